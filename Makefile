@@ -1,0 +1,38 @@
+# make demo | test | check | bench: each sets up what it needs; a second call starts at once.
+# Needs Python 3.11 - 3.13 (override with PYTHON=...) and nothing else.
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+  $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test check bench format clean
+.DELETE_ON_ERROR:
+
+demo: $(READY)
+	$(BIN)/odcl demo --out demo --force
+
+test: $(READY)
+	$(BIN)/python -m pytest -n 2
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY)
+	$(BIN)/python -m bench
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+$(READY): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "No Python 3.11 - 3.13 found: install one, or say make PYTHON=/path/to/python" >&2; exit 2; }
+	@$(PYTHON) -m venv --clear $(VENV) || { echo "Could not make a virtual environment with $(PYTHON): on Debian and Ubuntu, apt install python3-venv" >&2; exit 2; }
+	@echo "Setting up $(VENV) (once; about a minute) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $(READY)
+
+clean:
+	rm -rf $(VENV) demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,185 @@
+"""The users' data: one X, one y and offsets, so that a million users are three arrays."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from odcl._typing import Array, Floats, Ints
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """Rows of many users, held user by user.
+
+    User ``i`` owns the rows ``offsets[i]:offsets[i + 1]``. Users stand in canonical order (see
+    :func:`group_rows`), rows inside a user in the order in which they came.
+    """
+
+    X: Floats  # (n_rows, n_features)
+    y: Array  # (n_rows,)
+    offsets: Ints  # (n_users + 1,)
+    users: Array  # (n_users,), the users' ids
+    weight: Floats | None = None  # (n_rows,), how often a row counts; None: once each
+
+    @classmethod
+    def from_arrays(cls, X: Any, y: Any, users: Any, *, weight: Any = None) -> Federation:
+        """Sort rows by user. ``users`` names the owner of each row: any mix of ids."""
+        X = np.ascontiguousarray(X, dtype=np.float64)
+        y = np.asarray(y)
+        if X.ndim != 2:
+            raise ValueError(f"X must be a matrix of rows and features, got {X.ndim} dimension(s).")
+        ids, codes = group_rows(users)
+        if not len(X) == len(y) == len(codes):
+            raise ValueError(
+                f"X has {len(X)} rows, y {len(y)} and users {len(codes)}: each row needs all three."
+            )
+        if weight is not None:
+            weight = np.asarray(weight, dtype=np.float64)
+            if weight.shape != (len(X),) or not (np.isfinite(weight) & (weight >= 0)).all():
+                raise ValueError("Weights must be one finite number >= 0 a row.")
+            if not weight.all():  # a row that counts zero times is not there
+                kept = weight > 0
+                X, y, weight = X[kept], y[kept], weight[kept]
+                ids, codes = group_rows(ids[codes[kept]])
+        if len(X) == 0:
+            raise ValueError("There are no rows: a federation needs at least one.")
+        counts = np.bincount(codes, minlength=len(ids))
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.intp)
+        if (np.diff(codes) < 0).any():  # a table that is sorted already is not copied
+            order = np.argsort(codes, kind="stable")
+            X, y = X[order], y[order]
+            weight = None if weight is None else weight[order]
+        return cls(X, y, offsets, ids, weight)
+
+    @property
+    def n_users(self) -> int:
+        return len(self.users)
+
+    @property
+    def n_features(self) -> int:
+        return int(self.X.shape[1])
+
+    @property
+    def n_rows(self) -> Ints:
+        """Rows of each user, (n_users,)."""
+        return np.diff(self.offsets)
+
+    @property
+    def n_samples(self) -> Floats:
+        """Weight of each user's rows, (n_users,): the number of rows unless weights were given."""
+        if self.weight is None:
+            return self.n_rows.astype(np.float64)
+        return np.add.reduceat(self.weight, self.offsets[:-1])
+
+    @property
+    def row_user(self) -> Ints:
+        """Position of each row's owner in ``users``, (n_rows,)."""
+        return np.repeat(np.arange(self.n_users), self.n_rows)
+
+    def rows(self, user: int) -> slice:
+        return slice(int(self.offsets[user]), int(self.offsets[user + 1]))
+
+    def __iter__(self) -> Iterator[tuple[Any, Floats, Array]]:
+        """(id, X, y) of one user after another."""
+        for i, user in enumerate(self.users):
+            rows = self.rows(i)
+            yield user, self.X[rows], self.y[rows]
+
+    def take(self, users: Ints) -> Federation:
+        """The federation of some users, by position; canonical order is the caller's to keep."""
+        starts, counts = self.offsets[users], self.n_rows[users]
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.intp)
+        rows = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], counts)
+        weight = None if self.weight is None else self.weight[rows]
+        return Federation(self.X[rows], self.y[rows], offsets, self.users[users], weight)
+
+    def with_X(self, X: Floats) -> Federation:
+        return replace(self, X=X)
+
+    def with_y(self, y: Array) -> Federation:
+        return replace(self, y=y)
+
+
+def group_rows(users: Any) -> tuple[Array, Ints]:
+    """Ids in canonical order and the position of each row's id among them.
+
+    Numbers come before text, text before the missing id (None, NaN, a null of a frame), so that
+    any mix of ids has one order wherever it is sorted.
+    """
+    array = as_ids(users)
+    if array.dtype != object:
+        ids, codes = np.unique(array, return_inverse=True)
+        return ids, codes.reshape(-1).astype(np.intp)
+    seen: dict[Any, int] = {}
+    first_seen = np.fromiter((seen.setdefault(u, len(seen)) for u in array), np.intp, len(array))
+    ordered = sorted(seen, key=_id_order)
+    rank = np.empty(len(ordered), dtype=np.intp)
+    rank[[seen[u] for u in ordered]] = np.arange(len(ordered))
+    ids = np.empty(len(ordered), dtype=object)
+    ids[:] = ordered
+    return ids, rank[first_seen]
+
+
+def as_ids(users: Any) -> Array:
+    """Ids as a typed array where all are numbers or all are text, else as plain objects."""
+    if hasattr(users, "to_numpy"):
+        users = users.to_numpy()
+    array = np.asarray(users if isinstance(users, np.ndarray) else _objects(users))
+    if array.ndim != 1:
+        raise ValueError(f"users must be one id a row, got an array of shape {array.shape}.")
+    if array.dtype.kind in "iub":
+        return array
+    if array.dtype.kind == "U":
+        return array
+    plain = [_plain(u) for u in array.tolist()]
+    kinds = {type(u) for u in plain}
+    if kinds == {int}:
+        return np.array(plain, dtype=np.int64) if _fits_int64(plain) else _objects(plain)
+    if kinds == {str} and not any(u.endswith("\0") for u in plain):
+        return np.array(plain, dtype=str)
+    return _objects(plain)
+
+
+def _plain(user: Any) -> Any:
+    """One id as a Python value: whole floats are integers, every kind of missing is None."""
+    if user is None or user != user or type(user).__name__ in {"NAType", "NaTType"}:
+        return None
+    if isinstance(user, float) and user.is_integer():
+        return int(user)
+    if isinstance(user, np.generic):
+        return _plain(user.item())
+    return user
+
+
+def _fits_int64(values: list[int]) -> bool:
+    return min(values) >= -(2**63) and max(values) < 2**63
+
+
+def _objects(values: Any) -> Array:
+    values = list(values)
+    array = np.empty(len(values), dtype=object)
+    array[:] = values
+    return array
+
+
+def _id_order(user: Any) -> tuple[int, Any, str]:
+    if isinstance(user, int | float):
+        return 0, user, ""
+    if user is None:
+        return 2, 0, ""
+    return 1, 0, str(user)
+
+
+def user_rng(seed: int, user: Any) -> np.random.Generator:
+    """Stream of one user: the same in a loop, in a pool, or on a remote node.
+
+    It is derived from the seed and the user's own id, never from a position in a batch.
+    """
+    text = f"{type(_plain(user)).__name__}:{_plain(user)}".encode()
+    key = np.frombuffer(hashlib.sha256(text).digest()[:16], dtype=np.uint32)
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=tuple(map(int, key))))
