@@ -1,0 +1,459 @@
+"""Losses of a linear model: per row, and per user as the empirical risk of Eq. (1).
+
+The risk of a user is ``f(theta) = mean_j loss(x_j theta, y_j) + l2/2 ||theta||^2``. A model is
+stored flat: ``theta.reshape(n_inputs, n_outputs)`` holds one row a feature and, with an
+intercept, a last row that the penalty leaves alone. All losses but the multinomial have one output.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import expit, softmax, xlogy
+
+from odcl._typing import Array, Floats
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Smoothness ``L`` and strong convexity ``mu`` of a risk over the ball ||theta|| <= radius."""
+
+    L: float
+    mu: float
+
+
+class Loss(ABC):
+    """Row-wise loss of the linear predictor ``z`` (..., n, n_outputs) and target ``y`` (..., n)."""
+
+    name: str
+    classification = False
+    n_outputs = 1
+    has_dispersion = False  # is the noise scale a free parameter, to be estimated?
+
+    @abstractmethod
+    def encode(self, y: Array) -> Floats:
+        """Check targets and turn them into the numbers the loss works on."""
+
+    @abstractmethod
+    def value(self, z: Floats, y: Floats) -> Floats:
+        """Loss of each row, (..., n), never below zero."""
+
+    @abstractmethod
+    def slope(self, z: Floats, y: Floats) -> Floats:
+        """First derivative in z, (..., n, n_outputs)."""
+
+    @abstractmethod
+    def curve(self, z: Floats, y: Floats) -> Floats:
+        """Second derivative in z, (..., n, n_outputs, n_outputs)."""
+
+    @abstractmethod
+    def curve_bounds(self, y: Floats, reach: Floats) -> tuple[Floats, Floats]:
+        """Least and largest eigenvalue of ``curve`` while |z_j| <= reach_j: two (n,) arrays."""
+
+    def newton_curve(self, z: Floats, y: Floats) -> Floats:
+        """What Newton's method takes for ``curve``; positive where ``curve`` may vanish."""
+        return self.curve(z, y)
+
+    def mean(self, z: Floats) -> Floats:
+        """Expected target (or class probabilities) at z."""
+        return z
+
+    def separates(self, z: Floats, y: Floats, present: Array) -> Array:
+        """Users (axis 0) whose ``z`` proves that the unpenalised risk has no finite minimiser."""
+        return np.zeros(z.shape[0], dtype=bool)
+
+    def one_sided(self, y: Floats, present: Array) -> Array:
+        """Users whose targets alone rule out a finite free intercept (one class, no counts)."""
+        return np.zeros(y.shape[0], dtype=bool)
+
+    def unit(self, y: Floats) -> Floats:
+        """The size of z at which a step counts as small, (users,): 1 where z is a log-odds."""
+        return np.ones(y.shape[0])
+
+    def start(self, mean_y: Floats) -> Floats:
+        """A free intercept to start from, (..., n_outputs), given the mean target (...)."""
+        return np.zeros((*mean_y.shape, self.n_outputs))
+
+    def dispersion(self, z: Floats, y: Floats, weight: Floats, dof: Floats) -> Floats:
+        """Noise scale phi with cov(theta) = phi H^-1; 1 where the likelihood fixes it. (users,)"""
+        return np.ones(z.shape[0])
+
+    def dim(self, n_features: int, fit_intercept: bool) -> int:
+        return (n_features + fit_intercept) * self.n_outputs
+
+    # -- the risk of one user --------------------------------------------------------------
+
+    def risk(
+        self, theta: Floats, X: Floats, y: Floats, *, l2: float = 0.0, fit_intercept: bool = False
+    ) -> float:
+        """f(theta) of Eq. (1) on one user's rows."""
+        D, pen = self._design(X, l2, fit_intercept)
+        z = D @ theta.reshape(-1, self.n_outputs)
+        return float(np.mean(self.value(z, y)) + 0.5 * (pen * theta**2).sum())
+
+    def gradient(
+        self, theta: Floats, X: Floats, y: Floats, *, l2: float = 0.0, fit_intercept: bool = False
+    ) -> Floats:
+        """Gradient of the risk, (dim,)."""
+        D, pen = self._design(X, l2, fit_intercept)
+        z = D @ theta.reshape(-1, self.n_outputs)
+        return (D.T @ self.slope(z, y)).ravel() / len(y) + pen * theta
+
+    def hessian(
+        self, theta: Floats, X: Floats, y: Floats, *, l2: float = 0.0, fit_intercept: bool = False
+    ) -> Floats:
+        """Hessian of the risk, (dim, dim)."""
+        D, pen = self._design(X, l2, fit_intercept)
+        z = D @ theta.reshape(-1, self.n_outputs)
+        curve = self.curve(z, y) / len(y)
+        return weighted_gram(D[None], curve[None])[0] + np.diag(pen)
+
+    def constants(
+        self, X: Floats, y: Floats, radius: float, *, l2: float = 0.0, fit_intercept: bool = False
+    ) -> Constants:
+        """L and mu of the risk over the ball of this radius (Assumptions 3 and 7).
+
+        A row's curvature lies between its bounds over |z_j| <= radius ||x_j||, so the Hessian
+        lies between the two Gram matrices weighted by these bounds.
+        """
+        D, pen = self._design(X, l2, fit_intercept)
+        low, high = self.curve_bounds(y, radius * np.linalg.norm(D, axis=1))
+        pen = pen[:: self.n_outputs]
+        least = np.linalg.eigvalsh((D.T * (low / len(y))) @ D + np.diag(pen))
+        most = np.linalg.eigvalsh((D.T * (high / len(y))) @ D + np.diag(pen))
+        return Constants(L=float(most[-1]), mu=max(float(least[0]), 0.0))
+
+    def _design(self, X: Floats, l2: float, fit_intercept: bool) -> tuple[Floats, Floats]:
+        D = np.column_stack([X, np.ones(len(X))]) if fit_intercept else np.asarray(X)
+        return D, penalty(D.shape[1], self.n_outputs, l2, fit_intercept)
+
+
+def penalty(n_inputs: int, n_outputs: int, l2: float, fit_intercept: bool) -> Floats:
+    """Diagonal of the penalty's Hessian, (dim,): l2, and 0 for a free intercept."""
+    pen = np.full((n_inputs, n_outputs), float(l2))
+    if fit_intercept:
+        pen[-1] = 0.0
+    return pen.ravel()
+
+
+def weighted_gram(D: Floats, curve: Floats) -> Floats:
+    """sum_j x_j x_j^T (x) curve_j for a stack of users: (users, dim, dim).
+
+    ``D`` is (users, n, n_inputs), ``curve`` (users, n, q, q). One stacked product a
+    pair of outputs: each user's numbers are the same alone and in any stack.
+    """
+    users, _, p = D.shape
+    q = curve.shape[-1]
+    if q == 1:
+        gram: Floats = np.matmul(D.transpose(0, 2, 1), D * curve[..., 0])
+        return gram
+    H = np.empty((users, p, q, p, q))
+    for a in range(q):
+        for b in range(a + 1):
+            block = np.matmul(D.transpose(0, 2, 1), D * curve[..., a, b, None])
+            H[:, :, a, :, b] = block
+            if a != b:
+                H[:, :, b, :, a] = block.transpose(0, 2, 1)
+    return H.reshape(users, p * q, p * q)
+
+
+class Squared(Loss):
+    """1/2 (y - z)^2."""
+
+    name = "squared"
+    has_dispersion = True
+
+    def encode(self, y: Array) -> Floats:
+        return _finite(y)
+
+    def value(self, z: Floats, y: Floats) -> Floats:
+        return 0.5 * (y - z[..., 0]) ** 2
+
+    def slope(self, z: Floats, y: Floats) -> Floats:
+        return z - y[..., None]
+
+    def curve(self, z: Floats, y: Floats) -> Floats:
+        return np.ones((*z.shape, 1))
+
+    def curve_bounds(self, y: Floats, reach: Floats) -> tuple[Floats, Floats]:
+        return np.ones_like(reach), np.ones_like(reach)
+
+    def unit(self, y: Floats) -> Floats:
+        return np.abs(y).max(axis=1, initial=1e-300)
+
+    def start(self, mean_y: Floats) -> Floats:
+        return mean_y[..., None]
+
+    def dispersion(self, z: Floats, y: Floats, weight: Floats, dof: Floats) -> Floats:
+        return _per_dof((weight * (y - z[..., 0]) ** 2).sum(axis=1), dof)
+
+
+class Huber(Loss):
+    """Squared up to a residual of ``delta``, linear beyond: outliers pull with bounded force."""
+
+    name = "huber"
+    has_dispersion = True
+
+    def __init__(self, delta: float = 1.345):
+        if not delta > 0:
+            raise ValueError(f"Huber's delta is where the loss turns linear: > 0, got {delta!r}.")
+        self.delta = float(delta)
+
+    def __repr__(self) -> str:
+        return f"Huber(delta={self.delta:g})"
+
+    def encode(self, y: Array) -> Floats:
+        return _finite(y)
+
+    def value(self, z: Floats, y: Floats) -> Floats:
+        r = np.abs(y - z[..., 0])
+        return np.where(r <= self.delta, 0.5 * r**2, self.delta * (r - 0.5 * self.delta))
+
+    def slope(self, z: Floats, y: Floats) -> Floats:
+        return np.clip(z - y[..., None], -self.delta, self.delta)
+
+    def curve(self, z: Floats, y: Floats) -> Floats:
+        inside: Floats = (np.abs(z - y[..., None]) <= self.delta).astype(np.float64)
+        return inside[..., None]
+
+    def newton_curve(self, z: Floats, y: Floats) -> Floats:
+        # Rows beyond delta have no curvature; a trace of the reweighting matrix, which is positive
+        # and majorises the loss, keeps the system solvable when few rows are inside.
+        r = np.maximum(np.abs(z - y[..., None]), 1e-300)
+        inside = np.where(r <= self.delta, 1.0, 1e-3 * self.delta / r)
+        return inside[..., None]
+
+    def curve_bounds(self, y: Floats, reach: Floats) -> tuple[Floats, Floats]:
+        return (np.abs(y) + reach <= self.delta).astype(np.float64), np.ones_like(reach)
+
+    def unit(self, y: Floats) -> Floats:
+        return np.abs(y).max(axis=1, initial=1e-300)
+
+    def start(self, mean_y: Floats) -> Floats:
+        return mean_y[..., None]
+
+    def dispersion(self, z: Floats, y: Floats, weight: Floats, dof: Floats) -> Floats:
+        # Sandwich for a common error law: E psi^2 / E psi', times (n / dof) as for least squares.
+        r = y - z[..., 0]
+        squares = (weight * np.clip(r, -self.delta, self.delta) ** 2).sum(axis=1)
+        inside = (weight * (np.abs(r) <= self.delta)).sum(axis=1)
+        total = np.maximum(weight.sum(axis=1), 1e-300)
+        return _per_dof(squares, dof) * total / np.maximum(inside, 1.0)
+
+
+class Logistic(Loss):
+    """log(1 + exp(-y z)) with labels -1 and +1 (0 and 1 are read as these)."""
+
+    name = "logistic"
+    classification = True
+
+    def encode(self, y: Array) -> Floats:
+        y = np.asarray(y)
+        values = np.unique(y.astype(np.float64) if y.dtype.kind in "biuf" else y)
+        if not (set(values.tolist()) <= {0.0, 1.0} or set(values.tolist()) <= {-1.0, 1.0}):
+            raise ValueError(
+                f"Logistic loss needs labels 0/1 or -1/+1, got {_some(values)}. Use "
+                "loss='multinomial' for more classes, or ODCLClassifier, which encodes any labels."
+            )
+        return np.where(y.astype(np.float64) > 0, 1.0, -1.0)
+
+    def value(self, z: Floats, y: Floats) -> Floats:
+        t = y * z[..., 0]
+        # log(1 + e^-t) without overflow; np.logaddexp says the same at a tenth of the speed.
+        return np.log1p(np.exp(-np.abs(t))) - np.minimum(t, 0.0)
+
+    def slope(self, z: Floats, y: Floats) -> Floats:
+        y = y[..., None]
+        return -y * expit(-y * z)
+
+    def curve(self, z: Floats, y: Floats) -> Floats:
+        e = np.exp(-np.abs(z))
+        return (e / (1.0 + e) ** 2)[..., None]
+
+    def curve_bounds(self, y: Floats, reach: Floats) -> tuple[Floats, Floats]:
+        e = np.exp(-reach)
+        return e / (1.0 + e) ** 2, np.full_like(reach, 0.25)
+
+    def mean(self, z: Floats) -> Floats:
+        p: Floats = expit(z)
+        return p
+
+    def separates(self, z: Floats, y: Floats, present: Array) -> Array:
+        return np.all((y * z[..., 0] > 0) | ~present, axis=1)
+
+    def one_sided(self, y: Floats, present: Array) -> Array:
+        return np.all((y > 0) | ~present, axis=1) | np.all((y < 0) | ~present, axis=1)
+
+    def start(self, mean_y: Floats) -> Floats:
+        p = np.clip(0.5 * (1.0 + mean_y), 1e-3, 1 - 1e-3)
+        return np.log(p / (1 - p))[..., None]
+
+
+class Multinomial(Loss):
+    """Softmax over the federation's classes, with coefficients that sum to zero over them.
+
+    The sum-to-zero models are ``Theta @ basis.T`` with an orthonormal ``basis`` of
+    (n_classes, n_classes - 1), so the flat model has n_classes - 1 outputs, none redundant, and
+    ||theta||^2 is that of all n_classes coefficient vectors. Targets are 0..n_classes-1.
+    """
+
+    name = "multinomial"
+    classification = True
+
+    def __init__(self, n_classes: int):
+        if n_classes < 2:
+            raise ValueError(f"A classifier needs at least two classes, got {n_classes}.")
+        self.n_classes = int(n_classes)
+        self.n_outputs = self.n_classes - 1
+        self.basis = _sum_to_zero_basis(self.n_classes)
+
+    def __repr__(self) -> str:
+        return f"Multinomial(n_classes={self.n_classes})"
+
+    def encode(self, y: Array) -> Floats:
+        y = np.asarray(y)
+        ok = y.dtype.kind in "biuf" and np.isin(y, np.arange(self.n_classes)).all()
+        if not ok:
+            raise ValueError(
+                f"Multinomial loss with {self.n_classes} classes needs labels 0 to "
+                f"{self.n_classes - 1}, got {_some(np.unique(y))}. ODCLClassifier encodes any."
+            )
+        return y.astype(np.float64)
+
+    def _logits(self, z: Floats) -> Floats:
+        return np.matmul(z, self.basis.T)
+
+    def _one_hot(self, y: Floats) -> Floats:
+        return (y[..., None] == np.arange(self.n_classes)).astype(np.float64)
+
+    def value(self, z: Floats, y: Floats) -> Floats:
+        a = self._logits(z)
+        a = a - a.max(axis=-1, keepdims=True)
+        own = np.take_along_axis(a, y[..., None].astype(np.intp), axis=-1)[..., 0]
+        return np.log(np.exp(a).sum(axis=-1)) - own
+
+    def slope(self, z: Floats, y: Floats) -> Floats:
+        return np.matmul(self.mean(z) - self._one_hot(y), self.basis)
+
+    def curve(self, z: Floats, y: Floats) -> Floats:
+        p = self.mean(z)
+        pB = np.matmul(p, self.basis)
+        scaled = p[..., None] * self.basis
+        return np.matmul(self.basis.T, scaled) - pB[..., :, None] * pB[..., None, :]
+
+    def curve_bounds(self, y: Floats, reach: Floats) -> tuple[Floats, Floats]:
+        # |a_c - a_l| <= sqrt(2) ||z||, so every p_c is at least this; the curvature on the
+        # sum-to-zero space is at least the smallest p_c and at most 1/2.
+        least = 1.0 / (1.0 + (self.n_classes - 1) * np.exp(np.sqrt(2.0) * reach))
+        return least, np.full_like(reach, 0.5)
+
+    def mean(self, z: Floats) -> Floats:
+        p: Floats = softmax(self._logits(z), axis=-1)
+        return p
+
+    def separates(self, z: Floats, y: Floats, present: Array) -> Array:
+        a = self._logits(z)
+        own = np.take_along_axis(a, y[..., None].astype(np.intp), axis=-1)
+        rivals = np.where(self._one_hot(y) > 0, -np.inf, a).max(axis=-1)
+        return np.all((own[..., 0] > rivals) | ~present, axis=1)
+
+    def one_sided(self, y: Floats, present: Array) -> Array:
+        """A class that a user never saw has an intercept of minus infinity."""
+        return ~np.all(np.any(self._one_hot(y) * present[..., None], axis=1), axis=-1)
+
+
+class Poisson(Loss):
+    """exp(z) - y z plus what makes a perfect fit zero: half the deviance of counts y."""
+
+    name = "poisson"
+    has_dispersion = True
+
+    def encode(self, y: Array) -> Floats:
+        y = _finite(y)
+        if (y < 0).any():
+            raise ValueError(
+                f"Poisson loss needs counts >= 0, got {y.min():g}. Use loss='squared' for a target "
+                "that can be negative."
+            )
+        return y
+
+    def value(self, z: Floats, y: Floats) -> Floats:
+        with np.errstate(over="ignore"):  # an overshooting step is worth inf and is cut back
+            z = z[..., 0]
+            return np.maximum(np.exp(z) - y * z + xlogy(y, y) - y, 0.0)
+
+    def slope(self, z: Floats, y: Floats) -> Floats:
+        return np.exp(z) - y[..., None]
+
+    def curve(self, z: Floats, y: Floats) -> Floats:
+        return np.exp(z)[..., None]
+
+    def curve_bounds(self, y: Floats, reach: Floats) -> tuple[Floats, Floats]:
+        return np.exp(-reach), np.exp(reach)
+
+    def mean(self, z: Floats) -> Floats:
+        return np.exp(z)
+
+    def one_sided(self, y: Floats, present: Array) -> Array:
+        return np.all((y == 0) | ~present, axis=1)
+
+    def start(self, mean_y: Floats) -> Floats:
+        return np.log(np.maximum(mean_y, 1e-3))[..., None]
+
+    def dispersion(self, z: Floats, y: Floats, weight: Floats, dof: Floats) -> Floats:
+        # Pearson's statistic: real counts scatter more than Poisson's law, and the noise of a
+        # model grows with it. The server pools it over users and never goes below 1.
+        mu = np.exp(z[..., 0])
+        return _per_dof((weight * (y - mu) ** 2 / np.maximum(mu, 1e-300)).sum(axis=1), dof)
+
+
+def as_loss(loss: str | Loss, y: Array | None = None) -> Loss:
+    """A loss by name, or itself. The multinomial counts the classes in ``y``: 0..max."""
+    if isinstance(loss, Loss):
+        return loss
+    if loss == "multinomial":
+        if y is None:
+            raise ValueError("loss='multinomial' needs the labels; or say Multinomial(n_classes).")
+        return Multinomial(int(np.max(y)) + 1)
+    simple: dict[str, type[Loss]] = {
+        "squared": Squared,
+        "logistic": Logistic,
+        "huber": Huber,
+        "poisson": Poisson,
+    }
+    if loss not in simple:
+        raise ValueError(
+            f"loss={loss!r} is not one of {', '.join([*simple, 'multinomial'])}, nor a Loss."
+        )
+    return simple[loss]()
+
+
+def _finite(y: Array) -> Floats:
+    y = np.asarray(y, dtype=np.float64)
+    if not np.isfinite(y).all():
+        raise ValueError(
+            f"The target of row {int(np.argmin(np.isfinite(y)))} is not a finite number: drop or "
+            "fill such rows first."
+        )
+    return y
+
+
+def _per_dof(squares: Floats, dof: Floats) -> Floats:
+    """Infinite where no degree of freedom is left: such a user cannot tell its own noise."""
+    return np.where(dof > 0, squares / np.maximum(dof, 1e-300), np.inf)
+
+
+def _some(values: Array) -> str:
+    shown = ", ".join(map(str, values[:4].tolist()))
+    return shown + (", ..." if len(values) > 4 else "")
+
+
+def _sum_to_zero_basis(n: int) -> Floats:
+    """Helmert contrasts: column c sets class c+1 against the mean of those before it."""
+    basis = np.zeros((n, n - 1))
+    for c in range(1, n):
+        basis[:c, c - 1] = -1.0
+        basis[c, c - 1] = c
+    return basis / np.linalg.norm(basis, axis=0)
