@@ -1,0 +1,199 @@
+"""Step 1 of Algorithm 1: every user's local model, and what the user will upload of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from odcl._typing import Array, Bools, Floats, Ints
+from odcl.data.federation import Federation
+from odcl.exchange.upload import Uploads
+from odcl.local.exact import Penalty, Solution, solve_users
+from odcl.local.losses import Loss, penalty, weighted_gram
+from odcl.local.stacks import Stack, stacks
+
+Curvature = Literal["auto", "full", "diagonal", "none"]
+# A full Hessian is dim^2 numbers: beyond this many parameters only its diagonal is sent.
+FULL_UP_TO = 100
+
+
+@dataclass(frozen=True, eq=False)
+class LocalModels:
+    """The users' own models, theta-hat_i, and how far they can be trusted."""
+
+    users: Array  # (n_users,)
+    theta: Floats  # (n_users, dim)
+    n_samples: Floats  # (n_users,)
+    n_rows: Ints  # (n_users,)
+    converged: Bools  # (n_users,)
+    gradient_norm: Floats  # (n_users,)
+    n_iter: Ints  # (n_users,)
+    prior: Bools  # (n_users,), no finite minimiser: fitted with a small prior
+    l2: Floats  # (dim,), diagonal of the penalty's Hessian
+    has_dispersion: bool
+    curvature: Floats | None  # n_i H_i: (n_users, dim, dim), (n_users, dim) or None
+    dispersion: Floats | None  # (n_users,)
+    noise: Floats | None  # (n_users,), trace of (n_i H_i)^-1
+
+    def uploads(self) -> Uploads:
+        """What leaves the users."""
+        return Uploads(
+            self.users,
+            self.theta,
+            self.n_samples,
+            self.curvature,
+            self.dispersion,
+            self.noise,
+            self.l2,
+            self.has_dispersion,
+        )
+
+
+def fit_users(
+    federation: Federation,
+    loss: Loss,
+    *,
+    l2: float = 0.0,
+    fit_intercept: bool = False,
+    solver: Any = "exact",
+    curvature: Curvature = "auto",
+    strict: bool = False,
+    seed: int = 0,
+    n_jobs: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> LocalModels:
+    """Fit every user on its own rows (Algorithm 1, step 1).
+
+    ``solver`` is ``"exact"``, an :class:`~odcl.local.sgd.ProjectedSGD` (I-ODCL), or any
+    scikit-learn estimator with ``coef_`` and ``intercept_``. ``curvature`` is what users send of
+    their Hessian: ``"auto"`` is full up to 100 parameters and diagonal beyond, and keeps back the
+    matrix of a user with fewer rows than parameters, which would give away the span of its rows;
+    ``"full"``, asked for by name, sends that too.
+    """
+    if not l2 >= 0:
+        raise ValueError(f"l2 is the weight of a squared norm and must be >= 0, got {l2!r}.")
+    y = loss.encode(federation.y)
+    solution = _solve(
+        federation, y, loss, l2, fit_intercept, solver, strict, seed, n_jobs, progress
+    )
+    dim = solution.theta.shape[1]
+    H, phi, noise = _confidence(federation, y, loss, solution, l2, fit_intercept, curvature)
+    return LocalModels(
+        federation.users,
+        solution.theta,
+        federation.n_samples,
+        federation.n_rows,
+        solution.converged,
+        solution.gradient_norm,
+        solution.n_iter,
+        solution.prior,
+        penalty(dim // loss.n_outputs, loss.n_outputs, l2, fit_intercept),
+        loss.has_dispersion,
+        H,
+        phi,
+        noise,
+    )
+
+
+def _solve(
+    federation: Federation,
+    y: Floats,
+    loss: Loss,
+    l2: float,
+    fit_intercept: bool,
+    solver: Any,
+    strict: bool,
+    seed: int,
+    n_jobs: int | None,
+    progress: Callable[[int], None] | None,
+) -> Solution:
+    if isinstance(solver, str) and solver == "exact":
+        return solve_users(
+            federation,
+            y,
+            loss,
+            Penalty(np.full(federation.n_users, float(l2))),
+            fit_intercept=fit_intercept,
+            strict=strict,
+            n_jobs=n_jobs,
+            progress=progress,
+        )
+    if isinstance(solver, str) and solver == "sgd":
+        from odcl.local.sgd import ProjectedSGD
+
+        solver = ProjectedSGD()
+    if hasattr(solver, "solve_users"):
+        return solver.solve_users(
+            federation, y, loss, l2=l2, fit_intercept=fit_intercept, seed=seed
+        )
+    if hasattr(solver, "fit"):
+        from odcl.local.foreign import fit_with_estimator
+
+        return fit_with_estimator(solver, federation, loss, fit_intercept, n_jobs)
+    raise ValueError(
+        f"solver={solver!r} is neither 'exact', 'sgd', a ProjectedSGD, nor an estimator with fit()."
+    )
+
+
+def _confidence(
+    federation: Federation,
+    y: Floats,
+    loss: Loss,
+    solution: Solution,
+    l2: float,
+    fit_intercept: bool,
+    curvature: Curvature,
+) -> tuple[Floats | None, Floats | None, Floats | None]:
+    """Curvature, dispersion and noise at the users' models."""
+    if curvature == "none":
+        return None, None, None
+    if curvature not in ("auto", "full", "diagonal"):
+        raise ValueError(f"curvature={curvature!r} is not one of auto, full, diagonal, none.")
+    m, dim = solution.theta.shape
+    n = federation.n_samples
+    full = curvature == "full" or (curvature == "auto" and dim <= FULL_UP_TO)
+    H = np.zeros((m, dim, dim) if full else (m, dim))
+    phi = np.ones(m)
+    noise = None if full else np.full(m, np.inf)
+    pen = penalty(dim // loss.n_outputs, loss.n_outputs, l2, fit_intercept)
+    for stack in stacks(federation, y):
+        i = stack.users
+        D = _design(stack, fit_intercept)
+        z = np.matmul(D, solution.theta[i].reshape(len(i), -1, loss.n_outputs))
+        dof = n[i] - dim
+        phi[i] = loss.dispersion(z, stack.y, stack.weight * n[i, None], dof)
+        curve = loss.curve(z, stack.y) * (stack.weight * n[i, None])[..., None, None]
+        if full:
+            H[i] = weighted_gram(D, curve) + n[i, None, None] * np.diag(pen)
+        else:
+            H[i] = _diagonal(D, curve) + n[i, None] * pen
+            tall = dof > 0
+            if tall.any() and noise is not None:
+                gram = weighted_gram(D[tall], curve[tall]) + n[i[tall], None, None] * np.diag(pen)
+                noise[i[tall]] = _trace_of_inverse(gram)
+    if full and curvature == "auto":
+        H[n < dim] = 0.0  # the span of these users' rows stays with them
+    # No more rows than parameters, or no finite minimiser: such a user cannot tell its noise.
+    phi[(n <= dim) | solution.prior] = np.inf
+    return H, phi, noise
+
+
+def _design(stack: Stack, fit_intercept: bool) -> Floats:
+    if not fit_intercept:
+        return stack.X
+    return np.concatenate([stack.X, stack.present[..., None].astype(np.float64)], axis=2)
+
+
+def _diagonal(D: Floats, curve: Floats) -> Floats:
+    """Diagonal of ``weighted_gram``, (users, dim)."""
+    own = np.diagonal(curve, axis1=2, axis2=3)
+    return np.matmul((D**2).transpose(0, 2, 1), own).reshape(len(D), -1)
+
+
+def _trace_of_inverse(H: Floats) -> Floats:
+    values = np.linalg.eigvalsh(H)
+    floor = 1e-14 * np.maximum(values[:, -1:], 1e-300)
+    return (1.0 / np.maximum(values, floor)).sum(axis=1)

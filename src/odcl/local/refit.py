@@ -1,0 +1,202 @@
+"""After the download: each user solves its own problem once more, around the model it received.
+
+    minimise  mean loss_i(theta) + lam_i/2 ||theta - c_(i)||^2
+
+The l2 term is replaced by this one, not added to it. No communication: still one round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from odcl._typing import Bools, Floats, Ints
+from odcl.data.federation import Federation, user_rng
+from odcl.local.exact import Penalty, solve_users
+from odcl.local.fit import LocalModels
+from odcl.local.losses import Loss
+
+if TYPE_CHECKING:
+    from odcl.server import ServerStep
+
+N_FOLDS = 5
+# Strengths that cross-validation looks at besides "stay local" (0) and "take the group's" (inf),
+# in units of the average curvature of the users' risks.
+GRID = (1e-3, 1e-2, 1e-1, 1.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Refit:
+    """The users' final models and how far each was drawn to its group's."""
+
+    models: Floats  # (n_users, dim)
+    strength: Floats  # (n_users,), lam_i: 0 is the local model, infinity the group's
+    how: str  # in words
+
+
+def refit_users(
+    federation: Federation,
+    loss: Loss,
+    local: LocalModels,
+    step: ServerStep,
+    refit: str | float | None,
+    *,
+    fit_intercept: bool,
+    seed: int = 0,
+    n_jobs: int | None = None,
+) -> Refit:
+    """Refit every user around ``step.models``.
+
+    ``refit`` is None (the paper: take the group's model), ``"evidence"`` (lam_i = phi_i / (n_i
+    tau^2), the posterior mode when users of a group differ by tau^2), ``"cv"`` (lam_i from the
+    user's own rows by cross-validation), or a number for all.
+    """
+    m = federation.n_users
+    if refit is None:
+        return Refit(step.models, np.full(m, np.inf), "none")
+    sizes = np.bincount(step.labels, minlength=step.n_clusters)[step.labels]
+    alone = sizes == 1
+
+    def around(center: Floats, strength: Floats, who: Ints) -> Floats:
+        part = federation if len(who) == m else federation.take(who)
+        penalty = Penalty(strength[who], center[who], free=False)
+        y = loss.encode(part.y)
+        return solve_users(part, y, loss, penalty, fit_intercept=fit_intercept, n_jobs=n_jobs).theta
+
+    if refit == "cv" or (refit == "evidence" and step.tau2 is None):
+        strength = _cross_validated(federation, loss, local, step, fit_intercept, seed, n_jobs)
+        center, how = _others(step), "strength by cross-validation on each user's own rows"
+        if refit == "evidence":
+            how += " (tau^2 is not known)"
+    elif refit == "evidence":
+        strength, center = _from_evidence(local, step), step.models
+        how = f"strength from the evidence, tau^2 = {step.tau2:.3g}"
+    elif isinstance(refit, int | float) and not isinstance(refit, bool) and refit >= 0:
+        strength, center, how = np.full(m, float(refit)), step.models, f"strength {refit:g}"
+    else:
+        raise ValueError(f"refit={refit!r} is not one of None, 'evidence', 'cv', a number >= 0.")
+    strength = np.where(alone, 0.0, strength)
+    models = np.where((strength == 0)[:, None], local.theta, step.models)
+    between = np.flatnonzero((strength > 0) & np.isfinite(strength))
+    if len(between):
+        models[between] = around(center, strength, between)
+    return Refit(models, strength, how)
+
+
+def _others(step: ServerStep) -> Floats:
+    return step.models if step.others is None else step.others
+
+
+def _from_evidence(local: LocalModels, step: ServerStep) -> Floats:
+    """lam_i = phi_i / (n_i tau^2); tau = 0 is the group's model itself."""
+    phi = np.ones(len(local.theta)) if step.dispersion is None else step.dispersion
+    tau2 = float(step.tau2 or 0.0)
+    with np.errstate(divide="ignore"):
+        return np.where(tau2 > 0, phi / (local.n_samples * np.float64(tau2)), np.inf)
+
+
+def _cross_validated(
+    federation: Federation,
+    loss: Loss,
+    local: LocalModels,
+    step: ServerStep,
+    fit_intercept: bool,
+    seed: int,
+    n_jobs: int | None,
+) -> Floats:
+    """Each user's lam_i from its own rows; the centre leaves the user's contribution out.
+
+    Otherwise the rows held out would speak through the group's model, and the choice would lean
+    to the group. Ties go to the stronger pooling; a user with one row takes the group's model.
+    """
+    y = loss.encode(federation.y)
+    fold = _folds(federation, seed)
+    center = _others(step)
+    unit = _average_curvature(federation, loss, local, fit_intercept)
+    choices = [np.inf, *(g * unit for g in reversed(GRID)), 0.0]
+    loss_sum = np.zeros((len(choices), federation.n_users))
+    l2 = float(local.l2.max(initial=0.0))
+
+    def held_out(theta: Floats, out: Bools) -> Floats:
+        rows = np.flatnonzero(out)
+        owner = federation.row_user[rows]
+        x = federation.X[rows]
+        if fit_intercept:
+            x = np.column_stack([x, np.ones(len(rows))])
+        z = np.matmul(x[:, None, :], theta[owner].reshape(len(rows), x.shape[1], -1))[:, 0]
+        value = loss.value(z, y[rows])
+        if federation.weight is not None:
+            value = value * federation.weight[rows]
+        return np.bincount(owner, weights=value, minlength=federation.n_users)
+
+    for f in range(N_FOLDS):
+        train = _rows(federation, fold != f)
+        if train is None:
+            continue
+        sub, who = train
+        sub_y = loss.encode(sub.y)
+        for c, lam in enumerate(choices):
+            theta = center.copy()
+            if np.isfinite(lam):
+                strength = np.full(len(who), lam if lam > 0 else l2)
+                penalty = (
+                    Penalty(strength, center[who], free=False) if lam > 0 else Penalty(strength)
+                )
+                theta[who] = solve_users(
+                    sub, sub_y, loss, penalty, fit_intercept=fit_intercept, n_jobs=n_jobs
+                ).theta
+            loss_sum[c] += held_out(theta, fold == f)
+    best = np.argmin(np.round(loss_sum, 12), axis=0)  # first of equals: the stronger pooling
+    strength = np.array(choices)[best]
+    return np.where(federation.n_rows > 1, strength, np.inf)
+
+
+def _folds(federation: Federation, seed: int) -> Ints:
+    """Fold of each row: a user's rows dealt out in an order drawn from its own stream."""
+    fold = np.empty(len(federation.y), dtype=np.intp)
+    for i, user in enumerate(federation.users):
+        rows = federation.rows(i)
+        n = rows.stop - rows.start
+        fold[rows] = user_rng(seed, user).permutation(np.arange(n) % N_FOLDS)
+    return fold
+
+
+def _rows(federation: Federation, keep: Bools) -> tuple[Federation, Ints] | None:
+    """The federation of some rows, and the positions of the users who still have any."""
+    counts = np.add.reduceat(keep, federation.offsets[:-1], dtype=np.intp)
+    who = np.flatnonzero(counts)
+    if len(who) == 0:
+        return None
+    offsets = np.concatenate([[0], np.cumsum(counts[who])]).astype(np.intp)
+    weight = None if federation.weight is None else federation.weight[keep]
+    part = replace(
+        Federation(federation.X, federation.y, federation.offsets, federation.users),
+        X=federation.X[keep],
+        y=federation.y[keep],
+        offsets=offsets,
+        users=federation.users[who],
+        weight=weight,
+    )
+    return part, who
+
+
+def _average_curvature(
+    federation: Federation, loss: Loss, local: LocalModels, fit_intercept: bool
+) -> float:
+    """Mean diagonal entry of the users' Hessians, from a few users: the grid's unit."""
+    some = np.unique(np.linspace(0, federation.n_users - 1, 50).astype(np.intp))
+    y = loss.encode(federation.y)
+    size: list[Any] = []
+    for i in some:
+        rows = federation.rows(int(i))
+        x = federation.X[rows]
+        low, high = loss.curve_bounds(y[rows], np.zeros(len(x)))
+        size.append(np.mean(high * (x**2).mean(axis=1)))
+    unit = float(np.mean(size))
+    return unit if unit > 0 else 1.0
+
+
+Progress = Callable[[int], None]

@@ -1,0 +1,216 @@
+"""Step 2 of Algorithm 1, the one place where clustering and combining happen.
+
+check -> canonical order -> cluster -> combine -> :class:`ServerStep`. Every engine calls it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from odcl._typing import Array, Floats, Ints
+from odcl.clustering.labels import number_by_first_user
+from odcl.combine import COMBINERS, combine_clusters
+from odcl.exchange.upload import Uploads
+from odcl.noise import covariances, evidence_tau2, pooled_dispersion
+
+
+@dataclass(frozen=True, eq=False)
+class ServerStep:
+    """What the server found, in the order of the uploads it was given."""
+
+    users: Array  # (n_users,)
+    labels: Ints  # (n_users,), clusters numbered by their first user in canonical order
+    centers: Floats  # (n_clusters, dim)
+    models: Floats  # (n_users, dim), what each user is sent: Algorithm 1, step 2(iv)
+    rule: str  # which rule decided on the clusters
+    reason: str  # and why, in a sentence
+    combined: str  # how clusters became models, in words
+    probabilities: Floats | None = None  # (n_users,), of the own label, where the rule knows
+    tau2: float | None = None  # how far users of a cluster differ (variance a coordinate)
+    dispersion: Floats | None = None  # (n_users,), the pooled noise scales
+    others: Floats | None = None  # (n_users, dim), the cluster's model without the user itself
+
+    @property
+    def n_clusters(self) -> int:
+        return len(self.centers)
+
+    @property
+    def bytes_down(self) -> int:
+        """Bytes that a user receives: its model."""
+        return 8 * int(self.models.shape[1])
+
+
+@dataclass(frozen=True, eq=False)
+class _Groups:
+    labels: Ints
+    rule: str
+    reason: str
+    mixture: Any = None  # the MixtureResult, where a mixture decided
+
+
+def server_step(
+    uploads: Uploads | Any,
+    clusterer: Any = "auto",
+    combine: str = "mean",
+    *,
+    seed: int = 0,
+    others: bool = False,
+) -> ServerStep:
+    """Cluster the uploads and combine each cluster (Algorithm 1, step 2).
+
+    A pure function of the uploads and the seed: shuffling the users changes nothing. ``clusterer``
+    is ``"auto"`` (:class:`~odcl.NoiseMixture`), a number of clusters or ``"elbow"`` /
+    ``"silhouette"`` (:class:`~odcl.KMeansPP`), or any scikit-learn clusterer. ``combine`` is one of
+    mean, samples, precision, shrink. ``uploads`` may be a plain matrix of models.
+    """
+    given = uploads if isinstance(uploads, Uploads) else Uploads.of(uploads)
+    if combine not in COMBINERS:
+        raise ValueError(f"combine={combine!r} is not one of {', '.join(COMBINERS)}.")
+    given.check()
+    order = given.canonical_order()
+    sorted_uploads = given if (np.diff(order) == 1).all() else given.take(order)
+    step = _step(sorted_uploads, clusterer, combine, seed, others)
+    back = np.argsort(order)
+
+    def unsort(a: Any) -> Any:
+        return None if a is None else a[back]
+
+    return replace(
+        step,
+        users=given.users,
+        labels=step.labels[back],
+        models=step.models[back],
+        probabilities=unsort(step.probabilities),
+        dispersion=unsort(step.dispersion),
+        others=unsort(step.others),
+    )
+
+
+def _step(uploads: Uploads, clusterer: Any, combine: str, seed: int, others: bool) -> ServerStep:
+    groups = _cluster(uploads, clusterer, seed)
+    labels, mixture = groups.labels, groups.mixture
+    if combine == "shrink" and mixture is None:
+        raise ValueError(
+            "combine='shrink' needs to know how far users of a group differ, which "
+            f"{groups.rule} does not tell. Use clusterer='auto' (NoiseMixture), or combine='precision'."
+        )
+    combined = combine_clusters(
+        uploads, labels, "precision" if combine == "shrink" else combine, others=others
+    )
+    tau2 = evidence_tau2(uploads, labels, combined.centers)
+    if tau2 is None and mixture is not None and mixture.credible and mixture.rule == "noise":
+        tau2 = mixture.tau2_mean
+    models, told = combined.centers[labels], combined.how
+    if combine == "shrink":
+        # The posterior mean of the mixture: c_(i) + tau2 / (tau2 + v_i) (theta_i - c_(i)).
+        around = mixture.responsibilities @ mixture.centers
+        models = around + mixture.own_weight[:, None] * (uploads.theta - around)
+        told = "posterior mean of the mixture"
+    return ServerStep(
+        uploads.users,
+        labels,
+        combined.centers,
+        models,
+        groups.rule,
+        groups.reason,
+        told,
+        None if mixture is None else mixture.probabilities,
+        tau2,
+        pooled_dispersion(uploads),
+        combined.others,
+    )
+
+
+def _cluster(uploads: Uploads, clusterer: Any, seed: int) -> _Groups:
+    from odcl.clustering.noise_mixture import NoiseMixture
+
+    method = as_clusterer(clusterer)
+    if hasattr(method, "random_state") and method.random_state is None:
+        from sklearn.base import clone
+
+        method = clone(method).set_params(random_state=seed)
+    if isinstance(method, NoiseMixture):
+        return _mixture(uploads, method)
+    labels = np.asarray(method.fit(uploads.theta).labels_)
+    name = type(method).__name__
+    _check_labels(labels, uploads.n_users, name)
+    labels = number_by_first_user(labels)
+    k = int(labels.max()) + 1
+    reason = getattr(getattr(method, "choice_", None), "reason", None)
+    return _Groups(labels, name, reason or f"{k} cluster{'s' * (k > 1)} by {name}.")
+
+
+def _mixture(uploads: Uploads, method: Any) -> _Groups:
+    """Fit the noise mixture on what the uploads tell of their noise."""
+    cov = covariances(uploads)
+    phi = pooled_dispersion(uploads)
+    noise = None
+    founders = uploads.founders
+    if cov is not None:
+        founders = founders & uploads.sent
+    elif phi is not None and uploads.noise is not None:
+        noise = phi * uploads.noise
+    if not founders.any():  # nobody can tell its noise: everybody founds, one variance for all
+        cov, noise, founders = None, None, np.ones(uploads.n_users, dtype=bool)
+    fitted = method.fit(uploads.theta, noise=noise, covariance=cov, founders=founders)
+    result = fitted.result_
+    labels = _assign_by_curvature(uploads, result, phi, founders)
+    return _Groups(labels, result.rule, result.reason, replace(result, labels=labels))
+
+
+def _assign_by_curvature(uploads: Uploads, result: Any, phi: Floats | None, founders: Any) -> Ints:
+    """Users who found no group but sent their curvature join the group their rows fit best.
+
+    Their data term is a quadratic with curvature A_i = H_i - n_i P and linear term H_i theta_i:
+    directions of which they know nothing have no curvature and do not count.
+    """
+    who = np.flatnonzero(~founders & uploads.sent)
+    if not uploads.full or uploads.curvature is None or len(who) == 0 or phi is None:
+        return np.asarray(result.labels)
+    labels = result.labels.copy()
+    pen = np.zeros(uploads.dim) if uploads.l2 is None else uploads.l2
+    for i in who:
+        H = uploads.curvature[i]
+        A = H - uploads.n_samples[i] * np.diag(pen)
+        c = result.centers
+        fit = 0.5 * np.einsum("kd,de,ke->k", c, A, c) - c @ (H @ uploads.theta[i])
+        labels[i] = int(np.argmin(fit))
+    return number_by_first_user(labels) if len(np.unique(labels)) < len(c) else labels
+
+
+def as_clusterer(clusterer: Any) -> Any:
+    """A clusterer by name or number, or itself."""
+    from odcl.clustering.kmeans import KMeansPP
+    from odcl.clustering.noise_mixture import NoiseMixture
+
+    if isinstance(clusterer, str):
+        if clusterer == "auto":
+            return NoiseMixture()
+        if clusterer in ("elbow", "silhouette"):
+            return KMeansPP(clusterer)
+        raise ValueError(
+            f"clusterer={clusterer!r} is not one of 'auto', 'elbow', 'silhouette', a number of "
+            "clusters, or an object with fit() and labels_."
+        )
+    if isinstance(clusterer, int | np.integer) and not isinstance(clusterer, bool):
+        return KMeansPP(int(clusterer))
+    if not hasattr(clusterer, "fit"):
+        raise ValueError(
+            f"clusterer={clusterer!r} has no fit(): give a clusterer such as KMeansPP."
+        )
+    return clusterer
+
+
+def _check_labels(labels: Array, n_users: int, name: str) -> None:
+    if labels.shape != (n_users,):
+        raise ValueError(f"{name} gave {labels.shape} labels for {n_users} users.")
+    left_out = int((labels < 0).sum())
+    if left_out:
+        raise ValueError(
+            f"{name} left {left_out} of {n_users} users without a cluster (label -1), and "
+            "Algorithm 1 averages every user. Choose a method that assigns all points, e.g. "
+            "KMeansPP(n_clusters=...)."
+        )
