@@ -40,6 +40,10 @@ class Federation:
             )
         if weight is not None:
             weight = np.asarray(weight, dtype=np.float64)
+            if weight.shape != codes.shape:
+                raise ValueError(
+                    f"weight has shape {weight.shape}, and {len(codes)} rows need one number each."
+                )
             if weight.shape != (len(X),) or not (np.isfinite(weight) & (weight >= 0)).all():
                 raise ValueError("Weights must be one finite number >= 0 a row.")
             if not weight.all():  # a row that counts zero times is not there
@@ -92,7 +96,7 @@ class Federation:
 
     def take(self, users: Ints) -> Federation:
         """The federation of some users, by position; canonical order is the caller's to keep."""
-        starts, counts = self.offsets[users], self.n_rows[users]
+        starts, counts = self.offsets[:-1][users], self.n_rows[users]
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.intp)
         rows = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], counts)
         weight = None if self.weight is None else self.weight[rows]
@@ -112,32 +116,38 @@ def group_rows(users: Any) -> tuple[Array, Ints]:
     any mix of ids has one order wherever it is sorted.
     """
     array = as_ids(users)
-    if array.dtype != object:
+    if array.dtype.kind in "iub":
         ids, codes = np.unique(array, return_inverse=True)
         return ids, codes.reshape(-1).astype(np.intp)
+    # Ids repeat: a dict over all rows and a sort of the few is 3 times as fast as np.unique.
     seen: dict[Any, int] = {}
-    first_seen = np.fromiter((seen.setdefault(u, len(seen)) for u in array), np.intp, len(array))
-    ordered = sorted(seen, key=_id_order)
+    rows = array.tolist()
+    first_seen = np.fromiter((seen.setdefault(u, len(seen)) for u in rows), np.intp, len(rows))
+    ordered = sorted(seen) if array.dtype.kind == "U" else sorted(seen, key=_id_order)
     rank = np.empty(len(ordered), dtype=np.intp)
     rank[[seen[u] for u in ordered]] = np.arange(len(ordered))
-    ids = np.empty(len(ordered), dtype=object)
-    ids[:] = ordered
+    ids = _objects(ordered) if array.dtype == object else np.array(ordered, dtype=array.dtype)
     return ids, rank[first_seen]
 
 
 def as_ids(users: Any) -> Array:
     """Ids as a typed array where all are numbers or all are text, else as plain objects."""
-    if hasattr(users, "to_numpy"):
-        users = users.to_numpy()
-    array = np.asarray(users if isinstance(users, np.ndarray) else _objects(users))
+    array = _id_array(users)
     if array.ndim != 1:
         raise ValueError(f"users must be one id a row, got an array of shape {array.shape}.")
     if array.dtype.kind in "iub":
         return array
     if array.dtype.kind == "U":
         return array
-    plain = [_plain(u) for u in array.tolist()]
-    kinds = {type(u) for u in plain}
+    plain = array.tolist()
+    if set(map(type, plain)) != {str}:
+        plain = [_plain(u) for u in plain]
+    kinds = set(map(type, plain))
+    if any(kind.__hash__ is None for kind in kinds):
+        raise ValueError("users must be one id a row: a number, a text or None, not a collection.")
+    if bool in kinds and kinds & {int, float}:  # True is 1: one id, whichever comes first
+        plain = [int(u) if isinstance(u, bool) else u for u in plain]
+        kinds = set(map(type, plain))
     if kinds == {int}:
         return np.array(plain, dtype=np.int64) if _fits_int64(plain) else _objects(plain)
     if kinds == {str} and not any(u.endswith("\0") for u in plain):
@@ -145,9 +155,26 @@ def as_ids(users: Any) -> Array:
     return _objects(plain)
 
 
+def _id_array(users: Any) -> Array:
+    """Ids of any container as an array, each as it was.
+
+    Integers beside a null become floats in ``to_numpy``, which round from 2^53 on: such a column
+    is taken value by value.
+    """
+    if isinstance(users, np.ndarray):
+        return users
+    if hasattr(users, "to_pylist"):  # Arrow
+        return _objects(users.to_pylist())
+    array = users.to_numpy() if hasattr(users, "to_numpy") else _objects(users)
+    if array.dtype.kind == "f" and hasattr(users, "to_list"):
+        return _objects(users.to_list())
+    return np.asarray(array)
+
+
 def _plain(user: Any) -> Any:
     """One id as a Python value: whole floats are integers, every kind of missing is None."""
-    if user is None or user != user or type(user).__name__ in {"NAType", "NaTType"}:
+    # pandas' NA comes first: it refuses to say whether it differs from itself.
+    if user is None or type(user).__name__ in {"NAType", "NaTType"} or user != user:
         return None
     if isinstance(user, float) and user.is_integer():
         return int(user)
@@ -162,17 +189,15 @@ def _fits_int64(values: list[int]) -> bool:
 
 def _objects(values: Any) -> Array:
     values = list(values)
-    array = np.empty(len(values), dtype=object)
-    array[:] = values
-    return array
+    return np.fromiter(values, dtype=object, count=len(values))  # a tuple stays one id
 
 
-def _id_order(user: Any) -> tuple[int, Any, str]:
+def _id_order(user: Any) -> tuple[int, Any, str, str]:
     if isinstance(user, int | float):
-        return 0, user, ""
+        return 0, user, "", ""
     if user is None:
-        return 2, 0, ""
-    return 1, 0, str(user)
+        return 2, 0, "", ""
+    return 1, 0, str(user), type(user).__name__
 
 
 def user_rng(seed: int, user: Any) -> np.random.Generator:

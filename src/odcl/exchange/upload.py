@@ -36,6 +36,7 @@ class Uploads:
     # Settings that everybody knows beforehand, not sent:
     l2: Floats | None = None  # (dim,), diagonal of the penalty's Hessian; None: zeros
     has_dispersion: bool = False  # is phi a free parameter of the loss?
+    curvature_varies: bool = False  # does a user's curvature depend on the model it is taken at?
 
     @classmethod
     def of(cls, theta: Any) -> Uploads:

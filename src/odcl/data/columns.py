@@ -1,0 +1,245 @@
+"""One column of a table as numbers or as keys, with errors that name the row and the value."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import shlex
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from odcl._typing import Array, Bools, Floats, Ints
+from odcl.data.federation import group_rows
+
+# A number as pyarrow's CSV reader takes it: no thousands separators, a decimal point.
+_NUMBER = r"^\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*$"
+_INTEGER = r"^(0|-?[1-9][0-9]*)$"
+_WHOLE_FLOAT = r"^(0|-?[1-9][0-9]*)\.0$"  # how pandas writes integers beside a missing one
+
+
+class Keys(NamedTuple):
+    """A column of repeated values: what they are, and which one each row holds."""
+
+    values: list[Any]  # distinct, each an int, float, bool or str
+    codes: Ints  # (n_rows,), position in values; -1 where the row has no value
+
+
+def numbers(table: pa.Table, name: str, *, target: bool = False) -> Floats:
+    """A column as (n_rows,) float64, NaN where it has no value.
+
+    Booleans are 0 and 1; integers beyond 2^53 are rounded to the nearest float. Text, dates and
+    infinities are refused: ``target`` only changes the advice given then.
+    """
+    column = table[name]
+    kind = column.type
+    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+    if not (is_number or pa.types.is_boolean(kind) or pa.types.is_null(kind)):
+        raise _not_numbers(column, name, target)
+    values: Floats = pc.cast(column, pa.float64(), safe=False).to_numpy()
+    infinite = np.isinf(values)
+    if infinite.any():
+        raise _infinity(name, int(infinite.argmax()))
+    return values
+
+
+def keys(table: pa.Table, name: str, kind: str | None = None) -> Keys:
+    """A column as keys: levels of a category, classes, users' ids.
+
+    Whole floats are integers (a frame turns integers into floats beside a missing one), dates
+    are text. ``kind`` is how the keys looked when the schema was fitted: keys that come in
+    another type now ("7" for 7) are turned into it where that is exact.
+    """
+    encoded = _keyed(table[name], name).dictionary_encode().unify_dictionaries().combine_chunks()
+    codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.intp)
+    values = encoded.dictionary.to_pylist()
+    if pa.types.is_floating(encoded.dictionary.type):
+        infinite = np.isin(codes, [i for i, v in enumerate(values) if abs(v) == np.inf])
+        if infinite.any():
+            raise _infinity(name, int(infinite.argmax()))
+        values = [int(v) if v.is_integer() else None if v != v else v for v in values]
+    if kind is not None and kind != kind_of(values):
+        values = [_as_kind(v, kind) for v in values]
+    return _merged(values, codes)
+
+
+def user_ids(table: pa.Table, name: str, kind: str | None = None) -> tuple[Array, Ints]:
+    """Ids in canonical order and the position of each row's id; rows without an id share None."""
+    values, codes = keys(table, name, kind)
+    nameless = codes < 0
+    if nameless.any():
+        codes = np.where(nameless, len(values), codes)
+        values = [*values, None]
+    ids, rank = group_rows(values)
+    return ids, rank[codes]
+
+
+def kind_of(values: Iterable[Any]) -> str:
+    """What keys are: ``bool``, ``int``, ``float`` (some number is not whole) or ``text``."""
+    types = {type(v) for v in values if v is not None}
+    if types <= {int} and types:
+        return "int"
+    if types <= {bool} and types:
+        return "bool"
+    return "float" if types and types <= {int, float} else "text"
+
+
+def whole_text_to_int(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A text column as int64 if every value, written as an integer again, is what stood there.
+
+    "7" qualifies, "007" and "+7" do not, and one that does not keeps them all text. A column in
+    which every value ends in ".0" qualifies as well.
+    """
+    written = pc.unique(column.drop_null())
+    for pattern in (_INTEGER, _WHOLE_FLOAT):
+        if len(written) and pc.all(pc.match_substring_regex(written, pattern)).as_py():
+            try:
+                return pc.replace_substring_regex(column, r"\.0$", "").cast(pa.int64())
+            except pa.ArrowInvalid:  # more digits than int64 holds
+                return column
+    return column
+
+
+def gaps(column: Floats | Keys) -> Bools:
+    """Where a column has no value, (n_rows,)."""
+    return column.codes < 0 if isinstance(column, Keys) else np.isnan(column)
+
+
+def check_column(name: str, columns: Sequence[str]) -> None:
+    """Refuse a name that is not among ``columns``, with the nearest that is."""
+    if name not in columns:
+        raise table_error(
+            f"Column {name!r} is not in the table{nearest(name, columns)} "
+            f"Columns: {listing(columns)}."
+        )
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """'; did you mean ...?' where one of the known names is close, else a full stop."""
+    folded = {k.casefold(): k for k in known}
+    match = difflib.get_close_matches(str(name).casefold(), folded, n=1)
+    return f"; did you mean {folded[match[0]]!r}?" if match else "."
+
+
+def listing(values: Iterable[Any], most: int = 12) -> str:
+    values = list(values)
+    shown = ", ".join(
+        str(v) if isinstance(v, str) and v.isidentifier() else show(v) for v in values[:most]
+    )
+    return shown if len(values) <= most else f"{shown}, ... ({len(values)} in all)"
+
+
+def show(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:36]}...{text[-1]}"
+
+
+def flag(option: str, name: str) -> str:
+    return f"--{option} {shlex.quote(name)}"
+
+
+def table_error(text: str) -> ValueError:
+    """An error of one line, whatever the names and values in it hold."""
+    return ValueError(" ".join(text.splitlines()))
+
+
+def _keyed(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+    """The column in one of the types keys have: bool, integer, double or string."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return _keyed(column.cast(kind.value_type), name)
+    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        return pc.cast(column, pa.float64(), safe=False)
+    if pa.types.is_null(kind) or pa.types.is_temporal(kind):
+        return column.cast(pa.string())
+    if is_text(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        return column
+    raise table_error(
+        f"Column {name!r} holds values of type {kind}, which can be neither ids nor levels: turn "
+        "them into text or numbers first."
+    )
+
+
+def is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _merged(values: list[Any], codes: Ints) -> Keys:
+    """Keys without None, and without the doubles that a change of type may bring."""
+    seen: dict[Any, int] = {}
+    place = [-1 if v is None else seen.setdefault(v, len(seen)) for v in values]
+    if len(seen) < len(values):
+        codes = np.array([*place, -1], dtype=np.intp)[codes]  # code -1 reads the last entry
+    return Keys(list(seen), codes)
+
+
+def _as_kind(value: Any, kind: str) -> Any:
+    """A key in the type of the fitted ones; as it is where that would not be exact."""
+    if value is None:
+        return None
+    if kind == "text":
+        return str(value)
+    if not isinstance(value, str):
+        return value  # 1, 1.0 and True are one key
+    if kind == "bool":
+        return {"true": True, "false": False}.get(value.lower(), value)
+    whole = value.removesuffix(".0")
+    if _writes_back(whole, int):
+        return int(whole)
+    return float(value) if kind == "float" and _writes_back(value, float) else value
+
+
+def _writes_back(text: str, kind: type) -> bool:
+    """Whether the text is exactly how its number is written."""
+    try:
+        number = kind(text)
+        return str(number) == text and math.isfinite(number)
+    except (ValueError, OverflowError):
+        return False
+
+
+def _infinity(name: str, row: int) -> ValueError:
+    return table_error(
+        f"Column {name!r} is infinite in row {row + 1}, and no model can be fitted to that: "
+        f"correct the value or leave the row out."
+    )
+
+
+def _not_numbers(column: pa.ChunkedArray, name: str, target: bool) -> ValueError:
+    kind = column.type
+    options = f"Say {flag('categorical', name)} to use it as categories, or {flag('drop', name)}."
+    if target:
+        options = "Choose a target that is a number, or a loss for classes (--loss logistic)."
+    if pa.types.is_temporal(kind):
+        return table_error(
+            f"Column {name!r} holds dates or times ({kind}; row 1: {_first(column)}), and a model "
+            "needs numbers: turn it into one, e.g. days since a start, or the month. " + options
+        )
+    if pa.types.is_dictionary(kind):
+        return table_error(
+            f"Column {name!r} holds categories (row 1: {_first(column)}), not numbers. {options}"
+        )
+    if not is_text(kind):
+        return table_error(
+            f"Column {name!r} holds values of type {kind} (row 1: {_first(column)}), and a model "
+            "needs numbers: turn it into some, or leave it out (--drop)."
+        )
+    is_number = pc.fill_null(pc.match_substring_regex(column, _NUMBER), True)
+    row = pc.index(is_number, pa.scalar(False)).as_py()
+    if row < 0:
+        return table_error(
+            f"Column {name!r} holds numbers written as text (row 1: {_first(column)}): turn them "
+            f"into numbers first. {options}"
+        )
+    return table_error(
+        f"Column {name!r} holds text where numbers are needed: row {row + 1} has "
+        f"{show(column[row].as_py())} (numbers are written 1234.5, without separators). {options}"
+    )
+
+
+def _first(column: pa.ChunkedArray) -> str:
+    value = column[0].as_py()
+    return show(value if isinstance(value, str | int | float | None) else str(value))

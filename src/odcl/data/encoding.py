@@ -1,0 +1,282 @@
+"""From a table to arrays: the fitted schema, and what it makes of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from odcl._typing import Array, Floats, Ints
+from odcl.data.columns import (
+    Keys,
+    check_column,
+    gaps,
+    keys,
+    kind_of,
+    listing,
+    nearest,
+    numbers,
+    show,
+    table_error,
+    user_ids,
+)
+from odcl.data.federation import Federation
+from odcl.data.fitting import (
+    as_names,
+    check_design,
+    choose_features,
+    fit_classes,
+    fit_levels,
+    fit_mean,
+    read_target,
+    usable_rows,
+)
+from odcl.data.tables import as_table
+
+MISSING = ("error", "drop", "mean")
+TASKS = ("regression", "classification", "count")
+UNSEEN = ("error", "reference")
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """A table as arrays, in the order of its rows. Rows that were dropped are in none of them."""
+
+    X: Floats  # (n_rows, n_columns), C-contiguous
+    y: Array | None  # (n_rows,), numbers, or positions in the schema's classes; None: not asked for
+    ids: Array  # (n_users,), the users' ids in canonical order
+    codes: Ints  # (n_rows,), position of each row's user in ids
+    rows: Ints  # (n_rows,), position of each row in the table, from 0
+    n_dropped: int  # rows of the table left out for want of a value
+    missing: dict[str, int]  # column -> rows without a value there, dropped ones included
+    unseen: dict[str, int]  # column -> rows whose level was not in the fit, read as the reference
+
+    @property
+    def users(self) -> Array:
+        """The id of each row's user, (n_rows,)."""
+        return self.ids[self.codes]
+
+    def federation(self) -> Federation:
+        """The rows, user by user."""
+        if self.y is None:
+            raise ValueError(
+                "A federation needs a target, and this table was encoded without one: "
+                "say encode(table, with_target=True)."
+            )
+        return replace(Federation.from_arrays(self.X, self.y, self.codes), users=self.ids)
+
+
+@dataclass(frozen=True)
+class TableSchema:
+    """How the columns of a table become users, design columns and a target.
+
+    It is fitted to one table and encodes that one and every later one alike. A categorical
+    column with k levels gives k - 1 design columns of 0 and 1: the most frequent level (of
+    equally frequent ones the first by name) is the reference, at which all of them are 0,
+    because k columns beside an intercept are collinear.
+    """
+
+    user: str
+    target: str
+    features: tuple[str, ...]
+    levels: dict[str, tuple[Any, ...]]  # categorical feature -> its levels, the reference first
+    fill: dict[str, float]  # numeric feature -> its mean in the fit
+    missing: str  # "error", "drop" or "mean"
+    task: str  # "regression", "classification" or "count"
+    classes: tuple[Any, ...] | None  # sorted; None unless task is "classification"
+    user_kind: str  # "int", "float", "bool" or "text": the type of the ids in the fit
+
+    @classmethod
+    def fit(
+        cls,
+        table: Any,
+        *,
+        user: str,
+        target: str,
+        features: Iterable[str] | None = None,
+        drop: Iterable[str] = (),
+        categorical: Iterable[str] = (),
+        missing: str = "error",
+        task: str = "regression",
+    ) -> TableSchema:
+        """Learn the schema of a table (anything that :func:`odcl.data.tables.as_table` takes).
+
+        ``features`` defaults to all columns but the user and the target; ``drop`` takes some
+        away. ``missing`` says what to do with a row that lacks a value: "error" stops, "drop"
+        leaves the row out, "mean" fills in the column's mean, or a category's most frequent
+        level (a row without a target is left out all the same). ``task`` says what the target
+        is: any number, classes, or counts 0, 1, 2, ...
+        """
+        table = as_table(table)
+        _check_choice("missing", missing, MISSING)
+        _check_choice("task", task, TASKS)
+        check_column(user, table.column_names)
+        check_column(target, table.column_names)
+        chosen, category = choose_features(
+            table.column_names, user, target, features, as_names(drop), as_names(categorical)
+        )
+        columns = {
+            name: keys(table, name) if name in category else numbers(table, name) for name in chosen
+        }
+        goal = read_target(table, target, task, None)
+        keep = usable_rows({**columns, target: goal}, target, missing)
+        levels = {n: fit_levels(n, c, keep) for n, c in columns.items() if isinstance(c, Keys)}
+        fill = {n: fit_mean(n, c[keep]) for n, c in columns.items() if not isinstance(c, Keys)}
+        classes = fit_classes(target, goal, keep) if isinstance(goal, Keys) else None
+        user_kind = kind_of(keys(table, user).values)
+        schema = cls(user, target, chosen, levels, fill, missing, task, classes, user_kind)
+        check_design(schema.columns)
+        return schema
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the design columns: ``price`` for a number, ``region=north`` for a level."""
+        names: list[str] = []
+        for name in self.features:
+            names += [f"{name}={level}" for level in self.levels.get(name, ())[1:]]
+            names += [] if name in self.levels else [name]
+        return tuple(names)
+
+    @property
+    def text(self) -> tuple[str, ...]:
+        """The columns to read as text from a file: ``read_table(path, text=schema.text)``."""
+        return (self.user, *self.levels)
+
+    def encode(
+        self,
+        table: Any,
+        *,
+        with_target: bool = True,
+        missing: str | None = None,
+        unseen: str = "error",
+    ) -> Encoded:
+        """The table as arrays. Columns the schema does not know are ignored.
+
+        ``missing`` overrides the schema's own way. A level that was not in the fit is an error,
+        or with ``unseen="reference"`` counts as the reference level.
+        """
+        table = as_table(table)
+        missing = self.missing if missing is None else missing
+        _check_choice("missing", missing, MISSING)
+        _check_choice("unseen", unseen, UNSEEN)
+        for name in (self.user, *self.features, *((self.target,) if with_target else ())):
+            check_column(name, table.column_names)
+        columns: dict[str, Floats | Keys] = {
+            name: keys(table, name, kind_of(self.levels[name]))
+            if name in self.levels
+            else numbers(table, name)
+            for name in self.features
+        }
+        goal = read_target(table, self.target, self.task, self.classes) if with_target else None
+        read = columns if goal is None else {**columns, self.target: goal}
+        keep = usable_rows(read, None if goal is None else self.target, missing)
+        rows = np.flatnonzero(keep)
+        X, replaced = self._design(columns, rows, unseen)
+        ids, codes = user_ids(table, self.user, self.user_kind)
+        used, codes = np.unique(codes[rows], return_inverse=True)
+        return Encoded(
+            X=X,
+            y=None if goal is None else self._target(goal, rows),
+            ids=ids[used],
+            codes=codes.reshape(-1).astype(np.intp),
+            rows=rows,
+            n_dropped=len(keep) - len(rows),
+            missing={n: int(gaps(c).sum()) for n, c in read.items() if gaps(c).any()},
+            unseen=replaced,
+        )
+
+    def labels(self, codes: Any) -> Array:
+        """The classes at the given positions: the way back from ``Encoded.y`` to the table."""
+        if self.classes is None:
+            raise ValueError(f"A {self.task} target has no classes.")
+        return np.array(self.classes)[np.asarray(codes)]
+
+    def to_json(self) -> dict[str, Any]:
+        """The schema as a dict of JSON types; :meth:`from_json` gives it back exactly."""
+        content = asdict(self)
+        content["features"] = list(self.features)
+        content["levels"] = {name: list(levels) for name, levels in self.levels.items()}
+        content["classes"] = None if self.classes is None else list(self.classes)
+        return {"format": _FORMAT, **content}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> TableSchema:
+        """The schema that :meth:`to_json` wrote."""
+        if content.get("format") != _FORMAT:
+            raise ValueError(
+                f"This table schema has format {content.get('format')!r}, and this version of odcl "
+                f"reads format {_FORMAT}: read it with the version that wrote it."
+            )
+        try:
+            given = {field.name: content[field.name] for field in fields(cls)}
+        except KeyError as error:
+            raise ValueError(f"This table schema lacks {error}: its file is damaged.") from None
+        given["features"] = tuple(given["features"])
+        given["levels"] = {name: tuple(levels) for name, levels in given["levels"].items()}
+        given["classes"] = None if given["classes"] is None else tuple(given["classes"])
+        return cls(**given)
+
+    def _design(
+        self, columns: dict[str, Floats | Keys], rows: Ints, unseen: str
+    ) -> tuple[Floats, dict[str, int]]:
+        """The design matrix of the given rows, and unseen levels counted by column."""
+        X = np.zeros((len(rows), len(self.columns)))
+        replaced: dict[str, int] = {}
+        at = 0
+        for name, column in columns.items():
+            if isinstance(column, Keys):
+                level, strange = self._level_codes(name, column, rows, unseen)
+                (hot,) = np.nonzero(level > 0)
+                X[hot, at + level[hot] - 1] = 1.0
+                at += len(self.levels[name]) - 1
+                replaced |= {name: strange} if strange else {}
+            else:
+                values = column[rows]
+                X[:, at] = np.where(np.isnan(values), self.fill[name], values)
+                at += 1
+        return X, replaced
+
+    def _level_codes(self, name: str, column: Keys, rows: Ints, unseen: str) -> tuple[Ints, int]:
+        """Position of each row's level (0, the reference, where there is none), unseen ones."""
+        level = _places(column.values, self.levels[name])[column.codes[rows]]
+        strange = level == -2
+        if strange.any() and unseen == "error":
+            row = int(rows[strange.argmax()])
+            value = column.values[column.codes[row]]
+            raise table_error(
+                f"Column {name!r} has level {show(value)} in row {row + 1}, which the fit did not "
+                f"see{nearest(str(value), list(map(str, self.levels[name])))} Levels: "
+                f"{listing(self.levels[name])}. Say --unseen reference to read new levels as "
+                f"{show(self.levels[name][0])}."
+            )
+        return np.maximum(level, 0), int(strange.sum())
+
+    def _target(self, goal: Floats | Keys, rows: Ints) -> Array:
+        """Values of the target, or positions of its classes, in the given rows."""
+        if not isinstance(goal, Keys):
+            return goal[rows]
+        assert self.classes is not None
+        classes = _places(goal.values, self.classes)[goal.codes[rows]]
+        if (classes < 0).any():
+            row = int(rows[(classes < 0).argmax()])
+            raise table_error(
+                f"Target {self.target!r} is {show(goal.values[goal.codes[row]])} in row {row + 1}, "
+                f"which is none of the classes of the fit: {listing(self.classes)}. Correct the "
+                "row, or fit again with it."
+            )
+        return classes
+
+
+def _check_choice(option: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise table_error(f"{option} is one of {', '.join(known)}, not {show(value)}.")
+
+
+def _places(values: list[Any], known: tuple[Any, ...]) -> Ints:
+    """Position among the known of each value, and -1 at the end for code -1; -2: not known."""
+    position = {value: i for i, value in enumerate(known)}
+    return np.array([*(position.get(v, -2) for v in values), -1], dtype=np.intp)

@@ -1,0 +1,357 @@
+"""Tables in and out: CSV, Parquet and frames as Arrow tables, columns without an object a row."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+
+from odcl.data.columns import is_text, listing, nearest, table_error, whole_text_to_int
+from odcl.data.federation import Federation
+
+if TYPE_CHECKING:
+    from odcl.data.encoding import TableSchema
+
+# What a CSV file writes for a value that is not there, in any column.
+NULL_VALUES = ("", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "-nan", "NULL", "null", "<NA>")
+
+_TEXT_ENDINGS = (".csv", ".tsv")
+_PARQUET_ENDINGS = (".parquet", ".pq")
+_PACKED_ENDINGS = (".gz", ".bz2", ".zst")
+_KNOWN = "CSV (.csv, .tsv, also .csv.gz) or Parquet (.parquet)"
+
+
+def read_table(
+    path: str | os.PathLike[str],
+    *,
+    text: Iterable[str] = (),
+    null_values: Sequence[str] = NULL_VALUES,
+) -> pa.Table:
+    """A CSV or Parquet file, or a folder of them, as one Arrow table.
+
+    The files of a folder are taken in the order of their names and need the same columns; other
+    files in it, and those whose name starts with "." or "_", are left alone. Rows are counted
+    over all of them.
+
+    ``text`` names columns in which "007" is not 7: ids and categories. Such a column is read as
+    text and becomes integers only if each of its values is written as that integer would be;
+    in Parquet, which knows its types, text stays text.
+    ``null_values`` are the words of a CSV file for a missing value; ``("",)`` keeps "NA".
+    """
+    place = Path(path)
+    if not place.exists():
+        siblings = [p.name for p in place.parent.iterdir()] if place.parent.is_dir() else []
+        raise table_error(f"There is no file or folder {place}{nearest(place.name, siblings)}")
+    files = _files_of(place) if place.is_dir() else [place]
+    text = (text,) if isinstance(text, str) else tuple(text)
+    tables = [_read_file(file, text, null_values) for file in files]
+    mixed = _mixed_columns(tables)
+    if mixed:  # numbers in one file, text in another: the row that is not a number decides
+        tables = [
+            _read_file(file, (*text, *mixed), null_values) if _is_csv(file) else table
+            for file, table in zip(files, tables, strict=True)
+        ]
+    table = _stacked(tables, files)
+    for name in text if all(map(_is_csv, files)) else ():
+        if name in table.column_names and is_text(table.schema.field(name).type):
+            at = table.column_names.index(name)
+            table = table.set_column(at, name, whole_text_to_int(table[name]))
+    return _checked(table, str(place))
+
+
+def as_table(data: Any) -> pa.Table:
+    """An Arrow table of a pandas or polars frame, or of anything that speaks Arrow.
+
+    A frame's index is not a column, as everywhere in scikit-learn. A mapping of names to arrays
+    is taken as well.
+    """
+    if isinstance(data, pa.Table):
+        return _checked(data, "The table")
+    try:
+        if type(data).__module__.split(".")[0] == "pandas" and hasattr(data, "columns"):
+            _check_names([str(name) for name in data.columns], "The table")
+            table = pa.Table.from_pandas(data, preserve_index=False)
+        elif hasattr(data, "__arrow_c_stream__") or isinstance(data, Mapping):
+            table = pa.table(data)
+        elif hasattr(data, "__dataframe__"):
+            from pyarrow.interchange import from_dataframe
+
+            table = from_dataframe(data)
+        else:
+            raise table_error(
+                f"A value of type {type(data).__name__} is not a table: give a pandas or polars "
+                "frame (a lazy one after collect()), an Arrow table, or a path to read_table."
+            )
+    except (pa.ArrowException, TypeError) as error:
+        raise table_error(
+            f"This {type(data).__name__} could not be turned into a table: "
+            f"{' '.join(map(str, error.args))}. Give every column one type, e.g. with astype(str)."
+        ) from error
+    return _checked(table, "The table")
+
+
+def federation_from_table(
+    source: Any,
+    *,
+    user: str,
+    target: str,
+    features: Iterable[str] | None = None,
+    drop: Iterable[str] = (),
+    categorical: Iterable[str] = (),
+    missing: str = "error",
+    task: str = "regression",
+) -> tuple[Federation, TableSchema]:
+    """The federation of a table in which a column names the user, and the schema it was read by.
+
+    ``source`` is a path or a frame; the options are those of :meth:`TableSchema.fit`.
+    """
+    from odcl.data.encoding import TableSchema
+
+    categorical = (categorical,) if isinstance(categorical, str) else tuple(categorical)
+    if isinstance(source, str | os.PathLike):
+        source = read_table(source, text=(user, *categorical))
+    table = as_table(source)
+    schema = TableSchema.fit(
+        table,
+        user=user,
+        target=target,
+        features=features,
+        drop=drop,
+        categorical=categorical,
+        missing=missing,
+        task=task,
+    )
+    return schema.encode(table).federation(), schema
+
+
+def write_table(path: str | os.PathLike[str], columns: Mapping[str, Any]) -> None:
+    """Write columns of equal length as CSV or Parquet, by the ending, whole or not at all.
+
+    Numbers are written so that they read back exactly; a column of mixed ids is written as text.
+    """
+    from odcl.exchange.files import atomic_path
+
+    place = Path(path)
+    endings = (*_TEXT_ENDINGS, *_PARQUET_ENDINGS)
+    if place.suffix.lower() not in endings:
+        raise table_error(f"{place} must end in one of {', '.join(endings)} to be written.")
+    table = pa.table({name: _arrow_column(values) for name, values in columns.items()})
+    with atomic_path(place) as temporary:
+        if _is_csv(place):
+            _write_csv(table, temporary, "\t" if place.suffix.lower() == ".tsv" else ",")
+        else:
+            pq.write_table(table, temporary)
+
+
+def _files_of(folder: Path) -> list[Path]:
+    names = sorted(p.name for p in folder.iterdir() if not p.name.startswith((".", "_")))
+    files = [folder / name for name in names if _is_csv(name) or _is_parquet(name)]
+    files = [file for file in files if file.is_file()]
+    if not files:
+        found = f"only {listing(names, 5)}" if names else "nothing"
+        raise table_error(f"Folder {folder} holds {found}: no table to read. Tables are {_KNOWN}.")
+    return files
+
+
+def _ending(file: str | os.PathLike[str]) -> str:
+    """The ending that names the format, without that of a compression."""
+    name = Path(file).name.lower()
+    for packed in _PACKED_ENDINGS:
+        name = name.removesuffix(packed)
+    return Path(name).suffix
+
+
+def _is_csv(file: str | os.PathLike[str]) -> bool:
+    return _ending(file) in _TEXT_ENDINGS
+
+
+def _is_parquet(file: str | os.PathLike[str]) -> bool:
+    return Path(file).suffix.lower() in _PARQUET_ENDINGS
+
+
+def _read_file(file: Path, text: tuple[str, ...], null_values: Sequence[str]) -> pa.Table:
+    if _is_parquet(file):
+        with _readable(file, "Parquet"), pq.ParquetFile(file) as content:
+            table = _without_index(content.read())
+    elif _is_csv(file):
+        with _readable(file, "CSV"):
+            table = _read_csv(file, text, null_values)
+    else:
+        raise table_error(
+            f"{file} ends in {file.suffix!r}, and tables are {_KNOWN}: save it as one of these."
+        )
+    _check_names(table.column_names, str(file))
+    return table
+
+
+@contextmanager
+def _readable(file: Path, what: str) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        seen = " ".join(str(error).split())
+        seen = seen if len(seen) <= 200 else f"{seen[:197]}..."
+        advice = "is it whole, and what its ending says?"
+        if isinstance(error, UnicodeDecodeError) or "UTF8" in seen:
+            advice = "save it as 'CSV UTF-8'."
+        raise table_error(
+            f"{file} could not be read as {what} ({seen.rstrip('.')}): {advice}"
+        ) from error
+
+
+def _read_csv(file: Path, text: tuple[str, ...], null_values: Sequence[str]) -> pa.Table:
+    with pa.input_stream(file) as stream:
+        head = stream.read(65_536)
+    lines = head.strip().splitlines()
+    if len(lines) < 2 and len(head) < 65_536:
+        seen = "holds a single line" if lines else "is empty"
+        raise table_error(f"{file} {seen}: a table needs a line of column names, then rows.")
+    if b"\0" in head or head.startswith((b"PK\3\4", b"PAR1")):
+        raise table_error(
+            f"{file} is not a CSV file in UTF-8 (it holds binary data): save it as 'CSV UTF-8'."
+        )
+    options = pa_csv.ConvertOptions(
+        column_types={name: pa.string() for name in text},
+        null_values=list(null_values),
+        strings_can_be_null=True,
+    )
+    separator = _separator(file, head)
+    # Quoted text may hold line breaks, and without the option a block may end in one.
+    parse = pa_csv.ParseOptions(delimiter=separator, newlines_in_values=True)
+    try:
+        table = pa_csv.read_csv(file, parse_options=parse, convert_options=options)
+    except pa.ArrowInvalid:  # once more on one thread, which knows the number of the bad row
+        alone = pa_csv.ReadOptions(use_threads=False)
+        table = pa_csv.read_csv(file, alone, parse_options=parse, convert_options=options)
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if pa.types.is_binary(column.type):
+            raise table_error(
+                f"Column {name!r} of {file} is not in UTF-8: save the file as 'CSV UTF-8'."
+            )
+    return table
+
+
+def _separator(file: Path, head: bytes) -> str:
+    """Tab for .tsv; else a comma, unless the line of names has none but ";" or tabs."""
+    if _ending(file) == ".tsv":
+        return "\t"
+    names = re.sub(rb'"[^"]*"', b"", head).splitlines()[0]
+    return next((s for s in (",", ";", "\t") if s.encode() in names), ",")
+
+
+def _without_index(table: pa.Table) -> pa.Table:
+    """A Parquet file of a pandas frame without the frame's nameless index."""
+    about = json.loads((table.schema.metadata or {}).get(b"pandas", b"{}"))
+    nameless = [c for c in about.get("index_columns", ()) if str(c).startswith("__index_level_")]
+    return table.drop_columns([c for c in nameless if c in table.column_names])
+
+
+def _mixed_columns(tables: Sequence[pa.Table]) -> list[str]:
+    """Columns that are text, a date or a truth value in one table and something else in another."""
+    kinds: dict[str, set[str]] = {}
+    for table in tables:
+        for field in table.schema:
+            number = pa.types.is_integer(field.type) or pa.types.is_floating(field.type)
+            kind = "number" if number else str(field.type)
+            kinds.setdefault(field.name, set()).update({kind} - {"null"})
+    return [name for name, seen in kinds.items() if len(seen) > 1]
+
+
+def _stacked(tables: Sequence[pa.Table], files: Sequence[Path]) -> pa.Table:
+    """The rows of all tables, one after the other."""
+    first = tables[0].column_names
+    for table, file in zip(tables, files, strict=True):
+        lacks = [name for name in first if name not in table.column_names]
+        extra = [name for name in table.column_names if name not in first]
+        if lacks or extra:
+            parts = [f"lacks {listing(lacks)}"] * bool(lacks) + [f"adds {listing(extra)}"] * bool(
+                extra
+            )
+            raise table_error(
+                f"{file.name} {' and '.join(parts)}, compared with {files[0].name}: the files of a "
+                "folder need the same columns."
+            )
+    tables = [table.select(first).replace_schema_metadata() for table in tables]
+    if len(tables) == 1:
+        return tables[0]
+    try:
+        return pa.concat_tables(tables, promote_options="permissive")
+    except pa.ArrowException as error:
+        name = next(iter(_mixed_columns(tables)), first[0])
+        types = {
+            str(table.schema.field(name).type): file.name
+            for table, file in zip(tables, files, strict=True)
+        }
+        found = ", ".join(f"{kind} in {file}" for kind, file in types.items())
+        raise table_error(
+            f"Column {name!r} is {found}: the files of a folder need the same types."
+        ) from error
+
+
+def _check_names(names: Sequence[str], source: str) -> None:
+    double = [name for i, name in enumerate(names) if name in names[:i]]
+    if double:
+        raise table_error(
+            f"{source} has two columns called {double[0]!r}, and a name must say which: rename one."
+        )
+
+
+def _checked(table: pa.Table, source: str) -> pa.Table:
+    if table.num_columns == 0:
+        raise table_error(f"{source} has no columns: a user, a target and a feature are needed.")
+    _check_names(table.column_names, source)
+    if table.num_rows == 0:
+        raise table_error(
+            f"{source} has no rows under its columns ({listing(table.column_names)}): there is "
+            "nothing to work on."
+        )
+    for at, field in enumerate(table.schema):
+        if "string_view" in str(field.type):
+            table = table.set_column(at, field.name, _plain_strings(table[at]))
+    return table
+
+
+def _plain_strings(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """polars' strings and categories in the older type of string that every kernel knows."""
+    if pa.types.is_dictionary(column.type):
+        text = [chunk.dictionary.cast(pa.large_string()) for chunk in column.chunks]
+        pairs = zip(column.chunks, text, strict=True)
+        return pa.chunked_array([pa.DictionaryArray.from_arrays(c.indices, t) for c, t in pairs])
+    return column if pa.types.is_nested(column.type) else column.cast(pa.large_string())
+
+
+def _arrow_column(values: Any) -> pa.Array:
+    array = np.asarray(values)
+    if array.dtype != object:
+        return pa.array(array, from_pandas=True)  # NaN is an empty field
+    try:
+        return pa.array(array.tolist())
+    except (pa.ArrowException, OverflowError):  # ids of several types
+        return pa.array([None if v is None else str(v) for v in array.tolist()])
+
+
+def _write_csv(table: pa.Table, path: Path, separator: str) -> None:
+    """CSV with quotes only where some text needs them."""
+    special = f'["\r\n{separator}]|^$'
+    texts = [column for column in table.columns if is_text(column.type)]
+    quote = any(pc.any(pc.match_substring_regex(column, special)).as_py() for column in texts)
+    names = [
+        f'"{n.replace(chr(34), chr(34) * 2)}"' if re.search(special, n) else n
+        for n in table.column_names
+    ]
+    options = pa_csv.WriteOptions(
+        include_header=False, delimiter=separator, quoting_style="needed" if quote else "none"
+    )
+    with open(path, "wb") as stream:
+        stream.write(f"{separator.join(names)}\n".encode())
+        pa_csv.write_csv(table, stream, options)

@@ -1,0 +1,585 @@
+"""From a table to arrays: every value arrives, and what cannot is said in one line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+
+from odcl.data.encoding import TableSchema
+from odcl.data.federation import group_rows
+from odcl.data.tables import as_table, federation_from_table, read_table, write_table
+
+ROLES = {"user": "store", "target": "y"}
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+WORDS = st.sampled_from(["north", "south", "n,s", 'say "no"', "two\nlines", " padded", "é"])
+unhurried = settings(deadline=None)  # a busy machine is no failure
+one_folder = settings(unhurried, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@st.composite
+def tables(draw, *, gaps=False):
+    """Columns of a table with text ids, two numbers of any scale, a category and a target."""
+    n = draw(st.integers(1, 12))
+
+    def column(values):
+        return draw(
+            st.lists(st.one_of(values, st.none()) if gaps else values, min_size=n, max_size=n)
+        )
+
+    return {
+        "store": draw(st.lists(st.sampled_from(["a", "b", "007", "7"]), min_size=n, max_size=n)),
+        "price": column(FINITE),
+        "region": column(WORDS),
+        "count": column(st.integers(-(2**63), 2**63 - 1)),
+        "y": column(FINITE),
+    }
+
+
+def arrow(columns):
+    kinds = {"store": pa.string(), "price": pa.float64(), "region": pa.string()}
+    return pa.table({n: pa.array(v, kinds.get(n)) for n, v in columns.items()})
+
+
+def small(**changed):
+    columns = {
+        "store": ["b", "a", "b", "a"],
+        "price": [1.0, 2.0, 3.0, 4.5],
+        "region": ["north", "south", "north", "east"],
+        "sold": [3, 0, 1, 2],
+        "y": [0.5, 1.5, 2.5, 3.5],
+    }
+    return pa.table({n: v for n, v in (columns | changed).items() if v is not None})
+
+
+def refused(function, *args, **options) -> str:
+    """The one line with which a call is refused."""
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        function(*args, **options)
+    message = str(caught.value)
+    assert len(message.splitlines()) == 1
+    return message
+
+
+def put(path: Path, content: str | bytes) -> Path:
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+# Reading and writing
+
+
+@one_folder
+@given(columns=tables())
+@pytest.mark.parametrize("ending", [".csv", ".tsv", ".parquet"])
+def test_what_is_written_reads_back_exactly(tmp_path, ending, columns):
+    path = tmp_path / f"table{ending}"
+    write_table(path, columns)
+    table = read_table(path, text=("store",))
+    for name, values in columns.items():
+        if name == "store":  # integers where every id is written as one
+            assert list(map(str, table[name].to_pylist())) == values
+        else:
+            assert table[name].to_pylist() == values
+
+
+def test_every_source_gives_the_same_federation(tmp_path):
+    table = small()
+    frame = table.to_pandas()
+    frame.index = [7, 3, 5, 1]  # an index is not a column
+    write_table(tmp_path / "t.csv", table.to_pydict())
+    write_table(tmp_path / "t.parquet", table.to_pydict())
+    frame.to_parquet(tmp_path / "pandas.parquet")
+    put(tmp_path / "t.csv.gz", gzip.compress((tmp_path / "t.csv").read_bytes()))
+    put(tmp_path / "semicolon.csv", (tmp_path / "t.csv").read_text().replace(",", ";"))
+    put(tmp_path / "bom.csv", b"\xef\xbb\xbf" + (tmp_path / "t.csv").read_bytes())
+    (tmp_path / "parts").mkdir()
+    put(tmp_path / "parts" / "_SUCCESS", "")
+    put(tmp_path / "parts" / "README.md", "")
+    write_table(
+        tmp_path / "parts" / "2.parquet",
+        table.slice(3).select(table.column_names[::-1]).to_pydict(),
+    )
+    write_table(tmp_path / "parts" / "1.csv", table.slice(0, 3).to_pydict())
+
+    class Foreign:
+        def __dataframe__(self, **options):
+            return table.__dataframe__(**options)
+
+    files = [
+        "t.csv",
+        "t.parquet",
+        "pandas.parquet",
+        "t.csv.gz",
+        "semicolon.csv",
+        "bom.csv",
+        "parts",
+    ]
+    sources = [
+        table,
+        frame,
+        pl.from_arrow(table),
+        table.to_pydict(),
+        Foreign(),
+        str(tmp_path / "t.csv"),
+    ]
+    expected, schema = federation_from_table(table, **ROLES, categorical="region")
+    for source in [*sources, *(tmp_path / name for name in files)]:
+        federation, same = federation_from_table(source, **ROLES, categorical=["region"])
+        assert same == schema
+        assert federation.users.tolist() == ["a", "b"]
+        assert_array_equal(federation.X, expected.X)
+        assert_array_equal(federation.y, expected.y)
+        assert_array_equal(federation.offsets, expected.offsets)
+
+
+@one_folder
+@given(
+    ids=st.lists(
+        st.one_of(
+            st.integers(-(2**70), 2**70).map(str), st.from_regex(r"\A[-+]?[0-9]{1,4}(\.0)?\Z")
+        ),
+        min_size=1,
+    )
+)
+def test_ids_become_integers_only_if_they_are_written_so(tmp_path, ids):
+    path = put(tmp_path / "t.csv", "store,y\n" + "".join(f"{i},1\n" for i in ids))
+    read = read_table(path, text=("store",))["store"].to_pylist()
+    numbers = [int(float(i)) if "." in i else int(i) for i in ids]
+    written = [list(map(str, numbers)), [f"{n}.0" for n in numbers]]
+    fit = all(-(2**63) <= n < 2**63 for n in numbers)
+    assert read == (numbers if ids in written and fit else ids)
+
+
+def test_leading_zeros_stay_and_words_for_missing_are_missing(tmp_path):
+    path = put(tmp_path / "t.csv", "store,x,y\n007,1,1\n7,NA,2\n,nan,3\nNA,4,4\n")
+    table = read_table(path, text="store")
+    assert table["store"].to_pylist() == ["007", "7", None, None]
+    assert table["x"].to_pylist() == [1, None, None, 4]
+    kept = read_table(path, text="store", null_values=("", "nan"))
+    assert kept["store"].to_pylist() == ["007", "7", None, "NA"]
+
+
+def test_text_that_has_a_type_stays_text(tmp_path):
+    write_table(tmp_path / "t.parquet", {"store": ["1", "2"], "x": [1, 2], "y": [1, 2]})
+    federation, schema = federation_from_table(tmp_path / "t.parquet", **ROLES)
+    assert federation.users.tolist() == ["1", "2"]
+    assert schema.user_kind == "text"
+    csv = put(tmp_path / "t.csv", "store,x\n2,1\n")  # integers here, and the same user
+    encoded = schema.encode(read_table(csv, text=schema.text), with_target=False)
+    assert encoded.users.tolist() == ["2"]
+
+
+def test_text_in_one_file_of_a_folder_is_named_by_its_row(tmp_path):
+    put(tmp_path / "1.csv", "store,x,y\na,1,1\nb,2,2\n")
+    put(tmp_path / "2.csv", "store,x,y\na,3,1\nb,oops,2\n")
+    assert "row 4 has 'oops'" in refused(federation_from_table, tmp_path, **ROLES)
+
+
+BROKEN = {
+    "empty.csv": ("", "is empty"),
+    "blank.csv": ("\n\n", "is empty"),
+    "header.csv": ("a,b\n", "single line"),
+    "nothing.parquet": ("", "could not be read as Parquet"),
+    "csv.parquet": ("a,b\n1,2\n", "could not be read as Parquet"),
+    "plain.csv.gz": ("a,b\n1,2\n", "could not be read as CSV"),
+    "ragged.csv": ("a,b\n1,2\n3\n", "Row #3"),
+    "twice.csv": ("a,b,a\n1,2,3\n", "two columns called 'a'"),
+    "latin.csv": ("a,b\n1,café\n".encode("latin-1"), "CSV UTF-8"),
+    "latin_name.csv": ("é,b\n1,2\n".encode("latin-1"), "CSV UTF-8"),
+    "excel.csv": ("a,b\n1,2\n".encode("utf-16"), "CSV UTF-8"),
+    "zip.csv": (b"PK\3\4rest\nof\nit", "binary data"),
+    "table.xlsx": (b"PK\3\4", "'.xlsx'"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_file_that_is_no_table_is_refused_by_name_and_reason(tmp_path, name):
+    content, reason = BROKEN[name]
+    message = refused(read_table, put(tmp_path / name, content))
+    assert reason in message
+    assert name in message
+
+
+def test_a_folder_or_path_without_a_table_is_refused(tmp_path):
+    assert "holds nothing" in refused(read_table, tmp_path)
+    put(tmp_path / "notes.md", "")
+    assert "holds only 'notes.md'" in refused(read_table, tmp_path)
+    assert "did you mean 'notes.md'?" in refused(read_table, tmp_path / "note.md")
+    put(tmp_path / "1.csv", "a,b\n1,2\n")
+    put(tmp_path / "2.csv", "a,c\n1,2\n")
+    assert "2.csv lacks b and adds c, compared with 1.csv" in refused(read_table, tmp_path)
+    put(tmp_path / "2.csv", "a,b\n1,x\n")
+    write_table(tmp_path / "3.parquet", {"a": [1], "b": [2]})
+    assert "Column 'b' is" in refused(read_table, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (3, "type int is not a table"),
+        (pl.LazyFrame({"a": [1]}), "collect()"),
+        (pd.DataFrame(), "no columns"),
+        (pd.DataFrame({"a": []}), "no rows"),
+        (pd.DataFrame([[1, 2]], columns=["a", "a"]), "two columns called 'a'"),
+        (pa.table([[1], [2]], names=["a", "a"]), "two columns called 'a'"),
+        (pd.DataFrame({"a": [1, "x"]}), "one type"),
+    ],
+)
+def test_data_that_is_no_table_is_refused(data, reason):
+    assert reason in refused(as_table, data)
+
+
+def test_a_write_that_fails_leaves_the_old_table(tmp_path, monkeypatch):
+    path = tmp_path / "t.csv"
+    write_table(path, {"a": [1]})
+    before = path.read_bytes()
+    monkeypatch.setattr("pyarrow.csv.write_csv", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        write_table(path, {"a": [2]})
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["t.csv"]
+    assert ".parquet" in refused(write_table, tmp_path / "t.xls", {"a": [1]})
+
+
+def test_a_written_table_is_plain_and_takes_mixed_ids(tmp_path):
+    write_table(
+        tmp_path / "t.csv",
+        {"store": np.array([1, "b", None], dtype=object), "p": [0.1, np.nan, 1e300]},
+    )
+    assert (tmp_path / "t.csv").read_text() == "store,p\n1,0.1\nb,\n,1e+300\n"
+
+
+# The schema
+
+
+@unhurried
+@given(columns=tables())
+def test_numbers_arrive_as_they_are_and_each_level_has_its_column(columns):
+    table = arrow(columns)
+    schema = TableSchema.fit(table, **ROLES, categorical=["region"])
+    encoded = schema.encode(table)
+    counts = {level: columns["region"].count(level) for level in columns["region"]}
+    reference, *others = schema.levels["region"]
+    assert reference == min(counts, key=lambda level: (-counts[level], level))
+    assert others == sorted(set(counts) - {reference})
+    assert schema.columns == ("price", *(f"region={level}" for level in others), "count")
+    assert encoded.X.dtype == np.float64
+    assert encoded.X.flags.c_contiguous
+    assert_array_equal(encoded.X[:, 0], columns["price"])
+    assert_array_equal(encoded.X[:, -1], [float(v) for v in columns["count"]])
+    for level, x in zip(others, encoded.X[:, 1:-1].T, strict=True):
+        assert_array_equal(x, [float(v == level) for v in columns["region"]])
+    assert_array_equal(encoded.y, columns["y"])
+    assert encoded.users.tolist() == columns["store"]
+    assert encoded.ids.tolist() == group_rows(columns["store"])[0].tolist()
+    assert_array_equal(encoded.rows, np.arange(len(columns["y"])))
+    assert (encoded.n_dropped, encoded.missing, encoded.unseen) == (0, {}, {})
+
+
+@unhurried
+@given(columns=tables(), random=st.randoms(use_true_random=False))
+def test_the_order_of_rows_and_columns_and_other_columns_do_not_matter(columns, random):
+    table = arrow(columns)
+    schema = TableSchema.fit(table, **ROLES, categorical=["region"])
+    rows, names = list(range(table.num_rows)), list(columns)
+    random.shuffle(rows)
+    random.shuffle(names)
+    other = table.take(rows).select(names).append_column("note", pa.nulls(len(rows)))
+    again = TableSchema.fit(
+        other, **ROLES, categorical=["region"], features=schema.features, drop=["note"]
+    )
+    assert (again.levels, again.columns, again.user_kind) == (
+        schema.levels,
+        schema.columns,
+        schema.user_kind,
+    )
+    for name, mean in schema.fill.items():
+        # Sums of up to 12 terms in another order, relative to their largest.
+        largest = max(abs(float(v)) for v in columns[name])
+        assert abs(again.fill[name] / 2 - mean / 2) <= 1e-14 * largest
+    encoded = schema.encode(other)
+    assert_array_equal(encoded.X, schema.encode(table).X[rows])
+    assert encoded.users.tolist() == [columns["store"][r] for r in rows]
+
+
+@unhurried
+@given(columns=tables(gaps=True))
+def test_dropping_incomplete_rows_is_as_if_they_had_never_been_there(columns):
+    table = arrow(columns)
+    full = [r for r in range(table.num_rows) if all(v[r] is not None for v in columns.values())]
+    options = {**ROLES, "categorical": "region"}
+    if not full:
+        refused(TableSchema.fit, table, **options, missing="drop")
+        return
+    schema = TableSchema.fit(table, **options, missing="drop")
+    clean = TableSchema.fit(table.take(full), **options)
+    assert schema.to_json() | {"missing": "error"} == clean.to_json()
+    encoded, expected = schema.encode(table), clean.encode(table.take(full))
+    assert_array_equal(encoded.X, expected.X)
+    assert_array_equal(encoded.y, expected.y)
+    assert_array_equal(encoded.rows, full)
+    assert encoded.ids.tolist() == expected.ids.tolist()
+    assert_array_equal(encoded.codes, expected.codes)
+    assert encoded.n_dropped == table.num_rows - len(full)
+    lacking = {n: sum(v is None for v in c) for n, c in columns.items()}
+    assert encoded.missing == {n: k for n, k in lacking.items() if k}
+
+
+@unhurried
+@given(columns=tables(gaps=True))
+def test_filling_with_means_is_as_if_they_had_stood_there(columns):
+    table = arrow(columns)
+    options = {**ROLES, "categorical": "region", "missing": "mean"}
+    kept = [r for r, y in enumerate(columns["y"]) if y is not None]
+    known = {n: [v[r] for r in kept if v[r] is not None] for n, v in columns.items()}
+    if not all(known.values()):
+        refused(TableSchema.fit, table, **options)
+        return
+    schema = TableSchema.fit(table, **options)
+    for name in ("price", "count"):
+        values = [float(v) for v in known[name]]
+        # math.fsum is exact; ours rounds a few times relative to the largest value.
+        mean = math.fsum(v / len(values) for v in values)
+        assert abs(schema.fill[name] / 2 - mean / 2) <= 1e-14 * max(map(abs, values))
+    fill = {**schema.fill, "region": schema.levels["region"][0]}
+    filled = {
+        n: [
+            float(fill[n])
+            if n == "count" and v is None
+            else fill[n]
+            if n in fill and v is None
+            else v
+            for v in c
+        ]
+        for n, c in ((n, [c[r] for r in kept]) for n, c in columns.items())
+    }
+    filled["count"] = [float(v) for v in filled["count"]]
+    encoded, expected = schema.encode(table), schema.encode(arrow(filled))
+    assert_array_equal(encoded.X, expected.X)
+    assert_array_equal(encoded.rows, kept)
+    assert encoded.n_dropped == table.num_rows - len(kept)
+
+
+CLASSES = [
+    st.sampled_from(["yes", "no", "1", "True"]),
+    st.integers(-(2**63), 2**63 - 1),
+    st.booleans(),
+    st.sampled_from([0.5, 1.0, -2.0]),
+]
+
+
+@unhurried
+@given(
+    data=st.data(),
+    kinds=st.tuples(st.sampled_from(CLASSES), st.sampled_from(CLASSES), st.sampled_from(CLASSES)),
+)
+def test_a_schema_survives_json_with_every_type_as_it_was(data, kinds):
+    def column(values, least=1):
+        return data.draw(
+            st.lists(values, min_size=4, max_size=4).filter(lambda v: len(set(v)) >= least)
+        )
+
+    user, level, label = kinds
+    table = pa.table(
+        {"store": column(user), "code": column(level), "x": column(FINITE), "y": column(label, 2)}
+    )
+    schema = TableSchema.fit(table, **ROLES, categorical=["code"], task="classification")
+    back = TableSchema.from_json(json.loads(json.dumps(schema.to_json(), allow_nan=False)))
+    assert back == schema
+    assert repr(back) == repr(schema)  # True == 1 == 1.0, their texts differ
+    encoded = back.encode(table)
+    assert_array_equal(back.labels(encoded.y), table["y"].to_pylist())
+    assert list(schema.classes) == sorted(schema.classes)
+    assert_array_equal(encoded.X, schema.encode(table).X)
+
+
+def test_a_damaged_or_newer_schema_is_refused():
+    content = TableSchema.fit(small(), **ROLES, drop="region").to_json()
+    assert "format 2" in refused(TableSchema.from_json, content | {"format": 2})
+    del content["fill"]
+    assert "lacks 'fill'" in refused(TableSchema.from_json, content)
+
+
+@pytest.mark.parametrize(
+    ("fitted", "later", "unknown"),
+    [
+        ([1, 2, 3], ["1", "3", "x"], "x"),  # one new word makes the file's column text
+        ([1, 2, 3], [1.0, 3.0, 9.0], 9),
+        (["007", "1", "2"], [1, 2, 7], "7"),
+        ([True, False, True], ["true", "False", "maybe"], "maybe"),
+        ([0.5, 1.0, 2.0], ["0.5", "2", "1e3"], "1e3"),
+    ],
+)
+def test_ids_and_levels_are_recognised_in_another_type(fitted, later, unknown):
+    table = pa.table({"store": fitted, "code": fitted, "x": [1, 2, 3], "y": [1, 2, 3]})
+    new = pa.table({"store": later, "code": later, "x": [1, 2, 3]})
+    schema = TableSchema.fit(table, **ROLES, categorical=["code"])
+    old = schema.encode(table)
+    encoded = schema.encode(new, with_target=False, unseen="reference")
+    assert encoded.y is None
+    assert encoded.unseen == {"code": 1}
+    assert encoded.users[2] == unknown
+    assert set(encoded.users[:2].tolist()) <= set(old.users.tolist())
+    message = refused(schema.encode, new, with_target=False)
+    assert f"level {unknown!r} in row 3" in message
+    assert "--unseen reference" in message
+
+
+def test_a_missing_id_is_a_user_of_its_own_and_comes_last():
+    federation, schema = federation_from_table(
+        small(store=[None, 2, None, 1]), **ROLES, drop="region"
+    )
+    assert federation.users.tolist() == [1, 2, None]
+    assert federation.n_rows.tolist() == [1, 1, 2]
+    assert schema.user_kind == "int"
+
+
+def test_booleans_decimals_and_any_integer_are_numbers():
+    wide = pa.array([2**64 - 1, 1, 0, 2**53 + 1], pa.uint64())
+    exact = pa.array(["1.50", "2.25", "0.00", None]).cast(pa.decimal128(5, 2))
+    table = small(region=[True, False, True, None], sold=wide, price=exact)
+    encoded = TableSchema.fit(table, **ROLES, missing="mean").encode(table)
+    assert_allclose(encoded.X[:, 0], [1.5, 2.25, 0, 1.25], rtol=1e-15)
+    assert_array_equal(encoded.X[:, 1], [1, 0, 1, 2 / 3])
+    assert_array_equal(encoded.X[:, 2], [2.0**64, 1, 0, 2.0**53])
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-12, 1e12, 1e308, 5e-324])
+def test_a_constant_column_of_any_scale_is_taken_with_its_own_mean(scale):
+    schema = TableSchema.fit(small(price=[scale] * 4), **ROLES, drop="region")
+    assert schema.fill["price"] == scale
+
+
+def test_polars_and_pandas_categories_are_levels_when_asked_for():
+    frame = small().to_pandas().astype({"region": "category"})
+    expected = TableSchema.fit(small(), **ROLES, categorical=["region"])
+    assert TableSchema.fit(frame, **ROLES, categorical=["region"]) == expected
+    polars = pl.from_arrow(small()).with_columns(pl.col("region").cast(pl.Categorical))
+    assert TableSchema.fit(polars, **ROLES, categorical=["region"]) == expected
+    assert "--categorical region" in refused(TableSchema.fit, frame, **ROLES)
+
+
+DATES = pa.array([0, 1, 2, 3], pa.date32())
+REFUSED = {
+    "user unknown": ({"user": "stroe"}, {}, "; did you mean 'store'? Columns: store, price,"),
+    "target unknown": ({"target": "Y"}, {}, "did you mean 'y'?"),
+    "feature unknown": ({"features": ["prize"]}, {}, "did you mean 'price'?"),
+    "drop unknown": ({"drop": ["zzz"]}, {}, "Column 'zzz' is not in the table. Columns: "),
+    "categorical unknown": ({"categorical": ["Region"]}, {}, "did you mean 'region'?"),
+    "user is target": ({"user": "y"}, {}, "user and the target at once"),
+    "target as feature": ({"features": ["y"]}, {}, "is the target"),
+    "user dropped": ({"drop": ["store"]}, {}, "is the user"),
+    "asked and dropped": ({"features": ["price"], "drop": ["price"]}, {}, "asked for and dropped"),
+    "categorical dropped": (
+        {"categorical": "region", "drop": "region"},
+        {},
+        "not among the features",
+    ),
+    "no feature": ({"drop": ["price", "region", "sold"]}, {}, "No feature is left"),
+    "unknown way": ({"missing": "zero"}, {}, "missing is one of error, drop, mean, not 'zero'"),
+    "unknown task": ({"task": "rank"}, {}, "task is one of"),
+    "text": ({}, {}, "row 1 has 'north' (numbers are written 1234.5"),
+    "thousands": ({}, {"region": ["1", "2.5", "1,234", "x"]}, "row 3 has '1,234'"),
+    "long line": ({}, {"region": ["two\nlines" * 99] * 4}, "row 1 has 'two\\n"),
+    "numbers as text": ({}, {"region": ["1", " 2.5", "-3e4", ".5"]}, "numbers written as text"),
+    "date": ({}, {"region": DATES}, "holds dates or times (date32[day]; row 1: '1970-01-01')"),
+    "list": ({}, {"region": [[1], [2], [3], [4]]}, "type list"),
+    "gap": ({}, {"region": [1, None, 2, None]}, "no value in row 2 (incomplete rows: 2 of 4), and"),
+    "gaps": (
+        {},
+        {"region": [1, None, 2, None], "sold": [None, 1, None, 1]},
+        "'sold' has no value in row 1 (incomplete rows: 4 of 4, 2 of them in this column)",
+    ),
+    "nan": ({}, {"region": [1.0, math.nan, 2.0, 3.0]}, "--missing mean (fill in the mean), or"),
+    "no target": ({"drop": "region"}, {"y": [1, None, 2, 3]}, "drop (leave these rows out)."),
+    "infinity": ({"missing": "drop"}, {"region": [1.0, 2.0, -math.inf, 3.0]}, "infinite in row 3"),
+    "empty column": ({"missing": "mean"}, {"region": pa.nulls(4)}, "no value in any row"),
+    "nothing left": ({"missing": "drop"}, {"region": pa.nulls(4)}, "Not one of 4 rows"),
+    "no target at all": (
+        {"missing": "mean", "drop": "region"},
+        {"y": pa.nulls(4)},
+        "Fill them in.",
+    ),
+    "text target": ({"drop": "region"}, {"y": list("abab")}, "--loss logistic"),
+    "one class": ({"drop": "region", "task": "classification"}, {"y": ["a"] * 4}, "in every row"),
+    "negative count": ({"drop": "region", "task": "count"}, {"y": [1, 2, -1, 0]}, "-1 in row 3"),
+    "broken count": ({"drop": "region", "task": "count"}, {"y": [1, 0.5, 1, 0]}, "0.5 in row 2"),
+    "nameless": ({"drop": "region"}, {"": [1, 2, 3, 4]}, "no name"),
+    "one level": (
+        {"features": "region", "categorical": "region"},
+        {"region": list("nnnn")},
+        "no design",
+    ),
+    "same name": ({"categorical": "region"}, {"region=south": [1, 2, 3, 4]}, "'region=south'"),
+    "odd name": ({"drop": "region"}, {"unit\nprice": list("abcd")}, "'unit\\nprice'"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_fit_that_cannot_be_is_refused_with_the_reason(case):
+    options, columns, reason = REFUSED[case]
+    assert reason in refused(TableSchema.fit, small(**columns), **{**ROLES, **options})
+
+
+def test_values_that_are_not_classes_or_levels_are_refused():
+    values = np.linspace(0, 1, 1_200)
+    table = pa.table({"store": [1] * 1_200, "x": np.arange(1_200), "y": values})
+    assert "--loss squared" in refused(TableSchema.fit, table, **ROLES, task="classification")
+    assert "1200 levels" in refused(TableSchema.fit, table, **ROLES, categorical=["x"])
+    few = TableSchema.fit(table.slice(0, 100), **ROLES, task="classification")
+    assert len(few.classes) == 100
+
+
+def test_a_table_that_does_not_match_the_schema_is_refused():
+    schema = TableSchema.fit(
+        small(y=["a", "b", "a", "b"]), **ROLES, categorical="region", task="classification"
+    )
+    assert "Column 'price' is not in the table" in refused(schema.encode, small(price=None))
+    assert "Column 'y' is not in the table" in refused(schema.encode, small(y=None))
+    assert schema.encode(small(y=None), with_target=False).y is None
+    assert "'c' in row 3" in refused(schema.encode, small(y=["a", "b", "c", "b"]))
+    assert "did you mean 'north'?" in refused(schema.encode, small(region=["norht"] * 4))
+    assert "unseen is one of" in refused(schema.encode, small(), unseen="drop")
+    assert "with_target=True" in refused(schema.encode(small(y=None), with_target=False).federation)
+
+
+def test_a_schema_that_stops_at_gaps_can_be_told_otherwise_later():
+    schema = TableSchema.fit(small(), **ROLES, categorical="region")
+    later = small(price=[None, 2.0, 3.0, 4.0], region=["north", None, "north", "east"])
+    assert "--missing" in refused(schema.encode, later)
+    dropped = schema.encode(later, missing="drop")
+    assert (dropped.rows.tolist(), dropped.n_dropped) == ([2, 3], 2)
+    filled = schema.encode(later, missing="mean")
+    assert filled.X[0, 0] == schema.fill["price"] == 2.625
+    assert_array_equal(filled.X[1, 1:3], [0, 0])  # the reference level
+
+
+def test_a_file_for_prediction_is_read_as_the_schema_asks(tmp_path):
+    put(tmp_path / "fit.csv", "store,zip,x,y\n007,01234,1,1\n7,SW1,2,2\n7,SW1,3,3\n")
+    put(tmp_path / "new.csv", "store,zip,x\n7,01234,1\n8,01234,2\n")
+    _, schema = federation_from_table(tmp_path / "fit.csv", **ROLES, categorical=["zip"])
+    encoded = schema.encode(read_table(tmp_path / "new.csv", text=schema.text), with_target=False)
+    assert schema.text == ("store", "zip")
+    assert encoded.users.tolist() == ["7", "8"]
+    assert_array_equal(encoded.X, [[1, 1], [1, 2]])
+
+
+def test_frames_are_recognised_without_importing_their_packages():
+    code = (
+        "import sys, odcl, odcl.data.tables, odcl.data.encoding\n"
+        "assert not {'pandas', 'polars'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
