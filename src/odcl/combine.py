@@ -1,12 +1,12 @@
 """How a cluster's uploads become one model (Algorithm 1, step 2(iii)).
 
-``mean`` is the paper; ``samples`` weighs by n_i; ``precision`` sums the users' quadratic models
-and counts the penalty once a group. ``labels`` hold 0..n_clusters-1, every cluster is non-empty.
+``mean`` is the paper; ``samples`` weighs by n_i; ``precision`` sums the users' own models of their
+risk and counts the penalty once a group. ``labels`` hold 0..n_clusters-1, every cluster is non-empty.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from scipy import sparse
@@ -76,48 +76,86 @@ def _weighted(uploads: Uploads, labels: Ints, weights: Floats, others: bool, tol
 
 
 def _precision(uploads: Uploads, labels: Ints, others: bool) -> Combined:
-    """Sum of quadratic models, the penalty P = diag(l2) counted once a group:
+    """Sum of the users' models of their own risk, the penalty P = diag(l2) counted once a group.
 
-        centers[k] = (sum_i (H_i - n_i P) + n-bar P)^-1 sum_i H_i theta_i
+    With A_i = H_i - n_i P the curvature of user i's data term at its own theta_i, the group's
+    stationary point is
 
-    For squared loss this is the cluster's pooled ridge regression (n-bar is the cluster's mean
-    n_i). Users who keep their curvature to themselves do not take part; a cluster of such users
-    alone is averaged by sample size.
+        (sum_i A_i + n-bar P) c = sum_i (W_i + n_i P) theta_i
+
+    W_i = A_i where curvature does not depend on the model: for squared loss c is then exactly the
+    cluster's pooled ridge regression (n-bar is the cluster's mean n_i). Elsewhere a user's
+    gradient at c is an integral of its curvature from theta_i to c, and W_i is the trapezoid rule
+    for it: the mean of A_i, at one end, and of n_i times the cluster's average curvature, for the
+    other. This takes off the bias that A_i and theta_i share their noise (logistic users with
+    large models are the flat ones).
+
+    Users who keep their curvature to themselves do not take part; a cluster of such users alone
+    is averaged by sample size.
     """
-    H = uploads.curvature
-    assert H is not None
-    sent = uploads.sent
+    assert uploads.curvature is not None
+    sent = uploads.sent.astype(float)
     n = uploads.n_samples * sent
     pen = np.zeros(uploads.dim) if uploads.l2 is None else uploads.l2
-    hat = np.matmul(H, uploads.theta[..., None])[..., 0] if uploads.full else H * uploads.theta
-    members = np.maximum(sum_by_cluster(sent.astype(float), labels), 1.0)
-    total_n, total_H, total_hat = (sum_by_cluster(a, labels) for a in (n, H, hat))
+    own = _Sums.of_users(uploads, n, pen)
+    total = own.by_cluster(labels)
+    empty = total.members == 0
     fallback = _weighted(uploads, labels, uploads.n_samples, others, "")
-
-    def solve(total_H: Floats, total_n: Floats, members: Floats, hat: Floats) -> Floats:
-        spare = (total_n - total_n / members)[:, None] * pen  # penalties beyond the one that counts
-        if not uploads.full:
-            return hat / np.maximum(total_H - spare, 1e-300)
-        return solve_symmetric(total_H - spare[:, :, None] * np.eye(len(pen)), hat)
-
-    empty = sum_by_cluster(sent.astype(float), labels) == 0
-    centers = np.where(
-        empty[:, None], fallback.centers, solve(total_H, total_n, members, total_hat)
-    )
+    blend = uploads.curvature_varies
+    centers = np.where(empty[:, None], fallback.centers, total.solve(pen, blend))
     told = "sum of the users' quadratic models" + ("" if uploads.full else " (diagonal)")
-    if not others or fallback.others is None:
+    if fallback.others is None:
         return Combined(centers, None, told)
     without = fallback.others.copy()
-    rest = members[labels] - sent > 0  # somebody else of the cluster sent its curvature
-    for part in np.array_split(np.flatnonzero(rest & ~empty[labels]), max(1, len(H) // 4096)):
-        k = labels[part]
-        without[part] = solve(
-            total_H[k] - H[part],
-            total_n[k] - n[part],
-            members[k] - sent[part],
-            total_hat[k] - hat[part],
-        )
+    able = np.flatnonzero(total.members[labels] - sent > 0)  # somebody else sent its curvature
+    for part in np.array_split(able, max(1, len(able) // 4096)):
+        without[part] = total.minus(own, labels[part], part).solve(pen, blend)
     return Combined(centers, without, told)
+
+
+@dataclass(frozen=True, eq=False)
+class _Sums:
+    """What ``precision`` needs of a set of users; one row a user or a cluster."""
+
+    members: Floats  # how many sent their curvature
+    n: Floats
+    A: Floats  # curvature of the data terms: (., dim, dim) or its diagonal (., dim)
+    A_theta: Floats  # (., dim)
+    n_theta: Floats  # (., dim)
+
+    @classmethod
+    def of_users(cls, uploads: Uploads, n: Floats, pen: Floats) -> _Sums:
+        H, theta = uploads.curvature, uploads.theta
+        assert H is not None
+        if uploads.full:
+            A = H if not pen.any() else H - n[:, None, None] * np.diag(pen)
+            A_theta = np.matmul(A, theta[..., None])[..., 0]
+        else:
+            A = H - n[:, None] * pen
+            A_theta = A * theta
+        return cls((n > 0).astype(float), n, A, A_theta, n[:, None] * theta)
+
+    def by_cluster(self, labels: Ints) -> _Sums:
+        return _Sums(*(sum_by_cluster(getattr(self, f.name), labels) for f in fields(self)))
+
+    def minus(self, users: _Sums, clusters: Ints, part: Ints) -> _Sums:
+        return _Sums(
+            *(getattr(self, f.name)[clusters] - getattr(users, f.name)[part] for f in fields(self))
+        )
+
+    def solve(self, pen: Floats, blend: bool) -> Floats:
+        """The stationary point, (., dim)."""
+        right = self.A_theta + pen * self.n_theta
+        n = np.maximum(self.n, 1e-300)[:, None]
+        once = pen * n / np.maximum(self.members, 1.0)[:, None]
+        if self.A.ndim == 2:
+            if blend:
+                right = right + 0.5 * (self.A * self.n_theta / n - self.A_theta)
+            return right / np.maximum(self.A + once, 1e-300)
+        if blend:
+            average = np.matmul(self.A, (self.n_theta / n)[..., None])[..., 0]
+            right = right + 0.5 * (average - self.A_theta)
+        return solve_symmetric(self.A + once[:, :, None] * np.eye(len(pen)), right)
 
 
 def solve_symmetric(A: Floats, b: Floats) -> Floats:

@@ -34,6 +34,7 @@ class LocalModels:
     prior: Bools  # (n_users,), no finite minimiser: fitted with a small prior
     l2: Floats  # (dim,), diagonal of the penalty's Hessian
     has_dispersion: bool
+    curvature_varies: bool
     curvature: Floats | None  # n_i H_i: (n_users, dim, dim), (n_users, dim) or None
     dispersion: Floats | None  # (n_users,)
     noise: Floats | None  # (n_users,), trace of (n_i H_i)^-1
@@ -49,6 +50,7 @@ class LocalModels:
             self.noise,
             self.l2,
             self.has_dispersion,
+            self.curvature_varies,
         )
 
 
@@ -92,6 +94,7 @@ def fit_users(
         solution.prior,
         penalty(dim // loss.n_outputs, loss.n_outputs, l2, fit_intercept),
         loss.has_dispersion,
+        loss.curvature_varies,
         H,
         phi,
         noise,
