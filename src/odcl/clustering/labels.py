@@ -1,0 +1,40 @@
+"""Labels of users: how they are numbered, when two of them say the same, who is nearest."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.spatial.distance import cdist
+
+from odcl._typing import Array, Floats, Ints
+
+
+def number_by_first_user(labels: Array) -> Ints:
+    """Rename labels so that clusters are numbered by their first user, without gaps.
+
+    The cluster of user 0 is 0, the next cluster met is 1, and so on: two runs that found the
+    same clusters under other names give the same array. ``labels`` and the answer are (n_users,).
+    """
+    _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
+    rank = np.empty(len(first), dtype=np.intp)
+    rank[np.argsort(first)] = np.arange(len(first))
+    return rank[inverse.reshape(-1)]
+
+
+def same_partition(a: Array, b: Array) -> bool:
+    """Whether two label arrays, each (n_users,), are equal up to renaming of labels."""
+    return np.array_equal(number_by_first_user(a), number_by_first_user(b))
+
+
+def nearest(a: Floats, centers: Floats) -> Ints:
+    """Label of the nearest centre of each point; the lowest label wins a tie.
+
+    ``a`` is (n_points, dim), ``centers`` (n_clusters, dim), the answer (n_points,). Distances are
+    subtract-first (see cdist), so that a shift of the data costs no digits, and a point gets the
+    same label alone as among others. Rows go in batches of 64 MB of distances.
+    """
+    batch = max(1, 2**23 // len(centers))
+    labels = [
+        cdist(a[start : start + batch], centers, "sqeuclidean").argmin(axis=1)
+        for start in range(0, len(a), batch)
+    ]
+    return np.concatenate(labels).astype(np.intp)
