@@ -57,12 +57,17 @@ def covariances(uploads: Uploads) -> Floats | None:
 
 
 def evidence_tau2(uploads: Uploads, labels: Ints, centers: Floats) -> float | None:
-    """How far users of a group differ, a coordinate: the tau^2 of largest likelihood under
+    """How far users of a group differ, a coordinate: the tau^2 of largest evidence.
 
-        theta_i ~ N(c_(i), C_i + tau^2 I)
+    User i's rows say of its model theta, to second order, -(theta' A_i theta - 2 b_i' theta) /
+    (2 phi_i), with A_i = H_i - n_i P the curvature of its data term and b_i = H_i theta_i: the
+    penalty, and directions that its rows do not see, have no voice. With theta ~ N(c, tau^2 I)
+    integrated out, and in the eigenvectors of A_i (eigenvalues a, b and c along them beta, gamma),
 
-    with the residuals corrected for the fitted centre, g / (g - 1) in a group of g. None where
-    the uploads do not carry the users' covariances.
+        log Z = sum -1/2 log(1 + t a / phi)
+                    + (t beta^2 / phi^2 + (2 beta gamma - a gamma^2) / phi) / (2 (1 + t a / phi))
+
+    None where the uploads do not carry the curvature.
     """
     phi = pooled_dispersion(uploads)
     if phi is None or not uploads.full or uploads.curvature is None:
@@ -72,31 +77,42 @@ def evidence_tau2(uploads: Uploads, labels: Ints, centers: Floats) -> float | No
     if len(use) == 0:
         return None
     use = use[:: -(-len(use) // _ENOUGH)]
-    values, vectors = np.linalg.eigh(uploads.curvature[use])
-    s = phi[use, None] / np.maximum(values, 1e-12 * values[:, -1:])
-    gap = (uploads.theta[use] - centers[labels[use]])[:, None, :]
-    q = np.matmul(gap, vectors)[:, 0] ** 2 * (size[use] / (size[use] - 1.0))[:, None]
-    return _most_likely(s, q)
+    H, theta, n = uploads.curvature[use], uploads.theta[use], uploads.n_samples[use]
+    pen = np.zeros(uploads.dim) if uploads.l2 is None else uploads.l2
+    b = np.matmul(H, theta[..., None])
+    a, V = np.linalg.eigh(H - n[:, None, None] * np.diag(pen))
+    a = np.maximum(a, 0.0) / phi[use, None]
+    beta = np.matmul(V.transpose(0, 2, 1), b)[..., 0] / phi[use, None]
+    gamma = np.matmul(centers[labels[use]][:, None, :], V)[:, 0]
+    # In a group of g the fitted centre has taken up 1 / g of each user's deviation.
+    swell = np.sqrt(size[use] / (size[use] - 1.0))[:, None]
+    gap = swell * (beta - a * gamma)
+    return _most_likely(a, gap)
 
 
-def _most_likely(s: Floats, q: Floats) -> float:
-    """The t >= 0 that minimises sum log(s + t) + q / (s + t); 0 unless t > 0 is worth a parameter.
+def _most_likely(a: Floats, gap: Floats) -> float:
+    """The t >= 0 that minimises -2 log Z = sum log(1 + t a) - t gap^2 / (1 + t a) + const;
+    0 unless t > 0 is worth a parameter.
 
-    Minus twice the log-likelihood has to fall by log(n_users), the price of one parameter in the
-    BIC: noise in the covariances alone pushes t up a little, which costs more than it gives.
+    ``gap`` = beta - a gamma is the slope of the users' risk at their centre, (n_users, dim). Minus
+    twice the log-evidence has to fall by log(n_users), the price of one parameter in the BIC:
+    noise in the curvature alone pushes t up a little, which costs more than it gives.
     """
 
     def misfit(t: float) -> float:
-        return float((np.log(s + t) + q / (s + t)).sum())
+        ta = t * a
+        return float((np.log1p(ta) - t * gap**2 / (1.0 + ta)).sum())
 
-    top = float(q.mean()) * 4.0 + 1e-300
-    grid = np.geomspace(1e-6 * top, top, 60)
-    for _ in range(3):  # each round narrows the bracket sevenfold or more
-        cost = [misfit(t) for t in grid]
-        best = int(np.argmin(cost))
+    typical = a[a > 0]
+    if len(typical) == 0:
+        return 0.0
+    unit = 1.0 / float(np.median(typical))
+    grid = np.geomspace(1e-6 * unit, 1e6 * unit, 73)
+    for _ in range(3):
+        best = int(np.argmin([misfit(t) for t in grid]))
         grid = np.linspace(grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)], 15)
     best_t = float(grid[len(grid) // 2])
-    return best_t if misfit(best_t) + np.log(len(s)) < misfit(0.0) else 0.0
+    return best_t if misfit(best_t) + np.log(len(a)) < 0.0 else 0.0
 
 
 def _inverse_trigamma(y: float) -> float:

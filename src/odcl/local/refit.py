@@ -7,9 +7,8 @@ The l2 term is replaced by this one, not added to it. No communication: still on
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -67,8 +66,14 @@ def refit_users(
         return solve_users(part, y, loss, penalty, fit_intercept=fit_intercept, n_jobs=n_jobs).theta
 
     if refit == "cv" or (refit == "evidence" and step.tau2 is None):
-        strength = _cross_validated(federation, loss, local, step, fit_intercept, seed, n_jobs)
         center, how = _others(step), "strength by cross-validation on each user's own rows"
+        strength = np.full(m, np.inf)  # a user with one row takes the group's model
+        able = np.flatnonzero(~alone & (federation.n_rows > 1))
+        if len(able):
+            l2 = float(local.l2.max(initial=0.0))
+            strength[able] = _cross_validated(
+                federation.take(able), loss, center[able], l2, fit_intercept, seed, n_jobs
+            )
         if refit == "evidence":
             how += " (tau^2 is not known)"
     elif refit == "evidence":
@@ -101,8 +106,8 @@ def _from_evidence(local: LocalModels, step: ServerStep) -> Floats:
 def _cross_validated(
     federation: Federation,
     loss: Loss,
-    local: LocalModels,
-    step: ServerStep,
+    center: Floats,
+    l2: float,
     fit_intercept: bool,
     seed: int,
     n_jobs: int | None,
@@ -110,34 +115,15 @@ def _cross_validated(
     """Each user's lam_i from its own rows; the centre leaves the user's contribution out.
 
     Otherwise the rows held out would speak through the group's model, and the choice would lean
-    to the group. Ties go to the stronger pooling; a user with one row takes the group's model.
+    to the group. Ties go to the stronger pooling.
     """
-    y = loss.encode(federation.y)
     fold = _folds(federation, seed)
-    center = _others(step)
-    unit = _average_curvature(federation, loss, local, fit_intercept)
+    unit = _average_curvature(federation, loss)
     choices = [np.inf, *(g * unit for g in reversed(GRID)), 0.0]
-    loss_sum = np.zeros((len(choices), federation.n_users))
-    l2 = float(local.l2.max(initial=0.0))
-
-    def held_out(theta: Floats, out: Bools) -> Floats:
-        rows = np.flatnonzero(out)
-        owner = federation.row_user[rows]
-        x = federation.X[rows]
-        if fit_intercept:
-            x = np.column_stack([x, np.ones(len(rows))])
-        z = np.matmul(x[:, None, :], theta[owner].reshape(len(rows), x.shape[1], -1))[:, 0]
-        value = loss.value(z, y[rows])
-        if federation.weight is not None:
-            value = value * federation.weight[rows]
-        return np.bincount(owner, weights=value, minlength=federation.n_users)
-
+    cost = np.zeros((len(choices), len(federation.y)))
     for f in range(N_FOLDS):
-        train = _rows(federation, fold != f)
-        if train is None:
-            continue
-        sub, who = train
-        sub_y = loss.encode(sub.y)
+        train, who = _rows(federation, fold != f)
+        y = loss.encode(train.y)
         for c, lam in enumerate(choices):
             theta = center.copy()
             if np.isfinite(lam):
@@ -146,17 +132,30 @@ def _cross_validated(
                     Penalty(strength, center[who], free=False) if lam > 0 else Penalty(strength)
                 )
                 theta[who] = solve_users(
-                    sub, sub_y, loss, penalty, fit_intercept=fit_intercept, n_jobs=n_jobs
+                    train, y, loss, penalty, fit_intercept=fit_intercept, n_jobs=n_jobs
                 ).theta
-            loss_sum[c] += held_out(theta, fold == f)
-    best = np.argmin(np.round(loss_sum, 12), axis=0)  # first of equals: the stronger pooling
-    strength = np.array(choices)[best]
-    return np.where(federation.n_rows > 1, strength, np.inf)
+            rows = np.flatnonzero(fold == f)
+            cost[c, rows] = _held_out(federation, loss, theta, rows, fit_intercept)
+    total = np.add.reduceat(cost, federation.offsets[:-1], axis=1)
+    best = np.argmin(np.round(total, 12), axis=0)  # first of equals: the stronger pooling
+    return np.array(choices)[best]
+
+
+def _held_out(
+    federation: Federation, loss: Loss, theta: Floats, rows: Ints, fit_intercept: bool
+) -> Floats:
+    """Loss of the rows held out, each by its user's model, (len(rows),)."""
+    x = federation.X[rows]
+    if fit_intercept:
+        x = np.column_stack([x, np.ones(len(rows))])
+    model = theta[federation.row_user[rows]].reshape(len(rows), x.shape[1], loss.n_outputs)
+    value = loss.value(np.matmul(x[:, None, :], model)[:, 0], loss.encode(federation.y)[rows])
+    return value if federation.weight is None else value * federation.weight[rows]
 
 
 def _folds(federation: Federation, seed: int) -> Ints:
     """Fold of each row: a user's rows dealt out in an order drawn from its own stream."""
-    fold = np.empty(len(federation.y), dtype=np.intp)
+    fold: Ints = np.empty(len(federation.y), dtype=np.intp)
     for i, user in enumerate(federation.users):
         rows = federation.rows(i)
         n = rows.stop - rows.start
@@ -164,39 +163,22 @@ def _folds(federation: Federation, seed: int) -> Ints:
     return fold
 
 
-def _rows(federation: Federation, keep: Bools) -> tuple[Federation, Ints] | None:
+def _rows(federation: Federation, keep: Bools) -> tuple[Federation, Ints]:
     """The federation of some rows, and the positions of the users who still have any."""
     counts = np.add.reduceat(keep, federation.offsets[:-1], dtype=np.intp)
     who = np.flatnonzero(counts)
-    if len(who) == 0:
-        return None
     offsets = np.concatenate([[0], np.cumsum(counts[who])]).astype(np.intp)
     weight = None if federation.weight is None else federation.weight[keep]
-    part = replace(
-        Federation(federation.X, federation.y, federation.offsets, federation.users),
-        X=federation.X[keep],
-        y=federation.y[keep],
-        offsets=offsets,
-        users=federation.users[who],
-        weight=weight,
+    part = Federation(
+        federation.X[keep], federation.y[keep], offsets, federation.users[who], weight
     )
     return part, who
 
 
-def _average_curvature(
-    federation: Federation, loss: Loss, local: LocalModels, fit_intercept: bool
-) -> float:
-    """Mean diagonal entry of the users' Hessians, from a few users: the grid's unit."""
-    some = np.unique(np.linspace(0, federation.n_users - 1, 50).astype(np.intp))
-    y = loss.encode(federation.y)
-    size: list[Any] = []
-    for i in some:
-        rows = federation.rows(int(i))
-        x = federation.X[rows]
-        low, high = loss.curve_bounds(y[rows], np.zeros(len(x)))
-        size.append(np.mean(high * (x**2).mean(axis=1)))
-    unit = float(np.mean(size))
+def _average_curvature(federation: Federation, loss: Loss) -> float:
+    """About the mean diagonal entry of the users' Hessians, from some rows: the grid's unit."""
+    rows = np.unique(np.linspace(0, len(federation.y) - 1, 5000).astype(np.intp))
+    x, y = federation.X[rows], loss.encode(federation.y)[rows]
+    _, most = loss.curve_bounds(y, np.zeros(len(x)))
+    unit = float(np.mean(most[:, None] * x**2)) if x.size else 1.0
     return unit if unit > 0 else 1.0
-
-
-Progress = Callable[[int], None]
