@@ -198,8 +198,9 @@ def _decide(
         return _choice(found, wanted, "shared-variance", NOTHING_KNOWN, True)
     ratio, error = found.fit.misfit, np.sqrt(2 / max(found.fit.degrees, 1.0))
     if not (ratio < OVERSTATED and ratio + 4 * error < 1):
-        tau = f"tau2 = {found.fit.mixture.tau2:.3g} in noise units"
-        return _choice(found, wanted, "noise", tau, False)
+        tau2 = found.fit.mixture.tau2
+        differ = f"by about {np.sqrt(tau2):.2g} times a user's noise" if tau2 else "only by noise"
+        return _choice(found, wanted, "noise", f"users of a group differ {differ}", False)
     # The noise is too large. What is it good for: ratios between users, or nothing?
     scaled = find_groups(replace(cloud, believed=False), wanted, max_clusters, seed)
     flat = replace(cloud, noise=np.ones(len(cloud)), believed=False)

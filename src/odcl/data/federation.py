@@ -90,7 +90,7 @@ class Federation:
 
     def __iter__(self) -> Iterator[tuple[Any, Floats, Array]]:
         """(id, X, y) of one user after another."""
-        for i, user in enumerate(self.users):
+        for i, user in enumerate(self.users.tolist()):
             rows = self.rows(i)
             yield user, self.X[rows], self.y[rows]
 
