@@ -3,364 +3,247 @@
 from __future__ import annotations
 
 import os
+import shlex
+import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+from odcl.options import UsageError, parse
 
-from odcl import __version__
-
-app = typer.Typer(
-    name="odcl",
-    help="The right model for every user of a federation, after one round of communication.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
-
-Names = list[str] | None
+if TYPE_CHECKING:
+    from odcl.rundir import Answer
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
-        typer.echo(f"odcl {__version__}")
-        raise typer.Exit
+def demo(options: Namespace) -> None:
+    from odcl.demo import FILES, demo_errors, demo_result, write_demo
+    from odcl.rundir import check_place
+
+    check_place(options.out, force=options.force, own=FILES)
+    with _watched(options) as progress:
+        progress.stage("one round of 100 users")
+        federation, result = demo_result(options.seed)
+        errors = demo_errors(federation, result)
+        progress.stage("drawing")
+        drawn = write_demo(options.out, result, errors, seed=options.seed, force=options.force)
+    _print_demo(federation, result, errors)
+    _print_picture(options.out / "demo.png", drawn, options)
+    table = shlex.quote(str(options.out / "stores.csv"))
+    print(f"A table to try: odcl fit {table} --user store --target sales --out run")
 
 
-@app.callback()
-def _common(
-    version: Annotated[
-        bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
-    ] = False,
-) -> None:
-    """The right model for every user of a federation, after one round of communication.
+def _print_demo(federation: Any, result: Any, errors: dict[str, float]) -> None:
+    from odcl.demo import groups_right
+    from odcl.report.text import aligned, group_table, in_bytes, table
 
-    Start with `odcl demo`, then `odcl fit TABLE --user COLUMN --target COLUMN --out RUN`.
-    """
-
-
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notices.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace the output folder if it exists.")]
-Seed = Annotated[int, typer.Option(help="Seed of every random choice.")]
-
-
-@app.command()
-def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the picture and a table to try.")] = Path(
-        "odcl-demo"
-    ),
-    seed: Seed = 0,
-    force: Force = False,
-    quiet: Quiet = False,
-) -> None:
-    """The paper's linear federation: 100 users, 10 hidden groups, one round, in seconds."""
-    from odcl.demo import run_demo
-    from odcl.report import pictures
-    from odcl.report.text import group_table, megabytes, number, table
-
-    with _stages(quiet) as stage:
-        result, errors = run_demo(out, seed=seed, force=force, stage=stage)
-    typer.echo(f"100 users with 100 rows each. {result.step.reason}")
-    typer.echo("")
-    typer.echo(group_table(result.labels, result.local.n_rows, result.users))
-    typer.echo("")
+    print(f"100 users with 100 rows each. {result.step.reason} {groups_right(federation, result)}")
+    print()
+    print(group_table(result.labels, result.local.n_rows, result.users))
+    print()
     best = errors["oracle average (groups given)"]
-    rows = [(name, number(e), f"{e / best:.2f}") for name, e in errors.items()]
-    typer.echo(table(("error of the users' models (NMSE)", "error", "vs oracle average"), rows))
-    typer.echo("")
-    up, down = megabytes(result.bytes_up / 100), megabytes(result.bytes_down / 100)
-    typer.echo(f"1 round; each user sent {up} and received {down}.")
-    if pictures.available():
-        typer.echo(f"Picture: {out / 'demo.png'}")
-    else:
-        _notice("no picture: pip install 'odcl[plot]'", quiet)
-    typer.echo(
-        f"A table to try: odcl fit {out / 'stores.csv'} --user store --target sales --out run"
-    )
+    ratios = (f"{e / best:,.2f}" for e in errors.values())
+    rows = list(zip(errors, aligned(list(errors.values())), ratios, strict=True))
+    print(table(("error of the users' models (NMSE)", "error", "vs oracle average"), rows))
+    print()
+    up, down = in_bytes(result.bytes_up / 100), in_bytes(result.bytes_down / 100)
+    print(f"1 round: each user sent {up} and received {down}.")
 
 
-@app.command()
-def fit(
-    data: Annotated[
-        Path, typer.Argument(metavar="TABLE", help="CSV or Parquet file, or a folder of them.")
-    ],
-    user: Annotated[str, typer.Option(help="Column that names the user (store, patient, ...).")],
-    target: Annotated[str, typer.Option(help="Column to predict.")],
-    out: Annotated[Path, typer.Option(help="Folder for the results (RUN).")],
-    features: Annotated[
-        Names, typer.Option(help="Columns to predict from; repeat or separate by commas. [all]")
-    ] = None,
-    drop: Annotated[Names, typer.Option(help="Columns to leave out.")] = None,
-    categorical: Annotated[Names, typer.Option(help="Columns that hold categories.")] = None,
-    missing: Annotated[
-        str, typer.Option(help="Rows with missing values: error, drop, or mean (fill in).")
-    ] = "error",
-    loss: Annotated[
-        str, typer.Option(help="squared, huber, poisson, logistic, multinomial, or auto.")
-    ] = "auto",
-    clusters: Annotated[
-        str,
-        typer.Option(
-            help="auto (found from the users' noise), a number, elbow, silhouette, spectral:K or "
-            "gradient:K."
-        ),
-    ] = "auto",
-    combine: Annotated[
-        str, typer.Option(help="How a group's models become one: precision, mean, samples, shrink.")
-    ] = "precision",
-    refit: Annotated[
-        str, typer.Option(help="Refit at the user: evidence, cv, none, or a number (strength).")
-    ] = "evidence",
-    paper: Annotated[
-        bool, typer.Option("--paper", help="The paper's setting: K-means++, mean, no refit.")
-    ] = False,
-    l2: Annotated[
-        float | None, typer.Option(help="Penalty in standardised units. [0; 0.01 for classes]")
-    ] = None,
-    intercept: Annotated[bool, typer.Option(help="Fit an intercept.")] = True,
-    standardize: Annotated[bool, typer.Option(help="Bring features to a common scale.")] = True,
-    curvature: Annotated[
-        str, typer.Option(help="What users send of their Hessian: auto, full, diagonal, none.")
-    ] = "auto",
-    holdout: Annotated[
-        float, typer.Option(help="Share of each user's rows kept for the comparison; 0: none.")
-    ] = 0.2,
-    seed: Seed = 0,
-    jobs: Annotated[int, typer.Option(help="Threads for the local models.")] = 1,
-    force: Force = False,
-    quiet: Quiet = False,
-) -> None:
-    """Find the groups in a table of many users and fit a model for each user."""
-    from odcl.data.encoding import TableSchema
-    from odcl.data.tables import read_table
-    from odcl.run import fit_table, guess_loss, task_of, write_run
+def fit(options: Namespace) -> None:
+    from odcl.run import fit_source, read_source
+    from odcl.rundir import check_place, write_run
 
-    if not 0 <= holdout < 1:
-        raise ValueError(f"--holdout is a share of the rows, from 0 to below 1; got {holdout:g}.")
-    _check_free(out, force)
-    groups = _names(categorical)
-    with _stages(quiet) as stage:
-        stage("reading the table")
-        table = read_table(data, text=(user, *groups))
-        kind = guess_loss(table, target) if loss == "auto" else loss
-        schema = TableSchema.fit(
-            table,
-            user=user,
-            target=target,
-            features=_names(features) or None,
-            drop=_names(drop),
-            categorical=groups,
-            missing=missing,
-            task=task_of(kind),
+    settings = _settings(options)
+    check_place(options.out, force=options.force)
+    with _watched(options) as progress:
+        progress.stage("reading the table")
+        source = read_source(
+            options.table,
+            user=options.user,
+            target=options.target,
+            features=options.features,
+            drop=options.drop,
+            categorical=options.categorical,
+            missing=options.missing,
+            loss=options.loss,
         )
-        settings: dict[str, Any] = {
-            "clusterer": _clusterer(clusters),
-            "combine": combine,
-            "refit": _refit(refit),
-            "method": "paper" if paper else "default",
-            "fit_intercept": intercept,
-            "standardize": standardize,
-            "curvature": curvature,
-            "n_jobs": jobs,
-        }
-        if l2 is not None:
-            settings["l2"] = l2
-        run = fit_table(
-            table, schema, kind, holdout=holdout, seed=seed, settings=settings, stage=stage
+        run = fit_source(
+            source,
+            holdout=options.holdout,
+            seed=options.seed,
+            settings=settings,
+            progress=progress,
         )
-        stage("writing")
-        write_run(
-            run,
-            out,
-            force=force,
-            settings=settings | {"loss": kind, "seed": seed, "table": data.name},
-        )
+        progress.stage("writing")
+        drawn = write_run(run, options.out, force=options.force)
     for text in run.notices:
-        _notice(text, quiet)
-    _print_run(run, out, kind)
+        _notice(text, options)
+    _print_run(run)
+    _print_picture(options.out / "picture.png", drawn, options)
+    out = shlex.quote(str(options.out))
+    print(f"Models of all rows, groups and report: {out}. Next: odcl predict {out} TABLE")
 
 
-def _print_run(run: Any, out: Path, loss: str) -> None:
-    from odcl.report.text import comparison_table, group_table, megabytes, verdict
+def _settings(options: Namespace) -> dict[str, Any]:
+    """Arguments of the estimator. ``--paper`` fixes some, and saying both is a mistake."""
+    refit = None if options.refit == "none" else options.refit or "evidence"
+    settings: dict[str, Any] = {
+        "clusterer": options.clusters,
+        "combine": options.combine or "precision",
+        "refit": refit,
+        "method": "default",
+        "fit_intercept": not options.no_intercept,
+        "standardize": not options.no_standardize,
+        "curvature": options.curvature,
+        "n_jobs": options.jobs,
+    }
+    if options.l2 is not None:
+        settings["l2"] = options.l2
+    if options.paper:
+        for name, value, fixed in (
+            ("combine", options.combine, "mean"),
+            ("refit", options.refit, "none"),
+        ):
+            if value not in (None, fixed):
+                text = f"--paper means --{name} {fixed}, and --{name} {value} was asked for as well"
+                raise UsageError(f"{text}: leave one of them out.", "odcl fit")
+        settings |= {"method": "paper", "combine": "mean", "refit": None, "standardize": False}
+    return settings
 
-    result = run.model.result_
-    m = len(run.encoded.ids)
-    typer.echo(
-        f"{m:,} users, {len(run.encoded.codes):,} rows, {run.encoded.X.shape[1]} features, {loss} "
-        f"loss, 1 round. {result.step.reason}"
-    )
-    typer.echo("")
-    typer.echo(group_table(result.labels, run.n_rows, run.encoded.ids))
+
+def _print_run(run: Any) -> None:
+    from odcl.report.text import comparison_table, count, group_table, in_bytes, verdict
+
+    result, m = run.model.result_, len(run.users)
+    encoded = run.source.encoded
+    size = f"{count(m, 'user')}, {count(len(encoded.codes), 'row')}"
+    size += f", {count(encoded.X.shape[1], 'feature')}"
+    print(f"{size}, {run.model.loss_.name} loss, 1 round. {result.step.reason}")
+    print()
+    print(group_table(result.labels, run.n_rows, run.users))
     if run.comparison is not None:
-        typer.echo("")
-        typer.echo(comparison_table(run.comparison))
+        print()
+        print(comparison_table(run.comparison))
         if "odcl" in run.comparison.scores:
-            typer.echo(verdict(run.comparison))
-    typer.echo("")
-    up, down = megabytes(result.bytes_up / m), megabytes(result.bytes_down / m)
-    typer.echo(f"In a federation each user would send {up} and receive {down}.")
-    typer.echo(f"Models (fitted on all rows), groups, users and a picture: {out}")
+            print(verdict(run.comparison))
+    print()
+    up, down = in_bytes(result.bytes_up / m), in_bytes(result.bytes_down / m)
+    print(f"In a federation each user would send {up} and receive {down}.")
 
 
-@app.command()
-def predict(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder that `odcl fit` wrote.")],
-    data: Annotated[Path, typer.Argument(metavar="TABLE", help="Rows to predict.")],
-    out: Annotated[
-        Path | None, typer.Option(help="CSV or Parquet file; without it, CSV on stdout.")
-    ] = None,
-    unknown: Annotated[
-        str, typer.Option(help="Users not in the fit: error, pooled (one model for all), nearest.")
-    ] = "error",
-    unseen: Annotated[
-        str, typer.Option(help="Categories not in the fit: error, or reference (the commonest).")
-    ] = "error",
-    quiet: Quiet = False,
-) -> None:
-    """Predict each row with its user's model."""
-    from odcl.run import predict_table
-
-    with _stages(quiet) as stage:
-        stage("predicting")
-        columns = predict_table(run, data, unknown=unknown, unseen=unseen)
-    _write(columns, out, quiet)
+def _print_picture(path: Path, drawn: bool, options: Namespace) -> None:
+    if drawn:
+        print(f"Picture: {shlex.quote(str(path))}")
+    else:
+        _notice("no picture, for want of matplotlib: pip install 'odcl[plot]'", options)
 
 
-@app.command()
-def assign(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder that `odcl fit` wrote.")],
-    data: Annotated[
-        Path, typer.Argument(metavar="TABLE", help="Rows of new users, with the target.")
-    ],
-    add: Annotated[
-        bool, typer.Option("--add", help="Remember the users in RUN: predict knows them then.")
-    ] = False,
-    out: Annotated[
-        Path | None, typer.Option(help="CSV or Parquet file; without it, CSV on stdout.")
-    ] = None,
-    quiet: Quiet = False,
-) -> None:
-    """Which group new users belong to, how surely, or that they fit none."""
-    from odcl.run import assign_table
+def predict(options: Namespace) -> None:
+    from odcl.rundir import predict_table
 
-    with _stages(quiet) as stage:
-        stage("assigning")
-        columns = assign_table(run, data, add=add)
-    _write(columns, out, quiet)
-
-
-# -- small parts -------------------------------------------------------------------------------
-
-
-def _names(values: Names) -> tuple[str, ...]:
-    """Repeated options and comma-separated lists alike."""
-    parts = [part.strip() for value in values or [] for part in value.split(",")]
-    return tuple(part for part in parts if part)
-
-
-def _clusterer(text: str) -> Any:
-    if text in ("auto", "elbow", "silhouette"):
-        return text
-    name, _, count = text.rpartition(":")
-    if count.isdigit() and int(count) > 0:
-        if name == "":
-            return int(count)
-        from odcl.clustering.gradient import GradientClustering
-        from odcl.clustering.kmeans import KMeansPP
-        from odcl.clustering.spectral_kmeans import SpectralKMeans
-
-        known = {"kmeans": KMeansPP, "spectral": SpectralKMeans, "gradient": GradientClustering}
-        if name in known:
-            return known[name](int(count))
-    raise ValueError(
-        f"--clusters {text!r} is not one of auto, a number > 0, elbow, silhouette, spectral:K, "
-        "gradient:K."
-    )
-
-
-def _refit(text: str) -> str | float | None:
-    if text in ("evidence", "cv"):
-        return text
-    if text == "none":
-        return None
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(
-            f"--refit {text!r} is not one of evidence, cv, none, or a number >= 0."
-        ) from None
-
-
-def _check_free(out: Path, force: bool) -> None:
-    """Refuse an existing folder before the work, not after it."""
-    if out.exists() and not force:
-        raise ValueError(
-            f"{out} exists already, and its contents would be replaced. Say --force to replace it, "
-            "or name a new folder."
+    _check_out(options)
+    with _watched(options) as progress:
+        progress.stage("predicting")
+        answer = predict_table(
+            options.run,
+            options.table,
+            unknown=options.unknown,
+            unseen=options.unseen,
+            missing=options.missing,
         )
+    _write(answer, options)
 
 
-def _write(columns: dict[str, Any], out: Path | None, quiet: bool) -> None:
-    from odcl.data.tables import write_table
+def assign(options: Namespace) -> None:
+    from odcl.rundir import assign_table
 
-    if out is not None:
-        write_table(out, columns)
-        rows = len(next(iter(columns.values())))
-        _notice(f"{rows:,} rows written to {out}", quiet)
+    _check_out(options)
+    with _watched(options) as progress:
+        progress.stage("assigning")
+        answer = assign_table(options.run, options.table, add=options.add, missing=options.missing)
+    _write(answer, options)
+
+
+def _check_out(options: Namespace) -> None:
+    from odcl.data.tables import check_ending
+
+    if options.out is not None:
+        check_ending(options.out)
+
+
+def _write(answer: Answer, options: Namespace) -> None:
+    from odcl.data.tables import write_csv, write_table
+    from odcl.report.text import count
+
+    for text in answer.notices:
+        _notice(text, options)
+    if options.out is None:
+        sys.stdout.flush()
+        write_csv(sys.stdout.buffer, answer.columns)
         return
-    import csv
-
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(columns)
-    values = [v.tolist() if hasattr(v, "tolist") else list(v) for v in columns.values()]
-    writer.writerows(zip(*values, strict=True))
+    write_table(options.out, answer.columns)
+    n = len(next(iter(answer.columns.values())))
+    _notice(f"{count(n, 'row')} written to {options.out}", options)
 
 
-def _notice(text: str, quiet: bool) -> None:
-    if not quiet:
-        typer.echo(f"odcl: {text}", err=True)
+def _watched(options: Namespace) -> Any:
+    from odcl.report.progress import watched
+
+    return watched(options.quiet)
 
 
-@contextmanager
-def _stages(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """A progress line on stderr where a person is watching; nothing in a pipe."""
-    if quiet or not sys.stderr.isatty():
-        yield lambda text: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+def _notice(text: str, options: Namespace) -> None:
+    from odcl.report.progress import notice
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("")
-        yield lambda text: progress.update(task, description=text)
+    notice(text, options.quiet)
+
+
+# -- the process -----------------------------------------------------------------------------------
+
+COMMANDS = {"demo": demo, "fit": fit, "predict": predict, "assign": assign}
+
+
+def run_command(arguments: Sequence[str] | None = None) -> int:
+    """One command: its exit code, and one line on stderr for what goes wrong."""
+    from odcl.report.progress import notice, warnings_as_notices
+
+    try:
+        try:
+            options = parse(arguments)
+            with warnings_as_notices(options.quiet):
+                COMMANDS[options.command](options)
+        finally:  # --help leaves by SystemExit
+            sys.stdout.flush()
+    except UsageError as error:
+        notice(f"{error} See {error.command} --help.")
+        return 2
+    except BrokenPipeError:  # the reader has seen enough
+        return 141
+    except ValueError as error:
+        notice(str(error))
+        return 2
+    except KeyboardInterrupt:
+        notice("interrupted.")
+        return 130
+    except MemoryError:
+        notice("out of memory.")
+        return 1
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        notice(f"{where}{error.strerror or error}.")
+        return 1
+    return 0
 
 
 def main() -> None:
-    """Entry point: one line on stderr and an exit code for whatever goes wrong."""
-    import click
-
-    try:
-        code = app(standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
-        typer.echo("odcl: interrupted; nothing was written.", err=True)
-        sys.exit(130)
-    except BrokenPipeError:
+    """Entry point of the command ``odcl``."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # files half-written are taken away
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show an id
+    code = run_command()
+    if code == 141:  # Python flushes once more at its end, to nobody
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
-    except ValueError as error:
-        typer.echo(f"odcl: {' '.join(str(error).split())}", err=True)
-        sys.exit(2)
-    except (OSError, MemoryError) as error:
-        typer.echo(f"odcl: {error or 'out of memory'}; nothing was written.", err=True)
-        sys.exit(1)
-    sys.exit(code if isinstance(code, int) else 0)
+    sys.exit(code)

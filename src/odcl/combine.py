@@ -1,7 +1,7 @@
 """How a cluster's uploads become one model (Algorithm 1, step 2(iii)).
 
 ``mean`` is the paper; ``samples`` weighs by n_i; ``precision`` sums the users' own models of their
-risk and counts the penalty once a group. ``labels`` hold 0..n_clusters-1, every cluster is non-empty.
+risk and counts the penalty once a group. ``labels`` hold 0..n_clusters-1, none of them empty.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ def combine_clusters(uploads: Uploads, labels: Ints, how: str, *, others: bool =
 def sum_by_cluster(values: Floats, labels: Ints) -> Floats:
     """Sum of the rows of each cluster, in the order of the users; any shape behind axis 0."""
     n_users, n_clusters = len(labels), int(labels.max()) + 1
-    members = sparse.csr_array(
-        (np.ones(n_users), (labels, np.arange(n_users))), shape=(n_clusters, n_users)
+    # One column a user: nothing is sorted, and the values are read once, in the users' order.
+    members = sparse.csc_array(
+        (np.ones(n_users), labels, np.arange(n_users + 1)), shape=(n_clusters, n_users)
     )
     total = members @ values.reshape(n_users, -1)
     return np.asarray(total).reshape(n_clusters, *values.shape[1:])
@@ -93,21 +94,21 @@ def _precision(uploads: Uploads, labels: Ints, others: bool) -> Combined:
     Users who keep their curvature to themselves do not take part; a cluster of such users alone
     is averaged by sample size.
     """
-    assert uploads.curvature is not None
-    sent = uploads.sent.astype(float)
-    n = uploads.n_samples * sent
     pen = np.zeros(uploads.dim) if uploads.l2 is None else uploads.l2
-    own = _Sums.of_users(uploads, n, pen)
+    own = _Sums.of_users(uploads)
     total = own.by_cluster(labels)
-    empty = total.members == 0
-    fallback = _weighted(uploads, labels, uploads.n_samples, others, "")
     blend = uploads.curvature_varies
-    centers = np.where(empty[:, None], fallback.centers, total.solve(pen, blend))
+    centers = total.solve(pen, blend)
     told = "sum of the users' quadratic models" + ("" if uploads.full else " (diagonal)")
+    silent = total.members == 0
+    if not others and not silent.any():
+        return Combined(centers, None, told)
+    fallback = _weighted(uploads, labels, uploads.n_samples, others, "")
+    centers = np.where(silent[:, None], fallback.centers, centers)
     if fallback.others is None:
         return Combined(centers, None, told)
-    without = fallback.others.copy()
-    able = np.flatnonzero(total.members[labels] - sent > 0)  # somebody else sent its curvature
+    without = fallback.others
+    able = np.flatnonzero(total.members[labels] - own.members > 0)  # somebody else sent its own
     for part in np.array_split(able, max(1, len(able) // 4096)):
         without[part] = total.minus(own, labels[part], part).solve(pen, blend)
     return Combined(centers, without, told)
@@ -115,25 +116,25 @@ def _precision(uploads: Uploads, labels: Ints, others: bool) -> Combined:
 
 @dataclass(frozen=True, eq=False)
 class _Sums:
-    """What ``precision`` needs of a set of users; one row a user or a cluster."""
+    """What ``precision`` needs of a set of users; one row a user or a cluster.
+
+    The users' own rows hold H_i itself, not A_i = H_i - n_i P: for a million users that copy
+    would be the largest thing in memory. P is taken off the sums.
+    """
 
     members: Floats  # how many sent their curvature
     n: Floats
-    A: Floats  # curvature of the data terms: (., dim, dim) or its diagonal (., dim)
-    A_theta: Floats  # (., dim)
+    H: Floats  # (., dim, dim) or its diagonal (., dim)
+    H_theta: Floats  # (., dim)
     n_theta: Floats  # (., dim)
 
     @classmethod
-    def of_users(cls, uploads: Uploads, n: Floats, pen: Floats) -> _Sums:
-        H, theta = uploads.curvature, uploads.theta
+    def of_users(cls, uploads: Uploads) -> _Sums:
+        H, theta, sent = uploads.curvature, uploads.theta, uploads.sent.astype(float)
         assert H is not None
-        if uploads.full:
-            A = H if not pen.any() else H - n[:, None, None] * np.diag(pen)
-            A_theta = np.matmul(A, theta[..., None])[..., 0]
-        else:
-            A = H - n[:, None] * pen
-            A_theta = A * theta
-        return cls((n > 0).astype(float), n, A, A_theta, n[:, None] * theta)
+        n = uploads.n_samples * sent
+        H_theta = np.matmul(H, theta[..., None])[..., 0] if uploads.full else H * theta
+        return cls(sent, n, H, H_theta, n[:, None] * theta)
 
     def by_cluster(self, labels: Ints) -> _Sums:
         return _Sums(*(sum_by_cluster(getattr(self, f.name), labels) for f in fields(self)))
@@ -145,17 +146,19 @@ class _Sums:
 
     def solve(self, pen: Floats, blend: bool) -> Floats:
         """The stationary point, (., dim)."""
-        right = self.A_theta + pen * self.n_theta
         n = np.maximum(self.n, 1e-300)[:, None]
-        once = pen * n / np.maximum(self.members, 1.0)[:, None]
-        if self.A.ndim == 2:
+        counted, once = pen * n, pen * n / np.maximum(self.members, 1.0)[:, None]
+        right = self.H_theta
+        if self.H.ndim == 2:
+            A = self.H - counted
             if blend:
-                right = right + 0.5 * (self.A * self.n_theta / n - self.A_theta)
-            return right / np.maximum(self.A + once, 1e-300)
+                right = 0.5 * (right + pen * self.n_theta + A * self.n_theta / n)
+            return right / np.maximum(A + once, 1e-300)
+        A = self.H - counted[:, :, None] * np.eye(len(pen))
         if blend:
-            average = np.matmul(self.A, (self.n_theta / n)[..., None])[..., 0]
-            right = right + 0.5 * (average - self.A_theta)
-        return solve_symmetric(self.A + once[:, :, None] * np.eye(len(pen)), right)
+            average = np.matmul(A, (self.n_theta / n)[..., None])[..., 0]
+            right = 0.5 * (right + pen * self.n_theta + average)
+        return solve_symmetric(A + once[:, :, None] * np.eye(len(pen)), right)
 
 
 def solve_symmetric(A: Floats, b: Floats) -> Floats:

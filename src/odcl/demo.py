@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +17,32 @@ from odcl.local.exact import Penalty, solve_users
 from odcl.local.losses import Squared
 from odcl.method import ODCLResult, nmse, odcl
 
+FILES = ("stores.csv", "demo.png")
 
-def run_demo(
-    folder: Path, *, seed: int, force: bool, stage: Callable[[str], None]
-) -> tuple[ODCLResult, dict[str, float]]:
-    """Fit the federation of Section 5 (100 users, 10 hidden groups, n = 100) and save a picture."""
-    stage("making 100 users in 10 hidden groups")
+
+def demo_result(seed: int) -> tuple[SyntheticFederation, ODCLResult]:
+    """The federation of Section 5 (100 users, 10 hidden groups, n = 100), fitted in one round."""
     federation = linear_federation(100, 100, n_clusters=10, seed=seed)
-    stage("one round")
-    result = odcl(federation, seed=seed)
-    errors = demo_errors(federation, result)
-    stage("drawing")
+    return federation, odcl(federation, seed=seed)
+
+
+def write_demo(
+    folder: Path, result: ODCLResult, errors: dict[str, float], *, seed: int, force: bool
+) -> bool:
+    """The picture and the table to try, whole or not at all. Is there a picture?"""
     with atomic_folder(folder, force=force) as place:
         write_table(place / "stores.csv", store_table(seed))
-        _draw(result, errors, place / "demo.png")
-    return result, errors
+        return _draw(result, errors, place / "demo.png")
+
+
+def groups_right(federation: SyntheticFederation, result: ODCLResult) -> str:
+    """How the groups found compare with the true ones, in a sentence."""
+    assert federation.groups is not None
+    pairs = {*zip(result.labels.tolist(), federation.groups.tolist(), strict=True)}
+    n_true = len(set(federation.groups.tolist()))
+    if len(pairs) == result.n_clusters == n_true:
+        return "They are the true ones."
+    return f"The true ones are {n_true}."
 
 
 def demo_errors(federation: SyntheticFederation, result: ODCLResult) -> dict[str, float]:
@@ -92,11 +102,11 @@ def store_table(seed: int) -> dict[str, Any]:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def _draw(result: ODCLResult, errors: dict[str, float], path: Path) -> None:
+def _draw(result: ODCLResult, errors: dict[str, float], path: Path) -> bool:
     from odcl.report import pictures
 
     if not pictures.available():
-        return
+        return False
     fig, (left, right) = pictures.figure(width=11)
     pictures.draw_models(left, result.local.theta, result.centers, result.labels)
     pictures.draw_bars(
@@ -108,3 +118,4 @@ def _draw(result: ODCLResult, errors: dict[str, float], path: Path) -> None:
     )
     right.set_title("Error of each user's model")
     pictures.save(fig, path)
+    return True

@@ -14,7 +14,7 @@ from odcl.data.federation import Federation
 from odcl.local.fit import Curvature, LocalModels, fit_users
 from odcl.local.losses import Loss, as_loss
 from odcl.local.refit import Refit, refit_users
-from odcl.server import ServerStep, server_step
+from odcl.server import Others, ServerStep, server_step
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +63,7 @@ class ODCLResult:
         return self.step.bytes_down * len(self.users)
 
     def summary(self) -> str:
-        """One line for a person: users, clusters, rounds, and the error where the truth is known."""
+        """One line for a person: users, clusters, rounds, and the error where truth is known."""
         k = self.n_clusters
         text = f"{len(self.users)} users, {k} cluster{'s' * (k > 1)}, 1 round"
         if self.optima is not None:
@@ -119,7 +119,7 @@ def odcl(
         n_jobs=n_jobs,
         progress=progress,
     )  # step 1
-    others = refit in ("cv", "evidence")
+    others = _others_for(refit)
     step = server_step(local.uploads(), clusterer, combine, seed=seed, others=others)  # step 2
     final = refit_users(
         federation, loss, local, step, refit, fit_intercept=fit_intercept, seed=seed, n_jobs=n_jobs
@@ -136,6 +136,13 @@ def odcl(
         "seed": seed,
     }
     return ODCLResult(local, step, final, loss, settings, getattr(federation, "optima", None))
+
+
+def _others_for(refit: Any) -> Others:
+    """When the refit looks at the clusters' models without the user itself."""
+    if refit == "cv":
+        return "always"
+    return "without tau2" if refit == "evidence" else "never"
 
 
 def _uses_curvature(clusterer: Any, combine: str, refit: Any) -> bool:

@@ -2,91 +2,320 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.special import softmax
+from scipy.optimize import brentq
+from scipy.special import digamma, polygamma, softmax
 from scipy.stats import chi2
+from scipy.stats import f as f_law
 
 from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation
 from odcl.local.exact import Penalty, solve_users
 from odcl.local.fit import fit_users
-from odcl.local.losses import Loss
+from odcl.local.losses import Loss, penalty
+
+if TYPE_CHECKING:
+    from odcl.method import ODCLResult
 
 # A distance that a member of the group would exceed in one case of ten thousand.
 STRANGE = 1e-4
+# Beyond this many directions the distance costs more than it tells: the likelihood decides alone.
+MOST_DIRECTIONS = 500
+# So many users' rows tell how noisy users are and how far those of a group differ.
+LOOK_AT = 300
+
+
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """What a fit knows of its groups, for users who come later. In standardised units."""
+
+    centers: Floats  # (n_clusters, dim)
+    members: Ints  # (n_clusters,), users
+    samples: Floats  # (n_clusters,), weight of their rows
+    pull: Floats  # (n_clusters,), share of a user's l2 penalty that is left in the centre
+    tau2: float  # how far users of a group differ, a coordinate: around the centre they are refit
+    spread: float  # the same as the users' own rows show it: a newcomer may be as far
+    phi: float  # noise scale of a typical user; NaN where nobody can tell
+    phi_dof: float  # what it is worth beside a user's own, in degrees of freedom
 
 
 @dataclass(frozen=True, eq=False)
 class Assignment:
     """Where a new user belongs.
 
-    ``distance`` is to the nearest group in noise units: about 1 for a member, whatever the
-    number of parameters; NaN where the user has too few rows to tell. ``none_of_these`` is True,
-    and ``label`` -1, where no group is credible; the model is then the user's own.
+    ``distance`` is to its group in noise units: about 1 for a member, whatever the number of rows
+    and parameters; NaN where nothing is known of the noise. ``none_of_these`` is True, and
+    ``label`` -1, where no group is credible; the model is then the user's own.
     """
 
     label: int
-    probability: float  # of that label among the groups
+    probability: float  # of the likeliest group, among the groups
     probabilities: Floats  # (n_clusters,)
     distance: float
     none_of_these: bool
     theta: Floats  # (dim,), in standardised units
     model: Floats  # in the table's units
 
-    def in_units(self, model: Floats) -> Assignment:
-        return replace(self, model=model)
-
 
 def assign_rows(
     X: Floats,
     y: Floats,
     loss: Loss,
+    groups: Groups,
     *,
-    centers: Floats,
-    sizes: Ints,
-    tau2: float | None,
     l2: float,
     fit_intercept: bool,
+    refit: str | float | None,
 ) -> Assignment:
     """Weigh the groups by how well their models explain the user's rows.
 
-    With more rows than parameters the user's own model tells the distance, in units of its noise
-    and of how far users of a group differ: theta ~ N(c_k, C + tau^2 I). With fewer, the rows'
-    likelihood under each group's model decides.
+    The probabilities are those of the rows under theta ~ N(c_k, tau^2 I), by Laplace's method
+    (with tau = 0: under c_k itself), times the groups' shares of users. Whether the likeliest
+    group is credible is read off the slope of the rows' loss at its centre, not off the user's own
+    model: no shrinkage in it, directions that the rows do not see have no voice, and one row or
+    one class is enough.
     """
-    n, dim = len(y), centers.shape[1]
+    n, k = len(y), len(groups.centers)
     one = Federation(X, y, np.array([0, n]), np.zeros(1, dtype=int))
-    local = fit_users(one, loss, l2=l2, fit_intercept=fit_intercept, curvature="full")
-    prior = np.log(np.maximum(sizes, 1) / np.maximum(sizes, 1).sum())
-    assert local.dispersion is not None
-    assert local.curvature is not None
-    D = np.column_stack([X, np.ones(n)]) if fit_intercept else X
-    z = np.matmul(D, centers.reshape(len(centers), -1, loss.n_outputs))
-    risk = loss.value(z, y[None]).sum(axis=1)
-    phi = float(local.dispersion[0])
-    distance, known = np.nan, np.isfinite(phi) and phi > 0
-    if known:
-        spread = phi * np.linalg.inv(local.curvature[0]) + (tau2 or 0.0) * np.eye(dim)
-        gap = local.theta[0] - centers
-        squares = (gap * np.linalg.solve(spread, gap.T).T).sum(axis=1)
-        weight = prior - 0.5 * squares
-    else:
-        # Too few rows for a noise scale of its own: the best group's fit sets it.
-        phi = max(2.0 * float(risk.min()) / n, 1e-300) if loss.has_dispersion else 1.0
-        weight = prior - risk / phi
-    p = softmax(weight)
+    free = fit_users(one, loss, fit_intercept=fit_intercept, curvature="none")
+    rows = _Rows.of(X, y, np.ones(n), loss, free.theta[0], l2, fit_intercept)
+    phi, dof = _noise_scale(rows, groups, known=not free.prior[0])
+
+    def around(strength: float, centers: Floats) -> Floats:
+        each = np.arange(len(centers) + 1) * n
+        copies = Federation(
+            np.tile(X, (len(centers), 1)), np.tile(y, len(centers)), each, np.arange(len(centers))
+        )
+        pull = Penalty(np.full(len(centers), strength), centers, free=False)
+        return solve_users(copies, copies.y, loss, pull, fit_intercept=fit_intercept).theta
+
+    modes, evidence = groups.centers, np.zeros(k)
+    told = rows.dim <= MOST_DIRECTIONS
+    if groups.tau2 > 0 and told:
+        modes = around(phi / (n * groups.tau2), groups.centers)
+        evidence -= 0.5 * ((modes - groups.centers) ** 2).sum(axis=1) / groups.tau2
+        for i in range(k):
+            evidence[i] -= 0.5 * np.log1p(groups.tau2 / phi * rows.view(modes[i]).curvature).sum()
+    evidence -= np.array([rows.risk(mode) for mode in modes]) / phi
+    p = softmax(evidence + np.log(groups.members / groups.members.sum()))
     label = int(np.argmax(p))
-    strange = False
-    if known:
-        distance = float(np.sqrt(squares[label] / dim))
-        strange = bool(chi2.sf(squares[label], dim) < STRANGE)
-    if strange:
-        theta = local.theta[0]
-    elif tau2:
-        penalty = Penalty(np.array([phi / (n * tau2)]), centers[label][None], free=False)
-        theta = solve_users(one, y, loss, penalty, fit_intercept=fit_intercept).theta[0]
+
+    distance, strange = np.nan, False
+    if dof > 0 and told:
+        view = rows.view(groups.centers[label], pull=float(groups.pull[label]))
+        square, r = view.square(phi, n / float(groups.samples[label]), groups.spread), view.rank
+        # Where a row that was nearly certain goes wrong, the slope has heavier tails than a normal
+        # law; the likelihood ratio has not. Elsewhere the two agree.
+        ratio = 2.0 * (rows.risk(groups.centers[label]) - rows.risk(rows.own)) / phi
+        square *= min(1.0, max(ratio, 0.0) / max(view.square(phi, 0.0, 0.0), 1e-300))
+        distance = float(np.sqrt(square / max(r, 1)))
+        tail = chi2.sf(square, r) if np.isinf(dof) else f_law.sf(square / max(r, 1), r, dof)
+        strange = r > 0 and bool(tail < STRANGE)
+    if strange or refit == 0:
+        theta = fit_users(one, loss, l2=l2, fit_intercept=fit_intercept, curvature="none").theta[0]
+    elif refit is None:
+        theta = groups.centers[label]
     else:
-        theta = centers[label]
+        theta = modes[label]
+        if not isinstance(refit, str):
+            theta = around(float(refit), groups.centers[[label]])[0]
     return Assignment(-1 if strange else label, float(p[label]), p, distance, strange, theta, theta)
+
+
+def _noise_scale(rows: _Rows, groups: Groups, known: bool) -> tuple[float, float]:
+    """phi of a newcomer and its degrees of freedom: its own, drawn towards the federation's."""
+    if not rows.loss.has_dispersion:
+        return 1.0, np.inf
+    own, dof = rows.dispersion() if known else (0.0, 0.0)
+    total = dof + groups.phi_dof
+    zero = rows.loss.value(np.zeros((len(rows.y), 1)), rows.y).mean()
+    floor = max(1e-18 * float(zero), 1e-300)  # noise-free rows differ by rounding
+    if total == 0:  # the best group's fit sets the scale, and no distance can be told
+        risk = min(rows.risk(c) for c in groups.centers)
+        return max(2.0 * risk / len(rows.y), floor), 0.0
+    prior = groups.phi * groups.phi_dof if groups.phi_dof else 0.0
+    if np.isinf(total):
+        return max(groups.phi, floor), np.inf
+    return max((prior + dof * own) / total, floor), total
+
+
+# -- one user's rows -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _View:
+    """The rows' loss from one centre: its slope and curvature there, eigenvector by eigenvector."""
+
+    slope: Floats  # (r,), directions that the rows do not see are left out
+    curvature: Floats  # (r,)
+
+    @property
+    def rank(self) -> int:
+        return len(self.slope)
+
+    def square(self, phi: float, more: float, spread: float) -> float:
+        """Squared distance; chi-squared with r degrees of freedom for a member of the group.
+
+        At the true model the slope is noise of variance phi a. The centre misses the truth by
+        ``more`` times that, and users of a group differ by ``spread``, which adds spread a^2.
+        """
+        a = self.curvature
+        return float((self.slope**2 / (phi * a * (1.0 + more) + spread * a**2)).sum())
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """The rows of one user, in coordinates that span them."""
+
+    design: Floats  # (n, n_inputs)
+    basis: Floats | None  # (n_inputs, n), orthonormal; None: more rows than inputs
+    y: Floats  # (n,)
+    weight: Floats  # (n,)
+    loss: Loss
+    own: Floats  # (dim,), the user's own model
+    pen: Floats  # (dim,), diagonal of the penalty's Hessian
+
+    @classmethod
+    def of(
+        cls,
+        X: Floats,
+        y: Floats,
+        weight: Floats,
+        loss: Loss,
+        own: Floats,
+        l2: float,
+        fit_intercept: bool,
+    ) -> _Rows:
+        D = np.column_stack([X, np.ones(len(X))]) if fit_intercept else X
+        basis = np.linalg.qr(D.T)[0] if len(D) < D.shape[1] else None
+        pen = penalty(D.shape[1], loss.n_outputs, l2, fit_intercept)
+        return cls(D, basis, y, weight, loss, own, pen)
+
+    @property
+    def dim(self) -> int:
+        return min(self.design.shape) * self.loss.n_outputs
+
+    def _z(self, theta: Floats) -> Floats:
+        return self.design @ theta.reshape(-1, self.loss.n_outputs)
+
+    def risk(self, theta: Floats) -> float:
+        return float(self.weight @ self.loss.value(self._z(theta), self.y))
+
+    def dispersion(self) -> tuple[float, float]:
+        """The user's own phi and its degrees of freedom; both 0 where it cannot tell."""
+        dof = float(self.weight.sum()) - len(self.own)
+        if dof <= 0:
+            return 0.0, 0.0
+        z, y, weight = self._z(self.own)[None], self.y[None], self.weight[None]
+        return float(self.loss.dispersion(z, y, weight, np.array([dof]))[0]), dof
+
+    def view(self, theta: Floats, *, pull: float = 0.0) -> _View:
+        """Slope and curvature at ``theta``, of the rows and of a share of the penalty.
+
+        Where curvature hardly depends on the model it is taken at the user's own: from a far
+        centre all rows of a Huber loss lie on its flat part.
+        """
+        z = self._z(theta)
+        at = z if self.loss.curvature_varies else self._z(self.own)
+        D = self.design if self.basis is None else self.design @ self.basis
+        slope = D.T @ (self.loss.slope(z, self.y) * self.weight[:, None])
+        if pull > 0 and self.pen.any():
+            drawn = (pull * self.weight.sum() * self.pen * theta).reshape(-1, self.loss.n_outputs)
+            slope = slope + (drawn if self.basis is None else self.basis.T @ drawn)
+        curve = self.loss.curve(at, self.y) * self.weight[:, None, None]
+        gram = np.einsum("np,nqr,ns->pqsr", D, curve, D, optimize=True)
+        a, V = np.linalg.eigh(gram.reshape(self.dim, self.dim))
+        seen = a > 1e-10 * max(float(a[-1]), 1e-300)
+        return _View((slope.ravel() @ V)[seen], a[seen])
+
+
+# -- what the fit leaves behind ------------------------------------------------------------------
+
+
+def groups_of(
+    federation: Federation, result: ODCLResult, *, l2: float, fit_intercept: bool, combine: str
+) -> Groups:
+    """The groups of a fit, with what some users' rows say of noise and of differences inside."""
+    labels, k = result.labels, result.n_clusters
+    members = np.bincount(labels, minlength=k)
+    samples = np.bincount(labels, weights=federation.n_samples, minlength=k).astype(np.float64)
+    # Precision combining counts the penalty once a group; means keep every user's whole.
+    pull = np.ones(k)
+    if combine in ("precision", "shrink") and result.local.curvature is not None:
+        sent = result.local.uploads().sent.astype(float)
+        pull = 1.0 / np.maximum(np.bincount(labels, weights=sent, minlength=k), 1.0)
+    looks = [
+        _look(federation, result, i, pull, l2, fit_intercept)
+        for i in np.unique(np.linspace(0, federation.n_users - 1, LOOK_AT).astype(int))
+    ]
+    known = [(phi, dof) for _, phi, dof, _ in looks if dof > 0 and phi > 0]
+    phi, phi_dof = _typical(*np.array(known).T) if known else (np.nan, 0.0)
+    if not result.loss.has_dispersion:
+        phi, phi_dof = 1.0, np.inf
+    tau2 = result.step.tau2
+    spread = tau2 or 0.0
+    views = [(view, size) for view, _, _, size in looks if view is not None and size > 1]
+    if views and np.isfinite(phi):
+        spread = max(spread, _spread(views, phi))
+    return Groups(
+        result.centers,
+        members,
+        samples,
+        pull,
+        spread if tau2 is None else tau2,
+        spread,
+        float(phi),
+        float(phi_dof),
+    )
+
+
+def _look(
+    federation: Federation,
+    result: ODCLResult,
+    i: int,
+    pull: Floats,
+    l2: float,
+    fit_intercept: bool,
+) -> tuple[_View | None, float, float, int]:
+    """User i from its own centre, its noise scale with degrees of freedom, its group's size."""
+    part, label, loss = federation.rows(i), int(result.labels[i]), result.loss
+    y = loss.encode(federation.y[part])
+    weight = np.ones(len(y)) if federation.weight is None else federation.weight[part]
+    own = result.local.theta[i]
+    rows = _Rows.of(federation.X[part], y, weight, loss, own, l2, fit_intercept)
+    phi, dof = rows.dispersion() if not result.local.prior[i] else (0.0, 0.0)
+    view = None
+    if rows.dim <= MOST_DIRECTIONS:
+        view = rows.view(result.centers[label], pull=float(pull[label]))
+    return view, phi, dof, int((result.labels == label).sum())
+
+
+def _typical(phi: Floats, dof: Floats) -> tuple[float, float]:
+    """A typical noise scale, and the degrees of freedom that it is worth for another user.
+
+    As :func:`odcl.noise.pooled_dispersion`: moments of log phi tell how much users differ in it.
+    """
+    half = 0.5 * dof
+    offset = np.log(phi) - digamma(half) + np.log(half)
+    excess = np.var(offset, ddof=1) - polygamma(1, half).mean() if len(phi) > 2 else 0.0
+    if excess <= 0:
+        return float((dof * phi).sum() / dof.sum()), float(dof.sum())
+    # trigamma(x) lies between 1/x and 1/x + 1/x^2, which brackets its inverse.
+    prior = 2.0 * brentq(lambda x: polygamma(1, x) - excess, 1.0 / excess, 1.0 / excess + 1.0)
+    return float(np.exp(offset.mean() + digamma(prior / 2) - np.log(prior / 2))), prior
+
+
+def _spread(views: list[tuple[_View, int]], phi: float) -> float:
+    """The tau^2 >= 0 of largest evidence for the users seen (``odcl.noise.evidence_tau2``)."""
+    a = np.concatenate([view.curvature for view, _ in views]) / phi
+    # In a group of g the centre has taken up 1 / g of each user's deviation.
+    gap2 = np.concatenate([view.slope**2 * g / (g - 1.0) for view, g in views]) / phi**2
+    if len(a) == 0:
+        return 0.0
+    unit = 1.0 / float(np.median(a))
+    grid = np.concatenate([[0.0], np.geomspace(1e-4 * unit, 1e4 * unit, 81)])
+    misfit = [float((np.log1p(t * a) - t * gap2 / (1.0 + t * a)).sum()) for t in grid]
+    return float(grid[int(np.argmin(misfit))])

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
+from scipy.optimize import minimize_scalar
 from scipy.special import digamma, polygamma
 
 from odcl._typing import Floats, Ints
-from odcl.combine import sum_by_cluster
 from odcl.exchange.upload import Uploads
 
 # Enough users to pin one number down to a percent; more would only cost time.
 _ENOUGH = 20_000
+_CHUNK = 1024  # users whose curvature is turned around at one time
 # Share of the models' degrees of freedom that the rows determine, tr(A H^-1) / dim. Under this the
 # users' quadratic models are no likelihood any more: on digits and MNIST users with as many rows as
-# parameters (share .2 - .35) they miss that groups differ; set-ups where they hold have .9 and more.
+# parameters (share .2 - .35) they miss that groups differ; where they hold it is .9 and more.
 DETERMINED = 0.7
 
 
@@ -35,11 +36,13 @@ def pooled_dispersion(uploads: Uploads) -> Floats | None:
     if not known.any():
         return None
     pooled = float((dof[known] * phi[known]).sum() / dof[known].sum())
-    half = 0.5 * dof[known]
-    offset = np.log(phi[known]) - digamma(half) + np.log(half)
+    sizes, which = np.unique(dof[known], return_inverse=True)  # few: special functions are slow
+    half = 0.5 * sizes
+    offset = np.log(phi[known]) + (np.log(half) - digamma(half))[which.reshape(-1)]
     excess = 0.0
     if known.sum() > 2:
-        excess = float(np.var(offset, ddof=1) - polygamma(1, half).mean())
+        expected = float(np.bincount(which.reshape(-1)) @ polygamma(1, half)) / len(offset)
+        excess = float(np.var(offset, ddof=1)) - expected
     if excess <= 0:
         return np.full(uploads.n_users, pooled)
     prior_dof = 2.0 * _inverse_trigamma(excess)
@@ -48,19 +51,29 @@ def pooled_dispersion(uploads: Uploads) -> Floats | None:
     return (prior_dof * scale + dof * own) / (prior_dof + dof)
 
 
-def covariances(uploads: Uploads) -> Floats | None:
-    """cov(theta_i) = phi_i H_i^-1, (n_users, dim, dim); NaN-free, infinite where not known."""
-    phi = pooled_dispersion(uploads)
+def covariances(uploads: Uploads, phi: Floats | None) -> Floats | None:
+    """cov(theta_i) = phi_i H_i^-1, (n_users, dim, dim); NaN-free, infinite where not known.
+
+    ``phi`` is the :func:`pooled_dispersion`.
+    """
     if phi is None or not uploads.full or uploads.curvature is None:
         return None
-    cov = np.full(uploads.curvature.shape, np.inf)
-    known = uploads.founders & uploads.sent
-    for part in np.array_split(np.flatnonzero(known), max(1, uploads.n_users // 65_536)):
-        cov[part] = np.linalg.inv(uploads.curvature[part]) * phi[part, None, None]
+    H, known = uploads.curvature, uploads.founders & uploads.sent
+    cov = np.empty(H.shape)
+    for start in range(0, len(H), _CHUNK):  # in pieces that a core's cache holds
+        part = slice(start, start + _CHUNK)
+        able = known[part]
+        if able.all():
+            np.multiply(np.linalg.inv(H[part]), phi[part, None, None], out=cov[part])
+        else:
+            cov[part] = np.inf
+            cov[part][able] = np.linalg.inv(H[part][able]) * phi[part][able, None, None]
     return cov
 
 
-def evidence_tau2(uploads: Uploads, labels: Ints, centers: Floats) -> float | None:
+def evidence_tau2(
+    uploads: Uploads, labels: Ints, centers: Floats, phi: Floats | None
+) -> float | None:
     """How far users of a group differ, a coordinate: the tau^2 of largest evidence.
 
     User i's rows say of its model theta, to second order, -(theta' A_i theta - 2 b_i' theta) /
@@ -74,10 +87,9 @@ def evidence_tau2(uploads: Uploads, labels: Ints, centers: Floats) -> float | No
     None where this cannot be trusted: fewer than half of the users sent their curvature and know
     their noise, or the penalty rather than the rows sets the models (see DETERMINED).
     """
-    phi = pooled_dispersion(uploads)
     if phi is None or not uploads.full or uploads.curvature is None:
         return None
-    size = sum_by_cluster(np.ones(len(labels)), labels)[labels]
+    size = np.bincount(labels)[labels]
     able = uploads.founders & uploads.sent
     use = np.flatnonzero(able & (size > 1))
     if len(use) == 0 or able.sum() < 0.5 * len(able):
@@ -117,12 +129,11 @@ def _most_likely(a: Floats, gap: Floats) -> float:
     if len(typical) == 0:
         return 0.0
     unit = 1.0 / float(np.median(typical))
-    grid = np.geomspace(1e-6 * unit, 1e6 * unit, 73)
-    for _ in range(3):
-        best = int(np.argmin([misfit(t) for t in grid]))
-        grid = np.linspace(grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)], 15)
-    best_t = float(grid[len(grid) // 2])
-    return best_t if misfit(best_t) + np.log(len(a)) < 0.0 else 0.0
+    grid = np.geomspace(1e-6 * unit, 1e6 * unit, 37)
+    best = int(np.argmin([misfit(t) for t in grid]))
+    around = np.log(grid[[max(best - 1, 0), min(best + 1, len(grid) - 1)]])
+    found = minimize_scalar(lambda x: misfit(np.exp(x)), bounds=around, method="bounded")
+    return float(np.exp(found.x)) if found.fun + np.log(len(a)) < 0.0 else 0.0
 
 
 def _inverse_trigamma(y: float) -> float:

@@ -1,48 +1,98 @@
-"""``odcl fit``: from a table to a folder with groups, models and what they are worth."""
+"""``odcl fit``: from a table to groups, a model for every user, and what they are worth."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 
-from odcl import __version__
 from odcl._typing import Array, Bools, Floats, Ints
+from odcl.data.columns import is_text, listing, table_error
 from odcl.data.encoding import Encoded, TableSchema
 from odcl.data.federation import Federation
-from odcl.data.tables import read_table, write_table
-from odcl.estimators import ODCLClassifier, ODCLRegressor
-from odcl.exchange.files import atomic_folder
-from odcl.persist import load_estimator, read_words, write_estimator
-from odcl.report.compare import Comparison, compare, hold_out
+from odcl.data.tables import read_table
+from odcl.options import column_names, possible_names
+from odcl.report.compare import Comparison, compare, hold_out, keep_every_class
+from odcl.report.notices import accepted
+from odcl.report.progress import Silent
 
-SCHEMA, REPORT, ASSIGNMENT, GROUPS, PICTURE = (
-    "schema.json",
-    "report.json",
-    "assignment.csv",
-    "groups.csv",
-    "picture.png",
-)
+# More classes than this, and more than one in two rows has its own: labels that are not classes.
+_PLAUSIBLE_CLASSES = 20
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A table as arrays, with the schema it was read by."""
+
+    name: str
+    schema: TableSchema
+    encoded: Encoded
+    loss: str
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
     """A fitted table: the model on all rows, the comparison on rows held out."""
 
-    schema: TableSchema
-    encoded: Encoded
+    source: Source
     model: Any
     comparison: Comparison | None
     notices: list[str]
+    settings: dict[str, Any]
+
+    @property
+    def schema(self) -> TableSchema:
+        return self.source.schema
+
+    @property
+    def users(self) -> Array:
+        return self.source.encoded.ids
 
     @property
     def n_rows(self) -> Ints:
         """Rows of each user, (n_users,)."""
-        return np.bincount(self.encoded.codes, minlength=len(self.encoded.ids))
+        encoded = self.source.encoded
+        return np.bincount(encoded.codes, minlength=len(encoded.ids))
+
+
+# -- the table -------------------------------------------------------------------------------------
+
+
+def read_source(
+    path: Path,
+    *,
+    user: str,
+    target: str,
+    features: list[str],
+    drop: list[str],
+    categorical: list[str],
+    missing: str,
+    loss: str,
+) -> Source:
+    """Read a table for a fit. Lists of columns are as the command line has them: see options."""
+    maybe = (user, *possible_names(categorical))
+    table = read_table(path, text=maybe)
+    columns = table.column_names
+    groups = column_names(categorical, columns)
+    if any(name in columns and name not in (user, *groups) for name in maybe):
+        table = read_table(path, text=(user, *groups))  # a part of a name is a name as well
+    kind = guess_loss(table, target) if loss == "auto" else loss
+    schema = TableSchema.fit(
+        table,
+        user=user,
+        target=target,
+        features=column_names(features, columns) or None,
+        drop=column_names(drop, columns),
+        categorical=groups,
+        missing=missing,
+        task=task_of(kind),
+    )
+    _check_classes(schema, table.num_rows)
+    return Source(path.name, schema, schema.encode(table), kind)
 
 
 def task_of(loss: str) -> str:
@@ -51,282 +101,127 @@ def task_of(loss: str) -> str:
 
 
 def guess_loss(table: Any, target: str) -> str:
-    """Classes where the target is text or true/false, a number otherwise."""
+    """Classes where the target is text or true/false, a number otherwise.
+
+    Text that is mostly numbers is a column of numbers with a slip in it: taken as numbers, it is
+    refused with the row of the slip.
+    """
     import pyarrow.types as types
 
     if target not in table.column_names:
         return "squared"
     kind = table.schema.field(target).type
-    words = types.is_string(kind) or types.is_large_string(kind) or types.is_dictionary(kind)
-    return "logistic" if words or types.is_boolean(kind) else "squared"
+    if is_text(kind):
+        values = pc.unique(table[target].drop_null())
+        n_numbers = pc.sum(pc.match_substring_regex(values, r"^\s*[+-]?[0-9.]+\s*$")).as_py() or 0
+        slips = len(values) > _PLAUSIBLE_CLASSES and 0.5 * len(values) < n_numbers < len(values)
+        return "squared" if slips else "logistic"
+    return "logistic" if types.is_boolean(kind) or types.is_dictionary(kind) else "squared"
 
 
-def fit_table(
-    table: Any,
-    schema: TableSchema,
-    loss: str,
-    *,
-    holdout: float,
-    seed: int,
-    settings: dict[str, Any],
-    stage: Callable[[str], None],
+def _check_classes(schema: TableSchema, n_rows: int) -> None:
+    n = len(schema.classes or ())
+    if n > _PLAUSIBLE_CLASSES and 2 * n > n_rows:
+        assert schema.classes is not None
+        raise table_error(
+            f"Target {schema.target!r} has {n} distinct values in {n_rows} rows "
+            f"({listing(schema.classes, 3)}): labels that are not classes. For a target that is a "
+            "number say --loss squared."
+        )
+
+
+# -- the fit ---------------------------------------------------------------------------------------
+
+
+def fit_source(
+    source: Source, *, holdout: float, seed: int, settings: dict[str, Any], progress: Silent
 ) -> Run:
-    """Fit all rows; before that, with ``holdout`` > 0, compare methods on rows held out."""
-    encoded = schema.encode(table)
-    federation = encoded.federation()
-    _check_users(federation, settings.get("clusterer"))
+    """Fit all rows; before that, with ``holdout`` > 0, compare methods on rows held out.
+
+    ``settings`` are arguments of the estimator, with the clusterer as ``--clusters`` has it.
+    """
+    federation = source.encoded.federation()
+    _check_users(federation, settings["clusterer"])
+    given = settings | {"clusterer": as_clusterer(settings["clusterer"]), "random_state": seed}
+
+    def fitted(rows: Bools, **more: Any) -> Any:
+        model = _estimator(source.loss, given | more)
+        model._progress = progress.advance
+        users = federation.users[federation.row_user[rows]]
+        return model.fit(federation.X[rows], federation.y[rows], users=users)
+
     comparison = None
     if holdout > 0 and (federation.n_rows > 1).any():
-        stage("comparing on held-out rows")
-        comparison = _compare(federation, hold_out(federation, holdout, seed), loss, seed, settings)
-    stage("fitting all rows")
-    model = _fitted(federation, loss, seed, settings | {"unknown": "pooled"})
+        out = hold_out(federation, holdout, seed)
+        if source.schema.classes is not None:
+            out = keep_every_class(out, federation.y)
+        progress.stage("comparing on held-out rows", federation.n_users)
+        comparison = _compare(federation, out, fitted, is_paper=settings["method"] == "paper")
+    progress.stage("fitting all rows", federation.n_users)
+    model = fitted(np.ones(len(federation.y), dtype=bool), unknown="pooled")
     model.unknown = "error"
-    model.users_ = encoded.ids
-    return Run(schema, encoded, model, comparison, _notices(federation, encoded, model))
+    notices = accepted(source.schema, source.encoded, federation, model)
+    if holdout > 0 and comparison is None:
+        notices.append("no comparison: every user has a single row, and none can be held out")
+    words = {"loss": model.loss_.name, **settings, "holdout": holdout, "seed": seed}
+    return Run(source, model, comparison, notices, words)
 
 
-def _check_users(federation: Federation, clusterer: Any) -> None:
-    wanted = getattr(clusterer, "n_clusters", clusterer)
-    if isinstance(wanted, int) and wanted > federation.n_users:
-        raise ValueError(
-            f"The table has {federation.n_users} user(s) and {wanted} groups were asked for: a "
-            "group needs at least one user. Ask for fewer, or check the user column."
-        )
-    if federation.n_users == 1:
+def _check_users(federation: Federation, clusters: str | int) -> None:
+    n, wanted = federation.n_users, str(clusters).rpartition(":")[2]
+    if n == 1:
         raise ValueError(
             "The table has one user, and groups need several. Check the column that names the "
             "user, or fit an ordinary model."
         )
+    if wanted.isdecimal() and int(wanted) > n:
+        raise ValueError(
+            f"The table has {n} users and {wanted} groups were asked for: a group needs at least "
+            "one user. Ask for fewer, or check the column that names the user."
+        )
 
 
-def _estimator(loss: str, seed: int, settings: dict[str, Any]) -> Any:
+def as_clusterer(clusters: str | int) -> Any:
+    """What ``--clusters`` says, as the estimator takes it."""
+    name, colon, count = str(clusters).rpartition(":")
+    if not colon:
+        return clusters
+    from odcl.clustering.gradient import GradientClustering
+    from odcl.clustering.kmeans import KMeansPP
+    from odcl.clustering.spectral_kmeans import SpectralKMeans
+
+    known = {"kmeans": KMeansPP, "spectral": SpectralKMeans, "gradient": GradientClustering}
+    return known[name](int(count))
+
+
+def _estimator(loss: str, settings: dict[str, Any]) -> Any:
+    from odcl.estimators import ODCLClassifier, ODCLRegressor  # scikit-learn: a second to import
+
     kind = ODCLClassifier if task_of(loss) == "classification" else ODCLRegressor
-    return kind(loss=loss, random_state=seed, **settings)
-
-
-def _fitted(federation: Federation, loss: str, seed: int, settings: dict[str, Any]) -> Any:
-    return _estimator(loss, seed, settings).fit(
-        federation.X, federation.y, users=federation.row_user
-    )
+    return kind(loss=loss, **settings)
 
 
 def _compare(
-    federation: Federation, out: Bools, loss: str, seed: int, settings: dict[str, Any]
+    federation: Federation, out: Bools, fitted: Callable[..., Any], *, is_paper: bool
 ) -> Comparison:
     """local / one model for all / the paper's setting / ours, each fitted on the rows kept."""
-    X, y, owner = federation.X[~out], federation.y[~out], federation.row_user[~out]
-    ours = _estimator(loss, seed, settings | {"unknown": "pooled"}).fit(X, y, users=owner)
-    is_paper = settings.get("method") == "paper"
-    paper = ours
-    if not is_paper:
-        plain = settings | {"method": "paper"}
-        paper = _estimator(loss, seed, plain).fit(X, y, users=owner)
+    ours = fitted(~out, unknown="pooled")
+    paper = ours if is_paper else fitted(~out, method="paper")
+    ids = federation.users
     methods = {
-        "local": _with_models(ours, ours.result_.local.theta),
+        "local": _with_models(ours, ours.result_.local.theta, ids),
         "pooled": lambda rows, _: ours.predict(rows),
-        "paper": lambda rows, who: paper.predict(rows, users=who),
+        "paper": lambda rows, who: paper.predict(rows, users=ids[who]),
     }
     if not is_paper:
-        methods["odcl"] = lambda rows, who: ours.predict(rows, users=who)
+        methods["odcl"] = lambda rows, who: ours.predict(rows, users=ids[who])
     return compare(federation, out, methods, ours.loss_)
 
 
-def _with_models(model: Any, theta: Floats) -> Callable[[Floats, Ints], Array]:
+def _with_models(model: Any, theta: Floats, ids: Array) -> Callable[[Floats, Ints], Array]:
     """The predictions of a fitted estimator with other models for its users."""
     import copy
 
     other = copy.copy(model)
     other.theta_ = theta
-    return lambda rows, who: other.predict(rows, users=who)
-
-
-def _notices(federation: Federation, encoded: Encoded, model: Any) -> list[str]:
-    """What was accepted all the same, counted."""
-    local = model.result_.local
-    counted = {
-        "rows left out for want of a value": encoded.n_dropped,
-        "users with one row": int((federation.n_rows == 1).sum()),
-        "users without a finite model of their own (one class, separable, no counts), "
-        "given a small prior": int(local.prior.sum()),
-        "users whose local fit did not converge": int((~local.converged).sum()),
-        "columns constant over the whole table": int(
-            (federation.X.min(axis=0) == federation.X.max(axis=0)).sum()
-        ),
-        "rows that stand more than once": _repeated_rows(federation),
-    }
-    return [f"{count:,} {what}" for what, count in counted.items() if count]
-
-
-def _repeated_rows(federation: Federation) -> int:
-    """Rows equal to another row of the same user, by a hash of their bytes."""
-    parts = [federation.X, federation.y.astype(float)[:, None], federation.row_user[:, None] * 1.0]
-    rows = np.ascontiguousarray(np.hstack(parts))
-    keys = rows.view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1]))).ravel()
-    return len(keys) - len(np.unique(keys))
-
-
-# -- files -----------------------------------------------------------------------------------
-
-
-def write_run(run: Run, folder: str | Path, *, force: bool, settings: dict[str, Any]) -> None:
-    """All files of a run, in a folder that appears whole or not at all."""
-    with atomic_folder(folder, force=force) as place:
-        write_estimator(run.model, place)
-        _write_json(place / SCHEMA, run.schema.to_json())
-        _write_json(place / REPORT, _report(run, settings))
-        write_table(place / ASSIGNMENT, assignment_columns(run))
-        write_table(place / GROUPS, group_columns(run.model, run.schema))
-        _draw(run, place / PICTURE)
-
-
-def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=1), encoding="utf-8")
-
-
-def _report(run: Run, settings: dict[str, Any]) -> dict[str, Any]:
-    step = run.model.result_.step
-    return {
-        "version": __version__,
-        "settings": {k: str(v) if v is not None else None for k, v in settings.items()},
-        "users": len(run.encoded.ids),
-        "rows": len(run.encoded.codes),
-        "groups": run.model.n_clusters_,
-        "rule": step.rule,
-        "reason": step.reason,
-        "combined": step.combined,
-        "refit": run.model.result_.refit.how,
-        "rounds": 1,
-        "bytes_up": run.model.result_.bytes_up,
-        "bytes_down": run.model.result_.bytes_down,
-        "notices": run.notices,
-        "comparison": None if run.comparison is None else run.comparison.to_json(),
-    }
-
-
-def assignment_columns(run: Run) -> dict[str, Any]:
-    """user, group, rows, and how sure the group is."""
-    step = run.model.result_.step
-    columns = {
-        run.schema.user: run.encoded.ids,
-        "group": run.model.labels_,
-        "rows": run.n_rows,
-    }
-    if step.probabilities is not None:
-        columns["probability"] = np.round(step.probabilities, 6)
-    return columns
-
-
-def group_columns(model: Any, schema: TableSchema) -> dict[str, Any]:
-    """Each group's model in the table's units, one row a group (and class)."""
-    names = [*schema.columns, *(["(intercept)"] if model.fit_intercept else [])]
-    models = model.cluster_models_
-    labels = np.arange(len(models))
-    columns: dict[str, Any] = {
-        "group": labels,
-        "users": np.bincount(model.labels_, minlength=len(models)),
-    }
-    if models.ndim == 3:
-        classes = np.array([str(c) for c in schema.classes or ()])
-        columns = {k: np.repeat(v, models.shape[1]) for k, v in columns.items()}
-        columns["class"] = np.tile(classes, len(labels))
-        models = models.reshape(-1, models.shape[2])
-    return columns | {name: models[:, j] for j, name in enumerate(names)}
-
-
-def _draw(run: Run, path: Path) -> None:
-    from odcl.report import pictures
-    from odcl.report.text import NAMES
-
-    if not pictures.available():
-        return
-    fig, axes = pictures.figure(columns=2 if run.comparison else 1)
-    result = run.model.result_
-    pictures.draw_models(axes[0], result.local.theta, result.centers, result.labels)
-    if run.comparison is not None:
-        named = {NAMES.get(k, k): v for k, v in run.comparison.scores.items()}
-        pictures.draw_users(axes[1], named, run.comparison.metric)
-    pictures.save(fig, path)
-
-
-# -- a run that exists -------------------------------------------------------------------------
-
-
-def open_run(folder: str | Path) -> tuple[Any, TableSchema]:
-    """The model and the schema of a run."""
-    words = read_words(folder)
-    kind = ODCLClassifier if words["estimator"] == "ODCLClassifier" else ODCLRegressor
-    path = Path(folder) / SCHEMA
-    if not path.is_file():
-        raise ValueError(f"{folder} was not written by `odcl fit`: it has no {SCHEMA}.")
-    schema = TableSchema.from_json(json.loads(path.read_text(encoding="utf-8")))
-    return load_estimator(kind, folder), schema
-
-
-def predict_table(
-    folder: str | Path, path: str | Path, *, unknown: str, unseen: str
-) -> dict[str, Any]:
-    """Columns of predictions, one row a row of the table."""
-    model, schema = open_run(folder)
-    model.unknown = unknown
-    encoded = schema.encode(read_table(path, text=schema.text), with_target=False, unseen=unseen)
-    if unknown == "error":
-        _refuse_unknown(model, encoded.ids, folder)
-    columns: dict[str, Any] = {"row": encoded.rows + 1, schema.user: encoded.users}
-    predicted = model.predict(encoded.X, users=encoded.users)
-    if schema.classes is None:
-        return columns | {"prediction": predicted}
-    columns["prediction"] = schema.labels(predicted)
-    p = model.predict_proba(encoded.X, users=encoded.users)
-    return columns | {f"p({c})": p[:, j] for j, c in enumerate(schema.classes)}
-
-
-def _known(model: Any, ids: Array) -> Bools:
-    users = set(model.users_.tolist())
-    return np.array([u in users for u in ids.tolist()], dtype=bool)
-
-
-def _refuse_unknown(model: Any, ids: Array, folder: str | Path) -> None:
-    strange = ids[~_known(model, ids)].tolist()
-    if strange:
-        raise ValueError(
-            f"{len(strange)} of {len(ids)} users were not in the fit (such as {strange[0]!r}). Say "
-            "--unknown pooled (one model for all) or --unknown nearest (the group with the most "
-            f"similar features), or first add them with `odcl assign {folder} TABLE --add`."
-        )
-
-
-def assign_table(folder: str | Path, path: str | Path, *, add: bool) -> dict[str, Any]:
-    """Groups of new users, one row a user; with ``add`` the run remembers them."""
-    model, schema = open_run(folder)
-    federation = schema.encode(read_table(path, text=schema.text)).federation()
-    if add and _known(model, federation.users).any():
-        old = federation.users[_known(model, federation.users)].tolist()
-        raise ValueError(
-            f"{len(old)} of {federation.n_users} users are in {folder} already (such as {old[0]!r}): "
-            "leave their rows out, or say `odcl assign` without --add to see their groups."
-        )
-    found = []
-    for user, X, y in federation:
-        found.append(model.add_user(user, X, y) if add else model.assign(X, y))
-    if add:
-        _replace_model(model, Path(folder))
-    return {
-        schema.user: federation.users,
-        "group": np.array([f.label for f in found]),
-        "probability": np.round([f.probability for f in found], 6),
-        "distance": np.round([f.distance for f in found], 4),
-        "rows": federation.n_rows,
-        "verdict": np.array(["none of these" if f.none_of_these else "joins" for f in found]),
-    }
-
-
-def _replace_model(model: Any, folder: Path) -> None:
-    """Write the model again beside the other files of its run; the run changes as a whole."""
-    import shutil
-
-    with atomic_folder(folder, force=True) as place:
-        for file in folder.iterdir():
-            if file.is_file():
-                shutil.copy2(file, place / file.name)
-        write_estimator(model, place)
+    return lambda rows, who: other.predict(rows, users=ids[who])

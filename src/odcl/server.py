@@ -6,7 +6,7 @@ check -> canonical order -> cluster -> combine -> :class:`ServerStep`. Every eng
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -15,6 +15,10 @@ from odcl.clustering.labels import number_by_first_user
 from odcl.combine import COMBINERS, combine_clusters
 from odcl.exchange.upload import Uploads
 from odcl.noise import covariances, evidence_tau2, pooled_dispersion
+
+# For whom the clusters' models without each single user are worked out: cross-validation at the
+# user needs them, the evidence only where it does not tell tau2.
+Others = Literal["never", "always", "without tau2"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,22 +61,24 @@ def server_step(
     combine: str = "mean",
     *,
     seed: int = 0,
-    others: bool = False,
+    others: Others = "never",
 ) -> ServerStep:
     """Cluster the uploads and combine each cluster (Algorithm 1, step 2).
 
     A pure function of the uploads and the seed: shuffling the users changes nothing. ``clusterer``
     is ``"auto"`` (:class:`~odcl.NoiseMixture`), a number of clusters or ``"elbow"`` /
     ``"silhouette"`` (:class:`~odcl.KMeansPP`), or any scikit-learn clusterer. ``combine`` is one of
-    mean, samples, precision, shrink. ``uploads`` may be a plain matrix of models.
+    mean, samples, precision, shrink. ``others`` says when each user's cluster is also combined
+    without that user. ``uploads`` may be a plain matrix of models.
     """
     given = uploads if isinstance(uploads, Uploads) else Uploads.of(uploads)
     if combine not in COMBINERS:
         raise ValueError(f"combine={combine!r} is not one of {', '.join(COMBINERS)}.")
     given.check()
     order = given.canonical_order()
-    sorted_uploads = given if (np.diff(order) == 1).all() else given.take(order)
-    step = _step(sorted_uploads, clusterer, combine, seed, others)
+    if (np.diff(order) == 1).all():
+        return _step(given, clusterer, combine, seed, others)
+    step = _step(given.take(order), clusterer, combine, seed, others)
     back = np.argsort(order)
 
     def unsort(a: Any) -> Any:
@@ -89,20 +95,23 @@ def server_step(
     )
 
 
-def _step(uploads: Uploads, clusterer: Any, combine: str, seed: int, others: bool) -> ServerStep:
-    groups = _cluster(uploads, clusterer, seed)
+def _step(uploads: Uploads, clusterer: Any, combine: str, seed: int, others: Others) -> ServerStep:
+    phi = pooled_dispersion(uploads)
+    groups = _cluster(uploads, phi, clusterer, seed)
     labels, mixture = groups.labels, groups.mixture
     if combine == "shrink" and mixture is None:
         raise ValueError(
             "combine='shrink' needs to know how far users of a group differ, which "
-            f"{groups.rule} does not tell. Use clusterer='auto' (NoiseMixture), or combine='precision'."
+            f"{groups.rule} does not tell. Use clusterer='auto' (NoiseMixture), or "
+            "combine='precision'."
         )
-    combined = combine_clusters(
-        uploads, labels, "precision" if combine == "shrink" else combine, others=others
-    )
-    tau2 = evidence_tau2(uploads, labels, combined.centers)
+    how = "precision" if combine == "shrink" else combine
+    combined = combine_clusters(uploads, labels, how, others=others == "always")
+    tau2 = evidence_tau2(uploads, labels, combined.centers, phi)
     if tau2 is None and mixture is not None and mixture.credible and mixture.rule == "noise":
         tau2 = mixture.tau2_mean
+    if tau2 is None and others == "without tau2":
+        combined = combine_clusters(uploads, labels, how, others=True)
     models, told = combined.centers[labels], combined.how
     if combine == "shrink":
         # The posterior mean of the mixture: c_(i) + tau2 / (tau2 + v_i) (theta_i - c_(i)).
@@ -119,12 +128,12 @@ def _step(uploads: Uploads, clusterer: Any, combine: str, seed: int, others: boo
         told,
         None if mixture is None else mixture.probabilities,
         tau2,
-        pooled_dispersion(uploads),
+        phi,
         combined.others,
     )
 
 
-def _cluster(uploads: Uploads, clusterer: Any, seed: int) -> _Groups:
+def _cluster(uploads: Uploads, phi: Floats | None, clusterer: Any, seed: int) -> _Groups:
     from odcl.clustering.noise_mixture import NoiseMixture
 
     method = as_clusterer(clusterer)
@@ -133,7 +142,7 @@ def _cluster(uploads: Uploads, clusterer: Any, seed: int) -> _Groups:
 
         method = clone(method).set_params(random_state=seed)
     if isinstance(method, NoiseMixture):
-        return _mixture(uploads, method)
+        return _mixture(uploads, phi, method)
     labels = np.asarray(method.fit(uploads.theta).labels_)
     name = type(method).__name__
     _check_labels(labels, uploads.n_users, name)
@@ -143,10 +152,9 @@ def _cluster(uploads: Uploads, clusterer: Any, seed: int) -> _Groups:
     return _Groups(labels, name, reason or f"{k} cluster{'s' * (k > 1)} by {name}.")
 
 
-def _mixture(uploads: Uploads, method: Any) -> _Groups:
+def _mixture(uploads: Uploads, phi: Floats | None, method: Any) -> _Groups:
     """Fit the noise mixture on what the uploads tell of their noise."""
-    cov = covariances(uploads)
-    phi = pooled_dispersion(uploads)
+    cov = covariances(uploads, phi)
     noise = None
     founders = uploads.founders
     if cov is not None:

@@ -124,7 +124,8 @@ def _missing_error(
     row = int(lacking[name].argmax()) + 1
     here = int(lacking[name].sum())
     also = f", {here} of them in this column" if here < n_lacking else ""
-    leave = "" if name == target else f", or {flag('drop', name)} (do without the column)"
+    fixed = target is None or name == target  # at prediction the columns are given
+    leave = "" if fixed else f", or {flag('drop', name)} (do without the column)"
     fill = "" if set(lacking) == {target} else ", --missing mean (fill in the mean)"
     return table_error(
         f"Column {name!r} has no value in row {row} (incomplete rows: {n_lacking} of {n_rows}"

@@ -6,51 +6,62 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from odcl._typing import Floats
+from odcl._typing import Floats, Ints
+
+# A column whose values differ by less than this share of their size is constant up to rounding.
+_ROUNDING = 1e-14
 
 
 @dataclass(frozen=True, eq=False)
 class Scaling:
-    """x -> (x - shift) / scale, one pair a feature, the same for every user."""
+    """x -> (x[used] - shift) / scale, the same for every user.
 
-    shift: Floats  # (n_features,)
-    scale: Floats  # (n_features,)
+    A column that says nothing (constant beside an intercept, or all zeros) is left out of the
+    model: no user could tell its coefficient, which is 0 in the table's units.
+    """
+
+    shift: Floats  # (n_used,)
+    scale: Floats  # (n_used,)
+    used: Ints  # (n_used,), positions of the columns that vary
+    n_features: int
 
     @classmethod
-    def none(cls, n_features: int) -> Scaling:
-        return cls(np.zeros(n_features), np.ones(n_features))
-
-    @classmethod
-    def of(cls, X: Floats, weight: Floats | None, *, center: bool) -> Scaling:
+    def of(cls, X: Floats, weight: Floats | None, *, center: bool, standardize: bool) -> Scaling:
         """Standard deviation of each column; without an intercept its root mean square instead.
 
-        Shifting a feature needs an intercept to make up for it. A constant column has no scale
-        of its own and keeps the table's.
+        Shifting a feature needs an intercept to make up for it: ``center`` says there is one.
         """
-        if X.shape[1] == 0:
-            return cls.none(0)
-        share = None if weight is None else weight / weight.sum()
+        p = X.shape[1]
         low, high = X.min(axis=0), X.max(axis=0)
-        constant = low == high
-        size = np.maximum(np.maximum(np.abs(low), np.abs(high)), 1e-300)
-        unit = X / size  # squares of 1e200 stay finite
-        mean = unit.mean(axis=0) if share is None else share @ unit
-        shift = np.where(constant, low, mean * size) if center else np.zeros(X.shape[1])
-        unit -= shift / size
-        square = (unit**2).mean(axis=0) if share is None else share @ unit**2
-        spread = np.sqrt(square) * size
-        return cls(shift, np.where(constant & center | (spread == 0), 1.0, spread))
-
-    @property
-    def identity(self) -> bool:
-        return not self.shift.any() and bool((self.scale == 1.0).all())
+        size = np.maximum(np.abs(low), np.abs(high))
+        # Halves, so that the range of a column that spans all of float64 stays finite.
+        varies = 0.5 * high - 0.5 * low > 0.5 * _ROUNDING * size if center else size > 0
+        used = np.flatnonzero(varies)
+        if not standardize:
+            return cls(np.zeros(len(used)), np.ones(len(used)), used, p)
+        size = size[used]
+        unit = (X if len(used) == p else X[:, used]) / size  # squares of 1e200 stay finite
+        share = np.full(len(X), 1.0 / len(X)) if weight is None else weight / weight.sum()
+        shift = share @ unit if center else np.zeros(len(used))
+        spread = np.sqrt(share @ (unit - shift) ** 2)
+        return cls(shift * size, spread * size, used, p)
 
     def apply(self, X: Floats) -> Floats:
-        return X if self.identity else (X - self.shift) / self.scale
+        """Rows of the table as the model sees them, (n_rows, n_used)."""
+        if len(self.used) < self.n_features:
+            X = X[:, self.used]
+        if not self.shift.any() and bool((self.scale == 1.0).all()):
+            return X
+        return (X - self.shift) / self.scale
 
     def undo(self, coef: Floats, intercept: Floats | None) -> tuple[Floats, Floats | None]:
-        """Coefficients (..., n_features, n_outputs) and intercepts (..., n_outputs) in table units."""
+        """Coefficients (m, n_used, n_outputs) and intercepts (m, n_outputs) in table units.
+
+        The answer has a coefficient for every column, (m, n_features, n_outputs).
+        """
         own = coef / self.scale[:, None]
+        full = np.zeros((len(coef), self.n_features, coef.shape[2]))
+        full[:, self.used] = own
         if intercept is None:
-            return own, None
-        return own, intercept - np.matmul(self.shift, own)
+            return full, None
+        return full, intercept - np.matmul(self.shift, own)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -141,16 +141,26 @@ def write_table(path: str | os.PathLike[str], columns: Mapping[str, Any]) -> Non
     """
     from odcl.exchange.files import atomic_path
 
-    place = Path(path)
-    endings = (*_TEXT_ENDINGS, *_PARQUET_ENDINGS)
-    if place.suffix.lower() not in endings:
-        raise table_error(f"{place} must end in one of {', '.join(endings)} to be written.")
-    table = pa.table({name: _arrow_column(values) for name, values in columns.items()})
-    with atomic_path(place) as temporary:
-        if _is_csv(place):
-            _write_csv(table, temporary, "\t" if place.suffix.lower() == ".tsv" else ",")
+    check_ending(path)
+    table = _arrow_table(columns)
+    with atomic_path(path) as temporary:
+        if _is_csv(path):
+            with open(temporary, "wb") as stream:
+                _write_csv(table, stream, "\t" if _ending(path) == ".tsv" else ",")
         else:
             pq.write_table(table, temporary)
+
+
+def write_csv(stream: BinaryIO, columns: Mapping[str, Any]) -> None:
+    """The columns as the CSV that :func:`write_table` writes, to an open stream."""
+    _write_csv(_arrow_table(columns), stream, ",")
+
+
+def check_ending(path: str | os.PathLike[str]) -> None:
+    """Refuse a file name whose ending names no format to write."""
+    endings = (*_TEXT_ENDINGS, *_PARQUET_ENDINGS)
+    if Path(path).suffix.lower() not in endings:
+        raise table_error(f"{path} must end in one of {', '.join(endings)} to be written.")
 
 
 def _files_of(folder: Path) -> list[Path]:
@@ -330,6 +340,10 @@ def _plain_strings(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return column if pa.types.is_nested(column.type) else column.cast(pa.large_string())
 
 
+def _arrow_table(columns: Mapping[str, Any]) -> pa.Table:
+    return pa.table({name: _arrow_column(values) for name, values in columns.items()})
+
+
 def _arrow_column(values: Any) -> pa.Array:
     array = np.asarray(values)
     if array.dtype != object:
@@ -340,7 +354,7 @@ def _arrow_column(values: Any) -> pa.Array:
         return pa.array([None if v is None else str(v) for v in array.tolist()])
 
 
-def _write_csv(table: pa.Table, path: Path, separator: str) -> None:
+def _write_csv(table: pa.Table, stream: BinaryIO, separator: str) -> None:
     """CSV with quotes only where some text needs them."""
     special = f'["\r\n{separator}]|^$'
     texts = [column for column in table.columns if is_text(column.type)]
@@ -352,6 +366,5 @@ def _write_csv(table: pa.Table, path: Path, separator: str) -> None:
     options = pa_csv.WriteOptions(
         include_header=False, delimiter=separator, quoting_style="needed" if quote else "none"
     )
-    with open(path, "wb") as stream:
-        stream.write(f"{separator.join(names)}\n".encode())
-        pa_csv.write_csv(table, stream, options)
+    stream.write(f"{separator.join(names)}\n".encode())
+    pa_csv.write_csv(table, stream, options)

@@ -71,6 +71,14 @@ def atomic_folder(path: str | os.PathLike[str], *, force: bool = False) -> Itera
     shutil.rmtree(old, ignore_errors=True)
 
 
+def check_folder(path: str | os.PathLike[str], *, force: bool = False) -> None:
+    """Refuse at once a place that :func:`atomic_folder` would refuse after the work."""
+    final = _real(Path(path))
+    _check_target(final, Path(path), force)
+    if not os.access(final.parent, os.W_OK):
+        raise ValueError(f"{path} cannot be written: folder {final.parent} is not yours to change.")
+
+
 def _check_target(final: Path, given: Path, force: bool) -> None:
     if not final.exists():
         return

@@ -1,7 +1,13 @@
 """Exact local models (Algorithm 1, step 1), solved for all users at once.
 
-Each user's problem is brought to a full-rank design first, then solved: in closed form for the
-squared loss, by damped Newton otherwise. See ``stacks.py`` for why batching changes no bit.
+Each user's problem is brought to coordinates in which it is well posed, then solved: in closed form
+for the squared loss, by damped Newton otherwise. See ``stacks.py`` for why batching changes no bit.
+
+    more rows than features     normal equations; far from collinear, as most users are
+      ... in doubt              columns centred about the intercept, then again
+      ... collinear             singular value decomposition, minimum norm in what is left free
+    no more rows than features  the span of the rows: their Gram matrix factorised
+      ... in doubt              singular value decomposition
 """
 
 from __future__ import annotations
@@ -13,20 +19,28 @@ import numpy as np
 
 from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.federation import Federation
-from odcl.local.losses import Loss, Squared, weighted_gram
+from odcl.local.losses import Loss, Squared
+from odcl.local.newton import Minimum, Problem, newton
 from odcl.local.stacks import Stack, stacks
+from odcl.local.systems import (
+    cholesky,
+    diagonal,
+    substitute,
+    substitute_back,
+    unit_diagonal,
+    unit_solver,
+)
 
-MAX_ITER = 100
-# A Newton step that moves no predictor by more than this (in the loss's own unit) is the last:
-# convergence is quadratic, so what is left is of the size of its square.
-STEP_TOL = 1e-8
-# Log-odds beyond this are infinite for float64's purposes: the risk has no finite minimiser.
-FAR = 40.0
-# Under this share of its variance left by the columns before it, a column makes the normal
-# equations lose half of the digits or more: such users get a singular value decomposition.
-COLLINEAR = 1e-8
+# The share of its variance that the columns before it must leave to a column. Above the first,
+# normal equations are as good as anything; between the two they lose up to half of the digits,
+# which a refinement gives back; below the second users get a singular value decomposition.
+SOUND, COLLINEAR = 1e-3, 1e-8
+# The Gram matrix of the rows is right to 1e-16 of its trace. So much of the trace must its least
+# pivot be, and pivot and penalty together, for the error not to matter.
+ROW_PIVOT, ROW_FLOOR = 1e-9, 1e-6
 # Users without a finite minimiser: a normal prior with standard deviation 10 on every coefficient,
-# the intercept included. PRIOR is its precision; it is divided by the user's sample size.
+# the intercept included, on top of the penalty. PRIOR is its precision; it is divided by the
+# user's sample size.
 PRIOR = 1e-2
 
 
@@ -41,13 +55,17 @@ class Solution:
     prior: Bools  # (n_users,), no finite minimiser: solved with a small prior (see PRIOR)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Penalty:
-    """strength/2 ||theta - center||^2 a user; ``free`` leaves the intercept out of it."""
+    """strength/2 ||theta - center||^2 a user; ``free`` leaves the intercept out of it.
+
+    With ``intercept`` the intercept has a strength of its own.
+    """
 
     strength: Floats  # (n_users,)
     center: Floats | None = None  # (n_users, dim); None: zero
     free: bool = True
+    intercept: Floats | None = None  # (n_users,); None: as the others, unless free
 
 
 def solve_users(
@@ -64,31 +82,34 @@ def solve_users(
     """Minimise every user's risk: mean loss + penalty.
 
     A user whose risk has no finite minimiser (separable classes without a penalty, one class or
-    no counts with a free intercept) is solved with a small prior instead and marked ``prior``;
-    ``strict=True`` makes it an error.
+    no counts with a free intercept) is solved with a small prior on top of the penalty and marked
+    ``prior``; ``strict=True`` makes it an error.
     """
     m, dim = federation.n_users, loss.dim(federation.n_features, fit_intercept)
     out = Solution(
         np.zeros((m, dim)),
-        np.zeros(m, dtype=bool),
+        np.ones(m, dtype=bool),
         np.zeros(m),
         np.zeros(m, dtype=np.intp),
         np.zeros(m, dtype=bool),
     )
+    if dim == 0:  # no feature, no intercept: the empty model is the minimiser
+        return out
 
     def solve(stack: Stack) -> None:
-        _solve_stack(stack, loss, penalty, fit_intercept, out)
+        _solve_stack(_job(stack, loss, penalty, fit_intercept), out)
         if progress is not None:
             progress(len(stack.users))
 
     _each(solve, stacks(federation, y), n_jobs)
-    if out.prior.any():
+    lost = np.flatnonzero(out.prior)
+    if len(lost):
         if strict:
-            raise ValueError(_no_minimiser(federation.users, out.prior, loss, fit_intercept))
-        fallback = Penalty(PRIOR / federation.n_samples, penalty.center, free=False)
-        lost = np.flatnonzero(out.prior)
+            raise ValueError(_no_minimiser(federation.users, lost, loss, fit_intercept))
+        prior = PRIOR / federation.n_samples
+        fallback = Penalty(penalty.strength + prior, penalty.center, free=False, intercept=prior)
         _each(
-            lambda stack: _solve_stack(stack, loss, fallback, fit_intercept, out),
+            lambda stack: _solve_stack(_job(stack, loss, fallback, fit_intercept), out),
             stacks(federation, y, lost),
             n_jobs,
         )
@@ -107,10 +128,10 @@ def _each(work: Callable[[Stack], None], items: Iterable[Stack], n_jobs: int | N
     Parallel(n_jobs=n_jobs, prefer="threads")(delayed(work)(item) for item in items)
 
 
-def _no_minimiser(users: Array, lost: Bools, loss: Loss, fit_intercept: bool) -> str:
+def _no_minimiser(users: Array, lost: Ints, loss: Loss, fit_intercept: bool) -> str:
     some = ", ".join(map(repr, users[lost][:3].tolist()))
     return (
-        f"{int(lost.sum())} of {len(users)} users (such as {some}) have no finite {loss.name} "
+        f"{len(lost)} of {len(users)} users (such as {some}) have no finite {loss.name} "
         "model: their classes are separable, or they hold one class or no counts. Set l2 > 0"
         + (" and fit_intercept=False" if fit_intercept else "")
         + ", or strict=False, which gives these users a small prior."
@@ -118,334 +139,402 @@ def _no_minimiser(users: Array, lost: Bools, loss: Loss, fit_intercept: bool) ->
 
 
 @dataclass(frozen=True, eq=False)
-class _Problem:
-    """Risks of a stack of users in coordinates where the design has full rank.
-
-    The predictor is ``offset + D a``. With ``free`` the last column of D is the intercept's, and
-    the others are centred, which makes it orthogonal to them. ``back`` leads from ``a`` to the
-    coefficients: a chain of stacked matrices, empty where ``a`` is the coefficients themselves.
-    """
+class _Job:
+    """A stack of users and what is asked of them."""
 
     stack: Stack
     loss: Loss
-    D: Floats  # (b, n, r)
     strength: Floats  # (b,)
-    offset: Floats  # (b, n, q)
-    center: Floats  # (b, n_inputs, q)
-    mean: Floats | None  # (b, p), what centring took off; None: no free intercept
-    back: tuple[Floats, ...] = ()
+    center: Floats | None  # (b, n_inputs, q)
+    intercept: Floats | None  # (b,), the intercept's strength; None: no intercept
+    free: bool  # is there an intercept without a penalty?
 
-    @property
-    def free(self) -> bool:
-        return self.mean is not None
-
-    @property
-    def features(self) -> Floats:
-        return self.D[:, :, :-1] if self.free else self.D
-
-    def take(self, pick: Bools) -> _Problem:
-        return _Problem(
+    def take(self, pick: Bools | Ints) -> _Job:
+        return _Job(
             self.stack.take(pick),
             self.loss,
-            self.D[pick],
             self.strength[pick],
-            self.offset[pick],
-            self.center[pick],
-            None if self.mean is None else self.mean[pick],
-            tuple(b[pick] for b in self.back),
+            None if self.center is None else self.center[pick],
+            None if self.intercept is None else self.intercept[pick],
+            self.free,
         )
 
-    def reduced(self, D: Floats, back: tuple[Floats, ...]) -> _Problem:
-        """The same risks on another design of the features; the intercept's column stays."""
-        D = np.concatenate([D, self.D[:, :, -1:]], axis=2) if self.free else D
-        return replace(self, D=D, back=back)
+    @property
+    def holds_intercept(self) -> bool:
+        """Is there an intercept under the penalty, that is, one column more?"""
+        return self.intercept is not None and not self.free
 
-    def penalty(self) -> Floats:
-        """Diagonal of the penalty's Hessian, (b, r): a free intercept has none."""
-        pen = np.repeat(self.strength[:, None], self.D.shape[2], axis=1)
+    @property
+    def offset(self) -> Floats | None:
+        """Predictor at the penalty's centre, (b, n, q)."""
+        if self.center is None:
+            return None
+        if self.intercept is None:
+            return np.matmul(self.stack.X, self.center)
+        ones = self.stack.present[..., None]
+        return np.matmul(self.stack.X, self.center[:, :-1]) + ones * self.center[:, -1:]
+
+    @property
+    def reach(self) -> Floats:
+        """Entry of a penalised intercept's column, (b,).
+
+        The coefficient of that column then has the strength of all others.
+        """
+        assert self.intercept is not None
+        own = np.where(self.intercept > 0, self.intercept, 1.0)
+        return np.where(self.intercept > 0, np.sqrt(self.strength / own), 1.0)
+
+    def problem(self, D: Floats) -> Problem:
+        """These users' risks on the design D (b, n, r); a free intercept's column is added."""
+        b, n, r = D.shape
+        Dt = np.empty((b, r + self.free, n))
+        Dt[:, :r] = D.transpose(0, 2, 1)
+        penalty = np.zeros((b, r + self.free))
+        penalty[:, :r] = self.strength[:, None]
         if self.free:
-            pen[:, -1] = 0.0
-        return pen
+            Dt[:, -1] = self.stack.present
+        return Problem(
+            self.loss,
+            Dt,
+            self.stack.y,
+            self.stack.weight,
+            penalty,
+            self.offset,
+            self.strength == 0,
+            self.free,
+        )
+
+    def features(self) -> Floats:
+        """X, with a penalised intercept's column if there is one."""
+        if not self.holds_intercept:
+            return self.stack.X
+        column = self.stack.present * self.reach[:, None]
+        return np.concatenate([self.stack.X, column[..., None]], axis=2)
 
 
-def _problem(stack: Stack, loss: Loss, penalty: Penalty, fit_intercept: bool) -> _Problem:
-    b, n, p = stack.X.shape
-    q, inputs = loss.n_outputs, p + fit_intercept
-    D, mean = stack.X, None
-    free = fit_intercept and penalty.free
-    if free:
-        mean = np.matmul(stack.weight[:, None, :], D)[:, 0]
-        D = (D - mean[:, None, :]) * stack.present[..., None]
-        # What centring leaves of a constant column is rounding: it is nothing.
-        size = np.abs(stack.X).max(axis=1)
-        D *= (np.abs(D).max(axis=1) > 1e-14 * size)[:, None, :]
-    if fit_intercept:
-        D = np.concatenate([D, stack.present[..., None].astype(np.float64)], axis=2)
-    center, offset = np.zeros((b, inputs, q)), np.zeros((b, n, q))
+def _job(stack: Stack, loss: Loss, penalty: Penalty, fit_intercept: bool) -> _Job:
+    b, _, p = stack.X.shape
+    strength = penalty.strength[stack.users]
+    center = intercept = None
     if penalty.center is not None:
-        center = penalty.center[stack.users].reshape(b, inputs, q)
-        offset = np.matmul(D, center)
-    return _Problem(stack, loss, D, penalty.strength[stack.users], offset, center, mean)
+        center = penalty.center[stack.users].reshape(b, p + fit_intercept, loss.n_outputs)
+    if fit_intercept:
+        own = penalty.intercept
+        intercept = strength if own is None else own[stack.users]
+        intercept = np.zeros(b) if penalty.free else intercept
+    return _Job(stack, loss, strength, center, intercept, fit_intercept and penalty.free)
 
 
-def _solve_stack(
-    stack: Stack, loss: Loss, penalty: Penalty, fit_intercept: bool, out: Solution
-) -> None:
-    """Route users by the shape of their rows: wide, tall, or collinear."""
-    problem = _problem(stack, loss, penalty, fit_intercept)
-    wide = stack.present.sum(axis=1) <= problem.features.shape[2]
-    if wide.any():
-        _solve_wide(problem if wide.all() else problem.take(wide), out)
-    if not wide.all():
-        _solve_tall(problem.take(~wide) if wide.any() else problem, out)
+def _solve_stack(job: _Job, out: Solution) -> None:
+    """Route users by the shape of their rows."""
+    wide = job.stack.present.sum(axis=1) <= job.stack.X.shape[2] + job.holds_intercept
+    for mask, solve in ((wide, _solve_wide), (~wide, _solve_tall)):
+        if mask.any():
+            solve(job if mask.all() else job.take(mask), out)
 
 
-def _solve_tall(problem: _Problem, out: Solution) -> None:
-    """More rows than features: the normal equations, unless the columns are collinear."""
-    squared = isinstance(problem.loss, Squared)
-    mended = problem.strength > 1e-10 * np.abs(problem.D).max(axis=(1, 2)) ** 2
-    if mended.all() and not squared:
-        _finish(problem, _newton(problem), out)
-        return
-    gram = _gram(problem)
-    diagonal = np.diagonal(gram, axis1=1, axis2=2)
-    # On the unit-diagonal matrix plus a trace of identity a Cholesky factorisation cannot fail;
-    # its diagonal tells how much of each column the columns before it leave unexplained.
-    scale = 1.0 / np.sqrt(np.where(diagonal > 0, diagonal, 1.0))
-    unit = gram * scale[:, :, None] * scale[:, None, :]
-    unit[:, range(unit.shape[1]), range(unit.shape[1])] = 1.0 + 1e-12
-    left = np.diagonal(np.linalg.cholesky(unit), axis1=1, axis2=2).min(axis=1) ** 2
-    bad = (left < COLLINEAR) & ~mended
-    if bad.any():
-        _solve_collinear(problem.take(bad), out)
-        if bad.all():
-            return
-        problem, gram, left = problem.take(~bad), gram[~bad], left[~bad]
-    found = _least_squares(problem, gram, refine=left < 1e-3) if squared else _newton(problem)
-    _finish(problem, found, out)
+# -- more rows than features -------------------------------------------------------------------
 
 
-def _solve_wide(problem: _Problem, out: Solution) -> None:
-    """No more rows than features: solve in the span of the rows, theta - center = X^T a.
-
-    The Gram matrix of the rows, K = U S^2 U^T, gives the design U S of n columns and the way back
-    X^T U S^-1. Forming K squares the condition number, so without a penalty that hides it, users
-    whose small eigenvalues are in doubt go to the singular value decomposition.
-    """
-    X = problem.features
-    squares, U = np.linalg.eigh(np.matmul(X, X.transpose(0, 2, 1)))
-    top = np.maximum(squares[:, -1:], 1e-300)
-    # Padded rows, and rows centred to sum to zero, give as many eigenvalues of zero.
-    zeros = (~problem.stack.present).sum(axis=1) + problem.free
-    dead = (np.arange(squares.shape[1]) < zeros[:, None]) | (squares <= 0)
-    doubt = ((squares < 1e-9 * top) & ~dead).any(axis=1) & (problem.strength <= 1e-10 * top[:, 0])
+def _solve_tall(job: _Job, out: Solution) -> None:
+    """Straight ahead where the columns are far from collinear; else with more care."""
+    if isinstance(job.loss, Squared):
+        doubt = _normal_equations(job, out)
+    else:
+        problem = job.problem(job.features())
+        doubt = _left_over(_products(problem.Dt, job.stack), problem.pen) < SOUND
+        if not doubt.all():
+            sure = ~doubt
+            found = newton(problem.take(sure) if doubt.any() else problem)
+            sound = job.take(sure) if doubt.any() else job
+            _finish(sound, found, _model(sound, found.a), out)
     if doubt.any():
-        _solve_collinear(problem.take(doubt), out)
-        if doubt.all():
-            return
-        keep = ~doubt
-        problem, X, squares = problem.take(keep), X[keep], squares[keep]
-        U, dead = U[keep], dead[keep]
-    S = np.sqrt(np.where(dead, 0.0, squares))
-    inverse = np.where(dead, 0.0, 1.0 / np.where(dead, 1.0, S))
-    reduced = problem.reduced(
-        U * S[:, None, :], back=(X.transpose(0, 2, 1), U * inverse[:, None, :])
+        _solve_centred(job.take(doubt), out)
+
+
+def _normal_equations(job: _Job, out: Solution) -> Bools:
+    """Closed form of the squared loss: (D^T W D + pen) a = D^T W (y - offset).
+
+    Users whose equations are in doubt are left to others: which, (b,)?
+    """
+    stack, X, offset = job.stack, job.features(), job.offset
+    b, _, p = X.shape
+    r = p + job.free
+    target = stack.y if offset is None else stack.y - offset[..., 0]
+    rows = np.stack([stack.weight * target, stack.weight], axis=1)[:, : 1 + job.free]
+    moments = np.matmul(rows, X)  # of the target, and of the intercept's ones
+    gram, right, pen = np.empty((b, r, r)), np.empty((b, r, 1)), np.zeros((b, r))
+    gram[:, :p, :p] = _products(X.transpose(0, 2, 1), stack)
+    right[:, :p, 0] = moments[:, 0]
+    pen[:, :p] = job.strength[:, None]
+    if job.free:
+        gram[:, p, :p] = gram[:, :p, p] = moments[:, 1]
+        gram[:, p, p], right[:, p, 0] = rows[:, 1].sum(axis=1), rows[:, 0].sum(axis=1)
+    unit, scale = unit_diagonal(gram, pen)
+    L = cholesky(unit)
+    doubt = _least_pivot(L) < SOUND
+    a = scale * substitute(L, scale * right)
+    gradient = np.matmul(gram, a) + pen[..., None] * a - right
+    sure = ~doubt
+    if doubt.any():
+        job, a, gradient = job.take(sure), a[sure], gradient[sure]
+    _store(job, _model(job, a), gradient, None, out)
+    return doubt
+
+
+def _solve_centred(job: _Job, out: Solution) -> None:
+    """Columns centred about a free intercept; collinear users go on to the decomposition."""
+    X, mean = _centred(job.stack) if job.free else (job.features(), None)
+    problem = job.problem(X)
+    near = _left_over(_products(problem.Dt, job.stack), problem.pen) < COLLINEAR
+    if near.any():
+        _solve_collinear(job.take(near), X[near], None if mean is None else mean[near], out)
+    if not near.all():
+        sure = ~near
+        found, job = _minimise(problem.take(sure)), job.take(sure)
+        _finish(job, found, _model(job, found.a, None if mean is None else mean[sure]), out)
+
+
+def _centred(stack: Stack) -> tuple[Floats, Floats]:
+    """Columns less their means, (b, n, p), and the means, (b, 1, p)."""
+    weight, present = stack.weight[:, None, :], stack.present[..., None]
+    mean = np.matmul(weight, stack.X)
+    X = (stack.X - mean) * present
+    rest = np.matmul(weight, X)  # what rounding left in the mean; more than n ulps it is not
+    X -= rest * present
+    # What is left of a constant column now is rounding of its entries: it is nothing.
+    X *= (np.abs(X).max(axis=1) > 1e-14 * np.abs(stack.X).max(axis=1))[:, None, :]
+    return X, mean + rest
+
+
+def _solve_collinear(job: _Job, X: Floats, mean: Floats | None, out: Solution) -> None:
+    """Ill-conditioned or rank-deficient rows, by singular value decomposition.
+
+    Without a penalty the columns are brought to one size before: which of them count must not
+    depend on their units. Where some turn out to be free, the model of minimum norm is wanted, and
+    that is one of the units: these users are decomposed as they are, unless the sizes are so
+    unlike (1e4) that it would cost the digits of the small ones.
+    """
+    weight = job.stack.weight
+    size = np.abs(np.sqrt(weight)[..., None] * X).max(axis=1)
+    some = size > 0
+    size = np.where(some, size, 1.0)
+    scaled = (job.strength == 0) & (X.shape[1] > X.shape[2])
+    D, back, rank = _basis(X, weight, np.where(scaled[:, None], size, 1.0))
+    least = np.where(some, size, np.inf).min(axis=1, initial=np.inf)
+    alike = np.where(some, size, 0.0).max(axis=1, initial=0.0) <= 1e4 * least
+    short = scaled & alike & (rank < some.sum(axis=1))
+    if short.any():
+        D[short], back[short], _ = _basis(X[short], weight[short], np.ones(size[short].shape))
+    found = _minimise(job.problem(D))
+    a = np.concatenate(
+        [np.matmul(back, found.a[:, : D.shape[2]]), found.a[:, D.shape[2] :]], axis=1
     )
-    _finish(reduced, _minimise(reduced), out)
+    model = _model(job, a, mean)
+    # Large coefficients that cancel have rounding of their own: the gradient is that of the model.
+    _finish(job, replace(found, z=_predictor(job, model)), model, out)
 
 
-def _solve_collinear(problem: _Problem, out: Solution) -> None:
-    """Ill-conditioned or rank-deficient rows: X = U S V^T, minimum norm in what is left free."""
-    X = problem.features
-    U, S, Vt = np.linalg.svd(X, full_matrices=False)
-    S = np.where(max(X.shape[1:]) * np.finfo(np.float64).eps * S[:, :1] < S, S, 0.0)
-    back = Vt.transpose(0, 2, 1) * (S > 0)[:, None, :]
-    reduced = problem.reduced(U * S[:, None, :], back=(back,))
-    _finish(reduced, _minimise(reduced), out)
+def _basis(X: Floats, weight: Floats, size: Floats) -> tuple[Floats, Floats, Ints]:
+    """X = D back^T diag(size)^2 with W-orthogonal D: (b, n, r), (b, p, r), and the rank, (b,).
+
+    W^1/2 X diag(1/size) = U S V^T gives D = W^-1/2 U S, and D a = X theta for theta = back a =
+    diag(1/size) V a. Singular values of rounding size are zero.
+    """
+    root = np.sqrt(weight)[..., None]
+    U, S, Vt = np.linalg.svd(root * X / size[:, None, :], full_matrices=False)
+    kept = _cut(X) * S[:, :1] < S
+    D = U * (kept * S)[:, None, :] / np.where(root > 0, root, np.inf)
+    return D, Vt.transpose(0, 2, 1) * kept[:, None, :] / size[..., None], kept.sum(axis=1)
+
+
+def _cut(X: Floats) -> float:
+    """The share of the largest singular value below which one is rounding, as in NumPy's lstsq."""
+    return max(X.shape[1:]) * float(np.finfo(np.float64).eps)
+
+
+# -- no more rows than features ----------------------------------------------------------------
+
+
+def _solve_wide(job: _Job, out: Solution) -> None:
+    """Solve in the span of the rows: theta - center = X^T alpha.
+
+    The Gram matrix of the rows, K = L L^T, gives the design L of n columns and the way back,
+    alpha = L^-T a. Users whose K is singular, or too near to it for the penalty to hide, are decomposed.
+    """
+    rows = _RowGram.of(job)
+    L = cholesky(rows.K)
+    sound = rows.sound(L, job)
+    if not sound.all():
+        hard = job.take(~sound)
+        X, mean = _centred(hard.stack) if job.free else (hard.features(), None)
+        _solve_collinear(hard, X, mean, out)
+        if not sound.any():
+            return
+        job, rows, L = job.take(sound), rows.take(sound), L[sound]
+    n, q = L.shape[1], job.loss.n_outputs
+    found = _minimise(job.problem(L * ~rows.spare[:, None, :]))
+    alpha = substitute_back(L, found.a[:, :n])
+    total = np.matmul(job.stack.present[:, None, :].astype(np.float64), alpha)
+    if job.free:  # X^T of this is the centred X^T of what it was
+        alpha = alpha - job.stack.weight[..., None] * total
+    slope = _weighted_slope(job, found)
+    # The one pass over X: the model, and the pull of the rows on it for the gradient.
+    both = np.matmul(np.concatenate([alpha, slope], axis=2).transpose(0, 2, 1), job.stack.X)
+    model = both[:, :q].transpose(0, 2, 1)
+    if job.free:
+        centre = np.matmul(rows.of_mean[:, None, :], alpha)
+        model = np.concatenate([model, found.a[:, n:] - centre], axis=1)
+    elif job.holds_intercept:
+        model = np.concatenate([model, (job.reach**2)[:, None, None] * total], axis=1)
+    _finish(job, found, model, out, pull=both[:, q:].transpose(0, 2, 1), slope=slope)
 
 
 @dataclass(frozen=True, eq=False)
-class _Minimum:
-    a: Floats  # (b, r, q)
-    gradient: Floats  # (b, r, q)
-    converged: Bools
-    n_iter: Ints
-    lost: Bools  # no finite minimiser
+class _RowGram:
+    """Gram matrices of the users' rows, ready to be factorised.
 
+    A free intercept centres the rows, so that the last depends on the others. It and padded rows
+    are ``spare``: they get a diagonal entry, and their columns of the factor are left out.
+    """
 
-def _minimise(problem: _Problem) -> _Minimum:
-    if isinstance(problem.loss, Squared):
-        return _least_squares(problem, _gram(problem), refine=np.ones(len(problem.D), dtype=bool))
-    return _newton(problem)
-
-
-def _gram(problem: _Problem) -> Floats:
-    """D^T W D, (b, r, r); with equal weights the rows need not be scaled one by one."""
-    D, stack = problem.D, problem.stack
-    if stack.even:
-        return np.matmul(D.transpose(0, 2, 1), D) * stack.weight.max(axis=1)[:, None, None]
-    return np.matmul(D.transpose(0, 2, 1), D * stack.weight[..., None])
-
-
-def _least_squares(problem: _Problem, gram: Floats, *, refine: Bools) -> _Minimum:
-    """Closed form: (D^T W D + pen) a = D^T W (y - offset); one refinement where it may matter."""
-    D, weight, pen = problem.D, problem.stack.weight[:, None, :], problem.penalty()[..., None]
-    solve = _solver(gram, pen[..., 0])
-    target = (problem.stack.y - problem.offset[..., 0])[:, None, :]
-
-    def gradient_at(a: Floats) -> Floats:
-        residual = (target - np.matmul(D, a).transpose(0, 2, 1)) * weight
-        return pen * a - np.matmul(residual, D).transpose(0, 2, 1)
-
-    a = solve(np.matmul(target * weight, D).transpose(0, 2, 1))
-    gradient = gradient_at(a)
-    if refine.any():
-        a = np.where(refine[:, None, None], a - solve(gradient), a)
-        gradient = np.where(refine[:, None, None], gradient_at(a), gradient)
-    everyone = np.ones(len(a), dtype=bool)
-    return _Minimum(a, gradient, everyone, np.ones(len(a), dtype=np.intp), ~everyone)
-
-
-def _solver(H: Floats, pen: Floats) -> Callable[[Floats], Floats]:
-    """g -> (H + pen)^-1 g on the unit-diagonal matrix; empty columns keep their zeros."""
-    r = H.shape[1]
-    H = H.copy()
-    H[:, range(r), range(r)] += pen
-    diagonal = H[:, range(r), range(r)]
-    scale = (1.0 / np.sqrt(np.where(diagonal > 0, diagonal, 1.0)))[..., None]
-    unit = H * scale * scale.transpose(0, 2, 1)
-    # The trace of identity is far below what a refinement or the next Newton step corrects.
-    unit[:, range(r), range(r)] = 1.0 + 1e-13
-
-    def solve(g: Floats) -> Floats:
-        return scale * np.linalg.solve(unit, scale * g)
-
-    return solve
-
-
-def _newton(problem: _Problem) -> _Minimum:
-    """Damped Newton on a stack; each user stops on its own, so no user waits in vain."""
-    b, _, r = problem.D.shape
-    q = problem.loss.n_outputs
-    done = _Minimum(
-        np.zeros((b, r, q)),
-        np.zeros((b, r, q)),
-        np.zeros(b, dtype=bool),
-        np.zeros(b, dtype=np.intp),
-        np.zeros(b, dtype=bool),
-    )
-    if problem.free:
-        done.lost[:] = problem.loss.one_sided(problem.stack.y, problem.stack.present)
-    ids = np.flatnonzero(~done.lost)  # positions of those still at work
-    if len(ids) < b:
-        problem = problem.take(~done.lost)
-    state = _State.start(problem)
-    for iteration in range(1, MAX_ITER + 1):
-        if len(ids) == 0:
-            break
-        small = state.step()
-        lost = state.escaped() & ~small
-        stop = small | lost | (iteration == MAX_ITER)
-        if stop.any():
-            done.a[ids[stop]] = state.a[stop]
-            done.gradient[ids[stop]] = state.gradient()[stop]
-            done.n_iter[ids[stop]] = iteration
-            done.converged[ids[stop]] = small[stop]
-            done.lost[ids[stop]] = lost[stop]
-            ids = ids[~stop]
-            state = state.take(~stop)
-    return done
-
-
-@dataclass(eq=False)
-class _State:
-    """Where Newton's method stands: coordinates ``a`` and predictors ``z = offset + D a``."""
-
-    problem: _Problem
-    pen: Floats  # (b, r)
-    a: Floats  # (b, r, q)
-    z: Floats  # (b, n, q)
-    value: Floats  # (b,)
+    K: Floats  # (b, n, n)
+    trace: Floats  # (b,), before centring: K is right to 1e-16 of it
+    of_mean: Floats  # (b, n), the rows' products with their mean
+    spare: Bools  # (b, n)
 
     @classmethod
-    def start(cls, problem: _Problem) -> _State:
-        stack, loss = problem.stack, problem.loss
-        a = np.zeros((len(stack.users), problem.D.shape[2], loss.n_outputs))
-        if problem.free:
-            a[:, -1] = loss.start((stack.weight * stack.y).sum(axis=1))
-        z = problem.offset + np.matmul(problem.D, a)
-        state = cls(problem, problem.penalty(), a, z, np.zeros(len(a)))
-        state.value = state.risk(a, z)
-        return state
+    def of(cls, job: _Job) -> _RowGram:
+        X, present, weight = job.stack.X, job.stack.present, job.stack.weight
+        b, n, _ = X.shape
+        K = np.matmul(X, X.transpose(0, 2, 1))
+        both = present[:, :, None] & present[:, None, :]
+        if job.holds_intercept:
+            K += both * (job.reach**2)[:, None, None]
+        trace = np.trace(K, axis1=1, axis2=2)
+        of_mean, spare = np.matmul(K, weight[..., None])[..., 0], ~present
+        if job.free:
+            squared_mean = np.matmul(of_mean[:, None, :], weight[..., None])
+            K = (K - of_mean[:, :, None] - of_mean[:, None, :] + squared_mean) * both
+            spare[np.arange(b), present.sum(axis=1) - 1] = True
+        own = diagonal(K)
+        own += spare * np.where(trace > 0, trace, 1.0)[:, None]
+        return cls(K, trace, of_mean, spare)
 
-    def take(self, pick: Bools) -> _State:
-        return _State(
-            self.problem.take(pick), self.pen[pick], self.a[pick], self.z[pick], self.value[pick]
-        )
+    def take(self, pick: Bools) -> _RowGram:
+        return _RowGram(self.K[pick], self.trace[pick], self.of_mean[pick], self.spare[pick])
 
-    def risk(self, a: Floats, z: Floats) -> Floats:
-        stack = self.problem.stack
-        rows = (stack.weight * self.problem.loss.value(z, stack.y)).sum(axis=1)
-        return rows + 0.5 * (self.pen[..., None] * a**2).sum(axis=(1, 2))
-
-    def gradient(self) -> Floats:
-        stack = self.problem.stack
-        slope = self.problem.loss.slope(self.z, stack.y) * stack.weight[..., None]
-        return np.matmul(self.problem.D.transpose(0, 2, 1), slope) + self.pen[..., None] * self.a
-
-    def step(self) -> Bools:
-        """One step for everybody; True for those whose step was so small that it is the last."""
-        stack, loss = self.problem.stack, self.problem.loss
-        b, r, q = self.a.shape
-        curve = loss.newton_curve(self.z, stack.y) * stack.weight[..., None, None]
-        gradient = self.gradient()
-        H = weighted_gram(self.problem.D, curve)
-        direction = -_solver(H, np.repeat(self.pen, q, axis=1))(gradient.reshape(b, r * q, 1))
-        direction = direction.reshape(b, r, q)
-        dz = np.matmul(self.problem.D, direction)
-        slope = (gradient * direction).sum(axis=(1, 2))
-        self._line_search(direction, dz, slope)
-        moved = np.abs(dz).max(axis=(1, 2))
-        size = np.maximum(np.abs(self.z).max(axis=(1, 2)), loss.unit(stack.y))
-        return (moved <= STEP_TOL * size) | ~(slope < 0)
-
-    def _line_search(self, direction: Floats, dz: Floats, slope: Floats) -> None:
-        """Move; halve the step of each user until its risk falls (Armijo), up to rounding."""
-        length = np.ones((len(slope), 1, 1))
-        slack = 1e-14 * np.abs(self.value)
-        for _ in range(60):
-            a, z = self.a + length * direction, self.z + length * dz
-            value = self.risk(a, z)
-            short = ~(value <= self.value + 1e-4 * length[:, 0, 0] * slope + slack)
-            if not short.any():
-                break
-            length[short] *= 0.5
-        self.a, self.z, self.value = a, z, value
-
-    def escaped(self) -> Bools:
-        """Without a penalty: the predictors separate the classes, or have run off."""
-        stack = self.problem.stack
-        far = np.abs(self.z).max(axis=(1, 2)) > FAR * self.problem.loss.unit(stack.y)
-        free = self.problem.strength == 0
-        return free & (self.problem.loss.separates(self.z, stack.y, stack.present) | far)
+    def sound(self, L: Floats, job: _Job) -> Bools:
+        """Are K's error and the spread of the rows' weights harmless? (b,)"""
+        pivots = diagonal(L)
+        least = np.where(self.spare, np.inf, pivots).min(axis=1) ** 2
+        most = job.stack.weight.max(axis=1)
+        rarest = np.where(job.stack.present, job.stack.weight, np.inf).min(axis=1)
+        known = (least > ROW_PIVOT * self.trace) & (pivots > 0).all(axis=1)
+        known &= least + job.strength / most > ROW_FLOOR * self.trace
+        return known & (least * rarest + job.strength > 1e-9 * most * self.trace)
 
 
-def _finish(problem: _Problem, found: _Minimum, out: Solution) -> None:
-    """From reduced coordinates to models, and the norm of the risk's gradient there."""
-    users = problem.stack.users
-    coef = found.a[:, :-1] if problem.free else found.a
-    for matrix in reversed(problem.back):
-        coef = np.matmul(matrix, coef)
-    gradient = found.gradient
-    norm = np.sqrt((gradient**2).sum(axis=(1, 2)))
-    if problem.mean is not None:
-        intercept = found.a[:, -1:] - np.matmul(problem.mean[:, None, :], coef)
-        coef = np.concatenate([coef, intercept], axis=1)
-        # Undoing the centring adds mean * (intercept's gradient) to the coefficients' part.
-        tail = np.sqrt((gradient[:, -1] ** 2).sum(axis=1))
-        norm = norm + np.linalg.norm(problem.mean, axis=1) * tail
-    out.theta[users] = (problem.center + coef).reshape(len(users), -1)
-    out.converged[users] = found.converged
-    out.gradient_norm[users] = norm
-    out.n_iter[users] = found.n_iter
-    out.prior[users] = found.lost
+# -- both --------------------------------------------------------------------------------------
+
+
+def _products(Dt: Floats, stack: Stack) -> Floats:
+    """D^T W D, (b, r, r); with equal weights the rows need not be scaled one by one."""
+    D = Dt.transpose(0, 2, 1)
+    if stack.even:
+        return np.matmul(Dt, D) * stack.weight.max(axis=1)[:, None, None]
+    return np.matmul(Dt * stack.weight[:, None, :], D)
+
+
+def _left_over(gram: Floats, pen: Floats) -> Floats:
+    """The least share of a column's variance that the columns before it leave, (b,).
+
+    Read off the Cholesky factor of the matrix at unit diagonal; 0 where there is none.
+    """
+    unit, _ = unit_diagonal(gram, pen)
+    return _least_pivot(cholesky(unit))
+
+
+def _least_pivot(L: Floats) -> Floats:
+    return diagonal(L).min(axis=1) ** 2
+
+
+def _minimise(problem: Problem) -> Minimum:
+    return _least_squares(problem) if isinstance(problem.loss, Squared) else newton(problem)
+
+
+def _least_squares(problem: Problem) -> Minimum:
+    """Normal equations, refined twice by the residuals of the rows themselves."""
+    b, r, _ = problem.Dt.shape
+    weight = problem.weight[..., None]
+    solve = unit_solver(
+        np.matmul(problem.Dt * weight.transpose(0, 2, 1), problem.Dt.transpose(0, 2, 1)),
+        problem.pen,
+    )
+    a = np.zeros((b, r, 1))
+    for _ in range(3):
+        slope = weight * (problem.predictor(a) - problem.y[..., None])
+        a = a - solve(np.matmul(problem.Dt, slope) + problem.pen[..., None] * a)
+    everyone = np.ones(b, dtype=bool)
+    return Minimum(a, problem.predictor(a), everyone, np.ones(b, dtype=np.intp), ~everyone)
+
+
+def _model(job: _Job, a: Floats, mean: Floats | None = None) -> Floats:
+    """Coordinates of X's columns and of the intercept's as a model, (b, n_inputs, q)."""
+    if job.intercept is None:
+        return a
+    coef, intercept = a[:, :-1], a[:, -1:]
+    if not job.free:
+        intercept = intercept * job.reach[:, None, None]
+    if mean is not None:
+        intercept = intercept - np.matmul(mean, coef)
+    return np.concatenate([coef, intercept], axis=1)
+
+
+def _predictor(job: _Job, model: Floats) -> Floats:
+    """Predictor at the centre plus the model, (b, n, q)."""
+    p, offset = job.stack.X.shape[2], job.offset
+    z = np.matmul(job.stack.X, model[:, :p])
+    if job.intercept is not None:
+        z += job.stack.present[..., None] * model[:, p:]
+    return z if offset is None else z + offset
+
+
+def _weighted_slope(job: _Job, found: Minimum) -> Floats:
+    return job.loss.slope(found.z, job.stack.y) * job.stack.weight[..., None]
+
+
+def _finish(
+    job: _Job,
+    found: Minimum,
+    model: Floats,
+    out: Solution,
+    *,
+    pull: Floats | None = None,
+    slope: Floats | None = None,
+) -> None:
+    """The gradient of the risk at the models, and both into the solution.
+
+    ``slope`` (b, n, q) is that of the rows, weighted, and ``pull`` (b, p, q) X^T times it.
+    """
+    slope = _weighted_slope(job, found) if slope is None else slope
+    pull = np.matmul(job.stack.X.transpose(0, 2, 1), slope) if pull is None else pull
+    p = pull.shape[1]
+    gradient = np.empty(model.shape)
+    gradient[:, :p] = pull + job.strength[:, None, None] * model[:, :p]
+    if job.intercept is not None:
+        ones = job.stack.present[:, None, :].astype(np.float64)
+        gradient[:, p:] = np.matmul(ones, slope) + job.intercept[:, None, None] * model[:, p:]
+    _store(job, model, gradient, found, out)
+
+
+def _store(
+    job: _Job, model: Floats, gradient: Floats, found: Minimum | None, out: Solution
+) -> None:
+    users = job.stack.users
+    theta = model if job.center is None else job.center + model
+    out.theta[users] = theta.reshape(len(users), out.theta.shape[1])
+    out.gradient_norm[users] = np.sqrt((gradient**2).sum(axis=(1, 2)))
+    out.converged[users] = True if found is None else found.converged
+    out.n_iter[users] = 1 if found is None else found.n_iter
+    out.prior[users] = False if found is None else found.lost

@@ -170,12 +170,14 @@ def _confidence(
         phi[i] = loss.dispersion(z, stack.y, stack.weight * n[i, None], dof)
         curve = loss.curve(z, stack.y) * (stack.weight * n[i, None])[..., None, None]
         if full:
-            H[i] = weighted_gram(D, curve) + n[i, None, None] * np.diag(pen)
+            H[i] = weighted_gram(D.transpose(0, 2, 1), curve) + n[i, None, None] * np.diag(pen)
         else:
             H[i] = _diagonal(D, curve) + n[i, None] * pen
             tall = dof > 0
             if tall.any() and noise is not None:
-                gram = weighted_gram(D[tall], curve[tall]) + n[i[tall], None, None] * np.diag(pen)
+                gram = weighted_gram(D[tall].transpose(0, 2, 1), curve[tall]) + n[
+                    i[tall], None, None
+                ] * np.diag(pen)
                 noise[i[tall]] = _trace_of_inverse(gram)
     if full and curvature == "auto":
         H[n < dim] = 0.0  # the span of these users' rows stays with them

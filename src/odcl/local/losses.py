@@ -11,9 +11,13 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import expit, softmax, xlogy
+from scipy.special import expit, softmax
 
 from odcl._typing import Array, Floats
+
+# exp of this is the largest number that has an exponential's worth of room above it: a rate
+# beyond it is no rate of anything, and stays finite so that sums of it can be compared.
+_LARGEST_LOG = 345.0
 
 
 @dataclass(frozen=True)
@@ -53,29 +57,43 @@ class Loss(ABC):
     def curve_bounds(self, y: Floats, reach: Floats) -> tuple[Floats, Floats]:
         """Least and largest eigenvalue of ``curve`` while |z_j| <= reach_j: two (n,) arrays."""
 
-    def newton_curve(self, z: Floats, y: Floats) -> Floats:
-        """What Newton's method takes for ``curve``; positive where ``curve`` may vanish."""
-        return self.curve(z, y)
+    def terms(self, z: Floats, y: Floats) -> tuple[Floats, Floats, Floats]:
+        """``value``, ``slope`` and the curvature that Newton's method takes, at one go."""
+        return self.value(z, y), self.slope(z, y), self.curve(z, y)
 
     def mean(self, z: Floats) -> Floats:
         """Expected target (or class probabilities) at z."""
         return z
 
-    def separates(self, z: Floats, y: Floats, present: Array) -> Array:
-        """Users (axis 0) whose ``z`` proves that the unpenalised risk has no finite minimiser."""
-        return np.zeros(z.shape[0], dtype=bool)
+    def recedes(self, dz: Floats, y: Floats) -> tuple[Floats, Floats] | None:
+        """(least, most), each (users, n): how far moving along ``dz`` for ever lowers each row.
+
+        Rows with least >= 0 never rise, and those with most > 0 fall without end: a user with no
+        row of the first kind missing and one of the second has no finite minimiser without a
+        penalty. None for a loss that attains its minimum whatever the rows.
+        """
+        return None
 
     def one_sided(self, y: Floats, present: Array) -> Array:
         """Users whose targets alone rule out a finite free intercept (one class, no counts)."""
         return np.zeros(y.shape[0], dtype=bool)
 
-    def unit(self, y: Floats) -> Floats:
-        """The size of z at which a step counts as small, (users,): 1 where z is a log-odds."""
-        return np.ones(y.shape[0])
+    def resolution(self, z: Floats, y: Floats) -> Floats:
+        """Steps in z, (..., n, n_outputs), that are small: a Newton step of such is the last.
 
-    def start(self, mean_y: Floats) -> Floats:
-        """A free intercept to start from, (..., n_outputs), given the mean target (...)."""
-        return np.zeros((*mean_y.shape, self.n_outputs))
+        Where z is a log-odds or a log-rate, curvature changes by at most a factor exp(|dz|), so
+        that a step of 1e-6 leaves an error of 1e-12. No row stands still to more digits than it
+        has.
+        """
+        return 1e-6 + 1e-14 * np.abs(z)
+
+    def scale(self, risk: Floats) -> Floats:
+        """What falls of a risk are measured against, (users,), given the risk at the start."""
+        return risk
+
+    def start(self, y: Floats, weight: Floats) -> Floats:
+        """A free intercept to start from, (users, n_outputs); weights sum to 1 a user."""
+        return np.zeros((len(y), self.n_outputs))
 
     def dispersion(self, z: Floats, y: Floats, weight: Floats, dof: Floats) -> Floats:
         """Noise scale phi with cov(theta) = phi H^-1; 1 where the likelihood fixes it. (users,)"""
@@ -109,7 +127,7 @@ class Loss(ABC):
         D, pen = self._design(X, l2, fit_intercept)
         z = D @ theta.reshape(-1, self.n_outputs)
         curve = self.curve(z, y) / len(y)
-        return weighted_gram(D[None], curve[None])[0] + np.diag(pen)
+        return weighted_gram(D.T[None], curve[None])[0] + np.diag(pen)
 
     def constants(
         self, X: Floats, y: Floats, radius: float, *, l2: float = 0.0, fit_intercept: bool = False
@@ -139,21 +157,23 @@ def penalty(n_inputs: int, n_outputs: int, l2: float, fit_intercept: bool) -> Fl
     return pen.ravel()
 
 
-def weighted_gram(D: Floats, curve: Floats) -> Floats:
+def weighted_gram(Dt: Floats, curve: Floats, *, room: Floats | None = None) -> Floats:
     """sum_j x_j x_j^T (x) curve_j for a stack of users: (users, dim, dim).
 
-    ``D`` is (users, n, n_inputs), ``curve`` (users, n, q, q). One stacked product a
-    pair of outputs: each user's numbers are the same alone and in any stack.
+    ``Dt`` is (users, n_inputs, n), a row a feature, ``curve`` (users, n, q, q); ``room`` takes
+    the scaled design, to save asking for memory. One stacked product a pair of outputs: each
+    user's numbers are the same alone and in any stack.
     """
-    users, _, p = D.shape
+    users, p, _ = Dt.shape
     q = curve.shape[-1]
+    D = Dt.transpose(0, 2, 1)
     if q == 1:
-        gram: Floats = np.matmul(D.transpose(0, 2, 1), D * curve[..., 0])
+        gram: Floats = np.matmul(np.multiply(Dt, curve[:, None, :, 0, 0], out=room), D)
         return gram
     H = np.empty((users, p, q, p, q))
     for a in range(q):
         for b in range(a + 1):
-            block = np.matmul(D.transpose(0, 2, 1), D * curve[..., a, b, None])
+            block = np.matmul(np.multiply(Dt, curve[:, None, :, a, b], out=room), D)
             H[:, :, a, :, b] = block
             if a != b:
                 H[:, :, b, :, a] = block.transpose(0, 2, 1)
@@ -181,12 +201,6 @@ class Squared(Loss):
 
     def curve_bounds(self, y: Floats, reach: Floats) -> tuple[Floats, Floats]:
         return np.ones_like(reach), np.ones_like(reach)
-
-    def unit(self, y: Floats) -> Floats:
-        return np.abs(y).max(axis=1, initial=1e-300)
-
-    def start(self, mean_y: Floats) -> Floats:
-        return mean_y[..., None]
 
     def dispersion(self, z: Floats, y: Floats, weight: Floats, dof: Floats) -> Floats:
         return _per_dof((weight * (y - z[..., 0]) ** 2).sum(axis=1), dof)
@@ -221,21 +235,28 @@ class Huber(Loss):
         inside: Floats = (np.abs(z - y[..., None]) <= self.delta).astype(np.float64)
         return inside[..., None]
 
-    def newton_curve(self, z: Floats, y: Floats) -> Floats:
+    def terms(self, z: Floats, y: Floats) -> tuple[Floats, Floats, Floats]:
         # Rows beyond delta have no curvature; a trace of the reweighting matrix, which is positive
         # and majorises the loss, keeps the system solvable when few rows are inside.
-        r = np.maximum(np.abs(z - y[..., None]), 1e-300)
-        inside = np.where(r <= self.delta, 1.0, 1e-3 * self.delta / r)
-        return inside[..., None]
+        r = np.maximum(np.abs(z - y[..., None]), self.delta)
+        trace = np.where(r <= self.delta, 1.0, 1e-3 * self.delta / r)
+        return self.value(z, y), self.slope(z, y), trace[..., None]
 
     def curve_bounds(self, y: Floats, reach: Floats) -> tuple[Floats, Floats]:
         return (np.abs(y) + reach <= self.delta).astype(np.float64), np.ones_like(reach)
 
-    def unit(self, y: Floats) -> Floats:
-        return np.abs(y).max(axis=1, initial=1e-300)
+    def resolution(self, z: Floats, y: Floats) -> Floats:
+        return 1e-8 * self.delta + 1e-14 * np.maximum(np.abs(z), np.abs(y)[..., None])
 
-    def start(self, mean_y: Floats) -> Floats:
-        return mean_y[..., None]
+    def scale(self, risk: Floats) -> Floats:
+        return np.minimum(risk, self.delta**2)  # an outlier's part of the risk says nothing
+
+    def start(self, y: Floats, weight: Floats) -> Floats:
+        """The weighted median: an outlier of any size does not move it."""
+        order = np.argsort(y, axis=1, kind="stable")
+        below = np.cumsum(np.take_along_axis(weight, order, axis=1), axis=1)
+        middle = np.argmax(below >= 0.5 * below[:, -1:], axis=1)[:, None]
+        return np.take_along_axis(y, np.take_along_axis(order, middle, axis=1), axis=1)
 
     def dispersion(self, z: Floats, y: Floats, weight: Floats, dof: Floats) -> Floats:
         # Sandwich for a common error law: E psi^2 / E psi', times (n / dof) as for least squares.
@@ -275,6 +296,14 @@ class Logistic(Loss):
         e = np.exp(-np.abs(z))
         return (e / (1.0 + e) ** 2)[..., None]
 
+    def terms(self, z: Floats, y: Floats) -> tuple[Floats, Floats, Floats]:
+        t = y * z[..., 0]
+        e = np.exp(-np.abs(t))
+        likelier = 1.0 / (1.0 + e)
+        wrong = np.where(t < 0, likelier, e * likelier)  # probability of the other label
+        value = np.log1p(e) + np.maximum(-t, 0.0)
+        return value, (-y * wrong)[..., None], (e * likelier**2)[..., None, None]
+
     def curve_bounds(self, y: Floats, reach: Floats) -> tuple[Floats, Floats]:
         e = np.exp(-reach)
         return e / (1.0 + e) ** 2, np.full_like(reach, 0.25)
@@ -283,14 +312,15 @@ class Logistic(Loss):
         p: Floats = expit(z)
         return p
 
-    def separates(self, z: Floats, y: Floats, present: Array) -> Array:
-        return np.all((y * z[..., 0] > 0) | ~present, axis=1)
+    def recedes(self, dz: Floats, y: Floats) -> tuple[Floats, Floats]:
+        t = y * dz[..., 0]
+        return t, t
 
     def one_sided(self, y: Floats, present: Array) -> Array:
         return np.all((y > 0) | ~present, axis=1) | np.all((y < 0) | ~present, axis=1)
 
-    def start(self, mean_y: Floats) -> Floats:
-        p = np.clip(0.5 * (1.0 + mean_y), 1e-3, 1 - 1e-3)
+    def start(self, y: Floats, weight: Floats) -> Floats:
+        p = np.clip(0.5 * (1.0 + (weight * y).sum(axis=1)), 1e-3, 1 - 1e-3)
         return np.log(p / (1 - p))[..., None]
 
 
@@ -332,19 +362,36 @@ class Multinomial(Loss):
         return (y[..., None] == np.arange(self.n_classes)).astype(np.float64)
 
     def value(self, z: Floats, y: Floats) -> Floats:
-        a = self._logits(z)
-        a = a - a.max(axis=-1, keepdims=True)
-        own = np.take_along_axis(a, y[..., None].astype(np.intp), axis=-1)[..., 0]
-        return np.log(np.exp(a).sum(axis=-1)) - own
+        return self.terms(z, y)[0]
 
     def slope(self, z: Floats, y: Floats) -> Floats:
-        return np.matmul(self.mean(z) - self._one_hot(y), self.basis)
+        return self.terms(z, y)[1]
 
     def curve(self, z: Floats, y: Floats) -> Floats:
-        p = self.mean(z)
-        pB = np.matmul(p, self.basis)
-        scaled = p[..., None] * self.basis
-        return np.matmul(self.basis.T, scaled) - pB[..., :, None] * pB[..., None, :]
+        return self._covariance(self.mean(z))
+
+    def _covariance(self, p: Floats) -> Floats:
+        """diag(p) - p p^T in the basis, (..., n, n_outputs, n_outputs).
+
+        As the covariance of the basis under p: the difference would round to -1e-17 where one
+        class is certain, and rows of size 1e4 would make a hole of it.
+        """
+        apart = self.basis - np.matmul(p, self.basis)[..., None, :]
+        return np.matmul((p[..., None] * apart).swapaxes(-1, -2), apart)
+
+    def terms(self, z: Floats, y: Floats) -> tuple[Floats, Floats, Floats]:
+        a = self._logits(z)
+        own = self._one_hot(y)
+        a -= (own * a).sum(axis=-1, keepdims=True)
+        top = a.max(axis=-1, keepdims=True)  # never below 0, the own class's
+        e = np.exp(a - top)
+        others = e * (1.0 - own)
+        wrong = others.sum(axis=-1, keepdims=True)
+        total = wrong + np.exp(-top)
+        # Small losses and slopes from small numbers: 1 minus a probability would round them off.
+        value = top + np.where(top > 0, np.log(total), np.log1p(wrong))
+        slope = (others - own * wrong) / total
+        return value[..., 0], np.matmul(slope, self.basis), self._covariance(e / total)
 
     def curve_bounds(self, y: Floats, reach: Floats) -> tuple[Floats, Floats]:
         # |a_c - a_l| <= sqrt(2) ||z||, so every p_c is at least this; the curvature on the
@@ -356,11 +403,11 @@ class Multinomial(Loss):
         p: Floats = softmax(self._logits(z), axis=-1)
         return p
 
-    def separates(self, z: Floats, y: Floats, present: Array) -> Array:
-        a = self._logits(z)
+    def recedes(self, dz: Floats, y: Floats) -> tuple[Floats, Floats]:
+        a = self._logits(dz)
         own = np.take_along_axis(a, y[..., None].astype(np.intp), axis=-1)
         rivals = np.where(self._one_hot(y) > 0, -np.inf, a).max(axis=-1)
-        return np.all((own[..., 0] > rivals) | ~present, axis=1)
+        return own[..., 0] - rivals, own[..., 0] - a.min(axis=-1)
 
     def one_sided(self, y: Floats, present: Array) -> Array:
         """A class that a user never saw has an intercept of minus infinity."""
@@ -383,33 +430,41 @@ class Poisson(Loss):
         return y
 
     def value(self, z: Floats, y: Floats) -> Floats:
+        # y (e^u - 1 - u) with u = z - log y: the sum e^z - y z + ... would lose, for counts of
+        # a million, the digits that tell whether a Newton step was a good one.
+        some = y > 0
+        count = np.where(some, y, 1.0)
+        u = z[..., 0] - np.log(count)
         with np.errstate(over="ignore"):  # an overshooting step is worth inf and is cut back
-            z = z[..., 0]
-            return np.maximum(np.exp(z) - y * z + xlogy(y, y) - y, 0.0)
+            return np.where(some, np.maximum(count * (np.expm1(u) - u), 0.0), np.exp(z[..., 0]))
 
     def slope(self, z: Floats, y: Floats) -> Floats:
-        return np.exp(z) - y[..., None]
+        return self.mean(z) - y[..., None]
 
     def curve(self, z: Floats, y: Floats) -> Floats:
-        return np.exp(z)[..., None]
+        return self.mean(z)[..., None]
 
     def curve_bounds(self, y: Floats, reach: Floats) -> tuple[Floats, Floats]:
-        return np.exp(-reach), np.exp(reach)
+        return np.exp(-reach), np.exp(np.minimum(reach, _LARGEST_LOG))
 
     def mean(self, z: Floats) -> Floats:
-        return np.exp(z)
+        return np.exp(np.minimum(z, _LARGEST_LOG))
+
+    def recedes(self, dz: Floats, y: Floats) -> tuple[Floats, Floats]:
+        fall = -dz[..., 0]
+        return np.where(y > 0, -np.abs(fall), fall), np.where(y > 0, 0.0, fall)
 
     def one_sided(self, y: Floats, present: Array) -> Array:
         return np.all((y == 0) | ~present, axis=1)
 
-    def start(self, mean_y: Floats) -> Floats:
-        return np.log(np.maximum(mean_y, 1e-3))[..., None]
+    def start(self, y: Floats, weight: Floats) -> Floats:
+        return np.log(np.maximum((weight * y).sum(axis=1), 1e-3))[:, None]
 
     def dispersion(self, z: Floats, y: Floats, weight: Floats, dof: Floats) -> Floats:
         # Pearson's statistic: real counts scatter more than Poisson's law, and the noise of a
         # model grows with it. n / dof again: with few rows a parameter, models scatter more
         # than the Hessian at their own estimate tells (15 % of variance at 10 rows each).
-        mu = np.exp(z[..., 0])
+        mu = self.mean(z[..., 0])
         squares = (weight * (y - mu) ** 2 / np.maximum(mu, 1e-300)).sum(axis=1)
         return _per_dof(squares, dof) * weight.sum(axis=1) / np.maximum(dof, 1.0)
 

@@ -7,12 +7,13 @@ The l2 term is replaced by this one, not added to it. No communication: still on
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from odcl._typing import Bools, Floats, Ints
+from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation, user_rng
 from odcl.local.exact import Penalty, solve_users
 from odcl.local.fit import LocalModels
@@ -25,6 +26,7 @@ N_FOLDS = 5
 # Strengths that cross-validation looks at besides "stay local" (0) and "take the group's" (inf),
 # in units of the average curvature of the users' risks.
 GRID = (1e-3, 1e-2, 1e-1, 1.0)
+PORTION_BYTES = 1 << 26
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,30 +117,58 @@ def _cross_validated(
     """Each user's lam_i from its own rows; the centre leaves the user's contribution out.
 
     Otherwise the rows held out would speak through the group's model, and the choice would lean
-    to the group. Ties go to the stronger pooling.
+    to the group. Ties go to the stronger pooling. Every user has at least two rows.
     """
+    m = federation.n_users
     fold = _folds(federation, seed)
     unit = _average_curvature(federation, loss)
-    choices = [np.inf, *(g * unit for g in reversed(GRID)), 0.0]
+    choices = np.array([np.inf, *(g * unit for g in reversed(GRID)), 0.0])
     cost = np.zeros((len(choices), len(federation.y)))
-    for f in range(N_FOLDS):
-        train, who = _rows(federation, fold != f)
+
+    def score(choice: int, f: int, theta: Floats) -> None:
+        rows = np.flatnonzero(fold == f)
+        cost[choice, rows] = _held_out(federation, loss, theta, rows, fit_intercept)
+
+    def solve(trials: list[tuple[int, int]], penalty: Penalty) -> None:
+        """Fit every user on what is left of its rows, for several (choice, fold) at a time."""
+        train = _training(federation, fold, [f for _, f in trials])
         y = loss.encode(train.y)
-        for c, lam in enumerate(choices):
-            theta = center.copy()
-            if np.isfinite(lam):
-                strength = np.full(len(who), lam if lam > 0 else l2)
-                penalty = (
-                    Penalty(strength, center[who], free=False) if lam > 0 else Penalty(strength)
-                )
-                theta[who] = solve_users(
-                    train, y, loss, penalty, fit_intercept=fit_intercept, n_jobs=n_jobs
-                ).theta
-            rows = np.flatnonzero(fold == f)
-            cost[c, rows] = _held_out(federation, loss, theta, rows, fit_intercept)
+        found = solve_users(train, y, loss, penalty, fit_intercept=fit_intercept, n_jobs=n_jobs)
+        for (choice, f), theta in zip(trials, np.split(found.theta, len(trials)), strict=True):
+            score(choice, f, theta)
+
+    for f in range(N_FOLDS):
+        score(0, f, center)
+    grid = [(c, f) for c in range(1, len(choices) - 1) for f in range(N_FOLDS)]
+    for trials in _portions(grid, federation):
+        strength = np.repeat([choices[c] for c, _ in trials], m)
+        solve(trials, Penalty(strength, np.tile(center, (len(trials), 1)), free=False))
+    for trials in _portions([(len(choices) - 1, f) for f in range(N_FOLDS)], federation):
+        solve(trials, Penalty(np.full(len(trials) * m, l2)))
     total = np.add.reduceat(cost, federation.offsets[:-1], axis=1)
     best = np.argmin(np.round(total, 12), axis=0)  # first of equals: the stronger pooling
-    return np.array(choices)[best]
+    return choices[best]
+
+
+def _portions(
+    trials: list[tuple[int, int]], federation: Federation
+) -> Iterator[list[tuple[int, int]]]:
+    """As many trials at a time as fit into some memory: small federations batch across them."""
+    length = max(1, PORTION_BYTES // max(federation.X.nbytes, 1))
+    for start in range(0, len(trials), length):
+        yield trials[start : start + length]
+
+
+def _training(federation: Federation, fold: Ints, held_out: list[int]) -> Federation:
+    """All users once for each fold held out, with the rows of the other folds."""
+    kept = [np.flatnonzero(fold != f) for f in held_out]
+    owner = federation.row_user
+    counts = [np.bincount(owner[rows], minlength=federation.n_users) for rows in kept]
+    rows = np.concatenate(kept)
+    offsets = np.concatenate([[0], np.cumsum(np.concatenate(counts))]).astype(np.intp)
+    weight = None if federation.weight is None else federation.weight[rows]
+    users = np.tile(federation.users, len(held_out))
+    return Federation(federation.X[rows], federation.y[rows], offsets, users, weight)
 
 
 def _held_out(
@@ -161,18 +191,6 @@ def _folds(federation: Federation, seed: int) -> Ints:
         n = rows.stop - rows.start
         fold[rows] = user_rng(seed, user).permutation(np.arange(n) % N_FOLDS)
     return fold
-
-
-def _rows(federation: Federation, keep: Bools) -> tuple[Federation, Ints]:
-    """The federation of some rows, and the positions of the users who still have any."""
-    counts = np.add.reduceat(keep, federation.offsets[:-1], dtype=np.intp)
-    who = np.flatnonzero(counts)
-    offsets = np.concatenate([[0], np.cumsum(counts[who])]).astype(np.intp)
-    weight = None if federation.weight is None else federation.weight[keep]
-    part = Federation(
-        federation.X[keep], federation.y[keep], offsets, federation.users[who], weight
-    )
-    return part, who
 
 
 def _average_curvature(federation: Federation, loss: Loss) -> float:

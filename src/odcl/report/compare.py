@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from odcl._typing import Bools, Floats
+from odcl._typing import Array, Bools, Floats
 from odcl.data.federation import Federation, user_rng
 from odcl.local.losses import Loss, Poisson
 
@@ -21,6 +21,7 @@ class Comparison:
     scores: dict[str, Floats]  # method -> (n_users_scored,)
     n_rows: int  # rows held out
     n_users: int  # users with rows held out
+    unit: float = 1.0  # scale of the scores: differences below 1e-9 of it are rounding
 
     @property
     def larger_is_better(self) -> bool:
@@ -37,8 +38,8 @@ class Comparison:
     def better_off(self, method: str, than: str) -> tuple[int, int]:
         """Users better off, and users worse off, with one method than with another."""
         gap = self.scores[method] - self.scores[than]
-        gap = gap if self.larger_is_better else -gap
-        return int((gap > 1e-12).sum()), int((gap < -1e-12).sum())
+        gap, least = gap if self.larger_is_better else -gap, 1e-9 * self.unit
+        return int((gap > least).sum()), int((gap < -least).sum())
 
     def to_json(self) -> dict[str, Any]:
         table = [
@@ -67,6 +68,14 @@ def hold_out(federation: Federation, share: float, seed: int) -> Bools:
     return out
 
 
+def keep_every_class(out: Bools, y: Array) -> Bools:
+    """Rows to hold out, less one row of every class that would be held out as a whole."""
+    out = out.copy()
+    for missing in np.setdiff1d(y, y[~out]):
+        out[np.argmax(y == missing)] = False
+    return out
+
+
 def metric_of(loss: Loss) -> str:
     if loss.classification:
         return "accuracy"
@@ -90,7 +99,8 @@ def compare(
         row = _row_scores(metric, np.asarray(predict(X, owner)), y)
         mean = np.bincount(owner, weights=row, minlength=federation.n_users)[seen] / counts[seen]
         scores[name] = np.sqrt(mean) if metric == "RMSE" else mean
-    return Comparison(metric, scores, int(out.sum()), int(seen.sum()))
+    unit = float(np.abs(federation.y).max()) or 1.0 if metric == "RMSE" else 1.0
+    return Comparison(metric, scores, int(out.sum()), int(seen.sum()), unit)
 
 
 def _row_scores(metric: str, predicted: Any, y: Any) -> Floats:

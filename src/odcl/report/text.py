@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from odcl._typing import Ints
+from odcl._typing import Floats, Ints
 from odcl.report.compare import Comparison
 
 NAMES = {
@@ -18,13 +19,13 @@ NAMES = {
 }
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Columns under each other: the first to the left, the others to the right."""
+def table(header: Sequence[str], rows: Sequence[Sequence[Any]], *, left: Sequence[int] = ()) -> str:
+    """Columns under each other: the first and ``left`` ones to the left, others to the right."""
     cells = [list(map(str, header)), *(list(map(str, row)) for row in rows)]
     widths = [max(len(row[c]) for row in cells) for c in range(len(header))]
     lines = [
         "  ".join(
-            cell.ljust(w) if c == 0 else cell.rjust(w)
+            cell.ljust(w) if c == 0 or c in left else cell.rjust(w)
             for c, (cell, w) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in cells
@@ -32,43 +33,79 @@ def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return "\n".join(lines)
 
 
-def number(value: float) -> str:
-    return f"{value:.4g}"
+def aligned(values: Any) -> list[str]:
+    """Numbers with one number of decimals, so that the smallest shows three digits or more."""
+    numbers: Floats = np.asarray(values, dtype=np.float64)
+    sizes = np.abs(numbers[np.isfinite(numbers) & (numbers != 0)])
+    if len(sizes) == 0:
+        return [f"{v:g}" for v in numbers]
+    digits = 2 - math.floor(math.log10(sizes.min()))
+    if digits > 8 or sizes.max() >= 1e9:
+        return [f"{v:.3g}" for v in numbers]
+    return [f"{v:.{max(digits, 0)}f}" for v in numbers]
 
 
 def comparison_table(comparison: Comparison) -> str:
     """local / one model for all / the paper's setting / odcl: mean, median and worst user."""
     best = "higher" if comparison.larger_is_better else "lower"
-    header = (f"{comparison.metric} on held-out rows ({best} is better)", "mean", "median", "worst")
-    rows = [(NAMES.get(name, name), *map(number, values)) for name, *values in comparison.rows()]
-    return table(header, rows)
+    of = f"{comparison.metric} on {count(comparison.n_rows, 'held-out row')} ({best} is better)"
+    names, *columns = zip(*comparison.rows(), strict=True)
+    shown = aligned(np.concatenate(columns))
+    cells = [shown[i :: len(names)] for i in range(len(names))]
+    rows = [(NAMES.get(name, name), *cell) for name, cell in zip(names, cells, strict=True)]
+    return table((of, "mean user", "median user", "worst user"), rows)
 
 
 def verdict(comparison: Comparison) -> str:
     """Who gained: one sentence."""
     better, worse = comparison.better_off("odcl", "local")
-    same = comparison.n_users - better - worse
-    text = f"Against their own model {better} of {comparison.n_users} users are better off"
-    return text + f", {worse} worse off, {same} the same."
+    n = comparison.n_users
+    return (
+        f"With odcl {better:,} of {n:,} users do better than with a model of their own, "
+        f"{worse:,} do worse, {n - better - worse:,} the same."
+    )
 
 
 def group_table(labels: Ints, n_rows: Ints, users: Any, *, most: int = 20) -> str:
-    """Groups with their sizes and the first of their users."""
-    order = np.argsort(-np.bincount(labels), kind="stable")
-    rows = []
+    """Groups with their sizes and the first of their users, the largest first."""
+    sizes = np.bincount(labels)
+    rows = np.bincount(labels, weights=n_rows)
+    order = np.argsort(-sizes, kind="stable")
+    lines = []
     for k in order[:most]:
-        members = np.flatnonzero(labels == k)
-        some = ", ".join(str(u) for u in users[members[:4]].tolist())
-        some += ", ..." if len(members) > 4 else ""
-        rows.append((f"group {k}", len(members), int(n_rows[members].sum()), some))
-    text = table(("", "users", "rows", "such as"), rows)
-    hidden = len(order) - most
-    return text + (f"\n... and {hidden} more groups" if hidden > 0 else "")
+        members = users[np.flatnonzero(labels == k)[:4]].tolist()
+        some = ", ".join(map(shown_id, members)) + (", ..." if sizes[k] > 4 else "")
+        lines.append((f"group {k}", f"{sizes[k]:,}", f"{int(rows[k]):,}", some))
+    text = table(("", "users", "rows", "such as"), lines, left=(3,))
+    if len(order) <= most:
+        return text
+    rest = order[most:]
+    return (
+        f"{text}\n... and {count(len(rest), 'more group')} of "
+        f"{count(int(sizes[rest].sum()), 'user')} (all in groups.csv)"
+    )
 
 
-def megabytes(n_bytes: float) -> str:
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if n_bytes < 1000 or unit == "GB":
-            return f"{n_bytes:.0f} {unit}" if unit == "bytes" else f"{n_bytes:.3g} {unit}"
-        n_bytes /= 1000
-    raise AssertionError
+def shown_id(user: Any, most: int = 24) -> str:
+    """An id for the terminal: short, and without characters that would move the cursor."""
+    if user is None:
+        return "(no id)"
+    text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(user)[: most + 1])
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def count(n: int, what: str) -> str:
+    """'1 row', '2,000 rows'; the last word takes the plural."""
+    if n == 1:
+        return f"1 {what}"
+    plural = f"{what}es" if what.endswith(("s", "x")) else f"{what}s"
+    return f"{n:,} {plural}"
+
+
+def in_bytes(n: float) -> str:
+    """A number of bytes for people."""
+    for unit in ("bytes", "kB", "MB"):
+        if n < 1000:
+            return f"{n:.0f} bytes" if unit == "bytes" else f"{n:.3g} {unit}"
+        n /= 1000
+    return f"{n:.3g} GB"

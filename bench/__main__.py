@@ -1,0 +1,41 @@
+"""Run the measurements named on the command line, or all of them."""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from pathlib import Path
+
+from threadpoolctl import threadpool_limits
+
+from bench import groups, local_solve, real_users, server
+
+PARTS = {
+    "local": local_solve.run,
+    "server": server.run,
+    "groups": groups.run,
+    "real": real_users.run,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="part", help=", ".join(PARTS))
+    parser.add_argument("--quick", action="store_true", help="smaller and fewer: about a minute")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=Path("../shared/data"),
+        help="folder with mnist/ and cifar10-two-classes/; without it, stand-ins are used",
+    )
+    args = parser.parse_args()
+    if unknown := set(args.parts) - set(PARTS):
+        parser.error(f"{', '.join(sorted(unknown))}: not one of {', '.join(PARTS)}")
+    warnings.simplefilter("ignore")
+    with threadpool_limits(1):
+        for name in args.parts or PARTS:
+            PARTS[name](quick=args.quick, data=args.data)
+
+
+if __name__ == "__main__":
+    main()

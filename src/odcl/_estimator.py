@@ -1,0 +1,352 @@
+"""What regressor and classifier share: validate, standardise, delegate to ``odcl``."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_array, check_consistent_length, check_random_state
+from sklearn.utils.validation import (
+    _check_sample_weight,
+    check_is_fitted,
+    column_or_1d,
+    validate_data,
+)
+
+from odcl._typing import Array, Floats, Ints
+from odcl.data.federation import Federation, as_ids
+from odcl.data.owners import check_owners, positions, take_column
+from odcl.data.scaling import Scaling
+from odcl.local.fit import Curvature
+from odcl.local.losses import Loss, Multinomial
+from odcl.method import ODCLResult, odcl
+from odcl.newcomer import Assignment, assign_rows, groups_of
+from odcl.predict import cluster_means, linear_predictors, nearest_cluster
+from odcl.settings import check_n_groups, check_settings
+from odcl.whole_table import one_for_all
+
+
+@dataclass(eq=False, repr=False)  # an __init__ that only stores, written once for both
+class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
+    """What regressor and classifier share. Users come as ``users=`` or as a column of X."""
+
+    loss: str | Loss = "squared"
+    _: KW_ONLY
+    l2: float = 0.0
+    fit_intercept: bool = True
+    standardize: bool = True
+    clusterer: Any = "auto"
+    combine: str = "precision"
+    refit: str | float | None = "evidence"
+    method: str = "default"
+    curvature: Curvature = "auto"
+    unknown: str = "error"
+    users: Any = None
+    solver: Any = "exact"
+    random_state: Any = None
+    n_jobs: int | None = None
+
+    # Metadata routing: ``users`` is there for these methods and for nothing else.
+    __metadata_request__fit: ClassVar = {"users": True}
+    __metadata_request__predict: ClassVar = {"users": True}
+    __metadata_request__score: ClassVar = {"users": True}
+
+    # -- fit ---------------------------------------------------------------------------------
+
+    def fit(self, X: Any, y: Any, users: Any = None, sample_weight: Any = None) -> Self:
+        """Fit one model a user.
+
+        ``users`` (n_rows,) names the owner of each row; without it, and without the
+        constructor's ``users``, all rows belong to one user. ``sample_weight`` (n_rows,) says how
+        often a row counts: 2 is the row twice, 0 is no row.
+        """
+        check_settings(self)
+        X, users = self._split(X, users, fitting=True)
+        X, y = self._validated(X, y)
+        ids = np.zeros(len(X), dtype=np.intp) if users is None else check_owners(users, len(X))
+        if sample_weight is not None:
+            sample_weight = _check_sample_weight(
+                sample_weight, X, dtype=np.float64, ensure_non_negative=True
+            )
+            kept = sample_weight > 0  # before anything is counted: classes, users, scales
+            X, y, ids, sample_weight = X[kept], y[kept], ids[kept], sample_weight[kept]
+        self.has_users_ = users is not None
+        federation = Federation.from_arrays(X, self._encode(y), ids, weight=sample_weight)
+        self._fit(federation)
+        return self
+
+    def _fit(self, federation: Federation) -> None:
+        paper = self.method == "paper"
+        self.scaling_ = Scaling.of(
+            federation.X,
+            federation.weight,
+            center=bool(self.fit_intercept),
+            standardize=bool(self.standardize) and not paper,
+        )
+        federation = federation.with_X(self.scaling_.apply(federation.X))
+        check_n_groups(self, federation)
+        result = odcl(
+            federation,
+            loss=self._loss(federation),
+            l2=float(self.l2),
+            fit_intercept=bool(self.fit_intercept),
+            solver=self.solver,
+            clusterer=self._clusterer(federation, paper),
+            combine="mean" if paper else self.combine,
+            refit=None if paper else self.refit,
+            curvature=self.curvature,
+            seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
+            n_jobs=self.n_jobs,
+        )
+        self._keep(result, federation)
+
+    def _clusterer(self, federation: Federation, paper: bool) -> Any:
+        """One user is one cluster; the paper's K comes from the silhouette (Appendix C)."""
+        if isinstance(self.clusterer, str) and self.clusterer == "auto":
+            if federation.n_users == 1:
+                return 1
+            return "silhouette" if paper and federation.n_users > 2 else 1 if paper else "auto"
+        return self.clusterer
+
+    def _keep(self, result: ODCLResult, federation: Federation) -> None:
+        self.result_ = result
+        self.loss_ = result.loss
+        self.users_, self.labels_ = result.users, result.labels
+        self.n_clusters_ = result.n_clusters
+        self.theta_, self.cluster_theta_ = result.models, result.centers
+        self.rule_, self.reason_ = result.step.rule, result.step.reason
+        self.tau2_ = result.step.tau2
+        self.groups_ = groups_of(
+            federation,
+            result,
+            l2=float(self.l2),
+            fit_intercept=bool(self.fit_intercept),
+            combine="mean" if self.method == "paper" else self.combine,
+        )
+        self.cluster_means_ = cluster_means(federation, result.labels, result.n_clusters)
+        self.pooled_theta_: Floats | None = None
+        if self.unknown == "pooled":
+            self.pooled_theta_ = one_for_all(
+                federation, self.loss_, float(self.l2), bool(self.fit_intercept)
+            )
+
+    # -- models in the table's units -----------------------------------------------------------
+
+    @property
+    def models_(self) -> Floats:
+        """Each user's model in the table's units: coefficients, then the intercept.
+
+        (n_users, n_params); multinomial: (n_users, n_classes, n_params).
+        """
+        return self._in_table_units(self.theta_)
+
+    @property
+    def cluster_models_(self) -> Floats:
+        """Each cluster's model in the table's units, shaped as ``models_``."""
+        return self._in_table_units(self.cluster_theta_)
+
+    def _in_table_units(self, theta: Floats) -> Floats:
+        inputs = len(self.scaling_.used) + bool(self.fit_intercept)
+        model = theta.reshape(len(theta), inputs, self.loss_.n_outputs)
+        coef, intercept = (model[:, :-1], model[:, -1]) if self.fit_intercept else (model, None)
+        coef, intercept = self.scaling_.undo(coef, intercept)
+        if intercept is not None:
+            coef = np.concatenate([coef, intercept[:, None, :]], axis=1)
+        if isinstance(self.loss_, Multinomial):
+            return np.matmul(coef, self.loss_.basis.T).transpose(0, 2, 1)
+        return coef[:, :, 0]
+
+    # -- predict -----------------------------------------------------------------------------
+
+    def _scores(self, X: Any, users: Any) -> Floats:
+        """Linear predictors of the rows, each by its user's model, (n_rows, n_outputs)."""
+        check_is_fitted(self, "loss_")
+        X, users = self._split(X, users, fitting=False)
+        X = self._validated_X(X)
+        theta, where = self._models_of(X, users)
+        return linear_predictors(
+            X,
+            theta,
+            where,
+            n_outputs=self.loss_.n_outputs,
+            fit_intercept=bool(self.fit_intercept),
+            scaling=self.scaling_,
+        )
+
+    def _models_of(self, X: Floats, users: Any) -> tuple[Floats, Ints]:
+        """Models, and which of them each row is predicted by."""
+        everybody = np.zeros(len(X), dtype=np.intp)
+        if users is None and not self.has_users_:
+            return self.theta_, everybody
+        if users is None:
+            if self.unknown == "pooled" and self.pooled_theta_ is not None:
+                return self.pooled_theta_[None], everybody
+            raise ValueError(
+                f"This model knows {len(self.users_)} users, and was not told whose rows these "
+                "are: pass users=..., or fit with unknown='pooled' for one model for all."
+            )
+        ids = check_owners(users, len(X))
+        if not self.has_users_:
+            if self.unknown != "error":
+                return self.theta_, everybody
+            raise ValueError(
+                "This model was fitted without users and has one model for all rows: leave users= "
+                "out, or fit with users=..."
+            )
+        where = positions(self.users_, ids)
+        new = where < 0
+        if not new.any():
+            return self.theta_, where
+        if self.unknown == "pooled" and self.pooled_theta_ is not None:
+            where[new] = len(self.theta_)
+            return np.vstack([self.theta_, self.pooled_theta_]), where
+        if self.unknown == "nearest":
+            nearest = nearest_cluster(self.scaling_.apply(X[new]), ids[new], self.cluster_means_)
+            where[new] = len(self.theta_) + nearest
+            return np.vstack([self.theta_, self.cluster_theta_]), where
+        raise self._unknown_users(ids[new])
+
+    def _unknown_users(self, ids: Array) -> ValueError:
+        distinct = list(dict.fromkeys(ids.tolist()))
+        some = ", ".join(map(repr, distinct[:3])) + (", ..." if len(distinct) > 3 else "")
+        one = len(distinct) == 1
+        first = self.users_.tolist()[0]
+        hint = ""
+        if type(first) is not type(distinct[0]):
+            hint = f" (the fit's ids look like {first!r})"
+        return ValueError(
+            f"User{'' if one else 's'} {some} {'was' if one else 'were'} not in the fit{hint}, so "
+            "there is no model for such rows. Add a user with add_user(id, X, y), or fit with "
+            "unknown='pooled' (one model for all) or unknown='nearest' (that of the group with the "
+            "most similar features)."
+        )
+
+    # -- new users ---------------------------------------------------------------------------
+
+    def assign(self, X: Any, y: Any) -> Assignment:
+        """Which group a new user with these rows belongs to, and its model.
+
+        ``X`` holds the rows of one user, with or without the users' column. Nothing is kept; see
+        :meth:`add_user`.
+        """
+        check_is_fitted(self, "loss_")
+        X, y = self._rows_of_one(X, y)
+        found = assign_rows(
+            self.scaling_.apply(X),
+            self.loss_.encode(y),
+            self.loss_,
+            self.groups_,
+            l2=float(self.l2),
+            fit_intercept=bool(self.fit_intercept),
+            refit=None if self.method == "paper" else self.refit,
+        )
+        return replace(found, model=self._in_table_units(found.theta[None])[0])
+
+    def add_user(self, user: Any, X: Any, y: Any) -> Assignment:
+        """Assign a new user and remember it: ``predict`` knows it from now on.
+
+        A user that fits no group keeps its own local model and has label -1. The other users'
+        models, the groups and ``result_`` stay as they were.
+        """
+        check_is_fitted(self, "loss_")
+        if not self.has_users_:
+            raise ValueError(
+                "This model was fitted without users, so there are no groups to join: fit with "
+                "users=... first."
+            )
+        ids = as_ids([user])
+        if positions(self.users_, ids)[0] >= 0:
+            raise ValueError(f"User {user!r} is known already: give the new user another id.")
+        found = self.assign(X, y)
+        self.users_ = as_ids([*self.users_.tolist(), *ids.tolist()])
+        self.labels_ = np.append(self.labels_, found.label)
+        self.theta_ = np.vstack([self.theta_, found.theta])
+        return found
+
+    # -- files -------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
+        """Write the fitted model to a folder: safetensors and JSON, no pickle, whole or not.
+
+        ``force`` replaces a model that is there already. See :func:`odcl.persist.load_estimator`
+        for what comes back.
+        """
+        from odcl.persist import save_estimator
+
+        check_is_fitted(self, "loss_")
+        save_estimator(self, path, force=force)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read what ``save`` or ``odcl fit`` wrote; predictions are the same bit for bit.
+
+        The loaded model predicts, assigns and adds users. ``result_`` is not in the file, and
+        settings that were objects (a clusterer, a solver, a RandomState) come back as text: set
+        them again with ``set_params`` before a new ``fit``.
+        """
+        from odcl.persist import load_estimator
+
+        model: Self = load_estimator(cls, path)
+        return model
+
+    # -- input -------------------------------------------------------------------------------
+
+    def _split(self, X: Any, users: Any, *, fitting: bool) -> tuple[Any, Any]:
+        """Features and owners: the owners from the argument, or from the column named."""
+        if self.users is None:
+            return X, users
+        if users is not None:
+            raise ValueError(
+                f"Users were given twice: as column {self.users!r} of X (users={self.users!r} in "
+                "the constructor) and as users=. Leave one of them out."
+            )
+        validate_data(self, X, reset=fitting, skip_check_array=True)
+        return take_column(X, self.users)
+
+    def _validated_X(self, X: Any, *, fitting: bool = False) -> Floats:
+        if self.users is not None:  # names and width were checked with the users' column
+            return check_array(X, dtype=np.float64, estimator=self, input_name="X")
+        return validate_data(self, X, reset=fitting, dtype=np.float64)
+
+    def _validated(self, X: Any, y: Any) -> tuple[Floats, Array]:
+        if y is None:
+            raise ValueError(
+                f"requires y to be passed, but the target y is None: {type(self).__name__} "
+                "learns to predict it."
+            )
+        X = self._validated_X(X, fitting=True)
+        y = self._checked_target(column_or_1d(y, warn=True))
+        check_consistent_length(X, y)
+        return X, y
+
+    def _rows_of_one(self, X: Any, y: Any) -> tuple[Floats, Floats]:
+        """The rows of a new user, checked; the users' column may be there or not."""
+        if self.users is not None:
+            X = self._without_owner(X)
+        X = self._validated_X(X)
+        y = self._checked_target(column_or_1d(y))
+        check_consistent_length(X, y)
+        return X, self._encode_known(y)
+
+    def _without_owner(self, X: Any) -> Any:
+        width = np.shape(X)[1] if len(np.shape(X)) == 2 else -1
+        if width != self.n_features_in_ - 1:
+            X, ids = self._split(X, None, fitting=False)
+            if len(set(ids.tolist())) > 1:
+                raise ValueError(
+                    f"These are rows of {len(set(ids.tolist()))} users, and one user is assigned "
+                    "at a time: pass the rows of one."
+                )
+            return X
+        names = getattr(self, "feature_names_in_", None)
+        if names is not None and hasattr(X, "columns"):
+            expected = [n for i, n in enumerate(names) if n != self.users and i != self.users]
+            if list(X.columns) != expected:
+                raise ValueError(
+                    f"The columns of X are {list(X.columns)}, and those of the fit were {expected} "
+                    f"beside the users' {self.users!r}: pass the same in the same order."
+                )
+        return X

@@ -1,0 +1,92 @@
+"""Whose row is it: the users' column of X, and ids as positions among the users known."""
+
+from __future__ import annotations
+
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+from odcl._typing import Array, Ints
+from odcl.data.federation import as_ids, group_rows
+
+
+def take_column(X: Any, column: Any) -> tuple[Any, Array]:
+    """A frame or array without one column, and that column as ids.
+
+    A frame's column goes by its name, or by position where the name is no number; an array's by
+    position, from the end if negative.
+    """
+    if hasattr(X, "column_names"):  # Arrow: scikit-learn takes frames and arrays
+        X = X.to_pandas()
+    if hasattr(X, "columns"):
+        at = _named(list(X.columns), column)
+        rest = [i for i in range(X.shape[1]) if i != at]
+        if hasattr(X, "iloc"):
+            return X.iloc[:, rest], as_ids(X.iloc[:, at])
+        return X[:, rest], as_ids(X[:, at])
+    if sparse.issparse(X):
+        raise TypeError(
+            f"X is sparse, and its column {column!r} names the users: pass a dense array "
+            "(X.toarray()), or the ids as users=..."
+        )
+    X = np.asarray(X)
+    if not _is_position(column) or X.ndim != 2 or not -X.shape[1] <= column < X.shape[1]:
+        raise ValueError(
+            f"users={column!r} names a column of X, and X is an array of shape {X.shape}: pass a "
+            "frame with that column, or the column's position."
+        )
+    return np.delete(X, int(column), axis=1), as_ids(X[:, int(column)])
+
+
+def _named(names: list[Any], column: Any) -> int:
+    """Position of the users' column among a frame's."""
+    if column in names:
+        if names.count(column) > 1:
+            raise ValueError(
+                f"X has {names.count(column)} columns named {column!r}, and one has to name the "
+                "users: rename the others."
+            )
+        return names.index(column)
+    if _is_position(column) and -len(names) <= column < len(names):
+        return int(column) % len(names)
+    from odcl.data.columns import nearest
+
+    raise ValueError(
+        f"X has no column {column!r} for the users{nearest(str(column), list(map(str, names)))}"
+    )
+
+
+def _is_position(column: Any) -> bool:
+    return isinstance(column, Integral) and not isinstance(column, bool)
+
+
+def check_owners(users: Any, n_rows: int) -> Array:
+    """Ids of the rows' owners, one a row."""
+    if isinstance(users, str | bytes) or not hasattr(users, "__len__"):
+        raise ValueError(
+            f"users={users!r} is one id, and every row needs its own: pass as many ids as rows. A "
+            "column of X is named in the constructor, ODCLRegressor(users='store')."
+        )
+    ids = as_ids(users)
+    if len(ids) != n_rows:
+        raise ValueError(
+            f"X has {n_rows} rows and users {len(ids)} ids, and every row needs its owner: pass as "
+            "many ids as rows."
+        )
+    return ids
+
+
+def positions(known: Array, ids: Array) -> Ints:
+    """Position of each id among the known ones, -1 for those never seen, (len(ids),).
+
+    Python looks at each distinct id once.
+    """
+    distinct, codes = group_rows(ids)
+    sortable = known.dtype.kind in "iU" and known.dtype.kind == distinct.dtype.kind
+    if sortable and (known[:-1] < known[1:]).all():
+        at = np.searchsorted(known, distinct).clip(max=len(known) - 1)
+        return np.where(known[at] == distinct, at, -1)[codes]
+    place = {user: i for i, user in enumerate(known.tolist())}
+    return np.array([place.get(user, -1) for user in distinct.tolist()], dtype=np.intp)[codes]

@@ -1,0 +1,57 @@
+"""Linear predictors of rows, each by the model of its own user."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.spatial.distance import cdist
+
+from odcl._typing import Array, Floats, Ints
+from odcl.combine import sum_by_cluster
+from odcl.data.federation import Federation, group_rows
+from odcl.data.scaling import Scaling
+
+# Rows and their models in one chunk stay in a core's cache: three times as fast at 100 features
+# as all at once, and a million rows need no copy of a million models.
+_CHUNK_BYTES = 1 << 20
+
+
+def linear_predictors(
+    X: Floats,
+    theta: Floats,
+    where: Ints,
+    *,
+    n_outputs: int,
+    fit_intercept: bool,
+    scaling: Scaling | None = None,
+) -> Floats:
+    """z_j = x_j theta[where_j], (n_rows, n_outputs); with ``scaling``, X is in the table's units.
+
+    One product a row: a row's number is the same alone and among others.
+    """
+    z = np.empty((len(X), n_outputs))
+    step = max(1, _CHUNK_BYTES // (8 * max(theta.shape[1], X.shape[1])))
+    for start in range(0, len(X), step):
+        part = slice(start, start + step)
+        x = X[part] if scaling is None else scaling.apply(X[part])
+        if fit_intercept:
+            x = np.concatenate([x, np.ones((len(x), 1))], axis=1)
+        model = theta[where[part]].reshape(len(x), x.shape[1], n_outputs)
+        z[part] = np.matmul(x[:, None, :], model)[:, 0]
+    return z
+
+
+def cluster_means(federation: Federation, labels: Ints, n_clusters: int) -> Floats:
+    """Mean feature vector of each cluster's rows, (n_clusters, n_features)."""
+    X, rows = federation.X, np.ones(len(federation.X))
+    if federation.weight is not None:
+        X, rows = X * federation.weight[:, None], federation.weight
+    sums = np.add.reduceat(X, federation.offsets[:-1], axis=0)
+    total = np.bincount(labels[federation.row_user], weights=rows, minlength=n_clusters)
+    return sum_by_cluster(sums, labels) / total[:, None]
+
+
+def nearest_cluster(X: Floats, ids: Array, means: Floats) -> Ints:
+    """For each row the cluster whose mean features are nearest to those of the row's user."""
+    users, codes = group_rows(ids)
+    mean = sum_by_cluster(X, codes) / np.bincount(codes, minlength=len(users))[:, None]
+    return cdist(mean, means).argmin(axis=1)[codes]

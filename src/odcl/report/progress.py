@@ -1,0 +1,76 @@
+"""What a person who watches sees on stderr while odcl works; nothing in a pipe."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+class Silent:
+    """Progress that nobody watches."""
+
+    def stage(self, text: str, n_users: int | None = None) -> None:
+        """Say what happens now; with ``n_users``, a bar over that many local models."""
+
+    def advance(self, n_users: int) -> None:
+        """So many more local models are there."""
+
+
+class Bar(Silent):
+    """Stages and a bar of rich's, one line that goes away at the end."""
+
+    def __init__(self, progress: Any):
+        self._progress = progress
+        self._task = progress.add_task("", total=None)
+        self._text, self._left = "", 0
+
+    def stage(self, text: str, n_users: int | None = None) -> None:
+        self._text, self._left = text, n_users or 0
+        words = f"{text}: local models" if n_users else text
+        self._progress.reset(self._task, total=n_users, description=words)
+
+    def advance(self, n_users: int) -> None:
+        self._left -= n_users
+        self._progress.advance(self._task, n_users)
+        if self._left <= 0:  # what follows, on the server, does not say how far it is
+            self._progress.update(self._task, total=None, description=f"{self._text}: groups")
+
+
+@contextmanager
+def watched(quiet: bool) -> Iterator[Silent]:
+    """A bar where stderr is a terminal, unless ``quiet``."""
+    if quiet or not sys.stderr.isatty():
+        yield Silent()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        yield Bar(progress)
+
+
+def notice(text: str, quiet: bool = False) -> None:
+    """One line on stderr."""
+    if not quiet:
+        print(f"odcl: {' '.join(text.split())}", file=sys.stderr)
+
+
+@contextmanager
+def warnings_as_notices(quiet: bool) -> Iterator[None]:
+    """Python's warnings in our voice: one line each, without a place in the source."""
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        notice(str(message), quiet)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
