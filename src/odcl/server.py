@@ -21,6 +21,9 @@ from odcl.noise import covariances, evidence_tau2, pooled_dispersion
 Others = Literal["never", "always", "without tau2"]
 
 
+SETTLE_TURNS = 20
+
+
 @dataclass(frozen=True, eq=False)
 class ServerStep:
     """What the server found, in the order of the uploads it was given."""
@@ -165,28 +168,35 @@ def _mixture(uploads: Uploads, phi: Floats | None, method: Any) -> _Groups:
         cov, noise, founders = None, None, np.ones(uploads.n_users, dtype=bool)
     fitted = method.fit(uploads.theta, noise=noise, covariance=cov, founders=founders)
     result = fitted.result_
-    labels = _assign_by_curvature(uploads, result, phi, founders)
+    labels = _settle(uploads, number_by_first_user(result.labels))
     return _Groups(labels, result.rule, result.reason, replace(result, labels=labels))
 
 
-def _assign_by_curvature(uploads: Uploads, result: Any, phi: Floats | None, founders: Any) -> Ints:
+def _settle(uploads: Uploads, labels: Ints) -> Ints:
     """Users who found no group but sent their curvature join the group their rows fit best.
 
-    Their data term is a quadratic with curvature A_i = H_i - n_i P and linear term H_i theta_i:
-    directions of which they know nothing have no curvature and do not count.
+    Such a user's own model may be far from everything (fewer rows than parameters), but its data
+    term is a quadratic with curvature A_i = H_i - n_i P and linear term H_i theta_i, in which
+    directions that it knows nothing of do not count. Groups' models and these users' places are
+    brought in line in turn, as in Lloyd's loop; each turn lowers the sum of the data terms.
     """
-    who = np.flatnonzero(~founders & uploads.sent)
-    if not uploads.full or uploads.curvature is None or len(who) == 0 or phi is None:
-        return np.asarray(result.labels)
-    labels = result.labels.copy()
+    who = np.flatnonzero(~uploads.founders & uploads.sent)
+    if not uploads.full or uploads.curvature is None or len(who) == 0:
+        return labels
+    H = uploads.curvature[who]
     pen = np.zeros(uploads.dim) if uploads.l2 is None else uploads.l2
-    for i in who:
-        H = uploads.curvature[i]
-        A = H - uploads.n_samples[i] * np.diag(pen)
-        c = result.centers
-        fit = 0.5 * np.einsum("kd,de,ke->k", c, A, c) - c @ (H @ uploads.theta[i])
-        labels[i] = int(np.argmin(fit))
-    return number_by_first_user(labels) if len(np.unique(labels)) < len(c) else labels
+    A = H - uploads.n_samples[who, None, None] * np.diag(pen)
+    linear = np.matmul(H, uploads.theta[who, :, None])[..., 0]
+    for _ in range(SETTLE_TURNS):
+        centers = combine_clusters(uploads, labels, "precision").centers
+        curved = np.matmul(centers, np.matmul(A, centers.T)).diagonal(axis1=1, axis2=2)
+        moved = labels.copy()
+        moved[who] = np.argmin(0.5 * curved - linear @ centers.T, axis=1)
+        moved = number_by_first_user(moved)
+        if (moved == labels).all():
+            break
+        labels = moved
+    return labels
 
 
 def as_clusterer(clusterer: Any) -> Any:
