@@ -168,35 +168,56 @@ def _mixture(uploads: Uploads, phi: Floats | None, method: Any) -> _Groups:
         cov, noise, founders = None, None, np.ones(uploads.n_users, dtype=bool)
     fitted = method.fit(uploads.theta, noise=noise, covariance=cov, founders=founders)
     result = fitted.result_
-    labels = _settle(uploads, number_by_first_user(result.labels))
+    labels = _settle(uploads, phi, number_by_first_user(result.labels), result.rule == "noise")
     return _Groups(labels, result.rule, result.reason, replace(result, labels=labels))
 
 
-def _settle(uploads: Uploads, labels: Ints) -> Ints:
-    """Users who found no group but sent their curvature join the group their rows fit best.
+def _settle(uploads: Uploads, phi: Floats | None, labels: Ints, everybody: bool) -> Ints:
+    """Users who sent their curvature join the group that explains their rows best.
 
-    Such a user's own model may be far from everything (fewer rows than parameters), but its data
-    term is a quadratic with curvature A_i = H_i - n_i P and linear term H_i theta_i, in which
-    directions that it knows nothing of do not count. Groups' models and these users' places are
-    brought in line in turn, as in Lloyd's loop; each turn lowers the sum of the data terms.
+    The mixture looks at models through one noise level a user. A user's data term knows more: it
+    is long in directions that its rows hardly see, and silent on those they do not see at all.
+    With curvature A_i = H_i - n_i P and linear term b_i = H_i theta_i, and users of a group
+    differing by tau^2, minus its log-likelihood under group k is
+
+        1/2 c_k' S_i A_i c_k - c_k' S_i b_i,      S_i = (phi_i I + tau^2 A_i)^-1.
+
+    Groups' models and users' places are brought in line in turn, as in Lloyd's loop. Users who
+    found no group always take part; the founders (``everybody``) where their noise is credible.
     """
-    who = np.flatnonzero(~uploads.founders & uploads.sent)
-    if not uploads.full or uploads.curvature is None or len(who) == 0:
+    who = np.flatnonzero(uploads.sent & (everybody | ~uploads.founders))
+    if not uploads.full or len(who) == 0 or labels.max() == 0:
         return labels
-    H = uploads.curvature[who]
-    pen = np.zeros(uploads.dim) if uploads.l2 is None else uploads.l2
-    A = H - uploads.n_samples[who, None, None] * np.diag(pen)
-    linear = np.matmul(H, uploads.theta[who, :, None])[..., 0]
+    tau2 = 0.0
+    if phi is not None:
+        centers = combine_clusters(uploads, labels, "precision").centers
+        tau2 = evidence_tau2(uploads, labels, centers, phi) or 0.0
     for _ in range(SETTLE_TURNS):
         centers = combine_clusters(uploads, labels, "precision").centers
-        curved = np.matmul(centers, np.matmul(A, centers.T)).diagonal(axis1=1, axis2=2)
         moved = labels.copy()
-        moved[who] = np.argmin(0.5 * curved - linear @ centers.T, axis=1)
+        for part in np.array_split(who, max(1, len(who) // 32_768)):
+            moved[part] = _misfit(uploads, phi, tau2, centers, part).argmin(axis=1)
         moved = number_by_first_user(moved)
         if (moved == labels).all():
             break
         labels = moved
     return labels
+
+
+def _misfit(
+    uploads: Uploads, phi: Floats | None, tau2: float, centers: Floats, part: Ints
+) -> Floats:
+    """Minus the log-likelihood of some users' rows under every group, (len(part), n_clusters)."""
+    assert uploads.curvature is not None
+    A, b = uploads.curvature[part], np.matmul(uploads.curvature[part], uploads.theta[part, :, None])
+    if uploads.l2 is not None:
+        A = A - uploads.n_samples[part, None, None] * np.diag(uploads.l2)
+    if tau2 > 0 and phi is not None:
+        S = phi[part, None, None] * np.eye(uploads.dim) + tau2 * A
+        both = np.linalg.solve(S, np.concatenate([A, b], axis=2))
+        A, b = both[..., :-1], both[..., -1:]
+    curved = (np.matmul(A, centers.T) * centers.T).sum(axis=1)
+    return 0.5 * curved - np.matmul(centers, b)[..., 0]
 
 
 def as_clusterer(clusterer: Any) -> Any:
