@@ -83,7 +83,7 @@ def _narrow(m: int, rounds: int) -> list[tuple]:
 def _wide(data: Path, quick: bool) -> list[tuple]:
     """Table 2 of the paper: few images a user, l2 = 1e-5, no intercept."""
     m, n, l2 = 100, 40, 1e-5
-    some = 5 if quick else 20
+    some, rounds = (5, 1) if quick else (20, 4)
     X, y, what = two_classes(data, m * n)
     order = np.random.default_rng(0).permutation(m * n)  # each user has both classes
     images = equal_users(X[order], y[order], n)
@@ -94,7 +94,15 @@ def _wide(data: Path, quick: bool) -> list[tuple]:
     solve = _logistic(l2, False)
     return [
         _line(
-            f"logistic l2=1e-5, {what}, {size}", images, Logistic(), l2, False, solve, 50, 1, some
+            f"logistic l2=1e-5, {what}, {size}",
+            images,
+            Logistic(),
+            l2,
+            False,
+            solve,
+            50,
+            rounds,
+            some,
         ),
         _line(
             f"logistic l2=1e-5, normal features, {size}",
@@ -104,7 +112,7 @@ def _wide(data: Path, quick: bool) -> list[tuple]:
             False,
             solve,
             None,
-            1,
+            rounds,
             some,
         ),
     ]

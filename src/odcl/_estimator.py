@@ -18,7 +18,7 @@ from sklearn.utils.validation import (
 
 from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import Federation, as_ids
-from odcl.data.owners import check_owners, positions, take_column
+from odcl.data.owners import check_owners, column_position, positions, take_column
 from odcl.data.scaling import Scaling
 from odcl.local.fit import Curvature
 from odcl.local.losses import Loss, Multinomial
@@ -100,6 +100,7 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
             curvature=self.curvature,
             seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
             n_jobs=self.n_jobs,
+            progress=getattr(self, "_progress", None),  # set by the command line
         )
         self._keep(result, federation)
 
@@ -343,7 +344,8 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
             return X
         names = getattr(self, "feature_names_in_", None)
         if names is not None and hasattr(X, "columns"):
-            expected = [n for i, n in enumerate(names) if n != self.users and i != self.users]
+            expected = names.tolist()
+            del expected[column_position(expected, self.users)]
             if list(X.columns) != expected:
                 raise ValueError(
                     f"The columns of X are {list(X.columns)}, and those of the fit were {expected} "

@@ -83,16 +83,18 @@ def fit(options: Namespace) -> None:
     _print_run(run)
     _print_picture(options.out / "picture.png", drawn, options)
     out = shlex.quote(str(options.out))
-    print(f"Models of all rows, groups and report: {out}. Next: odcl predict {out} TABLE")
+    print(f"Models of all rows, groups, report: {out}")
+    print(f"Next: odcl predict {out} TABLE")
 
 
 def _settings(options: Namespace) -> dict[str, Any]:
-    """Arguments of the estimator. ``--paper`` fixes some, and saying both is a mistake."""
-    refit = None if options.refit == "none" else options.refit or "evidence"
+    """Arguments of the estimator."""
+    _check_together(options)
+    refit = "evidence" if options.refit is None else options.refit
     settings: dict[str, Any] = {
         "clusterer": options.clusters,
         "combine": options.combine or "precision",
-        "refit": refit,
+        "refit": None if refit == "none" else refit,
         "method": "default",
         "fit_intercept": not options.no_intercept,
         "standardize": not options.no_standardize,
@@ -102,15 +104,21 @@ def _settings(options: Namespace) -> dict[str, Any]:
     if options.l2 is not None:
         settings["l2"] = options.l2
     if options.paper:
-        for name, value, fixed in (
-            ("combine", options.combine, "mean"),
-            ("refit", options.refit, "none"),
-        ):
-            if value not in (None, fixed):
-                text = f"--paper means --{name} {fixed}, and --{name} {value} was asked for as well"
-                raise UsageError(f"{text}: leave one of them out.", "odcl fit")
         settings |= {"method": "paper", "combine": "mean", "refit": None, "standardize": False}
     return settings
+
+
+def _check_together(options: Namespace) -> None:
+    """Refuse options that contradict each other: one of them would be passed over."""
+    fixed = {"combine": "mean", "refit": "none"} if options.paper else {}
+    for name, only in fixed.items():
+        asked = getattr(options, name)
+        if asked not in (None, only):
+            text = f"--paper means --{name} {only}, and --{name} {asked} was asked for as well"
+            raise UsageError(f"{text}: leave one of them out.", "odcl fit")
+    if options.combine == "shrink" and options.clusters != "auto":
+        text = "--combine shrink needs --clusters auto, which alone tells how far users of a group"
+        raise UsageError(f"{text} differ: leave one of them out.", "odcl fit")
 
 
 def _print_run(run: Any) -> None:
@@ -240,10 +248,13 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
 def main() -> None:
     """Entry point of the command ``odcl``."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # files half-written are taken away
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show an id
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller: >&-
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        getattr(sys, name).reconfigure(errors="backslashreplace")  # ids that it cannot show
     code = run_command()
-    if code == 141:  # Python flushes once more at its end, to nobody
+    try:
+        sys.stdout.flush()
+    except OSError:  # a full disk, a closed pipe: Python would try once more at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)

@@ -38,7 +38,9 @@ class ODCLRegressor(RegressorMixin, ODCLEstimator):  # type: ignore[misc]
     unknown : what predict does for a user it has not seen: "error", "pooled" (one model for all,
         also where no users are told) or "nearest" (the model of the group whose mean features are
         nearest to those of the user's rows).
-    users : name (or position) of the column of X that names the user.
+    users : name (or position) of the column of X that names the user. With it every scikit-learn
+        tool works; cross-validate in shuffled folds, KFold(shuffle=True), or a table sorted by
+        user has whole users that no fit has seen.
     solver : "exact", "sgd", ProjectedSGD(...), or a linear scikit-learn estimator.
     random_state, n_jobs : as everywhere in scikit-learn.
 
@@ -166,9 +168,10 @@ class ODCLClassifier(ClassifierMixin, ODCLEstimator):  # type: ignore[misc]
         loss = as_loss(self.loss)
         if not loss.classification:
             raise ValueError(f"loss={loss.name!r} is not for classes: use ODCLRegressor.")
-        if n_classes != getattr(loss, "n_classes", 2):
+        given = getattr(loss, "n_classes", 2)
+        if n_classes != given:
             raise ValueError(
-                f"The {loss.name} loss given is for {getattr(loss, 'n_classes', 2)} classes, and the "
-                f"target holds {n_classes}: say loss='multinomial', which counts them."
+                f"The {loss.name} loss given is for {given} classes, and the target holds "
+                f"{n_classes}: say loss='multinomial', which counts them."
             )
         return loss

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.special import digamma, polygamma, softmax
-from scipy.stats import chi2
-from scipy.stats import f as f_law
+from scipy.special import chdtrc, digamma, fdtrc, polygamma, softmax
 
 from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation
@@ -26,6 +24,8 @@ STRANGE = 1e-4
 MOST_DIRECTIONS = 500
 # So many users' rows tell how noisy users are and how far those of a group differ.
 LOOK_AT = 300
+# Users who differ by less than this of their noise are refitted to the centre itself.
+LARGE = 1e12
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,68 +78,98 @@ def assign_rows(
     model: no shrinkage in it, directions that the rows do not see have no voice, and one row or
     one class is enough.
     """
-    n, k = len(y), len(groups.centers)
-    one = Federation(X, y, np.array([0, n]), np.zeros(1, dtype=int))
-    free = fit_users(one, loss, fit_intercept=fit_intercept, curvature="none")
-    rows = _Rows.of(X, y, np.ones(n), loss, free.theta[0], l2, fit_intercept)
-    phi, dof = _noise_scale(rows, groups, known=not free.prior[0])
-
-    def around(strength: float, centers: Floats) -> Floats:
-        each = np.arange(len(centers) + 1) * n
-        copies = Federation(
-            np.tile(X, (len(centers), 1)), np.tile(y, len(centers)), each, np.arange(len(centers))
-        )
-        pull = Penalty(np.full(len(centers), strength), centers, free=False)
-        return solve_users(copies, copies.y, loss, pull, fit_intercept=fit_intercept).theta
-
-    modes, evidence = groups.centers, np.zeros(k)
-    told = rows.dim <= MOST_DIRECTIONS
-    if groups.tau2 > 0 and told:
-        modes = around(phi / (n * groups.tau2), groups.centers)
-        evidence -= 0.5 * ((modes - groups.centers) ** 2).sum(axis=1) / groups.tau2
-        for i in range(k):
-            evidence[i] -= 0.5 * np.log1p(groups.tau2 / phi * rows.view(modes[i]).curvature).sum()
-    evidence -= np.array([rows.risk(mode) for mode in modes]) / phi
-    p = softmax(evidence + np.log(groups.members / groups.members.sum()))
+    newcomer = _Newcomer(X, y, loss, fit_intercept)
+    free, separable = newcomer.alone(0.0)
+    rows = _Rows.of(X, y, np.ones(len(y)), loss, free, l2, fit_intercept)
+    phi, dof = _noise_scale(rows, groups, known=not separable)
+    seen = rows.dim <= MOST_DIRECTIONS
+    modes = groups.centers
+    if seen and phi < LARGE * len(y) * groups.tau2:
+        modes = newcomer.around(groups.centers, phi / (len(y) * groups.tau2))
+    p = softmax(_evidence(rows, groups, modes, phi) + np.log(groups.members))
     label = int(np.argmax(p))
-
-    distance, strange = np.nan, False
-    if dof > 0 and told:
-        view = rows.view(groups.centers[label], pull=float(groups.pull[label]))
-        square, r = view.square(phi, n / float(groups.samples[label]), groups.spread), view.rank
-        # Where a row that was nearly certain goes wrong, the slope has heavier tails than a normal
-        # law; the likelihood ratio has not. Elsewhere the two agree.
-        ratio = 2.0 * (rows.risk(groups.centers[label]) - rows.risk(rows.own)) / phi
-        square *= min(1.0, max(ratio, 0.0) / max(view.square(phi, 0.0, 0.0), 1e-300))
-        distance = float(np.sqrt(square / max(r, 1)))
-        tail = chi2.sf(square, r) if np.isinf(dof) else f_law.sf(square / max(r, 1), r, dof)
-        strange = r > 0 and bool(tail < STRANGE)
+    distance, strange = _distance(rows, groups, label, phi, dof) if seen else (np.nan, False)
     if strange or refit == 0:
-        theta = fit_users(one, loss, l2=l2, fit_intercept=fit_intercept, curvature="none").theta[0]
-    elif refit is None:
-        theta = groups.centers[label]
+        theta = newcomer.alone(l2)[0]
+    elif refit is None or isinstance(refit, str):
+        theta = (groups.centers if refit is None else modes)[label]
     else:
-        theta = modes[label]
-        if not isinstance(refit, str):
-            theta = around(float(refit), groups.centers[[label]])[0]
+        theta = newcomer.around(groups.centers[[label]], float(refit))[0]
     return Assignment(-1 if strange else label, float(p[label]), p, distance, strange, theta, theta)
 
 
+@dataclass(frozen=True, eq=False)
+class _Newcomer:
+    """Fits of the new user's rows."""
+
+    X: Floats
+    y: Floats
+    loss: Loss
+    fit_intercept: bool
+
+    def alone(self, l2: float) -> tuple[Floats, bool]:
+        """The user's own model, and whether it has none without a prior."""
+        one = Federation(self.X, self.y, np.array([0, len(self.y)]), np.zeros(1, dtype=int))
+        local = fit_users(one, self.loss, l2=l2, fit_intercept=self.fit_intercept, curvature="none")
+        return local.theta[0], bool(local.prior[0])
+
+    def around(self, centers: Floats, strength: float) -> Floats:
+        """Its models drawn to each of the centers, (len(centers), dim): as many copies of it."""
+        n, k = len(self.y), len(centers)
+        copies = Federation(
+            np.tile(self.X, (k, 1)), np.tile(self.y, k), np.arange(k + 1) * n, np.arange(k)
+        )
+        pull = Penalty(np.full(k, strength), centers, free=False)
+        return solve_users(
+            copies, copies.y, self.loss, pull, fit_intercept=self.fit_intercept
+        ).theta
+
+
 def _noise_scale(rows: _Rows, groups: Groups, known: bool) -> tuple[float, float]:
-    """phi of a newcomer and its degrees of freedom: its own, drawn towards the federation's."""
+    """phi of a newcomer and its degrees of freedom: its own, drawn up to the federation's.
+
+    Never down: a newcomer may be noisier than the others were, and is no stranger for it. Without
+    degrees of freedom the best group's fit sets the scale, and no distance can be told.
+    """
     if not rows.loss.has_dispersion:
         return 1.0, np.inf
-    own, dof = rows.dispersion() if known else (0.0, 0.0)
-    total = dof + groups.phi_dof
     zero = rows.loss.value(np.zeros((len(rows.y), 1)), rows.y).mean()
     floor = max(1e-18 * float(zero), 1e-300)  # noise-free rows differ by rounding
-    if total == 0:  # the best group's fit sets the scale, and no distance can be told
+    own, dof = rows.dispersion() if known else (0.0, 0.0)
+    total = dof + groups.phi_dof
+    if total == 0:
         risk = min(rows.risk(c) for c in groups.centers)
         return max(2.0 * risk / len(rows.y), floor), 0.0
-    prior = groups.phi * groups.phi_dof if groups.phi_dof else 0.0
-    if np.isinf(total):
-        return max(groups.phi, floor), np.inf
-    return max((prior + dof * own) / total, floor), total
+    common = groups.phi * groups.phi_dof if groups.phi_dof else 0.0
+    return max((common + dof * own) / total, own, floor), total
+
+
+def _evidence(rows: _Rows, groups: Groups, modes: Floats, phi: float) -> Floats:
+    """Log-probability of the rows under each group, up to a constant, (n_clusters,)."""
+    evidence = -np.array([rows.risk(mode) for mode in modes]) / phi
+    if modes is groups.centers:
+        return evidence
+    evidence -= 0.5 * ((modes - groups.centers) ** 2).sum(axis=1) / groups.tau2
+    bent = [np.log1p(groups.tau2 / phi * rows.view(mode).curvature).sum() for mode in modes]
+    return evidence - 0.5 * np.array(bent)
+
+
+def _distance(
+    rows: _Rows, groups: Groups, label: int, phi: float, dof: float
+) -> tuple[float, bool]:
+    """Distance to a group in noise units, and whether a member would hardly ever be so far."""
+    center = groups.centers[label]
+    view = rows.view(center, pull=float(groups.pull[label]))
+    r = len(view.slope)
+    if dof == 0 or r == 0:
+        return np.nan, False
+    square = view.square(phi, len(rows.y) / float(groups.samples[label]), groups.spread)
+    # Where a row that was nearly certain goes wrong, the slope has heavier tails than a normal
+    # law; the likelihood ratio has not. Elsewhere the two agree.
+    ratio = 2.0 * (rows.risk(center) - rows.risk(rows.own)) / phi
+    square *= min(1.0, max(ratio, 0.0) / max(view.square(phi, 0.0, 0.0), 1e-300))
+    tail = chdtrc(r, square) if np.isinf(dof) else fdtrc(r, dof, square / r)
+    return float(np.sqrt(square / r)), bool(tail < STRANGE)
 
 
 # -- one user's rows -----------------------------------------------------------------------------
@@ -151,10 +181,6 @@ class _View:
 
     slope: Floats  # (r,), directions that the rows do not see are left out
     curvature: Floats  # (r,)
-
-    @property
-    def rank(self) -> int:
-        return len(self.slope)
 
     def square(self, phi: float, more: float, spread: float) -> float:
         """Squared distance; chi-squared with r degrees of freedom for a member of the group.

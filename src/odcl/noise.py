@@ -9,8 +9,9 @@ from scipy.special import digamma, polygamma
 from odcl._typing import Floats, Ints
 from odcl.exchange.upload import Uploads
 
-# Enough users to pin one number down to a percent; more would only cost time.
-_ENOUGH = 20_000
+# Enough numbers (users times dim) to pin one down to half a percent, from enough users to have seen
+# every group; more would only cost time, and dim^3 of it a user.
+_ENOUGH, _ENOUGH_USERS = 100_000, 2_000
 _CHUNK = 1024  # users whose curvature is turned around at one time
 # Share of the models' degrees of freedom that the rows determine, tr(A H^-1) / dim. Under this the
 # users' quadratic models are no likelihood any more: on digits and MNIST users with as many rows as
@@ -94,7 +95,7 @@ def evidence_tau2(
     use = np.flatnonzero(able & (size > 1))
     if len(use) == 0 or able.sum() < 0.5 * len(able):
         return None
-    use = use[:: -(-len(use) // _ENOUGH)]
+    use = use[:: -(-len(use) // max(_ENOUGH // uploads.dim, _ENOUGH_USERS))]
     H, theta, n = uploads.curvature[use], uploads.theta[use], uploads.n_samples[use]
     pen = np.zeros(uploads.dim) if uploads.l2 is None else uploads.l2
     b = np.matmul(H, theta[..., None])

@@ -32,6 +32,7 @@ class Source:
     schema: TableSchema
     encoded: Encoded
     loss: str
+    guessed: bool  # nobody said which loss
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +93,10 @@ def read_source(
         task=task_of(kind),
     )
     _check_classes(schema, table.num_rows)
-    return Source(path.name, schema, schema.encode(table), kind)
+    encoded = schema.encode(table)
+    if schema.task == "regression":
+        _check_size(schema.target, encoded)
+    return Source(path.name, schema, encoded, kind, loss == "auto")
 
 
 def task_of(loss: str) -> str:
@@ -130,6 +134,18 @@ def _check_classes(schema: TableSchema, n_rows: int) -> None:
         )
 
 
+def _check_size(target: str, encoded: Encoded) -> None:
+    """Refuse a target whose fourth power, a variance squared, is beyond floating point."""
+    assert encoded.y is not None
+    size = float(np.abs(encoded.y).max())
+    if not (size == 0 or 1e-70 < size < 1e70):
+        row = int(encoded.rows[np.abs(encoded.y).argmax()])
+        raise table_error(
+            f"Target {target!r} reaches {size:g} in row {row + 1}, and its squares are beyond what "
+            "a computer counts with: express it in another unit."
+        )
+
+
 # -- the fit ---------------------------------------------------------------------------------------
 
 
@@ -161,10 +177,17 @@ def fit_source(
     model = fitted(np.ones(len(federation.y), dtype=bool), unknown="pooled")
     model.unknown = "error"
     notices = accepted(source.schema, source.encoded, federation, model)
+    if source.guessed and source.loss == "squared" and _looks_like_classes(federation.y):
+        notices.append(f"{source.schema.target!r} has two values: for classes say --loss logistic")
     if holdout > 0 and comparison is None:
         notices.append("no comparison: every user has a single row, and none can be held out")
     words = {"loss": model.loss_.name, **settings, "holdout": holdout, "seed": seed}
     return Run(source, model, comparison, notices, words)
+
+
+def _looks_like_classes(y: Array) -> bool:
+    values = np.unique(y)
+    return len(values) == 2 and len(y) > 10 and bool((values == np.floor(values)).all())
 
 
 def _check_users(federation: Federation, clusters: str | int) -> None:

@@ -16,6 +16,7 @@ from odcl import __version__
 from odcl._typing import Array, Bools
 from odcl.data.columns import show
 from odcl.data.encoding import Encoded, TableSchema
+from odcl.data.federation import as_ids
 from odcl.data.tables import read_table, write_table
 from odcl.exchange.files import atomic_folder, check_folder
 from odcl.report.notices import about_values
@@ -229,7 +230,7 @@ def assign_table(folder: Path, path: Path, *, add: bool, missing: str | None) ->
     if add:
         check_folder(folder, force=True)
         _refuse_known(federation.users[_known(model, federation.users)].tolist(), folder)
-    found = [model.add_user(u, X, y) if add else model.assign(X, y) for u, X, y in federation]
+    found = [model.assign(X, y) for _, X, y in federation]
     columns = {
         "group": np.array([f.label for f in found]),
         "probability": np.round([f.probability for f in found], 6),
@@ -239,8 +240,16 @@ def assign_table(folder: Path, path: Path, *, add: bool, missing: str | None) ->
     }
     columns = beside({schema.user: federation.users}, columns)
     if add:
+        _add(model, federation.users, found)
         _remember(model, folder, columns)
     return Answer(columns, about_values(schema, encoded, missing or schema.missing))
+
+
+def _add(model: Any, users: Array, found: list[Any]) -> None:
+    """``model.add_user`` of all at once: one by one, each would copy the models of all others."""
+    model.users_ = as_ids([*model.users_.tolist(), *users.tolist()])
+    model.labels_ = np.append(model.labels_, [f.label for f in found])
+    model.theta_ = np.vstack([model.theta_, *(f.theta for f in found)])
 
 
 def _refuse_known(old: list[Any], folder: Path) -> None:

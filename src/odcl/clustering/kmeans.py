@@ -55,7 +55,7 @@ def kmeans_pp(
 
 
 def d2_seeds(
-    a: Floats, n_clusters: int, random_state: np.random.RandomState, *, greedy: bool = True
+    a: Floats, n_clusters: int, random_state: np.random.RandomState, *, greedy: bool = False
 ) -> Floats:
     """Seeds of Algorithm 3, step I, (n_clusters, dim): rows of ``a``, which must be centred.
 

@@ -21,7 +21,7 @@ def take_column(X: Any, column: Any) -> tuple[Any, Array]:
     if hasattr(X, "column_names"):  # Arrow: scikit-learn takes frames and arrays
         X = X.to_pandas()
     if hasattr(X, "columns"):
-        at = _named(list(X.columns), column)
+        at = column_position(list(X.columns), column)
         rest = [i for i in range(X.shape[1]) if i != at]
         if hasattr(X, "iloc"):
             return X.iloc[:, rest], as_ids(X.iloc[:, at])
@@ -40,14 +40,9 @@ def take_column(X: Any, column: Any) -> tuple[Any, Array]:
     return np.delete(X, int(column), axis=1), as_ids(X[:, int(column)])
 
 
-def _named(names: list[Any], column: Any) -> int:
+def column_position(names: list[Any], column: Any) -> int:
     """Position of the users' column among a frame's."""
     if column in names:
-        if names.count(column) > 1:
-            raise ValueError(
-                f"X has {names.count(column)} columns named {column!r}, and one has to name the "
-                "users: rename the others."
-            )
         return names.index(column)
     if _is_position(column) and -len(names) <= column < len(names):
         return int(column) % len(names)

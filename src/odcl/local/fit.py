@@ -12,8 +12,9 @@ from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.federation import Federation
 from odcl.exchange.upload import Uploads
 from odcl.local.exact import Penalty, Solution, solve_users
-from odcl.local.losses import Loss, penalty, weighted_gram
+from odcl.local.losses import Loss, penalty, symmetric, weighted_gram
 from odcl.local.stacks import Stack, stacks
+from odcl.local.systems import cholesky, diagonal, left_over, with_diagonal
 
 Curvature = Literal["auto", "full", "diagonal", "none"]
 # A full Hessian is dim^2 numbers: beyond this many parameters only its diagonal is sent.
@@ -77,6 +78,7 @@ def fit_users(
     """
     if not l2 >= 0:
         raise ValueError(f"l2 is the weight of a squared norm and must be >= 0, got {l2!r}.")
+    _check_rows(federation)
     y = loss.encode(federation.y)
     solution = _solve(
         federation, y, loss, l2, fit_intercept, solver, strict, seed, n_jobs, progress
@@ -99,6 +101,19 @@ def fit_users(
         phi,
         noise,
     )
+
+
+def _check_rows(federation: Federation) -> None:
+    """One number that is not finite would spoil its user's model, so it is named here."""
+    if np.isfinite(federation.X.sum()):  # the quick look; a sum may overflow where no entry does
+        return
+    bad: Bools = np.asarray(~np.isfinite(federation.X).all(axis=1))
+    if bad.any():
+        user = federation.users[federation.row_user[bad]].tolist()[0]
+        raise ValueError(
+            f"{int(bad.sum())} of {len(bad)} rows (first: one of user {user!r}) hold features that "
+            "are not finite numbers. Drop or fill such rows first."
+        )
 
 
 def _solve(
@@ -135,7 +150,7 @@ def _solve(
     if hasattr(solver, "fit"):
         from odcl.local.foreign import fit_with_estimator
 
-        return fit_with_estimator(solver, federation, loss, fit_intercept, n_jobs)
+        return fit_with_estimator(solver, federation, loss, fit_intercept, seed=seed, n_jobs=n_jobs)
     raise ValueError(
         f"solver={solver!r} is neither 'exact', 'sgd', a ProjectedSGD, nor an estimator with fit()."
     )
@@ -161,29 +176,38 @@ def _confidence(
     H = np.zeros((m, dim, dim) if full else (m, dim))
     phi = np.ones(m)
     noise = None if full else np.full(m, np.inf)
+    # No more rows than parameters, or no finite minimiser: such a user cannot tell its noise.
+    blind = (np.minimum(n, federation.n_rows) <= dim) | solution.prior
     pen = penalty(dim // loss.n_outputs, loss.n_outputs, l2, fit_intercept)
     for stack in stacks(federation, y):
         i = stack.users
         D = _design(stack, fit_intercept)
         z = np.matmul(D, solution.theta[i].reshape(len(i), -1, loss.n_outputs))
-        dof = n[i] - dim
-        phi[i] = loss.dispersion(z, stack.y, stack.weight * n[i, None], dof)
+        phi[i] = loss.dispersion(z, stack.y, stack.weight * n[i, None], n[i] - dim)
         curve = loss.curve(z, stack.y) * (stack.weight * n[i, None])[..., None, None]
-        if full:
-            H[i] = weighted_gram(D.transpose(0, 2, 1), curve) + n[i, None, None] * np.diag(pen)
-        else:
+        tall = ~blind[i]
+        if full or tall.any():
+            whole = slice(None) if full else tall
+            gram = symmetric(weighted_gram(D[whole].transpose(0, 2, 1), curve[whole]))
+            gram += n[i[whole], None, None] * np.diag(pen)
+            blind[i[whole]] |= _is_singular(gram)
+            if noise is None:
+                H[i] = gram
+            else:
+                noise[i[whole]] = _trace_of_inverse(gram)
+        if not full:
             H[i] = _diagonal(D, curve) + n[i, None] * pen
-            tall = dof > 0
-            if tall.any() and noise is not None:
-                gram = weighted_gram(D[tall].transpose(0, 2, 1), curve[tall]) + n[
-                    i[tall], None, None
-                ] * np.diag(pen)
-                noise[i[tall]] = _trace_of_inverse(gram)
     if full and curvature == "auto":
-        H[n < dim] = 0.0  # the span of these users' rows stays with them
-    # No more rows than parameters, or no finite minimiser: such a user cannot tell its noise.
-    phi[(n <= dim) | solution.prior] = np.inf
+        H[federation.n_rows < dim] = 0.0  # the span of these users' rows stays with them
+    phi[blind] = np.inf
     return H, phi, noise
+
+
+def _is_singular(H: Floats) -> Bools:
+    """Is there a direction of which the user's rows say nothing, such as an empty column? (b,)"""
+    empty = (diagonal(H) <= 0).any(axis=1)
+    H = with_diagonal(H.copy(), np.zeros(H.shape[1]))
+    return empty | (left_over(H, cholesky(H)) < 1e-12)
 
 
 def _design(stack: Stack, fit_intercept: bool) -> Floats:

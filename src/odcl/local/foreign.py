@@ -7,26 +7,39 @@ from typing import Any
 import numpy as np
 
 from odcl._typing import Floats
-from odcl.data.federation import Federation
+from odcl.data.federation import Federation, user_rng
 from odcl.local.exact import PRIOR, Penalty, Solution, solve_users
 from odcl.local.losses import Loss, Multinomial
 
 
 def fit_with_estimator(
-    estimator: Any, federation: Federation, loss: Loss, fit_intercept: bool, n_jobs: int | None
+    estimator: Any,
+    federation: Federation,
+    loss: Loss,
+    fit_intercept: bool,
+    *,
+    seed: int = 0,
+    n_jobs: int | None = None,
 ) -> Solution:
     """Fit a clone of ``estimator`` to each user; users it refuses get the small prior instead.
 
     The estimator decides what is minimised: its own penalty and stopping rule stand, and
-    ``gradient_norm`` is not known (NaN).
+    ``gradient_norm`` is not known (NaN). One that draws without a ``random_state`` of its own gets
+    each user's stream.
     """
     from joblib import Parallel, delayed
 
     y = loss.encode(federation.y)
     weight = federation.weight
     jobs = (
-        delayed(_fit_one)(estimator, X, y[rows], None if weight is None else weight[rows], loss)
-        for i, (_, X, _) in enumerate(federation)
+        delayed(_fit_one)(
+            _for_user(estimator, seed, user),
+            X,
+            y[rows],
+            None if weight is None else weight[rows],
+            loss,
+        )
+        for i, (user, X, _) in enumerate(federation)
         for rows in [federation.rows(i)]
     )
     fitted = Parallel(n_jobs=n_jobs)(jobs)
@@ -50,19 +63,25 @@ def fit_with_estimator(
     return Solution(theta, ~refused, np.full(m, np.nan), np.ones(m, dtype=np.intp), refused)
 
 
-def _fit_one(
-    estimator: Any, X: Floats, y: Floats, weight: Floats | None, loss: Loss
-) -> tuple[Floats, Floats] | None:
-    """(coefficients (p, q), intercepts (q,)), or None where the estimator refuses the rows."""
+def _for_user(estimator: Any, seed: int, user: Any) -> Any:
     from sklearn.base import clone
 
+    model = clone(estimator)
+    if model.get_params().get("random_state", 0) is None:
+        model.set_params(random_state=int(user_rng(seed, user).integers(2**31)))
+    return model
+
+
+def _fit_one(
+    model: Any, X: Floats, y: Floats, weight: Floats | None, loss: Loss
+) -> tuple[Floats, Floats] | None:
+    """(coefficients (p, q), intercepts (q,)), or None where the estimator refuses the rows."""
     if loss.classification and len(np.unique(y)) < 2:
         return None
-    model = clone(estimator)
     model.fit(X, y) if weight is None else model.fit(X, y, sample_weight=weight)
     if not hasattr(model, "coef_"):
         raise ValueError(
-            f"{type(estimator).__name__} has no coef_ after fit: only linear models can be "
+            f"{type(model).__name__} has no coef_ after fit: only linear models can be "
             "averaged. Use one with coef_ and intercept_, such as Ridge or SGDClassifier."
         )
     coef = np.atleast_2d(np.asarray(model.coef_, dtype=np.float64))

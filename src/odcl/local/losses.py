@@ -15,8 +15,8 @@ from scipy.special import expit, softmax
 
 from odcl._typing import Array, Floats
 
-# exp of this is the largest number that has an exponential's worth of room above it: a rate
-# beyond it is no rate of anything, and stays finite so that sums of it can be compared.
+# A rate beyond exp of this, 1e150, is no rate of anything; cut off there, sums and squares of such
+# rates are still numbers that a line search can compare.
 _LARGEST_LOG = 345.0
 
 
@@ -36,6 +36,7 @@ class Loss(ABC):
     n_outputs = 1
     has_dispersion = False  # is the noise scale a free parameter, to be estimated?
     curvature_varies = True  # does the Hessian depend on the model?
+    same_at_start = False  # one output, and rows with the same z have the same curvature?
 
     @abstractmethod
     def encode(self, y: Array) -> Floats:
@@ -66,11 +67,11 @@ class Loss(ABC):
         return z
 
     def recedes(self, dz: Floats, y: Floats) -> tuple[Floats, Floats] | None:
-        """(least, most), each (users, n): how far moving along ``dz`` for ever lowers each row.
+        """What becomes of each row's loss along z + t dz: (least, most), (users, n) each.
 
-        Rows with least >= 0 never rise, and those with most > 0 fall without end: a user with no
-        row of the first kind missing and one of the second has no finite minimiser without a
-        penalty. None for a loss that attains its minimum whatever the rows.
+        As t grows it never rises where least >= 0, and falls for ever where most > 0 as well. A
+        user all of whose rows do the first and one the second has no finite minimiser without a
+        penalty. None: the loss attains its minimum whatever the rows.
         """
         return None
 
@@ -105,48 +106,82 @@ class Loss(ABC):
     # -- the risk of one user --------------------------------------------------------------
 
     def risk(
-        self, theta: Floats, X: Floats, y: Floats, *, l2: float = 0.0, fit_intercept: bool = False
+        self,
+        theta: Floats,
+        X: Floats,
+        y: Floats,
+        *,
+        l2: float = 0.0,
+        fit_intercept: bool = False,
+        weight: Floats | None = None,
     ) -> float:
-        """f(theta) of Eq. (1) on one user's rows."""
-        D, pen = self._design(X, l2, fit_intercept)
-        z = D @ theta.reshape(-1, self.n_outputs)
-        return float(np.mean(self.value(z, y)) + 0.5 * (pen * theta**2).sum())
+        """f(theta) of Eq. (1) on one user's rows; ``weight`` makes the mean a weighted one."""
+        D, pen, share = self._design(X, l2, fit_intercept, weight)
+        z = D @ theta.reshape(D.shape[1], self.n_outputs)
+        return float((share * self.value(z, y)).sum() + 0.5 * (pen * theta**2).sum())
 
     def gradient(
-        self, theta: Floats, X: Floats, y: Floats, *, l2: float = 0.0, fit_intercept: bool = False
+        self,
+        theta: Floats,
+        X: Floats,
+        y: Floats,
+        *,
+        l2: float = 0.0,
+        fit_intercept: bool = False,
+        weight: Floats | None = None,
     ) -> Floats:
         """Gradient of the risk, (dim,)."""
-        D, pen = self._design(X, l2, fit_intercept)
-        z = D @ theta.reshape(-1, self.n_outputs)
-        return (D.T @ self.slope(z, y)).ravel() / len(y) + pen * theta
+        D, pen, share = self._design(X, l2, fit_intercept, weight)
+        z = D @ theta.reshape(D.shape[1], self.n_outputs)
+        return (D.T @ (share[:, None] * self.slope(z, y))).ravel() + pen * theta
 
     def hessian(
-        self, theta: Floats, X: Floats, y: Floats, *, l2: float = 0.0, fit_intercept: bool = False
+        self,
+        theta: Floats,
+        X: Floats,
+        y: Floats,
+        *,
+        l2: float = 0.0,
+        fit_intercept: bool = False,
+        weight: Floats | None = None,
     ) -> Floats:
         """Hessian of the risk, (dim, dim)."""
-        D, pen = self._design(X, l2, fit_intercept)
-        z = D @ theta.reshape(-1, self.n_outputs)
-        curve = self.curve(z, y) / len(y)
-        return weighted_gram(D.T[None], curve[None])[0] + np.diag(pen)
+        D, pen, share = self._design(X, l2, fit_intercept, weight)
+        z = D @ theta.reshape(D.shape[1], self.n_outputs)
+        curve = self.curve(z, y) * share[:, None, None]
+        return symmetric(weighted_gram(D.T[None], curve[None]))[0] + np.diag(pen)
 
     def constants(
-        self, X: Floats, y: Floats, radius: float, *, l2: float = 0.0, fit_intercept: bool = False
+        self,
+        X: Floats,
+        y: Floats,
+        radius: float,
+        *,
+        l2: float = 0.0,
+        fit_intercept: bool = False,
+        weight: Floats | None = None,
     ) -> Constants:
         """L and mu of the risk over the ball of this radius (Assumptions 3 and 7).
 
         A row's curvature lies between its bounds over |z_j| <= radius ||x_j||, so the Hessian
         lies between the two Gram matrices weighted by these bounds.
         """
-        D, pen = self._design(X, l2, fit_intercept)
+        D, pen, share = self._design(X, l2, fit_intercept, weight)
         low, high = self.curve_bounds(y, radius * np.linalg.norm(D, axis=1))
-        pen = pen[:: self.n_outputs]
-        least = np.linalg.eigvalsh((D.T * (low / len(y))) @ D + np.diag(pen))
-        most = np.linalg.eigvalsh((D.T * (high / len(y))) @ D + np.diag(pen))
-        return Constants(L=float(most[-1]), mu=max(float(least[0]), 0.0))
+        pen = np.diag(pen[:: self.n_outputs])
+        least = np.linalg.eigvalsh((D.T * (low * share)) @ D + pen)
+        most = np.linalg.eigvalsh((D.T * (high * share)) @ D + pen)
+        # An eigenvalue of rounding size is zero.
+        flat = least[0] <= len(least) * 1e-15 * least[-1]
+        return Constants(L=float(most[-1]), mu=0.0 if flat else float(least[0]))
 
-    def _design(self, X: Floats, l2: float, fit_intercept: bool) -> tuple[Floats, Floats]:
+    def _design(
+        self, X: Floats, l2: float, fit_intercept: bool, weight: Floats | None
+    ) -> tuple[Floats, Floats, Floats]:
+        """Design, diagonal of the penalty's Hessian, and the rows' shares of the mean."""
         D = np.column_stack([X, np.ones(len(X))]) if fit_intercept else np.asarray(X)
-        return D, penalty(D.shape[1], self.n_outputs, l2, fit_intercept)
+        share = np.full(len(D), 1.0 / len(D)) if weight is None else weight / weight.sum()
+        return D, penalty(D.shape[1], self.n_outputs, l2, fit_intercept), share
 
 
 def penalty(n_inputs: int, n_outputs: int, l2: float, fit_intercept: bool) -> Floats:
@@ -178,6 +213,11 @@ def weighted_gram(Dt: Floats, curve: Floats, *, room: Floats | None = None) -> F
             if a != b:
                 H[:, :, b, :, a] = block.transpose(0, 2, 1)
     return H.reshape(users, p * q, p * q)
+
+
+def symmetric(H: Floats) -> Floats:
+    """Free of the last bit in which a product and its transpose differ: half of it can be sent."""
+    return 0.5 * (H + H.transpose(0, 2, 1))
 
 
 class Squared(Loss):
@@ -272,6 +312,7 @@ class Logistic(Loss):
 
     name = "logistic"
     classification = True
+    same_at_start = True
 
     def encode(self, y: Array) -> Floats:
         y = np.asarray(y)
@@ -396,7 +437,8 @@ class Multinomial(Loss):
     def curve_bounds(self, y: Floats, reach: Floats) -> tuple[Floats, Floats]:
         # |a_c - a_l| <= sqrt(2) ||z||, so every p_c is at least this; the curvature on the
         # sum-to-zero space is at least the smallest p_c and at most 1/2.
-        least = 1.0 / (1.0 + (self.n_classes - 1) * np.exp(np.sqrt(2.0) * reach))
+        apart = np.exp(np.minimum(np.sqrt(2.0) * reach, _LARGEST_LOG))
+        least = 1.0 / (1.0 + (self.n_classes - 1) * apart)
         return least, np.full_like(reach, 0.5)
 
     def mean(self, z: Floats) -> Floats:
@@ -419,6 +461,7 @@ class Poisson(Loss):
 
     name = "poisson"
     has_dispersion = True
+    same_at_start = True
 
     def encode(self, y: Array) -> Floats:
         y = _finite(y)
@@ -476,7 +519,13 @@ def as_loss(loss: str | Loss, y: Array | None = None) -> Loss:
     if loss == "multinomial":
         if y is None:
             raise ValueError("loss='multinomial' needs the labels; or say Multinomial(n_classes).")
-        return Multinomial(int(np.max(y)) + 1)
+        y = np.asarray(y)
+        if y.dtype.kind not in "biuf" or not np.isfinite(y).all():
+            raise ValueError(
+                f"loss='multinomial' counts classes 0, 1, ... and got {_some(y)}. Number the "
+                "labels first, or use ODCLClassifier, which encodes any."
+            )
+        return Multinomial(int(y.max()) + 1)
     simple: dict[str, type[Loss]] = {
         "squared": Squared,
         "logistic": Logistic,

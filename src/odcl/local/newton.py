@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from odcl._typing import Bools, Floats, Ints
 from odcl.local.losses import Loss, weighted_gram
-from odcl.local.systems import unit_solver
+from odcl.local.systems import solver, with_diagonal
 
 MAX_ITER = 100
 # Beyond this log-odds or log-rate a user without a penalty is asked whether it runs off.
@@ -35,6 +35,7 @@ class Problem:
     offset: Floats | None  # (b, n, q); None: zero
     bare: Bools  # (b,), no penalty at all: there may be no finite minimiser
     free: bool  # is the last coordinate an intercept without a penalty?
+    gram: Floats | None = None  # (b, r, r), D^T W D, where it is at hand
 
     def take(self, pick: Bools | Ints) -> Problem:
         return Problem(
@@ -46,6 +47,7 @@ class Problem:
             None if self.offset is None else self.offset[pick],
             self.bare[pick],
             self.free,
+            None if self.gram is None else self.gram[pick],
         )
 
     def predictor(self, a: Floats) -> Floats:
@@ -55,10 +57,8 @@ class Problem:
     def fit(self, target: Floats) -> Floats:
         """Coordinates whose D a comes nearest to the target (b, n, q), without a penalty."""
         weighted = self.Dt * self.weight[:, None, :]
-        solve = unit_solver(
-            np.matmul(weighted, self.Dt.transpose(0, 2, 1)), np.zeros(self.pen.shape)
-        )
-        return solve(np.matmul(weighted, target))
+        gram = np.matmul(weighted, self.Dt.transpose(0, 2, 1))
+        return solver(with_diagonal(gram, np.zeros(self.pen.shape)))(np.matmul(weighted, target))
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,15 +143,16 @@ class _State:
         return cls(problem, a, z, value, slope, curve, scale, best, stale, room)
 
     def take(self, pick: Bools) -> _State:
-        parts = (getattr(self, f.name)[pick] for f in fields(self)[1:])
-        return _State(self.problem.take(pick), *parts)
+        names = ("a", "z", "value", "slope", "curve", "scale", "best", "stale")
+        parts = {name: getattr(self, name)[pick] for name in names}
+        return _State(self.problem.take(pick), room=self.room[: int(pick.sum())], **parts)
 
     def step(self, alive: Bools, *, last: bool = False) -> tuple[Bools, Bools]:
         """One step for everybody. Whose step was so small that it is the last, and who is lost?"""
         problem, (b, r, q) = self.problem, self.a.shape
         gradient = np.matmul(problem.Dt, self.slope) + problem.pen[..., None] * self.a
-        H = weighted_gram(problem.Dt, self.curve, room=self.room)
-        solve = unit_solver(H, np.repeat(problem.pen, q, axis=1))
+        H = self._hessian()
+        solve = solver(with_diagonal(H, np.repeat(problem.pen, q, axis=1)))
         direction = -solve(gradient.reshape(b, r * q, 1)).reshape(b, r, q)
         direction *= alive[:, None, None]
         # The predictor is found afresh: sums of steps would keep the rounding of the largest.
@@ -163,9 +164,18 @@ class _State:
         stalled = self._stalled(-descent)
         self._move(direction, z, descent, alive & (descent < 0))
         lost = self._lost(alive & ~small, direction, dz)
-        # So far out, still on the way, and with nothing more to show for it: as good as lost.
-        lost |= (stalled | last) & ~small & self.far()
+        given_up = (stalled | last) & ~small
+        if given_up.any():  # so far out and with nothing more to show for it: as good as lost
+            lost |= given_up & self.far()
         return small | stalled, lost
+
+    def _hessian(self) -> Floats:
+        """Of the rows' losses, (b, r q, r q); at the start, one curvature for all rows may do."""
+        problem = self.problem
+        if problem.gram is not None and problem.loss.same_at_start and problem.offset is None:
+            self.problem = replace(problem, gram=None)
+            return problem.gram * (self.curve[:, 0, :, 0] / problem.weight[:, :1])[..., None]
+        return weighted_gram(problem.Dt, self.curve, room=self.room)
 
     def _stalled(self, fall: Floats) -> Bools:
         """Have steps promised next to nothing for a while, without getting anywhere? (b,)

@@ -12,6 +12,11 @@ from odcl.data.federation import Federation, user_rng
 from odcl.local.exact import Solution
 from odcl.local.losses import Loss, penalty
 
+# The rows that users will visit are drawn beforehand; so many of them are held at a time.
+_DRAWS = 1 << 23
+# A gradient of this size is projected to the ball like any larger one, and its square is a number.
+_HUGE = 1e100
+
 
 @dataclass(frozen=True)
 class ProjectedSGD:
@@ -41,9 +46,40 @@ class ProjectedSGD:
             raise ValueError(f"output={self.output!r} is neither 'last' nor 'average'.")
         if self.n_iter < 1 or not self.radius > 0:
             raise ValueError("ProjectedSGD needs n_iter >= 1 and radius > 0.")
+        m = federation.n_users
         mu = self._strong_convexity(federation, y, loss, l2, fit_intercept)
-        draws = np.stack([self._rows(federation, i, seed) for i in range(federation.n_users)])
-        m, q = federation.n_users, loss.n_outputs
+        theta = np.zeros((m, loss.dim(federation.n_features, fit_intercept)))
+        norm = np.zeros(m)
+        for part in np.array_split(np.arange(m), -(-m * self.n_iter // _DRAWS)):
+            rows = np.stack([self._rows(federation, i, seed) for i in part])
+            theta[part] = self._descend(federation, y, loss, mu[part], rows, l2, fit_intercept)
+        for i, (rows_i, weight) in enumerate(_rows_and_weight(federation)):
+            norm[i] = np.linalg.norm(
+                loss.gradient(
+                    theta[i],
+                    federation.X[rows_i],
+                    y[rows_i],
+                    l2=l2,
+                    fit_intercept=fit_intercept,
+                    weight=weight,
+                )
+            )
+        # The iterates are close to the minimiser, not at it: no user is called converged.
+        no = np.zeros(m, dtype=bool)
+        return Solution(theta, no, norm, np.full(m, self.n_iter, dtype=np.intp), no.copy())
+
+    def _descend(
+        self,
+        federation: Federation,
+        y: Floats,
+        loss: Loss,
+        mu: Floats,
+        draws: Ints,
+        l2: float,
+        fit_intercept: bool,
+    ) -> Floats:
+        """The loop. ``draws`` (users, n_iter) are rows of X; the answer is (users, dim)."""
+        m, q = len(draws), loss.n_outputs
         inputs = federation.n_features + fit_intercept
         pen = penalty(inputs, q, l2, fit_intercept).reshape(inputs, q)
         theta = np.zeros((m, inputs, q))
@@ -54,38 +90,32 @@ class ProjectedSGD:
             if fit_intercept:
                 x = np.column_stack([x, np.ones(m)])
             z = np.matmul(x[:, None, :], theta)
-            slope = loss.slope(z, y[rows][:, None])
-            theta = theta - (x[:, :, None] * slope + pen * theta) / (mu * t)[:, None, None]
-            size = np.sqrt((theta**2).sum(axis=(1, 2)))
+            gradient = x[:, :, None] * loss.slope(z, y[rows][:, None]) + pen * theta
+            theta = theta - np.clip(gradient / (mu * t)[:, None, None], -_HUGE, _HUGE)
+            size = np.sqrt((theta**2).reshape(m, inputs * q).sum(axis=1))
             theta *= np.minimum(1.0, self.radius / np.maximum(size, 1e-300))[:, None, None]
             average += (theta - average) * (2.0 / (t + 1))
-        chosen = (theta if self.output == "last" else average).reshape(m, -1)
-        gradients = [
-            loss.gradient(chosen[i], X, y[federation.rows(i)], l2=l2, fit_intercept=fit_intercept)
-            for i, (_, X, _) in enumerate(federation)
-        ]
-        norm = np.linalg.norm(gradients, axis=1)
-        # The iterates are close to the minimiser, not at it: no user is called converged.
-        no = np.zeros(m, dtype=bool)
-        return Solution(chosen, no, norm, np.full(m, self.n_iter, dtype=np.intp), no.copy())
+        return (theta if self.output == "last" else average).reshape(m, inputs * q)
 
     def _strong_convexity(
         self, federation: Federation, y: Floats, loss: Loss, l2: float, fit_intercept: bool
     ) -> Floats:
-        mu = np.array(
-            [
-                loss.constants(
-                    X, y[federation.rows(i)], self.radius, l2=l2, fit_intercept=fit_intercept
-                ).mu
-                for i, (_, X, _) in enumerate(federation)
-            ]
-        )
-        flat = mu < 1e-12
+        mu = np.zeros(federation.n_users)
+        for i, (rows, weight) in enumerate(_rows_and_weight(federation)):
+            X, y_i = federation.X[rows], y[rows]
+            over, at_zero = (
+                loss.constants(X, y_i, radius, l2=l2, fit_intercept=fit_intercept, weight=weight)
+                for radius in (self.radius, 0.0)
+            )
+            # Against the curvature at theta = 0: with log-odds in the hundreds mu is 1e-40, not 0.
+            mu[i] = over.mu if over.mu > 1e-12 * at_zero.L else 0.0
+        flat = mu == 0
         if flat.any():
             raise ValueError(
-                f"The {loss.name} risk of user {federation.users[flat][0]!r} is not strongly convex "
-                f"over the ball of radius {self.radius:g} (mu = 0), and the step 1/(mu t) needs it. "
-                "Set l2 > 0, or fit_intercept=False where only the intercept is flat."
+                f"The {loss.name} risk of user {federation.users[flat].tolist()[0]!r} is not "
+                f"strongly convex over the ball of radius {self.radius:g} (mu = 0), and the step "
+                "1/(mu t) needs it. Set l2 > 0, or fit_intercept=False where only the intercept is "
+                "flat."
             )
         return mu
 
@@ -94,6 +124,12 @@ class ProjectedSGD:
         rng = user_rng(seed, federation.users[user])
         rows = federation.rows(user)
         if federation.weight is None:
-            return rng.integers(rows.start, rows.stop, size=self.n_iter)
+            return rng.integers(rows.stop - rows.start, size=self.n_iter) + rows.start
         share = federation.weight[rows] / federation.weight[rows].sum()
         return rows.start + rng.choice(len(share), size=self.n_iter, p=share)
+
+
+def _rows_and_weight(federation: Federation) -> list[tuple[slice, Floats | None]]:
+    rows = [federation.rows(i) for i in range(federation.n_users)]
+    weight = federation.weight
+    return [(r, None if weight is None else weight[r]) for r in rows]

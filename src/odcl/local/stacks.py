@@ -15,11 +15,10 @@ import numpy as np
 from odcl._typing import Bools, Floats, Ints
 from odcl.data.federation import Federation
 
-# A stack that stays in a core's second-level cache is read from memory once for all the passes
-# that a Newton step makes over it: 1000 users x 200 x 20 gain a quarter against one big stack.
-# Wide users (no more rows than features) are reduced to their rows at once: there, more of them
-# in a stack saves calls.
-_TALL_BYTES, _WIDE_BYTES = 1 << 20, 1 << 25
+# Large enough to spread the cost of a call over many users, small enough for the caches to carry
+# a stack from one pass of a Newton step to the next. Wide users (no more rows than features) are
+# reduced to their rows at once: there, more of them in a stack saves calls.
+_TALL_BYTES, _WIDE_BYTES = 1 << 22, 1 << 26
 
 
 @dataclass(frozen=True, eq=False)

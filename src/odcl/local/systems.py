@@ -1,6 +1,7 @@
-"""Stacks of small symmetric systems, brought to unit diagonal so that units do not matter.
+"""Stacks of small symmetric systems.
 
 LAPACK treats the matrices of a stack one by one: a user's numbers do not depend on its neighbours.
+Cholesky's factorisation does not care for the units of the columns either.
 """
 
 from __future__ import annotations
@@ -20,16 +21,12 @@ def diagonal(A: Floats) -> Floats:
     return A.reshape(b, r * r)[:, :: r + 1]
 
 
-def unit_diagonal(H: Floats, pen: Floats) -> tuple[Floats, Floats]:
-    """H + diag(pen) scaled to unit diagonal, and the scale, (b, r, 1); empty columns stay empty."""
-    unit = H.copy()
-    own = diagonal(unit)
+def with_diagonal(H: Floats, pen: Floats) -> Floats:
+    """H + diag(pen), in place; the coordinates of empty columns keep to themselves."""
+    own = diagonal(H)
     own += pen
-    scale = (1.0 / np.sqrt(np.where(own > 1e-290, own, 1.0)))[..., None]
-    unit *= scale
-    unit *= scale.transpose(0, 2, 1)
-    own[:] = 1.0
-    return unit, scale
+    own[own < 1e-290] = 1.0
+    return H
 
 
 def cholesky(A: Floats) -> Floats:
@@ -44,24 +41,30 @@ def cholesky(A: Floats) -> Floats:
         return L
 
 
-def unit_solver(H: Floats, pen: Floats) -> Callable[[Floats], Floats]:
-    """g -> (H + diag(pen))^-1 g for a stack of positive semi-definite H; g is (b, r, q).
+def left_over(H: Floats, L: Floats) -> Floats:
+    """The least share of a column's size that the columns before it leave, (b,).
 
-    Where a matrix is singular, so much of the identity is added as makes a factorisation possible;
+    Read off the factor of H; 0 where there is none.
+    """
+    return (diagonal(L) ** 2 / diagonal(H)).min(axis=1)
+
+
+def solver(H: Floats) -> Callable[[Floats], Floats]:
+    """g -> H^-1 g for a stack of positive semi-definite H, (b, r, r); g is (b, r, q).
+
+    Where a matrix is singular, so much of its diagonal is added as makes a factorisation possible;
     what this changes, a refinement or the next Newton step corrects.
     """
-    unit, scale = unit_diagonal(H, pen)
-    L = cholesky(unit)
+    L = cholesky(H)
     for trace in (1e-13, 1e-11, 1e-9, 1e-6):
         failed = L[:, 0, 0] == 0
         if not failed.any():
             break
-        L[failed] = cholesky(unit[failed] + trace * np.eye(unit.shape[1]))
-
-    def solve(g: Floats) -> Floats:
-        return scale * substitute(L, scale * g)
-
-    return solve
+        more = H[failed]
+        own = diagonal(more)
+        own *= 1.0 + trace
+        L[failed] = cholesky(more)
+    return lambda g: substitute(L, g)
 
 
 def substitute(L: Floats, g: Floats) -> Floats:

@@ -99,7 +99,7 @@ def compare(
         row = _row_scores(metric, np.asarray(predict(X, owner)), y)
         mean = np.bincount(owner, weights=row, minlength=federation.n_users)[seen] / counts[seen]
         scores[name] = np.sqrt(mean) if metric == "RMSE" else mean
-    unit = float(np.abs(federation.y).max()) or 1.0 if metric == "RMSE" else 1.0
+    unit = float(np.median(np.abs(y - np.median(y)))) if metric == "RMSE" else 1.0
     return Comparison(metric, scores, int(out.sum()), int(seen.sum()), unit)
 
 

@@ -65,7 +65,7 @@ def _about_users(
     local = model.result_.local
     lost = int((local.prior & ~one_class).sum())
     if lost:
-        what = "separable classes" if schema.classes is not None else "no counts"
+        what = "separable or short of a class" if schema.classes is not None else "no counts"
         lines.append(
             f"{count(lost, 'user')} without a finite model alone ({what}), given a small prior"
         )

@@ -9,9 +9,12 @@ import numpy as np
 
 from odcl._typing import Floats, Ints
 
-# Okabe and Ito's colours, told apart by colour-blind readers.
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
-MARKERS = "os^Dv<>PX*"
+# Okabe and Ito's colours, told apart by colour-blind readers; their yellow is lost on white.
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#555555")
+MARKERS = "os^Dv<>PX*"  # 7 colours and 10 markers: 70 groups before two look alike
+LINES = ("--", ":", "-.", "-")
+MOST_NAMED = 12  # groups whose number stands beside their model
+MOST_MARKED = 100  # groups whose models are drawn larger than users
 
 
 def figure(width: float = 9.0, height: float = 4.0, columns: int = 2) -> tuple[Any, Any]:
@@ -19,7 +22,7 @@ def figure(width: float = 9.0, height: float = 4.0, columns: int = 2) -> tuple[A
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    fig = Figure(figsize=(width, height), layout="constrained")
+    fig = Figure(figsize=(width if columns > 1 else 0.55 * width, height), layout="constrained")
     FigureCanvasAgg(fig)
     return fig, fig.subplots(1, columns, squeeze=False)[0]
 
@@ -31,28 +34,71 @@ def available() -> bool:
 
 
 def draw_models(ax: Any, theta: Floats, centers: Floats, labels: Ints, *, most: int = 2000) -> None:
-    """Local models on the two directions in which the groups' models differ most."""
-    shift = theta.mean(axis=0)
-    basis = np.linalg.svd(centers - centers.mean(axis=0), full_matrices=False)[2]
-    if len(centers) < 3 or theta.shape[1] < 2:
-        spread = np.linalg.svd(theta[:most] - shift, full_matrices=False)[2]
-        basis = np.vstack([basis[: max(len(centers) - 1, 0)], spread])
-    plane = np.zeros((2, theta.shape[1]))
-    plane[: len(basis)] = basis[:2]
-    plane = np.linalg.qr(plane.T)[0].T if theta.shape[1] > 1 else plane
-    points, middle = (theta - shift) @ plane.T, (centers - shift) @ plane.T
-    some = np.linspace(0, len(points) - 1, min(most, len(points))).astype(np.intp)
-    for k in range(len(centers)):
-        own = some[labels[some] == k]
-        style = {"color": COLOURS[k % len(COLOURS)], "marker": MARKERS[k % len(MARKERS)]}
-        ax.scatter(points[own, 0], points[own, 1], s=14, alpha=0.6, linewidths=0, **style)
-    ax.scatter(middle[:, 0], middle[:, 1], s=60, marker="+", color="black", label="group's model")
-    ax.set(title="Users' local models, by group found", xlabel="direction 1", ylabel="direction 2")
-    ax.legend(loc="best", frameon=False)
+    """Local models on the two directions in which the groups' models differ most.
+
+    A model of one parameter is its own direction; the other axis then is the group.
+    """
+    some = np.linspace(0, len(theta) - 1, min(most, len(theta))).astype(np.intp)
+    if theta.shape[1] == 1:
+        points = np.column_stack([theta[some, 0], labels[some]])
+        middle = np.column_stack([centers[:, 0], np.arange(len(centers))])
+        ax.set(xlabel="parameter", ylabel="group", ylim=(-0.6, len(centers) - 0.4))
+        ax.yaxis.get_major_locator().set_params(integer=True)
+    else:
+        plane = view(theta[some], centers)
+        origin = centers.mean(axis=0)
+        points, middle = (theta[some] - origin) @ plane.T, (centers - origin) @ plane.T
+        ax.set(xlabel="direction 1", ylabel="direction 2")
+    _draw_groups(ax, points, labels[some])
+    size = 60 if len(centers) <= MOST_MARKED else 4
+    ax.scatter(*middle.T, s=size, marker="+", color="black", zorder=3, label="a group's model")
+    if len(centers) <= MOST_NAMED:
+        for k, place in enumerate(middle):
+            ax.annotate(f"{k}", place, (5, 4), textcoords="offset points", fontsize=9, zorder=4)
+    outside = _limit(ax, np.vstack([points, middle]), points) if theta.shape[1] > 1 else None
+    ax.set_title(f"Users' local models, {len(centers)} group{'s' * (len(centers) > 1)}")
+    style = {"frameon": False, "fontsize": 9, "title_fontsize": 8, "handletextpad": 0.2}
+    ax.legend(loc="best", title=outside, **style)
+
+
+def view(theta: Floats, centers: Floats) -> Floats:
+    """Two orthonormal directions, (2, dim): those of the groups first, then those of the users."""
+    between = _directions(centers)[: max(len(centers) - 1, 0)]
+    within = theta - theta @ between[:2].T @ between[:2]
+    return np.vstack([between, _directions(within), np.eye(2, theta.shape[1])])[:2]
+
+
+def _directions(points: Floats) -> Floats:
+    """Principal directions of points, without those in which they do not vary."""
+    _, size, directions = np.linalg.svd(points - points.mean(axis=0), full_matrices=False)
+    return directions[size > 1e-9 * max(float(size[0]), 1e-300)]
+
+
+def _draw_groups(ax: Any, points: Floats, labels: Ints) -> None:
+    """One call a style, not one a group: there may be thousands of groups."""
+    c, m = labels % len(COLOURS), labels % len(MARKERS)
+    for marker in np.unique(m):
+        own = m == marker
+        colours = [COLOURS[i] for i in c[own]]
+        style = {"s": 16, "alpha": 0.65, "linewidths": 0, "marker": MARKERS[marker]}
+        ax.scatter(points[own, 0], points[own, 1], c=colours, **style)
+
+
+def _limit(ax: Any, everything: Floats, points: Floats) -> str | None:
+    """Leave a few far users outside the frame where they would shrink all others to a dot."""
+    low, high = np.percentile(everything, [2, 98], axis=0)
+    room = 0.5 * np.maximum(high - low, 1e-12 * np.maximum(np.abs(high), 1e-300))
+    inside = ((points >= low - room) & (points <= high + room)).all(axis=1)
+    far = np.ptp(everything, axis=0) > 5 * np.maximum(high - low, 1e-300)
+    if inside.all() or not far.any():
+        return None
+    ax.set(xlim=(low[0] - room[0], high[0] + room[0]), ylim=(low[1] - room[1], high[1] + room[1]))
+    n = int((~inside).sum())
+    return f"{n} user{'s' * (n > 1)} outside the frame"
 
 
 def draw_bars(ax: Any, names: list[str], values: list[float], *, label: str, log: bool) -> None:
-    """One bar a method, the best at the top left to the eye."""
+    """One bar a method, the first at the top."""
     positions = np.arange(len(names))[::-1]
     ax.barh(positions, values, color=COLOURS[0], height=0.6)
     for x, y in zip(values, positions, strict=True):
@@ -70,10 +116,16 @@ def draw_users(ax: Any, scores: dict[str, Floats], metric: str) -> None:
     worst_first = metric == "accuracy"
     for c, (name, values) in enumerate(scores.items()):
         ordered = np.sort(values) if worst_first else np.sort(values)[::-1]
-        share = (np.arange(len(ordered)) + 0.5) / len(ordered)
-        ax.plot(share, ordered, color=COLOURS[c % len(COLOURS)], label=name, lw=1.8)
-    ax.set(title="Every user, worst first", xlabel="share of users", ylabel=metric)
-    ax.legend(frameon=False)
+        share = 100 * (np.arange(len(ordered)) + 0.5) / len(ordered)
+        dots = "o" if len(ordered) <= 10 else ""
+        style = {"color": COLOURS[c % len(COLOURS)], "lw": 1.8, "ms": 4, "label": name}
+        ax.plot(share, ordered, LINES[c % 4] + dots, **style)
+    better = "higher is better" if worst_first else "lower is better"
+    ax.set(title="Every user, worst first", xlabel="% of users", ylabel=f"{metric} ({better})")
+    together = np.concatenate(list(scores.values()))
+    if not worst_first and together.min() > 0 and together.max() > 100 * np.median(together):
+        ax.set_yscale("log")
+    ax.legend(frameon=False, fontsize=9)
     ax.spines[["top", "right"]].set_visible(False)
 
 

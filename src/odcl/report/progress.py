@@ -24,19 +24,21 @@ class Bar(Silent):
 
     def __init__(self, progress: Any):
         self._progress = progress
-        self._task = progress.add_task("", total=None)
+        self._task = progress.add_task("", total=None, visible=False)
         self._text, self._left = "", 0
 
     def stage(self, text: str, n_users: int | None = None) -> None:
         self._text, self._left = text, n_users or 0
         words = f"{text}: local models" if n_users else text
-        self._progress.reset(self._task, total=n_users, description=words)
+        self._progress.reset(self._task, total=n_users, description=words, visible=True)
 
     def advance(self, n_users: int) -> None:
         self._left -= n_users
         self._progress.advance(self._task, n_users)
         if self._left <= 0:  # what follows, on the server, does not say how far it is
-            self._progress.update(self._task, total=None, description=f"{self._text}: groups")
+            self._progress.update(
+                self._task, total=None, description=f"{self._text}: finding groups"
+            )
 
 
 @contextmanager
@@ -66,10 +68,13 @@ def notice(text: str, quiet: bool = False) -> None:
 
 @contextmanager
 def warnings_as_notices(quiet: bool) -> Iterator[None]:
-    """Python's warnings in our voice: one line each, without a place in the source."""
+    """Python's warnings in our voice: one line each, without a place in the source.
 
-    def show(message: Warning | str, *_: Any, **__: Any) -> None:
-        notice(str(message), quiet)
+    Those of NumPy about a single operation tell a user nothing and are left out.
+    """
+
+    def show(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+        notice(str(message), quiet or issubclass(category, RuntimeWarning))
 
     with warnings.catch_warnings():
         warnings.showwarning = show

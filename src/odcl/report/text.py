@@ -40,7 +40,7 @@ def aligned(values: Any) -> list[str]:
     if len(sizes) == 0:
         return [f"{v:g}" for v in numbers]
     digits = 2 - math.floor(math.log10(sizes.min()))
-    if digits > 8 or sizes.max() >= 1e9:
+    if digits > 8 or sizes.max() >= 1e9 or sizes.max() >= 1e5 * sizes.min():
         return [f"{v:.3g}" for v in numbers]
     return [f"{v:.{max(digits, 0)}f}" for v in numbers]
 
