@@ -20,7 +20,7 @@ import pandas as pd
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from odcl import ODCLClassifier, ODCLRegressor, __version__, cli, options
+from odcl import ODCLClassifier, ODCLRegressor, __version__, cli, option_values, options
 from odcl.data.tables import read_table
 
 ROLES = ("--user", "user", "--target", "y")
@@ -165,11 +165,11 @@ def test_the_choices_of_the_options_are_those_of_the_library():
     from odcl.local.losses import as_loss
     from odcl.settings import _NAMES
 
-    assert set(options.COMBINE) == set(COMBINERS)
-    assert (options.MISSING, options.UNSEEN) == (MISSING, UNSEEN)
-    assert _NAMES["curvature"] == options.CURVATURE
-    assert _NAMES["unknown"] == options.UNKNOWN
-    for loss in options.LOSSES[1:]:
+    assert set(option_values.COMBINE) == set(COMBINERS)
+    assert (option_values.MISSING, option_values.UNSEEN) == (MISSING, UNSEEN)
+    assert _NAMES["curvature"] == option_values.CURVATURE
+    assert _NAMES["unknown"] == option_values.UNKNOWN
+    for loss in option_values.LOSSES[1:]:
         assert as_loss(loss, np.array([0, 1])).name == loss
 
 
@@ -805,6 +805,8 @@ def test_missing_values_at_prediction_are_refused_dropped_or_filled(odcl):
         (("predict", "run", "table.csv", "--out", "p.xlsx"), "must end in one of .csv"),
         (("assign", "run", "table.csv", "--out", "p.txt", "--add"), "must end in one of .csv"),
         (("predict", "run", "table.csv", "--out", "no/p.csv"), "there is no folder no"),
+        (("predict", "run", "table.csv", "--out", "./table.csv"), "where table.csv is read from"),
+        (("assign", "run", "table.csv", "--out", "run/groups.csv"), "a file of the run itself"),
         (("assign", "run", "without.csv"), "'y' is not in the table"),
         (("predict", "damaged", "table.csv"), "schema.json is damaged"),
     ],

@@ -775,11 +775,14 @@ def test_users_with_few_rows_keep_the_span_of_them():
     assert_array_equal(np.isfinite(local.dispersion), [False, False, True])
 
 
-def test_beyond_a_hundred_parameters_the_diagonal_is_sent():
+def test_beyond_a_hundred_parameters_one_number_stands_for_the_curvature():
     federation = gaussian_users(Squared(), [20, 150], 101)
     local = fit_users(federation, Squared(), l2=0.1)
-    assert local.curvature.shape == (2, 101)
+    assert local.curvature is None
     assert_array_equal(np.isfinite(local.noise), [False, True])
+    by_name = fit_users(federation, Squared(), l2=0.1, curvature="diagonal")
+    assert by_name.curvature.shape == (2, 101)
+    assert_array_equal(by_name.noise, local.noise)
     assert fit_users(federation, Squared(), l2=0.1, curvature="full").curvature.ndim == 3
     at_the_border = gaussian_users(Squared(), [150], 100)
     assert fit_users(at_the_border, Squared()).curvature.shape == (1, 100, 100)

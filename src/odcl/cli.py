@@ -175,10 +175,10 @@ def assign(options: Namespace) -> None:
 
 
 def _check_out(options: Namespace) -> None:
-    from odcl.data.tables import check_ending
+    from odcl.rundir import check_file
 
     if options.out is not None:
-        check_ending(options.out)
+        check_file(options.out, run=options.run, table=options.table)
 
 
 def _write(answer: Answer, options: Namespace) -> None:

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import argparse
-import difflib
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from odcl import __version__
-
-LOSSES = ("auto", "squared", "huber", "poisson", "logistic", "multinomial")
-COMBINE = ("precision", "mean", "samples", "shrink")
-CURVATURE = ("auto", "full", "diagonal", "none")
-MISSING = ("error", "drop", "mean")
-UNKNOWN = ("error", "pooled", "nearest")
-UNSEEN = ("error", "reference")
-RULES = ("auto", "elbow", "silhouette")
-METHODS = ("kmeans", "spectral", "gradient")
+from odcl.option_values import (
+    COMBINE,
+    CURVATURE,
+    LOSSES,
+    MISSING,
+    UNKNOWN,
+    UNSEEN,
+    at_least_0,
+    clusters,
+    jobs,
+    nearest,
+    one_of,
+    refit,
+    seed_number,
+    share,
+)
 
 
 class UsageError(ValueError):
@@ -39,7 +44,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         own = commands.get(options.command, parser)
         known = [name for name in own._option_string_actions if name.startswith("--")]
         if unknown[0].startswith("-"):
-            near = _nearest(unknown[0].split("=")[0], known)
+            near = nearest(unknown[0].split("=")[0], known)
             raise UsageError(f"unknown option {unknown[0]!r}{near}", own.prog)
         text = f"one argument too many, {unknown[0]!r}: several columns are written a,b,c."
         raise UsageError(text, own.prog)
@@ -125,7 +130,7 @@ def _fit(some: Any) -> _Parser:
     run.add_argument(
         "--holdout",
         metavar="SHARE",
-        type=_share,
+        type=share,
         default=0.2,
         help="share of each user's rows kept back for the comparison; 0: no comparison. The models "
         "in RUN are fitted on all rows [default: %(default)s]",
@@ -134,7 +139,7 @@ def _fit(some: Any) -> _Parser:
     run.add_argument(
         "--jobs",
         metavar="N",
-        type=_jobs,
+        type=jobs,
         default=1,
         help="threads for the local models; -1: one a core [default: %(default)s]",
     )
@@ -167,7 +172,7 @@ def _fit_table(group: Any) -> None:
 def _fit_method(group: Any) -> None:
     group.add_argument(
         "--loss",
-        type=_one_of(LOSSES),
+        type=one_of(LOSSES),
         default="auto",
         metavar="NAME",
         help="squared (numbers), huber (numbers with outliers), poisson (counts), logistic or "
@@ -176,7 +181,7 @@ def _fit_method(group: Any) -> None:
     )
     group.add_argument(
         "--clusters",
-        type=_clusters,
+        type=clusters,
         default="auto",
         metavar="K",
         help="number of groups; auto: found from the users' own noise; elbow or silhouette: chosen "
@@ -185,7 +190,7 @@ def _fit_method(group: Any) -> None:
     )
     group.add_argument(
         "--combine",
-        type=_one_of(COMBINE),
+        type=one_of(COMBINE),
         metavar="HOW",
         help="how a group's models become one: precision (by what each user's rows tell), mean "
         "(the paper), samples (by number of rows), shrink (mean of the mixture's posterior) "
@@ -193,20 +198,20 @@ def _fit_method(group: Any) -> None:
     )
     group.add_argument(
         "--refit",
-        type=_refit,
+        type=refit,
         metavar="HOW",
         help="what a user makes of its group's model: evidence or cv (drawn to it as far as the "
         "data say), none (takes it), or a number (strength of the pull) [default: evidence]",
     )
     group.add_argument(
         "--l2",
-        type=_at_least_0,
+        type=at_least_0,
         metavar="NUMBER",
         help="penalty on coefficients, in standardised units [default: 0; for classes 0.01]",
     )
     group.add_argument(
         "--curvature",
-        type=_one_of(CURVATURE),
+        type=one_of(CURVATURE),
         default="auto",
         metavar="WHAT",
         help="what users would send of their Hessian: full, diagonal, none; auto: full up to 100 "
@@ -246,7 +251,7 @@ def _predict(some: Any) -> _Parser:
     _out_file(group)
     group.add_argument(
         "--unknown",
-        type=_one_of(UNKNOWN),
+        type=one_of(UNKNOWN),
         default="error",
         metavar="HOW",
         help="users that were not in the fit: error, pooled (one model for all) or nearest (the "
@@ -254,7 +259,7 @@ def _predict(some: Any) -> _Parser:
     )
     group.add_argument(
         "--unseen",
-        type=_one_of(UNSEEN),
+        type=one_of(UNSEEN),
         default="error",
         metavar="HOW",
         help="categories that were not in the fit: error, or reference (count as the commonest) "
@@ -321,7 +326,7 @@ def _seed(group: Any) -> None:
     group.add_argument(
         "--seed",
         metavar="N",
-        type=_seed_number,
+        type=seed_number,
         default=0,
         help="seed of every random choice: same seed, same output [default: %(default)s]",
     )
@@ -336,101 +341,12 @@ def _quiet(group: Any) -> None:
 def _missing(group: Any, default: str | None) -> None:
     group.add_argument(
         "--missing",
-        type=_one_of(MISSING),
+        type=one_of(MISSING),
         default=default,
         metavar="HOW",
         help="rows that lack a value: error (stop), drop (leave the row out) or mean (fill in the "
         f"column's mean, or its commonest category) [default: {default or 'as in the fit'}]",
     )
-
-
-# -- kinds of values -------------------------------------------------------------------------------
-
-
-def column_names(values: Sequence[str], columns: Sequence[str]) -> tuple[str, ...]:
-    """Columns named one by one or as ``a,b,c``; a name that holds a comma stands for itself."""
-    names: list[str] = []
-    for value in values:
-        names += [value] if value in columns else _split(value)
-    return tuple(dict.fromkeys(names))
-
-
-def possible_names(values: Sequence[str]) -> tuple[str, ...]:
-    """Every column that :func:`column_names` may find, before the table is read."""
-    return tuple(dict.fromkeys(name for value in values for name in (value, *_split(value))))
-
-
-def _split(value: str) -> list[str]:
-    return [part.strip() for part in value.split(",") if part.strip()]
-
-
-def _one_of(known: tuple[str, ...]) -> Callable[[str], str]:
-    def check(text: str) -> str:
-        if text not in known:
-            raise _wrong(f"{text!r} is none of {', '.join(known)}{_nearest(text, known)}")
-        return text
-
-    return check
-
-
-def _clusters(text: str) -> str | int:
-    """A rule, a number, or ``method:number``."""
-    method, colon, count = text.rpartition(":")
-    if text in RULES or (count.isdecimal() and int(count) and (not colon or method in METHODS)):
-        return int(text) if text.isdecimal() else text
-    choices = ", ".join([*RULES, "a number from 1 on", *(f"{m}:K" for m in METHODS)])
-    raise _wrong(f"{text!r} is none of {choices}{_nearest(text, RULES)}")
-
-
-def _refit(text: str) -> str | float:
-    if text in ("evidence", "cv", "none"):
-        return text
-    try:
-        return _at_least_0(text)
-    except argparse.ArgumentTypeError:
-        raise _wrong(f"{text!r} is none of evidence, cv, none, a number >= 0.") from None
-
-
-def _at_least_0(text: str) -> float:
-    value = _number(text)
-    if not 0 <= value < math.inf:
-        raise _wrong(f"{text!r} is not a number >= 0.")
-    return value
-
-
-def _share(text: str) -> float:
-    value = _number(text)
-    if not 0 <= value < 1:
-        raise _wrong(f"{text!r} is not a share of the rows, from 0 to below 1.")
-    return value
-
-
-def _seed_number(text: str) -> int:
-    if not (text.isdecimal() and int(text) < 2**32):
-        raise _wrong(f"{text!r} is not a whole number from 0 to 2^32 - 1.")
-    return int(text)
-
-
-def _jobs(text: str) -> int:
-    if text != "-1" and not (text.isdecimal() and int(text)):
-        raise _wrong(f"{text!r} is neither a number of threads from 1 on nor -1 (one a core).")
-    return int(text)
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
-
-
-def _wrong(text: str) -> argparse.ArgumentTypeError:
-    return argparse.ArgumentTypeError(text)
-
-
-def _nearest(name: str, known: Sequence[str]) -> str:
-    match = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {match[0]!r}?" if match else "."
 
 
 # -- argparse with our manners ---------------------------------------------------------------------

@@ -17,7 +17,7 @@ from odcl._typing import Array, Bools
 from odcl.data.columns import show
 from odcl.data.encoding import Encoded, TableSchema
 from odcl.data.federation import as_ids
-from odcl.data.tables import read_table, write_table
+from odcl.data.tables import check_ending, read_table, write_table
 from odcl.exchange.files import atomic_folder, check_folder
 from odcl.report.notices import about_values
 from odcl.report.text import count
@@ -27,6 +27,7 @@ SCHEMA, REPORT, PICTURE = "schema.json", "report.json", "picture.png"
 ASSIGNMENT, GROUPS = "assignment.csv", "groups.csv"
 MODEL = ("models.safetensors", "model.json")
 FILES = (*MODEL, SCHEMA, REPORT, ASSIGNMENT, GROUPS, PICTURE)
+_LITTER = (".DS_Store", "Thumbs.db")  # what file managers leave behind
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,14 +41,23 @@ class Answer:
 def check_place(folder: Path, *, force: bool, own: tuple[str, ...] = FILES) -> None:
     """Refuse an output folder before the work: one that exists, or with force, is not ours."""
     check_folder(folder, force=force)
-    foreign = (
-        sorted(p.name for p in folder.iterdir() if p.name not in own) if folder.exists() else []
-    )
+    there = [p.name for p in folder.iterdir()] if folder.exists() else []
+    foreign = sorted(name for name in there if name not in (*own, *_LITTER))
     if foreign:
         raise ValueError(
             f"{folder} holds what odcl did not write (such as {foreign[0]!r}), and --force would "
             "remove it: name another folder, or move that away."
         )
+
+
+def check_file(out: Path, *, run: Path, table: Path) -> None:
+    """Refuse an output file before the work: one of no known format, or one that is read."""
+    check_ending(out)
+    place = out.resolve()
+    if place == table.resolve() or place.parent == table.resolve():
+        raise ValueError(f"{out} would stand where {table} is read from: name another file.")
+    if place.parent == run.resolve() and out.name in FILES:
+        raise ValueError(f"{out} is a file of the run itself: name another.")
 
 
 # -- writing ---------------------------------------------------------------------------------------

@@ -116,22 +116,22 @@ def centred(stack: Stack) -> tuple[Floats, Floats]:
 def solve_collinear(job: Job, X: Floats, mean: Floats | None, out: Solution) -> None:
     """Ill-conditioned or rank-deficient rows, by singular value decomposition.
 
-    Without a penalty the columns are brought to one size before: which of them count must not
-    depend on their units. Where some turn out to be free, the model of minimum norm is wanted, and
-    that is one of the units: these users are decomposed as they are, unless the sizes are so
+    Without a penalty, columns of unlike size are brought to one before: which of them count must
+    not depend on their units. Where some turn out to be free, the model of minimum norm is wanted,
+    and that is one of the units: these users are decomposed as they are, unless the sizes are so
     unlike (1e4) that it would cost the digits of the small ones.
     """
     weight = job.stack.weight
     size = np.abs(np.sqrt(weight)[..., None] * X).max(axis=1)
     some = size > 0
-    size = np.where(some, size, 1.0)
-    scaled = (job.strength == 0) & (X.shape[1] > X.shape[2])
-    D, back, rank = _basis(X, weight, np.where(scaled[:, None], size, 1.0))
-    least = np.where(some, size, np.inf).min(axis=1, initial=np.inf)
-    alike = np.where(some, size, 0.0).max(axis=1, initial=0.0) <= 1e4 * least
-    short = scaled & alike & (rank < some.sum(axis=1))
+    largest = size.max(axis=1, initial=0.0)
+    spread = largest / np.where(some, size, np.inf).min(axis=1, initial=np.inf)
+    scaled = (job.strength == 0) & (X.shape[1] > X.shape[2]) & (spread > 10.0)
+    one = np.ones(size.shape)
+    D, back, rank = _basis(X, weight, np.where(scaled[:, None] & some, size, one))
+    short = scaled & (spread <= 1e4) & (rank < some.sum(axis=1))
     if short.any():
-        D[short], back[short], _ = _basis(X[short], weight[short], np.ones(size[short].shape))
+        D[short], back[short], _ = _basis(X[short], weight[short], one[short])
     found = minimise(job.problem(D))
     a = np.concatenate(
         [np.matmul(back, found.a[:, : D.shape[2]]), found.a[:, D.shape[2] :]], axis=1
