@@ -6,6 +6,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
+# Two test processes on two cores: more BLAS threads would only wait for each other.
+test bench: export OMP_NUM_THREADS := 1
+test bench: export OPENBLAS_NUM_THREADS := 1
+
 .PHONY: demo test check bench format clean
 .DELETE_ON_ERROR:
 
