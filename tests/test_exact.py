@@ -807,6 +807,10 @@ def test_what_cannot_be_fitted_is_named():
     X[13, 1] = np.nan
     with pytest.raises(ValueError, match=r"1 of 20 rows .*user 1\).* not finite"):
         fit_users(federation.with_X(X), Squared())
+    with pytest.raises(ValueError, match="nothing to fit"):
+        fit_users(federation.with_X(np.zeros((20, 0))), Squared())
+    mean_only = fit_users(federation.with_X(np.zeros((20, 0))), Squared(), fit_intercept=True)
+    assert_allclose(mean_only.theta[:, 0], [federation.y[:10].mean(), federation.y[10:].mean()])
     with pytest.raises(ValueError, match="l2 is the weight of a squared norm"):
         fit_users(federation, Squared(), l2=-1.0)
     with pytest.raises(ValueError, match="neither 'exact'"):

@@ -1,4 +1,4 @@
-"""Values of the command line's options: what they may be, and what is said of those that may not."""
+"""Values of options: what they may be, and what is said of those that may not."""
 
 from __future__ import annotations
 

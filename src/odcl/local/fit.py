@@ -79,6 +79,10 @@ def fit_users(
     """
     if not l2 >= 0:
         raise ValueError(f"l2 is the weight of a squared norm and must be >= 0, got {l2!r}.")
+    if loss.dim(federation.n_features, fit_intercept) == 0:
+        raise ValueError(
+            "There is nothing to fit: the rows have no features, and fit_intercept is False."
+        )
     _check_rows(federation)
     y = loss.encode(federation.y)
     solution = _solve(
@@ -106,8 +110,9 @@ def fit_users(
 
 def _check_rows(federation: Federation) -> None:
     """One number that is not finite would spoil its user's model, so it is named here."""
-    if np.isfinite(federation.X.sum()):  # the quick look; a sum may overflow where no entry does
-        return
+    with np.errstate(all="ignore"):
+        if np.isfinite(federation.X.sum()):  # a quick look; a sum may overflow where no entry does
+            return
     bad: Bools = np.asarray(~np.isfinite(federation.X).all(axis=1))
     if bad.any():
         user = federation.users[federation.row_user[bad]].tolist()[0]
