@@ -20,7 +20,8 @@ import pandas as pd
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from odcl import ODCLClassifier, ODCLRegressor, __version__, cli, option_values, options
+from odcl import ODCLClassifier, ODCLRegressor, __version__, cli
+from odcl.command import option_values, options
 from odcl.data.tables import read_table
 
 ROLES = ("--user", "user", "--target", "y")
@@ -56,7 +57,7 @@ def in_a_folder(tmp_path, monkeypatch, request):
     """Every test works in a folder of its own, and draws only if it says so."""
     monkeypatch.chdir(tmp_path)
     if "draws" not in request.fixturenames:
-        monkeypatch.setattr("odcl.rundir._draw", lambda run, path: True)
+        monkeypatch.setattr("odcl.command.rundir._draw", lambda run, path: True)
 
 
 @pytest.fixture
@@ -162,8 +163,8 @@ def test_help_and_import_load_nothing_heavy():
 def test_the_choices_of_the_options_are_those_of_the_library():
     from odcl.combine import COMBINERS
     from odcl.data.encoding import MISSING, UNSEEN
+    from odcl.estimators.settings import _NAMES
     from odcl.local.losses import as_loss
-    from odcl.settings import _NAMES
 
     assert set(option_values.COMBINE) == set(COMBINERS)
     assert (option_values.MISSING, option_values.UNSEEN) == (MISSING, UNSEEN)
@@ -264,7 +265,7 @@ def test_demo_prints_groups_errors_and_bytes_and_its_table_can_be_fitted(odcl, d
 
 def test_a_second_demo_is_refused_before_its_work(odcl, monkeypatch):
     Path("odcl-demo").mkdir()
-    monkeypatch.setattr("odcl.demo.demo_result", None)
+    monkeypatch.setattr("odcl.command.demo.demo_result", None)
     said = odcl("demo")
     assert said.code == 2
     assert "odcl-demo exists already" in said.err
@@ -483,7 +484,7 @@ def test_an_output_folder_is_refused_before_the_work(odcl, monkeypatch, out, wor
     Path("old").mkdir()
     Path("thesis").mkdir()
     Path("thesis/chapter.txt").write_text("years of work")
-    monkeypatch.setattr("odcl.run.read_source", None)
+    monkeypatch.setattr("odcl.command.run.read_source", None)
     before = files()
     said = odcl("fit", "table.csv", *PLAIN, "--out", out, *words)
     assert said.code == 2
@@ -607,7 +608,7 @@ def test_a_warning_becomes_a_notice_of_one_line(odcl, monkeypatch):
         warnings.warn("overflow encountered in matmul", RuntimeWarning, stacklevel=1)
         raise ValueError("and an error")
 
-    monkeypatch.setattr("odcl.run.read_source", warn)
+    monkeypatch.setattr("odcl.command.run.read_source", warn)
     said = odcl("fit", save(people()), *PLAIN, "--out", "run")
     assert said.err == "odcl: two lines\nodcl: and an error\n"
 
@@ -880,9 +881,9 @@ def full_disk(*_args, **_more):
     "writer",
     [
         "safetensors.numpy.save_file",
-        "odcl.rundir._write_json",
-        "odcl.rundir.write_table",
-        "odcl.rundir._draw",
+        "odcl.command.rundir._write_json",
+        "odcl.command.rundir.write_table",
+        "odcl.command.rundir._draw",
         "os.fsync",
         "os.rename",
     ],
@@ -921,13 +922,13 @@ def test_a_file_that_cannot_be_written_is_named(odcl, monkeypatch):
     def denied(*_, **__):
         raise PermissionError(errno.EACCES, "Permission denied", "secret/table.csv")
 
-    monkeypatch.setattr("odcl.run.read_table", denied)
+    monkeypatch.setattr("odcl.command.run.read_table", denied)
     said = odcl("fit", save(people()), *PLAIN, "--out", "run")
     assert (said.code, said.err) == (1, "odcl: secret/table.csv: Permission denied.\n")
 
 
 SLOW = """
-import sys, time, odcl.{module} as module
+import sys, time, odcl.command.{module} as module
 def slow(*_, **__):
     print("now", flush=True)
     time.sleep(60)
@@ -1011,8 +1012,8 @@ def test_a_terminal_sees_a_bar_on_stderr_and_the_same_results(odcl, monkeypatch)
 
 
 def test_every_local_model_moves_the_bar():
+    from odcl.command.run import fit_source, read_source
     from odcl.report.progress import Silent
-    from odcl.run import fit_source, read_source
 
     class Counted(Silent):
         stages, users = [], 0

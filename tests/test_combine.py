@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.linear_model import LinearRegression, Ridge
 
-from odcl.combine import average_by_cluster, combine_clusters, sum_by_cluster
+from odcl.clustering.labels import sum_by_cluster
+from odcl.combine import average_by_cluster, combine_clusters
 from odcl.data.federation import Federation
 from odcl.exchange.upload import Uploads
 from odcl.local.exact import Penalty, solve_users

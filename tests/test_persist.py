@@ -26,7 +26,7 @@ from odcl import (
     Squared,
     linear_federation,
 )
-from odcl.persist import NUMBERS, WORDS
+from odcl.estimators.persist import NUMBERS, WORDS
 
 FITTED = ["theta_", "cluster_theta_", "labels_", "cluster_means_", "models_", "cluster_models_"]
 WORDED = ["n_clusters_", "n_features_in_", "tau2_", "rule_", "reason_", "has_users_"]

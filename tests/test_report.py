@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
+from odcl.command.demo import demo_errors, demo_result, groups_right, store_table
 from odcl.data.federation import Federation
-from odcl.demo import demo_errors, demo_result, groups_right, store_table
 from odcl.local.losses import Logistic, Poisson, Squared
 from odcl.report import pictures
 from odcl.report.compare import Comparison, compare, hold_out, keep_every_class

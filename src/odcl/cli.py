@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from odcl.options import UsageError, parse
+from odcl.command.options import UsageError, parse
 
 if TYPE_CHECKING:
-    from odcl.rundir import Answer
+    from odcl.command.rundir import Answer
 
 
 def demo(options: Namespace) -> None:
-    from odcl.demo import FILES, demo_errors, demo_result, write_demo
-    from odcl.rundir import check_place
+    from odcl.command.demo import FILES, demo_errors, demo_result, write_demo
+    from odcl.command.rundir import check_place
 
     check_place(options.out, force=options.force, own=FILES)
     with _watched(options) as progress:
@@ -35,7 +35,7 @@ def demo(options: Namespace) -> None:
 
 
 def _print_demo(federation: Any, result: Any, errors: dict[str, float]) -> None:
-    from odcl.demo import groups_right
+    from odcl.command.demo import groups_right
     from odcl.report.text import aligned, group_table, in_bytes, table
 
     print(f"100 users with 100 rows each. {result.step.reason} {groups_right(federation, result)}")
@@ -52,8 +52,8 @@ def _print_demo(federation: Any, result: Any, errors: dict[str, float]) -> None:
 
 
 def fit(options: Namespace) -> None:
-    from odcl.run import fit_source, read_source
-    from odcl.rundir import check_place, write_run
+    from odcl.command.run import fit_source, read_source
+    from odcl.command.rundir import check_place, write_run
 
     settings = _settings(options)
     check_place(options.out, force=options.force)
@@ -149,7 +149,7 @@ def _print_picture(path: Path, drawn: bool, options: Namespace) -> None:
 
 
 def predict(options: Namespace) -> None:
-    from odcl.rundir import predict_table
+    from odcl.command.rundir import predict_table
 
     _check_out(options)
     with _watched(options) as progress:
@@ -165,7 +165,7 @@ def predict(options: Namespace) -> None:
 
 
 def assign(options: Namespace) -> None:
-    from odcl.rundir import assign_table
+    from odcl.command.rundir import assign_table
 
     _check_out(options)
     with _watched(options) as progress:
@@ -175,7 +175,7 @@ def assign(options: Namespace) -> None:
 
 
 def _check_out(options: Namespace) -> None:
-    from odcl.rundir import check_file
+    from odcl.command.rundir import check_file
 
     if options.out is not None:
         check_file(options.out, run=options.run, table=options.table)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 import numpy as np
-from scipy import sparse
 
 from odcl._typing import Floats, Ints
+from odcl.clustering.labels import sum_by_cluster
 from odcl.exchange.upload import Uploads
 
 COMBINERS = ("mean", "samples", "precision", "shrink")
@@ -38,17 +38,6 @@ def combine_clusters(uploads: Uploads, labels: Ints, how: str, *, others: bool =
     if how == "precision":
         return _precision(uploads, labels, others)
     raise ValueError(f"combine={how!r} is not one of {', '.join(COMBINERS)}.")
-
-
-def sum_by_cluster(values: Floats, labels: Ints) -> Floats:
-    """Sum of the rows of each cluster, in the order of the users; any shape behind axis 0."""
-    n_users, n_clusters = len(labels), int(labels.max()) + 1
-    # One column a user: nothing is sorted, and the values are read once, in the users' order.
-    members = sparse.csc_array(
-        (np.ones(n_users), labels, np.arange(n_users + 1)), shape=(n_clusters, n_users)
-    )
-    total = members @ values.reshape(n_users, -1)
-    return np.asarray(total).reshape(n_clusters, *values.shape[1:])
 
 
 def average_by_cluster(theta: Floats, labels: Ints, weights: Floats | None = None) -> Floats:

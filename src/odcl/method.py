@@ -65,7 +65,8 @@ class ODCLResult:
     def summary(self) -> str:
         """One line for a person: users, clusters, rounds, and the error where truth is known."""
         k = self.n_clusters
-        text = f"{len(self.users)} users, {k} cluster{'s' * (k > 1)}, 1 round"
+        m = len(self.users)
+        text = f"{m} user{'s' * (m > 1)}, {k} cluster{'s' * (k > 1)}, 1 round"
         if self.optima is not None:
             mine, alone = (nmse(t, self.optima) for t in (self.models, self.local.theta))
             text += f", NMSE {mine:.2g} (local {alone:.2g})"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from sklearn.exceptions import ConvergenceWarning
 from odcl._typing import Array, Floats, Ints
 from odcl.clustering._family import KMeansFamily
 from odcl.clustering.choose_k import check_count, check_n_clusters
-from odcl.clustering.labels import nearest, number_by_first_user
+from odcl.clustering.labels import nearest, number_by_first_user, sum_by_cluster
 
 # Lloyd's loop ends by itself; only labels that flip within rounding would go round for ever.
 MAX_ITER = 1000
@@ -48,7 +47,7 @@ def kmeans_pp(
     check_count("n_init", n_init, "the best of that many seedings is kept")
     if (exact := one_cluster_per_point(a, n_clusters)) is not None:
         return exact
-    init = partial(d2_seeds, greedy=greedy)
+    init = "k-means++" if greedy else d2_seeds  # scikit-learn's own seeding is greedy
     runs = KMeans(n_clusters, init=init, n_init=n_init, max_iter=MAX_ITER, random_state=seed).fit(a)
     first_users = np.sort(np.unique(runs.labels_, return_index=True)[1])
     return lloyd(a, runs.cluster_centers_[runs.labels_[first_users]], n_iter=runs.n_iter_)
@@ -105,7 +104,7 @@ def result_of(a: Floats, labels: Array, *, n_iter: int, converged: bool) -> KMea
 
 def cluster_means(a: Floats, labels: Ints) -> Floats:
     """Means of the clusters, (n_clusters, dim); ``labels`` hold 0..n_clusters-1 without gaps."""
-    return np.stack([a[labels == k].mean(axis=0) for k in range(labels.max() + 1)])
+    return sum_by_cluster(a, labels) / np.bincount(labels)[:, None]
 
 
 def one_cluster_per_point(a: Floats, n_clusters: int) -> KMeansResult | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from scipy import sparse
 from scipy.spatial.distance import cdist
 
 from odcl._typing import Array, Floats, Ints
@@ -38,3 +39,14 @@ def nearest(a: Floats, centers: Floats) -> Ints:
         for start in range(0, len(a), batch)
     ]
     return np.concatenate(labels).astype(np.intp)
+
+
+def sum_by_cluster(values: Floats, labels: Ints) -> Floats:
+    """Sum of the rows of each cluster, in the order of the users; any shape behind axis 0."""
+    n_users, n_clusters = len(labels), int(labels.max()) + 1
+    # One column a user: nothing is sorted, and the values are read once, in the users' order.
+    members = sparse.csc_array(
+        (np.ones(n_users), labels, np.arange(n_users + 1)), shape=(n_clusters, n_users)
+    )
+    total = members @ values.reshape(n_users, -1)
+    return np.asarray(total).reshape(n_clusters, *values.shape[1:])

@@ -146,7 +146,8 @@ def _too_few_founders(given: Given) -> str:
         return ""
     if n_founders >= max(min(FEWEST_FOUNDERS, HALF * n_users), LEAST_SHARE * n_users):
         return ""
-    return f"Only {n_founders} of {n_users} users know their noise, so it is left aside. "
+    knows = "knows its" if n_founders == 1 else "know their"
+    return f"Only {n_founders} of {n_users} users {knows} noise, so it is left aside. "
 
 
 def _canonical_order(theta: Floats, noise: Floats, founders: Bools) -> Ints:

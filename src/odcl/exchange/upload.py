@@ -7,6 +7,7 @@ numbers do. The byte count is read off the same type.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,7 @@ class Uploads:
     def full(self) -> bool:
         return self.curvature is not None and self.curvature.ndim == 3
 
-    @property
+    @cached_property
     def sent(self) -> Bools:
         """Users whose curvature is there, (n_users,)."""
         if self.curvature is None:
@@ -104,7 +105,7 @@ class Uploads:
         """Positions that put the users in canonical order (that of ``group_rows``)."""
         ids, codes = group_rows(self.users)
         if len(ids) < self.n_users:
-            repeated = self.users[np.bincount(codes)[codes] > 1][0]
+            repeated = self.users[np.bincount(codes)[codes] > 1].tolist()[0]
             raise ValueError(
                 f"User {repeated!r} uploaded more than once: each user has one model. Merge its "
                 "rows, or give the uploads different ids."
@@ -117,12 +118,20 @@ class Uploads:
         for name, values in fields.items():
             if values is None:
                 continue
+            flat = values.reshape(-1)
+            if np.isfinite(flat @ flat):  # the quick look; squares may overflow, numbers not
+                continue
             bad = ~np.isfinite(values).all(axis=tuple(range(1, values.ndim)))
             if bad.any():
+                first = self.users[bad].tolist()[0]
                 raise ValueError(
                     f"{int(bad.sum())} of {self.n_users} uploads have a {name} that is not finite "
-                    f"(first: user {self.users[bad][0]!r}); averaging would spread it to the whole "
-                    "group. Leave these users out, or mend their local fit."
+                    f"(first: user {first!r}); averaging would spread it to the whole group. Leave "
+                    "these users out, or mend their local fit."
                 )
         if not (np.isfinite(self.n_samples) & (self.n_samples > 0)).all():
-            raise ValueError("Every upload needs a number of samples > 0.")
+            bad = ~(np.isfinite(self.n_samples) & (self.n_samples > 0))
+            raise ValueError(
+                f"User {self.users[bad].tolist()[0]!r} uploaded {self.n_samples[bad][0]:g} as its "
+                "number of samples: every upload needs a number > 0."
+            )

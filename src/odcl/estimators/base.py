@@ -20,13 +20,13 @@ from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import Federation, as_ids
 from odcl.data.owners import check_owners, column_position, positions, take_column
 from odcl.data.scaling import Scaling
+from odcl.estimators.newcomer import Assignment, assign_rows, groups_of
+from odcl.estimators.predict import cluster_means, linear_predictors, nearest_cluster
+from odcl.estimators.settings import check_n_groups, check_settings
+from odcl.estimators.whole_table import one_for_all
 from odcl.local.fit import Curvature
 from odcl.local.losses import Loss, Multinomial
 from odcl.method import ODCLResult, odcl
-from odcl.newcomer import Assignment, assign_rows, groups_of
-from odcl.predict import cluster_means, linear_predictors, nearest_cluster
-from odcl.settings import check_n_groups, check_settings
-from odcl.whole_table import one_for_all
 
 
 @dataclass(eq=False, repr=False)  # an __init__ that only stores, written once for both
@@ -272,10 +272,10 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
         """Write the fitted model to a folder: safetensors and JSON, no pickle, whole or not.
 
-        ``force`` replaces a model that is there already. See :func:`odcl.persist.load_estimator`
-        for what comes back.
+        ``force`` replaces a model that is there already. What comes back is told at
+        :func:`odcl.estimators.persist.load_estimator`.
         """
-        from odcl.persist import save_estimator
+        from odcl.estimators.persist import save_estimator
 
         check_is_fitted(self, "loss_")
         save_estimator(self, path, force=force)
@@ -288,7 +288,7 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
         settings that were objects (a clusterer, a solver, a RandomState) come back as text: set
         them again with ``set_params`` before a new ``fit``.
         """
-        from odcl.persist import load_estimator
+        from odcl.estimators.persist import load_estimator
 
         model: Self = load_estimator(cls, path)
         return model

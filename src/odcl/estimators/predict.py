@@ -6,7 +6,7 @@ import numpy as np
 from scipy.spatial.distance import cdist
 
 from odcl._typing import Array, Floats, Ints
-from odcl.combine import sum_by_cluster
+from odcl.clustering.labels import sum_by_cluster
 from odcl.data.federation import Federation, group_rows
 from odcl.data.scaling import Scaling
 
@@ -32,7 +32,9 @@ def linear_predictors(
     step = max(1, _CHUNK_BYTES // (8 * max(theta.shape[1], X.shape[1])))
     for start in range(0, len(X), step):
         part = slice(start, start + step)
-        x = X[part] if scaling is None else scaling.apply(X[part])
+        x = np.ascontiguousarray(X[part])  # the same bits for a frame, which lies by columns
+        if scaling is not None:
+            x = scaling.apply(x)
         if fit_intercept:
             x = np.concatenate([x, np.ones((len(x), 1))], axis=1)
         model = theta[where[part]].reshape(len(x), x.shape[1], n_outputs)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from odcl import __version__
-from odcl.option_values import (
+from odcl.command.option_values import (
     COMBINE,
     CURVATURE,
     LOSSES,

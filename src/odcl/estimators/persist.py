@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,9 +17,8 @@ from odcl import __version__
 from odcl._typing import Array
 from odcl.data.federation import as_ids
 from odcl.data.scaling import Scaling
-from odcl.exchange.files import atomic_folder
-from odcl.newcomer import Groups
-from odcl.saved_words import (
+from odcl.estimators.newcomer import Groups
+from odcl.estimators.saved_words import (
     classes_from_json,
     classes_to_json,
     expect,
@@ -32,7 +32,8 @@ from odcl.saved_words import (
     setting_from_json,
     setting_to_json,
 )
-from odcl.settings import check_values
+from odcl.estimators.settings import check_values
+from odcl.exchange.files import atomic_folder
 
 FORMAT = 1
 NUMBERS, WORDS = "models.safetensors", "model.json"
@@ -115,8 +116,9 @@ def write_estimator(model: Any, folder: Path) -> None:
     }
     text = json.dumps(words, indent=1, allow_nan=False)
     kept = {k: np.ascontiguousarray(v) for k, v in arrays.items() if v is not None}
-    save_file(kept, folder / NUMBERS)
     (folder / WORDS).write_text(text, encoding="utf-8")
+    save_file(kept, folder / NUMBERS)
+    shutil.copymode(folder / WORDS, folder / NUMBERS)  # as readable as the words beside it
 
 
 # -- reading -------------------------------------------------------------------------------------

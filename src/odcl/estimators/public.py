@@ -11,11 +11,11 @@ from sklearn.utils import check_array
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import assert_all_finite
 
-from odcl._estimator import ODCLEstimator
 from odcl._typing import Array, Floats
 from odcl.data.federation import Federation
+from odcl.estimators.base import ODCLEstimator
+from odcl.estimators.whole_table import residual_scale
 from odcl.local.losses import Huber, Logistic, Loss, Multinomial, as_loss
-from odcl.whole_table import residual_scale
 
 
 @dataclass(eq=False, repr=False)

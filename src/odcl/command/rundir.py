@@ -14,6 +14,7 @@ import numpy as np
 
 from odcl import __version__
 from odcl._typing import Array, Bools
+from odcl.command.run import Run
 from odcl.data.columns import show
 from odcl.data.encoding import Encoded, TableSchema
 from odcl.data.federation import as_ids
@@ -21,7 +22,6 @@ from odcl.data.tables import check_ending, read_table, write_table
 from odcl.exchange.files import atomic_folder, check_folder
 from odcl.report.notices import about_values
 from odcl.report.text import count
-from odcl.run import Run
 
 SCHEMA, REPORT, PICTURE = "schema.json", "report.json", "picture.png"
 ASSIGNMENT, GROUPS = "assignment.csv", "groups.csv"
@@ -65,7 +65,7 @@ def check_file(out: Path, *, run: Path, table: Path) -> None:
 
 def write_run(run: Run, folder: Path, *, force: bool) -> bool:
     """All files of a run, in a folder that appears whole or not at all. Is there a picture?"""
-    from odcl.persist import write_estimator
+    from odcl.estimators.persist import write_estimator
 
     with atomic_folder(folder, force=force) as place:
         write_estimator(run.model, place)
@@ -169,7 +169,7 @@ def _draw(run: Run, path: Path) -> bool:
 def open_run(folder: Path) -> tuple[Any, TableSchema]:
     """The model and the schema of a run."""
     from odcl.estimators import ODCLClassifier, ODCLRegressor
-    from odcl.persist import load_estimator, read_words
+    from odcl.estimators.persist import load_estimator, read_words
 
     kind = ODCLClassifier if read_words(folder)["estimator"] == "ODCLClassifier" else ODCLRegressor
     path = folder / SCHEMA
@@ -273,7 +273,7 @@ def _refuse_known(old: list[Any], folder: Path) -> None:
 
 def _remember(model: Any, folder: Path, new: dict[str, Any]) -> None:
     """Write the model and the assignment again; all files of the run change at once."""
-    from odcl.persist import write_estimator
+    from odcl.estimators.persist import write_estimator
 
     with atomic_folder(folder, force=True) as place:
         shutil.copytree(folder, place, dirs_exist_ok=True)

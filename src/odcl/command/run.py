@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow.compute as pc
 
 from odcl._typing import Array, Bools, Floats, Ints
+from odcl.command.option_values import column_names, possible_names
 from odcl.data.columns import is_text, listing, table_error
 from odcl.data.encoding import Encoded, TableSchema
 from odcl.data.federation import Federation
 from odcl.data.tables import read_table
-from odcl.option_values import column_names, possible_names
 from odcl.report.compare import Comparison, compare, hold_out, keep_every_class
 from odcl.report.notices import accepted
 from odcl.report.progress import Silent

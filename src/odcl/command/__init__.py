@@ -1,0 +1,1 @@
+"""What the commands do, behind ``cli``: options, runs, their folders, the demo."""
