@@ -35,7 +35,7 @@ $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "No Python 3.11 - 3.13 found: install one, or say make PYTHON=/path/to/python" >&2; exit 2; }
 	@$(PYTHON) -m venv --clear $(VENV) || { echo "Could not make a virtual environment with $(PYTHON): on Debian and Ubuntu, apt install python3-venv" >&2; exit 2; }
 	@echo "Setting up $(VENV) (once; about a minute) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $(READY)
 
 clean:

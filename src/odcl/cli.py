@@ -46,6 +46,7 @@ def _print_demo(federation: Any, result: Any, errors: dict[str, float]) -> None:
     ratios = (f"{e / best:,.2f}" for e in errors.values())
     rows = list(zip(errors, aligned(list(errors.values())), ratios, strict=True))
     print(table(("error of the users' models (NMSE)", "error", "vs oracle average"), rows))
+    print("Oracles were told the true groups; the naive average is one model for all.")
     print()
     up, down = in_bytes(result.bytes_up / 100), in_bytes(result.bytes_down / 100)
     print(f"1 round: each user sent {up} and received {down}.")

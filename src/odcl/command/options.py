@@ -115,8 +115,9 @@ examples:
 
 RUN holds the models (models.safetensors, model.json), each user's group
 (assignment.csv), each group's model in the table's units (groups.csv),
-report.json, schema.json and picture.png. In Python: ODCLRegressor.load("run"),
-ODCLClassifier for classes."""
+report.json, schema.json and picture.png. In Python:
+ODCLRegressor.load("run").predict(X, users=ids), with X the columns of
+groups.csv in their order; ODCLClassifier for classes."""
 
 
 def _fit(some: Any) -> _Parser:

@@ -85,3 +85,15 @@ def positions(known: Array, ids: Array) -> Ints:
         return np.where(known[at] == distinct, at, -1)[codes]
     place = {user: i for i, user in enumerate(known.tolist())}
     return np.array([place.get(user, -1) for user in distinct.tolist()], dtype=np.intp)[codes]
+
+
+def text_column(X: Any) -> str:
+    """The first column of a frame or array that is not all numbers, in words."""
+    names = list(X.columns) if hasattr(X, "columns") else range(np.shape(X)[1])
+    for at, name in enumerate(names):
+        column = X[name] if hasattr(X, "columns") else np.asarray(X)[:, at]
+        try:
+            np.asarray(column).astype(np.float64)
+        except (TypeError, ValueError):
+            return f"Column {name!r}"
+    return "A column"

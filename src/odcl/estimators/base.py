@@ -18,7 +18,13 @@ from sklearn.utils.validation import (
 
 from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import Federation, as_ids
-from odcl.data.owners import check_owners, column_position, positions, take_column
+from odcl.data.owners import (
+    check_owners,
+    column_position,
+    positions,
+    take_column,
+    text_column,
+)
 from odcl.data.scaling import Scaling
 from odcl.estimators.newcomer import Assignment, assign_rows, groups_of
 from odcl.estimators.predict import cluster_means, linear_predictors, nearest_cluster
@@ -308,9 +314,18 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
         return take_column(X, self.users)
 
     def _validated_X(self, X: Any, *, fitting: bool = False) -> Floats:
-        if self.users is not None:  # names and width were checked with the users' column
-            return check_array(X, dtype=np.float64, estimator=self, input_name="X")
-        return validate_data(self, X, reset=fitting, dtype=np.float64)
+        try:
+            if self.users is not None:  # names and width were checked with the users' column
+                return check_array(X, dtype=np.float64, estimator=self, input_name="X")
+            return validate_data(self, X, reset=fitting, dtype=np.float64)
+        except ValueError as error:
+            if "could not convert string" not in str(error):
+                raise
+            raise ValueError(
+                f"{text_column(X)} of X holds text ({error}), and features are numbers. If it "
+                "names the users, say so: users=... in the constructor or in fit. If it holds "
+                "categories, encode them first, e.g. with OneHotEncoder."
+            ) from None
 
     def _validated(self, X: Any, y: Any) -> tuple[Floats, Array]:
         if y is None:

@@ -71,7 +71,15 @@ class ODCLRegressor(RegressorMixin, ODCLEstimator):  # type: ignore[misc]
         return tags
 
     def _checked_target(self, y: Array) -> Floats:
-        return check_array(y, ensure_2d=False, dtype=np.float64, input_name="y", estimator=self)
+        try:
+            return check_array(y, ensure_2d=False, dtype=np.float64, input_name="y", estimator=self)
+        except ValueError as error:
+            if "could not convert string" not in str(error):
+                raise
+            raise ValueError(
+                f"The target holds text ({error}), and a regressor needs numbers: use "
+                "ODCLClassifier for classes."
+            ) from None
 
     def _encode(self, y: Array) -> Floats:
         return y

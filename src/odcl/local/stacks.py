@@ -18,7 +18,7 @@ from odcl.data.federation import Federation
 # Large enough to spread the cost of a call over many users, small enough for the caches to carry
 # a stack from one pass of a Newton step to the next. Wide users (no more rows than features) are
 # reduced to their rows at once: there, more of them in a stack saves calls.
-_TALL_BYTES, _WIDE_BYTES = 1 << 22, 1 << 26
+_TALL_BYTES, _WIDE_BYTES = 1 << 21, 1 << 26
 
 
 @dataclass(frozen=True, eq=False)
