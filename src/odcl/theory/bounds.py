@@ -1,0 +1,262 @@
+"""Terms of the mean squared error bounds, each by name and up to the hidden constant.
+
+The paper's bounds are orders: a term is worth comparing with the others of its bound and with
+itself at another n, not with a measured error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from odcl.theory._domain import (
+    cluster_sizes,
+    distance,
+    inside,
+    not_negative,
+    positive,
+    samples,
+    users,
+    whole,
+)
+from odcl.theory.conditions import error_floor
+
+
+@dataclass(frozen=True)
+class MSETerms:
+    """A bound on E||theta-tilde_k - theta*_k||^2, term by term: ``bound["variance"]``."""
+
+    source: str  # where in the paper
+    terms: Mapping[str, float]
+
+    def __getitem__(self, name: str) -> float:
+        return self.terms[name]
+
+    @property
+    def total(self) -> float:
+        return math.fsum(self.terms.values())
+
+    @property
+    def ruling(self) -> str:
+        """The name of the largest term."""
+        return max(self.terms, key=self.terms.__getitem__)
+
+    def __str__(self) -> str:
+        width = max(map(len, self.terms))
+        lines = [f"  {name:<{width}}  {value:.3g}" for name, value in self.terms.items()]
+        return "\n".join([f"{self.source}: {self.ruling} rules", *lines])
+
+
+@dataclass(frozen=True)
+class LocalRates:
+    """Constants of one cluster in Lemma 4."""
+
+    N: float
+    mu: float
+    R: float
+    dim: int
+    decay: float  # alpha_k of Lemma 4
+    beta: float
+    lam: float  # lambda_k
+    upsilon: float
+    nu: float
+    tau: float
+
+
+def local_rates(
+    *,
+    L: float,
+    mu: float,
+    N: float,
+    H: float,
+    R: float,
+    dim: int,
+    rho: float = 0.5,
+    c1: float = 1.0,
+    c2: float = 1.0,
+    as_printed: bool = False,
+) -> LocalRates:
+    """lambda_k, upsilon_k, nu_k, tau_k, beta_k and the decay alpha_k of Lemma 4 (Appendix E).
+
+        delta   = min(rho, rho mu / (2 H))
+        decay   = min((1 - rho)^2 mu^2 delta^2 / (8 c1 N^2), rho^2 mu^2 / (8 c2 L^2))
+        beta    = N^4 / ((1 - rho)^4 mu^4) + d R^4 / decay^2
+        lambda  = (N^2 L^2 log^2 d + beta^(1/2) H^2 N^2) / mu^4
+        upsilon = (beta^(1/2) L^2 log^2 d + H^2 beta) / mu^2
+        nu      = (beta^(1/2) L^4 log^4 d + beta^(3/2) H^4) / mu^4
+        tau     = N^2 / mu^2 + (N^4 L^4 log^4 d + beta N^4 H^4)^(1/2) / mu^4
+                + (beta L^8 log^8 d + beta^3 H^8)^(1/2) / mu^4
+
+    Three places where Appendix E does not give what Lemma 4 prints; ``as_printed=True`` does:
+    nu lost the 1/mu^4 of ||Sigma^-1||^4 (without it nu changes with the unit of the loss, as
+    nothing else does); beta has d R^4 / decay, but n^2 exp(-decay n) is bounded by a multiple of
+    1 / decay^2; and log d stands for max(1, log d), as the matrix inequality behind it needs
+    (d = 1 would have no variance of the Hessian). The second bound in the decay has mu_k for mu_Fk.
+
+    ``rho`` is a radius of the neighbourhood in which the Hessian is H-Lipschitz (Assumption 5) and
+    also the share in 1 - rho: 0 < rho < 1, and any smaller one serves too. c1, c2 > 0 are global
+    constants that the paper does not give.
+    """
+    for name, value in {"L": L, "mu": mu, "N": N, "R": R, "c1": c1, "c2": c2}.items():
+        positive(name, value, "Lemma 4 divides by it or takes its root")
+    not_negative("H", H, "it bounds how fast the Hessian changes (Assumption 5)")
+    dim = whole("dim", dim, "it counts the parameters")
+    inside(0 < rho < 1, f"rho={rho!r}", "0 < rho < 1", "Lemma 4 divides by 1 - rho")
+    inside(mu <= L, f"mu={mu!r}", f"mu <= L = {L!r}", "an L-smooth loss has no more curvature")
+    try:
+        rates = _lemma4(L, mu, N, H, R, dim, rho, c1, c2, as_printed)
+    except (OverflowError, ZeroDivisionError):
+        rates = None
+    if rates is None or not math.isfinite(rates.nu + rates.tau):
+        raise ValueError(
+            f"With mu={mu:.3g} against L={L:.3g}, N={N:.3g}, R={R:.3g} the constants of Lemma 4 "
+            "exceed 1e308: the bound says nothing. Take a smaller R or an l2 penalty."
+        )
+    return rates
+
+
+def _lemma4(
+    L: float,
+    mu: float,
+    N: float,
+    H: float,
+    R: float,
+    dim: int,
+    rho: float,
+    c1: float,
+    c2: float,
+    as_printed: bool,
+) -> LocalRates:
+    Ll = L * (math.log(dim) if as_printed else max(1.0, math.log(dim)))
+    delta = rho * min(1.0, mu / (2 * H)) if H > 0 else rho
+    decay = min(((1 - rho) * mu * delta / N) ** 2 / (8 * c1), (rho * mu / L) ** 2 / (8 * c2))
+    beta = (N / ((1 - rho) * mu)) ** 4 + dim * R**4 / (decay if as_printed else decay**2)
+    root = math.sqrt(beta)
+    return LocalRates(
+        N=N,
+        mu=mu,
+        R=R,
+        dim=dim,
+        decay=decay,
+        beta=beta,
+        lam=N**2 * (Ll**2 + root * H**2) / mu**4,
+        upsilon=(root * Ll**2 + H**2 * beta) / mu**2,
+        nu=root * (Ll**4 + beta * H**4) / (1 if as_printed else mu**4),
+        tau=(N / mu) ** 2
+        + N**2 * math.hypot(Ll**2, root * H**2) / mu**4
+        + root * math.hypot(Ll**4, beta * H**4) / mu**4,
+    )
+
+
+def averaging_terms(rates: LocalRates, *, n: int, size: int) -> MSETerms:
+    """Lemma 4: the mean of the exact local models of a true cluster of |C_k| = size users.
+
+    variance    N^2 / (n |C_k| mu^2)       what averaging divides by the users
+    bias        lambda / n^2               what it does not
+    curvature   upsilon / (n^2 |C_k|)
+    third       nu / n^3
+    rare        (d R^2 + tau / n) d exp(-decay n)
+    """
+    n = whole("n", n, "it counts the samples of a user")
+    size = whole("size", size, "it counts the users of the cluster")
+    return MSETerms("Lemma 4", _averaging(rates, n, size))
+
+
+def _averaging(rates: LocalRates, n: int, size: int) -> dict[str, float]:
+    d = rates.dim
+    return {
+        "variance": (rates.N / rates.mu) ** 2 / (n * size),
+        "bias": rates.lam / n**2,
+        "curvature": rates.upsilon / (n**2 * size),
+        "third": rates.nu / n**3,
+        "rare": (d * rates.R**2 + rates.tau / n) * d * math.exp(-rates.decay * n),
+    }
+
+
+def odcl_terms(
+    rates: Sequence[LocalRates], sizes: Sequence[int], k: int, *, n: int, D: float
+) -> MSETerms:
+    """Theorem 1 for cluster ``k``: Lemma 4's terms, and what a failed clustering may cost.
+
+        missed_variance   R^2 N^2 / (n |C_(K)| mu_F^2 D^2)
+        missed_bias       R^2 lambda / (D^2 n^2)
+        missed_curvature  R^2 upsilon / (n^2 |C_(K)| D^2)
+        missed_third      R^2 nu / (D^2 n^3)
+        missed_rare       (d K R^4 / D^2 + R^2 tau / (n D^2)) d exp(-decay n)
+        missed_users      R^2 m / n^3
+
+    N^2, lambda, upsilon, nu, tau are sums over clusters, mu_F and the decay minima. The theorem
+    holds where n meets its condition (:func:`~odcl.theory.conditions.sample_ratio`), which is not
+    checked here. ``missed_variance`` is of order 1 / (n |C_(K)|): the bound for a large cluster
+    is ruled by the smallest one.
+    """
+    n, sizes = samples(n), cluster_sizes(sizes)
+    distance(D)
+    seen = f"{len(rates)} rates for {len(sizes)} clusters"
+    inside(len(rates) == len(sizes), seen, "of one for each cluster", "they are paired")
+    inside(0 <= k < len(sizes), f"k={k!r}", f"0 <= k < K = {len(sizes)}", "it names a cluster")
+    R, d = rates[k].R, rates[k].dim
+    alike = all((other.R, other.dim) == (R, d) for other in rates)
+    inside(alike, "rates with several R or dim", "of one Theta", "all clusters share it")
+    ratio, smallest = (R / D) ** 2, min(sizes)
+    N2 = math.fsum(rate.N**2 for rate in rates)
+    mu, decay = min(rate.mu for rate in rates), min(rate.decay for rate in rates)
+    tau = math.fsum(rate.tau for rate in rates)
+    missed = {
+        "missed_variance": ratio * N2 / (n * smallest * mu**2),
+        "missed_bias": ratio * math.fsum(rate.lam for rate in rates) / n**2,
+        "missed_curvature": ratio * math.fsum(r.upsilon for r in rates) / (n**2 * smallest),
+        "missed_third": ratio * math.fsum(rate.nu for rate in rates) / n**3,
+        "missed_rare": ratio * (d * len(sizes) * R**2 + tau / n) * d * math.exp(-decay * n),
+        "missed_users": R**2 * sum(sizes) / n**3,
+    }
+    return MSETerms("Theorem 1", _averaging(rates[k], n, sizes[k]) | missed)
+
+
+def inexact_terms(
+    sizes: Sequence[int], *, n: int, D: float, R: float, dim: int, decay: float, epsilon: float
+) -> MSETerms:
+    """Theorem 2, where all constants of Lemma 4 but the decay are hidden as well.
+
+        variance   1 / (n |C_(K)|)          third   m / n^3
+        bias       1 / n^2                  rare    (d K + 1/n) d exp(-decay n)
+        curvature  1 / (n^2 |C_(K)|)        solver  (K R^2 / D^2 + 1) epsilon
+
+    ``epsilon`` is a squared distance here (Lemma 8). The remark after the theorem writes
+    R^2 K D^2 in the last term; the theorem's K R^2 / D^2 is what Chebyshev's inequality gives.
+    """
+    n, sizes, d = samples(n), cluster_sizes(sizes), whole("dim", dim, "it counts the parameters")
+    distance(D)
+    positive("R", R, "Theta lies in the ball ||theta|| <= R (Assumption 2)")
+    positive("decay", decay, "it is alpha_k of Lemma 4, see local_rates")
+    not_negative("epsilon", epsilon, "it bounds the squared error of a local solver")
+    smallest, n_clusters = min(sizes), len(sizes)
+    terms = {
+        "variance": 1 / (n * smallest),
+        "bias": 1 / n**2,
+        "curvature": 1 / (n**2 * smallest),
+        "third": sum(sizes) / n**3,
+        "rare": (d * n_clusters + 1 / n) * d * math.exp(-decay * n),
+        "solver": (n_clusters * (R / D) ** 2 + 1) * epsilon,
+    }
+    return MSETerms("Theorem 2", terms)
+
+
+def part_one_terms(
+    n_users: int,
+    smallest: int,
+    *,
+    n: int,
+    fractions: Sequence[float],
+    squared_distances: Sequence[float],
+) -> MSETerms:
+    """Theorem 3: variance 1 / (n |C'_(K)|), bias 1 / n^2, and a floor that n does not lower.
+
+    ``smallest`` counts the users of the smallest *recovered* cluster; ``fractions`` and
+    ``squared_distances`` as in :func:`~odcl.theory.conditions.error_floor`. Lemma 9 multiplies all
+    of it by K - 1, the theorem hides that.
+    """
+    n, (_, size) = samples(n), users(n_users, smallest)
+    floor = error_floor(fractions, squared_distances)
+    return MSETerms("Theorem 3", {"variance": 1 / (n * size), "bias": 1 / n**2, "floor": floor})
