@@ -52,7 +52,7 @@ def recovery_interval(X: Any, labels: Array) -> RecoveryInterval:
 
     ``X`` is (n_users, dim), ``labels`` (n_users,). The footnote of Lemma 1 states the left end
     with the largest distance from the mean; its proof needs twice that, and lambdas in between
-    can fail (-1, 1, 99, 101 at lam = .99 gives four clusters). This is the display, not the footnote.
+    can fail (-1, 1, 99, 101 at lam = .99 gives four clusters). Here is the display.
     """
     a, labels = _checked(X, labels)
     sizes = np.bincount(labels)

@@ -1,0 +1,32 @@
+"""Every method the paper compares with: same call and same result as :func:`odcl.odcl`.
+
+from odcl.baselines import run, METHODS
+run("ifca-r", federation, n_clusters=4, rounds=100).summary()
+"""
+
+from odcl.baselines.all_for_all import all_for_all
+from odcl.baselines.clustered import one_shot
+from odcl.baselines.fedavg import fedavg
+from odcl.baselines.ifca import ifca
+from odcl.baselines.oracles import cluster_oracle, oracle_averaging
+from odcl.baselines.plain import local, naive
+from odcl.baselines.registry import METHODS, Method, register, run
+from odcl.baselines.result import BaselineResult
+from odcl.baselines.rounds import History
+
+__all__ = [
+    "METHODS",
+    "BaselineResult",
+    "History",
+    "Method",
+    "all_for_all",
+    "cluster_oracle",
+    "fedavg",
+    "ifca",
+    "local",
+    "naive",
+    "one_shot",
+    "oracle_averaging",
+    "register",
+    "run",
+]

@@ -1,0 +1,176 @@
+"""The paper's own family and ours, under the names by which experiments call them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from odcl._typing import Floats, Ints
+from odcl.baselines.oracles import TOLD_GROUPS
+from odcl.baselines.plain import GivenGroups, with_history
+from odcl.baselines.problem import StepSize, check_groups, problem_of
+from odcl.baselines.refine import refine_centers
+from odcl.baselines.result import BaselineResult, from_odcl
+from odcl.baselines.rounds import History
+from odcl.data.federation import Federation
+from odcl.local.losses import Loss
+from odcl.local.refit import refit_users
+from odcl.method import odcl
+
+
+def one_shot(
+    federation: Federation,
+    *,
+    clusterer: Any,
+    method: str = "one-shot",
+    combine: str = "mean",
+    refit: str | float | None = None,
+    refine_rounds: int = 0,
+    step_size: StepSize = "auto",
+    centred: bool = False,
+    told: tuple[str, ...] = (),
+    loss: str | Loss = "squared",
+    l2: float = 0.0,
+    fit_intercept: bool = False,
+    seed: int = 0,
+    **call: Any,
+) -> BaselineResult:
+    """Algorithm 1 with a given clusterer, and what may come before and after it.
+
+    The defaults are the paper's: plain means, no refit. ``centred`` takes the federation's mean off
+    every feature first: users send the sums of their features and receive the mean, one round
+    more. ``refine_rounds`` rounds of descent inside the clusters follow the one round
+    (:func:`~odcl.baselines.refine.refine_centers`); a refit, if any, comes after them. ``call``:
+    solver, strict, curvature, n_jobs, as for :func:`odcl.odcl`.
+    """
+    shift = None
+    if centred:
+        shift = np.average(federation.X, axis=0, weights=federation.weight)
+        federation = federation.with_X(federation.X - shift)
+    result = odcl(
+        federation,
+        clusterer=clusterer,
+        combine=combine,
+        refit=refit,
+        loss=loss,
+        l2=l2,
+        fit_intercept=fit_intercept,
+        seed=seed,
+        **call,
+    )
+    found = with_history(from_odcl(result, method, told=told, shift=shift))
+    if refine_rounds:
+        found = refined(federation, found, refine_rounds, step_size, refit)
+    return found if shift is None else _after_centring(found, federation)
+
+
+def refined(
+    federation: Federation,
+    found: BaselineResult,
+    rounds: int,
+    step_size: StepSize = "auto",
+    refit: str | float | None = None,
+) -> BaselineResult:
+    """A one-shot result, carried on by some rounds inside its clusters."""
+    said = found.settings
+    problem = problem_of(
+        federation, found.loss, said["l2"], said["fit_intercept"], said["seed"], found.optima
+    )
+    done = refine_centers(problem, found.centers, found.labels, rounds=rounds, step_size=step_size)
+    step = replace(found.step, centers=done.centers, models=done.centers[found.labels])
+    final = refit_users(
+        federation,
+        found.loss,
+        found.local,
+        step,
+        refit,
+        fit_intercept=problem.fit_intercept,
+        seed=problem.seed,
+    )
+    settings = {**said, "refine_rounds": rounds, "step_size": step_size}
+    history = _joined(found.history, done.history)
+    return replace(found, step=step, refit=final, settings=settings, history=history)
+
+
+def _joined(first: History | None, after: History) -> History:
+    """The one round and those that followed; what the second part starts from is known twice."""
+    assert first is not None
+    error = None
+    if first.error is not None and after.error is not None:
+        error = np.concatenate([first.error[:-1], after.error])
+    return replace(
+        after,
+        risk=np.concatenate([first.risk[:-1], after.risk]),
+        error=error,
+        bytes_up=np.concatenate([first.bytes_up, after.bytes_up]),
+        bytes_down=np.concatenate([first.bytes_down, after.bytes_down]),
+    )
+
+
+def _after_centring(found: BaselineResult, federation: Federation) -> BaselineResult:
+    """One round before: the sums of the features and their number up, the mean down."""
+    assert found.history is not None
+    m, p = federation.n_users, federation.n_features
+    history = replace(
+        found.history,
+        risk=np.insert(found.history.risk, 0, np.nan),
+        error=None if found.history.error is None else np.insert(found.history.error, 0, np.nan),
+        bytes_up=np.insert(found.history.bytes_up, 0, 8 * m * (p + 1)),
+        bytes_down=np.insert(found.history.bytes_down, 0, 8 * m * p),
+    )
+    return replace(found, history=history, settings={**found.settings, "centred": True})
+
+
+def with_k(make: Callable[..., Any]) -> Callable[..., BaselineResult]:
+    """A method from a clusterer that is told the number of clusters."""
+
+    def method(federation: Federation, *, n_clusters: int, **call: Any) -> BaselineResult:
+        return one_shot(federation, clusterer=make(n_clusters), **call)
+
+    return method
+
+
+def with_noise_mixture(federation: Federation, **call: Any) -> BaselineResult:
+    """ODCL with the groups of the noise mixture; averaged as in the paper unless told otherwise."""
+    return one_shot(federation, clusterer="auto", **call)
+
+
+def with_clusterpath(
+    federation: Federation, *, select: str = "grid", **call: Any
+) -> BaselineResult:
+    """ODCL-CC, lambda chosen along the path (Appendix C); "grid" is the procedure of D.2."""
+    from odcl import ConvexClustering  # type: ignore[attr-defined,unused-ignore]
+
+    return one_shot(federation, clusterer=ConvexClustering(lam="auto", select=select), **call)
+
+
+def with_oracle_lambda(
+    federation: Federation, *, groups: Any, seed: int = 0, **call: Any
+) -> BaselineResult:
+    """ODCL-CC as in Section 5: lambda from the true clusters, by Eq. (13)."""
+    told = GivenGroups(federation, check_groups(groups, federation.n_users))
+    clusterer = _OracleLambda(told.labels, seed)
+    return one_shot(federation, clusterer=clusterer, told=TOLD_GROUPS, seed=seed, **call)
+
+
+class _OracleLambda:
+    """Convex clustering with the lambda that the true clusters ask for."""
+
+    def __init__(self, labels: Ints, seed: int) -> None:
+        self.labels, self.seed = labels, seed
+
+    def fit(self, X: Floats) -> _OracleLambda:
+        from odcl import ConvexClustering  # type: ignore[attr-defined,unused-ignore]
+        from odcl.clustering.separation import (  # type: ignore[import-not-found,unused-ignore]
+            oracle_lambda,
+        )
+
+        lam = oracle_lambda(X, self.labels, seed=self.seed)
+        self.labels_ = ConvexClustering(lam=lam).fit(X).labels_
+        return self
+
+    def __repr__(self) -> str:
+        return "ConvexClustering(lam from the true groups)"

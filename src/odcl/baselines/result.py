@@ -1,0 +1,156 @@
+"""What a baseline gives back: :class:`~odcl.ODCLResult`, with its rounds and what it was told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from odcl import __version__
+from odcl._typing import Floats, Ints
+from odcl.baselines.problem import Problem, whole_optima
+from odcl.baselines.rounds import History
+from odcl.clustering.labels import number_by_first_user
+from odcl.local.fit import fit_users
+from odcl.local.refit import Refit
+from odcl.method import ODCLResult, nmse
+from odcl.server import ServerStep
+
+
+@dataclass(frozen=True, eq=False)
+class BaselineResult(ODCLResult):
+    """Groups, one model a group, one model a user; rounds and bytes as the method really sent.
+
+    ``local`` holds the users' own models in every result, for comparison; methods that do not
+    build on them send nothing of them.
+    """
+
+    method: str = ""
+    told: tuple[str, ...] = ()  # what an oracle was told of the truth
+    history: History | None = None
+    shift: Floats | None = None  # (n_features,), taken off the features before anything else
+
+    @property
+    def n_rounds(self) -> int:
+        return super().n_rounds if self.history is None else self.history.n_rounds
+
+    @property
+    def bytes_up(self) -> int:
+        return super().bytes_up if self.history is None else self.history.total_up
+
+    @property
+    def bytes_down(self) -> int:
+        return super().bytes_down if self.history is None else self.history.total_down
+
+    @property
+    def converged(self) -> bool:
+        """False where the models of an iterative method ran away."""
+        return self.history is None or self.history.converged
+
+    def nmse(self, optima: Any = None) -> float:
+        """NMSE of the users' models (Section 5), against the truth known or given."""
+        dim = self.models.shape[1]
+        known = self.optima if optima is None else whole_optima(optima, self.loss, dim)
+        if known is None:
+            raise ValueError(
+                "The users' optima are not known, and the NMSE measures the distance to them. "
+                "Give optima=, (n_users, dim)."
+            )
+        return nmse(self.models, known)
+
+    def scores(self, X: Any) -> Floats:
+        """Linear predictor of rows under every user's model, (n_users, n_rows, n_outputs)."""
+        rows = np.asarray(X, dtype=np.float64)
+        rows = rows if self.shift is None else rows - self.shift
+        if self.settings.get("fit_intercept"):
+            rows = np.column_stack([rows, np.ones(len(rows))])
+        models = self.models.reshape(len(self.models), rows.shape[1], self.loss.n_outputs)
+        return np.matmul(rows, models)
+
+    def summary(self) -> str:
+        text = super().summary().replace("1 round", _rounds(self.n_rounds), 1)
+        text = f"{self.method}: {text}" if self.method else text
+        if self.told:
+            text += f", told {' and '.join(self.told)}"
+        return text if self.converged else text + ", did not converge"
+
+
+def _rounds(n: int) -> str:
+    return f"{n} round{'s' * (n != 1)}"
+
+
+def settings_of(problem: Problem, **more: Any) -> dict[str, Any]:
+    """The call as it can be read back, in the words of :func:`odcl.odcl`."""
+    return {
+        "version": __version__,
+        "loss": repr(problem.loss),
+        "l2": problem.l2,
+        "fit_intercept": problem.fit_intercept,
+        "seed": problem.seed,
+        **more,
+    }
+
+
+def from_odcl(
+    result: ODCLResult, method: str, *, told: tuple[str, ...] = (), **changes: Any
+) -> BaselineResult:
+    """An ODCLResult as a baseline's, with some fields changed."""
+    own = {f.name: getattr(result, f.name) for f in fields(result)}
+    dim = result.models.shape[1]
+    own["optima"] = whole_optima(own["optima"], result.loss, dim)
+    return BaselineResult(**{**own, "method": method, "told": told, **changes})
+
+
+def from_models(
+    problem: Problem,
+    method: str,
+    labels: Ints,
+    models: Floats,
+    history: History,
+    *,
+    combined: str,
+    told: tuple[str, ...] = (),
+    settings: Mapping[str, Any],
+    n_jobs: int | None = None,
+) -> BaselineResult:
+    """The result of a method that ends with one model a user.
+
+    A cluster's model is that of its first user. Clusters that nobody is in are not reported; the
+    others are numbered by their first user.
+    """
+    labels = number_by_first_user(labels)
+    centers = models[np.unique(labels, return_index=True)[1]]
+    local = fit_users(
+        problem.federation,
+        problem.loss,
+        l2=problem.l2,
+        fit_intercept=problem.fit_intercept,
+        curvature="none",
+        n_jobs=n_jobs,
+    )
+    used = len(centers)
+    reason = f"{used} cluster{'s' * (used > 1)} in use after {_rounds(history.n_rounds)}."
+    step = ServerStep(local.users, labels, centers, models, method, reason, combined)
+    refit = Refit(models, np.full(len(models), np.inf), "none")
+    return BaselineResult(
+        local,
+        step,
+        refit,
+        problem.loss,
+        settings_of(problem, **settings),
+        problem.optima,
+        method,
+        told,
+        history,
+    )
+
+
+def one_shot_history(up: int, down: int, error: float | None, *, n_rounds: int = 1) -> History:
+    """History of a method without iterations: users have models after its last round only."""
+    unknown = np.full(n_rounds + 1, np.nan)
+    errors = None if error is None else np.append(unknown[1:], error)
+    sent = np.zeros((2, n_rounds), dtype=np.intp)
+    sent[:, -1:] = [[up], [down]]
+    return History(unknown, errors, sent[0], sent[1])
