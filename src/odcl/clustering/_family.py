@@ -64,14 +64,19 @@ class KMeansFamily(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         a: Floats = validate_data(
             self, X, dtype=np.float64, order="C", ensure_all_finite=False, reset=reset
         )
-        bad = np.flatnonzero(~np.isfinite(a).all(axis=1))
-        if len(bad):
-            raise ValueError(
-                f"{len(bad)} of {len(a)} rows hold NaN or inf (the first is row {bad[0]}), and no "
-                "distance to them is defined. Leave these users out, or fit them again: a local "
-                "solver that diverged is the usual cause."
-            )
-        return a
+        return finite_rows(a)
+
+
+def finite_rows(a: Floats) -> Floats:
+    """The rows, or an error that names the first one without a distance to the others."""
+    bad = np.flatnonzero(~np.isfinite(a).all(axis=1))
+    if len(bad):
+        raise ValueError(
+            f"{len(bad)} of {len(a)} rows hold NaN or inf (the first is row {bad[0]}), and no "
+            "distance to them is defined. Leave these users out, or fit them again: a local "
+            "solver that diverged is the usual cause."
+        )
+    return a
 
 
 def as_seed(random_state: Any) -> int:

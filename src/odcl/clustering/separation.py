@@ -9,6 +9,7 @@ import numpy as np
 from scipy.spatial.distance import cdist, pdist
 
 from odcl._typing import Array, Floats, Ints
+from odcl.clustering._family import finite_rows
 from odcl.clustering.labels import number_by_first_user, sum_by_cluster
 
 ROWS = 2048  # rows of a block of distances
@@ -88,13 +89,7 @@ def _checked(X: Any, labels: Array) -> tuple[Floats, Ints]:
             f"X has shape {a.shape} and labels {labels.shape}: give one row and one label a user, "
             "(n_users, dim) and (n_users,)."
         )
-    bad = np.flatnonzero(~np.isfinite(a).all(axis=1))
-    if len(bad):
-        raise ValueError(
-            f"{len(bad)} of {len(a)} rows hold NaN or inf (the first is row {bad[0]}), and no "
-            "distance to them is defined. Leave these users out."
-        )
-    return a, number_by_first_user(labels)
+    return finite_rows(a), number_by_first_user(labels)
 
 
 def _diameter(a: Floats) -> float:
