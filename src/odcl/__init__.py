@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from odcl.clustering.clusterpath import ClusterPath, clusterpath
+    from odcl.clustering.convex import ConvexClustering
     from odcl.clustering.gradient import GradientClustering
     from odcl.clustering.kmeans import KMeansPP
     from odcl.clustering.noise_mixture import NoiseMixture
+    from odcl.clustering.separation import oracle_lambda, recovery_interval
     from odcl.clustering.spectral_kmeans import SpectralKMeans
     from odcl.data.federation import Federation
     from odcl.data.synthetic import linear_federation, logistic_federation
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
     from odcl.server import ServerStep, server_step
 
 _HOME = {
+    "ClusterPath": "odcl.clustering.clusterpath",
+    "ConvexClustering": "odcl.clustering.convex",
     "Federation": "odcl.data.federation",
     "GradientClustering": "odcl.clustering.gradient",
     "Huber": "odcl.local.losses",
@@ -42,15 +47,20 @@ _HOME = {
     "SpectralKMeans": "odcl.clustering.spectral_kmeans",
     "Squared": "odcl.local.losses",
     "Uploads": "odcl.exchange.upload",
+    "clusterpath": "odcl.clustering.clusterpath",
     "federation_from_table": "odcl.data.tables",
     "linear_federation": "odcl.data.synthetic",
     "logistic_federation": "odcl.data.synthetic",
     "odcl": "odcl.method",
+    "oracle_lambda": "odcl.clustering.separation",
     "read_table": "odcl.data.tables",
+    "recovery_interval": "odcl.clustering.separation",
     "server_step": "odcl.server",
 }
 
 __all__ = [
+    "ClusterPath",
+    "ConvexClustering",
     "Federation",
     "GradientClustering",
     "Huber",
@@ -67,11 +77,14 @@ __all__ = [
     "SpectralKMeans",
     "Squared",
     "Uploads",
+    "clusterpath",
     "federation_from_table",
     "linear_federation",
     "logistic_federation",
     "odcl",
+    "oracle_lambda",
     "read_table",
+    "recovery_interval",
     "server_step",
 ]
 

@@ -70,7 +70,8 @@ def server_step(
 
     A pure function of the uploads and the seed: shuffling the users changes nothing. ``clusterer``
     is ``"auto"`` (:class:`~odcl.NoiseMixture`), a number of clusters or ``"elbow"`` /
-    ``"silhouette"`` (:class:`~odcl.KMeansPP`), or any scikit-learn clusterer. ``combine`` is one of
+    ``"silhouette"`` (:class:`~odcl.KMeansPP`), ``"convex"`` (:class:`~odcl.ConvexClustering`), or
+    any scikit-learn clusterer. ``combine`` is one of
     mean, samples, precision, shrink. ``others`` says when each user's cluster is also combined
     without that user. ``uploads`` may be a plain matrix of models.
     """
@@ -137,6 +138,7 @@ def _step(uploads: Uploads, clusterer: Any, combine: str, seed: int, others: Oth
 
 
 def _cluster(uploads: Uploads, phi: Floats | None, clusterer: Any, seed: int) -> _Groups:
+    from odcl.clustering.convex import ConvexClustering
     from odcl.clustering.noise_mixture import NoiseMixture
 
     method = as_clusterer(clusterer)
@@ -146,13 +148,28 @@ def _cluster(uploads: Uploads, phi: Floats | None, clusterer: Any, seed: int) ->
         method = clone(method).set_params(random_state=seed)
     if isinstance(method, NoiseMixture):
         return _mixture(uploads, phi, method)
-    labels = np.asarray(method.fit(uploads.theta).labels_)
+    if isinstance(method, ConvexClustering):
+        method.fit(uploads.theta, noise=_noise_traces(uploads, phi))
+    else:
+        method.fit(uploads.theta)
+    labels = np.asarray(method.labels_)
     name = type(method).__name__
     _check_labels(labels, uploads.n_users, name)
     labels = number_by_first_user(labels)
     k = int(labels.max()) + 1
     reason = getattr(getattr(method, "choice_", None), "reason", None)
     return _Groups(labels, name, reason or f"{k} cluster{'s' * (k > 1)} by {name}.")
+
+
+def _noise_traces(uploads: Uploads, phi: Floats | None) -> Floats | None:
+    """Trace of each user's covariance, infinite where it is not known; None if for everybody."""
+    cov = covariances(uploads, phi)
+    if cov is not None:
+        known = uploads.founders & uploads.sent
+        return np.where(known, np.trace(cov, axis1=1, axis2=2), np.inf)
+    if phi is not None and uploads.noise is not None:
+        return np.where(uploads.founders, phi * uploads.noise, np.inf)
+    return None
 
 
 def _mixture(uploads: Uploads, phi: Floats | None, method: Any) -> _Groups:
@@ -222,17 +239,20 @@ def _misfit(
 
 def as_clusterer(clusterer: Any) -> Any:
     """A clusterer by name or number, or itself."""
+    from odcl.clustering.convex import ConvexClustering
     from odcl.clustering.kmeans import KMeansPP
     from odcl.clustering.noise_mixture import NoiseMixture
 
     if isinstance(clusterer, str):
         if clusterer == "auto":
             return NoiseMixture()
+        if clusterer == "convex":
+            return ConvexClustering()
         if clusterer in ("elbow", "silhouette"):
             return KMeansPP(clusterer)
         raise ValueError(
-            f"clusterer={clusterer!r} is not one of 'auto', 'elbow', 'silhouette', a number of "
-            "clusters, or an object with fit() and labels_."
+            f"clusterer={clusterer!r} is not one of 'auto', 'convex', 'elbow', 'silhouette', a "
+            "number of clusters, or an object with fit() and labels_."
         )
     if isinstance(clusterer, int | np.integer) and not isinstance(clusterer, bool):
         return KMeansPP(int(clusterer))

@@ -21,7 +21,7 @@ from scipy.spatial.distance import pdist, squareform
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import silhouette_score
 
-from odcl._typing import Array, Floats
+from odcl._typing import Array, Floats, Ints
 
 if TYPE_CHECKING:
     from odcl.clustering.kmeans import KMeansResult
@@ -114,15 +114,12 @@ def silhouette(
     """
     if (a == a[0]).all():
         return _choice("silhouette", {1: cluster(1)}, 1, "all points are equal", scores={1: 0.0})
-    rows = np.arange(len(a))
-    if len(a) > SILHOUETTE_POINTS:
-        rows = np.random.default_rng(seed).choice(len(a), SILHOUETTE_POINTS, replace=False)
-    distances = squareform(pdist(a[rows]))
+    rows, distances = sampled_distances(a, seed)
     results: dict[int, KMeansResult] = {}
     scores: dict[int, float] = {}
     for k in range(2, max_clusters + 1):
         results[k] = cluster(k)
-        scores[k] = _mean_silhouette(distances, results[k].labels[rows])
+        scores[k] = mean_silhouette(distances, results[k].labels[rows])
         if results[k].cost == 0:  # each different point is a cluster: larger K change nothing
             break
     best = max(scores, key=lambda k: scores[k])
@@ -130,7 +127,15 @@ def silhouette(
     return _choice("silhouette", results, best, f"{why} (K = 1 has none)", scores=scores)
 
 
-def _mean_silhouette(distances: Floats, labels: Array) -> float:
+def sampled_distances(a: Floats, seed: int) -> tuple[Ints, Floats]:
+    """All rows, or 2,000 of them, and their distances to each other."""
+    rows = np.arange(len(a))
+    if len(a) > SILHOUETTE_POINTS:
+        rows = np.random.default_rng(seed).choice(len(a), SILHOUETTE_POINTS, replace=False)
+    return rows, squareform(pdist(a[rows]))
+
+
+def mean_silhouette(distances: Floats, labels: Array) -> float:
     """Mean over points; 0 where it has no meaning (one cluster, or every point alone)."""
     if not 1 < len(np.unique(labels)) < len(labels):
         return 0.0

@@ -183,7 +183,7 @@ def clusterpath(
     check_count("max_clusters", max_clusters, "the top of the tree holds about that many")
     if not 0 < tol < 1:
         raise ValueError(f"tol={tol!r} must lie between 0 and 1: it is relative to lambda.")
-    _, groups, owner, _ = prepare(a)
+    groups, owner, _ = prepare(a)
     count = itertools.count(len(groups.a))
     ids = np.arange(len(groups.a))
     start = 0.0

@@ -11,20 +11,19 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Self
 
 import numpy as np
-from scipy import sparse
 from sklearn.base import BaseEstimator, ClusterMixin
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import validate_data
 
-from odcl._typing import Array, Floats, Ints
+from odcl._typing import Floats, Ints
 from odcl.clustering._family import finite_rows
 from odcl.clustering.choose_k import check_count
 from odcl.clustering.convex_newton import Groups, Pairs
 from odcl.clustering.convex_solve import solve
-from odcl.clustering.labels import nearest, number_by_first_user
 
 # A direction holds all points of a line if they are this close to it, relative to their spread:
 # some hundreds of roundings.
@@ -63,7 +62,7 @@ def convex_cluster(a: Floats, lam: float, *, max_iter: int = 1000) -> ConvexResu
     """
     lam = check_lam(lam)
     check_count("max_iter", max_iter, "Newton steps after which the search ends uncertified")
-    points, groups, owner, basis = prepare(a)
+    groups, owner, basis = prepare(a)
     done = solve(groups, lam, None, max_iter)
     labels = done.labels[owner]
     first = np.unique(labels, return_index=True)[1]
@@ -74,6 +73,8 @@ def convex_cluster(a: Floats, lam: float, *, max_iter: int = 1000) -> ConvexResu
     off = a - centers[labels]
     penalty = Pairs(done.groups.n, done.u, 0.0).value if done.n_clusters > 1 else 0.0
     objective = 0.5 * float(np.einsum("ij,ij->", off, off)) + lam * penalty
+    # No objective is known better than it can be summed.
+    gap = max(done.gap, float(np.finfo(np.float64).eps) * objective)
     if not done.certified:
         warnings.warn(
             f"Convex clustering at lam={lam:.6g} stopped after {done.n_iter} Newton steps with an "
@@ -83,12 +84,10 @@ def convex_cluster(a: Floats, lam: float, *, max_iter: int = 1000) -> ConvexResu
             ConvergenceWarning,
             stacklevel=2,
         )
-    return ConvexResult(
-        labels, centers, lam, objective, done.gap, done.certified, done.n_iter
-    )  # fmt: skip
+    return ConvexResult(labels, centers, lam, objective, gap, done.certified, done.n_iter)
 
 
-def prepare(a: Floats) -> tuple[Floats, Groups, Ints, Floats | None]:
+def prepare(a: Floats) -> tuple[Groups, Ints, Floats | None]:
     """Different points, as groups around the mean; the group of each row; a basis if on a line.
 
     Equal rows are fused at every lambda: they become one group, with their number as its mass.
@@ -97,7 +96,7 @@ def prepare(a: Floats) -> tuple[Floats, Groups, Ints, Floats | None]:
     mass = np.bincount(owner).astype(np.float64)
     off = points - a.mean(axis=0)
     basis = _line(off)
-    return points, Groups(off if basis is None else off @ basis.T, mass), owner, basis
+    return Groups(off if basis is None else off @ basis.T, mass), owner, basis
 
 
 def _different(a: Floats) -> tuple[Floats, Ints]:
@@ -124,10 +123,122 @@ def _line(off: Floats) -> Floats | None:
 
 
 def check_lam(lam: Any) -> float:
-    if isinstance(lam, bool | str) or not np.isscalar(lam) or not np.isfinite(lam) or lam < 0:
+    if not isinstance(lam, Real) or isinstance(lam, bool) or not 0 <= float(lam) < np.inf:
         raise ValueError(
             f"lam={lam!r} must be a finite number of at least 0 (or 'auto'): it weighs the pull "
             "between points, 0 leaves every point alone, and large values give one cluster. "
             "odcl.clusterpath(X) shows which values matter."
         )
     return float(lam)
+
+
+class ConvexClustering(ClusterMixin, BaseEstimator):  # type: ignore[misc]
+    """Convex clustering (Eq. 12): the clustering of ODCL-CC. Needs no number of clusters.
+
+    Parameters
+    ----------
+    lam : float or "auto"
+        The penalty of Eq. (12). "auto" chooses a level of the clusterpath by ``select``.
+    select : "auto", "plateau", "silhouette" or "grid"
+        Rule for ``lam="auto"``, see :func:`~odcl.clustering.choose_lam.choose_lam`. "grid" is the
+        paper's procedure. "auto" uses the points' noise where it is given and warns where the
+        other rules disagree.
+    weights : None, "knn" or a symmetric matrix
+        None: uniform weights, the paper's; exact, proven, with a path. "knn": Gaussian weights on
+        the graph of ``n_neighbors`` nearest neighbours; or any non-negative symmetric matrix,
+        sparse or dense, (n_users, n_users). Both need a number for ``lam``.
+    n_neighbors : int
+        Neighbours of ``weights="knn"``.
+    max_iter : int
+        Newton steps after which the search ends with a warning and ``certified_ = False``.
+
+    Attributes
+    ----------
+    labels_ : (n_users,), clusters numbered by their first user
+    cluster_centers_ : (n_clusters_, dim), the distinct rows of u in Eq. (12). They are drawn
+        towards each other; the means of the clusters are what ODCL averages.
+    n_clusters_ : int
+    lam_ : float, the lambda used
+    certified_ : bool, the clusters are proven to be those of the exact minimiser
+    gap_ : float, bound on the error of the objective
+    objective_ : float
+    n_iter_ : int, Newton steps
+    choice_ : ChoiceOfLam, how lambda was chosen, with the path; None if ``lam`` was a number
+    """
+
+    def __init__(
+        self,
+        lam: float | str = "auto",
+        *,
+        select: str = "auto",
+        weights: Any = None,
+        n_neighbors: int = 10,
+        max_iter: int = 1000,
+    ) -> None:
+        self.lam = lam
+        self.select = select
+        self.weights = weights
+        self.n_neighbors = n_neighbors
+        self.max_iter = max_iter
+
+    def fit(self, X: Any, y: Any = None, *, noise: Any = None) -> Self:
+        """Cluster the rows of ``X``, (n_users, dim).
+
+        ``noise``, (n_users,), is the trace of the covariance of each row, infinite where unknown;
+        ``select="auto"`` makes use of it.
+        """
+        a = finite_rows(
+            validate_data(self, X, dtype=np.float64, order="C", ensure_all_finite=False)
+        )
+        self.choice_: Any = None
+        if self.weights is not None:
+            self._keep(self._weighted(a), check_lam(self.lam))
+            return self
+        lam = self.lam
+        if isinstance(lam, str) and lam == "auto":
+            from odcl.clustering.choose_lam import choose_lam
+            from odcl.clustering.clusterpath import clusterpath
+
+            self.choice_ = choose_lam(clusterpath(a), self.select, noise=_check_noise(noise, a))
+            lam = self.choice_.lam
+        result = convex_cluster(a, check_lam(lam), max_iter=self.max_iter)
+        self._keep(result, result.lam)
+        return self
+
+    def _weighted(self, a: Floats) -> Any:
+        from odcl.clustering.weighted_convex import gaussian_knn_weights, weighted_convex
+
+        if isinstance(self.lam, str):
+            raise ValueError(
+                f"lam={self.lam!r} needs uniform weights: with weights clusters may split again as "
+                "lambda grows, and there is no path to choose from. Give lam as a number, or "
+                "weights=None."
+            )
+        weights = self.weights
+        if isinstance(weights, str):
+            if weights != "knn":
+                raise ValueError(f"weights={weights!r} must be None, 'knn' or a symmetric matrix.")
+            weights = gaussian_knn_weights(a, self.n_neighbors)
+        return weighted_convex(a, check_lam(self.lam), weights, max_iter=self.max_iter)
+
+    def _keep(self, result: Any, lam: float) -> None:
+        self.labels_: Ints = result.labels
+        self.cluster_centers_: Floats = result.centers
+        self.n_clusters_ = len(result.centers)
+        self.lam_ = lam
+        self.certified_: bool = result.certified
+        self.gap_: float = result.gap
+        self.objective_: float = result.objective
+        self.n_iter_ = max(1, result.n_iter)
+
+
+def _check_noise(noise: Any, a: Floats) -> Floats | None:
+    if noise is None:
+        return None
+    given = np.asarray(noise, dtype=np.float64)
+    if given.shape != (len(a),) or np.isnan(given).any() or (given < 0).any():
+        raise ValueError(
+            f"noise has shape {given.shape} for {len(a)} rows, or holds NaN or negative numbers: "
+            "give the trace of each row's covariance, (n_users,), infinite where it is not known."
+        )
+    return given if np.isfinite(given).any() else None

@@ -17,8 +17,9 @@ far above their rounding and far below any tolerance in use.
 from __future__ import annotations
 
 import numpy as np
-from scipy.spatial.distance import cdist, pdist
+from scipy.spatial.distance import cdist
 
+from odcl._typing import Floats
 from odcl.clustering.convex_newton import Groups, Pairs
 
 # Rounding of a distance of two rows, relative to the rows.
@@ -52,8 +53,14 @@ def fused_at(groups: Groups, lam: float) -> bool:
 
 
 def fused_from_diameter(groups: Groups) -> float:
-    """diam / N, by the flow q_kl = (a_k - a_l) / N: the left end of Eq. (13) for one cluster."""
-    return float(pdist(groups.a).max()) / groups.mass
+    """diam / N: from here on :func:`fused_at` holds (the left end of Eq. (13) for one cluster)."""
+    return diameter(groups.a) / groups.mass
+
+
+def diameter(a: Floats) -> float:
+    """The largest distance of two rows, in blocks of rows."""
+    starts = range(0, len(a), ROWS)
+    return float(max(cdist(a[start : start + ROWS], a[start:]).max() for start in starts))
 
 
 def fused_from_flow(groups: Groups, pairs: Pairs) -> float:

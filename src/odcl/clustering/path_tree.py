@@ -13,15 +13,17 @@ of which the left side errs by the square of the error of u's shape. Two groups 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from odcl._typing import Floats, Ints
+from odcl._typing import Ints
 from odcl.clustering.convex_newton import Groups, Pairs
-from odcl.clustering.convex_solve import candidates, lower_bound, solve
+from odcl.clustering.convex_solve import lower_bound, solve, traversal
 from odcl.clustering.fusion import (
+    fused_at,
     fused_from_diameter,
     fused_from_flow,
     not_fused_below,
@@ -31,6 +33,11 @@ from odcl.clustering.fusion import (
 # Share of the way to the lower bound of the event that the next solve goes: far at first and
 # after groups have met, all but one hundredth once nothing more meets on the way.
 FAR, NEAR = 0.9, 0.99
+# Candidate groups of the lazy path: a wrong guess only costs, so a small jump will do.
+LAZY_JUMP = 1.25
+# Parts should be fused well before they meet; the sooner, the more of the path is opened.
+SHARES = (0.5, 0.75, 0.95)
+TRIES = 4  # cuts of a traversal
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,53 +145,86 @@ def grow_top(
 ) -> tuple[list[Event], float]:
     """The top of the tree, without opening groups that are certainly fused; and from which lambda.
 
-    Points are put into at most ``most`` candidate groups, each proven to be fused from its own
-    ``high`` on by a certificate that needs no solve. From the largest of these on, the path is that
-    of the groups as single points with masses.
+    From the lambda on at which all of these groups are proven to be fused, the path is that of
+    the groups as single points with masses.
     """
-    labels = _parts(groups.a, most)
-    closed = [np.flatnonzero(labels == k) for k in range(labels.max() + 1)]
-    bounds = [_closed_bounds(Groups(groups.a[part], groups.n[part])) for part in closed]
-    start = max(high for _, high in bounds)
-    n = np.array([groups.n[part].sum() for part in closed])
-    a = np.array([groups.n[part] @ groups.a[part] for part in closed]) / n[:, None]
-    top = solve(Groups(a, n), start)
+    closed = _closed_groups(groups, most)
+    start = max(part.high for part in closed)
+    n = np.array([groups.n[part.members].sum() for part in closed])
+    a = np.array([groups.n[part.members] @ groups.a[part.members] for part in closed])
+    top = solve(Groups(a / n[:, None], n), start)
     events: list[Event] = []
     nodes = []
     for cluster in range(top.n_clusters):
-        own = np.flatnonzero(top.labels == cluster)
-        members = np.concatenate([closed[k] for k in own])
+        own = [closed[k] for k in np.flatnonzero(top.labels == cluster)]
+        members = np.concatenate([part.members for part in own])
         if len(members) == 1:
             nodes.append(int(members[0]))
             continue
-        low, high = bounds[own[0]] if len(own) == 1 else (max(bounds[k][0] for k in own), start)
+        low = max(part.low for part in own)
+        high = own[0].high if len(own) == 1 else start
         nodes.append(new_id())
         events.append(Event(nodes[-1], tuple(members.tolist()), low, high, opened=False))
     above = grow(top.groups, np.array(nodes), tol=tol, new_id=new_id)
     return events + above, start
 
 
-def _parts(a: Floats, most: int) -> Ints:
-    """Candidate groups, split again while they show a clear jump and there are at most ``most``."""
-    labels = np.zeros(len(a), dtype=np.intp)
-    to_split = [0]
-    count = 1
-    while to_split:
-        members = np.flatnonzero(labels == to_split.pop())
-        if len(members) < 3:
-            continue
-        inside = candidates(a[members], most)
-        extra = int(inside.max())
-        if extra == 0 or count + extra > most:
-            continue
-        labels[members[inside > 0]] = count + inside[inside > 0] - 1
-        to_split += [int(labels[members[0]]), *range(count, count + extra)]
-        count += extra
-    return np.unique(labels, return_inverse=True)[1]
+@dataclass(frozen=True, eq=False)
+class _Closed:
+    """Points that are fused from ``high`` on; below ``low`` they are not."""
+
+    members: Ints
+    low: float
+    high: float
 
 
-def _closed_bounds(groups: Groups) -> tuple[float, float]:
-    """Bounds of the lambda at which a group becomes one cluster, without a solve."""
-    if len(groups.a) == 1:
-        return 0.0, 0.0
-    return not_fused_below(groups), fused_from_diameter(groups)
+def _closed_groups(groups: Groups, most: int) -> list[_Closed]:
+    """At most ``most`` groups whose insides need not be looked at.
+
+    A group is split (see :func:`~.convex_solve.traversal`) if the parts are proven to be fused
+    before any of them can meet; then the parts are tried in turn.
+    """
+    everything = np.arange(len(groups.a))
+    waiting = [_closed(groups, everything, np.inf)]
+    found: list[_Closed] = []
+    while waiting:
+        whole = waiting.pop()
+        parts = _split(groups, whole.members, most - len(found) - len(waiting))
+        if parts:
+            waiting += parts
+        else:
+            found.append(whole)
+    return found
+
+
+def _split(groups: Groups, members: Ints, room: int) -> list[_Closed]:
+    """The first cut of the traversal whose parts are fused before any of them can meet."""
+    if len(members) < 3:
+        return []
+    for labels in traversal(groups.a[members], max(2, room), LAZY_JUMP)[:TRIES]:
+        if labels.max() >= room:
+            continue
+        parts = [members[labels == k] for k in range(labels.max() + 1)]
+        n = np.array([groups.n[part].sum() for part in parts])
+        a = np.array([groups.n[part] @ groups.a[part] for part in parts]) / n[:, None]
+        ids = itertools.count(len(n))
+        meetings = grow(Groups(a, n), np.arange(len(n)), tol=0.01, new_id=lambda: next(ids))  # noqa: B023
+        meet = min(event.low for event in meetings)  # whatever is in the parts
+        for share in SHARES:
+            if all(_fused_before(groups, part, share * meet) for part in parts):
+                return [_closed(groups, part, share * meet) for part in parts]
+    return []
+
+
+def _fused_before(groups: Groups, members: Ints, lam: float) -> bool:
+    part = Groups(groups.a[members], groups.n[members])
+    if len(members) == 1 or fused_at(part, lam):
+        return True
+    return not_fused_below(part) <= lam and solve(part, lam).n_clusters == 1
+
+
+def _closed(groups: Groups, members: Ints, high: float) -> _Closed:
+    if len(members) == 1:
+        return _Closed(members, 0.0, 0.0)
+    part = Groups(groups.a[members], groups.n[members])
+    return _Closed(members, not_fused_below(part), min(high, fused_from_diameter(part)))

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.spatial.distance import cdist, pdist
+from scipy.spatial.distance import pdist
 
 from odcl._typing import Array, Floats, Ints
 from odcl.clustering._family import finite_rows
+from odcl.clustering.fusion import diameter
 from odcl.clustering.labels import number_by_first_user, sum_by_cluster
-
-ROWS = 2048  # rows of a block of distances
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ def recovery_interval(X: Any, labels: Array) -> RecoveryInterval:
     a, labels = _checked(X, labels)
     sizes = np.bincount(labels)
     m, n_clusters = len(a), len(sizes)
-    low = max(_diameter(a[labels == k]) / sizes[k] for k in range(n_clusters))
+    low = max(diameter(a[labels == k]) / sizes[k] for k in range(n_clusters))
     high = np.inf
     if n_clusters > 1:
         means = sum_by_cluster(a, labels) / sizes[:, None]
@@ -90,8 +89,3 @@ def _checked(X: Any, labels: Array) -> tuple[Floats, Ints]:
             "(n_users, dim) and (n_users,)."
         )
     return finite_rows(a), number_by_first_user(labels)
-
-
-def _diameter(a: Floats) -> float:
-    blocks = range(0, len(a), ROWS)
-    return float(max(cdist(a[start : start + ROWS], a[start:]).max() for start in blocks))

@@ -13,7 +13,7 @@ CURVATURE = ("auto", "full", "diagonal", "none")
 MISSING = ("error", "drop", "mean")
 UNKNOWN = ("error", "pooled", "nearest")
 UNSEEN = ("error", "reference")
-RULES = ("auto", "elbow", "silhouette")
+RULES = ("auto", "convex", "elbow", "silhouette")
 METHODS = ("kmeans", "spectral", "gradient")
 
 

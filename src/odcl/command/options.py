@@ -185,8 +185,9 @@ def _fit_method(group: Any) -> None:
         type=clusters,
         default="auto",
         metavar="K",
-        help="number of groups; auto: found from the users' own noise; elbow or silhouette: chosen "
-        "for K-means++ by that rule; kmeans:K, spectral:K, gradient:K: K groups by that method "
+        help="number of groups; auto: found from the users' own noise; convex: by convex "
+        "clustering (the paper's ODCL-CC); elbow or silhouette: chosen for K-means++ by that "
+        "rule; kmeans:K, spectral:K, gradient:K: K groups by that method "
         "[default: %(default)s]",
     )
     group.add_argument(

@@ -29,7 +29,7 @@ class ODCLRegressor(RegressorMixin, ODCLEstimator):  # type: ignore[misc]
     l2 : weight of the squared norm in each user's risk, in standardised units.
     fit_intercept : give every model an intercept, which l2 leaves alone.
     standardize : bring features to a scale common to all users first.
-    clusterer : "auto" (NoiseMixture finds the number of groups), a number, "elbow",
+    clusterer : "auto" (NoiseMixture finds the number of groups), "convex", a number, "elbow",
         "silhouette", or any scikit-learn clusterer.
     combine : "precision", "mean" (the paper), "samples" or "shrink".
     refit : "evidence", "cv", None (the paper) or a number; see ``odcl.local.refit``.

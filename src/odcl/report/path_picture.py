@@ -1,0 +1,78 @@
+"""The clusterpath as a picture: how many clusters at which lambda, and who meets whom."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from odcl.report.pictures import COLOURS, figure
+
+if TYPE_CHECKING:
+    from odcl.clustering.clusterpath import ClusterPath
+
+MOST_NAMED = 60  # leaves whose names can be read under a dendrogram
+MOST_LEAVES = 30  # branches of a dendrogram of more than 300 points
+
+
+def draw_path(path: ClusterPath, file: Any = None, labels: Any = None) -> Any:
+    """Left: number of clusters against lambda. Right: the dendrogram."""
+    from scipy.cluster.hierarchy import dendrogram
+
+    fig, (steps, tree) = figure(width=11.0, height=4.2)
+    _draw_steps(steps, path)
+    if path.n_points > 1 and path.merges:
+        few = path.n_points <= MOST_NAMED
+        names = None if labels is None else [str(name) for name in labels]
+        limit = sys.getrecursionlimit()
+        sys.setrecursionlimit(max(limit, 4 * path.n_points + 1000))  # SciPy draws recursively
+        try:
+            dendrogram(
+                path.linkage,
+                ax=tree,
+                labels=names,
+                no_labels=not few,
+                truncate_mode=None if path.n_points <= 300 else "lastp",
+                p=MOST_LEAVES,
+                color_threshold=0,
+                above_threshold_color=COLOURS[0],
+            )
+        finally:
+            sys.setrecursionlimit(limit)
+        tree.tick_params(axis="x", labelsize=6)
+    tree.set(title=f"Who meets whom ({path.n_points} points)", ylabel="lambda")
+    if not path.exact:
+        style = {"color": COLOURS[6], "linestyle": ":"}
+        tree.axhline(path.opened_from, label="not opened below", **style)
+        tree.legend(frameon=False, fontsize=8)
+    if file is not None:
+        fig.savefig(file, dpi=150)
+    return fig
+
+
+def _draw_steps(ax: Any, path: ClusterPath) -> None:
+    levels = path.plateaus
+    first = min((p.start for p in levels if p.start > 0), default=1.0)
+    last = max((p.end for p in levels if np.isfinite(p.end)), default=first)
+    starts = [p.start for p in levels]
+    ends = [p.end if np.isfinite(p.end) else 1.2 * max(last, first) for p in levels]
+    counts = [p.n_clusters for p in levels]
+    ax.hlines(counts, starts, ends, color=COLOURS[0], linewidth=2.5)
+    ax.vlines(starts[1:], counts[1:], counts[:-1], color=COLOURS[0], linewidth=0.8)
+    inner = [i for i, k in enumerate(counts) if 1 < k < path.n_points]
+    if inner:
+        best = max(inner, key=lambda i: ends[i] - starts[i])
+        ax.annotate(
+            f"K = {counts[best]}, the longest plateau",
+            (0.5 * (starts[best] + ends[best]), counts[best]),
+            (0, 8),
+            textcoords="offset points",
+            fontsize=9,
+            ha="center",
+        )
+    ax.set(yscale="log", xlabel="lambda", ylabel="clusters", title="The clusterpath")
+    ax.set_ylim(0.8, 1.6 * max(counts))
+    ticks = [k for k in (1, 2, 3, 4, 5, 10, 20, 50, 100, 300, 1000, 10000) if k <= max(counts)]
+    ax.set_yticks(ticks, [str(k) for k in ticks])
+    ax.minorticks_off()
