@@ -8,11 +8,12 @@ from pathlib import Path
 
 from threadpoolctl import threadpool_limits
 
-from bench import groups, local_solve, real_users, server
+from bench import convex, groups, local_solve, real_users, server
 
 PARTS = {
     "local": local_solve.run,
     "server": server.run,
+    "convex": convex.run,
     "groups": groups.run,
     "real": real_users.run,
 }

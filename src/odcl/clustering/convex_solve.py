@@ -56,11 +56,19 @@ class Solved:
         return len(self.u)
 
 
-def solve(groups: Groups, lam: float, start: Floats | None = None, max_iter: int = 1000) -> Solved:
+def solve(
+    groups: Groups,
+    lam: float,
+    start: Floats | None = None,
+    max_iter: int = 1000,
+    *,
+    rough: bool = False,
+) -> Solved:
     """Clusters and minimiser at ``lam`` >= 0 of groups that lie apart, (s, dim).
 
     ``start`` is a guess of the minimiser. ``max_iter`` bounds the Newton steps in all; when they
-    are spent, ``certified`` is False.
+    are spent, ``certified`` is False. ``rough`` asks for the clusters, as certain as ever, and
+    takes any u that proves them.
     """
     now = Solved(np.arange(len(groups.a)), groups, groups.a, 0.0, True, 0)
     if lam == 0 or len(groups.a) == 1:
@@ -77,7 +85,7 @@ def solve(groups: Groups, lam: float, start: Floats | None = None, max_iter: int
             return _by_parts(now, lam, parts, max_iter)
     now = _fuse_pairs(replace(now, u=groups.a if start is None else start), lam)
     if now.n_clusters > 2:
-        now, decided = _without_smoothing(now, lam, max_iter, warm=start is not None)
+        now, decided = _without_smoothing(now, lam, max_iter, start is not None, rough)
         if not decided:
             now = _by_smoothing(now, lam, max_iter)
     return _two(now, lam) if now.n_clusters == 2 else now
@@ -233,23 +241,23 @@ def _plain(
     now: Solved, lam: float, start: Floats, max_iter: int, rough: bool = False
 ) -> tuple[Solved, Minimum, bool]:
     """Newton at eps = 0 from ``start``; whether it proved all groups distinct."""
-    tol = 1e-14 * now.groups.norm(now.groups.a - now.groups.mean(now.groups.a))
+    groups = now.groups
+    tol = 1e-14 * groups.norm(groups.a - groups.mean(groups.a))
     if rough:
-        tol = 1e-4 * now.groups.norm(start - now.groups.mean(start))
-    near = pdist(start).min()
-    found = minimise(
-        now.groups, lam, start, eps=0.0, tol=tol, apart=CLOSER * near, floor=0.03,
-        max_iter=min(30, max(0, max_iter - now.n_iter)),
-    )  # fmt: skip
+        tol = max(tol, 1e-4 * groups.norm(start - groups.mean(start)))
+    apart = CLOSER * pdist(start).min()
+    left = min(30, max(0, max_iter - now.n_iter))
+    found = minimise(groups, lam, start, eps=0.0, tol=tol, apart=apart, floor=0.03, max_iter=left)
     now = replace(now, n_iter=now.n_iter + found.n_iter)
-    distinct = found.pairs.near > CLOSER * near and _distinct(now.groups, found)
-    if distinct:
-        now = replace(now, u=found.u, gap=0.5 * found.slope**2, certified=True)
-    return now, found, distinct
+    if found.pairs.near <= apart or (rough and found.slope > tol):
+        return now, found, False
+    if not _distinct(groups, found):
+        return _plain(now, lam, found.u, max_iter) if rough else (now, found, False)
+    return replace(now, u=found.u, gap=0.5 * found.slope**2, certified=True), found, True
 
 
 def _without_smoothing(
-    now: Solved, lam: float, max_iter: int, *, warm: bool
+    now: Solved, lam: float, max_iter: int, warm: bool, rough: bool
 ) -> tuple[Solved, bool]:
     """Try the two ends: all groups distinct, or all fused. Whether one of them was proven.
 
@@ -259,7 +267,7 @@ def _without_smoothing(
     groups = now.groups
     mean = groups.mean(groups.a)
     if warm:
-        now, _, distinct = _plain(now, lam, now.u, max_iter)
+        now, _, distinct = _plain(now, lam, now.u, max_iter, rough)
         return now, distinct
     pairs = Pairs(groups.n, groups.a, 0.0)
     low, high, at, u = lower_bound(groups, pairs), fused_from_flow(groups, pairs), 0.0, groups.a
@@ -269,7 +277,7 @@ def _without_smoothing(
         below = lam < low
         to = lam if below else at + 0.95 * (low - at)
         start = mean + (low - to) / (low - at) * (u - mean)
-        now, found, distinct = _plain(now, to, start, max_iter, rough=not below)
+        now, found, distinct = _plain(now, to, start, max_iter, rough or not below)
         if below or not distinct:
             return now, distinct
         u, at = found.u, to

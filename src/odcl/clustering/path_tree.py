@@ -88,7 +88,9 @@ class _Task:
 
 def _grow_node(task: _Task, tol: float, tasks: list[_Task], new_id: Callable[[], int]) -> Event:
     """The event that makes a node; parts that turn out to be fused before become tasks."""
-    groups, ids, at, high = task.groups, task.ids, task.low, task.high
+    ids, at, high = task.ids, task.low, task.high
+    # Around their mean: what the parts differ by may be a millionth of where they are.
+    groups = Groups(task.groups.a - task.groups.mean(task.groups.a), task.groups.n)
     u, at_u, bound = groups.a, 0.0, 0.0
     share, cold, failures = FAR, True, 0
     while True:
@@ -101,11 +103,13 @@ def _grow_node(task: _Task, tol: float, tasks: list[_Task], new_id: Callable[[],
         if high - at <= tol * high or failures > 5:
             return Event(task.node, tuple(ids.tolist()), at, high)
         to = at + share * (bound - at)
+        if at < (enough := bound * (1 - 0.3 * tol)) < to:
+            to = enough
         if not at < to < high:  # rounding: no room between the bounds
             to = 0.5 * (at + high)
         mean = groups.mean(u)
         start = mean + max(bound - to, 0.01 * (bound - at_u)) / (bound - at_u) * (u - mean)
-        solved = solve(groups, to, None if cold else start)
+        solved = solve(groups, to, None if cold else start, rough=True)
         cold = False
         if solved.n_clusters == 1:  # the bounds have met within rounding
             high = to
