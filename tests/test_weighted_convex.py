@@ -12,15 +12,11 @@ from scipy.spatial.distance import cdist, pdist
 from scipy.stats import ortho_group
 from sklearn.exceptions import ConvergenceWarning
 
+from odcl.clustering.convex_weights import as_weights, gaussian_knn_weights
 from odcl.clustering.labels import number_by_first_user, same_partition
-from odcl.clustering.weighted_convex import (
-    _certificate,
-    _problem,
-    _Solution,
-    as_weights,
-    gaussian_knn_weights,
-    weighted_convex,
-)
+from odcl.clustering.weighted_certificate import certificate
+from odcl.clustering.weighted_convex import weighted_convex
+from odcl.clustering.weighted_newton import Solution, problem_of
 
 
 def blobs(n_points=24, dim=2, seed=0, apart=3.0):
@@ -292,7 +288,7 @@ def test_wrong_clusters_are_never_proved(wrong):
     edges = as_weights(w, 60)
     ends = np.stack([right.labels[edges.row], right.labels[edges.col]])
     centred = a - a.mean(axis=0)
-    problem = _problem(centred, edges.row, edges.col, edges.data)
+    problem = problem_of(centred, edges.row, edges.col, edges.data)
     pairs = np.unique(np.sort(ends[:, ends[0] != ends[1]], axis=0), axis=1).T
     shared = np.flatnonzero(np.bincount(right.labels) > 1)
     assert len(pairs) > 5
@@ -306,8 +302,8 @@ def test_wrong_clusters_are_never_proved(wrong):
         labels = number_by_first_user(labels)
         means = np.stack([right.u[labels == k].mean(axis=0) for k in range(labels.max() + 1)])
         u = means[labels] - a.mean(axis=0)
-        found = _Solution(u, right.dual, problem.objective(u), problem.gap(u, right.dual), labels)
-        assert not _certificate(problem, found).certified
+        found = Solution(u, right.dual, problem.objective(u), problem.gap(u, right.dual), labels)
+        assert not certificate(problem, found).certified
 
 
 def test_on_the_threshold_itself_nothing_is_proved():
@@ -378,7 +374,7 @@ def test_weights_in_any_form_are_the_same_edges():
 
 @pytest.mark.parametrize("lam", [-1.0, np.nan, np.inf, "auto"])
 def test_a_lam_without_a_minimum_is_refused(lam):
-    with pytest.raises(ValueError, match=r"lam=.* is no strength"):
+    with pytest.raises(ValueError, match=r"lam=.* must be a finite number"):
         weighted_convex(blobs(6), lam, ring(6))
 
 

@@ -206,7 +206,8 @@ class ConvexClustering(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def _weighted(self, a: Floats) -> Any:
-        from odcl.clustering.weighted_convex import gaussian_knn_weights, weighted_convex
+        from odcl.clustering.convex_weights import gaussian_knn_weights
+        from odcl.clustering.weighted_convex import weighted_convex
 
         if isinstance(self.lam, str):
             raise ValueError(
