@@ -18,6 +18,7 @@ from sklearn.isotonic import isotonic_regression
 from odcl._typing import Floats, Ints
 from odcl.clustering.convex_newton import Groups, Minimum, Pairs, minimise
 from odcl.clustering.fusion import (
+    ROWS,
     SLACK,
     fused_at,
     fused_from_flow,
@@ -38,6 +39,8 @@ ALMOST = 1.1
 CLOSER = 0.03
 # Above this many groups it pays to look for parts that can be solved alone.
 PARTS = 64
+# All pairs of this many groups are 3.2 GB a matrix.
+MOST_GROUPS = 20_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,13 +79,20 @@ def solve(
     if groups.a.shape[1] == 1:
         return _on_a_line(now, lam)
     if groups.a.shape[1] > len(groups.a):
-        return _in_span(groups, lam, start, max_iter)
+        return _in_span(groups, lam, start, max_iter, rough)
     if start is None and fused_at(groups, lam):
         return _one(now)
     if start is None and len(groups.a) > PARTS:
         parts = candidates(groups.a)
         if parts.max() > 0:
             return _by_parts(now, lam, parts, max_iter)
+    if len(groups.a) > MOST_GROUPS:
+        raise ValueError(
+            f"{len(groups.a):,} points remain that no quick certificate decides at lam={lam:.4g}, "
+            f"and to solve for them takes all their pairs, {8e-9 * len(groups.a) ** 2:.0f} GB a "
+            f"matrix (at most {MOST_GROUPS:,} points are tried). A larger lam may do; or use "
+            "weights='knn', whose cost grows with the number of points."
+        )
     now = _fuse_pairs(replace(now, u=groups.a if start is None else start), lam)
     if now.n_clusters > 2:
         now, decided = _without_smoothing(now, lam, max_iter, start is not None, rough)
@@ -91,12 +101,14 @@ def solve(
     return _two(now, lam) if now.n_clusters == 2 else now
 
 
-def _in_span(groups: Groups, lam: float, start: Floats | None, max_iter: int) -> Solved:
+def _in_span(
+    groups: Groups, lam: float, start: Floats | None, max_iter: int, rough: bool
+) -> Solved:
     """More dimensions than groups: solve in coordinates of their span, which loses nothing."""
     mean = groups.mean(groups.a)
     basis, coordinates = np.linalg.qr((groups.a - mean).T)
     inside = None if start is None else (start - mean) @ basis
-    done = solve(Groups(coordinates.T.copy(), groups.n), lam, inside, max_iter)
+    done = solve(Groups(coordinates.T.copy(), groups.n), lam, inside, max_iter, rough=rough)
     there = Groups(mean + done.groups.a @ basis.T, done.groups.n)
     return replace(done, groups=there, u=mean + done.u @ basis.T)
 
@@ -182,7 +194,8 @@ def collapse(now: Solved, labels: Ints) -> Solved:
 
 
 def _one(now: Solved) -> Solved:
-    return collapse(now, np.zeros(now.n_clusters, dtype=np.intp))
+    whole = collapse(now, np.zeros(now.n_clusters, dtype=np.intp))
+    return replace(whole, u=whole.groups.a, gap=0.0, certified=True)
 
 
 def _two(now: Solved, lam: float) -> Solved:
@@ -191,7 +204,7 @@ def _two(now: Solved, lam: float) -> Solved:
     if lam >= meet:
         return _one(now)
     mean = now.groups.mean(now.groups.a)
-    return replace(now, u=mean + (1 - lam / meet) * (now.groups.a - mean), gap=0.0)
+    return replace(now, u=mean + (1 - lam / meet) * (now.groups.a - mean), gap=0.0, certified=True)
 
 
 def _on_a_line(now: Solved, lam: float) -> Solved:
@@ -211,18 +224,28 @@ def _on_a_line(now: Solved, lam: float) -> Solved:
 def _fuse_pairs(now: Solved, lam: float) -> Solved:
     """Collapse two groups while |a_k - a_l| <= lam (n_k + n_l) for some: sound, and often much."""
     while now.n_clusters > 1:
-        n = now.groups.n
-        ratio = cdist(now.groups.a, now.groups.a)
-        ratio /= n[:, None] + n
-        own = np.arange(len(n))
-        ratio[own, own] = np.inf
-        other = ratio.argmin(axis=1)
-        meet = (ratio[own, other] <= lam) & (other[other] == own)
+        own = np.arange(now.n_clusters)
+        other, ratio = _first_to_meet(now.groups)
+        meet = (ratio <= lam) & (other[other] == own)
         if not meet.any():
             break
         first = np.where(meet, np.minimum(own, other), own)
         now = collapse(now, np.unique(first, return_inverse=True)[1])
     return now
+
+
+def _first_to_meet(groups: Groups) -> tuple[Ints, Floats]:
+    """For each group the one that it would meet first if there were no others, and where."""
+    n, s = groups.n, len(groups.n)
+    other, ratio = np.empty(s, dtype=np.intp), np.empty(s)
+    for start in range(0, s, ROWS):
+        rows = np.arange(start, min(start + ROWS, s))
+        block = cdist(groups.a[rows], groups.a)
+        block /= n[rows, None] + n
+        block[rows - start, rows] = np.inf
+        other[rows] = block.argmin(axis=1)
+        ratio[rows] = block[rows - start, other[rows]]
+    return other, ratio
 
 
 def _distinct(groups: Groups, found: Minimum) -> bool:
