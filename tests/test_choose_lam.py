@@ -340,3 +340,10 @@ def test_estimators_take_convex_clustering():
     y = (X * slopes).sum(axis=1) + 0.1 * rng.standard_normal(600)
     model = odcl.ODCLRegressor(clusterer="convex").fit(X, y, users=user)
     assert model.n_clusters_ == 2
+
+
+def test_a_path_that_fits_no_noise_says_so():
+    """Noise far below the spread of every cluster: no level is the truth, and auto warns."""
+    X, _ = local_models(400, sizes=UNBALANCED, seed=0)
+    with pytest.warns(UserWarning, match="No level of the path fits the users' noise"):
+        ConvexClustering().fit(X, noise=np.full(100, 20 * 4 / 400 / 30))

@@ -25,6 +25,8 @@ from odcl.clustering.separation import recovery_interval
 RULES = ("auto", "plateau", "silhouette", "grid")
 # Appendix D.2: both ends of the grid start here and move by this factor; then ten lambdas.
 GRID_START, GRID_GROWTH, GRID_POINTS = 0.1, 1.25, 10
+# Spread inside clusters, as a multiple of the noise, beyond which a level is no good fit.
+MISFIT = 2.0
 # The last level has no end; lambda is put this far above its start, well clear of the merge.
 ABOVE = 1.25
 
@@ -120,21 +122,34 @@ def _best_silhouette(path: ClusterPath, inner: list[Plateau], seed: int) -> tupl
 def _least_cost(path: ClusterPath, noise: Floats) -> tuple[Plateau, str]:
     """The level that minimises sum_i |a_i - c_(i)|^2 / v_i + K dim log m (BIC, known variances).
 
-    v_i is the noise of point i a coordinate, c_k the precision-weighted mean of cluster k.
+    v_i is the noise of point i a coordinate, c_k the precision-weighted mean of cluster k. If even
+    the best level leaves much more spread in its clusters than noise, the truth is no level.
     """
     a = path.points
     m, dim = a.shape
     known = np.isfinite(noise) & (noise > 0)
     weight = np.where(known, dim / np.where(known, noise, 1.0), 0.0)
 
-    def cost(level: Plateau) -> float:
+    def spread(level: Plateau) -> float:
         labels = path.labels(level.start)
         mass = np.maximum(np.bincount(labels, weights=weight), 1e-300)
         off = a - (sum_by_cluster(weight[:, None] * a, labels) / mass[:, None])[labels]
-        return float(weight @ np.einsum("ij,ij->i", off, off)) + level.n_clusters * dim * np.log(m)
+        return float(weight @ np.einsum("ij,ij->i", off, off))
 
-    best = min(path.plateaus, key=cost)
-    return best, "of all levels of the path it explains the users best, given their noise"
+    spreads = {level: spread(level) for level in path.plateaus}
+    best = min(spreads, key=lambda level: spreads[level] + level.n_clusters * dim * np.log(m))
+    times = spreads[best] / (dim * max(1, int(known.sum()) - best.n_clusters))
+    if times > MISFIT:
+        warnings.warn(
+            f"No level of the path fits the users' noise: at the best one, with {best.n_clusters} "
+            f"clusters, users of a cluster still differ by {times:.1f} times what noise explains. "
+            "Convex clustering with uniform weights cannot tell these groups apart at any lambda; "
+            "clusterer='auto' (NoiseMixture) may.",
+            UserWarning,
+            stacklevel=4,
+        )
+    why = "of all levels of the path it explains the users best, given their noise"
+    return best, f"{why} (spread inside clusters {times:.2g} times the noise)"
 
 
 def _grid(path: ClusterPath) -> tuple[float, str]:
