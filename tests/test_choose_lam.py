@@ -343,7 +343,7 @@ def test_estimators_take_convex_clustering():
 
 
 def test_a_path_that_fits_no_noise_says_so():
-    """Noise far below the spread of every cluster: no level is the truth, and auto warns."""
+    """Noise a third of the spread inside the best level: it is not the truth, and auto warns."""
     X, _ = local_models(400, sizes=UNBALANCED, seed=0)
     with pytest.warns(UserWarning, match="No level of the path fits the users' noise"):
-        ConvexClustering().fit(X, noise=np.full(100, 20 * 4 / 400 / 30))
+        ConvexClustering().fit(X, noise=np.full(100, 20 * 4 / 400 / 3))
