@@ -11,9 +11,8 @@ from typing import Any, Literal
 import numpy as np
 
 from odcl._typing import Floats, Ints
-from odcl.clustering._family import finite_rows
 from odcl.clustering.choose_k import check_count
-from odcl.clustering.convex import check_lam, convex_cluster, prepare
+from odcl.clustering.convex import as_points, check_lam, convex_cluster, prepare
 from odcl.clustering.labels import number_by_first_user
 from odcl.clustering.path_tree import Event, grow, grow_top
 
@@ -54,7 +53,7 @@ class ClusterPath:
 
     points: Floats  # (n_points, dim)
     merges: tuple[Merge, ...]  # in the order of lambda
-    tol: float  # width of the merges' brackets, relative to lambda
+    tol: float  # width asked for of the merges' brackets, relative to lambda; see ``widest``
     opened_from: float  # from this lambda on the tree tells everything; 0 if it is exact
 
     @property
@@ -65,6 +64,12 @@ class ClusterPath:
     def exact(self) -> bool:
         """Every merge of the path is in the tree."""
         return self.opened_from == 0
+
+    @property
+    def widest(self) -> float:
+        """The widest bracket of an opened merge, relative to lambda."""
+        opened = [m for m in self.merges if m.opened and m.high > 0]
+        return max((1 - m.low / m.high for m in opened), default=0.0)
 
     def n_clusters(self, lam: float) -> int:
         """Number of clusters at ``lam``."""
@@ -177,13 +182,14 @@ def clusterpath(
     costs little more than one solve. "auto" is exact up to 300 points. ``progress`` is told how
     many points have found their place.
     """
-    a = finite_rows(np.array(X, dtype=np.float64, ndmin=2))
-    if a.ndim != 2 or len(a) == 0 or a.shape[1] == 0:
-        raise ValueError(f"X has shape {np.shape(X)}: give one row a point, (n_points, dim).")
+    a = as_points(X)
+    if exact not in (True, False, "auto"):
+        raise ValueError(f"exact={exact!r} must be True, False or 'auto'.")
     check_count("max_clusters", max_clusters, "the top of the tree holds about that many")
     if not 0 < tol < 1:
         raise ValueError(f"tol={tol!r} must lie between 0 and 1: it is relative to lambda.")
-    groups, owner, _ = prepare(a)
+    ready = prepare(a)
+    groups = ready.groups
     count = itertools.count(len(groups.a))
     ids = np.arange(len(groups.a))
     start = 0.0
@@ -192,10 +198,11 @@ def clusterpath(
         events = grow(groups, ids, tol=tol, new_id=lambda: next(count), done=done)
     else:
         events, start = grow_top(groups, most=max_clusters, tol=tol, new_id=lambda: next(count))
-    return ClusterPath(a, _in_order(events, owner), tol, start)
+    merges = _in_order(events, ready.owner, ready.scale)
+    return ClusterPath(a, merges, tol, start / ready.scale)
 
 
-def _in_order(events: list[Event], owner: Ints) -> tuple[Merge, ...]:
+def _in_order(events: list[Event], owner: Ints, scale: float) -> tuple[Merge, ...]:
     """Merges in the order of lambda, children first; equal points merge at lambda 0.
 
     Events speak of groups of equal points, 0..n_groups-1, and of nodes from n_groups on.
@@ -206,7 +213,7 @@ def _in_order(events: list[Event], owner: Ints) -> tuple[Merge, ...]:
 
     def add(low: float, high: float, children: list[int], opened: bool) -> int:
         node = len(owner) + len(merges)
-        merges.append(Merge(low, high, tuple(sorted(children)), node, opened))
+        merges.append(Merge(low / scale, high / scale, tuple(sorted(children)), node, opened))
         return node
 
     for k, points in enumerate(groups):

@@ -15,6 +15,7 @@ from numbers import Real
 from typing import Any, Self
 
 import numpy as np
+from scipy.spatial import cKDTree
 from sklearn.base import BaseEstimator, ClusterMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import validate_data
@@ -28,6 +29,9 @@ from odcl.clustering.convex_solve import solve
 # A direction holds all points of a line if they are this close to it, relative to their spread:
 # some hundreds of roundings.
 ON_A_LINE = 1e-13
+# Forces below this share of the largest coordinate drown in its rounding.
+RESOLVED = 1e-12
+LARGEST = 1e150  # the largest number whose square is safe to add up
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,51 +56,98 @@ class ConvexResult:
         return self.centers[self.labels]
 
 
-def convex_cluster(a: Floats, lam: float, *, max_iter: int = 1000) -> ConvexResult:
+def convex_cluster(a: Any, lam: float, *, max_iter: int = 1000) -> ConvexResult:
     """Exact convex clustering of ``a``, (n_points, dim), with uniform weights at ``lam`` >= 0.
 
     ``certified`` says that the clusters are proven: every cluster by a flow that holds it
     together, all pairs of clusters by balls around their rows of u that do not touch (sums being
     those of floating point). If ``max_iter`` Newton steps do not suffice it is False, with a
-    warning that tells the gap reached.
+    warning that tells the gap reached. Clusters can be proven before u is accurate to the last
+    digit; ``gap`` tells how accurate it is.
     """
-    lam = check_lam(lam)
+    a, lam = as_points(a), check_lam(lam)
     check_count("max_iter", max_iter, "Newton steps after which the search ends uncertified")
-    groups, owner, basis = prepare(a)
-    done = solve(groups, lam, None, max_iter)
-    labels = done.labels[owner]
-    first = np.unique(labels, return_index=True)[1]
-    order = np.argsort(first)  # clusters by their first point
-    rank = np.argsort(order)
-    centers = a.mean(axis=0) + (done.u if basis is None else done.u @ basis)[order]
-    labels = rank[labels]
+    ready = prepare(a)
+    done = solve(ready.groups, lam * ready.scale, None, max_iter)
+    labels = done.labels[ready.owner]
+    order = np.argsort(np.unique(labels, return_index=True)[1])  # clusters by their first point
+    labels = np.argsort(order)[labels]
+    centers = a.mean(axis=0) + ready.there(done.u)[order]
     off = a - centers[labels]
     penalty = Pairs(done.groups.n, done.u, 0.0).value if done.n_clusters > 1 else 0.0
-    objective = 0.5 * float(np.einsum("ij,ij->", off, off)) + lam * penalty
+    objective = 0.5 * float(np.einsum("ij,ij->", off, off)) + lam * penalty / ready.scale
     # No objective is known better than it can be summed.
-    gap = max(done.gap, float(np.finfo(np.float64).eps) * objective)
-    if not done.certified:
+    gap = max(done.gap / ready.scale / ready.scale, float(np.finfo(np.float64).eps) * objective)
+    certified = done.certified and ready.resolves(lam)
+    if not certified:
+        why = "lam is probably very close to a merge: move it a little, or raise max_iter"
+        if not ready.resolves(lam):
+            why = (
+                "rounding decides at this lam, so far apart are the points: leave out the farthest"
+            )
         warnings.warn(
             f"Convex clustering at lam={lam:.6g} stopped after {done.n_iter} Newton steps with an "
-            f"objective within {done.gap:.2g} of the minimum (relative {done.gap / objective:.1g}) "
-            f"and {done.n_clusters} clusters that are each proven, but not proven to be different. "
-            "lam is probably very close to a merge: move it a little, or raise max_iter.",
+            f"objective within {gap:.2g} of the minimum (relative {gap / objective:.1g}) and "
+            f"{done.n_clusters} clusters that are not proven to be those of the minimiser: {why}.",
             ConvergenceWarning,
             stacklevel=2,
         )
-    return ConvexResult(labels, centers, lam, objective, gap, done.certified, done.n_iter)
+    return ConvexResult(labels, centers, lam, objective, gap, certified, done.n_iter)
 
 
-def prepare(a: Floats) -> tuple[Groups, Ints, Floats | None]:
-    """Different points, as groups around the mean; the group of each row; a basis if on a line.
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """Different points as groups around their mean, in units of about their spread."""
+
+    groups: Groups
+    owner: Ints  # (n_points,), the group of each row
+    scale: float  # a power of two: lambda times it is lambda in the groups' units
+    basis: Floats | None  # (1, dim), the direction of the line that holds all points, if one does
+
+    def there(self, u: Floats) -> Floats:
+        """Rows of u in the points' own coordinates around their mean."""
+        return (u if self.basis is None else u @ self.basis) / self.scale
+
+    def resolves(self, lam: float) -> bool:
+        """Whether the digits of the points say anything about forces as small as ``lam``."""
+        a = self.groups.a
+        far = float(np.abs(a).max())
+        if len(a) < 2 or lam == 0 or lam * self.scale >= RESOLVED * far:
+            return True
+        near = float(cKDTree(a).query(a, k=2)[0][:, 1].min())
+        return near >= 1e3 * RESOLVED * far  # all points are far from meeting
+
+
+def prepare(a: Floats) -> Prepared:
+    """What the solver works on: nothing is lost by it.
 
     Equal rows are fused at every lambda: they become one group, with their number as its mass.
+    The spread is brought to about one by a power of two, so that squares stay in range.
     """
     points, owner = _different(a)
     mass = np.bincount(owner).astype(np.float64)
     off = points - a.mean(axis=0)
+    far = float(np.abs(off).max())
+    if not far < LARGEST:
+        raise ValueError(
+            f"The points lie {far:.1g} from their mean, and squares of such numbers are no longer "
+            "numbers. Divide them (and lam) by a constant."
+        )
+    scale = float(np.ldexp(1.0, min(1000, -int(np.floor(np.log2(far)))))) if far > 0 else 1.0
+    off = off * scale
     basis = _line(off)
-    return Groups(off if basis is None else off @ basis.T, mass), owner, basis
+    return Prepared(Groups(off if basis is None else off @ basis.T, mass), owner, scale, basis)
+
+
+def as_points(X: Any) -> Floats:
+    """Rows of numbers, (n_points, dim), or an error that says what was seen."""
+    a = np.asarray(X, dtype=np.float64)
+    if a.ndim != 2 or a.size == 0:
+        raise ValueError(
+            f"X has shape {a.shape}: give one row a point, (n_points, dim); numbers on a line are "
+            "X.reshape(-1, 1)."
+        )
+    return finite_rows(a)
 
 
 def _different(a: Floats) -> tuple[Floats, Ints]:
@@ -108,7 +159,10 @@ def _different(a: Floats) -> tuple[Floats, Ints]:
 
 
 def _line(off: Floats) -> Floats | None:
-    """The direction, (1, dim), of a line that holds all points, if there is one."""
+    """The direction, (1, dim), of a line that holds all points, if there is one.
+
+    They are as near to it as rounding lets them be, and far nearer than to each other.
+    """
     if off.shape[1] == 1:
         return None
     length = np.sqrt(np.einsum("ij,ij->i", off, off))
@@ -116,8 +170,11 @@ def _line(off: Floats) -> Floats | None:
     if far == 0:
         return None
     direction = off[length.argmax()][None] / far
-    away = off - (off @ direction.T) * direction
-    if np.einsum("ij,ij->i", away, away).max() > (ON_A_LINE * far) ** 2:
+    place = off @ direction.T
+    away = off - place * direction
+    gaps = np.diff(np.sort(place[:, 0]))
+    near = min(far, float(gaps.min())) if len(gaps) else far
+    if np.sqrt(np.einsum("ij,ij->i", away, away).max()) > min(ON_A_LINE * far, 1e-6 * near):
         return None
     return direction
 

@@ -78,13 +78,14 @@ class Pairs:
         for rows, r in self._distances():
             self.near = min(self.near, float(r.min()))
             rho = self._smooth(r)
-            with np.errstate(divide="ignore"):
-                W = self.n / rho
+            # With eps = 0 groups that coincide have no gradient; the caller looks at ``near``.
+            with np.errstate(divide="ignore", invalid="ignore"):
+                W = n / rho
+                self.weight[rows] = W.sum(axis=1)
+                self.pull[rows] = self.weight[rows, None] * self.u[rows] - W @ self.u
             own = np.arange(rows.start, rows.stop)
             rho[own - rows.start, own] = 0.0
             self.value += 0.5 * float(n[rows] @ (rho @ n))
-            self.weight[rows] = W.sum(axis=1)
-            self.pull[rows] = self.weight[rows, None] * self.u[rows] - W @ self.u
             if s <= KEPT:
                 self._kept.append((rows, W))
 

@@ -121,13 +121,15 @@ def _by_parts(now: Solved, lam: float, parts: Ints, max_iter: int) -> Solved:
     """
     whole = now.groups
     inside = []
+    left = max_iter
     for which in range(parts.max() + 1):
         members = np.flatnonzero(parts == which)
         alone = Groups(whole.a[members], whole.n[members])
-        inside.append((members, solve(alone, lam, None, max_iter)))
+        inside.append((members, solve(alone, lam, None, left)))
+        left = max(0, left - inside[-1][1].n_iter)
     means = np.array([part.groups.mean(part.groups.a) for _, part in inside])
     masses = np.array([part.groups.mass for _, part in inside])
-    outside = solve(Groups(means, masses), lam, None, max_iter)
+    outside = solve(Groups(means, masses), lam, None, left)
     labels, start, before = np.empty(len(whole.a), dtype=np.intp), [], 0
     for k, (members, part) in enumerate(inside):
         labels[members] = part.labels + before
@@ -137,7 +139,7 @@ def _by_parts(now: Solved, lam: float, parts: Ints, max_iter: int) -> Solved:
     now = replace(collapse(now, labels), n_iter=steps)
     if now.n_clusters == len(inside):
         return replace(outside, labels=outside.labels[labels], n_iter=steps)
-    rest = solve(now.groups, lam, np.concatenate(start), max(1, max_iter - steps))
+    rest = solve(now.groups, lam, np.concatenate(start), max(0, max_iter - steps))
     return replace(rest, labels=rest.labels[labels], n_iter=rest.n_iter + steps)
 
 
@@ -214,7 +216,8 @@ def _on_a_line(now: Solved, lam: float) -> Solved:
     left = np.cumsum(n) - n
     target = now.groups.a[order, 0] - lam * (2 * left + n - now.groups.mass)
     u = isotonic_regression(target, sample_weight=n)
-    block = np.concatenate([[0], np.cumsum(np.diff(u) > 0)])
+    same = SLACK * np.abs(target).max()  # rounding of a tie
+    block = np.concatenate([[0], np.cumsum(np.diff(u) > same)])
     labels = np.empty(len(order), dtype=np.intp)
     labels[order] = block
     done = collapse(replace(now, u=np.empty_like(now.u)), labels)
@@ -335,7 +338,52 @@ def _by_smoothing(now: Solved, lam: float, max_iter: int) -> Solved:
         eps /= SHRINK
     if now.n_clusters <= 2:
         return now
-    return replace(now, gap=duality_gap(now.groups, lam, now.u, eps), certified=False)
+    now = replace(now, gap=duality_gap(now.groups, lam, now.u, eps), certified=False)
+    return _part_by_part(now, lam, max_iter)
+
+
+def _part_by_part(now: Solved, lam: float, max_iter: int) -> Solved:
+    """Settle rows that nearly coincide by their own problem, around their own mean.
+
+    Far from the origin, rows r apart have directions good to 1e-16 |u| / r only, and their balls
+    touch. Cut u into parts that the balls do keep apart: then no cluster of the minimiser crosses
+    parts; it is fused in its part alone, and what is fused there is fused in the whole. So the
+    clusters of the parts, each solved alone, are those of the whole.
+    """
+    groups, tree = now.groups, linkage(pdist(now.u), "single")
+    height = tree[:, 2]
+    radius = np.sqrt(2 * max(now.gap, 1e-16 * groups.norm(groups.a) ** 2) / groups.n)
+    jump = height[1:] / np.maximum(height[:-1], 1e-300)
+    for cut in np.argsort(-jump, kind="stable")[:3]:
+        parts = (fcluster(tree, height[cut], "distance") - 1).astype(np.intp)
+        across = parts[:, None] != parts
+        if parts.max() == 0 or (cdist(now.u, now.u) <= radius[:, None] + radius)[across].any():
+            continue
+        settled = _settled(now, lam, parts, max_iter)
+        if settled.certified:
+            return settled
+    return now
+
+
+def _settled(now: Solved, lam: float, parts: Ints, max_iter: int) -> Solved:
+    """Clusters and rows of every part alone, at the places where the parts are."""
+    groups, labels = now.groups, np.empty_like(parts)
+    rows: list[Floats] = []
+    steps, certified = now.n_iter, True
+    for part in range(parts.max() + 1):
+        members = np.flatnonzero(parts == part)
+        some = Groups(groups.a[members], groups.n[members])
+        mean = some.mean(some.a)
+        alone = solve(Groups(some.a - mean, some.n), lam, None, max(0, max_iter - steps))
+        labels[members] = alone.labels + sum(len(some_rows) for some_rows in rows)
+        rows.append(alone.u + some.mean(now.u[members]))
+        steps, certified = steps + alone.n_iter, certified and alone.certified
+    done = replace(collapse(now, labels), u=np.concatenate(rows), n_iter=steps, certified=certified)
+    if done.n_clusters == 1:
+        return replace(done, gap=0.0)
+    tol = 1e-14 * groups.norm(groups.a)
+    found = minimise(done.groups, lam, done.u, eps=0.0, tol=tol, max_iter=20)
+    return replace(done, u=found.u, gap=0.5 * found.slope**2)
 
 
 def duality_gap(groups: Groups, lam: float, u: Floats, eps: float) -> float:
