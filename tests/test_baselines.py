@@ -30,8 +30,6 @@ from odcl.data.federation import user_rng
 from odcl.data.synthetic import SyntheticFederation, logistic_federation
 from odcl.local.losses import as_loss
 
-NOT_HERE_YET = {name for name in METHODS if "cc" in name}  # convex clustering
-
 
 def small(counts, *, dim=3, n_groups=2, seed=0, logistic=False):
     """A few users by hand: optima far apart, or labels of a logistic model."""
@@ -582,7 +580,7 @@ def test_the_automatic_step_descends(loss, batch_size):
 # -- all methods together --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted(set(METHODS) - NOT_HERE_YET))
+@pytest.mark.parametrize("name", sorted(METHODS))
 def test_every_method_has_the_same_call_and_the_same_kind_of_result(name):
     federation = linear_federation(20, 40, n_clusters=4, seed=0)
     fast = {"solver": ProjectedSGD(200)} if name.startswith("i-") else {}
