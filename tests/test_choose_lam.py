@@ -347,3 +347,24 @@ def test_a_path_that_fits_no_noise_says_so():
     X, _ = local_models(400, sizes=UNBALANCED, seed=0)
     with pytest.warns(UserWarning, match="No level of the path fits the users' noise"):
         ConvexClustering().fit(X, noise=np.full(100, 20 * 4 / 400 / 3))
+
+
+def test_copies_of_points_do_not_change_the_choice():
+    X, groups = two_groups((15, 12), gap=12.0)
+    once = ConvexClustering(select="silhouette").fit(X)
+    twice = ConvexClustering(select="silhouette").fit(np.vstack([X, X]))
+    assert same_partition(once.labels_, groups)
+    assert_array_equal(twice.labels_[: len(X)], once.labels_)
+
+
+def test_many_points_with_stragglers_are_still_seen_as_groups():
+    """In few dimensions groups meet before their last points have joined them."""
+    rng = np.random.default_rng(0)
+    groups = np.repeat([0, 1, 2], 140)
+    X = 10.0 * np.array([[0, 0], [1, 0], [0, 1]])[groups] + rng.standard_normal((420, 2))
+    model = ConvexClustering().fit(X)
+    assert not model.choice_.path.exact
+    sizes = np.sort(np.bincount(model.labels_))[::-1]
+    assert sizes[:3].min() > 130
+    for k in np.flatnonzero(np.bincount(model.labels_) > 1):
+        assert len(np.unique(groups[model.labels_ == k])) == 1

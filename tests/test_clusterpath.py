@@ -398,11 +398,12 @@ def test_a_level_that_does_not_exist_is_an_error_that_names_the_nearest():
     path = nested_path()
     have = [p.n_clusters for p in path.plateaus]
     missing = next(k for k in range(2, 90) if k not in have)
-    near = sorted(sorted(have, key=lambda k: abs(k - missing))[:2])
+    near = max(k for k in have if k < missing), min(k for k in have if k > missing)
     with pytest.raises(ValueError, match=f"No lambda gives {missing} clusters") as error:
         path.labels(n_clusters=missing)
-    named = str(error.value).split("levels have")[1]
-    assert all(f" {k}" in named for k in near)
+    assert f"here from {near[1]} to {near[0]}" in str(error.value)
+    with pytest.raises(ValueError, match="there are none"):
+        path.labels(n_clusters=0)
     with pytest.raises(ValueError, match="exact=True"):
         clusterpath(nested()[0], exact=False).level(80)
 

@@ -54,9 +54,10 @@ def choose_lam(
     sizes (40/30/20/10) included, where the longest plateau never does. It asks plateau and
     silhouette in any case and warns if they disagree.
     """
-    if rule not in RULES:
-        raise ValueError(f"select={rule!r} is not one of {', '.join(map(repr, RULES))}.")
-    inner = [p for p in path.plateaus if 1 < p.n_clusters < path.n_points]
+    check_rule(rule)
+    # Equal points are one at every lambda: that many clusters are as trivial as one a point.
+    most = path.plateaus[0].n_clusters if path.exact else path.n_points
+    inner = [p for p in path.plateaus if 1 < p.n_clusters < most]
     if not inner:
         return _one_cluster(path, rule)
     if rule == "grid":
@@ -80,12 +81,19 @@ def choose_lam(
         warnings.warn(
             f"The rules for lambda disagree: the longest plateau of the path has "
             f"{by_rule['plateau']} clusters, the best silhouette {by_rule['silhouette']}; "
-            f"{reason} Groups of very different sizes do this, and so do points without groups. "
-            "Look at odcl.clusterpath(X).plot(), or let clusterer='auto' (NoiseMixture) decide.",
+            f"{reason} Groups of very different sizes do this, outliers, and points without "
+            "groups. odcl.clusterpath(X).plot() shows the levels; known noise decides "
+            "(ConvexClustering().fit(X, noise=...)), and so does clusterer='auto' (--clusters "
+            "auto) in odcl.",
             UserWarning,
             stacklevel=3,
         )
     return ChoiceOfLam(decided, _inside(level), k, by_rule, agree, reason, path)
+
+
+def check_rule(rule: str) -> None:
+    if rule not in RULES:
+        raise ValueError(f"select={rule!r} is not one of {', '.join(map(repr, RULES))}.")
 
 
 def _one_cluster(path: ClusterPath, rule: str) -> ChoiceOfLam:
@@ -96,7 +104,7 @@ def _one_cluster(path: ClusterPath, rule: str) -> ChoiceOfLam:
     elif path.exact:
         why = f"the path has no level between {path.plateaus[0].n_clusters} clusters and one"
     else:
-        why = "the top of the path shows no groups"
+        why = f"the path, opened from lam = {path.opened_from:.3g} on, has no level of few clusters"
     reason = f"K = {k}: {why}."
     return ChoiceOfLam(rule, _inside(last), k, {rule: k}, True, reason, path)
 
@@ -112,8 +120,11 @@ def _longest(inner: list[Plateau]) -> tuple[Plateau, str]:
 
 
 def _best_silhouette(path: ClusterPath, inner: list[Plateau], seed: int) -> tuple[Plateau, str]:
-    rows, distances = sampled_distances(path.points, seed)
-    scores = [mean_silhouette(distances, path.labels(level.start)[rows]) for level in inner]
+    # Copies of a point would praise the clusters that they are: each different point counts once.
+    different = np.unique(path.points, axis=0, return_index=True)[1]
+    rows, distances = sampled_distances(path.points[different], seed)
+    some = different[rows]
+    scores = [mean_silhouette(distances, path.labels(level.start)[some]) for level in inner]
     best = int(np.argmax(scores))
     why = f"its mean silhouette, {scores[best]:.3f}, is the best of {len(inner)} levels of the path"
     return inner[best], why
@@ -144,7 +155,7 @@ def _least_cost(path: ClusterPath, noise: Floats) -> tuple[Plateau, str]:
             f"No level of the path fits the users' noise: at the best one, with {best.n_clusters} "
             f"clusters, users of a cluster still differ by {times:.1f} times what noise explains. "
             "Convex clustering with uniform weights cannot tell these groups apart at any lambda; "
-            "clusterer='auto' (NoiseMixture) may.",
+            "clusterer='auto' (--clusters auto, NoiseMixture) may.",
             UserWarning,
             stacklevel=4,
         )

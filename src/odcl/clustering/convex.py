@@ -80,7 +80,9 @@ def convex_cluster(a: Any, lam: float, *, max_iter: int = 1000) -> ConvexResult:
     gap = max(done.gap / ready.scale / ready.scale, float(np.finfo(np.float64).eps) * objective)
     certified = done.certified and ready.resolves(lam)
     if not certified:
-        why = "lam is probably very close to a merge: move it a little, or raise max_iter"
+        why = "lam is probably very close to a merge, move it a little"
+        if done.n_iter >= max_iter:
+            why = f"raise max_iter={max_iter}"
         if not ready.resolves(lam):
             why = (
                 "rounding decides at this lam, so far apart are the points: leave out the farthest"
@@ -88,7 +90,7 @@ def convex_cluster(a: Any, lam: float, *, max_iter: int = 1000) -> ConvexResult:
         warnings.warn(
             f"Convex clustering at lam={lam:.6g} stopped after {done.n_iter} Newton steps with an "
             f"objective within {gap:.2g} of the minimum (relative {gap / objective:.1g}) and "
-            f"{done.n_clusters} clusters that are not proven to be those of the minimiser: {why}.",
+            f"{done.n_clusters} clusters that are not proven to be those of the minimiser ({why}).",
             ConvergenceWarning,
             stacklevel=2,
         )
@@ -253,10 +255,12 @@ class ConvexClustering(ClusterMixin, BaseEstimator):  # type: ignore[misc]
             return self
         lam = self.lam
         if isinstance(lam, str) and lam == "auto":
-            from odcl.clustering.choose_lam import choose_lam
+            from odcl.clustering.choose_lam import check_rule, choose_lam
             from odcl.clustering.clusterpath import clusterpath
 
-            self.choice_ = choose_lam(clusterpath(a), self.select, noise=_check_noise(noise, a))
+            check_rule(self.select)
+            noise = _check_noise(noise, a)
+            self.choice_ = choose_lam(clusterpath(a), self.select, noise=noise)
             lam = self.choice_.lam
         result = convex_cluster(a, check_lam(lam), max_iter=self.max_iter)
         self._keep(result, result.lam)
@@ -296,7 +300,8 @@ def _check_noise(noise: Any, a: Floats) -> Floats | None:
     given = np.asarray(noise, dtype=np.float64)
     if given.shape != (len(a),) or np.isnan(given).any() or (given < 0).any():
         raise ValueError(
-            f"noise has shape {given.shape} for {len(a)} rows, or holds NaN or negative numbers: "
-            "give the trace of each row's covariance, (n_users,), infinite where it is not known."
+            f"noise of shape {given.shape} for {len(a)} rows, least value {given.min():.3g}: give "
+            "the trace of each row's covariance, (n_users,), from 0 on, infinite where it is not "
+            "known (dim times the variance of a coordinate)."
         )
     return given if np.isfinite(given).any() else None

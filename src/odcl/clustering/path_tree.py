@@ -38,6 +38,9 @@ LAZY_JUMP = 1.25
 # Parts should be fused well before they meet; the sooner, the more of the path is opened.
 SHARES = (0.5, 0.75, 0.95)
 TRIES = 4  # cuts of a traversal
+# Where no cut will do, clusters are solved for below the last merge, of at most so many points.
+SOLVED_SHARES = (0.95, 0.8, 0.6)
+MOST_SOLVED = 5000
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,6 +194,8 @@ def _closed_groups(groups: Groups, most: int) -> list[_Closed]:
     everything = np.arange(len(groups.a))
     waiting = [_closed(groups, everything, np.inf)]
     found: list[_Closed] = []
+    if 2 < len(everything) <= MOST_SOLVED and not _split(groups, everything, most):
+        return _solved_groups(groups, most) or waiting
     while waiting:
         whole = waiting.pop()
         parts = _split(groups, whole.members, most - len(found) - len(waiting))
@@ -198,6 +203,22 @@ def _closed_groups(groups: Groups, most: int) -> list[_Closed]:
             waiting += parts
         else:
             found.append(whole)
+    return found
+
+
+def _solved_groups(groups: Groups, most: int) -> list[_Closed]:
+    """The clusters at a lambda below the root's, the smallest of a few with at most ``most``.
+
+    For points whose groups are not fused as a whole before they meet: stragglers come late.
+    """
+    root = lower_bound(groups, Pairs(groups.n, groups.a, 0.0))
+    found: list[_Closed] = []
+    for share in SOLVED_SHARES:
+        clusters = solve(groups, share * root, rough=True)
+        if not (clusters.certified and 1 < clusters.n_clusters <= most):
+            break
+        parts = [np.flatnonzero(clusters.labels == k) for k in range(clusters.n_clusters)]
+        found = [_closed(groups, part, share * root) for part in parts]
     return found
 
 

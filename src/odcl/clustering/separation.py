@@ -57,7 +57,7 @@ def recovery_interval(X: Any, labels: Array) -> RecoveryInterval:
     a, labels = _checked(X, labels)
     sizes = np.bincount(labels)
     m, n_clusters = len(a), len(sizes)
-    low = max(diameter(a[labels == k]) / sizes[k] for k in range(n_clusters))
+    low = float(max(diameter(a[labels == k]) / sizes[k] for k in range(n_clusters)))
     high = np.inf
     if n_clusters > 1:
         means = sum_by_cluster(a, labels) / sizes[:, None]

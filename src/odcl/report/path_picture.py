@@ -25,6 +25,8 @@ def draw_path(path: ClusterPath, file: Any = None, labels: Any = None) -> Any:
     if path.n_points > 1 and path.merges:
         few = path.n_points <= MOST_NAMED
         names = None if labels is None else [str(name) for name in labels]
+        if names is not None and len(names) != path.n_points:
+            raise ValueError(f"{len(names)} labels for {path.n_points} points: give one a point.")
         limit = sys.getrecursionlimit()
         sys.setrecursionlimit(max(limit, 4 * path.n_points + 1000))  # SciPy draws recursively
         try:
@@ -40,8 +42,10 @@ def draw_path(path: ClusterPath, file: Any = None, labels: Any = None) -> Any:
             )
         finally:
             sys.setrecursionlimit(limit)
-        tree.tick_params(axis="x", labelsize=6)
-    tree.set(title=f"Who meets whom ({path.n_points} points)", ylabel="lambda")
+        tree.tick_params(axis="x", labelsize=6, labelrotation=90)
+    tree.set(
+        title=f"Who meets whom ({path.n_points} point{'s' * (path.n_points > 1)})", ylabel="lambda"
+    )
     if not path.exact:
         style = {"color": COLOURS[6], "linestyle": ":"}
         tree.axhline(path.opened_from, label="not opened below", **style)
@@ -64,15 +68,15 @@ def _draw_steps(ax: Any, path: ClusterPath) -> None:
     if inner:
         best = max(inner, key=lambda i: ends[i] - starts[i])
         ax.annotate(
-            f"K = {counts[best]}, the longest plateau",
-            (0.5 * (starts[best] + ends[best]), counts[best]),
-            (0, 8),
+            f"K = {counts[best]}, the longest plateau (1 and {max(counts)} aside)",
+            (starts[best], counts[best]),
+            (8, 10),
             textcoords="offset points",
             fontsize=9,
-            ha="center",
+            ha="left",
         )
     ax.set(yscale="log", xlabel="lambda", ylabel="clusters", title="The clusterpath")
-    ax.set_ylim(0.8, 1.6 * max(counts))
+    ax.set_ylim(0.8, max(1.6 * max(counts), 2))
     ticks = [k for k in (1, 2, 3, 4, 5, 10, 20, 50, 100, 300, 1000, 10000) if k <= max(counts)]
     ax.set_yticks(ticks, [str(k) for k in ticks])
     ax.minorticks_off()
