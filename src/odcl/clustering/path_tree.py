@@ -194,8 +194,6 @@ def _closed_groups(groups: Groups, most: int) -> list[_Closed]:
     everything = np.arange(len(groups.a))
     waiting = [_closed(groups, everything, np.inf)]
     found: list[_Closed] = []
-    if 2 < len(everything) <= MOST_SOLVED and not _split(groups, everything, most):
-        return _solved_groups(groups, most) or waiting
     while waiting:
         whole = waiting.pop()
         parts = _split(groups, whole.members, most - len(found) - len(waiting))
@@ -203,6 +201,8 @@ def _closed_groups(groups: Groups, most: int) -> list[_Closed]:
             waiting += parts
         else:
             found.append(whole)
+    if len(found) == 1 and 2 < len(everything) <= MOST_SOLVED:
+        return _solved_groups(groups, most) or found
     return found
 
 
