@@ -175,6 +175,40 @@ def assign(options: Namespace) -> None:
     _write(answer, options)
 
 
+def diagnose(options: Namespace) -> None:
+    from odcl.command.diagnose import check_users_file, diagnose_source
+    from odcl.command.rundir import Answer
+
+    check_users_file(options)
+    with _watched(options) as progress:
+        progress.stage("reading the table")
+        found = diagnose_source(options, progress)
+    for text in found.notices:
+        _notice(text, options)
+    print(found.diagnosis)
+    if options.out is not None:
+        _write(Answer(found.columns()), options)
+
+
+def plan(options: Namespace) -> None:
+    from odcl.command.plan import check_picture, draw_plan, plan_text, scenario_of
+    from odcl.plan import plan as make_plan
+
+    check_picture(options.out, force=options.force)
+    with _watched(options) as progress:
+        progress.stage("setting the scene")
+        made = make_plan(
+            scenario_of(options),
+            target=options.probability,
+            error=options.error,
+            seed=options.seed,
+            progress=progress.stage,
+        )
+        drawn = draw_plan(made, options.out)
+    print(plan_text(made))
+    _print_picture(options.out, drawn, options)
+
+
 def _check_out(options: Namespace) -> None:
     from odcl.command.rundir import check_file
 
@@ -197,6 +231,28 @@ def _write(answer: Answer, options: Namespace) -> None:
     _notice(f"{count(n, 'row')} written to {options.out}", options)
 
 
+def reproduce(options: Namespace) -> None:
+    from odcl.command.reproduce import chosen, open_folder, run_one, time_line
+    from odcl.experiments.runner import MissingData
+
+    names = chosen(options.name)
+    open_folder(options.out, force=options.force)
+    shared = {name: getattr(options, name) for name in ("runs", "jobs", "data", "quick", "seed")}
+    for name in names:
+        try:
+            outcome = run_one(name, options.out, quiet=options.quiet, **shared)
+        except MissingData as error:
+            if len(names) == 1:
+                raise
+            _notice(f"{name} is left out. {error}", options)
+            continue
+        print(outcome.page)
+        if outcome.experiment.draw is not None and len(outcome.files) == 1:
+            _notice("no picture, for want of matplotlib: pip install 'odcl[plot]'", options)
+        _notice(time_line(outcome), options)
+    print(f"Rows, pages, figures: {shlex.quote(str(options.out))}")
+
+
 def _watched(options: Namespace) -> Any:
     from odcl.report.progress import watched
 
@@ -211,7 +267,15 @@ def _notice(text: str, options: Namespace) -> None:
 
 # -- the process -----------------------------------------------------------------------------------
 
-COMMANDS = {"demo": demo, "fit": fit, "predict": predict, "assign": assign}
+COMMANDS = {
+    "demo": demo,
+    "fit": fit,
+    "predict": predict,
+    "assign": assign,
+    "reproduce": reproduce,
+    "diagnose": diagnose,
+    "plan": plan,
+}
 
 
 def run_command(arguments: Sequence[str] | None = None) -> int:

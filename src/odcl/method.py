@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from odcl.local.fit import Curvature, LocalModels, fit_users
 from odcl.local.losses import Loss, as_loss
 from odcl.local.refit import Refit, refit_users
 from odcl.server import Others, ServerStep, server_step
+
+if TYPE_CHECKING:
+    from odcl.diagnose import Diagnosis
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +77,12 @@ class ODCLResult:
         if prior:
             text += f", {prior} without a finite local model (small prior)"
         return text
+
+    def diagnose(self, *, resamples: int = 20, seed: int = 0) -> Diagnosis:
+        """Is one shot enough here? A verdict with its reason; ``print`` it for the report."""
+        from odcl.diagnose import diagnose
+
+        return diagnose(self, resamples=resamples, seed=seed)
 
 
 def nmse(models: Floats, optima: Floats) -> float:

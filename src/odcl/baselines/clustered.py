@@ -30,7 +30,7 @@ def one_shot(
     refit: str | float | None = None,
     refine_rounds: int = 0,
     step_size: StepSize = "auto",
-    centred: bool = False,
+    centred: Any = False,
     told: tuple[str, ...] = (),
     loss: str | Loss = "squared",
     l2: float = 0.0,
@@ -40,16 +40,15 @@ def one_shot(
 ) -> BaselineResult:
     """Algorithm 1 with a given clusterer, and what may come before and after it.
 
-    The defaults are the paper's: plain means, no refit. ``centred`` takes the federation's mean off
-    every feature first: users send the sums of their features and receive the mean, one round
-    more. ``refine_rounds`` rounds of descent inside the clusters follow the one round
+    The defaults are the paper's: plain means, no refit. ``centred=True`` takes the federation mean
+    off every feature first: users send the sums of their features and receive the mean, one round
+    more. A mean that is public, (n_features,), costs nothing. ``centred="own"`` stays in the one
+    round: each user takes its own mean off, sends it along, and receives the mean of these.
+    ``refine_rounds`` rounds of descent inside the clusters follow the one round
     (:func:`~odcl.baselines.refine.refine_centers`); a refit, if any, comes after them. ``call``:
     solver, strict, curvature, n_jobs, as for :func:`odcl.odcl`.
     """
-    shift = None
-    if centred:
-        shift = np.average(federation.X, axis=0, weights=federation.weight)
-        federation = federation.with_X(federation.X - shift)
+    federation, shift = _centre(federation, centred)
     result = odcl(
         federation,
         clusterer=clusterer,
@@ -64,7 +63,7 @@ def one_shot(
     found = with_history(from_odcl(result, method, told=told, shift=shift))
     if refine_rounds:
         found = refined(federation, found, refine_rounds, step_size, refit)
-    return found if shift is None else _after_centring(found, federation)
+    return found if shift is None else _after_centring(found, federation, centred)
 
 
 def refined(
@@ -110,18 +109,52 @@ def _joined(first: History | None, after: History) -> History:
     )
 
 
-def _after_centring(found: BaselineResult, federation: Federation) -> BaselineResult:
-    """One round before: the sums of the features and their number up, the mean down."""
+def _centre(federation: Federation, centred: Any) -> tuple[Federation, Floats | None]:
+    """The federation less a mean, or less the users' own; and what test rows are shifted by."""
+    if centred is False:
+        return federation, None
+    if isinstance(centred, str):
+        if centred != "own":
+            raise ValueError(f"centred={centred!r} is neither True, False, 'own' nor a mean.")
+        X, w = federation.X, federation.weight
+        weighted = X if w is None else w[:, None] * X
+        sums = np.add.reduceat(weighted, federation.offsets[:-1])
+        own = sums / federation.n_samples[:, None]
+        return federation.with_X(federation.X - own[federation.row_user]), own.mean(axis=0)
+    if centred is True:
+        shift = np.average(federation.X, axis=0, weights=federation.weight)
+    else:
+        shift = np.asarray(centred, dtype=np.float64)
+        if shift.shape != (federation.n_features,):
+            raise ValueError(
+                f"centred has shape {shift.shape}, and a mean of {federation.n_features} features "
+                "has one number for each."
+            )
+    return federation.with_X(federation.X - shift), shift
+
+
+def _after_centring(found: BaselineResult, federation: Federation, centred: Any) -> BaselineResult:
+    """What the centring added: nothing for a public mean, own means in the round, or a round."""
     assert found.history is not None
     m, p = federation.n_users, federation.n_features
-    history = replace(
-        found.history,
-        risk=np.insert(found.history.risk, 0, np.nan),
-        error=None if found.history.error is None else np.insert(found.history.error, 0, np.nan),
-        bytes_up=np.insert(found.history.bytes_up, 0, 8 * m * (p + 1)),
-        bytes_down=np.insert(found.history.bytes_down, 0, 8 * m * p),
-    )
-    return replace(found, history=history, settings={**found.settings, "centred": True})
+    history = found.history
+    if centred is True:  # one round before: sums of the features and their number up, mean down
+        history = replace(
+            history,
+            risk=np.insert(history.risk, 0, np.nan),
+            error=None if history.error is None else np.insert(history.error, 0, np.nan),
+            bytes_up=np.insert(history.bytes_up, 0, 8 * m * (p + 1)),
+            bytes_down=np.insert(history.bytes_down, 0, 8 * m * p),
+        )
+    elif isinstance(centred, str):
+        first = (np.arange(history.n_rounds) == 0).astype(np.intp)
+        history = replace(
+            history,
+            bytes_up=history.bytes_up + 8 * m * p * first,
+            bytes_down=history.bytes_down + 8 * m * p * first,
+        )
+    how = centred if isinstance(centred, bool | str) else "by a given mean"
+    return replace(found, history=history, settings={**found.settings, "centred": how})
 
 
 def with_k(make: Callable[..., Any]) -> Callable[..., BaselineResult]:
@@ -142,7 +175,7 @@ def with_clusterpath(
     federation: Federation, *, select: str = "grid", **call: Any
 ) -> BaselineResult:
     """ODCL-CC, lambda chosen along the path (Appendix C); "grid" is the procedure of D.2."""
-    from odcl import ConvexClustering  # type: ignore[attr-defined,unused-ignore]
+    from odcl import ConvexClustering
 
     return one_shot(federation, clusterer=ConvexClustering(lam="auto", select=select), **call)
 
@@ -163,8 +196,8 @@ class _OracleLambda:
         self.labels, self.seed = labels, seed
 
     def fit(self, X: Floats) -> _OracleLambda:
-        from odcl import ConvexClustering  # type: ignore[attr-defined,unused-ignore]
-        from odcl.clustering.separation import (  # type: ignore[import-not-found,unused-ignore]
+        from odcl import ConvexClustering
+        from odcl.clustering.separation import (
             oracle_lambda,
         )
 

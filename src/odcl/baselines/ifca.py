@@ -6,6 +6,8 @@ rows and answers with its number and a gradient (option I) or an updated model (
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -119,6 +121,71 @@ def ifca(
         settings=settings,
         n_jobs=n_jobs,
     )
+
+
+def ifca_from_each(
+    federation: Federation,
+    *,
+    n_clusters: int,
+    starts: Mapping[str, Mapping[str, Any]],
+    average: Literal["gradients", "models"] = "gradients",
+    groups: Any = None,
+    step_size: StepSize = "auto",
+    rounds: int = 200,
+    local_steps: int | None = None,
+    loss: str | Loss = "squared",
+    l2: float = 0.0,
+    fit_intercept: bool = False,
+    seed: int = 0,
+) -> dict[str, BaselineResult]:
+    """IFCA from several starts, each a method of its own; the rows are read once a round for all.
+
+    ``starts`` gives each start's ``start``, ``variance``, ``around`` or ``between``, by name. The
+    models are those of single calls to rounding; of the histories only bytes and the last risk are
+    kept. ``step_size="auto"`` is one for all starts.
+    """
+    problem = problem_of(federation, loss, l2, fit_intercept, seed)
+    labels = None if groups is None else check_groups(groups, problem.n_users)
+    each = [
+        start_models(problem, n_clusters=n_clusters, n_starts=1, labels=labels, **how)
+        for how in starts.values()
+    ]
+    models = np.concatenate(each)
+    n_steps = _local_steps(average, local_steps)
+    work = work_of(problem, models, average, step_size=step_size, n_steps=n_steps, batch_size=None)
+    by_gradients = partial(combine_gradients, step_size=work.step_size)
+    run = iterate(
+        problem,
+        models,
+        lambda now: answer(problem, now, work),
+        by_gradients if average == "gradients" else combine_models,
+        _ledger(problem.n_users, n_clusters, problem.dim, 1),
+        n_rounds=rounds,
+    )
+    settings = {
+        "n_clusters": n_clusters,
+        "average": average,
+        "step_size": work.step_size,
+        "local_steps": work.n_steps,
+        "rounds": rounds,
+    }
+    found = {}
+    for s, (name, how) in enumerate(starts.items()):
+        risk = np.full(run.history.n_rounds + 1, np.nan)
+        risk[-1] = run.answers.mean_risk[s]
+        history = replace(run.history, risk=risk, error=None, converged=bool(np.isfinite(risk[-1])))
+        result = from_models(
+            problem,
+            name,
+            run.answers.labels[:, s],
+            run.answers.picked[:, s],
+            history,
+            combined=f"averaging of {average}",
+            told=TOLD_GROUPS if how.get("start") == "oracle" else (),
+            settings={**settings, "start": how.get("start")},
+        )
+        found[name] = result
+    return found
 
 
 def _ledger(m: int, n_clusters: int, dim: int, n_starts: int) -> Ledger:

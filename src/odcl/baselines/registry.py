@@ -124,8 +124,18 @@ for _name, _call in _by_k.items():
     register(_name, _call, "n_clusters")
     register("i-" + _name, _call, "n_clusters", solver=ProjectedSGD())
 register("odcl-km++/centred", _by_k["odcl-km++"], "n_clusters", centred=True)
+register("odcl-km++/own-centred", _by_k["odcl-km++"], "n_clusters", centred="own")
+register("odcl-km++/samples", _by_k["odcl-km++"], "n_clusters", combine="samples")
 register("odcl-km++/precision", _by_k["odcl-km++"], "n_clusters", combine="precision")
 register("odcl-km++/refined", _by_k["odcl-km++"], "n_clusters", refine_rounds=10)
+register(
+    "odcl-km++/centred-refined", _by_k["odcl-km++"], "n_clusters", centred=True, refine_rounds=10
+)
+register(
+    "odcl-km++/one-seeding",
+    clustered.with_k(partial(KMeansPP, n_init=1, greedy=False)),
+    "n_clusters",
+)
 register("odcl-cc", clustered.with_clusterpath)
 register("odcl-cc/plateau", clustered.with_clusterpath, select="plateau")
 register("odcl-cc/silhouette", clustered.with_clusterpath, select="silhouette")

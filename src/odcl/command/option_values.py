@@ -87,6 +87,12 @@ def jobs(text: str) -> int:
     return int(text)
 
 
+def positive(text: str) -> int:
+    if not (text.isdecimal() and int(text)):
+        raise _wrong(f"{text!r} is not a whole number from 1 on.")
+    return int(text)
+
+
 def _number(text: str) -> float:
     try:
         return float(text)

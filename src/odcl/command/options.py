@@ -20,6 +20,7 @@ from odcl.command.option_values import (
     jobs,
     nearest,
     one_of,
+    positive,
     refit,
     seed_number,
     share,
@@ -302,7 +303,86 @@ def _assign(some: Any) -> _Parser:
     return parser
 
 
-_COMMANDS = {"demo": _demo, "fit": _fit, "predict": _predict, "assign": _assign}
+_REPRODUCE = """\
+Make the paper's figures and tables again, beside its own numbers.
+
+FOLDER gets rows.jsonl (every number with its seed, version and time), and for
+each NAME a page NAME.md and a figure NAME.png and NAME.svg. An interrupted run
+goes on where it stopped."""
+
+_REPRODUCE_EXAMPLES = """\
+NAME is all, or one of
+  table-methods       rounds and samples that the theory asks for
+  figure-mse          error against samples per user, linear models
+  table-rounds        rounds until IFCA has the error of one round
+  figure-ifca         IFCA round by round
+  figure-clusterpath  convex clustering with and without the true lambda
+  figure-inexact      error against steps of local SGD
+  figure-logistic     logistic models: error and number of clusters
+  table-accuracy      MNIST, CIFAR10 and noisy CIFAR10 (needs --data)
+
+examples:
+  odcl reproduce all --quick
+  odcl reproduce figure-mse --runs 10 --jobs 2
+  odcl reproduce table-accuracy --data data
+
+DATA holds MNIST's four files in DATA/mnist, and CIFAR-10 as it is unpacked
+(cifar-10-batches-bin or cifar-10-batches-py). Nothing is downloaded."""
+
+
+def _reproduce(some: Any) -> _Parser:
+    usage = "NAME [options]"
+    parser = _command(some, "reproduce", usage, _REPRODUCE, _REPRODUCE_EXAMPLES)
+    group = parser.add_argument_group("arguments")
+    group.add_argument("name", metavar="NAME", help="all, or an experiment of the list below")
+    group = parser.add_argument_group("options")
+    group.add_argument(
+        "--runs",
+        metavar="N",
+        type=positive,
+        help="runs with seeds SEED, SEED + 1, ... [default: the paper's 10, or 20 for logistic]",
+    )
+    group.add_argument(
+        "--jobs",
+        metavar="N",
+        type=jobs,
+        default=-1,
+        help="processes; -1: one a core [default: %(default)s]",
+    )
+    _path(group, "--data", "DATA", "folder with the images of table-accuracy")
+    _path(group, "--out", "FOLDER", "folder for rows, pages and figures", default="reproduction")
+    group.add_argument(
+        "--quick", action="store_true", help="smaller set-ups and two runs: seconds each"
+    )
+    group.add_argument(
+        "--force", action="store_true", help="forget the rows in FOLDER and start again"
+    )
+    _seed(group)
+    _quiet(group)
+    return parser
+
+
+def _diagnose(some: Any) -> _Parser:
+    from odcl.command.diagnose import add_diagnose
+
+    return add_diagnose(some)
+
+
+def _plan(some: Any) -> _Parser:
+    from odcl.command.plan import add_plan
+
+    return add_plan(some)
+
+
+_COMMANDS = {
+    "demo": _demo,
+    "fit": _fit,
+    "predict": _predict,
+    "assign": _assign,
+    "reproduce": _reproduce,
+    "diagnose": _diagnose,
+    "plan": _plan,
+}
 
 # -- options that several commands have ------------------------------------------------------------
 
@@ -360,6 +440,13 @@ class _Help(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str):
         super().__init__(prog, max_help_position=25)
         self._width = min(self._width, 100)
+
+    def add_argument(self, action: argparse.Action) -> None:
+        """argparse forgets how far commands are indented, and breaks the line of the longest."""
+        super().add_argument(action)
+        for command in self._iter_indented_subactions(action):
+            length = len(self._format_action_invocation(command)) + self._current_indent
+            self._action_max_length = max(self._action_max_length, length)
 
 
 class _Parser(argparse.ArgumentParser):

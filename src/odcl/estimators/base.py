@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator
@@ -33,6 +33,9 @@ from odcl.estimators.whole_table import one_for_all
 from odcl.local.fit import Curvature
 from odcl.local.losses import Loss, Multinomial
 from odcl.method import ODCLResult, odcl
+
+if TYPE_CHECKING:
+    from odcl.diagnose import Diagnosis
 
 
 @dataclass(eq=False, repr=False)  # an __init__ that only stores, written once for both
@@ -272,6 +275,16 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
         self.labels_ = np.append(self.labels_, found.label)
         self.theta_ = np.vstack([self.theta_, found.theta])
         return found
+
+    def diagnose(self, *, resamples: int = 20, seed: int = 0) -> Diagnosis:
+        """Is one shot enough for these users? See :func:`odcl.diagnose.diagnose`."""
+        check_is_fitted(self, "loss_")
+        if not hasattr(self, "result_"):
+            raise ValueError(
+                "This model was loaded from a file, which holds no local models to diagnose: fit "
+                "it again on its rows, or say `odcl diagnose RUN TABLE`."
+            )
+        return self.result_.diagnose(resamples=resamples, seed=seed)
 
     # -- files -------------------------------------------------------------------------------
 

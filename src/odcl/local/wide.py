@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from odcl._typing import Bools, Floats
+from odcl.local.kernel import solve_kernel, suits
 from odcl.local.problem import Job, Solution, finish, weighted_slope
 from odcl.local.systems import cholesky, diagonal, substitute_back
 from odcl.local.tall import centred, minimise, solve_collinear
@@ -26,9 +27,7 @@ def solve_wide(job: Job, out: Solution) -> None:
     L = cholesky(rows.K)
     sound = rows.sound(L, job)
     if not sound.all():
-        hard = job.take(~sound)
-        X, mean = centred(hard.stack) if job.free else (hard.features(), None)
-        solve_collinear(hard, X, mean, out)
+        _solve_hard(job.take(~sound), rows.K[~sound], out)
         if not sound.any():
             return
         job, rows, L = job.take(sound), rows.take(sound), L[sound]
@@ -48,6 +47,18 @@ def solve_wide(job: Job, out: Solution) -> None:
     elif job.holds_intercept:
         model = np.concatenate([model, (job.reach**2)[:, None, None] * total], axis=1)
     finish(job, found, model, out, pull=both[:, q:].transpose(0, 2, 1), slope=slope)
+
+
+def _solve_hard(job: Job, K: Floats, out: Solution) -> None:
+    """Users whose Gram matrix is singular, or near to it."""
+    left = np.ones(len(K), dtype=bool)
+    many = suits(job, K)
+    if many.any():
+        left[many] = ~solve_kernel(job.take(many), K[many], out)
+    if left.any():
+        hard = job.take(left)
+        X, mean = centred(hard.stack) if job.free else (hard.features(), None)
+        solve_collinear(hard, X, mean, out)
 
 
 @dataclass(frozen=True, eq=False)

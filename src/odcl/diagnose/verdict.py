@@ -1,0 +1,204 @@
+"""From measured quantities to one sentence of advice and its reason."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from odcl.diagnose.facts import Distance, Errors, rows_after
+
+Advice = Literal["one-shot", "precision", "refine", "collect", "one-model", "local"]
+
+BLIND = 0.25  # share of users with no more rows than parameters that hide whole groups
+MISPLACED = 0.02  # share of users in a wrong group from which more rows come first
+NO_GAIN = 0.8  # a model drawn to its group with more of the local error than this gains nothing
+SMALL = 0.1  # one model for all with less of the local error than this: differences do not matter
+VISIBLE = 6.0  # distance, in a user's standard deviations, at which groups cannot be overlooked
+WORSE = 1.5  # the combining used has so many times the error of precision combining
+BENT = 1.5  # see facts.bend
+MANY_PARAMETERS = 100  # beyond, users do not send their curvature
+ROWS_A_PARAMETER = 3  # what we ask for where users have no more rows than parameters
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What to do next: one of six, in a sentence, with the reason in another."""
+
+    advice: Advice
+    sentence: str
+    reason: str
+    rows: int | None = None  # rows per user, where the advice is to collect
+
+    def __str__(self) -> str:
+        return f"{self.sentence} {self.reason}"
+
+
+@dataclass(frozen=True)
+class Case:
+    """The numbers that decide."""
+
+    n_users: int
+    n_clusters: int  # groups that the noise shows
+    asked: int | None  # groups found by another method, where their users are others
+    dim: int
+    n: float  # median rows per user
+    blind: float  # share of users with no more rows than parameters
+    known: bool  # did users say how noisy they are?
+    own: float  # variance between users of a group, in units of a user's noise
+    misplaced: float  # expected users in a wrong group
+    errors: Errors
+    distance: Distance | None
+    combine: str
+    full: bool  # curvature was uploaded
+    bend: float
+    lossy: float  # error of averaging against pooling, for want of curvature
+    wanted: int | None  # rows per user at which groups are told apart
+
+    @property
+    def times(self) -> str:
+        """How many times their noise users of a group differ by."""
+        return short(math.sqrt(self.own))
+
+
+def decide(case: Case) -> Verdict:
+    """The verdict. What comes first rules out what comes later."""
+    if case.blind > BLIND:
+        return _collect(
+            ROWS_A_PARAMETER * case.dim,
+            f"{case.blind:.0%} of the users have no more rows than the model has parameters "
+            f"({case.dim}; the median user has {case.n:g} rows): nothing can be said about how far "
+            "their models are from the truth.",
+        )
+    if case.n_clusters == 1:
+        return _no_groups(case)
+    if case.errors.drawn > NO_GAIN:
+        return Verdict(
+            "local",
+            "The groups are too fine: stay local.",
+            f"Users of a group differ {case.times} times as much as their own models "
+            f"are uncertain; what the {case.n_clusters} groups could add leaves "
+            f"{share(case.errors.drawn)} of the local models' error.",
+        )
+    if case.misplaced > max(MISPLACED * case.n_users, 1.0) and case.wanted is not None:
+        return _collect(
+            case.wanted,
+            f"The {case.n_clusters} groups overlap: about {case.misplaced:.2g} of "
+            f"{case.n_users} users are in a wrong one, since the nearest two are only "
+            f"{_in_noise(case)} standard deviations of a user's model apart.",
+        )
+    return _groups(case)
+
+
+def _no_groups(case: Case) -> Verdict:
+    between = math.sqrt(2 * case.dim * case.own)  # a typical distance of two users' optima
+    if case.own == 0 or case.errors.one < SMALL:
+        differ = "Users differ by no more than the noise of their models explains"
+        if case.own > 0:
+            differ = f"Users differ by {case.times} times their noise, without groups"
+        if not case.known:
+            differ = "The users' models form one cloud (how noisy each is, nobody said)"
+        return Verdict(
+            "one-model",
+            "There is no group structure here: use one model.",
+            f"{differ}; one model for all has {share(case.errors.one + 1 / case.n_users)} of the "
+            f"local models' error. Groups closer than {VISIBLE:g} standard deviations of a user's "
+            "model may hide in this.",
+        )
+    if case.errors.drawn > NO_GAIN or (between >= VISIBLE and case.errors.one >= 1):
+        return Verdict(
+            "local",
+            "The groups are too fine: stay local.",
+            f"Users differ {case.times} times as much as their own models are "
+            "uncertain, and no two of them alike: there are no groups to share a model.",
+        )
+    if between >= VISIBLE:
+        return Verdict(
+            "one-model",
+            "There is no group structure here: use one model.",
+            f"Users differ by {case.times} times their noise, one by one and not in "
+            f"groups; one model for all still has {share(case.errors.one)} of the local error.",
+        )
+    wanted = rows_after(case.n, case.dim, (between / VISIBLE) ** 2)
+    return _collect(
+        wanted,
+        f"Users do differ, by {case.times} times the noise of their models, but that "
+        "noise is too large to see which of them are alike. Until then one model for all has "
+        f"{share(case.errors.one)} of the local models' error.",
+    )
+
+
+def _groups(case: Case) -> Verdict:
+    """The groups are there and users are in the right ones: what is made of them?"""
+    ratio = case.errors.used / max(case.errors.precision, 1e-300) * case.lossy
+    if case.combine in ("mean", "samples") and ratio > WORSE and case.dim <= MANY_PARAMETERS:
+        return Verdict(
+            "precision",
+            f"Use precision combining{_with(case)}.",
+            f"The groups are right, but the {case.combine} of their users' models has "
+            f"{ratio:.1f} times the error of precision combining, which weighs every user by what "
+            "its rows tell (combine='precision').",
+        )
+    if case.bend > BENT or (not case.full and case.lossy > WORSE):
+        why = (
+            f"with {case.n:g} rows for {case.dim} parameters the users' models are not yet "
+            "additive (their quadratic approximations contradict each other)"
+            if case.bend > BENT
+            else f"with {case.n:g} rows for {case.dim} parameters averaging models has about "
+            f"{case.lossy:.1f} times the error of pooling the rows, and so many parameters are too "
+            "many to send curvature"
+        )
+        return Verdict(
+            "refine",
+            f"Add refinement rounds{_with(case)}.",
+            f"The groups are right, but {why}: five to ten rounds of gradients inside the groups "
+            "bring each to the model of its pooled rows (odcl.baselines.one_shot, refine_rounds).",
+        )
+    reason = (
+        f"The nearest two of {case.n_clusters} groups are {_in_noise(case)} standard deviations of "
+        f"a user's model apart, {few(case.misplaced)} of {case.n_users} users would be in a wrong "
+        "one, and a user's model from its group has "
+        f"{share(min(case.errors.used, case.errors.drawn))} of the error of its own."
+    )
+    if case.own > 0:
+        reason += (
+            f" Users of a group differ by {case.times} times their noise: let them "
+            "refit around the group's model (refit='evidence')."
+        )
+    return Verdict("one-shot", f"One shot is enough{_with(case)}.", reason)
+
+
+def _collect(rows: int, reason: str) -> Verdict:
+    shown = rounded(rows)
+    return Verdict("collect", f"Collect about {shown:,} rows per user.", reason, shown)
+
+
+def rounded(n: float) -> int:
+    """Two digits: no estimate of rows knows more."""
+    scale = 10 ** max(math.floor(math.log10(max(n, 1))) - 1, 0)
+    return math.ceil(n / scale) * scale
+
+
+def share(x: float) -> str:
+    return f"{short(100 * x)}%"
+
+
+def short(x: float) -> str:
+    """Two digits, without an exponent for numbers of everyday size."""
+    return f"{x:.2g}" if x < 100 or x >= 1e6 else f"{x:,.0f}"
+
+
+def few(expected: float) -> str:
+    """A number of users that is expected, in words where it is small."""
+    return "hardly any" if expected < 0.05 else f"about {expected:.1g}"
+
+
+def _in_noise(case: Case) -> str:
+    return "?" if case.distance is None else short(case.distance.in_noise)
+
+
+def _with(case: Case) -> str:
+    if case.asked is None:
+        return ""
+    shown = f"{case.n_clusters} groups" if case.n_clusters > 1 else "one group"
+    return f", with the {shown} that the users' noise shows in place of the {case.asked} found"

@@ -1,0 +1,210 @@
+"""Would a clustering method give back the true groups? Many trials at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.spatial.distance import pdist
+
+from odcl._typing import Bools, Floats, Ints
+from odcl.clustering.kmeans import kmeans_pp
+from odcl.clustering.labels import same_partition
+
+# The loop that solves the convex clustering of the groups' means.
+FUSE_STEPS = 300
+APART = 1e-2  # means closer than this of their first distance have met
+MANY = 300  # points of a group whose distances are not taken for all trials at once
+STILL = 1e-3  # relative change of a distance in one step below which the means are at rest
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """Means of the true groups and what clustering methods look at, a row a trial."""
+
+    means: Floats  # (trials, n_clusters, dim)
+    squared: Floats  # (trials, n_users, n_clusters), squared distances from the means
+    between: Floats  # (trials, n_clusters, n_clusters), distances, inf on the diagonal
+    sizes: Ints
+    groups: Ints
+
+    def __len__(self) -> int:
+        return len(self.means)
+
+    def first(self, count: int) -> Moments:
+        """Those of the first trials."""
+        part = slice(count)
+        return Moments(
+            self.means[part], self.squared[part], self.between[part], self.sizes, self.groups
+        )
+
+
+def moments(theta: Floats, sizes: Ints) -> Moments:
+    """``theta`` is (trials, n_users, dim), users of a group standing together."""
+    groups = np.repeat(np.arange(len(sizes)), sizes)
+    starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+    # One origin a trial: squares of models far from zero would lose the digits that differ.
+    theta = theta - theta.mean(axis=1, keepdims=True)
+    means = np.add.reduceat(theta, starts, axis=1) / sizes[:, None]
+    squared = (
+        np.square(theta).sum(axis=2)[:, :, None]
+        + np.square(means).sum(axis=2)[:, None, :]
+        - 2 * np.matmul(theta, means.swapaxes(1, 2))
+    )
+    own = np.square(means).sum(axis=2)
+    gaps = own[:, :, None] + own[:, None, :] - 2 * np.matmul(means, means.swapaxes(1, 2))
+    between = np.sqrt(np.maximum(gaps, 0.0))
+    between[:, np.arange(len(sizes)), np.arange(len(sizes))] = np.inf
+    return Moments(means, np.maximum(squared, 0.0), between, sizes, groups)
+
+
+@dataclass(frozen=True, eq=False)
+class Expected:
+    """What the true groups' own numbers say of K-means, a row a trial."""
+
+    rest: Bools  # every user is nearest to its own mean; if not, K-means cannot end there
+    would: Bools  # and no cheaper partition is in sight
+    clear: Bools  # and all groups are far apart: four radii between any two means
+
+
+def kmeans_expected(at: Moments) -> Expected:
+    """Are the true groups where the best of many K-means runs ends?
+
+    They have to be at rest, and no cheaper partition may be in sight: the farthest user alone, two
+    groups merged. What this leaves out, runs of K-means++ measure; see :func:`kmeans_rate`.
+    """
+    rest = (at.squared.argmin(axis=2) == at.groups).all(axis=1)
+    if len(at.sizes) == 1:
+        return Expected(rest, rest, rest)
+    n = at.sizes.astype(np.float64)
+    own = np.take_along_axis(at.squared, at.groups[None, :, None], axis=2)[..., 0]
+    alone = np.where(n > 1, n / np.maximum(n - 1, 1), 0.0)[at.groups]
+    saved = (own * alone).max(axis=1)
+    merged = n[:, None] * n / (n[:, None] + n) * at.between**2
+    would = rest & (saved < merged.min(axis=(1, 2)))
+    clear = would & (at.between.min(axis=(1, 2)) ** 2 > 16 * own.max(axis=1))
+    return Expected(rest, would, clear)
+
+
+def kmeans_rate(
+    theta: Floats, at: Moments, expected: Expected, *, real: int, seed: int
+) -> tuple[float, float]:
+    """Share of trials in which K-means++ (ten seedings) finds the true groups, and its error.
+
+    K-means++ runs on the first ``real`` trials (a third of them if all are clear, three times as
+    many if it contradicts the expectation in one); the mean difference corrects the share over all
+    trials, so that the estimate is unbiased whatever the expectation overlooks.
+    """
+    would = expected.would
+    first = min(real // 3 if expected.clear.all() else real, len(theta))
+    differ = _contradictions(theta, at, expected, range(first), seed)
+    if any(differ):
+        more = range(first, min(3 * real, len(theta)))
+        differ += _contradictions(theta, at, expected, more, seed)
+    rate = float(would.mean()) + float(np.mean(differ))
+    variance = would.var() / len(would) + np.var(differ) / len(differ)
+    return min(max(rate, 0.0), 1.0), float(np.sqrt(variance))
+
+
+def _contradictions(
+    theta: Floats, at: Moments, expected: Expected, which: range, seed: int
+) -> list[float]:
+    """found - expected, in the trials named. Groups that are not at rest are never found."""
+    k = len(at.sizes)
+    return [
+        float(same_partition(kmeans_pp(theta[t], k, seed=seed).labels, at.groups))
+        - float(expected.would[t])
+        if expected.rest[t]
+        else 0.0
+        for t in which
+    ]
+
+
+@dataclass(frozen=True, eq=False)
+class Lambdas:
+    """From which lambda on every true group fuses into one point, (trials,) each."""
+
+    least: Floats  # about: none fuses below, and a cloud without a gap fuses a little above
+    sure: Floats  # left end of Eq. (13), max_k diameter_k / |C_k|
+
+
+def fusing_lambdas(theta: Floats, sizes: Ints) -> Lambdas:
+    """Bounds on the lambda of Eq. (12) that fuses a group of N points, for the worst group.
+
+        max_i |a_i - abar| / (N - 1),   sum |a_i - abar|^2 / sum_{i<j} |a_i - a_j|   <=  lam
+            <=  diameter / N
+
+    The first is where the farthest point joins a fused rest, and mostly the answer.
+    """
+    least, sure = np.zeros(len(theta)), np.zeros(len(theta))
+    start = 0
+    for size in sizes.tolist():
+        own = theta[:, start : start + size]
+        start += size
+        if size == 1:
+            continue
+        own = own - own.mean(axis=1, keepdims=True)
+        square = np.square(own).sum(axis=2)
+        widest, total = _pairwise(own, square)
+        farthest = np.sqrt(square.max(axis=1)) / (size - 1)
+        together = square.sum(axis=1) / np.maximum(total, 1e-300)
+        least = np.maximum(least, np.maximum(farthest, together))
+        sure = np.maximum(sure, widest / size)
+    return Lambdas(least, sure)
+
+
+def _pairwise(own: Floats, square: Floats) -> tuple[Floats, Floats]:
+    """Largest distance of two points and sum over pairs, (trials,) each; ``own`` is centred."""
+    if own.shape[1] > MANY:  # a trial at a time, or the distances would fill the memory
+        each = [pdist(points) for points in own]
+        return np.array([d.max() for d in each]), np.array([d.sum() for d in each])
+    gram = np.matmul(own, own.swapaxes(1, 2))
+    gaps = np.sqrt(np.maximum(square[:, :, None] + square[:, None, :] - 2 * gram, 0.0))
+    return gaps.max(axis=(1, 2)), 0.5 * gaps.sum(axis=(1, 2))
+
+
+def convex_guaranteed(low: Floats, at: Moments) -> Bools:
+    """Is the interval of Eq. (13) not empty? Then a known lambda provably gives the groups."""
+    n, m = at.sizes, int(at.sizes.sum())
+    high = (at.between / (2 * m - n[:, None] - n)).min(axis=(1, 2))
+    return np.asarray(low < high)
+
+
+def convex_path(low: Floats, at: Moments) -> Bools:
+    """Do the true groups stay apart at lambda = ``low``, so that the path shows them? (trials,)
+
+    All groups have fused there, and forces of one group on another are those on its mean: the
+    groups stay apart if the K weighted means, clustered with the same lambda, do,
+
+        minimise  1/2 sum_k n_k |u_k - mu_k|^2 + lam sum_{k<l} n_k n_l |u_k - u_l|.
+
+    Solved by reweighting (the distances of the last step in the denominators), which goes down in
+    every step. Means that come within a hundredth of the smallest distance are taken as met, and
+    so are those that are not at rest after many steps.
+    """
+    found = convex_guaranteed(low, at)  # apart, whatever was fused
+    open_ = np.flatnonzero(~found)
+    if len(at.sizes) == 1 or len(open_) == 0:
+        return found
+    n, diagonal = at.sizes.astype(np.float64), np.arange(len(at.sizes))
+    lam, means, gaps = low[open_], at.means[open_], at.between[open_]
+    first = gaps.min(axis=(1, 2))[:, None, None]
+    for _ in range(FUSE_STEPS):
+        before = gaps
+        w = lam[:, None, None] * n[:, None] * n / np.maximum(gaps, 1e-6 * first)
+        system = -w
+        system[:, diagonal, diagonal] = n + w.sum(axis=2)
+        u = np.linalg.solve(system, n[:, None] * means)
+        square = np.square(u).sum(axis=2)
+        gaps = square[:, :, None] + square[:, None, :] - 2 * np.matmul(u, u.swapaxes(1, 2))
+        gaps = np.sqrt(np.maximum(gaps, 0.0))
+        gaps[:, diagonal, diagonal] = np.inf
+        met = (gaps < APART * first).any(axis=(1, 2))
+        fall = 1 - np.divide(gaps, before, out=np.ones_like(gaps), where=np.isfinite(before))
+        apart = ~met & (np.abs(fall).max(axis=(1, 2)) < STILL)
+        found[open_[apart]] = True
+        go = ~(met | apart)
+        if not go.any():
+            break
+        open_, lam, means, gaps, first = (x[go] for x in (open_, lam, means, gaps, first))
+    return found
