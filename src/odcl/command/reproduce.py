@@ -1,0 +1,100 @@
+"""``odcl reproduce``: the paper's figures and tables into a folder, from where a run stopped."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from odcl.experiments import NAMES, experiment
+from odcl.experiments.runner import ROWS, Outcome, reproduce
+
+_LITTER = (".DS_Store", "Thumbs.db")  # what file managers leave behind
+
+
+def chosen(name: str) -> tuple[str, ...]:
+    """The experiments that a name stands for."""
+    if name == "all":
+        return NAMES
+    experiment(name)
+    return (name,)
+
+
+def open_folder(out: Path, *, force: bool) -> None:
+    """Make the folder, or go on in it; with ``force`` its rows are forgotten."""
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"{out} is a file, and a folder is to be written: name another place.")
+    out.mkdir(parents=True, exist_ok=True)
+    there = [p.name for p in out.iterdir() if p.name not in _LITTER]
+    if there and ROWS not in there:
+        raise ValueError(
+            f"{out} holds what odcl did not write (such as {sorted(there)[0]!r}), and no {ROWS} to "
+            "go on from: name a new folder."
+        )
+    if force and ROWS in there:
+        (out / ROWS).unlink()
+    (out / ROWS).touch()
+
+
+def run_one(
+    name: str,
+    out: Path,
+    *,
+    runs: int | None,
+    jobs: int,
+    data: Path | None,
+    quick: bool,
+    seed: int,
+    quiet: bool,
+) -> Outcome:
+    """One experiment, with a bar where somebody watches."""
+    with _counted(name, quiet) as advance:
+        return reproduce(
+            experiment(name),
+            out,
+            runs=runs,
+            jobs=jobs,
+            data=data,
+            quick=quick,
+            seed=seed,
+            advance=advance,
+        )
+
+
+def time_line(outcome: Outcome) -> str:
+    """How much was done and how long it took."""
+    old = outcome.n_tasks - outcome.n_new
+    kept = f", {old} from before" if old else ""
+    return (
+        f"{outcome.experiment.name}: {outcome.n_new} tasks in {outcome.seconds:.1f} s{kept}; "
+        f"all rows hold {outcome.work_seconds:.1f} s of work."
+    )
+
+
+@contextmanager
+def _counted(text: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    """A bar over the tasks on stderr; nothing in a pipe."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(text, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)

@@ -1,0 +1,71 @@
+"""Markdown that also reads well as plain text, and numbers in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from odcl._typing import Floats
+from odcl.experiments.rows import Rows
+
+OVER_RUNS = "+- is the standard deviation over runs."
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A Markdown table; the first column to the left, the others to the right."""
+    cells = [[_escaped(cell) for cell in line] for line in (header, *rows)]
+    widths = [max(3, *(len(line[c]) for line in cells)) for c in range(len(header))]
+    rule = [("-" * w) if c == 0 else ("-" * (w - 1) + ":") for c, w in enumerate(widths)]
+    lines = []
+    for line in (cells[0], rule, *cells[1:]):
+        padded = [
+            cell.ljust(w) if c == 0 else cell.rjust(w)
+            for c, (cell, w) in enumerate(zip(line, widths, strict=True))
+        ]
+        lines.append(f"| {' | '.join(padded)} |")
+    return "\n".join(lines)
+
+
+def _escaped(cell: Any) -> str:
+    return str(cell).replace("|", "\\|").replace("\n", " ")
+
+
+def number(value: float) -> str:
+    """Three digits; '-' for what was not measured."""
+    if np.isnan(value):
+        return "-"
+    if np.isinf(value):
+        return "inf"
+    return f"{value:.3g}" if abs(value) < 1e4 else f"{value:.0f}"
+
+
+def spread(values: Floats, digits: int = 3) -> str:
+    """Mean +- standard deviation over runs."""
+    if len(values) == 0:
+        return "-"
+    text = f"{values.mean():.{digits}f}"
+    return text if len(values) == 1 else f"{text} +- {values.std(ddof=1):.{digits}f}"
+
+
+def by_setting(
+    rows: Rows, metric: str, methods: Sequence[str], *, key: str = "n", **setting: Any
+) -> str:
+    """Means over runs: one line a value of ``key``, one column a method."""
+    lines = [
+        [value, *(number(rows.mean(m, metric, **{key: value}, **setting)) for m in methods)]
+        for value in rows.of(key, **setting)
+    ]
+    return table([key, *methods], lines)
+
+
+def same(first: Floats, second: Floats) -> bool:
+    """Are two errors equal in every run? The same clusters give the same models to rounding."""
+    return len(first) == len(second) > 0 and bool(np.allclose(first, second, rtol=1e-6))
+
+
+def from_on(values: Sequence[Any], holds: Sequence[bool]) -> str:
+    """The least of ``values`` from which on something holds without exception."""
+    last = max((i for i, ok in enumerate(holds) if not ok), default=-1)
+    return "never" if last == len(values) - 1 else str(values[last + 1])
