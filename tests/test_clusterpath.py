@@ -404,6 +404,8 @@ def test_a_level_that_does_not_exist_is_an_error_that_names_the_nearest():
     assert f"here from {near[1]} to {near[0]}" in str(error.value)
     with pytest.raises(ValueError, match="there are none"):
         path.labels(n_clusters=0)
+    with pytest.raises(ValueError, match="only 2 are different"):
+        clusterpath([[0.0, 0.0], [0.0, 0.0], [1.0, 1.0]]).labels(n_clusters=3)
     with pytest.raises(ValueError, match="exact=True"):
         clusterpath(nested()[0], exact=False).level(80)
 

@@ -106,11 +106,16 @@ class ClusterPath:
                 "labels(lam) with a smaller lam, or for clusterpath(X, exact=True), which takes "
                 "every merge and minutes for thousands of points."
             )
-        near = [max([k for k in have if k < n_clusters]), *[k for k in have if k > n_clusters][:1]]
-        raise ValueError(
-            f"No lambda gives {n_clusters} clusters: several clusters can merge at once, and the "
-            f"path jumps over some, here from {near[-1]} to {near[0]}. Ask for one of these."
-        )
+        below = max(k for k in have if k < n_clusters)
+        if n_clusters > have[-1]:
+            why = f"equal points are one at every lambda, and only {below} are different"
+        else:
+            above = min(k for k in have if k > n_clusters)
+            why = (
+                "several clusters can merge at once, and the path jumps over some numbers, here "
+                f"from {above} to {below}. Ask for one of these"
+            )
+        raise ValueError(f"No lambda gives {n_clusters} clusters: {why}.")
 
     @cached_property
     def plateaus(self) -> tuple[Plateau, ...]:
