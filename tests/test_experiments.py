@@ -478,3 +478,11 @@ def test_names_in_help_are_those_there_are(capsys):
     assert all(name in said for name in NAMES)
     assert "odcl.experiments.table_accuracy" in sys.modules  # and each can be loaded
     assert [experiment(name).name for name in NAMES] == list(NAMES)
+
+
+def test_force_never_deletes_rows_that_are_not_ours(tmp_path):
+    foreign = tmp_path / "rows.jsonl"
+    foreign.write_text('{"a": 1}\n')
+    with pytest.raises(ValueError, match="is not a row of odcl's"):
+        command.open_folder(tmp_path, force=True)
+    assert foreign.read_text() == '{"a": 1}\n'

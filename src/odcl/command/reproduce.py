@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from odcl.experiments import NAMES, experiment
+from odcl.experiments.rows import read_rows
 from odcl.experiments.runner import ROWS, Outcome, reproduce
 
 _LITTER = (".DS_Store", "Thumbs.db")  # what file managers leave behind
@@ -33,6 +34,7 @@ def open_folder(out: Path, *, force: bool) -> None:
             "go on from: name a new folder."
         )
     if force and ROWS in there:
+        read_rows(out / ROWS)  # a file of that name that is not ours is never lost
         (out / ROWS).unlink()
     (out / ROWS).touch()
 
