@@ -33,6 +33,7 @@ METHODS = {
 COMBINERS = ("mean", "precision")
 STEP = 1.6  # between the n of the first look
 CEILING = 10_000_000  # no plan goes beyond so many rows a user
+FAR = 1000  # times the first guess: where the search for the groups ends
 USERS = 30_000  # users drawn for one n: 300 trials of 100
 CONVEX_TRIALS = 100  # trials that are looked at for convex clustering
 CONVEX_PAIRS = 20_000_000  # pairs of users of a group in them
@@ -197,7 +198,7 @@ def _scan(scene: Scenario, look: Callable[[int], Point], target: float) -> None:
         n = max(least, int(n / STEP))
     n = start
     sure = 1 - (1 - target) / 3
-    while n < CEILING:
+    while n < min(CEILING, FAR * start):  # beyond, it is not noise that hides the groups
         point = look(n)
         if min(point.recovery[name] for name in ("kmeans", "convex-13")) >= sure:
             return
@@ -222,12 +223,15 @@ def _refine(look: Callable[[int], Point], points: dict[int, Point], target: floa
 
 
 def _reach_error(look: Callable[[int], Point], points: dict[int, Point], error: float) -> None:
-    """Go on until the better combiner is below ``error``; far beyond, errors fall like 1 / n."""
+    """Go on until the better combiner is below ``error``; far beyond, errors fall like 1 / n,
+    unless users of a group differ: then they stop falling, and so does the search."""
+    before = math.inf
     while True:
         last = points[max(points)]
         best = min(last.error[c] for c in COMBINERS)
-        if best <= error or last.n >= CEILING:
+        if best <= error or last.n >= CEILING or best > 0.9 * before:
             return
+        before = best
         look(min(CEILING, math.ceil(last.n * min(max(1.2 * best / error, STEP), 30.0))))
 
 
