@@ -445,3 +445,29 @@ def test_the_path_says_what_it_is():
     assert "30 points" in repr(clusterpath(blobs()))
     assert "exact" in repr(clusterpath(blobs()))
     assert "opened from lam" in repr(clusterpath(nested()[0], exact=False))
+
+
+def test_the_widest_bracket_is_told():
+    path = clusterpath(blobs(), tol=1e-3)
+    brackets = [1 - merge.low / merge.high for merge in path.merges]
+    assert path.widest == max(brackets) <= 1e-3
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_the_picture_shows_every_level_and_is_written_whole(tmp_path, exact):
+    pytest.importorskip("matplotlib")
+    path = clusterpath(nested()[0], exact=exact)
+    file = tmp_path / "path.png"
+    steps, tree = path.plot(file).axes
+    assert file.read_bytes().startswith(b"\x89PNG")
+    drawn = {round(float(line[0, 1])) for line in steps.collections[0].get_segments()}
+    assert drawn == {p.n_clusters for p in path.plateaus}
+    assert (
+        "not opened below" in str([t.get_text() for t in tree.findobj() if hasattr(t, "get_text")])
+    ) != exact
+
+
+def test_names_that_do_not_fit_the_points_are_refused():
+    pytest.importorskip("matplotlib")
+    with pytest.raises(ValueError, match="1 labels for 30 points"):
+        clusterpath(blobs()).plot(labels=["a"])

@@ -516,3 +516,11 @@ def test_the_warning_tells_the_gap_of_the_result():
     with pytest.warns(ConvergenceWarning) as said:
         result = convex_cluster(a, 0.06, max_iter=1)
     assert f"{result.gap:.2g}" in str(said[0].message)
+
+
+def test_more_points_than_fit_in_memory_are_refused_before_it_is_taken(monkeypatch):
+    monkeypatch.setattr("odcl.clustering.convex_solve.MOST_GROUPS", 20)
+    a = np.random.default_rng(0).normal(size=(30, 2))
+    with pytest.raises(ValueError, match=r"30 points remain .* weights='knn'"):
+        convex_cluster(a, 0.01)
+    assert convex_cluster(a, 10.0).n_clusters == 1  # a quick certificate decides

@@ -21,7 +21,7 @@ import numpy as np
 
 from odcl._typing import Ints
 from odcl.clustering.convex_newton import Groups, Pairs
-from odcl.clustering.convex_solve import lower_bound, solve, traversal
+from odcl.clustering.convex_solve import lower_bound, solve
 from odcl.clustering.fusion import (
     fused_at,
     fused_from_diameter,
@@ -29,6 +29,7 @@ from odcl.clustering.fusion import (
     not_fused_below,
     pair_threshold,
 )
+from odcl.clustering.traversal import traversal
 
 # Share of the way to the lower bound of the event that the next solve goes: far at first and
 # after groups have met, all but one hundredth once nothing more meets on the way.
@@ -188,7 +189,7 @@ class _Closed:
 def _closed_groups(groups: Groups, most: int) -> list[_Closed]:
     """At most ``most`` groups whose insides need not be looked at.
 
-    A group is split (see :func:`~.convex_solve.traversal`) if the parts are proven to be fused
+    A group is split (see :func:`~.traversal.traversal`) if the parts are proven to be fused
     before any of them can meet; then the parts are tried in turn.
     """
     everything = np.arange(len(groups.a))

@@ -43,6 +43,11 @@ def draw_path(path: ClusterPath, file: Any = None, labels: Any = None) -> Any:
         finally:
             sys.setrecursionlimit(limit)
         tree.tick_params(axis="x", labelsize=6, labelrotation=90)
+        heights = path.linkage[path.linkage[:, 2] > 0, 2]
+        if len(heights):  # below the first merge there are only the points, side by side
+            tree.set_ylim(0.9 * heights[0], heights[-1] + 0.1 * (heights[-1] - 0.9 * heights[0]))
+        for lines in tree.collections:
+            lines.set_linewidth(1.0)
     tree.set(
         title=f"Who meets whom ({path.n_points} point{'s' * (path.n_points > 1)})", ylabel="lambda"
     )
@@ -64,18 +69,13 @@ def _draw_steps(ax: Any, path: ClusterPath) -> None:
     counts = [p.n_clusters for p in levels]
     ax.hlines(counts, starts, ends, color=COLOURS[0], linewidth=2.5)
     ax.vlines(starts[1:], counts[1:], counts[:-1], color=COLOURS[0], linewidth=0.8)
-    inner = [i for i, k in enumerate(counts) if 1 < k < path.n_points]
+    title = "The clusterpath"
+    inner = [i for i, k in enumerate(counts) if 1 < k < max(counts)]
     if inner:
         best = max(inner, key=lambda i: ends[i] - starts[i])
-        ax.annotate(
-            f"K = {counts[best]}, the longest plateau (1 and {max(counts)} aside)",
-            (starts[best], counts[best]),
-            (8, 10),
-            textcoords="offset points",
-            fontsize=9,
-            ha="left",
-        )
-    ax.set(yscale="log", xlabel="lambda", ylabel="clusters", title="The clusterpath")
+        ax.hlines(counts[best], starts[best], ends[best], color=COLOURS[5], linewidth=4)
+        title += f" (longest plateau between 1 and {max(counts)}: K = {counts[best]})"
+    ax.set(yscale="log", xlabel="lambda", ylabel="clusters", title=title)
     ax.set_ylim(0.8, max(1.6 * max(counts), 2))
     ticks = [k for k in (1, 2, 3, 4, 5, 10, 20, 50, 100, 300, 1000, 10000) if k <= max(counts)]
     ax.set_yticks(ticks, [str(k) for k in ticks])
