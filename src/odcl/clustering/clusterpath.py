@@ -12,7 +12,7 @@ import numpy as np
 
 from odcl._typing import Floats, Ints
 from odcl.clustering.choose_k import check_count
-from odcl.clustering.convex import as_points, check_lam, convex_cluster, prepare
+from odcl.clustering.convex import as_points, check_lam, convex_cluster, one_thread, prepare
 from odcl.clustering.labels import number_by_first_user
 from odcl.clustering.path_tree import Event, grow, grow_top
 
@@ -207,11 +207,16 @@ def clusterpath(
     count = itertools.count(len(groups.a))
     ids = np.arange(len(groups.a))
     start = 0.0
-    if exact is True or (exact == "auto" and len(ids) <= EXACT_POINTS):
-        done = progress or (lambda n: None)
-        events = grow(groups, ids, tol=tol, new_id=lambda: next(count), done=done)
-    else:
-        events, start = grow_top(groups, most=max_clusters, tol=tol, new_id=lambda: next(count))
+
+    def new_id() -> int:
+        return next(count)
+
+    with one_thread():
+        if exact is True or (exact == "auto" and len(ids) <= EXACT_POINTS):
+            done = progress or (lambda n: None)
+            events = grow(groups, ids, tol=tol, new_id=new_id, done=done)
+        else:
+            events, start = grow_top(groups, most=max_clusters, tol=tol, new_id=new_id)
     merges = _in_order(events, ready.owner, ready.scale)
     return ClusterPath(a, merges, tol, start / ready.scale)
 

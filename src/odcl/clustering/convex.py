@@ -19,6 +19,7 @@ from scipy.spatial import cKDTree
 from sklearn.base import BaseEstimator, ClusterMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import validate_data
+from threadpoolctl import threadpool_limits
 
 from odcl._typing import Floats, Ints
 from odcl.clustering._family import finite_rows
@@ -68,7 +69,8 @@ def convex_cluster(a: Any, lam: float, *, max_iter: int = 1000) -> ConvexResult:
     a, lam = as_points(a), check_lam(lam)
     check_count("max_iter", max_iter, "Newton steps after which the search ends uncertified")
     ready = prepare(a)
-    done = solve(ready.groups, lam * ready.scale, None, max_iter)
+    with one_thread():
+        done = solve(ready.groups, lam * ready.scale, None, max_iter)
     labels = done.labels[ready.owner]
     order = np.argsort(np.unique(labels, return_index=True)[1])  # clusters by their first point
     labels = np.argsort(order)[labels]
@@ -95,6 +97,11 @@ def convex_cluster(a: Any, lam: float, *, max_iter: int = 1000) -> ConvexResult:
             stacklevel=2,
         )
     return ConvexResult(labels, centers, lam, objective, gap, certified, done.n_iter)
+
+
+def one_thread() -> Any:
+    """BLAS on one thread: many small products wait for each other on more, up to twenty times."""
+    return threadpool_limits(1, user_api="blas")
 
 
 @dataclass(frozen=True, eq=False)
@@ -281,7 +288,8 @@ class ConvexClustering(ClusterMixin, BaseEstimator):  # type: ignore[misc]
             if weights != "knn":
                 raise ValueError(f"weights={weights!r} must be None, 'knn' or a symmetric matrix.")
             weights = gaussian_knn_weights(a, self.n_neighbors)
-        return weighted_convex(a, check_lam(self.lam), weights, max_iter=self.max_iter)
+        with one_thread():
+            return weighted_convex(a, check_lam(self.lam), weights, max_iter=self.max_iter)
 
     def _keep(self, result: Any, lam: float) -> None:
         self.labels_: Ints = result.labels
