@@ -14,6 +14,7 @@ from odcl.baselines import (
     fedavg,
     ifca,
     local,
+    make_result,
     naive,
     one_shot,
     oracle_averaging,
@@ -483,7 +484,7 @@ def test_refinement_keeps_its_step_below_two_over_L():
         cut = run("odcl-km++/refined", federation, step_size=50.0)
     assert_allclose(cut.models, run("odcl-km++/refined", federation).models)
     steady = run("odcl-km++/refined", federation, step_size=0.3)
-    assert steady.converged
+    assert not steady.diverged
     assert steady.nmse() != cut.nmse()
 
 
@@ -518,7 +519,7 @@ def test_bytes_are_what_is_sent():
     refined = run("odcl-km++/refined", federation, refine_rounds=3)
     assert refined.bytes_up == once.bytes_up + 8 * m * (3 * d + 1)  # L_i comes with the first
     assert refined.bytes_down == once.bytes_down + 8 * m * 3 * d
-    centred = run("odcl-km++/centred", federation)
+    centred = run("odcl-km++/federation-centred", federation)
     assert centred.n_rounds == 2
     assert centred.bytes_up == once.bytes_up + 8 * m * (d + 1)
 
@@ -555,9 +556,9 @@ def test_a_step_beyond_two_over_L_is_reported_and_leaves_numbers(average, step_s
         result = ifca(
             federation, n_clusters=2, average=average, step_size=step_size, rounds=300, seed=1
         )
-    assert not result.converged
+    assert result.diverged
     assert np.isfinite(result.models).all()
-    assert "did not converge" in result.summary()
+    assert "models ran away" in result.summary()
 
 
 @pytest.mark.parametrize("loss", ["squared", "logistic"])
@@ -571,7 +572,7 @@ def test_the_automatic_step_descends(loss, batch_size):
             federation, groups=federation.groups, rounds=50, batch_size=batch_size, loss=loss
         ),
     ):
-        assert result.converged
+        assert not result.diverged
         assert result.history.risk[-1] < result.history.risk[0]
         if batch_size is None and result.method != "fedavg":
             assert (np.diff(result.history.risk) <= 1e-12).all()
@@ -580,12 +581,19 @@ def test_the_automatic_step_descends(loss, batch_size):
 # -- all methods together --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted(METHODS))
+def test_every_method_is_for_any_loss_but_one():
+    with pytest.raises(ValueError, match="Use loss='logistic'"):
+        run("odcl-km++/own-threshold", linear_federation(20, 40), loss="squared")
+
+
+@pytest.mark.parametrize("name", sorted(set(METHODS) - {"odcl-km++/own-threshold"}))
 def test_every_method_has_the_same_call_and_the_same_kind_of_result(name):
     federation = linear_federation(20, 40, n_clusters=4, seed=0)
     fast = {"solver": ProjectedSGD(200)} if name.startswith("i-") else {}
-    if {"rounds"} & set(METHODS[name].settings) or name in ("fedavg", "all-for-all"):
+    if {"rounds"} & set(METHODS[name].settings) or name.startswith(("fedavg", "all-for-all")):
         fast["rounds"] = 5
+    if "public_mean" in METHODS[name].needs:
+        fast["public_mean"] = np.linspace(-1, 1, 20)
     result = run(name, federation, loss="squared", l2=1e-3, fit_intercept=True, seed=1, **fast)
     assert isinstance(result, BaselineResult)
     assert isinstance(result, ODCLResult)
@@ -717,7 +725,7 @@ def test_weighted_rows_count_as_often_as_they_say():
             run(name, f, groups=federation.groups, **options).models for f in (weighted, repeated)
         ]
         assert_allclose(*two, rtol=1e-9)
-    assert run("fedavg", weighted, batch_size=2, rounds=5).converged
+    assert not run("fedavg", weighted, batch_size=2, rounds=5).diverged
 
 
 def test_a_method_is_added_by_one_line_and_told_only_what_it_asks_for():
@@ -742,6 +750,70 @@ def test_a_method_is_added_by_one_line_and_told_only_what_it_asks_for():
         METHODS.pop("mine", None)
     with pytest.raises(ValueError, match="There are: local"):
         run("mine", federation)
+
+
+@pytest.fixture
+def registered():
+    """Methods registered in a test are forgotten after it."""
+    before = dict(METHODS)
+    yield register
+    METHODS.clear()
+    METHODS.update(before)
+
+
+def test_a_method_may_give_what_odcl_gives_or_labels_and_models(registered):
+    federation = linear_federation(8, 30, n_clusters=4, seed=0)
+
+    def alone(federation, *, seed=0, **call):
+        models = odcl(federation, refit=None, seed=seed).local.theta
+        labels = ["b", "a"] * 4
+        return make_result(
+            federation, labels, models, rounds=3, bytes_up=9, bytes_down=7, seed=seed, **call
+        )
+
+    registered("alone", alone)
+    registered("default", lambda federation, **call: odcl(federation, **call))
+    one, two = run("alone", federation, seed=1, trick=2), run("default", federation)
+    assert (one.n_rounds, one.bytes_up, one.bytes_down, one.n_clusters) == (3, 9, 7, 2)
+    assert (one.settings["trick"], one.settings["seed"]) == (2, 1)
+    assert_array_equal(one.labels, [0, 1] * 4)
+    assert_array_equal(one.nmse(), run("local", federation).nmse())
+    assert two.method == "default"
+    assert_array_equal(two.models, odcl(federation).models)
+    assert "alone: 8 users, 2 clusters, 3 rounds" in one.summary()
+    with pytest.raises(ValueError, match=r"one model of finite numbers a user, \(8, 20\)"):
+        make_result(federation, [0] * 8, np.ones((8, 3)), rounds=1, bytes_up=0, bytes_down=0)
+
+
+def test_what_is_wrong_with_a_method_or_a_call_is_said(registered):
+    federation = linear_federation(8, 30, n_clusters=4, seed=0)
+    registered("array", lambda federation, **call: np.ones((8, 20)))
+    with pytest.raises(TypeError, match=r"gave back a ndarray.*make_result"):
+        run("array", federation)
+    with pytest.raises(TypeError, match="is a str, not a function"):
+        registered("word", "mine")
+    with pytest.raises(ValueError, match="not 'k'"):
+        registered("needy", local, "k")
+    with pytest.raises(ValueError, match="Did you mean odcl-km"):
+        run("odcl-km+", federation)
+    with pytest.raises(TypeError, match=r"Federation\.from_arrays"):
+        run("ifca-1", [1, 2])
+    with pytest.raises(TypeError, match=r"ifca-1 takes no step=\. It takes n_clusters, average"):
+        run("ifca-1", federation, step=3)
+    with pytest.raises(TypeError, match=r"local takes no rounds=\. It takes what odcl\.odcl"):
+        run("local", federation, rounds=3)
+    with pytest.raises(ValueError, match=r"Give public_mean="):
+        run("odcl-km++/centred", federation)
+
+
+def test_a_method_that_is_still_on_its_way_says_so():
+    federation = linear_federation(20, 40, n_clusters=4, seed=0)
+    short, long = (run("all-for-all", federation, rounds=T) for T in (5, 2000))
+    assert short.unfinished
+    assert "still falling" in short.summary()
+    assert not long.unfinished
+    assert "still falling" not in long.summary()
+    assert not run("odcl", federation).unfinished
 
 
 def test_oracles_refuse_groups_of_another_size():

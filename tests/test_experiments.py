@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from odcl.baselines import one_shot
+from odcl.baselines import METHODS, one_shot
 from odcl.baselines.threshold import ClassSums, borders, with_own_thresholds
 from odcl.cli import run_command
 from odcl.command import reproduce as command
@@ -21,6 +21,7 @@ from odcl.data.federation import Federation
 from odcl.data.images import Images, load_images
 from odcl.data.partition import image_federation
 from odcl.experiments import NAMES, experiment, table_accuracy
+from odcl.experiments.added import load
 from odcl.experiments.figure_ifca import first_match, name_of
 from odcl.experiments.figure_mse import meets
 from odcl.experiments.measure import Bench
@@ -62,13 +63,13 @@ def outcome(tmp_path_factory):
     def make(name: str) -> Outcome:
         own, runs = small(name)
         out = tmp_path_factory.mktemp(name)
-        found = reproduce(own, out, runs=runs, data=Path("made-up"))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(table_accuracy, "images", made_up)
+            found = reproduce(own, out, runs=runs, data=Path("made-up"))
         well_formed(found)
         return found
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(table_accuracy, "images", made_up)
-        yield make
+    return make
 
 
 @lru_cache
@@ -411,7 +412,7 @@ def well_formed(found: Outcome) -> None:
         assert len(lines) > 2
     assert "paper" in found.page
     assert "nan" not in found.page
-    assert re.search(r"\d+ runs?, seeds 0 to", found.page)
+    assert re.search(r"\d+ runs?, seeds? 0", found.page)
     assert found.files[0].read_text() == found.page
     if found.experiment.draw is not None and available():
         _, png, svg = found.files
@@ -460,6 +461,17 @@ def test_the_command_refuses_what_it_cannot_do(tmp_path, capsys):
     assert "--data FOLDER" in capsys.readouterr().err
     assert run_command(["reproduce", "table-accuracy", "--data", "nowhere", *place]) == 2
     assert "There is no folder nowhere" in capsys.readouterr().err
+    empty = tmp_path / "empty.py"
+    empty.write_text("import odcl\n")
+    methods = ["--methods", str(empty), *place]
+    assert run_command(["reproduce", "figure-mse", *methods]) == 2
+    assert "registers no method" in capsys.readouterr().err
+    assert run_command(["reproduce", "table-rounds", *methods]) == 2
+    assert "can join figure-mse" in capsys.readouterr().err
+    empty.write_text("import no_such_package\n")
+    assert run_command(["reproduce", "figure-mse", *methods]) == 2
+    assert "No module named 'no_such_package'" in capsys.readouterr().err
+    assert not (tmp_path / "y").exists()  # nothing was begun
 
 
 def test_all_leaves_out_what_has_no_data(tmp_path, capsys, monkeypatch):
@@ -469,6 +481,75 @@ def test_all_leaves_out_what_has_no_data(tmp_path, capsys, monkeypatch):
     said = capsys.readouterr()
     assert "table-accuracy is left out" in said.err
     assert "| ALL-for-ALL" in said.out
+
+
+def test_an_interruption_says_that_the_rows_are_kept(tmp_path, capsys, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "reproduce", interrupted)
+    assert run_command(["reproduce", "table-methods", "--out", str(tmp_path / "out")]) == 130
+    assert "the same command goes on there" in capsys.readouterr().err
+
+
+@pytest.fixture
+def registry():
+    """Methods registered in a test are forgotten after it."""
+    before = dict(METHODS)
+    yield
+    METHODS.clear()
+    METHODS.update(before)
+
+
+MINE = """
+from odcl import KMeansPP, odcl
+from odcl.baselines import register
+
+def mine(federation, *, n_clusters, **call):
+    return odcl(federation, clusterer=KMeansPP(n_clusters), combine="mean", refit=None, **call)
+
+register("mine", mine, "n_clusters")
+"""
+
+
+def test_a_method_of_ones_own_joins_a_figure(tmp_path, registry):
+    """One file and one line; its rows come beside those there are, and anew when it changes."""
+    (tmp_path / "mine.py").write_text(MINE)
+    full = experiment("figure-mse")
+    own = replace(full, settings=lambda quick: full.settings(True)[:1])
+    out = tmp_path / "out"
+    out.mkdir()
+    assert reproduce(own, out, runs=1).n_new == 1
+    added = load(tmp_path / "mine.py")
+    found = reproduce(own, out, runs=1, added=added, jobs=2)
+    assert (found.n_tasks, found.n_new, found.n_other) == (2, 1, 0)
+    assert meets(found.rows, "mine", 50)  # it is ODCL-KM++
+    assert "odcl |" in found.page
+    assert "mine |" in found.page
+    METHODS.pop("mine")
+    (tmp_path / "mine.py").write_text(MINE + "# another\n")
+    again = reproduce(own, out, runs=1, added=load(tmp_path / "mine.py"))
+    assert (again.n_new, again.n_other) == (1, len(full.metrics))
+    without = reproduce(own, out, runs=1)
+    assert without.n_new == 0
+    assert "mine" not in without.page
+
+
+def test_a_quick_page_says_that_it_is_none_of_the_papers(tmp_path):
+    page = reproduce(replace(TOY, quick_runs=2), tmp_path, quick=True).page
+    small = "n = 1 in place of 1, 2, 3; 2 runs by default in place of 4."
+    assert f"**A quick look, not the paper's set-up**: {small}" in page
+    assert "quick" not in reproduce(TOY, tmp_path).page
+
+
+def test_rows_of_another_version_are_kept_and_counted(tmp_path):
+    reproduce(TOY, tmp_path, runs=1)
+    path = tmp_path / ROWS
+    path.write_text(path.read_text().replace('"version": "0.1.0"', '"version": "0.0.9"'))
+    again = reproduce(TOY, tmp_path, runs=1)
+    assert (again.n_new, again.n_other) == (3, 12)
+    assert "12 rows of other versions" in command.other_rows(again)
+    assert len(read_rows(path)) == 24
 
 
 def test_names_in_help_are_those_there_are(capsys):

@@ -232,24 +232,39 @@ def _write(answer: Answer, options: Namespace) -> None:
 
 
 def reproduce(options: Namespace) -> None:
-    from odcl.command.reproduce import chosen, open_folder, run_one, time_line
-    from odcl.experiments.runner import MissingData
+    from odcl.command.reproduce import (
+        chosen,
+        load_methods,
+        open_folder,
+        other_rows,
+        run_one,
+        time_line,
+        without_data,
+    )
 
     names = chosen(options.name)
+    added = load_methods(options.methods, names)
+    lacking = without_data(names, options.data)
+    if lacking and len(names) == 1:
+        raise ValueError(lacking[names[0]])
     open_folder(options.out, force=options.force)
     shared = {name: getattr(options, name) for name in ("runs", "jobs", "data", "quick", "seed")}
     for name in names:
-        try:
-            outcome = run_one(name, options.out, quiet=options.quiet, **shared)
-        except MissingData as error:
-            if len(names) == 1:
-                raise
-            _notice(f"{name} is left out. {error}", options)
+        if name in lacking:
+            _notice(f"{name} is left out. {lacking[name]}", options)
             continue
+        try:
+            outcome = run_one(name, options.out, quiet=options.quiet, added=added, **shared)
+        except KeyboardInterrupt:
+            folder = shlex.quote(str(options.out))
+            _notice(f"what is done is kept in {folder}: the same command goes on there", options)
+            raise
         print(outcome.page)
         if outcome.experiment.draw is not None and len(outcome.files) == 1:
             _notice("no picture, for want of matplotlib: pip install 'odcl[plot]'", options)
-        _notice(time_line(outcome), options)
+        for line in (time_line(outcome), other_rows(outcome)):
+            if line:
+                _notice(line, options)
     print(f"Rows, pages, figures: {shlex.quote(str(options.out))}")
 
 

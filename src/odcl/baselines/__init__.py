@@ -11,7 +11,7 @@ from odcl.baselines.ifca import ifca
 from odcl.baselines.oracles import cluster_oracle, oracle_averaging
 from odcl.baselines.plain import local, naive
 from odcl.baselines.registry import METHODS, Method, register, run
-from odcl.baselines.result import BaselineResult
+from odcl.baselines.result import BaselineResult, make_result
 from odcl.baselines.rounds import History
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "fedavg",
     "ifca",
     "local",
+    "make_result",
     "naive",
     "one_shot",
     "oracle_averaging",

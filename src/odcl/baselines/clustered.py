@@ -166,6 +166,18 @@ def with_k(make: Callable[..., Any]) -> Callable[..., BaselineResult]:
     return method
 
 
+def with_public_mean(
+    make: Callable[..., Any],
+    federation: Federation,
+    *,
+    n_clusters: int,
+    public_mean: Any,
+    **call: Any,
+) -> BaselineResult:
+    """The same on features less a mean that is public, of rows that belong to no user."""
+    return one_shot(federation, clusterer=make(n_clusters), centred=public_mean, **call)
+
+
 def with_noise_mixture(federation: Federation, **call: Any) -> BaselineResult:
     """ODCL with the groups of the noise mixture; averaged as in the paper unless told otherwise."""
     return one_shot(federation, clusterer="auto", **call)
@@ -197,9 +209,7 @@ class _OracleLambda:
 
     def fit(self, X: Floats) -> _OracleLambda:
         from odcl import ConvexClustering
-        from odcl.clustering.separation import (
-            oracle_lambda,
-        )
+        from odcl.clustering.separation import oracle_lambda
 
         lam = oracle_lambda(X, self.labels, seed=self.seed)
         self.labels_ = ConvexClustering(lam=lam).fit(X).labels_

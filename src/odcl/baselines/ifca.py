@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -17,14 +18,16 @@ from odcl._typing import Floats
 from odcl.baselines.oracles import TOLD_GROUPS
 from odcl.baselines.problem import (
     Answers,
+    Problem,
     StepSize,
+    Work,
     answer,
     check_groups,
     problem_of,
     work_of,
 )
 from odcl.baselines.result import BaselineResult, from_models
-from odcl.baselines.rounds import Ledger, iterate
+from odcl.baselines.rounds import Ledger, Run, iterate
 from odcl.baselines.starts import start_models
 from odcl.clustering.labels import sum_by_cluster
 from odcl.data.federation import Federation
@@ -81,46 +84,11 @@ def ifca(
         around=around,
         between=between,
     )
-    n_steps = _local_steps(average, local_steps)
-    work = work_of(
-        problem, models, average, step_size=step_size, n_steps=n_steps, batch_size=batch_size
-    )
-    by_gradients = partial(combine_gradients, step_size=work.step_size)
-    combine = by_gradients if average == "gradients" else combine_models
-    m, K, dim = problem.n_users, n_clusters, problem.dim
-    run = iterate(
-        problem,
-        models,
-        lambda now: answer(problem, now, work),
-        combine,
-        _ledger(m, K, dim, n_starts),
-        n_rounds=rounds,
-        stop_at=stop_at,
-    )
+    how = _how(problem, models, average, step_size, local_steps, batch_size)
+    run = _play(problem, models, how, n_starts, rounds=rounds, stop_at=stop_at)
     lead = run.answers.lead
-    settings = {
-        "n_clusters": K,
-        "average": average,
-        "start": start if isinstance(start, str) else "given",
-        "step_size": work.step_size,
-        "local_steps": work.n_steps,
-        "batch_size": batch_size,
-        "n_starts": n_starts,
-        "rounds": rounds,
-        "stop_at": stop_at,
-    }
-    told = {"oracle": TOLD_GROUPS, "optima": ("the true groups", "optima")}
-    return from_models(
-        problem,
-        "ifca",
-        run.answers.labels[:, lead],
-        run.answers.picked[:, lead],
-        run.history,
-        combined=f"averaging of {average}",
-        told=told.get(start, ()) if isinstance(start, str) else (),
-        settings=settings,
-        n_jobs=n_jobs,
-    )
+    settings = {"batch_size": batch_size, "n_starts": n_starts, "stop_at": stop_at}
+    return _result(problem, "ifca", run, lead, how, start, rounds, settings, n_jobs)
 
 
 def ifca_from_each(
@@ -147,45 +115,92 @@ def ifca_from_each(
     problem = problem_of(federation, loss, l2, fit_intercept, seed)
     labels = None if groups is None else check_groups(groups, problem.n_users)
     each = [
-        start_models(problem, n_clusters=n_clusters, n_starts=1, labels=labels, **how)
-        for how in starts.values()
+        start_models(problem, n_clusters=n_clusters, n_starts=1, labels=labels, **own)
+        for own in starts.values()
     ]
     models = np.concatenate(each)
+    how = _how(problem, models, average, step_size, local_steps)
+    run = _play(problem, models, how, 1, rounds=rounds)
+    found = {}
+    for s, (name, own) in enumerate(starts.items()):
+        risk = np.full(run.history.n_rounds + 1, np.nan)
+        risk[-1] = run.answers.mean_risk[s]
+        history = replace(run.history, risk=risk, error=None, diverged=not np.isfinite(risk[-1]))
+        alone = replace(run, history=history)
+        found[name] = _result(problem, name, alone, s, how, own.get("start"), rounds)
+    return found
+
+
+def _how(
+    problem: Problem,
+    models: Floats,
+    average: Literal["gradients", "models"],
+    step_size: StepSize,
+    local_steps: int | None,
+    batch_size: int | None = None,
+) -> Work:
+    """What users do in a round."""
     n_steps = _local_steps(average, local_steps)
-    work = work_of(problem, models, average, step_size=step_size, n_steps=n_steps, batch_size=None)
+    return work_of(
+        problem, models, average, step_size=step_size, n_steps=n_steps, batch_size=batch_size
+    )
+
+
+def _play(
+    problem: Problem,
+    models: Floats,
+    work: Work,
+    n_starts: int,
+    *,
+    rounds: int,
+    stop_at: float | None = None,
+) -> Run:
+    """The rounds. ``n_starts`` of the ``models`` belong to one method and are paid for by it."""
     by_gradients = partial(combine_gradients, step_size=work.step_size)
-    run = iterate(
+    return iterate(
         problem,
         models,
         lambda now: answer(problem, now, work),
-        by_gradients if average == "gradients" else combine_models,
-        _ledger(problem.n_users, n_clusters, problem.dim, 1),
+        by_gradients if work.average == "gradients" else combine_models,
+        _ledger(problem.n_users, models.shape[1], problem.dim, n_starts),
         n_rounds=rounds,
+        stop_at=stop_at,
     )
-    settings = {
-        "n_clusters": n_clusters,
-        "average": average,
-        "step_size": work.step_size,
-        "local_steps": work.n_steps,
-        "rounds": rounds,
-    }
-    found = {}
-    for s, (name, how) in enumerate(starts.items()):
-        risk = np.full(run.history.n_rounds + 1, np.nan)
-        risk[-1] = run.answers.mean_risk[s]
-        history = replace(run.history, risk=risk, error=None, converged=bool(np.isfinite(risk[-1])))
-        result = from_models(
-            problem,
-            name,
-            run.answers.labels[:, s],
-            run.answers.picked[:, s],
-            history,
-            combined=f"averaging of {average}",
-            told=TOLD_GROUPS if how.get("start") == "oracle" else (),
-            settings={**settings, "start": how.get("start")},
-        )
-        found[name] = result
-    return found
+
+
+def _result(
+    problem: Problem,
+    method: str,
+    run: Run,
+    which: int,
+    work: Work,
+    start: Any,
+    rounds: int,
+    settings: Mapping[str, Any] = MappingProxyType({}),
+    n_jobs: int | None = None,
+) -> BaselineResult:
+    """Start ``which`` of a run as a method's result."""
+    named = start if isinstance(start, str) else "given"
+    told = {"oracle": TOLD_GROUPS, "optima": ("the true groups", "optima")}
+    return from_models(
+        problem,
+        method,
+        run.answers.labels[:, which],
+        run.answers.picked[:, which],
+        run.history,
+        combined=f"averaging of {work.average}",
+        told=told.get(named, ()),
+        settings={
+            "n_clusters": run.models.shape[1],
+            "average": work.average,
+            "start": named,
+            "step_size": work.step_size,
+            "local_steps": work.n_steps,
+            "rounds": rounds,
+            **settings,
+        },
+        n_jobs=n_jobs,
+    )
 
 
 def _ledger(m: int, n_clusters: int, dim: int, n_starts: int) -> Ledger:

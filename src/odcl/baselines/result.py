@@ -10,10 +10,12 @@ import numpy as np
 
 from odcl import __version__
 from odcl._typing import Floats, Ints
-from odcl.baselines.problem import Problem, whole_optima
+from odcl.baselines.problem import Problem, problem_of, whole_optima
 from odcl.baselines.rounds import History
 from odcl.clustering.labels import number_by_first_user
+from odcl.data.federation import Federation
 from odcl.local.fit import fit_users
+from odcl.local.losses import Loss
 from odcl.local.refit import Refit
 from odcl.method import ODCLResult, nmse
 from odcl.server import ServerStep
@@ -45,9 +47,14 @@ class BaselineResult(ODCLResult):
         return super().bytes_down if self.history is None else self.history.total_down
 
     @property
-    def converged(self) -> bool:
-        """False where the models of an iterative method ran away."""
-        return self.history is None or self.history.converged
+    def diverged(self) -> bool:
+        """Did the models of an iterative method run away? Then its step was too long."""
+        return self.history is not None and self.history.diverged
+
+    @property
+    def unfinished(self) -> bool:
+        """Was the risk of an iterative method still falling when its rounds were over?"""
+        return self.history is not None and self.history.unfinished
 
     def nmse(self, optima: Any = None) -> float:
         """NMSE of the users' models (Section 5), against the truth known or given."""
@@ -74,7 +81,9 @@ class BaselineResult(ODCLResult):
         text = f"{self.method}: {text}" if self.method else text
         if self.told:
             text += f", told {' and '.join(self.told)}"
-        return text if self.converged else text + ", did not converge"
+        if self.unfinished and not (self.history and self.history.reached):
+            text += ", risk still falling after the last round"
+        return text + ", models ran away (step too long)" * self.diverged
 
 
 def _rounds(n: int) -> str:
@@ -144,6 +153,43 @@ def from_models(
         method,
         told,
         history,
+    )
+
+
+def make_result(
+    federation: Federation,
+    labels: Any,
+    models: Any,
+    *,
+    rounds: int,
+    bytes_up: int,
+    bytes_down: int,
+    loss: str | Loss = "squared",
+    l2: float = 0.0,
+    fit_intercept: bool = False,
+    seed: int = 0,
+    told: tuple[str, ...] = (),
+    **settings: Any,
+) -> BaselineResult:
+    """The result of a method of your own, from its users' groups and models.
+
+    ``labels`` (n_users,), ``models`` (n_users, dim), both in the federation's order of users. The
+    bytes are those that all users together sent and received in all rounds. ``settings`` are kept
+    to be read back. See :func:`~odcl.baselines.register`.
+    """
+    problem = problem_of(federation, loss, l2, fit_intercept, seed)
+    m, dim = problem.n_users, problem.dim
+    groups, own = np.asarray(labels), np.asarray(models, dtype=np.float64)
+    if groups.shape != (m,) or own.shape != (m, dim) or not np.isfinite(own).all():
+        raise ValueError(
+            f"labels has shape {groups.shape} and models {own.shape}: give one label a user, "
+            f"({m},), and one model of finite numbers a user, {(m, dim)}."
+        )
+    codes = np.unique(groups, return_inverse=True)[1].astype(np.intp)
+    error = None if problem.optima is None else nmse(own, problem.optima)
+    history = one_shot_history(bytes_up, bytes_down, error, n_rounds=rounds)
+    return from_models(
+        problem, "", codes, own, history, combined="own method", told=told, settings=settings
     )
 
 

@@ -19,6 +19,8 @@ from odcl.method import nmse
 # Descent with a step below 2/L never raises the risk. Stochastic steps and averaged models may, a
 # little. A risk so many times that of the start, and above that of the zero model, is no noise.
 _RISEN = 2.0
+# A risk that the last tenth of the rounds still lowered by more than this share is on its way.
+_FALLING = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,11 +37,18 @@ class History:
     delivery: int = 0  # bytes of the last download, by which users get what the rounds made
     stop_at: float | None = None
     reached: bool | None = None  # the stop rule; None: there was none
-    converged: bool = True  # False: the models ran away
+    diverged: bool = False  # the models ran away
 
     @property
     def n_rounds(self) -> int:
         return len(self.bytes_up)
+
+    @property
+    def unfinished(self) -> bool:
+        """Did the last tenth of the rounds still lower the risk, so that more rounds would help?"""
+        risk = self.risk[np.isfinite(self.risk)]
+        before = risk[-1 - max(1, len(risk) // 10) :][:1]
+        return not self.diverged and bool((before - risk[-1:] > _FALLING * abs(before)).any())
 
     @property
     def total_up(self) -> int:
@@ -83,7 +92,7 @@ def iterate(
 
     Stops at the first round after which the NMSE is ``stop_at`` or less (Section 5, "matches this
     error"). Models that leave the numbers end the loop, with a warning: the last models that were
-    numbers are kept, and ``converged`` is False.
+    numbers are kept, and ``diverged`` is True.
     """
     _check(problem, models, n_rounds, stop_at)
     risk: list[float] = []
@@ -109,8 +118,8 @@ def iterate(
             if reached or t == n_rounds:
                 break
             latest = combine(models, answers)
-    converged = finite and (risk[-1] <= _RISEN * risk[0] or risk[-1] <= problem.risk_of_zero())
-    if not converged:
+    tame = finite and (risk[-1] <= _RISEN * risk[0] or risk[-1] <= problem.risk_of_zero())
+    if not tame:
         _warn(risk, finite)
     rounds = len(risk) - 1
     up = np.full(rounds, ledger.up, dtype=np.intp)
@@ -123,7 +132,7 @@ def iterate(
         ledger.delivery,
         stop_at,
         reached,
-        converged,
+        not tame,
     )
     return Run(models, last, history)
 

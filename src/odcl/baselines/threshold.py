@@ -17,7 +17,7 @@ from odcl.baselines.result import BaselineResult
 from odcl.clustering.kmeans import KMeansPP
 from odcl.clustering.labels import sum_by_cluster
 from odcl.data.federation import Federation
-from odcl.local.losses import Logistic
+from odcl.local.losses import Logistic, Loss, as_loss
 from odcl.local.refit import Refit
 
 
@@ -49,7 +49,13 @@ class ClassSums:
 
 
 def with_own_thresholds(
-    federation: Federation, *, n_clusters: int, seed: int = 0, **call: Any
+    federation: Federation,
+    *,
+    n_clusters: int,
+    loss: str | Loss = "logistic",
+    fit_intercept: bool = False,
+    seed: int = 0,
+    **call: Any,
 ) -> BaselineResult:
     """ODCL-KM++ on rows less their user's mean, with an intercept a cluster (logistic loss).
 
@@ -58,7 +64,19 @@ def with_own_thresholds(
     class means, all features together. With equal deviations it is the middle. Beside its model
     a user sends ``ClassSums``: with two rows a class, that is close to the rows themselves.
     """
-    alone = one_shot(federation, clusterer=KMeansPP(n_clusters), centred="own", seed=seed, **call)
+    if fit_intercept or not isinstance(as_loss(loss, federation.y), Logistic):
+        raise ValueError(
+            f"loss={loss!r} with fit_intercept={fit_intercept}: the threshold between two classes "
+            "takes the place of an intercept. Use loss='logistic', fit_intercept=False."
+        )
+    alone = one_shot(
+        federation,
+        clusterer=KMeansPP(n_clusters),
+        centred="own",
+        loss=loss,
+        seed=seed,
+        **call,
+    )
     sums = ClassSums.of(federation)
     centers = _with_intercept(alone.centers, borders(sums, alone.labels))
     local = _with_intercept(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from odcl.experiments import NAMES, experiment
+from odcl.experiments.added import NONE_ADDED, Added, load
 from odcl.experiments.rows import read_rows
-from odcl.experiments.runner import ROWS, Outcome, reproduce
+from odcl.experiments.runner import ROWS, MissingData, Outcome, reproduce
 
 _LITTER = (".DS_Store", "Thumbs.db")  # what file managers leave behind
 
@@ -20,6 +21,27 @@ def chosen(name: str) -> tuple[str, ...]:
         return NAMES
     experiment(name)
     return (name,)
+
+
+def load_methods(path: Path | None, names: Sequence[str]) -> Added:
+    """The methods that a file registers, for experiments that others can join."""
+    if path is None:
+        return NONE_ADDED
+    if not any(experiment(name).bench for name in names):
+        open_to = ", ".join(name for name in NAMES if experiment(name).bench)
+        raise ValueError(f"Methods of your own can join {open_to}, not {', '.join(names)}.")
+    return load(path)
+
+
+def without_data(names: Sequence[str], data: Path | None) -> dict[str, str]:
+    """Experiments whose files are not there, and what to do."""
+    lacking = {}
+    for name in names:
+        try:
+            experiment(name).check(data)
+        except MissingData as error:
+            lacking[name] = str(error)
+    return lacking
 
 
 def open_folder(out: Path, *, force: bool) -> None:
@@ -49,6 +71,7 @@ def run_one(
     quick: bool,
     seed: int,
     quiet: bool,
+    added: Added = NONE_ADDED,
 ) -> Outcome:
     """One experiment, with a bar where somebody watches."""
     with _counted(name, quiet) as advance:
@@ -60,6 +83,7 @@ def run_one(
             data=data,
             quick=quick,
             seed=seed,
+            added=added,
             advance=advance,
         )
 
@@ -72,6 +96,14 @@ def time_line(outcome: Outcome) -> str:
         f"{outcome.experiment.name}: {outcome.n_new} tasks in {outcome.seconds:.1f} s{kept}; "
         f"all rows hold {outcome.work_seconds:.1f} s of work."
     )
+
+
+def other_rows(outcome: Outcome) -> str:
+    """A line on rows that are there and not used; empty: there are none."""
+    n = outcome.n_other
+    if not n:
+        return ""
+    return f"{n} rows of other versions in {ROWS} are kept and not used (--force forgets them)."
 
 
 @contextmanager

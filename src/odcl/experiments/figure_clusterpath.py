@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from odcl.data.synthetic import linear_federation
-from odcl.experiments.curves import draw_curves, finish
+from odcl.experiments.curves import draw_error_and_clusters
 from odcl.experiments.figure_mse import meets
-from odcl.experiments.measure import Bench
+from odcl.experiments.measure import compare, linear_bench
 from odcl.experiments.pages import by_setting, from_on, table
 from odcl.experiments.rows import Rows, Setting
-from odcl.experiments.runner import Experiment, Measured, Task
-from odcl.report.pictures import figure
+from odcl.experiments.runner import Experiment
 
 METHODS = ("local", "oracle-averaging", "odcl-cc-oracle", "odcl-cc", "odcl-noise")
 METRICS = ("n_clusters", "nmse")
@@ -23,14 +19,6 @@ SAMPLES = (50, 100, 200, 300, 400, 500, 600, 700, 800, 1000)
 def settings(quick: bool) -> list[Setting]:
     some = (100, 400, 1000) if quick else SAMPLES
     return [{"n": n, "K": 4, "m": 100, "d": 20} for n in some]
-
-
-def work(task: Task, data: Path | None) -> Iterator[Measured]:
-    s = task.setting
-    federation = linear_federation(s["m"], s["n"], n_clusters=s["K"], dim=s["d"], seed=task.seed)
-    bench = Bench(federation, seed=task.seed)
-    for name in METHODS:
-        yield from bench.run(name).rows(METRICS)
 
 
 def page(rows: Rows) -> str:
@@ -58,29 +46,27 @@ def page(rows: Rows) -> str:
         [
             "Error of the users' models and number of clusters, means over runs. 100 users in 4 "
             "clusters of 25 (the paper's text says 10), 20 parameters.",
-            by_setting(rows, "nmse", METHODS),
-            by_setting(rows, "n_clusters", METHODS[2:]),
+            by_setting(rows, "nmse", [*METHODS, *rows.others(METHODS)]),
+            by_setting(rows, "n_clusters", [*METHODS[2:], *rows.others(METHODS)]),
             table(["in every run", "paper", "ours"], claims),
         ]
     )
 
 
 def draw(rows: Rows) -> Any:
-    fig, (left, right) = figure(width=11, height=5.0)
-    draw_curves(left, rows, "nmse", METHODS[:-1])
-    finish(left, "Error", "samples per user", "normalised MSE", log="y")
-    draw_curves(right, rows, "n_clusters", METHODS[2:])
-    right.axhline(4, color="black", ls=":", lw=1, label="true number")
-    finish(right, "Clusters found", "samples per user", "clusters", log="y")
-    return fig
+    others = rows.others(METHODS)
+    return draw_error_and_clusters(rows, [*METHODS[:-1], *others], [*METHODS[2:], *others])
 
 
 EXPERIMENT = Experiment(
     "figure-clusterpath",
     "Clusterpath against the lambda of the true clusters",
     settings,
-    work,
+    compare(linear_bench, METHODS, METRICS),
     (METHODS[-1], METRICS[-1]),
     page,
     draw,
+    bench=linear_bench,
+    methods=METHODS,
+    metrics=METRICS,
 )

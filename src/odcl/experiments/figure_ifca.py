@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from odcl._typing import Bools, Floats, Ints
-from odcl.data.synthetic import linear_federation
 from odcl.experiments.curves import BLUE, LOOKS, ORANGE, PINK, Look, draw_curves, finish, level
-from odcl.experiments.measure import Bench
+from odcl.experiments.measure import linear_bench
 from odcl.experiments.pages import number, table
 from odcl.experiments.rows import Rows, Setting
 from odcl.experiments.runner import Experiment, Measured, Task
@@ -42,8 +41,7 @@ def shown_rounds(most: int) -> list[int]:
 def work(task: Task, data: Path | None) -> Iterator[Measured]:
     """Starts between D/5 and D/3 of the optima, 10 local steps a round, models averaged."""
     s = task.setting
-    federation = linear_federation(s["m"], s["n"], n_clusters=s["K"], dim=s["d"], seed=task.seed)
-    bench = Bench(federation, seed=task.seed)
+    bench = linear_bench(task, data)
     for step in STEPS:
         for stochastic in (False, True):
             run = bench.run(

@@ -6,9 +6,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from odcl.data.synthetic import linear_federation
-from odcl.experiments.curves import BLUE, LOOKS, ORANGE, Look, draw_curves, finish, level
-from odcl.experiments.measure import Bench
+from odcl.experiments.curves import (
+    BLUE,
+    LOOKS,
+    ORANGE,
+    Look,
+    draw_curves,
+    finish,
+    level,
+    plain_ticks,
+)
+from odcl.experiments.measure import linear_bench
 from odcl.experiments.pages import number, table
 from odcl.experiments.rows import Rows, Setting
 from odcl.experiments.runner import Experiment, Measured, Task
@@ -28,14 +36,12 @@ def settings(quick: bool) -> list[Setting]:
 
 def work(task: Task, data: Path | None) -> Iterator[Measured]:
     """The same federation at every T; both outputs of Section 4.4: last iterate, average."""
-    s = task.setting
-    federation = linear_federation(s["m"], s["n"], n_clusters=s["K"], dim=s["d"], seed=task.seed)
-    bench = Bench(federation, seed=task.seed)
+    bench = linear_bench(task, data)
     for name in EXACT:
         yield from bench.run(name).rows(METRICS)
     for output, name in INEXACT.items():
-        solver = ProjectedSGD(n_iter=s["T"], output=output)  # type: ignore[arg-type]
-        yield from bench.run("i-odcl-km++", method=name, solver=solver).rows(METRICS)
+        solver = ProjectedSGD(n_iter=task.setting["T"], output=output)  # type: ignore[arg-type]
+        yield from bench.run(name, solver=solver).rows(METRICS)
 
 
 def page(rows: Rows) -> str:
@@ -72,6 +78,7 @@ def draw(rows: Rows) -> Any:
     for method in EXACT:
         level(ax, rows.mean(method, "nmse", T=rows.of("T")[0]), LOOKS[method])
     finish(ax, "Inexact local models, n = 100", "steps T", "normalised MSE", log="xy")
+    plain_ticks(ax.xaxis, rows.of("T"))
     return fig
 
 

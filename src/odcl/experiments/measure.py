@@ -6,16 +6,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from odcl._typing import Floats
 from odcl.baselines import METHODS, BaselineResult, run
+from odcl.baselines.registry import BUILT_IN
 from odcl.data.federation import Federation
 from odcl.data.partition import ImageFederation
+from odcl.data.synthetic import linear_federation
 from odcl.experiments.rows import Setting
-from odcl.experiments.runner import Measured
+from odcl.experiments.runner import Measured, Task
 from odcl.local.exact import Penalty, Solution, solve_users
 from odcl.local.losses import Loss, as_loss
 
@@ -70,10 +73,31 @@ class Bench:
         return [Timed(self.federation, name, result, share) for name, result in found.items()]
 
 
+def compare(
+    bench: Callable[[Task, Path | None], Bench], methods: Sequence[str], metrics: Sequence[str]
+) -> Callable[[Task, Path | None], Iterator[Measured]]:
+    """The work of an experiment that runs methods by name and measures the same of all."""
+
+    def work(task: Task, data: Path | None) -> Iterator[Measured]:
+        here = bench(task, data)
+        for name in methods:
+            yield from here.run(name).rows(metrics)
+
+    return work
+
+
+def linear_bench(task: Task, data: Path | None) -> Bench:
+    """The paper's linear federation of a task's setting."""
+    s = task.setting
+    federation = linear_federation(s["m"], s["n"], n_clusters=s["K"], dim=s["d"], seed=task.seed)
+    return Bench(federation, seed=task.seed)
+
+
 def _on_local_models(name: str, options: dict[str, Any]) -> bool:
     """Does a method start from the users' models on their rows as they are?"""
     one_shot = name in ("local", "oracle-averaging", "naive") or name.startswith("odcl")
-    return one_shot and "solver" not in options and "centred" not in options
+    moved = "centred" in options or "centred" in name or name.endswith("/own-threshold")
+    return name in BUILT_IN and one_shot and not moved and "solver" not in options
 
 
 def _fit(

@@ -149,3 +149,7 @@ class Rows:
                 if all(row.setting.get(k) == v for k, v in setting.items())
             )
         )
+
+    def others(self, methods: Sequence[str]) -> list[str]:
+        """Methods of somebody's own: those that are not the experiment's."""
+        return [method for method in self.methods() if method not in methods]

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from odcl.data.synthetic import linear_federation
-from odcl.experiments.measure import Bench
+from odcl.experiments.measure import linear_bench
 from odcl.experiments.pages import number, table
 from odcl.experiments.rows import Rows, Setting
 from odcl.experiments.runner import Experiment, Measured, Task
@@ -28,14 +27,13 @@ def settings(quick: bool) -> list[Setting]:
 def work(task: Task, data: Path | None) -> Iterator[Measured]:
     """ODCL-KM++, then its rival until it has the same error: 10 local steps of 0.01 a round."""
     s = task.setting
-    federation = linear_federation(s["m"], s["n"], n_clusters=s["K"], dim=s["d"], seed=task.seed)
-    bench = Bench(federation, seed=task.seed)
+    bench = linear_bench(task, data)
     one = bench.run("odcl-km++", n_clusters=s["K"])
     call: dict[str, Any] = {"stop_at": one.value("nmse"), "rounds": MOST}
     call |= {"step_size": 0.01, "local_steps": 10}
     rival = RIVAL[s["K"]]
-    for batch, name in ((None, rival), (1, f"{rival}/stochastic")):
-        yield from bench.run(rival, method=name, batch_size=batch, **call).rows(METRICS)
+    for name in (rival, f"{rival}/stochastic"):
+        yield from bench.run(name, **call).rows(METRICS)
     yield from one.rows(METRICS)
 
 

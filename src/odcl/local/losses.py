@@ -38,6 +38,9 @@ class Loss(ABC):
     curvature_varies = True  # does the Hessian depend on the model?
     same_at_start = False  # one output, and rows with the same z have the same curvature?
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
     @abstractmethod
     def encode(self, y: Array) -> Floats:
         """Check targets and turn them into the numbers the loss works on."""
