@@ -9,7 +9,8 @@ import numpy as np
 
 from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation
-from odcl.data.images import Bytes, Images
+from odcl.data.images import Images
+from odcl.data.pickled import Bytes
 
 
 class _Setup(NamedTuple):
