@@ -1,5 +1,8 @@
 """The methods ODCL is compared with: against loops written out here, the paper, and each other."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
@@ -814,6 +817,20 @@ def test_a_method_that_is_still_on_its_way_says_so():
     assert not long.unfinished
     assert "still falling" not in long.summary()
     assert not run("odcl", federation).unfinished
+
+
+def test_the_documentation_lists_every_method():
+    page = (Path(__file__).parents[1] / "docs" / "baselines.md").read_text(encoding="utf-8")
+    table = [line for line in page.splitlines() if line.startswith("| `")]
+    named = [name for line in table for name in re.findall("`([^`]+)`", line.split("|")[1])]
+    assert sorted(named) == sorted(METHODS)
+
+
+def test_the_documentations_example_is_what_comes_out():
+    page = (Path(__file__).parents[1] / "docs" / "baselines.md").read_text(encoding="utf-8")
+    federation = linear_federation(100, 100, n_clusters=10)
+    for name in ("local", "naive", "oracle-averaging", "odcl-km++", "odcl"):
+        assert f"\n{run(name, federation).summary()}\n" in page
 
 
 def test_oracles_refuse_groups_of_another_size():

@@ -7,7 +7,7 @@ from typing import Any
 from odcl.experiments.curves import draw_error_and_clusters
 from odcl.experiments.figure_mse import meets
 from odcl.experiments.measure import compare, linear_bench
-from odcl.experiments.pages import by_setting, from_on, table
+from odcl.experiments.pages import by_setting, from_on, spread_over_runs, table
 from odcl.experiments.rows import Rows, Setting
 from odcl.experiments.runner import Experiment
 
@@ -47,6 +47,7 @@ def page(rows: Rows) -> str:
             "Error of the users' models and number of clusters, means over runs. 100 users in 4 "
             "clusters of 25 (the paper's text says 10), 20 parameters.",
             by_setting(rows, "nmse", [*METHODS, *rows.others(METHODS)]),
+            spread_over_runs(rows, "nmse", METHODS),
             by_setting(rows, "n_clusters", [*METHODS[2:], *rows.others(METHODS)]),
             table(["in every run", "paper", "ours"], claims),
         ]

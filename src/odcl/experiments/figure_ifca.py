@@ -11,7 +11,7 @@ import numpy as np
 from odcl._typing import Bools, Floats, Ints
 from odcl.experiments.curves import BLUE, LOOKS, ORANGE, PINK, Look, draw_curves, finish, level
 from odcl.experiments.measure import linear_bench
-from odcl.experiments.pages import number, table
+from odcl.experiments.pages import OVER_RUNS, spread, table
 from odcl.experiments.rows import Rows, Setting
 from odcl.experiments.runner import Experiment, Measured, Task
 from odcl.report.pictures import figure
@@ -95,11 +95,11 @@ def page(rows: Rows) -> str:
                     PAPER.get((n, step), "never"),
                     f"{of_mean:.0f}" if np.isfinite(of_mean) else "never",
                     f"{np.isfinite(each).mean():.0%}",
-                    number(rows.mean(method, "nmse", n=n)),
+                    spread(rows.values(method, "nmse", n=n), None),
                 ]
             )
         for method in ONE_ROUND:
-            error = number(rows.mean(method, "nmse", n=n))
+            error = spread(rows.values(method, "nmse", n=n), None)
             lines.append([f"n = {n}, {LOOKS[method].label}", "1", "1", "", error])
     header = [
         "IFCA (and one round)",
@@ -114,7 +114,8 @@ def page(rows: Rows) -> str:
             "clusters), the share of runs in which it gets there by itself, and the mean error "
             "after the last round. 100 users in 4 clusters of 25.",
             table(header, lines),
-            "'All rows': local steps on the full gradient; 'one row': stochastic local steps.",
+            "'All rows': local steps on the full gradient; 'one row': stochastic local steps. "
+            f"{OVER_RUNS}",
         ]
     )
 

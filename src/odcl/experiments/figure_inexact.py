@@ -17,7 +17,7 @@ from odcl.experiments.curves import (
     plain_ticks,
 )
 from odcl.experiments.measure import linear_bench
-from odcl.experiments.pages import number, table
+from odcl.experiments.pages import number, spread_over_runs, table
 from odcl.experiments.rows import Rows, Setting
 from odcl.experiments.runner import Experiment, Measured, Task
 from odcl.local.sgd import ProjectedSGD
@@ -61,6 +61,7 @@ def page(rows: Rows) -> str:
             "Error of I-ODCL-KM++ after T steps of projected SGD at each user, mean over runs. 100 "
             "users in 10 clusters, n = 100. The paper has no such experiment.",
             table(header, lines),
+            spread_over_runs(rows, "nmse", list(INEXACT.values()), key="T"),
             f"Exact local models: {number(exact)}; without clusters (local): {number(alone)}. The "
             "steps 1/(mu t) are long at first, and the ball keeps them; then the error falls until "
             "that of the exact models is left.",

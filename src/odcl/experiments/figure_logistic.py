@@ -9,9 +9,9 @@ import numpy as np
 
 from odcl.data.synthetic import logistic_federation
 from odcl.experiments.curves import draw_error_and_clusters
-from odcl.experiments.figure_mse import METHODS, meets
+from odcl.experiments.figure_mse import METHODS, NOT_DRAWN, meets
 from odcl.experiments.measure import Bench, compare
-from odcl.experiments.pages import by_setting, from_on, table
+from odcl.experiments.pages import by_setting, from_on, spread_over_runs, table
 from odcl.experiments.rows import Rows, Setting
 from odcl.experiments.runner import Experiment, Task
 
@@ -58,6 +58,7 @@ def page(rows: Rows) -> str:
             "clusters, two features and an intercept. The paper's third covariance matrix has a "
             "negative eigenvalue; what its sampler draws in effect, [[2, 1], [1, 2]], is used.",
             by_setting(rows, "nmse", [*METHODS, *rows.others(METHODS)]),
+            spread_over_runs(rows, "nmse", METHODS),
             by_setting(rows, "n_clusters", [*CLUSTERS, *rows.others(METHODS)]),
             table(["", "paper", "ours"], claims),
         ]
@@ -66,7 +67,7 @@ def page(rows: Rows) -> str:
 
 def draw(rows: Rows) -> Any:
     others = rows.others(METHODS)
-    shown = [m for m in METHODS if m != "odcl-noise"]
+    shown = [m for m in METHODS if m not in NOT_DRAWN]
     return draw_error_and_clusters(rows, [*shown, *others], [*CLUSTERS, *others])
 
 

@@ -41,12 +41,12 @@ def number(value: float) -> str:
     return f"{value:.3g}" if abs(value) < 1e4 else f"{value:.0f}"
 
 
-def spread(values: Floats, digits: int = 3) -> str:
-    """Mean +- standard deviation over runs."""
+def spread(values: Floats, digits: int | None = 3) -> str:
+    """Mean +- standard deviation over runs; ``digits`` after the point, None: three in all."""
     if len(values) == 0:
         return "-"
-    text = f"{values.mean():.{digits}f}"
-    return text if len(values) == 1 else f"{text} +- {values.std(ddof=1):.{digits}f}"
+    shown = [values.mean()] if len(values) == 1 else [values.mean(), values.std(ddof=1)]
+    return " +- ".join(number(x) if digits is None else f"{x:.{digits}f}" for x in shown)
 
 
 def by_setting(
@@ -58,6 +58,25 @@ def by_setting(
         for value in rows.of(key, **setting)
     ]
     return table([key, *methods], lines)
+
+
+def spread_over_runs(
+    rows: Rows, metric: str, methods: Sequence[str], *, key: str = "n", **setting: Any
+) -> str:
+    """A sentence on how far runs are from these means."""
+    shares = []
+    for value in rows.of(key, **setting):
+        for method in methods:
+            own = rows.values(method, metric, **{key: value}, **setting)
+            if len(own) > 1 and np.isfinite(own).all() and own.mean() > 0:
+                shares.append(float(own.std(ddof=1) / own.mean()))
+    if not shares:
+        return "There is one run: how far others would be from it is not known."
+    middle, most = np.median(shares), np.max(shares)
+    return (
+        f"Over runs, a number has a standard deviation of {middle:.0%} of its mean (the median of "
+        f"the table), and of {most:.0%} at most."
+    )
 
 
 def same(first: Floats, second: Floats) -> bool:
