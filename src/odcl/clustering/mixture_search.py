@@ -8,10 +8,9 @@ from typing import Literal
 
 import numpy as np
 from sklearn.cluster import kmeans_plusplus
-from sklearn.metrics import pairwise_distances_argmin
 
 from odcl._typing import Floats, Ints
-from odcl.clustering.mixture_em import Axes, Cloud, Fit, Mixture, em, from_labels
+from odcl.clustering.mixture_em import CHUNK_ENTRIES, Axes, Cloud, Fit, Mixture, em, from_labels
 from odcl.clustering.ward import cut, ward_merges
 
 SEARCH_USERS = 20_000  # K is searched on at most so many users, then EM runs on everybody
@@ -113,7 +112,10 @@ def _seeds(
 
 def _nearest(points: Floats, seeds: Floats) -> Ints:
     """Label of the nearest seed, (n,), with no number left out. Only starts: speed over digits."""
-    nearest = pairwise_distances_argmin(points, seeds)
+    half = 0.5 * (seeds**2).sum(axis=1)
+    step = max(1, CHUNK_ENTRIES // len(seeds))
+    parts = (points[start : start + step] for start in range(0, len(points), step))
+    nearest = np.concatenate([(part @ seeds.T - half).argmax(axis=1) for part in parts])
     return np.asarray(np.unique(nearest, return_inverse=True)[1], dtype=np.intp).ravel()
 
 
