@@ -817,6 +817,7 @@ def test_a_method_that_is_still_on_its_way_says_so():
     assert not long.unfinished
     assert "still falling" not in long.summary()
     assert not run("odcl", federation).unfinished
+    assert repr(short) == f"<BaselineResult: {short.summary()}>"
 
 
 def test_the_documentation_lists_every_method():

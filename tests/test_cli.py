@@ -287,7 +287,8 @@ def test_fit_writes_models_assignment_and_a_closing_table(odcl):
         assert_allclose([float(x) for x in rows[name].groups()], numbers, rtol=5e-3)
     assert report["comparison"]["rows_held_out"] == 8 * 3
     assert report["settings"]["fit_intercept"] is True
-    expected = {"models.safetensors", "model.json", "schema.json", "report.json"}
+    expected = {"models.safetensors", "model.json", "uploads.safetensors", "schema.json"}
+    expected |= {"report.json"}
     assert set(files("run")) == expected | {"assignment.csv", "groups.csv"}
     assignment = pd.read_csv("run/assignment.csv")
     assert assignment.user.tolist() == [f"u{i}" for i in range(8)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -14,13 +15,21 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from odcl import KMeansPP, ODCLRegressor, Uploads, cli, linear_federation, odcl, server_step
 from odcl.baselines import cluster_oracle
+from odcl.baselines import run as baseline
 from odcl.clustering.labels import same_partition
 from odcl.data.synthetic import SyntheticFederation
 from odcl.diagnose import diagnose_step
 from odcl.diagnose.verdict import rounded
-from odcl.plan.scenario import simplex
 
 SEEDS = range(100, 110)  # of the verdicts; thresholds were set on other seeds
+
+
+def simplex(k: int, dim: int) -> np.ndarray:
+    """Points all at distance 1 from one another, (k, dim); k <= dim + 1."""
+    if k == 1:
+        return np.eye(1, dim)
+    corners = (np.eye(k) - 1 / k) / np.sqrt(2)
+    return np.pad(corners @ np.linalg.svd(corners)[2][: k - 1].T, ((0, 0), (0, dim - k + 1)))
 
 
 @dataclass(frozen=True)
@@ -102,9 +111,96 @@ def test_the_verdict_is_right_in_nine_of_ten_federations(name):
 
 def test_groups_that_were_asked_for_give_way_to_those_that_the_noise_shows():
     case = CASES["clear groups"]
-    d = case.result(100, clusterer=KMeansPP(2)).diagnose()
+    f = case.federation(100)
+    d = odcl(f, clusterer=KMeansPP(2)).diagnose()
     assert (d.n_clusters, d.n_visible, d.verdict.advice) == (2, 3, "one-shot")
-    assert "the 3 groups that the users' noise shows in place of the 2 found" in d.verdict.sentence
+    assert "with other groups: 3 in place of these 2" in d.verdict.sentence
+    assert same_partition(d.visible, f.groups)
+    assert "found by KMeansPP; the users' noise shows 3 groups" in str(d)
+
+
+@pytest.mark.parametrize("with_rows", [False, True], ids=["models alone", "rows"])
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("ifca-r", "One shot is enough with other groups: 3 in place of these 2."),
+        ("naive", "One shot is enough with other groups: 3 in place of one model for all."),
+        ("fedavg", "One shot is enough with other groups: 3 in place of one model for all."),
+        ("local", "One shot is enough with other groups: 3 in place of one model per user."),
+        ("odcl-km++", "One shot is enough."),
+        ("all-for-all", "One shot is enough."),
+        ("cluster-oracle", "One shot is enough."),
+    ],
+)
+def test_a_baselines_own_groups_and_models_are_judged(name, sentence, with_rows):
+    f = CASES["clear groups"].federation(100)
+    result = baseline(name, f)
+    d = result.diagnose(f if with_rows else None, resamples=1)
+    assert_array_equal(d.labels, result.labels)
+    assert d.verdict.sentence == sentence
+    assert f"found by {name}" in str(d)
+    # Its error, as the truth has it: coordinates are weighed otherwise, and this is one draw.
+    true = error(result.models, f.optima) / error(result.local.theta, f.optima)
+    assert 0.5 < d.errors.used / true < 2
+
+
+def test_groups_that_differ_in_a_user_or_two_serve_as_well():
+    case = CASES["clear groups"]
+    f = case.federation(100)
+    labels = f.groups.copy()
+    labels[0] = 1
+    result = baseline("oracle-averaging", f, groups=labels)
+    assert result.diagnose(resamples=1).verdict.sentence == "One shot is enough."
+    known = result.diagnose(f, resamples=1)  # now it is known that the user cannot be there
+    assert known.places.elsewhere[0] > 0.99
+    assert "1 of 60 users" in known.verdict.sentence
+
+
+@pytest.mark.parametrize(
+    ("sizes", "n", "fit", "advice"),
+    [
+        ((20, 20, 20), (15, 300), {"clusterer": KMeansPP(3)}, "precision"),
+        ((60,), (15, 300), {"clusterer": KMeansPP(3)}, "one-model"),
+        ((20, 20, 20), (60, 80), {"clusterer": KMeansPP(3)}, "one-shot"),
+    ],
+)
+def test_uneven_rows_are_no_groups_where_nobody_says_its_noise(sizes, n, fit, advice):
+    case = Case(advice, sizes, 8, 3, n, fit=PAPER | fit)
+    found = [case.result(seed).diagnose(resamples=1) for seed in SEEDS]
+    assert sum(d.verdict.advice == advice for d in found) >= 9
+    assert sum(d.n_visible == len(sizes) for d in found) >= 9
+
+
+@pytest.mark.parametrize("n", [15, (15, 60)])
+@pytest.mark.parametrize("fit", [{}, PAPER | {"clusterer": KMeansPP(3)}], ids=["ours", "paper"])
+def test_where_nothing_can_be_said_nothing_is_printed(n, fit):
+    d = Case("", (20, 20, 20), 20, 3, n, fit=fit).result(100).diagnose()
+    assert (d.verdict.advice, d.sighted) == ("collect", False)
+    assert (d.distance, d.separation, d.stability, d.errors) == (None, None, None, None)
+    for word in ("guaranteed", "alpha", "stability", "error of", "border", "smallest distance"):
+        assert word not in str(d).partition("\n\n")[2]
+
+
+def test_a_diagnosis_is_short_in_a_list_and_a_frame_on_request():
+    f = CASES["groups that overlap"].federation(100)
+    d = odcl(f).diagnose(resamples=1)
+    assert repr(d) == f"<Diagnosis 'collect': 90 users, {d.n_clusters} groups>"
+    frame = pd.DataFrame(d.columns())
+    assert frame.user.tolist() == list(range(90))
+    first = int(d.border[0])
+    assert frame.remark[first] == "near a border"
+    line = rf"{first} +group {d.labels[first]} +\d+% +group {frame.rival[first]}\n"
+    assert re.search("users near a border +are in +chance that it is another +most likely", str(d))
+    assert re.search(line, str(d))
+
+
+def test_rows_of_another_federation_are_refused():
+    case = CASES["clear groups"]
+    result = case.result(100, **PAPER | {"clusterer": KMeansPP(3)})
+    with pytest.raises(ValueError, match="fitted on"):
+        result.diagnose(case.federation(101))
+    with pytest.raises(ValueError, match="fitted on"):
+        result.diagnose(replace(case, sizes=(20, 20)).federation(100))
 
 
 def test_the_rows_it_asks_for_are_enough_and_half_of_them_are_not():
@@ -163,15 +259,15 @@ def test_expected_errors_are_those_that_the_truth_shows(name):
 
 
 CALIBRATION = {
-    "squared": Case("", (30, 30, 30), 6, 1.4, 16),
-    "users of a group differ": Case("", (30, 30), 4, 1.8, 40, tau=0.35),
-    "logistic": Case("", (40, 40), 4, 2.0, 60, loss="logistic", fit={"l2": 2e-2}),
+    "squared": Case("", (30, 30, 30), 6, 1.25, 16),
+    "users of a group differ": Case("", (45, 45), 4, 1.4, 40, tau=0.35),
+    "logistic": Case("", (50, 50), 3, 1.4, 60, loss="logistic", fit={"l2": 2e-2}),
 }
 
 
 @pytest.mark.parametrize("name", CALIBRATION)
 def test_users_reported_with_probability_p_are_misplaced_that_often(name):
-    """Among all users, and among those of a middling p, within 3.5 standard errors."""
+    """Among all users, and among those of a middling p, within 3 standard errors."""
     case = CALIBRATION[name]
     k = len(case.sizes)
     told, wrong = [], []
@@ -185,10 +281,20 @@ def test_users_reported_with_probability_p_are_misplaced_that_often(name):
         wrong.append(np.array(majority)[r.labels] != f.groups)
     p, w = np.concatenate(told), np.concatenate(wrong)
     assert len(told) >= 14
-    assert p.sum() >= 4  # otherwise nothing is tested
-    for some in (p >= 0, (p > 0.05) & (p < 0.5)):
-        expected, spread = p[some].sum(), np.sqrt((p[some] * (1 - p[some])).sum())
-        assert abs(w[some].sum() - expected) < 3.5 * spread
+    assert calibrated(p, w)
+    # It can fail: probabilities of half and of twice the size are found out.
+    assert not calibrated(0.5 * p, w)
+    assert not calibrated(np.minimum(2 * p, 1), w)
+
+
+def calibrated(p: np.ndarray, wrong: np.ndarray) -> bool:
+    """As many wrong as p says, among all users and among those of a middling p."""
+
+    def off(some: np.ndarray) -> float:
+        spread = np.sqrt((p[some] * (1 - p[some])).sum())
+        return abs(wrong[some].sum() - p[some].sum()) / spread
+
+    return off(p >= 0) < 3 and off((p > 0.05) & (p < 0.5)) < 3
 
 
 @pytest.mark.parametrize("tau", [0.0, 0.2])
@@ -339,6 +445,11 @@ def test_an_estimator_diagnoses_its_fit_and_a_loaded_one_says_what_it_lacks(tmp_
         ODCLRegressor.load(tmp_path / "m").diagnose()
 
 
+def test_an_intercept_that_the_optima_lack_is_zero():
+    f = linear_federation(20, 60, n_clusters=4, seed=0)
+    assert "NMSE" in odcl(f, fit_intercept=True).summary()
+
+
 def test_the_command_begins_with_the_verdict_and_writes_one_row_a_user(run):
     code, out, err = run(
         "diagnose", "table.csv", "--user", "user", "--target", "y", "--out", "users.csv"
@@ -356,17 +467,50 @@ def test_a_run_is_diagnosed_with_its_own_settings(run):
     assert run("fit", "table.csv", *roles, *fit)[0] == 0
     code, out, err = run("diagnose", "run", "table.csv")
     assert (code, err) == (0, "")
-    assert "with the 2 groups that the users' noise shows in place of the 4 found" in out
-    assert run("diagnose", "run")[1] == out  # the table lies beside it
-    (run_code, _, said) = run("diagnose", "run", "table.csv", "--clusters", "3")
-    assert run_code == 2
-    assert "part of the run" in said
+    assert "with other groups: 2 in place of these 4" in out
+    for extra in (("--clusters", "3"), ("--paper",), ("--drop", "a"), ("--no-intercept",)):
+        code, _, said = run("diagnose", "run", "table.csv", *extra)
+        assert code == 2
+        assert f"{extra[0]} is part of the run" in said
+
+
+@pytest.mark.parametrize(
+    "how", [(), ("--clusters", "kmeans:4"), ("--combine", "mean"), ("--paper",)]
+)
+def test_a_run_is_diagnosed_from_what_it_holds(run, how, tmp_path):
+    roles = ("--user", "user", "--target", "y")
+    assert run("fit", "table.csv", *roles, "--holdout", "0", "--out", "run", "-q", *how)[0] == 0
+    _, fitted, _ = run("diagnose", "table.csv", *roles, *how)
+    (tmp_path / "table.csv").unlink()
+    code, out, err = run("diagnose", "run")
+    assert code == 0
+    if how == ("--paper",):  # the rows tell more than the uploads, and the command says so
+        assert "`odcl diagnose run TABLE` reads it off their rows" in err
+        assert out.splitlines()[0] == fitted.splitlines()[0]
+    else:
+        assert (out, err) == (fitted, "")
+
+
+def test_users_added_to_a_run_are_counted(run, tmp_path):
+    roles = ("--user", "user", "--target", "y")
+    run("fit", "table.csv", *roles, "--holdout", "0", "--out", "run", "-q")
+    _, before, _ = run("diagnose", "run")
+    more = table(n_users=4)
+    more.assign(user="new" + more.user).to_csv("new.csv", index=False)
+    assert run("assign", "run", "new.csv", "--add")[0] == 0
+    code, out, err = run("diagnose", "run")
+    assert (code, out) == (0, before)
+    assert "4 users were added to the run after its fit" in err
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("table.csv",), "a table needs --user"),
+        (("table.csv",), "table.csv is not a run of `odcl fit`, and a table needs --user"),
+        (("nowhere.csv",), "There is no file or folder nowhere.csv"),
+        (("table.csv", "--user", "user", "--target", "y", "--out", "no/u.csv"), "no folder no"),
+        (("table.csv", "--user", "user", "--target", "y", "--out", "table.csv"), "is read from"),
+        (("table.csv", "--user", "user", "--target", "y", "--out", "old.csv"), "--force"),
         (("table.csv", "--user", "user"), "a table needs --target"),
         (("table.csv", "table.csv", "--user", "user", "--target", "y"), "is not a run"),
         (("nowhere.csv", "--user", "user", "--target", "y"), "nowhere.csv"),
@@ -376,16 +520,35 @@ def test_a_run_is_diagnosed_with_its_own_settings(run):
         ),
     ],
 )
-def test_what_the_command_cannot_use_is_refused_with_its_reason(run, words, said):
+def test_what_the_command_cannot_use_is_refused_with_its_reason(run, words, said, tmp_path):
+    (tmp_path / "old.csv").write_text("mine")
     code, out, err = run("diagnose", *words)
     assert (code, out) == (2, "")
     assert said in err
+    assert (tmp_path / "old.csv").read_text() == "mine"
 
 
-def test_a_run_without_its_table_says_what_to_do(run, tmp_path):
+@pytest.mark.parametrize("damage", ["missing", "cut", "swapped"])
+def test_a_run_without_its_uploads_says_what_to_do(run, tmp_path, damage):
     roles = ("--user", "user", "--target", "y")
     run("fit", "table.csv", *roles, "--holdout", "0", "--out", "run", "-q")
-    (tmp_path / "table.csv").rename(tmp_path / "moved.csv")
+    kept = tmp_path / "run" / "uploads.safetensors"
+    if damage == "missing":
+        kept.unlink()
+    elif damage == "cut":
+        kept.write_bytes(kept.read_bytes()[:300])
+    else:
+        kept.write_bytes((tmp_path / "run" / "models.safetensors").read_bytes())
     code, _, err = run("diagnose", "run")
     assert code == 2
-    assert "say `odcl diagnose run TABLE`" in err
+    assert "ay `odcl diagnose run TABLE`" in err
+    assert run("diagnose", "run", "table.csv")[0] == 0
+
+
+def test_uploads_too_large_to_copy_are_not_kept(run, monkeypatch):
+    from odcl.command import uploads
+
+    monkeypatch.setattr(uploads, "MOST_BYTES", 1000)
+    roles = ("--user", "user", "--target", "y")
+    assert run("fit", "table.csv", *roles, "--holdout", "0", "--out", "run", "-q")[0] == 0
+    assert "keeps no uploads" in run("diagnose", "run")[2]

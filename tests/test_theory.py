@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import doctest
+import inspect
 import math
+import re
 from dataclasses import astuple, replace
 from decimal import Decimal, localcontext
 
@@ -12,8 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
+from odcl import theory
 from odcl.local.losses import Huber, Logistic, Multinomial, Poisson, Squared
 from odcl.theory import (
+    LocalRates,
     all_for_all_rounds,
     alpha_cc,
     alpha_center,
@@ -545,6 +550,39 @@ def test_theorem_2_has_the_powers_of_theorem_1():
     assert inexact[1].ruling == "rare"  # decay is 1e-6 of a sample: far from the limit
 
 
+@few
+@given(n=st.integers(3, 10**4), size=st.integers(1, 40), K=st.integers(2, 6), dim=st.integers(1, 9))
+def test_theorem_2_without_solver_error_is_theorem_1_with_its_constants_hidden(n, size, K, dim):
+    """All constants of Lemma 4 at 1, R = D = 1: what a missed clustering costs, up to K."""
+    ones = dict.fromkeys(("N", "mu", "R", "beta", "lam", "upsilon", "nu", "tau"), 1.0)
+    rates = LocalRates(**ones, dim=dim, decay=0.01)
+    exact = odcl_terms([rates] * K, [size] * K, 0, n=n, D=1.0)
+    inexact = inexact_terms([size] * K, n=n, D=1.0, R=1.0, dim=dim, decay=0.01, epsilon=0.0)
+    assert inexact["solver"] == 0
+    for name in ("variance", "bias", "curvature"):
+        assert_allclose(exact[f"missed_{name}"], K * inexact[name])
+    # m / n^3 with the K / n^3 of nu beside it; K times 1 / n in the rare event.
+    third = exact["missed_third"] + exact["missed_users"]
+    assert inexact["third"] <= third <= 2 * inexact["third"]
+    assert inexact["rare"] <= exact["missed_rare"] * (1 + 1e-12)
+    assert exact["missed_rare"] <= K * inexact["rare"] * (1 + 1e-12)
+
+
+def test_theorem_3_without_misplaced_users_has_the_first_terms_of_theorem_2():
+    """eps_kl = 0: no floor, and the variance and bias of exact recovery."""
+    part_one = part_one_terms(12, 5, n=80, fractions=[0.0], squared_distances=[4.0])
+    how = {"D": 2.0, "R": 3.0, "dim": 5, "decay": 0.1, "epsilon": 0.0}
+    exact = inexact_terms([7, 5], n=80, **how)
+    assert part_one["floor"] == 0
+    assert (part_one["variance"], part_one["bias"]) == (exact["variance"], exact["bias"])
+
+
+def test_the_accuracy_of_table_1_is_that_of_the_remark_after_theorem_2():
+    how = {"alpha": 1.0, "D": 50.0, "xi": 1.0}
+    epsilon = epsilon_that_keeps_the_rate(600, 25, **how)
+    assert table1([25, 10], D=50.0, n=600) == table1([25, 10], D=50.0, n=600, epsilon=epsilon)
+
+
 def test_rates_from_a_loss_go_into_lemma_4():
     of = problem_constants("logistic", **BOUNDS)
     rates = local_rates(L=of.L, mu=of.mu, N=of.N, H=of.H, R=of.R, dim=of.dim)
@@ -636,6 +674,13 @@ def test_table_1_prints_as_markdown():
         assert line.startswith(f"| {row.method} ")
         assert line.count("needed") == sum(astuple(row)[5:])
     assert "hidden constants" in lines[-1]
+    assert str(rows) == to_markdown(rows)
+
+
+def test_table_1_says_why_it_leaves_a_number_out():
+    shown = str(table1([10] * 10, D=1, n=100))
+    assert re.search(r"^\| IFCA .* \| -  ", shown, re.M)
+    assert "Rounds '-': with so few samples" in shown
 
 
 # -- separation of given models -------------------------------------------------------------------
@@ -837,3 +882,102 @@ OUTSIDE = [
 def test_outside_its_domain_a_formula_says_the_domain(call, domain):
     with pytest.raises(ValueError, match=domain):
         call()
+
+
+# Arguments of every function that takes numbers, all of them inside their domains.
+RATES_OF = [local_rates(**RATES)] * 2
+SGD = {"gamma": 1.0, "mu": 1.0}
+CALLS = {
+    smallest_n: {"ratio": 5.0},
+    smallest_T: {"ratio": 5.0, "least": 16},
+    alpha_cc: {"n_users": 10, "smallest": 2},
+    alpha_km: {"n_users": 10, "smallest": 2, "c": 100.0},
+    alpha_center: {"n_users": 10, "smallest": 2, "c": 100.0},
+    sample_ratio: {"alpha": 2.0, "M": 1.0, "D": 1.0, "gamma": 0.2},
+    sample_ratio_cc: {"n_users": 10, "smallest": 2, "M": 1.0, "D": 1.0},
+    sample_ratio_km: {"n_users": 10, "smallest": 2, "M": 1.0, "D": 1.0, "c": 100.0},
+    sample_ratio_part_one: {"n_users": 10, "smallest": 2, "M_bar": 1.0, "D": 1.0, "c": 100.0},
+    sample_ratio_inexact: {"alpha": 2.0, "M": 1.0, "D": 1.0, "epsilon": 1e-4, "xi": 1.0},
+    largest_epsilon: {"alpha": 2.0, "D": 1.0, "xi": 1.0},
+    epsilon_that_keeps_the_rate: {"n": 9, "largest": 5, "alpha": 2.0, "D": 1.0, "xi": 1.0},
+    iteration_ratio: {"epsilon": 0.1, **SGD, "n": 9},
+    mean_iterations: {"epsilon": 0.1, **SGD},
+    sgd_iterations: {"epsilon": 0.1, **SGD, "n": 9},
+    sgd_distance: {"T": 9, **SGD, "delta": 0.1},
+    misclustered: {"c": 100.0},
+    error_floor: {"fractions": [0.1], "squared_distances": [1.0]},
+    worst_error_floor: {"D_max": 1.0, "c": 100.0},
+    m_constant: CONSTANTS,
+    erm_distance: {"n": 9, **CONSTANTS},
+    c_constant: {"epsilon": 0.1, "delta": 0.1, "R": 1.0, "dim": 2},
+    m_over_users: {"per_cluster": [1.0, 2.0], "sizes": [3, 4]},
+    problem_constants: {"loss": "squared", **BOUNDS, "target": 4.0, "noise": 1.0, "l2": 0.1},
+    local_rates: {**RATES, "rho": 0.5, "c1": 1.0, "c2": 1.0},
+    averaging_terms: {"rates": RATES_OF[0], "n": 9, "size": 3},
+    odcl_terms: {"rates": RATES_OF, "sizes": [3, 4], "k": 0, "n": 9, "D": 1.0},
+    inexact_terms: {"sizes": [3, 4], "n": 9, "D": 1.0, "R": 1.0, "dim": 2, "decay": 1.0}
+    | {"epsilon": 0.1},
+    part_one_terms: {"n_users": 9, "smallest": 2, "n": 9, "fractions": [0.1]}
+    | {"squared_distances": [1.0]},
+    ifca_rounds: {"n_users": 10, "smallest": 2, "D": 1.0, "epsilon": 0.1, "kappa": 2.0},
+    ifca_accuracy: {"n_users": 10, "n_clusters": 2, "smallest": 2, "n": 9},
+    all_for_all_rounds: {"n_users": 10, "n_clusters": 2, "epsilon": 0.1, "kappa": 2.0, "mu": 1.0},
+    table1: {"sizes": [3, 4], "D": 1.0, "n": 9, "epsilon": 0.1, "kappa": 2.0},
+}
+MAY_BE_NONE = ("gamma", "target", "noise", "epsilon")
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
+def test_what_is_not_a_number_is_refused_with_its_name_and_the_domain(call):
+    """Text, None, True, a list, an array, a complex number: never a bare error from inside."""
+    call(**CALLS[call])
+    for name, value in CALLS[call].items():
+        if name == "loss":
+            continue
+        is_list = isinstance(value, list)
+        strange = ["x", None, 1j, True] + ([3.0] if is_list else [[1.0], np.ones(2), np.array("x")])
+        for wrong in strange:
+            if wrong is None and name in MAY_BE_NONE:
+                continue
+            with pytest.raises(TypeError, match=r"domain|local_rates") as error:
+                call(**{**CALLS[call], name: wrong})
+            assert name in str(error.value) or name == "rates"
+        for wrong in () if is_list or name == "rates" else (math.nan, math.inf, -math.inf, 10**400):
+            with pytest.raises(ValueError, match="domain"):
+                call(**{**CALLS[call], name: wrong})
+
+
+def test_numbers_of_numpy_are_numbers():
+    assert alpha_km(np.int64(10), np.float64(2), c=np.float32(100)) == alpha_km(10, 2)
+    assert table1(np.array([3, 4]), D=np.float64(1), n=np.int32(9)) == table1([3, 4], D=1, n=9)
+
+
+@pytest.mark.parametrize(
+    ("theta", "labels"),
+    [
+        ([["x"], ["y"]], [0, 1]),
+        (None, [0, 1]),
+        (np.eye(2), [0.0, math.nan]),
+        (np.eye(2), [0, None]),
+    ],
+)
+def test_models_and_labels_that_are_none_are_refused(theta, labels):
+    with pytest.raises((TypeError, ValueError), match="domain"):
+        separation(theta, labels)
+
+
+# -- the page of the module -----------------------------------------------------------------------
+
+
+def test_the_examples_of_the_module_run():
+    failed, tried = doctest.testmod(theory)
+    assert (failed, tried > 5) == (0, True)
+
+
+def test_every_public_function_cites_its_place():
+    place = re.compile(
+        r"Theorem|Lemma|Section|Appendix|Assumption|Definition|Eq\. \(|Table 1|Algorithm"
+    )
+    for name in theory.__all__:
+        if inspect.isfunction(getattr(theory, name)) and not name.startswith("smallest_"):
+            assert place.search(getattr(theory, name).__doc__), name

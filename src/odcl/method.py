@@ -65,24 +65,45 @@ class ODCLResult:
         """Bytes that all users together received."""
         return self.step.bytes_down * len(self.users)
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.summary()}>"
+
     def summary(self) -> str:
         """One line for a person: users, clusters, rounds, and the error where truth is known."""
         k = self.n_clusters
         m = len(self.users)
         text = f"{m} user{'s' * (m > 1)}, {k} cluster{'s' * (k > 1)}, 1 round"
         if self.optima is not None:
-            mine, alone = (nmse(t, self.optima) for t in (self.models, self.local.theta))
+            optima = whole_optima(self.optima, self.loss, self.models.shape[1])
+            mine, alone = (nmse(t, optima) for t in (self.models, self.local.theta))
             text += f", NMSE {mine:.2g} (local {alone:.2g})"
         prior = int(self.local.prior.sum())
         if prior:
             text += f", {prior} without a finite local model (small prior)"
         return text
 
-    def diagnose(self, *, resamples: int = 20, seed: int = 0) -> Diagnosis:
-        """Is one shot enough here? A verdict with its reason; ``print`` it for the report."""
+    def diagnose(
+        self, federation: Federation | None = None, *, resamples: int = 20, seed: int = 0
+    ) -> Diagnosis:
+        """Is one shot enough here? A verdict with its reason; ``print`` it for the report.
+
+        Where users sent nothing about their noise (the paper's setting), ``federation``, the one
+        fitted here, lets it be read off their rows: see :func:`odcl.diagnose.diagnose`.
+        """
         from odcl.diagnose import diagnose
 
-        return diagnose(self, resamples=resamples, seed=seed)
+        return diagnose(self, federation, resamples=resamples, seed=seed)
+
+
+def whole_optima(optima: Any, loss: Loss, dim: int) -> Floats:
+    """Optima, (n_users, dim), with the intercept 0 where they have none (b = 0 in the paper)."""
+    known = np.asarray(optima, dtype=np.float64)
+    if known.ndim != 2 or known.shape[1] not in (dim, dim - loss.n_outputs):
+        raise ValueError(
+            f"optima has shape {known.shape}, and the models have {dim} numbers each: give one row "
+            "a user, with or without the intercept."
+        )
+    return np.column_stack([known, np.zeros((len(known), dim - known.shape[1]))])
 
 
 def nmse(models: Floats, optima: Floats) -> float:

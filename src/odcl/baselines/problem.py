@@ -13,6 +13,7 @@ from odcl._typing import Array, Floats, Ints
 from odcl.baselines.risks import Block, Draws, RowBlock, blocks_of
 from odcl.data.federation import Federation
 from odcl.local.losses import Loss, as_loss, penalty
+from odcl.method import whole_optima
 
 StepSize = float | Literal["auto"]
 
@@ -96,20 +97,8 @@ def problem_of(
     loss = as_loss(loss, federation.y)
     dim = loss.dim(federation.n_features, fit_intercept)
     known = getattr(federation, "optima", None) if optima is None else optima
-    return Problem(federation, loss, l2, fit_intercept, seed, whole_optima(known, loss, dim))
-
-
-def whole_optima(optima: Any, loss: Loss, dim: int) -> Floats | None:
-    """Optima, (n_users, dim), with the intercept 0 where they have none (b = 0 in the paper)."""
-    if optima is None:
-        return None
-    known = np.asarray(optima, dtype=np.float64)
-    if known.ndim != 2 or known.shape[1] not in (dim, dim - loss.n_outputs):
-        raise ValueError(
-            f"optima has shape {known.shape}, and the models have {dim} numbers each: give one row "
-            "a user, with or without the intercept."
-        )
-    return np.column_stack([known, np.zeros((len(known), dim - known.shape[1]))])
+    whole = None if known is None else whole_optima(known, loss, dim)
+    return Problem(federation, loss, l2, fit_intercept, seed, whole)
 
 
 @dataclass(frozen=True)

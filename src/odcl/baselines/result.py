@@ -10,18 +10,18 @@ import numpy as np
 
 from odcl import __version__
 from odcl._typing import Floats, Ints
-from odcl.baselines.problem import Problem, problem_of, whole_optima
+from odcl.baselines.problem import Problem, problem_of
 from odcl.baselines.rounds import History
 from odcl.clustering.labels import number_by_first_user
 from odcl.data.federation import Federation
 from odcl.local.fit import fit_users
 from odcl.local.losses import Loss
 from odcl.local.refit import Refit
-from odcl.method import ODCLResult, nmse
+from odcl.method import ODCLResult, nmse, whole_optima
 from odcl.server import ServerStep
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class BaselineResult(ODCLResult):
     """Groups, one model a group, one model a user; rounds and bytes as the method really sent.
 
@@ -58,14 +58,13 @@ class BaselineResult(ODCLResult):
 
     def nmse(self, optima: Any = None) -> float:
         """NMSE of the users' models (Section 5), against the truth known or given."""
-        dim = self.models.shape[1]
-        known = self.optima if optima is None else whole_optima(optima, self.loss, dim)
+        known = self.optima if optima is None else optima
         if known is None:
             raise ValueError(
                 "The users' optima are not known, and the NMSE measures the distance to them. "
                 "Give optima=, (n_users, dim)."
             )
-        return nmse(self.models, known)
+        return nmse(self.models, whole_optima(known, self.loss, self.models.shape[1]))
 
     def scores(self, X: Any) -> Floats:
         """Linear predictor of rows under every user's model, (n_users, n_rows, n_outputs)."""
@@ -107,8 +106,6 @@ def from_odcl(
 ) -> BaselineResult:
     """An ODCLResult as a baseline's, with some fields changed."""
     own = {f.name: getattr(result, f.name) for f in fields(result)}
-    dim = result.models.shape[1]
-    own["optima"] = whole_optima(own["optima"], result.loss, dim)
     return BaselineResult(**{**own, "method": method, "told": told, **changes})
 
 

@@ -24,21 +24,22 @@ if TYPE_CHECKING:
 _ABOUT = """\
 Tell whether one shot is enough for a table, and if not, what to do.
 
-Fits the table as `odcl fit` does and looks at the users' models: how noisy
-they are against the distances between groups, whether the groups would be
-found again, who stands at a border or fits no group. Ends in one of: one shot
-is enough; use precision combining; add refinement rounds; collect more rows;
-there is no group structure, use one model; the groups are too fine, stay
-local."""
+Looks at the users' models, those of a run or of a table fitted as `odcl fit`
+does: how noisy they are against the distances between groups, whether the
+groups would be found again, who stands at a border or fits no group. Begins
+with one of: one shot is enough; use precision combining; add refinement
+rounds; collect more rows; there is no group structure, use one model; the
+groups are too fine, stay local."""
 
 _EXAMPLES = """\
 examples:
   odcl diagnose sales.csv --user store --target sales
-  odcl diagnose run sales.csv --out users.csv
+  odcl diagnose run --out users.csv
   odcl diagnose sales.csv --user store --target sales --paper
 
-A RUN is diagnosed with its own columns and settings. It holds no rows, so
-name its table too, unless that lies in this folder or beside the run."""
+A RUN keeps what its users uploaded, and is diagnosed from that. With TABLE it
+is fitted again on the table's rows, with its own columns and settings: for a
+run of --paper, whose users send nothing about their noise, that tells more."""
 
 
 def add_diagnose(some: Any) -> Any:
@@ -80,6 +81,7 @@ def add_diagnose(some: Any) -> Any:
     more = parser.add_argument_group("options")
     about = "CSV or Parquet file with one row a user: group, chance of belonging elsewhere"
     _path(more, "--out", "FILE", f"{about} [default: none]")
+    more.add_argument("--force", action="store_true", help="replace FILE if it exists")
     _missing(more, None)
     _seed(more)
     _quiet(more)
@@ -90,8 +92,12 @@ def check_users_file(options: Namespace) -> None:
     """Refuse an output file before the work."""
     from odcl.command.rundir import check_file
 
-    if options.out is not None:
-        check_file(options.out, run=options.source, table=options.table or options.source)
+    if options.out is None:
+        return
+    check_file(options.out, run=options.source, table=options.table or options.source)
+    if options.out.exists() and not options.force:
+        text = f"{options.out} exists already: say --force to replace it, or name another."
+        raise ValueError(text)
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,21 +112,62 @@ class Diagnosed:
         """The table that ``--out`` writes."""
         from odcl.command.rundir import beside
 
-        return beside({self.user: self.diagnosis.users}, self.diagnosis.table())
+        columns = self.diagnosis.columns()
+        return beside({self.user: columns.pop("user")}, columns)
 
 
 def diagnose_source(options: Namespace, progress: Silent) -> Diagnosed:
-    """Fit what the options name, and diagnose it."""
+    """Diagnose what the options name: a run from its uploads, or a table after a fit."""
     from odcl.estimators.persist import WORDS
 
-    is_run = (options.source / WORDS).is_file()
-    source, settings, notices = _of_run(options) if is_run else _of_table(options)
+    if not options.source.exists():
+        raise ValueError(f"There is no file or folder {options.source}.")
+    if not (options.source / WORDS).is_file():
+        return _refitted(*_of_table(options), options, progress)
+    _refuse_settings(options)
+    if options.table is None:
+        return _of_uploads(options, progress)
+    return _refitted(*_of_run(options), options, progress)
+
+
+def _of_uploads(options: Namespace, progress: Silent) -> Diagnosed:
+    """A run as it is, from what its users sent."""
+    from odcl.command.rundir import open_run
+    from odcl.command.uploads import n_added, read_uploads
+    from odcl.diagnose import diagnose_step
+
+    model, schema = open_run(options.source)
+    kept = read_uploads(options.source, model.users_)
+    notices = []
+    if n_added(model.labels_, kept):
+        added = f"{n_added(model.labels_, kept)} users were added to the run after its fit"
+        notices.append(f"{added}, which the diagnosis does not see")
+    if kept.uploads.dispersion is None:
+        notices.append(
+            "the run's users sent nothing about their noise: `odcl diagnose "
+            f"{options.source} TABLE` reads it off their rows, and tells more"
+        )
+    progress.stage("diagnosing")
+    found = diagnose_step(kept.uploads, kept.step, combine=kept.combine, seed=options.seed)
+    return Diagnosed(found, schema.user, notices)
+
+
+def _refitted(
+    source: Any,
+    settings: dict[str, Any],
+    notices: list[str],
+    options: Namespace,
+    progress: Silent,
+) -> Diagnosed:
+    """Fit rows and diagnose the fit; the rows tell the users' noise in the paper's setting too."""
     from odcl.command.run import fit_source
 
     seed = settings.pop("seed", options.seed)
     run = fit_source(source, holdout=0, seed=seed, settings=settings, progress=progress)
     progress.stage("diagnosing")
-    found = run.model.diagnose(seed=options.seed)
+    rows = source.encoded.federation()
+    rows = rows.with_X(run.model.scaling_.apply(rows.X))
+    found = run.model.result_.diagnose(rows, seed=options.seed)
     return Diagnosed(found, source.schema.user, [*notices, *run.notices])
 
 
@@ -133,7 +180,8 @@ def _of_table(options: Namespace) -> tuple[Any, dict[str, Any], list[str]]:
         raise UsageError(text, "odcl diagnose")
     for name in ("user", "target"):
         if getattr(options, name) is None:
-            raise UsageError(f"a table needs --{name}, a column of it.", "odcl diagnose")
+            text = f"{options.source} is not a run of `odcl fit`, and a table needs --{name}"
+            raise UsageError(f"{text}, a column of it.", "odcl diagnose")
     if options.paper and options.combine not in (None, "mean"):
         text = f"--paper means --combine mean, and --combine {options.combine} was asked for"
         raise UsageError(f"{text} as well: leave one of them out.", "odcl diagnose")
@@ -158,21 +206,30 @@ def _of_table(options: Namespace) -> tuple[Any, dict[str, Any], list[str]]:
     return source, settings, []
 
 
+def _refuse_settings(options: Namespace) -> None:
+    """What is said of a table is settled in a run."""
+    from odcl.command.options import UsageError
+
+    for name in ("user", "target", "loss", "clusters", "combine", "l2"):
+        if getattr(options, name) is not None:
+            text = f"--{name} is part of the run {options.source}: leave it out."
+            raise UsageError(text, "odcl diagnose")
+    for name in ("features", "drop", "categorical", "no_intercept", "paper"):
+        if getattr(options, name):
+            text = f"--{name.replace('_', '-')} is part of the run {options.source}: leave it out."
+            raise UsageError(text, "odcl diagnose")
+
+
 # Settings of a run that a new fit takes over; the others are about the comparison.
 _TAKEN = ("clusterer", "combine", "refit", "method", "fit_intercept", "standardize", "curvature")
 
 
 def _of_run(options: Namespace) -> tuple[Any, dict[str, Any], list[str]]:
     """The run's table, read by its schema, and the run's settings."""
-    from odcl.command.options import UsageError
     from odcl.command.run import Source
     from odcl.command.rundir import REPORT, open_run
     from odcl.data.tables import read_table
 
-    for name in ("user", "target", "loss", "clusters", "combine", "l2"):
-        if getattr(options, name) is not None:
-            text = f"--{name} is part of the run {options.source}: leave it out."
-            raise UsageError(text, "odcl diagnose")
     model, schema = open_run(options.source)
     try:
         words = json.loads((options.source / REPORT).read_text(encoding="utf-8"))
@@ -184,9 +241,6 @@ def _of_run(options: Namespace) -> tuple[Any, dict[str, Any], list[str]]:
         raise ValueError(text) from None
     settings["l2"] = float(model.l2)
     path, notices = options.table, []
-    if path is None:
-        path = _table_of(options.source, str(words.get("table", "")))
-        notices.append(f"the rows are read from {path}")
     encoded = schema.encode(read_table(path, text=schema.text), missing=options.missing)
     known = set(model.users_.tolist())
     strange = sum(user not in known for user in encoded.ids.tolist())
@@ -196,14 +250,3 @@ def _of_run(options: Namespace) -> tuple[Any, dict[str, Any], list[str]]:
             f"{len(known)}: the diagnosis is of the table, with the run's settings"
         )
     return Source(path.name, schema, encoded, model.loss_.name, False), settings, notices
-
-
-def _table_of(run: Path, name: str) -> Path:
-    """The table that a run was fitted on, in this folder or beside the run."""
-    for place in (Path(name), run.absolute().parent / name):
-        if name and place.exists():
-            return place
-    raise ValueError(
-        f"{run} holds models and no rows, and its table ({name!r}) is neither here nor beside it: "
-        f"say `odcl diagnose {run} TABLE`."
-    )

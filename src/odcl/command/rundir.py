@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 
 from odcl import __version__
 from odcl._typing import Array, Bools
+from odcl.command import uploads as kept_uploads
 from odcl.command.run import Run
 from odcl.data.columns import show
 from odcl.data.encoding import Encoded, TableSchema
@@ -26,7 +28,7 @@ from odcl.report.text import count
 SCHEMA, REPORT, PICTURE = "schema.json", "report.json", "picture.png"
 ASSIGNMENT, GROUPS = "assignment.csv", "groups.csv"
 MODEL = ("models.safetensors", "model.json")
-FILES = (*MODEL, SCHEMA, REPORT, ASSIGNMENT, GROUPS, PICTURE)
+FILES = (*MODEL, kept_uploads.FILE, SCHEMA, REPORT, ASSIGNMENT, GROUPS, PICTURE)
 _LITTER = (".DS_Store", "Thumbs.db")  # what file managers leave behind
 
 
@@ -51,9 +53,15 @@ def check_place(folder: Path, *, force: bool, own: tuple[str, ...] = FILES) -> N
 
 
 def check_file(out: Path, *, run: Path, table: Path) -> None:
-    """Refuse an output file before the work: one of no known format, or one that is read."""
+    """Refuse an output file before the work: one of no known format, in no folder, or read."""
     check_ending(out)
     place = out.resolve()
+    if out.is_dir():
+        raise ValueError(f"{out} is a folder, and a file is to be written: name a file in it.")
+    if not place.parent.is_dir():
+        raise ValueError(f"{out} cannot be written: there is no folder {out.parent}. Make it.")
+    if not os.access(place.parent, os.W_OK):
+        raise ValueError(f"{out} cannot be written: folder {out.parent} is not yours to change.")
     if place == table.resolve() or place.parent == table.resolve():
         raise ValueError(f"{out} would stand where {table} is read from: name another file.")
     if place.parent == run.resolve() and out.name in FILES:
@@ -69,6 +77,7 @@ def write_run(run: Run, folder: Path, *, force: bool) -> bool:
 
     with atomic_folder(folder, force=force) as place:
         write_estimator(run.model, place)
+        kept_uploads.write_uploads(place, run.model.result_)
         _write_json(place / SCHEMA, run.schema.to_json())
         _write_json(place / REPORT, _report(run))
         write_table(place / ASSIGNMENT, assignment_columns(run))

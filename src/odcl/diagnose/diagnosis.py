@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from odcl._typing import Array, Floats, Ints
-from odcl.clustering.labels import same_partition
+from odcl.clustering.labels import nearest, number_by_first_user, same_partition
 from odcl.combine import combine_clusters
+from odcl.data.federation import Federation
 from odcl.diagnose.facts import (
     Distance,
     Errors,
@@ -17,14 +18,17 @@ from odcl.diagnose.facts import (
     closest,
     expected_errors,
     group_centers,
+    in_typical_noise,
+    measured_error,
     rows_for,
     surplus,
 )
-from odcl.diagnose.noise import Centers, Noise, estimated_noise, without_penalty
+from odcl.diagnose.noise import Centers, Noise, estimated_noise, guessed_noise, without_penalty
 from odcl.diagnose.places import Places, places
 from odcl.diagnose.stability import Stability, stability
-from odcl.diagnose.verdict import Case, Verdict, decide
+from odcl.diagnose.verdict import BLIND, Case, Judged, Verdict, decide
 from odcl.exchange.upload import Uploads
+from odcl.local.fit import fit_users
 from odcl.noise import evidence_tau2, pooled_dispersion
 from odcl.server import ServerStep, server_step
 
@@ -40,26 +44,30 @@ MIXTURE_RULES = ("noise", "scaled-noise", "shared-variance")  # of the mixture t
 GUARANTEE_USERS = 5_000  # Eq. (13) takes distances between all users of a group
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Diagnosis:
-    """What the uploads of one round say about themselves. Numbers are those of the groups found.
+    """What the uploads of one round say about the groups that a result has.
 
-    ``print(diagnosis)`` is the report; ``diagnosis.verdict`` the conclusion.
+    ``print(diagnosis)`` is the report, ``diagnosis.verdict`` the conclusion,
+    ``diagnosis.columns()`` one row a user. Where too few users know their noise to say anything
+    (``sighted`` is False), ``distance``, ``separation``, ``stability`` and ``errors`` are None.
     """
 
     verdict: Verdict
+    method: str  # by which the judged groups were found
     users: Array  # (n_users,)
-    labels: Ints  # (n_users,)
+    labels: Ints  # (n_users,), the judged groups
+    visible: Ints  # (n_users,), the groups that the users' noise shows
     n_samples: Floats  # (n_users,)
     dim: int
     noise: Noise
     tau2: float  # variance between users of a group, a coordinate
     distance: Distance | None  # D; None with one group
     separation: Separation | None  # alpha of Eq. (4) and what it guarantees; None with one group
-    stability: Stability | None  # None where nobody knows its noise
+    stability: Stability | None
     places: Places
-    errors: Errors  # in units of the local models' error
-    n_visible: int  # groups that the users' noise shows
+    errors: Errors | None  # in units of the local models' error
+    visible_error: float  # of the visible groups' models, precision combining; NaN: not known
 
     @property
     def n_users(self) -> int:
@@ -70,10 +78,19 @@ class Diagnosis:
         return int(self.labels.max()) + 1
 
     @property
+    def n_visible(self) -> int:
+        """Groups that the users' noise shows."""
+        return int(self.visible.max()) + 1
+
+    @property
+    def sighted(self) -> bool:
+        """Do enough users know their noise for anything to be said about groups?"""
+        return self.errors is not None
+
+    @property
     def own(self) -> float:
         """Variance between users of a group in units of a typical user's noise."""
-        known = self.noise.variance[self.noise.known]
-        return self.tau2 / float(np.median(known)) if len(known) else 0.0
+        return in_typical_noise(self.tau2, self.noise, self.dim)
 
     @property
     def misplaced(self) -> float:
@@ -106,13 +123,20 @@ class Diagnosis:
             return np.zeros(0, dtype=np.intp)
         return np.flatnonzero(np.bincount(self.labels) < TRUSTED)
 
-    def table(self) -> dict[str, Any]:
-        """One row a user: group, rows, probability of belonging elsewhere, distance, remark."""
+    def columns(self) -> dict[str, Any]:
+        """One row a user, as columns: ``pandas.DataFrame(diagnosis.columns())``.
+
+        user, group, rows; elsewhere: probability of belonging to another group; rival: the
+        likeliest of the others (-1: there is none); distance: from the own group, in units of what
+        its members' noise explains (about 1); remark. NaN for users of unknown noise.
+        """
         remark = np.full(self.n_users, "", dtype=object)
-        remark[self.border] = "near a border"
-        remark[self.strangers] = "fits no group"
+        if self.sighted:
+            remark[self.border] = "near a border"
+            remark[self.strangers] = "fits no group"
         remark[~self.noise.known] = "noise unknown"
         return {
+            "user": self.users,
             "group": self.labels,
             "rows": self.n_samples,
             "elsewhere": np.round(self.places.elsewhere, 6),
@@ -121,21 +145,66 @@ class Diagnosis:
             "remark": remark.astype(str),
         }
 
+    def __repr__(self) -> str:
+        size = f"{self.n_users} user{'s' * (self.n_users > 1)}"
+        groups = f"{self.n_clusters} group{'s' * (self.n_clusters > 1)}"
+        return f"<Diagnosis {self.verdict.advice!r}: {size}, {groups}>"
+
     def __str__(self) -> str:
         from odcl.diagnose.text import report
 
         return report(self)
 
 
-def diagnose(result: ODCLResult, *, resamples: int = 20, seed: int = 0) -> Diagnosis:
-    """Diagnose a fitted federation; see :func:`diagnose_step`."""
+def diagnose(
+    result: ODCLResult,
+    federation: Federation | None = None,
+    *,
+    resamples: int = 20,
+    seed: int = 0,
+) -> Diagnosis:
+    """Diagnose a fitted federation, or the result of a baseline: see :func:`diagnose_step`.
+
+    The groups that ``result`` has are judged, by its users' own models (``result.local``). In the
+    paper's setting, and in iterated methods, users say nothing about the noise of these:
+    ``federation``, the one that ``result`` was fitted on, lets it be read off their rows (it is
+    not looked at where the users said it themselves).
+    """
+    uploads = result.local.uploads()
+    if federation is not None and uploads.dispersion is None:
+        uploads = _with_noise(result, federation)
     return diagnose_step(
-        result.local.uploads(),
+        uploads,
         result.step,
-        combine=str(result.settings.get("combine", "precision")),
+        combine=str(result.settings.get("combine", "other")),
+        method=getattr(result, "method", "") or None,
         resamples=resamples,
         seed=seed,
     )
+
+
+def _with_noise(result: ODCLResult, federation: Federation) -> Uploads:
+    """The result's own models, with curvature and noise as the users' rows have them."""
+    shift = getattr(result, "shift", None)
+    rows = federation if shift is None else federation.with_X(federation.X - shift)
+    again = fit_users(
+        rows,
+        result.loss,
+        l2=float(result.settings.get("l2", 0.0)),
+        fit_intercept=bool(result.settings.get("fit_intercept", False)),
+    )
+    same = again.theta.shape == result.local.theta.shape
+    same = same and again.users.tolist() == result.local.users.tolist()
+    if same and result.settings.get("solver", "exact") == "exact":
+        scale = float(np.abs(again.theta).max())
+        same = bool(np.abs(again.theta - result.local.theta).max() <= 1e-6 * scale)
+    if not same:
+        raise ValueError(
+            "The federation's rows give other users or other local models than this result has, "
+            "so their noise is not that of its models: give the federation that it was fitted on."
+        )
+    known = result.local.uploads()
+    return replace(known, curvature=again.curvature, dispersion=again.dispersion, noise=again.noise)
 
 
 def diagnose_step(
@@ -143,41 +212,124 @@ def diagnose_step(
     step: ServerStep,
     *,
     combine: str = "precision",
+    method: str | None = None,
     resamples: int = 20,
     seed: int = 0,
 ) -> Diagnosis:
     """Diagnose what the server found, from the uploads alone.
 
-    Groups found by another method, or with their number given, are set beside those that the
-    mixture with known noise finds by itself: the verdict is about these, for no method that is told
-    K can say that there are no groups. ``resamples`` federations are drawn for the stability.
+    Judged are the groups and the groups' models that ``step`` has. Beside them are set the groups
+    that the mixture with known noise finds by itself, for no method that is told K can say that
+    there are no groups: where these would serve users better, or there are none, the verdict says
+    so. ``combine`` is how the groups' models were made ("other": not by one of
+    :data:`odcl.combine.COMBINERS`), ``method`` a name for the report; ``resamples`` federations
+    are drawn for the stability.
     """
     if resamples < 1:
         raise ValueError(f"resamples={resamples!r} federations show no stability: draw 1 or more.")
-    seen = step
+    seen_labels, seen_tau2 = step.labels, step.tau2
     if step.rule not in MIXTURE_RULES:
-        seen = server_step(uploads, "auto", "precision", seed=seed)
-    same = seen is step or same_partition(seen.labels, step.labels)
-    found = _look(uploads, step.labels, step.tau2, combine)
-    visible = found if same else _look(uploads, seen.labels, seen.tau2, combine)
-    drawn = stability(
-        found.centers.models, step.labels, found.noise, found.tau2, resamples=resamples, seed=seed
-    )
+        seen_labels, seen_tau2 = _visible(uploads, seed)
+    same = same_partition(seen_labels, step.labels)
+    # Users who say nothing about their noise show it as the spread inside groups: inside those
+    # that the mixture sees, for groups that lump others together would seem all noise.
+    noise = estimated_noise(uploads, seen_labels)
+    visible = _look(uploads, seen_labels, seen_tau2, noise, combine)
+    found = visible if same else _look(uploads, step.labels, step.tau2, noise, combine)
+    if not same or not _as_combined(uploads, step, combine):
+        found = replace(found, errors=_measured(uploads, step, found, visible))
+        visible = found if same else visible
+    judged = None if same else _judged(step, visible, found)
+    case = _case(uploads, visible, combine, judged)
+    sighted = case.blind <= BLIND and bool(noise.known.any())
+    drawn = None
+    if sighted:
+        means = visible.centers.models[visible.labels]
+        drawn = stability(
+            means,
+            found.centers.models,
+            step.labels,
+            noise,
+            visible.tau2,
+            resamples=resamples,
+            seed=seed,
+        )
     return Diagnosis(
-        verdict=decide(_case(uploads, visible, combine, None if same else step.n_clusters)),
+        verdict=decide(case),
+        method=method or step.rule,
         users=uploads.users,
         labels=step.labels,
+        visible=visible.labels,
         n_samples=uploads.n_samples,
         dim=uploads.dim,
-        noise=found.noise,
+        noise=noise,
         tau2=found.tau2,
-        distance=found.distance,
-        separation=_separation(uploads, step.labels),
+        distance=found.distance if sighted else None,
+        separation=_separation(uploads, step.labels) if sighted else None,
         stability=drawn,
         places=found.places,
-        errors=found.errors,
-        n_visible=seen.n_clusters,
+        errors=found.errors if sighted else None,
+        visible_error=visible.errors.precision if sighted else np.nan,
     )
+
+
+def _visible(uploads: Uploads, seed: int) -> tuple[Ints, float | None]:
+    """The groups that the noise mixture finds by itself, and its tau2."""
+    noise = guessed_noise(uploads)
+    if noise is not None:
+        from odcl.clustering.noise_mixture import noise_mixture
+
+        found = noise_mixture(uploads.theta, noise=noise, seed=seed)
+        return _without_small(uploads.theta, found.labels, found.centers), None
+    step = server_step(uploads, "auto", "precision", seed=seed)
+    return step.labels, step.tau2
+
+
+def _without_small(theta: Floats, labels: Ints, centers: Floats) -> Ints:
+    """Users of groups too small to trust join the nearest of the others, if there are any.
+
+    Guessed noise has tails of no known law: one user far from all others is no group.
+    """
+    large = np.flatnonzero(np.bincount(labels) >= TRUSTED)
+    if len(large) in (0, len(centers)):
+        return labels
+    small = ~np.isin(labels, large)
+    joined = labels.copy()
+    joined[small] = large[nearest(theta[small], centers[large])]
+    return number_by_first_user(joined)
+
+
+def _as_combined(uploads: Uploads, step: ServerStep, combine: str) -> bool:
+    """Are the models that users were sent what ``combine`` makes of their groups?"""
+    if combine == "shrink":
+        return True
+    if combine == "other":
+        return False
+    made = combine_clusters(uploads, step.labels, combine).centers[step.labels]
+    scale = max(float(np.abs(made).max()), 1e-300)
+    return bool(np.abs(made - step.models).max() <= 1e-6 * scale)
+
+
+def _measured(uploads: Uploads, step: ServerStep, found: _Look, visible: _Look) -> Errors:
+    """Errors of the models in hand, seen from the groups that the users' noise shows."""
+
+    def error(models: Floats) -> float:
+        off = measured_error(models, visible.labels, visible.centers, visible.noise)
+        return off + visible.errors.precision
+
+    alone = step.models.shape == uploads.theta.shape and np.allclose(step.models, uploads.theta)
+    used = 1.0 if alone else error(step.models)
+    precision = error(found.centers.models[found.labels])
+    return replace(found.errors, one=visible.errors.one, used=used, precision=precision)
+
+
+def _judged(step: ServerStep, visible: _Look, found: _Look) -> Judged:
+    from scipy.optimize import linear_sum_assignment
+
+    together = np.zeros((found.labels.max() + 1, visible.labels.max() + 1), dtype=np.intp)
+    np.add.at(together, (found.labels, visible.labels), 1)
+    kept = together[linear_sum_assignment(-together)].sum()
+    return Judged(step.n_clusters, int(len(step.labels) - kept), found.errors.used)
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,8 +345,7 @@ class _Look:
     errors: Errors
 
 
-def _look(uploads: Uploads, labels: Ints, tau2: float | None, combine: str) -> _Look:
-    noise = estimated_noise(uploads, labels)
+def _look(uploads: Uploads, labels: Ints, tau2: float | None, noise: Noise, combine: str) -> _Look:
     models = combine_clusters(uploads, labels, "precision").centers
     # Around plain means, noisy themselves, users would seem to differ more than they do.
     around = evidence_tau2(uploads, labels, models, pooled_dispersion(uploads))
@@ -218,8 +369,7 @@ def _look(uploads: Uploads, labels: Ints, tau2: float | None, combine: str) -> _
     )
 
 
-def _case(uploads: Uploads, look: _Look, combine: str, asked: int | None) -> Case:
-    known = look.noise.variance[look.noise.known]
+def _case(uploads: Uploads, look: _Look, combine: str, judged: Judged | None) -> Case:
     n, dim = float(np.median(uploads.n_samples)), uploads.dim
     told = look.noise.source != "spread"
     # Bare models come with one sample each: nothing is known of their rows.
@@ -231,12 +381,12 @@ def _case(uploads: Uploads, look: _Look, combine: str, asked: int | None) -> Cas
     return Case(
         n_users=uploads.n_users,
         n_clusters=len(look.centers.models),
-        asked=asked,
+        judged=judged,
         dim=dim,
         n=n,
         blind=0.0 if bare else float(np.mean(blind)),
         known=told,
-        own=look.tau2 / float(np.median(known)) if len(known) else 0.0,
+        own=in_typical_noise(look.tau2, look.noise, dim),
         misplaced=float(np.nansum(look.places.elsewhere)),
         errors=look.errors,
         distance=look.distance,

@@ -77,7 +77,7 @@ def closest(centers: Centers, noise: Noise, tau2: float) -> Distance | None:
     d^2 = |c_k - c_l|^2 - tr V,    var(d^2) = 4 d' V d + 2 tr V^2,    V = V_k + V_l
     """
     k, dim = centers.models.shape
-    if k == 1:
+    if k == 1 or not noise.known.any():
         return None
     V = np.where(np.isfinite(centers.covariance), centers.covariance, 0.0)
     first, second = np.triu_indices(k, 1)
@@ -112,6 +112,8 @@ def expected_errors(
     group leaves own / (own + 1) of its noise, and what of the group's model's error it takes over.
     """
     dim, known = uploads.dim, noise.known
+    if not known.any():
+        return Errors(np.nan, np.nan, np.nan, np.nan)
     W = np.linalg.inv(noise.mean(dim))
     at = labels[known]
 
@@ -132,6 +134,34 @@ def expected_errors(
     kept = own / (own + 1)
     drawn = kept + (1 - kept) ** 2 * (precision - own)
     return Errors(one, used, precision, drawn)
+
+
+def in_typical_noise(tau2: float, noise: Noise, dim: int) -> float:
+    """tau2 in units of a typical user's noise, the median over users.
+
+    Where coordinates have different units, so that one variance for all says little, each counts
+    by its own noise: tr(S) tr(S^-1) / dim^2 of the average noise S comes on top.
+    """
+    known = noise.variance[noise.known]
+    if tau2 == 0 or len(known) == 0:
+        return 0.0
+    S = noise.mean(dim)
+    uneven = float(np.trace(S) * np.trace(np.linalg.inv(S))) / dim**2
+    return tau2 / float(np.median(known)) * uneven
+
+
+def measured_error(models: Floats, labels: Ints, centers: Centers, noise: Noise) -> float:
+    """How far the models that users have are from their groups' best, in units of local error.
+
+    Mean over users of |models_i - c_k|^2 / dim, coordinates weighed as in
+    :func:`expected_errors`. The error of ``models`` is this and the error of c_k: precision
+    combining is the best linear unbiased one, so that what another one adds does not correlate.
+    """
+    dim, known = models.shape[1], noise.known
+    if not known.any():
+        return 0.0
+    gap = (models - centers.models[labels])[known]
+    return float(((gap @ np.linalg.inv(noise.mean(dim))) * gap).sum(axis=1).mean()) / dim
 
 
 def bend(uploads: Uploads, labels: Ints, centers: Centers) -> float:

@@ -61,9 +61,10 @@ def estimated_noise(uploads: Uploads, labels: Ints) -> Noise:
 def _from_spread(uploads: Uploads, labels: Ints) -> Noise:
     """One scale for all users from the spread inside groups: v_i = s / n_i.
 
-    s = sum n_i |theta_i - c|^2 / (dim sum_k (|C_k| - 1)), with c weighted by n_i.
+    s = sum w_i |theta_i - c|^2 / (dim sum_k (|C_k| - 1)), with c weighted by w_i: the rows that a
+    user has beyond its parameters (:func:`effective_rows`).
     """
-    n = uploads.n_samples
+    n = effective_rows(uploads)
     centers = average_by_cluster(uploads.theta, labels, n)
     freedom = uploads.n_users - int(labels.max()) - 1
     if freedom < 1:
@@ -71,6 +72,30 @@ def _from_spread(uploads: Uploads, labels: Ints) -> Noise:
     squares = np.square(uploads.theta - centers[labels]).sum(axis=1)
     scale = float((n * squares).sum()) / (uploads.dim * freedom)
     return Noise(np.maximum(scale / n, 1e-300), None, "spread")
+
+
+def effective_rows(uploads: Uploads) -> Floats:
+    """What a user's model is worth in rows, (n_users,): n_i - dim - 1, and n_i where all are alike.
+
+    The noise of least squares on normal rows is phi / (n_i - dim - 1) a coordinate. A user with
+    no more rows than that counts as having half a row too many.
+    """
+    n = uploads.n_samples
+    return n if n.min() == n.max() else np.maximum(n - uploads.dim - 1.0, 0.5)
+
+
+def guessed_noise(uploads: Uploads) -> Floats | None:
+    """Traces of the users' noise, where nobody says it and users have different numbers of rows.
+
+    All of the spread of the models is taken for noise. That is too much where there are groups,
+    and the mixture, told so, fits a factor: what it takes from here are the ratios between users.
+    None where users say their noise themselves, or have as many rows each.
+    """
+    n = uploads.n_samples
+    if uploads.dispersion is not None or n.min() == n.max() or uploads.n_users < 3:
+        return None
+    everybody = np.zeros(uploads.n_users, dtype=np.intp)
+    return uploads.dim * _from_spread(uploads, everybody).variance
 
 
 def without_penalty(uploads: Uploads, noise: Noise) -> tuple[Floats, Noise]:
@@ -127,6 +152,8 @@ def center_covariance(
     if noise.matrices is not None:
         C = noise.matrices[rows]
     own, eye = labels[rows], np.eye(C.shape[1])
+    if len(rows) == 0:
+        return np.full((k, *C.shape[1:]), np.inf)
     there = np.flatnonzero(np.bincount(own, minlength=k))
     out = np.full((k, *C.shape[1:]), np.inf)
     if weights is not None:

@@ -23,14 +23,23 @@ class Stability:
 
 
 def stability(
-    centers: Floats, labels: Ints, noise: Noise, tau2: float, *, resamples: int, seed: int
+    means: Floats,
+    centers: Floats,
+    labels: Ints,
+    noise: Noise,
+    tau2: float,
+    *,
+    resamples: int,
+    seed: int,
 ) -> Stability | None:
     """Draw every user's model again and cluster again, ``resamples`` times.
 
-        theta_i ~ N(c_k, C_i + tau2 I),   k the user's group
+        theta_i ~ N(mean_i, C_i + tau2 I)
 
-    K-means from the groups' models in units of the average noise, so that the groups' models are
-    estimated anew. None where nobody knows its noise; users who do not are left out.
+    ``means`` (n_users, dim) are the best guess of the users' optima: the models of the groups that
+    their noise shows. K-means from ``centers``, the judged groups' models, in units of the average
+    noise, so that these are estimated anew. None where nobody knows its noise; users who do not
+    are left out.
     """
     rows = np.flatnonzero(noise.known)
     k, dim = centers.shape
@@ -53,7 +62,7 @@ def stability(
                 e *= np.sqrt(some.variance + tau2)[:, None]
             else:
                 e = np.matmul(roots, e[..., None])[..., 0]
-            points = (centers[own] + e) @ unit
+            points = (means[rows] + e) @ unit
             run = KMeans(k, init=start, n_init=1, max_iter=20).fit(points)
             kept.append(float(np.mean(nearest(points, run.cluster_centers_) == own)))
     return Stability(float(np.mean(kept)), float(np.mean(np.array(kept) == 1.0)), resamples)

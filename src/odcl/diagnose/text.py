@@ -12,6 +12,11 @@ from odcl.report.text import count, shown_id, table
 if TYPE_CHECKING:
     from odcl.diagnose.diagnosis import Diagnosis
 
+_METHODS = {
+    "noise": "the noise mixture",
+    "scaled-noise": "the noise mixture",
+    "shared-variance": "the noise mixture",
+}
 MOST_NAMED = 5  # users or groups named one by one
 _SOURCES = {
     "curvature": "from each user's rows",
@@ -22,18 +27,25 @@ _SOURCES = {
 
 def report(d: Diagnosis) -> str:
     """The verdict first, then what it rests on."""
-    parts = [f"{d.verdict.sentence}\n{d.verdict.reason}", _measures(d), _users(d)]
+    parts = [f"{d.verdict.sentence}\n{d.verdict.reason}", _measures(d), _border(d), _users(d)]
     return "\n\n".join(part for part in parts if part)
 
 
 def _measures(d: Diagnosis) -> str:
-    rows = [*_sizes(d), *_noise(d), *_groups(d), *_errors(d)]
+    rows = [*_sizes(d), *_noise(d)]
+    if d.sighted:
+        rows += [*([] if _alone(d) else _groups(d)), *_errors(d)]
     return table(("what was measured", "", "what it means"), rows, left=(1, 2))
+
+
+def _alone(d: Diagnosis) -> bool:
+    """Is every user in a group of its own? Then there is nothing to say about groups."""
+    return 1 < d.n_clusters == d.n_users
 
 
 def _sizes(d: Diagnosis) -> list[tuple[str, str, str]]:
     n = d.n_samples
-    groups = ("users, groups", f"{d.n_users:,}, {d.n_clusters}", _visible(d))
+    groups = ("users, groups judged", f"{d.n_users:,}, {d.n_clusters:,}", _visible(d))
     if d.noise.source == "spread" and (n == 1).all():
         return [groups, ("rows per user", "unknown", "bare models were given")]
     shown = f"{np.median(n):g}" if n.min() == n.max() else f"{n.min():g} - {n.max():g}"
@@ -46,9 +58,14 @@ def _sizes(d: Diagnosis) -> list[tuple[str, str, str]]:
 
 
 def _visible(d: Diagnosis) -> str:
+    """Which groups these are, and what the users' noise says to their number."""
+    named = _METHODS.get(d.method, d.method)
+    if not d.sighted:
+        return f"found by {named}; nothing can be said of them"
     if d.n_visible == d.n_clusters:
-        return "as many groups as the users' noise shows"
-    return f"the users' noise shows {count(d.n_visible, 'group')}"
+        return f"found by {named}: as many as the users' noise shows"
+    shown = "no groups" if d.n_visible == 1 else count(d.n_visible, "group")
+    return f"found by {named}; the users' noise shows {shown}"
 
 
 def _noise(d: Diagnosis) -> list[tuple[str, str, str]]:
@@ -56,8 +73,10 @@ def _noise(d: Diagnosis) -> list[tuple[str, str, str]]:
     if len(known) == 0:
         return [("noise of a user's model", "unknown", "no user has more rows than parameters")]
     size = float(np.sqrt(d.dim * np.median(known)))
+    if not d.sighted and d.noise.source == "spread":
+        return [("noise of a user's model", "unknown", "too few rows to tell")]
     rows = [("noise of a user's model", f"{size:.3g}", f"distance from its truth, {_source(d)}")]
-    if d.noise.source != "spread":
+    if d.noise.source != "spread" and d.sighted:
         meaning = "users of a group are alike as far as can be seen"
         if d.tau2 > 0:
             times = short(float(np.sqrt(d.own)))
@@ -105,26 +124,55 @@ def _cheap(d: Diagnosis) -> bool:
 
 def _errors(d: Diagnosis) -> list[tuple[str, str, str]]:
     e = d.errors
-    rows = [("error of one model for all", short(e.one), "1 is the error of a user's own model")]
-    if d.n_clusters > 1:
-        rows.append(("error of its group's model", short(e.used), "as it was combined"))
+    assert e is not None
+    other = d.n_visible != d.n_clusters
+    one = e.used if d.n_clusters == 1 and other else e.one
+    if d.n_visible == 1:  # what is left to one model for all is its noise
+        one += d.visible_error
+    rows = [("error of one model for all", short(one), "1 is the error of a user's own model")]
+    if _alone(d):
+        rows.append(("error of these models", short(e.used), "every user its own"))
+    elif d.n_clusters > 1:
+        rows.append(("error of its group's model", short(e.used), "as this result has it"))
         rows.append(("... by precision combining", short(e.precision), "users weighed by rows"))
         if d.tau2 > 0:
             rows.append(("... and refit at the user", short(e.drawn), "drawn to the group's"))
+    if other and d.n_visible > 1:
+        what = f"the {d.n_visible} groups that the users' noise shows, by precision combining"
+        rows.append(("error with other groups", short(d.visible_error), what))
     return rows
+
+
+def _border(d: Diagnosis) -> str:
+    """Users near a border: where they are, how surely, and where else they may belong."""
+    if not d.sighted or _alone(d) or not len(d.border):
+        return ""
+    rows = [
+        (
+            shown_id(user),
+            f"group {d.labels[i]}",
+            f"{d.places.elsewhere[i]:.0%}",
+            f"group {d.places.rival[i]}",
+        )
+        for i, user in zip(d.border[:MOST_NAMED], d.users[d.border].tolist(), strict=False)
+    ]
+    header = ("users near a border", "are in", "chance that it is another", "most likely")
+    more = len(d.border) - len(rows)
+    return table(header, rows) + (f"\n... and {more:,} more" if more else "")
 
 
 def _users(d: Diagnosis) -> str:
     lines = []
-    if len(d.border):
-        some = [
-            f"{shown_id(u)} ({d.places.elsewhere[i]:.0%}, group {d.places.rival[i]})"
-            for i, u in zip(d.border[:MOST_NAMED], d.users[d.border].tolist(), strict=False)
-        ]
-        lines.append(
-            f"{count(len(d.border), 'user')} near a border, with the chance of belonging to "
-            f"another group: {_listing(some, len(d.border))}"
-        )
+    if d.sighted and not _alone(d):
+        lines += _strangers(d)
+    blind = int((~d.noise.known).sum())
+    if blind and (d.sighted or d.noise.source != "spread"):
+        lines.append(f"{count(blind, 'user')} with too few rows to tell how noisy their model is")
+    return "\n".join(lines)
+
+
+def _strangers(d: Diagnosis) -> list[str]:
+    lines = []
     if len(d.strangers):
         some = [shown_id(u) for u in d.users[d.strangers[:MOST_NAMED]].tolist()]
         named = _listing(some, len(d.strangers))
@@ -136,10 +184,7 @@ def _users(d: Diagnosis) -> str:
             f"{count(len(d.too_small), 'group')} of fewer than three users, too small to trust: "
             f"{_listing(some, len(d.too_small))}"
         )
-    blind = int((~d.noise.known).sum())
-    if blind:
-        lines.append(f"{count(blind, 'user')} with too few rows to tell how noisy their model is")
-    return "\n".join(lines)
+    return lines
 
 
 def _listing(some: list[str], total: int) -> str:

@@ -15,6 +15,7 @@ MISPLACED = 0.02  # share of users in a wrong group from which more rows come fi
 NO_GAIN = 0.8  # a model drawn to its group with more of the local error than this gains nothing
 SMALL = 0.1  # one model for all with less of the local error than this: differences do not matter
 VISIBLE = 6.0  # distance, in a user's standard deviations, at which groups cannot be overlooked
+FEW_MOVED = 0.05  # share of users elsewhere that, where nobody says its noise, may be chance
 WORSE = 1.5  # the combining used has so many times the error of precision combining
 BENT = 1.5  # see facts.bend
 MANY_PARAMETERS = 100  # beyond, users do not send their curvature
@@ -35,12 +36,21 @@ class Verdict:
 
 
 @dataclass(frozen=True)
+class Judged:
+    """The groups in hand, where they are not those that the users' noise shows."""
+
+    n_clusters: int
+    moved: int  # users that the noise would put elsewhere
+    error: float  # of the models that users have from them, in units of the local models' error
+
+
+@dataclass(frozen=True)
 class Case:
-    """The numbers that decide."""
+    """The numbers that decide, of the groups that the users' noise shows."""
 
     n_users: int
-    n_clusters: int  # groups that the noise shows
-    asked: int | None  # groups found by another method, where their users are others
+    n_clusters: int
+    judged: Judged | None
     dim: int
     n: float  # median rows per user
     blind: float  # share of users with no more rows than parameters
@@ -63,6 +73,12 @@ class Case:
 
 def decide(case: Case) -> Verdict:
     """The verdict. What comes first rules out what comes later."""
+    if math.isnan(case.errors.precision) and case.blind <= BLIND:
+        return _collect(
+            ROWS_A_PARAMETER * case.dim,
+            "Nobody said how noisy its model is, and no two users are in one group, which would "
+            "show it: nothing can be said about how far their models are from the truth.",
+        )
     if case.blind > BLIND:
         return _collect(
             ROWS_A_PARAMETER * case.dim,
@@ -77,13 +93,13 @@ def decide(case: Case) -> Verdict:
             "local",
             "The groups are too fine: stay local.",
             f"Users of a group differ {case.times} times as much as their own models "
-            f"are uncertain; what the {case.n_clusters} groups could add leaves "
+            f"are uncertain; what the {_visible(case)} could add leaves "
             f"{share(case.errors.drawn)} of the local models' error.",
         )
     if case.misplaced > max(MISPLACED * case.n_users, 1.0) and case.wanted is not None:
         return _collect(
             case.wanted,
-            f"The {case.n_clusters} groups overlap: about {case.misplaced:.2g} of "
+            f"The {_visible(case)} overlap: about {case.misplaced:.2g} of "
             f"{case.n_users} users are in a wrong one, since the nearest two are only "
             f"{_in_noise(case)} standard deviations of a user's model apart.",
         )
@@ -92,6 +108,9 @@ def decide(case: Case) -> Verdict:
 
 def _no_groups(case: Case) -> Verdict:
     between = math.sqrt(2 * case.dim * case.own)  # a typical distance of two users' optima
+    apart = ""
+    if case.judged is not None:
+        apart = f"{_theirs(case.judged, case.n_users)}, and nothing sets them apart. "
     if case.own == 0 or case.errors.one < SMALL:
         differ = "Users differ by no more than the noise of their models explains"
         if case.own > 0:
@@ -101,28 +120,28 @@ def _no_groups(case: Case) -> Verdict:
         return Verdict(
             "one-model",
             "There is no group structure here: use one model.",
-            f"{differ}; one model for all has {share(case.errors.one + 1 / case.n_users)} of the "
-            f"local models' error. Groups closer than {VISIBLE:g} standard deviations of a user's "
-            "model may hide in this.",
+            f"{apart}{differ}; one model for all has {share(case.errors.one + 1 / case.n_users)} "
+            f"of the local models' error. Groups closer than {VISIBLE:g} standard deviations of a "
+            "user's model may hide in this.",
         )
     if case.errors.drawn > NO_GAIN or (between >= VISIBLE and case.errors.one >= 1):
         return Verdict(
             "local",
             "The groups are too fine: stay local.",
-            f"Users differ {case.times} times as much as their own models are "
+            f"{apart}Users differ {case.times} times as much as their own models are "
             "uncertain, and no two of them alike: there are no groups to share a model.",
         )
     if between >= VISIBLE:
         return Verdict(
             "one-model",
             "There is no group structure here: use one model.",
-            f"Users differ by {case.times} times their noise, one by one and not in "
+            f"{apart}Users differ by {case.times} times their noise, one by one and not in "
             f"groups; one model for all still has {share(case.errors.one)} of the local error.",
         )
     wanted = rows_after(case.n, case.dim, (between / VISIBLE) ** 2)
     return _collect(
         wanted,
-        f"Users do differ, by {case.times} times the noise of their models, but that "
+        f"{apart}Users do differ, by {case.times} times the noise of their models, but that "
         "noise is too large to see which of them are alike. Until then one model for all has "
         f"{share(case.errors.one)} of the local models' error.",
     )
@@ -130,16 +149,20 @@ def _no_groups(case: Case) -> Verdict:
 
 def _groups(case: Case) -> Verdict:
     """The groups are there and users are in the right ones: what is made of them?"""
+    if case.judged is not None and not _serves(case, case.judged):
+        return _other_groups(case, case.judged)
     ratio = case.errors.used / max(case.errors.precision, 1e-300) * case.lossy
-    if case.combine in ("mean", "samples") and ratio > WORSE and case.dim <= MANY_PARAMETERS:
+    plain = case.combine in ("mean", "samples", "other")
+    if plain and ratio > WORSE and case.dim <= MANY_PARAMETERS:
+        made = "models that users have" if case.combine == "other" else _averages(case.combine)
         return Verdict(
             "precision",
-            f"Use precision combining{_with(case)}.",
-            f"The groups are right, but the {case.combine} of their users' models has "
-            f"{ratio:.1f} times the error of precision combining, which weighs every user by what "
-            "its rows tell (combine='precision').",
+            "Use precision combining.",
+            f"The groups are right, but the {made} have {ratio:.1f} times the error of precision "
+            "combining, which weighs every user by what its rows tell (combine='precision', "
+            f"--combine precision).{_moved(case)}",
         )
-    if case.bend > BENT or (not case.full and case.lossy > WORSE):
+    if case.bend > BENT or (not case.full and case.lossy > WORSE and case.combine != "other"):
         why = (
             f"with {case.n:g} rows for {case.dim} parameters the users' models are not yet "
             "additive (their quadratic approximations contradict each other)"
@@ -150,22 +173,64 @@ def _groups(case: Case) -> Verdict:
         )
         return Verdict(
             "refine",
-            f"Add refinement rounds{_with(case)}.",
+            "Add refinement rounds.",
             f"The groups are right, but {why}: five to ten rounds of gradients inside the groups "
-            "bring each to the model of its pooled rows (odcl.baselines.one_shot, refine_rounds).",
+            "bring each to the model of its pooled rows (odcl.baselines.one_shot, refine_rounds)."
+            f"{_moved(case)}",
         )
     reason = (
         f"The nearest two of {case.n_clusters} groups are {_in_noise(case)} standard deviations of "
         f"a user's model apart, {few(case.misplaced)} of {case.n_users} users would be in a wrong "
         "one, and a user's model from its group has "
-        f"{share(min(case.errors.used, case.errors.drawn))} of the error of its own."
+        f"{share(min(case.errors.used, case.errors.drawn))} of the error of its own.{_moved(case)}"
     )
-    if case.own > 0:
-        reason += (
-            f" Users of a group differ by {case.times} times their noise: let them "
-            "refit around the group's model (refit='evidence')."
-        )
-    return Verdict("one-shot", f"One shot is enough{_with(case)}.", reason)
+    return Verdict("one-shot", "One shot is enough.", reason + _refit(case))
+
+
+def _averages(combine: str) -> str:
+    return {"mean": "means of their users' models"}.get(
+        combine, "means of their users' models, weighed by rows,"
+    )
+
+
+def _serves(case: Case, judged: Judged) -> bool:
+    """Do the groups in hand serve users about as well as those that the noise shows?"""
+    if case.n_clusters > 1 and judged.n_clusters in (1, case.n_users):
+        return False  # no groups at all
+    if judged.error <= WORSE * max(case.errors.used, case.errors.precision):
+        return True
+    # Where nobody says its noise, that of users with few rows has tails of no known law: a user
+    # or two in groups of their own are no reason.
+    few_moved = judged.moved <= max(2, FEW_MOVED * case.n_users)
+    return not case.known and (few_moved or judged.error <= case.errors.precision + SMALL)
+
+
+def _other_groups(case: Case, judged: Judged) -> Verdict:
+    k, own = case.n_clusters, judged.n_clusters
+    place = {1: "one model for all", case.n_users: "one model per user"}.get(own, f"these {own}")
+    if own == k:
+        place = f"these, for {judged.moved} of {case.n_users} users"
+    made = ""
+    if own < case.n_users:
+        made = f", and its models have {times_of(judged.error)} the error of a user's own"
+    return Verdict(
+        "one-shot",
+        f"One shot is enough with other groups: {k} in place of {place}.",
+        f"{_theirs(judged, case.n_users)}{made}. The users' noise shows {k} groups "
+        f"(clusterer='auto', --clusters auto), the nearest two {_in_noise(case)} standard "
+        "deviations of a user's model apart; combined by precision their models have "
+        f"{times_of(case.errors.precision)} the error of a user's own, and {few(case.misplaced)} "
+        f"of {case.n_users} users would be in a wrong one.{_refit(case)}",
+    )
+
+
+def _refit(case: Case) -> str:
+    if case.own == 0:
+        return ""
+    return (
+        f" Users of a group differ by {case.times} times their noise: let them refit around the "
+        "group's model (refit='evidence')."
+    )
 
 
 def _collect(rows: int, reason: str) -> Verdict:
@@ -183,6 +248,11 @@ def share(x: float) -> str:
     return f"{short(100 * x)}%"
 
 
+def times_of(x: float) -> str:
+    """A factor in front of "the error of ..."."""
+    return f"{share(x)} of" if x < 1 else f"{short(x)} times"
+
+
 def short(x: float) -> str:
     """Two digits, without an exponent for numbers of everyday size."""
     return f"{x:.2g}" if x < 100 or x >= 1e6 else f"{x:,.0f}"
@@ -197,8 +267,28 @@ def _in_noise(case: Case) -> str:
     return "?" if case.distance is None else short(case.distance.in_noise)
 
 
-def _with(case: Case) -> str:
-    if case.asked is None:
+def _visible(case: Case) -> str:
+    """The groups that were looked at, as a noun."""
+    if case.judged is None:
+        return f"{case.n_clusters} groups"
+    return f"{case.n_clusters} groups that the users' noise shows ({_has(case.judged)})"
+
+
+def _has(judged: Judged) -> str:
+    groups = "1 group" if judged.n_clusters == 1 else f"{judged.n_clusters} groups"
+    return f"this result has {groups}"
+
+
+def _theirs(judged: Judged, n_users: int) -> str:
+    if judged.n_clusters == n_users:
+        return "This result leaves every user in a group of its own"
+    return _has(judged).capitalize()
+
+
+def _moved(case: Case) -> str:
+    """What is to be said of groups in hand that serve as well as those that the noise shows."""
+    if case.judged is None:
         return ""
-    shown = f"{case.n_clusters} groups" if case.n_clusters > 1 else "one group"
-    return f", with the {shown} that the users' noise shows in place of the {case.asked} found"
+    other = "" if case.judged.n_clusters == case.n_clusters else f"{case.n_clusters} groups, "
+    users = "1 user" if case.judged.moved == 1 else f"{case.judged.moved} users"
+    return f" The users' noise would show {other}{users} elsewhere than in this result."

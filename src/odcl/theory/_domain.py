@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from numbers import Real
+from typing import Any
 
 _D = "D is the smallest distance between two population optima (Assumption 1)"
 
@@ -14,16 +16,60 @@ def inside(ok: bool, seen: str, domain: str, why: str) -> None:
         raise ValueError(f"{seen} is outside the domain {domain}: {why}.")
 
 
+def number(name: str, value: Any, domain: str, why: str) -> None:
+    """Raise unless ``value`` is one number: text, None, True, lists and arrays are not."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        kind, domain = type(value).__name__, domain.removeprefix("of ")
+        raise TypeError(
+            f"{name}={_shown(value)} is of type {kind} and not a number; the domain is {domain}: "
+            f"{why}. Give one number."
+        )
+    try:
+        float(value)
+    except OverflowError:
+        text = f"{name} has {len(str(value))} digits and is outside the domain {domain}, as far as "
+        raise ValueError(f"{text}a computer counts (1.8e308): {why}.") from None
+
+
+def several(name: str, values: Any, what: str) -> list[Any]:
+    """A list of what came as one; text and single numbers are none."""
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        kind = type(values).__name__
+        raise TypeError(
+            f"{name}={_shown(values)} is of type {kind} and not a list; the domain is {what}. Give "
+            "a list, such as [10, 20]."
+        )
+    return list(values)
+
+
+def _shown(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def between(
+    name: str, value: float, low: float, high: float, domain: str, why: str, *, closed: str = ""
+) -> None:
+    """low < value < high; ``closed`` holds "[" where low counts, "]" where high does."""
+    number(name, value, domain, why)
+    above = low <= value if "[" in closed else low < value
+    below = value <= high if "]" in closed else value < high
+    inside(above and below, f"{name}={value!r}", domain, why)
+
+
 def positive(name: str, value: float, why: str) -> None:
+    number(name, value, f"0 < {name} < inf", why)
     inside(0 < value < math.inf, f"{name}={value!r}", f"0 < {name} < inf", why)
 
 
 def not_negative(name: str, value: float, why: str) -> None:
+    number(name, value, f"0 <= {name} < inf", why)
     inside(0 <= value < math.inf, f"{name}={value!r}", f"0 <= {name} < inf", why)
 
 
 def whole(name: str, value: float, why: str, *, least: int = 1) -> int:
     """An integer of at least ``least``; 10.0 counts as one, 10.5 does not."""
+    number(name, value, f"of integers {name} >= {least}", why)
     ok = math.isfinite(value) and value == int(value) and value >= least
     inside(ok, f"{name}={value!r}", f"of integers {name} >= {least}", why)
     return int(value)
@@ -49,6 +95,7 @@ def users(n_users: float, smallest: float) -> tuple[int, int]:
 
 def cluster_sizes(sizes: Sequence[int]) -> list[int]:
     """|C_1|, ..., |C_K| of K > 1 clusters, none empty."""
+    sizes = several("sizes", sizes, "the numbers of users of two or more clusters")
     why = "Assumption 1 has more than one cluster"
-    inside(len(sizes) > 1, f"sizes={list(sizes)}", "of two or more clusters", why)
+    inside(len(sizes) > 1, f"sizes={sizes}", "of two or more clusters", why)
     return [whole("size of a cluster", size, "no cluster is empty") for size in sizes]

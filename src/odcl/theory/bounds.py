@@ -11,12 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from odcl.theory._domain import (
+    between,
     cluster_sizes,
     distance,
     inside,
     not_negative,
     positive,
     samples,
+    several,
     users,
     whole,
 )
@@ -102,7 +104,7 @@ def local_rates(
         positive(name, value, "Lemma 4 divides by it or takes its root")
     not_negative("H", H, "it bounds how fast the Hessian changes (Assumption 5)")
     dim = whole("dim", dim, "it counts the parameters")
-    inside(0 < rho < 1, f"rho={rho!r}", "0 < rho < 1", "Lemma 4 divides by 1 - rho")
+    between("rho", rho, 0, 1, "0 < rho < 1", "Lemma 4 divides by 1 - rho")
     inside(mu <= L, f"mu={mu!r}", f"mu <= L = {L!r}", "an L-smooth loss has no more curvature")
     try:
         rates = _lemma4(L, mu, N, H, R, dim, rho, c1, c2, as_printed)
@@ -158,9 +160,17 @@ def averaging_terms(rates: LocalRates, *, n: int, size: int) -> MSETerms:
     third       nu / n^3
     rare        (d R^2 + tau / n) d exp(-decay n)
     """
+    _check_rates(rates)
     n = whole("n", n, "it counts the samples of a user")
     size = whole("size", size, "it counts the users of the cluster")
     return MSETerms("Lemma 4", _averaging(rates, n, size))
+
+
+def _check_rates(rates: object) -> None:
+    if not isinstance(rates, LocalRates):
+        kind = type(rates).__name__
+        text = f"Lemma 4 needs the constants of a cluster, and was given something of type {kind}."
+        raise TypeError(f"{text} Make them by local_rates(L=..., mu=..., ...).")
 
 
 def _averaging(rates: LocalRates, n: int, size: int) -> dict[str, float]:
@@ -193,9 +203,14 @@ def odcl_terms(
     """
     n, sizes = samples(n), cluster_sizes(sizes)
     distance(D)
+    rates = several("rates", rates, "the constants of each cluster, see local_rates")
+    for rate in rates:
+        _check_rates(rate)
     seen = f"{len(rates)} rates for {len(sizes)} clusters"
     inside(len(rates) == len(sizes), seen, "of one for each cluster", "they are paired")
-    inside(0 <= k < len(sizes), f"k={k!r}", f"0 <= k < K = {len(sizes)}", "it names a cluster")
+    domain = f"0 <= k < K = {len(sizes)}"
+    between("k", k, 0, len(sizes), domain, "it names a cluster", closed="[")
+    k = whole("k", k, "it names a cluster", least=0)
     R, d = rates[k].R, rates[k].dim
     alike = all((other.R, other.dim) == (R, d) for other in rates)
     inside(alike, "rates with several R or dim", "of one Theta", "all clusters share it")

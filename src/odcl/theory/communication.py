@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from odcl.theory._domain import (
+    between,
     cluster_sizes,
     distance,
     inside,
@@ -30,7 +31,7 @@ def ifca_rounds(
     distance(D)
     _check_kappa(kappa)
     why = "IFCA starts closer than that already, and the formula says nothing"
-    inside(0 < epsilon < 2 * D, f"epsilon={epsilon!r}", f"0 < epsilon < 2 D = {2 * D:g}", why)
+    between("epsilon", epsilon, 0, 2 * D, f"0 < epsilon < 2 D = {2 * D:g}", why)
     return 8 * kappa * m / size * math.log(2 * D / epsilon)
 
 
@@ -60,12 +61,12 @@ def all_for_all_rounds(
     _check_kappa(kappa)
     positive("mu", mu, "it is the strong convexity of the losses")
     why = "the rounds grow with log(1 / epsilon)"
-    inside(0 < epsilon < 1, f"epsilon={epsilon!r}", "0 < epsilon < 1", why)
+    between("epsilon", epsilon, 0, 1, "0 < epsilon < 1", why)
     return kappa * K / (epsilon * mu * m) * math.log(1 / epsilon)
 
 
 def _check_kappa(kappa: float) -> None:
-    inside(1 <= kappa < math.inf, f"kappa={kappa!r}", "1 <= kappa < inf", "kappa is L / mu")
+    between("kappa", kappa, 1, math.inf, "1 <= kappa < inf", "kappa is L / mu", closed="[")
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,13 @@ class MethodRow:
     needs_separation: bool
 
 
+class MethodTable(list[MethodRow]):
+    """The lines of Table 1; ``print`` shows them as a table with a legend."""
+
+    def __str__(self) -> str:
+        return to_markdown(self)
+
+
 def table1(
     sizes: Sequence[int],
     *,
@@ -90,8 +98,8 @@ def table1(
     n: int,
     epsilon: float | None = None,
     kappa: float = 1.0,
-) -> list[MethodRow]:
-    """Table 1 for clusters of these sizes, separation D and n samples a user.
+) -> MethodTable:
+    """Table 1 for clusters of these sizes, separation D and n samples a user; ``print`` it.
 
     m and K are the sum and the number of ``sizes``; ``epsilon`` is the accuracy of the inexact
     methods, 1 / (n |C_(1)|) unless given (the remark after Theorem 2). Where the printed table
@@ -110,11 +118,12 @@ def table1(
     m, K, small, large = sum(sizes), len(sizes), min(sizes), max(sizes)
     epsilon = 1 / (n * large) if epsilon is None else epsilon
     not_negative("epsilon", epsilon, "it bounds the error of a local solver")
+    _check_kappa(kappa)
     reached = ifca_accuracy(m, K, small, n)
     ifca = ifca_rounds(m, small, D=D, epsilon=reached, kappa=kappa) if reached < 2 * D else None
     cc = small**2 * D**2 / (m - small) ** 2
     km = small * D**2 / (math.sqrt(small) + math.sqrt(m)) ** 2
-    return [
+    rows = [
         MethodRow(
             method="IFCA",
             rounds_formula="8 kappa m / C log(2 D C^2.5 sqrt n / (K m^2))",
@@ -148,6 +157,7 @@ def table1(
         ),
         _one_round("I-ODCL-CC", "1 / (C^2 D^2 / (m - C)^2 - eps)", cc - epsilon, large),
     ]
+    return MethodTable(rows)
 
 
 def _one_round(
@@ -168,7 +178,7 @@ def _one_round(
 
 
 def to_markdown(rows: Sequence[MethodRow]) -> str:
-    """Table 1 as Markdown that also reads well as plain text."""
+    """Table 1 as Markdown that also reads well as plain text, its legend below."""
     header = ["method", "rounds", "=", "samples a user", "=", "start", "clusters", "K", "gap"]
     cells = [header, ["---"] * len(header)]
     for row in rows:
@@ -197,7 +207,10 @@ def to_markdown(rows: Sequence[MethodRow]) -> str:
     legend = (
         "Orders: hidden constants are 1. C and C1 are the sizes of the smallest and the largest "
         "cluster, eps the accuracy of the local solvers. Needed: a good start, the true clusters, "
-        "their number, a sufficient gap between them. '-': the formula says nothing here."
+        "their number, a sufficient gap between them. Rounds '-': with so few samples the "
+        "accuracy that IFCA reaches, K m^2 / (C^2.5 sqrt n), is no better than where it starts, "
+        "2 D, and the formula counts no rounds; a larger n or D does. Samples '-': the local "
+        "solvers are so inexact (eps) that no number of samples makes up for it."
     )
     return "\n".join([*lines, "", legend])
 

@@ -11,7 +11,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from odcl.theory._domain import distance, inside, not_negative, positive, samples, users, whole
+from odcl.theory._domain import (
+    between,
+    distance,
+    inside,
+    not_negative,
+    positive,
+    samples,
+    several,
+    users,
+    whole,
+)
 from odcl.theory.integers import smallest_T
 
 # -- separation that a clustering method asks for, alpha of Eq. (4) ------------------------------
@@ -66,7 +76,7 @@ def sample_ratio(alpha: float, M: float, D: float, *, gamma: float | None = None
     distance(D)
     gamma = D / 4 if gamma is None else gamma
     why = "means of clusters are within gamma of the optima, and D - 2 gamma apart"
-    inside(0 < gamma < D / 2, f"gamma={gamma!r}", f"0 < gamma < D/2 = {D / 2:g}", why)
+    between("gamma", gamma, 0, D / 2, f"0 < gamma < D/2 = {D / 2:g}", why)
     reach = alpha / (D - 2 * gamma)
     return 4 * M * reach * reach
 
@@ -138,7 +148,7 @@ def sample_ratio_inexact(
         "beyond it no number of samples makes up for the error of the local solvers. Run more "
         "steps, see sgd_iterations"
     )
-    inside(0 <= epsilon < most, f"epsilon={epsilon!r}", f"0 <= epsilon < {most:g}", why)
+    between("epsilon", epsilon, 0, most, f"0 <= epsilon < {most:g}", why, closed="[")
     return sample_ratio(alpha, M, D) / (1 - epsilon / most)
 
 
@@ -160,7 +170,7 @@ def sgd_distance(T: int, *, gamma: float, mu: float, delta: float) -> float:
     """
     T = whole("T", T, "Lemma 6 speaks of the iterates from the eighth on", least=8)
     _check_sgd(gamma, mu)
-    inside(0 < delta < 1 / math.e, f"delta={delta!r}", "0 < delta < 1/e", "Lemma 6 asks for it")
+    between("delta", delta, 0, 1 / math.e, "0 < delta < 1/e", "Lemma 6 asks for it")
     return (
         12 * gamma**2 / mu**2 + 8 * gamma * (121 * gamma + 1) * math.log(math.log(T) / delta)
     ) / T
@@ -223,7 +233,8 @@ def misclustered(c: float = 100) -> Misclustered:
     the first two give 128/c^2 for it as well (x / (a + x) grows with x and falls with a). Lemma 10
     has '=' where Theorem 3 has '>=' and '<=': the theorem is right.
     """
-    inside(128 < c**2 < math.inf, f"c={c!r}", "c > sqrt(128)", "128/c^2 bounds a fraction below 1")
+    why = "128/c^2 bounds a fraction below 1"
+    between("c", c, math.sqrt(128), math.inf, "c > sqrt(128)", why)
     return Misclustered(kept=1 - 128 / c**2, foreign=128 / c**2, fraction=128 / (c**2 - 128))
 
 
@@ -234,6 +245,10 @@ def error_floor(fractions: Sequence[float], squared_distances: Sequence[float]) 
     ||theta*_k - theta*_l||^2 over l != k. Up to a constant; Lemma 9 has a factor K - 1 besides,
     which Theorem 3 hides in it.
     """
+    fractions = several("fractions", fractions, "a share of C'_k for every other cluster")
+    squared_distances = several(
+        "squared_distances", squared_distances, "a squared distance for every other cluster"
+    )
     seen = f"{len(fractions)} fractions for {len(squared_distances)} distances"
     pairs = len(fractions) == len(squared_distances)
     inside(pairs, seen, "of one of each per other cluster", "they are paired")

@@ -10,7 +10,16 @@ import numpy as np
 
 from odcl._typing import Floats
 from odcl.local.losses import Huber, Logistic, Loss, Multinomial, Poisson, Squared, as_loss
-from odcl.theory._domain import cluster_sizes, inside, not_negative, positive, samples, whole
+from odcl.theory._domain import (
+    between,
+    cluster_sizes,
+    inside,
+    not_negative,
+    positive,
+    samples,
+    several,
+    whole,
+)
 
 
 @dataclass(frozen=True)
@@ -85,11 +94,14 @@ def problem_constants(
     positive("radius", radius, "Theta lies in the ball ||theta|| <= radius (Assumption 2)")
     not_negative("l2", l2, "it is the weight of a penalty")
     most = row_norm**2 / n_features
-    inside(
-        0 <= least_eigenvalue <= most * (1 + 1e-12),
-        f"least_eigenvalue={least_eigenvalue!r}",
+    between(
+        "least_eigenvalue",
+        least_eigenvalue,
+        0,
+        most * (1 + 1e-12),
         f"0 <= least_eigenvalue <= row_norm^2 / n_features = {most:g}",
         "the eigenvalues of E[x x^T] sum to E||x||^2",
+        closed="[]",
     )
     row = _row_bounds(loss, radius * row_norm, target)
     L, mu = row.curve * row_norm**2 + l2, row.least_curve * least_eigenvalue + l2
@@ -188,9 +200,10 @@ def c_constant(epsilon: float, delta: float, *, R: float, dim: int) -> float:
     """
     positive("R", R, "Theta lies in the ball ||theta|| <= R (Assumption 2)")
     dim = whole("dim", dim, "it counts the parameters")
-    inside(0 < delta < 0.5, f"delta={delta!r}", "0 < delta < 1/2", "Lemma 3 holds with 1 - 2 delta")
+    between("delta", delta, 0, 0.5, "0 < delta < 1/2", "Lemma 3 holds with 1 - 2 delta")
     why = "it is the resolution of a cover of Theta"
-    inside(0 < epsilon <= 6 * R, f"epsilon={epsilon!r}", f"0 < epsilon <= 6 R = {6 * R:g}", why)
+    domain = f"0 < epsilon <= 6 R = {6 * R:g}"
+    between("epsilon", epsilon, 0, 6 * R, domain, why, closed="]")
     return 2 * (math.log(2 / delta) + dim * math.log(6 * R / epsilon))
 
 
@@ -219,9 +232,20 @@ def m_constant(
         M = 16 L F* (log 2 + 3) / mu^2 + 64 R^2 L (3 + log 2 + d (log 6R + 3)) / mu
           + 16 R N (log 2 + 3) / mu    + (2 G + 16 R L (4 + log 2 + d (log 6R + 3))) / mu
 
-    It depends on the user only through its cluster. 0 < mu <= L, N, G and F* at least 0, d >= 1,
-    and R >= 1/6: the step from Eq. (8) to M multiplies log 6R by log n, which is an upper bound
-    only where log 6R >= 0 (the paper does not say so; R may always be taken larger).
+    L       how sharply the loss of a row bends at most: its gradient changes by no more than L
+            times the step (smoothness, Assumption 3)
+    mu      how sharply the expected loss of the cluster bends at least (strong convexity,
+            Assumption 4); 0 < mu <= L
+    R       models lie in the ball ||theta|| <= R (Assumption 2); R >= 1/6
+    N       largest gradient of a row's loss at the cluster's optimum theta* (Assumption 6)
+    G       largest gradient of the expected loss anywhere in the ball (G_F, Section 2)
+    F_star  expected loss that the optimum leaves, F_k(theta*): the noise in the targets
+    dim     number of parameters d of a model
+
+    :func:`problem_constants` gives all of them for a loss we ship, and M as ``.M``. N, G and
+    F_star are 0 or larger. M depends on the user only through its cluster. R >= 1/6 because the
+    step from Eq. (8) to M multiplies log 6R by log n, an upper bound only where log 6R >= 0 (the
+    paper does not say so; R may always be taken larger).
     """
     dim = _check(L=L, mu=mu, R=R, N=N, G=G, F_star=F_star, dim=dim)
     log = math.log(2) + 3
@@ -240,7 +264,7 @@ def _check(*, L: float, mu: float, R: float, N: float, G: float, F_star: float, 
     why = f"an L-smooth loss with L={L!r} is at most L-strongly convex. Are L and mu swapped?"
     inside(mu <= L, f"mu={mu!r}", "mu <= L", why)
     why = "log 6R must not be negative. Take R = 1/6: R only has to be large enough (Assumption 2)"
-    inside(1 / 6 <= R < math.inf, f"R={R!r}", "1/6 <= R < inf", why)
+    between("R", R, 1 / 6, math.inf, "1/6 <= R < inf", why, closed="[")
     not_negative("N", N, "it bounds the gradients at the optimum (Assumption 6)")
     not_negative("G", G, "it bounds the gradient of the population loss (Section 2)")
     not_negative("F_star", F_star, "the loss is not negative (Assumption 3)")
@@ -261,6 +285,7 @@ def m_over_users(per_cluster: Sequence[float], sizes: Sequence[int]) -> UserCons
     ``per_cluster`` holds M_ik of each cluster, which its users share, ``sizes`` its |C_k|.
     """
     sizes = cluster_sizes(sizes)
+    per_cluster = several("per_cluster", per_cluster, "M_ik of every cluster, see m_constant")
     seen = f"{len(per_cluster)} constants for {len(sizes)} clusters"
     inside(len(per_cluster) == len(sizes), seen, "of one constant a cluster", "they are paired")
     for value in per_cluster:

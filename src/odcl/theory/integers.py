@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from decimal import Decimal, localcontext
 
-from odcl.theory._domain import inside, not_negative
+from odcl.theory._domain import not_negative, whole
 
 
 def smallest_n(ratio: float) -> int:
@@ -28,7 +28,7 @@ def smallest_T(ratio: float, *, least: int = 16) -> int:
     """
     not_negative("ratio", ratio, "it is the right-hand side of a condition on T / log log T")
     why = "below 5.83 T / log log T falls, and there may be no smallest T"
-    inside(least >= 6, f"least={least!r}", "least >= 6", why)
+    least = whole("least", least, why, least=6)
     return _first(least, lambda n: _reaches(n, ratio, logs=2))
 
 

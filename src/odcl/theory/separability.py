@@ -103,12 +103,15 @@ def separation(theta: Floats, labels: Array, *, c: float = 100) -> Separation:
     i in C_k, on the line through mu_k and mu_l. The last line of Lemma 2's proof has |C_k| without
     its root; Eq. (17) is right. Two clusters or more, and c > 0.
     """
-    theta = np.asarray(theta, dtype=np.float64)
+    theta = _matrix(theta)
     inside(theta.ndim == 2, f"theta of shape {theta.shape}", "(n_users, dim)", "one row a model")
     inside(bool(np.isfinite(theta).all()), "theta", "of finite numbers", "distances are needed")
     labels = np.asarray(labels)
     seen, domain = f"labels of shape {labels.shape}", f"({len(theta)},)"
     inside(labels.shape == (len(theta),), seen, domain, "one label a user")
+    missing = labels.dtype.kind == "f" and not np.isfinite(labels).all()
+    missing = missing or (labels.dtype.kind == "O" and any(v is None for v in labels.tolist()))
+    inside(not missing, "labels", "one for each user", "some are None or not finite")
     unassigned = int((labels < 0).sum()) if labels.dtype.kind in "if" else 0
     inside(unassigned == 0, f"{unassigned} labels below 0", "labels >= 0", "-1 means no cluster")
     positive("c", c, "it is the constant of Definition 3, shown to suffice from 100 on")
@@ -133,6 +136,16 @@ def separation(theta: Floats, labels: Array, *, c: float = 100) -> Separation:
         proximity=_proximity(off, centers, between, labels, sizes),
         c=float(c),
     )
+
+
+def _matrix(theta: object) -> Floats:
+    try:
+        return np.asarray(theta, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"theta, of type {type(theta).__name__}, cannot be read as numbers; the domain is a "
+            "matrix (n_users, dim): one row a model. Give an array."
+        ) from None
 
 
 def _center_separation(off: Floats, between: Floats, sizes: Ints) -> float:
