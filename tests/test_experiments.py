@@ -447,6 +447,20 @@ def test_the_command_writes_the_folder_and_goes_on_in_it(tmp_path, capsys):
     assert capsys.readouterr().err == ""
 
 
+def test_the_methods_table_is_made_for_clusters_of_ones_own(tmp_path, capsys):
+    call = ["reproduce", "table-methods", "--out", str(tmp_path / "out"), "--quiet"]
+    own = ["--sizes", "40,30,20,10", "--separation", "2", "--rows", "500"]
+    assert run_command([*call, *own]) == 0
+    said = capsys.readouterr().out
+    assert "m = 100, K = 4, |C_k| = 10 to 40, D = 2, n = 500" in said
+    assert "n = 1000" not in said
+    assert run_command([*call, *own[:4]]) == 2
+    assert "go together" in capsys.readouterr().err
+    assert run_command(["reproduce", "figure-mse", *own]) == 2
+    assert run_command([*call, "--sizes", "40,0", *own[2:]]) == 2
+    assert run_command([*call, *own[:2], "--separation", "0", *own[4:]]) == 2
+
+
 def test_the_command_refuses_what_it_cannot_do(tmp_path, capsys):
     (tmp_path / "mine.txt").write_text("mine")
     assert run_command(["reproduce", "figure-9", "--out", str(tmp_path / "x")]) == 2

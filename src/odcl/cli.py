@@ -233,28 +233,28 @@ def _write(answer: Answer, options: Namespace) -> None:
 
 def reproduce(options: Namespace) -> None:
     from odcl.command.reproduce import (
-        chosen,
         load_methods,
         open_folder,
         other_rows,
+        own_clusters,
         run_one,
         time_line,
         without_data,
     )
 
-    names = chosen(options.name)
-    added = load_methods(options.methods, names)
-    lacking = without_data(names, options.data)
-    if lacking and len(names) == 1:
-        raise ValueError(lacking[names[0]])
+    experiments = own_clusters(options.name, options.sizes, options.separation, options.rows)
+    added = load_methods(options.methods, experiments)
+    lacking = without_data(experiments, options.data)
+    if lacking and len(experiments) == 1:
+        raise ValueError(lacking[options.name])
     open_folder(options.out, force=options.force)
     shared = {name: getattr(options, name) for name in ("runs", "jobs", "data", "quick", "seed")}
-    for name in names:
-        if name in lacking:
-            _notice(f"{name} is left out. {lacking[name]}", options)
+    for one in experiments:
+        if one.name in lacking:
+            _notice(f"{one.name} is left out. {lacking[one.name]}", options)
             continue
         try:
-            outcome = run_one(name, options.out, quiet=options.quiet, added=added, **shared)
+            outcome = run_one(one, options.out, quiet=options.quiet, added=added, **shared)
         except KeyboardInterrupt:
             folder = shlex.quote(str(options.out))
             _notice(f"what is done is kept in {folder}: the same command goes on there", options)

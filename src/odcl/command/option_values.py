@@ -93,6 +93,10 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def sizes(text: str) -> list[int]:
+    return [positive(part) for part in _split(text)]
+
+
 def _number(text: str) -> float:
     try:
         return float(text)

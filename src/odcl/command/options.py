@@ -24,6 +24,7 @@ from odcl.command.option_values import (
     refit,
     seed_number,
     share,
+    sizes,
 )
 
 
@@ -326,6 +327,7 @@ examples:
   odcl reproduce figure-mse --runs 10 --jobs 2
   odcl reproduce table-accuracy --data data
   odcl reproduce figure-mse --methods mine.py
+  odcl reproduce table-methods --sizes 40,30,20,10 --separation 2 --rows 500
 
 DATA holds MNIST's four files (.gz or not) in DATA/mnist, and CIFAR-10 as it is
 unpacked (cifar-10-batches-bin or cifar-10-batches-py), or train.bin and test.bin
@@ -358,6 +360,15 @@ def _reproduce(some: Any) -> _Parser:
     )
     _path(group, "--data", "DATA", "folder with the images of table-accuracy")
     _path(group, "--out", "FOLDER", "folder for rows, pages and figures", default="reproduction")
+    group.add_argument(
+        "--sizes", metavar="N,N,...", type=sizes, help="for table-methods: users of each cluster"
+    )
+    group.add_argument(
+        "--separation", metavar="D", type=at_least_0, help="for table-methods: between the optima"
+    )
+    group.add_argument(
+        "--rows", metavar="N", type=positive, help="for table-methods: samples of a user"
+    )
     _path(group, "--methods", "FILE", "Python file that registers methods of your own")
     group.add_argument(
         "--quick",

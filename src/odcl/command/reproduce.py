@@ -10,37 +10,50 @@ from pathlib import Path
 from odcl.experiments import NAMES, experiment
 from odcl.experiments.added import NONE_ADDED, Added, load
 from odcl.experiments.rows import read_rows
-from odcl.experiments.runner import ROWS, MissingData, Outcome, reproduce
+from odcl.experiments.runner import ROWS, Experiment, MissingData, Outcome, reproduce
 
 _LITTER = (".DS_Store", "Thumbs.db")  # what file managers leave behind
 
 
-def chosen(name: str) -> tuple[str, ...]:
+def chosen(name: str) -> list[Experiment]:
     """The experiments that a name stands for."""
-    if name == "all":
-        return NAMES
-    experiment(name)
-    return (name,)
+    return [experiment(own) for own in (NAMES if name == "all" else (name,))]
 
 
-def load_methods(path: Path | None, names: Sequence[str]) -> Added:
+def own_clusters(
+    name: str, sizes: Sequence[int] | None, separation: float | None, rows: int | None
+) -> list[Experiment]:
+    """The experiments, with the methods' table for clusters of somebody's own where given."""
+    if (sizes, separation, rows) == (None, None, None):
+        return chosen(name)
+    if name != "table-methods" or sizes is None or separation is None or rows is None:
+        raise ValueError(
+            "--sizes, --separation and --rows go together, with table-methods: they are the "
+            "clusters that its formulas are evaluated for."
+        )
+    from odcl.experiments.table_methods import for_clusters
+
+    return [for_clusters(sizes, separation, rows)]
+
+
+def load_methods(path: Path | None, experiments: Sequence[Experiment]) -> Added:
     """The methods that a file registers, for experiments that others can join."""
     if path is None:
         return NONE_ADDED
-    if not any(experiment(name).bench for name in names):
+    if not any(one.bench for one in experiments):
         open_to = ", ".join(name for name in NAMES if experiment(name).bench)
-        raise ValueError(f"Methods of your own can join {open_to}, not {', '.join(names)}.")
+        raise ValueError(f"Methods of your own can join {open_to}, not {experiments[0].name}.")
     return load(path)
 
 
-def without_data(names: Sequence[str], data: Path | None) -> dict[str, str]:
-    """Experiments whose files are not there, and what to do."""
+def without_data(experiments: Sequence[Experiment], data: Path | None) -> dict[str, str]:
+    """Experiments whose files are not there, by name, and what to do."""
     lacking = {}
-    for name in names:
+    for one in experiments:
         try:
-            experiment(name).check(data)
+            one.check(data)
         except MissingData as error:
-            lacking[name] = str(error)
+            lacking[one.name] = str(error)
     return lacking
 
 
@@ -62,7 +75,7 @@ def open_folder(out: Path, *, force: bool) -> None:
 
 
 def run_one(
-    name: str,
+    one: Experiment,
     out: Path,
     *,
     runs: int | None,
@@ -74,9 +87,9 @@ def run_one(
     added: Added = NONE_ADDED,
 ) -> Outcome:
     """One experiment, with a bar where somebody watches."""
-    with _counted(name, quiet) as advance:
+    with _counted(one.name, quiet) as advance:
         return reproduce(
-            experiment(name),
+            one,
             out,
             runs=runs,
             jobs=jobs,

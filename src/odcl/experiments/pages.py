@@ -9,27 +9,9 @@ import numpy as np
 
 from odcl._typing import Floats
 from odcl.experiments.rows import Rows
+from odcl.report.markdown import table
 
 OVER_RUNS = "+- is the standard deviation over runs."
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A Markdown table; the first column to the left, the others to the right."""
-    cells = [[_escaped(cell) for cell in line] for line in (header, *rows)]
-    widths = [max(3, *(len(line[c]) for line in cells)) for c in range(len(header))]
-    rule = [("-" * w) if c == 0 else ("-" * (w - 1) + ":") for c, w in enumerate(widths)]
-    lines = []
-    for line in (cells[0], rule, *cells[1:]):
-        padded = [
-            cell.ljust(w) if c == 0 else cell.rjust(w)
-            for c, (cell, w) in enumerate(zip(line, widths, strict=True))
-        ]
-        lines.append(f"| {' | '.join(padded)} |")
-    return "\n".join(lines)
-
-
-def _escaped(cell: Any) -> str:
-    return str(cell).replace("|", "\\|").replace("\n", " ")
 
 
 def number(value: float) -> str:

@@ -23,9 +23,10 @@ from odcl.data.partition import (
 )
 from odcl.experiments.curves import BLUE, LOOKS, ORANGE
 from odcl.experiments.measure import Bench, Timed
-from odcl.experiments.pages import OVER_RUNS, spread, table
+from odcl.experiments.pages import OVER_RUNS, spread
 from odcl.experiments.rows import Rows, Setting
 from odcl.experiments.runner import Experiment, Measured, MissingData, Task
+from odcl.report.markdown import table
 from odcl.report.pictures import figure
 
 METRICS = ("rounds", "bytes_up", "bytes_down", "n_clusters", "accuracy")
@@ -183,7 +184,7 @@ def page(rows: Rows) -> str:
             "training labels are not those it is judged by.",
             "The same data, past the paper. How these variants were chosen, and on what, stands in "
             "docs/reproduction.md.",
-            table(["method", "rounds", *data, "what it is"], past),
+            table(["method", "rounds", *data, "what it is"], past, left=(0, len(data) + 2)),
         ]
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,13 @@ def settings(quick: bool) -> list[Setting]:
     return found
 
 
+def for_clusters(sizes: Sequence[int], D: float, n: int) -> Experiment:
+    """The table for clusters of somebody's own: their sizes, separation D, n samples a user."""
+    table1(sizes, D=D, n=n)  # says what is wrong with them before anything is written
+    own: Setting = {"sizes": list(sizes), "K": len(sizes), "m": sum(sizes), "D": D, "n": n}
+    return replace(EXPERIMENT, settings=lambda quick: [own])
+
+
 def work(task: Task, data: Path | None) -> Iterator[Measured]:
     """Rounds of every method, from the formulas: nothing is drawn."""
     s = task.setting
@@ -37,7 +45,8 @@ def work(task: Task, data: Path | None) -> Iterator[Measured]:
 def evaluated(sizes: Sequence[int], D: float, n: int) -> str:
     """The table for clusters of these sizes, separation D and n samples a user."""
     m, K = sum(sizes), len(sizes)
-    head = f"m = {m}, K = {K}, |C_k| = {min(sizes)} to {max(sizes)}, D = {D:g}, n = {n}"
+    each = f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
+    head = f"m = {m}, K = {K}, |C_k| = {each}, D = {D:g}, n = {n}"
     return f"## {head}\n\n{to_markdown(table1(sizes, D=D, n=n)).split(chr(10) * 2)[0]}"
 
 
@@ -46,7 +55,7 @@ def page(rows: Rows) -> str:
     parts = [evaluated(s["sizes"], s["D"], s["n"]) for s in seen.values()]
     legend = to_markdown(table1([2, 2], D=1.0, n=3)).split("\n\n")[1]
     return "\n\n".join(
-        ["The paper gives orders, we their values at its own set-ups.", *parts, legend]
+        ["The paper gives orders; here they have numbers, with constants of 1.", *parts, legend]
     )
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from odcl.report.markdown import table
 from odcl.theory._domain import (
     between,
     cluster_sizes,
@@ -179,40 +180,28 @@ def _one_round(
 
 def to_markdown(rows: Sequence[MethodRow]) -> str:
     """Table 1 as Markdown that also reads well as plain text, its legend below."""
-    header = ["method", "rounds", "=", "samples a user", "=", "start", "clusters", "K", "gap"]
-    cells = [header, ["---"] * len(header)]
+    header = ["method", "rounds", "their order", "samples a user", "order of these"]
+    lines = []
     for row in rows:
-        needs = (
-            row.needs_initialization,
-            row.needs_clusters,
-            row.needs_k,
-            row.needs_separation,
-        )
-        cells.append(
-            [
-                row.method,
-                row.rounds_formula,
-                _shown(row.rounds),
-                row.samples_formula,
-                _shown(row.samples),
-                *("needed" if need else "" for need in needs),
-            ]
-        )
-    widths = [max(len(line[c]) for line in cells) for c in range(len(header))]
-    cells[1] = ["-" * width for width in widths]
-    lines = [
-        "| " + " | ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)) + " |"
-        for line in cells
-    ]
+        needs = {
+            "start": row.needs_initialization,
+            "clusters": row.needs_clusters,
+            "K": row.needs_k,
+            "gap": row.needs_separation,
+        }
+        numbers = [_shown(row.rounds), row.rounds_formula, _shown(row.samples), row.samples_formula]
+        known = ", ".join(name for name, needed in needs.items() if needed)
+        lines.append([row.method, *numbers, known or "nothing"])
+    drawn = table([*header, "must know"], lines, left=(0, 2, 4, 5))
     legend = (
         "Orders: hidden constants are 1. C and C1 are the sizes of the smallest and the largest "
-        "cluster, eps the accuracy of the local solvers. Needed: a good start, the true clusters, "
-        "their number, a sufficient gap between them. Rounds '-': with so few samples the "
-        "accuracy that IFCA reaches, K m^2 / (C^2.5 sqrt n), is no better than where it starts, "
-        "2 D, and the formula counts no rounds; a larger n or D does. Samples '-': the local "
-        "solvers are so inexact (eps) that no number of samples makes up for it."
+        "cluster, eps the accuracy of the local solvers. To be known: a good start, the true "
+        "clusters, their number, that the gap between them is sufficient. Rounds '-': with so few "
+        "samples the accuracy that IFCA reaches, K m^2 / (C^2.5 sqrt n), is no better than where "
+        "it starts, 2 D, and the formula counts no rounds; a larger n or D does. Samples '-': the "
+        "local solvers are so inexact (eps) that no number of samples makes up for it."
     )
-    return "\n".join([*lines, "", legend])
+    return f"{drawn}\n\n{legend}"
 
 
 def _shown(value: float | None) -> str:
