@@ -17,6 +17,7 @@ _METHODS = {
     "scaled-noise": "the noise mixture",
     "shared-variance": "the noise mixture",
 }
+GUARANTEE_USERS = 5_000  # Eq. (13) takes distances between all users of a group
 MOST_NAMED = 5  # users or groups named one by one
 _SOURCES = {
     "curvature": "from each user's rows",
@@ -101,7 +102,8 @@ def _groups(d: Diagnosis) -> list[tuple[str, str, str]]:
     if d.separation is not None:
         s = d.separation
         needs = f"the paper asks for {s.alpha_cc:.3g} (convex) or {s.alpha_km:.3g} (K-means)"
-        sure = f"{' and '.join(s.guaranteed)} guaranteed" if _cheap(d) and s.guaranteed else needs
+        proven = d.n_users <= GUARANTEE_USERS and bool(s.guaranteed)
+        sure = f"{' and '.join(s.guaranteed)} guaranteed" if proven else needs
         rows.append(("separation alpha", f"{s.alpha:.3g}", sure))
     if d.stability is not None and d.n_clusters > 1:
         st = d.stability
@@ -114,12 +116,6 @@ def _groups(d: Diagnosis) -> list[tuple[str, str, str]]:
             )
         )
     return rows
-
-
-def _cheap(d: Diagnosis) -> bool:
-    from odcl.diagnose.diagnosis import GUARANTEE_USERS
-
-    return d.n_users <= GUARANTEE_USERS
 
 
 def _errors(d: Diagnosis) -> list[tuple[str, str, str]]:
