@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from odcl import plan
     from odcl.clustering.clusterpath import ClusterPath, clusterpath
     from odcl.clustering.convex import ConvexClustering
     from odcl.clustering.gradient import GradientClustering
@@ -58,6 +59,8 @@ _HOME = {
     "server_step": "odcl.server",
 }
 
+_MODULES = ("plan",)  # used as odcl.plan.plan(...)
+
 __all__ = [
     "ClusterPath",
     "ConvexClustering",
@@ -83,6 +86,7 @@ __all__ = [
     "logistic_federation",
     "odcl",
     "oracle_lambda",
+    "plan",
     "read_table",
     "recovery_interval",
     "server_step",
@@ -90,6 +94,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"odcl.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'odcl' has no attribute {name!r}")
     value = getattr(import_module(_HOME[name]), name)

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from odcl.command.options import UsageError, parse
+from odcl.command.options import parse
+from odcl.command.parser import UsageError
 
 if TYPE_CHECKING:
     from odcl.command.rundir import Answer
@@ -191,7 +192,8 @@ def diagnose(options: Namespace) -> None:
 
 
 def plan(options: Namespace) -> None:
-    from odcl.command.plan import check_picture, draw_plan, plan_text, scenario_of
+    from odcl.command.plan import check_picture, scenario_of
+    from odcl.plan import draw_plan
     from odcl.plan import plan as make_plan
 
     check_picture(options.out, force=options.force)
@@ -205,7 +207,7 @@ def plan(options: Namespace) -> None:
             progress=progress.stage,
         )
         drawn = draw_plan(made, options.out)
-    print(plan_text(made))
+    print(made)
     _print_picture(options.out, drawn, options)
 
 

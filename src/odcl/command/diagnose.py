@@ -16,6 +16,7 @@ from odcl.command.option_values import (
     clusters,
     one_of,
 )
+from odcl.command.parser import TABLE_HELP, UsageError, command, missing, path, quiet, seed
 
 if TYPE_CHECKING:
     from odcl.diagnose import Diagnosis
@@ -44,21 +45,12 @@ run of --paper, whose users send nothing about their noise, that tells more."""
 
 def add_diagnose(some: Any) -> Any:
     """The command's options."""
-    from odcl.command.options import (
-        _TABLE_HELP,
-        _command,
-        _missing,
-        _path,
-        _quiet,
-        _seed,
-    )
-
-    parser = _command(some, "diagnose", "RUN [TABLE] | TABLE [options]", _ABOUT, _EXAMPLES)
+    parser = command(some, "diagnose", "RUN [TABLE] | TABLE [options]", _ABOUT, _EXAMPLES)
     group = parser.add_argument_group("arguments")
     group.add_argument(
         "source", metavar="RUN|TABLE", type=Path, help="folder that `odcl fit` wrote, or a table"
     )
-    group.add_argument("table", metavar="TABLE", type=Path, nargs="?", help=_TABLE_HELP)
+    group.add_argument("table", metavar="TABLE", type=Path, nargs="?", help=TABLE_HELP)
     new = parser.add_argument_group("a table without a run")
     new.add_argument(
         "--user", metavar="COLUMN", help="column that names the user of each row [default: none]"
@@ -80,11 +72,11 @@ def add_diagnose(some: Any) -> Any:
     new.add_argument("--paper", action="store_true", help="the paper's setting, as for odcl fit")
     more = parser.add_argument_group("options")
     about = "CSV or Parquet file with one row a user: group, chance of belonging elsewhere"
-    _path(more, "--out", "FILE", f"{about} [default: none]")
+    path(more, "--out", "FILE", f"{about} [default: none]")
     more.add_argument("--force", action="store_true", help="replace FILE if it exists")
-    _missing(more, None)
-    _seed(more)
-    _quiet(more)
+    missing(more, None)
+    seed(more)
+    quiet(more)
     return parser
 
 
@@ -172,7 +164,6 @@ def _refitted(
 
 
 def _of_table(options: Namespace) -> tuple[Any, dict[str, Any], list[str]]:
-    from odcl.command.options import UsageError
     from odcl.command.run import read_source
 
     if options.table is not None:
@@ -208,8 +199,6 @@ def _of_table(options: Namespace) -> tuple[Any, dict[str, Any], list[str]]:
 
 def _refuse_settings(options: Namespace) -> None:
     """What is said of a table is settled in a run."""
-    from odcl.command.options import UsageError
-
     for name in ("user", "target", "loss", "clusters", "combine", "l2"):
         if getattr(options, name) is not None:
             text = f"--{name} is part of the run {options.source}: leave it out."

@@ -11,7 +11,7 @@ from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation
 
 # Lower ends of the unit intervals from which each coordinate of a cluster's optimum is drawn.
-_LINEAR_INTERVALS: dict[int, tuple[float, ...]] = {
+LINEAR_INTERVALS: dict[int, tuple[float, ...]] = {
     1: (0.0,),  # not given in the paper; U[0, 1]
     4: (0.0, 1.0, -1.0, -2.0),  # Appendix D.2
     10: (1.0, 4.0, 7.0, 10.0, 13.0, -2.0, -5.0, -8.0, -11.0, -14.0),  # Section 5
@@ -52,9 +52,9 @@ def linear_federation(
     (default: equal). ``tau`` > 0 lets users of a group differ: N(0, tau^2) a coordinate.
     """
     rng = np.random.default_rng(seed)
-    lows = _LINEAR_INTERVALS.get(n_clusters)
+    lows = LINEAR_INTERVALS.get(n_clusters)
     if lows is None:
-        known = ", ".join(map(str, _LINEAR_INTERVALS))
+        known = ", ".join(map(str, LINEAR_INTERVALS))
         raise ValueError(
             f"The paper's linear set-up exists for {known} clusters, not for {n_clusters}."
         )

@@ -2,72 +2,77 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
-from scipy.optimize import minimize
 from threadpoolctl import threadpool_limits
 
-from odcl._typing import Bools, Floats, Ints
-from odcl.clustering.kmeans import kmeans_pp
-from odcl.clustering.labels import number_by_first_user, sum_by_cluster
-from odcl.combine import average_by_cluster, solve_symmetric
-from odcl.plan.recovery import (
-    convex_guaranteed,
-    convex_path,
-    fusing_lambdas,
-    kmeans_expected,
-    kmeans_rate,
-    moments,
-)
-from odcl.plan.scenario import Scenario
-from odcl.plan.uploads import Trials, draw_trials
+from odcl.plan.crossing import Crossing, crossing
+from odcl.plan.default import Batch, default_batches
+from odcl.plan.point import Point
+from odcl.plan.scenario import Scenario, scenario
+from odcl.plan.search import CEILING, FAR, Looks, first_guess, refine, rows_for_error, scan
+from odcl.plan.thresholds import paper_thresholds
 
 METHODS = {
+    "default": "the default method (number of groups not given)",
     "kmeans": "K-means++ (number of groups given)",
     "convex": "convex clustering, best lambda",
     "convex-13": "convex clustering, lambda of Eq. (13)",
 }
-COMBINERS = ("mean", "precision")
-STEP = 1.6  # between the n of the first look
-CEILING = 10_000_000  # no plan goes beyond so many rows a user
-FAR = 1000  # times the first guess: where the search for the groups ends
-USERS = 30_000  # users drawn for one n: 300 trials of 100
-CONVEX_TRIALS = 100  # trials that are looked at for convex clustering
-CONVEX_PAIRS = 20_000_000  # pairs of users of a group in them
-SLIGHTLY = 1.02  # above the least lambda that fuses the groups
-ERROR_USERS = 1_500  # users of the trials whose models are combined
+CURVES = ("kmeans", "convex", "convex-13")  # simulated at every point
 
 
-@dataclass(frozen=True)
-class Point:
-    """What n rows per user give."""
-
-    n: int
-    trials: int
-    recovery: dict[str, float]  # probability that a method finds exactly the true groups
-    spread: dict[str, float]  # standard error of it
-    # Squared error of the users' models, divided by the models' squared size:
-    error: dict[str, float]  # mean and precision in the groups K-means++ finds, and "local"
-
-
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Plan:
-    """How many rows per user a federation needs."""
+    """How many rows per user a federation needs. ``print`` it for the whole answer."""
 
     scene: Scenario
     target: float  # probability of exact recovery that is wanted
     points: list[Point]  # by n
-    smallest: dict[str, int | None]  # method -> n; None: not below the largest n looked at
+    crossings: dict[str, Crossing | None]  # by method; None: not reached; {} with one group
+    batches: list[Batch] = field(default_factory=list)  # runs of the default method
     paper: dict[str, int] = field(default_factory=dict)  # the paper's threshold, by method
     wanted_error: float | None = None
-    for_error: dict[str, int | None] = field(default_factory=dict)  # combiner -> n
+    for_error: dict[str, int | None] = field(default_factory=dict)  # combiner -> n; None: never
+    beyond: int | None = None  # about the n that would be needed, where nobody has so many rows
+
+    @property
+    def smallest(self) -> dict[str, int | None]:
+        """Method -> smallest n for the target; None: not below the largest n looked at."""
+        return {name: None if at is None else at.n for name, at in self.crossings.items()}
+
+    @property
+    def rows(self) -> int | None:
+        """What to collect: n of the default method, or of K-means++ where it was not simulated."""
+        found = self.smallest
+        return found.get("default", found.get("kmeans"))
+
+    def chance(self, point: Point, method: str) -> float | None:
+        """Chance of exactly the true groups: on the smooth curve near the n that is needed, as
+        simulated elsewhere; None for the default method where nothing is known of it."""
+        found = self.crossings.get(method)
+        if method == "default":
+            return None if found is None else found.chance(point.n)
+        if found is None or not found.covers(point.n):
+            return point.recovery[method]
+        return found.chance(point.n)
+
+    def __str__(self) -> str:
+        from odcl.plan.text import report
+
+        return report(self)
+
+    def __repr__(self) -> str:
+        wanted = "" if self.wanted_error is None else f", for_error={self.for_error}"
+        return (
+            f"<Plan: {self.scene.n_users} users in {self.scene.n_clusters} group(s), target "
+            f"{self.target:g}, smallest={self.smallest}{wanted}>"
+        )
 
 
 def plan(
-    scene: Scenario,
+    scene: Scenario | None = None,
     *,
     target: float = 0.95,
     error: float | None = None,
@@ -77,243 +82,75 @@ def plan(
     """Smallest n for exact recovery with probability ``target``, by simulation of uploads.
 
     Local models are drawn from their normal law around the truth, with the curvature of rows drawn
-    as the scenario says, and clustered. ``error`` asks besides for the smallest n at which the
-    models' relative squared error is no larger.
+    as the scenario says (default: the paper's linear set-up), and clustered. ``error`` asks
+    besides for the smallest n at which the models' relative squared error is no larger.
     """
+    scene = scenario() if scene is None else scene
     if not 0.5 <= target < 1:
         raise ValueError(f"target={target!r} is a probability to reach: say 0.5 <= target < 1.")
     if error is not None and not error > 0:
         raise ValueError(f"error={error!r} is a relative squared error: say one > 0.")
-    points: dict[int, Point] = {}
-
-    def look(n: int) -> Point:
-        if n not in points:
-            if progress is not None:
-                progress(f"simulating n = {n:,}")
-            points[n] = evaluate(scene, n, seed=seed)
-        return points[n]
-
+    looks = Looks(scene, seed, progress)
+    guess = first_guess(scene)
+    found: dict[str, Crossing | None] = {}
+    batches: list[Batch] = []
     # Small problems one after the other: threads would only wait for each other.
     with threadpool_limits(1):
-        _scan(scene, look, target)
-        _refine(look, points, target)
-        if error is not None:
-            _reach_error(look, points, error)
-    ordered = [points[n] for n in sorted(points)]
+        scan(looks, target)
+        if scene.pilot is not None:
+            looks.at(max(scene.pilot.n, scene.dim + 2))
+        if scene.n_clusters > 1:
+            refine(looks, target)
+            found = {method: _crossing(looks.ordered, method, target) for method in CURVES}
+            if guess <= CEILING:
+                batches = _batches(looks, found["kmeans"], guess, progress)
+        rows = {} if error is None else rows_for_error(looks, error)
+    if batches:
+        found = {"default": _of_batches(batches, target, found["kmeans"])} | found
     return Plan(
         scene,
         target,
-        ordered,
-        {method: smallest_for(ordered, method, target) for method in METHODS},
+        looks.ordered,
+        found,
+        batches,
         paper_thresholds(scene),
         error,
-        {} if error is None else {c: _smallest_error(ordered, c, error) for c in COMBINERS},
+        rows,
+        guess if guess > CEILING else None,
     )
 
 
-def evaluate(scene: Scenario, n: int, *, seed: int = 0, real: int = 12) -> Point:
-    """Simulate federations with ``n`` rows per user. Each n has a random stream of its own."""
-    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(n,)))
-    n_trials = max(40, min(300, USERS // scene.n_users))
-    trials = draw_trials(scene, n, n_trials, rng)
-    at = moments(trials.theta, scene.sizes)
-    expected = kmeans_expected(at)
-    rate, spread = kmeans_rate(trials.theta, at, expected, real=real, seed=seed)
-    pairs = int(np.square(scene.sizes).sum())
-    some = at.first(max(4, min(CONVEX_TRIALS, CONVEX_PAIRS // pairs)))
-    lam = fusing_lambdas(trials.theta[: len(some)], scene.sizes)
-    found = {
-        "convex": convex_path(SLIGHTLY * lam.least, some),
-        "convex-13": convex_guaranteed(lam.sure, some),
-    }
-    shares = {name: float(values.mean()) for name, values in found.items()}
-    return Point(
-        n,
-        n_trials,
-        {"kmeans": rate} | shares,
-        {"kmeans": spread} | {k: math.sqrt(p * (1 - p) / len(some)) for k, p in shares.items()},
-        _errors(scene, n, trials, expected.would, seed),
+def _crossing(points: list[Point], method: str, target: float) -> Crossing | None:
+    """The n for the target; trials that share curvatures count as fewer (see Point.dependence)."""
+    seen = [x for p in points if (x := p.dependence(method)) is not None]
+    dependence = max(1.0, sum(seen) / max(len(seen), 1))
+    return crossing(
+        [p.n for p in points],
+        [p.recovery[method] for p in points],
+        [p.trials[method] / dependence for p in points],
+        target,
     )
 
 
-def _errors(scene: Scenario, n: int, trials: Trials, right: Bools, seed: int) -> dict[str, float]:
-    """Relative squared error of local models, and of both combiners in the groups found."""
-    some = min(max(5, ERROR_USERS // scene.n_users), len(trials.theta))
-    totals = dict.fromkeys((*COMBINERS, "local"), 0.0)
-    size = 0.0
-    for t in range(some):
-        theta, optima = trials.theta[t], trials.optima[t]
-        labels = scene.groups
-        if not right[t]:
-            labels = number_by_first_user(kmeans_pp(theta, scene.n_clusters, seed=seed).labels)
-        models = {
-            "mean": average_by_cluster(theta, labels)[labels],
-            "precision": _precision(scene, n, theta, trials.curvature(t), labels)[labels],
-            "local": theta,
-        }
-        for name, model in models.items():
-            totals[name] += float(np.square(model - optima).sum())
-        size += float(np.square(optima).sum())
-    return {name: total / size for name, total in totals.items()}
+def _batches(
+    looks: Looks, near: Crossing | None, guess: int, progress: Callable[[str], None] | None
+) -> list[Batch]:
+    """Runs of the default method, from where K-means++ begins to succeed."""
+    return default_batches(
+        looks.scene,
+        2 * guess if near is None else near.n,
+        least=looks.scene.dim + 2,
+        most=min(CEILING, FAR * guess),
+        seed=looks.seed,
+        progress=progress,
+    )
 
 
-def _precision(scene: Scenario, n: int, theta: Floats, A: Floats, labels: Ints) -> Floats:
-    """Pooled quadratic models of each cluster, the penalty counted once, (n_clusters, dim)."""
-    H, once = A, np.zeros(scene.dim)
-    if scene.penalty is not None:
-        once = n * scene.penalty
-        H = A + np.diag(once)
-    right = sum_by_cluster(np.matmul(H, theta[..., None])[..., 0], labels)
-    return solve_symmetric(sum_by_cluster(A, labels) + np.diag(once), right)
-
-
-# -- where to look ---------------------------------------------------------------------------------
-
-
-def first_guess(scene: Scenario) -> int:
-    """n at which groups are seven standard deviations of a user's model apart, roughly.
-
-    Squared loss needs more rows than parameters besides.
-    """
-    rng = np.random.default_rng(0)
-    least = scene.dim + 2
-    D = scene.separation()
-    if not math.isfinite(D):
-        return 2 * least
-    rows = scene.draw_rows(0, 2_000, rng)
-    power = float(np.square(rows).mean()) * (1.0 if not scene.loss.classification else 0.2)
-    return max(least, min(CEILING, round(scene.dim + 50 * scene.dispersion / (power * D**2))))
-
-
-def _scan(scene: Scenario, look: Callable[[int], Point], target: float) -> None:
-    """Look at n in steps of 1.6, from one that fails up to one that is beyond doubt."""
-    least = scene.dim + 2
-    start = first_guess(scene)
-    if scene.n_clusters == 1:
-        for n in (start, 2 * start, 4 * start):
-            look(n)
-        return
-    n = start
-    while n > least and look(n).recovery["kmeans"] > 0.5 * target:
-        n = max(least, int(n / STEP))
-    n = start
-    sure = 1 - (1 - target) / 3
-    while n < min(CEILING, FAR * start):  # beyond, it is not noise that hides the groups
-        point = look(n)
-        if min(point.recovery[name] for name in ("kmeans", "convex-13")) >= sure:
-            return
-        # Eq. (13) asks for far more than the methods need: longer steps, and not for ever.
-        done = min(point.recovery[name] for name in ("kmeans", "convex")) >= sure
-        if done and n > 60 * start:
-            return
-        n = math.ceil(n * (STEP**1.5 if done else STEP))
-
-
-def _refine(look: Callable[[int], Point], points: dict[int, Point], target: float) -> None:
-    """A few more n where each method crosses the target."""
-    between = {"kmeans": (0.3, 0.6, 0.85), "convex": (0.4, 0.7), "convex-13": (0.35, 0.7)}
-    for method, shares in between.items():
-        below = [n for n, p in points.items() if p.recovery[method] < target]
-        above = [n for n, p in points.items() if p.recovery[method] >= target]
-        if not below or not above or min(above) <= max(below):
-            continue
-        low, high = max(below), min(above)
-        for share in shares:
-            look(round(low * (high / low) ** share))
-
-
-def _reach_error(look: Callable[[int], Point], points: dict[int, Point], error: float) -> None:
-    """Go on until the better combiner is below ``error``; far beyond, errors fall like 1 / n,
-    unless users of a group differ: then they stop falling, and so does the search."""
-    before = math.inf
-    while True:
-        last = points[max(points)]
-        best = min(last.error[c] for c in COMBINERS)
-        if best <= error or last.n >= CEILING or best > 0.9 * before:
-            return
-        before = best
-        look(min(CEILING, math.ceil(last.n * min(max(1.2 * best / error, STEP), 30.0))))
-
-
-# -- reading the curve -----------------------------------------------------------------------------
-
-
-def smallest_for(points: list[Point], method: str, target: float) -> int | None:
-    """Smallest n with recovery of at least ``target``, from a smooth curve through the points.
-
-        recovery(n) = exp(-exp(a - b log n))
-
-    fitted by likelihood to the points within a factor 2.5 of the crossing: with users failing
-    independently at a rate that falls as a power of n this is its form, and a point that is off by
-    chance moves the answer little.
-    """
-    good = [p.n for p in points if p.recovery[method] >= target]
-    if not good:
-        return None
-    bad = [p.n for p in points if p.recovery[method] < target]
-    crossing = min((n for n in good if n > max(bad, default=0)), default=max(p.n for p in points))
-    near = [p for p in points if crossing / 2.5 <= p.n <= 2.5 * crossing]
-    if not any(p.recovery[method] < target for p in near):
-        return crossing
-    x = np.log([p.n for p in near]) - math.log(crossing)
-    rate = np.array([p.recovery[method] for p in near])
-    weight = np.array([p.trials for p in near])
-
-    def misfit(ab: Floats) -> float:
-        fail = np.exp(np.clip(ab[0] - np.exp(ab[1]) * x, -30, 6))
-        return float(weight @ (rate * fail - (1 - rate) * np.log(-np.expm1(-fail) + 1e-300)))
-
-    a, log_b = minimize(misfit, [math.log(-math.log(target)), 1.5], method="Nelder-Mead").x
-    shift = (a - math.log(-math.log(target))) / math.exp(log_b)
-    low, high = min(p.n for p in near), max(p.n for p in near)
-    return int(np.clip(math.ceil(crossing * math.exp(shift)), low, high))
-
-
-def _smallest_error(points: list[Point], combiner: str, error: float) -> int | None:
-    """n at which the error falls to ``error`` for good, between the points on a log-log line."""
-    values = [p.error[combiner] for p in points]
-    if values[-1] > error:
-        return None
-    at = max((i for i, v in enumerate(values) if v > error), default=-1)
-    if at < 0:
-        return points[0].n
-    (n0, e0), (n1, e1) = ((points[i].n, values[i]) for i in (at, at + 1))
-    share = math.log(e0 / error) / math.log(e0 / e1)
-    return math.ceil(n0 * (n1 / n0) ** share)
-
-
-def paper_thresholds(scene: Scenario, *, seed: int = 0) -> dict[str, int]:
-    """The n that Theorem 1 asks for: "ODCL-KM" (c = 100) and "ODCL-CC"; {} where not known.
-
-    Constants of Section 2 with bounds that hold for 999 of 1,000 rows and the radius of the
-    largest of the groups' models. Worst cases multiply up: expect astronomical numbers.
-    """
-    from odcl.theory import problem_constants, sample_ratio_cc, sample_ratio_km, smallest_n
-
-    bounds = scene.paper
-    if bounds is None or scene.n_clusters == 1:
-        return {}
-    rng = np.random.default_rng(seed)
-    radius = float(np.linalg.norm(scene.draw_centers(rng), axis=1).max())
-    target = None
-    if bounds.target is not None:
-        target = radius * bounds.row_norm + (bounds.noise or 0.0)
-    try:
-        constants = problem_constants(
-            scene.loss,
-            n_features=scene.dim,
-            row_norm=max(bounds.row_norm, math.sqrt(scene.dim * bounds.least_eigenvalue)),
-            radius=max(radius, 1 / 6),
-            least_eigenvalue=bounds.least_eigenvalue,
-            target=target,
-            noise=bounds.noise,
-        )
-    except (ValueError, OverflowError):  # Poisson rates beyond floating point
-        return {}
-    m, smallest, D = scene.n_users, int(scene.sizes.min()), scene.separation()
-    if not math.isfinite(constants.M):
-        return {}
-    return {
-        "ODCL-KM": smallest_n(sample_ratio_km(m, smallest, constants.M, D)),
-        "ODCL-CC": smallest_n(sample_ratio_cc(m, smallest, constants.M, D)),
-    }
+def _of_batches(batches: list[Batch], target: float, like: Crossing | None) -> Crossing | None:
+    return crossing(
+        [b.n for b in batches],
+        [b.found / b.runs for b in batches],
+        [b.runs for b in batches],
+        target,
+        like=like,
+    )

@@ -11,6 +11,7 @@ from odcl._typing import Bools, Floats, Ints
 from odcl.clustering.kmeans import kmeans_pp
 from odcl.clustering.labels import same_partition
 
+CLEAR_RUNS = 1  # of K-means++ on trials that hardly need one
 # The loop that solves the convex clustering of the groups' means.
 FUSE_STEPS = 300
 APART = 1e-2  # means closer than this of their first distance have met
@@ -31,9 +32,8 @@ class Moments:
     def __len__(self) -> int:
         return len(self.means)
 
-    def first(self, count: int) -> Moments:
-        """Those of the first trials."""
-        part = slice(count)
+    def take(self, part: Ints) -> Moments:
+        """Those of some trials."""
         return Moments(
             self.means[part], self.squared[part], self.between[part], self.sizes, self.groups
         )
@@ -70,53 +70,61 @@ class Expected:
 def kmeans_expected(at: Moments) -> Expected:
     """Are the true groups where the best of many K-means runs ends?
 
-    They have to be at rest, and no cheaper partition may be in sight: the farthest user alone, two
-    groups merged. What this leaves out, runs of K-means++ measure; see :func:`kmeans_rate`.
+    They have to be at rest, and no cheaper partition may be in sight: a user moved to another
+    group, the farthest user alone and two groups merged. What this leaves out (seedings that miss
+    one of many groups), runs of K-means++ measure; see :func:`kmeans_surplus`.
     """
     rest = (at.squared.argmin(axis=2) == at.groups).all(axis=1)
     if len(at.sizes) == 1:
         return Expected(rest, rest, rest)
     n = at.sizes.astype(np.float64)
     own = np.take_along_axis(at.squared, at.groups[None, :, None], axis=2)[..., 0]
-    alone = np.where(n > 1, n / np.maximum(n - 1, 1), 0.0)[at.groups]
-    saved = (own * alone).max(axis=1)
+    # What a user's leaving saves, and what its joining another group costs (Hartigan and Wong).
+    saved = own * np.where(n > 1, n / np.maximum(n - 1, 1), 0.0)[at.groups]
+    cost = at.squared * (n / (n + 1))
+    cost[:, np.arange(len(at.groups)), at.groups] = np.inf
+    stays = (saved < cost.min(axis=2)).all(axis=1)
     merged = n[:, None] * n / (n[:, None] + n) * at.between**2
-    would = rest & (saved < merged.min(axis=(1, 2)))
+    would = rest & stays & (saved.max(axis=1) < merged.min(axis=(1, 2)))
     clear = would & (at.between.min(axis=(1, 2)) ** 2 > 16 * own.max(axis=1))
     return Expected(rest, would, clear)
 
 
-def kmeans_rate(
+def kmeans_surplus(
     theta: Floats, at: Moments, expected: Expected, *, real: int, seed: int
 ) -> tuple[float, float]:
-    """Share of trials in which K-means++ (ten seedings) finds the true groups, and its error.
+    """Share of trials in which K-means++ (ten seedings) finds the true groups: how much it differs
+    from the share that is expected, and the standard error of the difference.
 
-    K-means++ runs on the first ``real`` trials (a third of them if all are clear, three times as
-    many if it contradicts the expectation in one); the mean difference corrects the share over all
-    trials, so that the estimate is unbiased whatever the expectation overlooks.
+    K-means++ runs on ``real`` of the trials that are in doubt and on a clear one; on three times as
+    many if it contradicts the expectation in one. Together with the share expected over all
+    trials this is unbiased, whatever the expectation overlooks. Groups that are not at rest are
+    never found.
     """
-    would = expected.would
-    first = min(real // 3 if expected.clear.all() else real, len(theta))
-    differ = _contradictions(theta, at, expected, range(first), seed)
-    if any(differ):
-        more = range(first, min(3 * real, len(theta)))
-        differ += _contradictions(theta, at, expected, more, seed)
-    rate = float(would.mean()) + float(np.mean(differ))
-    variance = would.var() / len(would) + np.var(differ) / len(differ)
-    return min(max(rate, 0.0), 1.0), float(np.sqrt(variance))
+    rate, variance = 0.0, 0.0
+    parts = [(expected.clear, CLEAR_RUNS), (expected.rest & ~expected.clear, real)]
+    for part, runs in parts:
+        which = np.flatnonzero(part)
+        if len(which) == 0 or len(at.sizes) == 1:
+            continue
+        which = np.random.default_rng(seed).permutation(which)
+        differ = _contradictions(theta, at, expected.would, which[:runs], seed)
+        if any(differ):
+            differ += _contradictions(theta, at, expected.would, which[runs : 3 * real], seed)
+        share = len(which) / len(theta)
+        rate += share * float(np.mean(differ))
+        variance += share**2 * float(np.var(differ)) / len(differ)
+    return rate, float(np.sqrt(variance))
 
 
 def _contradictions(
-    theta: Floats, at: Moments, expected: Expected, which: range, seed: int
+    theta: Floats, at: Moments, would: Bools, which: Ints, seed: int
 ) -> list[float]:
-    """found - expected, in the trials named. Groups that are not at rest are never found."""
+    """found - expected, in the trials named."""
     k = len(at.sizes)
     return [
-        float(same_partition(kmeans_pp(theta[t], k, seed=seed).labels, at.groups))
-        - float(expected.would[t])
-        if expected.rest[t]
-        else 0.0
-        for t in which
+        float(same_partition(kmeans_pp(theta[t], k, seed=seed).labels, at.groups)) - float(would[t])
+        for t in which.tolist()
     ]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.spatial.distance import pdist
@@ -14,13 +13,9 @@ from scipy.stats import chi2, norm
 from odcl._typing import Floats, Ints
 from odcl.local.losses import Loss, as_loss
 
-if TYPE_CHECKING:
-    from odcl.data.federation import Federation
-    from odcl.method import ODCLResult
-
 Draw = Callable[[np.random.Generator], Floats]  # (n_clusters, dim)
 DrawRows = Callable[[int, int, np.random.Generator], Floats]  # cluster, count -> (count, inputs)
-MOST_USERS = 10_000
+MOST_NUMBERS = 4_000_000  # users times dim^2: 10,000 users of 20 parameters
 KNOWN_LOSSES = ("squared", "logistic", "poisson")
 
 
@@ -39,6 +34,7 @@ class Scenario:
     tau: float = 0.0  # how far users of a group differ, a coordinate
     rows_differ: bool = False  # do rows of different groups follow different laws?
     paper: PaperBounds | None = None  # what Theorem 1 needs besides
+    pilot: PilotFacts | None = None  # where it was read off data
 
     @property
     def n_users(self) -> int:
@@ -62,6 +58,17 @@ class Scenario:
 
 
 @dataclass(frozen=True)
+class PilotFacts:
+    """What a plan has to say about the data that it was read off."""
+
+    n: int  # rows of the median user
+    even: bool  # have all users as many?
+    n_users: int
+    verdict: str  # what `odcl diagnose` says of the pilot, its first sentence
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class PaperBounds:
     """Bounds on the data that the paper's constants ask for (Section 2)."""
 
@@ -78,7 +85,7 @@ def scenario(
     dim: int = 20,
     loss: str | Loss = "squared",
     separation: float | None = None,
-    noise: float = 1.0,
+    noise: float | None = None,
     active: int | None = None,
     sizes: Sequence[int] | None = None,
     tau: float = 0.0,
@@ -87,9 +94,10 @@ def scenario(
 
     Rows have ``active`` (default 5, or dim) random features from N(0, 1) and zeros elsewhere.
     Without ``separation`` the groups' models are those of the paper's linear set-up, which exists
-    for 4 and 10 groups; with it they are ``separation`` apart, all equally far from one another
+    for 1, 4 and 10 groups; with it they are ``separation`` apart, all equally far from one another
     where dim allows (n_clusters <= dim + 1), on a cubic lattice otherwise. ``noise`` is the
-    standard deviation of the target around its model (squared loss).
+    standard deviation of the target around its model (squared loss only; default 1). ``tau`` is
+    how far users of a group differ, the standard deviation of each parameter.
     """
     kind = as_loss(loss)
     if kind.name not in KNOWN_LOSSES:
@@ -97,16 +105,24 @@ def scenario(
             f"A plan for the {kind.name} loss has no rows to imagine. Say one of "
             f"{', '.join(KNOWN_LOSSES)}, or give a pilot table."
         )
-    counts = _checked(_sizes(n_users, n_clusters, sizes))
+    counts = checked_sizes(_sizes(n_users, n_clusters, sizes), dim)
     active = min(5, dim) if active is None else active
     if not (dim >= 1 and 1 <= active <= dim):
         raise ValueError(f"active={active} features of dim={dim} cannot be non-zero: 1 to dim can.")
-    if not noise > 0 or not tau >= 0:
-        raise ValueError(f"noise={noise!r} must be > 0 and tau={tau!r} >= 0: they are sizes.")
+    squared = kind.name == "squared"
+    if noise is not None and not squared:
+        raise ValueError(
+            f"noise={noise!r} belongs to the squared loss: the {kind.name} loss says by itself how "
+            "far targets are from their model. Leave it out."
+        )
+    noise = 1.0 if noise is None else noise
+    if not 0 < noise < math.inf:
+        raise ValueError(f"noise={noise!r} is a standard deviation of the target: say one > 0.")
+    if not 0 <= tau < math.inf:
+        raise ValueError(f"tau={tau!r} is how far users of a group differ: say a number >= 0.")
     if separation is not None and not 0 < separation < math.inf:
         raise ValueError(f"separation={separation!r} is a distance between models: say one > 0.")
     draw, where = _centers(len(counts), dim, separation)
-    squared = kind.name == "squared"
     row_norm = math.sqrt(chi2.ppf(0.999, active))
     slope = noise * norm.ppf(0.9995) if squared else None
     reach = None if kind.classification else math.inf
@@ -115,6 +131,7 @@ def scenario(
         f"{dim} parameter{'s' * (dim > 1)}, {kind.name} loss, {where}; rows with {active} "
         "non-zero features from N(0, 1)"
     ) + (f", noise {noise:g}" if squared else "")
+    words += f"; users of a group differ by {tau:g} a parameter" if tau > 0 else ""
     return Scenario(
         loss=kind,
         sizes=counts,
@@ -125,52 +142,6 @@ def scenario(
         words=words,
         tau=tau,
         paper=PaperBounds(row_norm, active / dim, reach, slope),
-    )
-
-
-def from_pilot(
-    result: ODCLResult,
-    federation: Federation,
-    *,
-    n_users: int | None = None,
-    l2: float = 0.0,
-    fit_intercept: bool = False,
-) -> Scenario:
-    """The federation that a pilot suggests: its groups, its rows, its noise.
-
-    ``federation`` holds the rows that ``result`` was fitted on. Groups keep their shares when
-    ``n_users`` is another number than the pilot's; rows are drawn from those of the group's users.
-    """
-    from odcl.local.losses import penalty
-
-    labels, step = result.labels, result.step
-    counts = np.bincount(labels)
-    if n_users is not None:
-        counts = _checked(_shared_out(counts, n_users))
-    X = federation.X
-    if fit_intercept:
-        X = np.column_stack([X, np.ones(len(X))])
-    owner = labels[federation.row_user]
-    own = [X[owner == k] for k in range(len(counts))]
-    phi = step.dispersion
-    known = phi[np.isfinite(phi)] if phi is not None else np.ones(1)
-    dim = result.centers.shape[1]
-    pen = penalty(X.shape[1], result.loss.n_outputs, l2, fit_intercept)
-    words = (
-        f"the pilot's {len(counts)} group{'s' * (len(counts) > 1)}, {int(counts.sum())} users, "
-        f"{dim} parameters, {result.loss.name} loss, in standardised units"
-    )
-    return Scenario(
-        loss=result.loss,
-        sizes=counts,
-        dim=dim,
-        dispersion=float(np.mean(known)) if len(known) else 1.0,
-        draw_centers=lambda _: result.centers,
-        draw_rows=lambda k, count, rng: own[k][rng.integers(len(own[k]), size=count)],
-        words=words,
-        penalty=pen if l2 > 0 else None,
-        tau=math.sqrt(step.tau2 or 0.0),
-        rows_differ=True,
     )
 
 
@@ -198,32 +169,27 @@ def _sizes(n_users: int, n_clusters: int, sizes: Sequence[int] | None) -> Ints:
     return np.bincount(np.arange(n_users) * n_clusters // n_users)
 
 
-def _checked(counts: Ints) -> Ints:
-    if counts.sum() > MOST_USERS:
+def checked_sizes(counts: Ints, dim: int) -> Ints:
+    """Refuse more than can be simulated in a few seconds."""
+    if int(counts.sum()) * dim**2 > MOST_NUMBERS:
+        most = MOST_NUMBERS // dim**2
+        what = f"Plan with {most:,} users" if most >= len(counts) else "Plan with fewer parameters"
         raise ValueError(
-            f"{int(counts.sum()):,} users are more than a plan simulates. Plan with "
-            f"{MOST_USERS:,}: the n that is needed grows with the logarithm of their number."
+            f"{int(counts.sum()):,} users of {dim:,} parameters are more than a plan simulates. "
+            f"{what}: the n that is needed grows with the logarithm of the number of users, and in "
+            "proportion to that of parameters."
         )
     return counts
 
 
-def _shared_out(counts: Ints, n_users: int) -> Ints:
-    """Sizes with the same shares that add up to ``n_users``; no group is lost."""
-    if n_users < len(counts):
-        raise ValueError(f"{n_users} users cannot form the pilot's {len(counts)} groups.")
-    edges = np.round(np.cumsum(counts) * n_users / counts.sum())
-    found = np.maximum(np.diff(np.concatenate([[0], edges])), 1).astype(np.intp)
-    found[found.argmax()] += n_users - found.sum()
-    return found
-
-
 def _centers(n_clusters: int, dim: int, separation: float | None) -> tuple[Draw, str]:
-    from odcl.data.synthetic import _LINEAR_INTERVALS
+    from odcl.data.synthetic import LINEAR_INTERVALS
 
     if separation is None:
-        lows = _LINEAR_INTERVALS.get(n_clusters)
+        lows = LINEAR_INTERVALS.get(n_clusters)
         if lows is None:
-            known = ", ".join(str(k) for k in _LINEAR_INTERVALS)
+            *some, last = map(str, LINEAR_INTERVALS)
+            known = f"{', '.join(some)} and {last}"
             raise ValueError(
                 f"The paper's linear set-up exists for {known} groups, not for {n_clusters}: say "
                 "how far apart the groups' models are (separation)."
