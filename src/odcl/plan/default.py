@@ -22,7 +22,7 @@ from odcl.server import server_step
 MOST_RUNS, FEWEST_RUNS = 40, 10
 BEYOND = 4  # more than the true number of groups
 BATCH = 5  # runs for one n; all five succeed half of the time where 87 in 100 do
-SECONDS = 3.1  # for all runs, roughly
+SECONDS = 2.6  # for all runs, roughly
 MOST_PARAMETERS = 100  # users send their curvature up to here
 STEP, LEAST_STEP, MOST_STEP = math.log(1.3), math.log(1.06), math.log(3.0)
 
@@ -40,7 +40,7 @@ def runs_for(scene: Scenario) -> int:
     """How many rounds of the default method can be simulated in a few seconds; 0: too few."""
     if scene.n_clusters == 1 or scene.dim > MOST_PARAMETERS:
         return 0
-    each = 0.06 + 6e-4 * scene.n_users * max(1.0, scene.dim / 20)  # seconds, measured
+    each = 0.045 + 4e-4 * scene.n_users * max(1.0, scene.dim / 20)  # seconds, measured
     runs = min(MOST_RUNS, int(SECONDS / each))
     return runs if runs >= FEWEST_RUNS else 0
 
@@ -79,7 +79,7 @@ def default_batches(
 def _runs(scene: Scenario, n: int, number: int, seed: int) -> int:
     """Rounds with exactly the true groups, of one batch."""
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(n, 1, number)))
-    trials = draw_trials(scene, n, BATCH, rng, most=20 * scene.n_users)
+    trials = draw_trials(scene, n, BATCH, rng, most=8 * scene.n_users)
     # As clusterer="auto", but for numbers of groups far beyond the true one: they win nothing.
     method = NoiseMixture(max_clusters=scene.n_clusters + BEYOND, random_state=seed)
     found = 0

@@ -28,7 +28,7 @@ CONVEX_TRIALS = 100  # trials that are looked at for convex clustering
 CONVEX_PAIRS = 20_000_000  # pairs of users of a group in them
 UNSEEN = 3.0  # times the variance of independent trials, where all share their curvatures
 SLIGHTLY = 1.02  # above the least lambda that fuses the groups
-ERROR_NUMBERS = 600_000  # users of the trials whose models are combined, times dim^2
+ERROR_NUMBERS = 400_000  # users of the trials whose models are combined, times dim^2
 
 
 @dataclass(frozen=True)

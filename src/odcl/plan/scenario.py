@@ -149,10 +149,24 @@ def sparse_rows(count: int, dim: int, active: int, rng: np.random.Generator) -> 
     """Rows of the paper's linear set-up, (count, dim): ``active`` entries N(0, 1), others 0."""
     if active == dim:
         return rng.standard_normal((count, dim))
-    places = rng.random((count, dim), dtype=np.float32).argpartition(active - 1, axis=1)[:, :active]
+    places = _places(count, dim, active, rng)
     X = np.zeros((count, dim))
-    np.put_along_axis(X, places, rng.standard_normal((count, active)), axis=1)
+    X[np.arange(count)[:, None], places] = rng.standard_normal((count, active))
     return X
+
+
+def _places(count: int, dim: int, active: int, rng: np.random.Generator) -> Ints:
+    """``active`` of ``dim`` places without replacement, (count, active)."""
+    if active > 16:
+        keys = rng.random((count, dim), dtype=np.float32)
+        return keys.argpartition(active - 1, axis=1)[:, :active]
+    # Floyd's way: a draw from 0..last, or last itself where the place drawn is taken.
+    places = np.empty((count, active), dtype=np.intp)
+    for j, last in enumerate(range(dim - active, dim)):
+        drawn = rng.integers(last + 1, size=count)
+        taken = (places[:, :j] == drawn[:, None]).any(axis=1)
+        places[:, j] = np.where(taken, last, drawn)
+    return places
 
 
 def _sizes(n_users: int, n_clusters: int, sizes: Sequence[int] | None) -> Ints:

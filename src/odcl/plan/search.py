@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from odcl.plan.point import CONVEX_TRIALS, TRIALS, Point, combiners, evaluate
+from odcl.plan.point import TRIALS, Point, combiners, evaluate
 from odcl.plan.scenario import Scenario
 
 STEP = 1.6  # between the n of the first look
@@ -16,6 +16,7 @@ FAR = 1000  # times the first guess: where the search for the groups ends
 WIDE = 10  # times the first guess: from here on steps are longer
 GUARANTEE = 60  # times the first guess: how far Eq. (13) is followed
 FLOORED = 1.05  # an error within this of where it stops falling is not reached
+DONE_TRIALS = 60  # where only Eq. (13) is still open
 SETTLED = 10  # rows a parameter from which errors fall like 1 / n
 
 
@@ -79,7 +80,7 @@ def _upwards(looks: Looks, start: int, sure: float) -> None:
     """From ``start`` until every method is sure, or more rows no longer help."""
     n, done = start, False
     while n <= min(CEILING, FAR * start):  # beyond, it is not noise that hides the groups
-        recovery = looks.at(n, CONVEX_TRIALS if done else TRIALS).recovery
+        recovery = looks.at(n, DONE_TRIALS if done else TRIALS).recovery
         done = min(recovery[name] for name in ("kmeans", "convex")) >= sure
         # Eq. (13) asks for far more than the methods need: longer steps, and not for ever.
         if done and (recovery["convex-13"] >= sure or n > GUARANTEE * start):

@@ -253,7 +253,7 @@ def _doubt(plan: Plan) -> list[str]:
         lines.append(
             f"Users' models are drawn from a normal law, which the {plan.scene.loss.name} loss "
             "follows with many rows. With few it is wider than real models are: expect to need "
-            "fewer rows than planned (where we measured it, a quarter to two fifths fewer)."
+            "fewer rows than planned (where we measured it, about a quarter fewer)."
         )
     if not runs:
         lines.append(
