@@ -22,11 +22,12 @@ from odcl.data.images import Images, load_images
 from odcl.data.partition import image_federation
 from odcl.experiments import NAMES, experiment, table_accuracy
 from odcl.experiments.added import load
+from odcl.experiments.definition import METRICS, Experiment, Measured
 from odcl.experiments.figure_ifca import first_match, name_of
 from odcl.experiments.figure_mse import meets
 from odcl.experiments.measure import Bench
 from odcl.experiments.rows import Row, Rows, read_rows
-from odcl.experiments.runner import METRICS, ROWS, Experiment, Measured, Outcome, reproduce
+from odcl.experiments.runner import ROWS, Outcome, reproduce
 from odcl.experiments.table_methods import evaluated
 from odcl.experiments.table_rounds import reached
 from odcl.report.pictures import available

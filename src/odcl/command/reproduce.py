@@ -9,8 +9,9 @@ from pathlib import Path
 
 from odcl.experiments import NAMES, experiment
 from odcl.experiments.added import NONE_ADDED, Added, load
+from odcl.experiments.definition import Experiment, MissingData
 from odcl.experiments.rows import read_rows
-from odcl.experiments.runner import ROWS, Experiment, MissingData, Outcome, reproduce
+from odcl.experiments.runner import ROWS, Outcome, reproduce
 
 _LITTER = (".DS_Store", "Thumbs.db")  # what file managers leave behind
 

@@ -1,6 +1,6 @@
 """The paper's figures and tables, one file each: ``odcl reproduce NAME``.
 
-A new one is a file with an :class:`~odcl.experiments.runner.Experiment` and a line here.
+A new one is a file with an :class:`~odcl.experiments.definition.Experiment` and a line here.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from odcl.experiments.runner import Experiment
+    from odcl.experiments.definition import Experiment
 
 # In the order in which `odcl reproduce all` makes them: the quick ones first.
 NAMES = (

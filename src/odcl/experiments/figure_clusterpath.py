@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from odcl.experiments.curves import draw_error_and_clusters
+from odcl.experiments.definition import Experiment
 from odcl.experiments.figure_mse import meets
 from odcl.experiments.measure import compare, linear_bench
 from odcl.experiments.pages import by_setting, from_on, spread_over_runs
 from odcl.experiments.rows import Rows, Setting
-from odcl.experiments.runner import Experiment
 from odcl.report.markdown import table
 
 METHODS = ("local", "oracle-averaging", "odcl-cc-oracle", "odcl-cc", "odcl-noise")

@@ -10,10 +10,10 @@ import numpy as np
 
 from odcl._typing import Bools, Floats, Ints
 from odcl.experiments.curves import BLUE, LOOKS, ORANGE, PINK, Look, draw_curves, finish, level
+from odcl.experiments.definition import Experiment, Measured, Task
 from odcl.experiments.measure import linear_bench
 from odcl.experiments.pages import OVER_RUNS, spread
 from odcl.experiments.rows import Rows, Setting
-from odcl.experiments.runner import Experiment, Measured, Task
 from odcl.report.markdown import table
 from odcl.report.pictures import figure
 

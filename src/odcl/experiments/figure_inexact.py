@@ -16,10 +16,10 @@ from odcl.experiments.curves import (
     level,
     plain_ticks,
 )
+from odcl.experiments.definition import Experiment, Measured, Task
 from odcl.experiments.measure import linear_bench
 from odcl.experiments.pages import number, spread_over_runs
 from odcl.experiments.rows import Rows, Setting
-from odcl.experiments.runner import Experiment, Measured, Task
 from odcl.local.sgd import ProjectedSGD
 from odcl.report.markdown import table
 from odcl.report.pictures import figure

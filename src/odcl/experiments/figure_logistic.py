@@ -9,11 +9,11 @@ import numpy as np
 
 from odcl.data.synthetic import logistic_federation
 from odcl.experiments.curves import draw_error_and_clusters
+from odcl.experiments.definition import Experiment, Task
 from odcl.experiments.figure_mse import METHODS, NOT_DRAWN, meets
 from odcl.experiments.measure import Bench, compare
 from odcl.experiments.pages import by_setting, from_on, spread_over_runs
 from odcl.experiments.rows import Rows, Setting
-from odcl.experiments.runner import Experiment, Task
 from odcl.report.markdown import table
 
 CLUSTERS = ("odcl-cc-oracle", "odcl-cc", "odcl-noise")

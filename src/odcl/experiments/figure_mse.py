@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from odcl.experiments.curves import draw_curves, finish, plain_ticks
+from odcl.experiments.definition import Experiment
 from odcl.experiments.measure import compare, linear_bench
 from odcl.experiments.pages import by_setting, from_on, number, same, spread_over_runs
 from odcl.experiments.rows import Rows, Setting
-from odcl.experiments.runner import Experiment
 from odcl.report.markdown import table
 from odcl.report.pictures import figure
 

@@ -17,8 +17,8 @@ from odcl.baselines.registry import BUILT_IN
 from odcl.data.federation import Federation
 from odcl.data.partition import ImageFederation
 from odcl.data.synthetic import linear_federation
+from odcl.experiments.definition import Measured, Task
 from odcl.experiments.rows import Setting
-from odcl.experiments.runner import Measured, Task
 from odcl.local.exact import Penalty, Solution, solve_users
 from odcl.local.losses import Loss, as_loss
 

@@ -39,6 +39,11 @@ class Row:
         return json.dumps(asdict(self), allow_nan=False)
 
 
+def whole_setting(setting: Setting) -> Setting:
+    """The setting of the task that a row comes from."""
+    return {key: value for key, value in setting.items() if key not in PARTS}
+
+
 def finite(value: float) -> float | None:
     """A value for a row: JSON knows no infinity."""
     value = float(value)

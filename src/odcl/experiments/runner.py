@@ -6,119 +6,25 @@ import json
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
 
-from odcl import __version__
-from odcl.exchange.files import atomic_path
 from odcl.experiments.added import NONE_ADDED, Added
+from odcl.experiments.definition import Experiment, Key, Measured, Task
+from odcl.experiments.report import work_seconds, write_report
 from odcl.experiments.rows import (
-    PARTS,
     Row,
     Rows,
-    Setting,
     alone_in,
     append_rows,
     finite,
     is_torn,
     read_rows,
+    whole_setting,
     write_rows,
 )
 
-if TYPE_CHECKING:
-    from odcl.experiments.measure import Bench
-
 ROWS = "rows.jsonl"
-METRICS = ("nmse", "accuracy", "n_clusters", "rounds", "bytes_up", "bytes_down")
-
-
-class MissingData(ValueError):
-    """The files that an experiment reads are not there, or not as they should be."""
-
-
-class Measured(NamedTuple):
-    """A number that a method gave; ``part`` names the round or the user where it is of one."""
-
-    method: str
-    metric: str
-    value: float
-    seconds: float
-    part: Setting = {}  # noqa: RUF012 - nobody writes to it
-
-
-@dataclass(frozen=True)
-class Task:
-    """One federation in one run: all methods see the same data and the same seed."""
-
-    setting: Setting
-    run: int
-    seed: int
-    added: str = ""  # the method of somebody's own that is run; empty: those of the experiment
-    version: str = __version__
-
-    @property
-    def key(self) -> Key:
-        setting = json.dumps(self.setting, sort_keys=True)
-        return setting, self.run, self.seed, self.added, self.version
-
-
-Key = tuple[str, int, int, str, str]
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """A figure or a table of the paper.
-
-    ``work`` gives the numbers of a task in a fixed order, those of the last method's last metric
-    at the very end: by it a task is known to be complete. ``table`` writes the page, ``draw`` the
-    figure. ``settings(quick)`` are the federations. Where ``bench`` is there, methods of
-    somebody's own can join: it is a task's federation, on which ``metrics`` are measured.
-    """
-
-    name: str
-    title: str
-    settings: Callable[[bool], list[Setting]]
-    work: Callable[[Task, Path | None], Iterator[Measured]]
-    last: tuple[str, str]  # method and metric that end a task
-    table: Callable[[Rows], str]
-    draw: Callable[[Rows], Any] | None = None
-    runs: int = 10
-    quick_runs: int = 2
-    check: Callable[[Path | None], None] = field(default=lambda data: None)  # is the data there?
-    bench: Callable[[Task, Path | None], Bench] | None = None
-    methods: tuple[str, ...] = ()  # the experiment's own, where others can join
-    metrics: tuple[str, ...] = ()
-
-    def tasks(
-        self, *, runs: int | None, quick: bool, seed: int, added: Added = NONE_ADDED
-    ) -> list[Task]:
-        """Run by run: after an interruption the first runs are complete. Run r has seed + r."""
-        runs = (self.quick_runs if quick else self.runs) if runs is None else runs
-        own = [("", __version__)]
-        if self.bench is not None:
-            own += [(name, added.version) for name in added.names if name not in self.methods]
-        return [
-            Task(setting, run, seed + run, name, version)
-            for run in range(runs)
-            for setting in self.settings(quick)
-            for name, version in own
-        ]
-
-    def owner(self, row: Row) -> str:
-        """The task's ``added`` that a row comes from."""
-        return row.method if self.bench is not None and row.method not in self.methods else ""
-
-    def do(self, task: Task, data: Path | None) -> Iterator[Measured]:
-        """The numbers of a task."""
-        if not task.added:
-            return self.work(task, data)
-        assert self.bench is not None
-        return self.bench(task, data).run(task.added).rows(self.metrics)
-
-    def ends(self, task: Task) -> tuple[str, str]:
-        """Method and metric of a task's last row."""
-        return (task.added, self.metrics[-1]) if task.added else self.last
 
 
 @dataclass(frozen=True)
@@ -169,7 +75,7 @@ def reproduce(
             advance(len(tasks) - len(missing) + done, len(tasks))
     everything = read_rows(path)
     found = Rows(_of(experiment, tasks, everything))
-    page, files = _report(experiment, found, out, quick=quick)
+    page, files = write_report(experiment, found, out, quick=quick)
     return Outcome(
         experiment,
         found,
@@ -183,25 +89,11 @@ def reproduce(
     )
 
 
-def work_seconds(rows: Rows) -> float:
-    """Wall time of the methods; a method's several numbers come from one call."""
-    calls = {
-        (row.method, json.dumps(_whole(row.setting), sort_keys=True), row.run): row.seconds
-        for row in rows.rows
-    }
-    return sum(calls.values())
-
-
 # -- the rows --------------------------------------------------------------------------------------
 
 
-def _whole(setting: Setting) -> Setting:
-    """The setting of the task that a row comes from."""
-    return {key: value for key, value in setting.items() if key not in PARTS}
-
-
 def _key(experiment: Experiment, row: Row) -> Key:
-    setting = json.dumps(_whole(row.setting), sort_keys=True)
+    setting = json.dumps(whole_setting(row.setting), sort_keys=True)
     return setting, row.run, row.seed, experiment.owner(row), row.version
 
 
@@ -216,8 +108,9 @@ def _of(experiment: Experiment, tasks: Sequence[Task], rows: Sequence[Row]) -> l
 def _n_other(experiment: Experiment, tasks: Sequence[Task], rows: Sequence[Row]) -> int:
     """Rows of these tasks by other versions."""
     keys = {task.key for task in tasks}
+    but_version = {key[:-1] for key in keys}
     own = (_key(experiment, row) for row in rows if row.experiment == experiment.name)
-    return sum(key not in keys and any(key[:-1] == k[:-1] for k in keys) for key in own)
+    return sum(key not in keys and key[:-1] in but_version for key in own)
 
 
 def _complete(path: Path, experiment: Experiment, tasks: Sequence[Task]) -> set[Key]:
@@ -280,62 +173,3 @@ def _row(experiment: Experiment, task: Task, found: Measured) -> Row:
         round(found.seconds, 6),
         task.version,
     )
-
-
-# -- the page --------------------------------------------------------------------------------------
-
-
-def _report(
-    experiment: Experiment, rows: Rows, out: Path, *, quick: bool
-) -> tuple[str, list[Path]]:
-    """NAME.md, NAME.png and NAME.svg; without matplotlib only the page."""
-    from odcl.report import pictures
-
-    stem = out / experiment.name
-    smaller = _smaller(experiment) if quick else ""
-    figures = []
-    if experiment.draw is not None and pictures.available():
-        fig = experiment.draw(rows)
-        if smaller:
-            fig.suptitle("A quick look, not the paper's set-up", fontsize=10, color="#555555")
-        for ending in (".png", ".svg"):
-            figures.append(stem.with_suffix(ending))
-            pictures.save(fig, figures[-1])
-    parts = [f"# {experiment.title}"]
-    if smaller:
-        parts.append(f"**A quick look, not the paper's set-up**: {smaller}.")
-    if figures:
-        parts.append(f"![{experiment.title}]({experiment.name}.png)")
-    page = "\n\n".join([*parts, experiment.table(rows), _foot(rows)]) + "\n"
-    path = stem.with_suffix(".md")
-    with atomic_path(path) as temporary:
-        temporary.write_text(page, encoding="utf-8")
-    return page, [path, *figures]
-
-
-def _foot(rows: Rows) -> str:
-    """Runs, seeds, version and time."""
-    n_runs = len({row.run for row in rows.rows})
-    seeds = sorted({row.seed for row in rows.rows})
-    shown = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}"
-    return (
-        f"{n_runs} run{'s' * (n_runs > 1)}, {shown}, odcl {__version__}, "
-        f"{work_seconds(rows):,.1f} s of work."
-    )
-
-
-def _smaller(experiment: Experiment) -> str:
-    """In words, what ``--quick`` makes smaller; empty: nothing."""
-    full, quick = experiment.settings(False), experiment.settings(True)
-    parts = []
-    for key in full[0]:
-        many, few = (list(dict.fromkeys(str(s[key]) for s in some)) for some in (full, quick))
-        if many != few:
-            parts.append(f"{key} = {_listed(few)} in place of {_listed(many)}")
-    if experiment.quick_runs < experiment.runs:
-        parts.append(f"{experiment.quick_runs} runs by default in place of {experiment.runs}")
-    return "; ".join(parts)
-
-
-def _listed(values: Sequence[str]) -> str:
-    return ", ".join(values) if len(values) <= 5 else f"{values[0]} to {values[-1]}"

@@ -22,10 +22,10 @@ from odcl.data.partition import (
     public_mean,
 )
 from odcl.experiments.curves import BLUE, LOOKS, ORANGE
+from odcl.experiments.definition import Experiment, Measured, MissingData, Task
 from odcl.experiments.measure import Bench, Timed
 from odcl.experiments.pages import OVER_RUNS, spread
 from odcl.experiments.rows import Rows, Setting
-from odcl.experiments.runner import Experiment, Measured, MissingData, Task
 from odcl.report.markdown import table
 from odcl.report.pictures import figure
 

@@ -11,8 +11,8 @@ import numpy as np
 from scipy.spatial.distance import pdist
 
 from odcl.data.synthetic import linear_federation
+from odcl.experiments.definition import Experiment, Measured, Task
 from odcl.experiments.rows import Rows, Setting
-from odcl.experiments.runner import Experiment, Measured, Task
 from odcl.theory.communication import table1, to_markdown
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from odcl.experiments.definition import Experiment, Measured, Task
 from odcl.experiments.measure import linear_bench
 from odcl.experiments.pages import OVER_RUNS, number, spread
 from odcl.experiments.rows import Rows, Setting
-from odcl.experiments.runner import Experiment, Measured, Task
 from odcl.report.markdown import table
 
 METRICS = ("nmse", "bytes_up", "bytes_down", "rounds")
