@@ -15,7 +15,8 @@ from odcl.clustering.labels import same_partition
 from odcl.combine import average_by_cluster
 from odcl.data.federation import Federation
 from odcl.data.synthetic import SyntheticFederation, linear_federation
-from odcl.local.losses import Huber, Logistic, Loss, Multinomial, Poisson
+from odcl.local.loss import Loss
+from odcl.local.losses import Huber, Logistic, Multinomial, Poisson
 from odcl.method import ODCLResult, odcl
 
 LINEAR = ("K=10", 10, None), ("K=4", 4, None), ("K=1", 1, None), ("70/20/7/3", 4, (70, 20, 7, 3))

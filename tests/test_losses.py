@@ -8,7 +8,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy.optimize import approx_fprime
 from scipy.special import softmax
 
-from odcl.local.losses import Huber, Logistic, Loss, Multinomial, Poisson, Squared, as_loss
+from odcl.local.loss import Loss
+from odcl.local.losses import Huber, Logistic, Multinomial, Poisson, Squared, as_loss
 
 LOSSES = [Squared(), Huber(0.7), Logistic(), Multinomial(4), Poisson()]
 every_loss = pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)

@@ -12,7 +12,8 @@ from odcl import __version__
 from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import Federation
 from odcl.local.fit import Curvature, LocalModels, fit_users
-from odcl.local.losses import Loss, as_loss
+from odcl.local.loss import Loss
+from odcl.local.losses import as_loss
 from odcl.local.refit import Refit, refit_users
 from odcl.server import Others, ServerStep, server_step
 

@@ -22,7 +22,7 @@ from odcl.baselines.result import BaselineResult, from_models
 from odcl.baselines.rounds import Ledger, iterate
 from odcl.combine import average_by_cluster
 from odcl.data.federation import Federation
-from odcl.local.losses import Loss
+from odcl.local.loss import Loss
 
 
 def all_for_all(

@@ -16,7 +16,7 @@ from odcl.baselines.refine import refine_centers
 from odcl.baselines.result import BaselineResult, from_odcl
 from odcl.baselines.rounds import History
 from odcl.data.federation import Federation
-from odcl.local.losses import Loss
+from odcl.local.loss import Loss
 from odcl.local.refit import refit_users
 from odcl.method import odcl
 

@@ -12,7 +12,7 @@ from odcl.baselines.result import BaselineResult, from_models
 from odcl.baselines.rounds import Ledger, iterate
 from odcl.baselines.starts import start_models
 from odcl.data.federation import Federation
-from odcl.local.losses import Loss
+from odcl.local.loss import Loss
 
 
 def fedavg(

@@ -31,7 +31,7 @@ from odcl.baselines.rounds import Ledger, Run, iterate
 from odcl.baselines.starts import start_models
 from odcl.clustering.labels import sum_by_cluster
 from odcl.data.federation import Federation
-from odcl.local.losses import Loss
+from odcl.local.loss import Loss
 
 
 def ifca(

@@ -12,7 +12,7 @@ from odcl.baselines.problem import Problem, check_groups, problem_of
 from odcl.baselines.result import BaselineResult, from_models, one_shot_history
 from odcl.data.federation import Federation
 from odcl.local.fit import fit_users
-from odcl.local.losses import Loss
+from odcl.local.loss import Loss
 from odcl.method import nmse
 
 TOLD_GROUPS = ("the true groups",)

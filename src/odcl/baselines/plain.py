@@ -11,7 +11,7 @@ from odcl._typing import Floats, Ints
 from odcl.baselines.result import BaselineResult, from_odcl, one_shot_history
 from odcl.data.federation import Federation, group_rows, user_rng
 from odcl.local.fit import fit_users
-from odcl.local.losses import Loss
+from odcl.local.loss import Loss
 from odcl.local.refit import Refit
 from odcl.method import ODCLResult, odcl
 from odcl.server import server_step

@@ -12,7 +12,8 @@ import numpy as np
 from odcl._typing import Array, Floats, Ints
 from odcl.baselines.risks import Block, Draws, RowBlock, blocks_of
 from odcl.data.federation import Federation
-from odcl.local.losses import Loss, as_loss, penalty
+from odcl.local.loss import Loss, penalty
+from odcl.local.losses import as_loss
 from odcl.method import whole_optima
 
 StepSize = float | Literal["auto"]

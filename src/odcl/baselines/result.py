@@ -15,7 +15,7 @@ from odcl.baselines.rounds import History
 from odcl.clustering.labels import number_by_first_user
 from odcl.data.federation import Federation
 from odcl.local.fit import fit_users
-from odcl.local.losses import Loss
+from odcl.local.loss import Loss
 from odcl.local.refit import Refit
 from odcl.method import ODCLResult, nmse, whole_optima
 from odcl.server import ServerStep

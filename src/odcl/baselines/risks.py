@@ -16,7 +16,8 @@ import numpy as np
 from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation, user_rng
 from odcl.local.fit import _design as design
-from odcl.local.losses import Loss, Squared, penalty, symmetric, weighted_gram
+from odcl.local.loss import Loss, penalty, symmetric, weighted_gram
+from odcl.local.losses import Squared
 from odcl.local.stacks import Stack, stacks
 
 # A block of rows is read two or three times a round: of this size, the core's cache holds it.

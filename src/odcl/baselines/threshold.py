@@ -17,7 +17,8 @@ from odcl.baselines.result import BaselineResult
 from odcl.clustering.kmeans import KMeansPP
 from odcl.clustering.labels import sum_by_cluster
 from odcl.data.federation import Federation
-from odcl.local.losses import Logistic, Loss, as_loss
+from odcl.local.loss import Loss
+from odcl.local.losses import Logistic, as_loss
 from odcl.local.refit import Refit
 
 

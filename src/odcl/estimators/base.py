@@ -31,7 +31,8 @@ from odcl.estimators.predict import cluster_means, linear_predictors, nearest_cl
 from odcl.estimators.settings import check_n_groups, check_settings
 from odcl.estimators.whole_table import one_for_all
 from odcl.local.fit import Curvature
-from odcl.local.losses import Loss, Multinomial
+from odcl.local.loss import Loss
+from odcl.local.losses import Multinomial
 from odcl.method import ODCLResult, odcl
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation
 from odcl.local.exact import Penalty, solve_users
 from odcl.local.fit import fit_users
-from odcl.local.losses import Loss, penalty
+from odcl.local.loss import Loss, penalty
 
 if TYPE_CHECKING:
     from odcl.method import ODCLResult

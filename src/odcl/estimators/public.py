@@ -15,7 +15,8 @@ from odcl._typing import Array, Floats
 from odcl.data.federation import Federation
 from odcl.estimators.base import ODCLEstimator
 from odcl.estimators.whole_table import residual_scale
-from odcl.local.losses import Huber, Logistic, Loss, Multinomial, as_loss
+from odcl.local.loss import Loss
+from odcl.local.losses import Huber, Logistic, Multinomial, as_loss
 
 
 @dataclass(eq=False, repr=False)

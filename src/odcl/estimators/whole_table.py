@@ -10,7 +10,8 @@ from odcl._typing import Floats
 from odcl.data.federation import Federation
 from odcl.estimators.predict import linear_predictors
 from odcl.local.exact import Penalty, solve_users
-from odcl.local.losses import Huber, Loss, Squared
+from odcl.local.loss import Loss
+from odcl.local.losses import Huber, Squared
 
 
 def one_for_all(federation: Federation, loss: Loss, l2: float, fit_intercept: bool) -> Floats:

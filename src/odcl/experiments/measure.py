@@ -20,7 +20,8 @@ from odcl.data.synthetic import linear_federation
 from odcl.experiments.definition import Measured, Task
 from odcl.experiments.rows import Setting
 from odcl.local.exact import Penalty, Solution, solve_users
-from odcl.local.losses import Loss, as_loss
+from odcl.local.loss import Loss
+from odcl.local.losses import as_loss
 
 
 class Fitted:

@@ -13,7 +13,7 @@ import numpy as np
 
 from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import Federation
-from odcl.local.losses import Loss
+from odcl.local.loss import Loss
 from odcl.local.problem import Job, Penalty, Solution, job_of
 from odcl.local.stacks import Stack, stacks
 from odcl.local.tall import solve_tall

@@ -12,7 +12,7 @@ from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.federation import Federation
 from odcl.exchange.upload import Uploads
 from odcl.local.exact import Penalty, Solution, solve_users
-from odcl.local.losses import Loss, penalty, symmetric, weighted_gram
+from odcl.local.loss import Loss, penalty, symmetric, weighted_gram
 from odcl.local.stacks import Stack, stacks
 from odcl.local.systems import cholesky, diagonal, left_over, with_diagonal
 

@@ -9,7 +9,8 @@ import numpy as np
 from odcl._typing import Floats
 from odcl.data.federation import Federation, user_rng
 from odcl.local.exact import PRIOR, Penalty, Solution, solve_users
-from odcl.local.losses import Loss, Multinomial
+from odcl.local.loss import Loss
+from odcl.local.losses import Multinomial
 
 
 def fit_with_estimator(

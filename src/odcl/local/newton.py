@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from odcl._typing import Bools, Floats, Ints
-from odcl.local.losses import Loss, weighted_gram
+from odcl.local.loss import Loss, weighted_gram
 from odcl.local.systems import solver, with_diagonal
 
 MAX_ITER = 100

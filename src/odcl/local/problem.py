@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from odcl._typing import Bools, Floats, Ints
-from odcl.local.losses import Loss
+from odcl.local.loss import Loss
 from odcl.local.newton import Minimum, Problem
 from odcl.local.stacks import Stack
 

@@ -17,7 +17,7 @@ from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation, user_rng
 from odcl.local.exact import Penalty, solve_users
 from odcl.local.fit import LocalModels
-from odcl.local.losses import Loss
+from odcl.local.loss import Loss
 
 if TYPE_CHECKING:
     from odcl.server import ServerStep

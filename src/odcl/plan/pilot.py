@@ -34,7 +34,7 @@ def from_pilot(
     How far users of a group differ (tau) is what ``result.diagnose()`` finds. A pilot that shows no
     groups, or has too few rows to show any, is refused.
     """
-    from odcl.local.losses import penalty
+    from odcl.local.loss import penalty
 
     found = result.diagnose(resamples=1)
     _check(found)

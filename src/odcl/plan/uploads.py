@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from odcl._typing import Bools, Floats, Ints
-from odcl.local.losses import Loss, symmetric, weighted_gram
+from odcl.local.loss import Loss, symmetric, weighted_gram
 from odcl.plan.scenario import Scenario
 
 # Curvatures of so many users are drawn for each n and dealt out to the users of all trials. Near

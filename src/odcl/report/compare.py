@@ -10,7 +10,8 @@ import numpy as np
 
 from odcl._typing import Array, Bools, Floats
 from odcl.data.federation import Federation, user_rng
-from odcl.local.losses import Loss, Poisson
+from odcl.local.loss import Loss
+from odcl.local.losses import Poisson
 
 
 @dataclass(frozen=True, eq=False)

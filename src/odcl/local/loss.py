@@ -1,0 +1,218 @@
+"""What a loss of a linear model tells of itself, row by row, and the risk of one user, Eq. (1).
+
+The risk of a user is ``f(theta) = mean_j loss(x_j theta, y_j) + l2/2 ||theta||^2``. A model is
+stored flat: ``theta.reshape(n_inputs, n_outputs)`` holds one row a feature and, with an
+intercept, a last row that the penalty leaves alone. All losses but the multinomial have one output.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+
+from odcl._typing import Array, Floats
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Smoothness ``L`` and strong convexity ``mu`` of a risk over the ball ||theta|| <= radius."""
+
+    L: float
+    mu: float
+
+
+class Loss(ABC):
+    """Row-wise loss of the linear predictor ``z`` (..., n, n_outputs) and target ``y`` (..., n)."""
+
+    name: str
+    classification = False
+    n_outputs = 1
+    has_dispersion = False  # is the noise scale a free parameter, to be estimated?
+    curvature_varies = True  # does the Hessian depend on the model?
+    same_at_start = False  # one output, and rows with the same z have the same curvature?
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+    @abstractmethod
+    def encode(self, y: Array) -> Floats:
+        """Check targets and turn them into the numbers the loss works on."""
+
+    @abstractmethod
+    def value(self, z: Floats, y: Floats) -> Floats:
+        """Loss of each row, (..., n), never below zero."""
+
+    @abstractmethod
+    def slope(self, z: Floats, y: Floats) -> Floats:
+        """First derivative in z, (..., n, n_outputs)."""
+
+    @abstractmethod
+    def curve(self, z: Floats, y: Floats) -> Floats:
+        """Second derivative in z, (..., n, n_outputs, n_outputs)."""
+
+    @abstractmethod
+    def curve_bounds(self, y: Floats, reach: Floats) -> tuple[Floats, Floats]:
+        """Least and largest eigenvalue of ``curve`` while |z_j| <= reach_j: two (n,) arrays."""
+
+    def terms(self, z: Floats, y: Floats) -> tuple[Floats, Floats, Floats]:
+        """``value``, ``slope`` and the curvature that Newton's method takes, at one go."""
+        return self.value(z, y), self.slope(z, y), self.curve(z, y)
+
+    def mean(self, z: Floats) -> Floats:
+        """Expected target (or class probabilities) at z."""
+        return z
+
+    def recedes(self, dz: Floats, y: Floats) -> tuple[Floats, Floats] | None:
+        """What becomes of each row's loss along z + t dz: (least, most), (users, n) each.
+
+        As t grows it never rises where least >= 0, and falls for ever where most > 0 as well. A
+        user all of whose rows do the first and one the second has no finite minimiser without a
+        penalty. None: the loss attains its minimum whatever the rows.
+        """
+        return None
+
+    def one_sided(self, y: Floats, present: Array) -> Array:
+        """Users whose targets alone rule out a finite free intercept (one class, no counts)."""
+        return np.zeros(y.shape[0], dtype=bool)
+
+    def resolution(self, z: Floats, y: Floats) -> Floats:
+        """Steps in z, (..., n, n_outputs), that are small: a Newton step of such is the last.
+
+        Where z is a log-odds or a log-rate, curvature changes by at most a factor exp(|dz|), so
+        that a step of 1e-6 leaves an error of 1e-12. No row stands still to more digits than it
+        has.
+        """
+        return 1e-6 + 1e-14 * np.abs(z)
+
+    def scale(self, risk: Floats) -> Floats:
+        """What falls of a risk are measured against, (users,), given the risk at the start."""
+        return risk
+
+    def start(self, y: Floats, weight: Floats) -> Floats:
+        """A free intercept to start from, (users, n_outputs); weights sum to 1 a user."""
+        return np.zeros((len(y), self.n_outputs))
+
+    def dispersion(self, z: Floats, y: Floats, weight: Floats, dof: Floats) -> Floats:
+        """Noise scale phi with cov(theta) = phi H^-1; 1 where the likelihood fixes it. (users,)"""
+        return np.ones(z.shape[0])
+
+    def dim(self, n_features: int, fit_intercept: bool) -> int:
+        return (n_features + fit_intercept) * self.n_outputs
+
+    # -- the risk of one user --------------------------------------------------------------
+
+    def risk(
+        self,
+        theta: Floats,
+        X: Floats,
+        y: Floats,
+        *,
+        l2: float = 0.0,
+        fit_intercept: bool = False,
+        weight: Floats | None = None,
+    ) -> float:
+        """f(theta) of Eq. (1) on one user's rows; ``weight`` makes the mean a weighted one."""
+        D, pen, share = self._design(X, l2, fit_intercept, weight)
+        z = D @ theta.reshape(D.shape[1], self.n_outputs)
+        return float((share * self.value(z, y)).sum() + 0.5 * (pen * theta**2).sum())
+
+    def gradient(
+        self,
+        theta: Floats,
+        X: Floats,
+        y: Floats,
+        *,
+        l2: float = 0.0,
+        fit_intercept: bool = False,
+        weight: Floats | None = None,
+    ) -> Floats:
+        """Gradient of the risk, (dim,)."""
+        D, pen, share = self._design(X, l2, fit_intercept, weight)
+        z = D @ theta.reshape(D.shape[1], self.n_outputs)
+        return (D.T @ (share[:, None] * self.slope(z, y))).ravel() + pen * theta
+
+    def hessian(
+        self,
+        theta: Floats,
+        X: Floats,
+        y: Floats,
+        *,
+        l2: float = 0.0,
+        fit_intercept: bool = False,
+        weight: Floats | None = None,
+    ) -> Floats:
+        """Hessian of the risk, (dim, dim)."""
+        D, pen, share = self._design(X, l2, fit_intercept, weight)
+        z = D @ theta.reshape(D.shape[1], self.n_outputs)
+        curve = self.curve(z, y) * share[:, None, None]
+        return symmetric(weighted_gram(D.T[None], curve[None]))[0] + np.diag(pen)
+
+    def constants(
+        self,
+        X: Floats,
+        y: Floats,
+        radius: float,
+        *,
+        l2: float = 0.0,
+        fit_intercept: bool = False,
+        weight: Floats | None = None,
+    ) -> Constants:
+        """L and mu of the risk over the ball of this radius (Assumptions 3 and 7).
+
+        A row's curvature lies between its bounds over |z_j| <= radius ||x_j||, so the Hessian
+        lies between the two Gram matrices weighted by these bounds.
+        """
+        D, pen, share = self._design(X, l2, fit_intercept, weight)
+        low, high = self.curve_bounds(y, radius * np.linalg.norm(D, axis=1))
+        pen = np.diag(pen[:: self.n_outputs])
+        least = np.linalg.eigvalsh((D.T * (low * share)) @ D + pen)
+        most = np.linalg.eigvalsh((D.T * (high * share)) @ D + pen)
+        # An eigenvalue of rounding size is zero.
+        flat = least[0] <= len(least) * 1e-15 * least[-1]
+        return Constants(L=float(most[-1]), mu=0.0 if flat else float(least[0]))
+
+    def _design(
+        self, X: Floats, l2: float, fit_intercept: bool, weight: Floats | None
+    ) -> tuple[Floats, Floats, Floats]:
+        """Design, diagonal of the penalty's Hessian, and the rows' shares of the mean."""
+        D = np.column_stack([X, np.ones(len(X))]) if fit_intercept else np.asarray(X)
+        share = np.full(len(D), 1.0 / len(D)) if weight is None else weight / weight.sum()
+        return D, penalty(D.shape[1], self.n_outputs, l2, fit_intercept), share
+
+
+def penalty(n_inputs: int, n_outputs: int, l2: float, fit_intercept: bool) -> Floats:
+    """Diagonal of the penalty's Hessian, (dim,): l2, and 0 for a free intercept."""
+    pen = np.full((n_inputs, n_outputs), float(l2))
+    if fit_intercept:
+        pen[-1] = 0.0
+    return pen.ravel()
+
+
+def weighted_gram(Dt: Floats, curve: Floats, *, room: Floats | None = None) -> Floats:
+    """sum_j x_j x_j^T (x) curve_j for a stack of users: (users, dim, dim).
+
+    ``Dt`` is (users, n_inputs, n), a row a feature, ``curve`` (users, n, q, q); ``room`` takes
+    the scaled design, to save asking for memory. One stacked product a pair of outputs: each
+    user's numbers are the same alone and in any stack.
+    """
+    users, p, _ = Dt.shape
+    q = curve.shape[-1]
+    D = Dt.transpose(0, 2, 1)
+    if q == 1:
+        gram: Floats = np.matmul(np.multiply(Dt, curve[:, None, :, 0, 0], out=room), D)
+        return gram
+    H = np.empty((users, p, q, p, q))
+    for a in range(q):
+        for b in range(a + 1):
+            block = np.matmul(np.multiply(Dt, curve[:, None, :, a, b], out=room), D)
+            H[:, :, a, :, b] = block
+            if a != b:
+                H[:, :, b, :, a] = block.transpose(0, 2, 1)
+    return H.reshape(users, p * q, p * q)
+
+
+def symmetric(H: Floats) -> Floats:
+    """Free of the last bit in which a product and its transpose differ: half of it can be sent."""
+    return 0.5 * (H + H.transpose(0, 2, 1))
