@@ -771,19 +771,29 @@ def test_a_method_may_give_what_odcl_gives_or_labels_and_models(registered):
         models = odcl(federation, refit=None, seed=seed).local.theta
         labels = ["b", "a"] * 4
         return make_result(
-            federation, labels, models, rounds=3, bytes_up=9, bytes_down=7, seed=seed, **call
+            federation, labels, models, rounds=3, bytes_up=9, bytes_down=[1, 2, 4], settings=call
         )
 
     registered("alone", alone)
     registered("default", lambda federation, **call: odcl(federation, **call))
     one, two = run("alone", federation, seed=1, trick=2), run("default", federation)
     assert (one.n_rounds, one.bytes_up, one.bytes_down, one.n_clusters) == (3, 9, 7, 2)
-    assert (one.settings["trick"], one.settings["seed"]) == (2, 1)
+    assert one.settings["trick"] == 2
+    assert_array_equal(one.history.bytes_up, [3, 3, 3])
+    assert_array_equal(one.history.bytes_down, [1, 2, 4])
+    shown = make_result(
+        federation, one.labels, one.models, rounds=1, bytes_up=0, bytes_down=0, errors=[2, 1]
+    )
+    assert_array_equal(shown.history.error, [2, 1])
     assert_array_equal(one.labels, [0, 1] * 4)
     assert_array_equal(one.nmse(), run("local", federation).nmse())
     assert two.method == "default"
     assert_array_equal(two.models, odcl(federation).models)
     assert "alone: 8 users, 2 clusters, 3 rounds" in one.summary()
+    registered("peeks", lambda federation, *, groups, **call: odcl(federation), "groups")
+    assert run("peeks", federation).told == ("the true groups",)
+    with pytest.raises(ValueError, match="NaN"):
+        make_result(federation, one.labels, one.models * np.nan, rounds=1, bytes_up=0, bytes_down=0)
     with pytest.raises(ValueError, match=r"one model of finite numbers a user, \(8, 20\)"):
         make_result(federation, [0] * 8, np.ones((8, 3)), rounds=1, bytes_up=0, bytes_down=0)
 
@@ -803,8 +813,11 @@ def test_what_is_wrong_with_a_method_or_a_call_is_said(registered):
         run("ifca-1", [1, 2])
     with pytest.raises(TypeError, match=r"ifca-1 takes no step=\. It takes n_clusters, average"):
         run("ifca-1", federation, step=3)
-    with pytest.raises(TypeError, match=r"local takes no rounds=\. It takes what odcl\.odcl"):
+    with pytest.raises(TypeError, match=r"local takes no rounds=\. It takes what odcl\.base"):
         run("local", federation, rounds=3)
+    registered("strict", lambda federation: None)
+    with pytest.raises(TypeError, match=r"accept \*\*options"):
+        run("strict", federation, seed=1)
     with pytest.raises(ValueError, match=r"Give public_mean="):
         run("odcl-km++/centred", federation)
 

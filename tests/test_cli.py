@@ -203,7 +203,7 @@ VALUES = [
     ("--holdout", "20%", "share of the rows, from 0 to below 1"),
     ("--l2", "-1", "number >= 0"),
     ("--seed", "-1", "whole number from 0"),
-    ("--jobs", "0", "threads"),
+    ("--jobs", "0", "one a core"),
 ]
 
 

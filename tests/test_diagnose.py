@@ -552,3 +552,30 @@ def test_uploads_too_large_to_copy_are_not_kept(run, monkeypatch):
     roles = ("--user", "user", "--target", "y")
     assert run("fit", "table.csv", *roles, "--holdout", "0", "--out", "run", "-q")[0] == 0
     assert "keeps no uploads" in run("diagnose", "run")[2]
+
+
+@pytest.mark.parametrize(("n", "advice"), [(10, "collect"), (12, "collect"), (100, "one-model")])
+def test_classes_with_few_rows_hide_groups_and_are_not_said_to_have_none(n, advice):
+    """Where nothing could be seen, that nothing is seen is no verdict."""
+    case = Case("", (60,) if n == 100 else (20, 20, 20), 5, 3, n, loss="logistic", fit={"l2": 1e-2})
+    found = [case.result(seed).diagnose().verdict.advice for seed in range(700, 710)]
+    assert found.count(advice) >= 9
+
+
+def test_the_verdict_speaks_of_the_models_in_hand():
+    """The error in the sentence is that of the table, whatever way the models were combined."""
+    one = Case("", (60,), 8, 1, 40).result(5).diagnose()
+    said = float(one.verdict.reason.split("one model for all has ")[1].split("%")[0])
+    assert_allclose(said, 100 * (one.errors.one + one.visible_error), rtol=0.05)
+    mean = Case("", (20, 20, 20), 8, 3, 60).result(5, combine="mean", refit=None).diagnose()
+    assert mean.verdict.advice == "one-shot"
+    said = float(mean.verdict.reason.split("from its group has ")[1].split("%")[0])
+    assert_allclose(said, 100 * mean.errors.used, rtol=0.05)
+
+
+def test_the_nearest_groups_in_noise_do_not_depend_on_units():
+    f = Case("", (20, 20, 20), 4, 3, 60).federation(3)
+    plain = odcl(f).diagnose()
+    stretched = odcl(f.with_X(f.X * np.array([1e-3, 1, 10, 1e3]))).diagnose()
+    assert_allclose(stretched.distance.in_noise, plain.distance.in_noise, rtol=1e-6)
+    assert stretched.distance.noise_pair == plain.distance.noise_pair

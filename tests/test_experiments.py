@@ -550,6 +550,26 @@ def test_a_method_of_ones_own_joins_a_figure(tmp_path, registry):
     assert "mine" not in without.page
 
 
+def test_a_failing_method_of_ones_own_is_told_in_a_line_and_the_others_go_on(tmp_path, registry):
+    (tmp_path / "bad.py").write_text(MINE.replace("    return odcl", "    1 / 0\n    return odcl"))
+    full = experiment("figure-mse")
+    own = replace(full, settings=lambda quick: full.settings(True)[:1])
+    found = reproduce(own, tmp_path, runs=1, added=load(tmp_path / "bad.py"))
+    (line,) = found.failures
+    assert line.startswith("mine (line 6 of bad.py) failed on figure-mse")
+    assert line.endswith("ZeroDivisionError: division by zero")
+    assert meets(found.rows, "odcl-km++", 50)
+    assert "mine" not in found.page
+
+
+def test_force_forgets_the_rows_of_the_named_experiment_alone(tmp_path):
+    reproduce(TOY, tmp_path, runs=1)
+    other = replace(TOY, name="other")
+    reproduce(other, tmp_path, runs=1)
+    command.open_folder(tmp_path, [TOY], force=True)
+    assert {row.experiment for row in read_rows(tmp_path / ROWS)} == {"other"}
+
+
 def test_a_quick_page_says_that_it_is_none_of_the_papers(tmp_path):
     page = reproduce(replace(TOY, quick_runs=2), tmp_path, quick=True).page
     small = "n = 1 in place of 1, 2, 3; 2 runs by default in place of 4."
@@ -580,5 +600,5 @@ def test_force_never_deletes_rows_that_are_not_ours(tmp_path):
     foreign = tmp_path / "rows.jsonl"
     foreign.write_text('{"a": 1}\n')
     with pytest.raises(ValueError, match="is not a row of odcl's"):
-        command.open_folder(tmp_path, force=True)
+        command.open_folder(tmp_path, [TOY], force=True)
     assert foreign.read_text() == '{"a": 1}\n'

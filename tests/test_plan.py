@@ -415,7 +415,7 @@ def test_a_picture_of_an_earlier_plan_is_replaced_and_no_other_file(
         (("--separation", "0"), "is not a number > 0"),
         (("--separation", "-1"), "is not a number > 0"),
         (("--loss", "logistic", "--noise", "2", "--separation", "1"), "Leave it out"),
-        (("--probability", "1"), "from 0.5 to below 1"),
+        (("--probability", "1"), "from 0.5 to 0.99"),
         (("--pilot", "x.csv"), "--user and --target"),
         (("--user", "u"), "--pilot TABLE"),
         (("--pilot", "x.csv", "--user", "u", "--target", "y", "--dim", "3"), "read off the pilot"),

@@ -59,7 +59,7 @@ _HOME = {
     "server_step": "odcl.server",
 }
 
-_MODULES = ("plan",)  # used as odcl.plan.plan(...)
+_MODULES = ("baselines", "plan", "theory")  # used as odcl.plan.plan(...)
 
 __all__ = [
     "ClusterPath",
@@ -80,6 +80,7 @@ __all__ = [
     "SpectralKMeans",
     "Squared",
     "Uploads",
+    "baselines",
     "clusterpath",
     "federation_from_table",
     "linear_federation",
@@ -90,6 +91,7 @@ __all__ = [
     "read_table",
     "recovery_interval",
     "server_step",
+    "theory",
 ]
 
 

@@ -243,14 +243,16 @@ def reproduce(options: Namespace) -> None:
         time_line,
         without_data,
     )
+    from odcl.report.text import count
 
     experiments = own_clusters(options.name, options.sizes, options.separation, options.rows)
     added = load_methods(options.methods, experiments)
     lacking = without_data(experiments, options.data)
     if lacking and len(experiments) == 1:
         raise ValueError(lacking[options.name])
-    open_folder(options.out, force=options.force)
+    open_folder(options.out, experiments, force=options.force)
     shared = {name: getattr(options, name) for name in ("runs", "jobs", "data", "quick", "seed")}
+    failures: list[str] = []
     for one in experiments:
         if one.name in lacking:
             _notice(f"{one.name} is left out. {lacking[one.name]}", options)
@@ -267,7 +269,11 @@ def reproduce(options: Namespace) -> None:
         for line in (time_line(outcome), other_rows(outcome)):
             if line:
                 _notice(line, options)
+        failures += outcome.failures
     print(f"Rows, pages, figures: {shlex.quote(str(options.out))}")
+    if failures:
+        some = f"{count(len(failures), 'task')} of your own methods failed and have no rows"
+        raise ValueError(f"{some}. {failures[0]}")
 
 
 def _watched(options: Namespace) -> Any:

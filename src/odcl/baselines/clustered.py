@@ -48,6 +48,11 @@ def one_shot(
     (:func:`~odcl.baselines.refine.refine_centers`); a refit, if any, comes after them. ``call``:
     solver, strict, curvature, n_jobs, as for :func:`odcl.odcl`.
     """
+    if not refine_rounds and step_size != "auto":
+        raise ValueError(
+            f"step_size={step_size} is that of refinement rounds, and there are none: give "
+            "refine_rounds=, such as 10."
+        )
     federation, shift = _centre(federation, centred)
     result = odcl(
         federation,
@@ -89,7 +94,7 @@ def refined(
         fit_intercept=problem.fit_intercept,
         seed=problem.seed,
     )
-    settings = {**said, "refine_rounds": rounds, "step_size": step_size}
+    settings = {**said, "refine_rounds": rounds, "step_size": done.steps.tolist()}
     history = _joined(found.history, done.history)
     return replace(found, step=step, refit=final, settings=settings, history=history)
 

@@ -17,6 +17,7 @@ from odcl.combine import average_by_cluster
 @dataclass(frozen=True, eq=False)
 class Refined:
     centers: Floats  # (n_clusters, dim)
+    steps: Floats  # (n_clusters,), as they were taken
     history: History  # of the rounds after the first
 
 
@@ -59,4 +60,4 @@ def refine_centers(
         Ledger(up=8 * m * dim, down=8 * m * dim, delivery=0, once_up=8 * m),
         n_rounds=rounds,
     )
-    return Refined(run.models[0], run.history)
+    return Refined(run.models[0], step[:, 0], run.history)

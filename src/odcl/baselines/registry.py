@@ -30,6 +30,7 @@ from odcl.method import ODCLResult
 
 # What a method may have to be told: of the truth, or by the public.
 TOLD = ("n_clusters", "groups", "optima", "public_mean")
+TRUTH = {"groups": "the true groups", "optima": "optima"}
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ class Method:
             )
         if not isinstance(result, BaselineResult):
             result = with_history(from_odcl(result, self.name))
-        return replace(result, method=self.name)
+        told = tuple(TRUTH[need] for need in self.needs if need in TRUTH)
+        return replace(result, method=self.name, told=result.told or told)
 
 
 def _taken(call: Callable[..., Any]) -> str:
@@ -65,7 +67,10 @@ def _taken(call: Callable[..., Any]) -> str:
     named = [p for p in signature(call).parameters.values() if p.kind is p.KEYWORD_ONLY]
     rest = any(p.kind is p.VAR_KEYWORD for p in signature(call).parameters.values())
     words = ", ".join(p.name for p in named)
-    return f"It takes {' and '.join(filter(None, (words, 'what odcl.odcl takes' * rest)))}."
+    more = "what odcl.baselines.one_shot and odcl.odcl take" * rest
+    if not words and not rest:
+        return "It takes no options: let it accept **options (seed, loss, l2, ...)."
+    return f"It takes {' and '.join(filter(None, (words, more)))}."
 
 
 METHODS: dict[str, Method] = {}
@@ -167,6 +172,13 @@ for _suffix, _how in IFCA_VARIANTS.items():
 _TABLE_3 = {"start": "optima", "average": "models", "step_size": 0.01, "rounds": 1000}
 register("ifca-near", ifca, "n_clusters", "groups", "optima", **_TABLE_3)
 register("ifca-near/stochastic", ifca, "n_clusters", "groups", "optima", **_TABLE_3, batch_size=1)
+
+# Appendix D.3: from between D/5 and D/3 of the optima, three steps.
+for _step in (0.1, 0.05, 0.01):
+    _how = {**_TABLE_3, "step_size": _step, "between": (1 / 5, 1 / 3)}
+    register(f"ifca/step-{_step}", ifca, "n_clusters", "groups", "optima", **_how)
+    _how["batch_size"] = 1
+    register(f"ifca/step-{_step}/stochastic", ifca, "n_clusters", "groups", "optima", **_how)
 
 _by_k: dict[str, Callable[..., BaselineResult]] = {
     "odcl-km": clustered.with_k(SpectralKMeans),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -159,35 +160,59 @@ def make_result(
     models: Any,
     *,
     rounds: int,
-    bytes_up: int,
-    bytes_down: int,
+    bytes_up: Any,
+    bytes_down: Any,
     loss: str | Loss = "squared",
     l2: float = 0.0,
     fit_intercept: bool = False,
     seed: int = 0,
     told: tuple[str, ...] = (),
-    **settings: Any,
+    errors: Any = None,
+    settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> BaselineResult:
     """The result of a method of your own, from its users' groups and models.
 
     ``labels`` (n_users,), ``models`` (n_users, dim), both in the federation's order of users. The
-    bytes are those that all users together sent and received in all rounds. ``settings`` are kept
-    to be read back. See :func:`~odcl.baselines.register`.
+    bytes are those that all users together sent and received, in all rounds together or, as
+    (rounds,), in each; ``errors`` (rounds + 1,), if given, the NMSE from the start on. ``settings``
+    are kept to be read back. See :func:`~odcl.baselines.register`.
     """
     problem = problem_of(federation, loss, l2, fit_intercept, seed)
     m, dim = problem.n_users, problem.dim
     groups, own = np.asarray(labels), np.asarray(models, dtype=np.float64)
-    if groups.shape != (m,) or own.shape != (m, dim) or not np.isfinite(own).all():
+    if not np.isfinite(own).all():
+        raise ValueError("models has NaN or infinite numbers, and a user cannot work with those.")
+    if groups.shape != (m,) or own.shape != (m, dim):
         raise ValueError(
             f"labels has shape {groups.shape} and models {own.shape}: give one label a user, "
             f"({m},), and one model of finite numbers a user, {(m, dim)}."
         )
     codes = np.unique(groups, return_inverse=True)[1].astype(np.intp)
     error = None if problem.optima is None else nmse(own, problem.optima)
-    history = one_shot_history(bytes_up, bytes_down, error, n_rounds=rounds)
+    history = one_shot_history(0, 0, error, n_rounds=rounds)
+    up, down = _by_round(bytes_up, rounds), _by_round(bytes_down, rounds)
+    history = replace(history, bytes_up=up, bytes_down=down)
+    if errors is not None:
+        history = replace(history, error=_each(errors, rounds + 1, "errors", np.float64))
     return from_models(
         problem, "", codes, own, history, combined="own method", told=told, settings=settings
     )
+
+
+def _by_round(total: Any, rounds: int) -> Ints:
+    """Bytes of each round; a total is shared out evenly, what is left over to the last."""
+    if np.ndim(total) > 0 or not rounds:
+        return _each(total if np.ndim(total) else [], rounds, "bytes", np.intp)
+    each = np.full(rounds, int(total) // rounds, dtype=np.intp)
+    each[-1] += int(total) - each.sum()
+    return each
+
+
+def _each(values: Any, count: int, name: str, kind: Any) -> Any:
+    given = np.asarray(values, dtype=kind)
+    if given.shape != (count,):
+        raise ValueError(f"{name} has shape {given.shape}: give ({count},), one number for each.")
+    return given
 
 
 def one_shot_history(up: int, down: int, error: float | None, *, n_rounds: int = 1) -> History:

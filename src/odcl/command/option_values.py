@@ -83,7 +83,7 @@ def seed_number(text: str) -> int:
 
 def jobs(text: str) -> int:
     if text != "-1" and not (text.isdecimal() and int(text)):
-        raise _wrong(f"{text!r} is neither a number of threads from 1 on nor -1 (one a core).")
+        raise _wrong(f"{text!r} is neither a number from 1 on nor -1 (one a core).")
     return int(text)
 
 

@@ -58,7 +58,7 @@ def add_plan(some: Any) -> Any:
         metavar="P",
         type=_probability,
         default=0.95,
-        help="of finding exactly the true groups, from 0.5 to below 1 [default: %(default)s]",
+        help="of finding exactly the true groups, from 0.5 to 0.99 [default: %(default)s]",
     )
     goal.add_argument(
         "--error",
@@ -120,8 +120,8 @@ def _positive(text: str) -> float:
 
 def _probability(text: str) -> float:
     value = _number(text)
-    if not 0.5 <= value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0.5 to below 1.")
+    if not 0.5 <= value <= 0.99:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0.5 to 0.99.")
     return value
 
 

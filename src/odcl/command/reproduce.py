@@ -10,8 +10,9 @@ from pathlib import Path
 from odcl.experiments import NAMES, experiment
 from odcl.experiments.added import NONE_ADDED, Added, load
 from odcl.experiments.definition import Experiment, MissingData
-from odcl.experiments.rows import read_rows
+from odcl.experiments.rows import read_rows, write_rows
 from odcl.experiments.runner import ROWS, Outcome, reproduce
+from odcl.report.text import count
 
 _LITTER = (".DS_Store", "Thumbs.db")  # what file managers leave behind
 
@@ -58,8 +59,8 @@ def without_data(experiments: Sequence[Experiment], data: Path | None) -> dict[s
     return lacking
 
 
-def open_folder(out: Path, *, force: bool) -> None:
-    """Make the folder, or go on in it; with ``force`` its rows are forgotten."""
+def open_folder(out: Path, experiments: Sequence[Experiment], *, force: bool) -> None:
+    """Make the folder, or go on in it; with ``force`` the experiments' rows are forgotten."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file, and a folder is to be written: name another place.")
     out.mkdir(parents=True, exist_ok=True)
@@ -70,8 +71,9 @@ def open_folder(out: Path, *, force: bool) -> None:
             "go on from: name a new folder."
         )
     if force and ROWS in there:
-        read_rows(out / ROWS)  # a file of that name that is not ours is never lost
-        (out / ROWS).unlink()
+        names = {one.name for one in experiments}
+        # A file of that name that is not ours cannot be read, and is never lost.
+        write_rows(out / ROWS, [r for r in read_rows(out / ROWS) if r.experiment not in names])
     (out / ROWS).touch()
 
 
@@ -106,8 +108,9 @@ def time_line(outcome: Outcome) -> str:
     """How much was done and how long it took."""
     old = outcome.n_tasks - outcome.n_new
     kept = f", {old} from before" if old else ""
+    done = count(outcome.n_new, "task")
     return (
-        f"{outcome.experiment.name}: {outcome.n_new} tasks in {outcome.seconds:.1f} s{kept}; "
+        f"{outcome.experiment.name}: {done} in {outcome.seconds:.1f} s{kept}; "
         f"all rows hold {outcome.work_seconds:.1f} s of work."
     )
 
@@ -117,7 +120,10 @@ def other_rows(outcome: Outcome) -> str:
     n = outcome.n_other
     if not n:
         return ""
-    return f"{n} rows of other versions in {ROWS} are kept and not used (--force forgets them)."
+    return (
+        f"{n} rows of other versions (of odcl, or of your file of methods) in {ROWS} are kept and "
+        "not used; --force forgets them."
+    )
 
 
 @contextmanager

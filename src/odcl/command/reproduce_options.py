@@ -11,8 +11,8 @@ _ABOUT = """\
 Make the paper's figures and tables again, beside its own numbers.
 
 FOLDER gets rows.jsonl (every number with its seed, version and time), and for
-each NAME a page NAME.md and a figure NAME.png and NAME.svg. An interrupted run
-goes on where it stopped."""
+each NAME a page NAME.md and, where the paper has one, a figure NAME.png and
+NAME.svg. An interrupted run goes on where it stopped."""
 
 _EXAMPLES = """\
 NAME is all, or one of
@@ -79,7 +79,7 @@ def add_reproduce(some: Any) -> Parser:
         help="smaller set-ups, one or two runs: a look, in seconds to a minute each",
     )
     group.add_argument(
-        "--force", action="store_true", help="forget the rows in FOLDER and start again"
+        "--force", action="store_true", help="forget the rows of NAME in FOLDER and start again"
     )
     seed(group)
     quiet(group)

@@ -26,6 +26,10 @@ class Federation:
     users: Array  # (n_users,), the users' ids
     weight: Floats | None = None  # (n_rows,), how often a row counts; None: once each
 
+    def __repr__(self) -> str:
+        n, p = self.X.shape
+        return f"<{type(self).__name__}: {self.n_users:,} users, {n:,} rows, {p:,} features>"
+
     @classmethod
     def from_arrays(cls, X: Any, y: Any, users: Any, *, weight: Any = None) -> Federation:
         """Sort rows by user. ``users`` names the owner of each row: any mix of ids."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.optimize import brentq
+from scipy.spatial.distance import pdist, squareform
 
 from odcl._typing import Floats, Ints
 from odcl.combine import average_by_cluster, combine_clusters
@@ -25,7 +26,8 @@ class Distance:
     low: float  # 95 % interval
     high: float
     pair: tuple[int, int]
-    in_noise: float  # in standard deviations of a typical user's model along the way
+    in_noise: float  # least distance of two groups in standard deviations of a user's model
+    noise_pair: tuple[int, int]  # these two: not always the pair of the smallest distance
 
 
 @dataclass(frozen=True)
@@ -92,14 +94,25 @@ def closest(centers: Centers, noise: Noise, tau2: float) -> Distance | None:
     turned = one @ along if times == 1 else one[0, 0] * along
     spread = np.sqrt(4 * along @ turned + 2 * times * np.square(one).sum())
     S = noise.mean(dim) + tau2 * np.eye(dim)
+    in_noise, pair = _nearest_in_noise(centers.models, S)
     low, high = (max(value[at] + s * 1.96 * spread, 0.0) ** 0.5 for s in (-1, 1))
     return Distance(
         float(max(value[at], 0.0) ** 0.5),
         float(low),
         float(high),
         (int(first[near[at]]), int(second[near[at]])),
-        float(np.sqrt(along @ np.linalg.solve(S, along))),
+        in_noise,
+        pair,
     )
+
+
+def _nearest_in_noise(models: Floats, S: Floats) -> tuple[float, tuple[int, int]]:
+    """Least sqrt(d' S^-1 d) over pairs of groups' models: a distance in any units of features."""
+    white = np.linalg.solve(np.linalg.cholesky(S), models.T).T
+    squared = squareform(pdist(white, "sqeuclidean"))
+    np.fill_diagonal(squared, np.inf)
+    a, b = divmod(int(squared.argmin()), len(models))
+    return float(np.sqrt(squared[a, b])), (min(a, b), max(a, b))
 
 
 def expected_errors(

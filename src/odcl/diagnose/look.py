@@ -90,6 +90,7 @@ def case_of(uploads: Uploads, seen: Look, combine: str, judged: Judged | None) -
         distance=seen.distance,
         combine=combine,
         full=uploads.full,
+        varies=uploads.curvature_varies,
         bend=bend(uploads, seen.labels, seen.centers),
         lossy=lossy,
         wanted=rows_for(uploads, seen.labels, seen.noise, seen.centers, seen.tau2),

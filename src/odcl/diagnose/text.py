@@ -80,9 +80,9 @@ def _noise(d: Diagnosis) -> list[tuple[str, str, str]]:
     if d.noise.source != "spread" and d.sighted:
         meaning = "users of a group are alike as far as can be seen"
         if d.tau2 > 0:
-            times = short(float(np.sqrt(d.own)))
-            meaning = f"users of a group really differ, by {times} times their noise"
-        rows.append(("difference inside groups", f"{np.sqrt(d.dim * d.tau2):.3g}", meaning))
+            meaning = "times their noise: users of a group really differ"
+        shown = short(float(np.sqrt(d.own))) if d.tau2 > 0 else "0"
+        rows.append(("difference inside groups", shown, meaning))
     return rows
 
 
@@ -94,11 +94,11 @@ def _groups(d: Diagnosis) -> list[tuple[str, str, str]]:
     rows = []
     if d.distance is not None:
         near = d.distance
-        pair = (
-            f"groups {near.pair[0]} and {near.pair[1]}, {short(near.in_noise)} standard deviations"
-        )
         value = f"{near.value:.3g} ({near.low:.3g} - {near.high:.3g})"
-        rows.append(("smallest distance of groups", value, f"{pair} of a user's model apart"))
+        pair = f"between groups {near.pair[0]} and {near.pair[1]}, with its 95 % interval"
+        rows.append(("smallest distance of groups", value, pair))
+        pair = f"between groups {near.noise_pair[0]} and {near.noise_pair[1]}: 4 are well apart"
+        rows.append(("... in noise of a user's model", short(near.in_noise), pair))
     if d.separation is not None:
         s = d.separation
         needs = f"the paper asks for {s.alpha_cc:.3g} (convex) or {s.alpha_km:.3g} (K-means)"

@@ -20,6 +20,7 @@ WORSE = 1.5  # the combining used has so many times the error of precision combi
 BENT = 1.5  # see facts.bend
 MANY_PARAMETERS = 100  # beyond, users do not send their curvature
 ROWS_A_PARAMETER = 3  # what we ask for where users have no more rows than parameters
+ROWS_TO_SEE = 5  # rows a parameter below which classes and counts hide groups of any size
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class Case:
     distance: Distance | None
     combine: str
     full: bool  # curvature was uploaded
+    varies: bool  # the loss has another curvature at every model: classes, counts
     bend: float
     lossy: float  # error of averaging against pooling, for want of curvature
     wanted: int | None  # rows per user at which groups are told apart
@@ -85,6 +87,13 @@ def decide(case: Case) -> Verdict:
             f"{case.blind:.0%} of the users have no more rows than the model has parameters "
             f"({case.dim}; the median user has {case.n:g} rows): nothing can be said about how far "
             "their models are from the truth.",
+        )
+    if case.n_clusters == 1 and case.varies and case.n < ROWS_TO_SEE * case.dim:
+        return _collect(
+            ROWS_TO_SEE * case.dim,
+            f"With {case.n:g} rows for {case.dim} parameters models of classes or counts are so "
+            "uncertain that no groups would show, were there any: whether there are some cannot be "
+            "said.",
         )
     if case.n_clusters == 1:
         return _no_groups(case)
@@ -120,8 +129,9 @@ def _no_groups(case: Case) -> Verdict:
         return Verdict(
             "one-model",
             "There is no group structure here: use one model.",
-            f"{apart}{differ}; one model for all has {share(case.errors.one + 1 / case.n_users)} "
-            f"of the local models' error. Groups closer than {VISIBLE:g} standard deviations of a "
+            f"{apart}{differ}; one model for all has "
+            f"{share(case.errors.one + case.errors.precision)} of the local models' error. Groups "
+            f"closer than {VISIBLE:g} standard deviations of a "
             "user's model may hide in this.",
         )
     if case.errors.drawn > NO_GAIN or (between >= VISIBLE and case.errors.one >= 1):
@@ -182,9 +192,16 @@ def _groups(case: Case) -> Verdict:
         f"The nearest two of {case.n_clusters} groups are {_in_noise(case)} standard deviations of "
         f"a user's model apart, {few(case.misplaced)} of {case.n_users} users would be in a wrong "
         "one, and a user's model from its group has "
-        f"{share(min(case.errors.used, case.errors.drawn))} of the error of its own.{_moved(case)}"
+        f"{share(_in_hand(case))} of the error of its own.{_moved(case)}"
     )
     return Verdict("one-shot", "One shot is enough.", reason + _refit(case))
+
+
+def _in_hand(case: Case) -> float:
+    """Error of the models that users have from the result that is judged."""
+    if case.judged is not None:
+        return case.judged.error
+    return case.errors.used if case.combine == "mean" else min(case.errors.used, case.errors.drawn)
 
 
 def _averages(combine: str) -> str:

@@ -33,10 +33,12 @@ def load(path: Path) -> Added:
     """Run a file and see what it registers."""
     from odcl.baselines import METHODS
 
+    if not path.is_file():
+        raise ValueError(f"There is no file {path}: --methods names a Python file of yours.")
     fingerprint = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
     before = set(METHODS)
     try:
-        runpy.run_path(str(path))
+        runpy.run_path(str(path.resolve()))
     except Exception as error:
         raise ValueError(
             f"{path} could not be run, and its methods are not known: "

@@ -45,14 +45,7 @@ def work(task: Task, data: Path | None) -> Iterator[Measured]:
     bench = linear_bench(task, data)
     for step in STEPS:
         for stochastic in (False, True):
-            run = bench.run(
-                "ifca-near",
-                method=name_of(step, stochastic),
-                between=(1 / 5, 1 / 3),
-                step_size=step,
-                rounds=s["rounds"],
-                batch_size=1 if stochastic else None,
-            )
+            run = bench.run(name_of(step, stochastic), rounds=s["rounds"])
             yield from run.curve(shown_rounds(s["rounds"]))
             yield from run.rows(METRICS)
     for name in ONE_ROUND:

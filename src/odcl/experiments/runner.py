@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ class Outcome:
     n_other: int  # rows of these tasks that another version made: kept, not used
     seconds: float  # wall time of this call
     work_seconds: float  # of all methods in all rows
+    failures: list[str]  # of methods of somebody's own, a line each
 
 
 def reproduce(
@@ -70,8 +72,12 @@ def reproduce(
         have = _complete(path, experiment, tasks)
         missing = [task for task in tasks if task.key not in have]
         advance(len(tasks) - len(missing), len(tasks))
+        failures = []
         for done, rows in enumerate(_results(experiment, missing, data, jobs, added), 1):
-            append_rows(path, rows)
+            if isinstance(rows, str):
+                failures.append(rows)
+            else:
+                append_rows(path, rows)
             advance(len(tasks) - len(missing) + done, len(tasks))
     everything = read_rows(path)
     found = Rows(_of(experiment, tasks, everything))
@@ -86,6 +92,7 @@ def reproduce(
         _n_other(experiment, tasks, everything),
         time.perf_counter() - start,
         work_seconds(found),
+        failures,
     )
 
 
@@ -134,8 +141,8 @@ def _complete(path: Path, experiment: Experiment, tasks: Sequence[Task]) -> set[
 
 def _results(
     experiment: Experiment, tasks: Sequence[Task], data: Path | None, jobs: int, added: Added
-) -> Iterator[list[Row]]:
-    """The tasks' rows, in the order of the tasks, each as soon as it is there."""
+) -> Iterator[list[Row] | str]:
+    """The tasks' rows in their order, each as soon as it is there, or why a task has none."""
     from joblib import Parallel, delayed
 
     jobs = 1 if experiment.runs == 1 else jobs  # formulas: starting processes would take longer
@@ -147,8 +154,11 @@ def _results(
     yield from pool(calls)
 
 
-def _do(experiment: Experiment, task: Task, data: Path | None, added: Added) -> list[Row]:
-    """One task, on one BLAS thread: numbers are the same however many tasks run side by side."""
+def _do(experiment: Experiment, task: Task, data: Path | None, added: Added) -> list[Row] | str:
+    """One task, on one BLAS thread: numbers are the same however many tasks run side by side.
+
+    A method of somebody's own that fails says so, and the others go on.
+    """
     from sklearn.exceptions import ConvergenceWarning
     from threadpoolctl import threadpool_limits
 
@@ -156,9 +166,26 @@ def _do(experiment: Experiment, task: Task, data: Path | None, added: Added) -> 
         # The paper's own step is too long on CIFAR10: the rows show what comes of it.
         warnings.simplefilter("ignore", ConvergenceWarning)
         added.register()  # in a process of its own nobody has yet
-        rows = [_row(experiment, task, found) for found in experiment.do(task, data)]
+        try:
+            rows = [_row(experiment, task, found) for found in experiment.do(task, data)]
+        except Exception as error:
+            if not task.added:
+                raise
+            return _failure(experiment, task, added, error)
     assert (rows[-1].method, rows[-1].metric) == experiment.ends(task)
     return rows
+
+
+def _failure(experiment: Experiment, task: Task, added: Added, error: Exception) -> str:
+    """One line: which method, where in its file, on what, and the error."""
+    lines = [
+        frame.lineno
+        for frame in traceback.extract_tb(error.__traceback__)
+        if added.path is not None and frame.filename == str(added.path)
+    ]
+    where = f" (line {lines[-1]} of {added.path.name})" if lines and added.path else ""
+    what = f"{experiment.name} with {json.dumps(task.setting)}, run {task.run}"
+    return f"{task.added}{where} failed on {what}: {type(error).__name__}: {error}"
 
 
 def _row(experiment: Experiment, task: Task, found: Measured) -> Row:

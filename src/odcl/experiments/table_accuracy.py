@@ -212,7 +212,7 @@ def label(method: str) -> str:
     """A method in words."""
     if method in LABELS:
         return LABELS[method]
-    return LOOKS[method].label if method in LOOKS else method.upper()
+    return LOOKS[method].label if method in LOOKS else method.replace("ifca", "IFCA")
 
 
 def draw(rows: Rows) -> Any:

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from odcl.experiments.curves import BLUE, ORANGE, RED, plain_ticks
 from odcl.experiments.definition import Experiment, Measured, Task
 from odcl.experiments.measure import linear_bench
 from odcl.experiments.pages import OVER_RUNS, number, spread
 from odcl.experiments.rows import Rows, Setting
 from odcl.report.markdown import table
+from odcl.report.pictures import figure
 
 METRICS = ("nmse", "bytes_up", "bytes_down", "rounds")
 PAPER = {1: "440", 4: "655"}
@@ -76,6 +78,27 @@ def page(rows: Rows) -> str:
     )
 
 
+def draw(rows: Rows) -> Any:
+    """A panel a number of clusters: each run as a dot, the median, and the paper's number."""
+    sizes = rows.of("K")
+    fig, axes = figure(width=11, height=3.2, columns=len(sizes))
+    for ax, K in zip(axes, sizes, strict=True):
+        methods = ["odcl-km++", *(m for m in rows.methods(K=K) if m != "odcl-km++")]
+        for place, method in enumerate(methods):
+            rounds = rows.values(method, "rounds", K=K)
+            ok = np.array(reached(rows, method, K))
+            ax.plot(rounds[ok], np.full(ok.sum(), place), "o", color=BLUE, alpha=0.5, ms=5)
+            ax.plot(rounds[~ok], np.full((~ok).sum(), place), "x", color=RED, ms=6)
+            ax.plot(np.median(rounds), place, "|", color="black", ms=18, mew=2)
+        ax.axvline(float(PAPER[K]), color=ORANGE, ls="--", lw=1.4)
+        ax.set_yticks(range(len(methods)), methods)
+        ax.set(title=f"K = {K}", xscale="log", xlim=(0.8, 1.3 * MOST), ylim=(-0.6, 2.6))
+        ax.set_xlabel("rounds; bar: median; cross: not reached; dashed: the paper's")
+        ax.spines[["top", "right"]].set_visible(False)
+        plain_ticks(ax.xaxis, (1, 10, 100, 1000))
+    return fig
+
+
 EXPERIMENT = Experiment(
     "table-rounds",
     "Rounds of communication to the same error",
@@ -83,4 +106,5 @@ EXPERIMENT = Experiment(
     work,
     ("odcl-km++", "rounds"),
     page,
+    draw,
 )

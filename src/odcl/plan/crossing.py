@@ -17,6 +17,7 @@ FINE = 241  # values of n that are weighed against each other
 # a curve with few runs is expected to be about as steep as one with many, rather flatter.
 POWERS, USUAL, DOUBT = np.geomspace(2.0, 80.0, 41), 9.0, 0.8
 FLATTER, ALIKE = 0.75, 0.5
+SHOWN = 3.0  # failures that so many runs would have had at the target
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +78,8 @@ def crossing(
         return None
     reached = int(np.argmax(rising >= min(target, top) - 1e-9))
     first, below = float(at[reached]), float(at[max(reached - 1, 0)])
-    if reached == 0 and top >= target:
+    # Few runs without a failure do not show a chance of the target: then the prior speaks too.
+    if reached == 0 and top >= target and w[0] * (1 - target) >= SHOWN:
         return Crossing(math.ceil(first), math.ceil(first), math.ceil(first), target)
     near = (at >= below / NEAR) & (at <= NEAR * first)
     log_n = np.linspace(math.log(below / NEAR), math.log(first * NEAR), FINE)

@@ -20,6 +20,7 @@ METHODS = {
     "convex": "convex clustering, best lambda",
     "convex-13": "convex clustering, lambda of Eq. (13)",
 }
+MOST_SURE = 0.99
 CURVES = ("kmeans", "convex", "convex-13")  # simulated at every point
 
 
@@ -86,8 +87,16 @@ def plan(
     besides for the smallest n at which the models' relative squared error is no larger.
     """
     scene = scenario() if scene is None else scene
-    if not 0.5 <= target < 1:
-        raise ValueError(f"target={target!r} is a probability to reach: say 0.5 <= target < 1.")
+    if not isinstance(scene, Scenario):
+        raise TypeError(
+            f"A plan is for a scenario, not for {scene!r}: say odcl.plan.scenario(n_users=60, "
+            "n_clusters=3, ...), or odcl.plan.from_pilot(result, federation)."
+        )
+    if not 0.5 <= target <= MOST_SURE:
+        raise ValueError(
+            f"target={target!r} is a probability to reach, and some hundred simulated federations "
+            f"tell it up to {MOST_SURE}: say 0.5 <= target <= {MOST_SURE}."
+        )
     if error is not None and not error > 0:
         raise ValueError(f"error={error!r} is a relative squared error: say one > 0.")
     looks = Looks(scene, seed, progress)

@@ -39,7 +39,7 @@ class Point:
     trials: dict[str, int]  # federations drawn, by method
     recovery: dict[str, float]  # probability that a method finds exactly the true groups
     spread: dict[str, float]  # standard error of it
-    # Squared error of the users' models, divided by the models' squared size:
+    # Squared error of the users' models by the models' squared size, in the median federation:
     error: dict[str, float]  # "local"; mean, precision, refit in the groups K-means++ finds
     misplaced: float = 0.0  # share of users whose rows look more like another group's
 
@@ -99,10 +99,14 @@ def combiners(scene: Scenario) -> tuple[str, ...]:
 def _errors(
     scene: Scenario, n: int, trials: Trials, right: Bools, seed: int
 ) -> tuple[dict[str, float], float]:
-    """Relative squared error of every way to a user's model, and the share of misplaced users."""
-    some = min(max(2, ERROR_NUMBERS // (scene.n_users * scene.dim**2)), 20, len(trials.theta))
-    totals = dict.fromkeys((*combiners(scene), "local"), 0.0)
-    size, misplaced = 0.0, 0
+    """Relative squared error of every way to a user's model, and the share of misplaced users.
+
+    Errors are those of the median federation: with few rows one user's model can be any distance
+    off, and a mean over federations would be ruled by it.
+    """
+    some = min(max(2, ERROR_NUMBERS // (scene.n_users * scene.dim**2)), 60, len(trials.theta))
+    errors: dict[str, list[float]] = {name: [] for name in (*combiners(scene), "local")}
+    misplaced = 0
     for t in range(some):
         theta, optima, labels = trials.theta[t], trials.optima[t], scene.groups
         rows = _Rows(scene, n, theta, trials.curvature(t))
@@ -120,10 +124,10 @@ def _errors(
         if scene.tau > 0:
             models["refit"] = rows.refit(around)
         for name, model in models.items():
-            totals[name] += float(np.square(model - optima).sum())
-        size += float(np.square(optima).sum())
-    share = misplaced / (some * scene.n_users)
-    return {name: total / size for name, total in totals.items()}, share
+            off, size = np.square(model - optima).sum(), np.square(optima).sum()
+            errors[name].append(float(off / size))
+    typical = {name: float(np.median(values)) for name, values in errors.items()}
+    return typical, misplaced / (some * scene.n_users)
 
 
 class _Rows:

@@ -85,7 +85,7 @@ def _upwards(looks: Looks, start: int, sure: float) -> None:
         # Eq. (13) asks for far more than the methods need: longer steps, and not for ever.
         if done and (recovery["convex-13"] >= sure or n > GUARANTEE * start):
             return
-        power = 2.0 if n > WIDE * start else 1.5 if done else 1.0
+        power = 2.0 if done or n > WIDE * start else 1.0
         n = math.ceil(n * STEP**power)
 
 

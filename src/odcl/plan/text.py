@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from odcl.diagnose.verdict import short
 from odcl.plan.curve import CURVES, METHODS
 from odcl.plan.point import combiners
 from odcl.plan.search import CEILING
@@ -35,7 +36,8 @@ def _needed(plan: Plan) -> str:
         interval = ""
         if found is not None and found.low < found.high:
             interval = f"{shown(found.low)} - {shown(found.high)}"
-        rows.append((METHODS[name], shown(None if found is None else found.n), interval))
+        n = None if found is None else found.n
+        rows.append((METHODS[name], shown(n, plan.points[-1].n), interval))
     rows += [(f"the paper's threshold for {k}", shown(n), "") for k, n in plan.paper.items()]
     head = f"rows per user, exactly the true groups in {_percent(plan.target)} of federations"
     return table((head, "n", "likely range"), rows)
@@ -67,7 +69,10 @@ def _curve(plan: Plan) -> str:
     errors = "a user's own model, of its group's by mean and by precision combining"
     if "refit" in ways:
         errors += ",\nand of the latter refitted at the user"
-    return f"{text}\n{', '.join(ways)}: relative squared error of {errors}."
+    return (
+        f"{text}\n{', '.join(ways)}: relative squared error of {errors};\nin the typical (median) "
+        "federation."
+    )
 
 
 def _line(plan: Plan, p: Point, ways: tuple[str, ...]) -> tuple[str, ...]:
@@ -79,8 +84,10 @@ def _line(plan: Plan, p: Point, ways: tuple[str, ...]) -> tuple[str, ...]:
     return (*cells, *(f"{p.error[name]:.2g}" for name in ways))
 
 
-def shown(n: int | None) -> str:
-    return "not reached" if n is None else f"{n:,}" if n < 10**7 else f"{n:.1e}"
+def shown(n: int | None, last: int | None = None) -> str:
+    if n is None:
+        return "not reached" if last is None else f"beyond {last:,}"
+    return f"{n:,}" if n < 10**7 else f"{n:.1e}"
 
 
 def _percent(p: float) -> str:
@@ -121,7 +128,8 @@ def _collect(plan: Plan) -> list[str]:
     gain = at.error["mean"] / max(at.error["precision"], 1e-300)
     if gain > GAIN:
         text += (
-            f" There precision combining (the default) has {1 / gain:.0%} of the error of the mean."
+            f" There precision combining (the default) has {short(100 / gain)} % of the error of "
+            "the mean."
         )
     return [text]
 
@@ -216,7 +224,8 @@ def _pilot(plan: Plan) -> list[str]:
         return []
     at = next(p for p in plan.points if p.n >= pilot.n)
     curve = plan.crossings.get("default")
-    chance = at.recovery["kmeans"] if curve is None else curve.chance(at.n) or 0.0
+    chance = None if curve is None else curve.chance(at.n)
+    chance = at.recovery["kmeans"] if chance is None else chance
     which = f"{pilot.n:,} rows" if pilot.even else f"{pilot.n:,} rows (the median)"
     like = "hardly any user has" if at.misplaced < 1e-3 else f"{_share(at.misplaced)} of users have"
     text = (
@@ -253,7 +262,7 @@ def _doubt(plan: Plan) -> list[str]:
         lines.append(
             f"Users' models are drawn from a normal law, which the {plan.scene.loss.name} loss "
             "follows with many rows. With few it is wider than real models are: expect to need "
-            "fewer rows than planned (where we measured it, about a quarter fewer)."
+            "fewer rows than planned (where we measured it, a quarter to a half fewer)."
         )
     if not runs:
         lines.append(

@@ -13,7 +13,7 @@ from odcl.plan.scenario import Scenario
 # Curvatures of so many users are drawn for each n and dealt out to the users of all trials. Near
 # n = dim they have heavy tails, and one user in two thousand decides about a recovery of 95 %; the
 # more parameters, the thinner the tails, and fewer do.
-MOST_CURVATURES, ROWS, NUMBERS = 3_000, 100_000, 2_000_000
+MOST_CURVATURES, ROWS, NUMBERS = 2_500, 100_000, 2_000_000
 # A curvature of more rows is one of so many, scaled: n times its mean, and a user's own part of it
 # has become small.
 MOST_ROWS, ROWS_A_PARAMETER = 2_000, 100

@@ -17,12 +17,18 @@ MOST_NAMED = 12  # groups whose number stands beside their model
 MOST_MARKED = 100  # groups whose models are drawn larger than users
 
 
-def figure(width: float = 9.0, height: float = 4.0, columns: int = 2) -> tuple[Any, Any]:
-    """A figure that needs no screen and touches no global state."""
+def figure(
+    width: float = 9.0, height: float = 4.0, columns: int = 2, searched: bool = True
+) -> tuple[Any, Any]:
+    """A figure that needs no screen and touches no global state.
+
+    ``searched``: its layout is, which draws everything twice; else the caller sets the room.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    fig = Figure(figsize=(width if columns > 1 else 0.55 * width, height), layout="constrained")
+    size = (width if columns > 1 else 0.55 * width, height)
+    fig = Figure(figsize=size, layout="constrained" if searched else None)
     FigureCanvasAgg(fig)
     return fig, fig.subplots(1, columns, squeeze=False)[0]
 

@@ -194,8 +194,9 @@ def to_markdown(rows: Sequence[MethodRow]) -> str:
         lines.append([row.method, *numbers, known or "nothing"])
     drawn = table([*header, "must know"], lines, left=(0, 2, 4, 5))
     legend = (
-        "Orders: hidden constants are 1. C and C1 are the sizes of the smallest and the largest "
-        "cluster, eps the accuracy of the local solvers. To be known: a good start, the true "
+        "Orders: hidden constants are 1, and so is the condition number kappa unless given. C and "
+        "C1 are the sizes of the smallest and the largest cluster, eps the accuracy of the local "
+        "solvers. To be known: a good start, the true "
         "clusters, their number, that the gap between them is sufficient. Rounds '-': with so few "
         "samples the accuracy that IFCA reaches, K m^2 / (C^2.5 sqrt n), is no better than where "
         "it starts, 2 D, and the formula counts no rounds; a larger n or D does. Samples '-': the "

@@ -107,10 +107,11 @@ def problem_constants(
     row = _row_bounds(loss, radius * row_norm, target)
     L, mu = row.curve * row_norm**2 + l2, row.least_curve * least_eigenvalue + l2
     if not mu > 0:
+        wanted = "" if row.least_curve == 0 else "least_eigenvalue > 0, "
         raise ValueError(
             f"The {loss.name} loss has curvature {row.least_curve:g} at least and the features "
             f"least_eigenvalue={least_eigenvalue!r}: mu = 0, and Assumption 4 wants a strongly "
-            "convex population loss. Give least_eigenvalue > 0 or l2 > 0, or a smaller radius."
+            f"convex population loss. Give {wanted}l2 > 0, or a smaller radius."
         )
     if noise is not None:
         not_negative("noise", noise, "it bounds the slope of the loss at the optimum")

@@ -41,6 +41,13 @@ class Separation:
     proximity: float  # largest c of Eq. (17)
     c: float  # the c that Lemma 2 and Theorem 3 are asked for
 
+    def __repr__(self) -> str:
+        return (
+            f"<Separation: {len(self.labels)} users in {len(self.sizes)} clusters, alpha "
+            f"{self.alpha:.3g}, center_separation {self.center_separation:.3g}, proximity "
+            f"{self.proximity:.3g}>"
+        )
+
     @property
     def alpha(self) -> float:
         """Eq. (4) holds for every alpha below gap / radius; inf if clusters are single points."""
