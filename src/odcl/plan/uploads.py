@@ -17,6 +17,7 @@ MOST_CURVATURES, ROWS, NUMBERS = 2_500, 100_000, 2_000_000
 # A curvature of more rows is one of so many, scaled: n times its mean, and a user's own part of it
 # has become small.
 MOST_ROWS, ROWS_A_PARAMETER = 2_000, 100
+POOLS = 40  # of curvatures, one a group and world
 WORLDS = 4  # sets of models for which curvatures are drawn, where these depend on the model
 # Trials come in blocks that share no curvature: what differs between blocks shows the chance in the
 # drawing of curvatures as well. A block has at least so many curvatures for each user.
@@ -82,9 +83,10 @@ def draw_trials(
     ``most`` curvatures are drawn for them.
     """
     varies = scene.loss.curvature_varies
-    worlds = min(WORLDS, n_trials) if varies else 1
+    # Many groups are many models already: one world of them will do.
+    worlds = min(WORLDS, max(1, POOLS // len(scene.sizes)), n_trials) if varies else 1
     parts = [len(part) for part in np.array_split(np.arange(n_trials), worlds)]
-    drawn = [_world(scene, n, part, varies, rng, most) for part in parts]
+    drawn = [_world(scene, n, part, worlds if varies else 0, rng, most) for part in parts]
     if worlds == 1:
         return drawn[0]
     # Each world has its own pools: put them behind one another, so that one index finds them.
@@ -102,10 +104,11 @@ def draw_trials(
 
 
 def _world(
-    scene: Scenario, n: int, n_trials: int, one_set: bool, rng: np.random.Generator, most: int
+    scene: Scenario, n: int, n_trials: int, worlds: int, rng: np.random.Generator, most: int
 ) -> Trials:
-    """Trials that share their curvatures; with ``one_set`` also the groups' models."""
+    """Trials that share their curvatures and, in one of several ``worlds``, the groups' models."""
     groups, dim = scene.groups, scene.dim
+    one_set = worlds > 0
     n_sets = 1 if one_set else n_trials
     centers = np.stack([scene.draw_centers(rng) for _ in range(n_sets)])
     optima = np.broadcast_to(centers[:, groups], (n_trials, len(groups), dim)).copy()
@@ -113,7 +116,7 @@ def _world(
         optima += scene.tau * rng.standard_normal(optima.shape)
     split = scene.rows_differ or one_set
     size = min(most, ROWS // min(n, _rows_drawn(dim)), NUMBERS // dim**2)
-    size = max(20, size // (len(scene.sizes) * (WORLDS if one_set else 1) if split else 1))
+    size = max(20, size // (len(scene.sizes) * max(worlds, 1) if split else 1))
     pools = [
         curvature_pool(scene, k, centers[0, k], n, size, rng)
         for k in range(len(scene.sizes) if split else 1)
