@@ -64,9 +64,13 @@ def _visible(d: Diagnosis) -> str:
     if not d.sighted:
         return f"found by {named}; nothing can be said of them"
     if d.n_visible == d.n_clusters:
-        return f"found by {named}: as many as the users' noise shows"
+        return f"found by {named}: as many as {_witness(d)} shows"
     shown = "no groups" if d.n_visible == 1 else count(d.n_visible, "group")
-    return f"found by {named}; the users' noise shows {shown}"
+    return f"found by {named}; {_witness(d)} shows {shown}"
+
+
+def _witness(d: Diagnosis) -> str:
+    return "their spread" if d.noise.source == "spread" else "the users' noise"
 
 
 def _noise(d: Diagnosis) -> list[tuple[str, str, str]]:
@@ -134,7 +138,7 @@ def _errors(d: Diagnosis) -> list[tuple[str, str, str]]:
         if d.tau2 > 0:
             rows.append(("... and refit at the user", short(e.drawn), "drawn to the group's"))
     if other and d.n_visible > 1:
-        what = f"the {d.n_visible} groups that the users' noise shows, by precision combining"
+        what = f"the {d.n_visible} groups that {_witness(d)} shows, by precision combining"
         rows.append(("error with other groups", short(d.visible_error), what))
     return rows
 

@@ -68,6 +68,11 @@ class Case:
     wanted: int | None  # rows per user at which groups are told apart
 
     @property
+    def witness(self) -> str:
+        """What groups are seen by: without a word of the users on their noise, a guess at it."""
+        return "the users' noise" if self.known else "the spread of the users' models, as a guess,"
+
+    @property
     def times(self) -> str:
         """How many times their noise users of a group differ by."""
         return short(math.sqrt(self.own))
@@ -233,7 +238,7 @@ def _other_groups(case: Case, judged: Judged) -> Verdict:
     return Verdict(
         "one-shot",
         f"One shot is enough with other groups: {k} in place of {place}.",
-        f"{_theirs(judged, case.n_users)}{made}. The users' noise shows {k} groups "
+        f"{_theirs(judged, case.n_users)}{made}. {case.witness.capitalize()} shows {k} groups "
         f"(clusterer='auto', --clusters auto), the nearest two {_in_noise(case)} standard "
         "deviations of a user's model apart; combined by precision their models have "
         f"{times_of(case.errors.precision)} the error of a user's own, and {few(case.misplaced)} "
@@ -288,7 +293,7 @@ def _visible(case: Case) -> str:
     """The groups that were looked at, as a noun."""
     if case.judged is None:
         return f"{case.n_clusters} groups"
-    return f"{case.n_clusters} groups that the users' noise shows ({_has(case.judged)})"
+    return f"{case.n_clusters} groups that {case.witness} shows ({_has(case.judged)})"
 
 
 def _has(judged: Judged) -> str:
@@ -308,4 +313,4 @@ def _moved(case: Case) -> str:
         return ""
     other = "" if case.judged.n_clusters == case.n_clusters else f"{case.n_clusters} groups, "
     users = "1 user" if case.judged.moved == 1 else f"{case.judged.moved} users"
-    return f" The users' noise would show {other}{users} elsewhere than in this result."
+    return f" {case.witness.capitalize()} would show {other}{users} elsewhere than in this result."
