@@ -579,3 +579,12 @@ def test_the_nearest_groups_in_noise_do_not_depend_on_units():
     stretched = odcl(f.with_X(f.X * np.array([1e-3, 1, 10, 1e3]))).diagnose()
     assert_allclose(stretched.distance.in_noise, plain.distance.in_noise, rtol=1e-6)
     assert stretched.distance.noise_pair == plain.distance.noise_pair
+
+
+@pytest.mark.parametrize(("n", "advice"), [(8, "collect"), (9, "collect"), (14, "one-shot")])
+def test_hardly_more_rows_than_parameters_say_nothing(n, advice):
+    """One or two spare rows tell a noise that may be anything."""
+    case = Case("", (20, 20, 20), 7, 4, n)
+    found = [case.result(seed).diagnose() for seed in range(720, 730)]
+    assert [d.verdict.advice for d in found].count(advice) >= 9
+    assert advice != "collect" or not any(d.sighted for d in found)

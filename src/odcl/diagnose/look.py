@@ -27,6 +27,7 @@ from odcl.exchange.upload import Uploads
 from odcl.noise import evidence_tau2, pooled_dispersion
 from odcl.server import ServerStep
 
+SPARE = 3  # rows beyond the parameters that a user needs to tell its noise
 DIFFER = 3.0  # standard deviations of more than noise, before users of a group are said to differ
 
 
@@ -73,6 +74,8 @@ def case_of(uploads: Uploads, seen: Look, combine: str, judged: Judged | None) -
     # Bare models come with one sample each: nothing is known of their rows.
     bare = uploads.dispersion is None and bool((uploads.n_samples == 1).all())
     blind = ~uploads.founders if uploads.dispersion is not None else uploads.n_samples <= dim
+    if uploads.has_dispersion:  # a noise read off one or two spare rows may be anything
+        blind = blind | (uploads.n_samples < dim + SPARE)
     # Without curvature, averages of least squares have n / (n - dim - 1) times the pooled error.
     rows = n / max(n - dim - 1, 1e-300)
     lossy = rows if not uploads.full and not bare and n > dim + 1 else 1.0

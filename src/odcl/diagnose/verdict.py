@@ -10,7 +10,7 @@ from odcl.diagnose.facts import Distance, Errors, rows_after
 
 Advice = Literal["one-shot", "precision", "refine", "collect", "one-model", "local"]
 
-BLIND = 0.25  # share of users with no more rows than parameters that hide whole groups
+BLIND = 0.25  # share of users with hardly more rows than parameters that hide whole groups
 MISPLACED = 0.02  # share of users in a wrong group from which more rows come first
 NO_GAIN = 0.8  # a model drawn to its group with more of the local error than this gains nothing
 SMALL = 0.1  # one model for all with less of the local error than this: differences do not matter
@@ -19,7 +19,7 @@ FEW_MOVED = 0.05  # share of users elsewhere that, where nobody says its noise, 
 WORSE = 1.5  # the combining used has so many times the error of precision combining
 BENT = 1.5  # see facts.bend
 MANY_PARAMETERS = 100  # beyond, users do not send their curvature
-ROWS_A_PARAMETER = 3  # what we ask for where users have no more rows than parameters
+ROWS_A_PARAMETER = 3  # what we ask for where users have hardly more rows than parameters
 ROWS_TO_SEE = 5  # rows a parameter below which classes and counts hide groups of any size
 
 
@@ -54,7 +54,7 @@ class Case:
     judged: Judged | None
     dim: int
     n: float  # median rows per user
-    blind: float  # share of users with no more rows than parameters
+    blind: float  # share of users who cannot tell their noise
     known: bool  # did users say how noisy they are?
     own: float  # variance between users of a group, in units of a user's noise
     misplaced: float  # expected users in a wrong group
@@ -89,9 +89,9 @@ def decide(case: Case) -> Verdict:
     if case.blind > BLIND:
         return _collect(
             ROWS_A_PARAMETER * case.dim,
-            f"{case.blind:.0%} of the users have no more rows than the model has parameters "
-            f"({case.dim}; the median user has {case.n:g} rows): nothing can be said about how far "
-            "their models are from the truth.",
+            f"{case.blind:.0%} of the users have hardly more rows than the model has parameters, "
+            f"or fewer ({case.dim}; the median user has {case.n:g} rows): nothing can be said "
+            "about how far their models are from the truth.",
         )
     if case.n_clusters == 1 and case.varies and case.n < ROWS_TO_SEE * case.dim:
         return _collect(
