@@ -11,7 +11,7 @@ _ABOUT = """\
 Make the paper's figures and tables again, beside its own numbers.
 
 FOLDER gets rows.jsonl (every number with its seed, version and time), and for
-each NAME a page NAME.md and, where the paper has one, a figure NAME.png and
+each NAME a page NAME.md and, but for table-methods, a figure NAME.png and
 NAME.svg. An interrupted run goes on where it stopped."""
 
 _EXAMPLES = """\
