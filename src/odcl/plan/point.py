@@ -52,7 +52,7 @@ class Point:
 
 def evaluate(scene: Scenario, n: int, *, seed: int = 0, most: int = TRIALS) -> Point:
     """Simulate federations with ``n`` rows per user. Each n has a random stream of its own."""
-    real = 5 if scene.n_users * scene.n_clusters * scene.dim <= 200_000 else 3  # runs of K-means++
+    real = 4 if scene.n_users * scene.n_clusters * scene.dim <= 200_000 else 3  # runs of K-means++
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(n,)))
     n_trials = max(FEWEST_TRIALS, min(most, NUMBERS // (scene.n_users * scene.dim**2)))
     trials = draw_trials(scene, n, n_trials, rng)

@@ -85,13 +85,13 @@ def _upwards(looks: Looks, start: int, sure: float) -> None:
         # Eq. (13) asks for far more than the methods need: longer steps, and not for ever.
         if done and (recovery["convex-13"] >= sure or n > GUARANTEE * start):
             return
-        power = 2.0 if done or n > WIDE * start else 1.0
+        power = 2.5 if done else 2.0 if n > WIDE * start else 1.0
         n = math.ceil(n * STEP**power)
 
 
 def refine(looks: Looks, target: float) -> None:
     """A few more n where each method crosses the target."""
-    between = {"kmeans": (0.3, 0.6, 0.85), "convex": (0.4, 0.7), "convex-13": (0.5,)}
+    between = {"kmeans": (0.35, 0.75), "convex": (0.6,), "convex-13": (0.5,)}
     for method, shares in between.items():
         below = [n for n, p in looks.points.items() if p.recovery[method] < target]
         above = [n for n, p in looks.points.items() if p.recovery[method] >= target]
