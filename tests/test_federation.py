@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
 from odcl.data.federation import Federation, as_ids, group_rows, user_rng
+from odcl.data.synthetic import linear_federation
 
 unhurried = settings(deadline=None)  # a busy machine is no failure
 INTEGERS = st.integers(-(2**63), 2**63 - 1)
@@ -178,3 +179,8 @@ def test_a_tuple_is_one_id():
 def test_arrays_that_do_not_fit_together_are_refused(X, y, users, weight, reason):
     with pytest.raises(ValueError, match=reason):
         Federation.from_arrays(X, y, users, weight=weight)
+
+
+def test_a_federation_is_shown_in_a_line():
+    f = linear_federation(10, 30, n_clusters=1)
+    assert repr(f) == "<SyntheticFederation: 10 users, 300 rows, 20 features>"

@@ -23,7 +23,7 @@ TABLE_2 = {"mnist": _Setup((1, 2), 4), "cifar10": _Setup((0, 1), 40)}
 CIFAR10N_FLIP = 0.2  # noisy CIFAR10: the share of a user's labels that are turned over
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class ImageFederation(Federation):
     """A federation of images that knows each user's group and what users are judged on.
 

@@ -24,7 +24,7 @@ _LOGISTIC_COVARIANCES = np.array(
 )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class SyntheticFederation(Federation):
     """A federation that knows the truth: each user's group and population optimum."""
 
