@@ -54,23 +54,14 @@ def _print_demo(federation: Any, result: Any, errors: dict[str, float]) -> None:
 
 
 def fit(options: Namespace) -> None:
-    from odcl.command.run import fit_source, read_source
+    from odcl.command.run import fit_source, read_named
     from odcl.command.rundir import check_place, write_run
 
     settings = _settings(options)
     check_place(options.out, force=options.force)
     with _watched(options) as progress:
         progress.stage("reading the table")
-        source = read_source(
-            options.table,
-            user=options.user,
-            target=options.target,
-            features=options.features,
-            drop=options.drop,
-            categorical=options.categorical,
-            missing=options.missing,
-            loss=options.loss,
-        )
+        source = read_named(options.table, options)
         run = fit_source(
             source,
             holdout=options.holdout,

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from odcl.command.option_values import (
     COMBINE,
     LOSSES,
-    MISSING,
     at_least_0,
     clusters,
     one_of,
@@ -164,7 +163,7 @@ def _refitted(
 
 
 def _of_table(options: Namespace) -> tuple[Any, dict[str, Any], list[str]]:
-    from odcl.command.run import read_source
+    from odcl.command.run import read_named
 
     if options.table is not None:
         text = f"{options.source} is not a run of `odcl fit`, so {options.table} is one too many."
@@ -176,16 +175,7 @@ def _of_table(options: Namespace) -> tuple[Any, dict[str, Any], list[str]]:
     if options.paper and options.combine not in (None, "mean"):
         text = f"--paper means --combine mean, and --combine {options.combine} was asked for"
         raise UsageError(f"{text} as well: leave one of them out.", "odcl diagnose")
-    source = read_source(
-        options.source,
-        user=options.user,
-        target=options.target,
-        features=options.features,
-        drop=options.drop,
-        categorical=options.categorical,
-        missing=options.missing or MISSING[0],
-        loss=options.loss or "auto",
-    )
+    source = read_named(options.source, options)
     settings: dict[str, Any] = {
         "clusterer": options.clusters or "auto",
         "combine": "mean" if options.paper else options.combine or "precision",

@@ -158,7 +158,7 @@ def scenario_of(options: Namespace) -> Scenario:
 
 
 def _pilot(options: Namespace) -> Scenario:
-    from odcl.command.run import fit_source, read_source
+    from odcl.command.run import fit_source, read_named
     from odcl.plan import from_pilot
     from odcl.report.progress import Silent
 
@@ -168,16 +168,7 @@ def _pilot(options: Namespace) -> Scenario:
         if getattr(options, name) is not None:
             text = f"--{name} is read off the pilot: leave it out, or plan without --pilot."
             raise UsageError(text, "odcl plan")
-    source = read_source(
-        options.pilot,
-        user=options.user,
-        target=options.target,
-        features=options.features,
-        drop=options.drop,
-        categorical=options.categorical,
-        missing=options.missing,
-        loss=options.loss or "auto",
-    )
+    source = read_named(options.pilot, options)
     settings = {"clusterer": "auto", "method": "default"}
     run = fit_source(source, holdout=0, seed=options.seed, settings=settings, progress=Silent())
     federation, model = source.encoded.federation(), run.model

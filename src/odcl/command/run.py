@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from odcl._typing import Array, Bools, Floats, Ints
-from odcl.command.option_values import column_names, possible_names
+from odcl.command.option_values import MISSING, column_names, possible_names
 from odcl.data.columns import is_text, listing, table_error
 from odcl.data.encoding import Encoded, TableSchema
 from odcl.data.federation import Federation
@@ -61,6 +62,20 @@ class Run:
 
 
 # -- the table -------------------------------------------------------------------------------------
+
+
+def read_named(path: Path, options: Namespace) -> Source:
+    """Read a table whose columns the command line names."""
+    return read_source(
+        path,
+        user=options.user,
+        target=options.target,
+        features=options.features,
+        drop=options.drop,
+        categorical=options.categorical,
+        missing=options.missing or MISSING[0],
+        loss=options.loss or "auto",
+    )
 
 
 def read_source(
