@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from odcl.experiments.curves import draw_error_and_clusters
-from odcl.experiments.definition import Experiment
 from odcl.experiments.figure_mse import meets
-from odcl.experiments.measure import compare, linear_bench
+from odcl.experiments.measure import comparison, linear_bench
 from odcl.experiments.pages import by_setting, from_on, spread_over_runs
 from odcl.experiments.rows import Rows, Setting
 from odcl.report.markdown import table
@@ -60,15 +59,13 @@ def draw(rows: Rows) -> Any:
     return draw_error_and_clusters(rows, [*METHODS[:-1], *others], [*METHODS[2:], *others])
 
 
-EXPERIMENT = Experiment(
+EXPERIMENT = comparison(
     "figure-clusterpath",
     "Clusterpath against the lambda of the true clusters",
     settings,
-    compare(linear_bench, METHODS, METRICS),
-    (METHODS[-1], METRICS[-1]),
+    linear_bench,
+    METHODS,
+    METRICS,
     page,
     draw,
-    bench=linear_bench,
-    methods=METHODS,
-    metrics=METRICS,
 )

@@ -9,9 +9,9 @@ import numpy as np
 
 from odcl.data.synthetic import logistic_federation
 from odcl.experiments.curves import draw_error_and_clusters
-from odcl.experiments.definition import Experiment, Task
+from odcl.experiments.definition import Task
 from odcl.experiments.figure_mse import METHODS, NOT_DRAWN, meets
-from odcl.experiments.measure import Bench, compare
+from odcl.experiments.measure import Bench, comparison
 from odcl.experiments.pages import by_setting, from_on, spread_over_runs
 from odcl.experiments.rows import Rows, Setting
 from odcl.report.markdown import table
@@ -72,16 +72,14 @@ def draw(rows: Rows) -> Any:
     return draw_error_and_clusters(rows, [*shown, *others], [*CLUSTERS, *others])
 
 
-EXPERIMENT = Experiment(
+EXPERIMENT = comparison(
     "figure-logistic",
     "Logistic models: error and number of clusters",
     settings,
-    compare(bench, METHODS, METRICS),
-    (METHODS[-1], METRICS[-1]),
+    bench,
+    METHODS,
+    METRICS,
     page,
     draw,
     runs=20,
-    bench=bench,
-    methods=METHODS,
-    metrics=METRICS,
 )

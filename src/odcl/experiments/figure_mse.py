@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from odcl.experiments.curves import draw_curves, finish, plain_ticks
-from odcl.experiments.definition import Experiment
-from odcl.experiments.measure import compare, linear_bench
+from odcl.experiments.measure import comparison, linear_bench
 from odcl.experiments.pages import by_setting, from_on, number, same, spread_over_runs
 from odcl.experiments.rows import Rows, Setting
 from odcl.report.markdown import table
@@ -87,15 +86,13 @@ def draw(rows: Rows) -> Any:
     return fig
 
 
-EXPERIMENT = Experiment(
+EXPERIMENT = comparison(
     "figure-mse",
     "Normalised MSE against samples per user",
     settings,
-    compare(linear_bench, METHODS, METRICS),
-    (METHODS[-1], METRICS[-1]),
+    linear_bench,
+    METHODS,
+    METRICS,
     page,
     draw,
-    bench=linear_bench,
-    methods=METHODS,
-    metrics=METRICS,
 )

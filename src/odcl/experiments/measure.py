@@ -17,8 +17,8 @@ from odcl.baselines.registry import BUILT_IN
 from odcl.data.federation import Federation
 from odcl.data.partition import ImageFederation
 from odcl.data.synthetic import linear_federation
-from odcl.experiments.definition import Measured, Task
-from odcl.experiments.rows import Setting
+from odcl.experiments.definition import Experiment, Measured, Task
+from odcl.experiments.rows import Rows, Setting
 from odcl.local.exact import Penalty, Solution, solve_users
 from odcl.local.loss import Loss
 from odcl.local.losses import as_loss
@@ -74,17 +74,39 @@ class Bench:
         return [Timed(self.federation, name, result, share) for name, result in found.items()]
 
 
-def compare(
-    bench: Callable[[Task, Path | None], Bench], methods: Sequence[str], metrics: Sequence[str]
-) -> Callable[[Task, Path | None], Iterator[Measured]]:
-    """The work of an experiment that runs methods by name and measures the same of all."""
+def comparison(
+    name: str,
+    title: str,
+    settings: Callable[[bool], list[Setting]],
+    bench: Callable[[Task, Path | None], Bench],
+    methods: tuple[str, ...],
+    metrics: tuple[str, ...],
+    table: Callable[[Rows], str],
+    draw: Callable[[Rows], Any],
+    *,
+    runs: int = 10,
+) -> Experiment:
+    """An experiment that runs methods by name and measures the same of all; others can join."""
 
     def work(task: Task, data: Path | None) -> Iterator[Measured]:
         here = bench(task, data)
-        for name in methods:
-            yield from here.run(name).rows(metrics)
+        for method in methods:
+            yield from here.run(method).rows(metrics)
 
-    return work
+    last = (methods[-1], metrics[-1])
+    return Experiment(
+        name,
+        title,
+        settings,
+        work,
+        last,
+        table,
+        draw,
+        runs,
+        bench=bench,
+        methods=methods,
+        metrics=metrics,
+    )
 
 
 def linear_bench(task: Task, data: Path | None) -> Bench:
