@@ -21,6 +21,7 @@ from odcl.local.fit import fit_users
 from odcl.local.losses import Logistic, Squared
 from odcl.plan import crossing, evaluate, from_pilot, paper_thresholds, plan, scenario
 from odcl.plan.default import default_batches, runs_for
+from odcl.plan.picture import plan_figure
 from odcl.plan.recovery import (
     convex_guaranteed,
     convex_path,
@@ -32,6 +33,7 @@ from odcl.plan.recovery import (
 from odcl.plan.scenario import lattice, simplex
 from odcl.plan.search import CEILING
 from odcl.plan.uploads import draw_trials
+from odcl.report.pictures import available
 
 TINY = {"n_users": 12, "n_clusters": 2, "dim": 2, "active": 2, "separation": 2.0}
 SMALL = {"n_users": 24, "n_clusters": 3, "dim": 4, "active": 4, "separation": 2.0}
@@ -458,3 +460,19 @@ def test_penalised_pilots_keep_their_penalty():
     free = draw_trials(scene, 30, 30, np.random.default_rng(7))
     drawn = draw_trials(replace(scene, penalty=np.full(4, 0.5)), 30, 30, np.random.default_rng(7))
     assert np.linalg.norm(drawn.theta) < 0.8 * np.linalg.norm(free.theta)
+
+
+@pytest.mark.skipif(not available(), reason="needs matplotlib")
+def test_legends_and_labels_lie_inside_the_picture(small_plan):
+    alone = plan(scenario(n_users=24, n_clusters=1, dim=4, active=4))
+    for made, panels in ((small_plan, 2), (alone, 1)):
+        fig = plan_figure(made)
+        fig.canvas.draw()
+        assert len(fig.axes) == panels
+        for ax in fig.axes:
+            for part in (ax.get_legend(), ax.title, ax.xaxis.label, ax.yaxis.label):
+                box = part.get_window_extent()
+                assert box.x0 >= 0
+                assert box.y0 >= 0
+                assert box.x1 <= fig.bbox.x1
+                assert box.y1 <= fig.bbox.y1

@@ -29,6 +29,15 @@ def draw_plan(plan: Plan, path: Path) -> bool:
 
     if not pictures.available():
         return False
+    with atomic_path(path) as temporary:
+        plan_figure(plan).savefig(temporary, dpi=140, metadata={"Software": MADE_BY})
+    return True
+
+
+def plan_figure(plan: Plan) -> Any:
+    """Chances and errors against n, the legends below."""
+    from odcl.report import pictures
+
     fig, axes = pictures.figure(
         width=11, height=5, columns=2 if plan.crossings else 1, searched=False
     )
@@ -42,9 +51,7 @@ def draw_plan(plan: Plan, path: Path) -> bool:
     # The room is known: a layout that is searched for would draw everything twice.
     left = 0.075 if plan.crossings else 0.14
     fig.subplots_adjust(left=left, right=0.985, top=0.92, bottom=0.31, wspace=0.2)
-    with atomic_path(path) as temporary:
-        fig.savefig(temporary, dpi=140, metadata={"Software": MADE_BY})
-    return True
+    return fig
 
 
 def is_ours(path: Path) -> bool:
