@@ -255,6 +255,9 @@ def test_the_n_for_a_probability_is_read_off_a_noisy_curve_with_its_uncertainty(
     assert inside[5] >= 51  # of 60, where 57 are promised
     assert crossing([50, 70], [0.1, 0.5], [300, 300], 0.95) is None
     assert crossing([50, 70], [1.0, 1.0], [300, 300], 0.95).n == 50
+    few = crossing([50, 70], [1.0, 1.0], [5, 5], 0.95)  # five runs do not show 95 in 100
+    assert few.n <= few.high
+    assert few.high > 55
 
 
 def test_an_error_that_is_asked_for_is_reached_sooner_by_precision_combining(small_plan):
@@ -476,3 +479,10 @@ def test_legends_and_labels_lie_inside_the_picture(small_plan):
                 assert box.y0 >= 0
                 assert box.x1 <= fig.bbox.x1
                 assert box.y1 <= fig.bbox.y1
+
+
+def test_errors_are_those_of_a_typical_federation():
+    """With few rows one user may be any distance off, and would rule a mean."""
+    scene = scenario()
+    errors = [evaluate(scene, 32, seed=seed, most=12).error["local"] for seed in range(4)]
+    assert max(errors) < 1.3 * min(errors)
