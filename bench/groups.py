@@ -12,12 +12,12 @@ from bench.tables import at_least, at_most, progress, table
 from odcl import KMeansPP
 from odcl._typing import Floats
 from odcl.clustering.labels import same_partition
-from odcl.combine import average_by_cluster
 from odcl.data.federation import Federation
 from odcl.data.synthetic import SyntheticFederation, linear_federation
-from odcl.local.loss import Loss
-from odcl.local.losses import Huber, Logistic, Multinomial, Poisson
-from odcl.method import ODCLResult, odcl
+from odcl.engines.in_process import ODCLResult, odcl
+from odcl.risk.loss import Loss
+from odcl.risk.losses import Huber, Logistic, Multinomial, Poisson
+from odcl.server.combine import average_by_cluster
 
 LINEAR = ("K=10", 10, None), ("K=4", 4, None), ("K=1", 1, None), ("70/20/7/3", 4, (70, 20, 7, 3))
 HEADER = ("true K", "partition", "default", "shrink", "paper", "local", "target", "")

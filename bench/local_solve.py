@@ -13,8 +13,8 @@ from bench.tables import at_least, in_turns, progress, table
 from odcl._typing import Floats
 from odcl.data.federation import Federation
 from odcl.local.fit import fit_users
-from odcl.local.loss import Loss
-from odcl.local.losses import Logistic, Squared
+from odcl.risk.loss import Loss
+from odcl.risk.losses import Logistic, Squared
 
 HEADER = (
     "users x rows x features",

@@ -20,11 +20,11 @@ from bench.tables import at_most, cpu_seconds, in_turns, progress, table
 from odcl import KMeansPP, NoiseMixture
 from odcl._typing import Floats, Ints
 from odcl.clustering.labels import same_partition
-from odcl.combine import average_by_cluster
 from odcl.data.federation import Federation
+from odcl.engines.in_process import odcl
 from odcl.exchange.upload import Uploads
-from odcl.method import odcl
-from odcl.server import server_step
+from odcl.server.combine import average_by_cluster
+from odcl.server.step import server_step
 
 ROWS, FEATURES, GROUPS = 20, 10, 10
 NOTE = """CPU seconds, one thread. y = <x, u_k> + noise, all standard normal, u_k too. The data
@@ -149,7 +149,7 @@ def measure(name: str, m: int) -> dict[str, Any]:
 
 def _clock(seconds: dict[str, float]) -> None:
     """Let the three steps of ``odcl`` tell their time."""
-    import odcl.method as method
+    import odcl.engines.in_process as method
 
     def timed(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **settings: Any) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from odcl.exchange.files import atomic_folder, atomic_path
+from odcl.files import atomic_folder, atomic_path
 
 INTERRUPTIONS = [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device")]
 

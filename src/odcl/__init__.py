@@ -12,54 +12,58 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from odcl import plan
-    from odcl.clustering.clusterpath import ClusterPath, clusterpath
-    from odcl.clustering.convex import ConvexClustering
-    from odcl.clustering.gradient import GradientClustering
-    from odcl.clustering.kmeans import KMeansPP
-    from odcl.clustering.noise_mixture import NoiseMixture
-    from odcl.clustering.separation import oracle_lambda, recovery_interval
-    from odcl.clustering.spectral_kmeans import SpectralKMeans
+    from odcl.clustering.convex.clusterpath import ClusterPath, clusterpath
+    from odcl.clustering.convex.estimator import ConvexClustering
+    from odcl.clustering.convex.separation import oracle_lambda, recovery_interval
+    from odcl.clustering.kmeans.gradient import GradientClustering
+    from odcl.clustering.kmeans.kmeanspp import KMeansPP
+    from odcl.clustering.kmeans.spectral import SpectralKMeans
+    from odcl.clustering.mixture.noise_mixture import NoiseMixture
     from odcl.data.federation import Federation
     from odcl.data.synthetic import linear_federation, logistic_federation
     from odcl.data.tables import federation_from_table, read_table
+    from odcl.engines.in_process import ODCLResult, odcl
     from odcl.estimators import ODCLClassifier, ODCLRegressor
     from odcl.exchange.upload import Uploads
-    from odcl.local.losses import Huber, Logistic, Multinomial, Poisson, Squared
     from odcl.local.sgd import ProjectedSGD
-    from odcl.method import ODCLResult, odcl
-    from odcl.server import ServerStep, server_step
+    from odcl.risk.losses import Huber, Logistic, Multinomial, Poisson, Squared
+    from odcl.server.step import ServerStep, server_step
 
 _HOME = {
-    "ClusterPath": "odcl.clustering.clusterpath",
-    "ConvexClustering": "odcl.clustering.convex",
+    "ClusterPath": "odcl.clustering.convex.clusterpath",
+    "ConvexClustering": "odcl.clustering.convex.estimator",
     "Federation": "odcl.data.federation",
-    "GradientClustering": "odcl.clustering.gradient",
-    "Huber": "odcl.local.losses",
-    "KMeansPP": "odcl.clustering.kmeans",
-    "Logistic": "odcl.local.losses",
-    "Multinomial": "odcl.local.losses",
-    "NoiseMixture": "odcl.clustering.noise_mixture",
+    "GradientClustering": "odcl.clustering.kmeans.gradient",
+    "Huber": "odcl.risk.losses",
+    "KMeansPP": "odcl.clustering.kmeans.kmeanspp",
+    "Logistic": "odcl.risk.losses",
+    "Multinomial": "odcl.risk.losses",
+    "NoiseMixture": "odcl.clustering.mixture.noise_mixture",
     "ODCLClassifier": "odcl.estimators",
     "ODCLRegressor": "odcl.estimators",
-    "ODCLResult": "odcl.method",
-    "Poisson": "odcl.local.losses",
+    "ODCLResult": "odcl.engines.in_process",
+    "Poisson": "odcl.risk.losses",
     "ProjectedSGD": "odcl.local.sgd",
-    "ServerStep": "odcl.server",
-    "SpectralKMeans": "odcl.clustering.spectral_kmeans",
-    "Squared": "odcl.local.losses",
+    "ServerStep": "odcl.server.step",
+    "SpectralKMeans": "odcl.clustering.kmeans.spectral",
+    "Squared": "odcl.risk.losses",
     "Uploads": "odcl.exchange.upload",
-    "clusterpath": "odcl.clustering.clusterpath",
+    "clusterpath": "odcl.clustering.convex.clusterpath",
     "federation_from_table": "odcl.data.tables",
     "linear_federation": "odcl.data.synthetic",
     "logistic_federation": "odcl.data.synthetic",
-    "odcl": "odcl.method",
-    "oracle_lambda": "odcl.clustering.separation",
+    "odcl": "odcl.engines.in_process",
+    "oracle_lambda": "odcl.clustering.convex.separation",
     "read_table": "odcl.data.tables",
-    "recovery_interval": "odcl.clustering.separation",
-    "server_step": "odcl.server",
+    "recovery_interval": "odcl.clustering.convex.separation",
+    "server_step": "odcl.server.step",
 }
 
-_MODULES = ("baselines", "plan", "theory")  # used as odcl.plan.plan(...)
+_MODULES = {  # used as odcl.plan.plan(...)
+    "baselines": "odcl.paper.baselines",
+    "plan": "odcl.plan",
+    "theory": "odcl.theory",
+}
 
 __all__ = [
     "ClusterPath",
@@ -97,7 +101,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return import_module(f"odcl.{name}")
+        return import_module(_MODULES[name])
     if name not in _HOME:
         raise AttributeError(f"module 'odcl' has no attribute {name!r}")
     value = getattr(import_module(_HOME[name]), name)

@@ -139,7 +139,7 @@ def write_table(path: str | os.PathLike[str], columns: Mapping[str, Any]) -> Non
 
     Numbers are written so that they read back exactly; a column of mixed ids is written as text.
     """
-    from odcl.exchange.files import atomic_path
+    from odcl.files import atomic_path
 
     check_ending(path)
     table = _arrow_table(columns)

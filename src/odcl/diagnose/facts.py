@@ -9,10 +9,10 @@ from scipy.optimize import brentq
 from scipy.spatial.distance import pdist, squareform
 
 from odcl._typing import Floats, Ints
-from odcl.combine import average_by_cluster, combine_clusters
 from odcl.diagnose.noise import Centers, Noise, center_covariance, in_noise_units
 from odcl.diagnose.places import confusion
 from odcl.exchange.upload import Uploads
+from odcl.server.combine import average_by_cluster, combine_clusters
 
 CONFUSED = 0.05  # expected number of users in a wrong group that a wanted n may leave
 MOST_SHRINK = 1e-6  # of the noise: beyond a million times the rows nobody goes
@@ -182,7 +182,7 @@ def bend(uploads: Uploads, labels: Ints, centers: Centers) -> float:
 
     Where curvature depends on the model, a group's model combined with each user's curvature at its
     own model and one that halves this with the group's average curvature (see
-    :mod:`odcl.combine`) agree if users have many rows. The squared distance between them, in the
+    ``server/combine``) agree if users have many rows. The squared distance between them, in the
     noise of the group's model and a coordinate, mean over users; 0 for squared loss. Logistic
     models: from about 1.5 on, rounds inside the groups halve the error and more.
     """

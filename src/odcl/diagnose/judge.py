@@ -9,7 +9,6 @@ import numpy as np
 
 from odcl._typing import Floats, Ints
 from odcl.clustering.labels import nearest, number_by_first_user, same_partition
-from odcl.combine import combine_clusters
 from odcl.data.federation import Federation
 from odcl.diagnose.diagnosis import TRUSTED, Diagnosis
 from odcl.diagnose.look import case_of, judged_beside, look, measured_errors
@@ -18,10 +17,11 @@ from odcl.diagnose.stability import stability
 from odcl.diagnose.verdict import BLIND, decide
 from odcl.exchange.upload import Uploads
 from odcl.local.fit import fit_users
-from odcl.server import ServerStep, server_step
+from odcl.server.combine import combine_clusters
+from odcl.server.step import ServerStep, server_step
 
 if TYPE_CHECKING:
-    from odcl.method import ODCLResult
+    from odcl.engines.in_process import ODCLResult
     from odcl.theory import Separation
 
 MIXTURE_RULES = ("noise", "scaled-noise", "shared-variance")  # of the mixture that chose K itself
@@ -93,7 +93,7 @@ def diagnose_step(
     that the mixture with known noise finds by itself, for no method that is told K can say that
     there are no groups: where these would serve users better, or there are none, the verdict says
     so. ``combine`` is how the groups' models were made ("other": not by one of
-    :data:`odcl.combine.COMBINERS`), ``method`` a name for the report; ``resamples`` federations
+    the ``COMBINERS``), ``method`` a name for the report; ``resamples`` federations
     are drawn for the stability.
     """
     if resamples < 1:
@@ -148,7 +148,7 @@ def _visible(uploads: Uploads, seed: int) -> tuple[Ints, float | None]:
     """The groups that the noise mixture finds by itself, and its tau2."""
     noise = guessed_noise(uploads)
     if noise is not None:
-        from odcl.clustering.noise_mixture import noise_mixture
+        from odcl.clustering.mixture.noise_mixture import noise_mixture
 
         found = noise_mixture(uploads.theta, noise=noise, seed=seed)
         return _without_small(uploads.theta, found.labels, found.centers), None

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from odcl._typing import Floats, Ints
-from odcl.combine import combine_clusters
 from odcl.diagnose.facts import (
     Distance,
     Errors,
@@ -24,8 +23,9 @@ from odcl.diagnose.noise import Centers, Noise, without_penalty
 from odcl.diagnose.places import Places, places
 from odcl.diagnose.verdict import Case, Judged
 from odcl.exchange.upload import Uploads
-from odcl.noise import evidence_tau2, pooled_dispersion
-from odcl.server import ServerStep
+from odcl.server.combine import combine_clusters
+from odcl.server.dispersion import evidence_tau2, pooled_dispersion
+from odcl.server.step import ServerStep
 
 SPARE = 3  # rows beyond the parameters that a user needs to tell its noise
 DIFFER = 3.0  # standard deviations of more than noise, before users of a group are said to differ

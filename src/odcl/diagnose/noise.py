@@ -9,9 +9,9 @@ import numpy as np
 
 from odcl._typing import Bools, Floats, Ints
 from odcl.clustering.labels import sum_by_cluster
-from odcl.combine import average_by_cluster
 from odcl.exchange.upload import Uploads
-from odcl.noise import covariances, pooled_dispersion
+from odcl.server.combine import average_by_cluster
+from odcl.server.dispersion import covariances, pooled_dispersion
 
 Source = Literal["curvature", "trace", "spread"]
 LEAST_SHARE = 0.01  # of a direction's curvature that must come from the rows, not the penalty

@@ -18,7 +18,7 @@ from sklearn.utils.validation import (
 
 from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import Federation, as_ids
-from odcl.data.owners import (
+from odcl.data.ids import (
     check_owners,
     column_position,
     positions,
@@ -26,14 +26,14 @@ from odcl.data.owners import (
     text_column,
 )
 from odcl.data.scaling import Scaling
-from odcl.estimators.newcomer import Assignment, assign_rows, groups_of
-from odcl.estimators.predict import cluster_means, linear_predictors, nearest_cluster
+from odcl.engines.in_process import ODCLResult, odcl
 from odcl.estimators.settings import check_n_groups, check_settings
-from odcl.estimators.whole_table import one_for_all
 from odcl.local.fit import Curvature
-from odcl.local.loss import Loss
-from odcl.local.losses import Multinomial
-from odcl.method import ODCLResult, odcl
+from odcl.local.pooled import one_for_all
+from odcl.local.predict import cluster_means, linear_predictors, nearest_cluster
+from odcl.risk.loss import Loss
+from odcl.risk.losses import Multinomial
+from odcl.server.assign import Assignment, assign_rows, groups_of
 
 if TYPE_CHECKING:
     from odcl.diagnose import Diagnosis

@@ -17,7 +17,6 @@ from odcl import __version__
 from odcl._typing import Array
 from odcl.data.federation import as_ids
 from odcl.data.scaling import Scaling
-from odcl.estimators.newcomer import Groups
 from odcl.estimators.saved_words import (
     classes_from_json,
     classes_to_json,
@@ -33,7 +32,8 @@ from odcl.estimators.saved_words import (
     setting_to_json,
 )
 from odcl.estimators.settings import check_values
-from odcl.exchange.files import atomic_folder
+from odcl.files import atomic_folder
+from odcl.server.assign import Groups
 
 FORMAT = 1
 NUMBERS, WORDS = "models.safetensors", "model.json"

@@ -14,9 +14,9 @@ from sklearn.utils.validation import assert_all_finite
 from odcl._typing import Array, Floats
 from odcl.data.federation import Federation
 from odcl.estimators.base import ODCLEstimator
-from odcl.estimators.whole_table import residual_scale
-from odcl.local.loss import Loss
-from odcl.local.losses import Huber, Logistic, Multinomial, as_loss
+from odcl.local.pooled import residual_scale
+from odcl.risk.loss import Loss
+from odcl.risk.losses import Huber, Logistic, Multinomial, as_loss
 
 
 @dataclass(eq=False, repr=False)
@@ -33,7 +33,7 @@ class ODCLRegressor(RegressorMixin, ODCLEstimator):  # type: ignore[misc]
     clusterer : "auto" (NoiseMixture finds the number of groups), "convex", a number, "elbow",
         "silhouette", or any scikit-learn clusterer.
     combine : "precision", "mean" (the paper), "samples" or "shrink".
-    refit : "evidence", "cv", None (the paper) or a number; see ``odcl.local.refit``.
+    refit : "evidence", "cv", None (the paper) or a number; see ``odcl.local.receive``.
     method : "paper" is K-means++, plain means, no refit, no standardisation.
     curvature : "auto", "full", "diagonal" or "none": what users send of their Hessian.
     unknown : what predict does for a user it has not seen: "error", "pooled" (one model for all,

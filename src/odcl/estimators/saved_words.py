@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from odcl._typing import Array
-from odcl.local.loss import Loss
-from odcl.local.losses import Huber, Logistic, Multinomial, Poisson, Squared
+from odcl.risk.loss import Loss
+from odcl.risk.losses import Huber, Logistic, Multinomial, Poisson, Squared
 
 # The multinomial keeps a basis of n_classes^2 numbers: no file may ask for more than 200 MB.
 MOST_CLASSES = 5000

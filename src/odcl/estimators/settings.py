@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from odcl.combine import COMBINERS
 from odcl.data.federation import Federation
+from odcl.server.combine import COMBINERS
 
 _NAMES = {
     "method": ("default", "paper"),
@@ -21,7 +21,7 @@ _NAMES = {
 
 def check_settings(model: Any) -> None:
     """Refuse settings that no data can make good."""
-    from odcl.server import as_clusterer
+    from odcl.server.step import as_clusterer
 
     check_values(model)
     as_clusterer(model.clusterer)

@@ -13,11 +13,11 @@ import numpy as np
 
 from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import Federation
-from odcl.local.loss import Loss
 from odcl.local.problem import Job, Penalty, Solution, job_of
 from odcl.local.stacks import Stack, stacks
 from odcl.local.tall import solve_tall
 from odcl.local.wide import solve_wide
+from odcl.risk.loss import Loss
 
 __all__ = ["PRIOR", "Penalty", "Solution", "solve_users"]
 

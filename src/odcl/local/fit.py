@@ -12,9 +12,9 @@ from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.federation import Federation
 from odcl.exchange.upload import Uploads
 from odcl.local.exact import Penalty, Solution, solve_users
-from odcl.local.loss import Loss, penalty, symmetric, weighted_gram
 from odcl.local.stacks import Stack, stacks
 from odcl.local.systems import cholesky, diagonal, left_over, with_diagonal
+from odcl.risk.loss import Loss, penalty, symmetric, weighted_gram
 
 Curvature = Literal["auto", "full", "diagonal", "none"]
 # A full Hessian is dim^2 numbers: beyond this many parameters it is not sent. Its diagonal would
@@ -154,7 +154,7 @@ def _solve(
             federation, y, loss, l2=l2, fit_intercept=fit_intercept, seed=seed
         )
     if hasattr(solver, "fit"):
-        from odcl.local.foreign import fit_with_estimator
+        from odcl.local.estimator import fit_with_estimator
 
         return fit_with_estimator(solver, federation, loss, fit_intercept, seed=seed, n_jobs=n_jobs)
     raise ValueError(

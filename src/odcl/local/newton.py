@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from odcl._typing import Bools, Floats, Ints
-from odcl.local.loss import Loss, weighted_gram
 from odcl.local.systems import solver, with_diagonal
+from odcl.risk.loss import Loss, weighted_gram
 
 MAX_ITER = 100
 # Beyond this log-odds or log-rate a user without a penalty is asked whether it runs off.

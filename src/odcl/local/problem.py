@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from odcl._typing import Bools, Floats, Ints
-from odcl.local.loss import Loss
 from odcl.local.newton import Minimum, Problem
 from odcl.local.stacks import Stack
+from odcl.risk.loss import Loss
 
 
 @dataclass(frozen=True, eq=False)

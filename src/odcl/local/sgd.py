@@ -10,7 +10,7 @@ import numpy as np
 from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation, user_rng
 from odcl.local.exact import Solution
-from odcl.local.loss import Loss, penalty
+from odcl.risk.loss import Loss, penalty
 
 # The rows that users will visit are drawn beforehand; so many of them are held at a time.
 _DRAWS = 1 << 23

@@ -12,11 +12,11 @@ from dataclasses import replace
 import numpy as np
 
 from odcl._typing import Bools, Floats, Ints
-from odcl.local.losses import Squared
 from odcl.local.newton import Minimum, Problem, newton
 from odcl.local.problem import Job, Solution, finish, model_of, predictor_of, store
 from odcl.local.stacks import Stack
 from odcl.local.systems import cholesky, left_over, solver, substitute, with_diagonal
+from odcl.risk.losses import Squared
 
 # The share of its variance that the columns before it must leave to a column. Above the first,
 # normal equations are as good as anything; between the two they lose up to half of the digits,

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from odcl.clustering.labels import same_partition
-from odcl.clustering.noise_mixture import NoiseMixture
+from odcl.clustering.mixture.noise_mixture import NoiseMixture
 from odcl.exchange.upload import Uploads
 from odcl.plan.scenario import Scenario
 from odcl.plan.uploads import Trials, draw_trials
-from odcl.server import server_step
+from odcl.server.step import server_step
 
 MOST_RUNS, FEWEST_RUNS = 40, 10
 BEYOND = 4  # more than the true number of groups

@@ -24,7 +24,7 @@ _WAYS = {
 
 def draw_plan(plan: Plan, path: Path) -> bool:
     """The curve as a PNG file. Is there one? None is drawn for want of matplotlib."""
-    from odcl.exchange.files import atomic_path
+    from odcl.files import atomic_path
     from odcl.report import pictures
 
     if not pictures.available():

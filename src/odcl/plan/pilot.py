@@ -13,7 +13,7 @@ from odcl.plan.scenario import PilotFacts, Scenario, checked_sizes
 if TYPE_CHECKING:
     from odcl.data.federation import Federation
     from odcl.diagnose import Diagnosis
-    from odcl.method import ODCLResult
+    from odcl.engines.in_process import ODCLResult
 
 MOST_BLIND = 0.25  # share of users with no more rows than parameters
 FEW = 3  # users that a group needs to be trusted
@@ -34,7 +34,7 @@ def from_pilot(
     How far users of a group differ (tau) is what ``result.diagnose()`` finds. A pilot that shows no
     groups, or has too few rows to show any, is refused.
     """
-    from odcl.local.loss import penalty
+    from odcl.risk.loss import penalty
 
     found = result.diagnose(resamples=1)
     _check(found)

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from odcl._typing import Bools, Floats, Ints
-from odcl.clustering.kmeans import kmeans_pp
+from odcl.clustering.kmeans.kmeanspp import kmeans_pp
 from odcl.clustering.labels import number_by_first_user, sum_by_cluster
-from odcl.combine import average_by_cluster, solve_symmetric
 from odcl.plan.recovery import (
     convex_guaranteed,
     convex_path,
@@ -21,6 +20,7 @@ from odcl.plan.recovery import (
 )
 from odcl.plan.scenario import Scenario
 from odcl.plan.uploads import Trials, draw_trials
+from odcl.server.combine import average_by_cluster, solve_symmetric
 
 TRIALS, FEWEST_TRIALS = 300, 12
 NUMBERS = 12_000_000  # users drawn for one n, times dim^2: 300 trials of 100 with 20 parameters

@@ -8,7 +8,7 @@ import numpy as np
 from scipy.spatial.distance import pdist
 
 from odcl._typing import Bools, Floats, Ints
-from odcl.clustering.kmeans import kmeans_pp
+from odcl.clustering.kmeans.kmeanspp import kmeans_pp
 from odcl.clustering.labels import same_partition
 
 CLEAR_RUNS = 1  # of K-means++ on trials that hardly need one

@@ -11,8 +11,8 @@ from scipy.spatial.distance import pdist
 from scipy.stats import chi2, norm
 
 from odcl._typing import Floats, Ints
-from odcl.local.loss import Loss
-from odcl.local.losses import as_loss
+from odcl.risk.loss import Loss
+from odcl.risk.losses import as_loss
 
 Draw = Callable[[np.random.Generator], Floats]  # (n_clusters, dim)
 DrawRows = Callable[[int, int, np.random.Generator], Floats]  # cluster, count -> (count, inputs)

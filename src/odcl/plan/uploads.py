@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from odcl._typing import Bools, Floats, Ints
-from odcl.local.loss import Loss, symmetric, weighted_gram
 from odcl.plan.scenario import Scenario
+from odcl.risk.loss import Loss, symmetric, weighted_gram
 
 # Curvatures of so many users are drawn for each n and dealt out to the users of all trials. Near
 # n = dim they have heavy tails, and one user in two thousand decides about a recovery of 95 %; the

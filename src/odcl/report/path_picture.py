@@ -10,7 +10,7 @@ import numpy as np
 from odcl.report.pictures import COLOURS, figure
 
 if TYPE_CHECKING:
-    from odcl.clustering.clusterpath import ClusterPath
+    from odcl.clustering.convex.clusterpath import ClusterPath
 
 MOST_NAMED = 60  # leaves whose names can be read under a dendrogram
 MOST_LEAVES = 30  # branches of a dendrogram of more than 300 points

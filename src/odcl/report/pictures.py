@@ -136,7 +136,7 @@ def draw_users(ax: Any, scores: dict[str, Floats], metric: str) -> None:
 
 
 def save(fig: Any, path: Path) -> None:
-    from odcl.exchange.files import atomic_path
+    from odcl.files import atomic_path
 
     with atomic_path(path) as temporary:
         fig.savefig(temporary, dpi=140)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from odcl._typing import Floats, Ints
-from odcl.report.compare import Comparison
+from odcl.evaluate.comparison import Comparison
 
 NAMES = {
     "local": "one model per user",

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from odcl._typing import Floats
-from odcl.local.loss import Loss
-from odcl.local.losses import Huber, Logistic, Multinomial, Poisson, Squared, as_loss
+from odcl.risk.loss import Loss
+from odcl.risk.losses import Huber, Logistic, Multinomial, Poisson, Squared, as_loss
 from odcl.theory._domain import (
     between,
     cluster_sizes,

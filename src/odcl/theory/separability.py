@@ -17,7 +17,7 @@ from odcl.theory.conditions import alpha_cc, alpha_center, alpha_km
 
 
 class Interval(Protocol):
-    """low <= lam < high, what :func:`odcl.clustering.separation.recovery_interval` gives."""
+    """low <= lam < high, what :func:`odcl.clustering.convex.separation.recovery_interval` gives."""
 
     @property
     def low(self) -> float: ...
@@ -59,7 +59,7 @@ class Separation:
 
         It takes distances between all users of a cluster, so it is computed when asked for.
         """
-        from odcl.clustering.separation import recovery_interval
+        from odcl.clustering.convex.separation import recovery_interval
 
         return recovery_interval(self.theta, self.labels)
 

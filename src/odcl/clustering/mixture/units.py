@@ -1,0 +1,257 @@
+"""What the noise mixture is given, and the units in which it measures distances."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from odcl._typing import Bools, Floats, Ints
+from odcl.clustering.mixture.em import Axes
+from odcl.clustering.mixture.search import SEARCH_USERS
+
+CHUNK_NUMBERS = 4_000_000  # of covariances touched at one time: 32 MB
+AXES_COST = 2e10  # users times dim^3 for which axes of covariances are worth the time
+NOISE_FLOOR = 1e-6  # times the median user's noise
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """Checked inputs of ``noise_mixture``."""
+
+    theta: Floats  # (n_users, dim)
+    noise: Floats | None  # (n_users,)
+    covariance: Floats | None  # (n_users, dim, dim)
+    founders: Bools  # (n_users,)
+
+    @property
+    def has_noise(self) -> bool:
+        """Whether users said how noisy they are."""
+        return self.noise is not None or self.covariance is not None
+
+    def without_noise(self) -> Given:
+        """The same users with nothing known but their models."""
+        return Given(self.theta, None, None, np.ones(len(self.theta), dtype=bool))
+
+
+@dataclass(frozen=True, eq=False)
+class Units:
+    """Users in units of the noise.
+
+        points = (theta - shift) @ forward,     theta = shift + points @ back
+
+    ``forward`` is (dim, rank) and ``back`` (rank, dim), rank < dim where the founders span less;
+    None stands for the identity, which with thousands of parameters is better not multiplied by.
+    """
+
+    points: Floats  # (n_users, rank)
+    noise: Floats  # (n_users,), v_i: floored, inf where unknown, 1 where nobody said
+    shift: Floats  # (dim,)
+    forward: Floats | None
+    back: Floats | None
+    metric: Floats | None  # (dim, dim), C-bar; None for the unit matrix
+
+    def in_theta(self, points: Floats) -> Floats:
+        """Points, (n, rank), in the units of theta, (n, dim)."""
+        return self.shift + (points if self.back is None else points @ self.back)
+
+
+def units_of(given: Given) -> Units:
+    """Whiten by the founders' average covariance and turn onto the directions they span.
+
+        z_i = C-bar^(-1/2) (theta_i - shift),     v_i = tr(C-bar^-1 C_i) / dim
+
+    Without covariances C-bar = I and v_i = noise_i / dim. Where founders are fewer than
+    dimensions, a rotation onto their span keeps all distances between them and to their means.
+    """
+    theta, founders = given.theta, given.founders
+    dim = theta.shape[1]
+    shift = theta[founders].mean(axis=0)
+    points = theta - shift
+    noise = np.ones(len(theta)) if given.noise is None else given.noise / dim
+    forward = back = metric = None
+    if given.covariance is not None:
+        metric = _average(given.covariance, founders)
+        forward, back = _whitening(metric, points[founders])
+        noise = _noise_units(given.covariance, forward @ forward.T)
+        points = points @ forward
+    if int(founders.sum()) - 1 < dim:
+        _, size, rows = np.linalg.svd(points[founders], full_matrices=False)
+        # Singular values this small are rounding; at least one direction stays.
+        rows = rows[: max(1, int((size > 1e-13 * size[0]).sum()))]
+        points = points @ rows.T
+        forward = rows.T if forward is None else forward @ rows.T
+        back = rows if back is None else rows @ back
+    # Below 1e-6 of the median user's noise, or 1e-12 of the whole cloud, precision no longer
+    # matters, and 1 / v_i would only overflow. Where all is zero any unit will do.
+    whole = float(np.square(points[founders]).mean())
+    floor = max(NOISE_FLOOR * float(np.median(noise[founders])), 1e-12 * whole) or 1.0
+    return Units(points, np.maximum(noise, floor), shift, forward, back, metric)
+
+
+def axes_in_order(given: Given, units: Units, order: Ints) -> Callable[[Ints], Axes] | None:
+    """Whole whitened covariances of the users order[rows], as a function of rows.
+
+    None where there are none, where finding their axes would take minutes (n dim^3), and where the
+    users are fewer than dimensions: the directions were then chosen by the users themselves.
+    """
+    covariance, forward = given.covariance, units.forward
+    if covariance is None or forward is None or forward.shape[1] < forward.shape[0]:
+        return None
+    if min(len(order), SEARCH_USERS) * float(len(forward)) ** 3 > AXES_COST:
+        return None
+    floor = NOISE_FLOOR * float(np.median(units.noise[order]))
+
+    def axes_of(rows: Ints) -> Axes:
+        values, vectors = np.linalg.eigh(forward.T @ covariance[order[rows]] @ forward)
+        return Axes(np.maximum(values, floor), vectors)
+
+    return axes_of
+
+
+def _average(covariance: Floats, founders: Bools) -> Floats:
+    """C-bar, (dim, dim): mean over founders, without a copy of all their covariances."""
+    total = np.zeros(covariance.shape[1:])
+    for part in _parts(covariance):
+        total += covariance[part][founders[part]].sum(axis=0)
+    return total / int(founders.sum())
+
+
+def _whitening(metric: Floats, theta: Floats) -> tuple[Floats, Floats]:
+    """W with W W' = C-bar^-1, and its inverse.
+
+    Columns may be 1e12 apart in size, which squares in C-bar: it is brought to unit diagonal
+    before its eigenvalues are taken, so that scaling a column changes no digit of the answer. A
+    coordinate without noise is floored at 1e-6 of its spread over users.
+    """
+    width = np.sqrt(np.diag(metric))
+    spread = theta.std(axis=0)
+    width = np.maximum(width, np.where(spread > 0, 1e-6 * spread, np.where(width > 0, 0, 1.0)))
+    values, vectors = np.linalg.eigh(metric / np.outer(width, width))
+    root = np.sqrt(np.maximum(values, 1e-12 * max(float(values[-1]), 1e-12)))
+    return vectors / root / width[:, None], root[:, None] * vectors.T * width
+
+
+def _noise_units(covariance: Floats, inverse: Floats) -> Floats:
+    """v_i = tr(C-bar^-1 C_i) / dim, (n_users,); inf where a covariance is not finite."""
+    flat = covariance.reshape(len(covariance), -1)
+    noise = np.empty(len(flat))
+    for part in _parts(covariance):
+        block = flat[part]
+        known: Bools = np.asarray(np.isfinite(block).all(axis=1))
+        noise[part] = np.where(known, np.where(known[:, None], block, 0) @ inverse.ravel(), np.inf)
+    return noise / len(inverse)
+
+
+def _parts(covariance: Floats) -> Iterator[slice]:
+    step = max(1, CHUNK_NUMBERS // (covariance.shape[1] * covariance.shape[2]))
+    return (slice(start, start + step) for start in range(0, len(covariance), step))
+
+
+def check_inputs(
+    theta: ArrayLike,
+    noise: ArrayLike | None,
+    covariance: ArrayLike | None,
+    founders: ArrayLike | None,
+) -> Given:
+    """Arrays of the right shape and meaning, or an error that says what to do."""
+    theta = np.asarray(theta, dtype=np.float64)
+    if theta.ndim != 2 or 0 in theta.shape:
+        raise ValueError(
+            f"theta has shape {theta.shape}; the mixture needs (n_users, dim), one row a user."
+        )
+    n_bad = int((~np.isfinite(theta).all(axis=1)).sum())
+    if n_bad:
+        raise ValueError(
+            f"{n_bad} of {len(theta)} users have NaN or infinite entries in theta, and their "
+            "distance to a group means nothing. Leave them out, or repair their local fits."
+        )
+    n_users, dim = theta.shape
+    known = np.ones(n_users, dtype=bool)
+    if noise is not None:
+        noise = _checked_noise(noise, n_users)
+        known &= np.isfinite(noise)
+    if covariance is not None:
+        covariance, finite = _checked_covariance(covariance, n_users, dim)
+        known &= finite
+    if founders is not None:
+        chosen = np.asarray(founders)
+        if chosen.shape != (n_users,) or chosen.dtype != bool:
+            raise ValueError(
+                f"founders has shape {chosen.shape} and dtype {chosen.dtype}; it must hold one "
+                f"True or False for each of the {n_users} users."
+            )
+        n_unknown = int((chosen & ~known).sum())
+        if n_unknown:
+            raise ValueError(
+                f"{n_unknown} founders have no finite noise, so their distance to a group cannot "
+                "be judged. Set founders to False for them: they are assigned all the same."
+            )
+        known = chosen
+    return Given(theta, noise, covariance, known)
+
+
+def _checked_noise(noise: ArrayLike, n_users: int) -> Floats:
+    values = np.asarray(noise, dtype=np.float64)
+    if values.shape != (n_users,):
+        raise ValueError(
+            f"noise has shape {values.shape}; it must hold one number, the trace of the covariance "
+            f"of theta[i], for each of the {n_users} users."
+        )
+    n_bad = int((np.isnan(values) | (values < 0)).sum())
+    if n_bad:
+        raise ValueError(
+            f"{n_bad} of {n_users} users have negative or NaN noise; it is a sum of variances. "
+            "Use inf for a user whose noise is not known: it founds no group and is assigned."
+        )
+    return values
+
+
+def _checked_covariance(covariance: ArrayLike, n_users: int, dim: int) -> tuple[Floats, Bools]:
+    """The covariances, not copied if they are float64 already, and which are finite."""
+    values = np.asarray(covariance, dtype=np.float64)
+    if values.shape != (n_users, dim, dim):
+        raise ValueError(
+            f"covariance has shape {values.shape}; it must be (n_users, dim, dim) = "
+            f"{(n_users, dim, dim)}. For one number a user, its trace, use noise."
+        )
+    finite = np.empty(n_users, dtype=bool)
+    for part in _parts(values):
+        block = values[part]
+        finite[part] = np.isfinite(block).all(axis=(1, 2))
+        block = block[finite[part]]
+        variances = np.diagonal(block, axis1=1, axis2=2)
+        n_negative = int((variances < 0).any(axis=1).sum())
+        if n_negative:
+            raise ValueError(
+                f"{n_negative} users have a negative variance on the diagonal of covariance; a "
+                "covariance is H^-1 with H positive definite. Check the sign of the Hessian."
+            )
+        # 1e-6 of the coordinates' own scales: inverses of ill-conditioned Hessians keep that.
+        width = np.sqrt(variances)
+        gap = np.abs(block - block.swapaxes(1, 2))
+        if (gap > 1e-6 * width[:, :, None] * width[:, None, :]).any():
+            raise ValueError(
+                "covariance is not symmetric for at least one user, so it is not a covariance. "
+                "Pass (C + C.T) / 2 if rounding made it so; otherwise check the axis order."
+            )
+    return values, finite
+
+
+def check_numbers(n_clusters: object, max_clusters: object, n_founders: int) -> int | None:
+    """The number of groups asked for, or None for "auto"."""
+    counts = {"n_clusters": n_clusters, "max_clusters": max_clusters}
+    for name, value in counts.items():
+        whole = isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= 1
+        if not whole and not (isinstance(value, str) and value == "auto"):
+            raise ValueError(f'{name} is {value!r}; it must be "auto" or an integer from 1 on.')
+    if not isinstance(n_clusters, int | np.integer):
+        return None
+    if n_clusters > n_founders:
+        raise ValueError(
+            f"n_clusters={n_clusters} groups are asked of {n_founders} users that can found one. "
+            "Ask for fewer, or let more users be founders."
+        )
+    return int(n_clusters)

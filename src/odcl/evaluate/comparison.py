@@ -1,0 +1,113 @@
+"""What it was worth: odcl beside one model per user, one model for all, and the paper's setting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from odcl._typing import Array, Bools, Floats
+from odcl.data.federation import Federation, user_rng
+from odcl.risk.loss import Loss
+from odcl.risk.losses import Poisson
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """One number a user and method, on rows that no method has seen."""
+
+    metric: str  # "accuracy", "RMSE" or "deviance"
+    scores: dict[str, Floats]  # method -> (n_users_scored,)
+    n_rows: int  # rows held out
+    n_users: int  # users with rows held out
+    unit: float = 1.0  # scale of the scores: differences below 1e-9 of it are rounding
+
+    @property
+    def larger_is_better(self) -> bool:
+        return self.metric == "accuracy"
+
+    def rows(self) -> list[tuple[str, float, float, float]]:
+        """(method, mean, median, worst user) for each method."""
+        worst = np.min if self.larger_is_better else np.max
+        return [
+            (name, float(np.mean(s)), float(np.median(s)), float(worst(s)))
+            for name, s in self.scores.items()
+        ]
+
+    def better_off(self, method: str, than: str) -> tuple[int, int]:
+        """Users better off, and users worse off, with one method than with another."""
+        gap = self.scores[method] - self.scores[than]
+        gap, least = gap if self.larger_is_better else -gap, 1e-9 * self.unit
+        return int((gap > least).sum()), int((gap < -least).sum())
+
+    def to_json(self) -> dict[str, Any]:
+        table = [
+            {"method": m, "mean": mean, "median": median, "worst": worst}
+            for m, mean, median, worst in self.rows()
+        ]
+        return {
+            "metric": self.metric,
+            "rows_held_out": self.n_rows,
+            "users": self.n_users,
+            "table": table,
+        }
+
+
+def hold_out(federation: Federation, share: float, seed: int) -> Bools:
+    """Rows to hold out, (n_rows,): a share of each user's, drawn from its own stream.
+
+    A user always keeps at least one row to learn from.
+    """
+    out = np.zeros(len(federation.y), dtype=bool)
+    for i, user in enumerate(federation.users):
+        rows = federation.rows(i)
+        n = rows.stop - rows.start
+        count = min(max(round(share * n), 1), n - 1)
+        out[rows.start + user_rng(seed, user).permutation(n)[:count]] = True
+    return out
+
+
+def keep_every_class(out: Bools, y: Array) -> Bools:
+    """Rows to hold out, less one row of every class that would be held out as a whole."""
+    out = out.copy()
+    for missing in np.setdiff1d(y, y[~out]):
+        out[np.argmax(y == missing)] = False
+    return out
+
+
+def metric_of(loss: Loss) -> str:
+    if loss.classification:
+        return "accuracy"
+    return "deviance" if isinstance(loss, Poisson) else "RMSE"
+
+
+def compare(
+    federation: Federation, out: Bools, models: dict[str, Callable[[Floats, Any], Any]], loss: Loss
+) -> Comparison:
+    """Score each method on the rows held out, user by user.
+
+    A method is a function (X, owner of each row) -> predictions; for classes, of labels coded as
+    in ``federation.y``.
+    """
+    metric = metric_of(loss)
+    X, y, owner = federation.X[out], federation.y[out], federation.row_user[out]
+    counts = np.bincount(owner, minlength=federation.n_users)
+    seen = counts > 0
+    scores = {}
+    for name, predict in models.items():
+        row = _row_scores(metric, np.asarray(predict(X, owner)), y)
+        mean = np.bincount(owner, weights=row, minlength=federation.n_users)[seen] / counts[seen]
+        scores[name] = np.sqrt(mean) if metric == "RMSE" else mean
+    unit = float(np.median(np.abs(y - np.median(y)))) if metric == "RMSE" else 1.0
+    return Comparison(metric, scores, int(out.sum()), int(seen.sum()), unit)
+
+
+def _row_scores(metric: str, predicted: Any, y: Any) -> Floats:
+    if metric == "accuracy":
+        return (predicted == y).astype(np.float64)
+    if metric == "RMSE":
+        return (predicted - y) ** 2
+    z = np.log(np.maximum(predicted, 1e-300))[:, None]
+    return 2.0 * Poisson().value(z, y)

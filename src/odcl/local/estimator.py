@@ -1,0 +1,103 @@
+"""Any scikit-learn estimator with ``coef_`` and ``intercept_`` as the local solver."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from odcl._typing import Floats
+from odcl.data.federation import Federation, user_rng
+from odcl.local.exact import PRIOR, Penalty, Solution, solve_users
+from odcl.risk.loss import Loss
+from odcl.risk.losses import Multinomial
+
+
+def fit_with_estimator(
+    estimator: Any,
+    federation: Federation,
+    loss: Loss,
+    fit_intercept: bool,
+    *,
+    seed: int = 0,
+    n_jobs: int | None = None,
+) -> Solution:
+    """Fit a clone of ``estimator`` to each user; users it refuses get the small prior instead.
+
+    The estimator decides what is minimised: its own penalty and stopping rule stand, and
+    ``gradient_norm`` is not known (NaN). One that draws without a ``random_state`` of its own gets
+    each user's stream.
+    """
+    from joblib import Parallel, delayed
+
+    y = loss.encode(federation.y)
+    weight = federation.weight
+    jobs = (
+        delayed(_fit_one)(
+            _for_user(estimator, seed, user),
+            X,
+            y[rows],
+            None if weight is None else weight[rows],
+            loss,
+        )
+        for i, (user, X, _) in enumerate(federation)
+        for rows in [federation.rows(i)]
+    )
+    fitted = Parallel(n_jobs=n_jobs)(jobs)
+    m = federation.n_users
+    theta = np.zeros((m, loss.dim(federation.n_features, fit_intercept)))
+    refused = np.array([found is None for found in fitted])
+    for i in np.flatnonzero(~refused):
+        coef, intercept = fitted[i]
+        if not fit_intercept and np.any(intercept != 0):
+            raise ValueError(
+                f"{type(estimator).__name__} fitted an intercept but fit_intercept is False here: "
+                "set both alike, or a part of each model would be lost."
+            )
+        theta[i] = np.vstack([coef, intercept[None]][: 1 + fit_intercept]).ravel()
+    if refused.any():
+        some = federation.take(np.flatnonzero(refused))
+        fallback = Penalty(PRIOR / some.n_samples, free=False)
+        theta[refused] = solve_users(
+            some, loss.encode(some.y), loss, fallback, fit_intercept=fit_intercept
+        ).theta
+    return Solution(theta, ~refused, np.full(m, np.nan), np.ones(m, dtype=np.intp), refused)
+
+
+def _for_user(estimator: Any, seed: int, user: Any) -> Any:
+    from sklearn.base import clone
+
+    model = clone(estimator)
+    if model.get_params().get("random_state", 0) is None:
+        model.set_params(random_state=int(user_rng(seed, user).integers(2**31)))
+    return model
+
+
+def _fit_one(
+    model: Any, X: Floats, y: Floats, weight: Floats | None, loss: Loss
+) -> tuple[Floats, Floats] | None:
+    """(coefficients (p, q), intercepts (q,)), or None where the estimator refuses the rows."""
+    if loss.classification and len(np.unique(y)) < 2:
+        return None
+    model.fit(X, y) if weight is None else model.fit(X, y, sample_weight=weight)
+    if not hasattr(model, "coef_"):
+        raise ValueError(
+            f"{type(model).__name__} has no coef_ after fit: only linear models can be "
+            "averaged. Use one with coef_ and intercept_, such as Ridge or SGDClassifier."
+        )
+    coef = np.atleast_2d(np.asarray(model.coef_, dtype=np.float64))
+    intercept = np.broadcast_to(np.asarray(getattr(model, "intercept_", 0.0), float), len(coef))
+    if not isinstance(loss, Multinomial):
+        return coef[:1].T, intercept[:1]
+    return _sum_to_zero(coef, intercept, model.classes_.astype(np.intp), loss)
+
+
+def _sum_to_zero(
+    coef: Floats, intercept: Floats, classes: Any, loss: Multinomial
+) -> tuple[Floats, Floats] | None:
+    """All classes' coefficients in the loss's basis; classes a user lacks leave no finite model."""
+    if len(classes) < loss.n_classes:
+        return None
+    if len(coef) == 1:  # two classes: the estimator holds the difference
+        coef, intercept = np.vstack([-coef, coef]) / 2, np.array([-1.0, 1.0]) * intercept[0] / 2
+    return coef.T @ loss.basis, intercept @ loss.basis

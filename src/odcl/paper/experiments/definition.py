@@ -1,0 +1,106 @@
+"""What a figure or a table of the paper is: its federations, its methods, its page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from odcl import __version__
+from odcl.paper.experiments.added import NONE_ADDED, Added
+from odcl.paper.experiments.rows import Row, Rows, Setting
+
+if TYPE_CHECKING:
+    from odcl.paper.experiments.measure import Bench
+
+METRICS = ("nmse", "accuracy", "n_clusters", "rounds", "bytes_up", "bytes_down")
+
+
+class MissingData(ValueError):
+    """The files that an experiment reads are not there, or not as they should be."""
+
+
+class Measured(NamedTuple):
+    """A number that a method gave; ``part`` names the round or the user where it is of one."""
+
+    method: str
+    metric: str
+    value: float
+    seconds: float
+    part: Setting = {}  # noqa: RUF012 - nobody writes to it
+
+
+@dataclass(frozen=True)
+class Task:
+    """One federation in one run: all methods see the same data and the same seed."""
+
+    setting: Setting
+    run: int
+    seed: int
+    added: str = ""  # the method of somebody's own that is run; empty: those of the experiment
+    version: str = __version__
+
+    @property
+    def key(self) -> Key:
+        setting = json.dumps(self.setting, sort_keys=True)
+        return setting, self.run, self.seed, self.added, self.version
+
+
+Key = tuple[str, int, int, str, str]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A figure or a table of the paper.
+
+    ``work`` gives the numbers of a task in a fixed order, those of the last method's last metric
+    at the very end: by it a task is known to be complete. ``table`` writes the page, ``draw`` the
+    figure. ``settings(quick)`` are the federations. Where ``bench`` is there, methods of
+    somebody's own can join: it is a task's federation, on which ``metrics`` are measured.
+    """
+
+    name: str
+    title: str
+    settings: Callable[[bool], list[Setting]]
+    work: Callable[[Task, Path | None], Iterator[Measured]]
+    last: tuple[str, str]  # method and metric that end a task
+    table: Callable[[Rows], str]
+    draw: Callable[[Rows], Any] | None = None
+    runs: int = 10
+    quick_runs: int = 2
+    check: Callable[[Path | None], None] = field(default=lambda data: None)  # is the data there?
+    bench: Callable[[Task, Path | None], Bench] | None = None
+    methods: tuple[str, ...] = ()  # the experiment's own, where others can join
+    metrics: tuple[str, ...] = ()
+
+    def tasks(
+        self, *, runs: int | None, quick: bool, seed: int, added: Added = NONE_ADDED
+    ) -> list[Task]:
+        """Run by run: after an interruption the first runs are complete. Run r has seed + r."""
+        runs = (self.quick_runs if quick else self.runs) if runs is None else runs
+        own = [("", __version__)]
+        if self.bench is not None:
+            own += [(name, added.version) for name in added.names if name not in self.methods]
+        return [
+            Task(setting, run, seed + run, name, version)
+            for run in range(runs)
+            for setting in self.settings(quick)
+            for name, version in own
+        ]
+
+    def owner(self, row: Row) -> str:
+        """The task's ``added`` that a row comes from."""
+        return row.method if self.bench is not None and row.method not in self.methods else ""
+
+    def do(self, task: Task, data: Path | None) -> Iterator[Measured]:
+        """The numbers of a task."""
+        if not task.added:
+            return self.work(task, data)
+        assert self.bench is not None
+        return self.bench(task, data).run(task.added).rows(self.metrics)
+
+    def ends(self, task: Task) -> tuple[str, str]:
+        """Method and metric of a task's last row."""
+        return (task.added, self.metrics[-1]) if task.added else self.last

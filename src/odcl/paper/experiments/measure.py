@@ -1,0 +1,179 @@
+"""What is measured of a method, and local models that several methods share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from odcl._typing import Floats
+from odcl.data.federation import Federation
+from odcl.data.synthetic import linear_federation
+from odcl.local.exact import Penalty, Solution, solve_users
+from odcl.paper.baselines import METHODS, BaselineResult, run
+from odcl.paper.baselines.registry import BUILT_IN
+from odcl.paper.experiments.definition import Experiment, Measured, Task
+from odcl.paper.experiments.rows import Rows, Setting
+from odcl.paper.partition import ImageFederation
+from odcl.risk.loss import Loss
+from odcl.risk.losses import as_loss
+
+
+class Fitted:
+    """Local models that are there already: a ``solver`` for the one-shot methods of one run."""
+
+    def __init__(self, solution: Solution) -> None:
+        self.solution = solution
+
+    def solve_users(self, federation: Federation, y: Floats, loss: Loss, **_: Any) -> Solution:
+        return self.solution
+
+    def __repr__(self) -> str:
+        return "exact"
+
+
+class Bench:
+    """One federation, one seed, and the methods that are run on it.
+
+    ``call`` is the loss and the penalty, the same for all. The local models are fitted once and
+    belong to ``local``'s time; the seconds of other one-shot methods are those of the server.
+    """
+
+    def __init__(self, federation: Federation, *, seed: int, **call: Any) -> None:
+        self.federation, self.seed, self.call = federation, seed, call
+        start = time.perf_counter()
+        self.solver = Fitted(_fit(federation, **call))
+        self.fit_seconds = time.perf_counter() - start
+
+    def run(self, name: str, *, method: str | None = None, **options: Any) -> Timed:
+        """A method of the registry; ``method`` is the name in the rows where it differs."""
+        if _on_local_models(name, {**METHODS[name].settings, **options}):
+            options["solver"] = self.solver
+        groups = getattr(self.federation, "groups", None)
+        found = self.time(method or name, partial(run, name, groups=groups), **options)
+        return replace(found, seconds=found.seconds + self.fit_seconds * (name == "local"))
+
+    def time(self, method: str, call: Callable[..., BaselineResult], **options: Any) -> Timed:
+        """What ``call(federation, ...)`` gives, under a name."""
+        start = time.perf_counter()
+        result = call(self.federation, **{**self.call, "seed": self.seed, **options})
+        return Timed(self.federation, method, result, time.perf_counter() - start)
+
+    def time_each(
+        self, call: Callable[..., dict[str, BaselineResult]], **options: Any
+    ) -> list[Timed]:
+        """Several methods that one call gives, with an equal share of its time."""
+        start = time.perf_counter()
+        found = call(self.federation, **{**self.call, "seed": self.seed, **options})
+        share = (time.perf_counter() - start) / len(found)
+        return [Timed(self.federation, name, result, share) for name, result in found.items()]
+
+
+def comparison(
+    name: str,
+    title: str,
+    settings: Callable[[bool], list[Setting]],
+    bench: Callable[[Task, Path | None], Bench],
+    methods: tuple[str, ...],
+    metrics: tuple[str, ...],
+    table: Callable[[Rows], str],
+    draw: Callable[[Rows], Any],
+    *,
+    runs: int = 10,
+) -> Experiment:
+    """An experiment that runs methods by name and measures the same of all; others can join."""
+
+    def work(task: Task, data: Path | None) -> Iterator[Measured]:
+        here = bench(task, data)
+        for method in methods:
+            yield from here.run(method).rows(metrics)
+
+    last = (methods[-1], metrics[-1])
+    return Experiment(
+        name,
+        title,
+        settings,
+        work,
+        last,
+        table,
+        draw,
+        runs,
+        bench=bench,
+        methods=methods,
+        metrics=metrics,
+    )
+
+
+def linear_bench(task: Task, data: Path | None) -> Bench:
+    """The paper's linear federation of a task's setting."""
+    s = task.setting
+    federation = linear_federation(s["m"], s["n"], n_clusters=s["K"], dim=s["d"], seed=task.seed)
+    return Bench(federation, seed=task.seed)
+
+
+def _on_local_models(name: str, options: dict[str, Any]) -> bool:
+    """Does a method start from the users' models on their rows as they are?"""
+    one_shot = name in ("local", "oracle-averaging", "naive") or name.startswith("odcl")
+    moved = "centred" in options or "centred" in name or name.endswith("/own-threshold")
+    return name in BUILT_IN and one_shot and not moved and "solver" not in options
+
+
+def _fit(
+    federation: Federation,
+    loss: str | Loss = "squared",
+    l2: float = 0.0,
+    fit_intercept: bool = False,
+) -> Solution:
+    loss = as_loss(loss, federation.y)
+    y, strength = loss.encode(federation.y), np.full(federation.n_users, float(l2))
+    return solve_users(federation, y, loss, Penalty(strength), fit_intercept=fit_intercept)
+
+
+@dataclass(frozen=True, eq=False)
+class Timed:
+    """A method's result, and the numbers it gives."""
+
+    federation: Federation
+    method: str
+    result: BaselineResult
+    seconds: float
+
+    def rows(self, metrics: Sequence[str]) -> Iterator[Measured]:
+        for metric in metrics:
+            yield Measured(self.method, metric, self.value(metric), self.seconds)
+
+    def value(self, metric: str) -> float:
+        result = self.result
+        match metric:
+            case "nmse":
+                return result.nmse()
+            case "accuracy":
+                return float(self.user_accuracy().mean())
+            case "rounds":
+                return result.n_rounds
+            case _:
+                return float(getattr(result, metric))
+
+    def user_accuracy(self) -> Floats:
+        """Share of the withheld images that each user's model gets right, (n_users,)."""
+        federation, result = self.federation, self.result
+        assert isinstance(federation, ImageFederation)
+        X = federation.test_X if result.shift is None else federation.test_X - result.shift
+        p = X.shape[1]
+        score = X @ result.models[:, :p].T + result.models[:, p:].sum(axis=1)
+        return (score * federation.test_y[federation.groups].T > 0).mean(axis=0)
+
+    def curve(self, rounds: Sequence[int]) -> Iterator[Measured]:
+        """The error after these rounds."""
+        history = self.result.history
+        assert history is not None
+        assert history.error is not None
+        for t in rounds:
+            part: Setting = {"round": int(t)}
+            error = history.error[min(t, len(history.error) - 1)]
+            yield Measured(self.method, "nmse", float(error), self.seconds, part)

@@ -1,0 +1,160 @@
+"""``rows.jsonl``: one number a row, appended as it comes, read again when a run goes on."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from odcl._typing import Floats
+from odcl.files import atomic_path
+
+Setting = dict[str, Any]
+# A row of one of these belongs to a part of a run: a point of its curve, a single user.
+PARTS = ("round", "user")
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one method gave in one run."""
+
+    experiment: str
+    method: str
+    setting: Setting
+    run: int
+    seed: int
+    metric: str
+    value: float | None  # None: not a finite number
+    seconds: float  # wall time of the method, without what it shares with others
+    version: str
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), allow_nan=False)
+
+
+def whole_setting(setting: Setting) -> Setting:
+    """The setting of the task that a row comes from."""
+    return {key: value for key, value in setting.items() if key not in PARTS}
+
+
+def finite(value: float) -> float | None:
+    """A value for a row: JSON knows no infinity."""
+    value = float(value)
+    if not math.isfinite(value):
+        return None
+    return int(value) if value.is_integer() and abs(value) < 2**53 else value
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a file; a last line that an interruption cut short is passed over."""
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").split("\n")
+    rows = []
+    for number, line in enumerate(lines[:-1], 1):
+        try:
+            rows.append(Row(**json.loads(line)))
+        except (ValueError, TypeError) as error:
+            raise ValueError(
+                f"Line {number} of {path} is not a row of odcl's, and a run cannot go on from it: "
+                "take the line out, or name another folder."
+            ) from error
+    return rows
+
+
+def is_torn(path: Path) -> bool:
+    """Does the file end in the middle of a line?"""
+    return path.exists() and not (b"\n" + path.read_bytes()).endswith(b"\n")
+
+
+def write_rows(path: Path, rows: Iterable[Row]) -> None:
+    """The whole file anew, whole or not at all."""
+    with atomic_path(path) as temporary:
+        temporary.write_text("".join(f"{row.to_json()}\n" for row in rows), encoding="utf-8")
+
+
+def append_rows(path: Path, rows: Iterable[Row]) -> None:
+    """Rows at the end of the file, on the disk when this returns."""
+    with path.open("a", encoding="utf-8") as stream:
+        stream.write("".join(f"{row.to_json()}\n" for row in rows))
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Nobody else appends to the folder's rows meanwhile; a process that dies lets go of it."""
+    try:
+        import fcntl
+    except ImportError:  # a system without such locks
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise ValueError(
+            f"Another run writes to {folder}, and rows of two would come in twice: wait for it, or "
+            "name another folder."
+        ) from error
+    finally:
+        os.close(descriptor)
+
+
+class Rows:
+    """Rows of one experiment, to ask for numbers by method, metric and setting."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.rows = rows
+        self._by: dict[tuple[str, str], list[Row]] = {}
+        for row in rows:
+            self._by.setdefault((row.method, row.metric), []).append(row)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def values(self, method: str, metric: str, **setting: Any) -> Floats:
+        """One number a run, in the order of runs; infinity where it was not finite."""
+        parts = {part: setting.pop(part, None) for part in PARTS}
+        found = [
+            (row.run, np.inf if row.value is None else row.value)
+            for row in self._by.get((method, metric), ())
+            if all(row.setting.get(key) == value for key, value in setting.items())
+            and all(row.setting.get(key) == value for key, value in parts.items())
+        ]
+        return np.array([value for _, value in sorted(found)], dtype=np.float64)
+
+    def mean(self, method: str, metric: str, **setting: Any) -> float:
+        values = self.values(method, metric, **setting)
+        return float(values.mean()) if len(values) else math.nan
+
+    def of(self, key: str, **setting: Any) -> list[Any]:
+        """The values that a setting takes, in order."""
+        seen = {
+            row.setting[key]
+            for row in self.rows
+            if key in row.setting and all(row.setting.get(k) == v for k, v in setting.items())
+        }
+        return sorted(seen)
+
+    def methods(self, **setting: Any) -> list[str]:
+        """The methods that there are rows of, in the order in which they came."""
+        return list(
+            dict.fromkeys(
+                row.method
+                for row in self.rows
+                if all(row.setting.get(k) == v for k, v in setting.items())
+            )
+        )
+
+    def others(self, methods: Sequence[str]) -> list[str]:
+        """Methods of somebody's own: those that are not the experiment's."""
+        return [method for method in self.methods() if method not in methods]

@@ -1,0 +1,202 @@
+"""Runs an experiment: what is missing in ``rows.jsonl`` is computed, then table and figure."""
+
+from __future__ import annotations
+
+import json
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from odcl.paper.experiments.added import NONE_ADDED, Added
+from odcl.paper.experiments.definition import Experiment, Key, Measured, Task
+from odcl.paper.experiments.report import work_seconds, write_report
+from odcl.paper.experiments.rows import (
+    Row,
+    Rows,
+    alone_in,
+    append_rows,
+    finite,
+    is_torn,
+    read_rows,
+    whole_setting,
+    write_rows,
+)
+
+ROWS = "rows.jsonl"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a call of :func:`reproduce` found and made."""
+
+    experiment: Experiment
+    rows: Rows
+    page: str
+    files: list[Path]
+    n_tasks: int
+    n_new: int  # tasks that were not in the file yet
+    n_other: int  # rows of these tasks that another version made: kept, not used
+    seconds: float  # wall time of this call
+    work_seconds: float  # of all methods in all rows
+    failures: list[str]  # of methods of somebody's own, a line each
+
+
+def reproduce(
+    experiment: Experiment,
+    out: Path,
+    *,
+    runs: int | None = None,
+    jobs: int = 1,
+    data: Path | None = None,
+    quick: bool = False,
+    seed: int = 0,
+    added: Added = NONE_ADDED,
+    advance: Callable[[int, int], None] = lambda done, total: None,
+) -> Outcome:
+    """Compute what is missing, append it to ``out/rows.jsonl``, write the page and the figure.
+
+    Tasks run through joblib: ``with joblib.parallel_config(backend="dask")`` around this call
+    sends them elsewhere. ``added`` are methods of your own (``added.load``).
+    ``advance(done, total)`` is told of progress.
+    """
+    start = time.perf_counter()
+    experiment.check(data)
+    tasks = experiment.tasks(runs=runs, quick=quick, seed=seed, added=added)
+    if not tasks:
+        raise ValueError("There is nothing to run: --runs must be 1 or more.")
+    path = out / ROWS
+    with alone_in(out):
+        have = _complete(path, experiment, tasks)
+        missing = [task for task in tasks if task.key not in have]
+        advance(len(tasks) - len(missing), len(tasks))
+        failures = []
+        for done, rows in enumerate(_results(experiment, missing, data, jobs, added), 1):
+            if isinstance(rows, str):
+                failures.append(rows)
+            else:
+                append_rows(path, rows)
+            advance(len(tasks) - len(missing) + done, len(tasks))
+    everything = read_rows(path)
+    found = Rows(_of(experiment, tasks, everything))
+    page, files = write_report(experiment, found, out, quick=quick)
+    return Outcome(
+        experiment,
+        found,
+        page,
+        files,
+        len(tasks),
+        len(missing),
+        _n_other(experiment, tasks, everything),
+        time.perf_counter() - start,
+        work_seconds(found),
+        failures,
+    )
+
+
+# -- the rows --------------------------------------------------------------------------------------
+
+
+def _key(experiment: Experiment, row: Row) -> Key:
+    setting = json.dumps(whole_setting(row.setting), sort_keys=True)
+    return setting, row.run, row.seed, experiment.owner(row), row.version
+
+
+def _of(experiment: Experiment, tasks: Sequence[Task], rows: Sequence[Row]) -> list[Row]:
+    """The rows of these tasks, made by this version."""
+    keys = {task.key for task in tasks}
+    return [
+        row for row in rows if row.experiment == experiment.name and _key(experiment, row) in keys
+    ]
+
+
+def _n_other(experiment: Experiment, tasks: Sequence[Task], rows: Sequence[Row]) -> int:
+    """Rows of these tasks by other versions."""
+    keys = {task.key for task in tasks}
+    but_version = {key[:-1] for key in keys}
+    own = (_key(experiment, row) for row in rows if row.experiment == experiment.name)
+    return sum(key not in keys and key[:-1] in but_version for key in own)
+
+
+def _complete(path: Path, experiment: Experiment, tasks: Sequence[Task]) -> set[Key]:
+    """Tasks whose rows are all there. Rows of those cut short are taken out of the file."""
+    rows = read_rows(path)
+    own = _of(experiment, tasks, rows)
+    ends = {task.key: experiment.ends(task) for task in tasks}
+    have = {
+        key
+        for key, row in ((_key(experiment, row), row) for row in own)
+        if (row.method, row.metric) == ends[key]
+    }
+    halves = {id(row) for row in own if _key(experiment, row) not in have}
+    if halves or is_torn(path):
+        write_rows(path, [row for row in rows if id(row) not in halves])
+    return have
+
+
+# -- the work --------------------------------------------------------------------------------------
+
+
+def _results(
+    experiment: Experiment, tasks: Sequence[Task], data: Path | None, jobs: int, added: Added
+) -> Iterator[list[Row] | str]:
+    """The tasks' rows in their order, each as soon as it is there, or why a task has none."""
+    from joblib import Parallel, delayed
+
+    jobs = 1 if experiment.runs == 1 else jobs  # formulas: starting processes would take longer
+    calls = (delayed(_do)(experiment, task, data, added) for task in tasks)
+    try:
+        pool = Parallel(n_jobs=jobs, return_as="generator")
+    except ValueError:  # a backend that gives results all at once, such as Ray's
+        pool = Parallel(n_jobs=jobs)
+    yield from pool(calls)
+
+
+def _do(experiment: Experiment, task: Task, data: Path | None, added: Added) -> list[Row] | str:
+    """One task, on one BLAS thread: numbers are the same however many tasks run side by side.
+
+    A method of somebody's own that fails says so, and the others go on.
+    """
+    from sklearn.exceptions import ConvergenceWarning
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(1), warnings.catch_warnings():
+        # The paper's own step is too long on CIFAR10: the rows show what comes of it.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        added.register()  # in a process of its own nobody has yet
+        try:
+            rows = [_row(experiment, task, found) for found in experiment.do(task, data)]
+        except Exception as error:
+            if not task.added:
+                raise
+            return _failure(experiment, task, added, error)
+    assert (rows[-1].method, rows[-1].metric) == experiment.ends(task)
+    return rows
+
+
+def _failure(experiment: Experiment, task: Task, added: Added, error: Exception) -> str:
+    """One line: which method, where in its file, on what, and the error."""
+    lines = [
+        frame.lineno
+        for frame in traceback.extract_tb(error.__traceback__)
+        if added.path is not None and frame.filename == str(added.path)
+    ]
+    where = f" (line {lines[-1]} of {added.path.name})" if lines and added.path else ""
+    what = f"{experiment.name} with {json.dumps(task.setting)}, run {task.run}"
+    return f"{task.added}{where} failed on {what}: {type(error).__name__}: {error}"
+
+
+def _row(experiment: Experiment, task: Task, found: Measured) -> Row:
+    return Row(
+        experiment.name,
+        found.method,
+        {**task.setting, **found.part},
+        task.run,
+        task.seed,
+        found.metric,
+        finite(found.value),
+        round(found.seconds, 6),
+        task.version,
+    )

@@ -1,0 +1,71 @@
+"""The comparison of methods (the table of Section 1) with numbers in it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from scipy.spatial.distance import pdist
+
+from odcl.data.synthetic import linear_federation
+from odcl.paper.experiments.definition import Experiment, Measured, Task
+from odcl.paper.experiments.rows import Rows, Setting
+from odcl.theory.communication import table1, to_markdown
+
+
+def settings(quick: bool) -> list[Setting]:
+    """The paper's linear set-ups. D is of the optima of seed 0, to two digits."""
+    found = []
+    for K, n in ((10, 100), (10, 1000), (4, 400), (4, 600)):
+        federation = linear_federation(K, 1, n_clusters=K, seed=0)
+        assert federation.optima is not None
+        D = float(np.round(pdist(federation.optima).min(), 2))
+        found.append({"sizes": [100 // K] * K, "K": K, "m": 100, "D": D, "n": n})
+    return found
+
+
+def for_clusters(sizes: Sequence[int], D: float, n: int) -> Experiment:
+    """The table for clusters of somebody's own: their sizes, separation D, n samples a user."""
+    table1(sizes, D=D, n=n)  # says what is wrong with them before anything is written
+    own: Setting = {"sizes": list(sizes), "K": len(sizes), "m": sum(sizes), "D": D, "n": n}
+    return replace(EXPERIMENT, settings=lambda quick: [own])
+
+
+def work(task: Task, data: Path | None) -> Iterator[Measured]:
+    """Rounds of every method, from the formulas: nothing is drawn."""
+    s = task.setting
+    for row in table1(s["sizes"], D=s["D"], n=s["n"]):
+        rounds = math.inf if row.rounds is None else row.rounds
+        yield Measured(row.method.lower(), "rounds", rounds, 0.0)
+
+
+def evaluated(sizes: Sequence[int], D: float, n: int) -> str:
+    """The table for clusters of these sizes, separation D and n samples a user."""
+    m, K = sum(sizes), len(sizes)
+    each = f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
+    head = f"m = {m}, K = {K}, |C_k| = {each}, D = {D:g}, n = {n}"
+    return f"## {head}\n\n{to_markdown(table1(sizes, D=D, n=n)).split(chr(10) * 2)[0]}"
+
+
+def page(rows: Rows) -> str:
+    seen = {str(row.setting): row.setting for row in rows.rows}
+    parts = [evaluated(s["sizes"], s["D"], s["n"]) for s in seen.values()]
+    legend = to_markdown(table1([2, 2], D=1.0, n=3)).split("\n\n")[1]
+    return "\n\n".join(
+        ["The paper gives orders; here they have numbers, with constants of 1.", *parts, legend]
+    )
+
+
+EXPERIMENT = Experiment(
+    "table-methods",
+    "Comparison of methods: rounds and samples that the theory asks for",
+    settings,
+    work,
+    ("i-odcl-cc", "rounds"),
+    page,
+    runs=1,
+    quick_runs=1,
+)

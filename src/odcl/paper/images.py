@@ -1,0 +1,303 @@
+"""MNIST and CIFAR-10 (Section 5, Table 2) from the original files; nothing is downloaded.
+
+Files are taken as strangers: no file decides how much memory is used, and the pickles of CIFAR's
+python layout are read as data, without calling anything they name.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, cast
+
+import numpy as np
+
+from odcl._typing import Ints
+from odcl.paper.pickled import Bytes, Refused, byte_array, replay
+
+N_CLASSES = 10
+_MNIST_SHAPE = (28, 28)
+_CIFAR_SHAPE = (3, 32, 32)  # red, green, blue
+_MOST_IMAGES = 60_000  # in one file: MNIST's training images; no more are ever read
+_MOST_PICKLE_BYTES = 2**26  # an official batch has 31 MB
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """One data set in its original split and order, a byte a pixel until someone needs floats."""
+
+    name: str  # "mnist" or "cifar10"
+    X: Bytes  # (n_train, n_features), pixels 0..255
+    y: Ints  # (n_train,), classes 0..9
+    test_X: Bytes  # (n_test, n_features)
+    test_y: Ints  # (n_test,)
+    shape: tuple[int, ...]  # of one image: (28, 28), or (3, 32, 32) for red, green, blue
+    source: Path  # the folder that held the files
+
+
+class _Part(NamedTuple):
+    """The images of one file, or of several one after the other."""
+
+    X: Bytes  # (n, n_features)
+    y: Ints  # (n,)
+
+
+class _Layout(NamedTuple):
+    """One way in which a data set lies in a folder."""
+
+    subfolders: tuple[str, ...]  # where it may lie below the folder given
+    files: tuple[tuple[str, ...], ...]  # the names each file may have
+    read: Callable[[Sequence[Path]], Iterator[_Part]]  # training parts, then the test part
+
+
+def load_images(
+    name: str, folder: str | os.PathLike[str], *, classes: Sequence[int] | None = None
+) -> Images:
+    """MNIST or CIFAR-10 from files in ``folder`` or in one of the subfolders they come in.
+
+    ``name`` is "mnist" (the four IDX files, .gz or not) or "cifar10" (the binary layout, the
+    python layout, or the two-class ``train.bin`` and ``test.bin``). ``classes`` keeps only those
+    classes, file by file: two of CIFAR-10's ten take a fifth of its 184 MB.
+    """
+    if name not in _LAYOUTS:
+        raise ValueError(f"There are no images called {name!r}: choose 'mnist' or 'cifar10'.")
+    layout, paths = _find(name, Path(folder))
+    parts = [_only(part, classes) for part in layout.read(paths)]
+    X, y = (np.concatenate(arrays) for arrays in zip(*parts[:-1], strict=True))
+    for part, there in (("training", y), ("test", parts[-1].y)):
+        lacking = [c for c in (() if classes is None else classes) if c not in there]
+        if lacking:
+            raise ValueError(
+                f"Class {lacking[0]} is asked for, and the {part} images in {paths[0].parent} "
+                "have none of it: ask for classes they hold, or put the full data set there."
+            )
+    shape = _MNIST_SHAPE if name == "mnist" else _CIFAR_SHAPE
+    return Images(name, X, y, *parts[-1], shape, paths[0].parent)
+
+
+def _find(name: str, folder: Path) -> tuple[_Layout, list[Path]]:
+    """The first layout that is there as a whole, and its files."""
+    advice = _ADVICE[name].format(folder=folder)
+    if not folder.is_dir():
+        raise ValueError(f"There is no folder {folder}. {advice}")
+    seen = ""
+    for layout in _LAYOUTS[name]:
+        for place in (folder / sub for sub in layout.subfolders):
+            found = [[place / n for n in names if (place / n).is_file()] for names in layout.files]
+            if all(found):
+                return layout, [paths[0] for paths in found]
+            if any(found) and not seen:
+                there = next(paths[0] for paths in found if paths)
+                lacking = layout.files[found.index([])][0]
+                seen = f" ({there} is there, {lacking} beside it is not)"
+    for archive in sorted(folder.glob("cifar-10-*.tar.gz")) if name == "cifar10" else ():
+        seen = seen or f" ({archive.name} is there: unpack it with tar -xzf)"
+    raise ValueError(f"Folder {folder} does not hold {name} as a whole{seen}. {advice}")
+
+
+def _only(part: _Part, classes: Sequence[int] | None) -> _Part:
+    if classes is None:
+        return part
+    kept = np.isin(part.y, np.asarray(classes))
+    return _Part(part.X[kept], part.y[kept])
+
+
+def _classes(labels: Any, path: Path) -> Ints:
+    """Labels as (n,) classes 0..9."""
+    y = np.asarray(labels, dtype=np.intp)
+    wrong = (y < 0) | (y >= N_CLASSES)
+    if wrong.any():
+        at = int(wrong.argmax())
+        raise _foreign(path, f"has label {y[at]} at image {at}, and classes are 0 to 9")
+    return y
+
+
+def _foreign(path: Path, seen: str) -> ValueError:
+    """The error for a file that is not what its name says, on one line."""
+    return ValueError(
+        f"{path} {seen}: it is cut short or another file under this name. Put the original there."
+    )
+
+
+def _read_up_to(stream: BinaryIO, most: int) -> bytearray:
+    """At most that many bytes, in pieces: read(most) sets them aside for the smallest file."""
+    raw = bytearray()
+    while piece := stream.read(min(most - len(raw), 2**20)):
+        raw += piece
+    return raw
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Errors of gzip with the name of the file; those of the system have it already."""
+    try:
+        yield
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise _foreign(path, f"could not be read ({error})") from error
+
+
+# MNIST: IDX files, a header of big-endian 32-bit numbers and then a byte a value.
+
+
+def _read_mnist(paths: Sequence[Path]) -> Iterator[_Part]:
+    for images, labels in (paths[:2], paths[2:]):
+        X = _read_idx(images, _MNIST_SHAPE)
+        y = _classes(_read_idx(labels, ()), labels)
+        if len(X) != len(y):
+            raise ValueError(
+                f"{images} holds {len(X)} images and {labels.name} beside it {len(y)} labels: they "
+                "are not of one data set. Put the original files there."
+            )
+        yield _Part(X.reshape(len(X), -1), y)
+
+
+def _read_idx(path: Path, shape: tuple[int, ...]) -> Bytes:
+    """The values of an IDX file as (n, *shape).
+
+    The header is checked first; then one byte more than it announces is asked for, so neither a
+    header that lies nor a gzip stream without end takes more than ``_MOST_IMAGES`` images.
+    """
+    with _naming(path), _unpacked(path) as stream:
+        head = stream.read(8 + 4 * len(shape))
+        if len(head) < 8 + 4 * len(shape):
+            raise _foreign(path, f"has {len(head)} bytes, fewer than the header of an IDX file")
+        magic, n, *sizes = np.frombuffer(head, dtype=">u4").tolist()
+        expected = 0x0801 + len(shape)  # 08: bytes; then the number of dimensions, n included
+        if magic != expected:
+            raise _foreign(path, f"starts with {magic:#010x} where {expected:#010x} should be")
+        if tuple(sizes) != shape or not 0 < n <= _MOST_IMAGES:
+            seen, right = (" x ".join(map(str, s)) for s in ((n, *sizes), (_MOST_IMAGES, *shape)))
+            raise _foreign(path, f"announces {seen} values, and MNIST has at most {right} a file")
+        size = n * prod(shape)
+        body = _read_up_to(stream, size + 1)
+    if len(body) != size:
+        seen = f"only {len(body)}" if len(body) < size else "more"
+        raise _foreign(path, f"announces {size} bytes after its header and holds {seen}")
+    return np.frombuffer(body, dtype=np.uint8).reshape(n, *shape)
+
+
+def _unpacked(path: Path) -> BinaryIO:
+    """The file as a stream, unpacked if it is gzip: by its content, browsers change endings."""
+    with path.open("rb") as stream:
+        packed = stream.read(2) == b"\x1f\x8b"
+    return cast(BinaryIO, gzip.open(path)) if packed else path.open("rb")
+
+
+# CIFAR-10: records without a header (binary), or a pickled dict a batch (python).
+
+
+def _read_cifar_batches(read: Callable[[Path], _Part], paths: Sequence[Path]) -> Iterator[_Part]:
+    """Five training batches and the test batch.
+
+    The originals are of one size, 10,000: a batch cut short between two images shows by that.
+    """
+    size = 0
+    for path in paths:
+        part = read(path)
+        size = size or len(part.y)
+        if len(part.y) != size:
+            raise ValueError(
+                f"{path} holds {len(part.y)} images and {paths[0].name} {size}, and CIFAR-10's "
+                "batches are of one size: the smaller is cut short. Put the original there."
+            )
+        yield part
+
+
+def _read_cifar_two_files(paths: Sequence[Path]) -> Iterator[_Part]:
+    """``train.bin`` and ``test.bin``: some classes only, five training images a test image."""
+    train, test = (_read_cifar_binary(path) for path in paths)
+    if len(train.y) != 5 * len(test.y):
+        raise ValueError(
+            f"{paths[0]} holds {len(train.y)} images and {paths[1].name} {len(test.y)}, and "
+            "CIFAR-10 has five for one: one of them is cut short. Put the original there."
+        )
+    yield from (train, test)
+
+
+def _read_cifar_binary(path: Path) -> _Part:
+    """Records of one label byte and 3,072 pixel bytes."""
+    record = 1 + prod(_CIFAR_SHAPE)
+    raw = _read_bytes(path, _MOST_IMAGES * record)
+    if not raw or len(raw) % record:
+        raise _foreign(path, f"has {len(raw)} bytes, not whole records of {record}")
+    records = np.frombuffer(raw, dtype=np.uint8).reshape(-1, record)
+    return _Part(np.ascontiguousarray(records[:, 1:]), _classes(records[:, 0], path))
+
+
+def _read_cifar_python(path: Path) -> _Part:
+    """A pickled dict with ``data``, (n, 3072) bytes, and ``labels``, n numbers; keys str or bytes.
+
+    The pickle is not run: see :func:`~odcl.paper.pickled.replay`.
+    """
+    raw = _read_bytes(path, _MOST_PICKLE_BYTES)
+    try:
+        batch = replay(raw)
+        X, labels = byte_array(batch["data"]), batch["labels"]
+        if X.ndim != 2 or X.shape[1] != prod(_CIFAR_SHAPE):
+            raise Refused(f"holds data of shape {X.shape}, not of n rows of 3072 pixels")
+        if not isinstance(labels, list) or {type(label) for label in labels} != {int}:
+            raise Refused("holds labels that are not a list of numbers")
+        if len(labels) != len(X):
+            raise Refused(f"holds {len(X)} images and {len(labels)} labels")
+    except Refused as refused:
+        raise _foreign(path, str(refused)) from refused
+    except (ValueError, KeyError, IndexError, TypeError, OverflowError) as error:
+        raise _foreign(path, f"is not a pickled batch of CIFAR-10 ({error!r:.100})") from error
+    return _Part(X, _classes(labels, path))
+
+
+def _read_bytes(path: Path, most: int) -> bytearray:
+    with _naming(path), path.open("rb") as stream:
+        small = path.stat().st_size <= most
+        raw = _read_up_to(stream, most + 1 if small else 0)
+    if not small or len(raw) > most:
+        raise _foreign(path, f"has more than {most} bytes, the most CIFAR-10 needs in a file")
+    return raw
+
+
+_IDX = tuple(
+    tuple(
+        f"{part}-{kind}{end}"
+        for kind in (f"{what}-ubyte", f"{what.replace('-', '.')}-ubyte")
+        for end in ("", ".gz")
+    )
+    for part in ("train", "t10k")
+    for what in ("images-idx3", "labels-idx1")
+)
+_BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
+_LAYOUTS = {
+    "mnist": (_Layout(("", "mnist", "MNIST", "MNIST/raw", "raw"), _IDX, _read_mnist),),
+    "cifar10": (
+        _Layout(
+            ("", "cifar-10-batches-bin", "cifar10", "cifar10/cifar-10-batches-bin"),
+            tuple((f"{batch}.bin",) for batch in _BATCHES),
+            partial(_read_cifar_batches, _read_cifar_binary),
+        ),
+        _Layout(
+            ("", "cifar-10-batches-py", "cifar10", "cifar10/cifar-10-batches-py"),
+            tuple((batch,) for batch in _BATCHES),
+            partial(_read_cifar_batches, _read_cifar_python),
+        ),
+        _Layout(
+            ("", "cifar10-two-classes", "cifar10"),
+            (("train.bin",), ("test.bin",)),
+            _read_cifar_two_files,
+        ),
+    ),
+}
+_ADVICE = {
+    "mnist": "Put MNIST's four files there or in {folder}/mnist, .gz or not: "
+    "train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte, "
+    "t10k-labels-idx1-ubyte. Nothing is downloaded.",
+    "cifar10": "Unpack cifar-10-binary.tar.gz or cifar-10-python.tar.gz of "
+    "https://www.cs.toronto.edu/~kriz/cifar.html in {folder} (which makes cifar-10-batches-bin or "
+    "cifar-10-batches-py), or put train.bin and test.bin of two classes in "
+    "{folder}/cifar10-two-classes. Nothing is downloaded.",
+}

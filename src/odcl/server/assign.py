@@ -1,0 +1,347 @@
+"""A user that comes after the round: which group it belongs to, and its model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.special import chdtrc, digamma, fdtrc, polygamma, softmax
+
+from odcl._typing import Floats, Ints
+from odcl.data.federation import Federation
+from odcl.local.exact import Penalty, solve_users
+from odcl.local.fit import fit_users
+from odcl.risk.loss import Loss, penalty
+
+if TYPE_CHECKING:
+    from odcl.engines.in_process import ODCLResult
+
+# A distance that a member of the group would exceed in one case of ten thousand.
+STRANGE = 1e-4
+# Beyond this many directions the distance costs more than it tells: the likelihood decides alone.
+MOST_DIRECTIONS = 500
+# So many users' rows tell how noisy users are and how far those of a group differ.
+LOOK_AT = 300
+# Users who differ by less than this of their noise are refitted to the centre itself.
+LARGE = 1e12
+
+
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """What a fit knows of its groups, for users who come later. In standardised units."""
+
+    centers: Floats  # (n_clusters, dim)
+    members: Ints  # (n_clusters,), users
+    samples: Floats  # (n_clusters,), weight of their rows
+    pull: Floats  # (n_clusters,), share of a user's l2 penalty that is left in the centre
+    tau2: float  # how far users of a group differ, a coordinate: around the centre they are refit
+    spread: float  # the same as the users' own rows show it: a newcomer may be as far
+    phi: float  # noise scale of a typical user; NaN where nobody can tell
+    phi_dof: float  # what it is worth beside a user's own, in degrees of freedom
+
+
+@dataclass(frozen=True, eq=False)
+class Assignment:
+    """Where a new user belongs.
+
+    ``distance`` is to its group in noise units: about 1 for a member, whatever the number of rows
+    and parameters; NaN where nothing is known of the noise. ``none_of_these`` is True, and
+    ``label`` -1, where no group is credible; the model is then the user's own.
+    """
+
+    label: int
+    probability: float  # of the likeliest group, among the groups
+    probabilities: Floats  # (n_clusters,)
+    distance: float
+    none_of_these: bool
+    theta: Floats  # (dim,), in standardised units
+    model: Floats  # in the table's units
+
+
+def assign_rows(
+    X: Floats,
+    y: Floats,
+    loss: Loss,
+    groups: Groups,
+    *,
+    l2: float,
+    fit_intercept: bool,
+    refit: str | float | None,
+) -> Assignment:
+    """Weigh the groups by how well their models explain the user's rows.
+
+    The probabilities are those of the rows under theta ~ N(c_k, tau^2 I), by Laplace's method
+    (with tau = 0: under c_k itself), times the groups' shares of users. Whether the likeliest
+    group is credible is read off the slope of the rows' loss at its centre, not off the user's own
+    model: no shrinkage in it, directions that the rows do not see have no voice, and one row or
+    one class is enough.
+    """
+    newcomer = _Newcomer(X, y, loss, fit_intercept)
+    free, separable = newcomer.alone(0.0)
+    rows = _Rows.of(X, y, np.ones(len(y)), loss, free, l2, fit_intercept)
+    phi, dof = _noise_scale(rows, groups, known=not separable)
+    seen = rows.dim <= MOST_DIRECTIONS
+    modes = groups.centers
+    if seen and phi < LARGE * len(y) * groups.tau2:
+        modes = newcomer.around(groups.centers, phi / (len(y) * groups.tau2))
+    p = softmax(_evidence(rows, groups, modes, phi) + np.log(groups.members))
+    label = int(np.argmax(p))
+    distance, strange = _distance(rows, groups, label, phi, dof) if seen else (np.nan, False)
+    if strange or refit == 0:
+        theta = newcomer.alone(l2)[0]
+    elif refit is None or isinstance(refit, str):
+        theta = (groups.centers if refit is None else modes)[label]
+    else:
+        theta = newcomer.around(groups.centers[[label]], float(refit))[0]
+    return Assignment(-1 if strange else label, float(p[label]), p, distance, strange, theta, theta)
+
+
+@dataclass(frozen=True, eq=False)
+class _Newcomer:
+    """Fits of the new user's rows."""
+
+    X: Floats
+    y: Floats
+    loss: Loss
+    fit_intercept: bool
+
+    def alone(self, l2: float) -> tuple[Floats, bool]:
+        """The user's own model, and whether it has none without a prior."""
+        one = Federation(self.X, self.y, np.array([0, len(self.y)]), np.zeros(1, dtype=int))
+        local = fit_users(one, self.loss, l2=l2, fit_intercept=self.fit_intercept, curvature="none")
+        return local.theta[0], bool(local.prior[0])
+
+    def around(self, centers: Floats, strength: float) -> Floats:
+        """Its models drawn to each of the centers, (len(centers), dim): as many copies of it."""
+        n, k = len(self.y), len(centers)
+        copies = Federation(
+            np.tile(self.X, (k, 1)), np.tile(self.y, k), np.arange(k + 1) * n, np.arange(k)
+        )
+        pull = Penalty(np.full(k, strength), centers, free=False)
+        return solve_users(
+            copies, copies.y, self.loss, pull, fit_intercept=self.fit_intercept
+        ).theta
+
+
+def _noise_scale(rows: _Rows, groups: Groups, known: bool) -> tuple[float, float]:
+    """phi of a newcomer and its degrees of freedom: its own, drawn up to the federation's.
+
+    Never down: a newcomer may be noisier than the others were, and is no stranger for it. Without
+    degrees of freedom the best group's fit sets the scale, and no distance can be told.
+    """
+    if not rows.loss.has_dispersion:
+        return 1.0, np.inf
+    zero = rows.loss.value(np.zeros((len(rows.y), 1)), rows.y).mean()
+    floor = max(1e-18 * float(zero), 1e-300)  # noise-free rows differ by rounding
+    own, dof = rows.dispersion() if known else (0.0, 0.0)
+    total = dof + groups.phi_dof
+    if total == 0:
+        risk = min(rows.risk(c) for c in groups.centers)
+        return max(2.0 * risk / len(rows.y), floor), 0.0
+    common = groups.phi * groups.phi_dof if groups.phi_dof else 0.0
+    return max((common + dof * own) / total, own, floor), total
+
+
+def _evidence(rows: _Rows, groups: Groups, modes: Floats, phi: float) -> Floats:
+    """Log-probability of the rows under each group, up to a constant, (n_clusters,)."""
+    evidence = -np.array([rows.risk(mode) for mode in modes]) / phi
+    if modes is groups.centers:
+        return evidence
+    evidence -= 0.5 * ((modes - groups.centers) ** 2).sum(axis=1) / groups.tau2
+    bent = [np.log1p(groups.tau2 / phi * rows.view(mode).curvature).sum() for mode in modes]
+    return evidence - 0.5 * np.array(bent)
+
+
+def _distance(
+    rows: _Rows, groups: Groups, label: int, phi: float, dof: float
+) -> tuple[float, bool]:
+    """Distance to a group in noise units, and whether a member would hardly ever be so far."""
+    center = groups.centers[label]
+    view = rows.view(center, pull=float(groups.pull[label]))
+    r = len(view.slope)
+    if dof == 0 or r == 0:
+        return np.nan, False
+    square = view.square(phi, len(rows.y) / float(groups.samples[label]), groups.spread)
+    # Where a row that was nearly certain goes wrong, the slope has heavier tails than a normal
+    # law; the likelihood ratio has not. Elsewhere the two agree.
+    ratio = 2.0 * (rows.risk(center) - rows.risk(rows.own)) / phi
+    square *= min(1.0, max(ratio, 0.0) / max(view.square(phi, 0.0, 0.0), 1e-300))
+    tail = chdtrc(r, square) if np.isinf(dof) else fdtrc(r, dof, square / r)
+    return float(np.sqrt(square / r)), bool(tail < STRANGE)
+
+
+# -- one user's rows -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _View:
+    """The rows' loss from one centre: its slope and curvature there, eigenvector by eigenvector."""
+
+    slope: Floats  # (r,), directions that the rows do not see are left out
+    curvature: Floats  # (r,)
+
+    def square(self, phi: float, more: float, spread: float) -> float:
+        """Squared distance; chi-squared with r degrees of freedom for a member of the group.
+
+        At the true model the slope is noise of variance phi a. The centre misses the truth by
+        ``more`` times that, and users of a group differ by ``spread``, which adds spread a^2.
+        """
+        a = self.curvature
+        return float((self.slope**2 / (phi * a * (1.0 + more) + spread * a**2)).sum())
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """The rows of one user, in coordinates that span them."""
+
+    design: Floats  # (n, n_inputs)
+    basis: Floats | None  # (n_inputs, n), orthonormal; None: more rows than inputs
+    y: Floats  # (n,)
+    weight: Floats  # (n,)
+    loss: Loss
+    own: Floats  # (dim,), the user's own model
+    pen: Floats  # (dim,), diagonal of the penalty's Hessian
+
+    @classmethod
+    def of(
+        cls,
+        X: Floats,
+        y: Floats,
+        weight: Floats,
+        loss: Loss,
+        own: Floats,
+        l2: float,
+        fit_intercept: bool,
+    ) -> _Rows:
+        D = np.column_stack([X, np.ones(len(X))]) if fit_intercept else X
+        basis = np.linalg.qr(D.T)[0] if len(D) < D.shape[1] else None
+        pen = penalty(D.shape[1], loss.n_outputs, l2, fit_intercept)
+        return cls(D, basis, y, weight, loss, own, pen)
+
+    @property
+    def dim(self) -> int:
+        return min(self.design.shape) * self.loss.n_outputs
+
+    def _z(self, theta: Floats) -> Floats:
+        return self.design @ theta.reshape(-1, self.loss.n_outputs)
+
+    def risk(self, theta: Floats) -> float:
+        return float(self.weight @ self.loss.value(self._z(theta), self.y))
+
+    def dispersion(self) -> tuple[float, float]:
+        """The user's own phi and its degrees of freedom; both 0 where it cannot tell."""
+        dof = float(self.weight.sum()) - len(self.own)
+        if dof <= 0:
+            return 0.0, 0.0
+        z, y, weight = self._z(self.own)[None], self.y[None], self.weight[None]
+        return float(self.loss.dispersion(z, y, weight, np.array([dof]))[0]), dof
+
+    def view(self, theta: Floats, *, pull: float = 0.0) -> _View:
+        """Slope and curvature at ``theta``, of the rows and of a share of the penalty.
+
+        Where curvature hardly depends on the model it is taken at the user's own: from a far
+        centre all rows of a Huber loss lie on its flat part.
+        """
+        z = self._z(theta)
+        at = z if self.loss.curvature_varies else self._z(self.own)
+        D = self.design if self.basis is None else self.design @ self.basis
+        slope = D.T @ (self.loss.slope(z, self.y) * self.weight[:, None])
+        if pull > 0 and self.pen.any():
+            drawn = (pull * self.weight.sum() * self.pen * theta).reshape(-1, self.loss.n_outputs)
+            slope = slope + (drawn if self.basis is None else self.basis.T @ drawn)
+        curve = self.loss.curve(at, self.y) * self.weight[:, None, None]
+        gram = np.einsum("np,nqr,ns->pqsr", D, curve, D, optimize=True)
+        a, V = np.linalg.eigh(gram.reshape(self.dim, self.dim))
+        seen = a > 1e-10 * max(float(a[-1]), 1e-300)
+        return _View((slope.ravel() @ V)[seen], a[seen])
+
+
+# -- what the fit leaves behind ------------------------------------------------------------------
+
+
+def groups_of(
+    federation: Federation, result: ODCLResult, *, l2: float, fit_intercept: bool, combine: str
+) -> Groups:
+    """The groups of a fit, with what some users' rows say of noise and of differences inside."""
+    labels, k = result.labels, result.n_clusters
+    members = np.bincount(labels, minlength=k)
+    samples = np.bincount(labels, weights=federation.n_samples, minlength=k).astype(np.float64)
+    # Precision combining counts the penalty once a group; means keep every user's whole.
+    pull = np.ones(k)
+    if combine in ("precision", "shrink") and result.local.curvature is not None:
+        sent = result.local.uploads().sent.astype(float)
+        pull = 1.0 / np.maximum(np.bincount(labels, weights=sent, minlength=k), 1.0)
+    looks = [
+        _look(federation, result, i, pull, l2, fit_intercept)
+        for i in np.unique(np.linspace(0, federation.n_users - 1, LOOK_AT).astype(int))
+    ]
+    known = [(phi, dof) for _, phi, dof, _ in looks if dof > 0 and phi > 0]
+    phi, phi_dof = _typical(*np.array(known).T) if known else (np.nan, 0.0)
+    if not result.loss.has_dispersion:
+        phi, phi_dof = 1.0, np.inf
+    tau2 = result.step.tau2
+    spread = tau2 or 0.0
+    views = [(view, size) for view, _, _, size in looks if view is not None and size > 1]
+    if views and np.isfinite(phi):
+        spread = max(spread, _spread(views, phi))
+    return Groups(
+        result.centers,
+        members,
+        samples,
+        pull,
+        spread if tau2 is None else tau2,
+        spread,
+        float(phi),
+        float(phi_dof),
+    )
+
+
+def _look(
+    federation: Federation,
+    result: ODCLResult,
+    i: int,
+    pull: Floats,
+    l2: float,
+    fit_intercept: bool,
+) -> tuple[_View | None, float, float, int]:
+    """User i from its own centre, its noise scale with degrees of freedom, its group's size."""
+    part, label, loss = federation.rows(i), int(result.labels[i]), result.loss
+    y = loss.encode(federation.y[part])
+    weight = np.ones(len(y)) if federation.weight is None else federation.weight[part]
+    own = result.local.theta[i]
+    rows = _Rows.of(federation.X[part], y, weight, loss, own, l2, fit_intercept)
+    phi, dof = rows.dispersion() if not result.local.prior[i] else (0.0, 0.0)
+    view = None
+    if rows.dim <= MOST_DIRECTIONS:
+        view = rows.view(result.centers[label], pull=float(pull[label]))
+    return view, phi, dof, int((result.labels == label).sum())
+
+
+def _typical(phi: Floats, dof: Floats) -> tuple[float, float]:
+    """A typical noise scale, and the degrees of freedom that it is worth for another user.
+
+    As ``pooled_dispersion``: moments of log phi tell how much users differ in it.
+    """
+    half = 0.5 * dof
+    offset = np.log(phi) - digamma(half) + np.log(half)
+    excess = np.var(offset, ddof=1) - polygamma(1, half).mean() if len(phi) > 2 else 0.0
+    if excess <= 0:
+        return float((dof * phi).sum() / dof.sum()), float(dof.sum())
+    # trigamma(x) lies between 1/x and 1/x + 1/x^2, which brackets its inverse.
+    prior = 2.0 * brentq(lambda x: polygamma(1, x) - excess, 1.0 / excess, 1.0 / excess + 1.0)
+    return float(np.exp(offset.mean() + digamma(prior / 2) - np.log(prior / 2))), prior
+
+
+def _spread(views: list[tuple[_View, int]], phi: float) -> float:
+    """The tau^2 >= 0 of largest evidence for the users seen (``evidence_tau2``)."""
+    a = np.concatenate([view.curvature for view, _ in views]) / phi
+    # In a group of g the centre has taken up 1 / g of each user's deviation.
+    gap2 = np.concatenate([view.slope**2 * g / (g - 1.0) for view, g in views]) / phi**2
+    if len(a) == 0:
+        return 0.0
+    unit = 1.0 / float(np.median(a))
+    grid = np.concatenate([[0.0], np.geomspace(1e-4 * unit, 1e4 * unit, 81)])
+    misfit = [float((np.log1p(t * a) - t * gap2 / (1.0 + t * a)).sum()) for t in grid]
+    return float(grid[int(np.argmin(misfit))])

@@ -1,0 +1,853 @@
+"""The methods ODCL is compared with: against loops written out here, the paper, and each other."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.exceptions import ConvergenceWarning
+
+from odcl import Federation, Huber, Multinomial, ODCLResult, ProjectedSGD, linear_federation, odcl
+from odcl.clustering.labels import same_partition
+from odcl.data.federation import user_rng
+from odcl.data.synthetic import SyntheticFederation, logistic_federation
+from odcl.paper.baselines import (
+    METHODS,
+    BaselineResult,
+    all_for_all,
+    cluster_oracle,
+    fedavg,
+    ifca,
+    local,
+    make_result,
+    naive,
+    one_shot,
+    oracle_averaging,
+    register,
+    run,
+)
+from odcl.paper.baselines.plain import subsample
+from odcl.paper.baselines.problem import problem_of
+from odcl.paper.baselines.risks import Draws, QuadraticBlock, RowBlock, WideBlock, blocks_of
+from odcl.paper.baselines.starts import start_models
+from odcl.risk.losses import as_loss
+from odcl.server.combine import average_by_cluster
+
+
+def small(counts, *, dim=3, n_groups=2, seed=0, logistic=False):
+    """A few users by hand: optima far apart, or labels of a logistic model."""
+    rng = np.random.default_rng(seed)
+    m = len(counts)
+    groups = np.arange(m) % n_groups
+    centers = 3.0 * rng.standard_normal((n_groups, dim))
+    X = rng.standard_normal((sum(counts), dim))
+    owner = np.repeat(np.arange(m), counts)
+    z = (X * centers[groups[owner]]).sum(axis=1)
+    noise = rng.standard_normal(len(z))
+    y = np.where(z + noise > 0, 1.0, -1.0) if logistic else z + 0.3 * noise
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    return SyntheticFederation(X, y, offsets, np.arange(m), groups=groups, optima=centers[groups])
+
+
+def rows_of(federation):
+    return [(X, y) for _, X, y in federation]
+
+
+def squared_gradient(theta, X, y):
+    return X.T @ (X @ theta - y) / len(y)
+
+
+def squared_risk(theta, X, y):
+    return ((X @ theta - y) ** 2).mean() / 2
+
+
+def logistic_gradient(theta, X, y):
+    return -X.T @ (y / (1 + np.exp(y * (X @ theta)))) / len(y)
+
+
+def logistic_risk(theta, X, y):
+    return np.log1p(np.exp(-y * (X @ theta))).mean()
+
+
+HAND = {
+    "squared": (squared_risk, squared_gradient),
+    "logistic": (logistic_risk, logistic_gradient),
+}
+# Users with more rows than parameters, with fewer, and both among others.
+COUNTS = {"tall": [9, 7, 8, 12, 9, 9], "wide": [2, 3, 2, 3, 1, 2], "both": [2, 9, 40, 3, 7, 1]}
+
+
+# -- one round or none -----------------------------------------------------------------------
+
+
+def test_local_models_are_the_users_own_and_nothing_is_sent():
+    federation = small([9, 12, 8, 30])
+    result = local(federation)
+    own = [np.linalg.lstsq(X, y, rcond=None)[0] for X, y in rows_of(federation)]
+    assert_allclose(result.models, own, rtol=1e-10)
+    assert (result.n_rounds, result.bytes_up, result.bytes_down) == (0, 0, 0)
+    assert_allclose(result.history.error, [result.nmse()])
+
+
+def test_naive_averaging_is_the_mean_of_all():
+    federation = small([9, 12, 8, 30])
+    own = [np.linalg.lstsq(X, y, rcond=None)[0] for X, y in rows_of(federation)]
+    result = naive(federation)
+    assert_allclose(result.models, np.tile(np.mean(own, axis=0), (4, 1)), rtol=1e-10)
+    assert result.n_clusters == 1
+
+
+@pytest.mark.parametrize("ratio", [0.5, 0.3])
+def test_bias_correction_is_the_formula_of_zhang_and_duchi(ratio):
+    """(theta - r theta_sub) / (1 - r), theta_sub from ceil(r n) different rows of the user."""
+    federation = small([20, 31, 40])
+    part = subsample(federation, ratio, seed=5)
+    assert_array_equal(part.n_rows, np.ceil(ratio * federation.n_rows))
+    corrected = []
+    for (X, y), (Xs, ys) in zip(rows_of(federation), rows_of(part), strict=True):
+        assert len(np.unique(Xs, axis=0)) == len(Xs)
+        assert set(map(tuple, Xs)) <= set(map(tuple, X))
+        full, sub = (np.linalg.lstsq(*data, rcond=None)[0] for data in ((X, y), (Xs, ys)))
+        corrected.append((full - ratio * sub) / (1 - ratio))
+    result = naive(federation, bias_corrected=True, ratio=ratio, seed=5)
+    assert_allclose(result.models[0], np.mean(corrected, axis=0), rtol=1e-9)
+    assert result.bytes_up == naive(federation).bytes_up
+
+
+def test_bias_correction_takes_bias_off_logistic_averages():
+    """Many users with few rows: what is left of the average's error is bias."""
+    rng = np.random.default_rng(0)
+    m, n, truth = 2000, 60, np.array([1.0, -1.0])
+    X = rng.standard_normal((m * n, 2))
+    y = np.where(rng.random(m * n) < 1 / (1 + np.exp(-X @ truth)), 1.0, -1.0)
+    federation = Federation(X, y, np.arange(m + 1) * n, np.arange(m))
+    off = [
+        np.linalg.norm(naive(federation, loss="logistic", bias_corrected=b).models[0] - truth)
+        for b in (False, True)
+    ]
+    assert off[1] < 0.5 * off[0]
+
+
+def test_oracle_averaging_is_the_mean_inside_the_true_groups():
+    federation = small([9, 12, 8, 30, 9, 9], n_groups=3)
+    result = oracle_averaging(federation, groups=federation.groups)
+    expected = average_by_cluster(local(federation).models, federation.groups)
+    assert_allclose(result.models, expected[federation.groups], rtol=1e-12)
+    assert "told the true groups" in result.summary()
+
+
+@pytest.mark.parametrize("counts", [[8] * 6, [8, 20, 5, 9, 40, 7]])
+def test_cluster_oracle_minimises_equation_3(counts):
+    """Each user counts once: rows weigh 1 / n_i. With equal sizes that is pooled least squares."""
+    federation = small(counts)
+    result = cluster_oracle(federation, groups=federation.groups)
+    for k in (0, 1):
+        data = [d for d, g in zip(rows_of(federation), federation.groups, strict=True) if g == k]
+        A = sum(X.T @ X / len(y) for X, y in data)
+        h = sum(X.T @ y / len(y) for X, y in data)
+        assert_allclose(result.models[federation.groups == k], [np.linalg.solve(A, h)] * 3)
+    assert result.bytes_up == 8 * federation.X.size + 8 * len(federation.y)
+
+
+def test_groups_are_given_by_user_whatever_the_order_of_users():
+    """The server sorts users by id: groups must go with them."""
+    federation = small([9, 12, 8, 30, 9, 9], n_groups=3).take(np.array([3, 0, 5, 4, 1, 2]))
+    groups = federation.users % 3
+    result = oracle_averaging(federation, groups=groups)
+    expected = average_by_cluster(local(federation).models, groups)[groups]
+    assert_allclose(result.models, expected, rtol=1e-12)
+
+
+# -- the users' risks ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss", ["squared", "logistic", Huber(0.5), Multinomial(3), "poisson"])
+@pytest.mark.parametrize("fit_intercept", [False, True])
+@pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS)
+def test_blocks_agree_with_the_losses_on_one_user(loss, fit_intercept, counts):
+    """Risk, gradient and three local steps of every form of block, several models at a time."""
+    federation = small(counts)
+    targets = {"logistic": np.sign, "multinomial": lambda y: np.abs(y) // 1 % 3, "poisson": np.abs}
+    loss = as_loss(loss)
+    y = targets.get(loss.name, np.asarray)(federation.y)
+    dim = loss.dim(3, fit_intercept)
+    theta = 0.3 * np.random.default_rng(1).standard_normal((len(counts), 4, dim))
+    call = {"l2": 0.1, "fit_intercept": fit_intercept}
+    seen = 0
+    for block in blocks_of(federation, y, loss, **call):
+        for position, i in enumerate(block.users):
+            rows = federation.rows(int(i))
+            data = (federation.X[rows], y[rows])
+            mine = theta[block.users]
+            for r in range(4):
+                point = theta[i, r]
+                assert_allclose(block.risk(mine)[position, r], loss.risk(point, *data, **call))
+                gradient = loss.gradient(point, *data, **call)
+                assert_allclose(block.gradient(mine)[position, r], gradient, atol=1e-12)
+                for _ in range(3):
+                    point = point - 0.1 * loss.gradient(point, *data, **call)
+                assert_allclose(block.descend(mine, 0.1, 3)[position, r], point, atol=1e-12)
+            same = block.risk(theta[:1])[position]
+            assert_allclose(same, [loss.risk(t, *data, **call) for t in theta[0]])
+            L = block.smoothness(2.0)[position]
+            exact = loss.constants(*data, 2.0, **call).L
+            assert exact * (1 - 1e-12) <= L <= exact + 0.1 + 1e-12  # the penalty on the intercept
+            seen += 1
+    assert seen == len(counts)
+
+
+def test_each_user_is_held_in_its_cheapest_form():
+    federation = small(COUNTS["both"])
+    kinds = [
+        type(b)
+        for b in blocks_of(federation, federation.y, as_loss("squared"), l2=0, fit_intercept=False)
+    ]
+    assert kinds.count(QuadraticBlock) == 1
+    assert WideBlock in kinds
+    y = np.sign(federation.y)
+    kinds = {
+        type(b) for b in blocks_of(federation, y, as_loss("logistic"), l2=0.1, fit_intercept=True)
+    }
+    assert kinds == {RowBlock}  # a free intercept beside a penalty: no common shrinkage
+
+
+def test_draws_come_from_the_users_own_streams_however_many_are_taken_at_a_time():
+    federation = small([5, 9, 4])
+    some, all_at_once = Draws(federation, 3), Draws(federation, 3)
+    parts = np.concatenate([some.take(size) for size in (1, 7, 1500, 2)], axis=1)
+    assert_array_equal(parts, all_at_once.take(1510))
+    for i in range(3):
+        assert_array_equal(np.unique(parts[i]), np.arange(18)[federation.rows(i)])
+        first = user_rng(3, i).integers(*federation.offsets[i : i + 2], size=20)
+        assert_array_equal(first, parts[i, :20])
+        other = Draws(federation.take(np.array([i])), 3).take(20)[0]
+        assert_array_equal(other + federation.offsets[i], parts[i, :20])
+
+
+# -- IFCA ------------------------------------------------------------------------------------
+
+
+def published_ifca(data, models, step, rounds):
+    """Ghosh et al., option I as published: squared loss without 1/2, sums divided by m."""
+    models = [theta.copy() for theta in models]
+    m = len(data)
+    path = [np.array(models)]
+    for _ in range(rounds):
+        total = [np.zeros_like(theta) for theta in models]
+        for X, y in data:
+            losses = [np.mean((y - X @ theta) ** 2) for theta in models]
+            k = int(np.argmin(losses))
+            total[k] += 2 * X.T @ (X @ models[k] - y) / len(y)
+        models = [theta - step * t / m for theta, t in zip(models, total, strict=True)]
+        path.append(np.array(models))
+    return path
+
+
+def choices(data, models, risk):
+    return np.array([np.argmin([risk(theta, X, y) for theta in models]) for X, y in data])
+
+
+@pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS)
+def test_gradient_averaging_follows_the_published_trajectory(counts):
+    """The same data, start and step, twice theirs for our loss with 1/2: round by round."""
+    federation = small(counts, seed=4)
+    start = np.random.default_rng(2).standard_normal((3, 3))
+    data = rows_of(federation)
+    path = published_ifca(data, start, 0.1, 12)
+    for t in (0, 1, 2, 5, 12):
+        result = ifca(federation, n_clusters=3, start=start, step_size=0.2, rounds=t)
+        expected = path[t][choices(data, path[t], squared_risk)]
+        assert_allclose(result.models, expected, rtol=1e-10, atol=1e-12)
+        assert_allclose(result.history.error[-1], result.nmse())
+    assert_allclose(
+        result.history.risk,
+        [
+            np.mean([min(squared_risk(theta, X, y) for theta in models) for X, y in data])
+            for models in path
+        ],
+        rtol=1e-9,
+    )
+
+
+@pytest.mark.parametrize("loss", HAND)
+@pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS)
+def test_model_averaging_is_the_mean_of_the_models_after_tau_steps(loss, counts):
+    """Option II; a third model that starts far from everybody is chosen by nobody and stays."""
+    federation = small(counts, logistic=loss == "logistic")
+    risk, gradient = HAND[loss]
+    start = np.random.default_rng(2).standard_normal((3, 3))
+    if loss == "squared":
+        start[2] = 1e3
+    data = rows_of(federation)
+    models = start.copy()
+    for _ in range(4):
+        chosen = choices(data, models, risk)
+        moved = []
+        for (X, y), k in zip(data, chosen, strict=True):
+            theta = models[k]
+            for _ in range(3):
+                theta = theta - 0.05 * gradient(theta, X, y)
+            moved.append(theta)
+        for k in range(3):
+            if (chosen == k).any():
+                models[k] = np.mean(
+                    [t for t, c in zip(moved, chosen, strict=True) if c == k], axis=0
+                )
+    result = ifca(
+        federation,
+        n_clusters=3,
+        average="models",
+        start=start,
+        step_size=0.05,
+        local_steps=3,
+        rounds=4,
+        loss=loss,
+    )
+    assert loss != "squared" or (models[2] == 1e3).all()
+    assert_allclose(result.models, models[choices(data, models, risk)], rtol=1e-10)
+    assert same_partition(result.labels, choices(data, models, risk))
+
+
+def test_stochastic_steps_use_the_rows_each_user_draws():
+    federation = small([9, 7, 8, 12])
+    start = np.random.default_rng(2).standard_normal((2, 3))
+    rows = Draws(federation, 6).take(2 * 3 * 2).reshape(4, 2, 3, 2)  # user, round, step, batch
+    data, models = rows_of(federation), start.copy()
+    for t in range(2):
+        chosen = choices(data, models, squared_risk)
+        moved = models[chosen]
+        for step in range(3):
+            for i in range(4):
+                batch = rows[i, t, step]
+                pull = squared_gradient(moved[i], federation.X[batch], federation.y[batch])
+                moved[i] = moved[i] - 0.1 * pull
+        models = np.array(
+            [moved[chosen == k].mean(axis=0) if (chosen == k).any() else models[k] for k in (0, 1)]
+        )
+    result = ifca(
+        federation,
+        n_clusters=2,
+        average="models",
+        start=start,
+        step_size=0.1,
+        local_steps=3,
+        batch_size=2,
+        rounds=2,
+        seed=6,
+    )
+    assert_allclose(result.models, models[choices(data, models, squared_risk)], rtol=1e-10)
+
+
+def test_starts_side_by_side_are_the_starts_one_by_one():
+    """The start with the least training risk counts, and the bytes of all of them."""
+    federation = linear_federation(24, 40, n_clusters=4, seed=0)
+    starts = np.random.default_rng(0).standard_normal((5, 4, 20))
+    call = {"n_clusters": 4, "average": "models", "rounds": 15, "step_size": 0.5}
+    single = [ifca(federation, start=start, **call) for start in starts]
+    best = min(single, key=lambda r: r.history.risk[-1])
+    together = ifca(federation, start=starts, n_starts=5, **call)
+    assert_allclose(together.models, best.models, rtol=1e-9, atol=1e-12)
+    assert_allclose(together.history.risk, np.min([r.history.risk for r in single], axis=0))
+    assert together.bytes_down == 5 * best.bytes_down
+    assert together.bytes_up == 5 * best.bytes_up + 5 * 8 * 24 * 16  # risks, once a broadcast
+
+
+@pytest.mark.parametrize(("name", "variance"), [("ifca-1", 1.0), ("ifca-2", 4.0)])
+def test_ifca_1_and_2_start_from_the_cluster_oracle_plus_noise(name, variance):
+    """N(0, 4) is a variance: 60 starts of 4 models of 20 numbers tell it from 2 and 16."""
+    federation = linear_federation(12, 60, n_clusters=4, dim=20, seed=3)
+    oracle = cluster_oracle(federation, groups=federation.groups).centers
+    settings = METHODS[name].settings
+    starts = start_models(
+        problem_of(federation, "squared", 0.0, False, 1),
+        settings["start"],
+        n_clusters=4,
+        n_starts=60,
+        labels=federation.groups,
+        variance=settings["variance"],
+    )
+    assert_allclose(starts.mean(axis=0), oracle, atol=5 * np.sqrt(variance / 60))
+    assert_allclose(np.mean((starts - oracle) ** 2), variance, rtol=0.1)
+    begun = run(name, federation, rounds=0, seed=1, n_starts=60)  # the same starts
+    again = run(name, federation, rounds=0, seed=1, n_starts=60, around=oracle)
+    assert_allclose(begun.models, again.models)
+    assert (np.abs(begun.models[0] - starts).max(axis=2) < 1e-12).any()
+
+
+@pytest.mark.parametrize("between", [(1 / 6, 1 / 4), (1 / 5, 1 / 3)])
+def test_starts_near_the_optima_keep_their_distance(between):
+    federation = linear_federation(20, 60, n_clusters=4, seed=3)
+    centers = average_by_cluster(federation.optima, federation.groups)
+    D = min(np.linalg.norm(a - b) for i, a in enumerate(centers) for b in centers[:i])
+    found = []
+    for seed in range(10):
+        result = run("ifca-near", federation, rounds=0, between=between, seed=seed)
+        assert same_partition(result.labels, federation.groups)
+        found += list(np.linalg.norm(result.models - federation.optima, axis=1) / D)
+    assert between[0] <= min(found)
+    assert max(found) <= between[1]
+    assert max(found) - min(found) > 0.5 * (between[1] - between[0])
+
+
+def test_random_starts_are_standard_normal():
+    federation = linear_federation(8, 30, n_clusters=4, seed=0)
+    starts = ifca(federation, n_clusters=50, rounds=0, n_starts=1, seed=1).models
+    assert 0.7 < starts.std() < 1.3
+    with pytest.raises(ValueError, match="give groups="):
+        ifca(federation, n_clusters=4, start="oracle")
+    with pytest.raises(ValueError, match="one gradient"):
+        ifca(federation, n_clusters=4, local_steps=10)
+    with pytest.raises(ValueError, match="batch_size=0"):
+        fedavg(federation, batch_size=0)
+
+
+def test_ifca_with_one_model_is_fedavg_with_users_counted_once():
+    federation = small([9, 7, 8, 12])
+    call = {"start": "zeros", "rounds": 6, "step_size": 0.1, "local_steps": 4}
+    one = ifca(federation, n_clusters=1, average="models", **call)
+    assert_allclose(one.models, fedavg(federation, weights="users", **call).models, rtol=1e-12)
+
+
+# -- FedAvg and ALL-for-ALL ------------------------------------------------------------------
+
+
+def test_fedavg_weighs_models_by_sample_size():
+    federation = small([9, 7, 20, 12])
+    theta = np.zeros(3)
+    for _ in range(5):
+        moved = []
+        for X, y in rows_of(federation):
+            local_theta = theta
+            for _ in range(4):
+                local_theta = local_theta - 0.1 * squared_gradient(local_theta, X, y)
+            moved.append(local_theta)
+        theta = np.average(moved, axis=0, weights=[9, 7, 20, 12])
+    result = fedavg(federation, rounds=5, step_size=0.1, local_steps=4)
+    assert_allclose(result.models, np.tile(theta, (4, 1)), rtol=1e-10)
+
+
+@pytest.mark.parametrize("loss", HAND)
+def test_all_for_all_with_uniform_mixing_is_descent_on_each_groups_risk(loss):
+    federation = small([9, 7, 8, 12, 3, 5], logistic=loss == "logistic")
+    _, gradient = HAND[loss]
+    data = rows_of(federation)
+    result = all_for_all(federation, groups=federation.groups, step_size=0.2, rounds=9, loss=loss)
+    for k in (0, 1):
+        theta = np.zeros(3)
+        members = np.flatnonzero(federation.groups == k)
+        for _ in range(9):
+            theta = theta - 0.2 * np.mean([gradient(theta, *data[i]) for i in members], axis=0)
+        assert_allclose(result.models[members], np.tile(theta, (3, 1)), rtol=1e-10)
+
+
+def test_all_for_all_mixes_gradients_by_any_matrix():
+    federation = small([9, 7, 8, 12])
+    W = np.array([[0.5, 0.5, 0, 0], [0.2, 0.8, 0, 0], [0, 0, 1, 0], [0.1, 0, 0.4, 0.5]])
+    theta = np.zeros((4, 3))
+    data = rows_of(federation)
+    for _ in range(6):
+        theta = theta - 0.1 * W @ [
+            squared_gradient(t, *d) for t, d in zip(theta, data, strict=True)
+        ]
+    result = all_for_all(federation, groups=federation.groups, mixing=W, step_size=0.1, rounds=6)
+    assert_allclose(result.models, theta, rtol=1e-10)
+    assert result.bytes_up == 6 * 8 * 3 * 4  # four links between different users
+
+
+def test_all_for_all_and_refinement_end_at_the_cluster_oracle():
+    federation = linear_federation(40, 60, n_clusters=4, seed=1)
+    oracle = cluster_oracle(federation, groups=federation.groups).models
+    mixed = run("all-for-all", federation, rounds=300)
+    assert_allclose(mixed.models, oracle, atol=1e-8)
+    refined = run("odcl-km++/refined", federation, refine_rounds=300)
+    assert_allclose(refined.models, oracle, atol=1e-8)
+
+
+# -- refinement ------------------------------------------------------------------------------
+
+
+def test_a_few_rounds_of_refinement_reach_the_cluster_oracle():
+    """DESIGN: 5 - 10 rounds; the error after the one round is where the history goes on."""
+    federation = linear_federation(100, 60, n_clusters=4, seed=2)
+    once = run("odcl-km++", federation)
+    refined = run("odcl-km++/refined", federation, refine_rounds=10)
+    oracle = cluster_oracle(federation, groups=federation.groups)
+    assert refined.nmse() < 1.02 * oracle.nmse() < 0.9 * once.nmse()
+    assert refined.n_rounds == 11
+    assert_allclose(refined.history.error[1], once.nmse())
+    assert_allclose(refined.history.error[-1], refined.nmse())
+    assert np.isnan(refined.history.error[0])
+    assert (np.diff(refined.history.risk[1:]) < 1e-12).all()
+
+
+def test_refinement_keeps_its_step_below_two_over_L():
+    federation = linear_federation(20, 60, n_clusters=4, seed=2)
+    with pytest.warns(UserWarning, match="cut to 1/L"):
+        cut = run("odcl-km++/refined", federation, step_size=50.0)
+    assert_allclose(cut.models, run("odcl-km++/refined", federation).models)
+    steady = run("odcl-km++/refined", federation, step_size=0.3)
+    assert not steady.diverged
+    assert steady.nmse() != cut.nmse()
+
+
+def test_a_refit_comes_after_the_refinement():
+    federation = linear_federation(40, 60, n_clusters=4, tau=0.3, seed=2)
+    result = run("odcl", federation, refine_rounds=5)
+    assert result.n_clusters == 4
+    assert not np.allclose(result.models, result.step.models)
+    assert result.nmse() < run("odcl-noise", federation, refine_rounds=5).nmse()
+
+
+# -- what is sent, when to stop, when it runs away -------------------------------------------
+
+
+def test_bytes_are_what_is_sent():
+    """8 bytes a number: K models down every round and once more at the end, one vector up."""
+    m, d, K, T = 20, 20, 4, 7
+    federation = linear_federation(m, 30, n_clusters=K, seed=0)
+    result = run("ifca-r", federation, rounds=T)
+    assert_array_equal(result.history.bytes_down, [8 * m * K * d] * T)
+    assert_array_equal(result.history.bytes_up, [8 * m * (d + 1)] * T)  # and which model it is
+    assert result.bytes_down == 8 * m * K * d * (T + 1)
+    assert result.bytes_up == 8 * m * (d + 1) * T
+    average = fedavg(federation, rounds=T)
+    assert average.bytes_down == 8 * m * d * (T + 1)
+    assert average.bytes_up == 8 * m * (d + 1) * T
+    peers = run("all-for-all", federation, rounds=T)
+    assert peers.bytes_up == peers.bytes_down == 8 * d * T * K * 5 * 4
+    once = run("odcl-km++", federation)
+    assert once.bytes_up == odcl(federation, clusterer=4, combine="mean", refit=None).bytes_up
+    assert (once.bytes_up, once.bytes_down) == (8 * m * (d + 1), 8 * m * d)
+    refined = run("odcl-km++/refined", federation, refine_rounds=3)
+    assert refined.bytes_up == once.bytes_up + 8 * m * (3 * d + 1)  # L_i comes with the first
+    assert refined.bytes_down == once.bytes_down + 8 * m * 3 * d
+    centred = run("odcl-km++/federation-centred", federation)
+    assert centred.n_rounds == 2
+    assert centred.bytes_up == once.bytes_up + 8 * m * (d + 1)
+
+
+def test_stops_at_the_first_round_that_matches_the_error():
+    """Table 3's rule: rounds until the NMSE of the one-shot method is matched."""
+    federation = linear_federation(40, 400, n_clusters=4, seed=0)
+    target = run("odcl-km++", federation).nmse()
+    call = {"step_size": 0.05, "seed": 1}
+    stopped = run("ifca-near", federation, stop_at=target, rounds=1000, **call)
+    assert stopped.history.reached
+    t = stopped.n_rounds
+    assert 1 < t < 1000
+    error = run("ifca-near", federation, rounds=t + 5, **call).history.error
+    assert (error[:t] > target).all()
+    assert error[t] <= target
+    assert_allclose(stopped.history.error, error[: t + 1])
+    never = run("ifca-near", federation, stop_at=0.0, rounds=3, **call)
+    assert (never.history.reached, never.n_rounds) == (False, 3)
+    plain = Federation(federation.X, federation.y, federation.offsets, federation.users)
+    with pytest.raises(ValueError, match="optima"):
+        ifca(plain, n_clusters=4, stop_at=0.1)
+    assert ifca(plain, n_clusters=4, rounds=2).history.error is None
+    told = run("ifca-r", plain, n_clusters=4, optima=federation.optima, stop_at=1e9)
+    assert told.history.reached
+    assert told.n_rounds == 0
+
+
+@pytest.mark.parametrize("average", ["gradients", "models"])
+@pytest.mark.parametrize("step_size", [10.0, 1e6, 1e200])
+def test_a_step_beyond_two_over_L_is_reported_and_leaves_numbers(average, step_size):
+    federation = small([9, 7, 8, 12])
+    with pytest.warns(ConvergenceWarning, match="Lower step_size"):
+        result = ifca(
+            federation, n_clusters=2, average=average, step_size=step_size, rounds=300, seed=1
+        )
+    assert result.diverged
+    assert np.isfinite(result.models).all()
+    assert "models ran away" in result.summary()
+
+
+@pytest.mark.parametrize("loss", ["squared", "logistic"])
+@pytest.mark.parametrize("batch_size", [None, 1, 4])
+def test_the_automatic_step_descends(loss, batch_size):
+    federation = small([9, 7, 30, 12], logistic=loss == "logistic")
+    for result in (
+        fedavg(federation, rounds=50, batch_size=batch_size, loss=loss),
+        ifca(federation, n_clusters=2, rounds=50, batch_size=batch_size, loss=loss),
+        all_for_all(
+            federation, groups=federation.groups, rounds=50, batch_size=batch_size, loss=loss
+        ),
+    ):
+        assert not result.diverged
+        assert result.history.risk[-1] < result.history.risk[0]
+        if batch_size is None and result.method != "fedavg":
+            assert (np.diff(result.history.risk) <= 1e-12).all()
+
+
+# -- all methods together --------------------------------------------------------------------
+
+
+def test_every_method_is_for_any_loss_but_one():
+    with pytest.raises(ValueError, match="Use loss='logistic'"):
+        run("odcl-km++/own-threshold", linear_federation(20, 40), loss="squared")
+
+
+@pytest.mark.parametrize("name", sorted(set(METHODS) - {"odcl-km++/own-threshold"}))
+def test_every_method_has_the_same_call_and_the_same_kind_of_result(name):
+    federation = linear_federation(20, 40, n_clusters=4, seed=0)
+    fast = {"solver": ProjectedSGD(200)} if name.startswith("i-") else {}
+    if {"rounds"} & set(METHODS[name].settings) or name.startswith(("fedavg", "all-for-all")):
+        fast["rounds"] = 5
+    if "public_mean" in METHODS[name].needs:
+        fast["public_mean"] = np.linspace(-1, 1, 20)
+    result = run(name, federation, loss="squared", l2=1e-3, fit_intercept=True, seed=1, **fast)
+    assert isinstance(result, BaselineResult)
+    assert isinstance(result, ODCLResult)
+    assert result.method == name
+    assert result.models.shape == (20, 21)
+    assert result.labels.shape == (20,)
+    assert_array_equal(np.unique(result.labels), np.arange(result.n_clusters))
+    assert result.centers.shape == (result.n_clusters, 21)
+    assert len(result.history.bytes_up) == len(result.history.bytes_down) == result.n_rounds
+    assert len(result.history.error) == result.n_rounds + 1
+    assert np.isfinite(result.nmse())
+    assert name in result.summary()
+    assert f"{result.n_rounds} round" in result.summary()
+    assert_allclose(
+        result.scores(federation.X[:3])[5, :, 0],
+        (federation.X[:3] - (0 if result.shift is None else result.shift)) @ result.models[5, :-1]
+        + result.models[5, -1],
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ifca-r",
+        "ifca-near/stochastic",
+        "naive/bias-corrected",
+        "fedavg",
+        "ifca-1/model-averaging",
+        "all-for-all",
+        "odcl-km++/refined",
+    ],
+)
+def test_the_seed_decides_and_the_order_of_users_does_not(name):
+    federation = linear_federation(20, 40, n_clusters=4, seed=0)
+    options = {} if name.startswith(("naive", "odcl")) else {"rounds": 8}
+    first = run(name, federation, seed=3, **options)
+    assert_array_equal(first.models, run(name, federation, seed=3, **options).models)
+    order = np.random.default_rng(0).permutation(20)
+    shuffled = run(
+        name,
+        federation.take(order),
+        groups=federation.groups[order],
+        optima=federation.optima[order],
+        seed=3,
+        **options,
+    )
+    assert_allclose(shuffled.models, first.models[order], rtol=1e-9, atol=1e-11)
+    assert same_partition(shuffled.labels, first.labels[order])
+    if name.startswith("ifca") or "bias" in name:
+        assert not np.allclose(run(name, federation, seed=4, **options).models, first.models)
+
+
+def test_methods_stand_in_the_papers_order_on_the_linear_set_up():
+    """Figure 1: the oracles and ODCL together, then the local models, then one model for all."""
+    federation = linear_federation(100, 100, n_clusters=10, seed=0)
+    error = {
+        name: run(name, federation).nmse()
+        for name in ("local", "naive", "oracle-averaging", "cluster-oracle", "odcl-km", "odcl-km++")
+    }
+    assert error["cluster-oracle"] < error["oracle-averaging"]
+    assert_allclose(error["odcl-km"], error["oracle-averaging"], rtol=1e-9)
+    assert_allclose(error["odcl-km++"], error["oracle-averaging"], rtol=1e-9)
+    assert 5 * error["oracle-averaging"] < error["local"] < 0.1 * error["naive"]
+
+
+def test_errors_fall_as_1_over_n_and_averaging_gains_the_size_of_the_cluster():
+    """Theorem 1: O(1 / n_i) alone, O(1 / (n |C_k|)) together; |C_k| = 10 here."""
+    sizes = np.array([100, 200, 400, 800])
+    error = {name: np.zeros(4) for name in ("local", "oracle-averaging")}
+    for name, e in error.items():
+        for j, n in enumerate(sizes):
+            runs = [linear_federation(100, int(n), n_clusters=10, seed=s) for s in range(3)]
+            e[j] = np.mean([run(name, federation).nmse() for federation in runs])
+    # n - d - 1 in place of n: the exact factor of least squares with Gaussian features.
+    effective = np.log(sizes - 21)
+    for e in error.values():
+        slope = np.polyfit(effective, np.log(e), 1)[0]
+        assert -1.15 < slope < -0.85
+    # 300 users of 20 numbers a point: a few per cent of noise.
+    assert_allclose(error["local"] / error["oracle-averaging"], 10, rtol=0.2)
+
+
+def test_precision_combining_is_the_cluster_oracle_in_one_round():
+    """For squared loss and exact clusters; users of equal size count the same."""
+    federation = linear_federation(40, 50, n_clusters=4, seed=5)
+    oracle = cluster_oracle(federation, groups=federation.groups)
+    assert_allclose(run("odcl-km++/precision", federation).models, oracle.models, rtol=1e-8)
+
+
+def test_our_default_is_odcl_itself():
+    federation = linear_federation(20, 60, n_clusters=4, tau=0.1, seed=5)
+    assert_array_equal(run("odcl", federation).models, odcl(federation).models)
+
+
+def test_centring_is_undone_by_scores():
+    """With an intercept, centring changes coordinates and not the least-squares fit."""
+    federation = small([12, 9, 30])
+    federation = federation.with_X(federation.X + 5.0)
+    plain, centred = (
+        one_shot(federation, clusterer=3, centred=c, fit_intercept=True) for c in (False, True)
+    )
+    assert_allclose(centred.scores(federation.X), plain.scores(federation.X), rtol=1e-8, atol=1e-8)
+    assert not np.allclose(centred.models, plain.models)
+
+
+def test_optima_without_an_intercept_have_the_intercept_zero():
+    federation = logistic_federation(8, 200, seed=0)
+    result = run("oracle-averaging", federation, loss="logistic", fit_intercept=True)
+    by_hand = np.column_stack([federation.optima, np.zeros(8)])
+    with pytest.raises(ValueError, match="with or without the intercept"):
+        result.nmse(np.ones((8, 1)))
+    assert_allclose(
+        result.nmse(),
+        np.mean(((result.models - by_hand) ** 2).sum(axis=1) / (by_hand**2).sum(axis=1)),
+    )
+
+
+def test_weighted_rows_count_as_often_as_they_say():
+    rng = np.random.default_rng(0)
+    federation = small([9, 7, 8, 12])
+    weight = rng.integers(1, 4, size=len(federation.y))
+    repeat = np.repeat(np.arange(len(weight)), weight)
+    owner = federation.row_user
+    weighted = Federation.from_arrays(federation.X, federation.y, owner, weight=weight)
+    repeated = Federation.from_arrays(federation.X[repeat], federation.y[repeat], owner[repeat])
+    for name in ("cluster-oracle", "ifca-1", "fedavg"):
+        options = {} if name == "cluster-oracle" else {"rounds": 5, "step_size": 0.1}
+        two = [
+            run(name, f, groups=federation.groups, **options).models for f in (weighted, repeated)
+        ]
+        assert_allclose(*two, rtol=1e-9)
+    assert not run("fedavg", weighted, batch_size=2, rounds=5).diverged
+
+
+def test_a_method_is_added_by_one_line_and_told_only_what_it_asks_for():
+    heard = {}
+
+    def mine(federation, **call):
+        heard.update(call)
+        return local(federation)
+
+    try:
+        register("mine", mine, "n_clusters", strength=3)
+        federation = linear_federation(8, 30, n_clusters=4, seed=0)
+        result = run("mine", federation)
+        assert result.method == "mine"
+        assert heard == {"n_clusters": 4, "strength": 3}
+        with pytest.raises(ValueError, match="already"):
+            register("mine", mine)
+        plain = Federation(federation.X, federation.y, federation.offsets, federation.users)
+        with pytest.raises(ValueError, match=r"Give n_clusters=\.\.\."):
+            run("mine", plain)
+    finally:
+        METHODS.pop("mine", None)
+    with pytest.raises(ValueError, match="There are: local"):
+        run("mine", federation)
+
+
+@pytest.fixture
+def registered():
+    """Methods registered in a test are forgotten after it."""
+    before = dict(METHODS)
+    yield register
+    METHODS.clear()
+    METHODS.update(before)
+
+
+def test_a_method_may_give_what_odcl_gives_or_labels_and_models(registered):
+    federation = linear_federation(8, 30, n_clusters=4, seed=0)
+
+    def alone(federation, *, seed=0, **call):
+        models = odcl(federation, refit=None, seed=seed).local.theta
+        labels = ["b", "a"] * 4
+        return make_result(
+            federation, labels, models, rounds=3, bytes_up=9, bytes_down=[1, 2, 4], settings=call
+        )
+
+    registered("alone", alone)
+    registered("default", lambda federation, **call: odcl(federation, **call))
+    one, two = run("alone", federation, seed=1, trick=2), run("default", federation)
+    assert (one.n_rounds, one.bytes_up, one.bytes_down, one.n_clusters) == (3, 9, 7, 2)
+    assert one.settings["trick"] == 2
+    assert_array_equal(one.history.bytes_up, [3, 3, 3])
+    assert_array_equal(one.history.bytes_down, [1, 2, 4])
+    shown = make_result(
+        federation, one.labels, one.models, rounds=1, bytes_up=0, bytes_down=0, errors=[2, 1]
+    )
+    assert_array_equal(shown.history.error, [2, 1])
+    assert_array_equal(one.labels, [0, 1] * 4)
+    assert_array_equal(one.nmse(), run("local", federation).nmse())
+    assert two.method == "default"
+    assert_array_equal(two.models, odcl(federation).models)
+    assert "alone: 8 users, 2 clusters, 3 rounds" in one.summary()
+    registered("peeks", lambda federation, *, groups, **call: odcl(federation), "groups")
+    assert run("peeks", federation).told == ("the true groups",)
+    with pytest.raises(ValueError, match="NaN"):
+        make_result(federation, one.labels, one.models * np.nan, rounds=1, bytes_up=0, bytes_down=0)
+    with pytest.raises(ValueError, match=r"one model of finite numbers a user, \(8, 20\)"):
+        make_result(federation, [0] * 8, np.ones((8, 3)), rounds=1, bytes_up=0, bytes_down=0)
+
+
+def test_what_is_wrong_with_a_method_or_a_call_is_said(registered):
+    federation = linear_federation(8, 30, n_clusters=4, seed=0)
+    registered("array", lambda federation, **call: np.ones((8, 20)))
+    with pytest.raises(TypeError, match=r"gave back a ndarray.*make_result"):
+        run("array", federation)
+    with pytest.raises(TypeError, match="is a str, not a function"):
+        registered("word", "mine")
+    with pytest.raises(ValueError, match="not 'k'"):
+        registered("needy", local, "k")
+    with pytest.raises(ValueError, match="Did you mean odcl-km"):
+        run("odcl-km+", federation)
+    with pytest.raises(TypeError, match=r"Federation\.from_arrays"):
+        run("ifca-1", [1, 2])
+    with pytest.raises(TypeError, match=r"ifca-1 takes no step=\. It takes n_clusters, average"):
+        run("ifca-1", federation, step=3)
+    with pytest.raises(TypeError, match=r"local takes no rounds=\. It takes what odcl\.base"):
+        run("local", federation, rounds=3)
+    registered("strict", lambda federation: None)
+    with pytest.raises(TypeError, match=r"accept \*\*options"):
+        run("strict", federation, seed=1)
+    with pytest.raises(ValueError, match=r"Give public_mean="):
+        run("odcl-km++/centred", federation)
+
+
+def test_a_method_that_is_still_on_its_way_says_so():
+    federation = linear_federation(20, 40, n_clusters=4, seed=0)
+    short, long = (run("all-for-all", federation, rounds=T) for T in (5, 2000))
+    assert short.unfinished
+    assert "still falling" in short.summary()
+    assert not long.unfinished
+    assert "still falling" not in long.summary()
+    assert not run("odcl", federation).unfinished
+    assert repr(short) == f"<BaselineResult: {short.summary()}>"
+
+
+def test_the_documentation_lists_every_method():
+    page = (Path(__file__).parents[2] / "docs" / "baselines.md").read_text(encoding="utf-8")
+    table = [line for line in page.splitlines() if line.startswith("| `")]
+    named = [name for line in table for name in re.findall("`([^`]+)`", line.split("|")[1])]
+    assert sorted(named) == sorted(METHODS)
+
+
+def test_the_documentations_example_is_what_comes_out():
+    page = (Path(__file__).parents[2] / "docs" / "baselines.md").read_text(encoding="utf-8")
+    federation = linear_federation(100, 100, n_clusters=10)
+    for name in ("local", "naive", "oracle-averaging", "odcl-km++", "odcl"):
+        assert f"\n{run(name, federation).summary()}\n" in page
+
+
+def test_oracles_refuse_groups_of_another_size():
+    federation = linear_federation(8, 30, n_clusters=4, seed=0)
+    with pytest.raises(ValueError, match="told the true groups"):
+        oracle_averaging(federation, groups=[0, 1])

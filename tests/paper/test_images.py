@@ -1,0 +1,614 @@
+"""Images from the original files: each layout gives the same, no file is trusted; Table 2's users.
+
+The files are made here, a few images each; where ../shared/data is beside the project, the real
+ones are read as well.
+"""
+
+from __future__ import annotations
+
+import gzip
+import pickle
+import struct
+import tracemalloc
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+
+from odcl.local.fit import fit_users
+from odcl.paper.images import Images, load_images
+from odcl.paper.partition import CIFAR10N_FLIP, TABLE_2, image_federation, public_mean
+from odcl.risk.losses import Logistic
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+BATCHES = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+N = 20  # images of a CIFAR batch here
+MNIST_FILES = [f"{p}-{k}-ubyte" for p in ("train", "t10k") for k in ("images-idx3", "labels-idx1")]
+
+
+def labelled(n, n_pixels, seed):
+    rng = np.random.default_rng(seed)
+    X = rng.integers(0, 256, (n, n_pixels), dtype=np.uint8)
+    return X, np.arange(n, dtype=np.uint8)[rng.permutation(n)] % 10
+
+
+MNIST = [labelled(50, 784, 0), labelled(20, 784, 1)]
+CIFAR = [labelled(N, 3072, seed) for seed in range(6)]
+
+
+def idx(array):
+    return struct.pack(f">{1 + array.ndim}I", 0x0800 + array.ndim, *array.shape) + array.tobytes()
+
+
+def write_mnist(folder, *, pack=lambda raw: raw, rename=lambda name: name):
+    folder.mkdir(parents=True, exist_ok=True)
+    contents = [idx(a) for X, y in MNIST for a in (X.reshape(-1, 28, 28), y)]
+    for name, raw in zip(MNIST_FILES, contents, strict=True):
+        (folder / rename(name)).write_bytes(pack(raw))
+    return folder
+
+
+def write_binary(folder, batches=CIFAR, names=BATCHES):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, (X, y) in zip(names, batches, strict=True):
+        (folder / f"{name}.bin").write_bytes(np.column_stack([y, X]).tobytes())
+    return folder
+
+
+def python_2(X, y):
+    """A batch as Python 2's cPickle wrote the official ones, step by step."""
+    n, d = X.shape
+    short = lambda s: b"U" + bytes([len(s)]) + s  # noqa: E731
+    put = iter(range(1, 10**6))
+    q = lambda: b"r" + struct.pack("<I", next(put))  # noqa: E731
+    whole = lambda k: b"M" + struct.pack("<H", k)  # noqa: E731
+    name = lambda module, attribute: b"c%b\n%b\n" % (module, attribute)  # noqa: E731
+    dtype = name(b"numpy", b"dtype") + q() + short(b"u1") + q() + b"K\0K\1\x87" + q() + b"R" + q()
+    dtype += b"(K\3" + short(b"|") + q() + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\0t" + q() + b"b"
+    array = name(b"numpy.core.multiarray", b"_reconstruct") + q() + name(b"numpy", b"ndarray") + q()
+    array += b"K\0\x85" + q() + short(b"b") + q() + b"\x87" + q() + b"R" + q()
+    array += b"(K\1" + whole(n) + whole(d) + b"\x86" + q() + dtype
+    array += b"\x89T" + struct.pack("<I", X.size) + X.tobytes() + q() + b"t" + q() + b"b"
+    labels = b"]" + q() + b"(" + b"".join(b"K" + bytes([label]) for label in y) + b"e"
+    files = b"]" + q() + b"(" + b"".join(short(b"image_%d.png" % i) + q() for i in range(n)) + b"e"
+    entries = short(b"batch_label") + q() + short(b"training batch 1 of 5") + q()
+    entries += short(b"labels") + q() + labels + short(b"data") + q() + array
+    entries += short(b"filenames") + q() + files
+    return b"\x80\2}" + q() + b"(" + entries + b"u."
+
+
+def python_3(protocol, key=str, order="C"):
+    def dumps(X, y):
+        batch = {"labels": y.tolist(), "data": np.array(X, order=order), "batch_label": "caf\xe9"}
+        batch = {key(k): v for k, v in batch.items()}
+        return pickle.dumps(batch, protocol=protocol)
+
+    return dumps
+
+
+def write_python(folder, dumps=python_2):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, (X, y) in zip(BATCHES, CIFAR, strict=True):
+        (folder / name).write_bytes(dumps(X, y))
+    return folder
+
+
+def assert_holds(images, parts, name):
+    assert images.name == name
+    X, y = (np.concatenate(arrays) for arrays in zip(*parts[:-1], strict=True))
+    for got, expected in ((images.X, X), (images.y, y)):
+        assert_array_equal(got, expected)
+    for got, expected in ((images.test_X, parts[-1][0]), (images.test_y, parts[-1][1])):
+        assert_array_equal(got, expected)
+    assert images.X.dtype == images.test_X.dtype == np.uint8
+    assert np.prod(images.shape) == images.X.shape[1]
+
+
+# Every layout gives the same images
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
+@pytest.mark.parametrize("ending", ["", ".gz"])
+@pytest.mark.parametrize("subfolder", ["", "mnist", "MNIST/raw"])
+def test_mnist_is_read_packed_or_not_whatever_its_ending(tmp_path, pack, ending, subfolder):
+    write_mnist(tmp_path / subfolder, pack=pack, rename=lambda name: name + ending)
+    assert_holds(load_images("mnist", tmp_path), MNIST, "mnist")
+
+
+def test_mnist_is_read_under_the_names_with_a_dot(tmp_path):
+    write_mnist(tmp_path, rename=lambda name: name.replace("-idx", ".idx"))
+    assert_holds(load_images("mnist", str(tmp_path)), MNIST, "mnist")
+
+
+@pytest.mark.parametrize("subfolder", ["", "cifar-10-batches-bin"])
+def test_cifar_is_read_from_the_binary_layout(tmp_path, subfolder):
+    write_binary(tmp_path / subfolder)
+    assert_holds(load_images("cifar10", tmp_path), CIFAR, "cifar10")
+
+
+PYTHONS = [python_2, python_3(2), python_3(2, str.encode), python_3(3, str.encode), python_3(4)]
+PYTHONS += [python_3(5), python_3(5, str.encode), python_3(2, order="F"), python_3(5, order="F")]
+
+
+@pytest.mark.parametrize("dumps", PYTHONS)
+@pytest.mark.parametrize("subfolder", ["", "cifar-10-batches-py"])
+def test_cifar_is_read_from_the_python_layout_of_any_python(tmp_path, dumps, subfolder):
+    write_python(tmp_path / subfolder, dumps)
+    assert_holds(load_images("cifar10", tmp_path), CIFAR, "cifar10")
+
+
+def test_the_batch_written_here_step_by_step_is_what_pickle_reads():
+    """The stand-in for an official batch is a pickle of the documented content."""
+    X, y = CIFAR[0]
+    batch = pickle.loads(python_2(X, y), encoding="bytes")
+    assert set(batch) == {b"batch_label", b"labels", b"data", b"filenames"}
+    assert_array_equal(batch[b"data"], X)
+    assert_array_equal(batch[b"labels"], y)
+
+
+def test_numpys_former_and_present_name_of_its_module_are_one(tmp_path):
+    for module in (b"numpy.core.", b"numpy._core."):
+        write_python(tmp_path, lambda X, y, m=module: python_2(X, y).replace(b"numpy.core.", m, 1))
+        assert_holds(load_images("cifar10", tmp_path), CIFAR, "cifar10")
+
+
+def test_two_classes_are_the_same_from_the_whole_and_from_a_file_of_two(tmp_path):
+    write_binary(tmp_path / "whole")
+    some = [(X[y < 2], y[y < 2]) for X, y in CIFAR]
+    train = tuple(np.concatenate(arrays) for arrays in zip(*some[:-1], strict=True))
+    write_binary(tmp_path / "two" / "cifar10-two-classes", [train, some[-1]], ["train", "test"])
+    assert_holds(load_images("cifar10", tmp_path / "whole", classes=(0, 1)), some, "cifar10")
+    assert_holds(load_images("cifar10", tmp_path / "two"), some, "cifar10")
+
+
+# What is not there
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("mnist", ["train-images-idx3-ubyte", "t10k-labels-idx1-ubyte", ".gz"]),
+        ("cifar10", ["cifar-10-binary.tar.gz", "cifar-10-batches-py", "train.bin", "kriz"]),
+    ],
+)
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_missing_data_set_says_what_to_put_where(tmp_path, name, words, exists):
+    folder = tmp_path if exists else tmp_path / "nowhere"
+    with pytest.raises(ValueError, match="Nothing is downloaded") as error:
+        load_images(name, folder)
+    assert all(word in str(error.value) for word in [str(folder), *words])
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_file_among_others_is_named(tmp_path):
+    (write_mnist(tmp_path) / MNIST_FILES[3]).unlink()
+    with pytest.raises(ValueError, match="t10k-labels-idx1-ubyte beside it is not"):
+        load_images("mnist", tmp_path)
+    (write_binary(tmp_path) / "data_batch_4.bin").unlink()
+    with pytest.raises(ValueError, match=r"data_batch_4\.bin beside it is not"):
+        load_images("cifar10", tmp_path)
+
+
+def test_a_whole_layout_is_found_beside_a_part_of_another(tmp_path):
+    (write_binary(tmp_path) / "data_batch_4.bin").unlink()
+    write_python(tmp_path / "cifar-10-batches-py")
+    assert_holds(load_images("cifar10", tmp_path), CIFAR, "cifar10")
+
+
+def test_an_archive_that_is_still_packed_is_pointed_out(tmp_path):
+    (tmp_path / "cifar-10-python.tar.gz").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"cifar-10-python\.tar\.gz is there: unpack it"):
+        load_images("cifar10", tmp_path)
+
+
+def test_unknown_names_and_absent_classes_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="choose 'mnist' or 'cifar10'"):
+        load_images("imagenet", tmp_path)
+    train, test = labelled(10, 3072, 0), labelled(2, 3072, 1)
+    write_binary(tmp_path, [(train[0], train[1] % 2), (test[0], test[1] % 2)], ["train", "test"])
+    with pytest.raises(ValueError, match="Class 7 is asked for"):
+        load_images("cifar10", tmp_path, classes=np.array([1, 7]))
+
+
+# Files that are cut short or foreign are named
+
+
+def refused(name, folder, file, match=None):
+    with pytest.raises(ValueError, match=match) as error:
+        load_images(name, folder)
+    assert file in str(error.value)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("file", MNIST_FILES)
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
+@pytest.mark.parametrize("kept", [0, 3, 12, -9, -1])
+def test_an_mnist_file_cut_short_is_named(tmp_path, file, pack, kept):
+    path = write_mnist(tmp_path, pack=pack) / file
+    path.write_bytes(path.read_bytes()[:kept])
+    refused("mnist", tmp_path, file)
+
+
+def header(magic=0x803, n=50, *sizes):
+    return struct.pack(f">{2 + len(sizes)}I", magic, n, *sizes)
+
+
+@pytest.mark.parametrize(
+    ("raw", "match"),
+    [
+        (b"<!DOCTYPE html><html>not found</html>", "starts with 0x3c21444f where 0x00000803"),
+        (idx(MNIST[0][1]) + bytes(9), "starts with 0x00000801"),
+        (header(0x803, 50, 32, 32) + bytes(50 * 1024), "announces 50 x 32 x 32 values"),
+        (header(0x803, 2**32 - 1, 28, 28) + bytes(784), "4294967295 x 28 x 28 values"),
+        (header(0x803, 0, 28, 28), "announces 0 x 28 x 28 values"),
+        (header(0x803, 49, 28, 28) + bytes(50 * 784), "announces 38416 bytes .* holds more"),
+        (header(0x803, 51, 28, 28) + bytes(50 * 784), "holds only 39200"),
+        (header(0x803, 49, 28, 28) + bytes(49 * 784), "49 images and .* 50 labels"),
+        (gzip.compress(bytes(99), mtime=0), "starts with 0x00000000"),
+        (b"\x1f\x8b" + bytes(99), "could not be read"),
+        (gzip.compress(idx(MNIST[0][0].reshape(-1, 28, 28)))[:-8] + bytes(8), "CRC"),
+    ],
+)
+def test_a_foreign_mnist_file_is_named_with_what_was_seen(tmp_path, raw, match):
+    (write_mnist(tmp_path) / MNIST_FILES[0]).write_bytes(raw)
+    refused("mnist", tmp_path, MNIST_FILES[0], match)
+
+
+def test_labels_beyond_nine_are_refused(tmp_path):
+    y = MNIST[0][1].copy()
+    y[4] = 10
+    (write_mnist(tmp_path) / MNIST_FILES[1]).write_bytes(idx(y))
+    refused("mnist", tmp_path, MNIST_FILES[1], "label 10 at image 4")
+
+
+@pytest.mark.parametrize(
+    "bomb", [idx(MNIST[0][1]), header(0x801, 60_000)], ids=["of 50", "of 60,000"]
+)
+def test_a_gzip_stream_without_end_takes_no_memory(tmp_path, bomb):
+    with gzip.open(write_mnist(tmp_path) / MNIST_FILES[1], "wb", compresslevel=1) as stream:
+        stream.write(bomb + bytes(2**26))
+    tracemalloc.start()
+    refused("mnist", tmp_path, MNIST_FILES[1], "holds more")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**22  # of 64 MB that the stream would give
+
+
+@pytest.mark.parametrize("kept", [0, 1, 3072, 3074, -1])
+def test_a_binary_batch_cut_inside_an_image_is_named(tmp_path, kept):
+    path = write_binary(tmp_path) / "data_batch_2.bin"
+    path.write_bytes(path.read_bytes()[:kept])
+    refused("cifar10", tmp_path, "data_batch_2.bin", "not whole records of 3073")
+
+
+@pytest.mark.parametrize("name", BATCHES[1:])
+def test_a_batch_cut_between_two_images_is_named(tmp_path, name):
+    """The official batches are of one size; nothing else in the layout tells."""
+    path = write_binary(tmp_path) / f"{name}.bin"
+    path.write_bytes(path.read_bytes()[:-3073])
+    refused("cifar10", tmp_path, f"{name}.bin", "holds 19 images")
+
+
+def test_two_files_that_are_not_five_to_one_are_refused(tmp_path):
+    write_binary(tmp_path, [labelled(9, 3072, 0), labelled(2, 3072, 1)], ["train", "test"])
+    refused("cifar10", tmp_path, "train.bin", "five for one")
+
+
+def test_a_binary_file_of_other_things_is_refused(tmp_path):
+    """CIFAR-100 has two label bytes; text of the right length has labels far beyond 9."""
+    path = write_binary(tmp_path) / "test_batch.bin"
+    path.write_bytes(b"x" * 3073 * N)
+    refused("cifar10", tmp_path, "test_batch.bin", "label 120 at image 0")
+
+
+def test_a_file_far_too_large_is_refused_unread(tmp_path):
+    with (write_binary(tmp_path) / "data_batch_1.bin").open("wb") as stream:
+        stream.truncate(2**40)  # a hole: takes no disk
+    refused("cifar10", tmp_path, "data_batch_1.bin", "has more than 184380000 bytes")
+    (tmp_path / "data_batch_1.bin").unlink()
+    with (write_python(tmp_path) / "data_batch_1").open("wb") as stream:
+        stream.truncate(2**40)
+    refused("cifar10", tmp_path, "data_batch_1", "has more than 67108864 bytes")
+
+
+# Pickles are read, not run
+
+
+class Runs:
+    """Pickled as a call of ``function(*args)``."""
+
+    def __init__(self, function, *args):
+        self.call = function, args
+
+    def __reduce__(self):
+        return self.call
+
+
+def write_pickled(folder, batch, protocol=2):
+    raw = batch if isinstance(batch, bytes) else pickle.dumps(batch, protocol=protocol)
+    (write_python(folder) / "data_batch_1").write_bytes(raw)
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+@pytest.mark.parametrize("place", ["alone", "data", "labels", "other"])
+def test_a_pickle_that_names_a_function_is_refused_and_nothing_runs(tmp_path, protocol, place):
+    trace = tmp_path / "trace"
+    evil = Runs(Path.touch, trace)
+    batch = {"data": CIFAR[0][0], "labels": CIFAR[0][1].tolist()}
+    write_pickled(tmp_path, evil if place == "alone" else batch | {place: evil}, protocol)
+    text = refused("cifar10", tmp_path, "data_batch_1", "asks for '")
+    assert "pathlib" in text or "getattr" in text
+    assert not trace.exists()
+    pickle.loads((tmp_path / "data_batch_1").read_bytes())
+    assert trace.exists()  # it is armed: pickle itself runs it
+
+
+@pytest.mark.parametrize(
+    ("raw", "match"),
+    [
+        (b"cos\nsystem\n(S'true'\ntR.", "asks for 'os system'"),
+        (b"\x80\x04\x8c\x02os\x94\x8c\x06system\x94\x93\x8c\x04true\x85R.", "asks for 'os system'"),
+        (b"(S'true'\nios\nsystem\n.", "step STRING"),
+        (b"(ios\nsystem\n.", "step INST"),
+        (b"(cnumpy\nndarray\no.", "step OBJ"),
+        (b"cnumpy\nndarray\n(K\x01t\x81.", "step NEWOBJ"),
+        (b"\x82\x01.", "step EXT1"),
+        (b"Psome id\n.", "step PERSID"),
+        (b"]K\x01)R.", "calls what is not a function"),
+        (b"]}b.", "gives a state"),
+        (b"cnumpy\ndtype\n(U\x01OK\x00K\x01tR)R.", "calls what is not a function"),
+        (b"}(K\x01)u.", "key of type int"),
+        (b"}(U\x01a)U\x01bu.", "not a pickled batch"),
+        (b"})K\x01s.", "key of type tuple"),
+        (b"]" * 110_000 + b".", "more than 100000 steps"),
+        (b"h\x05.", "not a pickled batch"),
+        (b"u.", "not a pickled batch"),
+        (b".", "not a pickled batch"),
+        (b"", "not a pickled batch"),
+        (b"<!DOCTYPE html>", "not a pickled batch"),
+    ],
+)
+def test_a_pickle_with_other_steps_is_refused(tmp_path, raw, match):
+    write_pickled(tmp_path, raw)
+    refused("cifar10", tmp_path, "data_batch_1", match)
+
+
+def test_a_few_bytes_of_pickle_take_no_memory(tmp_path):
+    """With pickle the first takes 34 GB, as a memo of 2^31 places: python/cpython#115952."""
+    for raw in (b"]r\xff\xff\xff\x7f.", b"B\xff\xff\xff\x7fabc."):
+        write_pickled(tmp_path, raw)
+        tracemalloc.start()
+        refused("cifar10", tmp_path, "data_batch_1", "not a pickled batch")
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 2**22
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"data": CIFAR[0][0].astype(float)}, "not an array of bytes"),
+        ({"data": np.array([None])}, "not an array of bytes"),
+        ({"data": CIFAR[0][0].tolist()}, "data that is not an array"),
+        ({"data": CIFAR[0][0][:, :-1]}, r"data of shape \(20, 3071\)"),
+        ({"data": CIFAR[0][0].ravel()}, r"data of shape \(61440,\)"),
+        ({"data": CIFAR[0][0][:0], "labels": []}, "not a list of numbers|asks for"),
+        ({"labels": CIFAR[0][1].tolist()[:-1]}, "20 images and 19 labels"),
+        ({"labels": ["1"] * N}, "not a list of numbers"),
+        ({"labels": [True] * N}, "not a list of numbers"),
+        ({"labels": [10] * N}, "label 10 at image 0"),
+        ({"labels": [-1] * N}, "label -1 at image 0"),
+        ({"labels": [2**70] * N}, "step LONG1"),
+    ],
+)
+@pytest.mark.parametrize("protocol", [2, 5])
+def test_a_batch_that_holds_other_things_is_refused(tmp_path, change, match, protocol):
+    batch = {"data": CIFAR[0][0], "labels": CIFAR[0][1].tolist()} | change
+    write_pickled(tmp_path, batch, protocol)
+    refused("cifar10", tmp_path, "data_batch_1", match)
+
+
+def test_a_batch_of_cifar_100_is_refused(tmp_path):
+    write_pickled(tmp_path, {"data": CIFAR[0][0], "fine_labels": [1] * N, "coarse_labels": [1] * N})
+    refused("cifar10", tmp_path, "data_batch_1", "labels")
+
+
+def test_an_array_that_announces_more_than_it_holds_is_refused(tmp_path):
+    raw = python_2(*CIFAR[0])
+    for shape in (b"J\xff\xff\xff\x7fJ\xff\xff\xff\x7f", b"M\xff\xffM\0\x0c"):
+        write_pickled(tmp_path, raw.replace(b"M\x14\0M\0\x0c", shape, 1))
+        refused("cifar10", tmp_path, "data_batch_1", "not a pickled batch")
+
+
+@pytest.mark.filterwarnings("ignore:invalid escape:DeprecationWarning")  # of pickletools
+@settings(
+    deadline=None, max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.data())
+def test_a_damaged_batch_gives_images_or_an_error_that_names_it(tmp_path, data):
+    """Any bytes changed, dropped or doubled: never an error of another kind."""
+    X, y = CIFAR[0]
+    raw = data.draw(st.sampled_from([dumps(X, y) for dumps in PYTHONS]))
+    # Steps lie at both ends, pixels between: damage where it can do something.
+    at = data.draw(st.one_of(st.integers(0, 400), st.integers(len(raw) - 400, len(raw) - 1)))
+    gone = data.draw(st.integers(0, 4))
+    damaged = raw[:at] + data.draw(st.binary(max_size=4)) + raw[at + gone :]
+    if not (tmp_path / "test_batch").exists():
+        write_python(tmp_path)
+    (tmp_path / "data_batch_1").write_bytes(damaged)
+    images, said = None, ""
+    try:
+        images = load_images("cifar10", tmp_path)
+    except ValueError as error:
+        said = str(error)
+    assert "data_batch_1" in said if images is None else images.X.shape == (5 * N, 3072)
+
+
+# Table 2's users
+
+
+def some_images(per_class=60, name="cifar10", classes=(0, 1, 2)):
+    """Images that differ in every row, mixed over the classes."""
+    rng = np.random.default_rng(7)
+    y = rng.permutation(np.repeat(classes, per_class))
+    test_y = rng.permutation(np.repeat(classes, 5))
+    draw = lambda n: rng.integers(0, 256, (n, 12), dtype=np.uint8)  # noqa: E731
+    return Images(name, draw(len(y)), y, draw(len(test_y)), test_y, (12,), Path())
+
+
+def federation_of(images, **options):
+    return image_federation(images, **({"n_users": 10, "n_samples": 8, "seed": 3} | options))
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(2, 15), st.integers(1, 4), st.integers(0, 2**32), st.sampled_from([0, 0.2, 1]))
+def test_no_image_has_two_owners_and_public_images_have_none(n_users, half, seed, flip):
+    images = some_images()
+    options = {"n_users": n_users, "n_samples": 2 * half, "seed": seed, "flip": flip}
+    federation = image_federation(images, **options)
+    everyone = np.concatenate([federation.train_rows, federation.public_rows])
+    assert_array_equal(np.sort(everyone), np.flatnonzero(images.y < 2))
+    assert_array_equal(federation.X, images.X[federation.train_rows] / 255)
+    assert_array_equal(federation.test_X, images.test_X[images.test_y < 2] / 255)
+
+
+def test_each_user_has_both_classes_equally_and_its_groups_labels():
+    """Section 5: {+1, -1} for classes 1 and 2 in one cluster, {-1, +1} in the other."""
+    images = some_images()
+    federation = federation_of(images, classes=(2, 0))
+    assert_array_equal(federation.groups, [0] * 5 + [1] * 5)
+    for i, (_, _, y) in enumerate(federation):
+        kinds = images.y[federation.train_rows[federation.rows(i)]]
+        assert_array_equal(np.bincount(kinds), [4, 0, 4])
+        assert_array_equal(y, np.where(kinds == 2, 1, -1) * (1 if i < 5 else -1))
+    kinds = images.test_y[images.test_y != 1]
+    assert_array_equal(federation.test_y[0], np.where(kinds == 2, 1, -1))
+    assert_array_equal(federation.test_y[1], -federation.test_y[0])
+
+
+def test_the_seed_decides_and_a_user_is_the_same_among_few_and_many():
+    images = some_images()
+    one, again, other = (federation_of(images, seed=s, flip=0.25) for s in (3, 3, 4))
+    assert_array_equal(one.X, again.X)
+    assert_array_equal(one.y, again.y)
+    assert (one.train_rows != other.train_rows).any()
+    few = federation_of(images, n_users=4, flip=0.25)
+    assert_array_equal(few.X, one.X[: 4 * 8])
+    # Users 2 and 3 are of the other group among four: their labels turn, flipped ones as well.
+    assert_array_equal(few.y[16:32], -one.y[16:32])
+    assert_array_equal(few.y[:16], one.y[:16])
+
+
+def test_every_layout_gives_the_same_users(tmp_path):
+    write_binary(tmp_path / "bin")
+    write_python(tmp_path / "py")
+    options = {"n_users": 3, "n_samples": 4, "seed": 1, "center": True}
+    whole, python, two = (
+        image_federation(load_images("cifar10", tmp_path / folder, classes=c), **options)
+        for folder, c in (("bin", None), ("py", None), ("bin", (0, 1)))
+    )
+    for other in (python, two):
+        for field in ("X", "y", "test_X", "test_y", "mean"):
+            assert_array_equal(getattr(whole, field), getattr(other, field))
+
+
+@pytest.mark.parametrize(("flip", "n_flipped"), [(0, 0), (0.2, 2), (0.25, 2), (0.5, 4), (1, 8)])
+def test_noisy_labels_are_a_share_of_each_users_and_never_of_the_test(flip, n_flipped):
+    """CIFAR10N: "for each user we flip 20% of the labels", the test labels "remain unchanged"."""
+    images = some_images()
+    clean, noisy = federation_of(images), federation_of(images, flip=flip)
+    assert_array_equal(clean.X, noisy.X)
+    assert_array_equal(clean.test_y, noisy.test_y)
+    wrong = (clean.y != noisy.y).reshape(10, 8)
+    assert_array_equal(wrong.sum(axis=1), n_flipped)
+    if 0 < n_flipped < 8:
+        assert len(np.unique(wrong, axis=0)) > 1  # not the same places for all
+        assert wrong[:, :4].any()
+        assert wrong[:, 4:].any()
+
+
+def test_centring_uses_images_without_an_owner_only():
+    images = some_images()
+    plain, centred = federation_of(images), federation_of(images, center=True)
+    mean = public_mean(images, plain.public_rows)
+    # Sums of 40 numbers up to 1 in floating point: within some 40 ulps of the exact one.
+    assert_allclose(mean, (images.X[plain.public_rows] / 255).mean(axis=0), rtol=1e-14)
+    assert_array_equal(centred.X, plain.X - mean)
+    assert_array_equal(centred.test_X, plain.test_X - mean)
+    assert_array_equal(centred.mean, mean)
+    owned = images.X.copy()
+    owned[plain.train_rows] = 0
+    changed = Images(images.name, owned, images.y, images.test_X, images.test_y, (12,), Path())
+    assert_array_equal(federation_of(changed, center=True).mean, mean)
+    assert_array_equal(public_mean(images, plain.public_rows[::-1]), mean)
+
+
+def test_what_cannot_be_dealt_is_refused():
+    images = some_images()
+    with pytest.raises(
+        ValueError, match=r"20 users with 4 images of class 0 each need 80, and .* 60"
+    ):
+        federation_of(images, n_users=20)
+    with pytest.raises(ValueError, match=r"n_samples=5, .* even"):
+        federation_of(images, n_samples=5)
+    with pytest.raises(ValueError, match="two different classes"):
+        federation_of(images, classes=(1, 1))
+    with pytest.raises(ValueError, match="flip=20 must be a share"):
+        federation_of(images, flip=20)
+    with pytest.raises(ValueError, match="at least two users"):
+        federation_of(images, n_users=1)
+    with pytest.raises(ValueError, match="is left without an owner"):
+        federation_of(images, n_users=15, center=True)
+
+
+# The real files
+
+
+@cache
+def real(name):
+    try:
+        return load_images(name, DATA)
+    except ValueError as error:
+        if "Nothing is downloaded" not in str(error):
+            raise
+        return pytest.skip(f"the files of {name} are not in ../shared/data beside the project")
+
+
+def test_real_mnist_has_the_published_counts():
+    images = real("mnist")
+    counts = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+    assert_array_equal(np.bincount(images.y), counts)
+    assert images.X.shape == (60_000, 784)
+    assert images.test_X.shape == (10_000, 784)
+
+
+def test_real_cifar_has_the_published_counts():
+    images = load_images("cifar10", real("cifar10").source, classes=(0, 1))
+    assert_array_equal(np.bincount(images.y), [5000, 5000])
+    assert_array_equal(np.bincount(images.test_y), [1000, 1000])
+
+
+@pytest.mark.parametrize("name", ["mnist", "cifar10"])
+def test_no_real_image_is_twice_among_users_or_in_the_test(name):
+    """Not by position only: pixel by pixel, in the two classes of Table 2."""
+    images, classes = real(name), TABLE_2[name].classes
+    parts = (images.X, images.y), (images.test_X, images.test_y)
+    every = [row.tobytes() for X, y in parts for row in X[np.isin(y, classes)]]
+    assert len(set(every)) == len(every)
+
+
+@pytest.mark.parametrize(
+    ("name", "flip", "alone"),
+    [("mnist", 0, 0.83), ("cifar10", 0, 0.70), ("cifar10", CIFAR10N_FLIP, 0.62)],
+)
+def test_local_models_are_as_accurate_as_table_2_says(name, flip, alone):
+    """Local ERM of Table 2: 30 users suffice to tell it, and to tell clean labels from noisy."""
+    federation = image_federation(real(name), flip=flip, n_users=30)
+    theta = fit_users(federation, Logistic(), l2=1e-5, curvature="none").theta
+    right = np.sign(theta @ federation.test_X.T) == federation.test_y[federation.groups]
+    assert right.mean() == pytest.approx(alone, abs=0.02)

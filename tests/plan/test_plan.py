@@ -1,0 +1,488 @@
+"""The plan keeps its promises: what it says of n is what federations of that n show."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+from scipy.spatial.distance import pdist
+
+from odcl import ConvexClustering, cli, linear_federation, odcl, server_step
+from odcl.clustering.convex.separation import recovery_interval
+from odcl.clustering.kmeans.kmeanspp import kmeans_pp
+from odcl.clustering.labels import same_partition
+from odcl.local.fit import fit_users
+from odcl.plan import crossing, evaluate, from_pilot, paper_thresholds, plan, scenario
+from odcl.plan.default import default_batches, runs_for
+from odcl.plan.picture import plan_figure
+from odcl.plan.recovery import (
+    convex_guaranteed,
+    convex_path,
+    fusing_lambdas,
+    kmeans_expected,
+    kmeans_surplus,
+    moments,
+)
+from odcl.plan.scenario import lattice, simplex
+from odcl.plan.search import CEILING
+from odcl.plan.uploads import draw_trials
+from odcl.report.pictures import available
+from odcl.risk.losses import Logistic, Squared
+from odcl.server.combine import average_by_cluster, combine_clusters
+
+TINY = {"n_users": 12, "n_clusters": 2, "dim": 2, "active": 2, "separation": 2.0}
+SMALL = {"n_users": 24, "n_clusters": 3, "dim": 4, "active": 4, "separation": 2.0}
+
+
+@pytest.fixture(scope="module")
+def papers_plan():
+    """The default plan, and the CPU seconds it took."""
+    start = time.process_time()
+    made = plan(scenario())
+    return made, time.process_time() - start
+
+
+@pytest.fixture(scope="module")
+def small_plan():
+    """A small federation, with an error asked for besides."""
+    return plan(scenario(**SMALL), error=2e-3)
+
+
+def measured(n: int, n_clusters: int, seeds: range, method: str = "kmeans") -> float:
+    """Share of real federations in which a method finds the true groups."""
+    found = []
+    for seed in seeds:
+        f = linear_federation(100, n, n_clusters=n_clusters, seed=seed)
+        local = fit_users(f, Squared(), curvature="auto" if method == "default" else "none")
+        if method == "default":
+            labels = server_step(local.uploads(), "auto").labels
+        elif method == "kmeans":
+            labels = kmeans_pp(local.theta, n_clusters, seed=seed).labels
+        else:
+            lam = 1.02 * fusing_lambdas(local.theta[None], np.bincount(f.groups)).least[0]
+            labels = ConvexClustering(lam=float(lam)).fit(local.theta).labels_
+        found.append(same_partition(labels, f.groups))
+    return float(np.mean(found))
+
+
+# -- against federations that are really fitted ----------------------------------------------------
+
+
+@pytest.mark.parametrize(("method", "runs"), [("kmeans", 60), ("convex", 50), ("default", 12)])
+def test_the_planned_n_is_the_measured_one_within_a_quarter(papers_plan, method, runs):
+    """Section 5's set-up: real federations cross 95 % between n / 1.25 and 1.25 n."""
+    n = papers_plan[0].smallest[method]
+    assert measured(int(n / 1.25), 10, range(1000, 1000 + runs), method) < 0.9
+    assert measured(int(1.25 * n), 10, range(1000, 1000 + runs), method) > 0.9
+
+
+def test_the_default_plan_takes_less_than_ten_seconds(papers_plan):
+    assert papers_plan[1] < 10
+
+
+def test_recovery_at_one_n_is_that_of_real_federations():
+    """Appendix D.2's set-up where it is neither sure nor hopeless, within 3.5 standard errors."""
+    point = evaluate(scenario(n_clusters=4), 35)
+    real = measured(35, 4, range(2000, 2080))
+    spread = np.hypot(point.spread["kmeans"], np.sqrt(real * (1 - real) / 80))
+    assert 0.4 < point.recovery["kmeans"] < 0.9
+    assert abs(point.recovery["kmeans"] - real) < 3.5 * spread
+
+
+def test_errors_of_both_combiners_are_those_of_real_federations():
+    n = 50
+    point, real = evaluate(scenario(), n), []
+    for seed in range(3000, 3015):
+        f = linear_federation(100, n, seed=seed)
+        local = fit_users(f, Squared())
+        models = {
+            "mean": average_by_cluster(local.theta, f.groups)[f.groups],
+            "precision": combine_clusters(local.uploads(), f.groups, "precision").centers[f.groups],
+            "local": local.theta,
+        }
+        size = np.square(f.optima).sum()
+        real.append([np.square(m - f.optima).sum() / size for m in models.values()])
+    told = [point.error[name] for name in ("mean", "precision", "local")]
+    assert_allclose(told, np.mean(real, axis=0), rtol=0.15)
+
+
+@pytest.mark.parametrize("n", [22, 60])
+def test_uploads_follow_the_law_of_local_models(n):
+    """Median distance from the truth, with designs that leave directions unseen (n = 22) too."""
+    trials = draw_trials(scenario(), n, 20, np.random.default_rng(0))
+    told = np.linalg.norm(trials.theta - trials.optima, axis=2).ravel()
+    f = linear_federation(1000, n, seed=4000)
+    real = np.linalg.norm(fit_users(f, Squared(), curvature="none").theta - f.optima, axis=1)
+    quarters = [0.25, 0.5, 0.75]
+    assert_allclose(np.quantile(told, quarters), np.quantile(real, quarters), rtol=0.1)
+    # Models of least norm are not far off, those of a nearly singular system are.
+    assert_allclose(np.quantile(told, 0.995), np.quantile(real, 0.995), rtol=0.5)
+
+
+def test_logistic_uploads_have_the_spread_of_real_fits_with_many_rows():
+    scene = scenario(**SMALL | {"loss": "logistic"})
+    trials = draw_trials(scene, 800, 8, np.random.default_rng(1))
+    told = np.square(trials.theta - trials.optima).sum(axis=2).mean()
+    rng = np.random.default_rng(2)
+    center = scene.draw_centers(rng)[0]
+    X = scene.draw_rows(0, 100 * 800, rng)
+    y = np.where(rng.random(len(X)) < 1 / (1 + np.exp(-X @ center)), 1.0, -1.0)
+    from odcl import Federation
+
+    federation = Federation.from_arrays(X, y, np.repeat(np.arange(100), 800))
+    theta = fit_users(federation, Logistic(), curvature="none").theta
+    assert_allclose(told, np.square(theta - center).sum(axis=1).mean(), rtol=0.15)
+
+
+def test_a_pilot_of_the_papers_set_up_gives_the_papers_plan():
+    f = linear_federation(40, 100, n_clusters=4, seed=5000)
+    scene = from_pilot(odcl(f), f, n_users=100)
+    assert scene.sizes.tolist() == [25, 25, 25, 25]
+    assert scene.tau == 0  # what `odcl diagnose` cannot see is not planned with
+    told = [evaluate(s, 40).recovery["kmeans"] for s in (scene, scenario(n_clusters=4))]
+    # One set of four models against many: the sets differ in their smallest distance.
+    assert_allclose(*told, atol=0.15)
+
+
+def test_a_pilots_spread_is_that_of_its_diagnosis():
+    f = linear_federation(40, 60, n_clusters=4, dim=5, tau=0.2, seed=1)
+    result = odcl(f)
+    scene = from_pilot(result, f)
+    assert_allclose(scene.tau**2, result.diagnose(resamples=1).tau2)
+    assert_allclose(scene.tau, 0.2, rtol=0.25)
+    assert "users of a group differ by" in scene.words
+
+
+@pytest.mark.parametrize(
+    ("n", "n_clusters", "said"),
+    [(4, 4, "Collect about .* collect these rows"), (60, 1, "no group structure .* say which")],
+)
+def test_pilots_that_show_no_groups_are_refused_with_what_to_do(n, n_clusters, said):
+    f = linear_federation(40, n, n_clusters=n_clusters, dim=5, seed=1)
+    with pytest.raises(ValueError, match=said):
+        from_pilot(odcl(f), f)
+
+
+# -- the methods -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trials():
+    scene = scenario(**SMALL)
+    return scene, draw_trials(scene, 40, 60, np.random.default_rng(3))
+
+
+def test_equation_13_is_read_off_as_one_trial_at_a_time(trials):
+    scene, drawn = trials
+    lam = fusing_lambdas(drawn.theta, scene.sizes)
+    told = convex_guaranteed(lam.sure, moments(drawn.theta, scene.sizes))
+    each = [recovery_interval(theta, scene.groups) for theta in drawn.theta]
+    assert_allclose(lam.sure, [interval.low for interval in each], rtol=1e-9)
+    assert told.tolist() == [not interval.empty for interval in each]
+
+
+def test_groups_that_stay_apart_are_those_of_the_exact_solver():
+    scene = scenario(n_clusters=3, dim=4, active=4, separation=2.0, n_users=30)
+    drawn = draw_trials(scene, 30, 40, np.random.default_rng(4))
+    lam = 1.02 * fusing_lambdas(drawn.theta, scene.sizes).least
+    told = convex_path(lam, moments(drawn.theta, scene.sizes))
+    exact = [
+        same_partition(ConvexClustering(lam=float(own)).fit(theta).labels_, scene.groups)
+        for own, theta in zip(lam, drawn.theta, strict=True)
+    ]
+    assert 4 <= sum(exact) <= 36  # otherwise nothing is tested
+    # Some groups fuse a little above the lambda that is looked at: those count as found.
+    assert np.mean(told == np.array(exact)) >= 0.85
+
+
+def test_what_is_expected_of_k_means_is_what_it_does():
+    scene = scenario(**SMALL)
+    theta = draw_trials(scene, 10, 100, np.random.default_rng(5)).theta
+    at = moments(theta, scene.sizes)
+    expected = kmeans_expected(at)
+    found = np.array([same_partition(kmeans_pp(t, 3, seed=0).labels, at.groups) for t in theta])
+    assert 0.2 < found.mean() < 0.8
+    assert not np.any(found & ~expected.rest)  # where K-means ends, every user is at rest
+    assert np.mean(found == expected.would) > 0.97
+
+
+def test_a_few_runs_of_k_means_correct_what_is_expected_of_it():
+    """Where the expectation is of another method (always right), the share is not off."""
+    scene = scenario(**SMALL)
+    theta = draw_trials(scene, 10, 150, np.random.default_rng(5)).theta
+    at = moments(theta, scene.sizes)
+    expected = kmeans_expected(at)
+    rosy = replace(expected, would=expected.rest)
+    more, spread = kmeans_surplus(theta, at, rosy, real=12, seed=0)
+    off = rosy.would.mean() - expected.would.mean()
+    assert off > 0.05
+    assert abs(more + off) < 3.5 * spread
+
+
+# -- monotone, and where it ends -------------------------------------------------------------------
+
+
+def test_recovery_grows_with_n_and_separation_and_falls_with_noise_and_spread():
+    def rate(n: int = 12, **more: float) -> float:
+        return evaluate(scenario(**SMALL | more), n).recovery["kmeans"]
+
+    middle = rate()
+    assert 0.1 < middle < 0.9
+    assert rate(24) > middle + 0.1
+    assert rate(separation=3.0) > middle + 0.1
+    assert rate(noise=1.5) < middle - 0.05
+    assert rate(tau=0.5) < middle - 0.05
+
+
+def test_the_n_for_a_probability_is_read_off_a_noisy_curve_with_its_uncertainty():
+    """Points of exp(-f (n / 100)^-b) with 300 runs each; 8 batches of 5 runs around the n."""
+    rng = np.random.default_rng(6)
+    true, inside = 100.0, {300: 0, 5: 0}
+    for power in (6, 9, 12) * 20:
+        for runs, at in ((300, (50, 70, 85, 95, 105, 120, 160)), (5, (65, 80, 85, 90, 95, 100))):
+            p = 0.95 ** ((true / np.array(at)) ** power)
+            share = np.append(rng.binomial(runs, p) / runs, 1.0)
+            found = crossing([*at, 240], share, [runs] * len(share), 0.95)
+            inside[runs] += found.low <= true <= found.high
+            assert abs(found.n / true - 1) < (0.12 if runs == 300 else 0.45)
+            assert 0.945 < found.chance(found.n) < 0.98  # the curve and the n agree
+    assert inside[300] >= 51
+    assert inside[5] >= 51  # of 60, where 57 are promised
+    assert crossing([50, 70], [0.1, 0.5], [300, 300], 0.95) is None
+    assert crossing([50, 70], [1.0, 1.0], [300, 300], 0.95).n == 50
+    few = crossing([50, 70], [1.0, 1.0], [5, 5], 0.95)  # five runs do not show 95 in 100
+    assert few.n <= few.high
+    assert few.high > 55
+
+
+def test_an_error_that_is_asked_for_is_reached_sooner_by_precision_combining(small_plan):
+    mean, precision = (small_plan.for_error[c] for c in ("mean", "precision"))
+    assert precision < mean
+    assert_allclose(evaluate(small_plan.scene, mean).error["mean"], 2e-3, rtol=0.3)
+    assert "relative squared error of at most 0.002 collect about" in str(small_plan)
+
+
+def test_errors_beyond_the_curve_follow_from_their_law_and_floors_are_named(monkeypatch):
+    monkeypatch.setattr("odcl.plan.default.SECONDS", 0.0)
+    far = plan(scenario(**TINY), error=1e-12)
+    n = far.for_error["mean"]
+    assert n > CEILING
+    assert_allclose(evaluate(far.scene, CEILING).error["mean"] * CEILING / n, 1e-12, rtol=0.3)
+    assert "Nobody has so many" in str(far)
+    spread = plan(scenario(**TINY, tau=0.2), error=1e-4)
+    assert spread.for_error["mean"] is spread.for_error["precision"] is None
+    at = evaluate(spread.scene, spread.for_error["refit"])
+    assert_allclose(at.error["refit"], 1e-4, rtol=0.3)
+    assert at.error["refit"] < 1.01 * min(at.error["local"], at.error["precision"])
+    assert "better off with a model of their own" in str(spread)
+
+
+def test_groups_beyond_reach_are_said_to_be(monkeypatch):
+    monkeypatch.setattr("odcl.plan.default.SECONDS", 0.0)
+    close = plan(scenario(**TINY | {"separation": 1e-6}), error=1e-3)
+    assert close.rows is None
+    assert close.beyond > 1e12
+    assert "Out of reach" in str(close)
+    blurred = plan(scenario(**TINY, tau=2.0))
+    assert blurred.rows is None
+    assert "more rows do not change that" in str(blurred)
+    assert max(len(close.points), len(blurred.points)) < 20
+
+
+def test_the_default_method_is_run_where_it_begins_to_succeed(small_plan, monkeypatch):
+    tried = [b.n for b in small_plan.batches]
+    n = small_plan.smallest["default"]
+    assert n / 2.5 < min(tried) <= n <= max(tried) < 2.5 * n
+    assert small_plan.rows == n
+    monkeypatch.setattr("odcl.plan.default.MOST_RUNS", 10)
+    again = default_batches(small_plan.scene, tried[0], least=6, most=1000)
+    assert again == small_plan.batches[:2]
+    assert runs_for(scenario(n_users=5000)) == 0  # would take minutes
+
+
+def test_a_plan_is_printed_for_people_and_shown_in_a_line(small_plan):
+    assert repr(small_plan).startswith("<Plan: 24 users in 3 group(s), target 0.95, smallest={")
+    text = str(small_plan)
+    assert f"Collect about {small_plan.rows:,} rows per user (between" in text
+    assert "Simulated: 300 federations for each n" in text
+
+
+def test_the_module_is_there_after_import_odcl():
+    words = "import odcl; print(odcl.plan.scenario(n_clusters=4).n_users, 'plan' in dir(odcl))"
+    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["100", "True"]
+
+
+def test_the_papers_threshold_is_that_of_the_theory_and_far_beyond(papers_plan):
+    made = papers_plan[0]
+    assert made.paper == paper_thresholds(made.scene)
+    assert min(made.paper.values()) > 1e6 * made.smallest["kmeans"]
+    near = paper_thresholds(scenario(**SMALL))
+    far = paper_thresholds(scenario(**SMALL | {"separation": 1.0}))
+    assert all(far[name] > near[name] for name in near)
+
+
+def test_one_group_is_found_with_any_n():
+    made = plan(scenario(n_clusters=1, n_users=10, dim=3))
+    assert made.smallest == made.paper == {}
+    assert "nothing to find" in str(made)
+
+
+@pytest.mark.parametrize(("k", "dim"), [(1, 3), (2, 1), (4, 3), (4, 7)])
+def test_models_of_a_simplex_are_all_equally_far_apart(k, dim):
+    points = simplex(k, dim)
+    assert points.shape == (k, dim)
+    assert_allclose(pdist(points), 1.0, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("k", "dim"), [(5, 1), (8, 2), (30, 3)])
+def test_models_of_a_lattice_are_one_apart(k, dim):
+    points = lattice(k, dim)
+    assert points.shape == (k, dim)
+    assert_allclose(pdist(points).min(), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"n_clusters": 7}, "say how far apart"),
+        ({"n_users": 3, "n_clusters": 4}, "cannot form"),
+        ({"separation": 0.0}, "separation=0.0"),
+        ({"active": 30}, "active=30"),
+        ({"noise": -1.0}, "noise=-1.0"),
+        ({"noise": 2.0, "loss": "logistic"}, "belongs to the squared loss"),
+        ({"tau": -1.0}, "tau=-1.0 .* >= 0"),
+        ({"n_users": 20_000}, "Plan with 10,000 users"),
+        ({"loss": "multinomial"}, "pilot|labels"),
+        ({"sizes": [3, 0]}, "sizes"),
+    ],
+)
+def test_scenarios_that_cannot_be_are_refused_with_their_reason(wrong, said):
+    with pytest.raises(ValueError, match=said):
+        scenario(**wrong)
+
+
+def test_a_probability_of_one_is_never_reached():
+    with pytest.raises(ValueError, match="target"):
+        plan(scenario(**SMALL), target=1.0)
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+WORDS = ("--users", "20", "--clusters", "2", "--dim", "3", "--separation", "2", "--active", "3")
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> tuple[int, str, str]:
+        code = cli.run_command(["plan", *words])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+def test_the_command_says_what_to_collect_and_draws_the_curve(command, tmp_path, monkeypatch):
+    monkeypatch.setattr("odcl.plan.default.SECONDS", 0.7)  # ten runs
+    code, out, err = command(*WORDS, "--error", "0.01")
+    assert (code, err) == (0, "")
+    assert "20 users in 2 groups" in out.splitlines()[0]
+    assert "Collect " in out
+    assert "relative squared error of at most 0.01" in out
+    assert (tmp_path / "odcl-plan.png").read_bytes()[1:4] == b"PNG"
+
+
+def test_a_picture_of_an_earlier_plan_is_replaced_and_no_other_file(
+    command, tmp_path, monkeypatch, small_plan
+):
+    monkeypatch.setattr("odcl.plan.plan", lambda *_, **__: small_plan)
+    picture = tmp_path / "odcl-plan.png"
+    assert [command()[0] for _ in range(2)] == [0, 0]
+    picture.write_bytes(b"a holiday")
+    code, _, err = command()
+    assert code == 2
+    assert "say --force to replace it" in err
+    assert picture.read_bytes() == b"a holiday"
+    assert command("--force")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--clusters", "7"), "say how far apart"),
+        (("--separation", "0"), "is not a number > 0"),
+        (("--separation", "-1"), "is not a number > 0"),
+        (("--loss", "logistic", "--noise", "2", "--separation", "1"), "Leave it out"),
+        (("--probability", "1"), "from 0.5 to 0.99"),
+        (("--pilot", "x.csv"), "--user and --target"),
+        (("--user", "u"), "--pilot TABLE"),
+        (("--pilot", "x.csv", "--user", "u", "--target", "y", "--dim", "3"), "read off the pilot"),
+        (("--out", "curve.txt"), ".png"),
+    ],
+)
+def test_what_the_command_cannot_use_is_refused(command, words, said):
+    code, out, err = command(*words)
+    assert (code, out) == (2, "")
+    assert said in err
+
+
+def test_a_pilot_table_is_planned_from(command, tmp_path, monkeypatch):
+    monkeypatch.setattr("odcl.plan.default.SECONDS", 0.0)
+    f = linear_federation(20, 60, n_clusters=4, dim=3, n_active=3, seed=6000)
+    header = ",".join(["user", "a", "b", "c", "y"])
+    rows = np.column_stack([f.row_user, f.X, f.y])
+    np.savetxt(tmp_path / "pilot.csv", rows, delimiter=",", header=header, comments="")
+    code, out, _ = command(
+        "--pilot", "pilot.csv", "--user", "user", "--target", "y", "--users", "40"
+    )
+    assert code == 0
+    assert "the pilot's" in out.lower()
+    assert "40 users" in out
+    assert "The pilot's users have 60 rows." in out
+    assert "`odcl diagnose` says of the pilot: " in out
+
+
+@pytest.mark.parametrize("name", ["plan", "diagnose"])
+def test_help_fits_80_columns(name, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        cli.run_command([name, "--help"])
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+
+
+def test_penalised_pilots_keep_their_penalty():
+    """With a penalty the local models are drawn to zero, in the simulation as well."""
+    scene = scenario(**SMALL)
+    free = draw_trials(scene, 30, 30, np.random.default_rng(7))
+    drawn = draw_trials(replace(scene, penalty=np.full(4, 0.5)), 30, 30, np.random.default_rng(7))
+    assert np.linalg.norm(drawn.theta) < 0.8 * np.linalg.norm(free.theta)
+
+
+@pytest.mark.skipif(not available(), reason="needs matplotlib")
+def test_legends_and_labels_lie_inside_the_picture(small_plan):
+    alone = plan(scenario(n_users=24, n_clusters=1, dim=4, active=4))
+    for made, panels in ((small_plan, 2), (alone, 1)):
+        fig = plan_figure(made)
+        fig.canvas.draw()
+        assert len(fig.axes) == panels
+        for ax in fig.axes:
+            for part in (ax.get_legend(), ax.title, ax.xaxis.label, ax.yaxis.label):
+                box = part.get_window_extent()
+                assert box.x0 >= 0
+                assert box.y0 >= 0
+                assert box.x1 <= fig.bbox.x1
+                assert box.y1 <= fig.bbox.y1
+
+
+def test_errors_are_those_of_a_typical_federation():
+    """With few rows one user may be any distance off, and would rule a mean."""
+    scene = scenario()
+    errors = [evaluate(scene, 32, seed=seed, most=12).error["local"] for seed in range(4)]
+    assert max(errors) < 1.3 * min(errors)

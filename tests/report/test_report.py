@@ -1,0 +1,347 @@
+"""Reports count right, compare fairly and can be read: tables, notices and pictures."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from odcl.cli.demo import demo_errors, demo_result, groups_right, store_table
+from odcl.data.federation import Federation
+from odcl.evaluate.comparison import Comparison, compare, hold_out, keep_every_class
+from odcl.report import pictures
+from odcl.report.notices import repeated_rows
+from odcl.report.progress import Bar
+from odcl.report.text import (
+    aligned,
+    comparison_table,
+    count,
+    group_table,
+    in_bytes,
+    shown_id,
+    table,
+    verdict,
+)
+from odcl.risk.losses import Logistic, Poisson, Squared
+
+
+def federation(n_rows=(1, 2, 5, 40), seed=0):
+    rng = np.random.default_rng(seed)
+    owner = np.repeat([f"u{i}" for i in range(len(n_rows))], n_rows)
+    X = rng.normal(size=(len(owner), 2))
+    return Federation.from_arrays(X, X @ [1.0, 2.0] + rng.normal(size=len(owner)), owner)
+
+
+# -- the comparison --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [0.01, 0.2, 0.5, 0.99])
+def test_every_user_with_two_rows_gives_some_and_keeps_some(share):
+    data = federation()
+    out = hold_out(data, share, seed=0)
+    given = np.add.reduceat(out, data.offsets[:-1])
+    expected = [min(max(round(share * n), 1), n - 1) for n in data.n_rows]
+    assert_array_equal(given, expected)
+
+
+def test_a_users_rows_held_out_depend_on_the_seed_and_its_id_alone():
+    data = federation()
+    out = hold_out(data, 0.3, seed=7)
+    alone = data.take(np.array([3]))
+    assert_array_equal(hold_out(alone, 0.3, seed=7), out[data.rows(3)])
+    assert (hold_out(data, 0.3, seed=8) != out).any()
+
+
+def test_no_class_is_held_out_as_a_whole():
+    y = np.array([0, 0, 1, 2, 2, 0])
+    out = np.array([True, False, True, True, True, False])
+    kept = keep_every_class(out, y)
+    assert set(y[~kept]) == {0, 1, 2}
+    assert kept.sum() == out.sum() - 2
+    assert out.sum() == 4  # the rows given stay as they were
+
+
+def test_scores_are_those_of_each_user_on_its_own_rows():
+    """RMSE, accuracy and deviance, user by user, written out."""
+    data = federation(n_rows=(1, 3, 6))
+    out = np.array([False, True, False, True, True, False, True, True, False, True])
+    owner = data.row_user
+    guess = {"zero": lambda X, who: np.zeros(len(X)), "own": lambda X, who: who + 1.0}
+
+    def by_hand(y, predicted, score):
+        return [score(y[out & (owner == i)], predicted[owner[out] == i]) for i in (1, 2)]
+
+    X = data.X[out]
+    found = compare(data, out, guess, Squared())
+    assert (found.metric, found.n_rows, found.n_users) == ("RMSE", 6, 2)
+    for name, method in guess.items():
+        expected = by_hand(
+            data.y, method(X, owner[out]), lambda y, p: np.sqrt(np.mean((y - p) ** 2))
+        )
+        assert_allclose(found.scores[name], expected)
+    labels = data.with_y((data.y > 0).astype(float))
+    found = compare(labels, out, guess, Logistic())
+    assert found.metric == "accuracy"
+    assert_allclose(
+        found.scores["zero"], by_hand(labels.y, np.zeros(6), lambda y, p: (y == p).mean())
+    )
+    counts = data.with_y(np.arange(10.0))
+    found = compare(counts, out, {"own": guess["own"]}, Poisson())
+    assert found.metric == "deviance"
+
+    def deviance(y, p):
+        return np.mean(2 * (y * np.log(y / p) - y + p))
+
+    assert_allclose(found.scores["own"], by_hand(counts.y, owner[out] + 1.0, deviance))
+
+
+def test_one_far_row_does_not_make_all_users_equal():
+    data = federation(n_rows=(10, 10, 10))
+    y = data.y.copy()
+    y[0] = 1e12
+    out = np.arange(30) % 2 == 0
+    methods = {"local": lambda X, who: np.zeros(len(X)), "odcl": lambda X, who: X @ [1.0, 2.0]}
+    assert compare(data.with_y(y), out, methods, Squared()).better_off("odcl", "local")[0] == 2
+
+
+def comparison(metric="RMSE", unit=1.0, **scores):
+    scores = {name: np.array(values) for name, values in scores.items()}
+    return Comparison(metric, scores, 20, len(next(iter(scores.values()))), unit)
+
+
+def test_the_worst_user_has_the_largest_error_or_the_smallest_accuracy():
+    errors = {"local": [1.0, 2.0, 6.0], "odcl": [1.0, 1.5, 2.0]}
+    assert comparison(**errors).rows()[0] == ("local", 3.0, 2.0, 6.0)
+    assert comparison("accuracy", **errors).rows()[0] == ("local", 3.0, 2.0, 1.0)
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
+def test_who_is_better_off_does_not_depend_on_the_targets_unit(scale):
+    local, ours = scale * np.array([1.0, 2.0, 3.0, 4.0]), scale * np.array([0.9, 2.0, 3.1, 3.0])
+    found = comparison(unit=scale, local=local, odcl=ours)
+    assert found.better_off("odcl", "local") == (2, 1)
+    rounded = comparison(unit=scale, local=local, odcl=local * (1 + 1e-15))
+    assert rounded.better_off("odcl", "local") == (0, 0)
+    accuracy = comparison("accuracy", local=local / scale, odcl=ours / scale)
+    assert accuracy.better_off("odcl", "local") == (1, 2)
+
+
+# -- text ------------------------------------------------------------------------------------------
+
+
+def test_the_closing_table_names_methods_and_aligns_its_numbers():
+    text = comparison_table(comparison(local=[31.7, 63.5], pooled=[39.5, 85.8], odcl=[9.5, 9.5]))
+    assert text.splitlines() == [
+        "RMSE on 20 held-out rows (lower is better)  mean user  median user  worst user",
+        "one model per user                              47.60        47.60       63.50",
+        "one model for all                               62.65        62.65       85.80",
+        "odcl                                             9.50         9.50        9.50",
+    ]
+    assert "(higher is better)" in comparison_table(comparison("accuracy", odcl=[1.0]))
+
+
+def test_the_verdict_counts_all_users():
+    found = comparison(local=[1.0, 2.0, 3.0, 4.0], odcl=[0.5, 2.5, 3.0, 2.0])
+    assert "2 of 4 users do better" in verdict(found)
+    assert verdict(found).endswith("1 do worse, 1 the same.")
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        ([0.527, 12.293], ["0.527", "12.293"]),
+        ([31.72, 63.47], ["31.7", "63.5"]),
+        ([1234.5, 0.0], ["1234", "0"]),
+        ([0.0, 0.0], ["0", "0"]),
+        ([2.5e-16, 1e-3], ["2.5e-16", "0.001"]),
+        ([3e12, 1.0], ["3e+12", "1"]),
+        ([0.59, 115311501.8], ["0.59", "1.15e+08"]),
+        ([np.inf, 1.0], ["inf", "1.00"]),
+        ([np.nan], ["nan"]),
+    ],
+)
+def test_numbers_of_any_size_can_be_read(values, shown):
+    assert aligned(values) == shown
+
+
+def test_columns_stand_under_their_names():
+    text = table(("", "n", "such as"), [("a", 1, "x"), ("long", 1000, "yy")], left=(2,))
+    assert text.splitlines() == ["         n  such as", "a        1  x", "long  1000  yy"]
+
+
+def test_groups_are_listed_by_size_with_some_of_their_users():
+    labels = np.array([0, 1, 1, 1, 1, 1, 2, 2])
+    users = np.array([f"u{i}" for i in range(8)])
+    lines = group_table(labels, np.arange(8), users).splitlines()
+    assert lines[1].split() == ["group", "1", "5", "15", "u1,", "u2,", "u3,", "u4,", "..."]
+    assert [line.split()[1] for line in lines[1:]] == ["1", "2", "0"]
+
+
+def test_thousands_of_groups_are_summed_up_in_a_line():
+    labels = np.arange(5000) // 2
+    text = group_table(labels, np.ones(5000), labels)
+    assert len(text.splitlines()) == 22
+    assert text.endswith("... and 2,480 more groups of 4,960 users (all in groups.csv)")
+
+
+@pytest.mark.parametrize(
+    ("user", "shown"),
+    [
+        (7, "7"),
+        (None, "(no id)"),
+        ("Zürich 北京", "Zürich 北京"),
+        ("two\nlines", "two\\nlines"),
+        ("\x1b[31m", "\\x1b[31m"),
+        ("x" * 99, "x" * 21 + "..."),
+    ],
+)
+def test_an_id_never_moves_the_cursor(user, shown):
+    assert shown_id(user) == shown
+
+
+def test_plurals_and_bytes():
+    assert [count(n, "row") for n in (0, 1, 2000)] == ["0 rows", "1 row", "2,000 rows"]
+    assert count(2, "class") == "2 classes"
+    shown = [in_bytes(n) for n in (48, 999, 1857.6, 2.5e6, 3e9, 4e13)]
+    assert shown == ["48 bytes", "999 bytes", "1.86 kB", "2.5 MB", "3 GB", "4e+04 GB"]
+
+
+# -- notices ---------------------------------------------------------------------------------------
+
+
+def test_rows_repeat_only_within_a_user():
+    X = np.array([[1.0, 2.0], [1.0, 2.0], [1.0, 2.0], [1.0, 2.0], [0.0, 1.0], [-0.0, 1.0]])
+    y = np.array([5.0, 5.0, 5.0, 6.0, 1.0, 1.0])
+    owner = np.array(["a", "a", "b", "a", "b", "b"])
+    assert repeated_rows(Federation.from_arrays(X, y, owner)) == 2
+
+
+# -- progress --------------------------------------------------------------------------------------
+
+
+def test_the_bar_counts_local_models_and_then_says_what_follows():
+    class Recorded:
+        total, done, text = None, 0, ""
+
+        def add_task(self, text, **_):
+            return 0
+
+        def reset(self, task, *, total, description, visible):
+            self.total, self.done, self.text = total, 0, description
+
+        def advance(self, task, n):
+            self.done += n
+
+        def update(self, task, *, total, description):
+            self.total, self.text = total, description
+
+    seen = Recorded()
+    bar = Bar(seen)
+    bar.stage("fitting", 10)
+    bar.advance(4)
+    assert (seen.total, seen.done, seen.text) == (10, 4, "fitting: local models")
+    bar.advance(6)
+    assert (seen.total, seen.text) == (None, "fitting: finding groups")
+    bar.stage("writing")
+    assert (seen.total, seen.text) == (None, "writing")
+
+
+# -- pictures --------------------------------------------------------------------------------------
+
+
+def drawn(n_groups, dim, n_users=60, far=0):
+    """A picture of users around their groups' models, with all its texts placed."""
+    rng = np.random.default_rng(0)
+    centers = 6 * rng.normal(size=(n_groups, dim))
+    labels = np.arange(n_users) % n_groups
+    theta = centers[labels] + rng.normal(size=(n_users, dim))
+    theta[:far] *= 1e4
+    fig, axes = pictures.figure()
+    pictures.draw_models(axes[0], theta, centers, labels)
+    score = np.abs(theta[:, 0]) + 0.1
+    pictures.draw_users(axes[1], {"one model per user": 2 * score, "odcl": score}, "RMSE")
+    fig.canvas.draw()
+    return fig, axes
+
+
+@pytest.mark.parametrize(
+    ("n_groups", "dim", "n_users"),
+    [(1, 4, 60), (2, 4, 60), (3, 2, 60), (30, 6, 300), (2, 1, 60), (1, 1, 5), (2, 3, 2)],
+)
+def test_every_text_of_a_picture_is_inside_it_and_beside_the_others(n_groups, dim, n_users):
+    fig, (left, right) = drawn(n_groups, dim, n_users)
+    box, (width, height) = fig.get_tightbbox(), fig.get_size_inches()
+    assert min(box.x0, box.y0) >= 0
+    assert box.x1 <= width
+    assert box.y1 <= height
+    assert left.get_tightbbox().x1 <= right.get_tightbbox().x0
+    assert all(ax.get_xlabel() and ax.get_ylabel() and ax.get_title() for ax in (left, right))
+
+
+def test_long_names_of_bars_are_not_cut():
+    fig, axes = pictures.figure(width=11)
+    names = ["paper (K-means++, K = 10 given, mean)", "odcl"]
+    pictures.draw_bars(axes[1], names, [0.5, 1e-6], label="error (lower is better)", log=True)
+    fig.canvas.draw()
+    box = fig.get_tightbbox()
+    assert box.x0 >= 0
+    assert box.x1 <= 11
+    assert axes[0].get_tightbbox().x1 <= axes[1].get_tightbbox().x0
+
+
+def test_directions_are_orthonormal_and_show_the_groups_first():
+    rng = np.random.default_rng(0)
+    centers = np.zeros((3, 8))
+    centers[1, 4], centers[2, 6] = 50.0, 80.0
+    labels = np.arange(90) % 3
+    theta = centers[labels] + rng.normal(size=(90, 8))
+    for n_groups in (1, 2, 3):
+        plane = pictures.view(theta, centers[:n_groups])
+        assert_allclose(plane @ plane.T, np.eye(2), atol=1e-12)
+    assert_allclose(np.abs(pictures.view(theta, centers)[:, [4, 6]]).sum(), 2, atol=0.7)
+    assert pictures.view(np.zeros((5, 3)), np.zeros((1, 3))).shape == (2, 3)
+
+
+def test_thirty_groups_have_styles_of_their_own():
+    styles = {(k % len(pictures.COLOURS), k % len(pictures.MARKERS)) for k in range(70)}
+    assert len(styles) == 70
+
+
+def test_thousands_of_groups_are_drawn_in_a_few_calls():
+    _, axes = drawn(3000, 4, 6000)
+    assert len(axes[0].collections) <= len(pictures.MARKERS) + 1
+    assert len(axes[0].texts) == 0
+
+
+def test_a_few_far_users_do_not_shrink_the_others_to_a_dot():
+    _, axes = drawn(3, 4, far=1)
+    assert np.ptp(axes[0].get_xlim()) < 200
+    assert axes[0].get_legend().get_title().get_text() == "1 user outside the frame"
+    _, axes = drawn(3, 4)
+    assert axes[0].get_legend().get_title().get_text() == ""
+
+
+def test_a_picture_is_saved_whole(tmp_path):
+    fig, _ = drawn(2, 3)
+    pictures.save(fig, tmp_path / "p.png")
+    assert (tmp_path / "p.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert [p.name for p in tmp_path.iterdir()] == ["p.png"]
+
+
+# -- the demo --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_the_demo_finds_the_true_groups_and_reaches_the_oracle(seed):
+    federation, result = demo_result(seed)
+    assert groups_right(federation, result) == "They are the true ones."
+    errors = demo_errors(federation, result)
+    assert errors["odcl (K not given)"] <= 1.001 * errors["oracle pooling (groups given)"]
+    assert errors["odcl (K not given)"] < 0.2 * errors["local models"]
+    assert errors["naive average"] > 0.5
+
+
+def test_the_table_to_try_has_sixty_stores():
+    columns = store_table(0)
+    assert len(set(columns["store"])) == 60
+    assert {len(values) for values in columns.values()} == {len(columns["sales"])}

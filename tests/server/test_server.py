@@ -1,0 +1,311 @@
+"""Step 2 of Algorithm 1: a pure function of the uploads; and what users make of the download."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.base import BaseEstimator, ClusterMixin
+from sklearn.cluster import DBSCAN, AgglomerativeClustering, KMeans
+
+from odcl.clustering.kmeans.kmeanspp import KMeansPP
+from odcl.clustering.labels import number_by_first_user, same_partition
+from odcl.data.federation import Federation
+from odcl.data.synthetic import linear_federation
+from odcl.engines.in_process import odcl
+from odcl.exchange.upload import Uploads
+from odcl.local.fit import fit_users
+from odcl.local.receive import refit_users
+from odcl.risk.losses import Logistic, Squared
+from odcl.server.combine import combine_clusters
+from odcl.server.step import server_step
+
+unhurried = settings(deadline=None, derandomize=True, max_examples=12)
+CLUSTERERS = ["auto", KMeansPP(4), KMeans(4, n_init=2), AgglomerativeClustering(4)]
+IDS = [
+    np.arange(24),
+    np.arange(24)[::-1] * 7 - 50,
+    np.array([f"store {i % 5}-{i}" for i in range(24)]),
+    np.array([3, "3", 2.5, None, *range(100, 120)], dtype=object),
+]
+
+
+class Labels(ClusterMixin, BaseEstimator):
+    """A clusterer that says what it is told to."""
+
+    def __init__(self, labels):
+        self.labels = labels
+
+    def fit(self, X, y=None):
+        self.labels_ = np.asarray(self.labels)
+        return self
+
+
+def uploads_of_24(ids=None):
+    federation = linear_federation(24, [30, 60] * 12, n_clusters=4, dim=3, n_active=3, seed=1)
+    uploads = fit_users(federation, Squared()).uploads()
+    return uploads if ids is None else replace(uploads, users=ids)
+
+
+def parts(step):
+    """The fields of a step that hold one row a user, and the others."""
+    names = [f.name for f in fields(step)]
+    a_user = ["users", "labels", "models", "probabilities", "dispersion", "others"]
+    return a_user, [n for n in names if n not in a_user]
+
+
+@pytest.mark.parametrize("clusterer", CLUSTERERS, ids=str)
+@unhurried
+@given(
+    ids=st.sampled_from(IDS),
+    combine=st.sampled_from(["mean", "samples", "precision"]),
+    order=st.permutations(range(24)),
+)
+def test_shuffling_the_uploads_changes_no_bit(clusterer, ids, combine, order):
+    order = np.array(order)
+    uploads = uploads_of_24(ids)
+    step = server_step(uploads, clusterer, combine, seed=5, others="always")
+    shuffled = server_step(uploads.take(order), clusterer, combine, seed=5, others="always")
+    a_user, at_once = parts(step)
+    for name in a_user:
+        one, other = getattr(step, name), getattr(shuffled, name)
+        assert (one is None) == (other is None)
+        if one is not None:
+            assert_array_equal(one[order], other)
+    for name in at_once:
+        assert_array_equal(getattr(step, name), getattr(shuffled, name))
+
+
+@pytest.mark.parametrize("ids", IDS, ids=["numbers", "unsorted", "text", "mixed"])
+def test_clusters_are_numbered_by_their_first_user(ids):
+    """In canonical order: numbers, then text, then the missing id."""
+    uploads = uploads_of_24(ids)
+    step = server_step(uploads, KMeansPP(4))
+    canonical = step.labels[uploads.canonical_order()]
+    assert_array_equal(canonical, number_by_first_user(canonical))
+    assert canonical[0] == 0
+    assert same_partition(step.labels, server_step(uploads_of_24(), KMeansPP(4)).labels)
+    assert_array_equal(step.users, ids)
+
+
+@pytest.mark.parametrize("combine", ["mean", "samples", "precision"])
+def test_each_user_is_sent_its_clusters_model(combine):
+    """Algorithm 1, steps 2(iii) and 2(iv)."""
+    uploads = uploads_of_24()
+    step = server_step(uploads, KMeansPP(4), combine)
+    assert_array_equal(step.models, step.centers[step.labels])
+    expected = combine_clusters(uploads, step.labels, combine)
+    assert_array_equal(step.centers, expected.centers)
+    assert step.combined == expected.how
+    assert step.n_clusters == 4
+    assert step.bytes_down == 8 * 3
+    assert step.others is None
+
+
+def test_labels_that_a_clusterer_leaves_unused_leave_no_empty_cluster():
+    theta = np.random.default_rng(0).normal(size=(5, 2))
+    step = server_step(theta, Labels([2, 0, 2, 7, 0]))
+    assert_array_equal(step.labels, [0, 1, 0, 2, 1])
+    assert step.n_clusters == 3
+    assert_allclose(step.centers[0], theta[[0, 2]].mean(axis=0))
+    assert_allclose(step.centers[2], theta[3])
+
+
+def test_users_without_a_cluster_are_refused():
+    theta = np.array([[0.0, 0.0], [0.1, 0.0], [0.0, 0.1], [9.0, 9.0]])
+    with pytest.raises(
+        ValueError, match=r"DBSCAN left 1 of 4 users without a cluster \(label -1\)"
+    ):
+        server_step(theta, DBSCAN(eps=0.5, min_samples=2))
+    with pytest.raises(ValueError, match=r"Choose a method that assigns all points, e\.g\. KMeans"):
+        server_step(theta, Labels([0, -1, -1, 0]))
+    with pytest.raises(ValueError, match="labels for 4 users"):
+        server_step(theta, Labels([0, 1]))
+
+
+def test_a_plain_matrix_is_the_papers_upload():
+    theta = uploads_of_24().theta
+    step = server_step(theta, KMeansPP(4), seed=3)
+    same = server_step(Uploads(np.arange(24), theta, np.ones(24)), KMeansPP(4), seed=3)
+    assert_array_equal(step.models, same.models)
+    with pytest.raises(ValueError, match="Models must be a matrix"):
+        server_step(np.ones(5), 2)
+
+
+def test_what_would_spoil_the_other_users_models_is_refused_by_name():
+    uploads = uploads_of_24(np.array([f"u{i:02d}" for i in range(24)]))
+    for bad in (np.nan, np.inf):
+        theta = uploads.theta.copy()
+        theta[7, 1] = bad
+        with pytest.raises(ValueError, match=r"1 of 24 uploads have a theta.*u07"):
+            server_step(replace(uploads, theta=theta), 4)
+        curvature = uploads.curvature.copy()
+        curvature[9, 0, 2] = bad
+        with pytest.raises(ValueError, match=r"1 of 24 uploads have a curvature.*u09"):
+            server_step(replace(uploads, curvature=curvature), 4)
+        n_samples = uploads.n_samples.copy()
+        n_samples[3] = bad
+        with pytest.raises(ValueError, match=r"'u03' uploaded .* as its number of samples"):
+            server_step(replace(uploads, n_samples=n_samples), 4)
+    with pytest.raises(ValueError, match="'u00' uploaded 0 as its number"):
+        server_step(replace(uploads, n_samples=np.zeros(24)), 4)
+
+
+@pytest.mark.parametrize(
+    "ids", [[1, 2, 1], ["a", "b", "b"], [None, float("nan"), 3], [1, 1.0, "1"], [True, 1, 2]]
+)
+def test_a_user_uploads_once(ids):
+    uploads = replace(Uploads.of(np.eye(3)), users=np.array(ids, dtype=object))
+    with pytest.raises(ValueError, match="uploaded more than once"):
+        server_step(uploads, 2)
+    different = replace(uploads, users=np.array([1, "1", None], dtype=object))
+    assert server_step(different, 2).n_clusters == 2
+
+
+def test_the_seed_decides_where_the_clusterer_leaves_it_open():
+    """And the clusterer that was handed in is left as it was."""
+    theta = np.random.default_rng(0).normal(size=(60, 2))  # no clusters: seedings differ
+    loose = KMeansPP(6, n_init=1)
+    runs = [server_step(theta, loose, seed=s).labels for s in range(6)]
+    assert_array_equal(server_step(theta, loose, seed=2).labels, runs[2])
+    assert any((r != runs[0]).any() for r in runs)
+    assert loose.random_state is None
+    assert not hasattr(loose, "labels_")
+    fixed = KMeansPP(6, n_init=1, random_state=1)
+    assert_array_equal(
+        server_step(theta, fixed, seed=0).labels, server_step(theta, fixed, seed=9).labels
+    )
+
+
+@pytest.mark.parametrize(
+    ("clusterer", "combine", "says"),
+    [
+        ("kmeans", "mean", "not one of 'auto', 'convex', 'elbow', 'silhouette'"),
+        (object(), "mean", "has no fit"),
+        (2, "median", "not one of mean, samples, precision, shrink"),
+        (2, "shrink", "KMeansPP does not tell.*combine='precision'"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(clusterer, combine, says):
+    with pytest.raises(ValueError, match=says):
+        server_step(uploads_of_24(), clusterer, combine)
+
+
+def test_users_without_a_finite_model_found_no_group():
+    """Ten separable users with models of all sizes beside twenty who agree: one group."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(30, 60, 2))
+    y = np.where(rng.random((30, 60)) < 1 / (1 + np.exp(-X.sum(axis=2))), 1.0, -1.0)
+    for i in range(10):
+        y[i] = np.sign(X[i] @ rng.normal(size=2))
+    federation = Federation.from_arrays(X.reshape(-1, 2), y.ravel(), np.repeat(np.arange(30), 60))
+    local = fit_users(federation, Logistic())
+    assert_array_equal(local.prior, np.arange(30) < 10)
+    assert_array_equal(local.uploads().founders, np.arange(30) >= 10)
+    step = server_step(local.uploads(), "auto", "precision")
+    assert step.n_clusters == 1
+    assert np.isfinite(step.models).all()
+
+
+# -- after the download ------------------------------------------------------------------------
+
+
+def local_and_step(federation, clusterer=1, combine="precision", others="always", **how):
+    local = fit_users(federation, Squared(), **how)
+    return local, server_step(local.uploads(), clusterer, combine, others=others)
+
+
+@pytest.mark.parametrize("fit_intercept", [False, True])
+def test_evidence_leads_from_the_groups_model_to_the_local_one(fit_intercept):
+    """tau^2 = 0: users of a group are the same. tau^2 huge: they have nothing in common."""
+    federation = linear_federation(20, 40, n_clusters=4, dim=3, n_active=3, seed=2)
+    local, step = local_and_step(federation, 4, fit_intercept=fit_intercept)
+    how = {"fit_intercept": fit_intercept}
+    same = refit_users(federation, Squared(), local, replace(step, tau2=0.0), "evidence", **how)
+    assert_array_equal(same.models, step.models)
+    assert np.isinf(same.strength).all()
+    apart = refit_users(federation, Squared(), local, replace(step, tau2=1e12), "evidence", **how)
+    assert_allclose(apart.models, local.theta, rtol=1e-7, atol=1e-9)
+    between = refit_users(federation, Squared(), local, replace(step, tau2=0.1), "evidence", **how)
+    phi = step.dispersion
+    assert_allclose(between.strength, phi / (federation.n_samples * 0.1), rtol=1e-12)
+    gap = [np.linalg.norm(m.models - step.models) for m in (same, between, apart)]
+    assert gap == sorted(gap)
+
+
+@pytest.mark.parametrize("fit_intercept", [False, True])
+def test_a_number_is_the_strength_of_the_pull_for_all(fit_intercept):
+    """For squared loss: (X^T X / n + lam I) theta = X^T y / n + lam c, the intercept included."""
+    federation = linear_federation(12, 25, n_clusters=4, dim=3, n_active=3, seed=3)
+    local, step = local_and_step(federation, 4, l2=0.3, fit_intercept=fit_intercept)
+    found = refit_users(federation, Squared(), local, step, 0.7, fit_intercept=fit_intercept)
+    for i, (_, X, y) in enumerate(federation):
+        D = np.column_stack([X, np.ones(len(y))])[:, : 3 + fit_intercept]
+        left = D.T @ D / len(y) + 0.7 * np.eye(D.shape[1])
+        right = D.T @ y / len(y) + 0.7 * step.models[i]
+        assert_allclose(found.models[i], np.linalg.solve(left, right), rtol=1e-9)
+    assert_array_equal(found.strength, 0.7)
+    for refit, models in ((0, local.theta), (np.inf, step.models), (None, step.models)):
+        found = refit_users(federation, Squared(), local, step, refit, fit_intercept=fit_intercept)
+        assert_array_equal(found.models, models)
+    with pytest.raises(ValueError, match="not one of None, 'evidence', 'cv', a number >= 0"):
+        refit_users(federation, Squared(), local, step, -1.0, fit_intercept=fit_intercept)
+
+
+def test_cross_validation_takes_the_group_where_users_are_the_same():
+    """Twelve rows, eight parameters, forty users of one model: better all together than alone."""
+    federation = linear_federation(40, 12, n_clusters=1, dim=8, n_active=8, seed=4)
+    local, step = local_and_step(federation)
+    found = refit_users(federation, Squared(), local, step, "cv", fit_intercept=False, seed=1)
+    error, alone = (
+        np.sum((models - federation.optima) ** 2) for models in (found.models, local.theta)
+    )
+    assert np.isinf(found.strength).mean() > 0.5
+    assert error < 0.2 * alone
+
+
+def test_cross_validation_stays_local_where_groups_are_useless():
+    """Ten groups taken for one, and rows enough for everybody."""
+    federation = linear_federation(20, 400, n_clusters=10, dim=3, n_active=3, seed=5)
+    local, step = local_and_step(federation)
+    found = refit_users(federation, Squared(), local, step, "cv", fit_intercept=False, seed=1)
+    kept = found.strength == 0
+    assert kept.mean() > 0.6
+    assert_array_equal(found.models[kept], local.theta[kept])
+    assert_allclose(found.models, local.theta, atol=0.02)  # the others moved by a trifle
+
+
+def test_cross_validation_depends_on_the_users_own_stream():
+    federation = linear_federation(10, 12, n_clusters=1, dim=4, n_active=4, seed=6)
+    local, step = local_and_step(federation)
+    how = {"fit_intercept": False, "seed": 3}
+    found = refit_users(federation, Squared(), local, step, "cv", **how)
+    again = refit_users(federation, Squared(), local, step, "cv", **how)
+    assert_array_equal(found.models, again.models)
+
+
+@pytest.mark.parametrize("refit", ["evidence", "cv", 5.0])
+def test_a_user_alone_in_its_cluster_keeps_its_own_model(refit):
+    federation = linear_federation(4, 50, n_clusters=4, dim=3, n_active=3, seed=7)
+    local, step = local_and_step(federation, 4)
+    step = replace(step, tau2=0.0)
+    found = refit_users(federation, Squared(), local, step, refit, fit_intercept=False)
+    assert_array_equal(found.models, local.theta)
+    assert_array_equal(found.strength, 0.0)
+
+
+def test_the_papers_settings_give_the_papers_method():
+    """Algorithm 1: K-means on the local models, the plain mean of each cluster, nothing after."""
+    federation = linear_federation(20, 100, n_clusters=4, dim=5, seed=8)
+    result = odcl(federation, clusterer=KMeansPP(4), combine="mean", refit=None, seed=2)
+    local = fit_users(federation, Squared())
+    step = server_step(local.theta, KMeansPP(4), "mean", seed=2)
+    assert_array_equal(result.models, step.models)
+    assert same_partition(result.labels, federation.groups)
+    assert result.local.curvature is None  # nothing on the server reads it, so it is not sent
+    assert result.bytes_up == 20 * 8 * (5 + 1)
+    assert result.bytes_down == 20 * 8 * 5
