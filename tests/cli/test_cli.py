@@ -20,7 +20,8 @@ import pandas as pd
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from odcl import ODCLClassifier, ODCLRegressor, __version__, cli
+from odcl import ODCLClassifier, ODCLRegressor, __version__
+from odcl.cli import main as cli
 from odcl.cli import option_values, options
 from odcl.data.tables import read_table
 

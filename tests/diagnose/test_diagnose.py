@@ -13,7 +13,8 @@ import pandas as pd
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from odcl import KMeansPP, ODCLRegressor, Uploads, cli, linear_federation, odcl, server_step
+from odcl import KMeansPP, ODCLRegressor, Uploads, linear_federation, odcl, server_step
+from odcl.cli import main as cli
 from odcl.clustering.labels import same_partition
 from odcl.data.synthetic import SyntheticFederation
 from odcl.diagnose import diagnose_step

@@ -12,7 +12,8 @@ import pytest
 from numpy.testing import assert_allclose
 from scipy.spatial.distance import pdist
 
-from odcl import ConvexClustering, cli, linear_federation, odcl, server_step
+from odcl import ConvexClustering, linear_federation, odcl, server_step
+from odcl.cli import main as cli
 from odcl.clustering.convex.separation import recovery_interval
 from odcl.clustering.kmeans.kmeanspp import kmeans_pp
 from odcl.clustering.labels import same_partition

@@ -36,7 +36,7 @@ def fedavg(
 
     The mean is weighted by sample size, as published, or counts ``"users"`` once each, which is
     IFCA with K = 1. The paper starts it from zero (Section 5). ``batch_size``, ``stop_at``,
-    ``step_size``: as in :func:`~odcl.paper.baselines.ifca`.
+    ``step_size``: as in :func:`~odcl.baselines.ifca`.
     """
     if weights not in ("samples", "users"):
         raise ValueError(f"weights={weights!r} is neither 'samples' nor 'users'.")

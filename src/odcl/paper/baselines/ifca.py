@@ -70,7 +70,7 @@ def ifca(
     IFCA-1 has variance 1, IFCA-2 has 4), "optima" (between a D and b D of the optima,
     ``between=(a, b)``; needs ``groups``), "zeros", or models. ``n_starts`` starts run side by side:
     at each point the one with the least training risk counts, and the bytes of all. ``stop_at``:
-    see :func:`~odcl.paper.baselines.rounds.iterate`. ``step_size="auto"`` is 1 / max L_i.
+    see :func:`~odcl.baselines.rounds.iterate`. ``step_size="auto"`` is 1 / max L_i.
     """
     problem = problem_of(federation, loss, l2, fit_intercept, seed, optima)
     labels = None if groups is None else check_groups(groups, problem.n_users)

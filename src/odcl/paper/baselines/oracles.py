@@ -21,7 +21,7 @@ TOLD_GROUPS = ("the true groups",)
 def oracle_averaging(federation: Federation, *, groups: Any, **call: Any) -> BaselineResult:
     """Oracle Averaging: the mean of the local models inside each true group (Section 5).
 
-    ``groups`` (n_users,) is the truth. ``call``: as for :func:`~odcl.paper.baselines.local`.
+    ``groups`` (n_users,) is the truth. ``call``: as for :func:`~odcl.baselines.local`.
     """
     labels = check_groups(groups, federation.n_users)
     return average_given(federation, labels, "oracle-averaging", told=TOLD_GROUPS, **call)

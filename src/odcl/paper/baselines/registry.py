@@ -53,7 +53,7 @@ class Method:
         if not isinstance(result, ODCLResult):
             raise TypeError(
                 f"The method {self.name!r} gave back a {type(result).__name__}, and a method gives "
-                "a result: what odcl.odcl returns, or odcl.paper.baselines.make_result(federation, "
+                "a result: what odcl.odcl returns, or odcl.baselines.make_result(federation, "
                 "labels, models, rounds=..., bytes_up=..., bytes_down=...)."
             )
         if not isinstance(result, BaselineResult):
@@ -67,7 +67,7 @@ def _taken(call: Callable[..., Any]) -> str:
     named = [p for p in signature(call).parameters.values() if p.kind is p.KEYWORD_ONLY]
     rest = any(p.kind is p.VAR_KEYWORD for p in signature(call).parameters.values())
     words = ", ".join(p.name for p in named)
-    more = "what odcl.paper.baselines.one_shot and odcl.odcl take" * rest
+    more = "what odcl.baselines.one_shot and odcl.odcl take" * rest
     if not words and not rest:
         return "It takes no options: let it accept **options (seed, loss, l2, ...)."
     return f"It takes {' and '.join(filter(None, (words, more)))}."
@@ -83,7 +83,7 @@ def register(name: str, call: Callable[..., ODCLResult], *needs: str, **settings
     "n_clusters", "groups" and "optima", the truth, and "public_mean") are what it is told,
     ``settings`` what this name stands for, and ``options`` what :func:`run` is given: loss, l2,
     fit_intercept, seed, ... as for :func:`odcl.odcl`. It gives back what :func:`odcl.odcl` gives,
-    or :func:`~odcl.paper.baselines.make_result` of labels and models.
+    or :func:`~odcl.baselines.make_result` of labels and models.
 
     In ``odcl reproduce NAME --methods FILE`` the methods that FILE registers join the figure.
     """

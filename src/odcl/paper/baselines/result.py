@@ -175,7 +175,7 @@ def make_result(
     ``labels`` (n_users,), ``models`` (n_users, dim), both in the federation's order of users. The
     bytes are those that all users together sent and received, in all rounds together or, as
     (rounds,), in each; ``errors`` (rounds + 1,), if given, the NMSE from the start on. ``settings``
-    are kept to be read back. See :func:`~odcl.paper.baselines.register`.
+    are kept to be read back. See :func:`~odcl.baselines.register`.
     """
     problem = problem_of(federation, loss, l2, fit_intercept, seed)
     m, dim = problem.n_users, problem.dim

@@ -12,7 +12,7 @@ from odcl import __version__
 
 @dataclass(frozen=True)
 class Added:
-    """The methods that a file registers (:func:`odcl.paper.baselines.register`)."""
+    """The methods that a file registers (:func:`odcl.baselines.register`)."""
 
     path: Path | None = None
     names: tuple[str, ...] = ()
@@ -47,6 +47,6 @@ def load(path: Path) -> Added:
     names = tuple(name for name in METHODS if name not in before)
     if not names:
         raise ValueError(
-            f"{path} registers no method. Call odcl.paper.baselines.register(NAME, FUNCTION) in it."
+            f"{path} registers no method. Call odcl.baselines.register(NAME, FUNCTION) in it."
         )
     return Added(path.resolve(), names, f"{__version__}+{fingerprint}")
