@@ -22,37 +22,43 @@ if TYPE_CHECKING:
     from odcl.data.federation import Federation
     from odcl.data.synthetic import linear_federation, logistic_federation
     from odcl.data.tables import federation_from_table, read_table
-    from odcl.engines.in_process import ODCLResult, odcl
+    from odcl.engines.in_process import Result, fit
     from odcl.estimators import ODCLClassifier, ODCLRegressor
+    from odcl.exchange.download import Downloads
     from odcl.exchange.upload import Uploads
     from odcl.local.sgd import ProjectedSGD
+    from odcl.method import Method
     from odcl.risk.losses import Huber, Logistic, Multinomial, Poisson, Squared
+    from odcl.risk.risk import Risk
     from odcl.server.step import ServerStep, server_step
 
 _HOME = {
     "ClusterPath": "odcl.clustering.convex.clusterpath",
     "ConvexClustering": "odcl.clustering.convex.estimator",
+    "Downloads": "odcl.exchange.download",
     "Federation": "odcl.data.federation",
     "GradientClustering": "odcl.clustering.kmeans.gradient",
     "Huber": "odcl.risk.losses",
     "KMeansPP": "odcl.clustering.kmeans.kmeanspp",
     "Logistic": "odcl.risk.losses",
+    "Method": "odcl.method",
     "Multinomial": "odcl.risk.losses",
     "NoiseMixture": "odcl.clustering.mixture.noise_mixture",
     "ODCLClassifier": "odcl.estimators",
     "ODCLRegressor": "odcl.estimators",
-    "ODCLResult": "odcl.engines.in_process",
     "Poisson": "odcl.risk.losses",
     "ProjectedSGD": "odcl.local.sgd",
+    "Result": "odcl.engines.in_process",
+    "Risk": "odcl.risk.risk",
     "ServerStep": "odcl.server.step",
     "SpectralKMeans": "odcl.clustering.kmeans.spectral",
     "Squared": "odcl.risk.losses",
     "Uploads": "odcl.exchange.upload",
     "clusterpath": "odcl.clustering.convex.clusterpath",
     "federation_from_table": "odcl.data.tables",
+    "fit": "odcl.engines.in_process",
     "linear_federation": "odcl.data.synthetic",
     "logistic_federation": "odcl.data.synthetic",
-    "odcl": "odcl.engines.in_process",
     "oracle_lambda": "odcl.clustering.convex.separation",
     "read_table": "odcl.data.tables",
     "recovery_interval": "odcl.clustering.convex.separation",
@@ -68,18 +74,21 @@ _MODULES = {  # used as odcl.plan.plan(...)
 __all__ = [
     "ClusterPath",
     "ConvexClustering",
+    "Downloads",
     "Federation",
     "GradientClustering",
     "Huber",
     "KMeansPP",
     "Logistic",
+    "Method",
     "Multinomial",
     "NoiseMixture",
     "ODCLClassifier",
     "ODCLRegressor",
-    "ODCLResult",
     "Poisson",
     "ProjectedSGD",
+    "Result",
+    "Risk",
     "ServerStep",
     "SpectralKMeans",
     "Squared",
@@ -87,9 +96,9 @@ __all__ = [
     "baselines",
     "clusterpath",
     "federation_from_table",
+    "fit",
     "linear_federation",
     "logistic_federation",
-    "odcl",
     "oracle_lambda",
     "plan",
     "read_table",

@@ -44,6 +44,10 @@ class Scaling:
         share = np.full(len(X), 1.0 / len(X)) if weight is None else weight / weight.sum()
         shift = share @ unit if center else np.zeros(len(used))
         spread = np.sqrt(share @ (unit - shift) ** 2)
+        # Rounded to 20 bits: the order of rows moves the last digits of a sum, and nothing here.
+        mantissa, exponent = np.frexp(spread)
+        spread = np.ldexp(np.rint(np.ldexp(mantissa, 20)), exponent - 20)
+        shift = np.rint(np.ldexp(shift / spread, 20)) * np.ldexp(spread, -20)
         return cls(shift * size, spread * size, used, p)
 
     def apply(self, X: Floats) -> Floats:

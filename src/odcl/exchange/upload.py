@@ -1,43 +1,50 @@
-"""What crosses the wire: one upload a user, and nothing else.
+"""What leaves a user: one upload, and these fields only. Rows never leave.
 
-The fields of :class:`Uploads` are the privacy statement: a user's rows never leave it; these
-numbers do. The byte count is read off the same type.
+The declarations below are the privacy statement: the README's "What leaves a user" and the byte
+counts are read off them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from odcl._typing import Array, Bools, Floats, Ints
+from odcl._typing import Bools, Floats, Ints
 from odcl.data.federation import group_rows
+from odcl.exchange.message import Message, part
+from odcl.risk.risk import Risk
+
+Curvature = Literal["auto", "full", "diagonal", "none"]  # what users send of their curvature
 
 
 @dataclass(frozen=True, eq=False)
-class Uploads:
-    """The uploads of all users, one row each.
+class Uploads(Message):
+    """The uploads of one or many users, one row per user.
 
     ``curvature`` is n_i times the Hessian of the user's penalised risk at ``theta``: full,
-    (n_users, dim, dim), diagonal, (n_users, dim), or not sent. A user that keeps its curvature to
+    (n_users, dim, dim), or its diagonal, (n_users, dim). A user that keeps its curvature to
     itself has zeros there. ``dispersion`` is the noise scale phi_i with cov(theta_i) =
     phi_i H_i^-1; infinite means that the user cannot tell (no more rows than parameters, no
-    finite minimiser): it joins a group that others form and founds none. ``noise`` is the trace
-    of H_i^-1, sent where the full curvature is not.
+    finite minimiser): such a user joins a group that others form and cannot seed one.
     """
 
-    users: Array  # (n_users,), ids
-    theta: Floats  # (n_users, dim)
-    n_samples: Floats  # (n_users,)
-    curvature: Floats | None = None
-    dispersion: Floats | None = None  # (n_users,)
-    noise: Floats | None = None  # (n_users,)
-    # Settings that everybody knows beforehand, not sent:
-    l2: Floats | None = None  # (dim,), diagonal of the penalty's Hessian; None: zeros
-    has_dispersion: bool = False  # is phi a free parameter of the loss?
-    curvature_varies: bool = False  # does a user's curvature depend on the model it is taken at?
+    theta: Floats = part("the user's model: what its rows say, averaged", "dim", optional=False)
+    n_samples: Floats = part("how many rows the user has", optional=False)
+    curvature: Floats | None = part(
+        "how sharply the rows determine each coefficient and pair of coefficients: products of "
+        "feature columns summed over the rows, from which a user with many rows cannot be "
+        "reconstructed, and one with fewer rows than parameters can be",
+        "dim",
+        "dim",
+    )
+    dispersion: Floats | None = part("how far the target scatters around the user's model")
+    inverse_trace: Floats | None = part(
+        "how uncertain the user's model is in total, one number in place of the curvature"
+    )
+    risk: Risk | None = None  # known to everybody beforehand, not sent; None: nothing is known
 
     @classmethod
     def of(cls, theta: Any) -> Uploads:
@@ -45,10 +52,9 @@ class Uploads:
         theta = np.asarray(theta, dtype=np.float64)
         if theta.ndim != 2:
             raise ValueError(
-                f"Models must be a matrix, one row a user; got {theta.ndim} dimension(s)."
+                f"Models must be a matrix with one row per user; got {theta.ndim} dimension(s)."
             )
-        m = len(theta)
-        return cls(np.arange(m), theta, np.ones(m))
+        return cls(np.arange(len(theta)), theta, np.ones(len(theta)))
 
     @property
     def n_users(self) -> int:
@@ -63,6 +69,26 @@ class Uploads:
         return self.curvature is not None and self.curvature.ndim == 3
 
     @cached_property
+    def penalty(self) -> Floats:
+        """Diagonal of the penalty's Hessian, (dim,)."""
+        if self.risk is None:
+            return np.zeros(self.dim)
+        return self.risk.penalty(self.dim // self.risk.n_outputs - self.risk.intercept)
+
+    @property
+    def has_dispersion(self) -> bool:
+        """Is the noise scale a free parameter of the loss?"""
+        return self.risk is not None and self.risk.loss.has_dispersion
+
+    @property
+    def curvature_varies(self) -> bool:
+        """Does a user's curvature depend on the model it is taken at?"""
+        return self.risk is not None and self.risk.loss.curvature_varies
+
+    def kept_back(self, name: str) -> Bools:
+        return ~self.sent if name == "curvature" else super().kept_back(name)
+
+    @cached_property
     def sent(self) -> Bools:
         """Users whose curvature is there, (n_users,)."""
         if self.curvature is None:
@@ -71,35 +97,11 @@ class Uploads:
         return np.any(diagonal != 0, axis=1)
 
     @property
-    def founders(self) -> Bools:
-        """Users that may found a group, (n_users,)."""
+    def knows_noise(self) -> Bools:
+        """Users who can tell their noise, and so may seed a group, (n_users,)."""
         if self.dispersion is None:
             return np.ones(self.n_users, dtype=bool)
         return np.isfinite(self.dispersion)
-
-    @property
-    def bytes_up(self) -> Ints:
-        """Bytes that each user sends: 8 a number, a symmetric matrix as its triangle."""
-        numbers = np.full(self.n_users, self.dim + 1)
-        if self.curvature is not None:
-            each = self.dim * (self.dim + 1) // 2 if self.full else self.dim
-            numbers = numbers + each * self.sent
-        numbers += (self.dispersion is not None) + (self.noise is not None)
-        return 8 * numbers
-
-    def take(self, order: Ints | Bools) -> Uploads:
-        def pick(a: Any) -> Any:
-            return None if a is None else a[order]
-
-        return replace(
-            self,
-            users=self.users[order],
-            theta=self.theta[order],
-            n_samples=self.n_samples[order],
-            curvature=pick(self.curvature),
-            dispersion=pick(self.dispersion),
-            noise=pick(self.noise),
-        )
 
     def canonical_order(self) -> Ints:
         """Positions that put the users in canonical order (that of ``group_rows``)."""
@@ -114,23 +116,16 @@ class Uploads:
 
     def check(self) -> None:
         """Refuse what would spoil the other users' models, naming the user."""
-        fields = {"theta": self.theta, "curvature": self.curvature}
-        for name, values in fields.items():
-            if values is None:
-                continue
-            flat = values.reshape(-1)
-            if np.isfinite(flat @ flat):  # the quick look; squares may overflow, numbers not
-                continue
-            bad = ~np.isfinite(values).all(axis=tuple(range(1, values.ndim)))
-            if bad.any():
-                first = self.users[bad].tolist()[0]
-                raise ValueError(
-                    f"{int(bad.sum())} of {self.n_users} uploads have a {name} that is not finite "
-                    f"(first: user {first!r}); averaging would spread it to the whole group. Leave "
-                    "these users out, or mend their local fit."
-                )
-        if not (np.isfinite(self.n_samples) & (self.n_samples > 0)).all():
-            bad = ~(np.isfinite(self.n_samples) & (self.n_samples > 0))
+        m, dim = self.theta.shape
+        for name, values in self.present.items():
+            shape = (m, *(dim for _ in self.parts()[name].shape))
+            if values.shape not in (shape, shape[:2]):
+                raise ValueError(f"{name} has shape {values.shape}, and {m} uploads need {shape}.")
+        for name in ("theta", "curvature"):
+            if name in self.present:
+                self.refuse_non_finite(name, self.present[name])
+        bad = ~(np.isfinite(self.n_samples) & (self.n_samples > 0))
+        if bad.any():
             raise ValueError(
                 f"User {self.users[bad].tolist()[0]!r} uploaded {self.n_samples[bad][0]:g} as its "
                 "number of samples: every upload needs a number > 0."

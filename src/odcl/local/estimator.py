@@ -11,13 +11,13 @@ from odcl.data.federation import Federation, user_rng
 from odcl.local.exact import PRIOR, Penalty, Solution, solve_users
 from odcl.risk.loss import Loss
 from odcl.risk.losses import Multinomial
+from odcl.risk.risk import Risk
 
 
 def fit_with_estimator(
     estimator: Any,
     federation: Federation,
-    loss: Loss,
-    fit_intercept: bool,
+    risk: Risk,
     *,
     seed: int = 0,
     n_jobs: int | None = None,
@@ -30,6 +30,7 @@ def fit_with_estimator(
     """
     from joblib import Parallel, delayed
 
+    loss = risk.loss
     y = loss.encode(federation.y)
     weight = federation.weight
     jobs = (
@@ -45,22 +46,20 @@ def fit_with_estimator(
     )
     fitted = Parallel(n_jobs=n_jobs)(jobs)
     m = federation.n_users
-    theta = np.zeros((m, loss.dim(federation.n_features, fit_intercept)))
+    theta = np.zeros((m, risk.dim(federation.n_features)))
     refused = np.array([found is None for found in fitted])
     for i in np.flatnonzero(~refused):
         coef, intercept = fitted[i]
-        if not fit_intercept and np.any(intercept != 0):
+        if not risk.intercept and np.any(intercept != 0):
             raise ValueError(
-                f"{type(estimator).__name__} fitted an intercept but fit_intercept is False here: "
-                "set both alike, or a part of each model would be lost."
+                f"{type(estimator).__name__} fitted an intercept and the risk has none: set both "
+                "alike, or a part of each model would be lost."
             )
-        theta[i] = np.vstack([coef, intercept[None]][: 1 + fit_intercept]).ravel()
+        theta[i] = np.vstack([coef, intercept[None]][: 1 + risk.intercept]).ravel()
     if refused.any():
         some = federation.take(np.flatnonzero(refused))
         fallback = Penalty(PRIOR / some.n_samples, free=False)
-        theta[refused] = solve_users(
-            some, loss.encode(some.y), loss, fallback, fit_intercept=fit_intercept
-        ).theta
+        theta[refused] = solve_users(some, risk, fallback).theta
     return Solution(theta, ~refused, np.full(m, np.nan), np.ones(m, dtype=np.intp), refused)
 
 

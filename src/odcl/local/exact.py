@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from odcl._typing import Array, Floats, Ints
+from odcl._typing import Array, Ints
 from odcl.data.federation import Federation
 from odcl.local.problem import Job, Penalty, Solution, job_of
 from odcl.local.stacks import Stack, stacks
 from odcl.local.tall import solve_tall
 from odcl.local.wide import solve_wide
-from odcl.risk.loss import Loss
+from odcl.risk.risk import Risk
 
 __all__ = ["PRIOR", "Penalty", "Solution", "solve_users"]
 
@@ -29,22 +29,21 @@ PRIOR = 1e-2
 
 def solve_users(
     federation: Federation,
-    y: Floats,
-    loss: Loss,
-    penalty: Penalty,
+    risk: Risk,
+    penalty: Penalty | None = None,
     *,
-    fit_intercept: bool = False,
     strict: bool = False,
     n_jobs: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Solution:
-    """Minimise every user's risk: mean loss + penalty.
+    """Minimise every user's risk, or its mean loss with another ``penalty`` than the risk's own.
 
     A user whose risk has no finite minimiser (separable classes without a penalty, one class or
     no counts with a free intercept) is solved with a small prior on top of the penalty and marked
     ``prior``; ``strict=True`` makes it an error.
     """
-    m, dim = federation.n_users, loss.dim(federation.n_features, fit_intercept)
+    m, dim = federation.n_users, risk.dim(federation.n_features)
+    penalty = Penalty(np.full(m, risk.l2)) if penalty is None else penalty
     out = Solution(
         np.zeros((m, dim)),
         np.ones(m, dtype=bool),
@@ -54,9 +53,10 @@ def solve_users(
     )
     if dim == 0:  # no feature, no intercept: the empty model is the minimiser
         return out
+    y = risk.loss.encode(federation.y)
 
     def solve(stack: Stack) -> None:
-        _solve_stack(job_of(stack, loss, penalty, fit_intercept), out)
+        _solve_stack(job_of(stack, risk, penalty), out)
         if progress is not None:
             progress(len(stack.users))
 
@@ -64,11 +64,11 @@ def solve_users(
     lost = np.flatnonzero(out.prior)
     if len(lost):
         if strict:
-            raise ValueError(_no_minimiser(federation.users, lost, loss, fit_intercept))
+            raise ValueError(_no_minimiser(federation.users, lost, risk))
         prior = PRIOR / federation.n_samples
         fallback = Penalty(penalty.strength + prior, penalty.center, free=False, intercept=prior)
         _each(
-            lambda stack: _solve_stack(job_of(stack, loss, fallback, fit_intercept), out),
+            lambda stack: _solve_stack(job_of(stack, risk, fallback), out),
             stacks(federation, y, lost),
             n_jobs,
         )
@@ -87,12 +87,12 @@ def _each(work: Callable[[Stack], None], items: Iterable[Stack], n_jobs: int | N
     Parallel(n_jobs=n_jobs, prefer="threads")(delayed(work)(item) for item in items)
 
 
-def _no_minimiser(users: Array, lost: Ints, loss: Loss, fit_intercept: bool) -> str:
+def _no_minimiser(users: Array, lost: Ints, risk: Risk) -> str:
     some = ", ".join(map(repr, users[lost][:3].tolist()))
     return (
-        f"{len(lost)} of {len(users)} users (such as {some}) have no finite {loss.name} "
+        f"{len(lost)} of {len(users)} users (such as {some}) have no finite {risk.loss.name} "
         "model: their classes are separable, or they hold one class or no counts. Set l2 > 0"
-        + (" and fit_intercept=False" if fit_intercept else "")
+        + (" and fit no intercept" if risk.intercept else "")
         + ", or strict=False, which gives these users a small prior."
     )
 

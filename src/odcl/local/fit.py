@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.federation import Federation
-from odcl.exchange.upload import Uploads
-from odcl.local.exact import Penalty, Solution, solve_users
-from odcl.local.stacks import Stack, stacks
+from odcl.exchange.upload import Curvature, Uploads
+from odcl.local.exact import Solution, solve_users
+from odcl.local.stacks import stacks
 from odcl.local.systems import cholesky, diagonal, left_over, with_diagonal
-from odcl.risk.loss import Loss, penalty, symmetric, weighted_gram
+from odcl.risk.loss import symmetric, weighted_gram
+from odcl.risk.risk import Risk
 
-Curvature = Literal["auto", "full", "diagonal", "none"]
 # A full Hessian is dim^2 numbers: beyond this many parameters it is not sent. Its diagonal would
 # be worth no more than the sample sizes (accuracy within .002 on MNIST at 196 parameters).
 FULL_UP_TO = 100
@@ -24,46 +24,31 @@ FULL_UP_TO = 100
 
 @dataclass(frozen=True, eq=False)
 class LocalModels:
-    """The users' own models, theta-hat_i, and how far they can be trusted."""
+    """The users' uploads, and what stays at the users: how their fits went."""
 
-    users: Array  # (n_users,)
-    theta: Floats  # (n_users, dim)
-    n_samples: Floats  # (n_users,)
+    uploads: Uploads
     n_rows: Ints  # (n_users,)
     converged: Bools  # (n_users,)
     gradient_norm: Floats  # (n_users,)
     n_iter: Ints  # (n_users,)
     prior: Bools  # (n_users,), no finite minimiser: fitted with a small prior
-    l2: Floats  # (dim,), diagonal of the penalty's Hessian
-    has_dispersion: bool
-    curvature_varies: bool
-    curvature: Floats | None  # n_i H_i: (n_users, dim, dim), (n_users, dim) or None
-    dispersion: Floats | None  # (n_users,)
-    noise: Floats | None  # (n_users,), trace of (n_i H_i)^-1
 
-    def uploads(self) -> Uploads:
-        """What leaves the users."""
-        return Uploads(
-            self.users,
-            self.theta,
-            self.n_samples,
-            self.curvature,
-            self.dispersion,
-            self.noise,
-            self.l2,
-            self.has_dispersion,
-            self.curvature_varies,
-        )
+    @property
+    def users(self) -> Array:
+        return self.uploads.users
+
+    @property
+    def theta(self) -> Floats:
+        """theta-hat_i, (n_users, dim)."""
+        return self.uploads.theta
 
 
 def fit_users(
     federation: Federation,
-    loss: Loss,
-    *,
-    l2: float = 0.0,
-    fit_intercept: bool = False,
-    solver: Any = "exact",
+    risk: Risk,
     curvature: Curvature = "auto",
+    *,
+    solver: Any = "exact",
     strict: bool = False,
     seed: int = 0,
     n_jobs: int | None = None,
@@ -77,34 +62,19 @@ def fit_users(
     than parameters, whose matrix would give away the span of their rows, and beyond 100 only the
     trace of its inverse; ``"full"``, asked for by name, is everything, ``"diagonal"`` the diagonal.
     """
-    if not l2 >= 0:
-        raise ValueError(f"l2 is the weight of a squared norm and must be >= 0, got {l2!r}.")
-    if loss.dim(federation.n_features, fit_intercept) == 0:
-        raise ValueError(
-            "There is nothing to fit: the rows have no features, and fit_intercept is False."
-        )
+    if risk.dim(federation.n_features) == 0:
+        raise ValueError("There is nothing to fit: the rows have no features, and no intercept.")
     _check_rows(federation)
-    y = loss.encode(federation.y)
-    solution = _solve(
-        federation, y, loss, l2, fit_intercept, solver, strict, seed, n_jobs, progress
-    )
-    dim = solution.theta.shape[1]
-    H, phi, noise = _confidence(federation, y, loss, solution, l2, fit_intercept, curvature)
+    solution = _solve(federation, risk, solver, strict, seed, n_jobs, progress)
+    H, phi, trace = _confidence(federation, risk, solution, curvature)
+    n = federation.n_samples
     return LocalModels(
-        federation.users,
-        solution.theta,
-        federation.n_samples,
+        Uploads(federation.users, solution.theta, n, H, phi, trace, risk),
         federation.n_rows,
         solution.converged,
         solution.gradient_norm,
         solution.n_iter,
         solution.prior,
-        penalty(dim // loss.n_outputs, loss.n_outputs, l2, fit_intercept),
-        loss.has_dispersion,
-        loss.curvature_varies,
-        H,
-        phi,
-        noise,
     )
 
 
@@ -124,10 +94,7 @@ def _check_rows(federation: Federation) -> None:
 
 def _solve(
     federation: Federation,
-    y: Floats,
-    loss: Loss,
-    l2: float,
-    fit_intercept: bool,
+    risk: Risk,
     solver: Any,
     strict: bool,
     seed: int,
@@ -135,78 +102,61 @@ def _solve(
     progress: Callable[[int], None] | None,
 ) -> Solution:
     if isinstance(solver, str) and solver == "exact":
-        return solve_users(
-            federation,
-            y,
-            loss,
-            Penalty(np.full(federation.n_users, float(l2))),
-            fit_intercept=fit_intercept,
-            strict=strict,
-            n_jobs=n_jobs,
-            progress=progress,
-        )
+        return solve_users(federation, risk, strict=strict, n_jobs=n_jobs, progress=progress)
     if isinstance(solver, str) and solver == "sgd":
         from odcl.local.sgd import ProjectedSGD
 
         solver = ProjectedSGD()
     if hasattr(solver, "solve_users"):
-        return solver.solve_users(
-            federation, y, loss, l2=l2, fit_intercept=fit_intercept, seed=seed
-        )
+        return solver.solve_users(federation, risk, seed=seed)
     if hasattr(solver, "fit"):
         from odcl.local.estimator import fit_with_estimator
 
-        return fit_with_estimator(solver, federation, loss, fit_intercept, seed=seed, n_jobs=n_jobs)
+        return fit_with_estimator(solver, federation, risk, seed=seed, n_jobs=n_jobs)
     raise ValueError(
         f"solver={solver!r} is neither 'exact', 'sgd', a ProjectedSGD, nor an estimator with fit()."
     )
 
 
 def _confidence(
-    federation: Federation,
-    y: Floats,
-    loss: Loss,
-    solution: Solution,
-    l2: float,
-    fit_intercept: bool,
-    curvature: Curvature,
+    federation: Federation, risk: Risk, solution: Solution, curvature: Curvature
 ) -> tuple[Floats | None, Floats | None, Floats | None]:
-    """Curvature, dispersion and noise at the users' models."""
+    """Curvature, dispersion and the trace of the inverse curvature at the users' models."""
     if curvature == "none":
         return None, None, None
     if curvature not in ("auto", "full", "diagonal"):
         raise ValueError(f"curvature={curvature!r} is not one of auto, full, diagonal, none.")
     m, dim = solution.theta.shape
-    n = federation.n_samples
+    n, loss = federation.n_samples, risk.loss
     full = curvature == "full" or (curvature == "auto" and dim <= FULL_UP_TO)
     H = np.zeros((m, dim, dim) if full else (m, dim))  # zeros that nobody writes take no memory
     phi = np.ones(m)
-    noise = None if full else np.full(m, np.inf)
+    trace = None if full else np.full(m, np.inf)
     # No more rows than parameters, or no finite minimiser: such a user cannot tell its noise.
-    blind = (np.minimum(n, federation.n_rows) <= dim) | solution.prior
-    pen = penalty(dim // loss.n_outputs, loss.n_outputs, l2, fit_intercept)
-    for stack in stacks(federation, y):
+    unsure = (np.minimum(n, federation.n_rows) <= dim) | solution.prior
+    pen = risk.penalty(federation.n_features)
+    for stack in stacks(federation, loss.encode(federation.y)):
         i = stack.users
-        D = _design(stack, fit_intercept)
+        D = stack.design(risk.intercept)
         z = np.matmul(D, solution.theta[i].reshape(len(i), -1, loss.n_outputs))
         phi[i] = loss.dispersion(z, stack.y, stack.weight * n[i, None], n[i] - dim)
         curve = loss.curve(z, stack.y) * (stack.weight * n[i, None])[..., None, None]
-        tall = ~blind[i]
+        tall = ~unsure[i]
         if full or tall.any():
             whole = slice(None) if full else tall
             gram = symmetric(weighted_gram(D[whole].transpose(0, 2, 1), curve[whole]))
             gram += n[i[whole], None, None] * np.diag(pen)
-            blind[i[whole]] |= _is_singular(gram)
-            if noise is None:
+            unsure[i[whole]] |= _is_singular(gram)
+            if trace is None:
                 H[i] = gram
             else:
-                noise[i[whole]] = _trace_of_inverse(gram)
+                trace[i[whole]] = _trace_of_inverse(gram)
         if curvature == "diagonal":
             H[i] = _diagonal(D, curve) + n[i, None] * pen
     if full and curvature == "auto":
         H[federation.n_rows < dim] = 0.0  # the span of these users' rows stays with them
-    phi[blind] = np.inf
-    return None if curvature == "auto" and not full else H, phi, noise
+    phi[unsure] = np.inf
+    return None if curvature == "auto" and not full else H, phi, trace
 
 
 def _is_singular(H: Floats) -> Bools:
@@ -214,12 +164,6 @@ def _is_singular(H: Floats) -> Bools:
     empty = (diagonal(H) <= 0).any(axis=1)
     H = with_diagonal(H.copy(), np.zeros(H.shape[1]))
     return empty | (left_over(H, cholesky(H)) < 1e-12)
-
-
-def _design(stack: Stack, fit_intercept: bool) -> Floats:
-    if not fit_intercept:
-        return stack.X
-    return np.concatenate([stack.X, stack.present[..., None].astype(np.float64)], axis=2)
 
 
 def _diagonal(D: Floats, curve: Floats) -> Floats:

@@ -8,18 +8,16 @@ import numpy as np
 
 from odcl._typing import Floats
 from odcl.data.federation import Federation
-from odcl.local.exact import Penalty, solve_users
+from odcl.local.exact import solve_users
 from odcl.local.predict import linear_predictors
 from odcl.risk.loss import Loss
 from odcl.risk.losses import Huber, Squared
+from odcl.risk.risk import Risk
 
 
-def one_for_all(federation: Federation, loss: Loss, l2: float, fit_intercept: bool) -> Floats:
+def one_for_all(federation: Federation, risk: Risk) -> Floats:
     """One model on everybody's rows, (dim,)."""
-    everybody = _as_one_user(federation)
-    y = loss.encode(everybody.y)
-    penalty = Penalty(np.array([l2]))
-    return solve_users(everybody, y, loss, penalty, fit_intercept=fit_intercept).theta[0]
+    return solve_users(_as_one_user(federation), risk).theta[0]
 
 
 def _as_one_user(federation: Federation) -> Federation:
@@ -29,7 +27,7 @@ def _as_one_user(federation: Federation) -> Federation:
     )
 
 
-def residual_scale(federation: Federation, fit_intercept: bool) -> float:
+def residual_scale(federation: Federation, intercept: bool) -> float:
     """Robust scale of the residuals of the users' own models: the unit of Huber's delta.
 
     Least squares first, which outliers pull at, then Huber around that scale, until the scale
@@ -37,7 +35,7 @@ def residual_scale(federation: Federation, fit_intercept: bool) -> float:
     users who have no more rows than that do not count, unless nobody has: then one model for all
     gives the residuals.
     """
-    dim = federation.n_features + fit_intercept
+    dim = federation.n_features + intercept
     able = np.flatnonzero(federation.n_samples > dim)
     part = federation
     if len(able) < federation.n_users:
@@ -51,11 +49,8 @@ def residual_scale(federation: Federation, fit_intercept: bool) -> float:
     scale = math.inf
     loss: Loss = Squared()
     for _ in range(10):
-        penalty = Penalty(np.zeros(part.n_users))
-        theta = solve_users(part, part.y, loss, penalty, fit_intercept=fit_intercept).theta
-        z = linear_predictors(
-            part.X, theta, part.row_user, n_outputs=1, fit_intercept=fit_intercept
-        )
+        risk = Risk(loss, intercept=intercept)
+        z = linear_predictors(part.X, solve_users(part, risk).theta, part.row_user, risk)
         found = max(1.4826 * _median(np.abs(part.y - z[:, 0]) * swell, weight), floor)
         if found > 0.9 * scale:
             break

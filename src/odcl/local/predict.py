@@ -9,6 +9,7 @@ from odcl._typing import Array, Floats, Ints
 from odcl.clustering.labels import sum_by_cluster
 from odcl.data.federation import Federation, group_rows
 from odcl.data.scaling import Scaling
+from odcl.risk.risk import Risk
 
 # Rows and their models in one chunk stay in a core's cache: three times as fast at 100 features
 # as all at once, and a million rows need no copy of a million models.
@@ -19,25 +20,22 @@ def linear_predictors(
     X: Floats,
     theta: Floats,
     where: Ints,
-    *,
-    n_outputs: int,
-    fit_intercept: bool,
+    risk: Risk,
     scaling: Scaling | None = None,
 ) -> Floats:
     """z_j = x_j theta[where_j], (n_rows, n_outputs); with ``scaling``, X is in the table's units.
 
-    One product a row: a row's number is the same alone and among others.
+    One product per row: a row's number is the same alone and among others.
     """
-    z = np.empty((len(X), n_outputs))
+    z = np.empty((len(X), risk.n_outputs))
     step = max(1, _CHUNK_BYTES // (8 * max(theta.shape[1], X.shape[1])))
     for start in range(0, len(X), step):
         part = slice(start, start + step)
         x = np.ascontiguousarray(X[part])  # the same bits for a frame, which lies by columns
         if scaling is not None:
             x = scaling.apply(x)
-        if fit_intercept:
-            x = np.concatenate([x, np.ones((len(x), 1))], axis=1)
-        model = theta[where[part]].reshape(len(x), x.shape[1], n_outputs)
+        x = risk.design(x)
+        model = theta[where[part]].reshape(len(x), x.shape[1], risk.n_outputs)
         z[part] = np.matmul(x[:, None, :], model)[:, 0]
     return z
 

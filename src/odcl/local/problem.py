@@ -10,6 +10,7 @@ from odcl._typing import Bools, Floats, Ints
 from odcl.local.newton import Minimum, Problem
 from odcl.local.stacks import Stack
 from odcl.risk.loss import Loss
+from odcl.risk.risk import Risk
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +26,7 @@ class Solution:
 
 @dataclass(frozen=True, eq=False)
 class Penalty:
-    """strength/2 ||theta - center||^2 a user; ``free`` leaves the intercept out of it.
+    """strength/2 ||theta - center||^2 per user; ``free`` leaves the intercept out of it.
 
     With ``intercept`` the intercept has a strength of its own.
     """
@@ -110,17 +111,17 @@ class Job:
         return np.concatenate([self.stack.X, column[..., None]], axis=2)
 
 
-def job_of(stack: Stack, loss: Loss, penalty: Penalty, fit_intercept: bool) -> Job:
+def job_of(stack: Stack, risk: Risk, penalty: Penalty) -> Job:
     b, _, p = stack.X.shape
     strength = penalty.strength[stack.users]
     center = intercept = None
     if penalty.center is not None:
-        center = penalty.center[stack.users].reshape(b, p + fit_intercept, loss.n_outputs)
-    if fit_intercept:
+        center = penalty.center[stack.users].reshape(b, risk.n_inputs(p), risk.n_outputs)
+    if risk.intercept:
         own = penalty.intercept
         intercept = strength if own is None else own[stack.users]
         intercept = np.zeros(b) if penalty.free else intercept
-    return Job(stack, loss, strength, center, intercept, fit_intercept and penalty.free)
+    return Job(stack, risk.loss, strength, center, intercept, risk.intercept and penalty.free)
 
 
 def model_of(job: Job, a: Floats, mean: Floats | None = None) -> Floats:

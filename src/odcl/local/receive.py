@@ -1,36 +1,36 @@
-"""After the download: each user solves its own problem once more, around the model it received.
+"""The user's last step: from its own rows, its own upload and its download to its model.
 
     minimise  mean loss_i(theta) + lam_i/2 ||theta - c_(i)||^2
 
-The l2 term is replaced by this one, not added to it. No communication: still one round.
+around the model c_(i) that it received. The l2 term is replaced by this one, not added to it. No
+communication: still one round.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from odcl._typing import Floats, Ints
-from odcl.data.federation import Federation, user_rng
+from odcl.data.federation import Federation
+from odcl.data.folds import folds
+from odcl.exchange.download import Downloads
+from odcl.exchange.upload import Uploads
 from odcl.local.exact import Penalty, solve_users
-from odcl.local.fit import LocalModels
-from odcl.risk.loss import Loss
-
-if TYPE_CHECKING:
-    from odcl.server.step import ServerStep
+from odcl.local.predict import linear_predictors
+from odcl.risk.risk import Risk
 
 N_FOLDS = 5
 # Strengths that cross-validation looks at besides "stay local" (0) and "take the group's" (inf),
-# in units of the average curvature of the users' risks.
+# in units of the average curvature of the user's own risk.
 GRID = (1e-3, 1e-2, 1e-1, 1.0)
 PORTION_BYTES = 1 << 26
 
 
 @dataclass(frozen=True, eq=False)
-class Refit:
+class Received:
     """The users' final models and how far each was drawn to its group's."""
 
     models: Floats  # (n_users, dim)
@@ -38,81 +38,62 @@ class Refit:
     how: str  # in words
 
 
-def refit_users(
+def receive(
     federation: Federation,
-    loss: Loss,
-    local: LocalModels,
-    step: ServerStep,
-    refit: str | float | None,
+    risk: Risk,
+    uploads: Uploads,
+    downloads: Downloads,
     *,
-    fit_intercept: bool,
     seed: int = 0,
     n_jobs: int | None = None,
-) -> Refit:
-    """Refit every user around ``step.models``.
+) -> Received:
+    """Every user's last step. A user's model depends on its own rows and messages alone.
 
-    ``refit`` is None (the paper: take the group's model), ``"evidence"`` (lam_i = phi_i / (n_i
-    tau^2), the posterior mode when users of a group differ by tau^2), ``"cv"`` (lam_i from the
-    user's own rows by cross-validation), or a number for all.
+    ``downloads.refit`` is None (the paper: take the group's model), ``"evidence"`` (lam_i = phi_i /
+    (n_i tau^2), the posterior mode when users of a group differ by tau^2; cross-validation where
+    tau^2 is not known), ``"cv"`` (lam_i from the user's own rows), or a number for all.
     """
-    m = federation.n_users
+    m, refit = len(downloads), downloads.refit
     if refit is None:
-        return Refit(step.models, np.full(m, np.inf), "none")
-    sizes = np.bincount(step.labels, minlength=step.n_clusters)[step.labels]
-    alone = sizes == 1
-
-    def around(center: Floats, strength: Floats, who: Ints) -> Floats:
-        part = federation if len(who) == m else federation.take(who)
-        penalty = Penalty(strength[who], center[who], free=False)
-        y = loss.encode(part.y)
-        return solve_users(part, y, loss, penalty, fit_intercept=fit_intercept, n_jobs=n_jobs).theta
-
-    if refit == "cv" or (refit == "evidence" and step.tau2 is None):
-        center, how = _others(step), "strength by cross-validation on each user's own rows"
+        return Received(downloads.model, np.full(m, np.inf), "none")
+    alone = downloads.group_size == 1
+    around = downloads.model
+    if refit == "cv" or (refit == "evidence" and downloads.tau2 is None):
+        around = downloads.model if downloads.others is None else downloads.others
         strength = np.full(m, np.inf)  # a user with one row takes the group's model
         able = np.flatnonzero(~alone & (federation.n_rows > 1))
         if len(able):
-            l2 = float(local.l2.max(initial=0.0))
             strength[able] = _cross_validated(
-                federation.take(able), loss, center[able], l2, fit_intercept, seed, n_jobs
+                federation.take(able), risk, around[able], seed, n_jobs
             )
-        if refit == "evidence":
-            how += " (tau^2 is not known)"
+        how = "strength by cross-validation on each user's own rows"
+        how += " (tau^2 is not known)" * (refit == "evidence")
     elif refit == "evidence":
-        strength, center = _from_evidence(local, step), step.models
-        how = f"strength from the evidence, tau^2 = {step.tau2:.3g}"
-    elif isinstance(refit, int | float) and not isinstance(refit, bool) and refit >= 0:
-        strength, center, how = np.full(m, float(refit)), step.models, f"strength {refit:g}"
+        strength = _from_evidence(uploads, downloads)
+        how = f"strength from the evidence, tau^2 = {downloads.tau2:.3g}"
     else:
-        raise ValueError(f"refit={refit!r} is not one of None, 'evidence', 'cv', a number >= 0.")
+        strength, how = np.full(m, float(refit)), f"strength {refit:g}"
     strength = np.where(alone, 0.0, strength)
-    models = np.where((strength == 0)[:, None], local.theta, step.models)
+    models = np.where((strength == 0)[:, None], uploads.theta, downloads.model)
     between = np.flatnonzero((strength > 0) & np.isfinite(strength))
     if len(between):
-        models[between] = around(center, strength, between)
-    return Refit(models, strength, how)
+        part = federation if len(between) == m else federation.take(between)
+        penalty = Penalty(strength[between], around[between], free=False)
+        models[between] = solve_users(part, risk, penalty, n_jobs=n_jobs).theta
+    return Received(models, strength, how)
 
 
-def _others(step: ServerStep) -> Floats:
-    return step.models if step.others is None else step.others
-
-
-def _from_evidence(local: LocalModels, step: ServerStep) -> Floats:
+def _from_evidence(uploads: Uploads, downloads: Downloads) -> Floats:
     """lam_i = phi_i / (n_i tau^2); tau = 0 is the group's model itself."""
-    phi = np.ones(len(local.theta)) if step.dispersion is None else step.dispersion
-    tau2 = float(step.tau2 or 0.0)
+    phi = downloads.dispersion
+    phi = np.ones(len(downloads)) if phi is None else phi
+    tau2 = np.float64(downloads.tau2 or 0.0)
     with np.errstate(divide="ignore"):
-        return np.where(tau2 > 0, phi / (local.n_samples * np.float64(tau2)), np.inf)
+        return np.where(tau2 > 0, phi / (uploads.n_samples * tau2), np.inf)
 
 
 def _cross_validated(
-    federation: Federation,
-    loss: Loss,
-    center: Floats,
-    l2: float,
-    fit_intercept: bool,
-    seed: int,
-    n_jobs: int | None,
+    federation: Federation, risk: Risk, center: Floats, seed: int, n_jobs: int | None
 ) -> Floats:
     """Each user's lam_i from its own rows; the centre leaves the user's contribution out.
 
@@ -120,20 +101,20 @@ def _cross_validated(
     to the group. Ties go to the stronger pooling. Every user has at least two rows.
     """
     m = federation.n_users
-    fold = _folds(federation, seed)
-    unit = _average_curvature(federation, loss)
-    choices = np.array([np.inf, *(g * unit for g in reversed(GRID)), 0.0])
+    fold = folds(federation, N_FOLDS, seed)
+    unit = _average_curvature(federation, risk)
+    # (choices, n_users): the group's model, weaker and weaker pulls to it, the local model.
+    choices = np.array([np.full(m, np.inf), *(g * unit for g in reversed(GRID)), np.zeros(m)])
     cost = np.zeros((len(choices), len(federation.y)))
 
     def score(choice: int, f: int, theta: Floats) -> None:
         rows = np.flatnonzero(fold == f)
-        cost[choice, rows] = _held_out(federation, loss, theta, rows, fit_intercept)
+        cost[choice, rows] = _held_out(federation, risk, theta, rows)
 
     def solve(trials: list[tuple[int, int]], penalty: Penalty) -> None:
         """Fit every user on what is left of its rows, for several (choice, fold) at a time."""
         train = _training(federation, fold, [f for _, f in trials])
-        y = loss.encode(train.y)
-        found = solve_users(train, y, loss, penalty, fit_intercept=fit_intercept, n_jobs=n_jobs)
+        found = solve_users(train, risk, penalty, n_jobs=n_jobs)
         for (choice, f), theta in zip(trials, np.split(found.theta, len(trials)), strict=True):
             score(choice, f, theta)
 
@@ -141,13 +122,13 @@ def _cross_validated(
         score(0, f, center)
     grid = [(c, f) for c in range(1, len(choices) - 1) for f in range(N_FOLDS)]
     for trials in _portions(grid, federation):
-        strength = np.repeat([choices[c] for c, _ in trials], m)
+        strength = np.concatenate([choices[c] for c, _ in trials])
         solve(trials, Penalty(strength, np.tile(center, (len(trials), 1)), free=False))
     for trials in _portions([(len(choices) - 1, f) for f in range(N_FOLDS)], federation):
-        solve(trials, Penalty(np.full(len(trials) * m, l2)))
+        solve(trials, Penalty(np.full(len(trials) * m, risk.l2)))
     total = np.add.reduceat(cost, federation.offsets[:-1], axis=1)
     best = np.argmin(np.round(total, 12), axis=0)  # first of equals: the stronger pooling
-    return choices[best]
+    return choices[best, np.arange(m)]
 
 
 def _portions(
@@ -171,32 +152,17 @@ def _training(federation: Federation, fold: Ints, held_out: list[int]) -> Federa
     return Federation(federation.X[rows], federation.y[rows], offsets, users, weight)
 
 
-def _held_out(
-    federation: Federation, loss: Loss, theta: Floats, rows: Ints, fit_intercept: bool
-) -> Floats:
+def _held_out(federation: Federation, risk: Risk, theta: Floats, rows: Ints) -> Floats:
     """Loss of the rows held out, each by its user's model, (len(rows),)."""
-    x = federation.X[rows]
-    if fit_intercept:
-        x = np.column_stack([x, np.ones(len(rows))])
-    model = theta[federation.row_user[rows]].reshape(len(rows), x.shape[1], loss.n_outputs)
-    value = loss.value(np.matmul(x[:, None, :], model)[:, 0], loss.encode(federation.y)[rows])
+    z = linear_predictors(federation.X[rows], theta, federation.row_user[rows], risk)
+    value = risk.loss.value(z, risk.loss.encode(federation.y)[rows])
     return value if federation.weight is None else value * federation.weight[rows]
 
 
-def _folds(federation: Federation, seed: int) -> Ints:
-    """Fold of each row: a user's rows dealt out in an order drawn from its own stream."""
-    fold: Ints = np.empty(len(federation.y), dtype=np.intp)
-    for i, user in enumerate(federation.users):
-        rows = federation.rows(i)
-        n = rows.stop - rows.start
-        fold[rows] = user_rng(seed, user).permutation(np.arange(n) % N_FOLDS)
-    return fold
-
-
-def _average_curvature(federation: Federation, loss: Loss) -> float:
-    """About the mean diagonal entry of the users' Hessians, from some rows: the grid's unit."""
-    rows = np.unique(np.linspace(0, len(federation.y) - 1, 5000).astype(np.intp))
-    x, y = federation.X[rows], loss.encode(federation.y)[rows]
-    _, most = loss.curve_bounds(y, np.zeros(len(x)))
-    unit = float(np.mean(most[:, None] * x**2)) if x.size else 1.0
-    return unit if unit > 0 else 1.0
+def _average_curvature(federation: Federation, risk: Risk) -> Floats:
+    """About the mean diagonal entry of each user's Hessian, (n_users,): the grid's unit."""
+    y = risk.loss.encode(federation.y)
+    _, most = risk.loss.curve_bounds(y, np.zeros(len(y)))
+    size = most * (federation.X**2).mean(axis=1) if federation.n_features else np.ones(len(y))
+    mean = np.add.reduceat(size, federation.offsets[:-1]) / federation.n_rows
+    return np.where(mean > 0, mean, 1.0)

@@ -10,7 +10,7 @@ import numpy as np
 from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation, user_rng
 from odcl.local.exact import Solution
-from odcl.risk.loss import Loss, penalty
+from odcl.risk.risk import Risk
 
 # The rows that users will visit are drawn beforehand; so many of them are held at a time.
 _DRAWS = 1 << 23
@@ -34,11 +34,8 @@ class ProjectedSGD:
     def solve_users(
         self,
         federation: Federation,
-        y: Floats,
-        loss: Loss,
+        risk: Risk,
         *,
-        l2: float,
-        fit_intercept: bool,
         seed: int,
     ) -> Solution:
         """All users side by side, each on its own stream of rows."""
@@ -47,75 +44,55 @@ class ProjectedSGD:
         if self.n_iter < 1 or not self.radius > 0:
             raise ValueError("ProjectedSGD needs n_iter >= 1 and radius > 0.")
         m = federation.n_users
-        mu = self._strong_convexity(federation, y, loss, l2, fit_intercept)
-        theta = np.zeros((m, loss.dim(federation.n_features, fit_intercept)))
+        y = risk.loss.encode(federation.y)
+        mu = self._strong_convexity(federation, y, risk)
+        theta = np.zeros((m, risk.dim(federation.n_features)))
         norm = np.zeros(m)
         for part in np.array_split(np.arange(m), -(-m * self.n_iter // _DRAWS)):
             rows = np.stack([self._rows(federation, i, seed) for i in part])
-            theta[part] = self._descend(federation, y, loss, mu[part], rows, l2, fit_intercept)
+            theta[part] = self._descend(federation, y, risk, mu[part], rows)
         for i, (rows_i, weight) in enumerate(_rows_and_weight(federation)):
-            norm[i] = np.linalg.norm(
-                loss.gradient(
-                    theta[i],
-                    federation.X[rows_i],
-                    y[rows_i],
-                    l2=l2,
-                    fit_intercept=fit_intercept,
-                    weight=weight,
-                )
-            )
+            gradient = risk.gradient(theta[i], federation.X[rows_i], y[rows_i], weight)
+            norm[i] = np.linalg.norm(gradient)
         # The iterates are close to the minimiser, not at it: no user is called converged.
         no = np.zeros(m, dtype=bool)
         return Solution(theta, no, norm, np.full(m, self.n_iter, dtype=np.intp), no.copy())
 
     def _descend(
-        self,
-        federation: Federation,
-        y: Floats,
-        loss: Loss,
-        mu: Floats,
-        draws: Ints,
-        l2: float,
-        fit_intercept: bool,
+        self, federation: Federation, y: Floats, risk: Risk, mu: Floats, draws: Ints
     ) -> Floats:
         """The loop. ``draws`` (users, n_iter) are rows of X; the answer is (users, dim)."""
-        m, q = len(draws), loss.n_outputs
-        inputs = federation.n_features + fit_intercept
-        pen = penalty(inputs, q, l2, fit_intercept).reshape(inputs, q)
+        m, q = len(draws), risk.n_outputs
+        inputs = risk.n_inputs(federation.n_features)
+        pen = risk.penalty(federation.n_features).reshape(inputs, q)
         theta = np.zeros((m, inputs, q))
         average = np.zeros_like(theta)
         for t in range(1, self.n_iter + 1):
             rows = draws[:, t - 1]
-            x = federation.X[rows]
-            if fit_intercept:
-                x = np.column_stack([x, np.ones(m)])
+            x = risk.design(federation.X[rows])
             z = np.matmul(x[:, None, :], theta)
-            gradient = x[:, :, None] * loss.slope(z, y[rows][:, None]) + pen * theta
+            gradient = x[:, :, None] * risk.loss.slope(z, y[rows][:, None]) + pen * theta
             theta = theta - np.clip(gradient / (mu * t)[:, None, None], -_HUGE, _HUGE)
             size = np.sqrt((theta**2).reshape(m, inputs * q).sum(axis=1))
             theta *= np.minimum(1.0, self.radius / np.maximum(size, 1e-300))[:, None, None]
             average += (theta - average) * (2.0 / (t + 1))
         return (theta if self.output == "last" else average).reshape(m, inputs * q)
 
-    def _strong_convexity(
-        self, federation: Federation, y: Floats, loss: Loss, l2: float, fit_intercept: bool
-    ) -> Floats:
+    def _strong_convexity(self, federation: Federation, y: Floats, risk: Risk) -> Floats:
         mu = np.zeros(federation.n_users)
         for i, (rows, weight) in enumerate(_rows_and_weight(federation)):
             X, y_i = federation.X[rows], y[rows]
             over, at_zero = (
-                loss.constants(X, y_i, radius, l2=l2, fit_intercept=fit_intercept, weight=weight)
-                for radius in (self.radius, 0.0)
+                risk.constants(X, y_i, radius, weight) for radius in (self.radius, 0.0)
             )
             # Against the curvature at theta = 0: with log-odds in the hundreds mu is 1e-40, not 0.
             mu[i] = over.mu if over.mu > 1e-12 * at_zero.L else 0.0
         flat = mu == 0
         if flat.any():
             raise ValueError(
-                f"The {loss.name} risk of user {federation.users[flat].tolist()[0]!r} is not "
+                f"The {risk.loss.name} risk of user {federation.users[flat].tolist()[0]!r} is not "
                 f"strongly convex over the ball of radius {self.radius:g} (mu = 0), and the step "
-                "1/(mu t) needs it. Set l2 > 0, or fit_intercept=False where only the intercept is "
-                "flat."
+                "1/(mu t) needs it. Set l2 > 0, or fit no intercept where only that is flat."
             )
         return mu
 

@@ -42,6 +42,12 @@ class Stack:
             self.even,
         )
 
+    def design(self, intercept: bool) -> Floats:
+        """X with the intercept's column, ones where a row is present: (b, n, n_inputs)."""
+        if not intercept:
+            return self.X
+        return np.concatenate([self.X, self.present[..., None].astype(np.float64)], axis=2)
+
 
 def padded_size(n: Ints) -> Ints:
     """Smallest multiple of 2^(floor(log2 n) - 5) that holds n rows: at most 3 % of padding."""

@@ -1,26 +1,17 @@
-"""What a loss of a linear model tells of itself, row by row, and the risk of one user, Eq. (1).
+"""What a loss of a linear model tells of itself, row by row.
 
-The risk of a user is ``f(theta) = mean_j loss(x_j theta, y_j) + l2/2 ||theta||^2``. A model is
-stored flat: ``theta.reshape(n_inputs, n_outputs)`` holds one row a feature and, with an
-intercept, a last row that the penalty leaves alone. All losses but the multinomial have one output.
+A model is stored flat: ``theta.reshape(n_inputs, n_outputs)`` holds one row per feature and, with
+an intercept, a last row. All losses but the multinomial have one output.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from odcl._typing import Array, Floats
-
-
-@dataclass(frozen=True)
-class Constants:
-    """Smoothness ``L`` and strong convexity ``mu`` of a risk over the ball ||theta|| <= radius."""
-
-    L: float
-    mu: float
 
 
 class Loss(ABC):
@@ -33,8 +24,19 @@ class Loss(ABC):
     curvature_varies = True  # does the Hessian depend on the model?
     same_at_start = False  # one output, and rows with the same z have the same curvature?
 
+    def settings(self) -> dict[str, Any]:
+        """What the loss was made with: with its name, all that there is to know of it."""
+        return {}
+
     def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
+        words = ", ".join(f"{name}={value:g}" for name, value in self.settings().items())
+        return f"{type(self).__name__}({words})"
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and other.settings() == self.settings()
+
+    def __hash__(self) -> int:
+        return hash((type(self), *self.settings().items()))
 
     @abstractmethod
     def encode(self, y: Array) -> Floats:
@@ -97,97 +99,6 @@ class Loss(ABC):
     def dispersion(self, z: Floats, y: Floats, weight: Floats, dof: Floats) -> Floats:
         """Noise scale phi with cov(theta) = phi H^-1; 1 where the likelihood fixes it. (users,)"""
         return np.ones(z.shape[0])
-
-    def dim(self, n_features: int, fit_intercept: bool) -> int:
-        return (n_features + fit_intercept) * self.n_outputs
-
-    # -- the risk of one user --------------------------------------------------------------
-
-    def risk(
-        self,
-        theta: Floats,
-        X: Floats,
-        y: Floats,
-        *,
-        l2: float = 0.0,
-        fit_intercept: bool = False,
-        weight: Floats | None = None,
-    ) -> float:
-        """f(theta) of Eq. (1) on one user's rows; ``weight`` makes the mean a weighted one."""
-        D, pen, share = self._design(X, l2, fit_intercept, weight)
-        z = D @ theta.reshape(D.shape[1], self.n_outputs)
-        return float((share * self.value(z, y)).sum() + 0.5 * (pen * theta**2).sum())
-
-    def gradient(
-        self,
-        theta: Floats,
-        X: Floats,
-        y: Floats,
-        *,
-        l2: float = 0.0,
-        fit_intercept: bool = False,
-        weight: Floats | None = None,
-    ) -> Floats:
-        """Gradient of the risk, (dim,)."""
-        D, pen, share = self._design(X, l2, fit_intercept, weight)
-        z = D @ theta.reshape(D.shape[1], self.n_outputs)
-        return (D.T @ (share[:, None] * self.slope(z, y))).ravel() + pen * theta
-
-    def hessian(
-        self,
-        theta: Floats,
-        X: Floats,
-        y: Floats,
-        *,
-        l2: float = 0.0,
-        fit_intercept: bool = False,
-        weight: Floats | None = None,
-    ) -> Floats:
-        """Hessian of the risk, (dim, dim)."""
-        D, pen, share = self._design(X, l2, fit_intercept, weight)
-        z = D @ theta.reshape(D.shape[1], self.n_outputs)
-        curve = self.curve(z, y) * share[:, None, None]
-        return symmetric(weighted_gram(D.T[None], curve[None]))[0] + np.diag(pen)
-
-    def constants(
-        self,
-        X: Floats,
-        y: Floats,
-        radius: float,
-        *,
-        l2: float = 0.0,
-        fit_intercept: bool = False,
-        weight: Floats | None = None,
-    ) -> Constants:
-        """L and mu of the risk over the ball of this radius (Assumptions 3 and 7).
-
-        A row's curvature lies between its bounds over |z_j| <= radius ||x_j||, so the Hessian
-        lies between the two Gram matrices weighted by these bounds.
-        """
-        D, pen, share = self._design(X, l2, fit_intercept, weight)
-        low, high = self.curve_bounds(y, radius * np.linalg.norm(D, axis=1))
-        pen = np.diag(pen[:: self.n_outputs])
-        least = np.linalg.eigvalsh((D.T * (low * share)) @ D + pen)
-        most = np.linalg.eigvalsh((D.T * (high * share)) @ D + pen)
-        # An eigenvalue of rounding size is zero.
-        flat = least[0] <= len(least) * 1e-15 * least[-1]
-        return Constants(L=float(most[-1]), mu=0.0 if flat else float(least[0]))
-
-    def _design(
-        self, X: Floats, l2: float, fit_intercept: bool, weight: Floats | None
-    ) -> tuple[Floats, Floats, Floats]:
-        """Design, diagonal of the penalty's Hessian, and the rows' shares of the mean."""
-        D = np.column_stack([X, np.ones(len(X))]) if fit_intercept else np.asarray(X)
-        share = np.full(len(D), 1.0 / len(D)) if weight is None else weight / weight.sum()
-        return D, penalty(D.shape[1], self.n_outputs, l2, fit_intercept), share
-
-
-def penalty(n_inputs: int, n_outputs: int, l2: float, fit_intercept: bool) -> Floats:
-    """Diagonal of the penalty's Hessian, (dim,): l2, and 0 for a free intercept."""
-    pen = np.full((n_inputs, n_outputs), float(l2))
-    if fit_intercept:
-        pen[-1] = 0.0
-    return pen.ravel()
 
 
 def weighted_gram(Dt: Floats, curve: Floats, *, room: Floats | None = None) -> Floats:

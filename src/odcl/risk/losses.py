@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from scipy.special import expit, softmax
 
@@ -51,8 +53,8 @@ class Huber(Loss):
             raise ValueError(f"Huber's delta is where the loss turns linear: > 0, got {delta!r}.")
         self.delta = float(delta)
 
-    def __repr__(self) -> str:
-        return f"Huber(delta={self.delta:g})"
+    def settings(self) -> dict[str, Any]:
+        return {"delta": self.delta}
 
     def encode(self, y: Array) -> Floats:
         return _finite(y)
@@ -176,8 +178,8 @@ class Multinomial(Loss):
         self.n_outputs = self.n_classes - 1
         self.basis = _sum_to_zero_basis(self.n_classes)
 
-    def __repr__(self) -> str:
-        return f"Multinomial(n_classes={self.n_classes})"
+    def settings(self) -> dict[str, Any]:
+        return {"n_classes": self.n_classes}
 
     def encode(self, y: Array) -> Floats:
         y = np.asarray(y)
@@ -305,31 +307,57 @@ class Poisson(Loss):
         return _per_dof(squares, dof) * weight.sum(axis=1) / np.maximum(dof, 1.0)
 
 
+LOSSES: dict[str, type[Loss]] = {
+    kind.name: kind for kind in (Squared, Huber, Logistic, Multinomial, Poisson)
+}
+# The multinomial keeps a basis of n_classes^2 numbers: no file may ask for more than 200 MB.
+MOST_CLASSES = 5000
+
+
 def as_loss(loss: str | Loss, y: Array | None = None) -> Loss:
     """A loss by name, or itself. The multinomial counts the classes in ``y``: 0..max."""
     if isinstance(loss, Loss):
         return loss
-    if loss == "multinomial":
-        if y is None:
-            raise ValueError("loss='multinomial' needs the labels; or say Multinomial(n_classes).")
-        y = np.asarray(y)
-        if y.dtype.kind not in "biuf" or not np.isfinite(y).all():
-            raise ValueError(
-                f"loss='multinomial' counts classes 0, 1, ... and got {_some(y)}. Number the "
-                "labels first, or use ODCLClassifier, which encodes any."
-            )
-        return Multinomial(int(y.max()) + 1)
-    simple: dict[str, type[Loss]] = {
-        "squared": Squared,
-        "logistic": Logistic,
-        "huber": Huber,
-        "poisson": Poisson,
-    }
-    if loss not in simple:
+    if loss not in LOSSES:
+        raise ValueError(f"loss={loss!r} is not one of {', '.join(LOSSES)}, nor a Loss.")
+    if loss != "multinomial":
+        return LOSSES[loss]()
+    if y is None:
         raise ValueError(
-            f"loss={loss!r} is not one of {', '.join([*simple, 'multinomial'])}, nor a Loss."
+            "loss='multinomial' does not say how many classes: use Multinomial(n_classes)."
         )
-    return simple[loss]()
+    y = np.asarray(y)
+    if y.dtype.kind not in "biuf" or not np.isfinite(y).all():
+        raise ValueError(
+            f"loss='multinomial' counts classes 0, 1, ... and got {_some(y)}. Number the "
+            "labels first, or use ODCLClassifier, which encodes any."
+        )
+    return Multinomial(int(y.max()) + 1)
+
+
+def loss_to_json(loss: Loss) -> dict[str, Any]:
+    if type(loss) is not LOSSES.get(loss.name):
+        raise ValueError(
+            f"{loss!r} is a loss of your own class, which cannot be written without its code: use "
+            f"one of {', '.join(LOSSES)}, or keep to one process."
+        )
+    return {"name": loss.name, **loss.settings()}
+
+
+def loss_from_json(words: Any) -> Loss:
+    """The loss that :func:`loss_to_json` wrote; a ValueError says what is wrong with the words."""
+    if not isinstance(words, dict) or words.get("name") not in LOSSES:
+        raise ValueError(f"{words!r} names no loss ({', '.join(LOSSES)}).")
+    settings = {name: value for name, value in words.items() if name != "name"}
+    kind = LOSSES[words["name"]]
+    wanted: set[str] = {"huber": {"delta"}, "multinomial": {"n_classes"}}.get(kind.name, set())
+    for name, value in settings.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"{name} of the {kind.name} loss is {value!r}, and not a number.")
+    if settings.keys() != wanted or not 2 <= settings.get("n_classes", 2) <= MOST_CLASSES:
+        raise ValueError(f"The {kind.name} loss does not have the settings {settings}.")
+    loss: Loss = kind(**settings)
+    return loss
 
 
 def _finite(y: Array) -> Floats:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.optimize import brentq
-from scipy.special import chdtrc, digamma, fdtrc, polygamma, softmax
+from scipy.special import chdtrc, fdtrc, softmax
 
 from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation
+from odcl.exchange.download import Refit
 from odcl.local.exact import Penalty, solve_users
 from odcl.local.fit import fit_users
-from odcl.risk.loss import Loss, penalty
+from odcl.risk.loss import Loss
+from odcl.risk.risk import Risk
+from odcl.server.dispersion import most_likely_tau2, noise_prior
 
 if TYPE_CHECKING:
-    from odcl.engines.in_process import ODCLResult
+    from odcl.engines.in_process import Result
 
 # A distance that a member of the group would exceed in one case of ten thousand.
 STRANGE = 1e-4
@@ -36,7 +38,9 @@ class Groups:
     members: Ints  # (n_clusters,), users
     samples: Floats  # (n_clusters,), weight of their rows
     pull: Floats  # (n_clusters,), share of a user's l2 penalty that is left in the centre
-    tau2: float  # how far users of a group differ, a coordinate: around the centre they are refit
+    tau2: (
+        float  # how far users of a group differ, per coefficient, around the centre
+    )
     spread: float  # the same as the users' own rows show it: a newcomer may be as far
     phi: float  # noise scale of a typical user; NaN where nobody can tell
     phi_dof: float  # what it is worth beside a user's own, in degrees of freedom
@@ -60,16 +64,7 @@ class Assignment:
     model: Floats  # in the table's units
 
 
-def assign_rows(
-    X: Floats,
-    y: Floats,
-    loss: Loss,
-    groups: Groups,
-    *,
-    l2: float,
-    fit_intercept: bool,
-    refit: str | float | None,
-) -> Assignment:
+def assign_rows(X: Floats, y: Floats, risk: Risk, groups: Groups, refit: Refit) -> Assignment:
     """Weigh the groups by how well their models explain the user's rows.
 
     The probabilities are those of the rows under theta ~ N(c_k, tau^2 I), by Laplace's method
@@ -78,9 +73,9 @@ def assign_rows(
     model: no shrinkage in it, directions that the rows do not see have no voice, and one row or
     one class is enough.
     """
-    newcomer = _Newcomer(X, y, loss, fit_intercept)
+    newcomer = _Newcomer(X, y, risk)
     free, separable = newcomer.alone(0.0)
-    rows = _Rows.of(X, y, np.ones(len(y)), loss, free, l2, fit_intercept)
+    rows = _Rows.of(X, y, np.ones(len(y)), risk, free)
     phi, dof = _noise_scale(rows, groups, known=not separable)
     seen = rows.dim <= MOST_DIRECTIONS
     modes = groups.centers
@@ -90,7 +85,7 @@ def assign_rows(
     label = int(np.argmax(p))
     distance, strange = _distance(rows, groups, label, phi, dof) if seen else (np.nan, False)
     if strange or refit == 0:
-        theta = newcomer.alone(l2)[0]
+        theta = newcomer.alone(risk.l2)[0]
     elif refit is None or isinstance(refit, str):
         theta = (groups.centers if refit is None else modes)[label]
     else:
@@ -104,13 +99,12 @@ class _Newcomer:
 
     X: Floats
     y: Floats
-    loss: Loss
-    fit_intercept: bool
+    risk: Risk
 
     def alone(self, l2: float) -> tuple[Floats, bool]:
         """The user's own model, and whether it has none without a prior."""
         one = Federation(self.X, self.y, np.array([0, len(self.y)]), np.zeros(1, dtype=int))
-        local = fit_users(one, self.loss, l2=l2, fit_intercept=self.fit_intercept, curvature="none")
+        local = fit_users(one, replace(self.risk, l2=l2), "none")
         return local.theta[0], bool(local.prior[0])
 
     def around(self, centers: Floats, strength: float) -> Floats:
@@ -120,9 +114,7 @@ class _Newcomer:
             np.tile(self.X, (k, 1)), np.tile(self.y, k), np.arange(k + 1) * n, np.arange(k)
         )
         pull = Penalty(np.full(k, strength), centers, free=False)
-        return solve_users(
-            copies, copies.y, self.loss, pull, fit_intercept=self.fit_intercept
-        ).theta
+        return solve_users(copies, self.risk, pull).theta
 
 
 def _noise_scale(rows: _Rows, groups: Groups, known: bool) -> tuple[float, float]:
@@ -205,20 +197,10 @@ class _Rows:
     pen: Floats  # (dim,), diagonal of the penalty's Hessian
 
     @classmethod
-    def of(
-        cls,
-        X: Floats,
-        y: Floats,
-        weight: Floats,
-        loss: Loss,
-        own: Floats,
-        l2: float,
-        fit_intercept: bool,
-    ) -> _Rows:
-        D = np.column_stack([X, np.ones(len(X))]) if fit_intercept else X
+    def of(cls, X: Floats, y: Floats, weight: Floats, risk: Risk, own: Floats) -> _Rows:
+        D = risk.design(X)
         basis = np.linalg.qr(D.T)[0] if len(D) < D.shape[1] else None
-        pen = penalty(D.shape[1], loss.n_outputs, l2, fit_intercept)
-        return cls(D, basis, y, weight, loss, own, pen)
+        return cls(D, basis, y, weight, risk.loss, own, risk.penalty(X.shape[1]))
 
     @property
     def dim(self) -> int:
@@ -261,25 +243,26 @@ class _Rows:
 # -- what the fit leaves behind ------------------------------------------------------------------
 
 
-def groups_of(
-    federation: Federation, result: ODCLResult, *, l2: float, fit_intercept: bool, combine: str
-) -> Groups:
+def groups_of(federation: Federation, result: Result) -> Groups:
     """The groups of a fit, with what some users' rows say of noise and of differences inside."""
     labels, k = result.labels, result.n_clusters
     members = np.bincount(labels, minlength=k)
     samples = np.bincount(labels, weights=federation.n_samples, minlength=k).astype(np.float64)
     # Precision combining counts the penalty once a group; means keep every user's whole.
     pull = np.ones(k)
-    if combine in ("precision", "shrink") and result.local.curvature is not None:
-        sent = result.local.uploads().sent.astype(float)
+    uploads = result.uploads
+    if result.method.combine in ("precision", "shrink") and uploads.curvature is not None:
+        sent = uploads.sent.astype(float)
         pull = 1.0 / np.maximum(np.bincount(labels, weights=sent, minlength=k), 1.0)
     looks = [
-        _look(federation, result, i, pull, l2, fit_intercept)
+        _look(federation, result, i, pull)
         for i in np.unique(np.linspace(0, federation.n_users - 1, LOOK_AT).astype(int))
     ]
     known = [(phi, dof) for _, phi, dof, _ in looks if dof > 0 and phi > 0]
-    phi, phi_dof = _typical(*np.array(known).T) if known else (np.nan, 0.0)
-    if not result.loss.has_dispersion:
+    phi, phi_dof = noise_prior(*np.array(known).T) if known else (np.nan, 0.0)
+    if known and np.isinf(phi_dof):
+        phi_dof = sum(dof for _, dof in known)
+    if not result.risk.loss.has_dispersion:
         phi, phi_dof = 1.0, np.inf
     tau2 = result.step.tau2
     spread = tau2 or 0.0
@@ -299,19 +282,14 @@ def groups_of(
 
 
 def _look(
-    federation: Federation,
-    result: ODCLResult,
-    i: int,
-    pull: Floats,
-    l2: float,
-    fit_intercept: bool,
+    federation: Federation, result: Result, i: int, pull: Floats
 ) -> tuple[_View | None, float, float, int]:
     """User i from its own centre, its noise scale with degrees of freedom, its group's size."""
-    part, label, loss = federation.rows(i), int(result.labels[i]), result.loss
-    y = loss.encode(federation.y[part])
+    part, label = federation.rows(i), int(result.labels[i])
+    y = result.risk.loss.encode(federation.y[part])
     weight = np.ones(len(y)) if federation.weight is None else federation.weight[part]
     own = result.local.theta[i]
-    rows = _Rows.of(federation.X[part], y, weight, loss, own, l2, fit_intercept)
+    rows = _Rows.of(federation.X[part], y, weight, result.risk, own)
     phi, dof = rows.dispersion() if not result.local.prior[i] else (0.0, 0.0)
     view = None
     if rows.dim <= MOST_DIRECTIONS:
@@ -319,29 +297,9 @@ def _look(
     return view, phi, dof, int((result.labels == label).sum())
 
 
-def _typical(phi: Floats, dof: Floats) -> tuple[float, float]:
-    """A typical noise scale, and the degrees of freedom that it is worth for another user.
-
-    As ``pooled_dispersion``: moments of log phi tell how much users differ in it.
-    """
-    half = 0.5 * dof
-    offset = np.log(phi) - digamma(half) + np.log(half)
-    excess = np.var(offset, ddof=1) - polygamma(1, half).mean() if len(phi) > 2 else 0.0
-    if excess <= 0:
-        return float((dof * phi).sum() / dof.sum()), float(dof.sum())
-    # trigamma(x) lies between 1/x and 1/x + 1/x^2, which brackets its inverse.
-    prior = 2.0 * brentq(lambda x: polygamma(1, x) - excess, 1.0 / excess, 1.0 / excess + 1.0)
-    return float(np.exp(offset.mean() + digamma(prior / 2) - np.log(prior / 2))), prior
-
-
 def _spread(views: list[tuple[_View, int]], phi: float) -> float:
-    """The tau^2 >= 0 of largest evidence for the users seen (``evidence_tau2``)."""
+    """The tau^2 >= 0 of largest evidence for the users seen."""
     a = np.concatenate([view.curvature for view, _ in views]) / phi
     # In a group of g the centre has taken up 1 / g of each user's deviation.
     gap2 = np.concatenate([view.slope**2 * g / (g - 1.0) for view, g in views]) / phi**2
-    if len(a) == 0:
-        return 0.0
-    unit = 1.0 / float(np.median(a))
-    grid = np.concatenate([[0.0], np.geomspace(1e-4 * unit, 1e4 * unit, 81)])
-    misfit = [float((np.log1p(t * a) - t * gap2 / (1.0 + t * a)).sum()) for t in grid]
-    return float(grid[int(np.argmin(misfit))])
+    return most_likely_tau2(a, gap2, price=0.0)

@@ -1,7 +1,7 @@
 """How a cluster's uploads become one model (Algorithm 1, step 2(iii)).
 
 ``mean`` is the paper; ``samples`` weighs by n_i; ``precision`` sums the users' own models of their
-risk and counts the penalty once a group. ``labels`` hold 0..n_clusters-1, none of them empty.
+risk and counts the penalty once per group. ``labels`` hold 0..n_clusters-1, none of them empty.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ import numpy as np
 from odcl._typing import Floats, Ints
 from odcl.clustering.labels import sum_by_cluster
 from odcl.exchange.upload import Uploads
-
-COMBINERS = ("mean", "samples", "precision", "shrink")
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +35,7 @@ def combine_clusters(uploads: Uploads, labels: Ints, how: str, *, others: bool =
         return _weighted(uploads, labels, uploads.n_samples, others, told)
     if how == "precision":
         return _precision(uploads, labels, others)
-    raise ValueError(f"combine={how!r} is not one of {', '.join(COMBINERS)}.")
+    raise ValueError(f"combine={how!r} is not one of mean, samples, precision.")
 
 
 def average_by_cluster(theta: Floats, labels: Ints, weights: Floats | None = None) -> Floats:
@@ -66,7 +64,7 @@ def _weighted(uploads: Uploads, labels: Ints, weights: Floats, others: bool, tol
 
 
 def _precision(uploads: Uploads, labels: Ints, others: bool) -> Combined:
-    """Sum of the users' models of their own risk, the penalty P = diag(l2) counted once a group.
+    """Sum of the users' models of their own risk, the penalty P = diag(l2) counted once per group.
 
     With A_i = H_i - n_i P the curvature of user i's data term at its own theta_i, the group's
     stationary point is
@@ -83,7 +81,7 @@ def _precision(uploads: Uploads, labels: Ints, others: bool) -> Combined:
     Users who keep their curvature to themselves do not take part; a cluster of such users alone
     is averaged by sample size.
     """
-    pen = np.zeros(uploads.dim) if uploads.l2 is None else uploads.l2
+    pen = uploads.penalty
     own = _Sums.of_users(uploads)
     total = own.by_cluster(labels)
     blend = uploads.curvature_varies
@@ -105,7 +103,7 @@ def _precision(uploads: Uploads, labels: Ints, others: bool) -> Combined:
 
 @dataclass(frozen=True, eq=False)
 class _Sums:
-    """What ``precision`` needs of a set of users; one row a user or a cluster.
+    """What ``precision`` needs of a set of users; one row per user or cluster.
 
     The users' own rows hold H_i itself, not A_i = H_i - n_i P: for a million users that copy
     would be the largest thing in memory. P is taken off the sums.

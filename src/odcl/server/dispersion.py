@@ -36,20 +36,31 @@ def pooled_dispersion(uploads: Uploads) -> Floats | None:
     dof = np.where(known, uploads.n_samples - uploads.dim, 0.0)
     if not known.any():
         return None
-    pooled = float((dof[known] * phi[known]).sum() / dof[known].sum())
-    sizes, which = np.unique(dof[known], return_inverse=True)  # few: special functions are slow
+    scale, prior_dof = noise_prior(phi[known], dof[known])
+    if np.isinf(prior_dof):
+        return np.full(uploads.n_users, scale)
+    own = np.where(known, phi, 0.0)
+    return (prior_dof * scale + dof * own) / (prior_dof + dof)
+
+
+def noise_prior(phi: Floats, dof: Floats) -> tuple[float, float]:
+    """A typical noise scale, and the degrees of freedom that it is worth beside a user's own.
+
+    Inverse-gamma prior by moments of log phi_i; where users do not differ in it, the pooled scale
+    and infinity.
+    """
+    sizes, which = np.unique(dof, return_inverse=True)  # few: special functions are slow
     half = 0.5 * sizes
-    offset = np.log(phi[known]) + (np.log(half) - digamma(half))[which.reshape(-1)]
+    offset = np.log(phi) + (np.log(half) - digamma(half))[which.reshape(-1)]
     excess = 0.0
-    if known.sum() > 2:
+    if len(phi) > 2:
         expected = float(np.bincount(which.reshape(-1)) @ polygamma(1, half)) / len(offset)
         excess = float(np.var(offset, ddof=1)) - expected
     if excess <= 0:
-        return np.full(uploads.n_users, pooled)
+        return float((dof * phi).sum() / dof.sum()), np.inf
     prior_dof = 2.0 * _inverse_trigamma(excess)
     scale = float(np.exp(offset.mean() + digamma(prior_dof / 2) - np.log(prior_dof / 2)))
-    own = np.where(known, phi, 0.0)
-    return (prior_dof * scale + dof * own) / (prior_dof + dof)
+    return scale, prior_dof
 
 
 def covariances(uploads: Uploads, phi: Floats | None) -> Floats | None:
@@ -59,7 +70,7 @@ def covariances(uploads: Uploads, phi: Floats | None) -> Floats | None:
     """
     if phi is None or not uploads.full or uploads.curvature is None:
         return None
-    H, known = uploads.curvature, uploads.founders & uploads.sent
+    H, known = uploads.curvature, uploads.knows_noise & uploads.sent
     cov = np.empty(H.shape)
     for start in range(0, len(H), _CHUNK):  # in pieces that a core's cache holds
         part = slice(start, start + _CHUNK)
@@ -72,10 +83,21 @@ def covariances(uploads: Uploads, phi: Floats | None) -> Floats | None:
     return cov
 
 
+def noise_traces(uploads: Uploads, phi: Floats | None) -> Floats | None:
+    """Trace of each user's covariance, infinite where it is not known; None if for everybody."""
+    cov = covariances(uploads, phi)
+    if cov is not None:
+        known = uploads.knows_noise & uploads.sent
+        return np.where(known, np.trace(cov, axis1=1, axis2=2), np.inf)
+    if phi is not None and uploads.inverse_trace is not None:
+        return np.where(uploads.knows_noise, phi * uploads.inverse_trace, np.inf)
+    return None
+
+
 def evidence_tau2(
     uploads: Uploads, labels: Ints, centers: Floats, phi: Floats | None
 ) -> float | None:
-    """How far users of a group differ, a coordinate: the tau^2 of largest evidence.
+    """How far users of a group differ, per coefficient: the tau^2 of largest evidence.
 
     User i's rows say of its model theta, to second order, -(theta' A_i theta - 2 b_i' theta) /
     (2 phi_i), with A_i = H_i - n_i P the curvature of its data term and b_i = H_i theta_i: the
@@ -91,13 +113,13 @@ def evidence_tau2(
     if phi is None or not uploads.full or uploads.curvature is None:
         return None
     size = np.bincount(labels)[labels]
-    able = uploads.founders & uploads.sent
+    able = uploads.knows_noise & uploads.sent
     use = np.flatnonzero(able & (size > 1))
     if len(use) == 0 or able.sum() < 0.5 * len(able):
         return None
     use = use[:: -(-len(use) // max(_ENOUGH // uploads.dim, _ENOUGH_USERS))]
     H, theta, n = uploads.curvature[use], uploads.theta[use], uploads.n_samples[use]
-    pen = np.zeros(uploads.dim) if uploads.l2 is None else uploads.l2
+    pen = uploads.penalty
     b = np.matmul(H, theta[..., None])
     a, V = np.linalg.eigh(H - n[:, None, None] * np.diag(pen))
     a = np.maximum(a, 0.0)
@@ -110,21 +132,21 @@ def evidence_tau2(
     # In a group of g the fitted centre has taken up 1 / g of each user's deviation.
     swell = np.sqrt(size[use] / (size[use] - 1.0))[:, None]
     gap = swell * (beta - a * gamma)
-    return _most_likely(a, gap)
+    return most_likely_tau2(a, gap**2, price=np.log(len(a)))
 
 
-def _most_likely(a: Floats, gap: Floats) -> float:
-    """The t >= 0 that minimises -2 log Z = sum log(1 + t a) - t gap^2 / (1 + t a) + const;
-    0 unless t > 0 is worth a parameter.
+def most_likely_tau2(a: Floats, gap2: Floats, *, price: float) -> float:
+    """The t >= 0 that minimises -2 log Z = sum log(1 + t a) - t gap2 / (1 + t a) + const.
 
-    ``gap`` = beta - a gamma is the slope of the users' risk at their centre, (n_users, dim). Minus
-    twice the log-evidence has to fall by log(n_users), the price of one parameter in the BIC:
-    noise in the curvature alone pushes t up a little, which costs more than it gives.
+    ``gap2`` = (beta - a gamma)^2 are the squared slopes of the users' risks at their centre. Minus
+    twice the log-evidence has to fall by ``price``, else 0 is the answer: log(n_users), that of one
+    parameter in the BIC, because noise in the curvature alone pushes t up a little, which costs
+    more than it gives.
     """
 
     def misfit(t: float) -> float:
         ta = t * a
-        return float((np.log1p(ta) - t * gap**2 / (1.0 + ta)).sum())
+        return float((np.log1p(ta) - t * gap2 / (1.0 + ta)).sum())
 
     typical = a[a > 0]
     if len(typical) == 0:
@@ -134,7 +156,7 @@ def _most_likely(a: Floats, gap: Floats) -> float:
     best = int(np.argmin([misfit(t) for t in grid]))
     around = np.log(grid[[max(best - 1, 0), min(best + 1, len(grid) - 1)]])
     found = minimize_scalar(lambda x: misfit(np.exp(x)), bounds=around, method="bounded")
-    return float(np.exp(found.x)) if found.fun + np.log(len(a)) < 0.0 else 0.0
+    return float(np.exp(found.x)) if found.fun + price < 0.0 else 0.0
 
 
 def _inverse_trigamma(y: float) -> float:

@@ -1,0 +1,150 @@
+"""A clusterer as a value: its name and settings, to be compared, printed, written and built.
+
+Clusterers of odcl are their name and the settings that differ from the defaults. An object of
+another class is held as it is: it works in one process and cannot be written down.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+# Where each class lives: a name in a file loads nothing but these.
+CLUSTERERS = {
+    "KMeansPP": "odcl.clustering.kmeans.kmeanspp",
+    "SpectralKMeans": "odcl.clustering.kmeans.spectral",
+    "GradientClustering": "odcl.clustering.kmeans.gradient",
+    "NoiseMixture": "odcl.clustering.mixture.noise_mixture",
+    "ConvexClustering": "odcl.clustering.convex.estimator",
+}
+RULES = ("auto", "convex", "elbow", "silhouette")
+WITH_K = {"kmeans": "KMeansPP", "spectral": "SpectralKMeans", "gradient": "GradientClustering"}
+_BY_RULE: dict[str, tuple[str, dict[str, Any]]] = {
+    "auto": ("NoiseMixture", {}),
+    "convex": ("ConvexClustering", {}),
+    "elbow": ("KMeansPP", {"n_clusters": "elbow"}),
+    "silhouette": ("KMeansPP", {"n_clusters": "silhouette"}),
+}
+
+
+@dataclass(frozen=True)
+class ClustererSpec:
+    """Name and settings of a clusterer, or an object of another class."""
+
+    name: str
+    params: tuple[tuple[str, Any], ...] = ()  # those that differ from the defaults, by name
+    given: Any = None  # the object itself, where it is of another class
+
+    def __repr__(self) -> str:
+        if self.given is not None:
+            return repr(self.given)
+        return f"{self.name}({', '.join(f'{k}={v!r}' for k, v in self.params)})"
+
+    @property
+    def _kind(self) -> Any:
+        return _class_of(self.name) if self.given is None else self.given
+
+    @property
+    def uses_noise(self) -> bool:
+        """Does its fit take ``noise=``, the trace of each user's covariance?"""
+        return bool(getattr(self._kind, "uses_noise", False))
+
+    @property
+    def uses_covariance(self) -> bool:
+        """Is it a mixture that takes covariances and tells how far users of a group differ?"""
+        return bool(getattr(self._kind, "uses_covariance", False))
+
+    @property
+    def n_clusters(self) -> int | str | None:
+        """How many clusters it was told to find, or the rule that chooses them, if it says."""
+        if self.given is not None:
+            return getattr(self.given, "n_clusters", None)
+        return _class_of(self.name)(**dict(self.params)).get_params().get("n_clusters")
+
+    def build(self, seed: int) -> Any:
+        """A clusterer ready to fit; ``seed`` serves one that has no ``random_state`` of its own."""
+        if self.given is None:
+            built = _class_of(self.name)(**dict(self.params))
+        else:
+            from sklearn.base import BaseEstimator, clone
+
+            built = clone(self.given) if isinstance(self.given, BaseEstimator) else self.given
+        if hasattr(built, "set_params") and getattr(built, "random_state", 0) is None:
+            built.set_params(random_state=seed)
+        return built
+
+    def to_json(self) -> dict[str, Any]:
+        if self.given is not None or not all(_plain(v) for _, v in self.params):
+            raise ValueError(
+                f"{self!r} is an object of its own, and only a name and plain settings can be "
+                f"written down or sent: use one of {', '.join(CLUSTERERS)}, or keep to one process."
+            )
+        return {"name": self.name, **dict(self.params)}
+
+    @classmethod
+    def from_json(cls, words: Any) -> ClustererSpec:
+        if not isinstance(words, dict) or words.get("name") not in CLUSTERERS:
+            raise ValueError(f"{words!r} names no clusterer ({', '.join(CLUSTERERS)}).")
+        params = {k: v for k, v in words.items() if k != "name"}
+        known = _class_of(words["name"])().get_params(deep=False)
+        strange = [k for k, v in params.items() if k not in known or not _plain(v)]
+        if strange:
+            raise ValueError(f"{words['name']} has no setting {strange[0]}={params[strange[0]]!r}.")
+        return _spec(words["name"], params)
+
+
+def clusterer_spec(clusterer: Any) -> ClustererSpec:
+    """A clusterer by rule, number, ``method:number`` or object, as a value."""
+    if isinstance(clusterer, ClustererSpec):
+        return clusterer
+    if isinstance(clusterer, str):
+        method, colon, count = clusterer.rpartition(":")
+        if clusterer in _BY_RULE:
+            return _spec(*_BY_RULE[clusterer])
+        if colon and method in WITH_K and count.isdecimal() and int(count):
+            return _spec(WITH_K[method], {"n_clusters": int(count)})
+        raise ValueError(
+            f"clusterer={clusterer!r} is not one of {', '.join(map(repr, RULES))}, 'kmeans:K', "
+            "'spectral:K', 'gradient:K', a number of clusters, or an object with fit() and labels_."
+        )
+    if isinstance(clusterer, int | np.integer) and not isinstance(clusterer, bool):
+        if clusterer < 1:
+            raise ValueError(f"clusterer={clusterer!r} is not a number of groups from 1 on.")
+        return _spec("KMeansPP", {"n_clusters": int(clusterer)})
+    name = type(clusterer).__name__
+    if name in CLUSTERERS and type(clusterer) is _class_of(name):
+        return _spec(name, clusterer.get_params(deep=False))
+    if not hasattr(clusterer, "fit"):
+        raise ValueError(
+            f"clusterer={clusterer!r} has no fit(): give a clusterer such as KMeansPP."
+        )
+    return ClustererSpec(name, given=clusterer)
+
+
+def _spec(name: str, params: dict[str, Any]) -> ClustererSpec:
+    """The settings that differ from the defaults; arrays and the like make it an object."""
+    defaults = _class_of(name)().get_params(deep=False)
+    params = {k: v.item() if isinstance(v, np.generic) else v for k, v in params.items()}
+    if not all(_plain(value) for value in params.values()):
+        return ClustererSpec(name, given=_class_of(name)(**params))
+    changed = {k: v for k, v in params.items() if not _same(v, defaults[k])}
+    return ClustererSpec(name, tuple(sorted(changed.items())))
+
+
+def _same(a: Any, b: Any) -> bool:
+    return type(a) is type(b) and bool(a == b)
+
+
+def _plain(value: Any) -> bool:
+    """A setting that JSON can hold as it is."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or isinstance(value, str | int | bool)
+
+
+def _class_of(name: str) -> Any:
+    return getattr(import_module(CLUSTERERS[name]), name)

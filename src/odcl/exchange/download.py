@@ -1,0 +1,38 @@
+"""What a user receives: all that its last step needs, and nothing that names another user."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from odcl._typing import Floats, Ints
+from odcl.exchange.message import Message, part
+
+Refit = str | float | None  # "evidence", "cv", a strength, or None: take the group's model
+
+
+@dataclass(frozen=True, eq=False)
+class Downloads(Message):
+    """The downloads of one or many users, one row per user.
+
+    ``refit`` says how the user's last step goes; it is part of the method and known to everybody.
+    """
+
+    model: Floats = part("the model of the user's group", "dim", optional=False)
+    group: Ints = part("the number of the user's group", optional=False)
+    group_size: Ints = part("how many users are in that group", optional=False)
+    probability: Floats | None = part("how surely the user belongs to it")
+    tau2: float | None = part("how far users of a group differ, per coefficient", shared=True)
+    dispersion: Floats | None = part("the user's noise scale, pooled with the others'")
+    others: Floats | None = part("the group's model without the user's own contribution", "dim")
+    refit: Refit = None
+
+    def summary(self) -> list[str]:
+        """A sentence per user on where it stands."""
+        sure = self.probability
+        return [
+            f"{user}: group {group}, {size} user{'s' * (size != 1)} in it"
+            + ("" if sure is None else f", probability {sure[i]:.2f}")
+            for i, (user, group, size) in enumerate(
+                zip(self.users.tolist(), self.group.tolist(), self.group_size.tolist(), strict=True)
+            )
+        ]

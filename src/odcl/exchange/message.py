@@ -1,0 +1,108 @@
+"""Messages between users and server: declared fields, each with its shape and what it tells.
+
+A field declared here is taken along, checked, counted and explained everywhere; there is no second
+place that lists them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import MISSING, dataclass, field, fields, replace
+from typing import Any, Self
+
+import numpy as np
+
+from odcl._typing import Array, Bools, Floats, Ints
+
+
+@dataclass(frozen=True)
+class Part:
+    """One field of a message as one user sends or receives it."""
+
+    tells: str  # of the user, in plain words
+    shape: tuple[str, ...] = ()  # () is a number; ("dim", "dim") is symmetric: a triangle is sent
+    shared: bool = False  # the same for every user: held once, sent to each
+
+
+def part(tells: str, *shape: str, shared: bool = False, optional: bool = True) -> Any:
+    """Declare a field of a message."""
+    default = None if optional else MISSING
+    return field(default=default, metadata={"part": Part(tells, shape, shared)})
+
+
+@dataclass(frozen=True, eq=False)
+class Message:
+    """What one or many users send or receive, one row per user."""
+
+    users: Array  # (n_users,), ids
+
+    @classmethod
+    def parts(cls) -> dict[str, Part]:
+        """The declared fields by name."""
+        declared = ((f.name, f.metadata.get("part")) for f in fields(cls))
+        return {name: part for name, part in declared if part is not None}
+
+    @classmethod
+    def statement(cls, names: Sequence[str]) -> list[str]:
+        """What these fields tell, a line each."""
+        return [f"{name}: {cls.parts()[name].tells}" for name in names]
+
+    @property
+    def present(self) -> dict[str, Array]:
+        """The fields that are there, by name."""
+        found = ((name, getattr(self, name)) for name in self.parts())
+        return {name: np.asarray(values) for name, values in found if values is not None}
+
+    def __len__(self) -> int:
+        return len(self.users)
+
+    def __getitem__(self, user: int) -> Self:
+        """The message of one user, by position."""
+        return self.take(np.array([range(len(self))[user]]))
+
+    def __iter__(self) -> Iterator[Self]:
+        return (self[i] for i in range(len(self)))
+
+    def take(self, order: Ints | Bools) -> Self:
+        """The messages of some users, by position."""
+        own = {n: a[order] for n, a in self.present.items() if not self.parts()[n].shared}
+        return replace(self, users=self.users[order], **own)
+
+    def kept_back(self, name: str) -> Bools:
+        """Users whose message holds nothing under this name, (n_users,): none, as a rule."""
+        return np.zeros(len(self), dtype=bool)
+
+    @property
+    def n_bytes(self) -> Ints:
+        """Bytes of each user's message, (n_users,): 8 per number."""
+        numbers = np.zeros(len(self), dtype=np.intp)
+        for name, values in self.present.items():
+            shape = values.shape if self.parts()[name].shared else values.shape[1:]
+            numbers += n_numbers(shape) * ~self.kept_back(name)
+        return 8 * numbers
+
+    def refuse_non_finite(self, name: str, values: Floats) -> None:
+        """One number that is not finite would spread to a whole group: name its user."""
+        flat = values.reshape(-1)
+        with np.errstate(over="ignore", invalid="ignore"):
+            if np.isfinite(flat @ flat):  # the quick look; squares may overflow, numbers not
+                return
+        bad = ~np.isfinite(values).all(axis=tuple(range(1, values.ndim)))
+        if bad.any():
+            raise ValueError(
+                f"{int(bad.sum())} of {len(self)} uploads have a {name} that is not finite "
+                f"(first: user {self.users[bad].tolist()[0]!r}); averaging would spread it to the "
+                "whole group. Leave these users out, or mend their local fit."
+            )
+
+
+def n_numbers(shape: Sequence[int]) -> int:
+    """Numbers that a field of this shape sends: a symmetric matrix goes as its triangle."""
+    if len(shape) == 2 and shape[0] == shape[1]:
+        return shape[0] * (shape[0] + 1) // 2
+    return int(np.prod(shape, dtype=np.intp))
+
+
+def message_bytes(*shapes: Sequence[int]) -> int:
+    """Bytes of a message with fields of these shapes: 8 per number."""
+    return 8 * sum(map(n_numbers, shapes))

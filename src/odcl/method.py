@@ -1,0 +1,134 @@
+"""How groups are found, combined and used: one value that says it all.
+
+``Method()`` is ours, ``Method.paper()`` the paper's. It alone resolves names, says which fields of
+an upload it needs, and goes to JSON and back unchanged: run folders, engines and provenance hold
+the same thing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+from numbers import Real
+from typing import Any, get_args
+
+from odcl.clustering.spec import ClustererSpec, clusterer_spec
+from odcl.exchange.download import Refit
+from odcl.exchange.upload import Curvature
+
+COMBINERS = ("mean", "samples", "precision", "shrink")
+REFITS = ("evidence", "cv")
+
+
+@dataclass(frozen=True)
+class Method:
+    """One round of clustered learning (Algorithm 1, step 2, and what comes after it).
+
+    clusterer : "auto" (the noise mixture, which finds the number of groups), a number of groups,
+        "elbow", "silhouette", "convex", "kmeans:4", "spectral:4", "gradient:4", one of odcl's
+        clusterers, or any object with fit() and labels_ (in one process only).
+    combine : "precision" (the pooled fit of the group), "mean" (the paper), "samples", "shrink".
+    refit : the user's last step: "evidence", "cv", a strength, or None (the paper).
+    curvature : what users send of their curvature, where the method reads it: "auto" is all of it
+        up to 100 parameters, save for users with fewer rows than parameters; "full", "diagonal".
+    standardize : bring features to a scale common to all users first.
+    smallest_group : groups with fewer users are dissolved into the others.
+    """
+
+    clusterer: Any = "auto"
+    combine: str = "precision"
+    refit: Refit = "evidence"
+    curvature: Curvature = "auto"
+    standardize: bool = True
+    smallest_group: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "clusterer", clusterer_spec(self.clusterer))
+        _one_of("combine", self.combine, COMBINERS)
+        _one_of("curvature", self.curvature, get_args(Curvature))
+        if self.standardize not in (True, False):
+            raise ValueError(f"standardize={self.standardize!r} is neither True nor False.")
+        _check_refit(self.refit)
+        size = self.smallest_group
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ValueError(f"smallest_group={size!r} is not a number of users from 1 on.")
+        if self.combine == "shrink" and not self.clusterer.uses_covariance:
+            raise ValueError(
+                "combine='shrink' needs to know how far users of a group differ, which "
+                f"{self.clusterer} does not tell: use clusterer='auto', or combine='precision'."
+            )
+
+    @classmethod
+    def paper(cls, n_clusters: Any = None) -> Method:
+        """The paper's setting: K-means++ (K by silhouette unless given), plain mean, no refit."""
+        clusterer = "silhouette" if n_clusters is None else n_clusters
+        return cls(clusterer, combine="mean", refit=None, curvature="none", standardize=False)
+
+    @classmethod
+    def of(cls, method: str | Method = "default", **changes: Any) -> Method:
+        """A method by name ("default", "paper") or itself, with some settings changed.
+
+        A change of None, or of "auto" for the clusterer, changes nothing. What makes the paper's
+        setting the paper's cannot be changed beside its name.
+        """
+        if not isinstance(method, Method) and method not in ("default", "paper"):
+            raise ValueError(f"method={method!r} is not 'default', 'paper' or a Method.")
+        given = method if isinstance(method, Method) else cls.paper() if method == "paper" else cls()
+        changes = {name: value for name, value in changes.items() if value is not None}
+        if isinstance(changes.get("clusterer"), str) and changes["clusterer"] == "auto":
+            del changes["clusterer"]
+        for name in ("combine", "refit"):
+            fixed, asked = getattr(given, name), changes.get(name)
+            if method == "paper" and asked not in (None, fixed):
+                raise ValueError(
+                    f"method='paper' means {name}={fixed!r}, and {name}={asked!r} was asked for as "
+                    "well: leave one of them out."
+                )
+        return replace(given, **changes)
+
+    # -- what follows --------------------------------------------------------------------------
+
+    @property
+    def sends(self) -> Curvature:
+        """What users send of their curvature: nothing where nobody reads it."""
+        reads = self.clusterer.uses_covariance or self.clusterer.uses_noise
+        reads = reads or self.combine in ("precision", "shrink") or self.refit == "evidence"
+        return self.curvature if reads else "none"
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The fields of an upload that leave a user (curvature or inverse_trace, by size)."""
+        more = () if self.sends == "none" else ("curvature", "dispersion", "inverse_trace")
+        return ("theta", "n_samples", *more)
+
+    # -- JSON ----------------------------------------------------------------------------------
+
+    def to_json(self) -> dict[str, Any]:
+        words = {f.name: getattr(self, f.name) for f in fields(self)}
+        return words | {"clusterer": self.clusterer.to_json()}
+
+    @classmethod
+    def from_json(cls, words: Any) -> Method:
+        """What :meth:`to_json` wrote; a ValueError says what is wrong with other words."""
+        names = {f.name for f in fields(cls)}
+        if not isinstance(words, dict) or words.keys() != names:
+            raise ValueError(f"A method has {', '.join(sorted(names))}, and {words!r} has not.")
+        try:
+            return cls(**{**words, "clusterer": ClustererSpec.from_json(words["clusterer"])})
+        except TypeError as error:
+            raise ValueError(f"The method's settings are not understood ({error}).") from None
+
+
+def _one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
+    if not isinstance(value, str) or value not in known:
+        raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, known))}.")
+
+
+def _check_refit(refit: Any) -> None:
+    number = isinstance(refit, Real) and not isinstance(refit, bool)
+    if number and math.isfinite(refit) and refit >= 0:
+        return
+    if refit is not None and refit not in REFITS:
+        raise ValueError(
+            f"refit={refit!r} is not one of None, 'evidence', 'cv' and a finite number >= 0."
+        )

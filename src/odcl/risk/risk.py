@@ -1,0 +1,137 @@
+"""What every user minimises, Eq. (1): f(theta) = mean_j loss(x_j theta, y_j) + l2/2 ||theta||^2."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from odcl._typing import Array, Floats
+from odcl.risk.loss import Loss, symmetric, weighted_gram
+from odcl.risk.losses import as_loss, loss_from_json, loss_to_json
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Smoothness ``L`` and strong convexity ``mu`` of a risk over the ball ||theta|| <= radius."""
+
+    L: float
+    mu: float
+
+
+@dataclass(frozen=True, init=False)
+class Risk:
+    """The loss, the weight of its penalty, and whether models have an intercept.
+
+    The penalty leaves the intercept alone. ``loss`` may be given by name; "multinomial" needs to
+    know its classes: ``Risk(Multinomial(3))``, or :meth:`for_target`.
+    """
+
+    loss: Loss
+    l2: float
+    intercept: bool
+
+    def __init__(self, loss: str | Loss = "squared", l2: float = 0.0, intercept: bool = False):
+        if isinstance(l2, bool) or not 0 <= l2 < math.inf:
+            raise ValueError(f"l2={l2!r} is the weight of a squared norm: a finite number >= 0.")
+        object.__setattr__(self, "loss", as_loss(loss))
+        object.__setattr__(self, "l2", float(l2))
+        object.__setattr__(self, "intercept", bool(intercept))
+
+    @classmethod
+    def for_target(
+        cls, loss: str | Loss, y: Array, *, l2: float = 0.0, intercept: bool = False
+    ) -> Risk:
+        """The same, with the multinomial's classes counted in the target ``y``."""
+        return cls(as_loss(loss, y), l2, intercept)
+
+    # -- what follows from them ------------------------------------------------------------
+
+    @property
+    def n_outputs(self) -> int:
+        return self.loss.n_outputs
+
+    def n_inputs(self, n_features: int) -> int:
+        return n_features + self.intercept
+
+    def dim(self, n_features: int) -> int:
+        """How many numbers a model has."""
+        return self.n_inputs(n_features) * self.n_outputs
+
+    def design(self, X: Floats) -> Floats:
+        """Rows (..., n, n_features) with the intercept's column of ones, if there is one."""
+        if not self.intercept:
+            return X
+        return np.concatenate([X, np.ones((*X.shape[:-1], 1))], axis=-1)
+
+    def penalty(self, n_features: int) -> Floats:
+        """Diagonal of the penalty's Hessian, (dim,): l2, and 0 for the intercept."""
+        pen = np.full((self.n_inputs(n_features), self.n_outputs), self.l2)
+        if self.intercept:
+            pen[-1] = 0.0
+        return pen.ravel()
+
+    # -- the risk of one user --------------------------------------------------------------
+
+    def value(self, theta: Floats, X: Floats, y: Floats, weight: Floats | None = None) -> float:
+        """f(theta) on one user's rows; ``weight`` makes the mean a weighted one."""
+        D, share = self._rows(X, weight)
+        z = D @ theta.reshape(D.shape[1], self.n_outputs)
+        pen = self.penalty(X.shape[1])
+        return float((share * self.loss.value(z, y)).sum() + 0.5 * (pen * theta**2).sum())
+
+    def gradient(self, theta: Floats, X: Floats, y: Floats, weight: Floats | None = None) -> Floats:
+        """Gradient of f, (dim,)."""
+        D, share = self._rows(X, weight)
+        z = D @ theta.reshape(D.shape[1], self.n_outputs)
+        pull = D.T @ (share[:, None] * self.loss.slope(z, y))
+        return pull.ravel() + self.penalty(X.shape[1]) * theta
+
+    def hessian(self, theta: Floats, X: Floats, y: Floats, weight: Floats | None = None) -> Floats:
+        """Hessian of f, (dim, dim)."""
+        D, share = self._rows(X, weight)
+        z = D @ theta.reshape(D.shape[1], self.n_outputs)
+        curve = self.loss.curve(z, y) * share[:, None, None]
+        gram = symmetric(weighted_gram(D.T[None], curve[None]))[0]
+        return gram + np.diag(self.penalty(X.shape[1]))
+
+    def constants(
+        self, X: Floats, y: Floats, radius: float, weight: Floats | None = None
+    ) -> Constants:
+        """L and mu of f over the ball of this radius (Assumptions 3 and 7).
+
+        A row's curvature lies between its bounds over |z_j| <= radius ||x_j||, so the Hessian
+        lies between the two Gram matrices weighted by these bounds.
+        """
+        D, share = self._rows(X, weight)
+        low, high = self.loss.curve_bounds(y, radius * np.linalg.norm(D, axis=1))
+        pen = np.diag(self.penalty(X.shape[1])[:: self.n_outputs])
+        least = np.linalg.eigvalsh((D.T * (low * share)) @ D + pen)
+        most = np.linalg.eigvalsh((D.T * (high * share)) @ D + pen)
+        # An eigenvalue of rounding size is zero.
+        flat = least[0] <= len(least) * 1e-15 * least[-1]
+        return Constants(L=float(most[-1]), mu=0.0 if flat else float(least[0]))
+
+    def _rows(self, X: Floats, weight: Floats | None) -> tuple[Floats, Floats]:
+        """Design, and the rows' shares of the mean."""
+        share = np.full(len(X), 1.0 / len(X)) if weight is None else weight / weight.sum()
+        return self.design(np.asarray(X)), share
+
+    # -- JSON ------------------------------------------------------------------------------
+
+    def to_json(self) -> dict[str, Any]:
+        return {"loss": loss_to_json(self.loss), "l2": self.l2, "intercept": self.intercept}
+
+    @classmethod
+    def from_json(cls, words: Any) -> Risk:
+        """What :meth:`to_json` wrote; a ValueError says what is wrong with other words."""
+        if not isinstance(words, dict) or words.keys() != {"loss", "l2", "intercept"}:
+            raise ValueError(f"A risk has a loss, l2 and intercept, and {words!r} has not.")
+        l2, intercept = words["l2"], words["intercept"]
+        if isinstance(l2, bool) or not isinstance(l2, int | float):
+            raise ValueError(f"l2 is {l2!r}, and not a number.")
+        if not isinstance(intercept, bool):
+            raise ValueError(f"intercept is {intercept!r}, neither true nor false.")
+        return cls(loss_from_json(words["loss"]), l2, intercept)
