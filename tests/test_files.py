@@ -9,22 +9,19 @@ from pathlib import Path
 import pytest
 
 from odcl.files import atomic_folder, atomic_path
+from tests.helpers import files_below, full_disk
 
 INTERRUPTIONS = [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device")]
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """Every file below a folder, hidden ones included."""
-    return {str(p.relative_to(folder)): p.read_text() for p in folder.rglob("*") if p.is_file()}
+    """The text of every file below a folder."""
+    return {name: content.decode() for name, content in files_below(folder).items()}
 
 
 def write_and_fail(path: Path, error: BaseException) -> None:
     path.write_text("half")
     raise error
-
-
-def full_disk(*_args: object) -> None:
-    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_a_file_appears_under_its_name_only_when_it_is_complete(tmp_path):

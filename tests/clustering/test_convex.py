@@ -18,28 +18,11 @@ from odcl.clustering.convex.clusterpath import clusterpath
 from odcl.clustering.convex.estimator import ConvexClustering, convex_cluster
 from odcl.clustering.convex.separation import recovery_interval
 from odcl.clustering.labels import number_by_first_user, same_partition
+from tests.helpers import any_points, blobs, convex_by_cvxpy, convex_objective, is_finer
 
 few = settings(max_examples=25, deadline=None, derandomize=True)
 seeds = st.integers(0, 2**32 - 1)
 shares = st.floats(0.05, 1.2)
-
-
-def blobs(n_points=30, dim=2, seed=0, apart=4.0, n_groups=3):
-    rng = np.random.default_rng(seed)
-    means = apart * rng.normal(size=(n_groups, dim))
-    return means[np.arange(n_points) % n_groups] + rng.normal(size=(n_points, dim))
-
-
-def any_points(seed):
-    """A few points of any kind: normal, heavy-tailed or on a small grid, in 1 to 4 dimensions."""
-    rng = np.random.default_rng(seed)
-    shape = rng.integers(3, 14), rng.integers(1, 5)
-    kind = rng.integers(3)
-    if kind == 0:
-        return rng.normal(size=shape)
-    if kind == 1:
-        return rng.standard_t(1.5, size=shape)
-    return rng.integers(-3, 4, size=shape) + 1e-3 * rng.normal(size=shape)
 
 
 def polygon(n_points, radius=1.0, center=(0.0, 0.0)):
@@ -54,31 +37,8 @@ def symmetric_threshold(a):
     return np.linalg.norm(a0) / np.linalg.norm((off / np.linalg.norm(off, axis=1)[:, None]).sum(0))
 
 
-def objective(a, u, lam):
-    return 0.5 * ((a - u) ** 2).sum() + lam * pdist(u).sum()
-
-
 def diameter(a):
     return pdist(a).max()
-
-
-def is_finer(fine, coarse):
-    """Every cluster of ``fine`` lies in one of ``coarse``."""
-    return len(set(zip(fine, coarse, strict=True))) == fine.max() + 1
-
-
-def by_cvxpy(a, lam):
-    """The minimiser by CLARABEL, as accurate as it gets."""
-    cp = pytest.importorskip("cvxpy")
-    i, j = np.triu_indices(len(a), 1)
-    u = cp.Variable(a.shape)
-    penalty = cp.sum(cp.norm(u[i] - u[j], 2, axis=1))
-    problem = cp.Problem(cp.Minimize(0.5 * cp.sum_squares(a - u) + lam * penalty))
-    accuracy = dict.fromkeys(("tol_gap_abs", "tol_gap_rel", "tol_feas"), 1e-11)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # "may be inaccurate": we ask for more than it has
-        problem.solve(solver="CLARABEL", **accuracy)
-    return np.asarray(u.value)
 
 
 def assert_stationary(a, result):
@@ -106,26 +66,26 @@ def test_clusters_and_objective_are_those_of_cvxpy_on_both_sides_of_events(dim):
     for merge in {merges[0], merges[len(merges) // 2], merges[-1]}:
         for lam in (merge.low * (1 - 3e-3), merge.high * (1 + 3e-3)):
             result = convex_cluster(a, lam)
-            reference = by_cvxpy(a, lam)
+            reference = convex_by_cvxpy(a, lam)
             assert result.certified
             same = result.labels[:, None] == result.labels
             apart = cdist(reference, reference)
             assert apart[same].max() < 0.1 * apart[~same].min(initial=np.inf)
             assert_allclose(result.u, reference, atol=1e-5)
             # CVXPY stops short of the minimum; we may be below it, by what it lacks.
-            assert result.objective <= objective(a, reference, lam) * (1 + 1e-10)
-            assert_allclose(result.objective, objective(a, reference, lam), rtol=1e-8)
-            assert_allclose(result.objective, objective(a, result.u, lam), rtol=1e-12)
+            assert result.objective <= convex_objective(a, reference, lam) * (1 + 1e-10)
+            assert_allclose(result.objective, convex_objective(a, reference, lam), rtol=1e-8)
+            assert_allclose(result.objective, convex_objective(a, result.u, lam), rtol=1e-12)
 
 
 @given(seed=seeds, share=shares)
 @few
 def test_certified_clusters_are_stationary_and_their_gap_is_tiny(seed, share):
-    a = any_points(seed)
+    a = any_points(seed, odd="grid")
     result = convex_cluster(a, share * diameter(a) / len(a))
     assert result.certified
     assert 0 <= result.gap <= 1e-10 * result.objective
-    assert_allclose(result.objective, objective(a, result.u, result.lam), rtol=1e-12)
+    assert_allclose(result.objective, convex_objective(a, result.u, result.lam), rtol=1e-12)
     assert_allclose(result.u.mean(axis=0), a.mean(axis=0), atol=1e-12 * np.abs(a).max())
     assert_array_equal(result.labels, number_by_first_user(result.labels))
     if result.n_clusters > 1:
@@ -139,7 +99,7 @@ def test_certified_clusters_are_stationary_and_their_gap_is_tiny(seed, share):
 @few
 def test_a_cluster_is_held_together_by_its_own_points(seed, share):
     """Fact 1: the points of a cluster alone are one cluster at the same lambda."""
-    a = any_points(seed)
+    a = any_points(seed, odd="grid")
     lam = share * diameter(a) / len(a)
     labels = convex_cluster(a, lam).labels
     for k in range(labels.max() + 1):
@@ -150,7 +110,7 @@ def test_a_cluster_is_held_together_by_its_own_points(seed, share):
 @few
 def test_what_is_fused_alone_is_fused_among_others(seed, share):
     """Fact 1, the other way: any part is clustered no finer among others than alone."""
-    a = any_points(seed)
+    a = any_points(seed, odd="grid")
     lam = share * diameter(a) / len(a)
     part = np.random.default_rng(seed).choice(len(a), size=(len(a) + 2) // 2, replace=False)
     alone = convex_cluster(a[part], lam).labels
@@ -188,7 +148,7 @@ def test_lambda_exactly_at_the_threshold_of_a_pair_fuses_it():
 @few
 def test_any_solution_brackets_the_threshold_of_the_whole(seed, share):
     """Fact 2: lam + |u - ubar|^2 / sum |u_i - u_j| <= lam* <= lam + diam(u) / m."""
-    a = any_points(seed)
+    a = any_points(seed, odd="grid")
     last = clusterpath(a).merges[-1]
     result = convex_cluster(a, share * last.low)
     u = result.u
@@ -202,7 +162,7 @@ def test_any_solution_brackets_the_threshold_of_the_whole(seed, share):
 @few
 def test_diameter_and_farthest_point_bound_the_last_fusion(seed):
     """Fact 3(b): one cluster from diam / m on; fact 2: not before max |a_i - abar| / (m - 1)."""
-    a = any_points(seed)
+    a = any_points(seed, odd="grid")
     m = len(a)
     farthest = np.linalg.norm(a - a.mean(axis=0), axis=1).max() / (m - 1)
     assert convex_cluster(a, diameter(a) / m * (1 + 1e-12)).n_clusters == 1
@@ -212,7 +172,7 @@ def test_diameter_and_farthest_point_bound_the_last_fusion(seed):
 @given(seed=seeds)
 @few
 def test_clusters_never_split_as_lambda_grows(seed):
-    a = any_points(seed)
+    a = any_points(seed, odd="grid")
     grid = np.linspace(0, 1.1, 8)[1:] * diameter(a) / len(a)
     labels = [convex_cluster(a, lam).labels for lam in grid]
     assert all(is_finer(fine, coarse) for fine, coarse in pairwise(labels))

@@ -64,7 +64,7 @@ def logistic_problem(n_clusters, *, n, l2, seed, n_users=60, dim=10) -> Problem:
     return Problem(theta, np.linalg.inv(n * hessian), groups, optima)
 
 
-def blobs(n_users=60, n_clusters=3, dim=4, *, apart=10.0, seed=0) -> Problem:
+def uneven_noise_problem(n_users=60, n_clusters=3, dim=4, *, apart=10.0, seed=0) -> Problem:
     """Points around far centres, with uneven and correlated noise."""
     rng = np.random.default_rng(seed)
     groups = np.arange(n_users) % n_clusters
@@ -154,7 +154,7 @@ ROTATION = np.linalg.qr(np.random.default_rng(1).standard_normal((4, 4)))[0]
     ids=["columns", "rotation", "shift", "tiny"],
 )
 def test_units_do_not_matter(map_, shift):
-    problem = blobs()
+    problem = uneven_noise_problem()
     plain = noise_mixture(problem.theta, covariance=problem.covariance)
     theta, covariance = problem.theta @ map_.T + shift, map_ @ problem.covariance @ map_.T
     mapped = noise_mixture(theta, covariance=covariance)
@@ -167,7 +167,7 @@ def test_units_do_not_matter(map_, shift):
 
 @pytest.mark.parametrize("known", ["covariance", "noise", None])
 def test_order_of_users_does_not_matter(known):
-    problem = blobs(apart=1.0)  # close enough for doubt
+    problem = uneven_noise_problem(apart=1.0)  # close enough for doubt
     order = np.random.default_rng(2).permutation(60)
     extra = {known: getattr(problem, known)} if known else {}
     plain = noise_mixture(problem.theta, **extra)
@@ -177,7 +177,7 @@ def test_order_of_users_does_not_matter(known):
 
 
 def test_clusters_are_numbered_by_first_user_and_everything_follows():
-    problem = blobs()
+    problem = uneven_noise_problem()
     result = noise_mixture(problem.theta, covariance=problem.covariance)
     assert_array_equal(result.labels, problem.groups)
     assert_allclose(result.responsibilities.sum(axis=1), 1)
@@ -245,7 +245,7 @@ def test_more_users_than_are_searched():
 
 @pytest.mark.parametrize("factor", [20, 1e4])
 def test_overstated_noise_is_found_out(factor):
-    problem = blobs()
+    problem = uneven_noise_problem()
     result = noise_mixture(problem.theta, covariance=factor * problem.covariance)
     assert (result.rule, result.credible) == ("scaled-noise", False)
     assert "noise given allows" in result.reason
@@ -253,7 +253,7 @@ def test_overstated_noise_is_found_out(factor):
 
 
 def test_understated_noise_becomes_tau2():
-    problem = blobs()
+    problem = uneven_noise_problem()
     result = noise_mixture(problem.theta, covariance=problem.covariance / 20)
     assert result.rule == "noise"
     assert_allclose(result.tau2, 19, rtol=0.3)
@@ -261,7 +261,7 @@ def test_understated_noise_becomes_tau2():
 
 
 def test_users_who_found_no_group_change_nothing_but_their_own_label():
-    problem = blobs()
+    problem = uneven_noise_problem()
     founders = np.arange(60) < 45
     theta = problem.theta.copy()
     theta[45:] += np.random.default_rng(0).standard_normal((15, 4))
@@ -278,7 +278,7 @@ def test_users_who_found_no_group_change_nothing_but_their_own_label():
 
 def test_a_long_covariance_assigns_by_the_directions_that_are_known():
     """Fewer rows than parameters: nothing is known in one direction, and the others decide."""
-    problem = blobs()
+    problem = uneven_noise_problem()
     theta, covariance = problem.theta.copy(), problem.covariance.copy()
     theta[45:, 3] += 1e3
     covariance[45:, 3, 3] += 1e6
@@ -288,7 +288,7 @@ def test_a_long_covariance_assigns_by_the_directions_that_are_known():
 
 @pytest.mark.parametrize("n_known", [0, 3])
 def test_too_few_founders_leave_the_noise_aside(n_known):
-    problem = blobs()
+    problem = uneven_noise_problem()
     noise = np.where(np.arange(60) < n_known, problem.noise, np.inf)
     result = noise_mixture(problem.theta, noise=noise)
     assert (result.rule, result.credible) == ("shared-variance", False)
@@ -299,7 +299,7 @@ def test_too_few_founders_leave_the_noise_aside(n_known):
 @pytest.mark.parametrize("known", ["covariance", "noise", None])
 @pytest.mark.parametrize("n_users", [1, 2, 3])
 def test_very_few_users(n_users, known):
-    problem = blobs(n_users, 1)
+    problem = uneven_noise_problem(n_users, 1)
     extra = {known: getattr(problem, known)} if known else {}
     result = noise_mixture(problem.theta, **extra)
     assert_array_equal(result.labels, 0)
@@ -323,7 +323,7 @@ def test_repeated_users_keep_their_groups(noise):
 
 
 def test_a_user_without_noise_is_floored():
-    problem = blobs()
+    problem = uneven_noise_problem()
     noise = np.where(np.arange(60) == 0, 0.0, problem.noise)
     result = noise_mixture(problem.theta, noise=noise)
     assert_array_equal(result.labels, problem.groups)
@@ -332,7 +332,7 @@ def test_a_user_without_noise_is_floored():
 
 @pytest.mark.parametrize("n_clusters", [1, 2, 3, 5])
 def test_the_number_of_groups_can_be_given(n_clusters):
-    problem = blobs()
+    problem = uneven_noise_problem()
     result = noise_mixture(problem.theta, covariance=problem.covariance, n_clusters=n_clusters)
     assert (result.rule, result.n_clusters) == ("given", n_clusters)
 
@@ -359,7 +359,7 @@ EYE = np.broadcast_to(np.eye(4), (60, 4, 4))
 )
 def test_errors_say_what_was_seen(change, message):
     with pytest.raises(ValueError, match=message):
-        noise_mixture(**{"theta": blobs().theta, **change})
+        noise_mixture(**{"theta": uneven_noise_problem().theta, **change})
 
 
 # --- the parts -------------------------------------------------------------------------------
@@ -395,7 +395,7 @@ def test_tau2_is_the_lowest_of_several_valleys():
 
 
 def test_em_climbs():
-    problem = blobs(apart=0.4)
+    problem = uneven_noise_problem(apart=0.4)
     cloud = Cloud(problem.theta, problem.noise / 4, 4)
     start = Mixture(problem.theta[:3], np.ones(3), np.full(3, 1 / 3))
     logliks = [
@@ -415,7 +415,7 @@ def test_scikit_learn_manners(estimator, check):
 
 
 def test_the_estimator_is_the_function():
-    problem = blobs()
+    problem = uneven_noise_problem()
     estimator = NoiseMixture(random_state=4).fit(problem.theta, covariance=problem.covariance)
     result = noise_mixture(problem.theta, covariance=problem.covariance, seed=4)
     assert_array_equal(estimator.labels_, result.labels)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
@@ -17,12 +15,11 @@ from odcl.clustering.convex.weighted_certificate import certificate
 from odcl.clustering.convex.weighted_newton import Solution, problem_of
 from odcl.clustering.convex.weights import as_weights, gaussian_knn_weights
 from odcl.clustering.labels import number_by_first_user, same_partition
+from tests.helpers import blobs, convex_by_cvxpy, convex_objective
 
 
-def blobs(n_points=24, dim=2, seed=0, apart=3.0):
-    rng = np.random.default_rng(seed)
-    means = apart * rng.normal(size=(3, dim))
-    return means[np.arange(n_points) % 3] + rng.normal(size=(n_points, dim))
+def points(n_points=24, dim=2, **how):
+    return blobs(n_points, dim, **{"apart": 3.0} | how)
 
 
 def random_weights(n_points, rng, density=0.25):
@@ -35,25 +32,6 @@ def ring(n_points):
     """Each point tied to the next one, weight 1."""
     w = np.roll(np.eye(n_points), 1, axis=1)
     return w + w.T if n_points > 2 else np.array([[0.0, 1.0], [1.0, 0.0]])
-
-
-def objective(a, u, lam, w):
-    w = w.toarray() if sparse.issparse(w) else np.asarray(w)
-    return 0.5 * ((a - u) ** 2).sum() + lam * (w * cdist(u, u)).sum() / 2
-
-
-def by_cvxpy(a, lam, w):
-    """The minimiser by CLARABEL, as accurate as it gets."""
-    cp = pytest.importorskip("cvxpy")
-    edges = as_weights(w, len(a))
-    u = cp.Variable(a.shape)
-    penalty = edges.data @ cp.norm(u[edges.row] - u[edges.col], 2, axis=1)
-    problem = cp.Problem(cp.Minimize(0.5 * cp.sum_squares(a - u) + lam * penalty))
-    accuracy = dict.fromkeys(("tol_gap_abs", "tol_gap_rel", "tol_feas"), 1e-11)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # "may be inaccurate": we ask for more than it has
-        problem.solve(solver="CLARABEL", **accuracy)
-    return np.asarray(u.value)
 
 
 def partition(u, w):
@@ -75,13 +53,13 @@ def partition(u, w):
 def test_cvxpy_finds_the_same_minimum_and_clusters(dim, kind):
     unclear = 0
     for seed, lam in enumerate([0.05, 0.3, 1.0, 3.0]):
-        a = blobs(dim=dim, seed=seed)
+        a = points(dim=dim, seed=seed)
         rng = np.random.default_rng(seed)
         w = gaussian_knn_weights(a, 4) if kind == "knn" else random_weights(len(a), rng)
         result = weighted_convex(a, lam, w)
-        truth = by_cvxpy(a, lam, w)
-        optimum = objective(a, truth, lam, w)
-        assert_allclose(result.objective, objective(a, result.u, lam, w), rtol=1e-12)
+        truth = convex_by_cvxpy(a, lam, w)
+        optimum = convex_objective(a, truth, lam, w)
+        assert_allclose(result.objective, convex_objective(a, result.u, lam, w), rtol=1e-12)
         assert result.objective <= optimum * (1 + 1e-9)  # CLARABEL's own point is no lower
         assert_allclose(result.objective, optimum, rtol=1e-6)
         assert result.certified
@@ -96,7 +74,7 @@ def test_cvxpy_finds_the_same_minimum_and_clusters(dim, kind):
 @pytest.mark.parametrize("tol", [1e-1, 1e-3, 1e-6, 1e-10])
 def test_the_gap_bounds_the_error_and_obeys_tol(tol):
     """A gap that understates the error, or that tol does not rule, fails here."""
-    a = blobs(60, 5)
+    a = points(60, 5)
     w = gaussian_knn_weights(a, 5)
     for lam in (0.3, 1.0, 2.0):
         best = weighted_convex(a, lam, w, tol=1e-12)
@@ -109,7 +87,7 @@ def test_the_gap_bounds_the_error_and_obeys_tol(tol):
 
 
 def test_the_dual_point_is_feasible_and_gives_the_gap():
-    a = blobs(40, 3)
+    a = points(40, 3)
     w = gaussian_knn_weights(a, 5)
     lam = 1.0
     result = weighted_convex(a, lam, w, certify=False, tol=1e-4)
@@ -128,7 +106,7 @@ def test_the_dual_point_is_feasible_and_gives_the_gap():
 def test_a_move_of_the_points_moves_the_result_along(lam):
     """Shift, rotation, order and unit (lam has the unit of the points) change nothing else."""
     rng = np.random.default_rng(1)
-    a = blobs(60, 4)
+    a = points(60, 4)
     w = gaussian_knn_weights(a, 5)
     here = weighted_convex(a, lam, w)
     assert here.certified
@@ -147,7 +125,7 @@ def test_a_move_of_the_points_moves_the_result_along(lam):
 
 
 def test_gaussian_weights_have_no_unit():
-    a = blobs(50, 3)
+    a = points(50, 3)
     w, scaled = gaussian_knn_weights(a), gaussian_knn_weights(1e-4 * a + 7)
     assert_allclose(w.toarray(), scaled.toarray(), rtol=1e-9)
     assert_allclose(np.median(w.data), np.exp(-1), rtol=0.02)
@@ -184,7 +162,7 @@ def test_two_points_meet_at_the_closed_form():
 
 
 def test_a_huge_lam_brings_each_part_of_the_graph_to_its_mean():
-    a = blobs(30, 3)
+    a = points(30, 3)
     w = np.zeros((30, 30))
     w[:10, :10], w[10:29, 10:29] = ring(10), 1e-3 * ring(19)  # and point 29 for itself
     for lam in (1e6, 1e9):
@@ -197,7 +175,7 @@ def test_a_huge_lam_brings_each_part_of_the_graph_to_its_mean():
 
 
 def test_without_a_penalty_the_clusters_are_the_different_points():
-    a = blobs(12, 2)
+    a = points(12, 2)
     a[[5, 7]] = a[2]
     for lam, w in [(0.0, ring(12)), (1.0, np.zeros((12, 12))), (1.0, sparse.csr_array((12, 12)))]:
         result = weighted_convex(a, lam, w)
@@ -219,7 +197,7 @@ def test_equal_points_are_one_cluster(n_points):
 
 
 def test_duplicates_are_tied_and_stay_together():
-    a = np.repeat(blobs(15, 2), 4, axis=0)
+    a = np.repeat(points(15, 2), 4, axis=0)
     w = gaussian_knn_weights(a, 5)
     for lam in (0.1, 1.0):
         result = weighted_convex(a, lam, w)
@@ -229,7 +207,7 @@ def test_duplicates_are_tied_and_stay_together():
 
 
 def test_labels_say_which_rows_are_equal_in_every_bit():
-    a = blobs(80, 3)
+    a = points(80, 3)
     w = gaussian_knn_weights(a, 6)
     for lam in (0.5, 1.0, 2.0):
         result = weighted_convex(a, lam, w)
@@ -240,7 +218,7 @@ def test_labels_say_which_rows_are_equal_in_every_bit():
 
 def test_many_dimensions_cost_nothing_and_change_nothing():
     """The objective knows inner products only: 2,000 dimensions for 30 points are 30."""
-    a = blobs(30, 4)
+    a = points(30, 4)
     basis = np.linalg.qr(np.random.default_rng(0).normal(size=(2000, 4)))[0].T
     w = gaussian_knn_weights(a, 5)
     low, high = weighted_convex(a, 1.0, w), weighted_convex(a @ basis, 1.0, w)
@@ -250,7 +228,7 @@ def test_many_dimensions_cost_nothing_and_change_nothing():
 
 
 def test_a_warm_start_gives_the_same_clusters():
-    a = blobs(100, 3)
+    a = points(100, 3)
     w = gaussian_knn_weights(a, 5)
     cold = weighted_convex(a, 1.0, w)
     warm = weighted_convex(a, 1.0, w, warm=weighted_convex(a, 0.9, w))
@@ -262,7 +240,7 @@ def test_a_warm_start_gives_the_same_clusters():
 
 
 def test_a_result_that_is_not_good_enough_says_so():
-    a = blobs(200, 5)
+    a = points(200, 5)
     w = gaussian_knn_weights(a)
     with pytest.warns(ConvergenceWarning, match=r"gap of .*Raise max_iter=1, or tol"):
         result = weighted_convex(a, 1.5, w, tol=1e-15, max_iter=1)
@@ -272,7 +250,7 @@ def test_a_result_that_is_not_good_enough_says_so():
 
 def test_a_thousand_points_are_proved():
     """Between all points apart and few clusters: the labels are proved all the same."""
-    a = blobs(1000, 20, apart=1.0)
+    a = points(1000, 20, apart=1.0)
     result = weighted_convex(a, 2.5, gaussian_knn_weights(a))
     assert result.certified
     assert 1 < len(result.centers) < 1000
@@ -281,7 +259,7 @@ def test_a_thousand_points_are_proved():
 @pytest.mark.parametrize("wrong", ["merged", "split"])
 def test_wrong_clusters_are_never_proved(wrong):
     """Given the minimiser's own dual point, one merge too many or too few gets no certificate."""
-    a = blobs(60, 3)
+    a = points(60, 3)
     w = gaussian_knn_weights(a, 5)
     right = weighted_convex(a, 1.0, w, tol=1e-12)
     assert right.certified
@@ -316,7 +294,7 @@ def test_on_the_threshold_itself_nothing_is_proved():
 
 
 def test_neighbours_are_tied_both_ways_and_all_pairs_if_k_is_large():
-    a = blobs(20, 2)
+    a = points(20, 2)
     near = np.argsort(cdist(a, a), axis=1)[:, 1:4]
     tied = np.zeros((20, 20), dtype=bool)
     tied[np.arange(20)[:, None], near] = True
@@ -327,7 +305,7 @@ def test_neighbours_are_tied_both_ways_and_all_pairs_if_k_is_large():
 
 
 def test_connect_leaves_one_part():
-    a = blobs(60, 2, apart=100.0)
+    a = points(60, 2, apart=100.0)
     parts = sparse.csgraph.connected_components(gaussian_knn_weights(a, 4), directed=False)[0]
     w = gaussian_knn_weights(a, 4, connect=True)
     assert parts >= 3
@@ -356,7 +334,7 @@ def broken(i, j, value):
 )
 def test_bad_weights_are_named(w, message):
     with pytest.raises(ValueError, match=message):
-        weighted_convex(blobs(6), 1.0, w)
+        weighted_convex(points(6), 1.0, w)
 
 
 def test_weights_in_any_form_are_the_same_edges():
@@ -375,16 +353,16 @@ def test_weights_in_any_form_are_the_same_edges():
 @pytest.mark.parametrize("lam", [-1.0, np.nan, np.inf, "auto"])
 def test_a_lam_without_a_minimum_is_refused(lam):
     with pytest.raises(ValueError, match=r"lam=.* must be a finite number"):
-        weighted_convex(blobs(6), lam, ring(6))
+        weighted_convex(points(6), lam, ring(6))
 
 
 def test_a_graph_too_large_for_memory_is_refused_before_it_is_taken(monkeypatch):
     monkeypatch.setattr("odcl.clustering.convex.weighted.MAX_DUAL_NUMBERS", 29)
     with pytest.raises(ValueError, match=r"15 positive weights in dim 2 .*Keep fewer weights"):
-        weighted_convex(blobs(6), 1.0, np.ones((6, 6)))
+        weighted_convex(points(6), 1.0, np.ones((6, 6)))
 
 
 @pytest.mark.parametrize("phi", [-1.0, np.nan, "half"])
 def test_a_decay_that_is_none_is_refused(phi):
     with pytest.raises(ValueError, match=r"phi=.* is no decay"):
-        gaussian_knn_weights(blobs(6), 2, phi)
+        gaussian_knn_weights(points(6), 2, phi)

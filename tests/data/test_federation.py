@@ -33,7 +33,8 @@ def canonical(user):
     return int(user) if isinstance(user, float) and user.is_integer() else user
 
 
-def federation_of(users, seed=0):
+def random_rows_of(users, seed=0):
+    """A federation with a random row for each id, and the rows as they came."""
     rng = np.random.default_rng(seed)
     X, y, weight = rng.random((len(users), 2)), rng.random(len(users)), rng.random(len(users))
     return Federation.from_arrays(X, y, users, weight=weight), X, y, weight
@@ -47,7 +48,7 @@ def assert_same(a: Federation, b: Federation) -> None:
 @unhurried
 @given(IDS)
 def test_every_row_is_in_its_own_users_block_in_the_order_it_came(users):
-    federation, X, y, weight = federation_of(users)
+    federation, X, y, weight = random_rows_of(users)
     assert federation.n_rows.sum() == len(users)
     for i, (user, X_i, y_i) in enumerate(federation):
         own = [r for r, u in enumerate(users) if canonical(u) == canonical(user)]
@@ -112,7 +113,7 @@ def test_ids_are_the_same_from_every_container(users):
 @unhurried
 @given(IDS, st.data())
 def test_take_keeps_each_users_rows(users, data):
-    federation, *_ = federation_of(users)
+    federation, *_ = random_rows_of(users)
     positions = st.integers(-federation.n_users, federation.n_users - 1)
     chosen = np.array(data.draw(st.lists(positions)), dtype=np.intp)
     part = federation.take(chosen)
@@ -125,7 +126,7 @@ def test_take_keeps_each_users_rows(users, data):
 
 
 def test_take_by_mask_is_take_by_position():
-    federation, *_ = federation_of(list("cabbac"))
+    federation, *_ = random_rows_of(list("cabbac"))
     mask = np.array([True, False, True])
     assert_same(federation.take(mask), federation.take(np.flatnonzero(mask)))
 
@@ -133,7 +134,7 @@ def test_take_by_mask_is_take_by_position():
 @unhurried
 @given(IDS)
 def test_a_federation_of_its_own_rows_is_itself(users):
-    federation, *_ = federation_of(users)
+    federation, *_ = random_rows_of(users)
     again = Federation.from_arrays(
         federation.X, federation.y, federation.users[federation.row_user], weight=federation.weight
     )

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +19,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from odcl.data.encoding import TableSchema
 from odcl.data.federation import group_rows
 from odcl.data.tables import as_table, federation_from_table, read_table, write_table
+from tests.helpers import refusal, run_python
 
 ROLES = {"user": "store", "target": "y"}
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
@@ -53,7 +52,7 @@ def arrow(columns):
     return pa.table({n: pa.array(v, kinds.get(n)) for n, v in columns.items()})
 
 
-def small(**changed):
+def small_table(**changed):
     columns = {
         "store": ["b", "a", "b", "a"],
         "price": [1.0, 2.0, 3.0, 4.5],
@@ -64,16 +63,7 @@ def small(**changed):
     return pa.table({n: v for n, v in (columns | changed).items() if v is not None})
 
 
-def refused(function, *args, **options) -> str:
-    """The one line with which a call is refused."""
-    with pytest.raises(ValueError) as caught:  # noqa: PT011
-        function(*args, **options)
-    message = str(caught.value)
-    assert len(message.splitlines()) == 1
-    return message
-
-
-def put(path: Path, content: str | bytes) -> Path:
+def write_file(path: Path, content: str | bytes) -> Path:
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     return path
 
@@ -96,18 +86,18 @@ def test_what_is_written_reads_back_exactly(tmp_path, ending, columns):
 
 
 def test_every_source_gives_the_same_federation(tmp_path):
-    table = small()
+    table = small_table()
     frame = table.to_pandas()
     frame.index = [7, 3, 5, 1]  # an index is not a column
     write_table(tmp_path / "t.csv", table.to_pydict())
     write_table(tmp_path / "t.parquet", table.to_pydict())
     frame.to_parquet(tmp_path / "pandas.parquet")
-    put(tmp_path / "t.csv.gz", gzip.compress((tmp_path / "t.csv").read_bytes()))
-    put(tmp_path / "semicolon.csv", (tmp_path / "t.csv").read_text().replace(",", ";"))
-    put(tmp_path / "bom.csv", b"\xef\xbb\xbf" + (tmp_path / "t.csv").read_bytes())
+    write_file(tmp_path / "t.csv.gz", gzip.compress((tmp_path / "t.csv").read_bytes()))
+    write_file(tmp_path / "semicolon.csv", (tmp_path / "t.csv").read_text().replace(",", ";"))
+    write_file(tmp_path / "bom.csv", b"\xef\xbb\xbf" + (tmp_path / "t.csv").read_bytes())
     (tmp_path / "parts").mkdir()
-    put(tmp_path / "parts" / "_SUCCESS", "")
-    put(tmp_path / "parts" / "README.md", "")
+    write_file(tmp_path / "parts" / "_SUCCESS", "")
+    write_file(tmp_path / "parts" / "README.md", "")
     write_table(
         tmp_path / "parts" / "2.parquet",
         table.slice(3).select(table.column_names[::-1]).to_pydict(),
@@ -155,7 +145,7 @@ def test_every_source_gives_the_same_federation(tmp_path):
     )
 )
 def test_ids_become_integers_only_if_they_are_written_so(tmp_path, ids):
-    path = put(tmp_path / "t.csv", "store,y\n" + "".join(f"{i},1\n" for i in ids))
+    path = write_file(tmp_path / "t.csv", "store,y\n" + "".join(f"{i},1\n" for i in ids))
     read = read_table(path, text=("store",))["store"].to_pylist()
     numbers = [int(float(i)) if "." in i else int(i) for i in ids]
     written = [list(map(str, numbers)), [f"{n}.0" for n in numbers]]
@@ -164,7 +154,7 @@ def test_ids_become_integers_only_if_they_are_written_so(tmp_path, ids):
 
 
 def test_leading_zeros_stay_and_words_for_missing_are_missing(tmp_path):
-    path = put(tmp_path / "t.csv", "store,x,y\n007,1,1\n7,NA,2\n,nan,3\nNA,4,4\n")
+    path = write_file(tmp_path / "t.csv", "store,x,y\n007,1,1\n7,NA,2\n,nan,3\nNA,4,4\n")
     table = read_table(path, text="store")
     assert table["store"].to_pylist() == ["007", "7", None, None]
     assert table["x"].to_pylist() == [1, None, None, 4]
@@ -177,15 +167,15 @@ def test_text_that_has_a_type_stays_text(tmp_path):
     federation, schema = federation_from_table(tmp_path / "t.parquet", **ROLES)
     assert federation.users.tolist() == ["1", "2"]
     assert schema.user_kind == "text"
-    csv = put(tmp_path / "t.csv", "store,x\n2,1\n")  # integers here, and the same user
+    csv = write_file(tmp_path / "t.csv", "store,x\n2,1\n")  # integers here, and the same user
     encoded = schema.encode(read_table(csv, text=schema.text), with_target=False)
     assert encoded.users.tolist() == ["2"]
 
 
 def test_text_in_one_file_of_a_folder_is_named_by_its_row(tmp_path):
-    put(tmp_path / "1.csv", "store,x,y\na,1,1\nb,2,2\n")
-    put(tmp_path / "2.csv", "store,x,y\na,3,1\nb,oops,2\n")
-    assert "row 4 has 'oops'" in refused(federation_from_table, tmp_path, **ROLES)
+    write_file(tmp_path / "1.csv", "store,x,y\na,1,1\nb,2,2\n")
+    write_file(tmp_path / "2.csv", "store,x,y\na,3,1\nb,oops,2\n")
+    assert "row 4 has 'oops'" in refusal(federation_from_table, tmp_path, **ROLES)
 
 
 BROKEN = {
@@ -208,22 +198,22 @@ BROKEN = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_file_that_is_no_table_is_refused_by_name_and_reason(tmp_path, name):
     content, reason = BROKEN[name]
-    message = refused(read_table, put(tmp_path / name, content))
+    message = refusal(read_table, write_file(tmp_path / name, content))
     assert reason in message
     assert name in message
 
 
 def test_a_folder_or_path_without_a_table_is_refused(tmp_path):
-    assert "holds nothing" in refused(read_table, tmp_path)
-    put(tmp_path / "notes.md", "")
-    assert "holds only 'notes.md'" in refused(read_table, tmp_path)
-    assert "did you mean 'notes.md'?" in refused(read_table, tmp_path / "note.md")
-    put(tmp_path / "1.csv", "a,b\n1,2\n")
-    put(tmp_path / "2.csv", "a,c\n1,2\n")
-    assert "2.csv lacks b and adds c, compared with 1.csv" in refused(read_table, tmp_path)
-    put(tmp_path / "2.csv", "a,b\n1,x\n")
+    assert "holds nothing" in refusal(read_table, tmp_path)
+    write_file(tmp_path / "notes.md", "")
+    assert "holds only 'notes.md'" in refusal(read_table, tmp_path)
+    assert "did you mean 'notes.md'?" in refusal(read_table, tmp_path / "note.md")
+    write_file(tmp_path / "1.csv", "a,b\n1,2\n")
+    write_file(tmp_path / "2.csv", "a,c\n1,2\n")
+    assert "2.csv lacks b and adds c, compared with 1.csv" in refusal(read_table, tmp_path)
+    write_file(tmp_path / "2.csv", "a,b\n1,x\n")
     write_table(tmp_path / "3.parquet", {"a": [1], "b": [2]})
-    assert "Column 'b' is" in refused(read_table, tmp_path)
+    assert "Column 'b' is" in refusal(read_table, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -239,7 +229,7 @@ def test_a_folder_or_path_without_a_table_is_refused(tmp_path):
     ],
 )
 def test_data_that_is_no_table_is_refused(data, reason):
-    assert reason in refused(as_table, data)
+    assert reason in refusal(as_table, data)
 
 
 def test_a_write_that_fails_leaves_the_old_table(tmp_path, monkeypatch):
@@ -251,7 +241,7 @@ def test_a_write_that_fails_leaves_the_old_table(tmp_path, monkeypatch):
         write_table(path, {"a": [2]})
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["t.csv"]
-    assert ".parquet" in refused(write_table, tmp_path / "t.xls", {"a": [1]})
+    assert ".parquet" in refusal(write_table, tmp_path / "t.xls", {"a": [1]})
 
 
 def test_a_written_table_is_plain_and_takes_mixed_ids(tmp_path):
@@ -322,7 +312,7 @@ def test_dropping_incomplete_rows_is_as_if_they_had_never_been_there(columns):
     full = [r for r in range(table.num_rows) if all(v[r] is not None for v in columns.values())]
     options = {**ROLES, "categorical": "region"}
     if not full:
-        refused(TableSchema.fit, table, **options, missing="drop")
+        refusal(TableSchema.fit, table, **options, missing="drop")
         return
     schema = TableSchema.fit(table, **options, missing="drop")
     clean = TableSchema.fit(table.take(full), **options)
@@ -346,7 +336,7 @@ def test_filling_with_means_is_as_if_they_had_stood_there(columns):
     kept = [r for r, y in enumerate(columns["y"]) if y is not None]
     known = {n: [v[r] for r in kept if v[r] is not None] for n, v in columns.items()}
     if not all(known.values()):
-        refused(TableSchema.fit, table, **options)
+        refusal(TableSchema.fit, table, **options)
         return
     schema = TableSchema.fit(table, **options)
     for name in ("price", "count"):
@@ -407,10 +397,10 @@ def test_a_schema_survives_json_with_every_type_as_it_was(data, kinds):
 
 
 def test_a_damaged_or_newer_schema_is_refused():
-    content = TableSchema.fit(small(), **ROLES, drop="region").to_json()
-    assert "format 2" in refused(TableSchema.from_json, content | {"format": 2})
+    content = TableSchema.fit(small_table(), **ROLES, drop="region").to_json()
+    assert "format 2" in refusal(TableSchema.from_json, content | {"format": 2})
     del content["fill"]
-    assert "lacks 'fill'" in refused(TableSchema.from_json, content)
+    assert "lacks 'fill'" in refusal(TableSchema.from_json, content)
 
 
 @pytest.mark.parametrize(
@@ -433,14 +423,14 @@ def test_ids_and_levels_are_recognised_in_another_type(fitted, later, unknown):
     assert encoded.unseen == {"code": 1}
     assert encoded.users[2] == unknown
     assert set(encoded.users[:2].tolist()) <= set(old.users.tolist())
-    message = refused(schema.encode, new, with_target=False)
+    message = refusal(schema.encode, new, with_target=False)
     assert f"level {unknown!r} in row 3" in message
     assert "--unseen reference" in message
 
 
 def test_a_missing_id_is_a_user_of_its_own_and_comes_last():
     federation, schema = federation_from_table(
-        small(store=[None, 2, None, 1]), **ROLES, drop="region"
+        small_table(store=[None, 2, None, 1]), **ROLES, drop="region"
     )
     assert federation.users.tolist() == [1, 2, None]
     assert federation.n_rows.tolist() == [1, 1, 2]
@@ -450,7 +440,7 @@ def test_a_missing_id_is_a_user_of_its_own_and_comes_last():
 def test_booleans_decimals_and_any_integer_are_numbers():
     wide = pa.array([2**64 - 1, 1, 0, 2**53 + 1], pa.uint64())
     exact = pa.array(["1.50", "2.25", "0.00", None]).cast(pa.decimal128(5, 2))
-    table = small(region=[True, False, True, None], sold=wide, price=exact)
+    table = small_table(region=[True, False, True, None], sold=wide, price=exact)
     encoded = TableSchema.fit(table, **ROLES, missing="mean").encode(table)
     assert_allclose(encoded.X[:, 0], [1.5, 2.25, 0, 1.25], rtol=1e-15)
     assert_array_equal(encoded.X[:, 1], [1, 0, 1, 2 / 3])
@@ -459,17 +449,17 @@ def test_booleans_decimals_and_any_integer_are_numbers():
 
 @pytest.mark.parametrize("scale", [0.0, 1e-12, 1e12, 1e308, 5e-324])
 def test_a_constant_column_of_any_scale_is_taken_with_its_own_mean(scale):
-    schema = TableSchema.fit(small(price=[scale] * 4), **ROLES, drop="region")
+    schema = TableSchema.fit(small_table(price=[scale] * 4), **ROLES, drop="region")
     assert schema.fill["price"] == scale
 
 
 def test_polars_and_pandas_categories_are_levels_when_asked_for():
-    frame = small().to_pandas().astype({"region": "category"})
-    expected = TableSchema.fit(small(), **ROLES, categorical=["region"])
+    frame = small_table().to_pandas().astype({"region": "category"})
+    expected = TableSchema.fit(small_table(), **ROLES, categorical=["region"])
     assert TableSchema.fit(frame, **ROLES, categorical=["region"]) == expected
-    polars = pl.from_arrow(small()).with_columns(pl.col("region").cast(pl.Categorical))
+    polars = pl.from_arrow(small_table()).with_columns(pl.col("region").cast(pl.Categorical))
     assert TableSchema.fit(polars, **ROLES, categorical=["region"]) == expected
-    assert "--categorical region" in refused(TableSchema.fit, frame, **ROLES)
+    assert "--categorical region" in refusal(TableSchema.fit, frame, **ROLES)
 
 
 DATES = pa.array([0, 1, 2, 3], pa.date32())
@@ -531,35 +521,37 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_fit_that_cannot_be_is_refused_with_the_reason(case):
     options, columns, reason = REFUSED[case]
-    assert reason in refused(TableSchema.fit, small(**columns), **{**ROLES, **options})
+    assert reason in refusal(TableSchema.fit, small_table(**columns), **{**ROLES, **options})
 
 
 def test_values_that_are_not_classes_or_levels_are_refused():
     values = np.linspace(0, 1, 1_200)
     table = pa.table({"store": [1] * 1_200, "x": np.arange(1_200), "y": values})
-    assert "--loss squared" in refused(TableSchema.fit, table, **ROLES, task="classification")
-    assert "1200 levels" in refused(TableSchema.fit, table, **ROLES, categorical=["x"])
+    assert "--loss squared" in refusal(TableSchema.fit, table, **ROLES, task="classification")
+    assert "1200 levels" in refusal(TableSchema.fit, table, **ROLES, categorical=["x"])
     few = TableSchema.fit(table.slice(0, 100), **ROLES, task="classification")
     assert len(few.classes) == 100
 
 
 def test_a_table_that_does_not_match_the_schema_is_refused():
     schema = TableSchema.fit(
-        small(y=["a", "b", "a", "b"]), **ROLES, categorical="region", task="classification"
+        small_table(y=["a", "b", "a", "b"]), **ROLES, categorical="region", task="classification"
     )
-    assert "Column 'price' is not in the table" in refused(schema.encode, small(price=None))
-    assert "Column 'y' is not in the table" in refused(schema.encode, small(y=None))
-    assert schema.encode(small(y=None), with_target=False).y is None
-    assert "'c' in row 3" in refused(schema.encode, small(y=["a", "b", "c", "b"]))
-    assert "did you mean 'north'?" in refused(schema.encode, small(region=["norht"] * 4))
-    assert "unseen is one of" in refused(schema.encode, small(), unseen="drop")
-    assert "with_target=True" in refused(schema.encode(small(y=None), with_target=False).federation)
+    assert "Column 'price' is not in the table" in refusal(schema.encode, small_table(price=None))
+    assert "Column 'y' is not in the table" in refusal(schema.encode, small_table(y=None))
+    assert schema.encode(small_table(y=None), with_target=False).y is None
+    assert "'c' in row 3" in refusal(schema.encode, small_table(y=["a", "b", "c", "b"]))
+    assert "did you mean 'north'?" in refusal(schema.encode, small_table(region=["norht"] * 4))
+    assert "unseen is one of" in refusal(schema.encode, small_table(), unseen="drop")
+    assert "with_target=True" in refusal(
+        schema.encode(small_table(y=None), with_target=False).federation
+    )
 
 
 def test_a_schema_that_stops_at_gaps_can_be_told_otherwise_later():
-    schema = TableSchema.fit(small(), **ROLES, categorical="region")
-    later = small(price=[None, 2.0, 3.0, 4.0], region=["north", None, "north", "east"])
-    assert "--missing" in refused(schema.encode, later)
+    schema = TableSchema.fit(small_table(), **ROLES, categorical="region")
+    later = small_table(price=[None, 2.0, 3.0, 4.0], region=["north", None, "north", "east"])
+    assert "--missing" in refusal(schema.encode, later)
     dropped = schema.encode(later, missing="drop")
     assert (dropped.rows.tolist(), dropped.n_dropped) == ([2, 3], 2)
     filled = schema.encode(later, missing="mean")
@@ -568,8 +560,8 @@ def test_a_schema_that_stops_at_gaps_can_be_told_otherwise_later():
 
 
 def test_a_file_for_prediction_is_read_as_the_schema_asks(tmp_path):
-    put(tmp_path / "fit.csv", "store,zip,x,y\n007,01234,1,1\n7,SW1,2,2\n7,SW1,3,3\n")
-    put(tmp_path / "new.csv", "store,zip,x\n7,01234,1\n8,01234,2\n")
+    write_file(tmp_path / "fit.csv", "store,zip,x,y\n007,01234,1,1\n7,SW1,2,2\n7,SW1,3,3\n")
+    write_file(tmp_path / "new.csv", "store,zip,x\n7,01234,1\n8,01234,2\n")
     _, schema = federation_from_table(tmp_path / "fit.csv", **ROLES, categorical=["zip"])
     encoded = schema.encode(read_table(tmp_path / "new.csv", text=schema.text), with_target=False)
     assert schema.text == ("store", "zip")
@@ -582,4 +574,4 @@ def test_frames_are_recognised_without_importing_their_packages():
         "import sys, odcl, odcl.data.tables, odcl.data.encoding\n"
         "assert not {'pandas', 'polars'} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    run_python(code)

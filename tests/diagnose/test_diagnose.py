@@ -14,13 +14,20 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from odcl import KMeansPP, ODCLRegressor, Uploads, linear_federation, odcl, server_step
-from odcl.cli import main as cli
 from odcl.clustering.labels import same_partition
 from odcl.data.synthetic import SyntheticFederation
 from odcl.diagnose import diagnose_step
 from odcl.diagnose.verdict import rounded
 from odcl.paper.baselines import cluster_oracle
 from odcl.paper.baselines import run as baseline
+from tests.helpers import (
+    NO_HOLDOUT,
+    ROLES,
+    logistic_labels,
+    offsets_of,
+    save_csv,
+    squared_error,
+)
 
 SEEDS = range(100, 110)  # of the verdicts; thresholds were set on other seeds
 
@@ -60,11 +67,9 @@ class Case:
             counts = np.full(m, rows)
         X = rng.standard_normal((counts.sum(), dim))
         z = (X * np.repeat(optima, counts, axis=0)).sum(axis=1)
-        if self.loss == "logistic":
-            y = np.where(rng.random(len(z)) < 1 / (1 + np.exp(-z)), 1.0, -1.0)
-        else:
-            y = z + rng.standard_normal(len(z))
-        offsets = np.concatenate([[0], np.cumsum(counts)])
+        classes = self.loss == "logistic"
+        y = logistic_labels(z, rng) if classes else z + rng.standard_normal(len(z))
+        offsets = offsets_of(counts)
         return SyntheticFederation(X, y, offsets, np.arange(m), groups=groups, optima=optima)
 
     def result(self, seed: int, **more: Any) -> Any:
@@ -141,7 +146,7 @@ def test_a_baselines_own_groups_and_models_are_judged(name, sentence, with_rows)
     assert d.verdict.sentence == sentence
     assert f"found by {name}" in str(d)
     # Its error, as the truth has it: coordinates are weighed otherwise, and this is one draw.
-    true = error(result.models, f.optima) / error(result.local.theta, f.optima)
+    true = squared_error(result.models, f.optima) / squared_error(result.local.theta, f.optima)
     assert 0.5 < d.errors.used / true < 2
 
 
@@ -222,16 +227,12 @@ def test_refinement_is_advised_where_pooled_rows_would_halve_the_error():
         f = case.federation(seed)
         r = odcl(f, loss="logistic", **case.fit)
         best = cluster_oracle(f, groups=f.groups, loss="logistic", **case.fit)
-        return error(r.models, f.optima) / error(best.models, f.optima)
+        return squared_error(r.models, f.optima) / squared_error(best.models, f.optima)
 
     seeds = range(140, 145)
     few, many = CASES["logistic, few rows"], CASES["logistic, many rows"]
     assert np.median([ratio(few, seed) for seed in seeds]) > 2
     assert np.median([ratio(many, seed) for seed in seeds]) < 1.2
-
-
-def error(models: np.ndarray, optima: np.ndarray) -> float:
-    return float(np.square(models - optima).sum(axis=1).mean())
 
 
 # -- what it rests on ------------------------------------------------------------------------------
@@ -251,7 +252,9 @@ def test_expected_errors_are_those_that_the_truth_shows(name):
         precise = odcl(f, refit=None, combine="precision")
         everybody = odcl(f, refit=None, clusterer=1, combine="samples")
         made = (own.models, precise.models, everybody.models)
-        true.append([error(m, f.optima) / error(own.local.theta, f.optima) for m in made])
+        true.append(
+            [squared_error(m, f.optima) / squared_error(own.local.theta, f.optima) for m in made]
+        )
     # With one group, the error of one model for all is the group's own: told as 0.
     compared = 2 if name == "one group" else 3
     assert_allclose(
@@ -425,15 +428,9 @@ def table(n_users: int = 30, n: int = 30, seed: int = 700) -> pd.DataFrame:
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    table().to_csv("table.csv", index=False)
-
-    def command(*words: str) -> tuple[int, str, str]:
-        code = cli.run_command(list(words))
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
+def run(command):
+    """Run a command beside the file table.csv."""
+    save_csv(table())
     return command
 
 
@@ -452,9 +449,7 @@ def test_an_intercept_that_the_optima_lack_is_zero():
 
 
 def test_the_command_begins_with_the_verdict_and_writes_one_row_a_user(run):
-    code, out, err = run(
-        "diagnose", "table.csv", "--user", "user", "--target", "y", "--out", "users.csv"
-    )
+    code, out, err = run("diagnose", "table.csv", *ROLES, "--out", "users.csv")
     assert (code, out.splitlines()[0]) == (0, "One shot is enough.")
     assert "30 rows written" in err
     users = pd.read_csv("users.csv", keep_default_na=False)
@@ -463,9 +458,8 @@ def test_the_command_begins_with_the_verdict_and_writes_one_row_a_user(run):
 
 
 def test_a_run_is_diagnosed_with_its_own_settings(run):
-    roles = ("--user", "user", "--target", "y")
     fit = ("--holdout", "0", "--clusters", "kmeans:4", "--out", "run", "-q")
-    assert run("fit", "table.csv", *roles, *fit)[0] == 0
+    assert run("fit", "table.csv", *ROLES, *fit)[0] == 0
     code, out, err = run("diagnose", "run", "table.csv")
     assert (code, err) == (0, "")
     assert "with other groups: 2 in place of these 4" in out
@@ -479,9 +473,8 @@ def test_a_run_is_diagnosed_with_its_own_settings(run):
     "how", [(), ("--clusters", "kmeans:4"), ("--combine", "mean"), ("--paper",)]
 )
 def test_a_run_is_diagnosed_from_what_it_holds(run, how, tmp_path):
-    roles = ("--user", "user", "--target", "y")
-    assert run("fit", "table.csv", *roles, "--holdout", "0", "--out", "run", "-q", *how)[0] == 0
-    _, fitted, _ = run("diagnose", "table.csv", *roles, *how)
+    assert run("fit", "table.csv", *NO_HOLDOUT, "--out", "run", "-q", *how)[0] == 0
+    _, fitted, _ = run("diagnose", "table.csv", *ROLES, *how)
     (tmp_path / "table.csv").unlink()
     code, out, err = run("diagnose", "run")
     assert code == 0
@@ -493,11 +486,10 @@ def test_a_run_is_diagnosed_from_what_it_holds(run, how, tmp_path):
 
 
 def test_users_added_to_a_run_are_counted(run, tmp_path):
-    roles = ("--user", "user", "--target", "y")
-    run("fit", "table.csv", *roles, "--holdout", "0", "--out", "run", "-q")
+    run("fit", "table.csv", *NO_HOLDOUT, "--out", "run", "-q")
     _, before, _ = run("diagnose", "run")
     more = table(n_users=4)
-    more.assign(user="new" + more.user).to_csv("new.csv", index=False)
+    save_csv(more.assign(user="new" + more.user), "new.csv")
     assert run("assign", "run", "new.csv", "--add")[0] == 0
     code, out, err = run("diagnose", "run")
     assert (code, out) == (0, before)
@@ -509,14 +501,14 @@ def test_users_added_to_a_run_are_counted(run, tmp_path):
     [
         (("table.csv",), "table.csv is not a run of `odcl fit`, and a table needs --user"),
         (("nowhere.csv",), "There is no file or folder nowhere.csv"),
-        (("table.csv", "--user", "user", "--target", "y", "--out", "no/u.csv"), "no folder no"),
-        (("table.csv", "--user", "user", "--target", "y", "--out", "table.csv"), "is read from"),
-        (("table.csv", "--user", "user", "--target", "y", "--out", "old.csv"), "--force"),
+        (("table.csv", *ROLES, "--out", "no/u.csv"), "no folder no"),
+        (("table.csv", *ROLES, "--out", "table.csv"), "is read from"),
+        (("table.csv", *ROLES, "--out", "old.csv"), "--force"),
         (("table.csv", "--user", "user"), "a table needs --target"),
-        (("table.csv", "table.csv", "--user", "user", "--target", "y"), "is not a run"),
-        (("nowhere.csv", "--user", "user", "--target", "y"), "nowhere.csv"),
+        (("table.csv", "table.csv", *ROLES), "is not a run"),
+        (("nowhere.csv", *ROLES), "nowhere.csv"),
         (
-            ("table.csv", "--user", "user", "--target", "y", "--paper", "--combine", "samples"),
+            ("table.csv", *ROLES, "--paper", "--combine", "samples"),
             "leave one of them out",
         ),
     ],
@@ -531,8 +523,7 @@ def test_what_the_command_cannot_use_is_refused_with_its_reason(run, words, said
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "swapped"])
 def test_a_run_without_its_uploads_says_what_to_do(run, tmp_path, damage):
-    roles = ("--user", "user", "--target", "y")
-    run("fit", "table.csv", *roles, "--holdout", "0", "--out", "run", "-q")
+    run("fit", "table.csv", *NO_HOLDOUT, "--out", "run", "-q")
     kept = tmp_path / "run" / "uploads.safetensors"
     if damage == "missing":
         kept.unlink()
@@ -550,8 +541,7 @@ def test_uploads_too_large_to_copy_are_not_kept(run, monkeypatch):
     from odcl.cli import uploads
 
     monkeypatch.setattr(uploads, "MOST_BYTES", 1000)
-    roles = ("--user", "user", "--target", "y")
-    assert run("fit", "table.csv", *roles, "--holdout", "0", "--out", "run", "-q")[0] == 0
+    assert run("fit", "table.csv", *NO_HOLDOUT, "--out", "run", "-q")[0] == 0
     assert "keeps no uploads" in run("diagnose", "run")[2]
 
 

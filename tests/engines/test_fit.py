@@ -5,7 +5,6 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from odcl import (
-    Federation,
     GradientClustering,
     KMeansPP,
     Logistic,
@@ -17,10 +16,7 @@ from odcl import (
 )
 from odcl.clustering.labels import same_partition
 from odcl.server.combine import average_by_cluster
-
-
-def squared_error(models, optima):
-    return ((models - optima) ** 2).sum(axis=1).mean()
+from tests.helpers import equal_users, logistic_labels, squared_error
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -65,8 +61,8 @@ def hidden_logistic(n_clusters, n, seed, *, m=60, d=10):
     optima = rng.standard_normal((n_clusters, d))[groups]
     X = rng.standard_normal((m * n, d))
     z = (X * np.repeat(optima, n, axis=0)).sum(axis=1)
-    y = np.where(rng.random(m * n) < 1 / (1 + np.exp(-z)), 1.0, -1.0)
-    return Federation(X, y, np.arange(m + 1) * n, np.arange(m)), groups, optima
+    y = logistic_labels(z, rng)
+    return equal_users(X, y, m), groups, optima
 
 
 @pytest.mark.parametrize("l2", [1e-4, 1e-2])
@@ -181,7 +177,7 @@ def test_users_are_placed_by_their_whole_data_term(monkeypatch):
     optima = 0.6 * rng.standard_normal((k, d))[groups]
     X = rng.standard_normal((m * n, d))
     y = (X * np.repeat(optima, n, axis=0)).sum(axis=1) + rng.standard_normal(m * n)
-    federation = Federation(X, y, np.arange(m + 1) * n, np.arange(m))
+    federation = equal_users(X, y, m)
 
     def misplaced():
         table = np.zeros((k, k), dtype=int)

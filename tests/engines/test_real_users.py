@@ -7,16 +7,16 @@ that nobody trained on.
 """
 
 import gzip
-from pathlib import Path
 
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
 from odcl import ODCLClassifier
+from tests.helpers import SHARED_DATA
 
-MNIST = Path(__file__).parents[3] / "shared" / "data" / "mnist"
 TASKS = ((3, 8), (1, 7), (4, 9))
+SHARED_MNIST = SHARED_DATA / "mnist"
 SPLITS = range(10)
 
 
@@ -27,12 +27,10 @@ def digits():
 
 def mnist():
     """The first 20,000 training images, averaged to 7 x 7 pixels."""
-    if not (MNIST / "train-images-idx3-ubyte.gz").exists():
-        pytest.skip(
-            f"the MNIST files are not in {MNIST.parent.name}/{MNIST.name} beside the project"
-        )
-    images = gzip.decompress((MNIST / "train-images-idx3-ubyte.gz").read_bytes())
-    labels = gzip.decompress((MNIST / "train-labels-idx1-ubyte.gz").read_bytes())
+    if not (SHARED_MNIST / "train-images-idx3-ubyte.gz").exists():
+        pytest.skip("the MNIST files are not in ../shared/data/mnist beside the project")
+    images = gzip.decompress((SHARED_MNIST / "train-images-idx3-ubyte.gz").read_bytes())
+    labels = gzip.decompress((SHARED_MNIST / "train-labels-idx1-ubyte.gz").read_bytes())
     pixels = np.frombuffer(images, np.uint8, offset=16).reshape(-1, 7, 4, 7, 4)[:20_000]
     target = np.frombuffer(labels, np.uint8, offset=8)[:20_000].astype(int)
     return pixels.mean(axis=(2, 4)).reshape(len(target), 49), target

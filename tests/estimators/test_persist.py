@@ -27,25 +27,26 @@ from odcl import (
     linear_federation,
 )
 from odcl.estimators.persist import NUMBERS, WORDS
+from tests.helpers import files_below
 
 FITTED = ["theta_", "cluster_theta_", "labels_", "cluster_means_", "models_", "cluster_models_"]
 WORDED = ["n_clusters_", "n_features_in_", "tau2_", "rule_", "reason_", "has_users_"]
 
 
 @pytest.fixture(scope="module")
-def table():
+def small_table():
     """12 users of 40 rows in 4 groups: X, y and the owners' positions."""
     federation = linear_federation(12, 40, n_clusters=4, dim=3, n_active=3, seed=1)
     return federation.X, federation.y, federation.row_user
 
 
-def regressor(table, **settings):
-    X, y, users = table
+def regressor(small_table, **settings):
+    X, y, users = small_table
     return ODCLRegressor(clusterer=4, random_state=0, **settings).fit(X, y, users=users)
 
 
-def classifier(table, labels, **settings):
-    X, y, users = table
+def classifier(small_table, labels, **settings):
+    X, y, users = small_table
     model = ODCLClassifier(clusterer=3, random_state=0, **settings)
     return model.fit(X, labels[np.digitize(y, [-1.0, 1.0][: len(labels) - 1])], users=users)
 
@@ -69,18 +70,18 @@ MODELS = {
 }
 
 
-def rows_of(model, table):
-    X = table[0]
+def rows_for(model, small_table):
+    X = small_table[0]
     return np.insert(X, 1, 7.0, axis=1) if model.n_features_in_ > X.shape[1] else X
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_a_loaded_model_is_the_one_saved(table, kind, tmp_path):
+def test_a_loaded_model_is_the_one_saved(small_table, kind, tmp_path):
     """Predictions, assignments and everything fitted, bit for bit and type for type."""
-    model = MODELS[kind](table)
+    model = MODELS[kind](small_table)
     model.save(tmp_path / "model")
     loaded = type(model).load(tmp_path / "model")
-    X, users = rows_of(model, table), table[2]
+    X, users = rows_for(model, small_table), small_table[2]
     assert_array_equal(loaded.predict(X, users=users), model.predict(X, users=users))
     assert loaded.predict(X, users=users).dtype == model.predict(X, users=users).dtype
     if hasattr(model, "predict_proba"):
@@ -123,8 +124,8 @@ IDS = {
 
 
 @pytest.mark.parametrize("kind", IDS)
-def test_ids_of_any_kind_come_back(table, kind, tmp_path):
-    X, y, users = table
+def test_ids_of_any_kind_come_back(small_table, kind, tmp_path):
+    X, y, users = small_table
     ids = IDS[kind](users)
     model = ODCLRegressor(clusterer=2, random_state=0).fit(X, y, users=ids)
     model.save(tmp_path / "model")
@@ -135,9 +136,9 @@ def test_ids_of_any_kind_come_back(table, kind, tmp_path):
     assert_array_equal(loaded.predict(X, users=ids), model.predict(X, users=ids))
 
 
-def test_added_users_and_users_without_a_group_come_back(table, tmp_path):
-    model = regressor(table)
-    X = table[0][:40]
+def test_added_users_and_users_without_a_group_come_back(small_table, tmp_path):
+    model = regressor(small_table)
+    X = small_table[0][:40]
     found = model.add_user("stranger", X, 1000.0 * X[:, 0])
     assert found.none_of_these
     model.save(tmp_path / "model")
@@ -145,12 +146,12 @@ def test_added_users_and_users_without_a_group_come_back(table, tmp_path):
     assert loaded.labels_[-1] == -1
     who = ["stranger"] * 40
     assert_array_equal(loaded.predict(X, users=who), model.predict(X, users=who))
-    loaded.add_user("another", X, table[1][:40])
+    loaded.add_user("another", X, small_table[1][:40])
     assert len(loaded.predict(X, users=["another"] * 40)) == 40
 
 
-def test_names_of_features_and_the_users_column_come_back(table, tmp_path):
-    X, y, users = table
+def test_names_of_features_and_the_users_column_come_back(small_table, tmp_path):
+    X, y, users = small_table
     frame = pd.DataFrame(X, columns=["a", "b", "c"]).assign(store=[f"s{u}" for u in users])
     model = ODCLRegressor(users="store", clusterer=4, random_state=0).fit(frame, y)
     model.save(tmp_path / "model")
@@ -161,8 +162,8 @@ def test_names_of_features_and_the_users_column_come_back(table, tmp_path):
         loaded.predict(frame[frame.columns[::-1]])
 
 
-def test_objects_come_back_as_text_and_are_needed_for_the_next_fit(table, tmp_path):
-    X, y, users = table
+def test_objects_come_back_as_text_and_are_needed_for_the_next_fit(small_table, tmp_path):
+    X, y, users = small_table
     model = ODCLRegressor(
         Squared(), clusterer=KMeansPP(4), solver=Ridge(), random_state=np.random.RandomState(0)
     ).fit(X, y, users=users)
@@ -178,9 +179,9 @@ def test_objects_come_back_as_text_and_are_needed_for_the_next_fit(table, tmp_pa
     assert again.fit(X, y, users=users).n_clusters_ == 4
 
 
-def test_nothing_in_a_file_is_executed(table, tmp_path, monkeypatch):
+def test_nothing_in_a_file_is_executed(small_table, tmp_path, monkeypatch):
     folder = tmp_path / "model"
-    regressor(table).save(folder)
+    regressor(small_table).save(folder)
     words = json.loads((folder / WORDS).read_text())
     words["params"]["clusterer"] = {"object": "__import__('os').mkdir('executed')"}
     (folder / WORDS).write_text(json.dumps(words))
@@ -197,17 +198,15 @@ def test_nothing_in_a_file_is_executed(table, tmp_path, monkeypatch):
 # -- whole or not at all ---------------------------------------------------------------------------
 
 
-def files(folder):
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-
-
-def test_an_existing_folder_is_replaced_only_by_force_and_only_if_it_is_a_model(table, tmp_path):
-    model, other = regressor(table), regressor(table, l2=1.0)
+def test_an_existing_folder_is_replaced_only_by_force_and_only_if_it_is_a_model(
+    small_table, tmp_path
+):
+    model, other = regressor(small_table), regressor(small_table, l2=1.0)
     model.save(tmp_path / "model")
-    before = files(tmp_path)
+    before = files_below(tmp_path)
     with pytest.raises(ValueError, match=r"exists already.*force=True"):
         other.save(tmp_path / "model")
-    assert files(tmp_path) == before
+    assert files_below(tmp_path) == before
     other.save(tmp_path / "model", force=True)
     assert ODCLRegressor.load(tmp_path / "model").l2 == 1.0
     (tmp_path / "letters").mkdir()
@@ -218,37 +217,37 @@ def test_an_existing_folder_is_replaced_only_by_force_and_only_if_it_is_a_model(
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_a_save_that_fails_leaves_nothing_behind(table, tmp_path, monkeypatch, force):
-    model = regressor(table)
+def test_a_save_that_fails_leaves_nothing_behind(small_table, tmp_path, monkeypatch, force):
+    model = regressor(small_table)
     if force:
         model.save(tmp_path / "model")
-    before = files(tmp_path)
+    before = files_below(tmp_path)
 
     def full_disk(*_args):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full_disk)
     with pytest.raises(OSError, match="No space"):
-        regressor(table, l2=1.0).save(tmp_path / "model", force=force)
-    assert files(tmp_path) == before
+        regressor(small_table, l2=1.0).save(tmp_path / "model", force=force)
+    assert files_below(tmp_path) == before
 
 
-def test_what_cannot_be_written_is_refused_before_anything_is(table, tmp_path):
+def test_what_cannot_be_written_is_refused_before_anything_is(small_table, tmp_path):
     class Mine(Squared):
         pass
 
-    X, y, users = table
-    own_loss = regressor(table, loss=Mine())
+    X, y, users = small_table
+    own_loss = regressor(small_table, loss=Mine())
     dates = [pd.Timestamp("2024-01-01") + pd.Timedelta(days=int(u)) for u in users]
     with_dates = ODCLRegressor(clusterer=2).fit(X, y, users=np.array(dates, dtype=object))
     for model, message in ((own_loss, "loss of your own"), (with_dates, "ids on disk are text")):
         with pytest.raises(ValueError, match=message):
             model.save(tmp_path / "model")
-    assert files(tmp_path) == {}
+    assert files_below(tmp_path) == {}
 
 
-def test_a_model_of_a_hundred_thousand_users_loads_quickly(table, tmp_path):
-    model = regressor(table)
+def test_a_model_of_a_hundred_thousand_users_loads_quickly(small_table, tmp_path):
+    model = regressor(small_table)
     m = 100_000
     model.users_ = np.array([f"store-{i:06d}" for i in range(m)])
     model.labels_ = np.zeros(m, dtype=int)
@@ -264,14 +263,14 @@ def test_a_model_of_a_hundred_thousand_users_loads_quickly(table, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def saved(table, tmp_path_factory):
+def saved(small_table, tmp_path_factory):
     """Two folders of models, by class; copy before changing."""
     place = tmp_path_factory.mktemp("saved")
-    X, y, users = table
+    X, y, users = small_table
     names = pd.DataFrame(X, columns=["a", "b", "c"])
     model = ODCLRegressor("huber", clusterer=4, unknown="pooled", random_state=0)
     model.fit(names, y, users=[f"s{u}" for u in users]).save(place / "ODCLRegressor")
-    classifier(table, np.array(["a", "b", "c"])).save(place / "ODCLClassifier")
+    classifier(small_table, np.array(["a", "b", "c"])).save(place / "ODCLClassifier")
     return place
 
 

@@ -22,14 +22,13 @@ from odcl.data.federation import Federation
 from odcl.local.exact import PRIOR, Penalty, Solution, solve_users
 from odcl.local.fit import fit_users
 from odcl.risk.losses import Huber, Logistic, Multinomial, Poisson, Squared
+from tests.helpers import LOSSES, every_loss, logistic_labels
 
-LOSSES = [Squared(), Huber(), Logistic(), Multinomial(3), Poisson()]
-every_loss = pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
 with_or_without_intercept = pytest.mark.parametrize("fit_intercept", [False, True])
 unhurried = settings(deadline=None, derandomize=True, max_examples=40)
 
 
-def targets(loss, z, rng):
+def targets_around(loss, z, rng):
     """Targets of the loss's own kind around the predictor z."""
     n = len(z)
     if loss.name == "squared":
@@ -37,15 +36,15 @@ def targets(loss, z, rng):
     if loss.name == "huber":
         return z + rng.standard_t(2, size=n)
     if loss.name == "logistic":
-        return np.where(rng.random(n) < 1 / (1 + np.exp(-z)), 1.0, -1.0)
+        return logistic_labels(z, rng)
     if loss.name == "poisson":
         return rng.poisson(np.exp(np.minimum(z, 6))).astype(float)
     utility = np.column_stack([z, -z, np.zeros(n)]) + rng.gumbel(size=(n, 3))
     return utility.argmax(axis=1).astype(float)
 
 
-def federation_of(blocks, weight=None):
-    """One user a block (X, y)."""
+def federation_of_blocks(blocks, weight=None):
+    """One user per block (X, y)."""
     X = np.vstack([np.asarray(x, dtype=float) for x, _ in blocks])
     y = np.concatenate([np.asarray(t, dtype=float) for _, t in blocks])
     users = np.repeat(np.arange(len(blocks)), [len(t) for _, t in blocks])
@@ -58,7 +57,7 @@ def solve(federation, loss, l2=0.0, **kwargs) -> Solution:
 
 
 def solve_one(X, y, loss, l2=0.0, weight=None, **kwargs) -> Solution:
-    return solve(federation_of([(X, y)], weight), loss, l2, **kwargs)
+    return solve(federation_of_blocks([(X, y)], weight), loss, l2, **kwargs)
 
 
 def true_gradient(federation, i, theta, loss, l2, fit_intercept):
@@ -73,8 +72,8 @@ def gaussian_users(loss, sizes, p, seed=0, scale=1.0):
     blocks = []
     for n in sizes:
         X = rng.normal(size=(n, p))
-        blocks.append((X, targets(loss, X @ rng.normal(size=p) * scale / np.sqrt(p), rng)))
-    return federation_of(blocks)
+        blocks.append((X, targets_around(loss, X @ rng.normal(size=p) * scale / np.sqrt(p), rng)))
+    return federation_of_blocks(blocks)
 
 
 # -- agreement with scipy and scikit-learn, user by user ---------------------------------------
@@ -206,7 +205,7 @@ def awkward_user(kind, n, p, loss, rng):
     elif kind == "one row again and again":
         X[:] = X[0]
     z = X @ rng.normal(size=p) / max(1.0, np.abs(X).max()) * rng.choice([0.3, 3.0, 30.0])
-    return X, targets(loss, np.clip(z, -30, 6), rng)
+    return X, targets_around(loss, np.clip(z, -30, 6), rng)
 
 
 KINDS = [
@@ -225,7 +224,7 @@ USERS = st.lists(
 )
 
 
-def parts(solution, i):
+def fields_of_user(solution, i):
     return [getattr(solution, f.name)[i] for f in fields(solution)]
 
 
@@ -246,7 +245,7 @@ def test_a_user_is_the_same_alone_in_any_batch_and_in_any_order(
     rng = np.random.default_rng(seed)
     blocks = [awkward_user(kind, n, p, loss, rng) for kind, n in users]
     rows = sum(n for _, n in users)
-    federation = federation_of(blocks, rng.uniform(0.1, 10, rows) if weighted else None)
+    federation = federation_of_blocks(blocks, rng.uniform(0.1, 10, rows) if weighted else None)
     m, dim = len(users), loss.dim(p, fit_intercept)
     center = 0.1 * rng.normal(size=(m, dim)) if centre and l2 else None
 
@@ -262,7 +261,12 @@ def test_a_user_is_the_same_alone_in_any_batch_and_in_any_order(
     assert together.converged.all()
     for at, i in enumerate(order):
         alone = solved([i])
-        for a, b, c in zip(parts(together, i), parts(shuffled, at), parts(alone, 0), strict=True):
+        for a, b, c in zip(
+            fields_of_user(together, i),
+            fields_of_user(shuffled, at),
+            fields_of_user(alone, 0),
+            strict=True,
+        ):
             assert_array_equal(a, b)
             assert_array_equal(a, c)
 
@@ -316,7 +320,7 @@ def test_repeated_columns_share_their_coefficient(fit_intercept):
     rng = np.random.default_rng(0)
     X = rng.normal(size=(50, 3))
     for loss in LOSSES:
-        y = targets(loss, X[:, 0], rng)
+        y = targets_around(loss, X[:, 0], rng)
         once = solve_one(X, y, loss, fit_intercept=fit_intercept).theta
         twice = solve_one(np.column_stack([X, X[:, 1]]), y, loss, fit_intercept=fit_intercept).theta
         once = once.reshape(3 + fit_intercept, loss.n_outputs)
@@ -360,7 +364,7 @@ def test_the_fit_of_an_ill_conditioned_user_is_that_of_lstsq(condition):
     # Coefficients of up to 1e13 that cancel are rounded at 1e-3: so little of it shows in the fit.
     assert ours <= best * (1 + 1e-6)
     for loss in (Logistic(), Huber(), Poisson()):
-        target = targets(loss, U[:, 0], rng)
+        target = targets_around(loss, U[:, 0], rng)
         assert solve_one(X, target, loss).converged.all()
 
 
@@ -371,7 +375,7 @@ def test_the_units_of_the_columns_do_not_matter(fit_intercept):
     units = np.array([1e12, 1e-12, 1.0, 1e6])
     for loss in LOSSES:
         X = rng.normal(size=(120, 4))
-        y = targets(loss, X @ np.array([1.0, -1.0, 0.5, 0.2]), rng)
+        y = targets_around(loss, X @ np.array([1.0, -1.0, 0.5, 0.2]), rng)
         plain = solve_one(X, y, loss, fit_intercept=fit_intercept)
         scaled = solve_one(X * units, y, loss, fit_intercept=fit_intercept)
         in_units = scaled.theta.reshape(4 + fit_intercept, loss.n_outputs)
@@ -385,7 +389,7 @@ def test_constant_columns_are_left_to_the_intercept(loss):
     """Zeros, a constant, a constant that rounds: coefficient zero, and the rest as without."""
     rng = np.random.default_rng(3)
     X = rng.normal(size=(70, 2))
-    y = targets(loss, X[:, 0], rng)
+    y = targets_around(loss, X[:, 0], rng)
     more = np.column_stack([X, np.zeros(70), np.full(70, 5.0), np.full(70, 0.1) * 3e7])
     for shift in (0.0, 1e-9):
         with_them = solve_one(more + shift, y, loss, fit_intercept=True).theta[0]
@@ -401,7 +405,7 @@ def test_constant_columns_are_left_to_the_intercept(loss):
 def test_features_far_from_zero_cost_no_digits_but_their_own(loss, shift):
     rng = np.random.default_rng(4)
     X = np.round(rng.normal(size=(80, 3)), 6)  # exact when shifted
-    y = targets(loss, X[:, 0], rng)
+    y = targets_around(loss, X[:, 0], rng)
     near, far = (solve_one(X + s, y, loss, fit_intercept=True) for s in (0.0, shift))
     assert far.converged.all()
     q = loss.n_outputs
@@ -417,7 +421,7 @@ def test_wide_users_are_solved_in_the_span_of_their_rows(loss, p):
     """n < dim: the same minimiser as the long way round, and a combination of the rows."""
     rng = np.random.default_rng(5)
     X = rng.normal(size=(12, p))
-    y = targets(loss, X[:, 0], rng)
+    y = targets_around(loss, X[:, 0], rng)
     found = solve_one(X, y, loss, 0.05)
     coef = found.theta.reshape(p, loss.n_outputs)
     in_span = X.T @ np.linalg.lstsq(X.T, coef, rcond=None)[0]
@@ -432,13 +436,13 @@ def test_rows_that_repeat_among_wide_users(loss, fit_intercept):
     """The rows' Gram matrix is singular, whatever l2 is."""
     rng = np.random.default_rng(6)
     X = rng.normal(size=(6, 20))[[0, 1, 2, 3, 4, 5, 0, 1, 2]]
-    y = targets(loss, X[:, 0], rng)
+    y = targets_around(loss, X[:, 0], rng)
     for l2 in (1e-8, 0.1):
         found = solve_one(X, y, loss, l2, fit_intercept=fit_intercept)
         assert found.converged.all()
         if not found.prior.any():
             gradient = true_gradient(
-                federation_of([(X, y)]), 0, found.theta[0], loss, l2, fit_intercept
+                federation_of_blocks([(X, y)]), 0, found.theta[0], loss, l2, fit_intercept
             )
             assert np.linalg.norm(gradient) < 1e-10
 
@@ -452,7 +456,7 @@ def test_rows_that_repeat_among_wide_users(loss, fit_intercept):
 def test_whole_weights_are_repeated_rows(loss, fit_intercept, n, p):
     rng = np.random.default_rng(7)
     X = rng.normal(size=(n, p))
-    y = targets(loss, X[:, 0], rng)
+    y = targets_around(loss, X[:, 0], rng)
     weight = rng.integers(1, 5, n)
     again = np.repeat(np.arange(n), weight)
     for l2 in (0.0, 0.1):
@@ -469,9 +473,9 @@ def test_very_uneven_weights(loss, fit_intercept, n, p):
     """From 1e-6 to 1e6; and their common factor does not matter."""
     rng = np.random.default_rng(8)
     X = rng.normal(size=(n, p))
-    y = targets(loss, X[:, 0], rng)
+    y = targets_around(loss, X[:, 0], rng)
     weight = 10 ** rng.uniform(-6, 6, n)
-    federation = federation_of([(X, y)], weight)
+    federation = federation_of_blocks([(X, y)], weight)
     found = solve(federation, loss, 0.01, fit_intercept=fit_intercept)
     assert found.converged.all()
     if not found.prior.any():
@@ -610,7 +614,7 @@ def test_users_with_a_finite_minimiser_find_it_however_far(name):
 def test_one_lost_user_does_not_stop_the_others():
     good = gaussian_users(Logistic(), [50, 80], 2)
     blocks = [(X, y) for _, X, y in good]
-    mixed = federation_of([blocks[0], (NORMAL, np.sign(NORMAL[:, 0])), blocks[1]])
+    mixed = federation_of_blocks([blocks[0], (NORMAL, np.sign(NORMAL[:, 0])), blocks[1]])
     found = solve(mixed, Logistic())
     assert_array_equal(found.prior, [False, True, False])
     assert_array_equal(found.theta[[0, 2]], solve(good, Logistic()).theta)
@@ -663,8 +667,8 @@ def test_who_is_lost_is_what_linear_programming_says(loss, fit_intercept):
         if rng.random() < 0.2:
             X[:, 1] = X[:, 0]
         z = X / np.maximum(np.abs(X).max(axis=0), 1e-9) @ rng.normal(size=3)
-        blocks.append((X, targets(loss, rng.choice([1.0, 3.0]) * z, rng)))
-    found = solve(federation_of(blocks), loss, fit_intercept=fit_intercept)
+        blocks.append((X, targets_around(loss, rng.choice([1.0, 3.0]) * z, rng)))
+    found = solve(federation_of_blocks(blocks), loss, fit_intercept=fit_intercept)
     truth = [
         falls_for_ever(np.column_stack([X, np.ones(len(X))])[:, : 3 + fit_intercept], y, loss)
         for X, y in blocks
@@ -683,10 +687,10 @@ def test_who_is_lost_is_what_linear_programming_says(loss, fit_intercept):
 def test_a_penalty_may_have_a_centre_and_hold_the_intercept(loss, free, n):
     rng = np.random.default_rng(11)
     X = rng.normal(size=(n, 9)) + 1.0
-    y = targets(loss, X[:, 0] - 1.0, rng)
+    y = targets_around(loss, X[:, 0] - 1.0, rng)
     y[:3] = [0, 1, 2] if loss.name == "multinomial" else [1, -1, 1]  # all classes are there
     y = np.abs(y) if loss.name == "poisson" else y
-    federation, q = federation_of([(X, y)]), loss.n_outputs
+    federation, q = federation_of_blocks([(X, y)]), loss.n_outputs
     center = rng.normal(size=(1, 10 * q))
     pen = Penalty(np.array([0.3]), center, free=free)
     found = solve_users(federation, y, loss, pen, fit_intercept=True)
@@ -705,10 +709,10 @@ def test_a_centre_far_off_is_no_trap(loss):
     rng = np.random.default_rng(12)
     for n in (5, 50):
         X = rng.normal(size=(n, 9))
-        y = targets(loss, X[:, 0], rng)
+        y = targets_around(loss, X[:, 0], rng)
         center = np.full((1, 9 * loss.n_outputs), 300.0)
         found = solve_users(
-            federation_of([(X, y)]), y, loss, Penalty(np.array([1e-3]), center, free=False)
+            federation_of_blocks([(X, y)]), y, loss, Penalty(np.array([1e-3]), center, free=False)
         )
         assert found.converged[0]
         gradient = loss.gradient(found.theta[0], X, y) + 1e-3 * (found.theta[0] - center[0])

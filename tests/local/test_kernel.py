@@ -10,6 +10,7 @@ from odcl.data.federation import Federation
 from odcl.local import kernel
 from odcl.local.fit import fit_users
 from odcl.risk.losses import Huber, Logistic, Poisson
+from tests.helpers import equal_users
 
 
 def dependent(n_users: int, n: int, p: int, seed: int = 0) -> Federation:
@@ -18,11 +19,10 @@ def dependent(n_users: int, n: int, p: int, seed: int = 0) -> Federation:
     X = rng.standard_normal((n_users, n, p)) + 2.0
     X -= X.mean(axis=1, keepdims=True)
     y = np.sign(rng.standard_normal(n_users * n))
-    offsets = np.arange(n_users + 1) * n
-    return Federation(X.reshape(-1, p), y, offsets, np.arange(n_users))
+    return equal_users(X.reshape(-1, p), y, n_users)
 
 
-def fit(federation, loss, l2, monkeypatch, *, narrow: bool = False):
+def fit_either_way(federation, loss, l2, monkeypatch, *, narrow: bool = False):
     with monkeypatch.context() as patch:
         if narrow:  # the decomposition for everybody
             patch.setattr(kernel, "MANY_FEATURES", 10**9)
@@ -36,8 +36,8 @@ def test_both_ways_give_the_same_models(loss, l2, monkeypatch):
     federation = dependent(5, 12, 200)
     if loss.name == "poisson":
         federation = federation.with_y(np.maximum(federation.y, 0.0))
-    ours = fit(federation, loss, l2, monkeypatch)
-    theirs = fit(federation, loss, l2, monkeypatch, narrow=True)
+    ours = fit_either_way(federation, loss, l2, monkeypatch)
+    theirs = fit_either_way(federation, loss, l2, monkeypatch, narrow=True)
     assert ours.converged.all()
     assert (ours.gradient_norm <= 1e-9).all()
     # A risk that is l2-strongly convex leaves a model this far from the minimiser, not farther.
@@ -48,9 +48,9 @@ def test_both_ways_give_the_same_models(loss, l2, monkeypatch):
 
 def test_a_user_is_the_same_alone_and_in_company(monkeypatch):
     federation = dependent(4, 12, 200)
-    together = fit(federation, Logistic(), 1e-5, monkeypatch).theta
+    together = fit_either_way(federation, Logistic(), 1e-5, monkeypatch).theta
     for i in range(4):
-        alone = fit(federation.take(np.array([i])), Logistic(), 1e-5, monkeypatch).theta
+        alone = fit_either_way(federation.take(np.array([i])), Logistic(), 1e-5, monkeypatch).theta
         assert_array_equal(alone[0], together[i])
 
 

@@ -20,12 +20,11 @@ from odcl.data.federation import Federation
 from odcl.local.fit import fit_users
 from odcl.local.sgd import ProjectedSGD
 from odcl.risk.losses import Huber, Logistic, Multinomial, Poisson, Squared
-
-LOSSES = [Squared(), Huber(), Logistic(), Multinomial(3), Poisson()]
-every_loss = pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
+from tests.helpers import every_loss, logistic_labels
 
 
-def federation_of(loss, n_users=12, n=50, p=3, seed=0, weighted=False):
+def users_with(loss, n_users=12, n=50, p=3, seed=0, weighted=False):
+    """Users with targets of the kind that the loss takes."""
     rng = np.random.default_rng(seed)
     X = rng.normal(size=(n_users * n, p))
     users = np.repeat(np.arange(n_users), n)
@@ -33,7 +32,7 @@ def federation_of(loss, n_users=12, n=50, p=3, seed=0, weighted=False):
     y = {
         "squared": z + rng.normal(size=len(z)),
         "huber": z + rng.standard_t(2, size=len(z)),
-        "logistic": np.where(rng.random(len(z)) < 1 / (1 + np.exp(-z)), 1.0, -1.0),
+        "logistic": logistic_labels(z, rng),
         "poisson": rng.poisson(np.exp(np.clip(z, -3, 2))).astype(float),
         "multinomial": rng.integers(0, 3, len(z)).astype(float),
     }[loss.name]
@@ -41,7 +40,7 @@ def federation_of(loss, n_users=12, n=50, p=3, seed=0, weighted=False):
     return Federation.from_arrays(X, y, users, weight=weight)
 
 
-def fit(federation, loss, l2=0.5, **kwargs):
+def fit_local(federation, loss, l2=0.5, **kwargs):
     return fit_users(federation, loss, l2=l2, curvature="none", **kwargs)
 
 
@@ -50,11 +49,11 @@ def fit(federation, loss, l2=0.5, **kwargs):
 @pytest.mark.parametrize("weighted", [False, True])
 def test_the_error_falls_as_one_over_T(loss, output, weighted):
     """Theorem 2's rate for steps 1/(mu t): nine times the steps, a ninth of the squared error."""
-    federation = federation_of(loss, n_users=24, weighted=weighted)
-    exact = fit(federation, loss).theta
+    federation = users_with(loss, n_users=24, weighted=weighted)
+    exact = fit_local(federation, loss).theta
     error = []
     for n_iter in (500, 4500):
-        found = fit(federation, loss, solver=ProjectedSGD(n_iter, radius=5.0, output=output))
+        found = fit_local(federation, loss, solver=ProjectedSGD(n_iter, radius=5.0, output=output))
         error.append(((found.theta - exact) ** 2).sum(axis=1).mean())
     assert error[1] < 0.02 * (exact**2).sum(axis=1).mean()
     # 24 users of 3 parameters: a relative spread of 0.2 to 0.4 in each of the two averages. More
@@ -64,8 +63,8 @@ def test_the_error_falls_as_one_over_T(loss, output, weighted):
 
 @every_loss
 def test_the_gradient_norm_is_that_of_the_risk(loss):
-    federation = federation_of(loss, weighted=True)
-    found = fit(federation, loss, solver=ProjectedSGD(200, radius=5.0), fit_intercept=False)
+    federation = users_with(loss, weighted=True)
+    found = fit_local(federation, loss, solver=ProjectedSGD(200, radius=5.0), fit_intercept=False)
     for i, (_, X, y) in enumerate(federation):
         weight = federation.weight[federation.rows(i)]
         gradient = loss.gradient(found.theta[i], X, y, l2=0.5, weight=weight)
@@ -76,25 +75,27 @@ def test_the_gradient_norm_is_that_of_the_risk(loss):
 
 @every_loss
 def test_streams_depend_on_the_seed_and_the_users_id_alone(loss):
-    federation = federation_of(loss)
-    together = fit(federation, loss, solver=ProjectedSGD(60, radius=3.0), seed=7)
+    federation = users_with(loss)
+    together = fit_local(federation, loss, solver=ProjectedSGD(60, radius=3.0), seed=7)
     for who in ([0], [5, 3], [11, 0, 4]):
-        part = fit(
+        part = fit_local(
             federation.take(np.array(who)), loss, solver=ProjectedSGD(60, radius=3.0), seed=7
         )
         assert_array_equal(part.theta, together.theta[who])
-    other = fit(federation, loss, solver=ProjectedSGD(60, radius=3.0), seed=8)
+    other = fit_local(federation, loss, solver=ProjectedSGD(60, radius=3.0), seed=8)
     assert (other.theta != together.theta).any(axis=1).all()
     renamed = Federation(federation.X, federation.y, federation.offsets, federation.users + 100)
-    other = fit(renamed, loss, solver=ProjectedSGD(60, radius=3.0), seed=7)
+    other = fit_local(renamed, loss, solver=ProjectedSGD(60, radius=3.0), seed=7)
     assert (other.theta != together.theta).any(axis=1).all()
 
 
 def test_rows_drawn_beforehand_are_held_a_few_users_at_a_time(monkeypatch):
-    federation = federation_of(Squared())
-    at_once = fit(federation, Squared(), solver=ProjectedSGD(50))
+    federation = users_with(Squared())
+    at_once = fit_local(federation, Squared(), solver=ProjectedSGD(50))
     monkeypatch.setattr("odcl.local.sgd._DRAWS", 120)
-    assert_array_equal(fit(federation, Squared(), solver=ProjectedSGD(50)).theta, at_once.theta)
+    assert_array_equal(
+        fit_local(federation, Squared(), solver=ProjectedSGD(50)).theta, at_once.theta
+    )
 
 
 def test_the_first_steps_are_those_of_the_paper():
@@ -102,23 +103,23 @@ def test_the_first_steps_are_those_of_the_paper():
     X, y = np.full((4, 2), [3.0, 4.0]), np.ones(4)
     federation = Federation.from_arrays(X, y, np.zeros(4, dtype=int))
     # mu = l2; the gradient at 0 is -(3, 4), so the step 1/mu leads to (3, 4) / l2.
-    found = fit(federation, Squared(), l2=10.0, solver=ProjectedSGD(1, radius=100.0))
+    found = fit_local(federation, Squared(), l2=10.0, solver=ProjectedSGD(1, radius=100.0))
     assert_allclose(found.theta[0], [0.3, 0.4], rtol=1e-12)
-    found = fit(federation, Squared(), l2=0.1, solver=ProjectedSGD(1, radius=2.0))
+    found = fit_local(federation, Squared(), l2=0.1, solver=ProjectedSGD(1, radius=2.0))
     assert_allclose(found.theta[0], [1.2, 1.6], rtol=1e-12)  # back on the ball
     # theta_2 = theta_1 - (x (x theta_1 - y) + l2 theta_1) / (2 mu), averaged 1 : 2.
     first = np.array([0.3, 0.4])
     second = first - (X[0] * (X[0] @ first - 1) + 10 * first) / 20
-    found = fit(federation, Squared(), l2=10.0, solver=ProjectedSGD(2, output="average"))
+    found = fit_local(federation, Squared(), l2=10.0, solver=ProjectedSGD(2, output="average"))
     assert_allclose(found.theta[0], (first + 2 * second) / 3, rtol=1e-12)
 
 
 @every_loss
 def test_iterates_stay_in_the_ball_however_steep_the_loss(loss):
-    federation = federation_of(loss)
+    federation = users_with(loss)
     far = federation.with_X(300.0 * federation.X)
     with np.errstate(all="raise", under="ignore"):
-        found = fit(far, loss, l2=1e-3, solver=ProjectedSGD(30, radius=50.0))
+        found = fit_local(far, loss, l2=1e-3, solver=ProjectedSGD(30, radius=50.0))
     assert np.isfinite(found.theta).all()
     assert (np.linalg.norm(found.theta, axis=1) <= 50.0 * (1 + 1e-12)).all()
 
@@ -126,17 +127,17 @@ def test_iterates_stay_in_the_ball_however_steep_the_loss(loss):
 def test_without_strong_convexity_there_is_no_step():
     """mu = 0, or 1e-40 as with log-odds in the hundreds: the error says what to set."""
     with pytest.raises(ValueError, match=r"user 0 is not strongly convex.*Set l2 > 0"):
-        fit(federation_of(Logistic()), Logistic(), l2=0.0, solver="sgd")
-    collinear = federation_of(Squared())
+        fit_local(users_with(Logistic()), Logistic(), l2=0.0, solver="sgd")
+    collinear = users_with(Squared())
     collinear = collinear.with_X(np.column_stack([collinear.X, collinear.X[:, 0]]))
     with pytest.raises(ValueError, match="mu = 0"):
-        fit(collinear, Squared(), l2=0.0, solver=ProjectedSGD(10))
+        fit_local(collinear, Squared(), l2=0.0, solver=ProjectedSGD(10))
     with pytest.raises(ValueError, match="fit_intercept=False"):
-        fit(federation_of(Huber()), Huber(), fit_intercept=True, solver=ProjectedSGD(10))
+        fit_local(users_with(Huber()), Huber(), fit_intercept=True, solver=ProjectedSGD(10))
     # Small features are no flat risk: the step is in their units.
-    small = federation_of(Squared())
-    tiny = fit(small.with_X(1e-8 * small.X), Squared(), l2=0.0, solver=ProjectedSGD(50, 1e12))
-    plain = fit(small, Squared(), l2=0.0, solver=ProjectedSGD(50, 1e4))
+    small = users_with(Squared())
+    tiny = fit_local(small.with_X(1e-8 * small.X), Squared(), l2=0.0, solver=ProjectedSGD(50, 1e12))
+    plain = fit_local(small, Squared(), l2=0.0, solver=ProjectedSGD(50, 1e4))
     assert_allclose(tiny.theta, 1e8 * plain.theta, rtol=1e-6)
 
 
@@ -150,7 +151,7 @@ def test_without_strong_convexity_there_is_no_step():
 )
 def test_settings_that_make_no_sense_are_refused(solver, says):
     with pytest.raises(ValueError, match=says):
-        fit(federation_of(Squared()), Squared(), solver=solver)
+        fit_local(users_with(Squared()), Squared(), solver=solver)
 
 
 # -- any scikit-learn estimator with coef_ and intercept_ --------------------------------------
@@ -169,31 +170,31 @@ def test_scikit_learn_estimators_give_the_models_that_the_exact_solver_gives(fit
         (Poisson(), PoissonRegressor(alpha=0.1, **sharp), 0.1, 1e-5),
     ]
     for loss, estimator, l2, tolerance in cases:
-        federation = federation_of(loss)
+        federation = users_with(loss)
         if loss.n_outputs == 1 and loss.name == "multinomial":
             # Their penalty is on the difference of the two classes, ours on both of them.
             federation = federation.with_y(federation.y % 2)
-        theirs = fit(federation, loss, solver=estimator, **how)
-        ours = fit(federation, loss, l2=l2, **how)
+        theirs = fit_local(federation, loss, solver=estimator, **how)
+        ours = fit_local(federation, loss, l2=l2, **how)
         assert_allclose(theirs.theta, ours.theta, rtol=tolerance, atol=tolerance)
         assert theirs.converged.all()
         assert np.isnan(theirs.gradient_norm).all()
 
 
 def test_sample_weights_reach_the_estimator():
-    federation = federation_of(Squared(), weighted=True)
-    theirs = fit(federation, Squared(), solver=LinearRegression(fit_intercept=False))
-    assert_allclose(theirs.theta, fit(federation, Squared(), l2=0.0).theta, rtol=1e-9)
+    federation = users_with(Squared(), weighted=True)
+    theirs = fit_local(federation, Squared(), solver=LinearRegression(fit_intercept=False))
+    assert_allclose(theirs.theta, fit_local(federation, Squared(), l2=0.0).theta, rtol=1e-9)
 
 
 def test_users_whom_an_estimator_refuses_get_the_prior():
     """One class only, or not all classes of the federation: no finite model to upload."""
-    federation = federation_of(Multinomial(3))
+    federation = users_with(Multinomial(3))
     y = federation.y.copy()
     y[:50] = 1.0
     y[50:100] %= 2
     federation = federation.with_y(y)
-    found = fit(federation, Multinomial(3), solver=LogisticRegression(), fit_intercept=True)
+    found = fit_local(federation, Multinomial(3), solver=LogisticRegression(), fit_intercept=True)
     assert_array_equal(found.prior, np.arange(12) < 2)
     assert np.isfinite(found.theta).all()
     coef = found.theta.reshape(12, 4, 2) @ Multinomial(3).basis.T
@@ -202,26 +203,26 @@ def test_users_whom_an_estimator_refuses_get_the_prior():
 
 
 def test_an_estimator_without_a_random_state_gets_the_users_stream():
-    federation = federation_of(Logistic())
+    federation = users_with(Logistic())
     solver = SGDClassifier(loss="log_loss")
     how = {"solver": solver, "fit_intercept": True}
-    once = fit(federation, Logistic(), seed=3, **how)
+    once = fit_local(federation, Logistic(), seed=3, **how)
     assert solver.random_state is None
-    assert_array_equal(fit(federation, Logistic(), seed=3, **how).theta, once.theta)
-    assert (fit(federation, Logistic(), seed=4, **how).theta != once.theta).any()
-    part = fit(federation.take(np.array([4, 2])), Logistic(), seed=3, **how)
+    assert_array_equal(fit_local(federation, Logistic(), seed=3, **how).theta, once.theta)
+    assert (fit_local(federation, Logistic(), seed=4, **how).theta != once.theta).any()
+    part = fit_local(federation.take(np.array([4, 2])), Logistic(), seed=3, **how)
     assert_array_equal(part.theta, once.theta[[4, 2]])
     with parallel_config(backend="threading"):  # processes take seconds to start
-        with_jobs = fit(federation, Logistic(), seed=3, n_jobs=2, **how)
+        with_jobs = fit_local(federation, Logistic(), seed=3, n_jobs=2, **how)
     assert_array_equal(with_jobs.theta, once.theta)
 
 
 def test_what_cannot_be_uploaded_is_refused():
     with pytest.raises(ValueError, match="KNeighborsClassifier has no coef_"):
-        fit(federation_of(Logistic()), Logistic(), solver=KNeighborsClassifier())
+        fit_local(users_with(Logistic()), Logistic(), solver=KNeighborsClassifier())
     with pytest.raises(ValueError, match="fitted an intercept but fit_intercept is False"):
-        fit(federation_of(Squared()), Squared(), solver=ElasticNet(alpha=0.1))
-    without = fit(
-        federation_of(Squared()), Squared(), solver=Ridge(fit_intercept=False), fit_intercept=True
+        fit_local(users_with(Squared()), Squared(), solver=ElasticNet(alpha=0.1))
+    without = fit_local(
+        users_with(Squared()), Squared(), solver=Ridge(fit_intercept=False), fit_intercept=True
     )
     assert_array_equal(without.theta[:, 3], 0.0)

@@ -33,9 +33,10 @@ from odcl.paper.baselines.risks import Draws, QuadraticBlock, RowBlock, WideBloc
 from odcl.paper.baselines.starts import start_models
 from odcl.risk.losses import as_loss
 from odcl.server.combine import average_by_cluster
+from tests.helpers import equal_users, offsets_of
 
 
-def small(counts, *, dim=3, n_groups=2, seed=0, logistic=False):
+def small_federation(counts, *, dim=3, n_groups=2, seed=0, logistic=False):
     """A few users by hand: optima far apart, or labels of a logistic model."""
     rng = np.random.default_rng(seed)
     m = len(counts)
@@ -46,11 +47,13 @@ def small(counts, *, dim=3, n_groups=2, seed=0, logistic=False):
     z = (X * centers[groups[owner]]).sum(axis=1)
     noise = rng.standard_normal(len(z))
     y = np.where(z + noise > 0, 1.0, -1.0) if logistic else z + 0.3 * noise
-    offsets = np.concatenate([[0], np.cumsum(counts)])
-    return SyntheticFederation(X, y, offsets, np.arange(m), groups=groups, optima=centers[groups])
+    return SyntheticFederation(
+        X, y, offsets_of(counts), np.arange(m), groups=groups, optima=centers[groups]
+    )
 
 
-def rows_of(federation):
+def rows_by_user(federation):
+    """(X, y) of every user."""
     return [(X, y) for _, X, y in federation]
 
 
@@ -82,17 +85,17 @@ COUNTS = {"tall": [9, 7, 8, 12, 9, 9], "wide": [2, 3, 2, 3, 1, 2], "both": [2, 9
 
 
 def test_local_models_are_the_users_own_and_nothing_is_sent():
-    federation = small([9, 12, 8, 30])
+    federation = small_federation([9, 12, 8, 30])
     result = local(federation)
-    own = [np.linalg.lstsq(X, y, rcond=None)[0] for X, y in rows_of(federation)]
+    own = [np.linalg.lstsq(X, y, rcond=None)[0] for X, y in rows_by_user(federation)]
     assert_allclose(result.models, own, rtol=1e-10)
     assert (result.n_rounds, result.bytes_up, result.bytes_down) == (0, 0, 0)
     assert_allclose(result.history.error, [result.nmse()])
 
 
 def test_naive_averaging_is_the_mean_of_all():
-    federation = small([9, 12, 8, 30])
-    own = [np.linalg.lstsq(X, y, rcond=None)[0] for X, y in rows_of(federation)]
+    federation = small_federation([9, 12, 8, 30])
+    own = [np.linalg.lstsq(X, y, rcond=None)[0] for X, y in rows_by_user(federation)]
     result = naive(federation)
     assert_allclose(result.models, np.tile(np.mean(own, axis=0), (4, 1)), rtol=1e-10)
     assert result.n_clusters == 1
@@ -101,11 +104,11 @@ def test_naive_averaging_is_the_mean_of_all():
 @pytest.mark.parametrize("ratio", [0.5, 0.3])
 def test_bias_correction_is_the_formula_of_zhang_and_duchi(ratio):
     """(theta - r theta_sub) / (1 - r), theta_sub from ceil(r n) different rows of the user."""
-    federation = small([20, 31, 40])
+    federation = small_federation([20, 31, 40])
     part = subsample(federation, ratio, seed=5)
     assert_array_equal(part.n_rows, np.ceil(ratio * federation.n_rows))
     corrected = []
-    for (X, y), (Xs, ys) in zip(rows_of(federation), rows_of(part), strict=True):
+    for (X, y), (Xs, ys) in zip(rows_by_user(federation), rows_by_user(part), strict=True):
         assert len(np.unique(Xs, axis=0)) == len(Xs)
         assert set(map(tuple, Xs)) <= set(map(tuple, X))
         full, sub = (np.linalg.lstsq(*data, rcond=None)[0] for data in ((X, y), (Xs, ys)))
@@ -121,7 +124,7 @@ def test_bias_correction_takes_bias_off_logistic_averages():
     m, n, truth = 2000, 60, np.array([1.0, -1.0])
     X = rng.standard_normal((m * n, 2))
     y = np.where(rng.random(m * n) < 1 / (1 + np.exp(-X @ truth)), 1.0, -1.0)
-    federation = Federation(X, y, np.arange(m + 1) * n, np.arange(m))
+    federation = equal_users(X, y, m)
     off = [
         np.linalg.norm(naive(federation, loss="logistic", bias_corrected=b).models[0] - truth)
         for b in (False, True)
@@ -130,7 +133,7 @@ def test_bias_correction_takes_bias_off_logistic_averages():
 
 
 def test_oracle_averaging_is_the_mean_inside_the_true_groups():
-    federation = small([9, 12, 8, 30, 9, 9], n_groups=3)
+    federation = small_federation([9, 12, 8, 30, 9, 9], n_groups=3)
     result = oracle_averaging(federation, groups=federation.groups)
     expected = average_by_cluster(local(federation).models, federation.groups)
     assert_allclose(result.models, expected[federation.groups], rtol=1e-12)
@@ -140,10 +143,12 @@ def test_oracle_averaging_is_the_mean_inside_the_true_groups():
 @pytest.mark.parametrize("counts", [[8] * 6, [8, 20, 5, 9, 40, 7]])
 def test_cluster_oracle_minimises_equation_3(counts):
     """Each user counts once: rows weigh 1 / n_i. With equal sizes that is pooled least squares."""
-    federation = small(counts)
+    federation = small_federation(counts)
     result = cluster_oracle(federation, groups=federation.groups)
     for k in (0, 1):
-        data = [d for d, g in zip(rows_of(federation), federation.groups, strict=True) if g == k]
+        data = [
+            d for d, g in zip(rows_by_user(federation), federation.groups, strict=True) if g == k
+        ]
         A = sum(X.T @ X / len(y) for X, y in data)
         h = sum(X.T @ y / len(y) for X, y in data)
         assert_allclose(result.models[federation.groups == k], [np.linalg.solve(A, h)] * 3)
@@ -152,7 +157,9 @@ def test_cluster_oracle_minimises_equation_3(counts):
 
 def test_groups_are_given_by_user_whatever_the_order_of_users():
     """The server sorts users by id: groups must go with them."""
-    federation = small([9, 12, 8, 30, 9, 9], n_groups=3).take(np.array([3, 0, 5, 4, 1, 2]))
+    federation = small_federation([9, 12, 8, 30, 9, 9], n_groups=3).take(
+        np.array([3, 0, 5, 4, 1, 2])
+    )
     groups = federation.users % 3
     result = oracle_averaging(federation, groups=groups)
     expected = average_by_cluster(local(federation).models, groups)[groups]
@@ -167,7 +174,7 @@ def test_groups_are_given_by_user_whatever_the_order_of_users():
 @pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS)
 def test_blocks_agree_with_the_losses_on_one_user(loss, fit_intercept, counts):
     """Risk, gradient and three local steps of every form of block, several models at a time."""
-    federation = small(counts)
+    federation = small_federation(counts)
     targets = {"logistic": np.sign, "multinomial": lambda y: np.abs(y) // 1 % 3, "poisson": np.abs}
     loss = as_loss(loss)
     y = targets.get(loss.name, np.asarray)(federation.y)
@@ -198,7 +205,7 @@ def test_blocks_agree_with_the_losses_on_one_user(loss, fit_intercept, counts):
 
 
 def test_each_user_is_held_in_its_cheapest_form():
-    federation = small(COUNTS["both"])
+    federation = small_federation(COUNTS["both"])
     kinds = [
         type(b)
         for b in blocks_of(federation, federation.y, as_loss("squared"), l2=0, fit_intercept=False)
@@ -213,7 +220,7 @@ def test_each_user_is_held_in_its_cheapest_form():
 
 
 def test_draws_come_from_the_users_own_streams_however_many_are_taken_at_a_time():
-    federation = small([5, 9, 4])
+    federation = small_federation([5, 9, 4])
     some, all_at_once = Draws(federation, 3), Draws(federation, 3)
     parts = np.concatenate([some.take(size) for size in (1, 7, 1500, 2)], axis=1)
     assert_array_equal(parts, all_at_once.take(1510))
@@ -251,9 +258,9 @@ def choices(data, models, risk):
 @pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS)
 def test_gradient_averaging_follows_the_published_trajectory(counts):
     """The same data, start and step, twice theirs for our loss with 1/2: round by round."""
-    federation = small(counts, seed=4)
+    federation = small_federation(counts, seed=4)
     start = np.random.default_rng(2).standard_normal((3, 3))
-    data = rows_of(federation)
+    data = rows_by_user(federation)
     path = published_ifca(data, start, 0.1, 12)
     for t in (0, 1, 2, 5, 12):
         result = ifca(federation, n_clusters=3, start=start, step_size=0.2, rounds=t)
@@ -274,12 +281,12 @@ def test_gradient_averaging_follows_the_published_trajectory(counts):
 @pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS)
 def test_model_averaging_is_the_mean_of_the_models_after_tau_steps(loss, counts):
     """Option II; a third model that starts far from everybody is chosen by nobody and stays."""
-    federation = small(counts, logistic=loss == "logistic")
+    federation = small_federation(counts, logistic=loss == "logistic")
     risk, gradient = HAND[loss]
     start = np.random.default_rng(2).standard_normal((3, 3))
     if loss == "squared":
         start[2] = 1e3
-    data = rows_of(federation)
+    data = rows_by_user(federation)
     models = start.copy()
     for _ in range(4):
         chosen = choices(data, models, risk)
@@ -310,10 +317,10 @@ def test_model_averaging_is_the_mean_of_the_models_after_tau_steps(loss, counts)
 
 
 def test_stochastic_steps_use_the_rows_each_user_draws():
-    federation = small([9, 7, 8, 12])
+    federation = small_federation([9, 7, 8, 12])
     start = np.random.default_rng(2).standard_normal((2, 3))
     rows = Draws(federation, 6).take(2 * 3 * 2).reshape(4, 2, 3, 2)  # user, round, step, batch
-    data, models = rows_of(federation), start.copy()
+    data, models = rows_by_user(federation), start.copy()
     for t in range(2):
         chosen = choices(data, models, squared_risk)
         moved = models[chosen]
@@ -403,7 +410,7 @@ def test_random_starts_are_standard_normal():
 
 
 def test_ifca_with_one_model_is_fedavg_with_users_counted_once():
-    federation = small([9, 7, 8, 12])
+    federation = small_federation([9, 7, 8, 12])
     call = {"start": "zeros", "rounds": 6, "step_size": 0.1, "local_steps": 4}
     one = ifca(federation, n_clusters=1, average="models", **call)
     assert_allclose(one.models, fedavg(federation, weights="users", **call).models, rtol=1e-12)
@@ -413,11 +420,11 @@ def test_ifca_with_one_model_is_fedavg_with_users_counted_once():
 
 
 def test_fedavg_weighs_models_by_sample_size():
-    federation = small([9, 7, 20, 12])
+    federation = small_federation([9, 7, 20, 12])
     theta = np.zeros(3)
     for _ in range(5):
         moved = []
-        for X, y in rows_of(federation):
+        for X, y in rows_by_user(federation):
             local_theta = theta
             for _ in range(4):
                 local_theta = local_theta - 0.1 * squared_gradient(local_theta, X, y)
@@ -429,9 +436,9 @@ def test_fedavg_weighs_models_by_sample_size():
 
 @pytest.mark.parametrize("loss", HAND)
 def test_all_for_all_with_uniform_mixing_is_descent_on_each_groups_risk(loss):
-    federation = small([9, 7, 8, 12, 3, 5], logistic=loss == "logistic")
+    federation = small_federation([9, 7, 8, 12, 3, 5], logistic=loss == "logistic")
     _, gradient = HAND[loss]
-    data = rows_of(federation)
+    data = rows_by_user(federation)
     result = all_for_all(federation, groups=federation.groups, step_size=0.2, rounds=9, loss=loss)
     for k in (0, 1):
         theta = np.zeros(3)
@@ -442,10 +449,10 @@ def test_all_for_all_with_uniform_mixing_is_descent_on_each_groups_risk(loss):
 
 
 def test_all_for_all_mixes_gradients_by_any_matrix():
-    federation = small([9, 7, 8, 12])
+    federation = small_federation([9, 7, 8, 12])
     W = np.array([[0.5, 0.5, 0, 0], [0.2, 0.8, 0, 0], [0, 0, 1, 0], [0.1, 0, 0.4, 0.5]])
     theta = np.zeros((4, 3))
-    data = rows_of(federation)
+    data = rows_by_user(federation)
     for _ in range(6):
         theta = theta - 0.1 * W @ [
             squared_gradient(t, *d) for t, d in zip(theta, data, strict=True)
@@ -554,7 +561,7 @@ def test_stops_at_the_first_round_that_matches_the_error():
 @pytest.mark.parametrize("average", ["gradients", "models"])
 @pytest.mark.parametrize("step_size", [10.0, 1e6, 1e200])
 def test_a_step_beyond_two_over_L_is_reported_and_leaves_numbers(average, step_size):
-    federation = small([9, 7, 8, 12])
+    federation = small_federation([9, 7, 8, 12])
     with pytest.warns(ConvergenceWarning, match="Lower step_size"):
         result = ifca(
             federation, n_clusters=2, average=average, step_size=step_size, rounds=300, seed=1
@@ -567,7 +574,7 @@ def test_a_step_beyond_two_over_L_is_reported_and_leaves_numbers(average, step_s
 @pytest.mark.parametrize("loss", ["squared", "logistic"])
 @pytest.mark.parametrize("batch_size", [None, 1, 4])
 def test_the_automatic_step_descends(loss, batch_size):
-    federation = small([9, 7, 30, 12], logistic=loss == "logistic")
+    federation = small_federation([9, 7, 30, 12], logistic=loss == "logistic")
     for result in (
         fedavg(federation, rounds=50, batch_size=batch_size, loss=loss),
         ifca(federation, n_clusters=2, rounds=50, batch_size=batch_size, loss=loss),
@@ -693,7 +700,7 @@ def test_our_default_is_odcl_itself():
 
 def test_centring_is_undone_by_scores():
     """With an intercept, centring changes coordinates and not the least-squares fit."""
-    federation = small([12, 9, 30])
+    federation = small_federation([12, 9, 30])
     federation = federation.with_X(federation.X + 5.0)
     plain, centred = (
         one_shot(federation, clusterer=3, centred=c, fit_intercept=True) for c in (False, True)
@@ -716,7 +723,7 @@ def test_optima_without_an_intercept_have_the_intercept_zero():
 
 def test_weighted_rows_count_as_often_as_they_say():
     rng = np.random.default_rng(0)
-    federation = small([9, 7, 8, 12])
+    federation = small_federation([9, 7, 8, 12])
     weight = rng.integers(1, 4, size=len(federation.y))
     repeat = np.repeat(np.arange(len(weight)), weight)
     owner = federation.row_user

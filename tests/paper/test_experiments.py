@@ -31,9 +31,9 @@ from odcl.paper.experiments.table_rounds import reached
 from odcl.paper.images import Images, load_images
 from odcl.paper.partition import image_federation
 from odcl.report.pictures import available
+from tests.helpers import SHARED_DATA
 
-DATA = Path(__file__).parents[3] / "shared" / "data"
-real_data = pytest.mark.skipif(not DATA.is_dir(), reason="needs MNIST and CIFAR-10")
+real_data = pytest.mark.skipif(not SHARED_DATA.is_dir(), reason="needs MNIST and CIFAR-10")
 
 # name: settings that differ from the quick ones, and runs
 SMALL = {
@@ -48,7 +48,7 @@ SMALL = {
 }
 
 
-def small(name: str) -> tuple[Experiment, int]:
+def small_experiment(name: str) -> tuple[Experiment, int]:
     changes, runs = SMALL[name]
     full = experiment(name)
     base = full.settings(True)
@@ -62,7 +62,7 @@ def outcome(tmp_path_factory):
 
     @lru_cache
     def make(name: str) -> Outcome:
-        own, runs = small(name)
+        own, runs = small_experiment(name)
         out = tmp_path_factory.mktemp(name)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(table_accuracy, "images", made_up)
@@ -182,8 +182,8 @@ def test_every_method_of_the_accuracy_table_has_its_rows(outcome):
 @real_data
 def test_real_images_give_the_accuracies_of_the_paper_and_ours_go_past_it():
     """Section 5: MNIST .98, .83, .91; CIFAR10 local .70, ODCL-KM++ .76."""
-    images = {name: load_images(name, DATA, classes=(1, 2)) for name in ("mnist",)}
-    images["cifar10"] = load_images("cifar10", DATA, classes=(0, 1))
+    images = {name: load_images(name, SHARED_DATA, classes=(1, 2)) for name in ("mnist",)}
+    images["cifar10"] = load_images("cifar10", SHARED_DATA, classes=(0, 1))
     found = {}
     for name, data in images.items():
         bench = Bench(image_federation(data, seed=0), seed=0, loss="logistic", l2=1e-5)

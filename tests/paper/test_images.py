@@ -9,7 +9,6 @@ from __future__ import annotations
 import gzip
 import pickle
 import struct
-import tracemalloc
 from functools import cache
 from pathlib import Path
 
@@ -23,8 +22,8 @@ from odcl.local.fit import fit_users
 from odcl.paper.images import Images, load_images
 from odcl.paper.partition import CIFAR10N_FLIP, TABLE_2, image_federation, public_mean
 from odcl.risk.losses import Logistic
+from tests.helpers import SHARED_DATA, peak_memory, refusal
 
-DATA = Path(__file__).parents[3] / "shared" / "data"
 BATCHES = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
 N = 20  # images of a CIFAR batch here
 MNIST_FILES = [f"{p}-{k}-ubyte" for p in ("train", "t10k") for k in ("images-idx3", "labels-idx1")]
@@ -217,12 +216,11 @@ def test_unknown_names_and_absent_classes_are_refused(tmp_path):
 # Files that are cut short or foreign are named
 
 
-def refused(name, folder, file, match=None):
-    with pytest.raises(ValueError, match=match) as error:
-        load_images(name, folder)
-    assert file in str(error.value)
-    assert "\n" not in str(error.value)
-    return str(error.value)
+def assert_names_the_file(name, folder, file, match=None):
+    """Reading is refused in one line that names the file, and says why."""
+    message = refusal(load_images, name, folder, match=match)
+    assert file in message
+    return message
 
 
 @pytest.mark.parametrize("file", MNIST_FILES)
@@ -231,7 +229,7 @@ def refused(name, folder, file, match=None):
 def test_an_mnist_file_cut_short_is_named(tmp_path, file, pack, kept):
     path = write_mnist(tmp_path, pack=pack) / file
     path.write_bytes(path.read_bytes()[:kept])
-    refused("mnist", tmp_path, file)
+    assert_names_the_file("mnist", tmp_path, file)
 
 
 def header(magic=0x803, n=50, *sizes):
@@ -256,14 +254,14 @@ def header(magic=0x803, n=50, *sizes):
 )
 def test_a_foreign_mnist_file_is_named_with_what_was_seen(tmp_path, raw, match):
     (write_mnist(tmp_path) / MNIST_FILES[0]).write_bytes(raw)
-    refused("mnist", tmp_path, MNIST_FILES[0], match)
+    assert_names_the_file("mnist", tmp_path, MNIST_FILES[0], match)
 
 
 def test_labels_beyond_nine_are_refused(tmp_path):
     y = MNIST[0][1].copy()
     y[4] = 10
     (write_mnist(tmp_path) / MNIST_FILES[1]).write_bytes(idx(y))
-    refused("mnist", tmp_path, MNIST_FILES[1], "label 10 at image 4")
+    assert_names_the_file("mnist", tmp_path, MNIST_FILES[1], "label 10 at image 4")
 
 
 @pytest.mark.parametrize(
@@ -272,10 +270,9 @@ def test_labels_beyond_nine_are_refused(tmp_path):
 def test_a_gzip_stream_without_end_takes_no_memory(tmp_path, bomb):
     with gzip.open(write_mnist(tmp_path) / MNIST_FILES[1], "wb", compresslevel=1) as stream:
         stream.write(bomb + bytes(2**26))
-    tracemalloc.start()
-    refused("mnist", tmp_path, MNIST_FILES[1], "holds more")
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
+    _, peak = peak_memory(
+        lambda: assert_names_the_file("mnist", tmp_path, MNIST_FILES[1], "holds more")
+    )
     assert peak < 2**22  # of 64 MB that the stream would give
 
 
@@ -283,7 +280,7 @@ def test_a_gzip_stream_without_end_takes_no_memory(tmp_path, bomb):
 def test_a_binary_batch_cut_inside_an_image_is_named(tmp_path, kept):
     path = write_binary(tmp_path) / "data_batch_2.bin"
     path.write_bytes(path.read_bytes()[:kept])
-    refused("cifar10", tmp_path, "data_batch_2.bin", "not whole records of 3073")
+    assert_names_the_file("cifar10", tmp_path, "data_batch_2.bin", "not whole records of 3073")
 
 
 @pytest.mark.parametrize("name", BATCHES[1:])
@@ -291,29 +288,29 @@ def test_a_batch_cut_between_two_images_is_named(tmp_path, name):
     """The official batches are of one size; nothing else in the layout tells."""
     path = write_binary(tmp_path) / f"{name}.bin"
     path.write_bytes(path.read_bytes()[:-3073])
-    refused("cifar10", tmp_path, f"{name}.bin", "holds 19 images")
+    assert_names_the_file("cifar10", tmp_path, f"{name}.bin", "holds 19 images")
 
 
 def test_two_files_that_are_not_five_to_one_are_refused(tmp_path):
     write_binary(tmp_path, [labelled(9, 3072, 0), labelled(2, 3072, 1)], ["train", "test"])
-    refused("cifar10", tmp_path, "train.bin", "five for one")
+    assert_names_the_file("cifar10", tmp_path, "train.bin", "five for one")
 
 
 def test_a_binary_file_of_other_things_is_refused(tmp_path):
     """CIFAR-100 has two label bytes; text of the right length has labels far beyond 9."""
     path = write_binary(tmp_path) / "test_batch.bin"
     path.write_bytes(b"x" * 3073 * N)
-    refused("cifar10", tmp_path, "test_batch.bin", "label 120 at image 0")
+    assert_names_the_file("cifar10", tmp_path, "test_batch.bin", "label 120 at image 0")
 
 
 def test_a_file_far_too_large_is_refused_unread(tmp_path):
     with (write_binary(tmp_path) / "data_batch_1.bin").open("wb") as stream:
         stream.truncate(2**40)  # a hole: takes no disk
-    refused("cifar10", tmp_path, "data_batch_1.bin", "has more than 184380000 bytes")
+    assert_names_the_file("cifar10", tmp_path, "data_batch_1.bin", "has more than 184380000 bytes")
     (tmp_path / "data_batch_1.bin").unlink()
     with (write_python(tmp_path) / "data_batch_1").open("wb") as stream:
         stream.truncate(2**40)
-    refused("cifar10", tmp_path, "data_batch_1", "has more than 67108864 bytes")
+    assert_names_the_file("cifar10", tmp_path, "data_batch_1", "has more than 67108864 bytes")
 
 
 # Pickles are read, not run
@@ -341,7 +338,7 @@ def test_a_pickle_that_names_a_function_is_refused_and_nothing_runs(tmp_path, pr
     evil = Runs(Path.touch, trace)
     batch = {"data": CIFAR[0][0], "labels": CIFAR[0][1].tolist()}
     write_pickled(tmp_path, evil if place == "alone" else batch | {place: evil}, protocol)
-    text = refused("cifar10", tmp_path, "data_batch_1", "asks for '")
+    text = assert_names_the_file("cifar10", tmp_path, "data_batch_1", "asks for '")
     assert "pathlib" in text or "getattr" in text
     assert not trace.exists()
     pickle.loads((tmp_path / "data_batch_1").read_bytes())
@@ -375,17 +372,18 @@ def test_a_pickle_that_names_a_function_is_refused_and_nothing_runs(tmp_path, pr
 )
 def test_a_pickle_with_other_steps_is_refused(tmp_path, raw, match):
     write_pickled(tmp_path, raw)
-    refused("cifar10", tmp_path, "data_batch_1", match)
+    assert_names_the_file("cifar10", tmp_path, "data_batch_1", match)
 
 
 def test_a_few_bytes_of_pickle_take_no_memory(tmp_path):
     """With pickle the first takes 34 GB, as a memo of 2^31 places: python/cpython#115952."""
     for raw in (b"]r\xff\xff\xff\x7f.", b"B\xff\xff\xff\x7fabc."):
         write_pickled(tmp_path, raw)
-        tracemalloc.start()
-        refused("cifar10", tmp_path, "data_batch_1", "not a pickled batch")
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
+        _, peak = peak_memory(
+            lambda: assert_names_the_file(
+                "cifar10", tmp_path, "data_batch_1", "not a pickled batch"
+            )
+        )
         assert peak < 2**22
 
 
@@ -410,19 +408,19 @@ def test_a_few_bytes_of_pickle_take_no_memory(tmp_path):
 def test_a_batch_that_holds_other_things_is_refused(tmp_path, change, match, protocol):
     batch = {"data": CIFAR[0][0], "labels": CIFAR[0][1].tolist()} | change
     write_pickled(tmp_path, batch, protocol)
-    refused("cifar10", tmp_path, "data_batch_1", match)
+    assert_names_the_file("cifar10", tmp_path, "data_batch_1", match)
 
 
 def test_a_batch_of_cifar_100_is_refused(tmp_path):
     write_pickled(tmp_path, {"data": CIFAR[0][0], "fine_labels": [1] * N, "coarse_labels": [1] * N})
-    refused("cifar10", tmp_path, "data_batch_1", "labels")
+    assert_names_the_file("cifar10", tmp_path, "data_batch_1", "labels")
 
 
 def test_an_array_that_announces_more_than_it_holds_is_refused(tmp_path):
     raw = python_2(*CIFAR[0])
     for shape in (b"J\xff\xff\xff\x7fJ\xff\xff\xff\x7f", b"M\xff\xffM\0\x0c"):
         write_pickled(tmp_path, raw.replace(b"M\x14\0M\0\x0c", shape, 1))
-        refused("cifar10", tmp_path, "data_batch_1", "not a pickled batch")
+        assert_names_the_file("cifar10", tmp_path, "data_batch_1", "not a pickled batch")
 
 
 @pytest.mark.filterwarnings("ignore:invalid escape:DeprecationWarning")  # of pickletools
@@ -461,7 +459,7 @@ def some_images(per_class=60, name="cifar10", classes=(0, 1, 2)):
     return Images(name, draw(len(y)), y, draw(len(test_y)), test_y, (12,), Path())
 
 
-def federation_of(images, **options):
+def small_image_federation(images, **options):
     return image_federation(images, **({"n_users": 10, "n_samples": 8, "seed": 3} | options))
 
 
@@ -480,7 +478,7 @@ def test_no_image_has_two_owners_and_public_images_have_none(n_users, half, seed
 def test_each_user_has_both_classes_equally_and_its_groups_labels():
     """Section 5: {+1, -1} for classes 1 and 2 in one cluster, {-1, +1} in the other."""
     images = some_images()
-    federation = federation_of(images, classes=(2, 0))
+    federation = small_image_federation(images, classes=(2, 0))
     assert_array_equal(federation.groups, [0] * 5 + [1] * 5)
     for i, (_, _, y) in enumerate(federation):
         kinds = images.y[federation.train_rows[federation.rows(i)]]
@@ -493,11 +491,11 @@ def test_each_user_has_both_classes_equally_and_its_groups_labels():
 
 def test_the_seed_decides_and_a_user_is_the_same_among_few_and_many():
     images = some_images()
-    one, again, other = (federation_of(images, seed=s, flip=0.25) for s in (3, 3, 4))
+    one, again, other = (small_image_federation(images, seed=s, flip=0.25) for s in (3, 3, 4))
     assert_array_equal(one.X, again.X)
     assert_array_equal(one.y, again.y)
     assert (one.train_rows != other.train_rows).any()
-    few = federation_of(images, n_users=4, flip=0.25)
+    few = small_image_federation(images, n_users=4, flip=0.25)
     assert_array_equal(few.X, one.X[: 4 * 8])
     # Users 2 and 3 are of the other group among four: their labels turn, flipped ones as well.
     assert_array_equal(few.y[16:32], -one.y[16:32])
@@ -521,7 +519,7 @@ def test_every_layout_gives_the_same_users(tmp_path):
 def test_noisy_labels_are_a_share_of_each_users_and_never_of_the_test(flip, n_flipped):
     """CIFAR10N: "for each user we flip 20% of the labels", the test labels "remain unchanged"."""
     images = some_images()
-    clean, noisy = federation_of(images), federation_of(images, flip=flip)
+    clean, noisy = small_image_federation(images), small_image_federation(images, flip=flip)
     assert_array_equal(clean.X, noisy.X)
     assert_array_equal(clean.test_y, noisy.test_y)
     wrong = (clean.y != noisy.y).reshape(10, 8)
@@ -534,7 +532,7 @@ def test_noisy_labels_are_a_share_of_each_users_and_never_of_the_test(flip, n_fl
 
 def test_centring_uses_images_without_an_owner_only():
     images = some_images()
-    plain, centred = federation_of(images), federation_of(images, center=True)
+    plain, centred = small_image_federation(images), small_image_federation(images, center=True)
     mean = public_mean(images, plain.public_rows)
     # Sums of 40 numbers up to 1 in floating point: within some 40 ulps of the exact one.
     assert_allclose(mean, (images.X[plain.public_rows] / 255).mean(axis=0), rtol=1e-14)
@@ -544,7 +542,7 @@ def test_centring_uses_images_without_an_owner_only():
     owned = images.X.copy()
     owned[plain.train_rows] = 0
     changed = Images(images.name, owned, images.y, images.test_X, images.test_y, (12,), Path())
-    assert_array_equal(federation_of(changed, center=True).mean, mean)
+    assert_array_equal(small_image_federation(changed, center=True).mean, mean)
     assert_array_equal(public_mean(images, plain.public_rows[::-1]), mean)
 
 
@@ -553,17 +551,17 @@ def test_what_cannot_be_dealt_is_refused():
     with pytest.raises(
         ValueError, match=r"20 users with 4 images of class 0 each need 80, and .* 60"
     ):
-        federation_of(images, n_users=20)
+        small_image_federation(images, n_users=20)
     with pytest.raises(ValueError, match=r"n_samples=5, .* even"):
-        federation_of(images, n_samples=5)
+        small_image_federation(images, n_samples=5)
     with pytest.raises(ValueError, match="two different classes"):
-        federation_of(images, classes=(1, 1))
+        small_image_federation(images, classes=(1, 1))
     with pytest.raises(ValueError, match="flip=20 must be a share"):
-        federation_of(images, flip=20)
+        small_image_federation(images, flip=20)
     with pytest.raises(ValueError, match="at least two users"):
-        federation_of(images, n_users=1)
+        small_image_federation(images, n_users=1)
     with pytest.raises(ValueError, match="is left without an owner"):
-        federation_of(images, n_users=15, center=True)
+        small_image_federation(images, n_users=15, center=True)
 
 
 # The real files
@@ -572,7 +570,7 @@ def test_what_cannot_be_dealt_is_refused():
 @cache
 def real(name):
     try:
-        return load_images(name, DATA)
+        return load_images(name, SHARED_DATA)
     except ValueError as error:
         if "Nothing is downloaded" not in str(error):
             raise

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from dataclasses import replace
 
@@ -13,7 +11,6 @@ from numpy.testing import assert_allclose
 from scipy.spatial.distance import pdist
 
 from odcl import ConvexClustering, linear_federation, odcl, server_step
-from odcl.cli import main as cli
 from odcl.clustering.convex.separation import recovery_interval
 from odcl.clustering.kmeans.kmeanspp import kmeans_pp
 from odcl.clustering.labels import same_partition
@@ -35,6 +32,7 @@ from odcl.plan.uploads import draw_trials
 from odcl.report.pictures import available
 from odcl.risk.losses import Logistic, Squared
 from odcl.server.combine import average_by_cluster, combine_clusters
+from tests.helpers import run_python
 
 TINY = {"n_users": 12, "n_clusters": 2, "dim": 2, "active": 2, "separation": 2.0}
 SMALL = {"n_users": 24, "n_clusters": 3, "dim": 4, "active": 4, "separation": 2.0}
@@ -315,8 +313,7 @@ def test_a_plan_is_printed_for_people_and_shown_in_a_line(small_plan):
 
 def test_the_module_is_there_after_import_odcl():
     words = "import odcl; print(odcl.plan.scenario(n_clusters=4).n_users, 'plan' in dir(odcl))"
-    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["100", "True"]
+    assert run_python(words) == ["100 True"]
 
 
 def test_the_papers_threshold_is_that_of_the_theory_and_far_beyond(papers_plan):
@@ -378,21 +375,9 @@ def test_a_probability_of_one_is_never_reached():
 WORDS = ("--users", "20", "--clusters", "2", "--dim", "3", "--separation", "2", "--active", "3")
 
 
-@pytest.fixture
-def command(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-
-    def run(*words: str) -> tuple[int, str, str]:
-        code = cli.run_command(["plan", *words])
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return run
-
-
 def test_the_command_says_what_to_collect_and_draws_the_curve(command, tmp_path, monkeypatch):
     monkeypatch.setattr("odcl.plan.default.SECONDS", 0.7)  # ten runs
-    code, out, err = command(*WORDS, "--error", "0.01")
+    code, out, err = command("plan", *WORDS, "--error", "0.01")
     assert (code, err) == (0, "")
     assert "20 users in 2 groups" in out.splitlines()[0]
     assert "Collect " in out
@@ -405,13 +390,13 @@ def test_a_picture_of_an_earlier_plan_is_replaced_and_no_other_file(
 ):
     monkeypatch.setattr("odcl.plan.plan", lambda *_, **__: small_plan)
     picture = tmp_path / "odcl-plan.png"
-    assert [command()[0] for _ in range(2)] == [0, 0]
+    assert [command("plan")[0] for _ in range(2)] == [0, 0]
     picture.write_bytes(b"a holiday")
-    code, _, err = command()
+    code, _, err = command("plan")
     assert code == 2
     assert "say --force to replace it" in err
     assert picture.read_bytes() == b"a holiday"
-    assert command("--force")[0] == 0
+    assert command("plan", "--force")[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -429,7 +414,7 @@ def test_a_picture_of_an_earlier_plan_is_replaced_and_no_other_file(
     ],
 )
 def test_what_the_command_cannot_use_is_refused(command, words, said):
-    code, out, err = command(*words)
+    code, out, err = command("plan", *words)
     assert (code, out) == (2, "")
     assert said in err
 
@@ -441,7 +426,7 @@ def test_a_pilot_table_is_planned_from(command, tmp_path, monkeypatch):
     rows = np.column_stack([f.row_user, f.X, f.y])
     np.savetxt(tmp_path / "pilot.csv", rows, delimiter=",", header=header, comments="")
     code, out, _ = command(
-        "--pilot", "pilot.csv", "--user", "user", "--target", "y", "--users", "40"
+        "plan", "--pilot", "pilot.csv", "--user", "user", "--target", "y", "--users", "40"
     )
     assert code == 0
     assert "the pilot's" in out.lower()
@@ -451,11 +436,11 @@ def test_a_pilot_table_is_planned_from(command, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["plan", "diagnose"])
-def test_help_fits_80_columns(name, monkeypatch, capsys):
+def test_help_fits_80_columns(command, name, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    with pytest.raises(SystemExit):
-        cli.run_command([name, "--help"])
-    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+    said = command(name, "--help")
+    assert said.code == 0
+    assert max(map(len, said.out.splitlines())) <= 80
 
 
 def test_penalised_pilots_keep_their_penalty():

@@ -19,7 +19,7 @@ every_setting = pytest.mark.parametrize(
 )
 
 
-def rows_of(loss: Loss, n=40, p=3, seed=0):
+def rows_for(loss: Loss, n=40, p=3, seed=0):
     """Features, encoded targets and weights of one user."""
     rng = np.random.default_rng(seed)
     X, z = rng.normal(size=(n, p)), rng.normal(size=n)
@@ -41,7 +41,7 @@ def in_ball(dim, radius, rng):
 @every_loss
 @every_setting
 def test_gradient_and_hessian_are_the_derivatives_of_the_risk(loss, l2, fit_intercept, weighted):
-    X, y, weight = rows_of(loss)
+    X, y, weight = rows_for(loss)
     rng = np.random.default_rng(1)
     theta = 0.5 * rng.normal(size=loss.dim(3, fit_intercept))
     how = {"l2": l2, "fit_intercept": fit_intercept, "weight": weight if weighted else None}
@@ -59,7 +59,7 @@ def test_gradient_and_hessian_are_the_derivatives_of_the_risk(loss, l2, fit_inte
 @every_loss
 def test_weights_count_rows(loss):
     """Eq. (1) on a row of weight 3 is Eq. (1) on the row three times."""
-    X, y, _ = rows_of(loss, n=12)
+    X, y, _ = rows_for(loss, n=12)
     weight = np.arange(12) % 3 + 1
     theta = np.random.default_rng(2).normal(size=loss.dim(3, True))
     again = np.repeat(np.arange(12), weight)
@@ -71,7 +71,7 @@ def test_weights_count_rows(loss):
 
 @every_loss
 def test_the_intercept_has_no_penalty(loss):
-    X, y, _ = rows_of(loss)
+    X, y, _ = rows_for(loss)
     theta = np.ones(loss.dim(3, True))
     without, with_l2 = (loss.gradient(theta, X, y, l2=l2, fit_intercept=True) for l2 in (0.0, 5.0))
     pull = (with_l2 - without).reshape(4, loss.n_outputs)
@@ -84,7 +84,7 @@ def test_the_intercept_has_no_penalty(loss):
 @pytest.mark.parametrize("radius", [0.1, 1.0, 4.0])
 def test_every_hessian_in_the_ball_lies_between_mu_and_L(loss, l2, fit_intercept, weighted, radius):
     """Assumptions 3 and 7, over the ball of radius R."""
-    X, y, weight = rows_of(loss)
+    X, y, weight = rows_for(loss)
     how = {"l2": l2, "fit_intercept": fit_intercept, "weight": weight if weighted else None}
     constants = loss.constants(X, y, radius, **how)
     assert 0 <= constants.mu <= constants.L
@@ -99,7 +99,7 @@ def test_every_hessian_in_the_ball_lies_between_mu_and_L(loss, l2, fit_intercept
 def test_constants_are_attained():
     """L and mu are no idle bounds: the squared loss has them everywhere, others at theta = 0."""
     for loss in LOSSES:
-        X, y, _ = rows_of(loss)
+        X, y, _ = rows_for(loss)
         values = np.linalg.eigvalsh(loss.hessian(np.zeros(loss.dim(3, False)), X, y, l2=0.2))
         constants = loss.constants(X, y, 1e-9, l2=0.2)
         if loss.name != "huber":  # whose rows beyond delta have no curvature
@@ -110,7 +110,7 @@ def test_constants_are_attained():
 
 @every_loss
 def test_mu_is_zero_where_a_direction_is_flat(loss):
-    X, y, _ = rows_of(loss)
+    X, y, _ = rows_for(loss)
     collinear = np.column_stack([X, X[:, 0]])
     assert loss.constants(collinear, y, 1.0).mu == 0.0
     assert loss.constants(collinear, y, 1.0, l2=0.1).mu == pytest.approx(0.1, rel=1e-9)
@@ -120,7 +120,7 @@ def test_mu_is_zero_where_a_direction_is_flat(loss):
 @every_loss
 def test_far_out_everything_is_a_number(loss):
     """Line searches look far out: no overflow, and a smaller loss is a smaller number."""
-    _, y, _ = rows_of(loss)
+    _, y, _ = rows_for(loss)
     for size in (30.0, 700.0, 1e6):
         for sign in (-1.0, 1.0):
             z = np.full((1, len(y), loss.n_outputs), sign * size)
@@ -154,7 +154,7 @@ def test_small_losses_keep_their_digits():
 
 @every_loss
 def test_newton_sees_the_loss_at_one_go(loss):
-    _, y, _ = rows_of(loss)
+    _, y, _ = rows_for(loss)
     z = np.random.default_rng(4).normal(size=(2, len(y), loss.n_outputs))
     both = np.stack([y, y])
     value, slope, curve = loss.terms(z, both)
@@ -173,7 +173,7 @@ def test_multinomial_coefficients_sum_to_zero_over_the_classes():
     coef = theta @ loss.basis.T
     assert_allclose(coef.sum(axis=1), 0.0, atol=1e-14)
     assert_allclose((coef**2).sum(), (theta**2).sum())  # so the penalty is on all classes
-    X, y, _ = rows_of(loss)
+    X, y, _ = rows_for(loss)
     p = softmax(X @ coef, axis=1)
     assert_allclose(loss.mean(X @ theta), p, rtol=1e-12)
     cross_entropy = -np.log(p[np.arange(len(y)), y.astype(int)])
@@ -182,7 +182,7 @@ def test_multinomial_coefficients_sum_to_zero_over_the_classes():
 
 def test_two_classes_are_one_logistic_model():
     """Logits +-z/2 of two classes: the multinomial's theta is the logistic one over sqrt(2)."""
-    X, y, _ = rows_of(Logistic())
+    X, y, _ = rows_for(Logistic())
     theta = np.random.default_rng(6).normal(size=3)
     multinomial = Multinomial(2).risk(theta / np.sqrt(2), X, (y + 1) / 2)
     assert_allclose(multinomial, Logistic().risk(theta, X, y), rtol=1e-13)

@@ -23,6 +23,7 @@ from odcl.local.receive import refit_users
 from odcl.risk.losses import Logistic, Squared
 from odcl.server.combine import combine_clusters
 from odcl.server.step import server_step
+from tests.helpers import equal_users
 
 unhurried = settings(deadline=None, derandomize=True, max_examples=12)
 CLUSTERERS = ["auto", KMeansPP(4), KMeans(4, n_init=2), AgglomerativeClustering(4)]
@@ -51,7 +52,7 @@ def uploads_of_24(ids=None):
     return uploads if ids is None else replace(uploads, users=ids)
 
 
-def parts(step):
+def fields_by_kind(step):
     """The fields of a step that hold one row a user, and the others."""
     names = [f.name for f in fields(step)]
     a_user = ["users", "labels", "models", "probabilities", "dispersion", "others"]
@@ -70,7 +71,7 @@ def test_shuffling_the_uploads_changes_no_bit(clusterer, ids, combine, order):
     uploads = uploads_of_24(ids)
     step = server_step(uploads, clusterer, combine, seed=5, others="always")
     shuffled = server_step(uploads.take(order), clusterer, combine, seed=5, others="always")
-    a_user, at_once = parts(step)
+    a_user, at_once = fields_by_kind(step)
     for name in a_user:
         one, other = getattr(step, name), getattr(shuffled, name)
         assert (one is None) == (other is None)
@@ -279,13 +280,33 @@ def test_cross_validation_stays_local_where_groups_are_useless():
     assert_allclose(found.models, local.theta, atol=0.02)  # the others moved by a trifle
 
 
-def test_cross_validation_depends_on_the_users_own_stream():
-    federation = linear_federation(10, 12, n_clusters=1, dim=4, n_active=4, seed=6)
+def strengths_by_cross_validation(federation, center, ids, seed=3):
+    """What each user chooses on its way to ``center``, under these ids."""
+    federation = replace(federation, users=ids)
     local, step = local_and_step(federation)
-    how = {"fit_intercept": False, "seed": 3}
-    found = refit_users(federation, Squared(), local, step, "cv", **how)
-    again = refit_users(federation, Squared(), local, step, "cv", **how)
-    assert_array_equal(found.models, again.models)
+    step = replace(step, models=center, others=center)
+    how = {"fit_intercept": False, "seed": seed}
+    return refit_users(federation, Squared(), local, step, "cv", **how).strength
+
+
+def test_the_folds_of_cross_validation_follow_from_seed_and_id_and_not_from_the_batch():
+    """Each user keeps its rows and its center throughout: only its folds could change its choice.
+
+    All have the same whole numbers as features, so strengths are counted in one unit.
+    """
+    rng = np.random.default_rng(6)
+    m, n, dim = 30, 12, 4
+    X = np.tile(rng.integers(-3, 4, size=(n, dim)).astype(float), (m, 1))
+    center = rng.normal(size=(m, dim))
+    y = (X * np.repeat(center + 0.5, n, axis=0)).sum(axis=1) + 3 * rng.normal(size=m * n)
+    federation, ids = equal_users(X, y, m), np.arange(m)
+    found = strengths_by_cross_validation(federation, center, ids)
+    for company in (rng.permutation(m), ids[::-1], ids[:20], ids[7:9]):
+        part = federation.take(company)
+        again = strengths_by_cross_validation(part, center[company], ids[company])
+        assert_array_equal(again, found[company])
+    assert (strengths_by_cross_validation(federation, center, ids + m) != found).any()
+    assert (strengths_by_cross_validation(federation, center, ids, seed=4) != found).any()
 
 
 @pytest.mark.parametrize("refit", ["evidence", "cv", 5.0])

@@ -236,7 +236,7 @@ LOSSES = [Squared(), Huber(0.7), Huber(50.0), Logistic(), Multinomial(4), Poisso
 BOUNDS = {"n_features": 3, "row_norm": 1.5, "radius": 1.2, "least_eigenvalue": 0.1}
 
 
-def _rows(loss, rng, n):
+def rows_at_the_bounds(loss, rng, n):
     """Rows with ||x|| <= 1.5 and targets up to 4, many of them at the bounds."""
     x = rng.normal(size=(n, 3))
     x *= 1.5 / np.linalg.norm(x, axis=1, keepdims=True) * rng.choice([0.3, 1.0], (n, 1))
@@ -260,7 +260,7 @@ def test_constants_bound_gradients_and_hessians_of_every_row(loss, l2):
     rng = np.random.default_rng(0)
     is_label = isinstance(loss, Logistic | Multinomial)
     of = problem_constants(loss, **BOUNDS, target=None if is_label else 4.0, l2=l2)
-    X, y = _rows(loss, rng, 60)
+    X, y = rows_at_the_bounds(loss, rng, 60)
     assert of.dim == loss.dim(3, False)
     models = rng.normal(size=(len(y), 2, of.dim))
     models *= 1.2 / np.linalg.norm(models, axis=2, keepdims=True)
@@ -687,7 +687,7 @@ def test_table_1_says_why_it_leaves_a_number_out():
 # -- separation of given models -------------------------------------------------------------------
 
 
-def blobs(rng, sizes, dim=3, spread=1.0, gap=10.0):
+def models_on_axes(rng, sizes, dim=3, spread=1.0, gap=10.0):
     """Models around centres on the axes, and their clustering."""
     labels = np.repeat(np.arange(len(sizes)), sizes)
     centers = gap * np.eye(len(sizes), dim)
@@ -742,7 +742,7 @@ def by_the_definitions(theta, labels):
 @pytest.mark.parametrize("shift", [0.0, 1e6])
 def test_separation_is_what_the_definitions_say(gap, shift):
     rng = np.random.default_rng(1)
-    theta, labels = blobs(rng, [5, 9, 2], dim=4, gap=gap)
+    theta, labels = models_on_axes(rng, [5, 9, 2], dim=4, gap=gap)
     of = separation(theta + shift, labels)
     # A shift of 1e6 leaves ten digits of the models.
     expected = by_the_definitions(theta, labels)
@@ -751,7 +751,7 @@ def test_separation_is_what_the_definitions_say(gap, shift):
 
 def test_names_and_order_of_clusters_do_not_matter():
     rng = np.random.default_rng(2)
-    theta, labels = blobs(rng, [5, 9, 2])
+    theta, labels = models_on_axes(rng, [5, 9, 2])
     order = rng.permutation(16)
     one, other = separation(theta, labels), separation(theta[order], 7 - 3 * labels[order])
     for name in ("alpha", "center_separation", "proximity"):
@@ -766,7 +766,7 @@ def test_equation_4_implies_what_lemmas_1_and_2_derive_from_it(seed, c):
     """alpha just above what a lemma asks for: its method is guaranteed, by the weaker condition."""
     rng = np.random.default_rng(seed)
     sizes = rng.integers(1, 9, size=rng.integers(2, 5))
-    theta, labels = blobs(rng, sizes, dim=5, gap=1.0)
+    theta, labels = models_on_axes(rng, sizes, dim=5, gap=1.0)
     for wanted, guaranteed in [
         (lambda of: of.alpha_cc, lambda of: "ODCL-CC" in of.guaranteed),
         (lambda of: of.alpha_km, lambda of: "ODCL-KM" in of.guaranteed),
@@ -806,7 +806,7 @@ def test_spectral_kmeans_and_part_one_keep_the_guarantee():
     from odcl.clustering.kmeans.spectral import spectral_kmeans
     from odcl.clustering.labels import same_partition
 
-    theta, labels = blobs(np.random.default_rng(4), [12, 7, 5], spread=1e-3, gap=1.0)
+    theta, labels = models_on_axes(np.random.default_rng(4), [12, 7, 5], spread=1e-3, gap=1.0)
     of = separation(theta, labels)
     assert "ODCL-KM" in of.guaranteed
     assert of.part_one_guaranteed

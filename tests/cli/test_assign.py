@@ -1,0 +1,53 @@
+"""`odcl assign` finds the groups of new users."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+from numpy.testing import assert_array_equal
+
+from odcl import ODCLRegressor
+from odcl.data.tables import read_table
+from tests.helpers import NO_HOLDOUT, features_of, files_below, people, save_csv
+
+
+def test_assign_finds_the_groups_of_new_users(command):
+    command("fit", save_csv(people()), *NO_HOLDOUT, "--out", "run")
+    before = files_below("run")
+    new = people(n_users=6, seed=9).assign(user=lambda f: "new-" + f.user)
+    said = command("assign", "run", save_csv(new, "new.csv"), "--out", "groups.csv")
+    assert said.err == "odcl: 6 rows written to groups.csv\n"
+    answer = pd.read_csv("groups.csv")
+    columns = ["user", "group", "probability", "distance", "rows", "verdict"]
+    assert answer.columns.tolist() == columns
+    assert answer.group.tolist() == [0, 1] * 3
+    assert (answer.probability > 0.99).all()
+    assert (answer.verdict == "joins").all()
+    strange = people(n_users=1, seed=2).assign(user="strange", y=lambda f: 50 * f.a - 80)
+    said = command("assign", "run", save_csv(strange, "strange.csv"))
+    assert said.out.splitlines()[1].startswith("strange,-1,")
+    assert said.out.endswith("none of these\n")
+    assert files_below("run") == before
+
+
+def test_assign_add_makes_predict_know_the_users(command):
+    frame = people()
+    command("fit", save_csv(frame), *NO_HOLDOUT, "--out", "run")
+    Path("run/notes").mkdir()
+    Path("run/notes/mine.txt").write_text("kept")
+    new = people(n_users=3, seed=9).assign(user=lambda f: "new-" + f.user)
+    save_csv(new, "new.csv")
+    model = ODCLRegressor.load("run")
+    for user, rows in new.groupby("user"):
+        model.add_user(user, features_of(rows), rows.y.to_numpy())
+    assert command("assign", "run", "new.csv", "--add").code == 0
+    assert Path("run/notes/mine.txt").read_text() == "kept"
+    assert pd.read_csv("run/assignment.csv").user.tolist() == model.users_.tolist()
+    assert pd.read_csv("run/assignment.csv").group.tolist() == model.labels_.tolist()
+    command("predict", "run", "new.csv", "--out", "p.parquet")
+    expected = model.predict(features_of(new), users=new.user)
+    assert_array_equal(read_table("p.parquet")["prediction"].to_numpy(), expected)
+    said = command("assign", "run", "new.csv", "--add")
+    assert said.code == 2
+    assert "3 users of the table were in run before (such as 'new-u0')" in said.err

@@ -1,0 +1,472 @@
+"""`odcl fit` keeps its promises: what it prints, what it writes, what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from odcl import ODCLRegressor
+from odcl.data.tables import read_table
+from tests.helpers import (
+    NO_HOLDOUT,
+    ROLES,
+    Said,
+    features_of,
+    files_below,
+    people,
+    people_in_classes,
+    save_csv,
+)
+
+CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
+
+
+# -- fit -------------------------------------------------------------------------------------------
+
+
+def test_fit_writes_models_assignment_and_a_closing_table(command):
+    frame = people()
+    said = command("fit", save_csv(frame), *ROLES, "--out", "run")
+    assert (said.code, said.err) == (0, "")
+    assert said.out.startswith("8 users, 112 rows, 3 features, squared loss, 1 round. 2 groups")
+    names = ("one model per user", "one model for all", "the paper's setting", "odcl")
+    rows = {n: re.search(rf"^{n} +([\d.]+) +([\d.]+) +([\d.]+)$", said.out, re.M) for n in names}
+    report = json.loads(Path("run/report.json").read_text())
+    for name, entry in zip(names, report["comparison"]["table"], strict=True):
+        numbers = [entry["mean"], entry["median"], entry["worst"]]
+        assert_allclose([float(x) for x in rows[name].groups()], numbers, rtol=5e-3)
+    assert report["comparison"]["rows_held_out"] == 8 * 3
+    assert report["settings"]["fit_intercept"] is True
+    expected = {"models.safetensors", "model.json", "uploads.safetensors", "schema.json"}
+    expected |= {"report.json"}
+    assert set(files_below("run")) == expected | {"assignment.csv", "groups.csv"}
+    assignment = pd.read_csv("run/assignment.csv")
+    assert assignment.user.tolist() == [f"u{i}" for i in range(8)]
+    assert assignment.group.tolist() == [0, 1] * 4
+    assert assignment["rows"].tolist() == [14] * 8
+    groups = pd.read_csv("run/groups.csv")
+    assert_allclose(groups[["a", "b", "c"]], [[3, -2, 1], [-3, 2, 4]], atol=0.3)
+
+
+def test_the_command_fits_what_the_estimator_fits(command):
+    frame = people()
+    command("fit", save_csv(frame), *NO_HOLDOUT, "--out", "run", "--refit", "cv", "--seed", "3")
+    model = ODCLRegressor(refit="cv", random_state=3)
+    model.fit(features_of(frame), frame.y.to_numpy(), users=frame.user)
+    loaded = ODCLRegressor.load("run")
+    assert_array_equal(loaded.models_, model.models_)
+    assert_array_equal(loaded.users_, model.users_)
+
+
+@pytest.mark.parametrize(
+    ("words", "setting", "value"),
+    [
+        (("--combine", "samples"), "combine", "samples"),
+        (("--refit", "none"), "refit", None),
+        (("--refit", "0"), "refit", 0.0),
+        (("--clusters", "3"), "clusterer", 3),
+        (("--clusters", "convex"), "clusterer", "convex"),
+        (("--clusters", "spectral:2"), "clusterer", "spectral:2"),
+        (("--clusters", "gradient:2"), "clusterer", "gradient:2"),
+        (("--no-standardize",), "standardize", False),
+        (("--no-intercept",), "fit_intercept", False),
+        (("--curvature", "diagonal"), "curvature", "diagonal"),
+        (("--l2", "0.5"), "l2", 0.5),
+        (("--loss", "huber"), "loss", "huber"),
+        (("--jobs", "2"), "n_jobs", 2),
+    ],
+)
+def test_an_option_reaches_the_estimator_and_the_report(command, words, setting, value):
+    assert command("fit", save_csv(people()), *NO_HOLDOUT, "--out", "run", *words).code == 0
+    assert json.loads(Path("run/report.json").read_text())["settings"][setting] == value
+    kept = ODCLRegressor.load("run").get_params()[setting]
+    if setting == "clusterer" and ":" in str(value):
+        assert {"spectral": "SpectralKMeans", "gradient": "GradientClustering"}[value[:-2]] in kept
+    else:
+        assert kept == value
+
+
+def test_the_papers_setting_is_reported_as_what_it_is(command):
+    said = command("fit", save_csv(people()), *ROLES, "--out", "run", "--paper", "--clusters", "2")
+    assert said.code == 0
+    assert not re.search(r"^odcl ", said.out, flags=re.MULTILINE)
+    report = json.loads(Path("run/report.json").read_text())
+    kept = {k: report["settings"][k] for k in ("method", "combine", "refit", "standardize")}
+    assert kept == {"method": "paper", "combine": "mean", "refit": None, "standardize": False}
+    assert [row["method"] for row in report["comparison"]["table"]] == ["local", "pooled", "paper"]
+
+
+def test_columns_are_named_one_by_one_or_with_commas_and_may_hold_commas(command):
+    frame = people().rename(columns={"a": "size, cm", "b": "größe b", "user": "the user"})
+    frame["size"], frame["note"] = 1.5, "text"
+    roles = ("--user", "the user", "--target", "y", "--holdout", "0", "--out", "run", "--force")
+
+    def features(*words):
+        assert command("fit", save_csv(frame), *roles, *words).code == 0
+        return json.loads(Path("run/schema.json").read_text())["features"]
+
+    assert features("--features", "size, cm", "--features", "c,größe b") == [
+        "size, cm",
+        "c",
+        "größe b",
+    ]
+    assert features("--drop", "note, size") == ["size, cm", "größe b", "c"]
+    assert features("--drop", "size, cm", "--categorical", "note")[:2] == ["größe b", "c"]
+
+
+def test_a_category_with_a_comma_in_its_name_leaves_a_number_a_number(command):
+    frame = people().assign(**{"a,b": np.tile(["x", "y"], 56)})
+    assert (
+        command("fit", save_csv(frame), *NO_HOLDOUT, "--categorical", "a,b", "--out", "run").code
+        == 0
+    )
+    schema = json.loads(Path("run/schema.json").read_text())
+    assert list(schema["levels"]) == ["a,b"]
+    assert {"a", "b"} <= set(schema["fill"])
+
+
+@pytest.mark.parametrize("kind", [".csv", ".csv.gz", ".tsv", ".parquet", "folder"])
+def test_tables_of_every_kind_give_the_same_fit(command, kind):
+    frame = people()
+    command("fit", save_csv(frame), *NO_HOLDOUT, "--out", "run")
+    path = Path(f"other{kind}")
+    if kind == "folder":
+        path.mkdir()
+        frame[:50].to_csv(path / "1.csv", index=False)
+        frame[50:].to_parquet(path / "2.parquet", index=False)
+    elif kind == ".parquet":
+        frame.to_parquet(path)
+    else:
+        frame.to_csv(path, index=False, sep="\t" if kind == ".tsv" else ",")
+    assert command("fit", path, *NO_HOLDOUT, "--out", "other").code == 0
+    assert files_below("other")["models.safetensors"] == files_below("run")["models.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("target", "words", "loss"),
+    [
+        (lambda y: y, (), "squared"),
+        (lambda y: y > y.median(), (), "logistic"),
+        (lambda y: np.where(y > y.median(), "ja", "nein"), (), "logistic"),
+        (lambda y: pd.qcut(y, 3, labels=["lo", "mid", "hi"]).astype(str), (), "multinomial"),
+        (lambda y: pd.qcut(y, 3, labels=[0, 1, 2]).astype(int), (), "squared"),
+        (lambda y: pd.qcut(y, 3, labels=[0, 1, 2]).astype(int), "logistic", "multinomial"),
+        (lambda y: (y - y.min()).round().astype(int), "poisson", "poisson"),
+    ],
+    ids=["number", "bool", "text", "three", "integers", "classes", "counts"],
+)
+def test_the_target_decides_on_the_loss_unless_one_is_named(command, target, words, loss):
+    frame = people()
+    frame["y"] = target(frame.y)
+    words = ("--loss", words) if words else ()
+    said = command("fit", save_csv(frame), *NO_HOLDOUT, *words, "--out", "run")
+    assert said.code == 0
+    assert f" {loss} loss" in said.out
+    predicted = command("predict", "run", "table.csv")
+    assert predicted.code == 0
+    if loss in ("logistic", "multinomial"):
+        rows = pd.read_csv("table.csv").y.astype(str).str.lower()
+        guess = [line.split(",")[2] for line in predicted.out.splitlines()[1:]]
+        assert np.mean(np.array(guess) == rows.to_numpy()) > 0.7
+        assert predicted.out.splitlines()[0].count("p(") == rows.nunique()
+
+
+# -- refused ---------------------------------------------------------------------------------------
+
+STORES = people()
+
+
+def changed(column, row, value):
+    frame = STORES.copy()
+    frame[column] = frame[column].astype(object)
+    frame.loc[row, column] = value
+    return frame
+
+
+REFUSED = {
+    "missing column": (STORES, ("--drop", "z"), "'z' is not in the table"),
+    "near column": (STORES.rename(columns={"a": "price"}), ("--drop", "Pirce"), "mean 'price'?"),
+    "empty table": (STORES[:0], (), "a table needs a line of column names, then rows"),
+    "text": (
+        changed("b", 4, "abc"),
+        (),
+        "'b' holds text where numbers are needed: row 5 has 'abc'",
+    ),
+    "text options": (changed("b", 4, "abc"), (), "--categorical b to use it as categories, or --"),
+    "slip": (changed("y", 9, "abc"), (), "'y' holds text where numbers are needed: row 10 has"),
+    "missing": (changed("c", 7, None), (), "'c' has no value in row 8"),
+    "missing options": (changed("c", 7, None), (), "--missing drop (leave these rows out), --miss"),
+    "infinite": (changed("a", 2, "inf"), (), "'a' is infinite in row 3"),
+    "one user": (STORES[:14], (), "The table has one user, and groups need several"),
+    "few users": (STORES[:28], ("--clusters", "3"), "has 2 users and 3 groups were asked for"),
+    "few for K-means": (STORES[:28], ("--clusters", "kmeans:9"), "2 users and 9 groups"),
+    "no classes": (STORES, ("--loss", "logistic"), "112 distinct values"),
+    "names": (STORES.assign(y=[f"n{i}" for i in range(112)]), (), "labels that are not classes"),
+    "one class": (STORES.assign(y="yes"), (), "needs two classes or more"),
+    "negative counts": (STORES, ("--loss", "poisson"), "counts are 0, 1, 2, ..."),
+    "huge target": (STORES.assign(y=STORES.y * 1e200), (), "express it in another unit"),
+    "no feature": (STORES[["user", "y"]], (), "No feature is left"),
+}
+
+
+@pytest.mark.parametrize(("frame", "words", "told"), REFUSED.values(), ids=REFUSED)
+def test_a_table_that_cannot_be_fitted_is_refused_in_one_line(command, frame, words, told):
+    said = command("fit", save_csv(frame), *ROLES, *words, "--out", "run")
+    assert (said.code, said.out) == (2, "")
+    assert told in said.err
+    assert re.fullmatch(r"odcl: [^\n]+\n", said.err)
+    assert list(files_below()) == ["table.csv"]
+
+
+def test_a_user_column_that_is_not_there_is_refused_with_the_nearest(command):
+    said = command("fit", save_csv(STORES), "--user", "usr", "--target", "y", "--out", "run")
+    assert said.code == 2
+    assert "Column 'usr' is not in the table; did you mean 'user'?" in said.err
+
+
+@pytest.mark.parametrize(
+    ("out", "words", "told"),
+    [
+        ("old", (), "old exists already"),
+        ("none/run", ("--force",), "there is no folder none"),
+        ("table.csv", ("--force",), "table.csv is a file"),
+        ("thesis", ("--force",), "holds what odcl did not write (such as 'chapter.txt')"),
+        (".", ("--force",), "the folder you work in"),
+    ],
+)
+def test_an_output_folder_is_refused_before_the_work(command, monkeypatch, out, words, told):
+    save_csv(people())
+    Path("old").mkdir()
+    Path("thesis").mkdir()
+    Path("thesis/chapter.txt").write_text("years of work")
+    monkeypatch.setattr("odcl.cli.run.read_source", None)
+    before = files_below()
+    said = command("fit", "table.csv", *NO_HOLDOUT, "--out", out, *words)
+    assert said.code == 2
+    assert told in said.err
+    assert files_below() == before
+
+
+def test_force_replaces_a_run_as_a_whole(command):
+    save_csv(people())
+    command("fit", "table.csv", *NO_HOLDOUT, "--out", "run", "--seed", "1")
+    shutil.copy("run/model.json", "run/picture.png")  # a file of ours that the new run lacks
+    said = command("fit", "table.csv", *NO_HOLDOUT, "--out", "run", "--paper", "--force")
+    assert said.code == 0
+    assert "picture.png" not in files_below("run")
+    assert ODCLRegressor.load("run").method == "paper"
+    assert [name for name in os.listdir() if name.startswith(".")] == []
+
+
+# -- accepted, with a notice -----------------------------------------------------------------------
+
+
+def one_class(frame):
+    rng = np.random.default_rng(0)
+    frame = frame.assign(y=np.where(frame.a + rng.normal(size=len(frame)) > 0, "yes", "no"))
+    frame.loc[frame.user.isin(["u1", "u2"]), "y"] = "yes"
+    return frame
+
+
+TAKEN = {
+    "one row": (
+        lambda f: pd.concat([f, f[:1].assign(user="solo"), f[1:2].assign(user="duo")]),
+        ["2 users with a single row"],
+    ),
+    "one class": (one_class, ["2 users with a single class"]),
+    "constant": (
+        lambda f: f.assign(k=1.0, zero=0, only="same"),
+        ["3 constant columns (k, zero, only)"],
+    ),
+    "repeated": (
+        lambda f: pd.concat([f, f[:3], f[:3], f[20:21].assign(user="u5")]),
+        ["6 rows repeat another row of the same user"],
+    ),
+    "repeated once": (lambda f: pd.concat([f, f[:1]]), ["1 row repeats another row of the same"]),
+    "scales": (
+        lambda f: f.assign(a=f.a * 1e12, b=f.b * 1e-12),
+        ["2 columns at an extreme scale (a, b), brought to a common scale"],
+    ),
+    "no id": (
+        lambda f: f.assign(user=f.user.where(f.user != "u3")),
+        ["14 rows without a user's id, taken as one user"],
+    ),
+    "dropped": (
+        lambda f: f.assign(a=f.a.where(f.index != 4), y=f.y.where(f.index > 2)),
+        ["4 rows left out for want of a value"],
+    ),
+    "two values": (
+        lambda f: f.assign(y=(f.y > 5).astype(int)),
+        ["'y' has two values: for classes say --loss logistic"],
+    ),
+    "nothing": (lambda f: f, []),
+}
+
+
+@pytest.mark.parametrize(("change", "told"), TAKEN.values(), ids=TAKEN)
+def test_what_is_odd_is_fitted_all_the_same_and_counted(command, change, told):
+    frame = change(people())
+    words = ("--categorical", "only") if "only" in frame else ()
+    words += ("--missing", "drop") if frame.isna().drop(columns="user").any(axis=None) else ()
+    said = command("fit", save_csv(frame), *NO_HOLDOUT, *words, "--out", "run")
+    assert said.code == 0
+    lines = said.err.splitlines()
+    assert len(lines) == len(told)
+    for line, text in zip(lines, told, strict=True):
+        assert line.startswith(f"odcl: {text}")
+    assert json.loads(Path("run/report.json").read_text())["notices"] == [x[6:] for x in lines]
+    missing = ("--missing", "drop") if "drop" in words else ()
+    assert command("predict", "run", "table.csv", *missing).code == 0
+
+
+def test_missing_values_are_filled_in_and_counted(command):
+    frame = people()
+    frame.loc[[3, 50], "a"] = np.nan
+    frame.loc[8, "b"] = np.nan
+    said = command("fit", save_csv(frame), *NO_HOLDOUT, "--missing", "mean", "--out", "run")
+    assert said.err == "odcl: 3 missing values filled in (a: 2, b: 1)\n"
+
+
+def test_quiet_says_nothing_but_errors(command):
+    frame = pd.concat([people(), people()[:3]]).assign(k=1)
+    said = command("fit", save_csv(frame), *NO_HOLDOUT, "--out", "run", "--quiet")
+    assert (said.code, said.err) == (0, "")
+    assert "2 groups" in said.out
+    assert command("predict", "run", "table.csv", "--out", "p.csv", "-q") == Said(0, "", "")
+    assert command("fit", "table.csv", *NO_HOLDOUT, "--out", "run", "--quiet").err.count("\n") == 1
+
+
+def test_all_users_with_one_row_are_fitted_without_a_comparison(command):
+    frame = people(n_users=30, n=1)
+    said = command("fit", save_csv(frame), *ROLES, "--out", "run")
+    assert said.code == 0
+    assert "odcl: no comparison: every user has a single row" in said.err
+    assert "held-out" not in said.out
+
+
+def test_a_class_with_one_row_is_never_held_out_as_a_whole(command):
+    for row in range(5):  # with half of the rows held out, some are
+        frame = people(n_users=4, n=5).assign(y="no")
+        frame.loc[row, "y"] = "yes"
+        words = ("--holdout", "0.5", "--out", "run", "--force")
+        assert command("fit", save_csv(frame), *ROLES, *words).code == 0
+
+
+def test_two_users_are_enough(command):
+    assert command("fit", save_csv(people(n_users=2)), *ROLES, "--out", "run").code == 0
+    assert command("fit", "table.csv", *ROLES, "--paper", "--out", "other").code == 0
+
+
+def test_a_warning_becomes_a_notice_of_one_line(command, monkeypatch):
+    def warn(*_, **__):
+        warnings.warn("two\nlines", UserWarning, stacklevel=2)
+        warnings.warn("overflow encountered in matmul", RuntimeWarning, stacklevel=1)
+        raise ValueError("and an error")
+
+    monkeypatch.setattr("odcl.cli.run.read_source", warn)
+    said = command("fit", save_csv(people()), *NO_HOLDOUT, "--out", "run")
+    assert said.err == "odcl: two lines\nodcl: and an error\n"
+
+
+# -- ids and names ---------------------------------------------------------------------------------
+
+IDS = {
+    "text": ["u0", "u1", "u2", "u3"],
+    "integers": [3, 1, 20, 100],
+    "leading zeros": ["007", "7", "07", "0"],
+    "mixed": ["7", "u7", "7.5", None],
+    "odd text": ["a,b", 'say "no"', "two\nlines", "Zürich 北京"],
+    "large": [2**53, 2**53 + 1, 2**60, 5],
+}
+
+
+@pytest.mark.parametrize("ids", IDS.values(), ids=IDS)
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_ids_of_every_kind_come_back_as_they_were(command, ids, kind):
+    frame = people(n_users=4)
+    owner = frame.user.str[1:].astype(int)
+    given = pd.Series(ids, dtype=object if None in ids else None)
+    frame["user"] = given[owner].to_numpy()
+    path = save_csv(frame) if kind == "csv" else Path("table.parquet")
+    frame.to_parquet("table.parquet")
+    assert command("fit", path, *NO_HOLDOUT, "--out", "run").code == 0
+    assigned = read_table("run/assignment.csv", text=("user",))["user"].to_pylist()
+    assert sorted(map(str, assigned)) == sorted(map(str, ids))
+    said = command("predict", "run", path, "--out", f"p.{kind}")
+    assert said.code == 0
+    predicted = read_table(f"p.{kind}", text=("user",))["user"].to_pylist()
+    assert predicted == [None if pd.isna(u) else u for u in frame.user.tolist()]
+
+
+def test_columns_called_as_ours_keep_their_names_and_ours_give_way(command):
+    frame = people().rename(columns={"user": "group", "a": "users", "b": "rows", "c": "row"})
+    roles = ("--user", "group", "--target", "y", "--holdout", "0")
+    assert command("fit", save_csv(frame), *roles, "--out", "run").code == 0
+    assignment = pd.read_csv("run/assignment.csv")
+    assert assignment.columns.tolist()[:3] == ["group", "odcl_group", "rows"]
+    assert assignment.group.tolist() == [f"u{i}" for i in range(8)]
+    groups = pd.read_csv("run/groups.csv")
+    assert groups.columns[:2].tolist() == ["group", "odcl_users"]
+    assert_allclose(groups[["users", "rows", "row"]], [[3, -2, 1], [-3, 2, 4]], atol=0.3)
+    newcomer = frame[frame.group == "u0"].assign(group="new")
+    assert command("assign", "run", save_csv(newcomer, "new.csv"), "--add").code == 0
+    assert pd.read_csv("run/assignment.csv").tail(1).to_numpy().tolist()[0][:3] == ["new", 0, 14]
+    frame = people().rename(columns={"user": "row", "a": "prediction"})
+    command(
+        "fit", save_csv(frame), "--user", "row", "--target", "y", "--out", "run2", "--holdout", "0"
+    )
+    header = command("predict", "run2", "table.csv").out.splitlines()[0]
+    assert header == "row,odcl_row,prediction"
+
+
+# -- what comes out --------------------------------------------------------------------------------
+
+
+def test_the_same_seed_gives_the_same_output_and_the_same_files(command):
+    save_csv(people_in_classes(3))
+    first = command("fit", "table.csv", *ROLES, "--out", "run", "--seed", "5")
+    before = files_below("run")
+    second = command("fit", "table.csv", *ROLES, "--out", "run", "--seed", "5", "--force")
+    assert first == second
+    assert files_below("run") == before
+    other = command("fit", "table.csv", *ROLES, "--out", "run", "--seed", "6", "--force")
+    assert other.out != first.out
+
+
+def test_a_pipe_gets_neither_colours_nor_control_characters(command):
+    frame = people(n_users=3)
+    frame["user"] = frame.user.map({"u0": "\x1b[31mred", "u1": "bell\a", "u2": "u2" * 40})
+    save_csv(frame)
+    for words in (("fit", "table.csv", *ROLES, "--out", "run"), ("fit", "--help")):
+        said = command(*words)
+        assert not CONTROL.search(said.out + said.err)
+        assert max(map(len, said.out.splitlines())) < 200
+
+
+@pytest.mark.parametrize("factor", [1e6, 1e-6, 2.0**40])
+def test_the_unit_of_a_column_changes_neither_groups_nor_predictions(command, factor):
+    """Features are standardised first; powers of two change not even a bit of the models."""
+    frame = people(seed=4)
+    command("fit", save_csv(frame), *NO_HOLDOUT, "--out", "run")
+    command(
+        "fit",
+        save_csv(frame.assign(b=frame.b * factor), "scaled.csv"),
+        *NO_HOLDOUT,
+        "--out",
+        "scaled",
+    )
+    assert files_below("run")["assignment.csv"] == files_below("scaled")["assignment.csv"]
+    command("predict", "run", "table.csv", "--out", "p.csv")
+    command("predict", "scaled", "scaled.csv", "--out", "q.csv")
+    p, q = (read_table(name).to_pandas() for name in ("p.csv", "q.csv"))
+    # The sums that give means and scales are rounded in other places: some hundreds of ulps.
+    assert_allclose(p.prediction, q.prediction, rtol=1e-12, atol=1e-12)

@@ -1,0 +1,148 @@
+"""`odcl predict` gives what the saved model gives, and refuses what it cannot use."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+from odcl import ODCLClassifier, ODCLRegressor
+from odcl.data.tables import read_table
+from tests.helpers import (
+    NO_HOLDOUT,
+    Said,
+    features_of,
+    files_below,
+    people,
+    people_in_classes,
+    save_csv,
+)
+
+
+def test_predict_gives_exactly_what_the_loaded_estimator_gives(command):
+    frame = people()
+    command("fit", save_csv(frame), *NO_HOLDOUT, "--out", "run")
+    expected = ODCLRegressor.load("run").predict(features_of(frame), users=frame.user)
+    said = command("predict", "run", "table.csv")
+    assert said.err == ""
+    Path("stdout.csv").write_text(said.out)
+    for name in ("p.csv", "p.parquet", "p.tsv"):
+        told = command("predict", "run", "table.csv", "--out", name)
+        assert told == Said(0, "", f"odcl: 112 rows written to {name}\n")
+    for name in ("stdout.csv", "p.csv", "p.parquet", "p.tsv"):
+        answer = read_table(name)
+        assert answer.column_names == ["user", "row", "prediction"]
+        assert_array_equal(answer["prediction"].to_numpy(), expected)
+        assert answer["row"].to_pylist() == list(range(1, 113))
+    assert Path("p.csv").read_text() == said.out
+
+
+def test_probabilities_are_those_of_the_loaded_classifier(command):
+    frame = people_in_classes(3)
+    command("fit", save_csv(frame), *NO_HOLDOUT, "--out", "run")
+    model = ODCLClassifier.load("run")
+    command("predict", "run", "table.csv", "--out", "p.csv")
+    answer = read_table("p.csv")
+    assert answer.column_names[3:] == ["p(low)", "p(mid)", "p(top)"]
+    p = np.column_stack([answer[name].to_numpy() for name in answer.column_names[3:]])
+    assert_array_equal(p, model.predict_proba(features_of(frame), users=frame.user))
+    names = np.array(["low", "mid", "top"])
+    assert_array_equal(answer["prediction"].to_pylist(), names[p.argmax(axis=1)])
+
+
+def test_predict_needs_no_target_and_ignores_order_and_other_columns(command):
+    frame = people()
+    command("fit", save_csv(frame), *NO_HOLDOUT, "--out", "run")
+    expected = command("predict", "run", "table.csv")
+    frame = frame.drop(columns="y").assign(extra="x")[["c", "extra", "user", "b", "a"]]
+    assert command("predict", "run", save_csv(frame, "other.csv")) == expected
+
+
+def test_a_run_can_be_moved(command):
+    command("fit", save_csv(people()), *NO_HOLDOUT, "--out", "run")
+    expected = command("predict", "run", "table.csv")
+    Path("elsewhere").mkdir()
+    shutil.move("run", "elsewhere/moved")
+    assert command("predict", "elsewhere/moved", "table.csv") == expected
+
+
+def test_a_user_that_was_not_in_the_fit_is_refused_with_the_options(command):
+    frame = people()
+    command("fit", save_csv(frame[frame.user != "u6"]), *NO_HOLDOUT, "--out", "run")
+    save_csv(frame, "all.csv")
+    said = command("predict", "run", "all.csv")
+    assert (said.code, said.out) == (2, "")
+    assert "1 of 8 users was not in the fit (such as 'u6')" in said.err
+    for option in ("--unknown pooled", "--unknown nearest", "odcl assign run TABLE --add"):
+        assert option in said.err
+    known = command("predict", "run", "table.csv").out.splitlines()
+    for how, model in (("pooled", "one model for all"), ("nearest", "the nearest group's model")):
+        said = command("predict", "run", "all.csv", "--unknown", how)
+        assert said.err == f"odcl: 1 user not in the fit, predicted by {model}\n"
+        lines = said.out.splitlines()
+        assert lines[: 6 * 14 + 1] == known[: 6 * 14 + 1]
+        assert len(lines) == 8 * 14 + 1
+
+
+def test_a_category_that_was_not_in_the_fit_is_refused_or_read_as_the_commonest(command):
+    frame = people().assign(town=np.tile(["Ulm", "Ulm", "Bonn", "Köln"], 28))
+    command("fit", save_csv(frame), *NO_HOLDOUT, "--categorical", "town", "--out", "run")
+    frame.loc[frame.index < 5, "town"] = "Rom"
+    save_csv(frame, "new.csv")
+    said = command("predict", "run", "new.csv")
+    assert said.code == 2
+    assert "'town' has level 'Rom' in row 1" in said.err
+    assert "--unseen reference" in said.err
+    said = command("predict", "run", "new.csv", "--unseen", "reference")
+    assert said.err == "odcl: 5 rows with a new level of 'town', read as 'Ulm'\n"
+    frame.loc[frame.index < 5, "town"] = "Ulm"
+    assert command("predict", "run", save_csv(frame, "ulm.csv")).out == said.out
+
+
+def test_missing_values_at_prediction_are_refused_dropped_or_filled(command):
+    frame = people()
+    command("fit", save_csv(frame), *NO_HOLDOUT, "--out", "run")
+    frame.loc[4, "a"] = np.nan
+    save_csv(frame, "gap.csv")
+    said = command("predict", "run", "gap.csv")
+    assert said.code == 2
+    assert "'a' has no value in row 5" in said.err
+    assert "--drop" not in said.err
+    dropped = command("predict", "run", "gap.csv", "--missing", "drop")
+    assert dropped.err == "odcl: 1 row left out for want of a value\n"
+    rows = [int(line.split(",")[1]) for line in dropped.out.splitlines()[1:]]
+    assert rows == [i for i in range(1, 113) if i != 5]
+    assert command("predict", "run", "gap.csv", "--missing", "mean").err.endswith("in (a: 1)\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("predict", "nowhere", "table.csv"), "nowhere is not a saved model"),
+        (("predict", "empty", "table.csv"), "empty is not a saved model"),
+        (("predict", "run", "nothing.csv"), "no file or folder nothing.csv"),
+        (("predict", "run", "tabel.csv"), "did you mean 'table.csv'?"),
+        (("predict", "run", "table.csv", "--out", "p.xlsx"), "must end in one of .csv"),
+        (("assign", "run", "table.csv", "--out", "p.txt", "--add"), "must end in one of .csv"),
+        (("predict", "run", "table.csv", "--out", "no/p.csv"), "there is no folder no"),
+        (("predict", "run", "table.csv", "--out", "./table.csv"), "where table.csv is read from"),
+        (("assign", "run", "table.csv", "--out", "run/groups.csv"), "a file of the run itself"),
+        (("assign", "run", "without.csv"), "'y' is not in the table"),
+        (("predict", "damaged", "table.csv"), "schema.json is damaged"),
+    ],
+)
+def test_a_run_or_table_that_cannot_be_used_is_refused_in_one_line(command, words, told):
+    save_csv(people().drop(columns="y"), "without.csv")
+    command("fit", save_csv(people()), *NO_HOLDOUT, "--out", "run")
+    Path("empty").mkdir()
+    shutil.copytree("run", "damaged")
+    Path("damaged/schema.json").write_text("{")
+    before = files_below()
+    said = command(*words)
+    assert (said.code, said.out) == (2, "")
+    assert told in said.err
+    assert said.err.count("\n") == 1
+    assert files_below() == before

@@ -1,0 +1,177 @@
+"""The command as a process: full disks, interrupts, pipes and terminals."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tests.helpers import NO_HOLDOUT, ROLES, files_below, full_disk, people, save_csv, start_python
+
+# -- things that go wrong --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "writer",
+    [
+        "safetensors.numpy.save_file",
+        "odcl.cli.rundir._write_json",
+        "odcl.cli.rundir.write_table",
+        "odcl.cli.rundir._draw",
+        "os.fsync",
+        "os.rename",
+    ],
+)
+def test_a_full_disk_leaves_the_old_run_whole_and_no_litter(command, monkeypatch, writer):
+    save_csv(people())
+    command("fit", "table.csv", *NO_HOLDOUT, "--out", "run")
+    before = files_below()
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, full_disk)
+        said = command("fit", "table.csv", *NO_HOLDOUT, "--paper", "--out", "run", "--force")
+        assert said.code == 1
+        assert said.err == "odcl: No space left on device.\n"
+        fresh = command("fit", "table.csv", *NO_HOLDOUT, "--out", "fresh")
+        assert (fresh.code, fresh.out) == (1, "")
+    assert files_below() == before
+    assert os.listdir() == ["run", "table.csv"] or os.listdir() == ["table.csv", "run"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("predict", "run", "table.csv", "--out", "p.csv"), ("assign", "run", "n.csv", "--add")],
+)
+def test_a_full_disk_leaves_predictions_and_runs_as_they_were(command, monkeypatch, words):
+    command("fit", save_csv(people()), *NO_HOLDOUT, "--out", "run")
+    save_csv(people(n_users=1).assign(user="new"), "n.csv")
+    Path("p.csv").write_text("old")
+    before = files_below()
+    monkeypatch.setattr("os.fsync", full_disk)
+    said = command(*words)
+    assert (said.code, said.err) == (1, "odcl: No space left on device.\n")
+    assert files_below() == before
+
+
+def test_a_file_that_cannot_be_written_is_named(command, monkeypatch):
+    def denied(*_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied", "secret/table.csv")
+
+    monkeypatch.setattr("odcl.cli.run.read_table", denied)
+    said = command("fit", save_csv(people()), *NO_HOLDOUT, "--out", "run")
+    assert (said.code, said.err) == (1, "odcl: secret/table.csv: Permission denied.\n")
+
+
+SLOW = """
+import sys, time, odcl.cli.{module} as module
+def slow(*_, **__):
+    print("now", flush=True)
+    time.sleep(60)
+module.{name} = slow
+sys.argv = ["odcl", *sys.argv[1:]]
+from odcl.cli.main import main
+main()
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+@pytest.mark.parametrize(
+    ("place", "number", "code"),
+    [
+        (("run", "accepted"), signal.SIGINT, 130),  # after a fit
+        (("rundir", "_draw"), signal.SIGINT, 130),  # while the files are written
+        (("rundir", "_draw"), signal.SIGTERM, 143),
+    ],
+)
+def test_an_interrupt_leaves_the_old_run_whole_and_no_litter(command, place, number, code):
+    command("fit", save_csv(people()), *NO_HOLDOUT, "--out", "run")
+    before = files_below()
+    script = SLOW.format(module=place[0], name=place[1])
+    words = ["fit", "table.csv", *NO_HOLDOUT, "--paper", "--out", "run", "--force"]
+    process = start_python("-c", script, *words)
+    assert process.stdout.readline() == "now\n"
+    process.send_signal(number)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == code
+    assert err == ("odcl: interrupted.\n" if number == signal.SIGINT else "")
+    assert files_below() == before
+    assert sorted(os.listdir()) == ["run", "table.csv"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes")
+def test_a_reader_who_has_seen_enough_ends_the_command_in_silence(command):
+    frame = pd.concat([people()] * 60)
+    command("fit", save_csv(people()), *NO_HOLDOUT, "--out", "run")
+    process = start_python("-m", "odcl", "predict", "run", save_csv(frame, "long.csv"))
+    assert process.stdout.readline() == "user,row,prediction\n"
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    assert process.wait(timeout=30) == 141
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("buffered", ["", "1"])
+def test_a_full_disk_behind_stdout_is_a_failure(buffered):
+    environment = {**os.environ, "PYTHONUNBUFFERED": buffered}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "odcl", "fit", "--help"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+    assert (done.returncode, done.stderr) == (1, "odcl: No space left on device.\n")
+
+
+# -- a terminal ------------------------------------------------------------------------------------
+
+
+def test_a_terminal_sees_a_bar_on_stderr_and_the_same_results(command, monkeypatch):
+    save_csv(people())
+    piped = command("fit", "table.csv", *ROLES, "--out", "run")
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = sys.stderr
+    monkeypatch.setattr(type(terminal), "isatty", lambda stream: stream is terminal)
+    watched = command("fit", "table.csv", *ROLES, "--out", "run", "--force")
+    assert watched.out == piped.out
+    assert "writing" in watched.err
+    assert "\x1b[" in watched.err
+    quiet = command("fit", "table.csv", *ROLES, "--out", "run", "--force", "--quiet")
+    assert (quiet.out, quiet.err) == (piped.out, "")
+
+
+def test_every_local_model_moves_the_bar():
+    from odcl.cli.run import fit_source, read_source
+    from odcl.report.progress import Silent
+
+    class Counted(Silent):
+        stages, users = [], 0
+
+        def stage(self, text, n_users=None):
+            self.stages.append(text)
+
+        def advance(self, n_users):
+            self.users += n_users
+
+    path, none = save_csv(people()), {"features": [], "drop": [], "categorical": []}
+    source = read_source(path, user="user", target="y", missing="error", loss="auto", **none)
+    seen = Counted()
+    settings = {"clusterer": "auto", "method": "default"}
+    fit_source(source, holdout=0.2, seed=0, settings=settings, progress=seen)
+    assert seen.stages == ["comparing on held-out rows", "fitting all rows"]
+    assert seen.users == 3 * 8  # ours and the paper's on the rows kept, ours on all rows
+
+
+def test_without_matplotlib_a_notice_says_how_to_get_the_picture(command, draws, monkeypatch):
+    monkeypatch.setattr("odcl.report.pictures.available", lambda: False)
+    said = command("fit", save_csv(people()), *NO_HOLDOUT, "--out", "run")
+    assert said.code == 0
+    assert said.err == "odcl: no picture, for want of matplotlib: pip install 'odcl[plot]'\n"
+    assert "Picture" not in said.out
+    assert "picture.png" not in files_below("run")

@@ -1,0 +1,145 @@
+"""Help, versions and usage errors: what the command line says before any work."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import numpy as np
+import pytest
+
+from odcl import __version__
+from odcl.cli import main as cli
+from odcl.cli import option_values, options
+from tests.helpers import NO_HOLDOUT, ROLES, Said, people, run_python, save_csv
+
+# -- help and start --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["", "demo", "fit", "predict", "assign"])
+def test_help_explains_every_option_within_80_columns(command, name, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    said = command(*name.split(), "--help")
+    assert (said.code, said.err) == (0, "")
+    assert max(map(len, said.out.splitlines())) <= 80
+    assert said.out.startswith(f"usage: odcl {name}".strip())
+    _, commands = options._parsers()
+    for action in commands[name]._actions if name else ():
+        if action.dest != "help":
+            shown = action.option_strings[-1] if action.option_strings else action.metavar
+            assert shown in said.out
+            assert action.help
+            needs_default = action.option_strings and action.nargs != 0 and not action.required
+            is_list = action.dest in ("drop", "categorical")
+            assert not needs_default or is_list or "[default: " in action.help
+
+
+def test_the_commands_and_a_first_example_stand_in_the_help(command):
+    text = command("--help").out
+    assert all(f"    {name} " in text for name in cli.COMMANDS)
+    assert "odcl fit sales.csv --user store --target sales --out run" in text
+
+
+def test_the_examples_in_the_help_can_be_parsed():
+    texts = (options._START, options._FIT_EXAMPLES, options._PREDICT_EXAMPLES)
+    for text in (*texts, options._ASSIGN_EXAMPLES):
+        lines = re.findall(r"^  odcl (.*)$", text.replace("\\\n", ""), flags=re.MULTILINE)
+        assert lines
+        for line in lines:
+            options.parse(shlex.split(re.split(r"[|&]", line)[0]))
+
+
+def test_version(command):
+    assert command("--version") == Said(0, f"odcl {__version__}\n", "")
+
+
+def test_help_and_import_load_nothing_heavy():
+    heavy = ["numpy", "scipy", "sklearn", "pyarrow", "matplotlib", "pandas", "rich", "typer"]
+    for lines in (
+        "import odcl",
+        "from odcl.cli.main import parse\ntry: parse(['fit', '--help'])",
+    ):
+        if "parse" in lines:
+            lines += "\nexcept SystemExit: pass"
+        tell = f"\nprint('@', [name for name in {heavy} if name in sys.modules])"
+        assert run_python(f"import sys\n{lines}{tell}")[-1] == "@ []"
+
+
+def test_the_choices_of_the_options_are_those_of_the_library():
+    from odcl.data.encoding import MISSING, UNSEEN
+    from odcl.estimators.settings import _NAMES
+    from odcl.risk.losses import as_loss
+    from odcl.server.combine import COMBINERS
+
+    assert set(option_values.COMBINE) == set(COMBINERS)
+    assert (option_values.MISSING, option_values.UNSEEN) == (MISSING, UNSEEN)
+    assert _NAMES["curvature"] == option_values.CURVATURE
+    assert _NAMES["unknown"] == option_values.UNKNOWN
+    for loss in option_values.LOSSES[1:]:
+        assert as_loss(loss, np.array([0, 1])).name == loss
+
+
+USAGE = [
+    ((), "name a command: demo, fit, predict, assign"),
+    (("ft",), "no command: 'ft'"),
+    (("fit",), "required: TABLE, --user, --target, --out"),
+    (("fit", "t.csv", *ROLES), "required: --out"),
+    (("fit", "t.csv", "--user"), "--user: expected one argument"),
+    (("fit", "t.csv", *ROLES, "--out", "r", "--los", "x"), "did you mean '--loss'?"),
+    (("fit", "t.csv", *ROLES, "--out", "r", "--drop", "a", "b"), "columns are written a,b,c"),
+    (("predict", "r"), "required: TABLE"),
+    (("predict", "r", "t.csv", "--unknown", "neerest"), "did you mean 'nearest'?"),
+    (("predict", "r", "t.csv", "--unseen", "x"), "none of error, reference"),
+]
+VALUES = [
+    ("--loss", "logistc", "none of auto, squared, huber, poisson, logistic, multinomial"),
+    ("--loss", "logistc", "did you mean 'logistic'?"),
+    ("--combine", "median", "none of precision, mean, samples, shrink"),
+    ("--refit", "never", "none of evidence, cv, none, a number >= 0"),
+    ("--refit", "-1", "none of evidence, cv, none, a number >= 0"),
+    ("--refit", "nan", "none of evidence, cv, none, a number >= 0"),
+    ("--clusters", "few", "none of auto, convex, elbow, silhouette, a number"),
+    ("--clusters", "0", "none of auto, convex, elbow, silhouette, a number"),
+    ("--clusters", "spectral:0", "spectral:K"),
+    ("--clusters", "dbscan:3", "gradient:K"),
+    ("--missing", "guess", "none of error, drop, mean"),
+    ("--curvature", "half", "none of auto, full, diagonal, none"),
+    ("--holdout", "1", "share of the rows, from 0 to below 1"),
+    ("--holdout", "20%", "share of the rows, from 0 to below 1"),
+    ("--l2", "-1", "number >= 0"),
+    ("--seed", "-1", "whole number from 0"),
+    ("--jobs", "0", "one a core"),
+]
+
+
+@pytest.mark.parametrize(("words", "told"), USAGE)
+def test_a_usage_error_is_one_line_with_a_way_to_the_help(command, words, told):
+    said = command(*words)
+    assert (said.code, said.out) == (2, "")
+    assert told in said.err
+    assert re.fullmatch(r"odcl: .*[.?] See odcl( \w+)? --help\.\n", said.err)
+
+
+@pytest.mark.parametrize(("option", "value", "told"), VALUES)
+def test_a_value_that_an_option_does_not_know_is_refused_with_the_choices(
+    command, option, value, told
+):
+    said = command("fit", "t.csv", *ROLES, "--out", "r", option, value)
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith(f"odcl: {option}: {value!r} ")
+    assert told in said.err
+    assert said.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--paper", "--combine", "samples"),
+        ("--paper", "--refit", "cv"),
+        ("--combine", "shrink", "--clusters", "3"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(command, words):
+    said = command("fit", save_csv(people()), *NO_HOLDOUT, "--out", "r", *words)
+    assert said.code == 2
+    assert "leave one of them out" in said.err

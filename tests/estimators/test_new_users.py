@@ -1,0 +1,231 @@
+"""New users are assigned to a group or to none, and can be added."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from odcl import ODCLClassifier, ODCLRegressor
+from tests.helpers import FRAME_COLUMNS, LOSS_NAMES, estimator_for, poisson_counts, target_of_kind
+
+
+class World:
+    """Three groups of users, and people from nowhere."""
+
+    def __init__(self, kind, *, dim=5, size=1.0, differ=0.0, seed=0):
+        self.kind, self.differ = kind, differ
+        self.rng = np.random.default_rng(seed)
+        outputs = 3 if kind == "multinomial" else 1
+        self.centers = size * self.rng.standard_normal((4, dim, outputs))
+
+    def rows(self, group, n):
+        """Rows of a new user of a group; group 3 is nowhere."""
+        center = self.centers[group]
+        model = center + self.differ * self.rng.standard_normal(center.shape)
+        X = self.rng.standard_normal((n, len(center)))
+        z = X @ model
+        if self.kind == "multinomial":
+            return X, (z + self.rng.gumbel(size=z.shape)).argmax(axis=1)
+        z = z[:, 0]
+        if self.kind == "logistic":
+            return X, np.where(z + self.rng.logistic(size=n) > 0, "yes", "no")
+        if self.kind == "poisson":
+            return X, poisson_counts(z, self.rng)
+        return X, z + self.rng.normal(size=n)
+
+    def fit(self, model, *, n_users=36, n_samples=100):
+        groups = np.arange(n_users) * 3 // n_users
+        parts = [self.rows(g, n_samples) for g in groups]
+        X, y = (np.concatenate(part) for part in zip(*parts, strict=True))
+        model.fit(X, y, users=np.repeat(np.arange(n_users), n_samples))
+        assert_array_equal(model.labels_, groups)
+        return model
+
+
+@pytest.mark.parametrize("loss", LOSS_NAMES)
+def test_a_member_is_assigned_to_its_group_and_a_stranger_to_none(loss):
+    world = World(loss)
+    model = world.fit(estimator_for(loss, clusterer=3))
+    for group in (0, 1, 2):
+        X, y = world.rows(group, 100)
+        found = model.assign(X, y)
+        assert (found.label, found.none_of_these) == (group, False)
+        assert found.probability > 0.99
+        assert found.probability == found.probabilities.max()
+        assert found.probabilities.sum() == pytest.approx(1.0)
+        assert 0.3 < found.distance < 2.0
+        assert found.model.shape == model.models_.shape[1:]
+    X, y = world.rows(3, 300)
+    found = model.assign(X, y)
+    assert (found.label, found.none_of_these) == (-1, True)
+    assert found.distance > 2.0
+    # Nobody else's model: its own.
+    alone = estimator_for(loss).fit(X, y)
+    assert np.abs(found.model - model.cluster_models_).max() > 0.3
+    if loss != "huber":  # whose delta hangs on the federation's residuals
+        assert_allclose(found.model, alone.models_[0], rtol=0.2, atol=0.1)
+
+
+CALIBRATION = [
+    ("squared", {}, {}),
+    ("squared", {"l2": 0.1}, {}),
+    ("squared", {}, {"differ": 0.3}),
+    ("squared", {"method": "paper", "clusterer": 3}, {"differ": 0.3}),
+    ("logistic", {}, {}),
+    ("logistic", {"l2": 0.1}, {}),
+    ("logistic", {"l2": 0.0}, {"size": 2.0}),
+    ("logistic", {"combine": "mean", "l2": 0.1}, {}),
+    ("logistic", {"method": "paper", "clusterer": 3}, {"differ": 0.3}),
+    ("multinomial", {}, {}),
+    ("poisson", {}, {}),
+    ("huber", {}, {}),
+]
+
+
+@pytest.mark.parametrize(("loss", "settings", "world"), CALIBRATION)
+def test_false_alarms_are_rare_whatever_the_number_of_rows(loss, settings, world):
+    """Of 100 or 200 members of 1 to 500 rows, at most 2 % are taken for strangers.
+
+    The penalty's shrinkage, differences inside groups, nearly certain labels and a noise scale
+    from two degrees of freedom would all pass for strangeness if the distance were read off the
+    user's own model.
+    """
+    world = World(loss, **{"size": 1.5 if loss == "logistic" else 1.0, **world})
+    model = world.fit(estimator_for(loss, **{"clusterer": 3, **settings}))
+    sizes = [1, 4, 20, 100, 500] * (40 if loss in ("squared", "logistic") else 20)
+    found = [(n, i % 3, model.assign(*world.rows(i % 3, n))) for i, n in enumerate(sizes)]
+    assert np.mean([a.none_of_these for _, _, a in found]) <= 0.02
+    right = [int(a.probabilities.argmax()) == group for n, group, a in found if n >= 100]
+    assert np.mean(right) > 0.95  # where users of a group differ, a few lie between groups
+    distances = np.array([a.distance for n, _, a in found if n >= 4])
+    assert 0.5 < np.median(distances) < 1.3  # in noise units, whatever the number of rows
+    strangers = [model.assign(*world.rows(3, 500)) for _ in range(5)]
+    assert all(a.none_of_these for a in strangers)
+
+
+def test_a_noisier_member_is_no_stranger():
+    world = World("squared")
+    model = world.fit(ODCLRegressor(clusterer=3, random_state=0))
+    alarms = 0
+    for i in range(100):
+        X, y = world.rows(i % 3, 50)
+        alarms += model.assign(X, y + 2.0 * world.rng.normal(size=50)).none_of_these
+    assert alarms <= 2
+
+
+def test_groups_of_one_user_leave_room_for_their_own_noise():
+    """The centre is then as noisy as the newcomer: twice the variance, no alarm."""
+    rng = np.random.default_rng(0)
+    centers = 3.0 * rng.standard_normal((3, 4))
+
+    def rows(k, n):
+        X = rng.standard_normal((n, 4))
+        return X, X @ centers[k] + rng.standard_normal(n)
+
+    alarms = 0
+    for _ in range(40):
+        X, y = (np.concatenate(p) for p in zip(*(rows(k, 30) for k in range(3)), strict=True))
+        model = ODCLRegressor(clusterer=3, random_state=0)
+        model.fit(X, y, users=np.repeat(np.arange(3), 30))
+        alarms += sum(model.assign(*rows(k, 100)).none_of_these for k in range(3))
+    assert alarms <= 2
+
+
+@pytest.mark.parametrize("loss", LOSS_NAMES)
+def test_one_row_or_one_class_is_enough_to_be_assigned(table, loss):
+    X, y, users = table
+    y = target_of_kind(loss, y)
+    model = estimator_for(loss).fit(X, y, users=users)
+    for rows in (slice(0, 1), np.flatnonzero(y == y[0])[:20], np.zeros(30, dtype=int)):
+        found = model.assign(X[rows], y[rows])
+        assert np.isfinite(found.model).all()
+        assert np.isfinite(found.probabilities).all()
+        assert found.probability >= 1 / model.n_clusters_
+
+
+@pytest.mark.parametrize("loss", LOSS_NAMES)
+def test_the_order_of_a_newcomers_rows_does_not_matter(table, loss):
+    X, y, users = table
+    y = target_of_kind(loss, y)
+    model = estimator_for(loss).fit(X, y, users=users)
+    rows = np.flatnonzero(users == 5)
+    one, other = model.assign(X[rows], y[rows]), model.assign(X[rows[::-1]], y[rows[::-1]])
+    assert one.label == other.label == model.labels_[5]
+    assert one.distance == pytest.approx(other.distance, rel=1e-9)
+    assert_allclose(one.probabilities, other.probabilities, rtol=1e-7, atol=1e-12)
+    assert_allclose(one.model, other.model, rtol=1e-7, atol=1e-9)
+
+
+def test_noise_free_rows_are_no_strangers(table):
+    X, _, users = table
+    y = X @ np.arange(1.0, 6.0) * np.where(users < 12, 1.0, -1.0)
+    model = ODCLRegressor(random_state=0).fit(X, y, users=users)
+    found = model.assign(X[users == 0], y[users == 0])
+    assert (found.label, found.none_of_these) == (model.labels_[0], False)
+
+
+@pytest.mark.parametrize(
+    ("refit", "expected"), [(None, "group"), ("evidence", "between"), (0.0, "own"), (1e9, "group")]
+)
+def test_a_newcomer_is_refitted_as_the_others_were(refit, expected):
+    world = World("squared", differ=0.3)
+    model = world.fit(ODCLRegressor(refit=refit, clusterer=3, random_state=0))
+    X, y = world.rows(1, 40)
+    found = model.assign(X, y)
+    own = ODCLRegressor().fit(X, y).models_[0]
+    group = model.cluster_models_[found.label]
+    if expected == "between":
+        assert 0 < np.linalg.norm(found.model - group) < np.linalg.norm(own - group)
+    else:
+        assert_allclose(found.model, own if expected == "own" else group, rtol=1e-6, atol=1e-6)
+
+
+def test_an_added_user_is_known(table):
+    X, y, users = table
+    rows = np.flatnonzero(users == 5)
+    rest = np.flatnonzero(users != 5)
+    model = ODCLRegressor(random_state=0).fit(X[rest], y[rest], users=users[rest])
+    before = model.predict(X[rest], users=users[rest])
+    found = model.add_user("newcomer", X[rows], y[rows])
+    assert model.users_[-1] == "newcomer"
+    assert model.labels_[-1] == found.label
+    predicted = model.predict(X[rows], users=["newcomer"] * len(rows))
+    D = np.column_stack([X[rows], np.ones(len(rows))])
+    assert_allclose(predicted, D @ found.model, rtol=1e-9, atol=1e-9)
+    assert_allclose(model.models_[-1], found.model, rtol=1e-12)
+    assert_array_equal(model.predict(X[rest], users=users[rest]), before)
+    with pytest.raises(ValueError, match="'newcomer' is known already"):
+        model.add_user("newcomer", X[rows], y[rows])
+    model.add_user(7_000, X[rows], y[rows])
+    assert_array_equal(model.predict(X[rows], users=[7_000] * len(rows)), predicted)
+
+
+@pytest.mark.parametrize("column", ["store", 1, -5])
+def test_a_newcomers_rows_may_come_with_or_without_the_users_column(frame, column):
+    X, y = frame
+    old = X["store"] != "s05"
+    model = ODCLRegressor(users=column, clusterer=4, random_state=0).fit(X[old], y[old])
+    rows, target = X[~old], y[~old]
+    with_column = model.assign(rows, target)
+    assert_array_equal(with_column.model, model.assign(rows[FRAME_COLUMNS], target).model)
+    assert_array_equal(
+        with_column.model, model.assign(rows[FRAME_COLUMNS].to_numpy(), target).model
+    )
+    with pytest.raises(ValueError, match=r"those of the fit were \['a', 'b', 'c', 'd', 'e'\]"):
+        model.assign(rows[FRAME_COLUMNS[::-1]], target)
+    with pytest.raises(ValueError, match="rows of 24 users, and one user"):
+        model.assign(X, y)
+    model.add_user("s05", rows, target)
+    assert model.predict(rows).shape == (60,)
+
+
+def test_a_newcomers_labels_are_those_of_the_fit(table):
+    X, y, users = table
+    model = ODCLClassifier().fit(X, np.where(y > 0, "yes", "no"), users=users)
+    with pytest.raises(ValueError, match=r"'perhaps' is not one of the classes .*: 'no', 'yes'"):
+        model.assign(X[:2], ["yes", "perhaps"])
+    with pytest.raises(ValueError, match="inconsistent"):
+        model.assign(X[:2], ["yes"])
+    with pytest.raises(ValueError, match="NaN"):
+        model.assign(np.full((1, 5), np.nan), ["yes"])
