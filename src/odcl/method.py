@@ -73,7 +73,9 @@ class Method:
         """
         if not isinstance(method, Method) and method not in ("default", "paper"):
             raise ValueError(f"method={method!r} is not 'default', 'paper' or a Method.")
-        given = method if isinstance(method, Method) else cls.paper() if method == "paper" else cls()
+        given = (
+            method if isinstance(method, Method) else cls.paper() if method == "paper" else cls()
+        )
         changes = {name: value for name, value in changes.items() if value is not None}
         if isinstance(changes.get("clusterer"), str) and changes["clusterer"] == "auto":
             del changes["clusterer"]

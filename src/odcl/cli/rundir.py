@@ -20,7 +20,7 @@ from odcl.cli.run import Run
 from odcl.data.columns import show
 from odcl.data.encoding import Encoded, TableSchema
 from odcl.data.federation import as_ids
-from odcl.data.tables import check_ending, read_table, write_table
+from odcl.data.tables import beside, check_ending, read_table, write_table
 from odcl.files import atomic_folder, check_folder
 from odcl.report.notices import about_values
 from odcl.report.text import count
@@ -144,16 +144,6 @@ def group_columns(model: Any, schema: TableSchema) -> dict[str, Any]:
         models = models.reshape(-1, models.shape[2])
     coefficients = {name: models[:, j] for j, name in enumerate(names)}
     return beside(coefficients, columns, first=True)
-
-
-def beside(theirs: dict[str, Any], ours: dict[str, Any], *, first: bool = False) -> dict[str, Any]:
-    """Columns of the table with ours beside them; ours give way where a name is taken."""
-    renamed = {}
-    for name, values in ours.items():
-        while name in theirs:
-            name = f"odcl_{name}"
-        renamed[name] = values
-    return renamed | theirs if first else theirs | renamed
 
 
 def _draw(run: Run, path: Path) -> bool:

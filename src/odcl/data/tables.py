@@ -368,3 +368,13 @@ def _write_csv(table: pa.Table, stream: BinaryIO, separator: str) -> None:
     )
     stream.write(f"{separator.join(names)}\n".encode())
     pa_csv.write_csv(table, stream, options)
+
+
+def beside(theirs: dict[str, Any], ours: dict[str, Any], *, first: bool = False) -> dict[str, Any]:
+    """Columns of the table with ours beside them; ours give way where a name is taken."""
+    renamed = {}
+    for name, values in ours.items():
+        while name in theirs:
+            name = f"odcl_{name}"
+        renamed[name] = values
+    return renamed | theirs if first else theirs | renamed

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -26,13 +28,15 @@ from odcl.data.ids import (
     text_column,
 )
 from odcl.data.scaling import Scaling
-from odcl.engines.in_process import ODCLResult, odcl
+from odcl.data.tables import beside
+from odcl.engines.in_process import fit
 from odcl.estimators.settings import check_n_groups, check_settings
-from odcl.local.fit import Curvature
 from odcl.local.pooled import one_for_all
 from odcl.local.predict import cluster_means, linear_predictors, nearest_cluster
+from odcl.method import Method
 from odcl.risk.loss import Loss
 from odcl.risk.losses import Multinomial
+from odcl.risk.risk import Risk
 from odcl.server.assign import Assignment, assign_rows, groups_of
 
 if TYPE_CHECKING:
@@ -47,17 +51,15 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
     _: KW_ONLY
     l2: float = 0.0
     fit_intercept: bool = True
-    standardize: bool = True
+    method: str | Method = "default"
     clusterer: Any = "auto"
-    combine: str = "precision"
-    refit: str | float | None = "evidence"
-    method: str = "default"
-    curvature: Curvature = "auto"
     unknown: str = "error"
     users: Any = None
     solver: Any = "exact"
-    random_state: Any = None
+    random_state: Any = 0
     n_jobs: int | None = None
+
+    _adding: ClassVar = threading.Lock()
 
     # Metadata routing: ``users`` is there for these methods and for nothing else.
     __metadata_request__fit: ClassVar = {"users": True}
@@ -67,7 +69,7 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
     # -- fit ---------------------------------------------------------------------------------
 
     def fit(self, X: Any, y: Any, users: Any = None, sample_weight: Any = None) -> Self:
-        """Fit one model a user.
+        """Fit one model per user.
 
         ``users`` (n_rows,) names the owner of each row; without it, and without the
         constructor's ``users``, all rows belong to one user. ``sample_weight`` (n_rows,) says how
@@ -83,109 +85,139 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
             )
             kept = sample_weight > 0  # before anything is counted: classes, users, scales
             X, y, ids, sample_weight = X[kept], y[kept], ids[kept], sample_weight[kept]
-        self.has_users_ = users is not None
         federation = Federation.from_arrays(X, self._encode(y), ids, weight=sample_weight)
-        self._fit(federation)
-        return self
+        return self._fit(federation, has_users=users is not None)
 
-    def _fit(self, federation: Federation) -> None:
-        paper = self.method == "paper"
-        self.scaling_ = Scaling.of(
+    def fit_federation(
+        self, federation: Federation, *, progress: Callable[[int], None] | None = None
+    ) -> Self:
+        """Fit rows that are grouped by user already; ``progress`` is told of users fitted.
+
+        Targets of a classifier are its labels, as in ``fit``.
+        """
+        check_settings(self)
+        validate_data(self, federation.X, reset=True, skip_check_array=True)
+        y = self._encode(self._checked_target(federation.y))
+        return self._fit(federation.with_y(y), has_users=True, progress=progress)
+
+    def _fit(
+        self,
+        federation: Federation,
+        *,
+        has_users: bool,
+        progress: Callable[[int], None] | None = None,
+    ) -> Self:
+        method = Method.of(self.method, clusterer=self.clusterer)
+        check_n_groups(method, federation.n_users, has_users)
+        scaling = Scaling.of(
             federation.X,
             federation.weight,
             center=bool(self.fit_intercept),
-            standardize=bool(self.standardize) and not paper,
+            standardize=method.standardize,
         )
-        federation = federation.with_X(self.scaling_.apply(federation.X))
-        check_n_groups(self, federation)
-        result = odcl(
+        federation = federation.with_X(scaling.apply(federation.X))
+        risk = Risk(self._loss(federation), self.l2, bool(self.fit_intercept))
+        result = fit(
             federation,
-            loss=self._loss(federation),
-            l2=float(self.l2),
-            fit_intercept=bool(self.fit_intercept),
-            solver=self.solver,
-            clusterer=self._clusterer(federation, paper),
-            combine="mean" if paper else self.combine,
-            refit=None if paper else self.refit,
-            curvature=self.curvature,
+            risk,
+            method,
             seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
+            solver=self.solver,
             n_jobs=self.n_jobs,
-            progress=getattr(self, "_progress", None),  # set by the command line
+            progress=progress,
         )
-        self._keep(result, federation)
-
-    def _clusterer(self, federation: Federation, paper: bool) -> Any:
-        """One user is one cluster; the paper's K comes from the silhouette (Appendix C)."""
-        if isinstance(self.clusterer, str) and self.clusterer == "auto":
-            if federation.n_users == 1:
-                return 1
-            return "silhouette" if paper and federation.n_users > 2 else 1 if paper else "auto"
-        return self.clusterer
-
-    def _keep(self, result: ODCLResult, federation: Federation) -> None:
-        self.result_ = result
-        self.loss_ = result.loss
+        self.result_, self.has_users_, self.scaling_ = result, has_users, scaling
+        self.risk_, self.method_ = risk, method
         self.users_, self.labels_ = result.users, result.labels
         self.n_clusters_ = result.n_clusters
         self.theta_, self.cluster_theta_ = result.models, result.centers
         self.rule_, self.reason_ = result.step.rule, result.step.reason
         self.tau2_ = result.step.tau2
-        self.groups_ = groups_of(
-            federation,
-            result,
-            l2=float(self.l2),
-            fit_intercept=bool(self.fit_intercept),
-            combine="mean" if self.method == "paper" else self.combine,
-        )
+        self.groups_ = groups_of(federation, result)
         self.cluster_means_ = cluster_means(federation, result.labels, result.n_clusters)
-        self.pooled_theta_: Floats | None = None
-        if self.unknown == "pooled":
-            self.pooled_theta_ = one_for_all(
-                federation, self.loss_, float(self.l2), bool(self.fit_intercept)
-            )
+        self.pooled_theta_ = one_for_all(federation, risk)
+        return self
 
     # -- models in the table's units -----------------------------------------------------------
 
     @property
-    def models_(self) -> Floats:
-        """Each user's model in the table's units: coefficients, then the intercept.
+    def coef_(self) -> Floats:
+        """Each user's coefficients in the table's units, (n_users, n_features).
 
-        (n_users, n_params); multinomial: (n_users, n_classes, n_params).
+        Multinomial: (n_users, n_classes, n_features). Columns as in ``feature_names_``.
         """
-        return self._in_table_units(self.theta_)
+        return self._in_table_units(self.theta_)[0]
 
     @property
-    def cluster_models_(self) -> Floats:
-        """Each cluster's model in the table's units, shaped as ``models_``."""
-        return self._in_table_units(self.cluster_theta_)
+    def intercept_(self) -> Floats:
+        """Each user's intercept, (n_users,); multinomial: (n_users, n_classes)."""
+        return self._in_table_units(self.theta_)[1]
 
-    def _in_table_units(self, theta: Floats) -> Floats:
-        inputs = len(self.scaling_.used) + bool(self.fit_intercept)
-        model = theta.reshape(len(theta), inputs, self.loss_.n_outputs)
-        coef, intercept = (model[:, :-1], model[:, -1]) if self.fit_intercept else (model, None)
-        coef, intercept = self.scaling_.undo(coef, intercept)
-        if intercept is not None:
-            coef = np.concatenate([coef, intercept[:, None, :]], axis=1)
-        if isinstance(self.loss_, Multinomial):
-            return np.matmul(coef, self.loss_.basis.T).transpose(0, 2, 1)
-        return coef[:, :, 0]
+    @property
+    def group_coef_(self) -> Floats:
+        """Each group's coefficients, shaped as ``coef_``."""
+        return self._in_table_units(self.cluster_theta_)[0]
+
+    @property
+    def group_intercept_(self) -> Floats:
+        """Each group's intercept, shaped as ``intercept_``."""
+        return self._in_table_units(self.cluster_theta_)[1]
+
+    @property
+    def feature_names_(self) -> list[str]:
+        """Names of the coefficients: the columns of X without the users' column."""
+        names = getattr(self, "feature_names_in_", None)
+        if names is None:
+            return [f"x{j}" for j in range(self.scaling_.n_features)]
+        kept = list(map(str, names))
+        if self.users is not None:
+            del kept[column_position(names.tolist(), self.users)]
+        return kept
+
+    def coefficients(self) -> Any:
+        """A pandas frame of every user's model in the table's units, under the columns' names.
+
+        One row per user (multinomial: per user and class): user, group, (class,) the features,
+        and "(intercept)".
+        """
+        import pandas as pd
+
+        coef, intercept = self._in_table_units(self.theta_)
+        key: dict[str, Any] = {"user": self.users_, "group": self.labels_}
+        if coef.ndim == 3:
+            _, n_classes, p = coef.shape
+            key = {name: np.repeat(values, n_classes) for name, values in key.items()}
+            key["class"] = np.tile(self.classes_, len(coef))
+            coef, intercept = coef.reshape(-1, p), intercept.reshape(-1)
+        values = dict(zip(self.feature_names_, coef.T, strict=True))
+        if self.fit_intercept:
+            values["(intercept)"] = intercept
+        return pd.DataFrame(beside(values, key, first=True))
+
+    def _in_table_units(self, theta: Floats) -> tuple[Floats, Floats]:
+        """Coefficients and intercepts of models, (m, n_features) and (m,), by class if several."""
+        inputs = self.risk_.n_inputs(len(self.scaling_.used))
+        model = theta.reshape(len(theta), inputs, self.risk_.n_outputs)
+        coef, intercept = model, np.zeros((len(theta), 1, self.risk_.n_outputs))
+        if self.risk_.intercept:
+            coef, intercept = model[:, :-1], model[:, -1:]
+        coef, intercept = self.scaling_.undo(coef, intercept[:, 0])
+        loss = self.risk_.loss
+        if isinstance(loss, Multinomial):
+            return np.matmul(coef, loss.basis.T).transpose(0, 2, 1), np.matmul(
+                intercept, loss.basis.T
+            )
+        return coef[:, :, 0], intercept[:, 0]
 
     # -- predict -----------------------------------------------------------------------------
 
     def _scores(self, X: Any, users: Any) -> Floats:
         """Linear predictors of the rows, each by its user's model, (n_rows, n_outputs)."""
-        check_is_fitted(self, "loss_")
+        check_is_fitted(self, "theta_")
         X, users = self._split(X, users, fitting=False)
         X = self._validated_X(X)
         theta, where = self._models_of(X, users)
-        return linear_predictors(
-            X,
-            theta,
-            where,
-            n_outputs=self.loss_.n_outputs,
-            fit_intercept=bool(self.fit_intercept),
-            scaling=self.scaling_,
-        )
+        return linear_predictors(X, theta, where, self.risk_, self.scaling_)
 
     def _models_of(self, X: Floats, users: Any) -> tuple[Floats, Ints]:
         """Models, and which of them each row is predicted by."""
@@ -193,11 +225,11 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
         if users is None and not self.has_users_:
             return self.theta_, everybody
         if users is None:
-            if self.unknown == "pooled" and self.pooled_theta_ is not None:
+            if self.unknown == "pooled":
                 return self.pooled_theta_[None], everybody
             raise ValueError(
                 f"This model knows {len(self.users_)} users, and was not told whose rows these "
-                "are: pass users=..., or fit with unknown='pooled' for one model for all."
+                "are: pass users=..., or set unknown='pooled' for one model for all."
             )
         ids = check_owners(users, len(X))
         if not self.has_users_:
@@ -211,7 +243,7 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
         new = where < 0
         if not new.any():
             return self.theta_, where
-        if self.unknown == "pooled" and self.pooled_theta_ is not None:
+        if self.unknown == "pooled":
             where[new] = len(self.theta_)
             return np.vstack([self.theta_, self.pooled_theta_]), where
         if self.unknown == "nearest":
@@ -243,18 +275,12 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
         ``X`` holds the rows of one user, with or without the users' column. Nothing is kept; see
         :meth:`add_user`.
         """
-        check_is_fitted(self, "loss_")
+        check_is_fitted(self, "theta_")
         X, y = self._rows_of_one(X, y)
-        found = assign_rows(
-            self.scaling_.apply(X),
-            self.loss_.encode(y),
-            self.loss_,
-            self.groups_,
-            l2=float(self.l2),
-            fit_intercept=bool(self.fit_intercept),
-            refit=None if self.method == "paper" else self.refit,
-        )
-        return replace(found, model=self._in_table_units(found.theta[None])[0])
+        y = self.risk_.loss.encode(y)
+        found = assign_rows(self.scaling_.apply(X), y, self.risk_, self.groups_, self.method_.refit)
+        coef, intercept = self._in_table_units(found.theta[None])
+        return replace(found, coef=coef[0], intercept=intercept[0])
 
     def add_user(self, user: Any, X: Any, y: Any) -> Assignment:
         """Assign a new user and remember it: ``predict`` knows it from now on.
@@ -262,24 +288,33 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
         A user that fits no group keeps its own local model and has label -1. The other users'
         models, the groups and ``result_`` stay as they were.
         """
-        check_is_fitted(self, "loss_")
+        found = self.assign(X, y)
+        self.add_assigned([user], [found])
+        return found
+
+    def add_assigned(self, users: Any, found: Sequence[Assignment]) -> None:
+        """Remember new users where they were assigned."""
+        check_is_fitted(self, "theta_")
         if not self.has_users_:
             raise ValueError(
                 "This model was fitted without users, so there are no groups to join: fit with "
                 "users=... first."
             )
-        ids = as_ids([user])
-        if positions(self.users_, ids)[0] >= 0:
-            raise ValueError(f"User {user!r} is known already: give the new user another id.")
-        found = self.assign(X, y)
-        self.users_ = as_ids([*self.users_.tolist(), *ids.tolist()])
-        self.labels_ = np.append(self.labels_, found.label)
-        self.theta_ = np.vstack([self.theta_, found.theta])
-        return found
+        ids = as_ids(users)
+        with self._adding:  # one thread at a time reads, changes and writes
+            known = positions(self.users_, ids) >= 0
+            if known.any():
+                raise ValueError(
+                    f"User {ids[known].tolist()[0]!r} is known already: give the new user another "
+                    "id, or give the known one more rows with update_user."
+                )
+            self.users_ = as_ids([*self.users_.tolist(), *ids.tolist()])
+            self.labels_ = np.append(self.labels_, [one.label for one in found])
+            self.theta_ = np.vstack([self.theta_, *(one.theta for one in found)])
 
     def diagnose(self, *, resamples: int = 20, seed: int = 0) -> Diagnosis:
         """Is one shot enough for these users? See :func:`odcl.diagnose.diagnose`."""
-        check_is_fitted(self, "loss_")
+        check_is_fitted(self, "theta_")
         if not hasattr(self, "result_"):
             raise ValueError(
                 "This model was loaded from a file, which holds no local models to diagnose: fit "
@@ -297,7 +332,7 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
         """
         from odcl.estimators.persist import save_estimator
 
-        check_is_fitted(self, "loss_")
+        check_is_fitted(self, "theta_")
         save_estimator(self, path, force=force)
 
     @classmethod

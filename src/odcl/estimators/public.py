@@ -58,7 +58,7 @@ class ODCLRegressor(RegressorMixin, ODCLEstimator):  # type: ignore[misc]
     def predict(self, X: Any, users: Any = None) -> Floats:
         """Expected target of each row by its user's model, (n_rows,)."""
         z = self._scores(X, users)
-        return self.loss_.mean(z)[:, 0]
+        return self.risk_.loss.mean(z)[:, 0]
 
     def score(self, X: Any, y: Any, sample_weight: Any = None, users: Any = None) -> float:
         """R^2 of the predictions."""
@@ -117,16 +117,16 @@ class ODCLClassifier(ClassifierMixin, ODCLEstimator):  # type: ignore[misc]
     def decision_function(self, X: Any, users: Any = None) -> Floats:
         """Log-odds (two classes: (n_rows,)), or one score a class, (n_rows, n_classes)."""
         z = self._scores(X, users)
-        if isinstance(self.loss_, Multinomial):
-            scores = np.matmul(z, self.loss_.basis.T)
+        if isinstance(self.risk_.loss, Multinomial):
+            scores = np.matmul(z, self.risk_.loss.basis.T)
             return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
         return z[:, 0]
 
     def predict_proba(self, X: Any, users: Any = None) -> Floats:
         """Probability of each class, (n_rows, n_classes)."""
         z = self._scores(X, users)
-        p = self.loss_.mean(z)
-        return p if isinstance(self.loss_, Multinomial) else np.column_stack([1 - p, p])
+        p = self.risk_.loss.mean(z)
+        return p if isinstance(self.risk_.loss, Multinomial) else np.column_stack([1 - p, p])
 
     def predict(self, X: Any, users: Any = None) -> Array:
         """Most probable class of each row, (n_rows,)."""

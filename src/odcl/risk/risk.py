@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ class Risk:
     intercept: bool
 
     def __init__(self, loss: str | Loss = "squared", l2: float = 0.0, intercept: bool = False):
-        if isinstance(l2, bool) or not 0 <= l2 < math.inf:
+        if isinstance(l2, bool) or not isinstance(l2, Real) or not 0 <= l2 < math.inf:
             raise ValueError(f"l2={l2!r} is the weight of a squared norm: a finite number >= 0.")
         object.__setattr__(self, "loss", as_loss(loss))
         object.__setattr__(self, "l2", float(l2))

@@ -38,9 +38,7 @@ class Groups:
     members: Ints  # (n_clusters,), users
     samples: Floats  # (n_clusters,), weight of their rows
     pull: Floats  # (n_clusters,), share of a user's l2 penalty that is left in the centre
-    tau2: (
-        float  # how far users of a group differ, per coefficient, around the centre
-    )
+    tau2: float  # how far users of a group differ, per coefficient, around the centre
     spread: float  # the same as the users' own rows show it: a newcomer may be as far
     phi: float  # noise scale of a typical user; NaN where nobody can tell
     phi_dof: float  # what it is worth beside a user's own, in degrees of freedom
@@ -60,8 +58,9 @@ class Assignment:
     probabilities: Floats  # (n_clusters,)
     distance: float
     none_of_these: bool
-    theta: Floats  # (dim,), in standardised units
-    model: Floats  # in the table's units
+    theta: Floats  # (dim,), in the units of the groups' models
+    coef: Floats | None = None  # in the table's units, where an estimator assigned
+    intercept: Floats | None = None
 
 
 def assign_rows(X: Floats, y: Floats, risk: Risk, groups: Groups, refit: Refit) -> Assignment:
@@ -90,7 +89,7 @@ def assign_rows(X: Floats, y: Floats, risk: Risk, groups: Groups, refit: Refit) 
         theta = (groups.centers if refit is None else modes)[label]
     else:
         theta = newcomer.around(groups.centers[[label]], float(refit))[0]
-    return Assignment(-1 if strange else label, float(p[label]), p, distance, strange, theta, theta)
+    return Assignment(-1 if strange else label, float(p[label]), p, distance, strange, theta)
 
 
 @dataclass(frozen=True, eq=False)

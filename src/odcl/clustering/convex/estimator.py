@@ -232,6 +232,8 @@ class ConvexClustering(ClusterMixin, BaseEstimator):  # type: ignore[misc]
     choice_ : ChoiceOfLam, how lambda was chosen, with the path; None if ``lam`` was a number
     """
 
+    uses_noise = True
+
     def __init__(
         self,
         lam: float | str = "auto",

@@ -290,6 +290,8 @@ class NoiseMixture(ClusterMixin, BaseEstimator):  # type: ignore[misc]
     ``noise`` (n_users,) or ``covariance`` (n_users, dim, dim); see ``noise_mixture``.
     """
 
+    uses_covariance = True
+
     def __init__(
         self,
         n_clusters: int | Literal["auto"] = "auto",
