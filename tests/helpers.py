@@ -259,3 +259,17 @@ def start_python(*words: object, **options: Any) -> subprocess.Popen[str]:
         text=True,
         **options,
     )
+
+
+def models_of(model, *, groups=False):
+    """Coefficients and intercept side by side, (..., n_features + 1), of users or of groups."""
+    coef = model.group_coef_ if groups else model.coef_
+    if not model.fit_intercept:
+        return coef
+    intercept = model.group_intercept_ if groups else model.intercept_
+    return np.concatenate([coef, intercept[..., None]], axis=-1)
+
+
+def model_of(assignment):
+    """Coefficients and intercept of an assigned user, shaped as a row of ``models_of``."""
+    return np.concatenate([assignment.coef, np.expand_dims(assignment.intercept, -1)], axis=-1)

@@ -12,6 +12,7 @@ from sklearn.metrics import log_loss
 from odcl import (
     Huber,
     KMeansPP,
+    Method,
     ODCLClassifier,
     ODCLRegressor,
     linear_federation,
@@ -33,7 +34,7 @@ def users_in_classes(n_users, n_samples, n_classes=2, *, groups=3, dim=3, size=1
 
 def each_user_alone(model):
     """The same estimator with every user alone."""
-    return clone(model).set_params(clusterer=1, refit=0.0)
+    return clone(model).set_params(clusterer=1, method=Method(refit=0.0))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -124,9 +125,9 @@ def test_huber_is_not_impressed_by_outliers(table):
     gap = robust.predict(X, users=users) - clean.predict(X, users=users)
     assert np.sqrt(np.mean(gap**2)) < 0.15  # the noise is 1
     # 1.345 times the scale of the noise, within the outliers' five percent.
-    assert robust.loss_.delta == pytest.approx(1.345, rel=0.15)
+    assert robust.risk_.loss.delta == pytest.approx(1.345, rel=0.15)
     # A Loss given is taken as it is, in the target's units.
-    assert ODCLRegressor(Huber(2.5)).fit(X, y, users=users).loss_.delta == 2.5
+    assert ODCLRegressor(Huber(2.5)).fit(X, y, users=users).risk_.loss.delta == 2.5
 
 
 def test_huber_takes_its_scale_from_users_who_can_tell():
@@ -137,10 +138,10 @@ def test_huber_takes_its_scale_from_users_who_can_tell():
     X = rng.standard_normal((len(users), 3))
     y = X.sum(axis=1) + 0.5 * rng.standard_normal(len(users))
     model = ODCLRegressor("huber", random_state=0).fit(X, y, users=users)
-    assert model.loss_.delta == pytest.approx(1.345 * 0.5, rel=0.15)
+    assert model.risk_.loss.delta == pytest.approx(1.345 * 0.5, rel=0.15)
     tiny = users < 60
     nobody = ODCLRegressor("huber", random_state=0).fit(X[tiny], y[tiny], users=users[tiny])
-    assert nobody.loss_.delta == pytest.approx(1.345 * 0.5, rel=0.3)
+    assert nobody.risk_.loss.delta == pytest.approx(1.345 * 0.5, rel=0.3)
 
 
 @pytest.mark.parametrize("settings", [{"solver": Ridge(1e-6)}, {"clusterer": KMeansPP(4)}])

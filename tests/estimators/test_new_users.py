@@ -6,8 +6,16 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from odcl import ODCLClassifier, ODCLRegressor
-from tests.helpers import FRAME_COLUMNS, LOSS_NAMES, estimator_for, poisson_counts, target_of_kind
+from odcl import Method, ODCLClassifier, ODCLRegressor
+from tests.helpers import (
+    FRAME_COLUMNS,
+    LOSS_NAMES,
+    estimator_for,
+    model_of,
+    models_of,
+    poisson_counts,
+    target_of_kind,
+)
 
 
 class World:
@@ -55,16 +63,16 @@ def test_a_member_is_assigned_to_its_group_and_a_stranger_to_none(loss):
         assert found.probability == found.probabilities.max()
         assert found.probabilities.sum() == pytest.approx(1.0)
         assert 0.3 < found.distance < 2.0
-        assert found.model.shape == model.models_.shape[1:]
+        assert found.coef.shape == model.coef_.shape[1:]
     X, y = world.rows(3, 300)
     found = model.assign(X, y)
     assert (found.label, found.none_of_these) == (-1, True)
     assert found.distance > 2.0
     # Nobody else's model: its own.
     alone = estimator_for(loss).fit(X, y)
-    assert np.abs(found.model - model.cluster_models_).max() > 0.3
+    assert np.abs(model_of(found) - models_of(model, groups=True)).max() > 0.3
     if loss != "huber":  # whose delta hangs on the federation's residuals
-        assert_allclose(found.model, alone.models_[0], rtol=0.2, atol=0.1)
+        assert_allclose(model_of(found), models_of(alone)[0], rtol=0.2, atol=0.1)
 
 
 CALIBRATION = [
@@ -75,7 +83,7 @@ CALIBRATION = [
     ("logistic", {}, {}),
     ("logistic", {"l2": 0.1}, {}),
     ("logistic", {"l2": 0.0}, {"size": 2.0}),
-    ("logistic", {"combine": "mean", "l2": 0.1}, {}),
+    ("logistic", {"method": Method(combine="mean"), "l2": 0.1}, {}),
     ("logistic", {"method": "paper", "clusterer": 3}, {"differ": 0.3}),
     ("multinomial", {}, {}),
     ("poisson", {}, {}),
@@ -139,7 +147,7 @@ def test_one_row_or_one_class_is_enough_to_be_assigned(table, loss):
     model = estimator_for(loss).fit(X, y, users=users)
     for rows in (slice(0, 1), np.flatnonzero(y == y[0])[:20], np.zeros(30, dtype=int)):
         found = model.assign(X[rows], y[rows])
-        assert np.isfinite(found.model).all()
+        assert np.isfinite(model_of(found)).all()
         assert np.isfinite(found.probabilities).all()
         assert found.probability >= 1 / model.n_clusters_
 
@@ -154,7 +162,7 @@ def test_the_order_of_a_newcomers_rows_does_not_matter(table, loss):
     assert one.label == other.label == model.labels_[5]
     assert one.distance == pytest.approx(other.distance, rel=1e-9)
     assert_allclose(one.probabilities, other.probabilities, rtol=1e-7, atol=1e-12)
-    assert_allclose(one.model, other.model, rtol=1e-7, atol=1e-9)
+    assert_allclose(model_of(one), model_of(other), rtol=1e-7, atol=1e-9)
 
 
 def test_noise_free_rows_are_no_strangers(table):
@@ -170,15 +178,20 @@ def test_noise_free_rows_are_no_strangers(table):
 )
 def test_a_newcomer_is_refitted_as_the_others_were(refit, expected):
     world = World("squared", differ=0.3)
-    model = world.fit(ODCLRegressor(refit=refit, clusterer=3, random_state=0))
+    model = world.fit(ODCLRegressor(method=Method(refit=refit), clusterer=3, random_state=0))
     X, y = world.rows(1, 40)
     found = model.assign(X, y)
-    own = ODCLRegressor().fit(X, y).models_[0]
-    group = model.cluster_models_[found.label]
+    own = models_of(ODCLRegressor().fit(X, y))[0]
+    group = models_of(model, groups=True)[found.label]
     if expected == "between":
-        assert 0 < np.linalg.norm(found.model - group) < np.linalg.norm(own - group)
+        assert 0 < np.linalg.norm(model_of(found) - group) < np.linalg.norm(own - group)
     else:
-        assert_allclose(found.model, own if expected == "own" else group, rtol=1e-6, atol=1e-6)
+        assert_allclose(
+            model_of(found),
+            own if expected == "own" else group,
+            rtol=1e-6,
+            atol=1e-6,
+        )
 
 
 def test_an_added_user_is_known(table):
@@ -192,8 +205,8 @@ def test_an_added_user_is_known(table):
     assert model.labels_[-1] == found.label
     predicted = model.predict(X[rows], users=["newcomer"] * len(rows))
     D = np.column_stack([X[rows], np.ones(len(rows))])
-    assert_allclose(predicted, D @ found.model, rtol=1e-9, atol=1e-9)
-    assert_allclose(model.models_[-1], found.model, rtol=1e-12)
+    assert_allclose(predicted, D @ model_of(found), rtol=1e-9, atol=1e-9)
+    assert_allclose(models_of(model)[-1], model_of(found), rtol=1e-12)
     assert_array_equal(model.predict(X[rest], users=users[rest]), before)
     with pytest.raises(ValueError, match="'newcomer' is known already"):
         model.add_user("newcomer", X[rows], y[rows])
@@ -208,9 +221,9 @@ def test_a_newcomers_rows_may_come_with_or_without_the_users_column(frame, colum
     model = ODCLRegressor(users=column, clusterer=4, random_state=0).fit(X[old], y[old])
     rows, target = X[~old], y[~old]
     with_column = model.assign(rows, target)
-    assert_array_equal(with_column.model, model.assign(rows[FRAME_COLUMNS], target).model)
+    assert_array_equal(model_of(with_column), model_of(model.assign(rows[FRAME_COLUMNS], target)))
     assert_array_equal(
-        with_column.model, model.assign(rows[FRAME_COLUMNS].to_numpy(), target).model
+        model_of(with_column), model_of(model.assign(rows[FRAME_COLUMNS].to_numpy(), target))
     )
     with pytest.raises(ValueError, match=r"those of the fit were \['a', 'b', 'c', 'd', 'e'\]"):
         model.assign(rows[FRAME_COLUMNS[::-1]], target)

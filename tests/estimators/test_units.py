@@ -6,9 +6,16 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from odcl import ODCLRegressor
+from odcl import Method, ODCLRegressor
 from odcl.data.ids import positions
-from tests.helpers import LOSS_NAMES, estimator_for, response, target_of_kind, train_and_test
+from tests.helpers import (
+    LOSS_NAMES,
+    estimator_for,
+    models_of,
+    response,
+    target_of_kind,
+    train_and_test,
+)
 
 
 @pytest.mark.parametrize("loss", LOSS_NAMES)
@@ -38,9 +45,9 @@ def test_predictions_scale_with_the_target(table, loss, unit):
 def test_without_standardising_units_matter(table):
     """standardize=False and the paper's setting cluster the coefficients as they are."""
     X, y, users = table
-    plain = {"standardize": False, "combine": "mean", "refit": None}
-    for settings in (plain, {"method": "paper"}):
-        settings = {**settings, "l2": 0.1, "clusterer": 4, "random_state": 0}
+    plain = Method(standardize=False, combine="mean", refit=None)
+    for method in (plain, "paper"):
+        settings = {"method": method, "l2": 0.1, "clusterer": 4, "random_state": 0}
         model = ODCLRegressor(**settings).fit(X, y, users=users)
         tiny = ODCLRegressor(**settings).fit(1e-3 * X, y, users=users)
         assert_array_equal(model.scaling_.scale, 1.0)
@@ -60,7 +67,7 @@ def test_models_are_in_the_units_of_the_table(table, loss, fit_intercept, method
     model = estimator_for(loss, fit_intercept=fit_intercept, method=method, clusterer=4)
     model.fit(X, y, users=users)
     D = np.column_stack([X, np.ones(len(X))]) if fit_intercept else X
-    mine = model.models_[positions(model.users_, users)]
+    mine = models_of(model)[positions(model.users_, users)]
     if loss == "multinomial":
         z = np.einsum("nd,ncd->nc", D, mine)
         assert_allclose(mine.sum(axis=1), 0.0, atol=1e-9)  # coefficients sum to zero over classes
@@ -69,10 +76,10 @@ def test_models_are_in_the_units_of_the_table(table, loss, fit_intercept, method
         z = (D * mine).sum(axis=1)
         assert_allclose(z, model.decision_function(X, users=users), rtol=1e-7, atol=1e-8)
     else:
-        z = model.loss_.mean((D * mine).sum(axis=1))
+        z = model.risk_.loss.mean((D * mine).sum(axis=1))
         assert_allclose(z, model.predict(X, users=users), rtol=1e-7, atol=1e-8)
-    assert model.models_.shape[-1] == model.cluster_models_.shape[-1] == D.shape[1]
-    assert len(model.cluster_models_) == model.n_clusters_
+    assert models_of(model).shape[-1] == models_of(model, groups=True).shape[-1] == D.shape[1]
+    assert len(models_of(model, groups=True)) == model.n_clusters_
 
 
 @pytest.mark.parametrize("loss", LOSS_NAMES)
@@ -87,7 +94,7 @@ def test_a_constant_column_changes_nothing(table, loss):
     assert_array_equal(same.labels_, model.labels_)
     # The columns' means are sums by another kernel: a few ulps.
     assert_allclose(response(same, more, users), response(model, X, users), rtol=1e-9, atol=1e-11)
-    assert (same.models_[..., [0, 6]] == 0).all()
+    assert (models_of(same)[..., [0, 6]] == 0).all()
 
 
 @pytest.mark.parametrize("loss", LOSS_NAMES)
@@ -102,7 +109,7 @@ def test_columns_that_no_user_can_tell_apart_are_accepted(table, loss):
     same.fit(more[train], y[train], users=users[train])
     worse = model.score(X[test], y[test], users=users[test]) - 0.05
     assert same.score(more[test], y[test], users=users[test]) > worse
-    assert np.isfinite(same.assign(more[:20], y[:20]).model).all()
+    assert np.isfinite(same.assign(more[:20], y[:20]).coef).all()
 
 
 def test_only_constant_columns_leave_the_intercept(table):
@@ -110,7 +117,7 @@ def test_only_constant_columns_leave_the_intercept(table):
     X = np.ones((len(y), 2))
     model = ODCLRegressor(clusterer=1, random_state=0).fit(X, y, users=users)
     assert_allclose(model.predict(X, users=users), y.mean(), rtol=0.5)
-    assert model.models_.shape == (24, 3)
+    assert models_of(model).shape == (24, 3)
 
 
 @pytest.mark.parametrize("loss", LOSS_NAMES)

@@ -32,6 +32,7 @@ from tests.helpers import (
     FRAME_COLUMNS,
     LOSS_NAMES,
     estimator_for,
+    models_of,
     peak_memory,
     response,
     target_of_kind,
@@ -252,7 +253,7 @@ def test_unknown_nearest_is_the_model_of_the_group_with_similar_features(table):
     assert_array_equal(model.labels_[positions(model.users_, users)], groups)
     strangers = np.char.add("new ", users.astype(str))
     D = np.column_stack([X, np.ones(len(X))])
-    expected = (D * model.cluster_models_[groups]).sum(axis=1)
+    expected = (D * models_of(model, groups=True)[groups]).sum(axis=1)
     assert_allclose(model.predict(X, users=strangers), expected, rtol=1e-9, atol=1e-9)
 
 

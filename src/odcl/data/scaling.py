@@ -44,10 +44,10 @@ class Scaling:
         share = np.full(len(X), 1.0 / len(X)) if weight is None else weight / weight.sum()
         shift = share @ unit if center else np.zeros(len(used))
         spread = np.sqrt(share @ (unit - shift) ** 2)
-        # Rounded to 20 bits: the order of rows moves the last digits of a sum, and nothing here.
+        # Rounded to 32 bits: the order of rows moves the last digits of a sum, and nothing here.
         mantissa, exponent = np.frexp(spread)
-        spread = np.ldexp(np.rint(np.ldexp(mantissa, 20)), exponent - 20)
-        shift = np.rint(np.ldexp(shift / spread, 20)) * np.ldexp(spread, -20)
+        spread = np.ldexp(np.rint(np.ldexp(mantissa, 32)), exponent - 32)
+        shift = np.rint(np.ldexp(shift / spread, 32)) * np.ldexp(spread, -32)
         return cls(shift * size, spread * size, used, p)
 
     def apply(self, X: Floats) -> Floats:
@@ -58,7 +58,7 @@ class Scaling:
             return X
         return (X - self.shift) / self.scale
 
-    def undo(self, coef: Floats, intercept: Floats | None) -> tuple[Floats, Floats | None]:
+    def undo(self, coef: Floats, intercept: Floats) -> tuple[Floats, Floats]:
         """Coefficients (m, n_used, n_outputs) and intercepts (m, n_outputs) in table units.
 
         The answer has a coefficient for every column, (m, n_features, n_outputs).
@@ -66,6 +66,4 @@ class Scaling:
         own = coef / self.scale[:, None]
         full = np.zeros((len(coef), self.n_features, coef.shape[2]))
         full[:, self.used] = own
-        if intercept is None:
-            return full, None
         return full, intercept - np.matmul(self.shift, own)

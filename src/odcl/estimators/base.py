@@ -38,6 +38,7 @@ from odcl.risk.loss import Loss
 from odcl.risk.losses import Multinomial
 from odcl.risk.risk import Risk
 from odcl.server.assign import Assignment, assign_rows, groups_of
+from odcl.server.update import place, with_more_rows
 
 if TYPE_CHECKING:
     from odcl.diagnose import Diagnosis
@@ -128,7 +129,7 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
         )
         self.result_, self.has_users_, self.scaling_ = result, has_users, scaling
         self.risk_, self.method_ = risk, method
-        self.users_, self.labels_ = result.users, result.labels
+        self.users_, self.labels_, self.uploads_ = result.users, result.labels, result.uploads
         self.n_clusters_ = result.n_clusters
         self.theta_, self.cluster_theta_ = result.models, result.centers
         self.rule_, self.reason_ = result.step.rule, result.step.reason
@@ -198,16 +199,12 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
         """Coefficients and intercepts of models, (m, n_features) and (m,), by class if several."""
         inputs = self.risk_.n_inputs(len(self.scaling_.used))
         model = theta.reshape(len(theta), inputs, self.risk_.n_outputs)
-        coef, intercept = model, np.zeros((len(theta), 1, self.risk_.n_outputs))
-        if self.risk_.intercept:
-            coef, intercept = model[:, :-1], model[:, -1:]
-        coef, intercept = self.scaling_.undo(coef, intercept[:, 0])
+        p = len(self.scaling_.used)
+        coef, intercept = self.scaling_.undo(model[:, :p], model[:, p:].sum(axis=1))
         loss = self.risk_.loss
-        if isinstance(loss, Multinomial):
-            return np.matmul(coef, loss.basis.T).transpose(0, 2, 1), np.matmul(
-                intercept, loss.basis.T
-            )
-        return coef[:, :, 0], intercept[:, 0]
+        if not isinstance(loss, Multinomial):
+            return coef[:, :, 0], intercept[:, 0]
+        return np.matmul(coef, loss.basis.T).swapaxes(1, 2), np.matmul(intercept, loss.basis.T)
 
     # -- predict -----------------------------------------------------------------------------
 
@@ -278,7 +275,7 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "theta_")
         X, y = self._rows_of_one(X, y)
         y = self.risk_.loss.encode(y)
-        found = assign_rows(self.scaling_.apply(X), y, self.risk_, self.groups_, self.method_.refit)
+        found = assign_rows(self.scaling_.apply(X), y, self.risk_, self.groups_, self.method_)
         coef, intercept = self._in_table_units(found.theta[None])
         return replace(found, coef=coef[0], intercept=intercept[0])
 
@@ -311,6 +308,36 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
             self.users_ = as_ids([*self.users_.tolist(), *ids.tolist()])
             self.labels_ = np.append(self.labels_, [one.label for one in found])
             self.theta_ = np.vstack([self.theta_, *(one.theta for one in found)])
+            for one in found:
+                self.uploads_ = self.uploads_.joined(one.upload)
+            self.uploads_ = replace(self.uploads_, users=self.users_)
+
+    def update_user(self, user: Any, X: Any, y: Any, *, all_rows: bool = False) -> int:
+        """More rows of a user that is known: its group and its model follow. Its new label.
+
+        The rows come on top of those it had, which its upload stands for: for the squared loss the
+        answer is that of a fit of all its rows, elsewhere it is second order. With ``all_rows`` the
+        rows are everything the user has. Other users and the groups' models stay as they were.
+        """
+        check_is_fitted(self, "theta_")
+        rows, target = self._rows_of_one(X, y)
+        with self._adding:
+            at = int(positions(self.users_, as_ids([user]))[0])
+            if at < 0:
+                raise ValueError(f"User {user!r} is not known: add it with add_user.")
+            if all_rows:
+                found = self.assign(X, y)
+                upload, label, theta = found.upload, found.label, found.theta
+            else:
+                target = self.risk_.loss.encode(target)
+                upload = with_more_rows(
+                    self.uploads_[at], self.scaling_.apply(rows), target, self.risk_
+                )
+                label, theta = place(upload, self.groups_, self.method_.refit)
+            self.uploads_ = self.uploads_.replaced(at, upload)
+            self.labels_, self.theta_ = self.labels_.copy(), self.theta_.copy()
+            self.labels_[at], self.theta_[at] = label, theta
+        return label
 
     def diagnose(self, *, resamples: int = 20, seed: int = 0) -> Diagnosis:
         """Is one shot enough for these users? See :func:`odcl.diagnose.diagnose`."""

@@ -13,6 +13,7 @@ from typing import Any, Self
 import numpy as np
 
 from odcl._typing import Array, Bools, Floats, Ints
+from odcl.data.federation import as_ids
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,11 @@ class Message:
         found = ((name, getattr(self, name)) for name in self.parts())
         return {name: np.asarray(values) for name, values in found if values is not None}
 
+    @property
+    def _by_user(self) -> dict[str, Array]:
+        """The fields that have one row per user."""
+        return {name: a for name, a in self.present.items() if not self.parts()[name].shared}
+
     def __len__(self) -> int:
         return len(self.users)
 
@@ -65,8 +71,22 @@ class Message:
 
     def take(self, order: Ints | Bools) -> Self:
         """The messages of some users, by position."""
-        own = {n: a[order] for n, a in self.present.items() if not self.parts()[n].shared}
+        own = {name: a[order] for name, a in self._by_user.items()}
         return replace(self, users=self.users[order], **own)
+
+    def joined(self, other: Self) -> Self:
+        """These messages and others of the same fields, one after the other."""
+        more = other.present
+        rows = {name: np.concatenate([a, more[name]]) for name, a in self._by_user.items()}
+        users = as_ids([*self.users.tolist(), *other.users.tolist()])
+        return replace(self, users=users, **rows)
+
+    def replaced(self, at: int, other: Self) -> Self:
+        """The same with another message for the user at a position."""
+        rows = {name: a.copy() for name, a in self._by_user.items()}
+        for name, values in rows.items():
+            values[at] = other.present[name][0]
+        return replace(self, **rows)
 
     def kept_back(self, name: str) -> Bools:
         """Users whose message holds nothing under this name, (n_users,): none, as a rule."""

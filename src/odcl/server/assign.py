@@ -10,9 +10,10 @@ from scipy.special import chdtrc, fdtrc, softmax
 
 from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation
-from odcl.exchange.download import Refit
+from odcl.exchange.upload import Uploads
 from odcl.local.exact import Penalty, solve_users
 from odcl.local.fit import fit_users
+from odcl.method import Method
 from odcl.risk.loss import Loss
 from odcl.risk.risk import Risk
 from odcl.server.dispersion import most_likely_tau2, noise_prior
@@ -43,6 +44,11 @@ class Groups:
     phi: float  # noise scale of a typical user; NaN where nobody can tell
     phi_dof: float  # what it is worth beside a user's own, in degrees of freedom
 
+    def drawn_up(self, own: float, dof: float) -> float:
+        """A user's own noise scale of ``dof`` degrees of freedom, drawn up to the typical one."""
+        common = self.phi * self.phi_dof if self.phi_dof else 0.0
+        return max((common + dof * own) / (dof + self.phi_dof), own)
+
 
 @dataclass(frozen=True, eq=False)
 class Assignment:
@@ -59,11 +65,12 @@ class Assignment:
     distance: float
     none_of_these: bool
     theta: Floats  # (dim,), in the units of the groups' models
+    upload: Uploads  # what the user would have sent
     coef: Floats | None = None  # in the table's units, where an estimator assigned
     intercept: Floats | None = None
 
 
-def assign_rows(X: Floats, y: Floats, risk: Risk, groups: Groups, refit: Refit) -> Assignment:
+def assign_rows(X: Floats, y: Floats, risk: Risk, groups: Groups, method: Method) -> Assignment:
     """Weigh the groups by how well their models explain the user's rows.
 
     The probabilities are those of the rows under theta ~ N(c_k, tau^2 I), by Laplace's method
@@ -72,7 +79,7 @@ def assign_rows(X: Floats, y: Floats, risk: Risk, groups: Groups, refit: Refit) 
     model: no shrinkage in it, directions that the rows do not see have no voice, and one row or
     one class is enough.
     """
-    newcomer = _Newcomer(X, y, risk)
+    newcomer, refit = _Newcomer(X, y, risk), method.refit
     free, separable = newcomer.alone(0.0)
     rows = _Rows.of(X, y, np.ones(len(y)), risk, free)
     phi, dof = _noise_scale(rows, groups, known=not separable)
@@ -89,7 +96,8 @@ def assign_rows(X: Floats, y: Floats, risk: Risk, groups: Groups, refit: Refit) 
         theta = (groups.centers if refit is None else modes)[label]
     else:
         theta = newcomer.around(groups.centers[[label]], float(refit))[0]
-    return Assignment(-1 if strange else label, float(p[label]), p, distance, strange, theta)
+    sent = newcomer.upload(method)
+    return Assignment(-1 if strange else label, float(p[label]), p, distance, strange, theta, sent)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,10 +108,16 @@ class _Newcomer:
     y: Floats
     risk: Risk
 
+    @property
+    def rows(self) -> Federation:
+        return Federation(self.X, self.y, np.array([0, len(self.y)]), np.zeros(1, dtype=int))
+
+    def upload(self, method: Method) -> Uploads:
+        return fit_users(self.rows, self.risk, method.sends).uploads
+
     def alone(self, l2: float) -> tuple[Floats, bool]:
         """The user's own model, and whether it has none without a prior."""
-        one = Federation(self.X, self.y, np.array([0, len(self.y)]), np.zeros(1, dtype=int))
-        local = fit_users(one, replace(self.risk, l2=l2), "none")
+        local = fit_users(self.rows, replace(self.risk, l2=l2), "none")
         return local.theta[0], bool(local.prior[0])
 
     def around(self, centers: Floats, strength: float) -> Floats:
@@ -131,8 +145,7 @@ def _noise_scale(rows: _Rows, groups: Groups, known: bool) -> tuple[float, float
     if total == 0:
         risk = min(rows.risk(c) for c in groups.centers)
         return max(2.0 * risk / len(rows.y), floor), 0.0
-    common = groups.phi * groups.phi_dof if groups.phi_dof else 0.0
-    return max((common + dof * own) / total, own, floor), total
+    return max(groups.drawn_up(own, dof), floor), total
 
 
 def _evidence(rows: _Rows, groups: Groups, modes: Floats, phi: float) -> Floats:

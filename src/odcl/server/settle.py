@@ -37,7 +37,7 @@ def settle(uploads: Uploads, phi: Floats | None, labels: Ints, everybody: bool) 
         centers = combine_clusters(uploads, labels, "precision").centers
         moved = labels.copy()
         for part in np.array_split(who, max(1, len(who) // 32_768)):
-            moved[part] = _misfit(uploads, phi, tau2, centers, part).argmin(axis=1)
+            moved[part] = misfit(uploads, phi, tau2, centers, part).argmin(axis=1)
         moved = number_by_first_user(moved)
         if (moved == labels).all():
             break
@@ -45,7 +45,7 @@ def settle(uploads: Uploads, phi: Floats | None, labels: Ints, everybody: bool) 
     return labels
 
 
-def _misfit(
+def misfit(
     uploads: Uploads, phi: Floats | None, tau2: float, centers: Floats, part: Ints
 ) -> Floats:
     """Minus the log-likelihood of some users' rows under every group, (len(part), n_clusters)."""
