@@ -77,8 +77,10 @@ class ClustererSpec:
             built.set_params(random_state=seed)
         return built
 
-    def to_json(self) -> dict[str, Any]:
-        if self.given is not None or not all(_plain(v) for _, v in self.params):
+    def to_json(self, *, described: bool = False) -> dict[str, Any]:
+        if self.given is not None and described:
+            return {"described": repr(self.given)}
+        if self.given is not None:
             raise ValueError(
                 f"{self!r} is an object of its own, and only a name and plain settings can be "
                 f"written down or sent: use one of {', '.join(CLUSTERERS)}, or keep to one process."
@@ -87,6 +89,8 @@ class ClustererSpec:
 
     @classmethod
     def from_json(cls, words: Any) -> ClustererSpec:
+        if isinstance(words, dict) and words.keys() == {"described"}:
+            return cls("described", given=Described(str(words["described"])))
         if not isinstance(words, dict) or words.get("name") not in CLUSTERERS:
             raise ValueError(f"{words!r} names no clusterer ({', '.join(CLUSTERERS)}).")
         params = {k: v for k, v in words.items() if k != "name"}
@@ -95,6 +99,22 @@ class ClustererSpec:
         if strange:
             raise ValueError(f"{words['name']} has no setting {strange[0]}={params[strange[0]]!r}.")
         return _spec(words["name"], params)
+
+
+@dataclass(frozen=True)
+class Described:
+    """What is left of a clusterer that could not be written down: its text."""
+
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def fit(self, X: Any, y: Any = None) -> Any:
+        raise ValueError(
+            f"{self.text} was an object when the model was written, and only its text is left: set "
+            "the clusterer again before a new fit."
+        )
 
 
 def clusterer_spec(clusterer: Any) -> ClustererSpec:

@@ -21,6 +21,7 @@ from sklearn.utils.validation import (
 from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import Federation, as_ids
 from odcl.data.ids import (
+    has_names,
     check_owners,
     column_position,
     positions,
@@ -28,6 +29,7 @@ from odcl.data.ids import (
     text_column,
 )
 from odcl.data.scaling import Scaling
+from odcl.data.schema import TableSchema
 from odcl.data.tables import beside
 from odcl.engines.in_process import fit
 from odcl.estimators.settings import check_n_groups, check_settings
@@ -38,6 +40,7 @@ from odcl.risk.loss import Loss
 from odcl.risk.losses import Multinomial
 from odcl.risk.risk import Risk
 from odcl.server.assign import Assignment, assign_rows, groups_of
+from odcl.server.step import ServerStep
 from odcl.server.update import place, with_more_rows
 
 if TYPE_CHECKING:
@@ -87,25 +90,31 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
             kept = sample_weight > 0  # before anything is counted: classes, users, scales
             X, y, ids, sample_weight = X[kept], y[kept], ids[kept], sample_weight[kept]
         federation = Federation.from_arrays(X, self._encode(y), ids, weight=sample_weight)
-        return self._fit(federation, has_users=users is not None)
+        return self._fit(federation, users is not None)
 
     def fit_federation(
-        self, federation: Federation, *, progress: Callable[[int], None] | None = None
+        self,
+        federation: Federation,
+        *,
+        schema: TableSchema | None = None,
+        progress: Callable[[int], None] | None = None,
     ) -> Self:
         """Fit rows that are grouped by user already; ``progress`` is told of users fitted.
 
-        Targets of a classifier are its labels, as in ``fit``.
+        Targets of a classifier are its labels, as in ``fit``. With the ``schema`` that the rows
+        were encoded by, ``predict`` takes tables as they are, columns in any order.
         """
         check_settings(self)
         validate_data(self, federation.X, reset=True, skip_check_array=True)
         y = self._encode(self._checked_target(federation.y))
-        return self._fit(federation.with_y(y), has_users=True, progress=progress)
+        return self._fit(federation.with_y(y), True, schema=schema, progress=progress)
 
     def _fit(
         self,
         federation: Federation,
-        *,
         has_users: bool,
+        *,
+        schema: TableSchema | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> Self:
         method = Method.of(self.method, clusterer=self.clusterer)
@@ -128,6 +137,7 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
             progress=progress,
         )
         self.result_, self.has_users_, self.scaling_ = result, has_users, scaling
+        self.schema_ = schema
         self.risk_, self.method_ = risk, method
         self.users_, self.labels_, self.uploads_ = result.users, result.labels, result.uploads
         self.n_clusters_ = result.n_clusters
@@ -168,6 +178,8 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
     def feature_names_(self) -> list[str]:
         """Names of the coefficients: the columns of X without the users' column."""
         names = getattr(self, "feature_names_in_", None)
+        if self.schema_ is not None:
+            return list(self.schema_.columns)
         if names is None:
             return [f"x{j}" for j in range(self.scaling_.n_features)]
         kept = list(map(str, names))
@@ -342,20 +354,35 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
     def diagnose(self, *, resamples: int = 20, seed: int = 0) -> Diagnosis:
         """Is one shot enough for these users? See :func:`odcl.diagnose.diagnose`."""
         check_is_fitted(self, "theta_")
-        if not hasattr(self, "result_"):
+        from odcl.diagnose import diagnose_step
+
+        if self.uploads_ is None:
             raise ValueError(
-                "This model was loaded from a file, which holds no local models to diagnose: fit "
-                "it again on its rows, or say `odcl diagnose RUN TABLE`."
+                "This model was written without its users' uploads, which were too large to keep, "
+                "and they are what is diagnosed: fit it again on its rows."
             )
-        return self.result_.diagnose(resamples=resamples, seed=seed)
+        kept = np.flatnonzero(self.labels_ >= 0)  # added users that fit no group are in none
+        labels = self.labels_[kept]
+        step = ServerStep(
+            self.users_[kept],
+            labels,
+            self.cluster_theta_,
+            self.cluster_theta_[labels],
+            self.rule_,
+            self.reason_,
+            "",
+            tau2=self.tau2_,
+        )
+        return diagnose_step(
+            self.uploads_.take(kept), step, self.method_, resamples=resamples, seed=seed
+        )
 
     # -- files -------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
-        """Write the fitted model to a folder: safetensors and JSON, no pickle, whole or not.
+        """Write the fitted model to a folder: safetensors and JSON, no pickle, whole or not at all.
 
-        ``force`` replaces a model that is there already. What comes back is told at
-        :func:`odcl.estimators.persist.load_estimator`.
+        ``force`` replaces a model that is there already, and nothing else.
         """
         from odcl.estimators.persist import save_estimator
 
@@ -366,9 +393,10 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read what ``save`` or ``odcl fit`` wrote; predictions are the same bit for bit.
 
-        The loaded model predicts, assigns and adds users. ``result_`` is not in the file, and
-        settings that were objects (a clusterer, a solver, a RandomState) come back as text: set
-        them again with ``set_params`` before a new ``fit``.
+        The loaded model predicts, assigns, adds and updates users, and is diagnosed. ``result_`` is
+        not in the file, and settings that were objects (a clusterer, a solver, a RandomState) come
+        back as text: set them again with ``set_params`` before a new ``fit``. A model of
+        ``odcl fit`` takes tables with the columns that the command took, in any order.
         """
         from odcl.estimators.persist import load_estimator
 
@@ -379,6 +407,8 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _split(self, X: Any, users: Any, *, fitting: bool) -> tuple[Any, Any]:
         """Features and owners: the owners from the argument, or from the column named."""
+        if not fitting and self.schema_ is not None and users is None and has_names(X):
+            return self._encoded(X)
         if self.users is None:
             return X, users
         if users is not None:
@@ -388,6 +418,13 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
             )
         validate_data(self, X, reset=fitting, skip_check_array=True)
         return take_column(X, self.users)
+
+    def _encoded(self, table: Any) -> tuple[Floats, Array]:
+        """A table with the columns that the schema knows, as features and owners."""
+        assert self.schema_ is not None
+        missing = "mean" if self.schema_.missing == "mean" else "error"  # no row may go missing
+        encoded = self.schema_.encode(table, with_target=False, missing=missing)
+        return encoded.X, encoded.users
 
     def _validated_X(self, X: Any, *, fitting: bool = False) -> Floats:
         try:

@@ -1,85 +1,89 @@
-"""Fitted models on disk: ``models.safetensors`` for the numbers, ``model.json`` for the rest."""
+"""Fitted estimators as artifacts: what ``save`` and ``odcl fit`` write, and ``load`` reads."""
 
 from __future__ import annotations
 
-import json
+import math
 import os
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from sklearn.base import is_classifier
 
-from odcl import __version__
 from odcl._typing import Array
-from odcl.data.federation import as_ids
-from odcl.data.scaling import Scaling
-from odcl.estimators.saved_words import (
+from odcl.artifact import (
+    WHOLE,
+    ArraySpec,
+    Artifact,
+    StoredArtifact,
+    open_artifact,
+    update_artifact,
+    write_artifact,
+)
+from odcl.artifact.codecs import (
     classes_from_json,
     classes_to_json,
     expect,
-    id_from_json,
-    id_to_json,
+    ids_from_json,
+    ids_to_json,
     is_count,
     is_size,
-    loss_from_json,
-    loss_to_json,
+    number_from_json,
     number_to_json,
-    setting_from_json,
-    setting_to_json,
 )
-from odcl.estimators.settings import check_values
-from odcl.files import atomic_folder
+from odcl.artifact.folder import Extra
+from odcl.data.scaling import Scaling
+from odcl.data.schema import TableSchema
+from odcl.estimators.settings import check_settings
+from odcl.exchange.upload import Uploads
+from odcl.method import Method
+from odcl.risk.loss import Loss
+from odcl.risk.losses import Logistic, Multinomial, loss_from_json, loss_to_json
+from odcl.risk.risk import Risk
 from odcl.server.assign import Groups
 
-FORMAT = 1
-NUMBERS, WORDS = "models.safetensors", "model.json"
-_WORDS = (
-    "estimator",
-    "params",
-    "loss",
-    "users",
-    "has_users",
-    "tau2",
-    "groups",
-    "n_features",
-    "feature_names",
-    "classes",
-    "rule",
-    "reason",
-)
+KIND = "model"
+MODEL, NUMBERS = "model.json", "models.safetensors"
+UPLOADS, SCHEMA = "uploads.safetensors", "schema.json"
+MOST_UPLOADS = 2**28  # bytes; larger uploads are not kept: a model should stay easy to copy
 _SIZES = ("tau2", "spread", "phi", "phi_dof")  # numbers of Groups
-_WHOLE = ("I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64", "BOOL")
+
+Extras = Callable[[Any], Mapping[str, Extra]]  # files beside the model's own, made from the model
 
 
 # -- writing -------------------------------------------------------------------------------------
 
 
-def save_estimator(model: Any, path: str | os.PathLike[str], *, force: bool = False) -> None:
-    """Write a fitted estimator as a folder that appears whole or not at all."""
-    folder = Path(path)
-    if folder.exists() and not force:
-        raise ValueError(
-            f"{path} exists already, and its contents would be replaced: say force=True, or name a "
-            "new folder."
-        )
-    if folder.is_dir() and not (folder / WORDS).is_file() and any(folder.iterdir()):
-        raise ValueError(
-            f"{path} holds other files and no model, and force=True would remove them all: name a "
-            "new folder."
-        )
-    with atomic_folder(path, force=force) as place:
-        write_estimator(model, place)
+def save_estimator(
+    model: Any,
+    path: str | os.PathLike[str],
+    *,
+    force: bool = False,
+    extras: Mapping[str, Extra] | None = None,
+) -> None:
+    """Write a fitted estimator, and other files beside it, as a folder: whole or not at all."""
+    write_artifact(path, _artifact(model, extras or {}), force=force)
 
 
-def write_estimator(model: Any, folder: Path) -> None:
-    """Write both files of an estimator into an existing folder."""
-    from safetensors.numpy import save_file
+def update_estimator(
+    path: str | os.PathLike[str],
+    change: Callable[[Any, StoredArtifact], Mapping[str, Extra]],
+) -> None:
+    """Read a model, change it and write it again while nobody else can.
 
-    scaling, groups = model.scaling_, model.groups_
+    ``change`` gives back the other files that change with it.
+    """
+
+    def changed(stored: StoredArtifact) -> Artifact:
+        model = _read(None, stored)
+        return _artifact(model, change(model, stored))
+
+    update_artifact(path, changed, kind=KIND)
+
+
+def _artifact(model: Any, extras: Mapping[str, Extra]) -> Artifact:
+    scaling, groups, uploads = model.scaling_, model.groups_, model.uploads_
     arrays = {
         "theta": model.theta_,
         "labels": np.asarray(model.labels_, dtype=np.int64),
@@ -93,110 +97,89 @@ def write_estimator(model: Any, folder: Path) -> None:
         "samples": groups.samples,
         "pull": groups.pull,
     }
-    typed = model.users_.dtype.kind in "iub"
-    if typed:
+    ids = ids_to_json(model.users_)
+    if ids is None:
         arrays["users"] = model.users_
     classes = getattr(model, "classes_", None)
     names = getattr(model, "feature_names_in_", None)
-    words = {
-        "format": FORMAT,
-        "version": __version__,
-        "estimator": type(model).__name__,
-        "params": {k: setting_to_json(v) for k, v in model.get_params(deep=False).items()},
-        "loss": loss_to_json(model.loss_),
-        "users": None if typed else [id_to_json(u) for u in model.users_.tolist()],
-        "has_users": bool(model.has_users_),
-        "tau2": model.tau2_,
-        "groups": {name: number_to_json(getattr(groups, name)) for name in _SIZES},
-        "n_features": int(model.n_features_in_),
-        "feature_names": None if names is None else names.tolist(),
-        "classes": None if classes is None else classes_to_json(classes),
-        "rule": model.rule_,
-        "reason": model.reason_,
+    words: dict[str, Any] = {
+        MODEL: {
+            "estimator": type(model).__name__,
+            "params": {k: _setting_to_json(v) for k, v in model.get_params(deep=False).items()},
+            "risk": model.risk_.to_json(),
+            "method": model.method_.to_json(described=True),
+            "users": ids,
+            "has_users": bool(model.has_users_),
+            "tau2": model.tau2_,
+            "groups": {name: number_to_json(getattr(groups, name)) for name in _SIZES},
+            "n_features": int(model.n_features_in_),
+            "feature_names": None if names is None else names.tolist(),
+            "classes": None if classes is None else classes_to_json(classes),
+            "rule": model.rule_,
+            "reason": model.reason_,
+        }
     }
-    text = json.dumps(words, indent=1, allow_nan=False)
-    kept = {k: np.ascontiguousarray(v) for k, v in arrays.items() if v is not None}
-    (folder / WORDS).write_text(text, encoding="utf-8")
-    save_file(kept, folder / NUMBERS)
-    shutil.copymode(folder / WORDS, folder / NUMBERS)  # as readable as the words beside it
+    if model.schema_ is not None:
+        words[SCHEMA] = model.schema_.to_json()
+    files: dict[str, Mapping[str, Array]] = {NUMBERS: arrays}
+    if uploads is not None and int(uploads.n_bytes.sum()) <= MOST_UPLOADS:
+        files[UPLOADS] = uploads.to_arrays()
+    return Artifact(KIND, words, files, extras)
 
 
 # -- reading -------------------------------------------------------------------------------------
 
 
-def read_words(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The JSON part of a saved model, its kind checked."""
-    file = Path(path) / WORDS
-    if not file.is_file():
-        raise ValueError(
-            f"{path} is not a saved model: it has no {WORDS}. Name the folder of a fit."
-        )
-    try:
-        words = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is damaged ({error}): fit or copy the model again.") from None
-    if not isinstance(words, dict) or "format" not in words:
-        raise ValueError(f"{file} is not a saved model: it does not say its format.")
-    if words["format"] != FORMAT:
-        raise ValueError(
-            f"{file} has format {words['format']!r}, and this version of odcl reads {FORMAT}: it "
-            f"was written by odcl {words.get('version')!r}. Use that one, or fit again."
-        )
-    missing = [name for name in _WORDS if name not in words]
-    if missing:
-        raise _damaged(file, f"it has no {', '.join(missing)}")
-    return words
-
-
 def load_estimator(cls: Any, path: str | os.PathLike[str]) -> Any:
-    """Rebuild an estimator from its folder. Nothing is executed and nothing unpickled.
+    """Rebuild an estimator from its folder; ``cls`` None takes the class that was written.
 
-    What comes back predicts, assigns and adds users, bit for bit as before. It lacks ``result_``
-    (the users' local models), and settings that were objects (a clusterer, a solver, a
-    RandomState) are text: they do not matter until the next ``fit``, which needs them again.
-    Sizes are checked before numbers are read, so that no file takes more memory than it has bytes.
+    Nothing is executed and nothing unpickled. What comes back predicts, assigns, adds and updates
+    users and is diagnosed, bit for bit as before. It lacks ``result_``, and settings that were
+    objects (a clusterer, a solver, a RandomState) are text: they do not matter until the next
+    ``fit``, which needs them again.
     """
-    words = read_words(path)
-    if words["estimator"] != cls.__name__:
-        raise ValueError(f"{path} holds an {words['estimator']!r}: load it with that class.")
-    with _named(Path(path) / WORDS):
-        model = _from_words(cls, words)
-        sizes = _sizes_of_groups(words)
-    with _named(Path(path) / NUMBERS):
-        arrays = _read_numbers(Path(path) / NUMBERS, model)
-        _check_values(arrays)
-    _fill(model, arrays, sizes)
+    with open_artifact(path, kind=KIND) as stored:
+        return _read(cls, stored)
+
+
+def _read(cls: Any, stored: StoredArtifact) -> Any:
+    from odcl.estimators.public import ODCLClassifier, ODCLRegressor
+
+    words = stored.words(MODEL)
+    known = {kind.__name__: kind for kind in (ODCLClassifier, ODCLRegressor)}
+    with stored.checking(MODEL):
+        expect(words.get("estimator") in known, f"{words.get('estimator')!r} is no estimator")
+        kind = known[words["estimator"]]
+        if cls is not None and cls is not kind:
+            raise TypeError
+        model = _from_words(kind, words)
+        groups = {name: number_from_json(words["groups"][name]) for name in _SIZES}
+        for name, value in groups.items():
+            whole = name in ("tau2", "spread")  # the noise scale may be NaN, its worth infinite
+            expect(is_size(value) if whole else not value < 0, f"{name} of the groups is {value!r}")
+    model.schema_ = None
+    if SCHEMA in stored:
+        content = stored.words(SCHEMA)
+        with stored.checking(SCHEMA):
+            model.schema_ = TableSchema.from_json(content)
+            expect(len(model.schema_.columns) == model.n_features_in_, "it has other columns")
+    _fill(model, stored, words["users"], groups)
+    model.uploads_ = _read_uploads(model, stored) if UPLOADS in stored else None
     return model
 
 
-@contextmanager
-def _named(file: Path) -> Iterator[None]:
-    """Whatever is wrong with a file's contents becomes a ValueError that names the file."""
-    from safetensors import SafetensorError
-
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"{file} cannot be read ({error}): fit or copy the model again.") from None
-    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
-        raise _damaged(file, str(error)) from None
-
-
-def _damaged(file: Path, why: str) -> ValueError:
-    return ValueError(f"{file} is damaged or was changed ({why}): fit or copy the model again.")
-
-
-def _from_words(cls: Any, words: dict[str, Any]) -> Any:
-    """An estimator with everything that is not an array; ``users_`` is None where ids are one."""
-    names = set(cls().get_params(deep=False))
-    expect(set(words["params"]) == names, "the settings are not those of " + cls.__name__)
+def _from_words(kind: Any, words: dict[str, Any]) -> Any:
+    """An estimator with everything that is not an array."""
+    names = set(kind().get_params(deep=False))
+    expect(set(words["params"]) == names, "the settings are not those of " + kind.__name__)
     classes = None if words["classes"] is None else classes_from_json(words["classes"])
-    expect(is_classifier(cls()) == (classes is not None), "a regressor with classes, or no classes")
-    n_classes = None if classes is None else len(classes)
-    loss = loss_from_json(words["loss"], n_classes)
-    model = cls(**{k: setting_from_json(v, n_classes) for k, v in words["params"].items()})
-    check_values(model)
-    model.loss_ = loss
+    expect(is_classifier(kind()) == (classes is not None), "a regressor with classes, or no classes")
+    model = kind(**{k: _setting_from_json(v) for k, v in words["params"].items()})
+    text = isinstance(words["params"]["clusterer"], dict)  # an object, of which the words are left
+    check_settings(model.set_params(clusterer="auto") if text else model)
+    model.set_params(clusterer=_setting_from_json(words["params"]["clusterer"]))
+    model.risk_, model.method_ = Risk.from_json(words["risk"]), Method.from_json(words["method"])
+    _check_classes(model.risk_.loss, None if classes is None else len(classes))
     if classes is not None:
         model.classes_ = classes
     model.has_users_, model.tau2_ = words["has_users"], words["tau2"]
@@ -210,88 +193,93 @@ def _from_words(cls: Any, words: dict[str, Any]) -> Any:
         expect(len(found) == model.n_features_in_, f"{len(found)} names of features")
         expect(all(isinstance(name, str) for name in found), "a feature's name is not text")
         model.feature_names_in_ = np.array(found, dtype=object)
-    model.users_ = None
-    if words["users"] is not None:
-        expect(isinstance(words["users"], list), "users is not a list")
-        model.users_ = as_ids([id_from_json(user) for user in words["users"]])
-        expect(len(model.users_) == len(words["users"]), "an id is not one value")
     return model
 
 
-def _sizes_of_groups(words: dict[str, Any]) -> dict[str, float]:
-    sizes = {name: float(words["groups"][name]) for name in _SIZES}
-    for name, value in sizes.items():
-        known = name in ("tau2", "spread")  # the noise scale may be NaN, its worth infinite
-        expect(is_size(value) if known else not value < 0, f"{name} of the groups is {value!r}")
-    return sizes
+def _check_classes(loss: Loss, n_classes: int | None) -> None:
+    fits = n_classes in ((2,) if isinstance(loss, Logistic) else (None,))
+    if isinstance(loss, Multinomial):
+        fits = n_classes == loss.n_classes
+    expect(fits, f"a {loss.name} loss and {n_classes or 'no'} classes")
 
 
-def _read_numbers(file: Path, model: Any) -> dict[str, Array]:
-    """The arrays, each after its type and shape were found to fit the others and the words."""
-    from safetensors import safe_open
-
-    n_features = model.n_features_in_ - (model.users is not None)
-    with safe_open(file, framework="numpy") as tensors:
-        names = set(tensors.keys())
-
-        def shape(name: str) -> tuple[int, ...]:
-            expect(name in names, f"{name} is not there")
-            return tuple(tensors.get_slice(name).get_shape())
-
-        def read(name: str, size: tuple[int, ...], kinds: tuple[str, ...] = ("F64",)) -> Array:
-            expect(shape(name) == size, f"{name} has shape {shape(name)}, not {size}")
-            kind = str(tensors.get_slice(name).get_dtype())
-            expect(kind in kinds, f"{name} has type {kind}")
-            return tensors.get_tensor(name)
-
-        used = read("used", (n_features,), ("BOOL",))
-        p = int(used.sum())
-        dim = model.loss_.dim(p, bool(model.fit_intercept))
-        ids = model.users_
-        m, k = int(np.prod(shape("labels"))), int(np.prod(shape("members")))
-        expect(m > 0 and k > 0, "there are no users or no groups")
-        arrays = {
-            "used": used,
-            "users": read("users", (m,), _WHOLE) if ids is None else ids,
-            "labels": read("labels", (m,), ("I64",)),
-            "theta": read("theta", (m, dim)),
-            "cluster_theta": read("cluster_theta", (k, dim)),
-            "cluster_means": read("cluster_means", (k, p)),
-            "members": read("members", (k,), ("I64",)),
-            "samples": read("samples", (k,)),
-            "pull": read("pull", (k,)),
-            "shift": read("shift", (p,)),
-            "scale": read("scale", (p,)),
-        }
-        if "pooled_theta" in names:
-            arrays["pooled_theta"] = read("pooled_theta", (dim,))
-    return arrays
-
-
-def _check_values(arrays: dict[str, Array]) -> None:
-    for name, array in arrays.items():
-        finite = array.dtype.kind != "f" or bool(np.isfinite(array).all())
-        expect(finite, f"{name} holds numbers that are not finite")
-    ids, labels, k = arrays["users"], arrays["labels"], len(arrays["members"])
-    expect(len(ids) == len(labels), f"{len(ids)} users and {len(labels)} labels")
-    expect(len(set(ids.tolist())) == len(ids), "a user is there twice")
-    expect(bool((labels >= -1).all() and (labels < k).all()), f"a label is beyond the {k} groups")
-    for name in ("scale", "members", "samples"):
-        expect(bool((arrays[name] > 0).all()), f"{name} holds numbers that are not positive")
-    expect(bool((arrays["pull"] >= 0).all()), "pull holds negative numbers")
-
-
-def _fill(model: Any, arrays: dict[str, Array], sizes: dict[str, float]) -> None:
-    model.users_, model.labels_ = arrays["users"], arrays["labels"].astype(np.intp, copy=False)
-    model.theta_, model.cluster_theta_ = arrays["theta"], arrays["cluster_theta"]
-    model.n_clusters_ = len(model.cluster_theta_)
-    model.cluster_means_, model.pooled_theta_ = arrays["cluster_means"], arrays.get("pooled_theta")
-    used = arrays["used"]
+def _fill(model: Any, stored: StoredArtifact, listed: Any, groups: dict[str, float]) -> None:
+    p_all = model.n_features_in_ - (model.users is not None)
+    whole, users = ("int64",), ("users",)
+    specs = {
+        "used": ArraySpec((p_all,), ("bool",)),
+        "labels": ArraySpec(users, whole),
+        "theta": ArraySpec(("users", "dim")),
+        "cluster_theta": ArraySpec(("groups", "dim")),
+        "cluster_means": ArraySpec(("groups", "features")),
+        "pooled_theta": ArraySpec(("dim",)),
+        "members": ArraySpec(("groups",), whole),
+        "samples": ArraySpec(("groups",)),
+        "pull": ArraySpec(("groups",)),
+        "shift": ArraySpec(("features",)),
+        "scale": ArraySpec(("features",)),
+    }
+    if listed is None:
+        specs["users"] = ArraySpec(users, WHOLE)
+    arrays = stored.arrays(NUMBERS, specs)
+    with stored.checking(NUMBERS):
+        model.users_ = ids_from_json(listed, arrays.get("users"))
+        labels, used, k = arrays["labels"], arrays["used"], len(arrays["members"])
+        dim = model.risk_.dim(int(used.sum()))
+        expect(len(model.users_) == len(labels) > 0 and k > 0, "there are no users or no groups")
+        expect(arrays["theta"].shape[1] == dim, f"models have {arrays['theta'].shape[1]} numbers")
+        expect(len(arrays["scale"]) == int(used.sum()), "scales are not those of the columns used")
+        inside = bool((labels >= -1).all() and (labels < k).all())
+        expect(inside, f"a label is beyond the {k} groups")
+        for name in ("scale", "members", "samples"):
+            expect(bool((arrays[name] > 0).all()), f"{name} holds numbers that are not positive")
+        expect(bool((arrays["pull"] >= 0).all()), "pull holds negative numbers")
+    model.labels_, model.n_clusters_ = labels.astype(np.intp, copy=False), k
+    for name in ("theta", "cluster_theta", "cluster_means", "pooled_theta"):
+        setattr(model, f"{name}_", arrays[name])
     model.scaling_ = Scaling(arrays["shift"], arrays["scale"], np.flatnonzero(used), len(used))
-    model.groups_ = Groups(
-        centers=model.cluster_theta_,
-        members=arrays["members"],
-        samples=arrays["samples"],
-        pull=arrays["pull"],
-        **sizes,
-    )
+    of_groups = {name: arrays[name] for name in ("members", "samples", "pull")}
+    model.groups_ = Groups(centers=model.cluster_theta_, **of_groups, **groups)
+
+
+def _read_uploads(model: Any, stored: StoredArtifact) -> Uploads:
+    m, dim = model.theta_.shape
+    shapes = Uploads.array_shapes("users", dim)
+    specs = {
+        name: ArraySpec(shape, optional=True, finite=name not in ("dispersion", "inverse_trace"))
+        for name, shape in shapes.items()
+    }
+    arrays = stored.arrays(UPLOADS, specs, users=m)
+    with stored.checking(UPLOADS):
+        uploads = Uploads.from_arrays(model.users_, arrays, dim)
+        uploads = replace(uploads, risk=model.risk_)
+        uploads.check()
+    return uploads
+
+
+# -- settings ------------------------------------------------------------------------------------
+
+
+def _setting_to_json(value: Any) -> Any:
+    """Simple settings as they are, losses and methods as theirs; other objects as text."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, Method):
+        return {"method": value.to_json(described=True)}
+    if isinstance(value, Loss):
+        return {"loss": loss_to_json(value)}
+    if value is None or isinstance(value, str | int | bool):
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    text = repr(value)
+    return {"object": type(value).__name__ if " at 0x" in text else text}
+
+
+def _setting_from_json(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    expect(len(value) == 1, f"a setting is {value!r}")
+    if "loss" in value:
+        return loss_from_json(value["loss"])
+    return Method.from_json(value["method"]) if "method" in value else str(value["object"])

@@ -6,7 +6,7 @@ place that lists them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, Self
 
@@ -14,6 +14,8 @@ import numpy as np
 
 from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.federation import as_ids
+
+_DIAGONAL = "_diagonal"  # of a field that may be sent as a matrix or as its diagonal
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,48 @@ class Message:
         """The messages of some users, by position."""
         own = {name: a[order] for name, a in self._by_user.items()}
         return replace(self, users=self.users[order], **own)
+
+    # -- arrays as a file holds them: symmetric matrices as triangles ------------------------
+
+    def to_arrays(self) -> dict[str, Array]:
+        arrays = {}
+        for name, values in self.present.items():
+            if values.ndim == 3:
+                rows, columns = np.triu_indices(values.shape[1])
+                values = values[:, rows, columns]
+            elif len(self.parts()[name].shape) == 2:
+                name += _DIAGONAL
+            arrays[name] = values
+        return arrays
+
+    @classmethod
+    def array_shapes(cls, users: str | int, dim: int) -> dict[str, tuple[int | str, ...]]:
+        """Shapes of the arrays that :meth:`to_arrays` may give."""
+        shapes: dict[str, tuple[int | str, ...]] = {}
+        for name, part in cls.parts().items():
+            shapes[name] = (users, n_numbers([dim] * len(part.shape))) if part.shape else (users,)
+            if len(part.shape) == 2:
+                shapes[name + _DIAGONAL] = (users, dim)
+        return shapes
+
+    @classmethod
+    def from_arrays(cls, users: Array, arrays: Mapping[str, Array], dim: int) -> Self:
+        """The way back; shapes were checked against :meth:`array_shapes`."""
+        values: dict[str, Array] = {}
+        for name, array in arrays.items():
+            field_name = name.removesuffix(_DIAGONAL)
+            if field_name == name and len(cls.parts()[name].shape) == 2:
+                rows, columns = np.triu_indices(dim)
+                square = np.empty((len(array), dim, dim))
+                square[:, rows, columns] = square[:, columns, rows] = array
+                array = square
+            if field_name in values:
+                raise ValueError(f"{field_name} is there twice")
+            values[field_name] = array
+        missing = {f.name for f in fields(cls) if f.default is MISSING} - {"users", *values}
+        if missing:
+            raise ValueError(f"{', '.join(sorted(missing))} is not there")
+        return cls(users, **values)
 
     def joined(self, other: Self) -> Self:
         """These messages and others of the same fields, one after the other."""
