@@ -13,10 +13,11 @@ import pyarrow.compute as pc
 
 from odcl._typing import Array, Bools, Floats, Ints
 from odcl.cli.option_values import MISSING, column_names, possible_names
-from odcl.data.columns import is_text, listing, table_error
+from odcl.data.columns import is_text
 from odcl.data.encoding import Encoded, TableSchema
 from odcl.data.federation import Federation
 from odcl.data.tables import read_table
+from odcl.errors import InputError, Setting, listing
 from odcl.evaluate.comparison import Comparison, compare, hold_out, keep_every_class
 from odcl.report.notices import accepted
 from odcl.report.progress import Silent
@@ -142,10 +143,12 @@ def _check_classes(schema: TableSchema, n_rows: int) -> None:
     n = len(schema.classes or ())
     if n > _PLAUSIBLE_CLASSES and 2 * n > n_rows:
         assert schema.classes is not None
-        raise table_error(
+        raise InputError(
             f"Target {schema.target!r} has {n} distinct values in {n_rows} rows "
             f"({listing(schema.classes, 3)}): labels that are not classes. For a target that is a "
-            "number say --loss squared."
+            "number say ",
+            Setting("task", "regression"),
+            ".",
         )
 
 
@@ -155,7 +158,7 @@ def _check_size(target: str, encoded: Encoded) -> None:
     size = float(np.abs(encoded.y).max())
     if not (size == 0 or 1e-70 < size < 1e70):
         row = int(encoded.rows[np.abs(encoded.y).argmax()])
-        raise table_error(
+        raise InputError(
             f"Target {target!r} reaches {size:g} in row {row + 1}, and its squares are beyond what "
             "a computer counts with: express it in another unit."
         )

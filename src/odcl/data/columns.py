@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
 import math
-import shlex
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -14,6 +12,7 @@ import pyarrow.compute as pc
 
 from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.federation import group_rows
+from odcl.errors import InputError, Setting, did_you_mean, listing, show
 
 # A number as pyarrow's CSV reader takes it: no thousands separators, a decimal point.
 _NUMBER = r"^\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*$"
@@ -111,39 +110,10 @@ def gaps(column: Floats | Keys) -> Bools:
 def check_column(name: str, columns: Sequence[str]) -> None:
     """Refuse a name that is not among ``columns``, with the nearest that is."""
     if name not in columns:
-        raise table_error(
-            f"Column {name!r} is not in the table{nearest(name, columns)} "
+        raise InputError(
+            f"Column {name!r} is not in the table{did_you_mean(name, columns)} "
             f"Columns: {listing(columns)}."
         )
-
-
-def nearest(name: str, known: Sequence[str]) -> str:
-    """'; did you mean ...?' where one of the known names is close, else a full stop."""
-    folded = {k.casefold(): k for k in known}
-    match = difflib.get_close_matches(str(name).casefold(), folded, n=1)
-    return f"; did you mean {folded[match[0]]!r}?" if match else "."
-
-
-def listing(values: Iterable[Any], most: int = 12) -> str:
-    values = list(values)
-    shown = ", ".join(
-        str(v) if isinstance(v, str) and v.isidentifier() else show(v) for v in values[:most]
-    )
-    return shown if len(values) <= most else f"{shown}, ... ({len(values)} in all)"
-
-
-def show(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:36]}...{text[-1]}"
-
-
-def flag(option: str, name: str) -> str:
-    return f"--{option} {shlex.quote(name)}"
-
-
-def table_error(text: str) -> ValueError:
-    """An error of one line, whatever the names and values in it hold."""
-    return ValueError(" ".join(text.splitlines()))
 
 
 def _keyed(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
@@ -157,7 +127,7 @@ def _keyed(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
         return column.cast(pa.string())
     if is_text(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         return column
-    raise table_error(
+    raise InputError(
         f"Column {name!r} holds values of type {kind}, which can be neither ids nor levels: turn "
         "them into text or numbers first."
     )
@@ -201,42 +171,50 @@ def _writes_back(text: str, kind: type) -> bool:
         return False
 
 
-def _infinity(name: str, row: int) -> ValueError:
-    return table_error(
+def _infinity(name: str, row: int) -> InputError:
+    return InputError(
         f"Column {name!r} is infinite in row {row + 1}, and no model can be fitted to that: "
         f"correct the value or leave the row out."
     )
 
 
-def _not_numbers(column: pa.ChunkedArray, name: str, target: bool) -> ValueError:
+def _not_numbers(column: pa.ChunkedArray, name: str, target: bool) -> InputError:
     kind = column.type
-    options = f"Say {flag('categorical', name)} to use it as categories, or {flag('drop', name)}."
+    options: tuple[str | Setting, ...]
+    options = ("Say ", Setting("categorical", [name]), " to use it as categories, or ")
+    options = (*options, Setting("drop", [name]), ".")
     if target:
-        options = "Choose a target that is a number, or a loss for classes (--loss logistic)."
+        classes = Setting("task", "classification")
+        options = ("Choose a target that is a number, or say that it holds classes: ", classes, ".")
     if pa.types.is_temporal(kind):
-        return table_error(
+        return InputError(
             f"Column {name!r} holds dates or times ({kind}; row 1: {_first(column)}), and a model "
-            "needs numbers: turn it into one, e.g. days since a start, or the month. " + options
+            "needs numbers: turn it into one, e.g. days since a start, or the month. ",
+            *options,
         )
     if pa.types.is_dictionary(kind):
-        return table_error(
-            f"Column {name!r} holds categories (row 1: {_first(column)}), not numbers. {options}"
+        return InputError(
+            f"Column {name!r} holds categories (row 1: {_first(column)}), not numbers. ", *options
         )
     if not is_text(kind):
-        return table_error(
+        return InputError(
             f"Column {name!r} holds values of type {kind} (row 1: {_first(column)}), and a model "
-            "needs numbers: turn it into some, or leave it out (--drop)."
+            "needs numbers: turn it into some, or leave it out: ",
+            Setting("drop", [name]),
+            ".",
         )
     is_number = pc.fill_null(pc.match_substring_regex(column, _NUMBER), True)
     row = pc.index(is_number, pa.scalar(False)).as_py()
     if row < 0:
-        return table_error(
+        return InputError(
             f"Column {name!r} holds numbers written as text (row 1: {_first(column)}): turn them "
-            f"into numbers first. {options}"
+            "into numbers first. ",
+            *options,
         )
-    return table_error(
+    return InputError(
         f"Column {name!r} holds text where numbers are needed: row {row + 1} has "
-        f"{show(column[row].as_py())} (numbers are written 1234.5, without separators). {options}"
+        f"{show(column[row].as_py())} (numbers are written 1234.5, without separators). ",
+        *options,
     )
 
 

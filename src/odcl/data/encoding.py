@@ -15,11 +15,7 @@ from odcl.data.columns import (
     gaps,
     keys,
     kind_of,
-    listing,
-    nearest,
     numbers,
-    show,
-    table_error,
     user_ids,
 )
 from odcl.data.federation import Federation
@@ -34,6 +30,7 @@ from odcl.data.fitting import (
     usable_rows,
 )
 from odcl.data.tables import as_table
+from odcl.errors import InputError, Setting, did_you_mean, listing, show
 
 MISSING = ("error", "drop", "mean")
 TASKS = ("regression", "classification", "count")
@@ -247,11 +244,12 @@ class TableSchema:
         if strange.any() and unseen == "error":
             row = int(rows[strange.argmax()])
             value = column.values[column.codes[row]]
-            raise table_error(
+            raise InputError(
                 f"Column {name!r} has level {show(value)} in row {row + 1}, which the fit did not "
-                f"see{nearest(str(value), list(map(str, self.levels[name])))} Levels: "
-                f"{listing(self.levels[name])}. Say --unseen reference to read new levels as "
-                f"{show(self.levels[name][0])}."
+                f"see{did_you_mean(value, self.levels[name])} Levels: "
+                f"{listing(self.levels[name])}. Say ",
+                Setting("unseen", "reference"),
+                f" to read new levels as {show(self.levels[name][0])}.",
             )
         return np.maximum(level, 0), int(strange.sum())
 
@@ -263,7 +261,7 @@ class TableSchema:
         classes = _places(goal.values, self.classes)[goal.codes[rows]]
         if (classes < 0).any():
             row = int(rows[(classes < 0).argmax()])
-            raise table_error(
+            raise InputError(
                 f"Target {self.target!r} is {show(goal.values[goal.codes[row]])} in row {row + 1}, "
                 f"which is none of the classes of the fit: {listing(self.classes)}. Correct the "
                 "row, or fit again with it."
@@ -273,7 +271,7 @@ class TableSchema:
 
 def _check_choice(option: str, value: str, known: Sequence[str]) -> None:
     if value not in known:
-        raise table_error(f"{option} is one of {', '.join(known)}, not {show(value)}.")
+        raise InputError(f"{option} is one of {', '.join(known)}, not {show(value)}.")
 
 
 def _places(values: list[Any], known: tuple[Any, ...]) -> Ints:

@@ -10,6 +10,7 @@ from scipy import sparse
 
 from odcl._typing import Array, Ints
 from odcl.data.federation import as_ids, group_rows
+from odcl.errors import did_you_mean
 
 
 def take_column(X: Any, column: Any) -> tuple[Any, Array]:
@@ -46,11 +47,7 @@ def column_position(names: list[Any], column: Any) -> int:
         return names.index(column)
     if _is_position(column) and -len(names) <= column < len(names):
         return int(column) % len(names)
-    from odcl.data.columns import nearest
-
-    raise ValueError(
-        f"X has no column {column!r} for the users{nearest(str(column), list(map(str, names)))}"
-    )
+    raise ValueError(f"X has no column {column!r} for the users{did_you_mean(column, names)}")
 
 
 def _is_position(column: Any) -> bool:

@@ -16,8 +16,9 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from odcl.data.columns import is_text, listing, nearest, table_error, whole_text_to_int
+from odcl.data.columns import is_text, whole_text_to_int
 from odcl.data.federation import Federation
+from odcl.errors import InputError, did_you_mean, listing
 
 if TYPE_CHECKING:
     from odcl.data.encoding import TableSchema
@@ -51,7 +52,7 @@ def read_table(
     place = Path(path)
     if not place.exists():
         siblings = [p.name for p in place.parent.iterdir()] if place.parent.is_dir() else []
-        raise table_error(f"There is no file or folder {place}{nearest(place.name, siblings)}")
+        raise InputError(f"There is no file or folder {place}{did_you_mean(place.name, siblings)}")
     files = _files_of(place) if place.is_dir() else [place]
     text = (text,) if isinstance(text, str) else tuple(text)
     tables = [_read_file(file, text, null_values) for file in files]
@@ -88,12 +89,12 @@ def as_table(data: Any) -> pa.Table:
 
             table = from_dataframe(data)
         else:
-            raise table_error(
+            raise InputError(
                 f"A value of type {type(data).__name__} is not a table: give a pandas or polars "
                 "frame (a lazy one after collect()), an Arrow table, or a path to read_table."
             )
     except (pa.ArrowException, TypeError) as error:
-        raise table_error(
+        raise InputError(
             f"This {type(data).__name__} could not be turned into a table: "
             f"{' '.join(map(str, error.args))}. Give every column one type, e.g. with astype(str)."
         ) from error
@@ -160,7 +161,7 @@ def check_ending(path: str | os.PathLike[str]) -> None:
     """Refuse a file name whose ending names no format to write."""
     endings = (*_TEXT_ENDINGS, *_PARQUET_ENDINGS)
     if Path(path).suffix.lower() not in endings:
-        raise table_error(f"{path} must end in one of {', '.join(endings)} to be written.")
+        raise InputError(f"{path} must end in one of {', '.join(endings)} to be written.")
 
 
 def _files_of(folder: Path) -> list[Path]:
@@ -169,7 +170,7 @@ def _files_of(folder: Path) -> list[Path]:
     files = [file for file in files if file.is_file()]
     if not files:
         found = f"only {listing(names, 5)}" if names else "nothing"
-        raise table_error(f"Folder {folder} holds {found}: no table to read. Tables are {_KNOWN}.")
+        raise InputError(f"Folder {folder} holds {found}: no table to read. Tables are {_KNOWN}.")
     return files
 
 
@@ -197,7 +198,7 @@ def _read_file(file: Path, text: tuple[str, ...], null_values: Sequence[str]) ->
         with _readable(file, "CSV"):
             table = _read_csv(file, text, null_values)
     else:
-        raise table_error(
+        raise InputError(
             f"{file} ends in {file.suffix!r}, and tables are {_KNOWN}: save it as one of these."
         )
     _check_names(table.column_names, str(file))
@@ -214,7 +215,7 @@ def _readable(file: Path, what: str) -> Iterator[None]:
         advice = "is it whole, and what its ending says?"
         if isinstance(error, UnicodeDecodeError) or "UTF8" in seen:
             advice = "save it as 'CSV UTF-8'."
-        raise table_error(
+        raise InputError(
             f"{file} could not be read as {what} ({seen.rstrip('.')}): {advice}"
         ) from error
 
@@ -225,9 +226,9 @@ def _read_csv(file: Path, text: tuple[str, ...], null_values: Sequence[str]) -> 
     lines = head.strip().splitlines()
     if len(lines) < 2 and len(head) < 65_536:
         seen = "holds a single line" if lines else "is empty"
-        raise table_error(f"{file} {seen}: a table needs a line of column names, then rows.")
+        raise InputError(f"{file} {seen}: a table needs a line of column names, then rows.")
     if b"\0" in head or head.startswith((b"PK\3\4", b"PAR1")):
-        raise table_error(
+        raise InputError(
             f"{file} is not a CSV file in UTF-8 (it holds binary data): save it as 'CSV UTF-8'."
         )
     options = pa_csv.ConvertOptions(
@@ -245,7 +246,7 @@ def _read_csv(file: Path, text: tuple[str, ...], null_values: Sequence[str]) -> 
         table = pa_csv.read_csv(file, alone, parse_options=parse, convert_options=options)
     for name, column in zip(table.column_names, table.columns, strict=True):
         if pa.types.is_binary(column.type):
-            raise table_error(
+            raise InputError(
                 f"Column {name!r} of {file} is not in UTF-8: save the file as 'CSV UTF-8'."
             )
     return table
@@ -287,7 +288,7 @@ def _stacked(tables: Sequence[pa.Table], files: Sequence[Path]) -> pa.Table:
             parts = [f"lacks {listing(lacks)}"] * bool(lacks) + [f"adds {listing(extra)}"] * bool(
                 extra
             )
-            raise table_error(
+            raise InputError(
                 f"{file.name} {' and '.join(parts)}, compared with {files[0].name}: the files of a "
                 "folder need the same columns."
             )
@@ -303,7 +304,7 @@ def _stacked(tables: Sequence[pa.Table], files: Sequence[Path]) -> pa.Table:
             for table, file in zip(tables, files, strict=True)
         }
         found = ", ".join(f"{kind} in {file}" for kind, file in types.items())
-        raise table_error(
+        raise InputError(
             f"Column {name!r} is {found}: the files of a folder need the same types."
         ) from error
 
@@ -311,17 +312,17 @@ def _stacked(tables: Sequence[pa.Table], files: Sequence[Path]) -> pa.Table:
 def _check_names(names: Sequence[str], source: str) -> None:
     double = [name for i, name in enumerate(names) if name in names[:i]]
     if double:
-        raise table_error(
+        raise InputError(
             f"{source} has two columns called {double[0]!r}, and a name must say which: rename one."
         )
 
 
 def _checked(table: pa.Table, source: str) -> pa.Table:
     if table.num_columns == 0:
-        raise table_error(f"{source} has no columns: a user, a target and a feature are needed.")
+        raise InputError(f"{source} has no columns: a user, a target and a feature are needed.")
     _check_names(table.column_names, source)
     if table.num_rows == 0:
-        raise table_error(
+        raise InputError(
             f"{source} has no rows under its columns ({listing(table.column_names)}): there is "
             "nothing to work on."
         )

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from odcl._typing import Floats
-from odcl.data.columns import listing
 from odcl.data.encoding import Encoded, TableSchema
 from odcl.data.federation import Federation
+from odcl.errors import listing
 from odcl.report.text import count
 
 # A column whose values spread by more or less than this is worth a word.
