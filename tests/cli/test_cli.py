@@ -165,7 +165,7 @@ def test_help_and_import_load_nothing_heavy():
 
 
 def test_the_choices_of_the_options_are_those_of_the_library():
-    from odcl.data.encoding import MISSING, UNSEEN
+    from odcl.data.schema import MISSING, UNSEEN
     from odcl.estimators.settings import _NAMES
     from odcl.risk.losses import as_loss
     from odcl.server.combine import COMBINERS
@@ -928,7 +928,7 @@ def test_a_file_that_cannot_be_written_is_named(odcl, monkeypatch):
     def denied(*_, **__):
         raise PermissionError(errno.EACCES, "Permission denied", "secret/table.csv")
 
-    monkeypatch.setattr("odcl.cli.run.read_table", denied)
+    monkeypatch.setattr("odcl.data.source.read_table", denied)
     said = odcl("fit", save(people()), *PLAIN, "--out", "run")
     assert (said.code, said.err) == (1, "odcl: secret/table.csv: Permission denied.\n")
 
@@ -1018,7 +1018,8 @@ def test_a_terminal_sees_a_bar_on_stderr_and_the_same_results(odcl, monkeypatch)
 
 
 def test_every_local_model_moves_the_bar():
-    from odcl.cli.run import fit_source, read_source
+    from odcl.cli.run import fit_source
+    from odcl.data.source import read_source
     from odcl.report.progress import Silent
 
     class Counted(Silent):
@@ -1030,8 +1031,7 @@ def test_every_local_model_moves_the_bar():
         def advance(self, n_users):
             self.users += n_users
 
-    path, none = save(people()), {"features": [], "drop": [], "categorical": []}
-    source = read_source(path, user="user", target="y", missing="error", loss="auto", **none)
+    source = read_source(save(people()), user="user", target="y")
     seen = Counted()
     settings = {"clusterer": "auto", "method": "default"}
     fit_source(source, holdout=0.2, seed=0, settings=settings, progress=seen)

@@ -18,9 +18,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from odcl.data.encoding import TableSchema
 from odcl.data.federation import group_rows
-from odcl.data.tables import as_table, federation_from_table, read_table, write_table
+from odcl.data.schema import TableSchema
+from odcl.data.source import federation_from_table
+from odcl.data.tables import as_table, read_column_names, read_table, write_table
 
 ROLES = {"user": "store", "target": "y"}
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
@@ -173,6 +174,17 @@ def test_leading_zeros_stay_and_words_for_missing_are_missing(tmp_path):
     assert kept["store"].to_pylist() == ["007", "7", None, "NA"]
 
 
+def test_column_names_are_those_of_the_table(tmp_path):
+    columns = {"two\nlines": [1], 'say "no"': [2], "a;b": [3], "größe, cm": ["x"]}
+    pd.DataFrame(columns, index=["i"]).to_parquet(tmp_path / "t.parquet")
+    for ending in (".csv", ".tsv"):
+        write_table(tmp_path / f"t{ending}", columns)
+    put(tmp_path / "bom.csv", b"\xef\xbb\xbf" + (tmp_path / "t.csv").read_bytes())
+    for name in ("t.csv", "t.tsv", "bom.csv", "t.parquet"):
+        assert read_column_names(tmp_path / name) == read_table(tmp_path / name).column_names
+        assert read_column_names(tmp_path / name) == list(columns)
+
+
 def test_text_that_has_a_type_stays_text(tmp_path):
     write_table(tmp_path / "t.parquet", {"store": ["1", "2"], "x": [1, 2], "y": [1, 2]})
     federation, schema = federation_from_table(tmp_path / "t.parquet", **ROLES)
@@ -210,6 +222,8 @@ BROKEN = {
 def test_a_file_that_is_no_table_is_refused_by_name_and_reason(tmp_path, name):
     content, reason = BROKEN[name]
     message = refused(read_table, put(tmp_path / name, content))
+    if name not in ("ragged.csv", "twice.csv", "latin.csv", "latin_name.csv"):
+        assert refused(read_column_names, tmp_path / name) == message
     assert reason in message
     assert name in message
 
@@ -588,7 +602,7 @@ def test_a_file_for_prediction_is_read_as_the_schema_asks(tmp_path):
 
 def test_frames_are_recognised_without_importing_their_packages():
     code = (
-        "import sys, odcl, odcl.data.tables, odcl.data.encoding\n"
+        "import sys, odcl, odcl.data.tables, odcl.data.schema\n"
         "assert not {'pandas', 'polars'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -26,11 +26,6 @@ def column_names(values: Sequence[str], columns: Sequence[str]) -> tuple[str, ..
     return tuple(dict.fromkeys(names))
 
 
-def possible_names(values: Sequence[str]) -> tuple[str, ...]:
-    """Every column that :func:`column_names` may find, before the table is read."""
-    return tuple(dict.fromkeys(name for value in values for name in (value, *_split(value))))
-
-
 def _split(value: str) -> list[str]:
     return [part.strip() for part in value.split(",") if part.strip()]
 

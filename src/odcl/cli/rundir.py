@@ -17,8 +17,8 @@ from odcl import __version__
 from odcl._typing import Array, Bools
 from odcl.cli import uploads as kept_uploads
 from odcl.cli.run import Run
-from odcl.data.encoding import Encoded, TableSchema
 from odcl.data.federation import as_ids
+from odcl.data.schema import Encoded, TableSchema
 from odcl.data.tables import check_ending, read_table, write_table
 from odcl.errors import show
 from odcl.files import atomic_folder, check_folder

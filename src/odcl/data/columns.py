@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from odcl._typing import Array, Bools, Floats, Ints
-from odcl.data.federation import group_rows
-from odcl.errors import InputError, Setting, did_you_mean, listing, show
+from odcl._typing import Bools, Floats, Ints
+from odcl.errors import InputError, Setting, listing, show
 
 # A number as pyarrow's CSV reader takes it: no thousands separators, a decimal point.
 _NUMBER = r"^\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*$"
 _INTEGER = r"^(0|-?[1-9][0-9]*)$"
 _WHOLE_FLOAT = r"^(0|-?[1-9][0-9]*)\.0$"  # how pandas writes integers beside a missing one
+
+_MOST_LEVELS = 1_000  # each level is a dense design column and a parameter of every user
+_MOST_CLASSES = 1_000
+_MOST_FLOAT_CLASSES = 100
 
 
 class Keys(NamedTuple):
@@ -65,17 +68,6 @@ def keys(table: pa.Table, name: str, kind: str | None = None) -> Keys:
     return _merged(values, codes)
 
 
-def user_ids(table: pa.Table, name: str, kind: str | None = None) -> tuple[Array, Ints]:
-    """Ids in canonical order and the position of each row's id; rows without an id share None."""
-    values, codes = keys(table, name, kind)
-    nameless = codes < 0
-    if nameless.any():
-        codes = np.where(nameless, len(values), codes)
-        values = [*values, None]
-    ids, rank = group_rows(values)
-    return ids, rank[codes]
-
-
 def kind_of(values: Iterable[Any]) -> str:
     """What keys are: ``bool``, ``int``, ``float`` (some number is not whole) or ``text``."""
     types = {type(v) for v in values if v is not None}
@@ -105,15 +97,6 @@ def whole_text_to_int(column: pa.ChunkedArray) -> pa.ChunkedArray:
 def gaps(column: Floats | Keys) -> Bools:
     """Where a column has no value, (n_rows,)."""
     return column.codes < 0 if isinstance(column, Keys) else np.isnan(column)
-
-
-def check_column(name: str, columns: Sequence[str]) -> None:
-    """Refuse a name that is not among ``columns``, with the nearest that is."""
-    if name not in columns:
-        raise InputError(
-            f"Column {name!r} is not in the table{did_you_mean(name, columns)} "
-            f"Columns: {listing(columns)}."
-        )
 
 
 def _keyed(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
@@ -171,6 +154,11 @@ def _writes_back(text: str, kind: type) -> bool:
         return False
 
 
+def leave_out(name: str) -> tuple[str | Setting, ...]:
+    """The end of an error whose column can be done without."""
+    return "leave the column out: ", Setting("drop", [name]), "."
+
+
 def _infinity(name: str, row: int) -> InputError:
     return InputError(
         f"Column {name!r} is infinite in row {row + 1}, and no model can be fitted to that: "
@@ -199,9 +187,8 @@ def _not_numbers(column: pa.ChunkedArray, name: str, target: bool) -> InputError
     if not is_text(kind):
         return InputError(
             f"Column {name!r} holds values of type {kind} (row 1: {_first(column)}), and a model "
-            "needs numbers: turn it into some, or leave it out: ",
-            Setting("drop", [name]),
-            ".",
+            "needs numbers: turn it into some, or ",
+            *leave_out(name),
         )
     is_number = pc.fill_null(pc.match_substring_regex(column, _NUMBER), True)
     row = pc.index(is_number, pa.scalar(False)).as_py()
@@ -221,3 +208,76 @@ def _not_numbers(column: pa.ChunkedArray, name: str, target: bool) -> InputError
 def _first(column: pa.ChunkedArray) -> str:
     value = column[0].as_py()
     return show(value if isinstance(value, str | int | float | None) else str(value))
+
+
+def read_target(
+    table: pa.Table, name: str, task: str, classes: tuple[Any, ...] | None
+) -> Floats | Keys:
+    """The target as numbers, or as keys where it is a class; counts are checked."""
+    if task == "classification":
+        return keys(table, name, None if classes is None else kind_of(classes))
+    values = numbers(table, name, target=True)
+    wrong = (values < 0) | (values != np.floor(values)) & ~np.isnan(values)
+    if task == "count" and wrong.any():
+        row = int(wrong.argmax())
+        raise InputError(
+            f"Target {name!r} is {values[row]:g} in row {row + 1}, and counts are 0, 1, 2, ...: "
+            "correct it, or say that it is any number: ",
+            Setting("task", "regression"),
+            ".",
+        )
+    return values
+
+
+def fit_levels(name: str, column: Keys, keep: Bools) -> tuple[Any, ...]:
+    """Levels of a category, the most frequent first, the others sorted."""
+    codes = column.codes[keep]
+    counts = np.bincount(codes[codes >= 0], minlength=len(column.values))
+    present = {v: int(c) for v, c in zip(column.values, counts, strict=True) if c}
+    if not present:
+        raise _no_value(name)
+    if len(present) > _MOST_LEVELS:
+        raise InputError(
+            f"Column {name!r} has {len(present)} levels, and each would be a design column of its "
+            f"own (at most {_MOST_LEVELS}): group them, or ",
+            *leave_out(name),
+        )
+    ordered = sorted(present)
+    reference = max(ordered, key=present.__getitem__)  # max keeps the first of equals
+    return (reference, *(v for v in ordered if v != reference))
+
+
+def fit_classes(name: str, column: Keys, keep: Bools) -> tuple[Any, ...]:
+    """Classes in the rows to use, sorted."""
+    present = np.unique(column.codes[keep])
+    classes = sorted(column.values[i] for i in present)
+    if len(classes) < 2:
+        raise InputError(
+            f"Target {name!r} is {show(classes[0])} in every row, and classification needs two "
+            "classes or more: choose another target or more rows."
+        )
+    most = _MOST_FLOAT_CLASSES if kind_of(classes) == "float" else _MOST_CLASSES
+    if len(classes) > most:
+        raise InputError(
+            f"Target {name!r} has {len(classes)} distinct values ({listing(classes, 3)}): labels "
+            "that are not classes. For a target that is a number say ",
+            Setting("task", "regression"),
+            ".",
+        )
+    return tuple(classes)
+
+
+def fit_mean(name: str, values: Floats) -> float:
+    """Mean of the values that are there, summed in units of a power of two: 1e308 is no limit."""
+    values = values[~np.isnan(values)]
+    if len(values) == 0:
+        raise _no_value(name)
+    _, exponent = math.frexp(np.abs(values).max())
+    return math.ldexp(np.ldexp(values, -exponent).mean(), exponent)
+
+
+def _no_value(name: str) -> InputError:
+    return InputError(
+        f"Column {name!r} has no value in any row, and so no mean or level to fill in: ",
+        *leave_out(name),
+    )

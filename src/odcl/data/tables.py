@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -17,11 +19,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from odcl.data.columns import is_text, whole_text_to_int
-from odcl.data.federation import Federation
 from odcl.errors import InputError, did_you_mean, listing
-
-if TYPE_CHECKING:
-    from odcl.data.encoding import TableSchema
 
 # What a CSV file writes for a value that is not there, in any column.
 NULL_VALUES = ("", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "-nan", "NULL", "null", "<NA>")
@@ -49,11 +47,7 @@ def read_table(
     in Parquet, which knows its types, text stays text.
     ``null_values`` are the words of a CSV file for a missing value; ``("",)`` keeps "NA".
     """
-    place = Path(path)
-    if not place.exists():
-        siblings = [p.name for p in place.parent.iterdir()] if place.parent.is_dir() else []
-        raise InputError(f"There is no file or folder {place}{did_you_mean(place.name, siblings)}")
-    files = _files_of(place) if place.is_dir() else [place]
+    files = _files_of(Path(path))
     text = (text,) if isinstance(text, str) else tuple(text)
     tables = [_read_file(file, text, null_values) for file in files]
     mixed = _mixed_columns(tables)
@@ -67,7 +61,19 @@ def read_table(
         if name in table.column_names and is_text(table.schema.field(name).type):
             at = table.column_names.index(name)
             table = table.set_column(at, name, whole_text_to_int(table[name]))
-    return _checked(table, str(place))
+    return _checked(table, str(path))
+
+
+def read_column_names(path: str | os.PathLike[str]) -> list[str]:
+    """The columns of the table that :func:`read_table` reads, without its rows."""
+    file = _files_of(Path(path))[0]
+    if _is_parquet(file):
+        with _readable(file, "Parquet"), pq.ParquetFile(file) as content:
+            return list(_without_index(content.schema_arrow.empty_table()).column_names)
+    with _readable(file, "CSV"):
+        head = _head(file)
+        lines = io.StringIO(head.decode("utf-8-sig", errors="replace"), newline="")
+        return next(csv.reader(lines, delimiter=_separator(file, head)))
 
 
 def as_table(data: Any) -> pa.Table:
@@ -101,40 +107,6 @@ def as_table(data: Any) -> pa.Table:
     return _checked(table, "The table")
 
 
-def federation_from_table(
-    source: Any,
-    *,
-    user: str,
-    target: str,
-    features: Iterable[str] | None = None,
-    drop: Iterable[str] = (),
-    categorical: Iterable[str] = (),
-    missing: str = "error",
-    task: str = "regression",
-) -> tuple[Federation, TableSchema]:
-    """The federation of a table in which a column names the user, and the schema it was read by.
-
-    ``source`` is a path or a frame; the options are those of :meth:`TableSchema.fit`.
-    """
-    from odcl.data.encoding import TableSchema
-
-    categorical = (categorical,) if isinstance(categorical, str) else tuple(categorical)
-    if isinstance(source, str | os.PathLike):
-        source = read_table(source, text=(user, *categorical))
-    table = as_table(source)
-    schema = TableSchema.fit(
-        table,
-        user=user,
-        target=target,
-        features=features,
-        drop=drop,
-        categorical=categorical,
-        missing=missing,
-        task=task,
-    )
-    return schema.encode(table).federation(), schema
-
-
 def write_table(path: str | os.PathLike[str], columns: Mapping[str, Any]) -> None:
     """Write columns of equal length as CSV or Parquet, by the ending, whole or not at all.
 
@@ -164,7 +136,21 @@ def check_ending(path: str | os.PathLike[str]) -> None:
         raise InputError(f"{path} must end in one of {', '.join(endings)} to be written.")
 
 
-def _files_of(folder: Path) -> list[Path]:
+def _files_of(place: Path) -> list[Path]:
+    """The file, or the tables in the folder."""
+    if not place.exists():
+        siblings = [p.name for p in place.parent.iterdir()] if place.parent.is_dir() else []
+        raise InputError(f"There is no file or folder {place}{did_you_mean(place.name, siblings)}")
+    if place.is_dir():
+        return _tables_in(place)
+    if not (_is_csv(place) or _is_parquet(place)):
+        raise InputError(
+            f"{place} ends in {place.suffix!r}, and tables are {_KNOWN}: save it as one of these."
+        )
+    return [place]
+
+
+def _tables_in(folder: Path) -> list[Path]:
     names = sorted(p.name for p in folder.iterdir() if not p.name.startswith((".", "_")))
     files = [folder / name for name in names if _is_csv(name) or _is_parquet(name)]
     files = [file for file in files if file.is_file()]
@@ -194,13 +180,9 @@ def _read_file(file: Path, text: tuple[str, ...], null_values: Sequence[str]) ->
     if _is_parquet(file):
         with _readable(file, "Parquet"), pq.ParquetFile(file) as content:
             table = _without_index(content.read())
-    elif _is_csv(file):
+    else:
         with _readable(file, "CSV"):
             table = _read_csv(file, text, null_values)
-    else:
-        raise InputError(
-            f"{file} ends in {file.suffix!r}, and tables are {_KNOWN}: save it as one of these."
-        )
     _check_names(table.column_names, str(file))
     return table
 
@@ -220,7 +202,8 @@ def _readable(file: Path, what: str) -> Iterator[None]:
         ) from error
 
 
-def _read_csv(file: Path, text: tuple[str, ...], null_values: Sequence[str]) -> pa.Table:
+def _head(file: Path) -> bytes:
+    """The beginning of a CSV file, which is refused if it cannot be one."""
     with pa.input_stream(file) as stream:
         head = stream.read(65_536)
     lines = head.strip().splitlines()
@@ -231,12 +214,16 @@ def _read_csv(file: Path, text: tuple[str, ...], null_values: Sequence[str]) -> 
         raise InputError(
             f"{file} is not a CSV file in UTF-8 (it holds binary data): save it as 'CSV UTF-8'."
         )
+    return head
+
+
+def _read_csv(file: Path, text: tuple[str, ...], null_values: Sequence[str]) -> pa.Table:
     options = pa_csv.ConvertOptions(
         column_types={name: pa.string() for name in text},
         null_values=list(null_values),
         strings_can_be_null=True,
     )
-    separator = _separator(file, head)
+    separator = _separator(file, _head(file))
     # Quoted text may hold line breaks, and without the option a block may end in one.
     parse = pa_csv.ParseOptions(delimiter=separator, newlines_in_values=True)
     try:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from odcl._typing import Floats
-from odcl.data.encoding import Encoded, TableSchema
 from odcl.data.federation import Federation
+from odcl.data.schema import Encoded, TableSchema
 from odcl.errors import listing
 from odcl.report.text import count
 

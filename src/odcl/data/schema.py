@@ -7,28 +7,21 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
-from odcl._typing import Array, Floats, Ints
+from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.columns import (
     Keys,
-    check_column,
+    fit_classes,
+    fit_levels,
+    fit_mean,
     gaps,
     keys,
     kind_of,
     numbers,
-    user_ids,
-)
-from odcl.data.federation import Federation
-from odcl.data.fitting import (
-    as_names,
-    check_design,
-    choose_features,
-    fit_classes,
-    fit_levels,
-    fit_mean,
     read_target,
-    usable_rows,
 )
+from odcl.data.federation import Federation, group_rows
 from odcl.data.tables import as_table
 from odcl.errors import InputError, Setting, did_you_mean, listing, show
 
@@ -111,22 +104,20 @@ class TableSchema:
         table = as_table(table)
         _check_choice("missing", missing, MISSING)
         _check_choice("task", task, TASKS)
-        check_column(user, table.column_names)
-        check_column(target, table.column_names)
-        chosen, category = choose_features(
-            table.column_names, user, target, features, as_names(drop), as_names(categorical)
+        _check_columns((user, target), table.column_names)
+        category = as_names(categorical)
+        chosen = _choose_features(
+            table.column_names, user, target, features, as_names(drop), category
         )
-        columns = {
-            name: keys(table, name) if name in category else numbers(table, name) for name in chosen
-        }
+        columns = _read(table, chosen, dict.fromkeys(category))
         goal = read_target(table, target, task, None)
-        keep = usable_rows({**columns, target: goal}, target, missing)
+        keep = _usable_rows({**columns, target: goal}, target, missing)
         levels = {n: fit_levels(n, c, keep) for n, c in columns.items() if isinstance(c, Keys)}
         fill = {n: fit_mean(n, c[keep]) for n, c in columns.items() if not isinstance(c, Keys)}
         classes = fit_classes(target, goal, keep) if isinstance(goal, Keys) else None
         user_kind = kind_of(keys(table, user).values)
         schema = cls(user, target, chosen, levels, fill, missing, task, classes, user_kind)
-        check_design(schema.columns)
+        _check_design(schema.columns)
         return schema
 
     @property
@@ -160,21 +151,21 @@ class TableSchema:
         missing = self.missing if missing is None else missing
         _check_choice("missing", missing, MISSING)
         _check_choice("unseen", unseen, UNSEEN)
-        for name in (self.user, *self.features, *((self.target,) if with_target else ())):
-            check_column(name, table.column_names)
-        columns: dict[str, Floats | Keys] = {
-            name: keys(table, name, kind_of(self.levels[name]))
-            if name in self.levels
-            else numbers(table, name)
-            for name in self.features
-        }
+        names = (self.user, *self.features, *((self.target,) if with_target else ()))
+        _check_columns(names, table.column_names)
+        kinds = {name: kind_of(levels) for name, levels in self.levels.items()}
+        columns = _read(table, self.features, kinds)
         goal = read_target(table, self.target, self.task, self.classes) if with_target else None
         read = columns if goal is None else {**columns, self.target: goal}
-        keep = usable_rows(read, None if goal is None else self.target, missing)
+        keep = _usable_rows(read, None if goal is None else self.target, missing)
         rows = np.flatnonzero(keep)
         X, replaced = self._design(columns, rows, unseen)
-        ids, codes = user_ids(table, self.user, self.user_kind)
-        used, codes = np.unique(codes[rows], return_inverse=True)
+        values, codes = keys(table, self.user, self.user_kind)
+        if (codes < 0).any():
+            codes = np.where(codes < 0, len(values), codes)
+            values = [*values, None]
+        ids, rank = group_rows(values)
+        used, codes = np.unique(rank[codes[rows]], return_inverse=True)
         return Encoded(
             X=X,
             y=None if goal is None else self._target(goal, rows),
@@ -278,3 +269,135 @@ def _places(values: list[Any], known: tuple[Any, ...]) -> Ints:
     """Position among the known of each value, and -1 at the end for code -1; -2: not known."""
     position = {value: i for i, value in enumerate(known)}
     return np.array([*(position.get(v, -2) for v in values), -1], dtype=np.intp)
+
+
+def _check_columns(names: Iterable[str], columns: Sequence[str]) -> None:
+    """Refuse names that are not among ``columns``, with the nearest that is."""
+    for name in names:
+        if name not in columns:
+            raise InputError(
+                f"Column {name!r} is not in the table{did_you_mean(name, columns)} "
+                f"Columns: {listing(columns)}."
+            )
+
+
+def _read(
+    table: pa.Table, features: Iterable[str], kinds: Mapping[str, str | None]
+) -> dict[str, Floats | Keys]:
+    """The features' columns: keys for those in ``kinds``, as what they were in the fit."""
+    return {n: keys(table, n, kinds[n]) if n in kinds else numbers(table, n) for n in features}
+
+
+def as_names(given: Iterable[str]) -> tuple[str, ...]:
+    """Column names; a single one may stand for itself."""
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def _choose_features(
+    columns: Sequence[str],
+    user: str,
+    target: str,
+    features: Iterable[str] | None,
+    drop: tuple[str, ...],
+    categorical: tuple[str, ...],
+) -> tuple[str, ...]:
+    """Names of the features."""
+    asked = () if features is None else as_names(features)
+    if user == target:
+        raise InputError(f"Column {user!r} cannot be the user and the target at once.")
+    for role, names in (("features", asked), ("drop", drop), ("categorical", categorical)):
+        _check_columns(names, columns)
+        for name in names:
+            if name in (user, target):
+                other = "user" if name == user else "target"
+                raise InputError(
+                    f"Column {name!r} is the {other}, and cannot stand in {role} as well."
+                )
+    both = [name for name in asked if name in drop]
+    if both:
+        raise InputError(f"Column {both[0]!r} is both asked for and dropped: choose one.")
+    given = dict.fromkeys(columns if features is None else asked)
+    chosen = tuple(name for name in given if name not in (user, target, *drop))
+    idle = [name for name in categorical if name not in chosen]
+    if idle:
+        raise InputError(
+            f"Column {idle[0]!r} is named as categorical but is not among the features: "
+            f"{listing(chosen)}."
+        )
+    if not chosen:
+        raise InputError(
+            "No feature is left beside the user and the target, and a model needs at least one. "
+            f"Columns: {listing(columns)}."
+        )
+    if any(not name.strip() for name in chosen):
+        raise InputError(
+            "A column has no name (a row index written along?) and would count as a feature: give "
+            "it a name, or leave it out (",
+            Setting("drop", [""]),
+            "; in pandas, to_csv(index=False)).",
+        )
+    return chosen
+
+
+def _usable_rows(columns: dict[str, Floats | Keys], target: str | None, missing: str) -> Bools:
+    """Rows to use, (n_rows,): ``missing`` decides about those that lack a value."""
+    lacking = {name: gaps(column) for name, column in columns.items()}
+    lacking = {name: gap for name, gap in lacking.items() if gap.any()}
+    n_rows = len(gaps(next(iter(columns.values()))))
+    somewhere = np.zeros(n_rows, dtype=np.bool_)
+    for gap in lacking.values():
+        somewhere |= gap
+    if missing == "error" and lacking:
+        raise _missing_error(lacking, int(somewhere.sum()), n_rows, target)
+    if missing == "mean":
+        somewhere = lacking.get(target or "", np.zeros(n_rows, dtype=np.bool_))
+    if somewhere.all():
+        worst = max(lacking, key=lambda name: int(lacking[name].sum()))
+        raise InputError(
+            f"Not one of {n_rows} rows has all its values, and none is left to use: column "
+            f"{worst!r} lacks {int(lacking[worst].sum())}. Fill them in",
+            *(
+                ()
+                if worst == target
+                else (", or do without the column: ", Setting("drop", [worst]))
+            ),
+            ".",
+        )
+    return ~somewhere
+
+
+def _missing_error(
+    lacking: dict[str, Bools], n_lacking: int, n_rows: int, target: str | None
+) -> InputError:
+    """Names the first row without a value, and in it the first column."""
+    name = min(lacking, key=lambda name: int(lacking[name].argmax()))
+    row = int(lacking[name].argmax()) + 1
+    here = int(lacking[name].sum())
+    also = f", {here} of them in this column" if here < n_lacking else ""
+    fixed = target is None or name == target  # at prediction the columns are given
+    advice: list[str | Setting] = [Setting("missing", "drop"), " (leave these rows out)"]
+    if set(lacking) != {target}:
+        advice += [", ", Setting("missing", "mean"), " (fill in the mean)"]
+    if not fixed:
+        advice += [", or ", Setting("drop", [name]), " (do without the column)"]
+    return InputError(
+        f"Column {name!r} has no value in row {row} (incomplete rows: {n_lacking} of {n_rows}"
+        f"{also}), and a model needs them all. Say ",
+        *advice,
+        ".",
+    )
+
+
+def _check_design(columns: tuple[str, ...]) -> None:
+    """Refuse a design without columns, or with two of one name."""
+    if not columns:
+        raise InputError(
+            "The features give no design column: each is a category of a single level."
+        )
+    seen: set[str] = set()
+    for name in columns:
+        if name in seen:
+            raise InputError(
+                f"Two design columns would be called {name!r} (a level and a column): rename one."
+            )
+        seen.add(name)
