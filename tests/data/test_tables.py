@@ -453,13 +453,24 @@ def test_ids_and_levels_are_recognised_in_another_type(fitted, later, unknown):
     assert "Say unseen='reference' to" in message
 
 
-def test_a_missing_id_is_a_user_of_its_own_and_comes_last():
-    federation, schema = federation_from_table(
-        small(store=[None, 2, None, 1]), **ROLES, drop="region"
+@pytest.mark.parametrize("nothing", [None, math.nan])
+def test_a_row_without_an_id_is_no_user(nothing):
+    table = small(store=[nothing, 2.0, nothing, 1.0])
+    told = refused(federation_from_table, table, **ROLES, drop="region")
+    assert "'store' names no user in row 1 (incomplete rows: 2 of 4)" in told
+    assert told.endswith("Say missing='drop' (leave these rows out).")
+    for missing in ("drop", "mean"):
+        federation, schema = federation_from_table(table, **ROLES, drop="region", missing=missing)
+        assert federation.users.tolist() == [1, 2]
+        assert federation.n_rows.tolist() == [1, 1]
+        assert schema.user_kind == "int"
+        encoded = schema.encode(table, with_target=False)
+        assert (encoded.rows.tolist(), encoded.missing) == ([1, 3], {"store": 2})
+    assert "names no user" in refused(schema.encode, table, with_target=False, missing="error")
+    nobody = small(store=pa.nulls(4))
+    assert "lacks 4. Fill them in." in refused(
+        federation_from_table, nobody, **ROLES, drop="region", missing="mean"
     )
-    assert federation.users.tolist() == [1, 2, None]
-    assert federation.n_rows.tolist() == [1, 1, 2]
-    assert schema.user_kind == "int"
 
 
 def test_booleans_decimals_and_any_integer_are_numbers():

@@ -30,6 +30,9 @@ class Keys(NamedTuple):
     codes: Ints  # (n_rows,), position in values; -1 where the row has no value
 
 
+Column = Floats | Keys
+
+
 def numbers(table: pa.Table, name: str, *, target: bool = False) -> Floats:
     """A column as (n_rows,) float64, NaN where it has no value.
 
@@ -94,7 +97,7 @@ def whole_text_to_int(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return column
 
 
-def gaps(column: Floats | Keys) -> Bools:
+def gaps(column: Column) -> Bools:
     """Where a column has no value, (n_rows,)."""
     return column.codes < 0 if isinstance(column, Keys) else np.isnan(column)
 
@@ -210,9 +213,7 @@ def _first(column: pa.ChunkedArray) -> str:
     return show(value if isinstance(value, str | int | float | None) else str(value))
 
 
-def read_target(
-    table: pa.Table, name: str, task: str, classes: tuple[Any, ...] | None
-) -> Floats | Keys:
+def read_target(table: pa.Table, name: str, task: str, classes: tuple[Any, ...] | None) -> Column:
     """The target as numbers, or as keys where it is a class; counts are checked."""
     if task == "classification":
         return keys(table, name, None if classes is None else kind_of(classes))

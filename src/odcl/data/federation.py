@@ -37,7 +37,7 @@ class Federation:
         y = np.asarray(y)
         if X.ndim != 2:
             raise ValueError(f"X must be a matrix of rows and features, got {X.ndim} dimension(s).")
-        ids, codes = group_rows(users)
+        ids, codes = group_rows(owner_ids(users))
         if not len(X) == len(y) == len(codes):
             raise ValueError(
                 f"X has {len(X)} rows, y {len(y)} and users {len(codes)}: each row needs all three."
@@ -157,6 +157,20 @@ def as_ids(users: Any) -> Array:
     if kinds == {str} and not any(u.endswith("\0") for u in plain):
         return np.array(plain, dtype=str)
     return _objects(plain)
+
+
+def owner_ids(users: Any) -> Array:
+    """Ids of the rows' owners. Rows without an id are refused: they may belong to many users."""
+    ids = as_ids(users)
+    missing = (
+        [r for r, user in enumerate(ids.tolist()) if user is None] if ids.dtype == object else []
+    )
+    if missing:
+        raise ValueError(
+            f"{len(missing)} of {len(ids)} rows have no user id (the first is row {missing[0]}, "
+            "counted from 0), and no model can be theirs: leave these rows out, or give them an id."
+        )
+    return ids
 
 
 def _id_array(users: Any) -> Array:

@@ -9,7 +9,7 @@ import numpy as np
 from scipy import sparse
 
 from odcl._typing import Array, Ints
-from odcl.data.federation import as_ids, group_rows
+from odcl.data.federation import as_ids, group_rows, owner_ids
 from odcl.errors import did_you_mean
 
 
@@ -55,13 +55,13 @@ def _is_position(column: Any) -> bool:
 
 
 def check_owners(users: Any, n_rows: int) -> Array:
-    """Ids of the rows' owners, one a row."""
+    """Ids of the rows' owners, one per row and none missing."""
     if isinstance(users, str | bytes) or not hasattr(users, "__len__"):
         raise ValueError(
             f"users={users!r} is one id, and every row needs its own: pass as many ids as rows. A "
             "column of X is named in the constructor, ODCLRegressor(users='store')."
         )
-    ids = as_ids(users)
+    ids = owner_ids(users)
     if len(ids) != n_rows:
         raise ValueError(
             f"X has {n_rows} rows and users {len(ids)} ids, and every row needs its owner: pass as "

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.columns import (
+    Column,
     Keys,
     fit_classes,
     fit_levels,
@@ -98,8 +99,8 @@ class TableSchema:
         ``features`` defaults to all columns but the user and the target; ``drop`` takes some
         away. ``missing`` says what to do with a row that lacks a value: "error" stops, "drop"
         leaves the row out, "mean" fills in the column's mean, or a category's most frequent
-        level (a row without a target is left out all the same). ``task`` says what the target
-        is: any number, classes, or counts 0, 1, 2, ...
+        level (a row without a user or a target is left out all the same). ``task`` says what the
+        target is: any number, classes, or counts 0, 1, 2, ...
         """
         table = as_table(table)
         _check_choice("missing", missing, MISSING)
@@ -111,11 +112,12 @@ class TableSchema:
         )
         columns = _read(table, chosen, dict.fromkeys(category))
         goal = read_target(table, target, task, None)
-        keep = _usable_rows({**columns, target: goal}, target, missing)
+        owner = keys(table, user)
+        keep = _usable_rows(columns, {user: owner}, {target: goal}, missing)
         levels = {n: fit_levels(n, c, keep) for n, c in columns.items() if isinstance(c, Keys)}
         fill = {n: fit_mean(n, c[keep]) for n, c in columns.items() if not isinstance(c, Keys)}
         classes = fit_classes(target, goal, keep) if isinstance(goal, Keys) else None
-        user_kind = kind_of(keys(table, user).values)
+        user_kind = kind_of(owner.values)
         schema = cls(user, target, chosen, levels, fill, missing, task, classes, user_kind)
         _check_design(schema.columns)
         return schema
@@ -156,16 +158,14 @@ class TableSchema:
         kinds = {name: kind_of(levels) for name, levels in self.levels.items()}
         columns = _read(table, self.features, kinds)
         goal = read_target(table, self.target, self.task, self.classes) if with_target else None
-        read = columns if goal is None else {**columns, self.target: goal}
-        keep = _usable_rows(read, None if goal is None else self.target, missing)
+        owner = keys(table, self.user, self.user_kind)
+        given = {} if goal is None else {self.target: goal}
+        keep = _usable_rows(columns, {self.user: owner}, given, missing)
         rows = np.flatnonzero(keep)
         X, replaced = self._design(columns, rows, unseen)
-        values, codes = keys(table, self.user, self.user_kind)
-        if (codes < 0).any():
-            codes = np.where(codes < 0, len(values), codes)
-            values = [*values, None]
-        ids, rank = group_rows(values)
-        used, codes = np.unique(rank[codes[rows]], return_inverse=True)
+        ids, rank = group_rows(owner.values)
+        used, codes = np.unique(rank[owner.codes[rows]], return_inverse=True)
+        read = {self.user: owner, **columns, **given}
         return Encoded(
             X=X,
             y=None if goal is None else self._target(goal, rows),
@@ -209,7 +209,7 @@ class TableSchema:
         return cls(**given)
 
     def _design(
-        self, columns: dict[str, Floats | Keys], rows: Ints, unseen: str
+        self, columns: dict[str, Column], rows: Ints, unseen: str
     ) -> tuple[Floats, dict[str, int]]:
         """The design matrix of the given rows, and unseen levels counted by column."""
         X = np.zeros((len(rows), len(self.columns)))
@@ -244,7 +244,7 @@ class TableSchema:
             )
         return np.maximum(level, 0), int(strange.sum())
 
-    def _target(self, goal: Floats | Keys, rows: Ints) -> Array:
+    def _target(self, goal: Column, rows: Ints) -> Array:
         """Values of the target, or positions of its classes, in the given rows."""
         if not isinstance(goal, Keys):
             return goal[rows]
@@ -283,7 +283,7 @@ def _check_columns(names: Iterable[str], columns: Sequence[str]) -> None:
 
 def _read(
     table: pa.Table, features: Iterable[str], kinds: Mapping[str, str | None]
-) -> dict[str, Floats | Keys]:
+) -> dict[str, Column]:
     """The features' columns: keys for those in ``kinds``, as what they were in the fit."""
     return {n: keys(table, n, kinds[n]) if n in kinds else numbers(table, n) for n in features}
 
@@ -339,50 +339,59 @@ def _choose_features(
     return chosen
 
 
-def _usable_rows(columns: dict[str, Floats | Keys], target: str | None, missing: str) -> Bools:
-    """Rows to use, (n_rows,): ``missing`` decides about those that lack a value."""
-    lacking = {name: gaps(column) for name, column in columns.items()}
+def _usable_rows(
+    columns: Mapping[str, Column],
+    owner: Mapping[str, Keys],
+    goal: Mapping[str, Column],
+    missing: str,
+) -> Bools:
+    """Rows to use, (n_rows,): ``missing`` decides about those that lack a value.
+
+    An owner or a target cannot be filled in: with "mean", rows without one are left out.
+    """
+    lacking = {name: gaps(column) for name, column in {**owner, **columns, **goal}.items()}
+    n_rows = len(next(iter(lacking.values())))
     lacking = {name: gap for name, gap in lacking.items() if gap.any()}
-    n_rows = len(gaps(next(iter(columns.values()))))
-    somewhere = np.zeros(n_rows, dtype=np.bool_)
-    for gap in lacking.values():
-        somewhere |= gap
     if missing == "error" and lacking:
-        raise _missing_error(lacking, int(somewhere.sum()), n_rows, target)
-    if missing == "mean":
-        somewhere = lacking.get(target or "", np.zeros(n_rows, dtype=np.bool_))
-    if somewhere.all():
+        raise _missing_error(lacking, n_rows, [*owner, *goal], is_fit=bool(goal))
+    unusable = np.zeros(n_rows, dtype=np.bool_)
+    for name, gap in lacking.items():
+        if missing == "drop" or name in (*owner, *goal):
+            unusable |= gap
+    if unusable.all():
         worst = max(lacking, key=lambda name: int(lacking[name].sum()))
+        leave = (", or do without the column: ", Setting("drop", [worst]))
         raise InputError(
             f"Not one of {n_rows} rows has all its values, and none is left to use: column "
             f"{worst!r} lacks {int(lacking[worst].sum())}. Fill them in",
-            *(
-                ()
-                if worst == target
-                else (", or do without the column: ", Setting("drop", [worst]))
-            ),
+            *(() if worst in (*owner, *goal) else leave),
             ".",
         )
-    return ~somewhere
+    return ~unusable
 
 
 def _missing_error(
-    lacking: dict[str, Bools], n_lacking: int, n_rows: int, target: str | None
+    lacking: dict[str, Bools], n_rows: int, roles: Sequence[str], *, is_fit: bool
 ) -> InputError:
-    """Names the first row without a value, and in it the first column."""
+    """Names the first row without a value, and in it the first column.
+
+    ``roles`` are the user and the target, which can be neither filled in nor done without.
+    """
     name = min(lacking, key=lambda name: int(lacking[name].argmax()))
-    row = int(lacking[name].argmax()) + 1
-    here = int(lacking[name].sum())
+    row, here = int(lacking[name].argmax()) + 1, int(lacking[name].sum())
+    n_lacking = int(np.any(list(lacking.values()), axis=0).sum())
     also = f", {here} of them in this column" if here < n_lacking else ""
-    fixed = target is None or name == target  # at prediction the columns are given
+    what, why = "has no value", "a model needs them all"
+    if name == roles[0]:
+        what, why = "names no user", "every row needs its owner"
     advice: list[str | Setting] = [Setting("missing", "drop"), " (leave these rows out)"]
-    if set(lacking) != {target}:
+    if not set(lacking) <= set(roles):
         advice += [", ", Setting("missing", "mean"), " (fill in the mean)"]
-    if not fixed:
+    if is_fit and name not in roles:  # at prediction the columns are given
         advice += [", or ", Setting("drop", [name]), " (do without the column)"]
     return InputError(
-        f"Column {name!r} has no value in row {row} (incomplete rows: {n_lacking} of {n_rows}"
-        f"{also}), and a model needs them all. Say ",
+        f"Column {name!r} {what} in row {row} (incomplete rows: {n_lacking} of {n_rows}{also}), "
+        f"and {why}. Say ",
         *advice,
         ".",
     )
