@@ -583,6 +583,16 @@ def test_missing_values_are_filled_in_and_counted(odcl):
     assert said.err == "odcl: 3 missing values filled in (a: 2, b: 1)\n"
 
 
+def test_decimal_commas_are_read_with_a_notice(odcl):
+    frame = people()
+    odcl("fit", save(frame), *PLAIN, "--out", "run")
+    frame.to_csv("german.csv", sep=";", decimal=",", index=False)
+    said = odcl("fit", "german.csv", *PLAIN, "--out", "other")
+    assert said.code == 0
+    assert said.err == "odcl: german.csv has decimal commas in a, b, c, y: 3,14 is read as 3.14.\n"
+    assert files("other")["groups.csv"] == files("run")["groups.csv"]
+
+
 def test_quiet_says_nothing_but_errors(odcl):
     frame = pd.concat([people(), people()[:3]]).assign(k=1)
     said = odcl("fit", save(frame), *PLAIN, "--out", "run", "--quiet")

@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 from odcl.data.federation import group_rows
+from odcl.data.ids import check_features
 from odcl.data.schema import TableSchema
-from odcl.data.source import federation_from_table
+from odcl.data.source import federation_from_table, read_source
 from odcl.data.tables import as_table, read_column_names, read_table, write_table
 
 ROLES = {"user": "store", "target": "y"}
@@ -566,6 +567,73 @@ REFUSED = {
 def test_a_fit_that_cannot_be_is_refused_with_the_reason(case):
     options, columns, reason = REFUSED[case]
     assert reason in refused(TableSchema.fit, small(**columns), **{**ROLES, **options})
+
+
+DECIMAL = "store;price;sold;zip;note;y\na;3,14;3;1,5;1,234;0,5\nb;-2;4,0;2;5,678;+10,25\n"
+
+
+def test_decimal_commas_are_read_where_columns_are_not_separated_by_commas(tmp_path):
+    path = put(tmp_path / "t.csv", DECIMAL)
+    tabs = put(tmp_path / "t.tsv", DECIMAL.replace(";", "\t"))
+    for file in (path, tabs):
+        with pytest.warns(UserWarning, match="decimal commas in price, sold, y: 3,14 is read as"):
+            table = read_table(file, text=("store", "zip"))
+        assert table["price"].to_pylist() == [3.14, -2.0]
+        assert table["sold"].to_pylist() == [3.0, 4.0]
+        assert table["y"].to_pylist() == [0.5, 10.25]
+        assert table["zip"].to_pylist() == ["1,5", "2"]  # a category, as it is written
+        assert table["note"].to_pylist() == ["1,234", "5,678"]  # thousands, perhaps
+
+
+def test_decimal_commas_elsewhere_are_refused_by_their_name(tmp_path):
+    table = small(region=["3,14", "2,5", None, "7"], y=["0,5", "1,5", "2,5", "x"])
+    assert "'region' looks like numbers with decimal commas (row 1: '3,14')" in refused(
+        TableSchema.fit, table, **ROLES, missing="drop"
+    )
+    assert "'y' looks like numbers with decimal commas" in refused(
+        read_source, table, **ROLES, drop=["region"]
+    )
+    put(tmp_path / "t.csv", 'store,x,y\na,"3,14",1\nb,"2,5",2\n')
+    assert "decimal commas (row 1: '3,14')" in refused(read_source, tmp_path / "t.csv", **ROLES)
+
+
+WHEN = pd.to_datetime(["2024-02-03", "2024-02-04"])
+COLUMNS = {
+    "timestamps": (pd.Series(WHEN), "'c' of X holds dates or times (row 0: 2024-02-03"),
+    "with a zone": (pd.Series(WHEN.tz_localize("UTC")), "holds dates or times (row 0: 2024-02-03"),
+    "dates": (pd.Series(WHEN.date), "holds dates or times (row 0: 2024-02-03)"),
+    "durations": (pd.Series(WHEN - WHEN[0]), "holds dates or times (row 0: 0"),
+    "text": (pd.Series(["1.5", "north"]), "holds text (row 1: 'north'), and features are numbers."),
+    "decimal commas": (pd.Series(["3,14", "2"]), "If these are decimal commas, put points"),
+}
+
+
+@pytest.mark.parametrize("case", COLUMNS)
+def test_features_that_are_no_numbers_are_refused_by_their_column(case):
+    column, told = COLUMNS[case]
+    frame = pd.DataFrame({"a": [1.0, 2.0], "c": column})
+    assert told in refused(check_features, frame)
+    assert told in refused(check_features, pl.from_pandas(frame))
+    assert "Column 1 of X" in refused(check_features, frame.astype(object).to_numpy())
+
+
+def test_dates_alone_are_refused_where_numpy_would_count_nanoseconds():
+    assert "dates or times" in refused(check_features, pd.DataFrame({"c": WHEN}))
+    assert "dates or times" in refused(check_features, WHEN.to_numpy()[:, None])
+
+
+@pytest.mark.parametrize(
+    "X",
+    [
+        np.ones((2, 2)),
+        np.array([["1", 2.5], [None, True]], dtype=object),
+        pd.DataFrame({"a": pd.array([1, None], dtype="Int64"), "b": [True, False]}),
+        pl.DataFrame({"a": [1, None]}),
+        [[1, 2]],
+    ],
+)
+def test_features_that_are_numbers_pass(X):
+    check_features(X)
 
 
 def test_values_that_are_not_classes_or_levels_are_refused():

@@ -15,6 +15,9 @@ from odcl.errors import InputError, Setting, listing, show
 
 # A number as pyarrow's CSV reader takes it: no thousands separators, a decimal point.
 _NUMBER = r"^\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*$"
+_DECIMAL_COMMA = r"^\s*[+-]?[0-9]+,[0-9]+\s*$"
+_COMMA_NUMBER = r"^\s*[+-]?[0-9]+(,[0-9]+)?\s*$"
+_THOUSANDS = r"^\s*[+-]?[1-9][0-9]{0,2}(,[0-9]{3})+\s*$"  # 1,234 may be meant as 1234
 _INTEGER = r"^(0|-?[1-9][0-9]*)$"
 _WHOLE_FLOAT = r"^(0|-?[1-9][0-9]*)\.0$"  # how pandas writes integers beside a missing one
 
@@ -95,6 +98,29 @@ def whole_text_to_int(column: pa.ChunkedArray) -> pa.ChunkedArray:
             except pa.ArrowInvalid:  # more digits than int64 holds
                 return column
     return column
+
+
+def has_decimal_commas(column: pa.ChunkedArray) -> bool:
+    """Whether most values of a text column are written as 3,14."""
+    written = pc.unique(column.drop_null())
+    return 2 * _n_matches(written, _DECIMAL_COMMA) > len(written)
+
+
+def without_decimal_commas(column: pa.ChunkedArray) -> pa.ChunkedArray | None:
+    """A text column of numbers with decimal commas as float64.
+
+    None where some value is no such number, or where all commas may separate thousands.
+    """
+    written = pc.unique(column.drop_null())
+    commas, thousands = (_n_matches(written, p) for p in (_DECIMAL_COMMA, _THOUSANDS))
+    if commas <= thousands or _n_matches(written, _COMMA_NUMBER) < len(written):
+        return None
+    points = pc.replace_substring(pc.utf8_trim_whitespace(column), ",", ".")
+    return pc.replace_substring_regex(points, r"^\+", "").cast(pa.float64())
+
+
+def _n_matches(values: pa.Array, pattern: str) -> int:
+    return pc.sum(pc.match_substring_regex(values, pattern)).as_py() or 0
 
 
 def gaps(column: Column) -> Bools:
@@ -192,6 +218,12 @@ def _not_numbers(column: pa.ChunkedArray, name: str, target: bool) -> InputError
             f"Column {name!r} holds values of type {kind} (row 1: {_first(column)}), and a model "
             "needs numbers: turn it into some, or ",
             *leave_out(name),
+        )
+    if has_decimal_commas(column):
+        return InputError(
+            f"Column {name!r} looks like numbers with decimal commas (row 1: {_first(column)}), "
+            "and numbers are written 3.14: put points for the commas (in pandas, read_csv with "
+            "decimal=',')."
         )
     is_number = pc.fill_null(pc.match_substring_regex(column, _NUMBER), True)
     row = pc.index(is_number, pa.scalar(False)).as_py()

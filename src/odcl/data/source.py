@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from odcl.data.columns import is_text
+from odcl.data.columns import has_decimal_commas, is_text
 from odcl.data.federation import Federation
 from odcl.data.schema import Encoded, TableSchema, as_names
 from odcl.data.tables import as_table, read_table
@@ -101,6 +101,8 @@ def guess_loss(table: pa.Table, target: str) -> str:
     if target not in table.column_names:
         return "squared"
     kind = table.schema.field(target).type
+    if is_text(kind) and has_decimal_commas(table[target]):
+        return "squared"  # refused with the reason
     if is_text(kind):
         values = pc.unique(table[target].drop_null())
         n_numbers = pc.sum(pc.match_substring_regex(values, r"^\s*[+-]?[0-9.]+\s*$")).as_py() or 0

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from odcl.data.columns import is_text, whole_text_to_int
+from odcl.data.columns import is_text, whole_text_to_int, without_decimal_commas
 from odcl.errors import InputError, did_you_mean, listing
 
 # What a CSV file writes for a value that is not there, in any column.
@@ -44,7 +45,8 @@ def read_table(
 
     ``text`` names columns in which "007" is not 7: ids and categories. Such a column is read as
     text and becomes integers only if each of its values is written as that integer would be;
-    in Parquet, which knows its types, text stays text.
+    in Parquet, which knows its types, text stays text. Other columns of a file with ";" or tabs
+    between them may have decimal commas, and a warning says so.
     ``null_values`` are the words of a CSV file for a missing value; ``("",)`` keeps "NA".
     """
     files = _files_of(Path(path))
@@ -236,6 +238,24 @@ def _read_csv(file: Path, text: tuple[str, ...], null_values: Sequence[str]) -> 
             raise InputError(
                 f"Column {name!r} of {file} is not in UTF-8: save the file as 'CSV UTF-8'."
             )
+    return table if separator == "," else _decimal_points(table, file, text)
+
+
+def _decimal_points(table: pa.Table, file: Path, text: tuple[str, ...]) -> pa.Table:
+    """Numbers written 3,14 as numbers, in columns that are not to be text."""
+    found = []
+    for at, (name, column) in enumerate(zip(table.column_names, table.columns, strict=True)):
+        numbers = None
+        if is_text(column.type) and name not in text:
+            numbers = without_decimal_commas(column)
+        if numbers is not None:
+            table = table.set_column(at, name, numbers)
+            found.append(name)
+    if found:
+        warnings.warn(
+            f"{file.name} has decimal commas in {listing(found, 5)}: 3,14 is read as 3.14.",
+            stacklevel=2,
+        )
     return table
 
 
