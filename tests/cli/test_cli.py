@@ -642,6 +642,7 @@ IDS = {
     "leading zeros": ["007", "7", "07", "0"],
     "mixed": ["7", "u7", "7.5", "-1"],
     "odd text": ["a,b", 'say "no"', "two\nlines", "Zürich 北京"],
+    "formulas": ["=1+1", "'=1+1", "-x", "@y"],
     "large": [2**53, 2**53 + 1, 2**60, 5],
 }
 

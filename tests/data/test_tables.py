@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +24,7 @@ from odcl.data.federation import group_rows
 from odcl.data.ids import check_features
 from odcl.data.schema import TableSchema
 from odcl.data.source import federation_from_table, read_source
-from odcl.data.tables import as_table, read_column_names, read_table, write_table
+from odcl.data.tables import append_csv, as_table, read_column_names, read_table, write_table
 
 ROLES = {"user": "store", "target": "y"}
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
@@ -96,6 +98,53 @@ def test_what_is_written_reads_back_exactly(tmp_path, ending, columns):
             assert list(map(str, table[name].to_pylist())) == values
         else:
             assert table[name].to_pylist() == values
+
+
+FORMULAS = [
+    "=1+1",
+    "+x",
+    "-x",
+    "@x",
+    "\tx",
+    "\rx",
+    "'=1+1",
+    "''@x",
+    "=",
+    "-",
+    "'",
+    "'x",
+    "-5",
+    "+1e3",
+]
+
+
+@one_folder
+@given(
+    texts=st.lists(
+        st.one_of(st.sampled_from(FORMULAS), st.text("'=+-@\t\r\n\",x1", min_size=1, max_size=5)),
+        min_size=1,
+    )
+)
+@pytest.mark.parametrize("ending", [".csv", ".tsv"])
+def test_no_text_is_a_formula_for_a_spreadsheet_and_all_read_back(tmp_path, ending, texts):
+    path = tmp_path / f"t{ending}"
+    texts = ["x", *texts]  # numbers alone would be read as numbers
+    write_table(path, {"store": texts, "y": [-5.0] * len(texts)})
+    append_csv(path, {"y": [-7], "store": ["=2"], "z": [0]})
+    table = read_table(path, text=("store",))
+    assert table["store"].to_pylist() == [*texts, "=2"]
+    assert table["y"].to_pylist() == [-5.0] * len(texts) + [-7]
+    with open(path, encoding="utf-8", newline="") as stream:
+        cells = list(csv.reader(stream, delimiter="," if ending == ".csv" else "\t"))[1:]
+    for cell, number in cells:
+        is_number = re.fullmatch(r"[+-](\d+\.?\d*|\.\d+)(e\d+)?", cell) is not None
+        assert len(cell) == 1 or is_number or cell[0] not in "=+-@\t\r"
+        assert number in ("-5", "-7")
+
+
+def test_a_strangers_file_with_formulas_is_read_as_it_is(tmp_path):
+    path = put(tmp_path / "t.csv", "store,y\n=1,1\n'=1,2\n")
+    assert read_table(path, text="store")["store"].to_pylist() == ["=1", "'=1"]
 
 
 def test_every_source_gives_the_same_federation(tmp_path):

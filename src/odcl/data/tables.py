@@ -8,7 +8,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -113,6 +113,8 @@ def write_table(path: str | os.PathLike[str], columns: Mapping[str, Any]) -> Non
     """Write columns of equal length as CSV or Parquet, by the ending, whole or not at all.
 
     Numbers are written so that they read back exactly; a column of mixed ids is written as text.
+    Text that a spreadsheet would run as a formula (=1+1) has a quote before it in a CSV file,
+    which :func:`read_table` takes away again.
     """
     from odcl.files import atomic_path
 
@@ -129,6 +131,15 @@ def write_table(path: str | os.PathLike[str], columns: Mapping[str, Any]) -> Non
 def write_csv(stream: BinaryIO, columns: Mapping[str, Any]) -> None:
     """The columns as the CSV that :func:`write_table` writes, to an open stream."""
     _write_csv(_arrow_table(columns), stream, ",")
+
+
+def append_csv(path: str | os.PathLike[str], columns: Mapping[str, Any]) -> None:
+    """Rows under a CSV file of :func:`write_table`, in the columns that it has."""
+    n_rows = len(next(iter(columns.values())))
+    names = read_column_names(path)
+    table = _arrow_table({name: columns.get(name, [None] * n_rows) for name in names})
+    with open(path, "ab") as stream:
+        _write_csv(table, stream, "\t" if _ending(path) == ".tsv" else ",", header=False)
 
 
 def check_ending(path: str | os.PathLike[str]) -> None:
@@ -238,7 +249,9 @@ def _read_csv(file: Path, text: tuple[str, ...], null_values: Sequence[str]) -> 
             raise InputError(
                 f"Column {name!r} of {file} is not in UTF-8: save the file as 'CSV UTF-8'."
             )
-    return table if separator == "," else _decimal_points(table, file, text)
+    if separator != ",":
+        table = _decimal_points(table, file, text)
+    return _over_text(table, _unmark_formulas)
 
 
 def _decimal_points(table: pa.Table, file: Path, text: tuple[str, ...]) -> pa.Table:
@@ -362,17 +375,54 @@ def _arrow_column(values: Any) -> pa.Array:
         return pa.array([None if v is None else str(v) for v in array.tolist()])
 
 
-def _write_csv(table: pa.Table, stream: BinaryIO, separator: str) -> None:
+def _write_csv(table: pa.Table, stream: BinaryIO, separator: str, *, header: bool = True) -> None:
     """CSV with quotes only where some text needs them."""
     special = f'["\r\n{separator}]|^$'
+    if header:
+        names = [
+            f'"{n.replace(chr(34), chr(34) * 2)}"' if re.search(special, n) else n
+            for n in table.column_names
+        ]
+        stream.write(f"{separator.join(names)}\n".encode())
+    table = _over_text(table, _mark_formulas)
     texts = [column for column in table.columns if is_text(column.type)]
     quote = any(pc.any(pc.match_substring_regex(column, special)).as_py() for column in texts)
-    names = [
-        f'"{n.replace(chr(34), chr(34) * 2)}"' if re.search(special, n) else n
-        for n in table.column_names
-    ]
     options = pa_csv.WriteOptions(
         include_header=False, delimiter=separator, quoting_style="needed" if quote else "none"
     )
-    stream.write(f"{separator.join(names)}\n".encode())
     pa_csv.write_csv(table, stream, options)
+
+
+# A spreadsheet runs text that begins with one of these, and takes text after a quote as text. A
+# number with its sign is no formula. Quotes before a formula are counted in, so that text which
+# had some before it was marked comes back with them.
+_FORMULA = r"(?s)^'*[=+@\t\r-]."
+_SIGNED_NUMBER = r"^'*[+-]([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
+
+
+def _is_formula(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    number = pc.match_substring_regex(column, _SIGNED_NUMBER)
+    return pc.and_not(pc.match_substring_regex(column, _FORMULA), number)
+
+
+def _mark_formulas(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Text with a quote before what a spreadsheet would run."""
+    quote, nothing = pa.scalar("'", column.type), pa.scalar("", column.type)
+    marked = pc.binary_join_element_wise(quote, column, nothing)
+    return pc.if_else(_is_formula(column), marked, column)
+
+
+def _unmark_formulas(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """What :func:`_mark_formulas` was given. A column with a bare formula is not marked by us."""
+    formula, quoted = _is_formula(column), pc.starts_with(column, "'")
+    if not pc.any(formula).as_py() or pc.any(pc.and_not(formula, quoted)).as_py():
+        return column
+    return pc.if_else(formula, pc.utf8_slice_codeunits(column, 1), column)
+
+
+def _over_text(table: pa.Table, change: Callable[[pa.ChunkedArray], pa.ChunkedArray]) -> pa.Table:
+    """The table with its text columns changed."""
+    for at, field in enumerate(table.schema):
+        if is_text(field.type):
+            table = table.set_column(at, field.name, change(table[at]))
+    return table
