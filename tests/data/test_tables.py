@@ -471,11 +471,60 @@ def test_a_schema_survives_json_with_every_type_as_it_was(data, kinds):
     assert_array_equal(encoded.X, schema.encode(table).X)
 
 
-def test_a_damaged_or_newer_schema_is_refused():
-    content = TableSchema.fit(small(), **ROLES, drop="region").to_json()
-    assert "format 2" in refused(TableSchema.from_json, content | {"format": 2})
-    del content["fill"]
-    assert "lacks 'fill'" in refused(TableSchema.from_json, content)
+def deep(n):
+    return "[" * n + "]" * n
+
+
+DAMAGED = {
+    "newer": (lambda c: c | {"format": 2}, "has format 2"),
+    "no format": (lambda c: {}, "has format none"),
+    "deep format": (lambda c: c | {"format": json.loads(deep(900))}, "has format none"),
+    "lacks": (lambda c: {k: v for k, v in c.items() if k != "fill"}, "lacks fill"),
+    "adds": (lambda c: c | {"more": 1}, "adds more"),
+    "no dict": (lambda c: [c], "no names and values"),
+    "no JSON": (lambda c: json.dumps(c)[:-1], "no JSON"),
+    "too deep": (lambda c: deep(10**6), "no JSON"),
+    "user": (lambda c: c | {"user": 1}, "name is no text"),
+    "features": (lambda c: c | {"features": "price"}, "no list of names"),
+    "no features": (lambda c: c | {"features": []}, "no list of names"),
+    "deep features": (lambda c: c | {"features": json.loads(deep(900))}, "name is no text"),
+    "twice": (lambda c: c | {"features": [*c["features"], "store"]}, "twice"),
+    "another": (lambda c: c | {"features": [*c["features"], "new"]}, "not those of the features"),
+    "missing": (lambda c: c | {"missing": ["drop"]}, "one of error, drop, mean"),
+    "task": (lambda c: c | {"task": "rank"}, "one of regression"),
+    "kind": (lambda c: c | {"user_kind": "date"}, "one of int, float, bool, text"),
+    "levels": (lambda c: c | {"levels": ["region"]}, "no mapping"),
+    "both": (lambda c: c | {"fill": {**c["fill"], "region": 1.0}}, "levels and a mean"),
+    "one mean less": (lambda c: c | {"fill": {"price": 1.0}}, "not those of the features"),
+    "mean": (lambda c: c | {"fill": {**c["fill"], "price": "1"}}, "a mean is no number"),
+    "infinite mean": (lambda c: c | {"fill": {**c["fill"], "price": math.inf}}, "a mean is no"),
+    "true mean": (lambda c: c | {"fill": {**c["fill"], "price": True}}, "a mean is no number"),
+    "no levels": (lambda c: c | {"levels": {"region": []}}, "of 'region' are not distinct keys"),
+    "same levels": (lambda c: c | {"levels": {"region": ["a", "a"]}}, "are not distinct keys"),
+    "mixed levels": (lambda c: c | {"levels": {"region": ["a", 1]}}, "are not distinct keys"),
+    "huge level": (lambda c: c | {"levels": {"region": [10**99, 1]}}, "are not distinct keys"),
+    "list as level": (lambda c: c | {"levels": {"region": [[]]}}, "are not distinct keys"),
+    "levels mixed up": (lambda c: c | {"levels": {"region": ["a", "z", "b"]}}, "not in order"),
+    "many levels": (lambda c: c | {"levels": {"region": list(range(9999))}}, "not distinct keys"),
+    "classes": (lambda c: c | {"classes": ["a"]}, "its classes are not distinct"),
+    "no classes": (lambda c: c | {"classes": None}, "do not fit its task"),
+    "for a number": (lambda c: c | {"task": "count"}, "do not fit its task"),
+    "classes swapped": (lambda c: c | {"classes": ["b", "a"]}, "classes are not in order"),
+    "names clash": (
+        lambda c: c | {"features": ["region", "region=east"], "fill": {"region=east": 1.0}},
+        "Two design columns",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_a_schema_that_no_fit_wrote_is_refused_with_the_reason(case):
+    damage, told = DAMAGED[case]
+    table = small(y=["a", "b", "a", "b"])
+    schema = TableSchema.fit(table, **ROLES, categorical="region", task="classification")
+    content = json.loads(json.dumps(schema.to_json()))
+    assert TableSchema.from_json(json.dumps(content).encode()) == schema
+    assert told in refused(TableSchema.from_json, damage(content))
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,7 @@ _THOUSANDS = r"^\s*[+-]?[1-9][0-9]{0,2}(,[0-9]{3})+\s*$"  # 1,234 may be meant a
 _INTEGER = r"^(0|-?[1-9][0-9]*)$"
 _WHOLE_FLOAT = r"^(0|-?[1-9][0-9]*)\.0$"  # how pandas writes integers beside a missing one
 
-_MOST_LEVELS = 1_000  # each level is a dense design column and a parameter of every user
-_MOST_CLASSES = 1_000
+MOST_KEYS = 1_000  # each level or class is a parameter of every user, a level a dense column too
 _MOST_FLOAT_CLASSES = 100
 
 
@@ -269,10 +268,10 @@ def fit_levels(name: str, column: Keys, keep: Bools) -> tuple[Any, ...]:
     present = {v: int(c) for v, c in zip(column.values, counts, strict=True) if c}
     if not present:
         raise _no_value(name)
-    if len(present) > _MOST_LEVELS:
+    if len(present) > MOST_KEYS:
         raise InputError(
             f"Column {name!r} has {len(present)} levels, and each would be a design column of its "
-            f"own (at most {_MOST_LEVELS}): group them, or ",
+            f"own (at most {MOST_KEYS}): group them, or ",
             *leave_out(name),
         )
     ordered = sorted(present)
@@ -289,7 +288,7 @@ def fit_classes(name: str, column: Keys, keep: Bools) -> tuple[Any, ...]:
             f"Target {name!r} is {show(classes[0])} in every row, and classification needs two "
             "classes or more: choose another target or more rows."
         )
-    most = _MOST_FLOAT_CLASSES if kind_of(classes) == "float" else _MOST_CLASSES
+    most = _MOST_FLOAT_CLASSES if kind_of(classes) == "float" else MOST_KEYS
     if len(classes) > most:
         raise InputError(
             f"Target {name!r} has {len(classes)} distinct values ({listing(classes, 3)}): labels "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
@@ -11,6 +13,7 @@ import pyarrow as pa
 
 from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.columns import (
+    MOST_KEYS,
     Column,
     Keys,
     fit_classes,
@@ -29,6 +32,7 @@ from odcl.errors import InputError, Setting, did_you_mean, listing, show
 MISSING = ("error", "drop", "mean")
 TASKS = ("regression", "classification", "count")
 UNSEEN = ("error", "reference")
+KINDS = ("int", "float", "bool", "text")
 
 _FORMAT = 1
 
@@ -192,21 +196,14 @@ class TableSchema:
         return {"format": _FORMAT, **content}
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> TableSchema:
-        """The schema that :meth:`to_json` wrote."""
-        if content.get("format") != _FORMAT:
-            raise ValueError(
-                f"This table schema has format {content.get('format')!r}, and this version of odcl "
-                f"reads format {_FORMAT}: read it with the version that wrote it."
-            )
-        try:
-            given = {field.name: content[field.name] for field in fields(cls)}
-        except KeyError as error:
-            raise ValueError(f"This table schema lacks {error}: its file is damaged.") from None
-        given["features"] = tuple(given["features"])
-        given["levels"] = {name: tuple(levels) for name, levels in given["levels"].items()}
-        given["classes"] = None if given["classes"] is None else tuple(given["classes"])
-        return cls(**given)
+    def from_json(cls, content: Any) -> TableSchema:
+        """The schema that :meth:`to_json` wrote, as that dict or as its JSON text.
+
+        Everything is checked: files may come from elsewhere.
+        """
+        schema = cls(**_checked_json(content))
+        _check_design(schema.columns)
+        return schema
 
     def _design(
         self, columns: dict[str, Column], rows: Ints, unseen: str
@@ -258,6 +255,71 @@ class TableSchema:
                 "row, or fit again with it."
             )
         return classes
+
+
+def _checked_json(content: Any) -> dict[str, Any]:
+    """The fields of a stored schema. What no fit can have written is refused."""
+    if isinstance(content, str | bytes):
+        try:
+            content = json.loads(content)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"This table schema is damaged: it is no JSON ({error}).") from None
+    names = {field.name for field in fields(TableSchema)}
+    _expect(isinstance(content, dict), "it holds no names and values")
+    if content.get("format") != _FORMAT:
+        found = show(content["format"]) if isinstance(content.get("format"), int) else "none"
+        raise ValueError(
+            f"This table schema has format {found}, and this version of odcl reads format "
+            f"{_FORMAT}: read it with the version that wrote it."
+        )
+    for text, odd in (("lacks", names - set(content)), ("adds", set(content) - {"format", *names})):
+        _expect(not odd, f"it {text} {listing(sorted(odd), 3)}")
+    user, target, features, levels, fill, missing, task, classes, kind = (
+        content[field.name] for field in fields(TableSchema)
+    )
+    _expect(isinstance(features, list) and features, "its features are no list of names")
+    roles = [user, target, *features]
+    _expect(all(isinstance(name, str) for name in roles), "a column's name is no text")
+    _expect(len(set(roles)) == len(roles), "a column stands in it twice")
+    for value, known in ((missing, MISSING), (task, TASKS), (kind, KINDS)):
+        _expect(isinstance(value, str) and value in known, f"it lacks one of {', '.join(known)}")
+    _expect(isinstance(levels, dict) and isinstance(fill, dict), "levels or means are no mapping")
+    _expect(not set(levels) & set(fill), "a feature has levels and a mean")
+    _expect({*levels, *fill} == set(features), "levels and means are not those of the features")
+    for name, own in levels.items():
+        _expect(_are_keys(own, 1), f"the levels of {show(name)} are not distinct keys")
+        _expect(own[1:] == sorted(own[1:]), f"the levels of {show(name)} are not in order")
+    _expect(
+        all(type(mean) is float and math.isfinite(mean) for mean in fill.values()),
+        "a mean is no number",
+    )
+    _expect((classes is None) == (task != "classification"), "its classes do not fit its task")
+    if classes is not None:
+        _expect(_are_keys(classes, 2), "its classes are not distinct keys")
+        _expect(classes == sorted(classes), "its classes are not in order")
+    return {
+        **{name: content[name] for name in names},
+        "features": tuple(features),
+        "levels": {name: tuple(own) for name, own in levels.items()},
+        "classes": None if classes is None else tuple(classes),
+    }
+
+
+def _expect(condition: Any, otherwise: str) -> None:
+    if not condition:
+        raise ValueError(f"This table schema is damaged or was changed: {otherwise}.")
+
+
+def _are_keys(values: Any, least: int) -> bool:
+    """A list of distinct keys of one kind, as :func:`odcl.data.columns.keys` gives them."""
+    if not isinstance(values, list) or not least <= len(values) <= MOST_KEYS:
+        return False
+    types = {type(value) for value in values}
+    if not any(types <= kinds for kinds in ({str}, {bool}, {int, float})):
+        return False
+    finite = all(abs(v) < 2**64 for v in values if type(v) is int)
+    finite &= all(math.isfinite(v) for v in values if type(v) is float)
+    return finite and len(set(values)) == len(values)
 
 
 def _check_choice(option: str, value: str, known: Sequence[str]) -> None:
