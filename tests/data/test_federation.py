@@ -139,6 +139,22 @@ def test_take_by_mask_is_take_by_position():
 
 
 @unhurried
+@given(IDS, st.data())
+def test_selected_rows_are_those_of_a_federation_without_the_others(users, data):
+    federation, X, y, weight = federation_of(users)
+    some = st.lists(st.booleans(), min_size=len(users), max_size=len(users)).filter(any)
+    kept = np.array(data.draw(some))
+    owners = [user for user, keep in zip(named(users), kept, strict=True) if keep]
+    expected = Federation.from_arrays(X[kept], y[kept], owners, weight=weight[kept])
+    codes = group_rows(named(users))[1]
+    chosen = federation.select_rows(kept[np.argsort(codes, kind="stable")])
+    assert_same(chosen, expected)
+    by_weight = Federation.from_arrays(X, y, named(users), weight=np.where(kept, weight, 0.0))
+    assert_same(by_weight, expected)
+    assert chosen.users.tolist() == expected.users.tolist()
+
+
+@unhurried
 @given(IDS)
 def test_a_federation_of_its_own_rows_is_itself(users):
     federation, *_ = federation_of(users)

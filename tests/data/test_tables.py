@@ -756,6 +756,27 @@ def test_a_table_that_does_not_match_the_schema_is_refused():
     assert "with_target=True" in refused(schema.encode(small(y=None), with_target=False).federation)
 
 
+def test_a_table_is_grouped_once_and_by_its_distinct_ids_only(monkeypatch):
+    sizes = []
+
+    def counted(users):
+        sizes.append(len(users))
+        return group_rows(users)
+
+    for module in ("schema", "federation"):
+        monkeypatch.setattr(f"odcl.data.{module}.group_rows", counted)
+    n = 60
+    owners = [f"u{i % 3}" for i in range(n)]
+    table = pa.table({"store": owners, "x": np.arange(n) * 1.0, "y": np.arange(n) * 1.0})
+    source = read_source(table, **ROLES)
+    federation = source.encoded.federation()
+    assert source.encoded.federation() is federation
+    part = federation.select_rows(federation.y < 30).with_X(federation.X[federation.y < 30])
+    assert (part.n_users, part.n_rows.tolist()) == (3, [10, 10, 10])
+    assert sizes == [3]
+    assert_array_equal(source.encoded.by_user(source.encoded.rows), federation.X[:, 0])
+
+
 def test_a_schema_that_stops_at_gaps_can_be_told_otherwise_later():
     schema = TableSchema.fit(small(), **ROLES, categorical="region")
     later = small(price=[None, 2.0, 3.0, 4.0], region=["north", None, "north", "east"])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from odcl.data.columns import (
     numbers,
     read_target,
 )
-from odcl.data.federation import Federation, group_rows
+from odcl.data.federation import Federation, group_rows, row_order
 from odcl.data.tables import as_table
 from odcl.errors import InputError, Setting, did_you_mean, listing, show
 
@@ -56,13 +57,22 @@ class Encoded:
         return self.ids[self.codes]
 
     def federation(self) -> Federation:
-        """The rows, user by user."""
+        """The rows, user by user; built once."""
+        return self._federation
+
+    @cached_property
+    def _federation(self) -> Federation:
         if self.y is None:
             raise ValueError(
                 "A federation needs a target, and this table was encoded without one: "
                 "say encode(table, with_target=True)."
             )
-        return replace(Federation.from_arrays(self.X, self.y, self.codes), users=self.ids)
+        return Federation.from_codes(self.X, self.y, self.ids, self.codes)
+
+    def by_user(self, values: Array) -> Array:
+        """Values of the rows, (n_rows, ...), in the order of the federation's rows."""
+        order = row_order(self.codes)
+        return values if order is None else values[order]
 
 
 @dataclass(frozen=True)
