@@ -777,6 +777,66 @@ def test_a_table_is_grouped_once_and_by_its_distinct_ids_only(monkeypatch):
     assert_array_equal(source.encoded.by_user(source.encoded.rows), federation.X[:, 0])
 
 
+ORDERS = {
+    "integers": [2**62 + 1, 5, 2**62, -3],
+    "floats": [0.5, 2.0, -1e300, 3.0],
+    "decimals": pa.array(["1.5", "2.25", "0.00", "9.00"]).cast(pa.decimal128(5, 2)),
+    "dates": pa.array([30, 10, 20, 40], pa.date32()),
+    "timestamps": pa.array([30, 10, 20, 40], pa.timestamp("ns", "Europe/Berlin")),
+    "ISO dates": ["2024-03-01", "2023-12-31", "2024-02-29", "2024-12-01"],
+    "ISO times": ["2024-03-01 10:00", "2024-03-01T09:59:59.5", "2024-03-01", "2024-03-02"],
+    "zones": [
+        "2024-03-01T10:00+02:00",
+        "2024-03-01T09:30Z",
+        "2024-03-01T09:59+01:00",
+        "2025-01-01T00:00Z",
+    ],
+    "months": ["2024-03", "2023-12", "2024-02", "2024-11"],
+    "weeks": pd.Categorical(["2024-W07", "2023-W51", "2024-W06", "2024-W50"]),
+}
+# Positions of the rows in time, and those of the zones by hand: 08:00, 09:30 and 08:59 UTC.
+IN_ORDER = {"integers": [3, 1, 2, 0], "floats": [2, 0, 1, 3], "decimals": [2, 0, 1, 3]}
+IN_ORDER |= {"ISO times": [2, 1, 0, 3], "zones": [0, 2, 1, 3]}
+
+
+@pytest.mark.parametrize("case", ORDERS)
+def test_a_time_column_orders_rows_and_is_no_feature(case):
+    table = small(region=pa.array(ORDERS[case])).rename_columns({"region": "when"})
+    source = read_source(table, **ROLES, time="when")
+    assert source.schema.features == ("price", "sold")
+    assert source.time.dtype.kind in "if"
+    assert np.argsort(source.time).tolist() == IN_ORDER.get(case, [1, 2, 0, 3])
+    assert read_source(table, **ROLES, drop="when").time is None
+
+
+def test_a_time_column_is_read_of_the_rows_that_are_used_and_may_be_a_feature():
+    table = small(region=[4, None, 2, 1], price=[1.0, None, 3.0, 4.5])
+    source = read_source(
+        table, **ROLES, time="region", features=["price", "region"], missing="drop"
+    )
+    assert source.schema.features == ("price", "region")
+    assert source.time.tolist() == [4, 2, 1]
+    assert source.encoded.by_user(source.time).tolist() == [1, 4, 2]  # of user a, then of b
+    gap = small(region=[4, 3, 2, None])
+    told = refused(read_source, gap, **ROLES, time="region")
+    assert "'region' orders the rows, and has no value in row 4 (rows without one: 1 of 4)" in told
+
+
+@pytest.mark.parametrize(
+    ("when", "told"),
+    [
+        (["3.1.2024", "12.1.2024", "1.2.2024", "2.2.2024"], "not that of time (row 1: '3.1.2024')"),
+        (["01/02/2024"] * 4, "write dates as 2024-12-31"),
+        ([True, False, True, True], "type bool"),
+        ([[1], [2], [3], [4]], "type list"),
+    ],
+)
+def test_a_time_column_that_does_not_sort_is_refused(when, told):
+    assert told in refused(read_source, small(region=when), **ROLES, time="region")
+    assert "'y' is the target" in refused(read_source, small(), **ROLES, time="y")
+    assert "did you mean 'region'?" in refused(read_source, small(), **ROLES, time="Regoin")
+
+
 def test_a_schema_that_stops_at_gaps_can_be_told_otherwise_later():
     schema = TableSchema.fit(small(), **ROLES, categorical="region")
     later = small(price=[None, 2.0, 3.0, 4.0], region=["north", None, "north", "east"])

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from odcl._typing import Bools, Floats, Ints
+from odcl._typing import Array, Bools, Floats, Ints
 from odcl.errors import InputError, Setting, listing, show
 
 # A number as pyarrow's CSV reader takes it: no thousands separators, a decimal point.
@@ -51,6 +51,53 @@ def numbers(table: pa.Table, name: str, *, target: bool = False) -> Floats:
     if infinite.any():
         raise _infinity(name, int(infinite.argmax()))
     return values
+
+
+def times(table: pa.Table, name: str, rows: Ints) -> Array:
+    """The column that orders rows, in ``rows``: numbers as they are, dates and times as integers.
+
+    Text counts as a date where it is one by ISO 8601, or where its order is that of time: all
+    values of one shape that begins with the year, as in 2024-03 or 2024-W07.
+    """
+    column = table[name].take(rows)
+    missing = pc.is_null(column, nan_is_null=True).to_numpy()
+    if missing.any():
+        raise InputError(
+            f"Column {name!r} orders the rows, and has no value in row "
+            f"{rows[missing.argmax()] + 1} (rows without one: {missing.sum()} of {len(rows)}): "
+            "fill it in, or leave these rows out."
+        )
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        column = column.cast(kind.value_type)
+    if is_text(column.type):
+        column = _text_times(column, name)
+    elif pa.types.is_decimal(kind):
+        column = column.cast(pa.float64())
+    elif pa.types.is_temporal(kind):
+        column = column.cast(pa.int32() if kind.bit_width == 32 else pa.int64())
+    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+        raise InputError(
+            f"Column {name!r} holds values of type {kind} (row 1: {_first(column)}), and rows are "
+            "ordered by numbers, dates or times: name such a column."
+        )
+    return np.asarray(column.to_numpy())
+
+
+def _text_times(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+    """Dates and times that are written as text, as integers."""
+    for zone in (None, "UTC"):
+        try:
+            return column.cast(pa.timestamp("us", zone)).cast(pa.int64())
+        except pa.ArrowInvalid:
+            continue
+    shapes = pc.unique(pc.replace_substring_regex(column, "[0-9]", "0")).to_pylist()
+    if len(shapes) > 1 or not shapes[0].startswith("0000") or "+" in shapes[0]:
+        raise InputError(
+            f"Column {name!r} holds text whose order is not that of time (row 1: "
+            f"{_first(column)}): write dates as 2024-12-31, times as 2024-12-31 23:59."
+        )
+    return pc.rank(column, tiebreaker="dense").cast(pa.int64())
 
 
 def keys(table: pa.Table, name: str, kind: str | None = None) -> Keys:

@@ -119,7 +119,7 @@ class TableSchema:
         table = as_table(table)
         _check_choice("missing", missing, MISSING)
         _check_choice("task", task, TASKS)
-        _check_columns((user, target), table.column_names)
+        check_columns((user, target), table.column_names)
         category = as_names(categorical)
         chosen = _choose_features(
             table.column_names, user, target, features, as_names(drop), category
@@ -168,7 +168,7 @@ class TableSchema:
         _check_choice("missing", missing, MISSING)
         _check_choice("unseen", unseen, UNSEEN)
         names = (self.user, *self.features, *((self.target,) if with_target else ()))
-        _check_columns(names, table.column_names)
+        check_columns(names, table.column_names)
         kinds = {name: kind_of(levels) for name, levels in self.levels.items()}
         columns = _read(table, self.features, kinds)
         goal = read_target(table, self.target, self.task, self.classes) if with_target else None
@@ -343,7 +343,7 @@ def _places(values: list[Any], known: tuple[Any, ...]) -> Ints:
     return np.array([*(position.get(v, -2) for v in values), -1], dtype=np.intp)
 
 
-def _check_columns(names: Iterable[str], columns: Sequence[str]) -> None:
+def check_columns(names: Iterable[str], columns: Sequence[str]) -> None:
     """Refuse names that are not among ``columns``, with the nearest that is."""
     for name in names:
         if name not in columns:
@@ -378,7 +378,7 @@ def _choose_features(
     if user == target:
         raise InputError(f"Column {user!r} cannot be the user and the target at once.")
     for role, names in (("features", asked), ("drop", drop), ("categorical", categorical)):
-        _check_columns(names, columns)
+        check_columns(names, columns)
         for name in names:
             if name in (user, target):
                 other = "user" if name == user else "target"

@@ -12,9 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from odcl.data.columns import has_decimal_commas, is_text
+from odcl._typing import Array
+from odcl.data.columns import has_decimal_commas, is_text, times
 from odcl.data.federation import Federation
-from odcl.data.schema import Encoded, TableSchema, as_names
+from odcl.data.schema import Encoded, TableSchema, as_names, check_columns
 from odcl.data.tables import as_table, read_table
 from odcl.errors import InputError, Setting, listing
 
@@ -32,6 +33,7 @@ class Source:
     encoded: Encoded
     loss: str
     guessed: bool  # nobody said which loss
+    time: Array | None = None  # (n_rows,), what orders the encoded rows; by ``time``
 
 
 def read_source(
@@ -44,19 +46,28 @@ def read_source(
     categorical: Iterable[str] = (),
     missing: str = "error",
     loss: str = "auto",
+    time: str | None = None,
 ) -> Source:
     """Read a table, a path or a frame, for a fit.
 
     The options are those of :meth:`TableSchema.fit`. ``loss`` is "auto" (see :func:`guess_loss`)
-    or the name of one; it decides whether the target is a number, a class or a count.
+    or the name of one; it decides whether the target is a number, a class or a count. ``time``
+    names a column that orders the rows of a user, and is no feature unless ``features`` names it.
     """
     table = _table(source, (user, *as_names(categorical)))
     kind = guess_loss(table, target) if loss == "auto" else loss
+    asked = None if features is None else as_names(features)
+    if time is not None:
+        check_columns([time], table.column_names)
+        if time in (user, target):
+            role = "user" if time == user else "target"
+            raise InputError(f"Column {time!r} is the {role}, and cannot order the rows as well.")
+        drop = as_names(drop) if asked is not None and time in asked else (*as_names(drop), time)
     schema = TableSchema.fit(
         table,
         user=user,
         target=target,
-        features=features,
+        features=asked,
         drop=drop,
         categorical=categorical,
         missing=missing,
@@ -67,7 +78,8 @@ def read_source(
     if schema.task == "regression":
         _check_size(schema.target, encoded)
     name = Path(source).name if isinstance(source, str | os.PathLike) else "table"
-    return Source(name, schema, encoded, kind, loss == "auto")
+    order = None if time is None else times(table, time, encoded.rows)
+    return Source(name, schema, encoded, kind, loss == "auto", order)
 
 
 def federation_from_table(
