@@ -588,6 +588,45 @@ def test_a_constant_column_of_any_scale_is_taken_with_its_own_mean(scale):
     assert schema.fill["price"] == scale
 
 
+def as_categories(table):
+    return table.to_pandas().astype({"region": "category", "store": "category"})
+
+
+FRAMES = {
+    "Arrow": lambda table: table,
+    "Arrow of pandas": lambda table: pa.Table.from_pandas(table.to_pandas()),
+    "pandas": lambda table: table.to_pandas().set_index(pd.Index([9, 7, 5, 3], name="index")),
+    "pandas nullable": lambda table: table.to_pandas().convert_dtypes(),
+    "pandas on Arrow": lambda table: table.to_pandas(types_mapper=pd.ArrowDtype),
+    "pandas categories": as_categories,
+    "pandas objects": lambda table: table.to_pandas().astype(object),
+    "polars": pl.from_arrow,
+    "dict": lambda table: {name: table[name].to_numpy() for name in table.column_names},
+}
+
+
+@pytest.mark.parametrize("kind", FRAMES)
+def test_frames_of_every_kind_give_one_schema_and_columns_go_by_name(kind):
+    table = small()
+    schema = TableSchema.fit(table, **ROLES, categorical=["region"])
+    expected = schema.encode(table)
+    given = FRAMES[kind](table)
+    assert TableSchema.fit(given, **ROLES, categorical=["region"]) == schema
+    names = ["y", "region", "sold", "extra", "store", "price"]
+    other = FRAMES[kind](table.append_column("extra", [list("wxyz")]).select(names))
+    encoded = schema.encode(other)
+    assert_array_equal(encoded.X, expected.X)
+    assert_array_equal(encoded.y, expected.y)
+    assert encoded.users.tolist() == expected.users.tolist()
+    again = TableSchema.fit(other, **ROLES, categorical=["region"], features=schema.features)
+    assert again == schema  # in the order of the features asked for
+
+
+def test_numbers_as_names_of_a_frame_are_text():
+    frame = pd.DataFrame({0: ["a", "b"], 1: [1.0, 2.0], 2: [3.0, 4.0]})
+    assert TableSchema.fit(frame, user="0", target="2").columns == ("1",)
+
+
 def test_polars_and_pandas_categories_are_levels_when_asked_for():
     frame = small().to_pandas().astype({"region": "category"})
     expected = TableSchema.fit(small(), **ROLES, categorical=["region"])
