@@ -88,7 +88,7 @@ def test_a_folder_appears_under_its_name_only_when_it_is_complete(tmp_path):
 def test_an_existing_folder_is_replaced_as_a_whole_and_only_with_force(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "old.txt").write_text("old")
-    with pytest.raises(ValueError, match="--force"), atomic_folder(tmp_path / "run"):
+    with pytest.raises(ValueError, match="force=True"), atomic_folder(tmp_path / "run"):
         pytest.fail("the work must not begin")
     assert contents(tmp_path) == {"run/old.txt": "old"}
     with atomic_folder(tmp_path / "run", force=True) as temporary:

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from odcl.clustering.kmeans.spectral import SpectralKMeans
     from odcl.clustering.mixture.noise_mixture import NoiseMixture
     from odcl.data.federation import Federation
+    from odcl.data.source import federation_from_table
     from odcl.data.synthetic import linear_federation, logistic_federation
-    from odcl.data.tables import federation_from_table, read_table
+    from odcl.data.tables import read_table
     from odcl.engines.in_process import Result, fit
     from odcl.estimators import ODCLClassifier, ODCLRegressor
     from odcl.exchange.download import Downloads
@@ -55,7 +56,7 @@ _HOME = {
     "Squared": "odcl.risk.losses",
     "Uploads": "odcl.exchange.upload",
     "clusterpath": "odcl.clustering.convex.clusterpath",
-    "federation_from_table": "odcl.data.tables",
+    "federation_from_table": "odcl.data.source",
     "fit": "odcl.engines.in_process",
     "linear_federation": "odcl.data.synthetic",
     "logistic_federation": "odcl.data.synthetic",

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from odcl.errors import InputError, Setting
+
 
 @contextmanager
 def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
@@ -90,9 +92,10 @@ def _check_target(final: Path, given: Path, force: bool) -> None:
             "whole: name a new folder."
         )
     if not force:
-        raise ValueError(
-            f"{given} exists already, and its contents would be replaced. Say --force to replace "
-            "it, or name a new folder."
+        raise InputError(
+            f"{given} exists already, and its contents would be replaced. Say ",
+            Setting("force", True),
+            " to replace it, or name a new folder.",
         )
 
 

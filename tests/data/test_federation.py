@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
 from odcl.data.federation import Federation, as_ids, group_rows, user_rng
+from odcl.data.ids import check_owners
 from odcl.data.synthetic import linear_federation
 
 unhurried = settings(deadline=None)  # a busy machine is no failure
@@ -33,8 +34,13 @@ def canonical(user):
     return int(user) if isinstance(user, float) and user.is_integer() else user
 
 
+def named(users):
+    """The same ids with a name for the missing one, which a federation refuses."""
+    return ["nobody" if canonical(user) is None else user for user in users]
+
+
 def random_rows_of(users, seed=0):
-    """A federation with a random row for each id, and the rows as they came."""
+    users = named(users)
     rng = np.random.default_rng(seed)
     X, y, weight = rng.random((len(users), 2)), rng.random(len(users)), rng.random(len(users))
     return Federation.from_arrays(X, y, users, weight=weight), X, y, weight
@@ -49,6 +55,7 @@ def assert_same(a: Federation, b: Federation) -> None:
 @given(IDS)
 def test_every_row_is_in_its_own_users_block_in_the_order_it_came(users):
     federation, X, y, weight = random_rows_of(users)
+    users = named(users)
     assert federation.n_rows.sum() == len(users)
     for i, (user, X_i, y_i) in enumerate(federation):
         own = [r for r, u in enumerate(users) if canonical(u) == canonical(user)]
@@ -132,6 +139,22 @@ def test_take_by_mask_is_take_by_position():
 
 
 @unhurried
+@given(IDS, st.data())
+def test_selected_rows_are_those_of_a_federation_without_the_others(users, data):
+    federation, X, y, weight = random_rows_of(users)
+    some = st.lists(st.booleans(), min_size=len(users), max_size=len(users)).filter(any)
+    kept = np.array(data.draw(some))
+    owners = [user for user, keep in zip(named(users), kept, strict=True) if keep]
+    expected = Federation.from_arrays(X[kept], y[kept], owners, weight=weight[kept])
+    codes = group_rows(named(users))[1]
+    chosen = federation.select_rows(kept[np.argsort(codes, kind="stable")])
+    assert_same(chosen, expected)
+    by_weight = Federation.from_arrays(X, y, named(users), weight=np.where(kept, weight, 0.0))
+    assert_same(by_weight, expected)
+    assert chosen.users.tolist() == expected.users.tolist()
+
+
+@unhurried
 @given(IDS)
 def test_a_federation_of_its_own_rows_is_itself(users):
     federation, *_ = random_rows_of(users)
@@ -157,6 +180,24 @@ def test_a_users_stream_depends_on_the_seed_and_the_id_alone(seed, user, other):
 def test_one_number_in_any_type_is_one_user(same):
     assert_array_equal(user_rng(0, same).random(4), user_rng(0, 3).random(4))
     assert (user_rng(0, "3").random(4) != user_rng(0, same).random(4)).any()
+
+
+@pytest.mark.parametrize(
+    "users",
+    [
+        [1, None, 2, None],
+        np.array([1.0, np.nan, 2.0, np.nan]),
+        pd.Series(["a", pd.NA, "b", None], dtype="string"),
+        pl.Series([1, None, 2, None]),
+        pa.array([1, None, 2, None]),
+    ],
+)
+def test_rows_without_an_id_are_refused_and_counted(users):
+    told = r"2 of 4 rows have no user id \(the first is row 1"
+    with pytest.raises(ValueError, match=told):
+        Federation.from_arrays(np.ones((4, 1)), np.ones(4), users)
+    with pytest.raises(ValueError, match=told):
+        check_owners(users, 4)
 
 
 def test_a_tuple_is_one_id():

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 import math
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +20,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from odcl.data.encoding import TableSchema
 from odcl.data.federation import group_rows
-from odcl.data.tables import as_table, federation_from_table, read_table, write_table
+from odcl.data.ids import check_features
+from odcl.data.schema import TableSchema
+from odcl.data.source import federation_from_table, read_source
+from odcl.data.tables import append_csv, as_table, read_column_names, read_table, write_table
 from tests.helpers import refusal, run_python
 
 ROLES = {"user": "store", "target": "y"}
@@ -83,6 +89,53 @@ def test_what_is_written_reads_back_exactly(tmp_path, ending, columns):
             assert list(map(str, table[name].to_pylist())) == values
         else:
             assert table[name].to_pylist() == values
+
+
+FORMULAS = [
+    "=1+1",
+    "+x",
+    "-x",
+    "@x",
+    "\tx",
+    "\rx",
+    "'=1+1",
+    "''@x",
+    "=",
+    "-",
+    "'",
+    "'x",
+    "-5",
+    "+1e3",
+]
+
+
+@one_folder
+@given(
+    texts=st.lists(
+        st.one_of(st.sampled_from(FORMULAS), st.text("'=+-@\t\r\n\",x1", min_size=1, max_size=5)),
+        min_size=1,
+    )
+)
+@pytest.mark.parametrize("ending", [".csv", ".tsv"])
+def test_no_text_is_a_formula_for_a_spreadsheet_and_all_read_back(tmp_path, ending, texts):
+    path = tmp_path / f"t{ending}"
+    texts = ["x", *texts]  # numbers alone would be read as numbers
+    write_table(path, {"store": texts, "y": [-5.0] * len(texts)})
+    append_csv(path, {"y": [-7], "store": ["=2"], "z": [0]})
+    table = read_table(path, text=("store",))
+    assert table["store"].to_pylist() == [*texts, "=2"]
+    assert table["y"].to_pylist() == [-5.0] * len(texts) + [-7]
+    with open(path, encoding="utf-8", newline="") as stream:
+        cells = list(csv.reader(stream, delimiter="," if ending == ".csv" else "\t"))[1:]
+    for cell, number in cells:
+        is_number = re.fullmatch(r"[+-](\d+\.?\d*|\.\d+)(e\d+)?", cell) is not None
+        assert len(cell) == 1 or is_number or cell[0] not in "=+-@\t\r"
+        assert number in ("-5", "-7")
+
+
+def test_a_strangers_file_with_formulas_is_read_as_it_is(tmp_path):
+    path = write_file(tmp_path / "t.csv", "store,y\n=1,1\n'=1,2\n")
+    assert read_table(path, text="store")["store"].to_pylist() == ["=1", "'=1"]
 
 
 def test_every_source_gives_the_same_federation(tmp_path):
@@ -162,6 +215,17 @@ def test_leading_zeros_stay_and_words_for_missing_are_missing(tmp_path):
     assert kept["store"].to_pylist() == ["007", "7", None, "NA"]
 
 
+def test_column_names_are_those_of_the_table(tmp_path):
+    columns = {"two\nlines": [1], 'say "no"': [2], "a;b": [3], "größe, cm": ["x"]}
+    pd.DataFrame(columns, index=["i"]).to_parquet(tmp_path / "t.parquet")
+    for ending in (".csv", ".tsv"):
+        write_table(tmp_path / f"t{ending}", columns)
+    write_file(tmp_path / "bom.csv", b"\xef\xbb\xbf" + (tmp_path / "t.csv").read_bytes())
+    for name in ("t.csv", "t.tsv", "bom.csv", "t.parquet"):
+        assert read_column_names(tmp_path / name) == read_table(tmp_path / name).column_names
+        assert read_column_names(tmp_path / name) == list(columns)
+
+
 def test_text_that_has_a_type_stays_text(tmp_path):
     write_table(tmp_path / "t.parquet", {"store": ["1", "2"], "x": [1, 2], "y": [1, 2]})
     federation, schema = federation_from_table(tmp_path / "t.parquet", **ROLES)
@@ -199,6 +263,8 @@ BROKEN = {
 def test_a_file_that_is_no_table_is_refused_by_name_and_reason(tmp_path, name):
     content, reason = BROKEN[name]
     message = refusal(read_table, write_file(tmp_path / name, content))
+    if name not in ("ragged.csv", "twice.csv", "latin.csv", "latin_name.csv"):
+        assert refusal(read_column_names, tmp_path / name) == message
     assert reason in message
     assert name in message
 
@@ -396,11 +462,60 @@ def test_a_schema_survives_json_with_every_type_as_it_was(data, kinds):
     assert_array_equal(encoded.X, schema.encode(table).X)
 
 
-def test_a_damaged_or_newer_schema_is_refused():
-    content = TableSchema.fit(small_table(), **ROLES, drop="region").to_json()
-    assert "format 2" in refusal(TableSchema.from_json, content | {"format": 2})
-    del content["fill"]
-    assert "lacks 'fill'" in refusal(TableSchema.from_json, content)
+def deep(n):
+    return "[" * n + "]" * n
+
+
+DAMAGED = {
+    "newer": (lambda c: c | {"format": 2}, "has format 2"),
+    "no format": (lambda c: {}, "has format none"),
+    "deep format": (lambda c: c | {"format": json.loads(deep(900))}, "has format none"),
+    "lacks": (lambda c: {k: v for k, v in c.items() if k != "fill"}, "lacks fill"),
+    "adds": (lambda c: c | {"more": 1}, "adds more"),
+    "no dict": (lambda c: [c], "no names and values"),
+    "no JSON": (lambda c: json.dumps(c)[:-1], "no JSON"),
+    "too deep": (lambda c: deep(10**6), "no JSON"),
+    "user": (lambda c: c | {"user": 1}, "name is no text"),
+    "features": (lambda c: c | {"features": "price"}, "no list of names"),
+    "no features": (lambda c: c | {"features": []}, "no list of names"),
+    "deep features": (lambda c: c | {"features": json.loads(deep(900))}, "name is no text"),
+    "twice": (lambda c: c | {"features": [*c["features"], "store"]}, "twice"),
+    "another": (lambda c: c | {"features": [*c["features"], "new"]}, "not those of the features"),
+    "missing": (lambda c: c | {"missing": ["drop"]}, "one of error, drop, mean"),
+    "task": (lambda c: c | {"task": "rank"}, "one of regression"),
+    "kind": (lambda c: c | {"user_kind": "date"}, "one of int, float, bool, text"),
+    "levels": (lambda c: c | {"levels": ["region"]}, "no mapping"),
+    "both": (lambda c: c | {"fill": {**c["fill"], "region": 1.0}}, "levels and a mean"),
+    "one mean less": (lambda c: c | {"fill": {"price": 1.0}}, "not those of the features"),
+    "mean": (lambda c: c | {"fill": {**c["fill"], "price": "1"}}, "a mean is no number"),
+    "infinite mean": (lambda c: c | {"fill": {**c["fill"], "price": math.inf}}, "a mean is no"),
+    "true mean": (lambda c: c | {"fill": {**c["fill"], "price": True}}, "a mean is no number"),
+    "no levels": (lambda c: c | {"levels": {"region": []}}, "of 'region' are not distinct keys"),
+    "same levels": (lambda c: c | {"levels": {"region": ["a", "a"]}}, "are not distinct keys"),
+    "mixed levels": (lambda c: c | {"levels": {"region": ["a", 1]}}, "are not distinct keys"),
+    "huge level": (lambda c: c | {"levels": {"region": [10**99, 1]}}, "are not distinct keys"),
+    "list as level": (lambda c: c | {"levels": {"region": [[]]}}, "are not distinct keys"),
+    "levels mixed up": (lambda c: c | {"levels": {"region": ["a", "z", "b"]}}, "not in order"),
+    "many levels": (lambda c: c | {"levels": {"region": list(range(9999))}}, "not distinct keys"),
+    "classes": (lambda c: c | {"classes": ["a"]}, "its classes are not distinct"),
+    "no classes": (lambda c: c | {"classes": None}, "do not fit its task"),
+    "for a number": (lambda c: c | {"task": "count"}, "do not fit its task"),
+    "classes swapped": (lambda c: c | {"classes": ["b", "a"]}, "classes are not in order"),
+    "names clash": (
+        lambda c: c | {"features": ["region", "region=east"], "fill": {"region=east": 1.0}},
+        "Two design columns",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_a_schema_that_no_fit_wrote_is_refused_with_the_reason(case):
+    damage, told = DAMAGED[case]
+    table = small_table(y=["a", "b", "a", "b"])
+    schema = TableSchema.fit(table, **ROLES, categorical="region", task="classification")
+    content = json.loads(json.dumps(schema.to_json()))
+    assert TableSchema.from_json(json.dumps(content).encode()) == schema
+    assert told in refusal(TableSchema.from_json, damage(content))
 
 
 @pytest.mark.parametrize(
@@ -425,16 +540,27 @@ def test_ids_and_levels_are_recognised_in_another_type(fitted, later, unknown):
     assert set(encoded.users[:2].tolist()) <= set(old.users.tolist())
     message = refusal(schema.encode, new, with_target=False)
     assert f"level {unknown!r} in row 3" in message
-    assert "--unseen reference" in message
+    assert "Say unseen='reference' to" in message
 
 
-def test_a_missing_id_is_a_user_of_its_own_and_comes_last():
-    federation, schema = federation_from_table(
-        small_table(store=[None, 2, None, 1]), **ROLES, drop="region"
+@pytest.mark.parametrize("nothing", [None, math.nan])
+def test_a_row_without_an_id_is_no_user(nothing):
+    table = small_table(store=[nothing, 2.0, nothing, 1.0])
+    told = refusal(federation_from_table, table, **ROLES, drop="region")
+    assert "'store' names no user in row 1 (incomplete rows: 2 of 4)" in told
+    assert told.endswith("Say missing='drop' (leave these rows out).")
+    for missing in ("drop", "mean"):
+        federation, schema = federation_from_table(table, **ROLES, drop="region", missing=missing)
+        assert federation.users.tolist() == [1, 2]
+        assert federation.n_rows.tolist() == [1, 1]
+        assert schema.user_kind == "int"
+        encoded = schema.encode(table, with_target=False)
+        assert (encoded.rows.tolist(), encoded.missing) == ([1, 3], {"store": 2})
+    assert "names no user" in refusal(schema.encode, table, with_target=False, missing="error")
+    nobody = small_table(store=pa.nulls(4))
+    assert "lacks 4. Fill them in." in refusal(
+        federation_from_table, nobody, **ROLES, drop="region", missing="mean"
     )
-    assert federation.users.tolist() == [1, 2, None]
-    assert federation.n_rows.tolist() == [1, 1, 2]
-    assert schema.user_kind == "int"
 
 
 def test_booleans_decimals_and_any_integer_are_numbers():
@@ -453,13 +579,52 @@ def test_a_constant_column_of_any_scale_is_taken_with_its_own_mean(scale):
     assert schema.fill["price"] == scale
 
 
+def as_categories(table):
+    return table.to_pandas().astype({"region": "category", "store": "category"})
+
+
+FRAMES = {
+    "Arrow": lambda table: table,
+    "Arrow of pandas": lambda table: pa.Table.from_pandas(table.to_pandas()),
+    "pandas": lambda table: table.to_pandas().set_index(pd.Index([9, 7, 5, 3], name="index")),
+    "pandas nullable": lambda table: table.to_pandas().convert_dtypes(),
+    "pandas on Arrow": lambda table: table.to_pandas(types_mapper=pd.ArrowDtype),
+    "pandas categories": as_categories,
+    "pandas objects": lambda table: table.to_pandas().astype(object),
+    "polars": pl.from_arrow,
+    "dict": lambda table: {name: table[name].to_numpy() for name in table.column_names},
+}
+
+
+@pytest.mark.parametrize("kind", FRAMES)
+def test_frames_of_every_kind_give_one_schema_and_columns_go_by_name(kind):
+    table = small_table()
+    schema = TableSchema.fit(table, **ROLES, categorical=["region"])
+    expected = schema.encode(table)
+    given = FRAMES[kind](table)
+    assert TableSchema.fit(given, **ROLES, categorical=["region"]) == schema
+    names = ["y", "region", "sold", "extra", "store", "price"]
+    other = FRAMES[kind](table.append_column("extra", [list("wxyz")]).select(names))
+    encoded = schema.encode(other)
+    assert_array_equal(encoded.X, expected.X)
+    assert_array_equal(encoded.y, expected.y)
+    assert encoded.users.tolist() == expected.users.tolist()
+    again = TableSchema.fit(other, **ROLES, categorical=["region"], features=schema.features)
+    assert again == schema  # in the order of the features asked for
+
+
+def test_numbers_as_names_of_a_frame_are_text():
+    frame = pd.DataFrame({0: ["a", "b"], 1: [1.0, 2.0], 2: [3.0, 4.0]})
+    assert TableSchema.fit(frame, user="0", target="2").columns == ("1",)
+
+
 def test_polars_and_pandas_categories_are_levels_when_asked_for():
     frame = small_table().to_pandas().astype({"region": "category"})
     expected = TableSchema.fit(small_table(), **ROLES, categorical=["region"])
     assert TableSchema.fit(frame, **ROLES, categorical=["region"]) == expected
     polars = pl.from_arrow(small_table()).with_columns(pl.col("region").cast(pl.Categorical))
     assert TableSchema.fit(polars, **ROLES, categorical=["region"]) == expected
-    assert "--categorical region" in refusal(TableSchema.fit, frame, **ROLES)
+    assert "categorical=['region'] to use it" in refusal(TableSchema.fit, frame, **ROLES)
 
 
 DATES = pa.array([0, 1, 2, 3], pa.date32())
@@ -493,8 +658,16 @@ REFUSED = {
         {"region": [1, None, 2, None], "sold": [None, 1, None, 1]},
         "'sold' has no value in row 1 (incomplete rows: 4 of 4, 2 of them in this column)",
     ),
-    "nan": ({}, {"region": [1.0, math.nan, 2.0, 3.0]}, "--missing mean (fill in the mean), or"),
-    "no target": ({"drop": "region"}, {"y": [1, None, 2, 3]}, "drop (leave these rows out)."),
+    "nan": (
+        {},
+        {"region": [1.0, math.nan, 2.0, 3.0]},
+        "missing='mean' (fill in the mean), or drop=['region']",
+    ),
+    "no target": (
+        {"drop": "region"},
+        {"y": [1, None, 2, 3]},
+        "missing='drop' (leave these rows out).",
+    ),
     "infinity": ({"missing": "drop"}, {"region": [1.0, 2.0, -math.inf, 3.0]}, "infinite in row 3"),
     "empty column": ({"missing": "mean"}, {"region": pa.nulls(4)}, "no value in any row"),
     "nothing left": ({"missing": "drop"}, {"region": pa.nulls(4)}, "Not one of 4 rows"),
@@ -503,7 +676,7 @@ REFUSED = {
         {"y": pa.nulls(4)},
         "Fill them in.",
     ),
-    "text target": ({"drop": "region"}, {"y": list("abab")}, "--loss logistic"),
+    "text target": ({"drop": "region"}, {"y": list("abab")}, "task='classification'"),
     "one class": ({"drop": "region", "task": "classification"}, {"y": ["a"] * 4}, "in every row"),
     "negative count": ({"drop": "region", "task": "count"}, {"y": [1, 2, -1, 0]}, "-1 in row 3"),
     "broken count": ({"drop": "region", "task": "count"}, {"y": [1, 0.5, 1, 0]}, "0.5 in row 2"),
@@ -524,10 +697,77 @@ def test_a_fit_that_cannot_be_is_refused_with_the_reason(case):
     assert reason in refusal(TableSchema.fit, small_table(**columns), **{**ROLES, **options})
 
 
+DECIMAL = "store;price;sold;zip;note;y\na;3,14;3;1,5;1,234;0,5\nb;-2;4,0;2;5,678;+10,25\n"
+
+
+def test_decimal_commas_are_read_where_columns_are_not_separated_by_commas(tmp_path):
+    path = write_file(tmp_path / "t.csv", DECIMAL)
+    tabs = write_file(tmp_path / "t.tsv", DECIMAL.replace(";", "\t"))
+    for file in (path, tabs):
+        with pytest.warns(UserWarning, match="decimal commas in price, sold, y: 3,14 is read as"):
+            table = read_table(file, text=("store", "zip"))
+        assert table["price"].to_pylist() == [3.14, -2.0]
+        assert table["sold"].to_pylist() == [3.0, 4.0]
+        assert table["y"].to_pylist() == [0.5, 10.25]
+        assert table["zip"].to_pylist() == ["1,5", "2"]  # a category, as it is written
+        assert table["note"].to_pylist() == ["1,234", "5,678"]  # thousands, perhaps
+
+
+def test_decimal_commas_elsewhere_are_refused_by_their_name(tmp_path):
+    table = small_table(region=["3,14", "2,5", None, "7"], y=["0,5", "1,5", "2,5", "x"])
+    assert "'region' looks like numbers with decimal commas (row 1: '3,14')" in refusal(
+        TableSchema.fit, table, **ROLES, missing="drop"
+    )
+    assert "'y' looks like numbers with decimal commas" in refusal(
+        read_source, table, **ROLES, drop=["region"]
+    )
+    write_file(tmp_path / "t.csv", 'store,x,y\na,"3,14",1\nb,"2,5",2\n')
+    assert "decimal commas (row 1: '3,14')" in refusal(read_source, tmp_path / "t.csv", **ROLES)
+
+
+WHEN = pd.to_datetime(["2024-02-03", "2024-02-04"])
+COLUMNS = {
+    "timestamps": (pd.Series(WHEN), "'c' of X holds dates or times (row 0: 2024-02-03"),
+    "with a zone": (pd.Series(WHEN.tz_localize("UTC")), "holds dates or times (row 0: 2024-02-03"),
+    "dates": (pd.Series(WHEN.date), "holds dates or times (row 0: 2024-02-03)"),
+    "durations": (pd.Series(WHEN - WHEN[0]), "holds dates or times (row 0: 0"),
+    "text": (pd.Series(["1.5", "north"]), "holds text (row 1: 'north'), and features are numbers."),
+    "decimal commas": (pd.Series(["3,14", "2"]), "If these are decimal commas, put points"),
+}
+
+
+@pytest.mark.parametrize("case", COLUMNS)
+def test_features_that_are_no_numbers_are_refused_by_their_column(case):
+    column, told = COLUMNS[case]
+    frame = pd.DataFrame({"a": [1.0, 2.0], "c": column})
+    assert told in refusal(check_features, frame)
+    assert told in refusal(check_features, pl.from_pandas(frame))
+    assert "Column 1 of X" in refusal(check_features, frame.astype(object).to_numpy())
+
+
+def test_dates_alone_are_refused_where_numpy_would_count_nanoseconds():
+    assert "dates or times" in refusal(check_features, pd.DataFrame({"c": WHEN}))
+    assert "dates or times" in refusal(check_features, WHEN.to_numpy()[:, None])
+
+
+@pytest.mark.parametrize(
+    "X",
+    [
+        np.ones((2, 2)),
+        np.array([["1", 2.5], [None, True]], dtype=object),
+        pd.DataFrame({"a": pd.array([1, None], dtype="Int64"), "b": [True, False]}),
+        pl.DataFrame({"a": [1, None]}),
+        [[1, 2]],
+    ],
+)
+def test_features_that_are_numbers_pass(X):
+    check_features(X)
+
+
 def test_values_that_are_not_classes_or_levels_are_refused():
     values = np.linspace(0, 1, 1_200)
     table = pa.table({"store": [1] * 1_200, "x": np.arange(1_200), "y": values})
-    assert "--loss squared" in refusal(TableSchema.fit, table, **ROLES, task="classification")
+    assert "task='regression'" in refusal(TableSchema.fit, table, **ROLES, task="classification")
     assert "1200 levels" in refusal(TableSchema.fit, table, **ROLES, categorical=["x"])
     few = TableSchema.fit(table.slice(0, 100), **ROLES, task="classification")
     assert len(few.classes) == 100
@@ -548,10 +788,91 @@ def test_a_table_that_does_not_match_the_schema_is_refused():
     )
 
 
+def test_a_table_is_grouped_once_and_by_its_distinct_ids_only(monkeypatch):
+    sizes = []
+
+    def counted(users):
+        sizes.append(len(users))
+        return group_rows(users)
+
+    for module in ("schema", "federation"):
+        monkeypatch.setattr(f"odcl.data.{module}.group_rows", counted)
+    n = 60
+    owners = [f"u{i % 3}" for i in range(n)]
+    table = pa.table({"store": owners, "x": np.arange(n) * 1.0, "y": np.arange(n) * 1.0})
+    source = read_source(table, **ROLES)
+    federation = source.encoded.federation()
+    assert source.encoded.federation() is federation
+    part = federation.select_rows(federation.y < 30).with_X(federation.X[federation.y < 30])
+    assert (part.n_users, part.n_rows.tolist()) == (3, [10, 10, 10])
+    assert sizes == [3]
+    assert_array_equal(source.encoded.by_user(source.encoded.rows), federation.X[:, 0])
+
+
+ORDERS = {
+    "integers": [2**62 + 1, 5, 2**62, -3],
+    "floats": [0.5, 2.0, -1e300, 3.0],
+    "decimals": pa.array(["1.5", "2.25", "0.00", "9.00"]).cast(pa.decimal128(5, 2)),
+    "dates": pa.array([30, 10, 20, 40], pa.date32()),
+    "timestamps": pa.array([30, 10, 20, 40], pa.timestamp("ns", "Europe/Berlin")),
+    "ISO dates": ["2024-03-01", "2023-12-31", "2024-02-29", "2024-12-01"],
+    "ISO times": ["2024-03-01 10:00", "2024-03-01T09:59:59.5", "2024-03-01", "2024-03-02"],
+    "zones": [
+        "2024-03-01T10:00+02:00",
+        "2024-03-01T09:30Z",
+        "2024-03-01T09:59+01:00",
+        "2025-01-01T00:00Z",
+    ],
+    "months": ["2024-03", "2023-12", "2024-02", "2024-11"],
+    "weeks": pd.Categorical(["2024-W07", "2023-W51", "2024-W06", "2024-W50"]),
+}
+# Positions of the rows in time, and those of the zones by hand: 08:00, 09:30 and 08:59 UTC.
+IN_ORDER = {"integers": [3, 1, 2, 0], "floats": [2, 0, 1, 3], "decimals": [2, 0, 1, 3]}
+IN_ORDER |= {"ISO times": [2, 1, 0, 3], "zones": [0, 2, 1, 3]}
+
+
+@pytest.mark.parametrize("case", ORDERS)
+def test_a_time_column_orders_rows_and_is_no_feature(case):
+    table = small_table(region=pa.array(ORDERS[case])).rename_columns({"region": "when"})
+    source = read_source(table, **ROLES, time="when")
+    assert source.schema.features == ("price", "sold")
+    assert source.time.dtype.kind in "if"
+    assert np.argsort(source.time).tolist() == IN_ORDER.get(case, [1, 2, 0, 3])
+    assert read_source(table, **ROLES, drop="when").time is None
+
+
+def test_a_time_column_is_read_of_the_rows_that_are_used_and_may_be_a_feature():
+    table = small_table(region=[4, None, 2, 1], price=[1.0, None, 3.0, 4.5])
+    source = read_source(
+        table, **ROLES, time="region", features=["price", "region"], missing="drop"
+    )
+    assert source.schema.features == ("price", "region")
+    assert source.time.tolist() == [4, 2, 1]
+    assert source.encoded.by_user(source.time).tolist() == [1, 4, 2]  # of user a, then of b
+    gap = small_table(region=[4, 3, 2, None])
+    told = refusal(read_source, gap, **ROLES, time="region")
+    assert "'region' orders the rows, and has no value in row 4 (rows without one: 1 of 4)" in told
+
+
+@pytest.mark.parametrize(
+    ("when", "told"),
+    [
+        (["3.1.2024", "12.1.2024", "1.2.2024", "2.2.2024"], "not that of time (row 1: '3.1.2024')"),
+        (["01/02/2024"] * 4, "write dates as 2024-12-31"),
+        ([True, False, True, True], "type bool"),
+        ([[1], [2], [3], [4]], "type list"),
+    ],
+)
+def test_a_time_column_that_does_not_sort_is_refused(when, told):
+    assert told in refusal(read_source, small_table(region=when), **ROLES, time="region")
+    assert "'y' is the target" in refusal(read_source, small_table(), **ROLES, time="y")
+    assert "did you mean 'region'?" in refusal(read_source, small_table(), **ROLES, time="Regoin")
+
+
 def test_a_schema_that_stops_at_gaps_can_be_told_otherwise_later():
     schema = TableSchema.fit(small_table(), **ROLES, categorical="region")
     later = small_table(price=[None, 2.0, 3.0, 4.0], region=["north", None, "north", "east"])
-    assert "--missing" in refusal(schema.encode, later)
+    assert "missing='drop'" in refusal(schema.encode, later)
     dropped = schema.encode(later, missing="drop")
     assert (dropped.rows.tolist(), dropped.n_dropped) == ([2, 3], 2)
     filled = schema.encode(later, missing="mean")
@@ -571,7 +892,7 @@ def test_a_file_for_prediction_is_read_as_the_schema_asks(tmp_path):
 
 def test_frames_are_recognised_without_importing_their_packages():
     code = (
-        "import sys, odcl, odcl.data.tables, odcl.data.encoding\n"
+        "import sys, odcl, odcl.data.tables, odcl.data.schema\n"
         "assert not {'pandas', 'polars'} & set(sys.modules)"
     )
     run_python(code)

@@ -118,7 +118,7 @@ IDS = {
     "large integers": lambda u: [10**30 + int(i) for i in u],
     "floats": lambda u: u / 3,
     "infinite": lambda u: [float("-inf") if i == 0 else float(i) for i in u],
-    "mixed": lambda u: [None if i == 0 else f"s{i}" if i % 2 else int(i) for i in u],
+    "mixed": lambda u: [0.5 if i == 0 else f"s{i}" if i % 2 else int(i) for i in u],
     "tuples": lambda u: [("north", (int(i), None)) for i in u],
 }
 

@@ -814,7 +814,7 @@ def test_what_is_wrong_with_a_method_or_a_call_is_said(registered):
         registered("word", "mine")
     with pytest.raises(ValueError, match="not 'k'"):
         registered("needy", local, "k")
-    with pytest.raises(ValueError, match="Did you mean odcl-km"):
+    with pytest.raises(ValueError, match="did you mean 'odcl-km"):
         run("odcl-km+", federation)
     with pytest.raises(TypeError, match=r"Federation\.from_arrays"):
         run("ifca-1", [1, 2])

@@ -205,8 +205,8 @@ _TAKEN = ("clusterer", "combine", "refit", "method", "fit_intercept", "standardi
 
 def _of_run(options: Namespace) -> tuple[Any, dict[str, Any], list[str]]:
     """The run's table, read by its schema, and the run's settings."""
-    from odcl.cli.run import Source
     from odcl.cli.rundir import REPORT, open_run
+    from odcl.data.source import Source
     from odcl.data.tables import read_table
 
     model, schema = open_run(options.source)

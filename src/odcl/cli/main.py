@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from odcl.cli.options import parse
 from odcl.cli.parser import UsageError
+from odcl.errors import InputError, Setting
 
 if TYPE_CHECKING:
     from odcl.cli.rundir import Answer
@@ -309,7 +310,7 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader has seen enough
         return 141
     except ValueError as error:
-        notice(str(error))
+        notice(error.in_words(_as_option) if isinstance(error, InputError) else str(error))
         return 2
     except KeyboardInterrupt:
         notice("interrupted.")
@@ -322,6 +323,19 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
         notice(f"{where}{error.strerror or error}.")
         return 1
     return 0
+
+
+_LOSS_OF = {"regression": "squared", "classification": "logistic", "count": "poisson"}
+
+
+def _as_option(setting: Setting) -> str:
+    """A setting that the library advises, as the command line takes it."""
+    name, value = setting
+    if name == "task":
+        name, value = "loss", _LOSS_OF[value]
+    if value is True:
+        return f"--{name}"
+    return f"--{name} {shlex.quote(','.join(value) if isinstance(value, list) else value)}"
 
 
 def main() -> None:

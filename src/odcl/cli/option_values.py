@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import math
 from collections.abc import Callable, Sequence
+
+from odcl.errors import did_you_mean
 
 LOSSES = ("auto", "squared", "huber", "poisson", "logistic", "multinomial")
 COMBINE = ("precision", "mean", "samples", "shrink")
@@ -25,11 +26,6 @@ def column_names(values: Sequence[str], columns: Sequence[str]) -> tuple[str, ..
     return tuple(dict.fromkeys(names))
 
 
-def possible_names(values: Sequence[str]) -> tuple[str, ...]:
-    """Every column that :func:`column_names` may find, before the table is read."""
-    return tuple(dict.fromkeys(name for value in values for name in (value, *_split(value))))
-
-
 def _split(value: str) -> list[str]:
     return [part.strip() for part in value.split(",") if part.strip()]
 
@@ -37,7 +33,7 @@ def _split(value: str) -> list[str]:
 def one_of(known: tuple[str, ...]) -> Callable[[str], str]:
     def check(text: str) -> str:
         if text not in known:
-            raise _wrong(f"{text!r} is none of {', '.join(known)}{nearest(text, known)}")
+            raise _wrong(f"{text!r} is none of {', '.join(known)}{did_you_mean(text, known)}")
         return text
 
     return check
@@ -49,7 +45,7 @@ def clusters(text: str) -> str | int:
     if text in RULES or (count.isdecimal() and int(count) and (not colon or method in METHODS)):
         return int(text) if text.isdecimal() else text
     choices = ", ".join([*RULES, "a number from 1 on", *(f"{m}:K" for m in METHODS)])
-    raise _wrong(f"{text!r} is none of {choices}{nearest(text, RULES)}")
+    raise _wrong(f"{text!r} is none of {choices}{did_you_mean(text, RULES)}")
 
 
 def refit(text: str) -> str | float:
@@ -106,8 +102,3 @@ def _number(text: str) -> float:
 
 def _wrong(text: str) -> argparse.ArgumentTypeError:
     return argparse.ArgumentTypeError(text)
-
-
-def nearest(name: str, known: Sequence[str]) -> str:
-    match = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {match[0]!r}?" if match else "."

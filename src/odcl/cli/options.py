@@ -18,7 +18,6 @@ from odcl.cli.option_values import (
     at_least_0,
     clusters,
     jobs,
-    nearest,
     one_of,
     refit,
     share,
@@ -37,6 +36,7 @@ from odcl.cli.parser import (
 )
 from odcl.cli.plan import add_plan
 from odcl.cli.reproduce_options import add_reproduce
+from odcl.errors import did_you_mean
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -49,7 +49,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         own = commands.get(options.command, parser)
         known = [name for name in own._option_string_actions if name.startswith("--")]
         if unknown[0].startswith("-"):
-            near = nearest(unknown[0].split("=")[0], known)
+            near = did_you_mean(unknown[0].split("=")[0], known)
             raise UsageError(f"unknown option {unknown[0]!r}{near}", own.prog)
         text = f"one argument too many, {unknown[0]!r}: several columns are written a,b,c."
         raise UsageError(text, own.prog)

@@ -9,31 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.compute as pc
 
 from odcl._typing import Array, Bools, Floats, Ints
-from odcl.cli.option_values import MISSING, column_names, possible_names
-from odcl.data.columns import is_text, listing, table_error
-from odcl.data.encoding import Encoded, TableSchema
+from odcl.cli.option_values import MISSING, column_names
 from odcl.data.federation import Federation
-from odcl.data.tables import read_table
+from odcl.data.schema import TableSchema
+from odcl.data.source import Source, read_source, task_of
+from odcl.data.tables import read_column_names
 from odcl.evaluate.comparison import Comparison, compare, hold_out, keep_every_class
 from odcl.report.notices import accepted
 from odcl.report.progress import Silent
-
-# More classes than this, and more than one in two rows has its own: labels that are not classes.
-_PLAUSIBLE_CLASSES = 20
-
-
-@dataclass(frozen=True, eq=False)
-class Source:
-    """A table as arrays, with the schema it was read by."""
-
-    name: str
-    schema: TableSchema
-    encoded: Encoded
-    loss: str
-    guessed: bool  # nobody said which loss
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,99 +51,21 @@ class Run:
 
 def read_named(path: Path, options: Namespace) -> Source:
     """Read a table whose columns the command line names."""
+    columns = read_column_names(path)
+    features, drop, categorical = (
+        column_names(names, columns)
+        for names in (options.features, options.drop, options.categorical)
+    )
     return read_source(
         path,
         user=options.user,
         target=options.target,
-        features=options.features,
-        drop=options.drop,
-        categorical=options.categorical,
+        features=features or None,
+        drop=drop,
+        categorical=categorical,
         missing=options.missing or MISSING[0],
         loss=options.loss or "auto",
     )
-
-
-def read_source(
-    path: Path,
-    *,
-    user: str,
-    target: str,
-    features: list[str],
-    drop: list[str],
-    categorical: list[str],
-    missing: str,
-    loss: str,
-) -> Source:
-    """Read a table for a fit. Lists of columns are as the command line has them: see options."""
-    maybe = (user, *possible_names(categorical))
-    table = read_table(path, text=maybe)
-    columns = table.column_names
-    groups = column_names(categorical, columns)
-    if any(name in columns and name not in (user, *groups) for name in maybe):
-        table = read_table(path, text=(user, *groups))  # a part of a name is a name as well
-    kind = guess_loss(table, target) if loss == "auto" else loss
-    schema = TableSchema.fit(
-        table,
-        user=user,
-        target=target,
-        features=column_names(features, columns) or None,
-        drop=column_names(drop, columns),
-        categorical=groups,
-        missing=missing,
-        task=task_of(kind),
-    )
-    _check_classes(schema, table.num_rows)
-    encoded = schema.encode(table)
-    if schema.task == "regression":
-        _check_size(schema.target, encoded)
-    return Source(path.name, schema, encoded, kind, loss == "auto")
-
-
-def task_of(loss: str) -> str:
-    tasks = {"logistic": "classification", "multinomial": "classification", "poisson": "count"}
-    return tasks.get(loss, "regression")
-
-
-def guess_loss(table: Any, target: str) -> str:
-    """Classes where the target is text or true/false, a number otherwise.
-
-    Text that is mostly numbers is a column of numbers with a slip in it: taken as numbers, it is
-    refused with the row of the slip.
-    """
-    import pyarrow.types as types
-
-    if target not in table.column_names:
-        return "squared"
-    kind = table.schema.field(target).type
-    if is_text(kind):
-        values = pc.unique(table[target].drop_null())
-        n_numbers = pc.sum(pc.match_substring_regex(values, r"^\s*[+-]?[0-9.]+\s*$")).as_py() or 0
-        slips = len(values) > _PLAUSIBLE_CLASSES and 0.5 * len(values) < n_numbers < len(values)
-        return "squared" if slips else "logistic"
-    return "logistic" if types.is_boolean(kind) or types.is_dictionary(kind) else "squared"
-
-
-def _check_classes(schema: TableSchema, n_rows: int) -> None:
-    n = len(schema.classes or ())
-    if n > _PLAUSIBLE_CLASSES and 2 * n > n_rows:
-        assert schema.classes is not None
-        raise table_error(
-            f"Target {schema.target!r} has {n} distinct values in {n_rows} rows "
-            f"({listing(schema.classes, 3)}): labels that are not classes. For a target that is a "
-            "number say --loss squared."
-        )
-
-
-def _check_size(target: str, encoded: Encoded) -> None:
-    """Refuse a target whose fourth power, a variance squared, is beyond floating point."""
-    assert encoded.y is not None
-    size = float(np.abs(encoded.y).max())
-    if not (size == 0 or 1e-70 < size < 1e70):
-        row = int(encoded.rows[np.abs(encoded.y).argmax()])
-        raise table_error(
-            f"Target {target!r} reaches {size:g} in row {row + 1}, and its squares are beyond what "
-            "a computer counts with: express it in another unit."
-        )
 
 
 # -- the fit ---------------------------------------------------------------------------------------

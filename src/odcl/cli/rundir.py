@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import os
@@ -17,10 +16,10 @@ from odcl import __version__
 from odcl._typing import Array, Bools
 from odcl.cli import uploads as kept_uploads
 from odcl.cli.run import Run
-from odcl.data.columns import show
-from odcl.data.encoding import Encoded, TableSchema
 from odcl.data.federation import as_ids
-from odcl.data.tables import beside, check_ending, read_table, write_table
+from odcl.data.schema import Encoded, TableSchema
+from odcl.data.tables import append_csv, beside, check_ending, read_table, write_table
+from odcl.errors import show
 from odcl.files import atomic_folder, check_folder
 from odcl.report.notices import about_values
 from odcl.report.text import count
@@ -278,14 +277,4 @@ def _remember(model: Any, folder: Path, new: dict[str, Any]) -> None:
         shutil.copytree(folder, place, dirs_exist_ok=True)
         write_estimator(model, place)
         if (place / ASSIGNMENT).is_file():
-            _append(place / ASSIGNMENT, new)
-
-
-def _append(path: Path, new: dict[str, Any]) -> None:
-    """Rows of new users under a CSV file, in the columns that it has."""
-    with open(path, encoding="utf-8", newline="") as stream:
-        names = next(csv.reader(stream))
-    n = len(next(iter(new.values())))
-    cells = [new[name].tolist() if name in new else [None] * n for name in names]
-    with open(path, "a", encoding="utf-8", newline="") as stream:
-        csv.writer(stream, lineterminator="\n").writerows(zip(*cells, strict=True))
+            append_csv(place / ASSIGNMENT, new)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import math
-import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,12 +11,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from odcl._typing import Array, Bools, Floats, Ints
-from odcl.data.federation import group_rows
+from odcl.errors import InputError, Setting, listing, show
 
 # A number as pyarrow's CSV reader takes it: no thousands separators, a decimal point.
 _NUMBER = r"^\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*$"
+_DECIMAL_COMMA = r"^\s*[+-]?[0-9]+,[0-9]+\s*$"
+_COMMA_NUMBER = r"^\s*[+-]?[0-9]+(,[0-9]+)?\s*$"
+_THOUSANDS = r"^\s*[+-]?[1-9][0-9]{0,2}(,[0-9]{3})+\s*$"  # 1,234 may be meant as 1234
 _INTEGER = r"^(0|-?[1-9][0-9]*)$"
 _WHOLE_FLOAT = r"^(0|-?[1-9][0-9]*)\.0$"  # how pandas writes integers beside a missing one
+
+MOST_KEYS = 1_000  # each level or class is a parameter of every user, a level a dense column too
+_MOST_FLOAT_CLASSES = 100
 
 
 class Keys(NamedTuple):
@@ -26,6 +30,9 @@ class Keys(NamedTuple):
 
     values: list[Any]  # distinct, each an int, float, bool or str
     codes: Ints  # (n_rows,), position in values; -1 where the row has no value
+
+
+Column = Floats | Keys
 
 
 def numbers(table: pa.Table, name: str, *, target: bool = False) -> Floats:
@@ -46,6 +53,53 @@ def numbers(table: pa.Table, name: str, *, target: bool = False) -> Floats:
     return values
 
 
+def times(table: pa.Table, name: str, rows: Ints) -> Array:
+    """The column that orders rows, in ``rows``: numbers as they are, dates and times as integers.
+
+    Text counts as a date where it is one by ISO 8601, or where its order is that of time: all
+    values of one shape that begins with the year, as in 2024-03 or 2024-W07.
+    """
+    column = table[name].take(rows)
+    missing = pc.is_null(column, nan_is_null=True).to_numpy()
+    if missing.any():
+        raise InputError(
+            f"Column {name!r} orders the rows, and has no value in row "
+            f"{rows[missing.argmax()] + 1} (rows without one: {missing.sum()} of {len(rows)}): "
+            "fill it in, or leave these rows out."
+        )
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        column = column.cast(kind.value_type)
+    if is_text(column.type):
+        column = _text_times(column, name)
+    elif pa.types.is_decimal(kind):
+        column = column.cast(pa.float64())
+    elif pa.types.is_temporal(kind):
+        column = column.cast(pa.int32() if kind.bit_width == 32 else pa.int64())
+    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+        raise InputError(
+            f"Column {name!r} holds values of type {kind} (row 1: {_first(column)}), and rows are "
+            "ordered by numbers, dates or times: name such a column."
+        )
+    return np.asarray(column.to_numpy())
+
+
+def _text_times(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+    """Dates and times that are written as text, as integers."""
+    for zone in (None, "UTC"):
+        try:
+            return column.cast(pa.timestamp("us", zone)).cast(pa.int64())
+        except pa.ArrowInvalid:
+            continue
+    shapes = pc.unique(pc.replace_substring_regex(column, "[0-9]", "0")).to_pylist()
+    if len(shapes) > 1 or not shapes[0].startswith("0000") or "+" in shapes[0]:
+        raise InputError(
+            f"Column {name!r} holds text whose order is not that of time (row 1: "
+            f"{_first(column)}): write dates as 2024-12-31, times as 2024-12-31 23:59."
+        )
+    return pc.rank(column, tiebreaker="dense").cast(pa.int64())
+
+
 def keys(table: pa.Table, name: str, kind: str | None = None) -> Keys:
     """A column as keys: levels of a category, classes, users' ids.
 
@@ -64,17 +118,6 @@ def keys(table: pa.Table, name: str, kind: str | None = None) -> Keys:
     if kind is not None and kind != kind_of(values):
         values = [_as_kind(v, kind) for v in values]
     return _merged(values, codes)
-
-
-def user_ids(table: pa.Table, name: str, kind: str | None = None) -> tuple[Array, Ints]:
-    """Ids in canonical order and the position of each row's id; rows without an id share None."""
-    values, codes = keys(table, name, kind)
-    nameless = codes < 0
-    if nameless.any():
-        codes = np.where(nameless, len(values), codes)
-        values = [*values, None]
-    ids, rank = group_rows(values)
-    return ids, rank[codes]
 
 
 def kind_of(values: Iterable[Any]) -> str:
@@ -103,47 +146,32 @@ def whole_text_to_int(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return column
 
 
-def gaps(column: Floats | Keys) -> Bools:
+def has_decimal_commas(column: pa.ChunkedArray) -> bool:
+    """Whether most values of a text column are written as 3,14."""
+    written = pc.unique(column.drop_null())
+    return 2 * _n_matches(written, _DECIMAL_COMMA) > len(written)
+
+
+def without_decimal_commas(column: pa.ChunkedArray) -> pa.ChunkedArray | None:
+    """A text column of numbers with decimal commas as float64.
+
+    None where some value is no such number, or where all commas may separate thousands.
+    """
+    written = pc.unique(column.drop_null())
+    commas, thousands = (_n_matches(written, p) for p in (_DECIMAL_COMMA, _THOUSANDS))
+    if commas <= thousands or _n_matches(written, _COMMA_NUMBER) < len(written):
+        return None
+    points = pc.replace_substring(pc.utf8_trim_whitespace(column), ",", ".")
+    return pc.replace_substring_regex(points, r"^\+", "").cast(pa.float64())
+
+
+def _n_matches(values: pa.Array, pattern: str) -> int:
+    return pc.sum(pc.match_substring_regex(values, pattern)).as_py() or 0
+
+
+def gaps(column: Column) -> Bools:
     """Where a column has no value, (n_rows,)."""
     return column.codes < 0 if isinstance(column, Keys) else np.isnan(column)
-
-
-def check_column(name: str, columns: Sequence[str]) -> None:
-    """Refuse a name that is not among ``columns``, with the nearest that is."""
-    if name not in columns:
-        raise table_error(
-            f"Column {name!r} is not in the table{nearest(name, columns)} "
-            f"Columns: {listing(columns)}."
-        )
-
-
-def nearest(name: str, known: Sequence[str]) -> str:
-    """'; did you mean ...?' where one of the known names is close, else a full stop."""
-    folded = {k.casefold(): k for k in known}
-    match = difflib.get_close_matches(str(name).casefold(), folded, n=1)
-    return f"; did you mean {folded[match[0]]!r}?" if match else "."
-
-
-def listing(values: Iterable[Any], most: int = 12) -> str:
-    values = list(values)
-    shown = ", ".join(
-        str(v) if isinstance(v, str) and v.isidentifier() else show(v) for v in values[:most]
-    )
-    return shown if len(values) <= most else f"{shown}, ... ({len(values)} in all)"
-
-
-def show(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:36]}...{text[-1]}"
-
-
-def flag(option: str, name: str) -> str:
-    return f"--{option} {shlex.quote(name)}"
-
-
-def table_error(text: str) -> ValueError:
-    """An error of one line, whatever the names and values in it hold."""
-    return ValueError(" ".join(text.splitlines()))
 
 
 def _keyed(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
@@ -157,7 +185,7 @@ def _keyed(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
         return column.cast(pa.string())
     if is_text(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         return column
-    raise table_error(
+    raise InputError(
         f"Column {name!r} holds values of type {kind}, which can be neither ids nor levels: turn "
         "them into text or numbers first."
     )
@@ -201,45 +229,134 @@ def _writes_back(text: str, kind: type) -> bool:
         return False
 
 
-def _infinity(name: str, row: int) -> ValueError:
-    return table_error(
+def leave_out(name: str) -> tuple[str | Setting, ...]:
+    """The end of an error whose column can be done without."""
+    return "leave the column out: ", Setting("drop", [name]), "."
+
+
+def _infinity(name: str, row: int) -> InputError:
+    return InputError(
         f"Column {name!r} is infinite in row {row + 1}, and no model can be fitted to that: "
         f"correct the value or leave the row out."
     )
 
 
-def _not_numbers(column: pa.ChunkedArray, name: str, target: bool) -> ValueError:
+def _not_numbers(column: pa.ChunkedArray, name: str, target: bool) -> InputError:
     kind = column.type
-    options = f"Say {flag('categorical', name)} to use it as categories, or {flag('drop', name)}."
+    options: tuple[str | Setting, ...]
+    options = ("Say ", Setting("categorical", [name]), " to use it as categories, or ")
+    options = (*options, Setting("drop", [name]), ".")
     if target:
-        options = "Choose a target that is a number, or a loss for classes (--loss logistic)."
+        classes = Setting("task", "classification")
+        options = ("Choose a target that is a number, or say that it holds classes: ", classes, ".")
     if pa.types.is_temporal(kind):
-        return table_error(
+        return InputError(
             f"Column {name!r} holds dates or times ({kind}; row 1: {_first(column)}), and a model "
-            "needs numbers: turn it into one, e.g. days since a start, or the month. " + options
+            "needs numbers: turn it into one, e.g. days since a start, or the month. ",
+            *options,
         )
     if pa.types.is_dictionary(kind):
-        return table_error(
-            f"Column {name!r} holds categories (row 1: {_first(column)}), not numbers. {options}"
+        return InputError(
+            f"Column {name!r} holds categories (row 1: {_first(column)}), not numbers. ", *options
         )
     if not is_text(kind):
-        return table_error(
+        return InputError(
             f"Column {name!r} holds values of type {kind} (row 1: {_first(column)}), and a model "
-            "needs numbers: turn it into some, or leave it out (--drop)."
+            "needs numbers: turn it into some, or ",
+            *leave_out(name),
+        )
+    if has_decimal_commas(column):
+        return InputError(
+            f"Column {name!r} looks like numbers with decimal commas (row 1: {_first(column)}), "
+            "and numbers are written 3.14: put points for the commas (in pandas, read_csv with "
+            "decimal=',')."
         )
     is_number = pc.fill_null(pc.match_substring_regex(column, _NUMBER), True)
     row = pc.index(is_number, pa.scalar(False)).as_py()
     if row < 0:
-        return table_error(
+        return InputError(
             f"Column {name!r} holds numbers written as text (row 1: {_first(column)}): turn them "
-            f"into numbers first. {options}"
+            "into numbers first. ",
+            *options,
         )
-    return table_error(
+    return InputError(
         f"Column {name!r} holds text where numbers are needed: row {row + 1} has "
-        f"{show(column[row].as_py())} (numbers are written 1234.5, without separators). {options}"
+        f"{show(column[row].as_py())} (numbers are written 1234.5, without separators). ",
+        *options,
     )
 
 
 def _first(column: pa.ChunkedArray) -> str:
     value = column[0].as_py()
     return show(value if isinstance(value, str | int | float | None) else str(value))
+
+
+def read_target(table: pa.Table, name: str, task: str, classes: tuple[Any, ...] | None) -> Column:
+    """The target as numbers, or as keys where it is a class; counts are checked."""
+    if task == "classification":
+        return keys(table, name, None if classes is None else kind_of(classes))
+    values = numbers(table, name, target=True)
+    wrong = (values < 0) | (values != np.floor(values)) & ~np.isnan(values)
+    if task == "count" and wrong.any():
+        row = int(wrong.argmax())
+        raise InputError(
+            f"Target {name!r} is {values[row]:g} in row {row + 1}, and counts are 0, 1, 2, ...: "
+            "correct it, or say that it is any number: ",
+            Setting("task", "regression"),
+            ".",
+        )
+    return values
+
+
+def fit_levels(name: str, column: Keys, keep: Bools) -> tuple[Any, ...]:
+    """Levels of a category, the most frequent first, the others sorted."""
+    codes = column.codes[keep]
+    counts = np.bincount(codes[codes >= 0], minlength=len(column.values))
+    present = {v: int(c) for v, c in zip(column.values, counts, strict=True) if c}
+    if not present:
+        raise _no_value(name)
+    if len(present) > MOST_KEYS:
+        raise InputError(
+            f"Column {name!r} has {len(present)} levels, and each would be a design column of its "
+            f"own (at most {MOST_KEYS}): group them, or ",
+            *leave_out(name),
+        )
+    ordered = sorted(present)
+    reference = max(ordered, key=present.__getitem__)  # max keeps the first of equals
+    return (reference, *(v for v in ordered if v != reference))
+
+
+def fit_classes(name: str, column: Keys, keep: Bools) -> tuple[Any, ...]:
+    """Classes in the rows to use, sorted."""
+    present = np.unique(column.codes[keep])
+    classes = sorted(column.values[i] for i in present)
+    if len(classes) < 2:
+        raise InputError(
+            f"Target {name!r} is {show(classes[0])} in every row, and classification needs two "
+            "classes or more: choose another target or more rows."
+        )
+    most = _MOST_FLOAT_CLASSES if kind_of(classes) == "float" else MOST_KEYS
+    if len(classes) > most:
+        raise InputError(
+            f"Target {name!r} has {len(classes)} distinct values ({listing(classes, 3)}): labels "
+            "that are not classes. For a target that is a number say ",
+            Setting("task", "regression"),
+            ".",
+        )
+    return tuple(classes)
+
+
+def fit_mean(name: str, values: Floats) -> float:
+    """Mean of the values that are there, summed in units of a power of two: 1e308 is no limit."""
+    values = values[~np.isnan(values)]
+    if len(values) == 0:
+        raise _no_value(name)
+    _, exponent = math.frexp(np.abs(values).max())
+    return math.ldexp(np.ldexp(values, -exponent).mean(), exponent)
+
+
+def _no_value(name: str) -> InputError:
+    return InputError(
+        f"Column {name!r} has no value in any row, and so no mean or level to fill in: ",
+        *leave_out(name),
+    )

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from odcl._typing import Array, Floats, Ints
+from odcl._typing import Array, Bools, Floats, Ints
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +37,7 @@ class Federation:
         y = np.asarray(y)
         if X.ndim != 2:
             raise ValueError(f"X must be a matrix of rows and features, got {X.ndim} dimension(s).")
-        ids, codes = group_rows(users)
+        ids, codes = group_rows(owner_ids(users))
         if not len(X) == len(y) == len(codes):
             raise ValueError(
                 f"X has {len(X)} rows, y {len(y)} and users {len(codes)}: each row needs all three."
@@ -48,21 +48,27 @@ class Federation:
                 raise ValueError(
                     f"weight has shape {weight.shape}, and {len(codes)} rows need one number each."
                 )
-            if weight.shape != (len(X),) or not (np.isfinite(weight) & (weight >= 0)).all():
-                raise ValueError("Weights must be one finite number >= 0 a row.")
-            if not weight.all():  # a row that counts zero times is not there
-                kept = weight > 0
-                X, y, weight = X[kept], y[kept], weight[kept]
-                ids, codes = group_rows(ids[codes[kept]])
-        if len(X) == 0:
+            if not (np.isfinite(weight) & (weight >= 0)).all():
+                raise ValueError("Weights must be one finite number >= 0 per row.")
+        if len(X) == 0 or (weight is not None and not weight.any()):
             raise ValueError("There are no rows: a federation needs at least one.")
-        counts = np.bincount(codes, minlength=len(ids))
-        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.intp)
-        if (np.diff(codes) < 0).any():  # a table that is sorted already is not copied
-            order = np.argsort(codes, kind="stable")
+        federation = cls.from_codes(X, y, ids, codes, weight=weight)
+        if weight is None or weight.all():
+            return federation
+        assert federation.weight is not None
+        return federation.select_rows(federation.weight > 0)  # zero times is not there
+
+    @classmethod
+    def from_codes(
+        cls, X: Floats, y: Array, ids: Array, codes: Ints, *, weight: Floats | None = None
+    ) -> Federation:
+        """Sort rows by user where :func:`group_rows` has been at work: ids in canonical order, and
+        the position of each row's among them."""
+        order = row_order(codes)
+        if order is not None:
             X, y = X[order], y[order]
             weight = None if weight is None else weight[order]
-        return cls(X, y, offsets, ids, weight)
+        return cls(X, y, _offsets(np.bincount(codes, minlength=len(ids))), ids, weight)
 
     @property
     def n_users(self) -> int:
@@ -101,16 +107,32 @@ class Federation:
     def take(self, users: Ints) -> Federation:
         """The federation of some users, by position; canonical order is the caller's to keep."""
         starts, counts = self.offsets[:-1][users], self.n_rows[users]
-        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.intp)
+        offsets = _offsets(counts)
         rows = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], counts)
         weight = None if self.weight is None else self.weight[rows]
         return Federation(self.X[rows], self.y[rows], offsets, self.users[users], weight)
+
+    def select_rows(self, mask: Bools) -> Federation:
+        """The rows where ``mask`` (n_rows,) is true; users without any are left out."""
+        counts = np.add.reduceat(mask, self.offsets[:-1], dtype=np.intp)
+        weight = None if self.weight is None else self.weight[mask]
+        users = self.users[counts > 0]
+        return Federation(self.X[mask], self.y[mask], _offsets(counts[counts > 0]), users, weight)
 
     def with_X(self, X: Floats) -> Federation:
         return replace(self, X=X)
 
     def with_y(self, y: Array) -> Federation:
         return replace(self, y=y)
+
+
+def _offsets(counts: Ints) -> Ints:
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.intp)
+
+
+def row_order(codes: Ints) -> Ints | None:
+    """Rows in the order of a federation, by user; None where they stand so already."""
+    return np.argsort(codes, kind="stable") if (np.diff(codes) < 0).any() else None
 
 
 def group_rows(users: Any) -> tuple[Array, Ints]:
@@ -157,6 +179,20 @@ def as_ids(users: Any) -> Array:
     if kinds == {str} and not any(u.endswith("\0") for u in plain):
         return np.array(plain, dtype=str)
     return _objects(plain)
+
+
+def owner_ids(users: Any) -> Array:
+    """Ids of the rows' owners. Rows without an id are refused: they may belong to many users."""
+    ids = as_ids(users)
+    missing = (
+        [r for r, user in enumerate(ids.tolist()) if user is None] if ids.dtype == object else []
+    )
+    if missing:
+        raise ValueError(
+            f"{len(missing)} of {len(ids)} rows have no user id (the first is row {missing[0]}, "
+            "counted from 0), and no model can be theirs: leave these rows out, or give them an id."
+        )
+    return ids
 
 
 def _id_array(users: Any) -> Array:

@@ -1,7 +1,8 @@
-"""Whose row is it: the users' column of X, and ids as positions among the users known."""
+"""Arrays and frames as they come: whose row is it, and are the features numbers?"""
 
 from __future__ import annotations
 
+from datetime import date, time, timedelta
 from numbers import Integral
 from typing import Any
 
@@ -9,7 +10,8 @@ import numpy as np
 from scipy import sparse
 
 from odcl._typing import Array, Ints
-from odcl.data.federation import as_ids, group_rows
+from odcl.data.federation import as_ids, group_rows, owner_ids
+from odcl.errors import did_you_mean, show
 
 
 def take_column(X: Any, column: Any) -> tuple[Any, Array]:
@@ -46,11 +48,7 @@ def column_position(names: list[Any], column: Any) -> int:
         return names.index(column)
     if _is_position(column) and -len(names) <= column < len(names):
         return int(column) % len(names)
-    from odcl.data.columns import nearest
-
-    raise ValueError(
-        f"X has no column {column!r} for the users{nearest(str(column), list(map(str, names)))}"
-    )
+    raise ValueError(f"X has no column {column!r} for the users{did_you_mean(column, names)}")
 
 
 def _is_position(column: Any) -> bool:
@@ -58,13 +56,13 @@ def _is_position(column: Any) -> bool:
 
 
 def check_owners(users: Any, n_rows: int) -> Array:
-    """Ids of the rows' owners, one a row."""
+    """Ids of the rows' owners, one per row and none missing."""
     if isinstance(users, str | bytes) or not hasattr(users, "__len__"):
         raise ValueError(
             f"users={users!r} is one id, and every row needs its own: pass as many ids as rows. A "
             "column of X is named in the constructor, ODCLRegressor(users='store')."
         )
-    ids = as_ids(users)
+    ids = owner_ids(users)
     if len(ids) != n_rows:
         raise ValueError(
             f"X has {n_rows} rows and users {len(ids)} ids, and every row needs its owner: pass as "
@@ -85,6 +83,48 @@ def positions(known: Array, ids: Array) -> Ints:
         return np.where(known[at] == distinct, at, -1)[codes]
     place = {user: i for i, user in enumerate(known.tolist())}
     return np.array([place.get(user, -1) for user in distinct.tolist()], dtype=np.intp)[codes]
+
+
+def check_features(X: Any) -> None:
+    """Refuse a column of X that holds dates or text, by its name.
+
+    Text that reads as a number is none, and other objects are scikit-learn's to refuse.
+    """
+    if not hasattr(X, "shape") or len(X.shape) != 2 or sparse.issparse(X):
+        return
+    if getattr(getattr(X, "dtype", None), "kind", "O") in "biufc":
+        return
+    names = list(X.columns) if hasattr(X, "columns") else range(X.shape[1])
+    for at, name in enumerate(names):
+        column = np.asarray(X.iloc[:, at] if hasattr(X, "iloc") else X[:, at])
+        if column.dtype.kind not in "biufc":
+            _check_feature(name, column)
+
+
+def _check_feature(name: Any, column: Array) -> None:
+    for row, value in enumerate(column.tolist() if column.dtype.kind not in "mM" else column):
+        if isinstance(value, date | time | timedelta | np.datetime64 | np.timedelta64):
+            raise ValueError(
+                f"Column {name!r} of X holds dates or times (row {row}: {value}), and features are "
+                "numbers: turn it into one, e.g. days since a start, or the month."
+            )
+        if isinstance(value, str) and not _reads_as_number(value):
+            advice = "If it holds categories, encode them first, e.g. with OneHotEncoder."
+            if _reads_as_number(value.replace(",", ".", 1)):
+                advice = "If these are decimal commas, put points: X[c].str.replace(',', '.')."
+            raise ValueError(
+                f"Column {name!r} of X holds text (row {row}: {show(value)}), and features are "
+                "numbers. If it names the users, say so: users=... in the constructor or in fit. "
+                f"{advice}"
+            )
+
+
+def _reads_as_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def text_column(X: Any) -> str:

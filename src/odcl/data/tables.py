@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -16,11 +19,8 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from odcl.data.columns import is_text, listing, nearest, table_error, whole_text_to_int
-from odcl.data.federation import Federation
-
-if TYPE_CHECKING:
-    from odcl.data.encoding import TableSchema
+from odcl.data.columns import is_text, whole_text_to_int, without_decimal_commas
+from odcl.errors import InputError, did_you_mean, listing
 
 # What a CSV file writes for a value that is not there, in any column.
 NULL_VALUES = ("", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "-nan", "NULL", "null", "<NA>")
@@ -45,14 +45,11 @@ def read_table(
 
     ``text`` names columns in which "007" is not 7: ids and categories. Such a column is read as
     text and becomes integers only if each of its values is written as that integer would be;
-    in Parquet, which knows its types, text stays text.
+    in Parquet, which knows its types, text stays text. Other columns of a file with ";" or tabs
+    between them may have decimal commas, and a warning says so.
     ``null_values`` are the words of a CSV file for a missing value; ``("",)`` keeps "NA".
     """
-    place = Path(path)
-    if not place.exists():
-        siblings = [p.name for p in place.parent.iterdir()] if place.parent.is_dir() else []
-        raise table_error(f"There is no file or folder {place}{nearest(place.name, siblings)}")
-    files = _files_of(place) if place.is_dir() else [place]
+    files = _files_of(Path(path))
     text = (text,) if isinstance(text, str) else tuple(text)
     tables = [_read_file(file, text, null_values) for file in files]
     mixed = _mixed_columns(tables)
@@ -66,7 +63,19 @@ def read_table(
         if name in table.column_names and is_text(table.schema.field(name).type):
             at = table.column_names.index(name)
             table = table.set_column(at, name, whole_text_to_int(table[name]))
-    return _checked(table, str(place))
+    return _checked(table, str(path))
+
+
+def read_column_names(path: str | os.PathLike[str]) -> list[str]:
+    """The columns of the table that :func:`read_table` reads, without its rows."""
+    file = _files_of(Path(path))[0]
+    if _is_parquet(file):
+        with _readable(file, "Parquet"), pq.ParquetFile(file) as content:
+            return list(_without_index(content.schema_arrow.empty_table()).column_names)
+    with _readable(file, "CSV"):
+        head = _head(file)
+        lines = io.StringIO(head.decode("utf-8-sig", errors="replace"), newline="")
+        return next(csv.reader(lines, delimiter=_separator(file, head)))
 
 
 def as_table(data: Any) -> pa.Table:
@@ -88,56 +97,24 @@ def as_table(data: Any) -> pa.Table:
 
             table = from_dataframe(data)
         else:
-            raise table_error(
+            raise InputError(
                 f"A value of type {type(data).__name__} is not a table: give a pandas or polars "
                 "frame (a lazy one after collect()), an Arrow table, or a path to read_table."
             )
     except (pa.ArrowException, TypeError) as error:
-        raise table_error(
+        raise InputError(
             f"This {type(data).__name__} could not be turned into a table: "
             f"{' '.join(map(str, error.args))}. Give every column one type, e.g. with astype(str)."
         ) from error
     return _checked(table, "The table")
 
 
-def federation_from_table(
-    source: Any,
-    *,
-    user: str,
-    target: str,
-    features: Iterable[str] | None = None,
-    drop: Iterable[str] = (),
-    categorical: Iterable[str] = (),
-    missing: str = "error",
-    task: str = "regression",
-) -> tuple[Federation, TableSchema]:
-    """The federation of a table in which a column names the user, and the schema it was read by.
-
-    ``source`` is a path or a frame; the options are those of :meth:`TableSchema.fit`.
-    """
-    from odcl.data.encoding import TableSchema
-
-    categorical = (categorical,) if isinstance(categorical, str) else tuple(categorical)
-    if isinstance(source, str | os.PathLike):
-        source = read_table(source, text=(user, *categorical))
-    table = as_table(source)
-    schema = TableSchema.fit(
-        table,
-        user=user,
-        target=target,
-        features=features,
-        drop=drop,
-        categorical=categorical,
-        missing=missing,
-        task=task,
-    )
-    return schema.encode(table).federation(), schema
-
-
 def write_table(path: str | os.PathLike[str], columns: Mapping[str, Any]) -> None:
     """Write columns of equal length as CSV or Parquet, by the ending, whole or not at all.
 
     Numbers are written so that they read back exactly; a column of mixed ids is written as text.
+    Text that a spreadsheet would run as a formula (=1+1) has a quote before it in a CSV file,
+    which :func:`read_table` takes away again.
     """
     from odcl.files import atomic_path
 
@@ -156,20 +133,43 @@ def write_csv(stream: BinaryIO, columns: Mapping[str, Any]) -> None:
     _write_csv(_arrow_table(columns), stream, ",")
 
 
+def append_csv(path: str | os.PathLike[str], columns: Mapping[str, Any]) -> None:
+    """Rows under a CSV file of :func:`write_table`, in the columns that it has."""
+    n_rows = len(next(iter(columns.values())))
+    names = read_column_names(path)
+    table = _arrow_table({name: columns.get(name, [None] * n_rows) for name in names})
+    with open(path, "ab") as stream:
+        _write_csv(table, stream, "\t" if _ending(path) == ".tsv" else ",", header=False)
+
+
 def check_ending(path: str | os.PathLike[str]) -> None:
     """Refuse a file name whose ending names no format to write."""
     endings = (*_TEXT_ENDINGS, *_PARQUET_ENDINGS)
     if Path(path).suffix.lower() not in endings:
-        raise table_error(f"{path} must end in one of {', '.join(endings)} to be written.")
+        raise InputError(f"{path} must end in one of {', '.join(endings)} to be written.")
 
 
-def _files_of(folder: Path) -> list[Path]:
+def _files_of(place: Path) -> list[Path]:
+    """The file, or the tables in the folder."""
+    if not place.exists():
+        siblings = [p.name for p in place.parent.iterdir()] if place.parent.is_dir() else []
+        raise InputError(f"There is no file or folder {place}{did_you_mean(place.name, siblings)}")
+    if place.is_dir():
+        return _tables_in(place)
+    if not (_is_csv(place) or _is_parquet(place)):
+        raise InputError(
+            f"{place} ends in {place.suffix!r}, and tables are {_KNOWN}: save it as one of these."
+        )
+    return [place]
+
+
+def _tables_in(folder: Path) -> list[Path]:
     names = sorted(p.name for p in folder.iterdir() if not p.name.startswith((".", "_")))
     files = [folder / name for name in names if _is_csv(name) or _is_parquet(name)]
     files = [file for file in files if file.is_file()]
     if not files:
         found = f"only {listing(names, 5)}" if names else "nothing"
-        raise table_error(f"Folder {folder} holds {found}: no table to read. Tables are {_KNOWN}.")
+        raise InputError(f"Folder {folder} holds {found}: no table to read. Tables are {_KNOWN}.")
     return files
 
 
@@ -193,13 +193,9 @@ def _read_file(file: Path, text: tuple[str, ...], null_values: Sequence[str]) ->
     if _is_parquet(file):
         with _readable(file, "Parquet"), pq.ParquetFile(file) as content:
             table = _without_index(content.read())
-    elif _is_csv(file):
+    else:
         with _readable(file, "CSV"):
             table = _read_csv(file, text, null_values)
-    else:
-        raise table_error(
-            f"{file} ends in {file.suffix!r}, and tables are {_KNOWN}: save it as one of these."
-        )
     _check_names(table.column_names, str(file))
     return table
 
@@ -214,28 +210,33 @@ def _readable(file: Path, what: str) -> Iterator[None]:
         advice = "is it whole, and what its ending says?"
         if isinstance(error, UnicodeDecodeError) or "UTF8" in seen:
             advice = "save it as 'CSV UTF-8'."
-        raise table_error(
+        raise InputError(
             f"{file} could not be read as {what} ({seen.rstrip('.')}): {advice}"
         ) from error
 
 
-def _read_csv(file: Path, text: tuple[str, ...], null_values: Sequence[str]) -> pa.Table:
+def _head(file: Path) -> bytes:
+    """The beginning of a CSV file, which is refused if it cannot be one."""
     with pa.input_stream(file) as stream:
         head = stream.read(65_536)
     lines = head.strip().splitlines()
     if len(lines) < 2 and len(head) < 65_536:
         seen = "holds a single line" if lines else "is empty"
-        raise table_error(f"{file} {seen}: a table needs a line of column names, then rows.")
+        raise InputError(f"{file} {seen}: a table needs a line of column names, then rows.")
     if b"\0" in head or head.startswith((b"PK\3\4", b"PAR1")):
-        raise table_error(
+        raise InputError(
             f"{file} is not a CSV file in UTF-8 (it holds binary data): save it as 'CSV UTF-8'."
         )
+    return head
+
+
+def _read_csv(file: Path, text: tuple[str, ...], null_values: Sequence[str]) -> pa.Table:
     options = pa_csv.ConvertOptions(
         column_types={name: pa.string() for name in text},
         null_values=list(null_values),
         strings_can_be_null=True,
     )
-    separator = _separator(file, head)
+    separator = _separator(file, _head(file))
     # Quoted text may hold line breaks, and without the option a block may end in one.
     parse = pa_csv.ParseOptions(delimiter=separator, newlines_in_values=True)
     try:
@@ -245,9 +246,29 @@ def _read_csv(file: Path, text: tuple[str, ...], null_values: Sequence[str]) -> 
         table = pa_csv.read_csv(file, alone, parse_options=parse, convert_options=options)
     for name, column in zip(table.column_names, table.columns, strict=True):
         if pa.types.is_binary(column.type):
-            raise table_error(
+            raise InputError(
                 f"Column {name!r} of {file} is not in UTF-8: save the file as 'CSV UTF-8'."
             )
+    if separator != ",":
+        table = _decimal_points(table, file, text)
+    return _over_text(table, _unmark_formulas)
+
+
+def _decimal_points(table: pa.Table, file: Path, text: tuple[str, ...]) -> pa.Table:
+    """Numbers written 3,14 as numbers, in columns that are not to be text."""
+    found = []
+    for at, (name, column) in enumerate(zip(table.column_names, table.columns, strict=True)):
+        numbers = None
+        if is_text(column.type) and name not in text:
+            numbers = without_decimal_commas(column)
+        if numbers is not None:
+            table = table.set_column(at, name, numbers)
+            found.append(name)
+    if found:
+        warnings.warn(
+            f"{file.name} has decimal commas in {listing(found, 5)}: 3,14 is read as 3.14.",
+            stacklevel=2,
+        )
     return table
 
 
@@ -287,7 +308,7 @@ def _stacked(tables: Sequence[pa.Table], files: Sequence[Path]) -> pa.Table:
             parts = [f"lacks {listing(lacks)}"] * bool(lacks) + [f"adds {listing(extra)}"] * bool(
                 extra
             )
-            raise table_error(
+            raise InputError(
                 f"{file.name} {' and '.join(parts)}, compared with {files[0].name}: the files of a "
                 "folder need the same columns."
             )
@@ -303,7 +324,7 @@ def _stacked(tables: Sequence[pa.Table], files: Sequence[Path]) -> pa.Table:
             for table, file in zip(tables, files, strict=True)
         }
         found = ", ".join(f"{kind} in {file}" for kind, file in types.items())
-        raise table_error(
+        raise InputError(
             f"Column {name!r} is {found}: the files of a folder need the same types."
         ) from error
 
@@ -311,17 +332,17 @@ def _stacked(tables: Sequence[pa.Table], files: Sequence[Path]) -> pa.Table:
 def _check_names(names: Sequence[str], source: str) -> None:
     double = [name for i, name in enumerate(names) if name in names[:i]]
     if double:
-        raise table_error(
+        raise InputError(
             f"{source} has two columns called {double[0]!r}, and a name must say which: rename one."
         )
 
 
 def _checked(table: pa.Table, source: str) -> pa.Table:
     if table.num_columns == 0:
-        raise table_error(f"{source} has no columns: a user, a target and a feature are needed.")
+        raise InputError(f"{source} has no columns: a user, a target and a feature are needed.")
     _check_names(table.column_names, source)
     if table.num_rows == 0:
-        raise table_error(
+        raise InputError(
             f"{source} has no rows under its columns ({listing(table.column_names)}): there is "
             "nothing to work on."
         )
@@ -354,19 +375,21 @@ def _arrow_column(values: Any) -> pa.Array:
         return pa.array([None if v is None else str(v) for v in array.tolist()])
 
 
-def _write_csv(table: pa.Table, stream: BinaryIO, separator: str) -> None:
+def _write_csv(table: pa.Table, stream: BinaryIO, separator: str, *, header: bool = True) -> None:
     """CSV with quotes only where some text needs them."""
     special = f'["\r\n{separator}]|^$'
+    if header:
+        names = [
+            f'"{n.replace(chr(34), chr(34) * 2)}"' if re.search(special, n) else n
+            for n in table.column_names
+        ]
+        stream.write(f"{separator.join(names)}\n".encode())
+    table = _over_text(table, _mark_formulas)
     texts = [column for column in table.columns if is_text(column.type)]
     quote = any(pc.any(pc.match_substring_regex(column, special)).as_py() for column in texts)
-    names = [
-        f'"{n.replace(chr(34), chr(34) * 2)}"' if re.search(special, n) else n
-        for n in table.column_names
-    ]
     options = pa_csv.WriteOptions(
         include_header=False, delimiter=separator, quoting_style="needed" if quote else "none"
     )
-    stream.write(f"{separator.join(names)}\n".encode())
     pa_csv.write_csv(table, stream, options)
 
 
@@ -378,3 +401,38 @@ def beside(theirs: dict[str, Any], ours: dict[str, Any], *, first: bool = False)
             name = f"odcl_{name}"
         renamed[name] = values
     return renamed | theirs if first else theirs | renamed
+
+
+# A spreadsheet runs text that begins with one of these, and takes text after a quote as text. A
+# number with its sign is no formula. Quotes before a formula are counted in, so that text which
+# had some before it was marked comes back with them.
+_FORMULA = r"(?s)^'*[=+@\t\r-]."
+_SIGNED_NUMBER = r"^'*[+-]([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
+
+
+def _is_formula(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    number = pc.match_substring_regex(column, _SIGNED_NUMBER)
+    return pc.and_not(pc.match_substring_regex(column, _FORMULA), number)
+
+
+def _mark_formulas(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Text with a quote before what a spreadsheet would run."""
+    quote, nothing = pa.scalar("'", column.type), pa.scalar("", column.type)
+    marked = pc.binary_join_element_wise(quote, column, nothing)
+    return pc.if_else(_is_formula(column), marked, column)
+
+
+def _unmark_formulas(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """What :func:`_mark_formulas` was given. A column with a bare formula is not marked by us."""
+    formula, quoted = _is_formula(column), pc.starts_with(column, "'")
+    if not pc.any(formula).as_py() or pc.any(pc.and_not(formula, quoted)).as_py():
+        return column
+    return pc.if_else(formula, pc.utf8_slice_codeunits(column, 1), column)
+
+
+def _over_text(table: pa.Table, change: Callable[[pa.ChunkedArray], pa.ChunkedArray]) -> pa.Table:
+    """The table with its text columns changed."""
+    for at, field in enumerate(table.schema):
+        if is_text(field.type):
+            table = table.set_column(at, field.name, change(table[at]))
+    return table

@@ -1,4 +1,4 @@
-"""What was accepted all the same, counted: one line a kind."""
+"""What was accepted all the same, counted: one line per kind."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from odcl._typing import Floats
-from odcl.data.columns import listing
-from odcl.data.encoding import Encoded, TableSchema
 from odcl.data.federation import Federation
+from odcl.data.schema import Encoded, TableSchema
+from odcl.errors import listing
 from odcl.report.text import count
 
 # A column whose values spread by more or less than this is worth a word.
@@ -22,7 +22,7 @@ def accepted(
     """Everything odd about a table that the fit took as it is."""
     return [
         *about_values(schema, encoded, schema.missing),
-        *_about_users(schema, encoded, federation, model),
+        *_about_users(schema, federation, model),
         *_about_columns(schema, federation.X, model),
         *_about_repeats(federation),
     ]
@@ -32,8 +32,13 @@ def about_values(schema: TableSchema, encoded: Encoded, missing: str) -> list[st
     """Rows left out, values filled in, levels that the fit did not see."""
     lines = []
     if encoded.n_dropped:
-        lines.append(f"{count(encoded.n_dropped, 'row')} left out for want of a value")
-    filled = {name: n for name, n in encoded.missing.items() if name != schema.target}
+        nameless = encoded.missing.get(schema.user, 0)
+        lines.append(
+            f"{count(encoded.n_dropped, 'row')} left out for want of a value"
+            + (f", {nameless:,} of them without a user's id" if nameless else "")
+        )
+    roles = (schema.user, schema.target)
+    filled = {name: n for name, n in encoded.missing.items() if name not in roles}
     if filled and missing == "mean":
         where = ", ".join(f"{name}: {n:,}" for name, n in filled.items())
         lines.append(f"{count(sum(filled.values()), 'missing value')} filled in ({where})")
@@ -43,14 +48,8 @@ def about_values(schema: TableSchema, encoded: Encoded, missing: str) -> list[st
     return lines
 
 
-def _about_users(
-    schema: TableSchema, encoded: Encoded, federation: Federation, model: Any
-) -> list[str]:
+def _about_users(schema: TableSchema, federation: Federation, model: Any) -> list[str]:
     lines = []
-    nameless = [i for i, user in enumerate(encoded.ids.tolist()) if user is None]
-    if nameless:
-        n = int((encoded.codes == nameless[0]).sum())
-        lines.append(f"{count(n, 'row')} without a user's id, taken as one user")
     single = int((federation.n_rows == 1).sum())
     if single:
         lines.append(f"{count(single, 'user')} with a single row")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
 from functools import partial
 from inspect import signature
 from typing import Any
@@ -18,6 +17,7 @@ from odcl.clustering.kmeans.spectral import SpectralKMeans
 from odcl.data.federation import Federation
 from odcl.data.synthetic import SyntheticFederation
 from odcl.engines.in_process import ODCLResult
+from odcl.errors import did_you_mean
 from odcl.local.sgd import ProjectedSGD
 from odcl.paper.baselines import clustered
 from odcl.paper.baselines.all_for_all import all_for_all
@@ -143,9 +143,8 @@ def run(
 def _named(name: str) -> Method:
     if name in METHODS:
         return METHODS[name]
-    near = get_close_matches(str(name), METHODS, n=3, cutoff=0.5)
-    hint = f"Did you mean {' or '.join(near)}? " if near else ""
-    raise ValueError(f"There is no method {name!r}. {hint}There are: {', '.join(METHODS)}.")
+    hint = did_you_mean(name, METHODS)
+    raise ValueError(f"There is no method {name!r}{hint} There are: {', '.join(METHODS)}.")
 
 
 register("local", local)

@@ -1,0 +1,484 @@
+"""From a table to arrays: the fitted schema, and what it makes of a table."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from odcl._typing import Array, Bools, Floats, Ints
+from odcl.data.columns import (
+    MOST_KEYS,
+    Column,
+    Keys,
+    fit_classes,
+    fit_levels,
+    fit_mean,
+    gaps,
+    keys,
+    kind_of,
+    numbers,
+    read_target,
+)
+from odcl.data.federation import Federation, group_rows, row_order
+from odcl.data.tables import as_table
+from odcl.errors import InputError, Setting, did_you_mean, listing, show
+
+MISSING = ("error", "drop", "mean")
+TASKS = ("regression", "classification", "count")
+UNSEEN = ("error", "reference")
+KINDS = ("int", "float", "bool", "text")
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """A table as arrays, in the order of its rows. Rows that were dropped are in none of them."""
+
+    X: Floats  # (n_rows, n_columns), C-contiguous
+    y: Array | None  # (n_rows,), numbers, or positions in the schema's classes; None: not asked for
+    ids: Array  # (n_users,), the users' ids in canonical order
+    codes: Ints  # (n_rows,), position of each row's user in ids
+    rows: Ints  # (n_rows,), position of each row in the table, from 0
+    n_dropped: int  # rows of the table left out for want of a value
+    missing: dict[str, int]  # column -> rows without a value there, dropped ones included
+    unseen: dict[str, int]  # column -> rows whose level was not in the fit, read as the reference
+
+    @property
+    def users(self) -> Array:
+        """The id of each row's user, (n_rows,)."""
+        return self.ids[self.codes]
+
+    def federation(self) -> Federation:
+        """The rows, user by user; built once."""
+        return self._federation
+
+    @cached_property
+    def _federation(self) -> Federation:
+        if self.y is None:
+            raise ValueError(
+                "A federation needs a target, and this table was encoded without one: "
+                "say encode(table, with_target=True)."
+            )
+        return Federation.from_codes(self.X, self.y, self.ids, self.codes)
+
+    def by_user(self, values: Array) -> Array:
+        """Values of the rows, (n_rows, ...), in the order of the federation's rows."""
+        order = row_order(self.codes)
+        return values if order is None else values[order]
+
+
+@dataclass(frozen=True)
+class TableSchema:
+    """How the columns of a table become users, design columns and a target.
+
+    It is fitted to one table and encodes that one and every later one alike. A categorical
+    column with k levels gives k - 1 design columns of 0 and 1: the most frequent level (of
+    equally frequent ones the first by name) is the reference, at which all of them are 0,
+    because k columns beside an intercept are collinear.
+    """
+
+    user: str
+    target: str
+    features: tuple[str, ...]
+    levels: dict[str, tuple[Any, ...]]  # categorical feature -> its levels, the reference first
+    fill: dict[str, float]  # numeric feature -> its mean in the fit
+    missing: str  # "error", "drop" or "mean"
+    task: str  # "regression", "classification" or "count"
+    classes: tuple[Any, ...] | None  # sorted; None unless task is "classification"
+    user_kind: str  # "int", "float", "bool" or "text": the type of the ids in the fit
+
+    @classmethod
+    def fit(
+        cls,
+        table: Any,
+        *,
+        user: str,
+        target: str,
+        features: Iterable[str] | None = None,
+        drop: Iterable[str] = (),
+        categorical: Iterable[str] = (),
+        missing: str = "error",
+        task: str = "regression",
+    ) -> TableSchema:
+        """Learn the schema of a table (anything that :func:`odcl.data.tables.as_table` takes).
+
+        ``features`` defaults to all columns but the user and the target; ``drop`` takes some
+        away. ``missing`` says what to do with a row that lacks a value: "error" stops, "drop"
+        leaves the row out, "mean" fills in the column's mean, or a category's most frequent
+        level (a row without a user or a target is left out all the same). ``task`` says what the
+        target is: any number, classes, or counts 0, 1, 2, ...
+        """
+        table = as_table(table)
+        _check_choice("missing", missing, MISSING)
+        _check_choice("task", task, TASKS)
+        check_columns((user, target), table.column_names)
+        category = as_names(categorical)
+        chosen = _choose_features(
+            table.column_names, user, target, features, as_names(drop), category
+        )
+        columns = _read(table, chosen, dict.fromkeys(category))
+        goal = read_target(table, target, task, None)
+        owner = keys(table, user)
+        keep = _usable_rows(columns, {user: owner}, {target: goal}, missing)
+        levels = {n: fit_levels(n, c, keep) for n, c in columns.items() if isinstance(c, Keys)}
+        fill = {n: fit_mean(n, c[keep]) for n, c in columns.items() if not isinstance(c, Keys)}
+        classes = fit_classes(target, goal, keep) if isinstance(goal, Keys) else None
+        user_kind = kind_of(owner.values)
+        schema = cls(user, target, chosen, levels, fill, missing, task, classes, user_kind)
+        _check_design(schema.columns)
+        return schema
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the design columns: ``price`` for a number, ``region=north`` for a level."""
+        names: list[str] = []
+        for name in self.features:
+            names += [f"{name}={level}" for level in self.levels.get(name, ())[1:]]
+            names += [] if name in self.levels else [name]
+        return tuple(names)
+
+    @property
+    def text(self) -> tuple[str, ...]:
+        """The columns to read as text from a file: ``read_table(path, text=schema.text)``."""
+        return (self.user, *self.levels)
+
+    def encode(
+        self,
+        table: Any,
+        *,
+        with_target: bool = True,
+        missing: str | None = None,
+        unseen: str = "error",
+    ) -> Encoded:
+        """The table as arrays. Columns the schema does not know are ignored.
+
+        ``missing`` overrides the schema's own way. A level that was not in the fit is an error,
+        or with ``unseen="reference"`` counts as the reference level.
+        """
+        table = as_table(table)
+        missing = self.missing if missing is None else missing
+        _check_choice("missing", missing, MISSING)
+        _check_choice("unseen", unseen, UNSEEN)
+        names = (self.user, *self.features, *((self.target,) if with_target else ()))
+        check_columns(names, table.column_names)
+        kinds = {name: kind_of(levels) for name, levels in self.levels.items()}
+        columns = _read(table, self.features, kinds)
+        goal = read_target(table, self.target, self.task, self.classes) if with_target else None
+        owner = keys(table, self.user, self.user_kind)
+        given = {} if goal is None else {self.target: goal}
+        keep = _usable_rows(columns, {self.user: owner}, given, missing)
+        rows = np.flatnonzero(keep)
+        X, replaced = self._design(columns, rows, unseen)
+        ids, rank = group_rows(owner.values)
+        used, codes = np.unique(rank[owner.codes[rows]], return_inverse=True)
+        read = {self.user: owner, **columns, **given}
+        return Encoded(
+            X=X,
+            y=None if goal is None else self._target(goal, rows),
+            ids=ids[used],
+            codes=codes.reshape(-1).astype(np.intp),
+            rows=rows,
+            n_dropped=len(keep) - len(rows),
+            missing={n: int(gaps(c).sum()) for n, c in read.items() if gaps(c).any()},
+            unseen=replaced,
+        )
+
+    def labels(self, codes: Any) -> Array:
+        """The classes at the given positions: the way back from ``Encoded.y`` to the table."""
+        if self.classes is None:
+            raise ValueError(f"A {self.task} target has no classes.")
+        return np.array(self.classes)[np.asarray(codes)]
+
+    def to_json(self) -> dict[str, Any]:
+        """The schema as a dict of JSON types; :meth:`from_json` gives it back exactly."""
+        content = asdict(self)
+        content["features"] = list(self.features)
+        content["levels"] = {name: list(levels) for name, levels in self.levels.items()}
+        content["classes"] = None if self.classes is None else list(self.classes)
+        return {"format": _FORMAT, **content}
+
+    @classmethod
+    def from_json(cls, content: Any) -> TableSchema:
+        """The schema that :meth:`to_json` wrote, as that dict or as its JSON text.
+
+        Everything is checked: files may come from elsewhere.
+        """
+        schema = cls(**_checked_json(content))
+        _check_design(schema.columns)
+        return schema
+
+    def _design(
+        self, columns: dict[str, Column], rows: Ints, unseen: str
+    ) -> tuple[Floats, dict[str, int]]:
+        """The design matrix of the given rows, and unseen levels counted by column."""
+        X = np.zeros((len(rows), len(self.columns)))
+        replaced: dict[str, int] = {}
+        at = 0
+        for name, column in columns.items():
+            if isinstance(column, Keys):
+                level, strange = self._level_codes(name, column, rows, unseen)
+                (hot,) = np.nonzero(level > 0)
+                X[hot, at + level[hot] - 1] = 1.0
+                at += len(self.levels[name]) - 1
+                replaced |= {name: strange} if strange else {}
+            else:
+                values = column[rows]
+                X[:, at] = np.where(np.isnan(values), self.fill[name], values)
+                at += 1
+        return X, replaced
+
+    def _level_codes(self, name: str, column: Keys, rows: Ints, unseen: str) -> tuple[Ints, int]:
+        """Position of each row's level (0, the reference, where there is none), unseen ones."""
+        level = _places(column.values, self.levels[name])[column.codes[rows]]
+        strange = level == -2
+        if strange.any() and unseen == "error":
+            row = int(rows[strange.argmax()])
+            value = column.values[column.codes[row]]
+            raise InputError(
+                f"Column {name!r} has level {show(value)} in row {row + 1}, which the fit did not "
+                f"see{did_you_mean(value, self.levels[name])} Levels: "
+                f"{listing(self.levels[name])}. Say ",
+                Setting("unseen", "reference"),
+                f" to read new levels as {show(self.levels[name][0])}.",
+            )
+        return np.maximum(level, 0), int(strange.sum())
+
+    def _target(self, goal: Column, rows: Ints) -> Array:
+        """Values of the target, or positions of its classes, in the given rows."""
+        if not isinstance(goal, Keys):
+            return goal[rows]
+        assert self.classes is not None
+        classes = _places(goal.values, self.classes)[goal.codes[rows]]
+        if (classes < 0).any():
+            row = int(rows[(classes < 0).argmax()])
+            raise InputError(
+                f"Target {self.target!r} is {show(goal.values[goal.codes[row]])} in row {row + 1}, "
+                f"which is none of the classes of the fit: {listing(self.classes)}. Correct the "
+                "row, or fit again with it."
+            )
+        return classes
+
+
+def _checked_json(content: Any) -> dict[str, Any]:
+    """The fields of a stored schema. What no fit can have written is refused."""
+    if isinstance(content, str | bytes):
+        try:
+            content = json.loads(content)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"This table schema is damaged: it is no JSON ({error}).") from None
+    names = {field.name for field in fields(TableSchema)}
+    _expect(isinstance(content, dict), "it holds no names and values")
+    if content.get("format") != _FORMAT:
+        found = show(content["format"]) if isinstance(content.get("format"), int) else "none"
+        raise ValueError(
+            f"This table schema has format {found}, and this version of odcl reads format "
+            f"{_FORMAT}: read it with the version that wrote it."
+        )
+    for text, odd in (("lacks", names - set(content)), ("adds", set(content) - {"format", *names})):
+        _expect(not odd, f"it {text} {listing(sorted(odd), 3)}")
+    user, target, features, levels, fill, missing, task, classes, kind = (
+        content[field.name] for field in fields(TableSchema)
+    )
+    _expect(isinstance(features, list) and features, "its features are no list of names")
+    roles = [user, target, *features]
+    _expect(all(isinstance(name, str) for name in roles), "a column's name is no text")
+    _expect(len(set(roles)) == len(roles), "a column stands in it twice")
+    for value, known in ((missing, MISSING), (task, TASKS), (kind, KINDS)):
+        _expect(isinstance(value, str) and value in known, f"it lacks one of {', '.join(known)}")
+    _expect(isinstance(levels, dict) and isinstance(fill, dict), "levels or means are no mapping")
+    _expect(not set(levels) & set(fill), "a feature has levels and a mean")
+    _expect({*levels, *fill} == set(features), "levels and means are not those of the features")
+    for name, own in levels.items():
+        _expect(_are_keys(own, 1), f"the levels of {show(name)} are not distinct keys")
+        _expect(own[1:] == sorted(own[1:]), f"the levels of {show(name)} are not in order")
+    _expect(
+        all(type(mean) is float and math.isfinite(mean) for mean in fill.values()),
+        "a mean is no number",
+    )
+    _expect((classes is None) == (task != "classification"), "its classes do not fit its task")
+    if classes is not None:
+        _expect(_are_keys(classes, 2), "its classes are not distinct keys")
+        _expect(classes == sorted(classes), "its classes are not in order")
+    return {
+        **{name: content[name] for name in names},
+        "features": tuple(features),
+        "levels": {name: tuple(own) for name, own in levels.items()},
+        "classes": None if classes is None else tuple(classes),
+    }
+
+
+def _expect(condition: Any, otherwise: str) -> None:
+    if not condition:
+        raise ValueError(f"This table schema is damaged or was changed: {otherwise}.")
+
+
+def _are_keys(values: Any, least: int) -> bool:
+    """A list of distinct keys of one kind, as :func:`odcl.data.columns.keys` gives them."""
+    if not isinstance(values, list) or not least <= len(values) <= MOST_KEYS:
+        return False
+    types = {type(value) for value in values}
+    if not any(types <= kinds for kinds in ({str}, {bool}, {int, float})):
+        return False
+    finite = all(abs(v) < 2**64 for v in values if type(v) is int)
+    finite &= all(math.isfinite(v) for v in values if type(v) is float)
+    return finite and len(set(values)) == len(values)
+
+
+def _check_choice(option: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise InputError(f"{option} is one of {', '.join(known)}, not {show(value)}.")
+
+
+def _places(values: list[Any], known: tuple[Any, ...]) -> Ints:
+    """Position among the known of each value, and -1 at the end for code -1; -2: not known."""
+    position = {value: i for i, value in enumerate(known)}
+    return np.array([*(position.get(v, -2) for v in values), -1], dtype=np.intp)
+
+
+def check_columns(names: Iterable[str], columns: Sequence[str]) -> None:
+    """Refuse names that are not among ``columns``, with the nearest that is."""
+    for name in names:
+        if name not in columns:
+            raise InputError(
+                f"Column {name!r} is not in the table{did_you_mean(name, columns)} "
+                f"Columns: {listing(columns)}."
+            )
+
+
+def _read(
+    table: pa.Table, features: Iterable[str], kinds: Mapping[str, str | None]
+) -> dict[str, Column]:
+    """The features' columns: keys for those in ``kinds``, as what they were in the fit."""
+    return {n: keys(table, n, kinds[n]) if n in kinds else numbers(table, n) for n in features}
+
+
+def as_names(given: Iterable[str]) -> tuple[str, ...]:
+    """Column names; a single one may stand for itself."""
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def _choose_features(
+    columns: Sequence[str],
+    user: str,
+    target: str,
+    features: Iterable[str] | None,
+    drop: tuple[str, ...],
+    categorical: tuple[str, ...],
+) -> tuple[str, ...]:
+    """Names of the features."""
+    asked = () if features is None else as_names(features)
+    if user == target:
+        raise InputError(f"Column {user!r} cannot be the user and the target at once.")
+    for role, names in (("features", asked), ("drop", drop), ("categorical", categorical)):
+        check_columns(names, columns)
+        for name in names:
+            if name in (user, target):
+                other = "user" if name == user else "target"
+                raise InputError(
+                    f"Column {name!r} is the {other}, and cannot stand in {role} as well."
+                )
+    both = [name for name in asked if name in drop]
+    if both:
+        raise InputError(f"Column {both[0]!r} is both asked for and dropped: choose one.")
+    given = dict.fromkeys(columns if features is None else asked)
+    chosen = tuple(name for name in given if name not in (user, target, *drop))
+    idle = [name for name in categorical if name not in chosen]
+    if idle:
+        raise InputError(
+            f"Column {idle[0]!r} is named as categorical but is not among the features: "
+            f"{listing(chosen)}."
+        )
+    if not chosen:
+        raise InputError(
+            "No feature is left beside the user and the target, and a model needs at least one. "
+            f"Columns: {listing(columns)}."
+        )
+    if any(not name.strip() for name in chosen):
+        raise InputError(
+            "A column has no name (a row index written along?) and would count as a feature: give "
+            "it a name, or leave it out (",
+            Setting("drop", [""]),
+            "; in pandas, to_csv(index=False)).",
+        )
+    return chosen
+
+
+def _usable_rows(
+    columns: Mapping[str, Column],
+    owner: Mapping[str, Keys],
+    goal: Mapping[str, Column],
+    missing: str,
+) -> Bools:
+    """Rows to use, (n_rows,): ``missing`` decides about those that lack a value.
+
+    An owner or a target cannot be filled in: with "mean", rows without one are left out.
+    """
+    lacking = {name: gaps(column) for name, column in {**owner, **columns, **goal}.items()}
+    n_rows = len(next(iter(lacking.values())))
+    lacking = {name: gap for name, gap in lacking.items() if gap.any()}
+    if missing == "error" and lacking:
+        raise _missing_error(lacking, n_rows, [*owner, *goal], is_fit=bool(goal))
+    unusable = np.zeros(n_rows, dtype=np.bool_)
+    for name, gap in lacking.items():
+        if missing == "drop" or name in (*owner, *goal):
+            unusable |= gap
+    if unusable.all():
+        worst = max(lacking, key=lambda name: int(lacking[name].sum()))
+        leave = (", or do without the column: ", Setting("drop", [worst]))
+        raise InputError(
+            f"Not one of {n_rows} rows has all its values, and none is left to use: column "
+            f"{worst!r} lacks {int(lacking[worst].sum())}. Fill them in",
+            *(() if worst in (*owner, *goal) else leave),
+            ".",
+        )
+    return ~unusable
+
+
+def _missing_error(
+    lacking: dict[str, Bools], n_rows: int, roles: Sequence[str], *, is_fit: bool
+) -> InputError:
+    """Names the first row without a value, and in it the first column.
+
+    ``roles`` are the user and the target, which can be neither filled in nor done without.
+    """
+    name = min(lacking, key=lambda name: int(lacking[name].argmax()))
+    row, here = int(lacking[name].argmax()) + 1, int(lacking[name].sum())
+    n_lacking = int(np.any(list(lacking.values()), axis=0).sum())
+    also = f", {here} of them in this column" if here < n_lacking else ""
+    what, why = "has no value", "a model needs them all"
+    if name == roles[0]:
+        what, why = "names no user", "every row needs its owner"
+    advice: list[str | Setting] = [Setting("missing", "drop"), " (leave these rows out)"]
+    if not set(lacking) <= set(roles):
+        advice += [", ", Setting("missing", "mean"), " (fill in the mean)"]
+    if is_fit and name not in roles:  # at prediction the columns are given
+        advice += [", or ", Setting("drop", [name]), " (do without the column)"]
+    return InputError(
+        f"Column {name!r} {what} in row {row} (incomplete rows: {n_lacking} of {n_rows}{also}), "
+        f"and {why}. Say ",
+        *advice,
+        ".",
+    )
+
+
+def _check_design(columns: tuple[str, ...]) -> None:
+    """Refuse a design without columns, or with two of one name."""
+    if not columns:
+        raise InputError(
+            "The features give no design column: each is a category of a single level."
+        )
+    seen: set[str] = set()
+    for name in columns:
+        if name in seen:
+            raise InputError(
+                f"Two design columns would be called {name!r} (a level and a column): rename one."
+            )
+        seen.add(name)

@@ -1,0 +1,147 @@
+"""A table and what its columns mean, as a fit takes them: from a file or a frame."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from odcl._typing import Array
+from odcl.data.columns import has_decimal_commas, is_text, times
+from odcl.data.federation import Federation
+from odcl.data.schema import Encoded, TableSchema, as_names, check_columns
+from odcl.data.tables import as_table, read_table
+from odcl.errors import InputError, Setting, listing
+
+# More classes than this, and more than one in two rows has its own: labels that are not classes.
+_PLAUSIBLE_CLASSES = 20
+_TASKS = {"logistic": "classification", "multinomial": "classification", "poisson": "count"}
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A table as arrays, with the schema it was read by."""
+
+    name: str
+    schema: TableSchema
+    encoded: Encoded
+    loss: str
+    guessed: bool  # nobody said which loss
+    time: Array | None = None  # (n_rows,), what orders the encoded rows; by ``time``
+
+
+def read_source(
+    source: Any,
+    *,
+    user: str,
+    target: str,
+    features: Iterable[str] | None = None,
+    drop: Iterable[str] = (),
+    categorical: Iterable[str] = (),
+    missing: str = "error",
+    loss: str = "auto",
+    time: str | None = None,
+) -> Source:
+    """Read a table, a path or a frame, for a fit.
+
+    The options are those of :meth:`TableSchema.fit`. ``loss`` is "auto" (see :func:`guess_loss`)
+    or the name of one; it decides whether the target is a number, a class or a count. ``time``
+    names a column that orders the rows of a user, and is no feature unless ``features`` names it.
+    """
+    table = _table(source, (user, *as_names(categorical)))
+    kind = guess_loss(table, target) if loss == "auto" else loss
+    asked = None if features is None else as_names(features)
+    if time is not None:
+        check_columns([time], table.column_names)
+        if time in (user, target):
+            role = "user" if time == user else "target"
+            raise InputError(f"Column {time!r} is the {role}, and cannot order the rows as well.")
+        drop = as_names(drop) if asked is not None and time in asked else (*as_names(drop), time)
+    schema = TableSchema.fit(
+        table,
+        user=user,
+        target=target,
+        features=asked,
+        drop=drop,
+        categorical=categorical,
+        missing=missing,
+        task=task_of(kind),
+    )
+    _check_classes(schema, table.num_rows)
+    encoded = schema.encode(table)
+    if schema.task == "regression":
+        _check_size(schema.target, encoded)
+    name = Path(source).name if isinstance(source, str | os.PathLike) else "table"
+    order = None if time is None else times(table, time, encoded.rows)
+    return Source(name, schema, encoded, kind, loss == "auto", order)
+
+
+def federation_from_table(
+    source: Any, *, user: str, target: str, categorical: Iterable[str] = (), **options: Any
+) -> tuple[Federation, TableSchema]:
+    """The federation of a table in which a column names the user, and the schema it was read by.
+
+    ``source`` is a path or a frame; the options are those of :meth:`TableSchema.fit`.
+    """
+    table = _table(source, (user, *as_names(categorical)))
+    schema = TableSchema.fit(table, user=user, target=target, categorical=categorical, **options)
+    return schema.encode(table).federation(), schema
+
+
+def _table(source: Any, text: tuple[str, ...]) -> pa.Table:
+    is_path = isinstance(source, str | os.PathLike)
+    return read_table(source, text=text) if is_path else as_table(source)
+
+
+def task_of(loss: str) -> str:
+    """What a loss takes the target for: "regression", "classification" or "count"."""
+    return _TASKS.get(loss, "regression")
+
+
+def guess_loss(table: pa.Table, target: str) -> str:
+    """Classes where the target is text or true/false, a number otherwise.
+
+    Text that is mostly numbers is a column of numbers with a slip in it: taken as numbers, it is
+    refused with the row of the slip.
+    """
+    if target not in table.column_names:
+        return "squared"
+    kind = table.schema.field(target).type
+    if is_text(kind) and has_decimal_commas(table[target]):
+        return "squared"  # refused with the reason
+    if is_text(kind):
+        values = pc.unique(table[target].drop_null())
+        n_numbers = pc.sum(pc.match_substring_regex(values, r"^\s*[+-]?[0-9.]+\s*$")).as_py() or 0
+        slips = len(values) > _PLAUSIBLE_CLASSES and 0.5 * len(values) < n_numbers < len(values)
+        return "squared" if slips else "logistic"
+    return "logistic" if pa.types.is_boolean(kind) or pa.types.is_dictionary(kind) else "squared"
+
+
+def _check_classes(schema: TableSchema, n_rows: int) -> None:
+    classes = schema.classes or ()
+    if len(classes) > _PLAUSIBLE_CLASSES and 2 * len(classes) > n_rows:
+        raise InputError(
+            f"Target {schema.target!r} has {len(classes)} distinct values in {n_rows} rows "
+            f"({listing(classes, 3)}): labels that are not classes. For a target that is a number "
+            "say ",
+            Setting("loss", "squared"),
+            ".",
+        )
+
+
+def _check_size(target: str, encoded: Encoded) -> None:
+    """Refuse a target whose fourth power, a variance squared, is beyond floating point."""
+    assert encoded.y is not None
+    size = float(np.abs(encoded.y).max())
+    if not (size == 0 or 1e-70 < size < 1e70):
+        row = int(encoded.rows[np.abs(encoded.y).argmax()])
+        raise InputError(
+            f"Target {target!r} reaches {size:g} in row {row + 1}, and its squares are beyond what "
+            "a computer counts with: express it in another unit."
+        )

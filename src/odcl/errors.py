@@ -1,0 +1,58 @@
+"""Errors that a reader can act on: what was seen, why it matters, what to do, in one line."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+
+class Setting(NamedTuple):
+    """A setting that an error recommends, written as Python takes it: ``missing='drop'``."""
+
+    name: str
+    value: Any
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.value!r}"
+
+
+class InputError(ValueError):
+    """Input that cannot be used. Its message is made of texts and of settings to try.
+
+    Python's users read the settings as keywords; the command line writes them as its own options
+    with :meth:`in_words`.
+    """
+
+    def __init__(self, *parts: str | Setting):
+        super().__init__(*parts)
+
+    def __str__(self) -> str:
+        return self.in_words(str)
+
+    def in_words(self, write: Callable[[Setting], str]) -> str:
+        """The message in one line, whatever the names and values in it hold."""
+        parts = (write(part) if isinstance(part, Setting) else part for part in self.args)
+        return " ".join("".join(parts).splitlines())
+
+
+def did_you_mean(name: object, known: Iterable[object]) -> str:
+    """'; did you mean ...?' where one of the known names is close, else a full stop."""
+    folded = {str(k).casefold(): k for k in known}
+    match = difflib.get_close_matches(str(name).casefold(), folded, n=1)
+    return f"; did you mean {str(folded[match[0]])!r}?" if match else "."
+
+
+def listing(values: Iterable[Any], most: int = 12) -> str:
+    """The first values, and how many there are."""
+    values = list(values)
+    shown = ", ".join(
+        v if isinstance(v, str) and v.isidentifier() else show(v) for v in values[:most]
+    )
+    return shown if len(values) <= most else f"{shown}, ... ({len(values)} in all)"
+
+
+def show(value: Any) -> str:
+    """A value as Python writes it, cut to a readable length."""
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:36]}...{text[-1]}"
