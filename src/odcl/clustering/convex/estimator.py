@@ -312,4 +312,5 @@ def _check_noise(noise: Any, a: Floats) -> Floats | None:
             "the trace of each row's covariance, (n_users,), from 0 on, infinite where it is not "
             "known (dim times the variance of a coordinate)."
         )
-    return given if np.isfinite(given).any() else None
+    # A noise of 0 gives no unit to measure differences in: where nobody has another, nobody knows.
+    return given if (np.isfinite(given) & (given > 0)).any() else None
