@@ -12,7 +12,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from scipy.spatial import cKDTree
@@ -231,6 +231,8 @@ class ConvexClustering(ClusterMixin, BaseEstimator):  # type: ignore[misc]
     n_iter_ : int, Newton steps
     choice_ : ChoiceOfLam, how lambda was chosen, with the path; None if ``lam`` was a number
     """
+
+    uses_noise: ClassVar[bool] = True
 
     def __init__(
         self,

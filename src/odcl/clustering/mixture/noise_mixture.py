@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -324,6 +324,8 @@ class NoiseMixture(ClusterMixin, BaseEstimator):  # type: ignore[misc]
     ``fit`` takes the models of the users as rows of X and, if known, how noisy they are:
     ``noise`` (n_users,) or ``covariance`` (n_users, dim, dim); see ``noise_mixture``.
     """
+
+    uses_covariance: ClassVar[bool] = True
 
     def __init__(
         self,
