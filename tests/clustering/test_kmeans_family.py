@@ -22,7 +22,7 @@ from odcl.clustering.kmeans.spectral import (
     spectral_kmeans,
     top_right_singular_vectors,
 )
-from odcl.clustering.labels import nearest, number_by_first_user, same_partition
+from odcl.clustering.labels import nearest_center, number_by_first_user, same_partition
 
 FAMILY = [
     KMeansPP(random_state=0),
@@ -145,7 +145,7 @@ def test_gradient_clustering_ends_in_the_cluster_means_for_every_step(step_size)
     a = np.random.default_rng(1).normal(size=(150, 2))
     result = gradient_clustering(a, 4, step_size=step_size, n_init=2, max_iter=5000, seed=0)
     assert result.converged
-    assert_array_equal(nearest(a, result.centers), result.labels)
+    assert_array_equal(nearest_center(a, result.centers), result.labels)
 
 
 def test_gradient_clustering_that_runs_out_of_steps_says_so():
@@ -319,7 +319,7 @@ def test_clusters_are_numbered_by_their_first_user_and_runs_repeat(clusterer):
 
 
 def test_lowest_label_wins_a_tie():
-    assert_array_equal(nearest(np.array([[0.0], [0.1]]), np.array([[-1.0], [1.0]])), [0, 1])
+    assert_array_equal(nearest_center(np.array([[0.0], [0.1]]), np.array([[-1.0], [1.0]])), [0, 1])
 
 
 def test_same_partition_is_equality_up_to_renaming():

@@ -20,7 +20,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from odcl._typing import Bools, Floats, Ints
-from odcl.clustering.labels import nearest, number_by_first_user
+from odcl.clustering.labels import nearest_center, number_by_first_user
 from odcl.clustering.mixture.em import CHUNK_ENTRIES, Axes, Cloud, Mixture, responsibilities
 from odcl.clustering.mixture.search import Found, MaxClusters, find_groups
 from odcl.clustering.mixture.tau import sharpen
@@ -289,7 +289,7 @@ def _assign(everybody: Cloud, mixture: Mixture) -> tuple[Floats, Ints]:
     labels = r.argmax(axis=1)
     unknown = np.isinf(everybody.noise)
     if unknown.any():
-        labels[unknown] = nearest(everybody.points[unknown], mixture.centers)
+        labels[unknown] = nearest_center(everybody.points[unknown], mixture.centers)
     return r, labels
 
 
@@ -372,6 +372,8 @@ class NoiseMixture(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         theta: Floats = validate_data(self, X, dtype=np.float64, reset=False)
         forward, origin = self.result_.forward, self.cluster_centers_[0]
         if forward is None:
-            return nearest(theta, self.cluster_centers_)
+            return nearest_center(theta, self.cluster_centers_)
         # Around one of the centres: far from the origin the products would lose the differences.
-        return nearest((theta - origin) @ forward, (self.cluster_centers_ - origin) @ forward)
+        return nearest_center(
+            (theta - origin) @ forward, (self.cluster_centers_ - origin) @ forward
+        )
