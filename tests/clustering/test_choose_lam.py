@@ -192,8 +192,10 @@ def test_noise_decides_where_it_is_known():
     assert same_partition(fitted.labels_, groups)
     wide = ConvexClustering().fit(X, noise=np.full(40, 500.0))  # all of it may be noise
     assert wide.n_clusters_ == 1
-    unknown = ConvexClustering().fit(X, noise=np.full(40, np.inf))
-    assert unknown.choice_.rule == "silhouette"
+    for nothing in (0.0, np.inf):  # to measure differences by
+        unknown = ConvexClustering().fit(X, noise=np.full(40, nothing))
+        assert unknown.choice_.rule == "silhouette"
+        assert same_partition(unknown.labels_, groups)
 
 
 def test_rules_that_disagree_warn_and_name_both():
@@ -243,7 +245,8 @@ def test_points_that_are_all_equal_are_one_cluster():
 
 
 def test_one_and_two_points():
-    assert ConvexClustering().fit(np.ones((1, 3))).n_clusters_ == 1
+    for noise in (None, [1.0]):
+        assert ConvexClustering().fit(np.ones((1, 3)), noise=noise).n_clusters_ == 1
     pair = np.array([[0.0, 0.0], [3.0, 4.0]])
     assert ConvexClustering().fit(pair).n_clusters_ == 1  # no level in between
     for lam, clusters in ((2.4, 2), (2.5, 1)):  # they meet at 5 / 2
@@ -355,6 +358,29 @@ def test_copies_of_points_do_not_change_the_choice():
     twice = ConvexClustering(select="silhouette").fit(np.vstack([X, X]))
     assert same_partition(once.labels_, groups)
     assert_array_equal(twice.labels_[: len(X)], once.labels_)
+
+
+@pytest.mark.parametrize("select", ["auto", "plateau", "silhouette", "grid"])
+@pytest.mark.parametrize(
+    "points", [np.eye(3), [[0.0, 0.0], [9.0, 0.0], [0.0, 9.0]], [[1.0], [2.0]]]
+)
+def test_points_in_many_copies_are_the_groups(select, points):
+    """Nothing varies inside a group: what differs at all differs for a reason."""
+    model = ConvexClustering(select=select).fit(np.repeat(points, 10, axis=0))
+    assert_array_equal(model.labels_, np.repeat(np.arange(len(points)), 10))
+
+
+def test_one_point_in_many_copies_is_no_reason_to_part_the_others():
+    """Half of the users sent the same model: it counts once, like any other."""
+    X, groups = two_groups((15, 12), gap=12.0)
+    X, groups = np.vstack([X, np.repeat(X[:1], 30, axis=0)]), np.append(groups, np.zeros(30))
+    assert same_partition(ConvexClustering().fit(X).labels_, groups)
+
+
+@pytest.mark.parametrize(("variance", "n_clusters"), [(1e-6, 8), (1.0, 1)])
+def test_noise_decides_also_where_the_path_has_no_level_in_between(variance, n_clusters):
+    model = ConvexClustering().fit(np.eye(8), noise=np.full(8, 8 * variance))
+    assert (model.choice_.rule, model.n_clusters_) == ("noise", n_clusters)
 
 
 def test_many_points_with_stragglers_are_still_seen_as_groups():

@@ -433,6 +433,12 @@ def test_the_widest_bracket_is_told():
     assert path.widest == max(brackets) <= 1e-3
 
 
+def test_without_matplotlib_plot_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'odcl\[plot\]'"):
+        clusterpath(blobs()).plot()
+
+
 @pytest.mark.parametrize("exact", [True, False])
 def test_the_picture_shows_every_level_and_is_written_whole(tmp_path, exact):
     pytest.importorskip("matplotlib")

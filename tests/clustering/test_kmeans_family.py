@@ -22,7 +22,7 @@ from odcl.clustering.kmeans.spectral import (
     spectral_kmeans,
     top_right_singular_vectors,
 )
-from odcl.clustering.labels import nearest, number_by_first_user, same_partition
+from odcl.clustering.labels import nearest_center, number_by_first_user, same_partition
 
 FAMILY = [
     KMeansPP(random_state=0),
@@ -145,7 +145,7 @@ def test_gradient_clustering_ends_in_the_cluster_means_for_every_step(step_size)
     a = np.random.default_rng(1).normal(size=(150, 2))
     result = gradient_clustering(a, 4, step_size=step_size, n_init=2, max_iter=5000, seed=0)
     assert result.converged
-    assert_array_equal(nearest(a, result.centers), result.labels)
+    assert_array_equal(nearest_center(a, result.centers), result.labels)
 
 
 def test_gradient_clustering_that_runs_out_of_steps_says_so():
@@ -230,8 +230,29 @@ def test_elbow_takes_more_than_eleven_equidistant_clusters_for_one(n_clusters, s
     assert KMeansPP("elbow", n_init=20, random_state=0).fit(a).n_clusters_ == seen
 
 
+def tight_blobs(n_points, n_clusters, dim, seed):
+    rng = np.random.default_rng(seed)
+    truth = np.arange(n_points) % n_clusters
+    return 100 * rng.normal(size=(n_clusters, dim))[truth] + rng.normal(size=(n_points, dim)), truth
+
+
+@every_clusterer
+@pytest.mark.parametrize("dim", [1, 2, 3])
+@pytest.mark.parametrize(("n_points", "n_clusters"), [(60, 3), (45, 3), (60, 1), (20, 1)])
+def test_elbow_counts_tight_clusters_in_few_dimensions(clusterer, dim, n_points, n_clusters):
+    """There the cost of points without clusters falls by more than 10 % up to K = 20."""
+    a, truth = tight_blobs(n_points, n_clusters, dim, seed=0)
+    chosen = clone(clusterer).set_params(n_clusters="elbow", n_init=5, max_clusters=20).fit(a)
+    assert same_partition(chosen.labels_, truth)
+
+
+def test_elbow_does_not_make_a_cluster_of_every_point():
+    a = np.random.default_rng(0).normal(size=(7, 2))
+    assert KMeansPP("elbow", random_state=0).fit(a).n_clusters_ <= 3
+
+
 def test_elbow_that_reaches_max_clusters_says_so():
-    a = np.random.default_rng(0).normal(size=(100, 1))
+    a, _ = tight_blobs(100, 8, 2, seed=0)
     with pytest.warns(ConvergenceWarning, match="max_clusters=3"):
         chosen = KMeansPP("elbow", max_clusters=3, random_state=0).fit(a)
     assert chosen.n_clusters_ == 3
@@ -298,7 +319,7 @@ def test_clusters_are_numbered_by_their_first_user_and_runs_repeat(clusterer):
 
 
 def test_lowest_label_wins_a_tie():
-    assert_array_equal(nearest(np.array([[0.0], [0.1]]), np.array([[-1.0], [1.0]])), [0, 1])
+    assert_array_equal(nearest_center(np.array([[0.0], [0.1]]), np.array([[-1.0], [1.0]])), [0, 1])
 
 
 def test_same_partition_is_equality_up_to_renaming():

@@ -150,8 +150,10 @@ ROTATION = np.linalg.qr(np.random.default_rng(1).standard_normal((4, 4)))[0]
         (ROTATION, 0.0),
         (np.eye(4), 1e3),
         (1e-9 * ROTATION, 0),
+        (1e-153 * np.eye(4), 0),
+        (1e140 * np.eye(4), 0),
     ],
-    ids=["columns", "rotation", "shift", "tiny"],
+    ids=["columns", "rotation", "shift", "tiny", "hardly there", "huge"],
 )
 def test_units_do_not_matter(map_, shift):
     problem = uneven_noise_problem()
@@ -161,8 +163,49 @@ def test_units_do_not_matter(map_, shift):
     assert same_partition(plain.labels, problem.groups)
     assert_array_equal(mapped.labels, plain.labels)
     assert_allclose(mapped.tau2, plain.tau2, rtol=1e-6, atol=1e-9)
+    assert mapped.reason == plain.reason
+    assert_allclose(mapped.metric, map_ @ plain.metric @ map_.T, rtol=1e-6)
     back = (mapped.centers - shift) @ np.linalg.inv(map_).T
     assert_allclose(back, plain.centers, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("known", ["covariance", "noise", None])
+@pytest.mark.parametrize("scale", [1e-153, 1e100, 1e140])
+def test_numbers_whose_squares_vanish_or_overflow_are_rescaled(known, scale):
+    problem = uneven_noise_problem()
+    squared = {known: getattr(problem, known) * scale * scale} if known else {}
+    plain = noise_mixture(problem.theta, **({known: getattr(problem, known)} if known else {}))
+    scaled = noise_mixture(problem.theta * scale, **squared)
+    assert_array_equal(scaled.labels, plain.labels)
+    assert_allclose(scaled.centers, plain.centers * scale, rtol=1e-6)
+    assert_allclose(scaled.tau2_mean, plain.tau2_mean * scale * scale, rtol=1e-6)
+
+
+@pytest.mark.parametrize("known", ["covariance", "noise", None])
+def test_numbers_without_squares_are_refused(known):
+    """NaN in a distance once let the search run for ever."""
+    problem = uneven_noise_problem()
+    extra = {known: getattr(problem, known)} if known else {}
+    with pytest.raises(ValueError, match="squares of such numbers"):
+        noise_mixture(problem.theta * 1e153, **extra)
+
+
+def test_noise_next_to_which_all_users_are_equal_is_refused():
+    with pytest.raises(ValueError, match="Check the units of the noise"):
+        noise_mixture(uneven_noise_problem().theta, noise=np.full(60, 1e300))
+
+
+@pytest.mark.parametrize("shift", [1e6, 1e9])
+@pytest.mark.parametrize("known", ["covariance", "noise", None])
+def test_a_shift_of_all_users_costs_no_more_than_its_own_digits(known, shift):
+    problem = linear_problem(4, n=100, tau=0.3, seed=3)
+    extra = {known: getattr(problem, known)} if known else {}
+    here = NoiseMixture(random_state=0).fit(problem.theta, **extra)
+    there = NoiseMixture(random_state=0).fit(problem.theta + shift, **extra)
+    assert_array_equal(there.labels_, here.labels_)
+    assert_allclose(there.tau2_, here.tau2_, rtol=1e-5)
+    assert_allclose(there.cluster_centers_ - shift, here.cluster_centers_, atol=1e-14 * shift)
+    assert_array_equal(there.predict(problem.theta + shift), here.predict(problem.theta))
 
 
 @pytest.mark.parametrize("known", ["covariance", "noise", None])
@@ -260,7 +303,33 @@ def test_understated_noise_becomes_tau2():
     assert same_partition(result.labels, problem.groups)
 
 
-def test_users_who_found_no_group_change_nothing_but_their_own_label():
+def test_the_reason_is_worded_from_groups_and_tau2():
+    """Users of one group, each coordinate known up to 0.1, differ by 0.3: three times that."""
+    theta = 0.3 * np.random.default_rng(0).standard_normal((200, 5))
+    for extra in (
+        {"noise": np.full(200, 5 * 0.01)},
+        {"covariance": np.tile(0.01 * np.eye(5), (200, 1, 1))},
+    ):
+        result = noise_mixture(theta, **extra)
+        assert result.reason == result.reason_for(result.n_clusters, result.tau2_mean)
+        times = float(result.reason.split("about ")[1].split(" times")[0])
+        assert_allclose(times, 3, rtol=0.1)
+        assert result.reason_for(2, 0.04).startswith("2 groups found by the mixture with known")
+        assert "differ by about 2 times a user's noise" in result.reason_for(2, 0.04)
+        assert "differ only by noise" in result.reason_for(1, 0.0)
+        assert result.reason_for(3, None) == "3 groups found by the mixture with known noise."
+    assert noise_mixture(theta, n_clusters=2).reason.startswith("2 groups (2 asked for) found by")
+
+
+def test_coordinates_without_noise_keep_their_differences():
+    """Noise is floored there, and the unit of tau2 is the floor, not zero."""
+    theta = np.random.default_rng(0).standard_normal((60, 3))
+    result = noise_mixture(theta, covariance=np.zeros((60, 3, 3)))
+    assert_allclose(np.diag(result.within), theta.var(axis=0), rtol=0.2)
+    assert "differ by about" in result.reason
+
+
+def test_users_who_cannot_seed_a_group_change_nothing_but_their_own_label():
     problem = uneven_noise_problem()
     founders = np.arange(60) < 45
     theta = problem.theta.copy()
@@ -306,7 +375,7 @@ def test_very_few_users(n_users, known):
     assert_allclose(result.centers[0], problem.theta.mean(axis=0), atol=3)
 
 
-@pytest.mark.parametrize("noise", [None, 0.0, 1.0])
+@pytest.mark.parametrize("noise", [None, 0.0, 1e-310, 1e-300, 1.0, 1e300])
 def test_users_who_coincide_are_one_group(noise):
     extra = {} if noise is None else {"noise": np.full(20, noise)}
     result = noise_mixture(np.full((20, 3), 7.0), **extra)

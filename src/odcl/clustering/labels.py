@@ -26,7 +26,7 @@ def same_partition(a: Array, b: Array) -> bool:
     return np.array_equal(number_by_first_user(a), number_by_first_user(b))
 
 
-def nearest(a: Floats, centers: Floats) -> Ints:
+def nearest_center(a: Floats, centers: Floats) -> Ints:
     """Label of the nearest centre of each point; the lowest label wins a tie.
 
     ``a`` is (n_points, dim), ``centers`` (n_clusters, dim), the answer (n_points,). Distances are

@@ -8,21 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 
-# Where each class lives: a name in a file loads nothing but these.
-CLUSTERERS = {
-    "KMeansPP": "odcl.clustering.kmeans.kmeanspp",
-    "SpectralKMeans": "odcl.clustering.kmeans.spectral",
-    "GradientClustering": "odcl.clustering.kmeans.gradient",
-    "NoiseMixture": "odcl.clustering.mixture.noise_mixture",
-    "ConvexClustering": "odcl.clustering.convex.estimator",
-}
+from odcl.clustering.protocol import CLUSTERERS, SHORT_NAMES, clusterer_class
+
 RULES = ("auto", "convex", "elbow", "silhouette")
-WITH_K = {"kmeans": "KMeansPP", "spectral": "SpectralKMeans", "gradient": "GradientClustering"}
+WITH_K = ("kmeans", "spectral", "gradient")  # as "kmeans:4"
 _BY_RULE: dict[str, tuple[str, dict[str, Any]]] = {
     "auto": ("NoiseMixture", {}),
     "convex": ("ConvexClustering", {}),
@@ -46,7 +39,7 @@ class ClustererSpec:
 
     @property
     def _kind(self) -> Any:
-        return _class_of(self.name) if self.given is None else self.given
+        return clusterer_class(self.name) if self.given is None else self.given
 
     @property
     def uses_noise(self) -> bool:
@@ -63,12 +56,12 @@ class ClustererSpec:
         """How many clusters it was told to find, or the rule that chooses them, if it says."""
         if self.given is not None:
             return getattr(self.given, "n_clusters", None)
-        return _class_of(self.name)(**dict(self.params)).get_params().get("n_clusters")
+        return clusterer_class(self.name)(**dict(self.params)).get_params().get("n_clusters")
 
     def build(self, seed: int) -> Any:
         """A clusterer ready to fit; ``seed`` serves one that has no ``random_state`` of its own."""
         if self.given is None:
-            built = _class_of(self.name)(**dict(self.params))
+            built = clusterer_class(self.name)(**dict(self.params))
         else:
             from sklearn.base import BaseEstimator, clone
 
@@ -94,7 +87,7 @@ class ClustererSpec:
         if not isinstance(words, dict) or words.get("name") not in CLUSTERERS:
             raise ValueError(f"{words!r} names no clusterer ({', '.join(CLUSTERERS)}).")
         params = {k: v for k, v in words.items() if k != "name"}
-        known = _class_of(words["name"])().get_params(deep=False)
+        known = clusterer_class(words["name"])().get_params(deep=False)
         strange = [k for k, v in params.items() if k not in known or not _plain(v)]
         if strange:
             raise ValueError(f"{words['name']} has no setting {strange[0]}={params[strange[0]]!r}.")
@@ -126,7 +119,7 @@ def clusterer_spec(clusterer: Any) -> ClustererSpec:
         if clusterer in _BY_RULE:
             return _spec(*_BY_RULE[clusterer])
         if colon and method in WITH_K and count.isdecimal() and int(count):
-            return _spec(WITH_K[method], {"n_clusters": int(count)})
+            return _spec(SHORT_NAMES[method], {"n_clusters": int(count)})
         raise ValueError(
             f"clusterer={clusterer!r} is not one of {', '.join(map(repr, RULES))}, 'kmeans:K', "
             "'spectral:K', 'gradient:K', a number of clusters, or an object with fit() and labels_."
@@ -136,7 +129,7 @@ def clusterer_spec(clusterer: Any) -> ClustererSpec:
             raise ValueError(f"clusterer={clusterer!r} is not a number of groups from 1 on.")
         return _spec("KMeansPP", {"n_clusters": int(clusterer)})
     name = type(clusterer).__name__
-    if name in CLUSTERERS and type(clusterer) is _class_of(name):
+    if name in CLUSTERERS and type(clusterer) is clusterer_class(name):
         return _spec(name, clusterer.get_params(deep=False))
     if not hasattr(clusterer, "fit"):
         raise ValueError(
@@ -147,10 +140,10 @@ def clusterer_spec(clusterer: Any) -> ClustererSpec:
 
 def _spec(name: str, params: dict[str, Any]) -> ClustererSpec:
     """The settings that differ from the defaults; arrays and the like make it an object."""
-    defaults = _class_of(name)().get_params(deep=False)
+    defaults = clusterer_class(name)().get_params(deep=False)
     params = {k: v.item() if isinstance(v, np.generic) else v for k, v in params.items()}
     if not all(_plain(value) for value in params.values()):
-        return ClustererSpec(name, given=_class_of(name)(**params))
+        return ClustererSpec(name, given=clusterer_class(name)(**params))
     changed = {k: v for k, v in params.items() if not _same(v, defaults[k])}
     return ClustererSpec(name, tuple(sorted(changed.items())))
 
@@ -164,7 +157,3 @@ def _plain(value: Any) -> bool:
     if isinstance(value, float):
         return math.isfinite(value)
     return value is None or isinstance(value, str | int | bool)
-
-
-def _class_of(name: str) -> Any:
-    return getattr(import_module(CLUSTERERS[name]), name)

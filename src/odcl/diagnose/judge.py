@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from odcl._typing import Floats, Ints
-from odcl.clustering.labels import nearest, number_by_first_user, same_partition
+from odcl.clustering.labels import nearest_center, number_by_first_user, same_partition
 from odcl.data.federation import Federation
 from odcl.diagnose.diagnosis import TRUSTED, Diagnosis
 from odcl.diagnose.look import case_of, judged_beside, look, measured_errors
@@ -166,7 +166,7 @@ def _without_small(theta: Floats, labels: Ints, centers: Floats) -> Ints:
         return labels
     small = ~np.isin(labels, large)
     joined = labels.copy()
-    joined[small] = large[nearest(theta[small], centers[large])]
+    joined[small] = large[nearest_center(theta[small], centers[large])]
     return number_by_first_user(joined)
 
 

@@ -9,7 +9,7 @@ from sklearn.cluster import KMeans
 from threadpoolctl import threadpool_limits
 
 from odcl._typing import Floats, Ints
-from odcl.clustering.labels import nearest
+from odcl.clustering.labels import nearest_center
 from odcl.diagnose.noise import Noise
 
 
@@ -64,5 +64,5 @@ def stability(
                 e = np.matmul(roots, e[..., None])[..., 0]
             points = (means[rows] + e) @ unit
             run = KMeans(k, init=start, n_init=1, max_iter=20).fit(points)
-            kept.append(float(np.mean(nearest(points, run.cluster_centers_) == own)))
+            kept.append(float(np.mean(nearest_center(points, run.cluster_centers_) == own)))
     return Stability(float(np.mean(kept)), float(np.mean(np.array(kept) == 1.0)), resamples)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from odcl._typing import Floats, Ints
-from odcl.clustering.labels import nearest, number_by_first_user
+from odcl.clustering.labels import nearest_center, number_by_first_user
 from odcl.exchange.upload import Uploads
 from odcl.server.combine import average_by_cluster, combine_clusters
 from odcl.server.dispersion import evidence_tau2
@@ -75,5 +75,5 @@ def dissolve_small(uploads: Uploads, labels: Ints, smallest: int) -> Ints:
     small = ~np.isin(labels, large)
     joined = labels.copy()
     centers = average_by_cluster(uploads.theta, labels)[large]
-    joined[small] = large[nearest(uploads.theta[small], centers)]
+    joined[small] = large[nearest_center(uploads.theta[small], centers)]
     return number_by_first_user(joined)

@@ -110,6 +110,9 @@ def _step(uploads: Uploads, method: Method, seed: int) -> ServerStep:
     tau2 = evidence_tau2(uploads, labels, combined.centers, phi)
     if tau2 is None and mixture is not None and mixture.credible and mixture.rule == "noise":
         tau2 = mixture.tau2_mean
+    reason = groups.reason
+    if mixture is not None and reason == mixture.reason:  # worded anew: users have settled since
+        reason = mixture.reason_for(len(combined.centers), tau2)
     if tau2 is None and method.refit == "evidence":  # the last step will be cross-validated
         combined = combine_clusters(uploads, labels, how, others=True)
     models, words = combined.centers[labels], combined.how
@@ -124,7 +127,7 @@ def _step(uploads: Uploads, method: Method, seed: int) -> ServerStep:
         combined.centers,
         models,
         groups.rule,
-        groups.reason,
+        reason,
         words,
         None if mixture is None else mixture.probabilities,
         tau2,

@@ -5,8 +5,9 @@
 - grid: the paper's procedure, a vote among ten lambdas;
 - noise: the level that explains the points best given their noise, where that is known.
 
-One cluster and as many clusters as points are trivial and never win the first three. A path
-without a level in between says that there is one cluster.
+One cluster and as many clusters as different points are trivial and never win the first three,
+unless every point comes in several copies: then these are what the groups look like. A path
+without another level says that there is one cluster.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from odcl._typing import Floats
+from odcl._typing import Floats, Ints
 from odcl.clustering.convex.clusterpath import ClusterPath, Plateau
 from odcl.clustering.convex.separation import recovery_interval
 from odcl.clustering.kmeans.choose_k import mean_silhouette, sampled_distances
@@ -27,6 +28,9 @@ RULES = ("auto", "plateau", "silhouette", "grid")
 GRID_START, GRID_GROWTH, GRID_POINTS = 0.1, 1.25, 10
 # Spread inside clusters, as a multiple of the noise, beyond which a level is no good fit.
 MISFIT = 2.0
+# From so many copies of every point on, the level of all different points is one like others:
+# twofold data (the same table read twice) say nothing of groups.
+COPIES = 3
 # The last level has no end; lambda is put this far above its start, well clear of the merge.
 ABOVE = 1.25
 
@@ -55,24 +59,28 @@ def choose_lam(
     silhouette in any case and warns if they disagree.
     """
     check_rule(rule)
-    # Equal points are one at every lambda: that many clusters are as trivial as one a point.
-    most = path.plateaus[0].n_clusters if path.exact else path.n_points
-    inner = [p for p in path.plateaus if 1 < p.n_clusters < most]
-    if not inner:
+    _, first, copies = np.unique(path.points, axis=0, return_index=True, return_counts=True)
+    copied = int(copies.min()) >= COPIES
+    inner = [p for p in path.plateaus if 1 < p.n_clusters < len(first) + copied]
+    by_noise = rule == "auto" and noise is not None
+    if not inner and not by_noise:
         return _one_cluster(path, rule)
     if rule == "grid":
-        lam, why = _grid(path)
+        lam, why = _grid(path, len(first), copied)
         k = path.n_clusters(lam)
         return ChoiceOfLam("grid", lam, k, {"grid": k}, True, f"grid chose K = {k}: {why}.", path)
     found: dict[str, tuple[Plateau, str]] = {}
-    if rule in ("auto", "plateau"):
+    if inner and rule in ("auto", "plateau"):
         found["plateau"] = _longest(inner)
-    if rule in ("auto", "silhouette"):
-        found["silhouette"] = _best_silhouette(path, inner, seed)
-    if rule == "auto" and noise is not None:
+    if inner and rule in ("auto", "silhouette"):
+        # A few copies of a point would praise the cluster that they are: each counts once.
+        rows = np.arange(path.n_points) if copied else first
+        found["silhouette"] = _best_silhouette(path, inner, rows, seed)
+    if by_noise:
+        assert noise is not None
         found["noise"] = _least_cost(path, noise)
     by_rule = {name: level.n_clusters for name, (level, _) in found.items()}
-    agree = len({by_rule.get("plateau"), by_rule.get("silhouette")} - {None}) == 1
+    agree = by_rule.get("plateau", 0) == by_rule.get("silhouette", 0) or rule != "auto"
     decided = next(name for name in ("noise", "silhouette", "plateau") if name in found)
     level, why = found[decided]
     k = level.n_clusters
@@ -119,11 +127,12 @@ def _longest(inner: list[Plateau]) -> tuple[Plateau, str]:
     return best, f"its plateau, {best.start:.3g} to {best.end:.3g}, is the longest of the path"
 
 
-def _best_silhouette(path: ClusterPath, inner: list[Plateau], seed: int) -> tuple[Plateau, str]:
-    # Copies of a point would praise the clusters that they are: each different point counts once.
-    different = np.unique(path.points, axis=0, return_index=True)[1]
-    rows, distances = sampled_distances(path.points[different], seed)
-    some = different[rows]
+def _best_silhouette(
+    path: ClusterPath, inner: list[Plateau], rows: Ints, seed: int
+) -> tuple[Plateau, str]:
+    """The level with the best mean silhouette of some of the points."""
+    sampled, distances = sampled_distances(path.points[rows], seed)
+    some = rows[sampled]
     scores = [mean_silhouette(distances, path.labels(level.start)[some]) for level in inner]
     best = int(np.argmax(scores))
     why = f"its mean silhouette, {scores[best]:.3f}, is the best of {len(inner)} levels of the path"
@@ -163,14 +172,15 @@ def _least_cost(path: ClusterPath, noise: Floats) -> tuple[Plateau, str]:
     return best, f"{why} (spread inside clusters {times:.2g} times the noise)"
 
 
-def _grid(path: ClusterPath) -> tuple[float, str]:
+def _grid(path: ClusterPath, most: int, copied: bool) -> tuple[float, str]:
     """The paper's procedure: ten equidistant lambdas between K = m and K = 1, and a vote on K.
+
+    ``most`` is m, the number of different points, which has a vote if these are ``copied``.
 
     Lambdas that verify Eq. (13) for the clusters they give vote if there are any, else all do;
     ties go to the larger lambda. Of the winner's lambdas the largest is taken.
     """
     few = many = GRID_START
-    most = path.plateaus[0].n_clusters if path.exact else len(np.unique(path.points, axis=0))
     while path.n_clusters(few) > 1:
         few *= GRID_GROWTH
     while path.n_clusters(many) < most:
@@ -178,7 +188,7 @@ def _grid(path: ClusterPath) -> tuple[float, str]:
     grid = np.linspace(many, few, GRID_POINTS)
     labels = [path.labels(float(lam)) for lam in grid]
     count = np.array([int(one.max()) + 1 for one in labels])
-    votes = (count > 1) & (count < most)
+    votes = (count > 1) & (count < most + copied)
     proven = votes & [
         lam in recovery_interval(path.points, one) for lam, one in zip(grid, labels, strict=True)
     ]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from scipy.spatial import cKDTree
@@ -232,7 +232,7 @@ class ConvexClustering(ClusterMixin, BaseEstimator):  # type: ignore[misc]
     choice_ : ChoiceOfLam, how lambda was chosen, with the path; None if ``lam`` was a number
     """
 
-    uses_noise = True
+    uses_noise: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -314,4 +314,5 @@ def _check_noise(noise: Any, a: Floats) -> Floats | None:
             "the trace of each row's covariance, (n_users,), from 0 on, infinite where it is not "
             "known (dim times the variance of a coordinate)."
         )
-    return given if np.isfinite(given).any() else None
+    # A noise of 0 gives no unit to measure differences in: where nobody has another, nobody knows.
+    return given if (np.isfinite(given) & (given > 0)).any() else None

@@ -27,6 +27,11 @@ def ward_merges(points: Floats, weights: Floats) -> Ints:
     weight = weights.astype(np.float64)
     cost = cdist(points, points, "sqeuclidean")
     cost *= weight[:, None] * weight / (weight[:, None] + weight)
+    if not np.isfinite(cost.max()):  # a chain of neighbours would never end
+        raise ValueError(
+            "Distances between the points, in units of their noise, are beyond what numbers can "
+            "hold. Divide the points by a constant, and their noise by the square of it."
+        )
     np.fill_diagonal(cost, np.inf)
     alive = np.ones(n, dtype=bool)
     edges, heights, chain = np.empty((n - 1, 2), dtype=np.intp), np.empty(n - 1), [0]

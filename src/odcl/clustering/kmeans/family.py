@@ -13,7 +13,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from odcl._typing import Floats, Ints
 from odcl.clustering.kmeans.choose_k import ChoiceOfK, choose_k
-from odcl.clustering.labels import nearest
+from odcl.clustering.labels import nearest_center
 
 if TYPE_CHECKING:
     from odcl.clustering.kmeans.kmeanspp import KMeansResult
@@ -51,7 +51,7 @@ class KMeansFamily(ClusterMixin, BaseEstimator):  # type: ignore[misc]
     def predict(self, X: Any) -> Ints:
         """Label of the nearest centre of each row of ``X``; the lowest label wins a tie."""
         check_is_fitted(self)
-        return nearest(self._points(X, reset=False), self.cluster_centers_)
+        return nearest_center(self._points(X, reset=False), self.cluster_centers_)
 
     def _keep(self, result: KMeansResult) -> None:
         self.labels_ = result.labels

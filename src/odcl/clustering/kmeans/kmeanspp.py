@@ -13,7 +13,7 @@ from sklearn.exceptions import ConvergenceWarning
 from odcl._typing import Array, Floats, Ints
 from odcl.clustering.kmeans.choose_k import check_count, check_n_clusters
 from odcl.clustering.kmeans.family import KMeansFamily
-from odcl.clustering.labels import nearest, number_by_first_user, sum_by_cluster
+from odcl.clustering.labels import nearest_center, number_by_first_user, sum_by_cluster
 
 # Lloyd's loop ends by itself; only labels that flip within rounding would go round for ever.
 MAX_ITER = 1000
@@ -78,7 +78,7 @@ def lloyd(a: Floats, centers: Floats, *, n_iter: int = 0) -> KMeansResult:
     converged = run.n_iter_ < MAX_ITER
     result = result_of(a, run.labels_, n_iter=n_iter + run.n_iter_, converged=converged)
     if not converged:
-        moving = np.count_nonzero(nearest(a, result.centers) != result.labels)
+        moving = np.count_nonzero(nearest_center(a, result.centers) != result.labels)
         warnings.warn(
             f"Lloyd's loop stopped after {MAX_ITER} steps with {moving} of {len(a)} users still "
             "changing cluster: the clusters overlap and the partition is not final. Ask for fewer "

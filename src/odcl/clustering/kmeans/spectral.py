@@ -19,7 +19,7 @@ from odcl.clustering.kmeans.kmeanspp import (
     one_cluster_per_point,
     result_of,
 )
-from odcl.clustering.labels import nearest
+from odcl.clustering.labels import nearest_center
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,4 +142,6 @@ class SpectralKMeans(KMeansFamily):
             return super().predict(X)
         check_is_fitted(self)
         to_space = self.components_.T
-        return nearest(self._points(X, reset=False) @ to_space, self.cluster_centers_ @ to_space)
+        return nearest_center(
+            self._points(X, reset=False) @ to_space, self.cluster_centers_ @ to_space
+        )

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from functools import cached_property
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -19,7 +20,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from odcl._typing import Bools, Floats, Ints
-from odcl.clustering.labels import nearest
+from odcl.clustering.labels import nearest_center, number_by_first_user
 from odcl.clustering.mixture.em import CHUNK_ENTRIES, Axes, Cloud, Mixture, responsibilities
 from odcl.clustering.mixture.search import Found, MaxClusters, find_groups
 from odcl.clustering.mixture.tau import sharpen
@@ -30,15 +31,20 @@ from odcl.clustering.mixture.units import (
     axes_in_order,
     check_inputs,
     check_numbers,
+    in_range,
     units_of,
 )
 
-Rule = Literal["noise", "scaled-noise", "shared-variance", "given"]
+Reading = Literal["noise", "scaled-noise", "shared-variance"]  # of the noise that was given
+HOW: dict[Reading, str] = {
+    "noise": "by the mixture with known noise",
+    "scaled-noise": "by the mixture with the noise scaled to fit",
+    "shared-variance": "by the mixture with one variance for all users",
+}
 
 # Founders speak for the federation when they are half of it, or a tenth and at least twenty: four
 # of thirty users cannot show six groups.
 FEWEST_FOUNDERS, HALF, LEAST_SHARE = 20, 0.5, 0.1
-NOTHING_KNOWN = "nothing is known of their noise"
 OVERSTATED = 0.5  # spread inside groups below half the claimed noise: the claim is not believed
 
 
@@ -58,12 +64,60 @@ class MixtureResult:
     metric: Floats | None  # (dim, dim), C-bar, the unit of tau2; None for the unit matrix
     noise_units: Floats  # (n_users,), v_i; inf where nothing is known
     forward: Floats | None  # (dim, rank): distances are between rows of theta @ forward
-    n_clusters: int
-    rule: Rule
-    reason: str
-    credible: bool  # the noise given agrees with the data, and enough users gave it
+    reading: Reading  # how the noise that was given entered
+    asked: int | None  # the number of groups asked for; None if it was found
+    overstated: float | None  # spread inside groups per noise given, where that was too large
+    doubt: str  # why the noise given was left aside, or an empty string
     scores: dict[int, float]  # ICL of every K looked at; lower is better
     converged: bool
+
+    @property
+    def n_clusters(self) -> int:
+        return len(self.centers)
+
+    @property
+    def rule(self) -> str:
+        """What decided on the groups: the reading of the noise, or "given"."""
+        return self.reading if self.asked is None else "given"
+
+    @property
+    def credible(self) -> bool:
+        """The noise given agrees with the data, and enough users gave it; true if none was."""
+        return self.overstated is None and not self.doubt
+
+    @property
+    def reason(self) -> str:
+        """How the groups were found, in a sentence."""
+        return self._reason(self.n_clusters, self.tau2)
+
+    def reason_for(self, n_groups: int, tau2: float | None) -> str:
+        """The same sentence for groups and a tau2 that were settled afterwards.
+
+        ``tau2`` is the variance inside a group per coordinate, in the units of theta squared;
+        None where it is not known.
+        """
+        return self._reason(n_groups, tau2 and tau2 / self._unit)
+
+    def _reason(self, n_groups: int, tau2: float | None) -> str:
+        groups = "1 group" if n_groups == 1 else f"{n_groups} groups"
+        asked = "" if self.asked is None else f" ({self.asked} asked for)"
+        found = f"{self.doubt}{groups}{asked} found {HOW[self.reading]}"
+        if self.overstated is not None:
+            share = f"{self.overstated:.2g} of what the noise given allows"
+            return f"{found}: users of a group differ by {share}."
+        if self.reading != "noise":
+            return f"{found}: nothing is known of their noise."
+        if tau2 is None:
+            return f"{found}."
+        known = self.noise_units[np.isfinite(self.noise_units)]
+        times = np.sqrt(tau2 / np.median(known))
+        differ = f"by about {times:.2g} times a user's noise" if tau2 > 0 else "only by noise"
+        return f"{found}: users of a group differ {differ}."
+
+    @property
+    def _unit(self) -> float:
+        """Mean over coordinates of a variance of 1 in the units of tau2, in those of theta."""
+        return 1.0 if self.metric is None else float(np.diag(self.metric).mean())
 
     @property
     def within(self) -> Floats:
@@ -73,7 +127,7 @@ class MixtureResult:
     @property
     def tau2_mean(self) -> float:
         """Variance inside a group, averaged over coordinates, in the units of theta squared."""
-        return self.tau2 * (1.0 if self.metric is None else float(np.diag(self.metric).mean()))
+        return self.tau2 * self._unit
 
     @property
     def own_weight(self) -> Floats:
@@ -105,35 +159,38 @@ def noise_mixture(
     form, and touch neither K nor centres nor tau2. Default: the users with finite noise.
     ``max_clusters="auto"`` looks up to 20, and twice as far as long as the best K is near the end.
     """
-    given = check_inputs(theta, noise, covariance, founders)
+    given, scale = in_range(check_inputs(theta, noise, covariance, founders))
     doubt = _too_few_founders(given)
     if doubt:
         given = given.without_noise()
     wanted = check_numbers(n_clusters, max_clusters, int(given.founders.sum()))
     units = units_of(given)
-    order = _canonical_order(given.theta, units.noise, given.founders)
+    order = _canonical_order(given.theta - units.shift, units.noise, given.founders)
     cloud = Cloud(units.points[order], units.noise[order], given.theta.shape[1], given.has_noise)
     axes_of = axes_in_order(given, units, order)
     choice = _decide(cloud, wanted, max_clusters, seed, axes_of)
     everybody = Cloud(units.points, choice.noise_of(units.noise, given.founders), cloud.dim)
     shares, labels = _assign(everybody, choice.mixture)
-    if given.covariance is not None and not choice.shared:
+    if given.covariance is not None and choice.reading != "shared-variance":
         _reassign_others(given, units, choice.mixture, shares, labels)
-    number = np.argsort(np.unique(labels, return_index=True)[1])  # groups by their first user
-    labels = np.argsort(number)[labels]
+    number = labels[np.sort(np.unique(labels, return_index=True)[1])]  # groups by first user
+    labels, shares = number_by_first_user(labels), shares[:, number]
+    metric, forward, unit = units.metric, units.forward, scale
+    if metric is not None and forward is not None:  # whitened units know of no scale
+        metric, forward, unit = metric / scale / scale, forward * scale, 1.0
     return MixtureResult(
         labels=labels,
-        centers=units.in_theta(choice.mixture.centers[number]),
-        responsibilities=shares[:, number],
-        probabilities=np.take_along_axis(shares[:, number], labels[:, None], axis=1)[:, 0],
-        tau2=choice.mixture.tau2,
-        metric=units.metric,
-        noise_units=everybody.noise,
-        forward=units.forward,
-        n_clusters=len(number),
-        rule=choice.rule,
-        reason=doubt + choice.reason,
-        credible=choice.credible and not doubt,
+        centers=units.in_theta(choice.mixture.centers[number]) / scale,
+        responsibilities=shares,
+        probabilities=np.take_along_axis(shares, labels[:, None], axis=1)[:, 0],
+        tau2=choice.mixture.tau2 / unit / unit,
+        metric=metric,
+        noise_units=everybody.noise / unit / unit,
+        forward=forward,
+        reading=choice.reading,
+        asked=wanted,
+        overstated=choice.overstated,
+        doubt=doubt,
         scores=choice.found.scores,
         converged=choice.found.fit.converged,
     )
@@ -163,18 +220,26 @@ def _canonical_order(theta: Floats, noise: Floats, founders: Bools) -> Ints:
 
 @dataclass(frozen=True, eq=False)
 class _Choice:
-    """A search that was accepted, under which reading of the noise, and why."""
+    """A search that was accepted, and under which reading of the noise."""
 
     found: Found
-    mixture: Mixture  # of the groups that have at least one founder
-    rule: Rule
-    reason: str
-    credible: bool
-    shared: bool  # the noise given plays no part
+    reading: Reading
+    overstated: float | None = None
+
+    @cached_property
+    def mixture(self) -> Mixture:
+        """Of the groups that have at least one founder."""
+        mixture, kept = self.found.fit.mixture, np.unique(self.found.fit.labels)
+        return replace(
+            mixture,
+            centers=mixture.centers[kept],
+            precision=mixture.precision[kept],
+            shares=mixture.shares[kept] / mixture.shares[kept].sum(),
+        )
 
     def noise_of(self, noise: Floats, founders: Bools) -> Floats:
         """v_i as the mixture came to see it; inf for non-founders where nothing is known."""
-        if self.shared:
+        if self.reading == "shared-variance":
             return np.where(founders, self.mixture.scale, np.inf)
         return self.mixture.scale * noise
 
@@ -196,47 +261,17 @@ def _decide(
     if axes_of is not None:
         found = replace(found, fit=sharpen(cloud, found.fit, axes_of))
     if not cloud.believed:
-        return _choice(found, wanted, "shared-variance", NOTHING_KNOWN, True)
+        return _Choice(found, "shared-variance")
     ratio, error = found.fit.misfit, np.sqrt(2 / max(found.fit.degrees, 1.0))
     if not (ratio < OVERSTATED and ratio + 4 * error < 1):
-        tau2 = found.fit.mixture.tau2
-        differ = f"by about {np.sqrt(tau2):.2g} times a user's noise" if tau2 else "only by noise"
-        return _choice(found, wanted, "noise", f"users of a group differ {differ}", False)
+        return _Choice(found, "noise")
     # The noise is too large. What is it good for: ratios between users, or nothing?
     scaled = find_groups(replace(cloud, believed=False), wanted, max_clusters, seed)
     flat = replace(cloud, noise=np.ones(len(cloud)), believed=False)
     shared = find_groups(flat, wanted, max_clusters, seed)
-    why = f"users of a group differ by {ratio:.2g} of what the noise given allows"
     if scaled.fit.score <= shared.fit.score:
-        return _choice(scaled, wanted, "scaled-noise", why, False)
-    return _choice(shared, wanted, "shared-variance", why, True)
-
-
-def _choice(found: Found, wanted: int | None, reading: Rule, why: str, shared: bool) -> _Choice:
-    """Keep the groups that have a founder, and say in a sentence how they were found."""
-    mixture, kept = found.fit.mixture, np.unique(found.fit.labels)
-    mixture = replace(
-        mixture,
-        centers=mixture.centers[kept],
-        precision=mixture.precision[kept],
-        shares=mixture.shares[kept] / mixture.shares[kept].sum(),
-    )
-    groups = "1 group" if len(kept) == 1 else f"{len(kept)} groups"
-    how = {
-        "noise": "by the mixture with known noise",
-        "scaled-noise": "by the mixture with the noise scaled to fit",
-        "shared-variance": "by the mixture with one variance for all users",
-    }[reading]
-    asked = "" if wanted is None else f" ({wanted} asked for)"
-    reason = f"{groups}{asked} found {how}: {why}."
-    return _Choice(
-        found,
-        mixture,
-        rule=reading if wanted is None else "given",
-        reason=reason,
-        credible=reading == "noise" or why == NOTHING_KNOWN,
-        shared=shared,
-    )
+        return _Choice(scaled, "scaled-noise", ratio)
+    return _Choice(shared, "shared-variance", ratio)
 
 
 def _assign(everybody: Cloud, mixture: Mixture) -> tuple[Floats, Ints]:
@@ -254,7 +289,7 @@ def _assign(everybody: Cloud, mixture: Mixture) -> tuple[Floats, Ints]:
     labels = r.argmax(axis=1)
     unknown = np.isinf(everybody.noise)
     if unknown.any():
-        labels[unknown] = nearest(everybody.points[unknown], mixture.centers)
+        labels[unknown] = nearest_center(everybody.points[unknown], mixture.centers)
     return r, labels
 
 
@@ -290,7 +325,7 @@ class NoiseMixture(ClusterMixin, BaseEstimator):  # type: ignore[misc]
     ``noise`` (n_users,) or ``covariance`` (n_users, dim, dim); see ``noise_mixture``.
     """
 
-    uses_covariance = True
+    uses_covariance: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -335,7 +370,10 @@ class NoiseMixture(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         """Nearest centre in the units of the noise, (n,): what a user of unknown noise gets."""
         check_is_fitted(self)
         theta: Floats = validate_data(self, X, dtype=np.float64, reset=False)
-        forward = self.result_.forward
+        forward, origin = self.result_.forward, self.cluster_centers_[0]
         if forward is None:
-            return nearest(theta, self.cluster_centers_)
-        return nearest(theta @ forward, self.cluster_centers_ @ forward)
+            return nearest_center(theta, self.cluster_centers_)
+        # Around one of the centres: far from the origin the products would lose the differences.
+        return nearest_center(
+            (theta - origin) @ forward, (self.cluster_centers_ - origin) @ forward
+        )

@@ -15,6 +15,9 @@ from odcl.clustering.mixture.search import SEARCH_USERS
 CHUNK_NUMBERS = 4_000_000  # of covariances touched at one time: 32 MB
 AXES_COST = 2e10  # users times dim^3 for which axes of covariances are worth the time
 NOISE_FLOOR = 1e-6  # times the median user's noise
+LARGEST = 1e150  # the largest number in theta: squares of larger ones are not safe to add up
+SAFE = 1e50  # spreads from 1 / SAFE to SAFE are taken as they are
+MOST_NOISE = 1e100  # times the users' spread (as a standard deviation)
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +61,33 @@ class Units:
         return self.shift + (points if self.back is None else points @ self.back)
 
 
+def in_range(given: Given) -> tuple[Given, float]:
+    """The users times a power of two where squares might leave the range of floats, and that power.
+
+    The founders' spread, or where they coincide their noise, comes near 1.
+    """
+    theta, known = given.theta, given.founders
+    if not known.any():
+        return given, 1.0
+    variances = np.zeros(1) if given.noise is None else given.noise[known]
+    if given.covariance is not None:
+        variances = np.diagonal(given.covariance, axis1=1, axis2=2)[known]
+    top = float(np.sqrt(variances.max()))
+    size = float(np.ptp(theta[known], axis=0).max()) or top
+    if top > MOST_NOISE * size:
+        raise ValueError(
+            f"The noise given has standard deviations up to {top:.1g}, and the models differ by "
+            f"{size:.1g}: next to such noise they are all equal. Check the units of the noise, and "
+            "use inf where it is not known."
+        )
+    if size == 0 or 1 / SAFE < size < SAFE:
+        return given, 1.0
+    scale = float(np.ldexp(1.0, int(min(-np.log2(size), 1000))))
+    noise = None if given.noise is None else given.noise * scale * scale
+    covariance = None if given.covariance is None else given.covariance * scale * scale
+    return Given(theta * scale, noise, covariance, known), scale
+
+
 def units_of(given: Given) -> Units:
     """Whiten by the founders' average covariance and turn onto the directions they span.
 
@@ -75,6 +105,7 @@ def units_of(given: Given) -> Units:
     if given.covariance is not None:
         metric = _average(given.covariance, founders)
         forward, back = _whitening(metric, points[founders])
+        metric = back.T @ back  # C-bar, but for coordinates without noise
         noise = _noise_units(given.covariance, forward @ forward.T)
         points = points @ forward
     if int(founders.sum()) - 1 < dim:
@@ -168,6 +199,12 @@ def check_inputs(
             f"{n_bad} of {len(theta)} users have NaN or infinite entries in theta, and their "
             "distance to a group means nothing. Leave them out, or repair their local fits."
         )
+    far = float(np.abs(theta).max())
+    if far > LARGEST:
+        raise ValueError(
+            f"theta holds numbers up to {far:.1g}, and squares of such numbers are no longer "
+            "numbers. Divide theta by a constant, and its noise by the square of it."
+        )
     n_users, dim = theta.shape
     known = np.ones(n_users, dtype=bool)
     if noise is not None:
@@ -204,7 +241,7 @@ def _checked_noise(noise: ArrayLike, n_users: int) -> Floats:
     if n_bad:
         raise ValueError(
             f"{n_bad} of {n_users} users have negative or NaN noise; it is a sum of variances. "
-            "Use inf for a user whose noise is not known: it founds no group and is assigned."
+            "Use inf for a user whose noise is not known: it seeds no group and is assigned."
         )
     return values
 
