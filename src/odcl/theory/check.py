@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import partial
 from numbers import Real
 from typing import Any
 
@@ -75,30 +76,15 @@ def whole(name: str, value: float, why: str, *, least: int = 1) -> int:
 # -- arguments that several formulas share ---------------------------------------------------------
 
 
-def distance(D: float) -> None:
-    positive("D", D, "D is the smallest distance between two population optima (Assumption 1)")
-
-
-def largest_m(M: float) -> None:
-    positive("M", M, "it is the constant of Appendix B.1, see m_constant")
-
-
-def center_constant(c: float) -> None:
-    why = "it is the constant of Definition 3 and Lemma 2, shown to suffice from 100 on"
-    positive("c", c, why)
-
-
-def ball(R: float) -> None:
-    positive("R", R, "Theta lies in the ball ||theta|| <= R (Assumption 2)")
-
-
-def parameters(dim: float) -> int:
-    return whole("dim", dim, "it counts the parameters")
-
-
-def samples(n: float) -> int:
-    """n >= 3, as Theorems 1 and 2 ask: from there on log n > 1, which M log n / n relies on."""
-    return whole("n", n, "the theorems need three samples per user, so that log n > 1", least=3)
+_D = "D is the smallest distance between two population optima (Assumption 1)"
+_C = "it is the constant of Definition 3 and Lemma 2, shown to suffice from 100 on"
+_N = "the theorems need three samples per user, so that log n > 1"  # M log n / n relies on it
+distance = partial(positive, "D", why=_D)
+center_constant = partial(positive, "c", why=_C)
+largest_m = partial(positive, "M", why="it is the constant of Appendix B.1, see m_constant")
+ball = partial(positive, "R", why="Theta lies in the ball ||theta|| <= R (Assumption 2)")
+parameters = partial(whole, "dim", why="it counts the parameters")
+samples = partial(whole, "n", why=_N, least=3)
 
 
 def users(n_users: float, smallest: float) -> tuple[int, int]:
