@@ -16,20 +16,19 @@ from odcl.clustering.kmeans.kmeanspp import kmeans_pp
 from odcl.clustering.labels import same_partition
 from odcl.local.fit import fit_users
 from odcl.plan import crossing, evaluate, from_pilot, paper_thresholds, plan, scenario
-from odcl.plan.default import default_batches, runs_for
-from odcl.plan.picture import plan_figure
 from odcl.plan.recovery import (
     convex_guaranteed,
     convex_path,
     fusing_lambdas,
+    kmeans_correction,
     kmeans_expected,
-    kmeans_surplus,
     moments,
 )
 from odcl.plan.scenario import lattice, simplex
-from odcl.plan.search import CEILING
-from odcl.plan.uploads import draw_trials
+from odcl.plan.search import CEILING, default_batches, runs_for
+from odcl.plan.simulate import draw_trials
 from odcl.report.pictures import available
+from odcl.report.plan import plan_figure
 from odcl.risk.losses import Logistic, Squared
 from odcl.server.combine import average_by_cluster, combine_clusters
 from tests.helpers import run_python
@@ -206,8 +205,8 @@ def test_what_is_expected_of_k_means_is_what_it_does():
     expected = kmeans_expected(at)
     found = np.array([same_partition(kmeans_pp(t, 3, seed=0).labels, at.groups) for t in theta])
     assert 0.2 < found.mean() < 0.8
-    assert not np.any(found & ~expected.rest)  # where K-means ends, every user is at rest
-    assert np.mean(found == expected.would) > 0.97
+    assert not np.any(found & ~expected.stable)  # where K-means ends, every user is at rest
+    assert np.mean(found == expected.likely) > 0.97
 
 
 def test_a_few_runs_of_k_means_correct_what_is_expected_of_it():
@@ -216,9 +215,9 @@ def test_a_few_runs_of_k_means_correct_what_is_expected_of_it():
     theta = draw_trials(scene, 10, 150, np.random.default_rng(5)).theta
     at = moments(theta, scene.sizes)
     expected = kmeans_expected(at)
-    rosy = replace(expected, would=expected.rest)
-    more, spread = kmeans_surplus(theta, at, rosy, real=12, seed=0)
-    off = rosy.would.mean() - expected.would.mean()
+    rosy = replace(expected, likely=expected.stable)
+    more, spread = kmeans_correction(theta, at, rosy, real=12, seed=0)
+    off = rosy.likely.mean() - expected.likely.mean()
     assert off > 0.05
     assert abs(more + off) < 3.5 * spread
 
@@ -267,7 +266,7 @@ def test_an_error_that_is_asked_for_is_reached_sooner_by_precision_combining(sma
 
 
 def test_errors_beyond_the_curve_follow_from_their_law_and_floors_are_named(monkeypatch):
-    monkeypatch.setattr("odcl.plan.default.SECONDS", 0.0)
+    monkeypatch.setattr("odcl.plan.search.SECONDS", 0.0)
     far = plan(scenario(**TINY), error=1e-12)
     n = far.for_error["mean"]
     assert n > CEILING
@@ -282,7 +281,7 @@ def test_errors_beyond_the_curve_follow_from_their_law_and_floors_are_named(monk
 
 
 def test_groups_beyond_reach_are_said_to_be(monkeypatch):
-    monkeypatch.setattr("odcl.plan.default.SECONDS", 0.0)
+    monkeypatch.setattr("odcl.plan.search.SECONDS", 0.0)
     close = plan(scenario(**TINY | {"separation": 1e-6}), error=1e-3)
     assert close.rows is None
     assert close.beyond > 1e12
@@ -298,8 +297,8 @@ def test_the_default_method_is_run_where_it_begins_to_succeed(small_plan, monkey
     n = small_plan.smallest["default"]
     assert n / 2.5 < min(tried) <= n <= max(tried) < 2.5 * n
     assert small_plan.rows == n
-    monkeypatch.setattr("odcl.plan.default.MOST_RUNS", 10)
-    again = default_batches(small_plan.scene, tried[0], least=6, most=1000)
+    monkeypatch.setattr("odcl.plan.search.MOST_RUNS", 10)
+    again = default_batches(small_plan.scene, tried[0], most=1000)
     assert again == small_plan.batches[:2]
     assert runs_for(scenario(n_users=5000)) == 0  # would take minutes
 
@@ -376,7 +375,7 @@ WORDS = ("--users", "20", "--clusters", "2", "--dim", "3", "--separation", "2", 
 
 
 def test_the_command_says_what_to_collect_and_draws_the_curve(command, tmp_path, monkeypatch):
-    monkeypatch.setattr("odcl.plan.default.SECONDS", 0.7)  # ten runs
+    monkeypatch.setattr("odcl.plan.search.SECONDS", 0.7)  # ten runs
     code, out, err = command("plan", *WORDS, "--error", "0.01")
     assert (code, err) == (0, "")
     assert "20 users in 2 groups" in out.splitlines()[0]
@@ -420,7 +419,7 @@ def test_what_the_command_cannot_use_is_refused(command, words, said):
 
 
 def test_a_pilot_table_is_planned_from(command, tmp_path, monkeypatch):
-    monkeypatch.setattr("odcl.plan.default.SECONDS", 0.0)
+    monkeypatch.setattr("odcl.plan.search.SECONDS", 0.0)
     f = linear_federation(20, 60, n_clusters=4, dim=3, n_active=3, seed=6000)
     header = ",".join(["user", "a", "b", "c", "y"])
     rows = np.column_stack([f.row_user, f.X, f.y])

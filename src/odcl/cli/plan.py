@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -186,13 +187,20 @@ def _pilot(options: Namespace) -> Scenario:
 
 def check_picture(path: Path, *, force: bool) -> None:
     """Refuse a place for the picture before the work. One of an earlier plan is replaced."""
+    from odcl.report.pictures import available
+    from odcl.report.plan import is_plan_picture
+
+    folder = path.resolve().parent
     if path.suffix.lower() != ".png":
         raise ValueError(f"{path} does not end in .png, and the curve is saved as PNG.")
-    if path.is_dir() or not path.absolute().parent.is_dir():
+    if path.is_dir() or not folder.is_dir():
         raise ValueError(f"{path} is a folder or lies in none: name a file.")
-    from odcl.plan.picture import is_ours
-
-    if path.is_file() and not force and not is_ours(path):
+    if available() and not os.access(folder, os.W_OK):
+        raise ValueError(
+            f"{path} cannot be written: folder {folder} is not yours to change. Name a file in "
+            "another folder with --out."
+        )
+    if path.is_file() and not force and not is_plan_picture(path):
         raise ValueError(
             f"{path} is there already and is not a picture of odcl plan: say --force to replace "
             "it, or name another file with --out."

@@ -7,14 +7,12 @@ print(made)
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from odcl.plan.crossing import Crossing, crossing
-from odcl.plan.curve import METHODS, Plan, plan
-from odcl.plan.default import Batch
-from odcl.plan.picture import draw_plan
-from odcl.plan.pilot import from_pilot
-from odcl.plan.point import Point, evaluate
-from odcl.plan.scenario import Scenario, scenario
-from odcl.plan.thresholds import paper_thresholds
+from odcl.plan.scenario import Scenario, from_pilot, paper_thresholds, scenario
+from odcl.plan.search import METHODS, Batch, Plan, plan
+from odcl.plan.simulate import Point, evaluate
 
 __all__ = [
     "METHODS",
@@ -31,3 +29,10 @@ __all__ = [
     "plan",
     "scenario",
 ]
+
+
+def draw_plan(plan: Plan, path: Path) -> bool:
+    """The curve as a PNG file. Is there one? None is drawn for want of matplotlib."""
+    from odcl.report.plan import draw_plan
+
+    return draw_plan(plan, path)

@@ -21,7 +21,7 @@ STILL = 1e-3  # relative change of a distance in one step below which the means 
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Means of the true groups and what clustering methods look at, a row a trial."""
+    """Means of the true groups and what clustering methods look at, one row per trial."""
 
     means: Floats  # (trials, n_clusters, dim)
     squared: Floats  # (trials, n_users, n_clusters), squared distances from the means
@@ -43,7 +43,7 @@ def moments(theta: Floats, sizes: Ints) -> Moments:
     """``theta`` is (trials, n_users, dim), users of a group standing together."""
     groups = np.repeat(np.arange(len(sizes)), sizes)
     starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-    # One origin a trial: squares of models far from zero would lose the digits that differ.
+    # One origin per trial: squares of models far from zero would lose the digits that differ.
     theta = theta - theta.mean(axis=1, keepdims=True)
     means = np.add.reduceat(theta, starts, axis=1) / sizes[:, None]
     squared = (
@@ -51,32 +51,37 @@ def moments(theta: Floats, sizes: Ints) -> Moments:
         + np.square(means).sum(axis=2)[:, None, :]
         - 2 * np.matmul(theta, means.swapaxes(1, 2))
     )
-    own = np.square(means).sum(axis=2)
-    gaps = own[:, :, None] + own[:, None, :] - 2 * np.matmul(means, means.swapaxes(1, 2))
-    between = np.sqrt(np.maximum(gaps, 0.0))
+    between = _distances(means)
     between[:, np.arange(len(sizes)), np.arange(len(sizes))] = np.inf
     return Moments(means, np.maximum(squared, 0.0), between, sizes, groups)
 
 
+def _distances(points: Floats) -> Floats:
+    """Between the points of each trial, which are centered, (trials, points, points)."""
+    square = np.square(points).sum(axis=2)
+    gram = np.matmul(points, points.swapaxes(1, 2))
+    return np.sqrt(np.maximum(square[:, :, None] + square[:, None, :] - 2 * gram, 0.0))
+
+
 @dataclass(frozen=True, eq=False)
 class Expected:
-    """What the true groups' own numbers say of K-means, a row a trial."""
+    """What the true groups' own numbers say of K-means, one row per trial."""
 
-    rest: Bools  # every user is nearest to its own mean; if not, K-means cannot end there
-    would: Bools  # and no cheaper partition is in sight
+    stable: Bools  # every user is nearest to its own mean; if not, K-means cannot end there
+    likely: Bools  # and no cheaper partition is in sight
     clear: Bools  # and all groups are far apart: four radii between any two means
 
 
 def kmeans_expected(at: Moments) -> Expected:
     """Are the true groups where the best of many K-means runs ends?
 
-    They have to be at rest, and no cheaper partition may be in sight: a user moved to another
+    They have to be stable, and no cheaper partition may be in sight: a user moved to another
     group, the farthest user alone and two groups merged. What this leaves out (seedings that miss
-    one of many groups), runs of K-means++ measure; see :func:`kmeans_surplus`.
+    one of many groups), runs of K-means++ measure; see :func:`kmeans_correction`.
     """
-    rest = (at.squared.argmin(axis=2) == at.groups).all(axis=1)
+    stable = (at.squared.argmin(axis=2) == at.groups).all(axis=1)
     if len(at.sizes) == 1:
-        return Expected(rest, rest, rest)
+        return Expected(stable, stable, stable)
     n = at.sizes.astype(np.float64)
     own = np.take_along_axis(at.squared, at.groups[None, :, None], axis=2)[..., 0]
     # What a user's leaving saves, and what its joining another group costs (Hartigan and Wong).
@@ -85,12 +90,12 @@ def kmeans_expected(at: Moments) -> Expected:
     cost[:, np.arange(len(at.groups)), at.groups] = np.inf
     stays = (saved < cost.min(axis=2)).all(axis=1)
     merged = n[:, None] * n / (n[:, None] + n) * at.between**2
-    would = rest & stays & (saved.max(axis=1) < merged.min(axis=(1, 2)))
-    clear = would & (at.between.min(axis=(1, 2)) ** 2 > 16 * own.max(axis=1))
-    return Expected(rest, would, clear)
+    likely = stable & stays & (saved.max(axis=1) < merged.min(axis=(1, 2)))
+    clear = likely & (at.between.min(axis=(1, 2)) ** 2 > 16 * own.max(axis=1))
+    return Expected(stable, likely, clear)
 
 
-def kmeans_surplus(
+def kmeans_correction(
     theta: Floats, at: Moments, expected: Expected, *, real: int, seed: int
 ) -> tuple[float, float]:
     """Share of trials in which K-means++ (ten seedings) finds the true groups: how much it differs
@@ -98,34 +103,30 @@ def kmeans_surplus(
 
     K-means++ runs on ``real`` of the trials that are in doubt and on a clear one; on three times as
     many if it contradicts the expectation in one. Together with the share expected over all
-    trials this is unbiased, whatever the expectation overlooks. Groups that are not at rest are
+    trials this is unbiased, whatever the expectation overlooks. Groups that are not stable are
     never found.
     """
-    rate, variance = 0.0, 0.0
-    parts = [(expected.clear, CLEAR_RUNS), (expected.rest & ~expected.clear, real)]
+    k, rate, variance = len(at.sizes), 0.0, 0.0
+
+    def contradictions(which: Ints) -> list[float]:
+        """found - expected, in the trials named."""
+        found = [kmeans_pp(theta[t], k, seed=seed).labels for t in which]
+        right = [float(same_partition(labels, at.groups)) for labels in found]
+        return [own - float(expected.likely[t]) for own, t in zip(right, which, strict=True)]
+
+    parts = [(expected.clear, CLEAR_RUNS), (expected.stable & ~expected.clear, real)]
     for part, runs in parts:
         which = np.flatnonzero(part)
-        if len(which) == 0 or len(at.sizes) == 1:
+        if len(which) == 0 or k == 1:
             continue
         which = np.random.default_rng(seed).permutation(which)
-        differ = _contradictions(theta, at, expected.would, which[:runs], seed)
+        differ = contradictions(which[:runs])
         if any(differ):
-            differ += _contradictions(theta, at, expected.would, which[runs : 3 * real], seed)
+            differ += contradictions(which[runs : 3 * real])
         share = len(which) / len(theta)
         rate += share * float(np.mean(differ))
         variance += share**2 * float(np.var(differ)) / len(differ)
     return rate, float(np.sqrt(variance))
-
-
-def _contradictions(
-    theta: Floats, at: Moments, would: Bools, which: Ints, seed: int
-) -> list[float]:
-    """found - expected, in the trials named."""
-    k = len(at.sizes)
-    return [
-        float(same_partition(kmeans_pp(theta[t], k, seed=seed).labels, at.groups)) - float(would[t])
-        for t in which.tolist()
-    ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,21 +154,21 @@ def fusing_lambdas(theta: Floats, sizes: Ints) -> Lambdas:
             continue
         own = own - own.mean(axis=1, keepdims=True)
         square = np.square(own).sum(axis=2)
-        widest, total = _pairwise(own, square)
+        widest, total = _pairwise(own)
         farthest = np.sqrt(square.max(axis=1)) / (size - 1)
         together = square.sum(axis=1) / np.maximum(total, 1e-300)
-        least = np.maximum(least, np.maximum(farthest, together))
-        sure = np.maximum(sure, widest / size)
+        # Points that coincide up to rounding have no distances: there the upper bound tells.
+        own_least = np.minimum(np.maximum(farthest, together), widest / size)
+        least, sure = np.maximum(least, own_least), np.maximum(sure, widest / size)
     return Lambdas(least, sure)
 
 
-def _pairwise(own: Floats, square: Floats) -> tuple[Floats, Floats]:
-    """Largest distance of two points and sum over pairs, (trials,) each; ``own`` is centred."""
+def _pairwise(own: Floats) -> tuple[Floats, Floats]:
+    """Largest distance of two points and sum over pairs, (trials,) each; ``own`` is centered."""
     if own.shape[1] > MANY:  # a trial at a time, or the distances would fill the memory
         each = [pdist(points) for points in own]
         return np.array([d.max() for d in each]), np.array([d.sum() for d in each])
-    gram = np.matmul(own, own.swapaxes(1, 2))
-    gaps = np.sqrt(np.maximum(square[:, :, None] + square[:, None, :] - 2 * gram, 0.0))
+    gaps = _distances(own)
     return gaps.max(axis=(1, 2)), 0.5 * gaps.sum(axis=(1, 2))
 
 
@@ -203,9 +204,7 @@ def convex_path(low: Floats, at: Moments) -> Bools:
         system = -w
         system[:, diagonal, diagonal] = n + w.sum(axis=2)
         u = np.linalg.solve(system, n[:, None] * means)
-        square = np.square(u).sum(axis=2)
-        gaps = square[:, :, None] + square[:, None, :] - 2 * np.matmul(u, u.swapaxes(1, 2))
-        gaps = np.sqrt(np.maximum(gaps, 0.0))
+        gaps = _distances(u)
         gaps[:, diagonal, diagonal] = np.inf
         met = (gaps < APART * first).any(axis=(1, 2))
         fall = 1 - np.divide(gaps, before, out=np.ones_like(gaps), where=np.isfinite(before))

@@ -1,10 +1,11 @@
-"""A federation as one imagines it before there are data: groups, rows, noise."""
+"""A federation before there are data, from its numbers or from a pilot: groups, rows, noise."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.spatial.distance import pdist
@@ -14,10 +15,18 @@ from odcl._typing import Floats, Ints
 from odcl.risk.loss import Loss
 from odcl.risk.losses import as_loss
 
+if TYPE_CHECKING:
+    from odcl.data.federation import Federation
+    from odcl.diagnose import Diagnosis
+    from odcl.engines.in_process import ODCLResult
+
 Draw = Callable[[np.random.Generator], Floats]  # (n_clusters, dim)
 DrawRows = Callable[[int, int, np.random.Generator], Floats]  # cluster, count -> (count, inputs)
 MOST_NUMBERS = 4_000_000  # users times dim^2: 10,000 users of 20 parameters
+LARGEST = 1e100  # noise, separation and tau: squares and products of them must be finite
 KNOWN_LOSSES = ("squared", "logistic", "poisson")
+MOST_BLIND = 0.25  # share of a pilot's users with no more rows than parameters
+FEW = 3  # users that a pilot's group needs to be trusted
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,10 +41,10 @@ class Scenario:
     draw_rows: DrawRows
     words: str  # the set-up in a sentence
     penalty: Floats | None = None  # (dim,), l2 of each parameter; None: none
-    tau: float = 0.0  # how far users of a group differ, a coordinate
+    tau: float = 0.0  # how far users of a group differ, per coordinate
     rows_differ: bool = False  # do rows of different groups follow different laws?
-    paper: PaperBounds | None = None  # what Theorem 1 needs besides
-    pilot: PilotFacts | None = None  # where it was read off data
+    active: int | None = None  # non-zero features of a row; None: rows are those of a pilot
+    pilot: PilotFacts | None = None
 
     @property
     def n_users(self) -> int:
@@ -44,6 +53,11 @@ class Scenario:
     @property
     def n_clusters(self) -> int:
         return len(self.sizes)
+
+    @property
+    def least_rows(self) -> int:
+        """The smallest n that is simulated: squared loss needs more rows than parameters."""
+        return self.dim + 2
 
     @property
     def groups(self) -> Ints:
@@ -60,23 +74,12 @@ class Scenario:
 
 @dataclass(frozen=True)
 class PilotFacts:
-    """What a plan has to say about the data that it was read off."""
+    """What a plan has to say about the pilot behind it."""
 
     n: int  # rows of the median user
-    even: bool  # have all users as many?
-    n_users: int
+    even: bool  # do all users have that many?
     verdict: str  # what `odcl diagnose` says of the pilot, its first sentence
     warnings: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class PaperBounds:
-    """Bounds on the data that the paper's constants ask for (Section 2)."""
-
-    row_norm: float
-    least_eigenvalue: float
-    target: float | None  # on |y|, given a bound on |x theta|
-    noise: float | None  # on the slope at the optimum
 
 
 def scenario(
@@ -106,7 +109,7 @@ def scenario(
             f"A plan for the {kind.name} loss has no rows to imagine. Say one of "
             f"{', '.join(KNOWN_LOSSES)}, or give a pilot table."
         )
-    counts = checked_sizes(_sizes(n_users, n_clusters, sizes), dim)
+    counts = _checked_sizes(_sizes(n_users, n_clusters, sizes), dim)
     active = min(5, dim) if active is None else active
     if not (dim >= 1 and 1 <= active <= dim):
         raise ValueError(f"active={active} features of dim={dim} cannot be non-zero: 1 to dim can.")
@@ -123,16 +126,14 @@ def scenario(
         raise ValueError(f"tau={tau!r} is how far users of a group differ: say a number >= 0.")
     if separation is not None and not 0 < separation < math.inf:
         raise ValueError(f"separation={separation!r} is a distance between models: say one > 0.")
+    _check_unit(noise=noise, tau=tau, separation=separation or 0.0)
     draw, where = _centers(len(counts), dim, separation)
-    row_norm = math.sqrt(chi2.ppf(0.999, active))
-    slope = noise * norm.ppf(0.9995) if squared else None
-    reach = None if kind.classification else math.inf
     words = (
         f"{int(counts.sum())} users in {len(counts)} group{'s' * (len(counts) > 1)}, "
         f"{dim} parameter{'s' * (dim > 1)}, {kind.name} loss, {where}; rows with {active} "
         "non-zero features from N(0, 1)"
     ) + (f", noise {noise:g}" if squared else "")
-    words += f"; users of a group differ by {tau:g} a parameter" if tau > 0 else ""
+    words += f"; users of a group differ by {tau:g} per parameter" if tau > 0 else ""
     return Scenario(
         loss=kind,
         sizes=counts,
@@ -142,7 +143,7 @@ def scenario(
         draw_rows=lambda _, count, rng: sparse_rows(count, dim, active, rng),
         words=words,
         tau=tau,
-        paper=PaperBounds(row_norm, active / dim, reach, slope),
+        active=active,
     )
 
 
@@ -150,31 +151,31 @@ def sparse_rows(count: int, dim: int, active: int, rng: np.random.Generator) -> 
     """Rows of the paper's linear set-up, (count, dim): ``active`` entries N(0, 1), others 0."""
     if active == dim:
         return rng.standard_normal((count, dim))
-    places = _places(count, dim, active, rng)
+    features = _distinct_features(count, dim, active, rng)
     X = np.zeros((count, dim))
-    X[np.arange(count)[:, None], places] = rng.standard_normal((count, active))
+    X[np.arange(count)[:, None], features] = rng.standard_normal((count, active))
     return X
 
 
-def _places(count: int, dim: int, active: int, rng: np.random.Generator) -> Ints:
-    """``active`` of ``dim`` places without replacement, (count, active)."""
+def _distinct_features(count: int, dim: int, active: int, rng: np.random.Generator) -> Ints:
+    """``active`` of ``dim`` features without replacement, (count, active)."""
     if active > 16:
         keys = rng.random((count, dim), dtype=np.float32)
         return keys.argpartition(active - 1, axis=1)[:, :active]
-    # Floyd's way: a draw from 0..last, or last itself where the place drawn is taken.
-    places = np.empty((count, active), dtype=np.intp)
+    # Floyd's way: a draw from 0..last, or last itself where the feature drawn is taken.
+    features = np.empty((count, active), dtype=np.intp)
     for j, last in enumerate(range(dim - active, dim)):
         drawn = rng.integers(last + 1, size=count)
-        taken = (places[:, :j] == drawn[:, None]).any(axis=1)
-        places[:, j] = np.where(taken, last, drawn)
-    return places
+        taken = (features[:, :j] == drawn[:, None]).any(axis=1)
+        features[:, j] = np.where(taken, last, drawn)
+    return features
 
 
 def _sizes(n_users: int, n_clusters: int, sizes: Sequence[int] | None) -> Ints:
     if sizes is not None:
         counts = np.asarray(sizes, dtype=np.intp)
         if counts.ndim != 1 or len(counts) == 0 or counts.min() < 1:
-            raise ValueError(f"sizes={list(sizes)} must be whole numbers >= 1, one a group.")
+            raise ValueError(f"sizes={list(sizes)} must be whole numbers >= 1, one per group.")
         return counts
     if not 1 <= n_clusters <= n_users:
         raise ValueError(
@@ -184,7 +185,7 @@ def _sizes(n_users: int, n_clusters: int, sizes: Sequence[int] | None) -> Ints:
     return np.bincount(np.arange(n_users) * n_clusters // n_users)
 
 
-def checked_sizes(counts: Ints, dim: int) -> Ints:
+def _checked_sizes(counts: Ints, dim: int) -> Ints:
     """Refuse more than can be simulated in a few seconds."""
     if int(counts.sum()) * dim**2 > MOST_NUMBERS:
         most = MOST_NUMBERS // dim**2
@@ -195,6 +196,17 @@ def checked_sizes(counts: Ints, dim: int) -> Ints:
             "proportion to that of parameters."
         )
     return counts
+
+
+def _check_unit(**numbers: float) -> None:
+    """Refuse numbers whose squares and products leave the range of floating point."""
+    for name, value in numbers.items():
+        if value != 0 and not 1 / LARGEST <= value <= LARGEST:
+            raise ValueError(
+                f"{name}={value:.3g} is too extreme to simulate with ({1 / LARGEST:g} to "
+                f"{LARGEST:g} is not). Choose another unit: noise, tau and separation divided by "
+                "one number give the same plan."
+            )
 
 
 def _centers(n_clusters: int, dim: int, separation: float | None) -> tuple[Draw, str]:
@@ -235,9 +247,143 @@ def simplex(n_clusters: int, dim: int) -> Floats:
 
 
 def lattice(n_clusters: int, dim: int) -> Floats:
-    """Points of the cubic lattice nearest to its cube's corner, (n_clusters, dim), centred."""
+    """Points of the cubic lattice nearest to its cube's corner, (n_clusters, dim), centered."""
     side = math.ceil(n_clusters ** (1 / dim) - 1e-9)
     used = min(dim, max(1, math.ceil(math.log(n_clusters, max(side, 2)))))
     grid = np.indices((side,) * used).reshape(used, -1).T.astype(np.float64)
     order = np.argsort((grid**2).sum(axis=1), kind="stable")[:n_clusters]
     return np.pad(grid[order] - grid[order].mean(axis=0), ((0, 0), (0, dim - used)))
+
+
+def paper_thresholds(scene: Scenario, *, seed: int = 0) -> dict[str, int]:
+    """The n that Theorem 1 asks for: "ODCL-KM" (c = 100) and "ODCL-CC"; {} where not known.
+
+    Constants of Section 2 with bounds that hold for 999 of 1,000 rows and the radius of the
+    largest of the groups' models. Worst cases multiply up: expect astronomical numbers.
+    """
+    from odcl.theory import problem_constants, sample_ratio_cc, sample_ratio_km, smallest_n
+
+    if scene.active is None or scene.n_clusters == 1:
+        return {}
+    rng = np.random.default_rng(seed)
+    radius = float(np.linalg.norm(scene.draw_centers(rng), axis=1).max())
+    row_norm, least = math.sqrt(chi2.ppf(0.999, scene.active)), scene.active / scene.dim
+    squared = scene.loss.name == "squared"
+    noise = math.sqrt(scene.dispersion) * norm.ppf(0.9995) if squared else None
+    try:
+        M = problem_constants(
+            scene.loss,
+            n_features=scene.dim,
+            row_norm=max(row_norm, math.sqrt(scene.dim * least)),
+            radius=max(radius, 1 / 6),
+            least_eigenvalue=least,
+            target=None if scene.loss.classification else radius * row_norm + (noise or 0.0),
+            noise=noise,
+        ).M
+        numbers = scene.n_users, int(scene.sizes.min()), M, scene.separation()
+        ratios = {"ODCL-KM": sample_ratio_km(*numbers), "ODCL-CC": sample_ratio_cc(*numbers)}
+        return {name: smallest_n(ratio) for name, ratio in ratios.items() if ratio < 1e300}
+    except (ValueError, OverflowError):  # such as Poisson rates beyond floating point
+        return {}
+
+
+# -- from a pilot ----------------------------------------------------------------------------------
+
+
+def from_pilot(
+    result: ODCLResult,
+    federation: Federation,
+    *,
+    n_users: int | None = None,
+    l2: float = 0.0,
+    fit_intercept: bool = False,
+) -> Scenario:
+    """The federation that a pilot suggests: its groups, its rows, its noise.
+
+    ``federation`` holds the rows that ``result`` was fitted on. Groups keep their shares when
+    ``n_users`` is another number than the pilot's; rows are drawn from those of the group's users.
+    How far users of a group differ (tau) is what ``result.diagnose()`` finds. A pilot that shows no
+    groups, or has too few rows to show any, is refused.
+    """
+    from odcl.risk.loss import penalty
+
+    found = result.diagnose(resamples=1)
+    _check_pilot(found)
+    loss, labels, centers, phi = result.loss, result.labels, result.centers, result.step.dispersion
+    counts, dim = np.bincount(labels), centers.shape[1]
+    if n_users is not None:
+        counts = _shared_out(counts, n_users)
+    counts = _checked_sizes(counts, dim)
+    X = federation.X
+    if fit_intercept:
+        X = np.column_stack([X, np.ones(len(X))])
+    owner = labels[federation.row_user]
+    own = [X[owner == k] for k in range(len(counts))]
+    known = phi[np.isfinite(phi)] if phi is not None else np.ones(1)
+    dispersion, tau = float(np.mean(known)) if len(known) else 1.0, math.sqrt(found.tau2)
+    _check_unit(noise=math.sqrt(dispersion), tau=tau, separation=float(pdist(centers).min()))
+    alike = f"differ by {tau:.2g} per parameter" if tau else "alike"
+    return Scenario(
+        loss=loss,
+        sizes=counts,
+        dim=dim,
+        dispersion=dispersion,
+        draw_centers=lambda _: centers,
+        draw_rows=lambda k, count, rng: own[k][rng.integers(len(own[k]), size=count)],
+        words=f"the pilot's {len(counts)} groups, {int(counts.sum())} users, {dim} parameters, "
+        f"{loss.name} loss, in standardised units; users of a group {alike}",
+        penalty=penalty(X.shape[1], loss.n_outputs, l2, fit_intercept) if l2 > 0 else None,
+        tau=tau,
+        rows_differ=True,
+        pilot=_pilot_facts(found),
+    )
+
+
+def _check_pilot(found: Diagnosis) -> None:
+    """Refuse a pilot from which nothing follows."""
+    verdict = found.verdict
+    blind = float(np.mean(found.n_samples <= found.dim))
+    if found.n_clusters > 1 and not (verdict.advice == "collect" and blind > MOST_BLIND):
+        return
+    what = (
+        "collect these rows for the pilot, or say what you expect"
+        if verdict.advice == "collect"
+        else "if you expect groups all the same, say which"
+    )
+    raise ValueError(
+        f"Nothing can be planned from this pilot. `odcl diagnose` says of it: {verdict.sentence} "
+        f"{verdict.reason} What to do: {what} (in numbers and without a pilot: how many groups, "
+        "how many parameters, how far apart; see odcl.plan.scenario)."
+    )
+
+
+def _pilot_facts(found: Diagnosis) -> PilotFacts:
+    """The pilot in numbers, and in which way the plan is not to be trusted."""
+    n, verdict = found.n_samples, found.verdict
+    doubts = {
+        "collect": f"The pilot's own groups are in doubt (about {found.misplaced:.2g} of its "
+        f"{found.n_users} users are in a wrong one): the plan is for the groups it seems to have. "
+        "Plan again with more rows.",
+        "local": "Users of a group differ so much that groups bring them little: `odcl diagnose` "
+        "advises to stay local.",
+        "one-model": "`odcl diagnose` sees no groups in the pilot that are worth finding.",
+        "refine": "The users' models are not yet normal around the truth with the pilot's rows: "
+        "numbers for so few are rough.",
+    }
+    warnings = [doubts[verdict.advice]] if verdict.advice in doubts else []
+    few = int((np.bincount(found.labels) < FEW).sum())
+    if few:
+        some = "1 group has" if few == 1 else f"{few} groups have"
+        warnings.append(f"{some} fewer than {FEW} users in the pilot: their models are guesses.")
+    even = bool(n.min() == n.max())
+    return PilotFacts(round(float(np.median(n))), even, verdict.sentence, tuple(warnings))
+
+
+def _shared_out(counts: Ints, n_users: int) -> Ints:
+    """Sizes with the same shares that add up to ``n_users``; no group is lost."""
+    if n_users < len(counts):
+        raise ValueError(f"{n_users} users cannot form the pilot's {len(counts)} groups.")
+    edges = np.round(np.cumsum(counts) * n_users / counts.sum())
+    found = np.maximum(np.diff(np.concatenate([[0], edges])), 1).astype(np.intp)
+    found[found.argmax()] += n_users - found.sum()
+    return found

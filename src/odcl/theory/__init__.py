@@ -1,7 +1,7 @@
 """The paper's theory as numbers: constants, conditions, bounds, rounds, separation. No data.
 
 Start here: 100 users in 10 groups of 10, models of 3 numbers whose groups lie D = 2 apart. How
-many samples a user does the paper ask for, until K-means (ODCL-KM) finds the groups?
+many samples per user does the paper ask for until K-means (ODCL-KM) finds the groups?
 
 >>> from odcl import theory
 >>> of = theory.problem_constants(
@@ -39,12 +39,16 @@ from __future__ import annotations
 
 from odcl.theory.bounds import (
     LocalRates,
+    Misclustered,
     MSETerms,
     averaging_terms,
+    error_floor,
     inexact_terms,
     local_rates,
+    misclustered,
     odcl_terms,
     part_one_terms,
+    worst_error_floor,
 )
 from odcl.theory.communication import (
     MethodRow,
@@ -56,24 +60,24 @@ from odcl.theory.communication import (
     to_markdown,
 )
 from odcl.theory.conditions import (
-    Misclustered,
+    Separation,
     alpha_cc,
     alpha_center,
     alpha_km,
     epsilon_that_keeps_the_rate,
-    error_floor,
     iteration_ratio,
     largest_epsilon,
     mean_iterations,
-    misclustered,
     sample_ratio,
     sample_ratio_cc,
     sample_ratio_inexact,
     sample_ratio_km,
     sample_ratio_part_one,
+    separation,
     sgd_distance,
     sgd_iterations,
-    worst_error_floor,
+    smallest_n,
+    smallest_T,
 )
 from odcl.theory.constants import (
     ProblemConstants,
@@ -84,8 +88,6 @@ from odcl.theory.constants import (
     m_over_users,
     problem_constants,
 )
-from odcl.theory.integers import smallest_n, smallest_T
-from odcl.theory.separability import Separation, separation
 
 __all__ = [
     "LocalRates",

@@ -10,19 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from odcl.theory._domain import (
-    between,
-    cluster_sizes,
-    distance,
-    inside,
-    not_negative,
-    positive,
-    samples,
-    several,
-    users,
-    whole,
-)
-from odcl.theory.conditions import error_floor
+from odcl.theory import check
 
 
 @dataclass(frozen=True)
@@ -45,9 +33,9 @@ class MSETerms:
         return max(self.terms, key=self.terms.__getitem__)
 
     def __str__(self) -> str:
-        width = max(map(len, self.terms))
-        lines = [f"  {name:<{width}}  {value:.3g}" for name, value in self.terms.items()]
-        return "\n".join([f"{self.source}: {self.ruling} rules", *lines])
+        from odcl.report.theory import error_terms
+
+        return error_terms(self)
 
 
 @dataclass(frozen=True)
@@ -101,54 +89,31 @@ def local_rates(
     constants that the paper does not give.
     """
     for name, value in {"L": L, "mu": mu, "N": N, "R": R, "c1": c1, "c2": c2}.items():
-        positive(name, value, "Lemma 4 divides by it or takes its root")
-    not_negative("H", H, "it bounds how fast the Hessian changes (Assumption 5)")
-    dim = whole("dim", dim, "it counts the parameters")
-    between("rho", rho, 0, 1, "0 < rho < 1", "Lemma 4 divides by 1 - rho")
-    inside(mu <= L, f"mu={mu!r}", f"mu <= L = {L!r}", "an L-smooth loss has no more curvature")
+        check.positive(name, value, "Lemma 4 divides by it or takes its root")
+    check.not_negative("H", H, "it bounds how fast the Hessian changes (Assumption 5)")
+    dim = check.parameters(dim)
+    check.between("rho", rho, 0, 1, "0 < rho < 1", "Lemma 4 divides by 1 - rho")
+    why = "an L-smooth loss has no more curvature"
+    check.inside(mu <= L, f"mu={mu!r}", f"mu <= L = {L!r}", why)
+    Ll = L * (math.log(dim) if as_printed else max(1.0, math.log(dim)))
+    delta = rho * min(1.0, mu / (2 * H)) if H > 0 else rho
     try:
-        rates = _lemma4(L, mu, N, H, R, dim, rho, c1, c2, as_printed)
+        decay = min(((1 - rho) * mu * delta / N) ** 2 / (8 * c1), (rho * mu / L) ** 2 / (8 * c2))
+        beta = (N / ((1 - rho) * mu)) ** 4 + dim * R**4 / (decay if as_printed else decay**2)
+        root = math.sqrt(beta)
+        lam = N**2 * (Ll**2 + root * H**2) / mu**4
+        upsilon = (root * Ll**2 + H**2 * beta) / mu**2
+        nu = root * (Ll**4 + beta * H**4) / (1 if as_printed else mu**4)
+        tau = (N / mu) ** 2 + N**2 * math.hypot(Ll**2, root * H**2) / mu**4
+        tau += root * math.hypot(Ll**4, beta * H**4) / mu**4
     except (OverflowError, ZeroDivisionError):
-        rates = None
-    if rates is None or not math.isfinite(rates.nu + rates.tau):
+        nu = tau = math.inf
+    if not math.isfinite(nu + tau):
         raise ValueError(
             f"With mu={mu:.3g} against L={L:.3g}, N={N:.3g}, R={R:.3g} the constants of Lemma 4 "
             "exceed 1e308: the bound says nothing. Take a smaller R or an l2 penalty."
         )
-    return rates
-
-
-def _lemma4(
-    L: float,
-    mu: float,
-    N: float,
-    H: float,
-    R: float,
-    dim: int,
-    rho: float,
-    c1: float,
-    c2: float,
-    as_printed: bool,
-) -> LocalRates:
-    Ll = L * (math.log(dim) if as_printed else max(1.0, math.log(dim)))
-    delta = rho * min(1.0, mu / (2 * H)) if H > 0 else rho
-    decay = min(((1 - rho) * mu * delta / N) ** 2 / (8 * c1), (rho * mu / L) ** 2 / (8 * c2))
-    beta = (N / ((1 - rho) * mu)) ** 4 + dim * R**4 / (decay if as_printed else decay**2)
-    root = math.sqrt(beta)
-    return LocalRates(
-        N=N,
-        mu=mu,
-        R=R,
-        dim=dim,
-        decay=decay,
-        beta=beta,
-        lam=N**2 * (Ll**2 + root * H**2) / mu**4,
-        upsilon=(root * Ll**2 + H**2 * beta) / mu**2,
-        nu=root * (Ll**4 + beta * H**4) / (1 if as_printed else mu**4),
-        tau=(N / mu) ** 2
-        + N**2 * math.hypot(Ll**2, root * H**2) / mu**4
-        + root * math.hypot(Ll**4, beta * H**4) / mu**4,
-    )
+    return LocalRates(N, mu, R, dim, decay, beta, lam, upsilon, nu, tau)
 
 
 def averaging_terms(rates: LocalRates, *, n: int, size: int) -> MSETerms:
@@ -161,8 +126,8 @@ def averaging_terms(rates: LocalRates, *, n: int, size: int) -> MSETerms:
     rare        (d R^2 + tau / n) d exp(-decay n)
     """
     _check_rates(rates)
-    n = whole("n", n, "it counts the samples of a user")
-    size = whole("size", size, "it counts the users of the cluster")
+    n = check.whole("n", n, "it counts the samples of a user")
+    size = check.whole("size", size, "it counts the users of the cluster")
     return MSETerms("Lemma 4", _averaging(rates, n, size))
 
 
@@ -201,19 +166,18 @@ def odcl_terms(
     checked here. ``missed_variance`` is of order 1 / (n |C_(K)|): the bound for a large cluster
     is ruled by the smallest one.
     """
-    n, sizes = samples(n), cluster_sizes(sizes)
-    distance(D)
-    rates = several("rates", rates, "the constants of each cluster, see local_rates")
+    n, sizes = check.samples(n), check.cluster_sizes(sizes)
+    check.distance(D)
+    rates = check.several("rates", rates, "the constants of each cluster, see local_rates")
     for rate in rates:
         _check_rates(rate)
-    seen = f"{len(rates)} rates for {len(sizes)} clusters"
-    inside(len(rates) == len(sizes), seen, "of one for each cluster", "they are paired")
+    check.paired("rates", rates, "clusters", len(sizes))
     domain = f"0 <= k < K = {len(sizes)}"
-    between("k", k, 0, len(sizes), domain, "it names a cluster", closed="[")
-    k = whole("k", k, "it names a cluster", least=0)
+    check.between("k", k, 0, len(sizes), domain, "it names a cluster", closed="[")
+    k = check.whole("k", k, "it names a cluster", least=0)
     R, d = rates[k].R, rates[k].dim
     alike = all((other.R, other.dim) == (R, d) for other in rates)
-    inside(alike, "rates with several R or dim", "of one Theta", "all clusters share it")
+    check.inside(alike, "rates with several R or dim", "of one Theta", "all clusters share it")
     ratio, smallest = (R / D) ** 2, min(sizes)
     N2 = math.fsum(rate.N**2 for rate in rates)
     mu, decay = min(rate.mu for rate in rates), min(rate.decay for rate in rates)
@@ -241,11 +205,15 @@ def inexact_terms(
     ``epsilon`` is a squared distance here (Lemma 8). The remark after the theorem writes
     R^2 K D^2 in the last term; the theorem's K R^2 / D^2 is what Chebyshev's inequality gives.
     """
-    n, sizes, d = samples(n), cluster_sizes(sizes), whole("dim", dim, "it counts the parameters")
-    distance(D)
-    positive("R", R, "Theta lies in the ball ||theta|| <= R (Assumption 2)")
-    positive("decay", decay, "it is alpha_k of Lemma 4, see local_rates")
-    not_negative("epsilon", epsilon, "it bounds the squared error of a local solver")
+    n, sizes, d = (
+        check.samples(n),
+        check.cluster_sizes(sizes),
+        check.whole("dim", dim, "it counts the parameters"),
+    )
+    check.distance(D)
+    check.ball(R)
+    check.positive("decay", decay, "it is alpha_k of Lemma 4, see local_rates")
+    check.not_negative("epsilon", epsilon, "it bounds the squared error of a local solver")
     smallest, n_clusters = min(sizes), len(sizes)
     terms = {
         "variance": 1 / (n * smallest),
@@ -269,9 +237,65 @@ def part_one_terms(
     """Theorem 3: variance 1 / (n |C'_(K)|), bias 1 / n^2, and a floor that n does not lower.
 
     ``smallest`` counts the users of the smallest *recovered* cluster; ``fractions`` and
-    ``squared_distances`` as in :func:`~odcl.theory.conditions.error_floor`. Lemma 9 multiplies all
-    of it by K - 1, the theorem hides that.
+    ``squared_distances`` as in :func:`error_floor`. Lemma 9 multiplies all of it by K - 1, the
+    theorem hides that.
     """
-    n, (_, size) = samples(n), users(n_users, smallest)
+    n, (_, size) = check.samples(n), check.users(n_users, smallest)
     floor = error_floor(fractions, squared_distances)
     return MSETerms("Theorem 3", {"variance": 1 / (n * size), "bias": 1 / n**2, "floor": floor})
+
+
+# -- Part I of spectral K-means (Theorem 3) --------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Misclustered:
+    """What Part I of spectral K-means may get wrong in a cluster (Theorem 3)."""
+
+    kept: float  # least |C'_k & C_k| / |C_k|
+    foreign: float  # most sum_{l != k} |C'_k & C_l| / |C_k|
+    fraction: float  # most epsilon_k = sum_{l != k} |C'_k & C_l| / |C'_k|
+
+
+def misclustered(c: float = 100) -> Misclustered:
+    """Bounds of Theorem 3: 1 - 128/c^2 kept, 128/c^2 foreign, epsilon_k <= 128 / (c^2 - 128).
+
+    c > sqrt(128) = 11.3, where the bounds begin to say something. The last bound is the paper's;
+    the first two give 128/c^2 for it as well (x / (a + x) grows with x and falls with a). Lemma 10
+    has '=' where Theorem 3 has '>=' and '<=': the theorem is right.
+    """
+    why = "128/c^2 bounds a fraction below 1"
+    check.between("c", c, math.sqrt(128), math.inf, "c > sqrt(128)", why)
+    return Misclustered(kept=1 - 128 / c**2, foreign=128 / c**2, fraction=128 / (c**2 - 128))
+
+
+def error_floor(fractions: Sequence[float], squared_distances: Sequence[float]) -> float:
+    """What does not vanish in cluster k: sum_{l != k} epsilon_kl^2 D_kl (Theorem 3).
+
+    ``fractions`` are epsilon_kl = |C'_k & C_l| / |C'_k| and ``squared_distances`` D_kl =
+    ||theta*_k - theta*_l||^2 over l != k. Up to a constant; Lemma 9 has a factor K - 1 besides,
+    which Theorem 3 hides in it.
+    """
+    fractions = check.several("fractions", fractions, "a share of C'_k for every other cluster")
+    squared_distances = check.several(
+        "squared_distances", squared_distances, "a squared distance for every other cluster"
+    )
+    check.paired("fractions", fractions, "distances", len(squared_distances))
+    for fraction in fractions:
+        check.not_negative("a fraction", fraction, "it counts misplaced users")
+    total = math.fsum(fractions)
+    check.inside(
+        total <= 1 + 1e-12, f"sum of fractions={total!r}", "sum <= 1", "they are shares of C'_k"
+    )
+    for squared in squared_distances:
+        check.positive("a squared distance", squared, "population optima differ (Assumption 1)")
+    return math.fsum(f**2 * d for f, d in zip(fractions, squared_distances, strict=True))
+
+
+def worst_error_floor(D_max: float, c: float = 100) -> float:
+    """Largest error floor that Theorem 3 allows, D_max (128 / (c^2 - 128))^2 (its remark).
+
+    ``D_max`` = max_kl ||theta*_k - theta*_l||^2, a squared distance: 1.69e-4 D_max at c = 100.
+    """
+    check.positive("D_max", D_max, "it is the largest squared distance between population optima")
+    return D_max * misclustered(c).fraction ** 2

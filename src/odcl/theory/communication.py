@@ -6,18 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from odcl.report.markdown import table
-from odcl.theory._domain import (
-    between,
-    cluster_sizes,
-    distance,
-    inside,
-    not_negative,
-    positive,
-    samples,
-    users,
-    whole,
-)
+from odcl.theory import check
 
 
 def ifca_rounds(
@@ -28,11 +17,11 @@ def ifca_rounds(
     One round of ODCL against so many: this is also the factor by which the paper counts the
     communication saved. 0 < epsilon < 2 D, kappa = L / mu >= 1.
     """
-    m, size = users(n_users, smallest)
-    distance(D)
+    m, size = check.users(n_users, smallest)
+    check.distance(D)
     _check_kappa(kappa)
     why = "IFCA starts closer than that already, and the formula says nothing"
-    between("epsilon", epsilon, 0, 2 * D, f"0 < epsilon < 2 D = {2 * D:g}", why)
+    check.between("epsilon", epsilon, 0, 2 * D, f"0 < epsilon < 2 D = {2 * D:g}", why)
     return 8 * kappa * m / size * math.log(2 * D / epsilon)
 
 
@@ -42,9 +31,9 @@ def ifca_accuracy(n_users: int, n_clusters: int, smallest: int, n: int) -> float
     Section 4.3 says O(1 / (delta sqrt(n |C_(K)|))); Table 1's logarithm holds the square of this
     one, which keeps the dependence on K and m / |C_(K)| that the text hides. We follow Table 1.
     """
-    m, size = users(n_users, smallest)
-    K = whole("n_clusters", n_clusters, "it counts the clusters")
-    return K * m**2 / (size**2.5 * math.sqrt(samples(n)))
+    m, size = check.users(n_users, smallest)
+    K = check.whole("n_clusters", n_clusters, "it counts the clusters")
+    return K * m**2 / (size**2.5 * math.sqrt(check.samples(n)))
 
 
 def all_for_all_rounds(
@@ -56,18 +45,18 @@ def all_for_all_rounds(
     log(n m / K). Table 1 has n m / K in front for n, larger by the mean size of a cluster; we
     follow the text, which says what accuracy its rounds buy.
     """
-    m = whole("n_users", n_users, "it counts the users, the paper's m")
-    K = whole("n_clusters", n_clusters, "it counts the clusters")
-    inside(m >= K, f"n_clusters={K}", f"n_clusters <= n_users = {m}", "no cluster is empty")
+    m = check.whole("n_users", n_users, "it counts the users, the paper's m")
+    K = check.whole("n_clusters", n_clusters, "it counts the clusters")
+    check.inside(m >= K, f"n_clusters={K}", f"n_clusters <= n_users = {m}", "no cluster is empty")
     _check_kappa(kappa)
-    positive("mu", mu, "it is the strong convexity of the losses")
+    check.positive("mu", mu, "it is the strong convexity of the losses")
     why = "the rounds grow with log(1 / epsilon)"
-    between("epsilon", epsilon, 0, 1, "0 < epsilon < 1", why)
+    check.between("epsilon", epsilon, 0, 1, "0 < epsilon < 1", why)
     return kappa * K / (epsilon * mu * m) * math.log(1 / epsilon)
 
 
 def _check_kappa(kappa: float) -> None:
-    between("kappa", kappa, 1, math.inf, "1 <= kappa < inf", "kappa is L / mu", closed="[")
+    check.between("kappa", kappa, 1, math.inf, "1 <= kappa < inf", "kappa is L / mu", closed="[")
 
 
 @dataclass(frozen=True)
@@ -79,10 +68,10 @@ class MethodRow:
     rounds: float | None  # None: the formula says nothing here
     samples_formula: str
     samples: float | None  # per user; None: no number of samples suffices
-    needs_initialization: bool
-    needs_clusters: bool
-    needs_k: bool
-    needs_separation: bool
+    needs_initialization: bool = False
+    needs_clusters: bool = False
+    needs_k: bool = False
+    needs_separation: bool = False
 
 
 class MethodTable(list[MethodRow]):
@@ -100,7 +89,7 @@ def table1(
     epsilon: float | None = None,
     kappa: float = 1.0,
 ) -> MethodTable:
-    """Table 1 for clusters of these sizes, separation D and n samples a user; ``print`` it.
+    """Table 1 for clusters of these sizes, separation D and n samples per user; ``print`` it.
 
     m and K are the sum and the number of ``sizes``; ``epsilon`` is the accuracy of the inexact
     methods, 1 / (n |C_(1)|) unless given (the remark after Theorem 2). Where the printed table
@@ -114,98 +103,53 @@ def table1(
     - ALL-for-ALL's rounds: Section 4.3 at epsilon = K / (n m); the table has m / K times as many;
     - IFCA's samples: the table, with the K / D^4 that Section 4.3 leaves out.
     """
-    n, sizes = samples(n), cluster_sizes(sizes)
-    distance(D)
+    n, sizes = check.samples(n), check.cluster_sizes(sizes)
+    check.distance(D)
     m, K, small, large = sum(sizes), len(sizes), min(sizes), max(sizes)
     epsilon = 1 / (n * large) if epsilon is None else epsilon
-    not_negative("epsilon", epsilon, "it bounds the error of a local solver")
+    check.not_negative("epsilon", epsilon, "it bounds the error of a local solver")
     _check_kappa(kappa)
     reached = ifca_accuracy(m, K, small, n)
     ifca = ifca_rounds(m, small, D=D, epsilon=reached, kappa=kappa) if reached < 2 * D else None
     cc = small**2 * D**2 / (m - small) ** 2
     km = small * D**2 / (math.sqrt(small) + math.sqrt(m)) ** 2
-    rows = [
-        MethodRow(
-            method="IFCA",
-            rounds_formula="8 kappa m / C log(2 D C^2.5 sqrt n / (K m^2))",
-            rounds=ifca,
-            samples_formula="max(C1, K / D^4)",
-            samples=max(large, K / D**4),
-            needs_initialization=True,
-            needs_clusters=False,
-            needs_k=True,
-            needs_separation=True,
-        ),
-        MethodRow(
-            method="ALL-for-ALL",
-            rounds_formula="kappa n log(n m / K)",
-            rounds=all_for_all_rounds(m, K, epsilon=K / (n * m), kappa=kappa),
-            samples_formula="log(n m / K)",
-            samples=math.log(n * m / K),
-            needs_initialization=False,
-            needs_clusters=True,
-            needs_k=False,
-            needs_separation=False,
-        ),
-        _one_round("ODCL-KM", "(sqrt C + sqrt m)^2 / (C D^2)", km, large, needs_k=True),
-        _one_round("ODCL-CC", "(m - C)^2 / (C^2 D^2)", cc, large),
-        _one_round(
-            "I-ODCL-KM",
-            "1 / (C D^2 / (sqrt C + sqrt m)^2 - eps)",
-            km - epsilon,
-            large,
-            needs_k=True,
-        ),
-        _one_round("I-ODCL-CC", "1 / (C^2 D^2 / (m - C)^2 - eps)", cc - epsilon, large),
-    ]
-    return MethodTable(rows)
-
-
-def _one_round(
-    method: str, formula: str, margin: float, large: int, *, needs_k: bool = False
-) -> MethodRow:
-    """A line of ours: max(|C_(1)|, 1 / margin) samples, where a margin is left."""
-    return MethodRow(
-        method=method,
-        rounds_formula="1",
-        rounds=1.0,
-        samples_formula=f"max(C1, {formula})",
-        samples=max(large, 1 / margin) if margin > 0 else None,
-        needs_initialization=False,
-        needs_clusters=False,
-        needs_k=needs_k,
-        needs_separation=False,
+    return MethodTable(
+        [
+            MethodRow(
+                "IFCA",
+                "8 kappa m / C log(2 D C^2.5 sqrt n / (K m^2))",
+                ifca,
+                "max(C1, K / D^4)",
+                max(large, K / D**4),
+                needs_initialization=True,
+                needs_k=True,
+                needs_separation=True,
+            ),
+            MethodRow(
+                "ALL-for-ALL",
+                "kappa n log(n m / K)",
+                all_for_all_rounds(m, K, epsilon=K / (n * m), kappa=kappa),
+                "log(n m / K)",
+                math.log(n * m / K),
+                needs_clusters=True,
+            ),
+            _one_round("ODCL-KM", "(sqrt C + sqrt m)^2 / (C D^2)", km, large),
+            _one_round("ODCL-CC", "(m - C)^2 / (C^2 D^2)", cc, large),
+            _one_round("I-ODCL-KM", "1 / (C D^2 / (sqrt C + sqrt m)^2 - eps)", km - epsilon, large),
+            _one_round("I-ODCL-CC", "1 / (C^2 D^2 / (m - C)^2 - eps)", cc - epsilon, large),
+        ]
     )
+
+
+def _one_round(method: str, formula: str, margin: float, large: int) -> MethodRow:
+    """A line of ours: max(|C_(1)|, 1 / margin) samples, where a margin is left."""
+    enough = max(large, 1 / margin) if margin > 0 else None
+    needs_k = method.endswith("KM")
+    return MethodRow(method, "1", 1.0, f"max(C1, {formula})", enough, needs_k=needs_k)
 
 
 def to_markdown(rows: Sequence[MethodRow]) -> str:
     """Table 1 as Markdown that also reads well as plain text, its legend below."""
-    header = ["method", "rounds", "their order", "samples a user", "order of these"]
-    lines = []
-    for row in rows:
-        needs = {
-            "start": row.needs_initialization,
-            "clusters": row.needs_clusters,
-            "K": row.needs_k,
-            "gap": row.needs_separation,
-        }
-        numbers = [_shown(row.rounds), row.rounds_formula, _shown(row.samples), row.samples_formula]
-        known = ", ".join(name for name, needed in needs.items() if needed)
-        lines.append([row.method, *numbers, known or "nothing"])
-    drawn = table([*header, "must know"], lines, left=(0, 2, 4, 5))
-    legend = (
-        "Orders: hidden constants are 1, and so is the condition number kappa unless given. C and "
-        "C1 are the sizes of the smallest and the largest cluster, eps the accuracy of the local "
-        "solvers. To be known: a good start, the true "
-        "clusters, their number, that the gap between them is sufficient. Rounds '-': with so few "
-        "samples the accuracy that IFCA reaches, K m^2 / (C^2.5 sqrt n), is no better than where "
-        "it starts, 2 D, and the formula counts no rounds; a larger n or D does. Samples '-': the "
-        "local solvers are so inexact (eps) that no number of samples makes up for it."
-    )
-    return f"{drawn}\n\n{legend}"
+    from odcl.report.theory import method_table
 
-
-def _shown(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:,.0f}" if 10 <= value < 1e7 else f"{value:.3g}"
+    return method_table(rows)

@@ -1,30 +1,30 @@
 """How far apart, how many samples, how many steps: the conditions of Theorems 1 to 3.
 
-Conditions on n read n / log n > ratio: the functions give the ratio,
-:func:`odcl.theory.integers.smallest_n` the n. Where a display of the paper contradicts its own
-proof we follow the proof, and ``as_printed=True`` gives the display.
+Conditions on n read n / log n > ratio: the functions give the ratio, :func:`smallest_n` the n.
+:func:`separation` measures how far apart given models are. Where a display of the paper contradicts
+its own proof we follow the proof, and ``as_printed=True`` gives the display.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Decimal, localcontext
+from functools import cached_property
+from typing import TYPE_CHECKING
 
-from odcl.theory._domain import (
-    between,
-    distance,
-    inside,
-    not_negative,
-    positive,
-    samples,
-    several,
-    users,
-    whole,
-)
-from odcl.theory.integers import smallest_T
+import numpy as np
+from scipy.spatial.distance import cdist
 
-# -- separation that a clustering method asks for, alpha of Eq. (4) ------------------------------
+from odcl._typing import Array, Floats, Ints
+from odcl.clustering.labels import number_by_first_user, sum_by_cluster
+from odcl.theory import check
+
+if TYPE_CHECKING:
+    from odcl.clustering.convex.separation import RecoveryInterval
+
+# -- separation that a clustering method asks for, alpha of Eq. (4) --------------------------------
 
 
 def alpha_cc(n_users: int, smallest: int) -> float:
@@ -35,7 +35,7 @@ def alpha_cc(n_users: int, smallest: int) -> float:
     clusters), and alpha_cc does not rest on it. 1 <= smallest <= n_users; a second cluster leaves
     at most n_users / 2, and with smallest = n_users there is nothing to separate: 0.
     """
-    m, size = users(n_users, smallest)
+    m, size = check.users(n_users, smallest)
     return 4 * (m - size) / size
 
 
@@ -45,8 +45,8 @@ def alpha_center(n_users: int, smallest: int, c: float = 100) -> float:
     The text after Definition 3 has |C_(K)| without its root; the proof of Lemma 2 has the root,
     and Theorem 3's condition follows only with it. 1 <= smallest <= n_users, c > 0.
     """
-    m, size = users(n_users, smallest)
-    positive("c", c, "it is the constant of Definition 3, shown to suffice from 100 on")
+    m, size = check.users(n_users, smallest)
+    check.center_constant(c)
     return 2 * c * math.sqrt(m / size)
 
 
@@ -60,7 +60,7 @@ def alpha_km(n_users: int, smallest: int, c: float = 100) -> float:
     return 2 + alpha_center(n_users, smallest, c)
 
 
-# -- samples --------------------------------------------------------------------------------------
+# -- samples ---------------------------------------------------------------------------------------
 
 
 def sample_ratio(alpha: float, M: float, D: float, *, gamma: float | None = None) -> float:
@@ -71,21 +71,21 @@ def sample_ratio(alpha: float, M: float, D: float, *, gamma: float | None = None
     between population optima. ``gamma`` gives Eq. (11), 4 M alpha^2 / (D - 2 gamma)^2 with
     0 < gamma < D/2, of which the theorem is the case gamma = D/4.
     """
-    not_negative("alpha", alpha, "it is the separation of Eq. (4) that a method needs")
-    positive("M", M, "it is the constant of Appendix B.1, see m_constant")
-    distance(D)
+    check.not_negative("alpha", alpha, "it is the separation of Eq. (4) that a method needs")
+    check.largest_m(M)
+    check.distance(D)
     gamma = D / 4 if gamma is None else gamma
     why = "means of clusters are within gamma of the optima, and D - 2 gamma apart"
-    between("gamma", gamma, 0, D / 2, f"0 < gamma < D/2 = {D / 2:g}", why)
+    check.between("gamma", gamma, 0, D / 2, f"0 < gamma < D/2 = {D / 2:g}", why)
     reach = alpha / (D - 2 * gamma)
     return 4 * M * reach * reach
 
 
 def sample_ratio_cc(n_users: int, smallest: int, M: float, D: float) -> float:
     """ODCL-CC: n / log n > 256 M (m - |C_(K)|)^2 / (|C_(K)|^2 D^2) (Section 4.2, item 1)."""
-    m, size = users(n_users, smallest)
-    positive("M", M, "it is the constant of Appendix B.1, see m_constant")
-    distance(D)
+    m, size = check.users(n_users, smallest)
+    check.largest_m(M)
+    check.distance(D)
     return 256 * M * ((m - size) / size) ** 2 / D / D
 
 
@@ -95,10 +95,10 @@ def sample_ratio_km(n_users: int, smallest: int, M: float, D: float, c: float = 
     This display follows from Lemma 2. The sentence after it divides by |C_(K)|^2 and Table 1 has
     |C_(K)| + sqrt m: both lost a square root, and we follow neither.
     """
-    m, size = users(n_users, smallest)
-    positive("M", M, "it is the constant of Appendix B.1, see m_constant")
-    distance(D)
-    positive("c", c, "it is the constant of Lemma 2, shown to suffice from 100 on")
+    m, size = check.users(n_users, smallest)
+    check.largest_m(M)
+    check.distance(D)
+    check.center_constant(c)
     return 64 * M * (math.sqrt(size) + c * math.sqrt(m)) ** 2 / size / D / D
 
 
@@ -111,14 +111,72 @@ def sample_ratio_part_one(
     equal this is less than ODCL-KM's by 64 M (1 + 2 c sqrt(m / |C_(K)|)) / D^2; the remark that
     calls it c^2 M / D^2 misplaced c.
     """
-    m, size = users(n_users, smallest)
-    positive("M_bar", M_bar, "it is the mean over users of M_ik, see m_over_users")
-    distance(D)
-    positive("c", c, "it is the constant of Definition 3, shown to suffice from 100 on")
+    m, size = check.users(n_users, smallest)
+    check.positive("M_bar", M_bar, "it is the mean over users of M_ik, see m_over_users")
+    check.distance(D)
+    check.center_constant(c)
     return 64 * c**2 * m * M_bar / size / D / D
 
 
-# -- inexact local models (Theorem 2) -------------------------------------------------------------
+# -- from ratios to whole numbers, without rounding ------------------------------------------------
+
+
+def smallest_n(ratio: float) -> int:
+    """Smallest integer n >= 3 with n / log n > ratio (Theorem 1 asks both of n).
+
+    n / log n falls up to e = 2.718 and grows from there, so that from 3 on a bisection is exact;
+    the n = 2 that n / log n = 2.89 would allow is not in the theorem. ``ratio`` is 0 or larger, a
+    right-hand side as above; up to 3 / log 3 = 2.73 the answer is 3.
+    """
+    check.not_negative("ratio", ratio, "it is the right-hand side of a condition n / log n > ratio")
+    return _first(3, lambda n: _reaches(n, ratio, logs=1))
+
+
+def smallest_T(ratio: float, *, least: int = 16) -> int:
+    """Smallest integer T >= least with T / log log T >= ratio (Lemma 7 and Theorem 2).
+
+    T / log log T grows from 5.83 on. The paper asks for T >= 15, but its proof replaces
+    log(log(T) / delta) by (1 + log(1 / delta)) log log T, which needs log log T >= 1, that is
+    T >= e^e = 15.15: we start at 16. ``least`` is 6 or larger, ``ratio`` 0 or larger.
+    """
+    check.not_negative("ratio", ratio, "it is the right-hand side of a condition on T / log log T")
+    why = "below 5.83 T / log log T falls, and there may be no smallest T"
+    least = check.whole("least", least, why, least=6)
+    return _first(least, lambda n: _reaches(n, ratio, logs=2))
+
+
+def _first(least: int, holds: Callable[[int], bool]) -> int:
+    """Smallest n >= least that holds, for a property that, once true, stays true."""
+    high = least
+    while not holds(high):
+        high *= 2
+    low = max(least, high // 2)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle + 1, high)
+    return high
+
+
+def _reaches(n: int, ratio: float, *, logs: int) -> bool:
+    """Whether n exceeds ratio times log n (or log log n), decided beyond doubt.
+
+    In float64 neighbours n and n + 1 look alike from 1e15 on, and near a tie well before. Here
+    digits are added until the gap is larger than its own rounding error. That ends, for log n is
+    irrational and the two sides are never equal (nobody has proved it of log log n).
+    """
+    digits = 40
+    while True:
+        with localcontext(prec=digits):
+            log = Decimal(n)
+            for _ in range(logs):
+                log = log.ln()
+            gap = Decimal(n) - Decimal(float(ratio)) * log
+            if abs(gap) > Decimal(n).scaleb(5 - digits):
+                return gap > 0
+        digits *= 2
+
+
+# -- inexact local models (Theorem 2) --------------------------------------------------------------
 
 
 def largest_epsilon(alpha: float, D: float, xi: float, *, as_printed: bool = False) -> float:
@@ -127,9 +185,9 @@ def largest_epsilon(alpha: float, D: float, xi: float, *, as_printed: bool = Fal
     The remark after Theorem 2 has 16 for 32; see :func:`sample_ratio_inexact` for why. ``xi`` is
     xi_F = max_k G_Fk / mu_Fk (tau_F in that remark is the same).
     """
-    positive("alpha", alpha, "it is the separation of Eq. (4) that a method needs")
-    distance(D)
-    positive("xi", xi, "it is xi_F = max_k G_Fk / mu_Fk (Theorem 2)")
+    check.positive("alpha", alpha, "it is the separation of Eq. (4) that a method needs")
+    check.distance(D)
+    check.positive("xi", xi, "it is xi_F = max_k G_Fk / mu_Fk (Theorem 2)")
     return D**2 / (4 * (4 if as_printed else 8) * xi * alpha**2)
 
 
@@ -148,7 +206,7 @@ def sample_ratio_inexact(
         "beyond it no number of samples makes up for the error of the local solvers. Run more "
         "steps, see sgd_iterations"
     )
-    between("epsilon", epsilon, 0, most, f"0 <= epsilon < {most:g}", why, closed="[")
+    check.between("epsilon", epsilon, 0, most, f"0 <= epsilon < {most:g}", why, closed="[")
     return sample_ratio(alpha, M, D) / (1 - epsilon / most)
 
 
@@ -156,7 +214,10 @@ def epsilon_that_keeps_the_rate(
     n: int, largest: int, *, alpha: float, D: float, xi: float, as_printed: bool = False
 ) -> float:
     """Below min(1 / (n |C_(1)|), largest_epsilon), Theorem 2 has Theorem 1's rate (its remark)."""
-    n, largest = samples(n), whole("largest", largest, "it counts the users of the largest cluster")
+    n, largest = (
+        check.samples(n),
+        check.whole("largest", largest, "it counts the users of the largest cluster"),
+    )
     return min(1 / (n * largest), largest_epsilon(alpha, D, xi, as_printed=as_printed))
 
 
@@ -168,9 +229,9 @@ def sgd_distance(T: int, *, gamma: float, mu: float, delta: float) -> float:
     As printed; the second term has no mu, so that the bound changes with the unit of the loss,
     which SGD does not. Treat T from it as an order of magnitude.
     """
-    T = whole("T", T, "Lemma 6 speaks of the iterates from the eighth on", least=8)
+    T = check.whole("T", T, "Lemma 6 speaks of the iterates from the eighth on", least=8)
     _check_sgd(gamma, mu)
-    between("delta", delta, 0, 1 / math.e, "0 < delta < 1/e", "Lemma 6 asks for it")
+    check.between("delta", delta, 0, 1 / math.e, "0 < delta < 1/e", "Lemma 6 asks for it")
     return (
         12 * gamma**2 / mu**2 + 8 * gamma * (121 * gamma + 1) * math.log(math.log(T) / delta)
     ) / T
@@ -185,9 +246,9 @@ def iteration_ratio(epsilon: float, *, gamma: float, mu: float, n: int) -> float
     (Assumption 7), ``gamma`` Gamma = sigma + 2 L R + N. The second remark after Theorem 2 has
     6 L Gamma^2 / mu_l^2 + 4 L Gamma (...): left over from another version, not followed.
     """
-    n = samples(n)
+    n = check.samples(n)
     _check_sgd(gamma, mu)
-    positive("epsilon", epsilon, "it bounds the distance of a local model from the exact one")
+    check.positive("epsilon", epsilon, "it bounds the distance of a local model from the exact one")
     log = 1 + 3 * math.log(n)
     return (12 * gamma**2 / mu**2 + 8 * gamma * (121 * gamma + 1) * log) / epsilon**2
 
@@ -199,7 +260,7 @@ def mean_iterations(epsilon: float, *, gamma: float, mu: float) -> float:
     paper uses one letter for both. The ``+ eps`` of Lemma 8 should be 2 eps (Young's inequality).
     """
     _check_sgd(gamma, mu)
-    positive("epsilon", epsilon, "it bounds the squared distance to the exact local model")
+    check.positive("epsilon", epsilon, "it bounds the squared distance to the exact local model")
     return 4 * gamma**2 / (mu**2 * epsilon)
 
 
@@ -210,61 +271,177 @@ def sgd_iterations(epsilon: float, *, gamma: float, mu: float, n: int) -> int:
 
 
 def _check_sgd(gamma: float, mu: float) -> None:
-    positive("gamma", gamma, "it bounds the stochastic gradients (Section 4.4)")
-    positive("mu", mu, "it is the strong convexity of the users' risks, mu_f (Assumption 7)")
+    check.positive("gamma", gamma, "it bounds the stochastic gradients (Section 4.4)")
+    check.positive("mu", mu, "it is the strong convexity of the users' risks, mu_f (Assumption 7)")
 
 
-# -- Part I of spectral K-means (Theorem 3) -------------------------------------------------------
+# -- separation of given models --------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Misclustered:
-    """What Part I of spectral K-means may get wrong in a cluster (Theorem 3)."""
+@dataclass(frozen=True, eq=False)
+class Separation:
+    """Separation of models by a clustering; clusters are numbered by their first user."""
 
-    kept: float  # least |C'_k & C_k| / |C_k|
-    foreign: float  # most sum_{l != k} |C'_k & C_l| / |C_k|
-    fraction: float  # most epsilon_k = sum_{l != k} |C'_k & C_l| / |C'_k|
+    theta: Floats  # (n_users, dim)
+    labels: Ints  # (n_users,)
+    sizes: Ints  # (n_clusters,)
+    centers: Floats  # (n_clusters, dim), mu_k
+    radius: float  # max ||mu_k - a_i||
+    gap: float  # min ||mu_k - mu_l||
+    center_separation: float  # largest c of Definition 3
+    proximity: float  # largest c of Eq. (17)
+    c: float  # the c that Lemma 2 and Theorem 3 are asked for
+
+    def __repr__(self) -> str:
+        return (
+            f"<Separation: {len(self.labels)} users in {len(self.sizes)} clusters, alpha "
+            f"{self.alpha:.3g}, center_separation {self.center_separation:.3g}, proximity "
+            f"{self.proximity:.3g}>"
+        )
+
+    @property
+    def alpha(self) -> float:
+        """Eq. (4) holds for every alpha below gap / radius; inf if clusters are single points."""
+        return self.gap / self.radius if self.radius > 0 else math.inf if self.gap > 0 else 0.0
+
+    @cached_property
+    def interval(self) -> RecoveryInterval:
+        """Eq. (13): convex clustering returns this clustering for low <= lam < high.
+
+        It takes distances between all users of a cluster, so it is computed when asked for.
+        """
+        from odcl.clustering.convex.separation import recovery_interval
+
+        return recovery_interval(self.theta, self.labels)
+
+    @property
+    def alpha_cc(self) -> float:
+        """What Lemma 1 asks of alpha here."""
+        return alpha_cc(int(self.sizes.sum()), int(self.sizes.min()))
+
+    @property
+    def alpha_km(self) -> float:
+        """What Lemma 2 asks of alpha here."""
+        return alpha_km(int(self.sizes.sum()), int(self.sizes.min()), self.c)
+
+    @property
+    def alpha_center(self) -> float:
+        """The alpha that implies Definition 3 here."""
+        return alpha_center(int(self.sizes.sum()), int(self.sizes.min()), self.c)
+
+    @property
+    def guaranteed(self) -> tuple[str, ...]:
+        """Methods that the paper guarantees to return this clustering of these models.
+
+        "ODCL-CC" where the interval of Eq. (13) is not empty, for lam in it; "ODCL-KM" where
+        center separation and proximity hold with c, for K = the number of clusters. These are the
+        conditions that Lemmas 1 and 2 derive from Eq. (4), and weaker than it.
+        """
+        cc = not self.interval.empty
+        km = self.center_separation >= self.c and self.proximity >= self.c
+        return (("ODCL-CC",) if cc else ()) + (("ODCL-KM",) if km else ())
+
+    @property
+    def part_one_guaranteed(self) -> bool:
+        """Whether Theorem 3 holds: Part I misplaces at most 128 / c^2 of a cluster."""
+        return self.center_separation >= self.c
 
 
-def misclustered(c: float = 100) -> Misclustered:
-    """Bounds of Theorem 3: 1 - 128/c^2 kept, 128/c^2 foreign, epsilon_k <= 128 / (c^2 - 128).
+def separation(theta: Floats, labels: Array, *, c: float = 100) -> Separation:
+    """Separation of models ``theta`` (n_users, dim) by the clustering ``labels`` (n_users,).
 
-    c > sqrt(128) = 11.3, where the bounds begin to say something. The last bound is the paper's;
-    the first two give 128/c^2 for it as well (x / (a + x) grows with x and falls with a). Lemma 10
-    has '=' where Theorem 3 has '>=' and '<=': the theorem is right.
+        alpha              min ||mu_k - mu_l|| / max ||mu_k - a_i||                    Eq. (4)
+        center_separation  min ||mu_k - mu_l|| / (Delta_k + Delta_l)                   Definition 3
+        proximity          min (||P - mu_l|| - ||P - mu_k||)
+                               / ((|C_k|^-1/2 + |C_l|^-1/2) ||A - C||)                 Eq. (17)
+        interval           [max diam(C_k) / |C_k|,
+                            min ||mu_k - mu_l|| / (2m - |C_k| - |C_l|))                Eq. (13)
+
+    with Delta_k = min(sqrt(K) ||A - C||, ||A - C||_F) / sqrt|C_k| and P the projection of a_i,
+    i in C_k, on the line through mu_k and mu_l. The last line of Lemma 2's proof has |C_k| without
+    its root; Eq. (17) is right. Two clusters or more, and c > 0.
     """
-    why = "128/c^2 bounds a fraction below 1"
-    between("c", c, math.sqrt(128), math.inf, "c > sqrt(128)", why)
-    return Misclustered(kept=1 - 128 / c**2, foreign=128 / c**2, fraction=128 / (c**2 - 128))
-
-
-def error_floor(fractions: Sequence[float], squared_distances: Sequence[float]) -> float:
-    """What does not vanish in cluster k: sum_{l != k} epsilon_kl^2 D_kl (Theorem 3).
-
-    ``fractions`` are epsilon_kl = |C'_k & C_l| / |C'_k| and ``squared_distances`` D_kl =
-    ||theta*_k - theta*_l||^2 over l != k. Up to a constant; Lemma 9 has a factor K - 1 besides,
-    which Theorem 3 hides in it.
-    """
-    fractions = several("fractions", fractions, "a share of C'_k for every other cluster")
-    squared_distances = several(
-        "squared_distances", squared_distances, "a squared distance for every other cluster"
+    theta = _matrix(theta)
+    check.inside(
+        theta.ndim == 2, f"theta of shape {theta.shape}", "(n_users, dim)", "one row per model"
     )
-    seen = f"{len(fractions)} fractions for {len(squared_distances)} distances"
-    pairs = len(fractions) == len(squared_distances)
-    inside(pairs, seen, "of one of each per other cluster", "they are paired")
-    for fraction in fractions:
-        not_negative("a fraction", fraction, "it counts misplaced users")
-    total = math.fsum(fractions)
-    inside(total <= 1 + 1e-12, f"sum of fractions={total!r}", "sum <= 1", "they are shares of C'_k")
-    for squared in squared_distances:
-        positive("a squared distance", squared, "population optima differ (Assumption 1)")
-    return math.fsum(f**2 * d for f, d in zip(fractions, squared_distances, strict=True))
+    check.inside(
+        bool(np.isfinite(theta).all()), "theta", "of finite numbers", "distances are needed"
+    )
+    labels = np.asarray(labels)
+    seen, domain = f"labels of shape {labels.shape}", f"({len(theta)},)"
+    check.inside(labels.shape == (len(theta),), seen, domain, "one label per user")
+    missing = labels.dtype.kind == "f" and not np.isfinite(labels).all()
+    missing = missing or (labels.dtype.kind == "O" and any(v is None for v in labels.tolist()))
+    check.inside(not missing, "labels", "one for each user", "some are None or not finite")
+    unassigned = int((labels < 0).sum()) if labels.dtype.kind in "if" else 0
+    check.inside(
+        unassigned == 0, f"{unassigned} labels below 0", "labels >= 0", "-1 means no cluster"
+    )
+    check.center_constant(c)
+    labels = number_by_first_user(labels)
+    sizes = np.bincount(labels)
+    check.inside(
+        len(sizes) > 1, "one cluster", "K > 1", "it is separated from nothing (Assumption 1)"
+    )
+
+    # Centred first: means of models far from zero would lose the digits in which they differ.
+    a = theta - theta.mean(axis=0)
+    centers = sum_by_cluster(a, labels) / sizes[:, None]
+    off = a - centers[labels]
+    between = cdist(centers, centers)
+    np.fill_diagonal(between, np.inf)
+    return Separation(
+        theta=theta,
+        labels=labels,
+        sizes=sizes,
+        centers=centers + theta.mean(axis=0),
+        radius=float(np.linalg.norm(off, axis=1).max()),
+        gap=float(between.min()),
+        center_separation=_center_separation(off, between, sizes),
+        proximity=_proximity(off, centers, between, labels, sizes),
+        c=float(c),
+    )
 
 
-def worst_error_floor(D_max: float, c: float = 100) -> float:
-    """Largest error floor that Theorem 3 allows, D_max (128 / (c^2 - 128))^2 (its remark).
+def _matrix(theta: object) -> Floats:
+    try:
+        return np.asarray(theta, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"theta, of type {type(theta).__name__}, cannot be read as numbers; the domain is a "
+            "matrix (n_users, dim): one row per model. Give an array."
+        ) from None
 
-    ``D_max`` = max_kl ||theta*_k - theta*_l||^2, a squared distance: 1.69e-4 D_max at c = 100.
-    """
-    positive("D_max", D_max, "it is the largest squared distance between population optima")
-    return D_max * misclustered(c).fraction ** 2
+
+def _center_separation(off: Floats, between: Floats, sizes: Ints) -> float:
+    """Largest c with ||mu_k - mu_l|| >= c (Delta_k + Delta_l) for all k, l (Definition 3)."""
+    spread = min(math.sqrt(len(sizes)) * np.linalg.norm(off, 2), np.linalg.norm(off))
+    return _least_ratio(between, _pairs(sizes) * spread)
+
+
+def _proximity(off: Floats, centers: Floats, between: Floats, labels: Ints, sizes: Ints) -> float:
+    """Largest c for which Eq. (17) holds at every user and every other cluster."""
+    margin = np.full_like(between, np.inf)  # least ||P - mu_l|| - ||P - mu_k|| over i in C_k
+    for k in range(len(sizes)):
+        length = between[k]
+        # Where the projection lies on the way from mu_k to mu_l. Centres that coincide span no
+        # line: any point is as near to one as to the other.
+        way = (centers - centers[k]) / np.where(length > 0, length, 1.0)[:, None]
+        along = off[labels == k] @ way.T
+        margin[k] = (np.abs(length - along) - np.abs(along)).min(axis=0)
+    return _least_ratio(margin, _pairs(sizes) * np.linalg.norm(off, 2))
+
+
+def _pairs(sizes: Ints) -> Floats:
+    """1 / sqrt|C_k| + 1 / sqrt|C_l|, (n_clusters, n_clusters)."""
+    root = 1 / np.sqrt(sizes)
+    return np.asarray(root[:, None] + root)
+
+
+def _least_ratio(wanted: Floats, scale: Floats) -> float:
+    """min wanted / scale off the diagonal; without spread any c does where wanted > 0."""
+    off = ~np.eye(len(wanted), dtype=bool)
+    if scale[0, 1] > 0:
+        return float((wanted[off] / scale[off]).min())
+    return math.inf if wanted[off].min() > 0 else 0.0

@@ -11,16 +11,7 @@ import numpy as np
 from odcl._typing import Floats
 from odcl.risk.loss import Loss
 from odcl.risk.losses import Huber, Logistic, Multinomial, Poisson, Squared, as_loss
-from odcl.theory._domain import (
-    between,
-    cluster_sizes,
-    inside,
-    not_negative,
-    positive,
-    samples,
-    several,
-    whole,
-)
+from odcl.theory import check
 
 
 @dataclass(frozen=True)
@@ -35,7 +26,7 @@ class ProblemConstants:
     F_star: float  # bound on the population loss at its optimum, F_k(theta*)
     R: float  # Theta lies in the ball ||theta|| <= R (Assumption 2)
     dim: int  # d, number of parameters
-    sigma: float  # bound on ||stochastic - full gradient|| for one row a step (Assumption 8)
+    sigma: float  # bound on ||stochastic - full gradient|| for steps on one row (Assumption 8)
 
     @property
     def kappa(self) -> float:
@@ -90,12 +81,12 @@ def problem_constants(
     that is known better goes in by ``dataclasses.replace``.
     """
     loss = as_loss(loss)
-    n_features = whole("n_features", n_features, "it counts the columns of x")
-    positive("row_norm", row_norm, "it bounds ||x||")
-    positive("radius", radius, "Theta lies in the ball ||theta|| <= radius (Assumption 2)")
-    not_negative("l2", l2, "it is the weight of a penalty")
+    n_features = check.whole("n_features", n_features, "it counts the columns of x")
+    check.positive("row_norm", row_norm, "it bounds ||x||")
+    check.positive("radius", radius, "Theta lies in the ball ||theta|| <= radius (Assumption 2)")
+    check.not_negative("l2", l2, "it is the weight of a penalty")
     most = row_norm**2 / n_features
-    between(
+    check.between(
         "least_eigenvalue",
         least_eigenvalue,
         0,
@@ -114,7 +105,7 @@ def problem_constants(
             f"convex population loss. Give {wanted}l2 > 0, or a smaller radius."
         )
     if noise is not None:
-        not_negative("noise", noise, "it bounds the slope of the loss at the optimum")
+        check.not_negative("noise", noise, "it bounds the slope of the loss at the optimum")
     slope_at_optimum = row.slope if noise is None else min(row.slope, noise)
     return ProblemConstants(
         L=L,
@@ -170,7 +161,7 @@ def _extreme_targets(loss: Loss, target: float | None) -> Floats:
             f"The {loss.name} loss of a row depends on the size of its target, and target=None. "
             "Give target=..., a bound on |y|."
         )
-    not_negative("target", target, "it bounds |y|")
+    check.not_negative("target", target, "it bounds |y|")
     return np.array([0.0 if isinstance(loss, Poisson) else -target, float(target)])
 
 
@@ -200,12 +191,12 @@ def c_constant(epsilon: float, delta: float, *, R: float, dim: int) -> float:
     0 < delta < 1/2 and 0 < epsilon <= 6 R; with a larger epsilon one point covers Theta and the
     logarithm turns negative, which Lemma 3 does not exclude and cannot mean.
     """
-    positive("R", R, "Theta lies in the ball ||theta|| <= R (Assumption 2)")
-    dim = whole("dim", dim, "it counts the parameters")
-    between("delta", delta, 0, 0.5, "0 < delta < 1/2", "Lemma 3 holds with 1 - 2 delta")
+    check.ball(R)
+    dim = check.parameters(dim)
+    check.between("delta", delta, 0, 0.5, "0 < delta < 1/2", "Lemma 3 holds with 1 - 2 delta")
     why = "it is the resolution of a cover of Theta"
     domain = f"0 < epsilon <= 6 R = {6 * R:g}"
-    between("epsilon", epsilon, 0, 6 * R, domain, why, closed="]")
+    check.between("epsilon", epsilon, 0, 6 * R, domain, why, closed="]")
     return 2 * (math.log(2 / delta) + dim * math.log(6 * R / epsilon))
 
 
@@ -218,7 +209,7 @@ def erm_distance(
 
     that is Lemma 3 and strong convexity, with C = C(n^-3, n^-3) and l = log 2 + 3 log n.
     """
-    n = samples(n)
+    n = check.samples(n)
     dim = _check(L=L, mu=mu, R=R, N=N, G=G, F_star=F_star, dim=dim)
     C, log = c_constant(n**-3, n**-3, R=R, dim=dim), math.log(2) + 3 * math.log(n)
     rest = 8 * R * L + G + 4 * R * L * C / n
@@ -261,16 +252,16 @@ def m_constant(
 
 
 def _check(*, L: float, mu: float, R: float, N: float, G: float, F_star: float, dim: int) -> int:
-    positive("L", L, "it is the smoothness of the loss (Assumption 3)")
-    positive("mu", mu, "it is the strong convexity of the population loss (Assumption 4)")
+    check.positive("L", L, "it is the smoothness of the loss (Assumption 3)")
+    check.positive("mu", mu, "it is the strong convexity of the population loss (Assumption 4)")
     why = f"an L-smooth loss with L={L!r} is at most L-strongly convex. Are L and mu swapped?"
-    inside(mu <= L, f"mu={mu!r}", "mu <= L", why)
+    check.inside(mu <= L, f"mu={mu!r}", "mu <= L", why)
     why = "log 6R must not be negative. Take R = 1/6: R only has to be large enough (Assumption 2)"
-    between("R", R, 1 / 6, math.inf, "1/6 <= R < inf", why, closed="[")
-    not_negative("N", N, "it bounds the gradients at the optimum (Assumption 6)")
-    not_negative("G", G, "it bounds the gradient of the population loss (Section 2)")
-    not_negative("F_star", F_star, "the loss is not negative (Assumption 3)")
-    return whole("dim", dim, "it counts the parameters")
+    check.between("R", R, 1 / 6, math.inf, "1/6 <= R < inf", why, closed="[")
+    check.not_negative("N", N, "it bounds the gradients at the optimum (Assumption 6)")
+    check.not_negative("G", G, "it bounds the gradient of the population loss (Section 2)")
+    check.not_negative("F_star", F_star, "the loss is not negative (Assumption 3)")
+    return check.parameters(dim)
 
 
 @dataclass(frozen=True)
@@ -286,11 +277,10 @@ def m_over_users(per_cluster: Sequence[float], sizes: Sequence[int]) -> UserCons
 
     ``per_cluster`` holds M_ik of each cluster, which its users share, ``sizes`` its |C_k|.
     """
-    sizes = cluster_sizes(sizes)
-    per_cluster = several("per_cluster", per_cluster, "M_ik of every cluster, see m_constant")
-    seen = f"{len(per_cluster)} constants for {len(sizes)} clusters"
-    inside(len(per_cluster) == len(sizes), seen, "of one constant a cluster", "they are paired")
+    sizes = check.cluster_sizes(sizes)
+    per_cluster = check.several("per_cluster", per_cluster, "M_ik of every cluster, see m_constant")
+    check.paired("constants", per_cluster, "clusters", len(sizes))
     for value in per_cluster:
-        positive("M_ik", value, "see m_constant")
+        check.positive("M_ik", value, "see m_constant")
     mean = math.fsum(s * M for s, M in zip(sizes, per_cluster, strict=True)) / sum(sizes)
     return UserConstants(M=max(per_cluster), M_bar=mean)

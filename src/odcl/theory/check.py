@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import partial
 from numbers import Real
 from typing import Any
-
-_D = "D is the smallest distance between two population optima (Assumption 1)"
 
 
 def inside(ok: bool, seen: str, domain: str, why: str) -> None:
@@ -32,7 +31,7 @@ def number(name: str, value: Any, domain: str, why: str) -> None:
 
 
 def several(name: str, values: Any, what: str) -> list[Any]:
-    """A list of what came as one; text and single numbers are none."""
+    """The values as a list; text and single numbers are refused."""
     if isinstance(values, str) or not isinstance(values, Iterable):
         kind = type(values).__name__
         raise TypeError(
@@ -58,30 +57,34 @@ def between(
 
 
 def positive(name: str, value: float, why: str) -> None:
-    number(name, value, f"0 < {name} < inf", why)
-    inside(0 < value < math.inf, f"{name}={value!r}", f"0 < {name} < inf", why)
+    between(name, value, 0, math.inf, f"0 < {name} < inf", why)
 
 
 def not_negative(name: str, value: float, why: str) -> None:
-    number(name, value, f"0 <= {name} < inf", why)
-    inside(0 <= value < math.inf, f"{name}={value!r}", f"0 <= {name} < inf", why)
+    between(name, value, 0, math.inf, f"0 <= {name} < inf", why, closed="[")
 
 
 def whole(name: str, value: float, why: str, *, least: int = 1) -> int:
     """An integer of at least ``least``; 10.0 counts as one, 10.5 does not."""
-    number(name, value, f"of integers {name} >= {least}", why)
+    domain = f"of integers {name} >= {least}"
+    number(name, value, domain, why)
     ok = math.isfinite(value) and value == int(value) and value >= least
-    inside(ok, f"{name}={value!r}", f"of integers {name} >= {least}", why)
+    inside(ok, f"{name}={value!r}", domain, why)
     return int(value)
 
 
-def distance(D: float) -> None:
-    positive("D", D, _D)
+# -- arguments that several formulas share ---------------------------------------------------------
 
 
-def samples(n: float) -> int:
-    """n >= 3, as Theorems 1 and 2 ask: from there on log n > 1, which M log n / n relies on."""
-    return whole("n", n, "the theorems need three samples a user, so that log n > 1", least=3)
+_D = "D is the smallest distance between two population optima (Assumption 1)"
+_C = "it is the constant of Definition 3 and Lemma 2, shown to suffice from 100 on"
+_N = "the theorems need three samples per user, so that log n > 1"  # M log n / n relies on it
+distance = partial(positive, "D", why=_D)
+center_constant = partial(positive, "c", why=_C)
+largest_m = partial(positive, "M", why="it is the constant of Appendix B.1, see m_constant")
+ball = partial(positive, "R", why="Theta lies in the ball ||theta|| <= R (Assumption 2)")
+parameters = partial(whole, "dim", why="it counts the parameters")
+samples = partial(whole, "n", why=_N, least=3)
 
 
 def users(n_users: float, smallest: float) -> tuple[int, int]:
@@ -99,3 +102,9 @@ def cluster_sizes(sizes: Sequence[int]) -> list[int]:
     why = "Assumption 1 has more than one cluster"
     inside(len(sizes) > 1, f"sizes={sizes}", "of two or more clusters", why)
     return [whole("size of a cluster", size, "no cluster is empty") for size in sizes]
+
+
+def paired(what: str, values: Any, other: str, n_others: int) -> None:
+    """As many ``values`` as there are others."""
+    seen = f"{len(values)} {what} for {n_others} {other}"
+    inside(len(values) == n_others, seen, f"of one per {other[:-1]}", "they are paired")

@@ -1,30 +1,42 @@
-"""The plan in words, for people who have not read the paper."""
+"""A plan in words, for people who have not read the paper, and as a picture."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from odcl.diagnose.verdict import short
-from odcl.plan.curve import CURVES, METHODS
-from odcl.plan.point import combiners
-from odcl.plan.search import CEILING
+import numpy as np
+
+from odcl.plan.search import CEILING, CURVES, METHODS
+from odcl.plan.simulate import combiners
+from odcl.report import pictures
 from odcl.report.text import table
 
 if TYPE_CHECKING:
-    from odcl.plan.curve import Plan
-    from odcl.plan.point import Point
+    from odcl.plan import Plan
 
 GAIN = 1.5  # times the error of precision combining from which the mean is advised against
 ALLOWED = 2  # users in 100 that `odcl diagnose` lets stand in a wrong group
+MADE_BY = "odcl plan"  # in the picture's file, so that a later plan may replace it
 _COLUMNS = {"kmeans": "K-means++", "convex": "convex", "convex-13": "Eq. (13)"}
+_MODELS = {
+    "local": "a user's own",
+    "mean": "group's, mean",
+    "precision": "group's, precision",
+    "refit": "group's, refitted",
+}
 
 
-def report(plan: Plan) -> str:
+def plan_text(plan: Plan) -> str:
     """What was asked, what it takes, the curve it was read off, and what to do."""
     words = plan.scene.words
+    advice = [*_collect(plan), *_error(plan), *_differ(plan), *_pilot(plan), *_doubt(plan)]
     parts = [f"{words[0].upper()}{words[1:]}.", _needed(plan), _error_table(plan)]
-    parts += [_curve(plan), "\n".join(conclusion(plan))]
+    parts += [_curve(plan), "\n".join(advice)]
     return "\n\n".join(part for part in parts if part)
+
+
+# -- tables ----------------------------------------------------------------------------------------
 
 
 def _needed(plan: Plan) -> str:
@@ -33,12 +45,12 @@ def _needed(plan: Plan) -> str:
         return ""
     rows = []
     for name, found in plan.crossings.items():
-        interval = ""
-        if found is not None and found.low < found.high:
-            interval = f"{shown(found.low)} - {shown(found.high)}"
-        n = None if found is None else found.n
-        rows.append((METHODS[name], shown(n, plan.points[-1].n), interval))
-    rows += [(f"the paper's threshold for {k}", shown(n), "") for k, n in plan.paper.items()]
+        n, interval = f"beyond {plan.points[-1].n:,}", ""
+        if found is not None:
+            n = _shown(found.n)
+            interval = f"{_shown(found.low)} - {_shown(found.high)}" * (found.low < found.high)
+        rows.append((METHODS[name], n, interval))
+    rows += [(f"the paper's threshold for {k}", _shown(n), "") for k, n in plan.paper.items()]
     head = f"rows per user, exactly the true groups in {_percent(plan.target)} of federations"
     return table((head, "n", "likely range"), rows)
 
@@ -49,17 +61,24 @@ def _error_table(plan: Plan) -> str:
     names = {"mean": "mean of a group's models", "precision": "precision combining (the default)"}
     names["refit"] = "... and refit at the user (the default)"
     head = f"rows per user, relative squared error of at most {plan.wanted_error:g}"
-    return table((head, "n"), [(names[name], shown(n)) for name, n in plan.for_error.items()])
+    return table((head, "n"), [(names[name], _shown(n)) for name, n in plan.for_error.items()])
 
 
 def _curve(plan: Plan) -> str:
-    ways = ("local", *combiners(plan.scene))
-    many = plan.scene.n_clusters > 1
-    curve = plan.crossings.get("default")
-    head = ["rows per user", *(["default"] if curve else [])]
-    head += [*(_COLUMNS[name] for name in CURVES), "misplaced"] if many else []
-    rows = [_line(plan, p, ways) for p in plan.points]
-    text = table((*head, *ways), rows)
+    """What every simulated n gives, and what the columns mean."""
+    models, many = ("local", *combiners(plan.scene)), plan.scene.n_clusters > 1
+    methods = ("default", *CURVES) if plan.crossings.get("default") else CURVES
+    head = ["rows per user"]
+    if many:
+        head += [*(_COLUMNS.get(name, name) for name in methods), "misplaced"]
+    rows = []
+    for p in plan.points:
+        cells = [f"{p.n:,}"]
+        if many:
+            chances = [plan.chance(p, name) for name in methods]
+            cells += ["" if c is None else f"{c:.2f}" for c in chances] + [_share(p.misplaced)]
+        rows.append((*cells, *(f"{p.error[name]:.2g}" for name in models)))
+    text = table((*head, *models), rows)
     if many:
         text += (
             "\nUnder the methods' names: chance of exactly the true groups (Eq. (13): the paper "
@@ -67,27 +86,16 @@ def _curve(plan: Plan) -> str:
             "another group."
         )
     errors = "a user's own model, of its group's by mean and by precision combining"
-    if "refit" in ways:
+    if "refit" in models:
         errors += ",\nand of the latter refitted at the user"
     return (
-        f"{text}\n{', '.join(ways)}: relative squared error of {errors};\nin the typical (median) "
-        "federation."
+        f"{text}\n{', '.join(models)}: relative squared error of {errors};\nin the typical "
+        "(median) federation."
     )
 
 
-def _line(plan: Plan, p: Point, ways: tuple[str, ...]) -> tuple[str, ...]:
-    cells = [f"{p.n:,}"]
-    if plan.scene.n_clusters > 1:
-        methods = ("default", *CURVES) if plan.crossings.get("default") else CURVES
-        chances = [plan.chance(p, name) for name in methods]
-        cells += [*("" if c is None else f"{c:.2f}" for c in chances), _share(p.misplaced)]
-    return (*cells, *(f"{p.error[name]:.2g}" for name in ways))
-
-
-def shown(n: int | None, last: int | None = None) -> str:
-    if n is None:
-        return "not reached" if last is None else f"beyond {last:,}"
-    return f"{n:,}" if n < 10**7 else f"{n:.1e}"
+def _shown(n: int | None) -> str:
+    return "not reached" if n is None else f"{n:,}" if n < 10**7 else f"{n:.1e}"
 
 
 def _percent(p: float) -> str:
@@ -99,11 +107,6 @@ def _share(p: float) -> str:
 
 
 # -- what to do ------------------------------------------------------------------------------------
-
-
-def conclusion(plan: Plan) -> list[str]:
-    """Sentences, the most important first."""
-    return [*_collect(plan), *_error(plan), *_differ(plan), *_pilot(plan), *_doubt(plan)]
 
 
 def _collect(plan: Plan) -> list[str]:
@@ -124,21 +127,17 @@ def _collect(plan: Plan) -> list[str]:
     )
     if n > CEILING / 10:
         text += " So many rows are hardly ever at hand: ask whether groups this close matter."
-    at = min((p for p in plan.points if p.n >= n), key=lambda p: p.n, default=plan.points[-1])
+    at = next((p for p in plan.points if p.n >= n), plan.points[-1])
     gain = at.error["mean"] / max(at.error["precision"], 1e-300)
     if gain > GAIN:
         text += (
-            f" There precision combining (the default) has {short(100 / gain)} % of the error of "
-            "the mean."
+            f" There precision combining (the default) has {100 / gain:.2g} % of the error of the "
+            "mean."
         )
     return [text]
 
 
 def _out_of_reach(plan: Plan) -> str:
-    last = plan.points[-1].n
-    best = max(max(p.recovery.values()) for p in plan.points)
-    start = f"No n up to {last:,} rows per user finds exactly the true groups in "
-    start += f"{_percent(plan.target)} of federations (the best chance seen is {best:.2f}): "
     if plan.beyond is not None:
         return (
             f"Out of reach: groups this close together ({plan.scene.separation():.2g} apart, "
@@ -146,9 +145,14 @@ def _out_of_reach(plan: Plan) -> str:
             f"{CEILING:,} is where a plan ends. Use one model for all, whose error such groups "
             "hardly change; or look for features in which they differ more."
         )
+    best = max(max(p.recovery.values()) for p in plan.points)
+    start = (
+        f"No n up to {plan.points[-1].n:,} rows per user finds exactly the true groups in "
+        f"{_percent(plan.target)} of federations (the best chance seen is {best:.2f}): "
+    )
     if plan.scene.tau > 0:
         return start + (
-            f"users of a group differ (by {plan.scene.tau:.2g} a parameter) so much that groups "
+            f"users of a group differ (by {plan.scene.tau:.2g} per parameter) so much that groups "
             "run into each other, and more rows do not change that. Expect some users in a wrong "
             "group (column misplaced), or let users stay local."
         )
@@ -159,12 +163,12 @@ def _out_of_reach(plan: Plan) -> str:
 
 
 def _error(plan: Plan) -> list[str]:
-    """The rows for the wanted error: of the best way that was simulated."""
+    """The rows for the wanted error, with the best model that was simulated."""
     if plan.wanted_error is None:
         return []
     wanted = f"a relative squared error of at most {plan.wanted_error:g}"
-    way = "refit" if "refit" in plan.for_error else "precision"
-    n, mean = plan.for_error[way], plan.for_error["mean"]
+    best = "refit" if "refit" in plan.for_error else "precision"
+    n, mean = plan.for_error[best], plan.for_error["mean"]
     if n is None:
         last = plan.points[-1]
         why = (
@@ -176,10 +180,11 @@ def _error(plan: Plan) -> list[str]:
         )
         return [
             f"No number of rows gives {wanted}: {why}. With {last.n:,} rows it is "
-            f"{last.error[way]:.2g}. Ask for more than that."
+            f"{last.error[best]:.2g}. Ask for more than that."
         ]
-    others = "" if mean == n else f"; the mean of a group's models {_takes(mean)}"
-    text = f"For {wanted} collect about {shown(n)} rows per user (the default combining{others})."
+    takes = "never gets there" if mean is None else f"takes {_shown(mean)}"
+    others = "" if mean == n else f"; the mean of a group's models {takes}"
+    text = f"For {wanted} collect about {_shown(n)} rows per user (the default combining{others})."
     if n > CEILING:
         text += (
             f" Nobody has so many; {CEILING:,} rows give about "
@@ -192,17 +197,13 @@ def _error(plan: Plan) -> list[str]:
     return [text]
 
 
-def _takes(n: int | None) -> str:
-    return "never gets there" if n is None else f"takes {shown(n)}"
-
-
 def _differ(plan: Plan) -> list[str]:
     """What it means that users of a group differ."""
     if not plan.scene.tau > 0:
         return []
     last = plan.points[-1]
     text = (
-        f"Users of a group differ by {plan.scene.tau:.2g} a parameter. A group's model cannot "
+        f"Users of a group differ by {plan.scene.tau:.2g} per parameter. A group's model cannot "
         f"follow each of them: its error stops at about {last.error['precision']:.2g}, however "
         "many rows."
     )
@@ -271,3 +272,93 @@ def _doubt(plan: Plan) -> list[str]:
             "needed grows with the logarithm of their number."
         )
     return lines
+
+
+# -- the picture -----------------------------------------------------------------------------------
+
+
+def draw_plan(plan: Plan, path: Path) -> bool:
+    """The curve as a PNG file. Is there one? None is drawn for want of matplotlib."""
+    from odcl.files import atomic_path
+
+    if not pictures.available():
+        return False
+    with atomic_path(path) as temporary:
+        plan_figure(plan).savefig(temporary, dpi=140, metadata={"Software": MADE_BY})
+    return True
+
+
+def is_plan_picture(path: Path) -> bool:
+    """Was the file drawn by :func:`draw_plan`?"""
+    with path.open("rb") as stream:
+        return f"Software\0{MADE_BY}".encode() in stream.read(4096)
+
+
+def plan_figure(plan: Plan) -> Any:
+    """Chances and errors against n, the legends below."""
+    fig, axes = pictures.figure(
+        width=11, height=5, columns=2 if plan.crossings else 1, searched=False
+    )
+    if plan.crossings:
+        _draw_chances(axes[0], plan)
+    _draw_errors(axes[-1], plan)
+    for ax in axes:
+        ax.set(xlabel="rows per user", xscale="log")
+        ax.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.14))
+        ax.spines[["top", "right"]].set_visible(False)
+    # The room is known: a layout that is searched for would draw everything twice.
+    left = 0.075 if plan.crossings else 0.14
+    fig.subplots_adjust(left=left, right=0.985, top=0.92, bottom=0.31, wspace=0.2)
+    return fig
+
+
+def _draw_chances(ax: Any, plan: Plan) -> None:
+    """Shares that were simulated as marks, the smooth curve as lines."""
+    for c, (name, words) in enumerate(METHODS.items()):
+        if name not in plan.crossings:
+            continue
+        if name == "default":
+            x = sorted({b.n for b in plan.batches})
+            share = [_default_share(plan, n) for n in x]
+        else:
+            x, share = [p.n for p in plan.points], [p.recovery[name] for p in plan.points]
+        color = pictures.COLOURS[c]
+        ax.plot(*_line(plan, name), lw=1.5, color=color, label=words)
+        ax.plot(x, share, pictures.MARKERS[c], ms=4, color=color, alpha=0.6)
+    ax.axhline(plan.target, color="#555555", lw=0.8, ls=":")
+    if plan.rows is not None:
+        color = pictures.COLOURS[0 if "default" in plan.crossings else 1]
+        ax.axvline(plan.rows, color=color, lw=0.8, ls="--")
+        ax.annotate(f" n = {plan.rows:,}", (plan.rows, 0.02), fontsize=9)
+    ax.set(ylim=(-0.03, 1.03), title="Chance of exactly the true groups", ylabel="probability")
+
+
+def _default_share(plan: Plan, n: int) -> float:
+    """Share of the default method's runs with n rows that succeeded."""
+    here = [b for b in plan.batches if b.n == n]
+    return sum(b.found for b in here) / sum(b.runs for b in here)
+
+
+def _line(plan: Plan, name: str) -> tuple[list[float], list[float | None]]:
+    """The smooth curve near the crossing and the simulated shares elsewhere."""
+    found, points = plan.crossings[name], plan.points
+    chances: dict[float, float | None] = {}
+    if name != "default":
+        far = [p for p in points if found is None or not found.covers(p.n)]
+        chances = {p.n: p.recovery[name] for p in far}
+    if found is not None:
+        for n in np.geomspace(points[0].n, points[-1].n, 150).tolist():
+            if name == "default" or found.covers(n):
+                chances[n] = found.chance(n)
+    x = sorted(chances)
+    return x, [chances[n] for n in x]
+
+
+def _draw_errors(ax: Any, plan: Plan) -> None:
+    n = [p.n for p in plan.points]
+    for c, name in enumerate(("local", *combiners(plan.scene))):
+        style = {"color": pictures.COLOURS[c + 3], "marker": pictures.MARKERS[c], "ms": 4}
+        ax.plot(n, [p.error[name] for p in plan.points], label=_MODELS[name], **style)
+    if plan.wanted_error is not None:
+        ax.axhline(plan.wanted_error, color="#555555", lw=0.8, ls=":")
+    ax.set(title="Error of the users' models", ylabel="relative squared error", yscale="log")
