@@ -10,7 +10,7 @@ import pytest
 from numpy.testing import assert_allclose
 from scipy.spatial.distance import pdist
 
-from odcl import ConvexClustering, linear_federation, odcl, server_step
+from odcl import ConvexClustering, Risk, fit, linear_federation, server_step
 from odcl.clustering.convex.separation import recovery_interval
 from odcl.clustering.kmeans.kmeanspp import kmeans_pp
 from odcl.clustering.labels import same_partition
@@ -56,9 +56,9 @@ def measured(n: int, n_clusters: int, seeds: range, method: str = "kmeans") -> f
     found = []
     for seed in seeds:
         f = linear_federation(100, n, n_clusters=n_clusters, seed=seed)
-        local = fit_users(f, Squared(), curvature="auto" if method == "default" else "none")
+        local = fit_users(f, Risk(), "auto" if method == "default" else "none")
         if method == "default":
-            labels = server_step(local.uploads(), "auto").labels
+            labels = server_step(local.uploads).labels
         elif method == "kmeans":
             labels = kmeans_pp(local.theta, n_clusters, seed=seed).labels
         else:
@@ -115,7 +115,7 @@ def test_uploads_follow_the_law_of_local_models(n):
     trials = draw_trials(scenario(), n, 20, np.random.default_rng(0))
     told = np.linalg.norm(trials.theta - trials.optima, axis=2).ravel()
     f = linear_federation(1000, n, seed=4000)
-    real = np.linalg.norm(fit_users(f, Squared(), curvature="none").theta - f.optima, axis=1)
+    real = np.linalg.norm(fit_users(f, Risk(), "none").theta - f.optima, axis=1)
     quarters = [0.25, 0.5, 0.75]
     assert_allclose(np.quantile(told, quarters), np.quantile(real, quarters), rtol=0.1)
     # Models of least norm are not far off, those of a nearly singular system are.
@@ -139,7 +139,7 @@ def test_logistic_uploads_have_the_spread_of_real_fits_with_many_rows():
 
 def test_a_pilot_of_the_papers_set_up_gives_the_papers_plan():
     f = linear_federation(40, 100, n_clusters=4, seed=5000)
-    scene = from_pilot(odcl(f), f, n_users=100)
+    scene = from_pilot(fit(f), f, n_users=100)
     assert scene.sizes.tolist() == [25, 25, 25, 25]
     assert scene.tau == 0  # what `odcl diagnose` cannot see is not planned with
     told = [evaluate(s, 40).recovery["kmeans"] for s in (scene, scenario(n_clusters=4))]
@@ -149,7 +149,7 @@ def test_a_pilot_of_the_papers_set_up_gives_the_papers_plan():
 
 def test_a_pilots_spread_is_that_of_its_diagnosis():
     f = linear_federation(40, 60, n_clusters=4, dim=5, tau=0.2, seed=1)
-    result = odcl(f)
+    result = fit(f)
     scene = from_pilot(result, f)
     assert_allclose(scene.tau**2, result.diagnose(resamples=1).tau2)
     assert_allclose(scene.tau, 0.2, rtol=0.25)
@@ -163,7 +163,7 @@ def test_a_pilots_spread_is_that_of_its_diagnosis():
 def test_pilots_that_show_no_groups_are_refused_with_what_to_do(n, n_clusters, said):
     f = linear_federation(40, n, n_clusters=n_clusters, dim=5, seed=1)
     with pytest.raises(ValueError, match=said):
-        from_pilot(odcl(f), f)
+        from_pilot(fit(f), f)
 
 
 # -- the methods -----------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from numpy.testing import assert_allclose
 
 from odcl import theory
 from odcl.risk.losses import Huber, Logistic, Multinomial, Poisson, Squared
+from odcl.risk.risk import Risk
 from odcl.theory import (
     LocalRates,
     all_for_all_rounds,
@@ -261,23 +262,24 @@ def test_constants_bound_gradients_and_hessians_of_every_row(loss, l2):
     is_label = isinstance(loss, Logistic | Multinomial)
     of = problem_constants(loss, **BOUNDS, target=None if is_label else 4.0, l2=l2)
     X, y = rows_at_the_bounds(loss, rng, 60)
-    assert of.dim == loss.dim(3, False)
+    risk = Risk(loss, l2)
+    assert of.dim == risk.dim(3)
     models = rng.normal(size=(len(y), 2, of.dim))
     models *= 1.2 / np.linalg.norm(models, axis=2, keepdims=True)
     models[:, 1] *= rng.uniform(size=(len(y), 1))
     slack = 1 + 1e-12
     for x, target, (theta, other) in zip(X, y, models, strict=True):
         row = (x[None], np.array([target]))
-        gradient = loss.gradient(theta, *row, l2=l2)
+        gradient = risk.gradient(theta, *row)
         assert np.linalg.norm(gradient) <= of.N * slack
         assert np.linalg.norm(gradient - l2 * theta) <= of.sigma / 2 * slack
-        hessian = loss.hessian(theta, *row, l2=l2)
+        hessian = risk.hessian(theta, *row)
         assert np.linalg.norm(hessian, 2) <= of.L * slack
-        change = np.linalg.norm(hessian - loss.hessian(other, *row, l2=l2), 2)
+        change = np.linalg.norm(hessian - risk.hessian(other, *row), 2)
         assert change <= of.H * np.linalg.norm(theta - other) * slack + 1e-12
-        assert loss.risk(np.zeros(of.dim), *row) <= of.F_star * slack
+        assert risk.value(np.zeros(of.dim), *row) <= of.F_star * slack
     assert min(of.N, 2 * of.L * of.R) * slack >= of.G  # theta* is inside Theta
-    mu = loss.constants(X, y, of.R, l2=l2).mu
+    mu = risk.constants(X, y, of.R).mu
     eigenvalue = np.linalg.eigvalsh(X.T @ X / len(X))[0]
     assert replace_eigenvalue(loss, of, eigenvalue, l2) <= mu * slack
 

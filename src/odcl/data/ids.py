@@ -137,3 +137,8 @@ def text_column(X: Any) -> str:
         except (TypeError, ValueError):
             return f"Column {name!r}"
     return "A column"
+
+
+def has_names(X: Any) -> bool:
+    """Is it a frame or a table, whose columns have names?"""
+    return hasattr(X, "columns") or hasattr(X, "column_names")

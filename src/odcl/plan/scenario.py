@@ -14,11 +14,12 @@ from scipy.stats import chi2, norm
 from odcl._typing import Floats, Ints
 from odcl.risk.loss import Loss
 from odcl.risk.losses import as_loss
+from odcl.risk.risk import Risk
 
 if TYPE_CHECKING:
     from odcl.data.federation import Federation
     from odcl.diagnose import Diagnosis
-    from odcl.engines.in_process import ODCLResult
+    from odcl.engines.in_process import Result
 
 Draw = Callable[[np.random.Generator], Floats]  # (n_clusters, dim)
 DrawRows = Callable[[int, int, np.random.Generator], Floats]  # cluster, count -> (count, inputs)
@@ -33,18 +34,27 @@ FEW = 3  # users that a pilot's group needs to be trusted
 class Scenario:
     """What the simulation of uploads needs to know of a federation."""
 
-    loss: Loss
+    risk: Risk
     sizes: Ints  # (n_clusters,), users of each group
     dim: int  # parameters of a model
     dispersion: float  # phi: variance of the noise for squared loss, 1 for classes
     draw_centers: Draw
     draw_rows: DrawRows
     words: str  # the set-up in a sentence
-    penalty: Floats | None = None  # (dim,), l2 of each parameter; None: none
     tau: float = 0.0  # how far users of a group differ, per coordinate
     rows_differ: bool = False  # do rows of different groups follow different laws?
     active: int | None = None  # non-zero features of a row; None: rows are those of a pilot
     pilot: PilotFacts | None = None
+
+    @property
+    def loss(self) -> Loss:
+        return self.risk.loss
+
+    @property
+    def penalty(self) -> Floats | None:
+        """(dim,), l2 of each parameter; None: none."""
+        inputs = self.dim // self.risk.n_outputs
+        return self.risk.penalty(inputs - self.risk.intercept) if self.risk.l2 else None
 
     @property
     def n_users(self) -> int:
@@ -135,7 +145,7 @@ def scenario(
     ) + (f", noise {noise:g}" if squared else "")
     words += f"; users of a group differ by {tau:g} per parameter" if tau > 0 else ""
     return Scenario(
-        loss=kind,
+        risk=Risk(kind),
         sizes=counts,
         dim=dim,
         dispersion=noise**2 if squared else 1.0,
@@ -291,12 +301,7 @@ def paper_thresholds(scene: Scenario, *, seed: int = 0) -> dict[str, int]:
 
 
 def from_pilot(
-    result: ODCLResult,
-    federation: Federation,
-    *,
-    n_users: int | None = None,
-    l2: float = 0.0,
-    fit_intercept: bool = False,
+    result: Result, federation: Federation, *, n_users: int | None = None
 ) -> Scenario:
     """The federation that a pilot suggests: its groups, its rows, its noise.
 
@@ -305,18 +310,14 @@ def from_pilot(
     How far users of a group differ (tau) is what ``result.diagnose()`` finds. A pilot that shows no
     groups, or has too few rows to show any, is refused.
     """
-    from odcl.risk.loss import penalty
-
     found = result.diagnose(resamples=1)
     _check_pilot(found)
-    loss, labels, centers, phi = result.loss, result.labels, result.centers, result.step.dispersion
+    labels, centers, phi = result.labels, result.centers, result.step.dispersion
     counts, dim = np.bincount(labels), centers.shape[1]
     if n_users is not None:
         counts = _shared_out(counts, n_users)
     counts = _checked_sizes(counts, dim)
-    X = federation.X
-    if fit_intercept:
-        X = np.column_stack([X, np.ones(len(X))])
+    X = result.risk.design(federation.X)
     owner = labels[federation.row_user]
     own = [X[owner == k] for k in range(len(counts))]
     known = phi[np.isfinite(phi)] if phi is not None else np.ones(1)
@@ -324,15 +325,14 @@ def from_pilot(
     _check_unit(noise=math.sqrt(dispersion), tau=tau, separation=float(pdist(centers).min()))
     alike = f"differ by {tau:.2g} per parameter" if tau else "alike"
     return Scenario(
-        loss=loss,
+        risk=result.risk,
         sizes=counts,
         dim=dim,
         dispersion=dispersion,
         draw_centers=lambda _: centers,
         draw_rows=lambda k, count, rng: own[k][rng.integers(len(own[k]), size=count)],
         words=f"the pilot's {len(counts)} groups, {int(counts.sum())} users, {dim} parameters, "
-        f"{loss.name} loss, in standardised units; users of a group {alike}",
-        penalty=penalty(X.shape[1], loss.n_outputs, l2, fit_intercept) if l2 > 0 else None,
+        f"{result.risk.loss.name} loss, in standardised units; users of a group {alike}",
         tau=tau,
         rows_differ=True,
         pilot=_pilot_facts(found),

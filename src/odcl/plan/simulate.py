@@ -12,6 +12,7 @@ from odcl.clustering.kmeans.kmeanspp import kmeans_pp
 from odcl.clustering.labels import number_by_first_user, same_partition, sum_by_cluster
 from odcl.clustering.mixture.noise_mixture import NoiseMixture
 from odcl.exchange.upload import Uploads
+from odcl.method import Method
 from odcl.plan.recovery import (
     convex_guaranteed,
     convex_path,
@@ -226,7 +227,8 @@ def default_finds(scene: Scenario, n: int, runs: int, *, seed: int, number: int 
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(n, 1, number)))
     trials = draw_trials(scene, n, runs, rng, most=8 * scene.n_users)
     # As clusterer="auto", but for numbers of groups far beyond the true one: they win nothing.
-    method = NoiseMixture(max_clusters=scene.n_clusters + BEYOND, random_state=seed)
+    mixture = NoiseMixture(max_clusters=scene.n_clusters + BEYOND, random_state=seed)
+    method = Method(mixture, combine="mean")
     steps = (server_step(simulated_uploads(scene, n, trials, t, rng), method) for t in range(runs))
     return sum(same_partition(step.labels, scene.groups) for step in steps)
 
@@ -249,9 +251,7 @@ def simulated_uploads(
         np.full(m, float(n)),
         curvature=H,
         dispersion=phi,
-        l2=scene.penalty,
-        has_dispersion=scene.loss.has_dispersion,
-        curvature_varies=scene.loss.curvature_varies,
+        risk=scene.risk,
     )
 
 
