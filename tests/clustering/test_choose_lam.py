@@ -11,7 +11,14 @@ from scipy import sparse
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import odcl
-from odcl import ConvexClustering, KMeansPP, Squared, clusterpath, linear_federation, server_step
+from odcl import (
+    ConvexClustering,
+    Method,
+    Risk,
+    clusterpath,
+    linear_federation,
+    server_step,
+)
 from odcl.clustering.convex.choose_lam import choose_lam
 from odcl.clustering.convex.estimator import convex_cluster
 from odcl.clustering.convex.separation import oracle_lambda, recovery_interval
@@ -26,7 +33,7 @@ UNBALANCED = (40, 30, 20, 10)
 def local_models(n, *, sizes=None, n_clusters=4, seed=0, n_users=100):
     """Local models of Appendix D.2 and the true groups."""
     federation = linear_federation(n_users, n, n_clusters=n_clusters, sizes=sizes, seed=seed)
-    return fit_users(federation, Squared(), curvature="none").theta, federation.groups
+    return fit_users(federation, Risk(), "none").theta, federation.groups
 
 
 def two_groups(sizes=(6, 5), gap=30.0, dim=3, seed=0):
@@ -180,7 +187,7 @@ def test_a_path_without_levels_means_one_cluster_and_says_so(select):
 
 def test_one_group_of_users_is_one_cluster():
     federation = linear_federation(60, 100, n_clusters=1, seed=1)
-    step = server_step(fit_users(federation, Squared()).uploads(), "convex")
+    step = server_step(fit_users(federation, Risk()).uploads, Method("convex"))
     assert step.n_clusters == 1
 
 
@@ -317,18 +324,18 @@ def test_labels_and_rows_that_do_not_fit_are_refused():
 )
 def test_odcl_cc_averages_the_clusters_it_finds(clusterer):
     federation = linear_federation(60, 300, n_clusters=4, seed=2)
-    result = odcl.odcl(federation, clusterer=clusterer, combine="mean", refit=None)
+    result = odcl.fit(federation, method=Method(clusterer, combine="mean", refit=None))
     assert same_partition(result.labels, federation.groups)
     averages = average_by_cluster(result.local.theta, result.labels)
     assert_allclose(result.models, averages[result.labels], rtol=1e-12)
-    like = odcl.odcl(federation, clusterer=KMeansPP(4), combine="mean", refit=None)
+    like = odcl.fit(federation, method=Method.paper(4))
     assert_allclose(result.models, like.models, rtol=1e-12)
 
 
 def test_the_server_tells_the_users_noise():
     federation = linear_federation(60, 100, n_clusters=4, seed=2)
-    uploads = fit_users(federation, Squared()).uploads()
-    step = server_step(uploads, "convex", "precision")
+    uploads = fit_users(federation, Risk()).uploads
+    step = server_step(uploads, Method("convex"))
     assert step.reason.startswith("noise chose K = 4")
     traces = np.trace(covariances(uploads, pooled_dispersion(uploads)), axis1=1, axis2=2)
     alone = ConvexClustering().fit(uploads.theta, noise=traces)

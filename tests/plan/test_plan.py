@@ -29,7 +29,6 @@ from odcl.plan.search import CEILING, default_batches, runs_for
 from odcl.plan.simulate import draw_trials
 from odcl.report.pictures import available
 from odcl.report.plan import plan_figure
-from odcl.risk.losses import Logistic, Squared
 from odcl.server.combine import average_by_cluster, combine_clusters
 from tests.helpers import run_python
 
@@ -97,10 +96,10 @@ def test_errors_of_both_combiners_are_those_of_real_federations():
     point, real = evaluate(scenario(), n), []
     for seed in range(3000, 3015):
         f = linear_federation(100, n, seed=seed)
-        local = fit_users(f, Squared())
+        local = fit_users(f, Risk())
         models = {
             "mean": average_by_cluster(local.theta, f.groups)[f.groups],
-            "precision": combine_clusters(local.uploads(), f.groups, "precision").centers[f.groups],
+            "precision": combine_clusters(local.uploads, f.groups, "precision").centers[f.groups],
             "local": local.theta,
         }
         size = np.square(f.optima).sum()
@@ -133,7 +132,7 @@ def test_logistic_uploads_have_the_spread_of_real_fits_with_many_rows():
     from odcl import Federation
 
     federation = Federation.from_arrays(X, y, np.repeat(np.arange(100), 800))
-    theta = fit_users(federation, Logistic(), curvature="none").theta
+    theta = fit_users(federation, Risk("logistic"), "none").theta
     assert_allclose(told, np.square(theta - center).sum(axis=1).mean(), rtol=0.15)
 
 
@@ -355,7 +354,7 @@ def test_models_of_a_lattice_are_one_apart(k, dim):
         ({"noise": 2.0, "loss": "logistic"}, "belongs to the squared loss"),
         ({"tau": -1.0}, "tau=-1.0 .* >= 0"),
         ({"n_users": 20_000}, "Plan with 10,000 users"),
-        ({"loss": "multinomial"}, "pilot|labels"),
+        ({"loss": "multinomial"}, "pilot|classes"),
         ({"sizes": [3, 0]}, "sizes"),
     ],
 )
@@ -446,7 +445,7 @@ def test_penalised_pilots_keep_their_penalty():
     """With a penalty the local models are drawn to zero, in the simulation as well."""
     scene = scenario(**SMALL)
     free = draw_trials(scene, 30, 30, np.random.default_rng(7))
-    drawn = draw_trials(replace(scene, penalty=np.full(4, 0.5)), 30, 30, np.random.default_rng(7))
+    drawn = draw_trials(replace(scene, risk=Risk(l2=0.5)), 30, 30, np.random.default_rng(7))
     assert np.linalg.norm(drawn.theta) < 0.8 * np.linalg.norm(free.theta)
 
 
