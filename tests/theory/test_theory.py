@@ -6,6 +6,8 @@ import doctest
 import inspect
 import math
 import re
+import subprocess
+import sys
 from dataclasses import astuple, replace
 from decimal import Decimal, localcontext
 
@@ -640,6 +642,23 @@ def table_sample(sizes, D, method, epsilon=0.0):
     samples = next(row.samples for row in rows if row.method == method)
     assert samples > max(sizes)
     return samples * tiny**2
+
+
+def test_theory_is_loaded_without_the_report_and_prints_table_1_with_it():
+    """Numbers do not depend on the words for them."""
+    words = (
+        "import sys, odcl; rows = odcl.theory.table1([25] * 4, D=3, n=600); "
+        "print([name for name in sys.modules if name.startswith('odcl.report')]); print(rows)"
+    )
+    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True)
+    before, header, *_ = done.stdout.splitlines()
+    assert before == "[]"
+    assert re.split(r" *\| *", header)[1:5] == [
+        "method",
+        "rounds",
+        "their order",
+        "samples per user",
+    ]
 
 
 def test_table_1_asks_for_what_the_paper_says_each_method_needs():

@@ -188,7 +188,6 @@ def _pilot(options: Namespace) -> Scenario:
 def check_picture(path: Path, *, force: bool) -> None:
     """Refuse a place for the picture before the work. One of an earlier plan is replaced."""
     from odcl.report.pictures import available
-    from odcl.report.plan import is_plan_picture
 
     folder = path.resolve().parent
     if path.suffix.lower() != ".png":
@@ -200,6 +199,8 @@ def check_picture(path: Path, *, force: bool) -> None:
             f"{path} cannot be written: folder {folder} is not yours to change. Name a file in "
             "another folder with --out."
         )
+    from odcl.report.plan import is_plan_picture
+
     if path.is_file() and not force and not is_plan_picture(path):
         raise ValueError(
             f"{path} is there already and is not a picture of odcl plan: say --force to replace "

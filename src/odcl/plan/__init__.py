@@ -32,7 +32,7 @@ __all__ = [
 
 
 def draw_plan(plan: Plan, path: Path) -> bool:
-    """The curve as a PNG file. Is there one? None is drawn for want of matplotlib."""
+    """Save the curve as a PNG file; False where there is none, for want of matplotlib."""
     from odcl.report.plan import draw_plan
 
     return draw_plan(plan, path)

@@ -29,14 +29,10 @@ class Moments:
     sizes: Ints
     groups: Ints
 
-    def __len__(self) -> int:
-        return len(self.means)
-
     def take(self, part: Ints) -> Moments:
-        """Those of some trials."""
-        return Moments(
-            self.means[part], self.squared[part], self.between[part], self.sizes, self.groups
-        )
+        """The same for some of the trials."""
+        means, squared, between = (x[part] for x in (self.means, self.squared, self.between))
+        return Moments(means, squared, between, self.sizes, self.groups)
 
 
 def moments(theta: Floats, sizes: Ints) -> Moments:
@@ -156,7 +152,7 @@ def fusing_lambdas(theta: Floats, sizes: Ints) -> Lambdas:
         square = np.square(own).sum(axis=2)
         widest, total = _pairwise(own)
         farthest = np.sqrt(square.max(axis=1)) / (size - 1)
-        together = square.sum(axis=1) / np.maximum(total, 1e-300)
+        together = np.divide(square.sum(axis=1), total, out=np.zeros_like(total), where=total > 0)
         # Points that coincide up to rounding have no distances: there the upper bound tells.
         own_least = np.minimum(np.maximum(farthest, together), widest / size)
         least, sure = np.maximum(least, own_least), np.maximum(sure, widest / size)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Draw = Callable[[np.random.Generator], Floats]  # (n_clusters, dim)
 DrawRows = Callable[[int, int, np.random.Generator], Floats]  # cluster, count -> (count, inputs)
 MOST_NUMBERS = 4_000_000  # users times dim^2: 10,000 users of 20 parameters
-LARGEST = 1e100  # noise, separation and tau: squares and products of them must be finite
+LEAST, MOST = 1e-50, 1e50  # noise, separation and tau: products of their ratios stay finite
 KNOWN_LOSSES = ("squared", "logistic", "poisson")
 MOST_BLIND = 0.25  # share of a pilot's users with no more rows than parameters
 FEW = 3  # users that a pilot's group needs to be trusted
@@ -172,7 +172,7 @@ def _distinct_features(count: int, dim: int, active: int, rng: np.random.Generat
     if active > 16:
         keys = rng.random((count, dim), dtype=np.float32)
         return keys.argpartition(active - 1, axis=1)[:, :active]
-    # Floyd's way: a draw from 0..last, or last itself where the feature drawn is taken.
+    # Floyd's algorithm: a draw from 0..last, or last itself where the feature drawn is taken.
     features = np.empty((count, active), dtype=np.intp)
     for j, last in enumerate(range(dim - active, dim)):
         drawn = rng.integers(last + 1, size=count)
@@ -211,11 +211,11 @@ def _checked_sizes(counts: Ints, dim: int) -> Ints:
 def _check_unit(**numbers: float) -> None:
     """Refuse numbers whose squares and products leave the range of floating point."""
     for name, value in numbers.items():
-        if value != 0 and not 1 / LARGEST <= value <= LARGEST:
+        if value != 0 and not LEAST <= value <= MOST:
             raise ValueError(
-                f"{name}={value:.3g} is too extreme to simulate with ({1 / LARGEST:g} to "
-                f"{LARGEST:g} is not). Choose another unit: noise, tau and separation divided by "
-                "one number give the same plan."
+                f"{name}={value:.3g} is beyond what a plan can square and multiply, {LEAST:g} to "
+                f"{MOST:g}. Measure the target in another unit: with noise, tau and separation "
+                "divided by one number the plan is the same."
             )
 
 

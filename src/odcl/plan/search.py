@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,7 +21,7 @@ METHODS = {
     "convex-13": "convex clustering, lambda of Eq. (13)",
 }
 CURVES = ("kmeans", "convex", "convex-13")  # simulated at every point
-MOST_SURE = 0.99
+MOST_SURE, LEAST_ERROR = 0.99, 1e-200
 CEILING = 10_000_000  # rows per user: nobody has more
 STEP = 1.6  # between the n of the first look
 FAR = 1000  # times the first guess: where the search for the groups ends
@@ -120,14 +121,14 @@ def plan(
             f"target={target!r} is a probability to reach, and some hundred simulated federations "
             f"tell it up to {MOST_SURE}: say 0.5 <= target <= {MOST_SURE}."
         )
-    if error is not None and not error > 0:
-        raise ValueError(f"error={error!r} is a relative squared error: say one > 0.")
+    if error is not None and not error > LEAST_ERROR:
+        raise ValueError(f"error={error!r} is a relative squared error: say one > {LEAST_ERROR:g}.")
     say = progress or (lambda _: None)
     simulated, guess = _Simulated(scene, seed, say), first_guess(scene)
     found: dict[str, Crossing | None] = {}
     batches: list[Batch] = []
     # Small problems one after the other: threads would only wait for each other.
-    with threadpool_limits(1):
+    with threadpool_limits(1), _refuse_singular(scene):
         _scan(simulated, guess, target)
         if scene.pilot is not None:
             simulated.at(max(scene.pilot.n, scene.least_rows))
@@ -140,7 +141,9 @@ def plan(
                 batches = default_batches(scene, start, most=most, seed=seed, progress=say)
         rows = {} if error is None else _rows_for_error(simulated, error)
     if batches:
-        found = {"default": _crossing_of_batches(batches, target, found["kmeans"])} | found
+        shares, weights = [b.found / b.runs for b in batches], [b.runs for b in batches]
+        at = [b.n for b in batches]
+        found = {"default": crossing(at, shares, weights, target, like=found["kmeans"])} | found
     return Plan(
         scene,
         target,
@@ -163,11 +166,16 @@ def _crossing(points: list[Point], method: str, target: float) -> Crossing | Non
     return crossing([p.n for p in points], shares, weights, target)
 
 
-def _crossing_of_batches(
-    batches: list[Batch], target: float, like: Crossing | None
-) -> Crossing | None:
-    shares, weights = [b.found / b.runs for b in batches], [b.runs for b in batches]
-    return crossing([b.n for b in batches], shares, weights, target, like=like)
+@contextmanager
+def _refuse_singular(scene: Scenario) -> Iterator[None]:
+    """Say why, where a curvature cannot be inverted."""
+    try:
+        yield
+    except np.linalg.LinAlgError:
+        raise ValueError(
+            f"Models this far apart ({scene.separation():.2g}) leave rows of the {scene.loss.name} "
+            "loss without curvature, so that nothing can be simulated. Say a smaller separation."
+        ) from None
 
 
 # -- the curve -------------------------------------------------------------------------------------

@@ -362,12 +362,8 @@ class _DataTerms:
 
     def __init__(self, scene: Scenario, n: int, theta: Floats, A: Floats) -> None:
         self.scene, self.A = scene, A
-        self.once = np.zeros(scene.dim)
-        H = A
-        if scene.penalty is not None:
-            self.once = n * scene.penalty
-            H = A + np.diag(self.once)
-        self.b = np.matmul(H, theta[..., None])[..., 0]
+        self.once = np.zeros(scene.dim) if scene.penalty is None else n * scene.penalty
+        self.b = np.matmul(A + np.diag(self.once), theta[..., None])[..., 0]
 
     def combined(self, labels: Ints) -> Floats:
         """Pooled quadratic models of each cluster, the penalty counted once, (n_clusters, dim)."""

@@ -219,7 +219,7 @@ def _differ(plan: Plan) -> list[str]:
 
 
 def _pilot(plan: Plan) -> list[str]:
-    """How the plan stands to what `odcl diagnose` says of the same table."""
+    """What `odcl diagnose` says of the same table, and how the plan agrees with it."""
     pilot = plan.scene.pilot
     if pilot is None:
         return []
@@ -278,7 +278,7 @@ def _doubt(plan: Plan) -> list[str]:
 
 
 def draw_plan(plan: Plan, path: Path) -> bool:
-    """The curve as a PNG file. Is there one? None is drawn for want of matplotlib."""
+    """Save the curve as a PNG file; False where there is none, for want of matplotlib."""
     from odcl.files import atomic_path
 
     if not pictures.available():
