@@ -120,10 +120,8 @@ class TableSchema:
         _check_choice("missing", missing, MISSING)
         _check_choice("task", task, TASKS)
         check_columns((user, target), table.column_names)
-        category = as_names(categorical)
-        chosen = _choose_features(
-            table.column_names, user, target, features, as_names(drop), category
-        )
+        names, category = table.column_names, as_names(categorical)
+        chosen = _choose_features(names, user, target, features, as_names(drop), category)
         columns = _read(table, chosen, dict.fromkeys(category))
         goal = read_target(table, target, task, None)
         owner = keys(table, user)
@@ -475,10 +473,8 @@ def _check_design(columns: tuple[str, ...]) -> None:
         raise InputError(
             "The features give no design column: each is a category of a single level."
         )
-    seen: set[str] = set()
-    for name in columns:
-        if name in seen:
-            raise InputError(
-                f"Two design columns would be called {name!r} (a level and a column): rename one."
-            )
-        seen.add(name)
+    if len(set(columns)) < len(columns):
+        name = next(name for name in columns if columns.count(name) > 1)
+        raise InputError(
+            f"Two design columns would be called {name!r} (a level and a column): rename one."
+        )
