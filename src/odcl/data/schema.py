@@ -235,7 +235,7 @@ class TableSchema:
 
     def _level_codes(self, name: str, column: Keys, rows: Ints, unseen: str) -> tuple[Ints, int]:
         """Position of each row's level (0, the reference, where there is none), unseen ones."""
-        level = _places(column.values, self.levels[name])[column.codes[rows]]
+        level = _positions(column.values, self.levels[name])[column.codes[rows]]
         strange = level == -2
         if strange.any() and unseen == "error":
             row = int(rows[strange.argmax()])
@@ -254,7 +254,7 @@ class TableSchema:
         if not isinstance(goal, Keys):
             return goal[rows]
         assert self.classes is not None
-        classes = _places(goal.values, self.classes)[goal.codes[rows]]
+        classes = _positions(goal.values, self.classes)[goal.codes[rows]]
         if (classes < 0).any():
             row = int(rows[(classes < 0).argmax()])
             raise InputError(
@@ -335,7 +335,7 @@ def _check_choice(option: str, value: str, known: Sequence[str]) -> None:
         raise InputError(f"{option} is one of {', '.join(known)}, not {show(value)}.")
 
 
-def _places(values: list[Any], known: tuple[Any, ...]) -> Ints:
+def _positions(values: list[Any], known: tuple[Any, ...]) -> Ints:
     """Position among the known of each value, and -1 at the end for code -1; -2: not known."""
     position = {value: i for i, value in enumerate(known)}
     return np.array([*(position.get(v, -2) for v in values), -1], dtype=np.intp)
