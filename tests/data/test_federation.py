@@ -214,8 +214,8 @@ def test_a_tuple_is_one_id():
         (np.ones(2), [1, 2], [1, 2], None, "matrix"),
         (np.ones((0, 1)), [], [], None, "no rows"),
         (np.ones((2, 1)), [1, 2], [1, 2], [1], "one number each"),
-        (np.ones((2, 1)), [1, 2], [[1], [2]], None, "one id a row"),
-        (np.ones((2, 1)), [1, 2], np.ones((2, 1)), None, "one id a row"),
+        (np.ones((2, 1)), [1, 2], [[1], [2]], None, "one id per row"),
+        (np.ones((2, 1)), [1, 2], np.ones((2, 1)), None, "one id per row"),
     ],
 )
 def test_arrays_that_do_not_fit_together_are_refused(X, y, users, weight, reason):

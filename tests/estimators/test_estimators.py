@@ -93,7 +93,7 @@ def test_data_that_cannot_be_fitted_are_refused(table):
         (regressor, X, y, users[:-1], "1440 rows and users 1439 ids"),
         (regressor, X, y, "store", "named in the constructor"),
         (regressor, X, y, 7, "one id, and every row needs its own"),
-        (regressor, X, y, users[:, None], r"one id a row, got an array of shape \(1440, 1\)"),
+        (regressor, X, y, users[:, None], r"one id per row, got an array of shape \(1440, 1\)"),
         (regressor, X, y, [[1]] * len(y), "not a collection"),
         (ODCLRegressor("poisson"), X, y, users, "counts >= 0"),
         (classifier, X, y, users, "Unknown label type: continuous"),

@@ -47,9 +47,7 @@ def numbers(table: pa.Table, name: str, *, target: bool = False) -> Floats:
     if not (is_number or pa.types.is_boolean(kind) or pa.types.is_null(kind)):
         raise _not_numbers(column, name, target)
     values: Floats = pc.cast(column, pa.float64(), safe=False).to_numpy()
-    infinite = np.isinf(values)
-    if infinite.any():
-        raise _infinity(name, int(infinite.argmax()))
+    _check_finite(name, np.isinf(values))
     return values
 
 
@@ -111,9 +109,8 @@ def keys(table: pa.Table, name: str, kind: str | None = None) -> Keys:
     codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.intp)
     values = encoded.dictionary.to_pylist()
     if pa.types.is_floating(encoded.dictionary.type):
-        infinite = np.isin(codes, [i for i, v in enumerate(values) if abs(v) == np.inf])
-        if infinite.any():
-            raise _infinity(name, int(infinite.argmax()))
+        infinite = [i for i, v in enumerate(values) if abs(v) == np.inf]
+        _check_finite(name, np.isin(codes, infinite))
         values = [int(v) if v.is_integer() else None if v != v else v for v in values]
     if kind is not None and kind != kind_of(values):
         values = [_as_kind(v, kind) for v in values]
@@ -234,11 +231,12 @@ def leave_out(name: str) -> tuple[str | Setting, ...]:
     return "leave the column out: ", Setting("drop", [name]), "."
 
 
-def _infinity(name: str, row: int) -> InputError:
-    return InputError(
-        f"Column {name!r} is infinite in row {row + 1}, and no model can be fitted to that: "
-        f"correct the value or leave the row out."
-    )
+def _check_finite(name: str, infinite: Bools) -> None:
+    if infinite.any():
+        raise InputError(
+            f"Column {name!r} is infinite in row {int(infinite.argmax()) + 1}, and no model can be "
+            "fitted to that: correct the value or leave the row out."
+        )
 
 
 def _not_numbers(column: pa.ChunkedArray, name: str, target: bool) -> InputError:

@@ -160,17 +160,17 @@ def as_ids(users: Any) -> Array:
     """Ids as a typed array where all are numbers or all are text, else as plain objects."""
     array = _id_array(users)
     if array.ndim != 1:
-        raise ValueError(f"users must be one id a row, got an array of shape {array.shape}.")
-    if array.dtype.kind in "iub":
-        return array
-    if array.dtype.kind == "U":
+        raise ValueError(f"users must be one id per row, got an array of shape {array.shape}.")
+    if array.dtype.kind in "iubU":
         return array
     plain = array.tolist()
     if set(map(type, plain)) != {str}:
         plain = [_plain(u) for u in plain]
     kinds = set(map(type, plain))
     if any(kind.__hash__ is None for kind in kinds):
-        raise ValueError("users must be one id a row: a number, a text or None, not a collection.")
+        raise ValueError(
+            "users must be one id per row: a number, a text or None, not a collection."
+        )
     if bool in kinds and kinds & {int, float}:  # True is 1: one id, whichever comes first
         plain = [int(u) if isinstance(u, bool) else u for u in plain]
         kinds = set(map(type, plain))
@@ -184,9 +184,7 @@ def as_ids(users: Any) -> Array:
 def owner_ids(users: Any) -> Array:
     """Ids of the rows' owners. Rows without an id are refused: they may belong to many users."""
     ids = as_ids(users)
-    missing = (
-        [r for r, user in enumerate(ids.tolist()) if user is None] if ids.dtype == object else []
-    )
+    missing = [] if ids.dtype != object else [r for r, u in enumerate(ids.tolist()) if u is None]
     if missing:
         raise ValueError(
             f"{len(missing)} of {len(ids)} rows have no user id (the first is row {missing[0]}, "

@@ -120,10 +120,8 @@ class TableSchema:
         _check_choice("missing", missing, MISSING)
         _check_choice("task", task, TASKS)
         check_columns((user, target), table.column_names)
-        category = as_names(categorical)
-        chosen = _choose_features(
-            table.column_names, user, target, features, as_names(drop), category
-        )
+        names, category = table.column_names, as_names(categorical)
+        chosen = _choose_features(names, user, target, features, as_names(drop), category)
         columns = _read(table, chosen, dict.fromkeys(category))
         goal = read_target(table, target, task, None)
         owner = keys(table, user)
@@ -237,7 +235,7 @@ class TableSchema:
 
     def _level_codes(self, name: str, column: Keys, rows: Ints, unseen: str) -> tuple[Ints, int]:
         """Position of each row's level (0, the reference, where there is none), unseen ones."""
-        level = _places(column.values, self.levels[name])[column.codes[rows]]
+        level = _positions(column.values, self.levels[name])[column.codes[rows]]
         strange = level == -2
         if strange.any() and unseen == "error":
             row = int(rows[strange.argmax()])
@@ -256,7 +254,7 @@ class TableSchema:
         if not isinstance(goal, Keys):
             return goal[rows]
         assert self.classes is not None
-        classes = _places(goal.values, self.classes)[goal.codes[rows]]
+        classes = _positions(goal.values, self.classes)[goal.codes[rows]]
         if (classes < 0).any():
             row = int(rows[(classes < 0).argmax()])
             raise InputError(
@@ -337,7 +335,7 @@ def _check_choice(option: str, value: str, known: Sequence[str]) -> None:
         raise InputError(f"{option} is one of {', '.join(known)}, not {show(value)}.")
 
 
-def _places(values: list[Any], known: tuple[Any, ...]) -> Ints:
+def _positions(values: list[Any], known: tuple[Any, ...]) -> Ints:
     """Position among the known of each value, and -1 at the end for code -1; -2: not known."""
     position = {value: i for i, value in enumerate(known)}
     return np.array([*(position.get(v, -2) for v in values), -1], dtype=np.intp)
@@ -475,10 +473,8 @@ def _check_design(columns: tuple[str, ...]) -> None:
         raise InputError(
             "The features give no design column: each is a category of a single level."
         )
-    seen: set[str] = set()
-    for name in columns:
-        if name in seen:
-            raise InputError(
-                f"Two design columns would be called {name!r} (a level and a column): rename one."
-            )
-        seen.add(name)
+    if len(set(columns)) < len(columns):
+        name = next(name for name in columns if columns.count(name) > 1)
+        raise InputError(
+            f"Two design columns would be called {name!r} (a level and a column): rename one."
+        )

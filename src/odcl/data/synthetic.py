@@ -48,8 +48,8 @@ def linear_federation(
 
     y = <x, u_k> + eps with eps ~ N(0, noise^2); each x has ``n_active`` random coordinates from
     N(0, 1) and zeros elsewhere; the coordinates of u_k are uniform on the cluster's unit
-    interval. ``n_samples`` is one number or one a user; ``sizes`` gives the clusters' sizes
-    (default: equal). ``tau`` > 0 lets users of a group differ: N(0, tau^2) a coordinate.
+    interval. ``n_samples`` is one number or one per user; ``sizes`` gives the clusters' sizes
+    (default: equal). ``tau`` > 0 lets users of a group differ: N(0, tau^2) per coordinate.
     """
     rng = np.random.default_rng(seed)
     lows = LINEAR_INTERVALS.get(n_clusters)
@@ -76,7 +76,7 @@ def logistic_federation(
 ) -> SyntheticFederation:
     """Logistic regression of Appendix D.1: 4 clusters, 2 features, labels -1 and +1, b = 0.
 
-    Rows are drawn fresh; the paper's pool of 100,000 rows a cluster would cap n at 4,000.
+    Rows are drawn fresh; the paper's pool of 100,000 rows per cluster would cap n at 4,000.
     """
     rng = np.random.default_rng(seed)
     groups, counts = _layout(n_users, n_samples, 4, None)
@@ -102,7 +102,7 @@ def _layout(
         groups = np.repeat(np.arange(n_clusters), sizes)
     counts = np.broadcast_to(np.asarray(n_samples, dtype=np.intp), (n_users,)).copy()
     if n_users < 1 or counts.min() < 1:
-        raise ValueError("A federation needs at least one user and one row a user.")
+        raise ValueError("A federation needs at least one user and one row per user.")
     return groups, counts
 
 

@@ -1,4 +1,4 @@
-"""Tables in and out: CSV, Parquet and frames as Arrow tables, columns without an object a row."""
+"""Tables in and out: CSV files, Parquet files and frames as Arrow tables."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def write_table(path: str | os.PathLike[str], columns: Mapping[str, Any]) -> Non
     with atomic_path(path) as temporary:
         if _is_csv(path):
             with open(temporary, "wb") as stream:
-                _write_csv(table, stream, "\t" if _ending(path) == ".tsv" else ",")
+                _write_csv(table, stream, _separator(path))
         else:
             pq.write_table(table, temporary)
 
@@ -139,7 +139,7 @@ def append_csv(path: str | os.PathLike[str], columns: Mapping[str, Any]) -> None
     names = read_column_names(path)
     table = _arrow_table({name: columns.get(name, [None] * n_rows) for name in names})
     with open(path, "ab") as stream:
-        _write_csv(table, stream, "\t" if _ending(path) == ".tsv" else ",", header=False)
+        _write_csv(table, stream, _separator(path), header=False)
 
 
 def check_ending(path: str | os.PathLike[str]) -> None:
@@ -154,22 +154,17 @@ def _files_of(place: Path) -> list[Path]:
     if not place.exists():
         siblings = [p.name for p in place.parent.iterdir()] if place.parent.is_dir() else []
         raise InputError(f"There is no file or folder {place}{did_you_mean(place.name, siblings)}")
-    if place.is_dir():
-        return _tables_in(place)
-    if not (_is_csv(place) or _is_parquet(place)):
+    if not place.is_dir():
+        if _is_csv(place) or _is_parquet(place):
+            return [place]
         raise InputError(
             f"{place} ends in {place.suffix!r}, and tables are {_KNOWN}: save it as one of these."
         )
-    return [place]
-
-
-def _tables_in(folder: Path) -> list[Path]:
-    names = sorted(p.name for p in folder.iterdir() if not p.name.startswith((".", "_")))
-    files = [folder / name for name in names if _is_csv(name) or _is_parquet(name)]
-    files = [file for file in files if file.is_file()]
+    there = sorted(p for p in place.iterdir() if not p.name.startswith((".", "_")))
+    files = [p for p in there if (_is_csv(p) or _is_parquet(p)) and p.is_file()]
     if not files:
-        found = f"only {listing(names, 5)}" if names else "nothing"
-        raise InputError(f"Folder {folder} holds {found}: no table to read. Tables are {_KNOWN}.")
+        found = f"only {listing([p.name for p in there], 5)}" if there else "nothing"
+        raise InputError(f"Folder {place} holds {found}: no table to read. Tables are {_KNOWN}.")
     return files
 
 
@@ -272,10 +267,10 @@ def _decimal_points(table: pa.Table, file: Path, text: tuple[str, ...]) -> pa.Ta
     return table
 
 
-def _separator(file: Path, head: bytes) -> str:
+def _separator(file: str | os.PathLike[str], head: bytes = b"") -> str:
     """Tab for .tsv; else a comma, unless the line of names has none but ";" or tabs."""
-    if _ending(file) == ".tsv":
-        return "\t"
+    if not head or _ending(file) == ".tsv":
+        return "\t" if _ending(file) == ".tsv" else ","
     names = re.sub(rb'"[^"]*"', b"", head).splitlines()[0]
     return next((s for s in (",", ";", "\t") if s.encode() in names), ",")
 
@@ -305,11 +300,10 @@ def _stacked(tables: Sequence[pa.Table], files: Sequence[Path]) -> pa.Table:
         lacks = [name for name in first if name not in table.column_names]
         extra = [name for name in table.column_names if name not in first]
         if lacks or extra:
-            parts = [f"lacks {listing(lacks)}"] * bool(lacks) + [f"adds {listing(extra)}"] * bool(
-                extra
-            )
+            odd = {"lacks": lacks, "adds": extra}
+            found = " and ".join(f"{word} {listing(names)}" for word, names in odd.items() if names)
             raise InputError(
-                f"{file.name} {' and '.join(parts)}, compared with {files[0].name}: the files of a "
+                f"{file.name} {found}, compared with {files[0].name}: the files of a "
                 "folder need the same columns."
             )
     tables = [table.select(first).replace_schema_metadata() for table in tables]
