@@ -22,10 +22,9 @@ from sklearn.utils.validation import validate_data
 from threadpoolctl import threadpool_limits
 
 from odcl._typing import Floats, Ints
+from odcl.clustering.checks import check_count, finite_rows
 from odcl.clustering.convex.newton import Groups, Pairs
 from odcl.clustering.convex.solve import solve
-from odcl.clustering.kmeans.choose_k import check_count
-from odcl.clustering.kmeans.family import finite_rows
 
 # A direction holds all points of a line if they are this close to it, relative to their spread:
 # some hundreds of roundings.

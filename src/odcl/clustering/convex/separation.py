@@ -9,8 +9,8 @@ import numpy as np
 from scipy.spatial.distance import pdist
 
 from odcl._typing import Array, Floats, Ints
+from odcl.clustering.checks import finite_rows
 from odcl.clustering.convex.fusion import diameter
-from odcl.clustering.kmeans.family import finite_rows
 from odcl.clustering.labels import number_by_first_user, sum_by_cluster
 
 

@@ -19,13 +19,13 @@ from odcl._typing import Floats, Ints
 from odcl.clustering.convex.fusion import (
     ROWS,
     SLACK,
+    candidates,
     fused_at,
     fused_from_flow,
     not_fused_below,
     pair_threshold,
 )
 from odcl.clustering.convex.newton import Groups, Minimum, Pairs, minimise
-from odcl.clustering.convex.traversal import candidates
 from odcl.clustering.labels import sum_by_cluster
 
 # Smoothing goes down by tens from a third of the distances; below this share of them is rounding.

@@ -12,7 +12,7 @@ from scipy.spatial.distance import cdist
 from sklearn.neighbors import NearestNeighbors
 
 from odcl._typing import Bools, Floats, Ints
-from odcl.clustering.kmeans.choose_k import check_count
+from odcl.clustering.checks import check_count
 
 
 def gaussian_knn_weights(

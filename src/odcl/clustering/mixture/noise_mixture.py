@@ -16,14 +16,13 @@ from typing import ClassVar, Literal, Self
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, ClusterMixin
-from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from odcl._typing import Bools, Floats, Ints
+from odcl.clustering.checks import as_seed
 from odcl.clustering.labels import nearest_center, number_by_first_user
 from odcl.clustering.mixture.em import CHUNK_ENTRIES, Axes, Cloud, Mixture, responsibilities
-from odcl.clustering.mixture.search import Found, MaxClusters, find_groups
-from odcl.clustering.mixture.tau import sharpen
+from odcl.clustering.mixture.search import Found, MaxClusters, find_groups, sharpen
 from odcl.clustering.mixture.units import (
     NOISE_FLOOR,
     Given,
@@ -348,9 +347,6 @@ class NoiseMixture(ClusterMixin, BaseEstimator):  # type: ignore[misc]
     ) -> Self:
         """Find the groups of the rows of X; ``y`` is there for scikit-learn and not used."""
         X = validate_data(self, X, dtype=np.float64)
-        seed = self.random_state
-        if not isinstance(seed, int | np.integer):
-            seed = int(check_random_state(seed).randint(2**31 - 1))
         self.result_ = result = noise_mixture(
             X,
             noise=noise,
@@ -358,7 +354,7 @@ class NoiseMixture(ClusterMixin, BaseEstimator):  # type: ignore[misc]
             founders=founders,
             n_clusters=self.n_clusters,
             max_clusters=self.max_clusters,
-            seed=int(seed),
+            seed=as_seed(self.random_state),
         )
         self.labels_, self.cluster_centers_ = result.labels, result.centers
         self.n_clusters_, self.tau2_ = result.n_clusters, result.tau2
