@@ -81,7 +81,7 @@ class WeightedResult:
     converged: bool  # gap <= tol * objective
     certified: bool  # the clusters are proved to be those of the minimiser, up to rounding
     n_iter: int  # Newton steps
-    dual: Floats  # (n_edges, dim), the feasible z of the gap, for a warm start
+    dual: Floats  # (n_edges, dim), the feasible z of the gap
 
 
 def weighted_convex(
@@ -92,7 +92,6 @@ def weighted_convex(
     tol: float = 1e-6,
     max_iter: int = 1000,
     certify: bool = True,
-    warm: WeightedResult | None = None,
 ) -> WeightedResult:
     """Weighted convex clustering of ``a``, (n_points, dim), at one ``lam``.
 
@@ -100,8 +99,7 @@ def weighted_convex(
     :func:`gaussian_knn_weights`. Points without a path of positive weights between them never
     fuse, however large ``lam`` is. The solver stops at a gap of ``tol`` times the objective; with
     ``certify`` it goes on, at two to seven times the cost, until the clusters are proved or some
-    rounds went by in vain (``certified`` says). ``max_iter`` bounds the Newton steps. ``warm`` is
-    a result for the same points and weights at another ``lam``.
+    rounds went by in vain (``certified`` says). ``max_iter`` bounds the Newton steps.
 
     **Which points are one cluster.** With u = a - D'z, an edge joins its ends if the last
     projection left it inside its ball (|z_e + sigma (Du)_e| <= r_e: by complementary slackness
@@ -127,7 +125,7 @@ def weighted_convex(
         zero = np.zeros((edges.nnz, points.shape[1]))
         found = Solution(points, zero, problem.objective(points), 0.0, own, certified=True)
         return _result(a, found, own, tol, 0)
-    found, n_iter = _solve(problem, _first_dual(problem, warm), tol, max_iter, certify)
+    found, n_iter = _solve(problem, tol, max_iter, certify)
     labels = found.labels
     rows = found.u[np.unique(labels, return_index=True)[1]]
     centers = (rows if basis is None else rows @ basis) + shift
@@ -170,11 +168,10 @@ def _result(
     )  # fmt: skip
 
 
-def _solve(
-    problem: Problem, z: Floats, tol: float, max_iter: int, certify: bool
-) -> tuple[Solution, int]:
+def _solve(problem: Problem, tol: float, max_iter: int, certify: bool) -> tuple[Solution, int]:
     """Dual ascent, then rounds of the augmented Lagrangian, a collapsed point after each."""
-    z, fused = ascend(problem, z, ASCENT_STEPS)
+    zero = np.zeros((len(problem.radius), problem.a.shape[1]))
+    z, fused = ascend(problem, zero, ASCENT_STEPS)
     u = problem.a - problem.diff_t @ z
     best = collapse(problem, z, fused)
     penalty, growth, largest = PENALTIES
@@ -194,20 +191,6 @@ def _solve(
         n_iter += steps
         penalty = min(growth * penalty, largest)
         best = better(problem, collapse(problem, z, fused), best)
-
-
-def _first_dual(problem: Problem, warm: WeightedResult | None) -> Floats:
-    shape = (len(problem.radius), problem.a.shape[1])
-    if warm is None:
-        return np.zeros(shape)
-    if warm.dual.shape != shape:
-        raise ValueError(
-            f"warm holds {warm.dual.shape[0]} weights in dim {warm.dual.shape[1]} and this problem "
-            f"{shape[0]} in dim {shape[1]}: it is of other points or weights. Leave warm out."
-        )
-    z = warm.dual.copy()
-    onto_balls(z, problem.radius)
-    return z
 
 
 def certificate(problem: Problem, found: Solution) -> Solution:
