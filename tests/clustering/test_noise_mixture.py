@@ -479,7 +479,7 @@ def test_em_climbs():
 
 @pytest.mark.filterwarnings("ignore")
 @parametrize_with_checks([NoiseMixture(random_state=0), NoiseMixture(2)])
-def test_scikit_learn_manners(estimator, check):
+def test_scikit_learn_conventions(estimator, check):
     check(estimator)
 
 

@@ -46,7 +46,7 @@ class ClusterPath:
     points: Floats  # (n_points, dim)
     merges: tuple[Merge, ...]  # in the order of lambda
     tol: float  # width asked for of the merges' brackets, relative to lambda; see ``widest``
-    opened_from: float  # from this lambda on the tree tells everything; 0 if it is exact
+    opened_from: float  # from this lambda on the tree is complete; 0 if it is exact
 
     @property
     def n_points(self) -> int:
@@ -192,8 +192,8 @@ def clusterpath(
     ``exact``: every merge, each in a bracket of relative width ``tol`` (two-way merges exactly);
     or only the top of the tree, as far down as its groups are quickly proven and there are at
     most ``max_clusters``, for the cost of a few solves. "auto" is exact up to 300 points: tenths of
-    a second if there are groups, seconds in two or three dimensions without. ``progress`` is told
-    how many nodes have met at each merge.
+    a second if there are groups, seconds in two or three dimensions without. ``progress`` is
+    called at each merge with the number of nodes that met.
     """
     a = as_points(X)
     if exact not in (True, False, "auto"):

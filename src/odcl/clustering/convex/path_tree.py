@@ -39,7 +39,7 @@ LAZY_JUMP = 1.25
 # Parts should be fused well before they meet; the sooner, the more of the path is opened.
 SHARES = (0.5, 0.75, 0.95)
 TRIES = 4  # cuts of a traversal
-# Where no cut will do, clusters are solved for below the last merge, of at most so many points.
+# Where no cut will do, few enough points are solved for, below the last merge.
 SOLVED_SHARES = (0.95, 0.8, 0.6)
 MOST_SOLVED = 5000
 
@@ -68,8 +68,8 @@ def grow(
 ) -> list[Merge]:
     """All events of some groups, the nodes ``ids`` of the tree, until they are one cluster.
 
-    Brackets are at most ``tol`` wide, relative; events of two nodes are exact. ``done`` hears of
-    every event with the number of nodes that met.
+    Brackets are at most ``tol`` wide, relative; events of two nodes are exact. ``done`` is
+    called at every event with the number of nodes that met.
     """
     events: list[Merge] = []
     if len(ids) == 1:

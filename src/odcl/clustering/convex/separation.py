@@ -85,7 +85,7 @@ def _checked(X: Any, labels: Array) -> tuple[Floats, Ints]:
     labels = np.asarray(labels)
     if a.ndim != 2 or labels.shape != (len(a),) or len(a) == 0:
         raise ValueError(
-            f"X has shape {a.shape} and labels {labels.shape}: give one row and one label a user, "
-            "(n_users, dim) and (n_users,)."
+            f"X has shape {a.shape} and labels {labels.shape}: give one row and one label per "
+            "user, (n_users, dim) and (n_users,)."
         )
     return finite_rows(a), number_by_first_user(labels)

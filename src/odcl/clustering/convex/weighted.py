@@ -52,9 +52,9 @@ from odcl.clustering.labels import number_by_first_user, sum_by_cluster
 
 # Penalties: of six schedules tried on five kNN problems of 1,000 points in dim 20, this one was
 # among the quickest to 1e-6 and to 1e-9; growing to 1e5 took up to twice the CG steps.
-PENALTIES = (3.0, 5.0, 1e4)  # first, growth a round, largest: without unit, as z and u have one
+PENALTIES = (3.0, 5.0, 1e4)  # first, growth per round, largest: without unit, as z and u have one
 FLOOR = 1e-13  # relative gap that rounding lets us see: rounds end there, certified or not,
-CERTIFY_ROUNDS = 10  # or after so many rounds beyond tol
+CERTIFY_ROUNDS = 10  # or after this many rounds beyond tol
 
 # Room that a flow is asked to leave on every edge of a cluster, as parts of the radius: little,
 # since in a cluster of many points some are held by a thread.
@@ -99,7 +99,7 @@ def weighted_convex(
     :func:`gaussian_knn_weights`. Points without a path of positive weights between them never
     fuse, however large ``lam`` is. The solver stops at a gap of ``tol`` times the objective; with
     ``certify`` it goes on, at two to seven times the cost, until the clusters are proved or some
-    rounds went by in vain (``certified`` says). ``max_iter`` bounds the Newton steps.
+    rounds brought nothing (``certified`` says). ``max_iter`` bounds the Newton steps.
 
     **Which points are one cluster.** With u = a - D'z, an edge joins its ends if the last
     projection left it inside its ball (|z_e + sigma (Du)_e| <= r_e: by complementary slackness
@@ -254,7 +254,7 @@ def _proved(problem: Problem, u: Floats, z: Floats, blur: Floats, labels: Ints) 
     within = labels[problem.tail] == labels[problem.head]
     room = within & (problem.radius - used >= eps[problem.tail])
     parts = problem.components(room)[1]
-    first = np.unique(parts, return_index=True)[1]  # one point a part
+    first = np.unique(parts, return_index=True)[1]  # one point per part
     return np.bincount(labels[first]) == 1
 
 

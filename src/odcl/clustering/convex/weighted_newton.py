@@ -21,8 +21,8 @@ from odcl.clustering.labels import sum_by_cluster
 LADDER = (0.0, *(10.0**-k for k in range(9, 0, -1)), 1.0)
 # A round figure, enough for a gap of 1e-2 to 1e-4; it is not tuned.
 ASCENT_STEPS = 60
-NEWTON_STEPS = 15  # at most, a round
-CG_STEPS = 500  # at most, a Newton step
+NEWTON_STEPS = 15  # at most, per round
+CG_STEPS = 500  # at most, per Newton step
 
 
 @dataclass(frozen=True, eq=False)

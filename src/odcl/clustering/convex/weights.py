@@ -60,7 +60,7 @@ def as_weights(weights: Any, n_points: int) -> Any:
         i, j = int(skew.row[bad[0]]), int(skew.col[bad[0]])
         raise ValueError(
             f"weights are not symmetric: [{i}, {j}] is {w[i, j]:g} and [{j}, {i}] is {w[j, i]:g} "
-            f"({len(bad)} such entries), but the penalty knows one weight a pair. Symmetrise "
+            f"({len(bad)} such entries), but the penalty has one weight per pair. Symmetrise "
             "them, e.g. by (w + w.T) / 2."
         )
     upper = sparse.triu((w + w.T) / 2, k=1, format="csr")

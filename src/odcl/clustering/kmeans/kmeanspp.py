@@ -62,10 +62,10 @@ def d2_seeds(
     """Seeds of Algorithm 3, step I, (n_clusters, dim): rows of ``a``, which must be centred.
 
     Each next seed is row i with probability proportional to D_i^2, D_i the distance to the nearest
-    seed so far. ``greedy`` draws 2 + log(n_clusters) rows a seed and takes the one that lowers the
-    sum of D_i^2 most, as scikit-learn does. It matters for many clusters: with 20 normal clusters
-    of 25 users, means N(0, 9) in dim 10, the best of ten seedings was exact in 75 % of runs when
-    greedy and in 8 % when not; with 4 clusters in all runs either way.
+    seed so far. ``greedy`` draws 2 + log(n_clusters) rows per seed and takes the one that most
+    lowers the sum of D_i^2, as scikit-learn does. It matters for many clusters: with 20 normal
+    clusters of 25 users, means N(0, 9) in dim 10, the best of ten seedings was exact in 75 % of
+    runs when greedy and in 8 % when not; with 4 clusters in all runs either way.
     """
     n_trials = None if greedy else 1
     seeds, _ = kmeans_plusplus(a, n_clusters, random_state=random_state, n_local_trials=n_trials)
@@ -113,7 +113,7 @@ def cluster_means(a: Floats, labels: Ints) -> Floats:
 def one_cluster_per_point(a: Floats, n_clusters: int) -> KMeansResult | None:
     """The optimum, of cost 0, if there are no more different points than clusters; else None.
 
-    Lloyd's loop is no use there: the mean of equal points is not always the point in the last
+    Lloyd's loop will not do there: the mean of equal points may differ from them in the last
     digit, and equal points could part. Rows are looked at in growing heads of the matrix, so that
     ordinary data cost next to nothing.
     """

@@ -26,13 +26,13 @@ from odcl.clustering.mixture.em import (
     noise_bins,
 )
 
-SEARCH_USERS = 20_000  # K is searched on at most so many users, then EM runs on everybody
-TREE_LEAVES = 2_000  # more users than this are first gathered into so many small clusters
+SEARCH_USERS = 20_000  # K is searched for among at most this many users; then EM runs on all
+TREE_LEAVES = 2_000  # more users than this are first gathered into this many small clusters
 FIRST_BOUND = 20  # max_clusters="auto" tries every K up to here, larger ones in steps
 RANDOM_STARTS = 2  # K-means++ starts for EM beside the tree's, up to K = MANY_GROUPS
 MANY_GROUPS = 50
 TRIAL_SWEEPS = 12  # of EM from each start, before the best one goes on
-TAU_USERS = 20_000  # tau2 is one number: so many users know it to a fraction of a percent
+TAU_USERS = 20_000  # tau2 is one number: this many users pin it down to a fraction of a percent
 TAU_ROUNDS = 3  # tau2 moves the centres a little, and they tau2
 
 MaxClusters = int | Literal["auto"]
@@ -58,7 +58,7 @@ def find_groups(
     ``axes_of`` gives the whole covariances of the users in the rows named, where they are known.
 
     A group of fewer than some 1 in 10,000 users can be missing from the sample of a very large
-    federation; up to ``SEARCH_USERS`` users everybody is searched.
+    federation; up to ``SEARCH_USERS`` users all of them are searched.
     """
     rng = np.random.default_rng(seed)
     rows: Ints = np.arange(len(cloud))
@@ -82,7 +82,7 @@ def _search(
         fit = _best_fit(cloud, n_clusters, tree, rng)
         return Found(fit, {n_clusters: fit.score})
     # A shared variance fitted from the data themselves must be seen inside the groups: with
-    # fewer than three users a group on average, noise alone splits one time in five.
+    # fewer than three users per group on average, noise alone splits one time in five.
     limit = len(cloud) if cloud.believed else max(1, len(cloud) // 3)
     scores = tree.scores(limit, max_clusters)
     fits: dict[int, Fit] = {}
@@ -189,7 +189,7 @@ class _Tree:
 
 def _gather(cloud: Cloud, weights: Floats, rng: np.random.Generator) -> tuple[Ints, Floats]:
     """Small clusters of users: (n,) cluster of each and (leaves, rank) their weighted means."""
-    # One candidate a draw: for so many seeds the greedy choice among several only costs time.
+    # One candidate per draw: with so many seeds a greedy choice among several only costs time.
     means = _seeds(cloud.points, weights, TREE_LEAVES, rng, trials=1)
     for _ in range(3):
         leaf = _nearest(cloud.points, means)
