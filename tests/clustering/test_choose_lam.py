@@ -312,7 +312,7 @@ def test_the_oracles_lambda_lies_in_the_interval_and_follows_its_seed():
 
 
 def test_labels_and_rows_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match="one row and one label a user"):
+    with pytest.raises(ValueError, match="one row and one label per user"):
         recovery_interval(np.eye(3), [0, 1])
 
 

@@ -455,7 +455,7 @@ def test_a_small_polygon_far_away_is_settled_on_its_own(distance, close, side):
 @pytest.mark.parametrize("bad", [[1.0, 2.0], np.empty((0, 2)), np.empty((3, 0)), 3.0])
 def test_points_that_are_no_rows_are_refused(bad):
     for solve in (lambda x: convex_cluster(x, 0.1), clusterpath):
-        with pytest.raises(ValueError, match="one row a point"):
+        with pytest.raises(ValueError, match="one row per point"):
             solve(bad)
 
 

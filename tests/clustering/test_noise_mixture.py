@@ -11,10 +11,10 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from odcl._typing import Floats, Ints
-from odcl.clustering.convex.ward import cut, ward_merges
 from odcl.clustering.labels import same_partition
 from odcl.clustering.mixture.em import Cloud, Mixture, between_users, em, sweep
 from odcl.clustering.mixture.noise_mixture import MixtureResult, NoiseMixture, noise_mixture
+from odcl.clustering.mixture.search import cut, ward_merges
 from odcl.data.synthetic import linear_federation
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -479,7 +479,7 @@ def test_em_climbs():
 
 @pytest.mark.filterwarnings("ignore")
 @parametrize_with_checks([NoiseMixture(random_state=0), NoiseMixture(2)])
-def test_scikit_learn_manners(estimator, check):
+def test_scikit_learn_conventions(estimator, check):
     check(estimator)
 
 

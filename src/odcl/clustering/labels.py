@@ -1,4 +1,4 @@
-"""Labels of users: how they are numbered, when two of them say the same, who is nearest."""
+"""Labels of users: numbering, comparing, sums by cluster, and the nearest centre."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def nearest_center(a: Floats, centers: Floats) -> Ints:
     """Label of the nearest centre of each point; the lowest label wins a tie.
 
     ``a`` is (n_points, dim), ``centers`` (n_clusters, dim), the answer (n_points,). Distances are
-    subtract-first (see cdist), so that a shift of the data costs no digits, and a point gets the
-    same label alone as among others. Rows go in batches of 64 MB of distances.
+    taken by subtracting first (see cdist), so that a shift of the data costs no digits, and a
+    point gets the same label alone as among others. Rows go in batches of 64 MB of distances.
     """
     batch = max(1, 2**23 // len(centers))
     labels = [
@@ -44,7 +44,7 @@ def nearest_center(a: Floats, centers: Floats) -> Ints:
 def sum_by_cluster(values: Floats, labels: Ints) -> Floats:
     """Sum of the rows of each cluster, in the order of the users; any shape behind axis 0."""
     n_users, n_clusters = len(labels), int(labels.max()) + 1
-    # One column a user: nothing is sorted, and the values are read once, in the users' order.
+    # One column per user: nothing is sorted, and the values are read once, in the users' order.
     members = sparse.csc_array(
         (np.ones(n_users), labels, np.arange(n_users + 1)), shape=(n_clusters, n_users)
     )

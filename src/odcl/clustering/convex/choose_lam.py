@@ -28,8 +28,8 @@ RULES = ("auto", "plateau", "silhouette", "grid")
 GRID_START, GRID_GROWTH, GRID_POINTS = 0.1, 1.25, 10
 # Spread inside clusters, as a multiple of the noise, beyond which a level is no good fit.
 MISFIT = 2.0
-# From so many copies of every point on, the level of all different points is one like others:
-# twofold data (the same table read twice) say nothing of groups.
+# With at least this many copies of every point, the level of all different points is one like
+# any other; twofold data (the same table read twice) say nothing about groups.
 COPIES = 3
 # The last level has no end; lambda is put this far above its start, well clear of the merge.
 ABOVE = 1.25
@@ -73,7 +73,7 @@ def choose_lam(
     if inner and rule in ("auto", "plateau"):
         found["plateau"] = _longest(inner)
     if inner and rule in ("auto", "silhouette"):
-        # A few copies of a point would praise the cluster that they are: each counts once.
+        # A few copies of a point would raise the score of the cluster they form: each counts once.
         rows = np.arange(path.n_points) if copied else first
         found["silhouette"] = _best_silhouette(path, inner, rows, seed)
     if by_noise:
@@ -91,8 +91,7 @@ def choose_lam(
             f"{by_rule['plateau']} clusters, the best silhouette {by_rule['silhouette']}; "
             f"{reason} Groups of very different sizes do this, outliers, and points without "
             "groups. odcl.clusterpath(X).plot() shows the levels; known noise decides "
-            "(ConvexClustering().fit(X, noise=...)), and so does clusterer='auto' (--clusters "
-            "auto) in odcl.",
+            "(ConvexClustering().fit(X, noise=...)), and so does clusterer='auto' in odcl.",
             UserWarning,
             stacklevel=3,
         )
@@ -142,8 +141,8 @@ def _best_silhouette(
 def _least_cost(path: ClusterPath, noise: Floats) -> tuple[Plateau, str]:
     """The level that minimises sum_i |a_i - c_(i)|^2 / v_i + K dim log m (BIC, known variances).
 
-    v_i is the noise of point i a coordinate, c_k the precision-weighted mean of cluster k. If even
-    the best level leaves much more spread in its clusters than noise, the truth is no level.
+    v_i is point i's noise per coordinate, c_k the precision-weighted mean of cluster k. If even the
+    best level leaves much more spread in its clusters than noise, the truth is not on the path.
     """
     a = path.points
     m, dim = a.shape
@@ -164,7 +163,7 @@ def _least_cost(path: ClusterPath, noise: Floats) -> tuple[Plateau, str]:
             f"No level of the path fits the users' noise: at the best one, with {best.n_clusters} "
             f"clusters, users of a cluster still differ by {times:.1f} times what noise explains. "
             "Convex clustering with uniform weights cannot tell these groups apart at any lambda; "
-            "clusterer='auto' (--clusters auto, NoiseMixture) may.",
+            "clusterer='auto' (NoiseMixture) may.",
             UserWarning,
             stacklevel=4,
         )

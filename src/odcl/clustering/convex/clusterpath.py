@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 
 from odcl._typing import Floats, Ints
+from odcl.clustering.checks import check_count
 from odcl.clustering.convex.estimator import (
     as_points,
     check_lam,
@@ -18,26 +19,11 @@ from odcl.clustering.convex.estimator import (
     one_thread,
     prepare,
 )
-from odcl.clustering.convex.path_tree import Event, grow, grow_top
-from odcl.clustering.kmeans.choose_k import check_count
+from odcl.clustering.convex.path_tree import Merge, grow, grow_top
 from odcl.clustering.labels import number_by_first_user
 
 # Up to this many points every event is worth its time: 0.2 s at 300 points in 20 dimensions.
 EXACT_POINTS = 300
-
-
-@dataclass(frozen=True)
-class Merge:
-    """Nodes that become one cluster: certainly apart at ``low``, certainly one from ``high`` on.
-
-    Nodes 0..n_points-1 are the points; node n_points + e is made by merge e.
-    """
-
-    low: float
-    high: float
-    children: tuple[int, ...]
-    node: int
-    opened: bool = True  # False: how the points inside came together was not looked at
 
 
 @dataclass(frozen=True)
@@ -60,7 +46,7 @@ class ClusterPath:
     points: Floats  # (n_points, dim)
     merges: tuple[Merge, ...]  # in the order of lambda
     tol: float  # width asked for of the merges' brackets, relative to lambda; see ``widest``
-    opened_from: float  # from this lambda on the tree tells everything; 0 if it is exact
+    opened_from: float  # from this lambda on the tree is complete; 0 if it is exact
 
     @property
     def n_points(self) -> int:
@@ -206,8 +192,8 @@ def clusterpath(
     ``exact``: every merge, each in a bracket of relative width ``tol`` (two-way merges exactly);
     or only the top of the tree, as far down as its groups are quickly proven and there are at
     most ``max_clusters``, for the cost of a few solves. "auto" is exact up to 300 points: tenths of
-    a second if there are groups, seconds in two or three dimensions without. ``progress`` is told
-    how many nodes have met at each merge.
+    a second if there are groups, seconds in two or three dimensions without. ``progress`` is
+    called at each merge with the number of nodes that met.
     """
     a = as_points(X)
     if exact not in (True, False, "auto"):
@@ -234,45 +220,44 @@ def clusterpath(
     return ClusterPath(a, merges, tol, start / ready.scale)
 
 
-def _in_order(events: list[Event], owner: Ints, scale: float) -> tuple[Merge, ...]:
+def _in_order(merges: list[Merge], owner: Ints, scale: float) -> tuple[Merge, ...]:
     """Merges in the order of lambda, children first; equal points merge at lambda 0.
 
-    Events speak of groups of equal points, 0..n_groups-1, and of nodes from n_groups on.
+    Those given speak of groups of equal points, 0..n_groups-1, and of nodes from n_groups on.
     """
     groups = np.split(np.argsort(owner, kind="stable"), np.cumsum(np.bincount(owner))[:-1])
-    names: dict[int, int] = {}  # what a group or node of the events is called in the tree
-    merges: list[Merge] = []
+    names: dict[int, int] = {}  # what a group or node of the merges given is called in the tree
+    tree: list[Merge] = []
 
     def add(low: float, high: float, children: list[int], opened: bool) -> int:
-        node = len(owner) + len(merges)
-        merges.append(Merge(low / scale, high / scale, tuple(sorted(children)), node, opened))
+        node = len(owner) + len(tree)
+        tree.append(Merge(low / scale, high / scale, tuple(sorted(children)), node, opened))
         return node
 
     for k, points in enumerate(groups):
         names[k] = int(points[0]) if len(points) == 1 else add(0.0, 0.0, points.tolist(), True)
-    for event, high in _from_below(events):
-        children = [names[c] for c in event.children]
-        names[event.node] = add(event.low, high, children, event.opened)
-    return tuple(merges)
+    for merge in _from_below(merges):
+        children = [names[c] for c in merge.children]
+        names[merge.node] = add(merge.low, merge.high, children, merge.opened)
+    return tuple(tree)
 
 
-def _from_below(events: list[Event]) -> list[tuple[Event, float]]:
-    """Events with their ``high``, by lambda; none before its children or below their high.
+def _from_below(merges: list[Merge]) -> list[Merge]:
+    """By lambda, none before its children or below their ``high``.
 
     A bracket may reach over the merge above it by its width; then both are at the higher end.
     """
-    made = {event.node: event for event in events}
-    high: dict[int, float] = {}
+    made = {merge.node: merge for merge in merges}
     height: dict[int, int] = {}
     waiting = list(made)
     while waiting:
         node = waiting[-1]
         below = [c for c in made[node].children if c in made]
-        if missing := [c for c in below if c not in high]:
+        if missing := [c for c in below if c not in height]:
             waiting += missing
             continue
-        high[node] = max([made[node].high, *(high[c] for c in below)])
+        high = max([made[node].high, *(made[c].high for c in below)])
+        made[node] = replace(made[node], high=high)
         height[node] = 1 + max([0, *(height[c] for c in below)])
         waiting.pop()
-    ranked = sorted(made, key=lambda node: (high[node], height[node]))
-    return [(made[node], high[node]) for node in ranked]
+    return sorted(made.values(), key=lambda merge: (merge.high, height[merge.node]))

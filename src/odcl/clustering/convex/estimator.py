@@ -4,7 +4,7 @@
 
 Points whose rows of u coincide are one cluster; the number of clusters falls from the number of
 points at lam = 0 to one, and clusters never split on the way. :func:`convex_cluster` solves it at
-one lambda; :class:`ConvexClustering` gives it scikit-learn's manners and chooses lambda.
+one lambda; :class:`ConvexClustering` makes it a scikit-learn estimator and chooses lambda.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from sklearn.utils.validation import validate_data
 from threadpoolctl import threadpool_limits
 
 from odcl._typing import Floats, Ints
+from odcl.clustering.checks import check_count, finite_rows
 from odcl.clustering.convex.newton import Groups, Pairs
 from odcl.clustering.convex.solve import solve
-from odcl.clustering.kmeans.choose_k import check_count
-from odcl.clustering.kmeans.family import finite_rows
 
 # A direction holds all points of a line if they are this close to it, relative to their spread:
 # some hundreds of roundings.
@@ -63,8 +62,8 @@ def convex_cluster(a: Any, lam: float, *, max_iter: int = 1000) -> ConvexResult:
     ``certified`` says that the clusters are proven: every cluster by a flow that holds it
     together, all pairs of clusters by balls around their rows of u that do not touch (sums being
     those of floating point). If ``max_iter`` Newton steps do not suffice it is False, with a
-    warning that tells the gap reached. Clusters can be proven before u is accurate to the last
-    digit; ``gap`` tells how accurate it is.
+    warning that states the gap reached. Clusters can be proven before u is accurate to the last
+    digit; ``gap`` says how accurate it is.
     """
     a, lam = as_points(a), check_lam(lam)
     check_count("max_iter", max_iter, "Newton steps after which the search ends uncertified")
@@ -153,14 +152,14 @@ def as_points(X: Any) -> Floats:
     a = np.asarray(X, dtype=np.float64)
     if a.ndim != 2 or a.size == 0:
         raise ValueError(
-            f"X has shape {a.shape}: give one row a point, (n_points, dim); numbers on a line are "
-            "X.reshape(-1, 1)."
+            f"X has shape {a.shape}: give one row per point, (n_points, dim); for numbers on a "
+            "line that is X.reshape(-1, 1)."
         )
     return finite_rows(a)
 
 
 def _different(a: Floats) -> tuple[Floats, Ints]:
-    """Different rows and the one that each row is equal to; one column tells in most data."""
+    """Different rows, and which of them each row equals; in most data one column can tell."""
     values, first, owner = np.unique(a[:, 0], return_index=True, return_inverse=True)
     if len(values) < len(a) and a.shape[1] > 1:
         _, first, owner = np.unique(a, axis=0, return_index=True, return_inverse=True)
@@ -206,9 +205,9 @@ class ConvexClustering(ClusterMixin, BaseEstimator):  # type: ignore[misc]
     lam : float or "auto"
         The penalty of Eq. (12). "auto" chooses a level of the clusterpath by ``select``.
     select : "auto", "plateau", "silhouette" or "grid"
-        Rule for ``lam="auto"``, see :func:`~odcl.clustering.choose_lam.choose_lam`. "grid" is the
-        paper's procedure. "auto" uses the points' noise where it is given and warns where the
-        other rules disagree.
+        Rule for ``lam="auto"`` (:mod:`~odcl.clustering.convex.choose_lam`). "grid" is the paper's
+        procedure. "auto" uses the points' noise where it is given, and warns where the other rules
+        disagree.
     weights : None, "knn" or a symmetric matrix
         None: uniform weights, the paper's; exact, proven, with a path. "knn": Gaussian weights on
         the graph of ``n_neighbors`` nearest neighbours; or any non-negative symmetric matrix,
@@ -312,7 +311,7 @@ def _check_noise(noise: Any, a: Floats) -> Floats | None:
         raise ValueError(
             f"noise of shape {given.shape} for {len(a)} rows, least value {given.min():.3g}: give "
             "the trace of each row's covariance, (n_users,), from 0 on, infinite where it is not "
-            "known (dim times the variance of a coordinate)."
+            "known (dim times the variance per coordinate)."
         )
     # A noise of 0 gives no unit to measure differences in: where nobody has another, nobody knows.
     return given if (np.isfinite(given) & (given > 0)).any() else None

@@ -230,24 +230,40 @@ def _newton_step(groups: Groups, lam: float, pairs: Pairs, g: Floats, forcing: f
         if not failed:
             return x.reshape(s, dim)
     n = groups.n[:, None]
-    smooth = _preconditioner(groups.n, lam, pairs)
-    x = np.zeros_like(g)
-    r = -n * g
-    z = smooth(r)
-    q = z.copy()
-    rz = float(np.vdot(r, z))
-    enough = forcing**2 * rz
-    for _ in range(MAX_CG):
-        Aq = n * (q + lam * pairs.times(q))
-        length = rz / float(np.vdot(q, Aq))
-        x += length * q
-        r -= length * Aq
-        z = smooth(r)
-        before, rz = rz, float(np.vdot(r, z))
-        if rz <= enough:
+
+    def times(x: Floats) -> Floats:
+        return n * (x + lam * pairs.times(x))
+
+    return conjugate_gradients(
+        times, _preconditioner(groups.n, lam, pairs), -n * g, forcing, MAX_CG
+    )
+
+
+def conjugate_gradients(
+    times: Callable[[Floats], Floats],
+    precondition: Callable[[Floats], Floats],
+    right: Floats,
+    rtol: float,
+    max_steps: int,
+) -> Floats:
+    """x with times(x) = right, to ``rtol`` in the norm of the preconditioner."""
+    x, residual = np.zeros_like(right), right.copy()
+    scaled = precondition(residual)
+    direction, size = scaled.copy(), float(np.vdot(residual, scaled))
+    goal = rtol**2 * size
+    for _ in range(max_steps):
+        if size <= goal:
             break
-        q *= rz / before
-        q += z
+        image = times(direction)
+        curvature = float(np.vdot(direction, image))
+        if curvature <= 0:  # only rounding is left
+            break
+        x += (size / curvature) * direction
+        residual -= (size / curvature) * image
+        scaled = precondition(residual)
+        last, size = size, float(np.vdot(residual, scaled))
+        direction *= size / last
+        direction += scaled
     return x
 
 

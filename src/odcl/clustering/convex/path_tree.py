@@ -26,10 +26,10 @@ from odcl.clustering.convex.fusion import (
     fused_from_flow,
     not_fused_below,
     pair_threshold,
+    traversal,
 )
 from odcl.clustering.convex.newton import Groups, Pairs
 from odcl.clustering.convex.solve import lower_bound, solve
-from odcl.clustering.convex.traversal import traversal
 
 # Share of the way to the lower bound of the event that the next solve goes: far at first and
 # after groups have met, all but one hundredth once nothing more meets on the way.
@@ -39,20 +39,23 @@ LAZY_JUMP = 1.25
 # Parts should be fused well before they meet; the sooner, the more of the path is opened.
 SHARES = (0.5, 0.75, 0.95)
 TRIES = 4  # cuts of a traversal
-# Where no cut will do, clusters are solved for below the last merge, of at most so many points.
+# Where no cut will do, few enough points are solved for, below the last merge.
 SOLVED_SHARES = (0.95, 0.8, 0.6)
 MOST_SOLVED = 5000
 
 
-@dataclass(frozen=True, eq=False)
-class Event:
-    """Some nodes become one: distinct at ``low``, one cluster from ``high`` on."""
+@dataclass(frozen=True)
+class Merge:
+    """Nodes that become one cluster: certainly apart at ``low``, certainly one from ``high`` on.
 
-    node: int
-    children: tuple[int, ...]
+    Nodes 0..n_points-1 are the points; node n_points + e is made by merge e.
+    """
+
     low: float
     high: float
-    opened: bool = True  # False: what happens inside was not looked at
+    children: tuple[int, ...]
+    node: int
+    opened: bool = True  # False: how the points inside came together was not looked at
 
 
 def grow(
@@ -62,13 +65,13 @@ def grow(
     tol: float,
     new_id: Callable[[], int],
     done: Callable[[int], None] = lambda n: None,
-) -> list[Event]:
+) -> list[Merge]:
     """All events of some groups, the nodes ``ids`` of the tree, until they are one cluster.
 
-    Brackets are at most ``tol`` wide, relative; events of two nodes are exact. ``done`` hears of
-    every event with the number of nodes that met.
+    Brackets are at most ``tol`` wide, relative; events of two nodes are exact. ``done`` is
+    called at every event with the number of nodes that met.
     """
-    events: list[Event] = []
+    events: list[Merge] = []
     if len(ids) == 1:
         return events
     tasks = [_Task(new_id(), groups, ids, 0.0, np.inf)]
@@ -90,7 +93,7 @@ class _Task:
     high: float
 
 
-def _grow_node(task: _Task, tol: float, tasks: list[_Task], new_id: Callable[[], int]) -> Event:
+def _grow_node(task: _Task, tol: float, tasks: list[_Task], new_id: Callable[[], int]) -> Merge:
     """The event that makes a node; parts that turn out to be fused before become tasks."""
     ids, at, high = task.ids, task.low, task.high
     # Around their mean: what the parts differ by may be a millionth of where they are.
@@ -100,12 +103,12 @@ def _grow_node(task: _Task, tol: float, tasks: list[_Task], new_id: Callable[[],
     while True:
         if len(ids) == 2:
             meet = pair_threshold(groups)
-            return Event(task.node, tuple(ids.tolist()), meet, meet)
+            return Merge(meet, meet, tuple(ids.tolist()), task.node)
         pairs = Pairs(groups.n, u, 0.0)
         high = min(high, fused_from_flow(groups, pairs))
         bound = min(high, max(bound, lower_bound(groups, pairs)))
         if high - at <= tol * high or failures > 5:
-            return Event(task.node, tuple(ids.tolist()), at, high)
+            return Merge(at, high, tuple(ids.tolist()), task.node)
         to = at + share * (bound - at)
         if at < (enough := bound * (1 - 0.3 * tol)) < to:
             to = enough
@@ -150,7 +153,7 @@ def _hand_over(
 
 def grow_top(
     groups: Groups, *, most: int, tol: float, new_id: Callable[[], int]
-) -> tuple[list[Event], float]:
+) -> tuple[list[Merge], float]:
     """The top of the tree, without opening groups that are certainly fused; and from which lambda.
 
     From the lambda on at which all of these groups are proven to be fused, the path is that of
@@ -161,7 +164,7 @@ def grow_top(
     n = np.array([groups.n[part.members].sum() for part in closed])
     a = np.array([groups.n[part.members] @ groups.a[part.members] for part in closed])
     top = solve(Groups(a / n[:, None], n), start)
-    events: list[Event] = []
+    events: list[Merge] = []
     nodes = []
     for cluster in range(top.n_clusters):
         own = [closed[k] for k in np.flatnonzero(top.labels == cluster)]
@@ -172,7 +175,7 @@ def grow_top(
         low = max(part.low for part in own)
         high = own[0].high if len(own) == 1 else start
         nodes.append(new_id())
-        events.append(Event(nodes[-1], tuple(members.tolist()), low, high, opened=False))
+        events.append(Merge(low, high, tuple(members.tolist()), nodes[-1], opened=False))
     above = grow(top.groups, np.array(nodes), tol=tol, new_id=new_id)
     return events + above, start
 
@@ -189,7 +192,7 @@ class _Closed:
 def _closed_groups(groups: Groups, most: int) -> list[_Closed]:
     """At most ``most`` groups whose insides need not be looked at.
 
-    A group is split (see :func:`~.traversal.traversal`) if the parts are proven to be fused
+    A group is split (see :func:`~.fusion.traversal`) if the parts are proven to be fused
     before any of them can meet; then the parts are tried in turn.
     """
     everything = np.arange(len(groups.a))

@@ -9,8 +9,8 @@ import numpy as np
 from scipy.spatial.distance import pdist
 
 from odcl._typing import Array, Floats, Ints
+from odcl.clustering.checks import finite_rows
 from odcl.clustering.convex.fusion import diameter
-from odcl.clustering.kmeans.family import finite_rows
 from odcl.clustering.labels import number_by_first_user, sum_by_cluster
 
 
@@ -85,7 +85,7 @@ def _checked(X: Any, labels: Array) -> tuple[Floats, Ints]:
     labels = np.asarray(labels)
     if a.ndim != 2 or labels.shape != (len(a),) or len(a) == 0:
         raise ValueError(
-            f"X has shape {a.shape} and labels {labels.shape}: give one row and one label a user, "
-            "(n_users, dim) and (n_users,)."
+            f"X has shape {a.shape} and labels {labels.shape}: give one row and one label per "
+            "user, (n_users, dim) and (n_users,)."
         )
     return finite_rows(a), number_by_first_user(labels)

@@ -1,7 +1,7 @@
 """Convex clustering with uniform weights at one lambda: exact clusters, proven.
 
 :func:`solve` collapses what is certainly fused (a flow certificate, :mod:`.fusion`) and minimises
-what is left by Newton's method (:mod:`.convex_newton`) until the remaining groups are certainly
+what is left by Newton's method (:mod:`.newton`) until the remaining groups are certainly
 distinct: |u_k - u*_k| <= |gradient|_n / sqrt(n_k), and these balls do not touch. Guesses (which
 points might be fused, where to start) change the cost and never the answer.
 """
@@ -19,13 +19,13 @@ from odcl._typing import Floats, Ints
 from odcl.clustering.convex.fusion import (
     ROWS,
     SLACK,
+    candidates,
     fused_at,
     fused_from_flow,
     not_fused_below,
     pair_threshold,
 )
 from odcl.clustering.convex.newton import Groups, Minimum, Pairs, minimise
-from odcl.clustering.convex.traversal import candidates
 from odcl.clustering.labels import sum_by_cluster
 
 # Smoothing goes down by tens from a third of the distances; below this share of them is rounding.
@@ -40,7 +40,7 @@ ALMOST = 1.1
 CLOSER = 0.03
 # Above this many groups it pays to look for parts that can be solved alone.
 PARTS = 64
-# All pairs of this many groups are 3.2 GB a matrix.
+# All pairs of this many groups take 3.2 GB per matrix.
 MOST_GROUPS = 20_000
 
 
@@ -90,7 +90,7 @@ def solve(
     if len(groups.a) > MOST_GROUPS:
         raise ValueError(
             f"{len(groups.a):,} points remain that no quick certificate decides at lam={lam:.4g}, "
-            f"and to solve for them takes all their pairs, {8e-9 * len(groups.a) ** 2:.0f} GB a "
+            f"and to solve for them takes all their pairs, {8e-9 * len(groups.a) ** 2:.0f} GB per "
             f"matrix (at most {MOST_GROUPS:,} points are tried). A larger lam may do; or use "
             "weights='knn', whose cost grows with the number of points."
         )

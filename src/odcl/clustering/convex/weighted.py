@@ -21,35 +21,45 @@ problem, which keeps its form with masses, says how good they are; last comes a 
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from scipy import sparse
 from sklearn.exceptions import ConvergenceWarning
 
-from odcl._typing import Floats, Ints
+from odcl._typing import Bools, Floats, Ints
 from odcl.clustering.convex.estimator import check_lam
-from odcl.clustering.convex.weighted_certificate import certificate
 from odcl.clustering.convex.weighted_newton import (
     ASCENT_STEPS,
+    NEWTON_STEPS,
     Problem,
     Solution,
     ascend,
     better,
+    by_diagonal,
     collapse,
     in_few_dimensions,
+    lengths,
     newton_round,
+    newton_step,
     onto_balls,
     problem_of,
+    tighter,
 )
 from odcl.clustering.convex.weights import as_weights
-from odcl.clustering.labels import number_by_first_user
+from odcl.clustering.labels import number_by_first_user, sum_by_cluster
 
 # Penalties: of six schedules tried on five kNN problems of 1,000 points in dim 20, this one was
 # among the quickest to 1e-6 and to 1e-9; growing to 1e5 took up to twice the CG steps.
-PENALTIES = (3.0, 5.0, 1e4)  # first, growth a round, largest: without unit, as z and u have one
+PENALTIES = (3.0, 5.0, 1e4)  # first, growth per round, largest: without unit, as z and u have one
 FLOOR = 1e-13  # relative gap that rounding lets us see: rounds end there, certified or not,
-CERTIFY_ROUNDS = 10  # or after so many rounds beyond tol
+CERTIFY_ROUNDS = 10  # or after this many rounds beyond tol
+
+# Room that a flow is asked to leave on every edge of a cluster, as parts of the radius: little,
+# since in a cluster of many points some are held by a thread.
+MARGINS = (0.003, 0.0003)
+FLOW_PENALTIES = (3.0, 30.0, 300.0, 3e3, 1e4, 1e4)
 
 # One dual array; the solver holds about six of them.
 MAX_DUAL_NUMBERS = 2**28
@@ -71,7 +81,7 @@ class WeightedResult:
     converged: bool  # gap <= tol * objective
     certified: bool  # the clusters are proved to be those of the minimiser, up to rounding
     n_iter: int  # Newton steps
-    dual: Floats  # (n_edges, dim), the feasible z of the gap, for a warm start
+    dual: Floats  # (n_edges, dim), the feasible z of the gap
 
 
 def weighted_convex(
@@ -82,7 +92,6 @@ def weighted_convex(
     tol: float = 1e-6,
     max_iter: int = 1000,
     certify: bool = True,
-    warm: WeightedResult | None = None,
 ) -> WeightedResult:
     """Weighted convex clustering of ``a``, (n_points, dim), at one ``lam``.
 
@@ -90,8 +99,7 @@ def weighted_convex(
     :func:`gaussian_knn_weights`. Points without a path of positive weights between them never
     fuse, however large ``lam`` is. The solver stops at a gap of ``tol`` times the objective; with
     ``certify`` it goes on, at two to seven times the cost, until the clusters are proved or some
-    rounds went by in vain (``certified`` says). ``max_iter`` bounds the Newton steps. ``warm`` is
-    a result for the same points and weights at another ``lam``.
+    rounds brought nothing (``certified`` says). ``max_iter`` bounds the Newton steps.
 
     **Which points are one cluster.** With u = a - D'z, an edge joins its ends if the last
     projection left it inside its ball (|z_e + sigma (Du)_e| <= r_e: by complementary slackness
@@ -117,7 +125,7 @@ def weighted_convex(
         zero = np.zeros((edges.nnz, points.shape[1]))
         found = Solution(points, zero, problem.objective(points), 0.0, own, certified=True)
         return _result(a, found, own, tol, 0)
-    found, n_iter = _solve(problem, _first_dual(problem, warm), tol, max_iter, certify)
+    found, n_iter = _solve(problem, tol, max_iter, certify)
     labels = found.labels
     rows = found.u[np.unique(labels, return_index=True)[1]]
     centers = (rows if basis is None else rows @ basis) + shift
@@ -160,11 +168,10 @@ def _result(
     )  # fmt: skip
 
 
-def _solve(
-    problem: Problem, z: Floats, tol: float, max_iter: int, certify: bool
-) -> tuple[Solution, int]:
+def _solve(problem: Problem, tol: float, max_iter: int, certify: bool) -> tuple[Solution, int]:
     """Dual ascent, then rounds of the augmented Lagrangian, a collapsed point after each."""
-    z, fused = ascend(problem, z, ASCENT_STEPS)
+    zero = np.zeros((len(problem.radius), problem.a.shape[1]))
+    z, fused = ascend(problem, zero, ASCENT_STEPS)
     u = problem.a - problem.diff_t @ z
     best = collapse(problem, z, fused)
     penalty, growth, largest = PENALTIES
@@ -186,15 +193,140 @@ def _solve(
         best = better(problem, collapse(problem, z, fused), best)
 
 
-def _first_dual(problem: Problem, warm: WeightedResult | None) -> Floats:
-    shape = (len(problem.radius), problem.a.shape[1])
-    if warm is None:
-        return np.zeros(shape)
-    if warm.dual.shape != shape:
-        raise ValueError(
-            f"warm holds {warm.dual.shape[0]} weights in dim {warm.dual.shape[1]} and this problem "
-            f"{shape[0]} in dim {shape[1]}: it is of other points or weights. Leave warm out."
-        )
-    z = warm.dual.copy()
-    onto_balls(z, problem.radius)
+def certificate(problem: Problem, found: Solution) -> Solution:
+    """Sharpen a collapsed point and try to prove its clusters.
+
+    1. Newton's method on the collapsed problem (masses n_k, weights summed) brings its centres c
+       within |c_k - c*_k| <= delta / sqrt(n_k) of its minimiser c*, delta the norm of the gradient
+       in the masses' inner product (strong convexity). Neighbouring centres farther apart than
+       their two radii are certainly different.
+    2. Inside a cluster V the forces must balance: with z_e = r_e (c_k - c_l) / |c_k - c_l| on edges
+       between clusters, a flow on the edges of V, |z_e| <= r_e, has to carry a_i - c_k - (forces
+       from outside). A flow at hand does so but for a residual; this, plus what step 1's error may
+       do to the forces, sums to some eps_V. If the edges with room r_e - |z_e| >= eps_V connect V,
+       it can be routed along them: an exact flow exists, and V is one point of the minimiser.
+       The z at hand comes first, then :func:`_flow` for the clusters that it leaves open.
+
+    Both hold up to rounding of the sums, which is counted into eps_V to first order. A partition
+    that passes is that of the minimiser: with the exact flow, c* satisfies all its conditions.
+    """
+    labels = found.labels
+    sizes = np.bincount(labels).astype(np.float64)
+    between = labels[problem.tail] != labels[problem.head]
+    reduced = _reduced(problem, labels, sizes)
+    start = sum_by_cluster(found.u, labels) / sizes[:, None]
+    centers, delta = _polish(reduced, start)
+    u = centers[labels]
+    du = problem.diff @ u
+    apart = lengths(du)
+    ball = delta / np.sqrt(sizes)
+    balls = ball[labels[problem.tail]] + ball[labels[problem.head]]
+    distinct = bool(np.all(apart[between] > balls[between]))
+    if not distinct:
+        sharp = replace(found, u=u, objective=problem.objective(u), gap=problem.gap(u, found.z))
+        return better(problem, sharp, found)
+    z = (found.z if found.flow is None else found.flow).copy()
+    z[between] = du[between] * (problem.radius[between] / apart[between])[:, None]
+    turned = np.zeros(len(z))
+    np.divide(2 * problem.radius * balls, apart, out=turned, where=between)
+    blur = ball[labels] + abs(problem.diff_t) @ turned
+    proved = _proved(problem, u, z, blur, labels)
+    for margin in MARGINS:
+        if proved.all():
+            break
+        trial = _flow(problem, u, z, ~proved[labels], margin)
+        now = _proved(problem, u, trial, blur, labels) & ~proved
+        edges = ~between & now[labels[problem.tail]]
+        z[edges] = trial[edges]
+        proved |= now
+    sharp = Solution(u, z, problem.objective(u), problem.gap(u, z), labels, flow=z)
+    if proved.all():
+        return replace(tighter(problem, sharp, found.z), certified=True)
+    return replace(better(problem, sharp, found), flow=z)
+
+
+def _proved(problem: Problem, u: Floats, z: Floats, blur: Floats, labels: Ints) -> Bools:
+    """For each cluster, whether its edges with room for eps_V connect it."""
+    used = lengths(z)
+    off = lengths(problem.a - u - problem.diff_t @ z) + blur
+    off += abs(problem.diff_t) @ (4 * np.finfo(np.float64).eps * used)
+    eps = np.bincount(labels, weights=off)[labels]
+    within = labels[problem.tail] == labels[problem.head]
+    room = within & (problem.radius - used >= eps[problem.tail])
+    parts = problem.components(room)[1]
+    first = np.unique(parts, return_index=True)[1]  # one point per part
+    return np.bincount(labels[first]) == 1
+
+
+def _reduced(problem: Problem, labels: Ints, sizes: Floats) -> Problem:
+    """The collapsed problem: a mean and a mass for each cluster, weights between them summed."""
+    shape = (len(sizes), len(sizes))
+    ends = np.sort(np.stack([labels[problem.tail], labels[problem.head]]), axis=0)
+    kept = ends[0] != ends[1]
+    summed = sparse.coo_array((problem.radius[kept], tuple(ends[:, kept])), shape=shape)
+    summed.sum_duplicates()
+    means = sum_by_cluster(problem.a, labels) / sizes[:, None]
+    return problem_of(means, summed.row, summed.col, summed.data, sizes)
+
+
+def _polish(reduced: Problem, centers: Floats) -> tuple[Floats, float]:
+    """Newton's method where all neighbouring centres differ; the point and its delta."""
+    best, smallest = centers, np.inf
+    objective = reduced.objective(centers)
+    every = np.arange(len(reduced.radius))
+    for _ in range(NEWTON_STEPS):
+        du = reduced.diff @ centers
+        apart = lengths(du)
+        if not np.all(apart > 0):
+            break
+        axis = du / apart[:, None]
+        grad = reduced.mass[:, None] * (centers - reduced.a)
+        grad += reduced.diff_t @ (reduced.radius[:, None] * axis)
+        delta = float(np.sqrt((lengths(grad) ** 2 / reduced.mass).sum()))
+        if delta >= smallest and delta <= 1e-10 * np.sqrt(objective):
+            break  # rounding
+        if delta < smallest:
+            best, smallest = centers, delta
+        if delta <= 1e-15 * np.sqrt(objective):
+            break
+        step = newton_step(reduced, reduced.mass, reduced.radius / apart, every, axis, grad, 1e-4)
+        t = 1.0
+        while t > 1e-6 and reduced.objective(centers + t * step) > objective * (1 + 1e-14):
+            t /= 2
+        centers = centers + t * step
+        objective = reduced.objective(centers)
+    return best, smallest
+
+
+def _flow(problem: Problem, u: Floats, z: Floats, members: Bools, margin: float) -> Floats:
+    """A flow that balances the clusters of ``members``, if it can, with room on all edges.
+
+    Such a flow is the dual point of another problem of our kind: points a - u - (forces from
+    outside) on the clusters' own edges, whose minimiser is 0 if the flow exists. Radii less the
+    margin leave room on every edge; the small rest of the balance is then sent through the room.
+    """
+    own = (u[problem.tail] == u[problem.head]).all(axis=1) & members[problem.tail]
+    forces = problem.diff_t @ np.where(own[:, None], 0.0, z)
+    number = np.cumsum(members) - 1
+    tail, head, radius = number[problem.tail[own]], number[problem.head[own]], problem.radius[own]
+    rest = problem_of((problem.a - u - forces)[members], tail, head, (1 - margin) * radius)
+    flow = z[own]
+    onto_balls(flow, rest.radius)
+    flow, _ = ascend(rest, flow, ASCENT_STEPS)
+    off = rest.a - rest.diff_t @ flow
+    for penalty in FLOW_PENALTIES:
+        off, flow, _, _ = newton_round(rest, off, flow, penalty, NEWTON_STEPS)
+        off = rest.a - rest.diff_t @ flow
+        if np.abs(off).max() <= 1e-9 * np.abs(rest.a).max():
+            break
+    cluster = rest.components(np.ones(len(radius), dtype=bool))[1]
+    means = sum_by_cluster(off, cluster) / np.bincount(cluster)[:, None]
+    off -= means[cluster]  # no flow carries a mean, and CG would run after it for ever
+    room = radius - lengths(flow)
+    laplacian = (rest.diff_t @ sparse.diags_array(room) @ rest.diff).tocsr()
+    diagonal = np.repeat(laplacian.diagonal()[:, None], off.shape[1], axis=1)
+    flow += room[:, None] * (rest.diff @ by_diagonal(laplacian.__matmul__, diagonal, off, 1e-12))
+    onto_balls(flow, radius)
+    z = z.copy()
+    z[own] = flow
     return z

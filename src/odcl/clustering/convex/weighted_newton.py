@@ -5,6 +5,7 @@ The symbols are those of :mod:`odcl.clustering.convex.weighted`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,14 +14,15 @@ from scipy import sparse
 from scipy.sparse.csgraph import connected_components
 
 from odcl._typing import Array, Bools, Floats, Ints
+from odcl.clustering.convex.newton import conjugate_gradients
 from odcl.clustering.labels import sum_by_cluster
 
 # Distances, as parts of the largest along an edge, under which two neighbours may be one point.
 LADDER = (0.0, *(10.0**-k for k in range(9, 0, -1)), 1.0)
 # A round figure, enough for a gap of 1e-2 to 1e-4; it is not tuned.
 ASCENT_STEPS = 60
-NEWTON_STEPS = 15  # at most, a round
-CG_STEPS = 500  # at most, a Newton step
+NEWTON_STEPS = 15  # at most, per round
+CG_STEPS = 500  # at most, per Newton step
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,31 +198,16 @@ def newton_step(
         along = np.einsum("ed,ed->e", diff @ x, axis)
         return laplacian @ x - diff_t @ (along[:, None] * axis)
 
-    return conjugate_gradients(times, diagonal, -grad, rtol)
+    return by_diagonal(times, diagonal, -grad, rtol)
 
 
-def conjugate_gradients(times: Any, diagonal: Floats, right: Floats, rtol: float) -> Floats:
-    """x with times(x) = right; coordinates with a diagonal of 0 stay 0."""
+def by_diagonal(
+    times: Callable[[Floats], Floats], diagonal: Floats, right: Floats, rtol: float
+) -> Floats:
+    """Conjugate gradients; coordinates with a diagonal of 0 stay 0."""
     inverse = np.zeros_like(diagonal)
     np.divide(1.0, diagonal, out=inverse, where=diagonal > 0)
-    x, residual = np.zeros_like(right), right.copy()
-    scaled = inverse * residual
-    direction, size = scaled.copy(), float(np.vdot(residual, scaled))
-    goal = rtol**2 * size
-    for _ in range(CG_STEPS):
-        if size <= goal:
-            break
-        image = times(direction)
-        curvature = float(np.vdot(direction, image))
-        if curvature <= 0:  # only rounding is left
-            break
-        x += (size / curvature) * direction
-        residual -= (size / curvature) * image
-        scaled = inverse * residual
-        last, size = size, float(np.vdot(residual, scaled))
-        direction *= size / last
-        direction += scaled
-    return x
+    return conjugate_gradients(times, lambda x: inverse * x, right, rtol, CG_STEPS)
 
 
 def collapse(problem: Problem, z: Floats, fused: Bools) -> Solution:

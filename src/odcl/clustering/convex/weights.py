@@ -2,44 +2,34 @@
 
 from __future__ import annotations
 
-from numbers import Real
 from typing import Any
 
 import numpy as np
 from scipy import sparse
-from scipy.sparse.csgraph import connected_components
-from scipy.spatial.distance import cdist
 from sklearn.neighbors import NearestNeighbors
 
 from odcl._typing import Bools, Floats, Ints
-from odcl.clustering.kmeans.choose_k import check_count
+from odcl.clustering.checks import check_count
 
 
-def gaussian_knn_weights(
-    a: Floats, n_neighbors: int = 10, phi: float | str = "auto", *, connect: bool = False
-) -> Any:
+def gaussian_knn_weights(a: Floats, n_neighbors: int = 10) -> Any:
     """Gaussian weights on the graph of nearest neighbours: a sparse (n_points, n_points) csr_array.
 
-        w_ij = exp(-phi |a_i - a_j|^2)  if i is among the n_neighbors nearest of j, or j of i
+        w_ij = exp(-|a_i - a_j|^2 / scale)  if i is among the n_neighbors nearest of j, or j of i
 
-    "auto" is phi = 1 / (median of |a_i - a_j|^2 over the edges between different points): the
-    middle edge weighs exp(-1), in whatever unit the points are. Edges so long that the exponential
-    is 0 are no edges.
-
-    The graph of well separated groups falls into parts, and parts never merge. ``connect`` joins
-    them by the shortest edges that do (Boruvka's rounds, n_points^2 distances each), with the
-    smallest weight of the graph: their own would be 0 to all purposes.
+    with the median of |a_i - a_j|^2 over the edges between different points as the scale: the
+    middle edge weighs exp(-1), whatever the unit of the points. Edges so long that the
+    exponential is 0 are left out. The graph of well separated groups falls into parts, and parts
+    never merge.
     """
     check_count("n_neighbors", n_neighbors, "each point is tied to that many nearest others")
     n_points = len(a)
     tail, head = _neighbor_pairs(a - a.mean(axis=0), min(int(n_neighbors), n_points - 1))
     d2 = ((a[tail] - a[head]) ** 2).sum(axis=1)  # subtract first: near points keep their digits
-    w = np.exp(-_scale(phi, d2) * d2)
+    w = np.exp(-d2 / (np.median(d2[d2 > 0]) if d2.any() else 1.0))
     graph = sparse.coo_array((w, (tail, head)), shape=(n_points, n_points)).tocsr()
     graph.eliminate_zeros()
-    if connect and n_points > 1:
-        graph = _connected(a, graph)
-    return (graph + graph.T).tocsr()
+    return graph + graph.T
 
 
 def as_weights(weights: Any, n_points: int) -> Any:
@@ -70,7 +60,7 @@ def as_weights(weights: Any, n_points: int) -> Any:
         i, j = int(skew.row[bad[0]]), int(skew.col[bad[0]])
         raise ValueError(
             f"weights are not symmetric: [{i}, {j}] is {w[i, j]:g} and [{j}, {i}] is {w[j, i]:g} "
-            f"({len(bad)} such entries), but the penalty knows one weight a pair. Symmetrise "
+            f"({len(bad)} such entries), but the penalty has one weight per pair. Symmetrise "
             "them, e.g. by (w + w.T) / 2."
         )
     upper = sparse.triu((w + w.T) / 2, k=1, format="csr")
@@ -88,18 +78,6 @@ def _refuse(w: Any, bad: Bools, why: str) -> None:
         )
 
 
-def _scale(phi: float | str, d2: Floats) -> float:
-    if phi == "auto":
-        apart = d2[d2 > 0]
-        return 1.0 / float(np.median(apart)) if len(apart) else 1.0
-    if not isinstance(phi, Real) or not 0 <= float(phi) < np.inf:
-        raise ValueError(
-            f"phi={phi!r} is no decay of exp(-phi |a_i - a_j|^2): a far pair must not outweigh a "
-            'near one. Give a number from 0 on (0: all weights 1), or "auto".'
-        )
-    return float(phi)
-
-
 def _neighbor_pairs(a: Floats, k: int) -> tuple[Ints, Ints]:
     """Pairs (i, j), i < j, each once, with j among the k nearest of i or i of j.
 
@@ -111,26 +89,3 @@ def _neighbor_pairs(a: Floats, k: int) -> tuple[Ints, Ints]:
     own = np.repeat(np.arange(len(a)), k)
     pairs = np.unique(np.minimum(own, near) * len(a) + np.maximum(own, near))
     return pairs // len(a), pairs % len(a)
-
-
-def _connected(a: Floats, graph: Any) -> Any:
-    """Boruvka: each part but the largest takes its shortest edge out, until one part is left."""
-    least = graph.data.min() if graph.nnz else 1.0
-    while True:
-        n_parts, part = connected_components(graph, directed=False)
-        if n_parts == 1:
-            return graph
-        bridges = set()
-        for k in np.argsort(np.bincount(part), kind="stable")[:-1]:
-            inside, outside = np.flatnonzero(part == k), np.flatnonzero(part != k)
-            batch = max(1, 2**23 // len(outside))  # 64 MB of distances
-            best = (np.inf, 0, 0)
-            for start in range(0, len(inside), batch):
-                rows = inside[start : start + batch]
-                d2 = cdist(a[rows], a[outside], "sqeuclidean")
-                i, j = np.unravel_index(d2.argmin(), d2.shape)
-                best = min(best, (float(d2[i, j]), int(rows[i]), int(outside[j])))
-            bridges.add((min(best[1:]), max(best[1:])))
-        tail, head = np.array(sorted(bridges)).T
-        new = sparse.coo_array((np.full(len(tail), least), (tail, head)), shape=graph.shape)
-        graph = (graph + new).tocsr()

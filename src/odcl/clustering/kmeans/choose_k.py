@@ -14,7 +14,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import silhouette_score
 
 from odcl._typing import Array, Floats, Ints
+from odcl.clustering.checks import check_count
 
 if TYPE_CHECKING:
     from odcl.clustering.kmeans.kmeanspp import KMeansResult
@@ -182,8 +182,3 @@ def check_n_clusters(n_clusters: Any, n_points: int) -> None:
             "and a cluster without users has no model to average. Ask for at most "
             f"{n_points}, or let n_clusters='elbow' choose."
         )
-
-
-def check_count(name: str, value: Any, note: str, least: int = 1) -> None:
-    if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < least:
-        raise ValueError(f"{name}={value!r} must be a whole number of at least {least}: {note}.")

@@ -11,9 +11,10 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 
 from odcl._typing import Floats, Ints
-from odcl.clustering.kmeans.choose_k import check_count, check_n_clusters
-from odcl.clustering.kmeans.family import KMeansFamily
+from odcl.clustering.checks import check_count
+from odcl.clustering.kmeans.choose_k import check_n_clusters
 from odcl.clustering.kmeans.kmeanspp import (
+    KMeansFamily,
     KMeansResult,
     cluster_means,
     d2_seeds,

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import warnings
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
+from sklearn.base import BaseEstimator, ClusterMixin
 from sklearn.cluster import KMeans, kmeans_plusplus
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils.validation import check_is_fitted, validate_data
 
 from odcl._typing import Array, Floats, Ints
-from odcl.clustering.kmeans.choose_k import check_count, check_n_clusters
-from odcl.clustering.kmeans.family import KMeansFamily
+from odcl.clustering.checks import as_seed, check_count, finite_rows
+from odcl.clustering.kmeans.choose_k import ChoiceOfK, check_n_clusters, choose_k
 from odcl.clustering.labels import nearest_center, number_by_first_user, sum_by_cluster
 
 # Lloyd's loop ends by itself; only labels that flip within rounding would go round for ever.
@@ -59,10 +62,10 @@ def d2_seeds(
     """Seeds of Algorithm 3, step I, (n_clusters, dim): rows of ``a``, which must be centred.
 
     Each next seed is row i with probability proportional to D_i^2, D_i the distance to the nearest
-    seed so far. ``greedy`` draws 2 + log(n_clusters) rows a seed and takes the one that lowers the
-    sum of D_i^2 most, as scikit-learn does. It matters for many clusters: with 20 normal clusters
-    of 25 users, means N(0, 9) in dim 10, the best of ten seedings was exact in 75 % of runs when
-    greedy and in 8 % when not; with 4 clusters in all runs either way.
+    seed so far. ``greedy`` draws 2 + log(n_clusters) rows per seed and takes the one that most
+    lowers the sum of D_i^2, as scikit-learn does. It matters for many clusters: with 20 normal
+    clusters of 25 users, means N(0, 9) in dim 10, the best of ten seedings was exact in 75 % of
+    runs when greedy and in 8 % when not; with 4 clusters in all runs either way.
     """
     n_trials = None if greedy else 1
     seeds, _ = kmeans_plusplus(a, n_clusters, random_state=random_state, n_local_trials=n_trials)
@@ -110,7 +113,7 @@ def cluster_means(a: Floats, labels: Ints) -> Floats:
 def one_cluster_per_point(a: Floats, n_clusters: int) -> KMeansResult | None:
     """The optimum, of cost 0, if there are no more different points than clusters; else None.
 
-    Lloyd's loop is no use there: the mean of equal points is not always the point in the last
+    Lloyd's loop will not do there: the mean of equal points may differ from them in the last
     digit, and equal points could part. Rows are looked at in growing heads of the matrix, so that
     ordinary data cost next to nothing.
     """
@@ -134,6 +137,54 @@ def one_cluster_per_point(a: Floats, n_clusters: int) -> KMeansResult | None:
     centers = np.empty_like(points)
     centers[labels] = points[inverse]
     return KMeansResult(labels, centers, cost=0.0, n_iter=0, converged=True)
+
+
+class KMeansFamily(ClusterMixin, BaseEstimator):  # type: ignore[misc]
+    """Base of KMeansPP, SpectralKMeans and GradientClustering; they differ in ``_cluster``."""
+
+    n_clusters: int | str
+    max_clusters: int
+    random_state: Any
+
+    @abstractmethod
+    def _cluster(self, a: Floats, n_clusters: int, seed: int) -> KMeansResult:
+        """The method itself, for a given number of clusters."""
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Cluster the rows of ``X``, (n_users, dim)."""
+        a = self._points(X, reset=True)
+        seed = as_seed(self.random_state)
+        self.choice_: ChoiceOfK | None = None
+        if isinstance(self.n_clusters, str):
+            self.choice_, result = choose_k(
+                a,
+                self.n_clusters,
+                lambda k: self._cluster(a, k, seed),
+                max_clusters=self.max_clusters,
+                seed=seed,
+            )
+        else:
+            result = self._cluster(a, self.n_clusters, seed)
+        self._keep(result)
+        return self
+
+    def predict(self, X: Any) -> Ints:
+        """Label of the nearest centre of each row of ``X``; the lowest label wins a tie."""
+        check_is_fitted(self)
+        return nearest_center(self._points(X, reset=False), self.cluster_centers_)
+
+    def _keep(self, result: KMeansResult) -> None:
+        self.labels_ = result.labels
+        self.cluster_centers_ = result.centers
+        self.inertia_ = result.cost
+        self.n_iter_ = result.n_iter
+        self.n_clusters_ = len(result.centers)
+
+    def _points(self, X: Any, *, reset: bool) -> Floats:
+        a: Floats = validate_data(
+            self, X, dtype=np.float64, order="C", ensure_all_finite=False, reset=reset
+        )
+        return finite_rows(a)
 
 
 class KMeansPP(KMeansFamily):

@@ -11,8 +11,8 @@ from sklearn.utils.validation import check_is_fitted
 
 from odcl._typing import Floats, Ints
 from odcl.clustering.kmeans.choose_k import check_n_clusters
-from odcl.clustering.kmeans.family import KMeansFamily
 from odcl.clustering.kmeans.kmeanspp import (
+    KMeansFamily,
     KMeansResult,
     kmeans_pp,
     lloyd,

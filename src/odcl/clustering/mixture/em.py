@@ -70,7 +70,7 @@ class Cloud:
 
     @cached_property
     def total(self) -> float:
-        """Mean squared distance to the mean, a coordinate: the size of the whole cloud."""
+        """Mean squared distance to the mean per coordinate: the size of the whole cloud."""
         return (
             float(np.square(self.points - self.points.mean(axis=0)).sum(axis=1).mean()) / self.dim
         )
@@ -101,7 +101,7 @@ class Fit:
     mixture: Mixture
     labels: Ints  # (n,), the most likely group; ties go to the lower number
     score: float  # ICL: lower is better
-    misfit: float  # mean of q_i / s_i a degree of freedom: 1 where noise and data agree
+    misfit: float  # mean of q_i / s_i per degree of freedom: 1 where noise and data agree
     degrees: float
     converged: bool
 
@@ -173,8 +173,8 @@ def em(
 ) -> Fit:
     """Centres and shares, then tau2 (or the scale), in turns, each after its own E-step.
 
-    Taking turns (Meng and van Dyk 1997, AECM) needs one pass over the users a turn and keeps no
-    (n, K) matrix. Stops when a full turn moves the log-likelihood by less than ``tol`` a user.
+    Taking turns (Meng and van Dyk 1997, AECM) needs one pass over the users each time and keeps no
+    (n, K) matrix. Stops when a full turn moves the log-likelihood by less than ``tol`` per user.
     """
     mixture, before, converged = start, -np.inf, False
     for _ in range(max_sweeps // 2):
@@ -247,8 +247,8 @@ def icl(cloud: Cloud, mixture: Mixture, loglik: float, entropy: float) -> float:
 def shape_gain(cloud: Cloud, mixture: Mixture, labels: Ints, spread: Floats) -> float:
     """Log-likelihood of N(c_k, A_i + tau2 I) less that of N(c_k, s_i I), users in their groups.
 
-    One number v_i cannot say that noise is long in a few directions; now and then a user then lies
-    so far out that a group of its own would pay. Its whole covariance explains it.
+    One number v_i cannot say that noise is long in a few directions; now and then such a user
+    lies so far out that a group for it alone would pay. Its whole covariance explains it.
     """
     if cloud.axes is None:
         return 0.0

@@ -16,14 +16,13 @@ from typing import ClassVar, Literal, Self
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, ClusterMixin
-from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from odcl._typing import Bools, Floats, Ints
+from odcl.clustering.checks import as_seed
 from odcl.clustering.labels import nearest_center, number_by_first_user
 from odcl.clustering.mixture.em import CHUNK_ENTRIES, Axes, Cloud, Mixture, responsibilities
-from odcl.clustering.mixture.search import Found, MaxClusters, find_groups
-from odcl.clustering.mixture.tau import sharpen
+from odcl.clustering.mixture.search import Found, MaxClusters, find_groups, sharpen
 from odcl.clustering.mixture.units import (
     NOISE_FLOOR,
     Given,
@@ -42,15 +41,15 @@ HOW: dict[Reading, str] = {
     "shared-variance": "by the mixture with one variance for all users",
 }
 
-# Founders speak for the federation when they are half of it, or a tenth and at least twenty: four
-# of thirty users cannot show six groups.
+# The founders can stand for the federation if they are half of it, or a tenth and at least twenty:
+# four of thirty users cannot show six groups.
 FEWEST_FOUNDERS, HALF, LEAST_SHARE = 20, 0.5, 0.1
 OVERSTATED = 0.5  # spread inside groups below half the claimed noise: the claim is not believed
 
 
 @dataclass(frozen=True, eq=False)
 class MixtureResult:
-    """Groups, how far users inside a group differ, and who decided.
+    """Groups, how far users inside a group differ, and how it was decided.
 
     ``tau2`` and ``noise_units`` are in whitened units, or those of ``theta`` squared where no
     covariance was given: user i's model is its centre plus ``own_weight[i]`` times the rest.
@@ -155,8 +154,8 @@ def noise_mixture(
     fitted. With covariances, distances are in units of their average (whitening), which makes
     the answer independent of the units of the features.
 
-    ``founders`` (n_users,) may found groups; the others are assigned to groups that founders
-    form, and touch neither K nor centres nor tau2. Default: the users with finite noise.
+    ``founders`` (n_users,) says who may seed a group; the others are assigned to the groups that
+    founders form, and change neither K nor centres nor tau2. Default: users with finite noise.
     ``max_clusters="auto"`` looks up to 20, and twice as far as long as the best K is near the end.
     """
     given, scale = in_range(check_inputs(theta, noise, covariance, founders))
@@ -197,7 +196,7 @@ def noise_mixture(
 
 
 def _too_few_founders(given: Given) -> str:
-    """Why the founders cannot speak for the federation, or an empty string."""
+    """Why the founders cannot stand for the federation, or an empty string."""
     n_users, n_founders = len(given.theta), int(given.founders.sum())
     if not given.has_noise or n_founders == n_users:
         return ""
@@ -254,7 +253,7 @@ def _decide(
     """Believe the noise; if the data contradict it fit its scale, or one shared variance.
 
     Noise that is too small shows as tau2 > 0 and does no harm to K. Noise that is too large hides
-    groups, and betrays itself: users of a group lie closer together than it allows. Then the
+    groups, but it shows: users of a group lie closer together than it allows. Then the
     better of two mixtures decides: the same noise times a fitted factor, or one variance for all.
     """
     found = find_groups(cloud, wanted, max_clusters, seed, axes_of)
@@ -348,9 +347,6 @@ class NoiseMixture(ClusterMixin, BaseEstimator):  # type: ignore[misc]
     ) -> Self:
         """Find the groups of the rows of X; ``y`` is there for scikit-learn and not used."""
         X = validate_data(self, X, dtype=np.float64)
-        seed = self.random_state
-        if not isinstance(seed, int | np.integer):
-            seed = int(check_random_state(seed).randint(2**31 - 1))
         self.result_ = result = noise_mixture(
             X,
             noise=noise,
@@ -358,7 +354,7 @@ class NoiseMixture(ClusterMixin, BaseEstimator):  # type: ignore[misc]
             founders=founders,
             n_clusters=self.n_clusters,
             max_clusters=self.max_clusters,
-            seed=int(seed),
+            seed=as_seed(self.random_state),
         )
         self.labels_, self.cluster_centers_ = result.labels, result.centers
         self.n_clusters_, self.tau2_ = result.n_clusters, result.tau2

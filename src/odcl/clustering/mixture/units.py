@@ -27,7 +27,7 @@ class Given:
     theta: Floats  # (n_users, dim)
     noise: Floats | None  # (n_users,)
     covariance: Floats | None  # (n_users, dim, dim)
-    founders: Bools  # (n_users,)
+    founders: Bools  # (n_users,), who may seed a group
 
     @property
     def has_noise(self) -> bool:
@@ -191,7 +191,7 @@ def check_inputs(
     theta = np.asarray(theta, dtype=np.float64)
     if theta.ndim != 2 or 0 in theta.shape:
         raise ValueError(
-            f"theta has shape {theta.shape}; the mixture needs (n_users, dim), one row a user."
+            f"theta has shape {theta.shape}; the mixture needs (n_users, dim), one row per user."
         )
     n_bad = int((~np.isfinite(theta).all(axis=1)).sum())
     if n_bad:
@@ -224,7 +224,7 @@ def check_inputs(
         if n_unknown:
             raise ValueError(
                 f"{n_unknown} founders have no finite noise, so their distance to a group cannot "
-                "be judged. Set founders to False for them: they are assigned all the same."
+                "be judged. Set founders to False for them: they still get a group."
             )
         known = chosen
     return Given(theta, noise, covariance, known)
@@ -241,7 +241,7 @@ def _checked_noise(noise: ArrayLike, n_users: int) -> Floats:
     if n_bad:
         raise ValueError(
             f"{n_bad} of {n_users} users have negative or NaN noise; it is a sum of variances. "
-            "Use inf for a user whose noise is not known: it seeds no group and is assigned."
+            "Use inf for a user whose noise is not known: it seeds no group but still gets one."
         )
     return values
 
@@ -252,7 +252,7 @@ def _checked_covariance(covariance: ArrayLike, n_users: int, dim: int) -> tuple[
     if values.shape != (n_users, dim, dim):
         raise ValueError(
             f"covariance has shape {values.shape}; it must be (n_users, dim, dim) = "
-            f"{(n_users, dim, dim)}. For one number a user, its trace, use noise."
+            f"{(n_users, dim, dim)}. If you have one number per user, the trace, pass it as noise."
         )
     finite = np.empty(n_users, dtype=bool)
     for part in _parts(values):
@@ -288,7 +288,7 @@ def check_numbers(n_clusters: object, max_clusters: object, n_founders: int) -> 
         return None
     if n_clusters > n_founders:
         raise ValueError(
-            f"n_clusters={n_clusters} groups are asked of {n_founders} users that can found one. "
+            f"n_clusters={n_clusters} groups are asked of {n_founders} users who can seed one. "
             "Ask for fewer, or let more users be founders."
         )
     return int(n_clusters)
