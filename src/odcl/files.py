@@ -253,12 +253,14 @@ def _try_lock(path: Path) -> int | None:
 
 def _unlock(descriptor: int, path: Path) -> None:
     """Remove the file while it is still locked: who wakes up with it finds it gone, and retries."""
-    with suppress(OSError):  # Windows removes no file that is open: it stays, and does no harm
-        if os.path.samestat(os.fstat(descriptor), os.stat(path)):
-            os.unlink(path)
-    if sys.platform != "win32":
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # for children that inherited the descriptor, too
-    os.close(descriptor)
+    try:
+        with suppress(OSError):  # Windows removes no file that is open: it stays, and does no harm
+            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                os.unlink(path)
+    finally:
+        if sys.platform != "win32":
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # for children that inherited it, too
+        os.close(descriptor)
 
 
 # -- files from outside ----------------------------------------------------------------------------
