@@ -1,9 +1,12 @@
-"""Files and folders appear whole or not at all."""
+"""Files and folders appear whole or not at all, one writer at a time; pipes are not read."""
 
 from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -145,3 +148,173 @@ def test_force_never_replaces_the_folder_one_works_in_or_a_file(tmp_path, monkey
         with pytest.raises(ValueError, match="name"), atomic_folder(path, force=True):
             pytest.fail("the work must not begin")
     assert contents(tmp_path) == {"file": "old"}
+
+
+def test_force_removes_nothing_but_the_names_it_may(tmp_path):
+    (tmp_path / "run").mkdir()
+    for name in ("a.txt", ".DS_Store", "notes.txt"):
+        (tmp_path / "run" / name).write_text("old")
+    before = contents(tmp_path)
+    for check in (check_folder, lambda *a, **k: atomic_folder(*a, **k).__enter__()):
+        with pytest.raises(ValueError, match=r"did not write.*'notes.txt'"):
+            check(tmp_path / "run", force=True, own=["a.txt"])
+    assert contents(tmp_path) == before
+    (tmp_path / "run" / "notes.txt").unlink()
+    with atomic_folder(tmp_path / "run", force=True, own=["a.txt"]) as temporary:
+        (temporary / "b.txt").write_text("new")
+    assert contents(tmp_path) == {"run/b.txt": "new"}
+
+
+def test_a_note_left_during_the_work_is_not_removed(tmp_path):
+    (tmp_path / "run").mkdir()
+    with (
+        pytest.raises(ValueError, match=r"'notes.txt'"),
+        atomic_folder(tmp_path / "run", force=True, own=[]),
+    ):
+        (tmp_path / "run" / "notes.txt").write_text("mine")
+    assert contents(tmp_path) == {"run/notes.txt": "mine"}
+
+
+def test_a_private_folder_stays_private(tmp_path):
+    (tmp_path / "run").mkdir(mode=0o700)
+    with atomic_folder(tmp_path / "run", force=True) as temporary:
+        assert temporary.stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.ENOSPC, "No space left on device"), OSError("encoder error -2")],
+    ids=str,
+)
+def test_a_disk_that_fills_up_is_reported_under_the_name_that_the_user_gave(tmp_path, error):
+    with pytest.raises(OSError, match=r"No space|encoder") as raised, atomic_path(tmp_path / "a"):
+        raise error
+    assert raised.value.filename == str(tmp_path / "a")
+    with pytest.raises(FileNotFoundError) as raised, atomic_folder(tmp_path / "run") as temporary:
+        (temporary / "deep" / "a.txt").write_text("")
+    assert raised.value.filename == str(tmp_path / "run" / "deep" / "a.txt")
+
+
+# -- one writer at a time --------------------------------------------------------------------------
+
+KILLED = """
+import os, sys
+from odcl.files import atomic_folder, locked
+
+rename, calls = os.rename, []
+
+def rename_or_die(source, target):
+    calls.append(target)
+    if len(calls) == int(sys.argv[2]):
+        os._exit(9)
+    rename(source, target)
+
+os.rename = rename_or_die
+with locked(sys.argv[1]), atomic_folder(sys.argv[1], force=True) as place:
+    (place / "new.txt").write_text("new")
+os._exit(9)
+"""
+
+
+@pytest.mark.parametrize(("at", "left"), [(1, "old"), (2, "old"), (3, "new"), (4, "new")])
+def test_a_writer_killed_at_any_rename_leaves_the_old_folder_or_the_new_one(tmp_path, at, left):
+    """And no lock: the next one goes on at once."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "old.txt").write_text("old")
+    ended = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "run"), str(at)])
+    assert ended.returncode == 9
+    assert interrupted(tmp_path / "run") == (at == 2)
+    with locked(tmp_path / "run", timeout=0):
+        assert contents(tmp_path / "run") == {f"{left}.txt": left}
+    assert not interrupted(tmp_path / "run")
+
+
+def test_one_thread_at_a_time_holds_the_lock(tmp_path):
+    """More would be seen together inside: each stays until all others have tried to enter."""
+    inside, most, n = [], [], 8
+    arrived = threading.Barrier(n)
+
+    def enter():
+        arrived.wait()
+        for _ in range(5):
+            with locked(tmp_path / "run"):
+                inside.append(1)
+                most.append(len(inside))
+                os.listdir(tmp_path)  # lets other threads run
+                inside.pop()
+
+    threads = [threading.Thread(target=enter) for _ in range(n)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1] * 5 * n
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_that_is_held_is_waited_for_and_then_named(tmp_path):
+    with (
+        locked(tmp_path / "run"),
+        pytest.raises(TimeoutError, match=r"run is being changed by another program.*try again"),
+        locked(tmp_path / "run", timeout=0),
+    ):
+        pytest.fail("two hold the lock")
+    with locked(tmp_path / "run", timeout=0), locked(tmp_path / "other", timeout=0):
+        pass
+
+
+def test_who_waited_for_a_lock_file_that_was_removed_waits_for_the_new_one(tmp_path, monkeypatch):
+    """Its lock on the removed file keeps nobody out."""
+    import fcntl
+
+    flock, seen = fcntl.flock, []
+
+    def flock_after_another(descriptor, how):
+        if not seen:  # between opening the file and locking it, another holder comes and goes
+            seen.append(descriptor)
+            (tmp_path / ".run.lock").unlink()
+        flock(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock_after_another)
+    with locked(tmp_path / "run", timeout=5):
+        assert (tmp_path / ".run.lock").exists()
+        with pytest.raises(TimeoutError), locked(tmp_path / "run", timeout=0):
+            pytest.fail("two hold the lock")
+
+
+# -- files from outside ----------------------------------------------------------------------------
+
+
+def test_only_plain_files_are_opened(tmp_path):
+    """A pipe would wait for ever for somebody to write to it."""
+    (tmp_path / "plain").write_bytes(b"abc")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "plain")
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / "pipe", tmp_path / "link", tmp_path / "folder", "/dev/null"):
+        with pytest.raises(ValueError, match="is not a plain file"):
+            open_regular(path)
+    with open_regular(tmp_path / "plain") as stream:
+        assert stream.read() == b"abc"
+    with pytest.raises(FileNotFoundError):
+        open_regular(tmp_path / "none")
+
+
+def test_a_file_that_turns_into_a_pipe_is_not_waited_for(tmp_path, monkeypatch):
+    (tmp_path / "file").write_bytes(b"abc")
+    plain = os.lstat(tmp_path / "file")
+    (tmp_path / "file").unlink()
+    os.mkfifo(tmp_path / "file")
+    monkeypatch.setattr(os, "lstat", lambda _: plain)
+    with pytest.raises(ValueError, match="is not a plain file"):
+        open_regular(tmp_path / "file")
+
+
+def test_a_large_file_takes_no_memory(tmp_path):
+    with open(tmp_path / "large", "wb") as stream:
+        stream.truncate(2**40)
+    with pytest.raises(ValueError, match="larger than 3 bytes"):
+        read_regular(tmp_path / "large", most=3)
+    (tmp_path / "small").write_bytes(b"abc")
+    assert read_regular(tmp_path / "small", most=3) == b"abc"

@@ -1,0 +1,309 @@
+"""Artifacts: what is fitted as a folder, written whole, read part by part, changed under a lock."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from odcl._typing import Array
+from odcl.artifact.arrays import ArraySpec, read_arrays, write_arrays
+from odcl.artifact.codecs import expect, json_bytes, parse_json
+from odcl.artifact.manifest import (
+    MANIFEST,
+    MOST_FILES,
+    Entry,
+    Manifest,
+    blaming,
+    check_name,
+    is_first_format,
+    read_manifest,
+)
+from odcl.files import (
+    atomic_folder,
+    check_folder,
+    interrupted,
+    locked,
+    naming,
+    open_regular,
+)
+
+MOST_BYTES = 2**28  # of a file that is not arrays, when it is read
+_CHUNK = 2**22  # bytes
+_TRIES = 100  # to open a folder that is being replaced
+
+PathLike = str | os.PathLike[str]
+Extra = bytes | Callable[[Path], object]  # contents, or a function that writes them to a path
+
+
+@dataclass(frozen=True, eq=False)
+class Artifact:
+    """The files of an artifact, by their names."""
+
+    kind: str
+    words: Mapping[str, Any] = field(default_factory=dict)  # JSON files
+    arrays: Mapping[str, Mapping[str, Array]] = field(default_factory=dict)  # safetensors files
+    extras: Mapping[str, Extra] = field(default_factory=dict)  # tables, pictures, texts
+
+    @property
+    def names(self) -> list[str]:
+        return [*self.words, *self.arrays, *self.extras]
+
+
+# -- writing ---------------------------------------------------------------------------------------
+
+
+def check_artifact_place(path: PathLike, *, force: bool = False) -> None:
+    """Refuse at once a place that :func:`write_artifact` would refuse after the work."""
+    check_folder(path, force=force, own=_own_files(Path(path)) if force else None)
+
+
+def write_artifact(path: PathLike, artifact: Artifact, *, force: bool = False) -> None:
+    """Write an artifact as a folder that appears whole or not at all.
+
+    With ``force`` it replaces another artifact, but no folder that holds a file which the other's
+    manifest does not name.
+    """
+    check_artifact_place(path, force=force)
+    with locked(path):
+        own = _own_files(Path(path)) if force else None
+        with atomic_folder(path, force=force, own=own) as place:
+            _write_files(artifact, place, Path(path))
+            _write_manifest(artifact.kind, artifact.names, place, Path(path))
+
+
+def update_artifact(
+    path: PathLike, change: Callable[[StoredArtifact], Artifact], *, kind: str
+) -> Artifact:
+    """Read, change and write an artifact while nobody else can.
+
+    ``change`` reads what it needs and gives back the files that are new; all others stay, notes
+    that people left in the folder included. Several processes and threads may do this at once:
+    each sees what the one before it wrote.
+    """
+    folder = Path(path)
+    check_folder(path, force=True)
+    with locked(path):
+        there = os.listdir(path) if folder.is_dir() else []
+        with atomic_folder(path, force=True, own=there) as place:
+            with open_artifact(path, kind=kind) as old:
+                new = change(old)
+                _write_files(new, place, folder)
+                kept = [name for name in old.names if name not in new.names]
+                for name in kept:
+                    with naming(folder / name, place / name):
+                        old.copy(name, place / name)
+                for name in set(there) - {MANIFEST, *old.names}:
+                    _copy_note(folder / name, place / name)
+            _write_manifest(new.kind, [*new.names, *kept], place, folder)
+    return new
+
+
+def _own_files(folder: Path) -> list[str]:
+    """What may be removed with an artifact: its manifest and the files that this names."""
+    if not os.path.lexists(folder / MANIFEST) and not is_first_format(folder):
+        return []
+    try:
+        names = read_manifest(folder).files
+    except ValueError as error:
+        raise ValueError(f"{error} Nor is it replaced: name a new folder.") from None
+    return [MANIFEST, *(name for name in names if not (folder / name).is_dir())]
+
+
+def _write_files(artifact: Artifact, place: Path, final: Path) -> None:
+    names = artifact.names
+    expect(len(set(names)) == len(names) <= MOST_FILES, f"{names} are too many files, or repeated")
+    for name in names:
+        check_name(name)
+        with naming(final / name, place / name):
+            _write_file(artifact, name, place / name)
+
+
+def _write_file(artifact: Artifact, name: str, file: Path) -> None:
+    extra = artifact.extras.get(name)
+    if callable(extra):
+        extra(file)
+        return
+    with open(file, "xb") as stream:
+        if name in artifact.words:
+            content = json_bytes(artifact.words[name])
+            expect(len(content) <= MOST_BYTES, f"{name} would be too large to read ({MOST_BYTES})")
+            stream.write(content)
+        elif name in artifact.arrays:
+            write_arrays(stream, artifact.arrays[name])
+        elif extra is not None:
+            stream.write(extra)
+
+
+def _write_manifest(kind: str, names: Collection[str], place: Path, final: Path) -> None:
+    manifest = Manifest(kind, {name: Entry.of(place / name) for name in names})
+    with naming(final / MANIFEST, place / MANIFEST), open(place / MANIFEST, "xb") as stream:
+        stream.write(manifest.to_bytes())
+
+
+def _copy_note(source: Path, target: Path) -> None:
+    """A file or folder that is not the artifact's own, as it is."""
+    if os.path.lexists(target):
+        raise ValueError(f"{source} is not odcl's, and stands where odcl writes: move it away.")
+    if source.is_dir() and not source.is_symlink():
+        shutil.copytree(source, target, symlinks=True)
+    else:
+        shutil.copy2(source, target, follow_symlinks=False)
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+class StoredArtifact:
+    """An artifact on disk, its files open. Each is checked by its digest when it is read."""
+
+    def __init__(self, folder: Path, manifest: Manifest, files: Mapping[str, BinaryIO]) -> None:
+        self.folder, self.manifest, self._files = folder, manifest, files
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._files)
+
+    def words(self, name: str, fields: Collection[str] = ()) -> dict[str, Any]:
+        """A JSON file whose value is an object with these fields."""
+        content = self.content(name)
+        with self.checking(name):
+            words = parse_json(content)
+            expect(isinstance(words, dict), "it is not a JSON object")
+            missing = [field for field in fields if field not in words]
+            expect(not missing, f"it has no {', '.join(missing)}")
+        return dict(words)
+
+    def arrays(self, name: str, specs: Mapping[str, ArraySpec], **sizes: int) -> dict[str, Array]:
+        """The arrays of a file, which are just those declared; see :func:`read_arrays`."""
+        source = self._source(name)
+        try:
+            with self.checking(name):
+                arrays = read_arrays(source, source.size, specs, sizes)
+        except ValueError:
+            source.finish()  # if the file was changed, that is the better reason
+            raise
+        source.finish()
+        return arrays
+
+    def content(self, name: str, *, most: int = MOST_BYTES) -> bytes:
+        """The bytes of a file that is not too large."""
+        source = self._source(name)
+        if source.size > most:
+            raise ValueError(f"{source.file} is larger than {most} bytes: it is not read.")
+        content = source.read(source.size)
+        source.finish()
+        return content
+
+    def copy(self, name: str, target: Path) -> None:
+        """Copy a file as it is."""
+        source = self._source(name)
+        with open(target, "xb") as stream:
+            while chunk := source.read(_CHUNK):
+                stream.write(chunk)
+        source.finish()
+
+    def checking(self, name: str) -> AbstractContextManager[None]:
+        """Errors about the contents of a file become a ValueError that names the file."""
+        return blaming(self.folder / name)
+
+    def _source(self, name: str) -> _Source:
+        if name not in self._files:
+            raise ValueError(f"{self.folder} has no {name}: fit again to have it.")
+        return _Source(self.folder / name, self._files[name], self.manifest.files[name])
+
+
+class _Source:
+    """A file that is read once from its beginning, while its digest is taken."""
+
+    def __init__(self, file: Path, stream: BinaryIO, entry: Entry) -> None:
+        self.file, self.size = file, entry.bytes
+        self._stream, self._entry, self._digest = stream, entry, hashlib.sha256()
+        stream.seek(0)
+
+    def read(self, size: int, /) -> bytes:
+        content = self._stream.read(size)
+        self._digest.update(content)
+        return content
+
+    def readinto(self, buffer: Array, /) -> int:
+        at = 0
+        while at < len(buffer) and (chunk := self.read(min(_CHUNK, len(buffer) - at))):
+            buffer[at : at + len(chunk)] = np.frombuffer(chunk, dtype=np.uint8)
+            at += len(chunk)
+        return at
+
+    def finish(self) -> None:
+        """Read the rest, and refuse a file whose digest is not that of the manifest."""
+        while self.read(_CHUNK):
+            pass
+        with blaming(self.file):
+            expect(self._digest.hexdigest() == self._entry.sha256, "its digest is another")
+
+
+@contextmanager
+def open_artifact(path: PathLike, *, kind: str) -> Iterator[StoredArtifact]:
+    """Open an artifact to read parts of it.
+
+    All files that the manifest names must be there, plain and of the size it says; other files are
+    ignored. What is read is one version of the artifact, even while another replaces it.
+    """
+    folder = Path(path)
+    with ExitStack() as stack:
+        stored = _open_version(folder, stack)
+        if stored.manifest.kind != kind:
+            raise ValueError(f"{path} holds a {stored.manifest.kind!r}, not a {kind!r}.")
+        yield stored
+
+
+def _open_version(folder: Path, stack: ExitStack) -> StoredArtifact:
+    for attempt in range(_TRIES):
+        if interrupted(folder):  # wait for the writer; if it was killed, the old folder comes back
+            with suppress(PermissionError), locked(folder):
+                pass
+        before = _version(folder)
+        with ExitStack() as files:
+            try:
+                stored = _open_files(folder, files)
+            except (OSError, ValueError):
+                settled = not interrupted(folder) and _version(folder) == before
+                if settled or attempt == _TRIES - 1:
+                    raise
+                continue
+            if _version(folder) == before:
+                stack.push(files.pop_all())
+                return stored
+    raise ValueError(f"{folder} is replaced again and again: read it when that has ended.")
+
+
+def _open_files(folder: Path, stack: ExitStack) -> StoredArtifact:
+    manifest = read_manifest(folder)
+    files = {}
+    for name, entry in manifest.files.items():
+        with blaming(folder / name):
+            try:
+                files[name] = stack.enter_context(open_regular(folder / name))
+            except FileNotFoundError:
+                raise ValueError("it is missing") from None
+            size = os.fstat(files[name].fileno()).st_size
+            expect(size == entry.bytes, f"it has {size} bytes, not {entry.bytes}")
+    return StoredArtifact(folder, manifest, files)
+
+
+def _version(folder: Path) -> tuple[int, int, int] | None:
+    """Another one whenever the folder is replaced."""
+    try:
+        found = os.stat(folder)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_ctime_ns
