@@ -84,7 +84,8 @@ def problem_of(
 ) -> FederatedProblem:
     """The problem of a call; the truth is the federation's own unless given."""
     known = getattr(federation, "optima", None) if optima is None else optima
-    whole = None if known is None else whole_optima(known, risk.dim(federation.n_features))
+    dim = risk.dim(federation.n_features)
+    whole = None if known is None else whole_optima(known, dim, risk.n_outputs)
     return FederatedProblem(federation, risk, seed, whole)
 
 

@@ -201,14 +201,15 @@ _told_k("odcl-km++/refined", refine_rounds=10, **_SHARED)
 _one_seeding = partial(KMeansPP, n_init=1, greedy=False)
 _told_k("odcl-km++/one-seeding", clusterer=_one_seeding, **_SHARED)
 
-# Convex clustering, lambda chosen along the path (Appendix C; "grid" is the procedure of D.2).
+# Convex clustering of bare models, lambda chosen along the path (Appendix C; D.2's is "grid").
 _path = {
-    rule: ConvexClustering(lam="auto", select=rule) for rule in ("grid", "plateau", "silhouette")
+    rule: {"clusterer": ConvexClustering(lam="auto", select=rule), "curvature": "none"}
+    for rule in ("grid", "plateau", "silhouette")
 }
-register("odcl-cc", one_shot, clusterer=_path["grid"], **_SHARED)
-register("odcl-cc/plateau", one_shot, clusterer=_path["plateau"], **_SHARED)
-register("odcl-cc/silhouette", one_shot, clusterer=_path["silhouette"], **_SHARED)
-register("i-odcl-cc", one_shot, clusterer=_path["grid"], solver=ProjectedSGD())
+register("odcl-cc", one_shot, **_path["grid"], **_SHARED)
+register("odcl-cc/plateau", one_shot, **_path["plateau"], **_SHARED)
+register("odcl-cc/silhouette", one_shot, **_path["silhouette"], **_SHARED)
+register("i-odcl-cc", one_shot, **_path["grid"], solver=ProjectedSGD())
 register("odcl-cc-oracle", with_oracle_lambda, "groups", **_SHARED)
 register("i-odcl-cc-oracle", with_oracle_lambda, "groups", solver=ProjectedSGD())
 register("odcl-noise", one_shot, clusterer="auto", **_SHARED)

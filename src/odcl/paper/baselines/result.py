@@ -74,7 +74,7 @@ class BaselineResult(Result):
                 "The users' optima are not known, and the NMSE measures the distance to them. "
                 "Give optima=, (n_users, dim)."
             )
-        return nmse(self.models, known)
+        return nmse(self.models, known, self.risk.n_outputs)
 
     def scores(self, X: Any) -> Floats:
         """Linear predictor of rows under every user's model, (n_users, n_rows, n_outputs)."""
@@ -121,7 +121,8 @@ def as_baseline(
     ``ledger`` counts what was sent where that is not the uploads and downloads of the result.
     """
     ledger = Ledger.of(result.uploads, result.step.downloads) if ledger is None else ledger
-    error = None if result.optima is None else nmse(result.models, result.optima)
+    known, q = result.optima, result.risk.n_outputs
+    error = None if known is None else nmse(result.models, known, q)
     own = {f.name: getattr(result, f.name) for f in fields(Result)}
     history = History.of_one_shot(ledger, error)
     return BaselineResult(**own, name=name, history=history, **more)
