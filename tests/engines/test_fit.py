@@ -4,14 +4,16 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
+import odcl
 from odcl import (
     GradientClustering,
     KMeansPP,
     Logistic,
+    Method,
+    Risk,
     SpectralKMeans,
     linear_federation,
     logistic_federation,
-    odcl,
     server_step,
 )
 from odcl.clustering.labels import same_partition
@@ -23,7 +25,7 @@ from tests.helpers import equal_users, logistic_labels, squared_error
 def test_kmeans_gives_the_oracle_average_on_the_papers_linear_federation(seed):
     """Section 5, K = 10, n = 100: the clusters are exact, so the models are the oracle's."""
     federation = linear_federation(100, 100, n_clusters=10, seed=seed)
-    result = odcl(federation, clusterer=KMeansPP(10), combine="mean", refit=None, seed=seed)
+    result = odcl.fit(federation, method=Method.paper(10), seed=seed)
     assert same_partition(result.labels, federation.groups)
     oracle = average_by_cluster(result.local.theta, federation.groups)[federation.groups]
     # Both sides average the same ten models.
@@ -45,7 +47,7 @@ def test_the_noise_mixture_finds_groups_and_their_number(setup, n, tau):
     (1.15x at n = 50)."""
     n_clusters, sizes = SETUPS[setup]
     federation = linear_federation(100, n, n_clusters=n_clusters, sizes=sizes, tau=tau, seed=7)
-    result = odcl(federation)
+    result = odcl.fit(federation)
     assert result.n_clusters == n_clusters
     assert same_partition(result.labels, federation.groups)
     local = result.local.theta
@@ -71,7 +73,7 @@ def test_logistic_users_find_their_groups_too(l2, n, n_clusters):
     """True K on 9 of 10 seeds in `make bench`; three of them here, and the error at most 1.1x."""
     for seed in (31, 32, 33):
         federation, groups, optima = hidden_logistic(n_clusters, n, seed)
-        result = odcl(federation, loss="logistic", l2=l2)
+        result = odcl.fit(federation, Risk("logistic", l2))
         assert result.n_clusters == n_clusters
         local = result.local.theta
         oracle = average_by_cluster(local, groups)[groups]
@@ -83,7 +85,7 @@ def test_precision_is_far_closer_to_pooling_than_averaging_is():
     """Curvature taken at noisy models biases the plain sum; the trapezoid rule takes it off."""
     federation, _, optima = hidden_logistic(1, 200, 5)
     models = {
-        how: odcl(federation, loss="logistic", l2=1e-4, clusterer=1, combine=how, refit=None).models
+        how: odcl.fit(federation, Risk("logistic", 1e-4), Method(1, combine=how, refit=None)).models
         for how in ("mean", "precision")
     }
     assert squared_error(models["precision"], optima) < 0.5 * squared_error(models["mean"], optima)
@@ -93,25 +95,18 @@ def test_precision_is_far_closer_to_pooling_than_averaging_is():
 def test_every_admissible_method_recovers_the_logistic_federation(clusterer):
     """Appendix D.1 with enough rows: four clusters of two features."""
     federation = logistic_federation(40, 3000, seed=3)
-    result = odcl(
-        federation,
-        loss="logistic",
-        l2=1e-5,
-        fit_intercept=True,
-        clusterer=clusterer,
-        combine="mean",
-        refit=None,
-    )
+    risk = Risk("logistic", l2=1e-5, intercept=True)
+    result = odcl.fit(federation, risk, Method.paper(clusterer))
     assert same_partition(result.labels, federation.groups)
 
 
-def test_users_with_few_rows_join_groups_and_found_none():
+def test_users_with_few_rows_join_groups_and_seed_none():
     """n_i <= dim: assigned to groups that the others form; K does not see them."""
     counts = np.where(np.arange(100) % 5 == 0, 12, 100)
     federation = linear_federation(100, counts, n_clusters=4, seed=11)
-    result = odcl(federation, curvature="full")
+    result = odcl.fit(federation, method=Method(curvature="full"))
     few = counts <= federation.n_features
-    assert np.isinf(result.local.dispersion[few]).all()
+    assert np.isinf(result.uploads.dispersion[few]).all()
     assert result.n_clusters == 4
     assert same_partition(result.labels[~few], federation.groups[~few])
     # With their curvature they find their own group as well.
@@ -119,10 +114,10 @@ def test_users_with_few_rows_join_groups_and_found_none():
 
 
 def average_label(result, federation):
-    """The found label of each user's true group, by majority of its founders."""
-    founders = np.isfinite(result.local.dispersion)
+    """The found label of each user's true group, by majority of those who can seed one."""
+    seeds = np.isfinite(result.uploads.dispersion)
     label = [
-        np.bincount(result.labels[founders & (federation.groups == k)]).argmax()
+        np.bincount(result.labels[seeds & (federation.groups == k)]).argmax()
         for k in range(federation.groups.max() + 1)
     ]
     return np.array(label)[federation.groups]
@@ -130,47 +125,47 @@ def average_label(result, federation):
 
 def test_refit_goes_from_the_groups_model_to_the_local_one():
     """tau = 0 gives the group's model itself; users who differ a lot stay with their own."""
-    same = odcl(linear_federation(40, 60, n_clusters=4, seed=1))
+    same = odcl.fit(linear_federation(40, 60, n_clusters=4, seed=1))
     assert same.step.tau2 == 0
     assert_array_equal(same.models, same.centers[same.labels])
-    apart = odcl(linear_federation(40, 400, n_clusters=1, tau=30.0, seed=1), clusterer=1)
+    apart = odcl.fit(linear_federation(40, 400, n_clusters=1, tau=30.0, seed=1), method=Method(1))
     assert_allclose(apart.models, apart.local.theta, rtol=1e-3, atol=1e-3)
 
 
 def test_the_paper_uploads_models_only():
     """Curvature leaves a user only where something reads it; the bytes say so."""
     federation = linear_federation(30, 50, n_clusters=4, seed=0)
-    paper = odcl(federation, clusterer=KMeansPP(4), combine="mean", refit=None)
-    assert paper.local.curvature is None
+    paper = odcl.fit(federation, method=Method.paper(4))
+    assert set(paper.uploads.present) == {"theta", "n_samples"}
     assert paper.bytes_up == 30 * 8 * (20 + 1)
-    assert odcl(federation).bytes_up == 30 * 8 * (20 + 1 + 20 * 21 // 2 + 1)
-    assert paper.bytes_down == 30 * 8 * 20
+    assert odcl.fit(federation).bytes_up == 30 * 8 * (20 + 1 + 20 * 21 // 2 + 1)
+    assert paper.bytes_down == 30 * 8 * (20 + 2)  # and the group's number and size
 
 
 def test_the_summary_tells_users_clusters_rounds_and_error():
-    text = odcl(linear_federation(100, 100, n_clusters=10, seed=0)).summary()
+    text = odcl.fit(linear_federation(100, 100, n_clusters=10, seed=0)).summary()
     assert text.startswith("100 users, 10 clusters, 1 round, NMSE ")
 
 
 def test_results_do_not_depend_on_the_order_of_users():
     federation = linear_federation(60, 60, n_clusters=4, seed=2)
-    result = odcl(federation)
+    result = odcl.fit(federation)
     order = np.random.default_rng(0).permutation(60)
-    step = server_step(result.local.uploads().take(order), "auto", "precision")
+    step = server_step(result.uploads.take(order))
     assert_array_equal(step.labels, result.labels[order])
     assert_array_equal(step.models, result.step.models[order])
 
 
 def test_a_loss_object_and_its_name_are_the_same():
     federation = logistic_federation(20, 200, seed=0)
-    by_name = odcl(federation, loss="logistic", l2=0.1, clusterer=2)
-    by_object = odcl(federation, loss=Logistic(), l2=0.1, clusterer=2)
+    by_name = odcl.fit(federation, Risk("logistic", 0.1), Method(2))
+    by_object = odcl.fit(federation, Risk(Logistic(), 0.1), Method(2))
     assert_array_equal(by_name.models, by_object.models)
 
 
 def test_users_are_placed_by_their_whole_data_term(monkeypatch):
-    """With 20 rows and 10 parameters a user's noise is long in some directions; one noise level a
-    user misplaces some whom their data terms place right."""
+    """With 20 rows and 10 parameters a user's noise is long in some directions; one noise level
+    per user misplaces some whom their data terms place right."""
     rng = np.random.default_rng(3)
     m, n, d, k = 2000, 20, 10, 5
     groups = np.arange(m) % k
@@ -181,9 +176,10 @@ def test_users_are_placed_by_their_whole_data_term(monkeypatch):
 
     def misplaced():
         table = np.zeros((k, k), dtype=int)
-        np.add.at(table, (odcl(federation, refit=None).labels, groups), 1)
+        labels = odcl.fit(federation, method=Method(refit=None)).labels
+        np.add.at(table, (labels, groups), 1)
         return m - table.max(axis=1).sum()
 
     with_data_terms = misplaced()
-    monkeypatch.setattr("odcl.server.step.SETTLE_TURNS", 0)
+    monkeypatch.setattr("odcl.server.settle.TURNS", 0)
     assert with_data_terms < 0.5 * misplaced()

@@ -22,9 +22,10 @@ from odcl.data.federation import Federation
 from odcl.local.exact import PRIOR, Penalty, Solution, solve_users
 from odcl.local.fit import fit_users
 from odcl.risk.losses import Huber, Logistic, Multinomial, Poisson, Squared
+from odcl.risk.risk import Risk
 from tests.helpers import LOSSES, every_loss, logistic_labels
 
-with_or_without_intercept = pytest.mark.parametrize("fit_intercept", [False, True])
+with_or_without_intercept = pytest.mark.parametrize("intercept", [False, True])
 unhurried = settings(deadline=None, derandomize=True, max_examples=40)
 
 
@@ -51,20 +52,23 @@ def federation_of_blocks(blocks, weight=None):
     return Federation.from_arrays(X, y, users, weight=weight)
 
 
-def solve(federation, loss, l2=0.0, **kwargs) -> Solution:
-    penalty = Penalty(np.full(federation.n_users, float(l2)))
-    return solve_users(federation, federation.y, loss, penalty, **kwargs)
+def solve(federation, loss, l2=0.0, *, intercept=False, **kwargs) -> Solution:
+    return solve_users(federation, Risk(loss, l2, intercept), **kwargs)
+
+
+def fit(federation, loss, l2=0.0, *, intercept=False, **kwargs):
+    return fit_users(federation, Risk(loss, l2, intercept), **kwargs)
 
 
 def solve_one(X, y, loss, l2=0.0, weight=None, **kwargs) -> Solution:
     return solve(federation_of_blocks([(X, y)], weight), loss, l2, **kwargs)
 
 
-def true_gradient(federation, i, theta, loss, l2, fit_intercept):
+def true_gradient(federation, i, theta, loss, l2, intercept):
     rows = federation.rows(i)
     weight = None if federation.weight is None else federation.weight[rows]
     X, y = federation.X[rows], federation.y[rows]
-    return loss.gradient(theta, X, y, l2=l2, fit_intercept=fit_intercept, weight=weight)
+    return Risk(loss, l2, intercept).gradient(theta, X, y, weight)
 
 
 def gaussian_users(loss, sizes, p, seed=0, scale=1.0):
@@ -82,82 +86,83 @@ SIZES = [30, 47, 64, 65, 90, 200, 333]
 
 
 @with_or_without_intercept
-def test_least_squares_is_that_of_scikit_learn(fit_intercept):
+def test_least_squares_is_that_of_scikit_learn(intercept):
     federation = gaussian_users(Squared(), SIZES, 5)
-    found = solve(federation, Squared(), fit_intercept=fit_intercept)
+    found = solve(federation, Squared(), intercept=intercept)
     for (_, X, y), theta in zip(federation, found.theta, strict=True):
-        theirs = LinearRegression(fit_intercept=fit_intercept).fit(X, y)
-        expected = np.append(theirs.coef_, theirs.intercept_)[: 5 + fit_intercept]
+        theirs = LinearRegression(fit_intercept=intercept).fit(X, y)
+        expected = np.append(theirs.coef_, theirs.intercept_)[: 5 + intercept]
         assert_allclose(theta, expected, rtol=1e-11, atol=1e-13)
 
 
 @with_or_without_intercept
 @pytest.mark.parametrize("l2", [1e-6, 0.1, 10.0])
-def test_ridge_is_that_of_scikit_learn(fit_intercept, l2):
+def test_ridge_is_that_of_scikit_learn(intercept, l2):
     """Their penalty is on the sum over rows, ours on the mean: alpha = n l2."""
     federation = gaussian_users(Squared(), [3, 5, 6, *SIZES], 5)
-    found = solve(federation, Squared(), l2, fit_intercept=fit_intercept)
+    found = solve(federation, Squared(), l2, intercept=intercept)
     for (_, X, y), theta in zip(federation, found.theta, strict=True):
-        theirs = Ridge(alpha=len(y) * l2, fit_intercept=fit_intercept, solver="svd").fit(X, y)
-        expected = np.append(theirs.coef_, theirs.intercept_)[: 5 + fit_intercept]
+        theirs = Ridge(alpha=len(y) * l2, fit_intercept=intercept, solver="svd").fit(X, y)
+        expected = np.append(theirs.coef_, theirs.intercept_)[: 5 + intercept]
         assert_allclose(theta, expected, rtol=1e-9, atol=1e-12)
 
 
 @with_or_without_intercept
 @pytest.mark.parametrize("l2", [0.0, 1e-3, 1.0])
 @pytest.mark.parametrize("loss", [Logistic(), Poisson()], ids=lambda loss: loss.name)
-def test_logistic_and_poisson_are_those_of_scikit_learn(loss, l2, fit_intercept):
+def test_logistic_and_poisson_are_those_of_scikit_learn(loss, l2, intercept):
     federation = gaussian_users(loss, SIZES, 4)
-    found = solve(federation, loss, l2, fit_intercept=fit_intercept)
+    found = solve(federation, loss, l2, intercept=intercept)
     assert found.converged.all()
     assert not found.prior.any()
     for (_, X, y), theta in zip(federation, found.theta, strict=True):
         if loss.name == "logistic":
             C = 1 / (len(y) * l2) if l2 else np.inf
             theirs = LogisticRegression(
-                C=C, tol=1e-10, max_iter=10_000, fit_intercept=fit_intercept, solver="newton-cg"
+                C=C, tol=1e-10, max_iter=10_000, fit_intercept=intercept, solver="newton-cg"
             )
         else:
             theirs = PoissonRegressor(
-                alpha=l2, tol=1e-10, fit_intercept=fit_intercept, solver="newton-cholesky"
+                alpha=l2, tol=1e-10, fit_intercept=intercept, solver="newton-cholesky"
             )
         theirs.fit(X, y)
-        expected = np.append(theirs.coef_, theirs.intercept_)[: 4 + fit_intercept]
+        expected = np.append(theirs.coef_, theirs.intercept_)[: 4 + intercept]
         # Theirs stops at a gradient of 1e-10.
         assert_allclose(theta, expected, rtol=1e-7, atol=1e-8)
 
 
 @with_or_without_intercept
 @pytest.mark.parametrize("l2", [1e-3, 1.0])
-def test_multinomial_is_that_of_scikit_learn(l2, fit_intercept):
+def test_multinomial_is_that_of_scikit_learn(l2, intercept):
     """With a penalty, theirs sums to zero over the classes of itself."""
     loss = Multinomial(3)
     federation = gaussian_users(loss, SIZES, 4)
-    found = solve(federation, loss, l2, fit_intercept=fit_intercept)
+    found = solve(federation, loss, l2, intercept=intercept)
     for (_, X, y), theta in zip(federation, found.theta, strict=True):
         theirs = LogisticRegression(
-            C=1 / (len(y) * l2), tol=1e-10, max_iter=10_000, fit_intercept=fit_intercept
+            C=1 / (len(y) * l2), tol=1e-10, max_iter=10_000, fit_intercept=intercept
         ).fit(X, y)
-        ours = theta.reshape(4 + fit_intercept, 2) @ loss.basis.T
+        ours = theta.reshape(4 + intercept, 2) @ loss.basis.T
         assert_allclose(ours.sum(axis=1), 0.0, atol=1e-14)
         assert_allclose(ours[:4].T, theirs.coef_, rtol=1e-5, atol=1e-6)
-        if fit_intercept:
+        if intercept:
             centred = theirs.intercept_ - theirs.intercept_.mean()
             assert_allclose(ours[4], centred, rtol=1e-5, atol=1e-6)
 
 
 @with_or_without_intercept
 @pytest.mark.parametrize("l2", [0.0, 0.1])
-def test_huber_is_where_scipy_finds_it(l2, fit_intercept):
+def test_huber_is_where_scipy_finds_it(l2, intercept):
     loss = Huber(1.0)
+    risk = Risk(loss, l2, intercept)
     federation = gaussian_users(loss, SIZES, 4)
-    found = solve(federation, loss, l2, fit_intercept=fit_intercept)
+    found = solve(federation, loss, l2, intercept=intercept)
     assert found.converged.all()
     for (_, X, y), theta in zip(federation, found.theta, strict=True):
         theirs = minimize(
-            partial(loss.risk, X=X, y=y, l2=l2, fit_intercept=fit_intercept),
-            np.zeros(4 + fit_intercept),
-            jac=partial(loss.gradient, X=X, y=y, l2=l2, fit_intercept=fit_intercept),
+            partial(risk.value, X=X, y=y),
+            np.zeros(4 + intercept),
+            jac=partial(risk.gradient, X=X, y=y),
             method="BFGS",
             options={"gtol": 1e-9},
         )
@@ -168,7 +173,7 @@ def test_huber_is_where_scipy_finds_it(l2, fit_intercept):
 @with_or_without_intercept
 @pytest.mark.parametrize("l2", [0.0, 1e-10, 1e-2, 10.0])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_the_gradient_vanishes_at_what_is_called_a_minimiser(loss, l2, fit_intercept, weighted):
+def test_the_gradient_vanishes_at_what_is_called_a_minimiser(loss, l2, intercept, weighted):
     """And the norm that is told is the norm that is there."""
     federation = gaussian_users(loss, [1, 3, 8, 12, 40, 150], 8, scale=2.0)
     if weighted:
@@ -176,11 +181,11 @@ def test_the_gradient_vanishes_at_what_is_called_a_minimiser(loss, l2, fit_inter
         federation = Federation(
             federation.X, federation.y, federation.offsets, federation.users, weight
         )
-    found = solve(federation, loss, l2, fit_intercept=fit_intercept)
+    found = solve(federation, loss, l2, intercept=intercept)
     assert found.converged.all()
     assert (found.n_iter >= 1).all()
     for i in np.flatnonzero(~found.prior):
-        gradient = true_gradient(federation, i, found.theta[i], loss, l2, fit_intercept)
+        gradient = true_gradient(federation, i, found.theta[i], loss, l2, intercept)
         # Slopes of 1e3 (counts) times a rounding of 1e-16 in 150 rows, or what a step of 1e-6
         # in the predictor leaves: its square.
         assert np.linalg.norm(gradient) < 2e-10
@@ -234,25 +239,25 @@ def fields_of_user(solution, i):
     users=USERS,
     p=st.sampled_from([1, 2, 7, 20]),
     l2=st.sampled_from([0.0, 1e-10, 0.1]),
-    fit_intercept=st.booleans(),
+    intercept=st.booleans(),
     weighted=st.booleans(),
     centre=st.booleans(),
     seed=st.integers(0, 1000),
 )
 def test_a_user_is_the_same_alone_in_any_batch_and_in_any_order(
-    loss, users, p, l2, fit_intercept, weighted, centre, seed
+    loss, users, p, l2, intercept, weighted, centre, seed
 ):
     rng = np.random.default_rng(seed)
     blocks = [awkward_user(kind, n, p, loss, rng) for kind, n in users]
     rows = sum(n for _, n in users)
     federation = federation_of_blocks(blocks, rng.uniform(0.1, 10, rows) if weighted else None)
-    m, dim = len(users), loss.dim(p, fit_intercept)
+    m, dim = len(users), Risk(loss, intercept=intercept).dim(p)
     center = 0.1 * rng.normal(size=(m, dim)) if centre and l2 else None
 
     def solved(who, **kwargs):
         part = federation.take(np.asarray(who))
         pen = Penalty(np.full(len(who), l2), None if center is None else center[who], not centre)
-        return solve_users(part, part.y, loss, pen, fit_intercept=fit_intercept, **kwargs)
+        return solve_users(part, Risk(loss, intercept=intercept), pen, **kwargs)
 
     together = solved(np.arange(m))
     order = rng.permutation(m)
@@ -275,11 +280,11 @@ def test_a_user_is_the_same_alone_in_any_batch_and_in_any_order(
 def test_uploads_are_the_same_alone_and_in_any_batch(loss):
     federation = gaussian_users(loss, [2, 5, 30, 64, 65, 100], 4)
     for curvature in ("full", "diagonal"):
-        how = {"l2": 0.1, "fit_intercept": True, "curvature": curvature}
-        together = fit_users(federation, loss, **how).uploads()
+        how = {"l2": 0.1, "intercept": True, "curvature": curvature}
+        together = fit(federation, loss, **how).uploads
         for i in range(6):
-            alone = fit_users(federation.take(np.array([i])), loss, **how).uploads()
-            for name in ("theta", "curvature", "dispersion", "noise"):
+            alone = fit(federation.take(np.array([i])), loss, **how).uploads
+            for name in ("theta", "curvature", "dispersion", "inverse_trace"):
                 one, all_ = getattr(alone, name), getattr(together, name)
                 assert (one is None) == (all_ is None)
                 if one is not None:
@@ -288,10 +293,10 @@ def test_uploads_are_the_same_alone_and_in_any_batch(loss):
 
 def test_many_stacks_are_solved_like_one(monkeypatch):
     federation = gaussian_users(Logistic(), [50] * 40, 3)
-    at_once = solve(federation, Logistic(), 0.1, fit_intercept=True)
+    at_once = solve(federation, Logistic(), 0.1, intercept=True)
     monkeypatch.setattr("odcl.local.stacks._TALL_BYTES", 5000)
     seen = []
-    in_stacks = solve(federation, Logistic(), 0.1, fit_intercept=True, progress=seen.append)
+    in_stacks = solve(federation, Logistic(), 0.1, intercept=True, progress=seen.append)
     assert sum(seen) == 40
     assert len(seen) == 10
     assert_array_equal(at_once.theta, in_stacks.theta)
@@ -302,29 +307,29 @@ def test_many_stacks_are_solved_like_one(monkeypatch):
 
 @pytest.mark.parametrize(("n", "p"), [(1, 1), (1, 9), (5, 9), (8, 9), (9, 9), (30, 200), (64, 64)])
 @with_or_without_intercept
-def test_under_determined_users_get_the_model_of_minimum_norm(n, p, fit_intercept):
+def test_under_determined_users_get_the_model_of_minimum_norm(n, p, intercept):
     """Of the coefficients, with a free intercept: that of the centred rows, as in scikit-learn."""
     rng = np.random.default_rng(n + p)
     X, y = rng.normal(size=(n, p)), rng.normal(size=n)
-    theta = solve_one(X, y, Squared(), fit_intercept=fit_intercept).theta[0]
-    mean_X, mean_y = (X.mean(axis=0), y.mean()) if fit_intercept else (0.0, 0.0)
+    theta = solve_one(X, y, Squared(), intercept=intercept).theta[0]
+    mean_X, mean_y = (X.mean(axis=0), y.mean()) if intercept else (0.0, 0.0)
     coef = np.linalg.lstsq(X - mean_X, y - mean_y, rcond=None)[0]
     assert_allclose(theta[:p], coef, rtol=1e-8, atol=1e-11)
-    if fit_intercept:
+    if intercept:
         assert_allclose(theta[p], mean_y - mean_X @ coef, rtol=1e-8, atol=1e-11)
     assert_allclose(X @ theta[:p] + theta[p:].sum(), y, atol=1e-9)  # no rows are left unfitted
 
 
 @with_or_without_intercept
-def test_repeated_columns_share_their_coefficient(fit_intercept):
+def test_repeated_columns_share_their_coefficient(intercept):
     rng = np.random.default_rng(0)
     X = rng.normal(size=(50, 3))
     for loss in LOSSES:
         y = targets_around(loss, X[:, 0], rng)
-        once = solve_one(X, y, loss, fit_intercept=fit_intercept).theta
-        twice = solve_one(np.column_stack([X, X[:, 1]]), y, loss, fit_intercept=fit_intercept).theta
-        once = once.reshape(3 + fit_intercept, loss.n_outputs)
-        twice = twice.reshape(4 + fit_intercept, loss.n_outputs)
+        once = solve_one(X, y, loss, intercept=intercept).theta
+        twice = solve_one(np.column_stack([X, X[:, 1]]), y, loss, intercept=intercept).theta
+        once = once.reshape(3 + intercept, loss.n_outputs)
+        twice = twice.reshape(4 + intercept, loss.n_outputs)
         half = once[1] / 2
         assert_allclose(twice[:4], [once[0], half, once[2], half], rtol=1e-9, atol=1e-11)
         assert_allclose(twice[4:], once[3:], rtol=1e-9, atol=1e-11)
@@ -332,19 +337,19 @@ def test_repeated_columns_share_their_coefficient(fit_intercept):
 
 @pytest.mark.parametrize("gap", [1e-5, 1e-7, 1e-9])
 @with_or_without_intercept
-def test_nearly_collinear_columns_are_told_apart_as_well_as_lstsq_does(gap, fit_intercept):
+def test_nearly_collinear_columns_are_told_apart_as_well_as_lstsq_does(gap, intercept):
     """Condition numbers of 1e5 to 1e9, where normal equations would lose all digits from 1e8 on."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(60, 4))
     X[:, 3] = X[:, 0] + gap * rng.normal(size=60)
     theta = np.array([1.0, -2.0, 0.5, 3.0])
-    D = np.column_stack([X, np.ones(60)])[:, : 4 + fit_intercept]
-    y = D @ np.append(theta, 0.7)[: 4 + fit_intercept]
-    found = solve_one(X, y, Squared(), fit_intercept=fit_intercept).theta[0]
+    D = np.column_stack([X, np.ones(60)])[:, : 4 + intercept]
+    y = D @ np.append(theta, 0.7)[: 4 + intercept]
+    found = solve_one(X, y, Squared(), intercept=intercept).theta[0]
     # The rows themselves are rounded: 1e-16 / gap of the coefficients is not in them.
     assert_allclose(found[:4], theta, atol=1e-14 / gap)
     y = y + rng.normal(size=60)
-    found = solve_one(X, y, Squared(), fit_intercept=fit_intercept).theta[0]
+    found = solve_one(X, y, Squared(), intercept=intercept).theta[0]
     theirs = np.linalg.lstsq(D, y, rcond=None)[0]
     # With residuals of 1, coefficients of 1 / gap are known to 1e-16 / gap of themselves.
     assert_allclose(found, theirs, rtol=1e-12 / gap, atol=1e-12 / gap)
@@ -369,16 +374,16 @@ def test_the_fit_of_an_ill_conditioned_user_is_that_of_lstsq(condition):
 
 
 @with_or_without_intercept
-def test_the_units_of_the_columns_do_not_matter(fit_intercept):
+def test_the_units_of_the_columns_do_not_matter(intercept):
     """Columns at 1e12 and 1e-12: the coefficients are those of equal columns, in other units."""
     rng = np.random.default_rng(2)
     units = np.array([1e12, 1e-12, 1.0, 1e6])
     for loss in LOSSES:
         X = rng.normal(size=(120, 4))
         y = targets_around(loss, X @ np.array([1.0, -1.0, 0.5, 0.2]), rng)
-        plain = solve_one(X, y, loss, fit_intercept=fit_intercept)
-        scaled = solve_one(X * units, y, loss, fit_intercept=fit_intercept)
-        in_units = scaled.theta.reshape(4 + fit_intercept, loss.n_outputs)
+        plain = solve_one(X, y, loss, intercept=intercept)
+        scaled = solve_one(X * units, y, loss, intercept=intercept)
+        in_units = scaled.theta.reshape(4 + intercept, loss.n_outputs)
         in_units[:4] *= units[:, None]
         assert scaled.converged.all()
         assert_allclose(in_units.ravel(), plain.theta[0], rtol=1e-8, atol=1e-10)
@@ -392,8 +397,8 @@ def test_constant_columns_are_left_to_the_intercept(loss):
     y = targets_around(loss, X[:, 0], rng)
     more = np.column_stack([X, np.zeros(70), np.full(70, 5.0), np.full(70, 0.1) * 3e7])
     for shift in (0.0, 1e-9):
-        with_them = solve_one(more + shift, y, loss, fit_intercept=True).theta[0]
-        without = solve_one(X + shift, y, loss, fit_intercept=True).theta[0]
+        with_them = solve_one(more + shift, y, loss, intercept=True).theta[0]
+        without = solve_one(X + shift, y, loss, intercept=True).theta[0]
         with_them = with_them.reshape(6, loss.n_outputs)
         without = without.reshape(3, loss.n_outputs)
         assert_allclose(with_them[[0, 1, 5]], without, rtol=1e-8, atol=1e-9)
@@ -406,7 +411,7 @@ def test_features_far_from_zero_cost_no_digits_but_their_own(loss, shift):
     rng = np.random.default_rng(4)
     X = np.round(rng.normal(size=(80, 3)), 6)  # exact when shifted
     y = targets_around(loss, X[:, 0], rng)
-    near, far = (solve_one(X + s, y, loss, fit_intercept=True) for s in (0.0, shift))
+    near, far = (solve_one(X + s, y, loss, intercept=True) for s in (0.0, shift))
     assert far.converged.all()
     q = loss.n_outputs
     coef = near.theta.reshape(4, q)[:3]
@@ -426,23 +431,23 @@ def test_wide_users_are_solved_in_the_span_of_their_rows(loss, p):
     coef = found.theta.reshape(p, loss.n_outputs)
     in_span = X.T @ np.linalg.lstsq(X.T, coef, rcond=None)[0]
     assert_allclose(coef, in_span, atol=1e-12)
-    gradient = loss.gradient(found.theta[0], X, y, l2=0.05)
+    gradient = Risk(loss, 0.05).gradient(found.theta[0], X, y)
     assert np.linalg.norm(gradient) < 1e-11
 
 
 @every_loss
 @with_or_without_intercept
-def test_rows_that_repeat_among_wide_users(loss, fit_intercept):
+def test_rows_that_repeat_among_wide_users(loss, intercept):
     """The rows' Gram matrix is singular, whatever l2 is."""
     rng = np.random.default_rng(6)
     X = rng.normal(size=(6, 20))[[0, 1, 2, 3, 4, 5, 0, 1, 2]]
     y = targets_around(loss, X[:, 0], rng)
     for l2 in (1e-8, 0.1):
-        found = solve_one(X, y, loss, l2, fit_intercept=fit_intercept)
+        found = solve_one(X, y, loss, l2, intercept=intercept)
         assert found.converged.all()
         if not found.prior.any():
             gradient = true_gradient(
-                federation_of_blocks([(X, y)]), 0, found.theta[0], loss, l2, fit_intercept
+                federation_of_blocks([(X, y)]), 0, found.theta[0], loss, l2, intercept
             )
             assert np.linalg.norm(gradient) < 1e-10
 
@@ -453,15 +458,15 @@ def test_rows_that_repeat_among_wide_users(loss, fit_intercept):
 @every_loss
 @with_or_without_intercept
 @pytest.mark.parametrize(("n", "p"), [(60, 3), (8, 20)])
-def test_whole_weights_are_repeated_rows(loss, fit_intercept, n, p):
+def test_whole_weights_are_repeated_rows(loss, intercept, n, p):
     rng = np.random.default_rng(7)
     X = rng.normal(size=(n, p))
     y = targets_around(loss, X[:, 0], rng)
     weight = rng.integers(1, 5, n)
     again = np.repeat(np.arange(n), weight)
     for l2 in (0.0, 0.1):
-        once = solve_one(X, y, loss, l2, weight, fit_intercept=fit_intercept)
-        repeated = solve_one(X[again], y[again], loss, l2, fit_intercept=fit_intercept)
+        once = solve_one(X, y, loss, l2, weight, intercept=intercept)
+        repeated = solve_one(X[again], y[again], loss, l2, intercept=intercept)
         assert_array_equal(once.prior, repeated.prior)
         assert_allclose(once.theta, repeated.theta, rtol=1e-8, atol=1e-9)
 
@@ -469,19 +474,19 @@ def test_whole_weights_are_repeated_rows(loss, fit_intercept, n, p):
 @every_loss
 @with_or_without_intercept
 @pytest.mark.parametrize(("n", "p"), [(100, 3), (8, 20)])
-def test_very_uneven_weights(loss, fit_intercept, n, p):
+def test_very_uneven_weights(loss, intercept, n, p):
     """From 1e-6 to 1e6; and their common factor does not matter."""
     rng = np.random.default_rng(8)
     X = rng.normal(size=(n, p))
     y = targets_around(loss, X[:, 0], rng)
     weight = 10 ** rng.uniform(-6, 6, n)
     federation = federation_of_blocks([(X, y)], weight)
-    found = solve(federation, loss, 0.01, fit_intercept=fit_intercept)
+    found = solve(federation, loss, 0.01, intercept=intercept)
     assert found.converged.all()
     if not found.prior.any():
-        gradient = true_gradient(federation, 0, found.theta[0], loss, 0.01, fit_intercept)
+        gradient = true_gradient(federation, 0, found.theta[0], loss, 0.01, intercept)
         assert np.linalg.norm(gradient) < 1e-10
-    other = solve_one(X, y, loss, 0.01, weight * 2.0**20, fit_intercept=fit_intercept)
+    other = solve_one(X, y, loss, 0.01, weight * 2.0**20, intercept=intercept)
     if not found.prior.any():  # the prior is one of the sum over rows
         assert_allclose(other.theta, found.theta, rtol=1e-9, atol=1e-12)
 
@@ -582,30 +587,30 @@ WITH_MINIMISER = {
 @pytest.mark.parametrize("name", WITHOUT_MINIMISER)
 def test_users_without_a_finite_minimiser_get_the_prior(name):
     """The stated one: N(0, 10^2) on every coefficient, the intercept included, on top of l2."""
-    loss, X, y, l2, fit_intercept = WITHOUT_MINIMISER[name]
+    loss, X, y, l2, intercept = WITHOUT_MINIMISER[name]
     X, y = np.asarray(X, dtype=float), np.asarray(y, dtype=float)
-    found = solve_one(X, y, loss, l2, fit_intercept=fit_intercept)
+    found = solve_one(X, y, loss, l2, intercept=intercept)
     assert found.prior[0]
     assert found.converged[0]
     q, n = loss.n_outputs, len(y)
-    pen = np.full((X.shape[1] + fit_intercept, q), l2 + PRIOR / n)
+    pen = np.full((X.shape[1] + intercept, q), l2 + PRIOR / n)
     pen[X.shape[1] :] = PRIOR / n
-    bare = loss.gradient(found.theta[0], X, y, fit_intercept=fit_intercept)
+    bare = Risk(loss, intercept=intercept).gradient(found.theta[0], X, y)
     assert np.linalg.norm(bare + pen.ravel() * found.theta[0]) < 1e-9
     with pytest.raises(ValueError, match=r"1 of 1 users \(such as 0\).*Set l2 > 0.*strict=False"):
-        solve_one(X, y, loss, l2, fit_intercept=fit_intercept, strict=True)
+        solve_one(X, y, loss, l2, intercept=intercept, strict=True)
 
 
 @pytest.mark.parametrize("name", WITH_MINIMISER)
 def test_users_with_a_finite_minimiser_find_it_however_far(name):
-    loss, X, y, l2, fit_intercept = WITH_MINIMISER[name]
+    loss, X, y, l2, intercept = WITH_MINIMISER[name]
     X, y = np.asarray(X, dtype=float), np.asarray(y, dtype=float)
-    found = solve_one(X, y, loss, l2, fit_intercept=fit_intercept, strict=True)
+    found = solve_one(X, y, loss, l2, intercept=intercept, strict=True)
     assert found.converged[0]
     assert not found.prior[0]
-    gradient = loss.gradient(found.theta[0], X, y, l2=l2, fit_intercept=fit_intercept)
+    gradient = Risk(loss, l2, intercept).gradient(found.theta[0], X, y)
     # Against the pulls that balance: sizes of the columns times sizes of the slopes.
-    D = np.column_stack([X, np.ones(len(X))])[:, : X.shape[1] + fit_intercept]
+    D = np.column_stack([X, np.ones(len(X))])[:, : X.shape[1] + intercept]
     z = D @ found.theta[0].reshape(D.shape[1], loss.n_outputs)
     pull = np.abs(D).T @ (1.0 + np.abs(loss.slope(z, y))) / len(y)
     assert (np.abs(gradient) <= 1e-9 * pull.ravel()).all()
@@ -618,13 +623,13 @@ def test_one_lost_user_does_not_stop_the_others():
     found = solve(mixed, Logistic())
     assert_array_equal(found.prior, [False, True, False])
     assert_array_equal(found.theta[[0, 2]], solve(good, Logistic()).theta)
-    local = fit_users(mixed, Logistic())
-    assert_array_equal(np.isinf(local.dispersion), [False, True, False])
-    assert_array_equal(local.uploads().founders, [True, False, True])
+    local = fit(mixed, Logistic())
+    assert_array_equal(np.isinf(local.uploads.dispersion), [False, True, False])
+    assert_array_equal(local.uploads.knows_noise, [True, False, True])
     with pytest.raises(ValueError, match=r"1 of 3 users \(such as 1\) have no finite logistic"):
-        fit_users(mixed, Logistic(), strict=True)
-    with pytest.raises(ValueError, match="Set l2 > 0 and fit_intercept=False"):
-        fit_users(mixed, Logistic(), fit_intercept=True, strict=True)
+        fit(mixed, Logistic(), strict=True)
+    with pytest.raises(ValueError, match="Set l2 > 0 and fit no intercept"):
+        fit(mixed, Logistic(), intercept=True, strict=True)
 
 
 def falls_for_ever(D, y, loss):
@@ -656,7 +661,7 @@ def falls_for_ever(D, y, loss):
     "loss", [Logistic(), Poisson(), Multinomial(3)], ids=lambda loss: loss.name
 )
 @with_or_without_intercept
-def test_who_is_lost_is_what_linear_programming_says(loss, fit_intercept):
+def test_who_is_lost_is_what_linear_programming_says(loss, intercept):
     """Small whole numbers: separable, touching and overlapping users in about equal shares."""
     rng = np.random.default_rng(10)
     blocks = []
@@ -668,9 +673,9 @@ def test_who_is_lost_is_what_linear_programming_says(loss, fit_intercept):
             X[:, 1] = X[:, 0]
         z = X / np.maximum(np.abs(X).max(axis=0), 1e-9) @ rng.normal(size=3)
         blocks.append((X, targets_around(loss, rng.choice([1.0, 3.0]) * z, rng)))
-    found = solve(federation_of_blocks(blocks), loss, fit_intercept=fit_intercept)
+    found = solve(federation_of_blocks(blocks), loss, intercept=intercept)
     truth = [
-        falls_for_ever(np.column_stack([X, np.ones(len(X))])[:, : 3 + fit_intercept], y, loss)
+        falls_for_ever(np.column_stack([X, np.ones(len(X))])[:, : 3 + intercept], y, loss)
         for X, y in blocks
     ]
     assert_array_equal(found.prior, truth)
@@ -693,11 +698,11 @@ def test_a_penalty_may_have_a_centre_and_hold_the_intercept(loss, free, n):
     federation, q = federation_of_blocks([(X, y)]), loss.n_outputs
     center = rng.normal(size=(1, 10 * q))
     pen = Penalty(np.array([0.3]), center, free=free)
-    found = solve_users(federation, y, loss, pen, fit_intercept=True)
+    found = solve_users(federation, Risk(loss, intercept=True), pen)
     assert found.converged[0]
     strength = np.full((10, q), 0.3)
     strength[9] = 0.0 if free else 0.3
-    gradient = loss.gradient(found.theta[0], X, y, fit_intercept=True)
+    gradient = Risk(loss, intercept=True).gradient(found.theta[0], X, y)
     gradient += strength.ravel() * (found.theta[0] - center[0])
     assert np.linalg.norm(gradient) < 1e-10
     assert_allclose(found.gradient_norm[0], np.linalg.norm(gradient), atol=1e-11)
@@ -712,10 +717,12 @@ def test_a_centre_far_off_is_no_trap(loss):
         y = targets_around(loss, X[:, 0], rng)
         center = np.full((1, 9 * loss.n_outputs), 300.0)
         found = solve_users(
-            federation_of_blocks([(X, y)]), y, loss, Penalty(np.array([1e-3]), center, free=False)
+            federation_of_blocks([(X, y)]),
+            Risk(loss),
+            Penalty(np.array([1e-3]), center, free=False),
         )
         assert found.converged[0]
-        gradient = loss.gradient(found.theta[0], X, y) + 1e-3 * (found.theta[0] - center[0])
+        gradient = Risk(loss).gradient(found.theta[0], X, y) + 1e-3 * (found.theta[0] - center[0])
         assert np.linalg.norm(gradient) < 1e-8
 
 
@@ -725,7 +732,7 @@ def test_stronger_penalties_lead_from_the_minimiser_to_the_centre():
     gaps = []
     for strength in (1e-9, 1e-2, 1e2, 1e9):
         pen = Penalty(np.array([strength]), center, free=False)
-        theta = solve_users(federation, federation.y, Logistic(), pen).theta
+        theta = solve_users(federation, Risk("logistic"), pen).theta
         gaps.append(np.linalg.norm(theta - center))
     assert_allclose(
         gaps[0], np.linalg.norm(solve(federation, Logistic()).theta - center), rtol=1e-6
@@ -740,25 +747,25 @@ def test_stronger_penalties_lead_from_the_minimiser_to_the_centre():
 @every_loss
 @with_or_without_intercept
 @pytest.mark.parametrize("weighted", [False, True])
-def test_curvature_is_n_times_the_hessian(loss, fit_intercept, weighted):
+def test_curvature_is_n_times_the_hessian(loss, intercept, weighted):
     federation = gaussian_users(loss, [40, 80], 3)
     if weighted:
         weight = np.random.default_rng(0).uniform(0.5, 2.0, 120)
         federation = Federation(
             federation.X, federation.y, federation.offsets, federation.users, weight
         )
-    how = {"l2": 0.1, "fit_intercept": fit_intercept}
-    local = fit_users(federation, loss, **how)
-    diagonal = fit_users(federation, loss, curvature="diagonal", **how)
+    risk = Risk(loss, 0.1, intercept)
+    local = fit_users(federation, risk).uploads
+    diagonal = fit_users(federation, risk, "diagonal").uploads
     for i, (_, X, y) in enumerate(federation):
         w = None if federation.weight is None else federation.weight[federation.rows(i)]
-        H = loss.hessian(local.theta[i], X, y, weight=w, **how) * federation.n_samples[i]
+        H = risk.hessian(local.theta[i], X, y, w) * federation.n_samples[i]
         assert_allclose(local.curvature[i], H, rtol=1e-11, atol=1e-11)
         assert_array_equal(local.curvature[i], local.curvature[i].T)
         assert_allclose(diagonal.curvature[i], np.diag(H), rtol=1e-11)
-        assert_allclose(diagonal.noise[i], np.trace(np.linalg.inv(H)), rtol=1e-8)
-    assert local.noise is None
-    nothing = fit_users(federation, loss, curvature="none", **how)
+        assert_allclose(diagonal.inverse_trace[i], np.trace(np.linalg.inv(H)), rtol=1e-8)
+    assert local.inverse_trace is None
+    nothing = fit_users(federation, risk, "none").uploads
     assert nothing.curvature is None
     assert nothing.dispersion is None
 
@@ -766,43 +773,43 @@ def test_curvature_is_n_times_the_hessian(loss, fit_intercept, weighted):
 def test_users_with_few_rows_keep_the_span_of_them():
     """`auto` sends no matrix of a user with fewer rows than parameters, whatever the weights."""
     federation = gaussian_users(Squared(), [5, 6, 40], 5)
-    local = fit_users(federation, Squared(), l2=0.1, fit_intercept=True)
-    assert_array_equal(local.uploads().sent, [False, True, True])
-    assert_array_equal(np.isfinite(local.dispersion), [False, False, True])
-    by_name = fit_users(federation, Squared(), l2=0.1, fit_intercept=True, curvature="full")
-    assert by_name.uploads().sent.all()
+    local = fit(federation, Squared(), l2=0.1, intercept=True)
+    assert_array_equal(local.uploads.sent, [False, True, True])
+    assert_array_equal(np.isfinite(local.uploads.dispersion), [False, False, True])
+    by_name = fit(federation, Squared(), l2=0.1, intercept=True, curvature="full")
+    assert by_name.uploads.sent.all()
     heavy = Federation(
         federation.X, federation.y, federation.offsets, federation.users, np.full(51, 100.0)
     )
-    local = fit_users(heavy, Squared(), l2=0.1, fit_intercept=True)
-    assert_array_equal(local.uploads().sent, [False, True, True])
-    assert_array_equal(np.isfinite(local.dispersion), [False, False, True])
+    local = fit(heavy, Squared(), l2=0.1, intercept=True)
+    assert_array_equal(local.uploads.sent, [False, True, True])
+    assert_array_equal(np.isfinite(local.uploads.dispersion), [False, False, True])
 
 
 def test_beyond_a_hundred_parameters_one_number_stands_for_the_curvature():
     federation = gaussian_users(Squared(), [20, 150], 101)
-    local = fit_users(federation, Squared(), l2=0.1)
-    assert local.curvature is None
-    assert_array_equal(np.isfinite(local.noise), [False, True])
-    by_name = fit_users(federation, Squared(), l2=0.1, curvature="diagonal")
-    assert by_name.curvature.shape == (2, 101)
-    assert_array_equal(by_name.noise, local.noise)
-    assert fit_users(federation, Squared(), l2=0.1, curvature="full").curvature.ndim == 3
+    local = fit(federation, Squared(), l2=0.1)
+    assert local.uploads.curvature is None
+    assert_array_equal(np.isfinite(local.uploads.inverse_trace), [False, True])
+    by_name = fit(federation, Squared(), l2=0.1, curvature="diagonal")
+    assert by_name.uploads.curvature.shape == (2, 101)
+    assert_array_equal(by_name.uploads.inverse_trace, local.uploads.inverse_trace)
+    assert fit(federation, Squared(), l2=0.1, curvature="full").uploads.curvature.ndim == 3
     at_the_border = gaussian_users(Squared(), [150], 100)
-    assert fit_users(at_the_border, Squared()).curvature.shape == (1, 100, 100)
+    assert fit(at_the_border, Squared()).uploads.curvature.shape == (1, 100, 100)
 
 
-def test_users_who_know_nothing_of_a_direction_found_no_group():
+def test_users_who_know_nothing_of_a_direction_cannot_seed_a_group():
     """An empty column, a repeated one: the Hessian is singular and the noise there infinite."""
     federation = gaussian_users(Squared(), [50, 50, 50], 3)
     X = federation.X.copy()
     X[:50, 1] = 0.0
     X[50:100, 2] = X[50:100, 0]
-    local = fit_users(federation.with_X(X), Squared())
-    assert_array_equal(np.isfinite(local.dispersion), [False, False, True])
-    assert local.uploads().sent.all()
-    with_l2 = fit_users(federation.with_X(X), Squared(), l2=0.1)
-    assert np.isfinite(with_l2.dispersion).all()
+    local = fit(federation.with_X(X), Squared())
+    assert_array_equal(np.isfinite(local.uploads.dispersion), [False, False, True])
+    assert local.uploads.sent.all()
+    with_l2 = fit(federation.with_X(X), Squared(), l2=0.1)
+    assert np.isfinite(with_l2.uploads.dispersion).all()
 
 
 def test_what_cannot_be_fitted_is_named():
@@ -810,14 +817,14 @@ def test_what_cannot_be_fitted_is_named():
     X = federation.X.copy()
     X[13, 1] = np.nan
     with pytest.raises(ValueError, match=r"1 of 20 rows .*user 1\).* not finite"):
-        fit_users(federation.with_X(X), Squared())
+        fit(federation.with_X(X), Squared())
     with pytest.raises(ValueError, match="nothing to fit"):
-        fit_users(federation.with_X(np.zeros((20, 0))), Squared())
-    mean_only = fit_users(federation.with_X(np.zeros((20, 0))), Squared(), fit_intercept=True)
+        fit(federation.with_X(np.zeros((20, 0))), Squared())
+    mean_only = fit(federation.with_X(np.zeros((20, 0))), Squared(), intercept=True)
     assert_allclose(mean_only.theta[:, 0], [federation.y[:10].mean(), federation.y[10:].mean()])
-    with pytest.raises(ValueError, match="l2 is the weight of a squared norm"):
-        fit_users(federation, Squared(), l2=-1.0)
+    with pytest.raises(ValueError, match=r"l2=-1\.0 is the weight of a squared norm"):
+        fit(federation, Squared(), l2=-1.0)
     with pytest.raises(ValueError, match="neither 'exact'"):
-        fit_users(federation, Squared(), solver="newton")
+        fit(federation, Squared(), solver="newton")
     with pytest.raises(ValueError, match="not one of auto, full, diagonal, none"):
-        fit_users(federation, Squared(), curvature="half")
+        fit(federation, Squared(), curvature="half")

@@ -10,6 +10,7 @@ from odcl.data.federation import Federation
 from odcl.local import kernel
 from odcl.local.fit import fit_users
 from odcl.risk.losses import Huber, Logistic, Poisson
+from odcl.risk.risk import Risk
 from tests.helpers import equal_users
 
 
@@ -27,7 +28,7 @@ def fit_either_way(federation, loss, l2, monkeypatch, *, narrow: bool = False):
         if narrow:  # the decomposition for everybody
             patch.setattr(kernel, "MANY_FEATURES", 10**9)
             patch.setattr(kernel, "MANY_ROWS", 10**9)
-        return fit_users(federation, loss, l2=l2, curvature="none")
+        return fit_users(federation, Risk(loss, l2), "none")
 
 
 @pytest.mark.parametrize("l2", [1e-8, 1e-5, 1e-2, 10.0])
@@ -60,9 +61,9 @@ def test_a_penalty_too_weak_for_the_systems_is_left_to_the_decomposition(monkeyp
     with monkeypatch.context() as patch:
         patch.setattr(kernel, "_newton", lambda *a: called.append(1) or original(*a))
         federation = dependent(2, 12, 200)
-        fit_users(federation, Logistic(), l2=1e-13, curvature="none")
+        fit_users(federation, Risk("logistic", 1e-13), "none")
         assert not called
-        fit_users(federation, Logistic(), l2=1e-5, curvature="none")
+        fit_users(federation, Risk("logistic", 1e-5), "none")
         assert called
 
 
@@ -73,6 +74,6 @@ def test_pooled_groups_with_nearly_dependent_rows_are_solved_here():
     X = low + 1e-3 * rng.standard_normal((600, 700))
     y = np.sign(low[:, 0] + rng.standard_normal(600))
     federation = Federation(X, y, np.array([0, 600]), np.arange(1))
-    found = fit_users(federation, Logistic(), l2=1e-4, curvature="none")
+    found = fit_users(federation, Risk("logistic", 1e-4), "none")
     assert found.converged.all()
     assert found.gradient_norm[0] < 1e-9

@@ -20,6 +20,7 @@ from odcl.data.federation import Federation
 from odcl.local.fit import fit_users
 from odcl.local.sgd import ProjectedSGD
 from odcl.risk.losses import Huber, Logistic, Multinomial, Poisson, Squared
+from odcl.risk.risk import Risk
 from tests.helpers import every_loss, logistic_labels
 
 
@@ -40,8 +41,8 @@ def users_with(loss, n_users=12, n=50, p=3, seed=0, weighted=False):
     return Federation.from_arrays(X, y, users, weight=weight)
 
 
-def fit_local(federation, loss, l2=0.5, **kwargs):
-    return fit_users(federation, loss, l2=l2, curvature="none", **kwargs)
+def fit_local(federation, loss, l2=0.5, intercept=False, **kwargs):
+    return fit_users(federation, Risk(loss, l2, intercept), "none", **kwargs)
 
 
 @every_loss
@@ -64,10 +65,10 @@ def test_the_error_falls_as_one_over_T(loss, output, weighted):
 @every_loss
 def test_the_gradient_norm_is_that_of_the_risk(loss):
     federation = users_with(loss, weighted=True)
-    found = fit_local(federation, loss, solver=ProjectedSGD(200, radius=5.0), fit_intercept=False)
+    found = fit_local(federation, loss, solver=ProjectedSGD(200, radius=5.0))
     for i, (_, X, y) in enumerate(federation):
         weight = federation.weight[federation.rows(i)]
-        gradient = loss.gradient(found.theta[i], X, y, l2=0.5, weight=weight)
+        gradient = Risk(loss, 0.5).gradient(found.theta[i], X, y, weight)
         assert_allclose(found.gradient_norm[i], np.linalg.norm(gradient), rtol=1e-12)
     assert not found.converged.any()  # close to the minimiser, not at it
     assert_array_equal(found.n_iter, 200)
@@ -132,8 +133,8 @@ def test_without_strong_convexity_there_is_no_step():
     collinear = collinear.with_X(np.column_stack([collinear.X, collinear.X[:, 0]]))
     with pytest.raises(ValueError, match="mu = 0"):
         fit_local(collinear, Squared(), l2=0.0, solver=ProjectedSGD(10))
-    with pytest.raises(ValueError, match="fit_intercept=False"):
-        fit_local(users_with(Huber()), Huber(), fit_intercept=True, solver=ProjectedSGD(10))
+    with pytest.raises(ValueError, match="fit no intercept"):
+        fit_local(users_with(Huber()), Huber(), intercept=True, solver=ProjectedSGD(10))
     # Small features are no flat risk: the step is in their units.
     small = users_with(Squared())
     tiny = fit_local(small.with_X(1e-8 * small.X), Squared(), l2=0.0, solver=ProjectedSGD(50, 1e12))
@@ -174,8 +175,8 @@ def test_scikit_learn_estimators_give_the_models_that_the_exact_solver_gives(fit
         if loss.n_outputs == 1 and loss.name == "multinomial":
             # Their penalty is on the difference of the two classes, ours on both of them.
             federation = federation.with_y(federation.y % 2)
-        theirs = fit_local(federation, loss, solver=estimator, **how)
-        ours = fit_local(federation, loss, l2=l2, **how)
+        theirs = fit_local(federation, loss, solver=estimator, intercept=fit_intercept)
+        ours = fit_local(federation, loss, l2=l2, intercept=fit_intercept)
         assert_allclose(theirs.theta, ours.theta, rtol=tolerance, atol=tolerance)
         assert theirs.converged.all()
         assert np.isnan(theirs.gradient_norm).all()
@@ -194,7 +195,7 @@ def test_users_whom_an_estimator_refuses_get_the_prior():
     y[:50] = 1.0
     y[50:100] %= 2
     federation = federation.with_y(y)
-    found = fit_local(federation, Multinomial(3), solver=LogisticRegression(), fit_intercept=True)
+    found = fit_local(federation, Multinomial(3), solver=LogisticRegression(), intercept=True)
     assert_array_equal(found.prior, np.arange(12) < 2)
     assert np.isfinite(found.theta).all()
     coef = found.theta.reshape(12, 4, 2) @ Multinomial(3).basis.T
@@ -205,7 +206,7 @@ def test_users_whom_an_estimator_refuses_get_the_prior():
 def test_an_estimator_without_a_random_state_gets_the_users_stream():
     federation = users_with(Logistic())
     solver = SGDClassifier(loss="log_loss")
-    how = {"solver": solver, "fit_intercept": True}
+    how = {"solver": solver, "intercept": True}
     once = fit_local(federation, Logistic(), seed=3, **how)
     assert solver.random_state is None
     assert_array_equal(fit_local(federation, Logistic(), seed=3, **how).theta, once.theta)
@@ -220,9 +221,9 @@ def test_an_estimator_without_a_random_state_gets_the_users_stream():
 def test_what_cannot_be_uploaded_is_refused():
     with pytest.raises(ValueError, match="KNeighborsClassifier has no coef_"):
         fit_local(users_with(Logistic()), Logistic(), solver=KNeighborsClassifier())
-    with pytest.raises(ValueError, match="fitted an intercept but fit_intercept is False"):
+    with pytest.raises(ValueError, match="fitted an intercept and the risk has none"):
         fit_local(users_with(Squared()), Squared(), solver=ElasticNet(alpha=0.1))
     without = fit_local(
-        users_with(Squared()), Squared(), solver=Ridge(fit_intercept=False), fit_intercept=True
+        users_with(Squared()), Squared(), solver=Ridge(fit_intercept=False), intercept=True
     )
     assert_array_equal(without.theta[:, 3], 0.0)

@@ -1,6 +1,7 @@
 """The methods ODCL is compared with: against loops written out here, the paper, and each other."""
 
 import re
+from inspect import signature
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,17 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.exceptions import ConvergenceWarning
 
-from odcl import Federation, Huber, Multinomial, ODCLResult, ProjectedSGD, linear_federation, odcl
+import odcl
+from odcl import (
+    Federation,
+    Huber,
+    Method,
+    Multinomial,
+    ProjectedSGD,
+    Result,
+    Risk,
+    linear_federation,
+)
 from odcl.clustering.labels import same_partition
 from odcl.data.federation import user_rng
 from odcl.data.synthetic import SyntheticFederation, logistic_federation
@@ -27,11 +38,10 @@ from odcl.paper.baselines import (
     register,
     run,
 )
+from odcl.paper.baselines.ifca import start_models
 from odcl.paper.baselines.plain import subsample
 from odcl.paper.baselines.problem import problem_of
 from odcl.paper.baselines.risks import Draws, QuadraticBlock, RowBlock, WideBlock, blocks_of
-from odcl.paper.baselines.starts import start_models
-from odcl.risk.losses import as_loss
 from odcl.server.combine import average_by_cluster
 from tests.helpers import equal_users, offsets_of
 
@@ -126,7 +136,7 @@ def test_bias_correction_takes_bias_off_logistic_averages():
     y = np.where(rng.random(m * n) < 1 / (1 + np.exp(-X @ truth)), 1.0, -1.0)
     federation = equal_users(X, y, m)
     off = [
-        np.linalg.norm(naive(federation, loss="logistic", bias_corrected=b).models[0] - truth)
+        np.linalg.norm(naive(federation, risk=Risk("logistic"), bias_corrected=b).models[0] - truth)
         for b in (False, True)
     ]
     assert off[1] < 0.5 * off[0]
@@ -170,35 +180,33 @@ def test_groups_are_given_by_user_whatever_the_order_of_users():
 
 
 @pytest.mark.parametrize("loss", ["squared", "logistic", Huber(0.5), Multinomial(3), "poisson"])
-@pytest.mark.parametrize("fit_intercept", [False, True])
+@pytest.mark.parametrize("intercept", [False, True])
 @pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS)
-def test_blocks_agree_with_the_losses_on_one_user(loss, fit_intercept, counts):
+def test_blocks_agree_with_the_risk_of_one_user(loss, intercept, counts):
     """Risk, gradient and three local steps of every form of block, several models at a time."""
     federation = small_federation(counts)
     targets = {"logistic": np.sign, "multinomial": lambda y: np.abs(y) // 1 % 3, "poisson": np.abs}
-    loss = as_loss(loss)
-    y = targets.get(loss.name, np.asarray)(federation.y)
-    dim = loss.dim(3, fit_intercept)
-    theta = 0.3 * np.random.default_rng(1).standard_normal((len(counts), 4, dim))
-    call = {"l2": 0.1, "fit_intercept": fit_intercept}
+    risk = Risk(loss, l2=0.1, intercept=intercept)
+    y = targets.get(risk.loss.name, np.asarray)(federation.y)
+    theta = 0.3 * np.random.default_rng(1).standard_normal((len(counts), 4, risk.dim(3)))
     seen = 0
-    for block in blocks_of(federation, y, loss, **call):
+    for block in blocks_of(federation, y, risk):
         for position, i in enumerate(block.users):
             rows = federation.rows(int(i))
             data = (federation.X[rows], y[rows])
             mine = theta[block.users]
             for r in range(4):
                 point = theta[i, r]
-                assert_allclose(block.risk(mine)[position, r], loss.risk(point, *data, **call))
-                gradient = loss.gradient(point, *data, **call)
+                assert_allclose(block.risk(mine)[position, r], risk.value(point, *data))
+                gradient = risk.gradient(point, *data)
                 assert_allclose(block.gradient(mine)[position, r], gradient, atol=1e-12)
                 for _ in range(3):
-                    point = point - 0.1 * loss.gradient(point, *data, **call)
+                    point = point - 0.1 * risk.gradient(point, *data)
                 assert_allclose(block.descend(mine, 0.1, 3)[position, r], point, atol=1e-12)
             same = block.risk(theta[:1])[position]
-            assert_allclose(same, [loss.risk(t, *data, **call) for t in theta[0]])
+            assert_allclose(same, [risk.value(t, *data) for t in theta[0]])
             L = block.smoothness(2.0)[position]
-            exact = loss.constants(*data, 2.0, **call).L
+            exact = risk.constants(*data, 2.0).L
             assert exact * (1 - 1e-12) <= L <= exact + 0.1 + 1e-12  # the penalty on the intercept
             seen += 1
     assert seen == len(counts)
@@ -206,16 +214,11 @@ def test_blocks_agree_with_the_losses_on_one_user(loss, fit_intercept, counts):
 
 def test_each_user_is_held_in_its_cheapest_form():
     federation = small_federation(COUNTS["both"])
-    kinds = [
-        type(b)
-        for b in blocks_of(federation, federation.y, as_loss("squared"), l2=0, fit_intercept=False)
-    ]
+    kinds = [type(b) for b in blocks_of(federation, federation.y, Risk())]
     assert kinds.count(QuadraticBlock) == 1
     assert WideBlock in kinds
     y = np.sign(federation.y)
-    kinds = {
-        type(b) for b in blocks_of(federation, y, as_loss("logistic"), l2=0.1, fit_intercept=True)
-    }
+    kinds = {type(b) for b in blocks_of(federation, y, Risk("logistic", 0.1, intercept=True))}
     assert kinds == {RowBlock}  # a free intercept beside a penalty: no common shrinkage
 
 
@@ -309,7 +312,7 @@ def test_model_averaging_is_the_mean_of_the_models_after_tau_steps(loss, counts)
         step_size=0.05,
         local_steps=3,
         rounds=4,
-        loss=loss,
+        risk=Risk(loss),
     )
     assert loss != "squared" or (models[2] == 1e3).all()
     assert_allclose(result.models, models[choices(data, models, risk)], rtol=1e-10)
@@ -367,7 +370,7 @@ def test_ifca_1_and_2_start_from_the_cluster_oracle_plus_noise(name, variance):
     oracle = cluster_oracle(federation, groups=federation.groups).centers
     settings = METHODS[name].settings
     starts = start_models(
-        problem_of(federation, "squared", 0.0, False, 1),
+        problem_of(federation, Risk(), 1),
         settings["start"],
         n_clusters=4,
         n_starts=60,
@@ -439,7 +442,9 @@ def test_all_for_all_with_uniform_mixing_is_descent_on_each_groups_risk(loss):
     federation = small_federation([9, 7, 8, 12, 3, 5], logistic=loss == "logistic")
     _, gradient = HAND[loss]
     data = rows_by_user(federation)
-    result = all_for_all(federation, groups=federation.groups, step_size=0.2, rounds=9, loss=loss)
+    result = all_for_all(
+        federation, groups=federation.groups, step_size=0.2, rounds=9, risk=Risk(loss)
+    )
     for k in (0, 1):
         theta = np.zeros(3)
         members = np.flatnonzero(federation.groups == k)
@@ -514,8 +519,8 @@ def test_bytes_are_what_is_sent():
     m, d, K, T = 20, 20, 4, 7
     federation = linear_federation(m, 30, n_clusters=K, seed=0)
     result = run("ifca-r", federation, rounds=T)
-    assert_array_equal(result.history.bytes_down, [8 * m * K * d] * T)
-    assert_array_equal(result.history.bytes_up, [8 * m * (d + 1)] * T)  # and which model it is
+    assert_array_equal(result.history.ledger.down, [8 * m * K * d] * T)
+    assert_array_equal(result.history.ledger.up, [8 * m * (d + 1)] * T)  # and which model it is
     assert result.bytes_down == 8 * m * K * d * (T + 1)
     assert result.bytes_up == 8 * m * (d + 1) * T
     average = fedavg(federation, rounds=T)
@@ -524,14 +529,18 @@ def test_bytes_are_what_is_sent():
     peers = run("all-for-all", federation, rounds=T)
     assert peers.bytes_up == peers.bytes_down == 8 * d * T * K * 5 * 4
     once = run("odcl-km++", federation)
-    assert once.bytes_up == odcl(federation, clusterer=4, combine="mean", refit=None).bytes_up
-    assert (once.bytes_up, once.bytes_down) == (8 * m * (d + 1), 8 * m * d)
+    itself = odcl.fit(federation, method=Method.paper(4))
+    assert (once.bytes_up, once.bytes_down) == (itself.bytes_up, itself.bytes_down)
+    assert once.bytes_up == 8 * m * (d + 1)  # and the number of rows
+    assert once.bytes_down == 8 * m * (d + 2)  # and the number and the size of the group
     refined = run("odcl-km++/refined", federation, refine_rounds=3)
     assert refined.bytes_up == once.bytes_up + 8 * m * (3 * d + 1)  # L_i comes with the first
     assert refined.bytes_down == once.bytes_down + 8 * m * 3 * d
     centred = run("odcl-km++/federation-centred", federation)
     assert centred.n_rounds == 2
-    assert centred.bytes_up == once.bytes_up + 8 * m * (d + 1)
+    assert_array_equal(centred.history.ledger.up, [8 * m * (d + 1), once.bytes_up])
+    assert_array_equal(centred.history.ledger.down, [8 * m * d, once.bytes_down])
+    assert run("odcl-cc", federation).bytes_up == once.bytes_up  # bare models, as in the paper
 
 
 def test_stops_at_the_first_round_that_matches_the_error():
@@ -575,16 +584,17 @@ def test_a_step_beyond_two_over_L_is_reported_and_leaves_numbers(average, step_s
 @pytest.mark.parametrize("batch_size", [None, 1, 4])
 def test_the_automatic_step_descends(loss, batch_size):
     federation = small_federation([9, 7, 30, 12], logistic=loss == "logistic")
+    risk = Risk(loss)
     for result in (
-        fedavg(federation, rounds=50, batch_size=batch_size, loss=loss),
-        ifca(federation, n_clusters=2, rounds=50, batch_size=batch_size, loss=loss),
+        fedavg(federation, rounds=50, batch_size=batch_size, risk=risk),
+        ifca(federation, n_clusters=2, rounds=50, batch_size=batch_size, risk=risk),
         all_for_all(
-            federation, groups=federation.groups, rounds=50, batch_size=batch_size, loss=loss
+            federation, groups=federation.groups, rounds=50, batch_size=batch_size, risk=risk
         ),
     ):
         assert not result.diverged
         assert result.history.risk[-1] < result.history.risk[0]
-        if batch_size is None and result.method != "fedavg":
+        if batch_size is None and result.name != "fedavg":
             assert (np.diff(result.history.risk) <= 1e-12).all()
 
 
@@ -592,27 +602,30 @@ def test_the_automatic_step_descends(loss, batch_size):
 
 
 def test_every_method_is_for_any_loss_but_one():
-    with pytest.raises(ValueError, match="Use loss='logistic'"):
-        run("odcl-km++/own-threshold", linear_federation(20, 40), loss="squared")
+    with pytest.raises(ValueError, match=r"Use Risk\('logistic'"):
+        run("odcl-km++/own-threshold", linear_federation(20, 40), risk=Risk("squared"))
 
 
 @pytest.mark.parametrize("name", sorted(set(METHODS) - {"odcl-km++/own-threshold"}))
 def test_every_method_has_the_same_call_and_the_same_kind_of_result(name):
     federation = linear_federation(20, 40, n_clusters=4, seed=0)
-    fast = {"solver": ProjectedSGD(200)} if name.startswith("i-") else {}
-    if {"rounds"} & set(METHODS[name].settings) or name.startswith(("fedavg", "all-for-all")):
+    method, fast = METHODS[name], {}
+    if isinstance(method.settings.get("solver"), ProjectedSGD):
+        fast["solver"] = ProjectedSGD(200)
+    if "rounds" in signature(method.call).parameters:
         fast["rounds"] = 5
-    if "public_mean" in METHODS[name].needs:
+    if "public_mean" in method.needs:
         fast["public_mean"] = np.linspace(-1, 1, 20)
-    result = run(name, federation, loss="squared", l2=1e-3, fit_intercept=True, seed=1, **fast)
+    risk = Risk("squared", l2=1e-3, intercept=True)
+    result = run(name, federation, risk=risk, seed=1, **fast)
     assert isinstance(result, BaselineResult)
-    assert isinstance(result, ODCLResult)
-    assert result.method == name
+    assert isinstance(result, Result)
+    assert (result.name, result.risk, result.seed) == (name, risk, 1)
     assert result.models.shape == (20, 21)
     assert result.labels.shape == (20,)
     assert_array_equal(np.unique(result.labels), np.arange(result.n_clusters))
     assert result.centers.shape == (result.n_clusters, 21)
-    assert len(result.history.bytes_up) == len(result.history.bytes_down) == result.n_rounds
+    assert len(result.history.ledger.up) == len(result.history.ledger.down) == result.n_rounds
     assert len(result.history.error) == result.n_rounds + 1
     assert np.isfinite(result.nmse())
     assert name in result.summary()
@@ -695,15 +708,16 @@ def test_precision_combining_is_the_cluster_oracle_in_one_round():
 
 def test_our_default_is_odcl_itself():
     federation = linear_federation(20, 60, n_clusters=4, tau=0.1, seed=5)
-    assert_array_equal(run("odcl", federation).models, odcl(federation).models)
+    assert_array_equal(run("odcl", federation).models, odcl.fit(federation).models)
 
 
 def test_centring_is_undone_by_scores():
     """With an intercept, centring changes coordinates and not the least-squares fit."""
     federation = small_federation([12, 9, 30])
     federation = federation.with_X(federation.X + 5.0)
+    risk = Risk(intercept=True)
     plain, centred = (
-        one_shot(federation, clusterer=3, centred=c, fit_intercept=True) for c in (False, True)
+        one_shot(federation, clusterer=3, centred=c, risk=risk) for c in (None, "federation")
     )
     assert_allclose(centred.scores(federation.X), plain.scores(federation.X), rtol=1e-8, atol=1e-8)
     assert not np.allclose(centred.models, plain.models)
@@ -711,7 +725,7 @@ def test_centring_is_undone_by_scores():
 
 def test_optima_without_an_intercept_have_the_intercept_zero():
     federation = logistic_federation(8, 200, seed=0)
-    result = run("oracle-averaging", federation, loss="logistic", fit_intercept=True)
+    result = run("oracle-averaging", federation, risk=Risk("logistic", intercept=True))
     by_hand = np.column_stack([federation.optima, np.zeros(8)])
     with pytest.raises(ValueError, match="with or without the intercept"):
         result.nmse(np.ones((8, 1)))
@@ -749,7 +763,7 @@ def test_a_method_is_added_by_one_line_and_told_only_what_it_asks_for():
         register("mine", mine, "n_clusters", strength=3)
         federation = linear_federation(8, 30, n_clusters=4, seed=0)
         result = run("mine", federation)
-        assert result.method == "mine"
+        assert result.name == "mine"
         assert heard == {"n_clusters": 4, "strength": 3}
         with pytest.raises(ValueError, match="already"):
             register("mine", mine)
@@ -771,37 +785,37 @@ def registered():
     METHODS.update(before)
 
 
-def test_a_method_may_give_what_odcl_gives_or_labels_and_models(registered):
+def test_a_method_may_give_what_fit_gives_or_labels_and_models(registered):
     federation = linear_federation(8, 30, n_clusters=4, seed=0)
 
     def alone(federation, *, seed=0, **call):
-        models = odcl(federation, refit=None, seed=seed).local.theta
+        models = odcl.fit(federation, seed=seed).local.theta
         labels = ["b", "a"] * 4
         return make_result(
-            federation, labels, models, rounds=3, bytes_up=9, bytes_down=[1, 2, 4], settings=call
+            federation, labels, models, rounds=3, bytes_up=9, bytes_down=[1, 2, 4], options=call
         )
 
     registered("alone", alone)
-    registered("default", lambda federation, **call: odcl(federation, **call))
+    registered("default", lambda federation, **call: odcl.fit(federation, **call))
     one, two = run("alone", federation, seed=1, trick=2), run("default", federation)
     assert (one.n_rounds, one.bytes_up, one.bytes_down, one.n_clusters) == (3, 9, 7, 2)
-    assert one.settings["trick"] == 2
-    assert_array_equal(one.history.bytes_up, [3, 3, 3])
-    assert_array_equal(one.history.bytes_down, [1, 2, 4])
+    assert one.options["trick"] == 2
+    assert_array_equal(one.history.ledger.up, [3, 3, 3])
+    assert_array_equal(one.history.ledger.down, [1, 2, 4])
     shown = make_result(
         federation, one.labels, one.models, rounds=1, bytes_up=0, bytes_down=0, errors=[2, 1]
     )
     assert_array_equal(shown.history.error, [2, 1])
     assert_array_equal(one.labels, [0, 1] * 4)
     assert_array_equal(one.nmse(), run("local", federation).nmse())
-    assert two.method == "default"
-    assert_array_equal(two.models, odcl(federation).models)
+    assert two.name == "default"
+    assert_array_equal(two.models, odcl.fit(federation).models)
     assert "alone: 8 users, 2 clusters, 3 rounds" in one.summary()
-    registered("peeks", lambda federation, *, groups, **call: odcl(federation), "groups")
+    registered("peeks", lambda federation, *, groups, **call: odcl.fit(federation), "groups")
     assert run("peeks", federation).told == ("the true groups",)
     with pytest.raises(ValueError, match="NaN"):
         make_result(federation, one.labels, one.models * np.nan, rounds=1, bytes_up=0, bytes_down=0)
-    with pytest.raises(ValueError, match=r"one model of finite numbers a user, \(8, 20\)"):
+    with pytest.raises(ValueError, match=r"one model of finite numbers per user, \(8, 20\)"):
         make_result(federation, [0] * 8, np.ones((8, 3)), rounds=1, bytes_up=0, bytes_down=0)
 
 
@@ -820,7 +834,9 @@ def test_what_is_wrong_with_a_method_or_a_call_is_said(registered):
         run("ifca-1", [1, 2])
     with pytest.raises(TypeError, match=r"ifca-1 takes no step=\. It takes n_clusters, average"):
         run("ifca-1", federation, step=3)
-    with pytest.raises(TypeError, match=r"local takes no rounds=\. It takes what odcl\.base"):
+    with pytest.raises(
+        TypeError, match=r"local takes no rounds=\. It takes risk, seed, solver, strict"
+    ):
         run("local", federation, rounds=3)
     registered("strict", lambda federation: None)
     with pytest.raises(TypeError, match=r"accept \*\*options"):

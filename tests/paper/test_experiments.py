@@ -31,6 +31,7 @@ from odcl.paper.experiments.table_rounds import reached
 from odcl.paper.images import Images, load_images
 from odcl.paper.partition import image_federation
 from odcl.report.pictures import available
+from odcl.risk.risk import Risk
 from tests.helpers import SHARED_DATA
 
 real_data = pytest.mark.skipif(not SHARED_DATA.is_dir(), reason="needs MNIST and CIFAR-10")
@@ -186,7 +187,7 @@ def test_real_images_give_the_accuracies_of_the_paper_and_ours_go_past_it():
     images["cifar10"] = load_images("cifar10", SHARED_DATA, classes=(0, 1))
     found = {}
     for name, data in images.items():
-        bench = Bench(image_federation(data, seed=0), seed=0, loss="logistic", l2=1e-5)
+        bench = Bench(image_federation(data, seed=0), Risk("logistic", l2=1e-5), seed=0)
         for method in ("local", "odcl-km++"):
             found[name, method] = bench.run(method).value("accuracy")
         ours = bench.time("ours", with_own_thresholds, n_clusters=2)
@@ -219,7 +220,7 @@ def two_classes(seed: int = 0) -> Federation:
 
 def test_own_centring_is_one_round_and_sends_the_means():
     federation = two_classes()
-    call = {"clusterer": 1, "loss": "logistic", "l2": 1e-3}
+    call = {"clusterer": 1, "risk": Risk("logistic", l2=1e-3)}
     plain, own = one_shot(federation, **call), one_shot(federation, centred="own", **call)
     assert plain.n_rounds == own.n_rounds == 1
     assert own.bytes_up - plain.bytes_up == own.bytes_down - plain.bytes_down == 8 * 10 * 30
@@ -231,12 +232,12 @@ def test_own_centring_is_one_round_and_sends_the_means():
 
 def test_a_public_mean_costs_nothing_and_a_wrong_one_is_refused():
     federation = two_classes()
-    call = {"clusterer": 1, "loss": "logistic", "l2": 1e-3}
-    public = one_shot(federation, centred=np.full(30, 3.0), **call)
+    call = {"clusterer": 1, "risk": Risk("logistic", l2=1e-3)}
+    public = one_shot(federation, public_mean=np.full(30, 3.0), **call)
     assert public.bytes_up == one_shot(federation, **call).bytes_up
     assert_allclose(public.models, one_shot(federation.with_X(federation.X - 3.0), **call).models)
     with pytest.raises(ValueError, match=r"shape \(2,\)"):
-        one_shot(federation, centred=np.zeros(2), **call)
+        one_shot(federation, public_mean=np.zeros(2), **call)
     with pytest.raises(ValueError, match="'mine'"):
         one_shot(federation, centred="mine", **call)
 
@@ -257,11 +258,16 @@ def test_the_border_is_equally_many_deviations_from_both_classes():
 
 
 def test_local_models_are_fitted_once_and_give_what_fitting_anew_gives():
-    bench = Bench(two_classes(), seed=3, loss="logistic", l2=1e-3)
+    bench = Bench(two_classes(), Risk("logistic", l2=1e-3), seed=3)
     shared = bench.run("odcl-km++", n_clusters=2)
     anew = bench.run("odcl-km++", n_clusters=2, solver="exact")
     assert_allclose(shared.result.models, anew.result.models)
     assert shared.result.local.theta is bench.solver.solution.theta
+    moved = bench.run("odcl-km++", n_clusters=2, centred="own")  # other rows: fitted on those
+    assert_allclose(
+        moved.result.models, bench.run("odcl-km++/own-centred", n_clusters=2).result.models
+    )
+    assert not np.allclose(moved.result.local.theta, shared.result.local.theta)
 
 
 # -- rows and going on -----------------------------------------------------------------------------
@@ -517,13 +523,13 @@ def registry():
 
 
 MINE = """
-from odcl import KMeansPP, odcl
-from odcl.paper.baselines import register
+import odcl
+from odcl import Method
 
 def mine(federation, *, n_clusters, **call):
-    return odcl(federation, clusterer=KMeansPP(n_clusters), combine="mean", refit=None, **call)
+    return odcl.fit(federation, method=Method.paper(n_clusters), **call)
 
-register("mine", mine, "n_clusters")
+odcl.baselines.register("mine", mine, "n_clusters")
 """
 
 
@@ -551,7 +557,7 @@ def test_a_method_of_ones_own_joins_a_figure(tmp_path, registry):
 
 
 def test_a_failing_method_of_ones_own_is_told_in_a_line_and_the_others_go_on(tmp_path, registry):
-    (tmp_path / "bad.py").write_text(MINE.replace("    return odcl", "    1 / 0\n    return odcl"))
+    (tmp_path / "bad.py").write_text(MINE.replace("    return", "    1 / 0\n    return"))
     full = experiment("figure-mse")
     own = replace(full, settings=lambda quick: full.settings(True)[:1])
     found = reproduce(own, tmp_path, runs=1, added=load(tmp_path / "bad.py"))

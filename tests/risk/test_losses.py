@@ -10,11 +10,12 @@ from scipy.special import softmax
 
 from odcl.risk.loss import Loss
 from odcl.risk.losses import Huber, Logistic, Multinomial, Poisson, Squared, as_loss
+from odcl.risk.risk import Risk
 
 LOSSES = [Squared(), Huber(0.7), Logistic(), Multinomial(4), Poisson()]
 every_loss = pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
 every_setting = pytest.mark.parametrize(
-    ("l2", "fit_intercept", "weighted"),
+    ("l2", "intercept", "weighted"),
     [(0.0, False, False), (0.3, False, True), (0.0, True, True), (0.3, True, False)],
 )
 
@@ -40,17 +41,18 @@ def in_ball(dim, radius, rng):
 
 @every_loss
 @every_setting
-def test_gradient_and_hessian_are_the_derivatives_of_the_risk(loss, l2, fit_intercept, weighted):
+def test_gradient_and_hessian_are_the_derivatives_of_the_risk(loss, l2, intercept, weighted):
     X, y, weight = rows_for(loss)
     rng = np.random.default_rng(1)
-    theta = 0.5 * rng.normal(size=loss.dim(3, fit_intercept))
-    how = {"l2": l2, "fit_intercept": fit_intercept, "weight": weight if weighted else None}
-    gradient = loss.gradient(theta, X, y, **how)
-    hessian = loss.hessian(theta, X, y, **how)
+    risk = Risk(loss, l2, intercept)
+    theta = 0.5 * rng.normal(size=risk.dim(3))
+    rows = (X, y, weight if weighted else None)
+    gradient = risk.gradient(theta, *rows)
+    hessian = risk.hessian(theta, *rows)
     # Differences of step 1e-6: 1e-16 / 1e-6 of rounding, as much again of curvature. No row of
     # the Huber loss stands within a step of delta.
-    by_value = approx_fprime(theta, lambda t: loss.risk(t, X, y, **how), 1e-7)
-    by_gradient = approx_fprime(theta, lambda t: loss.gradient(t, X, y, **how), 1e-7)
+    by_value = approx_fprime(theta, lambda t: risk.value(t, *rows), 1e-7)
+    by_gradient = approx_fprime(theta, lambda t: risk.gradient(t, *rows), 1e-7)
     assert_allclose(gradient, by_value, atol=2e-6)
     assert_allclose(hessian, by_gradient, atol=2e-6)
     assert_array_equal(hessian, hessian.T)
@@ -61,19 +63,20 @@ def test_weights_count_rows(loss):
     """Eq. (1) on a row of weight 3 is Eq. (1) on the row three times."""
     X, y, _ = rows_for(loss, n=12)
     weight = np.arange(12) % 3 + 1
-    theta = np.random.default_rng(2).normal(size=loss.dim(3, True))
+    risk = Risk(loss, 0.1, intercept=True)
+    theta = np.random.default_rng(2).normal(size=risk.dim(3))
     again = np.repeat(np.arange(12), weight)
-    for method in (loss.risk, loss.gradient, loss.hessian):
-        once = method(theta, X, y, fit_intercept=True, l2=0.1, weight=weight)
-        repeated = method(theta, X[again], y[again], fit_intercept=True, l2=0.1)
+    for method in (risk.value, risk.gradient, risk.hessian):
+        once = method(theta, X, y, weight)
+        repeated = method(theta, X[again], y[again])
         assert_allclose(once, repeated, rtol=1e-12, atol=1e-14)
 
 
 @every_loss
 def test_the_intercept_has_no_penalty(loss):
     X, y, _ = rows_for(loss)
-    theta = np.ones(loss.dim(3, True))
-    without, with_l2 = (loss.gradient(theta, X, y, l2=l2, fit_intercept=True) for l2 in (0.0, 5.0))
+    risks = (Risk(loss, l2, intercept=True) for l2 in (0.0, 5.0))
+    without, with_l2 = (risk.gradient(np.ones(risk.dim(3)), X, y) for risk in risks)
     pull = (with_l2 - without).reshape(4, loss.n_outputs)
     assert_allclose(pull[:3], 5.0, rtol=1e-12)
     assert_array_equal(pull[3], 0.0)
@@ -82,16 +85,16 @@ def test_the_intercept_has_no_penalty(loss):
 @every_loss
 @every_setting
 @pytest.mark.parametrize("radius", [0.1, 1.0, 4.0])
-def test_every_hessian_in_the_ball_lies_between_mu_and_L(loss, l2, fit_intercept, weighted, radius):
+def test_every_hessian_in_the_ball_lies_between_mu_and_L(loss, l2, intercept, weighted, radius):
     """Assumptions 3 and 7, over the ball of radius R."""
     X, y, weight = rows_for(loss)
-    how = {"l2": l2, "fit_intercept": fit_intercept, "weight": weight if weighted else None}
-    constants = loss.constants(X, y, radius, **how)
+    risk, weight = Risk(loss, l2, intercept), weight if weighted else None
+    constants = risk.constants(X, y, radius, weight)
     assert 0 <= constants.mu <= constants.L
     rng = np.random.default_rng(3)
     for _ in range(20):
-        theta = in_ball(loss.dim(3, fit_intercept), radius, rng)
-        values = np.linalg.eigvalsh(loss.hessian(theta, X, y, **how))
+        theta = in_ball(risk.dim(3), radius, rng)
+        values = np.linalg.eigvalsh(risk.hessian(theta, X, y, weight))
         assert values[0] >= constants.mu * (1 - 1e-12) - 1e-15
         assert values[-1] <= constants.L * (1 + 1e-12)
 
@@ -100,8 +103,9 @@ def test_constants_are_attained():
     """L and mu are no idle bounds: the squared loss has them everywhere, others at theta = 0."""
     for loss in LOSSES:
         X, y, _ = rows_for(loss)
-        values = np.linalg.eigvalsh(loss.hessian(np.zeros(loss.dim(3, False)), X, y, l2=0.2))
-        constants = loss.constants(X, y, 1e-9, l2=0.2)
+        risk = Risk(loss, 0.2)
+        values = np.linalg.eigvalsh(risk.hessian(np.zeros(risk.dim(3)), X, y))
+        constants = risk.constants(X, y, 1e-9)
         if loss.name != "huber":  # whose rows beyond delta have no curvature
             assert_allclose(constants.mu, values[0], rtol=1e-6)
         if loss.name not in ("huber", "multinomial"):
@@ -112,9 +116,9 @@ def test_constants_are_attained():
 def test_mu_is_zero_where_a_direction_is_flat(loss):
     X, y, _ = rows_for(loss)
     collinear = np.column_stack([X, X[:, 0]])
-    assert loss.constants(collinear, y, 1.0).mu == 0.0
-    assert loss.constants(collinear, y, 1.0, l2=0.1).mu == pytest.approx(0.1, rel=1e-9)
-    assert loss.constants(X, y, 1.0, l2=0.1, fit_intercept=True).mu >= 0.0
+    assert Risk(loss).constants(collinear, y, 1.0).mu == 0.0
+    assert Risk(loss, 0.1).constants(collinear, y, 1.0).mu == pytest.approx(0.1, rel=1e-9)
+    assert Risk(loss, 0.1, intercept=True).constants(X, y, 1.0).mu >= 0.0
 
 
 @every_loss
@@ -184,8 +188,8 @@ def test_two_classes_are_one_logistic_model():
     """Logits +-z/2 of two classes: the multinomial's theta is the logistic one over sqrt(2)."""
     X, y, _ = rows_for(Logistic())
     theta = np.random.default_rng(6).normal(size=3)
-    multinomial = Multinomial(2).risk(theta / np.sqrt(2), X, (y + 1) / 2)
-    assert_allclose(multinomial, Logistic().risk(theta, X, y), rtol=1e-13)
+    multinomial = Risk(Multinomial(2)).value(theta / np.sqrt(2), X, (y + 1) / 2)
+    assert_allclose(multinomial, Risk("logistic").value(theta, X, y), rtol=1e-13)
 
 
 def test_huber_is_squared_inside_delta_and_bounded_beyond():
@@ -259,7 +263,7 @@ def test_losses_by_name():
     assert as_loss(LOSSES[1]) is LOSSES[1]
     with pytest.raises(ValueError, match="not one of squared"):
         as_loss("hinge")
-    with pytest.raises(ValueError, match="needs the labels"):
+    with pytest.raises(ValueError, match="does not say how many classes"):
         as_loss("multinomial")
     with pytest.raises(ValueError, match="Number the labels"):
         as_loss("multinomial", np.array(["a", "b"]))

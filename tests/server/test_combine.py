@@ -17,6 +17,7 @@ from odcl.exchange.upload import Uploads
 from odcl.local.exact import Penalty, solve_users
 from odcl.local.fit import fit_users
 from odcl.risk.losses import Huber, Logistic, Multinomial, Poisson, Squared
+from odcl.risk.risk import Risk
 from odcl.server.combine import average_by_cluster, combine_clusters
 
 unhurried = settings(deadline=None, derandomize=True)
@@ -68,7 +69,7 @@ def test_sums_and_means_by_cluster(labels, seed):
 
 def test_mean_and_samples_are_what_they_are_called():
     """Remark 10: the paper's mean counts users once each, whatever their sample size."""
-    uploads = fit_users(linear_users(), Squared(), curvature="none").uploads()
+    uploads = fit_users(linear_users(), Risk(), "none").uploads
     mean, samples = (combine_clusters(uploads, LABELS, how).centers for how in CLOSED_FORMS[:2])
     for k in range(3):
         mine = group(k)
@@ -83,10 +84,10 @@ def test_mean_and_samples_are_what_they_are_called():
 def test_precision_of_squared_loss_is_the_pooled_regression(fit_intercept, weighted, l2):
     """One round, and the model that all the cluster's rows together would give.
 
-    The penalty counts once a group, for a user of mean size: alpha = n-bar l2 in scikit-learn.
+    The penalty counts once per group, for a user of mean size: alpha = n-bar l2 in scikit-learn.
     """
     federation = linear_users(weighted=weighted)
-    uploads = fit_users(federation, Squared(), l2=l2, fit_intercept=fit_intercept).uploads()
+    uploads = fit_users(federation, Risk("squared", l2, fit_intercept)).uploads
     found = combine_clusters(uploads, LABELS, "precision")
     for k in range(3):
         members = group(k)
@@ -105,12 +106,12 @@ def test_users_with_fewer_rows_than_parameters_take_part_in_full(fit_intercept, 
     y = X @ rng.normal(size=8) + 1.0 + 0.1 * rng.normal(size=60)
     federation = Federation.from_arrays(X, y, users)
     labels = np.zeros(20, dtype=np.intp)
-    how = {"l2": l2, "fit_intercept": fit_intercept}
-    uploads = fit_users(federation, Squared(), curvature="full", **how).uploads()
+    risk = Risk("squared", l2, fit_intercept)
+    uploads = fit_users(federation, risk, "full").uploads
     found = combine_clusters(uploads, labels, "precision").centers[0]
     assert_allclose(found, pooled(federation, range(20), 3 * l2, fit_intercept), rtol=1e-8)
     # Not asked for by name, the span of their rows stays with them, and sample sizes decide.
-    kept = fit_users(federation, Squared(), **how).uploads()
+    kept = fit_users(federation, risk).uploads
     found = combine_clusters(kept, labels, "precision")
     assert_array_equal(found.centers, combine_clusters(kept, labels, "samples").centers)
 
@@ -122,8 +123,7 @@ def test_others_are_the_cluster_combined_again_without_the_user(how, curvature, 
     federation = linear_users()
     if loss.name == "logistic":
         federation = federation.with_y(np.where(federation.y > 2.0, 1.0, -1.0))
-    local = fit_users(federation, loss, l2=0.1, fit_intercept=True, curvature=curvature)
-    uploads = local.uploads()
+    uploads = fit_users(federation, Risk(loss, 0.1, intercept=True), curvature).uploads
     found = combine_clusters(uploads, LABELS, how, others=True)
     assert_array_equal(found.centers, combine_clusters(uploads, LABELS, how).centers)
     for i in range(len(SIZES)):
@@ -137,7 +137,7 @@ def test_others_are_the_cluster_combined_again_without_the_user(how, curvature, 
 
 def test_users_who_keep_their_curvature_do_not_sway_the_others():
     federation = linear_users()
-    uploads = fit_users(federation, Squared()).uploads()
+    uploads = fit_users(federation, Risk()).uploads
     curvature = uploads.curvature.copy()
     curvature[[0, 3]] = 0.0
     kept = replace(uploads, curvature=curvature)
@@ -163,9 +163,9 @@ def test_users_who_agree_are_not_argued_with(loss, curvature):
     y = {"poisson": rng.poisson(np.exp(z)), "multinomial": rng.integers(0, 3, 80)}.get(loss.name, z)
     y = np.sign(z) if loss.name == "logistic" else y
     copies = Federation.from_arrays(np.tile(X, (5, 1)), np.tile(y, 5), np.repeat(np.arange(5), 80))
-    local = fit_users(copies, loss, fit_intercept=True, curvature=curvature)
+    local = fit_users(copies, Risk(loss, intercept=True), curvature)
     for how in CLOSED_FORMS:
-        found = combine_clusters(local.uploads(), np.zeros(5, dtype=np.intp), how, others=True)
+        found = combine_clusters(local.uploads, np.zeros(5, dtype=np.intp), how, others=True)
         assert_allclose(found.centers[0], local.theta[0], rtol=1e-8, atol=1e-10)
         assert_allclose(found.others, local.theta, rtol=1e-8, atol=1e-10)
 
@@ -177,11 +177,11 @@ def test_precision_of_logistic_users_comes_nearest_to_their_rows_together():
     X = rng.normal(size=(len(users), 3)) * rng.uniform(0.3, 2.0, 30)[users, None]
     y = np.where(rng.random(len(users)) < 1 / (1 + np.exp(-X.sum(axis=1))), 1.0, -1.0)
     federation = Federation.from_arrays(X, y, users)
-    uploads = fit_users(federation, Logistic(), l2=1e-3).uploads()
+    uploads = fit_users(federation, Risk("logistic", 1e-3)).uploads
     together = Federation.from_arrays(X, y, np.zeros(len(users)))
     n_bar = len(users) / 30
     penalty = Penalty(np.array([1e-3 * n_bar / len(users)]))
-    best = solve_users(together, y, Logistic(), penalty).theta[0]
+    best = solve_users(together, Risk("logistic"), penalty).theta[0]
     labels = np.zeros(30, dtype=np.intp)
     error = {
         how: np.linalg.norm(combine_clusters(uploads, labels, how).centers[0] - best)
@@ -207,7 +207,7 @@ def test_precision_does_not_depend_on_the_units_of_the_features():
     federation = linear_users()
     units = np.array([1e6, 1.0, 1e-6, 1e3])
     plain, scaled = (
-        combine_clusters(fit_users(f, Squared()).uploads(), LABELS, "precision").centers
+        combine_clusters(fit_users(f, Risk()).uploads, LABELS, "precision").centers
         for f in (federation, federation.with_X(federation.X * units))
     )
     assert_allclose(scaled * units, plain, rtol=1e-8)
@@ -216,12 +216,12 @@ def test_precision_does_not_depend_on_the_units_of_the_features():
 def test_directions_that_no_user_knows_are_left_at_zero():
     federation = linear_users()
     X = np.column_stack([federation.X, np.zeros(len(federation.X))])
-    uploads = fit_users(federation.with_X(X), Squared()).uploads()
+    uploads = fit_users(federation.with_X(X), Risk()).uploads
     found = combine_clusters(uploads, LABELS, "precision").centers
     assert_array_equal(found[:, 4], 0.0)
     assert_allclose(found[0, :4], pooled(federation, [0, 2, 5], 0, False), rtol=1e-9)
 
 
 def test_unknown_combiners_are_named():
-    with pytest.raises(ValueError, match="'median' is not one of mean, samples, precision, shrink"):
+    with pytest.raises(ValueError, match="'median' is not one of mean, samples, precision"):
         combine_clusters(Uploads.of(np.eye(2)), np.zeros(2, dtype=np.intp), "median")

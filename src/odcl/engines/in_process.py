@@ -80,7 +80,8 @@ class Result:
         if self.optima is not None:
             from odcl.evaluate.nmse import nmse
 
-            mine, alone = (nmse(t, self.optima) for t in (self.models, self.local.theta))
+            each, q = (self.models, self.local.theta), self.risk.n_outputs
+            mine, alone = (nmse(models, self.optima, q) for models in each)
             text += f", NMSE {mine:.2g} (local {alone:.2g})"
         prior = int(self.local.prior.sum())
         if prior:

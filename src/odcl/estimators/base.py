@@ -21,9 +21,9 @@ from sklearn.utils.validation import (
 from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import Federation, as_ids
 from odcl.data.ids import (
-    has_names,
     check_owners,
     column_position,
+    has_names,
     positions,
     take_column,
     text_column,

@@ -9,29 +9,37 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
+from scipy.spatial.distance import pdist
 
-from odcl._typing import Floats
+from odcl._typing import Floats, Ints
 from odcl.clustering.labels import sum_by_cluster
 from odcl.data.federation import Federation
-from odcl.paper.baselines.oracles import TOLD_GROUPS
+from odcl.exchange.ledger import Exchange
+from odcl.paper.baselines.plain import oracle_models
 from odcl.paper.baselines.problem import (
     Answers,
-    Problem,
+    FederatedProblem,
     StepSize,
     Work,
-    answer,
     check_groups,
     problem_of,
     work_of,
 )
-from odcl.paper.baselines.result import BaselineResult, from_models
-from odcl.paper.baselines.rounds import Ledger, Run, iterate
-from odcl.paper.baselines.starts import start_models
-from odcl.risk.loss import Loss
+from odcl.paper.baselines.result import TOLD_GROUPS, BaselineResult, from_run
+from odcl.paper.baselines.rounds import Run, iterate
+from odcl.risk.risk import Risk
+from odcl.server.combine import average_by_cluster
+
+# What each start is told of the truth; the others are told nothing.
+STARTS = {
+    "random": (),
+    "zeros": (),
+    "oracle": TOLD_GROUPS,
+    "optima": (*TOLD_GROUPS, "optima"),
+}
 
 
 def ifca(
@@ -51,9 +59,7 @@ def ifca(
     batch_size: int | None = None,
     stop_at: float | None = None,
     n_starts: int = 1,
-    loss: str | Loss = "squared",
-    l2: float = 0.0,
-    fit_intercept: bool = False,
+    risk: Risk = Risk(),
     seed: int = 0,
     n_jobs: int | None = None,
 ) -> BaselineResult:
@@ -65,14 +71,14 @@ def ifca(
     (tau, default 10), and theta_k becomes the mean over its users. A model nobody chose stays.
 
     ``batch_size`` rows drawn at random serve each step (None: all rows); the choice of the model
-    always looks at all rows. ``start``: "random" (N(0, 1) a coordinate), "oracle" (the Cluster
+    always looks at all rows. ``start``: "random" (N(0, 1) per coordinate), "oracle" (the Cluster
     Oracle's models plus N(0, ``variance``); needs ``groups``, or these models as ``around``:
     IFCA-1 has variance 1, IFCA-2 has 4), "optima" (between a D and b D of the optima,
     ``between=(a, b)``; needs ``groups``), "zeros", or models. ``n_starts`` starts run side by side:
     at each point the one with the least training risk counts, and the bytes of all. ``stop_at``:
     see :func:`~odcl.baselines.rounds.iterate`. ``step_size="auto"`` is 1 / max L_i.
     """
-    problem = problem_of(federation, loss, l2, fit_intercept, seed, optima)
+    problem = problem_of(federation, risk, seed, optima)
     labels = None if groups is None else check_groups(groups, problem.n_users)
     models = start_models(
         problem,
@@ -84,11 +90,9 @@ def ifca(
         around=around,
         between=between,
     )
-    how = _how(problem, models, average, step_size, local_steps, batch_size)
-    run = _play(problem, models, how, n_starts, rounds=rounds, stop_at=stop_at)
-    lead = run.answers.lead
-    settings = {"batch_size": batch_size, "n_starts": n_starts, "stop_at": stop_at}
-    return _result(problem, "ifca", run, lead, how, start, rounds, settings, n_jobs)
+    work = _work(problem, models, average, step_size, local_steps, batch_size)
+    run = _play(problem, models, work, n_starts, rounds=rounds, stop_at=stop_at)
+    return _result(problem, "ifca", run, work, start, n_starts=n_starts, n_jobs=n_jobs)
 
 
 def ifca_from_each(
@@ -101,38 +105,36 @@ def ifca_from_each(
     step_size: StepSize = "auto",
     rounds: int = 200,
     local_steps: int | None = None,
-    loss: str | Loss = "squared",
-    l2: float = 0.0,
-    fit_intercept: bool = False,
+    risk: Risk = Risk(),
     seed: int = 0,
 ) -> dict[str, BaselineResult]:
-    """IFCA from several starts, each a method of its own; the rows are read once a round for all.
+    """IFCA from several starts, each its own method; the rows are read once per round for all.
 
     ``starts`` gives each start's ``start``, ``variance``, ``around`` or ``between``, by name. The
     models are those of single calls to rounding; of the histories only bytes and the last risk are
     kept. ``step_size="auto"`` is one for all starts.
     """
-    problem = problem_of(federation, loss, l2, fit_intercept, seed)
+    problem = problem_of(federation, risk, seed)
     labels = None if groups is None else check_groups(groups, problem.n_users)
     each = [
         start_models(problem, n_clusters=n_clusters, n_starts=1, labels=labels, **own)
         for own in starts.values()
     ]
     models = np.concatenate(each)
-    how = _how(problem, models, average, step_size, local_steps)
-    run = _play(problem, models, how, 1, rounds=rounds)
+    work = _work(problem, models, average, step_size, local_steps)
+    run = _play(problem, models, work, 1, rounds=rounds)
     found = {}
     for s, (name, own) in enumerate(starts.items()):
-        risk = np.full(run.history.n_rounds + 1, np.nan)
-        risk[-1] = run.answers.mean_risk[s]
-        history = replace(run.history, risk=risk, error=None, diverged=not np.isfinite(risk[-1]))
+        seen = np.full(run.history.n_rounds + 1, np.nan)
+        seen[-1] = run.answers.mean_risk[s]
+        history = replace(run.history, risk=seen, error=None, diverged=not np.isfinite(seen[-1]))
         alone = replace(run, history=history)
-        found[name] = _result(problem, name, alone, s, how, own.get("start"), rounds)
+        found[name] = _result(problem, name, alone, work, own["start"], which=s)
     return found
 
 
-def _how(
-    problem: Problem,
+def _work(
+    problem: FederatedProblem,
     models: Floats,
     average: Literal["gradients", "models"],
     step_size: StepSize,
@@ -140,14 +142,22 @@ def _how(
     batch_size: int | None = None,
 ) -> Work:
     """What users do in a round."""
-    n_steps = _local_steps(average, local_steps)
+    if average not in ("gradients", "models"):
+        raise ValueError(f"average={average!r} is neither 'gradients' nor 'models'.")
+    if average == "gradients" and local_steps not in (None, 1):
+        raise ValueError(
+            f"local_steps={local_steps} with average='gradients': a user answers with one "
+            "gradient, so there is one step per round. Use average='models' for local steps."
+        )
+    default = 1 if average == "gradients" else 10
+    n_steps = default if local_steps is None else local_steps
     return work_of(
         problem, models, average, step_size=step_size, n_steps=n_steps, batch_size=batch_size
     )
 
 
 def _play(
-    problem: Problem,
+    problem: FederatedProblem,
     models: Floats,
     work: Work,
     n_starts: int,
@@ -155,67 +165,57 @@ def _play(
     rounds: int,
     stop_at: float | None = None,
 ) -> Run:
-    """The rounds. ``n_starts`` of the ``models`` belong to one method and are paid for by it."""
-    by_gradients = partial(combine_gradients, step_size=work.step_size)
-    return iterate(
-        problem,
-        models,
-        lambda now: answer(problem, now, work),
-        by_gradients if work.average == "gradients" else combine_models,
-        _ledger(problem.n_users, models.shape[1], problem.dim, n_starts),
-        n_rounds=rounds,
-        stop_at=stop_at,
+    """The rounds. ``n_starts`` of the ``models`` belong to one method and are paid for by it.
+
+    Users receive K models and send one vector, with the number of their model if K > 1. Of several
+    starts users also tell the risk, once more after the last download: by it the start that counts
+    is found.
+    """
+    k, model = models.shape[1], (problem.dim,)
+    told = ((),) * (n_starts > 1)
+    exchange = Exchange(
+        problem.n_users,
+        sends=n_starts * (model, *((),) * (k > 1), *told),
+        receives=n_starts * k * (model,),
+        sends_first=n_starts * told,
+        delivers=True,
     )
+    by_gradients = partial(combine_gradients, step_size=work.step_size)
+    combine = by_gradients if work.average == "gradients" else combine_models
+    return iterate(problem, models, work, combine, exchange, rounds=rounds, stop_at=stop_at)
 
 
 def _result(
-    problem: Problem,
-    method: str,
+    problem: FederatedProblem,
+    name: str,
     run: Run,
-    which: int,
     work: Work,
     start: Any,
-    rounds: int,
-    settings: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    which: int | None = None,
+    n_starts: int = 1,
     n_jobs: int | None = None,
 ) -> BaselineResult:
     """Start ``which`` of a run as a method's result."""
     named = start if isinstance(start, str) else "given"
-    told = {"oracle": TOLD_GROUPS, "optima": ("the true groups", "optima")}
-    return from_models(
+    return from_run(
         problem,
-        method,
-        run.answers.labels[:, which],
-        run.answers.picked[:, which],
-        run.history,
+        name,
+        run,
+        start=which,
         combined=f"averaging of {work.average}",
-        told=told.get(named, ()),
-        settings={
+        told=STARTS.get(named, ()),
+        options={
             "n_clusters": run.models.shape[1],
             "average": work.average,
             "start": named,
-            "step_size": work.step_size,
-            "local_steps": work.n_steps,
-            "rounds": rounds,
-            **settings,
+            "n_starts": n_starts,
         },
         n_jobs=n_jobs,
     )
 
 
-def _ledger(m: int, n_clusters: int, dim: int, n_starts: int) -> Ledger:
-    """Users receive K models and send one vector, with the number of their model if K > 1.
-
-    Of several starts users also tell the risk, once more after the last download: by it the start
-    that counts is found.
-    """
-    several = n_starts > 1
-    return Ledger(
-        up=8 * m * n_starts * (dim + (n_clusters > 1) + several),
-        down=8 * m * n_starts * n_clusters * dim,
-        delivery=8 * m * n_starts * n_clusters * dim,
-        once_up=8 * m * n_starts * several,
-    )
+# -- the server ------------------------------------------------------------------------------------
 
 
 def combine_gradients(models: Floats, answers: Answers, *, step_size: float) -> Floats:
@@ -242,13 +242,69 @@ def _sums(values: Floats, answers: Answers, shape: tuple[int, ...]) -> Floats:
     return total.reshape(shape)
 
 
-def _local_steps(average: str, local_steps: int | None) -> int:
-    if average not in ("gradients", "models"):
-        raise ValueError(f"average={average!r} is neither 'gradients' nor 'models'.")
-    if average == "gradients" and local_steps not in (None, 1):
+# -- the start: random, near the Cluster Oracle (IFCA-1, IFCA-2), or near the true optima ----------
+
+
+def start_models(
+    problem: FederatedProblem,
+    start: Any,
+    *,
+    n_clusters: int,
+    n_starts: int,
+    labels: Ints | None,
+    variance: float = 1.0,
+    around: Any = None,
+    between: tuple[float, float] = (1 / 6, 1 / 4),
+) -> Floats:
+    """Models of round 0, (n_starts, n_clusters, dim). ``labels`` are the true groups, if told.
+
+    ``start`` is a name or the models themselves, (n_clusters, dim) or one such for each start.
+    ``around`` are the Cluster Oracle's models, (n_clusters, dim), where they are known already.
+    """
+    shape = (n_starts, n_clusters, problem.dim)
+    if not isinstance(start, str):
+        given = np.asarray(start, dtype=np.float64)
+        if given.shape not in (shape, shape[1:]):
+            raise ValueError(f"start has shape {given.shape}, not {shape[1:]} or {shape}.")
+        return np.broadcast_to(given, shape).copy()
+    if start not in STARTS:
+        raise ValueError(f"start={start!r} is not one of {', '.join(STARTS)}, nor models.")
+    rng = np.random.default_rng(np.random.SeedSequence(problem.seed, spawn_key=(0,)))
+    if start == "zeros":
+        return np.zeros(shape)
+    if start == "random":
+        return rng.standard_normal(shape)
+    if start == "oracle" and around is not None:
+        known = np.asarray(around, dtype=np.float64)
+        return known + np.sqrt(variance) * rng.standard_normal(shape)
+    if labels is None or labels.max() + 1 != n_clusters:
         raise ValueError(
-            f"local_steps={local_steps} with average='gradients': a user answers with one "
-            "gradient, so there is one step a round. Use average='models' for local steps."
+            f"start={start!r} puts each of the {n_clusters} models near the truth of one group: "
+            f"give groups= with {n_clusters} true groups, or use start='random'."
         )
-    default = 1 if average == "gradients" else 10
-    return default if local_steps is None else local_steps
+    if start == "oracle":
+        return oracle_models(problem, labels) + np.sqrt(variance) * rng.standard_normal(shape)
+    if problem.optima is None:
+        raise ValueError("start='optima' needs the true optima: give optima=, (n_users, dim).")
+    return between_of_optima(average_by_cluster(problem.optima, labels), between, n_starts, rng)
+
+
+def between_of_optima(
+    optima: Floats, between: tuple[float, float], n_starts: int, rng: np.random.Generator
+) -> Floats:
+    """Models between a D and b D of the groups' optima (Section 5 and Appendix D.3).
+
+    D is the least distance between two optima (Assumption 1). The direction is uniform on the
+    sphere and the distance uniform in [a D, b D]: the paper leaves the law open.
+    """
+    a, b = between
+    if len(optima) < 2 or not 0 <= a <= b:
+        raise ValueError(
+            f"start='optima' needs two groups or more for their distance D, and 0 <= a <= b; got "
+            f"{len(optima)} and between={between!r}."
+        )
+    D = float(pdist(optima).min())
+    direction = rng.standard_normal((n_starts, *optima.shape))
+    direction /= np.linalg.norm(direction, axis=2, keepdims=True)
+    distance = D * rng.uniform(a, b, size=(n_starts, len(optima), 1))
+    return optima + distance * direction

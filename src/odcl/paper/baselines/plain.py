@@ -1,4 +1,7 @@
-"""Without clusters: every user alone (Local ERMs), or one model for all (naive averaging)."""
+"""Nothing to cluster: every user alone, one model for all, or groups that somebody tells.
+
+Local ERMs, naive averaging, Oracle Averaging and the Cluster Oracle of Section 5.
+"""
 
 from __future__ import annotations
 
@@ -8,63 +11,56 @@ from typing import Any
 import numpy as np
 
 from odcl._typing import Floats, Ints
-from odcl.data.federation import Federation, group_rows, user_rng
-from odcl.engines.in_process import ODCLResult, odcl
+from odcl.data.federation import Federation, user_rng
+from odcl.engines.in_process import fit
+from odcl.evaluate.nmse import nmse
+from odcl.exchange.ledger import Exchange, Ledger
 from odcl.local.fit import fit_users
-from odcl.local.receive import Refit
-from odcl.paper.baselines.result import BaselineResult, from_odcl, one_shot_history
-from odcl.risk.loss import Loss
+from odcl.paper.baselines.options import passes_on
+from odcl.paper.baselines.problem import FederatedProblem, check_groups, problem_of
+from odcl.paper.baselines.result import (
+    TOLD_GROUPS,
+    BaselineResult,
+    as_baseline,
+    averaging,
+    from_models,
+)
+from odcl.paper.baselines.rounds import History
+from odcl.risk.risk import Risk
 from odcl.server.step import server_step
 
 
-class GivenGroups:
-    """A clusterer that was told the clusters, one label a user."""
-
-    def __init__(self, federation: Federation, labels: Ints) -> None:
-        _, codes = group_rows(federation.users)
-        self.labels = labels[np.argsort(codes, kind="stable")]  # the server's order of users
-
-    def fit(self, X: Floats) -> GivenGroups:
-        self.labels_ = self.labels
-        return self
-
-    def __repr__(self) -> str:
-        return "GivenGroups"
-
-
-def average_given(
-    federation: Federation, labels: Ints, method: str, *, told: tuple[str, ...] = (), **call: Any
+def _average(
+    federation: Federation,
+    labels: Ints,
+    name: str,
+    *,
+    ledger: Ledger | None = None,
+    told: tuple[str, ...] = (),
+    **call: Any,
 ) -> BaselineResult:
-    """Algorithm 1 with given clusters and plain averages: one upload and one download a user."""
-    clusterer = GivenGroups(federation, labels)
-    result = odcl(federation, clusterer=clusterer, combine="mean", refit=None, **call)
-    return with_history(from_odcl(result, method, told=told))
+    """Algorithm 1 with given clusters and plain averages: one upload and one download per user."""
+    result = fit(federation, method=averaging(federation, labels), **call)
+    return as_baseline(result, name, ledger=ledger, told=told)
 
 
-def with_history(result: BaselineResult) -> BaselineResult:
-    """What one round sent, and the error after it."""
-    error = None if result.optima is None else result.nmse()
-    return replace(result, history=one_shot_history(result.bytes_up, result.bytes_down, error))
-
-
+@passes_on(fit, "method")
 def local(federation: Federation, **call: Any) -> BaselineResult:
     """Local ERMs: every user keeps theta-hat_i (Section 5). Nothing is sent.
 
-    ``call``: loss, l2, fit_intercept, solver, strict, seed, n_jobs, as for :func:`odcl.odcl`.
+    ``call``: risk, solver, strict, seed, n_jobs, as for :func:`odcl.fit`.
     """
-    alone = average_given(federation, np.arange(federation.n_users), "local", **call)
-    error = None if alone.optima is None else alone.nmse()
-    return replace(alone, history=one_shot_history(0, 0, error, n_rounds=0))
+    m = federation.n_users
+    return _average(federation, np.arange(m), "local", ledger=Exchange(m).over(0), **call)
 
 
+@passes_on(fit, "method")
 def naive(
     federation: Federation,
     *,
     bias_corrected: bool = False,
     ratio: float = 0.5,
-    loss: str | Loss = "squared",
-    l2: float = 0.0,
-    fit_intercept: bool = False,
+    risk: Risk = Risk(),
     seed: int = 0,
     **call: Any,
 ) -> BaselineResult:
@@ -79,25 +75,18 @@ def naive(
     sent, as in plain averaging.
     """
     everybody = np.zeros(federation.n_users, dtype=np.intp)
-    call = {**call, "loss": loss, "l2": l2, "fit_intercept": fit_intercept, "seed": seed}
-    plain = average_given(federation, everybody, "naive", **call)
+    plain = _average(federation, everybody, "naive", risk=risk, seed=seed, **call)
     if not bias_corrected:
         return plain
     if not 0 < ratio < 1:
         raise ValueError(
             f"ratio={ratio!r} is the share of rows that the second fit sees: above 0, below 1."
         )
-    fits = {key: value for key, value in call.items() if key not in ("loss", "seed")}
-    part = fit_users(
-        subsample(federation, ratio, seed), plain.loss, curvature="none", seed=seed, **fits
-    )
+    part = fit_users(subsample(federation, ratio, seed), risk, "none", seed=seed, **call)
     corrected = (plain.local.theta - ratio * part.theta) / (1.0 - ratio)
-    uploads = replace(plain.local, theta=corrected).uploads()
-    step = server_step(uploads, GivenGroups(federation, everybody), "mean")
-    refit = Refit(step.models, plain.refit.strength, "none")
-    settings = {**plain.settings, "bias_corrected": True, "ratio": ratio}
-    averaged = ODCLResult(plain.local, step, refit, plain.loss, settings, plain.optima)
-    return with_history(from_odcl(averaged, "naive/bias-corrected"))
+    step = server_step(replace(plain.uploads, theta=corrected), plain.method, seed=seed)
+    averaged = replace(plain, step=step, received=replace(plain.received, models=step.models))
+    return as_baseline(averaged, "naive/bias-corrected", given=(("ratio", ratio),))
 
 
 def subsample(federation: Federation, ratio: float, seed: int) -> Federation:
@@ -113,3 +102,74 @@ def subsample(federation: Federation, ratio: float, seed: int) -> Federation:
     weight = None if federation.weight is None else federation.weight[rows_kept]
     X, y = federation.X[rows_kept], federation.y[rows_kept]
     return Federation(X, y, offsets, federation.users, weight)
+
+
+# -- told the true groups --------------------------------------------------------------------------
+
+
+@passes_on(fit, "method")
+def oracle_averaging(federation: Federation, *, groups: Any, **call: Any) -> BaselineResult:
+    """Oracle Averaging: the mean of the local models inside each true group (Section 5).
+
+    ``groups`` (n_users,) is the truth. ``call``: as for :func:`~odcl.baselines.local`.
+    """
+    labels = check_groups(groups, federation.n_users)
+    return _average(federation, labels, "oracle-averaging", told=TOLD_GROUPS, **call)
+
+
+def cluster_oracle(
+    federation: Federation,
+    *,
+    groups: Any,
+    risk: Risk = Risk(),
+    seed: int = 0,
+    n_jobs: int | None = None,
+    optima: Any = None,
+) -> BaselineResult:
+    """Cluster Oracle: one model per true group, fitted on the rows of all its users (Eq. (3)).
+
+        argmin of g_k(theta) = 1/|C_k| * sum of f_i(theta) over i in C_k
+
+    Users count once each, as in the paper; with equal sample sizes this is plain pooling. It costs
+    what pooling costs: all rows are sent.
+    """
+    problem = problem_of(federation, risk, seed, optima)
+    labels = check_groups(groups, federation.n_users)
+    models = oracle_models(problem, labels)[labels]
+    error = None if problem.optima is None else nmse(models, problem.optima)
+    n_rows, p = federation.X.shape
+    row = ((p,), (), ()) if federation.weight is not None else ((p,), ())  # target, weight
+    answer = Exchange(federation.n_users, receives=((problem.dim,),))
+    ledger = Exchange(n_rows, sends=row).over(1).with_first(answer)
+    return from_models(
+        problem,
+        "cluster-oracle",
+        labels,
+        models,
+        History.of_one_shot(ledger, error),
+        combined="fit on the pooled rows",
+        told=TOLD_GROUPS,
+        n_jobs=n_jobs,
+    )
+
+
+def oracle_models(problem: FederatedProblem, labels: Ints) -> Floats:
+    """Minimisers of g_k, (n_clusters, dim)."""
+    return fit_users(pool(problem.federation, labels), problem.risk, "none").theta
+
+
+def pool(federation: Federation, labels: Ints) -> Federation:
+    """The groups as users: all rows of a group, each user with the same total weight in it."""
+    owner = labels[federation.row_user]
+    order = np.argsort(owner, kind="stable")
+    counts = np.bincount(owner)
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.intp)
+    own = np.ones(len(owner)) if federation.weight is None else federation.weight
+    n = federation.n_samples
+    group_n, members = np.bincount(labels, weights=n), np.bincount(labels)
+    # A row's share of its user, times the user's share of the group; weights of a group add up
+    # to its number of samples.
+    weight = (own * ((group_n / members)[labels] / n)[federation.row_user])[order]
+    even = bool((weight == 1.0).all())
+    X, y = federation.X[order], federation.y[order]
+    return Federation(X, y, offsets, np.arange(len(counts)), None if even else weight)

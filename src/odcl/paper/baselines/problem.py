@@ -11,22 +11,19 @@ import numpy as np
 
 from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import Federation
-from odcl.engines.in_process import whole_optima
+from odcl.evaluate.nmse import whole_optima
 from odcl.paper.baselines.risks import Block, Draws, RowBlock, blocks_of
-from odcl.risk.loss import Loss, penalty
-from odcl.risk.losses import as_loss
+from odcl.risk.risk import Risk
 
 StepSize = float | Literal["auto"]
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
+class FederatedProblem:
     """A federation and the risk that everybody minimises."""
 
     federation: Federation
-    loss: Loss
-    l2: float
-    fit_intercept: bool
+    risk: Risk
     seed: int
     optima: Floats | None  # (n_users, dim), where the truth is known
 
@@ -36,17 +33,15 @@ class Problem:
 
     @cached_property
     def dim(self) -> int:
-        return self.loss.dim(self.federation.n_features, self.fit_intercept)
+        return self.risk.dim(self.federation.n_features)
 
     @cached_property
     def y(self) -> Floats:
-        return self.loss.encode(self.federation.y)
+        return self.risk.loss.encode(self.federation.y)
 
     @cached_property
     def blocks(self) -> list[Block]:
-        return blocks_of(
-            self.federation, self.y, self.loss, l2=self.l2, fit_intercept=self.fit_intercept
-        )
+        return blocks_of(self.federation, self.y, self.risk)
 
     @cached_property
     def draws(self) -> Draws:
@@ -54,15 +49,13 @@ class Problem:
 
     def batches(self, n_steps: int, batch_size: int) -> Iterator[RowBlock]:
         """``n_steps`` times all users with ``batch_size`` of their rows, drawn with replacement."""
-        m, q, inputs = self.n_users, self.loss.n_outputs, self.dim // self.loss.n_outputs
+        users = np.arange(self.n_users)
         rows = self.draws.take(n_steps * batch_size)
-        even = np.full((m, batch_size), 1.0 / batch_size)
-        pen = penalty(inputs, q, self.l2, self.fit_intercept)
+        even = np.full((self.n_users, batch_size), 1.0 / batch_size)
+        pen = self.risk.penalty(self.federation.n_features)
         for now in np.split(rows, n_steps, axis=1):
-            x = self.federation.X[now]
-            if self.fit_intercept:
-                x = np.concatenate([x, np.ones((m, batch_size, 1))], axis=2)
-            yield RowBlock(np.arange(m), self.loss, x, self.y[now], even, pen)
+            design = self.risk.design(self.federation.X[now])
+            yield RowBlock(users, self.risk.loss, design, self.y[now], even, pen)
 
     def smoothness(self, start: Floats, batch_size: int | None = None) -> Floats:
         """L_i of every user, (n_users,), over a ball twice as large as the start's.
@@ -75,8 +68,8 @@ class Problem:
         for block in self.blocks:
             L[block.users] = block.smoothness(radius)
         if batch_size is not None:
-            square = (self.federation.X**2).sum(axis=1) + self.fit_intercept
-            _, most = self.loss.curve_bounds(self.y, radius * np.sqrt(square))
+            square = (self.federation.X**2).sum(axis=1) + self.risk.intercept
+            _, most = self.risk.loss.curve_bounds(self.y, radius * np.sqrt(square))
             L += np.maximum.reduceat(most * square, self.federation.offsets[:-1]) / batch_size
         return L
 
@@ -87,19 +80,13 @@ class Problem:
 
 
 def problem_of(
-    federation: Federation,
-    loss: str | Loss,
-    l2: float,
-    fit_intercept: bool,
-    seed: int,
-    optima: Any = None,
-) -> Problem:
+    federation: Federation, risk: Risk, seed: int = 0, optima: Any = None
+) -> FederatedProblem:
     """The problem of a call; the truth is the federation's own unless given."""
-    loss = as_loss(loss, federation.y)
-    dim = loss.dim(federation.n_features, fit_intercept)
     known = getattr(federation, "optima", None) if optima is None else optima
-    whole = None if known is None else whole_optima(known, loss, dim)
-    return Problem(federation, loss, l2, fit_intercept, seed, whole)
+    dim = risk.dim(federation.n_features)
+    whole = None if known is None else whole_optima(known, dim, risk.n_outputs)
+    return FederatedProblem(federation, risk, seed, whole)
 
 
 @dataclass(frozen=True)
@@ -117,7 +104,7 @@ class Work:
             return block.gradient(theta)
         return block.descend(theta, self.step_size, self.n_steps)
 
-    def on_batches(self, problem: Problem, theta: Floats) -> Floats:
+    def on_batches(self, problem: FederatedProblem, theta: Floats) -> Floats:
         """Answers of all users from rows drawn at random, (n_users, starts, dim)."""
         assert self.batch_size is not None
         for batch in problem.batches(self.n_steps, self.batch_size):
@@ -149,7 +136,9 @@ class Answers:
         return int(self.mean_risk.argmin())
 
 
-def answer(problem: Problem, models: Floats, work: Work, labels: Ints | None = None) -> Answers:
+def answer(
+    problem: FederatedProblem, models: Floats, work: Work, labels: Ints | None = None
+) -> Answers:
     """All users' answers to ``models``, (starts, n_models, dim).
 
     Each user picks the model with the least risk on its rows (lowest number in a tie), or works on
@@ -179,7 +168,7 @@ def answer(problem: Problem, models: Floats, work: Work, labels: Ints | None = N
 
 
 def work_of(
-    problem: Problem,
+    problem: FederatedProblem,
     start: Floats,
     average: Literal["gradients", "models"],
     *,

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from inspect import signature
 from typing import Any
 
 import numpy as np
 
+from odcl.clustering.convex.estimator import ConvexClustering
 from odcl.clustering.kmeans.gradient import GradientClustering
 from odcl.clustering.kmeans.kmeanspp import KMeansPP
 from odcl.clustering.kmeans.spectral import SpectralKMeans
 from odcl.data.federation import Federation
 from odcl.data.synthetic import SyntheticFederation
-from odcl.engines.in_process import ODCLResult
+from odcl.engines.in_process import Result
 from odcl.errors import did_you_mean
 from odcl.local.sgd import ProjectedSGD
-from odcl.paper.baselines import clustered
-from odcl.paper.baselines.all_for_all import all_for_all
-from odcl.paper.baselines.fedavg import fedavg
+from odcl.paper.baselines.descent import all_for_all, fedavg
 from odcl.paper.baselines.ifca import ifca
-from odcl.paper.baselines.oracles import cluster_oracle, oracle_averaging
-from odcl.paper.baselines.plain import local, naive, with_history
-from odcl.paper.baselines.result import BaselineResult, from_odcl
+from odcl.paper.baselines.one_shot import one_shot, with_oracle_lambda
+from odcl.paper.baselines.options import check_options
+from odcl.paper.baselines.plain import cluster_oracle, local, naive, oracle_averaging
+from odcl.paper.baselines.result import BaselineResult, as_baseline
 from odcl.paper.baselines.threshold import with_own_thresholds
 
 # What a method may have to be told: of the truth, or by the public.
@@ -34,56 +32,49 @@ TRUTH = {"groups": "the true groups", "optima": "optima"}
 
 
 @dataclass(frozen=True)
-class Method:
+class Baseline:
     """A function, what it must be told, and the settings that make it this method."""
 
     name: str
-    call: Callable[..., ODCLResult]
+    call: Callable[..., Result]
     needs: tuple[str, ...] = ()  # of TOLD
     settings: dict[str, Any] = field(default_factory=dict)
+    # Does it build on the users' exact models? Then it takes them as solver=, fitted once for all.
+    starts_from_local_models: bool = False
 
     def __call__(self, federation: Federation, **options: Any) -> BaselineResult:
-        try:
-            result = self.call(federation, **{**self.settings, **options})
-        except TypeError as error:
-            refused = re.search(r"keyword argument '(\w+)'", str(error))
-            if refused is None or refused[1] not in options:
-                raise
-            raise TypeError(f"{self.name} takes no {refused[1]}=. {_taken(self.call)}") from error
-        if not isinstance(result, ODCLResult):
+        check_options(self.name, self.call, options)
+        result = self.call(federation, **{**self.settings, **options})
+        if not isinstance(result, Result):
             raise TypeError(
                 f"The method {self.name!r} gave back a {type(result).__name__}, and a method gives "
-                "a result: what odcl.odcl returns, or odcl.baselines.make_result(federation, "
+                "a result: what odcl.fit returns, or odcl.baselines.make_result(federation, "
                 "labels, models, rounds=..., bytes_up=..., bytes_down=...)."
             )
         if not isinstance(result, BaselineResult):
-            result = with_history(from_odcl(result, self.name))
+            result = as_baseline(result, self.name)
         told = tuple(TRUTH[need] for need in self.needs if need in TRUTH)
-        return replace(result, method=self.name, told=result.told or told)
+        return replace(result, name=self.name, told=result.told or told)
 
 
-def _taken(call: Callable[..., Any]) -> str:
-    """What a function may be told, in words."""
-    named = [p for p in signature(call).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    rest = any(p.kind is p.VAR_KEYWORD for p in signature(call).parameters.values())
-    words = ", ".join(p.name for p in named)
-    more = "what odcl.baselines.one_shot and odcl.odcl take" * rest
-    if not words and not rest:
-        return "It takes no options: let it accept **options (seed, loss, l2, ...)."
-    return f"It takes {' and '.join(filter(None, (words, more)))}."
+METHODS: dict[str, Baseline] = {}
 
 
-METHODS: dict[str, Method] = {}
-
-
-def register(name: str, call: Callable[..., ODCLResult], *needs: str, **settings: Any) -> Method:
+def register(
+    name: str,
+    call: Callable[..., Result],
+    *needs: str,
+    starts_from_local_models: bool = False,
+    **settings: Any,
+) -> Baseline:
     """Add a method, e.g. ``register("mine", my_function, "n_clusters")``.
 
     It is called as ``my_function(federation, n_clusters=..., **options)``: ``needs`` (of
     "n_clusters", "groups" and "optima", the truth, and "public_mean") are what it is told,
-    ``settings`` what this name stands for, and ``options`` what :func:`run` is given: loss, l2,
-    fit_intercept, seed, ... as for :func:`odcl.odcl`. It gives back what :func:`odcl.odcl` gives,
-    or :func:`~odcl.baselines.make_result` of labels and models.
+    ``settings`` what this name stands for, and ``options`` what :func:`run` is given: risk, seed,
+    ... as for :func:`odcl.fit`. It gives back what :func:`odcl.fit` gives, or
+    :func:`~odcl.baselines.make_result` of labels and models. ``starts_from_local_models`` says
+    that it takes ``solver`` and passes it to :func:`odcl.fit`: experiments then fit users once.
 
     In ``odcl reproduce NAME --methods FILE`` the methods that FILE registers join the figure.
     """
@@ -96,7 +87,7 @@ def register(name: str, call: Callable[..., ODCLResult], *needs: str, **settings
         raise ValueError(
             f"A method may need {', '.join(TOLD)}, not {', '.join(map(repr, unknown))}."
         )
-    METHODS[name] = Method(name, call, needs, settings)
+    METHODS[name] = Baseline(name, call, needs, settings, starts_from_local_models)
     return METHODS[name]
 
 
@@ -140,17 +131,21 @@ def run(
     return method(federation, **{key: told[key] for key in method.needs}, **options)
 
 
-def _named(name: str) -> Method:
+def _named(name: str) -> Baseline:
     if name in METHODS:
         return METHODS[name]
     hint = did_you_mean(name, METHODS)
     raise ValueError(f"There is no method {name!r}{hint} There are: {', '.join(METHODS)}.")
 
 
-register("local", local)
-register("naive", naive)
+# -- the paper's methods, and ours -----------------------------------------------------------------
+
+_SHARED: dict[str, Any] = {"starts_from_local_models": True}
+
+register("local", local, **_SHARED)
+register("naive", naive, **_SHARED)
 register("naive/bias-corrected", naive, bias_corrected=True)
-register("oracle-averaging", oracle_averaging, "groups")
+register("oracle-averaging", oracle_averaging, "groups", **_SHARED)
 register("cluster-oracle", cluster_oracle, "groups")
 register("fedavg", fedavg)
 register("fedavg/stochastic", fedavg, batch_size=1)
@@ -167,52 +162,54 @@ for _suffix, _how in IFCA_VARIANTS.items():
     register("ifca-1" + _suffix, ifca, "n_clusters", "groups", start="oracle", variance=1.0, **_how)
     register("ifca-2" + _suffix, ifca, "n_clusters", "groups", start="oracle", variance=4.0, **_how)
     register("ifca-r" + _suffix, ifca, "n_clusters", start="random", **_how)
-# Table 3: model averaging, 10 local steps of 0.01, from between D/6 and D/4 of the optima.
-_TABLE_3 = {"start": "optima", "average": "models", "step_size": 0.01, "rounds": 1000}
-register("ifca-near", ifca, "n_clusters", "groups", "optima", **_TABLE_3)
-register("ifca-near/stochastic", ifca, "n_clusters", "groups", "optima", **_TABLE_3, batch_size=1)
 
-# Appendix D.3: from between D/5 and D/3 of the optima, three steps.
+# Model averaging, 10 local steps, from near the optima. Table 3: from between D/6 and D/4, step
+# 0.01. Appendix D.3: from between D/5 and D/3, three steps.
+_near: dict[str, dict[str, Any]] = {"ifca-near": {"step_size": 0.01}}
 for _step in (0.1, 0.05, 0.01):
-    _how = {**_TABLE_3, "step_size": _step, "between": (1 / 5, 1 / 3)}
-    register(f"ifca/step-{_step}", ifca, "n_clusters", "groups", "optima", **_how)
-    _how["batch_size"] = 1
-    register(f"ifca/step-{_step}/stochastic", ifca, "n_clusters", "groups", "optima", **_how)
+    _near[f"ifca/step-{_step}"] = {"step_size": _step, "between": (1 / 5, 1 / 3)}
+for _name, _how in _near.items():
+    _how |= {"start": "optima", "average": "models", "rounds": 1000}
+    register(_name, ifca, "n_clusters", "groups", "optima", **_how)
+    register(f"{_name}/stochastic", ifca, "n_clusters", "groups", "optima", **_how, batch_size=1)
 
-_by_k: dict[str, Callable[..., BaselineResult]] = {
-    "odcl-km": clustered.with_k(SpectralKMeans),
-    "odcl-km-part1": clustered.with_k(partial(SpectralKMeans, part_one_only=True)),
-    "odcl-km++": clustered.with_k(KMeansPP),
-    "odcl-gc": clustered.with_k(GradientClustering),
+
+def _told_k(name: str, *needs: str, clusterer: Any = KMeansPP, **settings: Any) -> None:
+    register(name, one_shot, "n_clusters", *needs, clusterer=clusterer, **settings)
+
+
+_by_k = {
+    "odcl-km": SpectralKMeans,
+    "odcl-km-part1": partial(SpectralKMeans, part_one_only=True),
+    "odcl-km++": KMeansPP,
+    "odcl-gc": GradientClustering,
 }
-for _name, _call in _by_k.items():
-    register(_name, _call, "n_clusters")
-    register("i-" + _name, _call, "n_clusters", solver=ProjectedSGD())
-register(
-    "i-odcl-km++/average", _by_k["odcl-km++"], "n_clusters", solver=ProjectedSGD(output="average")
-)
-# Centred by a mean that is public (one round), by the federation's (a round before), by own means.
-_public = partial(clustered.with_public_mean, KMeansPP)
-register("odcl-km++/centred", _public, "n_clusters", "public_mean")
-register("odcl-km++/centred-refined", _public, "n_clusters", "public_mean", refine_rounds=10)
-register("odcl-km++/federation-centred", _by_k["odcl-km++"], "n_clusters", centred=True)
-register("odcl-km++/own-centred", _by_k["odcl-km++"], "n_clusters", centred="own")
+for _name, _make in _by_k.items():
+    _told_k(_name, clusterer=_make, **_SHARED)
+    _told_k(f"i-{_name}", clusterer=_make, solver=ProjectedSGD())
+_told_k("i-odcl-km++/average", solver=ProjectedSGD(output="average"))
+# Less a mean that is public (one round), the federation's (a round before), the users' own.
+_told_k("odcl-km++/centred", "public_mean")
+_told_k("odcl-km++/centred-refined", "public_mean", refine_rounds=10)
+_told_k("odcl-km++/federation-centred", centred="federation")
+_told_k("odcl-km++/own-centred", centred="own")
 register("odcl-km++/own-threshold", with_own_thresholds, "n_clusters")
-register("odcl-km++/samples", _by_k["odcl-km++"], "n_clusters", combine="samples")
-register("odcl-km++/precision", _by_k["odcl-km++"], "n_clusters", combine="precision")
-register("odcl-km++/refined", _by_k["odcl-km++"], "n_clusters", refine_rounds=10)
-register(
-    "odcl-km++/one-seeding",
-    clustered.with_k(partial(KMeansPP, n_init=1, greedy=False)),
-    "n_clusters",
-)
-register("odcl-cc", clustered.with_clusterpath)
-register("odcl-cc/plateau", clustered.with_clusterpath, select="plateau")
-register("odcl-cc/silhouette", clustered.with_clusterpath, select="silhouette")
-register("odcl-cc-oracle", clustered.with_oracle_lambda, "groups")
-register("i-odcl-cc", clustered.with_clusterpath, solver=ProjectedSGD())
-register("i-odcl-cc-oracle", clustered.with_oracle_lambda, "groups", solver=ProjectedSGD())
-register("odcl-noise", clustered.with_noise_mixture)
-register("odcl", clustered.with_noise_mixture, combine="precision", refit="evidence")
+_told_k("odcl-km++/samples", combine="samples", **_SHARED)
+_told_k("odcl-km++/precision", combine="precision", **_SHARED)
+_told_k("odcl-km++/refined", refine_rounds=10, **_SHARED)
+_one_seeding = partial(KMeansPP, n_init=1, greedy=False)
+_told_k("odcl-km++/one-seeding", clusterer=_one_seeding, **_SHARED)
 
-BUILT_IN = frozenset(METHODS)
+# Convex clustering of bare models, lambda chosen along the path (Appendix C; D.2's is "grid").
+_path = {
+    rule: {"clusterer": ConvexClustering(lam="auto", select=rule), "curvature": "none"}
+    for rule in ("grid", "plateau", "silhouette")
+}
+register("odcl-cc", one_shot, **_path["grid"], **_SHARED)
+register("odcl-cc/plateau", one_shot, **_path["plateau"], **_SHARED)
+register("odcl-cc/silhouette", one_shot, **_path["silhouette"], **_SHARED)
+register("i-odcl-cc", one_shot, **_path["grid"], solver=ProjectedSGD())
+register("odcl-cc-oracle", with_oracle_lambda, "groups", **_SHARED)
+register("i-odcl-cc-oracle", with_oracle_lambda, "groups", solver=ProjectedSGD())
+register("odcl-noise", one_shot, clusterer="auto", **_SHARED)
+register("odcl", one_shot, clusterer="auto", combine="precision", refit="evidence", **_SHARED)

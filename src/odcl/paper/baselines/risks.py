@@ -15,14 +15,14 @@ import numpy as np
 
 from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation, user_rng
-from odcl.local.fit import _design as design
 from odcl.local.stacks import Stack, stacks
-from odcl.risk.loss import Loss, penalty, symmetric, weighted_gram
+from odcl.risk.loss import Loss, symmetric, weighted_gram
 from odcl.risk.losses import Squared
+from odcl.risk.risk import Risk
 
-# A block of rows is read two or three times a round: of this size, the core's cache holds it.
+# A block of rows is read two or three times per round: of this size, the core's cache holds it.
 _BLOCK_BYTES = 1 << 20
-# Random rows are drawn for at least so many steps at a time: a call a user costs more than a row.
+# Random rows are drawn for at least so many steps at a time: a call per user costs more than a row.
 _AHEAD = 1 << 10
 
 
@@ -41,7 +41,7 @@ class Block(ABC):
 
     @abstractmethod
     def smoothness(self, radius: float) -> Floats:
-        """L_i over the ball of this radius (Assumption 3), (b,): L of ``Loss.constants``."""
+        """L_i over the ball of this radius (Assumption 3), (b,): L of ``Risk.constants``."""
 
     def descend(self, theta: Floats, step_size: float, n_steps: int) -> Floats:
         """``n_steps`` full-batch gradient steps from each model, (b, models, dim)."""
@@ -58,7 +58,7 @@ class RowBlock(Block):
     loss: Loss
     D: Floats  # (b, n, n_inputs), padded rows are zero
     y: Floats  # (b, n)
-    weight: Floats  # (b, n), sums to 1 a user
+    weight: Floats  # (b, n), sums to 1 per user
     pen: Floats  # (dim,)
 
     def risk(self, theta: Floats) -> Floats:
@@ -73,7 +73,7 @@ class RowBlock(Block):
         _, most = self.loss.curve_bounds(self.y, radius * np.linalg.norm(self.D, axis=2))
         B = self.D * np.sqrt(most * self.weight)[..., None]
         Bt = B.transpose(0, 2, 1)
-        # The smaller Gram matrix has the same largest eigenvalue: images have few rows a user.
+        # The smaller Gram matrix has the same largest eigenvalue: images have few rows per user.
         gram = np.matmul(B, Bt) if B.shape[1] < B.shape[2] else np.matmul(Bt, B)
         largest: Floats = np.linalg.eigvalsh(gram)[:, -1] + self.pen.max(initial=0.0)
         return largest
@@ -164,16 +164,14 @@ class QuadraticBlock(Block):
         return (self.A.reshape(b * dim, dim) @ theta[0].T).reshape(b, dim, -1).transpose(0, 2, 1)
 
 
-def blocks_of(
-    federation: Federation, y: Floats, loss: Loss, *, l2: float, fit_intercept: bool
-) -> list[Block]:
+def blocks_of(federation: Federation, y: Floats, risk: Risk) -> list[Block]:
     """The federation in blocks, each user in the form in which its steps are cheapest."""
-    pen = penalty(federation.n_features + fit_intercept, loss.n_outputs, l2, fit_intercept)
-    uniform = l2 == 0 or not fit_intercept
+    loss, pen = risk.loss, risk.penalty(federation.n_features)
+    uniform = risk.l2 == 0 or not risk.intercept
     blocks: list[Block] = []
     tall: list[QuadraticBlock] = []
     for part in _parts(federation, y):
-        block = RowBlock(part.users, loss, design(part, fit_intercept), part.y, part.weight, pen)
+        block = RowBlock(part.users, loss, part.design(risk.intercept), part.y, part.weight, pen)
         _, n, p = block.D.shape
         if isinstance(loss, Squared) and n > p:
             tall.append(QuadraticBlock.of(block))
@@ -195,7 +193,7 @@ def _parts(federation: Federation, y: Floats) -> Iterator[Stack]:
 class Draws:
     """Rows for stochastic steps, with replacement and in proportion to their weight.
 
-    Each user draws from its own stream of (seed, user): in another company it draws the same.
+    Each user draws from its own stream of (seed, user): among other users it draws the same.
     """
 
     def __init__(self, federation: Federation, seed: int) -> None:

@@ -8,13 +8,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
 from odcl._typing import Floats, Ints
-from odcl.engines.in_process import nmse
-from odcl.paper.baselines.problem import Answers, Problem
+from odcl.evaluate.nmse import nmse
+from odcl.exchange.ledger import Exchange, Ledger
+from odcl.paper.baselines.problem import Answers, FederatedProblem, Work, answer
 
 # Descent with a step below 2/L never raises the risk. Stochastic steps and averaged models may, a
 # little. A risk so many times that of the start, and above that of the zero model, is no noise.
@@ -32,16 +34,28 @@ class History:
 
     risk: Floats  # (n_rounds + 1,), mean over users of f_i at their models
     error: Floats | None  # (n_rounds + 1,), NMSE; None: the optima are not known
-    bytes_up: Ints  # (n_rounds,), sent by all users together
-    bytes_down: Ints  # (n_rounds,), received by all users together
-    delivery: int = 0  # bytes of the last download, by which users get what the rounds made
+    ledger: Ledger
     stop_at: float | None = None
     reached: bool | None = None  # the stop rule; None: there was none
     diverged: bool = False  # the models ran away
 
+    @classmethod
+    def of_one_shot(cls, ledger: Ledger, error: float | None) -> History:
+        """A method without iterations: users have models after its last round only."""
+        unknown = np.full(ledger.n_rounds + 1, np.nan)
+        return cls(unknown, None if error is None else np.append(unknown[1:], error), ledger)
+
+    def then(self, after: History) -> History:
+        """These rounds and others after them; what the others start from is known twice."""
+        error = None
+        if self.error is not None and after.error is not None:
+            error = np.append(self.error[:-1], after.error)
+        risk, ledger = np.append(self.risk[:-1], after.risk), self.ledger.then(after.ledger)
+        return History(risk, error, ledger, after.stop_at, after.reached, after.diverged)
+
     @property
     def n_rounds(self) -> int:
-        return len(self.bytes_up)
+        return self.ledger.n_rounds
 
     @property
     def unfinished(self) -> bool:
@@ -49,24 +63,6 @@ class History:
         risk = self.risk[np.isfinite(self.risk)]
         before = risk[-1 - max(1, len(risk) // 10) :][:1]
         return not self.diverged and bool((before - risk[-1:] > _FALLING * abs(before)).any())
-
-    @property
-    def total_up(self) -> int:
-        return int(self.bytes_up.sum())
-
-    @property
-    def total_down(self) -> int:
-        return int(self.bytes_down.sum()) + self.delivery
-
-
-@dataclass(frozen=True)
-class Ledger:
-    """Bytes that cross the wire in one round, all users together; 8 a number."""
-
-    up: int
-    down: int
-    delivery: int
-    once_up: int = 0  # what users send along in the first round only
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,33 +72,35 @@ class Run:
     models: Floats  # (starts, n_models, dim), the last that were numbers
     answers: Answers  # on these models
     history: History
+    options: dict[str, Any]  # how it was run, to be read by people
 
 
 def iterate(
-    problem: Problem,
+    problem: FederatedProblem,
     models: Floats,
-    ask: Callable[[Floats], Answers],
+    work: Work,
     combine: Callable[[Floats, Answers], Floats],
-    ledger: Ledger,
+    exchange: Exchange,
     *,
-    n_rounds: int,
+    labels: Ints | None = None,
+    rounds: int,
     stop_at: float | None = None,
 ) -> Run:
-    """Broadcast, answers, combination; at most ``n_rounds`` times.
+    """Broadcast, answers (:func:`answer`), combination; at most ``rounds`` times.
 
     Stops at the first round after which the NMSE is ``stop_at`` or less (Section 5, "matches this
     error"). Models that leave the numbers end the loop, with a warning: the last models that were
     numbers are kept, and ``diverged`` is True.
     """
-    _check(problem, models, n_rounds, stop_at)
+    _check(problem, models, rounds, stop_at)
     risk: list[float] = []
     error: list[float] = []
     reached = None if stop_at is None else False
     finite = True
     with np.errstate(over="ignore", invalid="ignore"):
         latest = models
-        for t in range(n_rounds + 1):
-            answers = ask(latest)
+        for t in range(rounds + 1):
+            answers = answer(problem, latest, work, labels)
             lead = answers.lead
             risk.append(float(answers.mean_risk[lead]))
             finite = bool(np.isfinite(risk[-1]))
@@ -115,31 +113,28 @@ def iterate(
                 break
             if stop_at is not None and error[-1] <= stop_at:
                 reached = True
-            if reached or t == n_rounds:
+            if reached or t == rounds:
                 break
             latest = combine(models, answers)
     tame = finite and (risk[-1] <= _RISEN * risk[0] or risk[-1] <= problem.risk_of_zero())
     if not tame:
         _warn(risk, finite)
-    rounds = len(risk) - 1
-    up = np.full(rounds, ledger.up, dtype=np.intp)
-    up[:1] += ledger.once_up
-    history = History(
-        np.array(risk),
-        np.array(error) if error else None,
-        up,
-        np.full(rounds, ledger.down, dtype=np.intp),
-        ledger.delivery,
-        stop_at,
-        reached,
-        not tame,
-    )
-    return Run(models, last, history)
+    errors = np.array(error) if error else None
+    ledger = exchange.over(len(risk) - 1)
+    history = History(np.array(risk), errors, ledger, stop_at, reached, not tame)
+    options = {
+        "step_size": work.step_size,
+        "local_steps": work.n_steps,
+        "batch_size": work.batch_size,
+        "rounds": rounds,
+        "stop_at": stop_at,
+    }
+    return Run(models, last, history, options)
 
 
-def _check(problem: Problem, models: Floats, n_rounds: int, stop_at: float | None) -> None:
-    if n_rounds < 0:
-        raise ValueError(f"rounds={n_rounds} must be 0 or more.")
+def _check(problem: FederatedProblem, models: Floats, rounds: int, stop_at: float | None) -> None:
+    if rounds < 0:
+        raise ValueError(f"rounds={rounds} must be 0 or more.")
     if models.shape[-1] != problem.dim or not np.isfinite(models).all():
         raise ValueError(
             f"The start has shape {models.shape}: it must be finite numbers, {problem.dim} to a "

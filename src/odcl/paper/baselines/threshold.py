@@ -15,11 +15,13 @@ from odcl._typing import Floats, Ints
 from odcl.clustering.kmeans.kmeanspp import KMeansPP
 from odcl.clustering.labels import sum_by_cluster
 from odcl.data.federation import Federation
-from odcl.local.receive import Refit
-from odcl.paper.baselines.clustered import one_shot
-from odcl.paper.baselines.result import BaselineResult
-from odcl.risk.loss import Loss
-from odcl.risk.losses import Logistic, as_loss
+from odcl.exchange.ledger import Exchange
+from odcl.exchange.upload import Uploads
+from odcl.paper.baselines.one_shot import less_mean, one_shot
+from odcl.paper.baselines.options import passes_on
+from odcl.paper.baselines.result import BaselineResult, as_baseline
+from odcl.risk.losses import Logistic
+from odcl.risk.risk import Risk
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,61 +46,44 @@ class ClassSums:
                 squares[c, i] = ((X - X.mean(axis=0)) ** 2).sum() if len(X) else 0.0
         return cls(count, total, squares)
 
-    @property
-    def n_bytes(self) -> int:
-        return self.count.nbytes + self.total.nbytes + self.squares.nbytes
 
-
+@passes_on(one_shot, "clusterer", "refit", "centred", "public_mean")
 def with_own_thresholds(
-    federation: Federation,
-    *,
-    n_clusters: int,
-    loss: str | Loss = "logistic",
-    fit_intercept: bool = False,
-    seed: int = 0,
-    **call: Any,
+    federation: Federation, *, n_clusters: int, risk: Risk = Risk("logistic"), **call: Any
 ) -> BaselineResult:
-    """ODCL-KM++ on rows less their user's mean, with an intercept a cluster (logistic loss).
+    """ODCL-KM++ on rows less their user's mean, with an intercept per cluster (logistic loss).
 
     The intercept puts the border between the cluster's class means, as many standard deviations
     from the one as from the other; a class's deviation is that of its users' rows about their own
     class means, all features together. With equal deviations it is the middle. Beside its model
-    a user sends ``ClassSums``: with two rows a class, that is close to the rows themselves.
+    a user sends ``ClassSums``: with two rows per class, that is close to the rows themselves.
     """
-    if fit_intercept or not isinstance(as_loss(loss, federation.y), Logistic):
+    if risk.intercept or not isinstance(risk.loss, Logistic):
         raise ValueError(
-            f"loss={loss!r} with fit_intercept={fit_intercept}: the threshold between two classes "
-            "takes the place of an intercept. Use loss='logistic', fit_intercept=False."
+            f"{risk}: the threshold between two classes takes the place of an intercept. Use "
+            "Risk('logistic', intercept=False)."
         )
-    alone = one_shot(
-        federation,
-        clusterer=KMeansPP(n_clusters),
-        centred="own",
-        loss=loss,
-        seed=seed,
-        **call,
-    )
+    moved, _ = less_mean(federation, "own")
+    alone = one_shot(moved, clusterer=KMeansPP, n_clusters=n_clusters, risk=risk, **call)
     sums = ClassSums.of(federation)
+    means = sums.total.sum(axis=0) / sums.count.sum(axis=0)[:, None]
+    local = _with_intercept(alone.local.theta, means)
     centers = _with_intercept(alone.centers, borders(sums, alone.labels))
-    local = _with_intercept(
-        alone.local.theta, sums.total.sum(axis=0) / sums.count.sum(axis=0)[:, None]
-    )
     models = centers[alone.labels]
-    step = replace(alone.step, centers=centers, models=models)
-    assert alone.history is not None
-    m, p = alone.local.theta.shape
-    up = alone.history.bytes_up + sums.n_bytes - 8 * m * p  # class sums instead of the mean
-    down = alone.history.bytes_down + 8 * m - 8 * m * p  # an intercept instead of the mean
-    return replace(
+    risk = replace(risk, intercept=True)
+    uploads = Uploads(alone.users, local, alone.uploads.n_samples, risk=risk)
+    p = federation.n_features
+    per_class = ((p,), (), ())  # sum, spread, number of rows
+    exchange = Exchange(federation.n_users, sends=2 * per_class, receives=((),))  # an intercept
+    changed = replace(
         alone,
-        local=replace(alone.local, theta=local, l2=np.append(alone.local.l2, 0.0)),
-        step=step,
-        refit=Refit(models, alone.refit.strength, "none"),
-        history=replace(alone.history, bytes_up=up, bytes_down=down),
-        settings={**alone.settings, "fit_intercept": True},
-        shift=None,
-        method="odcl-km++/own-threshold",
+        risk=risk,
+        local=replace(alone.local, uploads=uploads),
+        step=replace(alone.step, centers=centers, models=models),
+        received=replace(alone.received, models=models),
     )
+    ledger = alone.history.ledger.with_first(exchange)
+    return as_baseline(changed, "odcl-km++/own-threshold", ledger=ledger, given=alone.given)
 
 
 def borders(sums: ClassSums, labels: Ints) -> Floats:

@@ -15,6 +15,7 @@ from odcl.paper.experiments.measure import Bench, comparison
 from odcl.paper.experiments.pages import by_setting, from_on, spread_over_runs
 from odcl.paper.experiments.rows import Rows, Setting
 from odcl.report.markdown import table
+from odcl.risk.risk import Risk
 
 CLUSTERS = ("odcl-cc-oracle", "odcl-cc", "odcl-noise")
 METRICS = ("n_clusters", "nmse")
@@ -29,7 +30,7 @@ def settings(quick: bool) -> list[Setting]:
 def bench(task: Task, data: Path | None) -> Bench:
     s = task.setting
     federation = logistic_federation(s["m"], s["n"], seed=task.seed)
-    return Bench(federation, seed=task.seed, loss="logistic", l2=s["l2"], fit_intercept=True)
+    return Bench(federation, Risk("logistic", s["l2"], intercept=True), seed=task.seed)
 
 
 def page(rows: Rows) -> str:

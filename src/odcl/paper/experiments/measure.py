@@ -9,59 +9,62 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from odcl._typing import Floats
 from odcl.data.federation import Federation
 from odcl.data.synthetic import linear_federation
-from odcl.local.exact import Penalty, Solution, solve_users
+from odcl.local.exact import Solution, solve_users
 from odcl.paper.baselines import METHODS, BaselineResult, run
-from odcl.paper.baselines.registry import BUILT_IN
 from odcl.paper.experiments.definition import Experiment, Measured, Task
 from odcl.paper.experiments.rows import Rows, Setting
 from odcl.paper.partition import ImageFederation
-from odcl.risk.loss import Loss
-from odcl.risk.losses import as_loss
+from odcl.risk.risk import Risk
 
 
 class Fitted:
     """Local models that are there already: a ``solver`` for the one-shot methods of one run."""
 
-    def __init__(self, solution: Solution) -> None:
-        self.solution = solution
+    def __init__(self, federation: Federation, risk: Risk) -> None:
+        self.federation, self.risk = federation, risk
+        self.solution = solve_users(federation, risk)
 
-    def solve_users(self, federation: Federation, y: Floats, loss: Loss, **_: Any) -> Solution:
-        return self.solution
+    def solve_users(self, federation: Federation, risk: Risk, *, seed: int) -> Solution:
+        if federation.X is self.federation.X and risk == self.risk:
+            return self.solution
+        return solve_users(federation, risk)  # other rows, such as centred ones
 
     def __repr__(self) -> str:
         return "exact"
 
 
 class Bench:
-    """One federation, one seed, and the methods that are run on it.
+    """One federation, one risk, one seed, and the methods that are run on it.
 
-    ``call`` is the loss and the penalty, the same for all. The local models are fitted once and
-    belong to ``local``'s time; the seconds of other one-shot methods are those of the server.
+    The local models are fitted once and belong to ``local``'s time; the seconds of other one-shot
+    methods are those of the server. ``public_mean`` is for the methods that are told one.
     """
 
-    def __init__(self, federation: Federation, *, seed: int, **call: Any) -> None:
-        self.federation, self.seed, self.call = federation, seed, call
+    def __init__(
+        self, federation: Federation, risk: Risk = Risk(), *, seed: int, public_mean: Any = None
+    ) -> None:
+        self.federation, self.seed, self.public_mean = federation, seed, public_mean
+        self.call = {"risk": risk, "seed": seed}
         start = time.perf_counter()
-        self.solver = Fitted(_fit(federation, **call))
+        self.solver = Fitted(federation, risk)
         self.fit_seconds = time.perf_counter() - start
 
     def run(self, name: str, *, method: str | None = None, **options: Any) -> Timed:
         """A method of the registry; ``method`` is the name in the rows where it differs."""
-        if _on_local_models(name, {**METHODS[name].settings, **options}):
-            options["solver"] = self.solver
+        if METHODS[name].starts_from_local_models:
+            options = {"solver": self.solver, **options}
         groups = getattr(self.federation, "groups", None)
-        found = self.time(method or name, partial(run, name, groups=groups), **options)
+        call = partial(run, name, groups=groups, public_mean=self.public_mean)
+        found = self.time(method or name, call, **options)
         return replace(found, seconds=found.seconds + self.fit_seconds * (name == "local"))
 
     def time(self, method: str, call: Callable[..., BaselineResult], **options: Any) -> Timed:
         """What ``call(federation, ...)`` gives, under a name."""
         start = time.perf_counter()
-        result = call(self.federation, **{**self.call, "seed": self.seed, **options})
+        result = call(self.federation, **{**self.call, **options})
         return Timed(self.federation, method, result, time.perf_counter() - start)
 
     def time_each(
@@ -69,7 +72,7 @@ class Bench:
     ) -> list[Timed]:
         """Several methods that one call gives, with an equal share of its time."""
         start = time.perf_counter()
-        found = call(self.federation, **{**self.call, "seed": self.seed, **options})
+        found = call(self.federation, **{**self.call, **options})
         share = (time.perf_counter() - start) / len(found)
         return [Timed(self.federation, name, result, share) for name, result in found.items()]
 
@@ -116,24 +119,6 @@ def linear_bench(task: Task, data: Path | None) -> Bench:
     return Bench(federation, seed=task.seed)
 
 
-def _on_local_models(name: str, options: dict[str, Any]) -> bool:
-    """Does a method start from the users' models on their rows as they are?"""
-    one_shot = name in ("local", "oracle-averaging", "naive") or name.startswith("odcl")
-    moved = "centred" in options or "centred" in name or name.endswith("/own-threshold")
-    return name in BUILT_IN and one_shot and not moved and "solver" not in options
-
-
-def _fit(
-    federation: Federation,
-    loss: str | Loss = "squared",
-    l2: float = 0.0,
-    fit_intercept: bool = False,
-) -> Solution:
-    loss = as_loss(loss, federation.y)
-    y, strength = loss.encode(federation.y), np.full(federation.n_users, float(l2))
-    return solve_users(federation, y, loss, Penalty(strength), fit_intercept=fit_intercept)
-
-
 @dataclass(frozen=True, eq=False)
 class Timed:
     """A method's result, and the numbers it gives."""
@@ -170,10 +155,8 @@ class Timed:
 
     def curve(self, rounds: Sequence[int]) -> Iterator[Measured]:
         """The error after these rounds."""
-        history = self.result.history
-        assert history is not None
-        assert history.error is not None
+        errors = self.result.history.error
+        assert errors is not None
         for t in rounds:
-            part: Setting = {"round": int(t)}
-            error = history.error[min(t, len(history.error) - 1)]
-            yield Measured(self.method, "nmse", float(error), self.seconds, part)
+            error = float(errors[min(t, len(errors) - 1)])
+            yield Measured(self.method, "nmse", error, self.seconds, {"round": int(t)})

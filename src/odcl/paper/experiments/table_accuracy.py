@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from odcl._typing import Floats
 from odcl.paper.baselines import METHODS
 from odcl.paper.baselines.ifca import ifca_from_each
 from odcl.paper.baselines.registry import IFCA_VARIANTS
@@ -22,12 +21,12 @@ from odcl.paper.images import Images, load_images
 from odcl.paper.partition import (
     CIFAR10N_FLIP,
     TABLE_2,
-    ImageFederation,
     image_federation,
     public_mean,
 )
 from odcl.report.markdown import table
 from odcl.report.pictures import figure
+from odcl.risk.risk import Risk
 
 METRICS = ("rounds", "bytes_up", "bytes_down", "n_clusters", "accuracy")
 SOURCES = {"mnist": "mnist", "cifar10": "cifar10", "cifar10n": "cifar10"}
@@ -39,8 +38,9 @@ PAPER = {
     "ifca-r": {"mnist": ".65 +- .06", "cifar10": ".51 +- .01", "cifar10n": ".52 +- .012"},
     "odcl-km++": {"mnist": ".91 +- .007", "cifar10": ".76 +- .008", "cifar10n": ".66 +- .06"},
 }
-# What the variants are, in the order of the table; all others are the paper's.
-OURS = {
+# What the variants of ODCL and of its rivals are, in the order of the table; all others are the
+# paper's.
+VARIANTS = {
     "odcl-km++/one-seeding": "K-means++ seeded once, as the paper may have done",
     "odcl-km": "spectral K-means (Algorithm 2)",
     "odcl-km++/samples": "cluster means weighted by sample size: sizes are equal here",
@@ -52,6 +52,8 @@ OURS = {
     "odcl-km++/centred": "features less a public mean: of training images that no user has",
     "odcl-km++/refined": "and 10 rounds of descent inside the clusters",
     "odcl-km++/centred-refined": "public mean, and these 10 rounds",
+}
+RIVALS = {
     "ifca-1/short": "a tenth of the rounds: T = 200 read as steps, tau = 10 of them a round",
     "ifca-2/short": "the same",
     "ifca-r/short": "the same",
@@ -63,6 +65,7 @@ OURS = {
     "ifca-r/stable-step": "the same",
     "all-for-all": "told the true groups; gradients mixed inside them, step 1 / max L_i",
 }
+OURS = VARIANTS | RIVALS
 METHODS_HERE = (*PAPER, *OURS)
 TITLES = {"mnist": "MNIST", "cifar10": "CIFAR10", "cifar10n": "CIFAR10, noisy labels"}
 
@@ -99,7 +102,7 @@ def images(name: str, folder: Path) -> Images:
     return load_images(name, folder, classes=TABLE_2[name].classes)
 
 
-def bench(task: Task, data: Path | None) -> ImageBench:
+def bench(task: Task, data: Path | None) -> Bench:
     """Mean logistic loss + C/2 ||theta||^2 with C = 1e-5, no intercept, as in the paper."""
     s = task.setting
     pictures = images(SOURCES[s["data"]], _folder(data))
@@ -108,20 +111,7 @@ def bench(task: Task, data: Path | None) -> ImageBench:
         pictures, seed=task.seed, n_users=s["m"], n_samples=s["n"], flip=flip
     )
     mean = public_mean(pictures, federation.public_rows)
-    return ImageBench(federation, mean, seed=task.seed, loss="logistic", l2=1e-5)
-
-
-class ImageBench(Bench):
-    """A federation of images, and the mean of the training images that no user has."""
-
-    def __init__(self, federation: ImageFederation, mean: Floats, *, seed: int, **call: Any):
-        super().__init__(federation, seed=seed, **call)
-        self.mean = mean
-
-    def run(self, name: str, *, method: str | None = None, **options: Any) -> Timed:
-        if "public_mean" in METHODS[name].needs:
-            options["public_mean"] = self.mean
-        return super().run(name, method=method, **options)
+    return Bench(federation, Risk("logistic", l2=1e-5), seed=task.seed, public_mean=mean)
 
 
 def work(task: Task, data: Path | None) -> Iterator[Measured]:
@@ -129,8 +119,7 @@ def work(task: Task, data: Path | None) -> Iterator[Measured]:
     local = here.run("local")
     for user, right in enumerate(local.user_accuracy()):
         yield Measured("local", "accuracy", float(right), local.seconds, {"user": user})
-    one_round = (here.run(name) for name in OURS if name.startswith("odcl"))
-    for found in (local, *_iterative(here, rounds), *one_round):
+    for found in (local, *_iterative(here, rounds), *map(here.run, VARIANTS)):
         yield from found.rows(METRICS)
     yield from here.run("odcl-km++").rows(METRICS)
 

@@ -1,0 +1,73 @@
+"""What crosses the wire, round by round: counted from messages, or from the shapes they have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from odcl._typing import Ints
+from odcl.exchange.message import Message, message_bytes
+
+Shapes = tuple[tuple[int, ...], ...]  # of a message's fields: () is a number, (dim,) a model
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What each of ``n_users`` sends and receives in one round, as the shapes of the fields.
+
+    Several models are several shapes, ``((dim,),) * n_models``.
+    """
+
+    n_users: int
+    sends: Shapes = ()
+    receives: Shapes = ()
+    sends_first: Shapes = ()  # what goes along in the first round only
+    delivers: bool = False  # what the last round made goes out once more, after it
+
+    def over(self, n_rounds: int) -> Ledger:
+        """The bytes of so many rounds of this."""
+        up = np.full(n_rounds, self.n_users * message_bytes(*self.sends), dtype=np.intp)
+        up[:1] += self.n_users * message_bytes(*self.sends_first)
+        down = self.n_users * message_bytes(*self.receives)
+        return Ledger(up, np.full(n_rounds, down, dtype=np.intp), down * self.delivers)
+
+
+@dataclass(frozen=True, eq=False)
+class Ledger:
+    """Bytes that all users together sent and received in each round."""
+
+    up: Ints  # (n_rounds,)
+    down: Ints  # (n_rounds,)
+    delivery: int = 0  # of the last download, by which users get what the rounds made
+
+    @classmethod
+    def of(cls, uploads: Message, downloads: Message) -> Ledger:
+        """One round of these messages."""
+        up, down = (np.array([int(m.n_bytes.sum())], dtype=np.intp) for m in (uploads, downloads))
+        return cls(up, down)
+
+    @property
+    def n_rounds(self) -> int:
+        return len(self.up)
+
+    @property
+    def total_up(self) -> int:
+        return int(self.up.sum())
+
+    @property
+    def total_down(self) -> int:
+        return int(self.down.sum()) + self.delivery
+
+    def then(self, after: Ledger) -> Ledger:
+        """These rounds, and others after them."""
+        up, down = np.append(self.up, after.up), np.append(self.down, after.down)
+        return Ledger(up, down, self.delivery + after.delivery)
+
+    def with_first(self, more: Exchange) -> Ledger:
+        """The same rounds, with more in the first of them."""
+        extra = more.over(1)
+        up, down = self.up.copy(), self.down.copy()
+        up[:1] += extra.up
+        down[:1] += extra.down
+        return Ledger(up, down, self.delivery)

@@ -1,0 +1,211 @@
+"""Rounds of descent where nobody asks who belongs to whom: FedAvg, ALL-for-ALL, refinement.
+
+Users work on one model for all, on that of a group they are told, or on that of a cluster found.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+from scipy import sparse
+
+from odcl._typing import Floats, Ints
+from odcl.data.federation import Federation
+from odcl.exchange.ledger import Exchange
+from odcl.paper.baselines.ifca import start_models
+from odcl.paper.baselines.problem import (
+    Answers,
+    FederatedProblem,
+    StepSize,
+    Work,
+    check_groups,
+    problem_of,
+    resolve_step,
+    work_of,
+)
+from odcl.paper.baselines.result import TOLD_GROUPS, BaselineResult, from_run
+from odcl.paper.baselines.rounds import History, iterate
+from odcl.risk.risk import Risk
+from odcl.server.combine import average_by_cluster
+
+
+def fedavg(
+    federation: Federation,
+    *,
+    weights: Literal["samples", "users"] = "samples",
+    start: Any = "zeros",
+    optima: Any = None,
+    step_size: StepSize = "auto",
+    rounds: int = 200,
+    local_steps: int = 10,
+    batch_size: int | None = None,
+    stop_at: float | None = None,
+    risk: Risk = Risk(),
+    seed: int = 0,
+    n_jobs: int | None = None,
+) -> BaselineResult:
+    """FedAvg (McMahan et al., "Communication-Efficient Learning of Deep Networks").
+
+    One model for all: users take ``local_steps`` steps, the server averages their models. The mean
+    is weighted by sample size, as published, or counts ``"users"`` once each, which is IFCA with
+    K = 1. The paper starts it from zero (Section 5). ``batch_size``, ``stop_at``, ``step_size``:
+    as in :func:`~odcl.baselines.ifca`.
+    """
+    if weights not in ("samples", "users"):
+        raise ValueError(f"weights={weights!r} is neither 'samples' nor 'users'.")
+    problem = problem_of(federation, risk, seed, optima)
+    m, model = problem.n_users, (problem.dim,)
+    models = start_models(problem, start, n_clusters=1, n_starts=1, labels=None)
+    work = work_of(
+        problem, models, "models", step_size=step_size, n_steps=local_steps, batch_size=batch_size
+    )
+    n = federation.n_samples if weights == "samples" else np.ones(m)
+    answer = (model, ()) if weights == "samples" else (model,)  # with the user's sample size
+
+    def combine(now: Floats, answers: Answers) -> Floats:
+        return ((n / n.sum()) @ answers.replies[:, 0])[None, None]
+
+    run = iterate(
+        problem,
+        models,
+        work,
+        combine,
+        Exchange(m, sends=answer, receives=(model,), delivers=True),
+        labels=np.zeros(m, dtype=np.intp),
+        rounds=rounds,
+        stop_at=stop_at,
+    )
+    options = {"weights": weights, "start": start if isinstance(start, str) else "given"}
+    how = "averaging of models"
+    return from_run(problem, "fedavg", run, combined=how, options=options, n_jobs=n_jobs)
+
+
+def all_for_all(
+    federation: Federation,
+    *,
+    groups: Any,
+    mixing: Any = None,
+    optima: Any = None,
+    step_size: StepSize = "auto",
+    rounds: int = 200,
+    batch_size: int | None = None,
+    stop_at: float | None = None,
+    risk: Risk = Risk(),
+    seed: int = 0,
+    n_jobs: int | None = None,
+) -> BaselineResult:
+    """ALL-for-ALL (Even, Massoulie, Scaman, "Sample Optimality and All-for-all Strategies", 2022).
+
+    Gradient steps mixed over the known graph of groups, user to user, without a server.
+
+        theta_i <- theta_i - step_size * sum over j of W_ij grad f_j(theta_j)
+
+    ``mixing`` is W, (n_users, n_users), dense or sparse; by default 1 / |C_k| inside the true
+    ``groups`` and 0 between them, with which every group runs gradient descent on its g_k of
+    Eq. (3). Users start from zero. A gradient goes to every user that weighs it: these are the
+    bytes counted. ``batch_size=1`` draws a fresh row per step, as published; None takes all rows.
+    ``step_size="auto"`` is 1 / (max L_i * bound of |W|).
+    """
+    problem = problem_of(federation, risk, seed, optima)
+    m, gradient = problem.n_users, (problem.dim,)
+    labels = check_groups(groups, m)
+    mix, links, size = _uniform(labels) if mixing is None else _given(mixing, m)
+    theta = np.zeros((1, m, problem.dim))
+    work = work_of(
+        problem, theta, "gradients", step_size=step_size, batch_size=batch_size, size=size
+    )
+
+    def combine(now: Floats, answers: Answers) -> Floats:
+        return now - work.step_size * mix(answers.replies[:, 0])[None]
+
+    run = iterate(
+        problem,
+        theta,
+        work,
+        combine,
+        Exchange(links, sends=(gradient,), receives=(gradient,)),  # a message per link
+        labels=np.arange(m),
+        rounds=rounds,
+        stop_at=stop_at,
+    )
+    return from_run(
+        problem,
+        "all-for-all",
+        run,
+        labels=labels,
+        combined="gradients mixed over the graph",
+        told=TOLD_GROUPS,
+        options={"mixing": "uniform in groups" if mixing is None else "given"},
+        n_jobs=n_jobs,
+    )
+
+
+# How gradients are mixed, how many pairs of different users that links, and a bound of |W|.
+Mixing = tuple[Callable[[Floats], Floats], int, float]
+
+
+def _uniform(labels: Ints) -> Mixing:
+    """W_ij = 1 / |C_k| inside a group: the group's mean, without the matrix."""
+    sizes = np.bincount(labels)
+    links = int((sizes * (sizes - 1)).sum())
+    return lambda gradients: average_by_cluster(gradients, labels)[labels], links, 1.0
+
+
+def _given(mixing: Any, n_users: int) -> Mixing:
+    W = sparse.csr_array(mixing, dtype=np.float64)
+    if W.shape != (n_users, n_users):
+        raise ValueError(
+            f"mixing has shape {W.shape}, and {n_users} users need a row and a column each."
+        )
+    links = int(W.count_nonzero() - np.count_nonzero(W.diagonal()))
+    # The spectral norm is at most the geometric mean of the largest column and row sums.
+    size = float(np.sqrt(abs(W).sum(axis=0).max() * abs(W).sum(axis=1).max()))
+    return lambda gradients: W @ gradients, links, size
+
+
+@dataclass(frozen=True, eq=False)
+class Refined:
+    centers: Floats  # (n_clusters, dim)
+    steps: Floats  # (n_clusters,), as they were taken
+    history: History  # of the rounds after the first
+
+
+def refine_centers(
+    problem: FederatedProblem, centers: Floats, labels: Ints, *, rounds: int, step_size: StepSize
+) -> Refined:
+    """Descend on each cluster's risk from the one-shot models: ours.
+
+        theta_k <- theta_k - step_k * mean of grad f_i(theta_k) over i in C_k
+
+    A user sends its L_i along with its first gradient. The cluster's risk is as smooth as the mean
+    of its users' risks, so that step_k = 1 / mean L_i is below 2/L_k; a ``step_size`` that is not
+    below 2 / mean L_i is cut to 1 / mean L_i, with a warning. In the limit this is the pooled fit
+    of the cluster (Eq. (3)): for K clusters that are exact, the Cluster Oracle.
+    """
+    start = centers[None]
+    L = np.maximum(average_by_cluster(problem.smoothness(start)[:, None], labels)[:, 0], 1e-300)
+    safe = 1.0 / L
+    wanted = np.array([resolve_step(step_size, partial(float, own)) for own in L])
+    long = wanted >= 2.0 * safe
+    if long.any():
+        warnings.warn(
+            f"step_size={step_size} is not below 2/L in {int(long.sum())} of {len(L)} clusters (L "
+            f"up to {L.max():.3g}), where descent would run away: it is cut to 1/L there.",
+            UserWarning,
+            stacklevel=3,
+        )
+    step = np.where(long, safe, wanted)[:, None]
+
+    def combine(models: Floats, answers: Answers) -> Floats:
+        return models - step * average_by_cluster(answers.replies[:, 0], labels)
+
+    model = (problem.dim,)
+    exchange = Exchange(problem.n_users, sends=(model,), receives=(model,), sends_first=((),))
+    work = Work("gradients", float(step.min()))
+    run = iterate(problem, start, work, combine, exchange, labels=labels, rounds=rounds)
+    return Refined(run.models[0], step[:, 0], run.history)

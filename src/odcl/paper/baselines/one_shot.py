@@ -1,0 +1,149 @@
+"""Algorithm 1 with any clusterer, and what may come before and after it: the paper's and ours."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from odcl._typing import Floats, Ints
+from odcl.data.federation import Federation
+from odcl.engines.in_process import fit
+from odcl.exchange.download import Refit
+from odcl.exchange.ledger import Exchange
+from odcl.exchange.upload import Curvature
+from odcl.local.receive import receive
+from odcl.method import Method
+from odcl.paper.baselines.descent import refine_centers
+from odcl.paper.baselines.options import passes_on
+from odcl.paper.baselines.problem import StepSize, check_groups, problem_of
+from odcl.paper.baselines.result import TOLD_GROUPS, BaselineResult, GivenGroups, as_baseline
+from odcl.paper.baselines.rounds import History
+from odcl.risk.risk import Risk
+
+
+@passes_on(fit, "method")
+def one_shot(
+    federation: Federation,
+    *,
+    clusterer: Any,
+    n_clusters: int | None = None,
+    combine: str = "mean",
+    refit: Refit = None,
+    curvature: Curvature = "auto",
+    refine_rounds: int = 0,
+    step_size: StepSize = "auto",
+    centred: str | None = None,
+    public_mean: Any = None,
+    risk: Risk = Risk(),
+    **call: Any,
+) -> BaselineResult:
+    """Algorithm 1 with a given clusterer; the other defaults are the paper's too.
+
+    With ``n_clusters``, ``clusterer`` is a function of this number, such as a clusterer's class.
+    ``public_mean``, (n_features,), is taken off every feature first, which costs nothing.
+    ``centred="federation"`` takes the federation's mean off: users send the sums of their features
+    and receive the mean, one round more. ``centred="own"`` stays in the one round: each user takes
+    its own mean off, sends it along, and receives the mean of these. ``refine_rounds`` rounds of
+    descent inside the clusters follow the one round (``refine_centers``); a refit, if any, comes
+    after them. ``call``: seed, solver, strict, n_jobs, as for :func:`odcl.fit`.
+    """
+    if not refine_rounds and step_size != "auto":
+        raise ValueError(
+            f"step_size={step_size} is that of refinement rounds, and there are none: give "
+            "refine_rounds=, such as 10."
+        )
+    clusterer = clusterer if n_clusters is None else clusterer(n_clusters)
+    method = Method(clusterer, combine, refit, curvature, standardize=False)
+    rows, shift = federation, None
+    if public_mean is not None:
+        rows, shift = less_public_mean(federation, public_mean)
+    elif centred is not None:
+        rows, shift = less_mean(federation, centred)
+    given = (("centred", centred),) if centred is not None else ()
+    result = fit(rows, risk, method, **call)
+    found = as_baseline(result, "one-shot", shift=shift, given=given)
+    if refine_rounds:
+        found = _refined(rows, found, refine_rounds, step_size)
+    return found if centred is None else _with_means_sent(found, centred, federation.n_features)
+
+
+def _refined(
+    federation: Federation, found: BaselineResult, rounds: int, step_size: StepSize
+) -> BaselineResult:
+    """A one-shot result, carried on by some rounds inside its clusters."""
+    problem = problem_of(federation, found.risk, found.seed, found.optima)
+    done = refine_centers(problem, found.centers, found.labels, rounds=rounds, step_size=step_size)
+    step = replace(found.step, centers=done.centers, models=done.centers[found.labels])
+    received = receive(federation, found.risk, found.uploads, step.downloads, seed=found.seed)
+    given = (*found.given, ("refine_rounds", rounds), ("step_size", done.steps.tolist()))
+    history = found.history.then(done.history)
+    return replace(found, step=step, received=received, history=history, given=given)
+
+
+# -- centring --------------------------------------------------------------------------------------
+
+
+def less_public_mean(federation: Federation, mean: Any) -> tuple[Federation, Floats]:
+    shift = np.asarray(mean, dtype=np.float64)
+    if shift.shape != (federation.n_features,):
+        raise ValueError(
+            f"public_mean has shape {shift.shape}, and a mean of {federation.n_features} features "
+            "has one number for each."
+        )
+    return federation.with_X(federation.X - shift), shift
+
+
+def less_mean(federation: Federation, centred: str) -> tuple[Federation, Floats]:
+    """The federation less its mean, or less the users' own; and what test rows are shifted by."""
+    X, weight = federation.X, federation.weight
+    if centred == "federation":
+        shift: Floats = np.average(X, axis=0, weights=weight)
+        return federation.with_X(X - shift), shift
+    if centred != "own":
+        raise ValueError(f"centred={centred!r} is neither None, 'federation' nor 'own'.")
+    weighted = X if weight is None else weight[:, None] * X
+    own = np.add.reduceat(weighted, federation.offsets[:-1]) / federation.n_samples[:, None]
+    return federation.with_X(X - own[federation.row_user]), own.mean(axis=0)
+
+
+def _with_means_sent(found: BaselineResult, centred: str, n_features: int) -> BaselineResult:
+    """The means that the centring sent: in the one round, or in a round before it."""
+    m, mean, history = len(found.users), (n_features,), found.history
+    if centred == "own":
+        exchange = Exchange(m, sends=(mean,), receives=(mean,))
+        return replace(found, history=replace(history, ledger=history.ledger.with_first(exchange)))
+    before = Exchange(m, sends=(mean, ()), receives=(mean,))  # sums, and the number of rows
+    return replace(found, history=History.of_one_shot(before.over(1), np.nan).then(history))
+
+
+# -- convex clustering with the lambda of the truth ------------------------------------------------
+
+
+@passes_on(one_shot, "clusterer", "n_clusters")
+def with_oracle_lambda(
+    federation: Federation, *, groups: Any, seed: int = 0, **call: Any
+) -> BaselineResult:
+    """ODCL-CC as in Section 5: lambda from the true clusters, by Eq. (13)."""
+    truth = GivenGroups(federation, check_groups(groups, federation.n_users)).labels
+    found = one_shot(federation, clusterer=_OracleLambda(truth, seed), seed=seed, **call)
+    return replace(found, told=TOLD_GROUPS)
+
+
+class _OracleLambda:
+    """Convex clustering with the lambda that the true clusters ask for."""
+
+    def __init__(self, labels: Ints, seed: int) -> None:
+        self.labels, self.seed = labels, seed
+
+    def fit(self, X: Floats) -> _OracleLambda:
+        from odcl import ConvexClustering
+        from odcl.clustering.convex.separation import oracle_lambda
+
+        lam = oracle_lambda(X, self.labels, seed=self.seed)
+        self.labels_ = ConvexClustering(lam=lam).fit(X).labels_
+        return self
+
+    def __repr__(self) -> str:
+        return "ConvexClustering(lam from the true groups)"
