@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from odcl.diagnose.diagnosis import Diagnosis
-from odcl.diagnose.judge import diagnose, diagnose_step
+from odcl.diagnose.diagnosis import Diagnosis, diagnose, diagnose_step
 from odcl.diagnose.verdict import Verdict
 
 __all__ = ["Diagnosis", "Verdict", "diagnose", "diagnose_step"]

@@ -1,25 +1,33 @@
-"""What a diagnosis holds, and what can be asked of it."""
+"""Is one shot enough? The diagnosis of one fitted federation, and what can be asked of it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from odcl._typing import Array, Floats, Ints
-from odcl.diagnose.facts import Distance, Errors, in_typical_noise
-from odcl.diagnose.noise import Noise
-from odcl.diagnose.places import Places
-from odcl.diagnose.stability import Stability
-from odcl.diagnose.verdict import Verdict
+from odcl.clustering.labels import same_partition
+from odcl.data.federation import Federation
+from odcl.diagnose.measure import Distance, Errors, Measured, measure
+from odcl.diagnose.membership import Membership, Stability, stability
+from odcl.diagnose.noise import Noise, estimated_noise, guessed_traces
+from odcl.diagnose.verdict import Case, Verdict, decide
+from odcl.exchange.upload import Uploads
+from odcl.local.fit import fit_users
+from odcl.method import Method
+from odcl.server.combine import combine_clusters
+from odcl.server.step import ServerStep, server_step
+from odcl.theory import Separation, separation
 
 if TYPE_CHECKING:
-    from odcl.theory import Separation
+    from odcl.engines.in_process import Result
 
 BORDER = 0.05  # probability of belonging elsewhere from which a user is named
-STRANGE = 0.01  # chance that any member of a group is taken for a user of none
+UNLIKELY = 0.01  # chance that any member of a group is taken for a user of none
 TRUSTED = 3  # users that a group needs: the model of a pair may be a coincidence
+MIXTURE_RULES = ("noise", "scaled-noise", "shared-variance")  # of the mixture that chose K itself
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -27,25 +35,26 @@ class Diagnosis:
     """What the uploads of one round say about the groups that a result has.
 
     ``print(diagnosis)`` is the report, ``diagnosis.verdict`` the conclusion,
-    ``diagnosis.columns()`` one row a user. Where too few users know their noise to say anything
-    (``sighted`` is False), ``distance``, ``separation``, ``stability`` and ``errors`` are None.
+    ``diagnosis.columns()`` one row per user. Where too few users know their noise to say anything
+    (``informative`` is False), ``distance``, ``separation``, ``stability`` and ``errors`` are None.
     """
 
     verdict: Verdict
-    method: str  # by which the judged groups were found
+    found_by: str  # who found the judged groups
     users: Array  # (n_users,)
     labels: Ints  # (n_users,), the judged groups
     visible: Ints  # (n_users,), the groups that the users' noise shows
     n_samples: Floats  # (n_users,)
     dim: int
     noise: Noise
-    tau2: float  # variance between users of a group, a coordinate
-    distance: Distance | None  # D; None with one group
-    separation: Separation | None  # alpha of Eq. (4) and what it guarantees; None with one group
-    stability: Stability | None
-    places: Places
-    errors: Errors | None  # in units of the local models' error
-    visible_error: float  # of the visible groups' models, precision combining; NaN: not known
+    tau2: float  # variance between users of a group, per coordinate
+    tau2_in_noise: float  # in units of a typical user's noise
+    membership: Membership
+    distance: Distance | None = None  # D; None with one group
+    separation: Separation | None = None  # alpha of Eq. (4), what it guarantees; None with one
+    stability: Stability | None = None
+    errors: Errors | None = None  # in units of the local models' error
+    visible_error: float = np.nan  # of the visible groups' models, by precision combining
 
     @property
     def n_users(self) -> int:
@@ -61,65 +70,58 @@ class Diagnosis:
         return int(self.visible.max()) + 1
 
     @property
-    def sighted(self) -> bool:
+    def informative(self) -> bool:
         """Do enough users know their noise for anything to be said about groups?"""
         return self.errors is not None
 
     @property
-    def own(self) -> float:
-        """Variance between users of a group in units of a typical user's noise."""
-        return in_typical_noise(self.tau2, self.noise, self.dim)
-
-    @property
     def misplaced(self) -> float:
         """Expected number of users in a wrong group."""
-        return float(np.nansum(self.places.elsewhere))
+        return float(np.nansum(self.membership.elsewhere))
 
     @property
     def border(self) -> Ints:
         """Users near a border, the least sure first: positions in ``users``."""
-        chance = np.nan_to_num(self.places.elsewhere)
+        chance = np.nan_to_num(self.membership.elsewhere)
         some = np.flatnonzero(chance >= BORDER)
         return some[np.argsort(-chance[some], kind="stable")]
 
     @property
-    def strangers(self) -> Ints:
+    def outliers(self) -> Ints:
         """Users who fit no group: alone in theirs, or too far from it. Positions in ``users``.
 
         Distances are judged where users sent their curvature: with one variance for all directions
         they have tails of no known law.
         """
         alone = np.bincount(self.labels)[self.labels] == 1
-        far = np.nan_to_num(self.places.tail, nan=1.0) < STRANGE / max(self.n_users, 100)
+        far = np.nan_to_num(self.membership.tail, nan=1.0) < UNLIKELY / max(self.n_users, 100)
         told = self.noise.source == "curvature"
         return np.flatnonzero((far & told) | (alone & (self.n_clusters > 1)))
 
     @property
     def too_small(self) -> Ints:
         """Groups of fewer than three users, whose models rest on a coincidence of one or two."""
-        if self.n_clusters == 1:
-            return np.zeros(0, dtype=np.intp)
-        return np.flatnonzero(np.bincount(self.labels) < TRUSTED)
+        return np.flatnonzero((np.bincount(self.labels) < TRUSTED) & (self.n_clusters > 1))
 
     def columns(self) -> dict[str, Any]:
-        """One row a user, as columns: ``pandas.DataFrame(diagnosis.columns())``.
+        """One row per user, as columns: ``pandas.DataFrame(diagnosis.columns())``.
 
         user, group, rows; elsewhere: probability of belonging to another group; rival: the
         likeliest of the others (-1: there is none); distance: from the own group, in units of what
         its members' noise explains (about 1); remark. NaN for users of unknown noise.
         """
         remark = np.full(self.n_users, "", dtype=object)
-        if self.sighted:
+        if self.informative:
             remark[self.border] = "near a border"
-            remark[self.strangers] = "fits no group"
+            remark[self.outliers] = "fits no group"
         remark[~self.noise.known] = "noise unknown"
         return {
             "user": self.users,
             "group": self.labels,
             "rows": self.n_samples,
-            "elsewhere": np.round(self.places.elsewhere, 6),
-            "rival": self.places.rival,
-            "distance": np.round(self.places.distance, 4),
+            "elsewhere": np.round(self.membership.elsewhere, 6),
+            "rival": self.membership.rival,
+            "distance": np.round(self.membership.distance, 4),
             "remark": remark.astype(str),
         }
 
@@ -129,6 +131,144 @@ class Diagnosis:
         return f"<Diagnosis {self.verdict.advice!r}: {size}, {groups}>"
 
     def __str__(self) -> str:
-        from odcl.diagnose.text import report
+        from odcl.report.diagnosis import diagnosis_text
 
-        return report(self)
+        return diagnosis_text(self)
+
+
+def diagnose(
+    result: Result,
+    federation: Federation | None = None,
+    *,
+    found_by: str | None = None,
+    resamples: int = 20,
+    seed: int = 0,
+) -> Diagnosis:
+    """Diagnose a fitted federation, or the result of a baseline: see :func:`diagnose_step`.
+
+    The groups that ``result`` has are judged, by its users' own models (``result.local``). In the
+    paper's setting, and in iterated methods, users say nothing about the noise of these:
+    ``federation``, the one that ``result`` was fitted on, lets it be read off their rows (it is
+    not looked at where the users said it themselves).
+    """
+    uploads = result.uploads
+    if federation is not None and uploads.dispersion is None:
+        uploads = _with_noise(result, federation)
+    return diagnose_step(
+        uploads, result.step, result.method, found_by=found_by, resamples=resamples, seed=seed
+    )
+
+
+def _with_noise(result: Result, federation: Federation) -> Uploads:
+    """The result's own models, with curvature and noise as the users' rows have them."""
+    known, again = result.uploads, fit_users(federation, result.risk).uploads
+    same = again.theta.shape == known.theta.shape and again.users.tolist() == known.users.tolist()
+    if same and isinstance(result.solver, str) and result.solver == "exact":
+        scale = float(np.abs(again.theta).max())
+        same = bool(np.abs(again.theta - known.theta).max() <= 1e-6 * scale)
+    if not same:
+        raise ValueError(
+            "The federation's rows give other users or other local models than this result has, "
+            "so their noise is not that of its models: give the federation that it was fitted on."
+        )
+    return replace(again, theta=known.theta)
+
+
+def diagnose_step(
+    uploads: Uploads,
+    step: ServerStep,
+    method: Method | None = None,
+    *,
+    found_by: str | None = None,
+    resamples: int = 20,
+    seed: int = 0,
+) -> Diagnosis:
+    """Diagnose what the server found, from the uploads alone.
+
+    Judged are the groups and the groups' models that ``step`` has. Beside them are set the groups
+    that the mixture with known noise finds by itself, for no method that is told K can say that
+    there are no groups: where these would serve users better, or there are none, the verdict says
+    so. ``method`` tells how the groups' models were combined; without it, or where the models are
+    others, they are judged as they are. ``found_by`` is a name for the report; ``resamples``
+    federations are drawn for the stability.
+    """
+    if resamples < 1:
+        raise ValueError(f"resamples={resamples!r} federations show no stability: draw 1 or more.")
+    combine = _combined_by(uploads, step, method)
+    labels, tau2 = step.labels, step.tau2
+    if step.rule not in MIXTURE_RULES:
+        labels, tau2 = _visible_groups(uploads, seed)
+    same = same_partition(labels, step.labels)
+    # Users who say nothing about their noise show it as the spread inside groups: inside those
+    # that the mixture sees, for groups that lump others together would seem all noise.
+    noise = estimated_noise(uploads, labels)
+    visible = measure(uploads, labels, tau2, noise, combine)
+    found = visible if same else measure(uploads, step.labels, step.tau2, noise, combine)
+    if not same or combine is None:
+        found = replace(found, errors=_measured_errors(uploads, step, found, visible))
+        visible = found if same else visible
+    case = Case(visible, None if same else found, combine)
+    by_mixture = method is not None and method.clusterer.uses_covariance
+    by_mixture = by_mixture or step.rule in MIXTURE_RULES
+    known = Diagnosis(
+        decide(case),
+        found_by or ("the noise mixture" if by_mixture else step.rule),
+        uploads.users,
+        step.labels,
+        visible.labels,
+        uploads.n_samples,
+        uploads.dim,
+        noise,
+        found.tau2,
+        found.tau2_in_noise,
+        found.membership,
+    )
+    if not case.informative:
+        return known
+    means, centers = visible.groups.models[visible.labels], found.groups.models
+    return replace(
+        known,
+        distance=found.distance,
+        separation=separation(uploads.theta, step.labels) if step.n_clusters > 1 else None,
+        stability=stability(
+            means, centers, step.labels, noise, visible.tau2, resamples=resamples, seed=seed
+        ),
+        errors=found.errors,
+        visible_error=visible.errors.precision,
+    )
+
+
+def _combined_by(uploads: Uploads, step: ServerStep, method: Method | None) -> str | None:
+    """The method's way to combine, if the models that users were sent are made that way."""
+    if method is None or method.combine == "shrink":
+        return None if method is None else "shrink"
+    made = combine_clusters(uploads, step.labels, method.combine).centers[step.labels]
+    scale = max(float(np.abs(made).max()), 1e-300)
+    return method.combine if np.abs(made - step.models).max() <= 1e-6 * scale else None
+
+
+def _visible_groups(uploads: Uploads, seed: int) -> tuple[Ints, float | None]:
+    """The groups that the noise mixture finds by itself, and its tau2.
+
+    Guessed noise has tails of no known law: one user far from all others is no group then.
+    """
+    traces, smallest = guessed_traces(uploads), 1
+    if traces is not None:
+        phi, n = np.ones(uploads.n_users), uploads.n_samples
+        uploads = Uploads(uploads.users, uploads.theta, n, dispersion=phi, inverse_trace=traces)
+        smallest = TRUSTED
+    step = server_step(uploads, Method(refit=None, smallest_group=smallest), seed=seed)
+    return step.labels, step.tau2
+
+
+def _measured_errors(
+    uploads: Uploads, step: ServerStep, found: Measured, visible: Measured
+) -> Errors:
+    """Errors of the models in hand, seen from the groups that the users' noise shows."""
+    alone = step.models.shape == uploads.theta.shape and np.allclose(step.models, uploads.theta)
+    return replace(
+        found.errors,
+        one=visible.errors.one,
+        used=1.0 if alone else visible.error_of(step.models),
+        precision=visible.error_of(found.groups.models[found.labels]),
+    )

@@ -1,8 +1,9 @@
-"""How noisy the users' own models are, and how far models lie apart in units of that noise."""
+"""How noisy users' and groups' models are, and how far models lie apart in units of that noise."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -11,7 +12,7 @@ from odcl._typing import Bools, Floats, Ints
 from odcl.clustering.labels import sum_by_cluster
 from odcl.exchange.upload import Uploads
 from odcl.server.combine import average_by_cluster
-from odcl.server.dispersion import covariances, pooled_dispersion
+from odcl.server.dispersion import covariances, noise_traces, pooled_dispersion
 
 Source = Literal["curvature", "trace", "spread"]
 LEAST_SHARE = 0.01  # of a direction's curvature that must come from the rows, not the penalty
@@ -21,70 +22,121 @@ LEAST_SHARE = 0.01  # of a direction's curvature that must come from the rows, n
 class Noise:
     """Estimated covariances of the local models around their own optima.
 
-    ``matrices`` where the users sent their curvature; otherwise one variance a coordinate each,
-    from the trace that they sent or from the spread inside groups (which counts real differences
-    between users of a group as noise). Users who cannot tell have infinite ``variance``.
+    (n_users, dim, dim) where the users sent their curvature. Otherwise (n_users, 1, 1), times the
+    unit matrix: one variance per user, from the trace that it sent or from the spread inside groups
+    (which counts real differences between users of a group as noise). Infinite for users who
+    cannot tell.
     """
 
-    variance: Floats  # (n_users,), mean over coordinates
-    matrices: Floats | None  # (n_users, dim, dim)
+    covariance: Floats
     source: Source
 
-    @property
+    @cached_property
+    def variance(self) -> Floats:
+        """Mean over coordinates, (n_users,)."""
+        trace = np.trace(self.covariance, axis1=1, axis2=2)
+        return np.asarray(trace / self.covariance.shape[1])
+
+    @cached_property
     def known(self) -> Bools:
         return np.isfinite(self.variance)
 
     def take(self, rows: Ints) -> Noise:
-        matrices = None if self.matrices is None else self.matrices[rows]
-        return Noise(self.variance[rows], matrices, self.source)
+        return Noise(self.covariance[rows], self.source)
 
     def mean(self, dim: int) -> Floats:
         """Average covariance of the users who know theirs, (dim, dim)."""
-        if self.matrices is None:
-            return float(self.variance[self.known].mean()) * np.eye(dim)
-        return np.asarray(self.matrices[self.known].mean(axis=0))
+        average = self.covariance[self.known].mean(axis=0)
+        return np.asarray(average if len(average) == dim else average * np.eye(dim))
+
+    def whiten(self, delta: Floats, more: Floats | float, tau2: float) -> tuple[Floats, Floats]:
+        """delta' S^-1 delta and log det S, (n_users,) each, S_i = C_i + tau2 I + more_i.
+
+        ``delta`` is (n_users, dim), ``more`` of the covariance's shape.
+        """
+        m, dim = delta.shape
+        side = self.covariance.shape[1]
+        root = np.linalg.cholesky(self.covariance + more + tau2 * np.eye(side))
+        z = np.linalg.solve(root, delta.reshape(m, side, dim // side))
+        log_det = 2 * np.log(np.diagonal(root, axis1=1, axis2=2)).sum(axis=1)
+        return np.square(z).sum(axis=(1, 2)), log_det * (dim // side)
+
+
+@dataclass(frozen=True, eq=False)
+class GroupModels:
+    """Groups' models by precision combining, what each user sees of its own, and their noise."""
+
+    models: Floats  # (n_clusters, dim)
+    others: Floats  # (n_users, dim), the own group's model without the user
+    covariance: Floats  # (n_clusters, dim, dim) or (n_clusters, 1, 1): see center_covariance
+    sizes: Ints  # (n_clusters,)
+
+    def seen_without(self, own: Ints) -> Floats:
+        """Covariance of ``others`` for users of these groups: one member fewer, more noise."""
+        size = self.sizes[own]
+        return self.covariance[own] * (size / np.maximum(size - 1.0, 1.0))[:, None, None]
+
+
+def center_covariance(
+    noise: Noise, labels: Ints, tau2: float, *, weights: Floats | None = None
+) -> Floats:
+    """Covariance of the groups' combined models, one per group, of the shape of the users' own.
+
+    Precision combining: P^-1 + tau2 P^-1 (sum C_i^-2) P^-1 with P = sum C_i^-1. With ``weights``
+    (n_users,) a weighted mean: sum w_i^2 (C_i + tau2 I) / (sum w_i)^2. Users of unknown noise take
+    no part; a group of such has zeros.
+    """
+    rows = np.flatnonzero(noise.known)
+    C = noise.covariance[rows]
+    out = np.zeros((int(labels.max()) + 1, *C.shape[1:]))
+    if len(rows) == 0:
+        return out
+    there, own = np.unique(labels[rows], return_inverse=True)
+    if weights is not None:
+        w = weights[rows, None, None]
+        spread = sum_by_cluster(w**2 * (C + tau2 * np.eye(C.shape[1])), own)
+        out[there] = spread / sum_by_cluster(w, own) ** 2
+        return out
+    precision: Floats = np.linalg.inv(C).astype(np.float64, copy=False)
+    inverse = np.linalg.inv(sum_by_cluster(precision, own))
+    out[there] = inverse
+    if tau2 > 0:
+        out[there] += tau2 * inverse @ sum_by_cluster(precision @ precision, own) @ inverse
+    return out
 
 
 def estimated_noise(uploads: Uploads, labels: Ints) -> Noise:
     """The best estimate of noise that the uploads allow; ``labels`` serve where there is none."""
     phi = pooled_dispersion(uploads)
-    cov = covariances(uploads, phi)
-    if cov is not None:
-        variance = np.trace(cov, axis1=1, axis2=2) / uploads.dim
-        return Noise(np.where(np.isfinite(variance), variance, np.inf), cov, "curvature")
-    if phi is not None and uploads.noise is not None:
-        variance = np.where(uploads.founders, phi * uploads.noise / uploads.dim, np.inf)
-        return Noise(variance, None, "trace")
-    return _from_spread(uploads, labels)
+    covariance = covariances(uploads, phi)
+    if covariance is not None:
+        return Noise(covariance, "curvature")
+    traces = noise_traces(uploads, phi)
+    if traces is not None:
+        return Noise((traces / uploads.dim)[:, None, None], "trace")
+    return Noise(_spread(uploads, labels)[:, None, None], "spread")
 
 
-def _from_spread(uploads: Uploads, labels: Ints) -> Noise:
-    """One scale for all users from the spread inside groups: v_i = s / n_i.
+def _spread(uploads: Uploads, labels: Ints) -> Floats:
+    """One scale for all users from the spread inside groups, v_i = s / w_i, (n_users,).
 
     s = sum w_i |theta_i - c|^2 / (dim sum_k (|C_k| - 1)), with c weighted by w_i: the rows that a
-    user has beyond its parameters (:func:`effective_rows`).
+    user has beyond its parameters, n_i - dim - 1, for the noise of least squares on normal rows is
+    phi / (n_i - dim - 1) per coordinate (half a row where there are no more); n_i where all have as
+    many.
     """
-    n = effective_rows(uploads)
-    centers = average_by_cluster(uploads.theta, labels, n)
+    w = uploads.n_samples
+    if w.min() < w.max():
+        w = np.maximum(w - uploads.dim - 1.0, 0.5)
     freedom = uploads.n_users - int(labels.max()) - 1
     if freedom < 1:
-        return Noise(np.full(uploads.n_users, np.inf), None, "spread")
-    squares = np.square(uploads.theta - centers[labels]).sum(axis=1)
-    scale = float((n * squares).sum()) / (uploads.dim * freedom)
-    return Noise(np.maximum(scale / n, 1e-300), None, "spread")
+        return np.full(uploads.n_users, np.inf)
+    gap = uploads.theta - average_by_cluster(uploads.theta, labels, w)[labels]
+    scale = float((w * np.square(gap).sum(axis=1)).sum()) / (uploads.dim * freedom)
+    return np.maximum(scale / w, 1e-300)
 
 
-def effective_rows(uploads: Uploads) -> Floats:
-    """What a user's model is worth in rows, (n_users,): n_i - dim - 1, and n_i where all are alike.
-
-    The noise of least squares on normal rows is phi / (n_i - dim - 1) a coordinate. A user with
-    no more rows than that counts as having half a row too many.
-    """
-    n = uploads.n_samples
-    return n if n.min() == n.max() else np.maximum(n - uploads.dim - 1.0, 0.5)
-
-
-def guessed_noise(uploads: Uploads) -> Floats | None:
+def guessed_traces(uploads: Uploads) -> Floats | None:
     """Traces of the users' noise, where nobody says it and users have different numbers of rows.
 
     All of the spread of the models is taken for noise. That is too much where there are groups,
@@ -94,8 +146,7 @@ def guessed_noise(uploads: Uploads) -> Floats | None:
     n = uploads.n_samples
     if uploads.dispersion is not None or n.min() == n.max() or uploads.n_users < 3:
         return None
-    everybody = np.zeros(uploads.n_users, dtype=np.intp)
-    return uploads.dim * _from_spread(uploads, everybody).variance
+    return uploads.dim * _spread(uploads, np.zeros(uploads.n_users, dtype=np.intp))
 
 
 def without_penalty(uploads: Uploads, noise: Noise) -> tuple[Floats, Noise]:
@@ -106,90 +157,16 @@ def without_penalty(uploads: Uploads, noise: Noise) -> tuple[Floats, Noise]:
     Groups' models count the penalty once; a user's own model is drawn to zero by all of it, and
     would look out of place. Users whose rows leave A_i nearly singular keep the model they have.
     """
-    if uploads.l2 is None or not uploads.l2.any() or noise.matrices is None:
+    if not uploads.penalty.any() or uploads.curvature is None or noise.source != "curvature":
         return uploads.theta, noise
-    assert uploads.curvature is not None
     rows = np.flatnonzero(noise.known)
     H = uploads.curvature[rows]
-    A = H - uploads.n_samples[rows, None, None] * np.diag(uploads.l2)
+    A = H - uploads.n_samples[rows, None, None] * np.diag(uploads.penalty)
     root = np.linalg.inv(np.linalg.cholesky(H))
-    share = np.linalg.eigvalsh(np.matmul(root, np.matmul(A, root.swapaxes(1, 2))))[:, 0]
-    able = share > LEAST_SHARE
-    rows, H, A = rows[able], H[able], A[able]
-    phi = np.trace(np.matmul(noise.matrices[rows], H), axis1=1, axis2=2) / uploads.dim
-    inverse = np.linalg.inv(A)
-    theta, matrices, variance = uploads.theta.copy(), noise.matrices.copy(), noise.variance.copy()
-    b = np.matmul(H, theta[rows, :, None])
-    theta[rows] = np.matmul(inverse, b)[..., 0]
-    matrices[rows] = phi[:, None, None] * 0.5 * (inverse + inverse.swapaxes(1, 2))
-    variance[rows] = np.trace(matrices[rows], axis1=1, axis2=2) / uploads.dim
-    return theta, Noise(variance, matrices, noise.source)
-
-
-@dataclass(frozen=True, eq=False)
-class Centers:
-    """Groups' models, what each user sees of its own without itself, and their uncertainty."""
-
-    models: Floats  # (n_clusters, dim)
-    others: Floats  # (n_users, dim), the own group's model without the user
-    covariance: Floats  # (n_clusters, dim, dim); (n_clusters, 1, 1): times the unit matrix
-    sizes: Ints  # (n_clusters,)
-
-
-def center_covariance(
-    noise: Noise, labels: Ints, tau2: float, *, weights: Floats | None = None
-) -> Floats:
-    """Covariance of the groups' combined models, (n_clusters, dim, dim).
-
-    Where the noise is one variance a user it is (n_clusters, 1, 1), times the unit matrix.
-
-    Precision combining: P^-1 + tau2 P^-1 (sum C_i^-2) P^-1 with P = sum C_i^-1. With ``weights``
-    (n_users,) a weighted mean: sum w_i^2 (C_i + tau2 I) / (sum w_i)^2. Users of unknown noise take
-    no part; a group of such has infinities.
-    """
-    k, rows = int(labels.max()) + 1, np.flatnonzero(noise.known)
-    C: Floats = noise.variance[rows, None, None]
-    if noise.matrices is not None:
-        C = noise.matrices[rows]
-    own, eye = labels[rows], np.eye(C.shape[1])
-    if len(rows) == 0:
-        return np.full((k, *C.shape[1:]), np.inf)
-    there = np.flatnonzero(np.bincount(own, minlength=k))
-    out = np.full((k, *C.shape[1:]), np.inf)
-    if weights is not None:
-        w = weights[rows]
-        total = np.bincount(own, w, minlength=k)[there, None, None]
-        spread = _by_cluster(w[:, None, None] ** 2 * (C + tau2 * eye), own, k)
-        out[there] = spread[there] / total**2
-        return out
-    inverse = np.asarray(np.linalg.inv(C), dtype=np.float64)
-    back = np.linalg.inv(_by_cluster(inverse, own, k)[there])
-    out[there] = back
-    if tau2 > 0:
-        squares = _by_cluster(np.matmul(inverse, inverse), own, k)[there]
-        out[there] += tau2 * np.matmul(back, np.matmul(squares, back))
-    return out
-
-
-def _by_cluster(values: Floats, labels: Ints, k: int) -> Floats:
-    """Sums over clusters 0..k-1, zeros for those that are empty."""
-    total = sum_by_cluster(values, labels)
-    missing = k - len(total)
-    return np.concatenate([total, np.zeros((missing, *total.shape[1:]))]) if missing else total
-
-
-def in_noise_units(noise: Noise, delta: Floats, more: Floats, tau2: float) -> tuple[Floats, Floats]:
-    """delta' S^-1 delta and log det S, (n_users,) each, S_i = C_i + tau2 I + more_i.
-
-    ``delta`` is (n_users, dim), ``more`` (n_users, dim, dim), or (n_users, 1, 1) where the noise is
-    one variance a user and S_i a multiple of the unit matrix.
-    """
-    dim = delta.shape[1]
-    if noise.matrices is None:
-        s = noise.variance + tau2 + more[:, 0, 0]
-        return np.square(delta).sum(axis=1) / s, dim * np.log(s)
-    S = noise.matrices + more + tau2 * np.eye(dim)
-    root = np.linalg.cholesky(S)
-    z = np.linalg.solve(root, delta[..., None])[..., 0]
-    log_det = 2 * np.log(np.diagonal(root, axis1=1, axis2=2)).sum(axis=1)
-    return np.square(z).sum(axis=1), log_det
+    able = np.linalg.eigvalsh(root @ A @ root.swapaxes(1, 2))[:, 0] > LEAST_SHARE
+    rows, H, inverse = rows[able], H[able], np.linalg.inv(A[able])
+    phi = np.trace(noise.covariance[rows] @ H, axis1=1, axis2=2) / uploads.dim
+    theta, covariance = uploads.theta.copy(), noise.covariance.copy()
+    theta[rows] = (inverse @ (H @ theta[rows, :, None]))[..., 0]
+    covariance[rows] = phi[:, None, None] * 0.5 * (inverse + inverse.swapaxes(1, 2))
+    return theta, Noise(covariance, noise.source)

@@ -4,20 +4,33 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
-from odcl.diagnose.facts import Distance, Errors, rows_after
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from odcl.diagnose.measure import Errors, Measured, rows_after
+from odcl.exchange.upload import Uploads
 
 Advice = Literal["one-shot", "precision", "refine", "collect", "one-model", "local"]
+SENTENCES: dict[Advice, str] = {
+    "one-shot": "One shot is enough.",
+    "precision": "Use precision combining.",
+    "refine": "Add refinement rounds.",
+    "one-model": "There is no group structure here: use one model.",
+    "local": "The groups are too fine: stay local.",
+}
 
-BLIND = 0.25  # share of users with hardly more rows than parameters that hide whole groups
+UNSURE = 0.25  # share of users with hardly more rows than parameters that hide whole groups
+SPARE = 3  # rows beyond the parameters that a user needs to tell its noise
 MISPLACED = 0.02  # share of users in a wrong group from which more rows come first
 NO_GAIN = 0.8  # a model drawn to its group with more of the local error than this gains nothing
 SMALL = 0.1  # one model for all with less of the local error than this: differences do not matter
 VISIBLE = 6.0  # distance, in a user's standard deviations, at which groups cannot be overlooked
 FEW_MOVED = 0.05  # share of users elsewhere that, where nobody says its noise, may be chance
 WORSE = 1.5  # the combining used has so many times the error of precision combining
-BENT = 1.5  # see facts.bend
+MISMATCH = 1.5  # see Measured.curvature_mismatch
 MANY_PARAMETERS = 100  # beyond, users do not send their curvature
 ROWS_A_PARAMETER = 3  # what we ask for where users have hardly more rows than parameters
 ROWS_TO_SEE = 5  # rows a parameter below which classes and counts hide groups of any size
@@ -36,64 +49,114 @@ class Verdict:
         return f"{self.sentence} {self.reason}"
 
 
-@dataclass(frozen=True)
-class Judged:
-    """The groups in hand, where they are not those that the users' noise shows."""
-
-    n_clusters: int
-    moved: int  # users that the noise would put elsewhere
-    error: float  # of the models that users have from them, in units of the local models' error
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Case:
-    """The numbers that decide, of the groups that the users' noise shows."""
+    """What decides: the groups that the users' noise shows, and those in hand if they are others.
 
-    n_users: int
-    n_clusters: int
-    judged: Judged | None
-    dim: int
-    n: float  # median rows per user
-    blind: float  # share of users who cannot tell their noise
-    known: bool  # did users say how noisy they are?
-    own: float  # variance between users of a group, in units of a user's noise
-    misplaced: float  # expected users in a wrong group
-    errors: Errors
-    distance: Distance | None
-    combine: str
-    full: bool  # curvature was uploaded
-    varies: bool  # the loss has another curvature at every model: classes, counts
-    bend: float
-    lossy: float  # error of averaging against pooling, for want of curvature
-    wanted: int | None  # rows per user at which groups are told apart
+    ``combine`` is how the models in hand were made of their groups; None: in another way.
+    """
+
+    seen: Measured
+    judged: Measured | None
+    combine: str | None
 
     @property
-    def witness(self) -> str:
-        """What groups are seen by: without a word of the users on their noise, a guess at it."""
-        return "the users' noise" if self.known else "the spread of the users' models, as a guess,"
+    def uploads(self) -> Uploads:
+        return self.seen.uploads
+
+    @property
+    def n_users(self) -> int:
+        return self.uploads.n_users
+
+    @property
+    def dim(self) -> int:
+        return self.uploads.dim
+
+    @property
+    def n_clusters(self) -> int:
+        return self.seen.n_clusters
+
+    @property
+    def errors(self) -> Errors:
+        return self.seen.errors
+
+    @property
+    def n(self) -> float:
+        """Median rows per user."""
+        return float(np.median(self.uploads.n_samples))
+
+    @property
+    def bare(self) -> bool:
+        """Were models given and nothing else? They come with one sample each."""
+        return self.uploads.dispersion is None and bool((self.uploads.n_samples == 1).all())
+
+    @property
+    def unsure(self) -> float:
+        """Share of users who cannot tell their noise."""
+        uploads, n = self.uploads, self.uploads.n_samples
+        some = n <= self.dim if uploads.dispersion is None else ~uploads.knows_noise
+        if uploads.has_dispersion:  # a noise read off one or two spare rows may be anything
+            some = some | (n < self.dim + SPARE)
+        return 0.0 if self.bare else float(np.mean(some))
+
+    @property
+    def informative(self) -> bool:
+        """Do enough users know their noise for anything to be said about groups?"""
+        return self.unsure <= UNSURE and bool(self.seen.noise.known.any())
+
+    @property
+    def told(self) -> bool:
+        """Did users say how noisy they are?"""
+        return self.seen.noise.source != "spread"
+
+    @property
+    def seen_by(self) -> str:
+        """What shows groups: without a word of the users on their noise, a guess at it."""
+        return "the users' noise" if self.told else "the spread of the users' models, as a guess,"
 
     @property
     def times(self) -> str:
         """How many times their noise users of a group differ by."""
-        return short(math.sqrt(self.own))
+        return short(math.sqrt(self.seen.tau2_in_noise))
+
+    @property
+    def in_noise(self) -> str:
+        """Distance of the nearest two groups in standard deviations of a user's model."""
+        return "?" if self.seen.distance is None else short(self.seen.distance.in_noise)
+
+    @property
+    def averaging_loss(self) -> float:
+        """Error of averaging against pooling without curvature: n / (n - dim - 1) for squares."""
+        spare = self.n - self.dim - 1
+        return self.n / spare if not self.uploads.full and not self.bare and spare > 0 else 1.0
+
+    @cached_property
+    def moved(self) -> int:
+        """Users in hand elsewhere than the noise puts them, with groups matched at their best."""
+        if self.judged is None:
+            return 0
+        together = np.zeros((self.judged.n_clusters, self.n_clusters), dtype=np.intp)
+        np.add.at(together, (self.judged.labels, self.seen.labels), 1)
+        return self.n_users - int(together[linear_sum_assignment(-together)].sum())
 
 
 def decide(case: Case) -> Verdict:
     """The verdict. What comes first rules out what comes later."""
-    if math.isnan(case.errors.precision) and case.blind <= BLIND:
-        return _collect(
-            ROWS_A_PARAMETER * case.dim,
+    if not case.informative:
+        why = (
             "Nobody said how noisy its model is, and no two users are in one group, which would "
-            "show it: nothing can be said about how far their models are from the truth.",
+            "show it"
         )
-    if case.blind > BLIND:
+        if case.unsure > UNSURE:
+            why = (
+                f"{case.unsure:.0%} of the users have hardly more rows than the model has "
+                f"parameters, or fewer ({case.dim}; the median user has {case.n:g} rows)"
+            )
         return _collect(
             ROWS_A_PARAMETER * case.dim,
-            f"{case.blind:.0%} of the users have hardly more rows than the model has parameters, "
-            f"or fewer ({case.dim}; the median user has {case.n:g} rows): nothing can be said "
-            "about how far their models are from the truth.",
+            f"{why}: nothing can be said about how far their models are from the truth.",
         )
-    if case.n_clusters == 1 and case.varies and case.n < ROWS_TO_SEE * case.dim:
+    if case.n_clusters == 1 and case.uploads.curvature_varies and case.n < ROWS_TO_SEE * case.dim:
         return _collect(
             ROWS_TO_SEE * case.dim,
             f"With {case.n:g} rows for {case.dim} parameters models of classes or counts are so "
@@ -102,63 +165,61 @@ def decide(case: Case) -> Verdict:
         )
     if case.n_clusters == 1:
         return _no_groups(case)
-    if case.errors.drawn > NO_GAIN:
-        return Verdict(
+    if case.errors.refit > NO_GAIN:
+        return _advise(
             "local",
-            "The groups are too fine: stay local.",
             f"Users of a group differ {case.times} times as much as their own models "
             f"are uncertain; what the {_visible(case)} could add leaves "
-            f"{share(case.errors.drawn)} of the local models' error.",
+            f"{share(case.errors.refit)} of the local models' error.",
         )
-    if case.misplaced > max(MISPLACED * case.n_users, 1.0) and case.wanted is not None:
+    misplaced = case.seen.misplaced
+    crowded = misplaced > max(MISPLACED * case.n_users, 1.0)
+    rows = case.seen.rows_needed() if crowded else None
+    if rows is not None:
         return _collect(
-            case.wanted,
-            f"The {_visible(case)} overlap: about {case.misplaced:.2g} of "
-            f"{case.n_users} users are in a wrong one, since the nearest two are only "
-            f"{_in_noise(case)} standard deviations of a user's model apart.",
+            rows,
+            f"The {_visible(case)} overlap: about {misplaced:.2g} of {case.n_users} users are in a "
+            f"wrong one, since the nearest two are only {case.in_noise} standard deviations of a "
+            "user's model apart.",
         )
     return _groups(case)
 
 
 def _no_groups(case: Case) -> Verdict:
-    between = math.sqrt(2 * case.dim * case.own)  # a typical distance of two users' optima
-    apart = ""
+    tau2 = case.seen.tau2_in_noise
+    between = math.sqrt(2 * case.dim * tau2)  # a typical distance of two users' optima
+    one, apart = case.errors.one, ""
     if case.judged is not None:
         apart = f"{_theirs(case.judged, case.n_users)}, and nothing sets them apart. "
-    if case.own == 0 or case.errors.one < SMALL:
+    if tau2 == 0 or one < SMALL:
         differ = "Users differ by no more than the noise of their models explains"
-        if case.own > 0:
+        if tau2 > 0:
             differ = f"Users differ by {case.times} times their noise, without groups"
-        if not case.known:
+        if not case.told:
             differ = "The users' models form one cloud (how noisy each is, nobody said)"
-        return Verdict(
+        return _advise(
             "one-model",
-            "There is no group structure here: use one model.",
-            f"{apart}{differ}; one model for all has "
-            f"{share(case.errors.one + case.errors.precision)} of the local models' error. Groups "
-            f"closer than {VISIBLE:g} standard deviations of a "
-            "user's model may hide in this.",
+            f"{apart}{differ}; one model for all has {share(one + case.errors.precision)} of the "
+            f"local models' error. Groups closer than {VISIBLE:g} standard deviations of a user's "
+            "model may hide in this.",
         )
-    if case.errors.drawn > NO_GAIN or (between >= VISIBLE and case.errors.one >= 1):
-        return Verdict(
+    if case.errors.refit > NO_GAIN or (between >= VISIBLE and one >= 1):
+        return _advise(
             "local",
-            "The groups are too fine: stay local.",
             f"{apart}Users differ {case.times} times as much as their own models are "
             "uncertain, and no two of them alike: there are no groups to share a model.",
         )
     if between >= VISIBLE:
-        return Verdict(
+        return _advise(
             "one-model",
-            "There is no group structure here: use one model.",
             f"{apart}Users differ by {case.times} times their noise, one by one and not in "
-            f"groups; one model for all still has {share(case.errors.one)} of the local error.",
+            f"groups; one model for all still has {share(one)} of the local error.",
         )
-    wanted = rows_after(case.n, case.dim, (between / VISIBLE) ** 2)
     return _collect(
-        wanted,
+        rows_after(case.n, case.dim, (between / VISIBLE) ** 2),
         f"{apart}Users do differ, by {case.times} times the noise of their models, but that "
         "noise is too large to see which of them are alike. Until then one model for all has "
-        f"{share(case.errors.one)} of the local models' error.",
+        f"{share(one)} of the local models' error.",
     )
 
 
@@ -166,93 +227,94 @@ def _groups(case: Case) -> Verdict:
     """The groups are there and users are in the right ones: what is made of them?"""
     if case.judged is not None and not _serves(case, case.judged):
         return _other_groups(case, case.judged)
-    ratio = case.errors.used / max(case.errors.precision, 1e-300) * case.lossy
-    plain = case.combine in ("mean", "samples", "other")
-    if plain and ratio > WORSE and case.dim <= MANY_PARAMETERS:
-        made = "models that users have" if case.combine == "other" else _averages(case.combine)
-        return Verdict(
+    loss = case.averaging_loss
+    ratio = case.errors.used / max(case.errors.precision, 1e-300) * loss
+    plain = {
+        None: "models that users have",
+        "mean": "means of their users' models",
+        "samples": "means of their users' models, weighed by rows,",
+    }
+    if case.combine in plain and ratio > WORSE and case.dim <= MANY_PARAMETERS:
+        return _advise(
             "precision",
-            "Use precision combining.",
-            f"The groups are right, but the {made} have {ratio:.1f} times the error of precision "
-            "combining, which weighs every user by what its rows tell (combine='precision', "
-            f"--combine precision).{_moved(case)}",
+            f"The groups are right, but the {plain[case.combine]} have {ratio:.1f} times the error "
+            "of precision combining, which weighs every user by what its rows tell "
+            f"(combine='precision', --combine precision).{_moved(case)}",
         )
-    if case.bend > BENT or (not case.full and case.lossy > WORSE and case.combine != "other"):
+    few_rows = f"with {case.n:g} rows for {case.dim} parameters"
+    why = ""
+    if case.seen.curvature_mismatch > MISMATCH:
         why = (
-            f"with {case.n:g} rows for {case.dim} parameters the users' models are not yet "
-            "additive (their quadratic approximations contradict each other)"
-            if case.bend > BENT
-            else f"with {case.n:g} rows for {case.dim} parameters averaging models has about "
-            f"{case.lossy:.1f} times the error of pooling the rows, and so many parameters are too "
-            "many to send curvature"
+            f"{few_rows} the users' models are not yet additive (their quadratic approximations "
+            "contradict each other)"
         )
-        return Verdict(
+    elif loss > WORSE and case.combine is not None:
+        why = (
+            f"{few_rows} averaging models has about {loss:.1f} times the error of pooling the "
+            "rows, and so many parameters are too many to send curvature"
+        )
+    if why:
+        return _advise(
             "refine",
-            "Add refinement rounds.",
             f"The groups are right, but {why}: five to ten rounds of gradients inside the groups "
             "bring each to the model of its pooled rows (odcl.baselines.one_shot, refine_rounds)."
             f"{_moved(case)}",
         )
-    reason = (
-        f"The nearest two of {case.n_clusters} groups are {_in_noise(case)} standard deviations of "
-        f"a user's model apart, {few(case.misplaced)} of {case.n_users} users would be in a wrong "
-        "one, and a user's model from its group has "
-        f"{share(_in_hand(case))} of the error of its own.{_moved(case)}"
-    )
-    return Verdict("one-shot", "One shot is enough.", reason + _refit(case))
-
-
-def _in_hand(case: Case) -> float:
-    """Error of the models that users have from the result that is judged."""
+    error = case.errors.used if case.combine == "mean" else min(case.errors.used, case.errors.refit)
     if case.judged is not None:
-        return case.judged.error
-    return case.errors.used if case.combine == "mean" else min(case.errors.used, case.errors.drawn)
-
-
-def _averages(combine: str) -> str:
-    return {"mean": "means of their users' models"}.get(
-        combine, "means of their users' models, weighed by rows,"
+        error = case.judged.errors.used
+    return _advise(
+        "one-shot",
+        f"The nearest two of {case.n_clusters} groups are {case.in_noise} standard deviations of "
+        f"a user's model apart, {few(case.seen.misplaced)} of {case.n_users} users would be in a "
+        f"wrong one, and a user's model from its group has {share(error)} of the error of its own."
+        f"{_moved(case)}{_refit(case)}",
     )
 
 
-def _serves(case: Case, judged: Judged) -> bool:
+def _serves(case: Case, judged: Measured) -> bool:
     """Do the groups in hand serve users about as well as those that the noise shows?"""
     if case.n_clusters > 1 and judged.n_clusters in (1, case.n_users):
         return False  # no groups at all
-    if judged.error <= WORSE * max(case.errors.used, case.errors.precision):
+    if judged.errors.used <= WORSE * max(case.errors.used, case.errors.precision):
         return True
     # Where nobody says its noise, that of users with few rows has tails of no known law: a user
     # or two in groups of their own are no reason.
-    few_moved = judged.moved <= max(2, FEW_MOVED * case.n_users)
-    return not case.known and (few_moved or judged.error <= case.errors.precision + SMALL)
+    few_moved = case.moved <= max(2, FEW_MOVED * case.n_users)
+    return not case.told and (few_moved or judged.errors.used <= case.errors.precision + SMALL)
 
 
-def _other_groups(case: Case, judged: Judged) -> Verdict:
+def _other_groups(case: Case, judged: Measured) -> Verdict:
     k, own = case.n_clusters, judged.n_clusters
     place = {1: "one model for all", case.n_users: "one model per user"}.get(own, f"these {own}")
     if own == k:
-        place = f"these, for {judged.moved} of {case.n_users} users"
+        place = f"these, for {case.moved} of {case.n_users} users"
     made = ""
     if own < case.n_users:
-        made = f", and its models have {times_of(judged.error)} the error of a user's own"
+        made = f", and its models have {times_of(judged.errors.used)} the error of a user's own"
     return Verdict(
         "one-shot",
         f"One shot is enough with other groups: {k} in place of {place}.",
-        f"{_theirs(judged, case.n_users)}{made}. {case.witness.capitalize()} shows {k} groups "
-        f"(clusterer='auto', --clusters auto), the nearest two {_in_noise(case)} standard "
+        f"{_theirs(judged, case.n_users)}{made}. {case.seen_by.capitalize()} shows {k} groups "
+        f"(clusterer='auto', --clusters auto), the nearest two {case.in_noise} standard "
         "deviations of a user's model apart; combined by precision their models have "
-        f"{times_of(case.errors.precision)} the error of a user's own, and {few(case.misplaced)} "
-        f"of {case.n_users} users would be in a wrong one.{_refit(case)}",
+        f"{times_of(case.errors.precision)} the error of a user's own, and "
+        f"{few(case.seen.misplaced)} of {case.n_users} users would be in a wrong one."
+        f"{_refit(case)}",
     )
 
 
 def _refit(case: Case) -> str:
-    if case.own == 0:
+    if case.seen.tau2 == 0:
         return ""
     return (
         f" Users of a group differ by {case.times} times their noise: let them refit around the "
         "group's model (refit='evidence')."
     )
+
+
+def _advise(advice: Advice, reason: str) -> Verdict:
+    return Verdict(advice, SENTENCES[advice], reason)
 
 
 def _collect(rows: int, reason: str) -> Verdict:
@@ -285,23 +347,19 @@ def few(expected: float) -> str:
     return "hardly any" if expected < 0.05 else f"about {expected:.1g}"
 
 
-def _in_noise(case: Case) -> str:
-    return "?" if case.distance is None else short(case.distance.in_noise)
-
-
 def _visible(case: Case) -> str:
     """The groups that were looked at, as a noun."""
     if case.judged is None:
         return f"{case.n_clusters} groups"
-    return f"{case.n_clusters} groups that {case.witness} shows ({_has(case.judged)})"
+    return f"{case.n_clusters} groups that {case.seen_by} shows ({_has(case.judged)})"
 
 
-def _has(judged: Judged) -> str:
+def _has(judged: Measured) -> str:
     groups = "1 group" if judged.n_clusters == 1 else f"{judged.n_clusters} groups"
     return f"this result has {groups}"
 
 
-def _theirs(judged: Judged, n_users: int) -> str:
+def _theirs(judged: Measured, n_users: int) -> str:
     if judged.n_clusters == n_users:
         return "This result leaves every user in a group of its own"
     return _has(judged).capitalize()
@@ -312,5 +370,5 @@ def _moved(case: Case) -> str:
     if case.judged is None:
         return ""
     other = "" if case.judged.n_clusters == case.n_clusters else f"{case.n_clusters} groups, "
-    users = "1 user" if case.judged.moved == 1 else f"{case.judged.moved} users"
-    return f" {case.witness.capitalize()} would show {other}{users} elsewhere than in this result."
+    users = "1 user" if case.moved == 1 else f"{case.moved} users"
+    return f" {case.seen_by.capitalize()} would show {other}{users} elsewhere than in this result."

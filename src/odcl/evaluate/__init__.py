@@ -1,0 +1,1 @@
+"""How good models are: scores on held-out rows, errors where the truth is known."""

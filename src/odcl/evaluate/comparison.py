@@ -1,4 +1,4 @@
-"""What it was worth: odcl beside one model per user, one model for all, and the paper's setting."""
+"""What it was worth: methods side by side, scored on rows that none of them has seen."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from odcl._typing import Array, Bools, Floats
-from odcl.data.federation import Federation, user_rng
+from odcl._typing import Bools, Floats
+from odcl.data.federation import Federation
+from odcl.data.folds import content_order
 from odcl.risk.loss import Loss
 from odcl.risk.losses import Poisson
 
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """One number a user and method, on rows that no method has seen."""
+    """One score per user and method, on rows that no method has seen."""
 
     metric: str  # "accuracy", "RMSE" or "deviance"
     scores: dict[str, Floats]  # method -> (n_users_scored,)
@@ -55,25 +56,16 @@ class Comparison:
         }
 
 
-def hold_out(federation: Federation, share: float, seed: int) -> Bools:
-    """Rows to hold out, (n_rows,): a share of each user's, drawn from its own stream.
+def keep_every_class(out: Bools, federation: Federation) -> Bools:
+    """Rows to hold out, less one row of every class that would be held out as a whole.
 
-    A user always keeps at least one row to learn from.
+    Which row is given back depends on what the rows hold, not on their order.
     """
-    out = np.zeros(len(federation.y), dtype=bool)
-    for i, user in enumerate(federation.users):
-        rows = federation.rows(i)
-        n = rows.stop - rows.start
-        count = min(max(round(share * n), 1), n - 1)
-        out[rows.start + user_rng(seed, user).permutation(n)[:count]] = True
-    return out
-
-
-def keep_every_class(out: Bools, y: Array) -> Bools:
-    """Rows to hold out, less one row of every class that would be held out as a whole."""
     out = out.copy()
-    for missing in np.setdiff1d(y, y[~out]):
-        out[np.argmax(y == missing)] = False
+    order = content_order(federation)
+    y = federation.y[order]
+    for missing in np.setdiff1d(y, y[~out[order]]):
+        out[order[np.argmax(y == missing)]] = False
     return out
 
 

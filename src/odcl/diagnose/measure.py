@@ -1,0 +1,259 @@
+"""What is measured of a partition of the users before anything is concluded from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.spatial.distance import pdist, squareform
+
+from odcl._typing import Floats, Ints
+from odcl.clustering.labels import sum_by_cluster
+from odcl.diagnose.membership import Membership, expected_wrong, membership
+from odcl.diagnose.noise import GroupModels, Noise, center_covariance, without_penalty
+from odcl.exchange.upload import Uploads
+from odcl.server.combine import average_by_cluster, combine_clusters, solve_symmetric
+from odcl.server.dispersion import evidence_tau2, pooled_dispersion
+
+DIFFER = 3.0  # standard deviations of more than noise, before users of a group are said to differ
+LEFT_WRONG = 0.05  # expected number of users in a wrong group that a wanted n may leave
+MOST_SHRINK = 1e-6  # of the noise: beyond a million times the rows nobody goes
+
+
+@dataclass(frozen=True)
+class Distance:
+    """Smallest distance between two groups' models, the paper's D, with its uncertainty."""
+
+    value: float  # noise of the groups' models taken off
+    low: float  # 95 % interval
+    high: float
+    pair: tuple[int, int]
+    in_noise: float  # least distance of two groups in standard deviations of a user's model
+    noise_pair: tuple[int, int]  # these two: not always the pair of the smallest distance
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Expected squared error of a user's model, in units of its local model's error."""
+
+    one: float  # one model for all
+    used: float  # its group's, combined as it was
+    precision: float  # its group's, precision combining
+    refit: float  # precision, and then drawn to the group's only as far as users are alike
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """A partition: its groups' models, how far apart they are, and how surely users belong."""
+
+    uploads: Uploads
+    labels: Ints
+    noise: Noise
+    tau2: float  # variance between users of a group, per coordinate
+    groups: GroupModels
+    membership: Membership
+    errors: Errors
+
+    @property
+    def n_clusters(self) -> int:
+        return len(self.groups.models)
+
+    @property
+    def misplaced(self) -> float:
+        """Expected number of users in a wrong group."""
+        return float(np.nansum(self.membership.elsewhere))
+
+    @property
+    def tau2_in_noise(self) -> float:
+        """tau2 in units of a typical user's noise, the median over users.
+
+        Where coordinates have different units, so that one variance for all says little, each
+        counts by its own noise: tr(S) tr(S^-1) / dim^2 of the average noise S comes on top.
+        """
+        known, dim = self.noise.variance[self.noise.known], self.uploads.dim
+        if self.tau2 == 0 or len(known) == 0:
+            return 0.0
+        S = self.noise.mean(dim)
+        uneven = float(np.trace(S) * np.trace(np.linalg.inv(S))) / dim**2
+        return self.tau2 / float(np.median(known)) * uneven
+
+    def error_of(self, models: Floats) -> float:
+        """Error of the models (n_users, dim) that users have, if these are the true groups.
+
+        Mean over users of |models_i - c_k|^2 / dim, coordinates weighed as in ``_errors``, and the
+        error of c_k: precision combining is the best linear unbiased one, so that what another one
+        adds does not correlate with it.
+        """
+        known, dim = self.noise.known, self.uploads.dim
+        if not known.any():
+            return self.errors.precision
+        gap = (models - self.groups.models[self.labels])[known]
+        W = np.linalg.inv(self.noise.mean(dim))
+        return float(((gap @ W) * gap).sum(axis=1).mean()) / dim + self.errors.precision
+
+    @cached_property
+    def distance(self) -> Distance | None:
+        """D: the smallest distance between groups' models, noise taken off; its 95 % interval.
+
+        d^2 = |c_k - c_l|^2 - tr V,    var(d^2) = 4 d' V d + 2 tr V^2,    V = V_k + V_l
+        """
+        models, noise, V = self.groups.models, self.noise, self.groups.covariance
+        k, dim = models.shape
+        if k == 1 or not noise.known.any():
+            return None
+        first, second = np.triu_indices(k, 1)
+        squared = np.square(models[first] - models[second]).sum(axis=1)
+        near = np.argsort(squared)[:50]  # the smallest is among them, noise or not
+        first, second, times = first[near], second[near], dim // V.shape[1]
+        V = V[first] + V[second]  # ``times`` of it on a diagonal, where it is one number
+        values = squared[near] - times * np.trace(V, axis1=1, axis2=2)
+        at = int(values.argmin())
+        pair, V = (int(first[at]), int(second[at])), V[at]
+        gap = (models[pair[0]] - models[pair[1]]).reshape(len(V), times)
+        spread = np.sqrt(4 * (gap * (V @ gap)).sum() + 2 * times * np.square(V).sum())
+        low, d, high = (float(max(values[at] + s * spread, 0.0) ** 0.5) for s in (-1.96, 0, 1.96))
+        # In noise: least sqrt(d' S^-1 d), a distance in any units of features.
+        root = np.linalg.cholesky(noise.mean(dim) + self.tau2 * np.eye(dim))
+        white = squareform(pdist(np.linalg.solve(root, models.T).T))
+        np.fill_diagonal(white, np.inf)
+        a, b = sorted(divmod(int(white.argmin()), k))
+        return Distance(d, low, high, pair, float(white[a, b]), (a, b))
+
+    @cached_property
+    def curvature_mismatch(self) -> float:
+        """How far the users' quadratic models are from adding up, in units of the centers' noise.
+
+        Where curvature depends on the model, a group's model combined with each user's curvature at
+        its own model and one that halves this with the group's average curvature (see
+        ``server/combine``) agree if users have many rows. The squared distance between them, in the
+        noise of the group's model and per coordinate, mean over users; 0 for squared loss. Logistic
+        models: from about 1.5 on, rounds inside the groups halve the error and more.
+        """
+        uploads, labels, H = self.uploads, self.labels, self.uploads.curvature
+        V = self.groups.covariance
+        able = V.any(axis=(1, 2))
+        if H is None or not uploads.full or not uploads.curvature_varies or not able.any():
+            return 0.0
+        sent = uploads.sent.astype(np.float64)
+        members = np.maximum(sum_by_cluster(sent, labels), 1.0)
+        n = sum_by_cluster(uploads.n_samples * sent, labels)
+        once = (n / members - n)[:, None, None] * np.diag(uploads.penalty)  # per group
+        right = sum_by_cluster(np.matmul(H, uploads.theta[..., None])[..., 0], labels)
+        gap = self.groups.models - solve_symmetric(sum_by_cluster(H, labels) + once, right)
+        square = gap[able] * np.linalg.solve(V[able], gap[able, :, None])[..., 0]
+        return float(np.average(square.mean(axis=1), weights=self.groups.sizes[able]))
+
+    def rows_needed(self, tau2: float | None = None) -> int | None:
+        """Rows per user at which hardly a user would be in a wrong group; None: no number helps.
+
+        The noise shrinks like 1 / (n - dim - 1), and the wanted n leaves ``LEFT_WRONG`` users
+        wrong. Where users of a group differ so much (``tau2``) that no n does, their difference may
+        be groups that cannot be told apart yet: it is left out.
+        """
+        differ = self.tau2 if tau2 is None else tau2
+        if self.n_clusters == 1 or not self.noise.known.any():
+            return None
+
+        def excess(log_shrink: float) -> float:
+            shrink = float(np.exp(log_shrink))
+            wrong = expected_wrong(self.noise, self.labels, self.groups, differ, shrink)
+            return float(np.log(wrong + 1e-12) - np.log(LEFT_WRONG))
+
+        n = float(np.median(self.uploads.n_samples[self.noise.known]))
+        if excess(0.0) <= 0:
+            return round(n)
+        if excess(np.log(MOST_SHRINK)) > 0:
+            return self.rows_needed(0.0) if differ > 0 else None
+        shrink = float(np.exp(brentq(excess, np.log(MOST_SHRINK), 0.0, xtol=1e-3)))
+        return rows_after(n, self.uploads.dim, shrink)
+
+
+def rows_after(n: float, dim: int, shrink: float) -> int:
+    """Rows at which the noise of n rows has shrunk to ``shrink`` of itself."""
+    lost = dim + 1 if n > dim + 2 else 0
+    return int(np.ceil(lost + (n - lost) / shrink))
+
+
+def measure(
+    uploads: Uploads, labels: Ints, tau2: float | None, noise: Noise, combine: str | None
+) -> Measured:
+    """Measure the groups ``labels``, whose models were made by ``combine`` (None: otherwise).
+
+    ``tau2`` is what the server found, for uploads that do not tell it themselves.
+    """
+    combined = combine_clusters(uploads, labels, "precision", others=True)
+    assert combined.others is not None
+    # Around plain means, noisy themselves, users would seem to differ more than they do.
+    around = evidence_tau2(uploads, labels, combined.centers, pooled_dispersion(uploads))
+    tau2 = float(tau2 or 0.0) if around is None else around
+    theta, bare = without_penalty(uploads, noise)
+    covariance = center_covariance(noise, labels, 0.0)
+    groups = GroupModels(combined.centers, combined.others, covariance, np.bincount(labels))
+    # Noise read off the spread inside groups has the users' real differences in it already.
+    if noise.source == "spread" or _surplus(uploads, theta, labels, bare, groups) < DIFFER:
+        tau2 = 0.0
+    if tau2 > 0:
+        groups = replace(groups, covariance=center_covariance(noise, labels, tau2))
+    belong = membership(theta, labels, bare, groups, tau2)
+    errors = _errors(uploads, labels, noise, groups, tau2, combine)
+    return Measured(uploads, labels, noise, tau2, groups, belong, errors)
+
+
+def _surplus(
+    uploads: Uploads, theta: Floats, labels: Ints, noise: Noise, groups: GroupModels
+) -> float:
+    """How sure it is that users of a group differ by more than noise, in standard deviations.
+
+    Squared distances from the group without the user, in units of C_i and of the group's own noise,
+    are chi-squared with dim degrees of freedom if users are alike. Their mean, less 1, is divided
+    by its standard deviation, that of the pooled noise scale included.
+    """
+    rows = np.flatnonzero(noise.known & (groups.sizes[labels] > 1))
+    if len(rows) == 0:
+        return 0.0
+    gap = theta[rows] - groups.others[rows]
+    square, _ = noise.take(rows).whiten(gap, groups.seen_without(labels[rows]), 0.0)
+    freedom = np.inf
+    if uploads.has_dispersion:
+        freedom = max(float((uploads.n_samples[rows] - uploads.dim).sum()), 1.0)
+    spread = np.sqrt(2 / square.size / uploads.dim + 2 / freedom)
+    return float((square.mean() / uploads.dim - 1) / spread)
+
+
+def _errors(
+    uploads: Uploads,
+    labels: Ints,
+    noise: Noise,
+    groups: GroupModels,
+    tau2: float,
+    combine: str | None,
+) -> Errors:
+    """Expected squared errors, coordinates weighed by the inverse of the average noise.
+
+    A local model then has error 1; a group's model the size of its covariance plus ``own``, that of
+    tau2; one model for all its distance from the groups' models plus own. Drawing a user to its
+    group leaves own / (own + 1) of its noise, and what of the group's model's error it takes over.
+    """
+    dim, known = uploads.dim, noise.known
+    if not known.any():
+        return Errors(np.nan, np.nan, np.nan, np.nan)
+    W = np.linalg.inv(noise.mean(dim))
+    at = labels[known]
+
+    def size(V: Floats) -> float:
+        unit = W if V.shape[1] == dim else W[:1, :1] * dim
+        return float(((V * unit).sum(axis=(1, 2)) / dim)[at].mean())
+
+    own = tau2 * float(np.trace(W)) / dim
+    precision = size(groups.covariance) + own
+    used = precision
+    if combine in ("mean", "samples"):
+        weights = np.ones(uploads.n_users) if combine == "mean" else uploads.n_samples
+        used = size(center_covariance(noise, labels, tau2, weights=weights)) + own
+    everybody = np.zeros_like(labels)
+    gap = groups.models - average_by_cluster(groups.models[labels], everybody, uploads.n_samples)
+    one = float(((gap @ W) * gap).sum(axis=1)[at].mean()) / dim + own
+    kept = own / (own + 1)
+    return Errors(one, used, precision, refit=kept + (1 - kept) ** 2 * (precision - own))

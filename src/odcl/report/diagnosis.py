@@ -1,0 +1,151 @@
+"""A diagnosis in words, for people who have not read the paper."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from odcl.diagnose.diagnosis import Diagnosis
+from odcl.diagnose.verdict import short
+from odcl.report.text import count, shown_id, table
+
+GUARANTEE_USERS = 5_000  # Eq. (13) takes distances between all users of a group
+MOST_NAMED = 5  # users or groups named one by one
+_SOURCES = {
+    "curvature": "from each user's rows",
+    "trace": "from each user's rows, as one number",
+    "spread": "read off the spread inside groups: the users sent nothing about it",
+}
+Row = tuple[str, str, str]  # what was measured, its value, what it means
+
+
+def diagnosis_text(d: Diagnosis) -> str:
+    """The verdict first, then what it rests on."""
+    rows, border, users = [*_sizes(d), *_noise(d)], "", []
+    # With every user in a group of its own there is nothing to say about groups.
+    alone = 1 < d.n_clusters == d.n_users
+    if d.informative and not alone:
+        rows += _groups(d)
+        border, users = _border(d), _outliers(d)
+    if d.informative:
+        rows += _errors(d, alone)
+    measures = table(("what was measured", "", "what it means"), rows, left=(1, 2))
+    unknown = int((~d.noise.known).sum())
+    if unknown and (d.informative or d.noise.source != "spread"):
+        users.append(f"{count(unknown, 'user')} with too few rows to tell how noisy their model is")
+    parts = [f"{d.verdict.sentence}\n{d.verdict.reason}", measures, border, "\n".join(users)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _sizes(d: Diagnosis) -> list[Row]:
+    n, found = d.n_samples, f"found by {d.found_by}"
+    if not d.informative:
+        found += "; nothing can be said of them"
+    elif d.n_visible == d.n_clusters:
+        found += f": as many as {_seen_by(d)} shows"
+    else:
+        shown = "no groups" if d.n_visible == 1 else count(d.n_visible, "group")
+        found += f"; {_seen_by(d)} shows {shown}"
+    groups = ("users, groups judged", f"{d.n_users:,}, {d.n_clusters:,}", found)
+    if d.noise.source == "spread" and (n == 1).all():
+        return [groups, ("rows per user", "unknown", "bare models were given")]
+    shown = f"{np.median(n):g}" if n.min() == n.max() else f"{n.min():g} - {n.max():g}"
+    share = float(np.median(n)) / d.dim
+    many = "plenty" if share >= 5 else "few" if share >= 2 else "too few to average models"
+    return [groups, ("rows per user", shown, f"{share:.2g} per parameter ({d.dim}): {many}")]
+
+
+def _seen_by(d: Diagnosis) -> str:
+    return "their spread" if d.noise.source == "spread" else "the users' noise"
+
+
+def _noise(d: Diagnosis) -> list[Row]:
+    what, known = "noise of a user's model", d.noise.variance[d.noise.known]
+    if len(known) == 0:
+        return [(what, "unknown", "no user has more rows than parameters")]
+    if not d.informative and d.noise.source == "spread":
+        return [(what, "unknown", "too few rows to tell")]
+    size = float(np.sqrt(d.dim * np.median(known)))
+    rows = [(what, f"{size:.3g}", f"distance from its truth, {_SOURCES[d.noise.source]}")]
+    if d.noise.source != "spread" and d.informative:
+        meaning = "users of a group are alike as far as can be seen"
+        if d.tau2 > 0:
+            meaning = "times their noise: users of a group really differ"
+        rows.append(("difference inside groups", short(float(np.sqrt(d.tau2_in_noise))), meaning))
+    return rows
+
+
+def _groups(d: Diagnosis) -> list[Row]:
+    rows = []
+    if d.distance is not None:
+        near = d.distance
+        value = f"{near.value:.3g} ({near.low:.3g} - {near.high:.3g})"
+        pair = f"between groups {near.pair[0]} and {near.pair[1]}, with its 95 % interval"
+        rows.append(("smallest distance of groups", value, pair))
+        pair = f"between groups {near.noise_pair[0]} and {near.noise_pair[1]}: 4 are well apart"
+        rows.append(("... in noise of a user's model", short(near.in_noise), pair))
+    if d.separation is not None:
+        s = d.separation
+        means = f"the paper asks for {s.alpha_cc:.3g} (convex) or {s.alpha_km:.3g} (K-means)"
+        if d.n_users <= GUARANTEE_USERS and s.guaranteed:
+            means = f"{' and '.join(s.guaranteed)} guaranteed"
+        rows.append(("separation alpha", f"{s.alpha:.3g}", means))
+    if d.stability is not None and d.n_clusters > 1:
+        st = d.stability
+        means = f"of users keep their group had they other rows; all do in {st.same:.0%} of "
+        rows.append(("stability", f"{st.kept:.1%}", f"{means}{st.resamples} redraws"))
+    return rows
+
+
+def _errors(d: Diagnosis, alone: bool) -> list[Row]:
+    e = d.errors
+    assert e is not None
+    other = d.n_visible != d.n_clusters
+    one = e.used if d.n_clusters == 1 and other else e.one
+    if d.n_visible == 1:  # what is left to one model for all is its noise
+        one += d.visible_error
+    rows = [("error of one model for all", short(one), "1 is the error of a user's own model")]
+    if alone:
+        rows.append(("error of these models", short(e.used), "every user its own"))
+    elif d.n_clusters > 1:
+        rows.append(("error of its group's model", short(e.used), "as this result has it"))
+        rows.append(("... by precision combining", short(e.precision), "users weighed by rows"))
+        if d.tau2 > 0:
+            rows.append(("... and refit at the user", short(e.refit), "drawn to the group's"))
+    if other and d.n_visible > 1:
+        what = f"the {d.n_visible} groups that {_seen_by(d)} shows, by precision combining"
+        rows.append(("error with other groups", short(d.visible_error), what))
+    return rows
+
+
+def _border(d: Diagnosis) -> str:
+    """Users near a border: where they are, how surely, and where else they may belong."""
+    if not len(d.border):
+        return ""
+    some = d.border[:MOST_NAMED]
+    at = d.membership
+    columns = (d.users[some].tolist(), d.labels[some], at.elsewhere[some], at.rival[some])
+    rows = [
+        (shown_id(user), f"group {own}", f"{chance:.0%}", f"group {rival}")
+        for user, own, chance, rival in zip(*columns, strict=True)
+    ]
+    header = ("users near a border", "are in", "chance that it is another", "most likely")
+    more = len(d.border) - len(rows)
+    return table(header, rows) + (f"\n... and {more:,} more" if more else "")
+
+
+def _outliers(d: Diagnosis) -> list[str]:
+    """Users who fit no group, and groups too small to trust."""
+    lines = []
+    if len(d.outliers):
+        named = _listing([shown_id(user) for user in d.users[d.outliers].tolist()])
+        fits = "fits" if len(d.outliers) == 1 else "fit"
+        lines.append(f"{count(len(d.outliers), 'user')} {fits} no group: {named}")
+    if len(d.too_small):
+        named = _listing([f"group {k}" for k in d.too_small.tolist()])
+        small = count(len(d.too_small), "group")
+        lines.append(f"{small} of fewer than three users, too small to trust: {named}")
+    return lines
+
+
+def _listing(names: list[str]) -> str:
+    return ", ".join(names[:MOST_NAMED]) + (", ..." if len(names) > MOST_NAMED else "")
