@@ -11,7 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from odcl.files import atomic_folder, atomic_path
+from odcl import files
+from odcl.files import (
+    atomic_folder,
+    atomic_path,
+    check_folder,
+    interrupted,
+    locked,
+    open_regular,
+    read_regular,
+)
 from tests.helpers import files_below, full_disk
 
 INTERRUPTIONS = [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device")]
@@ -230,26 +239,21 @@ def test_a_writer_killed_at_any_rename_leaves_the_old_folder_or_the_new_one(tmp_
     assert not interrupted(tmp_path / "run")
 
 
-def test_one_thread_at_a_time_holds_the_lock(tmp_path):
-    """More would be seen together inside: each stays until all others have tried to enter."""
-    inside, most, n = [], [], 8
-    arrived = threading.Barrier(n)
+def test_a_thread_waits_for_the_lock_until_its_holder_leaves(tmp_path, monkeypatch):
+    waiting, entered = threading.Event(), threading.Event()
+    monkeypatch.setattr(files.time, "sleep", lambda _: waiting.set())
 
     def enter():
-        arrived.wait()
-        for _ in range(5):
-            with locked(tmp_path / "run"):
-                inside.append(1)
-                most.append(len(inside))
-                os.listdir(tmp_path)  # lets other threads run
-                inside.pop()
+        with locked(tmp_path / "run"):
+            entered.set()
 
-    threads = [threading.Thread(target=enter) for _ in range(n)]
-    for thread in threads:
+    thread = threading.Thread(target=enter)
+    with locked(tmp_path / "run"):
         thread.start()
-    for thread in threads:
-        thread.join()
-    assert most == [1] * 5 * n
+        assert waiting.wait(timeout=60)
+        assert not entered.is_set()
+    thread.join()
+    assert entered.is_set()
     assert list(tmp_path.iterdir()) == []
 
 

@@ -181,7 +181,7 @@ def _flush(file: Path) -> None:
     """Wait until the file's bytes are on the disk: a rename must not overtake them."""
     if file.is_symlink():
         return
-    with open(file, "rb" if os.name == "posix" else "rb+") as stream:
+    with naming(file, file), open(file, "rb" if os.name == "posix" else "rb+") as stream:
         os.fsync(stream.fileno())
 
 

@@ -20,11 +20,13 @@ from odcl.artifact import (
     ArraySpec,
     Artifact,
     check_artifact_place,
+    folder,
     open_artifact,
     update_artifact,
     write_artifact,
 )
 from odcl.artifact.manifest import Entry, Manifest, read_manifest
+from odcl.files import open_regular
 
 WORDS, NUMBERS, TABLE, NOTE = "model.json", "models.safetensors", "groups.csv", "report.txt"
 SPECS = {"theta": ArraySpec(("m", "dim")), "labels": ArraySpec(("m",), ("int64",))}
@@ -152,10 +154,13 @@ def test_a_file_of_another_run_or_of_the_same_size_is_refused(run, name):
         everything(run)
 
 
-def test_a_missing_file_is_refused_even_if_it_is_not_read(run):
+@pytest.mark.parametrize(("left", "reason"), [(None, "missing"), (b"x", "1 bytes, not")])
+def test_a_file_missing_or_cut_short_is_refused_even_if_it_is_not_read(run, left, reason):
     (run / TABLE).unlink()
+    if left is not None:
+        (run / TABLE).write_bytes(left)
     with (
-        pytest.raises(ValueError, match=rf"{TABLE} is damaged.*missing"),
+        pytest.raises(ValueError, match=rf"{TABLE} is damaged.*{reason}"),
         open_artifact(run, kind="model"),
     ):
         pytest.fail("it is not whole")
@@ -252,6 +257,17 @@ def test_force_replaces_an_artifact_but_nothing_that_is_not_its_own(run):
             write(run, force=True)
     assert files(run) == before
     everything(run)  # notes do not disturb the reader
+
+
+def test_a_note_left_while_an_artifact_is_written_is_not_removed(run):
+    def leave_a_note(path):
+        path.write_text("table")
+        (run / "notes.txt").write_text("mine")
+
+    with pytest.raises(ValueError, match=r"such as 'notes\.txt'"):
+        write_artifact(run, Artifact("model", extras={TABLE: leave_a_note}), force=True)
+    assert (run / "notes.txt").read_text() == "mine"
+    assert everything(run)[0]["value"] == 1.0
 
 
 def test_force_never_replaces_a_folder_that_is_no_artifact(tmp_path):
@@ -421,6 +437,22 @@ def test_an_update_of_nothing_is_refused(tmp_path):
     with pytest.raises(ValueError, match="There is no folder"):
         add_user(tmp_path / "none", "c")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reader_that_is_overtaken_reads_the_new_version_whole(run, monkeypatch):
+    """The artifact is replaced by one of the same sizes after its first file was opened."""
+    opened = []
+
+    def open_and_replace(path):
+        stream = open_regular(path)
+        opened.append(path)
+        if len(opened) == 1:
+            write_artifact(run, artifact(2.0), force=True)
+        return stream
+
+    monkeypatch.setattr(folder, "open_regular", open_and_replace)
+    assert everything(run)[1]["theta"] == [[2.0] * 3] * 2
+    assert len(opened) == 8
 
 
 def test_a_reader_brings_back_a_folder_whose_writer_was_killed(run):

@@ -119,7 +119,7 @@ def _own_files(folder: Path) -> list[str]:
 
 def _write_files(artifact: Artifact, place: Path, final: Path) -> None:
     names = artifact.names
-    expect(len(set(names)) == len(names) <= MOST_FILES, f"{names} are too many files, or repeated")
+    expect(len(set(names)) == len(names), f"two of {names} have one name")
     for name in names:
         check_name(name)
         with naming(final / name, place / name):
@@ -143,6 +143,7 @@ def _write_file(artifact: Artifact, name: str, file: Path) -> None:
 
 
 def _write_manifest(kind: str, names: Collection[str], place: Path, final: Path) -> None:
+    expect(len(names) <= MOST_FILES, f"{len(names)} files are too many for an artifact")
     manifest = Manifest(kind, {name: Entry.of(place / name) for name in names})
     with naming(final / MANIFEST, place / MANIFEST), open(place / MANIFEST, "xb") as stream:
         stream.write(manifest.to_bytes())
