@@ -13,6 +13,7 @@ from numbers import Real
 from typing import Any, get_args
 
 from odcl.clustering.spec import ClustererSpec, clusterer_spec
+from odcl.errors import InputError, Setting
 from odcl.exchange.download import Refit
 from odcl.exchange.upload import Curvature
 
@@ -44,6 +45,8 @@ class Method:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clusterer", clusterer_spec(self.clusterer))
+        if self.refit == "none":
+            object.__setattr__(self, "refit", None)
         _one_of("combine", self.combine, COMBINERS)
         _one_of("curvature", self.curvature, get_args(Curvature))
         if self.standardize not in (True, False):
@@ -53,9 +56,10 @@ class Method:
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ValueError(f"smallest_group={size!r} is not a number of users from 1 on.")
         if self.combine == "shrink" and not self.clusterer.uses_covariance:
-            raise ValueError(
-                "combine='shrink' needs to know how far users of a group differ, which "
-                f"{self.clusterer} does not tell: use clusterer='auto', or combine='precision'."
+            raise InputError(
+                *(Setting("combine", "shrink"), " needs ", Setting("clusterer", "auto")),
+                f", which alone tells how far users of a group differ, and not {self.clusterer}: "
+                "leave one of them out.",
             )
 
     @classmethod
@@ -81,10 +85,10 @@ class Method:
             del changes["clusterer"]
         for name in ("combine", "refit"):
             fixed, asked = getattr(given, name), changes.get(name)
-            if method == "paper" and asked not in (None, fixed):
-                raise ValueError(
-                    f"method='paper' means {name}={fixed!r}, and {name}={asked!r} was asked for as "
-                    "well: leave one of them out."
+            if method == "paper" and asked not in (None, fixed or "none"):
+                raise InputError(
+                    *(Setting("method", "paper"), " means ", Setting(name, fixed or "none")),
+                    *(", and ", Setting(name, asked), " was asked for: leave one of them out."),
                 )
         return replace(given, **changes)
 

@@ -166,6 +166,7 @@ def test_help_and_import_load_nothing_heavy():
 
 def test_the_choices_of_the_options_are_those_of_the_library():
     from odcl.data.encoding import MISSING, UNSEEN
+
     from odcl.estimators.settings import _NAMES
     from odcl.risk.losses import as_loss
     from odcl.server.combine import COMBINERS
@@ -1020,6 +1021,7 @@ def test_a_terminal_sees_a_bar_on_stderr_and_the_same_results(odcl, monkeypatch)
 
 def test_every_local_model_moves_the_bar():
     from odcl.cli.run import fit_source, read_source
+
     from odcl.report.progress import Silent
 
     class Counted(Silent):

@@ -148,6 +148,7 @@ def test_a_terminal_sees_a_bar_on_stderr_and_the_same_results(command, monkeypat
 
 def test_every_local_model_moves_the_bar():
     from odcl.cli.run import fit_source, read_source
+
     from odcl.report.progress import Silent
 
     class Counted(Silent):

@@ -67,6 +67,7 @@ def test_help_and_import_load_nothing_heavy():
 
 def test_the_choices_of_the_options_are_those_of_the_library():
     from odcl.data.encoding import MISSING, UNSEEN
+
     from odcl.estimators.settings import _NAMES
     from odcl.risk.losses import as_loss
     from odcl.server.combine import COMBINERS

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -129,11 +130,24 @@ def at_least_0(text: str) -> float:
     return value
 
 
-def share(text: str) -> float:
-    value = _number(text)
-    if not 0 <= value < 1:
-        raise _wrong(f"{text!r} is not a share of the rows, from 0 to below 1.")
-    return value
+@dataclass(frozen=True)
+class HoldOut:
+    """Which of a user's rows are kept back: a share of them, drawn or its last ones."""
+
+    share: float
+    last: bool = False
+
+    def __str__(self) -> str:
+        return f"last:{self.share:g}" if self.last else f"{self.share:g}"
+
+
+def holdout(text: str) -> HoldOut:
+    """A share of each user's rows, ``last`` or ``last:SHARE``."""
+    last, _, given = text.partition(":") if text.startswith("last") else ("", "", text)
+    value = 0.2 if text == "last" else _number(given)
+    if last not in ("", "last") or not 0 <= value < 1:
+        raise _wrong(f"{text!r} is neither a share of the rows, from 0 to below 1, nor last.")
+    return HoldOut(value, last == "last")
 
 
 def seed_number(text: str) -> int:
@@ -144,7 +158,7 @@ def seed_number(text: str) -> int:
 
 def jobs(text: str) -> int:
     if text != "-1" and not (text.isdecimal() and int(text)):
-        raise _wrong(f"{text!r} is neither a number from 1 on nor -1 (one a core).")
+        raise _wrong(f"{text!r} is neither a number from 1 on nor -1 (one per core).")
     return int(text)
 
 
@@ -171,6 +185,7 @@ def _wrong(text: str) -> argparse.ArgumentTypeError:
 
 # -- options that several commands have ------------------------------------------------------------
 
+RUN_HELP = "folder that `odcl fit` or save() wrote"
 TABLE_HELP = "CSV or Parquet file (.csv, .csv.gz, .tsv, .parquet), or a folder of them"
 
 
@@ -181,6 +196,7 @@ def path(group: Any, name: str, metavar: str, help: str, **more: Any) -> None:
 
 def out_file(group: Any) -> None:
     path(group, "--out", "FILE", "CSV or Parquet file for the answer [default: CSV on stdout]")
+    group.add_argument("--force", action="store_true", help="replace FILE if it exists")
 
 
 def force(group: Any) -> None:

@@ -9,8 +9,22 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from odcl.cli.option_values import MISSING, at_least_0, one_of, positive
-from odcl.cli.parser import UsageError, command, missing, path, quiet, seed
+from odcl.cli.console import say_picture, watched
+from odcl.cli.fit import fit_source, read_named
+from odcl.cli.parser import (
+    MISSING,
+    HoldOut,
+    Parser,
+    UsageError,
+    at_least_0,
+    command,
+    missing,
+    one_of,
+    path,
+    positive,
+    quiet,
+    seed,
+)
 
 if TYPE_CHECKING:
     from odcl.plan import Scenario
@@ -33,7 +47,7 @@ examples:
   odcl plan --pilot sales.csv --user store --target sales --users 500"""
 
 
-def add_plan(some: Any) -> Any:
+def add(some: Any) -> Parser:
     """The command's options."""
     parser = command(some, "plan", "[options]", _ABOUT, _EXAMPLES)
     _federation(parser.add_argument_group("the federation"))
@@ -133,6 +147,25 @@ def _number(text: str) -> float:
         return math.nan
 
 
+def run(options: Namespace) -> None:
+    from odcl.plan import plan
+    from odcl.report.plan import draw_plan
+
+    check_picture(options.out, force=options.force)
+    with watched(options) as progress:
+        progress.stage("setting the scene")
+        made = plan(
+            scenario_of(options),
+            target=options.probability,
+            error=options.error,
+            seed=options.seed,
+            progress=progress.stage,
+        )
+        drawn = draw_plan(made, options.out)
+    print(made)
+    say_picture(options.out, drawn, options)
+
+
 # -- the scenario ----------------------------------------------------------------------------------
 
 
@@ -159,7 +192,7 @@ def scenario_of(options: Namespace) -> Scenario:
 
 
 def _pilot(options: Namespace) -> Scenario:
-    from odcl.cli.run import fit_source, read_named
+    from odcl.method import Method
     from odcl.plan import from_pilot
     from odcl.report.progress import Silent
 
@@ -170,16 +203,11 @@ def _pilot(options: Namespace) -> Scenario:
             text = f"--{name} is read off the pilot: leave it out, or plan without --pilot."
             raise UsageError(text, "odcl plan")
     source = read_named(options.pilot, options)
-    settings = {"clusterer": "auto", "method": "default"}
-    run = fit_source(source, holdout=0, seed=options.seed, settings=settings, progress=Silent())
-    federation, model = source.encoded.federation(), run.model
-    return from_pilot(
-        model.result_,
-        federation.with_X(model.scaling_.apply(federation.X)),
-        n_users=options.users,
-        l2=float(model.l2),
-        fit_intercept=bool(model.fit_intercept),
-    )
+    settings = {"method": Method(), "random_state": options.seed}
+    model = fit_source(source, settings, HoldOut(0.0), options.seed, Silent()).model
+    rows = source.encoded.federation()
+    scaled = rows.with_X(model.scaling_.apply(rows.X))
+    return from_pilot(model.result_, scaled, n_users=options.users)
 
 
 # -- the picture -----------------------------------------------------------------------------------

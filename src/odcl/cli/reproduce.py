@@ -2,30 +2,147 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from odcl.paper.experiments import NAMES, experiment
-from odcl.paper.experiments.added import NONE_ADDED, Added, load
-from odcl.paper.experiments.definition import Experiment, MissingData
-from odcl.paper.experiments.rows import read_rows, write_rows
-from odcl.paper.experiments.runner import ROWS, Outcome, reproduce
-from odcl.report.text import count
+from odcl.cli.console import say
+from odcl.cli.parser import Parser, at_least_0, command, jobs, path, positive, quiet, seed, sizes
+from odcl.files import LITTER
 
-_LITTER = (".DS_Store", "Thumbs.db")  # what file managers leave behind
+if TYPE_CHECKING:
+    from odcl.paper.experiments.added import Added
+    from odcl.paper.experiments.definition import Experiment
+    from odcl.paper.experiments.runner import Outcome
+
+_ABOUT = """\
+Make the paper's figures and tables again, beside its own numbers.
+
+FOLDER gets rows.jsonl (every number with its seed, version and time), and for
+each NAME a page NAME.md and, but for table-methods, a figure NAME.png and
+NAME.svg. An interrupted run goes on where it stopped."""
+
+_EXAMPLES = """\
+NAME is all, or one of
+  table-methods       rounds and samples that the theory asks for
+  figure-mse          error against samples per user, linear models
+  table-rounds        rounds until IFCA has the error of one round
+  figure-ifca         IFCA round by round
+  figure-clusterpath  convex clustering with and without the true lambda
+  figure-inexact      error against steps of local SGD
+  figure-logistic     logistic models: error and number of clusters
+  table-accuracy      MNIST, CIFAR10 and noisy CIFAR10 (needs --data)
+
+examples:
+  odcl reproduce all --quick
+  odcl reproduce figure-mse --runs 10 --jobs 2
+  odcl reproduce table-accuracy --data data
+  odcl reproduce figure-mse --methods mine.py
+  odcl reproduce table-methods --sizes 40,30,20,10 --separation 2 --rows 500
+
+DATA holds MNIST's four files (.gz or not) in DATA/mnist, and CIFAR-10 as it is
+unpacked (cifar-10-batches-bin or cifar-10-batches-py), or train.bin and test.bin
+of two classes in DATA/cifar10-two-classes. Nothing is downloaded.
+
+mine.py registers methods: from odcl.baselines import register; register("mine",
+FUNCTION, "n_clusters"). help(odcl.baselines.register) says what FUNCTION gets
+and gives. They join figure-mse, figure-clusterpath, figure-logistic and
+table-accuracy: their page, their figure and rows.jsonl."""
+
+
+def add(some: Any) -> Parser:
+    usage = "NAME [options]"
+    parser = command(some, "reproduce", usage, _ABOUT, _EXAMPLES)
+    group = parser.add_argument_group("arguments")
+    group.add_argument("name", metavar="NAME", help="all, or an experiment of the list below")
+    group = parser.add_argument_group("options")
+    group.add_argument(
+        "--runs",
+        metavar="N",
+        type=positive,
+        help="runs with seeds SEED, SEED + 1, ... [default: the paper's 10, or 20 for logistic]",
+    )
+    group.add_argument(
+        "--jobs",
+        metavar="N",
+        type=jobs,
+        default=-1,
+        help="processes; -1: one per core [default: %(default)s]",
+    )
+    path(group, "--data", "DATA", "folder with the images of table-accuracy")
+    path(group, "--out", "FOLDER", "folder for rows, pages and figures", default="reproduction")
+    group.add_argument(
+        "--sizes", metavar="N,N,...", type=sizes, help="for table-methods: users of each cluster"
+    )
+    group.add_argument(
+        "--separation", metavar="D", type=at_least_0, help="for table-methods: between the optima"
+    )
+    group.add_argument(
+        "--rows", metavar="N", type=positive, help="for table-methods: samples of a user"
+    )
+    path(group, "--methods", "FILE", "Python file that registers methods of your own")
+    group.add_argument(
+        "--quick",
+        action="store_true",
+        help="smaller set-ups, one or two runs: a look, in seconds to a minute each",
+    )
+    group.add_argument(
+        "--force", action="store_true", help="forget the rows of NAME in FOLDER and start again"
+    )
+    seed(group)
+    quiet(group)
+    return parser
+
+
+def run(options: Namespace) -> None:
+    from odcl.report.text import count
+
+    experiments = own_clusters(options.name, options.sizes, options.separation, options.rows)
+    added = load_methods(options.methods, experiments)
+    lacking = without_data(experiments, options.data)
+    if lacking and len(experiments) == 1:
+        raise ValueError(lacking[options.name])
+    open_folder(options.out, experiments, force=options.force)
+    shared = {name: getattr(options, name) for name in ("runs", "jobs", "data", "quick", "seed")}
+    failures: list[str] = []
+    for one in experiments:
+        if one.name in lacking:
+            say(f"{one.name} is left out. {lacking[one.name]}", options)
+            continue
+        try:
+            outcome = run_one(one, options.out, quiet=options.quiet, added=added, **shared)
+        except KeyboardInterrupt:
+            folder = shlex.quote(str(options.out))
+            say(f"what is done is kept in {folder}: the same command goes on there", options)
+            raise
+        print(outcome.page)
+        if outcome.experiment.draw is not None and len(outcome.files) == 1:
+            say("no picture, for want of matplotlib: pip install 'odcl[plot]'", options)
+        for line in (time_line(outcome), other_rows(outcome)):
+            if line:
+                say(line, options)
+        failures += outcome.failures
+    print(f"Rows, pages, figures: {shlex.quote(str(options.out))}")
+    if failures:
+        some = f"{count(len(failures), 'task')} of your own methods failed and have no rows"
+        raise ValueError(f"{some}. {failures[0]}")
 
 
 def chosen(name: str) -> list[Experiment]:
     """The experiments that a name stands for."""
+    from odcl.paper.experiments import NAMES, experiment
+
     return [experiment(own) for own in (NAMES if name == "all" else (name,))]
 
 
 def own_clusters(
     name: str, sizes: Sequence[int] | None, separation: float | None, rows: int | None
 ) -> list[Experiment]:
-    """The experiments, with the methods' table for clusters of somebody's own where given."""
+    """The experiments, with the methods' table for other clusters where given."""
     if (sizes, separation, rows) == (None, None, None):
         return chosen(name)
     if name != "table-methods" or sizes is None or separation is None or rows is None:
@@ -40,6 +157,9 @@ def own_clusters(
 
 def load_methods(path: Path | None, experiments: Sequence[Experiment]) -> Added:
     """The methods that a file registers, for experiments that others can join."""
+    from odcl.paper.experiments import NAMES, experiment
+    from odcl.paper.experiments.added import NONE_ADDED, load
+
     if path is None:
         return NONE_ADDED
     if not any(one.bench for one in experiments):
@@ -50,6 +170,8 @@ def load_methods(path: Path | None, experiments: Sequence[Experiment]) -> Added:
 
 def without_data(experiments: Sequence[Experiment], data: Path | None) -> dict[str, str]:
     """Experiments whose files are not there, by name, and what to do."""
+    from odcl.paper.experiments.definition import MissingData
+
     lacking = {}
     for one in experiments:
         try:
@@ -61,10 +183,13 @@ def without_data(experiments: Sequence[Experiment], data: Path | None) -> dict[s
 
 def open_folder(out: Path, experiments: Sequence[Experiment], *, force: bool) -> None:
     """Make the folder, or go on in it; with ``force`` the experiments' rows are forgotten."""
+    from odcl.paper.experiments.rows import read_rows, write_rows
+    from odcl.paper.experiments.runner import ROWS
+
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file, and a folder is to be written: name another place.")
     out.mkdir(parents=True, exist_ok=True)
-    there = [p.name for p in out.iterdir() if p.name not in _LITTER]
+    there = [p.name for p in out.iterdir() if p.name not in LITTER]
     if there and ROWS not in there:
         raise ValueError(
             f"{out} holds what odcl did not write (such as {sorted(there)[0]!r}), and no {ROWS} to "
@@ -87,9 +212,11 @@ def run_one(
     quick: bool,
     seed: int,
     quiet: bool,
-    added: Added = NONE_ADDED,
+    added: Added,
 ) -> Outcome:
     """One experiment, with a bar where somebody watches."""
+    from odcl.paper.experiments.runner import reproduce
+
     with _counted(one.name, quiet) as advance:
         return reproduce(
             one,
@@ -106,6 +233,8 @@ def run_one(
 
 def time_line(outcome: Outcome) -> str:
     """How much was done and how long it took."""
+    from odcl.report.text import count
+
     old = outcome.n_tasks - outcome.n_new
     kept = f", {old} from before" if old else ""
     done = count(outcome.n_new, "task")
@@ -117,6 +246,8 @@ def time_line(outcome: Outcome) -> str:
 
 def other_rows(outcome: Outcome) -> str:
     """A line on rows that are there and not used; empty: there are none."""
+    from odcl.paper.experiments.runner import ROWS
+
     n = outcome.n_other
     if not n:
         return ""

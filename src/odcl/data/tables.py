@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import os
@@ -166,6 +167,16 @@ def _files_of(place: Path) -> list[Path]:
         found = f"only {listing([p.name for p in there], 5)}" if there else "nothing"
         raise InputError(f"Folder {place} holds {found}: no table to read. Tables are {_KNOWN}.")
     return files
+
+
+def file_digest(path: str | os.PathLike[str]) -> str:
+    """SHA-256 of a table's bytes; of a folder, of its files one after the other."""
+    digest = hashlib.sha256()
+    for file in _files_of(Path(path)):
+        with open(file, "rb") as stream:
+            while chunk := stream.read(2**20):
+                digest.update(chunk)
+    return digest.hexdigest()
 
 
 def _ending(file: str | os.PathLike[str]) -> str:

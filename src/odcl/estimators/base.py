@@ -19,6 +19,7 @@ from sklearn.utils.validation import (
 )
 
 from odcl._typing import Array, Floats, Ints
+from odcl.data.columns import kind_of
 from odcl.data.federation import Federation, as_ids
 from odcl.data.ids import (
     check_owners,
@@ -80,6 +81,8 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
         often a row counts: 2 is the row twice, 0 is no row.
         """
         check_settings(self)
+        name = getattr(y, "name", None)
+        self.target_name_ = name if isinstance(name, str) else ""
         X, users = self._split(X, users, fitting=True)
         X, y = self._validated(X, y)
         ids = np.zeros(len(X), dtype=np.intp) if users is None else check_owners(users, len(X))
@@ -106,6 +109,7 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
         """
         check_settings(self)
         validate_data(self, federation.X, reset=True, skip_check_array=True)
+        self.target_name_ = "" if schema is None else schema.target
         y = self._encode(self._checked_target(federation.y))
         return self._fit(federation.with_y(y), True, schema=schema, progress=progress)
 
@@ -140,6 +144,9 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
         self.schema_ = schema
         self.risk_, self.method_ = risk, method
         self.users_, self.labels_, self.uploads_ = result.users, result.labels, result.uploads
+        self.n_rows_ = federation.n_rows
+        sure = result.step.probabilities
+        self.probability_ = np.full(len(self.users_), np.nan) if sure is None else sure
         self.n_clusters_ = result.n_clusters
         self.theta_, self.cluster_theta_ = result.models, result.centers
         self.rule_, self.reason_ = result.step.rule, result.step.reason
@@ -186,6 +193,24 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
         if self.users is not None:
             del kept[column_position(names.tolist(), self.users)]
         return kept
+
+    def schema_of_names(self) -> TableSchema | None:
+        """How a table is read for a model of a frame; None where columns have no names."""
+        names = getattr(self, "feature_names_in_", None)
+        if names is None or not isinstance(self.users, str):
+            return None
+        features = tuple(self.feature_names_)
+        return TableSchema(
+            user=self.users,
+            target=self.target_name_,
+            features=features,
+            levels={},
+            fill=dict.fromkeys(features, 0.0),
+            missing="error",
+            task="regression" if not hasattr(self, "classes_") else "classification",
+            classes=tuple(self.classes_.tolist()) if hasattr(self, "classes_") else None,
+            user_kind=kind_of(self.users_.tolist()),
+        )
 
     def coefficients(self) -> Any:
         """A pandas frame of every user's model in the table's units, under the columns' names.
@@ -319,10 +344,14 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
                 )
             self.users_ = as_ids([*self.users_.tolist(), *ids.tolist()])
             self.labels_ = np.append(self.labels_, [one.label for one in found])
+            self.probability_ = np.append(self.probability_, [one.probability for one in found])
+            rows = [int(one.upload.n_samples[0]) for one in found]
+            self.n_rows_ = np.append(self.n_rows_, rows)
             self.theta_ = np.vstack([self.theta_, *(one.theta for one in found)])
-            for one in found:
-                self.uploads_ = self.uploads_.joined(one.upload)
-            self.uploads_ = replace(self.uploads_, users=self.users_)
+            if self.uploads_ is not None:
+                for one in found:
+                    self.uploads_ = self.uploads_.joined(one.upload)
+                self.uploads_ = replace(self.uploads_, users=self.users_)
 
     def update_user(self, user: Any, X: Any, y: Any, *, all_rows: bool = False) -> int:
         """More rows of a user that is known: its group and its model follow. Its new label.
@@ -337,18 +366,32 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
             at = int(positions(self.users_, as_ids([user]))[0])
             if at < 0:
                 raise ValueError(f"User {user!r} is not known: add it with add_user.")
+            old = None if self.uploads_ is None else self.uploads_[at]
             if all_rows:
                 found = self.assign(X, y)
-                upload, label, theta = found.upload, found.label, found.theta
+                upload, label, theta, sure = (
+                    found.upload,
+                    found.label,
+                    found.theta,
+                    found.probability,
+                )
+            elif old is None:
+                raise ValueError(
+                    "The users' uploads were too large to keep, so the old rows cannot be added to "
+                    "the new ones: give all rows of the user, and say all_rows=True."
+                )
             else:
                 target = self.risk_.loss.encode(target)
-                upload = with_more_rows(
-                    self.uploads_[at], self.scaling_.apply(rows), target, self.risk_
-                )
-                label, theta = place(upload, self.groups_, self.method_.refit)
-            self.uploads_ = self.uploads_.replaced(at, upload)
-            self.labels_, self.theta_ = self.labels_.copy(), self.theta_.copy()
-            self.labels_[at], self.theta_[at] = label, theta
+                upload = with_more_rows(old, self.scaling_.apply(rows), target, self.risk_)
+                label, theta, sure = place(upload, self.groups_, self.method_.refit)
+            if self.uploads_ is not None:
+                self.uploads_ = self.uploads_.replaced(at, upload)
+            count = len(rows) if all_rows else self.n_rows_[at] + len(rows)
+            new = {"labels_": label, "theta_": theta, "probability_": sure, "n_rows_": count}
+            for name, value in new.items():  # new arrays: result_ holds the old ones
+                values = getattr(self, name).copy()
+                values[at] = value
+                setattr(self, name, values)
         return label
 
     def diagnose(self, *, resamples: int = 20, seed: int = 0) -> Diagnosis:

@@ -87,6 +87,8 @@ def _artifact(model: Any, extras: Mapping[str, Extra]) -> Artifact:
     arrays = {
         "theta": model.theta_,
         "labels": np.asarray(model.labels_, dtype=np.int64),
+        "rows": np.asarray(model.n_rows_, dtype=np.int64),
+        "probability": model.probability_,
         "cluster_theta": model.cluster_theta_,
         "cluster_means": model.cluster_means_,
         "pooled_theta": model.pooled_theta_,
@@ -115,6 +117,7 @@ def _artifact(model: Any, extras: Mapping[str, Extra]) -> Artifact:
             "n_features": int(model.n_features_in_),
             "feature_names": None if names is None else names.tolist(),
             "classes": None if classes is None else classes_to_json(classes),
+            "target": model.target_name_,
             "rule": model.rule_,
             "reason": model.reason_,
         }
@@ -147,11 +150,13 @@ def _read(cls: Any, stored: StoredArtifact) -> Any:
 
     words = stored.words(MODEL)
     known = {kind.__name__: kind for kind in (ODCLClassifier, ODCLRegressor)}
+    if cls is not None and words.get("estimator") != cls.__name__:
+        raise ValueError(
+            f"{stored.folder} holds an {words.get('estimator')!r}: load it with that class."
+        )
     with stored.checking(MODEL):
         expect(words.get("estimator") in known, f"{words.get('estimator')!r} is no estimator")
         kind = known[words["estimator"]]
-        if cls is not None and cls is not kind:
-            raise TypeError
         model = _from_words(kind, words)
         groups = {name: number_from_json(words["groups"][name]) for name in _SIZES}
         for name, value in groups.items():
@@ -173,7 +178,7 @@ def _from_words(kind: Any, words: dict[str, Any]) -> Any:
     names = set(kind().get_params(deep=False))
     expect(set(words["params"]) == names, "the settings are not those of " + kind.__name__)
     classes = None if words["classes"] is None else classes_from_json(words["classes"])
-    expect(is_classifier(kind()) == (classes is not None), "a regressor with classes, or no classes")
+    expect(is_classifier(kind()) == (classes is not None), "classes of no classifier, or none")
     model = kind(**{k: _setting_from_json(v) for k, v in words["params"].items()})
     text = isinstance(words["params"]["clusterer"], dict)  # an object, of which the words are left
     check_settings(model.set_params(clusterer="auto") if text else model)
@@ -186,6 +191,7 @@ def _from_words(kind: Any, words: dict[str, Any]) -> Any:
     expect(isinstance(model.has_users_, bool), "has_users is neither true nor false")
     expect(model.tau2_ is None or is_size(model.tau2_), f"tau2 is {model.tau2_!r}")
     model.rule_, model.reason_ = str(words["rule"]), str(words["reason"])
+    model.target_name_ = str(words["target"])
     model.n_features_in_, found = words["n_features"], words["feature_names"]
     expect(is_count(model.n_features_in_), f"n_features is {model.n_features_in_!r}")
     if found is not None:
@@ -209,6 +215,8 @@ def _fill(model: Any, stored: StoredArtifact, listed: Any, groups: dict[str, flo
     specs = {
         "used": ArraySpec((p_all,), ("bool",)),
         "labels": ArraySpec(users, whole),
+        "rows": ArraySpec(users, whole),
+        "probability": ArraySpec(users, finite=False),
         "theta": ArraySpec(("users", "dim")),
         "cluster_theta": ArraySpec(("groups", "dim")),
         "cluster_means": ArraySpec(("groups", "features")),
@@ -234,12 +242,13 @@ def _fill(model: Any, stored: StoredArtifact, listed: Any, groups: dict[str, flo
         for name in ("scale", "members", "samples"):
             expect(bool((arrays[name] > 0).all()), f"{name} holds numbers that are not positive")
         expect(bool((arrays["pull"] >= 0).all()), "pull holds negative numbers")
+    model.n_rows_, model.probability_ = arrays["rows"], arrays["probability"]
     model.labels_, model.n_clusters_ = labels.astype(np.intp, copy=False), k
     for name in ("theta", "cluster_theta", "cluster_means", "pooled_theta"):
         setattr(model, f"{name}_", arrays[name])
     model.scaling_ = Scaling(arrays["shift"], arrays["scale"], np.flatnonzero(used), len(used))
-    of_groups = {name: arrays[name] for name in ("members", "samples", "pull")}
-    model.groups_ = Groups(centers=model.cluster_theta_, **of_groups, **groups)
+    sums = [arrays[name] for name in ("members", "samples", "pull")]
+    model.groups_ = Groups(model.cluster_theta_, *sums, *(groups[name] for name in _SIZES))
 
 
 def _read_uploads(model: Any, stored: StoredArtifact) -> Uploads:

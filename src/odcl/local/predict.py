@@ -40,6 +40,17 @@ def linear_predictors(
     return z
 
 
+def predicted_targets(
+    X: Floats, theta: Floats, where: Ints, risk: Risk, scaling: Scaling | None = None
+) -> Array:
+    """What each row's model expects of it, (n_rows,): a number, or the position of a class."""
+    z = linear_predictors(X, theta, where, risk, scaling)
+    mean = risk.loss.mean(z)
+    if not risk.loss.classification:
+        return mean[:, 0]
+    return mean.argmax(axis=1) if mean.shape[1] > 1 else (z[:, 0] > 0).astype(np.intp)
+
+
 def cluster_means(federation: Federation, labels: Ints, n_clusters: int) -> Floats:
     """Mean feature vector of each cluster's rows, (n_clusters, n_features)."""
     X, rows = federation.X, np.ones(len(federation.X))

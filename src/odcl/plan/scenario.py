@@ -300,9 +300,7 @@ def paper_thresholds(scene: Scenario, *, seed: int = 0) -> dict[str, int]:
 # -- from a pilot ----------------------------------------------------------------------------------
 
 
-def from_pilot(
-    result: Result, federation: Federation, *, n_users: int | None = None
-) -> Scenario:
+def from_pilot(result: Result, federation: Federation, *, n_users: int | None = None) -> Scenario:
     """The federation that a pilot suggests: its groups, its rows, its noise.
 
     ``federation`` holds the rows that ``result`` was fitted on. Groups keep their shares when

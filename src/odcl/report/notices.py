@@ -85,7 +85,7 @@ def _about_columns(schema: TableSchema, X: Floats, model: Any) -> list[str]:
         lines.append(f"{count(len(constant), 'constant column')} ({listing(constant, 3)})")
     odd = [n for n, width in spread.items() if width > 0 and not _NARROW <= width <= _WIDE]
     if odd:
-        standard = model.standardize and model.method != "paper"
+        standard = model.method_.standardize
         done = "brought to a common scale" if standard else "and nothing is standardised"
         lines.append(f"{count(len(odd), 'column')} at an extreme scale ({listing(odd, 3)}), {done}")
     return lines

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from scipy.special import softmax
 
 from odcl._typing import Floats
 from odcl.exchange.download import Refit
@@ -83,8 +84,8 @@ def _dispersion(old: Uploads, X: Floats, y: Floats, theta: Floats, A: Floats, ri
     return float((before + moved @ A @ moved + added) / spare) if spare > 0 else np.inf
 
 
-def place(upload: Uploads, groups: Groups, refit: Refit) -> tuple[int, Floats]:
-    """The group that explains an upload best, and the user's model from the two: (label, theta)."""
+def place(upload: Uploads, groups: Groups, refit: Refit) -> tuple[int, Floats, float]:
+    """The group that explains an upload best, the user's model from the two, and how surely."""
     phi = 1.0
     if upload.has_dispersion and upload.dispersion is not None:
         known = bool(np.isfinite(upload.dispersion[0]))
@@ -94,7 +95,8 @@ def place(upload: Uploads, groups: Groups, refit: Refit) -> tuple[int, Floats]:
     cost = misfit(upload, np.array([phi]), groups.tau2, groups.centers, only)[0]
     # With tau2 the terms are divided by phi already.
     cost = cost if groups.tau2 > 0 else cost / phi
-    label = int(np.argmin(cost - np.log(groups.members)))
+    p = softmax(np.log(groups.members) - cost)
+    label = int(np.argmax(p))
     center = groups.centers[label]
     strength = phi / groups.tau2 if groups.tau2 > 0 else np.inf
     if refit is None:
@@ -102,8 +104,9 @@ def place(upload: Uploads, groups: Groups, refit: Refit) -> tuple[int, Floats]:
     elif not isinstance(refit, str):
         strength = float(refit) * float(upload.n_samples[0])
     if np.isinf(strength):
-        return label, center
+        return label, center, float(p[label])
     assert upload.curvature is not None
     H = upload.curvature[0]
     A = H - np.diag(upload.n_samples[0] * upload.penalty) + strength * np.eye(upload.dim)
-    return label, solve_symmetric(A[None], (H @ upload.theta[0] + strength * center)[None])[0]
+    theta = solve_symmetric(A[None], (H @ upload.theta[0] + strength * center)[None])[0]
+    return label, theta, float(p[label])

@@ -1,0 +1,78 @@
+"""How commands talk: results on stdout, progress and notices on stderr, tables in files."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from odcl.report.progress import Silent
+
+
+def watched(options: Namespace) -> AbstractContextManager[Silent]:
+    """Progress for a person who watches."""
+    from odcl.report import progress
+
+    return progress.watched(options.quiet)
+
+
+def say(text: str, options: Namespace) -> None:
+    """One line on stderr."""
+    from odcl.report.progress import notice
+
+    notice(text, options.quiet)
+
+
+def say_picture(path: Path, drawn: bool, options: Namespace) -> None:
+    """Where the picture is, or why there is none."""
+    if drawn:
+        print(f"Picture: {shlex.quote(str(path))}")
+    else:
+        say("no picture, for want of matplotlib: pip install 'odcl[plot]'", options)
+
+
+def check_out_file(options: Namespace, *, run: Path, table: Path) -> None:
+    """Refuse an output file before the work: no known format, in no folder, there, or read."""
+    from odcl.data.tables import check_ending
+    from odcl.errors import InputError, Setting
+
+    out: Path | None = options.out
+    if out is None:
+        return
+    check_ending(out)
+    place = out.resolve()
+    if out.is_dir():
+        raise ValueError(f"{out} is a folder, and a file is to be written: name a file in it.")
+    if not place.parent.is_dir():
+        raise ValueError(f"{out} cannot be written: there is no folder {out.parent}. Make it.")
+    if not os.access(place.parent, os.W_OK):
+        raise ValueError(f"{out} cannot be written: folder {out.parent} is not yours to change.")
+    if place == table.resolve() or place.parent == table.resolve():
+        raise ValueError(f"{out} would stand where {table} is read from: name another file.")
+    if place.parent == run.resolve():
+        raise ValueError(f"{out} would lie in the run itself: name a file elsewhere.")
+    if out.is_file() and not options.force:
+        again = Setting("force", True)
+        raise InputError(f"{out} exists already. Say ", again, " to replace it, or name another.")
+
+
+def write_answer(columns: Mapping[str, Any], notices: Sequence[str], options: Namespace) -> None:
+    """The table that a command gives, to its file or as CSV to stdout, and what is said of it."""
+    from odcl.data.tables import write_csv, write_table
+    from odcl.report.text import count
+
+    for text in notices:
+        say(text, options)
+    if options.out is None:
+        sys.stdout.flush()
+        write_csv(sys.stdout.buffer, columns)
+        return
+    write_table(options.out, columns)
+    n = len(next(iter(columns.values())))
+    say(f"{count(n, 'row')} written to {options.out}", options)

@@ -1,0 +1,380 @@
+"""``odcl fit``: from a table to groups, a model for every user, and what they are worth."""
+
+from __future__ import annotations
+
+import shlex
+from argparse import Namespace
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from odcl.cli.console import say, say_picture, watched
+from odcl.cli.parser import (
+    COMBINE,
+    CURVATURE,
+    LOSSES,
+    MISSING,
+    TABLE_HELP,
+    HoldOut,
+    Parser,
+    UsageError,
+    at_least_0,
+    clusters,
+    column_names,
+    command,
+    force,
+    holdout,
+    jobs,
+    missing,
+    one_of,
+    path,
+    quiet,
+    refit,
+    seed,
+)
+
+if TYPE_CHECKING:
+    from odcl._typing import Bools
+    from odcl.data.federation import Federation
+    from odcl.data.source import Source
+    from odcl.evaluate.comparison import Comparison
+    from odcl.method import Method
+    from odcl.report.progress import Silent
+
+_ABOUT = """\
+Find the hidden groups in a table, and fit a model for every user.
+
+A user is whatever a column names: a store, a sensor, a patient. The closing
+table compares, on rows held out of each user's data, one model per user, one
+model for all, the paper's setting and odcl."""
+
+_EXAMPLES = """\
+examples:
+  odcl fit sales.csv --user store --target sales --out run
+  odcl fit visits.parquet --user patient --target ill --loss logistic \\
+      --categorical ward,sex --drop date --missing mean --out run
+  odcl fit sales.csv --user store --target sales --paper --out run-paper
+  odcl fit sales.csv --user store --target sales --holdout last --time day --out run
+
+RUN holds the models (models.safetensors, model.json), each user's group
+(assignment.csv), each group's model in the table's units (groups.csv),
+report.json, schema.json and picture.png. In Python:
+ODCLRegressor.load("run").predict(table), with the same columns in any order;
+ODCLClassifier for classes."""
+
+
+def add(some: Any) -> Parser:
+    usage = "TABLE --user COLUMN --target COLUMN --out RUN [options]"
+    parser = command(some, "fit", usage, _ABOUT, _EXAMPLES)
+    _table_options(parser.add_argument_group("the table"))
+    _method_options(parser.add_argument_group("the method (the defaults suit most tables)"))
+    run = parser.add_argument_group("the run")
+    path(run, "--out", "RUN", "folder for the results (required)", required=True)
+    force(run)
+    run.add_argument(
+        "--holdout",
+        metavar="SHARE",
+        type=holdout,
+        default=HoldOut(0.2),
+        help="share of each user's rows kept back for the comparison; 0: no comparison; last, or "
+        "last:SHARE: its last rows by --time. The models in RUN are fitted on all rows "
+        "[default: %(default)s]",
+    )
+    run.add_argument(
+        "--time", metavar="COLUMN", help="column that orders the rows of a user [default: none]"
+    )
+    seed(run)
+    run.add_argument(
+        "--jobs",
+        metavar="N",
+        type=jobs,
+        default=1,
+        help="threads for the local models; -1: one per core [default: %(default)s]",
+    )
+    quiet(run)
+    return parser
+
+
+def _table_options(group: Any) -> None:
+    group.add_argument("table", metavar="TABLE", type=Path, help=TABLE_HELP)
+    group.add_argument(
+        "--user",
+        metavar="COLUMN",
+        required=True,
+        help="column that names the user of each row (required)",
+    )
+    group.add_argument(
+        "--target", metavar="COLUMN", required=True, help="column to predict (required)"
+    )
+    many = {"metavar": "COLUMNS", "action": "append", "default": []}
+    group.add_argument(
+        "--features",
+        **many,
+        help="columns to predict from: a,b,c, or the option once per column [default: all others]",
+    )
+    group.add_argument("--drop", **many, help="columns to leave out")
+    group.add_argument("--categorical", **many, help="columns that hold categories, not numbers")
+    missing(group, "error")
+
+
+def _method_options(group: Any) -> None:
+    group.add_argument(
+        "--loss",
+        type=one_of(LOSSES),
+        default="auto",
+        metavar="NAME",
+        help="squared (numbers), huber (numbers with outliers), poisson (counts), logistic or "
+        "multinomial (classes), or auto: classes for text and true/false, else squared "
+        "[default: %(default)s]",
+    )
+    group.add_argument(
+        "--clusters",
+        type=clusters,
+        default="auto",
+        metavar="K",
+        help="number of groups; auto: found from the users' own noise; convex: by convex "
+        "clustering (the paper's ODCL-CC); elbow or silhouette: chosen for K-means++ by that "
+        "rule; kmeans:K, spectral:K, gradient:K: K groups by that method "
+        "[default: %(default)s]",
+    )
+    group.add_argument(
+        "--combine",
+        type=one_of(COMBINE),
+        metavar="HOW",
+        help="how a group's models become one: precision (by what each user's rows tell), mean "
+        "(the paper), samples (by number of rows), shrink (mean of the mixture's posterior) "
+        "[default: precision]",
+    )
+    group.add_argument(
+        "--refit",
+        type=refit,
+        metavar="HOW",
+        help="what a user makes of its group's model: evidence or cv (drawn to it as far as the "
+        "data say), none (takes it), or a number (strength of the pull) [default: evidence]",
+    )
+    group.add_argument(
+        "--l2",
+        type=at_least_0,
+        metavar="NUMBER",
+        help="penalty on coefficients, in standardised units [default: 0; for classes 0.01]",
+    )
+    group.add_argument(
+        "--curvature",
+        type=one_of(CURVATURE),
+        default="auto",
+        metavar="WHAT",
+        help="what users would send of their Hessian: full, diagonal, none; auto: full up to 100 "
+        "parameters [default: %(default)s]",
+    )
+    group.add_argument("--no-intercept", action="store_true", help="fit no intercept")
+    group.add_argument(
+        "--no-standardize",
+        action="store_true",
+        help="leave features in their own units instead of a common scale",
+    )
+    group.add_argument(
+        "--paper",
+        action="store_true",
+        help="the paper's setting: K-means++ (number by silhouette unless --clusters is given), "
+        "plain mean, no refit, no standardisation",
+    )
+
+
+def run(options: Namespace) -> None:
+    from odcl.artifact import check_artifact_place
+    from odcl.cli.run_folder import write_run
+
+    if (options.time is None) == options.holdout.last:
+        raise UsageError("--holdout last and --time COLUMN go together.", "odcl fit")
+    method = method_of(options)
+    check_artifact_place(options.out, force=options.force)
+    with watched(options) as progress:
+        progress.stage("reading the table")
+        source = read_named(options.table, options, time=options.time)
+        settings = estimator_settings(options, method)
+        fitted = fit_source(source, settings, options.holdout, options.seed, progress)
+        progress.stage("writing")
+        drawn = write_run(fitted, options.out, force=options.force)
+    for text in fitted.notices:
+        say(text, options)
+    _print(fitted)
+    say_picture(options.out / "picture.png", drawn, options)
+    out = shlex.quote(str(options.out))
+    print(f"Models of all rows, groups, report: {out}")
+    print(f"Next: odcl predict {out} TABLE")
+
+
+def _print(fitted: FittedTable) -> None:
+    from odcl.report.text import comparison_table, count, group_table, in_bytes, verdict
+
+    model, m = fitted.model, len(fitted.model.users_)
+    encoded = fitted.source.encoded
+    size = f"{count(m, 'user')}, {count(len(encoded.codes), 'row')}"
+    size += f", {count(encoded.X.shape[1], 'feature')}"
+    print(f"{size}, {model.risk_.loss.name} loss, 1 round. {model.reason_}")
+    print()
+    print(group_table(model.labels_, model.n_rows_, model.users_))
+    if fitted.comparison is not None:
+        print()
+        print(comparison_table(fitted.comparison))
+        if "odcl" in fitted.comparison.scores:
+            print(verdict(fitted.comparison))
+    print()
+    result = model.result_
+    up, down = in_bytes(result.bytes_up / m), in_bytes(result.bytes_down / m)
+    print(f"In a federation each user would send {up} and receive {down}.")
+
+
+# -- what the options mean -------------------------------------------------------------------------
+
+
+def method_of(options: Namespace) -> Method:
+    """The method that ``--paper``, ``--clusters``, ``--combine`` and others describe."""
+    from odcl.method import Method
+
+    changes = {
+        "clusterer": options.clusters,
+        "combine": options.combine,
+        "refit": getattr(options, "refit", None),
+        "curvature": getattr(options, "curvature", None),
+        "standardize": False if getattr(options, "no_standardize", False) else None,
+    }
+    return Method.of("paper" if options.paper else "default", **changes)
+
+
+def estimator_settings(options: Namespace, method: Method) -> dict[str, Any]:
+    """Arguments of the estimator."""
+    settings = {
+        "method": method,
+        "fit_intercept": not options.no_intercept,
+        "random_state": options.seed,
+        "n_jobs": getattr(options, "jobs", None),
+    }
+    return settings if options.l2 is None else settings | {"l2": options.l2}
+
+
+def read_named(path: Path, options: Namespace, *, time: str | None = None) -> Source:
+    """Read a table whose columns the command line names."""
+    from odcl.data.source import read_source
+    from odcl.data.tables import read_column_names
+
+    columns = read_column_names(path)
+    features, drop, categorical = (
+        column_names(names, columns)
+        for names in (options.features, options.drop, options.categorical)
+    )
+    return read_source(
+        path,
+        user=options.user,
+        target=options.target,
+        features=features or None,
+        drop=drop,
+        categorical=categorical,
+        missing=options.missing or MISSING[0],
+        loss=options.loss or "auto",
+        time=time,
+    )
+
+
+# -- the fit ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class FittedTable:
+    """A fitted table: the model on all rows, the comparison on rows held out."""
+
+    source: Source
+    model: Any
+    comparison: Comparison | None
+    notices: list[str]
+    holdout: HoldOut
+
+
+def fit_source(
+    source: Source, settings: dict[str, Any], held: HoldOut, seed: int, progress: Silent
+) -> FittedTable:
+    """Fit all rows; before that, with a share to hold out, compare methods on these rows."""
+    from odcl.data.folds import hold_out
+    from odcl.evaluate.comparison import keep_every_class
+    from odcl.report.notices import accepted
+
+    federation, schema = source.encoded.federation(), source.schema
+    if federation.n_users == 1:
+        raise ValueError(
+            "The table has one user, and groups need several. Check the column that names the "
+            "user, or fit an ordinary model."
+        )
+    comparison = None
+    if held.share > 0 and (federation.n_rows > 1).any():
+        time = None if source.time is None else source.encoded.by_user(source.time)
+        out = hold_out(federation, held.share, seed, time=time)
+        if schema.classes is not None:
+            out = keep_every_class(out, federation)
+        progress.stage("comparing on held-out rows", federation.n_users)
+        comparison = _compare(federation, out, source.loss, settings, progress)
+    progress.stage("fitting all rows", federation.n_users)
+    labelled = federation
+    if schema.classes is not None:
+        labelled = federation.with_y(schema.labels(federation.y.astype(int)))
+    model = _estimator(source.loss, settings)
+    model.fit_federation(labelled, schema=schema, progress=progress.advance)
+    notices = accepted(schema, source.encoded, federation, model)
+    if source.guessed and source.loss == "squared" and _looks_like_classes(federation):
+        notices.append(f"{schema.target!r} has two values: for classes say --loss logistic")
+    if held.share > 0 and comparison is None:
+        notices.append("no comparison: every user has a single row, and none can be held out")
+    return FittedTable(source, model, comparison, notices, held)
+
+
+def _looks_like_classes(federation: Federation) -> bool:
+    import numpy as np
+
+    values = np.unique(federation.y)
+    whole = bool((values == np.floor(values)).all())
+    return len(values) == 2 and len(federation.y) > 10 and whole
+
+
+def _estimator(loss: str, settings: dict[str, Any]) -> Any:
+    from odcl.data.source import task_of
+    from odcl.estimators import ODCLClassifier, ODCLRegressor
+
+    kind = ODCLClassifier if task_of(loss) == "classification" else ODCLRegressor
+    return kind(loss=loss, **settings)
+
+
+def _compare(
+    federation: Federation, out: Bools, loss: str, settings: dict[str, Any], progress: Silent
+) -> Comparison:
+    """local / one model for all / the paper's setting / ours, each fitted on the rows kept."""
+    import numpy as np
+
+    from odcl.evaluate.comparison import compare
+    from odcl.local.predict import predicted_targets
+    from odcl.method import Method
+
+    kept = federation.select_rows(~out)
+    ours = _estimator(loss, settings).fit_federation(kept, progress=progress.advance)
+    papers = Method.of("paper", clusterer=settings["method"].clusterer)
+    is_paper = settings["method"] == papers
+    paper = ours
+    if not is_paper:
+        given = {**settings, "method": Method.paper()}
+        paper = _estimator(loss, given).fit_federation(kept, progress=progress.advance)
+
+    def by(model: Any, theta: Any) -> Any:
+        """Predictions of a model whose users have these parameters; one row serves everybody."""
+
+        def predict(rows: Any, who: Any) -> Any:
+            at = who if len(theta) > 1 else np.zeros(len(rows), dtype=np.intp)
+            return predicted_targets(rows, theta, at, model.risk_, model.scaling_)
+
+        return predict
+
+    methods = {
+        "local": by(ours, ours.result_.local.theta),
+        "pooled": by(ours, ours.pooled_theta_[None]),
+        "paper": by(paper, paper.theta_),
+    }
+    if not is_paper:
+        methods["odcl"] = by(ours, ours.theta_)
+    return compare(federation, out, methods, ours.risk_.loss)

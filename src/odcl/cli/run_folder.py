@@ -1,0 +1,165 @@
+"""RUN, the folder that ``odcl fit`` writes: the model's artifact with tables and a picture."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from odcl import __version__
+from odcl.artifact.codecs import json_bytes
+from odcl.artifact.folder import Extra
+from odcl.data.federation import Federation
+from odcl.data.schema import TableSchema
+from odcl.data.tables import beside, read_table, write_table
+from odcl.estimators.persist import load_estimator, save_estimator, update_estimator
+from odcl.report.notices import about_values
+
+if TYPE_CHECKING:
+    from odcl.cli.fit import FittedTable
+
+REPORT, PICTURE = "report.json", "picture.png"
+ASSIGNMENT, GROUPS = "assignment.csv", "groups.csv"
+T = TypeVar("T")
+
+
+# -- writing ---------------------------------------------------------------------------------------
+
+
+def write_run(fitted: FittedTable, folder: Path, *, force: bool) -> bool:
+    """All files of a run, in a folder that appears whole or not at all. Is there a picture?"""
+    from odcl.report import pictures
+
+    drawn = pictures.available()
+    extras: dict[str, Extra] = {
+        REPORT: json_bytes(_finite(_report(fitted))),
+        **_tables(fitted.model),
+    }
+    if drawn:
+        extras[PICTURE] = lambda path: _draw(fitted, path)
+    save_estimator(fitted.model, folder, force=force, extras=extras)
+    return drawn
+
+
+def change_run(folder: Path, change: Callable[[Any], T]) -> T:
+    """Change the model of a run while nobody else can; its tables follow."""
+    answers: list[T] = []
+
+    def changed(model: Any, stored: Any) -> Mapping[str, Extra]:
+        answers.append(change(model))
+        return {name: make for name, make in _tables(model).items() if name in stored}
+
+    update_estimator(folder, changed)
+    return answers[0]
+
+
+def _tables(model: Any) -> dict[str, Extra]:
+    """The run's CSV files, which are made from its model."""
+    return {
+        ASSIGNMENT: lambda path: write_table(path, assignment_columns(model)),
+        GROUPS: lambda path: write_table(path, group_columns(model)),
+    }
+
+
+def assignment_columns(model: Any) -> dict[str, Any]:
+    """user, group, rows, and how sure the group is."""
+    columns = {"group": model.labels_, "rows": model.n_rows_}
+    if np.isfinite(model.probability_).any():
+        columns["probability"] = np.round(model.probability_, 6)
+    return beside({model.schema_.user: model.users_}, columns)
+
+
+def group_columns(model: Any) -> dict[str, Any]:
+    """Each group's model in the table's units, one row per group (and class)."""
+    coef, intercept = model.group_coef_, model.group_intercept_
+    k = len(coef)
+    users = np.bincount(model.labels_[model.labels_ >= 0], minlength=k)
+    columns: dict[str, Any] = {"group": np.arange(k), "users": users}
+    if coef.ndim == 3:
+        columns = {name: np.repeat(v, coef.shape[1]) for name, v in columns.items()}
+        columns["class"] = np.tile(np.array([str(c) for c in model.classes_]), k)
+        coef, intercept = coef.reshape(-1, coef.shape[2]), intercept.reshape(-1)
+    values = dict(zip(model.feature_names_, coef.T, strict=True))
+    if model.fit_intercept:
+        values["(intercept)"] = intercept
+    return beside(values, columns, first=True)
+
+
+def _report(fitted: FittedTable) -> dict[str, Any]:
+    model, result, source = fitted.model, fitted.model.result_, fitted.source
+    return {
+        "version": __version__,
+        "table": {"name": source.name, "sha256": source.digest},
+        "risk": model.risk_.to_json(),
+        "method": model.method_.to_json(described=True),
+        "seed": model.random_state,
+        "holdout": str(fitted.holdout),
+        "users": len(model.users_),
+        "rows": len(source.encoded.codes),
+        "groups": model.n_clusters_,
+        "rule": model.rule_,
+        "reason": model.reason_,
+        "combined": result.step.combined,
+        "refit": result.received.how,
+        "rounds": 1,
+        "bytes_up": result.bytes_up,
+        "bytes_down": result.bytes_down,
+        "notices": fitted.notices,
+        "comparison": None if fitted.comparison is None else fitted.comparison.to_json(),
+    }
+
+
+def _finite(value: Any) -> Any:
+    """The same with None for NaN and infinity, which JSON does not know."""
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _draw(fitted: FittedTable, path: Path) -> None:
+    from odcl.report import pictures
+    from odcl.report.text import NAMES
+
+    result, comparison = fitted.model.result_, fitted.comparison
+    fig, axes = pictures.figure(columns=2 if comparison else 1)
+    pictures.draw_models(axes[0], result.local.theta, result.centers, result.labels)
+    if comparison is not None:
+        named = {NAMES.get(k, k): v for k, v in comparison.scores.items()}
+        pictures.draw_users(axes[1], named, comparison.metric)
+    pictures.save(fig, path)
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+def open_run(folder: Path, *, with_target: bool = False) -> tuple[Any, TableSchema]:
+    """The model of a run, and how its tables are read."""
+    model = load_estimator(None, folder)
+    schema = model.schema_ or model.schema_of_names()
+    if schema is None:
+        raise ValueError(
+            f"{folder} was fitted on arrays whose columns have no names, so no table can be read "
+            "for it: use it in Python, or fit it on a frame with users=COLUMN."
+        )
+    if with_target and not schema.target:
+        raise ValueError(
+            f"{folder} does not know the name of its target's column: use it in Python, or fit it "
+            "with a target that has a name, such as a column of a frame."
+        )
+    return model, schema
+
+
+def rows_by_user(
+    path: Path, schema: TableSchema, missing: str | None
+) -> tuple[Federation, list[str]]:
+    """A table's rows user by user, targets as the model takes them, and what is said of them."""
+    encoded = schema.encode(read_table(path, text=schema.text), missing=missing)
+    federation = encoded.federation()
+    if schema.classes is not None:
+        federation = federation.with_y(schema.labels(federation.y.astype(int)))
+    return federation, about_values(schema, encoded, missing or schema.missing)
