@@ -34,6 +34,7 @@ class Source:
     loss: str
     guessed: bool  # nobody said which loss
     time: Array | None = None  # (n_rows,), what orders the encoded rows; by ``time``
+    digest: str | None = None  # SHA-256 of its file, or files in order; None: not from a file
 
 
 def read_source(
@@ -77,9 +78,11 @@ def read_source(
     encoded = schema.encode(table)
     if schema.task == "regression":
         _check_size(schema.target, encoded)
-    name = Path(source).name if isinstance(source, str | os.PathLike) else "table"
+    name, digest = "table", None
+    if isinstance(source, str | os.PathLike):
+        name, digest = Path(source).name, file_digest(source)
     order = None if time is None else times(table, time, encoded.rows)
-    return Source(name, schema, encoded, kind, loss == "auto", order)
+    return Source(name, schema, encoded, kind, loss == "auto", order, digest)
 
 
 def federation_from_table(

@@ -153,5 +153,5 @@ def stability(
             e = rng.standard_normal((len(rows), C.shape[1], dim // C.shape[1]))
             points = (means[rows] + (roots @ e).reshape(len(rows), dim)) @ unit
             run = KMeans(k, init=centers @ unit, n_init=1, max_iter=20).fit(points)
-            kept[i] = np.mean(nearest(points, run.cluster_centers_) == labels[rows])
+            kept[i] = np.mean(nearest_center(points, run.cluster_centers_) == labels[rows])
     return Stability(float(kept.mean()), float(np.mean(kept == 1.0)), resamples)
