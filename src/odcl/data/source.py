@@ -16,7 +16,7 @@ from odcl._typing import Array
 from odcl.data.columns import has_decimal_commas, is_text, times
 from odcl.data.federation import Federation
 from odcl.data.schema import Encoded, TableSchema, as_names, check_columns
-from odcl.data.tables import as_table, read_table
+from odcl.data.tables import as_table, file_digest, read_table
 from odcl.errors import InputError, Setting, listing
 
 # More classes than this, and more than one in two rows has its own: labels that are not classes.
