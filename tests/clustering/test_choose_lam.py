@@ -104,7 +104,7 @@ def test_an_unknown_rule_is_refused():
 
 @pytest.mark.parametrize("noise", [np.ones(3), np.full(4, -1.0), np.full(4, np.nan)])
 def test_noise_that_is_none_is_refused(noise):
-    with pytest.raises(ValueError, match="trace of each row's covariance"):
+    with pytest.raises(ValueError, match="trace of the model's covariance"):
         ConvexClustering().fit(np.eye(4), noise=noise)
 
 

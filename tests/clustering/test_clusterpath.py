@@ -411,7 +411,7 @@ def test_points_without_distances_are_refused(bad):
 
 @pytest.mark.parametrize("a", [np.empty((0, 2)), np.empty((3, 0)), np.zeros((2, 2, 2))])
 def test_points_of_another_shape_are_refused(a):
-    with pytest.raises(ValueError, match="one row a point"):
+    with pytest.raises(ValueError, match="one row per point"):
         clusterpath(a)
 
 

@@ -412,7 +412,7 @@ EYE = np.broadcast_to(np.eye(4), (60, 4, 4))
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"theta": np.full((60, 4), np.nan)}, "60 of 60 users have NaN"),
+        ({"theta": np.full((60, 4), np.nan)}, "60 of 60 rows hold NaN"),
         ({"theta": np.ones(60)}, r"shape \(60,\)"),
         ({"noise": -np.ones(60)}, "negative or NaN noise"),
         ({"noise": np.ones(59)}, "one number"),

@@ -1,4 +1,4 @@
-"""Checks that all clusterers share: numbers of things, finite rows, seeds."""
+"""Checks that all clusterers share: points, noise, counts, seeds."""
 
 from __future__ import annotations
 
@@ -26,6 +26,34 @@ def finite_rows(a: Floats) -> Floats:
             "solver that diverged is the usual cause."
         )
     return a
+
+
+def as_points(X: Any) -> Floats:
+    """Rows of numbers, (n_points, dim), or an error that says what was seen."""
+    a = np.asarray(X, dtype=np.float64)
+    if a.ndim != 2 or a.size == 0:
+        raise ValueError(
+            f"The points have shape {a.shape}: give one row per point, (n_points, dim); for "
+            "numbers on a line that is X.reshape(-1, 1)."
+        )
+    return finite_rows(a)
+
+
+def check_noise(noise: Any, n_users: int) -> Floats:
+    """The trace of each user's covariance, (n_users,): from 0 on, infinite where not known."""
+    given = np.asarray(noise, dtype=np.float64)
+    if given.shape != (n_users,):
+        raise ValueError(
+            f"noise has shape {given.shape}; it must hold one number, the trace of the model's "
+            f"covariance (dim times the variance per coordinate), for each of {n_users} users."
+        )
+    n_bad = int((np.isnan(given) | (given < 0)).sum())
+    if n_bad:
+        raise ValueError(
+            f"{n_bad} of {n_users} users have negative or NaN noise; it is a sum of variances, the "
+            "trace of the model's covariance. Use inf where it is not known."
+        )
+    return given
 
 
 def as_seed(random_state: Any) -> int:

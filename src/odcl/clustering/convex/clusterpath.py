@@ -11,9 +11,8 @@ from typing import Any, Literal
 import numpy as np
 
 from odcl._typing import Floats, Ints
-from odcl.clustering.checks import check_count
+from odcl.clustering.checks import as_points, check_count
 from odcl.clustering.convex.estimator import (
-    as_points,
     check_lam,
     convex_cluster,
     one_thread,

@@ -22,7 +22,7 @@ from sklearn.utils.validation import validate_data
 from threadpoolctl import threadpool_limits
 
 from odcl._typing import Floats, Ints
-from odcl.clustering.checks import check_count, finite_rows
+from odcl.clustering.checks import as_points, check_count, check_noise, finite_rows
 from odcl.clustering.convex.newton import Groups, Pairs
 from odcl.clustering.convex.solve import solve
 
@@ -147,17 +147,6 @@ def prepare(a: Floats) -> Prepared:
     return Prepared(Groups(off if basis is None else off @ basis.T, mass), owner, scale, basis)
 
 
-def as_points(X: Any) -> Floats:
-    """Rows of numbers, (n_points, dim), or an error that says what was seen."""
-    a = np.asarray(X, dtype=np.float64)
-    if a.ndim != 2 or a.size == 0:
-        raise ValueError(
-            f"X has shape {a.shape}: give one row per point, (n_points, dim); for numbers on a "
-            "line that is X.reshape(-1, 1)."
-        )
-    return finite_rows(a)
-
-
 def _different(a: Floats) -> tuple[Floats, Ints]:
     """Different rows, and which of them each row equals; in most data one column can tell."""
     values, first, owner = np.unique(a[:, 0], return_index=True, return_inverse=True)
@@ -259,7 +248,7 @@ class ConvexClustering(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         )
         self.choice_: Any = None
         if self.weights is not None:
-            self._keep(self._weighted(a), check_lam(self.lam))
+            self._keep(self._weighted(a))
             return self
         lam = self.lam
         if isinstance(lam, str) and lam == "auto":
@@ -267,14 +256,16 @@ class ConvexClustering(ClusterMixin, BaseEstimator):  # type: ignore[misc]
             from odcl.clustering.convex.clusterpath import clusterpath
 
             check_rule(self.select)
-            noise = _check_noise(noise, a)
+            if noise is not None:
+                noise = check_noise(noise, len(a))
+                # 0 gives no unit to measure differences in: it is as good as unknown.
+                noise = noise if (np.isfinite(noise) & (noise > 0)).any() else None
             self.choice_ = choose_lam(clusterpath(a), self.select, noise=noise)
             lam = self.choice_.lam
-        result = convex_cluster(a, check_lam(lam), max_iter=self.max_iter)
-        self._keep(result, result.lam)
+        self._keep(convex_cluster(a, check_lam(lam), max_iter=self.max_iter))
         return self
 
-    def _weighted(self, a: Floats) -> Any:
+    def _weighted(self, a: Floats) -> ConvexResult:
         from odcl.clustering.convex.weighted import weighted_convex
         from odcl.clustering.convex.weights import gaussian_knn_weights
 
@@ -292,26 +283,9 @@ class ConvexClustering(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         with one_thread():
             return weighted_convex(a, check_lam(self.lam), weights, max_iter=self.max_iter)
 
-    def _keep(self, result: Any, lam: float) -> None:
-        self.labels_: Ints = result.labels
-        self.cluster_centers_: Floats = result.centers
-        self.n_clusters_ = len(result.centers)
-        self.lam_ = lam
-        self.certified_: bool = result.certified
-        self.gap_: float = result.gap
-        self.objective_: float = result.objective
+    def _keep(self, result: ConvexResult) -> None:
+        self.labels_, self.cluster_centers_ = result.labels, result.centers
+        self.n_clusters_ = result.n_clusters
+        self.lam_ = result.lam
+        self.certified_, self.gap_, self.objective_ = result.certified, result.gap, result.objective
         self.n_iter_ = max(1, result.n_iter)
-
-
-def _check_noise(noise: Any, a: Floats) -> Floats | None:
-    if noise is None:
-        return None
-    given = np.asarray(noise, dtype=np.float64)
-    if given.shape != (len(a),) or np.isnan(given).any() or (given < 0).any():
-        raise ValueError(
-            f"noise of shape {given.shape} for {len(a)} rows, least value {given.min():.3g}: give "
-            "the trace of each row's covariance, (n_users,), from 0 on, infinite where it is not "
-            "known (dim times the variance per coordinate)."
-        )
-    # A noise of 0 gives no unit to measure differences in: where nobody has another, nobody knows.
-    return given if (np.isfinite(given) & (given > 0)).any() else None

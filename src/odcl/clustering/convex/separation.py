@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from scipy.spatial.distance import pdist
 
-from odcl._typing import Array, Floats, Ints
-from odcl.clustering.checks import finite_rows
+from odcl._typing import Array
+from odcl.clustering.checks import as_points
 from odcl.clustering.convex.fusion import diameter
 from odcl.clustering.labels import number_by_first_user, sum_by_cluster
 
@@ -54,7 +54,13 @@ def recovery_interval(X: Any, labels: Array) -> RecoveryInterval:
     with the largest distance from the mean; its proof needs twice that, and lambdas in between
     can fail (-1, 1, 99, 101 at lam = .99 gives four clusters). Here is the display.
     """
-    a, labels = _checked(X, labels)
+    a, labels = as_points(X), np.asarray(labels)
+    if labels.shape != (len(a),):
+        raise ValueError(
+            f"X has shape {a.shape} and labels {labels.shape}: give one row and one label per "
+            "user, (n_users, dim) and (n_users,)."
+        )
+    labels = number_by_first_user(labels)
     sizes = np.bincount(labels)
     m, n_clusters = len(a), len(sizes)
     low = float(max(diameter(a[labels == k]) / sizes[k] for k in range(n_clusters)))
@@ -78,14 +84,3 @@ def oracle_lambda(X: Any, true_labels: Array, *, seed: int = 0) -> float:
     if np.isinf(interval.high):
         return interval.middle
     return float(np.random.default_rng(seed).uniform(interval.low, interval.high))
-
-
-def _checked(X: Any, labels: Array) -> tuple[Floats, Ints]:
-    a = np.asarray(X, dtype=np.float64)
-    labels = np.asarray(labels)
-    if a.ndim != 2 or labels.shape != (len(a),) or len(a) == 0:
-        raise ValueError(
-            f"X has shape {a.shape} and labels {labels.shape}: give one row and one label per "
-            "user, (n_users, dim) and (n_users,)."
-        )
-    return finite_rows(a), number_by_first_user(labels)

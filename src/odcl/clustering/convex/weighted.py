@@ -29,7 +29,7 @@ from scipy import sparse
 from sklearn.exceptions import ConvergenceWarning
 
 from odcl._typing import Bools, Floats, Ints
-from odcl.clustering.convex.estimator import check_lam
+from odcl.clustering.convex.estimator import ConvexResult, check_lam
 from odcl.clustering.convex.weighted_newton import (
     ASCENT_STEPS,
     NEWTON_STEPS,
@@ -66,21 +66,10 @@ MAX_DUAL_NUMBERS = 2**28
 
 
 @dataclass(frozen=True, eq=False)
-class WeightedResult:
-    """Minimiser, clusters and their proof; clusters are numbered by first user.
+class WeightedResult(ConvexResult):
+    """Minimiser, clusters and their proof, and the dual point of the gap."""
 
-    ``labels[i] == labels[j]`` if and only if the rows ``u[i]`` and ``u[j]`` are equal in every
-    bit, and ``gap`` is that of this very ``u``.
-    """
-
-    labels: Ints  # (n_points,), holding 0..n_clusters-1
-    centers: Floats  # (n_clusters, dim), the rows of u, each once
-    u: Floats  # (n_points, dim)
-    objective: float
-    gap: float  # objective - gap <= optimum <= objective
     converged: bool  # gap <= tol * objective
-    certified: bool  # the clusters are proved to be those of the minimiser, up to rounding
-    n_iter: int  # Newton steps
     dual: Floats  # (n_edges, dim), the feasible z of the gap
 
 
@@ -124,12 +113,12 @@ def weighted_convex(
         own = np.arange(len(a))
         zero = np.zeros((edges.nnz, points.shape[1]))
         found = Solution(points, zero, problem.objective(points), 0.0, own, certified=True)
-        return _result(a, found, own, tol, 0)
+        return _result(a, found, own, lam, tol, 0)
     found, n_iter = _solve(problem, tol, max_iter, certify)
     labels = found.labels
     rows = found.u[np.unique(labels, return_index=True)[1]]
     centers = (rows if basis is None else rows @ basis) + shift
-    result = _result(centers, found, labels, tol, n_iter)
+    result = _result(centers, found, labels, lam, tol, n_iter)
     if not result.converged:
         warnings.warn(
             f"Weighted convex clustering stopped after {n_iter} Newton steps with a gap of "
@@ -152,7 +141,7 @@ def _check_size(n_edges: int, dim: int) -> None:
 
 
 def _result(
-    centers: Floats, found: Solution, labels: Ints, tol: float, n_iter: int
+    centers: Floats, found: Solution, labels: Ints, lam: float, tol: float, n_iter: int
 ) -> WeightedResult:
     """Clusters whose centres are equal in every bit become one, and are numbered by first user."""
     centers = centers + 0.0  # -0.0 is 0.0
@@ -163,9 +152,8 @@ def _result(
     centers = centers[labels[first]]
     converged = found.gap <= tol * found.objective
     return WeightedResult(
-        one, centers, centers[one], found.objective, found.gap, converged, found.certified,
-        n_iter, found.z,
-    )  # fmt: skip
+        one, centers, lam, found.objective, found.gap, found.certified, n_iter, converged, found.z
+    )
 
 
 def _solve(problem: Problem, tol: float, max_iter: int, certify: bool) -> tuple[Solution, int]:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from odcl._typing import Bools, Floats, Ints
+from odcl.clustering.checks import as_points, check_noise
 from odcl.clustering.mixture.em import Axes
 from odcl.clustering.mixture.search import SEARCH_USERS
 
@@ -188,17 +189,7 @@ def check_inputs(
     founders: ArrayLike | None,
 ) -> Given:
     """Arrays of the right shape and meaning, or an error that says what to do."""
-    theta = np.asarray(theta, dtype=np.float64)
-    if theta.ndim != 2 or 0 in theta.shape:
-        raise ValueError(
-            f"theta has shape {theta.shape}; the mixture needs (n_users, dim), one row per user."
-        )
-    n_bad = int((~np.isfinite(theta).all(axis=1)).sum())
-    if n_bad:
-        raise ValueError(
-            f"{n_bad} of {len(theta)} users have NaN or infinite entries in theta, and their "
-            "distance to a group means nothing. Leave them out, or repair their local fits."
-        )
+    theta = as_points(theta)
     far = float(np.abs(theta).max())
     if far > LARGEST:
         raise ValueError(
@@ -208,7 +199,7 @@ def check_inputs(
     n_users, dim = theta.shape
     known = np.ones(n_users, dtype=bool)
     if noise is not None:
-        noise = _checked_noise(noise, n_users)
+        noise = check_noise(noise, n_users)
         known &= np.isfinite(noise)
     if covariance is not None:
         covariance, finite = _checked_covariance(covariance, n_users, dim)
@@ -228,22 +219,6 @@ def check_inputs(
             )
         known = chosen
     return Given(theta, noise, covariance, known)
-
-
-def _checked_noise(noise: ArrayLike, n_users: int) -> Floats:
-    values = np.asarray(noise, dtype=np.float64)
-    if values.shape != (n_users,):
-        raise ValueError(
-            f"noise has shape {values.shape}; it must hold one number, the trace of the covariance "
-            f"of theta[i], for each of the {n_users} users."
-        )
-    n_bad = int((np.isnan(values) | (values < 0)).sum())
-    if n_bad:
-        raise ValueError(
-            f"{n_bad} of {n_users} users have negative or NaN noise; it is a sum of variances. "
-            "Use inf for a user whose noise is not known: it seeds no group but still gets one."
-        )
-    return values
 
 
 def _checked_covariance(covariance: ArrayLike, n_users: int, dim: int) -> tuple[Floats, Bools]:
