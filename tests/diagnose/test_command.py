@@ -1,0 +1,131 @@
+"""``odcl diagnose`` and the estimators' diagnose."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from numpy.testing import assert_array_equal
+
+from odcl import ODCLRegressor
+from tests.diagnose.cases import Case
+from tests.helpers import NO_HOLDOUT, ROLES, save_csv
+
+
+def table(n_users: int = 30, n: int = 30, seed: int = 700) -> pd.DataFrame:
+    f = Case("", (n_users // 2, n_users - n_users // 2), 3, 4, n).federation(seed)
+    frame = pd.DataFrame(f.X, columns=list("abc"))
+    return frame.assign(user=[f"u{i}" for i in f.row_user], y=f.y)
+
+
+@pytest.fixture
+def run(command):
+    """Run a command beside the file table.csv."""
+    save_csv(table())
+    return command
+
+
+def test_an_estimator_diagnoses_its_fit_and_a_loaded_one_says_what_it_lacks(tmp_path):
+    frame = table()
+    model = ODCLRegressor(random_state=0).fit(frame[list("abc")], frame.y, users=frame.user)
+    assert model.diagnose().verdict == model.result_.diagnose().verdict
+    model.save(tmp_path / "m")
+    with pytest.raises(ValueError, match="holds no local models"):
+        ODCLRegressor.load(tmp_path / "m").diagnose()
+
+
+def test_the_command_begins_with_the_verdict_and_writes_one_row_a_user(run):
+    code, out, err = run("diagnose", "table.csv", *ROLES, "--out", "users.csv")
+    assert (code, out.splitlines()[0]) == (0, "One shot is enough.")
+    assert "30 rows written" in err
+    users = pd.read_csv("users.csv", keep_default_na=False)
+    assert list(users) == ["user", "group", "rows", "elsewhere", "rival", "distance", "remark"]
+    assert_array_equal(np.bincount(users.group), [15, 15])
+
+
+def test_a_run_is_diagnosed_with_its_own_settings(run):
+    fit = ("--holdout", "0", "--clusters", "kmeans:4", "--out", "run", "-q")
+    assert run("fit", "table.csv", *ROLES, *fit)[0] == 0
+    code, out, err = run("diagnose", "run", "table.csv")
+    assert (code, err) == (0, "")
+    assert "with other groups: 2 in place of these 4" in out
+    for extra in (("--clusters", "3"), ("--paper",), ("--drop", "a"), ("--no-intercept",)):
+        code, _, said = run("diagnose", "run", "table.csv", *extra)
+        assert code == 2
+        assert f"{extra[0]} is part of the run" in said
+
+
+@pytest.mark.parametrize(
+    "how", [(), ("--clusters", "kmeans:4"), ("--combine", "mean"), ("--paper",)]
+)
+def test_a_run_is_diagnosed_from_what_it_holds(run, how, tmp_path):
+    assert run("fit", "table.csv", *NO_HOLDOUT, "--out", "run", "-q", *how)[0] == 0
+    _, fitted, _ = run("diagnose", "table.csv", *ROLES, *how)
+    (tmp_path / "table.csv").unlink()
+    code, out, err = run("diagnose", "run")
+    assert code == 0
+    if how == ("--paper",):  # the rows tell more than the uploads, and the command says so
+        assert "`odcl diagnose run TABLE` reads it off their rows" in err
+        assert out.splitlines()[0] == fitted.splitlines()[0]
+    else:
+        assert (out, err) == (fitted, "")
+
+
+def test_users_added_to_a_run_are_counted(run, tmp_path):
+    run("fit", "table.csv", *NO_HOLDOUT, "--out", "run", "-q")
+    _, before, _ = run("diagnose", "run")
+    more = table(n_users=4)
+    save_csv(more.assign(user="new" + more.user), "new.csv")
+    assert run("assign", "run", "new.csv", "--add")[0] == 0
+    code, out, err = run("diagnose", "run")
+    assert (code, out) == (0, before)
+    assert "4 users were added to the run after its fit" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("table.csv",), "table.csv is not a run of `odcl fit`, and a table needs --user"),
+        (("nowhere.csv",), "There is no file or folder nowhere.csv"),
+        (("table.csv", *ROLES, "--out", "no/u.csv"), "no folder no"),
+        (("table.csv", *ROLES, "--out", "table.csv"), "is read from"),
+        (("table.csv", *ROLES, "--out", "old.csv"), "--force"),
+        (("table.csv", "--user", "user"), "a table needs --target"),
+        (("table.csv", "table.csv", *ROLES), "is not a run"),
+        (("nowhere.csv", *ROLES), "nowhere.csv"),
+        (
+            ("table.csv", *ROLES, "--paper", "--combine", "samples"),
+            "leave one of them out",
+        ),
+    ],
+)
+def test_what_the_command_cannot_use_is_refused_with_its_reason(run, words, said, tmp_path):
+    (tmp_path / "old.csv").write_text("mine")
+    code, out, err = run("diagnose", *words)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert (tmp_path / "old.csv").read_text() == "mine"
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "swapped"])
+def test_a_run_without_its_uploads_says_what_to_do(run, tmp_path, damage):
+    run("fit", "table.csv", *NO_HOLDOUT, "--out", "run", "-q")
+    kept = tmp_path / "run" / "uploads.safetensors"
+    if damage == "missing":
+        kept.unlink()
+    elif damage == "cut":
+        kept.write_bytes(kept.read_bytes()[:300])
+    else:
+        kept.write_bytes((tmp_path / "run" / "models.safetensors").read_bytes())
+    code, _, err = run("diagnose", "run")
+    assert code == 2
+    assert "ay `odcl diagnose run TABLE`" in err
+    assert run("diagnose", "run", "table.csv")[0] == 0
+
+
+def test_uploads_too_large_to_copy_are_not_kept(run, monkeypatch):
+    from odcl.cli import uploads
+
+    monkeypatch.setattr(uploads, "MOST_BYTES", 1000)
+    assert run("fit", "table.csv", *NO_HOLDOUT, "--out", "run", "-q")[0] == 0
+    assert "keeps no uploads" in run("diagnose", "run")[2]

@@ -1,0 +1,170 @@
+"""The verdict is true of federations whose truth is known."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from numpy.testing import assert_allclose
+
+import odcl
+from odcl import Federation, KMeansPP, Method, NoiseMixture
+from odcl.clustering.labels import same_partition
+from odcl.diagnose import diagnose_step
+from odcl.diagnose.verdict import rounded
+from odcl.local.fit import fit_users
+from tests.diagnose.cases import CASES, PAPER, SEEDS, Case
+from tests.helpers import squared_error
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_verdict_is_right_in_nine_of_ten_federations(name):
+    case = CASES[name]
+    found = Counter(case.result(seed).diagnose(resamples=2).verdict.advice for seed in SEEDS)
+    assert found[case.advice] >= 9, found
+
+
+def test_groups_that_were_asked_for_give_way_to_those_that_the_noise_shows():
+    case = CASES["clear groups"]
+    f = case.federation(100)
+    d = odcl.fit(f, method=Method(KMeansPP(2))).diagnose()
+    assert (d.n_clusters, d.n_visible, d.verdict.advice) == (2, 3, "one-shot")
+    assert "with other groups: 3 in place of these 2" in d.verdict.sentence
+    assert same_partition(d.visible, f.groups)
+    assert "found by KMeansPP; the users' noise shows 3 groups" in str(d)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "n", "method", "advice"),
+    [
+        ((20, 20, 20), (15, 300), {"clusterer": KMeansPP(3)}, "precision"),
+        ((60,), (15, 300), {"clusterer": KMeansPP(3)}, "one-model"),
+        ((20, 20, 20), (60, 80), {"clusterer": KMeansPP(3)}, "one-shot"),
+    ],
+)
+def test_uneven_rows_are_no_groups_where_nobody_says_its_noise(sizes, n, method, advice):
+    case = Case(advice, sizes, 8, 3, n, method=PAPER | method)
+    found = [case.result(seed).diagnose(resamples=1) for seed in SEEDS]
+    assert sum(d.verdict.advice == advice for d in found) >= 9
+    assert sum(d.n_visible == len(sizes) for d in found) >= 9
+
+
+@pytest.mark.parametrize("n", [15, (15, 60)])
+@pytest.mark.parametrize("method", [{}, PAPER | {"clusterer": KMeansPP(3)}], ids=["ours", "paper"])
+def test_where_nothing_can_be_said_nothing_is_printed(n, method):
+    d = Case("", (20, 20, 20), 20, 3, n, method=method).result(100).diagnose()
+    assert (d.verdict.advice, d.informative) == ("collect", False)
+    assert (d.distance, d.separation, d.stability, d.errors) == (None, None, None, None)
+    for word in ("guaranteed", "alpha", "stability", "error of", "border", "smallest distance"):
+        assert word not in str(d).partition("\n\n")[2]
+
+
+def test_a_diagnosis_is_short_in_a_list_and_a_frame_on_request():
+    f = CASES["groups that overlap"].federation(100)
+    d = odcl.fit(f).diagnose(resamples=1)
+    assert repr(d) == f"<Diagnosis 'collect': 90 users, {d.n_clusters} groups>"
+    frame = pd.DataFrame(d.columns())
+    assert frame.user.tolist() == list(range(90))
+    first = int(d.border[0])
+    assert frame.remark[first] == "near a border"
+    line = rf"{first} +group {d.labels[first]} +\d+% +group {frame.rival[first]}\n"
+    assert re.search("users near a border +are in +chance that it is another +most likely", str(d))
+    assert re.search(line, str(d))
+
+
+def test_rows_of_another_federation_are_refused():
+    case = CASES["clear groups"]
+    result = case.result(100, **PAPER | {"clusterer": KMeansPP(3)})
+    with pytest.raises(ValueError, match="fitted on"):
+        result.diagnose(case.federation(101))
+    with pytest.raises(ValueError, match="fitted on"):
+        result.diagnose(replace(case, sizes=(20, 20)).federation(100))
+
+
+def test_the_rows_it_asks_for_are_enough_and_half_of_them_are_not():
+    case = CASES["groups that overlap"]
+    advised = [case.result(seed).diagnose(resamples=1).verdict.rows for seed in range(120, 123)]
+    n = rounded(float(np.median(advised)))
+
+    def recovered(rows: int) -> int:
+        made = [case.federation(seed, rows) for seed in range(120, 128)]
+        return sum(
+            same_partition(odcl.fit(f, method=Method(refit=None)).labels, f.groups) for f in made
+        )
+
+    assert recovered(n) >= 7
+    assert recovered(n // 2) <= 4
+
+
+def test_refinement_is_advised_where_pooled_rows_would_halve_the_error():
+    def ratio(case: Case, seed: int) -> float:
+        f = case.federation(seed)
+        models = odcl.fit(f, case.risk).models
+        pooled = Federation.from_arrays(f.X, f.y, f.groups[f.row_user])
+        best = fit_users(pooled, case.risk).theta[f.groups]
+        return squared_error(models, f.optima) / squared_error(best, f.optima)
+
+    seeds = range(140, 145)
+    few, many = CASES["logistic, few rows"], CASES["logistic, many rows"]
+    assert np.median([ratio(few, seed) for seed in seeds]) > 2
+    assert np.median([ratio(many, seed) for seed in seeds]) < 1.2
+
+
+def test_many_parameters_send_no_curvature_and_ask_for_rounds_when_rows_are_few():
+    few, many = (Case("", (15, 15), 120, 8, n) for n in (200, 600))
+    assert few.result(603).diagnose().verdict.advice == "refine"
+    assert many.result(603).diagnose().verdict.advice == "one-shot"
+
+
+@pytest.mark.parametrize(("n", "advice"), [(10, "collect"), (12, "collect"), (100, "one-model")])
+def test_classes_with_few_rows_hide_groups_and_are_not_said_to_have_none(n, advice):
+    """Where nothing could be seen, that nothing is seen is no verdict."""
+    case = Case("", (60,) if n == 100 else (20, 20, 20), 5, 3, n, loss="logistic", l2=1e-2)
+    found = [case.result(seed).diagnose().verdict.advice for seed in range(700, 710)]
+    assert found.count(advice) >= 9
+
+
+def test_the_verdict_speaks_of_the_models_in_hand():
+    """The error in the sentence is that of the table, whatever way the models were combined."""
+    one = Case("", (60,), 8, 1, 40).result(5).diagnose()
+    said = float(one.verdict.reason.split("one model for all has ")[1].split("%")[0])
+    assert_allclose(said, 100 * (one.errors.one + one.visible_error), rtol=0.05)
+    mean = Case("", (20, 20, 20), 8, 3, 60).result(5, combine="mean", refit=None).diagnose()
+    assert mean.verdict.advice == "one-shot"
+    said = float(mean.verdict.reason.split("from its group has ")[1].split("%")[0])
+    assert_allclose(said, 100 * mean.errors.used, rtol=0.05)
+
+
+@pytest.mark.parametrize(("n", "advice"), [(8, "collect"), (9, "collect"), (14, "one-shot")])
+def test_hardly_more_rows_than_parameters_say_nothing(n, advice):
+    """One or two spare rows tell a noise that may be anything."""
+    case = Case("", (20, 20, 20), 7, 4, n)
+    found = [case.result(seed).diagnose() for seed in range(720, 730)]
+    assert [d.verdict.advice for d in found].count(advice) >= 9
+    assert advice != "collect" or not any(d.informative for d in found)
+
+
+def test_models_that_no_combiner_made_are_judged_as_they_are():
+    """Whether they are what the method makes of the groups is seen, not believed."""
+    f = CASES["clear groups"].federation(102)
+    result = odcl.fit(f, method=Method(refit=None))
+    rng = np.random.default_rng(0)
+    models = result.step.models + 0.1 * rng.standard_normal(result.step.models.shape)
+    step = replace(result.step, models=models)
+    told = diagnose_step(result.uploads, step, result.method, resamples=1)
+    untold = diagnose_step(result.uploads, step, resamples=1)
+    assert told.verdict == untold.verdict
+    assert told.verdict.advice == "precision"
+    assert "the models that users have have" in told.verdict.reason
+    true = squared_error(models, f.optima) / squared_error(result.local.theta, f.optima)
+    assert_allclose(told.errors.used, true, rtol=0.3)
+
+
+def test_a_mixture_with_a_given_number_of_groups_is_called_by_its_name():
+    f = CASES["clear groups"].federation(103)
+    d = odcl.fit(f, method=Method(NoiseMixture(n_clusters=3))).diagnose(resamples=1)
+    assert "found by the noise mixture: as many as the users' noise shows" in str(d)
