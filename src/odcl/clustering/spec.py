@@ -80,8 +80,8 @@ class ClustererSpec:
     def to_json(self) -> dict[str, Any]:
         if self.given is not None or not all(_plain(v) for _, v in self.params):
             raise ValueError(
-                f"{self!r} is an object of its own, and only a name and plain settings can be "
-                f"written down or sent: use one of {', '.join(CLUSTERERS)}, or keep to one process."
+                f"{self.name} as given cannot be written down or sent: only odcl's own clusterers "
+                f"({', '.join(CLUSTERERS)}) with plain settings can. Use one, or one process."
             )
         return {"name": self.name, **dict(self.params)}
 
