@@ -22,8 +22,8 @@ from odcl.paper.experiments import NAMES, experiment, table_accuracy
 from odcl.paper.experiments.added import load
 from odcl.paper.experiments.definition import METRICS, Experiment, Measured
 from odcl.paper.experiments.figure_ifca import first_match, name_of
-from odcl.paper.experiments.figure_mse import meets
 from odcl.paper.experiments.measure import Bench
+from odcl.paper.experiments.pages import meets
 from odcl.paper.experiments.rows import Row, Rows, read_rows
 from odcl.paper.experiments.runner import ROWS, Outcome, reproduce
 from odcl.paper.experiments.table_methods import evaluated
@@ -479,7 +479,7 @@ def test_the_command_refuses_what_it_cannot_do(tmp_path, capsys):
     assert run_command(["reproduce", "table-methods", "--runs", "0"]) == 2
     place = ["--out", str(tmp_path / "y")]
     assert run_command(["reproduce", "table-accuracy", *place]) == 2
-    assert "--data FOLDER" in capsys.readouterr().err
+    assert "name a data folder" in capsys.readouterr().err
     assert run_command(["reproduce", "table-accuracy", "--data", "nowhere", *place]) == 2
     assert "There is no folder nowhere" in capsys.readouterr().err
     empty = tmp_path / "empty.py"

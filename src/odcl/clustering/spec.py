@@ -75,8 +75,8 @@ class ClustererSpec:
             return {"described": repr(self.given)}
         if self.given is not None:
             raise ValueError(
-                f"{self!r} is an object of its own, and only a name and plain settings can be "
-                f"written down or sent: use one of {', '.join(CLUSTERERS)}, or keep to one process."
+                f"{self.name} as given cannot be written down or sent: only odcl's own clusterers "
+                f"({', '.join(CLUSTERERS)}) with plain settings can. Use one, or one process."
             )
         return {"name": self.name, **dict(self.params)}
 

@@ -116,7 +116,7 @@ def _step(uploads: Uploads, method: Method, seed: int) -> ServerStep:
     if tau2 is None and method.refit == "evidence":  # the last step will be cross-validated
         combined = combine_clusters(uploads, labels, how, others=True)
     models, words = combined.centers[labels], combined.how
-    if method.combine == "shrink":
+    if method.combine == "shrink" and mixture is not None:  # None: other groups than it found
         # The posterior mean of the mixture: c_(i) + tau2 / (tau2 + v_i) (theta_i - c_(i)).
         around = mixture.responsibilities @ mixture.centers
         models = around + mixture.own_weight[:, None] * (uploads.theta - around)

@@ -1,4 +1,4 @@
-"""Nothing to cluster: every user alone, one model for all, or groups that somebody tells.
+"""Nothing to cluster: every user alone, one model for all, or groups that are told.
 
 Local ERMs, naive averaging, Oracle Averaging and the Cluster Oracle of Section 5.
 """

@@ -201,7 +201,7 @@ _one_seeding = partial(KMeansPP, n_init=1, greedy=False)
 _told_k("odcl-km++/one-seeding", clusterer=_one_seeding, **_SHARED)
 
 # Convex clustering of bare models, lambda chosen along the path (Appendix C; D.2's is "grid").
-_path = {
+_path: dict[str, dict[str, Any]] = {
     rule: {"clusterer": ConvexClustering(lam="auto", select=rule), "curvature": "none"}
     for rule in ("grid", "plateau", "silhouette")
 }

@@ -1,4 +1,4 @@
-"""Methods of somebody's own in the paper's figures: a Python file that registers them."""
+"""Your own methods in the paper's figures: a Python file that registers them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def load(path: Path) -> Added:
     from odcl.paper.baselines import METHODS
 
     if not path.is_file():
-        raise ValueError(f"There is no file {path}: --methods names a Python file of yours.")
+        raise ValueError(
+            f"There is no file {path}: a Python file that registers methods is wanted."
+        )
     fingerprint = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
     before = set(METHODS)
     try:

@@ -1,4 +1,4 @@
-"""Curves in the paper's form: one colour, marker and line a method, the same in all figures."""
+"""Curves in the paper's form: one colour, marker and line per method, the same in all figures."""
 
 from __future__ import annotations
 

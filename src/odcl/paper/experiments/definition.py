@@ -39,7 +39,7 @@ class Task:
     setting: Setting
     run: int
     seed: int
-    added: str = ""  # the method of somebody's own that is run; empty: those of the experiment
+    added: str = ""  # the added method that is run; empty: those of the experiment
     version: str = __version__
 
     @property
@@ -57,8 +57,8 @@ class Experiment:
 
     ``work`` gives the numbers of a task in a fixed order, those of the last method's last metric
     at the very end: by it a task is known to be complete. ``table`` writes the page, ``draw`` the
-    figure. ``settings(quick)`` are the federations. Where ``bench`` is there, methods of
-    somebody's own can join: it is a task's federation, on which ``metrics`` are measured.
+    figure. ``settings(quick)`` are the federations. Where ``bench`` is there, users can add
+    methods: it is a task's federation, on which ``metrics`` are measured.
     """
 
     name: str

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from odcl.paper.experiments.curves import draw_error_and_clusters
-from odcl.paper.experiments.figure_mse import meets
 from odcl.paper.experiments.measure import comparison, linear_bench
-from odcl.paper.experiments.pages import by_setting, from_on, spread_over_runs
+from odcl.paper.experiments.pages import errors_and_clusters, finds_from, meets_from
 from odcl.paper.experiments.rows import Rows, Setting
 from odcl.report.markdown import table
 
@@ -22,33 +21,25 @@ def settings(quick: bool) -> list[Setting]:
 
 
 def page(rows: Rows) -> str:
-    sizes = rows.of("n")
-
-    def least(method: str) -> str:
-        return from_on(sizes, [meets(rows, method, n) for n in sizes])
-
-    def clusters(method: str) -> str:
-        right = [bool((rows.values(method, "n_clusters", n=n) == 4).all()) for n in sizes]
-        return from_on(sizes, right)
-
     exact, path = "odcl-cc-oracle", "odcl-cc"
-    few = ", ".join(f"{rows.mean(path, 'n_clusters', n=n):.3g} (n = {n})" for n in sizes[:2])
-    many = ", ".join(f"{rows.mean(exact, 'n_clusters', n=n):.3g} (n = {n})" for n in sizes[:2])
+
+    def at_first(method: str) -> str:
+        few = rows.of("n")[:2]
+        return ", ".join(f"{rows.mean(method, 'n_clusters', n=n):.3g} (n = {n})" for n in few)
+
     claims = [
-        ["clusterpath equals Oracle Averaging from n =", "600", least(path)],
-        ["the lambda of true clusters does from n =", "600 or less", least(exact)],
-        ["clusterpath finds 4 clusters from n =", "600", clusters(path)],
-        ["the lambda of true clusters does from n =", "600 or less", clusters(exact)],
-        ["clusters of clusterpath for small n", "fewer than 4", few],
-        ["clusters of the lambda of true clusters", "about 100", many],
+        ["clusterpath equals Oracle Averaging from n =", "600", meets_from(rows, path)],
+        ["the lambda of true clusters does from n =", "600 or less", meets_from(rows, exact)],
+        ["clusterpath finds 4 clusters from n =", "600", finds_from(rows, path, 4)],
+        ["the lambda of true clusters does from n =", "600 or less", finds_from(rows, exact, 4)],
+        ["clusters of clusterpath for small n", "fewer than 4", at_first(path)],
+        ["clusters of the lambda of true clusters", "about 100", at_first(exact)],
     ]
     return "\n\n".join(
         [
             "Error of the users' models and number of clusters, means over runs. 100 users in 4 "
             "clusters of 25 (the paper's text says 10), 20 parameters.",
-            by_setting(rows, "nmse", [*METHODS, *rows.others(METHODS)]),
-            spread_over_runs(rows, "nmse", METHODS),
-            by_setting(rows, "n_clusters", [*METHODS[2:], *rows.others(METHODS)]),
+            *errors_and_clusters(rows, METHODS, METHODS[2:]),
             table(["in every run", "paper", "ours"], claims),
         ]
     )

@@ -49,7 +49,7 @@ def shown_rounds(most: int) -> list[int]:
 
 
 def work(task: Task, data: Path | None) -> Iterator[Measured]:
-    """Starts between D/5 and D/3 of the optima, 10 local steps a round, models averaged."""
+    """Starts between D/5 and D/3 of the optima, 10 local steps per round, models averaged."""
     s = task.setting
     bench = linear_bench(task, data)
     for step in STEPS:

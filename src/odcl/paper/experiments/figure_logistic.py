@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from odcl.data.synthetic import logistic_federation
 from odcl.paper.experiments.curves import draw_error_and_clusters
 from odcl.paper.experiments.definition import Task
-from odcl.paper.experiments.figure_mse import METHODS, NOT_DRAWN, meets
+from odcl.paper.experiments.figure_mse import METHODS, NOT_DRAWN
 from odcl.paper.experiments.measure import Bench, comparison
-from odcl.paper.experiments.pages import by_setting, from_on, spread_over_runs
+from odcl.paper.experiments.pages import errors_and_clusters, finds_from, meets_from
 from odcl.paper.experiments.rows import Rows, Setting
 from odcl.report.markdown import table
 from odcl.risk.risk import Risk
@@ -34,23 +33,15 @@ def bench(task: Task, data: Path | None) -> Bench:
 
 
 def page(rows: Rows) -> str:
-    sizes = rows.of("n")
-
-    def least(method: str) -> str:
-        return from_on(sizes, [meets(rows, method, n) for n in sizes])
-
-    def clusters(method: str, share: float) -> str:
-        right = [np.mean(rows.values(method, "n_clusters", n=n) == 4) >= share for n in sizes]
-        return from_on(sizes, [bool(ok) for ok in right])
-
-    exact, path, first = "odcl-cc-oracle", "odcl-cc", sizes[0]
+    exact, first, least = "odcl-cc-oracle", rows.of("n")[0], partial(meets_from, rows)
     alone = f"{rows.mean(exact, 'n_clusters', n=first):.3g} (n = {first})"
+    half, every = (finds_from(rows, exact, 4, share) for share in (0.5, 1.0))
     claims = [
         ["ODCL-CC (true clusters' lambda): clusters at small n", "100 (n < 500)", alone],
-        ["... finds 4 clusters in half of the runs from n =", "3000", clusters(exact, 0.5)],
-        ["... finds 4 clusters in every run from n =", "4600", clusters(exact, 1.0)],
+        ["... finds 4 clusters in half of the runs from n =", "3000", half],
+        ["... finds 4 clusters in every run from n =", "4600", every],
         ["... equals Oracle Averaging in every run from n =", "4600", least(exact)],
-        ["clusterpath equals it in every run from n =", "not shown", least(path)],
+        ["clusterpath equals it in every run from n =", "not shown", least("odcl-cc")],
         ["ODCL-KM++ equals it in every run from n =", "not shown", least("odcl-km++")],
         ["odcl's own groups equal it in every run from n =", "-", least("odcl-noise")],
     ]
@@ -59,9 +50,7 @@ def page(rows: Rows) -> str:
             "Error of the users' models and number of clusters, means over runs. 100 users in 4 "
             "clusters, two features and an intercept. The paper's third covariance matrix has a "
             "negative eigenvalue; what its sampler draws in effect, [[2, 1], [1, 2]], is used.",
-            by_setting(rows, "nmse", [*METHODS, *rows.others(METHODS)]),
-            spread_over_runs(rows, "nmse", METHODS),
-            by_setting(rows, "n_clusters", [*CLUSTERS, *rows.others(METHODS)]),
+            *errors_and_clusters(rows, METHODS, CLUSTERS),
             table(["", "paper", "ours"], claims),
         ]
     )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from odcl.paper.experiments.curves import draw_curves, finish, plain_ticks
 from odcl.paper.experiments.measure import comparison, linear_bench
-from odcl.paper.experiments.pages import by_setting, from_on, number, same, spread_over_runs
+from odcl.paper.experiments.pages import errors_and_clusters, meets_from, number
 from odcl.paper.experiments.rows import Rows, Setting
 from odcl.report.markdown import table
 from odcl.report.pictures import figure
@@ -38,24 +39,12 @@ def settings(quick: bool) -> list[Setting]:
     return [{"n": n, "K": 10, "m": 100, "d": 20} for n in some]
 
 
-def meets(rows: Rows, method: str, n: int) -> bool:
-    """Does a method equal Oracle Averaging in every run?"""
-    ours, oracle = (rows.values(m, "nmse", n=n) for m in (method, "oracle-averaging"))
-    return same(ours, oracle)
-
-
 def page(rows: Rows) -> str:
-    sizes = rows.of("n")
-    tall = [n for n in sizes if n >= 50]
-
-    def least(method: str) -> str:
-        return from_on(sizes, [meets(rows, method, n) for n in sizes])
-
+    tall = [n for n in rows.of("n") if n >= 50]
     share = [
-        float(np.mean(rows.values("local", "nmse", n=n)))
-        / float(np.mean(rows.values("oracle-averaging", "nmse", n=n)))
-        for n in tall
+        rows.mean("local", "nmse", n=n) / rows.mean("oracle-averaging", "nmse", n=n) for n in tall
     ]
+    least = partial(meets_from, rows)
     claims = [
         ["ODCL-KM++ (10 seedings) equals it from n =", "any n", least("odcl-km++")],
         ["ODCL-KM (spectral K-means), from n =", "not shown", least("odcl-km")],
@@ -67,8 +56,7 @@ def page(rows: Rows) -> str:
     return "\n\n".join(
         [
             "Error of the users' models, mean over runs. 100 users in 10 clusters, 20 parameters.",
-            by_setting(rows, "nmse", [*METHODS, *rows.others(METHODS)]),
-            spread_over_runs(rows, "nmse", METHODS),
+            *errors_and_clusters(rows, METHODS),
             "Against Oracle Averaging; 'equals': the same error in every run.",
             table(["", "paper", "ours"], claims),
             "In the figure lines are means over runs and bands go from the least to the greatest.",

@@ -34,7 +34,7 @@ def spread(values: Floats, digits: int | None = 3) -> str:
 def by_setting(
     rows: Rows, metric: str, methods: Sequence[str], *, key: str = "n", **setting: Any
 ) -> str:
-    """Means over runs: one line a value of ``key``, one column a method."""
+    """Means over runs: one line per value of ``key``, one column per method."""
     lines = [
         [value, *(number(rows.mean(m, metric, **{key: value}, **setting)) for m in methods)]
         for value in rows.of(key, **setting)
@@ -61,12 +61,33 @@ def spread_over_runs(
     )
 
 
-def same(first: Floats, second: Floats) -> bool:
-    """Are two errors equal in every run? The same clusters give the same models to rounding."""
-    return len(first) == len(second) > 0 and bool(np.allclose(first, second, rtol=1e-6))
+def meets(rows: Rows, method: str, n: int) -> bool:
+    """Does a method equal Oracle Averaging in every run? The same clusters, to rounding."""
+    ours, oracle = (rows.values(m, "nmse", n=n) for m in (method, "oracle-averaging"))
+    return len(ours) == len(oracle) > 0 and bool(np.allclose(ours, oracle, rtol=1e-6))
 
 
-def from_on(values: Sequence[Any], holds: Sequence[bool]) -> str:
+def meets_from(rows: Rows, method: str) -> str:
+    """The least n from which on a method equals Oracle Averaging in every run."""
+    return _from_on(rows.of("n"), [meets(rows, method, n) for n in rows.of("n")])
+
+
+def finds_from(rows: Rows, method: str, n_clusters: int, share: float = 1.0) -> str:
+    """The least n from which on a method finds so many clusters, in a share of the runs."""
+    found = [rows.values(method, "n_clusters", n=n) == n_clusters for n in rows.of("n")]
+    return _from_on(rows.of("n"), [bool(np.mean(right) >= share) for right in found])
+
+
+def _from_on(values: Sequence[Any], holds: Sequence[bool]) -> str:
     """The least of ``values`` from which on something holds without exception."""
     last = max((i for i, ok in enumerate(holds) if not ok), default=-1)
     return "never" if last == len(values) - 1 else str(values[last + 1])
+
+
+def errors_and_clusters(
+    rows: Rows, methods: Sequence[str], clusters: Sequence[str] = ()
+) -> list[str]:
+    """Errors by n with their spread, and numbers of clusters; with methods that others added."""
+    others = rows.others(methods)
+    parts = [by_setting(rows, "nmse", [*methods, *others]), spread_over_runs(rows, "nmse", methods)]
+    return parts + [by_setting(rows, "n_clusters", [*clusters, *others])] * bool(clusters)

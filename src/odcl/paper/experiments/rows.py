@@ -1,4 +1,4 @@
-"""``rows.jsonl``: one number a row, appended as it comes, read again when a run goes on."""
+"""``rows.jsonl``: one number per row, appended as it comes, read again when a run goes on."""
 
 from __future__ import annotations
 
@@ -122,13 +122,12 @@ class Rows:
         return len(self.rows)
 
     def values(self, method: str, metric: str, **setting: Any) -> Floats:
-        """One number a run, in the order of runs; infinity where it was not finite."""
-        parts = {part: setting.pop(part, None) for part in PARTS}
+        """One number per run, in the order of runs; infinity where it was not finite."""
+        wanted = {**dict.fromkeys(PARTS), **setting}
         found = [
             (row.run, np.inf if row.value is None else row.value)
             for row in self._by.get((method, metric), ())
-            if all(row.setting.get(key) == value for key, value in setting.items())
-            and all(row.setting.get(key) == value for key, value in parts.items())
+            if all(row.setting.get(key) == value for key, value in wanted.items())
         ]
         return np.array([value for _, value in sorted(found)], dtype=np.float64)
 
@@ -138,23 +137,15 @@ class Rows:
 
     def of(self, key: str, **setting: Any) -> list[Any]:
         """The values that a setting takes, in order."""
-        seen = {
-            row.setting[key]
-            for row in self.rows
-            if key in row.setting and all(row.setting.get(k) == v for k, v in setting.items())
-        }
-        return sorted(seen)
+        return sorted({row.setting[key] for row in self._with(setting) if key in row.setting})
 
     def methods(self, **setting: Any) -> list[str]:
         """The methods that there are rows of, in the order in which they came."""
-        return list(
-            dict.fromkeys(
-                row.method
-                for row in self.rows
-                if all(row.setting.get(k) == v for k, v in setting.items())
-            )
-        )
+        return list(dict.fromkeys(row.method for row in self._with(setting)))
+
+    def _with(self, setting: Setting) -> Iterator[Row]:
+        return (row for row in self.rows if setting.items() <= row.setting.items())
 
     def others(self, methods: Sequence[str]) -> list[str]:
-        """Methods of somebody's own: those that are not the experiment's."""
+        """Methods that a user added: those that are not the experiment's."""
         return [method for method in self.methods() if method not in methods]

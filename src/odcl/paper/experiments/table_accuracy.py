@@ -54,10 +54,10 @@ VARIANTS = {
     "odcl-km++/centred-refined": "public mean, and these 10 rounds",
 }
 RIVALS = {
-    "ifca-1/short": "a tenth of the rounds: T = 200 read as steps, tau = 10 of them a round",
+    "ifca-1/short": "a tenth of the rounds: T = 200 read as steps, tau = 10 of them per round",
     "ifca-2/short": "the same",
     "ifca-r/short": "the same",
-    "ifca-1/model-averaging": "10 local steps a round, models averaged",
+    "ifca-1/model-averaging": "10 local steps per round, models averaged",
     "ifca-2/model-averaging": "the same",
     "ifca-r/model-averaging": "the same",
     "ifca-1/stable-step": "gradients, step 1 / max L_i",
@@ -90,8 +90,8 @@ def check(data: Path | None) -> None:
 def _folder(data: Path | None) -> Path:
     if data is None:
         raise ValueError(
-            "table-accuracy reads MNIST and CIFAR-10 from files: say --data FOLDER, with MNIST's "
-            "four files in FOLDER/mnist and CIFAR-10 as it is unpacked beside it."
+            "table-accuracy reads MNIST and CIFAR-10 from files: name a data folder, with MNIST's "
+            "four files in its folder mnist and CIFAR-10 as it is unpacked beside that."
         )
     return data
 
@@ -165,8 +165,8 @@ def page(rows: Rows) -> str:
     return "\n\n".join(
         [
             "Accuracy on withheld images, mean over users and runs. Two groups of users with "
-            "opposite labels; 2 + 2 images a user (MNIST), 20 + 20 (CIFAR10); cifar10n has 20 % of "
-            "each user's labels turned over.",
+            "opposite labels; 2 + 2 images per user (MNIST), 20 + 20 (CIFAR10); cifar10n has "
+            "20 % of each user's labels turned over.",
             table(header, lines),
             f"{OVER_RUNS} Over users, a local model of ours has {_over_users(rows, data)}: the "
             "paper's .06 beside MNIST's local models looks like that. * not evaluated there: its "
@@ -205,7 +205,7 @@ def label(method: str) -> str:
 
 
 def draw(rows: Rows) -> Any:
-    """A panel a data set: ours with its spread over runs, the paper's beside it."""
+    """A panel per data set: ours with its spread over runs, the paper's beside it."""
     data = [name for name in SOURCES if name in rows.of("data")]
     shown = [*PAPER, *LABELS, *rows.others(METHODS_HERE)]
     fig, axes = figure(width=13, height=1.0 + 0.36 * len(shown), columns=len(data))

@@ -28,7 +28,7 @@ def settings(quick: bool) -> list[Setting]:
 
 
 def for_clusters(sizes: Sequence[int], D: float, n: int) -> Experiment:
-    """The table for clusters of somebody's own: their sizes, separation D, n samples a user."""
+    """The table for your own clusters: their sizes, separation D, n samples per user."""
     table1(sizes, D=D, n=n)  # says what is wrong with them before anything is written
     own: Setting = {"sizes": list(sizes), "K": len(sizes), "m": sum(sizes), "D": D, "n": n}
     return replace(EXPERIMENT, settings=lambda quick: [own])
@@ -43,7 +43,7 @@ def work(task: Task, data: Path | None) -> Iterator[Measured]:
 
 
 def evaluated(sizes: Sequence[int], D: float, n: int) -> str:
-    """The table for clusters of these sizes, separation D and n samples a user."""
+    """The table for clusters of these sizes, separation D and n samples per user."""
     m, K = sum(sizes), len(sizes)
     each = f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
     head = f"m = {m}, K = {K}, |C_k| = {each}, D = {D:g}, n = {n}"

@@ -28,7 +28,7 @@ def settings(quick: bool) -> list[Setting]:
 
 
 def work(task: Task, data: Path | None) -> Iterator[Measured]:
-    """ODCL-KM++, then its rival until it has the same error: 10 local steps of 0.01 a round."""
+    """ODCL-KM++, then its rival until it has the same error: 10 local steps of 0.01 per round."""
     s = task.setting
     bench = linear_bench(task, data)
     one = bench.run("odcl-km++", n_clusters=s["K"])
@@ -72,7 +72,7 @@ def page(rows: Rows) -> str:
             "from zero, K = 4 between D/6 and D/4 of the optima.",
             table(header, lines),
             f"A run that never gets there counts {MOST:,} rounds in mean and median; 'reached' is "
-            f"the share of runs that did. {OVER_RUNS} The paper gives one number a setting and "
+            f"the share of runs that did. {OVER_RUNS} The paper gives one number per setting and "
             "does not say whether local steps see all rows or one.",
         ]
     )

@@ -1,0 +1,271 @@
+"""Declared values: Method and Risk as JSON, and what one user's messages hold and cost."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.cluster import AgglomerativeClustering
+
+import odcl
+from odcl import (
+    ConvexClustering,
+    GradientClustering,
+    KMeansPP,
+    Method,
+    NoiseMixture,
+    Risk,
+    SpectralKMeans,
+    linear_federation,
+    server_step,
+)
+from odcl.clustering.spec import CLUSTERERS
+from odcl.data.federation import Federation
+from odcl.data.folds import folds
+from odcl.local.fit import fit_users
+from odcl.local.receive import receive
+from odcl.risk.losses import Huber, Multinomial
+from tests.helpers import every_loss, logistic_labels, poisson_counts, refusal
+
+# -- Method and Risk, written down and read back -----------------------------------------------
+
+NOT_DEFAULT = [
+    KMeansPP(3, n_init=2, greedy=False, random_state=5),
+    KMeansPP("silhouette", max_clusters=7),
+    SpectralKMeans(4, part_one_only=True),
+    GradientClustering(2, step_size=0.3, max_iter=50),
+    NoiseMixture(3, max_clusters=9),
+    ConvexClustering(lam=0.25, n_neighbors=4),
+    ConvexClustering(select="plateau"),
+]
+
+
+def by_json(value):
+    """To JSON text and back."""
+    return type(value).from_json(json.loads(json.dumps(value.to_json(), allow_nan=False)))
+
+
+def test_every_named_clusterer_is_among_those_tried():
+    assert {type(c).__name__ for c in NOT_DEFAULT} == set(CLUSTERERS)
+
+
+@pytest.mark.parametrize("clusterer", NOT_DEFAULT, ids=str)
+@settings(deadline=None, derandomize=True, max_examples=15)
+@given(
+    combine=st.sampled_from(["mean", "samples", "precision"]),
+    refit=st.sampled_from([None, "evidence", "cv"]) | st.floats(0, 1e6),
+    curvature=st.sampled_from(["auto", "full", "diagonal", "none"]),
+    standardize=st.booleans(),
+    smallest_group=st.integers(1, 50),
+)
+def test_a_method_goes_to_json_and_back_unchanged(
+    clusterer, combine, refit, curvature, standardize, smallest_group
+):
+    method = Method(clusterer, combine, refit, curvature, standardize, smallest_group)
+    again = by_json(method)
+    assert again == method
+    assert (again.sends, again.needs) == (method.sends, method.needs)
+    built, given_one = again.clusterer.build(seed=8), method.clusterer.build(seed=8)
+    assert type(built) is type(clusterer)
+    assert built.get_params() == given_one.get_params()
+
+
+def test_a_method_that_came_back_gives_the_same_models():
+    federation = linear_federation(20, 30, n_clusters=4, dim=3, n_active=3, seed=1)
+    for method in (Method(), Method.paper(), Method(NOT_DEFAULT[0], refit="cv")):
+        first, second = (odcl.fit(federation, method=m, seed=2) for m in (method, by_json(method)))
+        assert_array_equal(first.models, second.models)
+
+
+def test_an_object_of_another_class_works_here_and_is_not_written_down():
+    method = Method(AgglomerativeClustering(4), combine="mean", refit=None)
+    federation = linear_federation(20, 30, n_clusters=4, dim=3, n_active=3, seed=1)
+    assert odcl.fit(federation, method=method).n_clusters == 4
+    said = refusal(method.to_json, match="AgglomerativeClustering")
+    assert "KMeansPP" in said  # one that can be written down
+    graph = ConvexClustering(weights=np.ones((3, 3)) - np.eye(3))  # a setting that JSON has not
+    refusal(Method(graph).to_json, match="with plain settings")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ({}, "A method has"),
+        ({**Method().to_json(), "extra": 1}, "A method has"),
+        ({**Method().to_json(), "combine": "median"}, "combine='median'"),
+        ({**Method().to_json(), "refit": "often"}, "refit='often'"),
+        ({**Method().to_json(), "smallest_group": 0}, "smallest_group=0"),
+        ({**Method().to_json(), "clusterer": {"name": "os.system"}}, "names no clusterer"),
+        ({**Method().to_json(), "clusterer": {"name": "KMeansPP", "k": 3}}, "no setting k=3"),
+    ],
+)
+def test_words_that_are_no_method_are_refused(words, says):
+    refusal(Method.from_json, words, match=says)
+
+
+def test_a_method_is_resolved_by_its_name_and_changes():
+    assert Method.of() == Method.of("default") == Method()
+    assert Method.of("paper") == Method.paper() == Method.of("paper", clusterer="auto", refit=None)
+    assert Method.of("paper", clusterer=4) == Method.paper(4)
+    assert Method.of("default", combine="mean", refit=None) == Method(combine="mean")
+    mine = Method(3, refit="cv")
+    assert Method.of(mine) is not None
+    assert Method.of(mine, smallest_group=5) == Method(3, refit="cv", smallest_group=5)
+    refusal(Method.of, "paper", combine="precision", match="method='paper' means combine='mean'")
+    refusal(Method.of, "papers", match="not 'default', 'paper' or a Method")
+    assert Method.paper().needs == ("theta", "n_samples")
+    assert "curvature" in Method().needs
+
+
+@pytest.mark.parametrize("l2", [0.0, 1e-5, 3.0])
+@pytest.mark.parametrize("intercept", [False, True])
+@every_loss
+def test_a_risk_goes_to_json_and_back_unchanged(loss, l2, intercept):
+    risk = Risk(loss, l2, intercept)
+    assert by_json(risk) == risk
+    assert by_json(Risk(Huber(0.3), l2)) == Risk(Huber(0.3), l2) != Risk(Huber(), l2)
+    assert by_json(Risk(Multinomial(7))).dim(5) == 5 * 6
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ({"loss": "squared"}, "A risk has"),
+        ({**Risk().to_json(), "l2": -1}, "l2=-1"),
+        ({**Risk().to_json(), "l2": "1"}, "not a number"),
+        ({**Risk().to_json(), "intercept": 1}, "neither true nor false"),
+        ({**Risk().to_json(), "loss": {"name": "hinge"}}, "hinge"),
+    ],
+)
+def test_words_that_are_no_risk_are_refused(words, says):
+    refusal(Risk.from_json, words, match=says)
+
+
+# -- the messages of one user ------------------------------------------------------------------
+
+ROWS = [1, 3, 8, 12, 40, 40, 25, 60, 2, 33]  # one row, fewer rows than parameters, and more
+
+
+def users_for(loss, seed=0):
+    rng = np.random.default_rng(seed)
+    owner = np.repeat(np.arange(len(ROWS)), ROWS)
+    X = rng.normal(size=(len(owner), 4))
+    z = (X * rng.normal(size=(2, 4))[owner % 2]).sum(axis=1)
+    y = {
+        "squared": z + rng.normal(size=len(z)),
+        "huber": z + rng.standard_t(2, size=len(z)),
+        "logistic": logistic_labels(z, rng),
+        "poisson": poisson_counts(z, rng),
+        "multinomial": rng.integers(0, 3, len(z)),
+    }[loss.name]
+    return Federation.from_arrays(X, y.astype(float), owner)
+
+
+def one_round(federation, risk, method, seed=3):
+    """Uploads and downloads of one round, and what users make of them."""
+    uploads = fit_users(federation, risk, method.sends, seed=seed).uploads
+    downloads = server_step(uploads, method, seed=seed).downloads
+    return uploads, downloads, receive(federation, risk, uploads, downloads, seed=seed)
+
+
+@every_loss
+@pytest.mark.parametrize("refit", ["evidence", "cv", 0.4, None])
+def test_a_users_last_step_needs_its_own_rows_and_messages_alone(loss, refit):
+    """Bit for bit, whoever else is in the batch."""
+    federation, risk = users_for(loss), Risk(loss, 0.05, intercept=True)
+    for method in (Method(2, refit=refit), Method(refit=refit)):
+        uploads, downloads, together = one_round(federation, risk, method)
+        for i in range(len(ROWS)):
+            own = federation.take(np.array([i]))
+            alone = receive(own, risk, uploads[i], downloads[i], seed=3)
+            assert_array_equal(alone.models[0], together.models[i])
+            assert_array_equal(alone.strength[0], together.strength[i])
+
+
+@pytest.mark.parametrize("refit", ["evidence", "cv", 0.4, None])
+def test_a_download_holds_one_user_and_no_more_than_its_last_step_reads(refit):
+    federation = linear_federation(20, 30, n_clusters=4, dim=3, n_active=3, tau=0.3, seed=1)
+    _, downloads, _ = one_round(federation, Risk(), Method(refit=refit))
+    read = {"evidence": {"tau2", "dispersion"}, "cv": {"others"}}.get(refit, set())
+    always = {"model", "group", "group_size", "probability"}
+    assert set(downloads.present) == always | read
+    named = {f.name for f in fields(downloads)} - set(downloads.parts()) - {"users", "refit"}
+    assert not named  # every other field is declared
+    for i, one in enumerate(downloads):
+        assert one.users.tolist() == [federation.users[i]]
+        for name, part in one.parts().items():
+            if name in one.present:
+                size = np.shape(one.present[name])
+                assert size == (() if part.shared else (1, *(3 for _ in part.shape)))
+
+
+@pytest.mark.parametrize("curvature", ["auto", "full", "diagonal", "none"])
+def test_bytes_are_the_sizes_of_what_is_declared(curvature):
+    """8 per number; a symmetric matrix goes as its triangle, and one kept back not at all."""
+    federation = users_for(Huber())
+    result = odcl.fit(federation, Risk("huber", intercept=True), Method(curvature=curvature))
+    dim, uploads, downloads = 5, result.uploads, result.step.downloads
+    matrix = {"diagonal": dim, "none": 0}.get(curvature, dim * (dim + 1) // 2)
+    sends = uploads.sent if curvature != "none" else np.zeros(len(ROWS))
+    more = {"none": 0, "diagonal": 2}.get(curvature, 1)  # dispersion; trace beside a diagonal
+    assert_array_equal(uploads.n_bytes, 8 * (dim + 1 + more + matrix * sends))
+    if curvature == "auto":
+        assert_array_equal(uploads.sent, np.array(ROWS) >= dim)
+    assert result.bytes_up == uploads.n_bytes.sum() == sum(int(u.n_bytes[0]) for u in uploads)
+    numbers = sum(
+        1 if downloads.parts()[name].shared else values[0].size
+        for name, values in downloads.present.items()
+    )
+    assert_array_equal(downloads.n_bytes, 8 * numbers)
+    assert result.bytes_down == 8 * numbers * len(ROWS)
+
+
+@pytest.mark.parametrize("combine", ["mean", "precision", "shrink"])
+def test_groups_that_are_too_small_are_dissolved(combine):
+    federation = linear_federation(20, 60, n_clusters=4, sizes=(9, 7, 2, 2), dim=3, n_active=3)
+    found = odcl.fit(federation, method=Method(combine=combine))
+    assert sorted(np.bincount(found.labels)) == [2, 2, 7, 9]
+    kept = odcl.fit(federation, method=Method(combine=combine, smallest_group=3))
+    assert kept.n_clusters == 2
+    assert np.bincount(kept.labels).min() >= 7
+    large = np.isin(federation.groups, np.flatnonzero(np.bincount(federation.groups) > 2))
+    assert_array_equal(kept.labels[large], number_in(found.labels[large]))
+    assert "2 groups of at least 3 users left of 4 found" in kept.step.reason
+    everybody = odcl.fit(federation, method=Method(combine=combine, smallest_group=10))
+    assert everybody.n_clusters == 1
+
+
+def number_in(labels):
+    """0, 1, ... by first appearance."""
+    seen = list(dict.fromkeys(labels.tolist()))
+    return np.array([seen.index(label) for label in labels])
+
+
+def test_fewer_users_than_the_smallest_group_are_refused():
+    federation = linear_federation(4, 30, n_clusters=4, dim=3, n_active=3)
+    said = refusal(odcl.fit, federation, method=Method(smallest_group=5))
+    assert "4 users uploaded, and no group may have fewer than 5" in said
+    assert odcl.fit(federation, method=Method(smallest_group=4)).n_clusters == 1
+
+
+@every_loss
+def test_the_order_of_rows_changes_neither_folds_nor_models(loss):
+    """To 1e-10: sums over rows in another order round otherwise."""
+    federation, risk = users_for(loss), Risk(loss, 0.05, intercept=True)
+    order = np.concatenate(
+        [
+            np.random.default_rng(i).permutation(n) + o
+            for i, (n, o) in enumerate(zip(ROWS, federation.offsets[:-1], strict=True))
+        ]
+    )
+    shuffled = replace(federation, X=federation.X[order], y=federation.y[order])
+    assert_array_equal(folds(shuffled, 5, 3), folds(federation, 5, 3)[order])
+    _, _, first = one_round(federation, risk, Method(2, refit="cv"))
+    _, _, second = one_round(shuffled, risk, Method(2, refit="cv"))
+    assert_allclose(second.strength, first.strength, rtol=1e-10)
+    assert_allclose(second.models, first.models, rtol=1e-10, atol=1e-10)
