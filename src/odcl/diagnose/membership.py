@@ -10,6 +10,7 @@ from sklearn.cluster import KMeans
 from threadpoolctl import threadpool_limits
 
 from odcl._typing import Floats, Ints
+from odcl.clustering.labels import nearest_center
 from odcl.diagnose.noise import GroupModels, Noise
 
 NEAREST = 6  # groups that a user is compared with, besides its own

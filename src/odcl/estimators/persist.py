@@ -247,8 +247,9 @@ def _fill(model: Any, stored: StoredArtifact, listed: Any, groups: dict[str, flo
     for name in ("theta", "cluster_theta", "cluster_means", "pooled_theta"):
         setattr(model, f"{name}_", arrays[name])
     model.scaling_ = Scaling(arrays["shift"], arrays["scale"], np.flatnonzero(used), len(used))
-    sums = [arrays[name] for name in ("members", "samples", "pull")]
-    model.groups_ = Groups(model.cluster_theta_, *sums, *(groups[name] for name in _SIZES))
+    members, samples, pull = (arrays[name] for name in ("members", "samples", "pull"))
+    sizes = (groups[name] for name in _SIZES)
+    model.groups_ = Groups(model.cluster_theta_, members, samples, pull, *sizes)
 
 
 def _read_uploads(model: Any, stored: StoredArtifact) -> Uploads:

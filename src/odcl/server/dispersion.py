@@ -102,10 +102,9 @@ def evidence_tau2(
     User i's rows say of its model theta, to second order, -(theta' A_i theta - 2 b_i' theta) /
     (2 phi_i), with A_i = H_i - n_i P the curvature of its data term and b_i = H_i theta_i: the
     penalty, and directions that its rows do not see, have no voice. With theta ~ N(c, tau^2 I)
-    integrated out, and in the eigenvectors of A_i (eigenvalues a, b and c along them beta, gamma),
+    integrated out, and in the eigenvectors of A_i (eigenvalues a, g the slope b_i - A_i c along them),
 
-        log Z = sum -1/2 log(1 + t a / phi)
-                    + (t beta^2 / phi^2 + (2 beta gamma - a gamma^2) / phi) / (2 (1 + t a / phi))
+        log Z = const + sum -1/2 log(1 + t a / phi) + t (g / phi)^2 / (2 (1 + t a / phi))
 
     None where this cannot be trusted: fewer than half of the users sent their curvature and know
     their noise, or the penalty rather than the rows sets the models (see DETERMINED).
@@ -118,20 +117,22 @@ def evidence_tau2(
     if len(use) == 0 or able.sum() < 0.5 * len(able):
         return None
     use = use[:: -(-len(use) // max(_ENOUGH // uploads.dim, _ENOUGH_USERS))]
-    H, theta, n = uploads.curvature[use], uploads.theta[use], uploads.n_samples[use]
+    H, n = uploads.curvature[use], uploads.n_samples[use]
+    center = centers[labels[use]]
     pen = uploads.penalty
-    b = np.matmul(H, theta[..., None])
+    # b - A c about the centre itself: both are large where targets are far from zero.
+    slope = (
+        np.matmul(H, (uploads.theta[use] - center)[..., None])[..., 0] + n[:, None] * pen * center
+    )
     a, V = np.linalg.eigh(H - n[:, None, None] * np.diag(pen))
     a = np.maximum(a, 0.0)
     weight = n[:, None] * pen.max(initial=0.0)
     if np.mean(a / np.maximum(a + weight, 1e-300)) < DETERMINED:
         return None
     a = a / phi[use, None]
-    beta = np.matmul(V.transpose(0, 2, 1), b)[..., 0] / phi[use, None]
-    gamma = np.matmul(centers[labels[use]][:, None, :], V)[:, 0]
     # In a group of g the fitted centre has taken up 1 / g of each user's deviation.
     swell = np.sqrt(size[use] / (size[use] - 1.0))[:, None]
-    gap = swell * (beta - a * gamma)
+    gap = swell * np.matmul(V.transpose(0, 2, 1), slope[..., None])[..., 0] / phi[use, None]
     return most_likely_tau2(a, gap**2, price=np.log(len(a)))
 
 

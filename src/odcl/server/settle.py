@@ -50,8 +50,12 @@ def misfit(
 ) -> Floats:
     """Minus the log-likelihood of some users' rows under every group, (len(part), n_clusters)."""
     assert uploads.curvature is not None
-    A, b = uploads.curvature[part], np.matmul(uploads.curvature[part], uploads.theta[part, :, None])
+    # About the groups' mean: far from zero, a difference of two costs would lose its digits.
+    middle = centers.mean(axis=0)
+    centers, theta = centers - middle, uploads.theta[part] - middle
+    A, b = uploads.curvature[part], np.matmul(uploads.curvature[part], theta[..., None])
     if uploads.penalty.any():
+        b = b + (uploads.n_samples[part, None] * uploads.penalty * middle)[..., None]
         A = A - uploads.n_samples[part, None, None] * np.diag(uploads.penalty)
     if tau2 > 0 and phi is not None:
         S = phi[part, None, None] * np.eye(uploads.dim) + tau2 * A
