@@ -23,6 +23,7 @@ from odcl import (
 from odcl.clustering.labels import same_partition
 from odcl.data.federation import user_rng
 from odcl.data.synthetic import SyntheticFederation, logistic_federation
+from odcl.exchange.ledger import Exchange
 from odcl.paper.baselines import (
     METHODS,
     BaselineResult,
@@ -541,6 +542,27 @@ def test_bytes_are_what_is_sent():
     assert_array_equal(centred.history.ledger.up, [8 * m * (d + 1), once.bytes_up])
     assert_array_equal(centred.history.ledger.down, [8 * m * d, once.bytes_down])
     assert run("odcl-cc", federation).bytes_up == once.bytes_up  # bare models, as in the paper
+
+
+def test_as_many_models_as_parameters_are_no_symmetric_matrix():
+    """K = dim: K models go down as a whole, not as a triangle."""
+    result = ifca(small_federation([9, 7, 8, 12]), n_clusters=3, rounds=2)
+    assert result.bytes_down == 8 * 4 * 3 * 3 * (2 + 1)
+
+
+def test_a_ledger_adds_up_rounds():
+    each = Exchange(5, sends=((3,), ()), receives=((3,),), sends_first=((),), delivers=True)
+    ledger = each.over(3)
+    assert ledger.up.tolist() == [8 * 5 * 5, 8 * 5 * 4, 8 * 5 * 4]
+    assert ledger.down.tolist() == [8 * 5 * 3] * 3
+    assert (ledger.total_up, ledger.total_down) == (8 * 5 * 13, 8 * 5 * 12)
+    assert (each.over(0).total_up, each.over(0).total_down) == (0, 8 * 5 * 3)
+    before = Exchange(2, sends=((),)).over(1)
+    whole = before.then(ledger)
+    assert (whole.n_rounds, whole.total_up, whole.delivery) == (4, 16 + ledger.total_up, 120)
+    more = whole.with_first(Exchange(1, receives=((4,),)))
+    assert (more.down - whole.down).tolist() == [32, 0, 0, 0]
+    assert whole.down[0] == 0  # the ledger itself is as it was
 
 
 def test_stops_at_the_first_round_that_matches_the_error():

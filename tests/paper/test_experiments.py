@@ -289,7 +289,7 @@ def toy_page(rows):
     return f"| n |\n| --- |\n| {len(rows)} |"
 
 
-TOY = Experiment("toy", "Toy", toy_settings, toy_work, ("b", "rounds"), toy_page, runs=4)
+TOY = Experiment("toy", "Toy", toy_settings, toy_page, work=toy_work, last=("b", "rounds"), runs=4)
 
 
 def without_time(path: Path) -> list[dict]:

@@ -55,25 +55,25 @@ Key = tuple[str, int, int, str, str]
 class Experiment:
     """A figure or a table of the paper.
 
-    ``work`` gives the numbers of a task in a fixed order, those of the last method's last metric
-    at the very end: by it a task is known to be complete. ``table`` writes the page, ``draw`` the
-    figure. ``settings(quick)`` are the federations. Where ``bench`` is there, users can add
-    methods: it is a task's federation, on which ``metrics`` are measured.
+    ``settings(quick)`` are the federations; ``table`` writes the page, ``draw`` the figure. By
+    default all ``methods`` are run on a task's ``bench`` and ``metrics`` are measured; ``work``
+    gives other numbers of a task, in a fixed order, those of ``last`` at the very end: by it a
+    task is known to be complete. Where there is a ``bench``, users can add methods.
     """
 
     name: str
     title: str
     settings: Callable[[bool], list[Setting]]
-    work: Callable[[Task, Path | None], Iterator[Measured]]
-    last: tuple[str, str]  # method and metric that end a task
     table: Callable[[Rows], str]
     draw: Callable[[Rows], Any] | None = None
-    runs: int = 10
-    quick_runs: int = 2
-    check: Callable[[Path | None], None] = field(default=lambda data: None)  # is the data there?
     bench: Callable[[Task, Path | None], Bench] | None = None
     methods: tuple[str, ...] = ()  # the experiment's own, where others can join
     metrics: tuple[str, ...] = ()
+    work: Callable[[Task, Path | None], Iterator[Measured]] | None = None
+    last: tuple[str, str] | None = None  # method and metric that end a task; None: the last ones
+    runs: int = 10
+    quick_runs: int = 2
+    check: Callable[[Path | None], None] = field(default=lambda data: None)  # is the data there?
 
     def tasks(
         self, *, runs: int | None, quick: bool, seed: int, added: Added = NONE_ADDED
@@ -96,11 +96,16 @@ class Experiment:
 
     def do(self, task: Task, data: Path | None) -> Iterator[Measured]:
         """The numbers of a task."""
-        if not task.added:
-            return self.work(task, data)
+        if self.work is not None and not task.added:
+            yield from self.work(task, data)
+            return
         assert self.bench is not None
-        return self.bench(task, data).run(task.added).rows(self.metrics)
+        here = self.bench(task, data)
+        for method in (task.added,) if task.added else self.methods:
+            yield from here.run(method).rows(self.metrics)
 
     def ends(self, task: Task) -> tuple[str, str]:
         """Method and metric of a task's last row."""
-        return (task.added, self.metrics[-1]) if task.added else self.last
+        if self.last is not None and not task.added:
+            return self.last
+        return task.added or self.methods[-1], self.metrics[-1]

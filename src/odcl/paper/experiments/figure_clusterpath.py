@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from odcl.paper.experiments.curves import draw_error_and_clusters
-from odcl.paper.experiments.measure import comparison, linear_bench
+from odcl.paper.experiments.definition import Experiment
+from odcl.paper.experiments.measure import linear_bench
 from odcl.paper.experiments.pages import errors_and_clusters, finds_from, meets_from
 from odcl.paper.experiments.rows import Rows, Setting
 from odcl.report.markdown import table
@@ -50,13 +51,13 @@ def draw(rows: Rows) -> Any:
     return draw_error_and_clusters(rows, [*METHODS[:-1], *others], [*METHODS[2:], *others])
 
 
-EXPERIMENT = comparison(
+EXPERIMENT = Experiment(
     "figure-clusterpath",
     "Clusterpath against the lambda of the true clusters",
     settings,
+    page,
+    draw,
     linear_bench,
     METHODS,
     METRICS,
-    page,
-    draw,
 )

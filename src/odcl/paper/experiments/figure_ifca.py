@@ -147,8 +147,8 @@ EXPERIMENT = Experiment(
     "figure-ifca",
     "IFCA round by round against one round",
     settings,
-    work,
-    (ONE_ROUND[-1], METRICS[-1]),
     page,
     draw,
+    work=work,
+    last=(ONE_ROUND[-1], METRICS[-1]),
 )

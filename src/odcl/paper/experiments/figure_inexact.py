@@ -88,8 +88,8 @@ EXPERIMENT = Experiment(
     "figure-inexact",
     "Inexact local models: error against steps",
     settings,
-    work,
-    (INEXACT["average"], METRICS[-1]),
     page,
     draw,
+    work=work,
+    last=(INEXACT["average"], METRICS[-1]),
 )

@@ -8,9 +8,9 @@ from typing import Any
 
 from odcl.data.synthetic import logistic_federation
 from odcl.paper.experiments.curves import draw_error_and_clusters
-from odcl.paper.experiments.definition import Task
+from odcl.paper.experiments.definition import Experiment, Task
 from odcl.paper.experiments.figure_mse import METHODS, NOT_DRAWN
-from odcl.paper.experiments.measure import Bench, comparison
+from odcl.paper.experiments.measure import Bench
 from odcl.paper.experiments.pages import errors_and_clusters, finds_from, meets_from
 from odcl.paper.experiments.rows import Rows, Setting
 from odcl.report.markdown import table
@@ -62,14 +62,14 @@ def draw(rows: Rows) -> Any:
     return draw_error_and_clusters(rows, [*shown, *others], [*CLUSTERS, *others])
 
 
-EXPERIMENT = comparison(
+EXPERIMENT = Experiment(
     "figure-logistic",
     "Logistic models: error and number of clusters",
     settings,
+    page,
+    draw,
     bench,
     METHODS,
     METRICS,
-    page,
-    draw,
     runs=20,
 )

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from odcl.paper.experiments.curves import draw_curves, finish, plain_ticks
-from odcl.paper.experiments.measure import comparison, linear_bench
+from odcl.paper.experiments.definition import Experiment
+from odcl.paper.experiments.measure import linear_bench
 from odcl.paper.experiments.pages import errors_and_clusters, meets_from, number
 from odcl.paper.experiments.rows import Rows, Setting
 from odcl.report.markdown import table
@@ -74,13 +75,13 @@ def draw(rows: Rows) -> Any:
     return fig
 
 
-EXPERIMENT = comparison(
+EXPERIMENT = Experiment(
     "figure-mse",
     "Normalised MSE against samples per user",
     settings,
+    page,
+    draw,
     linear_bench,
     METHODS,
     METRICS,
-    page,
-    draw,
 )

@@ -14,8 +14,7 @@ from odcl.data.federation import Federation
 from odcl.data.synthetic import linear_federation
 from odcl.local.exact import Solution, solve_users
 from odcl.paper.baselines import METHODS, BaselineResult, run
-from odcl.paper.experiments.definition import Experiment, Measured, Task
-from odcl.paper.experiments.rows import Rows, Setting
+from odcl.paper.experiments.definition import Measured, Task
 from odcl.paper.partition import ImageFederation
 from odcl.risk.risk import Risk
 
@@ -75,41 +74,6 @@ class Bench:
         found = call(self.federation, **{**self.call, **options})
         share = (time.perf_counter() - start) / len(found)
         return [Timed(self.federation, name, result, share) for name, result in found.items()]
-
-
-def comparison(
-    name: str,
-    title: str,
-    settings: Callable[[bool], list[Setting]],
-    bench: Callable[[Task, Path | None], Bench],
-    methods: tuple[str, ...],
-    metrics: tuple[str, ...],
-    table: Callable[[Rows], str],
-    draw: Callable[[Rows], Any],
-    *,
-    runs: int = 10,
-) -> Experiment:
-    """An experiment that runs methods by name and measures the same of all; others can join."""
-
-    def work(task: Task, data: Path | None) -> Iterator[Measured]:
-        here = bench(task, data)
-        for method in methods:
-            yield from here.run(method).rows(metrics)
-
-    last = (methods[-1], metrics[-1])
-    return Experiment(
-        name,
-        title,
-        settings,
-        work,
-        last,
-        table,
-        draw,
-        runs,
-        bench=bench,
-        methods=methods,
-        metrics=metrics,
-    )
 
 
 def linear_bench(task: Task, data: Path | None) -> Bench:

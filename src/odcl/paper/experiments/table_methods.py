@@ -63,9 +63,9 @@ EXPERIMENT = Experiment(
     "table-methods",
     "Comparison of methods: rounds and samples that the theory asks for",
     settings,
-    work,
-    ("i-odcl-cc", "rounds"),
     page,
+    work=work,
+    last=("i-odcl-cc", "rounds"),
     runs=1,
     quick_runs=1,
 )

@@ -103,8 +103,8 @@ EXPERIMENT = Experiment(
     "table-rounds",
     "Rounds of communication to the same error",
     settings,
-    work,
-    ("odcl-km++", "rounds"),
     page,
     draw,
+    work=work,
+    last=("odcl-km++", "rounds"),
 )
