@@ -33,15 +33,3 @@ def test_a_baselines_own_groups_and_models_are_judged(name, sentence, with_rows)
     # Its error, as the truth has it: coordinates are weighed otherwise, and this is one draw.
     true = squared_error(result.models, f.optima) / squared_error(result.local.theta, f.optima)
     assert 0.5 < d.errors.used / true < 2
-
-
-def test_groups_that_differ_in_a_user_or_two_serve_as_well():
-    case = CASES["clear groups"]
-    f = case.federation(100)
-    labels = f.groups.copy()
-    labels[0] = 1
-    result = baseline("oracle-averaging", f, groups=labels)
-    assert result.diagnose(resamples=1).verdict.sentence == "One shot is enough."
-    known = result.diagnose(f, resamples=1)  # now it is known that the user cannot be there
-    assert known.membership.elsewhere[0] > 0.99
-    assert "1 of 60 users" in known.verdict.sentence

@@ -38,6 +38,27 @@ def test_groups_that_were_asked_for_give_way_to_those_that_the_noise_shows():
     assert "found by KMeansPP; the users' noise shows 3 groups" in str(d)
 
 
+class Given:
+    """A clusterer that was told the groups."""
+
+    def __init__(self, labels: np.ndarray) -> None:
+        self.labels_ = labels
+
+    def fit(self, X: np.ndarray) -> Given:
+        return self
+
+
+def test_groups_that_differ_in_a_user_or_two_serve_as_well():
+    f = CASES["clear groups"].federation(100)
+    labels = f.groups.copy()
+    labels[0] = 1
+    result = odcl.fit(f, method=Method(Given(labels), combine="mean", refit=None))
+    assert result.diagnose(resamples=1).verdict.sentence == "One shot is enough."
+    known = result.diagnose(f, resamples=1)  # now it is known that the user cannot be there
+    assert known.membership.elsewhere[0] > 0.99
+    assert "1 of 60 users" in known.verdict.sentence
+
+
 @pytest.mark.parametrize(
     ("sizes", "n", "method", "advice"),
     [

@@ -32,8 +32,8 @@ FEW_MOVED = 0.05  # share of users elsewhere that, where nobody says its noise, 
 WORSE = 1.5  # the combining used has so many times the error of precision combining
 MISMATCH = 1.5  # see Measured.curvature_mismatch
 MANY_PARAMETERS = 100  # beyond, users do not send their curvature
-ROWS_A_PARAMETER = 3  # what we ask for where users have hardly more rows than parameters
-ROWS_TO_SEE = 5  # rows a parameter below which classes and counts hide groups of any size
+ROWS_PER_PARAMETER = 3  # what we ask for where users have hardly more rows than parameters
+ROWS_TO_SEE = 5  # rows per parameter below which classes and counts hide groups of any size
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def decide(case: Case) -> Verdict:
                 f"parameters, or fewer ({case.dim}; the median user has {case.n:g} rows)"
             )
         return _collect(
-            ROWS_A_PARAMETER * case.dim,
+            ROWS_PER_PARAMETER * case.dim,
             f"{why}: nothing can be said about how far their models are from the truth.",
         )
     if case.n_clusters == 1 and case.uploads.curvature_varies and case.n < ROWS_TO_SEE * case.dim:
