@@ -102,7 +102,7 @@ def evidence_tau2(
     User i's rows say of its model theta, to second order, -(theta' A_i theta - 2 b_i' theta) /
     (2 phi_i), with A_i = H_i - n_i P the curvature of its data term and b_i = H_i theta_i: the
     penalty, and directions that its rows do not see, have no voice. With theta ~ N(c, tau^2 I)
-    integrated out, and in the eigenvectors of A_i (eigenvalues a, g the slope b_i - A_i c along them),
+    integrated out, in the eigenvectors of A_i (eigenvalues a, and g the slope b_i - A_i c there),
 
         log Z = const + sum -1/2 log(1 + t a / phi) + t (g / phi)^2 / (2 (1 + t a / phi))
 
