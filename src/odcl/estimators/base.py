@@ -390,6 +390,8 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
                 target = self.risk_.loss.encode(target)
                 upload = with_more_rows(old, self.scaling_.apply(rows), target, self.risk_)
                 label, theta, sure = place(upload, self.groups_, self.method_.refit)
+                if label == self.labels_[at] and (self.labels_ == label).sum() == 1:
+                    theta = upload.theta[0]  # alone in its group, as in the fit
             if self.uploads_ is not None:
                 self.uploads_ = self.uploads_.replaced(at, upload)
             count = len(rows) if all_rows else self.n_rows_[at] + len(rows)
