@@ -35,12 +35,18 @@ from odcl.data.tables import beside
 from odcl.engines.in_process import fit
 from odcl.estimators.settings import check_n_groups, check_settings
 from odcl.local.pooled import one_for_all
-from odcl.local.predict import cluster_means, linear_predictors, nearest_cluster
+from odcl.local.predict import linear_predictors
 from odcl.method import Method
 from odcl.risk.loss import Loss
 from odcl.risk.losses import Multinomial
 from odcl.risk.risk import Risk
-from odcl.server.assign import Assignment, assign_rows, groups_of
+from odcl.server.assign import (
+    Assignment,
+    assign_rows,
+    cluster_means,
+    groups_of,
+    nearest_cluster,
+)
 from odcl.server.step import ServerStep
 from odcl.server.update import place, with_more_rows
 
@@ -151,7 +157,7 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
         self.theta_, self.cluster_theta_ = result.models, result.centers
         self.rule_, self.reason_ = result.step.rule, result.step.reason
         self.tau2_ = result.step.tau2
-        self.groups_ = groups_of(federation, result)
+        self.groups_ = groups_of(federation, risk, result.local, result.step, method)
         self.cluster_means_ = cluster_means(federation, result.labels, result.n_clusters)
         self.pooled_theta_ = one_for_all(federation, risk)
         return self
@@ -384,6 +390,8 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
                 target = self.risk_.loss.encode(target)
                 upload = with_more_rows(old, self.scaling_.apply(rows), target, self.risk_)
                 label, theta, sure = place(upload, self.groups_, self.method_.refit)
+                if label == self.labels_[at] and (self.labels_ == label).sum() == 1:
+                    theta = upload.theta[0]  # alone in its group, as in the fit
             if self.uploads_ is not None:
                 self.uploads_ = self.uploads_.replaced(at, upload)
             count = len(rows) if all_rows else self.n_rows_[at] + len(rows)

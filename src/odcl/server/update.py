@@ -77,11 +77,13 @@ def _dispersion(old: Uploads, X: Floats, y: Floats, theta: Floats, A: Floats, ri
     left, known = float(old.n_samples[0]) - old.dim, bool(np.isfinite(old.dispersion[0]))
     before = old.dispersion[0] * left if known and left > 0 else 0.0
     moved = theta - old.theta[0]
+    # Twice the old rows' loss from theta_0 on: its slope there is minus the penalty's.
+    more = moved @ (A @ moved - 2.0 * old.n_samples[0] * old.penalty * old.theta[0])
     z = risk.design(X) @ theta.reshape(-1, risk.n_outputs)
     ones = np.ones((1, len(y)))
     added = loss.dispersion(z[None], y[None], ones, np.array([len(y)]))[0] * len(y)
     spare = float(old.n_samples[0]) + len(y) - old.dim
-    return float((before + moved @ A @ moved + added) / spare) if spare > 0 else np.inf
+    return float((before + more + added) / spare) if spare > 0 else np.inf
 
 
 def place(upload: Uploads, groups: Groups, refit: Refit) -> tuple[int, Floats, float]:
@@ -103,8 +105,8 @@ def place(upload: Uploads, groups: Groups, refit: Refit) -> tuple[int, Floats, f
         strength = np.inf
     elif not isinstance(refit, str):
         strength = float(refit) * float(upload.n_samples[0])
-    if np.isinf(strength):
-        return label, center, float(p[label])
+    if np.isinf(strength) or strength == 0:
+        return label, center if strength else upload.theta[0], float(p[label])
     assert upload.curvature is not None
     H = upload.curvature[0]
     A = H - np.diag(upload.n_samples[0] * upload.penalty) + strength * np.eye(upload.dim)
