@@ -45,8 +45,8 @@ examples:
   odcl reproduce table-methods --sizes 40,30,20,10 --separation 2 --rows 500
 
 DATA holds MNIST's four files (.gz or not) in DATA/mnist, and CIFAR-10 as it is
-unpacked (cifar-10-batches-bin or cifar-10-batches-py), or train.bin and test.bin
-of two classes in DATA/cifar10-two-classes. Nothing is downloaded.
+unpacked (cifar-10-batches-bin or cifar-10-batches-py), or train.bin and
+test.bin of two classes in DATA/cifar10-two-classes. Nothing is downloaded.
 
 mine.py registers methods: from odcl.baselines import register; register("mine",
 FUNCTION, "n_clusters"). help(odcl.baselines.register) says what FUNCTION gets
