@@ -127,18 +127,6 @@ def _reads_as_number(text: str) -> bool:
     return True
 
 
-def text_column(X: Any) -> str:
-    """The first column of a frame or array that is not all numbers, in words."""
-    names = list(X.columns) if hasattr(X, "columns") else range(np.shape(X)[1])
-    for at, name in enumerate(names):
-        column = X[name] if hasattr(X, "columns") else np.asarray(X)[:, at]
-        try:
-            np.asarray(column).astype(np.float64)
-        except (TypeError, ValueError):
-            return f"Column {name!r}"
-    return "A column"
-
-
 def has_names(X: Any) -> bool:
     """Is it a frame or a table, whose columns have names?"""
     return hasattr(X, "columns") or hasattr(X, "column_names")

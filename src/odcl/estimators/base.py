@@ -20,14 +20,14 @@ from sklearn.utils.validation import (
 
 from odcl._typing import Array, Floats, Ints
 from odcl.data.columns import kind_of
-from odcl.data.federation import Federation, as_ids
+from odcl.data.federation import Federation, as_ids, owner_ids
 from odcl.data.ids import (
+    check_features,
     check_owners,
     column_position,
     has_names,
     positions,
     take_column,
-    text_column,
 )
 from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
@@ -334,7 +334,7 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
                 "This model was fitted without users, so there are no groups to join: fit with "
                 "users=... first."
             )
-        ids = as_ids(users)
+        ids = owner_ids(users)
         with self._adding:  # one thread at a time reads, changes and writes
             known = positions(self.users_, ids) >= 0
             if known.any():
@@ -470,18 +470,10 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
         return encoded.X, encoded.users
 
     def _validated_X(self, X: Any, *, fitting: bool = False) -> Floats:
-        try:
-            if self.users is not None:  # names and width were checked with the users' column
-                return check_array(X, dtype=np.float64, estimator=self, input_name="X")
-            return validate_data(self, X, reset=fitting, dtype=np.float64)
-        except ValueError as error:
-            if "could not convert string" not in str(error):
-                raise
-            raise ValueError(
-                f"{text_column(X)} of X holds text ({error}), and features are numbers. If it "
-                "names the users, say so: users=... in the constructor or in fit. If it holds "
-                "categories, encode them first, e.g. with OneHotEncoder."
-            ) from None
+        check_features(X)
+        if self.users is not None:  # names and width were checked with the users' column
+            return check_array(X, dtype=np.float64, estimator=self, input_name="X")
+        return validate_data(self, X, reset=fitting, dtype=np.float64)
 
     def _validated(self, X: Any, y: Any) -> tuple[Floats, Array]:
         if y is None:

@@ -162,13 +162,14 @@ def _read(cls: Any, stored: StoredArtifact) -> Any:
         for name, value in groups.items():
             whole = name in ("tau2", "spread")  # the noise scale may be NaN, its worth infinite
             expect(is_size(value) if whole else not value < 0, f"{name} of the groups is {value!r}")
+        listed = words["users"]
     model.schema_ = None
     if SCHEMA in stored:
         content = stored.words(SCHEMA)
         with stored.checking(SCHEMA):
             model.schema_ = TableSchema.from_json(content)
             expect(len(model.schema_.columns) == model.n_features_in_, "it has other columns")
-    _fill(model, stored, words["users"], groups)
+    _fill(model, stored, listed, groups)
     model.uploads_ = _read_uploads(model, stored) if UPLOADS in stored else None
     return model
 
@@ -184,6 +185,8 @@ def _from_words(kind: Any, words: dict[str, Any]) -> Any:
     check_settings(model.set_params(clusterer="auto") if text else model)
     model.set_params(clusterer=_setting_from_json(words["params"]["clusterer"]))
     model.risk_, model.method_ = Risk.from_json(words["risk"]), Method.from_json(words["method"])
+    same = (model.risk_.l2, model.risk_.intercept) == (model.l2, bool(model.fit_intercept))
+    expect(same, "its l2 or intercept is not that of its settings")
     _check_classes(model.risk_.loss, None if classes is None else len(classes))
     if classes is not None:
         model.classes_ = classes
@@ -234,8 +237,10 @@ def _fill(model: Any, stored: StoredArtifact, listed: Any, groups: dict[str, flo
         model.users_ = ids_from_json(listed, arrays.get("users"))
         labels, used, k = arrays["labels"], arrays["used"], len(arrays["members"])
         dim = model.risk_.dim(int(used.sum()))
-        expect(len(model.users_) == len(labels) > 0 and k > 0, "there are no users or no groups")
-        expect(arrays["theta"].shape[1] == dim, f"models have {arrays['theta'].shape[1]} numbers")
+        expect(len(labels) > 0 and k > 0, "there are no users or no groups")
+        m, found = len(model.users_), arrays["theta"].shape[1]
+        expect(m == len(labels), f"there are {m} users and {len(labels)} labels")
+        expect(found == dim, f"models have {found} numbers, not {dim}")
         expect(len(arrays["scale"]) == int(used.sum()), "scales are not those of the columns used")
         inside = bool((labels >= -1).all() and (labels < k).all())
         expect(inside, f"a label is beyond the {k} groups")
