@@ -168,8 +168,7 @@ def _of_run(options: Namespace, progress: Silent) -> Found:
             f"{options.table} has {rows.n_users} users, {strange} of them not in the run of "
             f"{len(model.users_)}: the diagnosis is of the table, with the run's settings"
         )
-    again = clone(model).set_params(users=None)
-    again.fit_federation(rows, schema=schema, progress=progress.advance)
+    again = clone(model).fit_federation(rows, schema=schema, progress=progress.advance)
     progress.stage("diagnosing")
     return _with_rows(again, rows.with_y(again._encode(rows.y)), options.seed), schema.user, notices
 

@@ -13,6 +13,8 @@ from odcl._typing import Array, Ints
 from odcl.data.federation import as_ids, group_rows, owner_ids
 from odcl.errors import did_you_mean, show
 
+MOST_SIZE = 1e70
+
 
 def take_column(X: Any, column: Any) -> tuple[Any, Array]:
     """A frame or array without one column, and that column as ids.
@@ -83,6 +85,23 @@ def positions(known: Array, ids: Array) -> Ints:
         return np.where(known[at] == distinct, at, -1)[codes]
     place = {user: i for i, user in enumerate(known.tolist())}
     return np.array([place.get(user, -1) for user in distinct.tolist()], dtype=np.intp)[codes]
+
+
+def check_size(
+    values: Array, name: str, *, rows: Ints | None = None, least: float = 1 / MOST_SIZE
+) -> None:
+    """Refuse numbers whose fourth power, a variance squared, is beyond floating point.
+
+    ``rows`` are the numbers of the rows as the reader counts them, from 0 if not given.
+    """
+    size = np.abs(values).max(axis=tuple(range(1, values.ndim)))
+    at = int(size.argmax())
+    if not (size[at] == 0 or least < size[at] < MOST_SIZE):
+        row = f"row {at}, counted from 0," if rows is None else f"row {rows[at]},"
+        raise ValueError(
+            f"{name} reaches {size[at]:g} in {row} and its squares are beyond what a computer "
+            "counts with: express it in another unit, or correct the row."
+        )
 
 
 def check_features(X: Any) -> None:
