@@ -47,6 +47,7 @@ KIND = "model"
 MODEL, NUMBERS = "model.json", "models.safetensors"
 UPLOADS, SCHEMA = "uploads.safetensors", "schema.json"
 MOST_UPLOADS = 2**28  # bytes; larger uploads are not kept: a model should stay easy to copy
+_FILES = (MODEL, NUMBERS, UPLOADS, SCHEMA)
 _SIZES = ("tau2", "spread", "phi", "phi_dof")  # numbers of Groups
 
 Extras = Callable[[Any], Mapping[str, Extra]]  # files beside the model's own, made from the model
@@ -148,6 +149,7 @@ def load_estimator(cls: Any, path: str | os.PathLike[str]) -> Any:
 def _read(cls: Any, stored: StoredArtifact) -> Any:
     from odcl.estimators.public import ODCLClassifier, ODCLRegressor
 
+    stored.check([name for name in stored.names if name not in _FILES])
     words = stored.words(MODEL)
     known = {kind.__name__: kind for kind in (ODCLClassifier, ODCLRegressor)}
     if cls is not None and words.get("estimator") != cls.__name__:
