@@ -119,7 +119,9 @@ def test_an_answer_replaces_a_file_only_by_force(run, words):
     before = files_below()
     said = run(*words, "--out", "answer.csv")
     assert (said.code, said.out) == (2, "")
-    assert said.err == "odcl: answer.csv exists already. Say --force to replace it, or name another.\n"
+    assert (
+        said.err == "odcl: answer.csv exists already. Say --force to replace it, or name another.\n"
+    )
     assert files_below() == before
     assert run(*words, "--out", "answer.csv", "--force").code == 0
     assert "user," in Path("answer.csv").read_text()

@@ -87,16 +87,14 @@ def positions(known: Array, ids: Array) -> Ints:
     return np.array([place.get(user, -1) for user in distinct.tolist()], dtype=np.intp)[codes]
 
 
-def check_size(
-    values: Array, name: str, *, rows: Ints | None = None, least: float = 1 / MOST_SIZE
-) -> None:
-    """Refuse numbers whose fourth power, a variance squared, is beyond floating point.
+def check_size(y: Array, name: str = "y", rows: Ints | None = None) -> None:
+    """Refuse a target whose fourth power, a variance squared, is beyond floating point.
 
     ``rows`` are the numbers of the rows as the reader counts them, from 0 if not given.
     """
-    size = np.abs(values).max(axis=tuple(range(1, values.ndim)))
+    size = np.abs(y)
     at = int(size.argmax())
-    if not (size[at] == 0 or least < size[at] < MOST_SIZE):
+    if not (size[at] == 0 or 1 / MOST_SIZE < size[at] < MOST_SIZE):
         row = f"row {at}, counted from 0," if rows is None else f"row {rows[at]},"
         raise ValueError(
             f"{name} reaches {size[at]:g} in {row} and its squares are beyond what a computer "

@@ -140,4 +140,4 @@ def _check_classes(schema: TableSchema, n_rows: int) -> None:
 def check_target(schema: TableSchema, encoded: Encoded) -> None:
     """Refuse a target that no computer can square, by its column and row."""
     if schema.task != "classification" and encoded.y is not None:
-        check_size(encoded.y, f"Target {schema.target!r}", rows=encoded.rows + 1)
+        check_size(encoded.y, f"Target {schema.target!r}", encoded.rows + 1)

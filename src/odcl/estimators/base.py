@@ -22,9 +22,9 @@ from odcl._typing import Array, Floats, Ints
 from odcl.data.columns import kind_of
 from odcl.data.federation import Federation, as_ids, owner_ids
 from odcl.data.ids import (
+    MOST_SIZE,
     check_features,
     check_owners,
-    check_size,
     column_position,
     has_names,
     positions,
@@ -504,8 +504,14 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
         X = self._validated_X(self._without_owner(X))
         y = self._checked_target(column_or_1d(y))
         check_consistent_length(X, y)
-        rows = self.scaling_.apply(X)
-        check_size(rows, "A feature, divided by its spread in the fit,", least=0.0)
+        rows = np.ascontiguousarray(self.scaling_.apply(X))  # frames come column by column
+        size = np.abs(rows).max(axis=0, initial=0.0)
+        if (size >= MOST_SIZE).any():
+            name = self.feature_names_[self.scaling_.used[size.argmax()]]
+            raise ValueError(
+                f"Feature {name!r} reaches {size.max():.1g} times its spread in the fit, and its "
+                "squares are beyond what a computer counts with: correct that value."
+            )
         return rows, self.risk_.loss.encode(self._encode_known(y))
 
     def _without_owner(self, X: Any) -> Any:

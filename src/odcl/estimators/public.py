@@ -82,7 +82,7 @@ class ODCLRegressor(RegressorMixin, ODCLEstimator):  # type: ignore[misc]
                 f"The target holds text ({error}), and a regressor needs numbers: use "
                 "ODCLClassifier for classes."
             ) from None
-        check_size(y, "y")
+        check_size(y)
         return y
 
     def _encode(self, y: Array) -> Floats:
