@@ -386,6 +386,58 @@ def test_a_class_with_one_row_is_never_held_out_as_a_whole(command):
         assert command("fit", save_csv(frame), *ROLES, *words).code == 0
 
 
+@pytest.mark.parametrize(("how", "held"), [("last", 3), ("last:0.5", 7)])
+def test_the_last_rows_by_time_are_held_out(command, how, held):
+    """Rows of the last days are far off the models: held out, they are an error of 1000."""
+    frame = people()
+    frame["day"] = frame.groupby("user").cumcount()
+    frame["y"] += 1000.0 * (frame.day >= 14 - held)
+    frame["day"] = (pd.Timestamp("2024-02-26") + pd.to_timedelta(frame.day, "D")).dt.date
+    frame = frame.sample(frac=1.0, random_state=0)
+    words = ("--holdout", how, "--time", "day", "--out", "run")
+    assert command("fit", save_csv(frame), *ROLES, *words).code == 0
+    report = json.loads(Path("run/report.json").read_text())
+    assert report["holdout"] == ("last:0.2" if how == "last" else how)
+    assert report["comparison"]["rows_held_out"] == 8 * held
+    assert min(row["mean"] for row in report["comparison"]["table"]) > 900
+    assert json.loads(Path("run/schema.json").read_text())["features"] == ["a", "b", "c"]
+    assert command("predict", "run", save_csv(people(), "without-days.csv")).code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--time", "c"), "--holdout last and --time COLUMN go together"),
+        (("--time", "c", "--holdout", "0.3"), "--holdout last and --time COLUMN go together"),
+        (("--holdout", "last"), "--holdout last and --time COLUMN go together"),
+        (("--holdout", "last:2", "--time", "c"), "neither a share of the rows"),
+        (("--holdout", "lastly", "--time", "c"), "neither a share of the rows"),
+        (("--holdout", "last", "--time", "day"), "'day' is not in the table"),
+        (("--holdout", "last", "--time", "user"), "'user' is the user, and cannot order"),
+    ],
+)
+def test_a_time_that_cannot_be_used_is_refused(command, words, told):
+    said = command("fit", save_csv(people()), *ROLES, "--out", "run", *words)
+    assert (said.code, said.out) == (2, "")
+    assert told in said.err
+    assert said.err.count("\n") == 1
+
+
+def test_a_shuffled_table_gives_the_same_models_and_the_same_rows_held_out(command):
+    frame = people(n=20, seed=3)
+    first = command("fit", save_csv(frame), *ROLES, "--refit", "cv", "--out", "run")
+    expected = ODCLRegressor.load("run")
+    for seed in range(3):
+        other = save_csv(frame.sample(frac=1.0, random_state=seed), "other.csv")
+        said = command("fit", other, *ROLES, "--refit", "cv", "--out", "other", "--force")
+        assert said.out.replace("other", "run") == first.out
+        model = ODCLRegressor.load("other")
+        assert_array_equal(model.users_, expected.users_)
+        assert_array_equal(model.labels_, expected.labels_)
+        # Sums over a user's rows in another order.
+        assert_allclose(models_of(model), models_of(expected), rtol=1e-11, atol=1e-12)
+
+
 def test_two_users_are_enough(command):
     assert command("fit", save_csv(people(n_users=2)), *ROLES, "--out", "run").code == 0
     assert command("fit", "table.csv", *ROLES, "--paper", "--out", "other").code == 0

@@ -91,7 +91,7 @@ def test_a_folder_of_the_first_format_is_told_from_a_foreign_one(run):
         said = run(*words)
         assert (said.code, said.out) == (2, "")
         assert said.err.startswith("odcl: old is in the first format of odcl 0.1.0")
-    with pytest.raises(ValueError, match="first format of odcl 0.1.0.* fit again"):
+    with pytest.raises(ValueError, match=r"first format of odcl 0\.1\.0.* fit again"):
         ODCLRegressor.load("old")
 
 

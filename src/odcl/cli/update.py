@@ -70,11 +70,12 @@ def update_table(
     def update(model: Any) -> tuple[Any, Any, Any]:
         at = positions(model.users_, federation.users)
         if (at < 0).any():
-            n = int((at < 0).sum())
+            n, of = int((at < 0).sum()), count(len(at), "user")
+            such = show(federation.users[at < 0].tolist()[0])
             raise ValueError(
-                f"{n} of {count(len(at), 'user')} {'is' if n == 1 else 'are'} not in {folder} (such as "
-                f"{show(federation.users[at < 0].tolist()[0])}): add them with `odcl assign "
-                f"{folder} TABLE --add`, and leave them out here."
+                f"{n} of {of} {'is' if n == 1 else 'are'} not in {folder} (such "
+                f"as {such}): add them with `odcl assign {folder} TABLE --add`, and leave them out "
+                "here."
             )
         before = model.labels_[at]
         for user, X, y in federation:
