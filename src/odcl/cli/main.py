@@ -119,7 +119,7 @@ def _as_option(setting: Setting) -> str:
         name, value = "loss", _LOSS_OF[value]
     if name == "method":
         return f"--{value}"
-    name = {"clusterer": "clusters"}.get(name, name)
+    name = {"clusterer": "clusters", "all_rows": "all-rows"}.get(name, name)
     if value is True:
         return f"--{name}"
     return f"--{name} {shlex.quote(','.join(value) if isinstance(value, list) else value)}"
