@@ -17,7 +17,7 @@ from odcl.cli import reproduce as command
 from odcl.cli.main import run_command
 from odcl.data.federation import Federation
 from odcl.paper.baselines import METHODS, one_shot
-from odcl.paper.baselines.threshold import ClassSums, borders, with_own_thresholds
+from odcl.paper.baselines.one_shot import ClassSums, borders, with_own_thresholds
 from odcl.paper.experiments import NAMES, experiment, table_accuracy
 from odcl.paper.experiments.added import load
 from odcl.paper.experiments.definition import METRICS, Experiment, Measured

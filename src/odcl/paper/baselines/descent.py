@@ -18,36 +18,35 @@ from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation
 from odcl.exchange.ledger import Exchange
 from odcl.paper.baselines.ifca import start_models
-from odcl.paper.baselines.problem import (
+from odcl.paper.baselines.options import passes_on
+from odcl.paper.baselines.result import TOLD_GROUPS, BaselineResult, from_run
+from odcl.paper.baselines.rounds import (
+    SET_BY_METHOD,
     Answers,
     FederatedProblem,
+    History,
     StepSize,
-    Work,
     check_groups,
+    iterate,
     problem_of,
     resolve_step,
-    work_of,
 )
-from odcl.paper.baselines.result import TOLD_GROUPS, BaselineResult, from_run
-from odcl.paper.baselines.rounds import History, iterate
 from odcl.risk.risk import Risk
 from odcl.server.combine import average_by_cluster
 
 
+@passes_on(iterate, *SET_BY_METHOD)
 def fedavg(
     federation: Federation,
     *,
     weights: Literal["samples", "users"] = "samples",
     start: Any = "zeros",
-    optima: Any = None,
-    step_size: StepSize = "auto",
-    rounds: int = 200,
     local_steps: int = 10,
-    batch_size: int | None = None,
-    stop_at: float | None = None,
+    optima: Any = None,
     risk: Risk = Risk(),
     seed: int = 0,
     n_jobs: int | None = None,
+    **call: Any,
 ) -> BaselineResult:
     """FedAvg (McMahan et al., "Communication-Efficient Learning of Deep Networks").
 
@@ -61,43 +60,31 @@ def fedavg(
     problem = problem_of(federation, risk, seed, optima)
     m, model = problem.n_users, (problem.dim,)
     models = start_models(problem, start, n_clusters=1, n_starts=1, labels=None)
-    work = work_of(
-        problem, models, "models", step_size=step_size, n_steps=local_steps, batch_size=batch_size
-    )
     n = federation.n_samples if weights == "samples" else np.ones(m)
     answer = (model, ()) if weights == "samples" else (model,)  # with the user's sample size
 
-    def combine(now: Floats, answers: Answers) -> Floats:
+    def combine(now: Floats, answers: Answers, step: float) -> Floats:
         return ((n / n.sum()) @ answers.replies[:, 0])[None, None]
 
-    run = iterate(
-        problem,
-        models,
-        work,
-        combine,
-        Exchange(m, sends=answer, receives=(model,), delivers=True),
-        labels=np.zeros(m, dtype=np.intp),
-        rounds=rounds,
-        stop_at=stop_at,
-    )
+    exchange = Exchange(m, sends=answer, receives=(model,), delivers=True)
+    shared: dict[str, Any] = {"labels": np.zeros(m, dtype=np.intp), "n_steps": local_steps}
+    run = iterate(problem, models, "models", combine, exchange, **shared, **call)
     options = {"weights": weights, "start": start if isinstance(start, str) else "given"}
     how = "averaging of models"
     return from_run(problem, "fedavg", run, combined=how, options=options, n_jobs=n_jobs)
 
 
+@passes_on(iterate, *SET_BY_METHOD)
 def all_for_all(
     federation: Federation,
     *,
     groups: Any,
     mixing: Any = None,
     optima: Any = None,
-    step_size: StepSize = "auto",
-    rounds: int = 200,
-    batch_size: int | None = None,
-    stop_at: float | None = None,
     risk: Risk = Risk(),
     seed: int = 0,
     n_jobs: int | None = None,
+    **call: Any,
 ) -> BaselineResult:
     """ALL-for-ALL (Even, Massoulie, Scaman, "Sample Optimality and All-for-all Strategies", 2022).
 
@@ -115,24 +102,14 @@ def all_for_all(
     m, gradient = problem.n_users, (problem.dim,)
     labels = check_groups(groups, m)
     mix, links, size = _uniform(labels) if mixing is None else _given(mixing, m)
-    theta = np.zeros((1, m, problem.dim))
-    work = work_of(
-        problem, theta, "gradients", step_size=step_size, batch_size=batch_size, size=size
-    )
+    start = np.zeros((1, m, problem.dim))
 
-    def combine(now: Floats, answers: Answers) -> Floats:
-        return now - work.step_size * mix(answers.replies[:, 0])[None]
+    def combine(now: Floats, answers: Answers, step: float) -> Floats:
+        return now - step * mix(answers.replies[:, 0])[None]
 
-    run = iterate(
-        problem,
-        theta,
-        work,
-        combine,
-        Exchange(links, sends=(gradient,), receives=(gradient,)),  # a message per link
-        labels=np.arange(m),
-        rounds=rounds,
-        stop_at=stop_at,
-    )
+    exchange = Exchange(links, sends=(gradient,), receives=(gradient,))  # a message per link
+    shared: dict[str, Any] = {"labels": np.arange(m), "size": size}
+    run = iterate(problem, start, "gradients", combine, exchange, **shared, **call)
     return from_run(
         problem,
         "all-for-all",
@@ -199,13 +176,13 @@ def refine_centers(
             UserWarning,
             stacklevel=3,
         )
-    step = np.where(long, safe, wanted)[:, None]
+    steps = np.where(long, safe, wanted)[:, None]
 
-    def combine(models: Floats, answers: Answers) -> Floats:
-        return models - step * average_by_cluster(answers.replies[:, 0], labels)
+    def combine(models: Floats, answers: Answers, step: float) -> Floats:
+        return models - steps * average_by_cluster(answers.replies[:, 0], labels)
 
     model = (problem.dim,)
     exchange = Exchange(problem.n_users, sends=(model,), receives=(model,), sends_first=((),))
-    work = Work("gradients", float(step.min()))
-    run = iterate(problem, start, work, combine, exchange, labels=labels, rounds=rounds)
-    return Refined(run.models[0], step[:, 0], run.history)
+    call: dict[str, Any] = {"labels": labels, "rounds": rounds, "step_size": float(steps.min())}
+    run = iterate(problem, start, "gradients", combine, exchange, **call)
+    return Refined(run.models[0], steps[:, 0], run.history)

@@ -20,11 +20,10 @@ from odcl.errors import did_you_mean
 from odcl.local.sgd import ProjectedSGD
 from odcl.paper.baselines.descent import all_for_all, fedavg
 from odcl.paper.baselines.ifca import ifca
-from odcl.paper.baselines.one_shot import one_shot, with_oracle_lambda
+from odcl.paper.baselines.one_shot import one_shot, with_oracle_lambda, with_own_thresholds
 from odcl.paper.baselines.options import check_options
 from odcl.paper.baselines.plain import cluster_oracle, local, naive, oracle_averaging
 from odcl.paper.baselines.result import BaselineResult, as_baseline
-from odcl.paper.baselines.threshold import with_own_thresholds
 
 # What a method may have to be told: of the truth, or by the public.
 TOLD = ("n_clusters", "groups", "optima", "public_mean")
@@ -108,7 +107,10 @@ def run(
     given. Methods that need none of it are told none: to them, the optima only measure the error.
     Other ``options`` go to the method.
     """
-    method = _named(name)
+    if name not in METHODS:
+        hint = did_you_mean(name, METHODS)
+        raise ValueError(f"There is no method {name!r}{hint} There are: {', '.join(METHODS)}.")
+    method = METHODS[name]
     if not isinstance(federation, Federation):
         raise TypeError(
             f"{name} runs on a Federation, not on a {type(federation).__name__}: make one by "
@@ -129,13 +131,6 @@ def run(
         known = {f.name: getattr(federation, f.name) for f in fields(Federation)}
         federation = SyntheticFederation(**known, groups=groups, optima=np.asarray(optima))
     return method(federation, **{key: told[key] for key in method.needs}, **options)
-
-
-def _named(name: str) -> Baseline:
-    if name in METHODS:
-        return METHODS[name]
-    hint = did_you_mean(name, METHODS)
-    raise ValueError(f"There is no method {name!r}{hint} There are: {', '.join(METHODS)}.")
 
 
 # -- the paper's methods, and ours -----------------------------------------------------------------

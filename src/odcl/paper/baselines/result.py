@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,7 @@ from odcl.exchange.ledger import Ledger
 from odcl.local.fit import fit_users
 from odcl.local.receive import Received
 from odcl.method import Method
-from odcl.paper.baselines.problem import FederatedProblem, problem_of
-from odcl.paper.baselines.rounds import History, Run
+from odcl.paper.baselines.rounds import FederatedProblem, History, Run, problem_of
 from odcl.risk.risk import Risk
 from odcl.server.step import ServerStep
 
@@ -37,12 +36,7 @@ class BaselineResult(Result):
     history: History
     told: tuple[str, ...] = ()  # what an oracle was told of the truth
     shift: Floats | None = None  # (n_features,), taken off the features before anything else
-    given: tuple[tuple[str, Any], ...] = ()  # see ``options``
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """How the method was run (steps, rounds, ...), to be read by people."""
-        return dict(self.given)
+    options: dict[str, Any] = field(default_factory=dict)  # how it was run, to be read by people
 
     @property
     def n_rounds(self) -> int:
@@ -108,11 +102,6 @@ class GivenGroups:
         return "GivenGroups"
 
 
-def averaging(federation: Federation, labels: Ints) -> Method:
-    """Plain averages in given clusters, and nothing after them."""
-    return Method.paper(GivenGroups(federation, labels))
-
-
 def as_baseline(
     result: Result, name: str, *, ledger: Ledger | None = None, **more: Any
 ) -> BaselineResult:
@@ -153,7 +142,7 @@ def from_models(
     reason = f"{used} cluster{'s' * (used > 1)} in use after {rounds} round{'s' * (rounds != 1)}."
     return BaselineResult(
         risk,
-        averaging(federation, labels),
+        Method.paper(GivenGroups(federation, labels)),
         problem.seed,
         local,
         ServerStep(local.users, labels, centers, models, name, reason, combined),
@@ -162,7 +151,7 @@ def from_models(
         name=name,
         history=history,
         told=told,
-        given=tuple((options or {}).items()),
+        options=dict(options or {}),
     )
 
 
