@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from odcl.paper.experiments.curves import draw_error_and_clusters
 from odcl.paper.experiments.definition import Experiment
 from odcl.paper.experiments.measure import linear_bench
-from odcl.paper.experiments.pages import errors_and_clusters, finds_from, meets_from
+from odcl.paper.experiments.pages import (
+    draw_error_and_clusters,
+    errors_and_clusters,
+    finds_from,
+    meets_from,
+)
 from odcl.paper.experiments.rows import Rows, Setting
 from odcl.report.markdown import table
 

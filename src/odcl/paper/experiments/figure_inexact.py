@@ -7,19 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from odcl.local.sgd import ProjectedSGD
-from odcl.paper.experiments.curves import (
+from odcl.paper.experiments.definition import Experiment, Measured, Task
+from odcl.paper.experiments.measure import linear_bench
+from odcl.paper.experiments.pages import (
     BLUE,
     LOOKS,
     ORANGE,
     Look,
     draw_curves,
     finish,
-    level,
+    number,
     plain_ticks,
+    spread_over_runs,
 )
-from odcl.paper.experiments.definition import Experiment, Measured, Task
-from odcl.paper.experiments.measure import linear_bench
-from odcl.paper.experiments.pages import number, spread_over_runs
 from odcl.paper.experiments.rows import Rows, Setting
 from odcl.report.markdown import table
 from odcl.report.pictures import figure
@@ -62,7 +62,7 @@ def page(rows: Rows) -> str:
             "Error of I-ODCL-KM++ after T steps of projected SGD at each user, mean over runs. 100 "
             "users in 10 clusters, n = 100. The paper has no such experiment.",
             table(header, lines),
-            spread_over_runs(rows, "nmse", list(INEXACT.values()), key="T"),
+            spread_over_runs(rows, list(INEXACT.values()), key="T"),
             f"Exact local models: {number(exact)}; without clusters (local): {number(alone)}. The "
             "steps 1/(mu t) are long at first, and the ball keeps them; then the error falls until "
             "that of the exact models is left.",
@@ -78,7 +78,7 @@ def draw(rows: Rows) -> Any:
     }
     draw_curves(ax, rows, "nmse", list(looks), key="T", looks=looks)
     for method in EXACT:
-        level(ax, rows.mean(method, "nmse", T=rows.of("T")[0]), LOOKS[method])
+        ax.axhline(rows.mean(method, "nmse", T=rows.of("T")[0]), **LOOKS[method].style)
     finish(ax, "Inexact local models, n = 100", "steps T", "normalised MSE", log="xy")
     plain_ticks(ax.xaxis, rows.of("T"))
     return fig

@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from odcl.data.synthetic import logistic_federation
-from odcl.paper.experiments.curves import draw_error_and_clusters
 from odcl.paper.experiments.definition import Experiment, Task
 from odcl.paper.experiments.figure_mse import METHODS, NOT_DRAWN
 from odcl.paper.experiments.measure import Bench
-from odcl.paper.experiments.pages import errors_and_clusters, finds_from, meets_from
+from odcl.paper.experiments.pages import (
+    draw_error_and_clusters,
+    errors_and_clusters,
+    finds_from,
+    meets_from,
+)
 from odcl.paper.experiments.rows import Rows, Setting
 from odcl.report.markdown import table
 from odcl.risk.risk import Risk

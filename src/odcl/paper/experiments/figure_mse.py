@@ -7,10 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from odcl.paper.experiments.curves import draw_curves, finish, plain_ticks
 from odcl.paper.experiments.definition import Experiment
 from odcl.paper.experiments.measure import linear_bench
-from odcl.paper.experiments.pages import errors_and_clusters, meets_from, number
+from odcl.paper.experiments.pages import (
+    draw_curves,
+    errors_and_clusters,
+    finish,
+    meets_from,
+    number,
+    plain_ticks,
+)
 from odcl.paper.experiments.rows import Rows, Setting
 from odcl.report.markdown import table
 from odcl.report.pictures import figure

@@ -12,10 +12,9 @@ import numpy as np
 from odcl.paper.baselines import METHODS
 from odcl.paper.baselines.ifca import ifca_from_each
 from odcl.paper.baselines.registry import IFCA_VARIANTS
-from odcl.paper.experiments.curves import BLUE, LOOKS, ORANGE
 from odcl.paper.experiments.definition import Experiment, Measured, MissingData, Task
 from odcl.paper.experiments.measure import Bench, Timed
-from odcl.paper.experiments.pages import OVER_RUNS, spread
+from odcl.paper.experiments.pages import BLUE, LOOKS, ORANGE, OVER_RUNS, spread
 from odcl.paper.experiments.rows import Rows, Setting
 from odcl.paper.images import Images, load_images
 from odcl.paper.partition import (
@@ -80,20 +79,16 @@ def settings(quick: bool) -> list[Setting]:
 
 def check(data: Path | None) -> None:
     """Both data sets must be there before anything starts."""
-    for name in TABLE_2:
-        try:
-            images(name, _folder(data))
-        except ValueError as error:
-            raise MissingData(str(error)) from error
-
-
-def _folder(data: Path | None) -> Path:
     if data is None:
-        raise ValueError(
+        raise MissingData(
             "table-accuracy reads MNIST and CIFAR-10 from files: name a data folder, with MNIST's "
             "four files in its folder mnist and CIFAR-10 as it is unpacked beside that."
         )
-    return data
+    for name in TABLE_2:
+        try:
+            images(name, data)
+        except ValueError as error:
+            raise MissingData(str(error)) from error
 
 
 @lru_cache(maxsize=2)
@@ -105,7 +100,8 @@ def images(name: str, folder: Path) -> Images:
 def bench(task: Task, data: Path | None) -> Bench:
     """Mean logistic loss + C/2 ||theta||^2 with C = 1e-5, no intercept, as in the paper."""
     s = task.setting
-    pictures = images(SOURCES[s["data"]], _folder(data))
+    assert data is not None  # see check
+    pictures = images(SOURCES[s["data"]], data)
     flip = CIFAR10N_FLIP if s["data"] == "cifar10n" else 0.0
     federation = image_federation(
         pictures, seed=task.seed, n_users=s["m"], n_samples=s["n"], flip=flip
@@ -139,7 +135,7 @@ def _iterative(bench: Bench, rounds: int) -> Iterator[Timed]:
             if said["start"] == "oracle":
                 starts[name + suffix]["around"] = oracle.result.centers
         call = {**how, "rounds": max(1, how["rounds"] * rounds // 200)}
-        yield from bench.time_each(ifca_from_each, n_clusters=2, starts=starts, **call)
+        yield from bench.time(ifca_from_each, n_clusters=2, starts=starts, **call)
     yield bench.run("all-for-all", rounds=rounds)
 
 

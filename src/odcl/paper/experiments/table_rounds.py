@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from odcl.paper.experiments.curves import BLUE, ORANGE, RED, plain_ticks
 from odcl.paper.experiments.definition import Experiment, Measured, Task
 from odcl.paper.experiments.measure import linear_bench
-from odcl.paper.experiments.pages import OVER_RUNS, number, spread
+from odcl.paper.experiments.pages import BLUE, ORANGE, OVER_RUNS, RED, number, plain_ticks, spread
 from odcl.paper.experiments.rows import Rows, Setting
 from odcl.report.markdown import table
 from odcl.report.pictures import figure
