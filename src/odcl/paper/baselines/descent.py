@@ -18,8 +18,7 @@ from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation
 from odcl.exchange.ledger import Exchange
 from odcl.paper.baselines.ifca import start_models
-from odcl.paper.baselines.options import passes_on
-from odcl.paper.baselines.result import TOLD_GROUPS, BaselineResult, from_run
+from odcl.paper.baselines.result import TOLD_GROUPS, BaselineResult, from_run, passes_on
 from odcl.paper.baselines.rounds import (
     SET_BY_METHOD,
     Answers,

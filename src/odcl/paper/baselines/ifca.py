@@ -17,9 +17,8 @@ from odcl._typing import Floats, Ints
 from odcl.clustering.labels import sum_by_cluster
 from odcl.data.federation import Federation
 from odcl.exchange.ledger import Exchange
-from odcl.paper.baselines.options import passes_on
 from odcl.paper.baselines.plain import oracle_models
-from odcl.paper.baselines.result import TOLD_GROUPS, BaselineResult, from_run
+from odcl.paper.baselines.result import TOLD_GROUPS, BaselineResult, from_run, passes_on
 from odcl.paper.baselines.rounds import (
     SET_BY_METHOD,
     Answers,
@@ -77,8 +76,8 @@ def ifca(
     near |= {"n_clusters": n_clusters, "n_starts": n_starts, "labels": labels}
     models = start_models(problem, start, **near)
     run = _play(problem, models, average, local_steps, n_starts, **call)
-    how = {"average": average, "start": start, "n_starts": n_starts}
-    return _result(problem, "ifca", run, **how, n_jobs=n_jobs)
+    said = _said(run, average, start, n_starts)
+    return from_run(problem, "ifca", run, n_jobs=n_jobs, **said)
 
 
 def ifca_from_each(
@@ -111,8 +110,8 @@ def ifca_from_each(
         seen = np.full(run.history.n_rounds + 1, np.nan)
         seen[-1] = run.answers.mean_risk[s]
         history = replace(run.history, risk=seen, error=None, diverged=not np.isfinite(seen[-1]))
-        alone, how = replace(run, history=history), {"average": average, "start": own["start"]}
-        found[name] = _result(problem, name, alone, which=s, **how)
+        alone, said = replace(run, history=history), _said(run, average, own["start"], 1)
+        found[name] = from_run(problem, name, alone, start=s, **said)
     return found
 
 
@@ -151,30 +150,15 @@ def _play(
     return iterate(problem, models, average, combine, exchange, n_steps=n_steps, **call)
 
 
-def _result(
-    problem: FederatedProblem,
-    name: str,
-    run: Run,
-    *,
-    average: Average,
-    start: Any,
-    n_starts: int = 1,
-    which: int | None = None,
-    n_jobs: int | None = None,
-) -> BaselineResult:
-    """Start ``which`` of a run as a method's result."""
+def _said(run: Run, average: Average, start: Any, n_starts: int) -> dict[str, Any]:
+    """How a result came about, for its readers."""
     named = start if isinstance(start, str) else "given"
     options = {"n_clusters": run.models.shape[1], "average": average, "start": named}
-    return from_run(
-        problem,
-        name,
-        run,
-        start=which,
-        combined=f"averaging of {average}",
-        told=STARTS.get(named, ()),
-        options={**options, "n_starts": n_starts},
-        n_jobs=n_jobs,
-    )
+    return {
+        "combined": f"averaging of {average}",
+        "told": STARTS.get(named, ()),
+        "options": {**options, "n_starts": n_starts},
+    }
 
 
 # -- the server ------------------------------------------------------------------------------------

@@ -18,8 +18,13 @@ from odcl.exchange.upload import Curvature, Uploads
 from odcl.local.receive import receive
 from odcl.method import Method
 from odcl.paper.baselines.descent import refine_centers
-from odcl.paper.baselines.options import passes_on
-from odcl.paper.baselines.result import TOLD_GROUPS, BaselineResult, GivenGroups, as_baseline
+from odcl.paper.baselines.result import (
+    TOLD_GROUPS,
+    BaselineResult,
+    GivenGroups,
+    as_baseline,
+    passes_on,
+)
 from odcl.paper.baselines.rounds import History, StepSize, check_groups, problem_of
 from odcl.risk.losses import Logistic
 from odcl.risk.risk import Risk
@@ -116,8 +121,9 @@ def _with_means_sent(found: BaselineResult, centred: str, n_features: int) -> Ba
     if centred == "own":
         exchange = Exchange(m, sends=(mean,), receives=(mean,))
         return replace(found, history=replace(history, ledger=history.ledger.with_first(exchange)))
-    before = Exchange(m, sends=(mean, ()), receives=(mean,))  # sums, and the number of rows
-    return replace(found, history=History.of_one_shot(before.over(1), np.nan).then(history))
+    before = Exchange(m, sends=(mean, ()), receives=(mean,)).over(1)  # sums, the number of rows
+    unknown = np.full(2, np.nan)
+    return replace(found, history=History(unknown, unknown, before).then(history))
 
 
 # -- convex clustering with the lambda of the truth ------------------------------------------------

@@ -13,17 +13,16 @@ import numpy as np
 from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation, user_rng
 from odcl.engines.in_process import fit
-from odcl.evaluate.nmse import nmse
 from odcl.exchange.ledger import Exchange, Ledger
 from odcl.local.fit import fit_users
 from odcl.method import Method
-from odcl.paper.baselines.options import passes_on
 from odcl.paper.baselines.result import (
     TOLD_GROUPS,
     BaselineResult,
     GivenGroups,
     as_baseline,
     from_models,
+    passes_on,
 )
 from odcl.paper.baselines.rounds import FederatedProblem, History, check_groups, problem_of
 from odcl.risk.risk import Risk
@@ -132,7 +131,6 @@ def cluster_oracle(
     problem = problem_of(federation, risk, seed, optima)
     labels = check_groups(groups, federation.n_users)
     models = oracle_models(problem, labels)[labels]
-    error = None if problem.optima is None else nmse(models, problem.optima)
     n_rows, p = federation.X.shape
     row = ((p,), (), ()) if federation.weight is not None else ((p,), ())  # target, weight
     answer = Exchange(federation.n_users, receives=((problem.dim,),))
@@ -142,7 +140,7 @@ def cluster_oracle(
         "cluster-oracle",
         labels,
         models,
-        History.of_one_shot(ledger, error),
+        History.of_one_shot(ledger, models, problem.optima),
         combined="fit on the pooled rows",
         told=TOLD_GROUPS,
         n_jobs=n_jobs,

@@ -21,9 +21,8 @@ from odcl.local.sgd import ProjectedSGD
 from odcl.paper.baselines.descent import all_for_all, fedavg
 from odcl.paper.baselines.ifca import ifca
 from odcl.paper.baselines.one_shot import one_shot, with_oracle_lambda, with_own_thresholds
-from odcl.paper.baselines.options import check_options
 from odcl.paper.baselines.plain import cluster_oracle, local, naive, oracle_averaging
-from odcl.paper.baselines.result import BaselineResult, as_baseline
+from odcl.paper.baselines.result import BaselineResult, as_baseline, check_options
 
 # What a method may have to be told: of the truth, or by the public.
 TOLD = ("n_clusters", "groups", "optima", "public_mean")

@@ -219,10 +219,14 @@ class History:
     diverged: bool = False  # the models ran away
 
     @classmethod
-    def of_one_shot(cls, ledger: Ledger, error: float | None) -> History:
+    def of_one_shot(
+        cls, ledger: Ledger, models: Floats, optima: Floats | None, n_outputs: int = 1
+    ) -> History:
         """A method without iterations: users have models after its last round only."""
         unknown = np.full(ledger.n_rounds + 1, np.nan)
-        return cls(unknown, None if error is None else np.append(unknown[1:], error), ledger)
+        if optima is None:
+            return cls(unknown, None, ledger)
+        return cls(unknown, np.append(unknown[1:], nmse(models, optima, n_outputs)), ledger)
 
     def then(self, after: History) -> History:
         """These rounds and others after them; what the others start from is known twice."""

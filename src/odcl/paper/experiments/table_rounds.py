@@ -78,7 +78,7 @@ def page(rows: Rows) -> str:
 
 
 def draw(rows: Rows) -> Any:
-    """A panel a number of clusters: each run as a dot, the median, and the paper's number."""
+    """A panel per number of clusters: each run as a dot, the median, and the paper's number."""
     sizes = rows.of("K")
     fig, axes = figure(width=11, height=3.2, columns=len(sizes))
     for ax, K in zip(axes, sizes, strict=True):
