@@ -286,7 +286,7 @@ def toy_settings(quick):
 
 
 def toy_page(rows):
-    return f"| n |\n| --- |\n| {len(rows)} |"
+    return [f"| n |\n| --- |\n| {len(rows)} |"]
 
 
 TOY = Experiment("toy", "Toy", toy_settings, toy_page, work=toy_work, last=("b", "rounds"), runs=4)

@@ -21,7 +21,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from odcl.local.fit import fit_users
 from odcl.paper.images import Images, load_images
 from odcl.paper.partition import CIFAR10N_FLIP, TABLE_2, image_federation, public_mean
-from odcl.risk.losses import Logistic
+from odcl.risk.risk import Risk
 from tests.helpers import SHARED_DATA, peak_memory, refusal
 
 BATCHES = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
@@ -608,6 +608,6 @@ def test_no_real_image_is_twice_among_users_or_in_the_test(name):
 def test_local_models_are_as_accurate_as_table_2_says(name, flip, alone):
     """Local ERM of Table 2: 30 users suffice to tell it, and to tell clean labels from noisy."""
     federation = image_federation(real(name), flip=flip, n_users=30)
-    theta = fit_users(federation, Logistic(), l2=1e-5, curvature="none").theta
+    theta = fit_users(federation, Risk("logistic", l2=1e-5), "none").theta
     right = np.sign(theta @ federation.test_X.T) == federation.test_y[federation.groups]
     assert right.mean() == pytest.approx(alone, abs=0.02)

@@ -69,7 +69,10 @@ def load_images(
     if name not in _LAYOUTS:
         raise ValueError(f"There are no images called {name!r}: choose 'mnist' or 'cifar10'.")
     layout, paths = _find(name, Path(folder))
-    parts = [_only(part, classes) for part in layout.read(paths)]
+    parts = []
+    for X, y in layout.read(paths):
+        kept = slice(None) if classes is None else np.isin(y, np.asarray(classes))
+        parts.append(_Part(X[kept], y[kept]))
     X, y = (np.concatenate(arrays) for arrays in zip(*parts[:-1], strict=True))
     for part, there in (("training", y), ("test", parts[-1].y)):
         lacking = [c for c in (() if classes is None else classes) if c not in there]
@@ -100,13 +103,6 @@ def _find(name: str, folder: Path) -> tuple[_Layout, list[Path]]:
     for archive in sorted(folder.glob("cifar-10-*.tar.gz")) if name == "cifar10" else ():
         seen = seen or f" ({archive.name} is there: unpack it with tar -xzf)"
     raise ValueError(f"Folder {folder} does not hold {name} as a whole{seen}. {advice}")
-
-
-def _only(part: _Part, classes: Sequence[int] | None) -> _Part:
-    if classes is None:
-        return part
-    kept = np.isin(part.y, np.asarray(classes))
-    return _Part(part.X[kept], part.y[kept])
 
 
 def _classes(labels: Any, path: Path) -> Ints:

@@ -55,10 +55,8 @@ def _about_users(schema: TableSchema, federation: Federation, model: Any) -> lis
         lines.append(f"{count(single, 'user')} with a single row")
     one_class = np.zeros(federation.n_users, dtype=bool)
     if schema.classes is not None:
-        starts = federation.offsets[:-1]
-        one_class = np.minimum.reduceat(federation.y, starts) == np.maximum.reduceat(
-            federation.y, starts
-        )
+        y, starts = federation.y, federation.offsets[:-1]
+        one_class = np.minimum.reduceat(y, starts) == np.maximum.reduceat(y, starts)
         if one_class.any():
             lines.append(f"{count(int(one_class.sum()), 'user')} with a single class")
     local = model.result_.local

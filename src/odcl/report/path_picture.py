@@ -26,7 +26,7 @@ def draw_path(path: ClusterPath, file: Any = None, labels: Any = None) -> Any:
         few = path.n_points <= MOST_NAMED
         names = None if labels is None else [str(name) for name in labels]
         if names is not None and len(names) != path.n_points:
-            raise ValueError(f"{len(names)} labels for {path.n_points} points: give one a point.")
+            raise ValueError(f"{len(names)} labels for {path.n_points} points: give one per point.")
         limit = sys.getrecursionlimit()
         sys.setrecursionlimit(max(limit, 4 * path.n_points + 1000))  # SciPy draws recursively
         try:

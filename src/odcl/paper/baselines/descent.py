@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -23,7 +22,7 @@ from odcl.paper.baselines.rounds import (
     SET_BY_METHOD,
     Answers,
     FederatedProblem,
-    History,
+    Run,
     StepSize,
     check_groups,
     iterate,
@@ -100,7 +99,7 @@ def all_for_all(
     problem = problem_of(federation, risk, seed, optima)
     m, gradient = problem.n_users, (problem.dim,)
     labels = check_groups(groups, m)
-    mix, links, size = _uniform(labels) if mixing is None else _given(mixing, m)
+    mix, links, size = _mixing(mixing, labels)
     start = np.zeros((1, m, problem.dim))
 
     def combine(now: Floats, answers: Answers, step: float) -> Floats:
@@ -121,40 +120,25 @@ def all_for_all(
     )
 
 
-# How gradients are mixed, how many pairs of different users that links, and a bound of |W|.
-Mixing = tuple[Callable[[Floats], Floats], int, float]
-
-
-def _uniform(labels: Ints) -> Mixing:
-    """W_ij = 1 / |C_k| inside a group: the group's mean, without the matrix."""
-    sizes = np.bincount(labels)
-    links = int((sizes * (sizes - 1)).sum())
-    return lambda gradients: average_by_cluster(gradients, labels)[labels], links, 1.0
-
-
-def _given(mixing: Any, n_users: int) -> Mixing:
-    W = sparse.csr_array(mixing, dtype=np.float64)
-    if W.shape != (n_users, n_users):
-        raise ValueError(
-            f"mixing has shape {W.shape}, and {n_users} users need a row and a column each."
-        )
+def _mixing(mixing: Any, labels: Ints) -> tuple[Callable[[Floats], Floats], int, float]:
+    """How gradients are mixed, how many pairs of different users that links, a bound of |W|."""
+    if mixing is None:  # the group's mean, without the matrix
+        sizes = np.bincount(labels)
+        links = int((sizes * (sizes - 1)).sum())
+        return lambda gradients: average_by_cluster(gradients, labels)[labels], links, 1.0
+    W, m = sparse.csr_array(mixing, dtype=np.float64), len(labels)
+    if W.shape != (m, m):
+        raise ValueError(f"mixing has shape {W.shape}, and {m} users need a row and a column each.")
     links = int(W.count_nonzero() - np.count_nonzero(W.diagonal()))
     # The spectral norm is at most the geometric mean of the largest column and row sums.
     size = float(np.sqrt(abs(W).sum(axis=0).max() * abs(W).sum(axis=1).max()))
     return lambda gradients: W @ gradients, links, size
 
 
-@dataclass(frozen=True, eq=False)
-class Refined:
-    centers: Floats  # (n_clusters, dim)
-    steps: Floats  # (n_clusters,), as they were taken
-    history: History  # of the rounds after the first
-
-
 def refine_centers(
     problem: FederatedProblem, centers: Floats, labels: Ints, *, rounds: int, step_size: StepSize
-) -> Refined:
-    """Descend on each cluster's risk from the one-shot models: ours.
+) -> tuple[Run, Floats]:
+    """Descend on each cluster's risk from the one-shot models: ours. Also the steps taken.
 
         theta_k <- theta_k - step_k * mean of grad f_i(theta_k) over i in C_k
 
@@ -183,5 +167,4 @@ def refine_centers(
     model = (problem.dim,)
     exchange = Exchange(problem.n_users, sends=(model,), receives=(model,), sends_first=((),))
     call: dict[str, Any] = {"labels": labels, "rounds": rounds, "step_size": float(steps.min())}
-    run = iterate(problem, start, "gradients", combine, exchange, **call)
-    return Refined(run.models[0], steps[:, 0], run.history)
+    return iterate(problem, start, "gradients", combine, exchange, **call), steps[:, 0]

@@ -63,11 +63,7 @@ def one_shot(
         )
     clusterer = clusterer if n_clusters is None else clusterer(n_clusters)
     method = Method(clusterer, combine, refit, curvature, standardize=False)
-    rows, shift = federation, None
-    if public_mean is not None:
-        rows, shift = less_public_mean(federation, public_mean)
-    elif centred is not None:
-        rows, shift = less_mean(federation, centred)
+    rows, shift = less_mean(federation, centred, public_mean)
     options = {} if centred is None else {"centred": centred}
     result = fit(rows, risk, method, **call)
     found = as_baseline(result, "one-shot", shift=shift, options=options)
@@ -81,33 +77,35 @@ def _refined(
 ) -> BaselineResult:
     """A one-shot result, carried on by some rounds inside its clusters."""
     problem = problem_of(federation, found.risk, found.seed, found.optima)
-    done = refine_centers(problem, found.centers, found.labels, rounds=rounds, step_size=step_size)
-    step = replace(found.step, centers=done.centers, models=done.centers[found.labels])
+    call: dict[str, Any] = {"rounds": rounds, "step_size": step_size}
+    run, steps = refine_centers(problem, found.centers, found.labels, **call)
+    centers = run.models[0]
+    step = replace(found.step, centers=centers, models=centers[found.labels])
     received = receive(federation, found.risk, found.uploads, step.downloads, seed=found.seed)
-    options = {**found.options, "refine_rounds": rounds, "step_size": done.steps.tolist()}
-    history = found.history.then(done.history)
+    options = {**found.options, "refine_rounds": rounds, "step_size": steps.tolist()}
+    history = found.history.then(run.history)
     return replace(found, step=step, received=received, history=history, options=options)
 
 
 # -- centring --------------------------------------------------------------------------------------
 
 
-def less_public_mean(federation: Federation, mean: Any) -> tuple[Federation, Floats]:
-    shift = np.asarray(mean, dtype=np.float64)
-    if shift.shape != (federation.n_features,):
-        raise ValueError(
-            f"public_mean has shape {shift.shape}, and a mean of {federation.n_features} features "
-            "has one number for each."
-        )
-    return federation.with_X(federation.X - shift), shift
-
-
-def less_mean(federation: Federation, centred: str) -> tuple[Federation, Floats]:
-    """The federation less its mean, or less the users' own; and what test rows are shifted by."""
+def less_mean(
+    federation: Federation, centred: str | None, public_mean: Any = None
+) -> tuple[Federation, Floats | None]:
+    """The federation less a mean, or less the users' own; and what test rows are shifted by."""
     X, weight = federation.X, federation.weight
-    if centred == "federation":
-        shift: Floats = np.average(X, axis=0, weights=weight)
+    if public_mean is not None or centred == "federation":
+        shift = np.average(X, axis=0, weights=weight) if public_mean is None else public_mean
+        shift = np.asarray(shift, dtype=np.float64)
+        if shift.shape != (federation.n_features,):
+            raise ValueError(
+                f"public_mean has shape {shift.shape}, and a mean of {federation.n_features} "
+                "features has one number for each."
+            )
         return federation.with_X(X - shift), shift
+    if centred is None:
+        return federation, None
     if centred != "own":
         raise ValueError(f"centred={centred!r} is neither None, 'federation' nor 'own'.")
     weighted = X if weight is None else weight[:, None] * X

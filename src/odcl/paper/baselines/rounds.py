@@ -284,7 +284,14 @@ def iterate(
     end the loop, with a warning: the last models that were numbers are kept, and ``diverged`` is
     True.
     """
-    _check(problem, models, rounds, n_steps, batch_size, stop_at)
+    if rounds < 0:
+        raise ValueError(f"rounds={rounds} must be 0 or more.")
+    if n_steps < 1 or (batch_size is not None and batch_size < 1):
+        raise ValueError(
+            f"A round needs a step and a row at least, got {n_steps} local steps with "
+            f"batch_size={batch_size}."
+        )
+    _check(problem, models, stop_at)
     step = resolve_step(step_size, lambda: size * problem.smoothness(models, batch_size).max())
     work = Work(average, step, n_steps, batch_size)
     risk: list[float] = []
@@ -325,21 +332,7 @@ def iterate(
     return Run(models, last, history, {**options, "rounds": rounds, "stop_at": stop_at})
 
 
-def _check(
-    problem: FederatedProblem,
-    models: Floats,
-    rounds: int,
-    n_steps: int,
-    batch_size: int | None,
-    stop_at: float | None,
-) -> None:
-    if n_steps < 1 or (batch_size is not None and batch_size < 1):
-        raise ValueError(
-            f"A round needs a step and a row at least, got {n_steps} local steps with "
-            f"batch_size={batch_size}."
-        )
-    if rounds < 0:
-        raise ValueError(f"rounds={rounds} must be 0 or more.")
+def _check(problem: FederatedProblem, models: Floats, stop_at: float | None) -> None:
     if models.shape[-1] != problem.dim or not np.isfinite(models).all():
         raise ValueError(
             f"The start has shape {models.shape}: it must be finite numbers, {problem.dim} to a "

@@ -24,8 +24,8 @@ from odcl.paper.experiments.pages import (
     spread,
 )
 from odcl.paper.experiments.rows import Rows, Setting
-from odcl.report.markdown import table
 from odcl.report.pictures import figure
+from odcl.report.text import markdown_table
 
 METRICS = ("bytes_up", "bytes_down", "rounds", "nmse")
 STEPS = {0.1: PINK, 0.05: ORANGE, 0.01: BLUE}
@@ -84,7 +84,7 @@ def first_match(rows: Rows, method: str, n: int) -> tuple[float, Floats]:
     return first(errors.mean(axis=1) <= target.mean()), np.array(each)
 
 
-def page(rows: Rows) -> str:
+def page(rows: Rows) -> list[str]:
     lines = []
     for n in rows.of("n"):
         for step, (stochastic, seen) in product(STEPS, SEEN.items()):
@@ -103,16 +103,14 @@ def page(rows: Rows) -> str:
             error = spread(rows.values(method, "nmse", n=n), None)
             lines.append([f"n = {n}, {LOOKS[method].label}", "1", "1", "", error])
     header = ["IFCA (and one round)", "paper: meets at", "ours", "runs that do", "last NMSE"]
-    return "\n\n".join(
-        [
-            "Rounds until IFCA's mean error over runs is that of ODCL-CC (lambda from the true "
-            "clusters), the share of runs in which it gets there by itself, and the mean error "
-            "after the last round. 100 users in 4 clusters of 25.",
-            table(header, lines),
-            "'All rows': local steps on the full gradient; 'one row': stochastic local steps. "
-            f"{OVER_RUNS}",
-        ]
-    )
+    return [
+        "Rounds until IFCA's mean error over runs is that of ODCL-CC (lambda from the true "
+        "clusters), the share of runs in which it gets there by itself, and the mean error "
+        "after the last round. 100 users in 4 clusters of 25.",
+        markdown_table(header, lines),
+        "'All rows': local steps on the full gradient; 'one row': stochastic local steps. "
+        f"{OVER_RUNS}",
+    ]
 
 
 def draw(rows: Rows) -> Any:

@@ -12,8 +12,8 @@ import numpy as np
 
 from odcl._typing import Floats
 from odcl.paper.experiments.rows import Rows
-from odcl.report.markdown import table
 from odcl.report.pictures import COLOURS, LINES, MARKERS, figure
+from odcl.report.text import markdown_table
 
 BLUE, ORANGE, GREEN, PINK, SKY, RED, GREY = COLOURS
 OVER_RUNS = "+- is the standard deviation over runs."
@@ -39,7 +39,7 @@ def spread(values: Floats, digits: int | None = 3) -> str:
 def by_n(rows: Rows, metric: str, methods: Sequence[str]) -> str:
     """Means over runs: one line per n, one column per method."""
     lines = [[n, *(number(rows.mean(m, metric, n=n)) for m in methods)] for n in rows.of("n")]
-    return table(["n", *methods], lines)
+    return markdown_table(["n", *methods], lines)
 
 
 def spread_over_runs(rows: Rows, methods: Sequence[str], *, key: str = "n") -> str:

@@ -219,7 +219,7 @@ def write_report(
         parts.append(f"**A quick look, not the paper's set-up**: {smaller}.")
     if figures:
         parts.append(f"![{experiment.title}]({experiment.name}.png)")
-    page = "\n\n".join([*parts, experiment.table(rows), _foot(rows)]) + "\n"
+    page = "\n\n".join([*parts, *experiment.table(rows), _foot(rows)]) + "\n"
     path = stem.with_suffix(".md")
     with atomic_path(path) as temporary:
         temporary.write_text(page, encoding="utf-8")

@@ -23,8 +23,8 @@ from odcl.paper.partition import (
     image_federation,
     public_mean,
 )
-from odcl.report.markdown import table
 from odcl.report.pictures import figure
+from odcl.report.text import markdown_table
 from odcl.risk.risk import Risk
 
 METRICS = ("rounds", "bytes_up", "bytes_down", "n_clusters", "accuracy")
@@ -139,7 +139,7 @@ def _iterative(bench: Bench, rounds: int) -> Iterator[Timed]:
     yield bench.run("all-for-all", rounds=rounds)
 
 
-def page(rows: Rows) -> str:
+def page(rows: Rows) -> list[str]:
     data = [name for name in SOURCES if name in rows.of("data")]
     lines = []
     for method in PAPER:
@@ -158,20 +158,18 @@ def page(rows: Rows) -> str:
         ]
         for method, what in (*OURS.items(), *((m, "your own") for m in rows.others(METHODS_HERE)))
     ]
-    return "\n\n".join(
-        [
-            "Accuracy on withheld images, mean over users and runs. Two groups of users with "
-            "opposite labels; 2 + 2 images per user (MNIST), 20 + 20 (CIFAR10); cifar10n has "
-            "20 % of each user's labels turned over.",
-            table(header, lines),
-            f"{OVER_RUNS} Over users, a local model of ours has {_over_users(rows, data)}: the "
-            "paper's .06 beside MNIST's local models looks like that. * not evaluated there: its "
-            "training labels are not those it is judged by.",
-            "The same data, past the paper. How these variants were chosen, and on what, stands in "
-            "docs/reproduction.md.",
-            table(["method", "rounds", *data, "what it is"], past, left=(0, len(data) + 2)),
-        ]
-    )
+    return [
+        "Accuracy on withheld images, mean over users and runs. Two groups of users with "
+        "opposite labels; 2 + 2 images per user (MNIST), 20 + 20 (CIFAR10); cifar10n has "
+        "20 % of each user's labels turned over.",
+        markdown_table(header, lines),
+        f"{OVER_RUNS} Over users, a local model of ours has {_over_users(rows, data)}: the "
+        "paper's .06 beside MNIST's local models looks like that. * not evaluated there: its "
+        "training labels are not those it is judged by.",
+        "The same data, past the paper. How these variants were chosen, and on what, stands in "
+        "docs/reproduction.md.",
+        markdown_table(["method", "rounds", *data, "what it is"], past, left=(0, len(data) + 2)),
+    ]
 
 
 def _over_users(rows: Rows, data: list[str]) -> str:
