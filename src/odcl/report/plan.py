@@ -292,9 +292,7 @@ def is_plan_picture(path: Path) -> bool:
 
 def plan_figure(plan: Plan) -> Any:
     """Chances and errors against n, the legends below."""
-    fig, axes = pictures.figure(
-        width=11, height=5, columns=2 if plan.crossings else 1, searched=False
-    )
+    fig, axes = pictures.figure(11, 5, columns=2 if plan.crossings else 1, searched=False)
     if plan.crossings:
         _draw_chances(axes[0], plan)
     _draw_errors(axes[-1], plan)

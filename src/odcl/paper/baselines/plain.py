@@ -78,9 +78,7 @@ def naive(
     if not bias_corrected:
         return plain
     if not 0 < ratio < 1:
-        raise ValueError(
-            f"ratio={ratio!r} is the share of rows that the second fit sees: above 0, below 1."
-        )
+        raise ValueError(f"ratio={ratio!r} is the second fit's share of rows: say 0 < ratio < 1.")
     part = fit_users(subsample(federation, ratio, seed), risk, "none", seed=seed, **call)
     corrected = (plain.local.theta - ratio * part.theta) / (1.0 - ratio)
     step = server_step(replace(plain.uploads, theta=corrected), plain.method, seed=seed)
@@ -161,7 +159,5 @@ def pool(federation: Federation, labels: Ints) -> Federation:
     share = (np.bincount(labels, weights=n) / members)[labels] / n
     weight = own * share[federation.row_user]
     groups, owner = np.arange(len(members)), labels[federation.row_user]
-    even = bool((weight == 1.0).all())
-    return Federation.from_codes(
-        federation.X, federation.y, groups, owner, weight=None if even else weight
-    )
+    counts = None if (weight == 1.0).all() else weight
+    return Federation.from_codes(federation.X, federation.y, groups, owner, weight=counts)

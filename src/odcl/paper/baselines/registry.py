@@ -80,11 +80,9 @@ def register(
         raise TypeError(f"The method {name!r} is a {type(call).__name__}, not a function.")
     if name in METHODS:
         raise ValueError(f"There is a method {name!r} already: choose another name.")
-    unknown = [need for need in needs if need not in TOLD]
+    unknown = [repr(need) for need in needs if need not in TOLD]
     if unknown:
-        raise ValueError(
-            f"A method may need {', '.join(TOLD)}, not {', '.join(map(repr, unknown))}."
-        )
+        raise ValueError(f"A method may need {', '.join(TOLD)}, not {', '.join(unknown)}.")
     METHODS[name] = Baseline(name, call, needs, settings, starts_from_local_models)
     return METHODS[name]
 

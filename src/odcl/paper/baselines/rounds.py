@@ -148,9 +148,7 @@ class Answers:
         return int(self.mean_risk.argmin())
 
 
-def answer(
-    problem: FederatedProblem, models: Floats, work: Work, labels: Ints | None = None
-) -> Answers:
+def answer(problem: FederatedProblem, models: Floats, work: Work, labels: Ints | None) -> Answers:
     """All users' answers to ``models``, (starts, n_models, dim).
 
     Each user picks the model with the least risk on its rows (lowest number in a tie), or works on

@@ -8,7 +8,7 @@ from odcl.paper.experiments.definition import Experiment
 from odcl.paper.experiments.measure import linear_bench
 from odcl.paper.experiments.pages import (
     draw_error_and_clusters,
-    errors_and_clusters,
+    error_tables,
     finds_from,
     meets_from,
 )
@@ -43,7 +43,7 @@ def page(rows: Rows) -> list[str]:
     return [
         "Error of the users' models and number of clusters, means over runs. 100 users in 4 "
         "clusters of 25 (the paper's text says 10), 20 parameters.",
-        *errors_and_clusters(rows, METHODS, METHODS[2:]),
+        *error_tables(rows, METHODS, METHODS[2:]),
         markdown_table(["in every run", "paper", "ours"], claims),
     ]
 

@@ -12,7 +12,7 @@ from odcl.paper.experiments.figure_mse import METHODS, NOT_DRAWN
 from odcl.paper.experiments.measure import Bench
 from odcl.paper.experiments.pages import (
     draw_error_and_clusters,
-    errors_and_clusters,
+    error_tables,
     finds_from,
     meets_from,
 )
@@ -53,7 +53,7 @@ def page(rows: Rows) -> list[str]:
         "Error of the users' models and number of clusters, means over runs. 100 users in 4 "
         "clusters, two features and an intercept. The paper's third covariance matrix has a "
         "negative eigenvalue; what its sampler draws in effect, [[2, 1], [1, 2]], is used.",
-        *errors_and_clusters(rows, METHODS, CLUSTERS),
+        *error_tables(rows, METHODS, CLUSTERS),
         markdown_table(["", "paper", "ours"], claims),
     ]
 

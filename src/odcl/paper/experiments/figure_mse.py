@@ -11,7 +11,7 @@ from odcl.paper.experiments.definition import Experiment
 from odcl.paper.experiments.measure import linear_bench
 from odcl.paper.experiments.pages import (
     draw_curves,
-    errors_and_clusters,
+    error_tables,
     finish,
     meets_from,
     number,
@@ -62,7 +62,7 @@ def page(rows: Rows) -> list[str]:
     ]
     return [
         "Error of the users' models, mean over runs. 100 users in 10 clusters, 20 parameters.",
-        *errors_and_clusters(rows, METHODS),
+        *error_tables(rows, METHODS),
         "Against Oracle Averaging; 'equals': the same error in every run.",
         markdown_table(["", "paper", "ours"], claims),
         "In the figure lines are means over runs and bands go from the least to the greatest.",

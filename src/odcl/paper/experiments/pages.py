@@ -82,9 +82,7 @@ def _from_on(values: Sequence[Any], holds: Sequence[bool]) -> str:
     return "never" if last == len(values) - 1 else str(values[last + 1])
 
 
-def errors_and_clusters(
-    rows: Rows, methods: Sequence[str], clusters: Sequence[str] = ()
-) -> list[str]:
+def error_tables(rows: Rows, methods: Sequence[str], clusters: Sequence[str] = ()) -> list[str]:
     """Errors by n with their spread, and numbers of clusters; with methods that others added."""
     others = rows.others(methods)
     parts = [by_n(rows, "nmse", [*methods, *others]), spread_over_runs(rows, methods)]

@@ -82,7 +82,7 @@ def reproduce(
             advance(len(tasks) - len(missing) + done, len(tasks))
     own, n_other = _of(experiment, tasks, read_rows(path))
     found = Rows(own)
-    page, files = write_report(experiment, found, out, quick=quick)
+    page, files = _report(experiment, found, out, quick)
     return Outcome(
         experiment,
         found,
@@ -105,9 +105,7 @@ def _key(experiment: Experiment, row: Row) -> Key:
     return setting, row.run, row.seed, experiment.owner(row), row.version
 
 
-def _of(
-    experiment: Experiment, tasks: Sequence[Task], rows: Sequence[Row]
-) -> tuple[list[Row], int]:
+def _of(experiment: Experiment, tasks: list[Task], rows: list[Row]) -> tuple[list[Row], int]:
     """The rows of these tasks by this version, and how many there are by others."""
     keys = {task.key for task in tasks}
     but_version = {key[:-1] for key in keys}
@@ -116,7 +114,7 @@ def _of(
     return [row for row, key in keyed if key in keys], n_other
 
 
-def _complete(path: Path, experiment: Experiment, tasks: Sequence[Task]) -> set[Key]:
+def _complete(path: Path, experiment: Experiment, tasks: list[Task]) -> set[Key]:
     """Tasks whose rows are all there. Rows of those cut short are taken out of the file."""
     rows = read_rows(path)
     own, _ = _of(experiment, tasks, rows)
@@ -198,9 +196,7 @@ def _row(experiment: Experiment, task: Task, found: Measured) -> Row:
 # -- page and figure -------------------------------------------------------------------------------
 
 
-def write_report(
-    experiment: Experiment, rows: Rows, out: Path, *, quick: bool
-) -> tuple[str, list[Path]]:
+def _report(experiment: Experiment, rows: Rows, out: Path, quick: bool) -> tuple[str, list[Path]]:
     """NAME.md, NAME.png and NAME.svg; without matplotlib only the page."""
     from odcl.report import pictures
 

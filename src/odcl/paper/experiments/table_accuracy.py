@@ -103,11 +103,9 @@ def bench(task: Task, data: Path | None) -> Bench:
     assert data is not None  # see check
     pictures = images(SOURCES[s["data"]], data)
     flip = CIFAR10N_FLIP if s["data"] == "cifar10n" else 0.0
-    federation = image_federation(
-        pictures, seed=task.seed, n_users=s["m"], n_samples=s["n"], flip=flip
-    )
-    mean = public_mean(pictures, federation.public_rows)
-    return Bench(federation, Risk("logistic", l2=1e-5), seed=task.seed, public_mean=mean)
+    users = image_federation(pictures, seed=task.seed, n_users=s["m"], n_samples=s["n"], flip=flip)
+    mean = public_mean(pictures, users.public_rows)
+    return Bench(users, Risk("logistic", l2=1e-5), seed=task.seed, public_mean=mean)
 
 
 def work(task: Task, data: Path | None) -> Iterator[Measured]:
