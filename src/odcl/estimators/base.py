@@ -397,7 +397,7 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
                 upload = with_more_rows(self.uploads_[at], rows, target, self.risk_)
                 place = place_of(upload, self.groups_, self.method_.refit, self.labels_[at])
                 if place[0] == self.labels_[at] and (self.labels_ == place[0]).sum() == 1:
-                    place = (place[0], upload.theta[0], place[2])  # alone in its group, as in the fit
+                    place = place[0], upload.theta[0], place[2]  # alone there, as in the fit
             if self.uploads_ is not None:
                 self.uploads_ = self.uploads_.replaced(at, upload)
             count = len(rows) + (0 if all_rows else self.n_rows_[at])
