@@ -12,7 +12,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 from scipy.spatial import cKDTree
@@ -220,8 +220,6 @@ class ConvexClustering(ClusterMixin, BaseEstimator):  # type: ignore[misc]
     choice_ : ChoiceOfLam, how lambda was chosen, with the path; None if ``lam`` was a number
     """
 
-    uses_noise: ClassVar[bool] = True
-
     def __init__(
         self,
         lam: float | str = "auto",
@@ -236,6 +234,11 @@ class ConvexClustering(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         self.weights = weights
         self.n_neighbors = n_neighbors
         self.max_iter = max_iter
+
+    @property
+    def uses_noise(self) -> bool:
+        """Whether :meth:`fit` looks at ``noise``: only where that chooses lambda."""
+        return self.weights is None and self.lam == self.select == "auto"
 
     def fit(self, X: Any, y: Any = None, *, noise: Any = None) -> Self:
         """Cluster the rows of ``X``, (n_users, dim).
