@@ -33,7 +33,7 @@ def pair_threshold(groups: Groups) -> float:
 
 
 def fused_at(groups: Groups, lam: float) -> bool:
-    """Whether diam <= lam N, the quick certificate: q_kl = (a_k - a_l) / N.
+    """Whether diam <= lam N, the quick certificate: q_kl = (a_k - a_l) / N (compare Eq. (13)).
 
     Two rows can only be farther apart than lam N if their distances from the mean add up to more,
     so that most pairs are never looked at; none if 2 R <= lam N.
@@ -50,11 +50,6 @@ def fused_at(groups: Groups, lam: float) -> bool:
         if inner and cdist(off[rows], off[:inner]).max() > reach:
             return False
     return True
-
-
-def fused_from_diameter(groups: Groups) -> float:
-    """diam / N: from here on :func:`fused_at` holds (the left end of Eq. (13) for one cluster)."""
-    return diameter(groups.a) / groups.mass
 
 
 def diameter(a: Floats) -> float:
