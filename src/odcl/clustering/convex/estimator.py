@@ -250,11 +250,8 @@ class ConvexClustering(ClusterMixin, BaseEstimator):  # type: ignore[misc]
             validate_data(self, X, dtype=np.float64, order="C", ensure_all_finite=False)
         )
         self.choice_: Any = None
-        if self.weights is not None:
-            self._keep(self._weighted(a))
-            return self
         lam = self.lam
-        if isinstance(lam, str) and lam == "auto":
+        if self.weights is None and isinstance(lam, str) and lam == "auto":
             from odcl.clustering.convex.choose_lam import check_rule, choose_lam
             from odcl.clustering.convex.clusterpath import clusterpath
 
@@ -265,7 +262,15 @@ class ConvexClustering(ClusterMixin, BaseEstimator):  # type: ignore[misc]
                 noise = noise if (np.isfinite(noise) & (noise > 0)).any() else None
             self.choice_ = choose_lam(clusterpath(a), self.select, noise=noise)
             lam = self.choice_.lam
-        self._keep(convex_cluster(a, check_lam(lam), max_iter=self.max_iter))
+        if self.weights is None:
+            result = convex_cluster(a, check_lam(lam), max_iter=self.max_iter)
+        else:
+            result = self._weighted(a)
+        self.labels_, self.cluster_centers_ = result.labels, result.centers
+        self.n_clusters_ = result.n_clusters
+        self.lam_ = result.lam
+        self.certified_, self.gap_, self.objective_ = result.certified, result.gap, result.objective
+        self.n_iter_ = max(1, result.n_iter)
         return self
 
     def _weighted(self, a: Floats) -> ConvexResult:
@@ -285,10 +290,3 @@ class ConvexClustering(ClusterMixin, BaseEstimator):  # type: ignore[misc]
             weights = gaussian_knn_weights(a, self.n_neighbors)
         with one_thread():
             return weighted_convex(a, check_lam(self.lam), weights, max_iter=self.max_iter)
-
-    def _keep(self, result: ConvexResult) -> None:
-        self.labels_, self.cluster_centers_ = result.labels, result.centers
-        self.n_clusters_ = result.n_clusters
-        self.lam_ = result.lam
-        self.certified_, self.gap_, self.objective_ = result.certified, result.gap, result.objective
-        self.n_iter_ = max(1, result.n_iter)

@@ -19,11 +19,11 @@ from odcl._typing import Floats, Ints
 from odcl.clustering.convex.fusion import (
     ROWS,
     SLACK,
-    candidates,
     fused_at,
     fused_from_flow,
     not_fused_below,
     pair_threshold,
+    traversal,
 )
 from odcl.clustering.convex.newton import Groups, Minimum, Pairs, minimise
 from odcl.clustering.labels import members
@@ -84,9 +84,9 @@ def solve(
     if start is None and fused_at(groups, lam):
         return _one(now)
     if start is None and len(groups.a) > PARTS:
-        parts = candidates(groups.a)
-        if parts.max() > 0:
-            return _by_parts(now, lam, parts, max_iter)
+        parts = traversal(groups.a, most=64, jump=2.0)
+        if parts:
+            return _by_parts(now, lam, parts[0], max_iter)
     if len(groups.a) > MOST_GROUPS:
         raise ValueError(
             f"{len(groups.a):,} points remain that no quick certificate decides at lam={lam:.4g}, "
