@@ -18,11 +18,10 @@ import numpy as np
 from scipy.spatial import cKDTree
 from sklearn.base import BaseEstimator, ClusterMixin
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils.validation import validate_data
 from threadpoolctl import threadpool_limits
 
 from odcl._typing import Floats, Ints
-from odcl.clustering.checks import as_points, check_count, check_noise, finite_rows
+from odcl.clustering.checks import as_points, check_count, check_noise, validated
 from odcl.clustering.convex.newton import Groups, Pairs
 from odcl.clustering.convex.solve import solve
 
@@ -246,9 +245,7 @@ class ConvexClustering(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         ``noise``, (n_users,), is the trace of the covariance of each row, infinite where unknown;
         ``select="auto"`` makes use of it.
         """
-        a = finite_rows(
-            validate_data(self, X, dtype=np.float64, order="C", ensure_all_finite=False)
-        )
+        a = validated(self, X)
         self.choice_: Any = None
         lam = self.lam
         if self.weights is None and isinstance(lam, str) and lam == "auto":

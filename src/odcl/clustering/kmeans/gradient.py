@@ -143,6 +143,8 @@ class GradientClustering(KMeansFamily):
         As in :class:`~odcl.clustering.kmeans.kmeanspp.KMeansPP`; ``n_iter_`` counts gradient steps.
     """
 
+    method = staticmethod(gradient_clustering)
+
     def __init__(
         self,
         n_clusters: int | str = 8,
@@ -159,13 +161,3 @@ class GradientClustering(KMeansFamily):
         self.max_iter = max_iter
         self.max_clusters = max_clusters
         self.random_state = random_state
-
-    def _cluster(self, a: Floats, n_clusters: int, seed: int) -> KMeansResult:
-        return gradient_clustering(
-            a,
-            n_clusters,
-            step_size=self.step_size,
-            n_init=self.n_init,
-            max_iter=self.max_iter,
-            seed=seed,
-        )
