@@ -14,11 +14,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 def linear_predictors(
-    X: Floats,
-    theta: Floats,
-    where: Ints,
-    risk: Risk,
-    scaling: Scaling | None = None,
+    X: Floats, theta: Floats, where: Ints, risk: Risk, scaling: Scaling | None = None
 ) -> Floats:
     """z_j = x_j theta[where_j], (n_rows, n_outputs); with ``scaling``, X is in the table's units.
 
