@@ -37,12 +37,18 @@ from odcl.engines.in_process import fit
 from odcl.errors import InputError, Setting
 from odcl.estimators.settings import check_n_groups, check_settings
 from odcl.local.pooled import one_for_all
-from odcl.local.predict import cluster_means, linear_predictors, nearest_cluster
+from odcl.local.predict import linear_predictors
 from odcl.method import Method
 from odcl.risk.loss import Loss
 from odcl.risk.losses import Multinomial
 from odcl.risk.risk import Risk
-from odcl.server.assign import Assignment, assign_rows, groups_of
+from odcl.server.assign import (
+    Assignment,
+    assign_rows,
+    cluster_means,
+    groups_of,
+    nearest_cluster,
+)
 from odcl.server.step import ServerStep
 from odcl.server.update import place_of, with_more_rows
 
@@ -153,7 +159,7 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
         self.theta_, self.cluster_theta_ = result.models, result.centers
         self.rule_, self.reason_ = result.step.rule, result.step.reason
         self.tau2_ = result.step.tau2
-        self.groups_ = groups_of(federation, result)
+        self.groups_ = groups_of(federation, risk, result.local, result.step, method)
         self.cluster_means_ = cluster_means(federation, result.labels, result.n_clusters)
         self.pooled_theta_ = one_for_all(federation, risk)
         return self
@@ -390,6 +396,8 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
             else:
                 upload = with_more_rows(self.uploads_[at], rows, target, self.risk_)
                 place = place_of(upload, self.groups_, self.method_.refit, self.labels_[at])
+                if place[0] == self.labels_[at] and (self.labels_ == place[0]).sum() == 1:
+                    place = place[0], upload.theta[0], place[2]  # alone there, as in the fit
             if self.uploads_ is not None:
                 self.uploads_ = self.uploads_.replaced(at, upload)
             count = len(rows) + (0 if all_rows else self.n_rows_[at])

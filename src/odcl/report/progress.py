@@ -36,9 +36,8 @@ class Bar(Silent):
         self._left -= n_users
         self._progress.advance(self._task, n_users)
         if self._left <= 0:  # what follows, on the server, does not say how far it is
-            self._progress.update(
-                self._task, total=None, description=f"{self._text}: finding groups"
-            )
+            words = f"{self._text}: finding groups"
+            self._progress.update(self._task, total=None, description=words)
 
 
 @contextmanager

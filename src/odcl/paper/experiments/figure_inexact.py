@@ -7,22 +7,22 @@ from pathlib import Path
 from typing import Any
 
 from odcl.local.sgd import ProjectedSGD
-from odcl.paper.experiments.curves import (
+from odcl.paper.experiments.definition import Experiment, Measured, Task
+from odcl.paper.experiments.measure import linear_bench
+from odcl.paper.experiments.pages import (
     BLUE,
     LOOKS,
     ORANGE,
     Look,
     draw_curves,
     finish,
-    level,
+    number,
     plain_ticks,
+    spread_over_runs,
 )
-from odcl.paper.experiments.definition import Experiment, Measured, Task
-from odcl.paper.experiments.measure import linear_bench
-from odcl.paper.experiments.pages import number, spread_over_runs
 from odcl.paper.experiments.rows import Rows, Setting
-from odcl.report.markdown import table
 from odcl.report.pictures import figure
+from odcl.report.text import markdown_table
 
 METRICS = ("n_clusters", "nmse")
 EXACT = ("local", "oracle-averaging", "odcl-km++")
@@ -45,7 +45,7 @@ def work(task: Task, data: Path | None) -> Iterator[Measured]:
         yield from bench.run(name, solver=solver).rows(METRICS)
 
 
-def page(rows: Rows) -> str:
+def page(rows: Rows) -> list[str]:
     lines = []
     for T in rows.of("T"):
         exact = rows.mean("odcl-km++", "nmse", T=T)
@@ -57,17 +57,15 @@ def page(rows: Rows) -> str:
     first = rows.of("T")[0]
     exact, alone = (rows.mean(m, "nmse", T=first) for m in ("odcl-km++", "local"))
     header = ["T", "last iterate", "/ exact", "weighted average", "/ exact"]
-    return "\n\n".join(
-        [
-            "Error of I-ODCL-KM++ after T steps of projected SGD at each user, mean over runs. 100 "
-            "users in 10 clusters, n = 100. The paper has no such experiment.",
-            table(header, lines),
-            spread_over_runs(rows, "nmse", list(INEXACT.values()), key="T"),
-            f"Exact local models: {number(exact)}; without clusters (local): {number(alone)}. The "
-            "steps 1/(mu t) are long at first, and the ball keeps them; then the error falls until "
-            "that of the exact models is left.",
-        ]
-    )
+    return [
+        "Error of I-ODCL-KM++ after T steps of projected SGD at each user, mean over runs. 100 "
+        "users in 10 clusters, n = 100. The paper has no such experiment.",
+        markdown_table(header, lines),
+        spread_over_runs(rows, list(INEXACT.values()), key="T"),
+        f"Exact local models: {number(exact)}; without clusters (local): {number(alone)}. The "
+        "steps 1/(mu t) are long at first, and the ball keeps them; then the error falls until "
+        "that of the exact models is left.",
+    ]
 
 
 def draw(rows: Rows) -> Any:
@@ -78,7 +76,7 @@ def draw(rows: Rows) -> Any:
     }
     draw_curves(ax, rows, "nmse", list(looks), key="T", looks=looks)
     for method in EXACT:
-        level(ax, rows.mean(method, "nmse", T=rows.of("T")[0]), LOOKS[method])
+        ax.axhline(rows.mean(method, "nmse", T=rows.of("T")[0]), **LOOKS[method].style)
     finish(ax, "Inexact local models, n = 100", "steps T", "normalised MSE", log="xy")
     plain_ticks(ax.xaxis, rows.of("T"))
     return fig

@@ -7,13 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from odcl.paper.experiments.curves import draw_curves, finish, plain_ticks
 from odcl.paper.experiments.definition import Experiment
 from odcl.paper.experiments.measure import linear_bench
-from odcl.paper.experiments.pages import errors_and_clusters, meets_from, number
+from odcl.paper.experiments.pages import (
+    draw_curves,
+    error_tables,
+    finish,
+    meets_from,
+    number,
+    plain_ticks,
+)
 from odcl.paper.experiments.rows import Rows, Setting
-from odcl.report.markdown import table
 from odcl.report.pictures import figure
+from odcl.report.text import markdown_table
 
 # Ours come after the figure's own. n from 21 to 30 is left to one point: with so few rows over
 # dim = 20 the least-squares error is heavy-tailed.
@@ -40,7 +46,7 @@ def settings(quick: bool) -> list[Setting]:
     return [{"n": n, "K": 10, "m": 100, "d": 20} for n in some]
 
 
-def page(rows: Rows) -> str:
+def page(rows: Rows) -> list[str]:
     tall = [n for n in rows.of("n") if n >= 50]
     share = [
         rows.mean("local", "nmse", n=n) / rows.mean("oracle-averaging", "nmse", n=n) for n in tall
@@ -54,15 +60,13 @@ def page(rows: Rows) -> str:
         ["odcl's own groups, K not given, from n =", "-", least("odcl-noise")],
         ["error of local models / its error", "10 (theory)", number(float(np.mean(share)))],
     ]
-    return "\n\n".join(
-        [
-            "Error of the users' models, mean over runs. 100 users in 10 clusters, 20 parameters.",
-            *errors_and_clusters(rows, METHODS),
-            "Against Oracle Averaging; 'equals': the same error in every run.",
-            table(["", "paper", "ours"], claims),
-            "In the figure lines are means over runs and bands go from the least to the greatest.",
-        ]
-    )
+    return [
+        "Error of the users' models, mean over runs. 100 users in 10 clusters, 20 parameters.",
+        *error_tables(rows, METHODS),
+        "Against Oracle Averaging; 'equals': the same error in every run.",
+        markdown_table(["", "paper", "ours"], claims),
+        "In the figure lines are means over runs and bands go from the least to the greatest.",
+    ]
 
 
 def draw(rows: Rows) -> Any:

@@ -50,13 +50,11 @@ def evaluated(sizes: Sequence[int], D: float, n: int) -> str:
     return f"## {head}\n\n{to_markdown(table1(sizes, D=D, n=n)).split(chr(10) * 2)[0]}"
 
 
-def page(rows: Rows) -> str:
+def page(rows: Rows) -> list[str]:
     seen = {str(row.setting): row.setting for row in rows.rows}
     parts = [evaluated(s["sizes"], s["D"], s["n"]) for s in seen.values()]
     legend = to_markdown(table1([2, 2], D=1.0, n=3)).split("\n\n")[1]
-    return "\n\n".join(
-        ["The paper gives orders; here they have numbers, with constants of 1.", *parts, legend]
-    )
+    return ["The paper gives orders; here they have numbers, with constants of 1.", *parts, legend]
 
 
 EXPERIMENT = Experiment(
