@@ -6,12 +6,7 @@ from typing import Any
 
 from odcl.paper.experiments.definition import Experiment
 from odcl.paper.experiments.measure import linear_bench
-from odcl.paper.experiments.pages import (
-    draw_error_and_clusters,
-    error_tables,
-    finds_from,
-    meets_from,
-)
+from odcl.paper.experiments.pages import draw_panels, error_tables, finds_from, meets_from
 from odcl.paper.experiments.rows import Rows, Setting
 from odcl.report.text import markdown_table
 
@@ -50,7 +45,7 @@ def page(rows: Rows) -> list[str]:
 
 def draw(rows: Rows) -> Any:
     others = rows.others(METHODS)
-    return draw_error_and_clusters(rows, [*METHODS[:-1], *others], [*METHODS[2:], *others])
+    return draw_panels(rows, [*METHODS[:-1], *others], [*METHODS[2:], *others])
 
 
 EXPERIMENT = Experiment(

@@ -17,12 +17,7 @@ from odcl.paper.experiments.measure import Bench, Timed
 from odcl.paper.experiments.pages import BLUE, LOOKS, ORANGE, OVER_RUNS, spread
 from odcl.paper.experiments.rows import Rows, Setting
 from odcl.paper.images import Images, load_images
-from odcl.paper.partition import (
-    CIFAR10N_FLIP,
-    TABLE_2,
-    image_federation,
-    public_mean,
-)
+from odcl.paper.partition import CIFAR10N_FLIP, TABLE_2, image_federation, public_mean
 from odcl.report.pictures import figure
 from odcl.report.text import markdown_table
 from odcl.risk.risk import Risk
