@@ -229,14 +229,8 @@ def simulated_uploads(scene: Scenario, n: int, trials: Trials, t: int, rng: Gene
     H = trials.curvature(t)
     if scene.penalty is not None:
         H = H + n * np.diag(scene.penalty)
-    return Uploads(
-        np.arange(m),
-        trials.theta[t],
-        np.full(m, float(n)),
-        curvature=H,
-        dispersion=phi,
-        risk=scene.risk,
-    )
+    users, rows = np.arange(m), np.full(m, float(n))
+    return Uploads(users, trials.theta[t], rows, curvature=H, dispersion=phi, risk=scene.risk)
 
 
 # -- everything else, for one n --------------------------------------------------------------------
@@ -328,11 +322,8 @@ def _errors(
             labels = number_by_first_user(kmeans_pp(theta, scene.n_clusters, seed=seed).labels)
             centers = rows.combined(labels)
         around = centers[labels]
-        models = {
-            "mean": average_by_cluster(theta, labels)[labels],
-            "precision": around,
-            "local": theta,
-        }
+        models = {"precision": around, "local": theta}
+        models["mean"] = average_by_cluster(theta, labels)[labels]
         if scene.tau > 0:
             models["refit"] = rows.refit(around)
         for name, model in models.items():

@@ -10,6 +10,7 @@ from odcl.paper.experiments.pages import draw_panels, error_tables, finds_from, 
 from odcl.paper.experiments.rows import Rows, Setting
 from odcl.report.text import markdown_table
 
+TITLE = "Clusterpath against the lambda of the true clusters"
 METHODS = ("local", "oracle-averaging", "odcl-cc-oracle", "odcl-cc", "odcl-noise")
 METRICS = ("n_clusters", "nmse")
 SAMPLES = (50, 100, 200, 300, 400, 500, 600, 700, 800, 1000)
@@ -49,12 +50,5 @@ def draw(rows: Rows) -> Any:
 
 
 EXPERIMENT = Experiment(
-    "figure-clusterpath",
-    "Clusterpath against the lambda of the true clusters",
-    settings,
-    page,
-    draw,
-    linear_bench,
-    METHODS,
-    METRICS,
+    "figure-clusterpath", TITLE, settings, page, draw, linear_bench, METHODS, METRICS
 )

@@ -17,6 +17,7 @@ from odcl.paper.experiments.rows import Rows, Setting
 from odcl.report.pictures import figure
 from odcl.report.text import markdown_table
 
+TITLE = "IFCA round by round against one round"
 METRICS = ("bytes_up", "bytes_down", "rounds", "nmse")
 STEPS = {0.1: pages.PINK, 0.05: pages.ORANGE, 0.01: pages.BLUE}
 SEEN = {False: "all rows", True: "one row"}  # by a local step; the latter is stochastic
@@ -121,11 +122,5 @@ def draw(rows: Rows) -> Any:
 
 
 EXPERIMENT = Experiment(
-    "figure-ifca",
-    "IFCA round by round against one round",
-    settings,
-    page,
-    draw,
-    work=work,
-    last=(ONE_ROUND[-1], METRICS[-1]),
+    "figure-ifca", TITLE, settings, page, draw, work=work, last=(ONE_ROUND[-1], METRICS[-1])
 )

@@ -14,6 +14,7 @@ from odcl.paper.experiments.rows import Rows, Setting
 from odcl.report.pictures import figure
 from odcl.report.text import markdown_table
 
+TITLE = "Inexact local models: error against steps"
 METRICS = ("n_clusters", "nmse")
 EXACT = ("local", "oracle-averaging", "odcl-km++")
 INEXACT = {"last": "i-odcl-km++", "average": "i-odcl-km++/average"}
@@ -73,11 +74,5 @@ def draw(rows: Rows) -> Any:
 
 
 EXPERIMENT = Experiment(
-    "figure-inexact",
-    "Inexact local models: error against steps",
-    settings,
-    page,
-    draw,
-    work=work,
-    last=(INEXACT["average"], METRICS[-1]),
+    "figure-inexact", TITLE, settings, page, draw, work=work, last=(INEXACT["average"], METRICS[-1])
 )

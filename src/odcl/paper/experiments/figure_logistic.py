@@ -15,6 +15,7 @@ from odcl.paper.experiments.rows import Rows, Setting
 from odcl.report.text import markdown_table
 from odcl.risk.risk import Risk
 
+TITLE = "Logistic models: error and number of clusters"
 CLUSTERS = ("odcl-cc-oracle", "odcl-cc", "odcl-noise")
 METRICS = ("n_clusters", "nmse")
 SAMPLES = (100, 200, 500, 1000, 1500, 2000, 2500, 3000, 3500, 4000, 4600, 5000)
@@ -60,13 +61,5 @@ def draw(rows: Rows) -> Any:
 
 
 EXPERIMENT = Experiment(
-    "figure-logistic",
-    "Logistic models: error and number of clusters",
-    settings,
-    page,
-    draw,
-    bench,
-    METHODS,
-    METRICS,
-    runs=20,
+    "figure-logistic", TITLE, settings, page, draw, bench, METHODS, METRICS, runs=20
 )

@@ -89,9 +89,6 @@ def error_tables(rows: Rows, methods: Sequence[str], clusters: Sequence[str] = (
     return parts + [by_n(rows, "n_clusters", [*clusters, *others])] * bool(clusters)
 
 
-# -- curves ---------------------------------------------------------------------------------------
-
-
 class Look(NamedTuple):
     label: str
     colour: str

@@ -22,6 +22,7 @@ from odcl.report.pictures import figure
 from odcl.report.text import markdown_table
 from odcl.risk.risk import Risk
 
+TITLE = "Accuracy on images: MNIST, CIFAR10, noisy CIFAR10"
 METRICS = ("rounds", "bytes_up", "bytes_down", "n_clusters", "accuracy")
 SOURCES = {"mnist": "mnist", "cifar10": "cifar10", "cifar10n": "cifar10"}
 PAPER = {
@@ -220,7 +221,7 @@ def draw(rows: Rows) -> Any:
 
 EXPERIMENT = Experiment(
     "table-accuracy",
-    "Accuracy on images: MNIST, CIFAR10, noisy CIFAR10",
+    TITLE,
     settings,
     page,
     draw,
