@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from sklearn.utils import check_random_state
+from sklearn.utils.validation import validate_data
 
 from odcl._typing import Floats
 
@@ -26,6 +27,15 @@ def finite_rows(a: Floats) -> Floats:
             "solver that diverged is the usual cause."
         )
     return a
+
+
+def validated(estimator: Any, X: Any, *, reset: bool = True) -> Floats:
+    """The rows that an estimator was given, checked by scikit-learn's rules and ours."""
+    return finite_rows(
+        validate_data(
+            estimator, X, dtype=np.float64, order="C", ensure_all_finite=False, reset=reset
+        )
+    )
 
 
 def as_points(X: Any) -> Floats:

@@ -26,6 +26,11 @@ def same_partition(a: Array, b: Array) -> bool:
     return np.array_equal(number_by_first_user(a), number_by_first_user(b))
 
 
+def members(labels: Ints) -> list[Ints]:
+    """Positions of each of the labels 0..K-1, in ascending order."""
+    return np.split(np.argsort(labels, kind="stable"), np.cumsum(np.bincount(labels))[:-1])
+
+
 def nearest_center(a: Floats, centers: Floats) -> Ints:
     """Label of the nearest centre of each point; the lowest label wins a tie.
 

@@ -175,7 +175,8 @@ def as_ids(users: Any) -> Array:
         plain = [int(u) if isinstance(u, bool) else u for u in plain]
         kinds = set(map(type, plain))
     if kinds == {int}:
-        return np.array(plain, dtype=np.int64) if _fits_int64(plain) else _objects(plain)
+        fits = min(plain) >= -(2**63) and max(plain) < 2**63
+        return np.array(plain, dtype=np.int64) if fits else _objects(plain)
     if kinds == {str} and not any(u.endswith("\0") for u in plain):
         return np.array(plain, dtype=str)
     return _objects(plain)
@@ -219,10 +220,6 @@ def _plain(user: Any) -> Any:
     if isinstance(user, np.generic):
         return _plain(user.item())
     return user
-
-
-def _fits_int64(values: list[int]) -> bool:
-    return min(values) >= -(2**63) and max(values) < 2**63
 
 
 def _objects(values: Any) -> Array:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from odcl._typing import Array, Ints
 from odcl.data.federation import Federation
 from odcl.local.problem import Job, Penalty, Solution, job_of
 from odcl.local.stacks import Stack, stacks
@@ -64,7 +63,13 @@ def solve_users(
     lost = np.flatnonzero(out.prior)
     if len(lost):
         if strict:
-            raise ValueError(_no_minimiser(federation.users, lost, risk))
+            some = ", ".join(map(repr, federation.users[lost][:3].tolist()))
+            raise ValueError(
+                f"{len(lost)} of {m} users (such as {some}) have no finite {risk.loss.name} "
+                "model: their classes are separable, or they hold one class or no counts. Set "
+                f"l2 > 0{' and fit no intercept' if risk.intercept else ''}, or strict=False, "
+                "which gives these users a small prior."
+            )
         prior = PRIOR / federation.n_samples
         fallback = Penalty(penalty.strength + prior, penalty.center, free=False, intercept=prior)
         _each(
@@ -85,16 +90,6 @@ def _each(work: Callable[[Stack], None], items: Iterable[Stack], n_jobs: int | N
     from joblib import Parallel, delayed
 
     Parallel(n_jobs=n_jobs, prefer="threads")(delayed(work)(item) for item in items)
-
-
-def _no_minimiser(users: Array, lost: Ints, risk: Risk) -> str:
-    some = ", ".join(map(repr, users[lost][:3].tolist()))
-    return (
-        f"{len(lost)} of {len(users)} users (such as {some}) have no finite {risk.loss.name} "
-        "model: their classes are separable, or they hold one class or no counts. Set l2 > 0"
-        + (" and fit no intercept" if risk.intercept else "")
-        + ", or strict=False, which gives these users a small prior."
-    )
 
 
 def _solve_stack(job: Job, out: Solution) -> None:

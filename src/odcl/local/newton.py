@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from odcl._typing import Bools, Floats, Ints
+from odcl.local.stacks import PerUser
 from odcl.local.systems import solver, with_diagonal
 from odcl.risk.loss import Loss, weighted_gram
 
@@ -21,7 +22,7 @@ STILL = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
+class Problem(PerUser):
     """Risks of some users in coordinates ``a``, with the predictor ``offset + D a``.
 
     The design D is held transposed: long rows make all products quicker.
@@ -36,19 +37,7 @@ class Problem:
     bare: Bools  # (b,), no penalty at all: there may be no finite minimiser
     free: bool  # is the last coordinate an intercept without a penalty?
     gram: Floats | None = None  # (b, r, r), D^T W D, where it is at hand
-
-    def take(self, pick: Bools | Ints) -> Problem:
-        return Problem(
-            self.loss,
-            self.Dt[pick],
-            self.y[pick],
-            self.weight[pick],
-            self.pen[pick],
-            None if self.offset is None else self.offset[pick],
-            self.bare[pick],
-            self.free,
-            None if self.gram is None else self.gram[pick],
-        )
+    kernel: Floats | None = None  # (b, n, n), D D^T, where steps are to be found by it
 
     def predictor(self, a: Floats) -> Floats:
         z = np.matmul(self.Dt.transpose(0, 2, 1), a)
@@ -99,14 +88,14 @@ def newton(problem: Problem) -> Minimum:
             done.n_iter[who] = iteration
             done.converged[who], done.lost[who] = small[stop] & ~lost[stop], lost[stop]
             alive &= ~stop
-            if 2 * alive.sum() <= len(alive):  # copying the rest costs less than carrying the dead
+            if 2 * alive.sum() <= len(alive):  # a copy of the rest costs less than idle steps
                 ids, state = ids[alive], state.take(alive)
                 alive = np.ones(len(ids), dtype=bool)
     return done
 
 
 @dataclass(eq=False)
-class _State:
+class _State(PerUser):
     """Where the users stand: ``a``, ``z``, and the loss, its slope and its curvature there."""
 
     problem: Problem
@@ -142,18 +131,15 @@ class _State:
         scale = problem.loss.scale(value)
         return cls(problem, a, z, value, slope, curve, scale, best, stale, room)
 
-    def take(self, pick: Bools) -> _State:
-        names = ("a", "z", "value", "slope", "curve", "scale", "best", "stale")
-        parts = {name: getattr(self, name)[pick] for name in names}
-        return _State(self.problem.take(pick), room=self.room[: int(pick.sum())], **parts)
-
     def step(self, alive: Bools, *, last: bool = False) -> tuple[Bools, Bools]:
         """One step for everybody. Whose step was so small that it is the last, and who is lost?"""
         problem, (b, r, q) = self.problem, self.a.shape
         gradient = np.matmul(problem.Dt, self.slope) + problem.pen[..., None] * self.a
-        H = self._hessian()
-        solve = solver(with_diagonal(H, np.repeat(problem.pen, q, axis=1)))
-        direction = -solve(gradient.reshape(b, r * q, 1)).reshape(b, r, q)
+        if problem.kernel is None:
+            solve = solver(with_diagonal(self._hessian(), np.repeat(problem.pen, q, axis=1)))
+            direction = -solve(gradient.reshape(b, r * q, 1)).reshape(b, r, q)
+        else:
+            direction = -self._solve_by_kernel(problem.kernel, gradient)
         direction *= alive[:, None, None]
         # The predictor is found afresh: sums of steps would keep the rounding of the largest.
         z = problem.predictor(self.a + direction)
@@ -177,6 +163,18 @@ class _State:
             return problem.gram * (self.curve[:, 0, :, 0] / problem.weight[:, :1])[..., None]
         return weighted_gram(problem.Dt, self.curve, room=self.room)
 
+    def _solve_by_kernel(self, K: Floats, g: Floats) -> Floats:
+        """The Hessian's inverse times g, (b, r, 1), for one output and one strength s:
+
+        (s I + D^T W D)^-1 g = (g - D^T W^1/2 B^-1 W^1/2 D g / s) / s,
+        B = I + W^1/2 K W^1/2 / s
+        """
+        Dt, s = self.problem.Dt, self.problem.pen[:, :1, None]
+        root = np.sqrt(self.curve[..., 0])
+        B = with_diagonal(root * K * (root.transpose(0, 2, 1) / s), np.ones(root.shape[:2]))
+        inner = root * solver(B)(root * np.matmul(Dt.transpose(0, 2, 1), g))
+        return (g - np.matmul(Dt, inner) / s) / s
+
     def _stalled(self, fall: Floats) -> Bools:
         """Have steps promised next to nothing for a while, without getting anywhere? (b,)
 
@@ -193,7 +191,11 @@ class _State:
         value, slope, curve = _evaluate(problem, a, z)
         back = np.flatnonzero(going & ~(value <= self.value + 1e-4 * descent))
         if len(back):
-            line = _Line.of(problem.take(back), self.a[back], self.z[back], direction[back])
+            part, way = problem.take(back), direction[back]
+            # Not the difference of two predictors: its rounding, times slopes that do not vanish
+            # row by row, would drown the slope along the line.
+            dz = np.matmul(part.Dt.transpose(0, 2, 1), way)
+            line = _Line(part, self.a[back], self.z[back], way, dz)
             # Rounding hides the fall of a tiny step; that the slope is gone shows all the same.
             over = ~(line.slope_at(np.ones(len(back))) <= -0.1 * descent[back])
             if over.any():
@@ -240,7 +242,7 @@ def _evaluate(problem: Problem, a: Floats, z: Floats) -> tuple[Floats, Floats, F
 
 
 @dataclass(frozen=True, eq=False)
-class _Line:
+class _Line(PerUser):
     """The risks along the users' directions: ``a + t direction``, ``z + t dz``."""
 
     problem: Problem
@@ -248,17 +250,6 @@ class _Line:
     z: Floats
     direction: Floats
     dz: Floats
-
-    @classmethod
-    def of(cls, problem: Problem, a: Floats, z: Floats, direction: Floats) -> _Line:
-        # Not the difference of two predictors: its rounding, times slopes that do not vanish row
-        # by row, would drown the slope along the line.
-        dz = np.matmul(problem.Dt.transpose(0, 2, 1), direction)
-        return cls(problem, a, z, direction, dz)
-
-    def take(self, pick: Bools) -> _Line:
-        parts = (self.a, self.z, self.direction, self.dz)
-        return _Line(self.problem.take(pick), *(part[pick] for part in parts))
 
     def slope_at(self, t: Floats) -> Floats:
         """Derivative of the risk along the line after a length of ``t``, both (b,)."""

@@ -8,14 +8,14 @@ import numpy as np
 
 from odcl._typing import Bools, Floats, Ints
 from odcl.local.newton import Minimum, Problem
-from odcl.local.stacks import Stack
+from odcl.local.stacks import PerUser, Stack
 from odcl.risk.loss import Loss
 from odcl.risk.risk import Risk
 
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """Minimisers of the users' risks, one row a user."""
+    """Minimisers of the users' risks, one row per user."""
 
     theta: Floats  # (n_users, dim)
     converged: Bools  # (n_users,)
@@ -38,7 +38,7 @@ class Penalty:
 
 
 @dataclass(frozen=True, eq=False)
-class Job:
+class Job(PerUser):
     """A stack of users and what is asked of them."""
 
     stack: Stack
@@ -47,16 +47,6 @@ class Job:
     center: Floats | None  # (b, n_inputs, q)
     intercept: Floats | None  # (b,), the intercept's strength; None: no intercept
     free: bool  # is there an intercept without a penalty?
-
-    def take(self, pick: Bools | Ints) -> Job:
-        return Job(
-            self.stack.take(pick),
-            self.loss,
-            self.strength[pick],
-            None if self.center is None else self.center[pick],
-            None if self.intercept is None else self.intercept[pick],
-            self.free,
-        )
 
     @property
     def holds_intercept(self) -> bool:

@@ -31,13 +31,7 @@ class ProjectedSGD:
     radius: float = 100.0
     output: Literal["last", "average"] = "last"
 
-    def solve_users(
-        self,
-        federation: Federation,
-        risk: Risk,
-        *,
-        seed: int,
-    ) -> Solution:
+    def solve_users(self, federation: Federation, risk: Risk, *, seed: int) -> Solution:
         """All users side by side, each on its own stream of rows."""
         if self.output not in ("last", "average"):
             raise ValueError(f"output={self.output!r} is neither 'last' nor 'average'.")

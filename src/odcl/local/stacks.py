@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 
@@ -21,26 +22,30 @@ from odcl.data.federation import Federation
 _TALL_BYTES, _WIDE_BYTES = 1 << 21, 1 << 26
 
 
+class PerUser:
+    """A dataclass whose arrays have one entry per user along their first axis."""
+
+    def take(self, pick: Ints | Bools) -> Self:
+        """The same for some of the users."""
+
+        def some(value: Any) -> Any:
+            if isinstance(value, np.ndarray):
+                return value[pick]
+            return value.take(pick) if isinstance(value, PerUser) else value
+
+        return type(self)(**{name: some(value) for name, value in vars(self).items()})
+
+
 @dataclass(frozen=True, eq=False)
-class Stack:
+class Stack(PerUser):
     """Some users' rows: padded rows have ``present`` False, weight 0 and zeros in X."""
 
     users: Ints  # (b,), positions in the federation
     X: Floats  # (b, n, n_features)
     y: Floats  # (b, n)
-    weight: Floats  # (b, n), sums to 1 a user
+    weight: Floats  # (b, n), sums to 1 per user
     present: Bools  # (b, n)
     even: bool  # do all rows of a user weigh the same?
-
-    def take(self, pick: Ints | Bools) -> Stack:
-        return Stack(
-            self.users[pick],
-            self.X[pick],
-            self.y[pick],
-            self.weight[pick],
-            self.present[pick],
-            self.even,
-        )
 
     def design(self, intercept: bool) -> Floats:
         """X with the intercept's column, ones where a row is present: (b, n, n_inputs)."""

@@ -67,17 +67,10 @@ def solver(H: Floats) -> Callable[[Floats], Floats]:
     return lambda g: substitute(L, g)
 
 
-def substitute(L: Floats, g: Floats) -> Floats:
-    """(L L^T)^-1 g for a stack of lower factors: g and the answer are (b, r, q)."""
+def substitute(L: Floats, g: Floats, *, back: bool = False) -> Floats:
+    """(L L^T)^-1 g, or L^-T g if only ``back``, for a stack of lower factors; g is (b, r, q)."""
+    solve = dtrtrs if back else dpotrs
     x = g.transpose(0, 2, 1).copy()
     for upper, right in zip(L.transpose(0, 2, 1), x.transpose(0, 2, 1), strict=True):
-        dpotrs(upper, right, overwrite_b=1)  # Fortran's order: a view of each, solved in place
-    return x.transpose(0, 2, 1)
-
-
-def substitute_back(L: Floats, g: Floats) -> Floats:
-    """L^-T g for a stack of lower factors: g and the answer are (b, r, q)."""
-    x = g.transpose(0, 2, 1).copy()
-    for upper, right in zip(L.transpose(0, 2, 1), x.transpose(0, 2, 1), strict=True):
-        dtrtrs(upper, right, overwrite_b=1)
+        solve(upper, right, overwrite_b=1)  # Fortran's order: a view of each, solved in place
     return x.transpose(0, 2, 1)

@@ -149,14 +149,10 @@ def _basis(X: Floats, weight: Floats, size: Floats) -> tuple[Floats, Floats, Int
     """
     root = np.sqrt(weight)[..., None]
     U, S, Vt = np.linalg.svd(root * X / size[:, None, :], full_matrices=False)
-    kept = _cut(X) * S[:, :1] < S
+    cut = max(X.shape[1:]) * float(np.finfo(np.float64).eps)  # as in NumPy's lstsq
+    kept = cut * S[:, :1] < S
     D = U * (kept * S)[:, None, :] / np.where(root > 0, root, np.inf)
     return D, Vt.transpose(0, 2, 1) * kept[:, None, :] / size[..., None], kept.sum(axis=1)
-
-
-def _cut(X: Floats) -> float:
-    """The share of the largest singular value below which one is rounding, as in NumPy's lstsq."""
-    return max(X.shape[1:]) * float(np.finfo(np.float64).eps)
 
 
 def _products(Dt: Floats, stack: Stack) -> Floats:

@@ -107,7 +107,13 @@ def weighted_convex(
     edges = as_weights(weights, len(a))
     shift = a.mean(axis=0)
     points, basis = in_few_dimensions(a - shift)
-    _check_size(edges.nnz, points.shape[1])
+    n_numbers = edges.nnz * points.shape[1]
+    if n_numbers > MAX_DUAL_NUMBERS:
+        raise ValueError(
+            f"{edges.nnz} positive weights in dim {points.shape[1]} ask for arrays of "
+            f"{n_numbers:.2g} numbers each, {8e-9 * n_numbers:.3g} GB, and the solver holds about "
+            "six. Keep fewer weights, e.g. gaussian_knn_weights(a, n_neighbors=10)."
+        )
     problem = problem_of(points, edges.row, edges.col, lam * edges.data)
     if lam == 0 or not np.any(problem.diff @ points):
         own = np.arange(len(a))
@@ -129,15 +135,6 @@ def weighted_convex(
             stacklevel=2,
         )
     return result
-
-
-def _check_size(n_edges: int, dim: int) -> None:
-    if n_edges * dim > MAX_DUAL_NUMBERS:
-        raise ValueError(
-            f"{n_edges} positive weights in dim {dim} ask for arrays of {n_edges * dim:.2g} "
-            f"numbers each, {8e-9 * n_edges * dim:.3g} GB, and the solver holds about six. "
-            "Keep fewer weights, e.g. gaussian_knn_weights(a, n_neighbors=10)."
-        )
 
 
 def _result(

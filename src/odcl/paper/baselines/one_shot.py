@@ -138,7 +138,7 @@ class _OracleLambda:
         self.labels, self.seed = labels, seed
 
     def fit(self, X: Floats) -> _OracleLambda:
-        from odcl import ConvexClustering
+        from odcl.clustering.convex.estimator import ConvexClustering
         from odcl.clustering.convex.separation import oracle_lambda
 
         lam = oracle_lambda(X, self.labels, seed=self.seed)

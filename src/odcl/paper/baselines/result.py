@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from inspect import Parameter, signature
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from odcl.method import Method
 from odcl.paper.baselines.rounds import FederatedProblem, History, Run, problem_of
 from odcl.risk.risk import Risk
 from odcl.server.step import ServerStep
+
+if TYPE_CHECKING:
+    from odcl.diagnose import Diagnosis
 
 F = TypeVar("F", bound=Callable[..., Any])
 TOLD_GROUPS = ("the true groups",)
@@ -78,6 +81,17 @@ class BaselineResult(Result):
         rows = self.risk.design(rows if self.shift is None else rows - self.shift)
         models = self.models.reshape(len(self.models), rows.shape[1], self.risk.n_outputs)
         return np.matmul(rows, models)
+
+    def diagnose(
+        self, federation: Federation | None = None, *, resamples: int = 20, seed: int = 0
+    ) -> Diagnosis:
+        """Is one shot enough here? ``federation`` is the one given to the baseline."""
+        from odcl.diagnose import diagnose
+
+        if federation is not None and self.shift is not None:
+            federation = federation.with_X(federation.X - self.shift)
+        found_by = self.name or None
+        return diagnose(self, federation, found_by=found_by, resamples=resamples, seed=seed)
 
     def summary(self) -> str:
         text = super().summary()
