@@ -14,14 +14,7 @@ from odcl.clustering.labels import number_by_first_user, same_partition, sum_by_
 from odcl.clustering.mixture.noise_mixture import NoiseMixture
 from odcl.exchange.upload import Uploads
 from odcl.method import Method
-from odcl.plan.recovery import (
-    convex_guaranteed,
-    convex_path,
-    fusing_lambdas,
-    kmeans_correction,
-    kmeans_expected,
-    moments,
-)
+from odcl.plan import recovery
 from odcl.plan.scenario import Scenario
 from odcl.risk.loss import Loss, symmetric, weighted_gram
 from odcl.server.combine import average_by_cluster, solve_symmetric
@@ -236,14 +229,8 @@ def simulated_uploads(scene: Scenario, n: int, trials: Trials, t: int, rng: Gene
     H = trials.curvature(t)
     if scene.penalty is not None:
         H = H + n * np.diag(scene.penalty)
-    return Uploads(
-        np.arange(m),
-        trials.theta[t],
-        np.full(m, float(n)),
-        curvature=H,
-        dispersion=phi,
-        risk=scene.risk,
-    )
+    users, rows = np.arange(m), np.full(m, float(n))
+    return Uploads(users, trials.theta[t], rows, curvature=H, dispersion=phi, risk=scene.risk)
 
 
 # -- everything else, for one n --------------------------------------------------------------------
@@ -274,29 +261,29 @@ def evaluate(scene: Scenario, n: int, *, seed: int = 0, most: int = TRIALS) -> P
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(n,)))
     n_trials = max(FEWEST_TRIALS, min(most, TRIAL_NUMBERS // (scene.n_users * scene.dim**2)))
     trials = draw_trials(scene, n, n_trials, rng)
-    at = moments(trials.theta, scene.sizes)
-    expected = kmeans_expected(at)
-    more, doubt = kmeans_correction(trials.theta, at, expected, real=real, seed=seed)
+    at = recovery.moments(trials.theta, scene.sizes)
+    expected = recovery.kmeans_expected(at)
+    more, doubt = recovery.kmeans_correction(trials.theta, at, expected, real=real, seed=seed)
     pairs = int(np.square(scene.sizes).sum())
     count = min(max(4, min(CONVEX_TRIALS, CONVEX_PAIRS // pairs)), n_trials)
     some = np.arange(count) * n_trials // count
     part = trials.theta[some]
-    lam, at = fusing_lambdas(part, scene.sizes), moments(part, scene.sizes)
+    lam, at = recovery.fusing_lambdas(part, scene.sizes), recovery.moments(part, scene.sizes)
     found = {
         "kmeans": expected.likely,
-        "convex": convex_path(SLIGHTLY * lam.least, at),
-        "convex-13": convex_guaranteed(lam.sure, at),
+        "convex": recovery.convex_path(SLIGHTLY * lam.least, at),
+        "convex-13": recovery.convex_guaranteed(lam.sure, at),
     }
-    recovery = {name: float(values.mean()) for name, values in found.items()}
+    share = {name: float(values.mean()) for name, values in found.items()}
     spread = {
         name: _spread(values, trials.block if name == "kmeans" else trials.block[some])
         for name, values in found.items()
     }
-    recovery["kmeans"] = min(max(recovery["kmeans"] + more, 0.0), 1.0)
+    share["kmeans"] = min(max(share["kmeans"] + more, 0.0), 1.0)
     spread["kmeans"] = math.hypot(spread["kmeans"], doubt)
     errors, misplaced = _errors(scene, n, trials, expected.likely, seed)
     numbers = {name: len(values) for name, values in found.items()}
-    return Point(n, numbers, recovery, spread, errors, misplaced)
+    return Point(n, numbers, share, spread, errors, misplaced)
 
 
 def _spread(found: Bools, block: Ints) -> float:
@@ -335,11 +322,8 @@ def _errors(
             labels = number_by_first_user(kmeans_pp(theta, scene.n_clusters, seed=seed).labels)
             centers = rows.combined(labels)
         around = centers[labels]
-        models = {
-            "mean": average_by_cluster(theta, labels)[labels],
-            "precision": around,
-            "local": theta,
-        }
+        models = {"precision": around, "local": theta}
+        models["mean"] = average_by_cluster(theta, labels)[labels]
         if scene.tau > 0:
             models["refit"] = rows.refit(around)
         for name, model in models.items():

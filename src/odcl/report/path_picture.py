@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from odcl.clustering.convex.clusterpath import ClusterPath
 from odcl.report.pictures import COLOURS, figure
 from odcl.report.text import count
-
-if TYPE_CHECKING:
-    from odcl.clustering.convex.clusterpath import ClusterPath
 
 MOST_NAMED = 60  # leaves whose names can be read under a dendrogram
 MOST_LEAVES = 30  # branches of a dendrogram of more than 300 points

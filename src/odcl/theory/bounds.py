@@ -241,9 +241,6 @@ def part_one_terms(
     return MSETerms("Theorem 3", {"variance": 1 / (n * size), "bias": 1 / n**2, "floor": floor})
 
 
-# -- Part I of spectral K-means (Theorem 3) --------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Misclustered:
     """What Part I of spectral K-means may get wrong in a cluster (Theorem 3)."""

@@ -17,16 +17,12 @@ from odcl.paper.experiments.measure import Bench, Timed
 from odcl.paper.experiments.pages import BLUE, LOOKS, ORANGE, OVER_RUNS, spread
 from odcl.paper.experiments.rows import Rows, Setting
 from odcl.paper.images import Images, load_images
-from odcl.paper.partition import (
-    CIFAR10N_FLIP,
-    TABLE_2,
-    image_federation,
-    public_mean,
-)
+from odcl.paper.partition import CIFAR10N_FLIP, TABLE_2, image_federation, public_mean
 from odcl.report.pictures import figure
 from odcl.report.text import markdown_table
 from odcl.risk.risk import Risk
 
+TITLE = "Accuracy on images: MNIST, CIFAR10, noisy CIFAR10"
 METRICS = ("rounds", "bytes_up", "bytes_down", "n_clusters", "accuracy")
 SOURCES = {"mnist": "mnist", "cifar10": "cifar10", "cifar10n": "cifar10"}
 PAPER = {
@@ -225,7 +221,7 @@ def draw(rows: Rows) -> Any:
 
 EXPERIMENT = Experiment(
     "table-accuracy",
-    "Accuracy on images: MNIST, CIFAR10, noisy CIFAR10",
+    TITLE,
     settings,
     page,
     draw,
