@@ -271,8 +271,7 @@ class ConvexClustering(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def _weighted(self, a: Floats) -> ConvexResult:
-        from odcl.clustering.convex.weighted import weighted_convex
-        from odcl.clustering.convex.weights import gaussian_knn_weights
+        from odcl.clustering.convex.weighted import gaussian_knn_weights, weighted_convex
 
         if isinstance(self.lam, str):
             raise ValueError(
