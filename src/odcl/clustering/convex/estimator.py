@@ -21,9 +21,9 @@ from sklearn.exceptions import ConvergenceWarning
 from threadpoolctl import threadpool_limits
 
 from odcl._typing import Floats, Ints
-from odcl.clustering.checks import as_points, check_count, check_noise, validated
 from odcl.clustering.convex.newton import Groups, Pairs
 from odcl.clustering.convex.solve import solve
+from odcl.clustering.labels import as_points, check_count, check_noise, validated
 
 # A direction holds all points of a line if they are this close to it, relative to their spread:
 # some hundreds of roundings.

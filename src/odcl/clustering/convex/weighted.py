@@ -30,7 +30,6 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.neighbors import NearestNeighbors
 
 from odcl._typing import Bools, Floats, Ints
-from odcl.clustering.checks import check_count
 from odcl.clustering.convex.estimator import ConvexResult, check_lam
 from odcl.clustering.convex.weighted_newton import (
     ASCENT_STEPS,
@@ -49,7 +48,7 @@ from odcl.clustering.convex.weighted_newton import (
     problem_of,
     tighter,
 )
-from odcl.clustering.labels import number_by_first_user, sum_by_cluster
+from odcl.clustering.labels import check_count, number_by_first_user, sum_by_cluster
 
 # Penalties: of six schedules tried on five kNN problems of 1,000 points in dim 20, this one was
 # among the quickest to 1e-6 and to 1e-9; growing to 1e5 took up to twice the CG steps.
@@ -387,4 +386,3 @@ def _refuse(w: Any, bad: Bools, why: str) -> None:
             f"weights[{i}, {j}] is {seen:g} ({len(at)} such entries), {why}. Weights are finite "
             "numbers from 0 on, 0 for a pair without a tie."
         )
-
