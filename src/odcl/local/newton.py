@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 from scipy.linalg.lapack import dpotrs, dtrtrs
 
 from odcl._typing import Bools, Floats, Ints
-from odcl.local.problem import PerUser
 from odcl.risk.loss import Loss, weighted_gram
 
 
@@ -86,6 +86,20 @@ SEPARATE = 1e-6
 # A row that moves by less than this share of the fastest, each for its size, stands still: what
 # moves it is the end of a convergence that the runaway rows have long left behind.
 STILL = 1e-12
+
+
+class PerUser:
+    """A dataclass whose arrays have one entry per user along their first axis."""
+
+    def take(self, pick: Ints | Bools) -> Self:
+        """The same for some of the users."""
+
+        def some(value: Any) -> Any:
+            if isinstance(value, np.ndarray):
+                return value[pick]
+            return value.take(pick) if isinstance(value, PerUser) else value
+
+        return type(self)(**{name: some(value) for name, value in vars(self).items()})
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Self
 
 import numpy as np
 
 from odcl._typing import Bools, Floats, Ints
 from odcl.data.federation import Federation
-from odcl.local.newton import Minimum, Problem
+from odcl.local.newton import Minimum, PerUser, Problem
 from odcl.risk.loss import Loss
 from odcl.risk.risk import Risk
 
@@ -23,20 +22,6 @@ from odcl.risk.risk import Risk
 # a stack from one pass of a Newton step to the next. Wide users (no more rows than features) are
 # reduced to their rows at once: there, more of them in a stack saves calls.
 _TALL_BYTES, _WIDE_BYTES = 1 << 21, 1 << 26
-
-
-class PerUser:
-    """A dataclass whose arrays have one entry per user along their first axis."""
-
-    def take(self, pick: Ints | Bools) -> Self:
-        """The same for some of the users."""
-
-        def some(value: Any) -> Any:
-            if isinstance(value, np.ndarray):
-                return value[pick]
-            return value.take(pick) if isinstance(value, PerUser) else value
-
-        return type(self)(**{name: some(value) for name, value in vars(self).items()})
 
 
 @dataclass(frozen=True, eq=False)
