@@ -81,4 +81,3 @@ def _refuse(w: Any, bad: Bools, why: str) -> None:
             f"weights[{i}, {j}] is {seen:g} ({len(at)} such entries), {why}. Weights are finite "
             "numbers from 0 on, 0 for a pair without a tie."
         )
-
