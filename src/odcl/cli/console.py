@@ -6,13 +6,16 @@ import os
 import shlex
 import sys
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from odcl.report.progress import Silent
+
+# A table's columns by name, and what is to be said of them.
+Answer = Callable[[Namespace], tuple[dict[str, Any], list[str]]]
 
 
 def watched(options: Namespace) -> AbstractContextManager[Silent]:
@@ -37,6 +40,20 @@ def say_picture(path: Path, drawn: bool, options: Namespace) -> None:
         say("no picture, for want of matplotlib: pip install 'odcl[plot]'", options)
 
 
+def check_file_place(out: Path, *, writable: bool = True) -> None:
+    """Refuse a file that cannot be written before the work."""
+    place = out.resolve()
+    if out.is_dir():
+        raise ValueError(f"{out} is a folder, and a file is to be written: name a file in it.")
+    if not place.parent.is_dir():
+        raise ValueError(f"{out} cannot be written: there is no folder {out.parent}. Make it.")
+    if writable and not os.access(place.parent, os.W_OK):
+        raise ValueError(
+            f"{out} cannot be written: folder {place.parent} is not yours to change. Name a file "
+            "in another folder with --out."
+        )
+
+
 def check_out_file(options: Namespace, *, run: Path, table: Path) -> None:
     """Refuse an output file before the work: no known format, in no folder, there, or read."""
     from odcl.data.tables import check_ending
@@ -46,13 +63,8 @@ def check_out_file(options: Namespace, *, run: Path, table: Path) -> None:
     if out is None:
         return
     check_ending(out)
+    check_file_place(out)
     place = out.resolve()
-    if out.is_dir():
-        raise ValueError(f"{out} is a folder, and a file is to be written: name a file in it.")
-    if not place.parent.is_dir():
-        raise ValueError(f"{out} cannot be written: there is no folder {out.parent}. Make it.")
-    if not os.access(place.parent, os.W_OK):
-        raise ValueError(f"{out} cannot be written: folder {out.parent} is not yours to change.")
     if place == table.resolve() or place.parent == table.resolve():
         raise ValueError(f"{out} would stand where {table} is read from: name another file.")
     if place.parent == run.resolve():
@@ -60,6 +72,15 @@ def check_out_file(options: Namespace, *, run: Path, table: Path) -> None:
     if out.is_file() and not options.force:
         again = Setting("force", True)
         raise InputError(f"{out} exists already. Say ", again, " to replace it, or name another.")
+
+
+def answer(stage: str, work: Answer, options: Namespace) -> None:
+    """Make the table that a command gives from RUN and TABLE, and write it."""
+    check_out_file(options, run=options.run, table=options.table)
+    with watched(options) as progress:
+        progress.stage(stage)
+        columns, notices = work(options)
+    write_answer(columns, notices, options)
 
 
 def write_answer(columns: Mapping[str, Any], notices: Sequence[str], options: Namespace) -> None:

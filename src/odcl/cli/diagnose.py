@@ -7,22 +7,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from odcl.cli.console import check_out_file, say, watched, write_answer
-from odcl.cli.fit import estimator_settings, fit_source, method_of, read_named
+from odcl.cli.fit import METHOD, estimator_settings, fit_source, method_of, read_named
 from odcl.cli.parser import (
-    COMBINE,
-    LOSSES,
     TABLE_HELP,
     HoldOut,
     Parser,
     UsageError,
-    at_least_0,
-    clusters,
+    add_options,
     command,
     missing,
-    one_of,
-    path,
     quiet,
     seed,
+    table_columns,
 )
 
 if TYPE_CHECKING:
@@ -61,28 +57,12 @@ def add(some: Any) -> Parser:
     )
     group.add_argument("table", metavar="TABLE", type=Path, nargs="?", help=TABLE_HELP)
     new = parser.add_argument_group("a table without a run")
-    new.add_argument(
-        "--user", metavar="COLUMN", help="column that names the user of each row [default: none]"
-    )
-    new.add_argument("--target", metavar="COLUMN", help="column to predict [default: none]")
-    many: dict[str, Any] = {"metavar": "COLUMNS", "action": "append", "default": []}
-    new.add_argument("--features", **many, help="columns to predict from [default: all others]")
-    new.add_argument("--drop", **many, help="columns to leave out")
-    new.add_argument("--categorical", **many, help="columns that hold categories, not numbers")
-    methods = {
-        "--loss": (one_of(LOSSES), "NAME", "as for odcl fit [default: auto]"),
-        "--clusters": (clusters, "K", "as for odcl fit [default: auto]"),
-        "--combine": (one_of(COMBINE), "HOW", "as for odcl fit [default: precision]"),
-        "--l2": (at_least_0, "NUMBER", "as for odcl fit [default: 0; for classes 0.01]"),
-    }
-    for name, (kind, metavar, text) in methods.items():
-        new.add_argument(name, metavar=metavar, type=kind, help=text)
-    new.add_argument("--no-intercept", action="store_true", help="fit no intercept")
-    new.add_argument("--paper", action="store_true", help="the paper's setting, as for odcl fit")
+    table_columns(new)
+    add_options(new, METHOD)
     more = parser.add_argument_group("options")
     about = "CSV or Parquet file with one row per user: group, chance of belonging elsewhere"
-    path(more, "--out", "FILE", f"{about} [default: none]")
-    more.add_argument("--force", action="store_true", help="replace FILE if it exists")
+    out = (Path, f"{about} [default: none]")
+    add_options(more, {"--out FILE": out, "--force": "replace FILE if it exists"})
     missing(more, None)
     seed(more)
     quiet(more)

@@ -18,6 +18,7 @@ from odcl.cli.parser import (
     HoldOut,
     Parser,
     UsageError,
+    add_options,
     at_least_0,
     clusters,
     column_names,
@@ -31,6 +32,7 @@ from odcl.cli.parser import (
     quiet,
     refit,
     seed,
+    table_columns,
 )
 
 if TYPE_CHECKING:
@@ -64,11 +66,57 @@ ODCLRegressor.load("run").predict(table), with the same columns in any order;
 ODCLClassifier for classes."""
 
 
+METHOD = {
+    "--loss NAME": (
+        one_of(LOSSES),
+        "squared (numbers), huber (numbers with outliers), poisson (counts), logistic or "
+        "multinomial (classes), or auto: classes for text and true/false, else squared "
+        "[default: auto]",
+    ),
+    "--clusters K": (
+        clusters,
+        "number of groups; auto: found from the users' own noise; convex: by convex "
+        "clustering (the paper's ODCL-CC); elbow or silhouette: chosen for K-means++ by that "
+        "rule; kmeans:K, spectral:K, gradient:K: K groups by that method [default: auto]",
+    ),
+    "--combine HOW": (
+        one_of(COMBINE),
+        "how a group's models become one: precision (by what each user's rows tell), mean "
+        "(the paper), samples (by number of rows), shrink (mean of the mixture's posterior) "
+        "[default: precision]",
+    ),
+    "--l2 NUMBER": (
+        at_least_0,
+        "penalty on coefficients, in standardised units [default: 0; for classes 0.01]",
+    ),
+    "--no-intercept": "fit no intercept",
+    "--paper": "the paper's setting: K-means++ (number by silhouette unless --clusters is given), "
+    "plain mean, no refit, no standardisation",
+}
+_MORE = {
+    "--refit HOW": (
+        refit,
+        "what a user makes of its group's model: evidence or cv (drawn to it as far as the "
+        "data say), none (takes it), or a number (strength of the pull) [default: evidence]",
+    ),
+    "--curvature WHAT": (
+        one_of(CURVATURE),
+        "what users would send of their Hessian: full, diagonal, none; auto: full up to 100 "
+        "parameters [default: auto; with --paper none]",
+    ),
+    "--no-standardize": "leave features in their own units instead of a common scale",
+}
+
+
 def add(some: Any) -> Parser:
     usage = "TABLE --user COLUMN --target COLUMN --out RUN [options]"
     parser = command(some, "fit", usage, _ABOUT, _EXAMPLES)
-    _table_options(parser.add_argument_group("the table"))
-    _method_options(parser.add_argument_group("the method (the defaults suit most tables)"))
+    group = parser.add_argument_group("the table")
+    group.add_argument("table", metavar="TABLE", type=Path, help=TABLE_HELP)
+    table_columns(group, required=True)
+    missing(group, "error")
+    group = parser.add_argument_group("the method (the defaults suit most tables)")
+    add_options(group, METHOD | _MORE)
     run = parser.add_argument_group("the run")
     path(run, "--out", "RUN", "folder for the results (required)", required=True)
     force(run)
@@ -81,103 +129,11 @@ def add(some: Any) -> Parser:
         "last:SHARE: its last rows by --time. The models in RUN are fitted on all rows "
         "[default: %(default)s]",
     )
-    run.add_argument(
-        "--time", metavar="COLUMN", help="column that orders the rows of a user [default: none]"
-    )
+    add_options(run, {"--time COLUMN": (str, "column that orders a user's rows [default: none]")})
     seed(run)
-    run.add_argument(
-        "--jobs",
-        metavar="N",
-        type=jobs,
-        default=1,
-        help="threads for the local models; -1: one per core [default: %(default)s]",
-    )
+    jobs(run, 1, "threads for the local models")
     quiet(run)
     return parser
-
-
-def _table_options(group: Any) -> None:
-    group.add_argument("table", metavar="TABLE", type=Path, help=TABLE_HELP)
-    group.add_argument(
-        "--user",
-        metavar="COLUMN",
-        required=True,
-        help="column that names the user of each row (required)",
-    )
-    group.add_argument(
-        "--target", metavar="COLUMN", required=True, help="column to predict (required)"
-    )
-    many = {"metavar": "COLUMNS", "action": "append", "default": []}
-    group.add_argument(
-        "--features",
-        **many,
-        help="columns to predict from: a,b,c, or the option once per column [default: all others]",
-    )
-    group.add_argument("--drop", **many, help="columns to leave out")
-    group.add_argument("--categorical", **many, help="columns that hold categories, not numbers")
-    missing(group, "error")
-
-
-def _method_options(group: Any) -> None:
-    group.add_argument(
-        "--loss",
-        type=one_of(LOSSES),
-        default="auto",
-        metavar="NAME",
-        help="squared (numbers), huber (numbers with outliers), poisson (counts), logistic or "
-        "multinomial (classes), or auto: classes for text and true/false, else squared "
-        "[default: %(default)s]",
-    )
-    group.add_argument(
-        "--clusters",
-        type=clusters,
-        default="auto",
-        metavar="K",
-        help="number of groups; auto: found from the users' own noise; convex: by convex "
-        "clustering (the paper's ODCL-CC); elbow or silhouette: chosen for K-means++ by that "
-        "rule; kmeans:K, spectral:K, gradient:K: K groups by that method "
-        "[default: %(default)s]",
-    )
-    group.add_argument(
-        "--combine",
-        type=one_of(COMBINE),
-        metavar="HOW",
-        help="how a group's models become one: precision (by what each user's rows tell), mean "
-        "(the paper), samples (by number of rows), shrink (mean of the mixture's posterior) "
-        "[default: precision]",
-    )
-    group.add_argument(
-        "--refit",
-        type=refit,
-        metavar="HOW",
-        help="what a user makes of its group's model: evidence or cv (drawn to it as far as the "
-        "data say), none (takes it), or a number (strength of the pull) [default: evidence]",
-    )
-    group.add_argument(
-        "--l2",
-        type=at_least_0,
-        metavar="NUMBER",
-        help="penalty on coefficients, in standardised units [default: 0; for classes 0.01]",
-    )
-    group.add_argument(
-        "--curvature",
-        type=one_of(CURVATURE),
-        metavar="WHAT",
-        help="what users would send of their Hessian: full, diagonal, none; auto: full up to 100 "
-        "parameters [default: auto; with --paper none]",
-    )
-    group.add_argument("--no-intercept", action="store_true", help="fit no intercept")
-    group.add_argument(
-        "--no-standardize",
-        action="store_true",
-        help="leave features in their own units instead of a common scale",
-    )
-    group.add_argument(
-        "--paper",
-        action="store_true",
-        help="the paper's setting: K-means++ (number by silhouette unless --clusters is given), "
-        "plain mean, no refit, no standardisation",
-    )
 
 
 def run(options: Namespace) -> None:
