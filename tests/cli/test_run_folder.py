@@ -74,11 +74,13 @@ def test_two_features_swapped_in_the_schema_are_refused(run):
 def test_a_pipe_in_the_folder_is_refused_at_once(run, name):
     Path("run", name).unlink()
     os.mkfifo(f"run/{name}")
-    signal.alarm(60)  # nobody writes to it: whoever waited would wait for ever
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.alarm(30)  # nobody writes to it: whoever waited would wait for ever
     try:
         said = run("predict", "run", "table.csv")
     finally:
         signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
     assert (said.code, said.out) == (2, "")
     assert f"run/{name} is not a plain file" in said.err
     assert said.err.count("\n") == 1

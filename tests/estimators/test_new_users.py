@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -11,6 +12,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from odcl import Method, ODCLClassifier, ODCLRegressor
+from odcl.server.update import with_more_rows
 from tests.helpers import (
     FRAME_COLUMNS,
     LOSS_NAMES,
@@ -240,6 +242,23 @@ def test_threads_that_add_users_to_one_model_lose_nobody(table):
     assert len(model.labels_) == len(model.theta_) == len(model.probability_) == 224
     assert model.uploads_.users.tolist() == model.users_.tolist()
     assert model.n_rows_.tolist() == [85] * 8 + [60] * 16 + [9] * 200
+
+
+def test_threads_that_update_one_user_lose_no_rows(table, monkeypatch):
+    """Had they no lock, both would start from the upload of the fit."""
+    X, y, users = table
+    model = ODCLRegressor(random_state=0).fit(X, y, users=users)
+    meet = threading.Barrier(2)
+
+    def slow(*rows):
+        with suppress(threading.BrokenBarrierError):
+            meet.wait(0.1)
+        return with_more_rows(*rows)
+
+    monkeypatch.setattr("odcl.estimators.base.with_more_rows", slow)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda i: model.update_user(3, X[i : i + 1], y[i : i + 1]), range(2)))
+    assert model.uploads_.n_samples[3] == model.n_rows_[3] == 62
 
 
 def test_whoever_predicts_while_a_user_is_added_finds_it_whole_or_not_at_all(table):

@@ -81,7 +81,7 @@ def assign_table(
 
 
 def _refuse_known(model: Any, users: Any, folder: Path) -> None:
-    from odcl.data.ids import positions
+    from odcl.data.federation import positions
     from odcl.errors import show
     from odcl.report.text import count
 

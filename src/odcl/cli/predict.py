@@ -78,10 +78,9 @@ def predict_table(
 ) -> tuple[dict[str, Any], list[str]]:
     """A prediction for each row of the table, and what is to be said about it."""
     from odcl.cli.run_folder import open_run
-    from odcl.data.ids import positions
+    from odcl.data.federation import positions
     from odcl.data.tables import beside, read_table
-    from odcl.report.notices import about_values
-    from odcl.report.text import count
+    from odcl.report.text import about_values, count
 
     model, schema = open_run(folder)
     table = read_table(path, text=schema.text)

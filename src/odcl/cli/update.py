@@ -59,7 +59,7 @@ def update_table(
     import numpy as np
 
     from odcl.cli.run_folder import change_run, open_run, rows_by_user
-    from odcl.data.ids import positions
+    from odcl.data.federation import positions
     from odcl.data.tables import beside
     from odcl.errors import show
     from odcl.report.text import count

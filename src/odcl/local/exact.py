@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from odcl.data.federation import Federation
-from odcl.local.problem import Job, Penalty, Solution, job_of
-from odcl.local.stacks import Stack, stacks
+from odcl.local.problem import Job, Penalty, Solution, Stack, job_of, stacks
 from odcl.local.tall import solve_tall
 from odcl.local.wide import solve_wide
 from odcl.risk.risk import Risk
