@@ -104,14 +104,12 @@ def draw_trials(
     return Trials(*map(np.concatenate, zip(*(vars(world).values() for world in made), strict=True)))
 
 
-def _world(
-    scene: Scenario, n: int, n_trials: int, worlds: int, rng: Generator, most: int
-) -> Trials:
+def _world(scene: Scenario, n: int, count: int, worlds: int, rng: Generator, most: int) -> Trials:
     """Trials that share their curvatures and, in one of several ``worlds``, the groups' models."""
     groups, dim = scene.groups, scene.dim
-    n_sets = 1 if worlds else n_trials
+    n_sets = 1 if worlds else count
     centers = np.stack([scene.draw_centers(rng) for _ in range(n_sets)])
-    optima = np.broadcast_to(centers[:, groups], (n_trials, len(groups), dim)).copy()
+    optima = np.broadcast_to(centers[:, groups], (count, len(groups), dim)).copy()
     if scene.tau > 0:
         optima += scene.tau * rng.standard_normal(optima.shape)
     split = scene.rows_differ or worlds > 0  # a pool for each group
@@ -123,26 +121,22 @@ def _world(
     ]
     pool_of = groups if split else np.zeros_like(groups)
     crowd = int(np.bincount(pool_of).max())  # users that share a pool
-    blocks = min(max(size // (CURVATURES_PER_USER * crowd), 1), BLOCKS, n_trials)
-    block = np.arange(n_trials) * blocks // n_trials
+    blocks = min(max(size // (CURVATURES_PER_USER * crowd), 1), BLOCKS, count)
+    block = np.arange(count) * blocks // count
     each = size // blocks
-    drawn = block[:, None] * each + rng.integers(each, size=(n_trials, len(groups)))
+    drawn = block[:, None] * each + rng.integers(each, size=(count, len(groups)))
     theta = np.empty_like(optima)
     for k, pool in enumerate(pools):
         own = np.flatnonzero(pool_of == k)
-        for t in range(n_trials):  # a trial at a time stays in the cache
-            theta[t, own] = _estimates(pool, drawn[t, own], optima[t, own], rng)
+        for t in range(count):  # a trial at a time stays in the cache
+            which, kept = drawn[t, own], optima[t, own]
+            noise = rng.standard_normal(kept.shape)
+            if pool.keep is not None:
+                kept = np.matmul(pool.keep[which], kept[..., None])[..., 0]
+            theta[t, own] = np.matmul(pool.blur[which], noise[..., None])[..., 0] + kept
     curvatures = np.concatenate([pool.A for pool in pools])
     blind = np.concatenate([pool.blind for pool in pools])
     return Trials(optima, theta, drawn + size * pool_of, curvatures, blind, block)
-
-
-def _estimates(pool: Pool, which: Ints, optima: Floats, rng: Generator) -> Floats:
-    e = rng.standard_normal(optima.shape)
-    theta = np.matmul(pool.blur[which], e[..., None])[..., 0]
-    if pool.keep is None:
-        return theta + optima
-    return theta + np.matmul(pool.keep[which], optima[..., None])[..., 0]
 
 
 def curvature_pool(

@@ -165,15 +165,13 @@ class ClusterPath:
 
         Returns the matplotlib figure; ``path`` also writes it. ``labels`` name the points.
         """
-        from odcl.report.pictures import available
+        from odcl.report.pictures import available, draw_path
 
         if not available():
             raise ModuleNotFoundError(
                 "The path is drawn by matplotlib, which is not installed: pip install "
                 "'odcl[plot]'. Without it, `plateaus` and `linkage` hold what the pictures show."
             )
-        from odcl.report.path_picture import draw_path
-
         return draw_path(self, path, labels)
 
     def __repr__(self) -> str:
