@@ -5,10 +5,13 @@ Names are loaded when they are first used, so that ``import odcl`` costs next to
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+logging.getLogger("odcl").addHandler(logging.NullHandler())  # a service says where it goes
 
 if TYPE_CHECKING:
     from odcl import plan

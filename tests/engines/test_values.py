@@ -108,6 +108,25 @@ def test_words_that_are_no_method_are_refused(words, says):
     refusal(Method.from_json, words, match=says)
 
 
+def test_methods_are_equal_where_every_setting_is():
+    other = {
+        "clusterer": [2, KMeansPP(3), KMeansPP(3, n_init=2), NoiseMixture(3)],
+        "combine": ["mean", "samples"],
+        "refit": ["cv", None, 0.5],
+        "curvature": ["full", "diagonal", "none"],
+        "standardize": [False],
+        "smallest_group": [2],
+    }
+    assert set(other) == {f.name for f in fields(Method)}
+    methods = [
+        Method(),
+        *(replace(Method(), **{name: value}) for name in other for value in other[name]),
+    ]
+    for i, one in enumerate(methods):
+        assert [one == method for method in methods] == [i == j for j in range(len(methods))]
+        assert by_json(one) == one
+
+
 def test_a_method_is_resolved_by_its_name_and_changes():
     assert Method.of() == Method.of("default") == Method()
     assert Method.of("paper") == Method.paper() == Method.of("paper", clusterer="auto", refit=None)

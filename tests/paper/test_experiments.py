@@ -17,7 +17,7 @@ from odcl.cli import reproduce as command
 from odcl.cli.main import run_command
 from odcl.data.federation import Federation
 from odcl.paper.baselines import METHODS, one_shot
-from odcl.paper.baselines.threshold import ClassSums, borders, with_own_thresholds
+from odcl.paper.baselines.one_shot import ClassSums, borders
 from odcl.paper.experiments import NAMES, experiment, table_accuracy
 from odcl.paper.experiments.added import load
 from odcl.paper.experiments.definition import METRICS, Experiment, Measured
@@ -190,7 +190,7 @@ def test_real_images_give_the_accuracies_of_the_paper_and_ours_go_past_it():
         bench = Bench(image_federation(data, seed=0), Risk("logistic", l2=1e-5), seed=0)
         for method in ("local", "odcl-km++"):
             found[name, method] = bench.run(method).value("accuracy")
-        ours = bench.time("ours", with_own_thresholds, n_clusters=2)
+        ours = bench.run("odcl-km++/own-threshold", n_clusters=2)
         found[name, "ours"] = ours.value("accuracy")
         assert ours.result.n_rounds == 1
         assert_allclose(
@@ -286,7 +286,7 @@ def toy_settings(quick):
 
 
 def toy_page(rows):
-    return f"| n |\n| --- |\n| {len(rows)} |"
+    return [f"| n |\n| --- |\n| {len(rows)} |"]
 
 
 TOY = Experiment("toy", "Toy", toy_settings, toy_page, work=toy_work, last=("b", "rounds"), runs=4)
@@ -496,7 +496,7 @@ def test_the_command_refuses_what_it_cannot_do(tmp_path, capsys):
 
 
 def test_all_leaves_out_what_has_no_data(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(command, "NAMES", ("table-accuracy", "table-methods"))
+    monkeypatch.setattr("odcl.paper.experiments.NAMES", ("table-accuracy", "table-methods"))
     call = ["reproduce", "all", "--quick", "--jobs", "1", "--out", str(tmp_path / "out")]
     assert run_command(call) == 0
     said = capsys.readouterr()
@@ -508,7 +508,7 @@ def test_an_interruption_says_that_the_rows_are_kept(tmp_path, capsys, monkeypat
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "reproduce", interrupted)
+    monkeypatch.setattr("odcl.paper.experiments.runner.reproduce", interrupted)
     assert run_command(["reproduce", "table-methods", "--out", str(tmp_path / "out")]) == 130
     assert "the same command goes on there" in capsys.readouterr().err
 

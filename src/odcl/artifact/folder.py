@@ -206,6 +206,11 @@ class StoredArtifact:
         source.finish()
         return content
 
+    def check(self, names: Collection[str]) -> None:
+        """Refuse files that were changed, without keeping what is in them."""
+        for name in names:
+            self._source(name).finish()
+
     def copy(self, name: str, target: Path) -> None:
         """Copy a file as it is."""
         source = self._source(name)

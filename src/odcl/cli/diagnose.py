@@ -146,10 +146,16 @@ def _of_run(options: Namespace, progress: Silent) -> Found:
     from odcl.data.ids import positions
 
     model, schema = open_run(options.source, with_target=options.table is not None)
+    if options.table is None and model.uploads_ is None:
+        raise ValueError(
+            f"{options.source} was written without its users' uploads, which were too large to "
+            f"keep, and they are what is diagnosed: say `odcl diagnose {options.source} TABLE`, "
+            "which fits the table's rows again."
+        )
     if options.table is None:
         progress.stage("diagnosing")
         notices = []
-        if model.uploads_ is not None and model.uploads_.dispersion is None:
+        if model.uploads_.dispersion is None:
             notices.append(
                 "the run's users sent nothing about their noise: `odcl diagnose "
                 f"{options.source} TABLE` reads it off their rows, and tells more"
@@ -162,8 +168,7 @@ def _of_run(options: Namespace, progress: Silent) -> Found:
             f"{options.table} has {rows.n_users} users, {strange} of them not in the run of "
             f"{len(model.users_)}: the diagnosis is of the table, with the run's settings"
         )
-    again = clone(model).set_params(users=None)
-    again.fit_federation(rows, schema=schema, progress=progress.advance)
+    again = clone(model).fit_federation(rows, schema=schema, progress=progress.advance)
     progress.stage("diagnosing")
     return _with_rows(again, rows.with_y(again._encode(rows.y)), options.seed), schema.user, notices
 

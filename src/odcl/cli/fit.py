@@ -54,7 +54,8 @@ examples:
   odcl fit visits.parquet --user patient --target ill --loss logistic \\
       --categorical ward,sex --drop date --missing mean --out run
   odcl fit sales.csv --user store --target sales --paper --out run-paper
-  odcl fit sales.csv --user store --target sales --holdout last --time day --out run
+  odcl fit sales.csv --user store --target sales --out run \\
+      --holdout last --time day
 
 RUN holds the models (models.safetensors, model.json), each user's group
 (assignment.csv), each group's model in the table's units (groups.csv),
@@ -161,10 +162,9 @@ def _method_options(group: Any) -> None:
     group.add_argument(
         "--curvature",
         type=one_of(CURVATURE),
-        default="auto",
         metavar="WHAT",
         help="what users would send of their Hessian: full, diagonal, none; auto: full up to 100 "
-        "parameters [default: %(default)s]",
+        "parameters [default: auto; with --paper none]",
     )
     group.add_argument("--no-intercept", action="store_true", help="fit no intercept")
     group.add_argument(

@@ -93,7 +93,7 @@ def predict_table(
     if strange:
         how = {"pooled": "one model for all", "nearest": "the nearest group's model"}[unknown]
         notices.append(f"{count(len(strange), 'user')} not in the fit, predicted by {how}")
-    model.set_params(unknown=unknown, users=None)
+    model.set_params(unknown=unknown)
     users = encoded.users
     columns: dict[str, Any] = {
         "row": encoded.rows + 1,

@@ -45,8 +45,8 @@ examples:
   odcl reproduce table-methods --sizes 40,30,20,10 --separation 2 --rows 500
 
 DATA holds MNIST's four files (.gz or not) in DATA/mnist, and CIFAR-10 as it is
-unpacked (cifar-10-batches-bin or cifar-10-batches-py), or train.bin and test.bin
-of two classes in DATA/cifar10-two-classes. Nothing is downloaded.
+unpacked (cifar-10-batches-bin or cifar-10-batches-py), or train.bin and
+test.bin of two classes in DATA/cifar10-two-classes. Nothing is downloaded.
 
 mine.py registers methods: from odcl.baselines import register; register("mine",
 FUNCTION, "n_clusters"). help(odcl.baselines.register) says what FUNCTION gets
@@ -73,18 +73,29 @@ def add(some: Any) -> Parser:
         default=-1,
         help="processes; -1: one per core [default: %(default)s]",
     )
-    path(group, "--data", "DATA", "folder with the images of table-accuracy")
+    path(group, "--data", "DATA", "folder with the images of table-accuracy [default: none]")
     path(group, "--out", "FOLDER", "folder for rows, pages and figures", default="reproduction")
     group.add_argument(
-        "--sizes", metavar="N,N,...", type=sizes, help="for table-methods: users of each cluster"
+        "--sizes",
+        metavar="N,N,...",
+        type=sizes,
+        help="for table-methods: users of each cluster [default: the paper's]",
     )
     group.add_argument(
-        "--separation", metavar="D", type=at_least_0, help="for table-methods: between the optima"
+        "--separation",
+        metavar="D",
+        type=at_least_0,
+        help="for table-methods: distance between the optima [default: the paper's]",
     )
     group.add_argument(
-        "--rows", metavar="N", type=positive, help="for table-methods: samples of a user"
+        "--rows",
+        metavar="N",
+        type=positive,
+        help="for table-methods: samples per user [default: the paper's]",
     )
-    path(group, "--methods", "FILE", "Python file that registers methods of your own")
+    path(
+        group, "--methods", "FILE", "Python file that registers methods of your own [default: none]"
+    )
     group.add_argument(
         "--quick",
         action="store_true",

@@ -62,6 +62,7 @@ def update_table(
     from odcl.data.ids import positions
     from odcl.data.tables import beside
     from odcl.errors import show
+    from odcl.report.text import count
 
     _, schema = open_run(folder, with_target=True)
     federation, notices = rows_by_user(path, schema, missing)
@@ -69,10 +70,12 @@ def update_table(
     def update(model: Any) -> tuple[Any, Any, Any]:
         at = positions(model.users_, federation.users)
         if (at < 0).any():
+            n, of = int((at < 0).sum()), count(len(at), "user")
+            such = show(federation.users[at < 0].tolist()[0])
             raise ValueError(
-                f"{(at < 0).sum()} of {len(at)} users are not in {folder} (such as "
-                f"{show(federation.users[at < 0].tolist()[0])}): add them with `odcl assign "
-                f"{folder} TABLE --add`, and leave them out here."
+                f"{n} of {of} {'is' if n == 1 else 'are'} not in {folder} (such "
+                f"as {such}): add them with `odcl assign {folder} TABLE --add`, and leave them out "
+                "here."
             )
         before = model.labels_[at]
         for user, X, y in federation:

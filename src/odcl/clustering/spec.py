@@ -174,9 +174,7 @@ def _spec(name: str, params: dict[str, Any]) -> ClustererSpec:
     params = {k: v.item() if isinstance(v, np.generic) else v for k, v in params.items()}
     if not all(_plain(value) for value in params.values()):
         return ClustererSpec(name, given=clusterer_class(name)(**params))
-    changed = {
-        k: v for k, v in params.items() if (type(v), v) != (type(defaults[k]), defaults[k])
-    }
+    changed = {k: v for k, v in params.items() if (type(v), v) != (type(defaults[k]), defaults[k])}
     return ClustererSpec(name, tuple(sorted(changed.items())))
 
 

@@ -13,6 +13,8 @@ from odcl._typing import Array, Ints
 from odcl.data.federation import as_ids, group_rows, owner_ids
 from odcl.errors import did_you_mean, show
 
+MOST_SIZE = 1e70
+
 
 def take_column(X: Any, column: Any) -> tuple[Any, Array]:
     """A frame or array without one column, and that column as ids.
@@ -85,6 +87,21 @@ def positions(known: Array, ids: Array) -> Ints:
     return np.array([place.get(user, -1) for user in distinct.tolist()], dtype=np.intp)[codes]
 
 
+def check_size(y: Array, name: str = "y", rows: Ints | None = None) -> None:
+    """Refuse a target whose fourth power, a variance squared, is beyond floating point.
+
+    ``rows`` are the numbers of the rows as the reader counts them, from 0 if not given.
+    """
+    size = np.abs(y)
+    at = int(size.argmax())
+    if not (size[at] == 0 or 1 / MOST_SIZE < size[at] < MOST_SIZE):
+        row = f"row {at}, counted from 0," if rows is None else f"row {rows[at]},"
+        raise ValueError(
+            f"{name} reaches {size[at]:g} in {row} and its squares are beyond what a computer "
+            "counts with: express it in another unit, or correct the row."
+        )
+
+
 def check_features(X: Any) -> None:
     """Refuse a column of X that holds dates or text, by its name.
 
@@ -125,18 +142,6 @@ def _reads_as_number(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def text_column(X: Any) -> str:
-    """The first column of a frame or array that is not all numbers, in words."""
-    names = list(X.columns) if hasattr(X, "columns") else range(np.shape(X)[1])
-    for at, name in enumerate(names):
-        column = X[name] if hasattr(X, "columns") else np.asarray(X)[:, at]
-        try:
-            np.asarray(column).astype(np.float64)
-        except (TypeError, ValueError):
-            return f"Column {name!r}"
-    return "A column"
 
 
 def has_names(X: Any) -> bool:

@@ -42,13 +42,15 @@ class Scaling:
         size = size[used]
         unit = (X if len(used) == p else X[:, used]) / size  # squares of 1e200 stay finite
         share = np.full(len(X), 1.0 / len(X)) if weight is None else weight / weight.sum()
-        shift = share @ unit if center else np.zeros(len(used))
+        start = low[used] / size if center else np.zeros(len(used))
+        unit -= start  # far from zero a sum would round by more than is rounded off below
+        shift = share @ unit if center else start
         spread = np.sqrt(share @ (unit - shift) ** 2)
         # Rounded to 32 bits: the order of rows moves the last digits of a sum, and nothing here.
         mantissa, exponent = np.frexp(spread)
         spread = np.ldexp(np.rint(np.ldexp(mantissa, 32)), exponent - 32)
         shift = np.rint(np.ldexp(shift / spread, 32)) * np.ldexp(spread, -32)
-        return cls(shift * size, spread * size, used, p)
+        return cls((start + shift) * size, spread * size, used, p)
 
     def apply(self, X: Floats) -> Floats:
         """Rows of the table as the model sees them, (n_rows, n_used)."""

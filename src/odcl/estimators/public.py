@@ -13,6 +13,7 @@ from sklearn.utils.validation import assert_all_finite
 
 from odcl._typing import Array, Floats
 from odcl.data.federation import Federation
+from odcl.data.ids import check_size
 from odcl.estimators.base import ODCLEstimator
 from odcl.local.pooled import residual_scale
 from odcl.risk.loss import Loss
@@ -73,7 +74,7 @@ class ODCLRegressor(RegressorMixin, ODCLEstimator):  # type: ignore[misc]
 
     def _checked_target(self, y: Array) -> Floats:
         try:
-            return check_array(y, ensure_2d=False, dtype=np.float64, input_name="y", estimator=self)
+            y = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y", estimator=self)
         except ValueError as error:
             if "could not convert string" not in str(error):
                 raise
@@ -81,6 +82,8 @@ class ODCLRegressor(RegressorMixin, ODCLEstimator):  # type: ignore[misc]
                 f"The target holds text ({error}), and a regressor needs numbers: use "
                 "ODCLClassifier for classes."
             ) from None
+        check_size(y)
+        return y
 
     def _encode(self, y: Array) -> Floats:
         return y

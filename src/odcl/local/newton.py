@@ -166,8 +166,8 @@ class _State(PerUser):
     def _solve_by_kernel(self, K: Floats, g: Floats) -> Floats:
         """The Hessian's inverse times g, (b, r, 1), for one output and one strength s:
 
-            (s I + D^T W D)^-1 g = (g - D^T W^1/2 B^-1 W^1/2 D g / s) / s,
-            B = I + W^1/2 K W^1/2 / s
+        (s I + D^T W D)^-1 g = (g - D^T W^1/2 B^-1 W^1/2 D g / s) / s,
+        B = I + W^1/2 K W^1/2 / s
         """
         Dt, s = self.problem.Dt, self.problem.pen[:, :1, None]
         root = np.sqrt(self.curve[..., 0])

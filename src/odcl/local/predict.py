@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy.spatial.distance import cdist
 
 from odcl._typing import Array, Floats, Ints
-from odcl.clustering.labels import sum_by_cluster
-from odcl.data.federation import Federation, group_rows
 from odcl.data.scaling import Scaling
 from odcl.risk.risk import Risk
 
@@ -45,20 +42,3 @@ def predicted_targets(
     if not risk.loss.classification:
         return mean[:, 0]
     return mean.argmax(axis=1) if mean.shape[1] > 1 else (z[:, 0] > 0).astype(np.intp)
-
-
-def cluster_means(federation: Federation, labels: Ints, n_clusters: int) -> Floats:
-    """Mean feature vector of each cluster's rows, (n_clusters, n_features)."""
-    X, rows = federation.X, np.ones(len(federation.X))
-    if federation.weight is not None:
-        X, rows = X * federation.weight[:, None], federation.weight
-    sums = np.add.reduceat(X, federation.offsets[:-1], axis=0)
-    total = np.bincount(labels[federation.row_user], weights=rows, minlength=n_clusters)
-    return sum_by_cluster(sums, labels) / total[:, None]
-
-
-def nearest_cluster(X: Floats, ids: Array, means: Floats) -> Ints:
-    """For each row the cluster whose mean features are nearest to those of the row's user."""
-    users, codes = group_rows(ids)
-    mean = sum_by_cluster(X, codes) / np.bincount(codes, minlength=len(users))[:, None]
-    return cdist(mean, means).argmin(axis=1)[codes]

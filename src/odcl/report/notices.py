@@ -16,16 +16,15 @@ from odcl.report.text import count
 _WIDE, _NARROW = 1e6, 1e-6
 
 
-def accepted(
-    schema: TableSchema, encoded: Encoded, federation: Federation, model: Any
-) -> list[str]:
+def accepted(schema: TableSchema, encoded: Encoded, rows: Federation, model: Any) -> list[str]:
     """Everything odd about a table that the fit took as it is."""
-    return [
-        *about_values(schema, encoded, schema.missing),
-        *_about_users(schema, federation, model),
-        *_about_columns(schema, federation.X, model),
-        *_about_repeats(federation),
-    ]
+    lines = about_values(schema, encoded, schema.missing)
+    lines += _about_users(schema, rows, model) + _about_columns(schema, rows.X, model)
+    repeated = repeated_rows(rows)
+    if repeated:
+        verb = "repeats" if repeated == 1 else "repeat"
+        lines.append(f"{count(repeated, 'row')} {verb} another row of the same user")
+    return lines
 
 
 def about_values(schema: TableSchema, encoded: Encoded, missing: str) -> list[str]:
@@ -55,10 +54,8 @@ def _about_users(schema: TableSchema, federation: Federation, model: Any) -> lis
         lines.append(f"{count(single, 'user')} with a single row")
     one_class = np.zeros(federation.n_users, dtype=bool)
     if schema.classes is not None:
-        starts = federation.offsets[:-1]
-        one_class = np.minimum.reduceat(federation.y, starts) == np.maximum.reduceat(
-            federation.y, starts
-        )
+        y, starts = federation.y, federation.offsets[:-1]
+        one_class = np.minimum.reduceat(y, starts) == np.maximum.reduceat(y, starts)
         if one_class.any():
             lines.append(f"{count(int(one_class.sum()), 'user')} with a single class")
     local = model.result_.local
@@ -89,12 +86,6 @@ def _about_columns(schema: TableSchema, X: Floats, model: Any) -> list[str]:
         done = "brought to a common scale" if standard else "and nothing is standardised"
         lines.append(f"{count(len(odd), 'column')} at an extreme scale ({listing(odd, 3)}), {done}")
     return lines
-
-
-def _about_repeats(federation: Federation) -> list[str]:
-    n = repeated_rows(federation)
-    verb = "repeats" if n == 1 else "repeat"
-    return [f"{count(n, 'row')} {verb} another row of the same user"] if n else []
 
 
 def repeated_rows(federation: Federation) -> int:

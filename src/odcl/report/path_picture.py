@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from odcl.clustering.convex.clusterpath import ClusterPath
 from odcl.report.pictures import COLOURS, figure
-
-if TYPE_CHECKING:
-    from odcl.clustering.convex.clusterpath import ClusterPath
+from odcl.report.text import count
 
 MOST_NAMED = 60  # leaves whose names can be read under a dendrogram
 MOST_LEAVES = 30  # branches of a dendrogram of more than 300 points
@@ -26,7 +25,7 @@ def draw_path(path: ClusterPath, file: Any = None, labels: Any = None) -> Any:
         few = path.n_points <= MOST_NAMED
         names = None if labels is None else [str(name) for name in labels]
         if names is not None and len(names) != path.n_points:
-            raise ValueError(f"{len(names)} labels for {path.n_points} points: give one a point.")
+            raise ValueError(f"{len(names)} labels for {path.n_points} points: give one per point.")
         limit = sys.getrecursionlimit()
         sys.setrecursionlimit(max(limit, 4 * path.n_points + 1000))  # SciPy draws recursively
         try:
@@ -48,9 +47,7 @@ def draw_path(path: ClusterPath, file: Any = None, labels: Any = None) -> Any:
             tree.set_ylim(0.9 * heights[0], heights[-1] + 0.1 * (heights[-1] - 0.9 * heights[0]))
         for lines in tree.collections:
             lines.set_linewidth(1.0)
-    tree.set(
-        title=f"Who meets whom ({path.n_points} point{'s' * (path.n_points > 1)})", ylabel="lambda"
-    )
+    tree.set(title=f"Who meets whom ({count(path.n_points, 'point')})", ylabel="lambda")
     if not path.exact:
         style = {"color": COLOURS[6], "linestyle": ":"}
         tree.axhline(path.opened_from, label="not opened below", **style)

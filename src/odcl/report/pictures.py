@@ -81,7 +81,7 @@ def _directions(points: Floats) -> Floats:
 
 
 def _draw_groups(ax: Any, points: Floats, labels: Ints) -> None:
-    """One call a style, not one a group: there may be thousands of groups."""
+    """One call per style, not one per group: there may be thousands of groups."""
     c, m = labels % len(COLOURS), labels % len(MARKERS)
     for marker in np.unique(m):
         own = m == marker
@@ -104,7 +104,7 @@ def _limit(ax: Any, everything: Floats, points: Floats) -> str | None:
 
 
 def draw_bars(ax: Any, names: list[str], values: list[float], *, label: str, log: bool) -> None:
-    """One bar a method, the first at the top."""
+    """One bar per method, the first at the top."""
     positions = np.arange(len(names))[::-1]
     ax.barh(positions, values, color=COLOURS[0], height=0.6)
     for x, y in zip(values, positions, strict=True):
@@ -135,8 +135,8 @@ def draw_users(ax: Any, scores: dict[str, Floats], metric: str) -> None:
     ax.spines[["top", "right"]].set_visible(False)
 
 
-def save(fig: Any, path: Path) -> None:
+def save(fig: Any, path: Path, **more: Any) -> None:
     from odcl.files import atomic_path
 
     with atomic_path(path) as temporary:
-        fig.savefig(temporary, dpi=140)
+        fig.savefig(temporary, dpi=140, **more)

@@ -19,18 +19,28 @@ NAMES = {
 }
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[Any]], *, left: Sequence[int] = ()) -> str:
+def table(header: Sequence[str], rows: Sequence[Any], *, left: Sequence[int] = ()) -> str:
     """Columns under each other: the first and ``left`` ones to the left, others to the right."""
-    cells = [list(map(str, header)), *(list(map(str, row)) for row in rows)]
-    widths = [max(len(row[c]) for row in cells) for c in range(len(header))]
-    lines = [
-        "  ".join(
-            cell.ljust(w) if c == 0 or c in left else cell.rjust(w)
-            for c, (cell, w) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in cells
-    ]
-    return "\n".join(lines)
+    return "\n".join("  ".join(line).rstrip() for line in _padded([header, *rows], left))
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Any], *, left: Sequence[int] = ()) -> str:
+    """The same in Markdown that also reads well as plain text."""
+    one_line = str.maketrans({"|": "\\|", "\n": " "})
+    cells = [[str(cell).translate(one_line) for cell in line] for line in (header, *rows)]
+    head, *lines = _padded(cells, left, least=3)
+    ends = ["-" if c in (0, *left) else ":" for c in range(len(head))]
+    rule = ["-" * (len(cell) - 1) + end for cell, end in zip(head, ends, strict=True)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *lines))
+
+
+def _padded(rows: Sequence[Sequence[Any]], left: Sequence[int], least: int = 0) -> list[Any]:
+    """The lines with cells as wide as the widest of their column."""
+    columns = []
+    for c, column in enumerate(zip(*rows, strict=True)):
+        width = max(least, *(len(str(cell)) for cell in column))
+        columns.append([f"{cell!s:{'<' if c in (0, *left) else '>'}{width}}" for cell in column])
+    return list(zip(*columns, strict=True))
 
 
 def aligned(values: Any) -> list[str]:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from odcl.report.markdown import table
-
-if TYPE_CHECKING:
-    from odcl.theory import MethodRow, MSETerms
+from odcl.report.text import markdown_table
+from odcl.theory import MethodRow, MSETerms
 
 _LEGEND = (
     "Orders: hidden constants are 1, and so is the condition number kappa unless given. C and C1 "
@@ -35,7 +32,7 @@ def method_table(rows: Sequence[MethodRow]) -> str:
         numbers = (_shown(row.rounds), row.rounds_formula, _shown(row.samples), row.samples_formula)
         known = ", ".join(name for name, needed in needs.items() if needed)
         lines.append((row.method, *numbers, known or "nothing"))
-    return f"{table(header, lines, left=(0, 2, 4, 5))}\n\n{_LEGEND}"
+    return f"{markdown_table(header, lines, left=(0, 2, 4, 5))}\n\n{_LEGEND}"
 
 
 def _shown(value: float | None) -> str:

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+from scipy.spatial.distance import cdist
 from scipy.special import chdtrc, fdtrc, softmax
 
-from odcl._typing import Floats, Ints
-from odcl.data.federation import Federation
+from odcl._typing import Array, Floats, Ints
+from odcl.clustering.labels import sum_by_cluster
+from odcl.data.federation import Federation, group_rows
 from odcl.exchange.upload import Uploads
 from odcl.local.exact import Penalty, solve_users
-from odcl.local.fit import fit_users
+from odcl.local.fit import LocalModels, fit_users
 from odcl.method import Method
 from odcl.risk.loss import Loss
 from odcl.risk.risk import Risk
 from odcl.server.dispersion import most_likely_tau2, noise_prior
-
-if TYPE_CHECKING:
-    from odcl.engines.in_process import Result
+from odcl.server.step import ServerStep
 
 # A distance that a member of the group would exceed in one case of ten thousand.
 STRANGE = 1e-4
@@ -48,6 +47,23 @@ class Groups:
         """A user's own noise scale of ``dof`` degrees of freedom, drawn up to the typical one."""
         common = self.phi * self.phi_dof if self.phi_dof else 0.0
         return max((common + dof * own) / (dof + self.phi_dof), own)
+
+    def distance(
+        self, label: int, view: View, gain: float, n: float, phi: float, dof: float
+    ) -> tuple[float, bool]:
+        """Distance to a group in noise units, and whether a member would hardly ever be so far.
+
+        ``gain`` is the loss of the user's n rows that its own model saves.
+        """
+        r = len(view.slope)
+        if dof == 0 or r == 0:
+            return np.nan, False
+        square = view.square(phi, n / float(self.samples[label]), self.spread)
+        # Where a row that was nearly certain goes wrong, the slope has heavier tails than a normal
+        # law; the likelihood ratio has not. Elsewhere the two agree.
+        square *= min(1.0, max(2.0 * gain / phi, 0.0) / max(view.square(phi, 0.0, 0.0), 1e-300))
+        tail = chdtrc(r, square) if np.isinf(dof) else fdtrc(r, dof, square / r)
+        return float(np.sqrt(square / r)), bool(tail < STRANGE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,26 +177,18 @@ def _evidence(rows: _Rows, groups: Groups, modes: Floats, phi: float) -> Floats:
 def _distance(
     rows: _Rows, groups: Groups, label: int, phi: float, dof: float
 ) -> tuple[float, bool]:
-    """Distance to a group in noise units, and whether a member would hardly ever be so far."""
+    """Distance of the rows to a group, and whether a member would hardly ever be so far."""
     center = groups.centers[label]
     view = rows.view(center, pull=float(groups.pull[label]))
-    r = len(view.slope)
-    if dof == 0 or r == 0:
-        return np.nan, False
-    square = view.square(phi, len(rows.y) / float(groups.samples[label]), groups.spread)
-    # Where a row that was nearly certain goes wrong, the slope has heavier tails than a normal
-    # law; the likelihood ratio has not. Elsewhere the two agree.
-    ratio = 2.0 * (rows.risk(center) - rows.risk(rows.own)) / phi
-    square *= min(1.0, max(ratio, 0.0) / max(view.square(phi, 0.0, 0.0), 1e-300))
-    tail = chdtrc(r, square) if np.isinf(dof) else fdtrc(r, dof, square / r)
-    return float(np.sqrt(square / r)), bool(tail < STRANGE)
+    gain = rows.risk(center) - rows.risk(rows.own)
+    return groups.distance(label, view, gain, len(rows.y), phi, dof)
 
 
 # -- one user's rows -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
-class _View:
+class View:
     """The rows' loss from one centre: its slope and curvature there, eigenvector by eigenvector."""
 
     slope: Floats  # (r,), directions that the rows do not see are left out
@@ -232,7 +240,7 @@ class _Rows:
         z, y, weight = self._z(self.own)[None], self.y[None], self.weight[None]
         return float(self.loss.dispersion(z, y, weight, np.array([dof]))[0]), dof
 
-    def view(self, theta: Floats, *, pull: float = 0.0) -> _View:
+    def view(self, theta: Floats, *, pull: float = 0.0) -> View:
         """Slope and curvature at ``theta``, of the rows and of a share of the penalty.
 
         Where curvature hardly depends on the model it is taken at the user's own: from a far
@@ -249,40 +257,42 @@ class _Rows:
         gram = np.einsum("np,nqr,ns->pqsr", D, curve, D, optimize=True)
         a, V = np.linalg.eigh(gram.reshape(self.dim, self.dim))
         seen = a > 1e-10 * max(float(a[-1]), 1e-300)
-        return _View((slope.ravel() @ V)[seen], a[seen])
+        return View((slope.ravel() @ V)[seen], a[seen])
 
 
 # -- what the fit leaves behind ------------------------------------------------------------------
 
 
-def groups_of(federation: Federation, result: Result) -> Groups:
+def groups_of(
+    federation: Federation, risk: Risk, local: LocalModels, step: ServerStep, method: Method
+) -> Groups:
     """The groups of a fit, with what some users' rows say of noise and of differences inside."""
-    labels, k = result.labels, result.n_clusters
+    labels, k = step.labels, step.n_clusters
     members = np.bincount(labels, minlength=k)
     samples = np.bincount(labels, weights=federation.n_samples, minlength=k).astype(np.float64)
     # Precision combining counts the penalty once a group; means keep every user's whole.
     pull = np.ones(k)
-    uploads = result.uploads
-    if result.method.combine in ("precision", "shrink") and uploads.curvature is not None:
+    uploads = local.uploads
+    if method.combine in ("precision", "shrink") and uploads.curvature is not None:
         sent = uploads.sent.astype(float)
         pull = 1.0 / np.maximum(np.bincount(labels, weights=sent, minlength=k), 1.0)
     looks = [
-        _look(federation, result, i, pull)
+        _look(federation, risk, local, step, i, pull)
         for i in np.unique(np.linspace(0, federation.n_users - 1, LOOK_AT).astype(int))
     ]
     known = [(phi, dof) for _, phi, dof, _ in looks if dof > 0 and phi > 0]
     phi, phi_dof = noise_prior(*np.array(known).T) if known else (np.nan, 0.0)
     if known and np.isinf(phi_dof):
         phi_dof = sum(dof for _, dof in known)
-    if not result.risk.loss.has_dispersion:
+    if not risk.loss.has_dispersion:
         phi, phi_dof = 1.0, np.inf
-    tau2 = result.step.tau2
+    tau2 = step.tau2
     spread = tau2 or 0.0
     views = [(view, size) for view, _, _, size in looks if view is not None and size > 1]
     if views and np.isfinite(phi):
         spread = max(spread, _spread(views, phi))
     return Groups(
-        result.centers,
+        step.centers,
         members,
         samples,
         pull,
@@ -294,24 +304,49 @@ def groups_of(federation: Federation, result: Result) -> Groups:
 
 
 def _look(
-    federation: Federation, result: Result, i: int, pull: Floats
-) -> tuple[_View | None, float, float, int]:
+    federation: Federation,
+    risk: Risk,
+    local: LocalModels,
+    step: ServerStep,
+    i: int,
+    pull: Floats,
+) -> tuple[View | None, float, float, int]:
     """User i from its own centre, its noise scale with degrees of freedom, its group's size."""
-    part, label = federation.rows(i), int(result.labels[i])
-    y = result.risk.loss.encode(federation.y[part])
+    part, label = federation.rows(i), int(step.labels[i])
+    y = risk.loss.encode(federation.y[part])
     weight = np.ones(len(y)) if federation.weight is None else federation.weight[part]
-    own = result.local.theta[i]
-    rows = _Rows.of(federation.X[part], y, weight, result.risk, own)
-    phi, dof = rows.dispersion() if not result.local.prior[i] else (0.0, 0.0)
+    own = local.theta[i]
+    rows = _Rows.of(federation.X[part], y, weight, risk, own)
+    phi, dof = rows.dispersion() if not local.prior[i] else (0.0, 0.0)
     view = None
     if rows.dim <= MOST_DIRECTIONS:
-        view = rows.view(result.centers[label], pull=float(pull[label]))
-    return view, phi, dof, int((result.labels == label).sum())
+        view = rows.view(step.centers[label], pull=float(pull[label]))
+    return view, phi, dof, int((step.labels == label).sum())
 
 
-def _spread(views: list[tuple[_View, int]], phi: float) -> float:
+def _spread(views: list[tuple[View, int]], phi: float) -> float:
     """The tau^2 >= 0 of largest evidence for the users seen."""
     a = np.concatenate([view.curvature for view, _ in views]) / phi
     # In a group of g the centre has taken up 1 / g of each user's deviation.
     gap2 = np.concatenate([view.slope**2 * g / (g - 1.0) for view, g in views]) / phi**2
     return most_likely_tau2(a, gap2, price=0.0)
+
+
+# -- a user without targets ----------------------------------------------------------------------
+
+
+def cluster_means(federation: Federation, labels: Ints, n_clusters: int) -> Floats:
+    """Mean feature vector of each cluster's rows, (n_clusters, n_features)."""
+    X, rows = federation.X, np.ones(len(federation.X))
+    if federation.weight is not None:
+        X, rows = X * federation.weight[:, None], federation.weight
+    sums = np.add.reduceat(X, federation.offsets[:-1], axis=0)
+    total = np.bincount(labels[federation.row_user], weights=rows, minlength=n_clusters)
+    return sum_by_cluster(sums, labels) / total[:, None]
+
+
+def nearest_cluster(X: Floats, ids: Array, means: Floats) -> Ints:
+    """For each row the cluster whose mean features are nearest to those of the row's user."""
+    users, codes = group_rows(ids)
+    mean = sum_by_cluster(X, codes) / np.bincount(codes, minlength=len(users))[:, None]
+    return cdist(mean, means).argmin(axis=1)[codes]

@@ -108,7 +108,7 @@ def _step(uploads: Uploads, method: Method, seed: int) -> ServerStep:
     how = "precision" if method.combine == "shrink" else method.combine
     combined = combine_clusters(uploads, labels, how, others=method.refit == "cv")
     tau2 = evidence_tau2(uploads, labels, combined.centers, phi)
-    if tau2 is None and mixture is not None and mixture.credible and mixture.rule == "noise":
+    if tau2 is None and mixture is not None and mixture.rule == "noise":
         tau2 = mixture.tau2_mean
     reason = groups.reason
     if mixture is not None and reason == mixture.reason:  # worded anew: users have settled since

@@ -205,11 +205,7 @@ def inexact_terms(
     ``epsilon`` is a squared distance here (Lemma 8). The remark after the theorem writes
     R^2 K D^2 in the last term; the theorem's K R^2 / D^2 is what Chebyshev's inequality gives.
     """
-    n, sizes, d = (
-        check.samples(n),
-        check.cluster_sizes(sizes),
-        check.whole("dim", dim, "it counts the parameters"),
-    )
+    n, sizes, d = check.samples(n), check.cluster_sizes(sizes), check.parameters(dim)
     check.distance(D)
     check.ball(R)
     check.positive("decay", decay, "it is alpha_k of Lemma 4, see local_rates")
@@ -245,9 +241,6 @@ def part_one_terms(
     return MSETerms("Theorem 3", {"variance": 1 / (n * size), "bias": 1 / n**2, "floor": floor})
 
 
-# -- Part I of spectral K-means (Theorem 3) --------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Misclustered:
     """What Part I of spectral K-means may get wrong in a cluster (Theorem 3)."""
@@ -276,20 +269,17 @@ def error_floor(fractions: Sequence[float], squared_distances: Sequence[float]) 
     ||theta*_k - theta*_l||^2 over l != k. Up to a constant; Lemma 9 has a factor K - 1 besides,
     which Theorem 3 hides in it.
     """
-    fractions = check.several("fractions", fractions, "a share of C'_k for every other cluster")
-    squared_distances = check.several(
-        "squared_distances", squared_distances, "a squared distance for every other cluster"
-    )
-    check.paired("fractions", fractions, "distances", len(squared_distances))
-    for fraction in fractions:
-        check.not_negative("a fraction", fraction, "it counts misplaced users")
-    total = math.fsum(fractions)
-    check.inside(
-        total <= 1 + 1e-12, f"sum of fractions={total!r}", "sum <= 1", "they are shares of C'_k"
-    )
-    for squared in squared_distances:
-        check.positive("a squared distance", squared, "population optima differ (Assumption 1)")
-    return math.fsum(f**2 * d for f, d in zip(fractions, squared_distances, strict=True))
+    shares = check.several("fractions", fractions, "a share of C'_k for every other cluster")
+    what = "a squared distance for every other cluster"
+    squares = check.several("squared_distances", squared_distances, what)
+    check.paired("fractions", shares, "distances", len(squares))
+    for share, square in zip(shares, squares, strict=True):
+        check.not_negative("a fraction", share, "it counts misplaced users")
+        check.positive("a squared distance", square, "population optima differ (Assumption 1)")
+    total = math.fsum(shares)
+    seen = f"sum of fractions={total!r}"
+    check.inside(total <= 1 + 1e-12, seen, "sum <= 1", "they are shares of C'_k")
+    return math.fsum(f**2 * d for f, d in zip(shares, squares, strict=True))
 
 
 def worst_error_floor(D_max: float, c: float = 100) -> float:

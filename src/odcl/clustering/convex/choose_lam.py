@@ -123,9 +123,7 @@ def _inside(level: Plateau) -> float:
     return ABOVE * level.start if np.isinf(level.end) else 0.5 * (level.start + level.end)
 
 
-def _best_silhouette(
-    path: ClusterPath, inner: list[Plateau], rows: Ints
-) -> tuple[Plateau, str]:
+def _best_silhouette(path: ClusterPath, inner: list[Plateau], rows: Ints) -> tuple[Plateau, str]:
     """The level with the best mean silhouette of some of the points."""
     sampled, distances = sampled_distances(path.points[rows], seed=0)
     some = rows[sampled]

@@ -80,11 +80,6 @@ class MixtureResult:
         return self.reading if self.asked is None else "given"
 
     @property
-    def credible(self) -> bool:
-        """The noise given agrees with the data, and enough users gave it; true if none was."""
-        return self.overstated is None and not self.doubt
-
-    @property
     def reason(self) -> str:
         """How the groups were found, in a sentence."""
         return self.reason_for(self.n_clusters, self.tau2_mean)

@@ -34,9 +34,7 @@ def load(path: Path) -> Added:
     from odcl.paper.baselines import METHODS
 
     if not path.is_file():
-        raise ValueError(
-            f"There is no file {path}: a Python file that registers methods is wanted."
-        )
+        raise ValueError(f"There is no file {path}: name a Python file that registers methods.")
     fingerprint = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
     before = set(METHODS)
     try:
@@ -48,7 +46,6 @@ def load(path: Path) -> Added:
         ) from error
     names = tuple(name for name in METHODS if name not in before)
     if not names:
-        raise ValueError(
-            f"{path} registers no method. Call odcl.baselines.register(NAME, FUNCTION) in it."
-        )
+        call = "odcl.baselines.register(NAME, FUNCTION)"
+        raise ValueError(f"{path} registers no method. Call {call} in it.")
     return Added(path.resolve(), names, f"{__version__}+{fingerprint}")

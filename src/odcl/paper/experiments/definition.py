@@ -64,7 +64,7 @@ class Experiment:
     name: str
     title: str
     settings: Callable[[bool], list[Setting]]
-    table: Callable[[Rows], str]
+    table: Callable[[Rows], list[str]]  # the page's paragraphs
     draw: Callable[[Rows], Any] | None = None
     bench: Callable[[Task, Path | None], Bench] | None = None
     methods: tuple[str, ...] = ()  # the experiment's own, where others can join

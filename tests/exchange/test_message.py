@@ -1,0 +1,182 @@
+"""Messages: every declared field is taken along, counted, written and read back."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+from odcl import Downloads, Risk, Uploads
+from odcl.exchange.ledger import Exchange, Ledger
+from odcl.exchange.message import message_bytes, n_numbers
+from tests.helpers import refusal
+
+
+def uploads(m=5, dim=3, *, full=True, seed=0):
+    """Every field filled, and different for every user."""
+    rng = np.random.default_rng(seed)
+    half = rng.normal(size=(m, dim, dim))
+    H = half @ half.swapaxes(1, 2) if full else rng.uniform(1, 2, size=(m, dim))
+    ids = np.array([f"u{i}" for i in range(m)])
+    n, phi, trace = rng.uniform(1, 9, size=(3, m))
+    return Uploads(ids, rng.normal(size=(m, dim)), n, H, phi, trace)
+
+
+def downloads(m=5, dim=3, seed=0):
+    rng = np.random.default_rng(seed)
+    numbers = rng.permutation(2 * m).reshape(2, m)
+    own = (rng.random(m), 0.25, rng.random(m), rng.random((m, dim)))
+    return Downloads(np.arange(m), rng.random((m, dim)), *numbers, *own, "cv")
+
+
+MESSAGES = {"uploads": uploads(), "diagonal": uploads(full=False), "downloads": downloads()}
+every_message = pytest.mark.parametrize("name", MESSAGES)
+
+
+def assert_same(one, other):
+    assert one.present.keys() == other.present.keys()
+    assert one.users.tolist() == other.users.tolist()
+    for name, values in one.present.items():
+        assert_array_equal(other.present[name], values, err_msg=name)
+
+
+@every_message
+def test_the_messages_tried_hold_every_field(name):
+    message = MESSAGES[name]
+    assert set(message.present) == set(message.parts())
+    rest = {f.name for f in fields(message)} - set(message.parts())
+    assert rest == {"users", "refit" if name == "downloads" else "risk"}
+    told = message.statement(list(message.parts()))
+    assert [line.split(": ")[0] for line in told] == list(message.parts())
+
+
+@every_message
+@pytest.mark.parametrize("order", [[3, 1], [4, 3, 2, 1, 0], [2]])
+def test_taking_some_users_takes_each_of_their_fields(name, order):
+    message = MESSAGES[name]
+    part = message.take(np.array(order))
+    assert len(part) == len(order)
+    for field, declared in message.parts().items():
+        values = getattr(message, field)
+        expected = values if declared.shared else values[order]
+        assert_array_equal(getattr(part, field), expected, err_msg=field)
+    assert_array_equal(part.users, message.users[order])
+    mask = np.isin(np.arange(5), order)
+    assert_same(message.take(mask), message.take(np.flatnonzero(mask)))
+    assert_same(message[-1], message.take(np.array([4])))
+    assert [one.users[0] for one in message] == message.users.tolist()
+
+
+@every_message
+def test_messages_apart_and_joined_are_the_messages(name):
+    message = MESSAGES[name]
+    one, other = message.take(np.arange(2)), message.take(np.arange(2, 5))
+    assert_same(one.joined(other), message)
+    moved = message.replaced(1, message[4])
+    for field, values in moved[1].present.items():
+        assert_array_equal(values, message[4].present[field])
+    assert moved.users.tolist() == message.users.tolist()
+    assert_same(moved.take(np.array([0, 2, 3, 4])), message.take(np.array([0, 2, 3, 4])))
+    assert_same(message.replaced(1, message[1]), message)
+
+
+def test_joined_users_keep_the_kind_of_their_ids():
+    numbers, words = downloads().take(np.arange(2)), uploads().take(np.arange(1))
+    assert numbers.joined(numbers.take(np.array([1]))).users.tolist() == [0, 1, 1]
+    text = Uploads(np.array(["u0"]), words.theta, words.n_samples)
+    both = Uploads(np.array([7]), words.theta, words.n_samples).joined(text)
+    assert both.users.tolist() == [7, "u0"]
+
+
+@every_message
+def test_arrays_of_a_file_lead_back_to_the_messages(name):
+    message = MESSAGES[name]
+    arrays = message.to_arrays()
+    if "curvature" in arrays:
+        assert arrays["curvature"].shape == (5, 6)  # triangles
+    shapes = message.array_shapes("users", 3)
+    for key, values in arrays.items():
+        if values.ndim:  # what all users share is one number
+            assert shapes[key][1:] == values.shape[1:]
+    assert_same(type(message).from_arrays(message.users, arrays, 3), message)
+
+
+def test_arrays_that_do_not_make_a_message_are_refused():
+    arrays = uploads().to_arrays()
+    twice = arrays | {"curvature_diagonal": np.ones((5, 3))}
+    refusal(Uploads.from_arrays, np.arange(5), twice, 3, match="curvature is there twice")
+    del arrays["theta"], arrays["n_samples"]
+    refusal(Uploads.from_arrays, np.arange(5), arrays, 3, match="n_samples, theta is not there")
+
+
+def test_bytes_are_eight_per_number_and_a_triangle_per_matrix():
+    assert n_numbers(()) == 1
+    assert n_numbers((4,)) == 4
+    assert n_numbers((4, 4)) == 10
+    assert n_numbers((4, 5)) == 20
+    assert message_bytes((4,), (), (4, 4)) == 8 * 15
+    assert_array_equal(uploads().n_bytes, 8 * (3 + 1 + 6 + 1 + 1))
+    assert_array_equal(uploads(full=False).n_bytes, 8 * (3 + 1 + 3 + 1 + 1))
+    kept = uploads()
+    kept.curvature[2] = 0.0  # this user keeps it back
+    assert_array_equal(kept.kept_back("curvature"), np.arange(5) == 2)
+    assert_array_equal(kept.n_bytes, 8 * np.array([12, 12, 6, 12, 12]))
+    assert_array_equal(downloads().n_bytes, 8 * (3 + 1 + 1 + 1 + 1 + 1 + 3))
+
+
+def test_a_ledger_counts_rounds_first_ones_and_the_delivery():
+    one = Ledger.of(uploads(), downloads())
+    assert (one.n_rounds, one.total_up, one.total_down) == (1, 5 * 8 * 12, 5 * 8 * 11)
+    rounds = Exchange(
+        7, sends=((3,),), receives=((3,),) * 2, sends_first=((),), delivers=True
+    ).over(4)
+    assert_array_equal(rounds.up, [7 * 32, 7 * 24, 7 * 24, 7 * 24])
+    assert_array_equal(rounds.down, 7 * 48)
+    assert rounds.total_down == 5 * 7 * 48  # four rounds, and the last models go out once more
+    both = rounds.then(one)
+    assert (both.n_rounds, both.total_up) == (5, rounds.total_up + one.total_up)
+    assert both.total_down == rounds.total_down + one.total_down
+    more = both.with_first(Exchange(7, sends=((),), receives=((2,),)))
+    assert_array_equal(more.up - both.up, [56, 0, 0, 0, 0])
+    assert_array_equal(more.down - both.down, [112, 0, 0, 0, 0])
+    assert more.delivery == both.delivery == 7 * 48
+
+
+def test_a_users_standing_is_told_in_a_sentence():
+    told = downloads().summary()
+    assert len(told) == 5
+    sent = downloads()
+    assert told[1] == (
+        f"1: group {sent.group[1]}, {sent.group_size[1]} users in it, "
+        f"probability {sent.probability[1]:.2f}"
+    )
+
+
+def test_what_uploads_know_follows_from_what_they_hold():
+    sent = uploads()
+    assert sent.full
+    assert sent.sent.all()
+    assert not uploads(full=False).full
+    bare = Uploads.of(np.eye(3))
+    assert not bare.sent.any()
+    assert bare.knows_noise.all()
+    assert_array_equal(bare.penalty, 0.0)
+    risk = Risk("logistic", 0.2, intercept=True)
+    told = Uploads(np.arange(2), np.zeros((2, 3)), np.ones(2), risk=risk)
+    assert_array_equal(told.penalty, [0.2, 0.2, 0.0])  # the intercept is free
+    assert told.curvature_varies
+    assert not told.has_dispersion
+    assert not bare.has_dispersion
+    noisy = Uploads(np.arange(2), np.zeros((2, 3)), np.ones(2), None, np.array([1.0, np.inf]))
+    assert_array_equal(noisy.knows_noise, [True, False])
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [("n_samples", np.ones(4)), ("curvature", np.ones((5, 3, 2))), ("dispersion", np.ones((5, 2)))],
+)
+def test_fields_of_another_shape_are_refused(field, values):
+    sent = {name: getattr(uploads(), name) for name in uploads().parts()} | {field: values}
+    refusal(Uploads(np.arange(5), **sent).check, match=f"{field} has shape")

@@ -1,0 +1,206 @@
+"""The house: rooms from left to right, and imports that point only to the left.
+
+Everything is read off the source; nothing is imported, save in one Python of its own.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.helpers import run_python
+
+SOURCE = Path(__file__).parents[1] / "src"
+
+# A module may import from its own room and from rooms that stand before it.
+ROOMS = (
+    "errors",
+    "_typing",
+    "files",
+    "risk",
+    "data",
+    "exchange",
+    "local",
+    "clustering",
+    "method",
+    "server",
+    "engines",
+    "theory",
+    "evaluate",
+    "diagnose",
+    "plan",
+    "report",
+    "artifact",
+    "estimators",
+    "paper",
+    "cli",
+)
+
+# Doors to a room on the right: imports inside a function, for the convenience of whoever holds the
+# value and types one more dot. (function that imports, room): what it is good for.
+DOORS = {
+    ("odcl.clustering.convex.clusterpath.ClusterPath.plot", "report"): "path.plot()",
+    ("odcl.diagnose.diagnosis.Diagnosis.__str__", "report"): "print(diagnosis)",
+    ("odcl.engines.in_process.Result.diagnose", "diagnose"): "result.diagnose()",
+    ("odcl.engines.in_process.Result.summary", "evaluate"): "the error, where truth is known",
+    ("odcl.plan.draw_plan", "report"): "odcl.plan.draw_plan(plan, path)",
+    ("odcl.plan.search.Plan.__str__", "report"): "print(plan)",
+    ("odcl.theory.bounds.MSETerms.__str__", "report"): "print(a bound, term by term)",
+    ("odcl.theory.communication.to_markdown", "report"): "odcl.theory.to_markdown(rows)",
+}
+
+# Optional, or slow to load: imported where they are used, never with the module.
+HEAVY = ("matplotlib", "pandas", "polars", "rich")
+
+
+class Import(NamedTuple):
+    """One name that a module imports."""
+
+    importer: str  # the module
+    function: str  # dotted name of the function around the import; "" at module level
+    for_types: bool  # under ``if TYPE_CHECKING``
+    module: str  # imported, or imported from
+    name: str  # "" where the module itself is imported
+
+    def __str__(self) -> str:
+        where = f"{self.importer}.{self.function}" if self.function else self.importer
+        return f"{where} imports {self.name or 'the module'} of {self.module}"
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for path in sorted((SOURCE / "odcl").rglob("*.py"))}
+
+
+def imports_of(importer: str) -> Iterator[Import]:
+    def below(node: ast.AST, around: tuple[str, ...], function: str, types: bool):
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Import):
+                for one in child.names:
+                    yield Import(importer, function, types, one.name, "")
+            elif isinstance(child, ast.ImportFrom):
+                assert child.level == 0, f"{importer} has an import relative to its place"
+                for one in child.names:
+                    whole = f"{child.module}.{one.name}"
+                    is_module = whole in MODULES
+                    module, name = (whole, "") if is_module else (child.module, one.name)
+                    yield Import(importer, function, types, module, name)
+            elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                inside = (*around, child.name)
+                yield from below(child, inside, function or ".".join(inside), types)
+            elif isinstance(child, ast.ClassDef):
+                yield from below(child, (*around, child.name), function, types)
+            elif isinstance(child, ast.If):
+                for_types = types or ast.unparse(child.test) == "TYPE_CHECKING"
+                yield from below(child, around, function, for_types)
+            else:
+                yield from below(child, around, function, types)
+
+    tree = ast.parse(MODULES[importer].read_text(encoding="utf-8"))
+    return below(tree, (), "", False)
+
+
+IMPORTS = [one for importer in MODULES for one in imports_of(importer)]
+OURS = [one for one in IMPORTS if one.module.split(".")[0] == "odcl"]
+
+
+def room(module: str) -> str:
+    """The room of a module; "" for the front door, ``odcl`` itself and ``python -m odcl``."""
+    inside = module.split(".")[1:]
+    return inside[0] if inside and inside != ["__main__"] else ""
+
+
+def to_the_right(one: Import) -> bool:
+    """Does an import lead from a room to one behind it?"""
+    here, there = room(one.importer), room(one.module)
+    return bool(here and there) and ROOMS.index(there) > ROOMS.index(here)
+
+
+def listed(imports: list[Import]) -> str:
+    return "\n".join(map(str, imports))
+
+
+def test_every_module_is_in_a_room():
+    assert {room(module) for module in MODULES} - {""} == set(ROOMS)
+
+
+def test_imports_point_to_rooms_on_the_left():
+    wrong = [
+        one
+        for one in OURS
+        if to_the_right(one)
+        and (f"{one.importer}.{one.function}", room(one.module)) not in DOORS
+        # What a door gives back has a type.
+        and not (one.for_types and (one.importer, room(one.module)) in DOOR_MODULES)
+    ]
+    assert not wrong, listed(wrong)
+
+
+DOOR_MODULES = {
+    (importer, there)
+    for function, there in DOORS
+    for importer in MODULES
+    if function.startswith(f"{importer}.")
+}
+
+
+def test_every_door_is_used():
+    used = {(f"{one.importer}.{one.function}", room(one.module)) for one in OURS if one.function}
+    assert set(DOORS) <= used, f"closed by now: {sorted(set(DOORS) - used)}"
+
+
+def test_rooms_know_of_the_front_door_its_version_alone():
+    """``from odcl import KMeansPP`` inside the house would go around all rooms."""
+    wrong = [
+        one
+        for one in OURS
+        if room(one.importer) and not room(one.module) and one.name != "__version__"
+    ]
+    assert not wrong, listed(wrong)
+
+
+def test_no_two_modules_wait_for_each_other():
+    """A cycle at module level is an ImportError for whoever imports the wrong one first."""
+    graph: dict[str, set[str]] = {module: set() for module in MODULES}
+    for one in OURS:
+        if not one.function and not one.for_types:
+            graph[one.importer].add(one.module)
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.endswith("__")
+
+
+def test_private_names_stay_in_their_room():
+    """Neither ``from odcl.local.exact import _solve`` nor a module named so of another room."""
+    wrong = [
+        one
+        for one in OURS
+        if room(one.importer) != room(one.module)
+        and any(map(is_private, [one.name, *one.module.split(".")[2:]]))
+    ]
+    assert not wrong, listed(wrong)
+
+
+def test_optional_and_heavy_packages_are_imported_where_they_are_used():
+    at_once = [one for one in IMPORTS if not one.function and not one.for_types]
+    wrong = [one for one in at_once if one.module.split(".")[0] in HEAVY]
+    assert not wrong, listed(wrong)
+
+
+def test_importing_odcl_loads_nothing_that_takes_time():
+    lines = run_python("import sys, odcl\nprint(*{name.split('.')[0] for name in sys.modules})")
+    heavy = {"numpy", "scipy", "sklearn", "pyarrow", "joblib", "safetensors", *HEAVY}
+    assert not heavy & set(lines[0].split())
