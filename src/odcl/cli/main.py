@@ -63,7 +63,7 @@ to stderr. Exit codes: 0 done, 1 failed (such as a full disk), 2 input or usage
 that cannot be used, 130 interrupted."""
 
 
-def _parsers(commands: Sequence[str]) -> tuple[Parser, dict[str, Parser]]:
+def _parsers(commands: Sequence[str] = COMMANDS) -> tuple[Parser, dict[str, Parser]]:
     parser = Parser("odcl", "odcl COMMAND ...", _ABOUT, _START)
     parser.add_argument("--version", action="version", version=f"odcl {__version__}")
     some = parser.add_subparsers(
