@@ -26,8 +26,7 @@ from odcl import (
     Squared,
     linear_federation,
 )
-from odcl.artifact import MANIFEST
-from odcl.artifact.manifest import Entry, Manifest
+from odcl.artifact.manifest import MANIFEST, Entry, Manifest
 from odcl.estimators.persist import MODEL, NUMBERS
 from tests.helpers import files_below, full_disk, model_of
 

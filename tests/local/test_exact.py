@@ -19,8 +19,7 @@ from sklearn.linear_model import (
 )
 
 from odcl.data.federation import Federation
-from odcl.local.exact import PRIOR, Penalty, Solution, solve_users
-from odcl.local.fit import fit_users
+from odcl.local.fit import PRIOR, Penalty, Solution, fit_users, solve_users
 from odcl.risk.losses import Huber, Logistic, Multinomial, Poisson, Squared
 from odcl.risk.risk import Risk
 from tests.helpers import LOSSES, every_loss, logistic_labels

@@ -19,13 +19,12 @@ from odcl.data.federation import Federation
 from odcl.paper.baselines import METHODS, one_shot
 from odcl.paper.baselines.one_shot import ClassSums, borders
 from odcl.paper.experiments import NAMES, experiment, table_accuracy
-from odcl.paper.experiments.added import load
 from odcl.paper.experiments.definition import METRICS, Experiment, Measured
 from odcl.paper.experiments.figure_ifca import first_match, name_of
 from odcl.paper.experiments.measure import Bench
 from odcl.paper.experiments.pages import meets
 from odcl.paper.experiments.rows import Row, Rows, read_rows
-from odcl.paper.experiments.runner import ROWS, Outcome, reproduce
+from odcl.paper.experiments.runner import ROWS, Outcome, load, reproduce
 from odcl.paper.experiments.table_methods import evaluated
 from odcl.paper.experiments.table_rounds import reached
 from odcl.paper.images import Images, load_images

@@ -8,7 +8,7 @@ from numpy.testing import assert_allclose
 
 from odcl.cli.demo import demo_errors, demo_result, groups_right, store_table
 from odcl.data.federation import Federation
-from odcl.evaluate.comparison import Comparison
+from odcl.evaluate.scores import Comparison
 from odcl.report import pictures
 from odcl.report.progress import Bar
 from odcl.report.text import (

@@ -106,8 +106,8 @@ def demo_errors(federation: SyntheticFederation, result: Result) -> dict[str, fl
 
     from odcl.data.federation import Federation
     from odcl.engines.in_process import fit
-    from odcl.evaluate.nmse import nmse
-    from odcl.local.exact import solve_users
+    from odcl.evaluate.scores import nmse
+    from odcl.local.fit import solve_users
     from odcl.method import Method
     from odcl.risk.risk import Risk
     from odcl.server.combine import average_by_cluster

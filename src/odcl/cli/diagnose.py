@@ -86,7 +86,7 @@ def run(options: Namespace) -> None:
 
 def _diagnosed(options: Namespace, progress: Silent) -> Found:
     """Diagnose what the options name: a run from its uploads, or a table after a fit."""
-    from odcl.artifact import MANIFEST
+    from odcl.artifact.manifest import MANIFEST
 
     if not options.source.exists():
         raise ValueError(f"There is no file or folder {options.source}.")

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from odcl._typing import Bools
     from odcl.data.federation import Federation
     from odcl.data.source import Source
-    from odcl.evaluate.comparison import Comparison
+    from odcl.evaluate.scores import Comparison
     from odcl.method import Method
     from odcl.report.progress import Silent
 
@@ -137,7 +137,7 @@ def add(some: Any) -> Parser:
 
 
 def run(options: Namespace) -> None:
-    from odcl.artifact import check_artifact_place
+    from odcl.artifact.folder import check_artifact_place
     from odcl.cli.run_folder import write_run
 
     if (options.time is None) == options.holdout.last:
@@ -251,7 +251,7 @@ def fit_source(
 ) -> FittedTable:
     """Fit all rows; before that, with a share to hold out, compare methods on these rows."""
     from odcl.data.folds import hold_out
-    from odcl.evaluate.comparison import keep_every_class
+    from odcl.evaluate.scores import keep_every_class
     from odcl.report.text import accepted
 
     federation, schema = source.encoded.federation(), source.schema
@@ -304,7 +304,7 @@ def _compare(
     """local / one model for all / the paper's setting / ours, each fitted on the rows kept."""
     import numpy as np
 
-    from odcl.evaluate.comparison import compare
+    from odcl.evaluate.scores import compare
     from odcl.local.predict import predicted_targets
     from odcl.method import Method
 

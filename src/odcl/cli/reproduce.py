@@ -26,9 +26,8 @@ from odcl.cli.parser import (
 from odcl.files import LITTER
 
 if TYPE_CHECKING:
-    from odcl.paper.experiments.added import Added
     from odcl.paper.experiments.definition import Experiment
-    from odcl.paper.experiments.runner import Outcome
+    from odcl.paper.experiments.runner import Added, Outcome
 
 _ABOUT = """\
 Make the paper's figures and tables again, beside its own numbers.
@@ -153,7 +152,7 @@ def chosen(options: Namespace) -> list[Experiment]:
 def load_methods(path: Path | None, experiments: Sequence[Experiment]) -> Added:
     """The methods that a file registers, for experiments that others can join."""
     from odcl.paper.experiments import NAMES, experiment
-    from odcl.paper.experiments.added import NONE_ADDED, load
+    from odcl.paper.experiments.runner import NONE_ADDED, load
 
     if path is None:
         return NONE_ADDED

@@ -81,7 +81,7 @@ class Result:
         m, k, r = len(self.users), self.n_clusters, self.n_rounds
         text = f"{m} user{'s' * (m != 1)}, {k} cluster{'s' * (k != 1)}, {r} round{'s' * (r != 1)}"
         if self.optima is not None:
-            from odcl.evaluate.nmse import nmse
+            from odcl.evaluate.scores import nmse
 
             each, q = (self.models, self.local.theta), self.risk.n_outputs
             mine, alone = (nmse(models, self.optima, q) for models in each)

@@ -12,16 +12,9 @@ import numpy as np
 from sklearn.base import is_classifier
 
 from odcl._typing import Array
-from odcl.artifact import (
+from odcl.artifact.arrays import (
     WHOLE,
     ArraySpec,
-    Artifact,
-    StoredArtifact,
-    open_artifact,
-    update_artifact,
-    write_artifact,
-)
-from odcl.artifact.arrays import (
     classes_from_json,
     classes_to_json,
     expect,
@@ -32,10 +25,17 @@ from odcl.artifact.arrays import (
     number_from_json,
     number_to_json,
 )
-from odcl.artifact.folder import Extra
+from odcl.artifact.folder import (
+    Artifact,
+    Extra,
+    StoredArtifact,
+    open_artifact,
+    update_artifact,
+    write_artifact,
+)
 from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
-from odcl.estimators.settings import check_settings
+from odcl.estimators.base import check_settings
 from odcl.exchange.upload import Uploads
 from odcl.method import Method
 from odcl.risk.loss import Loss

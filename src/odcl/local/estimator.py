@@ -8,7 +8,7 @@ import numpy as np
 
 from odcl._typing import Floats
 from odcl.data.federation import Federation, user_rng
-from odcl.local.exact import PRIOR, Penalty, Solution, solve_users
+from odcl.local.fit import PRIOR, Penalty, Solution, solve_users
 from odcl.risk.loss import Loss
 from odcl.risk.losses import Multinomial
 from odcl.risk.risk import Risk

@@ -9,7 +9,7 @@ import numpy as np
 from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import Federation
 from odcl.data.scaling import Scaling
-from odcl.local.exact import solve_users
+from odcl.local.fit import solve_users
 from odcl.risk.loss import Loss
 from odcl.risk.losses import Huber, Squared
 from odcl.risk.risk import Risk

@@ -9,7 +9,7 @@ import numpy as np
 
 from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation, user_rng
-from odcl.local.exact import Solution
+from odcl.local.fit import Solution
 from odcl.risk.risk import Risk
 
 # The rows that users will visit are drawn beforehand; so many of them are held at a time.

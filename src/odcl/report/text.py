@@ -12,7 +12,7 @@ from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation
 from odcl.data.schema import Encoded, TableSchema
 from odcl.errors import listing
-from odcl.evaluate.comparison import Comparison
+from odcl.evaluate.scores import Comparison
 
 NAMES = {
     "local": "one model per user",

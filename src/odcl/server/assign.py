@@ -12,8 +12,7 @@ from odcl._typing import Array, Floats, Ints
 from odcl.clustering.labels import sum_by_cluster
 from odcl.data.federation import Federation, group_rows
 from odcl.exchange.upload import Uploads
-from odcl.local.exact import Penalty, solve_users
-from odcl.local.fit import LocalModels, fit_users
+from odcl.local.fit import LocalModels, Penalty, fit_users, solve_users
 from odcl.method import Method
 from odcl.risk.loss import Loss
 from odcl.risk.risk import Risk

@@ -13,7 +13,7 @@ from odcl._typing import Floats, Ints
 from odcl.clustering.labels import number_by_first_user
 from odcl.data.federation import Federation, group_rows
 from odcl.engines.in_process import Result
-from odcl.evaluate.nmse import nmse
+from odcl.evaluate.scores import nmse
 from odcl.exchange.ledger import Ledger
 from odcl.local.fit import fit_users
 from odcl.local.receive import Received

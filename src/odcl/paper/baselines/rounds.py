@@ -16,7 +16,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import Federation
-from odcl.evaluate.nmse import nmse, whole_optima
+from odcl.evaluate.scores import nmse, whole_optima
 from odcl.exchange.ledger import Exchange, Ledger
 from odcl.paper.baselines.risks import Block, Draws, RowBlock, blocks_of
 from odcl.risk.risk import Risk

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from odcl import __version__
-from odcl.paper.experiments.added import Added
 from odcl.paper.experiments.rows import Row, Rows, Setting
+from odcl.paper.experiments.runner import Added
 
 if TYPE_CHECKING:
     from odcl.paper.experiments.measure import Bench

@@ -11,7 +11,7 @@ from typing import Any
 from odcl._typing import Floats
 from odcl.data.federation import Federation
 from odcl.data.synthetic import linear_federation
-from odcl.local.exact import Solution, solve_users
+from odcl.local.fit import Solution, solve_users
 from odcl.paper.baselines import METHODS, BaselineResult, run
 from odcl.paper.experiments.definition import Measured, Task
 from odcl.paper.partition import ImageFederation
