@@ -15,8 +15,7 @@ from odcl.cli.parser import Parser, at_least_0, command, jobs, path, positive, q
 from odcl.files import LITTER
 
 if TYPE_CHECKING:
-    from odcl.paper.experiments.added import Added
-    from odcl.paper.experiments.definition import Experiment
+    from odcl.paper.experiments.definition import Added, Experiment
     from odcl.paper.experiments.runner import Outcome
 
 _ABOUT = """\
@@ -169,14 +168,14 @@ def own_clusters(
 def load_methods(path: Path | None, experiments: Sequence[Experiment]) -> Added:
     """The methods that a file registers, for experiments that others can join."""
     from odcl.paper.experiments import NAMES, experiment
-    from odcl.paper.experiments.added import NONE_ADDED, load
+    from odcl.paper.experiments.definition import NONE_ADDED, load_added
 
     if path is None:
         return NONE_ADDED
     if not any(one.bench for one in experiments):
         open_to = ", ".join(name for name in NAMES if experiment(name).bench)
         raise ValueError(f"Methods of your own can join {open_to}, not {experiments[0].name}.")
-    return load(path)
+    return load_added(path)
 
 
 def without_data(experiments: Sequence[Experiment], data: Path | None) -> dict[str, str]:

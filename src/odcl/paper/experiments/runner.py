@@ -12,8 +12,7 @@ from pathlib import Path
 
 from odcl import __version__
 from odcl.files import atomic_path
-from odcl.paper.experiments.added import NONE_ADDED, Added
-from odcl.paper.experiments.definition import Experiment, Key, Measured, Task
+from odcl.paper.experiments.definition import NONE_ADDED, Added, Experiment, Key, Measured, Task
 from odcl.paper.experiments.rows import (
     Row,
     Rows,
@@ -60,7 +59,7 @@ def reproduce(
     """Compute what is missing, append it to ``out/rows.jsonl``, write the page and the figure.
 
     Tasks run through joblib: ``with joblib.parallel_config(backend="dask")`` around this call
-    sends them elsewhere. ``added`` are methods of your own (``added.load``).
+    sends them elsewhere. ``added`` are methods of your own (``load_added``).
     ``advance(done, total)`` is told of progress.
     """
     start = time.perf_counter()
@@ -88,9 +87,6 @@ def reproduce(
     return Outcome(experiment, found, page, files, *numbers, failures)
 
 
-# -- the rows --------------------------------------------------------------------------------------
-
-
 def _key(experiment: Experiment, row: Row) -> Key:
     setting = json.dumps(whole_setting(row.setting), sort_keys=True)
     return setting, row.run, row.seed, experiment.owner(row), row.version
@@ -116,9 +112,6 @@ def _complete(path: Path, experiment: Experiment, tasks: list[Task]) -> set[Key]
     if halves or is_torn(path):
         write_rows(path, [row for row in rows if id(row) not in halves])
     return have
-
-
-# -- the work --------------------------------------------------------------------------------------
 
 
 def _results(
@@ -174,9 +167,6 @@ def _row(experiment: Experiment, task: Task, found: Measured) -> Row:
     setting, seconds = {**task.setting, **found.part}, round(found.seconds, 6)
     measured = (found.metric, finite(found.value), seconds, task.version)
     return Row(experiment.name, found.method, setting, task.run, task.seed, *measured)
-
-
-# -- page and figure -------------------------------------------------------------------------------
 
 
 def _report(experiment: Experiment, rows: Rows, out: Path, quick: bool) -> tuple[str, list[Path]]:
