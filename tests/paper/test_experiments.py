@@ -19,12 +19,12 @@ from odcl.data.federation import Federation
 from odcl.paper.baselines import METHODS, one_shot
 from odcl.paper.baselines.one_shot import ClassSums, borders
 from odcl.paper.experiments import NAMES, experiment, table_accuracy
-from odcl.paper.experiments.definition import METRICS, Experiment, Measured
+from odcl.paper.experiments.definition import METRICS, Experiment, Measured, load_added
 from odcl.paper.experiments.figure_ifca import first_match, name_of
 from odcl.paper.experiments.measure import Bench
 from odcl.paper.experiments.pages import meets
 from odcl.paper.experiments.rows import Row, Rows, read_rows
-from odcl.paper.experiments.runner import ROWS, Outcome, load, reproduce
+from odcl.paper.experiments.runner import ROWS, Outcome, reproduce
 from odcl.paper.experiments.table_methods import evaluated
 from odcl.paper.experiments.table_rounds import reached
 from odcl.paper.images import Images, load_images
@@ -540,7 +540,7 @@ def test_a_method_of_ones_own_joins_a_figure(tmp_path, registry):
     out = tmp_path / "out"
     out.mkdir()
     assert reproduce(own, out, runs=1).n_new == 1
-    added = load(tmp_path / "mine.py")
+    added = load_added(tmp_path / "mine.py")
     found = reproduce(own, out, runs=1, added=added, jobs=2)
     assert (found.n_tasks, found.n_new, found.n_other) == (2, 1, 0)
     assert meets(found.rows, "mine", 50)  # it is ODCL-KM++
@@ -548,7 +548,7 @@ def test_a_method_of_ones_own_joins_a_figure(tmp_path, registry):
     assert "mine |" in found.page
     METHODS.pop("mine")
     (tmp_path / "mine.py").write_text(MINE + "# another\n")
-    again = reproduce(own, out, runs=1, added=load(tmp_path / "mine.py"))
+    again = reproduce(own, out, runs=1, added=load_added(tmp_path / "mine.py"))
     assert (again.n_new, again.n_other) == (1, len(full.metrics))
     without = reproduce(own, out, runs=1)
     assert without.n_new == 0
@@ -559,7 +559,7 @@ def test_a_failing_method_of_ones_own_is_told_in_a_line_and_the_others_go_on(tmp
     (tmp_path / "bad.py").write_text(MINE.replace("    return", "    1 / 0\n    return"))
     full = experiment("figure-mse")
     own = replace(full, settings=lambda quick: full.settings(True)[:1])
-    found = reproduce(own, tmp_path, runs=1, added=load(tmp_path / "bad.py"))
+    found = reproduce(own, tmp_path, runs=1, added=load_added(tmp_path / "bad.py"))
     (line,) = found.failures
     assert line.startswith("mine (line 6 of bad.py) failed on figure-mse")
     assert line.endswith("ZeroDivisionError: division by zero")
@@ -588,7 +588,7 @@ def test_rows_of_another_version_are_kept_and_counted(tmp_path):
     path.write_text(path.read_text().replace('"version": "0.1.0"', '"version": "0.0.9"'))
     again = reproduce(TOY, tmp_path, runs=1)
     assert (again.n_new, again.n_other) == (3, 12)
-    assert any("12 rows of other versions" in line for line in command.about(again))
+    assert "12 rows of other versions" in command.other_rows(again)
     assert len(read_rows(path)) == 24
 
 

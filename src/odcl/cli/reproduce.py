@@ -11,23 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from odcl.cli.console import say
-from odcl.cli.parser import (
-    Parser,
-    add_options,
-    at_least_0,
-    command,
-    jobs,
-    path,
-    positive,
-    quiet,
-    seed,
-    sizes,
-)
+from odcl.cli.parser import Parser, at_least_0, command, jobs, path, positive, quiet, seed, sizes
 from odcl.files import LITTER
 
 if TYPE_CHECKING:
-    from odcl.paper.experiments.definition import Experiment
-    from odcl.paper.experiments.runner import Added, Outcome
+    from odcl.paper.experiments.definition import Added, Experiment
+    from odcl.paper.experiments.runner import Outcome
 
 _ABOUT = """\
 Make the paper's figures and tables again, beside its own numbers.
@@ -64,45 +53,65 @@ and gives. They join figure-mse, figure-clusterpath, figure-logistic and
 table-accuracy: their page, their figure and rows.jsonl."""
 
 
-_OPTIONS = {
-    "--runs N": (
-        positive,
-        "runs with seeds SEED, SEED + 1, ... [default: the paper's 10, or 20 for logistic]",
-    ),
-    "--data DATA": (Path, "folder with the images of table-accuracy [default: none]"),
-    "--sizes N,N,...": (
-        sizes,
-        "for table-methods: users of each cluster [default: the paper's]",
-    ),
-    "--separation D": (
-        at_least_0,
-        "for table-methods: distance between the optima [default: the paper's]",
-    ),
-    "--rows N": (positive, "for table-methods: samples per user [default: the paper's]"),
-    "--methods FILE": (Path, "Python file that registers methods of your own [default: none]"),
-    "--quick": "smaller set-ups, one or two runs: a look, in seconds to a minute each",
-    "--force": "forget the rows of NAME in FOLDER and start again",
-}
-
-
 def add(some: Any) -> Parser:
-    parser = command(some, "reproduce", "NAME [options]", _ABOUT, _EXAMPLES)
+    usage = "NAME [options]"
+    parser = command(some, "reproduce", usage, _ABOUT, _EXAMPLES)
     group = parser.add_argument_group("arguments")
     group.add_argument("name", metavar="NAME", help="all, or an experiment of the list below")
     group = parser.add_argument_group("options")
-    add_options(group, _OPTIONS)
+    group.add_argument(
+        "--runs",
+        metavar="N",
+        type=positive,
+        help="runs with seeds SEED, SEED + 1, ... [default: the paper's 10, or 20 for logistic]",
+    )
+    group.add_argument(
+        "--jobs",
+        metavar="N",
+        type=jobs,
+        default=-1,
+        help="processes; -1: one per core [default: %(default)s]",
+    )
+    path(group, "--data", "DATA", "folder with the images of table-accuracy [default: none]")
     path(group, "--out", "FOLDER", "folder for rows, pages and figures", default="reproduction")
-    jobs(group, -1, "processes")
+    group.add_argument(
+        "--sizes",
+        metavar="N,N,...",
+        type=sizes,
+        help="for table-methods: users of each cluster [default: the paper's]",
+    )
+    group.add_argument(
+        "--separation",
+        metavar="D",
+        type=at_least_0,
+        help="for table-methods: distance between the optima [default: the paper's]",
+    )
+    group.add_argument(
+        "--rows",
+        metavar="N",
+        type=positive,
+        help="for table-methods: samples per user [default: the paper's]",
+    )
+    path(
+        group, "--methods", "FILE", "Python file that registers methods of your own [default: none]"
+    )
+    group.add_argument(
+        "--quick",
+        action="store_true",
+        help="smaller set-ups, one or two runs: a look, in seconds to a minute each",
+    )
+    group.add_argument(
+        "--force", action="store_true", help="forget the rows of NAME in FOLDER and start again"
+    )
     seed(group)
     quiet(group)
     return parser
 
 
 def run(options: Namespace) -> None:
-    from odcl.paper.experiments.runner import reproduce
     from odcl.report.text import count
 
-    experiments = chosen(options)
+    experiments = own_clusters(options.name, options.sizes, options.separation, options.rows)
     added = load_methods(options.methods, experiments)
     lacking = without_data(experiments, options.data)
     if lacking and len(experiments) == 1:
@@ -115,8 +124,7 @@ def run(options: Namespace) -> None:
             say(f"{one.name} is left out. {lacking[one.name]}", options)
             continue
         try:
-            with _counted(one.name, options.quiet) as advance:
-                outcome = reproduce(one, options.out, added=added, advance=advance, **shared)
+            outcome = run_one(one, options.out, quiet=options.quiet, added=added, **shared)
         except KeyboardInterrupt:
             folder = shlex.quote(str(options.out))
             say(f"what is done is kept in {folder}: the same command goes on there", options)
@@ -124,8 +132,9 @@ def run(options: Namespace) -> None:
         print(outcome.page)
         if outcome.experiment.draw is not None and len(outcome.files) == 1:
             say("no picture, for want of matplotlib: pip install 'odcl[plot]'", options)
-        for line in about(outcome):
-            say(line, options)
+        for line in (time_line(outcome), other_rows(outcome)):
+            if line:
+                say(line, options)
         failures += outcome.failures
     print(f"Rows, pages, figures: {shlex.quote(str(options.out))}")
     if failures:
@@ -133,33 +142,40 @@ def run(options: Namespace) -> None:
         raise ValueError(f"{some}. {failures[0]}")
 
 
-def chosen(options: Namespace) -> list[Experiment]:
-    """The experiments that a name stands for; the methods' table for other clusters where given."""
+def chosen(name: str) -> list[Experiment]:
+    """The experiments that a name stands for."""
     from odcl.paper.experiments import NAMES, experiment
-    from odcl.paper.experiments.table_methods import for_clusters
 
-    own = (options.sizes, options.separation, options.rows)
-    if own == (None, None, None):
-        return [experiment(name) for name in (NAMES if options.name == "all" else (options.name,))]
-    if options.name != "table-methods" or None in own:
+    return [experiment(own) for own in (NAMES if name == "all" else (name,))]
+
+
+def own_clusters(
+    name: str, sizes: Sequence[int] | None, separation: float | None, rows: int | None
+) -> list[Experiment]:
+    """The experiments, with the methods' table for other clusters where given."""
+    if (sizes, separation, rows) == (None, None, None):
+        return chosen(name)
+    if name != "table-methods" or sizes is None or separation is None or rows is None:
         raise ValueError(
             "--sizes, --separation and --rows go together, with table-methods: they are the "
             "clusters that its formulas are evaluated for."
         )
-    return [for_clusters(*own)]
+    from odcl.paper.experiments.table_methods import for_clusters
+
+    return [for_clusters(sizes, separation, rows)]
 
 
 def load_methods(path: Path | None, experiments: Sequence[Experiment]) -> Added:
     """The methods that a file registers, for experiments that others can join."""
     from odcl.paper.experiments import NAMES, experiment
-    from odcl.paper.experiments.runner import NONE_ADDED, load
+    from odcl.paper.experiments.definition import NONE_ADDED, load_added
 
     if path is None:
         return NONE_ADDED
     if not any(one.bench for one in experiments):
         open_to = ", ".join(name for name in NAMES if experiment(name).bench)
         raise ValueError(f"Methods of your own can join {open_to}, not {experiments[0].name}.")
-    return load(path)
+    return load_added(path)
 
 
 def without_data(experiments: Sequence[Experiment], data: Path | None) -> dict[str, str]:
@@ -196,38 +212,84 @@ def open_folder(out: Path, experiments: Sequence[Experiment], *, force: bool) ->
     (out / ROWS).touch()
 
 
-def about(outcome: Outcome) -> Iterator[str]:
-    """How much was done and how long it took, and which rows are there and not used."""
-    from odcl.paper.experiments.runner import ROWS
-    from odcl.report.text import count
+def run_one(
+    one: Experiment,
+    out: Path,
+    *,
+    runs: int | None,
+    jobs: int,
+    data: Path | None,
+    quick: bool,
+    seed: int,
+    quiet: bool,
+    added: Added,
+) -> Outcome:
+    """One experiment, with a bar where somebody watches."""
+    from odcl.paper.experiments.runner import reproduce
 
-    old = outcome.n_tasks - outcome.n_new
-    yield (
-        f"{outcome.experiment.name}: {count(outcome.n_new, 'task')} in {outcome.seconds:.1f} s"
-        + (f", {old} from before" if old else "")
-        + f"; all rows hold {outcome.work_seconds:.1f} s of work."
-    )
-    if outcome.n_other:
-        yield (
-            f"{outcome.n_other} rows of other versions (of odcl, or of your file of methods) in "
-            f"{ROWS} are kept and not used; --force forgets them."
+    with _counted(one.name, quiet) as advance:
+        return reproduce(
+            one,
+            out,
+            runs=runs,
+            jobs=jobs,
+            data=data,
+            quick=quick,
+            seed=seed,
+            added=added,
+            advance=advance,
         )
 
 
+def time_line(outcome: Outcome) -> str:
+    """How much was done and how long it took."""
+    from odcl.report.text import count
+
+    old = outcome.n_tasks - outcome.n_new
+    kept = f", {old} from before" if old else ""
+    done = count(outcome.n_new, "task")
+    return (
+        f"{outcome.experiment.name}: {done} in {outcome.seconds:.1f} s{kept}; "
+        f"all rows hold {outcome.work_seconds:.1f} s of work."
+    )
+
+
+def other_rows(outcome: Outcome) -> str:
+    """A line on rows that are there and not used; empty: there are none."""
+    from odcl.paper.experiments.runner import ROWS
+
+    n = outcome.n_other
+    if not n:
+        return ""
+    return (
+        f"{n} rows of other versions (of odcl, or of your file of methods) in {ROWS} are kept and "
+        "not used; --force forgets them."
+    )
+
+
 @contextmanager
-def _counted(name: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
+def _counted(text: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
     """A bar over the tasks on stderr; nothing in a pipe."""
     if quiet or not sys.stderr.isatty():
         yield lambda done, total: None
         return
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(name, total=None)
-
-        def advance(done: int, total: int) -> None:
-            text = f"{name} {done}/{total}"
-            progress.update(task, completed=done, total=total, description=text)
-
-        yield advance
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(text, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)

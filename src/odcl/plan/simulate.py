@@ -81,12 +81,7 @@ class Trials:
 
 
 def draw_trials(
-    scene: Scenario,
-    n: int,
-    n_trials: int,
-    rng: Generator,
-    *,
-    most: int = MOST_CURVATURES,
+    scene: Scenario, n: int, n_trials: int, rng: Generator, *, most: int = MOST_CURVATURES
 ) -> Trials:
     """Uploads of ``n_trials`` federations whose users have ``n`` rows each.
 

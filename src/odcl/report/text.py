@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,12 +14,24 @@ from odcl.data.schema import Encoded, TableSchema
 from odcl.errors import listing
 from odcl.evaluate.scores import Comparison
 
+if TYPE_CHECKING:
+    from odcl.theory import MethodRow, MSETerms
+
 NAMES = {
     "local": "one model per user",
     "pooled": "one model for all",
     "paper": "the paper's setting",
     "odcl": "odcl",
 }
+_TABLE_1 = (
+    "Orders: hidden constants are 1, and so is the condition number kappa unless given. C and C1 "
+    "are the sizes of the smallest and the largest cluster, eps the accuracy of the local solvers. "
+    "To be known: a good start, the true clusters, their number, that the gap between them is "
+    "sufficient. Rounds '-': with so few samples the accuracy that IFCA reaches, K m^2 / (C^2.5 "
+    "sqrt n), is no better than where it starts, 2 D, and the formula counts no rounds; a larger n "
+    "or D does. Samples '-': the local solvers are so inexact (eps) that no number of samples "
+    "makes up for it."
+)
 
 
 def table(header: Sequence[str], rows: Sequence[Any], *, left: Sequence[int] = ()) -> str:
@@ -207,3 +219,33 @@ def repeated_rows(federation: Federation) -> int:
     rows += 0.0  # -0.0 is 0.0
     keys = rows.view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1]))).ravel()
     return len(keys) - len(np.unique(keys))
+
+
+def method_table(rows: Sequence[MethodRow]) -> str:
+    """Table 1 as Markdown that also reads well as plain text, its legend below."""
+    header = ("method", "rounds", "their order", "samples per user", "order of these", "must know")
+    lines = []
+    for row in rows:
+        needs = {
+            "start": row.needs_initialization,
+            "clusters": row.needs_clusters,
+            "K": row.needs_k,
+            "gap": row.needs_separation,
+        }
+        numbers = (_order(row.rounds), row.rounds_formula, _order(row.samples), row.samples_formula)
+        known = ", ".join(name for name, needed in needs.items() if needed)
+        lines.append((row.method, *numbers, known or "nothing"))
+    return f"{markdown_table(header, lines, left=(0, 2, 4, 5))}\n\n{_TABLE_1}"
+
+
+def _order(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if 10 <= value < 1e7 else f"{value:.3g}"
+
+
+def error_terms(bound: MSETerms) -> str:
+    """The terms of a bound under each other, the largest named first."""
+    width = max(map(len, bound.terms))
+    lines = [f"  {name:<{width}}  {value:.3g}" for name, value in bound.terms.items()]
+    return "\n".join([f"{bound.source}: {bound.ruling} rules", *lines])

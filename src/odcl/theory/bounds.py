@@ -33,7 +33,7 @@ class MSETerms:
         return max(self.terms, key=self.terms.__getitem__)
 
     def __str__(self) -> str:
-        from odcl.report.theory import error_terms
+        from odcl.report.text import error_terms
 
         return error_terms(self)
 
@@ -164,7 +164,7 @@ def odcl_terms(
     is ruled by the smallest one.
     """
     n, sizes = check.samples(n), check.cluster_sizes(sizes)
-    check.distance(D)
+    check.symbols(D=D)
     rates = check.several("rates", rates, "the constants of each cluster, see local_rates")
     for rate in rates:
         _check_rates(rate)
@@ -204,8 +204,7 @@ def inexact_terms(
     R^2 K D^2 in the last term; the theorem's K R^2 / D^2 is what Chebyshev's inequality gives.
     """
     n, sizes, d = check.samples(n), check.cluster_sizes(sizes), check.parameters(dim)
-    check.distance(D)
-    check.ball(R)
+    check.symbols(D=D, R=R)
     check.positive("decay", decay, "it is alpha_k of Lemma 4, see local_rates")
     check.not_negative("epsilon", epsilon, "it bounds the squared error of a local solver")
     smallest, n_clusters = min(sizes), len(sizes)

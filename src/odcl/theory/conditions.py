@@ -46,7 +46,7 @@ def alpha_center(n_users: int, smallest: int, c: float = 100) -> float:
     and Theorem 3's condition follows only with it. 1 <= smallest <= n_users, c > 0.
     """
     m, size = check.users(n_users, smallest)
-    check.center_constant(c)
+    check.symbols(c=c)
     return 2 * c * math.sqrt(m / size)
 
 
@@ -72,8 +72,7 @@ def sample_ratio(alpha: float, M: float, D: float, *, gamma: float | None = None
     0 < gamma < D/2, of which the theorem is the case gamma = D/4.
     """
     check.not_negative("alpha", alpha, "it is the separation of Eq. (4) that a method needs")
-    check.largest_m(M)
-    check.distance(D)
+    check.symbols(M=M, D=D)
     gamma = D / 4 if gamma is None else gamma
     why = "means of clusters are within gamma of the optima, and D - 2 gamma apart"
     check.between("gamma", gamma, 0, D / 2, f"0 < gamma < D/2 = {D / 2:g}", why)
@@ -84,8 +83,7 @@ def sample_ratio(alpha: float, M: float, D: float, *, gamma: float | None = None
 def sample_ratio_cc(n_users: int, smallest: int, M: float, D: float) -> float:
     """ODCL-CC: n / log n > 256 M (m - |C_(K)|)^2 / (|C_(K)|^2 D^2) (Section 4.2, item 1)."""
     m, size = check.users(n_users, smallest)
-    check.largest_m(M)
-    check.distance(D)
+    check.symbols(M=M, D=D)
     return 256 * M * ((m - size) / size) ** 2 / D / D
 
 
@@ -96,9 +94,7 @@ def sample_ratio_km(n_users: int, smallest: int, M: float, D: float, c: float = 
     |C_(K)| + sqrt m: both lost a square root, and we follow neither.
     """
     m, size = check.users(n_users, smallest)
-    check.largest_m(M)
-    check.distance(D)
-    check.center_constant(c)
+    check.symbols(M=M, D=D, c=c)
     return 64 * M * (math.sqrt(size) + c * math.sqrt(m)) ** 2 / size / D / D
 
 
@@ -112,9 +108,7 @@ def sample_ratio_part_one(
     calls it c^2 M / D^2 misplaced c.
     """
     m, size = check.users(n_users, smallest)
-    check.positive("M_bar", M_bar, "it is the mean over users of M_ik, see m_over_users")
-    check.distance(D)
-    check.center_constant(c)
+    check.symbols(M_bar=M_bar, D=D, c=c)
     return 64 * c**2 * m * M_bar / size / D / D
 
 
@@ -186,8 +180,7 @@ def largest_epsilon(alpha: float, D: float, xi: float, *, as_printed: bool = Fal
     xi_F = max_k G_Fk / mu_Fk (tau_F in that remark is the same).
     """
     check.positive("alpha", alpha, "it is the separation of Eq. (4) that a method needs")
-    check.distance(D)
-    check.positive("xi", xi, "it is xi_F = max_k G_Fk / mu_Fk (Theorem 2)")
+    check.symbols(D=D, xi=xi)
     return D**2 / (4 * (4 if as_printed else 8) * xi * alpha**2)
 
 
@@ -376,7 +369,7 @@ def separation(theta: Floats, labels: Array, *, c: float = 100) -> Separation:
     check.inside(not missing, "labels", "one for each user", "some are None or not finite")
     below = int((labels < 0).sum()) if labels.dtype.kind in "if" else 0
     check.inside(below == 0, f"{below} labels below 0", "labels >= 0", "-1 means no cluster")
-    check.center_constant(c)
+    check.symbols(c=c)
     labels = number_by_first_user(labels)
     sizes = np.bincount(labels)
     why = "it is separated from nothing (Assumption 1)"
@@ -388,6 +381,7 @@ def separation(theta: Floats, labels: Array, *, c: float = 100) -> Separation:
     off = a - centers[labels]
     between = cdist(centers, centers)
     np.fill_diagonal(between, np.inf)
+    spread = min(math.sqrt(len(sizes)) * np.linalg.norm(off, 2), np.linalg.norm(off))
     return Separation(
         theta=theta,
         labels=labels,
@@ -395,16 +389,10 @@ def separation(theta: Floats, labels: Array, *, c: float = 100) -> Separation:
         centers=centers + theta.mean(axis=0),
         radius=float(np.linalg.norm(off, axis=1).max()),
         gap=float(between.min()),
-        center_separation=_center_separation(off, between, sizes),
+        center_separation=_least_ratio(between, _pairs(sizes) * spread),
         proximity=_proximity(off, centers, between, labels, sizes),
         c=float(c),
     )
-
-
-def _center_separation(off: Floats, between: Floats, sizes: Ints) -> float:
-    """Largest c with ||mu_k - mu_l|| >= c (Delta_k + Delta_l) for all k, l (Definition 3)."""
-    spread = min(math.sqrt(len(sizes)) * np.linalg.norm(off, 2), np.linalg.norm(off))
-    return _least_ratio(between, _pairs(sizes) * spread)
 
 
 def _proximity(off: Floats, centers: Floats, between: Floats, labels: Ints, sizes: Ints) -> float:

@@ -180,7 +180,7 @@ def c_constant(epsilon: float, delta: float, *, R: float, dim: int) -> float:
     0 < delta < 1/2 and 0 < epsilon <= 6 R; with a larger epsilon one point covers Theta and the
     logarithm turns negative, which Lemma 3 does not exclude and cannot mean.
     """
-    check.ball(R)
+    check.symbols(R=R)
     dim = check.parameters(dim)
     check.between("delta", delta, 0, 0.5, "0 < delta < 1/2", "Lemma 3 holds with 1 - 2 delta")
     why = "it is the resolution of a cover of Theta"

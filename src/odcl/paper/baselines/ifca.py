@@ -107,7 +107,7 @@ def ifca_from_each(
     run = _play(problem, np.concatenate(each), average, local_steps, 1, **call)
     found = {}
     for s, (name, own) in enumerate(starts.items()):
-        seen = np.full(run.history.n_rounds + 1, np.nan)
+        seen = np.full(run.history.ledger.n_rounds + 1, np.nan)
         seen[-1] = run.answers.mean_risk[s]
         history = replace(run.history, risk=seen, error=None, diverged=not np.isfinite(seen[-1]))
         alone, said = replace(run, history=history), _said(run, average, own["start"], 1)
@@ -183,9 +183,6 @@ def _sums(values: Floats, answers: Answers, shape: tuple[int, ...]) -> Floats:
     found = sum_by_cluster(values.reshape(-1, size), which.ravel())
     total[: len(found)] = found
     return total.reshape(shape)
-
-
-# -- the start: random, near the Cluster Oracle (IFCA-1, IFCA-2), or near the true optima ----------
 
 
 def start_models(

@@ -45,7 +45,7 @@ class BaselineResult(Result):
 
     @property
     def n_rounds(self) -> int:
-        return self.history.n_rounds
+        return self.history.ledger.n_rounds
 
     @property
     def bytes_up(self) -> int:
@@ -152,7 +152,7 @@ def from_models(
     labels = number_by_first_user(labels)
     centers = models[np.unique(labels, return_index=True)[1]]
     local = fit_users(federation, risk, "none", n_jobs=n_jobs)
-    used, rounds = len(centers), history.n_rounds
+    used, rounds = len(centers), history.ledger.n_rounds
     reason = f"{used} cluster{'s' * (used > 1)} in use after {rounds} round{'s' * (rounds != 1)}."
     return BaselineResult(
         risk,

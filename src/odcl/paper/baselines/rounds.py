@@ -235,10 +235,6 @@ class History:
         return replace(after, risk=risk, error=error, ledger=ledger)
 
     @property
-    def n_rounds(self) -> int:
-        return self.ledger.n_rounds
-
-    @property
     def unfinished(self) -> bool:
         """Did the last tenth of the rounds still lower the risk, so that more rounds would help?"""
         risk = self.risk[np.isfinite(self.risk)]

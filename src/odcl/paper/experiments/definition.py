@@ -1,16 +1,21 @@
-"""What a figure or a table of the paper is: its federations, its methods, its page."""
+"""What a figure or a table of the paper is: its federations, its methods, its page.
+
+Methods of your own join it by a Python file that registers them.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import runpy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from odcl import __version__
+from odcl.paper.baselines import METHODS
 from odcl.paper.experiments.rows import Row, Rows, Setting
-from odcl.paper.experiments.runner import Added
 
 if TYPE_CHECKING:
     from odcl.paper.experiments.measure import Bench
@@ -49,6 +54,43 @@ class Task:
 
 
 Key = tuple[str, int, int, str, str]
+
+
+@dataclass(frozen=True)
+class Added:
+    """The methods that a file registers (:func:`odcl.baselines.register`)."""
+
+    path: Path | None = None
+    names: tuple[str, ...] = ()
+    version: str = __version__  # with the file's fingerprint: another file, other rows
+
+    def register(self) -> None:
+        """Run the file, unless its methods are known in this process."""
+        if self.path is not None and not set(self.names) <= set(METHODS):
+            runpy.run_path(str(self.path))
+
+
+NONE_ADDED = Added()
+
+
+def load_added(path: Path) -> Added:
+    """Run a file and see what it registers."""
+    if not path.is_file():
+        raise ValueError(f"There is no file {path}: name a Python file that registers methods.")
+    fingerprint = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
+    before = set(METHODS)
+    try:
+        runpy.run_path(str(path.resolve()))
+    except Exception as error:
+        raise ValueError(
+            f"{path} could not be run, and its methods are not known: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    names = tuple(name for name in METHODS if name not in before)
+    if not names:
+        call = "odcl.baselines.register(NAME, FUNCTION)"
+        raise ValueError(f"{path} registers no method. Call {call} in it.")
+    return Added(path.resolve(), names, f"{__version__}+{fingerprint}")
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import runpy
 import time
 import traceback
 import warnings
@@ -14,7 +12,7 @@ from pathlib import Path
 
 from odcl import __version__
 from odcl.files import atomic_path
-from odcl.paper.experiments.definition import Experiment, Key, Measured, Task
+from odcl.paper.experiments.definition import NONE_ADDED, Added, Experiment, Key, Measured, Task
 from odcl.paper.experiments.rows import (
     Row,
     Rows,
@@ -26,48 +24,6 @@ from odcl.paper.experiments.rows import (
     whole_setting,
     write_rows,
 )
-
-
-@dataclass(frozen=True)
-class Added:
-    """The methods that a file registers (:func:`odcl.baselines.register`)."""
-
-    path: Path | None = None
-    names: tuple[str, ...] = ()
-    version: str = __version__  # with the file's fingerprint: another file, other rows
-
-    def register(self) -> None:
-        """Run the file, unless its methods are known in this process."""
-        from odcl.paper.baselines import METHODS
-
-        if self.path is not None and not set(self.names) <= set(METHODS):
-            runpy.run_path(str(self.path))
-
-
-NONE_ADDED = Added()
-
-
-def load(path: Path) -> Added:
-    """Run a file and see what it registers."""
-    from odcl.paper.baselines import METHODS
-
-    if not path.is_file():
-        raise ValueError(f"There is no file {path}: name a Python file that registers methods.")
-    fingerprint = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
-    before = set(METHODS)
-    try:
-        runpy.run_path(str(path.resolve()))
-    except Exception as error:
-        raise ValueError(
-            f"{path} could not be run, and its methods are not known: "
-            f"{type(error).__name__}: {error}"
-        ) from error
-    names = tuple(name for name in METHODS if name not in before)
-    if not names:
-        call = "odcl.baselines.register(NAME, FUNCTION)"
-        raise ValueError(f"{path} registers no method. Call {call} in it.")
-    return Added(path.resolve(), names, f"{__version__}+{fingerprint}")
-
 
 ROWS = "rows.jsonl"
 
@@ -103,7 +59,7 @@ def reproduce(
     """Compute what is missing, append it to ``out/rows.jsonl``, write the page and the figure.
 
     Tasks run through joblib: ``with joblib.parallel_config(backend="dask")`` around this call
-    sends them elsewhere. ``added`` are methods of your own (``added.load``).
+    sends them elsewhere. ``added`` are methods of your own (``load_added``).
     ``advance(done, total)`` is told of progress.
     """
     start = time.perf_counter()
@@ -131,9 +87,6 @@ def reproduce(
     return Outcome(experiment, found, page, files, *numbers, failures)
 
 
-# -- the rows --------------------------------------------------------------------------------------
-
-
 def _key(experiment: Experiment, row: Row) -> Key:
     setting = json.dumps(whole_setting(row.setting), sort_keys=True)
     return setting, row.run, row.seed, experiment.owner(row), row.version
@@ -159,9 +112,6 @@ def _complete(path: Path, experiment: Experiment, tasks: list[Task]) -> set[Key]
     if halves or is_torn(path):
         write_rows(path, [row for row in rows if id(row) not in halves])
     return have
-
-
-# -- the work --------------------------------------------------------------------------------------
 
 
 def _results(
@@ -217,9 +167,6 @@ def _row(experiment: Experiment, task: Task, found: Measured) -> Row:
     setting, seconds = {**task.setting, **found.part}, round(found.seconds, 6)
     measured = (found.metric, finite(found.value), seconds, task.version)
     return Row(experiment.name, found.method, setting, task.run, task.seed, *measured)
-
-
-# -- page and figure -------------------------------------------------------------------------------
 
 
 def _report(experiment: Experiment, rows: Rows, out: Path, quick: bool) -> tuple[str, list[Path]]:
