@@ -77,7 +77,8 @@ SLOW = """
 import sys, time, odcl.{module} as module
 def slow(*_, **__):
     print("now", flush=True)
-    time.sleep(60)
+    for _ in range(600):  # a signal that comes just before a sleep is seen after it
+        time.sleep(0.1)
 module.{name} = slow
 sys.argv = ["odcl", *sys.argv[1:]]
 from odcl.cli.main import main

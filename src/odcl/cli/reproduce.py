@@ -10,19 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from odcl.cli import parser as opt
 from odcl.cli.console import say
-from odcl.cli.parser import (
-    Parser,
-    add_options,
-    at_least_0,
-    command,
-    jobs,
-    path,
-    positive,
-    quiet,
-    seed,
-    sizes,
-)
 from odcl.files import LITTER
 
 if TYPE_CHECKING:
@@ -67,35 +56,35 @@ table-accuracy: their page, their figure and rows.jsonl."""
 
 _OPTIONS = {
     "--runs N": (
-        positive,
+        opt.positive,
         "runs with seeds SEED, SEED + 1, ... [default: the paper's 10, or 20 for logistic]",
     ),
     "--data DATA": (Path, "folder with the images of table-accuracy [default: none]"),
     "--sizes N,N,...": (
-        sizes,
+        opt.sizes,
         "for table-methods: users of each cluster [default: the paper's]",
     ),
     "--separation D": (
-        at_least_0,
+        opt.at_least_0,
         "for table-methods: distance between the optima [default: the paper's]",
     ),
-    "--rows N": (positive, "for table-methods: samples per user [default: the paper's]"),
+    "--rows N": (opt.positive, "for table-methods: samples per user [default: the paper's]"),
     "--methods FILE": (Path, "Python file that registers methods of your own [default: none]"),
     "--quick": "smaller set-ups, one or two runs: a look, in seconds to a minute each",
     "--force": "forget the rows of NAME in FOLDER and start again",
 }
 
 
-def add(some: Any) -> Parser:
-    parser = command(some, "reproduce", "NAME [options]", _ABOUT, _EXAMPLES)
+def add(some: Any) -> opt.Parser:
+    parser = opt.command(some, "reproduce", "NAME [options]", _ABOUT, _EXAMPLES)
     group = parser.add_argument_group("arguments")
     group.add_argument("name", metavar="NAME", help="all, or an experiment of the list below")
     group = parser.add_argument_group("options")
-    add_options(group, _OPTIONS)
-    path(group, "--out", "FOLDER", "folder for rows, pages and figures", default="reproduction")
-    jobs(group, -1, "processes")
-    seed(group)
-    quiet(group)
+    opt.add_options(group, _OPTIONS)
+    opt.path(group, "--out", "FOLDER", "folder for rows, pages and figures", default="reproduction")
+    opt.jobs(group, -1, "processes")
+    opt.seed(group)
+    opt.quiet(group)
     return parser
 
 
