@@ -17,8 +17,7 @@ import numpy as np
 from bench.tables import at_least, at_most, cpu_seconds, progress, table
 from odcl import Risk, clusterpath, linear_federation, recovery_interval
 from odcl.clustering.convex.estimator import convex_cluster
-from odcl.clustering.convex.weighted import weighted_convex
-from odcl.clustering.convex.weights import gaussian_knn_weights
+from odcl.clustering.convex.weighted import gaussian_knn_weights, weighted_convex
 from odcl.local.fit import fit_users
 
 ROWS = 1500  # per user

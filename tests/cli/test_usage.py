@@ -42,7 +42,7 @@ def test_the_commands_and_a_first_example_stand_in_the_help(command):
 
 
 def test_the_examples_in_the_help_can_be_parsed():
-    modules = [module for name, module in cli.COMMANDS.items() if name != "demo"]
+    modules = [cli.module_of(name) for name in cli.COMMANDS if name != "demo"]
     for text in (cli._START, *(module._EXAMPLES for module in modules)):
         lines = re.findall(r"^  odcl (.*)$", text.replace("\\\n", ""), flags=re.MULTILINE)
         assert lines

@@ -10,6 +10,7 @@ from odcl import (
     KMeansPP,
     Logistic,
     Method,
+    ProjectedSGD,
     Risk,
     SpectralKMeans,
     linear_federation,
@@ -17,6 +18,8 @@ from odcl import (
     server_step,
 )
 from odcl.clustering.labels import same_partition
+from odcl.local.fit import fit_users
+from odcl.local.receive import receive
 from odcl.server.combine import average_by_cluster
 from tests.helpers import equal_users, logistic_labels, squared_error
 
@@ -181,5 +184,40 @@ def test_users_are_placed_by_their_whole_data_term(monkeypatch):
         return m - table.max(axis=1).sum()
 
     with_data_terms = misplaced()
-    monkeypatch.setattr("odcl.server.settle.TURNS", 0)
+    monkeypatch.setattr("odcl.server.step.TURNS", 0)
     assert with_data_terms < 0.5 * misplaced()
+
+
+@pytest.mark.parametrize("seed", [0, 4])
+def test_a_fit_is_its_three_steps_with_one_seed(seed):
+    """One group of users cut into five by chance, so that draws matter in every step."""
+    federation, risk = linear_federation(40, 9, n_clusters=1, dim=3, n_active=3, seed=0), Risk()
+    method = Method(KMeansPP(5, n_init=1), refit="cv")
+    result = odcl.fit(federation, risk, method, seed=seed)
+    uploads = fit_users(federation, risk, method.sends, seed=seed).uploads
+    step = server_step(uploads, method, seed=seed)
+    assert_array_equal(result.labels, step.labels)
+    received = receive(federation, risk, uploads, step.downloads, seed=seed)
+    assert_array_equal(result.models, received.models)
+    assert_array_equal(result.received.strength, received.strength)
+    assert result.seed == seed
+    other = server_step(uploads, method, seed=seed + 1)
+    assert not same_partition(other.labels, step.labels)
+    folded = receive(federation, risk, uploads, step.downloads, seed=seed + 1)
+    assert (folded.strength != received.strength).any()
+
+
+def test_solver_strictness_and_progress_reach_the_local_fits():
+    federation = linear_federation(20, 30, n_clusters=4, dim=3, n_active=3, seed=0)
+    risk, solver = Risk(l2=0.1), ProjectedSGD(50)
+    one, other = (odcl.fit(federation, risk, solver=solver, seed=s) for s in (1, 2))
+    local = fit_users(federation, risk, solver=solver, seed=1)
+    assert_array_equal(one.local.theta, local.theta)
+    assert (other.local.theta != local.theta).any()
+    seen = []
+    odcl.fit(federation, risk, progress=seen.append)
+    assert sum(seen) == 20
+    separable = federation.with_y(np.where(federation.X[:, 0] > 0, 1.0, -1.0))
+    assert odcl.fit(separable, Risk("logistic")).local.prior.all()
+    with pytest.raises(ValueError, match="strict=False"):
+        odcl.fit(separable, Risk("logistic"), strict=True)

@@ -139,6 +139,7 @@ def test_a_method_is_resolved_by_its_name_and_changes():
     refusal(Method.of, "papers", match="not 'default', 'paper' or a Method")
     assert Method.paper().needs == ("theta", "n_samples")
     assert "curvature" in Method().needs
+    assert Method(2, "mean", "cv").needs == ("theta", "n_samples")  # nobody would read more
 
 
 @pytest.mark.parametrize("l2", [0.0, 1e-5, 3.0])

@@ -7,7 +7,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from odcl import Method, ODCLRegressor
-from odcl.data.ids import positions
+from odcl.data.federation import positions
 from tests.helpers import (
     FRAME_COLUMNS,
     LOSS_NAMES,

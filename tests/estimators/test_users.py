@@ -27,7 +27,7 @@ from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from odcl import ODCLClassifier, ODCLRegressor
-from odcl.data.ids import positions
+from odcl.data.federation import positions
 from tests.helpers import (
     FRAME_COLUMNS,
     LOSS_NAMES,

@@ -82,6 +82,14 @@ def test_messages_apart_and_joined_are_the_messages(name):
     assert_same(message.replaced(1, message[1]), message)
 
 
+def test_joined_users_keep_the_kind_of_their_ids():
+    numbers, words = downloads().take(np.arange(2)), uploads().take(np.arange(1))
+    assert numbers.joined(numbers.take(np.array([1]))).users.tolist() == [0, 1, 1]
+    text = Uploads(np.array(["u0"]), words.theta, words.n_samples)
+    both = Uploads(np.array([7]), words.theta, words.n_samples).joined(text)
+    assert both.users.tolist() == [7, "u0"]
+
+
 @every_message
 def test_arrays_of_a_file_lead_back_to_the_messages(name):
     message = MESSAGES[name]

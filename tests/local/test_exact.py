@@ -294,7 +294,7 @@ def test_uploads_are_the_same_alone_and_in_any_batch(loss):
 def test_many_stacks_are_solved_like_one(monkeypatch):
     federation = gaussian_users(Logistic(), [50] * 40, 3)
     at_once = solve(federation, Logistic(), 0.1, intercept=True)
-    monkeypatch.setattr("odcl.local.stacks._TALL_BYTES", 5000)
+    monkeypatch.setattr("odcl.local.problem._TALL_BYTES", 5000)
     seen = []
     in_stacks = solve(federation, Logistic(), 0.1, intercept=True, progress=seen.append)
     assert sum(seen) == 40

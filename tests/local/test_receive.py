@@ -39,20 +39,24 @@ def messages(federation, risk, refit, **more):
 
 
 def drawn_to(X, y, weight, center, lam):
-    """minimise  mean 1/2 (y - X theta)^2 + lam/2 ||theta - center||^2"""
+    """minimise  mean 1/2 (y - X theta)^2 + 1/2 sum_j lam_j (theta_j - center_j)^2"""
+    lam = np.broadcast_to(lam, X.shape[1])
     W = weight / weight.sum()
-    left = (X * W[:, None]).T @ X + lam * np.eye(X.shape[1])
+    left = (X * W[:, None]).T @ X + np.diag(lam)
     return np.linalg.solve(left, (X * W[:, None]).T @ y + lam * center)
 
 
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(("intercept", "weighted"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize(("refit", "l2"), [("cv", 0.0), ("cv", 0.02), ("evidence", 0.0)])
-def test_cross_validation_is_that_of_a_loop_around_the_group_without_the_user(refit, l2, weighted):
+def test_cross_validation_is_that_of_a_loop_around_the_group_without_the_user(
+    refit, l2, intercept, weighted
+):
     """Fold by fold and strength by strength; "evidence" where tau^2 is not known does the same.
 
-    Strength 0 is the user's own model, with the penalty that it has alone.
+    The intercept is drawn to the group's like every coefficient. Strength 0 is the user's own
+    model, with the penalty that it has alone, which leaves the intercept free.
     """
-    federation, risk = users(weighted=weighted), Risk(l2=l2)
+    federation, risk = users(weighted=weighted), Risk("squared", l2, intercept)
     uploads, downloads = messages(federation, risk, refit)
     found = receive(federation, risk, uploads, downloads, seed=5)
     fold = folds(federation, N_FOLDS, 5)
@@ -61,6 +65,8 @@ def test_cross_validation_is_that_of_a_loop_around_the_group_without_the_user(re
         X, y, center = federation.X[part], federation.y[part], downloads.others[i]
         weight = np.ones(len(y)) if federation.weight is None else federation.weight[part]
         unit = np.square(X).mean()
+        X = np.column_stack([X, np.ones((len(y), int(intercept)))])
+        alone = l2 * (np.arange(X.shape[1]) < 3)
         choices = [np.inf, *(g * unit for g in sorted(GRID, reverse=True)), 0.0]
         cost = np.zeros(len(choices))
         for f in range(N_FOLDS):
@@ -68,7 +74,7 @@ def test_cross_validation_is_that_of_a_loop_around_the_group_without_the_user(re
             for c, lam in enumerate(choices):
                 theta = center
                 if np.isfinite(lam):
-                    pull = (center, lam) if lam else (0.0 * center, l2)
+                    pull = (center, lam) if lam else (0.0 * center, alone)
                     theta = drawn_to(X[~out], y[~out], weight[~out], *pull)
                 cost[c] += weight[out] @ np.square(y[out] - X[out] @ theta)
         best = choices[int(np.argmin(cost))]

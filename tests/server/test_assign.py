@@ -10,7 +10,9 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy.stats import multivariate_normal
 
 import odcl
-from odcl import Federation, Method, Risk, linear_federation
+from odcl import Federation, KMeansPP, Method, Risk, linear_federation, server_step
+from odcl.clustering.labels import same_partition
+from odcl.local.fit import fit_users
 from odcl.server.assign import Groups, assign_rows, cluster_means, groups_of, nearest_cluster
 
 
@@ -44,6 +46,21 @@ def test_probabilities_are_bayes_rule_on_the_rows(tau2):
     cov = 1.5**2 * np.eye(4) + tau2 * X @ X.T
     p = np.array([multivariate_normal(X @ c, cov).pdf(y) for c in centers]) * [5, 3, 2]
     assert_allclose(found.probabilities, p / p.sum(), rtol=1e-4)
+
+
+def test_probabilities_of_logistic_rows_are_near_those_of_the_integral():
+    """One coefficient ~ N(c_k, tau^2), integrated out on a grid; Laplace's method is close.
+
+    Far out the loss bends less, so the mode alone would be too sure of the group there.
+    """
+    X, y = np.linspace(0.5, 3.0, 8)[:, None], np.array([-1.0, 1, 1, 1, 1, 1, 1, 1])
+    centers, tau2 = np.array([1.0, 6.0]), 4.0
+    theta = np.linspace(-20, 30, 20_001)
+    likelihood = np.exp(-np.log1p(np.exp(-y[:, None] * X * theta)).sum(axis=0))
+    density = np.exp(-0.5 * np.square(theta - centers[:, None]) / tau2)
+    p = (density * likelihood).sum(axis=1)
+    found = assign_rows(X, y, Risk("logistic"), groups(centers[:, None], tau2=tau2), Method())
+    assert_allclose(found.probabilities, p / p.sum(), atol=0.03)
 
 
 def test_one_row_that_was_nearly_certain_makes_no_stranger():
@@ -119,6 +136,41 @@ def test_groups_of_a_fit_hold_members_rows_noise_and_the_share_of_the_penalty():
     means = Method(4, combine="mean")
     result = odcl.fit(federation, risk, means)
     assert_array_equal(groups_of(federation, risk, result.local, result.step, means).pull, 1.0)
+
+
+def test_users_without_a_finite_model_tell_nothing_of_the_noise():
+    """Counts that are all zero fit any small mean without any scatter."""
+    rng = np.random.default_rng(4)
+    owner, X = np.repeat(np.arange(25), 40), rng.normal(size=(1000, 2))
+    y = rng.poisson(np.exp(0.3 * X.sum(axis=1) + rng.gamma(4.0, 0.25, 1000)))  # more than Poisson
+    y[owner < 5] = 0
+    risk, method = Risk("poisson", intercept=True), Method(1)
+    found = []
+    for least in (0, 5):
+        some = owner >= least
+        federation = Federation.from_arrays(X[some], y[some].astype(float), owner[some])
+        result = odcl.fit(federation, risk, method)
+        assert result.local.prior.sum() == 5 - least
+        found.append(groups_of(federation, risk, result.local, result.step, method))
+    assert found[0].phi == pytest.approx(found[1].phi)
+    assert found[0].phi > 1.1
+
+
+def test_differences_inside_groups_of_two_are_not_halved():
+    """The centre of two users has taken up half of what they differ by."""
+    rng = np.random.default_rng(0)
+    owner, labels = np.repeat(np.arange(160), 50), np.arange(160) // 2
+    optima = 40.0 * rng.normal(size=(80, 3))[labels] + 0.5 * rng.normal(size=(160, 3))
+    X = rng.normal(size=(len(owner), 3))
+    y = (X * optima[owner]).sum(axis=1) + rng.normal(size=len(owner))
+    federation = Federation.from_arrays(X, y, owner)
+    risk, method = Risk(), Method(KMeansPP(80, random_state=0), "mean", None, curvature="none")
+    local = fit_users(federation, risk, method.sends)
+    step = server_step(local.uploads, method)
+    assert same_partition(step.labels, labels)
+    assert step.tau2 is None
+    known = groups_of(federation, risk, local, step, method)
+    assert known.spread == known.tau2 == pytest.approx(0.25, rel=0.2)
 
 
 def test_mean_features_of_a_group_count_rows_as_often_as_their_weights_say():

@@ -9,10 +9,11 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import odcl
-from odcl import Method, NoiseMixture, Risk, Uploads, linear_federation, server_step
+from odcl import Federation, Method, NoiseMixture, Risk, Uploads, linear_federation, server_step
 from odcl.local.fit import fit_users
 from odcl.server.combine import average_by_cluster
 from odcl.server.dispersion import (
+    covariances,
     evidence_tau2,
     most_likely_tau2,
     noise_prior,
@@ -62,11 +63,15 @@ def test_tau2_does_not_depend_on_how_far_from_zero_the_models_are():
 
 
 def test_the_penalty_says_nothing_of_how_far_users_differ():
-    """With l2 the models are drawn to zero, and the rows' own evidence is as before."""
-    federation = linear_federation(60, 200, n_clusters=1, dim=4, n_active=4, tau=0.5, seed=3)
+    """With l2 the models are drawn to zero, far from them; the rows' own evidence is as before."""
+    rng = np.random.default_rng(3)
+    owner, X = np.repeat(np.arange(60), 200), rng.normal(size=(12_000, 4))
+    optima = 5.0 + 0.5 * rng.normal(size=(60, 4))
+    y = (X * optima[owner]).sum(axis=1) + rng.normal(size=len(owner))
+    federation = Federation.from_arrays(X, y, owner)
     found = [odcl.fit(federation, Risk(l2=l2), Method(1)).step.tau2 for l2 in (0.0, 0.2)]
-    assert_allclose(found[1], found[0], rtol=0.1)
     assert_allclose(found[0], 0.25, rtol=0.3)
+    assert_allclose(found[1], found[0], rtol=0.1)
 
 
 @pytest.mark.parametrize(("l2", "known"), [(0.0, True), (0.1, True), (1.0, False), (30.0, False)])
@@ -205,8 +210,21 @@ def test_users_who_cannot_tell_their_noise_get_the_typical_one():
     assert pooled_dispersion(silent)[-1] == pytest.approx(scale)
     assert pooled_dispersion(replace(uploads, dispersion=np.full(300, np.inf))) is None
     assert pooled_dispersion(replace(uploads, dispersion=None)) is None
+    exact = replace(uploads, dispersion=np.append(uploads.dispersion[:-1], 0.0))  # without noise
+    assert_allclose(pooled_dispersion(exact), pooled_dispersion(silent))
     fixed = replace(uploads, risk=Risk("logistic"))
     assert_array_equal(pooled_dispersion(fixed), 1.0)
+
+
+def test_covariances_are_noise_over_curvature_and_infinite_where_not_known():
+    federation = linear_federation(6, [2, *[30] * 5], n_clusters=1, dim=3, n_active=3, seed=0)
+    uploads = fit_users(federation, Risk(), "full").uploads
+    phi = np.linspace(1.0, 2.0, 6)
+    found = covariances(uploads, phi)
+    assert np.isposinf(found[0]).all()
+    for i in range(1, 6):
+        assert_allclose(found[i], phi[i] * np.linalg.inv(uploads.curvature[i]), rtol=1e-9)
+    assert covariances(uploads, None) is None
 
 
 def test_traces_are_those_of_the_covariances():

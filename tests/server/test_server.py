@@ -14,6 +14,7 @@ from sklearn.cluster import DBSCAN, AgglomerativeClustering, KMeans
 
 from odcl.clustering.kmeans.kmeanspp import KMeansPP
 from odcl.clustering.labels import number_by_first_user, same_partition
+from odcl.clustering.mixture.noise_mixture import noise_mixture
 from odcl.data.federation import Federation
 from odcl.data.synthetic import linear_federation
 from odcl.engines.in_process import fit
@@ -23,8 +24,9 @@ from odcl.local.receive import receive
 from odcl.method import Method
 from odcl.risk.risk import Risk
 from odcl.server.combine import combine_clusters
+from odcl.server.dispersion import covariances, pooled_dispersion
 from odcl.server.step import server_step
-from tests.helpers import equal_users
+from tests.helpers import equal_users, squared_error
 
 unhurried = settings(deadline=None, derandomize=True, max_examples=12)
 CLUSTERERS = ["auto", KMeansPP(4), KMeans(4, n_init=2), AgglomerativeClustering(4)]
@@ -214,6 +216,61 @@ def test_users_without_a_finite_model_cannot_seed_a_group():
     step = step_of(local.uploads, "auto", "precision")
     assert step.n_clusters == 1
     assert np.isfinite(step.models).all()
+
+
+@pytest.mark.parametrize("rule", ["auto", "silhouette", "elbow", "convex"])
+@pytest.mark.parametrize("m", [1, 2])
+def test_one_or_two_users_are_one_group_for_rules_that_need_more(rule, m):
+    theta = np.array([[0.0, 1.0], [0.1, 1.0]])[:m]
+    step = step_of(theta, rule)
+    assert step.n_clusters == 1
+    assert_allclose(step.models, np.tile(theta.mean(axis=0), (m, 1)))
+    if isinstance(Method(rule).clusterer.n_clusters, str):
+        said = f"1 group: {m} user(s) in all."
+        assert (step.reason == said) == (m == 1 or rule != "auto")
+
+
+def test_where_nobody_can_tell_its_noise_everybody_seeds_groups():
+    """One variance for all, fitted to the models, and no tau^2."""
+    uploads = uploads_of_24()
+    for silent in (
+        replace(uploads, dispersion=np.full(24, np.inf)),
+        replace(uploads, curvature=None, dispersion=np.full(24, np.inf)),
+    ):
+        step = step_of(silent, "auto", refit="evidence")
+        assert same_partition(step.labels, step_of(uploads, KMeansPP(4)).labels)
+        assert (step.rule, step.tau2) == ("shared-variance", None)
+
+
+def test_shrinking_sends_each_user_its_posterior_mean():
+    """c + tau^2 / (tau^2 + v_i) (theta_i - c), nearer to the truth than c and theta_i are."""
+    federation = linear_federation(40, 60, n_clusters=1, dim=5, n_active=2, tau=0.3, seed=0)
+    uploads = fit_users(federation, Risk()).uploads
+    step = step_of(uploads, "auto", "shrink")
+    found = noise_mixture(
+        uploads.theta, covariance=covariances(uploads, pooled_dispersion(uploads))
+    )
+    own = found.own_weight[:, None]
+    assert 0.1 < np.median(own) < 0.9
+    around = found.centers[found.labels]
+    assert_allclose(step.models, around + own * (uploads.theta - around), rtol=1e-5, atol=1e-5)
+    assert step.combined == "posterior mean of the mixture"
+    error = [
+        squared_error(models, federation.optima)
+        for models in (step.models, step.centers[step.labels], uploads.theta)
+    ]
+    assert error[0] < 0.9 * min(error[1:])
+
+
+@pytest.mark.parametrize("left", [1, 4])
+def test_the_reason_counts_the_groups_that_are_left_and_knows_their_tau2(monkeypatch, left):
+    """Users settle after the mixture; its own sentence would be of groups before that."""
+    uploads = uploads_of_24()
+    if left == 1:
+        monkeypatch.setattr("odcl.server.step.settle", lambda uploads, *_: np.zeros(24, dtype=int))
+    step = step_of(uploads, "auto", "precision")
+    assert step.reason.startswith(f"{left} group{'s' * (left > 1)} found by the mixture")
+    assert ("only by noise" in step.reason) == (step.tau2 == 0) == (left == 4)
 
 
 # -- after the download ------------------------------------------------------------------------

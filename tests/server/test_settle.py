@@ -9,8 +9,9 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from odcl import Risk, Uploads, linear_federation
+from odcl.clustering.labels import number_by_first_user
 from odcl.local.fit import fit_users
-from odcl.server.settle import dissolve_small, misfit, settle
+from odcl.server.step import dissolve_small, misfit, settle
 
 
 def users_and_centers(l2, seed=0):
@@ -68,6 +69,18 @@ def test_a_misplaced_user_finds_its_group_and_others_stay():
     assert_array_equal(settle(uploads, np.ones(12), misplaced, False), misplaced)
     cannot_seed = replace(uploads, dispersion=np.where(np.arange(12) == 1, np.inf, 1.0))
     assert_array_equal(settle(cannot_seed, np.ones(12), misplaced, False), federation.groups)
+
+
+def test_users_and_groups_are_brought_in_line_until_nobody_moves():
+    federation, uploads, _ = users_and_centers(0.0)
+    rng = np.random.default_rng(3)
+    moved = 0
+    for _ in range(10):
+        start = number_by_first_user(rng.permutation(federation.groups))
+        rested = settle(uploads, None, start, True)
+        assert_array_equal(settle(uploads, None, rested, True), rested)
+        moved += (rested != start).sum()
+    assert moved > 20
 
 
 def test_users_of_a_dissolved_group_join_the_nearest_of_those_left():

@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from odcl import Federation, ODCLRegressor, Risk, Uploads
 from odcl.local.fit import fit_users
 from odcl.server.assign import Groups
-from odcl.server.update import place, with_more_rows
+from odcl.server.update import place_of, with_more_rows
 from tests.helpers import logistic_labels, refusal
 
 
@@ -78,6 +78,11 @@ def groups(centers, members, tau2=0.0):
     return Groups(
         centers, np.array(members), np.full(k, 1e6), np.ones(k), tau2, tau2, 1.0, 1e9
     )  # fmt: skip
+
+
+def place(user, known, refit):
+    """Where a user belongs that was in the first group."""
+    return place_of(user, known, refit, 0)
 
 
 def known_user(theta, *, l2=0.0, n=20.0):

@@ -14,8 +14,14 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from odcl._typing import Array
-from odcl.artifact.arrays import ArraySpec, read_arrays, write_arrays
-from odcl.artifact.codecs import expect, json_bytes, parse_json
+from odcl.artifact.arrays import (
+    ArraySpec,
+    expect,
+    json_bytes,
+    parse_json,
+    read_arrays,
+    write_arrays,
+)
 from odcl.artifact.manifest import (
     MANIFEST,
     MOST_FILES,

@@ -63,7 +63,7 @@ def _assigned(options: Namespace) -> tuple[dict[str, Any], list[str]]:
 
 
 def _refuse_known(model: Any, users: Any, folder: Path) -> None:
-    from odcl.data.ids import positions
+    from odcl.data.federation import positions
     from odcl.errors import show
     from odcl.report.text import count
 

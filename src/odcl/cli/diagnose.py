@@ -112,7 +112,7 @@ def _of_run(options: Namespace, progress: Silent) -> Found:
     from sklearn.base import clone
 
     from odcl.cli.run_folder import open_run, rows_by_user
-    from odcl.data.ids import positions
+    from odcl.data.federation import positions
 
     model, schema = open_run(options.source, with_target=options.table is not None)
     if options.table is None and model.uploads_ is None:

@@ -229,7 +229,7 @@ def fit_source(
     """Fit all rows; before that, with a share to hold out, compare methods on these rows."""
     from odcl.data.folds import hold_out
     from odcl.evaluate.comparison import keep_every_class
-    from odcl.report.notices import accepted
+    from odcl.report.text import accepted
 
     federation, schema = source.encoded.federation(), source.schema
     if federation.n_users == 1:

@@ -47,10 +47,9 @@ def run(options: Namespace) -> None:
 def _predicted(options: Namespace) -> tuple[dict[str, Any], list[str]]:
     """A prediction for each row of the table, and what is to be said about it."""
     from odcl.cli.run_folder import open_run
-    from odcl.data.ids import positions
+    from odcl.data.federation import positions
     from odcl.data.tables import beside, read_table
-    from odcl.report.notices import about_values
-    from odcl.report.text import count
+    from odcl.report.text import about_values, count
 
     missing, unknown = options.missing, options.unknown or "error"
     unseen = options.unseen or "error"

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from odcl import __version__
-from odcl.artifact.codecs import json_bytes
+from odcl.artifact.arrays import json_bytes
 from odcl.artifact.folder import Extra
 from odcl.data.federation import Federation
 from odcl.data.schema import TableSchema
 from odcl.data.source import check_target
 from odcl.data.tables import beside, read_table, write_table
 from odcl.estimators.persist import load_estimator, save_estimator, update_estimator
-from odcl.report.notices import about_values
+from odcl.report.text import about_values
 
 if TYPE_CHECKING:
     from odcl.cli.fit import FittedTable

@@ -37,7 +37,7 @@ def run(options: Namespace) -> None:
 def _updated(options: Namespace) -> tuple[dict[str, Any], list[str]]:
     """Update the users of a table in a run: one row per user."""
     from odcl.cli.run_folder import change_run, open_run, rows_by_user
-    from odcl.data.ids import positions
+    from odcl.data.federation import positions
     from odcl.data.tables import beside
     from odcl.errors import show
     from odcl.report.text import count

@@ -13,8 +13,7 @@ import pyarrow.compute as pc
 
 from odcl._typing import Array
 from odcl.data.columns import has_decimal_commas, is_text, times
-from odcl.data.federation import Federation
-from odcl.data.ids import check_size
+from odcl.data.federation import Federation, check_size
 from odcl.data.schema import Encoded, TableSchema, as_names, check_columns
 from odcl.data.tables import as_table, file_digest, read_table
 from odcl.errors import InputError, Setting, listing

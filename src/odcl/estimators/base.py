@@ -20,13 +20,15 @@ from sklearn.utils.validation import (
 
 from odcl._typing import Array, Floats, Ints
 from odcl.data.columns import kind_of
-from odcl.data.federation import Federation, as_ids, owner_ids
-from odcl.data.ids import (
+from odcl.data.federation import (
     MOST_SIZE,
+    Federation,
+    as_ids,
     check_features,
     check_owners,
     column_position,
     has_names,
+    owner_ids,
     positions,
     take_column,
 )
@@ -36,8 +38,7 @@ from odcl.data.tables import as_table, beside
 from odcl.engines.in_process import fit
 from odcl.errors import InputError, Setting
 from odcl.estimators.settings import check_n_groups, check_settings
-from odcl.local.pooled import one_for_all
-from odcl.local.predict import linear_predictors
+from odcl.local.predict import linear_predictors, one_for_all
 from odcl.method import Method
 from odcl.risk.loss import Loss
 from odcl.risk.losses import Multinomial

@@ -21,7 +21,7 @@ from odcl.artifact import (
     update_artifact,
     write_artifact,
 )
-from odcl.artifact.codecs import (
+from odcl.artifact.arrays import (
     classes_from_json,
     classes_to_json,
     expect,

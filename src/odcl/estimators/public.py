@@ -12,10 +12,9 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import assert_all_finite
 
 from odcl._typing import Array, Floats
-from odcl.data.federation import Federation
-from odcl.data.ids import check_size
+from odcl.data.federation import Federation, check_size
 from odcl.estimators.base import ODCLEstimator
-from odcl.local.pooled import residual_scale
+from odcl.local.predict import residual_scale
 from odcl.risk.loss import Loss
 from odcl.risk.losses import Huber, Logistic, Multinomial, as_loss
 

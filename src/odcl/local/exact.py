@@ -7,13 +7,12 @@ then solved: in closed form for the squared loss, by damped Newton otherwise (``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import numpy as np
 
 from odcl.data.federation import Federation
-from odcl.local.problem import Job, Penalty, Solution, job_of
-from odcl.local.stacks import Stack, stacks
+from odcl.local.problem import Job, Penalty, Solution, Stack, job_of, stacks
 from odcl.local.tall import solve_tall
 from odcl.local.wide import solve_wide
 from odcl.risk.risk import Risk
@@ -41,6 +40,8 @@ def solve_users(
     no counts with a free intercept) is solved with a small prior on top of the penalty and marked
     ``prior``; ``strict=True`` makes it an error.
     """
+    from joblib import Parallel, delayed
+
     m, dim = federation.n_users, risk.dim(federation.n_features)
     penalty = Penalty(np.full(m, risk.l2)) if penalty is None else penalty
     out = Solution(
@@ -59,7 +60,8 @@ def solve_users(
         if progress is not None:
             progress(len(stack.users))
 
-    _each(solve, stacks(federation, y), n_jobs)
+    each = Parallel(n_jobs, prefer="threads")  # NumPy and LAPACK let go of the lock
+    each(delayed(solve)(stack) for stack in stacks(federation, y))
     lost = np.flatnonzero(out.prior)
     if len(lost):
         if strict:
@@ -72,24 +74,10 @@ def solve_users(
             )
         prior = PRIOR / federation.n_samples
         fallback = Penalty(penalty.strength + prior, penalty.center, free=False, intercept=prior)
-        _each(
-            lambda stack: _solve_stack(job_of(stack, risk, fallback), out),
-            stacks(federation, y, lost),
-            n_jobs,
-        )
+        again = (job_of(stack, risk, fallback) for stack in stacks(federation, y, lost))
+        each(delayed(_solve_stack)(job, out) for job in again)
         out.prior[lost] = True
     return out
-
-
-def _each(work: Callable[[Stack], None], items: Iterable[Stack], n_jobs: int | None) -> None:
-    """Do the work on every stack; with jobs, in threads (NumPy and LAPACK let go of the lock)."""
-    if n_jobs in (None, 1):
-        for item in items:
-            work(item)
-        return
-    from joblib import Parallel, delayed
-
-    Parallel(n_jobs=n_jobs, prefer="threads")(delayed(work)(item) for item in items)
 
 
 def _solve_stack(job: Job, out: Solution) -> None:

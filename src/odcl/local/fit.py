@@ -12,8 +12,8 @@ from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.federation import Federation
 from odcl.exchange.upload import Curvature, Uploads
 from odcl.local.exact import Solution, solve_users
-from odcl.local.stacks import stacks
-from odcl.local.systems import cholesky, diagonal, left_over, with_diagonal
+from odcl.local.newton import cholesky, diagonal, left_over, with_diagonal
+from odcl.local.problem import stacks
 from odcl.risk.loss import symmetric, weighted_gram
 from odcl.risk.risk import Risk
 

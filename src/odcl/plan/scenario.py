@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.random import Generator
@@ -13,14 +12,14 @@ from scipy.spatial.distance import pdist
 from scipy.stats import chi2, norm
 
 from odcl._typing import Floats, Ints
+from odcl.data.federation import Federation
+from odcl.data.synthetic import LINEAR_INTERVALS
+from odcl.diagnose import Diagnosis
+from odcl.engines.in_process import Result
 from odcl.risk.loss import Loss
 from odcl.risk.losses import as_loss
 from odcl.risk.risk import Risk
-
-if TYPE_CHECKING:
-    from odcl.data.federation import Federation
-    from odcl.diagnose import Diagnosis
-    from odcl.engines.in_process import Result
+from odcl.theory import problem_constants, sample_ratio_cc, sample_ratio_km, smallest_n
 
 Draw = Callable[[Generator], Floats]  # (n_clusters, dim)
 DrawRows = Callable[[int, int, Generator], Floats]  # cluster, count -> (count, inputs)
@@ -221,8 +220,6 @@ def _check_unit(**numbers: float) -> None:
 
 
 def _centers(n_clusters: int, dim: int, separation: float | None) -> tuple[Draw, str]:
-    from odcl.data.synthetic import LINEAR_INTERVALS
-
     if separation is None:
         lows = LINEAR_INTERVALS.get(n_clusters)
         if lows is None:
@@ -272,8 +269,6 @@ def paper_thresholds(scene: Scenario, *, seed: int = 0) -> dict[str, int]:
     Constants of Section 2 with bounds that hold for 999 of 1,000 rows and the radius of the
     largest of the groups' models. Worst cases multiply up: expect astronomical numbers.
     """
-    from odcl.theory import problem_constants, sample_ratio_cc, sample_ratio_km, smallest_n
-
     if scene.active is None or scene.n_clusters == 1:
         return {}
     rng = np.random.default_rng(seed)

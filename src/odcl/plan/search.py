@@ -144,17 +144,8 @@ def plan(
         shares, weights = [b.found / b.runs for b in batches], [b.runs for b in batches]
         at = [b.n for b in batches]
         found = {"default": crossing(at, shares, weights, target, like=found["kmeans"])} | found
-    return Plan(
-        scene,
-        target,
-        simulated.points,
-        found,
-        batches,
-        paper_thresholds(scene),
-        error,
-        rows,
-        guess if guess > CEILING else None,
-    )
+    proved, beyond = paper_thresholds(scene), guess if guess > CEILING else None
+    return Plan(scene, target, simulated.points, found, batches, proved, error, rows, beyond)
 
 
 def _crossing(points: list[Point], method: str, target: float) -> Crossing | None:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from odcl.plan.search import CEILING, CURVES, METHODS
+from odcl.plan.search import CEILING, CURVES, METHODS, Plan
 from odcl.plan.simulate import combiners
 from odcl.report import pictures
 from odcl.report.text import table
-
-if TYPE_CHECKING:
-    from odcl.plan import Plan
 
 GAIN = 1.5  # times the error of precision combining from which the mean is advised against
 ALLOWED = 2  # users in 100 that `odcl diagnose` lets stand in a wrong group

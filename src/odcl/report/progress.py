@@ -49,13 +49,9 @@ def watched(quiet: bool) -> Iterator[Silent]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    text, bar, console = TextColumn("{task.description}"), BarColumn(24), Console(stderr=True)
+    columns = (SpinnerColumn(), text, bar, TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
         yield Bar(progress)
 
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from odcl.report.text import markdown_table
-
-if TYPE_CHECKING:
-    from odcl.theory import MethodRow, MSETerms
+from odcl.theory import MethodRow, MSETerms
 
 _LEGEND = (
     "Orders: hidden constants are 1, and so is the condition number kappa unless given. C and C1 "

@@ -18,7 +18,7 @@ from odcl.exchange.upload import Uploads
 from odcl.risk.risk import Risk
 from odcl.server.assign import MOST_DIRECTIONS, Groups, View
 from odcl.server.combine import solve_symmetric
-from odcl.server.settle import misfit
+from odcl.server.step import misfit
 
 MOST_STEPS = 50
 

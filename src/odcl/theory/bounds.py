@@ -128,7 +128,15 @@ def averaging_terms(rates: LocalRates, *, n: int, size: int) -> MSETerms:
     _check_rates(rates)
     n = check.whole("n", n, "it counts the samples of a user")
     size = check.whole("size", size, "it counts the users of the cluster")
-    return MSETerms("Lemma 4", _averaging(rates, n, size))
+    d = rates.dim
+    terms = {
+        "variance": (rates.N / rates.mu) ** 2 / (n * size),
+        "bias": rates.lam / n**2,
+        "curvature": rates.upsilon / (n**2 * size),
+        "third": rates.nu / n**3,
+        "rare": (d * rates.R**2 + rates.tau / n) * d * math.exp(-rates.decay * n),
+    }
+    return MSETerms("Lemma 4", terms)
 
 
 def _check_rates(rates: object) -> None:
@@ -136,17 +144,6 @@ def _check_rates(rates: object) -> None:
         kind = type(rates).__name__
         text = f"Lemma 4 needs the constants of a cluster, and was given something of type {kind}."
         raise TypeError(f"{text} Make them by local_rates(L=..., mu=..., ...).")
-
-
-def _averaging(rates: LocalRates, n: int, size: int) -> dict[str, float]:
-    d = rates.dim
-    return {
-        "variance": (rates.N / rates.mu) ** 2 / (n * size),
-        "bias": rates.lam / n**2,
-        "curvature": rates.upsilon / (n**2 * size),
-        "third": rates.nu / n**3,
-        "rare": (d * rates.R**2 + rates.tau / n) * d * math.exp(-rates.decay * n),
-    }
 
 
 def odcl_terms(
@@ -190,7 +187,8 @@ def odcl_terms(
         "missed_rare": ratio * (d * len(sizes) * R**2 + tau / n) * d * math.exp(-decay * n),
         "missed_users": R**2 * sum(sizes) / n**3,
     }
-    return MSETerms("Theorem 1", _averaging(rates[k], n, sizes[k]) | missed)
+    found = averaging_terms(rates[k], n=n, size=sizes[k])
+    return MSETerms("Theorem 1", {**found.terms, **missed})
 
 
 def inexact_terms(
@@ -239,9 +237,6 @@ def part_one_terms(
     n, (_, size) = check.samples(n), check.users(n_users, smallest)
     floor = error_floor(fractions, squared_distances)
     return MSETerms("Theorem 3", {"variance": 1 / (n * size), "bias": 1 / n**2, "floor": floor})
-
-
-# -- Part I of spectral K-means (Theorem 3) --------------------------------------------------------
 
 
 @dataclass(frozen=True)

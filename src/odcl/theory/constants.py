@@ -86,15 +86,9 @@ def problem_constants(
     check.positive("radius", radius, "Theta lies in the ball ||theta|| <= radius (Assumption 2)")
     check.not_negative("l2", l2, "it is the weight of a penalty")
     most = row_norm**2 / n_features
-    check.between(
-        "least_eigenvalue",
-        least_eigenvalue,
-        0,
-        most * (1 + 1e-12),
-        f"0 <= least_eigenvalue <= row_norm^2 / n_features = {most:g}",
-        "the eigenvalues of E[x x^T] sum to E||x||^2",
-        closed="[]",
-    )
+    domain = f"0 <= least_eigenvalue <= row_norm^2 / n_features = {most:g}"
+    why, top = "the eigenvalues of E[x x^T] sum to E||x||^2", most * (1 + 1e-12)
+    check.between("least_eigenvalue", least_eigenvalue, 0, top, domain, why, closed="[]")
     row = _row_bounds(loss, radius * row_norm, target)
     L, mu = row.curve * row_norm**2 + l2, row.least_curve * least_eigenvalue + l2
     if not mu > 0:
@@ -141,13 +135,8 @@ def _row_bounds(loss: Loss, reach: float, target: float | None) -> _RowBounds:
         # The slope grows with z and is monotone in y: its extremes are at the four corners.
         z = np.array([[-reach], [reach]])[:, None, :]
         slope = float(np.abs(loss.slope(z, y[None, :])).max())
-    return _RowBounds(
-        slope=slope,
-        least_curve=float(low.min()),
-        curve=float(high.max()),
-        jerk=_jerk(loss, reach, y),
-        at_zero=float(loss.value(np.zeros((len(y), loss.n_outputs)), y).max()),
-    )
+    at_zero = float(loss.value(np.zeros((len(y), loss.n_outputs)), y).max())
+    return _RowBounds(slope, float(low.min()), float(high.max()), _jerk(loss, reach, y), at_zero)
 
 
 def _extreme_targets(loss: Loss, target: float | None) -> Floats:

@@ -10,10 +10,9 @@ from typing import Any, Literal
 import numpy as np
 
 from odcl._typing import Floats, Ints
-from odcl.clustering.checks import as_points, check_count
 from odcl.clustering.convex.estimator import check_lam, convex_cluster, one_thread, prepare
 from odcl.clustering.convex.path_tree import Event, grow, grow_top
-from odcl.clustering.labels import members, number_by_first_user
+from odcl.clustering.labels import as_points, check_count, members, number_by_first_user
 
 # Up to this many points every event is worth its time: 0.2 s at 300 points in 20 dimensions.
 EXACT_POINTS = 300
@@ -166,15 +165,13 @@ class ClusterPath:
 
         Returns the matplotlib figure; ``path`` also writes it. ``labels`` name the points.
         """
-        from odcl.report.pictures import available
+        from odcl.report.pictures import available, draw_path
 
         if not available():
             raise ModuleNotFoundError(
                 "The path is drawn by matplotlib, which is not installed: pip install "
                 "'odcl[plot]'. Without it, `plateaus` and `linkage` hold what the pictures show."
             )
-        from odcl.report.path_picture import draw_path
-
         return draw_path(self, path, labels)
 
     def __repr__(self) -> str:

@@ -21,9 +21,9 @@ from sklearn.exceptions import ConvergenceWarning
 from threadpoolctl import threadpool_limits
 
 from odcl._typing import Floats, Ints
-from odcl.clustering.checks import as_points, check_count, check_noise, validated
 from odcl.clustering.convex.newton import Groups, Pairs
 from odcl.clustering.convex.solve import solve
+from odcl.clustering.labels import as_points, check_count, check_noise, validated
 
 # A direction holds all points of a line if they are this close to it, relative to their spread:
 # some hundreds of roundings.
@@ -271,8 +271,7 @@ class ConvexClustering(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def _weighted(self, a: Floats) -> ConvexResult:
-        from odcl.clustering.convex.weighted import weighted_convex
-        from odcl.clustering.convex.weights import gaussian_knn_weights
+        from odcl.clustering.convex.weighted import gaussian_knn_weights, weighted_convex
 
         if isinstance(self.lam, str):
             raise ValueError(

@@ -22,7 +22,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import silhouette_score
 
 from odcl._typing import Array, Floats, Ints
-from odcl.clustering.checks import check_count
+from odcl.clustering.labels import check_count
 
 if TYPE_CHECKING:
     from odcl.clustering.kmeans.kmeanspp import KMeansResult

@@ -11,7 +11,6 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 
 from odcl._typing import Floats, Ints
-from odcl.clustering.checks import check_count
 from odcl.clustering.kmeans.choose_k import check_n_clusters
 from odcl.clustering.kmeans.kmeanspp import (
     KMeansFamily,
@@ -21,6 +20,7 @@ from odcl.clustering.kmeans.kmeanspp import (
     one_cluster_per_point,
     result_of,
 )
+from odcl.clustering.labels import check_count
 
 
 def gradient_clustering(

@@ -15,9 +15,15 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted
 
 from odcl._typing import Array, Floats, Ints
-from odcl.clustering.checks import as_seed, check_count, validated
 from odcl.clustering.kmeans.choose_k import ChoiceOfK, check_n_clusters, choose_k
-from odcl.clustering.labels import nearest_center, number_by_first_user, sum_by_cluster
+from odcl.clustering.labels import (
+    as_seed,
+    check_count,
+    nearest_center,
+    number_by_first_user,
+    sum_by_cluster,
+    validated,
+)
 
 # Lloyd's loop ends by itself; only labels that flip within rounding would go round for ever.
 MAX_ITER = 1000

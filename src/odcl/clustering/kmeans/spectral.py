@@ -10,7 +10,6 @@ from scipy.spatial.distance import cdist
 from sklearn.utils.validation import check_is_fitted
 
 from odcl._typing import Floats, Ints
-from odcl.clustering.checks import validated
 from odcl.clustering.kmeans.choose_k import check_n_clusters
 from odcl.clustering.kmeans.kmeanspp import (
     KMeansFamily,
@@ -20,7 +19,7 @@ from odcl.clustering.kmeans.kmeanspp import (
     one_cluster_per_point,
     result_of,
 )
-from odcl.clustering.labels import nearest_center
+from odcl.clustering.labels import nearest_center, validated
 
 
 @dataclass(frozen=True, eq=False)

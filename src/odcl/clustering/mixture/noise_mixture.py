@@ -19,8 +19,7 @@ from sklearn.base import BaseEstimator, ClusterMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from odcl._typing import Bools, Floats, Ints
-from odcl.clustering.checks import as_seed
-from odcl.clustering.labels import nearest_center, number_by_first_user
+from odcl.clustering.labels import as_seed, nearest_center, number_by_first_user
 from odcl.clustering.mixture.em import CHUNK_ENTRIES, Axes, Cloud, Mixture, responsibilities
 from odcl.clustering.mixture.search import Found, MaxClusters, find_groups, sharpen
 from odcl.clustering.mixture.units import (

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from odcl._typing import Bools, Floats, Ints
-from odcl.clustering.checks import as_points, check_count, check_noise
+from odcl.clustering.labels import as_points, check_count, check_noise
 from odcl.clustering.mixture.em import Axes
 from odcl.clustering.mixture.search import SEARCH_USERS
 

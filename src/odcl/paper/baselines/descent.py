@@ -108,16 +108,10 @@ def all_for_all(
     exchange = Exchange(links, sends=(gradient,), receives=(gradient,))  # a message per link
     shared: dict[str, Any] = {"labels": np.arange(m), "size": size}
     run = iterate(problem, start, "gradients", combine, exchange, **shared, **call)
-    return from_run(
-        problem,
-        "all-for-all",
-        run,
-        labels=labels,
-        combined="gradients mixed over the graph",
-        told=TOLD_GROUPS,
-        options={"mixing": "uniform in groups" if mixing is None else "given"},
-        n_jobs=n_jobs,
-    )
+    how = "uniform in groups" if mixing is None else "given"
+    said: dict[str, Any] = {"combined": "gradients mixed over the graph", "told": TOLD_GROUPS}
+    said |= {"options": {"mixing": how}, "n_jobs": n_jobs}
+    return from_run(problem, "all-for-all", run, labels=labels, **said)
 
 
 def _mixing(mixing: Any, labels: Ints) -> tuple[Callable[[Floats], Floats], int, float]:

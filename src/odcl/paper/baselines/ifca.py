@@ -161,9 +161,6 @@ def _said(run: Run, average: Average, start: Any, n_starts: int) -> dict[str, An
     }
 
 
-# -- the server ------------------------------------------------------------------------------------
-
-
 def combine_gradients(models: Floats, answers: Answers, step: float) -> Floats:
     """Option I: the sum over the users of a model, divided by all users."""
     m = len(answers.labels)

@@ -87,9 +87,6 @@ def _refined(
     return replace(found, step=step, received=received, history=history, options=options)
 
 
-# -- centring --------------------------------------------------------------------------------------
-
-
 def less_mean(
     federation: Federation, centred: str | None, public_mean: Any = None
 ) -> tuple[Federation, Floats | None]:
@@ -122,9 +119,6 @@ def _with_means_sent(found: BaselineResult, centred: str, n_features: int) -> Ba
     before = Exchange(m, sends=(mean, ()), receives=(mean,)).over(1)  # sums, the number of rows
     unknown = np.full(2, np.nan)
     return replace(found, history=History(unknown, unknown, before).then(history))
-
-
-# -- convex clustering with the lambda of the truth ------------------------------------------------
 
 
 @passes_on(one_shot, "clusterer", "n_clusters")

@@ -97,9 +97,6 @@ def subsample(federation: Federation, ratio: float, seed: int) -> Federation:
     return federation.select_rows(kept)
 
 
-# -- told the true groups --------------------------------------------------------------------------
-
-
 @passes_on(fit, "method")
 def oracle_averaging(federation: Federation, *, groups: Any, **call: Any) -> BaselineResult:
     """Oracle Averaging: the mean of the local models inside each true group (Section 5).
@@ -133,16 +130,9 @@ def cluster_oracle(
     row = ((p,), (), ()) if federation.weight is not None else ((p,), ())  # target, weight
     answer = Exchange(federation.n_users, receives=((problem.dim,),))
     ledger = Exchange(n_rows, sends=row).over(1).with_first(answer)
-    return from_models(
-        problem,
-        "cluster-oracle",
-        labels,
-        models,
-        History.of_one_shot(ledger, models, problem.optima),
-        combined="fit on the pooled rows",
-        told=TOLD_GROUPS,
-        n_jobs=n_jobs,
-    )
+    history = History.of_one_shot(ledger, models, problem.optima)
+    said: dict[str, Any] = {"combined": "fit on the pooled rows", "told": TOLD_GROUPS}
+    return from_models(problem, "cluster-oracle", labels, models, history, **said, n_jobs=n_jobs)
 
 
 def oracle_models(problem: FederatedProblem, labels: Ints) -> Floats:

@@ -244,9 +244,6 @@ def _each(values: Any, count: int, name: str, kind: Any) -> Any:
     return given
 
 
-# -- options --------------------------------------------------------------------------------------
-
-
 def passes_on(to: Callable[..., Any], *but: str) -> Callable[[F], F]:
     """Say in a function's signature what its ``**call`` takes: what ``to`` does, ``but`` some."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from odcl import __version__
-from odcl.paper.experiments.added import NONE_ADDED, Added
+from odcl.paper.experiments.added import Added
 from odcl.paper.experiments.rows import Row, Rows, Setting
 
 if TYPE_CHECKING:
@@ -75,9 +75,7 @@ class Experiment:
     quick_runs: int = 2
     check: Callable[[Path | None], None] = field(default=lambda data: None)  # is the data there?
 
-    def tasks(
-        self, *, runs: int | None, quick: bool, seed: int, added: Added = NONE_ADDED
-    ) -> list[Task]:
+    def tasks(self, *, runs: int | None, quick: bool, seed: int, added: Added) -> list[Task]:
         """Run by run: after an interruption the first runs are complete. Run r has seed + r."""
         runs = (self.quick_runs if quick else self.runs) if runs is None else runs
         own = [("", __version__)]

@@ -6,15 +6,11 @@ from typing import Any
 
 from odcl.paper.experiments.definition import Experiment
 from odcl.paper.experiments.measure import linear_bench
-from odcl.paper.experiments.pages import (
-    draw_error_and_clusters,
-    error_tables,
-    finds_from,
-    meets_from,
-)
+from odcl.paper.experiments.pages import draw_panels, error_tables, finds_from, meets_from
 from odcl.paper.experiments.rows import Rows, Setting
 from odcl.report.text import markdown_table
 
+TITLE = "Clusterpath against the lambda of the true clusters"
 METHODS = ("local", "oracle-averaging", "odcl-cc-oracle", "odcl-cc", "odcl-noise")
 METRICS = ("n_clusters", "nmse")
 SAMPLES = (50, 100, 200, 300, 400, 500, 600, 700, 800, 1000)
@@ -50,16 +46,9 @@ def page(rows: Rows) -> list[str]:
 
 def draw(rows: Rows) -> Any:
     others = rows.others(METHODS)
-    return draw_error_and_clusters(rows, [*METHODS[:-1], *others], [*METHODS[2:], *others])
+    return draw_panels(rows, [*METHODS[:-1], *others], [*METHODS[2:], *others])
 
 
 EXPERIMENT = Experiment(
-    "figure-clusterpath",
-    "Clusterpath against the lambda of the true clusters",
-    settings,
-    page,
-    draw,
-    linear_bench,
-    METHODS,
-    METRICS,
+    "figure-clusterpath", TITLE, settings, page, draw, linear_bench, METHODS, METRICS
 )

@@ -10,25 +10,16 @@ from typing import Any
 import numpy as np
 
 from odcl._typing import Bools, Floats, Ints
+from odcl.paper.experiments import pages
 from odcl.paper.experiments.definition import Experiment, Measured, Task
 from odcl.paper.experiments.measure import linear_bench
-from odcl.paper.experiments.pages import (
-    BLUE,
-    LOOKS,
-    ORANGE,
-    OVER_RUNS,
-    PINK,
-    Look,
-    draw_curves,
-    finish,
-    spread,
-)
 from odcl.paper.experiments.rows import Rows, Setting
 from odcl.report.pictures import figure
 from odcl.report.text import markdown_table
 
+TITLE = "IFCA round by round against one round"
 METRICS = ("bytes_up", "bytes_down", "rounds", "nmse")
-STEPS = {0.1: PINK, 0.05: ORANGE, 0.01: BLUE}
+STEPS = {0.1: pages.PINK, 0.05: pages.ORANGE, 0.01: pages.BLUE}
 SEEN = {False: "all rows", True: "one row"}  # by a local step; the latter is stochastic
 ONE_ROUND = ("oracle-averaging", "cluster-oracle", "odcl-km++", "odcl-cc-oracle")
 # About where the paper's text says that a step meets ODCL-CC, by n and step; none at n = 600.
@@ -96,12 +87,12 @@ def page(rows: Rows) -> list[str]:
                     PAPER.get((n, step), "never"),
                     f"{of_mean:.0f}" if np.isfinite(of_mean) else "never",
                     f"{np.isfinite(each).mean():.0%}",
-                    spread(rows.values(method, "nmse", n=n), None),
+                    pages.spread(rows.values(method, "nmse", n=n), None),
                 ]
             )
         for method in ONE_ROUND:
-            error = spread(rows.values(method, "nmse", n=n), None)
-            lines.append([f"n = {n}, {LOOKS[method].label}", "1", "1", "", error])
+            error = pages.spread(rows.values(method, "nmse", n=n), None)
+            lines.append([f"n = {n}, {pages.LOOKS[method].label}", "1", "1", "", error])
     header = ["IFCA (and one round)", "paper: meets at", "ours", "runs that do", "last NMSE"]
     return [
         "Rounds until IFCA's mean error over runs is that of ODCL-CC (lambda from the true "
@@ -109,7 +100,7 @@ def page(rows: Rows) -> list[str]:
         "after the last round. 100 users in 4 clusters of 25.",
         markdown_table(header, lines),
         "'All rows': local steps on the full gradient; 'one row': stochastic local steps. "
-        f"{OVER_RUNS}",
+        f"{pages.OVER_RUNS}",
     ]
 
 
@@ -118,24 +109,18 @@ def draw(rows: Rows) -> Any:
     fig, axes = figure(width=11, height=5.0, columns=len(sizes))
     for ax, n in zip(axes, sizes, strict=True):
         looks = {
-            name_of(step, one): Look(f"IFCA, step {step}, {SEEN[one]}", colour, "", "-:"[one])
+            name_of(step, one): pages.Look(f"IFCA, step {step}, {SEEN[one]}", colour, "", "-:"[one])
             for one, (step, colour) in product(SEEN, STEPS.items())
         }
-        draw_curves(ax, rows, "nmse", list(looks), key="round", looks=looks, band=False, n=n)
+        pages.draw_curves(ax, rows, "nmse", list(looks), key="round", looks=looks, band=False, n=n)
         for method in ("oracle-averaging", "odcl-cc-oracle"):
-            ax.axhline(rows.mean(method, "nmse", n=n), **LOOKS[method].style)
-        finish(ax, f"n = {n}", "rounds of communication", "normalised MSE", log="y")
+            ax.axhline(rows.mean(method, "nmse", n=n), **pages.LOOKS[method].style)
+        pages.finish(ax, f"n = {n}", "rounds of communication", "normalised MSE", log="y")
         ax.set_xscale("symlog", linthresh=1)
         ax.set_xlim(left=0)
     return fig
 
 
 EXPERIMENT = Experiment(
-    "figure-ifca",
-    "IFCA round by round against one round",
-    settings,
-    page,
-    draw,
-    work=work,
-    last=(ONE_ROUND[-1], METRICS[-1]),
+    "figure-ifca", TITLE, settings, page, draw, work=work, last=(ONE_ROUND[-1], METRICS[-1])
 )

@@ -10,16 +10,12 @@ from odcl.data.synthetic import logistic_federation
 from odcl.paper.experiments.definition import Experiment, Task
 from odcl.paper.experiments.figure_mse import METHODS, NOT_DRAWN
 from odcl.paper.experiments.measure import Bench
-from odcl.paper.experiments.pages import (
-    draw_error_and_clusters,
-    error_tables,
-    finds_from,
-    meets_from,
-)
+from odcl.paper.experiments.pages import draw_panels, error_tables, finds_from, meets_from
 from odcl.paper.experiments.rows import Rows, Setting
 from odcl.report.text import markdown_table
 from odcl.risk.risk import Risk
 
+TITLE = "Logistic models: error and number of clusters"
 CLUSTERS = ("odcl-cc-oracle", "odcl-cc", "odcl-noise")
 METRICS = ("n_clusters", "nmse")
 SAMPLES = (100, 200, 500, 1000, 1500, 2000, 2500, 3000, 3500, 4000, 4600, 5000)
@@ -61,17 +57,9 @@ def page(rows: Rows) -> list[str]:
 def draw(rows: Rows) -> Any:
     others = rows.others(METHODS)
     shown = [m for m in METHODS if m not in NOT_DRAWN]
-    return draw_error_and_clusters(rows, [*shown, *others], [*CLUSTERS, *others])
+    return draw_panels(rows, [*shown, *others], [*CLUSTERS, *others])
 
 
 EXPERIMENT = Experiment(
-    "figure-logistic",
-    "Logistic models: error and number of clusters",
-    settings,
-    page,
-    draw,
-    bench,
-    METHODS,
-    METRICS,
-    runs=20,
+    "figure-logistic", TITLE, settings, page, draw, bench, METHODS, METRICS, runs=20
 )

@@ -89,9 +89,6 @@ def error_tables(rows: Rows, methods: Sequence[str], clusters: Sequence[str] = (
     return parts + [by_n(rows, "n_clusters", [*clusters, *others])] * bool(clusters)
 
 
-# -- curves ---------------------------------------------------------------------------------------
-
-
 class Look(NamedTuple):
     label: str
     colour: str
@@ -154,7 +151,7 @@ def draw_curves(
             ax.fill_between(x, low, high, color=look.colour, alpha=0.12, lw=0)
 
 
-def draw_error_and_clusters(rows: Rows, errors: Sequence[str], clusters: Sequence[str]) -> Any:
+def draw_panels(rows: Rows, errors: Sequence[str], clusters: Sequence[str]) -> Any:
     """Two panels against n: the error, and the number of clusters where the truth is 4."""
     fig, (left, right) = figure(width=11, height=5.0)
     draw_curves(left, rows, "nmse", errors)

@@ -83,18 +83,9 @@ def reproduce(
     own, n_other = _of(experiment, tasks, read_rows(path))
     found = Rows(own)
     page, files = _report(experiment, found, out, quick)
-    return Outcome(
-        experiment,
-        found,
-        page,
-        files,
-        len(tasks),
-        len(missing),
-        n_other,
-        time.perf_counter() - start,
-        work_seconds(found),
-        failures,
-    )
+    seconds, work = time.perf_counter() - start, work_seconds(found)
+    numbers = (len(tasks), len(missing), n_other, seconds, work)
+    return Outcome(experiment, found, page, files, *numbers, failures)
 
 
 # -- the rows --------------------------------------------------------------------------------------
@@ -180,17 +171,9 @@ def _failure(experiment: Experiment, task: Task, added: Added, error: Exception)
 
 
 def _row(experiment: Experiment, task: Task, found: Measured) -> Row:
-    return Row(
-        experiment.name,
-        found.method,
-        {**task.setting, **found.part},
-        task.run,
-        task.seed,
-        found.metric,
-        finite(found.value),
-        round(found.seconds, 6),
-        task.version,
-    )
+    setting, seconds = {**task.setting, **found.part}, round(found.seconds, 6)
+    measured = (found.metric, finite(found.value), seconds, task.version)
+    return Row(experiment.name, found.method, setting, task.run, task.seed, *measured)
 
 
 # -- page and figure -------------------------------------------------------------------------------

@@ -17,16 +17,12 @@ from odcl.paper.experiments.measure import Bench, Timed
 from odcl.paper.experiments.pages import BLUE, LOOKS, ORANGE, OVER_RUNS, spread
 from odcl.paper.experiments.rows import Rows, Setting
 from odcl.paper.images import Images, load_images
-from odcl.paper.partition import (
-    CIFAR10N_FLIP,
-    TABLE_2,
-    image_federation,
-    public_mean,
-)
+from odcl.paper.partition import CIFAR10N_FLIP, TABLE_2, image_federation, public_mean
 from odcl.report.pictures import figure
 from odcl.report.text import markdown_table
 from odcl.risk.risk import Risk
 
+TITLE = "Accuracy on images: MNIST, CIFAR10, noisy CIFAR10"
 METRICS = ("rounds", "bytes_up", "bytes_down", "n_clusters", "accuracy")
 SOURCES = {"mnist": "mnist", "cifar10": "cifar10", "cifar10n": "cifar10"}
 PAPER = {
@@ -139,19 +135,20 @@ def _iterative(bench: Bench, rounds: int) -> Iterator[Timed]:
 
 def page(rows: Rows) -> list[str]:
     data = [name for name in SOURCES if name in rows.of("data")]
-    lines = []
-    for method in PAPER:
-        cells = []
-        for name in data:
-            ours = spread(rows.values(method, "accuracy", data=name))
-            cells += [PAPER[method][name], ours]
-        lines.append([label(method), *cells])
+
+    def ours(method: str, name: str) -> str:
+        return spread(rows.values(method, "accuracy", data=name))
+
+    lines = [
+        [label(method), *(x for name in data for x in (paper[name], ours(method, name)))]
+        for method, paper in PAPER.items()
+    ]
     header = ["as in the paper", *(x for name in data for x in (f"{name}: paper", "ours"))]
     past = [
         [
             method,
             f"{rows.mean(method, 'rounds', data=data[0]):.0f}",
-            *(spread(rows.values(method, "accuracy", data=name)) for name in data),
+            *(ours(method, name) for name in data),
             what,
         ]
         for method, what in (*OURS.items(), *((m, "your own") for m in rows.others(METHODS_HERE)))
@@ -191,9 +188,8 @@ LABELS = {
 
 def label(method: str) -> str:
     """A method in words."""
-    if method in LABELS:
-        return LABELS[method]
-    return LOOKS[method].label if method in LOOKS else method.replace("ifca", "IFCA")
+    known = {name: look.label for name, look in LOOKS.items()} | LABELS
+    return known.get(method, method.replace("ifca", "IFCA"))
 
 
 def draw(rows: Rows) -> Any:
@@ -225,7 +221,7 @@ def draw(rows: Rows) -> Any:
 
 EXPERIMENT = Experiment(
     "table-accuracy",
-    "Accuracy on images: MNIST, CIFAR10, noisy CIFAR10",
+    TITLE,
     settings,
     page,
     draw,

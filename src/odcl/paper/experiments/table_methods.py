@@ -15,6 +15,8 @@ from odcl.paper.experiments.definition import Experiment, Measured, Task
 from odcl.paper.experiments.rows import Rows, Setting
 from odcl.theory.communication import table1, to_markdown
 
+TITLE = "Comparison of methods: rounds and samples that the theory asks for"
+
 
 def settings(quick: bool) -> list[Setting]:
     """The paper's linear set-ups. D is of the optima of seed 0, to two digits."""
@@ -59,7 +61,7 @@ def page(rows: Rows) -> list[str]:
 
 EXPERIMENT = Experiment(
     "table-methods",
-    "Comparison of methods: rounds and samples that the theory asks for",
+    TITLE,
     settings,
     page,
     work=work,

@@ -15,6 +15,7 @@ from odcl.paper.experiments.rows import Rows, Setting
 from odcl.report.pictures import figure
 from odcl.report.text import markdown_table
 
+TITLE = "Rounds of communication to the same error"
 METRICS = ("nmse", "bytes_up", "bytes_down", "rounds")
 PAPER = {1: "440", 4: "655"}
 # With one cluster IFCA is FedAvg from zero. Stochastic: each local step on one random row.
@@ -97,11 +98,5 @@ def draw(rows: Rows) -> Any:
 
 
 EXPERIMENT = Experiment(
-    "table-rounds",
-    "Rounds of communication to the same error",
-    settings,
-    page,
-    draw,
-    work=work,
-    last=("odcl-km++", "rounds"),
+    "table-rounds", TITLE, settings, page, draw, work=work, last=("odcl-km++", "rounds")
 )
