@@ -77,7 +77,8 @@ SLOW = """
 import sys, time, odcl.{module} as module
 def slow(*_, **__):
     print("now", flush=True)
-    time.sleep(60)
+    for _ in range(600):  # a signal that comes just before a sleep is seen after it
+        time.sleep(0.1)
 module.{name} = slow
 sys.argv = ["odcl", *sys.argv[1:]]
 from odcl.cli.main import main
@@ -89,7 +90,7 @@ main()
 @pytest.mark.parametrize(
     ("place", "number", "code"),
     [
-        (("report.notices", "accepted"), signal.SIGINT, 130),  # after a fit
+        (("report.text", "accepted"), signal.SIGINT, 130),  # after a fit
         (("cli.run_folder", "_draw"), signal.SIGINT, 130),  # while the files are written
         (("cli.run_folder", "_draw"), signal.SIGTERM, 143),
     ],

@@ -6,8 +6,8 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+from odcl.cli import parser as opt
 from odcl.cli.console import answer
-from odcl.cli.parser import Parser, command, missing, quiet, run_and_table
 
 _ABOUT = """\
 Tell which group new users belong to, how surely, or that they fit none.
@@ -22,14 +22,10 @@ examples:
   odcl assign run new-stores.csv --add && odcl predict run tomorrow.csv"""
 
 
-def add(some: Any) -> Parser:
-    parser = command(some, "assign", "RUN TABLE [options]", _ABOUT, _EXAMPLES)
-    group = run_and_table(parser, "rows of the new users, with the target")
-    group.add_argument(
-        "--add", action="store_true", help="remember the users in RUN: predict knows them then"
-    )
-    missing(group, None)
-    quiet(group)
+def add(some: Any) -> opt.Parser:
+    parser = opt.command(some, "assign", "RUN TABLE [options]", _ABOUT, _EXAMPLES)
+    more = {"--add": "remember the users in RUN: predict knows them then"}
+    opt.run_and_table(parser, "rows of the new users, with the target", more)
     return parser
 
 

@@ -9,27 +9,22 @@ from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from odcl.report.progress import Silent
+from odcl.report import progress
 
 # A table's columns by name, and what is to be said of them.
 Answer = Callable[[Namespace], tuple[dict[str, Any], list[str]]]
 
 
-def watched(options: Namespace) -> AbstractContextManager[Silent]:
+def watched(options: Namespace) -> AbstractContextManager[progress.Silent]:
     """Progress for a person who watches."""
-    from odcl.report import progress
-
     return progress.watched(options.quiet)
 
 
 def say(text: str, options: Namespace) -> None:
     """One line on stderr."""
-    from odcl.report.progress import notice
-
-    notice(text, options.quiet)
+    progress.notice(text, options.quiet)
 
 
 def say_picture(path: Path, drawn: bool, options: Namespace) -> None:
@@ -77,8 +72,8 @@ def check_out_file(options: Namespace, *, run: Path, table: Path) -> None:
 def answer(stage: str, work: Answer, options: Namespace) -> None:
     """Make the table that a command gives from RUN and TABLE, and write it."""
     check_out_file(options, run=options.run, table=options.table)
-    with watched(options) as progress:
-        progress.stage(stage)
+    with watched(options) as shown:
+        shown.stage(stage)
         columns, notices = work(options)
     write_answer(columns, notices, options)
 

@@ -6,20 +6,9 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from odcl.cli import parser as opt
 from odcl.cli.console import check_out_file, say, watched, write_answer
 from odcl.cli.fit import METHOD, estimator_settings, fit_source, method_of, read_named
-from odcl.cli.parser import (
-    TABLE_HELP,
-    HoldOut,
-    Parser,
-    UsageError,
-    add_options,
-    command,
-    missing,
-    quiet,
-    seed,
-    table_columns,
-)
 
 if TYPE_CHECKING:
     from odcl.diagnose import Diagnosis
@@ -48,24 +37,24 @@ is fitted again on the table's rows, with its own columns and settings: for a
 run of --paper, whose users send nothing about their noise, that tells more."""
 
 
-def add(some: Any) -> Parser:
+def add(some: Any) -> opt.Parser:
     """The command's options."""
-    parser = command(some, "diagnose", "RUN [TABLE] | TABLE [options]", _ABOUT, _EXAMPLES)
+    parser = opt.command(some, "diagnose", "RUN [TABLE] | TABLE [options]", _ABOUT, _EXAMPLES)
     group = parser.add_argument_group("arguments")
     group.add_argument(
         "source", metavar="RUN|TABLE", type=Path, help="folder that `odcl fit` wrote, or a table"
     )
-    group.add_argument("table", metavar="TABLE", type=Path, nargs="?", help=TABLE_HELP)
+    group.add_argument("table", metavar="TABLE", type=Path, nargs="?", help=opt.TABLE_HELP)
     new = parser.add_argument_group("a table without a run")
-    table_columns(new)
-    add_options(new, METHOD)
+    opt.table_columns(new)
+    opt.add_options(new, METHOD)
     more = parser.add_argument_group("options")
     about = "CSV or Parquet file with one row per user: group, chance of belonging elsewhere"
     out = (Path, f"{about} [default: none]")
-    add_options(more, {"--out FILE": out, "--force": "replace FILE if it exists"})
-    missing(more, None)
-    seed(more)
-    quiet(more)
+    opt.add_options(more, {"--out FILE": out, "--force": "replace FILE if it exists"})
+    opt.missing(more, None)
+    opt.seed(more)
+    opt.quiet(more)
     return parser
 
 
@@ -100,14 +89,14 @@ def _of_table(options: Namespace, progress: Silent) -> Found:
     """Fit a table and diagnose the fit; its rows tell the noise in the paper's setting too."""
     if options.table is not None:
         text = f"{options.source} is not a run of `odcl fit`, so {options.table} is one too many."
-        raise UsageError(text, "odcl diagnose")
+        raise opt.UsageError(text, "odcl diagnose")
     for name in ("user", "target"):
         if getattr(options, name) is None:
             text = f"{options.source} is not a run of `odcl fit`, and a table needs --{name}"
-            raise UsageError(f"{text}, a column of it.", "odcl diagnose")
+            raise opt.UsageError(f"{text}, a column of it.", "odcl diagnose")
     settings = estimator_settings(options, method_of(options))
     source = read_named(options.source, options)
-    fitted = fit_source(source, settings, HoldOut(0.0), options.seed, progress)
+    fitted = fit_source(source, settings, opt.HoldOut(0.0), options.seed, progress)
     progress.stage("diagnosing")
     found = _with_rows(fitted.model, source.encoded.federation(), options.seed)
     return found, source.schema.user, fitted.notices
@@ -159,4 +148,4 @@ def _refuse_settings(options: Namespace) -> None:
     for name in (*named, "features", "drop", "categorical", "no_intercept", "paper"):
         if getattr(options, name) not in (None, False, []):
             text = f"--{name.replace('_', '-')} is part of the run {options.source}: leave it out."
-            raise UsageError(text, "odcl diagnose")
+            raise opt.UsageError(text, "odcl diagnose")

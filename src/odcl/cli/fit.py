@@ -8,32 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from odcl.cli import parser as opt
 from odcl.cli.console import say, say_picture, watched
-from odcl.cli.parser import (
-    COMBINE,
-    CURVATURE,
-    LOSSES,
-    MISSING,
-    TABLE_HELP,
-    HoldOut,
-    Parser,
-    UsageError,
-    add_options,
-    at_least_0,
-    clusters,
-    column_names,
-    command,
-    force,
-    holdout,
-    jobs,
-    missing,
-    one_of,
-    path,
-    quiet,
-    refit,
-    seed,
-    table_columns,
-)
 
 if TYPE_CHECKING:
     from odcl._typing import Bools
@@ -68,25 +44,25 @@ ODCLClassifier for classes."""
 
 METHOD = {
     "--loss NAME": (
-        one_of(LOSSES),
+        opt.one_of(opt.LOSSES),
         "squared (numbers), huber (numbers with outliers), poisson (counts), logistic or "
         "multinomial (classes), or auto: classes for text and true/false, else squared "
         "[default: auto]",
     ),
     "--clusters K": (
-        clusters,
+        opt.clusters,
         "number of groups; auto: found from the users' own noise; convex: by convex "
         "clustering (the paper's ODCL-CC); elbow or silhouette: chosen for K-means++ by that "
         "rule; kmeans:K, spectral:K, gradient:K: K groups by that method [default: auto]",
     ),
     "--combine HOW": (
-        one_of(COMBINE),
+        opt.one_of(opt.COMBINE),
         "how a group's models become one: precision (by what each user's rows tell), mean "
         "(the paper), samples (by number of rows), shrink (mean of the mixture's posterior) "
         "[default: precision]",
     ),
     "--l2 NUMBER": (
-        at_least_0,
+        opt.at_least_0,
         "penalty on coefficients, in standardised units [default: 0; for classes 0.01]",
     ),
     "--no-intercept": "fit no intercept",
@@ -95,12 +71,12 @@ METHOD = {
 }
 _MORE = {
     "--refit HOW": (
-        refit,
+        opt.refit,
         "what a user makes of its group's model: evidence or cv (drawn to it as far as the "
         "data say), none (takes it), or a number (strength of the pull) [default: evidence]",
     ),
     "--curvature WHAT": (
-        one_of(CURVATURE),
+        opt.one_of(opt.CURVATURE),
         "what users would send of their Hessian: full, diagonal, none; auto: full up to 100 "
         "parameters [default: auto; with --paper none]",
     ),
@@ -108,31 +84,32 @@ _MORE = {
 }
 
 
-def add(some: Any) -> Parser:
+def add(some: Any) -> opt.Parser:
     usage = "TABLE --user COLUMN --target COLUMN --out RUN [options]"
-    parser = command(some, "fit", usage, _ABOUT, _EXAMPLES)
+    parser = opt.command(some, "fit", usage, _ABOUT, _EXAMPLES)
     group = parser.add_argument_group("the table")
-    group.add_argument("table", metavar="TABLE", type=Path, help=TABLE_HELP)
-    table_columns(group, required=True)
-    missing(group, "error")
+    group.add_argument("table", metavar="TABLE", type=Path, help=opt.TABLE_HELP)
+    opt.table_columns(group, required=True)
+    opt.missing(group, "error")
     group = parser.add_argument_group("the method (the defaults suit most tables)")
-    add_options(group, METHOD | _MORE)
+    opt.add_options(group, METHOD | _MORE)
     run = parser.add_argument_group("the run")
-    path(run, "--out", "RUN", "folder for the results (required)", required=True)
-    force(run)
+    opt.path(run, "--out", "RUN", "folder for the results (required)", required=True)
+    opt.force(run)
     run.add_argument(
         "--holdout",
         metavar="SHARE",
-        type=holdout,
-        default=HoldOut(0.2),
+        type=opt.holdout,
+        default=opt.HoldOut(0.2),
         help="share of each user's rows kept back for the comparison; 0: no comparison; last, or "
         "last:SHARE: its last rows by --time. The models in RUN are fitted on all rows "
         "[default: %(default)s]",
     )
-    add_options(run, {"--time COLUMN": (str, "column that orders a user's rows [default: none]")})
-    seed(run)
-    jobs(run, 1, "threads for the local models")
-    quiet(run)
+    text = "column that orders the rows of a user [default: none]"
+    opt.add_options(run, {"--time COLUMN": (str, text)})
+    opt.seed(run)
+    opt.jobs(run, 1, "threads for the local models")
+    opt.quiet(run)
     return parser
 
 
@@ -141,7 +118,7 @@ def run(options: Namespace) -> None:
     from odcl.cli.run_folder import write_run
 
     if (options.time is None) == options.holdout.last:
-        raise UsageError("--holdout last and --time COLUMN go together.", "odcl fit")
+        raise opt.UsageError("--holdout last and --time COLUMN go together.", "odcl fit")
     method = method_of(options)
     check_artifact_place(options.out, force=options.force)
     with watched(options) as progress:
@@ -216,7 +193,7 @@ def read_named(path: Path, options: Namespace, *, time: str | None = None) -> So
 
     columns = read_column_names(path)
     features, drop, categorical = (
-        column_names(names, columns)
+        opt.column_names(names, columns)
         for names in (options.features, options.drop, options.categorical)
     )
     return read_source(
@@ -226,7 +203,7 @@ def read_named(path: Path, options: Namespace, *, time: str | None = None) -> So
         features=features or None,
         drop=drop,
         categorical=categorical,
-        missing=options.missing or MISSING[0],
+        missing=options.missing or opt.MISSING[0],
         loss=options.loss or "auto",
         time=time,
     )
@@ -243,11 +220,11 @@ class FittedTable:
     model: Any
     comparison: Comparison | None
     notices: list[str]
-    holdout: HoldOut
+    holdout: opt.HoldOut
 
 
 def fit_source(
-    source: Source, settings: dict[str, Any], held: HoldOut, seed: int, progress: Silent
+    source: Source, settings: dict[str, Any], held: opt.HoldOut, seed: int, progress: Silent
 ) -> FittedTable:
     """Fit all rows; before that, with a share to hold out, compare methods on these rows."""
     from odcl.data.folds import hold_out

@@ -227,15 +227,16 @@ def table_columns(group: Any, *, required: bool = False) -> None:
     group.add_argument("--categorical", **many, help="columns that hold categories, not numbers")
 
 
-def run_and_table(parser: Parser, table: str) -> Any:
+def run_and_table(parser: Parser, table: str, options: Mapping[str, Any]) -> None:
     """RUN and TABLE, and the options of a command that answers with a table."""
     group = parser.add_argument_group("arguments")
     group.add_argument("run", metavar="RUN", type=Path, help=RUN_HELP)
     group.add_argument("table", metavar="TABLE", type=Path, help=table)
     group = parser.add_argument_group("options")
     out = (Path, "CSV or Parquet file for the answer [default: CSV on stdout]")
-    add_options(group, {"--out FILE": out, "--force": "replace FILE if it exists"})
-    return group
+    add_options(group, {"--out FILE": out, "--force": "replace FILE if it exists", **options})
+    missing(group, None)
+    quiet(group)
 
 
 def force(group: Any) -> None:

@@ -6,26 +6,9 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from odcl.cli import parser as opt
 from odcl.cli.console import check_file_place, say_picture, watched
 from odcl.cli.fit import fit_source, read_named
-from odcl.cli.parser import (
-    MISSING,
-    HoldOut,
-    Parser,
-    UsageError,
-    above_0,
-    add_options,
-    at_least_0,
-    command,
-    missing,
-    number,
-    one_of,
-    path,
-    positive,
-    quiet,
-    seed,
-    table_columns,
-)
 
 if TYPE_CHECKING:
     from odcl.plan import Scenario
@@ -49,55 +32,55 @@ examples:
 
 
 _FEDERATION = {
-    "--users M": (positive, "number of users [default: 100, or the pilot's]"),
-    "--clusters K": (positive, "number of hidden groups [default: 10]"),
-    "--dim D": (positive, "parameters of a model [default: 20]"),
+    "--users M": (opt.positive, "number of users [default: 100, or the pilot's]"),
+    "--clusters K": (opt.positive, "number of hidden groups [default: 10]"),
+    "--dim D": (opt.positive, "parameters of a model [default: 20]"),
     "--separation D": (
-        above_0,
+        opt.above_0,
         "smallest distance between two groups' models [default: as in the paper's linear "
         "set-up, for 1, 4 or 10 groups]",
     ),
     "--noise S": (
-        above_0,
+        opt.above_0,
         "standard deviation of the target around its model, squared loss only [default: 1]",
     ),
     "--spread TAU": (
-        at_least_0,
+        opt.at_least_0,
         "how far users of a group differ: standard deviation of each parameter [default: 0]",
     ),
-    "--active N": (positive, "features of a row that are not zero [default: 5]"),
+    "--active N": (opt.positive, "features of a row that are not zero [default: 5]"),
     "--loss NAME": (
-        one_of(LOSSES),
+        opt.one_of(LOSSES),
         "squared, logistic or poisson; huber and multinomial with a pilot [default: squared]",
     ),
 }
 
 
-def add(some: Any) -> Parser:
+def add(some: Any) -> opt.Parser:
     """The command's options."""
-    parser = command(some, "plan", "[options]", _ABOUT, _EXAMPLES)
-    add_options(parser.add_argument_group("the federation"), _FEDERATION)
+    parser = opt.command(some, "plan", "[options]", _ABOUT, _EXAMPLES)
+    opt.add_options(parser.add_argument_group("the federation"), _FEDERATION)
     pilot = parser.add_argument_group("from a pilot")
     text = "table whose groups, rows and noise are taken instead [default: none]"
-    add_options(pilot, {"--pilot TABLE": (Path, text)})
-    table_columns(pilot)
-    missing(pilot, MISSING[0])
+    opt.add_options(pilot, {"--pilot TABLE": (Path, text)})
+    opt.table_columns(pilot)
+    opt.missing(pilot, opt.MISSING[0])
     goal = parser.add_argument_group("the goal")
     goal.add_argument(
         "--probability",
         metavar="P",
-        type=number(lambda value: 0.5 <= value <= 0.99, "from 0.5 to 0.99"),
+        type=opt.number(lambda value: 0.5 <= value <= 0.99, "from 0.5 to 0.99"),
         default=0.95,
         help="of finding exactly the true groups, from 0.5 to 0.99 [default: %(default)s]",
     )
     text = "relative squared error of the users' models to reach besides [default: none]"
-    add_options(goal, {"--error E": (above_0, text)})
+    opt.add_options(goal, {"--error E": (opt.above_0, text)})
     more = parser.add_argument_group("options")
-    path(more, "--out", "FILE", "PNG file for the curve", default="odcl-plan.png")
+    opt.path(more, "--out", "FILE", "PNG file for the curve", default="odcl-plan.png")
     text = "replace FILE even if it is not a picture of an earlier plan"
-    add_options(more, {"--force": text})
-    seed(more)
-    quiet(more)
+    opt.add_options(more, {"--force": text})
+    opt.seed(more)
+    opt.quiet(more)
     return parser
 
 
@@ -131,7 +114,8 @@ def scenario_of(options: Namespace) -> Scenario:
         return _pilot(options)
     for name in ("user", "target", "features", "drop", "categorical"):
         if getattr(options, name):
-            raise UsageError(f"--{name} names columns of a pilot: say --pilot TABLE.", "odcl plan")
+            text = f"--{name} names columns of a pilot: say --pilot TABLE."
+            raise opt.UsageError(text, "odcl plan")
     given = {
         "n_users": options.users,
         "n_clusters": options.clusters,
@@ -151,14 +135,14 @@ def _pilot(options: Namespace) -> Scenario:
     from odcl.report.progress import Silent
 
     if options.user is None or options.target is None:
-        raise UsageError("--pilot needs --user and --target, columns of it.", "odcl plan")
+        raise opt.UsageError("--pilot needs --user and --target, columns of it.", "odcl plan")
     for name in ("clusters", "dim", "separation", "noise", "spread", "active"):
         if getattr(options, name) is not None:
             text = f"--{name} is read off the pilot: leave it out, or plan without --pilot."
-            raise UsageError(text, "odcl plan")
+            raise opt.UsageError(text, "odcl plan")
     source = read_named(options.pilot, options)
     settings = {"method": Method(), "random_state": options.seed}
-    model = fit_source(source, settings, HoldOut(0.0), options.seed, Silent()).model
+    model = fit_source(source, settings, opt.HoldOut(0.0), options.seed, Silent()).model
     rows = source.encoded.federation()
     scaled = rows.with_X(model.scaling_.apply(rows.X))
     return from_pilot(model.result_, scaled, n_users=options.users)

@@ -6,18 +6,8 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+from odcl.cli import parser as opt
 from odcl.cli.console import answer
-from odcl.cli.parser import (
-    TABLE_HELP,
-    UNKNOWN,
-    UNSEEN,
-    Parser,
-    command,
-    missing,
-    one_of,
-    quiet,
-    run_and_table,
-)
 
 _ABOUT = "Predict each row of a table with its own user's model."
 
@@ -30,27 +20,23 @@ The table needs the user's column and the features of the fit, not the target;
 other columns are ignored. For classes the answer has a probability of each."""
 
 
-def add(some: Any) -> Parser:
-    parser = command(some, "predict", "RUN TABLE [options]", _ABOUT, _EXAMPLES)
-    group = run_and_table(parser, TABLE_HELP)
-    group.add_argument(
-        "--unknown",
-        type=one_of(UNKNOWN),
-        default="error",
-        metavar="HOW",
-        help="users that were not in the fit: error, pooled (one model for all) or nearest (the "
-        "group with the most similar features) [default: %(default)s]",
-    )
-    group.add_argument(
-        "--unseen",
-        type=one_of(UNSEEN),
-        default="error",
-        metavar="HOW",
-        help="categories that were not in the fit: error, or reference (count as the commonest) "
-        "[default: %(default)s]",
-    )
-    missing(group, None)
-    quiet(group)
+_OPTIONS = {
+    "--unknown HOW": (
+        opt.one_of(opt.UNKNOWN),
+        "users that were not in the fit: error, pooled (one model for all) or nearest (the "
+        "group with the most similar features) [default: error]",
+    ),
+    "--unseen HOW": (
+        opt.one_of(opt.UNSEEN),
+        "categories that were not in the fit: error, or reference (count as the commonest) "
+        "[default: error]",
+    ),
+}
+
+
+def add(some: Any) -> opt.Parser:
+    parser = opt.command(some, "predict", "RUN TABLE [options]", _ABOUT, _EXAMPLES)
+    opt.run_and_table(parser, opt.TABLE_HELP, _OPTIONS)
     return parser
 
 
@@ -65,10 +51,11 @@ def _predicted(options: Namespace) -> tuple[dict[str, Any], list[str]]:
     from odcl.data.tables import beside, read_table
     from odcl.report.text import about_values, count
 
-    missing, unknown = options.missing, options.unknown
+    missing, unknown = options.missing, options.unknown or "error"
+    unseen = options.unseen or "error"
     model, schema = open_run(options.run)
     table = read_table(options.table, text=schema.text)
-    encoded = schema.encode(table, with_target=False, unseen=options.unseen, missing=missing)
+    encoded = schema.encode(table, with_target=False, unseen=unseen, missing=missing)
     notices = about_values(schema, encoded, missing or schema.missing)
     strange = encoded.ids[positions(model.users_, encoded.ids) < 0].tolist()
     if strange and unknown == "error":

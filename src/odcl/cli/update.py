@@ -6,8 +6,8 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+from odcl.cli import parser as opt
 from odcl.cli.console import answer
-from odcl.cli.parser import Parser, command, missing, quiet, run_and_table
 
 _ABOUT = """\
 Give known users more rows: their models and groups follow.
@@ -23,16 +23,10 @@ examples:
   odcl update run all-of-store-7.csv --all-rows"""
 
 
-def add(some: Any) -> Parser:
-    parser = command(some, "update", "RUN TABLE [options]", _ABOUT, _EXAMPLES)
-    group = run_and_table(parser, "new rows of known users, with the target")
-    group.add_argument(
-        "--all-rows",
-        action="store_true",
-        help="the table holds all rows of its users, old ones included",
-    )
-    missing(group, None)
-    quiet(group)
+def add(some: Any) -> opt.Parser:
+    parser = opt.command(some, "update", "RUN TABLE [options]", _ABOUT, _EXAMPLES)
+    more = {"--all-rows": "the table holds all rows of its users, old ones included"}
+    opt.run_and_table(parser, "new rows of known users, with the target", more)
     return parser
 
 
