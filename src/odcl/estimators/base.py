@@ -43,13 +43,8 @@ from odcl.method import Method
 from odcl.risk.loss import Loss
 from odcl.risk.losses import Multinomial
 from odcl.risk.risk import Risk
-from odcl.server.assign import (
-    Assignment,
-    assign_rows,
-    cluster_means,
-    groups_of,
-    nearest_cluster,
-)
+from odcl.server import assign as newcomers
+from odcl.server.assign import Assignment, assign_rows, groups_of
 from odcl.server.step import ServerStep
 from odcl.server.update import place_of, with_more_rows
 
@@ -161,7 +156,7 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
         self.rule_, self.reason_ = result.step.rule, result.step.reason
         self.tau2_ = result.step.tau2
         self.groups_ = groups_of(federation, risk, result.local, result.step, method)
-        self.cluster_means_ = cluster_means(federation, result.labels, result.n_clusters)
+        self.cluster_means_ = newcomers.cluster_means(federation, result.labels, result.n_clusters)
         self.pooled_theta_ = one_for_all(federation, risk)
         return self
 
@@ -300,7 +295,9 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
             where[new] = len(self.theta_)
             return np.vstack([self.theta_, self.pooled_theta_]), where
         if self.unknown == "nearest":
-            nearest = nearest_cluster(self.scaling_.apply(X[new]), ids[new], self.cluster_means_)
+            nearest = newcomers.nearest_cluster(
+                self.scaling_.apply(X[new]), ids[new], self.cluster_means_
+            )
             where[new] = len(self.theta_) + nearest
             return np.vstack([self.theta_, self.cluster_theta_]), where
         raise self._unknown_users(ids[new])
@@ -403,9 +400,8 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
                 self.uploads_ = self.uploads_.replaced(at, upload)
             count = len(rows) + (0 if all_rows else self.n_rows_[at])
             names = ("labels_", "theta_", "probability_", "n_rows_")
-            for name, value in zip(
-                names, (*place, count), strict=True
-            ):  # new arrays: result_ holds the old ones
+            # New arrays: result_ holds the old ones.
+            for name, value in zip(names, (*place, count), strict=True):
                 values = getattr(self, name).copy()
                 values[at] = value
                 setattr(self, name, values)
@@ -558,9 +554,8 @@ def check_settings(model: Any) -> None:
     if model.unknown not in UNKNOWN:
         words = ", ".join(map(repr, UNKNOWN))
         raise ValueError(f"unknown={model.unknown!r} is not one of {words}.")
-    value = model.fit_intercept
-    if not isinstance(value, bool | np.bool_) and value not in (0, 1):
-        raise ValueError(f"fit_intercept={value!r} is neither True nor False.")
+    if model.fit_intercept not in (True, False):
+        raise ValueError(f"fit_intercept={model.fit_intercept!r} is neither True nor False.")
     Risk(l2=model.l2)
     Method.of(model.method, clusterer=model.clusterer)
 

@@ -50,8 +50,6 @@ MOST_UPLOADS = 2**28  # bytes; larger uploads are not kept: a model should stay 
 _FILES = (MODEL, NUMBERS, UPLOADS, SCHEMA)
 _SIZES = ("tau2", "spread", "phi", "phi_dof")  # numbers of Groups
 
-Extras = Callable[[Any], Mapping[str, Extra]]  # files beside the model's own, made from the model
-
 
 # -- writing -------------------------------------------------------------------------------------
 
