@@ -1,0 +1,240 @@
+"""How many groups, and how users differ inside them: the (K, shape of T) of best evidence.
+
+Everything is deterministic and independent of the order of users: starts are read off the data,
+samples are drawn by user id.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from odcl._typing import Floats, Ints
+from odcl.mixed.em import Fit, fit_mixture
+from odcl.mixed.mixture import (
+    Quadratics,
+    Spread,
+    center_step,
+    group_sums,
+    misfits,
+    moments,
+    responsibilities,
+)
+from odcl.mixed.noise import Noise, pure_noise
+
+SHAPES = ("zero", "scalar", "diag", "full")
+FAILURES = 2  # a shape is given up after so many K in a row that did not improve it
+SAMPLE = 2000  # users that search for K and shape; all take part in the last sweeps
+ROUGH = 1e-2  # gain in the bound per sweep at which a candidate has converged well enough
+FINE = 1e-8
+
+
+def search(
+    q: Quadratics,
+    ids: Sequence[str] | None = None,
+    *,
+    max_groups: int = 50,
+    sample: int = SAMPLE,
+    entropy: bool = False,
+) -> Fit:
+    """The mixture of best evidence, fitted to all users.
+
+    With more than ``sample`` users K and shape are searched on a sample drawn by ``ids``: a group
+    of share p is absent from it with probability (1 - p)^sample. ``entropy`` adds twice the
+    entropy of the responsibilities to the criterion (groups that users can be told apart by).
+    """
+    if len(q) <= sample:
+        best = _search(q, max_groups, entropy)
+        return _polish(q, best, best.responsibilities, best.s2)
+    names = [str(i) for i in range(len(q))] if ids is None else [str(i) for i in ids]
+    who = sample_by_id(names, sample)
+    best = _search(q[who], max_groups, entropy)
+    noise, s2 = pure_noise(q)
+    s2 = np.full(len(q), best.s2[0]) if noise.common else s2
+    m = moments(q, best.spread, s2)
+    stack = center_step(*group_sums(m, np.full((1, len(q), 1), 1.0)), None)
+    stack = replace(stack, c=best.centers[None], C=best.covariances[None])
+    r = responsibilities(misfits(m, stack), best.weights)[0][0]
+    return _polish(q, replace(best, noise=noise), r, s2, tol=1e-6 * len(q), max_sweeps=30)
+
+
+def sample_by_id(ids: Sequence[str], size: int) -> Ints:
+    """The ``size`` users whose ids have the smallest SHA-256, in the order of their digests."""
+    digests = [hashlib.sha256(name.encode()).digest() for name in ids]
+    return np.array(sorted(range(len(ids)), key=digests.__getitem__)[:size], np.intp)
+
+
+def _polish(
+    q: Quadratics, fit: Fit, r: Floats, s2: Floats, *, tol: float = FINE, max_sweeps: int = 500
+) -> Fit:
+    return fit_mixture(
+        q, r, fit.spread, fit.noise, s2, fit.prior, tol=tol, max_sweeps=max_sweeps
+    )
+
+
+def _search(q: Quadratics, max_groups: int, entropy: bool) -> Fit:
+    ALL = _search.all = []
+    noise, s2 = pure_noise(q)
+
+    def score(fit: Fit) -> float:
+        return fit.evidence + (2 * fit.entropy if entropy else 0.0)
+
+    singles = one_group(q, noise, s2)
+    best = min(singles.values(), key=score)
+    ALL.extend(singles.values())
+    prior = _center_prior(singles, score)
+    if prior is None or len(q) < 3:
+        return best
+    points = _posterior_means(q, min((singles["scalar"], singles["diag"]), key=score))
+    previous = {shape: singles[shape] for shape in ("zero", "scalar", "diag")}
+    chain = {shape: score(fit) for shape, fit in previous.items()}
+    failures = dict.fromkeys(previous, 0)
+    for K in range(2, min(max_groups, len(q) - 1) + 1):
+        tried: list[Floats] = _kmeans_starts(points, K)
+        for shape in [shape for shape in previous if failures[shape] < FAILURES]:
+            fit = _grow(q, previous[shape], tried, prior)
+            tried.append(fit.responsibilities)
+            if shape == "diag":
+                fit = _close(q, fit, score)
+            previous[shape] = fit
+            ALL.append(fit)
+            failures[shape] = 0 if score(fit) < chain[shape] else failures[shape] + 1
+            chain[shape] = min(chain[shape], score(fit))
+            best = min(best, fit, key=score)
+        if all(count >= FAILURES for count in failures.values()):
+            break
+    return best
+
+
+def one_group(q: Quadratics, noise: Noise, s2: Floats) -> dict[str, Fit]:
+    """The linear mixed model in every shape; "full" also inside the coordinates that diag opens."""
+    dim, everyone = q.dim, np.ones((len(q), 1))
+    fits = {"zero": fit_mixture(q, everyone, Spread.zero(dim), noise, s2, tol=ROUGH)}
+    s2 = s2 if q.dof.sum() > 0 else fits["zero"].s2
+    every = np.ones(dim, np.bool_)
+    start = np.eye(dim) * 0.1 * q.rows.sum() / max(np.trace(q.A.sum(axis=0)) / dim, 1e-300)
+    for shape in ("scalar", "diag"):
+        T = Spread(shape, start, every)
+        fits[shape] = fit_mixture(q, everyone, T, noise, s2, tol=ROUGH)
+        if fits[shape].spread.matrix.any():
+            start, s2 = fits[shape].spread.matrix, fits[shape].s2
+    whole = fits["diag"].spread.matrix
+    fits["diag"] = _close(q, fits["diag"], lambda fit: fit.evidence)
+    chosen = fits["diag"].spread
+    candidates = []
+    for opened, T in ((every, whole), (chosen.open, chosen.matrix)):
+        if opened.sum() > 1 and not (candidates and opened.all()):
+            floor = np.diag(opened * 1e-3 * np.trace(T) / opened.sum())
+            full = Spread("full", T + floor, opened)
+            candidates.append(fit_mixture(q, everyone, full, noise, s2, tol=ROUGH))
+    if candidates:
+        fits["full"] = min(candidates, key=lambda fit: fit.evidence)
+    return fits
+
+
+def _close(q, fit, score) -> Fit:
+    """Close the coordinates whose spread is not significant, if the evidence agrees.
+
+    t_j^2 sum W_jj^2 / 2 is the Wald statistic of t_j; below log m it does not pay for itself.
+    """
+    T = fit.spread
+    m = moments(q, T, fit.s2)
+    values = np.diag(T.matrix)
+    wald = values**2 * 0.5 * (np.diagonal(m.W, axis1=1, axis2=2) ** 2).sum(axis=0)
+    opened = T.open & (wald >= np.log(len(q)))
+    if opened.all():
+        return fit
+    closed = Spread("diag", np.diag(values * opened), opened)
+    again = fit_mixture(
+        q, fit.responsibilities, closed, fit.noise, fit.s2, fit.prior, tol=ROUGH
+    )
+    return min(fit, again, key=score)
+
+
+def _center_prior(singles, score) -> Floats | None:
+    """B: the spread of users around one center, scalar or diagonal, with a floor; None if zero."""
+    T = np.diag(min((singles["scalar"], singles["diag"]), key=score).spread.matrix)
+    return T + 1e-3 * T.mean() if T.any() else None
+
+
+def _grow(q: Quadratics, fewer: Fit, starts: list[Floats], prior: Floats) -> Fit:
+    """A fit with one group more: the best of all starts after four sweeps, then converged."""
+    m = moments(q, fewer.spread, fewer.s2)
+    K = fewer.n_groups + 1
+    r = np.stack([s for s in starts if s.shape[1] == K] + _splits(m.W, m.w, fewer))
+    for _ in range(4):
+        weights = r.mean(axis=1)
+        centers = center_step(*group_sums(m, r), prior)
+        r, total = responsibilities(misfits(m, centers), weights)
+    bounds = total.sum(axis=1) - centers.price
+    first = r[int(np.argmax(bounds))]
+    return fit_mixture(
+        q, first, fewer.spread, fewer.noise, fewer.s2, prior, tol=ROUGH, max_sweeps=100
+    )
+
+
+def _splits(W: Floats, w: Floats, fit: Fit, n_splits: int = 3) -> list[Floats]:
+    """Each group split by the sign of its users' scores along their direction of most excess.
+
+    The direction is the top eigenvector of Omega_k = sum r z z' relative to M_k = sum r W, the
+    covariance the scores should have; groups are ranked by the score test of a spread along it.
+    """
+    splits = []
+    for k in range(fit.n_groups):
+        r = fit.responsibilities[:, k]
+        if r.sum() < 1.5:  # one user cannot be split
+            continue
+        z = w - W @ fit.centers[k]
+        M = np.tensordot(r, W, axes=1)
+        values, vectors = np.linalg.eigh(M)
+        seen = values > 1e-10 * max(values[-1], 1e-300)
+        white = vectors[:, seen] / np.sqrt(values[seen])
+        top, directions = np.linalg.eigh(white.T @ ((z * r[:, None]).T @ z) @ white)
+        u = white @ directions[:, -1]
+        excess = (top[-1] - 1) / np.sqrt(2 * (r * ((W @ u) @ u) ** 2).sum())
+        upper = (z @ u > 0).astype(float)
+        split = np.delete(fit.responsibilities, k, axis=1)
+        splits.append((excess, np.column_stack([split, r * upper, r * (1 - upper)])))
+    splits.sort(key=lambda pair: -pair[0])
+    return [split for _, split in splits[:n_splits]]
+
+
+def _posterior_means(q: Quadratics, fit: Fit) -> Floats:
+    """The users' posterior means under one group, in the metric of their mean information."""
+    m = moments(q, fit.spread, fit.s2)
+    theta = (m.w - m.W @ fit.centers[0]) @ fit.spread.matrix
+    values, vectors = np.linalg.eigh(m.W.mean(axis=0))
+    return theta @ (vectors * np.sqrt(np.maximum(values, 0.0)))
+
+
+def _kmeans_starts(points: Floats, K: int) -> list[Floats]:
+    """Two K-means without chance: seeded by farthest points, and by splits along main axes."""
+    seeds = [points[np.argmax((points**2).sum(axis=1))]]
+    gap = ((points - seeds[0]) ** 2).sum(axis=1)
+    labels = np.zeros(len(points), np.intp)
+    for k in range(1, K):
+        seeds.append(points[np.argmax(gap)])
+        gap = np.minimum(gap, ((points - seeds[-1]) ** 2).sum(axis=1))
+        spread = [
+            ((points[labels == j] - points[labels == j].mean(0)) ** 2).sum() for j in range(k)
+        ]
+        widest = int(np.argmax(spread))
+        members = points[labels == widest]
+        axis = np.linalg.svd(members - members.mean(0), full_matrices=False)[2][0]
+        labels[np.flatnonzero(labels == widest)[(members - members.mean(0)) @ axis > 0]] = k
+    means = np.stack([points[labels == k].mean(0) for k in range(K) if (labels == k).any()])
+    return [_lloyd(points, np.stack(seeds)), _lloyd(points, np.resize(means, (K, means.shape[1])))]
+
+
+def _lloyd(points: Floats, centers: Floats, sweeps: int = 10) -> Floats:
+    """Hard responsibilities after a few sweeps of Lloyd's loop; empty groups stay where they are."""
+    K, square = len(centers), (points**2).sum(axis=1)
+    for _ in range(sweeps):
+        distance = square[:, None] - 2 * points @ centers.T + (centers**2).sum(axis=1)
+        r = np.eye(K)[np.argmin(distance, axis=1)]
+        size = r.sum(axis=0)[:, None]
+        centers = np.where(size > 0, (r.T @ points) / np.maximum(size, 1), centers)
+    return r
