@@ -28,7 +28,6 @@ from odcl.mixed.noise import FLOOR, Noise
 
 SHRINK = 0.4  # a step of T that lowers the bound is tried again, this much shorter
 TRIALS = 8
-LAM = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +43,7 @@ class Fit:
     responsibilities: Floats  # (n_users, K)
     prior: Floats | None  # (dim,), the diagonal of B; None for one center
     bound: float
-    common: float
+    common: float  # log |information about the centers' common mean|
     log_likelihood: float  # sum_i log sum_k weight_k p(y_i | c_k), at the posterior means
     trace: tuple[float, ...]  # the bound, sweep by sweep
     converged: bool
@@ -75,8 +74,7 @@ class Fit:
         if self.prior is not None:
             fit = self.bound
             charge += np.log(m) * (1 if np.ptp(self.prior) == 0 else len(self.prior))
-        import odcl.mixed.em as E
-        return float(-2 * fit + charge + E.LAM * self.common)
+        return float(-2 * fit + charge)
 
 
 def fit_mixture(
@@ -113,8 +111,9 @@ def fit_mixture(
         spread, s2, m = _variance_step(q, m, spread, s2, r[0], centers, noise)
     at_means = replace(centers, C=np.zeros_like(centers.C))
     log_likelihood = float(responsibilities(misfits(m, at_means), weights)[1].sum())
-    if noise.common:
-        noise = replace(noise, s0=float(s2[0]))
+    if noise.common and q.noisy:
+        left = _slopes(q, m, spread, s2, r[0], centers).left.sum()
+        noise = replace(noise, s0=float(s2[0]), dof=max(float(left), 1.0))
     return Fit(
         weights,
         centers.c[0],

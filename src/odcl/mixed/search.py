@@ -7,7 +7,7 @@ samples are drawn by user id.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -30,6 +30,7 @@ FAILURES = 2  # a shape is given up after so many K in a row that did not improv
 SAMPLE = 2000  # users that search for K and shape; all take part in the last sweeps
 ROUGH = 1e-2  # gain in the bound per sweep at which a candidate has converged well enough
 FINE = 1e-8
+SWEEPS = 4  # of each start, before the best is converged
 
 
 def search(
@@ -76,37 +77,39 @@ def _polish(
 
 
 def _search(q: Quadratics, max_groups: int, entropy: bool) -> Fit:
-    ALL = _search.all = []
     noise, s2 = pure_noise(q)
 
     def score(fit: Fit) -> float:
         return fit.evidence + (2 * fit.entropy if entropy else 0.0)
 
     singles = one_group(q, noise, s2)
-    best = min(singles.values(), key=score)
-    ALL.extend(singles.values())
-    prior = _center_prior(singles, score)
+    fits = _search.all = list(singles.values())
+    simple = [singles["scalar"], singles["diag"]]
+    prior = _center_prior(min(simple, key=score))
     if prior is None or len(q) < 3:
-        return best
-    points = _posterior_means(q, min((singles["scalar"], singles["diag"]), key=score))
-    previous = {shape: singles[shape] for shape in ("zero", "scalar", "diag")}
-    chain = {shape: score(fit) for shape, fit in previous.items()}
+        return _choose(fits, score)
+    starts = _kmeans_starts(_posterior_means(q, min(simple, key=score)))
+    previous = {shape: singles[shape] for shape in ("scalar", "zero", "diag")}
+    leading = {shape: score(fit) for shape, fit in previous.items()}
     failures = dict.fromkeys(previous, 0)
     for K in range(2, min(max_groups, len(q) - 1) + 1):
-        tried: list[Floats] = _kmeans_starts(points, K)
+        tried = next(starts)
         for shape in [shape for shape in previous if failures[shape] < FAILURES]:
             fit = _grow(q, previous[shape], tried, prior)
             tried.append(fit.responsibilities)
-            if shape == "diag":
-                fit = _close(q, fit, score)
+            if shape != "zero":
+                fits.append(_close(q, fit))
+                fit = min(fit, fits[-1], key=score) if shape == "diag" else fit
+            fits.append(fit)
+            behind = score(fit) >= leading[shape]
+            if shape == "zero":  # what T = 0 can do in the end, a scalar T closed can do too
+                behind = behind or score(fit) > score(previous["scalar"])
+            failures[shape] = failures[shape] + 1 if behind else 0
+            leading[shape] = min(leading[shape], score(fit))
             previous[shape] = fit
-            ALL.append(fit)
-            failures[shape] = 0 if score(fit) < chain[shape] else failures[shape] + 1
-            chain[shape] = min(chain[shape], score(fit))
-            best = min(best, fit, key=score)
         if all(count >= FAILURES for count in failures.values()):
             break
-    return best
+    return _choose(fits, score)
 
 
 def one_group(q: Quadratics, noise: Noise, s2: Floats) -> dict[str, Fit]:
@@ -122,7 +125,7 @@ def one_group(q: Quadratics, noise: Noise, s2: Floats) -> dict[str, Fit]:
         if fits[shape].spread.matrix.any():
             start, s2 = fits[shape].spread.matrix, fits[shape].s2
     whole = fits["diag"].spread.matrix
-    fits["diag"] = _close(q, fits["diag"], lambda fit: fit.evidence)
+    fits["diag"] = min(fits["diag"], _close(q, fits["diag"]), key=lambda fit: fit.evidence)
     chosen = fits["diag"].spread
     candidates = []
     for opened, T in ((every, whole), (chosen.open, chosen.matrix)):
@@ -135,29 +138,53 @@ def one_group(q: Quadratics, noise: Noise, s2: Floats) -> dict[str, Fit]:
     return fits
 
 
-def _close(q, fit, score) -> Fit:
-    """Close the coordinates whose spread is not significant, if the evidence agrees.
+def _close(q: Quadratics, fit: Fit) -> Fit:
+    """The fit again with T closed where it is not significant; the same if it is everywhere.
 
-    t_j^2 sum W_jj^2 / 2 is the Wald statistic of t_j; below log m it does not pay for itself.
+    t_j^2 sum W_jj^2 / 2 is the Wald statistic of t_j (of a scalar t, with |W|^2); below log m a
+    coordinate does not pay for itself.
     """
-    T = fit.spread
-    m = moments(q, T, fit.s2)
+    T, W = fit.spread, moments(q, fit.spread, fit.s2).W
     values = np.diag(T.matrix)
-    wald = values**2 * 0.5 * (np.diagonal(m.W, axis1=1, axis2=2) ** 2).sum(axis=0)
-    opened = T.open & (wald >= np.log(len(q)))
-    if opened.all():
+    if T.shape == "scalar":
+        info = np.full(q.dim, (W**2).sum())
+    else:
+        info = (np.diagonal(W, axis1=1, axis2=2) ** 2).sum(axis=0)
+    opened = T.open & (values**2 * 0.5 * info >= np.log(len(q)))
+    if (opened == T.open).all():
         return fit
     closed = Spread("diag", np.diag(values * opened), opened)
-    again = fit_mixture(
-        q, fit.responsibilities, closed, fit.noise, fit.s2, fit.prior, tol=ROUGH
+    return fit_mixture(
+        q,
+        fit.responsibilities,
+        closed if opened.any() else Spread.zero(q.dim),
+        fit.noise,
+        fit.s2,
+        fit.prior,
+        tol=ROUGH,
+        max_sweeps=100,
     )
-    return min(fit, again, key=score)
 
 
-def _center_prior(singles, score) -> Floats | None:
+def _center_prior(fit: Fit) -> Floats | None:
     """B: the spread of users around one center, scalar or diagonal, with a floor; None if zero."""
-    T = np.diag(min((singles["scalar"], singles["diag"]), key=score).spread.matrix)
+    T = np.diag(fit.spread.matrix)
     return T + 1e-3 * T.mean() if T.any() else None
+
+
+def _choose(fits: list[Fit], score: Callable[[Fit], float]) -> Fit:
+    """The fit of best evidence; one center with a full T needs a word more.
+
+    One center has the benefit of the doubt: the flat prior of the common mean is not charged,
+    which favors it by log |information| of that mean. A full T can mimic groups that lie along a
+    line, so it gets that benefit only as far as users cannot be told apart (twice over).
+    """
+    simple = min((fit for fit in fits if fit.spread.shape != "full"), key=score)
+    full = min((fit for fit in fits if fit.spread.shape == "full"), key=score, default=simple)
+    lead = score(full) - score(simple)
+    if simple.n_groups > 1:
+        lead += full.common - simple.common - 4 * simple.entropy
+    return full if lead < 0 else simple
 
 
 def _grow(q: Quadratics, fewer: Fit, starts: list[Floats], prior: Floats) -> Fit:
@@ -165,7 +192,7 @@ def _grow(q: Quadratics, fewer: Fit, starts: list[Floats], prior: Floats) -> Fit
     m = moments(q, fewer.spread, fewer.s2)
     K = fewer.n_groups + 1
     r = np.stack([s for s in starts if s.shape[1] == K] + _splits(m.W, m.w, fewer))
-    for _ in range(4):
+    for _ in range(SWEEPS):
         weights = r.mean(axis=1)
         centers = center_step(*group_sums(m, r), prior)
         r, total = responsibilities(misfits(m, centers), weights)
@@ -210,23 +237,29 @@ def _posterior_means(q: Quadratics, fit: Fit) -> Floats:
     return theta @ (vectors * np.sqrt(np.maximum(values, 0.0)))
 
 
-def _kmeans_starts(points: Floats, K: int) -> list[Floats]:
-    """Two K-means without chance: seeded by farthest points, and by splits along main axes."""
+def _kmeans_starts(points: Floats) -> Iterator[list[Floats]]:
+    """For K = 2, 3, ... two K-means without chance: from farthest points, and from main axes.
+
+    Farthest points: each new seed is the user farthest from the seeds so far. Main axes: each new
+    group is one half of the widest group so far, split across its longest axis.
+    """
     seeds = [points[np.argmax((points**2).sum(axis=1))]]
     gap = ((points - seeds[0]) ** 2).sum(axis=1)
-    labels = np.zeros(len(points), np.intp)
-    for k in range(1, K):
+    groups, widths = [np.arange(len(points))], [np.inf]
+    while True:
         seeds.append(points[np.argmax(gap)])
         gap = np.minimum(gap, ((points - seeds[-1]) ** 2).sum(axis=1))
-        spread = [
-            ((points[labels == j] - points[labels == j].mean(0)) ** 2).sum() for j in range(k)
-        ]
-        widest = int(np.argmax(spread))
-        members = points[labels == widest]
-        axis = np.linalg.svd(members - members.mean(0), full_matrices=False)[2][0]
-        labels[np.flatnonzero(labels == widest)[(members - members.mean(0)) @ axis > 0]] = k
-    means = np.stack([points[labels == k].mean(0) for k in range(K) if (labels == k).any()])
-    return [_lloyd(points, np.stack(seeds)), _lloyd(points, np.resize(means, (K, means.shape[1])))]
+        widest = int(np.argmax(widths))
+        members = groups.pop(widest)
+        widths.pop(widest)
+        away = points[members] - points[members].mean(axis=0)
+        upper = away @ np.linalg.svd(away, full_matrices=False)[2][0] > 0
+        for half in (members[upper], members[~upper]):
+            groups.append(half if len(half) else members)
+            inside = points[groups[-1]]
+            widths.append(float(((inside - inside.mean(axis=0)) ** 2).sum()) if len(half) else 0.0)
+        means = np.stack([points[group].mean(axis=0) for group in groups])
+        yield [_lloyd(points, np.stack(seeds)), _lloyd(points, means)]
 
 
 def _lloyd(points: Floats, centers: Floats, sweeps: int = 10) -> Floats:
