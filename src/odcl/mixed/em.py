@@ -45,6 +45,7 @@ class Fit:
     bound: float
     common: float  # log |information about the centers' common mean|
     log_likelihood: float  # sum_i log sum_k weight_k p(y_i | c_k), at the posterior means
+    excess: float  # what sites claim above the likelihood's own maximum
     trace: tuple[float, ...]  # the bound, sweep by sweep
     converged: bool
 
@@ -64,6 +65,7 @@ class Fit:
 
         -2 F + (n_T + K - 1) log m, plus 2 log(dim choose open) where coordinates were chosen, plus
         n_B log m for the prior of several centers. For one center its flat prior is not charged.
+        What sites claim above the maximum of their likelihoods is taken back.
         """
         T, m = self.spread, len(self.s2)
         dim, n_open = len(T.open), int(T.open.sum())
@@ -74,7 +76,7 @@ class Fit:
         if self.prior is not None:
             fit = self.bound
             charge += np.log(m) * (1 if np.ptp(self.prior) == 0 else len(self.prior))
-        return float(-2 * fit + charge)
+        return float(-2 * (fit - self.excess) + charge)
 
 
 def fit_mixture(
@@ -110,7 +112,11 @@ def fit_mixture(
         centers = center_step(*group_sums(m, r), prior, reml=reml)
         spread, s2, m = _variance_step(q, m, spread, s2, r[0], centers, noise)
     at_means = replace(centers, C=np.zeros_like(centers.C))
-    log_likelihood = float(responsibilities(misfits(m, at_means), weights)[1].sum())
+    misfit = misfits(m, at_means)
+    log_likelihood = float(responsibilities(misfit, weights)[1].sum())
+    excess = 0.0
+    if q.ceiling is not None:
+        excess = float((r * np.maximum(-0.5 * misfit - q.ceiling[:, None], 0.0)).sum())
     if noise.common and q.noisy:
         left = _slopes(q, m, spread, s2, r[0], centers).left.sum()
         noise = replace(noise, s0=float(s2[0]), dof=max(float(left), 1.0))
@@ -126,6 +132,7 @@ def fit_mixture(
         trace[-1],
         float(centers.common[0]),
         log_likelihood,
+        excess,
         tuple(trace),
         converged,
     )

@@ -35,13 +35,15 @@ class Quadratics:
     dof: Floats  # (n_users,), rows minus the rank of A
     pure: Floats  # (n_users,), residual sum of squares of the user's own least squares
     noisy: bool = True  # False where the noise is known to be one (sites of other losses)
+    ceiling: Floats | None = None  # (n_users,), log-likelihoods that no model can exceed
 
     def __len__(self) -> int:
         return len(self.b)
 
     def __getitem__(self, users: Array | slice) -> Quadratics:
         parts = (self.A, self.b, self.uu, self.rows, self.dof, self.pure)
-        return Quadratics(*(part[users] for part in parts), self.noisy)
+        ceiling = None if self.ceiling is None else self.ceiling[users]
+        return Quadratics(*(part[users] for part in parts), self.noisy, ceiling)
 
     @property
     def dim(self) -> int:
