@@ -93,9 +93,11 @@ def fit_mixture(
 ) -> Fit:
     """Ascend the bound from the responsibilities ``start`` (n_users, K), T and noise given.
 
-    ``prior`` is the diagonal of B, needed for two groups and more. ``reml=False`` takes the centers
-    as known (maximum likelihood). Ends when a sweep gains less than ``tol``.
+    ``prior`` is the diagonal of B, needed for two groups and more; B may grow in proportion, since
+    small groups lie farther out than users on average do. ``reml=False`` takes the centers as
+    known (maximum likelihood). Ends when a sweep gains less than ``tol``.
     """
+    base = prior
     m = moments(q, spread, s2)
     r, weights = start[None], start.mean(axis=0)
     centers = center_step(*group_sums(m, r), prior, reml=reml)
@@ -109,6 +111,8 @@ def fit_mixture(
         if converged:
             break
         weights = r[0].mean(axis=0)
+        if base is not None:
+            prior = _wider(base, centers)
         centers = center_step(*group_sums(m, r), prior, reml=reml)
         spread, s2, m = _variance_step(q, m, spread, s2, r[0], centers, noise)
     at_means = replace(centers, C=np.zeros_like(centers.C))
@@ -136,6 +140,12 @@ def fit_mixture(
         tuple(trace),
         converged,
     )
+
+
+def _wider(base: Floats, centers: Centers) -> Floats:
+    """B = beta base with the beta >= 1 of largest bound: mean of base^-1 E (c_k - c_bar)^2."""
+    second = (centers.c[0] - centers.mean[0]) ** 2 + np.diagonal(centers.C[0], axis1=1, axis2=2)
+    return base * max(1.0, float((second / base).mean()))
 
 
 def _variance_step(
