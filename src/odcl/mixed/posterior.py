@@ -14,7 +14,7 @@ from scipy.special import stdtr, stdtrit
 from odcl._typing import Floats, Ints
 from odcl.mixed.em import Fit
 from odcl.mixed.mixture import Centers, Quadratics, Spread, misfits, moments, responsibilities
-from odcl.mixed.noise import FLOOR, Noise
+from odcl.mixed.noise import CAUTION, FLOOR, Noise
 from odcl.mixed.terms import Coordinates
 
 FIXED_POINT = 200  # steps at most for a user's own noise variance
@@ -153,6 +153,6 @@ def posterior(q: Quadratics, download: Download) -> Posterior:
             break
     TW = T.matrix @ m.W
     V = T.matrix - TW @ T.matrix
-    dof = np.full(len(q), noise.dof) if noise.common else noise.nu + q.dof
+    dof = np.full(len(q), noise.dof) if noise.common else noise.nu / CAUTION + q.dof
     theta = c + z @ T.matrix
     return Posterior(download, r, theta, (V + V.transpose(0, 2, 1)) / 2, np.eye(q.dim) - TW, s2, dof)
