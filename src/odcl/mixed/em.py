@@ -6,7 +6,7 @@ ascends the same bound F, so F never falls; for one group F is the restricted lo
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from scipy.optimize import nnls
@@ -48,6 +48,9 @@ class Fit:
     excess: float  # what sites claim above the likelihood's own maximum
     trace: tuple[float, ...]  # the bound, sweep by sweep
     converged: bool
+    scales: Floats = field(default_factory=lambda: np.ones(1))  # (J,), multiples of T that users may have, see ``tails``
+    shares: Floats = field(default_factory=lambda: np.ones(1))  # (J,), their probabilities
+    tail_gain: float = 0.0  # what they add to the log-likelihood
 
     @property
     def n_groups(self) -> int:
@@ -76,7 +79,9 @@ class Fit:
         if self.prior is not None:
             fit = self.bound
             charge += np.log(m) * (1 if np.ptp(self.prior) == 0 else len(self.prior))
-        return float(-2 * (fit - self.excess) + charge)
+        if len(self.scales) > 1:
+            charge += np.log(m)
+        return float(-2 * (fit - self.excess + self.tail_gain) + charge)
 
 
 def fit_mixture(

@@ -146,6 +146,11 @@ class Centers:
     price: Floats  # (starts,)
     common: Floats  # (starts,), log |information about c_bar|, its flat prior's charge
 
+    @staticmethod
+    def of(c: Floats, C: Floats) -> Centers:
+        """Given centers (K, dim) and covariances, as a stack of one."""
+        return Centers(c[None], C[None], c[:1], np.zeros(1), np.zeros(1))
+
 
 def center_step(M: Floats, v: Floats, B: Floats | None, *, reml: bool = True) -> Centers:
     """The posterior of the centers from M_k = sum r W and v_k = sum r w, stacked over starts.

@@ -13,7 +13,15 @@ from scipy.special import stdtr, stdtrit
 
 from odcl._typing import Floats, Ints
 from odcl.mixed.em import Fit
-from odcl.mixed.mixture import Centers, Quadratics, Spread, misfits, moments, responsibilities
+from odcl.mixed.mixture import (
+    Centers,
+    Moments,
+    Quadratics,
+    Spread,
+    misfits,
+    moments,
+    responsibilities,
+)
 from odcl.mixed.noise import CAUTION, FLOOR, Noise
 from odcl.mixed.terms import Coordinates
 
@@ -29,42 +37,64 @@ class Download:
     centers: Floats  # (K, dim), relative to the coordinates' reference
     covariances: Floats  # (K, dim, dim), of the centers
     spread: Spread
+    scales: Floats  # (J,), multiples of the spread
+    shares: Floats  # (J,), their probabilities
     noise: Noise
 
 
 def download_of(fit: Fit, coordinates: Coordinates) -> Download:
+    """The parts of ``fit`` that users need; nothing in it names a user."""
     return Download(
-        coordinates, fit.weights, fit.centers, fit.covariances, fit.spread, fit.noise
+        coordinates,
+        fit.weights,
+        fit.centers,
+        fit.covariances,
+        fit.spread,
+        fit.scales,
+        fit.shares,
+        fit.noise,
     )
 
 
 @dataclass(frozen=True, eq=False)
 class Posterior:
-    """The models of a batch of users given their rows: mixtures over the groups k of Gaussians.
+    """The models of a batch of users given their rows: mixtures of Gaussians.
 
-    Given group k, theta_i ~ N(c_k + T z_ik, V_i + J_i C_k J_i') with z_ik = w - W c_k,
-    V = T - T W T and J = I - T W: the last part is what the center is not known to.
+    A component is a scale j of the spread and a group k. Given both, theta_i is Gaussian with mean
+    c_k + T z_ik and covariance V + J C_k J', where T is scaled, z_ik = w - W c_k, V = T - T W T and
+    J = I - T W: the last part is what the center is not known to.
     """
 
     download: Download
-    responsibilities: Floats  # (n_users, K)
-    theta: Floats  # (n_users, K, dim)
-    V: Floats  # (n_users, dim, dim)
-    J: Floats  # (n_users, dim, dim)
+    shares: Floats  # (n_users, J, K), probabilities of the components
+    theta: Floats  # (n_users, J, K, dim)
+    V: Floats  # (n_users, J, dim, dim)
+    J: Floats  # (n_users, J, dim, dim)
     s2: Floats  # (n_users,)
     dof: Floats  # (n_users,), degrees of freedom behind s2
 
+    @property
+    def responsibilities(self) -> Floats:
+        """The probability of each group, (n_users, K)."""
+        return self.shares.sum(axis=1)
+
     def mean(self) -> Floats:
         """The posterior mean of every user's model, (n_users, dim)."""
-        return (self.responsibilities[..., None] * self.theta).sum(axis=1)
+        return (self.shares[..., None] * self.theta).sum(axis=(1, 2))
 
     def covariance(self) -> Floats:
         """Its covariance, over groups, users' differences and centers, (n_users, dim, dim)."""
-        r, away = self.responsibilities, self.theta - self.mean()[:, None]
-        K, dim = away.shape[1:]
-        C = (r @ self.download.covariances.reshape(K, -1)).reshape(-1, dim, dim)
-        between = (r[..., None] * away).transpose(0, 2, 1) @ away
-        return self.V + self.J @ C @ self.J.transpose(0, 2, 1) + between
+        n, J, K, dim = self.theta.shape
+        flat = self.download.covariances.reshape(K, -1)
+        away = (self.theta - self.mean()[:, None, None]).reshape(n, J * K, dim)
+        weighed = self.shares.reshape(n, J * K, 1) * away
+        total: Floats = weighed.transpose(0, 2, 1) @ away
+        for j in range(J):
+            through, r = self.J[:, j], self.shares[:, j]
+            C = (r @ flat).reshape(n, dim, dim)
+            total = total + r.sum(axis=1)[:, None, None] * self.V[:, j]
+            total = total + through @ C @ through.transpose(0, 2, 1)
+        return total
 
     def coefficients(self) -> tuple[Floats, Floats]:
         """[coefficients, intercept] of every user in the table's units, and standard errors."""
@@ -78,35 +108,35 @@ class Posterior:
         z = at.design(X)
         return at.prediction((z * self.mean()[users]).sum(axis=1), z)
 
-    def components(self, X: Floats, users: Ints) -> tuple[Floats, Floats]:
-        """Means and variances of a new target in each group, (rows, K), in the table's units."""
-        at = self.download.coordinates
+    def components(self, X: Floats, users: Ints) -> tuple[Floats, Floats, Floats]:
+        """Probability, mean and variance of a new target in each component, (rows, J K)."""
+        at, C = self.download.coordinates, self.download.covariances
         z = at.design(X)
-        means = (self.theta[users] @ z[..., None])[..., 0] + (z @ at.reference)[:, None]
-        inside = ((self.V[users] @ z[..., None])[..., 0] * z).sum(axis=1)
-        through = (z[:, None] @ self.J[users])[:, 0]
-        K, dim = self.download.centers.shape
-        centers = (through @ self.download.covariances.transpose(1, 0, 2).reshape(dim, -1)).reshape(
-            -1, K, dim
-        )
-        variance = (self.s2[users] + inside)[:, None] + (centers * through[:, None]).sum(axis=2)
-        return at.target_shift + at.target_scale * means, at.target_scale**2 * variance
+        n, K, dim = len(z), *self.download.centers.shape
+        means, variances = [], []
+        for j in range(self.theta.shape[1]):
+            inside = (((self.V[users, j] @ z[..., None])[..., 0]) * z).sum(axis=1) + self.s2[users]
+            through = (z[:, None] @ self.J[users, j])[:, 0]
+            spread = (through @ C.transpose(1, 0, 2).reshape(dim, -1)).reshape(n, K, dim)
+            variances.append(inside[:, None] + (spread * through[:, None]).sum(axis=2))
+            relative = (self.theta[users, j] @ z[..., None])[..., 0]
+            means.append(at.prediction(relative.T, z).T)
+        r = self.shares[users].reshape(n, -1)
+        return r, np.hstack(means), at.target_scale**2 * np.hstack(variances)
 
     def predict_std(self, X: Floats, users: Ints) -> Floats:
         """The standard deviation of a new target."""
-        means, variances = self.components(X, users)
-        r = self.responsibilities[users]
+        r, means, variances = self.components(X, users)
         mean = (r * means).sum(axis=1, keepdims=True)
         return np.sqrt((r * (variances + (means - mean) ** 2)).sum(axis=1))
 
     def interval(self, X: Floats, users: Ints, coverage: float = 0.9) -> tuple[Floats, Floats]:
-        """Central prediction interval: quantiles of the mixture of Student t over the groups."""
-        means, variances = self.components(X, users)
-        r, dof = self.responsibilities[users], np.minimum(self.dof[users], 1e6)[:, None]
-        tail = (1 - coverage) / 2
-        return tuple(  # type: ignore[return-value]
-            _mixture_quantile(p, r, means, np.sqrt(variances), dof) for p in (tail, 1 - tail)
-        )
+        """Central prediction interval: quantiles of the mixture of Student t over components."""
+        r, means, variances = self.components(X, users)
+        dof = np.minimum(self.dof[users], 1e6)[:, None]
+        tail, scales = (1 - coverage) / 2, np.sqrt(variances)
+        low = _mixture_quantile(tail, r, means, scales, dof)
+        return low, _mixture_quantile(1 - tail, r, means, scales, dof)
 
 
 def _mixture_quantile(p: float, r: Floats, means: Floats, scales: Floats, dof: Floats) -> Floats:
@@ -123,36 +153,55 @@ def _mixture_quantile(p: float, r: Floats, means: Floats, scales: Floats, dof: F
 
 
 def posterior(q: Quadratics, download: Download) -> Posterior:
-    """The last step of every user of ``q``, whose quadratics are in the download's coordinates.
-
-    A user with a noise variance of its own finds it here, from its rows and the federation's
-    prior: s2 = (nu s0 + rss) / (nu + n - p), a fixed point, p the parameters its rows are spent on.
-    """
-    noise, T = download.noise, download.spread
-    c = download.centers
-    stack = Centers(c[None], download.covariances[None], c[:1], np.zeros(1), np.zeros(1))
-    bare = replace(stack, C=np.zeros_like(stack.C))
-    s2 = np.full(len(q), noise.s0)
-    if not noise.common:
-        s2 = (noise.nu * noise.s0 + q.pure) / (noise.nu + q.dof)
-    for _ in range(FIXED_POINT):
-        m = moments(q, T, s2)
-        r = responsibilities(misfits(m, stack), download.weights)[0][0]
-        z = m.w[:, None] - (m.W @ c.T).transpose(0, 2, 1)
-        if noise.common or not q.noisy:
-            break
-        Q = misfits(m, bare)[0] - (m.base - m.e)[:, None]
-        rss = s2 * (r * (Q - ((z @ T.matrix) * z).sum(axis=2))).sum(axis=1)
-        C = (r @ download.covariances.reshape(len(c), -1)).reshape(m.W.shape)
-        spent = (m.W * (T.matrix + C)).sum(axis=(1, 2))
-        spent -= ((m.W @ C @ m.W) * T.matrix).sum(axis=(1, 2))
-        new = np.maximum((noise.nu * noise.s0 + rss) / (noise.nu + q.rows - spent), FLOOR)
-        done = np.all(np.abs(new - s2) <= 1e-12 * s2)
-        s2 = new
-        if done:
-            break
-    TW = T.matrix @ m.W
-    V = T.matrix - TW @ T.matrix
+    """The last step of every user of ``q``, whose quadratics are in the download's coordinates."""
+    c, noise = download.centers, download.noise
+    stack = Centers.of(c, download.covariances)
+    s2 = _own_noise(q, download, stack)
+    logits, theta, V, J = [], [], [], []
+    for scale, share in zip(download.scales, download.shares, strict=True):
+        T = scale * download.spread.matrix
+        m = moments(q, replace(download.spread, matrix=T), s2)
+        with np.errstate(divide="ignore"):
+            logits.append(np.log(share * download.weights) - 0.5 * misfits(m, stack)[0])
+        theta.append(c + _scores(m, c) @ T)
+        TW = T @ m.W
+        V.append(T - (TW @ T + (TW @ T).transpose(0, 2, 1)) / 2)
+        J.append(np.eye(q.dim) - TW)
+    r = np.stack(logits, axis=1)
+    r = np.exp(r - r.max(axis=(1, 2), keepdims=True))
+    r /= r.sum(axis=(1, 2), keepdims=True)
     dof = np.full(len(q), noise.dof) if noise.common else noise.nu / CAUTION + q.dof
-    theta = c + z @ T.matrix
-    return Posterior(download, r, theta, (V + V.transpose(0, 2, 1)) / 2, np.eye(q.dim) - TW, s2, dof)
+    return Posterior(
+        download, r, np.stack(theta, 1), np.stack(V, 1), np.stack(J, 1), s2, dof
+    )
+
+
+def _scores(m: Moments, c: Floats) -> Floats:
+    """z_ik = w_i - W_i c_k, as (n_users, K, dim)."""
+    return m.w[:, None] - (m.W @ c.T).transpose(0, 2, 1)
+
+
+def _own_noise(q: Quadratics, download: Download, stack: Centers) -> Floats:
+    """Every user's noise variance; its own is the fixed point of the server's step for it.
+
+    s2 = (nu s0 + rss) / (nu + n - p), with p the parameters that its rows are spent on.
+    """
+    noise, T, c = download.noise, download.spread.matrix, download.centers
+    if noise.common or not q.noisy:
+        return np.full(len(q), noise.s0)
+    bare = Centers.of(c, np.zeros_like(download.covariances))
+    s2 = (noise.nu * noise.s0 + q.pure) / (noise.nu + q.dof)
+    for _ in range(FIXED_POINT):
+        m = moments(q, download.spread, s2)
+        r = responsibilities(misfits(m, stack), download.weights)[0][0]
+        z = _scores(m, c)
+        Q = misfits(m, bare)[0] - (m.base - m.e)[:, None]
+        rss = s2 * (r * (Q - ((z @ T) * z).sum(axis=2))).sum(axis=1)
+        C = (r @ download.covariances.reshape(len(c), -1)).reshape(m.W.shape)
+        spent = (m.W * (T + C)).sum(axis=(1, 2)) - ((m.W @ C @ m.W) * T).sum(axis=(1, 2))
+        free = np.maximum(noise.nu + q.rows - spent, noise.nu / 2)
+        new = np.maximum((noise.nu * noise.s0 + rss) / free, FLOOR)
+        if np.all(np.abs(new - s2) <= 1e-12 * s2):
+            return new
+        s2 = new
+    return s2

@@ -15,6 +15,7 @@ import numpy as np
 from odcl._typing import Floats, Ints
 from odcl.mixed.em import Fit, fit_mixture
 from odcl.mixed.mixture import (
+    Centers,
     Quadratics,
     Spread,
     center_step,
@@ -24,6 +25,7 @@ from odcl.mixed.mixture import (
     responsibilities,
 )
 from odcl.mixed.noise import Noise, pure_noise
+from odcl.mixed.tails import with_tails
 
 SHAPES = ("zero", "scalar", "diag", "full")
 FAILURES = 2  # a shape is given up after so many K in a row that did not improve it
@@ -56,8 +58,7 @@ def search(
     noise, s2 = pure_noise(q)
     s2 = np.full(len(q), best.s2[0]) if noise.common else s2
     m = moments(q, best.spread, s2)
-    stack = center_step(*group_sums(m, np.full((1, len(q), 1), 1.0)), None)
-    stack = replace(stack, c=best.centers[None], C=best.covariances[None])
+    stack = Centers.of(best.centers, best.covariances)
     r = responsibilities(misfits(m, stack), best.weights)[0][0]
     return _polish(q, replace(best, noise=noise), r, s2, tol=1e-6 * len(q), max_sweeps=30)
 
@@ -71,9 +72,8 @@ def sample_by_id(ids: Sequence[str], size: int) -> Ints:
 def _polish(
     q: Quadratics, fit: Fit, r: Floats, s2: Floats, *, tol: float = FINE, max_sweeps: int = 500
 ) -> Fit:
-    return fit_mixture(
-        q, r, fit.spread, fit.noise, s2, fit.prior, tol=tol, max_sweeps=max_sweeps
-    )
+    fit = fit_mixture(q, r, fit.spread, fit.noise, s2, fit.prior, tol=tol, max_sweeps=max_sweeps)
+    return with_tails(q, fit)
 
 
 def _search(q: Quadratics, max_groups: int, entropy: bool) -> Fit:
@@ -87,7 +87,7 @@ def _search(q: Quadratics, max_groups: int, entropy: bool) -> Fit:
     simple = [singles["scalar"], singles["diag"]]
     prior = _center_prior(min(simple, key=score))
     if prior is None or len(q) < 3:
-        return _choose(fits, score)
+        return _choose(q, fits, score)
     starts = _kmeans_starts(_posterior_means(q, min(simple, key=score)))
     previous = {shape: singles[shape] for shape in ("scalar", "zero", "diag")}
     leading = {shape: score(fit) for shape, fit in previous.items()}
@@ -109,7 +109,7 @@ def _search(q: Quadratics, max_groups: int, entropy: bool) -> Fit:
             previous[shape] = fit
         if all(count >= FAILURES for count in failures.values()):
             break
-    return _choose(fits, score)
+    return _choose(q, fits, score)
 
 
 def one_group(q: Quadratics, noise: Noise, s2: Floats) -> dict[str, Fit]:
@@ -172,15 +172,21 @@ def _center_prior(fit: Fit) -> Floats | None:
     return T + 1e-3 * T.mean() if T.any() else None
 
 
-def _choose(fits: list[Fit], score: Callable[[Fit], float]) -> Fit:
-    """The fit of best evidence; one center with a full T needs a word more.
+def _choose(q: Quadratics, fits: list[Fit], score: Callable[[Fit], float]) -> Fit:
+    """The fit of best evidence, tails allowed; one center with a full T needs a word more.
 
     One center has the benefit of the doubt: the flat prior of the common mean is not charged,
     which favors it by log |information| of that mean. A full T can mimic groups that lie along a
     line, so it gets that benefit only as far as users cannot be told apart (twice over).
     """
-    simple = min((fit for fit in fits if fit.spread.shape != "full"), key=score)
-    full = min((fit for fit in fits if fit.spread.shape == "full"), key=score, default=simple)
+    kinds: dict[tuple[bool, bool], list[Fit]] = {}
+    for fit in fits:
+        kinds.setdefault((fit.n_groups == 1, fit.spread.shape == "full"), []).append(fit)
+    best = {kind: with_tails(q, min(some, key=score)) for kind, some in kinds.items()}
+    full = best.pop((True, True), None)
+    simple = min(best.values(), key=score)
+    if full is None:
+        return simple
     lead = score(full) - score(simple)
     if simple.n_groups > 1:
         lead += full.common - simple.common - 4 * simple.entropy
