@@ -13,12 +13,14 @@ sites are comparable. A site exists for one row, for one class, and for more par
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 from scipy.special import expit, gammaln, xlogy
 
 from odcl._typing import Floats, Ints
 from odcl.mixed.mixture import Quadratics
+from odcl.mixed.posterior import Download
 
 INTERCEPT_SD, SLOPE_SD = 3.0, 1.0  # prior of the site, for standardized columns
 NODES, MASSES = np.polynomial.hermite_e.hermegauss(20)
@@ -223,22 +225,28 @@ class SitePosterior:
 
     loss: str
     n_logits: int
-    responsibilities: Floats  # (n_users, K)
-    mu: Floats  # (n_users, K, D dim)
-    V: Floats  # (n_users, K, D dim, D dim)
+    shares: Floats  # (n_users, J, K), probabilities of scale and group
+    mu: Floats  # (n_users, J, K, D dim)
+    V: Floats  # (n_users, J, K, D dim, D dim)
+
+    @property
+    def responsibilities(self) -> Floats:
+        """The probability of each group, (n_users, K)."""
+        return self.shares.sum(axis=1)
 
     def mean(self) -> Floats:
-        return (self.responsibilities[..., None] * self.mu).sum(axis=1)
+        """The posterior mean of every user's model, (n_users, D dim)."""
+        return (self.shares[..., None] * self.mu).sum(axis=(1, 2))
 
     def predict(self, Z: Floats, users: Ints) -> Floats:
-        """E of the target over groups and models: sum_k r_k E_k[target], for design rows Z."""
+        """E of the target over groups and models, for design rows Z of the batch's ``users``."""
         D, dim = self.n_logits, Z.shape[1]
         total: Floats = np.zeros(())
-        for k in range(self.mu.shape[1]):
-            m = (self.mu[users, k].reshape(-1, D, dim) @ Z[..., None])[..., 0]
-            S = _logit_covariance(Z[:, None], self.V[users, k], D)[:, 0]
+        for j, k in np.ndindex(*self.shares.shape[1:]):
+            m = (self.mu[users, j, k].reshape(-1, D, dim) @ Z[..., None])[..., 0]
+            S = _logit_covariance(Z[:, None], self.V[users, j, k], D)[:, 0]
             part = predicted(self.loss, m, S)
-            r = self.responsibilities[users, k]
+            r = self.shares[users, j, k]
             total = total + r.reshape(-1, *[1] * (part.ndim - 1)) * part
         return total
 
@@ -249,9 +257,7 @@ def site_posterior(
     y: Floats,
     users: Ints,
     n_users: int,
-    log_weights: Floats,
-    centers: Floats,
-    T: Floats,
+    download: Download,
     weights: Floats | None = None,
     *,
     n_classes: int = 2,
@@ -261,19 +267,23 @@ def site_posterior(
     Coordinates that do not vary get a variance of 1e-8 instead of zero.
     """
     D = n_classes - 1 if loss == "multinomial" else 1
+    centers, scales = download.centers, download.scales
     K, size = centers.shape
     w = np.ones(len(y)) if weights is None else weights
-    T = T + 1e-8 * np.eye(size)
-    P = np.linalg.inv(T)
-    P = (P + P.T) / 2
-    mu = np.tile(centers, (n_users, 1, 1))
-    V = np.tile(T, (n_users, K, 1, 1))
-    logits = np.tile(log_weights, (n_users, 1))
-    for who, index in by_size(users, n_users):
-        for k in range(K):
-            mean = np.tile(centers[k], (len(who), 1))
-            own = variational(loss, Z[index], y[index], w[index], mean, P, D)
-            mu[who, k], V[who, k] = own.mu, own.V
-            logits[who, k] += own.elbo
-    r = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return SitePosterior(loss, D, r / r.sum(axis=1, keepdims=True), mu, V)
+    spreads = [scale * download.spread.matrix + 1e-8 * np.eye(size) for scale in scales]
+    mu = np.tile(centers, (n_users, len(scales), 1, 1))
+    V = np.tile(np.stack(spreads)[:, None], (n_users, 1, K, 1, 1))
+    with np.errstate(divide="ignore"):
+        prior = np.log(np.outer(download.shares, download.weights))
+    logits = np.tile(prior, (n_users, 1, 1))
+    stacks = by_size(users, n_users)
+    for (j, k), (who, index) in product(np.ndindex(len(scales), K), stacks):
+        if np.isneginf(prior[j, k]):
+            continue
+        P = np.linalg.inv(spreads[j])
+        mean = np.tile(centers[k], (len(who), 1))
+        own = variational(loss, Z[index], y[index], w[index], mean, (P + P.T) / 2, D)
+        mu[who, j, k], V[who, j, k] = own.mu, own.V
+        logits[who, j, k] += own.elbo
+    r = np.exp(logits - logits.max(axis=(1, 2), keepdims=True))
+    return SitePosterior(loss, D, r / r.sum(axis=(1, 2), keepdims=True), mu, V)
