@@ -105,7 +105,7 @@ def fit_mixture(
     base = prior
     m = moments(q, spread, s2)
     r, weights = start[None], start.mean(axis=0)
-    centers = center_step(*group_sums(m, r), prior, reml=reml)
+    centers = center_step(*group_sums(m, r), prior, anchor=q.anchor, reml=reml)
     trace: list[float] = []
     converged = False
     for sweep in range(max_sweeps):
@@ -118,7 +118,7 @@ def fit_mixture(
         weights = r[0].mean(axis=0)
         if base is not None:
             prior = _wider(base, centers)
-        centers = center_step(*group_sums(m, r), prior, reml=reml)
+        centers = center_step(*group_sums(m, r), prior, anchor=q.anchor, reml=reml)
         spread, s2, m = _variance_step(q, m, spread, s2, r[0], centers, noise)
     at_means = replace(centers, C=np.zeros_like(centers.C))
     misfit = misfits(m, at_means)

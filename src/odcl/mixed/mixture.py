@@ -36,6 +36,7 @@ class Quadratics:
     pure: Floats  # (n_users,), residual sum of squares of the user's own least squares
     noisy: bool = True  # False where the noise is known to be one (sites of other losses)
     ceiling: Floats | None = None  # (n_users,), log-likelihoods that no model can exceed
+    anchor: Floats | None = None  # (dim,), prior precision of the centers' mean; None: flat
 
     def __len__(self) -> int:
         return len(self.b)
@@ -43,7 +44,7 @@ class Quadratics:
     def __getitem__(self, users: Array | slice) -> Quadratics:
         parts = (self.A, self.b, self.uu, self.rows, self.dof, self.pure)
         ceiling = None if self.ceiling is None else self.ceiling[users]
-        return Quadratics(*(part[users] for part in parts), self.noisy, ceiling)
+        return Quadratics(*(part[users] for part in parts), self.noisy, ceiling, self.anchor)
 
     @property
     def dim(self) -> int:
@@ -152,39 +153,50 @@ class Centers:
         return Centers(c[None], C[None], c[:1], np.zeros(1), np.zeros(1))
 
 
-def center_step(M: Floats, v: Floats, B: Floats | None, *, reml: bool = True) -> Centers:
+def center_step(
+    M: Floats, v: Floats, B: Floats | None, *, anchor: Floats | None = None, reml: bool = True
+) -> Centers:
     """The posterior of the centers from M_k = sum r W and v_k = sum r w, stacked over starts.
 
-    One flat center (``B`` None): c = M^-1 v, C = M^-1; directions that nobody sees stay at the
+    One center (``B`` None): c = M^-1 v, C = M^-1; directions that nobody sees stay at the
     reference. Otherwise, with the diagonal prior N(c_bar, B), C_k = (M_k + B^-1)^-1 and
     c_k = C_k (v_k + B^-1 c_bar), c_bar the mean of the c_k: solved jointly, in units of sqrt(B).
+    ``anchor`` is the diagonal precision of the one center, or of c_bar, around the reference.
     """
     if B is None:
-        values, vectors = np.linalg.eigh(M[:, 0])
-        seen = values > UNSEEN * np.maximum(values[:, -1:], 1e-300)
-        inverse = np.where(seen, 1 / np.where(seen, values, 1.0), 0.0)
-        C = (vectors * inverse[:, None]) @ vectors.transpose(0, 2, 1)
-        c = (C @ v[:, 0, :, None])[..., 0]
-        price = np.zeros(len(M))
-        if reml:
-            price = 0.5 * (np.log(np.where(seen, values, 1.0)).sum(1) - seen.sum(1))
-        common = np.log(np.where(seen, values, 1.0)).sum(axis=1)
-        return Centers(c[:, None], C[:, None] * float(reml), c, price, common)
-    root, eye = np.sqrt(B), np.eye(len(B))
+        return _one_center(M[:, 0], v[:, 0], anchor, reml)
+    K, root, eye = M.shape[1], np.sqrt(B), np.eye(len(B))
     scaled = eye + M * np.outer(root, root)
     P = np.linalg.inv(scaled)
     right = (P @ (v * root)[..., None])[..., 0]
     # The mean of P tends to I where nobody sees anything; there c_bar is the reference, zero.
-    middle = np.linalg.solve((1 + UNSEEN) * eye - P.mean(axis=1), right.mean(axis=1)[..., None])
-    c = right + (P @ middle[:, None])[..., 0]
+    hold = np.zeros(len(B)) if anchor is None else anchor * B / K
+    held = np.diag(1 + UNSEEN + hold) - P.mean(axis=1)
+    middle = np.linalg.solve(held, right.mean(axis=1)[..., None])[..., 0]
+    c = right + (P @ middle[:, None, :, None])[..., 0]
     log_det = 2 * np.log(np.diagonal(np.linalg.cholesky(scaled), axis1=-2, axis2=-1)).sum(axis=-1)
-    away = ((c - middle[..., 0][:, None]) ** 2).sum(axis=-1)
+    away = ((c - middle[:, None]) ** 2).sum(axis=-1)
     trace = np.trace(P, axis1=-2, axis2=-1)
-    price = 0.5 * (trace + away - len(B) + log_det).sum(axis=1)
-    held = np.linalg.eigvalsh(eye - P.mean(axis=1))
-    seen = held > UNSEEN
-    common = np.log(np.where(seen, held * M.shape[1], 1.0)).sum(axis=1) - np.log(B).sum()
-    return Centers(c * root, P * np.outer(root, root), middle[..., 0] * root, price, common)
+    price = 0.5 * (trace + away - len(B) + log_det).sum(axis=1) + K / 2 * (middle**2 @ hold)
+    common = np.linalg.slogdet(K * held)[1] - np.log(B).sum()
+    return Centers(c * root, P * np.outer(root, root), middle * root, price, common)
+
+
+def _one_center(M: Floats, v: Floats, anchor: Floats | None, reml: bool) -> Centers:
+    """One center without a prior, or with that of ``anchor``; (starts, dim, dim) and (., dim)."""
+    held = M if anchor is None else M + np.diag(anchor)
+    values, vectors = np.linalg.eigh(held)
+    seen = values > UNSEEN * np.maximum(values[:, -1:], 1e-300)
+    inverse = np.where(seen, 1 / np.where(seen, values, 1.0), 0.0)
+    C = (vectors * inverse[:, None]) @ vectors.transpose(0, 2, 1)
+    c = (C @ v[..., None])[..., 0]
+    common = np.log(np.where(seen, values, 1.0)).sum(axis=1)
+    price = np.zeros(len(M))
+    if reml:
+        price = 0.5 * (common - (C * M).sum(axis=(1, 2)))
+    if anchor is not None:
+        price = price + 0.5 * (c**2 @ anchor)
+    return Centers(c[:, None], C[:, None] * float(reml), c, price, common)
 
 
 def group_sums(m: Moments, r: Floats) -> tuple[Floats, Floats]:

@@ -7,7 +7,7 @@ samples are drawn by user id.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -41,26 +41,28 @@ def search(
     *,
     max_groups: int = 50,
     sample: int = SAMPLE,
-    entropy: bool = False,
 ) -> Fit:
     """The mixture of best evidence, fitted to all users.
 
     With more than ``sample`` users K and shape are searched on a sample drawn by ``ids``: a group
-    of share p is absent from it with probability (1 - p)^sample. ``entropy`` adds twice the
-    entropy of the responsibilities to the criterion (groups that users can be told apart by).
+    of share p is absent from it with probability (1 - p)^sample.
     """
     if len(q) <= sample:
-        best = _search(q, max_groups, entropy)
+        best = _search(q, max_groups)
         return _polish(q, best, best.responsibilities, best.s2)
     names = [str(i) for i in range(len(q))] if ids is None else [str(i) for i in ids]
     who = sample_by_id(names, sample)
-    best = _search(q[who], max_groups, entropy)
+    best = _search(q[who], max_groups)
     noise, s2 = pure_noise(q)
     s2 = np.full(len(q), best.s2[0]) if noise.common else s2
     m = moments(q, best.spread, s2)
     stack = Centers.of(best.centers, best.covariances)
     r = responsibilities(misfits(m, stack), best.weights)[0][0]
     return _polish(q, replace(best, noise=noise), r, s2, tol=1e-6 * len(q), max_sweeps=30)
+
+
+def evidence(fit: Fit) -> float:
+    return fit.evidence
 
 
 def sample_by_id(ids: Sequence[str], size: int) -> Ints:
@@ -76,21 +78,17 @@ def _polish(
     return with_tails(q, fit)
 
 
-def _search(q: Quadratics, max_groups: int, entropy: bool) -> Fit:
+def _search(q: Quadratics, max_groups: int) -> Fit:
     noise, s2 = pure_noise(q)
-
-    def score(fit: Fit) -> float:
-        return fit.evidence + (2 * fit.entropy if entropy else 0.0)
-
     singles = one_group(q, noise, s2)
-    fits = _search.all = list(singles.values())
+    fits = list(singles.values())
     simple = [singles["scalar"], singles["diag"]]
-    prior = _center_prior(min(simple, key=score))
+    prior = _center_prior(min(simple, key=evidence))
     if prior is None or len(q) < 3:
-        return _choose(q, fits, score)
-    starts = _kmeans_starts(_posterior_means(q, min(simple, key=score)))
+        return _choose(q, fits)
+    starts = _kmeans_starts(_posterior_means(q, min(simple, key=evidence)))
     previous = {shape: singles[shape] for shape in ("scalar", "zero", "diag")}
-    leading = {shape: score(fit) for shape, fit in previous.items()}
+    leading = {shape: evidence(fit) for shape, fit in previous.items()}
     failures = dict.fromkeys(previous, 0)
     for K in range(2, min(max_groups, len(q) - 1) + 1):
         tried = next(starts)
@@ -99,17 +97,17 @@ def _search(q: Quadratics, max_groups: int, entropy: bool) -> Fit:
             tried.append(fit.responsibilities)
             if shape != "zero":
                 fits.append(_close(q, fit))
-                fit = min(fit, fits[-1], key=score) if shape == "diag" else fit
+                fit = min(fit, fits[-1], key=evidence) if shape == "diag" else fit
             fits.append(fit)
-            behind = score(fit) >= leading[shape]
+            behind = evidence(fit) >= leading[shape]
             if shape == "zero":  # what T = 0 can do in the end, a scalar T closed can do too
-                behind = behind or score(fit) > score(previous["scalar"])
+                behind = behind or evidence(fit) > evidence(previous["scalar"])
             failures[shape] = failures[shape] + 1 if behind else 0
-            leading[shape] = min(leading[shape], score(fit))
+            leading[shape] = min(leading[shape], evidence(fit))
             previous[shape] = fit
         if all(count >= FAILURES for count in failures.values()):
             break
-    return _choose(q, fits, score)
+    return _choose(q, fits)
 
 
 def one_group(q: Quadratics, noise: Noise, s2: Floats) -> dict[str, Fit]:
@@ -125,7 +123,7 @@ def one_group(q: Quadratics, noise: Noise, s2: Floats) -> dict[str, Fit]:
         if fits[shape].spread.matrix.any():
             start, s2 = fits[shape].spread.matrix, fits[shape].s2
     whole = fits["diag"].spread.matrix
-    fits["diag"] = min(fits["diag"], _close(q, fits["diag"]), key=lambda fit: fit.evidence)
+    fits["diag"] = min(fits["diag"], _close(q, fits["diag"]), key=evidence)
     chosen = fits["diag"].spread
     candidates = []
     for opened, T in ((every, whole), (chosen.open, chosen.matrix)):
@@ -134,7 +132,7 @@ def one_group(q: Quadratics, noise: Noise, s2: Floats) -> dict[str, Fit]:
             full = Spread("full", T + floor, opened)
             candidates.append(fit_mixture(q, everyone, full, noise, s2, tol=ROUGH))
     if candidates:
-        fits["full"] = min(candidates, key=lambda fit: fit.evidence)
+        fits["full"] = min(candidates, key=evidence)
     return fits
 
 
@@ -172,7 +170,7 @@ def _center_prior(fit: Fit) -> Floats | None:
     return T + 1e-3 * T.mean() if T.any() else None
 
 
-def _choose(q: Quadratics, fits: list[Fit], score: Callable[[Fit], float]) -> Fit:
+def _choose(q: Quadratics, fits: list[Fit]) -> Fit:
     """The fit of best evidence, tails allowed; one center with a full T needs a word more.
 
     One center has the benefit of the doubt: the flat prior of the common mean is not charged,
@@ -182,12 +180,12 @@ def _choose(q: Quadratics, fits: list[Fit], score: Callable[[Fit], float]) -> Fi
     kinds: dict[tuple[bool, bool], list[Fit]] = {}
     for fit in fits:
         kinds.setdefault((fit.n_groups == 1, fit.spread.shape == "full"), []).append(fit)
-    best = {kind: with_tails(q, min(some, key=score)) for kind, some in kinds.items()}
+    best = {kind: with_tails(q, min(some, key=evidence)) for kind, some in kinds.items()}
     full = best.pop((True, True), None)
-    simple = min(best.values(), key=score)
+    simple = min(best.values(), key=evidence)
     if full is None:
         return simple
-    lead = score(full) - score(simple)
+    lead = evidence(full) - evidence(simple)
     if simple.n_groups > 1:
         lead += full.common - simple.common - 4 * simple.entropy
     return full if lead < 0 else simple
@@ -200,7 +198,7 @@ def _grow(q: Quadratics, fewer: Fit, starts: list[Floats], prior: Floats) -> Fit
     r = np.stack([s for s in starts if s.shape[1] == K] + _splits(m.W, m.w, fewer))
     for _ in range(SWEEPS):
         weights = r.mean(axis=1)
-        centers = center_step(*group_sums(m, r), prior)
+        centers = center_step(*group_sums(m, r), prior, anchor=q.anchor)
         r, total = responsibilities(misfits(m, centers), weights)
     bounds = total.sum(axis=1) - centers.price
     first = r[int(np.argmax(bounds))]

@@ -22,7 +22,9 @@ from odcl._typing import Floats, Ints
 from odcl.mixed.mixture import Quadratics
 from odcl.mixed.posterior import Download
 
-INTERCEPT_SD, SLOPE_SD = 3.0, 1.0  # prior of the site, for standardized columns
+INTERCEPT_SD = 3.0  # prior of the sites, for standardized columns: of an intercept, of a slope,
+SLOPE_SD = 1.0
+LOGIT_SD = 3.0  # and of all slopes together, so that many features do not make it wider
 NODES, MASSES = np.polynomial.hermite_e.hermegauss(20)
 MASSES = MASSES / MASSES.sum()
 STEPS = 200
@@ -164,7 +166,7 @@ def _information(X: Floats, weights: Floats, e: Expected, D: int) -> tuple[Float
 
 def prior_precision(dim: int, D: int = 1, *, intercept: bool = True) -> Floats:
     """P of the sites: the intercept (first, if any) may be wide, slopes are of order one."""
-    sd = np.full(dim, SLOPE_SD)
+    sd = np.full(dim, min(SLOPE_SD, LOGIT_SD / np.sqrt(dim)))
     if intercept:
         sd[0] = INTERCEPT_SD
     return np.diag(np.tile(1 / sd**2, D))
@@ -204,7 +206,7 @@ def sites(
             ceiling[who] = (w[index] * best).sum(axis=1)
     rows = np.bincount(users, weights=w, minlength=n_users)
     nothing = np.zeros(n_users)
-    return Quadratics(A, b, uu, rows, nothing, nothing, noisy=False, ceiling=ceiling)
+    return Quadratics(A, b, uu, rows, nothing, nothing, False, ceiling, np.diag(P))
 
 
 def by_size(users: Ints, n_users: int) -> list[tuple[Ints, Ints]]:
@@ -264,7 +266,8 @@ def site_posterior(
 ) -> SitePosterior:
     """Each user's own variational posterior under every N(c_k, T), weighed by its evidence.
 
-    Coordinates that do not vary get a variance of 1e-8 instead of zero.
+    Coordinates that do not vary get a variance of 1e-8 instead of zero. V includes what the
+    center is not known to, J C_k J'.
     """
     D = n_classes - 1 if loss == "multinomial" else 1
     centers, scales = download.centers, download.scales
@@ -272,7 +275,7 @@ def site_posterior(
     w = np.ones(len(y)) if weights is None else weights
     spreads = [scale * download.spread.matrix + 1e-8 * np.eye(size) for scale in scales]
     mu = np.tile(centers, (n_users, len(scales), 1, 1))
-    V = np.tile(np.stack(spreads)[:, None], (n_users, 1, K, 1, 1))
+    V = np.tile(np.stack(spreads)[:, None] + download.covariances, (n_users, 1, 1, 1, 1))
     with np.errstate(divide="ignore"):
         prior = np.log(np.outer(download.shares, download.weights))
     logits = np.tile(prior, (n_users, 1, 1))
@@ -283,7 +286,9 @@ def site_posterior(
         P = np.linalg.inv(spreads[j])
         mean = np.tile(centers[k], (len(who), 1))
         own = variational(loss, Z[index], y[index], w[index], mean, (P + P.T) / 2, D)
-        mu[who, j, k], V[who, j, k] = own.mu, own.V
+        through = np.linalg.inv(np.eye(size) + spreads[j] @ own.A)  # J = I - T W
+        unsure = through @ download.covariances[k] @ through.transpose(0, 2, 1)
+        mu[who, j, k], V[who, j, k] = own.mu, own.V + unsure
         logits[who, j, k] += own.elbo
     r = np.exp(logits - logits.max(axis=(1, 2), keepdims=True))
     return SitePosterior(loss, D, r / r.sum(axis=(1, 2), keepdims=True), mu, V)
