@@ -163,7 +163,9 @@ def test_one_group_is_the_linear_mixed_model(reml, seed):
     assert_allclose(effects, wanted, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("T", [((1.0, 0.0), (0.0, 0.0)), ((0.0, 0.0), (0.0, 0.0)), ((1, 1), (1, 1))])
+@pytest.mark.parametrize(
+    "T", [((1.0, 0.0), (0.0, 0.0)), ((0.0, 0.0), (0.0, 0.0)), ((1, 1), (1, 1))]
+)
 @pytest.mark.filterwarnings("ignore")
 def test_on_the_boundary_the_likelihood_is_no_lower_than_statsmodels(T):
     X, y, users = longitudinal(3, T=T, rows=(2, 5))

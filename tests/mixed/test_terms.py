@@ -1,4 +1,4 @@
-"""Data terms: nothing is lost, whatever the origin and the units; copies and constants are named."""
+"""Data terms: nothing is lost, whatever origin and units; copies and constants are named."""
 
 from __future__ import annotations
 

@@ -48,7 +48,9 @@ class Fit:
     excess: float  # what sites claim above the likelihood's own maximum
     trace: tuple[float, ...]  # the bound, sweep by sweep
     converged: bool
-    scales: Floats = field(default_factory=lambda: np.ones(1))  # (J,), multiples of T that users may have, see ``tails``
+    scales: Floats = field(
+        default_factory=lambda: np.ones(1)
+    )  # (J,), multiples of T that users may have, see ``tails``
     shares: Floats = field(default_factory=lambda: np.ones(1))  # (J,), their probabilities
     tail_gain: float = 0.0  # what they add to the log-likelihood
 
@@ -246,11 +248,9 @@ def _diagonal_step(
     square = (m.W**2).sum(axis=0)
     through = np.diag(slopes.H) - square @ t
     noise_info = q.rows.sum() - 2 * np.diag(slopes.H) @ t + t @ square @ t
-    if spread.shape == "scalar":
-        pick = np.ones((len(t), 1))
-    else:
-        pick = np.eye(len(t))[:, spread.open]
-    at = np.concatenate([t[:1] if spread.shape == "scalar" else t[spread.open], [1.0]])
+    scalar = spread.shape == "scalar"
+    pick = np.ones((len(t), 1)) if scalar else np.eye(len(t))[:, spread.open]
+    at = np.append(t[:1] if scalar else t[spread.open], 1.0)
     info = np.zeros((len(at), len(at)))
     info[:-1, :-1] = pick.T @ square @ pick
     if joint:

@@ -42,9 +42,17 @@ class Quadratics:
         return len(self.b)
 
     def __getitem__(self, users: Array | slice) -> Quadratics:
-        parts = (self.A, self.b, self.uu, self.rows, self.dof, self.pure)
-        ceiling = None if self.ceiling is None else self.ceiling[users]
-        return Quadratics(*(part[users] for part in parts), self.noisy, ceiling, self.anchor)
+        return Quadratics(
+            self.A[users],
+            self.b[users],
+            self.uu[users],
+            self.rows[users],
+            self.dof[users],
+            self.pure[users],
+            self.noisy,
+            None if self.ceiling is None else self.ceiling[users],
+            self.anchor,
+        )
 
     @property
     def dim(self) -> int:
@@ -89,7 +97,7 @@ def moments(q: Quadratics, spread: Spread, s2: Floats) -> Moments:
     """W, w and the log density at c = 0 of every user; ``s2`` is (n_users,)."""
     if spread.shape == "zero" or not spread.matrix.any():
         W, w = q.A / s2[:, None, None], q.b / s2[:, None]
-        ld, drop = 0.0, 0.0
+        ld = drop = np.zeros(len(q))
     elif spread.shape == "scalar":
         W, w, ld, drop = _scalar_moments(q, float(spread.matrix[0, 0]), s2)
     else:

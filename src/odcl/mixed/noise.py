@@ -56,8 +56,8 @@ def pure_noise(q: Quadratics) -> tuple[Noise, Floats]:
     seen = q.dof > 0
     f, pure = q.dof[seen], q.pure[seen]
     if not seen.any() or pure.sum() <= FLOOR * f.sum():
-        s0 = 0.5 if not seen.any() else FLOOR
-        return Noise(np.inf, s0, float(f.sum())), np.full(n, s0)
+        start = FLOOR if seen.any() else 0.5
+        return Noise(np.inf, start, float(f.sum())), np.full(n, start)
     common = pure.sum() / f.sum()
     nu = GRID[:, None]
     s0 = np.full((len(GRID), 1), common)

@@ -171,9 +171,7 @@ def posterior(q: Quadratics, download: Download) -> Posterior:
     r = np.exp(r - r.max(axis=(1, 2), keepdims=True))
     r /= r.sum(axis=(1, 2), keepdims=True)
     dof = np.full(len(q), noise.dof) if noise.common else noise.nu / CAUTION + q.dof
-    return Posterior(
-        download, r, np.stack(theta, 1), np.stack(V, 1), np.stack(J, 1), s2, dof
-    )
+    return Posterior(download, r, np.stack(theta, 1), np.stack(V, 1), np.stack(J, 1), s2, dof)
 
 
 def _scores(m: Moments, c: Floats) -> Floats:

@@ -90,7 +90,7 @@ def _search(q: Quadratics, max_groups: int) -> Fit:
     previous = {shape: singles[shape] for shape in ("scalar", "zero", "diag")}
     leading = {shape: evidence(fit) for shape, fit in previous.items()}
     failures = dict.fromkeys(previous, 0)
-    for K in range(2, min(max_groups, len(q) - 1) + 1):
+    for _ in range(2, min(max_groups, len(q) - 1) + 1):
         tried = next(starts)
         for shape in [shape for shape in previous if failures[shape] < FAILURES]:
             fit = _grow(q, previous[shape], tried, prior)
@@ -125,11 +125,11 @@ def one_group(q: Quadratics, noise: Noise, s2: Floats) -> dict[str, Fit]:
     whole = fits["diag"].spread.matrix
     fits["diag"] = min(fits["diag"], _close(q, fits["diag"]), key=evidence)
     chosen = fits["diag"].spread
-    candidates = []
-    for opened, T in ((every, whole), (chosen.open, chosen.matrix)):
+    candidates: list[Fit] = []
+    for opened, matrix in ((every, whole), (chosen.open, chosen.matrix)):
         if opened.sum() > 1 and not (candidates and opened.all()):
-            floor = np.diag(opened * 1e-3 * np.trace(T) / opened.sum())
-            full = Spread("full", T + floor, opened)
+            floor = np.diag(opened * 1e-3 * np.trace(matrix) / opened.sum())
+            full = Spread("full", matrix + floor, opened)
             candidates.append(fit_mixture(q, everyone, full, noise, s2, tol=ROUGH))
     if candidates:
         fits["full"] = min(candidates, key=evidence)
@@ -267,7 +267,7 @@ def _kmeans_starts(points: Floats) -> Iterator[list[Floats]]:
 
 
 def _lloyd(points: Floats, centers: Floats, sweeps: int = 10) -> Floats:
-    """Hard responsibilities after a few sweeps of Lloyd's loop; empty groups stay where they are."""
+    """Hard responsibilities after a few sweeps of Lloyd's loop; empty groups stay put."""
     K, square = len(centers), (points**2).sum(axis=1)
     for _ in range(sweeps):
         distance = square[:, None] - 2 * points @ centers.T + (centers**2).sum(axis=1)

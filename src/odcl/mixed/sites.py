@@ -21,6 +21,7 @@ from scipy.special import expit, gammaln, xlogy
 from odcl._typing import Floats, Ints
 from odcl.mixed.mixture import Quadratics
 from odcl.mixed.posterior import Download
+from odcl.mixed.terms import by_size
 
 INTERCEPT_SD = 3.0  # prior of the sites, for standardized columns: of an intercept, of a slope,
 SLOPE_SD = 1.0
@@ -104,7 +105,7 @@ def variational(
     log_P = np.linalg.slogdet(P)[1]
 
     def look(A: Floats, b: Floats) -> tuple[Floats, Floats, Floats, Floats, Floats]:
-        V = np.linalg.inv(P + A)
+        V: Floats = np.linalg.inv(P + A).astype(np.float64, copy=False)
         mu = (V @ b[..., None])[..., 0]
         logits = X @ mu.reshape(n, D, dim).transpose(0, 2, 1) + offset
         e = expected(loss, y, logits, _logit_covariance(X, V, D))
@@ -116,7 +117,7 @@ def variational(
             - log_P
             - np.linalg.slogdet(V)[1]
         )
-        elbo = (weights * e.value).sum(axis=1) - divergence
+        elbo: Floats = (weights * e.value).sum(axis=1) - divergence
         return mu, V, A_new, (A_new @ mu[..., None])[..., 0] + g, elbo
 
     A, b = np.zeros((n, D * dim, D * dim)), np.zeros((n, D * dim))
@@ -195,30 +196,16 @@ def sites(
     A, b = np.zeros((n_users, D * dim, D * dim)), np.zeros((n_users, D * dim))
     uu, ceiling = np.zeros(n_users), np.zeros(n_users)
     for who, index in by_size(users, n_users):
-        site = variational(
-            loss, Z[index], y[index], w[index], np.zeros((len(who), D * dim)), P, D
-        )
+        site = variational(loss, Z[index], y[index], w[index], np.zeros((len(who), D * dim)), P, D)
         A[who], b[who] = site.A, site.b
         inside = np.linalg.slogdet(P + site.A)[1] - np.linalg.slogdet(P)[1]
         uu[who] = -2 * site.elbo + (site.b * site.mu).sum(axis=1) - inside
         if loss == "poisson":
             best = xlogy(y[index], y[index]) - y[index] - gammaln(y[index] + 1)
             ceiling[who] = (w[index] * best).sum(axis=1)
-    rows = np.bincount(users, weights=w, minlength=n_users)
+    rows = np.bincount(users, weights=w, minlength=n_users).astype(np.float64)
     nothing = np.zeros(n_users)
     return Quadratics(A, b, uu, rows, nothing, nothing, False, ceiling, np.diag(P))
-
-
-def by_size(users: Ints, n_users: int) -> list[tuple[Ints, Ints]]:
-    """Users with equally many rows, and their rows' positions (users, rows): one stack each."""
-    order = np.argsort(users, kind="stable")
-    counts = np.bincount(users, minlength=n_users)
-    starts = np.concatenate([[0], np.cumsum(counts)])[:-1]
-    stacks = []
-    for n in np.unique(counts[counts > 0]):
-        who = np.flatnonzero(counts == n)
-        stacks.append((who, order[starts[who][:, None] + np.arange(n)]))
-    return stacks
 
 
 @dataclass(frozen=True, eq=False)

@@ -40,21 +40,17 @@ def data_terms(
 ) -> DataTerms:
     """The term of every user from its rows; ``users`` holds 0..n_users-1 for each row.
 
-    ``weights`` say how often a row counts: a row of weight two is two equal rows. A user's term is the same bit for bit alone and in any batch.
+    ``weights`` say how often a row counts: a row of weight two is two equal rows. A user's term is
+    the same bit for bit alone and in any batch.
     """
     w = np.ones(len(y)) if weights is None else np.asarray(weights, np.float64)
     rows = np.column_stack([X, y]).astype(np.float64)
     seen = w > 0
     rows, w, users = rows[seen], w[seen], users[seen]
-    order = np.argsort(users, kind="stable")
-    counts = np.bincount(users, minlength=n_users)
-    starts = np.concatenate([[0], np.cumsum(counts)])[:-1]
     width = rows.shape[1]
     total, mean = np.zeros(n_users), np.zeros((n_users, width))
     factor = np.zeros((n_users, width, width))
-    for n in np.unique(counts[counts > 0]):  # users with equally many rows are one stack
-        who = np.flatnonzero(counts == n)
-        index = order[starts[who][:, None] + np.arange(n)]
+    for who, index in by_size(users, n_users):
         block, weight = rows[index], w[index][..., None]
         total[who] = weight[..., 0].sum(axis=1)
         scale = total[who][:, None]
@@ -65,13 +61,23 @@ def data_terms(
     return DataTerms(total, mean, factor)
 
 
+def by_size(users: Ints, n_users: int) -> list[tuple[Ints, Ints]]:
+    """Users with equally many rows, and their rows' positions (users, rows): one stack each."""
+    order = np.argsort(users, kind="stable")
+    counts = np.bincount(users, minlength=n_users)
+    starts = np.concatenate([[0], np.cumsum(counts)])[:-1]
+    sizes = [np.flatnonzero(counts == n) for n in np.unique(counts[counts > 0])]
+    return [(who, order[starts[who][:, None] + np.arange(counts[who[0]])]) for who in sizes]
+
+
 def _triangle(a: Floats) -> Floats:
     """The upper triangular factor of each matrix of a stack, padded with zero rows to a square."""
     width = a.shape[-1]
     if a.shape[-2] < width:
         pad = np.zeros((*a.shape[:-2], width - a.shape[-2], width))
         a = np.concatenate([a, pad], axis=-2)
-    return np.linalg.qr(a, mode="r")
+    factor: Floats = np.linalg.qr(a, mode="r")  # type: ignore[assignment]
+    return factor
 
 
 def merge(terms: DataTerms) -> DataTerms:
@@ -217,7 +223,7 @@ def quadratics(terms: DataTerms, coordinates: Coordinates) -> Quadratics:
     They are sums of squares of the root [sqrt(w) (z_mean, u_mean); (R_z, R_u)], in which the
     reference was subtracted before anything was squared.
     """
-    at, q = coordinates, len(coordinates.kept)
+    at = coordinates
     lead = np.sqrt(terms.rows)[:, None]
     slopes = at.reference[int(at.intercept) :]
     z_mean = (terms.mean[:, at.kept] - at.shift) / at.scale
@@ -230,7 +236,7 @@ def quadratics(terms: DataTerms, coordinates: Coordinates) -> Quadratics:
         ones = np.zeros((len(terms), root.shape[1], 1))
         ones[:, 0] = lead
         root = np.concatenate([ones, root], axis=2)
-    rank, pure = _pure_error(root, u, terms.rows) if q or at.intercept else (0 * terms.rows, 0.0)
+    rank, pure = _pure_error(root, u, terms.rows)
     A = root.transpose(0, 2, 1) @ root
     b = (root.transpose(0, 2, 1) @ u)[..., 0]
     return Quadratics(A, b, (u**2).sum(axis=(1, 2)), terms.rows, terms.rows - rank, pure)
