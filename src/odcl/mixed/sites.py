@@ -101,44 +101,42 @@ def variational(
     fall.
     """
     n, _, dim = X.shape
-    offset = (X @ mean.reshape(n, D, dim).transpose(0, 2, 1)) if mean.any() else 0.0
+    size = D * dim
     log_P = np.linalg.slogdet(P)[1]
 
-    def look(A: Floats, b: Floats) -> tuple[Floats, Floats, Floats, Floats, Floats]:
+    def look(who: Ints, A: Floats, b: Floats) -> tuple[Floats, ...]:
+        """mu, V, the (A, b) that the step aims at, and the bound, of some users."""
         V: Floats = np.linalg.inv(P + A).astype(np.float64, copy=False)
         mu = (V @ b[..., None])[..., 0]
-        logits = X @ mu.reshape(n, D, dim).transpose(0, 2, 1) + offset
-        e = expected(loss, y, logits, _logit_covariance(X, V, D))
-        A_new, g = _information(X, weights, e, D)
-        divergence = 0.5 * (
-            (P * V).sum(axis=(1, 2))
-            - D * dim
-            + (mu * (mu @ P)).sum(axis=1)
-            - log_P
-            - np.linalg.slogdet(V)[1]
-        )
-        elbo: Floats = (weights * e.value).sum(axis=1) - divergence
-        return mu, V, A_new, (A_new @ mu[..., None])[..., 0] + g, elbo
+        theta = (mu + mean[who]).reshape(-1, D, dim)
+        logits = X[who] @ theta.transpose(0, 2, 1)
+        e = expected(loss, y[who], logits, _logit_covariance(X[who], V, D))
+        aim, g = _information(X[who], weights[who], e, D)
+        divergence = (P * V).sum(axis=(1, 2)) - size + (mu * (mu @ P)).sum(axis=1)
+        divergence = divergence - log_P - np.linalg.slogdet(V)[1]
+        bound: Floats = (weights[who] * e.value).sum(axis=1) - 0.5 * divergence
+        return mu, V, aim, (aim @ mu[..., None])[..., 0] + g, bound
 
-    A, b = np.zeros((n, D * dim, D * dim)), np.zeros((n, D * dim))
-    mu, V, A_to, b_to, elbo = look(A, b)
-    step = np.ones(n)
+    A, b, step = np.zeros((n, size, size)), np.zeros((n, size)), np.ones(n)
+    live = np.arange(n)
+    state = look(live, A, b)
     for _ in range(STEPS):
-        A_try = A + step[:, None, None] * (A_to - A)
-        b_try = b + step[:, None] * (b_to - b)
-        seen = look(A_try, b_try)
-        rise = seen[4] - elbo
-        good = rise >= -1e-12 * (1 + np.abs(elbo))
-        A, b = np.where(good[:, None, None], A_try, A), np.where(good[:, None], b_try, b)
-        old = (mu, V, A_to, b_to, elbo)
-        mu, V, A_to, b_to, elbo = (
-            np.where(good.reshape(-1, *[1] * (new.ndim - 1)), new, was)
-            for new, was in zip(seen, old, strict=True)
-        )
-        step = np.where(good, np.minimum(1.0, 1.5 * step), step / 2)
-        if np.all((good & (rise < 1e-10)) | (step < 1e-6)):
+        # A user who has arrived stays put, so that it does not matter who else is in the batch.
+        gap = np.abs(state[3][live] - b[live]).max(axis=1)
+        going = (gap > 1e-9 * (1 + np.abs(b[live]).max(axis=1))) & (step[live] > 1e-6)
+        live = live[going]
+        if not len(live):
             break
-    return Gaussians(mu + mean, V, A, b, elbo)
+        share = step[live][:, None]
+        A_try = A[live] + share[..., None] * (state[2][live] - A[live])
+        b_try = b[live] + share * (state[3][live] - b[live])
+        seen = look(live, A_try, b_try)
+        good = seen[4] >= state[4][live] - 1e-12 * (1 + np.abs(state[4][live]))
+        A[live[good]], b[live[good]] = A_try[good], b_try[good]
+        for part, new in zip(state, seen, strict=True):
+            part[live[good]] = new[good]
+        step[live] = np.where(good, np.minimum(1.0, 1.5 * step[live]), step[live] / 2)
+    return Gaussians(state[0] + mean, state[1], A, b, state[4])
 
 
 def _logit_covariance(X: Floats, V: Floats, D: int) -> Floats:
