@@ -15,7 +15,7 @@ from typing import Any, get_args
 from odcl.clustering.spec import ClustererSpec, clusterer_spec
 from odcl.errors import InputError, Setting
 from odcl.exchange.download import Refit
-from odcl.exchange.upload import Curvature
+from odcl.exchange.upload import TERM_FIELDS, Curvature
 
 COMBINERS = ("mean", "samples", "precision", "shrink")
 REFITS = ("evidence", "cv")
@@ -97,6 +97,8 @@ class Method:
     @property
     def sends(self) -> Curvature:
         """What users send of their curvature: nothing where nobody reads it."""
+        if self.clusterer.uses_terms:
+            return "none"
         reads = self.clusterer.uses_covariance or self.clusterer.uses_noise
         reads = reads or self.combine in ("precision", "shrink") or self.refit == "evidence"
         return self.curvature if reads else "none"
@@ -104,6 +106,8 @@ class Method:
     @property
     def needs(self) -> tuple[str, ...]:
         """The fields of an upload that leave a user (curvature or inverse_trace, by size)."""
+        if self.clusterer.uses_terms:
+            return ("theta", "n_samples", *TERM_FIELDS)
         more = () if self.sends == "none" else ("curvature", "dispersion", "inverse_trace")
         return ("theta", "n_samples", *more)
 

@@ -14,6 +14,7 @@ from odcl.cli.parser import (
     UNSEEN,
     Parser,
     command,
+    coverage,
     missing,
     one_of,
     out_file,
@@ -54,6 +55,13 @@ def add(some: Any) -> Parser:
         help="categories that were not in the fit: error, or reference (count as the commonest) "
         "[default: %(default)s]",
     )
+    group.add_argument(
+        "--interval",
+        type=coverage,
+        metavar="P",
+        help="also low and high, between which a new target lies with probability P (runs of "
+        "--clusters mixed) [default: none]",
+    )
     missing(group, None)
     quiet(group)
     return parser
@@ -69,12 +77,19 @@ def run(options: Namespace) -> None:
             unknown=options.unknown,
             unseen=options.unseen,
             missing=options.missing,
+            interval=options.interval,
         )
     write_answer(columns, notices, options)
 
 
 def predict_table(
-    folder: Path, path: Path, *, unknown: str, unseen: str, missing: str | None
+    folder: Path,
+    path: Path,
+    *,
+    unknown: str,
+    unseen: str,
+    missing: str | None,
+    interval: float | None = None,
 ) -> tuple[dict[str, Any], list[str]]:
     """A prediction for each row of the table, and what is to be said about it."""
     from odcl.cli.run_folder import open_run
@@ -99,6 +114,11 @@ def predict_table(
         "row": encoded.rows + 1,
         "prediction": model.predict(encoded.X, users=users),
     }
+    if interval is not None and schema.classes is not None:
+        raise ValueError("An interval is for numbers, and this run predicts classes: leave it out.")
+    if interval is not None:
+        low, high = model.predict_interval(encoded.X, users=users, coverage=interval)
+        columns |= {"low": low, "high": high}
     if schema.classes is not None:
         p = model.predict_proba(encoded.X, users=users)
         columns |= {f"p({_word(c)})": p[:, j] for j, c in enumerate(schema.classes)}

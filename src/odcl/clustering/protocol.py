@@ -14,6 +14,7 @@ CLUSTERERS = {
     "GradientClustering": "odcl.clustering.kmeans.gradient",
     "NoiseMixture": "odcl.clustering.mixture.noise_mixture",
     "ConvexClustering": "odcl.clustering.convex.estimator",
+    "MixedGroups": "odcl.clustering.mixed",
 }
 SHORT_NAMES = {
     "kmeans": "KMeansPP",

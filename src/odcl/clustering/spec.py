@@ -14,11 +14,12 @@ import numpy as np
 
 from odcl.clustering.protocol import CLUSTERERS, SHORT_NAMES, clusterer_class
 
-RULES = ("auto", "convex", "elbow", "silhouette")
+RULES = ("auto", "mixed", "convex", "elbow", "silhouette")
 WITH_K = ("kmeans", "spectral", "gradient")  # as "kmeans:4"
 _BY_RULE: dict[str, tuple[str, dict[str, Any]]] = {
     "auto": ("NoiseMixture", {}),
     "convex": ("ConvexClustering", {}),
+    "mixed": ("MixedGroups", {}),
     "elbow": ("KMeansPP", {"n_clusters": "elbow"}),
     "silhouette": ("KMeansPP", {"n_clusters": "silhouette"}),
 }
@@ -50,6 +51,11 @@ class ClustererSpec:
     def uses_covariance(self) -> bool:
         """Is it a mixture that takes covariances and tells how far users of a group differ?"""
         return bool(getattr(self._kind, "uses_covariance", False))
+
+    @property
+    def uses_terms(self) -> bool:
+        """Does it look at the users' data terms instead of their models?"""
+        return bool(getattr(self._kind, "uses_terms", False))
 
     @property
     def n_clusters(self) -> int | str | None:

@@ -129,6 +129,7 @@ def fit(
         federation,
         risk,
         method.sends,
+        terms=method.clusterer.uses_terms,
         solver=solver,
         strict=strict,
         seed=seed,

@@ -35,12 +35,19 @@ from odcl.data.tables import beside
 from odcl.engines.in_process import fit
 from odcl.estimators.settings import check_n_groups, check_settings
 from odcl.local.pooled import one_for_all
-from odcl.local.predict import cluster_means, linear_predictors, nearest_cluster
+from odcl.local.predict import (
+    cluster_means,
+    linear_predictors,
+    nearest_cluster,
+    predictor_covariances,
+)
+from odcl.local.receive import Received
 from odcl.method import Method
 from odcl.risk.loss import Loss
 from odcl.risk.losses import Multinomial
 from odcl.risk.risk import Risk
 from odcl.server.assign import Assignment, assign_rows, groups_of
+from odcl.server.mixed import assign_mixed, place_mixed, with_more_terms
 from odcl.server.step import ServerStep
 from odcl.server.update import place, with_more_rows
 
@@ -152,6 +159,9 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
         self.rule_, self.reason_ = result.step.rule, result.step.reason
         self.tau2_ = result.step.tau2
         self.groups_ = groups_of(federation, result)
+        self.mixture_, received = result.step.mixture, result.received
+        self.covariance_, self.noise_ = received.covariance, received.noise
+        self.dof_ = received.dof
         self.cluster_means_ = cluster_means(federation, result.labels, result.n_clusters)
         self.pooled_theta_ = one_for_all(federation, risk)
         return self
@@ -245,13 +255,22 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
 
     # -- predict -----------------------------------------------------------------------------
 
-    def _scores(self, X: Any, users: Any) -> Floats:
-        """Linear predictors of the rows, each by its user's model, (n_rows, n_outputs)."""
+    def _predictors(self, X: Any, users: Any) -> tuple[Floats, Floats | None, Ints]:
+        """Linear predictors of the rows, their covariances if known, and whose models they are."""
         check_is_fitted(self, "theta_")
         X, users = self._split(X, users, fitting=False)
         X = self._validated_X(X)
         theta, where = self._models_of(X, users)
-        return linear_predictors(X, theta, where, self.risk_, self.scaling_)
+        z, S = linear_predictors(X, theta, where, self.risk_, self.scaling_), None
+        if self.covariance_ is not None:
+            more = np.zeros((len(theta) - len(self.theta_), *self.covariance_.shape[1:]))
+            known = np.concatenate([self.covariance_, more]) if len(more) else self.covariance_
+            S = predictor_covariances(X, known, where, self.risk_, self.scaling_)
+        return z, S, where
+
+    def _scores(self, X: Any, users: Any) -> Floats:
+        """Linear predictors of the rows, each by its user's model, (n_rows, n_outputs)."""
+        return self._predictors(X, users)[0]
 
     def _models_of(self, X: Floats, users: Any) -> tuple[Floats, Ints]:
         """Models, and which of them each row is predicted by."""
@@ -312,7 +331,11 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "theta_")
         X, y = self._rows_of_one(X, y)
         y = self.risk_.loss.encode(y)
-        found = assign_rows(self.scaling_.apply(X), y, self.risk_, self.groups_, self.method_)
+        X = self.scaling_.apply(X)
+        if self.mixture_ is not None:
+            found = assign_mixed(X, y, self.risk_, self.mixture_, self.method_)
+        else:
+            found = assign_rows(X, y, self.risk_, self.groups_, self.method_)
         coef, intercept = self._in_table_units(found.theta[None])
         return replace(found, coef=coef[0], intercept=intercept[0])
 
@@ -348,10 +371,24 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
             rows = [int(one.upload.n_samples[0]) for one in found]
             self.n_rows_ = np.append(self.n_rows_, rows)
             self.theta_ = np.vstack([self.theta_, *(one.theta for one in found)])
+            for one in found if self.mixture_ is not None else ():
+                for name, values in self._sure_of(one.received).items():
+                    setattr(self, name, np.concatenate([getattr(self, name), values[None]]))
             if self.uploads_ is not None:
                 for one in found:
                     self.uploads_ = self.uploads_.joined(one.upload)
                 self.uploads_ = replace(self.uploads_, users=self.users_)
+
+    @staticmethod
+    def _sure_of(received: Received | None) -> dict[str, Any]:
+        """The attributes that say how sure one user's model is."""
+        assert received is not None
+        named = {
+            "covariance_": received.covariance,
+            "noise_": received.noise,
+            "dof_": received.dof,
+        }
+        return {name: values[0] for name, values in named.items() if values is not None}
 
     def update_user(self, user: Any, X: Any, y: Any, *, all_rows: bool = False) -> int:
         """More rows of a user that is known: its group and its model follow. Its new label.
@@ -382,12 +419,21 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
                 )
             else:
                 target = self.risk_.loss.encode(target)
-                upload = with_more_rows(old, self.scaling_.apply(rows), target, self.risk_)
-                label, theta, sure = place(upload, self.groups_, self.method_.refit)
+                rows = self.scaling_.apply(rows)
+                if self.mixture_ is not None:
+                    more = assign_mixed(rows, target, self.risk_, self.mixture_, self.method_)
+                    found = place_mixed(with_more_terms(old, more.upload), self.mixture_)
+                    upload, label, theta = found.upload, found.label, found.theta
+                    sure = found.probability
+                else:
+                    upload = with_more_rows(old, rows, target, self.risk_)
+                    label, theta, sure = place(upload, self.groups_, self.method_.refit)
             if self.uploads_ is not None:
                 self.uploads_ = self.uploads_.replaced(at, upload)
             count = len(rows) if all_rows else self.n_rows_[at] + len(rows)
             new = {"labels_": label, "theta_": theta, "probability_": sure, "n_rows_": count}
+            if self.mixture_ is not None:
+                new |= self._sure_of(found.received)
             for name, value in new.items():  # new arrays: result_ holds the old ones
                 values = getattr(self, name).copy()
                 values[at] = value

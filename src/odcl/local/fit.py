@@ -14,6 +14,7 @@ from odcl.exchange.upload import Curvature, Uploads
 from odcl.local.exact import Solution, solve_users
 from odcl.local.stacks import stacks
 from odcl.local.systems import cholesky, diagonal, left_over, with_diagonal
+from odcl.local.terms import user_terms
 from odcl.risk.loss import symmetric, weighted_gram
 from odcl.risk.risk import Risk
 
@@ -48,6 +49,7 @@ def fit_users(
     risk: Risk,
     curvature: Curvature = "auto",
     *,
+    terms: bool = False,
     solver: Any = "exact",
     strict: bool = False,
     seed: int = 0,
@@ -61,6 +63,7 @@ def fit_users(
     their Hessian: ``"auto"`` is all of it up to 100 parameters, save for users with fewer rows
     than parameters, whose matrix would give away the span of their rows, and beyond 100 only the
     trace of its inverse; ``"full"``, asked for by name, is everything, ``"diagonal"`` the diagonal.
+    With ``terms`` users also send their data terms.
     """
     if risk.dim(federation.n_features) == 0:
         raise ValueError("There is nothing to fit: the rows have no features, and no intercept.")
@@ -68,8 +71,9 @@ def fit_users(
     solution = _solve(federation, risk, solver, strict, seed, n_jobs, progress)
     H, phi, trace = _confidence(federation, risk, solution, curvature)
     n = federation.n_samples
+    more = user_terms(federation, risk) if terms else {}
     return LocalModels(
-        Uploads(federation.users, solution.theta, n, H, phi, trace, risk),
+        Uploads(federation.users, solution.theta, n, H, phi, trace, risk=risk, **more),
         federation.n_rows,
         solution.converged,
         solution.gradient_norm,

@@ -41,6 +41,14 @@ class Download:
     shares: Floats  # (J,), their probabilities
     noise: Noise
 
+    @property
+    def n_numbers(self) -> int:
+        """Numbers that a user receives: matrices as triangles."""
+        K, dim = self.centers.shape
+        at, triangle = self.coordinates, dim * (dim + 1) // 2
+        columns = 2 * len(at.kept) + len(at.reference) + 2
+        return K * (1 + dim + triangle) + triangle + 2 * len(self.scales) + 3 + columns
+
 
 def download_of(fit: Fit, coordinates: Coordinates) -> Download:
     """The parts of ``fit`` that users need; nothing in it names a user."""

@@ -225,6 +225,12 @@ class SitePosterior:
         """The posterior mean of every user's model, (n_users, D dim)."""
         return (self.shares[..., None] * self.mu).sum(axis=(1, 2))
 
+    def covariance(self) -> Floats:
+        """Its covariance, over groups and models, (n_users, D dim, D dim)."""
+        away = self.mu - self.mean()[:, None, None]
+        inside = (self.shares[..., None, None] * self.V).sum(axis=(1, 2))
+        return inside + np.einsum("njk,njka,njkb->nab", self.shares, away, away, optimize=True)
+
     def predict(self, Z: Floats, users: Ints) -> Floats:
         """E of the target over groups and models, for design rows Z of the batch's ``users``."""
         D, dim = self.n_logits, Z.shape[1]

@@ -13,6 +13,7 @@ from odcl.data.federation import Federation
 from odcl.exchange.upload import Uploads
 from odcl.local.exact import Penalty, solve_users
 from odcl.local.fit import fit_users
+from odcl.local.receive import Received
 from odcl.method import Method
 from odcl.risk.loss import Loss
 from odcl.risk.risk import Risk
@@ -66,6 +67,7 @@ class Assignment:
     none_of_these: bool
     theta: Floats  # (dim,), in the units of the groups' models
     upload: Uploads  # what the user would have sent
+    received: Received | None = None  # with mixed groups, how sure its model is
     coef: Floats | None = None  # in the table's units, where an estimator assigned
     intercept: Floats | None = None
 
