@@ -138,6 +138,7 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
         )
         federation = federation.with_X(scaling.apply(federation.X))
         risk = Risk(self._loss(federation), self.l2, bool(self.fit_intercept))
+        method = method.resolved(risk, risk.dim(federation.n_features))
         result = fit(
             federation,
             risk,

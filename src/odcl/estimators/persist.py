@@ -343,15 +343,9 @@ def read_mixture(model: Any, stored: StoredArtifact, words: dict[str, Any]) -> N
         expect(arrays["centers"].shape[1] == inside <= risk_dim, "centers of another size")
         positive = (arrays["scale"] > 0).all() and (arrays["weights"] >= 0).all()
         expect(bool(positive), "scales or weights that are not positive")
+    columns_at = (kept, arrays["shift"], arrays["scale"])
     at = Coordinates(
-        model.risk_.intercept,
-        kept,
-        arrays["shift"],
-        arrays["scale"],
-        *target,
-        arrays["reference"],
-        p,
-        (),
+        model.risk_.intercept, *columns_at, target[0], target[1], arrays["reference"], p, ()
     )
     model.mixture_ = Mixture(
         at,

@@ -26,6 +26,7 @@ from odcl.mixed.posterior import Download as Mixture
 from odcl.mixed.posterior import posterior
 from odcl.mixed.sites import site_posterior
 from odcl.mixed.terms import data_terms, quadratics
+from odcl.risk.loss import symmetric
 from odcl.risk.risk import Risk
 
 N_FOLDS = 5
@@ -118,7 +119,8 @@ def _posterior(federation: Federation, risk: Risk, mixture: Mixture) -> Received
             n_classes=n_classes(risk),
         )
         theta, V = site.mean(), site.covariance()
-    models, covariance = offset + theta @ change.T, change @ V @ change.T
+    covariance = symmetric(change @ V @ change.T)
+    models = offset + theta @ change.T
     return Received(models, np.full(m, np.nan), how, covariance, **scales)
 
 

@@ -12,8 +12,6 @@ from odcl.mixed.terms import data_terms
 from odcl.risk.losses import Multinomial
 from odcl.risk.risk import Risk
 
-LOSSES = ("squared", "logistic", "poisson", "multinomial")
-
 
 def user_terms(federation: Federation, risk: Risk) -> dict[str, Array]:
     """The fields of an upload that hold the users' data terms."""
@@ -33,11 +31,6 @@ def user_terms(federation: Federation, risk: Risk) -> dict[str, Array]:
 
 def user_sites(federation: Federation, risk: Risk) -> Quadratics:
     """The users' sites, for losses that are not quadratic."""
-    if risk.loss.name not in LOSSES:
-        raise ValueError(
-            f"Mixed groups are not made for the {risk.loss!r} loss yet: use one of "
-            f"{', '.join(LOSSES)}, or clusterer='auto'."
-        )
     return sites(
         risk.loss.name,
         site_design(federation.X, risk),

@@ -22,6 +22,7 @@ from odcl.mixed.posterior import Download as Mixture
 from odcl.mixed.posterior import download_of, posterior
 from odcl.mixed.search import search
 from odcl.mixed.terms import Coordinates, DataTerms, coordinates, merge, quadratics
+from odcl.risk.loss import symmetric
 from odcl.risk.risk import Risk
 from odcl.server.assign import STRANGE, Assignment
 
@@ -166,9 +167,8 @@ def place_mixed(upload: Uploads, mixture: Mixture) -> Assignment:
         offset + found.mean() @ change.T,
         np.full(1, np.nan),
         "",
-        change @ found.covariance() @ change.T,
-        found.s2 * mixture.coordinates.target_scale**2,
-        found.dof,
+        symmetric(change @ found.covariance() @ change.T),
+        *((found.s2 * mixture.coordinates.target_scale**2, found.dof) if q.noisy else ()),
     )
     return _assignment(upload, mixture, received)
 
