@@ -59,7 +59,7 @@ def add(some: Any) -> Parser:
         "--interval",
         type=coverage,
         metavar="P",
-        help="also low and high, between which a new target lies with probability P [default: none]",
+        help="also low and high: a new target lies between them with probability P [default: none]",
     )
     missing(group, None)
     quiet(group)

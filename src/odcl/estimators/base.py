@@ -223,6 +223,25 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
             user_kind=kind_of(self.users_.tolist()),
         )
 
+    @property
+    def differences_(self) -> dict[str, float]:
+        """How far users of a group differ in each coefficient: standard deviations, by name.
+
+        In the table's units, 0 where they are the same; "(level)" is the prediction for average
+        features. Empty where the method does not tell.
+        """
+        check_is_fitted(self, "theta_")
+        if self.mixture_ is None:
+            return {}
+        at, D = self.mixture_.coordinates, self.risk_.n_outputs
+        sd = np.sqrt(np.diag(self.mixture_.spread.matrix).reshape(D, -1).mean(axis=0))
+        sd = sd * at.target_scale
+        used = self.scaling_.used[at.kept]
+        slopes = sd[int(at.intercept) :] / (at.scale * self.scaling_.scale[at.kept])
+        names = [self.feature_names_[j] for j in used]
+        level = {"(level)": float(sd[0])} if at.intercept else {}
+        return level | dict(zip(names, map(float, slopes), strict=True))
+
     def coefficients(self) -> Any:
         """A pandas frame of every user's model in the table's units, under the columns' names.
 

@@ -115,13 +115,13 @@ def _numbered(fit: Fit) -> tuple[Fit, Ints]:
 def _reason(fit: Fit) -> str:
     """How many groups, and how users of a group differ, in a sentence."""
     k = fit.n_groups
-    found = f"{k} groups found from the users' data terms" if k > 1 else "No groups"
+    found = f"{k} groups found from what the users' rows say" if k > 1 else "No groups"
     inside = "users of a group" if k > 1 else "users"
     if not fit.spread.matrix.any():
         return f"{found}: {inside} differ only by noise."
-    n, dim = int(fit.spread.open.sum()), len(fit.spread.open)
-    where = "in every coefficient" if n == dim else f"in {n} of {dim} coefficients"
-    return f"{found}: {inside} differ gradually {where}."
+    n, dim = int((np.diag(fit.spread.matrix) > 0).sum()), len(fit.spread.open)
+    where = "every coefficient" if n == dim else f"{n} of {dim} coefficients"
+    return f"{found}: {inside} differ gradually, in {where}."
 
 
 # -- users who come later ----------------------------------------------------------------------
