@@ -207,7 +207,7 @@ def _own_noise(q: Quadratics, download: Download, stack: Centers) -> Floats:
         spent = (m.W * (T + C)).sum(axis=(1, 2)) - ((m.W @ C @ m.W) * T).sum(axis=(1, 2))
         free = np.maximum(noise.nu + q.rows - spent, noise.nu / 2)
         new = np.maximum((noise.nu * noise.s0 + rss) / free, FLOOR)
-        if np.all(np.abs(new - s2) <= 1e-12 * s2):
+        if np.all(np.abs(new - s2) <= 1e-10 * s2):
             return new
         s2 = new
     return s2

@@ -33,6 +33,7 @@ SAMPLE = 2000  # users that search for K and shape; all take part in the last sw
 ROUGH = 1e-2  # gain in the bound per sweep at which a candidate has converged well enough
 FINE = 1e-8
 SWEEPS = 4  # of each start, before the best is converged
+PATIENCE = 30  # sweeps that a candidate may take; the winner takes all it needs
 
 
 def search(
@@ -160,7 +161,7 @@ def _close(q: Quadratics, fit: Fit) -> Fit:
         fit.s2,
         fit.prior,
         tol=ROUGH,
-        max_sweeps=100,
+        max_sweeps=PATIENCE,
     )
 
 
@@ -203,7 +204,7 @@ def _grow(q: Quadratics, fewer: Fit, starts: list[Floats], prior: Floats) -> Fit
     bounds = total.sum(axis=1) - centers.price
     first = r[int(np.argmax(bounds))]
     return fit_mixture(
-        q, first, fewer.spread, fewer.noise, fewer.s2, prior, tol=ROUGH, max_sweeps=100
+        q, first, fewer.spread, fewer.noise, fewer.s2, prior, tol=ROUGH, max_sweeps=PATIENCE
     )
 
 
