@@ -28,8 +28,8 @@ MOST_TERM_PARAMETERS = 100  # beyond, a matrix per user is too much to send
 class Method:
     """One round of clustered learning (Algorithm 1, step 2, and what comes after it).
 
-    clusterer : "auto" (mixed groups: how many, and how users of a group differ, from the users'
-        data terms), "mixture" (the noise mixture of the users' models), a number of groups,
+    clusterer : "auto" (the noise mixture of the users' models, which finds the number of groups),
+        "mixed" (groups, and how users of a group differ, from the users' data terms), a number,
         "elbow", "silhouette", "convex", "kmeans:4", "spectral:4", "gradient:4", one of odcl's
         clusterers, or any object with fit() and labels_ (in one process only).
     combine : "precision" (the pooled fit of the group), "mean" (the paper), "samples", "shrink".
@@ -102,13 +102,13 @@ class Method:
 
         Mixed groups look at data terms, up to 100 parameters and for losses that have them, and
         settle combining and the last step themselves: asked for other ways of these, or without
-        terms (``risk`` None), "auto" is the noise mixture of the users' models.
+        terms (``risk`` None), they give way to the noise mixture of the users' models.
         """
         if not self.clusterer.uses_terms:
             return self
         plain = replace(Method(), clusterer=self.clusterer, standardize=self.standardize)
         able = risk is not None and dim <= MOST_TERM_PARAMETERS and risk.loss.name in TERM_LOSSES
-        return self if able and self == plain else replace(self, clusterer="mixture")
+        return self if able and self == plain else replace(self, clusterer="auto")
 
     # -- what follows --------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ CURVATURE = ("auto", "full", "diagonal", "none")
 MISSING = ("error", "drop", "mean")
 UNKNOWN = ("error", "pooled", "nearest")
 UNSEEN = ("error", "reference")
-RULES = ("auto", "mixture", "convex", "elbow", "silhouette")
+RULES = ("auto", "mixed", "convex", "elbow", "silhouette")
 METHODS = ("kmeans", "spectral", "gradient")
 
 

@@ -14,12 +14,12 @@ import numpy as np
 
 from odcl.clustering.protocol import CLUSTERERS, SHORT_NAMES, clusterer_class
 
-RULES = ("auto", "mixture", "convex", "elbow", "silhouette")
+RULES = ("auto", "mixed", "convex", "elbow", "silhouette")
 WITH_K = ("kmeans", "spectral", "gradient")  # as "kmeans:4"
 _BY_RULE: dict[str, tuple[str, dict[str, Any]]] = {
-    "auto": ("MixedGroups", {}),
+    "auto": ("NoiseMixture", {}),
+    "mixed": ("MixedGroups", {}),
     "convex": ("ConvexClustering", {}),
-    "mixture": ("NoiseMixture", {}),
     "elbow": ("KMeansPP", {"n_clusters": "elbow"}),
     "silhouette": ("KMeansPP", {"n_clusters": "silhouette"}),
 }

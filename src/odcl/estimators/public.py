@@ -85,7 +85,7 @@ class ODCLRegressor(RegressorMixin, ODCLEstimator):  # type: ignore[misc]
         if S is None or self.noise_ is None or self.dof_ is None:
             raise ValueError(
                 "How far a target may be off is known for squared loss and mixed groups: fit with "
-                "the default method."
+                "clusterer='mixed'."
             )
         # A user without rows of its own is taken for a typical one.
         at = np.minimum(where, len(self.noise_))
