@@ -22,6 +22,7 @@ from odcl.local.exact import Penalty, solve_users
 from odcl.local.predict import linear_predictors
 from odcl.local.terms import n_classes, site_design, site_target
 from odcl.mixed.house import model_map
+from odcl.mixed.mixture import by_row
 from odcl.mixed.posterior import Download as Mixture
 from odcl.mixed.posterior import posterior
 from odcl.mixed.sites import site_posterior
@@ -120,7 +121,7 @@ def _posterior(federation: Federation, risk: Risk, mixture: Mixture) -> Received
         )
         theta, V = site.mean(), site.covariance()
     covariance = symmetric(change @ V @ change.T)
-    models = offset + theta @ change.T
+    models = offset + by_row(theta, change.T)
     return Received(models, np.full(m, np.nan), how, covariance, **scales)
 
 

@@ -14,6 +14,7 @@ prior is exactly the restricted likelihood (REML) of the linear mixed model.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,6 +22,7 @@ import numpy as np
 
 from odcl._typing import Array, Bools, Floats
 
+Product = Callable[[Floats, Floats], Floats]
 UNSEEN = 1e-12  # eigenvalues of the summed curvature below this share of the largest count as zero
 
 
@@ -138,7 +140,12 @@ def _matrix_moments(q: Quadratics, T: Floats, s2: Floats) -> tuple[Floats, ...]:
         W, w = A - taken[..., :-1], b - taken[..., -1]
     W = (W + W.transpose(0, 2, 1)) / 2
     ld = np.linalg.slogdet(system)[1]
-    return W, w, ld, (b * (w @ T)).sum(axis=1)
+    return W, w, ld, (b * by_row(w, T)).sum(axis=1)
+
+
+def by_row(a: Floats, b: Floats) -> Floats:
+    """a @ b, one row of ``a`` at a time: a user's numbers are the same alone and in any batch."""
+    return (np.ascontiguousarray(a)[:, None] @ b)[:, 0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,16 +223,17 @@ def group_sums(m: Moments, r: Floats) -> tuple[Floats, Floats]:
     return M, (flat @ m.w).reshape(starts, K, dim)
 
 
-def misfits(m: Moments, centers: Centers) -> Floats:
+def misfits(m: Moments, centers: Centers, product: Product = np.matmul) -> Floats:
     """-2 E log p(y_i | c_k) over the posterior of c_k, as (starts, n_users, K).
 
-    One matrix product: base - 2 w'c_k + <W, c_k c_k' + C_k>.
+    One matrix product: base - 2 w'c_k + <W, c_k c_k' + C_k>; at the user its bits matter, and it
+    is taken ``by_row``.
     """
     starts, K, dim = centers.c.shape
     c = centers.c.reshape(-1, dim)
     second = c[:, :, None] * c[:, None] + centers.C.reshape(-1, dim, dim)
-    values = m.W.reshape(len(m.w), -1) @ second.reshape(len(c), -1).T - 2 * (m.w @ c.T)
-    values += m.base[:, None]
+    values = product(m.W.reshape(len(m.w), -1), second.reshape(len(c), -1).T)
+    values = values - 2 * product(m.w, c.T) + m.base[:, None]
     return values.reshape(-1, starts, K).transpose(1, 0, 2)
 
 

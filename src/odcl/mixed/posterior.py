@@ -18,6 +18,7 @@ from odcl.mixed.mixture import (
     Moments,
     Quadratics,
     Spread,
+    by_row,
     misfits,
     moments,
     responsibilities,
@@ -99,7 +100,7 @@ class Posterior:
         total: Floats = weighed.transpose(0, 2, 1) @ away
         for j in range(J):
             through, r = self.J[:, j], self.shares[:, j]
-            C = (r @ flat).reshape(n, dim, dim)
+            C = by_row(r, flat).reshape(n, dim, dim)
             total = total + r.sum(axis=1)[:, None, None] * self.V[:, j]
             total = total + through @ C @ through.transpose(0, 2, 1)
         return total
@@ -170,7 +171,7 @@ def posterior(q: Quadratics, download: Download) -> Posterior:
         T = scale * download.spread.matrix
         m = moments(q, replace(download.spread, matrix=T), s2)
         with np.errstate(divide="ignore"):
-            logits.append(np.log(share * download.weights) - 0.5 * misfits(m, stack)[0])
+            logits.append(np.log(share * download.weights) - 0.5 * misfits(m, stack, by_row)[0])
         theta.append(c + _scores(m, c) @ T)
         TW = T @ m.W
         V.append(T - (TW @ T + (TW @ T).transpose(0, 2, 1)) / 2)
@@ -197,17 +198,20 @@ def _own_noise(q: Quadratics, download: Download, stack: Centers) -> Floats:
         return np.full(len(q), noise.s0)
     bare = Centers.of(c, np.zeros_like(download.covariances))
     s2 = (noise.nu * noise.s0 + q.pure) / (noise.nu + q.dof)
+    arrived = np.zeros(len(q), np.bool_)
     for _ in range(FIXED_POINT):
         m = moments(q, download.spread, s2)
-        r = responsibilities(misfits(m, stack), download.weights)[0][0]
+        r = responsibilities(misfits(m, stack, by_row), download.weights)[0][0]
         z = _scores(m, c)
-        Q = misfits(m, bare)[0] - (m.base - m.e)[:, None]
+        Q = misfits(m, bare, by_row)[0] - (m.base - m.e)[:, None]
         rss = s2 * (r * (Q - ((z @ T) * z).sum(axis=2))).sum(axis=1)
-        C = (r @ download.covariances.reshape(len(c), -1)).reshape(m.W.shape)
+        C = by_row(r, download.covariances.reshape(len(c), -1)).reshape(m.W.shape)
         spent = (m.W * (T + C)).sum(axis=(1, 2)) - ((m.W @ C @ m.W) * T).sum(axis=(1, 2))
         free = np.maximum(noise.nu + q.rows - spent, noise.nu / 2)
         new = np.maximum((noise.nu * noise.s0 + rss) / free, FLOOR)
-        if np.all(np.abs(new - s2) <= 1e-10 * s2):
-            return new
+        new = np.where(arrived, s2, new)  # whoever has arrived does not wait for the others
+        arrived |= np.abs(new - s2) <= 1e-10 * s2
         s2 = new
+        if arrived.all():
+            break
     return s2

@@ -19,7 +19,7 @@ import numpy as np
 from scipy.special import expit, gammaln, xlogy
 
 from odcl._typing import Floats, Ints
-from odcl.mixed.mixture import Quadratics
+from odcl.mixed.mixture import Quadratics, by_row
 from odcl.mixed.posterior import Download
 from odcl.mixed.terms import by_size
 
@@ -98,7 +98,7 @@ def variational(
 
     ``X`` is (n, rows, dim), ``y`` and ``weights`` (n, rows), ``mean`` (n, D dim), ``P``
     (D dim, D dim). Steps are natural gradients in (A, b), halved for a user whose bound would
-    fall.
+    fall, unless the step brings it nearer to its aim: the cubature's bound is not flat there.
     """
     n, _, dim = X.shape
     size = D * dim
@@ -112,7 +112,7 @@ def variational(
         logits = X[who] @ theta.transpose(0, 2, 1)
         e = expected(loss, y[who], logits, _logit_covariance(X[who], V, D))
         aim, g = _information(X[who], weights[who], e, D)
-        divergence = (P * V).sum(axis=(1, 2)) - size + (mu * (mu @ P)).sum(axis=1)
+        divergence = (P * V).sum(axis=(1, 2)) - size + (mu * by_row(mu, P)).sum(axis=1)
         divergence = divergence - log_P - np.linalg.slogdet(V)[1]
         bound: Floats = (weights[who] * e.value).sum(axis=1) - 0.5 * divergence
         return mu, V, aim, (aim @ mu[..., None])[..., 0] + g, bound
@@ -123,15 +123,17 @@ def variational(
     for _ in range(STEPS):
         # A user who has arrived stays put, so that it does not matter who else is in the batch.
         gap = np.abs(state[3][live] - b[live]).max(axis=1)
-        going = (gap > 1e-9 * (1 + np.abs(b[live]).max(axis=1))) & (step[live] > 1e-6)
-        live = live[going]
+        going = (gap > 1e-10 * (1 + np.abs(b[live]).max(axis=1))) & (step[live] > 1e-6)
+        live, gap = live[going], gap[going]
         if not len(live):
             break
         share = step[live][:, None]
         A_try = A[live] + share[..., None] * (state[2][live] - A[live])
         b_try = b[live] + share * (state[3][live] - b[live])
         seen = look(live, A_try, b_try)
-        good = seen[4] >= state[4][live] - 1e-12 * (1 + np.abs(state[4][live]))
+        fall, level = state[4][live] - seen[4], 1 + np.abs(state[4][live])
+        nearer = np.abs(seen[3] - b_try).max(axis=1) < 0.9 * gap
+        good = (fall <= 1e-12 * level) | (nearer & (fall <= 1e-6 * level))
         A[live[good]], b[live[good]] = A_try[good], b_try[good]
         for part, new in zip(state, seen, strict=True):
             part[live[good]] = new[good]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from odcl._typing import Array, Floats, Ints
-from odcl.mixed.mixture import Quadratics
+from odcl.mixed.mixture import Quadratics, by_row
 
 CONSTANT = 1e-12  # a column whose deviation is below this share of its mean does not vary
 DUPLICATE = 1e-10  # two standardized columns nearer than this are one column
@@ -227,8 +227,8 @@ def quadratics(terms: DataTerms, coordinates: Coordinates) -> Quadratics:
     lead = np.sqrt(terms.rows)[:, None]
     slopes = at.reference[int(at.intercept) :]
     z_mean = (terms.mean[:, at.kept] - at.shift) / at.scale
-    u_mean = (terms.mean[:, -1:] - at.target_shift) / at.target_scale - z_mean @ slopes[:, None]
-    R_z = terms.factor[:, :, at.kept] / at.scale
+    u_mean = (terms.mean[:, -1:] - at.target_shift) / at.target_scale - by_row(z_mean, slopes[:, None])
+    R_z = np.ascontiguousarray(terms.factor[:, :, at.kept]) / at.scale  # one layout: same bits
     R_u = terms.factor[:, :, -1] / at.target_scale - R_z @ slopes
     u = np.concatenate([lead * u_mean, R_u], axis=1)[..., None]
     root = np.concatenate([(lead * z_mean)[:, None], R_z], axis=1)
