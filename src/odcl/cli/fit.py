@@ -376,7 +376,8 @@ def _compare(
 
         def predict(rows: Any, who: Any) -> Any:
             at = who if len(theta) > 1 else np.zeros(len(rows), dtype=np.intp)
-            return predicted_targets(rows, theta, at, model.risk_, model.scaling_)
+            V = model.covariance_ if theta is model.theta_ else None
+            return predicted_targets(rows, theta, at, model.risk_, model.scaling_, V)
 
         return predict
 

@@ -43,6 +43,7 @@ from odcl.local.predict import (
 )
 from odcl.local.receive import Received
 from odcl.method import Method
+from odcl.mixed.house import without_rows
 from odcl.risk.loss import Loss
 from odcl.risk.losses import Multinomial
 from odcl.risk.risk import Risk
@@ -135,6 +136,7 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
             federation.weight,
             center=bool(self.fit_intercept),
             standardize=method.standardize,
+            copies=not method.clusterer.uses_terms,
         )
         federation = federation.with_X(scaling.apply(federation.X))
         risk = Risk(self._loss(federation), self.l2, bool(self.fit_intercept))
@@ -234,7 +236,7 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
         if self.mixture_ is None:
             return {}
         at, D = self.mixture_.coordinates, self.risk_.n_outputs
-        sd = np.sqrt(np.diag(self.mixture_.spread.matrix).reshape(D, -1).mean(axis=0))
+        sd = np.sqrt(np.diag(self.mixture_.inside).reshape(D, -1).mean(axis=0))
         sd = sd * at.target_scale
         used = self.scaling_.used[at.kept]
         slopes = sd[int(at.intercept) :] / (at.scale * self.scaling_.scale[at.kept])
@@ -283,23 +285,35 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
         theta, where = self._models_of(X, users)
         z, S = linear_predictors(X, theta, where, self.risk_, self.scaling_), None
         if self.covariance_ is not None:
-            more = np.zeros((len(theta) - len(self.theta_), *self.covariance_.shape[1:]))
-            known = np.concatenate([self.covariance_, more]) if len(more) else self.covariance_
-            S = predictor_covariances(X, known, where, self.risk_, self.scaling_)
+            V = self.covariance_
+            if len(theta) > len(V):
+                V = np.concatenate([V, self._for_strangers()[1]])
+            S = predictor_covariances(X, V, where, self.risk_, self.scaling_)
         return z, S, where
 
     def _scores(self, X: Any, users: Any) -> Floats:
         """Linear predictors of the rows, each by its user's model, (n_rows, n_outputs)."""
         return self._predictors(X, users)[0]
 
+    def _for_strangers(self) -> tuple[Floats, Floats]:
+        """Models of users that are not known, and their covariances (zero: not known)."""
+        theta = self.pooled_theta_[None] if self.unknown == "pooled" else self.cluster_theta_
+        if self.mixture_ is None:
+            return theta, np.zeros((len(theta), theta.shape[1], theta.shape[1]))
+        models, V = without_rows(self.mixture_, self.risk_)
+        which = slice(-1, None) if self.unknown == "pooled" else slice(-1)
+        return models[which], V[which]
+
     def _models_of(self, X: Floats, users: Any) -> tuple[Floats, Ints]:
-        """Models, and which of them each row is predicted by."""
+        """Models, users' first, and which of them each row is predicted by."""
         everybody = np.zeros(len(X), dtype=np.intp)
         if users is None and not self.has_users_:
             return self.theta_, everybody
         if users is None:
             if self.unknown == "pooled":
-                return self.pooled_theta_[None], everybody
+                return np.vstack([self.theta_, self._for_strangers()[0]]), everybody + len(
+                    self.theta_
+                )
             raise ValueError(
                 f"This model knows {len(self.users_)} users, and was not told whose rows these "
                 "are: pass users=..., or set unknown='pooled' for one model for all."
@@ -318,11 +332,11 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
             return self.theta_, where
         if self.unknown == "pooled":
             where[new] = len(self.theta_)
-            return np.vstack([self.theta_, self.pooled_theta_]), where
+            return np.vstack([self.theta_, self._for_strangers()[0]]), where
         if self.unknown == "nearest":
             nearest = nearest_cluster(self.scaling_.apply(X[new]), ids[new], self.cluster_means_)
             where[new] = len(self.theta_) + nearest
-            return np.vstack([self.theta_, self.cluster_theta_]), where
+            return np.vstack([self.theta_, self._for_strangers()[0]]), where
         raise self._unknown_users(ids[new])
 
     def _unknown_users(self, ids: Array) -> ValueError:

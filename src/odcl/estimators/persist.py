@@ -177,7 +177,11 @@ def _read(cls: Any, stored: StoredArtifact) -> Any:
             expect(len(model.schema_.columns) == model.n_features_in_, "it has other columns")
     _fill(model, stored, words["users"], groups)
     model.mixture_ = model.covariance_ = model.noise_ = model.dof_ = None
-    if MIXTURE in stored:
+    with stored.checking(MODEL):
+        mixed = model.method_.clusterer.uses_terms
+        fits = mixed == (MIXTURE in stored) == ("mixture" in words)
+        expect(fits, f"a method of {model.method_.clusterer} and a mixture that is not its own")
+    if mixed:
         read_mixture(model, stored, words)
     model.uploads_ = _read_uploads(model, stored) if UPLOADS in stored else None
     return model
@@ -334,6 +338,8 @@ def read_mixture(model: Any, stored: StoredArtifact, words: dict[str, Any]) -> N
         shape, target = given["shape"], [number_from_json(value) for value in given["target"]]
         nu, s0, dof = (number_from_json(value) for value in given["noise"])
         expect(shape in ("zero", "scalar", "diag", "full"), f"a spread of shape {shape!r}")
+        expect(nu > 0 and s0 > 0 and dof > 0, f"a noise of {given['noise']}")
+        expect(math.isfinite(target[0]) and is_size(target[1]), f"a target of {target}")
     with stored.checking(MIXTURE):
         kept = arrays["kept"]
         expect(bool(((kept >= 0) & (kept < p)).all()), "a column is beyond the model's")
@@ -341,8 +347,16 @@ def read_mixture(model: Any, stored: StoredArtifact, words: dict[str, Any]) -> N
         if model.risk_.loss.name == "squared":
             inside = len(kept) + model.risk_.intercept
         expect(arrays["centers"].shape[1] == inside <= risk_dim, "centers of another size")
-        positive = (arrays["scale"] > 0).all() and (arrays["weights"] >= 0).all()
-        expect(bool(positive), "scales or weights that are not positive")
+        expect(len(arrays["centers"]) == model.n_clusters_, "centers of other groups")
+        for name in ("weights", "shares"):
+            sums = (arrays[name] >= 0).all() and abs(arrays[name].sum() - 1) < 1e-9
+            expect(bool(sums), f"{name} that are no probabilities")
+        for name in ("scale", "scales", *({"noise", "dof"} & arrays.keys())):
+            expect(bool((arrays[name] > 0).all()), f"{name} holds numbers that are not positive")
+        told = model.risk_.loss.name == "squared"
+        expect({"noise", "dof"} <= arrays.keys() if told else "noise" not in arrays, "no noise")
+        for name in ("spread", "covariances"):
+            _check_covariance(name, arrays[name])
     columns_at = (kept, arrays["shift"], arrays["scale"])
     at = Coordinates(
         model.risk_.intercept, *columns_at, target[0], target[1], arrays["reference"], p, ()
@@ -362,6 +376,13 @@ def read_mixture(model: Any, stored: StoredArtifact, words: dict[str, Any]) -> N
     model.covariance_[:, rows, columns] = arrays["model_covariance"]
     model.covariance_[:, columns, rows] = arrays["model_covariance"]
     model.noise_, model.dof_ = arrays.get("noise"), arrays.get("dof")
+
+
+def _check_covariance(name: str, matrix: Array) -> None:
+    """Symmetric, and without a negative eigenvalue beyond rounding."""
+    even = np.array_equal(matrix, np.swapaxes(matrix, -1, -2))
+    values = np.linalg.eigvalsh(matrix)
+    expect(even and bool((values >= -1e-9 * np.abs(values).max()).all()), f"{name} of no law")
 
 
 # -- settings ------------------------------------------------------------------------------------

@@ -163,6 +163,8 @@ class ODCLClassifier(ClassifierMixin, ODCLEstimator):  # type: ignore[misc]
 
     def predict(self, X: Any, users: Any = None) -> Array:
         """Most probable class of each row, (n_rows,)."""
+        if self.covariance_ is not None:  # the mean over models need not be largest where z is
+            return self.classes_[self.predict_proba(X, users).argmax(axis=1)]
         scores = self.decision_function(X, users)
         best = (scores > 0).astype(np.intp) if scores.ndim == 1 else scores.argmax(axis=1)
         return self.classes_[best]

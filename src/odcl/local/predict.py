@@ -70,8 +70,9 @@ def predicted_means(z: Floats, S: Floats | None, loss: Loss) -> Floats:
     if S is None or loss.name in ("squared", "huber"):
         return loss.mean(z)
     basis = getattr(loss, "basis", None)
-    mean = predicted(loss.name, *reference_logits(z, S, basis))
-    return mean if basis is not None else mean[:, None]
+    m, V = reference_logits(z, S, basis)
+    mean = predicted(loss.name, m[:, None], V[:, None])  # row by row, as the predictors
+    return mean[:, 0] if basis is not None else mean
 
 
 def predicted_targets(

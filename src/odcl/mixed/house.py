@@ -46,6 +46,16 @@ def reference_logits(z: Floats, S: Floats, basis: Floats | None) -> tuple[Floats
     return z @ against.T, against @ S @ against.T
 
 
+def without_rows(mixture: Mixture, risk: Risk) -> tuple[Floats, Floats]:
+    """Models of users without rows, and covariances: one in each group, last one in any of them."""
+    offset, change = model_map(mixture, risk)
+    c, shares, V = mixture.centers, mixture.weights, mixture.inside + mixture.covariances
+    away = c - shares @ c
+    anywhere = np.tensordot(shares, V, axes=1) + (away.T * shares) @ away
+    models, V = np.vstack([c, shares @ c]), np.concatenate([V, anywhere[None]])
+    return offset + models @ change.T, change @ V @ change.T
+
+
 def model_map(mixture: Mixture, risk: Risk) -> tuple[Floats, Floats]:
     """(offset, map): a user's model is offset + map @ theta, theta in the mixture's coordinates."""
     if risk.loss.name == "squared":

@@ -43,22 +43,28 @@ class Download:
     noise: Noise
 
     @property
+    def inside(self) -> Floats:
+        """Covariance of the users of a group, (dim, dim): the spread at its mean scale."""
+        return self.spread.matrix * float(self.scales @ self.shares)
+
+    @property
     def n_numbers(self) -> int:
-        """Numbers that a user receives: matrices as triangles."""
+        """Numbers that a user receives: matrices as triangles, and which columns are in use."""
         K, dim = self.centers.shape
         at, triangle = self.coordinates, dim * (dim + 1) // 2
-        columns = 2 * len(at.kept) + len(at.reference) + 2
+        columns = 3 * len(at.kept) + len(at.reference) + 2
         return K * (1 + dim + triangle) + triangle + 2 * len(self.scales) + 3 + columns
 
 
 def download_of(fit: Fit, coordinates: Coordinates) -> Download:
-    """The parts of ``fit`` that users need; nothing in it names a user."""
+    """The parts of ``fit`` that users need; nothing in it names a user. Matrices are symmetric."""
+    C, T = fit.covariances, fit.spread.matrix
     return Download(
         coordinates,
         fit.weights,
         fit.centers,
-        fit.covariances,
-        fit.spread,
+        (C + C.transpose(0, 2, 1)) / 2,
+        replace(fit.spread, matrix=(T + T.T) / 2),
         fit.scales,
         fit.shares,
         fit.noise,

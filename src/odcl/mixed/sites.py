@@ -77,7 +77,8 @@ def predicted(loss: str, m: Floats, S: Floats) -> Floats:
     if loss == "logistic":
         return -expected(loss, hits, m, S).slope[..., 0]
     first = -expected(loss, hits - 1.0, m, S).slope
-    return np.concatenate([first, 1 - first.sum(axis=-1, keepdims=True)], axis=-1)
+    rest = np.maximum(1 - first.sum(axis=-1, keepdims=True), 0.0)
+    return np.concatenate([first, rest], axis=-1)
 
 
 @dataclass(frozen=True, eq=False)

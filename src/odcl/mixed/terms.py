@@ -227,7 +227,9 @@ def quadratics(terms: DataTerms, coordinates: Coordinates) -> Quadratics:
     lead = np.sqrt(terms.rows)[:, None]
     slopes = at.reference[int(at.intercept) :]
     z_mean = (terms.mean[:, at.kept] - at.shift) / at.scale
-    u_mean = (terms.mean[:, -1:] - at.target_shift) / at.target_scale - by_row(z_mean, slopes[:, None])
+    u_mean = (terms.mean[:, -1:] - at.target_shift) / at.target_scale - by_row(
+        z_mean, slopes[:, None]
+    )
     R_z = np.ascontiguousarray(terms.factor[:, :, at.kept]) / at.scale  # one layout: same bits
     R_u = terms.factor[:, :, -1] / at.target_scale - R_z @ slopes
     u = np.concatenate([lead * u_mean, R_u], axis=1)[..., None]

@@ -83,6 +83,10 @@ def _about_columns(schema: TableSchema, X: Floats, model: Any) -> list[str]:
     lines = []
     if constant:
         lines.append(f"{count(len(constant), 'constant column')} ({listing(constant, 3)})")
+    copies = [f"{schema.columns[j]} of {schema.columns[k]}" for j, k in model.scaling_.copies]
+    if copies:
+        what = "copies of others" if len(copies) > 1 else "a copy of another"
+        lines.append(f"{count(len(copies), 'column')} left out as {what} ({listing(copies, 3)})")
     odd = [n for n, width in spread.items() if width > 0 and not _NARROW <= width <= _WIDE]
     if odd:
         standard = model.method_.standardize

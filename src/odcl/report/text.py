@@ -75,8 +75,9 @@ def differences_text(differences: dict[str, float], n_groups: int, *, most: int 
     who = "Users of a group still" if n_groups > 1 else "Users"
     ordered = sorted(vary.items(), key=lambda item: item[0] != "(level)")
     words = [
-        f"{'their level' if name == '(level)' else name} (standard deviation {sd:.3g})"
-        for name, sd in ordered[:most]
+        f"{'their level' if name == '(level)' else name} "
+        f"({'standard deviation ' * (i == 0)}{sd:.3g})"
+        for i, (name, sd) in enumerate(ordered[:most])
     ]
     if len(ordered) > most:
         words.append(f"{len(ordered) - most} more")

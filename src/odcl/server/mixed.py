@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.special import chdtrc
+from scipy.special import chdtrc, fdtrc
 
 from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation
@@ -17,10 +17,12 @@ from odcl.local.receive import Received, receive
 from odcl.method import Method
 from odcl.mixed.em import Fit
 from odcl.mixed.house import model_map, plain_coordinates
-from odcl.mixed.mixture import Quadratics, moments
+from odcl.mixed.mixture import Centers, Quadratics, Spread, by_row, misfits, moments
+from odcl.mixed.noise import CAUTION, Noise
 from odcl.mixed.posterior import Download as Mixture
 from odcl.mixed.posterior import download_of, posterior
 from odcl.mixed.search import search
+from odcl.mixed.sites import prior_precision
 from odcl.mixed.terms import Coordinates, DataTerms, coordinates, merge, quadratics
 from odcl.risk.loss import symmetric
 from odcl.risk.risk import Risk
@@ -28,6 +30,9 @@ from odcl.server.assign import STRANGE, Assignment
 
 if TYPE_CHECKING:
     from odcl.server.step import ServerStep
+
+# Variances, in canonical coordinates, that the model of a user who fits no group may have.
+WIDER = 10.0 ** np.arange(7)
 
 
 def mixed_step(uploads: Uploads, method: Method) -> ServerStep:
@@ -42,7 +47,7 @@ def mixed_step(uploads: Uploads, method: Method) -> ServerStep:
     mixture = download_of(fit, at)
     offset, change = model_map(mixture, uploads.risk)
     centers = offset + mixture.centers @ change.T
-    T = change @ mixture.spread.matrix @ change.T
+    T = change @ mixture.inside @ change.T
     sure = fit.responsibilities[np.arange(len(labels)), labels]
     return ServerStep(
         uploads.users,
@@ -76,8 +81,6 @@ def user_quadratics(
             "Mixed groups need the users' data terms, and these uploads hold none: fit the users "
             "with the same method, or use clusterer='auto' for bare models."
         )
-    from odcl.mixed.sites import prior_precision
-
     D, dim = risk.n_outputs, uploads.dim
     nothing = np.zeros(len(uploads))
     anchor = np.diag(prior_precision(dim // D, D, intercept=risk.intercept))
@@ -131,10 +134,11 @@ def assign_mixed(X: Floats, y: Floats, risk: Risk, mixture: Mixture, method: Met
     """A new user's posterior over groups, and its model, from its first row on."""
     one = Federation(X, y, np.array([0, len(y)]), np.zeros(1, dtype=int))
     upload = fit_users(one, risk, method.sends, terms=True).uploads
-    downloads = Downloads(
-        upload.users, np.zeros((1, upload.dim)), np.zeros(1, int), np.ones(1, int), mixture=mixture
-    )
-    return _assignment(upload, mixture, receive(one, risk, upload, downloads))
+    found, around = _place(upload, mixture)
+    nowhere = np.zeros((1, upload.dim)), np.zeros(1, int), np.ones(1, int)
+    downloads = Downloads(upload.users, *nowhere, mixture=around)
+    received = receive(one, risk, upload, downloads)
+    return replace(found, theta=received.models[0], received=received)
 
 
 def with_more_terms(old: Uploads, more: Uploads) -> Uploads:
@@ -160,39 +164,75 @@ def with_more_terms(old: Uploads, more: Uploads) -> Uploads:
 def place_mixed(upload: Uploads, mixture: Mixture) -> Assignment:
     """A user's place and model from its data term alone."""
     assert upload.risk is not None
-    q, _ = user_quadratics(upload, mixture.coordinates)
-    found = posterior(q, mixture)
+    found, around = _place(upload, mixture)
+    q, at = user_quadratics(upload, mixture.coordinates)
+    last = posterior(q, around)
     offset, change = model_map(mixture, upload.risk)
     received = Received(
-        offset + found.mean() @ change.T,
+        offset + by_row(last.mean(), change.T),
         np.full(1, np.nan),
         "",
-        symmetric(change @ found.covariance() @ change.T),
-        *((found.s2 * mixture.coordinates.target_scale**2, found.dof) if q.noisy else ()),
+        symmetric(change @ last.covariance() @ change.T),
+        *((last.s2 * at.target_scale**2, last.dof) if q.noisy else ()),
     )
-    return _assignment(upload, mixture, received)
+    return replace(found, theta=received.models[0], received=received)
 
 
-def _assignment(upload: Uploads, mixture: Mixture, received: Received) -> Assignment:
+def _place(upload: Uploads, mixture: Mixture) -> tuple[Assignment, Mixture]:
+    """Where one user belongs, still without a model, and the mixture that its last step takes."""
     q, _ = user_quadratics(upload, mixture.coordinates)
-    found = posterior(q, mixture)
-    p = found.responsibilities[0]
+    p = posterior(q, mixture).responsibilities[0]
     label = int(p.argmax())
-    m = moments(q, mixture.spread, found.s2)
-    # The score of a member is noise of covariance W: its size in that metric is chi-squared.
-    z = m.w[0] - m.W[0] @ mixture.centers[label]
-    values, vectors = np.linalg.eigh(m.W[0])
-    seen = values > 1e-10 * max(float(values[-1]), 1e-300)
-    square = float(((vectors.T @ z)[seen] ** 2 / values[seen]).sum())
-    rank = int(seen.sum())
-    strange = bool(rank and chdtrc(rank, square) < STRANGE)
-    return Assignment(
-        -1 if strange else label,
-        float(p[label]),
-        p,
-        float(np.sqrt(square / rank)) if rank else float("nan"),
-        strange,
-        received.models[0],
-        upload,
-        received=received,
+    distance, strange = _distance(q, mixture, label)
+    found = Assignment(
+        *(-1 if strange else label, float(p[label]), p, distance, strange),
+        theta=np.zeros(0),
+        upload=upload,
+    )
+    return found, _wider(q, mixture, label) if strange else mixture
+
+
+def _pure_noise(q: Quadratics, noise: Noise) -> tuple[Floats, float]:
+    """A user's noise from its own pure error, whatever its group, and the degrees of freedom."""
+    if noise.common or not q.noisy:
+        return np.full(1, noise.s0), noise.dof
+    return (noise.nu * noise.s0 + q.pure) / (noise.nu + q.dof), noise.nu / CAUTION + float(q.dof[0])
+
+
+def _distance(q: Quadratics, mixture: Mixture, label: int) -> tuple[float, bool]:
+    """Distance to a group in noise units, and whether a member would hardly ever be so far.
+
+    The score of a member, z = w - W c, is noise of covariance W + W C W, C the center's own: its
+    size in that metric is chi-squared, over the scales that members have.
+    """
+    s2, dof = _pure_noise(q, mixture.noise)
+    tail, distance = 0.0, np.inf
+    for scale, share in zip(mixture.scales, mixture.shares, strict=True):
+        spread = replace(mixture.spread, matrix=scale * mixture.spread.matrix)
+        m = moments(q, spread, s2)
+        W, z = m.W[0], m.w[0] - m.W[0] @ mixture.centers[label]
+        values, vectors = np.linalg.eigh(symmetric(W + W @ mixture.covariances[label] @ W))
+        seen = values > 1e-10 * max(float(values[-1]), 1e-300)
+        square, rank = float(((vectors.T @ z)[seen] ** 2 / values[seen]).sum()), int(seen.sum())
+        if rank == 0:
+            return np.nan, False
+        beyond = chdtrc(rank, square) if np.isinf(dof) else fdtrc(rank, dof, square / rank)
+        tail += share * float(beyond)
+        distance = min(distance, float(np.sqrt(square / rank)))
+    return distance, tail < STRANGE
+
+
+def _wider(q: Quadratics, mixture: Mixture, label: int) -> Mixture:
+    """For a user that fits no group: one center, the nearest, and the spread that it asks for."""
+    s2, dim = _pure_noise(q, mixture.noise)[0], q.dim
+    spreads = [
+        Spread("full", mixture.spread.matrix + wide * np.eye(dim), np.ones(dim, np.bool_))
+        for wide in WIDER
+    ]
+    c, C = mixture.centers[[label]], mixture.covariances[[label]]
+    costs = [misfits(moments(q, spread, s2), Centers.of(c, C)).sum() for spread in spreads]
+    one = np.ones(1)
+    spread = spreads[int(np.argmin(costs))]
+    return replace(
+        mixture, weights=one, centers=c, covariances=C, spread=spread, scales=one, shares=one
     )
