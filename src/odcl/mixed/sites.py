@@ -163,7 +163,7 @@ def _information(X: Floats, weights: Floats, e: Expected, D: int) -> tuple[Float
         for c in range(D):
             block = turned @ (X * (weights * e.curvature[..., a, c])[..., None])
             A[:, a * dim : (a + 1) * dim, c * dim : (c + 1) * dim] = block
-    return A, g
+    return (A + A.transpose(0, 2, 1)) / 2, g  # it is sent as a triangle
 
 
 def prior_precision(dim: int, D: int = 1, *, intercept: bool = True) -> Floats:

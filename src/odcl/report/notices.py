@@ -83,10 +83,11 @@ def _about_columns(schema: TableSchema, X: Floats, model: Any) -> list[str]:
     lines = []
     if constant:
         lines.append(f"{count(len(constant), 'constant column')} ({listing(constant, 3)})")
-    copies = [f"{schema.columns[j]} of {schema.columns[k]}" for j, k in model.scaling_.copies]
-    if copies:
-        what = "copies of others" if len(copies) > 1 else "a copy of another"
-        lines.append(f"{count(len(copies), 'column')} left out as {what} ({listing(copies, 3)})")
+    for j, k in model.scaling_.copies[:3]:
+        lines.append(f"column {schema.columns[j]!r} left out: a copy of {schema.columns[k]!r}")
+    more = len(model.scaling_.copies) - 3
+    if more > 0:
+        lines.append(f"{count(more, 'more column')} left out: copies of others")
     odd = [n for n, width in spread.items() if width > 0 and not _NARROW <= width <= _WIDE]
     if odd:
         standard = model.method_.standardize

@@ -211,7 +211,7 @@ def _distance(q: Quadratics, mixture: Mixture, label: int) -> tuple[float, bool]
         spread = replace(mixture.spread, matrix=scale * mixture.spread.matrix)
         m = moments(q, spread, s2)
         W, z = m.W[0], m.w[0] - m.W[0] @ mixture.centers[label]
-        values, vectors = np.linalg.eigh(symmetric(W + W @ mixture.covariances[label] @ W))
+        values, vectors = np.linalg.eigh(W + W @ mixture.covariances[label] @ W)
         seen = values > 1e-10 * max(float(values[-1]), 1e-300)
         square, rank = float(((vectors.T @ z)[seen] ** 2 / values[seen]).sum()), int(seen.sum())
         if rank == 0:
