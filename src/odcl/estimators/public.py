@@ -1,4 +1,4 @@
-"""Estimators with scikit-learn's manners; what they share is in ``_estimator.py``."""
+"""Estimators with scikit-learn's conventions; what they share is in ``base.py``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class ODCLRegressor(RegressorMixin, ODCLEstimator):  # type: ignore[misc]
     l2 : weight of the squared norm in each user's risk, in standardised units.
     fit_intercept : give every model an intercept, which l2 leaves alone.
     standardize : bring features to a scale common to all users first.
-    clusterer : "auto" (NoiseMixture finds the number of groups), "convex", a number, "elbow",
+    clusterer : "auto" (NoiseMixture finds the number of groups), "mixed" (groups, and how users
+        still differ inside them, from what their rows say), "convex", a number, "elbow",
         "silhouette", or any scikit-learn clusterer.
     combine : "precision", "mean" (the paper), "samples" or "shrink".
     refit : "evidence", "cv", None (the paper) or a number; see ``odcl.local.receive``.
@@ -53,6 +54,8 @@ class ODCLRegressor(RegressorMixin, ODCLEstimator):  # type: ignore[misc]
     models_, cluster_models_ : coefficients and intercept of each user and of each group, in the
         table's own units.
     n_clusters_, rule_, reason_ : how many groups, and who decided why.
+    differences_, covariance_, noise_ : of "mixed": how far users of a group differ, by
+        coefficient, and how surely each model is known, in standardised units.
     n_features_in_ : columns of X, the users' column among them.
     result_ : ODCLResult of the round, in standardised units without constant columns.
     """
