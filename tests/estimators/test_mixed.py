@@ -88,6 +88,18 @@ def test_there_is_no_chance_in_it(loss):
 
 
 @every_term_loss
+def test_a_row_is_predicted_alone_as_among_others(loss):
+    """Bit for bit; and the class that is predicted is the one of largest probability."""
+    X, y, users = world()
+    model = mixed(loss).fit(X, target_of_kind(loss, y), users=users)
+    whole = response(model, X, users)
+    for row in (slice(7, 8), slice(100, 103)):
+        assert_array_equal(response(model, X[row], users[row]), whole[row])
+    if whole.ndim == 2:
+        assert_array_equal(model.predict(X, users), model.classes_[whole.argmax(axis=1)])
+
+
+@every_term_loss
 def test_a_row_of_weight_two_is_two_rows(loss):
     X, y, users = world()
     y = target_of_kind(loss, y)
@@ -165,20 +177,20 @@ def stores(seed=0, m=50, n=30):
     price, promo = rng.uniform(5, 15, m * n), rng.integers(0, 2, m * n)
     level = 100 + 12 * rng.standard_normal(m)
     y = level[store] - 3 * price + 20 * promo + 4 * rng.standard_normal(m * n)
-    return pd.DataFrame({"store": store, "price": price, "promo": promo}), y
+    return pd.DataFrame({"store": store, "price": price, "promo": promo}), y, level
 
 
 def test_differences_are_in_the_tables_units():
-    X, y = stores()
+    X, y, level = stores()
     model = mixed(users="store").fit(X, y)
     differences = model.differences_
     assert differences.keys() == {"(level)", "price", "promo"}
     assert abs(differences["(level)"] - 12) < 3  # 50 stores tell a deviation to a tenth
+    assert_allclose(differences["(level)"], np.std(level, ddof=1), rtol=0.03)
     assert differences["price"] == differences["promo"] == 0
     text = differences_text(differences, model.n_clusters_)
-    level = f"{differences['(level)']:.3g}"
     assert text == (
-        f"Users differ in their level (standard deviation {level}); "
+        f"Users differ in their level (standard deviation {differences['(level)']:.3g}); "
         "price and promo are the same for all of them."
     )
 
@@ -289,6 +301,18 @@ def test_a_user_that_fits_nowhere_keeps_a_model_of_its_own(loss):
     ours = response(model, X_new[40:], ["stranger"] * 40)
     other = response(model, X_new[40:], [0] * 40)
     assert _score(ours, target[40:], model) < 0.5 * _score(other, target[40:], model)
+
+
+def test_a_stranger_is_not_taken_for_a_noisy_member():
+    """Where users' noise differs, a newcomer's is read off its own residuals, not its distance."""
+    X, y, users = world(m=40, n=40, differ=0.0, groups=1, seed=2)
+    rng = np.random.default_rng(0)
+    y = y + rng.standard_normal(len(y)) * np.exp(rng.standard_normal(40))[users]
+    model = mixed().fit(X, y, users=users)
+    assert np.ptp(model.noise_) > 0
+    assert not model.assign(X[users == 3], y[users == 3]).none_of_these
+    there = X[users == 3] @ [9.0, -9.0, 9.0] + rng.standard_normal(40)
+    assert model.assign(X[users == 3], there).none_of_these
 
 
 def _score(predicted, target, model):

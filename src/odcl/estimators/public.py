@@ -10,7 +10,7 @@ from scipy.special import stdtrit
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils import check_array
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import assert_all_finite
+from sklearn.utils.validation import assert_all_finite, check_is_fitted
 
 from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import Federation
@@ -166,6 +166,7 @@ class ODCLClassifier(ClassifierMixin, ODCLEstimator):  # type: ignore[misc]
 
     def predict(self, X: Any, users: Any = None) -> Array:
         """Most probable class of each row, (n_rows,)."""
+        check_is_fitted(self, "theta_")
         if self.covariance_ is not None:  # the mean over models need not be largest where z is
             return self.classes_[self.predict_proba(X, users).argmax(axis=1)]
         scores = self.decision_function(X, users)

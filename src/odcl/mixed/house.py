@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from odcl._typing import Floats
+from odcl.mixed.mixture import by_row
 from odcl.mixed.posterior import Download as Mixture
 from odcl.mixed.terms import Coordinates
 from odcl.risk.risk import Risk
@@ -43,7 +44,7 @@ def reference_logits(z: Floats, S: Floats, basis: Floats | None) -> tuple[Floats
     if basis is None:
         return z, S
     against = basis[:-1] - basis[-1]
-    return z @ against.T, against @ S @ against.T
+    return by_row(z, against.T), against @ S @ against.T
 
 
 def without_rows(mixture: Mixture, risk: Risk) -> tuple[Floats, Floats]:
