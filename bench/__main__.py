@@ -8,7 +8,7 @@ from pathlib import Path
 
 from threadpoolctl import threadpool_limits
 
-from bench import convex, groups, local_solve, real_users, server
+from bench import convex, groups, local_solve, mixed, real_tables, real_users, server
 
 PARTS = {
     "local": local_solve.run,
@@ -16,6 +16,8 @@ PARTS = {
     "convex": convex.run,
     "groups": groups.run,
     "real": real_users.run,
+    "tables": real_tables.run,
+    "mixed": mixed.run,
 }
 
 
@@ -27,7 +29,7 @@ def main() -> None:
         "--data",
         type=Path,
         default=Path("../shared/data"),
-        help="folder with mnist/ and cifar10-two-classes/; without it, stand-ins are used",
+        help="folder with mnist/, cifar10-two-classes/ and tables/; without them, less is measured",
     )
     args = parser.parse_args()
     if unknown := set(args.parts) - set(PARTS):

@@ -24,6 +24,7 @@ ROOMS = (
     "files",
     "risk",
     "data",
+    "mixed",
     "exchange",
     "local",
     "clustering",

@@ -5,10 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from odcl import Method, Uploads
+from odcl.exchange.upload import TERM_FIELDS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-NUMBERS = {(): "1", ("dim",): "p", ("dim", "dim"): "p (p + 1) / 2"}
+NUMBERS = {
+    (): "1",
+    ("dim",): "p",
+    ("dim", "dim"): "p (p + 1) / 2",
+    ("width",): "d + 1",
+    ("width", "width"): "(d + 1)(d + 2) / 2",
+}
 
 
 def test_the_readme_says_of_every_field_what_it_tells():
@@ -23,4 +30,5 @@ def test_the_readme_says_of_every_field_what_it_tells():
 def test_the_readme_says_what_the_papers_method_sends():
     sent = " and ".join(f"`{name}`" for name in Method.paper().needs)
     assert f"The paper's method sends {sent}." in README
-    assert set(Method().needs) == set(Uploads.parts())
+    assert set(Method().needs) == set(Uploads.parts()) - set(TERM_FIELDS)
+    assert set(Method(clusterer="mixed").needs) == {"theta", "n_samples", *TERM_FIELDS}

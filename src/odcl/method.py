@@ -15,17 +15,21 @@ from typing import Any, get_args
 from odcl.clustering.spec import ClustererSpec, clusterer_spec
 from odcl.errors import InputError, Setting
 from odcl.exchange.download import Refit
-from odcl.exchange.upload import Curvature
+from odcl.exchange.upload import TERM_FIELDS, Curvature
+from odcl.risk.risk import Risk
 
 COMBINERS = ("mean", "samples", "precision", "shrink")
 REFITS = ("evidence", "cv")
+TERM_LOSSES = ("squared", "logistic", "poisson", "multinomial")
+MOST_TERM_PARAMETERS = 100  # beyond, a matrix per user is too much to send
 
 
 @dataclass(frozen=True)
 class Method:
     """One round of clustered learning (Algorithm 1, step 2, and what comes after it).
 
-    clusterer : "auto" (the noise mixture, which finds the number of groups), a number of groups,
+    clusterer : "auto" (the noise mixture of the users' models, which finds the number of groups),
+        "mixed" (groups, and how users of a group differ, from the users' data terms), a number,
         "elbow", "silhouette", "convex", "kmeans:4", "spectral:4", "gradient:4", one of odcl's
         clusterers, or any object with fit() and labels_ (in one process only).
     combine : "precision" (the pooled fit of the group), "mean" (the paper), "samples", "shrink".
@@ -55,7 +59,8 @@ class Method:
         size = self.smallest_group
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ValueError(f"smallest_group={size!r} is not a number of users from 1 on.")
-        if self.combine == "shrink" and not self.clusterer.uses_covariance:
+        knows_spread = self.clusterer.uses_covariance or self.clusterer.uses_terms
+        if self.combine == "shrink" and not knows_spread:
             raise InputError(
                 *(Setting("combine", "shrink"), " needs ", Setting("clusterer", "auto")),
                 f", which alone tells how far users of a group differ, and not {self.clusterer}: "
@@ -92,11 +97,26 @@ class Method:
                 )
         return replace(given, **changes)
 
+    def resolved(self, risk: Risk | None, dim: int) -> Method:
+        """The method for a risk and a size of models.
+
+        Mixed groups look at data terms, up to 100 parameters and for losses that have them, and
+        settle combining and the last step themselves: asked for other ways of these, or without
+        terms (``risk`` None), they give way to the noise mixture of the users' models.
+        """
+        if not self.clusterer.uses_terms:
+            return self
+        plain = replace(Method(), clusterer=self.clusterer, standardize=self.standardize)
+        able = risk is not None and dim <= MOST_TERM_PARAMETERS and risk.loss.name in TERM_LOSSES
+        return self if able and self == plain else replace(self, clusterer="auto")
+
     # -- what follows --------------------------------------------------------------------------
 
     @property
     def sends(self) -> Curvature:
         """What users send of their curvature: nothing where nobody reads it."""
+        if self.clusterer.uses_terms:
+            return "none"
         reads = self.clusterer.uses_covariance or self.clusterer.uses_noise
         reads = reads or self.combine in ("precision", "shrink") or self.refit == "evidence"
         return self.curvature if reads else "none"
@@ -104,6 +124,8 @@ class Method:
     @property
     def needs(self) -> tuple[str, ...]:
         """The fields of an upload that leave a user (curvature or inverse_trace, by size)."""
+        if self.clusterer.uses_terms:
+            return ("theta", "n_samples", *TERM_FIELDS)
         more = () if self.sends == "none" else ("curvature", "dispersion", "inverse_trace")
         return ("theta", "n_samples", *more)
 

@@ -24,6 +24,7 @@ from odcl import (
     linear_federation,
     server_step,
 )
+from odcl.clustering.mixed import MixedGroups
 from odcl.clustering.spec import CLUSTERERS
 from odcl.data.federation import Federation
 from odcl.data.folds import folds
@@ -42,6 +43,7 @@ NOT_DEFAULT = [
     NoiseMixture(3, max_clusters=9),
     ConvexClustering(lam=0.25, n_neighbors=4),
     ConvexClustering(select="plateau"),
+    MixedGroups(max_groups=7),
 ]
 
 
@@ -215,7 +217,8 @@ def test_a_download_holds_one_user_and_no_more_than_its_last_step_reads(refit):
     always = {"model", "group", "group_size", "probability"}
     assert set(downloads.present) == always | read
     named = {f.name for f in fields(downloads)} - set(downloads.parts()) - {"users", "refit"}
-    assert not named  # every other field is declared
+    assert named == {"mixture"}  # of mixed groups alone; it counts itself
+    assert downloads.mixture is None
     for i, one in enumerate(downloads):
         assert one.users.tolist() == [federation.users[i]]
         for name, part in one.parts().items():

@@ -138,13 +138,23 @@ def run(options: Namespace) -> None:
 
 
 def _print(fitted: FittedTable) -> None:
-    from odcl.report.text import comparison_table, count, group_table, in_bytes, verdict
+    from odcl.report.text import (
+        comparison_table,
+        count,
+        differences_text,
+        group_table,
+        in_bytes,
+        verdict,
+    )
 
     model, m = fitted.model, len(fitted.model.users_)
     encoded = fitted.source.encoded
     size = f"{count(m, 'user')}, {count(len(encoded.codes), 'row')}"
     size += f", {count(encoded.X.shape[1], 'feature')}"
     print(f"{size}, {model.risk_.loss.name} loss, 1 round. {model.reason_}")
+    differ = differences_text(model.differences_, model.n_clusters_)
+    if differ:
+        print(differ)
     print()
     print(group_table(model.labels_, model.n_rows_, model.users_))
     if fitted.comparison is not None:
@@ -299,7 +309,8 @@ def _compare(
 
         def predict(rows: Any, who: Any) -> Any:
             at = who if len(theta) > 1 else np.zeros(len(rows), dtype=np.intp)
-            return predicted_targets(rows, theta, at, model.risk_, model.scaling_)
+            V = model.covariance_ if theta is model.theta_ else None
+            return predicted_targets(rows, theta, at, model.risk_, model.scaling_, V)
 
         return predict
 

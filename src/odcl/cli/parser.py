@@ -17,7 +17,7 @@ CURVATURE = ("auto", "full", "diagonal", "none")
 MISSING = ("error", "drop", "mean")
 UNKNOWN = ("error", "pooled", "nearest")
 UNSEEN = ("error", "reference")
-RULES = ("auto", "convex", "elbow", "silhouette")
+RULES = ("auto", "mixed", "convex", "elbow", "silhouette")
 METHODS = ("kmeans", "spectral", "gradient")
 
 
@@ -155,6 +155,13 @@ def holdout(text: str) -> HoldOut:
     if last not in ("", "last") or not 0 <= value < 1:
         raise _wrong(f"{text!r} is neither a share of the rows, from 0 to below 1, nor last.")
     return HoldOut(value, last == "last")
+
+
+def coverage(text: str) -> float:
+    value = _number(text)
+    if not 0 < value < 1:
+        raise _wrong(f"{text!r} is not a probability above 0 and below 1.")
+    return value
 
 
 def seed_number(text: str) -> int:

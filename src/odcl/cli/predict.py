@@ -31,6 +31,10 @@ _OPTIONS = {
         "categories that were not in the fit: error, or reference (count as the commonest) "
         "[default: error]",
     ),
+    "--interval P": (
+        opt.coverage,
+        "also low and high: a new target lies between them with probability P [default: none]",
+    ),
 }
 
 
@@ -52,7 +56,7 @@ def _predicted(options: Namespace) -> tuple[dict[str, Any], list[str]]:
     from odcl.report.text import about_values, count
 
     missing, unknown = options.missing, options.unknown or "error"
-    unseen = options.unseen or "error"
+    unseen, interval = options.unseen or "error", options.interval
     model, schema = open_run(options.run)
     table = read_table(options.table, text=schema.text)
     encoded = schema.encode(table, with_target=False, unseen=unseen, missing=missing)
@@ -69,6 +73,11 @@ def _predicted(options: Namespace) -> tuple[dict[str, Any], list[str]]:
         "row": encoded.rows + 1,
         "prediction": model.predict(encoded.X, users=users),
     }
+    if interval is not None and schema.classes is not None:
+        raise ValueError("An interval is for numbers, and this run predicts classes: leave it out.")
+    if interval is not None:
+        low, high = model.predict_interval(encoded.X, users=users, coverage=interval)
+        columns |= {"low": low, "high": high}
     if schema.classes is not None:
         p = model.predict_proba(encoded.X, users=users)
         columns |= {f"p({_word(c)})": p[:, j] for j, c in enumerate(schema.classes)}

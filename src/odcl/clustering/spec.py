@@ -22,9 +22,11 @@ CLUSTERERS = {
     "GradientClustering": "odcl.clustering.kmeans.gradient",
     "NoiseMixture": "odcl.clustering.mixture.noise_mixture",
     "ConvexClustering": "odcl.clustering.convex.estimator",
+    "MixedGroups": "odcl.clustering.mixed",
 }
 BY_RULE: dict[str, tuple[str, dict[str, Any]]] = {
     "auto": ("NoiseMixture", {}),
+    "mixed": ("MixedGroups", {}),
     "convex": ("ConvexClustering", {}),
     "elbow": ("KMeansPP", {"n_clusters": "elbow"}),
     "silhouette": ("KMeansPP", {"n_clusters": "silhouette"}),
@@ -85,6 +87,11 @@ class ClustererSpec:
     def uses_covariance(self) -> bool:
         """Is it a mixture that takes covariances and tells how far users of a group differ?"""
         return bool(getattr(self._object, "uses_covariance", False))
+
+    @property
+    def uses_terms(self) -> bool:
+        """Does it look at the users' data terms instead of their models?"""
+        return bool(getattr(self._object, "uses_terms", False))
 
     @property
     def n_clusters(self) -> int | str | None:

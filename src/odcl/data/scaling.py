@@ -17,19 +17,31 @@ class Scaling:
     """x -> (x[used] - shift) / scale, the same for every user.
 
     A column that says nothing (constant beside an intercept, or all zeros) is left out of the
-    model: no user could tell its coefficient, which is 0 in the table's units.
+    model: no user could tell its coefficient, which is 0 in the table's units. So are, where
+    asked for, columns that repeat an earlier one.
     """
 
     shift: Floats  # (n_used,)
     scale: Floats  # (n_used,)
     used: Ints  # (n_used,), positions of the columns that vary
     n_features: int
+    copies: tuple[tuple[int, int], ...] = ()  # (column left out, the one that it repeats)
 
     @classmethod
-    def of(cls, X: Floats, weight: Floats | None, *, center: bool, standardize: bool) -> Scaling:
+    def of(
+        cls,
+        X: Floats,
+        weight: Floats | None,
+        *,
+        center: bool,
+        standardize: bool,
+        copies: bool = True,
+    ) -> Scaling:
         """Standard deviation of each column; without an intercept its root mean square instead.
 
         Shifting a feature needs an intercept to make up for it: ``center`` says there is one.
+        ``copies`` False leaves out columns that are an earlier one up to scale and sign and, with
+        an intercept, shift.
         """
         p = X.shape[1]
         low, high = X.min(axis=0), X.max(axis=0)
@@ -37,7 +49,7 @@ class Scaling:
         # Halves, so that the range of a column that spans all of float64 stays finite.
         varies = 0.5 * high - 0.5 * low > 0.5 * _ROUNDING * size if center else size > 0
         used = np.flatnonzero(varies)
-        if not standardize:
+        if not standardize and copies:
             return cls(np.zeros(len(used)), np.ones(len(used)), used, p)
         size = size[used]
         unit = (X if len(used) == p else X[:, used]) / size  # squares of 1e200 stay finite
@@ -46,11 +58,17 @@ class Scaling:
         unit -= start  # far from zero a sum would round by more than is rounded off below
         shift = share @ unit if center else start
         spread = np.sqrt(share @ (unit - shift) ** 2)
+        twin = {} if copies else _copies((unit - shift) / spread, share, np.abs(shift / spread))
+        kept = np.setdiff1d(np.arange(len(used)), list(twin))
+        found = tuple((int(used[j]), int(used[k])) for j, k in twin.items())
+        used, size, shift, spread = used[kept], size[kept], shift[kept], spread[kept]
+        if not standardize:
+            return cls(np.zeros(len(used)), np.ones(len(used)), used, p, found)
         # Rounded to 32 bits: the order of rows moves the last digits of a sum, and nothing here.
         mantissa, exponent = np.frexp(spread)
         spread = np.ldexp(np.rint(np.ldexp(mantissa, 32)), exponent - 32)
         shift = np.rint(np.ldexp(shift / spread, 32)) * np.ldexp(spread, -32)
-        return cls((start + shift) * size, spread * size, used, p)
+        return cls((start + shift) * size, spread * size, used, p, found)
 
     def apply(self, X: Floats) -> Floats:
         """Rows of the table as the model sees them, (n_rows, n_used)."""
@@ -69,3 +87,18 @@ class Scaling:
         full = np.zeros((len(coef), self.n_features, coef.shape[2]))
         full[:, self.used] = own
         return full, intercept - np.matmul(self.shift, own)
+
+
+def _copies(z: Floats, share: Floats, shift: Floats) -> dict[int, int]:
+    """Columns of ``z``, standardized, that are an earlier one or its negative, and which."""
+    size = share @ np.abs(z)  # of copies nearly the same: few pairs are looked at row by row
+    near = 1e-10 + 1e-14 * shift
+    found: dict[int, int] = {}
+    for j in range(z.shape[1]):
+        close = np.abs(size[:j] - size[j]) <= 1e-9 + near[:j] + near[j]
+        for k in (int(k) for k in np.flatnonzero(close) if int(k) not in found):
+            sign = np.sign(share @ (z[:, j] * z[:, k]))
+            if share @ (z[:, j] - sign * z[:, k]) ** 2 <= (near[j] + near[k]) ** 2:
+                found[j] = k
+                break
+    return found

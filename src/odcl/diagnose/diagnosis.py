@@ -192,6 +192,11 @@ def diagnose_step(
     others, they are judged as they are. ``found_by`` is a name for the report; ``resamples``
     federations are drawn for the stability.
     """
+    if uploads.has_terms:
+        raise ValueError(
+            "A fit of mixed groups is not diagnosed yet: its reason and its differences say what was "
+            "found. For a diagnosis fit with clusterer='auto'."
+        )
     if resamples < 1:
         raise ValueError(f"resamples={resamples!r} federations show no stability: draw 1 or more.")
     combine = _combined_by(uploads, step, method)

@@ -122,13 +122,14 @@ def fit(
     users were fitted.
     """
     risk = Risk() if risk is None else risk
-    method = Method() if method is None else method
     rows, n_features = federation.X.shape
+    method = (Method() if method is None else method).resolved(risk, risk.dim(n_features))
     log.info("fit: %d users, %d rows, %d features", federation.n_users, rows, n_features)
     local = fit_users(
         federation,
         risk,
         method.sends,
+        terms=method.clusterer.uses_terms,
         solver=solver,
         strict=strict,
         seed=seed,

@@ -38,13 +38,17 @@ from odcl.data.schema import TableSchema
 from odcl.data.tables import as_table, beside
 from odcl.engines.in_process import fit
 from odcl.errors import InputError, Setting
-from odcl.local.predict import linear_predictors, one_for_all
+from odcl.exchange.upload import Uploads
+from odcl.local.predict import linear_predictors, one_for_all, predictor_covariances
+from odcl.local.receive import Received
 from odcl.method import Method
+from odcl.mixed.house import without_rows
 from odcl.risk.loss import Loss
 from odcl.risk.losses import Multinomial
 from odcl.risk.risk import Risk
 from odcl.server import assign as newcomers
 from odcl.server.assign import Assignment, assign_rows, groups_of
+from odcl.server.mixed import assign_mixed, place_mixed, with_more_terms
 from odcl.server.step import ServerStep
 from odcl.server.update import place_of, with_more_rows
 
@@ -132,9 +136,11 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
             federation.weight,
             center=bool(self.fit_intercept),
             standardize=method.standardize,
+            copies=not method.clusterer.uses_terms,
         )
         federation = federation.with_X(scaling.apply(federation.X))
         risk = Risk(self._loss(federation), self.l2, bool(self.fit_intercept))
+        method = method.resolved(risk, risk.dim(federation.n_features))
         result = fit(
             federation,
             risk,
@@ -157,6 +163,9 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
         self.tau2_ = result.step.tau2
         self.groups_ = groups_of(federation, risk, result.local, result.step, method)
         self.cluster_means_ = newcomers.cluster_means(federation, result.labels, result.n_clusters)
+        self.mixture_, received = result.step.mixture, result.received
+        self.covariance_, self.noise_ = received.covariance, received.noise
+        self.dof_ = received.dof
         self.pooled_theta_ = one_for_all(federation, risk)
         return self
 
@@ -226,6 +235,25 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
         if hasattr(self, "feature_names_in_"):
             del self.feature_names_in_
 
+    @property
+    def differences_(self) -> dict[str, float]:
+        """How far users of a group differ in each coefficient: standard deviations, by name.
+
+        In the table's units, 0 where they are the same; "(level)" is the prediction for average
+        features. Empty where the method does not tell.
+        """
+        check_is_fitted(self, "theta_")
+        if self.mixture_ is None:
+            return {}
+        at, D = self.mixture_.coordinates, self.risk_.n_outputs
+        sd = np.sqrt(np.diag(self.mixture_.inside).reshape(D, -1).mean(axis=0))
+        sd = sd * at.target_scale
+        used = self.scaling_.used[at.kept]
+        slopes = sd[int(at.intercept) :] / (at.scale * self.scaling_.scale[at.kept])
+        names = [self.feature_names_[j] for j in used]
+        level = {"(level)": float(sd[0])} if at.intercept else {}
+        return level | dict(zip(names, map(float, slopes), strict=True))
+
     def coefficients(self) -> Any:
         """A pandas frame of every user's model in the table's units, under the columns' names.
 
@@ -259,22 +287,43 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
 
     # -- predict -----------------------------------------------------------------------------
 
-    def _scores(self, X: Any, users: Any) -> Floats:
-        """Linear predictors of the rows, each by its user's model, (n_rows, n_outputs)."""
+    def _predictors(self, X: Any, users: Any) -> tuple[Floats, Floats | None, Ints]:
+        """Linear predictors of the rows, their covariances if known, and whose models they are."""
         check_is_fitted(self, "theta_")
         X, users = self._split(X, users, fitting=False)
         X = self._validated_X(X)
         theta, where = self._models_of(X, users)
-        return linear_predictors(X, theta, where, self.risk_, self.scaling_)
+        z, S = linear_predictors(X, theta, where, self.risk_, self.scaling_), None
+        if self.covariance_ is not None:
+            V = self.covariance_
+            if len(theta) > len(V):
+                V = np.concatenate([V, self._for_strangers()[1]])
+            S = predictor_covariances(X, V, where, self.risk_, self.scaling_)
+        return z, S, where
+
+    def _scores(self, X: Any, users: Any) -> Floats:
+        """Linear predictors of the rows, each by its user's model, (n_rows, n_outputs)."""
+        return self._predictors(X, users)[0]
+
+    def _for_strangers(self) -> tuple[Floats, Floats]:
+        """Models of users that are not known, and their covariances (zero: not known)."""
+        theta = self.pooled_theta_[None] if self.unknown == "pooled" else self.cluster_theta_
+        if self.mixture_ is None:
+            return theta, np.zeros((len(theta), theta.shape[1], theta.shape[1]))
+        models, V = without_rows(self.mixture_, self.risk_)
+        which = slice(-1, None) if self.unknown == "pooled" else slice(-1)
+        return models[which], V[which]
 
     def _models_of(self, X: Floats, users: Any) -> tuple[Floats, Ints]:
-        """Models, and which of them each row is predicted by."""
+        """Models, users' first, and which of them each row is predicted by."""
         everybody = np.zeros(len(X), dtype=np.intp)
         if users is None and not self.has_users_:
             return self.theta_, everybody
         if users is None:
             if self.unknown == "pooled":
-                return self.pooled_theta_[None], everybody
+                return np.vstack([self.theta_, self._for_strangers()[0]]), everybody + len(
+                    self.theta_
+                )
             raise ValueError(
                 f"This model knows {len(self.users_)} users, and was not told whose rows these "
                 "are: pass users=..., or set unknown='pooled' for one model for all."
@@ -293,13 +342,13 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
             return self.theta_, where
         if self.unknown == "pooled":
             where[new] = len(self.theta_)
-            return np.vstack([self.theta_, self.pooled_theta_]), where
+            return np.vstack([self.theta_, self._for_strangers()[0]]), where
         if self.unknown == "nearest":
             nearest = newcomers.nearest_cluster(
                 self.scaling_.apply(X[new]), ids[new], self.cluster_means_
             )
             where[new] = len(self.theta_) + nearest
-            return np.vstack([self.theta_, self.cluster_theta_]), where
+            return np.vstack([self.theta_, self._for_strangers()[0]]), where
         raise self._unknown_users(ids[new])
 
     def _unknown_users(self, ids: Array) -> ValueError:
@@ -327,9 +376,29 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
         """
         check_is_fitted(self, "theta_")
         rows, target = self._rows_of_one(X, y)
-        found = assign_rows(rows, target, self.risk_, self.groups_, self.method_)
+        found = self._assigned(rows, target)
         coef, intercept = self._in_table_units(found.theta[None])
         return replace(found, coef=coef[0], intercept=intercept[0])
+
+    def _assigned(self, rows: Floats, target: Floats) -> Assignment:
+        if self.mixture_ is not None:
+            return assign_mixed(rows, target, self.risk_, self.mixture_, self.method_)
+        return assign_rows(rows, target, self.risk_, self.groups_, self.method_)
+
+    def _more_rows(
+        self, at: int, rows: Floats, target: Floats
+    ) -> tuple[Uploads, tuple[int, Floats, float], Received | None]:
+        """The upload of a known user with more rows, its place (label, model, how surely)."""
+        old = self.uploads_[at]
+        if self.mixture_ is not None:
+            more = assign_mixed(rows, target, self.risk_, self.mixture_, self.method_)
+            found = place_mixed(with_more_terms(old, more.upload), self.mixture_)
+            return found.upload, (found.label, found.theta, found.probability), found.received
+        upload = with_more_rows(old, rows, target, self.risk_)
+        place = place_of(upload, self.groups_, self.method_.refit, self.labels_[at])
+        if place[0] == self.labels_[at] and (self.labels_ == place[0]).sum() == 1:
+            place = place[0], upload.theta[0], place[2]  # alone there, as in the fit
+        return upload, place, None
 
     def add_user(self, user: Any, X: Any, y: Any) -> Assignment:
         """Assign a new user and remember it: ``predict`` knows it from now on.
@@ -362,12 +431,26 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
             rows = [int(one.upload.n_samples[0]) for one in found]
             self.n_rows_ = np.append(self.n_rows_, rows)
             self.theta_ = np.vstack([self.theta_, *(one.theta for one in found)])
+            for one in found if self.mixture_ is not None else ():
+                for name, values in self._sure_of(one.received).items():
+                    setattr(self, name, np.concatenate([getattr(self, name), values[None]]))
             everybody = as_ids([*self.users_.tolist(), *ids.tolist()])
             if self.uploads_ is not None:
                 for one in found:
                     self.uploads_ = self.uploads_.joined(one.upload)
                 self.uploads_ = replace(self.uploads_, users=everybody)
             self.users_ = everybody  # last: whoever predicts meanwhile finds no user without model
+
+    @staticmethod
+    def _sure_of(received: Received | None) -> dict[str, Any]:
+        """The attributes that say how sure one user's model is."""
+        assert received is not None
+        named = {
+            "covariance_": received.covariance,
+            "noise_": received.noise,
+            "dof_": received.dof,
+        }
+        return {name: values[0] for name, values in named.items() if values is not None}
 
     def update_user(self, user: Any, X: Any, y: Any, *, all_rows: bool = False) -> int:
         """More rows of a user that is known: its group and its model follow. Its new label.
@@ -383,8 +466,9 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
             if at < 0:
                 raise ValueError(f"User {user!r} is not known: add it with add_user.")
             if all_rows:
-                found = assign_rows(rows, target, self.risk_, self.groups_, self.method_)
+                found = self._assigned(rows, target)
                 place, upload = (found.label, found.theta, found.probability), found.upload
+                received = found.received
             elif self.uploads_ is None:
                 raise InputError(
                     "The users' uploads were too large to keep, so the old rows cannot be added to "
@@ -392,16 +476,13 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
                     *(Setting("all_rows", True), "."),
                 )
             else:
-                upload = with_more_rows(self.uploads_[at], rows, target, self.risk_)
-                place = place_of(upload, self.groups_, self.method_.refit, self.labels_[at])
-                if place[0] == self.labels_[at] and (self.labels_ == place[0]).sum() == 1:
-                    place = place[0], upload.theta[0], place[2]  # alone there, as in the fit
+                upload, place, received = self._more_rows(at, rows, target)
             if self.uploads_ is not None:
                 self.uploads_ = self.uploads_.replaced(at, upload)
             count = len(rows) + (0 if all_rows else self.n_rows_[at])
-            names = ("labels_", "theta_", "probability_", "n_rows_")
-            # New arrays: result_ holds the old ones.
-            for name, value in zip(names, (*place, count), strict=True):
+            new = dict(zip(("labels_", "theta_", "probability_"), place, strict=True))
+            new |= {"n_rows_": count, **self._sure_of(received)}
+            for name, value in new.items():  # new arrays: result_ holds the old ones
                 values = getattr(self, name).copy()
                 values[at] = value
                 setattr(self, name, values)

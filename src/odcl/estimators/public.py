@@ -6,15 +6,16 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+from scipy.special import stdtrit
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils import check_array
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import assert_all_finite
+from sklearn.utils.validation import assert_all_finite, check_is_fitted
 
-from odcl._typing import Array, Floats
+from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import Federation, check_size
 from odcl.estimators.base import ODCLEstimator
-from odcl.local.predict import residual_scale
+from odcl.local.predict import predicted_means, residual_scale
 from odcl.risk.loss import Loss
 from odcl.risk.losses import Huber, Logistic, Multinomial, as_loss
 
@@ -31,7 +32,8 @@ class ODCLRegressor(RegressorMixin, ODCLEstimator):  # type: ignore[misc]
     fit_intercept : give every model an intercept, which l2 leaves alone.
     method : "default", "paper" (K-means++, plain means, no refit, no standardisation), or a Method,
         which says how groups' models are combined and refitted and what users send.
-    clusterer : "auto" (that of the method), "convex", a number, "elbow", "silhouette", or any
+    clusterer : "auto" (that of the method), "mixed" (groups, and how users still differ inside
+        them, from what their rows say), "convex", a number, "elbow", "silhouette", or any
         scikit-learn clusterer.
     unknown : what predict does for a user it has not seen: "error", "pooled" (one model for all,
         also where no users are told) or "nearest" (the model of the group whose mean features are
@@ -48,14 +50,46 @@ class ODCLRegressor(RegressorMixin, ODCLEstimator):  # type: ignore[misc]
     coef_, intercept_, group_coef_, group_intercept_ : the model of each user and of each group, in
         the table's own units; ``coefficients()`` shows them under ``feature_names_``.
     n_clusters_, rule_, reason_ : how many groups, and who decided why.
+    differences_, covariance_, noise_ : of "mixed": how far users of a group differ, by
+        coefficient, and how surely each model is known, in standardised units.
     n_features_in_ : columns of X, the users' column among them.
     result_ : Result of the round, in standardised units without constant columns.
     """
 
-    def predict(self, X: Any, users: Any = None) -> Floats:
-        """Expected target of each row by its user's model, (n_rows,)."""
-        z = self._scores(X, users)
-        return self.risk_.loss.mean(z)[:, 0]
+    def predict(
+        self, X: Any, users: Any = None, *, return_std: bool = False
+    ) -> Floats | tuple[Floats, Floats]:
+        """Expected target of each row by its user's model, (n_rows,).
+
+        With ``return_std`` also the standard deviation of a new target there, of mixed groups.
+        """
+        z, S, where = self._predictors(X, users)
+        mean = predicted_means(z, S, self.risk_.loss)[:, 0]
+        return (mean, self._std(S, where)[0]) if return_std else mean
+
+    def predict_interval(
+        self, X: Any, users: Any = None, *, coverage: float = 0.9
+    ) -> tuple[Floats, Floats]:
+        """(low, high) between which a new target of each row lies with this probability."""
+        if not 0 < coverage < 1:
+            raise ValueError(f"coverage={coverage!r} is a probability: above 0, below 1.")
+        z, S, where = self._predictors(X, users)
+        mean = predicted_means(z, S, self.risk_.loss)[:, 0]
+        std, dof = self._std(S, where)
+        half = std * stdtrit(dof, 0.5 + coverage / 2)
+        return mean - half, mean + half
+
+    def _std(self, S: Floats | None, where: Ints) -> tuple[Floats, Floats]:
+        """Standard deviation of a new target of each row, and the degrees of freedom behind it."""
+        if S is None or self.noise_ is None or self.dof_ is None:
+            raise ValueError(
+                "How far a target may be off is known for squared loss and mixed groups: fit with "
+                "clusterer='mixed'."
+            )
+        # A user without rows of its own is taken for a typical one.
+        at = np.minimum(where, len(self.noise_))
+        noise, dof = (np.append(a, np.median(a))[at] for a in (self.noise_, self.dof_))
+        return np.sqrt(S[:, 0, 0] + noise), np.minimum(dof, 1e6)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None, users: Any = None) -> float:
         """R^2 of the predictions."""
@@ -123,12 +157,16 @@ class ODCLClassifier(ClassifierMixin, ODCLEstimator):  # type: ignore[misc]
 
     def predict_proba(self, X: Any, users: Any = None) -> Floats:
         """Probability of each class, (n_rows, n_classes)."""
-        z = self._scores(X, users)
-        p = self.risk_.loss.mean(z)
+        z, S, _ = self._predictors(X, users)
+        p = predicted_means(z, S, self.risk_.loss)
+        p = p if S is None or isinstance(self.risk_.loss, Multinomial) else p[:, 0]
         return p if isinstance(self.risk_.loss, Multinomial) else np.column_stack([1 - p, p])
 
     def predict(self, X: Any, users: Any = None) -> Array:
         """Most probable class of each row, (n_rows,)."""
+        check_is_fitted(self, "theta_")
+        if self.covariance_ is not None:  # the mean over models need not be largest where z is
+            return self.classes_[self.predict_proba(X, users).argmax(axis=1)]
         scores = self.decision_function(X, users)
         best = (scores > 0).astype(np.intp) if scores.ndim == 1 else scores.argmax(axis=1)
         return self.classes_[best]

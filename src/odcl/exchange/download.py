@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from odcl._typing import Floats, Ints
 from odcl.exchange.message import Message, part
+from odcl.mixed.posterior import Download as Mixture
 
 Refit = str | float | None  # "evidence", "cv", a strength, or None: take the group's model
 
@@ -25,6 +26,12 @@ class Downloads(Message):
     dispersion: Floats | None = part("the user's noise scale, pooled with the others'")
     others: Floats | None = part("the group's model without the user's own contribution", "dim")
     refit: Refit = None
+    mixture: Mixture | None = None  # of mixed groups, the same for everybody
+
+    @property
+    def n_bytes(self) -> Ints:
+        shared = 0 if self.mixture is None else self.mixture.n_numbers
+        return super().n_bytes + 8 * shared
 
     def summary(self) -> list[str]:
         """A sentence per user on where it stands."""

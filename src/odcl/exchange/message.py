@@ -25,12 +25,19 @@ class Part:
     tells: str  # of the user, in plain words
     shape: tuple[str, ...] = ()  # () is a number; ("dim", "dim") is symmetric: a triangle is sent
     shared: bool = False  # the same for every user: held once, sent to each
+    triangular: bool = False  # the matrix is a triangle itself
 
 
-def part(tells: str, *shape: str, shared: bool = False, optional: bool = True) -> Any:
+def part(
+    tells: str,
+    *shape: str,
+    shared: bool = False,
+    optional: bool = True,
+    triangular: bool = False,
+) -> Any:
     """Declare a field of a message."""
     default = None if optional else MISSING
-    return field(default=default, metadata={"part": Part(tells, shape, shared)})
+    return field(default=default, metadata={"part": Part(tells, shape, shared, triangular)})
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,25 +92,31 @@ class Message:
         return arrays
 
     @classmethod
-    def array_shapes(cls, users: str | int, dim: int) -> dict[str, tuple[int | str, ...]]:
-        """Shapes of the arrays that :meth:`to_arrays` may give."""
+    def array_shapes(
+        cls, users: str | int, sizes: Mapping[str, int]
+    ) -> dict[str, tuple[int | str, ...]]:
+        """Shapes of the arrays that :meth:`to_arrays` may give; ``sizes`` of the words in them."""
         shapes: dict[str, tuple[int | str, ...]] = {}
         for name, part in cls.parts().items():
-            shapes[name] = (users, n_numbers([dim] * len(part.shape))) if part.shape else (users,)
-            if len(part.shape) == 2:
-                shapes[name + _DIAGONAL] = (users, dim)
+            numbers = [sizes[word] for word in part.shape]
+            shapes[name] = (users, n_numbers(numbers)) if numbers else (users,)
+            if len(numbers) == 2:
+                shapes[name + _DIAGONAL] = (users, numbers[0])
         return shapes
 
     @classmethod
-    def from_arrays(cls, users: Array, arrays: Mapping[str, Array], dim: int) -> Self:
+    def from_arrays(cls, users: Array, arrays: Mapping[str, Array]) -> Self:
         """The way back; shapes were checked against :meth:`array_shapes`."""
         values: dict[str, Array] = {}
         for name, array in arrays.items():
             field_name = name.removesuffix(_DIAGONAL)
             if field_name == name and len(cls.parts()[name].shape) == 2:
-                rows, columns = np.triu_indices(dim)
-                square = np.empty((len(array), dim, dim))
-                square[:, rows, columns] = square[:, columns, rows] = array
+                side = int(np.sqrt(2 * array.shape[1]))
+                rows, columns = np.triu_indices(side)
+                square = np.zeros((len(array), side, side))
+                square[:, rows, columns] = array
+                if not cls.parts()[name].triangular:
+                    square[:, columns, rows] = array
                 array = square
             if field_name in values:
                 raise ValueError(f"{field_name} is there twice")

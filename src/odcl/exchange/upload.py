@@ -17,6 +17,9 @@ from odcl.data.federation import group_rows
 from odcl.exchange.message import Message, part
 from odcl.risk.risk import Risk
 
+TERM_FIELDS = (
+    *("means", "factor", "site_curvature", "site_slope", "site_constant", "site_ceiling"),
+)
 Curvature = Literal["auto", "full", "diagonal", "none"]  # what users send of their curvature
 
 
@@ -43,6 +46,26 @@ class Uploads(Message):
     inverse_trace: Floats | None = part(
         "how uncertain the model is in total: one number in place of the curvature"
     )
+    means: Floats | None = part(
+        "the averages of the features and of the target: with its number of rows and the next "
+        "field, all that squared loss needs of its rows",
+        "width",
+    )
+    factor: Floats | None = part(
+        "how features and target vary together: a triangle, which gives away the span of the rows "
+        "of a user with fewer rows than parameters",
+        "width",
+        "width",
+        triangular=True,
+    )
+    site_curvature: Floats | None = part(
+        "how sharply the rows determine a model of classes or counts; as for curvature",
+        "dim",
+        "dim",
+    )
+    site_slope: Floats | None = part("where that model would be, weighed by its sharpness", "dim")
+    site_constant: Floats | None = part("how well the rows agree with such a model")
+    site_ceiling: Floats | None = part("how well they would agree with a perfect one")
     risk: Risk | None = None  # known to everybody beforehand, not sent; None: nothing is known
 
     @classmethod
@@ -54,6 +77,11 @@ class Uploads(Message):
                 f"Models must be a matrix with one row per user; got {theta.ndim} dimension(s)."
             )
         return cls(np.arange(len(theta)), theta, np.ones(len(theta)))
+
+    @property
+    def has_terms(self) -> bool:
+        """Are the users' data terms there?"""
+        return self.factor is not None or self.site_curvature is not None
 
     @property
     def n_users(self) -> int:
@@ -116,16 +144,22 @@ class Uploads(Message):
     def check(self) -> None:
         """Refuse what would spoil the other users' models, naming the user."""
         m, dim = self.theta.shape
+        sizes = upload_sizes(self.risk, dim)
         for name, values in self.present.items():
-            shape = (m, *(dim for _ in self.parts()[name].shape))
+            shape = (m, *(sizes[size] for size in self.parts()[name].shape))
             if values.shape not in (shape, shape[:2]):
                 raise ValueError(f"{name} has shape {values.shape}, and {m} uploads need {shape}.")
-        for name in ("theta", "curvature"):
-            if name in self.present:
-                self.refuse_non_finite(name, self.present[name])
+            if name not in ("dispersion", "inverse_trace", "n_samples"):  # may be infinite; below
+                self.refuse_non_finite(name, values)
         bad = ~(np.isfinite(self.n_samples) & (self.n_samples > 0))
         if bad.any():
             raise ValueError(
                 f"User {self.users[bad].tolist()[0]!r} uploaded {self.n_samples[bad][0]:g} as its "
                 "number of samples: every upload needs a number > 0."
             )
+
+
+def upload_sizes(risk: Risk | None, dim: int) -> dict[str, int]:
+    """What the words in the shapes of an upload's fields stand for."""
+    features = dim if risk is None else dim // risk.n_outputs - risk.intercept
+    return {"dim": dim, "width": features + 1}

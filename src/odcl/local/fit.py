@@ -14,6 +14,7 @@ from odcl.exchange.upload import Curvature, Uploads
 from odcl.local.newton import cholesky, diagonal, left_over, with_diagonal
 from odcl.local.problem import Job, Penalty, Solution, Stack, job_of, stacks
 from odcl.local.tall import solve_tall
+from odcl.local.terms import user_terms
 from odcl.local.wide import solve_wide
 from odcl.risk.loss import symmetric, weighted_gram
 from odcl.risk.risk import Risk
@@ -120,6 +121,7 @@ def fit_users(
     risk: Risk,
     curvature: Curvature = "auto",
     *,
+    terms: bool = False,
     solver: Any = "exact",
     strict: bool = False,
     seed: int = 0,
@@ -133,6 +135,7 @@ def fit_users(
     their Hessian: ``"auto"`` is all of it up to 100 parameters, save for users with fewer rows
     than parameters, whose matrix would give away the span of their rows, and beyond 100 only the
     trace of its inverse; ``"full"``, asked for by name, is everything, ``"diagonal"`` the diagonal.
+    With ``terms`` users also send their data terms.
     """
     if risk.dim(federation.n_features) == 0:
         raise ValueError("There is nothing to fit: the rows have no features, and no intercept.")
@@ -140,8 +143,9 @@ def fit_users(
     solution = _solve(federation, risk, solver, strict, seed, n_jobs, progress)
     H, phi, trace = _confidence(federation, risk, solution, curvature)
     n = federation.n_samples
+    more = user_terms(federation, risk) if terms else {}
     return LocalModels(
-        Uploads(federation.users, solution.theta, n, H, phi, trace, risk),
+        Uploads(federation.users, solution.theta, n, H, phi, trace, risk=risk, **more),
         federation.n_rows,
         solution.converged,
         solution.gradient_norm,

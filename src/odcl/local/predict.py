@@ -10,6 +10,8 @@ from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import Federation
 from odcl.data.scaling import Scaling
 from odcl.local.fit import solve_users
+from odcl.mixed.house import reference_logits
+from odcl.mixed.sites import predicted
 from odcl.risk.loss import Loss
 from odcl.risk.losses import Huber, Squared
 from odcl.risk.risk import Risk
@@ -39,12 +41,52 @@ def linear_predictors(
     return z
 
 
+def predictor_covariances(
+    X: Floats,
+    covariance: Floats,
+    where: Ints,
+    risk: Risk,
+    scaling: Scaling | None = None,
+) -> Floats:
+    """Covariance of each row's predictor, (n_rows, n_outputs, n_outputs), by its user's model's."""
+    q, dim = risk.n_outputs, covariance.shape[1]
+    S = np.empty((len(X), q, q))
+    step = max(1, _CHUNK_BYTES // (8 * dim * dim))
+    for start in range(0, len(X), step):
+        part = slice(start, start + step)
+        x = np.ascontiguousarray(X[part])
+        x = risk.design(x if scaling is None else scaling.apply(x))
+        V = covariance[where[part]].reshape(len(x), -1, q, len(x[0]) * q)
+        half = np.matmul(x[:, None, :], V.reshape(len(x), x.shape[1], -1))
+        half = half.reshape(len(x), q, x.shape[1], q)
+        S[part] = np.einsum("nj,nqjr->nqr", x, half)
+    return S
+
+
+def predicted_means(z: Floats, S: Floats | None, loss: Loss) -> Floats:
+    """Expected target, or class probabilities, at predictors N(z, S); None: known exactly."""
+    if S is None or loss.name in ("squared", "huber"):
+        return loss.mean(z)
+    basis = getattr(loss, "basis", None)
+    m, V = reference_logits(z, S, basis)
+    mean = predicted(loss.name, m[:, None], V[:, None])  # row by row, as the predictors
+    return mean[:, 0] if basis is not None else mean
+
+
 def predicted_targets(
-    X: Floats, theta: Floats, where: Ints, risk: Risk, scaling: Scaling | None = None
+    X: Floats,
+    theta: Floats,
+    where: Ints,
+    risk: Risk,
+    scaling: Scaling | None = None,
+    covariance: Floats | None = None,
 ) -> Array:
     """What each row's model expects of it, (n_rows,): a number, or the position of a class."""
     z = linear_predictors(X, theta, where, risk, scaling)
-    mean = risk.loss.mean(z)
+    S = None
+    if covariance is not None:
+        S = predictor_covariances(X, covariance, where, risk, scaling)
+    mean = predicted_means(z, S, risk.loss)
     if not risk.loss.classification:
         return mean[:, 0]
     return mean.argmax(axis=1) if mean.shape[1] > 1 else (z[:, 0] > 0).astype(np.intp)

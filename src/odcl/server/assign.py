@@ -13,6 +13,7 @@ from odcl.clustering.labels import sum_by_cluster
 from odcl.data.federation import Federation, group_rows
 from odcl.exchange.upload import Uploads
 from odcl.local.fit import LocalModels, Penalty, fit_users, solve_users
+from odcl.local.receive import Received
 from odcl.method import Method
 from odcl.risk.loss import Loss
 from odcl.risk.risk import Risk
@@ -81,6 +82,7 @@ class Assignment:
     none_of_these: bool
     theta: Floats  # (dim,), in the units of the groups' models
     upload: Uploads  # what the user would have sent
+    received: Received | None = None  # with mixed groups, how sure its model is
     coef: Floats | None = None  # in the table's units, where an estimator assigned
     intercept: Floats | None = None
 

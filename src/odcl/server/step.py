@@ -16,8 +16,10 @@ from odcl.clustering.labels import nearest_center, number_by_first_user
 from odcl.exchange.download import Downloads, Refit
 from odcl.exchange.upload import Uploads
 from odcl.method import Method
+from odcl.mixed.posterior import Download as Mixture
 from odcl.server.combine import average_by_cluster, combine_clusters
 from odcl.server.dispersion import covariances, evidence_tau2, noise_traces, pooled_dispersion
+from odcl.server.mixed import mixed_step
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +38,7 @@ class ServerStep:
     dispersion: Floats | None = None  # (n_users,), the pooled noise scales
     others: Floats | None = None  # (n_users, dim), the cluster's model without the user itself
     refit: Refit = None  # the last step, as the method has it
+    mixture: Mixture | None = None  # of mixed groups: shares, centres, how users differ, noise
 
     @property
     def n_clusters(self) -> int:
@@ -55,6 +58,7 @@ class ServerStep:
             self.dispersion if evidence else None,
             self.others,
             self.refit,
+            self.mixture,
         )
 
     def take(self, order: Ints) -> ServerStep:
@@ -92,6 +96,7 @@ def server_step(
     """
     given = uploads if isinstance(uploads, Uploads) else Uploads.of(uploads)
     method = Method() if method is None else method
+    method = method.resolved(given.risk if given.has_terms else None, given.dim)
     given.check()
     order = given.canonical_order()
     if (np.diff(order) == 1).all():
@@ -101,6 +106,8 @@ def server_step(
 
 
 def _step(uploads: Uploads, method: Method, seed: int) -> ServerStep:
+    if method.clusterer.uses_terms:
+        return mixed_step(uploads, method)
     phi = pooled_dispersion(uploads)
     groups = _cluster(uploads, phi, method, seed)
     labels, mixture = groups.labels, groups.mixture

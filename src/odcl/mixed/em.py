@@ -1,0 +1,285 @@
+"""Fit of the mixture of mixed models for given K and shape of T, by ascent of one lower bound.
+
+A sweep is an E-step, the centers, and one step of Fisher scoring for T and the noise. Each block
+ascends the same bound F, so F never falls; for one group F is the restricted log-likelihood.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from scipy.optimize import nnls
+from scipy.special import gammaln
+
+from odcl._typing import Floats
+from odcl.mixed.mixture import (
+    Centers,
+    Moments,
+    Quadratics,
+    Spread,
+    center_step,
+    group_sums,
+    misfits,
+    moments,
+    responsibilities,
+)
+from odcl.mixed.noise import FLOOR, Noise
+
+SHRINK = 0.4  # a step of T that lowers the bound is tried again, this much shorter
+TRIALS = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """A fitted mixture and what it says of the users it was fitted on."""
+
+    weights: Floats  # (K,)
+    centers: Floats  # (K, dim)
+    covariances: Floats  # (K, dim, dim), C_k
+    spread: Spread
+    noise: Noise
+    s2: Floats  # (n_users,)
+    responsibilities: Floats  # (n_users, K)
+    prior: Floats | None  # (dim,), the diagonal of B; None for one center
+    bound: float
+    common: float  # log |information about the centers' common mean|
+    log_likelihood: float  # sum_i log sum_k weight_k p(y_i | c_k), at the posterior means
+    excess: float  # what sites claim above the likelihood's own maximum
+    trace: tuple[float, ...]  # the bound, sweep by sweep
+    converged: bool
+    scales: Floats = field(
+        default_factory=lambda: np.ones(1)
+    )  # (J,), multiples of T that users may have, see ``tails``
+    shares: Floats = field(default_factory=lambda: np.ones(1))  # (J,), their probabilities
+    tail_gain: float = 0.0  # what they add to the log-likelihood
+
+    @property
+    def n_groups(self) -> int:
+        return len(self.weights)
+
+    @property
+    def entropy(self) -> float:
+        """Sum over users of the entropy of their responsibilities."""
+        r = self.responsibilities
+        return float(-(r * np.log(np.where(r > 0, r, 1.0))).sum())
+
+    @property
+    def evidence(self) -> float:
+        """-2 log evidence, up to a constant common to all K and shapes; small is good.
+
+        -2 F + (n_T + K - 1) log m, plus 2 log(dim choose open) where coordinates were chosen, plus
+        n_B log m for the prior of several centers. For one center its flat prior is not charged.
+        What sites claim above the maximum of their likelihoods is taken back.
+        """
+        T, m = self.spread, len(self.s2)
+        dim, n_open = len(T.open), int(T.open.sum())
+        fit = self.log_likelihood + self.noise.log_prior(self.s2)
+        charge = (T.n_parameters + self.n_groups - 1) * np.log(m)
+        if T.shape in ("diag", "full"):
+            charge += 2 * (gammaln(dim + 1) - gammaln(n_open + 1) - gammaln(dim - n_open + 1))
+        if self.prior is not None:
+            fit = self.bound
+            charge += np.log(m) * (1 if np.ptp(self.prior) == 0 else len(self.prior))
+        if len(self.scales) > 1:
+            charge += np.log(m)
+        return float(-2 * (fit - self.excess + self.tail_gain) + charge)
+
+
+def fit_mixture(
+    q: Quadratics,
+    start: Floats,
+    spread: Spread,
+    noise: Noise,
+    s2: Floats,
+    prior: Floats | None = None,
+    *,
+    reml: bool = True,
+    tol: float = 1e-8,
+    max_sweeps: int = 500,
+) -> Fit:
+    """Ascend the bound from the responsibilities ``start`` (n_users, K), T and noise given.
+
+    ``prior`` is the diagonal of B, needed for two groups and more; B may grow in proportion, since
+    small groups lie farther out than users on average do. ``reml=False`` takes the centers as
+    known (maximum likelihood). Ends when a sweep gains less than ``tol``.
+    """
+    base = prior
+    m = moments(q, spread, s2)
+    r, weights = start[None], start.mean(axis=0)
+    centers = center_step(*group_sums(m, r), prior, anchor=q.anchor, reml=reml)
+    trace: list[float] = []
+    converged = False
+    for sweep in range(max_sweeps):
+        misfit = misfits(m, centers)
+        r, total = responsibilities(misfit, weights)
+        trace.append(float(total.sum() - centers.price[0]) + noise.log_prior(s2))
+        converged = sweep > 0 and trace[-1] - trace[-2] < tol
+        if converged:
+            break
+        weights = r[0].mean(axis=0)
+        if base is not None:
+            prior = _wider(base, centers)
+        centers = center_step(*group_sums(m, r), prior, anchor=q.anchor, reml=reml)
+        spread, s2, m = _variance_step(q, m, spread, s2, r[0], centers, noise)
+    at_means = replace(centers, C=np.zeros_like(centers.C))
+    misfit = misfits(m, at_means)
+    log_likelihood = float(responsibilities(misfit, weights)[1].sum())
+    excess = 0.0
+    if q.ceiling is not None:
+        excess = float((r * np.maximum(-0.5 * misfit - q.ceiling[:, None], 0.0)).sum())
+    if noise.common and q.noisy:
+        left = _slopes(q, m, spread, s2, r[0], centers).left.sum()
+        noise = replace(noise, s0=float(s2[0]), dof=max(float(left), 1.0))
+    return Fit(
+        weights,
+        centers.c[0],
+        centers.C[0],
+        spread,
+        noise,
+        s2,
+        r[0],
+        prior,
+        trace[-1],
+        float(centers.common[0]),
+        log_likelihood,
+        excess,
+        tuple(trace),
+        converged,
+    )
+
+
+def _wider(base: Floats, centers: Centers) -> Floats:
+    """B = beta base with the beta >= 1 of largest bound: mean of base^-1 E (c_k - c_bar)^2."""
+    second = (centers.c[0] - centers.mean[0]) ** 2 + np.diagonal(centers.C[0], axis1=1, axis2=2)
+    return base * max(1.0, float((second / base).mean()))
+
+
+def _variance_step(
+    q: Quadratics,
+    m: Moments,
+    spread: Spread,
+    s2: Floats,
+    r: Floats,
+    centers: Centers,
+    noise: Noise,
+) -> tuple[Spread, Floats, Moments]:
+    """One step of T and the noise that does not lower the bound, all else fixed."""
+    if spread.shape == "zero" and not q.noisy:
+        return spread, s2, m
+    slopes = _slopes(q, m, spread, s2, r, centers)
+    matrix, s2_new = _propose(q, m, spread, s2, noise, slopes)
+
+    def gain(m: Moments, s2: Floats) -> float:
+        return float(-0.5 * (r * misfits(m, centers)[0]).sum()) + noise.log_prior(s2)
+
+    before, step = gain(m, s2), 1.0
+    for _ in range(TRIALS):
+        T = replace(spread, matrix=spread.matrix + step * (matrix - spread.matrix))
+        s2_T = s2 * (s2_new / s2) ** step
+        m_T = moments(q, T, s2_T)
+        if gain(m_T, s2_T) >= before - 1e-13 * abs(before):
+            return T, s2_T, m_T
+        step *= SHRINK
+    return spread, s2, m
+
+
+@dataclass(frozen=True, eq=False)
+class _Slopes:
+    """Derivatives of the bound: in T, (Omega - H) / 2; in log s2_i, (rss_i - left_i) / 2."""
+
+    omega: Floats  # (dim, dim), sum r z z' + sum W C W
+    H: Floats  # (dim, dim), sum W
+    rss: Floats  # (n_users,), expected residual sum of squares over s2
+    left: Floats  # (n_users,), rows minus the parameters they are spent on
+
+
+def _slopes(
+    q: Quadratics, m: Moments, spread: Spread, s2: Floats, r: Floats, centers: Centers
+) -> _Slopes:
+    """With z_ik = w - W c_k and C_i = sum_k r_ik C_k,
+
+    Omega = sum r z z' + sum W C_i W,  H = sum W,  rss_i = sum_k r (Q_ik - z'T z),
+    left_i = n - tr W T - tr (W - W T W) C_i.
+    """
+    n, dim = m.w.shape
+    c, T = centers.c[0], spread.matrix
+    z = m.w[:, None] - (m.W.reshape(-1, dim) @ c.T).reshape(n, dim, -1).transpose(0, 2, 1)
+    flat = (z * np.sqrt(r)[..., None]).reshape(-1, dim)
+    C = (r @ centers.C[0].reshape(len(c), -1)).reshape(n, dim, dim)
+    WCW = m.W @ C @ m.W
+    rss = m.e - (r * ((m.w[:, None] + z) * c).sum(-1)).sum(1) - (r * ((z @ T) * z).sum(-1)).sum(1)
+    left = q.rows - m.W.reshape(n, -1) @ T.ravel()
+    left = left - (m.W * C).sum(axis=(1, 2)) + WCW.reshape(n, -1) @ T.ravel()
+    return _Slopes(flat.T @ flat + WCW.sum(axis=0), m.W.sum(axis=0), rss, left)
+
+
+def _propose(
+    q: Quadratics, m: Moments, spread: Spread, s2: Floats, noise: Noise, slopes: _Slopes
+) -> tuple[Floats, Floats]:
+    """T and the noise after one full step of Fisher scoring, projected onto what is possible."""
+    shape, joint = spread.shape, q.noisy and noise.common
+    s2_new = s2
+    if joint:
+        s2_new = np.maximum(s2 * np.clip(slopes.rss.sum() / slopes.left.sum(), 0.1, 10), FLOOR)
+    elif q.noisy:
+        free = np.maximum(noise.nu + slopes.left, noise.nu / 2)
+        s2_new = (noise.nu * noise.s0 + s2 * slopes.rss) / free
+    if shape == "zero":
+        return spread.matrix, s2_new
+    if shape == "full":
+        return _full_step(m, spread, slopes), s2_new
+    values, ratio = _diagonal_step(q, m, spread, slopes, joint)
+    if joint:
+        s2_new = np.maximum(s2 * np.clip(ratio, 0.1, 10), FLOOR)
+    return np.diag(values), s2_new
+
+
+def _diagonal_step(
+    q: Quadratics, m: Moments, spread: Spread, slopes: _Slopes, joint: bool
+) -> tuple[Floats, float]:
+    """Scoring for a scalar or diagonal T jointly with the common noise, subject to T >= 0.
+
+    The information of (t, log s2) is half of sum W_jl^2, sum (W - W T W)_jj and
+    sum (n - 2 tr W T + tr W T W T); the quadratic model of the bound is maximized over T >= 0
+    by nonnegative least squares, so that closed coordinates open again by themselves.
+    """
+    t, slope = np.diag(spread.matrix), np.diag(slopes.omega - slopes.H)
+    square = (m.W**2).sum(axis=0)
+    through = np.diag(slopes.H) - square @ t
+    noise_info = q.rows.sum() - 2 * np.diag(slopes.H) @ t + t @ square @ t
+    scalar = spread.shape == "scalar"
+    pick = np.ones((len(t), 1)) if scalar else np.eye(len(t))[:, spread.open]
+    at = np.append(t[:1] if scalar else t[spread.open], 1.0)
+    info = np.zeros((len(at), len(at)))
+    info[:-1, :-1] = pick.T @ square @ pick
+    if joint:
+        info[:-1, -1] = info[-1, :-1] = pick.T @ through
+    info[-1, -1] = noise_info if joint else 1.0
+    g = np.append(pick.T @ slope, (slopes.rss - slopes.left).sum() if joint else 0.0)
+    unit = 1 / np.sqrt(np.maximum(np.diag(info), 1e-300))
+    root = np.linalg.cholesky(info * np.outer(unit, unit) + 1e-10 * np.eye(len(at))).T
+    goal = root @ (at / unit) + np.linalg.solve(root.T, g * unit)
+    new = nnls(root, goal)[0] * unit
+    return pick @ new[:-1], float(new[-1])
+
+
+def _full_step(m: Moments, spread: Spread, slopes: _Slopes) -> Floats:
+    """T + a H^-1 (Omega - H) H^-1 with means, negative eigenvalues clipped in the metric of H.
+
+    Clipping in other coordinates than H^1/2 T H^1/2 stalls on the boundary.
+    """
+    n, keep = len(m.w), np.ix_(spread.open, spread.open)
+    H, omega = slopes.H[keep] / n, slopes.omega[keep] / n
+    values, vectors = np.linalg.eigh(H)
+    seen = values > 1e-10 * max(values[-1], 1e-300)
+    half = vectors[:, seen] * np.sqrt(values[seen])
+    back = vectors[:, seen] / np.sqrt(values[seen])
+    length = min(1.0, (H**2).sum() / ((m.W[:, spread.open][:, :, spread.open] ** 2).sum() / n))
+    white = half.T @ spread.matrix[keep] @ half
+    white = white + length * (back.T @ omega @ back - np.eye(seen.sum()))
+    values, vectors = np.linalg.eigh((white + white.T) / 2)
+    root = back @ (vectors * np.sqrt(np.maximum(values, 0.0)))
+    T = np.zeros_like(spread.matrix)
+    T[keep] = root @ root.T
+    return T

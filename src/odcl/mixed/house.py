@@ -1,0 +1,66 @@
+"""From the mixture's coordinates to models as users have them, and back to predictions.
+
+A model of the house is flat: one row per feature, the intercept last, outputs side by side. The
+mixture of squared loss is relative to its canonical coordinates; sites have the intercept first,
+one block per logit, and the last class for reference.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from odcl._typing import Floats
+from odcl.mixed.mixture import by_row
+from odcl.mixed.posterior import Download as Mixture
+from odcl.mixed.terms import Coordinates
+from odcl.risk.risk import Risk
+
+
+def plain_coordinates(n_features: int, intercept: bool, dim: int) -> Coordinates:
+    """Columns as they are: those of sites, whose scales were agreed beforehand."""
+    zeros, ones = np.zeros(n_features), np.ones(n_features)
+    kept = np.arange(n_features)
+    return Coordinates(intercept, kept, zeros, ones, 0.0, 1.0, np.zeros(dim), n_features, ())
+
+
+def squared_map(at: Coordinates) -> tuple[Floats, Floats]:
+    """(offset, map): a model of squared loss is offset + map @ theta."""
+    offset, change = at.raw()
+    return (offset, change) if at.intercept else (offset[:-1], change[:-1])
+
+
+def site_map(n_features: int, intercept: bool, basis: Floats | None) -> Floats:
+    """The matrix that takes a site's numbers to a model; ``basis`` (n_classes, n_classes - 1)."""
+    inputs = n_features + intercept
+    order = np.roll(np.arange(inputs), -1) if intercept else np.arange(inputs)
+    place = np.eye(inputs)[order]
+    turn = np.ones((1, 1)) if basis is None else basis[:-1]
+    # From (logit, input) to (input, output).
+    return np.einsum("ij,lo->iolj", place, turn).reshape(inputs * turn.shape[1], -1)
+
+
+def reference_logits(z: Floats, S: Floats, basis: Floats | None) -> tuple[Floats, Floats]:
+    """Outputs of a model, (n, q), and their covariances as logits against the last class."""
+    if basis is None:
+        return z, S
+    against = basis[:-1] - basis[-1]
+    return by_row(z, against.T), against @ S @ against.T
+
+
+def without_rows(mixture: Mixture, risk: Risk) -> tuple[Floats, Floats]:
+    """Models of users without rows, and covariances: one in each group, last one in any of them."""
+    offset, change = model_map(mixture, risk)
+    c, shares, V = mixture.centers, mixture.weights, mixture.inside + mixture.covariances
+    away = c - shares @ c
+    anywhere = np.tensordot(shares, V, axes=1) + (away.T * shares) @ away
+    models, V = np.vstack([c, shares @ c]), np.concatenate([V, anywhere[None]])
+    return offset + models @ change.T, change @ V @ change.T
+
+
+def model_map(mixture: Mixture, risk: Risk) -> tuple[Floats, Floats]:
+    """(offset, map): a user's model is offset + map @ theta, theta in the mixture's coordinates."""
+    if risk.loss.name == "squared":
+        return squared_map(mixture.coordinates)
+    at = mixture.coordinates
+    change = site_map(at.n_features, at.intercept, getattr(risk.loss, "basis", None))
+    return np.zeros(len(change)), change

@@ -1,0 +1,247 @@
+"""The model of a federation, theta_i ~ sum_k weight_k N(c_k, T), seen through quadratics.
+
+User i's log-likelihood is -(theta'A theta - 2 b'theta + uu) / (2 s2) - n/2 log(2 pi s2). With
+At = A / s2 and bt = b / s2, all that groups need of a user, with theta integrated out, is
+
+    W = (I + At T)^-1 At    w = (I + At T)^-1 bt    ld = log|I + At T|    e = uu/s2 - bt'T w
+
+    -2 log p(y_i | c) = n log(2 pi s2) + ld + e - 2 w'c + c'W c.
+
+Centers have the prior N(c_bar, B) and a Gaussian posterior N(c_k, C_k): the E-step, the centers
+and T ascend one lower bound of the evidence (variational Bayes), which for one group with a flat
+prior is exactly the restricted likelihood (REML) of the linear mixed model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from odcl._typing import Array, Bools, Floats
+
+Product = Callable[[Floats, Floats], Floats]
+UNSEEN = 1e-12  # eigenvalues of the summed curvature below this share of the largest count as zero
+
+
+@dataclass(frozen=True, eq=False)
+class Quadratics:
+    """The users' log-likelihoods as quadratics, in canonical coordinates."""
+
+    A: Floats  # (n_users, dim, dim)
+    b: Floats  # (n_users, dim)
+    uu: Floats  # (n_users,)
+    rows: Floats  # (n_users,)
+    dof: Floats  # (n_users,), rows minus the rank of A
+    pure: Floats  # (n_users,), residual sum of squares of the user's own least squares
+    noisy: bool = True  # False where the noise is known to be one (sites of other losses)
+    ceiling: Floats | None = None  # (n_users,), log-likelihoods that no model can exceed
+    anchor: Floats | None = None  # (dim,), prior precision of the centers' mean; None: flat
+
+    def __len__(self) -> int:
+        return len(self.b)
+
+    def __getitem__(self, users: Array | slice) -> Quadratics:
+        return Quadratics(
+            self.A[users],
+            self.b[users],
+            self.uu[users],
+            self.rows[users],
+            self.dof[users],
+            self.pure[users],
+            self.noisy,
+            None if self.ceiling is None else self.ceiling[users],
+            self.anchor,
+        )
+
+    @property
+    def dim(self) -> int:
+        return self.b.shape[1]
+
+    @cached_property
+    def eigen(self) -> tuple[Floats, Floats]:
+        """Eigenvalues and eigenvectors of every A, for a spread that is a multiple of I."""
+        values, vectors = np.linalg.eigh(self.A)
+        return np.maximum(values, 0.0), vectors
+
+
+@dataclass(frozen=True, eq=False)
+class Spread:
+    """T, the covariance of users inside a group; ``open`` are the coordinates that may vary."""
+
+    shape: str  # "zero", "scalar", "diag" or "full"
+    matrix: Floats  # (dim, dim)
+    open: Bools  # (dim,)
+
+    @staticmethod
+    def zero(dim: int) -> Spread:
+        return Spread("zero", np.zeros((dim, dim)), np.zeros(dim, np.bool_))
+
+    @property
+    def n_parameters(self) -> int:
+        n = int(self.open.sum())
+        return {"zero": 0, "scalar": 1, "diag": n, "full": n * (n + 1) // 2}[self.shape]
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """What groups need of every user at a given T and noise, with its model integrated out."""
+
+    W: Floats  # (n_users, dim, dim)
+    w: Floats  # (n_users, dim)
+    base: Floats  # (n_users,), n log(2 pi s2) + ld + e: -2 log p(y_i | c = 0)
+    e: Floats  # (n_users,)
+
+
+def moments(q: Quadratics, spread: Spread, s2: Floats) -> Moments:
+    """W, w and the log density at c = 0 of every user; ``s2`` is (n_users,)."""
+    if spread.shape == "zero" or not spread.matrix.any():
+        W, w = q.A / s2[:, None, None], q.b / s2[:, None]
+        ld = drop = np.zeros(len(q))
+    elif spread.shape == "scalar":
+        W, w, ld, drop = _scalar_moments(q, float(spread.matrix[0, 0]), s2)
+    else:
+        W, w, ld, drop = _matrix_moments(q, spread.matrix, s2)
+    e = q.uu / s2 - drop
+    base = ld + e
+    if q.noisy:
+        base = base + q.rows * np.log(2 * np.pi * s2)
+    return Moments(W, w, base, e)
+
+
+def _scalar_moments(q: Quadratics, t: float, s2: Floats) -> tuple[Floats, ...]:
+    """T = t I: one eigendecomposition of each A serves every t."""
+    values, vectors = q.eigen
+    grown = s2[:, None] + t * values
+    back = vectors.transpose(0, 2, 1)
+    b = (back @ q.b[..., None])[..., 0]
+    W = (vectors * (values / grown)[:, None]) @ back
+    w = (vectors @ (b / grown)[..., None])[..., 0]
+    ld = np.log(grown / s2[:, None]).sum(axis=1)
+    return W, w, ld, t * (b**2 / grown).sum(axis=1) / s2
+
+
+def _matrix_moments(q: Quadratics, T: Floats, s2: Floats) -> tuple[Floats, ...]:
+    """Any T. Where only some coordinates vary, the system has their size."""
+    A, b = q.A / s2[:, None, None], q.b / s2[:, None]
+    vary = np.flatnonzero(T.any(axis=0))
+    inner = T[np.ix_(vary, vary)]
+    if len(vary) == q.dim:
+        system = np.eye(q.dim) + A @ T
+        solved = np.linalg.solve(system, np.concatenate([A, b[..., None]], axis=2))
+        W, w = solved[..., :-1], solved[..., -1]
+    else:
+        # (I + A T)^-1 [A b] = [A b] - A_v (I + T_v A_vv)^-1 T_v [A_v' b_v]
+        system = np.eye(len(vary)) + inner @ A[:, vary][:, :, vary]
+        right = inner @ np.concatenate([A[:, vary], b[:, vary, None]], axis=2)
+        taken = A[:, :, vary] @ np.linalg.solve(system, right)
+        W, w = A - taken[..., :-1], b - taken[..., -1]
+    W = (W + W.transpose(0, 2, 1)) / 2
+    ld = np.linalg.slogdet(system)[1]
+    return W, w, ld, (b * by_row(w, T)).sum(axis=1)
+
+
+def by_row(a: Floats, b: Floats) -> Floats:
+    """a @ b, one row of ``a`` at a time: a user's numbers are the same alone and in any batch."""
+    return (np.ascontiguousarray(a)[:, None] @ b)[:, 0]
+
+
+@dataclass(frozen=True, eq=False)
+class Centers:
+    """Gaussian posteriors N(c_k, C_k) of the centers, for a stack of starts.
+
+    ``price`` is the Kullback-Leibler divergence from their priors (up to a constant for one
+    center, whose prior is flat): what the centers cost the evidence.
+    """
+
+    c: Floats  # (starts, K, dim)
+    C: Floats  # (starts, K, dim, dim)
+    mean: Floats  # (starts, dim), c_bar
+    price: Floats  # (starts,)
+    common: Floats  # (starts,), log |information about c_bar|, its flat prior's charge
+
+    @staticmethod
+    def of(c: Floats, C: Floats) -> Centers:
+        """Given centers (K, dim) and covariances, as a stack of one."""
+        return Centers(c[None], C[None], c[:1], np.zeros(1), np.zeros(1))
+
+
+def center_step(
+    M: Floats, v: Floats, B: Floats | None, *, anchor: Floats | None = None, reml: bool = True
+) -> Centers:
+    """The posterior of the centers from M_k = sum r W and v_k = sum r w, stacked over starts.
+
+    One center (``B`` None): c = M^-1 v, C = M^-1; directions that nobody sees stay at the
+    reference. Otherwise, with the diagonal prior N(c_bar, B), C_k = (M_k + B^-1)^-1 and
+    c_k = C_k (v_k + B^-1 c_bar), c_bar the mean of the c_k: solved jointly, in units of sqrt(B).
+    ``anchor`` is the diagonal precision of the one center, or of c_bar, around the reference.
+    """
+    if B is None:
+        return _one_center(M[:, 0], v[:, 0], anchor, reml)
+    K, root, eye = M.shape[1], np.sqrt(B), np.eye(len(B))
+    scaled = eye + M * np.outer(root, root)
+    P = np.linalg.inv(scaled)
+    right = (P @ (v * root)[..., None])[..., 0]
+    # The mean of P tends to I where nobody sees anything; there c_bar is the reference, zero.
+    hold = np.zeros(len(B)) if anchor is None else anchor * B / K
+    held = np.diag(1 + UNSEEN + hold) - P.mean(axis=1)
+    middle = np.linalg.solve(held, right.mean(axis=1)[..., None])[..., 0]
+    c = right + (P @ middle[:, None, :, None])[..., 0]
+    log_det = 2 * np.log(np.diagonal(np.linalg.cholesky(scaled), axis1=-2, axis2=-1)).sum(axis=-1)
+    away = ((c - middle[:, None]) ** 2).sum(axis=-1)
+    trace = np.trace(P, axis1=-2, axis2=-1)
+    price = 0.5 * (trace + away - len(B) + log_det).sum(axis=1) + K / 2 * (middle**2 @ hold)
+    common = np.linalg.slogdet(K * held)[1] - np.log(B).sum()
+    return Centers(c * root, P * np.outer(root, root), middle * root, price, common)
+
+
+def _one_center(M: Floats, v: Floats, anchor: Floats | None, reml: bool) -> Centers:
+    """One center without a prior, or with that of ``anchor``; (starts, dim, dim) and (., dim)."""
+    held = M if anchor is None else M + np.diag(anchor)
+    values, vectors = np.linalg.eigh(held)
+    seen = values > UNSEEN * np.maximum(values[:, -1:], 1e-300)
+    inverse = np.where(seen, 1 / np.where(seen, values, 1.0), 0.0)
+    C = (vectors * inverse[:, None]) @ vectors.transpose(0, 2, 1)
+    c = (C @ v[..., None])[..., 0]
+    common = np.log(np.where(seen, values, 1.0)).sum(axis=1)
+    price = np.zeros(len(M))
+    if reml:
+        price = 0.5 * (common - (C * M).sum(axis=(1, 2)))
+    if anchor is not None:
+        price = price + 0.5 * (c**2 @ anchor)
+    return Centers(c[:, None], C[:, None] * float(reml), c, price, common)
+
+
+def group_sums(m: Moments, r: Floats) -> tuple[Floats, Floats]:
+    """M_k = sum_i r_ik W_i and v_k = sum_i r_ik w_i; ``r`` is (starts, n_users, K)."""
+    starts, n, K = r.shape
+    dim = m.w.shape[1]
+    flat = r.transpose(0, 2, 1).reshape(starts * K, n)
+    M = (flat @ m.W.reshape(n, -1)).reshape(starts, K, dim, dim)
+    return M, (flat @ m.w).reshape(starts, K, dim)
+
+
+def misfits(m: Moments, centers: Centers, product: Product = np.matmul) -> Floats:
+    """-2 E log p(y_i | c_k) over the posterior of c_k, as (starts, n_users, K).
+
+    One matrix product: base - 2 w'c_k + <W, c_k c_k' + C_k>; at the user its bits matter, and it
+    is taken ``by_row``.
+    """
+    starts, K, dim = centers.c.shape
+    c = centers.c.reshape(-1, dim)
+    second = c[:, :, None] * c[:, None] + centers.C.reshape(-1, dim, dim)
+    values = product(m.W.reshape(len(m.w), -1), second.reshape(len(c), -1).T)
+    values = values - 2 * product(m.w, c.T) + m.base[:, None]
+    return values.reshape(-1, starts, K).transpose(1, 0, 2)
+
+
+def responsibilities(misfit: Floats, weights: Floats) -> tuple[Floats, Floats]:
+    """r_ik, proportional to weight_k exp(-misfit_ik / 2), and the log of its normalizer."""
+    with np.errstate(divide="ignore"):
+        logits = np.log(weights)[..., None, :] - 0.5 * misfit
+    top = logits.max(axis=-1, keepdims=True)
+    r = np.exp(logits - top)
+    total = r.sum(axis=-1, keepdims=True)
+    return r / total, (top + np.log(total))[..., 0]

@@ -1,0 +1,223 @@
+"""The user's last step: from the download and its own data term to its model.
+
+Everything is a function of (own term, download), so a new user takes the same step; a user
+without rows gets the mixture's mean.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.special import stdtr, stdtrit
+
+from odcl._typing import Floats, Ints
+from odcl.mixed.em import Fit
+from odcl.mixed.mixture import (
+    Centers,
+    Moments,
+    Quadratics,
+    Spread,
+    by_row,
+    misfits,
+    moments,
+    responsibilities,
+)
+from odcl.mixed.noise import CAUTION, FLOOR, Noise
+from odcl.mixed.terms import Coordinates
+
+FIXED_POINT = 200  # steps at most for a user's own noise variance
+
+
+@dataclass(frozen=True, eq=False)
+class Download:
+    """What every user receives: the mixture, in the coordinates it was fitted in."""
+
+    coordinates: Coordinates
+    weights: Floats  # (K,)
+    centers: Floats  # (K, dim), relative to the coordinates' reference
+    covariances: Floats  # (K, dim, dim), of the centers
+    spread: Spread
+    scales: Floats  # (J,), multiples of the spread
+    shares: Floats  # (J,), their probabilities
+    noise: Noise
+
+    @property
+    def inside(self) -> Floats:
+        """Covariance of the users of a group, (dim, dim): the spread at its mean scale."""
+        return self.spread.matrix * float(self.scales @ self.shares)
+
+    @property
+    def n_numbers(self) -> int:
+        """Numbers that a user receives: matrices as triangles, and which columns are in use."""
+        K, dim = self.centers.shape
+        at, triangle = self.coordinates, dim * (dim + 1) // 2
+        columns = 3 * len(at.kept) + len(at.reference) + 2
+        return K * (1 + dim + triangle) + triangle + 2 * len(self.scales) + 3 + columns
+
+
+def download_of(fit: Fit, coordinates: Coordinates) -> Download:
+    """The parts of ``fit`` that users need; nothing in it names a user. Matrices are symmetric."""
+    C, T = fit.covariances, fit.spread.matrix
+    return Download(
+        coordinates,
+        fit.weights,
+        fit.centers,
+        (C + C.transpose(0, 2, 1)) / 2,
+        replace(fit.spread, matrix=(T + T.T) / 2),
+        fit.scales,
+        fit.shares,
+        fit.noise,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Posterior:
+    """The models of a batch of users given their rows: mixtures of Gaussians.
+
+    A component is a scale j of the spread and a group k. Given both, theta_i is Gaussian with mean
+    c_k + T z_ik and covariance V + J C_k J', where T is scaled, z_ik = w - W c_k, V = T - T W T and
+    J = I - T W: the last part is what the center is not known to.
+    """
+
+    download: Download
+    shares: Floats  # (n_users, J, K), probabilities of the components
+    theta: Floats  # (n_users, J, K, dim)
+    V: Floats  # (n_users, J, dim, dim)
+    J: Floats  # (n_users, J, dim, dim)
+    s2: Floats  # (n_users,)
+    dof: Floats  # (n_users,), degrees of freedom behind s2
+
+    @property
+    def responsibilities(self) -> Floats:
+        """The probability of each group, (n_users, K)."""
+        return self.shares.sum(axis=1)
+
+    def mean(self) -> Floats:
+        """The posterior mean of every user's model, (n_users, dim)."""
+        return (self.shares[..., None] * self.theta).sum(axis=(1, 2))
+
+    def covariance(self) -> Floats:
+        """Its covariance, over groups, users' differences and centers, (n_users, dim, dim)."""
+        n, J, K, dim = self.theta.shape
+        flat = self.download.covariances.reshape(K, -1)
+        away = (self.theta - self.mean()[:, None, None]).reshape(n, J * K, dim)
+        weighed = self.shares.reshape(n, J * K, 1) * away
+        total: Floats = weighed.transpose(0, 2, 1) @ away
+        for j in range(J):
+            through, r = self.J[:, j], self.shares[:, j]
+            C = by_row(r, flat).reshape(n, dim, dim)
+            total = total + r.sum(axis=1)[:, None, None] * self.V[:, j]
+            total = total + through @ C @ through.transpose(0, 2, 1)
+        return total
+
+    def coefficients(self) -> tuple[Floats, Floats]:
+        """[coefficients, intercept] of every user in the table's units, and standard errors."""
+        offset, change = self.download.coordinates.raw()
+        variance = ((change @ self.covariance()) * change).sum(axis=2)
+        return offset + self.mean() @ change.T, np.sqrt(np.maximum(variance, 0.0))
+
+    def predict(self, X: Floats, users: Ints) -> Floats:
+        """The predictive mean of each row of ``X``; ``users`` are positions in this batch."""
+        at = self.download.coordinates
+        z = at.design(X)
+        return at.prediction((z * self.mean()[users]).sum(axis=1), z)
+
+    def components(self, X: Floats, users: Ints) -> tuple[Floats, Floats, Floats]:
+        """Probability, mean and variance of a new target in each component, (rows, J K)."""
+        at, C = self.download.coordinates, self.download.covariances
+        z = at.design(X)
+        n, K, dim = len(z), *self.download.centers.shape
+        means, variances = [], []
+        for j in range(self.theta.shape[1]):
+            inside = (((self.V[users, j] @ z[..., None])[..., 0]) * z).sum(axis=1) + self.s2[users]
+            through = (z[:, None] @ self.J[users, j])[:, 0]
+            spread = (through @ C.transpose(1, 0, 2).reshape(dim, -1)).reshape(n, K, dim)
+            variances.append(inside[:, None] + (spread * through[:, None]).sum(axis=2))
+            relative = (self.theta[users, j] @ z[..., None])[..., 0]
+            means.append(at.prediction(relative.T, z).T)
+        r = self.shares[users].reshape(n, -1)
+        return r, np.hstack(means), at.target_scale**2 * np.hstack(variances)
+
+    def predict_std(self, X: Floats, users: Ints) -> Floats:
+        """The standard deviation of a new target."""
+        r, means, variances = self.components(X, users)
+        mean = (r * means).sum(axis=1, keepdims=True)
+        return np.sqrt((r * (variances + (means - mean) ** 2)).sum(axis=1))
+
+    def interval(self, X: Floats, users: Ints, coverage: float = 0.9) -> tuple[Floats, Floats]:
+        """Central prediction interval: quantiles of the mixture of Student t over components."""
+        r, means, variances = self.components(X, users)
+        dof = np.minimum(self.dof[users], 1e6)[:, None]
+        tail, scales = (1 - coverage) / 2, np.sqrt(variances)
+        low = _mixture_quantile(tail, r, means, scales, dof)
+        return low, _mixture_quantile(1 - tail, r, means, scales, dof)
+
+
+def _mixture_quantile(p: float, r: Floats, means: Floats, scales: Floats, dof: Floats) -> Floats:
+    """Where sum_k r_k F_t((x - mean_k) / scale_k) = p, by bisection between the components'."""
+    each = means + scales * stdtrit(dof, p)
+    held = r > 1e-12
+    low = np.where(held, each, np.inf).min(axis=1)
+    high = np.where(held, each, -np.inf).max(axis=1)
+    for _ in range(60):
+        middle = (low + high) / 2
+        below = (r * stdtr(dof, (middle[:, None] - means) / scales)).sum(axis=1) < p
+        low, high = np.where(below, middle, low), np.where(below, high, middle)
+    return (low + high) / 2
+
+
+def posterior(q: Quadratics, download: Download) -> Posterior:
+    """The last step of every user of ``q``, whose quadratics are in the download's coordinates."""
+    c, noise = download.centers, download.noise
+    stack = Centers.of(c, download.covariances)
+    s2 = _own_noise(q, download, stack)
+    logits, theta, V, J = [], [], [], []
+    for scale, share in zip(download.scales, download.shares, strict=True):
+        T = scale * download.spread.matrix
+        m = moments(q, replace(download.spread, matrix=T), s2)
+        with np.errstate(divide="ignore"):
+            logits.append(np.log(share * download.weights) - 0.5 * misfits(m, stack, by_row)[0])
+        theta.append(c + _scores(m, c) @ T)
+        TW = T @ m.W
+        V.append(T - (TW @ T + (TW @ T).transpose(0, 2, 1)) / 2)
+        J.append(np.eye(q.dim) - TW)
+    r = np.stack(logits, axis=1)
+    r = np.exp(r - r.max(axis=(1, 2), keepdims=True))
+    r /= r.sum(axis=(1, 2), keepdims=True)
+    dof = np.full(len(q), noise.dof) if noise.common else noise.nu / CAUTION + q.dof
+    return Posterior(download, r, np.stack(theta, 1), np.stack(V, 1), np.stack(J, 1), s2, dof)
+
+
+def _scores(m: Moments, c: Floats) -> Floats:
+    """z_ik = w_i - W_i c_k, as (n_users, K, dim)."""
+    return m.w[:, None] - (m.W @ c.T).transpose(0, 2, 1)
+
+
+def _own_noise(q: Quadratics, download: Download, stack: Centers) -> Floats:
+    """Every user's noise variance; its own is the fixed point of the server's step for it.
+
+    s2 = (nu s0 + rss) / (nu + n - p), with p the parameters that its rows are spent on.
+    """
+    noise, T, c = download.noise, download.spread.matrix, download.centers
+    if noise.common or not q.noisy:
+        return np.full(len(q), noise.s0)
+    bare = Centers.of(c, np.zeros_like(download.covariances))
+    s2 = (noise.nu * noise.s0 + q.pure) / (noise.nu + q.dof)
+    arrived = np.zeros(len(q), np.bool_)
+    for _ in range(FIXED_POINT):
+        m = moments(q, download.spread, s2)
+        r = responsibilities(misfits(m, stack, by_row), download.weights)[0][0]
+        z = _scores(m, c)
+        Q = misfits(m, bare, by_row)[0] - (m.base - m.e)[:, None]
+        rss = s2 * (r * (Q - ((z @ T) * z).sum(axis=2))).sum(axis=1)
+        C = by_row(r, download.covariances.reshape(len(c), -1)).reshape(m.W.shape)
+        spent = (m.W * (T + C)).sum(axis=(1, 2)) - ((m.W @ C @ m.W) * T).sum(axis=(1, 2))
+        free = np.maximum(noise.nu + q.rows - spent, noise.nu / 2)
+        new = np.maximum((noise.nu * noise.s0 + rss) / free, FLOOR)
+        new = np.where(arrived, s2, new)  # whoever has arrived does not wait for the others
+        arrived |= np.abs(new - s2) <= 1e-10 * s2
+        s2 = new
+        if arrived.all():
+            break
+    return s2

@@ -1,0 +1,288 @@
+"""Losses that are not quadratic: every user's log-likelihood as a Gaussian site.
+
+Under the prior N(0, P^-1) the Gaussian q = N(mu, V) nearest to the user's posterior has
+
+    V^-1 = P + A,   A = sum_r x x' E_q[h(z)],   b = A mu + sum_r x E_q[g(z)],   (P + A) mu = b,
+
+with g and -h the first two derivatives of a row's log-likelihood in its logit z = x'theta (for C
+classes C - 1 logits, and A in (C - 1) dim numbers). The site exp(k + b'theta - theta'A theta / 2)
+stands for the likelihood; k makes its evidence under the prior the variational bound, so that
+sites are comparable. A site exists for one row, for one class, and for more parameters than rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+from scipy.special import expit, gammaln, xlogy
+
+from odcl._typing import Floats, Ints
+from odcl.mixed.mixture import Quadratics, by_row
+from odcl.mixed.posterior import Download
+from odcl.mixed.terms import by_size
+
+INTERCEPT_SD = 3.0  # prior of the sites, for standardized columns: of an intercept, of a slope,
+SLOPE_SD = 1.0
+LOGIT_SD = 3.0  # and of all slopes together, so that many features do not make it wider
+NODES, MASSES = np.polynomial.hermite_e.hermegauss(20)
+MASSES = MASSES / MASSES.sum()
+STEPS = 200
+
+
+@dataclass(frozen=True, eq=False)
+class Expected:
+    """Expectations of rows' log-likelihoods over Gaussian logits N(m, S)."""
+
+    value: Floats  # (..., rows)
+    slope: Floats  # (..., rows, D)
+    curvature: Floats  # (..., rows, D, D)
+
+
+def expected(loss: str, y: Floats, m: Floats, S: Floats) -> Expected:
+    """E log p(y | z), its gradient and its curvature for z ~ N(m, S), m (..., rows, D).
+
+    logistic (y 0 or 1): 20-point Gauss-Hermite; poisson: closed form; multinomial (y 0..D, the
+    last class the reference): the cubature rule with 2 D points that is exact for cubics.
+    """
+    if loss == "poisson":
+        rate = np.exp(np.minimum(m[..., 0] + S[..., 0, 0] / 2, 50.0))
+        value = y * m[..., 0] - rate - gammaln(y + 1)
+        return Expected(value, (y - rate)[..., None], rate[..., None, None])
+    if loss == "logistic":
+        z = m + np.sqrt(S[..., 0]) * NODES
+        p = expit(z)
+        value = y * m[..., 0] - np.logaddexp(0.0, z) @ MASSES
+        bend = (p * (1 - p)) @ MASSES
+        return Expected(value, (y - p @ MASSES)[..., None], bend[..., None, None])
+    D = m.shape[-1]
+    root = np.linalg.cholesky(S + 1e-12 * np.eye(D)) * np.sqrt(D)
+    points = np.concatenate([root, -root], axis=-1) + m[..., None]  # (..., rows, D, 2 D)
+    top = np.maximum(points.max(axis=-2, keepdims=True), 0.0)
+    total = np.exp(points - top).sum(axis=-2, keepdims=True) + np.exp(-top)
+    p = np.exp(points - top) / total
+    hit = (y[..., None] == np.arange(D)).astype(np.float64)
+    value = (hit * m).sum(axis=-1) - (top + np.log(total))[..., 0, :].mean(axis=-1)
+    mean = p.mean(axis=-1)
+    bend = mean[..., None] * np.eye(D) - p @ np.swapaxes(p, -1, -2) / (2 * D)
+    return Expected(value, hit - mean, bend)
+
+
+def predicted(loss: str, m: Floats, S: Floats) -> Floats:
+    """E of the target over N(m, S): a rate, a probability, or the probabilities of all classes."""
+    if loss == "poisson":
+        return np.exp(m[..., 0] + S[..., 0, 0] / 2)
+    hits = np.zeros(m.shape[:-1])
+    if loss == "logistic":
+        return -expected(loss, hits, m, S).slope[..., 0]
+    first = -expected(loss, hits - 1.0, m, S).slope
+    rest = np.maximum(1 - first.sum(axis=-1, keepdims=True), 0.0)
+    return np.concatenate([first, rest], axis=-1)
+
+
+@dataclass(frozen=True, eq=False)
+class Gaussians:
+    """Variational posteriors of a batch of users, and the sites behind them."""
+
+    mu: Floats  # (n, D dim)
+    V: Floats  # (n, D dim, D dim)
+    A: Floats  # (n, D dim, D dim)
+    b: Floats  # (n, D dim), relative to the prior's mean
+    elbo: Floats  # (n,)
+
+
+def variational(
+    loss: str, X: Floats, y: Floats, weights: Floats, mean: Floats, P: Floats, D: int = 1
+) -> Gaussians:
+    """The Gaussian nearest to each user's posterior under N(mean, P^-1).
+
+    ``X`` is (n, rows, dim), ``y`` and ``weights`` (n, rows), ``mean`` (n, D dim), ``P``
+    (D dim, D dim). Steps are natural gradients in (A, b), halved for a user whose bound would
+    fall, unless the step brings it nearer to its aim: the cubature's bound is not flat there.
+    """
+    n, _, dim = X.shape
+    size = D * dim
+    log_P = np.linalg.slogdet(P)[1]
+
+    def look(who: Ints, A: Floats, b: Floats) -> tuple[Floats, ...]:
+        """mu, V, the (A, b) that the step aims at, and the bound, of some users."""
+        V: Floats = np.linalg.inv(P + A).astype(np.float64, copy=False)
+        mu = (V @ b[..., None])[..., 0]
+        theta = (mu + mean[who]).reshape(-1, D, dim)
+        logits = X[who] @ theta.transpose(0, 2, 1)
+        e = expected(loss, y[who], logits, _logit_covariance(X[who], V, D))
+        aim, g = _information(X[who], weights[who], e, D)
+        divergence = (P * V).sum(axis=(1, 2)) - size + (mu * by_row(mu, P)).sum(axis=1)
+        divergence = divergence - log_P - np.linalg.slogdet(V)[1]
+        bound: Floats = (weights[who] * e.value).sum(axis=1) - 0.5 * divergence
+        return mu, V, aim, (aim @ mu[..., None])[..., 0] + g, bound
+
+    A, b, step = np.zeros((n, size, size)), np.zeros((n, size)), np.ones(n)
+    live = np.arange(n)
+    state = look(live, A, b)
+    for _ in range(STEPS):
+        # A user who has arrived stays put, so that it does not matter who else is in the batch.
+        gap = np.abs(state[3][live] - b[live]).max(axis=1)
+        going = (gap > 1e-10 * (1 + np.abs(b[live]).max(axis=1))) & (step[live] > 1e-6)
+        live, gap = live[going], gap[going]
+        if not len(live):
+            break
+        share = step[live][:, None]
+        A_try = A[live] + share[..., None] * (state[2][live] - A[live])
+        b_try = b[live] + share * (state[3][live] - b[live])
+        seen = look(live, A_try, b_try)
+        fall, level = state[4][live] - seen[4], 1 + np.abs(state[4][live])
+        nearer = np.abs(seen[3] - b_try).max(axis=1) < 0.9 * gap
+        good = (fall <= 1e-12 * level) | (nearer & (fall <= 1e-6 * level))
+        A[live[good]], b[live[good]] = A_try[good], b_try[good]
+        for part, new in zip(state, seen, strict=True):
+            part[live[good]] = new[good]
+        step[live] = np.where(good, np.minimum(1.0, 1.5 * step[live]), step[live] / 2)
+    return Gaussians(state[0] + mean, state[1], A, b, state[4])
+
+
+def _logit_covariance(X: Floats, V: Floats, D: int) -> Floats:
+    """Covariance of each row's logits, (n, rows, D, D)."""
+    n, rows, dim = X.shape
+    S = np.empty((n, rows, D, D))
+    for a in range(D):
+        for c in range(D):
+            block = V[:, a * dim : (a + 1) * dim, c * dim : (c + 1) * dim]
+            S[..., a, c] = ((X @ block) * X).sum(axis=2)
+    return S
+
+
+def _information(X: Floats, weights: Floats, e: Expected, D: int) -> tuple[Floats, Floats]:
+    """sum_r w h x x' and sum_r w g x, in D dim numbers."""
+    n, _, dim = X.shape
+    A, g = np.empty((n, D * dim, D * dim)), np.empty((n, D * dim))
+    turned = X.transpose(0, 2, 1)
+    for a in range(D):
+        g[:, a * dim : (a + 1) * dim] = (turned @ (weights * e.slope[..., a])[..., None])[..., 0]
+        for c in range(D):
+            block = turned @ (X * (weights * e.curvature[..., a, c])[..., None])
+            A[:, a * dim : (a + 1) * dim, c * dim : (c + 1) * dim] = block
+    return (A + A.transpose(0, 2, 1)) / 2, g  # it is sent as a triangle
+
+
+def prior_precision(dim: int, D: int = 1, *, intercept: bool = True) -> Floats:
+    """P of the sites: the intercept (first, if any) may be wide, slopes are of order one."""
+    sd = np.full(dim, min(SLOPE_SD, LOGIT_SD / np.sqrt(dim)))
+    if intercept:
+        sd[0] = INTERCEPT_SD
+    return np.diag(np.tile(1 / sd**2, D))
+
+
+def sites(
+    loss: str,
+    Z: Floats,
+    y: Floats,
+    users: Ints,
+    n_users: int,
+    weights: Floats | None = None,
+    *,
+    n_classes: int = 2,
+    intercept: bool = True,
+) -> Quadratics:
+    """Every user's site, from design rows ``Z`` on columns standardized by agreed scales.
+
+    ``ceiling`` is the log-likelihood of a model that fits every row exactly: no group may claim
+    more. Users who answered one way only would otherwise peak where P puts them, above it.
+    """
+    D = n_classes - 1 if loss == "multinomial" else 1
+    dim = Z.shape[1]
+    P = prior_precision(dim, D, intercept=intercept)
+    w = np.ones(len(y)) if weights is None else weights
+    A, b = np.zeros((n_users, D * dim, D * dim)), np.zeros((n_users, D * dim))
+    uu, ceiling = np.zeros(n_users), np.zeros(n_users)
+    for who, index in by_size(users, n_users):
+        site = variational(loss, Z[index], y[index], w[index], np.zeros((len(who), D * dim)), P, D)
+        A[who], b[who] = site.A, site.b
+        inside = np.linalg.slogdet(P + site.A)[1] - np.linalg.slogdet(P)[1]
+        uu[who] = -2 * site.elbo + (site.b * site.mu).sum(axis=1) - inside
+        if loss == "poisson":
+            best = xlogy(y[index], y[index]) - y[index] - gammaln(y[index] + 1)
+            ceiling[who] = (w[index] * best).sum(axis=1)
+    rows = np.bincount(users, weights=w, minlength=n_users).astype(np.float64)
+    nothing = np.zeros(n_users)
+    return Quadratics(A, b, uu, rows, nothing, nothing, False, ceiling, np.diag(P))
+
+
+@dataclass(frozen=True, eq=False)
+class SitePosterior:
+    """The users' last step for losses that are not quadratic: own rows under each N(c_k, T)."""
+
+    loss: str
+    n_logits: int
+    shares: Floats  # (n_users, J, K), probabilities of scale and group
+    mu: Floats  # (n_users, J, K, D dim)
+    V: Floats  # (n_users, J, K, D dim, D dim)
+
+    @property
+    def responsibilities(self) -> Floats:
+        """The probability of each group, (n_users, K)."""
+        return self.shares.sum(axis=1)
+
+    def mean(self) -> Floats:
+        """The posterior mean of every user's model, (n_users, D dim)."""
+        return (self.shares[..., None] * self.mu).sum(axis=(1, 2))
+
+    def covariance(self) -> Floats:
+        """Its covariance, over groups and models, (n_users, D dim, D dim)."""
+        away = self.mu - self.mean()[:, None, None]
+        inside = (self.shares[..., None, None] * self.V).sum(axis=(1, 2))
+        return inside + np.einsum("njk,njka,njkb->nab", self.shares, away, away, optimize=True)
+
+    def predict(self, Z: Floats, users: Ints) -> Floats:
+        """E of the target over groups and models, for design rows Z of the batch's ``users``."""
+        D, dim = self.n_logits, Z.shape[1]
+        total: Floats = np.zeros(())
+        for j, k in np.ndindex(*self.shares.shape[1:]):
+            m = (self.mu[users, j, k].reshape(-1, D, dim) @ Z[..., None])[..., 0]
+            S = _logit_covariance(Z[:, None], self.V[users, j, k], D)[:, 0]
+            part = predicted(self.loss, m, S)
+            r = self.shares[users, j, k]
+            total = total + r.reshape(-1, *[1] * (part.ndim - 1)) * part
+        return total
+
+
+def site_posterior(
+    loss: str,
+    Z: Floats,
+    y: Floats,
+    users: Ints,
+    n_users: int,
+    download: Download,
+    weights: Floats | None = None,
+    *,
+    n_classes: int = 2,
+) -> SitePosterior:
+    """Each user's own variational posterior under every N(c_k, T), weighed by its evidence.
+
+    Coordinates that do not vary get a variance of 1e-8 instead of zero. V includes what the
+    center is not known to, J C_k J'.
+    """
+    D = n_classes - 1 if loss == "multinomial" else 1
+    centers, scales = download.centers, download.scales
+    K, size = centers.shape
+    w = np.ones(len(y)) if weights is None else weights
+    spreads = [scale * download.spread.matrix + 1e-8 * np.eye(size) for scale in scales]
+    mu = np.tile(centers, (n_users, len(scales), 1, 1))
+    V = np.tile(np.stack(spreads)[:, None] + download.covariances, (n_users, 1, 1, 1, 1))
+    with np.errstate(divide="ignore"):
+        prior = np.log(np.outer(download.shares, download.weights))
+    logits = np.tile(prior, (n_users, 1, 1))
+    stacks = by_size(users, n_users)
+    for (j, k), (who, index) in product(np.ndindex(len(scales), K), stacks):
+        if np.isneginf(prior[j, k]):
+            continue
+        P = np.linalg.inv(spreads[j])
+        mean = np.tile(centers[k], (len(who), 1))
+        own = variational(loss, Z[index], y[index], w[index], mean, (P + P.T) / 2, D)
+        through = np.linalg.inv(np.eye(size) + spreads[j] @ own.A)  # J = I - T W
+        unsure = through @ download.covariances[k] @ through.transpose(0, 2, 1)
+        mu[who, j, k], V[who, j, k] = own.mu, own.V + unsure
+        logits[who, j, k] += own.elbo
+    r = np.exp(logits - logits.max(axis=(1, 2), keepdims=True))
+    return SitePosterior(loss, D, r / r.sum(axis=(1, 2), keepdims=True), mu, V)

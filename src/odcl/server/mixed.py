@@ -1,0 +1,238 @@
+"""The server's step for mixed groups: the users' data terms -> groups, and differences inside."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy.special import chdtrc, fdtrc
+
+from odcl._typing import Floats, Ints
+from odcl.data.federation import Federation
+from odcl.exchange.download import Downloads
+from odcl.exchange.upload import Uploads
+from odcl.local.fit import fit_users
+from odcl.local.receive import Received, receive
+from odcl.method import Method
+from odcl.mixed.em import Fit
+from odcl.mixed.house import model_map, plain_coordinates
+from odcl.mixed.mixture import Centers, Quadratics, Spread, by_row, misfits, moments
+from odcl.mixed.noise import CAUTION, Noise
+from odcl.mixed.posterior import Download as Mixture
+from odcl.mixed.posterior import download_of, posterior
+from odcl.mixed.search import search
+from odcl.mixed.sites import prior_precision
+from odcl.mixed.terms import Coordinates, DataTerms, coordinates, merge, quadratics
+from odcl.risk.loss import symmetric
+from odcl.risk.risk import Risk
+from odcl.server.assign import STRANGE, Assignment
+
+if TYPE_CHECKING:
+    from odcl.server.step import ServerStep
+
+# Variances, in canonical coordinates, that the model of a user who fits no group may have.
+WIDER = 10.0 ** np.arange(7)
+
+
+def mixed_step(uploads: Uploads, method: Method) -> ServerStep:
+    """Find groups and differences by evidence; every user takes part with what its rows say."""
+    from odcl.server.step import ServerStep
+
+    assert uploads.risk is not None
+    q, at = user_quadratics(uploads)
+    most = int(dict(method.clusterer.params).get("max_groups", 50))
+    fit = search(q, [str(user) for user in uploads.users.tolist()], max_groups=most)
+    fit, labels = _numbered(fit)
+    mixture = download_of(fit, at)
+    offset, change = model_map(mixture, uploads.risk)
+    centers = offset + mixture.centers @ change.T
+    T = change @ mixture.inside @ change.T
+    sure = fit.responsibilities[np.arange(len(labels)), labels]
+    return ServerStep(
+        uploads.users,
+        labels,
+        centers,
+        centers[labels],
+        "mixed groups",
+        _reason(fit),
+        "posterior mean of the groups' models",
+        sure,
+        float(np.diag(T).mean()),
+        None,
+        None,
+        "evidence",
+        mixture,
+    )
+
+
+def user_quadratics(
+    uploads: Uploads, at: Coordinates | None = None
+) -> tuple[Quadratics, Coordinates]:
+    """The users' data terms as quadratics, in coordinates given or read off the summed terms."""
+    risk = uploads.risk
+    assert risk is not None
+    if uploads.factor is not None and uploads.means is not None:
+        terms = DataTerms(uploads.n_samples, uploads.means, uploads.factor)
+        at = coordinates(terms, intercept=risk.intercept) if at is None else at
+        return quadratics(terms, at), at
+    if uploads.site_curvature is None or uploads.site_slope is None:
+        raise ValueError(
+            "Mixed groups need the users' data terms, and these uploads hold none: fit the users "
+            "with the same method, or use clusterer='auto' for bare models."
+        )
+    D, dim = risk.n_outputs, uploads.dim
+    nothing = np.zeros(len(uploads))
+    anchor = np.diag(prior_precision(dim // D, D, intercept=risk.intercept))
+    assert uploads.site_constant is not None
+    q = Quadratics(
+        uploads.site_curvature,
+        uploads.site_slope,
+        uploads.site_constant,
+        uploads.n_samples,
+        nothing,
+        nothing,
+        False,
+        uploads.site_ceiling,
+        anchor,
+    )
+    at = plain_coordinates(dim // D - risk.intercept, risk.intercept, dim) if at is None else at
+    return q, at
+
+
+def _numbered(fit: Fit) -> tuple[Fit, Ints]:
+    """Groups numbered by their first user; a group that is nobody's likeliest comes last."""
+    likeliest = fit.responsibilities.argmax(axis=1)
+    first = {int(k): i for i, k in reversed(list(enumerate(likeliest.tolist())))}
+    order = sorted(range(fit.n_groups), key=lambda k: (first.get(k, len(likeliest)), k))
+    labels = np.argsort(order)[likeliest]
+    return replace(
+        fit,
+        weights=fit.weights[order],
+        centers=fit.centers[order],
+        covariances=fit.covariances[order],
+        responsibilities=fit.responsibilities[:, order],
+    ), labels.astype(np.intp)
+
+
+def _reason(fit: Fit) -> str:
+    """How many groups, and how users of a group differ, in a sentence."""
+    k = fit.n_groups
+    found = f"{k} groups found from what the users' rows say" if k > 1 else "No groups"
+    inside = "users of a group" if k > 1 else "users"
+    if not fit.spread.matrix.any():
+        return f"{found}: {inside} differ only by noise."
+    n, dim = int((np.diag(fit.spread.matrix) > 0).sum()), len(fit.spread.open)
+    where = "every coefficient" if n == dim else f"{n} of {dim} coefficients"
+    return f"{found}: {inside} differ gradually, in {where}."
+
+
+# -- users who come later ----------------------------------------------------------------------
+
+
+def assign_mixed(X: Floats, y: Floats, risk: Risk, mixture: Mixture, method: Method) -> Assignment:
+    """A new user's posterior over groups, and its model, from its first row on."""
+    one = Federation(X, y, np.array([0, len(y)]), np.zeros(1, dtype=int))
+    upload = fit_users(one, risk, method.sends, terms=True).uploads
+    found, around = _place(upload, mixture)
+    nowhere = np.zeros((1, upload.dim)), np.zeros(1, int), np.ones(1, int)
+    downloads = Downloads(upload.users, *nowhere, mixture=around)
+    received = receive(one, risk, upload, downloads)
+    return replace(found, theta=received.models[0], received=received)
+
+
+def with_more_terms(old: Uploads, more: Uploads) -> Uploads:
+    """One user's data term after other rows came on top: exact for squared loss."""
+    n = old.n_samples + more.n_samples
+    if old.factor is not None and old.means is not None:
+        assert more.means is not None
+        assert more.factor is not None
+        both = merge(
+            DataTerms(
+                np.concatenate([old.n_samples, more.n_samples]),
+                np.concatenate([old.means, more.means]),
+                np.concatenate([old.factor, more.factor]),
+            )
+        )
+        return replace(old, n_samples=n, means=both.mean, factor=both.factor)
+    names = ("site_curvature", "site_slope", "site_constant", "site_ceiling")
+    return replace(
+        old, n_samples=n, **{name: getattr(old, name) + getattr(more, name) for name in names}
+    )
+
+
+def place_mixed(upload: Uploads, mixture: Mixture) -> Assignment:
+    """A user's place and model from its data term alone."""
+    assert upload.risk is not None
+    found, around = _place(upload, mixture)
+    q, at = user_quadratics(upload, mixture.coordinates)
+    last = posterior(q, around)
+    offset, change = model_map(mixture, upload.risk)
+    received = Received(
+        offset + by_row(last.mean(), change.T),
+        np.full(1, np.nan),
+        "",
+        symmetric(change @ last.covariance() @ change.T),
+        *((last.s2 * at.target_scale**2, last.dof) if q.noisy else ()),
+    )
+    return replace(found, theta=received.models[0], received=received)
+
+
+def _place(upload: Uploads, mixture: Mixture) -> tuple[Assignment, Mixture]:
+    """Where one user belongs, still without a model, and the mixture that its last step takes."""
+    q, _ = user_quadratics(upload, mixture.coordinates)
+    p = posterior(q, mixture).responsibilities[0]
+    label = int(p.argmax())
+    distance, strange = _distance(q, mixture, label)
+    found = Assignment(
+        *(-1 if strange else label, float(p[label]), p, distance, strange),
+        theta=np.zeros(0),
+        upload=upload,
+    )
+    return found, _wider(q, mixture, label) if strange else mixture
+
+
+def _pure_noise(q: Quadratics, noise: Noise) -> tuple[Floats, float]:
+    """A user's noise from its own pure error, whatever its group, and the degrees of freedom."""
+    if noise.common or not q.noisy:
+        return np.full(1, noise.s0), noise.dof
+    return (noise.nu * noise.s0 + q.pure) / (noise.nu + q.dof), noise.nu / CAUTION + float(q.dof[0])
+
+
+def _distance(q: Quadratics, mixture: Mixture, label: int) -> tuple[float, bool]:
+    """Distance to a group in noise units, and whether a member would hardly ever be so far.
+
+    The score of a member, z = w - W c, is noise of covariance W + W C W, C the center's own: its
+    size in that metric is chi-squared, over the scales that members have.
+    """
+    s2, dof = _pure_noise(q, mixture.noise)
+    tail, distance = 0.0, np.inf
+    for scale, share in zip(mixture.scales, mixture.shares, strict=True):
+        spread = replace(mixture.spread, matrix=scale * mixture.spread.matrix)
+        m = moments(q, spread, s2)
+        W, z = m.W[0], m.w[0] - m.W[0] @ mixture.centers[label]
+        values, vectors = np.linalg.eigh(W + W @ mixture.covariances[label] @ W)
+        seen = values > 1e-10 * max(float(values[-1]), 1e-300)
+        square, rank = float(((vectors.T @ z)[seen] ** 2 / values[seen]).sum()), int(seen.sum())
+        if rank == 0:
+            return np.nan, False
+        beyond = chdtrc(rank, square) if np.isinf(dof) else fdtrc(rank, dof, square / rank)
+        tail += share * float(beyond)
+        distance = min(distance, float(np.sqrt(square / rank)))
+    return distance, tail < STRANGE
+
+
+def _wider(q: Quadratics, mixture: Mixture, label: int) -> Mixture:
+    """For a user that fits no group: one center, the nearest, and the spread that it asks for."""
+    s2, dim = _pure_noise(q, mixture.noise)[0], q.dim
+    spreads = [
+        Spread("full", mixture.spread.matrix + wide * np.eye(dim), np.ones(dim, np.bool_))
+        for wide in WIDER
+    ]
+    c, C = mixture.centers[[label]], mixture.covariances[[label]]
+    costs = [misfits(moments(q, spread, s2), Centers.of(c, C)).sum() for spread in spreads]
+    one = np.ones(1)
+    spread = spreads[int(np.argmin(costs))]
+    return replace(
+        mixture, weights=one, centers=c, covariances=C, spread=spread, scales=one, shares=one
+    )

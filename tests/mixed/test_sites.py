@@ -1,0 +1,234 @@
+"""Sites of losses that are not quadratic: variational conditions, evidence, one-class users."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from scipy.integrate import quad
+from scipy.special import expit, gammaln
+from scipy.stats import norm
+
+from odcl.mixed.em import fit_mixture
+from odcl.mixed.mixture import Spread, moments
+from odcl.mixed.noise import Noise
+from odcl.mixed.posterior import download_of
+from odcl.mixed.search import search
+from odcl.mixed.sites import (
+    expected,
+    predicted,
+    prior_precision,
+    site_posterior,
+    sites,
+    variational,
+)
+from odcl.mixed.terms import coordinates, data_terms
+
+
+def log_likelihood(loss, y, z):
+    if loss == "logistic":
+        return y * z - np.logaddexp(0, z)
+    return y * z - np.exp(z) - gammaln(y + 1)
+
+
+@pytest.mark.parametrize("loss", ["logistic", "poisson"])
+@pytest.mark.parametrize("y", [0.0, 1.0])
+def test_expectations_equal_integrals(loss, y):
+    m, v = 0.7, 1.3
+    got = expected(loss, np.array([y]), np.array([[m]]), np.array([[[v]]]))
+
+    def mean(f):
+        return quad(lambda z: f(z) * norm.pdf(z, m, np.sqrt(v)), -12, 12)[0]
+
+    rate = expit if loss == "logistic" else np.exp
+    bend = (lambda z: expit(z) * expit(-z)) if loss == "logistic" else np.exp
+    assert_allclose(got.value[0], mean(lambda z: log_likelihood(loss, y, z)), atol=1e-6)
+    assert_allclose(got.slope[0, 0], mean(lambda z: y - rate(z)), atol=1e-6)
+    assert_allclose(got.curvature[0, 0, 0], mean(bend), atol=1e-6)
+    assert_allclose(predicted(loss, np.array([[m]]), np.array([[[v]]]))[0], mean(rate), atol=1e-6)
+
+
+def test_two_classes_are_logistic_up_to_the_cubature_rule():
+    """Two points instead of twenty: exact for cubics, so close for moderate variances."""
+    y, m, S = np.array([0.0, 1.0]), np.array([[0.4], [-1.0]]), np.full((2, 1, 1), 0.3)
+    many, two = expected("multinomial", y, m, S), expected("logistic", 1 - y, m, S)
+    assert_allclose(many.value, two.value, atol=5e-3)
+    assert_allclose(many.slope, two.slope, atol=5e-3)
+    assert_allclose(many.curvature, two.curvature, atol=5e-3)
+    p = predicted("multinomial", np.zeros((1, 3)), np.eye(3)[None])
+    assert_allclose(p.sum(axis=1), 1)
+
+
+def rows(loss, *, n_users=6, n=5, dim=3, seed=0):
+    rng = np.random.default_rng(seed)
+    users = np.repeat(np.arange(n_users), n)
+    Z = np.column_stack([np.ones(n_users * n), rng.standard_normal((n_users * n, dim - 1))])
+    z = Z @ rng.standard_normal(dim)
+    if loss == "logistic":
+        y = (rng.random(len(z)) < expit(z)).astype(float)
+    elif loss == "poisson":
+        y = rng.poisson(np.exp(z)).astype(float)
+    else:
+        y = rng.integers(0, 3, len(z)).astype(float)
+    return Z, y, users
+
+
+@pytest.mark.parametrize("loss", ["logistic", "poisson", "multinomial"])
+def test_a_site_meets_its_conditions(loss):
+    """(P + A) mu = b and sum x E g = P mu: the bound is stationary in mean and covariance."""
+    Z, y, _ = rows(loss)
+    D = 2 if loss == "multinomial" else 1
+    X, target = Z.reshape(6, 5, 3), y.reshape(6, 5)
+    P = prior_precision(3, D)
+    got = variational(loss, X, target, np.ones((6, 5)), np.zeros((6, 3 * D)), P, D)
+    assert_allclose(got.V, np.linalg.inv(P + got.A), atol=1e-8)
+    assert_allclose((P + got.A) @ got.mu[..., None], got.b[..., None], atol=1e-7)
+    for _ in range(5):
+        rng = np.random.default_rng(_)
+        near = got.mu + 0.05 * rng.standard_normal(got.mu.shape)
+        assert (_bound(loss, X, target, near, got.V, P, D) <= got.elbo + 1e-6).all()
+    assert_allclose(_bound(loss, X, target, got.mu, got.V, P, D), got.elbo, atol=1e-8)
+
+
+def _bound(loss, X, y, mu, V, P, D):
+    m = X @ mu.reshape(len(X), D, 3).transpose(0, 2, 1)
+    S = np.einsum("nri,naibj,nrj->nrab", X, V.reshape(-1, D, 3, D, 3), X)
+    value = expected(loss, y, m, S).value.sum(axis=1)
+    trace = np.trace(P @ V, axis1=1, axis2=2)
+    size = (mu * (mu @ P)).sum(axis=1)
+    logs = np.linalg.slogdet(P)[1] + np.linalg.slogdet(V)[1]
+    return value - 0.5 * (trace + size - 3 * D - logs)
+
+
+@pytest.mark.parametrize("loss", ["logistic", "poisson"])
+def test_a_sites_evidence_under_its_prior_is_the_variational_bound(loss):
+    """The marginal likelihood that the server works out at T = P^-1, c = 0 is the user's bound."""
+    Z, y, users = rows(loss)
+    q = sites(loss, Z, y, users, 6)
+    P = prior_precision(3)
+    T = Spread("full", np.linalg.inv(P), np.ones(3, bool))
+    got = -0.5 * moments(q, T, np.ones(6)).base
+    shaped = (Z.reshape(6, 5, 3), y.reshape(6, 5), np.ones((6, 5)))
+    assert_allclose(got, variational(loss, *shaped, np.zeros((6, 3)), P).elbo, atol=1e-8)
+
+
+def test_the_bound_is_near_the_evidence_and_below_it():
+    """One parameter, so that the evidence is an integral; users of one class among them."""
+    y = np.array([[1.0, 0, 1, 1], [0, 0, 0, 0], [1, 1, 1, 1]])
+    got = variational(
+        "logistic", np.ones((3, 4, 1)), y, np.ones((3, 4)), np.zeros((3, 1)), np.eye(1) / 9
+    )
+    for i in range(3):
+        exact = np.log(
+            quad(
+                lambda t, i=i: (
+                    np.exp(log_likelihood("logistic", y[i], t).sum()) * norm.pdf(t, 0, 3)
+                ),
+                -40,
+                40,
+            )[0]
+        )
+        assert exact - 0.1 < got.elbo[i] <= exact + 1e-9
+
+
+def test_a_weight_of_two_is_a_row_twice():
+    Z, y, users = rows("logistic")
+    weights = np.where(np.arange(len(y)) % 5 == 0, 2.0, 1.0)
+    twice = np.repeat(np.arange(len(y)), weights.astype(int))
+    a = sites("logistic", Z, y, users, 6, weights)
+    b = sites("logistic", Z[twice], y[twice], users[twice], 6)
+    assert_allclose(a.A, b.A, atol=1e-7)
+    assert_allclose(a.uu, b.uu, atol=1e-7)
+
+
+def test_a_users_site_is_the_same_bit_for_bit_alone_and_in_a_batch():
+    Z, y, users = rows("logistic")
+    q = sites("logistic", Z, y, users, 6)
+    alone = sites("logistic", Z[:5], y[:5], users[:5], 1)
+    assert_array_equal(alone.b[0], q.b[0])
+    assert_array_equal(alone.A[0], q.A[0])
+
+
+def test_groups_may_not_claim_more_than_certainty():
+    """Sites of users who never answered yes peak above likelihood one: that is taken back."""
+    users = np.repeat(np.arange(30), 6)
+    q = sites("logistic", np.ones((180, 1)), np.zeros(180), users, 30)
+    peak = (q.b / q.A[:, 0])[:1]
+    assert (0.5 * q.b[0] ** 2 / q.A[0, 0] - 0.5 * q.uu[0] > q.ceiling[0]).all()
+    noise = Noise(np.inf, 1.0, np.inf)
+    fit = fit_mixture(q, np.ones((30, 1)), Spread.zero(1), noise, np.ones(30), max_sweeps=2)
+    assert fit.excess > 0
+    assert abs(fit.centers[0, 0]) < abs(peak[0, 0])  # the anchor holds it back
+
+
+def logistic_groups(seed, *, n=20, dim=8, K=3, n_users=100, tau=0.0):
+    rng = np.random.default_rng(seed)
+    groups = np.arange(n_users) % K
+    theta = 1.5 * rng.standard_normal((K, dim))[groups] + tau * rng.standard_normal((n_users, dim))
+    users = np.repeat(np.arange(n_users), n)
+    X = rng.standard_normal((len(users), dim - 1))
+    p = expit((np.column_stack([np.ones(len(X)), X]) * theta[users]).sum(axis=1))
+    return X, (rng.random(len(p)) < p).astype(float), users, groups, p
+
+
+def test_groups_of_choosers_are_found_from_twenty_rows():
+    X, y, users, groups, _ = logistic_groups(0)
+    Z = coordinates(data_terms(X, y, users, 100)).design(X)
+    fit = search(sites("logistic", Z, y, users, 100))
+    assert fit.n_groups == 3
+    placed = fit.responsibilities.argmax(axis=1)
+    assert np.mean([len(set(placed[groups == k])) == 1 for k in range(3)]) == 1
+
+
+@pytest.mark.parametrize("K", [1, 3])
+def test_the_last_step_beats_one_model_for_all_and_one_each(K):
+    X, y, users, _, p = logistic_groups(1, K=K, tau=0.5, n=24)
+    old = np.tile(np.arange(24) < 12, 100)
+    at = coordinates(data_terms(X[old], y[old], users[old], 100))
+    Z = at.design(X)
+    q = sites("logistic", Z[old], y[old], users[old], 100)
+    got = site_posterior("logistic", Z[old], y[old], users[old], 100, download_of(search(q), at))
+
+    def divergence(guess):
+        return np.mean(
+            p[~old] * np.log(p[~old] / guess) + (1 - p[~old]) * np.log((1 - p[~old]) / (1 - guess))
+        )
+
+    own = variational(
+        "logistic", Z[old].reshape(100, 12, 8), y[old].reshape(100, 12), np.ones((100, 12)),
+        np.zeros((100, 8)), prior_precision(8),
+    )  # fmt: skip
+    alone = expit((Z[~old] * own.mu[users[~old]]).sum(axis=1))
+    ours = divergence(got.predict(Z[~old], users[~old]))
+    from sklearn.linear_model import LogisticRegression
+
+    pooled = LogisticRegression(C=10).fit(Z[old], y[old]).predict_proba(Z[~old])[:, 1]
+    assert ours < divergence(pooled)
+    assert ours < divergence(alone)
+
+
+def test_three_classes_are_fitted_and_predicted():
+    rng = np.random.default_rng(0)
+    users = np.repeat(np.arange(40), 15)
+    X = rng.standard_normal((600, 2))
+    z = np.column_stack([2 * X[:, 0], 2 * X[:, 1], np.zeros(600)])
+    y = (z + rng.gumbel(size=z.shape)).argmax(axis=1).astype(float)
+    at = coordinates(data_terms(X, y, users, 40))
+    Z = at.design(X)
+    q = sites("multinomial", Z, y, users, 40, n_classes=3)
+    fit = search(q)
+    got = site_posterior("multinomial", Z, y, users, 40, download_of(fit, at), n_classes=3)
+    p = got.predict(Z, users)
+    assert_allclose(p.sum(axis=1), 1, atol=1e-12)
+    truth = np.exp(z) / np.exp(z).sum(axis=1, keepdims=True)
+    assert fit.n_groups == 1
+    assert np.abs(p - truth).mean() < 0.03
+
+
+def test_a_user_without_rows_gets_the_mixture():
+    Z, y, users = rows("logistic")
+    q = sites("logistic", Z, y, users, 7)
+    assert_allclose(q.A[6], 0)
+    at = coordinates(data_terms(Z[:, 1:], y, users, 7))
+    got = site_posterior("logistic", Z, y, users, 7, download_of(search(q), at))
+    assert np.isfinite(got.predict(Z[:2], np.array([6, 6]))).all()

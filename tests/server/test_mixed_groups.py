@@ -1,0 +1,202 @@
+"""Mixed groups in one round: a pure last step, statsmodels' answers, groups from few rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+import odcl
+from odcl import Method, Risk, linear_federation
+from odcl.clustering.mixed import MixedGroups
+from odcl.data.federation import Federation
+from odcl.exchange.upload import TERM_FIELDS, Uploads
+from odcl.local.fit import fit_users
+from odcl.local.receive import receive
+from odcl.risk.losses import Logistic, Multinomial, Poisson, Squared
+from odcl.server.step import server_step
+from tests.helpers import logistic_labels, offsets_of, poisson_counts, refusal, squared_error
+
+MIXED = Method(clusterer="mixed")
+LOSSES = [Squared(), Logistic(), Poisson(), Multinomial(3)]
+
+
+def people_of(loss, *, m=20, dim=4, differ=0.4, unequal=False, seed=0, centers=None):
+    """Users with 1 to 20 rows in two groups, targets of the kind of the loss."""
+    rng = np.random.default_rng(seed)
+    n = rng.integers(1, 21, m)
+    users = np.repeat(np.arange(m), n)
+    X = rng.standard_normal((len(users), dim))
+    outputs = 3 if loss.name == "multinomial" else 1
+    if centers is None:  # features' coefficients, the intercept last
+        centers = 1.5 * rng.standard_normal((2, dim + 1, outputs))
+    theta = centers[np.arange(m) % len(centers)]
+    theta = theta + differ * rng.standard_normal(theta.shape)
+    z = (np.column_stack([X, np.ones(len(X))])[..., None] * theta[users]).sum(axis=1)
+    y = {
+        "squared": lambda: z[:, 0] + noise * rng.standard_normal(len(z)),
+        "logistic": lambda: logistic_labels(z[:, 0], rng),
+        "poisson": lambda: poisson_counts(z[:, 0], rng).astype(float),
+        "multinomial": lambda: (z + rng.gumbel(size=z.shape)).argmax(axis=1).astype(float),
+    }
+    noise = np.exp(rng.standard_normal(m))[users] if unequal else 1.0
+    return Federation(X, y[loss.name](), offsets_of(n), np.arange(m))
+
+
+def least_squares(X, y):
+    """Coefficients, intercept last."""
+    D = np.column_stack([X, np.ones(len(X))])
+    return np.linalg.lstsq(D, y, rcond=None)[0]
+
+
+# -- one round, nothing but the upload and the download ------------------------------------------
+
+
+@pytest.mark.parametrize("unequal", [False, True])
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
+def test_a_user_alone_takes_the_step_that_it_takes_among_others(loss, unequal):
+    """Bit for bit: its term, model, covariance and noise, from its own rows and its download."""
+    federation, risk = people_of(loss, unequal=unequal), Risk(loss, 0.01, True)
+    result = odcl.fit(federation, risk, MIXED)
+    for i in range(0, federation.n_users, 3):
+        alone = federation.take(np.array([i]))
+        upload = fit_users(alone, risk, MIXED.sends, terms=True).uploads
+        for name in TERM_FIELDS:
+            values = getattr(upload, name)
+            if values is not None:
+                assert_array_equal(values[0], getattr(result.uploads, name)[i])
+        mine = receive(alone, risk, result.uploads[i], result.step.downloads[i])
+        for name in ("models", "covariance", "noise", "dof"):
+            if getattr(mine, name) is not None:
+                assert_array_equal(getattr(mine, name)[0], getattr(result.received, name)[i])
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
+def test_the_server_does_not_care_who_comes_first(loss):
+    risk = Risk(loss, 0.01, True)
+    uploads = fit_users(people_of(loss), risk, MIXED.sends, terms=True).uploads
+    step = server_step(uploads, MIXED)
+    order = np.random.default_rng(1).permutation(len(uploads))
+    other = server_step(uploads.take(order), MIXED)
+    assert_array_equal(other.models, step.models[order])
+    assert_array_equal(other.labels, step.labels[order])
+    assert_array_equal(other.mixture.centers, step.mixture.centers)
+    assert_array_equal(other.mixture.spread.matrix, step.mixture.spread.matrix)
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
+def test_a_message_is_as_long_as_its_declaration_says(loss):
+    """8 bytes per number; matrices go as triangles, the mixture to everybody."""
+    federation, risk = people_of(loss), Risk(loss, 0.01, True)
+    result = odcl.fit(federation, risk, MIXED)
+    arrays = result.uploads.to_arrays()
+    sent = {"theta", "n_samples", "means", "factor"}
+    if loss.name != "squared":
+        sent = {"theta", "n_samples", *(name for name in TERM_FIELDS if name.startswith("site"))}
+    assert arrays.keys() == sent <= set(MIXED.needs)
+    assert result.bytes_up == 8 * sum(a.size for a in arrays.values())
+    mixture = result.step.mixture
+    dim = mixture.centers.shape[1]
+    at = mixture.coordinates
+    triangles = [mixture.spread.matrix, *mixture.covariances]
+    for matrix in triangles:
+        assert_array_equal(matrix, matrix.T)
+    vectors = (mixture.weights, mixture.centers, mixture.scales, mixture.shares)
+    vectors += (at.kept, at.shift, at.scale, at.reference)
+    numbers = sum(v.size for v in vectors) + len(triangles) * dim * (dim + 1) // 2
+    numbers += 3 + 2  # the noise, and the target's shift and scale
+    assert mixture.n_numbers == numbers
+    own = result.uploads.dim + 4  # its group's model, number, size, probability, and tau^2
+    assert result.bytes_down == 8 * federation.n_users * (numbers + own)
+
+
+def test_the_papers_users_send_no_terms():
+    federation = people_of(Squared())
+    for method in (Method.paper(2), Method()):
+        uploads = odcl.fit(federation, Risk(intercept=True), method).uploads
+        assert not uploads.has_terms
+        assert not set(TERM_FIELDS) & (set(method.needs) | uploads.present.keys())
+
+
+def test_bare_models_have_no_terms_to_look_at():
+    theta = np.random.default_rng(0).standard_normal((12, 3))
+    step = server_step(Uploads.of(theta), MIXED)
+    assert_array_equal(step.labels, server_step(Uploads.of(theta), Method()).labels)
+    assert step.mixture is None
+    assert "NoiseMixture" in refusal(MixedGroups().fit, theta)
+
+
+# -- independent truth ---------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore")  # of the optimizer's first tries
+def test_one_group_is_the_linear_mixed_model():
+    """Correlated slopes inside the cone: the models are statsmodels' BLUPs, its noise theirs."""
+    sm = pytest.importorskip("statsmodels.api")
+    rng = np.random.default_rng(3)
+    m, n = 60, 12
+    users = np.repeat(np.arange(m), n)
+    L = np.array([[1.0, 0, 0], [0.8, 0.5, 0], [-0.5, 0.6, 0.7]])
+    theta = [1.0, -2.0, 5.0] + rng.standard_normal((m, 3)) @ L.T
+    X = rng.standard_normal((m * n, 2))
+    D = np.column_stack([X, np.ones(m * n)])
+    y = (D * theta[users]).sum(axis=1) + rng.standard_normal(m * n)
+    result = odcl.fit(
+        Federation(X, y, np.arange(m + 1) * n, np.arange(m)), Risk(intercept=True), MIXED
+    )
+    assert result.step.mixture.spread.shape == "full"
+    fitted = sm.MixedLM(y, D, users, exog_re=D).fit(reml=True, gtol=1e-10)
+    effects = np.stack([np.asarray(fitted.random_effects[i]) for i in range(m)])
+    assert_allclose(result.models, fitted.fe_params + effects, rtol=1e-4, atol=1e-4)
+    assert_allclose(result.received.noise, fitted.scale, rtol=1e-4)
+
+
+def test_users_who_do_not_differ_share_the_pooled_least_squares():
+    federation = people_of(Squared(), centers=np.ones((1, 5, 1)), differ=0.0)
+    result = odcl.fit(federation, Risk(intercept=True), MIXED)
+    assert "differ only by noise" in result.step.reason
+    pooled = least_squares(federation.X, federation.y)
+    assert_allclose(result.models, np.tile(pooled, (federation.n_users, 1)), rtol=1e-10, atol=1e-10)
+
+
+def test_far_groups_that_do_not_differ_inside_have_their_pooled_least_squares():
+    """Up to the pull of the centers' own prior, a small share of a standard error."""
+    centers = np.array([3.0, -3.0])[:, None, None] * np.ones((5, 1))
+    federation = people_of(Squared(), differ=0.0, m=40, centers=centers)
+    result = odcl.fit(federation, Risk(intercept=True), MIXED)
+    assert_array_equal(result.labels, np.arange(40) % 2)
+    assert not result.step.mixture.spread.matrix.any()
+    for group in (0, 1):
+        rows = federation.row_user % 2 == group
+        error = np.sqrt(np.diagonal(result.received.covariance[group]))
+        pooled = least_squares(federation.X[rows], federation.y[rows])
+        assert (np.abs(result.models[group] - pooled) < 0.1 * error).all()
+
+
+# -- groups by a count over seeds ----------------------------------------------------------------
+
+
+def test_four_groups_of_the_paper_are_exact_from_fewer_rows_than_parameters():
+    """15 rows for 20 parameters, on at least 4 of 5 seeds; local models are out of the question."""
+    exact = 0
+    for seed in range(100, 105):
+        federation = linear_federation(100, 15, n_clusters=4, dim=20, seed=seed)
+        result = odcl.fit(federation, Risk(), MIXED)
+        pairs = set(zip(result.labels.tolist(), federation.groups.tolist(), strict=True))
+        exact += len(pairs) == 4 == result.n_clusters
+        assert squared_error(result.models, federation.optima) < 0.5 * squared_error(
+            result.local.theta, federation.optima
+        )
+    assert exact >= 4
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_intercepts_are_no_groups(seed):
+    rng = np.random.default_rng(seed)
+    users = np.repeat(np.arange(60), 30)
+    X = rng.standard_normal((1800, 6))
+    y = X @ rng.standard_normal(6) + 2 * rng.standard_normal(60)[users] + rng.standard_normal(1800)
+    federation = Federation(X, y, np.arange(61) * 30, np.arange(60))
+    result = odcl.fit(federation, Risk(intercept=True), MIXED)
+    assert result.n_clusters == 1
+    assert result.step.reason == "No groups: users differ gradually, in 1 of 7 coefficients."
