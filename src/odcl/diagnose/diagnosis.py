@@ -194,8 +194,8 @@ def diagnose_step(
     """
     if uploads.has_terms:
         raise ValueError(
-            "A fit of mixed groups is not diagnosed yet: its reason and its differences say what was "
-            "found. For a diagnosis fit with clusterer='auto'."
+            "A fit of mixed groups is not diagnosed yet: its reason and its differences say what "
+            "was found. For a diagnosis fit with clusterer='auto'."
         )
     if resamples < 1:
         raise ValueError(f"resamples={resamples!r} federations show no stability: draw 1 or more.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.spatial.distance import cdist
@@ -18,7 +19,9 @@ from odcl.method import Method
 from odcl.risk.loss import Loss
 from odcl.risk.risk import Risk
 from odcl.server.dispersion import most_likely_tau2, noise_prior
-from odcl.server.step import ServerStep
+
+if TYPE_CHECKING:
+    from odcl.server.step import ServerStep
 
 # A distance that a member of the group would exceed in one case of ten thousand.
 STRANGE = 1e-4
