@@ -14,7 +14,7 @@ test bench: export OPENBLAS_NUM_THREADS := 1
 .DELETE_ON_ERROR:
 
 demo: $(READY)
-	$(BIN)/odcl demo --out demo --force
+	$(BIN)/odcl demo --force
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2

@@ -15,13 +15,12 @@ from typing import Any
 import numpy as np
 
 from bench.tables import at_least, at_most, cpu_seconds, progress, table
-from odcl import Squared, clusterpath, linear_federation, recovery_interval
+from odcl import Risk, clusterpath, linear_federation, recovery_interval
 from odcl.clustering.convex.estimator import convex_cluster
-from odcl.clustering.convex.weighted import weighted_convex
-from odcl.clustering.convex.weights import gaussian_knn_weights
+from odcl.clustering.convex.weighted import gaussian_knn_weights, weighted_convex
 from odcl.local.fit import fit_users
 
-ROWS = 1500  # of a user
+ROWS = 1500  # per user
 
 
 def run(*, quick: bool, data: Path) -> None:
@@ -39,7 +38,7 @@ def models(n_users: int, dim: int = 20) -> tuple[Any, Any]:
     """
     if n_users <= 300:
         few = linear_federation(n_users, ROWS, n_clusters=10)
-        return fit_users(few, Squared(), curvature="none").theta, few.groups
+        return fit_users(few, Risk(), "none").theta, few.groups
     optima = linear_federation(10, 1, n_clusters=10, dim=dim).optima
     assert optima is not None
     groups = np.arange(n_users) % 10

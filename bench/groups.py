@@ -9,12 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from bench.tables import at_least, at_most, progress, table
-from odcl import KMeansPP
+from odcl import Method, Risk, fit
 from odcl._typing import Floats
 from odcl.clustering.labels import same_partition
 from odcl.data.federation import Federation
 from odcl.data.synthetic import SyntheticFederation, linear_federation
-from odcl.engines.in_process import ODCLResult, odcl
 from odcl.risk.loss import Loss
 from odcl.risk.losses import Huber, Logistic, Multinomial, Poisson
 from odcl.server.combine import average_by_cluster
@@ -48,16 +47,16 @@ class Outcome:
     local: float
 
 
-def outcome(users: SyntheticFederation, loss: str | Loss, l2: float) -> Outcome:
+def outcome(users: SyntheticFederation, risk: Risk) -> Outcome:
     groups, optima = users.groups, users.optima
     assert groups is not None
     assert optima is not None
     k = int(groups.max()) + 1
 
-    def fit(**settings: object) -> ODCLResult:
-        return odcl(users, loss=loss, l2=l2, **settings)
+    def error(method: Method) -> float:
+        return _error(fit(users, risk, method).models, optima)
 
-    default = fit()
+    default = fit(users, risk)
     theta = default.local.theta
     local = _error(theta, optima)
     best = min(local, _error(average_by_cluster(theta, groups)[groups], optima))
@@ -65,8 +64,8 @@ def outcome(users: SyntheticFederation, loss: str | Loss, l2: float) -> Outcome:
         default.n_clusters == k,
         same_partition(default.labels, groups),
         _error(default.models, optima) / best,
-        _error(fit(combine="shrink", refit=None).models, optima) / best,
-        _error(fit(clusterer=KMeansPP(k), combine="mean", refit=None).models, optima) / best,
+        error(Method(combine="shrink", refit=None)) / best,
+        error(Method.paper(k)) / best,
         local / best,
     )
 
@@ -104,7 +103,7 @@ def _linear_line(shape: tuple, n: int, tau: float, seeds: range) -> tuple:
     name = f"{name}, n={n}, tau={tau:g}"
     progress(name)
     users = (linear_federation(100, n, n_clusters=k, sizes=sizes, tau=tau, seed=s) for s in seeds)
-    runs = [outcome(u, "squared", 0.0) for u in users]
+    runs = [outcome(u, Risk()) for u in users]
     most = 1.1 if n >= 100 else 1.15 if (k, tau) == (1, 0.0) else None
     return _line(name, runs, 1.0, most)
 
@@ -123,7 +122,10 @@ def _other_setups(quick: bool) -> Iterator[tuple]:
 def _other_line(loss: str, l2: float, n: int, k: int, seeds: range) -> tuple:
     name = f"{loss}, l2={l2:g}, n={n}, K={k}"
     progress(name)
-    runs = [outcome(*other_federation(loss, n, k, seed), l2) for seed in seeds]
+    runs = []
+    for seed in seeds:
+        users, form = other_federation(loss, n, k, seed)
+        runs.append(outcome(users, Risk(form, l2)))
     return _line(name, runs, 0.9, 1.1)
 
 

@@ -13,8 +13,7 @@ from bench.tables import at_least, in_turns, progress, table
 from odcl._typing import Floats
 from odcl.data.federation import Federation
 from odcl.local.fit import fit_users
-from odcl.risk.loss import Loss
-from odcl.risk.losses import Logistic, Squared
+from odcl.risk.risk import Risk
 
 HEADER = (
     "users x rows x features",
@@ -54,16 +53,14 @@ def _narrow(m: int, rounds: int) -> list[tuple]:
     classes = equal_users(X, np.where(rng.random(m * n) < 1 / (1 + np.exp(-z)), 1.0, -1.0), n)
     size = f"{m:,} x {n} x {p}"
     return [
-        _line(f"squared, numpy lstsq, {size}", linear, Squared(), 0.0, False, _lstsq, 5, rounds),
+        _line(f"squared, numpy lstsq, {size}", linear, Risk(), _lstsq, 5, rounds),
         _line(
-            f"squared, LinearRegression, {size}", linear, Squared(), 0.0, True, _linear, 30, rounds
+            f"squared, LinearRegression, {size}", linear, Risk(intercept=True), _linear, 30, rounds
         ),
         _line(
             f"logistic l2=1e-2, LogisticRegression, {size}",
             classes,
-            Logistic(),
-            1e-2,
-            True,
+            Risk("logistic", 1e-2, intercept=True),
             _logistic(1e-2, True),
             12,
             min(rounds, 2),
@@ -71,9 +68,7 @@ def _narrow(m: int, rounds: int) -> list[tuple]:
         _line(
             f"logistic l2=1e-4, no intercept, {size}",
             classes,
-            Logistic(),
-            1e-4,
-            False,
+            Risk("logistic", 1e-4),
             _logistic(1e-4, False),
             12,
             min(rounds, 2),
@@ -82,7 +77,7 @@ def _narrow(m: int, rounds: int) -> list[tuple]:
 
 
 def _wide(data: Path, quick: bool) -> list[tuple]:
-    """Table 2 of the paper: few images a user, l2 = 1e-5, no intercept."""
+    """Table 2 of the paper: few images per user, l2 = 1e-5, no intercept."""
     m, n, l2 = 100, 40, 1e-5
     some, rounds = (5, 1) if quick else (20, 4)
     X, y, what = two_classes(data, m * n)
@@ -92,14 +87,12 @@ def _wide(data: Path, quick: bool) -> list[tuple]:
     G = rng.standard_normal(X.shape)
     normal = equal_users(G, np.where(G @ rng.standard_normal(X.shape[1]) > 0, 1.0, -1.0), n)
     size = f"{m} x {n} x {X.shape[1]:,}"
-    solve = _logistic(l2, False)
+    risk, solve = Risk("logistic", l2), _logistic(l2, False)
     return [
         _line(
             f"logistic l2=1e-5, {what}, {size}",
             images,
-            Logistic(),
-            l2,
-            False,
+            risk,
             solve,
             50,
             rounds,
@@ -108,9 +101,7 @@ def _wide(data: Path, quick: bool) -> list[tuple]:
         _line(
             f"logistic l2=1e-5, normal features, {size}",
             normal,
-            Logistic(),
-            l2,
-            False,
+            risk,
             solve,
             None,
             rounds,
@@ -122,9 +113,7 @@ def _wide(data: Path, quick: bool) -> list[tuple]:
 def _line(
     name: str,
     federation: Federation,
-    loss: Loss,
-    l2: float,
-    intercept: bool,
+    risk: Risk,
     fit: Fit,
     target: float | None,
     rounds: int,
@@ -135,7 +124,7 @@ def _line(
     some = some or federation.n_users
 
     def ours() -> Floats:
-        return fit_users(federation, loss, l2=l2, fit_intercept=intercept, curvature="none").theta
+        return fit_users(federation, risk, "none").theta
 
     def loop() -> Floats:
         return np.stack(
@@ -147,25 +136,16 @@ def _line(
     theirs *= federation.n_users / some
     ratio = theirs / mine
     gap = float(np.abs(a[:some] - b).max() / np.abs(b).max())
-    slopes = " / ".join(
-        f"{_steepest(federation, loss, l2, intercept, t):.0e}" for t in (a[:some], b)
-    )
+    slopes = " / ".join(f"{_steepest(federation, risk, t):.0e}" for t in (a[:some], b))
     goal = ("-", "") if target is None else (f">= {target}", at_least(ratio, target))
     return name, f"{mine:.3f}", f"{theirs:.2f}", f"{ratio:.1f}", *goal, f"{gap:.0e}", slopes
 
 
-def _steepest(
-    federation: Federation, loss: Loss, l2: float, intercept: bool, theta: Floats
-) -> float:
+def _steepest(federation: Federation, risk: Risk, theta: Floats) -> float:
     """Largest norm of a user's gradient."""
-    y = loss.encode(federation.y)
+    y = risk.loss.encode(federation.y)
     users = ((federation.rows(i), t) for i, t in enumerate(theta))
-    return max(
-        float(
-            np.linalg.norm(loss.gradient(t, federation.X[r], y[r], l2=l2, fit_intercept=intercept))
-        )
-        for r, t in users
-    )
+    return max(float(np.linalg.norm(risk.gradient(t, federation.X[r], y[r]))) for r, t in users)
 
 
 def _lstsq(X: Floats, y: Floats) -> Floats:

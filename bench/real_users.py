@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from bench.images import digits, mnist
 from bench.tables import progress, table
-from odcl import ODCLClassifier
+from odcl import Method, ODCLClassifier
 from odcl._typing import Array, Floats, Ints
 
 PAIRS = (3, 8), (1, 7), (4, 9)
@@ -19,26 +18,26 @@ RULE = """Users: for each of the digit pairs 3-8, 1-7, 4-9 some who label the se
 many who label it 0 (six true groups); n_i log-uniform on the range given, drawn without replacement
 from two thirds of the pair's images; tested on up to 300 images of the other third. Accuracy: mean
 over users and of the worst user, each mean over splits +- standard error; K found, mean."""
-VARIANTS: dict[str, dict[str, Any]] = {
-    "paper (silhouette, mean, no refit)": {"method": "paper"},
-    "odcl, default (refit='evidence')": {},
-    "refit='cv'": {"refit": "cv"},
-    "refit=None": {"refit": None},
-    "combine='mean', refit=None": {"combine": "mean", "refit": None},
-    "combine='samples', refit=None": {"combine": "samples", "refit": None},
-    "combine='mean'": {"combine": "mean"},
-    "combine='samples'": {"combine": "samples"},
+VARIANTS = {
+    "paper (silhouette, mean, no refit)": Method.paper(),
+    "odcl, default (refit='evidence')": Method(),
+    "refit='cv'": Method(refit="cv"),
+    "refit=None": Method(refit=None),
+    "combine='mean', refit=None": Method(combine="mean", refit=None),
+    "combine='samples', refit=None": Method(combine="samples", refit=None),
+    "combine='mean'": Method(combine="mean"),
+    "combine='samples'": Method(combine="samples"),
 }
 # With more than 100 parameters: which of the two is better, with and without the refit?
-WIDE: dict[str, dict[str, Any]] = {
-    "paper (silhouette, mean, no refit)": {"method": "paper"},
-    "odcl, default": {},
-    "diagonal precision, refit='cv'": {"curvature": "diagonal", "refit": "cv"},
-    "samples, refit='cv'": {"combine": "samples", "refit": "cv"},
-    "diagonal precision, refit=None": {"curvature": "diagonal", "refit": None},
-    "samples, refit=None": {"combine": "samples", "refit": None},
-    "diagonal precision, K=6, refit=None": {"curvature": "diagonal", "refit": None, "clusterer": 6},
-    "samples, K=6, refit=None": {"combine": "samples", "refit": None, "clusterer": 6},
+WIDE = {
+    "paper (silhouette, mean, no refit)": Method.paper(),
+    "odcl, default": Method(),
+    "diagonal precision, refit='cv'": Method(curvature="diagonal", refit="cv"),
+    "samples, refit='cv'": Method(combine="samples", refit="cv"),
+    "diagonal precision, refit=None": Method(curvature="diagonal", refit=None),
+    "samples, refit=None": Method(combine="samples", refit=None),
+    "diagonal precision, K=6, refit=None": Method(6, curvature="diagonal", refit=None),
+    "samples, K=6, refit=None": Method(6, combine="samples", refit=None),
 }
 # Differences split by split: the same users, so their standard error is smaller.
 PAIRED = (
@@ -61,7 +60,7 @@ def run(*, quick: bool, data: Path) -> None:
             ("MNIST 14x14", large, 40, 300, 5, WIDE),
         ]
     for name, source, low, high, per, variants in cases[: 1 if quick else None]:
-        title = f"4. {name}, n_i {low}-{high}, {per} users a group"
+        title = f"4. {name}, n_i {low}-{high}, {per} users per group"
         rows = _measure(title, source, (low, high, per), variants, splits)
         header = (f"{splits} splits", "mean", "+-", "worst user", "+-", "K")
         table(title, header, rows, RULE if name.startswith("digits") and low == 10 else "")
@@ -100,7 +99,7 @@ def _accuracies(users: Users, predict: Callable[[int, Floats], Array]) -> Floats
     return np.array([(predict(u, X) == y).mean() for u, (X, y) in enumerate(users.tests)])
 
 
-def _one_split(users: Users, variants: dict[str, dict[str, Any]]) -> dict[str, tuple]:
+def _one_split(users: Users, variants: dict[str, Method]) -> dict[str, tuple]:
     """(mean, worst, K) of every method on one split."""
     found: dict[str, tuple] = {}
 
@@ -111,27 +110,27 @@ def _one_split(users: Users, variants: dict[str, dict[str, Any]]) -> dict[str, t
         accuracy = _accuracies(users, predict)
         found[name] = accuracy.mean(), accuracy.min(), k
 
-    # Every user a group of its own keeps its local model.
+    # As many groups as users: everybody keeps its local model.
     n_users = len(users.tests)
-    local = _fit(users, clusterer=n_users, combine="mean", refit=None)
+    local = _fit(users, Method(n_users, combine="mean", refit=None))
     note("local", local, n_users)
     everybody = ODCLClassifier(random_state=0).fit(users.X, users.y)
     note("one model for all", everybody, 1, own=False)
-    for name, settings in variants.items():
-        model = _fit(users, **settings)
+    for name, method in variants.items():
+        model = _fit(users, method)
         note(name, model, model.n_clusters_)
     return found
 
 
-def _fit(users: Users, **settings: Any) -> ODCLClassifier:
-    return ODCLClassifier(random_state=0, **settings).fit(users.X, users.y, users=users.owner)
+def _fit(users: Users, method: Method) -> ODCLClassifier:
+    return ODCLClassifier(method=method, random_state=0).fit(users.X, users.y, users=users.owner)
 
 
 def _measure(
     title: str,
     source: tuple[Floats, Ints],
     sizes: tuple[int, int, int],
-    variants: dict[str, dict[str, Any]],
+    variants: dict[str, Method],
     splits: int,
 ) -> list[tuple]:
     runs: dict[str, list[tuple]] = {}

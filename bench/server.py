@@ -1,6 +1,6 @@
 """A federation of a million users, from memory to models, and the server step against K-means.
 
-Each run is a process of its own, so that its peak memory is its own.
+Each run is a separate process, so that its peak memory is its own.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ import numpy as np
 from sklearn.cluster import KMeans
 
 from bench.tables import at_most, cpu_seconds, in_turns, progress, table
-from odcl import KMeansPP, NoiseMixture
+from odcl import KMeansPP, Method, NoiseMixture, fit
 from odcl._typing import Floats, Ints
 from odcl.clustering.labels import same_partition
 from odcl.data.federation import Federation
-from odcl.engines.in_process import odcl
 from odcl.exchange.upload import Uploads
 from odcl.server.combine import average_by_cluster
 from odcl.server.step import server_step
@@ -116,19 +115,19 @@ def measure(name: str, m: int) -> dict[str, Any]:
     clusterer = KMeansPP(GROUPS) if name == "kmeans" else NoiseMixture()
     seconds: dict[str, float] = {}
     _clock(seconds)
-    result = odcl(users, clusterer=clusterer)
+    result = fit(users, method=Method(clusterer))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    uploads, theta = result.local.uploads(), result.local.theta
+    uploads, theta = result.uploads, result.local.theta
 
     def bare() -> Any:
         return KMeans(GROUPS, n_init=10, random_state=0).fit(theta)
 
-    def step(sent: Uploads, combine: str) -> tuple[float, float]:
+    def step(sent: Uploads, method: Method) -> tuple[float, float]:
         again = 4 if name == "kmeans" else 2
-        return in_turns(lambda: server_step(sent, clusterer, combine), bare, again)[:2]
+        return in_turns(lambda: server_step(sent, method), bare, again)[:2]
 
-    server, kmeans = step(uploads, "precision")
-    paper = step(Uploads.of(theta), "mean") if name == "kmeans" else None
+    server, kmeans = step(uploads, result.method)
+    paper = step(Uploads.of(theta), Method.paper(GROUPS)) if name == "kmeans" else None
     optima = centers[groups]
     oracle = average_by_cluster(theta, groups)[groups]
     return {
@@ -143,13 +142,13 @@ def measure(name: str, m: int) -> dict[str, Any]:
         "error_oracle": _error(result.models, optima) / _error(oracle, optima),
         "local_s": seconds["fit_users"],
         "first_server_s": seconds["server_step"],
-        "refit_s": seconds["refit_users"],
+        "refit_s": seconds["receive"],
     }
 
 
 def _clock(seconds: dict[str, float]) -> None:
-    """Let the three steps of ``odcl`` tell their time."""
-    import odcl.engines.in_process as method
+    """Let the three steps of ``fit`` tell their time."""
+    import odcl.engines.in_process as engine
 
     def timed(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **settings: Any) -> Any:
@@ -158,8 +157,8 @@ def _clock(seconds: dict[str, float]) -> None:
 
         return call
 
-    for name in ("fit_users", "server_step", "refit_users"):
-        setattr(method, name, timed(name, getattr(method, name)))
+    for name in ("fit_users", "server_step", "receive"):
+        setattr(engine, name, timed(name, getattr(engine, name)))
 
 
 def _error(models: Floats, optima: Floats) -> float:

@@ -21,7 +21,7 @@ from scipy import sparse
 from scipy.spatial.distance import cdist, pdist
 
 from odcl import ODCLClassifier, ODCLRegressor
-from odcl.clustering.convex.weights import as_weights
+from odcl.clustering.convex.weighted import as_weights
 from odcl.data.federation import Federation
 from odcl.risk.losses import Huber, Logistic, Multinomial, Poisson, Squared
 

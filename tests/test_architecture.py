@@ -184,7 +184,7 @@ def is_private(name: str) -> bool:
 
 
 def test_private_names_stay_in_their_room():
-    """Neither ``from odcl.local.exact import _solve`` nor a module named so of another room."""
+    """Neither ``from odcl.local.fit import _solve`` nor a module named so of another room."""
     wrong = [
         one
         for one in OURS

@@ -28,7 +28,7 @@ def test_a_setting_is_a_keyword_in_python_and_an_option_in_the_shell(
     def refuse(_):
         raise error
 
-    monkeypatch.setattr("odcl.cli.main.COMMANDS", {"demo": refuse})
+    monkeypatch.setattr("odcl.cli.demo.run", refuse)
     assert run_command(["demo"]) == 2
     assert capsys.readouterr().err == f"odcl: There is a gap. Say {option} to go on.\n"
 

@@ -5,33 +5,46 @@ Names are loaded when they are first used, so that ``import odcl`` costs next to
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
+logging.getLogger("odcl").addHandler(logging.NullHandler())  # a service says where it goes
+
 if TYPE_CHECKING:
-    from odcl import plan
-    from odcl.clustering.convex.clusterpath import ClusterPath, clusterpath
-    from odcl.clustering.convex.estimator import ConvexClustering
-    from odcl.clustering.convex.separation import oracle_lambda, recovery_interval
-    from odcl.clustering.kmeans.gradient import GradientClustering
-    from odcl.clustering.kmeans.kmeanspp import KMeansPP
-    from odcl.clustering.kmeans.spectral import SpectralKMeans
-    from odcl.clustering.mixture.noise_mixture import NoiseMixture
-    from odcl.data.federation import Federation
-    from odcl.data.source import federation_from_table
-    from odcl.data.synthetic import linear_federation, logistic_federation
-    from odcl.data.tables import read_table
-    from odcl.engines.in_process import Result, fit
-    from odcl.estimators import ODCLClassifier, ODCLRegressor
-    from odcl.exchange.download import Downloads
-    from odcl.exchange.upload import Uploads
-    from odcl.local.sgd import ProjectedSGD
-    from odcl.method import Method
-    from odcl.risk.losses import Huber, Logistic, Multinomial, Poisson, Squared
-    from odcl.risk.risk import Risk
-    from odcl.server.step import ServerStep, server_step
+    from odcl import plan as plan
+    from odcl.clustering.convex.clusterpath import ClusterPath as ClusterPath
+    from odcl.clustering.convex.clusterpath import clusterpath as clusterpath
+    from odcl.clustering.convex.estimator import ConvexClustering as ConvexClustering
+    from odcl.clustering.convex.separation import oracle_lambda as oracle_lambda
+    from odcl.clustering.convex.separation import recovery_interval as recovery_interval
+    from odcl.clustering.kmeans.gradient import GradientClustering as GradientClustering
+    from odcl.clustering.kmeans.kmeanspp import KMeansPP as KMeansPP
+    from odcl.clustering.kmeans.spectral import SpectralKMeans as SpectralKMeans
+    from odcl.clustering.mixture.noise_mixture import NoiseMixture as NoiseMixture
+    from odcl.data.federation import Federation as Federation
+    from odcl.data.source import federation_from_table as federation_from_table
+    from odcl.data.synthetic import linear_federation as linear_federation
+    from odcl.data.synthetic import logistic_federation as logistic_federation
+    from odcl.data.tables import read_table as read_table
+    from odcl.engines.in_process import Result as Result
+    from odcl.engines.in_process import fit as fit
+    from odcl.estimators import ODCLClassifier as ODCLClassifier
+    from odcl.estimators import ODCLRegressor as ODCLRegressor
+    from odcl.exchange.download import Downloads as Downloads
+    from odcl.exchange.upload import Uploads as Uploads
+    from odcl.local.sgd import ProjectedSGD as ProjectedSGD
+    from odcl.method import Method as Method
+    from odcl.risk.losses import Huber as Huber
+    from odcl.risk.losses import Logistic as Logistic
+    from odcl.risk.losses import Multinomial as Multinomial
+    from odcl.risk.losses import Poisson as Poisson
+    from odcl.risk.losses import Squared as Squared
+    from odcl.risk.risk import Risk as Risk
+    from odcl.server.step import ServerStep as ServerStep
+    from odcl.server.step import server_step as server_step
 
 _HOME = {
     "ClusterPath": "odcl.clustering.convex.clusterpath",
@@ -72,41 +85,7 @@ _MODULES = {  # used as odcl.plan.plan(...)
     "theory": "odcl.theory",
 }
 
-__all__ = [
-    "ClusterPath",
-    "ConvexClustering",
-    "Downloads",
-    "Federation",
-    "GradientClustering",
-    "Huber",
-    "KMeansPP",
-    "Logistic",
-    "Method",
-    "Multinomial",
-    "NoiseMixture",
-    "ODCLClassifier",
-    "ODCLRegressor",
-    "Poisson",
-    "ProjectedSGD",
-    "Result",
-    "Risk",
-    "ServerStep",
-    "SpectralKMeans",
-    "Squared",
-    "Uploads",
-    "baselines",
-    "clusterpath",
-    "federation_from_table",
-    "fit",
-    "linear_federation",
-    "logistic_federation",
-    "oracle_lambda",
-    "plan",
-    "read_table",
-    "recovery_interval",
-    "server_step",
-    "theory",
-]
+__all__ = sorted([*_HOME, *_MODULES])
 
 
 def __getattr__(name: str) -> Any:

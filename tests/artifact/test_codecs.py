@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
-from odcl.artifact import codecs
+from odcl.artifact import arrays as codecs
 from odcl.data.federation import as_ids
 
 IDS = st.recursive(

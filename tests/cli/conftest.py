@@ -10,7 +10,7 @@ def in_a_folder(tmp_path, monkeypatch, request):
     """Every test works in its own folder, and draws only if it says so."""
     monkeypatch.chdir(tmp_path)
     if "draws" not in request.fixturenames:
-        monkeypatch.setattr("odcl.cli.rundir._draw", lambda run, path: True)
+        monkeypatch.setattr("odcl.cli.run_folder._draw", lambda fitted, path: path.write_text("?"))
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ def test_demo_prints_groups_errors_and_bytes_and_its_table_can_be_fitted(command
     )
     errors = {name: float(error) for name, error in found}
     assert errors["odcl"] <= errors["oracle"] < errors["local"] < errors["naive"]
-    assert re.search(r"1 round: each user sent [\d.]+ kB and received 160 bytes\.", said.out)
-    assert Path("odcl-demo/demo.png").read_bytes().startswith(b"\x89PNG")
+    assert re.search(r"1 round: each user sent [\d.]+ kB and received 200 bytes\.", said.out)
+    assert Path("demo/demo.png").read_bytes().startswith(b"\x89PNG")
     line = re.search(r"A table to try: odcl (.*)", said.out)
     said = command(*shlex.split(line[1]))
     assert said.code == 0
@@ -28,8 +28,8 @@ def test_demo_prints_groups_errors_and_bytes_and_its_table_can_be_fitted(command
 
 
 def test_a_second_demo_is_refused_before_its_work(command, monkeypatch):
-    Path("odcl-demo").mkdir()
+    Path("demo").mkdir()
     monkeypatch.setattr("odcl.cli.demo.demo_result", None)
     said = command("demo")
     assert said.code == 2
-    assert "odcl-demo exists already" in said.err
+    assert "demo exists already" in said.err

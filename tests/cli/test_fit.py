@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import warnings
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pandas as pd
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from odcl import ODCLRegressor
+from odcl import Method, ODCLRegressor
 from odcl.data.tables import read_table
 from tests.helpers import (
     NO_HOLDOUT,
@@ -22,6 +21,7 @@ from tests.helpers import (
     Said,
     features_of,
     files_below,
+    models_of,
     people,
     people_in_classes,
     save_csv,
@@ -45,9 +45,9 @@ def test_fit_writes_models_assignment_and_a_closing_table(command):
         numbers = [entry["mean"], entry["median"], entry["worst"]]
         assert_allclose([float(x) for x in rows[name].groups()], numbers, rtol=5e-3)
     assert report["comparison"]["rows_held_out"] == 8 * 3
-    assert report["settings"]["fit_intercept"] is True
+    assert report["risk"]["intercept"] is True
     expected = {"models.safetensors", "model.json", "uploads.safetensors", "schema.json"}
-    expected |= {"report.json"}
+    expected |= {"manifest.json", "report.json", "picture.png"}
     assert set(files_below("run")) == expected | {"assignment.csv", "groups.csv"}
     assignment = pd.read_csv("run/assignment.csv")
     assert assignment.user.tolist() == [f"u{i}" for i in range(8)]
@@ -60,39 +60,45 @@ def test_fit_writes_models_assignment_and_a_closing_table(command):
 def test_the_command_fits_what_the_estimator_fits(command):
     frame = people()
     command("fit", save_csv(frame), *NO_HOLDOUT, "--out", "run", "--refit", "cv", "--seed", "3")
-    model = ODCLRegressor(refit="cv", random_state=3)
+    model = ODCLRegressor(method=Method(refit="cv"), random_state=3)
     model.fit(features_of(frame), frame.y.to_numpy(), users=frame.user)
     loaded = ODCLRegressor.load("run")
-    assert_array_equal(loaded.models_, model.models_)
+    assert_array_equal(models_of(loaded), models_of(model))
     assert_array_equal(loaded.users_, model.users_)
 
 
 @pytest.mark.parametrize(
-    ("words", "setting", "value"),
+    ("words", "method", "settings"),
     [
-        (("--combine", "samples"), "combine", "samples"),
-        (("--refit", "none"), "refit", None),
-        (("--refit", "0"), "refit", 0.0),
-        (("--clusters", "3"), "clusterer", 3),
-        (("--clusters", "convex"), "clusterer", "convex"),
-        (("--clusters", "spectral:2"), "clusterer", "spectral:2"),
-        (("--clusters", "gradient:2"), "clusterer", "gradient:2"),
-        (("--no-standardize",), "standardize", False),
-        (("--no-intercept",), "fit_intercept", False),
-        (("--curvature", "diagonal"), "curvature", "diagonal"),
-        (("--l2", "0.5"), "l2", 0.5),
-        (("--loss", "huber"), "loss", "huber"),
-        (("--jobs", "2"), "n_jobs", 2),
+        (("--combine", "samples"), Method(combine="samples"), {}),
+        (("--refit", "none"), Method(refit=None), {}),
+        (("--refit", "0"), Method(refit=0.0), {}),
+        (("--clusters", "3"), Method(3), {}),
+        (("--clusters", "convex"), Method("convex"), {}),
+        (("--clusters", "spectral:2"), Method("spectral:2"), {}),
+        (("--clusters", "gradient:2"), Method("gradient:2"), {}),
+        (("--no-standardize",), Method(standardize=False), {}),
+        (("--no-intercept",), Method(), {"fit_intercept": False}),
+        (("--curvature", "diagonal"), Method(curvature="diagonal"), {}),
+        (("--l2", "0.5"), Method(), {"l2": 0.5}),
+        (("--loss", "huber"), Method(), {"loss": "huber"}),
+        (("--seed", "7"), Method(), {"random_state": 7}),
+        (("--jobs", "2"), Method(), {"n_jobs": 2}),
     ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_an_option_reaches_the_estimator_and_the_report(command, words, setting, value):
+def test_an_option_reaches_the_estimator_and_the_report(command, words, method, settings):
     assert command("fit", save_csv(people()), *NO_HOLDOUT, "--out", "run", *words).code == 0
-    assert json.loads(Path("run/report.json").read_text())["settings"][setting] == value
-    kept = ODCLRegressor.load("run").get_params()[setting]
-    if setting == "clusterer" and ":" in str(value):
-        assert {"spectral": "SpectralKMeans", "gradient": "GradientClustering"}[value[:-2]] in kept
-    else:
-        assert kept == value
+    model = ODCLRegressor.load("run")
+    assert model.method_ == model.method == method
+    assert settings.items() <= model.get_params().items()
+    report = json.loads(Path("run/report.json").read_text())
+    assert Method.from_json(report["method"]) == method
+    assert report["risk"] == model.risk_.to_json()
+    assert report["risk"]["intercept"] == settings.get("fit_intercept", True)
+    assert report["risk"]["l2"] == settings.get("l2", 0.0)
+    assert report["risk"]["loss"]["name"] == settings.get("loss", "squared")
+    assert report["seed"] == settings.get("random_state", 0)
 
 
 def test_the_papers_setting_is_reported_as_what_it_is(command):
@@ -100,8 +106,7 @@ def test_the_papers_setting_is_reported_as_what_it_is(command):
     assert said.code == 0
     assert not re.search(r"^odcl ", said.out, flags=re.MULTILINE)
     report = json.loads(Path("run/report.json").read_text())
-    kept = {k: report["settings"][k] for k in ("method", "combine", "refit", "standardize")}
-    assert kept == {"method": "paper", "combine": "mean", "refit": None, "standardize": False}
+    assert Method.from_json(report["method"]) == Method.paper(2)
     assert [row["method"] for row in report["comparison"]["table"]] == ["local", "pooled", "paper"]
 
 
@@ -207,11 +212,20 @@ REFUSED = {
     "missing options": (changed("c", 7, None), (), "--missing drop (leave these rows out), --miss"),
     "infinite": (changed("a", 2, "inf"), (), "'a' is infinite in row 3"),
     "one user": (STORES[:14], (), "The table has one user, and groups need several"),
-    "few users": (STORES[:28], ("--clusters", "3"), "has 2 users and 3 groups were asked for"),
-    "few for K-means": (STORES[:28], ("--clusters", "kmeans:9"), "2 users and 9 groups"),
+    "few users": (STORES[:28], ("--clusters", "3"), "asks for 3 groups, and there are 2 users"),
+    "few for K-means": (
+        STORES[:28],
+        ("--clusters", "kmeans:9"),
+        "asks for 9 groups, and there are 2 users",
+    ),
     "no classes": (STORES, ("--loss", "logistic"), "112 distinct values"),
     "names": (STORES.assign(y=[f"n{i}" for i in range(112)]), (), "labels that are not classes"),
     "one class": (STORES.assign(y="yes"), (), "needs two classes or more"),
+    "missing id": (
+        changed("user", 3, None),
+        (),
+        "'user' names no user in row 4 (incomplete rows: 1",
+    ),
     "negative counts": (STORES, ("--loss", "poisson"), "counts are 0, 1, 2, ..."),
     "huge target": (STORES.assign(y=STORES.y * 1e200), (), "express it in another unit"),
     "no feature": (STORES[["user", "y"]], (), "No feature is left"),
@@ -248,7 +262,7 @@ def test_an_output_folder_is_refused_before_the_work(command, monkeypatch, out, 
     Path("old").mkdir()
     Path("thesis").mkdir()
     Path("thesis/chapter.txt").write_text("years of work")
-    monkeypatch.setattr("odcl.cli.run.read_source", None)
+    monkeypatch.setattr("odcl.cli.fit.read_named", None)
     before = files_below()
     said = command("fit", "table.csv", *NO_HOLDOUT, "--out", out, *words)
     assert said.code == 2
@@ -256,14 +270,15 @@ def test_an_output_folder_is_refused_before_the_work(command, monkeypatch, out, 
     assert files_below() == before
 
 
-def test_force_replaces_a_run_as_a_whole(command):
+def test_force_replaces_a_run_as_a_whole(command, monkeypatch):
     save_csv(people())
     command("fit", "table.csv", *NO_HOLDOUT, "--out", "run", "--seed", "1")
-    shutil.copy("run/model.json", "run/picture.png")  # a file of ours that the new run lacks
+    assert "picture.png" in files_below("run")  # a file of ours that the new run lacks
+    monkeypatch.setattr("odcl.report.pictures.available", lambda: False)
     said = command("fit", "table.csv", *NO_HOLDOUT, "--out", "run", "--paper", "--force")
     assert said.code == 0
     assert "picture.png" not in files_below("run")
-    assert ODCLRegressor.load("run").method == "paper"
+    assert ODCLRegressor.load("run").method_ == Method.paper()
     assert [name for name in os.listdir() if name.startswith(".")] == []
 
 
@@ -298,7 +313,7 @@ TAKEN = {
     ),
     "no id": (
         lambda f: f.assign(user=f.user.where(f.user != "u3")),
-        ["14 rows without a user's id, taken as one user"],
+        ["14 rows left out for want of a value, 14 of them without a user's id"],
     ),
     "dropped": (
         lambda f: f.assign(a=f.a.where(f.index != 4), y=f.y.where(f.index > 2)),
@@ -316,7 +331,7 @@ TAKEN = {
 def test_what_is_odd_is_fitted_all_the_same_and_counted(command, change, told):
     frame = change(people())
     words = ("--categorical", "only") if "only" in frame else ()
-    words += ("--missing", "drop") if frame.isna().drop(columns="user").any(axis=None) else ()
+    words += ("--missing", "drop") if frame.isna().any(axis=None) else ()
     said = command("fit", save_csv(frame), *NO_HOLDOUT, *words, "--out", "run")
     assert said.code == 0
     lines = said.err.splitlines()
@@ -334,6 +349,16 @@ def test_missing_values_are_filled_in_and_counted(command):
     frame.loc[8, "b"] = np.nan
     said = command("fit", save_csv(frame), *NO_HOLDOUT, "--missing", "mean", "--out", "run")
     assert said.err == "odcl: 3 missing values filled in (a: 2, b: 1)\n"
+
+
+def test_decimal_commas_are_read_with_a_notice(command):
+    frame = people()
+    command("fit", save_csv(frame), *NO_HOLDOUT, "--out", "run")
+    frame.to_csv("german.csv", sep=";", decimal=",", index=False)
+    said = command("fit", "german.csv", *NO_HOLDOUT, "--out", "other")
+    assert said.code == 0
+    assert said.err == "odcl: german.csv has decimal commas in a, b, c, y: 3,14 is read as 3.14.\n"
+    assert files_below("other")["groups.csv"] == files_below("run")["groups.csv"]
 
 
 def test_quiet_says_nothing_but_errors(command):
@@ -361,6 +386,58 @@ def test_a_class_with_one_row_is_never_held_out_as_a_whole(command):
         assert command("fit", save_csv(frame), *ROLES, *words).code == 0
 
 
+@pytest.mark.parametrize(("how", "held"), [("last", 3), ("last:0.5", 7)])
+def test_the_last_rows_by_time_are_held_out(command, how, held):
+    """Rows of the last days are far off the models: held out, they are an error of 1000."""
+    frame = people()
+    frame["day"] = frame.groupby("user").cumcount()
+    frame["y"] += 1000.0 * (frame.day >= 14 - held)
+    frame["day"] = (pd.Timestamp("2024-02-26") + pd.to_timedelta(frame.day, "D")).dt.date
+    frame = frame.sample(frac=1.0, random_state=0)
+    words = ("--holdout", how, "--time", "day", "--out", "run")
+    assert command("fit", save_csv(frame), *ROLES, *words).code == 0
+    report = json.loads(Path("run/report.json").read_text())
+    assert report["holdout"] == ("last:0.2" if how == "last" else how)
+    assert report["comparison"]["rows_held_out"] == 8 * held
+    assert min(row["mean"] for row in report["comparison"]["table"]) > 900
+    assert json.loads(Path("run/schema.json").read_text())["features"] == ["a", "b", "c"]
+    assert command("predict", "run", save_csv(people(), "without-days.csv")).code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--time", "c"), "--holdout last and --time COLUMN go together"),
+        (("--time", "c", "--holdout", "0.3"), "--holdout last and --time COLUMN go together"),
+        (("--holdout", "last"), "--holdout last and --time COLUMN go together"),
+        (("--holdout", "last:2", "--time", "c"), "neither a share of the rows"),
+        (("--holdout", "lastly", "--time", "c"), "neither a share of the rows"),
+        (("--holdout", "last", "--time", "day"), "'day' is not in the table"),
+        (("--holdout", "last", "--time", "user"), "'user' is the user, and cannot order"),
+    ],
+)
+def test_a_time_that_cannot_be_used_is_refused(command, words, told):
+    said = command("fit", save_csv(people()), *ROLES, "--out", "run", *words)
+    assert (said.code, said.out) == (2, "")
+    assert told in said.err
+    assert said.err.count("\n") == 1
+
+
+def test_a_shuffled_table_gives_the_same_models_and_the_same_rows_held_out(command):
+    frame = people(n=20, seed=3)
+    first = command("fit", save_csv(frame), *ROLES, "--refit", "cv", "--out", "run")
+    expected = ODCLRegressor.load("run")
+    for seed in range(3):
+        other = save_csv(frame.sample(frac=1.0, random_state=seed), "other.csv")
+        said = command("fit", other, *ROLES, "--refit", "cv", "--out", "other", "--force")
+        assert said.out.replace("other", "run") == first.out
+        model = ODCLRegressor.load("other")
+        assert_array_equal(model.users_, expected.users_)
+        assert_array_equal(model.labels_, expected.labels_)
+        # Sums over a user's rows in another order.
+        assert_allclose(models_of(model), models_of(expected), rtol=1e-11, atol=1e-12)
+
+
 def test_two_users_are_enough(command):
     assert command("fit", save_csv(people(n_users=2)), *ROLES, "--out", "run").code == 0
     assert command("fit", "table.csv", *ROLES, "--paper", "--out", "other").code == 0
@@ -372,7 +449,7 @@ def test_a_warning_becomes_a_notice_of_one_line(command, monkeypatch):
         warnings.warn("overflow encountered in matmul", RuntimeWarning, stacklevel=1)
         raise ValueError("and an error")
 
-    monkeypatch.setattr("odcl.cli.run.read_source", warn)
+    monkeypatch.setattr("odcl.cli.fit.read_named", warn)
     said = command("fit", save_csv(people()), *NO_HOLDOUT, "--out", "run")
     assert said.err == "odcl: two lines\nodcl: and an error\n"
 
@@ -383,8 +460,9 @@ IDS = {
     "text": ["u0", "u1", "u2", "u3"],
     "integers": [3, 1, 20, 100],
     "leading zeros": ["007", "7", "07", "0"],
-    "mixed": ["7", "u7", "7.5", None],
+    "mixed": ["7", "u7", "7.5", "-1"],
     "odd text": ["a,b", 'say "no"', "two\nlines", "Zürich 北京"],
+    "formulas": ["=1+1", "'=1+1", "-x", "@y"],
     "large": [2**53, 2**53 + 1, 2**60, 5],
 }
 
@@ -394,7 +472,7 @@ IDS = {
 def test_ids_of_every_kind_come_back_as_they_were(command, ids, kind):
     frame = people(n_users=4)
     owner = frame.user.str[1:].astype(int)
-    given = pd.Series(ids, dtype=object if None in ids else None)
+    given = pd.Series(ids)
     frame["user"] = given[owner].to_numpy()
     path = save_csv(frame) if kind == "csv" else Path("table.parquet")
     frame.to_parquet("table.parquet")
@@ -404,7 +482,7 @@ def test_ids_of_every_kind_come_back_as_they_were(command, ids, kind):
     said = command("predict", "run", path, "--out", f"p.{kind}")
     assert said.code == 0
     predicted = read_table(f"p.{kind}", text=("user",))["user"].to_pylist()
-    assert predicted == [None if pd.isna(u) else u for u in frame.user.tolist()]
+    assert predicted == frame.user.tolist()
 
 
 def test_columns_called_as_ours_keep_their_names_and_ours_give_way(command):

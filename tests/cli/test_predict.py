@@ -121,15 +121,15 @@ def test_missing_values_at_prediction_are_refused_dropped_or_filled(command):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("predict", "nowhere", "table.csv"), "nowhere is not a saved model"),
-        (("predict", "empty", "table.csv"), "empty is not a saved model"),
+        (("predict", "nowhere", "table.csv"), "There is no folder nowhere"),
+        (("predict", "empty", "table.csv"), "empty is not the folder of a fit"),
         (("predict", "run", "nothing.csv"), "no file or folder nothing.csv"),
         (("predict", "run", "tabel.csv"), "did you mean 'table.csv'?"),
         (("predict", "run", "table.csv", "--out", "p.xlsx"), "must end in one of .csv"),
         (("assign", "run", "table.csv", "--out", "p.txt", "--add"), "must end in one of .csv"),
         (("predict", "run", "table.csv", "--out", "no/p.csv"), "there is no folder no"),
         (("predict", "run", "table.csv", "--out", "./table.csv"), "where table.csv is read from"),
-        (("assign", "run", "table.csv", "--out", "run/groups.csv"), "a file of the run itself"),
+        (("assign", "run", "table.csv", "--out", "run/groups.csv"), "would lie in the run itself"),
         (("assign", "run", "without.csv"), "'y' is not in the table"),
         (("predict", "damaged", "table.csv"), "schema.json is damaged"),
     ],

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import re
 import shlex
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from odcl import __version__
 from odcl.cli import main as cli
-from odcl.cli import option_values, options
+from odcl.cli import parser
 from tests.helpers import NO_HOLDOUT, ROLES, Said, people, run_python, save_csv
 
 # -- help and start --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["", "demo", "fit", "predict", "assign"])
+@pytest.mark.parametrize("name", ["", *cli.COMMANDS])
 def test_help_explains_every_option_within_80_columns(command, name, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     said = command(*name.split(), "--help")
     assert (said.code, said.err) == (0, "")
     assert max(map(len, said.out.splitlines())) <= 80
     assert said.out.startswith(f"usage: odcl {name}".strip())
-    _, commands = options._parsers()
+    _, commands = cli._parsers()
     for action in commands[name]._actions if name else ():
         if action.dest != "help":
             shown = action.option_strings[-1] if action.option_strings else action.metavar
@@ -41,12 +42,12 @@ def test_the_commands_and_a_first_example_stand_in_the_help(command):
 
 
 def test_the_examples_in_the_help_can_be_parsed():
-    texts = (options._START, options._FIT_EXAMPLES, options._PREDICT_EXAMPLES)
-    for text in (*texts, options._ASSIGN_EXAMPLES):
+    modules = [cli.module_of(name) for name in cli.COMMANDS if name != "demo"]
+    for text in (cli._START, *(module._EXAMPLES for module in modules)):
         lines = re.findall(r"^  odcl (.*)$", text.replace("\\\n", ""), flags=re.MULTILINE)
         assert lines
         for line in lines:
-            options.parse(shlex.split(re.split(r"[|&]", line)[0]))
+            cli.parse(shlex.split(re.split(r"[|&]", line)[0]))
 
 
 def test_version(command):
@@ -66,22 +67,22 @@ def test_help_and_import_load_nothing_heavy():
 
 
 def test_the_choices_of_the_options_are_those_of_the_library():
-    from odcl.data.encoding import MISSING, UNSEEN
-
-    from odcl.estimators.settings import _NAMES
+    from odcl.data.schema import MISSING, UNSEEN
+    from odcl.estimators.base import UNKNOWN
+    from odcl.exchange.upload import Curvature
+    from odcl.method import COMBINERS
     from odcl.risk.losses import as_loss
-    from odcl.server.combine import COMBINERS
 
-    assert set(option_values.COMBINE) == set(COMBINERS)
-    assert (option_values.MISSING, option_values.UNSEEN) == (MISSING, UNSEEN)
-    assert _NAMES["curvature"] == option_values.CURVATURE
-    assert _NAMES["unknown"] == option_values.UNKNOWN
-    for loss in option_values.LOSSES[1:]:
+    assert set(parser.COMBINE) == set(COMBINERS)
+    assert (parser.MISSING, parser.UNSEEN) == (MISSING, UNSEEN)
+    assert set(parser.CURVATURE) == set(get_args(Curvature))
+    assert parser.UNKNOWN == UNKNOWN
+    for loss in parser.LOSSES[1:]:
         assert as_loss(loss, np.array([0, 1])).name == loss
 
 
 USAGE = [
-    ((), "name a command: demo, fit, predict, assign"),
+    ((), "name a command: demo, fit, predict, assign, update, diagnose, plan, reproduce"),
     (("ft",), "no command: 'ft'"),
     (("fit",), "required: TABLE, --user, --target, --out"),
     (("fit", "t.csv", *ROLES), "required: --out"),
@@ -109,7 +110,7 @@ VALUES = [
     ("--holdout", "20%", "share of the rows, from 0 to below 1"),
     ("--l2", "-1", "number >= 0"),
     ("--seed", "-1", "whole number from 0"),
-    ("--jobs", "0", "one a core"),
+    ("--jobs", "0", "one per core"),
 ]
 
 

@@ -107,7 +107,7 @@ def test_tau_is_found_also_in_groups_of_ten(tau):
     problem = linear_problem(10, n=400, tau=tau, seed=5)
     result = noise_mixture(problem.theta, covariance=problem.covariance)
     assert_allclose(np.sqrt(result.tau2_mean), tau, rtol=0.1)
-    assert_allclose(np.trace(result.within) / 20, result.tau2_mean, rtol=1e-12)
+    assert_allclose(result.tau2 * np.trace(result.metric) / 20, result.tau2_mean, rtol=1e-12)
 
 
 @pytest.mark.parametrize(("sizes", "tau"), [((70, 20, 7, 3), 0.03), (None, 0.1)])
@@ -325,7 +325,7 @@ def test_coordinates_without_noise_keep_their_differences():
     """Noise is floored there, and the unit of tau2 is the floor, not zero."""
     theta = np.random.default_rng(0).standard_normal((60, 3))
     result = noise_mixture(theta, covariance=np.zeros((60, 3, 3)))
-    assert_allclose(np.diag(result.within), theta.var(axis=0), rtol=0.2)
+    assert_allclose(result.tau2 * np.diag(result.metric), theta.var(axis=0), rtol=0.2)
     assert "differ by about" in result.reason
 
 
@@ -422,8 +422,8 @@ EYE = np.broadcast_to(np.eye(4), (60, 4, 4))
         ({"founders": np.ones(60)}, "True or False"),
         ({"noise": np.full(60, np.inf), "founders": np.ones(60, bool)}, "no finite noise"),
         ({"n_clusters": 61}, "asked of 60 users"),
-        ({"n_clusters": 0}, "n_clusters is 0"),
-        ({"max_clusters": "many"}, "max_clusters is 'many'"),
+        ({"n_clusters": 0}, "n_clusters=0"),
+        ({"max_clusters": "many"}, "max_clusters='many'"),
     ],
 )
 def test_errors_say_what_was_seen(change, message):

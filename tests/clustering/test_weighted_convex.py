@@ -10,9 +10,13 @@ from scipy.spatial.distance import cdist, pdist
 from scipy.stats import ortho_group
 from sklearn.exceptions import ConvergenceWarning
 
-from odcl.clustering.convex.weighted import certificate, weighted_convex
+from odcl.clustering.convex.weighted import (
+    as_weights,
+    certificate,
+    gaussian_knn_weights,
+    weighted_convex,
+)
 from odcl.clustering.convex.weighted_newton import Solution, problem_of
-from odcl.clustering.convex.weights import as_weights, gaussian_knn_weights
 from odcl.clustering.labels import number_by_first_user, same_partition
 from tests.helpers import blobs, convex_by_cvxpy, convex_objective
 

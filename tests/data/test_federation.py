@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
-from odcl.data.federation import Federation, as_ids, group_rows, user_rng
-from odcl.data.ids import check_owners
+from odcl.data.federation import Federation, as_ids, check_owners, group_rows, user_rng
 from odcl.data.synthetic import linear_federation
 
 unhurried = settings(deadline=None)  # a busy machine is no failure

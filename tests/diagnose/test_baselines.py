@@ -10,6 +10,14 @@ from tests.diagnose.cases import CASES
 from tests.helpers import squared_error
 
 
+def test_rows_are_centred_as_the_baseline_centred_them():
+    """Its local models are those of rows less their mean: the federation's rows must be too."""
+    f = CASES["clear groups"].federation(100)
+    f = f.with_X(f.X + 5.0)
+    d = baseline("odcl-km++/federation-centred", f).diagnose(f, resamples=1)
+    assert d.verdict.sentence == "One shot is enough."
+
+
 @pytest.mark.parametrize("with_rows", [False, True], ids=["models alone", "rows"])
 @pytest.mark.parametrize(
     ("name", "sentence"),

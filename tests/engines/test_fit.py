@@ -184,7 +184,7 @@ def test_users_are_placed_by_their_whole_data_term(monkeypatch):
         return m - table.max(axis=1).sum()
 
     with_data_terms = misplaced()
-    monkeypatch.setattr("odcl.server.settle.TURNS", 0)
+    monkeypatch.setattr("odcl.server.step.TURNS", 0)
     assert with_data_terms < 0.5 * misplaced()
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pickle
 import warnings
+from functools import partial
 
 import joblib
 import numpy as np
+import pandas as pd
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy import sparse
@@ -123,6 +125,37 @@ def test_data_that_cannot_be_fitted_are_refused(table):
         regressor.fit(X, y, users=users).predict(X, users=[1, 2, 3])
 
 
+@pytest.mark.parametrize("factor", [1e150, 1e-150, 1e300])
+def test_a_target_beyond_what_can_be_squared_is_refused_everywhere(table, factor):
+    X, y, users = table
+    told = r"y reaches \S+ in row \d+, counted from 0, .*: express it in another unit"
+    for loss in ("squared", "huber"):
+        with pytest.raises(ValueError, match=told):
+            ODCLRegressor(loss).fit(X, factor * y, users=users)
+    model = ODCLRegressor().fit(X, y, users=users)
+    for call in (model.assign, partial(model.add_user, "new"), partial(model.update_user, 3)):
+        with pytest.raises(ValueError, match=told):
+            call(X[:5], factor * y[:5])
+    assert model.n_rows_[3] == 60
+    assert len(model.users_) == 24
+
+
+def test_a_column_of_dates_or_text_is_named(frame):
+    X, y = frame
+    for model, owner in ((ODCLRegressor(users="store"), {}), (ODCLRegressor(), {"users": X.store})):
+        data = X if model.users else X[FRAME_COLUMNS]
+        dated = data.assign(c=pd.Timestamp("2024-01-01"))
+        with pytest.raises(ValueError, match="Column 'c' of X holds dates or times"):
+            model.fit(dated, y, **owner)
+        with pytest.raises(ValueError, match="Column 'd' of X holds text"):
+            model.fit(data.assign(d="far"), y, **owner)
+        model.fit(data, y, **owner)
+        with pytest.raises(ValueError, match="Column 'c' of X holds dates or times"):
+            model.predict(dated, **owner)
+        with pytest.raises(ValueError, match="Column 'c' of X holds dates or times"):
+            model.assign(dated[:1], y[:1])
+
+
 def test_a_users_column_that_is_not_there_is_refused(frame):
     X, y = frame
     with pytest.raises(ValueError, match=r"no column 'stores' .*did you mean 'store'\?"):
@@ -194,6 +227,16 @@ def test_fitted_estimators_can_be_cloned_and_pickled(table, loss, tmp_path):
     assert_array_equal(
         response(again.fit(X, target_of_kind(loss, y), users=users), X, users), expected
     )
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"clusterer": "silhouette"}, {"clusterer": KMeansPP(9, n_init=1)}]
+)
+def test_by_default_a_fit_is_the_same_each_time(table, settings):
+    X, y, users = table
+    one, other = (ODCLRegressor(**settings).fit(X, y, users=users) for _ in range(2))
+    assert_array_equal(one.labels_, other.labels_)
+    assert_array_equal(models_of(one), models_of(other))
 
 
 def test_parameters_are_those_of_the_promise():

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from odcl import Method, ODCLClassifier, ODCLRegressor
+from odcl.server.update import with_more_rows
 from tests.helpers import (
     FRAME_COLUMNS,
     LOSS_NAMES,
@@ -212,6 +218,99 @@ def test_an_added_user_is_known(table):
         model.add_user("newcomer", X[rows], y[rows])
     model.add_user(7_000, X[rows], y[rows])
     assert_array_equal(model.predict(X[rows], users=[7_000] * len(rows)), predicted)
+
+
+def test_threads_that_add_users_to_one_model_lose_nobody(table):
+    X, y, users = table
+    model = ODCLRegressor(random_state=0).fit(X, y, users=users)
+    found = model.assign(X[:9], y[:9])
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+
+    def add(part):
+        for i in range(25):
+            model.add_assigned([f"new-{part}-{i}"], [found])
+            model.predict(X[:2], users=[f"new-{part}-{i}"] * 2)
+            model.update_user(part, X[:1], y[:1])
+
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(add, range(8)))
+    finally:
+        sys.setswitchinterval(before)
+    assert len(set(model.users_.tolist())) == len(model.users_) == 24 + 200
+    assert len(model.labels_) == len(model.theta_) == len(model.probability_) == 224
+    assert model.uploads_.users.tolist() == model.users_.tolist()
+    assert model.n_rows_.tolist() == [85] * 8 + [60] * 16 + [9] * 200
+
+
+def test_threads_that_update_one_user_lose_no_rows(table, monkeypatch):
+    """Had they no lock, both would start from the upload of the fit."""
+    X, y, users = table
+    model = ODCLRegressor(random_state=0).fit(X, y, users=users)
+    meet = threading.Barrier(2)
+
+    def slow(*rows):
+        with suppress(threading.BrokenBarrierError):
+            meet.wait(0.1)
+        return with_more_rows(*rows)
+
+    monkeypatch.setattr("odcl.estimators.base.with_more_rows", slow)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda i: model.update_user(3, X[i : i + 1], y[i : i + 1]), range(2)))
+    assert model.uploads_.n_samples[3] == model.n_rows_[3] == 62
+
+
+def test_whoever_predicts_while_a_user_is_added_finds_it_whole_or_not_at_all(table):
+    X, y, users = table
+
+    class Watched(ODCLRegressor):
+        def __setattr__(self, name, value):
+            super().__setattr__(name, value)
+            if getattr(self, "watching", False):
+                with suppress(ValueError):  # "not in the fit"; other errors are not suppressed
+                    seen.append(self.predict(X[:3], users=["new"] * 3))
+
+    seen = []
+    model = Watched(random_state=0).fit(X, y, users=users)
+    model.watching = True
+    model.add_user("new", X[:9], y[:9])
+    assert len(seen) >= 1
+    assert all((one == seen[0]).all() for one in seen)
+
+
+@pytest.mark.parametrize("loss", LOSS_NAMES)
+def test_more_rows_of_a_known_user_bring_its_model_nearer_to_that_of_all_its_rows(loss):
+    """Exactly so for the squared loss, and to second order for the others."""
+    world = World(loss, differ=0.3, size=1.5)
+    model = world.fit(estimator_for(loss, clusterer=3))
+    X, y = world.rows(1, 200)
+    model.add_user("new", X[:100], y[:100])
+    before = models_of(model)[-1]
+    whole = model_of(model.assign(X, y))
+    assert model.update_user("new", X[100:], y[100:]) == 1
+    after = models_of(model)[-1]
+    assert np.linalg.norm(after - whole) < 0.7 * np.linalg.norm(before - whole)
+    if loss == "squared":
+        assert_allclose(after, whole, rtol=1e-9, atol=1e-9)
+    assert model.n_rows_[-1] == 200
+    assert model.update_user("new", X, y, all_rows=True) == 1
+    assert_allclose(models_of(model)[-1], whole, rtol=1e-12)
+    assert model.n_rows_[-1] == 200
+    with pytest.raises(ValueError, match="'nobody' is not known: add it with add_user"):
+        model.update_user("nobody", X, y)
+
+
+@pytest.mark.parametrize("loss", LOSS_NAMES)
+def test_a_stranger_who_gets_more_rows_keeps_its_own_model(loss):
+    world = World(loss)
+    model = world.fit(estimator_for(loss, clusterer=3))
+    X, y = world.rows(3, 320)
+    assert model.add_user("stranger", X[:300], y[:300]).none_of_these
+    assert model.update_user("stranger", X[300:], y[300:]) == -1
+    own = models_of(estimator_for(loss).fit(X, y))[0]
+    if loss != "huber":  # whose delta hangs on the federation's residuals
+        assert_allclose(models_of(model)[-1], own, rtol=0.2, atol=0.1)
 
 
 @pytest.mark.parametrize("column", ["store", 1, -5])

@@ -7,8 +7,9 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from odcl import Method, ODCLRegressor
-from odcl.data.ids import positions
+from odcl.data.federation import positions
 from tests.helpers import (
+    FRAME_COLUMNS,
     LOSS_NAMES,
     estimator_for,
     models_of,
@@ -80,6 +81,36 @@ def test_models_are_in_the_units_of_the_table(table, loss, fit_intercept, method
         assert_allclose(z, model.predict(X, users=users), rtol=1e-7, atol=1e-8)
     assert models_of(model).shape[-1] == models_of(model, groups=True).shape[-1] == D.shape[1]
     assert len(models_of(model, groups=True)) == model.n_clusters_
+
+
+@pytest.mark.parametrize("fit_intercept", [True, False])
+def test_coefficients_stand_under_their_names_in_the_units_of_the_table(frame, fit_intercept):
+    """The users' column stands between the features; no number may move under its name."""
+    X, y = frame
+    X = X.assign(b=1000.0 * X.b, d=7.0)
+    model = ODCLRegressor(users="store", fit_intercept=fit_intercept).fit(X, y)
+    assert model.feature_names_ == FRAME_COLUMNS
+    assert model.feature_names_in_.tolist() == ["a", "store", "b", "c", "d", "e"]
+    shown = model.coefficients()
+    ending = ["(intercept)"] if fit_intercept else []
+    assert shown.columns.tolist() == ["user", "group", *FRAME_COLUMNS, *ending]
+    assert shown.user.tolist() == model.users_.tolist()
+    assert shown.group.tolist() == model.labels_.tolist()
+    assert_array_equal(shown[FRAME_COLUMNS + ending], models_of(model))
+    rows = shown.set_index("user").loc[X.store]
+    by_hand = sum(X[name].to_numpy() * rows[name].to_numpy() for name in FRAME_COLUMNS)
+    by_hand = by_hand + (rows["(intercept)"].to_numpy() if fit_intercept else 0.0)
+    assert_allclose(by_hand, model.predict(X), rtol=1e-9, atol=1e-9)
+
+
+def test_coefficients_of_classes_and_of_arrays(table):
+    X, y, users = table
+    model = estimator_for("multinomial").fit(X, target_of_kind("multinomial", y), users=users)
+    shown = model.coefficients()
+    assert shown.columns.tolist()[:4] == ["user", "group", "class", "x0"]
+    assert shown["class"].tolist() == [0, 1, 2] * 24
+    assert_array_equal(shown.user, np.repeat(model.users_, 3))
+    assert_array_equal(shown[[f"x{j}" for j in range(5)]], model.coef_.reshape(-1, 5))
 
 
 @pytest.mark.parametrize("loss", LOSS_NAMES)

@@ -27,7 +27,7 @@ from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from odcl import ODCLClassifier, ODCLRegressor
-from odcl.data.ids import positions
+from odcl.data.federation import positions
 from tests.helpers import (
     FRAME_COLUMNS,
     LOSS_NAMES,
@@ -178,11 +178,11 @@ IDS = {
     "large integers": lambda u: [2**70 + int(i) for i in u],
     "floats": lambda u: u + 0.5,
     "booleans": lambda u: u % 2 == 0,
-    "None and mixed": lambda u: [None if i == 0 else f"s{i}" if i % 2 else int(i) for i in u],
+    "mixed": lambda u: [0.5 if i == 0 else f"s{i}" if i % 2 else int(i) for i in u],
     "tuples": lambda u: [("north", int(i)) for i in u],
     "categories": lambda u: pd.Categorical([f"c{i}" for i in u]),
-    "nullable": lambda u: pd.array([None if i == 0 else i for i in u.tolist()], dtype="Int64"),
-    "polars": lambda u: pl.Series([None if i == 0 else i for i in u.tolist()]),
+    "nullable": lambda u: pd.array(u.tolist(), dtype="Int64"),
+    "polars": lambda u: pl.Series(u.tolist()),
 }
 
 
@@ -198,6 +198,23 @@ def test_ids_of_any_kind_name_users(table, kind):
         # The order of the users differs, and with it that of the sums.
         assert_allclose(model.predict(X, ids), plain.predict(X, users), rtol=1e-9)
     assert_array_equal(model.predict(X[:7], ids[:7]), model.predict(X, ids)[:7])
+
+
+@pytest.mark.parametrize("nothing", [None, np.nan, pd.NA])
+def test_a_missing_id_is_refused_and_makes_no_user(table, nothing):
+    X, y, users = table
+    some = pd.Series(users, dtype=object).mask(users == 3, nothing)
+    told = f"{(users == 3).sum()} of {len(users)} rows have no user id"
+    with pytest.raises(ValueError, match=told):
+        ODCLRegressor().fit(X, y, users=some)
+    with pytest.raises(ValueError, match=told):
+        ODCLRegressor(users="who").fit(pd.DataFrame(X).add_prefix("x").assign(who=some), y)
+    model = ODCLRegressor(random_state=0).fit(X, y, users=users)
+    with pytest.raises(ValueError, match=told):
+        model.predict(X, users=some)
+    with pytest.raises(ValueError, match="1 of 1 rows have no user id"):
+        model.add_user(nothing, X[:5], y[:5])
+    assert len(model.users_) == 24
 
 
 def test_text_and_numbers_are_different_ids(table):

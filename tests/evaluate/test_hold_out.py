@@ -8,7 +8,7 @@ from numpy.testing import assert_array_equal
 
 from odcl.data.federation import Federation
 from odcl.data.folds import hold_out
-from odcl.evaluate.comparison import keep_every_class
+from odcl.evaluate.scores import keep_every_class
 from tests.evaluate.rows import federation, shuffled
 
 

@@ -19,8 +19,7 @@ from sklearn.linear_model import (
 )
 
 from odcl.data.federation import Federation
-from odcl.local.exact import PRIOR, Penalty, Solution, solve_users
-from odcl.local.fit import fit_users
+from odcl.local.fit import PRIOR, Penalty, Solution, fit_users, solve_users
 from odcl.risk.losses import Huber, Logistic, Multinomial, Poisson, Squared
 from odcl.risk.risk import Risk
 from tests.helpers import LOSSES, every_loss, logistic_labels
@@ -294,7 +293,7 @@ def test_uploads_are_the_same_alone_and_in_any_batch(loss):
 def test_many_stacks_are_solved_like_one(monkeypatch):
     federation = gaussian_users(Logistic(), [50] * 40, 3)
     at_once = solve(federation, Logistic(), 0.1, intercept=True)
-    monkeypatch.setattr("odcl.local.stacks._TALL_BYTES", 5000)
+    monkeypatch.setattr("odcl.local.problem._TALL_BYTES", 5000)
     seen = []
     in_stacks = solve(federation, Logistic(), 0.1, intercept=True, progress=seen.append)
     assert sum(seen) == 40

@@ -41,8 +41,8 @@ from odcl.paper.baselines import (
 )
 from odcl.paper.baselines.ifca import start_models
 from odcl.paper.baselines.plain import subsample
-from odcl.paper.baselines.problem import problem_of
 from odcl.paper.baselines.risks import Draws, QuadraticBlock, RowBlock, WideBlock, blocks_of
+from odcl.paper.baselines.rounds import problem_of
 from odcl.server.combine import average_by_cluster
 from tests.helpers import equal_users, offsets_of
 

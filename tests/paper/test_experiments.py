@@ -17,10 +17,9 @@ from odcl.cli import reproduce as command
 from odcl.cli.main import run_command
 from odcl.data.federation import Federation
 from odcl.paper.baselines import METHODS, one_shot
-from odcl.paper.baselines.threshold import ClassSums, borders, with_own_thresholds
+from odcl.paper.baselines.one_shot import ClassSums, borders
 from odcl.paper.experiments import NAMES, experiment, table_accuracy
-from odcl.paper.experiments.added import load
-from odcl.paper.experiments.definition import METRICS, Experiment, Measured
+from odcl.paper.experiments.definition import METRICS, Experiment, Measured, load_added
 from odcl.paper.experiments.figure_ifca import first_match, name_of
 from odcl.paper.experiments.measure import Bench
 from odcl.paper.experiments.pages import meets
@@ -190,7 +189,7 @@ def test_real_images_give_the_accuracies_of_the_paper_and_ours_go_past_it():
         bench = Bench(image_federation(data, seed=0), Risk("logistic", l2=1e-5), seed=0)
         for method in ("local", "odcl-km++"):
             found[name, method] = bench.run(method).value("accuracy")
-        ours = bench.time("ours", with_own_thresholds, n_clusters=2)
+        ours = bench.run("odcl-km++/own-threshold", n_clusters=2)
         found[name, "ours"] = ours.value("accuracy")
         assert ours.result.n_rounds == 1
         assert_allclose(
@@ -286,7 +285,7 @@ def toy_settings(quick):
 
 
 def toy_page(rows):
-    return f"| n |\n| --- |\n| {len(rows)} |"
+    return [f"| n |\n| --- |\n| {len(rows)} |"]
 
 
 TOY = Experiment("toy", "Toy", toy_settings, toy_page, work=toy_work, last=("b", "rounds"), runs=4)
@@ -496,7 +495,7 @@ def test_the_command_refuses_what_it_cannot_do(tmp_path, capsys):
 
 
 def test_all_leaves_out_what_has_no_data(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(command, "NAMES", ("table-accuracy", "table-methods"))
+    monkeypatch.setattr("odcl.paper.experiments.NAMES", ("table-accuracy", "table-methods"))
     call = ["reproduce", "all", "--quick", "--jobs", "1", "--out", str(tmp_path / "out")]
     assert run_command(call) == 0
     said = capsys.readouterr()
@@ -508,7 +507,7 @@ def test_an_interruption_says_that_the_rows_are_kept(tmp_path, capsys, monkeypat
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "reproduce", interrupted)
+    monkeypatch.setattr("odcl.paper.experiments.runner.reproduce", interrupted)
     assert run_command(["reproduce", "table-methods", "--out", str(tmp_path / "out")]) == 130
     assert "the same command goes on there" in capsys.readouterr().err
 
@@ -541,7 +540,7 @@ def test_a_method_of_ones_own_joins_a_figure(tmp_path, registry):
     out = tmp_path / "out"
     out.mkdir()
     assert reproduce(own, out, runs=1).n_new == 1
-    added = load(tmp_path / "mine.py")
+    added = load_added(tmp_path / "mine.py")
     found = reproduce(own, out, runs=1, added=added, jobs=2)
     assert (found.n_tasks, found.n_new, found.n_other) == (2, 1, 0)
     assert meets(found.rows, "mine", 50)  # it is ODCL-KM++
@@ -549,7 +548,7 @@ def test_a_method_of_ones_own_joins_a_figure(tmp_path, registry):
     assert "mine |" in found.page
     METHODS.pop("mine")
     (tmp_path / "mine.py").write_text(MINE + "# another\n")
-    again = reproduce(own, out, runs=1, added=load(tmp_path / "mine.py"))
+    again = reproduce(own, out, runs=1, added=load_added(tmp_path / "mine.py"))
     assert (again.n_new, again.n_other) == (1, len(full.metrics))
     without = reproduce(own, out, runs=1)
     assert without.n_new == 0
@@ -560,7 +559,7 @@ def test_a_failing_method_of_ones_own_is_told_in_a_line_and_the_others_go_on(tmp
     (tmp_path / "bad.py").write_text(MINE.replace("    return", "    1 / 0\n    return"))
     full = experiment("figure-mse")
     own = replace(full, settings=lambda quick: full.settings(True)[:1])
-    found = reproduce(own, tmp_path, runs=1, added=load(tmp_path / "bad.py"))
+    found = reproduce(own, tmp_path, runs=1, added=load_added(tmp_path / "bad.py"))
     (line,) = found.failures
     assert line.startswith("mine (line 6 of bad.py) failed on figure-mse")
     assert line.endswith("ZeroDivisionError: division by zero")

@@ -21,7 +21,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from odcl.local.fit import fit_users
 from odcl.paper.images import Images, load_images
 from odcl.paper.partition import CIFAR10N_FLIP, TABLE_2, image_federation, public_mean
-from odcl.risk.losses import Logistic
+from odcl.risk.risk import Risk
 from tests.helpers import SHARED_DATA, peak_memory, refusal
 
 BATCHES = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
@@ -505,14 +505,17 @@ def test_the_seed_decides_and_a_user_is_the_same_among_few_and_many():
 def test_every_layout_gives_the_same_users(tmp_path):
     write_binary(tmp_path / "bin")
     write_python(tmp_path / "py")
-    options = {"n_users": 3, "n_samples": 4, "seed": 1, "center": True}
     whole, python, two = (
-        image_federation(load_images("cifar10", tmp_path / folder, classes=c), **options)
+        load_images("cifar10", tmp_path / folder, classes=c)
         for folder, c in (("bin", None), ("py", None), ("bin", (0, 1)))
     )
-    for other in (python, two):
-        for field in ("X", "y", "test_X", "test_y", "mean"):
-            assert_array_equal(getattr(whole, field), getattr(other, field))
+    ours = image_federation(whole, n_users=3, n_samples=4, seed=1)
+    for images in (python, two):
+        other = image_federation(images, n_users=3, n_samples=4, seed=1)
+        for field in ("X", "y", "test_X", "test_y"):
+            assert_array_equal(getattr(ours, field), getattr(other, field))
+        mean = public_mean(images, other.public_rows)
+        assert_array_equal(mean, public_mean(whole, ours.public_rows))
 
 
 @pytest.mark.parametrize(("flip", "n_flipped"), [(0, 0), (0.2, 2), (0.25, 2), (0.5, 4), (1, 8)])
@@ -530,19 +533,16 @@ def test_noisy_labels_are_a_share_of_each_users_and_never_of_the_test(flip, n_fl
         assert wrong[:, 4:].any()
 
 
-def test_centring_uses_images_without_an_owner_only():
+def test_the_public_mean_is_that_of_images_without_an_owner():
     images = some_images()
-    plain, centred = small_image_federation(images), small_image_federation(images, center=True)
+    plain = small_image_federation(images)
     mean = public_mean(images, plain.public_rows)
     # Sums of 40 numbers up to 1 in floating point: within some 40 ulps of the exact one.
     assert_allclose(mean, (images.X[plain.public_rows] / 255).mean(axis=0), rtol=1e-14)
-    assert_array_equal(centred.X, plain.X - mean)
-    assert_array_equal(centred.test_X, plain.test_X - mean)
-    assert_array_equal(centred.mean, mean)
     owned = images.X.copy()
     owned[plain.train_rows] = 0
     changed = Images(images.name, owned, images.y, images.test_X, images.test_y, (12,), Path())
-    assert_array_equal(small_image_federation(changed, center=True).mean, mean)
+    assert_array_equal(public_mean(changed, plain.public_rows), mean)
     assert_array_equal(public_mean(images, plain.public_rows[::-1]), mean)
 
 
@@ -560,8 +560,9 @@ def test_what_cannot_be_dealt_is_refused():
         small_image_federation(images, flip=20)
     with pytest.raises(ValueError, match="at least two users"):
         small_image_federation(images, n_users=1)
+    everything = small_image_federation(images, n_users=15)
     with pytest.raises(ValueError, match="is left without an owner"):
-        small_image_federation(images, n_users=15, center=True)
+        public_mean(images, everything.public_rows)
 
 
 # The real files
@@ -607,6 +608,6 @@ def test_no_real_image_is_twice_among_users_or_in_the_test(name):
 def test_local_models_are_as_accurate_as_table_2_says(name, flip, alone):
     """Local ERM of Table 2: 30 users suffice to tell it, and to tell clean labels from noisy."""
     federation = image_federation(real(name), flip=flip, n_users=30)
-    theta = fit_users(federation, Logistic(), l2=1e-5, curvature="none").theta
+    theta = fit_users(federation, Risk("logistic", l2=1e-5), "none").theta
     right = np.sign(theta @ federation.test_X.T) == federation.test_y[federation.groups]
     assert right.mean() == pytest.approx(alone, abs=0.02)

@@ -8,9 +8,8 @@ from numpy.testing import assert_allclose
 
 from odcl.cli.demo import demo_errors, demo_result, groups_right, store_table
 from odcl.data.federation import Federation
-from odcl.evaluate.comparison import Comparison
+from odcl.evaluate.scores import Comparison
 from odcl.report import pictures
-from odcl.report.notices import repeated_rows
 from odcl.report.progress import Bar
 from odcl.report.text import (
     aligned,
@@ -18,6 +17,7 @@ from odcl.report.text import (
     count,
     group_table,
     in_bytes,
+    repeated_rows,
     shown_id,
     table,
     verdict,

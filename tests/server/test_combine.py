@@ -14,8 +14,7 @@ from sklearn.linear_model import LinearRegression, Ridge
 from odcl.clustering.labels import sum_by_cluster
 from odcl.data.federation import Federation
 from odcl.exchange.upload import Uploads
-from odcl.local.exact import Penalty, solve_users
-from odcl.local.fit import fit_users
+from odcl.local.fit import Penalty, fit_users, solve_users
 from odcl.risk.losses import Huber, Logistic, Multinomial, Poisson, Squared
 from odcl.risk.risk import Risk
 from odcl.server.combine import average_by_cluster, combine_clusters

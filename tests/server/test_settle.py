@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from odcl import Risk, Uploads, linear_federation
 from odcl.clustering.labels import number_by_first_user
 from odcl.local.fit import fit_users
-from odcl.server.settle import dissolve_small, misfit, settle
+from odcl.server.step import dissolve_small, misfit, settle
 
 
 def users_and_centers(l2, seed=0):

@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from odcl import Federation, ODCLRegressor, Risk, Uploads
 from odcl.local.fit import fit_users
 from odcl.server.assign import Groups
-from odcl.server.update import place, with_more_rows
+from odcl.server.update import place_of, with_more_rows
 from tests.helpers import logistic_labels, refusal
 
 
@@ -80,6 +80,11 @@ def groups(centers, members, tau2=0.0):
     )  # fmt: skip
 
 
+def place(user, known, refit):
+    """Where a user belongs that was in the first group."""
+    return place_of(user, known, refit, 0)
+
+
 def known_user(theta, *, l2=0.0, n=20.0):
     """Curvature n I beside the penalty's."""
     theta = np.array([theta], dtype=float)
@@ -90,7 +95,7 @@ def known_user(theta, *, l2=0.0, n=20.0):
 @pytest.mark.parametrize("tau2", [0.0, 0.5])
 def test_a_user_between_two_groups_joins_by_their_shares_of_users(tau2):
     label, _, sure = place(
-        known_user([0.0, 1.0]), groups([[-1.0, 0.0], [1.0, 0.0]], [10, 30], tau2), "evidence"
+        known_user([0.0, 0.1]), groups([[-0.2, 0.0], [0.2, 0.0]], [10, 30], tau2), "evidence"
     )
     assert (label, sure) == (1, pytest.approx(0.75))
 
@@ -122,8 +127,8 @@ def test_with_strength_zero_a_users_model_is_its_own_penalty_included():
 
 def test_the_pull_to_the_group_replaces_the_penalty():
     user = known_user([2.0, 0.0], l2=0.5)  # what the rows say by themselves: 1.5 times that
-    _, theta, _ = place(user, groups([[1.0, 1.0]], [5]), 1.0)
-    assert_allclose(theta, (1.5 * user.theta[0] + 1.0) / 2)
+    _, theta, _ = place(user, groups([[2.8, 0.1]], [5]), 1.0)
+    assert_allclose(theta, (1.5 * user.theta[0] + [2.8, 0.1]) / 2)
 
 
 def test_a_user_alone_in_its_group_learns_from_its_new_rows():

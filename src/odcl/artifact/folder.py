@@ -14,8 +14,14 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from odcl._typing import Array
-from odcl.artifact.arrays import ArraySpec, read_arrays, write_arrays
-from odcl.artifact.codecs import expect, json_bytes, parse_json
+from odcl.artifact.arrays import (
+    ArraySpec,
+    expect,
+    json_bytes,
+    parse_json,
+    read_arrays,
+    write_arrays,
+)
 from odcl.artifact.manifest import (
     MANIFEST,
     MOST_FILES,
@@ -205,6 +211,11 @@ class StoredArtifact:
         content = source.read(source.size)
         source.finish()
         return content
+
+    def check(self, names: Collection[str]) -> None:
+        """Refuse files that were changed, without keeping what is in them."""
+        for name in names:
+            self._source(name).finish()
 
     def copy(self, name: str, target: Path) -> None:
         """Copy a file as it is."""

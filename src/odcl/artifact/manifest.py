@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from odcl import __version__
-from odcl.artifact.codecs import expect, is_count, json_bytes, parse_json
+from odcl.artifact.arrays import expect, is_count, json_bytes, parse_json
 from odcl.files import open_regular, read_regular
 
 FORMAT = 2

@@ -1,1 +1,1 @@
-"""What the commands do, behind ``cli``: options, runs, their folders, the demo."""
+"""The command line: one module per command, and what they share."""

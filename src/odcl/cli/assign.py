@@ -6,8 +6,8 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from odcl.cli.console import check_out_file, watched, write_answer
-from odcl.cli.parser import RUN_HELP, Parser, command, missing, out_file, quiet
+from odcl.cli import parser as opt
+from odcl.cli.console import answer
 
 _ABOUT = """\
 Tell which group new users belong to, how surely, or that they fit none.
@@ -22,54 +22,36 @@ examples:
   odcl assign run new-stores.csv --add && odcl predict run tomorrow.csv"""
 
 
-def add(some: Any) -> Parser:
-    parser = command(some, "assign", "RUN TABLE [options]", _ABOUT, _EXAMPLES)
-    group = parser.add_argument_group("arguments")
-    group.add_argument("run", metavar="RUN", type=Path, help=RUN_HELP)
-    group.add_argument(
-        "table", metavar="TABLE", type=Path, help="rows of the new users, with the target"
-    )
-    group = parser.add_argument_group("options")
-    group.add_argument(
-        "--add", action="store_true", help="remember the users in RUN: predict knows them then"
-    )
-    out_file(group)
-    missing(group, None)
-    quiet(group)
+def add(some: Any) -> opt.Parser:
+    parser = opt.command(some, "assign", "RUN TABLE [options]", _ABOUT, _EXAMPLES)
+    more = {"--add": "remember the users in RUN: predict knows them then"}
+    opt.run_and_table(parser, "rows of the new users, with the target", more)
     return parser
 
 
 def run(options: Namespace) -> None:
-    check_out_file(options, run=options.run, table=options.table)
-    with watched(options) as progress:
-        progress.stage("assigning")
-        columns, notices = assign_table(
-            options.run, options.table, add=options.add, missing=options.missing
-        )
-    write_answer(columns, notices, options)
+    answer("assigning", _assigned, options)
 
 
-def assign_table(
-    folder: Path, path: Path, *, add: bool, missing: str | None
-) -> tuple[dict[str, Any], list[str]]:
-    """Groups of new users, one row per user; with ``add`` the run remembers them."""
+def _assigned(options: Namespace) -> tuple[dict[str, Any], list[str]]:
+    """Groups of new users, one row per user; with ``--add`` the run remembers them."""
     import numpy as np
 
     from odcl.cli.run_folder import change_run, open_run, rows_by_user
     from odcl.data.tables import beside
 
-    model, schema = open_run(folder, with_target=True)
-    federation, notices = rows_by_user(path, schema, missing)
+    model, schema = open_run(options.run, with_target=True)
+    federation, notices = rows_by_user(options.table, schema, options.missing)
 
     def assign(model: Any) -> list[Any]:
-        if add:
-            _refuse_known(model, federation.users, folder)
+        if options.add:
+            _refuse_known(model, federation.users, options.run)
         found = [model.assign(X, y) for _, X, y in federation]
-        if add:
+        if options.add:
             model.add_assigned(federation.users, found)
         return found
 
-    found = change_run(folder, assign) if add else assign(model)
+    found = change_run(options.run, assign) if options.add else assign(model)
     columns = {
         "group": np.array([f.label for f in found]),
         "probability": np.round([f.probability for f in found], 6),
@@ -81,7 +63,7 @@ def assign_table(
 
 
 def _refuse_known(model: Any, users: Any, folder: Path) -> None:
-    from odcl.data.ids import positions
+    from odcl.data.federation import positions
     from odcl.errors import show
     from odcl.report.text import count
 

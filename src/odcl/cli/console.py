@@ -6,27 +6,25 @@ import os
 import shlex
 import sys
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from odcl.report.progress import Silent
+from odcl.report import progress
+
+# A table's columns by name, and what is to be said of them.
+Answer = Callable[[Namespace], tuple[dict[str, Any], list[str]]]
 
 
-def watched(options: Namespace) -> AbstractContextManager[Silent]:
+def watched(options: Namespace) -> AbstractContextManager[progress.Silent]:
     """Progress for a person who watches."""
-    from odcl.report import progress
-
     return progress.watched(options.quiet)
 
 
 def say(text: str, options: Namespace) -> None:
     """One line on stderr."""
-    from odcl.report.progress import notice
-
-    notice(text, options.quiet)
+    progress.notice(text, options.quiet)
 
 
 def say_picture(path: Path, drawn: bool, options: Namespace) -> None:
@@ -35,6 +33,20 @@ def say_picture(path: Path, drawn: bool, options: Namespace) -> None:
         print(f"Picture: {shlex.quote(str(path))}")
     else:
         say("no picture, for want of matplotlib: pip install 'odcl[plot]'", options)
+
+
+def check_file_place(out: Path, *, writable: bool = True) -> None:
+    """Refuse a file that cannot be written before the work."""
+    place = out.resolve()
+    if out.is_dir():
+        raise ValueError(f"{out} is a folder, and a file is to be written: name a file in it.")
+    if not place.parent.is_dir():
+        raise ValueError(f"{out} cannot be written: there is no folder {out.parent}. Make it.")
+    if writable and not os.access(place.parent, os.W_OK):
+        raise ValueError(
+            f"{out} cannot be written: folder {place.parent} is not yours to change. Name a file "
+            "in another folder with --out."
+        )
 
 
 def check_out_file(options: Namespace, *, run: Path, table: Path) -> None:
@@ -46,13 +58,8 @@ def check_out_file(options: Namespace, *, run: Path, table: Path) -> None:
     if out is None:
         return
     check_ending(out)
+    check_file_place(out)
     place = out.resolve()
-    if out.is_dir():
-        raise ValueError(f"{out} is a folder, and a file is to be written: name a file in it.")
-    if not place.parent.is_dir():
-        raise ValueError(f"{out} cannot be written: there is no folder {out.parent}. Make it.")
-    if not os.access(place.parent, os.W_OK):
-        raise ValueError(f"{out} cannot be written: folder {out.parent} is not yours to change.")
     if place == table.resolve() or place.parent == table.resolve():
         raise ValueError(f"{out} would stand where {table} is read from: name another file.")
     if place.parent == run.resolve():
@@ -60,6 +67,15 @@ def check_out_file(options: Namespace, *, run: Path, table: Path) -> None:
     if out.is_file() and not options.force:
         again = Setting("force", True)
         raise InputError(f"{out} exists already. Say ", again, " to replace it, or name another.")
+
+
+def answer(stage: str, work: Answer, options: Namespace) -> None:
+    """Make the table that a command gives from RUN and TABLE, and write it."""
+    check_out_file(options, run=options.run, table=options.table)
+    with watched(options) as shown:
+        shown.stage(stage)
+        columns, notices = work(options)
+    write_answer(columns, notices, options)
 
 
 def write_answer(columns: Mapping[str, Any], notices: Sequence[str], options: Namespace) -> None:

@@ -7,8 +7,8 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from odcl.cli import parser as opt
 from odcl.cli.console import say_picture, watched
-from odcl.cli.parser import Parser, command, force, path, quiet, seed
 
 if TYPE_CHECKING:
     from odcl._typing import Floats
@@ -23,13 +23,13 @@ naive and oracle models, and the bytes sent in the one round. Saves a picture,
 and a table to try `odcl fit` on."""
 
 
-def add(some: Any) -> Parser:
-    parser = command(some, "demo", "[--out FOLDER] [options]", _ABOUT, "")
+def add(some: Any) -> opt.Parser:
+    parser = opt.command(some, "demo", "[--out FOLDER] [options]", _ABOUT, "")
     group = parser.add_argument_group("options")
-    path(group, "--out", "FOLDER", "folder for the picture and the table", default="demo")
-    force(group)
-    seed(group)
-    quiet(group)
+    opt.path(group, "--out", "FOLDER", "folder for the picture and the table", default="demo")
+    opt.force(group)
+    opt.seed(group)
+    opt.quiet(group)
     return parser
 
 
@@ -106,8 +106,8 @@ def demo_errors(federation: SyntheticFederation, result: Result) -> dict[str, fl
 
     from odcl.data.federation import Federation
     from odcl.engines.in_process import fit
-    from odcl.evaluate.nmse import nmse
-    from odcl.local.exact import solve_users
+    from odcl.evaluate.scores import nmse
+    from odcl.local.fit import solve_users
     from odcl.method import Method
     from odcl.risk.risk import Risk
     from odcl.server.combine import average_by_cluster

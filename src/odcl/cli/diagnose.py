@@ -6,24 +6,9 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from odcl.cli import parser as opt
 from odcl.cli.console import check_out_file, say, watched, write_answer
-from odcl.cli.fit import estimator_settings, fit_source, method_of, read_named
-from odcl.cli.parser import (
-    COMBINE,
-    LOSSES,
-    TABLE_HELP,
-    HoldOut,
-    Parser,
-    UsageError,
-    at_least_0,
-    clusters,
-    command,
-    missing,
-    one_of,
-    path,
-    quiet,
-    seed,
-)
+from odcl.cli.fit import METHOD, estimator_settings, fit_source, method_of, read_named
 
 if TYPE_CHECKING:
     from odcl.diagnose import Diagnosis
@@ -52,40 +37,24 @@ is fitted again on the table's rows, with its own columns and settings: for a
 run of --paper, whose users send nothing about their noise, that tells more."""
 
 
-def add(some: Any) -> Parser:
+def add(some: Any) -> opt.Parser:
     """The command's options."""
-    parser = command(some, "diagnose", "RUN [TABLE] | TABLE [options]", _ABOUT, _EXAMPLES)
+    parser = opt.command(some, "diagnose", "RUN [TABLE] | TABLE [options]", _ABOUT, _EXAMPLES)
     group = parser.add_argument_group("arguments")
     group.add_argument(
         "source", metavar="RUN|TABLE", type=Path, help="folder that `odcl fit` wrote, or a table"
     )
-    group.add_argument("table", metavar="TABLE", type=Path, nargs="?", help=TABLE_HELP)
+    group.add_argument("table", metavar="TABLE", type=Path, nargs="?", help=opt.TABLE_HELP)
     new = parser.add_argument_group("a table without a run")
-    new.add_argument(
-        "--user", metavar="COLUMN", help="column that names the user of each row [default: none]"
-    )
-    new.add_argument("--target", metavar="COLUMN", help="column to predict [default: none]")
-    many: dict[str, Any] = {"metavar": "COLUMNS", "action": "append", "default": []}
-    new.add_argument("--features", **many, help="columns to predict from [default: all others]")
-    new.add_argument("--drop", **many, help="columns to leave out")
-    new.add_argument("--categorical", **many, help="columns that hold categories, not numbers")
-    methods = {
-        "--loss": (one_of(LOSSES), "NAME", "as for odcl fit [default: auto]"),
-        "--clusters": (clusters, "K", "as for odcl fit [default: auto]"),
-        "--combine": (one_of(COMBINE), "HOW", "as for odcl fit [default: precision]"),
-        "--l2": (at_least_0, "NUMBER", "as for odcl fit [default: 0; for classes 0.01]"),
-    }
-    for name, (kind, metavar, text) in methods.items():
-        new.add_argument(name, metavar=metavar, type=kind, help=text)
-    new.add_argument("--no-intercept", action="store_true", help="fit no intercept")
-    new.add_argument("--paper", action="store_true", help="the paper's setting, as for odcl fit")
+    opt.table_columns(new)
+    opt.add_options(new, METHOD)
     more = parser.add_argument_group("options")
     about = "CSV or Parquet file with one row per user: group, chance of belonging elsewhere"
-    path(more, "--out", "FILE", f"{about} [default: none]")
-    more.add_argument("--force", action="store_true", help="replace FILE if it exists")
-    missing(more, None)
-    seed(more)
-    quiet(more)
+    out = (Path, f"{about} [default: none]")
+    opt.add_options(more, {"--out FILE": out, "--force": "replace FILE if it exists"})
+    opt.missing(more, None)
+    opt.seed(more)
+    opt.quiet(more)
     return parser
 
 
@@ -106,7 +75,7 @@ def run(options: Namespace) -> None:
 
 def _diagnosed(options: Namespace, progress: Silent) -> Found:
     """Diagnose what the options name: a run from its uploads, or a table after a fit."""
-    from odcl.artifact import MANIFEST
+    from odcl.artifact.manifest import MANIFEST
 
     if not options.source.exists():
         raise ValueError(f"There is no file or folder {options.source}.")
@@ -120,14 +89,14 @@ def _of_table(options: Namespace, progress: Silent) -> Found:
     """Fit a table and diagnose the fit; its rows tell the noise in the paper's setting too."""
     if options.table is not None:
         text = f"{options.source} is not a run of `odcl fit`, so {options.table} is one too many."
-        raise UsageError(text, "odcl diagnose")
+        raise opt.UsageError(text, "odcl diagnose")
     for name in ("user", "target"):
         if getattr(options, name) is None:
             text = f"{options.source} is not a run of `odcl fit`, and a table needs --{name}"
-            raise UsageError(f"{text}, a column of it.", "odcl diagnose")
+            raise opt.UsageError(f"{text}, a column of it.", "odcl diagnose")
     settings = estimator_settings(options, method_of(options))
     source = read_named(options.source, options)
-    fitted = fit_source(source, settings, HoldOut(0.0), options.seed, progress)
+    fitted = fit_source(source, settings, opt.HoldOut(0.0), options.seed, progress)
     progress.stage("diagnosing")
     found = _with_rows(fitted.model, source.encoded.federation(), options.seed)
     return found, source.schema.user, fitted.notices
@@ -143,13 +112,19 @@ def _of_run(options: Namespace, progress: Silent) -> Found:
     from sklearn.base import clone
 
     from odcl.cli.run_folder import open_run, rows_by_user
-    from odcl.data.ids import positions
+    from odcl.data.federation import positions
 
     model, schema = open_run(options.source, with_target=options.table is not None)
+    if options.table is None and model.uploads_ is None:
+        raise ValueError(
+            f"{options.source} was written without its users' uploads, which were too large to "
+            f"keep, and they are what is diagnosed: say `odcl diagnose {options.source} TABLE`, "
+            "which fits the table's rows again."
+        )
     if options.table is None:
         progress.stage("diagnosing")
         notices = []
-        if model.uploads_ is not None and model.uploads_.dispersion is None:
+        if model.uploads_.dispersion is None:
             notices.append(
                 "the run's users sent nothing about their noise: `odcl diagnose "
                 f"{options.source} TABLE` reads it off their rows, and tells more"
@@ -162,8 +137,7 @@ def _of_run(options: Namespace, progress: Silent) -> Found:
             f"{options.table} has {rows.n_users} users, {strange} of them not in the run of "
             f"{len(model.users_)}: the diagnosis is of the table, with the run's settings"
         )
-    again = clone(model).set_params(users=None)
-    again.fit_federation(rows, schema=schema, progress=progress.advance)
+    again = clone(model).fit_federation(rows, schema=schema, progress=progress.advance)
     progress.stage("diagnosing")
     return _with_rows(again, rows.with_y(again._encode(rows.y)), options.seed), schema.user, notices
 
@@ -174,4 +148,4 @@ def _refuse_settings(options: Namespace) -> None:
     for name in (*named, "features", "drop", "categorical", "no_intercept", "paper"):
         if getattr(options, name) not in (None, False, []):
             text = f"--{name.replace('_', '-')} is part of the run {options.source}: leave it out."
-            raise UsageError(text, "odcl diagnose")
+            raise opt.UsageError(text, "odcl diagnose")

@@ -8,36 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from odcl.cli import parser as opt
 from odcl.cli.console import say, say_picture, watched
-from odcl.cli.parser import (
-    COMBINE,
-    CURVATURE,
-    LOSSES,
-    MISSING,
-    TABLE_HELP,
-    HoldOut,
-    Parser,
-    UsageError,
-    at_least_0,
-    clusters,
-    column_names,
-    command,
-    force,
-    holdout,
-    jobs,
-    missing,
-    one_of,
-    path,
-    quiet,
-    refit,
-    seed,
-)
 
 if TYPE_CHECKING:
     from odcl._typing import Bools
     from odcl.data.federation import Federation
     from odcl.data.source import Source
-    from odcl.evaluate.comparison import Comparison
+    from odcl.evaluate.scores import Comparison
     from odcl.method import Method
     from odcl.report.progress import Silent
 
@@ -54,7 +32,8 @@ examples:
   odcl fit visits.parquet --user patient --target ill --loss logistic \\
       --categorical ward,sex --drop date --missing mean --out run
   odcl fit sales.csv --user store --target sales --paper --out run-paper
-  odcl fit sales.csv --user store --target sales --holdout last --time day --out run
+  odcl fit sales.csv --user store --target sales --out run \\
+      --holdout last --time day
 
 RUN holds the models (models.safetensors, model.json), each user's group
 (assignment.csv), each group's model in the table's units (groups.csv),
@@ -63,129 +42,83 @@ ODCLRegressor.load("run").predict(table), with the same columns in any order;
 ODCLClassifier for classes."""
 
 
-def add(some: Any) -> Parser:
+METHOD = {
+    "--loss NAME": (
+        opt.one_of(opt.LOSSES),
+        "squared (numbers), huber (numbers with outliers), poisson (counts), logistic or "
+        "multinomial (classes), or auto: classes for text and true/false, else squared "
+        "[default: auto]",
+    ),
+    "--clusters K": (
+        opt.clusters,
+        "number of groups; auto: found from the users' own noise; convex: by convex "
+        "clustering (the paper's ODCL-CC); elbow or silhouette: chosen for K-means++ by that "
+        "rule; kmeans:K, spectral:K, gradient:K: K groups by that method [default: auto]",
+    ),
+    "--combine HOW": (
+        opt.one_of(opt.COMBINE),
+        "how a group's models become one: precision (by what each user's rows tell), mean "
+        "(the paper), samples (by number of rows), shrink (mean of the mixture's posterior) "
+        "[default: precision]",
+    ),
+    "--l2 NUMBER": (
+        opt.at_least_0,
+        "penalty on coefficients, in standardised units [default: 0; for classes 0.01]",
+    ),
+    "--no-intercept": "fit no intercept",
+    "--paper": "the paper's setting: K-means++ (number by silhouette unless --clusters is given), "
+    "plain mean, no refit, no standardisation",
+}
+_MORE = {
+    "--refit HOW": (
+        opt.refit,
+        "what a user makes of its group's model: evidence or cv (drawn to it as far as the "
+        "data say), none (takes it), or a number (strength of the pull) [default: evidence]",
+    ),
+    "--curvature WHAT": (
+        opt.one_of(opt.CURVATURE),
+        "what users would send of their Hessian: full, diagonal, none; auto: full up to 100 "
+        "parameters [default: auto; with --paper none]",
+    ),
+    "--no-standardize": "leave features in their own units instead of a common scale",
+}
+
+
+def add(some: Any) -> opt.Parser:
     usage = "TABLE --user COLUMN --target COLUMN --out RUN [options]"
-    parser = command(some, "fit", usage, _ABOUT, _EXAMPLES)
-    _table_options(parser.add_argument_group("the table"))
-    _method_options(parser.add_argument_group("the method (the defaults suit most tables)"))
+    parser = opt.command(some, "fit", usage, _ABOUT, _EXAMPLES)
+    group = parser.add_argument_group("the table")
+    group.add_argument("table", metavar="TABLE", type=Path, help=opt.TABLE_HELP)
+    opt.table_columns(group, required=True)
+    opt.missing(group, "error")
+    group = parser.add_argument_group("the method (the defaults suit most tables)")
+    opt.add_options(group, METHOD | _MORE)
     run = parser.add_argument_group("the run")
-    path(run, "--out", "RUN", "folder for the results (required)", required=True)
-    force(run)
+    opt.path(run, "--out", "RUN", "folder for the results (required)", required=True)
+    opt.force(run)
     run.add_argument(
         "--holdout",
         metavar="SHARE",
-        type=holdout,
-        default=HoldOut(0.2),
+        type=opt.holdout,
+        default=opt.HoldOut(0.2),
         help="share of each user's rows kept back for the comparison; 0: no comparison; last, or "
         "last:SHARE: its last rows by --time. The models in RUN are fitted on all rows "
         "[default: %(default)s]",
     )
-    run.add_argument(
-        "--time", metavar="COLUMN", help="column that orders the rows of a user [default: none]"
-    )
-    seed(run)
-    run.add_argument(
-        "--jobs",
-        metavar="N",
-        type=jobs,
-        default=1,
-        help="threads for the local models; -1: one per core [default: %(default)s]",
-    )
-    quiet(run)
+    text = "column that orders the rows of a user [default: none]"
+    opt.add_options(run, {"--time COLUMN": (str, text)})
+    opt.seed(run)
+    opt.jobs(run, 1, "threads for the local models")
+    opt.quiet(run)
     return parser
 
 
-def _table_options(group: Any) -> None:
-    group.add_argument("table", metavar="TABLE", type=Path, help=TABLE_HELP)
-    group.add_argument(
-        "--user",
-        metavar="COLUMN",
-        required=True,
-        help="column that names the user of each row (required)",
-    )
-    group.add_argument(
-        "--target", metavar="COLUMN", required=True, help="column to predict (required)"
-    )
-    many = {"metavar": "COLUMNS", "action": "append", "default": []}
-    group.add_argument(
-        "--features",
-        **many,
-        help="columns to predict from: a,b,c, or the option once per column [default: all others]",
-    )
-    group.add_argument("--drop", **many, help="columns to leave out")
-    group.add_argument("--categorical", **many, help="columns that hold categories, not numbers")
-    missing(group, "error")
-
-
-def _method_options(group: Any) -> None:
-    group.add_argument(
-        "--loss",
-        type=one_of(LOSSES),
-        default="auto",
-        metavar="NAME",
-        help="squared (numbers), huber (numbers with outliers), poisson (counts), logistic or "
-        "multinomial (classes), or auto: classes for text and true/false, else squared "
-        "[default: %(default)s]",
-    )
-    group.add_argument(
-        "--clusters",
-        type=clusters,
-        default="auto",
-        metavar="K",
-        help="number of groups; auto: found from the users' own noise; convex: by convex "
-        "clustering (the paper's ODCL-CC); elbow or silhouette: chosen for K-means++ by that "
-        "rule; kmeans:K, spectral:K, gradient:K: K groups by that method "
-        "[default: %(default)s]",
-    )
-    group.add_argument(
-        "--combine",
-        type=one_of(COMBINE),
-        metavar="HOW",
-        help="how a group's models become one: precision (by what each user's rows tell), mean "
-        "(the paper), samples (by number of rows), shrink (mean of the mixture's posterior) "
-        "[default: precision]",
-    )
-    group.add_argument(
-        "--refit",
-        type=refit,
-        metavar="HOW",
-        help="what a user makes of its group's model: evidence or cv (drawn to it as far as the "
-        "data say), none (takes it), or a number (strength of the pull) [default: evidence]",
-    )
-    group.add_argument(
-        "--l2",
-        type=at_least_0,
-        metavar="NUMBER",
-        help="penalty on coefficients, in standardised units [default: 0; for classes 0.01]",
-    )
-    group.add_argument(
-        "--curvature",
-        type=one_of(CURVATURE),
-        default="auto",
-        metavar="WHAT",
-        help="what users would send of their Hessian: full, diagonal, none; auto: full up to 100 "
-        "parameters [default: %(default)s]",
-    )
-    group.add_argument("--no-intercept", action="store_true", help="fit no intercept")
-    group.add_argument(
-        "--no-standardize",
-        action="store_true",
-        help="leave features in their own units instead of a common scale",
-    )
-    group.add_argument(
-        "--paper",
-        action="store_true",
-        help="the paper's setting: K-means++ (number by silhouette unless --clusters is given), "
-        "plain mean, no refit, no standardisation",
-    )
-
-
 def run(options: Namespace) -> None:
-    from odcl.artifact import check_artifact_place
+    from odcl.artifact.folder import check_artifact_place
     from odcl.cli.run_folder import write_run
 
     if (options.time is None) == options.holdout.last:
-        raise UsageError("--holdout last and --time COLUMN go together.", "odcl fit")
+        raise opt.UsageError("--holdout last and --time COLUMN go together.", "odcl fit")
     method = method_of(options)
     check_artifact_place(options.out, force=options.force)
     with watched(options) as progress:
@@ -260,7 +193,7 @@ def read_named(path: Path, options: Namespace, *, time: str | None = None) -> So
 
     columns = read_column_names(path)
     features, drop, categorical = (
-        column_names(names, columns)
+        opt.column_names(names, columns)
         for names in (options.features, options.drop, options.categorical)
     )
     return read_source(
@@ -270,7 +203,7 @@ def read_named(path: Path, options: Namespace, *, time: str | None = None) -> So
         features=features or None,
         drop=drop,
         categorical=categorical,
-        missing=options.missing or MISSING[0],
+        missing=options.missing or opt.MISSING[0],
         loss=options.loss or "auto",
         time=time,
     )
@@ -287,16 +220,16 @@ class FittedTable:
     model: Any
     comparison: Comparison | None
     notices: list[str]
-    holdout: HoldOut
+    holdout: opt.HoldOut
 
 
 def fit_source(
-    source: Source, settings: dict[str, Any], held: HoldOut, seed: int, progress: Silent
+    source: Source, settings: dict[str, Any], held: opt.HoldOut, seed: int, progress: Silent
 ) -> FittedTable:
     """Fit all rows; before that, with a share to hold out, compare methods on these rows."""
     from odcl.data.folds import hold_out
-    from odcl.evaluate.comparison import keep_every_class
-    from odcl.report.notices import accepted
+    from odcl.evaluate.scores import keep_every_class
+    from odcl.report.text import accepted
 
     federation, schema = source.encoded.federation(), source.schema
     if federation.n_users == 1:
@@ -348,7 +281,7 @@ def _compare(
     """local / one model for all / the paper's setting / ours, each fitted on the rows kept."""
     import numpy as np
 
-    from odcl.evaluate.comparison import compare
+    from odcl.evaluate.scores import compare
     from odcl.local.predict import predicted_targets
     from odcl.method import Method
 

@@ -8,29 +8,27 @@ import shlex
 import signal
 import sys
 from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
 
 from odcl import __version__
-from odcl.cli import assign, demo, diagnose, fit, plan, predict, reproduce, update
 from odcl.cli.parser import Parser, UsageError
 from odcl.errors import InputError, Setting, did_you_mean
 
-# Each command's module has its options (add) and what it does (run), and imports nothing heavy
+# Each has a module with its options (add) and what it does (run), which imports nothing heavy
 # before it runs: help must come at once.
-COMMANDS = {
-    "demo": demo,
-    "fit": fit,
-    "predict": predict,
-    "assign": assign,
-    "update": update,
-    "diagnose": diagnose,
-    "plan": plan,
-    "reproduce": reproduce,
-}
+COMMANDS = ("demo", "fit", "predict", "assign", "update", "diagnose", "plan", "reproduce")
+
+
+def module_of(command: str) -> Any:
+    return import_module(f"odcl.cli.{command}")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command and its options. ``--help`` and ``--version`` print and leave."""
-    parser, commands = _parsers()
+    given = sys.argv[1:] if arguments is None else arguments
+    named = [name for name in COMMANDS if given and given[0] == name]
+    parser, commands = _parsers(named or COMMANDS)
     options, unknown = parser.parse_known_args(arguments)
     if options.command is None and not unknown:
         raise UsageError(f"name a command: {', '.join(commands)}.", "odcl")
@@ -65,13 +63,13 @@ to stderr. Exit codes: 0 done, 1 failed (such as a full disk), 2 input or usage
 that cannot be used, 130 interrupted."""
 
 
-def _parsers() -> tuple[Parser, dict[str, Parser]]:
+def _parsers(commands: Sequence[str] = COMMANDS) -> tuple[Parser, dict[str, Parser]]:
     parser = Parser("odcl", "odcl COMMAND ...", _ABOUT, _START)
     parser.add_argument("--version", action="version", version=f"odcl {__version__}")
     some = parser.add_subparsers(
         dest="command", metavar="COMMAND", title="commands", parser_class=Parser
     )
-    return parser, {name: command.add(some) for name, command in COMMANDS.items()}
+    return parser, {name: module_of(name).add(some) for name in commands}
 
 
 # -- the process -----------------------------------------------------------------------------------
@@ -85,7 +83,7 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
         try:
             options = parse(arguments)
             with warnings_as_notices(options.quiet):
-                COMMANDS[options.command].run(options)
+                module_of(options.command).run(options)
         finally:  # --help leaves by SystemExit
             sys.stdout.flush()
     except UsageError as error:
@@ -119,7 +117,7 @@ def _as_option(setting: Setting) -> str:
         name, value = "loss", _LOSS_OF[value]
     if name == "method":
         return f"--{value}"
-    name = {"clusterer": "clusters"}.get(name, name)
+    name = {"clusterer": "clusters", "all_rows": "all-rows"}.get(name, name)
     if value is True:
         return f"--{name}"
     return f"--{name} {shlex.quote(','.join(value) if isinstance(value, list) else value)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -123,11 +123,18 @@ def refit(text: str) -> str | float:
         raise _wrong(f"{text!r} is none of evidence, cv, none, a number >= 0.") from None
 
 
-def at_least_0(text: str) -> float:
-    value = _number(text)
-    if not 0 <= value < math.inf:
-        raise _wrong(f"{text!r} is not a number >= 0.")
-    return value
+def number(holds: Callable[[float], bool], which: str) -> Callable[[str], float]:
+    def check(text: str) -> float:
+        value = _number(text)
+        if not holds(value):
+            raise _wrong(f"{text!r} is not a number {which}.")
+        return value
+
+    return check
+
+
+at_least_0 = number(lambda value: 0 <= value < math.inf, ">= 0")
+above_0 = number(lambda value: 0 < value < math.inf, "> 0")
 
 
 @dataclass(frozen=True)
@@ -156,7 +163,7 @@ def seed_number(text: str) -> int:
     return int(text)
 
 
-def jobs(text: str) -> int:
+def n_jobs(text: str) -> int:
     if text != "-1" and not (text.isdecimal() and int(text)):
         raise _wrong(f"{text!r} is neither a number from 1 on nor -1 (one per core).")
     return int(text)
@@ -189,20 +196,51 @@ RUN_HELP = "folder that `odcl fit` or save() wrote"
 TABLE_HELP = "CSV or Parquet file (.csv, .csv.gz, .tsv, .parquet), or a folder of them"
 
 
+def add_options(group: Any, options: Mapping[str, Any]) -> None:
+    """Options as a table: "--name METAVAR" with its type and help, "--flag" with its help."""
+    for words, what in options.items():
+        if isinstance(what, str):
+            group.add_argument(words, action="store_true", help=what)
+        else:
+            name, metavar = words.split()
+            group.add_argument(name, metavar=metavar, type=what[0], help=what[1])
+
+
 def path(group: Any, name: str, metavar: str, help: str, **more: Any) -> None:
     shown = " [default: %(default)s]" if "default" in more else ""
     group.add_argument(name, metavar=metavar, type=Path, help=help + shown, **more)
 
 
-def out_file(group: Any) -> None:
-    path(group, "--out", "FILE", "CSV or Parquet file for the answer [default: CSV on stdout]")
-    group.add_argument("--force", action="store_true", help="replace FILE if it exists")
+def table_columns(group: Any, *, required: bool = False) -> None:
+    """Options that say which columns of a table are what."""
+    told = "(required)" if required else "[default: none]"
+    for name, what in {"user": "that names the user of each row", "target": "to predict"}.items():
+        text = f"column {what} {told}"
+        group.add_argument(f"--{name}", metavar="COLUMN", required=required, help=text)
+    many: dict[str, Any] = {"metavar": "COLUMNS", "action": "append", "default": []}
+    group.add_argument(
+        "--features",
+        **many,
+        help="columns to predict from: a,b,c, or the option once per column [default: all others]",
+    )
+    group.add_argument("--drop", **many, help="columns to leave out")
+    group.add_argument("--categorical", **many, help="columns that hold categories, not numbers")
+
+
+def run_and_table(parser: Parser, table: str, options: Mapping[str, Any]) -> None:
+    """RUN and TABLE, and the options of a command that answers with a table."""
+    group = parser.add_argument_group("arguments")
+    group.add_argument("run", metavar="RUN", type=Path, help=RUN_HELP)
+    group.add_argument("table", metavar="TABLE", type=Path, help=table)
+    group = parser.add_argument_group("options")
+    out = (Path, "CSV or Parquet file for the answer [default: CSV on stdout]")
+    add_options(group, {"--out FILE": out, "--force": "replace FILE if it exists", **options})
+    missing(group, None)
+    quiet(group)
 
 
 def force(group: Any) -> None:
-    group.add_argument(
-        "--force", action="store_true", help="replace the folder if odcl wrote it before"
-    )
+    add_options(group, {"--force": "replace the folder if odcl wrote it before"})
 
 
 def seed(group: Any) -> None:
@@ -216,9 +254,13 @@ def seed(group: Any) -> None:
 
 
 def quiet(group: Any) -> None:
-    group.add_argument(
-        "-q", "--quiet", action="store_true", help="no progress and no notices on stderr"
-    )
+    text = "no progress and no notices on stderr"
+    group.add_argument("-q", "--quiet", action="store_true", help=text)
+
+
+def jobs(group: Any, default: int, of: str) -> None:
+    text = f"{of}; -1: one per core [default: %(default)s]"
+    group.add_argument("--jobs", metavar="N", type=n_jobs, default=default, help=text)
 
 
 def missing(group: Any, default: str | None) -> None:

@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
-import math
-import os
 from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from odcl.cli.console import say_picture, watched
+from odcl.cli import parser as opt
+from odcl.cli.console import check_file_place, say_picture, watched
 from odcl.cli.fit import fit_source, read_named
-from odcl.cli.parser import (
-    MISSING,
-    HoldOut,
-    Parser,
-    UsageError,
-    at_least_0,
-    command,
-    missing,
-    one_of,
-    path,
-    positive,
-    quiet,
-    seed,
-)
 
 if TYPE_CHECKING:
     from odcl.plan import Scenario
@@ -47,104 +31,57 @@ examples:
   odcl plan --pilot sales.csv --user store --target sales --users 500"""
 
 
-def add(some: Any) -> Parser:
+_FEDERATION = {
+    "--users M": (opt.positive, "number of users [default: 100, or the pilot's]"),
+    "--clusters K": (opt.positive, "number of hidden groups [default: 10]"),
+    "--dim D": (opt.positive, "parameters of a model [default: 20]"),
+    "--separation D": (
+        opt.above_0,
+        "smallest distance between two groups' models [default: as in the paper's linear "
+        "set-up, for 1, 4 or 10 groups]",
+    ),
+    "--noise S": (
+        opt.above_0,
+        "standard deviation of the target around its model, squared loss only [default: 1]",
+    ),
+    "--spread TAU": (
+        opt.at_least_0,
+        "how far users of a group differ: standard deviation of each parameter [default: 0]",
+    ),
+    "--active N": (opt.positive, "features of a row that are not zero [default: 5]"),
+    "--loss NAME": (
+        opt.one_of(LOSSES),
+        "squared, logistic or poisson; huber and multinomial with a pilot [default: squared]",
+    ),
+}
+
+
+def add(some: Any) -> opt.Parser:
     """The command's options."""
-    parser = command(some, "plan", "[options]", _ABOUT, _EXAMPLES)
-    _federation(parser.add_argument_group("the federation"))
+    parser = opt.command(some, "plan", "[options]", _ABOUT, _EXAMPLES)
+    opt.add_options(parser.add_argument_group("the federation"), _FEDERATION)
     pilot = parser.add_argument_group("from a pilot")
-    path(
-        pilot,
-        "--pilot",
-        "TABLE",
-        "table whose groups, rows and noise are taken instead [default: none]",
-    )
-    pilot.add_argument(
-        "--user", metavar="COLUMN", help="its column that names the user [default: none]"
-    )
-    pilot.add_argument("--target", metavar="COLUMN", help="its column to predict [default: none]")
-    many: dict[str, Any] = {"metavar": "COLUMNS", "action": "append", "default": []}
-    pilot.add_argument("--features", **many, help="columns to predict from [default: all others]")
-    pilot.add_argument("--drop", **many, help="columns to leave out")
-    pilot.add_argument("--categorical", **many, help="columns that hold categories, not numbers")
-    missing(pilot, MISSING[0])
+    text = "table whose groups, rows and noise are taken instead [default: none]"
+    opt.add_options(pilot, {"--pilot TABLE": (Path, text)})
+    opt.table_columns(pilot)
+    opt.missing(pilot, opt.MISSING[0])
     goal = parser.add_argument_group("the goal")
     goal.add_argument(
         "--probability",
         metavar="P",
-        type=_probability,
+        type=opt.number(lambda value: 0.5 <= value <= 0.99, "from 0.5 to 0.99"),
         default=0.95,
         help="of finding exactly the true groups, from 0.5 to 0.99 [default: %(default)s]",
     )
-    goal.add_argument(
-        "--error",
-        metavar="E",
-        type=_positive,
-        help="relative squared error of the users' models to reach besides [default: none]",
-    )
+    text = "relative squared error of the users' models to reach besides [default: none]"
+    opt.add_options(goal, {"--error E": (opt.above_0, text)})
     more = parser.add_argument_group("options")
-    path(more, "--out", "FILE", "PNG file for the curve", default="odcl-plan.png")
-    more.add_argument(
-        "--force",
-        action="store_true",
-        help="replace FILE even if it is not a picture of an earlier plan",
-    )
-    seed(more)
-    quiet(more)
+    opt.path(more, "--out", "FILE", "PNG file for the curve", default="odcl-plan.png")
+    text = "replace FILE even if it is not a picture of an earlier plan"
+    opt.add_options(more, {"--force": text})
+    opt.seed(more)
+    opt.quiet(more)
     return parser
-
-
-def _federation(group: Any) -> None:
-    numbers = {
-        "--users": (positive, "M", "number of users [default: 100, or the pilot's]"),
-        "--clusters": (positive, "K", "number of hidden groups [default: 10]"),
-        "--dim": (positive, "D", "parameters of a model [default: 20]"),
-        "--separation": (
-            _positive,
-            "D",
-            "smallest distance between two groups' models [default: as in the paper's linear "
-            "set-up, for 1, 4 or 10 groups]",
-        ),
-        "--noise": (
-            _positive,
-            "S",
-            "standard deviation of the target around its model, squared loss only [default: 1]",
-        ),
-        "--spread": (
-            at_least_0,
-            "TAU",
-            "how far users of a group differ: standard deviation of each parameter [default: 0]",
-        ),
-        "--active": (positive, "N", "features of a row that are not zero [default: 5]"),
-    }
-    for name, (kind, metavar, text) in numbers.items():
-        group.add_argument(name, metavar=metavar, type=kind, help=text)
-    group.add_argument(
-        "--loss",
-        metavar="NAME",
-        type=one_of(LOSSES),
-        help="squared, logistic or poisson; huber and multinomial with a pilot [default: squared]",
-    )
-
-
-def _positive(text: str) -> float:
-    value = _number(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number > 0.")
-    return value
-
-
-def _probability(text: str) -> float:
-    value = _number(text)
-    if not 0.5 <= value <= 0.99:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0.5 to 0.99.")
-    return value
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
 
 
 def run(options: Namespace) -> None:
@@ -177,7 +114,8 @@ def scenario_of(options: Namespace) -> Scenario:
         return _pilot(options)
     for name in ("user", "target", "features", "drop", "categorical"):
         if getattr(options, name):
-            raise UsageError(f"--{name} names columns of a pilot: say --pilot TABLE.", "odcl plan")
+            text = f"--{name} names columns of a pilot: say --pilot TABLE."
+            raise opt.UsageError(text, "odcl plan")
     given = {
         "n_users": options.users,
         "n_clusters": options.clusters,
@@ -197,14 +135,14 @@ def _pilot(options: Namespace) -> Scenario:
     from odcl.report.progress import Silent
 
     if options.user is None or options.target is None:
-        raise UsageError("--pilot needs --user and --target, columns of it.", "odcl plan")
+        raise opt.UsageError("--pilot needs --user and --target, columns of it.", "odcl plan")
     for name in ("clusters", "dim", "separation", "noise", "spread", "active"):
         if getattr(options, name) is not None:
             text = f"--{name} is read off the pilot: leave it out, or plan without --pilot."
-            raise UsageError(text, "odcl plan")
+            raise opt.UsageError(text, "odcl plan")
     source = read_named(options.pilot, options)
     settings = {"method": Method(), "random_state": options.seed}
-    model = fit_source(source, settings, HoldOut(0.0), options.seed, Silent()).model
+    model = fit_source(source, settings, opt.HoldOut(0.0), options.seed, Silent()).model
     rows = source.encoded.federation()
     scaled = rows.with_X(model.scaling_.apply(rows.X))
     return from_pilot(model.result_, scaled, n_users=options.users)
@@ -217,16 +155,9 @@ def check_picture(path: Path, *, force: bool) -> None:
     """Refuse a place for the picture before the work. One of an earlier plan is replaced."""
     from odcl.report.pictures import available
 
-    folder = path.resolve().parent
     if path.suffix.lower() != ".png":
         raise ValueError(f"{path} does not end in .png, and the curve is saved as PNG.")
-    if path.is_dir() or not folder.is_dir():
-        raise ValueError(f"{path} is a folder or lies in none: name a file.")
-    if available() and not os.access(folder, os.W_OK):
-        raise ValueError(
-            f"{path} cannot be written: folder {folder} is not yours to change. Name a file in "
-            "another folder with --out."
-        )
+    check_file_place(path, writable=available())
     from odcl.report.plan import is_plan_picture
 
     if path.is_file() and not force and not is_plan_picture(path):

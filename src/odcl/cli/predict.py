@@ -6,19 +6,8 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from odcl.cli.console import check_out_file, watched, write_answer
-from odcl.cli.parser import (
-    RUN_HELP,
-    TABLE_HELP,
-    UNKNOWN,
-    UNSEEN,
-    Parser,
-    command,
-    missing,
-    one_of,
-    out_file,
-    quiet,
-)
+from odcl.cli import parser as opt
+from odcl.cli.console import answer
 
 _ABOUT = "Predict each row of a table with its own user's model."
 
@@ -31,69 +20,50 @@ The table needs the user's column and the features of the fit, not the target;
 other columns are ignored. For classes the answer has a probability of each."""
 
 
-def add(some: Any) -> Parser:
-    parser = command(some, "predict", "RUN TABLE [options]", _ABOUT, _EXAMPLES)
-    group = parser.add_argument_group("arguments")
-    group.add_argument("run", metavar="RUN", type=Path, help=RUN_HELP)
-    group.add_argument("table", metavar="TABLE", type=Path, help=TABLE_HELP)
-    group = parser.add_argument_group("options")
-    out_file(group)
-    group.add_argument(
-        "--unknown",
-        type=one_of(UNKNOWN),
-        default="error",
-        metavar="HOW",
-        help="users that were not in the fit: error, pooled (one model for all) or nearest (the "
-        "group with the most similar features) [default: %(default)s]",
-    )
-    group.add_argument(
-        "--unseen",
-        type=one_of(UNSEEN),
-        default="error",
-        metavar="HOW",
-        help="categories that were not in the fit: error, or reference (count as the commonest) "
-        "[default: %(default)s]",
-    )
-    missing(group, None)
-    quiet(group)
+_OPTIONS = {
+    "--unknown HOW": (
+        opt.one_of(opt.UNKNOWN),
+        "users that were not in the fit: error, pooled (one model for all) or nearest (the "
+        "group with the most similar features) [default: error]",
+    ),
+    "--unseen HOW": (
+        opt.one_of(opt.UNSEEN),
+        "categories that were not in the fit: error, or reference (count as the commonest) "
+        "[default: error]",
+    ),
+}
+
+
+def add(some: Any) -> opt.Parser:
+    parser = opt.command(some, "predict", "RUN TABLE [options]", _ABOUT, _EXAMPLES)
+    opt.run_and_table(parser, opt.TABLE_HELP, _OPTIONS)
     return parser
 
 
 def run(options: Namespace) -> None:
-    check_out_file(options, run=options.run, table=options.table)
-    with watched(options) as progress:
-        progress.stage("predicting")
-        columns, notices = predict_table(
-            options.run,
-            options.table,
-            unknown=options.unknown,
-            unseen=options.unseen,
-            missing=options.missing,
-        )
-    write_answer(columns, notices, options)
+    answer("predicting", _predicted, options)
 
 
-def predict_table(
-    folder: Path, path: Path, *, unknown: str, unseen: str, missing: str | None
-) -> tuple[dict[str, Any], list[str]]:
+def _predicted(options: Namespace) -> tuple[dict[str, Any], list[str]]:
     """A prediction for each row of the table, and what is to be said about it."""
     from odcl.cli.run_folder import open_run
-    from odcl.data.ids import positions
+    from odcl.data.federation import positions
     from odcl.data.tables import beside, read_table
-    from odcl.report.notices import about_values
-    from odcl.report.text import count
+    from odcl.report.text import about_values, count
 
-    model, schema = open_run(folder)
-    table = read_table(path, text=schema.text)
+    missing, unknown = options.missing, options.unknown or "error"
+    unseen = options.unseen or "error"
+    model, schema = open_run(options.run)
+    table = read_table(options.table, text=schema.text)
     encoded = schema.encode(table, with_target=False, unseen=unseen, missing=missing)
     notices = about_values(schema, encoded, missing or schema.missing)
     strange = encoded.ids[positions(model.users_, encoded.ids) < 0].tolist()
     if strange and unknown == "error":
-        raise _unknown_users(strange, len(encoded.ids), folder)
+        raise _unknown_users(strange, len(encoded.ids), options.run)
     if strange:
         how = {"pooled": "one model for all", "nearest": "the nearest group's model"}[unknown]
         notices.append(f"{count(len(strange), 'user')} not in the fit, predicted by {how}")
-    model.set_params(unknown=unknown, users=None)
+    model.set_params(unknown=unknown)
     users = encoded.users
     columns: dict[str, Any] = {
         "row": encoded.rows + 1,

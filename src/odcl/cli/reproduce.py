@@ -10,13 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from odcl.cli import parser as opt
 from odcl.cli.console import say
-from odcl.cli.parser import Parser, at_least_0, command, jobs, path, positive, quiet, seed, sizes
 from odcl.files import LITTER
 
 if TYPE_CHECKING:
-    from odcl.paper.experiments.added import Added
-    from odcl.paper.experiments.definition import Experiment
+    from odcl.paper.experiments.definition import Added, Experiment
     from odcl.paper.experiments.runner import Outcome
 
 _ABOUT = """\
@@ -45,56 +44,46 @@ examples:
   odcl reproduce table-methods --sizes 40,30,20,10 --separation 2 --rows 500
 
 DATA holds MNIST's four files (.gz or not) in DATA/mnist, and CIFAR-10 as it is
-unpacked (cifar-10-batches-bin or cifar-10-batches-py), or train.bin and test.bin
-of two classes in DATA/cifar10-two-classes. Nothing is downloaded.
+unpacked (cifar-10-batches-bin or cifar-10-batches-py), or train.bin and
+test.bin of two classes in DATA/cifar10-two-classes. Nothing is downloaded.
 
-mine.py registers methods: from odcl.baselines import register; register("mine",
+mine.py registers methods: from odcl import baselines; baselines.register("mine",
 FUNCTION, "n_clusters"). help(odcl.baselines.register) says what FUNCTION gets
 and gives. They join figure-mse, figure-clusterpath, figure-logistic and
 table-accuracy: their page, their figure and rows.jsonl."""
 
 
-def add(some: Any) -> Parser:
-    usage = "NAME [options]"
-    parser = command(some, "reproduce", usage, _ABOUT, _EXAMPLES)
+_OPTIONS = {
+    "--runs N": (
+        opt.positive,
+        "runs with seeds SEED, SEED + 1, ... [default: the paper's 10, or 20 for logistic]",
+    ),
+    "--data DATA": (Path, "folder with the images of table-accuracy [default: none]"),
+    "--sizes N,N,...": (
+        opt.sizes,
+        "for table-methods: users of each cluster [default: the paper's]",
+    ),
+    "--separation D": (
+        opt.at_least_0,
+        "for table-methods: distance between the optima [default: the paper's]",
+    ),
+    "--rows N": (opt.positive, "for table-methods: samples per user [default: the paper's]"),
+    "--methods FILE": (Path, "Python file that registers methods of your own [default: none]"),
+    "--quick": "smaller set-ups, one or two runs: a look, in seconds to a minute each",
+    "--force": "forget the rows of NAME in FOLDER and start again",
+}
+
+
+def add(some: Any) -> opt.Parser:
+    parser = opt.command(some, "reproduce", "NAME [options]", _ABOUT, _EXAMPLES)
     group = parser.add_argument_group("arguments")
     group.add_argument("name", metavar="NAME", help="all, or an experiment of the list below")
     group = parser.add_argument_group("options")
-    group.add_argument(
-        "--runs",
-        metavar="N",
-        type=positive,
-        help="runs with seeds SEED, SEED + 1, ... [default: the paper's 10, or 20 for logistic]",
-    )
-    group.add_argument(
-        "--jobs",
-        metavar="N",
-        type=jobs,
-        default=-1,
-        help="processes; -1: one per core [default: %(default)s]",
-    )
-    path(group, "--data", "DATA", "folder with the images of table-accuracy")
-    path(group, "--out", "FOLDER", "folder for rows, pages and figures", default="reproduction")
-    group.add_argument(
-        "--sizes", metavar="N,N,...", type=sizes, help="for table-methods: users of each cluster"
-    )
-    group.add_argument(
-        "--separation", metavar="D", type=at_least_0, help="for table-methods: between the optima"
-    )
-    group.add_argument(
-        "--rows", metavar="N", type=positive, help="for table-methods: samples of a user"
-    )
-    path(group, "--methods", "FILE", "Python file that registers methods of your own")
-    group.add_argument(
-        "--quick",
-        action="store_true",
-        help="smaller set-ups, one or two runs: a look, in seconds to a minute each",
-    )
-    group.add_argument(
-        "--force", action="store_true", help="forget the rows of NAME in FOLDER and start again"
-    )
-    seed(group)
-    quiet(group)
+    opt.add_options(group, _OPTIONS)
+    opt.path(group, "--out", "FOLDER", "folder for rows, pages and figures", default="reproduction")
+    opt.jobs(group, -1, "processes")
+    opt.seed(group)
+    opt.quiet(group)
     return parser
 
 
@@ -158,14 +147,14 @@ def own_clusters(
 def load_methods(path: Path | None, experiments: Sequence[Experiment]) -> Added:
     """The methods that a file registers, for experiments that others can join."""
     from odcl.paper.experiments import NAMES, experiment
-    from odcl.paper.experiments.added import NONE_ADDED, load
+    from odcl.paper.experiments.definition import NONE_ADDED, load_added
 
     if path is None:
         return NONE_ADDED
     if not any(one.bench for one in experiments):
         open_to = ", ".join(name for name in NAMES if experiment(name).bench)
         raise ValueError(f"Methods of your own can join {open_to}, not {experiments[0].name}.")
-    return load(path)
+    return load_added(path)
 
 
 def without_data(experiments: Sequence[Experiment], data: Path | None) -> dict[str, str]:

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from odcl import __version__
-from odcl.artifact.codecs import json_bytes
+from odcl.artifact.arrays import json_bytes
 from odcl.artifact.folder import Extra
 from odcl.data.federation import Federation
 from odcl.data.schema import TableSchema
+from odcl.data.source import check_target
 from odcl.data.tables import beside, read_table, write_table
 from odcl.estimators.persist import load_estimator, save_estimator, update_estimator
-from odcl.report.notices import about_values
+from odcl.report.text import about_values
 
 if TYPE_CHECKING:
     from odcl.cli.fit import FittedTable
@@ -143,9 +144,10 @@ def open_run(folder: Path, *, with_target: bool = False) -> tuple[Any, TableSche
     schema = model.schema_ or model.schema_of_names()
     if schema is None:
         raise ValueError(
-            f"{folder} was fitted on arrays whose columns have no names, so no table can be read "
-            "for it: use it in Python, or fit it on a frame with users=COLUMN."
+            f"{folder} does not know the columns of a table: it was fitted on arrays. Use it in "
+            "Python, or fit it on a frame with users=COLUMN."
         )
+    model.take_schema(schema)
     if with_target and not schema.target:
         raise ValueError(
             f"{folder} does not know the name of its target's column: use it in Python, or fit it "
@@ -159,6 +161,7 @@ def rows_by_user(
 ) -> tuple[Federation, list[str]]:
     """A table's rows user by user, targets as the model takes them, and what is said of them."""
     encoded = schema.encode(read_table(path, text=schema.text), missing=missing)
+    check_target(schema, encoded)
     federation = encoded.federation()
     if schema.classes is not None:
         federation = federation.with_y(schema.labels(federation.y.astype(int)))

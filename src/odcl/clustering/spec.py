@@ -1,4 +1,4 @@
-"""A clusterer as a value: its name and settings, to be compared, printed, written and built.
+"""A clusterer: what the server asks of it, and as a value to compare, print, write and build.
 
 Clusterers of odcl are their name and the settings that differ from the defaults. An object of
 another class is held as it is: it works in one process and cannot be written down.
@@ -8,20 +8,53 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from importlib import import_module
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from odcl.clustering.protocol import CLUSTERERS, SHORT_NAMES, clusterer_class
+from odcl._typing import Array
 
-RULES = ("auto", "convex", "elbow", "silhouette")
-WITH_K = ("kmeans", "spectral", "gradient")  # as "kmeans:4"
-_BY_RULE: dict[str, tuple[str, dict[str, Any]]] = {
+# Where each class lives, so that a name loads this one and no other.
+CLUSTERERS = {
+    "KMeansPP": "odcl.clustering.kmeans.kmeanspp",
+    "SpectralKMeans": "odcl.clustering.kmeans.spectral",
+    "GradientClustering": "odcl.clustering.kmeans.gradient",
+    "NoiseMixture": "odcl.clustering.mixture.noise_mixture",
+    "ConvexClustering": "odcl.clustering.convex.estimator",
+}
+BY_RULE: dict[str, tuple[str, dict[str, Any]]] = {
     "auto": ("NoiseMixture", {}),
     "convex": ("ConvexClustering", {}),
     "elbow": ("KMeansPP", {"n_clusters": "elbow"}),
     "silhouette": ("KMeansPP", {"n_clusters": "silhouette"}),
 }
+WITH_K = {"kmeans": "KMeansPP", "spectral": "SpectralKMeans", "gradient": "GradientClustering"}
+
+
+@runtime_checkable
+class Clusterer(Protocol):
+    """Anything that puts each row of a matrix of models, (n_users, dim), into one cluster.
+
+    ``fit(X)`` leaves ``labels_``, (n_users,), with no user left out (-1). Every scikit-learn
+    clusterer that assigns all points is one. What it can use besides the models it says by
+    attributes that may be missing (``getattr(clusterer, "uses_noise", False)``):
+
+    - ``uses_noise: bool``: ``fit`` takes ``noise=``, (n_users,), the trace of the covariance of
+      each user's model, infinite where it is not known, or None where nobody knows;
+    - ``uses_covariance: bool``: ``fit`` takes ``noise=``, ``covariance=`` (n_users, dim, dim) and
+      ``founders=`` (n_users,), the users who may seed a group, and leaves a
+      :class:`~odcl.clustering.mixture.noise_mixture.MixtureResult` in ``result_``.
+    """
+
+    labels_: Array
+
+    def fit(self, X: Any) -> Any: ...
+
+
+def clusterer_class(name: str) -> Any:
+    """One of :data:`CLUSTERERS`, loaded when asked for."""
+    return getattr(import_module(CLUSTERERS[name]), name)
 
 
 @dataclass(frozen=True)
@@ -38,34 +71,31 @@ class ClustererSpec:
         return f"{self.name}({', '.join(f'{k}={v!r}' for k, v in self.params)})"
 
     @property
-    def _kind(self) -> Any:
-        return clusterer_class(self.name) if self.given is None else self.given
+    def _object(self) -> Any:
+        if self.given is not None:
+            return self.given
+        return clusterer_class(self.name)(**dict(self.params))
 
     @property
     def uses_noise(self) -> bool:
-        """Does its fit take ``noise=``, the trace of each user's covariance?"""
-        return bool(getattr(self._kind, "uses_noise", False))
+        """Does its fit make use of ``noise=``, the trace of each user's covariance?"""
+        return bool(getattr(self._object, "uses_noise", False))
 
     @property
     def uses_covariance(self) -> bool:
         """Is it a mixture that takes covariances and tells how far users of a group differ?"""
-        return bool(getattr(self._kind, "uses_covariance", False))
+        return bool(getattr(self._object, "uses_covariance", False))
 
     @property
     def n_clusters(self) -> int | str | None:
         """How many clusters it was told to find, or the rule that chooses them, if it says."""
-        if self.given is not None:
-            return getattr(self.given, "n_clusters", None)
-        return clusterer_class(self.name)(**dict(self.params)).get_params().get("n_clusters")
+        return getattr(self._object, "n_clusters", None)
 
     def build(self, seed: int) -> Any:
         """A clusterer ready to fit; ``seed`` serves one that has no ``random_state`` of its own."""
-        if self.given is None:
-            built = clusterer_class(self.name)(**dict(self.params))
-        else:
-            from sklearn.base import BaseEstimator, clone
+        from sklearn.base import BaseEstimator, clone
 
-            built = clone(self.given) if isinstance(self.given, BaseEstimator) else self.given
+        built = clone(self._object) if isinstance(self._object, BaseEstimator) else self._object
         if hasattr(built, "set_params") and getattr(built, "random_state", 0) is None:
             built.set_params(random_state=seed)
         return built
@@ -116,12 +146,12 @@ def clusterer_spec(clusterer: Any) -> ClustererSpec:
         return clusterer
     if isinstance(clusterer, str):
         method, colon, count = clusterer.rpartition(":")
-        if clusterer in _BY_RULE:
-            return _spec(*_BY_RULE[clusterer])
+        if clusterer in BY_RULE:
+            return _spec(*BY_RULE[clusterer])
         if colon and method in WITH_K and count.isdecimal() and int(count):
-            return _spec(SHORT_NAMES[method], {"n_clusters": int(count)})
+            return _spec(WITH_K[method], {"n_clusters": int(count)})
         raise ValueError(
-            f"clusterer={clusterer!r} is not one of {', '.join(map(repr, RULES))}, 'kmeans:K', "
+            f"clusterer={clusterer!r} is not one of {', '.join(map(repr, BY_RULE))}, 'kmeans:K', "
             "'spectral:K', 'gradient:K', a number of clusters, or an object with fit() and labels_."
         )
     if isinstance(clusterer, int | np.integer) and not isinstance(clusterer, bool):
@@ -144,12 +174,8 @@ def _spec(name: str, params: dict[str, Any]) -> ClustererSpec:
     params = {k: v.item() if isinstance(v, np.generic) else v for k, v in params.items()}
     if not all(_plain(value) for value in params.values()):
         return ClustererSpec(name, given=clusterer_class(name)(**params))
-    changed = {k: v for k, v in params.items() if not _same(v, defaults[k])}
+    changed = {k: v for k, v in params.items() if (type(v), v) != (type(defaults[k]), defaults[k])}
     return ClustererSpec(name, tuple(sorted(changed.items())))
-
-
-def _same(a: Any, b: Any) -> bool:
-    return type(a) is type(b) and bool(a == b)
 
 
 def _plain(value: Any) -> bool:

@@ -114,7 +114,12 @@ def keys(table: pa.Table, name: str, kind: str | None = None) -> Keys:
         values = [int(v) if v.is_integer() else None if v != v else v for v in values]
     if kind is not None and kind != kind_of(values):
         values = [_as_kind(v, kind) for v in values]
-    return _merged(values, codes)
+    # Without None, and without the doubles that a change of type may bring.
+    seen: dict[Any, int] = {}
+    place = [-1 if v is None else seen.setdefault(v, len(seen)) for v in values]
+    if len(seen) < len(values):
+        codes = np.array([*place, -1], dtype=np.intp)[codes]  # code -1 reads the last entry
+    return Keys(list(seen), codes)
 
 
 def kind_of(values: Iterable[Any]) -> str:
@@ -149,15 +154,15 @@ def has_decimal_commas(column: pa.ChunkedArray) -> bool:
     return 2 * _n_matches(written, _DECIMAL_COMMA) > len(written)
 
 
-def without_decimal_commas(column: pa.ChunkedArray) -> pa.ChunkedArray | None:
+def without_decimal_commas(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """A text column of numbers with decimal commas as float64.
 
-    None where some value is no such number, or where all commas may separate thousands.
+    As it is where some value is no such number, or where all commas may separate thousands.
     """
     written = pc.unique(column.drop_null())
     commas, thousands = (_n_matches(written, p) for p in (_DECIMAL_COMMA, _THOUSANDS))
     if commas <= thousands or _n_matches(written, _COMMA_NUMBER) < len(written):
-        return None
+        return column
     points = pc.replace_substring(pc.utf8_trim_whitespace(column), ",", ".")
     return pc.replace_substring_regex(points, r"^\+", "").cast(pa.float64())
 
@@ -190,15 +195,6 @@ def _keyed(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
 
 def is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-def _merged(values: list[Any], codes: Ints) -> Keys:
-    """Keys without None, and without the doubles that a change of type may bring."""
-    seen: dict[Any, int] = {}
-    place = [-1 if v is None else seen.setdefault(v, len(seen)) for v in values]
-    if len(seen) < len(values):
-        codes = np.array([*place, -1], dtype=np.intp)[codes]  # code -1 reads the last entry
-    return Keys(list(seen), codes)
 
 
 def _as_kind(value: Any, kind: str) -> Any:

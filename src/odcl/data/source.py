@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from odcl._typing import Array
 from odcl.data.columns import has_decimal_commas, is_text, times
-from odcl.data.federation import Federation
+from odcl.data.federation import Federation, check_size
 from odcl.data.schema import Encoded, TableSchema, as_names, check_columns
 from odcl.data.tables import as_table, file_digest, read_table
 from odcl.errors import InputError, Setting, listing
@@ -76,8 +75,7 @@ def read_source(
     )
     _check_classes(schema, table.num_rows)
     encoded = schema.encode(table)
-    if schema.task == "regression":
-        _check_size(schema.target, encoded)
+    check_target(schema, encoded)
     name, digest = "table", None
     if isinstance(source, str | os.PathLike):
         name, digest = Path(source).name, file_digest(source)
@@ -138,13 +136,7 @@ def _check_classes(schema: TableSchema, n_rows: int) -> None:
         )
 
 
-def _check_size(target: str, encoded: Encoded) -> None:
-    """Refuse a target whose fourth power, a variance squared, is beyond floating point."""
-    assert encoded.y is not None
-    size = float(np.abs(encoded.y).max())
-    if not (size == 0 or 1e-70 < size < 1e70):
-        row = int(encoded.rows[np.abs(encoded.y).argmax()])
-        raise InputError(
-            f"Target {target!r} reaches {size:g} in row {row + 1}, and its squares are beyond what "
-            "a computer counts with: express it in another unit."
-        )
+def check_target(schema: TableSchema, encoded: Encoded) -> None:
+    """Refuse a target that no computer can square, by its column and row."""
+    if schema.task != "classification" and encoded.y is not None:
+        check_size(encoded.y, f"Target {schema.target!r}", encoded.rows + 1)

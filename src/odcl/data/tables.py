@@ -9,7 +9,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -60,10 +60,8 @@ def read_table(
             for file, table in zip(files, tables, strict=True)
         ]
     table = _stacked(tables, files)
-    for name in text if all(map(_is_csv, files)) else ():
-        if name in table.column_names and is_text(table.schema.field(name).type):
-            at = table.column_names.index(name)
-            table = table.set_column(at, name, whole_text_to_int(table[name]))
+    if all(map(_is_csv, files)):
+        table = _over_text(table, whole_text_to_int, set(text))
     return _checked(table, str(path))
 
 
@@ -132,15 +130,6 @@ def write_table(path: str | os.PathLike[str], columns: Mapping[str, Any]) -> Non
 def write_csv(stream: BinaryIO, columns: Mapping[str, Any]) -> None:
     """The columns as the CSV that :func:`write_table` writes, to an open stream."""
     _write_csv(_arrow_table(columns), stream, ",")
-
-
-def append_csv(path: str | os.PathLike[str], columns: Mapping[str, Any]) -> None:
-    """Rows under a CSV file of :func:`write_table`, in the columns that it has."""
-    n_rows = len(next(iter(columns.values())))
-    names = read_column_names(path)
-    table = _arrow_table({name: columns.get(name, [None] * n_rows) for name in names})
-    with open(path, "ab") as stream:
-        _write_csv(table, stream, _separator(path), header=False)
 
 
 def check_ending(path: str | os.PathLike[str]) -> None:
@@ -256,26 +245,16 @@ def _read_csv(file: Path, text: tuple[str, ...], null_values: Sequence[str]) -> 
                 f"Column {name!r} of {file} is not in UTF-8: save the file as 'CSV UTF-8'."
             )
     if separator != ",":
-        table = _decimal_points(table, file, text)
+        written = table
+        table = _over_text(table, without_decimal_commas, {*table.column_names} - {*text})
+        fields = zip(table.schema, written.schema, strict=True)
+        found = [new.name for new, old in fields if new.type != old.type]
+        if found:
+            warnings.warn(
+                f"{file.name} has decimal commas in {listing(found, 5)}: 3,14 is read as 3.14.",
+                stacklevel=2,
+            )
     return _over_text(table, _unmark_formulas)
-
-
-def _decimal_points(table: pa.Table, file: Path, text: tuple[str, ...]) -> pa.Table:
-    """Numbers written 3,14 as numbers, in columns that are not to be text."""
-    found = []
-    for at, (name, column) in enumerate(zip(table.column_names, table.columns, strict=True)):
-        numbers = None
-        if is_text(column.type) and name not in text:
-            numbers = without_decimal_commas(column)
-        if numbers is not None:
-            table = table.set_column(at, name, numbers)
-            found.append(name)
-    if found:
-        warnings.warn(
-            f"{file.name} has decimal commas in {listing(found, 5)}: 3,14 is read as 3.14.",
-            stacklevel=2,
-        )
-    return table
 
 
 def _separator(file: str | os.PathLike[str], head: bytes = b"") -> str:
@@ -380,15 +359,14 @@ def _arrow_column(values: Any) -> pa.Array:
         return pa.array([None if v is None else str(v) for v in array.tolist()])
 
 
-def _write_csv(table: pa.Table, stream: BinaryIO, separator: str, *, header: bool = True) -> None:
+def _write_csv(table: pa.Table, stream: BinaryIO, separator: str) -> None:
     """CSV with quotes only where some text needs them."""
     special = f'["\r\n{separator}]|^$'
-    if header:
-        names = [
-            f'"{n.replace(chr(34), chr(34) * 2)}"' if re.search(special, n) else n
-            for n in table.column_names
-        ]
-        stream.write(f"{separator.join(names)}\n".encode())
+    names = [
+        f'"{n.replace(chr(34), chr(34) * 2)}"' if re.search(special, n) else n
+        for n in table.column_names
+    ]
+    stream.write(f"{separator.join(names)}\n".encode())
     table = _over_text(table, _mark_formulas)
     texts = [column for column in table.columns if is_text(column.type)]
     quote = any(pc.any(pc.match_substring_regex(column, special)).as_py() for column in texts)
@@ -435,9 +413,13 @@ def _unmark_formulas(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.if_else(formula, pc.utf8_slice_codeunits(column, 1), column)
 
 
-def _over_text(table: pa.Table, change: Callable[[pa.ChunkedArray], pa.ChunkedArray]) -> pa.Table:
-    """The table with its text columns changed."""
+def _over_text(
+    table: pa.Table,
+    change: Callable[[pa.ChunkedArray], pa.ChunkedArray],
+    names: Collection[str] | None = None,
+) -> pa.Table:
+    """The table with its text columns, or those of them in ``names``, changed."""
     for at, field in enumerate(table.schema):
-        if is_text(field.type):
+        if is_text(field.type) and (names is None or field.name in names):
             table = table.set_column(at, field.name, change(table[at]))
     return table

@@ -207,7 +207,7 @@ def diagnose_step(
     if not same or combine is None:
         found = replace(found, errors=_measured_errors(uploads, step, found, visible))
         visible = found if same else visible
-    case = Case(visible, None if same else found, combine)
+    case = Case(**vars(visible), judged=None if same else found, combine=combine)
     by_mixture = method is not None and method.clusterer.uses_covariance
     by_mixture = by_mixture or step.rule in MIXTURE_RULES
     known = Diagnosis(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.spatial.distance import cdist
 from scipy.special import chdtrc, ndtr
 from sklearn.cluster import KMeans
 from threadpoolctl import threadpool_limits
@@ -41,50 +42,36 @@ def membership(
     """
     m = len(theta)
     answer = Membership(np.full(m, np.nan), np.full(m, -1), np.full(m, np.nan), np.full(m, np.nan))
-    able = np.flatnonzero(noise.known)
-    for start in range(0, len(able), PART):
-        _judge(answer, able[start : start + PART], theta, labels, noise, groups, tau2)
+    able, dim, sizes = np.flatnonzero(noise.known), theta.shape[1], groups.sizes
+    answer.elsewhere[able] = 0.0
+    for rows in np.split(able, range(PART, len(able), PART)):
+        models, own, some = theta[rows], labels[rows], noise.take(rows)
+        alone = sizes[own] == 1
+        square, log_det = some.whiten(models - groups.others[rows], groups.seen_without(own), tau2)
+        at_home = np.log(np.maximum(sizes[own] - 1.0, 1e-300)) - 0.5 * (log_det + square)
+        answer.distance[rows] = np.where(alone, 0.0, np.sqrt(square / dim))
+        answer.tail[rows] = np.where(alone, 1.0, chdtrc(dim, square))
+        if len(sizes) == 1 or len(rows) == 0:
+            continue
+        rivals = _rivals(models, own, some, groups, tau2)
+        joint, tails = np.zeros(rivals.shape), np.zeros(rivals.shape)
+        for j, k in enumerate(rivals.T):
+            square, log_det = some.whiten(models - groups.models[k], groups.covariance[k], tau2)
+            joint[:, j] = np.log(sizes[k]) - 0.5 * (log_det + square)
+            tails[:, j] = chdtrc(dim, square)
+        top = np.maximum(joint.max(axis=1), at_home)
+        others = np.exp(joint - top[:, None]).sum(axis=1)
+        chance = others / (others + np.exp(at_home - top))
+        answer.elsewhere[rows] = np.where(alone, tails.max(axis=1), chance)
+        answer.rival[rows] = rivals[np.arange(len(rows)), joint.argmax(axis=1)]
     return answer
-
-
-def _judge(
-    answer: Membership,
-    rows: Ints,
-    theta: Floats,
-    labels: Ints,
-    noise: Noise,
-    groups: GroupModels,
-    tau2: float,
-) -> None:
-    """Fill in the answer for some users."""
-    theta, own, noise = theta[rows], labels[rows], noise.take(rows)
-    dim, sizes = theta.shape[1], groups.sizes
-    alone = sizes[own] == 1
-    square, log_det = noise.whiten(theta - groups.others[rows], groups.seen_without(own), tau2)
-    at_home = np.log(np.maximum(sizes[own] - 1.0, 1e-300)) - 0.5 * (log_det + square)
-    answer.distance[rows] = np.where(alone, 0.0, np.sqrt(square / dim))
-    answer.tail[rows] = np.where(alone, 1.0, chdtrc(dim, square))
-    answer.elsewhere[rows] = 0.0
-    if len(sizes) == 1:
-        return
-    rivals = _rivals(theta, own, noise, groups, tau2)
-    joint, tails = np.zeros(rivals.shape), np.zeros(rivals.shape)
-    for j, k in enumerate(rivals.T):
-        square, log_det = noise.whiten(theta - groups.models[k], groups.covariance[k], tau2)
-        joint[:, j] = np.log(sizes[k]) - 0.5 * (log_det + square)
-        tails[:, j] = chdtrc(dim, square)
-    top = np.maximum(joint.max(axis=1), at_home)
-    others = np.exp(joint - top[:, None]).sum(axis=1)
-    chance = others / (others + np.exp(at_home - top))
-    answer.elsewhere[rows] = np.where(alone, tails.max(axis=1), chance)
-    answer.rival[rows] = rivals[np.arange(len(rows)), joint.argmax(axis=1)]
 
 
 def _rivals(theta: Floats, own: Ints, noise: Noise, groups: GroupModels, tau2: float) -> Ints:
     """The few groups nearest to each user besides its own, in units of its noise."""
     unit = _unit(noise, theta.shape[1], tau2)
     z, c = theta @ unit, groups.models @ unit
-    squared = np.square(z).sum(axis=1)[:, None] + np.square(c).sum(axis=1) - 2 * z @ c.T
+    squared = cdist(z, c, "sqeuclidean")
     squared[np.arange(len(own)), own] = np.inf
     few = min(NEAREST, len(c) - 1)
     return np.asarray(np.argpartition(squared, few - 1, axis=1)[:, :few])

@@ -10,8 +10,7 @@ from typing import Literal
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from odcl.diagnose.measure import Errors, Measured, rows_after
-from odcl.exchange.upload import Uploads
+from odcl.diagnose.measure import Measured, rows_after
 
 Advice = Literal["one-shot", "precision", "refine", "collect", "one-model", "local"]
 SENTENCES: dict[Advice, str] = {
@@ -50,19 +49,14 @@ class Verdict:
 
 
 @dataclass(frozen=True, eq=False)
-class Case:
+class Case(Measured):
     """What decides: the groups that the users' noise shows, and those in hand if they are others.
 
     ``combine`` is how the models in hand were made of their groups; None: in another way.
     """
 
-    seen: Measured
     judged: Measured | None
     combine: str | None
-
-    @property
-    def uploads(self) -> Uploads:
-        return self.seen.uploads
 
     @property
     def n_users(self) -> int:
@@ -71,14 +65,6 @@ class Case:
     @property
     def dim(self) -> int:
         return self.uploads.dim
-
-    @property
-    def n_clusters(self) -> int:
-        return self.seen.n_clusters
-
-    @property
-    def errors(self) -> Errors:
-        return self.seen.errors
 
     @property
     def n(self) -> float:
@@ -102,12 +88,12 @@ class Case:
     @property
     def informative(self) -> bool:
         """Do enough users know their noise for anything to be said about groups?"""
-        return self.unsure <= UNSURE and bool(self.seen.noise.known.any())
+        return self.unsure <= UNSURE and bool(self.noise.known.any())
 
     @property
     def told(self) -> bool:
         """Did users say how noisy they are?"""
-        return self.seen.noise.source != "spread"
+        return self.noise.source != "spread"
 
     @property
     def seen_by(self) -> str:
@@ -117,12 +103,12 @@ class Case:
     @property
     def times(self) -> str:
         """How many times their noise users of a group differ by."""
-        return short(math.sqrt(self.seen.tau2_in_noise))
+        return short(math.sqrt(self.tau2_in_noise))
 
     @property
     def in_noise(self) -> str:
         """Distance of the nearest two groups in standard deviations of a user's model."""
-        return "?" if self.seen.distance is None else short(self.seen.distance.in_noise)
+        return "?" if self.distance is None else short(self.distance.in_noise)
 
     @property
     def averaging_loss(self) -> float:
@@ -136,7 +122,7 @@ class Case:
         if self.judged is None:
             return 0
         together = np.zeros((self.judged.n_clusters, self.n_clusters), dtype=np.intp)
-        np.add.at(together, (self.judged.labels, self.seen.labels), 1)
+        np.add.at(together, (self.judged.labels, self.labels), 1)
         return self.n_users - int(together[linear_sum_assignment(-together)].sum())
 
 
@@ -172,9 +158,9 @@ def decide(case: Case) -> Verdict:
             f"are uncertain; what the {_visible(case)} could add leaves "
             f"{share(case.errors.refit)} of the local models' error.",
         )
-    misplaced = case.seen.misplaced
+    misplaced = case.misplaced
     crowded = misplaced > max(MISPLACED * case.n_users, 1.0)
-    rows = case.seen.rows_needed() if crowded else None
+    rows = case.rows_needed() if crowded else None
     if rows is not None:
         return _collect(
             rows,
@@ -186,7 +172,7 @@ def decide(case: Case) -> Verdict:
 
 
 def _no_groups(case: Case) -> Verdict:
-    tau2 = case.seen.tau2_in_noise
+    tau2 = case.tau2_in_noise
     between = math.sqrt(2 * case.dim * tau2)  # a typical distance of two users' optima
     one, apart = case.errors.one, ""
     if case.judged is not None:
@@ -243,7 +229,7 @@ def _groups(case: Case) -> Verdict:
         )
     few_rows = f"with {case.n:g} rows for {case.dim} parameters"
     why = ""
-    if case.seen.curvature_mismatch > MISMATCH:
+    if case.curvature_mismatch > MISMATCH:
         why = (
             f"{few_rows} the users' models are not yet additive (their quadratic approximations "
             "contradict each other)"
@@ -266,7 +252,7 @@ def _groups(case: Case) -> Verdict:
     return _advise(
         "one-shot",
         f"The nearest two of {case.n_clusters} groups are {case.in_noise} standard deviations of "
-        f"a user's model apart, {few(case.seen.misplaced)} of {case.n_users} users would be in a "
+        f"a user's model apart, {few(case.misplaced)} of {case.n_users} users would be in a "
         f"wrong one, and a user's model from its group has {share(error)} of the error of its own."
         f"{_moved(case)}{_refit(case)}",
     )
@@ -299,13 +285,13 @@ def _other_groups(case: Case, judged: Measured) -> Verdict:
         f"(clusterer='auto', --clusters auto), the nearest two {case.in_noise} standard "
         "deviations of a user's model apart; combined by precision their models have "
         f"{times_of(case.errors.precision)} the error of a user's own, and "
-        f"{few(case.seen.misplaced)} of {case.n_users} users would be in a wrong one."
+        f"{few(case.misplaced)} of {case.n_users} users would be in a wrong one."
         f"{_refit(case)}",
     )
 
 
 def _refit(case: Case) -> str:
-    if case.seen.tau2 == 0:
+    if case.tau2 == 0:
         return ""
     return (
         f" Users of a group differ by {case.times} times their noise: let them refit around the "

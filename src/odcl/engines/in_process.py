@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ from odcl.server.step import ServerStep, server_step
 
 if TYPE_CHECKING:
     from odcl.diagnose import Diagnosis
+
+log = logging.getLogger("odcl")
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +81,7 @@ class Result:
         m, k, r = len(self.users), self.n_clusters, self.n_rounds
         text = f"{m} user{'s' * (m != 1)}, {k} cluster{'s' * (k != 1)}, {r} round{'s' * (r != 1)}"
         if self.optima is not None:
-            from odcl.evaluate.nmse import nmse
+            from odcl.evaluate.scores import nmse
 
             each, q = (self.models, self.local.theta), self.risk.n_outputs
             mine, alone = (nmse(models, self.optima, q) for models in each)
@@ -120,6 +123,8 @@ def fit(
     """
     risk = Risk() if risk is None else risk
     method = Method() if method is None else method
+    rows, n_features = federation.X.shape
+    log.info("fit: %d users, %d rows, %d features", federation.n_users, rows, n_features)
     local = fit_users(
         federation,
         risk,
@@ -130,7 +135,10 @@ def fit(
         n_jobs=n_jobs,
         progress=progress,
     )  # step 1
+    log.info("local models: %d of %d converged", local.converged.sum(), federation.n_users)
     step = server_step(local.uploads, method, seed=seed)  # step 2
+    log.info("server step: %s", step.reason)
     received = receive(federation, risk, local.uploads, step.downloads, seed=seed, n_jobs=n_jobs)
+    log.info("last step: %s", received.how)
     optima = getattr(federation, "optima", None)
     return Result(risk, method, seed, local, step, received, solver, optima)

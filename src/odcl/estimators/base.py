@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
@@ -20,35 +21,32 @@ from sklearn.utils.validation import (
 
 from odcl._typing import Array, Floats, Ints
 from odcl.data.columns import kind_of
-from odcl.data.federation import Federation, as_ids
-from odcl.data.ids import (
+from odcl.data.federation import (
+    MOST_SIZE,
+    Federation,
+    as_ids,
+    check_features,
     check_owners,
     column_position,
     has_names,
+    owner_ids,
     positions,
     take_column,
-    text_column,
 )
 from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
-from odcl.data.tables import beside
+from odcl.data.tables import as_table, beside
 from odcl.engines.in_process import fit
-from odcl.estimators.settings import check_n_groups, check_settings
-from odcl.local.pooled import one_for_all
-from odcl.local.predict import linear_predictors
+from odcl.errors import InputError, Setting
+from odcl.local.predict import linear_predictors, one_for_all
 from odcl.method import Method
 from odcl.risk.loss import Loss
 from odcl.risk.losses import Multinomial
 from odcl.risk.risk import Risk
-from odcl.server.assign import (
-    Assignment,
-    assign_rows,
-    cluster_means,
-    groups_of,
-    nearest_cluster,
-)
+from odcl.server import assign as newcomers
+from odcl.server.assign import Assignment, assign_rows, groups_of
 from odcl.server.step import ServerStep
-from odcl.server.update import place, with_more_rows
+from odcl.server.update import place_of, with_more_rows
 
 if TYPE_CHECKING:
     from odcl.diagnose import Diagnosis
@@ -158,7 +156,7 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
         self.rule_, self.reason_ = result.step.rule, result.step.reason
         self.tau2_ = result.step.tau2
         self.groups_ = groups_of(federation, risk, result.local, result.step, method)
-        self.cluster_means_ = cluster_means(federation, result.labels, result.n_clusters)
+        self.cluster_means_ = newcomers.cluster_means(federation, result.labels, result.n_clusters)
         self.pooled_theta_ = one_for_all(federation, risk)
         return self
 
@@ -195,10 +193,14 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
             return list(self.schema_.columns)
         if names is None:
             return [f"x{j}" for j in range(self.scaling_.n_features)]
-        kept = list(map(str, names))
+        return list(map(str, self._own_names()))
+
+    def _own_names(self) -> list[Any]:
+        """The columns of the frame that was fitted, without the users' column."""
+        names: list[Any] = self.feature_names_in_.tolist()
         if self.users is not None:
-            del kept[column_position(names.tolist(), self.users)]
-        return kept
+            del names[column_position(names, self.users)]
+        return names
 
     def schema_of_names(self) -> TableSchema | None:
         """How a table is read for a model of a frame; None where columns have no names."""
@@ -217,6 +219,12 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
             classes=tuple(self.classes_.tolist()) if hasattr(self, "classes_") else None,
             user_kind=kind_of(self.users_.tolist()),
         )
+
+    def take_schema(self, schema: TableSchema) -> None:
+        """From now on rows come as this schema encodes them: features, and owners beside them."""
+        self.schema_, self.users, self.n_features_in_ = schema, None, len(schema.columns)
+        if hasattr(self, "feature_names_in_"):
+            del self.feature_names_in_
 
     def coefficients(self) -> Any:
         """A pandas frame of every user's model in the table's units, under the columns' names.
@@ -287,7 +295,9 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
             where[new] = len(self.theta_)
             return np.vstack([self.theta_, self.pooled_theta_]), where
         if self.unknown == "nearest":
-            nearest = nearest_cluster(self.scaling_.apply(X[new]), ids[new], self.cluster_means_)
+            nearest = newcomers.nearest_cluster(
+                self.scaling_.apply(X[new]), ids[new], self.cluster_means_
+            )
             where[new] = len(self.theta_) + nearest
             return np.vstack([self.theta_, self.cluster_theta_]), where
         raise self._unknown_users(ids[new])
@@ -316,9 +326,8 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
         :meth:`add_user`.
         """
         check_is_fitted(self, "theta_")
-        X, y = self._rows_of_one(X, y)
-        y = self.risk_.loss.encode(y)
-        found = assign_rows(self.scaling_.apply(X), y, self.risk_, self.groups_, self.method_)
+        rows, target = self._rows_of_one(X, y)
+        found = assign_rows(rows, target, self.risk_, self.groups_, self.method_)
         coef, intercept = self._in_table_units(found.theta[None])
         return replace(found, coef=coef[0], intercept=intercept[0])
 
@@ -340,7 +349,7 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
                 "This model was fitted without users, so there are no groups to join: fit with "
                 "users=... first."
             )
-        ids = as_ids(users)
+        ids = owner_ids(users)
         with self._adding:  # one thread at a time reads, changes and writes
             known = positions(self.users_, ids) >= 0
             if known.any():
@@ -348,16 +357,17 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
                     f"User {ids[known].tolist()[0]!r} is known already: give the new user another "
                     "id, or give the known one more rows with update_user."
                 )
-            self.users_ = as_ids([*self.users_.tolist(), *ids.tolist()])
             self.labels_ = np.append(self.labels_, [one.label for one in found])
             self.probability_ = np.append(self.probability_, [one.probability for one in found])
             rows = [int(one.upload.n_samples[0]) for one in found]
             self.n_rows_ = np.append(self.n_rows_, rows)
             self.theta_ = np.vstack([self.theta_, *(one.theta for one in found)])
+            everybody = as_ids([*self.users_.tolist(), *ids.tolist()])
             if self.uploads_ is not None:
                 for one in found:
                     self.uploads_ = self.uploads_.joined(one.upload)
-                self.uploads_ = replace(self.uploads_, users=self.users_)
+                self.uploads_ = replace(self.uploads_, users=everybody)
+            self.users_ = everybody  # last: whoever predicts meanwhile finds no user without model
 
     def update_user(self, user: Any, X: Any, y: Any, *, all_rows: bool = False) -> int:
         """More rows of a user that is known: its group and its model follow. Its new label.
@@ -369,38 +379,33 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "theta_")
         rows, target = self._rows_of_one(X, y)
         with self._adding:
-            at = int(positions(self.users_, as_ids([user]))[0])
+            at = int(positions(self.users_, owner_ids([user]))[0])
             if at < 0:
                 raise ValueError(f"User {user!r} is not known: add it with add_user.")
-            old = None if self.uploads_ is None else self.uploads_[at]
             if all_rows:
-                found = self.assign(X, y)
-                upload, label, theta, sure = (
-                    found.upload,
-                    found.label,
-                    found.theta,
-                    found.probability,
-                )
-            elif old is None:
-                raise ValueError(
+                found = assign_rows(rows, target, self.risk_, self.groups_, self.method_)
+                place, upload = (found.label, found.theta, found.probability), found.upload
+            elif self.uploads_ is None:
+                raise InputError(
                     "The users' uploads were too large to keep, so the old rows cannot be added to "
-                    "the new ones: give all rows of the user, and say all_rows=True."
+                    "the new ones: give all rows of the user, and say ",
+                    *(Setting("all_rows", True), "."),
                 )
             else:
-                target = self.risk_.loss.encode(target)
-                upload = with_more_rows(old, self.scaling_.apply(rows), target, self.risk_)
-                label, theta, sure = place(upload, self.groups_, self.method_.refit)
-                if label == self.labels_[at] and (self.labels_ == label).sum() == 1:
-                    theta = upload.theta[0]  # alone in its group, as in the fit
+                upload = with_more_rows(self.uploads_[at], rows, target, self.risk_)
+                place = place_of(upload, self.groups_, self.method_.refit, self.labels_[at])
+                if place[0] == self.labels_[at] and (self.labels_ == place[0]).sum() == 1:
+                    place = place[0], upload.theta[0], place[2]  # alone there, as in the fit
             if self.uploads_ is not None:
                 self.uploads_ = self.uploads_.replaced(at, upload)
-            count = len(rows) if all_rows else self.n_rows_[at] + len(rows)
-            new = {"labels_": label, "theta_": theta, "probability_": sure, "n_rows_": count}
-            for name, value in new.items():  # new arrays: result_ holds the old ones
+            count = len(rows) + (0 if all_rows else self.n_rows_[at])
+            names = ("labels_", "theta_", "probability_", "n_rows_")
+            # New arrays: result_ holds the old ones.
+            for name, value in zip(names, (*place, count), strict=True):
                 values = getattr(self, name).copy()
                 values[at] = value
                 setattr(self, name, values)
-        return label
+        return int(self.labels_[at])
 
     def diagnose(self, *, resamples: int = 20, seed: int = 0) -> Diagnosis:
         """Is one shot enough for these users? See :func:`odcl.diagnose.diagnose`."""
@@ -458,8 +463,8 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _split(self, X: Any, users: Any, *, fitting: bool) -> tuple[Any, Any]:
         """Features and owners: the owners from the argument, or from the column named."""
-        if not fitting and self.schema_ is not None and users is None and has_names(X):
-            return self._encoded(X)
+        if not fitting and self.schema_ is not None and has_names(X):
+            return self._encoded(X, users)
         if self.users is None:
             return X, users
         if users is not None:
@@ -470,26 +475,23 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
         validate_data(self, X, reset=fitting, skip_check_array=True)
         return take_column(X, self.users)
 
-    def _encoded(self, table: Any) -> tuple[Floats, Array]:
-        """A table with the columns that the schema knows, as features and owners."""
+    def _encoded(self, table: Any, users: Any) -> tuple[Floats, Any]:
+        """A table with the columns that the schema knows, in any order, as features and owners."""
         assert self.schema_ is not None
+        table = as_table(table)
+        if users is not None:  # in place of the users' column, which may be there or not
+            columns = {name: table[name] for name in table.column_names}
+            somebody = np.full(table.num_rows, self.users_.tolist()[0])
+            table = {**columns, self.schema_.user: somebody}
         missing = "mean" if self.schema_.missing == "mean" else "error"  # no row may go missing
         encoded = self.schema_.encode(table, with_target=False, missing=missing)
-        return encoded.X, encoded.users
+        return encoded.X, encoded.users if users is None else users
 
     def _validated_X(self, X: Any, *, fitting: bool = False) -> Floats:
-        try:
-            if self.users is not None:  # names and width were checked with the users' column
-                return check_array(X, dtype=np.float64, estimator=self, input_name="X")
-            return validate_data(self, X, reset=fitting, dtype=np.float64)
-        except ValueError as error:
-            if "could not convert string" not in str(error):
-                raise
-            raise ValueError(
-                f"{text_column(X)} of X holds text ({error}), and features are numbers. If it "
-                "names the users, say so: users=... in the constructor or in fit. If it holds "
-                "categories, encode them first, e.g. with OneHotEncoder."
-            ) from None
+        check_features(X)
+        if self.users is not None:  # names and width were checked with the users' column
+            return check_array(X, dtype=np.float64, estimator=self, input_name="X")
+        return validate_data(self, X, reset=fitting, dtype=np.float64)
 
     def _validated(self, X: Any, y: Any) -> tuple[Floats, Array]:
         if y is None:
@@ -503,31 +505,70 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
         return X, y
 
     def _rows_of_one(self, X: Any, y: Any) -> tuple[Floats, Floats]:
-        """The rows of a new user, checked; the users' column may be there or not."""
-        if self.users is not None:
-            X = self._without_owner(X)
-        X = self._validated_X(X)
+        """The rows of one user as its model sees them, checked: features scaled, target encoded."""
+        X = self._validated_X(self._without_owner(X))
         y = self._checked_target(column_or_1d(y))
         check_consistent_length(X, y)
-        return X, self._encode_known(y)
+        rows = np.ascontiguousarray(self.scaling_.apply(X))  # frames come column by column
+        size = np.abs(rows).max(axis=0, initial=0.0)
+        if (size >= MOST_SIZE).any():
+            name = self.feature_names_[self.scaling_.used[size.argmax()]]
+            raise ValueError(
+                f"Feature {name!r} reaches {size.max():.1g} times its spread in the fit, and its "
+                "squares are beyond what a computer counts with: correct that value."
+            )
+        return rows, self.risk_.loss.encode(self._encode_known(y))
 
     def _without_owner(self, X: Any) -> Any:
+        """The features of one user's rows; the users' column may be there or not."""
         width = np.shape(X)[1] if len(np.shape(X)) == 2 else -1
-        if width != self.n_features_in_ - 1:
-            X, ids = self._split(X, None, fitting=False)
-            if len(set(ids.tolist())) > 1:
+        if self.schema_ is not None and has_names(X):
+            names = X.column_names if hasattr(X, "column_names") else X.columns
+            X, ids = self._encoded(X, None if self.schema_.user in names else self.users_[:1])
+        elif self.users is None:
+            return X
+        elif width == self.n_features_in_ - 1:
+            names = getattr(self, "feature_names_in_", None)
+            if names is not None and hasattr(X, "columns") and list(X.columns) != self._own_names():
                 raise ValueError(
-                    f"These are rows of {len(set(ids.tolist()))} users, and one user is assigned "
-                    "at a time: pass the rows of one."
+                    f"The columns of X are {list(X.columns)}, and those of the fit were "
+                    f"{self._own_names()} beside the users' {self.users!r}: pass the same in the "
+                    "same order."
                 )
             return X
-        names = getattr(self, "feature_names_in_", None)
-        if names is not None and hasattr(X, "columns"):
-            expected = names.tolist()
-            del expected[column_position(expected, self.users)]
-            if list(X.columns) != expected:
-                raise ValueError(
-                    f"The columns of X are {list(X.columns)}, and those of the fit were {expected} "
-                    f"beside the users' {self.users!r}: pass the same in the same order."
-                )
+        else:
+            X, ids = self._split(X, None, fitting=False)
+        if len(set(ids.tolist())) > 1:
+            raise ValueError(
+                f"These are rows of {len(set(ids.tolist()))} users, and one user is assigned at a "
+                "time: pass the rows of one."
+            )
         return X
+
+
+UNKNOWN = ("error", "pooled", "nearest")
+
+
+def check_settings(model: Any) -> None:
+    """Refuse settings that no data can make good."""
+    if model.unknown not in UNKNOWN:
+        words = ", ".join(map(repr, UNKNOWN))
+        raise ValueError(f"unknown={model.unknown!r} is not one of {words}.")
+    if model.fit_intercept not in (True, False):
+        raise ValueError(f"fit_intercept={model.fit_intercept!r} is neither True nor False.")
+    Risk(l2=model.l2)
+    Method.of(model.method, clusterer=model.clusterer)
+
+
+def check_n_groups(method: Method, n_users: int, has_users: bool) -> None:
+    """Refuse to ask for more groups than there are users."""
+    asked = method.clusterer.n_clusters
+    if not isinstance(asked, Integral) or asked <= n_users:
+        return
+    seen = f"there are {n_users} users" if n_users > 1 else "there is 1 user"
+    if not has_users:
+        seen += " (without users= all rows belong to one)"
+    raise ValueError(
+        f"{method.clusterer} asks for {asked} groups, and {seen}: a group without users has no "
+        f"model. Ask for at most {n_users}, say clusterer='auto', or name more users."
+    )

@@ -12,16 +12,9 @@ import numpy as np
 from sklearn.base import is_classifier
 
 from odcl._typing import Array
-from odcl.artifact import (
+from odcl.artifact.arrays import (
     WHOLE,
     ArraySpec,
-    Artifact,
-    StoredArtifact,
-    open_artifact,
-    update_artifact,
-    write_artifact,
-)
-from odcl.artifact.codecs import (
     classes_from_json,
     classes_to_json,
     expect,
@@ -32,10 +25,17 @@ from odcl.artifact.codecs import (
     number_from_json,
     number_to_json,
 )
-from odcl.artifact.folder import Extra
+from odcl.artifact.folder import (
+    Artifact,
+    Extra,
+    StoredArtifact,
+    open_artifact,
+    update_artifact,
+    write_artifact,
+)
 from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
-from odcl.estimators.settings import check_settings
+from odcl.estimators.base import check_settings
 from odcl.exchange.upload import Uploads
 from odcl.method import Method
 from odcl.risk.loss import Loss
@@ -47,9 +47,8 @@ KIND = "model"
 MODEL, NUMBERS = "model.json", "models.safetensors"
 UPLOADS, SCHEMA = "uploads.safetensors", "schema.json"
 MOST_UPLOADS = 2**28  # bytes; larger uploads are not kept: a model should stay easy to copy
+_FILES = (MODEL, NUMBERS, UPLOADS, SCHEMA)
 _SIZES = ("tau2", "spread", "phi", "phi_dof")  # numbers of Groups
-
-Extras = Callable[[Any], Mapping[str, Extra]]  # files beside the model's own, made from the model
 
 
 # -- writing -------------------------------------------------------------------------------------
@@ -148,6 +147,7 @@ def load_estimator(cls: Any, path: str | os.PathLike[str]) -> Any:
 def _read(cls: Any, stored: StoredArtifact) -> Any:
     from odcl.estimators.public import ODCLClassifier, ODCLRegressor
 
+    stored.check([name for name in stored.names if name not in _FILES])
     words = stored.words(MODEL)
     known = {kind.__name__: kind for kind in (ODCLClassifier, ODCLRegressor)}
     if cls is not None and words.get("estimator") != cls.__name__:
@@ -162,13 +162,14 @@ def _read(cls: Any, stored: StoredArtifact) -> Any:
         for name, value in groups.items():
             whole = name in ("tau2", "spread")  # the noise scale may be NaN, its worth infinite
             expect(is_size(value) if whole else not value < 0, f"{name} of the groups is {value!r}")
+        listed = words["users"]
     model.schema_ = None
     if SCHEMA in stored:
         content = stored.words(SCHEMA)
         with stored.checking(SCHEMA):
             model.schema_ = TableSchema.from_json(content)
             expect(len(model.schema_.columns) == model.n_features_in_, "it has other columns")
-    _fill(model, stored, words["users"], groups)
+    _fill(model, stored, listed, groups)
     model.uploads_ = _read_uploads(model, stored) if UPLOADS in stored else None
     return model
 
@@ -184,6 +185,8 @@ def _from_words(kind: Any, words: dict[str, Any]) -> Any:
     check_settings(model.set_params(clusterer="auto") if text else model)
     model.set_params(clusterer=_setting_from_json(words["params"]["clusterer"]))
     model.risk_, model.method_ = Risk.from_json(words["risk"]), Method.from_json(words["method"])
+    same = (model.risk_.l2, model.risk_.intercept) == (model.l2, bool(model.fit_intercept))
+    expect(same, "its l2 or intercept is not that of its settings")
     _check_classes(model.risk_.loss, None if classes is None else len(classes))
     if classes is not None:
         model.classes_ = classes
@@ -234,8 +237,10 @@ def _fill(model: Any, stored: StoredArtifact, listed: Any, groups: dict[str, flo
         model.users_ = ids_from_json(listed, arrays.get("users"))
         labels, used, k = arrays["labels"], arrays["used"], len(arrays["members"])
         dim = model.risk_.dim(int(used.sum()))
-        expect(len(model.users_) == len(labels) > 0 and k > 0, "there are no users or no groups")
-        expect(arrays["theta"].shape[1] == dim, f"models have {arrays['theta'].shape[1]} numbers")
+        expect(len(labels) > 0 and k > 0, "there are no users or no groups")
+        m, found = len(model.users_), arrays["theta"].shape[1]
+        expect(m == len(labels), f"there are {m} users and {len(labels)} labels")
+        expect(found == dim, f"models have {found} numbers, not {dim}")
         expect(len(arrays["scale"]) == int(used.sum()), "scales are not those of the columns used")
         inside = bool((labels >= -1).all() and (labels < k).all())
         expect(inside, f"a label is beyond the {k} groups")

@@ -1,4 +1,4 @@
-"""Estimators with scikit-learn's manners; what they share is in ``_estimator.py``."""
+"""ODCLRegressor and ODCLClassifier; what they share is in ``base``."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import assert_all_finite
 
 from odcl._typing import Array, Floats
-from odcl.data.federation import Federation
+from odcl.data.federation import Federation, check_size
 from odcl.estimators.base import ODCLEstimator
-from odcl.local.pooled import residual_scale
+from odcl.local.predict import residual_scale
 from odcl.risk.loss import Loss
 from odcl.risk.losses import Huber, Logistic, Multinomial, as_loss
 
@@ -29,13 +29,10 @@ class ODCLRegressor(RegressorMixin, ODCLEstimator):  # type: ignore[misc]
         scale of the residuals; Huber(delta) at delta, in the target's own units.
     l2 : weight of the squared norm in each user's risk, in standardised units.
     fit_intercept : give every model an intercept, which l2 leaves alone.
-    standardize : bring features to a scale common to all users first.
-    clusterer : "auto" (NoiseMixture finds the number of groups), "convex", a number, "elbow",
-        "silhouette", or any scikit-learn clusterer.
-    combine : "precision", "mean" (the paper), "samples" or "shrink".
-    refit : "evidence", "cv", None (the paper) or a number; see ``odcl.local.receive``.
-    method : "paper" is K-means++, plain means, no refit, no standardisation.
-    curvature : "auto", "full", "diagonal" or "none": what users send of their Hessian.
+    method : "default", "paper" (K-means++, plain means, no refit, no standardisation), or a Method,
+        which says how groups' models are combined and refitted and what users send.
+    clusterer : "auto" (that of the method), "convex", a number, "elbow", "silhouette", or any
+        scikit-learn clusterer.
     unknown : what predict does for a user it has not seen: "error", "pooled" (one model for all,
         also where no users are told) or "nearest" (the model of the group whose mean features are
         nearest to those of the user's rows).
@@ -43,16 +40,16 @@ class ODCLRegressor(RegressorMixin, ODCLEstimator):  # type: ignore[misc]
         tool works; cross-validate in shuffled folds, KFold(shuffle=True), or a table sorted by
         user has whole users that no fit has seen.
     solver : "exact", "sgd", ProjectedSGD(...), or a linear scikit-learn estimator.
-    random_state, n_jobs : as everywhere in scikit-learn.
+    random_state, n_jobs : as everywhere in scikit-learn; a fit is the same each time by default.
 
     Attributes
     ----------
     users_ : (n_users,), ids; ``labels_`` their groups, -1 for an added user that fits none.
-    models_, cluster_models_ : coefficients and intercept of each user and of each group, in the
-        table's own units.
+    coef_, intercept_, group_coef_, group_intercept_ : the model of each user and of each group, in
+        the table's own units; ``coefficients()`` shows them under ``feature_names_``.
     n_clusters_, rule_, reason_ : how many groups, and who decided why.
     n_features_in_ : columns of X, the users' column among them.
-    result_ : ODCLResult of the round, in standardised units without constant columns.
+    result_ : Result of the round, in standardised units without constant columns.
     """
 
     def predict(self, X: Any, users: Any = None) -> Floats:
@@ -73,7 +70,7 @@ class ODCLRegressor(RegressorMixin, ODCLEstimator):  # type: ignore[misc]
 
     def _checked_target(self, y: Array) -> Floats:
         try:
-            return check_array(y, ensure_2d=False, dtype=np.float64, input_name="y", estimator=self)
+            y = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y", estimator=self)
         except ValueError as error:
             if "could not convert string" not in str(error):
                 raise
@@ -81,6 +78,8 @@ class ODCLRegressor(RegressorMixin, ODCLEstimator):  # type: ignore[misc]
                 f"The target holds text ({error}), and a regressor needs numbers: use "
                 "ODCLClassifier for classes."
             ) from None
+        check_size(y)
+        return y
 
     def _encode(self, y: Array) -> Floats:
         return y
@@ -115,7 +114,7 @@ class ODCLClassifier(ClassifierMixin, ODCLEstimator):  # type: ignore[misc]
     __metadata_request__decision_function: ClassVar = {"users": True}
 
     def decision_function(self, X: Any, users: Any = None) -> Floats:
-        """Log-odds (two classes: (n_rows,)), or one score a class, (n_rows, n_classes)."""
+        """Log-odds (two classes: (n_rows,)), or one score per class, (n_rows, n_classes)."""
         z = self._scores(X, users)
         if isinstance(self.risk_.loss, Multinomial):
             scores = np.matmul(z, self.risk_.loss.basis.T)

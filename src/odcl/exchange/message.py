@@ -45,11 +45,6 @@ class Message:
         declared = ((f.name, f.metadata.get("part")) for f in fields(cls))
         return {name: part for name, part in declared if part is not None}
 
-    @classmethod
-    def statement(cls, names: Sequence[str]) -> list[str]:
-        """What these fields tell, a line each."""
-        return [f"{name}: {cls.parts()[name].tells}" for name in names]
-
     @property
     def present(self) -> dict[str, Array]:
         """The fields that are there, by name."""

@@ -31,18 +31,17 @@ class Uploads(Message):
     finite minimiser): such a user joins a group that others form and cannot seed one.
     """
 
-    theta: Floats = part("the user's model: what its rows say, averaged", "dim", optional=False)
+    theta: Floats = part("the user's model: its coefficients and intercept", "dim", optional=False)
     n_samples: Floats = part("how many rows the user has", optional=False)
     curvature: Floats | None = part(
-        "how sharply the rows determine each coefficient and pair of coefficients: products of "
-        "feature columns summed over the rows, from which a user with many rows cannot be "
-        "reconstructed, and one with fewer rows than parameters can be",
+        "how sharply the rows determine the model: products of features, summed over the rows; it "
+        "gives away the span of the rows of a user with fewer rows than parameters",
         "dim",
         "dim",
     )
-    dispersion: Floats | None = part("how far the target scatters around the user's model")
+    dispersion: Floats | None = part("how far the target scatters around the model")
     inverse_trace: Floats | None = part(
-        "how uncertain the user's model is in total, one number in place of the curvature"
+        "how uncertain the model is in total: one number in place of the curvature"
     )
     risk: Risk | None = None  # known to everybody beforehand, not sent; None: nothing is known
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from odcl._typing import Floats
 from odcl.data.federation import Federation, user_rng
-from odcl.local.exact import PRIOR, Penalty, Solution, solve_users
+from odcl.local.fit import PRIOR, Penalty, Solution, solve_users
 from odcl.risk.loss import Loss
 from odcl.risk.losses import Multinomial
 from odcl.risk.risk import Risk
@@ -30,21 +30,12 @@ def fit_with_estimator(
     """
     from joblib import Parallel, delayed
 
-    loss = risk.loss
-    y = loss.encode(federation.y)
-    weight = federation.weight
-    jobs = (
-        delayed(_fit_one)(
-            _for_user(estimator, seed, user),
-            X,
-            y[rows],
-            None if weight is None else weight[rows],
-            loss,
-        )
-        for i, (user, X, _) in enumerate(federation)
-        for rows in [federation.rows(i)]
+    encoded = federation.with_y(risk.loss.encode(federation.y))
+    everybody = range(federation.n_users)
+    fitted = Parallel(n_jobs=n_jobs)(
+        delayed(_fit_one)(estimator, encoded.take(np.array([i])), risk.loss, seed)
+        for i in everybody
     )
-    fitted = Parallel(n_jobs=n_jobs)(jobs)
     m = federation.n_users
     theta = np.zeros((m, risk.dim(federation.n_features)))
     refused = np.array([found is None for found in fitted])
@@ -63,22 +54,18 @@ def fit_with_estimator(
     return Solution(theta, ~refused, np.full(m, np.nan), np.ones(m, dtype=np.intp), refused)
 
 
-def _for_user(estimator: Any, seed: int, user: Any) -> Any:
-    from sklearn.base import clone
-
-    model = clone(estimator)
-    if model.get_params().get("random_state", 0) is None:
-        model.set_params(random_state=int(user_rng(seed, user).integers(2**31)))
-    return model
-
-
 def _fit_one(
-    model: Any, X: Floats, y: Floats, weight: Floats | None, loss: Loss
+    estimator: Any, one: Federation, loss: Loss, seed: int
 ) -> tuple[Floats, Floats] | None:
     """(coefficients (p, q), intercepts (q,)), or None where the estimator refuses the rows."""
-    if loss.classification and len(np.unique(y)) < 2:
+    from sklearn.base import clone
+
+    if loss.classification and len(np.unique(one.y)) < 2:
         return None
-    model.fit(X, y) if weight is None else model.fit(X, y, sample_weight=weight)
+    model = clone(estimator)
+    if model.get_params().get("random_state", 0) is None:
+        model.set_params(random_state=int(user_rng(seed, one.users.tolist()[0]).integers(2**31)))
+    model.fit(one.X, one.y, **({} if one.weight is None else {"sample_weight": one.weight}))
     if not hasattr(model, "coef_"):
         raise ValueError(
             f"{type(model).__name__} has no coef_ after fit: only linear models can be "
@@ -88,14 +75,7 @@ def _fit_one(
     intercept = np.broadcast_to(np.asarray(getattr(model, "intercept_", 0.0), float), len(coef))
     if not isinstance(loss, Multinomial):
         return coef[:1].T, intercept[:1]
-    return _sum_to_zero(coef, intercept, model.classes_.astype(np.intp), loss)
-
-
-def _sum_to_zero(
-    coef: Floats, intercept: Floats, classes: Any, loss: Multinomial
-) -> tuple[Floats, Floats] | None:
-    """All classes' coefficients in the loss's basis; classes a user lacks leave no finite model."""
-    if len(classes) < loss.n_classes:
+    if len(model.classes_) < loss.n_classes:  # a class without a row leaves no finite model
         return None
     if len(coef) == 1:  # two classes: the estimator holds the difference
         coef, intercept = np.vstack([-coef, coef]) / 2, np.array([-1.0, 1.0]) * intercept[0] / 2

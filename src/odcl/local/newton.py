@@ -1,14 +1,82 @@
-"""Damped Newton on a stack of users: each stops on its own, so no user waits in vain."""
+"""Damped Newton on a stack of users: each stops on its own, so no user waits in vain.
+
+Stacked positive definite systems are solved by Cholesky, user by user.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
+from scipy.linalg.lapack import dpotrs, dtrtrs
 
 from odcl._typing import Bools, Floats, Ints
-from odcl.local.systems import solver, with_diagonal
 from odcl.risk.loss import Loss, weighted_gram
+
+
+def diagonal(A: Floats) -> Floats:
+    """Diagonals of a stack of contiguous matrices, (b, r), to read and to write."""
+    b, r, _ = A.shape
+    return A.reshape(b, r * r)[:, :: r + 1]
+
+
+def with_diagonal(H: Floats, pen: Floats) -> Floats:
+    """H + diag(pen), in place; the coordinates of empty columns keep to themselves."""
+    own = diagonal(H)
+    own += pen
+    own[own < 1e-290] = 1.0
+    return H
+
+
+def cholesky(A: Floats) -> Floats:
+    """Lower factors of a stack; zeros for a matrix that is not positive definite."""
+    try:
+        return np.asarray(np.linalg.cholesky(A), dtype=np.float64)
+    except np.linalg.LinAlgError:
+        L = np.zeros_like(A)
+        for i in range(len(A)):
+            with suppress(np.linalg.LinAlgError):
+                L[i] = np.linalg.cholesky(A[i])
+        return L
+
+
+def left_over(H: Floats, L: Floats) -> Floats:
+    """The least share of a column's size that the columns before it leave, (b,).
+
+    Read off the factor of H; 0 where there is none.
+    """
+    return (diagonal(L) ** 2 / diagonal(H)).min(axis=1)
+
+
+def solver(H: Floats) -> Callable[[Floats], Floats]:
+    """g -> H^-1 g for a stack of positive semi-definite H, (b, r, r); g is (b, r, q).
+
+    Where a matrix is singular, so much of its diagonal is added as makes a factorisation possible;
+    what this changes, a refinement or the next Newton step corrects.
+    """
+    L = cholesky(H)
+    for trace in (1e-13, 1e-11, 1e-9, 1e-6):
+        failed = L[:, 0, 0] == 0
+        if not failed.any():
+            break
+        more = H[failed]
+        own = diagonal(more)
+        own *= 1.0 + trace
+        L[failed] = cholesky(more)
+    return lambda g: substitute(L, g)
+
+
+def substitute(L: Floats, g: Floats, *, back: bool = False) -> Floats:
+    """(L L^T)^-1 g, or L^-T g if only ``back``, for a stack of lower factors; g is (b, r, q)."""
+    solve = dtrtrs if back else dpotrs
+    x = g.transpose(0, 2, 1).copy()
+    for upper, right in zip(L.transpose(0, 2, 1), x.transpose(0, 2, 1), strict=True):
+        solve(upper, right, overwrite_b=1)  # Fortran's order: a view of each, solved in place
+    return x.transpose(0, 2, 1)
+
 
 MAX_ITER = 100
 # Beyond this log-odds or log-rate a user without a penalty is asked whether it runs off.
@@ -20,8 +88,22 @@ SEPARATE = 1e-6
 STILL = 1e-12
 
 
+class PerUser:
+    """A dataclass whose arrays have one entry per user along their first axis."""
+
+    def take(self, pick: Ints | Bools) -> Self:
+        """The same for some of the users."""
+
+        def some(value: Any) -> Any:
+            if isinstance(value, np.ndarray):
+                return value[pick]
+            return value.take(pick) if isinstance(value, PerUser) else value
+
+        return type(self)(**{name: some(value) for name, value in vars(self).items()})
+
+
 @dataclass(frozen=True, eq=False)
-class Problem:
+class Problem(PerUser):
     """Risks of some users in coordinates ``a``, with the predictor ``offset + D a``.
 
     The design D is held transposed: long rows make all products quicker.
@@ -36,19 +118,7 @@ class Problem:
     bare: Bools  # (b,), no penalty at all: there may be no finite minimiser
     free: bool  # is the last coordinate an intercept without a penalty?
     gram: Floats | None = None  # (b, r, r), D^T W D, where it is at hand
-
-    def take(self, pick: Bools | Ints) -> Problem:
-        return Problem(
-            self.loss,
-            self.Dt[pick],
-            self.y[pick],
-            self.weight[pick],
-            self.pen[pick],
-            None if self.offset is None else self.offset[pick],
-            self.bare[pick],
-            self.free,
-            None if self.gram is None else self.gram[pick],
-        )
+    kernel: Floats | None = None  # (b, n, n), D D^T, where steps are to be found by it
 
     def predictor(self, a: Floats) -> Floats:
         z = np.matmul(self.Dt.transpose(0, 2, 1), a)
@@ -99,14 +169,14 @@ def newton(problem: Problem) -> Minimum:
             done.n_iter[who] = iteration
             done.converged[who], done.lost[who] = small[stop] & ~lost[stop], lost[stop]
             alive &= ~stop
-            if 2 * alive.sum() <= len(alive):  # copying the rest costs less than carrying the dead
+            if 2 * alive.sum() <= len(alive):  # a copy of the rest costs less than idle steps
                 ids, state = ids[alive], state.take(alive)
                 alive = np.ones(len(ids), dtype=bool)
     return done
 
 
 @dataclass(eq=False)
-class _State:
+class _State(PerUser):
     """Where the users stand: ``a``, ``z``, and the loss, its slope and its curvature there."""
 
     problem: Problem
@@ -142,18 +212,15 @@ class _State:
         scale = problem.loss.scale(value)
         return cls(problem, a, z, value, slope, curve, scale, best, stale, room)
 
-    def take(self, pick: Bools) -> _State:
-        names = ("a", "z", "value", "slope", "curve", "scale", "best", "stale")
-        parts = {name: getattr(self, name)[pick] for name in names}
-        return _State(self.problem.take(pick), room=self.room[: int(pick.sum())], **parts)
-
     def step(self, alive: Bools, *, last: bool = False) -> tuple[Bools, Bools]:
         """One step for everybody. Whose step was so small that it is the last, and who is lost?"""
         problem, (b, r, q) = self.problem, self.a.shape
         gradient = np.matmul(problem.Dt, self.slope) + problem.pen[..., None] * self.a
-        H = self._hessian()
-        solve = solver(with_diagonal(H, np.repeat(problem.pen, q, axis=1)))
-        direction = -solve(gradient.reshape(b, r * q, 1)).reshape(b, r, q)
+        if problem.kernel is None:
+            solve = solver(with_diagonal(self._hessian(), np.repeat(problem.pen, q, axis=1)))
+            direction = -solve(gradient.reshape(b, r * q, 1)).reshape(b, r, q)
+        else:
+            direction = -self._solve_by_kernel(problem.kernel, gradient)
         direction *= alive[:, None, None]
         # The predictor is found afresh: sums of steps would keep the rounding of the largest.
         z = problem.predictor(self.a + direction)
@@ -177,6 +244,18 @@ class _State:
             return problem.gram * (self.curve[:, 0, :, 0] / problem.weight[:, :1])[..., None]
         return weighted_gram(problem.Dt, self.curve, room=self.room)
 
+    def _solve_by_kernel(self, K: Floats, g: Floats) -> Floats:
+        """The Hessian's inverse times g, (b, r, 1), for one output and one strength s:
+
+        (s I + D^T W D)^-1 g = (g - D^T W^1/2 B^-1 W^1/2 D g / s) / s,
+        B = I + W^1/2 K W^1/2 / s
+        """
+        Dt, s = self.problem.Dt, self.problem.pen[:, :1, None]
+        root = np.sqrt(self.curve[..., 0])
+        B = with_diagonal(root * K * (root.transpose(0, 2, 1) / s), np.ones(root.shape[:2]))
+        inner = root * solver(B)(root * np.matmul(Dt.transpose(0, 2, 1), g))
+        return (g - np.matmul(Dt, inner) / s) / s
+
     def _stalled(self, fall: Floats) -> Bools:
         """Have steps promised next to nothing for a while, without getting anywhere? (b,)
 
@@ -193,7 +272,11 @@ class _State:
         value, slope, curve = _evaluate(problem, a, z)
         back = np.flatnonzero(going & ~(value <= self.value + 1e-4 * descent))
         if len(back):
-            line = _Line.of(problem.take(back), self.a[back], self.z[back], direction[back])
+            part, way = problem.take(back), direction[back]
+            # Not the difference of two predictors: its rounding, times slopes that do not vanish
+            # row by row, would drown the slope along the line.
+            dz = np.matmul(part.Dt.transpose(0, 2, 1), way)
+            line = _Line(part, self.a[back], self.z[back], way, dz)
             # Rounding hides the fall of a tiny step; that the slope is gone shows all the same.
             over = ~(line.slope_at(np.ones(len(back))) <= -0.1 * descent[back])
             if over.any():
@@ -240,7 +323,7 @@ def _evaluate(problem: Problem, a: Floats, z: Floats) -> tuple[Floats, Floats, F
 
 
 @dataclass(frozen=True, eq=False)
-class _Line:
+class _Line(PerUser):
     """The risks along the users' directions: ``a + t direction``, ``z + t dz``."""
 
     problem: Problem
@@ -248,17 +331,6 @@ class _Line:
     z: Floats
     direction: Floats
     dz: Floats
-
-    @classmethod
-    def of(cls, problem: Problem, a: Floats, z: Floats, direction: Floats) -> _Line:
-        # Not the difference of two predictors: its rounding, times slopes that do not vanish row
-        # by row, would drown the slope along the line.
-        dz = np.matmul(problem.Dt.transpose(0, 2, 1), direction)
-        return cls(problem, a, z, direction, dz)
-
-    def take(self, pick: Bools) -> _Line:
-        parts = (self.a, self.z, self.direction, self.dz)
-        return _Line(self.problem.take(pick), *(part[pick] for part in parts))
 
     def slope_at(self, t: Floats) -> Floats:
         """Derivative of the risk along the line after a length of ``t``, both (b,)."""

@@ -18,7 +18,7 @@ from odcl.data.federation import Federation
 from odcl.data.folds import folds
 from odcl.exchange.download import Downloads
 from odcl.exchange.upload import Uploads
-from odcl.local.exact import Penalty, solve_users
+from odcl.local.fit import Penalty, solve_users
 from odcl.local.predict import linear_predictors
 from odcl.risk.risk import Risk
 

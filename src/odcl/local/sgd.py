@@ -9,7 +9,7 @@ import numpy as np
 
 from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation, user_rng
-from odcl.local.exact import Solution
+from odcl.local.fit import Solution
 from odcl.risk.risk import Risk
 
 # The rows that users will visit are drawn beforehand; so many of them are held at a time.
@@ -31,13 +31,7 @@ class ProjectedSGD:
     radius: float = 100.0
     output: Literal["last", "average"] = "last"
 
-    def solve_users(
-        self,
-        federation: Federation,
-        risk: Risk,
-        *,
-        seed: int,
-    ) -> Solution:
+    def solve_users(self, federation: Federation, risk: Risk, *, seed: int) -> Solution:
         """All users side by side, each on its own stream of rows."""
         if self.output not in ("last", "average"):
             raise ValueError(f"output={self.output!r} is neither 'last' nor 'average'.")

@@ -12,10 +12,17 @@ from dataclasses import replace
 import numpy as np
 
 from odcl._typing import Bools, Floats, Ints
-from odcl.local.newton import Minimum, Problem, newton
-from odcl.local.problem import Job, Solution, finish, model_of, predictor_of, store
-from odcl.local.stacks import Stack
-from odcl.local.systems import cholesky, left_over, solver, substitute, with_diagonal
+from odcl.local.newton import (
+    Minimum,
+    Problem,
+    cholesky,
+    left_over,
+    newton,
+    solver,
+    substitute,
+    with_diagonal,
+)
+from odcl.local.problem import Job, Solution, Stack, finish, model_of, predictor_of, store
 from odcl.risk.losses import Squared
 
 # The share of its variance that the columns before it must leave to a column. Above the first,
@@ -149,14 +156,10 @@ def _basis(X: Floats, weight: Floats, size: Floats) -> tuple[Floats, Floats, Int
     """
     root = np.sqrt(weight)[..., None]
     U, S, Vt = np.linalg.svd(root * X / size[:, None, :], full_matrices=False)
-    kept = _cut(X) * S[:, :1] < S
+    cut = max(X.shape[1:]) * float(np.finfo(np.float64).eps)  # as in NumPy's lstsq
+    kept = cut * S[:, :1] < S
     D = U * (kept * S)[:, None, :] / np.where(root > 0, root, np.inf)
     return D, Vt.transpose(0, 2, 1) * kept[:, None, :] / size[..., None], kept.sum(axis=1)
-
-
-def _cut(X: Floats) -> float:
-    """The share of the largest singular value below which one is rounding, as in NumPy's lstsq."""
-    return max(X.shape[1:]) * float(np.finfo(np.float64).eps)
 
 
 def _products(Dt: Floats, stack: Stack) -> Floats:

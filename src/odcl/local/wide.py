@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from odcl._typing import Bools, Floats
-from odcl.local.kernel import solve_kernel, suits
+from odcl.local.newton import PerUser, cholesky, diagonal, newton, substitute
 from odcl.local.problem import Job, Solution, finish, weighted_slope
-from odcl.local.systems import cholesky, diagonal, substitute_back
 from odcl.local.tall import centred, minimise, solve_collinear
 
 # The Gram matrix of the rows is right to 1e-16 of its trace. So much of the trace must its least
 # pivot be, and pivot and penalty together, for the error not to matter.
 ROW_PIVOT, ROW_FLOOR = 1e-9, 1e-6
+# Singular vectors pay for narrow users: from so many rows on, or so many features per row, they
+# cost three times a solve by the Gram matrix and more.
+MANY_ROWS, MANY_FEATURES = 500, 8
+# The condition of the systems with the Gram matrix is at most this: their solutions have three
+# digits at least, which is plenty for a Newton step.
+WORST = 1e12
 
 
 def solve_wide(job: Job, out: Solution) -> None:
@@ -33,7 +38,7 @@ def solve_wide(job: Job, out: Solution) -> None:
         job, rows, L = job.take(sound), rows.take(sound), L[sound]
     n, q = L.shape[1], job.loss.n_outputs
     found = minimise(job.problem(L * ~rows.spare[:, None, :]))
-    alpha = substitute_back(L, found.a[:, :n])
+    alpha = substitute(L, found.a[:, :n], back=True)
     total = np.matmul(job.stack.present[:, None, :].astype(np.float64), alpha)
     if job.free:  # X^T of this is the centred X^T of what it was
         alpha = alpha - job.stack.weight[..., None] * total
@@ -50,19 +55,37 @@ def solve_wide(job: Job, out: Solution) -> None:
 
 
 def _solve_hard(job: Job, K: Floats, out: Solution) -> None:
-    """Users whose Gram matrix is singular, or near to it."""
-    left = np.ones(len(K), dtype=bool)
-    many = suits(job, K)
+    """Users whose Gram matrix is singular, or near to it.
+
+    Such are images less their user's mean, and groups of images pooled by the Cluster Oracle
+    (Eq. (3)): 2,000 rows of 3,072 pixels, whose singular vectors cost more than the whole solve.
+    Under a penalty K directs Newton steps for these, and only directs them: gradients are those of
+    X, so that neither K's rounding nor its singular directions come into the answer.
+    """
+    many = _suits_kernel(job, K)
+    left = ~many
     if many.any():
-        left[many] = ~solve_kernel(job.take(many), K[many], out)
+        large = job.take(many)
+        found = newton(replace(large.problem(large.stack.X), kernel=K[many]))
+        finish(large, found, found.a, out)
+        left[many] = ~found.converged
     if left.any():
         hard = job.take(left)
         X, mean = centred(hard.stack) if job.free else (hard.features(), None)
         solve_collinear(hard, X, mean, out)
 
 
+def _suits_kernel(job: Job, K: Floats) -> Bools:
+    """Whose steps K may direct, (b,): large users with one output, a penalty and nothing else."""
+    rows = job.stack.present.sum(axis=1)
+    plain = job.intercept is None and job.center is None and job.loss.n_outputs == 1
+    large = (rows >= MANY_ROWS) | (job.stack.X.shape[2] >= MANY_FEATURES * rows)
+    trace = np.trace(K, axis1=1, axis2=2) * job.stack.weight.max(axis=1)
+    return plain & large & (job.strength > 0) & (trace < WORST * job.strength)
+
+
 @dataclass(frozen=True, eq=False)
-class _RowGram:
+class _RowGram(PerUser):
     """Gram matrices of the users' rows, ready to be factorised.
 
     A free intercept centres the rows, so that the last depends on the others. It and padded rows
@@ -91,9 +114,6 @@ class _RowGram:
         own = diagonal(K)
         own += spare * np.where(trace > 0, trace, 1.0)[:, None]
         return cls(K, trace, of_mean, spare)
-
-    def take(self, pick: Bools) -> _RowGram:
-        return _RowGram(self.K[pick], self.trace[pick], self.of_mean[pick], self.spare[pick])
 
     def sound(self, L: Floats, job: Job) -> Bools:
         """Are K's error and the spread of the rows' weights harmless? (b,)"""

@@ -1,6 +1,6 @@
 """MNIST and CIFAR-10 (Section 5, Table 2) from the original files; nothing is downloaded.
 
-Files are taken as strangers: no file decides how much memory is used, and the pickles of CIFAR's
+Files from outside are checked: no file decides how much memory is used, and the pickles of CIFAR's
 python layout are read as data, without calling anything they name.
 """
 
@@ -31,7 +31,7 @@ _MOST_PICKLE_BYTES = 2**26  # an official batch has 31 MB
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """One data set in its original split and order, a byte a pixel until someone needs floats."""
+    """One data set in its original split and order, a byte per pixel until floats are needed."""
 
     name: str  # "mnist" or "cifar10"
     X: Bytes  # (n_train, n_features), pixels 0..255
@@ -69,7 +69,10 @@ def load_images(
     if name not in _LAYOUTS:
         raise ValueError(f"There are no images called {name!r}: choose 'mnist' or 'cifar10'.")
     layout, paths = _find(name, Path(folder))
-    parts = [_only(part, classes) for part in layout.read(paths)]
+    parts = []
+    for X, y in layout.read(paths):
+        kept = slice(None) if classes is None else np.isin(y, np.asarray(classes))
+        parts.append(_Part(X[kept], y[kept]))
     X, y = (np.concatenate(arrays) for arrays in zip(*parts[:-1], strict=True))
     for part, there in (("training", y), ("test", parts[-1].y)):
         lacking = [c for c in (() if classes is None else classes) if c not in there]
@@ -102,13 +105,6 @@ def _find(name: str, folder: Path) -> tuple[_Layout, list[Path]]:
     raise ValueError(f"Folder {folder} does not hold {name} as a whole{seen}. {advice}")
 
 
-def _only(part: _Part, classes: Sequence[int] | None) -> _Part:
-    if classes is None:
-        return part
-    kept = np.isin(part.y, np.asarray(classes))
-    return _Part(part.X[kept], part.y[kept])
-
-
 def _classes(labels: Any, path: Path) -> Ints:
     """Labels as (n,) classes 0..9."""
     y = np.asarray(labels, dtype=np.intp)
@@ -134,16 +130,7 @@ def _read_up_to(stream: BinaryIO, most: int) -> bytearray:
     return raw
 
 
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Errors of gzip with the name of the file; those of the system have it already."""
-    try:
-        yield
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise _foreign(path, f"could not be read ({error})") from error
-
-
-# MNIST: IDX files, a header of big-endian 32-bit numbers and then a byte a value.
+# MNIST: IDX files, a header of big-endian 32-bit numbers and then a byte per value.
 
 
 def _read_mnist(paths: Sequence[Path]) -> Iterator[_Part]:
@@ -164,7 +151,7 @@ def _read_idx(path: Path, shape: tuple[int, ...]) -> Bytes:
     The header is checked first; then one byte more than it announces is asked for, so neither a
     header that lies nor a gzip stream without end takes more than ``_MOST_IMAGES`` images.
     """
-    with _naming(path), _unpacked(path) as stream:
+    with _unpacked(path) as stream:
         head = stream.read(8 + 4 * len(shape))
         if len(head) < 8 + 4 * len(shape):
             raise _foreign(path, f"has {len(head)} bytes, fewer than the header of an IDX file")
@@ -174,7 +161,7 @@ def _read_idx(path: Path, shape: tuple[int, ...]) -> Bytes:
             raise _foreign(path, f"starts with {magic:#010x} where {expected:#010x} should be")
         if tuple(sizes) != shape or not 0 < n <= _MOST_IMAGES:
             seen, right = (" x ".join(map(str, s)) for s in ((n, *sizes), (_MOST_IMAGES, *shape)))
-            raise _foreign(path, f"announces {seen} values, and MNIST has at most {right} a file")
+            raise _foreign(path, f"announces {seen} values, and MNIST has {right} at most")
         size = n * prod(shape)
         body = _read_up_to(stream, size + 1)
     if len(body) != size:
@@ -183,14 +170,19 @@ def _read_idx(path: Path, shape: tuple[int, ...]) -> Bytes:
     return np.frombuffer(body, dtype=np.uint8).reshape(n, *shape)
 
 
-def _unpacked(path: Path) -> BinaryIO:
+@contextmanager
+def _unpacked(path: Path) -> Iterator[BinaryIO]:
     """The file as a stream, unpacked if it is gzip: by its content, browsers change endings."""
     with path.open("rb") as stream:
         packed = stream.read(2) == b"\x1f\x8b"
-    return cast(BinaryIO, gzip.open(path)) if packed else path.open("rb")
+    try:
+        with cast(BinaryIO, gzip.open(path)) if packed else path.open("rb") as stream:
+            yield stream
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise _foreign(path, f"could not be read ({error})") from error
 
 
-# CIFAR-10: records without a header (binary), or a pickled dict a batch (python).
+# CIFAR-10: records without a header (binary), or a pickled dict per batch (python).
 
 
 def _read_cifar_batches(read: Callable[[Path], _Part], paths: Sequence[Path]) -> Iterator[_Part]:
@@ -211,7 +203,7 @@ def _read_cifar_batches(read: Callable[[Path], _Part], paths: Sequence[Path]) ->
 
 
 def _read_cifar_two_files(paths: Sequence[Path]) -> Iterator[_Part]:
-    """``train.bin`` and ``test.bin``: some classes only, five training images a test image."""
+    """``train.bin`` and ``test.bin``: some classes only, five training images per test image."""
     train, test = (_read_cifar_binary(path) for path in paths)
     if len(train.y) != 5 * len(test.y):
         raise ValueError(
@@ -254,12 +246,10 @@ def _read_cifar_python(path: Path) -> _Part:
 
 
 def _read_bytes(path: Path, most: int) -> bytearray:
-    with _naming(path), path.open("rb") as stream:
-        small = path.stat().st_size <= most
-        raw = _read_up_to(stream, most + 1 if small else 0)
-    if not small or len(raw) > most:
+    if path.stat().st_size > most:
         raise _foreign(path, f"has more than {most} bytes, the most CIFAR-10 needs in a file")
-    return raw
+    with path.open("rb") as stream:
+        return _read_up_to(stream, most)
 
 
 _IDX = tuple(

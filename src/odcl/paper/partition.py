@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +10,6 @@ import numpy as np
 from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation
 from odcl.paper.images import Images
-from odcl.paper.pickled import Bytes
 
 
 class _Setup(NamedTuple):
@@ -35,12 +34,6 @@ class ImageFederation(Federation):
     test_y: Floats  # (2, n_test), as each group labels them: test_y[1] is -test_y[0]
     train_rows: Ints  # (n_rows,), position of each row among the training images
     public_rows: Ints  # (n_public,), training images of the two classes that no user has
-    mean: Floats | None = None  # (n_features,), what was subtracted from X and test_X
-
-    def centered(self, mean: Floats) -> ImageFederation:
-        """The federation with ``mean`` subtracted from the users' and from the withheld images."""
-        total = mean if self.mean is None else self.mean + mean
-        return replace(self, X=self.X - mean, test_X=self.test_X - mean, mean=total)
 
 
 def image_federation(
@@ -51,7 +44,6 @@ def image_federation(
     n_samples: int | None = None,
     classes: tuple[int, int] | None = None,
     flip: float = 0.0,
-    center: bool = False,
 ) -> ImageFederation:
     """Users of Table 2: two classes, features / 255, labels +1 and -1, two groups of users.
 
@@ -60,11 +52,9 @@ def image_federation(
     of each class, in that order. No image has two owners, and all are judged on the test split.
 
     ``flip=CIFAR10N_FLIP`` is noisy CIFAR10: of each user's labels that share, to the nearest
-    whole number, is turned over at random; test labels stay. ``center`` (ours) subtracts the mean
-    of the images that no user has, which gives away nothing of anyone's: :func:`public_mean`.
-
-    Images are dealt class by class, so a user's are the same among 10 users and among 100, and
-    whichever layout of CIFAR-10 they came from.
+    whole number, is turned over at random; test labels stay. Images are dealt class by class, so a
+    user's are the same among 10 users and among 100, and whichever layout of CIFAR-10 they came
+    from.
     """
     classes = TABLE_2[images.name].classes if classes is None else classes
     n_samples = TABLE_2[images.name].n_samples if n_samples is None else n_samples
@@ -80,38 +70,31 @@ def image_federation(
     y[np.arange(n_users)[:, None], turned] *= -1
 
     withheld = np.flatnonzero(np.isin(images.test_y, classes))
-    federation = ImageFederation(
-        _features(images.X[rows.ravel()]),
+    return ImageFederation(
+        images.X[rows.ravel()] / 255.0,
         y.ravel(),
         np.arange(n_users + 1, dtype=np.intp) * n_samples,
         np.arange(n_users),
         groups=groups,
-        test_X=_features(images.test_X[withheld]),
+        test_X=images.test_X[withheld] / 255.0,
         test_y=_labels(np.tile(images.test_y[withheld], (2, 1)), classes, np.arange(2)),
         train_rows=rows.ravel(),
         public_rows=np.sort(np.concatenate([d[taken:] for d in dealt])),
     )
-    return (
-        federation.centered(public_mean(images, federation.public_rows)) if center else federation
-    )
 
 
 def public_mean(images: Images, rows: Ints) -> Floats:
-    """Mean of the training images ``rows``, features / 255, (n_features,).
+    """Mean of the training images ``rows``, features / 255, (n_features,): ours.
 
+    Of images that no user has, it gives away nothing of anyone's, and users may take it off theirs.
     Pixels are added as integers: exact, so the mean is the same in whatever order they come.
     """
     if not len(rows):
         raise ValueError(
             f"No image of {images.name} is left without an owner, and a mean of users' own images "
-            "is not public: take fewer users or samples, or center=False."
+            "is not public: take fewer users or samples."
         )
     return images.X[rows].sum(axis=0, dtype=np.int64) / (255.0 * len(rows))
-
-
-def _features(pixels: Bytes) -> Floats:
-    """Pixels 0..255 as features in [0, 1]."""
-    return pixels / 255.0
 
 
 def _labels(y: Ints, classes: tuple[int, int], groups: Ints) -> Floats:

@@ -29,11 +29,6 @@ class Moments:
     sizes: Ints
     groups: Ints
 
-    def take(self, part: Ints) -> Moments:
-        """The same for some of the trials."""
-        means, squared, between = (x[part] for x in (self.means, self.squared, self.between))
-        return Moments(means, squared, between, self.sizes, self.groups)
-
 
 def moments(theta: Floats, sizes: Ints) -> Moments:
     """``theta`` is (trials, n_users, dim), users of a group standing together."""

@@ -5,24 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.random import Generator
 from scipy.spatial.distance import pdist
 from scipy.stats import chi2, norm
 
 from odcl._typing import Floats, Ints
+from odcl.data.federation import Federation
+from odcl.data.synthetic import LINEAR_INTERVALS
+from odcl.diagnose import Diagnosis
+from odcl.engines.in_process import Result
 from odcl.risk.loss import Loss
 from odcl.risk.losses import as_loss
 from odcl.risk.risk import Risk
+from odcl.theory import problem_constants, sample_ratio_cc, sample_ratio_km, smallest_n
 
-if TYPE_CHECKING:
-    from odcl.data.federation import Federation
-    from odcl.diagnose import Diagnosis
-    from odcl.engines.in_process import Result
-
-Draw = Callable[[np.random.Generator], Floats]  # (n_clusters, dim)
-DrawRows = Callable[[int, int, np.random.Generator], Floats]  # cluster, count -> (count, inputs)
+Draw = Callable[[Generator], Floats]  # (n_clusters, dim)
+DrawRows = Callable[[int, int, Generator], Floats]  # cluster, count -> (count, inputs)
 MOST_NUMBERS = 4_000_000  # users times dim^2: 10,000 users of 20 parameters
 LEAST, MOST = 1e-50, 1e50  # noise, separation and tau: products of their ratios stay finite
 KNOWN_LOSSES = ("squared", "logistic", "poisson")
@@ -157,7 +157,7 @@ def scenario(
     )
 
 
-def sparse_rows(count: int, dim: int, active: int, rng: np.random.Generator) -> Floats:
+def sparse_rows(count: int, dim: int, active: int, rng: Generator) -> Floats:
     """Rows of the paper's linear set-up, (count, dim): ``active`` entries N(0, 1), others 0."""
     if active == dim:
         return rng.standard_normal((count, dim))
@@ -167,7 +167,7 @@ def sparse_rows(count: int, dim: int, active: int, rng: np.random.Generator) -> 
     return X
 
 
-def _distinct_features(count: int, dim: int, active: int, rng: np.random.Generator) -> Ints:
+def _distinct_features(count: int, dim: int, active: int, rng: Generator) -> Ints:
     """``active`` of ``dim`` features without replacement, (count, active)."""
     if active > 16:
         keys = rng.random((count, dim), dtype=np.float32)
@@ -220,8 +220,6 @@ def _check_unit(**numbers: float) -> None:
 
 
 def _centers(n_clusters: int, dim: int, separation: float | None) -> tuple[Draw, str]:
-    from odcl.data.synthetic import LINEAR_INTERVALS
-
     if separation is None:
         lows = LINEAR_INTERVALS.get(n_clusters)
         if lows is None:
@@ -235,7 +233,7 @@ def _centers(n_clusters: int, dim: int, separation: float | None) -> tuple[Draw,
         return (lambda rng: low + rng.random((n_clusters, dim))), "models as in the paper"
     base = (simplex if n_clusters <= dim + 1 else lattice)(n_clusters, dim) * separation
 
-    def draw(rng: np.random.Generator) -> Floats:
+    def draw(rng: Generator) -> Floats:
         turn = np.linalg.qr(rng.standard_normal((dim, dim)))[0]
         return base @ turn
 
@@ -271,8 +269,6 @@ def paper_thresholds(scene: Scenario, *, seed: int = 0) -> dict[str, int]:
     Constants of Section 2 with bounds that hold for 999 of 1,000 rows and the radius of the
     largest of the groups' models. Worst cases multiply up: expect astronomical numbers.
     """
-    from odcl.theory import problem_constants, sample_ratio_cc, sample_ratio_km, smallest_n
-
     if scene.active is None or scene.n_clusters == 1:
         return {}
     rng = np.random.default_rng(seed)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -128,33 +127,30 @@ def plan(
     found: dict[str, Crossing | None] = {}
     batches: list[Batch] = []
     # Small problems one after the other: threads would only wait for each other.
-    with threadpool_limits(1), _refuse_singular(scene):
-        _scan(simulated, guess, target)
-        if scene.pilot is not None:
-            simulated.at(max(scene.pilot.n, scene.least_rows))
-        if scene.n_clusters > 1:
-            _refine(simulated, target)
-            found = {method: _crossing(simulated.points, method, target) for method in CURVES}
-            if guess <= CEILING:
-                near, most = found["kmeans"], min(CEILING, FAR * guess)
-                start = 2 * guess if near is None else near.n
-                batches = default_batches(scene, start, most=most, seed=seed, progress=say)
-        rows = {} if error is None else _rows_for_error(simulated, error)
+    try:
+        with threadpool_limits(1):
+            _scan(simulated, guess, target)
+            if scene.pilot is not None:
+                simulated.at(max(scene.pilot.n, scene.least_rows))
+            if scene.n_clusters > 1:
+                _refine(simulated, target)
+                found = {name: _crossing(simulated.points, name, target) for name in CURVES}
+                if guess <= CEILING:
+                    near, most = found["kmeans"], min(CEILING, FAR * guess)
+                    start = 2 * guess if near is None else near.n
+                    batches = default_batches(scene, start, most=most, seed=seed, progress=say)
+            rows = {} if error is None else _rows_for_error(simulated, error)
+    except np.linalg.LinAlgError:
+        raise ValueError(
+            f"Models this far apart ({scene.separation():.2g}) leave rows of the {scene.loss.name} "
+            "loss without curvature, so that nothing can be simulated. Say a smaller separation."
+        ) from None
     if batches:
         shares, weights = [b.found / b.runs for b in batches], [b.runs for b in batches]
         at = [b.n for b in batches]
         found = {"default": crossing(at, shares, weights, target, like=found["kmeans"])} | found
-    return Plan(
-        scene,
-        target,
-        simulated.points,
-        found,
-        batches,
-        paper_thresholds(scene),
-        error,
-        rows,
-        guess if guess > CEILING else None,
-    )
+    proved, beyond = paper_thresholds(scene), guess if guess > CEILING else None
+    return Plan(scene, target, simulated.points, found, batches, proved, error, rows, beyond)
 
 
 def _crossing(points: list[Point], method: str, target: float) -> Crossing | None:
@@ -164,18 +160,6 @@ def _crossing(points: list[Point], method: str, target: float) -> Crossing | Non
     shares = [p.recovery[method] for p in points]
     weights = [p.trials[method] / dependence for p in points]
     return crossing([p.n for p in points], shares, weights, target)
-
-
-@contextmanager
-def _refuse_singular(scene: Scenario) -> Iterator[None]:
-    """Say why, where a curvature cannot be inverted."""
-    try:
-        yield
-    except np.linalg.LinAlgError:
-        raise ValueError(
-            f"Models this far apart ({scene.separation():.2g}) leave rows of the {scene.loss.name} "
-            "loss without curvature, so that nothing can be simulated. Say a smaller separation."
-        ) from None
 
 
 # -- the curve -------------------------------------------------------------------------------------

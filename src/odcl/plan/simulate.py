@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.random import Generator
 
 from odcl._typing import Bools, Floats, Ints
 from odcl.clustering.kmeans.kmeanspp import kmeans_pp
@@ -13,14 +14,7 @@ from odcl.clustering.labels import number_by_first_user, same_partition, sum_by_
 from odcl.clustering.mixture.noise_mixture import NoiseMixture
 from odcl.exchange.upload import Uploads
 from odcl.method import Method
-from odcl.plan.recovery import (
-    convex_guaranteed,
-    convex_path,
-    fusing_lambdas,
-    kmeans_correction,
-    kmeans_expected,
-    moments,
-)
+from odcl.plan import recovery
 from odcl.plan.scenario import Scenario
 from odcl.risk.loss import Loss, symmetric, weighted_gram
 from odcl.server.combine import average_by_cluster, solve_symmetric
@@ -87,12 +81,7 @@ class Trials:
 
 
 def draw_trials(
-    scene: Scenario,
-    n: int,
-    n_trials: int,
-    rng: np.random.Generator,
-    *,
-    most: int = MOST_CURVATURES,
+    scene: Scenario, n: int, n_trials: int, rng: Generator, *, most: int = MOST_CURVATURES
 ) -> Trials:
     """Uploads of ``n_trials`` federations whose users have ``n`` rows each.
 
@@ -104,25 +93,18 @@ def draw_trials(
     worlds = min(WORLDS, max(1, POOLS // len(scene.sizes)), n_trials)
     parts = [len(part) for part in np.array_split(np.arange(n_trials), worlds)]
     made = [_world(scene, n, part, worlds, rng, most) for part in parts]
-    size = len(made[0].curvatures)
-    return Trials(
-        np.concatenate([w.optima for w in made]),
-        np.concatenate([w.theta for w in made]),
-        np.concatenate([w.drawn + i * size for i, w in enumerate(made)]),
-        np.concatenate([w.curvatures for w in made]),
-        np.concatenate([w.blind for w in made]),
-        np.concatenate([w.block + i * BLOCKS for i, w in enumerate(made)]),
-    )
+    for i, world in enumerate(made):  # each has curvatures and blocks of its own
+        world.drawn[:] += i * len(world.curvatures)
+        world.block[:] += i * BLOCKS
+    return Trials(*map(np.concatenate, zip(*(vars(world).values() for world in made), strict=True)))
 
 
-def _world(
-    scene: Scenario, n: int, n_trials: int, worlds: int, rng: np.random.Generator, most: int
-) -> Trials:
+def _world(scene: Scenario, n: int, count: int, worlds: int, rng: Generator, most: int) -> Trials:
     """Trials that share their curvatures and, in one of several ``worlds``, the groups' models."""
     groups, dim = scene.groups, scene.dim
-    n_sets = 1 if worlds else n_trials
+    n_sets = 1 if worlds else count
     centers = np.stack([scene.draw_centers(rng) for _ in range(n_sets)])
-    optima = np.broadcast_to(centers[:, groups], (n_trials, len(groups), dim)).copy()
+    optima = np.broadcast_to(centers[:, groups], (count, len(groups), dim)).copy()
     if scene.tau > 0:
         optima += scene.tau * rng.standard_normal(optima.shape)
     split = scene.rows_differ or worlds > 0  # a pool for each group
@@ -134,33 +116,26 @@ def _world(
     ]
     pool_of = groups if split else np.zeros_like(groups)
     crowd = int(np.bincount(pool_of).max())  # users that share a pool
-    blocks = min(max(size // (CURVATURES_PER_USER * crowd), 1), BLOCKS, n_trials)
-    block = np.arange(n_trials) * blocks // n_trials
+    blocks = min(max(size // (CURVATURES_PER_USER * crowd), 1), BLOCKS, count)
+    block = np.arange(count) * blocks // count
     each = size // blocks
-    drawn = block[:, None] * each + rng.integers(each, size=(n_trials, len(groups)))
+    drawn = block[:, None] * each + rng.integers(each, size=(count, len(groups)))
     theta = np.empty_like(optima)
     for k, pool in enumerate(pools):
         own = np.flatnonzero(pool_of == k)
-        for t in range(n_trials):  # a trial at a time stays in the cache
-            theta[t, own] = _estimates(pool, drawn[t, own], optima[t, own], rng)
-    curvatures, blind = (
-        (pools[0].A, pools[0].blind)
-        if len(pools) == 1
-        else (np.concatenate([p.A for p in pools]), np.concatenate([p.blind for p in pools]))
-    )
+        for t in range(count):  # a trial at a time stays in the cache
+            which, kept = drawn[t, own], optima[t, own]
+            noise = rng.standard_normal(kept.shape)
+            if pool.keep is not None:
+                kept = np.matmul(pool.keep[which], kept[..., None])[..., 0]
+            theta[t, own] = np.matmul(pool.blur[which], noise[..., None])[..., 0] + kept
+    curvatures = np.concatenate([pool.A for pool in pools])
+    blind = np.concatenate([pool.blind for pool in pools])
     return Trials(optima, theta, drawn + size * pool_of, curvatures, blind, block)
 
 
-def _estimates(pool: Pool, which: Ints, optima: Floats, rng: np.random.Generator) -> Floats:
-    e = rng.standard_normal(optima.shape)
-    theta = np.matmul(pool.blur[which], e[..., None])[..., 0]
-    if pool.keep is None:
-        return theta + optima
-    return theta + np.matmul(pool.keep[which], optima[..., None])[..., 0]
-
-
 def curvature_pool(
-    scene: Scenario, group: int, center: Floats, n: int, size: int, rng: np.random.Generator
+    scene: Scenario, group: int, center: Floats, n: int, size: int, rng: Generator
 ) -> Pool:
     """Curvatures of ``size`` users with ``n`` rows each, at the group's model."""
     A = _curvatures(scene, group, center, n, size, rng)
@@ -188,7 +163,7 @@ def curvature_pool(
 
 
 def _curvatures(
-    scene: Scenario, group: int, center: Floats, n: int, size: int, rng: np.random.Generator
+    scene: Scenario, group: int, center: Floats, n: int, size: int, rng: Generator
 ) -> Floats:
     """A of ``size`` users, (size, dim, dim), a few of them at a time."""
     A = np.empty((size, scene.dim, scene.dim))
@@ -233,9 +208,7 @@ def default_finds(scene: Scenario, n: int, runs: int, *, seed: int, number: int 
     return sum(same_partition(step.labels, scene.groups) for step in steps)
 
 
-def simulated_uploads(
-    scene: Scenario, n: int, trials: Trials, t: int, rng: np.random.Generator
-) -> Uploads:
+def simulated_uploads(scene: Scenario, n: int, trials: Trials, t: int, rng: Generator) -> Uploads:
     """Everything that the users of one trial send."""
     m, freedom = scene.n_users, n - scene.dim
     phi = np.full(m, scene.dispersion)
@@ -245,14 +218,8 @@ def simulated_uploads(
     H = trials.curvature(t)
     if scene.penalty is not None:
         H = H + n * np.diag(scene.penalty)
-    return Uploads(
-        np.arange(m),
-        trials.theta[t],
-        np.full(m, float(n)),
-        curvature=H,
-        dispersion=phi,
-        risk=scene.risk,
-    )
+    users, rows = np.arange(m), np.full(m, float(n))
+    return Uploads(users, trials.theta[t], rows, curvature=H, dispersion=phi, risk=scene.risk)
 
 
 # -- everything else, for one n --------------------------------------------------------------------
@@ -283,28 +250,29 @@ def evaluate(scene: Scenario, n: int, *, seed: int = 0, most: int = TRIALS) -> P
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(n,)))
     n_trials = max(FEWEST_TRIALS, min(most, TRIAL_NUMBERS // (scene.n_users * scene.dim**2)))
     trials = draw_trials(scene, n, n_trials, rng)
-    at = moments(trials.theta, scene.sizes)
-    expected = kmeans_expected(at)
-    more, doubt = kmeans_correction(trials.theta, at, expected, real=real, seed=seed)
+    at = recovery.moments(trials.theta, scene.sizes)
+    expected = recovery.kmeans_expected(at)
+    more, doubt = recovery.kmeans_correction(trials.theta, at, expected, real=real, seed=seed)
     pairs = int(np.square(scene.sizes).sum())
     count = min(max(4, min(CONVEX_TRIALS, CONVEX_PAIRS // pairs)), n_trials)
     some = np.arange(count) * n_trials // count
-    lam = fusing_lambdas(trials.theta[some], scene.sizes)
+    part = trials.theta[some]
+    lam, at = recovery.fusing_lambdas(part, scene.sizes), recovery.moments(part, scene.sizes)
     found = {
         "kmeans": expected.likely,
-        "convex": convex_path(SLIGHTLY * lam.least, at.take(some)),
-        "convex-13": convex_guaranteed(lam.sure, at.take(some)),
+        "convex": recovery.convex_path(SLIGHTLY * lam.least, at),
+        "convex-13": recovery.convex_guaranteed(lam.sure, at),
     }
-    recovery = {name: float(values.mean()) for name, values in found.items()}
+    share = {name: float(values.mean()) for name, values in found.items()}
     spread = {
         name: _spread(values, trials.block if name == "kmeans" else trials.block[some])
         for name, values in found.items()
     }
-    recovery["kmeans"] = min(max(recovery["kmeans"] + more, 0.0), 1.0)
+    share["kmeans"] = min(max(share["kmeans"] + more, 0.0), 1.0)
     spread["kmeans"] = math.hypot(spread["kmeans"], doubt)
     errors, misplaced = _errors(scene, n, trials, expected.likely, seed)
     numbers = {name: len(values) for name, values in found.items()}
-    return Point(n, numbers, recovery, spread, errors, misplaced)
+    return Point(n, numbers, share, spread, errors, misplaced)
 
 
 def _spread(found: Bools, block: Ints) -> float:
@@ -343,11 +311,8 @@ def _errors(
             labels = number_by_first_user(kmeans_pp(theta, scene.n_clusters, seed=seed).labels)
             centers = rows.combined(labels)
         around = centers[labels]
-        models = {
-            "mean": average_by_cluster(theta, labels)[labels],
-            "precision": around,
-            "local": theta,
-        }
+        models = {"precision": around, "local": theta}
+        models["mean"] = average_by_cluster(theta, labels)[labels]
         if scene.tau > 0:
             models["refit"] = rows.refit(around)
         for name, model in models.items():

@@ -1,13 +1,18 @@
-"""Pictures: the users' models as points, and what each method is worth."""
+"""Pictures: users' models as points, what each method is worth, and the clusterpath."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from odcl._typing import Floats, Ints
+from odcl.report.text import count
+
+if TYPE_CHECKING:
+    from odcl.clustering.convex.clusterpath import ClusterPath
 
 # Okabe and Ito's colours, told apart by colour-blind readers; their yellow is lost on white.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#555555")
@@ -15,6 +20,8 @@ MARKERS = "os^Dv<>PX*"  # 7 colours and 10 markers: 70 groups before two look al
 LINES = ("--", ":", "-.", "-")
 MOST_NAMED = 12  # groups whose number stands beside their model
 MOST_MARKED = 100  # groups whose models are drawn larger than users
+MOST_READ = 60  # leaves whose names can be read under a dendrogram
+MOST_LEAVES = 30  # branches of a dendrogram of more than 300 points
 
 
 def figure(
@@ -62,7 +69,7 @@ def draw_models(ax: Any, theta: Floats, centers: Floats, labels: Ints, *, most: 
         for k, place in enumerate(middle):
             ax.annotate(f"{k}", place, (5, 4), textcoords="offset points", fontsize=9, zorder=4)
     outside = _limit(ax, np.vstack([points, middle]), points) if theta.shape[1] > 1 else None
-    ax.set_title(f"Users' local models, {len(centers)} group{'s' * (len(centers) > 1)}")
+    ax.set_title(f"Users' local models, {count(len(centers), 'group')}")
     style = {"frameon": False, "fontsize": 9, "title_fontsize": 8, "handletextpad": 0.2}
     ax.legend(loc="best", title=outside, **style)
 
@@ -81,7 +88,7 @@ def _directions(points: Floats) -> Floats:
 
 
 def _draw_groups(ax: Any, points: Floats, labels: Ints) -> None:
-    """One call a style, not one a group: there may be thousands of groups."""
+    """One call per style, not one per group: there may be thousands of groups."""
     c, m = labels % len(COLOURS), labels % len(MARKERS)
     for marker in np.unique(m):
         own = m == marker
@@ -99,12 +106,11 @@ def _limit(ax: Any, everything: Floats, points: Floats) -> str | None:
     if inside.all() or not far.any():
         return None
     ax.set(xlim=(low[0] - room[0], high[0] + room[0]), ylim=(low[1] - room[1], high[1] + room[1]))
-    n = int((~inside).sum())
-    return f"{n} user{'s' * (n > 1)} outside the frame"
+    return f"{count(int((~inside).sum()), 'user')} outside the frame"
 
 
 def draw_bars(ax: Any, names: list[str], values: list[float], *, label: str, log: bool) -> None:
-    """One bar a method, the first at the top."""
+    """One bar per method, the first at the top."""
     positions = np.arange(len(names))[::-1]
     ax.barh(positions, values, color=COLOURS[0], height=0.6)
     for x, y in zip(values, positions, strict=True):
@@ -135,8 +141,72 @@ def draw_users(ax: Any, scores: dict[str, Floats], metric: str) -> None:
     ax.spines[["top", "right"]].set_visible(False)
 
 
-def save(fig: Any, path: Path) -> None:
+def save(fig: Any, path: Path, **more: Any) -> None:
     from odcl.files import atomic_path
 
     with atomic_path(path) as temporary:
-        fig.savefig(temporary, dpi=140)
+        fig.savefig(temporary, dpi=140, **more)
+
+
+def draw_path(path: ClusterPath, file: Any = None, labels: Any = None) -> Any:
+    """Left: number of clusters against lambda. Right: the dendrogram."""
+    from scipy.cluster.hierarchy import dendrogram
+
+    fig, (steps, tree) = figure(width=11.0, height=4.2)
+    _draw_steps(steps, path)
+    if path.n_points > 1 and path.merges:
+        few = path.n_points <= MOST_READ
+        names = None if labels is None else [str(name) for name in labels]
+        if names is not None and len(names) != path.n_points:
+            raise ValueError(f"{len(names)} labels for {path.n_points} points: give one per point.")
+        limit = sys.getrecursionlimit()
+        sys.setrecursionlimit(max(limit, 4 * path.n_points + 1000))  # SciPy draws recursively
+        try:
+            dendrogram(
+                path.linkage,
+                ax=tree,
+                labels=names,
+                no_labels=not few,
+                truncate_mode=None if path.n_points <= 300 else "lastp",
+                p=MOST_LEAVES,
+                color_threshold=0,
+                above_threshold_color=COLOURS[0],
+            )
+        finally:
+            sys.setrecursionlimit(limit)
+        tree.tick_params(axis="x", labelsize=6, labelrotation=90)
+        heights = path.linkage[path.linkage[:, 2] > 0, 2]
+        if len(heights):  # below the first merge there are only the points, side by side
+            tree.set_ylim(0.9 * heights[0], heights[-1] + 0.1 * (heights[-1] - 0.9 * heights[0]))
+        for lines in tree.collections:
+            lines.set_linewidth(1.0)
+    tree.set(title=f"Who meets whom ({count(path.n_points, 'point')})", ylabel="lambda")
+    if not path.exact:
+        style = {"color": COLOURS[6], "linestyle": ":"}
+        tree.axhline(path.opened_from, label="not opened below", **style)
+        tree.legend(frameon=False, fontsize=8)
+    if file is not None:
+        fig.savefig(file, dpi=150)
+    return fig
+
+
+def _draw_steps(ax: Any, path: ClusterPath) -> None:
+    levels = path.plateaus
+    first = min((p.start for p in levels if p.start > 0), default=1.0)
+    last = max((p.end for p in levels if np.isfinite(p.end)), default=first)
+    starts = [p.start for p in levels]
+    ends = [p.end if np.isfinite(p.end) else 1.2 * max(last, first) for p in levels]
+    counts = [p.n_clusters for p in levels]
+    ax.hlines(counts, starts, ends, color=COLOURS[0], linewidth=2.5)
+    ax.vlines(starts[1:], counts[1:], counts[:-1], color=COLOURS[0], linewidth=0.8)
+    title = "The clusterpath"
+    inner = [i for i, k in enumerate(counts) if 1 < k < max(counts)]
+    if inner:
+        best = max(inner, key=lambda i: ends[i] - starts[i])
+        ax.hlines(counts[best], starts[best], ends[best], color=COLOURS[5], linewidth=4)
+        title += f" (longest plateau between 1 and {max(counts)}: K = {counts[best]})"
+    ax.set(yscale="log", xlabel="lambda", ylabel="clusters", title=title)
+    ax.set_ylim(0.8, max(1.6 * max(counts), 2))
+    ticks = [k for k in (1, 2, 3, 4, 5, 10, 20, 50, 100, 300, 1000, 10000) if k <= max(counts)]
+    ax.set_yticks(ticks, [str(k) for k in ticks])
+    ax.minorticks_off()

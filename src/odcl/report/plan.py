@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from odcl.plan.search import CEILING, CURVES, METHODS
+from odcl.plan.search import CEILING, CURVES, METHODS, Plan
 from odcl.plan.simulate import combiners
 from odcl.report import pictures
 from odcl.report.text import table
-
-if TYPE_CHECKING:
-    from odcl.plan import Plan
 
 GAIN = 1.5  # times the error of precision combining from which the mean is advised against
 ALLOWED = 2  # users in 100 that `odcl diagnose` lets stand in a wrong group
@@ -279,13 +276,9 @@ def _doubt(plan: Plan) -> list[str]:
 
 def draw_plan(plan: Plan, path: Path) -> bool:
     """Save the curve as a PNG file; False where there is none, for want of matplotlib."""
-    from odcl.files import atomic_path
-
-    if not pictures.available():
-        return False
-    with atomic_path(path) as temporary:
-        plan_figure(plan).savefig(temporary, dpi=140, metadata={"Software": MADE_BY})
-    return True
+    if pictures.available():
+        pictures.save(plan_figure(plan), path, metadata={"Software": MADE_BY})
+    return pictures.available()
 
 
 def is_plan_picture(path: Path) -> bool:
@@ -296,9 +289,7 @@ def is_plan_picture(path: Path) -> bool:
 
 def plan_figure(plan: Plan) -> Any:
     """Chances and errors against n, the legends below."""
-    fig, axes = pictures.figure(
-        width=11, height=5, columns=2 if plan.crossings else 1, searched=False
-    )
+    fig, axes = pictures.figure(11, 5, columns=2 if plan.crossings else 1, searched=False)
     if plan.crossings:
         _draw_chances(axes[0], plan)
     _draw_errors(axes[-1], plan)
@@ -317,26 +308,19 @@ def _draw_chances(ax: Any, plan: Plan) -> None:
     for c, (name, words) in enumerate(METHODS.items()):
         if name not in plan.crossings:
             continue
-        if name == "default":
-            x = sorted({b.n for b in plan.batches})
-            share = [_default_share(plan, n) for n in x]
-        else:
-            x, share = [p.n for p in plan.points], [p.recovery[name] for p in plan.points]
-        color = pictures.COLOURS[c]
+        shares = {p.n: p.recovery[name] for p in plan.points if name != "default"}
+        for n in {b.n for b in plan.batches if name == "default"}:
+            here = [b for b in plan.batches if b.n == n]
+            shares[n] = sum(b.found for b in here) / sum(b.runs for b in here)
+        color, marker = pictures.COLOURS[c], pictures.MARKERS[c]
         ax.plot(*_line(plan, name), lw=1.5, color=color, label=words)
-        ax.plot(x, share, pictures.MARKERS[c], ms=4, color=color, alpha=0.6)
+        ax.plot(*zip(*shares.items(), strict=True), marker, ms=4, color=color, alpha=0.6)
     ax.axhline(plan.target, color="#555555", lw=0.8, ls=":")
     if plan.rows is not None:
         color = pictures.COLOURS[0 if "default" in plan.crossings else 1]
         ax.axvline(plan.rows, color=color, lw=0.8, ls="--")
         ax.annotate(f" n = {plan.rows:,}", (plan.rows, 0.02), fontsize=9)
     ax.set(ylim=(-0.03, 1.03), title="Chance of exactly the true groups", ylabel="probability")
-
-
-def _default_share(plan: Plan, n: int) -> float:
-    """Share of the default method's runs with n rows that succeeded."""
-    here = [b for b in plan.batches if b.n == n]
-    return sum(b.found for b in here) / sum(b.runs for b in here)
 
 
 def _line(plan: Plan, name: str) -> tuple[list[float], list[float | None]]:

@@ -36,9 +36,8 @@ class Bar(Silent):
         self._left -= n_users
         self._progress.advance(self._task, n_users)
         if self._left <= 0:  # what follows, on the server, does not say how far it is
-            self._progress.update(
-                self._task, total=None, description=f"{self._text}: finding groups"
-            )
+            words = f"{self._text}: finding groups"
+            self._progress.update(self._task, total=None, description=words)
 
 
 @contextmanager
@@ -50,13 +49,9 @@ def watched(quiet: bool) -> Iterator[Silent]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    text, bar, console = TextColumn("{task.description}"), BarColumn(24), Console(stderr=True)
+    columns = (SpinnerColumn(), text, bar, TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
         yield Bar(progress)
 
 

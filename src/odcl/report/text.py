@@ -1,15 +1,21 @@
-"""Tables and sentences for the terminal: plain text, so that a pipe gets what a person sees."""
+"""Tables, sentences and notices for the terminal: a pipe gets what a person sees."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from odcl._typing import Floats, Ints
-from odcl.evaluate.comparison import Comparison
+from odcl.data.federation import Federation
+from odcl.data.schema import Encoded, TableSchema
+from odcl.errors import listing
+from odcl.evaluate.scores import Comparison
+
+if TYPE_CHECKING:
+    from odcl.theory import MethodRow, MSETerms
 
 NAMES = {
     "local": "one model per user",
@@ -17,20 +23,39 @@ NAMES = {
     "paper": "the paper's setting",
     "odcl": "odcl",
 }
+_TABLE_1 = (
+    "Orders: hidden constants are 1, and so is the condition number kappa unless given. C and C1 "
+    "are the sizes of the smallest and the largest cluster, eps the accuracy of the local solvers. "
+    "To be known: a good start, the true clusters, their number, that the gap between them is "
+    "sufficient. Rounds '-': with so few samples the accuracy that IFCA reaches, K m^2 / (C^2.5 "
+    "sqrt n), is no better than where it starts, 2 D, and the formula counts no rounds; a larger n "
+    "or D does. Samples '-': the local solvers are so inexact (eps) that no number of samples "
+    "makes up for it."
+)
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[Any]], *, left: Sequence[int] = ()) -> str:
+def table(header: Sequence[str], rows: Sequence[Any], *, left: Sequence[int] = ()) -> str:
     """Columns under each other: the first and ``left`` ones to the left, others to the right."""
-    cells = [list(map(str, header)), *(list(map(str, row)) for row in rows)]
-    widths = [max(len(row[c]) for row in cells) for c in range(len(header))]
-    lines = [
-        "  ".join(
-            cell.ljust(w) if c == 0 or c in left else cell.rjust(w)
-            for c, (cell, w) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in cells
-    ]
-    return "\n".join(lines)
+    return "\n".join("  ".join(line).rstrip() for line in _padded([header, *rows], left))
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Any], *, left: Sequence[int] = ()) -> str:
+    """The same in Markdown that also reads well as plain text."""
+    one_line = str.maketrans({"|": "\\|", "\n": " "})
+    cells = [[str(cell).translate(one_line) for cell in line] for line in (header, *rows)]
+    head, *lines = _padded(cells, left, least=3)
+    ends = ["-" if c in (0, *left) else ":" for c in range(len(head))]
+    rule = ["-" * (len(cell) - 1) + end for cell, end in zip(head, ends, strict=True)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *lines))
+
+
+def _padded(rows: Sequence[Sequence[Any]], left: Sequence[int], least: int = 0) -> list[Any]:
+    """The lines with cells as wide as the widest of their column."""
+    columns = []
+    for c, column in enumerate(zip(*rows, strict=True)):
+        width = max(least, *(len(str(cell)) for cell in column))
+        columns.append([f"{cell!s:{'<' if c in (0, *left) else '>'}{width}}" for cell in column])
+    return list(zip(*columns, strict=True))
 
 
 def aligned(values: Any) -> list[str]:
@@ -109,3 +134,118 @@ def in_bytes(n: float) -> str:
             return f"{n:.0f} bytes" if unit == "bytes" else f"{n:.3g} {unit}"
         n /= 1000
     return f"{n:.3g} GB"
+
+
+# A column whose values spread by more or less than this is worth a word.
+_WIDE, _NARROW = 1e6, 1e-6
+
+
+def accepted(schema: TableSchema, encoded: Encoded, rows: Federation, model: Any) -> list[str]:
+    """Everything odd about a table that the fit took as it is."""
+    lines = about_values(schema, encoded, schema.missing)
+    lines += _about_users(schema, rows, model) + _about_columns(schema, rows.X, model)
+    repeated = repeated_rows(rows)
+    if repeated:
+        verb = "repeats" if repeated == 1 else "repeat"
+        lines.append(f"{count(repeated, 'row')} {verb} another row of the same user")
+    return lines
+
+
+def about_values(schema: TableSchema, encoded: Encoded, missing: str) -> list[str]:
+    """Rows left out, values filled in, levels that the fit did not see."""
+    lines = []
+    if encoded.n_dropped:
+        nameless = encoded.missing.get(schema.user, 0)
+        lines.append(
+            f"{count(encoded.n_dropped, 'row')} left out for want of a value"
+            + (f", {nameless:,} of them without a user's id" if nameless else "")
+        )
+    roles = (schema.user, schema.target)
+    filled = {name: n for name, n in encoded.missing.items() if name not in roles}
+    if filled and missing == "mean":
+        where = ", ".join(f"{name}: {n:,}" for name, n in filled.items())
+        lines.append(f"{count(sum(filled.values()), 'missing value')} filled in ({where})")
+    for name, n in encoded.unseen.items():
+        level = schema.levels[name][0]
+        lines.append(f"{count(n, 'row')} with a new level of {name!r}, read as {level!r}")
+    return lines
+
+
+def _about_users(schema: TableSchema, federation: Federation, model: Any) -> list[str]:
+    lines = []
+    single = int((federation.n_rows == 1).sum())
+    if single:
+        lines.append(f"{count(single, 'user')} with a single row")
+    one_class = np.zeros(federation.n_users, dtype=bool)
+    if schema.classes is not None:
+        y, starts = federation.y, federation.offsets[:-1]
+        one_class = np.minimum.reduceat(y, starts) == np.maximum.reduceat(y, starts)
+        if one_class.any():
+            lines.append(f"{count(int(one_class.sum()), 'user')} with a single class")
+    local = model.result_.local
+    lost = int((local.prior & ~one_class).sum())
+    if lost:
+        what = "separable or short of a class" if schema.classes is not None else "no counts"
+        lines.append(
+            f"{count(lost, 'user')} without a finite model alone ({what}), given a small prior"
+        )
+    stopped = int((~local.converged).sum())
+    if stopped:
+        lines.append(f"{count(stopped, 'user')} whose local fit did not converge")
+    return lines
+
+
+def _about_columns(schema: TableSchema, X: Floats, model: Any) -> list[str]:
+    """Constant columns, and columns at a scale that few tables have."""
+    design = dict(zip(schema.columns, X.T, strict=True))
+    numeric = {name: design[name] for name in schema.features if name not in schema.levels}
+    spread = {name: float(np.ptp(column)) for name, column in numeric.items()}
+    constant = [n for n in schema.features if spread.get(n, len(schema.levels.get(n, ())) - 1) == 0]
+    lines = []
+    if constant:
+        lines.append(f"{count(len(constant), 'constant column')} ({listing(constant, 3)})")
+    odd = [n for n, width in spread.items() if width > 0 and not _NARROW <= width <= _WIDE]
+    if odd:
+        standard = model.method_.standardize
+        done = "brought to a common scale" if standard else "and nothing is standardised"
+        lines.append(f"{count(len(odd), 'column')} at an extreme scale ({listing(odd, 3)}), {done}")
+    return lines
+
+
+def repeated_rows(federation: Federation) -> int:
+    """Rows equal to an earlier row of the same user, compared byte for byte."""
+    owner = federation.row_user.astype(np.float64)
+    rows = np.column_stack([federation.X, federation.y.astype(np.float64), owner])
+    rows += 0.0  # -0.0 is 0.0
+    keys = rows.view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1]))).ravel()
+    return len(keys) - len(np.unique(keys))
+
+
+def method_table(rows: Sequence[MethodRow]) -> str:
+    """Table 1 as Markdown that also reads well as plain text, its legend below."""
+    header = ("method", "rounds", "their order", "samples per user", "order of these", "must know")
+    lines = []
+    for row in rows:
+        needs = {
+            "start": row.needs_initialization,
+            "clusters": row.needs_clusters,
+            "K": row.needs_k,
+            "gap": row.needs_separation,
+        }
+        numbers = (_order(row.rounds), row.rounds_formula, _order(row.samples), row.samples_formula)
+        known = ", ".join(name for name, needed in needs.items() if needed)
+        lines.append((row.method, *numbers, known or "nothing"))
+    return f"{markdown_table(header, lines, left=(0, 2, 4, 5))}\n\n{_TABLE_1}"
+
+
+def _order(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if 10 <= value < 1e7 else f"{value:.3g}"
+
+
+def error_terms(bound: MSETerms) -> str:
+    """The terms of a bound under each other, the largest named first."""
+    width = max(map(len, bound.terms))
+    lines = [f"  {name:<{width}}  {value:.3g}" for name, value in bound.terms.items()]
+    return "\n".join([f"{bound.source}: {bound.ruling} rules", *lines])

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from odcl._typing import Array, Floats
+from odcl._typing import Floats
 from odcl.risk.loss import Loss, symmetric, weighted_gram
 from odcl.risk.losses import as_loss, loss_from_json, loss_to_json
 
@@ -27,7 +27,7 @@ class Risk:
     """The loss, the weight of its penalty, and whether models have an intercept.
 
     The penalty leaves the intercept alone. ``loss`` may be given by name; "multinomial" needs to
-    know its classes: ``Risk(Multinomial(3))``, or :meth:`for_target`.
+    know its classes: ``Risk(Multinomial(3))``.
     """
 
     loss: Loss
@@ -40,13 +40,6 @@ class Risk:
         object.__setattr__(self, "loss", as_loss(loss))
         object.__setattr__(self, "l2", float(l2))
         object.__setattr__(self, "intercept", bool(intercept))
-
-    @classmethod
-    def for_target(
-        cls, loss: str | Loss, y: Array, *, l2: float = 0.0, intercept: bool = False
-    ) -> Risk:
-        """The same, with the multinomial's classes counted in the target ``y``."""
-        return cls(as_loss(loss, y), l2, intercept)
 
     # -- what follows from them ------------------------------------------------------------
 

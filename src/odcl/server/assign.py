@@ -12,8 +12,7 @@ from odcl._typing import Array, Floats, Ints
 from odcl.clustering.labels import sum_by_cluster
 from odcl.data.federation import Federation, group_rows
 from odcl.exchange.upload import Uploads
-from odcl.local.exact import Penalty, solve_users
-from odcl.local.fit import LocalModels, fit_users
+from odcl.local.fit import LocalModels, Penalty, fit_users, solve_users
 from odcl.method import Method
 from odcl.risk.loss import Loss
 from odcl.risk.risk import Risk
@@ -47,6 +46,23 @@ class Groups:
         """A user's own noise scale of ``dof`` degrees of freedom, drawn up to the typical one."""
         common = self.phi * self.phi_dof if self.phi_dof else 0.0
         return max((common + dof * own) / (dof + self.phi_dof), own)
+
+    def distance(
+        self, label: int, view: View, gain: float, n: float, phi: float, dof: float
+    ) -> tuple[float, bool]:
+        """Distance to a group in noise units, and whether a member would hardly ever be so far.
+
+        ``gain`` is the loss of the user's n rows that its own model saves.
+        """
+        r = len(view.slope)
+        if dof == 0 or r == 0:
+            return np.nan, False
+        square = view.square(phi, n / float(self.samples[label]), self.spread)
+        # Where a row that was nearly certain goes wrong, the slope has heavier tails than a normal
+        # law; the likelihood ratio has not. Elsewhere the two agree.
+        square *= min(1.0, max(2.0 * gain / phi, 0.0) / max(view.square(phi, 0.0, 0.0), 1e-300))
+        tail = chdtrc(r, square) if np.isinf(dof) else fdtrc(r, dof, square / r)
+        return float(np.sqrt(square / r)), bool(tail < STRANGE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,26 +176,18 @@ def _evidence(rows: _Rows, groups: Groups, modes: Floats, phi: float) -> Floats:
 def _distance(
     rows: _Rows, groups: Groups, label: int, phi: float, dof: float
 ) -> tuple[float, bool]:
-    """Distance to a group in noise units, and whether a member would hardly ever be so far."""
+    """Distance of the rows to a group, and whether a member would hardly ever be so far."""
     center = groups.centers[label]
     view = rows.view(center, pull=float(groups.pull[label]))
-    r = len(view.slope)
-    if dof == 0 or r == 0:
-        return np.nan, False
-    square = view.square(phi, len(rows.y) / float(groups.samples[label]), groups.spread)
-    # Where a row that was nearly certain goes wrong, the slope has heavier tails than a normal
-    # law; the likelihood ratio has not. Elsewhere the two agree.
-    ratio = 2.0 * (rows.risk(center) - rows.risk(rows.own)) / phi
-    square *= min(1.0, max(ratio, 0.0) / max(view.square(phi, 0.0, 0.0), 1e-300))
-    tail = chdtrc(r, square) if np.isinf(dof) else fdtrc(r, dof, square / r)
-    return float(np.sqrt(square / r)), bool(tail < STRANGE)
+    gain = rows.risk(center) - rows.risk(rows.own)
+    return groups.distance(label, view, gain, len(rows.y), phi, dof)
 
 
 # -- one user's rows -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
-class _View:
+class View:
     """The rows' loss from one centre: its slope and curvature there, eigenvector by eigenvector."""
 
     slope: Floats  # (r,), directions that the rows do not see are left out
@@ -231,7 +239,7 @@ class _Rows:
         z, y, weight = self._z(self.own)[None], self.y[None], self.weight[None]
         return float(self.loss.dispersion(z, y, weight, np.array([dof]))[0]), dof
 
-    def view(self, theta: Floats, *, pull: float = 0.0) -> _View:
+    def view(self, theta: Floats, *, pull: float = 0.0) -> View:
         """Slope and curvature at ``theta``, of the rows and of a share of the penalty.
 
         Where curvature hardly depends on the model it is taken at the user's own: from a far
@@ -248,7 +256,7 @@ class _Rows:
         gram = np.einsum("np,nqr,ns->pqsr", D, curve, D, optimize=True)
         a, V = np.linalg.eigh(gram.reshape(self.dim, self.dim))
         seen = a > 1e-10 * max(float(a[-1]), 1e-300)
-        return _View((slope.ravel() @ V)[seen], a[seen])
+        return View((slope.ravel() @ V)[seen], a[seen])
 
 
 # -- what the fit leaves behind ------------------------------------------------------------------
@@ -301,7 +309,7 @@ def _look(
     step: ServerStep,
     i: int,
     pull: Floats,
-) -> tuple[_View | None, float, float, int]:
+) -> tuple[View | None, float, float, int]:
     """User i from its own centre, its noise scale with degrees of freedom, its group's size."""
     part, label = federation.rows(i), int(step.labels[i])
     y = risk.loss.encode(federation.y[part])
@@ -315,7 +323,7 @@ def _look(
     return view, phi, dof, int((step.labels == label).sum())
 
 
-def _spread(views: list[tuple[_View, int]], phi: float) -> float:
+def _spread(views: list[tuple[View, int]], phi: float) -> float:
     """The tau^2 >= 0 of largest evidence for the users seen."""
     a = np.concatenate([view.curvature for view, _ in views]) / phi
     # In a group of g the centre has taken up 1 / g of each user's deviation.

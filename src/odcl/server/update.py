@@ -12,12 +12,13 @@ import numpy as np
 from scipy.special import softmax
 
 from odcl._typing import Floats
+from odcl.errors import InputError, Setting
 from odcl.exchange.download import Refit
 from odcl.exchange.upload import Uploads
 from odcl.risk.risk import Risk
-from odcl.server.assign import Groups
+from odcl.server.assign import MOST_DIRECTIONS, Groups, View
 from odcl.server.combine import solve_symmetric
-from odcl.server.settle import misfit
+from odcl.server.step import misfit
 
 MOST_STEPS = 50
 
@@ -29,9 +30,10 @@ def with_more_rows(old: Uploads, X: Floats, y: Floats, risk: Risk) -> Uploads:
     the minimiser of  sum loss(x theta, y) + 1/2 theta' (A_0 + n P) theta - b_0' theta.
     """
     if not old.full or not old.sent[0]:
-        raise ValueError(
+        raise InputError(
             f"User {old.users.tolist()[0]!r} sent no curvature, so its old rows cannot be added to "
-            "the new ones: give all its rows, old and new, and say so (all_rows=True)."
+            "the new ones: give all its rows, old and new, and say ",
+            *(Setting("all_rows", True), "."),
         )
     assert old.curvature is not None
     n, pen, bare = float(old.n_samples[0]) + len(y), old.penalty, replace(risk, l2=0.0)
@@ -74,41 +76,64 @@ def _dispersion(old: Uploads, X: Floats, y: Floats, theta: Floats, A: Floats, ri
     if not loss.has_dispersion:
         return 1.0
     assert old.dispersion is not None
-    left, known = float(old.n_samples[0]) - old.dim, bool(np.isfinite(old.dispersion[0]))
-    before = old.dispersion[0] * left if known and left > 0 else 0.0
-    moved = theta - old.theta[0]
-    # Twice the old rows' loss from theta_0 on: its slope there is minus the penalty's.
-    more = moved @ (A @ moved - 2.0 * old.n_samples[0] * old.penalty * old.theta[0])
+    n, start = float(old.n_samples[0]), old.theta[0]
+    known = bool(np.isfinite(old.dispersion[0])) and n > old.dim
+    before = old.dispersion[0] * (n - old.dim) if known else 0.0
+    moved = theta - start
+    before += moved @ A @ moved - 2.0 * n * (old.penalty * start) @ moved  # the old model was drawn
     z = risk.design(X) @ theta.reshape(-1, risk.n_outputs)
     ones = np.ones((1, len(y)))
     added = loss.dispersion(z[None], y[None], ones, np.array([len(y)]))[0] * len(y)
-    spare = float(old.n_samples[0]) + len(y) - old.dim
-    return float((before + more + added) / spare) if spare > 0 else np.inf
+    spare = n + len(y) - old.dim
+    return float((before + added) / spare) if spare > 0 else np.inf
 
 
-def place(upload: Uploads, groups: Groups, refit: Refit) -> tuple[int, Floats, float]:
-    """The group that explains an upload best, the user's model from the two, and how surely."""
-    phi = 1.0
+def place_of(upload: Uploads, groups: Groups, refit: Refit, was: int) -> tuple[int, Floats, float]:
+    """The group that explains an upload best, the user's model from the two, and how surely.
+
+    What :func:`~odcl.server.assign.assign_rows` reads off rows, read off their quadratic model; for
+    the squared loss it is the same. A user in no group (-1) has its own model. Where curvature
+    varies the quadratic model cannot tell who is far from all groups: whoever ``was``, stays so.
+    """
+    assert upload.curvature is not None
+    H, theta, n = upload.curvature[0], upload.theta[0], float(upload.n_samples[0])
+    pen = n * upload.penalty
+    A = H - np.diag(pen)
+    a, V = np.linalg.eigh(A)
+    seen = a > 1e-10 * max(float(a[-1]), 1e-300)
+    a, V = a[seen], V[:, seen]
+    free = theta + V @ ((pen * theta) @ V / a)  # its own model without the penalty
+
+    def loss_above(center: Floats) -> float:
+        return float(0.5 * (a * ((center - free) @ V) ** 2).sum())
+
+    phi, dof = 1.0, np.inf
     if upload.has_dispersion and upload.dispersion is not None:
-        known = bool(np.isfinite(upload.dispersion[0]))
-        own, dof = (upload.dispersion[0], upload.n_samples[0] - upload.dim) if known else (0.0, 0.0)
-        phi = max(groups.drawn_up(own, dof), 1e-300) if dof + groups.phi_dof > 0 else 1.0
-    only = np.array([0])
-    cost = misfit(upload, np.array([phi]), groups.tau2, groups.centers, only)[0]
+        known = bool(np.isfinite(upload.dispersion[0])) and n > upload.dim
+        dof = n - upload.dim if known else 0.0
+        own = upload.dispersion[0] - 2.0 * loss_above(theta) / dof if known else 0.0
+        phi = 2.0 * min(map(loss_above, groups.centers)) / n
+        if dof + groups.phi_dof > 0:
+            phi = groups.drawn_up(max(own, 0.0), dof)
+        # Rows without noise differ by rounding.
+        phi, dof = max(phi, 1e-18 * loss_above(0.0 * free) / n, 1e-300), dof + groups.phi_dof
+    cost = misfit(upload, np.array([phi]), groups.tau2, groups.centers, np.array([0]))[0]
     # With tau2 the terms are divided by phi already.
-    cost = cost if groups.tau2 > 0 else cost / phi
-    p = softmax(np.log(groups.members) - cost)
+    p = softmax(np.log(groups.members) - (cost if groups.tau2 > 0 else cost / phi))
     label = int(np.argmax(p))
-    center = groups.centers[label]
+    center, none = groups.centers[label], was < 0 and upload.curvature_varies
+    if not upload.curvature_varies and upload.dim <= MOST_DIRECTIONS:
+        slope = A @ (center - free) + groups.pull[label] * pen * center
+        none = groups.distance(label, View(slope @ V, a), loss_above(center), n, phi, dof)[1]
+    if none or refit == 0:
+        return -1 if none else label, theta, float(p[label])
     strength = phi / groups.tau2 if groups.tau2 > 0 else np.inf
     if refit is None:
         strength = np.inf
     elif not isinstance(refit, str):
-        strength = float(refit) * float(upload.n_samples[0])
-    if np.isinf(strength) or strength == 0:
-        return label, center if strength else upload.theta[0], float(p[label])
-    assert upload.curvature is not None
-    H = upload.curvature[0]
-    A = H - np.diag(upload.n_samples[0] * upload.penalty) + strength * np.eye(upload.dim)
-    theta = solve_symmetric(A[None], (H @ upload.theta[0] + strength * center)[None])[0]
+        strength = float(refit) * n
+    if np.isinf(strength):
+        return label, center, float(p[label])
+    drawn = A + strength * np.eye(upload.dim)
+    theta = solve_symmetric(drawn[None], (H @ theta + strength * center)[None])[0]
     return label, theta, float(p[label])

@@ -33,7 +33,7 @@ class MSETerms:
         return max(self.terms, key=self.terms.__getitem__)
 
     def __str__(self) -> str:
-        from odcl.report.theory import error_terms
+        from odcl.report.text import error_terms
 
         return error_terms(self)
 
@@ -128,7 +128,15 @@ def averaging_terms(rates: LocalRates, *, n: int, size: int) -> MSETerms:
     _check_rates(rates)
     n = check.whole("n", n, "it counts the samples of a user")
     size = check.whole("size", size, "it counts the users of the cluster")
-    return MSETerms("Lemma 4", _averaging(rates, n, size))
+    d = rates.dim
+    terms = {
+        "variance": (rates.N / rates.mu) ** 2 / (n * size),
+        "bias": rates.lam / n**2,
+        "curvature": rates.upsilon / (n**2 * size),
+        "third": rates.nu / n**3,
+        "rare": (d * rates.R**2 + rates.tau / n) * d * math.exp(-rates.decay * n),
+    }
+    return MSETerms("Lemma 4", terms)
 
 
 def _check_rates(rates: object) -> None:
@@ -136,17 +144,6 @@ def _check_rates(rates: object) -> None:
         kind = type(rates).__name__
         text = f"Lemma 4 needs the constants of a cluster, and was given something of type {kind}."
         raise TypeError(f"{text} Make them by local_rates(L=..., mu=..., ...).")
-
-
-def _averaging(rates: LocalRates, n: int, size: int) -> dict[str, float]:
-    d = rates.dim
-    return {
-        "variance": (rates.N / rates.mu) ** 2 / (n * size),
-        "bias": rates.lam / n**2,
-        "curvature": rates.upsilon / (n**2 * size),
-        "third": rates.nu / n**3,
-        "rare": (d * rates.R**2 + rates.tau / n) * d * math.exp(-rates.decay * n),
-    }
 
 
 def odcl_terms(
@@ -167,7 +164,7 @@ def odcl_terms(
     is ruled by the smallest one.
     """
     n, sizes = check.samples(n), check.cluster_sizes(sizes)
-    check.distance(D)
+    check.symbols(D=D)
     rates = check.several("rates", rates, "the constants of each cluster, see local_rates")
     for rate in rates:
         _check_rates(rate)
@@ -190,7 +187,8 @@ def odcl_terms(
         "missed_rare": ratio * (d * len(sizes) * R**2 + tau / n) * d * math.exp(-decay * n),
         "missed_users": R**2 * sum(sizes) / n**3,
     }
-    return MSETerms("Theorem 1", _averaging(rates[k], n, sizes[k]) | missed)
+    found = averaging_terms(rates[k], n=n, size=sizes[k])
+    return MSETerms("Theorem 1", {**found.terms, **missed})
 
 
 def inexact_terms(
@@ -205,13 +203,8 @@ def inexact_terms(
     ``epsilon`` is a squared distance here (Lemma 8). The remark after the theorem writes
     R^2 K D^2 in the last term; the theorem's K R^2 / D^2 is what Chebyshev's inequality gives.
     """
-    n, sizes, d = (
-        check.samples(n),
-        check.cluster_sizes(sizes),
-        check.whole("dim", dim, "it counts the parameters"),
-    )
-    check.distance(D)
-    check.ball(R)
+    n, sizes, d = check.samples(n), check.cluster_sizes(sizes), check.parameters(dim)
+    check.symbols(D=D, R=R)
     check.positive("decay", decay, "it is alpha_k of Lemma 4, see local_rates")
     check.not_negative("epsilon", epsilon, "it bounds the squared error of a local solver")
     smallest, n_clusters = min(sizes), len(sizes)
@@ -245,9 +238,6 @@ def part_one_terms(
     return MSETerms("Theorem 3", {"variance": 1 / (n * size), "bias": 1 / n**2, "floor": floor})
 
 
-# -- Part I of spectral K-means (Theorem 3) --------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Misclustered:
     """What Part I of spectral K-means may get wrong in a cluster (Theorem 3)."""
@@ -276,20 +266,17 @@ def error_floor(fractions: Sequence[float], squared_distances: Sequence[float]) 
     ||theta*_k - theta*_l||^2 over l != k. Up to a constant; Lemma 9 has a factor K - 1 besides,
     which Theorem 3 hides in it.
     """
-    fractions = check.several("fractions", fractions, "a share of C'_k for every other cluster")
-    squared_distances = check.several(
-        "squared_distances", squared_distances, "a squared distance for every other cluster"
-    )
-    check.paired("fractions", fractions, "distances", len(squared_distances))
-    for fraction in fractions:
-        check.not_negative("a fraction", fraction, "it counts misplaced users")
-    total = math.fsum(fractions)
-    check.inside(
-        total <= 1 + 1e-12, f"sum of fractions={total!r}", "sum <= 1", "they are shares of C'_k"
-    )
-    for squared in squared_distances:
-        check.positive("a squared distance", squared, "population optima differ (Assumption 1)")
-    return math.fsum(f**2 * d for f, d in zip(fractions, squared_distances, strict=True))
+    shares = check.several("fractions", fractions, "a share of C'_k for every other cluster")
+    what = "a squared distance for every other cluster"
+    squares = check.several("squared_distances", squared_distances, what)
+    check.paired("fractions", shares, "distances", len(squares))
+    for share, square in zip(shares, squares, strict=True):
+        check.not_negative("a fraction", share, "it counts misplaced users")
+        check.positive("a squared distance", square, "population optima differ (Assumption 1)")
+    total = math.fsum(shares)
+    seen = f"sum of fractions={total!r}"
+    check.inside(total <= 1 + 1e-12, seen, "sum <= 1", "they are shares of C'_k")
+    return math.fsum(f**2 * d for f, d in zip(shares, squares, strict=True))
 
 
 def worst_error_floor(D_max: float, c: float = 100) -> float:

@@ -73,16 +73,23 @@ def whole(name: str, value: float, why: str, *, least: int = 1) -> int:
     return int(value)
 
 
-# -- arguments that several formulas share ---------------------------------------------------------
+# Symbols that several formulas share, all larger than 0.
+_SYMBOLS = {
+    "D": "D is the smallest distance between two population optima (Assumption 1)",
+    "M": "it is the constant of Appendix B.1, see m_constant",
+    "M_bar": "it is the mean over users of M_ik, see m_over_users",
+    "R": "Theta lies in the ball ||theta|| <= R (Assumption 2)",
+    "c": "it is the constant of Definition 3 and Lemma 2, shown to suffice from 100 on",
+    "xi": "it is xi_F = max_k G_Fk / mu_Fk (Theorem 2)",
+}
 
 
-_D = "D is the smallest distance between two population optima (Assumption 1)"
-_C = "it is the constant of Definition 3 and Lemma 2, shown to suffice from 100 on"
+def symbols(**values: float) -> None:
+    for name, value in values.items():
+        positive(name, value, _SYMBOLS[name])
+
+
 _N = "the theorems need three samples per user, so that log n > 1"  # M log n / n relies on it
-distance = partial(positive, "D", why=_D)
-center_constant = partial(positive, "c", why=_C)
-largest_m = partial(positive, "M", why="it is the constant of Appendix B.1, see m_constant")
-ball = partial(positive, "R", why="Theta lies in the ball ||theta|| <= R (Assumption 2)")
 parameters = partial(whole, "dim", why="it counts the parameters")
 samples = partial(whole, "n", why=_N, least=3)
 

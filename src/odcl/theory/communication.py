@@ -18,7 +18,7 @@ def ifca_rounds(
     communication saved. 0 < epsilon < 2 D, kappa = L / mu >= 1.
     """
     m, size = check.users(n_users, smallest)
-    check.distance(D)
+    check.symbols(D=D)
     _check_kappa(kappa)
     why = "IFCA starts closer than that already, and the formula says nothing"
     check.between("epsilon", epsilon, 0, 2 * D, f"0 < epsilon < 2 D = {2 * D:g}", why)
@@ -82,12 +82,7 @@ class MethodTable(list[MethodRow]):
 
 
 def table1(
-    sizes: Sequence[int],
-    *,
-    D: float,
-    n: int,
-    epsilon: float | None = None,
-    kappa: float = 1.0,
+    sizes: Sequence[int], *, D: float, n: int, epsilon: float | None = None, kappa: float = 1.0
 ) -> MethodTable:
     """Table 1 for clusters of these sizes, separation D and n samples per user; ``print`` it.
 
@@ -104,7 +99,7 @@ def table1(
     - IFCA's samples: the table, with the K / D^4 that Section 4.3 leaves out.
     """
     n, sizes = check.samples(n), check.cluster_sizes(sizes)
-    check.distance(D)
+    check.symbols(D=D)
     m, K, small, large = sum(sizes), len(sizes), min(sizes), max(sizes)
     epsilon = 1 / (n * large) if epsilon is None else epsilon
     check.not_negative("epsilon", epsilon, "it bounds the error of a local solver")
@@ -150,6 +145,6 @@ def _one_round(method: str, formula: str, margin: float, large: int) -> MethodRo
 
 def to_markdown(rows: Sequence[MethodRow]) -> str:
     """Table 1 as Markdown that also reads well as plain text, its legend below."""
-    from odcl.report.theory import method_table
+    from odcl.report.text import method_table
 
     return method_table(rows)

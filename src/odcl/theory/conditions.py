@@ -46,7 +46,7 @@ def alpha_center(n_users: int, smallest: int, c: float = 100) -> float:
     and Theorem 3's condition follows only with it. 1 <= smallest <= n_users, c > 0.
     """
     m, size = check.users(n_users, smallest)
-    check.center_constant(c)
+    check.symbols(c=c)
     return 2 * c * math.sqrt(m / size)
 
 
@@ -72,8 +72,7 @@ def sample_ratio(alpha: float, M: float, D: float, *, gamma: float | None = None
     0 < gamma < D/2, of which the theorem is the case gamma = D/4.
     """
     check.not_negative("alpha", alpha, "it is the separation of Eq. (4) that a method needs")
-    check.largest_m(M)
-    check.distance(D)
+    check.symbols(M=M, D=D)
     gamma = D / 4 if gamma is None else gamma
     why = "means of clusters are within gamma of the optima, and D - 2 gamma apart"
     check.between("gamma", gamma, 0, D / 2, f"0 < gamma < D/2 = {D / 2:g}", why)
@@ -84,8 +83,7 @@ def sample_ratio(alpha: float, M: float, D: float, *, gamma: float | None = None
 def sample_ratio_cc(n_users: int, smallest: int, M: float, D: float) -> float:
     """ODCL-CC: n / log n > 256 M (m - |C_(K)|)^2 / (|C_(K)|^2 D^2) (Section 4.2, item 1)."""
     m, size = check.users(n_users, smallest)
-    check.largest_m(M)
-    check.distance(D)
+    check.symbols(M=M, D=D)
     return 256 * M * ((m - size) / size) ** 2 / D / D
 
 
@@ -96,9 +94,7 @@ def sample_ratio_km(n_users: int, smallest: int, M: float, D: float, c: float = 
     |C_(K)| + sqrt m: both lost a square root, and we follow neither.
     """
     m, size = check.users(n_users, smallest)
-    check.largest_m(M)
-    check.distance(D)
-    check.center_constant(c)
+    check.symbols(M=M, D=D, c=c)
     return 64 * M * (math.sqrt(size) + c * math.sqrt(m)) ** 2 / size / D / D
 
 
@@ -112,9 +108,7 @@ def sample_ratio_part_one(
     calls it c^2 M / D^2 misplaced c.
     """
     m, size = check.users(n_users, smallest)
-    check.positive("M_bar", M_bar, "it is the mean over users of M_ik, see m_over_users")
-    check.distance(D)
-    check.center_constant(c)
+    check.symbols(M_bar=M_bar, D=D, c=c)
     return 64 * c**2 * m * M_bar / size / D / D
 
 
@@ -186,8 +180,7 @@ def largest_epsilon(alpha: float, D: float, xi: float, *, as_printed: bool = Fal
     xi_F = max_k G_Fk / mu_Fk (tau_F in that remark is the same).
     """
     check.positive("alpha", alpha, "it is the separation of Eq. (4) that a method needs")
-    check.distance(D)
-    check.positive("xi", xi, "it is xi_F = max_k G_Fk / mu_Fk (Theorem 2)")
+    check.symbols(D=D, xi=xi)
     return D**2 / (4 * (4 if as_printed else 8) * xi * alpha**2)
 
 
@@ -214,11 +207,8 @@ def epsilon_that_keeps_the_rate(
     n: int, largest: int, *, alpha: float, D: float, xi: float, as_printed: bool = False
 ) -> float:
     """Below min(1 / (n |C_(1)|), largest_epsilon), Theorem 2 has Theorem 1's rate (its remark)."""
-    n, largest = (
-        check.samples(n),
-        check.whole("largest", largest, "it counts the users of the largest cluster"),
-    )
-    return min(1 / (n * largest), largest_epsilon(alpha, D, xi, as_printed=as_printed))
+    size = check.whole("largest", largest, "it counts the users of the largest cluster")
+    return min(1 / (check.samples(n) * size), largest_epsilon(alpha, D, xi, as_printed=as_printed))
 
 
 def sgd_distance(T: int, *, gamma: float, mu: float, delta: float) -> float:
@@ -232,9 +222,8 @@ def sgd_distance(T: int, *, gamma: float, mu: float, delta: float) -> float:
     T = check.whole("T", T, "Lemma 6 speaks of the iterates from the eighth on", least=8)
     _check_sgd(gamma, mu)
     check.between("delta", delta, 0, 1 / math.e, "0 < delta < 1/e", "Lemma 6 asks for it")
-    return (
-        12 * gamma**2 / mu**2 + 8 * gamma * (121 * gamma + 1) * math.log(math.log(T) / delta)
-    ) / T
+    log = math.log(math.log(T) / delta)
+    return (12 * gamma**2 / mu**2 + 8 * gamma * (121 * gamma + 1) * log) / T
 
 
 def iteration_ratio(epsilon: float, *, gamma: float, mu: float, n: int) -> float:
@@ -317,17 +306,17 @@ class Separation:
     @property
     def alpha_cc(self) -> float:
         """What Lemma 1 asks of alpha here."""
-        return alpha_cc(int(self.sizes.sum()), int(self.sizes.min()))
+        return alpha_cc(len(self.labels), int(self.sizes.min()))
 
     @property
     def alpha_km(self) -> float:
         """What Lemma 2 asks of alpha here."""
-        return alpha_km(int(self.sizes.sum()), int(self.sizes.min()), self.c)
+        return alpha_km(len(self.labels), int(self.sizes.min()), self.c)
 
     @property
     def alpha_center(self) -> float:
         """The alpha that implies Definition 3 here."""
-        return alpha_center(int(self.sizes.sum()), int(self.sizes.min()), self.c)
+        return alpha_center(len(self.labels), int(self.sizes.min()), self.c)
 
     @property
     def guaranteed(self) -> tuple[str, ...]:
@@ -339,7 +328,7 @@ class Separation:
         """
         cc = not self.interval.empty
         km = self.center_separation >= self.c and self.proximity >= self.c
-        return (("ODCL-CC",) if cc else ()) + (("ODCL-KM",) if km else ())
+        return ("ODCL-CC",) * cc + ("ODCL-KM",) * km
 
     @property
     def part_one_guaranteed(self) -> bool:
@@ -361,29 +350,30 @@ def separation(theta: Floats, labels: Array, *, c: float = 100) -> Separation:
     i in C_k, on the line through mu_k and mu_l. The last line of Lemma 2's proof has |C_k| without
     its root; Eq. (17) is right. Two clusters or more, and c > 0.
     """
-    theta = _matrix(theta)
-    check.inside(
-        theta.ndim == 2, f"theta of shape {theta.shape}", "(n_users, dim)", "one row per model"
-    )
-    check.inside(
-        bool(np.isfinite(theta).all()), "theta", "of finite numbers", "distances are needed"
-    )
+    try:
+        theta = np.asarray(theta, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"theta, of type {type(theta).__name__}, cannot be read as numbers; the domain is a "
+            "matrix (n_users, dim): one row per model. Give an array."
+        ) from None
+    seen = f"theta of shape {theta.shape}"
+    check.inside(theta.ndim == 2, seen, "(n_users, dim)", "one row per model")
+    numbers = bool(np.isfinite(theta).all())
+    check.inside(numbers, "theta", "of finite numbers", "distances are needed")
     labels = np.asarray(labels)
     seen, domain = f"labels of shape {labels.shape}", f"({len(theta)},)"
     check.inside(labels.shape == (len(theta),), seen, domain, "one label per user")
     missing = labels.dtype.kind == "f" and not np.isfinite(labels).all()
     missing = missing or (labels.dtype.kind == "O" and any(v is None for v in labels.tolist()))
     check.inside(not missing, "labels", "one for each user", "some are None or not finite")
-    unassigned = int((labels < 0).sum()) if labels.dtype.kind in "if" else 0
-    check.inside(
-        unassigned == 0, f"{unassigned} labels below 0", "labels >= 0", "-1 means no cluster"
-    )
-    check.center_constant(c)
+    below = int((labels < 0).sum()) if labels.dtype.kind in "if" else 0
+    check.inside(below == 0, f"{below} labels below 0", "labels >= 0", "-1 means no cluster")
+    check.symbols(c=c)
     labels = number_by_first_user(labels)
     sizes = np.bincount(labels)
-    check.inside(
-        len(sizes) > 1, "one cluster", "K > 1", "it is separated from nothing (Assumption 1)"
-    )
+    why = "it is separated from nothing (Assumption 1)"
+    check.inside(len(sizes) > 1, "one cluster", "K > 1", why)
 
     # Centred first: means of models far from zero would lose the digits in which they differ.
     a = theta - theta.mean(axis=0)
@@ -391,6 +381,7 @@ def separation(theta: Floats, labels: Array, *, c: float = 100) -> Separation:
     off = a - centers[labels]
     between = cdist(centers, centers)
     np.fill_diagonal(between, np.inf)
+    spread = min(math.sqrt(len(sizes)) * np.linalg.norm(off, 2), np.linalg.norm(off))
     return Separation(
         theta=theta,
         labels=labels,
@@ -398,26 +389,10 @@ def separation(theta: Floats, labels: Array, *, c: float = 100) -> Separation:
         centers=centers + theta.mean(axis=0),
         radius=float(np.linalg.norm(off, axis=1).max()),
         gap=float(between.min()),
-        center_separation=_center_separation(off, between, sizes),
+        center_separation=_least_ratio(between, _pairs(sizes) * spread),
         proximity=_proximity(off, centers, between, labels, sizes),
         c=float(c),
     )
-
-
-def _matrix(theta: object) -> Floats:
-    try:
-        return np.asarray(theta, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise TypeError(
-            f"theta, of type {type(theta).__name__}, cannot be read as numbers; the domain is a "
-            "matrix (n_users, dim): one row per model. Give an array."
-        ) from None
-
-
-def _center_separation(off: Floats, between: Floats, sizes: Ints) -> float:
-    """Largest c with ||mu_k - mu_l|| >= c (Delta_k + Delta_l) for all k, l (Definition 3)."""
-    spread = min(math.sqrt(len(sizes)) * np.linalg.norm(off, 2), np.linalg.norm(off))
-    return _least_ratio(between, _pairs(sizes) * spread)
 
 
 def _proximity(off: Floats, centers: Floats, between: Floats, labels: Ints, sizes: Ints) -> float:

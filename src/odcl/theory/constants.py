@@ -18,12 +18,12 @@ from odcl.theory import check
 class ProblemConstants:
     """What the theorems know of one cluster: losses, gradients and curvature over Theta."""
 
-    L: float  # smoothness of the loss of every row (Assumption 3)
-    mu: float  # strong convexity of the population loss, mu_F (Assumption 4)
+    L: float  # smoothness: the most the loss of a row bends (Assumption 3)
+    mu: float  # strong convexity: the least the population loss bends, mu_F (Assumption 4)
     N: float  # bound on a row's gradient at the optimum, N_k (Assumption 6)
     G: float  # bound on the population gradient over Theta, G_F (Section 2)
     H: float  # Lipschitz constant of a row's Hessian, H_k (Assumption 5)
-    F_star: float  # bound on the population loss at its optimum, F_k(theta*)
+    F_star: float  # bound on the population loss at its optimum, F_k(theta*): the targets' noise
     R: float  # Theta lies in the ball ||theta|| <= R (Assumption 2)
     dim: int  # d, number of parameters
     sigma: float  # bound on ||stochastic - full gradient|| for steps on one row (Assumption 8)
@@ -86,15 +86,9 @@ def problem_constants(
     check.positive("radius", radius, "Theta lies in the ball ||theta|| <= radius (Assumption 2)")
     check.not_negative("l2", l2, "it is the weight of a penalty")
     most = row_norm**2 / n_features
-    check.between(
-        "least_eigenvalue",
-        least_eigenvalue,
-        0,
-        most * (1 + 1e-12),
-        f"0 <= least_eigenvalue <= row_norm^2 / n_features = {most:g}",
-        "the eigenvalues of E[x x^T] sum to E||x||^2",
-        closed="[]",
-    )
+    domain = f"0 <= least_eigenvalue <= row_norm^2 / n_features = {most:g}"
+    why, top = "the eigenvalues of E[x x^T] sum to E||x||^2", most * (1 + 1e-12)
+    check.between("least_eigenvalue", least_eigenvalue, 0, top, domain, why, closed="[]")
     row = _row_bounds(loss, radius * row_norm, target)
     L, mu = row.curve * row_norm**2 + l2, row.least_curve * least_eigenvalue + l2
     if not mu > 0:
@@ -141,13 +135,8 @@ def _row_bounds(loss: Loss, reach: float, target: float | None) -> _RowBounds:
         # The slope grows with z and is monotone in y: its extremes are at the four corners.
         z = np.array([[-reach], [reach]])[:, None, :]
         slope = float(np.abs(loss.slope(z, y[None, :])).max())
-    return _RowBounds(
-        slope=slope,
-        least_curve=float(low.min()),
-        curve=float(high.max()),
-        jerk=_jerk(loss, reach, y),
-        at_zero=float(loss.value(np.zeros((len(y), loss.n_outputs)), y).max()),
-    )
+    at_zero = float(loss.value(np.zeros((len(y), loss.n_outputs)), y).max())
+    return _RowBounds(slope, float(low.min()), float(high.max()), _jerk(loss, reach, y), at_zero)
 
 
 def _extreme_targets(loss: Loss, target: float | None) -> Floats:
@@ -191,7 +180,7 @@ def c_constant(epsilon: float, delta: float, *, R: float, dim: int) -> float:
     0 < delta < 1/2 and 0 < epsilon <= 6 R; with a larger epsilon one point covers Theta and the
     logarithm turns negative, which Lemma 3 does not exclude and cannot mean.
     """
-    check.ball(R)
+    check.symbols(R=R)
     dim = check.parameters(dim)
     check.between("delta", delta, 0, 0.5, "0 < delta < 1/2", "Lemma 3 holds with 1 - 2 delta")
     why = "it is the resolution of a cover of Theta"
@@ -225,20 +214,11 @@ def m_constant(
         M = 16 L F* (log 2 + 3) / mu^2 + 64 R^2 L (3 + log 2 + d (log 6R + 3)) / mu
           + 16 R N (log 2 + 3) / mu    + (2 G + 16 R L (4 + log 2 + d (log 6R + 3))) / mu
 
-    L       how sharply the loss of a row bends at most: its gradient changes by no more than L
-            times the step (smoothness, Assumption 3)
-    mu      how sharply the expected loss of the cluster bends at least (strong convexity,
-            Assumption 4); 0 < mu <= L
-    R       models lie in the ball ||theta|| <= R (Assumption 2); R >= 1/6
-    N       largest gradient of a row's loss at the cluster's optimum theta* (Assumption 6)
-    G       largest gradient of the expected loss anywhere in the ball (G_F, Section 2)
-    F_star  expected loss that the optimum leaves, F_k(theta*): the noise in the targets
-    dim     number of parameters d of a model
-
-    :func:`problem_constants` gives all of them for a loss we ship, and M as ``.M``. N, G and
-    F_star are 0 or larger. M depends on the user only through its cluster. R >= 1/6 because the
-    step from Eq. (8) to M multiplies log 6R by log n, an upper bound only where log 6R >= 0 (the
-    paper does not say so; R may always be taken larger).
+    :class:`ProblemConstants` says what each of them is; :func:`problem_constants` gives all of them
+    for a loss we ship, and M as ``.M``. 0 < mu <= L; N, G and F_star are 0 or larger. M depends on
+    the user only through its cluster. R >= 1/6 because the step from Eq. (8) to M multiplies log 6R
+    by log n, an upper bound only where log 6R >= 0 (the paper does not say so; R may always be
+    taken larger).
     """
     dim = _check(L=L, mu=mu, R=R, N=N, G=G, F_star=F_star, dim=dim)
     log = math.log(2) + 3

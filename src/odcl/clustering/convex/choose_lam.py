@@ -49,7 +49,7 @@ class ChoiceOfLam:
 
 
 def choose_lam(
-    path: ClusterPath, rule: str = "auto", *, noise: Floats | None = None, seed: int = 0
+    path: ClusterPath, rule: str = "auto", *, noise: Floats | None = None
 ) -> ChoiceOfLam:
     """Choose a level of ``path`` by ``rule``; ``noise`` is the trace of each point's covariance.
 
@@ -71,11 +71,13 @@ def choose_lam(
         return ChoiceOfLam("grid", lam, k, {"grid": k}, True, f"grid chose K = {k}: {why}.", path)
     found: dict[str, tuple[Plateau, str]] = {}
     if inner and rule in ("auto", "plateau"):
-        found["plateau"] = _longest(inner)
+        long = max(inner, key=lambda level: level.length)
+        why = f"its plateau, {long.start:.3g} to {long.end:.3g}, is the longest of the path"
+        found["plateau"] = long, why
     if inner and rule in ("auto", "silhouette"):
         # A few copies of a point would raise the score of the cluster they form: each counts once.
         rows = np.arange(path.n_points) if copied else first
-        found["silhouette"] = _best_silhouette(path, inner, rows, seed)
+        found["silhouette"] = _best_silhouette(path, inner, rows)
     if by_noise:
         assert noise is not None
         found["noise"] = _least_cost(path, noise)
@@ -121,16 +123,9 @@ def _inside(level: Plateau) -> float:
     return ABOVE * level.start if np.isinf(level.end) else 0.5 * (level.start + level.end)
 
 
-def _longest(inner: list[Plateau]) -> tuple[Plateau, str]:
-    best = max(inner, key=lambda level: level.length)
-    return best, f"its plateau, {best.start:.3g} to {best.end:.3g}, is the longest of the path"
-
-
-def _best_silhouette(
-    path: ClusterPath, inner: list[Plateau], rows: Ints, seed: int
-) -> tuple[Plateau, str]:
+def _best_silhouette(path: ClusterPath, inner: list[Plateau], rows: Ints) -> tuple[Plateau, str]:
     """The level with the best mean silhouette of some of the points."""
-    sampled, distances = sampled_distances(path.points[rows], seed)
+    sampled, distances = sampled_distances(path.points[rows], seed=0)
     some = rows[sampled]
     scores = [mean_silhouette(distances, path.labels(level.start)[some]) for level in inner]
     best = int(np.argmax(scores))

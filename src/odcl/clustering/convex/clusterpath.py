@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,18 +10,26 @@ from typing import Any, Literal
 import numpy as np
 
 from odcl._typing import Floats, Ints
-from odcl.clustering.checks import as_points, check_count
-from odcl.clustering.convex.estimator import (
-    check_lam,
-    convex_cluster,
-    one_thread,
-    prepare,
-)
-from odcl.clustering.convex.path_tree import Merge, grow, grow_top
-from odcl.clustering.labels import number_by_first_user
+from odcl.clustering.convex.estimator import check_lam, convex_cluster, one_thread, prepare
+from odcl.clustering.convex.path_tree import Event, grow, grow_top
+from odcl.clustering.labels import as_points, check_count, members, number_by_first_user
 
 # Up to this many points every event is worth its time: 0.2 s at 300 points in 20 dimensions.
 EXACT_POINTS = 300
+
+
+@dataclass(frozen=True)
+class Merge:
+    """Nodes that become one cluster: certainly apart at ``low``, certainly one from ``high`` on.
+
+    Nodes 0..n_points-1 are the points; node n_points + e is made by merge e.
+    """
+
+    low: float
+    high: float
+    children: tuple[int, ...]
+    node: int
+    opened: bool = True  # False: how the points inside came together was not looked at
 
 
 @dataclass(frozen=True)
@@ -44,7 +51,6 @@ class ClusterPath:
 
     points: Floats  # (n_points, dim)
     merges: tuple[Merge, ...]  # in the order of lambda
-    tol: float  # width asked for of the merges' brackets, relative to lambda; see ``widest``
     opened_from: float  # from this lambda on the tree is complete; 0 if it is exact
 
     @property
@@ -129,9 +135,9 @@ class ClusterPath:
         for merge in self.merges:
             if merge.high > lam:
                 break
-            members = np.concatenate([alive.pop(c, [c]) for c in merge.children])
-            owner[members] = merge.node
-            alive[merge.node] = members
+            joined = np.concatenate([alive.pop(c, [c]) for c in merge.children])
+            owner[joined] = merge.node
+            alive[merge.node] = joined
         return number_by_first_user(owner)
 
     @cached_property
@@ -159,15 +165,13 @@ class ClusterPath:
 
         Returns the matplotlib figure; ``path`` also writes it. ``labels`` name the points.
         """
-        from odcl.report.pictures import available
+        from odcl.report.pictures import available, draw_path
 
         if not available():
             raise ModuleNotFoundError(
                 "The path is drawn by matplotlib, which is not installed: pip install "
                 "'odcl[plot]'. Without it, `plateaus` and `linkage` hold what the pictures show."
             )
-        from odcl.report.path_picture import draw_path
-
         return draw_path(self, path, labels)
 
     def __repr__(self) -> str:
@@ -201,62 +205,35 @@ def clusterpath(
     if not 0 < tol < 1:
         raise ValueError(f"tol={tol!r} must lie between 0 and 1: it is relative to lambda.")
     ready = prepare(a)
-    groups = ready.groups
-    count = itertools.count(len(groups.a))
-    ids = np.arange(len(groups.a))
-    start = 0.0
-
-    def new_id() -> int:
-        return next(count)
-
+    groups = members(ready.owner)
+    events, start = [Event(0.0, 0.0, points) for points in groups if len(points) > 1], 0.0
     with one_thread():
-        if exact is True or (exact == "auto" and len(ids) <= EXACT_POINTS):
-            done = progress or (lambda n: None)
-            events = grow(groups, ids, tol=tol, new_id=new_id, done=done)
+        if exact is True or (exact == "auto" and len(groups) <= EXACT_POINTS):
+            events += grow(ready.groups, groups, tol, progress)
         else:
-            events, start = grow_top(groups, most=max_clusters, tol=tol, new_id=new_id)
-    merges = _in_order(events, ready.owner, ready.scale)
-    return ClusterPath(a, merges, tol, start / ready.scale)
+            top, start = grow_top(ready.groups, most=max_clusters, tol=tol)
+            for event in top:
+                points = np.concatenate([groups[k] for k in event.points])
+                events.append(replace(event, points=points))
+    return ClusterPath(a, _tree(events, len(a), ready.scale), start / ready.scale)
 
 
-def _in_order(merges: list[Merge], owner: Ints, scale: float) -> tuple[Merge, ...]:
-    """Merges in the order of lambda, children first; equal points merge at lambda 0.
-
-    Those given speak of groups of equal points, 0..n_groups-1, and of nodes from n_groups on.
-    """
-    groups = np.split(np.argsort(owner, kind="stable"), np.cumsum(np.bincount(owner))[:-1])
-    names: dict[int, int] = {}  # what a group or node of the merges given is called in the tree
-    tree: list[Merge] = []
-
-    def add(low: float, high: float, children: list[int], opened: bool) -> int:
-        node = len(owner) + len(tree)
-        tree.append(Merge(low / scale, high / scale, tuple(sorted(children)), node, opened))
-        return node
-
-    for k, points in enumerate(groups):
-        names[k] = int(points[0]) if len(points) == 1 else add(0.0, 0.0, points.tolist(), True)
-    for merge in _from_below(merges):
-        children = [names[c] for c in merge.children]
-        names[merge.node] = add(merge.low, merge.high, children, merge.opened)
-    return tuple(tree)
-
-
-def _from_below(merges: list[Merge]) -> list[Merge]:
-    """By lambda, none before its children or below their ``high``.
+def _tree(events: list[Event], n_points: int, scale: float) -> tuple[Merge, ...]:
+    """Merges in the order of lambda, none before its children or below their ``high``.
 
     A bracket may reach over the merge above it by its width; then both are at the higher end.
     """
-    made = {merge.node: merge for merge in merges}
-    height: dict[int, int] = {}
-    waiting = list(made)
-    while waiting:
-        node = waiting[-1]
-        below = [c for c in made[node].children if c in made]
-        if missing := [c for c in below if c not in height]:
-            waiting += missing
-            continue
-        high = max([made[node].high, *(made[c].high for c in below)])
-        made[node] = replace(made[node], high=high)
-        height[node] = 1 + max([0, *(height[c] for c in below)])
-        waiting.pop()
-    return sorted(made.values(), key=lambda merge: (merge.high, height[merge.node]))
+    events = sorted(events, key=lambda event: len(event.points))  # what is inside comes first
+    reached = np.zeros(n_points)
+    highs = []
+    for event in events:
+        highs.append(max(event.high, reached[event.points].max()))
+        reached[event.points] = highs[-1]
+    owner = np.arange(n_points)
+    tree: list[Merge] = []
+    for k in np.argsort(highs, kind="stable"):
+        low, high, points = events[k].low / scale, highs[k] / scale, events[k].points
+        node, children = n_points + len(tree), np.unique(owner[points])
+        tree.append(Merge(low, high, tuple(children.tolist()), node, events[k].opened))
+        owner[points] = node
+    return tuple(tree)

@@ -12,19 +12,18 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 from scipy.spatial import cKDTree
 from sklearn.base import BaseEstimator, ClusterMixin
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils.validation import validate_data
 from threadpoolctl import threadpool_limits
 
 from odcl._typing import Floats, Ints
-from odcl.clustering.checks import as_points, check_count, check_noise, finite_rows
 from odcl.clustering.convex.newton import Groups, Pairs
 from odcl.clustering.convex.solve import solve
+from odcl.clustering.labels import as_points, check_count, check_noise, validated
 
 # A direction holds all points of a line if they are this close to it, relative to their spread:
 # some hundreds of roundings.
@@ -220,8 +219,6 @@ class ConvexClustering(ClusterMixin, BaseEstimator):  # type: ignore[misc]
     choice_ : ChoiceOfLam, how lambda was chosen, with the path; None if ``lam`` was a number
     """
 
-    uses_noise: ClassVar[bool] = True
-
     def __init__(
         self,
         lam: float | str = "auto",
@@ -237,21 +234,21 @@ class ConvexClustering(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         self.n_neighbors = n_neighbors
         self.max_iter = max_iter
 
+    @property
+    def uses_noise(self) -> bool:
+        """Whether :meth:`fit` looks at ``noise``: only where that chooses lambda."""
+        return self.weights is None and self.lam == self.select == "auto"
+
     def fit(self, X: Any, y: Any = None, *, noise: Any = None) -> Self:
         """Cluster the rows of ``X``, (n_users, dim).
 
         ``noise``, (n_users,), is the trace of the covariance of each row, infinite where unknown;
         ``select="auto"`` makes use of it.
         """
-        a = finite_rows(
-            validate_data(self, X, dtype=np.float64, order="C", ensure_all_finite=False)
-        )
+        a = validated(self, X)
         self.choice_: Any = None
-        if self.weights is not None:
-            self._keep(self._weighted(a))
-            return self
         lam = self.lam
-        if isinstance(lam, str) and lam == "auto":
+        if self.weights is None and isinstance(lam, str) and lam == "auto":
             from odcl.clustering.convex.choose_lam import check_rule, choose_lam
             from odcl.clustering.convex.clusterpath import clusterpath
 
@@ -262,12 +259,19 @@ class ConvexClustering(ClusterMixin, BaseEstimator):  # type: ignore[misc]
                 noise = noise if (np.isfinite(noise) & (noise > 0)).any() else None
             self.choice_ = choose_lam(clusterpath(a), self.select, noise=noise)
             lam = self.choice_.lam
-        self._keep(convex_cluster(a, check_lam(lam), max_iter=self.max_iter))
+        if self.weights is None:
+            result = convex_cluster(a, check_lam(lam), max_iter=self.max_iter)
+        else:
+            result = self._weighted(a)
+        self.labels_, self.cluster_centers_ = result.labels, result.centers
+        self.n_clusters_ = result.n_clusters
+        self.lam_ = result.lam
+        self.certified_, self.gap_, self.objective_ = result.certified, result.gap, result.objective
+        self.n_iter_ = max(1, result.n_iter)
         return self
 
     def _weighted(self, a: Floats) -> ConvexResult:
-        from odcl.clustering.convex.weighted import weighted_convex
-        from odcl.clustering.convex.weights import gaussian_knn_weights
+        from odcl.clustering.convex.weighted import gaussian_knn_weights, weighted_convex
 
         if isinstance(self.lam, str):
             raise ValueError(
@@ -282,10 +286,3 @@ class ConvexClustering(ClusterMixin, BaseEstimator):  # type: ignore[misc]
             weights = gaussian_knn_weights(a, self.n_neighbors)
         with one_thread():
             return weighted_convex(a, check_lam(self.lam), weights, max_iter=self.max_iter)
-
-    def _keep(self, result: ConvexResult) -> None:
-        self.labels_, self.cluster_centers_ = result.labels, result.centers
-        self.n_clusters_ = result.n_clusters
-        self.lam_ = result.lam
-        self.certified_, self.gap_, self.objective_ = result.certified, result.gap, result.objective
-        self.n_iter_ = max(1, result.n_iter)

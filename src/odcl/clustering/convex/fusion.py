@@ -33,7 +33,7 @@ def pair_threshold(groups: Groups) -> float:
 
 
 def fused_at(groups: Groups, lam: float) -> bool:
-    """Whether diam <= lam N, the quick certificate: q_kl = (a_k - a_l) / N.
+    """Whether diam <= lam N, the quick certificate: q_kl = (a_k - a_l) / N (compare Eq. (13)).
 
     Two rows can only be farther apart than lam N if their distances from the mean add up to more,
     so that most pairs are never looked at; none if 2 R <= lam N.
@@ -50,11 +50,6 @@ def fused_at(groups: Groups, lam: float) -> bool:
         if inner and cdist(off[rows], off[:inner]).max() > reach:
             return False
     return True
-
-
-def fused_from_diameter(groups: Groups) -> float:
-    """diam / N: from here on :func:`fused_at` holds (the left end of Eq. (13) for one cluster)."""
-    return diameter(groups.a) / groups.mass
 
 
 def diameter(a: Floats) -> float:
@@ -107,15 +102,6 @@ def not_fused_below(groups: Groups) -> float:
     return float(single.max())
 
 
-def candidates(a: Floats, most: int = 64, jump: float = 2.0) -> Ints:
-    """Labels of groups that may be fused: a traversal cut at its widest jump.
-
-    All zeros if no jump is wider than ``jump``.
-    """
-    cuts = traversal(a, most, jump)
-    return cuts[0] if cuts else np.zeros(len(a), dtype=np.intp)
-
-
 def traversal(a: Floats, most: int, jump: float) -> list[Ints]:
     """Partitions of ``a`` by farthest-point traversal, the widest jump of the radius first.
 
@@ -137,14 +123,9 @@ def traversal(a: Floats, most: int, jump: float) -> list[Ints]:
         history.append(nearest.copy())
         pivot = int(gap.argmax())
         radius.append(float(np.sqrt(gap[pivot])))
-        if radius[-1] == 0 or _far_behind(radius):
-            break
-    jumps = np.array(radius[:-1]) / np.maximum(radius[1:], 1e-300)
+        jumps = np.array(radius[:-1]) / np.maximum(radius[1:], 1e-300)
+        clear = len(jumps) > 0 and jumps.max() > 3
+        if radius[-1] == 0 or (clear and k > 2 * int(jumps.argmax()) + 4):
+            break  # a clear jump, and twice as many pivots since have brought none like it
     order = np.argsort(-jumps, kind="stable")
     return [history[k + 1] for k in order if jumps[k] > jump]
-
-
-def _far_behind(radius: list[float]) -> bool:
-    """A clear jump was met, and twice as many pivots since have brought none like it."""
-    jumps = np.array(radius[:-1]) / np.array(radius[1:])
-    return len(jumps) > 0 and jumps.max() > 3 and len(jumps) > 2 * int(jumps.argmax()) + 4

@@ -22,7 +22,8 @@ import numpy as np
 from scipy.linalg.lapack import dposv, dpotrf, dpotrs
 from scipy.spatial.distance import cdist
 
-from odcl._typing import Floats
+from odcl._typing import Floats, Ints
+from odcl.clustering.labels import sum_by_cluster
 
 # Up to this many groups the two pair matrices are kept between products (16 s^2 bytes, 1.6 GB);
 # beyond it they are worked out again each time. Either way a block of rows at a time.
@@ -53,6 +54,14 @@ class Groups:
 
     def mean(self, x: Floats) -> Floats:
         return self.n @ x / self.n.sum()
+
+    def take(self, rows: Ints) -> Groups:
+        return Groups(self.a[rows], self.n[rows])
+
+    def collapse(self, labels: Ints) -> Groups:
+        """One group for each label of 0..k-1: the mean of its own, and their mass."""
+        n = np.bincount(labels, weights=self.n).astype(np.float64)
+        return Groups(sum_by_cluster(self.n[:, None] * self.a, labels) / n[:, None], n)
 
 
 class Pairs:

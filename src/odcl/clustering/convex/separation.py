@@ -9,9 +9,8 @@ import numpy as np
 from scipy.spatial.distance import pdist
 
 from odcl._typing import Array
-from odcl.clustering.checks import as_points
 from odcl.clustering.convex.fusion import diameter
-from odcl.clustering.labels import number_by_first_user, sum_by_cluster
+from odcl.clustering.labels import as_points, number_by_first_user, sum_by_cluster
 
 
 @dataclass(frozen=True)

@@ -19,14 +19,14 @@ from odcl._typing import Floats, Ints
 from odcl.clustering.convex.fusion import (
     ROWS,
     SLACK,
-    candidates,
     fused_at,
     fused_from_flow,
     not_fused_below,
     pair_threshold,
+    traversal,
 )
 from odcl.clustering.convex.newton import Groups, Minimum, Pairs, minimise
-from odcl.clustering.labels import sum_by_cluster
+from odcl.clustering.labels import members
 
 # Smoothing goes down by tens from a third of the distances; below this share of them is rounding.
 SMALLEST_EPS = 1e-13
@@ -84,9 +84,9 @@ def solve(
     if start is None and fused_at(groups, lam):
         return _one(now)
     if start is None and len(groups.a) > PARTS:
-        parts = candidates(groups.a)
-        if parts.max() > 0:
-            return _by_parts(now, lam, parts, max_iter)
+        parts = traversal(groups.a, most=64, jump=2.0)
+        if parts:
+            return _by_parts(now, lam, parts[0], max_iter)
     if len(groups.a) > MOST_GROUPS:
         raise ValueError(
             f"{len(groups.a):,} points remain that no quick certificate decides at lam={lam:.4g}, "
@@ -120,37 +120,37 @@ def _by_parts(now: Solved, lam: float, parts: Ints, max_iter: int) -> Solved:
     What is fused in a part is fused in the whole (fusion is local), and the parts' own shapes at
     the places of their means are a good start.
     """
-    whole = now.groups
-    inside = []
-    left = max_iter
-    for which in range(parts.max() + 1):
-        members = np.flatnonzero(parts == which)
-        alone = Groups(whole.a[members], whole.n[members])
-        inside.append((members, solve(alone, lam, None, left)))
-        left = max(0, left - inside[-1][1].n_iter)
-    means = np.array([part.groups.mean(part.groups.a) for _, part in inside])
-    masses = np.array([part.groups.mass for _, part in inside])
-    outside = solve(Groups(means, masses), lam, None, left)
-    labels, start, before = np.empty(len(whole.a), dtype=np.intp), [], 0
-    for k, (members, part) in enumerate(inside):
-        labels[members] = part.labels + before
-        before += part.n_clusters
-        start.append(part.u - means[k] + outside.u[outside.labels[k]])
-    steps = outside.n_iter + sum(part.n_iter for _, part in inside)
-    now = replace(collapse(now, labels), n_iter=steps)
+    inside, labels, steps = _alone(now.groups, lam, parts, max_iter)
+    outside = solve(now.groups.collapse(parts), lam, None, max(0, max_iter - steps))
+    steps += outside.n_iter
+    now = collapse(now, labels)
     if now.n_clusters == len(inside):
         return replace(outside, labels=outside.labels[labels], n_iter=steps)
-    rest = solve(now.groups, lam, np.concatenate(start), max(0, max_iter - steps))
+    places = outside.u[outside.labels]
+    start = np.concatenate([part.u + at for part, at in zip(inside, places, strict=True)])
+    rest = solve(now.groups, lam, start, max(0, max_iter - steps))
     return replace(rest, labels=rest.labels[labels], n_iter=rest.n_iter + steps)
+
+
+def _alone(
+    groups: Groups, lam: float, parts: Ints, max_iter: int
+) -> tuple[list[Solved], Ints, int]:
+    """Every part solved alone, around its own mean; labels of all their clusters; Newton steps."""
+    alone: list[Solved] = []
+    labels, before, steps = np.empty_like(parts), 0, 0
+    for own in members(parts):
+        some = groups.take(own)
+        some = Groups(some.a - some.mean(some.a), some.n)
+        alone.append(solve(some, lam, None, max(0, max_iter - steps)))
+        labels[own] = alone[-1].labels + before
+        before, steps = before + alone[-1].n_clusters, steps + alone[-1].n_iter
+    return alone, labels, steps
 
 
 def collapse(now: Solved, labels: Ints) -> Solved:
     """Groups with equal labels (0..k-1 without gaps) become one."""
-    n = np.bincount(labels, weights=now.groups.n).astype(np.float64)
-    weighted = now.groups.n[:, None]
-    a = sum_by_cluster(weighted * now.groups.a, labels) / n[:, None]
-    u = sum_by_cluster(weighted * now.u, labels) / n[:, None]
-    return replace(now, labels=labels[now.labels], groups=Groups(a, n), u=u)
+    groups, u = (Groups(rows, now.groups.n).collapse(labels) for rows in (now.groups.a, now.u))
+    return replace(now, labels=labels[now.labels], groups=groups, u=u.a)
 
 
 def _one(now: Solved) -> Solved:
@@ -325,22 +325,13 @@ def _part_by_part(now: Solved, lam: float, max_iter: int) -> Solved:
 
 def _settled(now: Solved, lam: float, parts: Ints, max_iter: int) -> Solved:
     """Clusters and rows of every part alone, at the places where the parts are."""
-    groups, labels = now.groups, np.empty_like(parts)
-    rows: list[Floats] = []
-    steps, certified = now.n_iter, True
-    for part in range(parts.max() + 1):
-        members = np.flatnonzero(parts == part)
-        some = Groups(groups.a[members], groups.n[members])
-        mean = some.mean(some.a)
-        alone = solve(Groups(some.a - mean, some.n), lam, None, max(0, max_iter - steps))
-        labels[members] = alone.labels + sum(len(some_rows) for some_rows in rows)
-        rows.append(alone.u + some.mean(now.u[members]))
-        steps, certified = steps + alone.n_iter, certified and alone.certified
-    done = replace(collapse(now, labels), u=np.concatenate(rows), n_iter=steps, certified=certified)
-    if done.n_clusters == 1:
-        return replace(done, gap=0.0)
-    tol = 1e-14 * groups.norm(groups.a)
-    found = minimise(done.groups, lam, done.u, eps=0.0, tol=tol, max_iter=20)
+    alone, labels, steps = _alone(now.groups, lam, parts, max_iter - now.n_iter)
+    places = Groups(now.u, now.groups.n).collapse(parts).a
+    u = np.concatenate([part.u + at for part, at in zip(alone, places, strict=True)])
+    certified = all(part.certified for part in alone)
+    done = replace(collapse(now, labels), n_iter=now.n_iter + steps, certified=certified)
+    tol = 1e-14 * now.groups.norm(now.groups.a)
+    found = minimise(done.groups, lam, u, eps=0.0, tol=tol, max_iter=20)
     return replace(done, u=found.u, gap=0.5 * found.slope**2)
 
 
@@ -371,13 +362,12 @@ def _fused_groups(groups: Groups, lam: float, found: Minimum) -> Ints:
     for cut in sorted(np.argsort(-jump, kind="stable")[:3], reverse=True):
         parts = fcluster(tree, height[cut], "distance")
         for part in np.flatnonzero(np.bincount(parts) > 1):
-            members = np.flatnonzero(parts == part)
-            if done[members].any() or (members[0], len(members)) in tried:
+            own = np.flatnonzero(parts == part)
+            if done[own].any() or (own[0], len(own)) in tried:
                 continue
-            tried.add((members[0], len(members)))
-            some = Groups(groups.a[members], groups.n[members])
-            if _held_together(some, lam, u[members], eps):
-                labels[members], done[members] = members[0], True
+            tried.add((own[0], len(own)))
+            if _held_together(groups.take(own), lam, u[own], eps):
+                labels[own], done[own] = own[0], True
     return np.unique(labels, return_inverse=True)[1]
 
 

@@ -22,12 +22,13 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import silhouette_score
 
 from odcl._typing import Array, Floats, Ints
-from odcl.clustering.checks import check_count
+from odcl.clustering.labels import check_count
 
 if TYPE_CHECKING:
     from odcl.clustering.kmeans.kmeanspp import KMeansResult
 
 RULES = ("elbow", "silhouette")
+WORTH = 0.1  # share of the cost that one more cluster must take away
 
 # Mean silhouettes need all pairs. 2,000 points are 32 MB of distances and 60 points of a cluster
 # that holds 3 % of the users.
@@ -69,9 +70,9 @@ def choose_k(
 
 
 def elbow(
-    a: Floats, cluster: Callable[[int], KMeansResult], *, max_clusters: int, threshold: float = 0.1
+    a: Floats, cluster: Callable[[int], KMeansResult], *, max_clusters: int
 ) -> tuple[ChoiceOfK, KMeansResult]:
-    """K = 1, 2, ... while one more cluster lowers the cost by ``threshold``; the sharpest of these.
+    """K = 1, 2, ... while one more cluster lowers the cost by 10 %; the sharpest of these.
 
     Points without clusters pass that test as well in few dimensions, where the cost falls as
     K^(-2 / dim) with nothing to find, and ever faster as K comes near the number of points. So
@@ -90,10 +91,10 @@ def elbow(
     n_points, most = len(a), min(max_clusters, max(1, len(a) // 2))
     results = {1: cluster(1)}
     last, drop = 1, 1.0
-    while results[last].cost > 0 and last < most and drop >= threshold:
+    while results[last].cost > 0 and last < most and drop >= WORTH:
         results[last + 1] = cluster(last + 1)
         drop = 1 - results[last + 1].cost / results[last].cost
-        last += drop >= threshold
+        last += drop >= WORTH
     if results[last].cost == 0:
         return _choice("elbow", results, last, f"K = {last} leaves no cost to lower")
 
@@ -105,15 +106,14 @@ def elbow(
     best = min(range(1, last + 1), key=score)
     if best < last:
         why = f"its cost is the lowest of K = 1 to {last}, compared with points without clusters"
-    elif drop < threshold:
-        why = f"going from {best} to {best + 1} clusters lowers the cost by {drop:.1%}, less than "
-        why += f"{threshold:.0%}"
+    elif drop < WORTH:
+        why = f"one cluster more lowers the cost by {drop:.1%}, less than {WORTH:.0%}"
     else:
-        why = f"every cluster up to {best} lowers the cost by {threshold:.0%} or more"
+        why = f"every cluster up to {best} lowers the cost by {WORTH:.0%} or more"
         if best == max_clusters:
             warnings.warn(
                 f"The elbow rule tried all K up to max_clusters={max_clusters} and every further "
-                f"cluster lowered the cost by at least {threshold:.0%}: the true number may be "
+                f"cluster lowered the cost by at least {WORTH:.0%}: the true number may be "
                 "larger. Raise max_clusters, or give n_clusters.",
                 ConvergenceWarning,
                 stacklevel=4,

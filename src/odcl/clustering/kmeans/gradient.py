@@ -11,7 +11,6 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 
 from odcl._typing import Floats, Ints
-from odcl.clustering.checks import check_count
 from odcl.clustering.kmeans.choose_k import check_n_clusters
 from odcl.clustering.kmeans.kmeanspp import (
     KMeansFamily,
@@ -21,6 +20,7 @@ from odcl.clustering.kmeans.kmeanspp import (
     one_cluster_per_point,
     result_of,
 )
+from odcl.clustering.labels import check_count
 
 
 def gradient_clustering(
@@ -49,7 +49,12 @@ def gradient_clustering(
     check_n_clusters(n_clusters, len(a))
     check_count("n_init", n_init, "the best of that many seedings is kept")
     check_count("max_iter", max_iter, "each is one assignment and one gradient step")
-    check_step_size(step_size)
+    if step_size != "auto" and (isinstance(step_size, str) or not 0 < step_size <= 1):
+        raise ValueError(
+            f"step_size={step_size!r} must be above 0 and at most 1, or 'auto': a longer step may "
+            "pass 1 / L, L the largest share of users in one cluster, and then nothing says that "
+            "the loop converges."
+        )
     if (exact := one_cluster_per_point(a, n_clusters)) is not None:
         return exact
     rng = check_random_state(seed)
@@ -81,8 +86,10 @@ def descend(a: Floats, centers: Floats, step_size: float | str, max_iter: int) -
         distances = cdist(a, centers)
         before, labels = labels, distances.argmin(axis=1)
         counts = np.bincount(labels, minlength=len(centers))
-        if not counts.all():
-            centers = fill_empty(a, centers, counts, distances.min(axis=1))
+        empty = np.flatnonzero(counts == 0)
+        if len(empty):  # an empty cluster takes one of the points farthest from their centres
+            centers = centers.copy()
+            centers[empty] = a[np.argsort(-distances.min(axis=1), kind="stable")[: len(empty)]]
             continue
         if not np.array_equal(labels, before):
             means, room = cluster_means(a, labels), None
@@ -113,24 +120,6 @@ def margins(a: Floats, labels: Ints, means: Floats) -> Floats:
     return np.asarray(room + 1e-12 * distances.max(), dtype=np.float64)
 
 
-def fill_empty(a: Floats, centers: Floats, counts: Ints, distances: Floats) -> Floats:
-    """Put the centre of each empty cluster on one of the points farthest from their centres."""
-    empty = np.flatnonzero(counts == 0)
-    centers = centers.copy()
-    centers[empty] = a[np.argsort(-distances, kind="stable")[: len(empty)]]
-    return centers
-
-
-def check_step_size(step_size: Any) -> None:
-    if step_size == "auto" or (not isinstance(step_size, str) and 0 < step_size <= 1):
-        return
-    raise ValueError(
-        f"step_size={step_size!r} must be above 0 and at most 1, or 'auto': a longer step may pass "
-        "1 / L, L the largest share of users in one cluster, and then nothing says that the loop "
-        "converges."
-    )
-
-
 class GradientClustering(KMeansFamily):
     """Gradient clustering for the squared Euclidean loss (Section 3, example 3)).
 
@@ -154,6 +143,8 @@ class GradientClustering(KMeansFamily):
         As in :class:`~odcl.clustering.kmeans.kmeanspp.KMeansPP`; ``n_iter_`` counts gradient steps.
     """
 
+    method = staticmethod(gradient_clustering)
+
     def __init__(
         self,
         n_clusters: int | str = 8,
@@ -170,13 +161,3 @@ class GradientClustering(KMeansFamily):
         self.max_iter = max_iter
         self.max_clusters = max_clusters
         self.random_state = random_state
-
-    def _cluster(self, a: Floats, n_clusters: int, seed: int) -> KMeansResult:
-        return gradient_clustering(
-            a,
-            n_clusters,
-            step_size=self.step_size,
-            n_init=self.n_init,
-            max_iter=self.max_iter,
-            seed=seed,
-        )

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import warnings
-from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Self
+from functools import partial
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClusterMixin
 from sklearn.cluster import KMeans, kmeans_plusplus
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
 from odcl._typing import Array, Floats, Ints
-from odcl.clustering.checks import as_seed, check_count, finite_rows
 from odcl.clustering.kmeans.choose_k import ChoiceOfK, check_n_clusters, choose_k
-from odcl.clustering.labels import nearest_center, number_by_first_user, sum_by_cluster
+from odcl.clustering.labels import (
+    as_seed,
+    check_count,
+    nearest_center,
+    number_by_first_user,
+    sum_by_cluster,
+    validated,
+)
 
 # Lloyd's loop ends by itself; only labels that flip within rounding would go round for ever.
 MAX_ITER = 1000
@@ -140,38 +147,33 @@ def one_cluster_per_point(a: Floats, n_clusters: int) -> KMeansResult | None:
 
 
 class KMeansFamily(ClusterMixin, BaseEstimator):  # type: ignore[misc]
-    """Base of KMeansPP, SpectralKMeans and GradientClustering; they differ in ``_cluster``."""
+    """Base of KMeansPP, SpectralKMeans and GradientClustering; they differ in ``method``."""
 
+    method: ClassVar[Callable[..., KMeansResult]]  # of points, K, a seed and its own settings
     n_clusters: int | str
     max_clusters: int
     random_state: Any
 
-    @abstractmethod
-    def _cluster(self, a: Floats, n_clusters: int, seed: int) -> KMeansResult:
-        """The method itself, for a given number of clusters."""
-
     def fit(self, X: Any, y: Any = None) -> Self:
         """Cluster the rows of ``X``, (n_users, dim)."""
-        a = self._points(X, reset=True)
-        seed = as_seed(self.random_state)
+        a, seed = validated(self, X), as_seed(self.random_state)
+        shared = ("n_clusters", "max_clusters", "random_state")
+        own = {name: v for name, v in self.get_params().items() if name not in shared}
+        cluster = partial(self.method, a, seed=seed, **own)
         self.choice_: ChoiceOfK | None = None
         if isinstance(self.n_clusters, str):
             self.choice_, result = choose_k(
-                a,
-                self.n_clusters,
-                lambda k: self._cluster(a, k, seed),
-                max_clusters=self.max_clusters,
-                seed=seed,
+                a, self.n_clusters, cluster, max_clusters=self.max_clusters, seed=seed
             )
         else:
-            result = self._cluster(a, self.n_clusters, seed)
+            result = cluster(self.n_clusters)
         self._keep(result)
         return self
 
     def predict(self, X: Any) -> Ints:
         """Label of the nearest centre of each row of ``X``; the lowest label wins a tie."""
         check_is_fitted(self)
-        return nearest_center(self._points(X, reset=False), self.cluster_centers_)
+        return nearest_center(validated(self, X, reset=False), self.cluster_centers_)
 
     def _keep(self, result: KMeansResult) -> None:
         self.labels_ = result.labels
@@ -179,12 +181,6 @@ class KMeansFamily(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         self.inertia_ = result.cost
         self.n_iter_ = result.n_iter
         self.n_clusters_ = len(result.centers)
-
-    def _points(self, X: Any, *, reset: bool) -> Floats:
-        a: Floats = validate_data(
-            self, X, dtype=np.float64, order="C", ensure_all_finite=False, reset=reset
-        )
-        return finite_rows(a)
 
 
 class KMeansPP(KMeansFamily):
@@ -215,6 +211,8 @@ class KMeansPP(KMeansFamily):
     choice_ : ChoiceOfK, how a rule chose; None if ``n_clusters`` was a number
     """
 
+    method = staticmethod(kmeans_pp)
+
     def __init__(
         self,
         n_clusters: int | str = 8,
@@ -229,6 +227,3 @@ class KMeansPP(KMeansFamily):
         self.greedy = greedy
         self.max_clusters = max_clusters
         self.random_state = random_state
-
-    def _cluster(self, a: Floats, n_clusters: int, seed: int) -> KMeansResult:
-        return kmeans_pp(a, n_clusters, n_init=self.n_init, greedy=self.greedy, seed=seed)

@@ -19,7 +19,7 @@ from odcl.clustering.kmeans.kmeanspp import (
     one_cluster_per_point,
     result_of,
 )
-from odcl.clustering.labels import nearest_center
+from odcl.clustering.labels import nearest_center, validated
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,6 +111,8 @@ class SpectralKMeans(KMeansFamily):
     components_ : (at most n_clusters, dim), top right singular vectors of the centred points
     """
 
+    method = staticmethod(spectral_kmeans)
+
     def __init__(
         self,
         n_clusters: int | str = 8,
@@ -126,11 +128,6 @@ class SpectralKMeans(KMeansFamily):
         self.max_clusters = max_clusters
         self.random_state = random_state
 
-    def _cluster(self, a: Floats, n_clusters: int, seed: int) -> SpectralResult:
-        return spectral_kmeans(
-            a, n_clusters, part_one_only=self.part_one_only, n_init=self.n_init, seed=seed
-        )
-
     def _keep(self, result: KMeansResult) -> None:
         super()._keep(result)
         assert isinstance(result, SpectralResult)
@@ -143,5 +140,5 @@ class SpectralKMeans(KMeansFamily):
         check_is_fitted(self)
         to_space = self.components_.T
         return nearest_center(
-            self._points(X, reset=False) @ to_space, self.cluster_centers_ @ to_space
+            validated(self, X, reset=False) @ to_space, self.cluster_centers_ @ to_space
         )

@@ -19,8 +19,7 @@ from sklearn.base import BaseEstimator, ClusterMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from odcl._typing import Bools, Floats, Ints
-from odcl.clustering.checks import as_seed
-from odcl.clustering.labels import nearest_center, number_by_first_user
+from odcl.clustering.labels import as_seed, nearest_center, number_by_first_user
 from odcl.clustering.mixture.em import CHUNK_ENTRIES, Axes, Cloud, Mixture, responsibilities
 from odcl.clustering.mixture.search import Found, MaxClusters, find_groups, sharpen
 from odcl.clustering.mixture.units import (
@@ -82,7 +81,7 @@ class MixtureResult:
     @property
     def reason(self) -> str:
         """How the groups were found, in a sentence."""
-        return self._reason(self.n_clusters, self.tau2)
+        return self.reason_for(self.n_clusters, self.tau2_mean)
 
     def reason_for(self, n_groups: int, tau2: float | None) -> str:
         """The same sentence for groups and a tau2 that were settled afterwards.
@@ -90,9 +89,6 @@ class MixtureResult:
         ``tau2`` is the variance inside a group per coordinate, in the units of theta squared;
         None where it is not known.
         """
-        return self._reason(n_groups, tau2 and tau2 / self._unit)
-
-    def _reason(self, n_groups: int, tau2: float | None) -> str:
         groups = "1 group" if n_groups == 1 else f"{n_groups} groups"
         asked = "" if self.asked is None else f" ({self.asked} asked for)"
         found = f"{self.doubt}{groups}{asked} found {HOW[self.reading]}"
@@ -104,7 +100,7 @@ class MixtureResult:
         if tau2 is None:
             return f"{found}."
         known = self.noise_units[np.isfinite(self.noise_units)]
-        times = np.sqrt(tau2 / np.median(known))
+        times = np.sqrt(tau2 / self._unit / np.median(known))
         differ = f"by about {times:.2g} times a user's noise" if tau2 > 0 else "only by noise"
         return f"{found}: users of a group differ {differ}."
 
@@ -112,11 +108,6 @@ class MixtureResult:
     def _unit(self) -> float:
         """Mean over coordinates of a variance of 1 in the units of tau2, in those of theta."""
         return 1.0 if self.metric is None else float(np.diag(self.metric).mean())
-
-    @property
-    def within(self) -> Floats:
-        """(dim, dim): tau2 C-bar, covariance of the optima inside a group, in theta's units."""
-        return self.tau2 * (np.eye(self.centers.shape[1]) if self.metric is None else self.metric)
 
     @property
     def tau2_mean(self) -> float:
@@ -156,10 +147,15 @@ def noise_mixture(
     given, scale = in_range(check_inputs(theta, noise, covariance, founders))
     doubt = _too_few_founders(given)
     if doubt:
-        given = given.without_noise()
+        given = Given(given.theta, None, None, np.ones(len(given.theta), dtype=bool))
     wanted = check_numbers(n_clusters, max_clusters, int(given.founders.sum()))
     units = units_of(given)
-    order = _canonical_order(given.theta - units.shift, units.noise, given.founders)
+    # Founders by a fixed random projection of theta, then by noise: random draws meet the same user
+    # in the same place however users were listed. Those equal in both are exchangeable.
+    order = np.flatnonzero(given.founders)
+    direction = np.random.default_rng(0).standard_normal(given.theta.shape[1])
+    along = (given.theta[order] - units.shift) @ direction
+    order = order[np.lexsort((units.noise[order], along))]
     cloud = Cloud(units.points[order], units.noise[order], given.theta.shape[1], given.has_noise)
     axes_of = axes_in_order(given, units, order)
     choice = _decide(cloud, wanted, max_clusters, seed, axes_of)
@@ -169,12 +165,14 @@ def noise_mixture(
         _reassign_others(given, units, choice.mixture, shares, labels)
     number = labels[np.sort(np.unique(labels, return_index=True)[1])]  # groups by first user
     labels, shares = number_by_first_user(labels), shares[:, number]
+    centers = choice.mixture.centers[number]
+    centers = centers if units.back is None else centers @ units.back
     metric, forward, unit = units.metric, units.forward, scale
     if metric is not None and forward is not None:  # whitened units know of no scale
         metric, forward, unit = metric / scale / scale, forward * scale, 1.0
     return MixtureResult(
         labels=labels,
-        centers=units.in_theta(choice.mixture.centers[number]) / scale,
+        centers=(units.shift + centers) / scale,
         responsibilities=shares,
         probabilities=np.take_along_axis(shares, labels[:, None], axis=1)[:, 0],
         tau2=choice.mixture.tau2 / unit / unit,
@@ -199,17 +197,6 @@ def _too_few_founders(given: Given) -> str:
         return ""
     knows = "knows its" if n_founders == 1 else "know their"
     return f"Only {n_founders} of {n_users} users {knows} noise, so it is left aside. "
-
-
-def _canonical_order(theta: Floats, noise: Floats, founders: Bools) -> Ints:
-    """Founders in an order that does not depend on how users were listed.
-
-    Sorted by a fixed random projection of theta, then by noise: random draws then meet the same
-    user in the same place. Users equal in both are exchangeable.
-    """
-    direction = np.random.default_rng(0).standard_normal(theta.shape[1])
-    rows = np.flatnonzero(founders)
-    return rows[np.lexsort((noise[rows], theta[rows] @ direction))]
 
 
 @dataclass(frozen=True, eq=False)

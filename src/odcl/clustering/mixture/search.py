@@ -224,7 +224,14 @@ def ward_merges(points: Floats, weights: Floats) -> Ints:
     alive = np.ones(n, dtype=bool)
     edges, heights, chain = np.empty((n - 1, 2), dtype=np.intp), np.empty(n - 1), [0]
     for step in range(n - 1):
-        a, b = _mutual_neighbours(cost, chain, alive)
+        if not chain:
+            chain.append(int(np.argmax(alive)))
+        while True:  # until two are each other's nearest; a tie ends the chain
+            a, b = chain[-1], int(np.argmin(cost[chain[-1]]))
+            if len(chain) > 1 and cost[a, chain[-2]] <= cost[a, b]:
+                break
+            chain.append(b)
+        a, b = chain.pop(), chain.pop()
         edges[step], heights[step] = (a, b), cost[a, b]
         _merge(cost, weight, alive, a, b)
     # A cluster lives in the row of one of its own points, so the edges of the cheapest merges
@@ -238,18 +245,6 @@ def cut(edges: Ints, n_clusters: int) -> Ints:
     kept = edges[: n - n_clusters]
     graph = coo_array((np.ones(len(kept)), (kept[:, 0], kept[:, 1])), shape=(n, n))
     return np.asarray(connected_components(graph, directed=False)[1], dtype=np.intp)
-
-
-def _mutual_neighbours(cost: Floats, chain: list[int], alive: Bools) -> tuple[int, int]:
-    """Follow nearest neighbours until two point at each other; take them off the chain."""
-    if not chain:
-        chain.append(int(np.argmax(alive)))
-    while True:
-        a = chain[-1]
-        b = int(np.argmin(cost[a]))
-        if len(chain) > 1 and cost[a, chain[-2]] <= cost[a, b]:  # a tie ends the chain
-            return chain.pop(), chain.pop()
-        chain.append(b)
 
 
 def _merge(cost: Floats, weight: Floats, alive: Bools, a: int, b: int) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from odcl._typing import Bools, Floats, Ints
-from odcl.clustering.checks import as_points, check_noise
+from odcl.clustering.labels import as_points, check_count, check_noise
 from odcl.clustering.mixture.em import Axes
 from odcl.clustering.mixture.search import SEARCH_USERS
 
@@ -17,7 +17,6 @@ CHUNK_NUMBERS = 4_000_000  # of covariances touched at one time: 32 MB
 AXES_COST = 2e10  # users times dim^3 for which axes of covariances are worth the time
 NOISE_FLOOR = 1e-6  # times the median user's noise
 LARGEST = 1e150  # the largest number in theta: squares of larger ones are not safe to add up
-SAFE = 1e50  # spreads from 1 / SAFE to SAFE are taken as they are
 MOST_NOISE = 1e100  # times the users' spread (as a standard deviation)
 
 
@@ -34,10 +33,6 @@ class Given:
     def has_noise(self) -> bool:
         """Whether users said how noisy they are."""
         return self.noise is not None or self.covariance is not None
-
-    def without_noise(self) -> Given:
-        """The same users with nothing known but their models."""
-        return Given(self.theta, None, None, np.ones(len(self.theta), dtype=bool))
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,15 +52,11 @@ class Units:
     back: Floats | None
     metric: Floats | None  # (dim, dim), C-bar; None for the unit matrix
 
-    def in_theta(self, points: Floats) -> Floats:
-        """Points, (n, rank), in the units of theta, (n, dim)."""
-        return self.shift + (points if self.back is None else points @ self.back)
-
 
 def in_range(given: Given) -> tuple[Given, float]:
-    """The users times a power of two where squares might leave the range of floats, and that power.
+    """The users times a power of two, and that power: squares stay in the range of floats.
 
-    The founders' spread, or where they coincide their noise, comes near 1.
+    The founders' spread, or where they coincide their noise, comes near 1. No digit changes.
     """
     theta, known = given.theta, given.founders
     if not known.any():
@@ -81,7 +72,7 @@ def in_range(given: Given) -> tuple[Given, float]:
             f"{size:.1g}: next to such noise they are all equal. Check the units of the noise, and "
             "use inf where it is not known."
         )
-    if size == 0 or 1 / SAFE < size < SAFE:
+    if size == 0:
         return given, 1.0
     scale = float(np.ldexp(1.0, int(min(-np.log2(size), 1000))))
     noise = None if given.noise is None else given.noise * scale * scale
@@ -254,11 +245,9 @@ def _checked_covariance(covariance: ArrayLike, n_users: int, dim: int) -> tuple[
 
 def check_numbers(n_clusters: object, max_clusters: object, n_founders: int) -> int | None:
     """The number of groups asked for, or None for "auto"."""
-    counts = {"n_clusters": n_clusters, "max_clusters": max_clusters}
-    for name, value in counts.items():
-        whole = isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= 1
-        if not whole and not (isinstance(value, str) and value == "auto"):
-            raise ValueError(f'{name} is {value!r}; it must be "auto" or an integer from 1 on.')
+    for name, value in (("n_clusters", n_clusters), ("max_clusters", max_clusters)):
+        if not (isinstance(value, str) and value == "auto"):
+            check_count(name, value, "'auto' leaves it to the data")
     if not isinstance(n_clusters, int | np.integer):
         return None
     if n_clusters > n_founders:

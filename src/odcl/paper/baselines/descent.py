@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -18,36 +17,34 @@ from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation
 from odcl.exchange.ledger import Exchange
 from odcl.paper.baselines.ifca import start_models
-from odcl.paper.baselines.problem import (
+from odcl.paper.baselines.result import TOLD_GROUPS, BaselineResult, from_run, passes_on
+from odcl.paper.baselines.rounds import (
+    SET_BY_METHOD,
     Answers,
     FederatedProblem,
+    Run,
     StepSize,
-    Work,
     check_groups,
+    iterate,
     problem_of,
     resolve_step,
-    work_of,
 )
-from odcl.paper.baselines.result import TOLD_GROUPS, BaselineResult, from_run
-from odcl.paper.baselines.rounds import History, iterate
 from odcl.risk.risk import Risk
 from odcl.server.combine import average_by_cluster
 
 
+@passes_on(iterate, *SET_BY_METHOD)
 def fedavg(
     federation: Federation,
     *,
     weights: Literal["samples", "users"] = "samples",
     start: Any = "zeros",
-    optima: Any = None,
-    step_size: StepSize = "auto",
-    rounds: int = 200,
     local_steps: int = 10,
-    batch_size: int | None = None,
-    stop_at: float | None = None,
+    optima: Any = None,
     risk: Risk = Risk(),
     seed: int = 0,
     n_jobs: int | None = None,
+    **call: Any,
 ) -> BaselineResult:
     """FedAvg (McMahan et al., "Communication-Efficient Learning of Deep Networks").
 
@@ -61,43 +58,31 @@ def fedavg(
     problem = problem_of(federation, risk, seed, optima)
     m, model = problem.n_users, (problem.dim,)
     models = start_models(problem, start, n_clusters=1, n_starts=1, labels=None)
-    work = work_of(
-        problem, models, "models", step_size=step_size, n_steps=local_steps, batch_size=batch_size
-    )
     n = federation.n_samples if weights == "samples" else np.ones(m)
     answer = (model, ()) if weights == "samples" else (model,)  # with the user's sample size
 
-    def combine(now: Floats, answers: Answers) -> Floats:
+    def combine(now: Floats, answers: Answers, step: float) -> Floats:
         return ((n / n.sum()) @ answers.replies[:, 0])[None, None]
 
-    run = iterate(
-        problem,
-        models,
-        work,
-        combine,
-        Exchange(m, sends=answer, receives=(model,), delivers=True),
-        labels=np.zeros(m, dtype=np.intp),
-        rounds=rounds,
-        stop_at=stop_at,
-    )
+    exchange = Exchange(m, sends=answer, receives=(model,), delivers=True)
+    shared: dict[str, Any] = {"labels": np.zeros(m, dtype=np.intp), "n_steps": local_steps}
+    run = iterate(problem, models, "models", combine, exchange, **shared, **call)
     options = {"weights": weights, "start": start if isinstance(start, str) else "given"}
     how = "averaging of models"
     return from_run(problem, "fedavg", run, combined=how, options=options, n_jobs=n_jobs)
 
 
+@passes_on(iterate, *SET_BY_METHOD)
 def all_for_all(
     federation: Federation,
     *,
     groups: Any,
     mixing: Any = None,
     optima: Any = None,
-    step_size: StepSize = "auto",
-    rounds: int = 200,
-    batch_size: int | None = None,
-    stop_at: float | None = None,
     risk: Risk = Risk(),
     seed: int = 0,
     n_jobs: int | None = None,
+    **call: Any,
 ) -> BaselineResult:
     """ALL-for-ALL (Even, Massoulie, Scaman, "Sample Optimality and All-for-all Strategies", 2022).
 
@@ -114,71 +99,40 @@ def all_for_all(
     problem = problem_of(federation, risk, seed, optima)
     m, gradient = problem.n_users, (problem.dim,)
     labels = check_groups(groups, m)
-    mix, links, size = _uniform(labels) if mixing is None else _given(mixing, m)
-    theta = np.zeros((1, m, problem.dim))
-    work = work_of(
-        problem, theta, "gradients", step_size=step_size, batch_size=batch_size, size=size
-    )
+    mix, links, size = _mixing(mixing, labels)
+    start = np.zeros((1, m, problem.dim))
 
-    def combine(now: Floats, answers: Answers) -> Floats:
-        return now - work.step_size * mix(answers.replies[:, 0])[None]
+    def combine(now: Floats, answers: Answers, step: float) -> Floats:
+        return now - step * mix(answers.replies[:, 0])[None]
 
-    run = iterate(
-        problem,
-        theta,
-        work,
-        combine,
-        Exchange(links, sends=(gradient,), receives=(gradient,)),  # a message per link
-        labels=np.arange(m),
-        rounds=rounds,
-        stop_at=stop_at,
-    )
-    return from_run(
-        problem,
-        "all-for-all",
-        run,
-        labels=labels,
-        combined="gradients mixed over the graph",
-        told=TOLD_GROUPS,
-        options={"mixing": "uniform in groups" if mixing is None else "given"},
-        n_jobs=n_jobs,
-    )
+    exchange = Exchange(links, sends=(gradient,), receives=(gradient,))  # a message per link
+    shared: dict[str, Any] = {"labels": np.arange(m), "size": size}
+    run = iterate(problem, start, "gradients", combine, exchange, **shared, **call)
+    how = "uniform in groups" if mixing is None else "given"
+    said: dict[str, Any] = {"combined": "gradients mixed over the graph", "told": TOLD_GROUPS}
+    said |= {"options": {"mixing": how}, "n_jobs": n_jobs}
+    return from_run(problem, "all-for-all", run, labels=labels, **said)
 
 
-# How gradients are mixed, how many pairs of different users that links, and a bound of |W|.
-Mixing = tuple[Callable[[Floats], Floats], int, float]
-
-
-def _uniform(labels: Ints) -> Mixing:
-    """W_ij = 1 / |C_k| inside a group: the group's mean, without the matrix."""
-    sizes = np.bincount(labels)
-    links = int((sizes * (sizes - 1)).sum())
-    return lambda gradients: average_by_cluster(gradients, labels)[labels], links, 1.0
-
-
-def _given(mixing: Any, n_users: int) -> Mixing:
-    W = sparse.csr_array(mixing, dtype=np.float64)
-    if W.shape != (n_users, n_users):
-        raise ValueError(
-            f"mixing has shape {W.shape}, and {n_users} users need a row and a column each."
-        )
+def _mixing(mixing: Any, labels: Ints) -> tuple[Callable[[Floats], Floats], int, float]:
+    """How gradients are mixed, how many pairs of different users that links, a bound of |W|."""
+    if mixing is None:  # the group's mean, without the matrix
+        sizes = np.bincount(labels)
+        links = int((sizes * (sizes - 1)).sum())
+        return lambda gradients: average_by_cluster(gradients, labels)[labels], links, 1.0
+    W, m = sparse.csr_array(mixing, dtype=np.float64), len(labels)
+    if W.shape != (m, m):
+        raise ValueError(f"mixing has shape {W.shape}, and {m} users need a row and a column each.")
     links = int(W.count_nonzero() - np.count_nonzero(W.diagonal()))
     # The spectral norm is at most the geometric mean of the largest column and row sums.
     size = float(np.sqrt(abs(W).sum(axis=0).max() * abs(W).sum(axis=1).max()))
     return lambda gradients: W @ gradients, links, size
 
 
-@dataclass(frozen=True, eq=False)
-class Refined:
-    centers: Floats  # (n_clusters, dim)
-    steps: Floats  # (n_clusters,), as they were taken
-    history: History  # of the rounds after the first
-
-
 def refine_centers(
     problem: FederatedProblem, centers: Floats, labels: Ints, *, rounds: int, step_size: StepSize
-) -> Refined:
-    """Descend on each cluster's risk from the one-shot models: ours.
+) -> tuple[Run, Floats]:
+    """Descend on each cluster's risk from the one-shot models: ours. Also the steps taken.
 
         theta_k <- theta_k - step_k * mean of grad f_i(theta_k) over i in C_k
 
@@ -199,13 +153,12 @@ def refine_centers(
             UserWarning,
             stacklevel=3,
         )
-    step = np.where(long, safe, wanted)[:, None]
+    steps = np.where(long, safe, wanted)[:, None]
 
-    def combine(models: Floats, answers: Answers) -> Floats:
-        return models - step * average_by_cluster(answers.replies[:, 0], labels)
+    def combine(models: Floats, answers: Answers, step: float) -> Floats:
+        return models - steps * average_by_cluster(answers.replies[:, 0], labels)
 
     model = (problem.dim,)
     exchange = Exchange(problem.n_users, sends=(model,), receives=(model,), sends_first=((),))
-    work = Work("gradients", float(step.min()))
-    run = iterate(problem, start, work, combine, exchange, labels=labels, rounds=rounds)
-    return Refined(run.models[0], step[:, 0], run.history)
+    call: dict[str, Any] = {"labels": labels, "rounds": rounds, "step_size": float(steps.min())}
+    return iterate(problem, start, "gradients", combine, exchange, **call), steps[:, 0]

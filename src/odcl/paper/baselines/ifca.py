@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from scipy.spatial.distance import pdist
@@ -19,49 +18,42 @@ from odcl.clustering.labels import sum_by_cluster
 from odcl.data.federation import Federation
 from odcl.exchange.ledger import Exchange
 from odcl.paper.baselines.plain import oracle_models
-from odcl.paper.baselines.problem import (
+from odcl.paper.baselines.result import TOLD_GROUPS, BaselineResult, from_run, passes_on
+from odcl.paper.baselines.rounds import (
+    SET_BY_METHOD,
     Answers,
+    Average,
     FederatedProblem,
-    StepSize,
-    Work,
+    Run,
     check_groups,
+    iterate,
     problem_of,
-    work_of,
 )
-from odcl.paper.baselines.result import TOLD_GROUPS, BaselineResult, from_run
-from odcl.paper.baselines.rounds import Run, iterate
 from odcl.risk.risk import Risk
 from odcl.server.combine import average_by_cluster
 
 # What each start is told of the truth; the others are told nothing.
-STARTS = {
-    "random": (),
-    "zeros": (),
-    "oracle": TOLD_GROUPS,
-    "optima": (*TOLD_GROUPS, "optima"),
-}
+STARTS = {"random": (), "zeros": (), "oracle": TOLD_GROUPS, "optima": (*TOLD_GROUPS, "optima")}
 
 
+@passes_on(iterate, *SET_BY_METHOD)
 def ifca(
     federation: Federation,
     *,
     n_clusters: int,
-    average: Literal["gradients", "models"] = "gradients",
+    average: Average = "gradients",
     start: Any = "random",
     variance: float = 1.0,
     around: Any = None,
     between: tuple[float, float] = (1 / 6, 1 / 4),
     groups: Any = None,
     optima: Any = None,
-    step_size: StepSize = "auto",
-    rounds: int = 200,
     local_steps: int | None = None,
-    batch_size: int | None = None,
-    stop_at: float | None = None,
     n_starts: int = 1,
     risk: Risk = Risk(),
     seed: int = 0,
     n_jobs: int | None = None,
+    **call: Any,
 ) -> BaselineResult:
     """Iterative federated clustering.
 
@@ -80,19 +72,12 @@ def ifca(
     """
     problem = problem_of(federation, risk, seed, optima)
     labels = None if groups is None else check_groups(groups, problem.n_users)
-    models = start_models(
-        problem,
-        start,
-        n_clusters=n_clusters,
-        n_starts=n_starts,
-        labels=labels,
-        variance=variance,
-        around=around,
-        between=between,
-    )
-    work = _work(problem, models, average, step_size, local_steps, batch_size)
-    run = _play(problem, models, work, n_starts, rounds=rounds, stop_at=stop_at)
-    return _result(problem, "ifca", run, work, start, n_starts=n_starts, n_jobs=n_jobs)
+    near: dict[str, Any] = {"variance": variance, "around": around, "between": between}
+    near |= {"n_clusters": n_clusters, "n_starts": n_starts, "labels": labels}
+    models = start_models(problem, start, **near)
+    run = _play(problem, models, average, local_steps, n_starts, **call)
+    said = _said(run, average, start, n_starts)
+    return from_run(problem, "ifca", run, n_jobs=n_jobs, **said)
 
 
 def ifca_from_each(
@@ -100,19 +85,18 @@ def ifca_from_each(
     *,
     n_clusters: int,
     starts: Mapping[str, Mapping[str, Any]],
-    average: Literal["gradients", "models"] = "gradients",
+    average: Average = "gradients",
     groups: Any = None,
-    step_size: StepSize = "auto",
-    rounds: int = 200,
     local_steps: int | None = None,
     risk: Risk = Risk(),
     seed: int = 0,
+    **call: Any,
 ) -> dict[str, BaselineResult]:
     """IFCA from several starts, each its own method; the rows are read once per round for all.
 
     ``starts`` gives each start's ``start``, ``variance``, ``around`` or ``between``, by name. The
     models are those of single calls to rounding; of the histories only bytes and the last risk are
-    kept. ``step_size="auto"`` is one for all starts.
+    kept. ``call``: step_size ("auto" is one for all starts) and rounds.
     """
     problem = problem_of(federation, risk, seed)
     labels = None if groups is None else check_groups(groups, problem.n_users)
@@ -120,50 +104,24 @@ def ifca_from_each(
         start_models(problem, n_clusters=n_clusters, n_starts=1, labels=labels, **own)
         for own in starts.values()
     ]
-    models = np.concatenate(each)
-    work = _work(problem, models, average, step_size, local_steps)
-    run = _play(problem, models, work, 1, rounds=rounds)
+    run = _play(problem, np.concatenate(each), average, local_steps, 1, **call)
     found = {}
     for s, (name, own) in enumerate(starts.items()):
-        seen = np.full(run.history.n_rounds + 1, np.nan)
+        seen = np.full(run.history.ledger.n_rounds + 1, np.nan)
         seen[-1] = run.answers.mean_risk[s]
         history = replace(run.history, risk=seen, error=None, diverged=not np.isfinite(seen[-1]))
-        alone = replace(run, history=history)
-        found[name] = _result(problem, name, alone, work, own["start"], which=s)
+        alone, said = replace(run, history=history), _said(run, average, own["start"], 1)
+        found[name] = from_run(problem, name, alone, start=s, **said)
     return found
-
-
-def _work(
-    problem: FederatedProblem,
-    models: Floats,
-    average: Literal["gradients", "models"],
-    step_size: StepSize,
-    local_steps: int | None,
-    batch_size: int | None = None,
-) -> Work:
-    """What users do in a round."""
-    if average not in ("gradients", "models"):
-        raise ValueError(f"average={average!r} is neither 'gradients' nor 'models'.")
-    if average == "gradients" and local_steps not in (None, 1):
-        raise ValueError(
-            f"local_steps={local_steps} with average='gradients': a user answers with one "
-            "gradient, so there is one step per round. Use average='models' for local steps."
-        )
-    default = 1 if average == "gradients" else 10
-    n_steps = default if local_steps is None else local_steps
-    return work_of(
-        problem, models, average, step_size=step_size, n_steps=n_steps, batch_size=batch_size
-    )
 
 
 def _play(
     problem: FederatedProblem,
     models: Floats,
-    work: Work,
+    average: Average,
+    local_steps: int | None,
     n_starts: int,
-    *,
-    rounds: int,
-    stop_at: float | None = None,
+    **call: Any,
 ) -> Run:
     """The rounds. ``n_starts`` of the ``models`` belong to one method and are paid for by it.
 
@@ -171,6 +129,15 @@ def _play(
     starts users also tell the risk, once more after the last download: by it the start that counts
     is found.
     """
+    if average not in ("gradients", "models"):
+        raise ValueError(f"average={average!r} is neither 'gradients' nor 'models'.")
+    if average == "gradients" and local_steps not in (None, 1):
+        raise ValueError(
+            f"local_steps={local_steps} with average='gradients': a user answers with one "
+            "gradient, so there is one step per round. Use average='models' for local steps."
+        )
+    default, combine = (1, combine_gradients) if average == "gradients" else (10, combine_models)
+    n_steps = default if local_steps is None else local_steps
     k, model = models.shape[1], (problem.dim,)
     told = ((),) * (n_starts > 1)
     exchange = Exchange(
@@ -180,51 +147,27 @@ def _play(
         sends_first=n_starts * told,
         delivers=True,
     )
-    by_gradients = partial(combine_gradients, step_size=work.step_size)
-    combine = by_gradients if work.average == "gradients" else combine_models
-    return iterate(problem, models, work, combine, exchange, rounds=rounds, stop_at=stop_at)
+    return iterate(problem, models, average, combine, exchange, n_steps=n_steps, **call)
 
 
-def _result(
-    problem: FederatedProblem,
-    name: str,
-    run: Run,
-    work: Work,
-    start: Any,
-    *,
-    which: int | None = None,
-    n_starts: int = 1,
-    n_jobs: int | None = None,
-) -> BaselineResult:
-    """Start ``which`` of a run as a method's result."""
+def _said(run: Run, average: Average, start: Any, n_starts: int) -> dict[str, Any]:
+    """How a result came about, for its readers."""
     named = start if isinstance(start, str) else "given"
-    return from_run(
-        problem,
-        name,
-        run,
-        start=which,
-        combined=f"averaging of {work.average}",
-        told=STARTS.get(named, ()),
-        options={
-            "n_clusters": run.models.shape[1],
-            "average": work.average,
-            "start": named,
-            "n_starts": n_starts,
-        },
-        n_jobs=n_jobs,
-    )
+    options = {"n_clusters": run.models.shape[1], "average": average, "start": named}
+    return {
+        "combined": f"averaging of {average}",
+        "told": STARTS.get(named, ()),
+        "options": {**options, "n_starts": n_starts},
+    }
 
 
-# -- the server ------------------------------------------------------------------------------------
-
-
-def combine_gradients(models: Floats, answers: Answers, *, step_size: float) -> Floats:
+def combine_gradients(models: Floats, answers: Answers, step: float) -> Floats:
     """Option I: the sum over the users of a model, divided by all users."""
     m = len(answers.labels)
-    return models - step_size / m * _sums(answers.replies, answers, models.shape)
+    return models - step / m * _sums(answers.replies, answers, models.shape)
 
 
-def combine_models(models: Floats, answers: Answers) -> Floats:
+def combine_models(models: Floats, answers: Answers, step: float) -> Floats:
     """Option II: the mean over the users of a model; a model without users stays."""
     ones = np.ones((*answers.labels.shape, 1))
     counts = _sums(ones, answers, (*models.shape[:2], 1))
@@ -240,9 +183,6 @@ def _sums(values: Floats, answers: Answers, shape: tuple[int, ...]) -> Floats:
     found = sum_by_cluster(values.reshape(-1, size), which.ravel())
     total[: len(found)] = found
     return total.reshape(shape)
-
-
-# -- the start: random, near the Cluster Oracle (IFCA-1, IFCA-2), or near the true optima ----------
 
 
 def start_models(

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from odcl._typing import Floats, Ints
+from odcl.clustering.kmeans.kmeanspp import KMeansPP
+from odcl.clustering.labels import sum_by_cluster
 from odcl.data.federation import Federation
 from odcl.engines.in_process import fit
 from odcl.exchange.download import Refit
 from odcl.exchange.ledger import Exchange
-from odcl.exchange.upload import Curvature
+from odcl.exchange.upload import Curvature, Uploads
 from odcl.local.receive import receive
 from odcl.method import Method
 from odcl.paper.baselines.descent import refine_centers
-from odcl.paper.baselines.options import passes_on
-from odcl.paper.baselines.problem import StepSize, check_groups, problem_of
-from odcl.paper.baselines.result import TOLD_GROUPS, BaselineResult, GivenGroups, as_baseline
-from odcl.paper.baselines.rounds import History
+from odcl.paper.baselines.result import (
+    TOLD_GROUPS,
+    BaselineResult,
+    GivenGroups,
+    as_baseline,
+    passes_on,
+)
+from odcl.paper.baselines.rounds import History, StepSize, check_groups, problem_of
+from odcl.risk.losses import Logistic
 from odcl.risk.risk import Risk
 
 
@@ -56,14 +63,10 @@ def one_shot(
         )
     clusterer = clusterer if n_clusters is None else clusterer(n_clusters)
     method = Method(clusterer, combine, refit, curvature, standardize=False)
-    rows, shift = federation, None
-    if public_mean is not None:
-        rows, shift = less_public_mean(federation, public_mean)
-    elif centred is not None:
-        rows, shift = less_mean(federation, centred)
-    given = (("centred", centred),) if centred is not None else ()
+    rows, shift = less_mean(federation, centred, public_mean)
+    options = {} if centred is None else {"centred": centred}
     result = fit(rows, risk, method, **call)
-    found = as_baseline(result, "one-shot", shift=shift, given=given)
+    found = as_baseline(result, "one-shot", shift=shift, options=options)
     if refine_rounds:
         found = _refined(rows, found, refine_rounds, step_size)
     return found if centred is None else _with_means_sent(found, centred, federation.n_features)
@@ -74,33 +77,32 @@ def _refined(
 ) -> BaselineResult:
     """A one-shot result, carried on by some rounds inside its clusters."""
     problem = problem_of(federation, found.risk, found.seed, found.optima)
-    done = refine_centers(problem, found.centers, found.labels, rounds=rounds, step_size=step_size)
-    step = replace(found.step, centers=done.centers, models=done.centers[found.labels])
+    call: dict[str, Any] = {"rounds": rounds, "step_size": step_size}
+    run, steps = refine_centers(problem, found.centers, found.labels, **call)
+    centers = run.models[0]
+    step = replace(found.step, centers=centers, models=centers[found.labels])
     received = receive(federation, found.risk, found.uploads, step.downloads, seed=found.seed)
-    given = (*found.given, ("refine_rounds", rounds), ("step_size", done.steps.tolist()))
-    history = found.history.then(done.history)
-    return replace(found, step=step, received=received, history=history, given=given)
+    options = {**found.options, "refine_rounds": rounds, "step_size": steps.tolist()}
+    history = found.history.then(run.history)
+    return replace(found, step=step, received=received, history=history, options=options)
 
 
-# -- centring --------------------------------------------------------------------------------------
-
-
-def less_public_mean(federation: Federation, mean: Any) -> tuple[Federation, Floats]:
-    shift = np.asarray(mean, dtype=np.float64)
-    if shift.shape != (federation.n_features,):
-        raise ValueError(
-            f"public_mean has shape {shift.shape}, and a mean of {federation.n_features} features "
-            "has one number for each."
-        )
-    return federation.with_X(federation.X - shift), shift
-
-
-def less_mean(federation: Federation, centred: str) -> tuple[Federation, Floats]:
-    """The federation less its mean, or less the users' own; and what test rows are shifted by."""
+def less_mean(
+    federation: Federation, centred: str | None, public_mean: Any = None
+) -> tuple[Federation, Floats | None]:
+    """The federation less a mean, or less the users' own; and what test rows are shifted by."""
     X, weight = federation.X, federation.weight
-    if centred == "federation":
-        shift: Floats = np.average(X, axis=0, weights=weight)
+    if public_mean is not None or centred == "federation":
+        shift = np.average(X, axis=0, weights=weight) if public_mean is None else public_mean
+        shift = np.asarray(shift, dtype=np.float64)
+        if shift.shape != (federation.n_features,):
+            raise ValueError(
+                f"public_mean has shape {shift.shape}, and a mean of {federation.n_features} "
+                "features has one number for each."
+            )
         return federation.with_X(X - shift), shift
+    if centred is None:
+        return federation, None
     if centred != "own":
         raise ValueError(f"centred={centred!r} is neither None, 'federation' nor 'own'.")
     weighted = X if weight is None else weight[:, None] * X
@@ -114,11 +116,9 @@ def _with_means_sent(found: BaselineResult, centred: str, n_features: int) -> Ba
     if centred == "own":
         exchange = Exchange(m, sends=(mean,), receives=(mean,))
         return replace(found, history=replace(history, ledger=history.ledger.with_first(exchange)))
-    before = Exchange(m, sends=(mean, ()), receives=(mean,))  # sums, and the number of rows
-    return replace(found, history=History.of_one_shot(before.over(1), np.nan).then(history))
-
-
-# -- convex clustering with the lambda of the truth ------------------------------------------------
+    before = Exchange(m, sends=(mean, ()), receives=(mean,)).over(1)  # sums, the number of rows
+    unknown = np.full(2, np.nan)
+    return replace(found, history=History(unknown, unknown, before).then(history))
 
 
 @passes_on(one_shot, "clusterer", "n_clusters")
@@ -147,3 +147,91 @@ class _OracleLambda:
 
     def __repr__(self) -> str:
         return "ConvexClustering(lam from the true groups)"
+
+
+# -- two classes, few rows: the server finds the threshold (ours) ----------------------------------
+#
+# Users take their own mean off, in one round, and nothing public is needed. With far fewer rows
+# than features an intercept that each user fits is noise, and so is its mean over users; the
+# clusters' class means are not.
+
+
+@dataclass(frozen=True, eq=False)
+class ClassSums:
+    """What users send beside their models: each class's sum, spread and number of rows."""
+
+    count: Floats  # (2, n_users)
+    total: Floats  # (2, n_users, n_features)
+    squares: Floats  # (2, n_users), about the user's class mean, over all features
+
+    @classmethod
+    def of(cls, federation: Federation) -> ClassSums:
+        y = Logistic().encode(federation.y)
+        m, p = federation.n_users, federation.n_features
+        count, squares, total = np.zeros((2, m)), np.zeros((2, m)), np.zeros((2, m, p))
+        for i in range(m):
+            rows = federation.rows(i)
+            for c, own in enumerate((y[rows] > 0, y[rows] < 0)):
+                X = federation.X[rows][own]
+                count[c, i] = len(X)
+                total[c, i] = X.sum(axis=0)
+                squares[c, i] = ((X - X.mean(axis=0)) ** 2).sum() if len(X) else 0.0
+        return cls(count, total, squares)
+
+
+@passes_on(one_shot, "clusterer", "refit", "centred", "public_mean")
+def with_own_thresholds(
+    federation: Federation, *, n_clusters: int, risk: Risk = Risk("logistic"), **call: Any
+) -> BaselineResult:
+    """ODCL-KM++ on rows less their user's mean, with an intercept per cluster (logistic loss).
+
+    The intercept puts the border between the cluster's class means, as many standard deviations
+    from the one as from the other; a class's deviation is that of its users' rows about their own
+    class means, all features together. With equal deviations it is the middle. Beside its model
+    a user sends ``ClassSums``: with two rows per class, that is close to the rows themselves.
+    """
+    if risk.intercept or not isinstance(risk.loss, Logistic):
+        raise ValueError(
+            f"{risk}: the threshold between two classes takes the place of an intercept. Use "
+            "Risk('logistic', intercept=False)."
+        )
+    moved, _ = less_mean(federation, "own")
+    alone = one_shot(moved, clusterer=KMeansPP, n_clusters=n_clusters, risk=risk, **call)
+    sums = ClassSums.of(federation)
+    means = sums.total.sum(axis=0) / sums.count.sum(axis=0)[:, None]
+    local = _with_intercept(alone.local.theta, means)
+    centers = _with_intercept(alone.centers, borders(sums, alone.labels))
+    models = centers[alone.labels]
+    risk = replace(risk, intercept=True)
+    uploads = Uploads(alone.users, local, alone.uploads.n_samples, risk=risk)
+    p = federation.n_features
+    per_class = ((p,), (), ())  # sum, spread, number of rows
+    exchange = Exchange(federation.n_users, sends=2 * per_class, receives=((),))  # an intercept
+    changed = replace(
+        alone,
+        risk=risk,
+        local=replace(alone.local, uploads=uploads),
+        step=replace(alone.step, centers=centers, models=models),
+        received=replace(alone.received, models=models),
+    )
+    ledger = alone.history.ledger.with_first(exchange)
+    return as_baseline(changed, "odcl-km++/own-threshold", ledger=ledger, options=alone.options)
+
+
+def borders(sums: ClassSums, labels: Ints) -> Floats:
+    """A point of each cluster's border, (n_clusters, n_features)."""
+    count = np.stack([np.bincount(labels, weights=c) for c in sums.count])[..., None]
+    mean = np.stack([sum_by_cluster(t, labels) for t in sums.total]) / np.maximum(count, 1.0)
+    spare = np.maximum(sums.count - 1, 0)
+    dof = np.stack([np.bincount(labels, weights=c) for c in spare])
+    spread = np.stack([np.bincount(labels, weights=s) for s in sums.squares])
+    sd = np.sqrt(spread / np.maximum(dof, 1.0))
+    # Without two rows of a class in a cluster nothing is known of its spread: the middle.
+    known = ((dof > 0) & (sd > 0)).all(axis=0)
+    sd = np.where(known, sd, 1.0)[..., None]
+    return (sd[1] * mean[0] + sd[0] * mean[1]) / (sd[0] + sd[1])
+
+
+def _with_intercept(theta: Floats, border: Floats) -> Floats:
+    """theta (x - border) as a model with an intercept."""
+    return np.column_stack([theta, -(theta * border).sum(axis=1)])

@@ -13,19 +13,18 @@ import numpy as np
 from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation, user_rng
 from odcl.engines.in_process import fit
-from odcl.evaluate.nmse import nmse
 from odcl.exchange.ledger import Exchange, Ledger
 from odcl.local.fit import fit_users
-from odcl.paper.baselines.options import passes_on
-from odcl.paper.baselines.problem import FederatedProblem, check_groups, problem_of
+from odcl.method import Method
 from odcl.paper.baselines.result import (
     TOLD_GROUPS,
     BaselineResult,
+    GivenGroups,
     as_baseline,
-    averaging,
     from_models,
+    passes_on,
 )
-from odcl.paper.baselines.rounds import History
+from odcl.paper.baselines.rounds import FederatedProblem, History, check_groups, problem_of
 from odcl.risk.risk import Risk
 from odcl.server.step import server_step
 
@@ -40,7 +39,7 @@ def _average(
     **call: Any,
 ) -> BaselineResult:
     """Algorithm 1 with given clusters and plain averages: one upload and one download per user."""
-    result = fit(federation, method=averaging(federation, labels), **call)
+    result = fit(federation, method=Method.paper(GivenGroups(federation, labels)), **call)
     return as_baseline(result, name, ledger=ledger, told=told)
 
 
@@ -79,32 +78,23 @@ def naive(
     if not bias_corrected:
         return plain
     if not 0 < ratio < 1:
-        raise ValueError(
-            f"ratio={ratio!r} is the share of rows that the second fit sees: above 0, below 1."
-        )
+        raise ValueError(f"ratio={ratio!r} is the second fit's share of rows: say 0 < ratio < 1.")
     part = fit_users(subsample(federation, ratio, seed), risk, "none", seed=seed, **call)
     corrected = (plain.local.theta - ratio * part.theta) / (1.0 - ratio)
     step = server_step(replace(plain.uploads, theta=corrected), plain.method, seed=seed)
     averaged = replace(plain, step=step, received=replace(plain.received, models=step.models))
-    return as_baseline(averaged, "naive/bias-corrected", given=(("ratio", ratio),))
+    return as_baseline(averaged, "naive/bias-corrected", options={"ratio": ratio})
 
 
 def subsample(federation: Federation, ratio: float, seed: int) -> Federation:
     """ceil(ratio * n_i) rows of each user, without replacement, from the user's own stream."""
-    kept = []
-    for i, user in enumerate(federation.users):
-        rows = federation.rows(i)
-        n = rows.stop - rows.start
+    kept = np.zeros(len(federation.X), dtype=bool)
+    for user, start, n in zip(
+        federation.users, federation.offsets[:-1], federation.n_rows, strict=True
+    ):
         size = int(np.ceil(ratio * n - 1e-9))  # .1 * 30 is 3 and a rounding
-        kept.append(rows.start + np.sort(user_rng(seed, user).permutation(n)[:size]))
-    rows_kept = np.concatenate(kept)
-    offsets = np.concatenate([[0], np.cumsum([len(rows) for rows in kept])]).astype(np.intp)
-    weight = None if federation.weight is None else federation.weight[rows_kept]
-    X, y = federation.X[rows_kept], federation.y[rows_kept]
-    return Federation(X, y, offsets, federation.users, weight)
-
-
-# -- told the true groups --------------------------------------------------------------------------
+        kept[start + user_rng(seed, user).permutation(n)[:size]] = True
+    return federation.select_rows(kept)
 
 
 @passes_on(fit, "method")
@@ -136,21 +126,13 @@ def cluster_oracle(
     problem = problem_of(federation, risk, seed, optima)
     labels = check_groups(groups, federation.n_users)
     models = oracle_models(problem, labels)[labels]
-    error = None if problem.optima is None else nmse(models, problem.optima)
     n_rows, p = federation.X.shape
     row = ((p,), (), ()) if federation.weight is not None else ((p,), ())  # target, weight
     answer = Exchange(federation.n_users, receives=((problem.dim,),))
     ledger = Exchange(n_rows, sends=row).over(1).with_first(answer)
-    return from_models(
-        problem,
-        "cluster-oracle",
-        labels,
-        models,
-        History.of_one_shot(ledger, error),
-        combined="fit on the pooled rows",
-        told=TOLD_GROUPS,
-        n_jobs=n_jobs,
-    )
+    history = History.of_one_shot(ledger, models, problem.optima)
+    said: dict[str, Any] = {"combined": "fit on the pooled rows", "told": TOLD_GROUPS}
+    return from_models(problem, "cluster-oracle", labels, models, history, **said, n_jobs=n_jobs)
 
 
 def oracle_models(problem: FederatedProblem, labels: Ints) -> Floats:
@@ -160,16 +142,12 @@ def oracle_models(problem: FederatedProblem, labels: Ints) -> Floats:
 
 def pool(federation: Federation, labels: Ints) -> Federation:
     """The groups as users: all rows of a group, each user with the same total weight in it."""
-    owner = labels[federation.row_user]
-    order = np.argsort(owner, kind="stable")
-    counts = np.bincount(owner)
-    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.intp)
-    own = np.ones(len(owner)) if federation.weight is None else federation.weight
-    n = federation.n_samples
-    group_n, members = np.bincount(labels, weights=n), np.bincount(labels)
+    own = np.ones(len(federation.X)) if federation.weight is None else federation.weight
+    n, members = federation.n_samples, np.bincount(labels)
     # A row's share of its user, times the user's share of the group; weights of a group add up
     # to its number of samples.
-    weight = (own * ((group_n / members)[labels] / n)[federation.row_user])[order]
-    even = bool((weight == 1.0).all())
-    X, y = federation.X[order], federation.y[order]
-    return Federation(X, y, offsets, np.arange(len(counts)), None if even else weight)
+    share = (np.bincount(labels, weights=n) / members)[labels] / n
+    weight = own * share[federation.row_user]
+    groups, owner = np.arange(len(members)), labels[federation.row_user]
+    counts = None if (weight == 1.0).all() else weight
+    return Federation.from_codes(federation.X, federation.y, groups, owner, weight=counts)

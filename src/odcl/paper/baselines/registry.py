@@ -20,11 +20,9 @@ from odcl.errors import did_you_mean
 from odcl.local.sgd import ProjectedSGD
 from odcl.paper.baselines.descent import all_for_all, fedavg
 from odcl.paper.baselines.ifca import ifca
-from odcl.paper.baselines.one_shot import one_shot, with_oracle_lambda
-from odcl.paper.baselines.options import check_options
+from odcl.paper.baselines.one_shot import one_shot, with_oracle_lambda, with_own_thresholds
 from odcl.paper.baselines.plain import cluster_oracle, local, naive, oracle_averaging
-from odcl.paper.baselines.result import BaselineResult, as_baseline
-from odcl.paper.baselines.threshold import with_own_thresholds
+from odcl.paper.baselines.result import BaselineResult, as_baseline, check_options
 
 # What a method may have to be told: of the truth, or by the public.
 TOLD = ("n_clusters", "groups", "optima", "public_mean")
@@ -82,11 +80,9 @@ def register(
         raise TypeError(f"The method {name!r} is a {type(call).__name__}, not a function.")
     if name in METHODS:
         raise ValueError(f"There is a method {name!r} already: choose another name.")
-    unknown = [need for need in needs if need not in TOLD]
+    unknown = [repr(need) for need in needs if need not in TOLD]
     if unknown:
-        raise ValueError(
-            f"A method may need {', '.join(TOLD)}, not {', '.join(map(repr, unknown))}."
-        )
+        raise ValueError(f"A method may need {', '.join(TOLD)}, not {', '.join(unknown)}.")
     METHODS[name] = Baseline(name, call, needs, settings, starts_from_local_models)
     return METHODS[name]
 
@@ -108,7 +104,10 @@ def run(
     given. Methods that need none of it are told none: to them, the optima only measure the error.
     Other ``options`` go to the method.
     """
-    method = _named(name)
+    if name not in METHODS:
+        hint = did_you_mean(name, METHODS)
+        raise ValueError(f"There is no method {name!r}{hint} There are: {', '.join(METHODS)}.")
+    method = METHODS[name]
     if not isinstance(federation, Federation):
         raise TypeError(
             f"{name} runs on a Federation, not on a {type(federation).__name__}: make one by "
@@ -129,13 +128,6 @@ def run(
         known = {f.name: getattr(federation, f.name) for f in fields(Federation)}
         federation = SyntheticFederation(**known, groups=groups, optima=np.asarray(optima))
     return method(federation, **{key: told[key] for key in method.needs}, **options)
-
-
-def _named(name: str) -> Baseline:
-    if name in METHODS:
-        return METHODS[name]
-    hint = did_you_mean(name, METHODS)
-    raise ValueError(f"There is no method {name!r}{hint} There are: {', '.join(METHODS)}.")
 
 
 # -- the paper's methods, and ours -----------------------------------------------------------------

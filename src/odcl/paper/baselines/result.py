@@ -1,10 +1,11 @@
-"""What a baseline gives back: :class:`~odcl.Result`, with its rounds and what it was told."""
+"""What a baseline takes and gives back: :class:`~odcl.Result`, its rounds, what it was told."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from inspect import Parameter, signature
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -12,16 +13,19 @@ from odcl._typing import Floats, Ints
 from odcl.clustering.labels import number_by_first_user
 from odcl.data.federation import Federation, group_rows
 from odcl.engines.in_process import Result
-from odcl.evaluate.nmse import nmse
+from odcl.evaluate.scores import nmse
 from odcl.exchange.ledger import Ledger
 from odcl.local.fit import fit_users
 from odcl.local.receive import Received
 from odcl.method import Method
-from odcl.paper.baselines.problem import FederatedProblem, problem_of
-from odcl.paper.baselines.rounds import History, Run
+from odcl.paper.baselines.rounds import FederatedProblem, History, Run, problem_of
 from odcl.risk.risk import Risk
 from odcl.server.step import ServerStep
 
+if TYPE_CHECKING:
+    from odcl.diagnose import Diagnosis
+
+F = TypeVar("F", bound=Callable[..., Any])
 TOLD_GROUPS = ("the true groups",)
 
 
@@ -37,16 +41,11 @@ class BaselineResult(Result):
     history: History
     told: tuple[str, ...] = ()  # what an oracle was told of the truth
     shift: Floats | None = None  # (n_features,), taken off the features before anything else
-    given: tuple[tuple[str, Any], ...] = ()  # see ``options``
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """How the method was run (steps, rounds, ...), to be read by people."""
-        return dict(self.given)
+    options: dict[str, Any] = field(default_factory=dict)  # how it was run, to be read by people
 
     @property
     def n_rounds(self) -> int:
-        return self.history.n_rounds
+        return self.history.ledger.n_rounds
 
     @property
     def bytes_up(self) -> int:
@@ -83,6 +82,17 @@ class BaselineResult(Result):
         models = self.models.reshape(len(self.models), rows.shape[1], self.risk.n_outputs)
         return np.matmul(rows, models)
 
+    def diagnose(
+        self, federation: Federation | None = None, *, resamples: int = 20, seed: int = 0
+    ) -> Diagnosis:
+        """Is one shot enough here? ``federation`` is the one given to the baseline."""
+        from odcl.diagnose import diagnose
+
+        if federation is not None and self.shift is not None:
+            federation = federation.with_X(federation.X - self.shift)
+        found_by = self.name or None
+        return diagnose(self, federation, found_by=found_by, resamples=resamples, seed=seed)
+
     def summary(self) -> str:
         text = super().summary()
         text = f"{self.name}: {text}" if self.name else text
@@ -108,11 +118,6 @@ class GivenGroups:
         return "GivenGroups"
 
 
-def averaging(federation: Federation, labels: Ints) -> Method:
-    """Plain averages in given clusters, and nothing after them."""
-    return Method.paper(GivenGroups(federation, labels))
-
-
 def as_baseline(
     result: Result, name: str, *, ledger: Ledger | None = None, **more: Any
 ) -> BaselineResult:
@@ -121,10 +126,8 @@ def as_baseline(
     ``ledger`` counts what was sent where that is not the uploads and downloads of the result.
     """
     ledger = Ledger.of(result.uploads, result.step.downloads) if ledger is None else ledger
-    known, q = result.optima, result.risk.n_outputs
-    error = None if known is None else nmse(result.models, known, q)
+    history = History.of_one_shot(ledger, result.models, result.optima, result.risk.n_outputs)
     own = {f.name: getattr(result, f.name) for f in fields(Result)}
-    history = History.of_one_shot(ledger, error)
     return BaselineResult(**own, name=name, history=history, **more)
 
 
@@ -149,11 +152,11 @@ def from_models(
     labels = number_by_first_user(labels)
     centers = models[np.unique(labels, return_index=True)[1]]
     local = fit_users(federation, risk, "none", n_jobs=n_jobs)
-    used, rounds = len(centers), history.n_rounds
+    used, rounds = len(centers), history.ledger.n_rounds
     reason = f"{used} cluster{'s' * (used > 1)} in use after {rounds} round{'s' * (rounds != 1)}."
     return BaselineResult(
         risk,
-        averaging(federation, labels),
+        Method.paper(GivenGroups(federation, labels)),
         problem.seed,
         local,
         ServerStep(local.users, labels, centers, models, name, reason, combined),
@@ -162,7 +165,7 @@ def from_models(
         name=name,
         history=history,
         told=told,
-        given=tuple((options or {}).items()),
+        options=dict(options or {}),
     )
 
 
@@ -217,11 +220,9 @@ def make_result(
         )
     codes = np.unique(groups, return_inverse=True)[1].astype(np.intp)
     ledger = Ledger(_by_round(bytes_up, rounds), _by_round(bytes_down, rounds))
-    error = None if problem.optima is None else nmse(own, problem.optima)
-    history = History.of_one_shot(ledger, error)
+    history = History.of_one_shot(ledger, own, problem.optima)
     if errors is not None:
-        seen = _each(errors, rounds + 1, "errors", np.float64)
-        history = History(history.risk, seen, ledger)
+        history = replace(history, error=_each(errors, rounds + 1, "errors", np.float64))
     return from_models(
         problem, "", codes, own, history, combined="own method", told=told, options=options
     )
@@ -241,3 +242,33 @@ def _each(values: Any, count: int, name: str, kind: Any) -> Any:
     if given.shape != (count,):
         raise ValueError(f"{name} has shape {given.shape}: give ({count},), one number for each.")
     return given
+
+
+def passes_on(to: Callable[..., Any], *but: str) -> Callable[[F], F]:
+    """Say in a function's signature what its ``**call`` takes: what ``to`` does, ``but`` some."""
+
+    def mark(function: F) -> F:
+        own = signature(function).parameters
+        kept = [p for p in own.values() if p.kind is not Parameter.VAR_KEYWORD]
+        more = [
+            p.replace(kind=Parameter.KEYWORD_ONLY)
+            for p in list(signature(to).parameters.values())[1:]
+            if p.name not in (*own, *but)
+        ]
+        whole = signature(function).replace(parameters=[*kept, *more])
+        function.__signature__ = whole  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+def check_options(name: str, call: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Refuse an option that the method does not take, and say which it takes."""
+    taken = signature(call).parameters.values()
+    if any(p.kind is Parameter.VAR_KEYWORD for p in taken):
+        return
+    words = [p.name for p in taken if p.kind is not Parameter.POSITIONAL_ONLY][1:]
+    strange = [option for option in options if option not in words]
+    if strange:
+        takes = ", ".join(words) or "no options: let it accept **options (seed, risk, ...)"
+        raise TypeError(f"{name} takes no {strange[0]}=. It takes {takes}.")

@@ -15,7 +15,7 @@ import numpy as np
 
 from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation, user_rng
-from odcl.local.stacks import Stack, stacks
+from odcl.local.problem import Stack, stacks
 from odcl.risk.loss import Loss, symmetric, weighted_gram
 from odcl.risk.losses import Squared
 from odcl.risk.risk import Risk

@@ -1,15 +1,20 @@
-"""What a figure or a table of the paper is: its federations, its methods, its page."""
+"""What a figure or a table of the paper is: its federations, its methods, its page.
+
+Methods of your own join it by a Python file that registers them.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import runpy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from odcl import __version__
-from odcl.paper.experiments.added import NONE_ADDED, Added
+from odcl.paper.baselines import METHODS
 from odcl.paper.experiments.rows import Row, Rows, Setting
 
 if TYPE_CHECKING:
@@ -52,6 +57,43 @@ Key = tuple[str, int, int, str, str]
 
 
 @dataclass(frozen=True)
+class Added:
+    """The methods that a file registers (:func:`odcl.baselines.register`)."""
+
+    path: Path | None = None
+    names: tuple[str, ...] = ()
+    version: str = __version__  # with the file's fingerprint: another file, other rows
+
+    def register(self) -> None:
+        """Run the file, unless its methods are known in this process."""
+        if self.path is not None and not set(self.names) <= set(METHODS):
+            runpy.run_path(str(self.path))
+
+
+NONE_ADDED = Added()
+
+
+def load_added(path: Path) -> Added:
+    """Run a file and see what it registers."""
+    if not path.is_file():
+        raise ValueError(f"There is no file {path}: name a Python file that registers methods.")
+    fingerprint = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
+    before = set(METHODS)
+    try:
+        runpy.run_path(str(path.resolve()))
+    except Exception as error:
+        raise ValueError(
+            f"{path} could not be run, and its methods are not known: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    names = tuple(name for name in METHODS if name not in before)
+    if not names:
+        call = "odcl.baselines.register(NAME, FUNCTION)"
+        raise ValueError(f"{path} registers no method. Call {call} in it.")
+    return Added(path.resolve(), names, f"{__version__}+{fingerprint}")
+
+
+@dataclass(frozen=True)
 class Experiment:
     """A figure or a table of the paper.
 
@@ -64,7 +106,7 @@ class Experiment:
     name: str
     title: str
     settings: Callable[[bool], list[Setting]]
-    table: Callable[[Rows], str]
+    table: Callable[[Rows], list[str]]  # the page's paragraphs
     draw: Callable[[Rows], Any] | None = None
     bench: Callable[[Task, Path | None], Bench] | None = None
     methods: tuple[str, ...] = ()  # the experiment's own, where others can join
@@ -75,9 +117,7 @@ class Experiment:
     quick_runs: int = 2
     check: Callable[[Path | None], None] = field(default=lambda data: None)  # is the data there?
 
-    def tasks(
-        self, *, runs: int | None, quick: bool, seed: int, added: Added = NONE_ADDED
-    ) -> list[Task]:
+    def tasks(self, *, runs: int | None, quick: bool, seed: int, added: Added) -> list[Task]:
         """Run by run: after an interruption the first runs are complete. Run r has seed + r."""
         runs = (self.quick_runs if quick else self.runs) if runs is None else runs
         own = [("", __version__)]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from odcl.paper.experiments.curves import draw_error_and_clusters
 from odcl.paper.experiments.definition import Experiment
 from odcl.paper.experiments.measure import linear_bench
-from odcl.paper.experiments.pages import errors_and_clusters, finds_from, meets_from
+from odcl.paper.experiments.pages import draw_panels, error_tables, finds_from, meets_from
 from odcl.paper.experiments.rows import Rows, Setting
-from odcl.report.markdown import table
+from odcl.report.text import markdown_table
 
+TITLE = "Clusterpath against the lambda of the true clusters"
 METHODS = ("local", "oracle-averaging", "odcl-cc-oracle", "odcl-cc", "odcl-noise")
 METRICS = ("n_clusters", "nmse")
 SAMPLES = (50, 100, 200, 300, 400, 500, 600, 700, 800, 1000)
@@ -21,7 +21,7 @@ def settings(quick: bool) -> list[Setting]:
     return [{"n": n, "K": 4, "m": 100, "d": 20} for n in some]
 
 
-def page(rows: Rows) -> str:
+def page(rows: Rows) -> list[str]:
     exact, path = "odcl-cc-oracle", "odcl-cc"
 
     def at_first(method: str) -> str:
@@ -36,28 +36,19 @@ def page(rows: Rows) -> str:
         ["clusters of clusterpath for small n", "fewer than 4", at_first(path)],
         ["clusters of the lambda of true clusters", "about 100", at_first(exact)],
     ]
-    return "\n\n".join(
-        [
-            "Error of the users' models and number of clusters, means over runs. 100 users in 4 "
-            "clusters of 25 (the paper's text says 10), 20 parameters.",
-            *errors_and_clusters(rows, METHODS, METHODS[2:]),
-            table(["in every run", "paper", "ours"], claims),
-        ]
-    )
+    return [
+        "Error of the users' models and number of clusters, means over runs. 100 users in 4 "
+        "clusters of 25 (the paper's text says 10), 20 parameters.",
+        *error_tables(rows, METHODS, METHODS[2:]),
+        markdown_table(["in every run", "paper", "ours"], claims),
+    ]
 
 
 def draw(rows: Rows) -> Any:
     others = rows.others(METHODS)
-    return draw_error_and_clusters(rows, [*METHODS[:-1], *others], [*METHODS[2:], *others])
+    return draw_panels(rows, [*METHODS[:-1], *others], [*METHODS[2:], *others])
 
 
 EXPERIMENT = Experiment(
-    "figure-clusterpath",
-    "Clusterpath against the lambda of the true clusters",
-    settings,
-    page,
-    draw,
-    linear_bench,
-    METHODS,
-    METRICS,
+    "figure-clusterpath", TITLE, settings, page, draw, linear_bench, METHODS, METRICS
 )

@@ -7,23 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from odcl.local.sgd import ProjectedSGD
-from odcl.paper.experiments.curves import (
-    BLUE,
-    LOOKS,
-    ORANGE,
-    Look,
-    draw_curves,
-    finish,
-    level,
-    plain_ticks,
-)
+from odcl.paper.experiments import pages
 from odcl.paper.experiments.definition import Experiment, Measured, Task
 from odcl.paper.experiments.measure import linear_bench
-from odcl.paper.experiments.pages import number, spread_over_runs
 from odcl.paper.experiments.rows import Rows, Setting
-from odcl.report.markdown import table
 from odcl.report.pictures import figure
+from odcl.report.text import markdown_table
 
+TITLE = "Inexact local models: error against steps"
 METRICS = ("n_clusters", "nmse")
 EXACT = ("local", "oracle-averaging", "odcl-km++")
 INEXACT = {"last": "i-odcl-km++", "average": "i-odcl-km++/average"}
@@ -45,51 +36,43 @@ def work(task: Task, data: Path | None) -> Iterator[Measured]:
         yield from bench.run(name, solver=solver).rows(METRICS)
 
 
-def page(rows: Rows) -> str:
+def page(rows: Rows) -> list[str]:
     lines = []
     for T in rows.of("T"):
         exact = rows.mean("odcl-km++", "nmse", T=T)
         cells: list[str] = []
         for name in INEXACT.values():
             error = rows.mean(name, "nmse", T=T)
-            cells += [number(error), number(error / exact)]
+            cells += [pages.number(error), pages.number(error / exact)]
         lines.append([f"{T:,}", *cells])
     first = rows.of("T")[0]
-    exact, alone = (rows.mean(m, "nmse", T=first) for m in ("odcl-km++", "local"))
+    there = [pages.number(rows.mean(m, "nmse", T=first)) for m in ("odcl-km++", "local")]
     header = ["T", "last iterate", "/ exact", "weighted average", "/ exact"]
-    return "\n\n".join(
-        [
-            "Error of I-ODCL-KM++ after T steps of projected SGD at each user, mean over runs. 100 "
-            "users in 10 clusters, n = 100. The paper has no such experiment.",
-            table(header, lines),
-            spread_over_runs(rows, "nmse", list(INEXACT.values()), key="T"),
-            f"Exact local models: {number(exact)}; without clusters (local): {number(alone)}. The "
-            "steps 1/(mu t) are long at first, and the ball keeps them; then the error falls until "
-            "that of the exact models is left.",
-        ]
-    )
+    return [
+        "Error of I-ODCL-KM++ after T steps of projected SGD at each user, mean over runs. 100 "
+        "users in 10 clusters, n = 100. The paper has no such experiment.",
+        markdown_table(header, lines),
+        pages.spread_over_runs(rows, list(INEXACT.values()), key="T"),
+        f"Exact local models: {there[0]}; without clusters (local): {there[1]}. The "
+        "steps 1/(mu t) are long at first, and the ball keeps them; then the error falls until "
+        "that of the exact models is left.",
+    ]
 
 
 def draw(rows: Rows) -> Any:
     fig, (ax,) = figure(width=12, height=4.8, columns=1)
     looks = {
-        "i-odcl-km++": Look("I-ODCL-KM++, last iterate", BLUE, "o"),
-        "i-odcl-km++/average": Look("I-ODCL-KM++, weighted average", ORANGE, "s", "--"),
+        "i-odcl-km++": pages.Look("I-ODCL-KM++, last iterate", pages.BLUE, "o"),
+        "i-odcl-km++/average": pages.Look("I-ODCL-KM++, weighted average", pages.ORANGE, "s", "--"),
     }
-    draw_curves(ax, rows, "nmse", list(looks), key="T", looks=looks)
+    pages.draw_curves(ax, rows, "nmse", list(looks), key="T", looks=looks)
     for method in EXACT:
-        level(ax, rows.mean(method, "nmse", T=rows.of("T")[0]), LOOKS[method])
-    finish(ax, "Inexact local models, n = 100", "steps T", "normalised MSE", log="xy")
-    plain_ticks(ax.xaxis, rows.of("T"))
+        ax.axhline(rows.mean(method, "nmse", T=rows.of("T")[0]), **pages.LOOKS[method].style)
+    pages.finish(ax, "Inexact local models, n = 100", "steps T", "normalised MSE", log="xy")
+    pages.plain_ticks(ax.xaxis, rows.of("T"))
     return fig
 
 
 EXPERIMENT = Experiment(
-    "figure-inexact",
-    "Inexact local models: error against steps",
-    settings,
-    page,
-    draw,
-    work=work,
-    last=(INEXACT["average"], METRICS[-1]),
+    "figure-inexact", TITLE, settings, page, draw, work=work, last=(INEXACT["average"], METRICS[-1])
 )

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from odcl.data.synthetic import logistic_federation
-from odcl.paper.experiments.curves import draw_error_and_clusters
 from odcl.paper.experiments.definition import Experiment, Task
 from odcl.paper.experiments.figure_mse import METHODS, NOT_DRAWN
 from odcl.paper.experiments.measure import Bench
-from odcl.paper.experiments.pages import errors_and_clusters, finds_from, meets_from
+from odcl.paper.experiments.pages import draw_panels, error_tables, finds_from, meets_from
 from odcl.paper.experiments.rows import Rows, Setting
-from odcl.report.markdown import table
+from odcl.report.text import markdown_table
 from odcl.risk.risk import Risk
 
+TITLE = "Logistic models: error and number of clusters"
 CLUSTERS = ("odcl-cc-oracle", "odcl-cc", "odcl-noise")
 METRICS = ("n_clusters", "nmse")
 SAMPLES = (100, 200, 500, 1000, 1500, 2000, 2500, 3000, 3500, 4000, 4600, 5000)
@@ -32,7 +32,7 @@ def bench(task: Task, data: Path | None) -> Bench:
     return Bench(federation, Risk("logistic", s["l2"], intercept=True), seed=task.seed)
 
 
-def page(rows: Rows) -> str:
+def page(rows: Rows) -> list[str]:
     exact, first, least = "odcl-cc-oracle", rows.of("n")[0], partial(meets_from, rows)
     alone = f"{rows.mean(exact, 'n_clusters', n=first):.3g} (n = {first})"
     half, every = (finds_from(rows, exact, 4, share) for share in (0.5, 1.0))
@@ -45,31 +45,21 @@ def page(rows: Rows) -> str:
         ["ODCL-KM++ equals it in every run from n =", "not shown", least("odcl-km++")],
         ["odcl's own groups equal it in every run from n =", "-", least("odcl-noise")],
     ]
-    return "\n\n".join(
-        [
-            "Error of the users' models and number of clusters, means over runs. 100 users in 4 "
-            "clusters, two features and an intercept. The paper's third covariance matrix has a "
-            "negative eigenvalue; what its sampler draws in effect, [[2, 1], [1, 2]], is used.",
-            *errors_and_clusters(rows, METHODS, CLUSTERS),
-            table(["", "paper", "ours"], claims),
-        ]
-    )
+    return [
+        "Error of the users' models and number of clusters, means over runs. 100 users in 4 "
+        "clusters, two features and an intercept. The paper's third covariance matrix has a "
+        "negative eigenvalue; what its sampler draws in effect, [[2, 1], [1, 2]], is used.",
+        *error_tables(rows, METHODS, CLUSTERS),
+        markdown_table(["", "paper", "ours"], claims),
+    ]
 
 
 def draw(rows: Rows) -> Any:
     others = rows.others(METHODS)
     shown = [m for m in METHODS if m not in NOT_DRAWN]
-    return draw_error_and_clusters(rows, [*shown, *others], [*CLUSTERS, *others])
+    return draw_panels(rows, [*shown, *others], [*CLUSTERS, *others])
 
 
 EXPERIMENT = Experiment(
-    "figure-logistic",
-    "Logistic models: error and number of clusters",
-    settings,
-    page,
-    draw,
-    bench,
-    METHODS,
-    METRICS,
-    runs=20,
+    "figure-logistic", TITLE, settings, page, draw, bench, METHODS, METRICS, runs=20
 )

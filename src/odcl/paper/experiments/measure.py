@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from odcl._typing import Floats
 from odcl.data.federation import Federation
 from odcl.data.synthetic import linear_federation
-from odcl.local.exact import Solution, solve_users
+from odcl.local.fit import Solution, solve_users
 from odcl.paper.baselines import METHODS, BaselineResult, run
 from odcl.paper.experiments.definition import Measured, Task
 from odcl.paper.partition import ImageFederation
@@ -51,25 +50,17 @@ class Bench:
         self.solver = Fitted(federation, risk)
         self.fit_seconds = time.perf_counter() - start
 
-    def run(self, name: str, *, method: str | None = None, **options: Any) -> Timed:
-        """A method of the registry; ``method`` is the name in the rows where it differs."""
+    def run(self, name: str, **options: Any) -> Timed:
+        """A method of the registry."""
         if METHODS[name].starts_from_local_models:
             options = {"solver": self.solver, **options}
-        groups = getattr(self.federation, "groups", None)
-        call = partial(run, name, groups=groups, public_mean=self.public_mean)
-        found = self.time(method or name, call, **options)
+        options |= {"groups": getattr(self.federation, "groups", None)}
+        options |= {"public_mean": self.public_mean}
+        (found,) = self.time(lambda of, **call: {name: run(name, of, **call)}, **options)
         return replace(found, seconds=found.seconds + self.fit_seconds * (name == "local"))
 
-    def time(self, method: str, call: Callable[..., BaselineResult], **options: Any) -> Timed:
-        """What ``call(federation, ...)`` gives, under a name."""
-        start = time.perf_counter()
-        result = call(self.federation, **{**self.call, **options})
-        return Timed(self.federation, method, result, time.perf_counter() - start)
-
-    def time_each(
-        self, call: Callable[..., dict[str, BaselineResult]], **options: Any
-    ) -> list[Timed]:
-        """Several methods that one call gives, with an equal share of its time."""
+    def time(self, call: Callable[..., dict[str, BaselineResult]], **options: Any) -> list[Timed]:
+        """The methods that one call gives, with an equal share of its time."""
         start = time.perf_counter()
         found = call(self.federation, **{**self.call, **options})
         share = (time.perf_counter() - start) / len(found)
@@ -97,16 +88,11 @@ class Timed:
             yield Measured(self.method, metric, self.value(metric), self.seconds)
 
     def value(self, metric: str) -> float:
-        result = self.result
-        match metric:
-            case "nmse":
-                return result.nmse()
-            case "accuracy":
-                return float(self.user_accuracy().mean())
-            case "rounds":
-                return result.n_rounds
-            case _:
-                return float(getattr(result, metric))
+        if metric == "nmse":
+            return self.result.nmse()
+        if metric == "accuracy":
+            return float(self.user_accuracy().mean())
+        return float(getattr(self.result, "n_rounds" if metric == "rounds" else metric))
 
     def user_accuracy(self) -> Floats:
         """Share of the withheld images that each user's model gets right, (n_users,)."""

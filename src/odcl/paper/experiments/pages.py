@@ -1,16 +1,21 @@
-"""Markdown that also reads well as plain text, and numbers in it."""
+"""What the pages share: numbers and tables in Markdown, and curves in the paper's form.
+
+A method has one colour, marker and line in all figures.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from odcl._typing import Floats
 from odcl.paper.experiments.rows import Rows
-from odcl.report.markdown import table
+from odcl.report.pictures import COLOURS, LINES, MARKERS, figure
+from odcl.report.text import markdown_table
 
+BLUE, ORANGE, GREEN, PINK, SKY, RED, GREY = COLOURS
 OVER_RUNS = "+- is the standard deviation over runs."
 
 
@@ -31,25 +36,18 @@ def spread(values: Floats, digits: int | None = 3) -> str:
     return " +- ".join(number(x) if digits is None else f"{x:.{digits}f}" for x in shown)
 
 
-def by_setting(
-    rows: Rows, metric: str, methods: Sequence[str], *, key: str = "n", **setting: Any
-) -> str:
-    """Means over runs: one line per value of ``key``, one column per method."""
-    lines = [
-        [value, *(number(rows.mean(m, metric, **{key: value}, **setting)) for m in methods)]
-        for value in rows.of(key, **setting)
-    ]
-    return table([key, *methods], lines)
+def by_n(rows: Rows, metric: str, methods: Sequence[str]) -> str:
+    """Means over runs: one line per n, one column per method."""
+    lines = [[n, *(number(rows.mean(m, metric, n=n)) for m in methods)] for n in rows.of("n")]
+    return markdown_table(["n", *methods], lines)
 
 
-def spread_over_runs(
-    rows: Rows, metric: str, methods: Sequence[str], *, key: str = "n", **setting: Any
-) -> str:
-    """A sentence on how far runs are from these means."""
+def spread_over_runs(rows: Rows, methods: Sequence[str], *, key: str = "n") -> str:
+    """A sentence on how far runs are from the mean errors."""
     shares = []
-    for value in rows.of(key, **setting):
+    for value in rows.of(key):
         for method in methods:
-            own = rows.values(method, metric, **{key: value}, **setting)
+            own = rows.values(method, "nmse", **{key: value})
             if len(own) > 1 and np.isfinite(own).all() and own.mean() > 0:
                 shares.append(float(own.std(ddof=1) / own.mean()))
     if not shares:
@@ -84,10 +82,103 @@ def _from_on(values: Sequence[Any], holds: Sequence[bool]) -> str:
     return "never" if last == len(values) - 1 else str(values[last + 1])
 
 
-def errors_and_clusters(
-    rows: Rows, methods: Sequence[str], clusters: Sequence[str] = ()
-) -> list[str]:
+def error_tables(rows: Rows, methods: Sequence[str], clusters: Sequence[str] = ()) -> list[str]:
     """Errors by n with their spread, and numbers of clusters; with methods that others added."""
     others = rows.others(methods)
-    parts = [by_setting(rows, "nmse", [*methods, *others]), spread_over_runs(rows, "nmse", methods)]
-    return parts + [by_setting(rows, "n_clusters", [*clusters, *others])] * bool(clusters)
+    parts = [by_n(rows, "nmse", [*methods, *others]), spread_over_runs(rows, methods)]
+    return parts + [by_n(rows, "n_clusters", [*clusters, *others])] * bool(clusters)
+
+
+class Look(NamedTuple):
+    label: str
+    colour: str
+    marker: str = ""
+    line: str = "-"
+    width: float = 1.6  # a wide pale line lies under those that meet it
+    above: float = 2.0
+
+    @property
+    def style(self) -> dict[str, Any]:
+        line = {"color": self.colour, "ls": self.line, "lw": self.width, "zorder": self.above}
+        return {"label": self.label, **line}
+
+
+LOOKS = {
+    "local": Look("Local ERMs", GREY, "v", "-."),
+    "naive": Look("Naive averaging", GREY, "x", ":"),
+    "oracle-averaging": Look("Oracle Averaging", "#AAAAAA", "", "-", 7.0, 1.0),
+    "cluster-oracle": Look("Cluster Oracle", "black", "", ":", 1.8, 3.0),
+    "fedavg": Look("FedAvg", PINK, "<"),
+    "odcl-km": Look("ODCL-KM", SKY, ">"),
+    "odcl-km++": Look("ODCL-KM++", BLUE, "o"),
+    "odcl-cc-oracle": Look("ODCL-CC, lambda of true clusters", RED, "s"),
+    "odcl-cc": Look("ODCL-CC, clusterpath", ORANGE, "^", "--"),
+    "odcl-noise": Look("odcl's groups, K not given (ours)", GREEN, "D", "--"),
+    "odcl": Look("odcl, K not given (ours)", GREEN, "D"),
+}
+
+
+def _look_of_added(method: str, position: int) -> Look:
+    """What the paper's methods leave over, for a method without a look of its own."""
+    marker = MARKERS[-1 - position % len(MARKERS)]
+    return Look(method, (PINK, SKY, BLUE, RED)[position % 4], marker, LINES[position % len(LINES)])
+
+
+def draw_curves(
+    ax: Any,
+    rows: Rows,
+    metric: str,
+    methods: Sequence[str],
+    *,
+    key: str = "n",
+    looks: dict[str, Look] = LOOKS,
+    band: bool = True,
+    **setting: Any,
+) -> None:
+    """Mean over runs against ``key``; the band goes from the least to the greatest run."""
+    places = rows.of(key, **setting)
+    for position, method in enumerate(methods):
+        look = looks.get(method) or _look_of_added(method, position)
+        found = {x: rows.values(method, metric, **{key: x}, **setting) for x in places}
+        found = {x: values for x, values in found.items() if len(values)}
+        x = list(found)
+        # Where curves meet, each has its markers at other places.
+        every = 1 if len(x) < 9 else (position % 3, 3)
+        marks = {"marker": look.marker or None, "ms": 5, "markevery": every}
+        ax.plot(x, [v.mean() for v in found.values()], **look.style, **marks)
+        if band:
+            low, high = ([f(v) for v in found.values()] for f in (np.min, np.max))
+            ax.fill_between(x, low, high, color=look.colour, alpha=0.12, lw=0)
+
+
+def draw_panels(rows: Rows, errors: Sequence[str], clusters: Sequence[str]) -> Any:
+    """Two panels against n: the error, and the number of clusters where the truth is 4."""
+    fig, (left, right) = figure(width=11, height=5.0)
+    draw_curves(left, rows, "nmse", errors)
+    finish(left, "Error", "samples per user", "normalised MSE", log="y")
+    draw_curves(right, rows, "n_clusters", clusters)
+    right.axhline(4, color="black", ls=":", lw=1, label="true number")
+    finish(right, "Clusters found", "samples per user", "clusters", log="y")
+    plain_ticks(right.yaxis, (1, 2, 4, 10, 25, 50, 100))
+    return fig
+
+
+def plain_ticks(axis: Any, places: Sequence[int]) -> None:
+    """Numbers as people write them, at these places of a logarithmic axis."""
+    low, high = axis.get_view_interval()
+    seen = [place for place in places if low <= place <= high]
+    axis.set_ticks(seen, [f"{place:,}" for place in seen])
+    axis.set_ticks([], minor=True)
+
+
+def finish(ax: Any, title: str, xlabel: str, ylabel: str, *, log: str = "") -> None:
+    """Labels, axes ("x", "y" or "xy" logarithmic), and the legend below, clear of the curves."""
+    if "x" in log:
+        ax.set_xscale("log")
+    if "y" in log:
+        ax.set_yscale("log")
+    ax.set(title=title, xlabel=xlabel, ylabel=ylabel)
+    ax.grid(True, which="major", alpha=0.25, lw=0.6)
+    ax.spines[["top", "right"]].set_visible(False)
+    place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.14), "ncols": 2}
+    ax.legend(frameon=False, fontsize=8, **place)

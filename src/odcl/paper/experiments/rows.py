@@ -35,9 +35,6 @@ class Row:
     seconds: float  # wall time of the method, without what it shares with others
     version: str
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), allow_nan=False)
-
 
 def whole_setting(setting: Setting) -> Setting:
     """The setting of the task that a row comes from."""
@@ -77,15 +74,19 @@ def is_torn(path: Path) -> bool:
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
     """The whole file anew, whole or not at all."""
     with atomic_path(path) as temporary:
-        temporary.write_text("".join(f"{row.to_json()}\n" for row in rows), encoding="utf-8")
+        temporary.write_text(_lines(rows), encoding="utf-8")
 
 
 def append_rows(path: Path, rows: Iterable[Row]) -> None:
     """Rows at the end of the file, on the disk when this returns."""
     with path.open("a", encoding="utf-8") as stream:
-        stream.write("".join(f"{row.to_json()}\n" for row in rows))
+        stream.write(_lines(rows))
         stream.flush()
         os.fsync(stream.fileno())
+
+
+def _lines(rows: Iterable[Row]) -> str:
+    return "".join(json.dumps(asdict(row), allow_nan=False) + "\n" for row in rows)
 
 
 @contextmanager

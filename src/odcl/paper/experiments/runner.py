@@ -12,8 +12,7 @@ from pathlib import Path
 
 from odcl import __version__
 from odcl.files import atomic_path
-from odcl.paper.experiments.added import NONE_ADDED, Added
-from odcl.paper.experiments.definition import Experiment, Key, Measured, Task
+from odcl.paper.experiments.definition import NONE_ADDED, Added, Experiment, Key, Measured, Task
 from odcl.paper.experiments.rows import (
     Row,
     Rows,
@@ -60,7 +59,7 @@ def reproduce(
     """Compute what is missing, append it to ``out/rows.jsonl``, write the page and the figure.
 
     Tasks run through joblib: ``with joblib.parallel_config(backend="dask")`` around this call
-    sends them elsewhere. ``added`` are methods of your own (``added.load``).
+    sends them elsewhere. ``added`` are methods of your own (``load_added``).
     ``advance(done, total)`` is told of progress.
     """
     start = time.perf_counter()
@@ -80,24 +79,12 @@ def reproduce(
             else:
                 append_rows(path, rows)
             advance(len(tasks) - len(missing) + done, len(tasks))
-    everything = read_rows(path)
-    found = Rows(_of(experiment, tasks, everything))
-    page, files = write_report(experiment, found, out, quick=quick)
-    return Outcome(
-        experiment,
-        found,
-        page,
-        files,
-        len(tasks),
-        len(missing),
-        _n_other(experiment, tasks, everything),
-        time.perf_counter() - start,
-        work_seconds(found),
-        failures,
-    )
-
-
-# -- the rows --------------------------------------------------------------------------------------
+    own, n_other = _of(experiment, tasks, read_rows(path))
+    found = Rows(own)
+    page, files = _report(experiment, found, out, quick)
+    seconds, work = time.perf_counter() - start, work_seconds(found)
+    numbers = (len(tasks), len(missing), n_other, seconds, work)
+    return Outcome(experiment, found, page, files, *numbers, failures)
 
 
 def _key(experiment: Experiment, row: Row) -> Key:
@@ -105,39 +92,26 @@ def _key(experiment: Experiment, row: Row) -> Key:
     return setting, row.run, row.seed, experiment.owner(row), row.version
 
 
-def _of(experiment: Experiment, tasks: Sequence[Task], rows: Sequence[Row]) -> list[Row]:
-    """The rows of these tasks, made by this version."""
-    keys = {task.key for task in tasks}
-    return [
-        row for row in rows if row.experiment == experiment.name and _key(experiment, row) in keys
-    ]
-
-
-def _n_other(experiment: Experiment, tasks: Sequence[Task], rows: Sequence[Row]) -> int:
-    """Rows of these tasks by other versions."""
+def _of(experiment: Experiment, tasks: list[Task], rows: list[Row]) -> tuple[list[Row], int]:
+    """The rows of these tasks by this version, and how many there are by others."""
     keys = {task.key for task in tasks}
     but_version = {key[:-1] for key in keys}
-    own = (_key(experiment, row) for row in rows if row.experiment == experiment.name)
-    return sum(key not in keys and key[:-1] in but_version for key in own)
+    keyed = [(row, _key(experiment, row)) for row in rows if row.experiment == experiment.name]
+    n_other = sum(key not in keys and key[:-1] in but_version for _, key in keyed)
+    return [row for row, key in keyed if key in keys], n_other
 
 
-def _complete(path: Path, experiment: Experiment, tasks: Sequence[Task]) -> set[Key]:
+def _complete(path: Path, experiment: Experiment, tasks: list[Task]) -> set[Key]:
     """Tasks whose rows are all there. Rows of those cut short are taken out of the file."""
     rows = read_rows(path)
-    own = _of(experiment, tasks, rows)
-    ends = {task.key: experiment.ends(task) for task in tasks}
-    have = {
-        key
-        for key, row in ((_key(experiment, row), row) for row in own)
-        if (row.method, row.metric) == ends[key]
-    }
+    own, _ = _of(experiment, tasks, rows)
+    ends = {(task.key, *experiment.ends(task)) for task in tasks}
+    seen = {(_key(experiment, row), row.method, row.metric) for row in own}
+    have = {key for key, _, _ in ends & seen}
     halves = {id(row) for row in own if _key(experiment, row) not in have}
     if halves or is_torn(path):
         write_rows(path, [row for row in rows if id(row) not in halves])
     return have
-
-
-# -- the work --------------------------------------------------------------------------------------
 
 
 def _results(
@@ -190,25 +164,12 @@ def _failure(experiment: Experiment, task: Task, added: Added, error: Exception)
 
 
 def _row(experiment: Experiment, task: Task, found: Measured) -> Row:
-    return Row(
-        experiment.name,
-        found.method,
-        {**task.setting, **found.part},
-        task.run,
-        task.seed,
-        found.metric,
-        finite(found.value),
-        round(found.seconds, 6),
-        task.version,
-    )
+    setting, seconds = {**task.setting, **found.part}, round(found.seconds, 6)
+    measured = (found.metric, finite(found.value), seconds, task.version)
+    return Row(experiment.name, found.method, setting, task.run, task.seed, *measured)
 
 
-# -- page and figure -------------------------------------------------------------------------------
-
-
-def write_report(
-    experiment: Experiment, rows: Rows, out: Path, *, quick: bool
-) -> tuple[str, list[Path]]:
+def _report(experiment: Experiment, rows: Rows, out: Path, quick: bool) -> tuple[str, list[Path]]:
     """NAME.md, NAME.png and NAME.svg; without matplotlib only the page."""
     from odcl.report import pictures
 
@@ -227,7 +188,7 @@ def write_report(
         parts.append(f"**A quick look, not the paper's set-up**: {smaller}.")
     if figures:
         parts.append(f"![{experiment.title}]({experiment.name}.png)")
-    page = "\n\n".join([*parts, experiment.table(rows), _foot(rows)]) + "\n"
+    page = "\n\n".join([*parts, *experiment.table(rows), _foot(rows)]) + "\n"
     path = stem.with_suffix(".md")
     with atomic_path(path) as temporary:
         temporary.write_text(page, encoding="utf-8")

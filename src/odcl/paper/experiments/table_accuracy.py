@@ -12,22 +12,17 @@ import numpy as np
 from odcl.paper.baselines import METHODS
 from odcl.paper.baselines.ifca import ifca_from_each
 from odcl.paper.baselines.registry import IFCA_VARIANTS
-from odcl.paper.experiments.curves import BLUE, LOOKS, ORANGE
 from odcl.paper.experiments.definition import Experiment, Measured, MissingData, Task
 from odcl.paper.experiments.measure import Bench, Timed
-from odcl.paper.experiments.pages import OVER_RUNS, spread
+from odcl.paper.experiments.pages import BLUE, LOOKS, ORANGE, OVER_RUNS, spread
 from odcl.paper.experiments.rows import Rows, Setting
 from odcl.paper.images import Images, load_images
-from odcl.paper.partition import (
-    CIFAR10N_FLIP,
-    TABLE_2,
-    image_federation,
-    public_mean,
-)
-from odcl.report.markdown import table
+from odcl.paper.partition import CIFAR10N_FLIP, TABLE_2, image_federation, public_mean
 from odcl.report.pictures import figure
+from odcl.report.text import markdown_table
 from odcl.risk.risk import Risk
 
+TITLE = "Accuracy on images: MNIST, CIFAR10, noisy CIFAR10"
 METRICS = ("rounds", "bytes_up", "bytes_down", "n_clusters", "accuracy")
 SOURCES = {"mnist": "mnist", "cifar10": "cifar10", "cifar10n": "cifar10"}
 PAPER = {
@@ -80,20 +75,16 @@ def settings(quick: bool) -> list[Setting]:
 
 def check(data: Path | None) -> None:
     """Both data sets must be there before anything starts."""
-    for name in TABLE_2:
-        try:
-            images(name, _folder(data))
-        except ValueError as error:
-            raise MissingData(str(error)) from error
-
-
-def _folder(data: Path | None) -> Path:
     if data is None:
-        raise ValueError(
+        raise MissingData(
             "table-accuracy reads MNIST and CIFAR-10 from files: name a data folder, with MNIST's "
             "four files in its folder mnist and CIFAR-10 as it is unpacked beside that."
         )
-    return data
+    for name in TABLE_2:
+        try:
+            images(name, data)
+        except ValueError as error:
+            raise MissingData(str(error)) from error
 
 
 @lru_cache(maxsize=2)
@@ -105,13 +96,12 @@ def images(name: str, folder: Path) -> Images:
 def bench(task: Task, data: Path | None) -> Bench:
     """Mean logistic loss + C/2 ||theta||^2 with C = 1e-5, no intercept, as in the paper."""
     s = task.setting
-    pictures = images(SOURCES[s["data"]], _folder(data))
+    assert data is not None  # see check
+    pictures = images(SOURCES[s["data"]], data)
     flip = CIFAR10N_FLIP if s["data"] == "cifar10n" else 0.0
-    federation = image_federation(
-        pictures, seed=task.seed, n_users=s["m"], n_samples=s["n"], flip=flip
-    )
-    mean = public_mean(pictures, federation.public_rows)
-    return Bench(federation, Risk("logistic", l2=1e-5), seed=task.seed, public_mean=mean)
+    users = image_federation(pictures, seed=task.seed, n_users=s["m"], n_samples=s["n"], flip=flip)
+    mean = public_mean(pictures, users.public_rows)
+    return Bench(users, Risk("logistic", l2=1e-5), seed=task.seed, public_mean=mean)
 
 
 def work(task: Task, data: Path | None) -> Iterator[Measured]:
@@ -139,43 +129,42 @@ def _iterative(bench: Bench, rounds: int) -> Iterator[Timed]:
             if said["start"] == "oracle":
                 starts[name + suffix]["around"] = oracle.result.centers
         call = {**how, "rounds": max(1, how["rounds"] * rounds // 200)}
-        yield from bench.time_each(ifca_from_each, n_clusters=2, starts=starts, **call)
+        yield from bench.time(ifca_from_each, n_clusters=2, starts=starts, **call)
     yield bench.run("all-for-all", rounds=rounds)
 
 
-def page(rows: Rows) -> str:
+def page(rows: Rows) -> list[str]:
     data = [name for name in SOURCES if name in rows.of("data")]
-    lines = []
-    for method in PAPER:
-        cells = []
-        for name in data:
-            ours = spread(rows.values(method, "accuracy", data=name))
-            cells += [PAPER[method][name], ours]
-        lines.append([label(method), *cells])
+
+    def ours(method: str, name: str) -> str:
+        return spread(rows.values(method, "accuracy", data=name))
+
+    lines = [
+        [label(method), *(x for name in data for x in (paper[name], ours(method, name)))]
+        for method, paper in PAPER.items()
+    ]
     header = ["as in the paper", *(x for name in data for x in (f"{name}: paper", "ours"))]
     past = [
         [
             method,
             f"{rows.mean(method, 'rounds', data=data[0]):.0f}",
-            *(spread(rows.values(method, "accuracy", data=name)) for name in data),
+            *(ours(method, name) for name in data),
             what,
         ]
         for method, what in (*OURS.items(), *((m, "your own") for m in rows.others(METHODS_HERE)))
     ]
-    return "\n\n".join(
-        [
-            "Accuracy on withheld images, mean over users and runs. Two groups of users with "
-            "opposite labels; 2 + 2 images per user (MNIST), 20 + 20 (CIFAR10); cifar10n has "
-            "20 % of each user's labels turned over.",
-            table(header, lines),
-            f"{OVER_RUNS} Over users, a local model of ours has {_over_users(rows, data)}: the "
-            "paper's .06 beside MNIST's local models looks like that. * not evaluated there: its "
-            "training labels are not those it is judged by.",
-            "The same data, past the paper. How these variants were chosen, and on what, stands in "
-            "docs/reproduction.md.",
-            table(["method", "rounds", *data, "what it is"], past, left=(0, len(data) + 2)),
-        ]
-    )
+    return [
+        "Accuracy on withheld images, mean over users and runs. Two groups of users with "
+        "opposite labels; 2 + 2 images per user (MNIST), 20 + 20 (CIFAR10); cifar10n has "
+        "20 % of each user's labels turned over.",
+        markdown_table(header, lines),
+        f"{OVER_RUNS} Over users, a local model of ours has {_over_users(rows, data)}: the "
+        "paper's .06 beside MNIST's local models looks like that. * not evaluated there: its "
+        "training labels are not those it is judged by.",
+        "The same data, past the paper. How these variants were chosen, and on what, stands in "
+        "docs/reproduction.md.",
+        markdown_table(["method", "rounds", *data, "what it is"], past, left=(0, len(data) + 2)),
+    ]
 
 
 def _over_users(rows: Rows, data: list[str]) -> str:
@@ -199,9 +188,8 @@ LABELS = {
 
 def label(method: str) -> str:
     """A method in words."""
-    if method in LABELS:
-        return LABELS[method]
-    return LOOKS[method].label if method in LOOKS else method.replace("ifca", "IFCA")
+    known = {name: look.label for name, look in LOOKS.items()} | LABELS
+    return known.get(method, method.replace("ifca", "IFCA"))
 
 
 def draw(rows: Rows) -> Any:
@@ -233,7 +221,7 @@ def draw(rows: Rows) -> Any:
 
 EXPERIMENT = Experiment(
     "table-accuracy",
-    "Accuracy on images: MNIST, CIFAR10, noisy CIFAR10",
+    TITLE,
     settings,
     page,
     draw,

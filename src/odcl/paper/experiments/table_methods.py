@@ -15,6 +15,8 @@ from odcl.paper.experiments.definition import Experiment, Measured, Task
 from odcl.paper.experiments.rows import Rows, Setting
 from odcl.theory.communication import table1, to_markdown
 
+TITLE = "Comparison of methods: rounds and samples that the theory asks for"
+
 
 def settings(quick: bool) -> list[Setting]:
     """The paper's linear set-ups. D is of the optima of seed 0, to two digits."""
@@ -50,18 +52,16 @@ def evaluated(sizes: Sequence[int], D: float, n: int) -> str:
     return f"## {head}\n\n{to_markdown(table1(sizes, D=D, n=n)).split(chr(10) * 2)[0]}"
 
 
-def page(rows: Rows) -> str:
+def page(rows: Rows) -> list[str]:
     seen = {str(row.setting): row.setting for row in rows.rows}
     parts = [evaluated(s["sizes"], s["D"], s["n"]) for s in seen.values()]
     legend = to_markdown(table1([2, 2], D=1.0, n=3)).split("\n\n")[1]
-    return "\n\n".join(
-        ["The paper gives orders; here they have numbers, with constants of 1.", *parts, legend]
-    )
+    return ["The paper gives orders; here they have numbers, with constants of 1.", *parts, legend]
 
 
 EXPERIMENT = Experiment(
     "table-methods",
-    "Comparison of methods: rounds and samples that the theory asks for",
+    TITLE,
     settings,
     page,
     work=work,

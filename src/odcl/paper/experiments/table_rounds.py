@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from odcl.paper.experiments.curves import BLUE, ORANGE, RED, plain_ticks
 from odcl.paper.experiments.definition import Experiment, Measured, Task
 from odcl.paper.experiments.measure import linear_bench
-from odcl.paper.experiments.pages import OVER_RUNS, number, spread
+from odcl.paper.experiments.pages import BLUE, ORANGE, OVER_RUNS, RED, number, plain_ticks, spread
 from odcl.paper.experiments.rows import Rows, Setting
-from odcl.report.markdown import table
 from odcl.report.pictures import figure
+from odcl.report.text import markdown_table
 
+TITLE = "Rounds of communication to the same error"
 METRICS = ("nmse", "bytes_up", "bytes_down", "rounds")
 PAPER = {1: "440", 4: "655"}
 # With one cluster IFCA is FedAvg from zero. Stochastic: each local step on one random row.
@@ -46,7 +46,7 @@ def reached(rows: Rows, method: str, K: int) -> list[bool]:
     return [bool(r <= o) for r, o in zip(rival, ours, strict=True)]
 
 
-def page(rows: Rows) -> str:
+def page(rows: Rows) -> list[str]:
     lines = []
     for K in rows.of("K"):
         for method in (*(m for m in rows.methods(K=K) if m != "odcl-km++"), "odcl-km++"):
@@ -65,21 +65,19 @@ def page(rows: Rows) -> str:
                 ]
             )
     header = ["method", "paper", "mean", "median", "reached", "bytes / one round's"]
-    return "\n\n".join(
-        [
-            "Rounds until the error of the users' models is that of ODCL-KM++ or less, at most "
-            f"{MOST:,}. 100 users, n = 400, 20 parameters, 10 local steps of 0.01; K = 1 starts "
-            "from zero, K = 4 between D/6 and D/4 of the optima.",
-            table(header, lines),
-            f"A run that never gets there counts {MOST:,} rounds in mean and median; 'reached' is "
-            f"the share of runs that did. {OVER_RUNS} The paper gives one number per setting and "
-            "does not say whether local steps see all rows or one.",
-        ]
-    )
+    return [
+        "Rounds until the error of the users' models is that of ODCL-KM++ or less, at most "
+        f"{MOST:,}. 100 users, n = 400, 20 parameters, 10 local steps of 0.01; K = 1 starts "
+        "from zero, K = 4 between D/6 and D/4 of the optima.",
+        markdown_table(header, lines),
+        f"A run that never gets there counts {MOST:,} rounds in mean and median; 'reached' is "
+        f"the share of runs that did. {OVER_RUNS} The paper gives one number per setting and "
+        "does not say whether local steps see all rows or one.",
+    ]
 
 
 def draw(rows: Rows) -> Any:
-    """A panel a number of clusters: each run as a dot, the median, and the paper's number."""
+    """A panel per number of clusters: each run as a dot, the median, and the paper's number."""
     sizes = rows.of("K")
     fig, axes = figure(width=11, height=3.2, columns=len(sizes))
     for ax, K in zip(axes, sizes, strict=True):
@@ -100,11 +98,5 @@ def draw(rows: Rows) -> Any:
 
 
 EXPERIMENT = Experiment(
-    "table-rounds",
-    "Rounds of communication to the same error",
-    settings,
-    page,
-    draw,
-    work=work,
-    last=("odcl-km++", "rounds"),
+    "table-rounds", TITLE, settings, page, draw, work=work, last=("odcl-km++", "rounds")
 )

@@ -1,0 +1,135 @@
+"""`odcl update` gives known users more rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from numpy.testing import assert_allclose
+
+from odcl import ODCLRegressor
+from tests.helpers import NO_HOLDOUT, files_below, models_of, people, save_csv
+
+
+@pytest.fixture
+def tables():
+    """Old and new rows of eight users in two groups, of whom u2 and u5 get more rows."""
+    frame = people(n=30, seed=2)
+    own = 0.5 * np.random.default_rng(0).normal(size=8)  # users of a group differ
+    frame["y"] += frame.a * own[frame.user.str[1:].astype(int)]
+    later = frame.user.isin(["u2", "u5"]) & (frame.groupby("user").cumcount() >= 12)
+    return frame, frame[~later], frame[later]
+
+
+@pytest.mark.parametrize("words", [(), ("--l2", "0.1"), ("--refit", "none"), ("--clusters", "2")])
+def test_more_rows_of_a_user_give_what_all_its_rows_give(command, tables, words):
+    frame, old, new = tables
+    command("fit", save_csv(old), *NO_HOLDOUT, *words, "--out", "run")
+    command("fit", "table.csv", *NO_HOLDOUT, *words, "--out", "other")
+    before = ODCLRegressor.load("run")
+    said = command("update", "run", save_csv(new, "new.csv"))
+    assert said.err == ""
+    assert said.out == "user,group,before,new_rows,rows\nu2,0,0,18,30\nu5,1,1,18,30\n"
+    everything = save_csv(frame[frame.user.isin(["u2", "u5"])], "all.csv")
+    assert command("update", "other", everything, "--all-rows").code == 0
+    one, other = ODCLRegressor.load("run"), ODCLRegressor.load("other")
+    assert_allclose(models_of(one), models_of(other), rtol=1e-9, atol=1e-9)
+    assert_allclose(one.probability_, other.probability_, rtol=1e-9)
+    assert_allclose(one.uploads_.theta, other.uploads_.theta, rtol=1e-9, atol=1e-9)
+    assert_allclose(one.uploads_.dispersion, other.uploads_.dispersion, rtol=1e-9)
+    assert one.n_rows_.tolist() == other.n_rows_.tolist() == [30] * 8
+    changed = np.isin(one.users_, ["u2", "u5"])
+    assert_allclose(models_of(one)[~changed], models_of(before)[~changed], rtol=0)
+    assert_allclose(models_of(one, groups=True), models_of(before, groups=True), rtol=0)
+    if words[:1] != ("--refit",):  # who takes the group's model has it whatever its rows
+        assert (models_of(one)[changed] != models_of(before)[changed]).all()
+
+
+def test_the_runs_tables_follow_and_its_other_files_stay(command, tables):
+    _, old, new = tables
+    command("fit", save_csv(old), *NO_HOLDOUT, "--out", "run")
+    before = files_below("run")
+    assert pd.read_csv("run/assignment.csv")["rows"].tolist() == [30, 30, 12, 30, 30, 12, 30, 30]
+    assert command("update", "run", save_csv(new, "new.csv"), "--out", "answer.csv").code == 0
+    assert pd.read_csv("run/assignment.csv")["rows"].tolist() == [30] * 8
+    after = files_below("run")
+    changed = {name for name in after if after[name] != before[name]}
+    assert {"models.safetensors", "uploads.safetensors", "assignment.csv"} <= changed
+    assert not {"schema.json", "report.json", "groups.csv"} & changed
+
+
+def test_a_user_who_changes_moves_to_the_other_group_or_to_none(command, tables):
+    _, old, _ = tables
+    command("fit", save_csv(old), *NO_HOLDOUT, "--out", "run")
+    like_u1 = people(n_users=2, n=400, seed=8).query("user == 'u1'").assign(user="u2")
+    assert "u2,1,0,400,412\n" in command("update", "run", save_csv(like_u1, "moved.csv")).out
+    strange = like_u1.assign(user="u5", y=lambda f: 50 * f.a - 80)
+    assert "u5,-1,1,400,412\n" in command("update", "run", save_csv(strange, "far.csv")).out
+    model = ODCLRegressor.load("run")
+    assert_allclose(model.coef_[5], [50, 0, 0], atol=3)  # its own model, of old and new rows
+    few = strange[:2]
+    assert "u5,-1,-1,2,414\n" in command("update", "run", save_csv(few, "few.csv")).out
+
+
+def test_what_cannot_be_updated_is_refused_and_nothing_is_changed(command, tables):
+    frame, old, new = tables
+    command("fit", save_csv(old), *NO_HOLDOUT, "--out", "run")
+    command("fit", "table.csv", *NO_HOLDOUT, "--paper", "--out", "paper")
+    save_csv(new, "new.csv")
+    stranger = pd.concat([new, new[:1].assign(user="nobody")])
+    save_csv(stranger, "stranger.csv")
+    before = files_below()
+    said = command("update", "run", "stranger.csv")
+    assert (said.code, said.out) == (2, "")
+    assert "1 of 3 users is not in run (such as 'nobody')" in said.err
+    assert "odcl assign run TABLE --add" in said.err
+    said = command("update", "paper", "new.csv")
+    assert (said.code, said.out) == (2, "")
+    assert "'u2' sent no curvature" in said.err
+    assert "say --all-rows." in said.err
+    assert said.err.count("\n") == 1
+    assert files_below() == before
+    everything = save_csv(frame[frame.user.isin(["u2", "u5"])], "all.csv")
+    assert command("update", "paper", everything, "--all-rows").code == 0
+
+
+@pytest.mark.parametrize("name", ["assign", "update"])
+@pytest.mark.parametrize("column", ["y", "a"])
+def test_numbers_beyond_what_can_be_squared_are_refused(command, tables, name, column):
+    _, old, new = tables
+    command("fit", save_csv(old), *NO_HOLDOUT, "--out", "run")
+    new = new.reset_index(drop=True)
+    new.loc[3, column] = 1e300
+    save_csv(new if name == "update" else new.assign(user="new"), "new.csv")
+    before = files_below()
+    said = command(name, "run", "new.csv", *(("--add",) if name == "assign" else ()))
+    assert (said.code, said.out) == (2, "")
+    told = {"y": "Target 'y' reaches 1e+300 in row 4,", "a": "Feature 'a' reaches 1e+300 times"}
+    assert said.err.startswith(f"odcl: {told[column]}")
+    assert said.err.count("\n") == 1
+    assert files_below() == before
+
+
+def test_classes_and_categories_are_read_as_in_the_fit(command):
+    frame = people(n=30).assign(y=lambda f: np.where(f.y > 3, "yes", "no"))
+    frame["town"] = np.tile(["Ulm", "Ulm", "Bonn"], 80)
+    command("fit", save_csv(frame), *NO_HOLDOUT, "--categorical", "town", "--out", "run")
+    more = frame[frame.user == "u1"][["town", "y", "c", "b", "a", "user"]]
+    assert command("update", "run", save_csv(more, "more.csv")).out.endswith("u1,1,1,30,60\n")
+    said = command("update", "run", save_csv(more.assign(y="perhaps"), "odd.csv"))
+    assert said.code == 2
+    assert "none of the classes of the fit" in said.err
+
+
+def test_a_run_whose_uploads_were_not_kept_needs_all_rows(command, tables, monkeypatch):
+    frame, old, new = tables
+    monkeypatch.setattr("odcl.estimators.persist.MOST_UPLOADS", 100)
+    command("fit", save_csv(old), *NO_HOLDOUT, "--out", "run")
+    assert not Path("run/uploads.safetensors").exists()
+    said = command("update", "run", save_csv(new, "new.csv"))
+    assert said.code == 2
+    assert "say --all-rows." in said.err
+    everything = save_csv(frame[frame.user == "u2"], "all.csv")
+    assert command("update", "run", everything, "--all-rows").out.endswith("u2,0,0,30,30\n")

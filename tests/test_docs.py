@@ -1,0 +1,26 @@
+"""What README promises is read off the code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from odcl import Method, Uploads
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+NUMBERS = {(): "1", ("dim",): "p", ("dim", "dim"): "p (p + 1) / 2"}
+
+
+def test_the_readme_says_of_every_field_what_it_tells():
+    section = README.split("## What leaves a user")[1].split("##")[0]
+    rows = [line for line in section.splitlines() if line.startswith("| `")]
+    assert rows == [
+        f"| `{name}` | {NUMBERS[part.shape]} | {part.tells} |"
+        for name, part in Uploads.parts().items()
+    ]
+
+
+def test_the_readme_says_what_the_papers_method_sends():
+    sent = " and ".join(f"`{name}`" for name in Method.paper().needs)
+    assert f"The paper's method sends {sent}." in README
+    assert set(Method().needs) == set(Uploads.parts())
