@@ -29,6 +29,7 @@ def test_rows_in_two_portions_are_rows_at_once(table, fitted):
     model.update_user(3, X[rows[:4]], y[rows[:4]])
     label = model.update_user(3, X[rows[4:]], y[rows[4:]])
     in_portions = model.uploads_[3], model.theta_[3], model.n_rows_[3]
+    assert in_portions[0].n_samples[0] == 60
     all_rows = users == 3
     assert label == model.update_user(3, X[all_rows], y[all_rows], all_rows=True)
     at_once = model.uploads_[3], model.theta_[3], model.n_rows_[3]

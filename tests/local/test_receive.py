@@ -97,6 +97,16 @@ def test_a_user_with_one_row_takes_its_groups_model():
     assert_array_equal(found.models[0], downloads.model[0])
 
 
+def test_where_all_strengths_are_as_good_a_user_takes_its_groups_model():
+    """Targets without noise, and a group's model that is right."""
+    rng = np.random.default_rng(0)
+    X, theta = rng.normal(size=(60, 3)), np.array([1.0, -2.0, 0.5])
+    federation = Federation.from_arrays(X, X @ theta, np.repeat(np.arange(3), 20))
+    exact = np.tile(theta, (3, 1))
+    uploads, downloads = messages(federation, Risk(), "cv", model=exact, others=exact)
+    assert_array_equal(receive(federation, Risk(), uploads, downloads).strength, np.inf)
+
+
 def test_the_strength_of_evidence_is_noise_over_rows_and_differences():
     federation = users(weighted=True)
     phi = np.linspace(0.5, 2.0, 12)
