@@ -145,22 +145,17 @@ def fusing_lambdas(theta: Floats, sizes: Ints) -> Lambdas:
             continue
         own = own - own.mean(axis=1, keepdims=True)
         square = np.square(own).sum(axis=2)
-        widest, total = _pairwise(own)
+        if size > MANY:  # a trial at a time, or the distances would fill the memory
+            widest, total = np.array([(d.max(), d.sum()) for d in map(pdist, own)]).T
+        else:
+            gaps = _distances(own)
+            widest, total = gaps.max(axis=(1, 2)), 0.5 * gaps.sum(axis=(1, 2))
         farthest = np.sqrt(square.max(axis=1)) / (size - 1)
         together = np.divide(square.sum(axis=1), total, out=np.zeros_like(total), where=total > 0)
         # Points that coincide up to rounding have no distances: there the upper bound tells.
         own_least = np.minimum(np.maximum(farthest, together), widest / size)
         least, sure = np.maximum(least, own_least), np.maximum(sure, widest / size)
     return Lambdas(least, sure)
-
-
-def _pairwise(own: Floats) -> tuple[Floats, Floats]:
-    """Largest distance of two points and sum over pairs, (trials,) each; ``own`` is centered."""
-    if own.shape[1] > MANY:  # a trial at a time, or the distances would fill the memory
-        each = [pdist(points) for points in own]
-        return np.array([d.max() for d in each]), np.array([d.sum() for d in each])
-    gaps = _distances(own)
-    return gaps.max(axis=(1, 2)), 0.5 * gaps.sum(axis=(1, 2))
 
 
 def convex_guaranteed(low: Floats, at: Moments) -> Bools:

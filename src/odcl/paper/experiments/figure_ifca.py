@@ -35,19 +35,14 @@ def name_of(step: float, stochastic: bool) -> str:
     return f"ifca/step-{step}" + "/stochastic" * stochastic
 
 
-def shown_rounds(most: int) -> list[int]:
-    """Rounds of the curve: each of the first 30, then evenly on a log axis."""
-    later = np.geomspace(30, most, 40).round().astype(int)
-    return sorted({*range(31), *later.tolist()})
-
-
 def work(task: Task, data: Path | None) -> Iterator[Measured]:
     """Starts between D/5 and D/3 of the optima, 10 local steps per round, models averaged."""
-    s = task.setting
-    bench = linear_bench(task, data)
+    bench, rounds = linear_bench(task, data), task.setting["rounds"]
+    # On the curve: each of the first 30 rounds, then evenly on a log axis.
+    later = np.geomspace(30, rounds, 40).round().astype(int)
     for step, stochastic in product(STEPS, SEEN):
-        run = bench.run(name_of(step, stochastic), rounds=s["rounds"])
-        yield from run.curve(shown_rounds(s["rounds"]))
+        run = bench.run(name_of(step, stochastic), rounds=rounds)
+        yield from run.curve(sorted({*range(31), *later.tolist()}))
         yield from run.rows(METRICS)
     for name in ONE_ROUND:
         yield from bench.run(name).rows(METRICS)

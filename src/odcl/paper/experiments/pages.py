@@ -118,12 +118,6 @@ LOOKS = {
 }
 
 
-def _look_of_added(method: str, position: int) -> Look:
-    """What the paper's methods leave over, for a method without a look of its own."""
-    marker = MARKERS[-1 - position % len(MARKERS)]
-    return Look(method, (PINK, SKY, BLUE, RED)[position % 4], marker, LINES[position % len(LINES)])
-
-
 def draw_curves(
     ax: Any,
     rows: Rows,
@@ -138,7 +132,10 @@ def draw_curves(
     """Mean over runs against ``key``; the band goes from the least to the greatest run."""
     places = rows.of(key, **setting)
     for position, method in enumerate(methods):
-        look = looks.get(method) or _look_of_added(method, position)
+        # A method without a look of its own takes what the paper's leave over.
+        colour, line = (PINK, SKY, BLUE, RED)[position % 4], LINES[position % len(LINES)]
+        other = Look(method, colour, MARKERS[-1 - position % len(MARKERS)], line)
+        look = looks.get(method, other)
         found = {x: rows.values(method, metric, **{key: x}, **setting) for x in places}
         found = {x: values for x, values in found.items() if len(values)}
         x = list(found)

@@ -207,7 +207,7 @@ def _foot(rows: Rows) -> str:
 
 
 def _smaller(experiment: Experiment) -> str:
-    """In words, what ``--quick`` makes smaller; empty: nothing."""
+    """In words, what ``quick`` makes smaller; empty: nothing."""
     full, quick = experiment.settings(False), experiment.settings(True)
     parts = []
     for key in full[0]:
