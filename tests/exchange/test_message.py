@@ -21,7 +21,16 @@ def uploads(m=5, dim=3, *, full=True, seed=0):
     H = half @ half.swapaxes(1, 2) if full else rng.uniform(1, 2, size=(m, dim))
     ids = np.array([f"u{i}" for i in range(m)])
     n, phi, trace = rng.uniform(1, 9, size=(3, m))
-    return Uploads(ids, rng.normal(size=(m, dim)), n, H, phi, trace)
+    theta, width = rng.normal(size=(m, dim)), dim + 1
+    terms = {
+        "means": rng.normal(size=(m, width)),
+        "factor": np.triu(rng.normal(size=(m, width, width))),
+        "site_curvature": half @ half.swapaxes(1, 2),
+        "site_slope": rng.normal(size=(m, dim)),
+        "site_constant": rng.normal(size=m),
+        "site_ceiling": rng.normal(size=m),
+    }
+    return Uploads(ids, theta, n, H, phi, trace, **terms)
 
 
 def downloads(m=5, dim=3, seed=0):
@@ -47,7 +56,7 @@ def test_the_messages_tried_hold_every_field(name):
     message = MESSAGES[name]
     assert set(message.present) == set(message.parts())
     rest = {f.name for f in fields(message)} - set(message.parts())
-    assert rest == {"users", "refit" if name == "downloads" else "risk"}
+    assert rest == {"users", *(("refit", "mixture") if name == "downloads" else ("risk",))}
     assert all(part.tells for part in message.parts().values())
 
 
@@ -95,19 +104,19 @@ def test_arrays_of_a_file_lead_back_to_the_messages(name):
     arrays = message.to_arrays()
     if "curvature" in arrays:
         assert arrays["curvature"].shape == (5, 6)  # triangles
-    shapes = message.array_shapes("users", 3)
+    shapes = message.array_shapes("users", {"dim": 3, "width": 4})
     for key, values in arrays.items():
         if values.ndim:  # what all users share is one number
             assert shapes[key][1:] == values.shape[1:]
-    assert_same(type(message).from_arrays(message.users, arrays, 3), message)
+    assert_same(type(message).from_arrays(message.users, arrays), message)
 
 
 def test_arrays_that_do_not_make_a_message_are_refused():
     arrays = uploads().to_arrays()
     twice = arrays | {"curvature_diagonal": np.ones((5, 3))}
-    refusal(Uploads.from_arrays, np.arange(5), twice, 3, match="curvature is there twice")
+    refusal(Uploads.from_arrays, np.arange(5), twice, match="curvature is there twice")
     del arrays["theta"], arrays["n_samples"]
-    refusal(Uploads.from_arrays, np.arange(5), arrays, 3, match="n_samples, theta is not there")
+    refusal(Uploads.from_arrays, np.arange(5), arrays, match="n_samples, theta is not there")
 
 
 def test_bytes_are_eight_per_number_and_a_triangle_per_matrix():
@@ -116,18 +125,19 @@ def test_bytes_are_eight_per_number_and_a_triangle_per_matrix():
     assert n_numbers((4, 4)) == 10
     assert n_numbers((4, 5)) == 20
     assert message_bytes((4,), (), (4, 4)) == 8 * 15
-    assert_array_equal(uploads().n_bytes, 8 * (3 + 1 + 6 + 1 + 1))
-    assert_array_equal(uploads(full=False).n_bytes, 8 * (3 + 1 + 3 + 1 + 1))
+    terms = 4 + 10 + 6 + 3 + 1 + 1
+    assert_array_equal(uploads().n_bytes, 8 * (3 + 1 + 6 + 1 + 1 + terms))
+    assert_array_equal(uploads(full=False).n_bytes, 8 * (3 + 1 + 3 + 1 + 1 + terms))
     kept = uploads()
     kept.curvature[2] = 0.0  # this user keeps it back
     assert_array_equal(kept.kept_back("curvature"), np.arange(5) == 2)
-    assert_array_equal(kept.n_bytes, 8 * np.array([12, 12, 6, 12, 12]))
+    assert_array_equal(kept.n_bytes, 8 * (terms + np.array([12, 12, 6, 12, 12])))
     assert_array_equal(downloads().n_bytes, 8 * (3 + 1 + 1 + 1 + 1 + 1 + 3))
 
 
 def test_a_ledger_counts_rounds_first_ones_and_the_delivery():
     one = Ledger.of(uploads(), downloads())
-    assert (one.n_rounds, one.total_up, one.total_down) == (1, 5 * 8 * 12, 5 * 8 * 11)
+    assert (one.n_rounds, one.total_up, one.total_down) == (1, 5 * 8 * (12 + 25), 5 * 8 * 11)
     rounds = Exchange(
         7, sends=((3,),), receives=((3,),) * 2, sends_first=((),), delivers=True
     ).over(4)
