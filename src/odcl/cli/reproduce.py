@@ -48,9 +48,9 @@ unpacked (cifar-10-batches-bin or cifar-10-batches-py), or train.bin and
 test.bin of two classes in DATA/cifar10-two-classes. Nothing is downloaded.
 
 mine.py registers methods: from odcl import baselines;
-baselines.register("mine", FUNCTION, "n_clusters"). help(odcl.baselines.register) says what FUNCTION gets
-and gives. They join figure-mse, figure-clusterpath, figure-logistic and
-table-accuracy: their page, their figure and rows.jsonl."""
+baselines.register("mine", FUNCTION, "n_clusters"). What FUNCTION gets and gives
+says help(odcl.baselines.register). They join figure-mse, figure-clusterpath,
+figure-logistic and table-accuracy: their page, their figure and rows.jsonl."""
 
 
 _OPTIONS = {
