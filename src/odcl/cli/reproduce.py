@@ -47,17 +47,10 @@ DATA holds MNIST's four files (.gz or not) in DATA/mnist, and CIFAR-10 as it is
 unpacked (cifar-10-batches-bin or cifar-10-batches-py), or train.bin and
 test.bin of two classes in DATA/cifar10-two-classes. Nothing is downloaded.
 
-<<<<<<< HEAD
-mine.py registers methods: from odcl import baselines, then
-baselines.register("mine", FUNCTION, "n_clusters"). help(baselines.register)
-says what FUNCTION gets and gives. They join figure-mse, figure-clusterpath, figure-logistic and
-table-accuracy: their page, their figure and rows.jsonl."""
-=======
 mine.py registers methods: from odcl import baselines;
 baselines.register("mine", FUNCTION, "n_clusters"). What FUNCTION gets and gives
 says help(odcl.baselines.register). They join figure-mse, figure-clusterpath,
 figure-logistic and table-accuracy: their page, their figure and rows.jsonl."""
->>>>>>> clitests
 
 
 _OPTIONS = {
