@@ -24,7 +24,7 @@ def test_help_explains_every_option_within_80_columns(command, name, monkeypatch
     assert (said.code, said.err) == (0, "")
     assert max(map(len, said.out.splitlines())) <= 80
     assert said.out.startswith(f"usage: odcl {name}".strip())
-    _, commands = cli._parsers()
+    _, commands = cli._parsers(cli.COMMANDS)
     for action in commands[name]._actions if name else ():
         if action.dest != "help":
             shown = action.option_strings[-1] if action.option_strings else action.metavar

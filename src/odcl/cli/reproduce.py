@@ -47,10 +47,10 @@ DATA holds MNIST's four files (.gz or not) in DATA/mnist, and CIFAR-10 as it is
 unpacked (cifar-10-batches-bin or cifar-10-batches-py), or train.bin and
 test.bin of two classes in DATA/cifar10-two-classes. Nothing is downloaded.
 
-mine.py registers methods: from odcl import baselines, then
-baselines.register("mine", FUNCTION, "n_clusters"). help(baselines.register)
-says what FUNCTION gets and gives. They join figure-mse, figure-clusterpath, figure-logistic and
-table-accuracy: their page, their figure and rows.jsonl."""
+mine.py registers methods: from odcl import baselines;
+baselines.register("mine", FUNCTION, "n_clusters"). What FUNCTION gets and gives
+says help(odcl.baselines.register). They join figure-mse, figure-clusterpath,
+figure-logistic and table-accuracy: their page, their figure and rows.jsonl."""
 
 
 _OPTIONS = {
@@ -88,9 +88,10 @@ def add(some: Any) -> opt.Parser:
 
 
 def run(options: Namespace) -> None:
+    from odcl.paper.experiments.runner import reproduce
     from odcl.report.text import count
 
-    experiments = own_clusters(options.name, options.sizes, options.separation, options.rows)
+    experiments = chosen(options)
     added = load_methods(options.methods, experiments)
     lacking = without_data(experiments, options.data)
     if lacking and len(experiments) == 1:
@@ -103,7 +104,8 @@ def run(options: Namespace) -> None:
             say(f"{one.name} is left out. {lacking[one.name]}", options)
             continue
         try:
-            outcome = run_one(one, options.out, quiet=options.quiet, added=added, **shared)
+            with _counted(one.name, options.quiet) as advance:
+                outcome = reproduce(one, options.out, added=added, advance=advance, **shared)
         except KeyboardInterrupt:
             folder = shlex.quote(str(options.out))
             say(f"what is done is kept in {folder}: the same command goes on there", options)
@@ -111,9 +113,8 @@ def run(options: Namespace) -> None:
         print(outcome.page)
         if outcome.experiment.draw is not None and len(outcome.files) == 1:
             say("no picture, for want of matplotlib: pip install 'odcl[plot]'", options)
-        for line in (time_line(outcome), other_rows(outcome)):
-            if line:
-                say(line, options)
+        for line in about(outcome):
+            say(line, options)
         failures += outcome.failures
     print(f"Rows, pages, figures: {shlex.quote(str(options.out))}")
     if failures:
@@ -121,27 +122,20 @@ def run(options: Namespace) -> None:
         raise ValueError(f"{some}. {failures[0]}")
 
 
-def chosen(name: str) -> list[Experiment]:
-    """The experiments that a name stands for."""
+def chosen(options: Namespace) -> list[Experiment]:
+    """The experiments that a name stands for; the methods' table for other clusters where given."""
     from odcl.paper.experiments import NAMES, experiment
+    from odcl.paper.experiments.table_methods import for_clusters
 
-    return [experiment(own) for own in (NAMES if name == "all" else (name,))]
-
-
-def own_clusters(
-    name: str, sizes: Sequence[int] | None, separation: float | None, rows: int | None
-) -> list[Experiment]:
-    """The experiments, with the methods' table for other clusters where given."""
-    if (sizes, separation, rows) == (None, None, None):
-        return chosen(name)
-    if name != "table-methods" or sizes is None or separation is None or rows is None:
+    own = (options.sizes, options.separation, options.rows)
+    if own == (None, None, None):
+        return [experiment(name) for name in (NAMES if options.name == "all" else (options.name,))]
+    if options.name != "table-methods" or None in own:
         raise ValueError(
             "--sizes, --separation and --rows go together, with table-methods: they are the "
             "clusters that its formulas are evaluated for."
         )
-    from odcl.paper.experiments.table_methods import for_clusters
-
-    return [for_clusters(sizes, separation, rows)]
+    return [for_clusters(*own)]
 
 
 def load_methods(path: Path | None, experiments: Sequence[Experiment]) -> Added:
@@ -191,84 +185,38 @@ def open_folder(out: Path, experiments: Sequence[Experiment], *, force: bool) ->
     (out / ROWS).touch()
 
 
-def run_one(
-    one: Experiment,
-    out: Path,
-    *,
-    runs: int | None,
-    jobs: int,
-    data: Path | None,
-    quick: bool,
-    seed: int,
-    quiet: bool,
-    added: Added,
-) -> Outcome:
-    """One experiment, with a bar where somebody watches."""
-    from odcl.paper.experiments.runner import reproduce
-
-    with _counted(one.name, quiet) as advance:
-        return reproduce(
-            one,
-            out,
-            runs=runs,
-            jobs=jobs,
-            data=data,
-            quick=quick,
-            seed=seed,
-            added=added,
-            advance=advance,
-        )
-
-
-def time_line(outcome: Outcome) -> str:
-    """How much was done and how long it took."""
+def about(outcome: Outcome) -> Iterator[str]:
+    """How much was done and how long it took, and which rows are there and not used."""
+    from odcl.paper.experiments.runner import ROWS
     from odcl.report.text import count
 
     old = outcome.n_tasks - outcome.n_new
-    kept = f", {old} from before" if old else ""
-    done = count(outcome.n_new, "task")
-    return (
-        f"{outcome.experiment.name}: {done} in {outcome.seconds:.1f} s{kept}; "
-        f"all rows hold {outcome.work_seconds:.1f} s of work."
+    yield (
+        f"{outcome.experiment.name}: {count(outcome.n_new, 'task')} in {outcome.seconds:.1f} s"
+        + (f", {old} from before" if old else "")
+        + f"; all rows hold {outcome.work_seconds:.1f} s of work."
     )
-
-
-def other_rows(outcome: Outcome) -> str:
-    """A line on rows that are there and not used; empty: there are none."""
-    from odcl.paper.experiments.runner import ROWS
-
-    n = outcome.n_other
-    if not n:
-        return ""
-    return (
-        f"{n} rows of other versions (of odcl, or of your file of methods) in {ROWS} are kept and "
-        "not used; --force forgets them."
-    )
+    if outcome.n_other:
+        yield (
+            f"{outcome.n_other} rows of other versions (of odcl, or of your file of methods) in "
+            f"{ROWS} are kept and not used; --force forgets them."
+        )
 
 
 @contextmanager
-def _counted(text: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
+def _counted(name: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
     """A bar over the tasks on stderr; nothing in a pipe."""
     if quiet or not sys.stderr.isatty():
         yield lambda done, total: None
         return
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import Progress
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(text, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(name, total=None)
+
+        def advance(done: int, total: int) -> None:
+            text = f"{name} {done}/{total}"
+            progress.update(task, completed=done, total=total, description=text)
+
+        yield advance
