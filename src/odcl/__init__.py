@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from odcl.clustering.kmeans.gradient import GradientClustering as GradientClustering
     from odcl.clustering.kmeans.kmeanspp import KMeansPP as KMeansPP
     from odcl.clustering.kmeans.spectral import SpectralKMeans as SpectralKMeans
+    from odcl.clustering.mixed import MixedGroups as MixedGroups
     from odcl.clustering.mixture.noise_mixture import NoiseMixture as NoiseMixture
     from odcl.data.federation import Federation as Federation
     from odcl.data.source import federation_from_table as federation_from_table
@@ -56,6 +57,7 @@ _HOME = {
     "KMeansPP": "odcl.clustering.kmeans.kmeanspp",
     "Logistic": "odcl.risk.losses",
     "Method": "odcl.method",
+    "MixedGroups": "odcl.clustering.mixed",
     "Multinomial": "odcl.risk.losses",
     "NoiseMixture": "odcl.clustering.mixture.noise_mixture",
     "ODCLClassifier": "odcl.estimators",

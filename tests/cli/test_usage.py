@@ -68,7 +68,7 @@ def test_help_and_import_load_nothing_heavy():
 
 def test_the_choices_of_the_options_are_those_of_the_library():
     from odcl.data.schema import MISSING, UNSEEN
-    from odcl.estimators.base import UNKNOWN
+    from odcl.estimators.table_input import UNKNOWN
     from odcl.exchange.upload import Curvature
     from odcl.method import COMBINERS
     from odcl.risk.losses import as_loss
@@ -100,8 +100,8 @@ VALUES = [
     ("--refit", "never", "none of evidence, cv, none, a number >= 0"),
     ("--refit", "-1", "none of evidence, cv, none, a number >= 0"),
     ("--refit", "nan", "none of evidence, cv, none, a number >= 0"),
-    ("--clusters", "few", "none of auto, convex, elbow, silhouette, a number"),
-    ("--clusters", "0", "none of auto, convex, elbow, silhouette, a number"),
+    ("--clusters", "few", "none of auto, mixed, convex, elbow, silhouette, a number"),
+    ("--clusters", "0", "none of auto, mixed, convex, elbow, silhouette, a number"),
     ("--clusters", "spectral:0", "spectral:K"),
     ("--clusters", "dbscan:3", "gradient:K"),
     ("--missing", "guess", "none of error, drop, mean"),

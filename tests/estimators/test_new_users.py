@@ -255,7 +255,7 @@ def test_threads_that_update_one_user_lose_no_rows(table, monkeypatch):
             meet.wait(0.1)
         return with_more_rows(*rows)
 
-    monkeypatch.setattr("odcl.estimators.base.with_more_rows", slow)
+    monkeypatch.setattr("odcl.estimators.later_users.with_more_rows", slow)
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda i: model.update_user(3, X[i : i + 1], y[i : i + 1]), range(2)))
     assert model.uploads_.n_samples[3] == model.n_rows_[3] == 62

@@ -61,7 +61,8 @@ class Scaling:
         twin = {} if copies else _copies((unit - shift) / spread, share, np.abs(shift / spread))
         kept = np.setdiff1d(np.arange(len(used)), list(twin))
         found = tuple((int(used[j]), int(used[k])) for j, k in twin.items())
-        used, size, shift, spread = used[kept], size[kept], shift[kept], spread[kept]
+        used, size, start = used[kept], size[kept], start[kept]
+        shift, spread = shift[kept], spread[kept]
         if not standardize:
             return cls(np.zeros(len(used)), np.ones(len(used)), used, p, found)
         # Rounded to 32 bits: the order of rows moves the last digits of a sum, and nothing here.

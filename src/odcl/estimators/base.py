@@ -3,61 +3,47 @@
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
-from numbers import Integral
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
-from sklearn.base import BaseEstimator
-from sklearn.utils import check_array, check_consistent_length, check_random_state
+from sklearn.utils import check_random_state
 from sklearn.utils.validation import (
     _check_sample_weight,
     check_is_fitted,
-    column_or_1d,
     validate_data,
 )
 
 from odcl._typing import Array, Floats, Ints
 from odcl.data.columns import kind_of
 from odcl.data.federation import (
-    MOST_SIZE,
     Federation,
-    as_ids,
-    check_features,
     check_owners,
     column_position,
-    has_names,
-    owner_ids,
     positions,
-    take_column,
 )
 from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
-from odcl.data.tables import as_table, beside
+from odcl.data.tables import beside
 from odcl.engines.in_process import fit
-from odcl.errors import InputError, Setting
-from odcl.exchange.upload import Uploads
+from odcl.estimators.later_users import LaterUsers
+from odcl.estimators.table_input import check_n_groups, check_settings
 from odcl.local.predict import linear_predictors, one_for_all, predictor_covariances
-from odcl.local.receive import Received
 from odcl.method import Method
 from odcl.mixed.house import without_rows
 from odcl.risk.loss import Loss
 from odcl.risk.losses import Multinomial
 from odcl.risk.risk import Risk
 from odcl.server import assign as newcomers
-from odcl.server.assign import Assignment, assign_rows, groups_of
-from odcl.server.mixed import assign_mixed, place_mixed, with_more_terms
-from odcl.server.step import ServerStep
-from odcl.server.update import place_of, with_more_rows
+from odcl.server.assign import groups_of
 
 if TYPE_CHECKING:
-    from odcl.diagnose import Diagnosis
+    pass
 
 
 @dataclass(eq=False, repr=False)  # an __init__ that only stores, written once for both
-class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
+class ODCLEstimator(LaterUsers):
     """What regressor and classifier share. Users come as ``users=`` or as a column of X."""
 
     loss: str | Loss = "squared"
@@ -71,8 +57,6 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
     solver: Any = "exact"
     random_state: Any = 0
     n_jobs: int | None = None
-
-    _adding: ClassVar = threading.Lock()
 
     # Metadata routing: ``users`` is there for these methods and for nothing else.
     __metadata_request__fit: ClassVar = {"users": True}
@@ -366,155 +350,6 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
             "most similar features)."
         )
 
-    # -- new users ---------------------------------------------------------------------------
-
-    def assign(self, X: Any, y: Any) -> Assignment:
-        """Which group a new user with these rows belongs to, and its model.
-
-        ``X`` holds the rows of one user, with or without the users' column. Nothing is kept; see
-        :meth:`add_user`.
-        """
-        check_is_fitted(self, "theta_")
-        rows, target = self._rows_of_one(X, y)
-        found = self._assigned(rows, target)
-        coef, intercept = self._in_table_units(found.theta[None])
-        return replace(found, coef=coef[0], intercept=intercept[0])
-
-    def _assigned(self, rows: Floats, target: Floats) -> Assignment:
-        if self.mixture_ is not None:
-            return assign_mixed(rows, target, self.risk_, self.mixture_, self.method_)
-        return assign_rows(rows, target, self.risk_, self.groups_, self.method_)
-
-    def _more_rows(
-        self, at: int, rows: Floats, target: Floats
-    ) -> tuple[Uploads, tuple[int, Floats, float], Received | None]:
-        """The upload of a known user with more rows, its place (label, model, how surely)."""
-        old = self.uploads_[at]
-        if self.mixture_ is not None:
-            more = assign_mixed(rows, target, self.risk_, self.mixture_, self.method_)
-            found = place_mixed(with_more_terms(old, more.upload), self.mixture_)
-            return found.upload, (found.label, found.theta, found.probability), found.received
-        upload = with_more_rows(old, rows, target, self.risk_)
-        place = place_of(upload, self.groups_, self.method_.refit, self.labels_[at])
-        if place[0] == self.labels_[at] and (self.labels_ == place[0]).sum() == 1:
-            place = place[0], upload.theta[0], place[2]  # alone there, as in the fit
-        return upload, place, None
-
-    def add_user(self, user: Any, X: Any, y: Any) -> Assignment:
-        """Assign a new user and remember it: ``predict`` knows it from now on.
-
-        A user that fits no group keeps its own local model and has label -1. The other users'
-        models, the groups and ``result_`` stay as they were.
-        """
-        found = self.assign(X, y)
-        self.add_assigned([user], [found])
-        return found
-
-    def add_assigned(self, users: Any, found: Sequence[Assignment]) -> None:
-        """Remember new users where they were assigned."""
-        check_is_fitted(self, "theta_")
-        if not self.has_users_:
-            raise ValueError(
-                "This model was fitted without users, so there are no groups to join: fit with "
-                "users=... first."
-            )
-        ids = owner_ids(users)
-        with self._adding:  # one thread at a time reads, changes and writes
-            known = positions(self.users_, ids) >= 0
-            if known.any():
-                raise ValueError(
-                    f"User {ids[known].tolist()[0]!r} is known already: give the new user another "
-                    "id, or give the known one more rows with update_user."
-                )
-            self.labels_ = np.append(self.labels_, [one.label for one in found])
-            self.probability_ = np.append(self.probability_, [one.probability for one in found])
-            rows = [int(one.upload.n_samples[0]) for one in found]
-            self.n_rows_ = np.append(self.n_rows_, rows)
-            self.theta_ = np.vstack([self.theta_, *(one.theta for one in found)])
-            for one in found if self.mixture_ is not None else ():
-                for name, values in self._sure_of(one.received).items():
-                    setattr(self, name, np.concatenate([getattr(self, name), values[None]]))
-            everybody = as_ids([*self.users_.tolist(), *ids.tolist()])
-            if self.uploads_ is not None:
-                for one in found:
-                    self.uploads_ = self.uploads_.joined(one.upload)
-                self.uploads_ = replace(self.uploads_, users=everybody)
-            self.users_ = everybody  # last: whoever predicts meanwhile finds no user without model
-
-    @staticmethod
-    def _sure_of(received: Received | None) -> dict[str, Any]:
-        """The attributes that say how sure one user's model is, if anything does."""
-        if received is None:
-            return {}
-        named = {
-            "covariance_": received.covariance,
-            "noise_": received.noise,
-            "dof_": received.dof,
-        }
-        return {name: values[0] for name, values in named.items() if values is not None}
-
-    def update_user(self, user: Any, X: Any, y: Any, *, all_rows: bool = False) -> int:
-        """More rows of a user that is known: its group and its model follow. Its new label.
-
-        The rows come on top of those it had, which its upload stands for: for the squared loss the
-        answer is that of a fit of all its rows, elsewhere it is second order. With ``all_rows`` the
-        rows are everything the user has. Other users and the groups' models stay as they were.
-        """
-        check_is_fitted(self, "theta_")
-        rows, target = self._rows_of_one(X, y)
-        with self._adding:
-            at = int(positions(self.users_, owner_ids([user]))[0])
-            if at < 0:
-                raise ValueError(f"User {user!r} is not known: add it with add_user.")
-            if all_rows:
-                found = self._assigned(rows, target)
-                place, upload = (found.label, found.theta, found.probability), found.upload
-                received = found.received
-            elif self.uploads_ is None:
-                raise InputError(
-                    "The users' uploads were too large to keep, so the old rows cannot be added to "
-                    "the new ones: give all rows of the user, and say ",
-                    *(Setting("all_rows", True), "."),
-                )
-            else:
-                upload, place, received = self._more_rows(at, rows, target)
-            if self.uploads_ is not None:
-                self.uploads_ = self.uploads_.replaced(at, upload)
-            count = len(rows) + (0 if all_rows else self.n_rows_[at])
-            new = dict(zip(("labels_", "theta_", "probability_"), place, strict=True))
-            new |= {"n_rows_": count, **self._sure_of(received)}
-            for name, value in new.items():  # new arrays: result_ holds the old ones
-                values = getattr(self, name).copy()
-                values[at] = value
-                setattr(self, name, values)
-        return int(self.labels_[at])
-
-    def diagnose(self, *, resamples: int = 20, seed: int = 0) -> Diagnosis:
-        """Is one shot enough for these users? See :func:`odcl.diagnose.diagnose`."""
-        check_is_fitted(self, "theta_")
-        from odcl.diagnose import diagnose_step
-
-        if self.uploads_ is None:
-            raise ValueError(
-                "This model was written without its users' uploads, which were too large to keep, "
-                "and they are what is diagnosed: fit it again on its rows."
-            )
-        kept = np.flatnonzero(self.labels_ >= 0)  # added users that fit no group are in none
-        labels = self.labels_[kept]
-        step = ServerStep(
-            self.users_[kept],
-            labels,
-            self.cluster_theta_,
-            self.cluster_theta_[labels],
-            self.rule_,
-            self.reason_,
-            "",
-            tau2=self.tau2_,
-        )
-        return diagnose_step(
-            self.uploads_.take(kept), step, self.method_, resamples=resamples, seed=seed
-        )
-
     # -- files -------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
@@ -540,117 +375,3 @@ class ODCLEstimator(BaseEstimator):  # type: ignore[misc]
 
         model: Self = load_estimator(cls, path)
         return model
-
-    # -- input -------------------------------------------------------------------------------
-
-    def _split(self, X: Any, users: Any, *, fitting: bool) -> tuple[Any, Any]:
-        """Features and owners: the owners from the argument, or from the column named."""
-        if not fitting and self.schema_ is not None and has_names(X):
-            return self._encoded(X, users)
-        if self.users is None:
-            return X, users
-        if users is not None:
-            raise ValueError(
-                f"Users were given twice: as column {self.users!r} of X (users={self.users!r} in "
-                "the constructor) and as users=. Leave one of them out."
-            )
-        validate_data(self, X, reset=fitting, skip_check_array=True)
-        return take_column(X, self.users)
-
-    def _encoded(self, table: Any, users: Any) -> tuple[Floats, Any]:
-        """A table with the columns that the schema knows, in any order, as features and owners."""
-        assert self.schema_ is not None
-        table = as_table(table)
-        if users is not None:  # in place of the users' column, which may be there or not
-            columns = {name: table[name] for name in table.column_names}
-            somebody = np.full(table.num_rows, self.users_.tolist()[0])
-            table = {**columns, self.schema_.user: somebody}
-        missing = "mean" if self.schema_.missing == "mean" else "error"  # no row may go missing
-        encoded = self.schema_.encode(table, with_target=False, missing=missing)
-        return encoded.X, encoded.users if users is None else users
-
-    def _validated_X(self, X: Any, *, fitting: bool = False) -> Floats:
-        check_features(X)
-        if self.users is not None:  # names and width were checked with the users' column
-            return check_array(X, dtype=np.float64, estimator=self, input_name="X")
-        return validate_data(self, X, reset=fitting, dtype=np.float64)
-
-    def _validated(self, X: Any, y: Any) -> tuple[Floats, Array]:
-        if y is None:
-            raise ValueError(
-                f"requires y to be passed, but the target y is None: {type(self).__name__} "
-                "learns to predict it."
-            )
-        X = self._validated_X(X, fitting=True)
-        y = self._checked_target(column_or_1d(y, warn=True))
-        check_consistent_length(X, y)
-        return X, y
-
-    def _rows_of_one(self, X: Any, y: Any) -> tuple[Floats, Floats]:
-        """The rows of one user as its model sees them, checked: features scaled, target encoded."""
-        X = self._validated_X(self._without_owner(X))
-        y = self._checked_target(column_or_1d(y))
-        check_consistent_length(X, y)
-        rows = np.ascontiguousarray(self.scaling_.apply(X))  # frames come column by column
-        size = np.abs(rows).max(axis=0, initial=0.0)
-        if (size >= MOST_SIZE).any():
-            name = self.feature_names_[self.scaling_.used[size.argmax()]]
-            raise ValueError(
-                f"Feature {name!r} reaches {size.max():.1g} times its spread in the fit, and its "
-                "squares are beyond what a computer counts with: correct that value."
-            )
-        return rows, self.risk_.loss.encode(self._encode_known(y))
-
-    def _without_owner(self, X: Any) -> Any:
-        """The features of one user's rows; the users' column may be there or not."""
-        width = np.shape(X)[1] if len(np.shape(X)) == 2 else -1
-        if self.schema_ is not None and has_names(X):
-            names = X.column_names if hasattr(X, "column_names") else X.columns
-            X, ids = self._encoded(X, None if self.schema_.user in names else self.users_[:1])
-        elif self.users is None:
-            return X
-        elif width == self.n_features_in_ - 1:
-            names = getattr(self, "feature_names_in_", None)
-            if names is not None and hasattr(X, "columns") and list(X.columns) != self._own_names():
-                raise ValueError(
-                    f"The columns of X are {list(X.columns)}, and those of the fit were "
-                    f"{self._own_names()} beside the users' {self.users!r}: pass the same in the "
-                    "same order."
-                )
-            return X
-        else:
-            X, ids = self._split(X, None, fitting=False)
-        if len(set(ids.tolist())) > 1:
-            raise ValueError(
-                f"These are rows of {len(set(ids.tolist()))} users, and one user is assigned at a "
-                "time: pass the rows of one."
-            )
-        return X
-
-
-UNKNOWN = ("error", "pooled", "nearest")
-
-
-def check_settings(model: Any) -> None:
-    """Refuse settings that no data can make good."""
-    if model.unknown not in UNKNOWN:
-        words = ", ".join(map(repr, UNKNOWN))
-        raise ValueError(f"unknown={model.unknown!r} is not one of {words}.")
-    if model.fit_intercept not in (True, False):
-        raise ValueError(f"fit_intercept={model.fit_intercept!r} is neither True nor False.")
-    Risk(l2=model.l2)
-    Method.of(model.method, clusterer=model.clusterer)
-
-
-def check_n_groups(method: Method, n_users: int, has_users: bool) -> None:
-    """Refuse to ask for more groups than there are users."""
-    asked = method.clusterer.n_clusters
-    if not isinstance(asked, Integral) or asked <= n_users:
-        return
-    seen = f"there are {n_users} users" if n_users > 1 else "there is 1 user"
-    if not has_users:
-        seen += " (without users= all rows belong to one)"
-    raise ValueError(
-        f"{method.clusterer} asks for {asked} groups, and {seen}: a group without users has no "
-        f"model. Ask for at most {n_users}, say clusterer='auto', or name more users."
-    )

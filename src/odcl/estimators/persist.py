@@ -35,7 +35,7 @@ from odcl.artifact.folder import (
 )
 from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
-from odcl.estimators.base import check_settings
+from odcl.estimators.table_input import check_settings
 from odcl.exchange.upload import Uploads, upload_sizes
 from odcl.method import Method
 from odcl.mixed.mixture import Spread

@@ -1,0 +1,192 @@
+"""Users after the fit: new ones, known ones with more rows, and a diagnosis of all of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from sklearn.utils.validation import (
+    check_is_fitted,
+)
+
+from odcl._typing import Array, Floats, Ints
+from odcl.data.federation import (
+    as_ids,
+    owner_ids,
+    positions,
+)
+from odcl.errors import InputError, Setting
+from odcl.estimators.table_input import TableInput
+from odcl.exchange.upload import Uploads
+from odcl.local.receive import Received
+from odcl.server.assign import Assignment, assign_rows
+from odcl.server.mixed import assign_mixed, place_mixed, with_more_terms
+from odcl.server.step import ServerStep
+from odcl.server.update import place_of, with_more_rows
+
+if TYPE_CHECKING:
+    from odcl.diagnose import Diagnosis
+
+
+class LaterUsers(TableInput):
+    """A fitted estimator that assigns, adds and updates users."""
+
+    users_: Array
+    labels_: Ints
+    theta_: Floats
+    probability_: Floats
+    n_rows_: Ints
+    uploads_: Uploads | None
+
+    _adding: ClassVar = threading.Lock()
+
+    def assign(self, X: Any, y: Any) -> Assignment:
+        """Which group a new user with these rows belongs to, and its model.
+
+        ``X`` holds the rows of one user, with or without the users' column. Nothing is kept; see
+        :meth:`add_user`.
+        """
+        check_is_fitted(self, "theta_")
+        rows, target = self._rows_of_one(X, y)
+        found = self._assigned(rows, target)
+        coef, intercept = self._in_table_units(found.theta[None])
+        return replace(found, coef=coef[0], intercept=intercept[0])
+
+    def _assigned(self, rows: Floats, target: Floats) -> Assignment:
+        if self.mixture_ is not None:
+            return assign_mixed(rows, target, self.risk_, self.mixture_, self.method_)
+        return assign_rows(rows, target, self.risk_, self.groups_, self.method_)
+
+    def _more_rows(
+        self, at: int, rows: Floats, target: Floats
+    ) -> tuple[Uploads, tuple[int, Floats, float], Received | None]:
+        """The upload of a known user with more rows, its place (label, model, how surely)."""
+        assert self.uploads_ is not None
+        old = self.uploads_[at]
+        if self.mixture_ is not None:
+            more = assign_mixed(rows, target, self.risk_, self.mixture_, self.method_)
+            found = place_mixed(with_more_terms(old, more.upload), self.mixture_)
+            return found.upload, (found.label, found.theta, found.probability), found.received
+        upload = with_more_rows(old, rows, target, self.risk_)
+        place = place_of(upload, self.groups_, self.method_.refit, self.labels_[at])
+        if place[0] == self.labels_[at] and (self.labels_ == place[0]).sum() == 1:
+            place = place[0], upload.theta[0], place[2]  # alone there, as in the fit
+        return upload, place, None
+
+    def add_user(self, user: Any, X: Any, y: Any) -> Assignment:
+        """Assign a new user and remember it: ``predict`` knows it from now on.
+
+        A user that fits no group keeps its own local model and has label -1. The other users'
+        models, the groups and ``result_`` stay as they were.
+        """
+        found = self.assign(X, y)
+        self.add_assigned([user], [found])
+        return found
+
+    def add_assigned(self, users: Any, found: Sequence[Assignment]) -> None:
+        """Remember new users where they were assigned."""
+        check_is_fitted(self, "theta_")
+        if not self.has_users_:
+            raise ValueError(
+                "This model was fitted without users, so there are no groups to join: fit with "
+                "users=... first."
+            )
+        ids = owner_ids(users)
+        with self._adding:  # one thread at a time reads, changes and writes
+            known = positions(self.users_, ids) >= 0
+            if known.any():
+                raise ValueError(
+                    f"User {ids[known].tolist()[0]!r} is known already: give the new user another "
+                    "id, or give the known one more rows with update_user."
+                )
+            self.labels_ = np.append(self.labels_, [one.label for one in found])
+            self.probability_ = np.append(self.probability_, [one.probability for one in found])
+            rows = [int(one.upload.n_samples[0]) for one in found]
+            self.n_rows_ = np.append(self.n_rows_, rows)
+            self.theta_ = np.vstack([self.theta_, *(one.theta for one in found)])
+            for one in found if self.mixture_ is not None else ():
+                for name, values in self._sure_of(one.received).items():
+                    setattr(self, name, np.concatenate([getattr(self, name), values[None]]))
+            everybody = as_ids([*self.users_.tolist(), *ids.tolist()])
+            if self.uploads_ is not None:
+                for one in found:
+                    self.uploads_ = self.uploads_.joined(one.upload)
+                self.uploads_ = replace(self.uploads_, users=everybody)
+            self.users_ = everybody  # last: whoever predicts meanwhile finds no user without model
+
+    @staticmethod
+    def _sure_of(received: Received | None) -> dict[str, Any]:
+        """The attributes that say how sure one user's model is, if anything does."""
+        if received is None:
+            return {}
+        named = {
+            "covariance_": received.covariance,
+            "noise_": received.noise,
+            "dof_": received.dof,
+        }
+        return {name: values[0] for name, values in named.items() if values is not None}
+
+    def update_user(self, user: Any, X: Any, y: Any, *, all_rows: bool = False) -> int:
+        """More rows of a user that is known: its group and its model follow. Its new label.
+
+        The rows come on top of those it had, which its upload stands for: for the squared loss the
+        answer is that of a fit of all its rows, elsewhere it is second order. With ``all_rows`` the
+        rows are everything the user has. Other users and the groups' models stay as they were.
+        """
+        check_is_fitted(self, "theta_")
+        rows, target = self._rows_of_one(X, y)
+        with self._adding:
+            at = int(positions(self.users_, owner_ids([user]))[0])
+            if at < 0:
+                raise ValueError(f"User {user!r} is not known: add it with add_user.")
+            if all_rows:
+                found = self._assigned(rows, target)
+                place, upload = (found.label, found.theta, found.probability), found.upload
+                received = found.received
+            elif self.uploads_ is None:
+                raise InputError(
+                    "The users' uploads were too large to keep, so the old rows cannot be added to "
+                    "the new ones: give all rows of the user, and say ",
+                    *(Setting("all_rows", True), "."),
+                )
+            else:
+                upload, place, received = self._more_rows(at, rows, target)
+            if self.uploads_ is not None:
+                self.uploads_ = self.uploads_.replaced(at, upload)
+            count = len(rows) + (0 if all_rows else self.n_rows_[at])
+            new = dict(zip(("labels_", "theta_", "probability_"), place, strict=True))
+            new |= {"n_rows_": count, **self._sure_of(received)}
+            for name, value in new.items():  # new arrays: result_ holds the old ones
+                values = getattr(self, name).copy()
+                values[at] = value
+                setattr(self, name, values)
+        return int(self.labels_[at])
+
+    def diagnose(self, *, resamples: int = 20, seed: int = 0) -> Diagnosis:
+        """Is one shot enough for these users? See :func:`odcl.diagnose.diagnose`."""
+        check_is_fitted(self, "theta_")
+        from odcl.diagnose import diagnose_step
+
+        if self.uploads_ is None:
+            raise ValueError(
+                "This model was written without its users' uploads, which were too large to keep, "
+                "and they are what is diagnosed: fit it again on its rows."
+            )
+        kept = np.flatnonzero(self.labels_ >= 0)  # added users that fit no group are in none
+        labels = self.labels_[kept]
+        step = ServerStep(
+            self.users_[kept],
+            labels,
+            self.cluster_theta_,
+            self.cluster_theta_[labels],
+            self.rule_,
+            self.reason_,
+            "",
+            tau2=self.tau2_,
+        )
+        return diagnose_step(
+            self.uploads_.take(kept), step, self.method_, resamples=resamples, seed=seed
+        )
