@@ -31,7 +31,6 @@ from odcl.estimators.later_users import LaterUsers
 from odcl.estimators.table_input import check_n_groups, check_settings
 from odcl.local.predict import linear_predictors, one_for_all, predictor_covariances
 from odcl.method import Method
-from odcl.mixed.house import without_rows
 from odcl.risk.loss import Loss
 from odcl.risk.losses import Multinomial
 from odcl.risk.risk import Risk
@@ -294,6 +293,8 @@ class ODCLEstimator(LaterUsers):
         theta = self.pooled_theta_[None] if self.unknown == "pooled" else self.cluster_theta_
         if self.mixture_ is None:
             return theta, np.zeros((len(theta), theta.shape[1], theta.shape[1]))
+        from odcl.mixed.house import without_rows
+
         models, V = without_rows(self.mixture_, self.risk_)
         which = slice(-1, None) if self.unknown == "pooled" else slice(-1)
         return models[which], V[which]

@@ -23,7 +23,6 @@ from odcl.estimators.table_input import TableInput
 from odcl.exchange.upload import Uploads
 from odcl.local.receive import Received
 from odcl.server.assign import Assignment, assign_rows
-from odcl.server.mixed import assign_mixed, place_mixed, with_more_terms
 from odcl.server.step import ServerStep
 from odcl.server.update import place_of, with_more_rows
 
@@ -57,6 +56,8 @@ class LaterUsers(TableInput):
 
     def _assigned(self, rows: Floats, target: Floats) -> Assignment:
         if self.mixture_ is not None:
+            from odcl.server.mixed import assign_mixed
+
             return assign_mixed(rows, target, self.risk_, self.mixture_, self.method_)
         return assign_rows(rows, target, self.risk_, self.groups_, self.method_)
 
@@ -67,7 +68,9 @@ class LaterUsers(TableInput):
         assert self.uploads_ is not None
         old = self.uploads_[at]
         if self.mixture_ is not None:
-            more = assign_mixed(rows, target, self.risk_, self.mixture_, self.method_)
+            from odcl.server.mixed import place_mixed, with_more_terms
+
+            more = self._assigned(rows, target)
             found = place_mixed(with_more_terms(old, more.upload), self.mixture_)
             return found.upload, (found.label, found.theta, found.probability), found.received
         upload = with_more_rows(old, rows, target, self.risk_)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from odcl._typing import Floats, Ints
 from odcl.exchange.message import Message, part
-from odcl.mixed.posterior import Download as Mixture
+
+if TYPE_CHECKING:
+    from odcl.mixed.posterior import Download as Mixture
 
 Refit = str | float | None  # "evidence", "cv", a strength, or None: take the group's model
 

@@ -14,7 +14,6 @@ from odcl.exchange.upload import Curvature, Uploads
 from odcl.local.newton import cholesky, diagonal, left_over, with_diagonal
 from odcl.local.problem import Job, Penalty, Solution, Stack, job_of, stacks
 from odcl.local.tall import solve_tall
-from odcl.local.terms import user_terms
 from odcl.local.wide import solve_wide
 from odcl.risk.loss import symmetric, weighted_gram
 from odcl.risk.risk import Risk
@@ -143,7 +142,11 @@ def fit_users(
     solution = _solve(federation, risk, solver, strict, seed, n_jobs, progress)
     H, phi, trace = _confidence(federation, risk, solution, curvature)
     n = federation.n_samples
-    more = user_terms(federation, risk) if terms else {}
+    more = {}
+    if terms:
+        from odcl.local.terms import user_terms
+
+        more = user_terms(federation, risk)
     return LocalModels(
         Uploads(federation.users, solution.theta, n, H, phi, trace, risk=risk, **more),
         federation.n_rows,

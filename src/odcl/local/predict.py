@@ -10,8 +10,6 @@ from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import Federation
 from odcl.data.scaling import Scaling
 from odcl.local.fit import solve_users
-from odcl.mixed.house import reference_logits
-from odcl.mixed.sites import predicted
 from odcl.risk.loss import Loss
 from odcl.risk.losses import Huber, Squared
 from odcl.risk.risk import Risk
@@ -67,6 +65,9 @@ def predicted_means(z: Floats, S: Floats | None, loss: Loss) -> Floats:
     """Expected target, or class probabilities, at predictors N(z, S); None: known exactly."""
     if S is None or loss.name in ("squared", "huber"):
         return loss.mean(z)
+    from odcl.mixed.house import reference_logits
+    from odcl.mixed.sites import predicted
+
     basis = getattr(loss, "basis", None)
     m, V = reference_logits(z, S, basis)
     mean = predicted(loss.name, m[:, None], V[:, None])  # row by row, as the predictors

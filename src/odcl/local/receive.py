@@ -20,14 +20,6 @@ from odcl.exchange.download import Downloads
 from odcl.exchange.upload import Uploads
 from odcl.local.fit import Penalty, solve_users
 from odcl.local.predict import linear_predictors
-from odcl.local.terms import n_classes, site_design, site_target
-from odcl.mixed.house import model_map
-from odcl.mixed.mixture import by_row
-from odcl.mixed.posterior import Download as Mixture
-from odcl.mixed.posterior import posterior
-from odcl.mixed.sites import site_posterior
-from odcl.mixed.terms import data_terms, quadratics
-from odcl.risk.loss import symmetric
 from odcl.risk.risk import Risk
 
 N_FOLDS = 5
@@ -66,7 +58,9 @@ def receive(
     """
     m, refit = len(downloads), downloads.refit
     if downloads.mixture is not None:
-        return _posterior(federation, risk, downloads.mixture)
+        from odcl.local.terms import last_step
+
+        return last_step(federation, risk, downloads.mixture)
     if refit is None:
         return Received(downloads.model, np.full(m, np.inf), "none")
     alone = downloads.group_size == 1
@@ -94,35 +88,6 @@ def receive(
         penalty = Penalty(strength[between], around[between], free=False)
         models[between] = solve_users(part, risk, penalty, n_jobs=n_jobs).theta
     return Received(models, strength, how)
-
-
-def _posterior(federation: Federation, risk: Risk, mixture: Mixture) -> Received:
-    """Mixed groups: the posterior of each user's model, from its own rows."""
-    m, rows = federation.n_users, federation.row_user
-    how = "posterior mean under every group, from the user's own rows"
-    offset, change = model_map(mixture, risk)
-    if risk.loss.name == "squared":
-        y = risk.loss.encode(federation.y)
-        terms = data_terms(federation.X, y, rows, m, federation.weight)
-        found = posterior(quadratics(terms, mixture.coordinates), mixture)
-        theta, V = found.mean(), found.covariance()
-        scales = {"noise": found.s2 * mixture.coordinates.target_scale**2, "dof": found.dof}
-    else:
-        scales = {}
-        site = site_posterior(
-            risk.loss.name,
-            site_design(federation.X, risk),
-            site_target(risk, federation.y),
-            rows,
-            m,
-            mixture,
-            federation.weight,
-            n_classes=n_classes(risk),
-        )
-        theta, V = site.mean(), site.covariance()
-    covariance = symmetric(change @ V @ change.T)
-    models = offset + by_row(theta, change.T)
-    return Received(models, np.full(m, np.nan), how, covariance, **scales)
 
 
 def _from_evidence(uploads: Uploads, downloads: Downloads) -> Floats:

@@ -1,4 +1,7 @@
-"""What a user's rows say, as its data term: exact for squared loss, a Gaussian site for others."""
+"""Mixed groups at the user: what its rows say (its data term), and its last step.
+
+The term is exact for squared loss, a Gaussian site for others.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,14 @@ import numpy as np
 
 from odcl._typing import Array, Floats
 from odcl.data.federation import Federation
-from odcl.mixed.mixture import Quadratics
-from odcl.mixed.sites import sites
-from odcl.mixed.terms import data_terms
+from odcl.local.receive import Received
+from odcl.mixed.house import model_map
+from odcl.mixed.mixture import Quadratics, by_row
+from odcl.mixed.posterior import Download as Mixture
+from odcl.mixed.posterior import posterior
+from odcl.mixed.sites import site_posterior, sites
+from odcl.mixed.terms import data_terms, quadratics
+from odcl.risk.loss import symmetric
 from odcl.risk.losses import Multinomial
 from odcl.risk.risk import Risk
 
@@ -56,3 +64,32 @@ def site_target(risk: Risk, y: Array) -> Floats:
 
 def n_classes(risk: Risk) -> int:
     return risk.loss.n_classes if isinstance(risk.loss, Multinomial) else 2
+
+
+def last_step(federation: Federation, risk: Risk, mixture: Mixture) -> Received:
+    """Mixed groups: the posterior of each user's model, from its own rows."""
+    m, rows = federation.n_users, federation.row_user
+    how = "posterior mean under every group, from the user's own rows"
+    offset, change = model_map(mixture, risk)
+    if risk.loss.name == "squared":
+        y = risk.loss.encode(federation.y)
+        terms = data_terms(federation.X, y, rows, m, federation.weight)
+        found = posterior(quadratics(terms, mixture.coordinates), mixture)
+        theta, V = found.mean(), found.covariance()
+        scales = {"noise": found.s2 * mixture.coordinates.target_scale**2, "dof": found.dof}
+    else:
+        scales = {}
+        site = site_posterior(
+            risk.loss.name,
+            site_design(federation.X, risk),
+            site_target(risk, federation.y),
+            rows,
+            m,
+            mixture,
+            federation.weight,
+            n_classes=n_classes(risk),
+        )
+        theta, V = site.mean(), site.covariance()
+    covariance = symmetric(change @ V @ change.T)
+    models = offset + by_row(theta, change.T)
+    return Received(models, np.full(m, np.nan), how, covariance, **scales)

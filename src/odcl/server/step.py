@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,10 +16,11 @@ from odcl.clustering.labels import nearest_center, number_by_first_user
 from odcl.exchange.download import Downloads, Refit
 from odcl.exchange.upload import Uploads
 from odcl.method import Method
-from odcl.mixed.posterior import Download as Mixture
 from odcl.server.combine import average_by_cluster, combine_clusters
 from odcl.server.dispersion import covariances, evidence_tau2, noise_traces, pooled_dispersion
-from odcl.server.mixed import mixed_step
+
+if TYPE_CHECKING:
+    from odcl.mixed.posterior import Download as Mixture
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,6 +108,8 @@ def server_step(
 
 def _step(uploads: Uploads, method: Method, seed: int) -> ServerStep:
     if method.clusterer.uses_terms:
+        from odcl.server.mixed import mixed_step
+
         return mixed_step(uploads, method)
     phi = pooled_dispersion(uploads)
     groups = _cluster(uploads, phi, method, seed)
