@@ -59,8 +59,20 @@ class Method:
         size = self.smallest_group
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ValueError(f"smallest_group={size!r} is not a number of users from 1 on.")
-        knows_spread = self.clusterer.uses_covariance or self.clusterer.uses_terms
-        if self.combine == "shrink" and not knows_spread:
+        if self.clusterer.uses_terms:
+            names = ("combine", "refit", "curvature", "smallest_group")
+            usual = {f.name: f.default for f in fields(self)}
+            other = [name for name in names if getattr(self, name) != usual[name]]
+            if other:
+                asked = Setting(other[0], getattr(self, other[0]) or "none")
+                raise InputError(
+                    *(
+                        Setting("clusterer", "mixed"),
+                        " combines groups and takes the last step its ",
+                    ),
+                    *("own way, and ", asked, " was asked for as well: leave one of them out."),
+                )
+        if self.combine == "shrink" and not self.clusterer.uses_covariance:
             raise InputError(
                 *(Setting("combine", "shrink"), " needs ", Setting("clusterer", "auto")),
                 f", which alone tells how far users of a group differ, and not {self.clusterer}: "
@@ -97,18 +109,17 @@ class Method:
                 )
         return replace(given, **changes)
 
-    def resolved(self, risk: Risk | None, dim: int) -> Method:
-        """The method for a risk and a size of models.
-
-        Mixed groups look at data terms, up to 100 parameters and for losses that have them, and
-        settle combining and the last step themselves: asked for other ways of these, or without
-        terms (``risk`` None), they give way to the noise mixture of the users' models.
-        """
+    def check_for(self, risk: Risk | None, dim: int) -> None:
+        """Refuse mixed groups where users have no data terms (``risk`` None: bare models)."""
         if not self.clusterer.uses_terms:
-            return self
-        plain = replace(Method(), clusterer=self.clusterer, standardize=self.standardize)
-        able = risk is not None and dim <= MOST_TERM_PARAMETERS and risk.loss.name in TERM_LOSSES
-        return self if able and self == plain else replace(self, clusterer="auto")
+            return
+        seen = "bare models" if risk is None else f"the {risk.loss.name} loss, {dim} parameters"
+        if risk is None or risk.loss.name not in TERM_LOSSES or dim > MOST_TERM_PARAMETERS:
+            raise InputError(
+                f"Mixed groups are for rows, the losses {', '.join(TERM_LOSSES)} and up to "
+                f"{MOST_TERM_PARAMETERS} parameters, and this is {seen}: say ",
+                *(Setting("clusterer", "auto"), "."),
+            )
 
     # -- what follows --------------------------------------------------------------------------
 

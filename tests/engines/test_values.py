@@ -21,6 +21,7 @@ from odcl import (
     NoiseMixture,
     Risk,
     SpectralKMeans,
+    fit,
     linear_federation,
     server_step,
 )
@@ -68,7 +69,10 @@ def test_every_named_clusterer_is_among_those_tried():
 def test_a_method_goes_to_json_and_back_unchanged(
     clusterer, combine, refit, curvature, standardize, smallest_group
 ):
-    method = Method(clusterer, combine, refit, curvature, standardize, smallest_group)
+    settings_of = (combine, refit, curvature, standardize, smallest_group)
+    if isinstance(clusterer, MixedGroups):  # which settles these itself
+        settings_of = ("precision", "evidence", "auto", standardize, 1)
+    method = Method(clusterer, *settings_of)
     again = by_json(method)
     assert again == method
     assert (again.sends, again.needs) == (method.sends, method.needs)
@@ -292,3 +296,25 @@ def test_the_order_of_rows_changes_neither_folds_nor_models(loss):
     _, _, second = one_round(shuffled, risk, Method(2, refit="cv"))
     assert_allclose(second.strength, first.strength, rtol=1e-10)
     assert_allclose(second.models, first.models, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("other", [{"combine": "mean"}, {"refit": None}, {"smallest_group": 3}])
+def test_mixed_groups_settle_combining_and_the_last_step_themselves(other):
+    with pytest.raises(ValueError, match=r"clusterer='mixed' .* leave one of them out"):
+        Method("mixed", **other)
+
+
+@pytest.mark.parametrize("risk", [Risk("huber"), Risk("huber", intercept=True)])
+def test_mixed_groups_are_refused_where_there_are_no_data_terms(risk):
+    federation = linear_federation(8, 20, n_clusters=4, dim=3, n_active=3)
+    with pytest.raises(ValueError, match=r"huber loss, . parameters: say clusterer='auto'"):
+        fit(federation, risk, Method("mixed"))
+    wide = linear_federation(8, 20, n_clusters=4, dim=101, n_active=3)
+    with pytest.raises(ValueError, match="squared loss, 101 parameters"):
+        fit(wide, Risk(), Method("mixed"))
+
+
+def test_a_risk_and_a_method_may_be_named():
+    federation = linear_federation(8, 40, n_clusters=4, dim=3, n_active=3)
+    named, given_ones = fit(federation, "squared", "paper"), fit(federation, Risk(), Method.paper())
+    assert (named.risk, named.method) == (given_ones.risk, given_ones.method)

@@ -51,7 +51,8 @@ METHOD = {
     ),
     "--clusters K": (
         opt.clusters,
-        "number of groups; auto: found from the users' own noise; convex: by convex "
+        "number of groups; auto: found from the users' own noise; mixed: groups, and how users "
+        "still differ inside them, from what every user's rows say; convex: by convex "
         "clustering (the paper's ODCL-CC); elbow or silhouette: chosen for K-means++ by that "
         "rule; kmeans:K, spectral:K, gradient:K: K groups by that method [default: auto]",
     ),

@@ -14,6 +14,7 @@ from odcl.diagnose.measure import Distance, Errors, Measured, measure
 from odcl.diagnose.membership import Membership, Stability, stability
 from odcl.diagnose.noise import Noise, estimated_noise, guessed_traces
 from odcl.diagnose.verdict import Case, Verdict, decide
+from odcl.errors import InputError, Setting
 from odcl.exchange.upload import Uploads
 from odcl.local.fit import fit_users
 from odcl.method import Method
@@ -193,9 +194,10 @@ def diagnose_step(
     federations are drawn for the stability.
     """
     if uploads.has_terms:
-        raise ValueError(
+        raise InputError(
             "A fit of mixed groups is not diagnosed yet: its reason and its differences say what "
-            "was found. For a diagnosis fit with clusterer='auto'."
+            "was found. For a diagnosis fit with ",
+            *(Setting("clusterer", "auto"), "."),
         )
     if resamples < 1:
         raise ValueError(f"resamples={resamples!r} federations show no stability: draw 1 or more.")

@@ -106,8 +106,8 @@ class Result:
 
 def fit(
     federation: Federation,
-    risk: Risk | None = None,
-    method: Method | None = None,
+    risk: Risk | str | None = None,
+    method: Method | str | None = None,
     *,
     seed: int = 0,
     solver: Any = "exact",
@@ -117,13 +117,14 @@ def fit(
 ) -> Result:
     """One-shot distributed clustered learning (Algorithm 1).
 
-    ``Risk()`` and ``Method()`` are the defaults, ``Method.paper(n_clusters=K)`` is the paper's.
-    ``solver``, ``strict``: see :func:`~odcl.local.fit.fit_users`. ``progress`` is told how many
-    users were fitted.
+    ``Risk()`` and ``Method()`` are the defaults, ``Method.paper(n_clusters=K)`` is the paper's;
+    both may be given by name. ``solver``, ``strict``: see :func:`~odcl.local.fit.fit_users`.
+    ``progress`` is told how many users were fitted.
     """
-    risk = Risk() if risk is None else risk
+    risk = risk if isinstance(risk, Risk) else Risk(risk or "squared")
     rows, n_features = federation.X.shape
-    method = (Method() if method is None else method).resolved(risk, risk.dim(n_features))
+    method = method if isinstance(method, Method) else Method.of(method or "default")
+    method.check_for(risk, risk.dim(n_features))
     log.info("fit: %d users, %d rows, %d features", federation.n_users, rows, n_features)
     local = fit_users(
         federation,

@@ -123,7 +123,6 @@ class ODCLEstimator(LaterUsers):
         )
         federation = federation.with_X(scaling.apply(federation.X))
         risk = Risk(self._loss(federation), self.l2, bool(self.fit_intercept))
-        method = method.resolved(risk, risk.dim(federation.n_features))
         result = fit(
             federation,
             risk,

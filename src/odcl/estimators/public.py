@@ -14,6 +14,7 @@ from sklearn.utils.validation import assert_all_finite, check_is_fitted
 
 from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import Federation, check_size
+from odcl.errors import InputError, Setting
 from odcl.estimators.base import ODCLEstimator
 from odcl.local.predict import predicted_means, residual_scale
 from odcl.risk.loss import Loss
@@ -82,9 +83,9 @@ class ODCLRegressor(RegressorMixin, ODCLEstimator):  # type: ignore[misc]
     def _std(self, S: Floats | None, where: Ints) -> tuple[Floats, Floats]:
         """Standard deviation of a new target of each row, and the degrees of freedom behind it."""
         if S is None or self.noise_ is None or self.dof_ is None:
-            raise ValueError(
-                "How far a target may be off is known for squared loss and mixed groups: fit with "
-                "clusterer='mixed'."
+            raise InputError(
+                "How far a target may be off is known for squared loss and mixed groups: fit with ",
+                *(Setting("clusterer", "mixed"), "."),
             )
         # A user without rows of its own is taken for a typical one.
         at = np.minimum(where, len(self.noise_))
