@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from odcl import linear_federation
+import odcl
+from odcl import Federation, linear_federation
 from odcl.clustering.labels import same_partition
 from odcl.mixed.mixture import Quadratics
 from odcl.mixed.posterior import download_of, posterior
@@ -208,3 +209,27 @@ def test_quadratics_of_some_users_are_a_part():
     part = q[np.array([3, 1])]
     assert isinstance(part, Quadratics)
     assert_array_equal(part.A, q.A[[3, 1]])
+
+
+@pytest.mark.parametrize("n", [1, 3, 8, 12])
+def test_users_with_fewer_rows_than_parameters_are_fitted_all_the_same(n):
+    """Nobody has a row to spare, so that nothing but the model tells noise from differences."""
+    for seed in range(3):
+        result = odcl.fit(linear_federation(60, n, n_clusters=4, seed=seed))
+        assert np.isfinite(result.models).all()
+        assert result.step.rule == "mixed groups"
+
+
+def test_many_groups_far_apart_are_found_though_fewer_of_them_help_nobody():
+    """Eight groups of five, all at one distance: up to seven centers they look like a wide T."""
+    rng = np.random.default_rng(0)
+    groups, n, dim = np.repeat(np.arange(8), 5), 40, 8
+    corners = 4 * (np.eye(8) - 1 / 8) / np.sqrt(2)
+    for _ in range(3):
+        turn = np.linalg.qr(rng.standard_normal((dim, dim)))[0]
+        theta = (corners @ turn)[groups]
+        X = rng.standard_normal((len(groups) * n, dim))
+        owner = np.repeat(np.arange(len(groups)), n)
+        y = (X * theta[owner]).sum(axis=1) + rng.standard_normal(len(owner))
+        result = odcl.fit(Federation.from_arrays(X, y, owner))
+        assert same_partition(result.labels, groups)

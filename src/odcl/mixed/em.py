@@ -24,7 +24,7 @@ from odcl.mixed.mixture import (
     moments,
     responsibilities,
 )
-from odcl.mixed.noise import FLOOR, Noise
+from odcl.mixed.noise import BLIND_FLOOR, FLOOR, Noise
 
 SHRINK = 0.4  # a step of T that lowers the bound is tried again, this much shorter
 TRIALS = 8
@@ -219,19 +219,20 @@ def _propose(
 ) -> tuple[Floats, Floats]:
     """T and the noise after one full step of Fisher scoring, projected onto what is possible."""
     shape, joint = spread.shape, q.noisy and noise.common
+    floor = FLOOR if q.dof.any() else BLIND_FLOOR
     s2_new = s2
     if joint:
-        s2_new = np.maximum(s2 * np.clip(slopes.rss.sum() / slopes.left.sum(), 0.1, 10), FLOOR)
+        s2_new = np.maximum(s2 * np.clip(slopes.rss.sum() / slopes.left.sum(), 0.1, 10), floor)
     elif q.noisy:
         free = np.maximum(noise.nu + slopes.left, noise.nu / 2)
-        s2_new = (noise.nu * noise.s0 + s2 * slopes.rss) / free
+        s2_new = np.maximum((noise.nu * noise.s0 + s2 * slopes.rss) / free, floor)
     if shape == "zero":
         return spread.matrix, s2_new
     if shape == "full":
         return _full_step(m, spread, slopes), s2_new
     values, ratio = _diagonal_step(q, m, spread, slopes, joint)
     if joint:
-        s2_new = np.maximum(s2 * np.clip(ratio, 0.1, 10), FLOOR)
+        s2_new = np.maximum(s2 * np.clip(ratio, 0.1, 10), floor)
     return np.diag(values), s2_new
 
 
@@ -258,8 +259,11 @@ def _diagonal_step(
     info[-1, -1] = noise_info if joint else 1.0
     g = np.append(pick.T @ slope, (slopes.rss - slopes.left).sum() if joint else 0.0)
     unit = 1 / np.sqrt(np.maximum(np.diag(info), 1e-300))
-    root = np.linalg.cholesky(info * np.outer(unit, unit) + 1e-10 * np.eye(len(at))).T
-    goal = root @ (at / unit) + np.linalg.solve(root.T, g * unit)
+    # Where nobody has rows to spare, T and the noise are told apart by next to nothing.
+    values, vectors = np.linalg.eigh(info * np.outer(unit, unit))
+    size = np.sqrt(np.maximum(values, 1e-10))
+    root = size[:, None] * vectors.T
+    goal = root @ (at / unit) + (vectors.T @ (g * unit)) / size
     new = nnls(root, goal)[0] * unit
     return pick @ new[:-1], float(new[-1])
 

@@ -57,6 +57,26 @@ def without_rows(mixture: Mixture, risk: Risk) -> tuple[Floats, Floats]:
     return offset + models @ change.T, change @ V @ change.T
 
 
+def model_spread(mixture: Mixture, risk: Risk) -> Floats:
+    """How users of a group differ, as a covariance of their models, (dim, dim)."""
+    change = model_map(mixture, risk)[1]
+    return change @ mixture.inside @ change.T
+
+
+def differences(mixture: Mixture, risk: Risk) -> tuple[float, Floats]:
+    """Standard deviations inside a group: of the level at average features, of each slope.
+
+    In the units of the columns and the target that the mixture was fitted on; several outputs are
+    averaged. 0 where users are the same.
+    """
+    at = mixture.coordinates
+    sd = np.sqrt(np.diag(mixture.inside).reshape(risk.n_outputs, -1).mean(axis=0))
+    sd = sd * at.target_scale
+    slopes = np.zeros(at.n_features)
+    slopes[at.kept] = sd[int(at.intercept) :] / at.scale
+    return float(sd[0]) if at.intercept else 0.0, slopes
+
+
 def model_map(mixture: Mixture, risk: Risk) -> tuple[Floats, Floats]:
     """(offset, map): a user's model is offset + map @ theta, theta in the mixture's coordinates."""
     if risk.loss.name == "squared":

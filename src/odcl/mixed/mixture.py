@@ -189,7 +189,7 @@ def center_step(
     held = np.diag(1 + UNSEEN + hold) - P.mean(axis=1)
     middle = np.linalg.solve(held, right.mean(axis=1)[..., None])[..., 0]
     c = right + (P @ middle[:, None, :, None])[..., 0]
-    log_det = 2 * np.log(np.diagonal(np.linalg.cholesky(scaled), axis1=-2, axis2=-1)).sum(axis=-1)
+    log_det = np.linalg.slogdet(scaled)[1]
     away = ((c - middle[:, None]) ** 2).sum(axis=-1)
     trace = np.trace(P, axis1=-2, axis2=-1)
     price = 0.5 * (trace + away - len(B) + log_det).sum(axis=1) + K / 2 * (middle**2 @ hold)

@@ -20,6 +20,7 @@ GRID = 2.0 ** np.arange(7)  # nu = 1, 2, ..., 64
 # (errors fall on every table and simulation with unequal noise; four times is too much).
 CAUTION = 2.0
 FLOOR = 1e-10  # of the pooled residual variance, which is one in canonical coordinates
+BLIND_FLOOR = 1e-4  # where nobody has a row to spare: differences alone could explain everything
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,10 @@ from odcl.mixed.tails import with_tails
 
 SHAPES = ("zero", "scalar", "diag", "full")
 FAILURES = 2  # a shape is given up after so many K in a row that did not improve it
+# Many groups far from one another may look like one center with a wide T until all are there: when
+# every shape is given up, larger K are looked at with T = 0, up to groups of two users.
+LOOKED_AT = frozenset([*range(2, 13), 14, 16, 18, 20, 23, 26, 30, 34, 38, 43, 48])
+LEFT = 0.01  # of a single center's T, to begin with inside groups
 SAMPLE = 2000  # users that search for K and shape; all take part in the last sweeps
 ROUGH = 1e-2  # gain in the bound per sweep at which a candidate has converged well enough
 FINE = 1e-8
@@ -91,8 +95,19 @@ def _search(q: Quadratics, max_groups: int) -> Fit:
     previous = {shape: singles[shape] for shape in ("scalar", "zero", "diag")}
     leading = {shape: evidence(fit) for shape, fit in previous.items()}
     failures = dict.fromkeys(previous, 0)
-    for _ in range(2, min(max_groups, len(q) - 1) + 1):
+    for k in range(2, min(max_groups, len(q) - 1) + 1):
         tried = next(starts)
+        if all(count >= FAILURES for count in failures.values()):
+            if 2 * k > len(q) or k not in LOOKED_AT:
+                continue
+            alike = _best_start(q, Spread.zero(q.dim), simple[0], tried, prior)
+            if evidence(alike) >= min(map(evidence, fits)):
+                continue
+            previous = {shape: _reopened(q, alike, singles[shape]) for shape in previous}
+            leading = {shape: evidence(fit) for shape, fit in previous.items()}
+            failures = dict.fromkeys(previous, 0)
+            fits += [alike, *previous.values()]
+            continue
         for shape in [shape for shape in previous if failures[shape] < FAILURES]:
             fit = _grow(q, previous[shape], tried, prior)
             tried.append(fit.responsibilities)
@@ -106,9 +121,24 @@ def _search(q: Quadratics, max_groups: int) -> Fit:
             failures[shape] = failures[shape] + 1 if behind else 0
             leading[shape] = min(leading[shape], evidence(fit))
             previous[shape] = fit
-        if all(count >= FAILURES for count in failures.values()):
-            break
     return _choose(q, fits)
+
+
+def _reopened(q: Quadratics, alike: Fit, single: Fit) -> Fit:
+    """Groups found with T = 0, with the little that is left of a single center's T."""
+    if not single.spread.matrix.any():
+        return alike
+    T = replace(single.spread, matrix=LEFT * single.spread.matrix)
+    return fit_mixture(
+        q,
+        alike.responsibilities,
+        T,
+        alike.noise,
+        alike.s2,
+        alike.prior,
+        tol=ROUGH,
+        max_sweeps=PATIENCE,
+    )
 
 
 def one_group(q: Quadratics, noise: Noise, s2: Floats) -> dict[str, Fit]:
@@ -195,8 +225,15 @@ def _choose(q: Quadratics, fits: list[Fit]) -> Fit:
 def _grow(q: Quadratics, fewer: Fit, starts: list[Floats], prior: Floats) -> Fit:
     """A fit with one group more: the best of all starts after four sweeps, then converged."""
     m = moments(q, fewer.spread, fewer.s2)
-    K = fewer.n_groups + 1
-    r = np.stack([s for s in starts if s.shape[1] == K] + _splits(m.W, m.w, fewer))
+    more = [s for s in starts if s.shape[1] == fewer.n_groups + 1] + _splits(m.W, m.w, fewer)
+    return _best_start(q, fewer.spread, fewer, more, prior)
+
+
+def _best_start(
+    q: Quadratics, spread: Spread, noise: Fit, starts: list[Floats], prior: Floats
+) -> Fit:
+    """The best of all starts after four sweeps, then converged; the noise is that of a fit."""
+    m, r = moments(q, spread, noise.s2), np.stack(starts)
     for _ in range(SWEEPS):
         weights = r.mean(axis=1)
         centers = center_step(*group_sums(m, r), prior, anchor=q.anchor)
@@ -204,7 +241,7 @@ def _grow(q: Quadratics, fewer: Fit, starts: list[Floats], prior: Floats) -> Fit
     bounds = total.sum(axis=1) - centers.price
     first = r[int(np.argmax(bounds))]
     return fit_mixture(
-        q, first, fewer.spread, fewer.noise, fewer.s2, prior, tol=ROUGH, max_sweeps=PATIENCE
+        q, first, spread, noise.noise, noise.s2, prior, tol=ROUGH, max_sweeps=PATIENCE
     )
 
 

@@ -19,13 +19,15 @@ import numpy as np
 from scipy.special import expit, gammaln, xlogy
 
 from odcl._typing import Floats, Ints
-from odcl.mixed.mixture import Quadratics, by_row
+from odcl.mixed.mixture import Quadratics
 from odcl.mixed.posterior import Download
 from odcl.mixed.terms import by_size
+from odcl.risk.loss import symmetric
 
 INTERCEPT_SD = 3.0  # prior of the sites, for standardized columns: of an intercept, of a slope,
 SLOPE_SD = 1.0
 LOGIT_SD = 3.0  # and of all slopes together, so that many features do not make it wider
+PRESSING, WIDER, SURE = 0.5, 3.0, 0.25  # mean square in units of the prior; times; in log evidence
 NODES, MASSES = np.polynomial.hermite_e.hermegauss(20)
 MASSES = MASSES / MASSES.sum()
 STEPS = 200
@@ -93,28 +95,32 @@ class Gaussians:
 
 
 def variational(
-    loss: str, X: Floats, y: Floats, weights: Floats, mean: Floats, P: Floats, D: int = 1
+    loss: str, X: Floats, y: Floats, weights: Floats, mean: Floats, root: Floats, D: int = 1
 ) -> Gaussians:
-    """The Gaussian nearest to each user's posterior under N(mean, P^-1).
+    """The Gaussian nearest to each user's posterior under N(mean, root root').
 
-    ``X`` is (n, rows, dim), ``y`` and ``weights`` (n, rows), ``mean`` (n, D dim), ``P``
-    (D dim, D dim). Steps are natural gradients in (A, b), halved for a user whose bound would
-    fall, unless the step brings it nearer to its aim: the cubature's bound is not flat there.
+    ``X`` is (n, rows, dim), ``y`` and ``weights`` (n, rows), ``mean`` (n, D dim), ``root``
+    (D dim, rank): coordinates may be fixed. Steps are natural gradients in (A, b), halved for a
+    user whose bound would fall, unless the step brings it nearer to its aim: the cubature's bound
+    is not flat there.
     """
     n, _, dim = X.shape
-    size = D * dim
-    log_P = np.linalg.slogdet(P)[1]
+    size, rank = D * dim, root.shape[1]
 
     def look(who: Ints, A: Floats, b: Floats) -> tuple[Floats, ...]:
         """mu, V, the (A, b) that the step aims at, and the bound, of some users."""
-        V: Floats = np.linalg.inv(P + A).astype(np.float64, copy=False)
-        mu = (V @ b[..., None])[..., 0]
+        # In units of the prior, theta = mean + root u: nothing cancels where it is narrow.
+        grown = np.eye(rank) + root.T @ A @ root
+        inverse = np.linalg.inv(grown)
+        u = (inverse @ (root.T @ b[..., None]))[..., 0]
+        V: Floats = root @ inverse @ root.T
+        mu = (root @ u[..., None])[..., 0]
         theta = (mu + mean[who]).reshape(-1, D, dim)
         logits = X[who] @ theta.transpose(0, 2, 1)
         e = expected(loss, y[who], logits, _logit_covariance(X[who], V, D))
         aim, g = _information(X[who], weights[who], e, D)
-        divergence = (P * V).sum(axis=(1, 2)) - size + (mu * by_row(mu, P)).sum(axis=1)
-        divergence = divergence - log_P - np.linalg.slogdet(V)[1]
+        divergence = np.trace(inverse, axis1=1, axis2=2) - rank + (u**2).sum(axis=1)
+        divergence = divergence + np.linalg.slogdet(grown)[1]
         bound: Floats = (weights[who] * e.value).sum(axis=1) - 0.5 * divergence
         return mu, V, aim, (aim @ mu[..., None])[..., 0] + g, bound
 
@@ -124,7 +130,7 @@ def variational(
     for _ in range(STEPS):
         # A user who has arrived stays put, so that it does not matter who else is in the batch.
         gap = np.abs(state[3][live] - b[live]).max(axis=1)
-        going = (gap > 1e-10 * (1 + np.abs(b[live]).max(axis=1))) & (step[live] > 1e-6)
+        going = (gap > 1e-11 * (1 + np.abs(b[live]).max(axis=1))) & (step[live] > 1e-6)
         live, gap = live[going], gap[going]
         if not len(live):
             break
@@ -174,6 +180,15 @@ def prior_precision(dim: int, D: int = 1, *, intercept: bool = True) -> Floats:
     return np.diag(np.tile(1 / sd**2, D))
 
 
+def _site(
+    loss: str, X: Floats, y: Floats, weights: Floats, root: Floats, D: int
+) -> tuple[Gaussians, Floats]:
+    """Sites under the diagonal prior N(0, root^2), and -2 k of each."""
+    site = variational(loss, X, y, weights, np.zeros((len(X), len(root))), root, D)
+    inside = np.linalg.slogdet(np.eye(len(root)) + root @ site.A @ root)[1]
+    return site, -2 * site.elbo + (site.b * site.mu).sum(axis=1) - inside
+
+
 def sites(
     loss: str,
     Z: Floats,
@@ -193,20 +208,36 @@ def sites(
     D = n_classes - 1 if loss == "multinomial" else 1
     dim = Z.shape[1]
     P = prior_precision(dim, D, intercept=intercept)
+    root = np.sqrt(np.linalg.inv(P))
     w = np.ones(len(y)) if weights is None else weights
     A, b = np.zeros((n_users, D * dim, D * dim)), np.zeros((n_users, D * dim))
     uu, ceiling = np.zeros(n_users), np.zeros(n_users)
     for who, index in by_size(users, n_users):
-        site = variational(loss, Z[index], y[index], w[index], np.zeros((len(who), D * dim)), P, D)
-        A[who], b[who] = site.A, site.b
-        inside = np.linalg.slogdet(P + site.A)[1] - np.linalg.slogdet(P)[1]
-        uu[who] = -2 * site.elbo + (site.b * site.mu).sum(axis=1) - inside
+        site, constant = _site(loss, Z[index], y[index], w[index], root, D)
+        # Users whose models press against the prior try a wider one, and keep it if it is surely
+        # better: a quadratic taken too near to zero is wrong where the model lies.
+        far = np.flatnonzero(((site.mu / np.diag(root)) ** 2).mean(axis=1) > PRESSING)
+        if len(far):
+            some = index[far]
+            wide, other = _site(loss, Z[some], y[some], w[some], WIDER * root, D)
+            better = wide.elbo > site.elbo[far] + SURE
+            for name in ("A", "b"):
+                getattr(site, name)[far[better]] = getattr(wide, name)[better]
+            constant[far[better]] = other[better]
+        A[who], b[who], uu[who] = site.A, site.b, constant
         if loss == "poisson":
             best = xlogy(y[index], y[index]) - y[index] - gammaln(y[index] + 1)
             ceiling[who] = (w[index] * best).sum(axis=1)
     rows = np.bincount(users, weights=w, minlength=n_users).astype(np.float64)
     nothing = np.zeros(n_users)
-    return Quadratics(A, b, uu, rows, nothing, nothing, False, ceiling, np.diag(P))
+    return Quadratics(symmetric(A), b, uu, rows, nothing, nothing, False, ceiling, np.diag(P))
+
+
+def _root(T: Floats) -> Floats:
+    """(dim, rank) with root root' = T."""
+    values, vectors = np.linalg.eigh(T)
+    seen = values > 1e-14 * max(float(values[-1]), 1e-300)
+    return vectors[:, seen] * np.sqrt(values[seen])
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,14 +291,13 @@ def site_posterior(
 ) -> SitePosterior:
     """Each user's own variational posterior under every N(c_k, T), weighed by its evidence.
 
-    Coordinates that do not vary get a variance of 1e-8 instead of zero. V includes what the
-    center is not known to, J C_k J'.
+    V includes what the center is not known to, J C_k J'.
     """
     D = n_classes - 1 if loss == "multinomial" else 1
     centers, scales = download.centers, download.scales
     K, size = centers.shape
     w = np.ones(len(y)) if weights is None else weights
-    spreads = [scale * download.spread.matrix + 1e-8 * np.eye(size) for scale in scales]
+    spreads = [scale * download.spread.matrix for scale in scales]
     mu = np.tile(centers, (n_users, len(scales), 1, 1))
     V = np.tile(np.stack(spreads)[:, None] + download.covariances, (n_users, 1, 1, 1, 1))
     with np.errstate(divide="ignore"):
@@ -277,9 +307,8 @@ def site_posterior(
     for (j, k), (who, index) in product(np.ndindex(len(scales), K), stacks):
         if np.isneginf(prior[j, k]):
             continue
-        P = np.linalg.inv(spreads[j])
         mean = np.tile(centers[k], (len(who), 1))
-        own = variational(loss, Z[index], y[index], w[index], mean, (P + P.T) / 2, D)
+        own = variational(loss, Z[index], y[index], w[index], mean, _root(spreads[j]), D)
         through = np.linalg.inv(np.eye(size) + spreads[j] @ own.A)  # J = I - T W
         unsure = through @ download.covariances[k] @ through.transpose(0, 2, 1)
         mu[who, j, k], V[who, j, k] = own.mu, own.V + unsure
