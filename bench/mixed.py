@@ -20,7 +20,7 @@ from odcl.mixed.posterior import Download, posterior
 from odcl.mixed.terms import coordinates, data_terms, quadratics
 from odcl.risk.losses import Logistic, Poisson
 
-MIXED = Method(clusterer="mixed")
+MIXED = Method(clusterer="auto")
 NOTE = """Counts over seeds: 'K' found as it is, 'exact' the true groups. 'error' is ||model -
 truth||^2 over users, relative to an oracle to which groups, the users' spread and the noise are
 known and only the centers are not; geometric mean over seeds. 'default' is the same for Method(),

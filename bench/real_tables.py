@@ -44,7 +44,7 @@ def run(*, quick: bool, data: Path) -> None:
     names = list(peers)[: 3 if quick else None]
     header = ("", "mean", "worst", "peer", "mean / it", "worst / it", "covers", "K", "s", "")
     lines = [_line(place / f"{name}.csv", peers[name], range(1 if quick else 3)) for name in names]
-    table("5. Real tables, clusterer='mixed'", header, lines, NOTE)
+    table("5. Real tables, clusterer='auto'", header, lines, NOTE)
     ahead = sum(float(line[4]) < 1 for line in lines)
     print(f"\nAhead of the best peer on {ahead} of {len(lines)} tables (target: half of them).")
 
@@ -74,7 +74,7 @@ def outcome(path: Path, seed: int) -> Outcome:
     held = held_out(frame["user"], seed)
     classes = set(y.unique()) <= {0, 1}
     kind = ODCLClassifier if classes else ODCLRegressor
-    model = kind(users="user", clusterer="mixed")
+    model = kind(users="user", clusterer="auto")
     seconds, _ = cpu_seconds(lambda: model.fit(X[~held], y[~held]))
     new, target = X[held], y[held].to_numpy()
     covers = np.nan

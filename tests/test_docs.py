@@ -30,5 +30,5 @@ def test_the_readme_says_of_every_field_what_it_tells():
 def test_the_readme_says_what_the_papers_method_sends():
     sent = " and ".join(f"`{name}`" for name in Method.paper().needs)
     assert f"The paper's method sends {sent}." in README
-    assert set(Method().needs) == set(Uploads.parts()) - set(TERM_FIELDS)
-    assert set(Method(clusterer="mixed").needs) == {"theta", "n_samples", *TERM_FIELDS}
+    assert set(Method("mixture").needs) == set(Uploads.parts()) - set(TERM_FIELDS)
+    assert set(Method().needs) == {"theta", "n_samples", *TERM_FIELDS}

@@ -144,8 +144,37 @@ def test_a_method_is_resolved_by_its_name_and_changes():
     refusal(Method.of, "paper", combine="precision", match="method='paper' means combine='mean'")
     refusal(Method.of, "papers", match="not 'default', 'paper' or a Method")
     assert Method.paper().needs == ("theta", "n_samples")
-    assert "curvature" in Method().needs
+    assert {"means", "factor"} <= set(Method().needs)
+    assert "curvature" in Method("mixture").needs
     assert Method(2, "mean", "cv").needs == ("theta", "n_samples")  # nobody would read more
+
+
+@pytest.mark.parametrize(
+    ("method", "risk", "dim"),
+    [
+        (Method(), Risk("huber"), 5),
+        (Method(), Risk(), 101),
+        (Method(), Risk("logistic"), 41),
+        (Method(), None, 5),
+        (Method(combine="mean"), Risk(), 5),
+        (Method(refit=None), Risk(), 5),
+        (Method(curvature="full"), Risk(), 5),
+        (Method(smallest_group=3), Risk(), 5),
+    ],
+)
+def test_without_data_terms_the_default_is_the_noise_mixture(method, risk, dim):
+    assert method.resolved(risk, dim) == replace(method, clusterer="mixture")
+    limited = replace(method, clusterer="auto:2").resolved(risk, dim)
+    assert limited == replace(method, clusterer=NoiseMixture(max_clusters=2))
+
+
+def test_with_data_terms_the_default_finds_mixed_groups():
+    for loss in ("squared", "logistic", "poisson", Multinomial(3)):
+        for method in (Method(), Method(standardize=False), Method("auto:1"), Method(3)):
+            assert method.resolved(Risk(loss), 100 if loss == "squared" else 40) == method
+            assert method.resolved(Risk(loss), 5, 1).clusterer.uses_terms is False
+    assert Method("auto:1").clusterer == Method(MixedGroups(max_groups=1)).clusterer
+    refusal(Method, "auto:0", match="not one of 'auto'")
 
 
 @pytest.mark.parametrize("l2", [0.0, 1e-5, 3.0])
@@ -194,7 +223,9 @@ def users_for(loss, seed=0):
 
 def one_round(federation, risk, method, seed=3):
     """Uploads and downloads of one round, and what users make of them."""
-    uploads = fit_users(federation, risk, method.sends, seed=seed).uploads
+    method = method.resolved(risk, risk.dim(federation.n_features))
+    terms = method.clusterer.uses_terms
+    uploads = fit_users(federation, risk, method.sends, terms=terms, seed=seed).uploads
     downloads = server_step(uploads, method, seed=seed).downloads
     return uploads, downloads, receive(federation, risk, uploads, downloads, seed=seed)
 
@@ -216,7 +247,7 @@ def test_a_users_last_step_needs_its_own_rows_and_messages_alone(loss, refit):
 @pytest.mark.parametrize("refit", ["evidence", "cv", 0.4, None])
 def test_a_download_holds_one_user_and_no_more_than_its_last_step_reads(refit):
     federation = linear_federation(20, 30, n_clusters=4, dim=3, n_active=3, tau=0.3, seed=1)
-    _, downloads, _ = one_round(federation, Risk(), Method(refit=refit))
+    _, downloads, _ = one_round(federation, Risk(), Method("mixture", refit=refit))
     read = {"evidence": {"tau2", "dispersion"}, "cv": {"others"}}.get(refit, set())
     always = {"model", "group", "group_size", "probability"}
     assert set(downloads.present) == always | read
@@ -296,22 +327,6 @@ def test_the_order_of_rows_changes_neither_folds_nor_models(loss):
     _, _, second = one_round(shuffled, risk, Method(2, refit="cv"))
     assert_allclose(second.strength, first.strength, rtol=1e-10)
     assert_allclose(second.models, first.models, rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize("other", [{"combine": "mean"}, {"refit": None}, {"smallest_group": 3}])
-def test_mixed_groups_settle_combining_and_the_last_step_themselves(other):
-    with pytest.raises(ValueError, match=r"clusterer='mixed' .* leave one of them out"):
-        Method("mixed", **other)
-
-
-@pytest.mark.parametrize("risk", [Risk("huber"), Risk("huber", intercept=True)])
-def test_mixed_groups_are_refused_where_there_are_no_data_terms(risk):
-    federation = linear_federation(8, 20, n_clusters=4, dim=3, n_active=3)
-    with pytest.raises(ValueError, match=r"huber loss, . parameters: say clusterer='auto'"):
-        fit(federation, risk, Method("mixed"))
-    wide = linear_federation(8, 20, n_clusters=4, dim=101, n_active=3)
-    with pytest.raises(ValueError, match="squared loss, 101 parameters"):
-        fit(wide, Risk(), Method("mixed"))
 
 
 def test_a_risk_and_a_method_may_be_named():

@@ -147,7 +147,8 @@ def test_huber_takes_its_scale_from_users_who_can_tell():
 @pytest.mark.parametrize("settings", [{"solver": Ridge(1e-6)}, {"clusterer": KMeansPP(4)}])
 def test_other_solvers_and_clusterers_plug_in(table, settings):
     X, y, users = table
-    model = ODCLRegressor(random_state=0).fit(X, y, users=users)
+    settings = {"clusterer": "mixture"} | settings
+    model = ODCLRegressor(clusterer="mixture", random_state=0).fit(X, y, users=users)
     other = ODCLRegressor(**settings, random_state=0).fit(X, y, users=users)
     assert_array_equal(other.labels_, model.labels_)
     assert_allclose(other.predict(X, users), model.predict(X, users), rtol=1e-3, atol=1e-3)

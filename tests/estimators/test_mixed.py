@@ -29,7 +29,7 @@ every_term_loss = pytest.mark.parametrize("loss", TERM_LOSSES)
 
 
 def mixed(loss="squared", **settings):
-    return estimator_for(loss, clusterer="mixed", **settings)
+    return estimator_for(loss, clusterer="auto", **settings)
 
 
 def world(m=24, n=12, dim=3, *, differ=0.5, groups=2, seed=0):
@@ -114,7 +114,7 @@ def test_a_row_of_weight_two_is_two_rows(loss):
 
 def test_a_copied_column_is_named_and_the_papers_method_keeps_it(command):
     frame = people().assign(d=lambda t: 3 - 2 * t.b)
-    for clusters, said in (("mixed", True), ("2", False)):
+    for clusters, said in (("auto", True), ("2", False)):
         answer = command(
             "fit", save_csv(frame), *NO_HOLDOUT, "--clusters", clusters, "--out", f"run{clusters}"
         )
@@ -211,7 +211,7 @@ def test_other_methods_tell_no_differences_and_no_intervals():
     X, y, users = world()
     model = ODCLRegressor(clusterer=2).fit(X, y, users=users)
     assert model.differences_ == {}
-    assert "clusterer='mixed'" in refusal(model.predict_interval, X, users)
+    assert "clusterer='auto'" in refusal(model.predict_interval, X, users)
     assert "probability" in refusal(
         mixed().fit(X, y, users=users).predict_interval, X, users, coverage=1
     )
@@ -419,7 +419,7 @@ def test_a_mixture_file_that_was_touched_is_refused(tmp_path):
 
 def test_the_command_writes_intervals(command):
     frame = people()
-    command("fit", save_csv(frame), *NO_HOLDOUT, "--clusters", "mixed", "--out", "run")
+    command("fit", save_csv(frame), *NO_HOLDOUT, "--clusters", "auto", "--out", "run")
     assert command("predict", "run", "table.csv", "--interval", "0.8", "--out", "p.csv").code == 0
     answer = read_table("p.csv")
     assert answer.column_names == ["user", "row", "prediction", "low", "high"]
@@ -433,7 +433,7 @@ def test_the_command_writes_intervals(command):
 
 def test_the_command_refuses_intervals_of_classes_and_of_other_methods(command):
     save_csv(people_in_classes(), "classes.csv")
-    command("fit", "classes.csv", *NO_HOLDOUT, "--clusters", "mixed", "--out", "run")
+    command("fit", "classes.csv", *NO_HOLDOUT, "--clusters", "auto", "--out", "run")
     assert "predicts classes" in command("predict", "run", "classes.csv", "--interval", "0.9").err
     command("fit", save_csv(people()), *NO_HOLDOUT, "--clusters", "2", "--out", "other")
-    assert "mixed" in command("predict", "other", "table.csv", "--interval", "0.9").err
+    assert "--clusters auto" in command("predict", "other", "table.csv", "--interval", "0.9").err

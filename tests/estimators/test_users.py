@@ -248,7 +248,7 @@ def test_an_unknown_user_is_an_error_that_names_the_options(table):
 def test_unknown_pooled_is_one_model_for_all(table, loss):
     X, y, users = table
     y = target_of_kind(loss, y)
-    model = estimator_for(loss, unknown="pooled").fit(X, y, users=users)
+    model = estimator_for(loss, unknown="pooled", clusterer="mixture").fit(X, y, users=users)
     strangers = np.where(users == 3, 99, users)
     predicted = response(model, X, strangers)
     alone = clone(model).fit(X, y)

@@ -166,7 +166,7 @@ def test_evidence_asks_users_for_their_curvature():
     """Even where nothing else does: K-means and plain means."""
     assert Method(2, "mean", "evidence").sends == "auto"
     assert Method(2, "mean", "cv").sends == Method(2, "samples", 0.3).sends == "none"
-    assert Method(2, "precision", None).sends == Method("auto", "mean", None).sends == "auto"
+    assert Method(2, "precision", None).sends == Method("mixture", "mean", None).sends == "auto"
     assert Method(2, "mean", "evidence", curvature="diagonal").sends == "diagonal"
     federation = linear_federation(20, 30, n_clusters=4, dim=3, n_active=3, tau=0.5, seed=0)
     result = odcl.fit(federation, method=Method(4, "mean", "evidence"))

@@ -17,7 +17,7 @@ from odcl.risk.losses import Logistic, Multinomial, Poisson, Squared
 from odcl.server.step import server_step
 from tests.helpers import logistic_labels, offsets_of, poisson_counts, refusal, squared_error
 
-MIXED = Method(clusterer="mixed")
+MIXED = Method(clusterer="auto")
 LOSSES = [Squared(), Logistic(), Poisson(), Multinomial(3)]
 
 
@@ -112,7 +112,7 @@ def test_a_message_is_as_long_as_its_declaration_says(loss):
 
 def test_the_papers_users_send_no_terms():
     federation = people_of(Squared())
-    for method in (Method.paper(2), Method()):
+    for method in (Method.paper(2), Method("mixture")):
         uploads = odcl.fit(federation, Risk(intercept=True), method).uploads
         assert not uploads.has_terms
         assert not set(TERM_FIELDS) & (set(method.needs) | uploads.present.keys())
@@ -120,7 +120,9 @@ def test_the_papers_users_send_no_terms():
 
 def test_bare_models_have_no_terms_to_look_at():
     theta = np.random.default_rng(0).standard_normal((12, 3))
-    assert "this is bare models" in refusal(server_step, Uploads.of(theta), MIXED)
+    step = server_step(Uploads.of(theta), MIXED)
+    assert_array_equal(step.labels, server_step(Uploads.of(theta), Method("mixture")).labels)
+    assert step.mixture is None
     assert "NoiseMixture" in refusal(MixedGroups().fit, theta)
 
 

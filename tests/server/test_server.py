@@ -191,10 +191,10 @@ def test_the_seed_decides_where_the_clusterer_leaves_it_open():
 @pytest.mark.parametrize(
     ("clusterer", "combine", "says"),
     [
-        ("kmeans", "mean", "not one of 'auto', 'mixed', 'convex', 'elbow', 'silhouette'"),
+        ("kmeans", "mean", "not one of 'auto', 'mixture', 'convex', 'elbow', 'silhouette'"),
         (object(), "mean", "has no fit"),
         (2, "median", "not one of 'mean', 'samples', 'precision', 'shrink'"),
-        (2, "shrink", "combine='shrink' needs clusterer='auto'.*KMeansPP"),
+        (2, "shrink", "combine='shrink' needs clusterer='mixture'.*KMeansPP"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(clusterer, combine, says):

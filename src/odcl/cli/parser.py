@@ -17,8 +17,8 @@ CURVATURE = ("auto", "full", "diagonal", "none")
 MISSING = ("error", "drop", "mean")
 UNKNOWN = ("error", "pooled", "nearest")
 UNSEEN = ("error", "reference")
-RULES = ("auto", "mixed", "convex", "elbow", "silhouette")
-METHODS = ("kmeans", "spectral", "gradient")
+RULES = ("auto", "mixture", "convex", "elbow", "silhouette")
+METHODS = ("auto", "kmeans", "spectral", "gradient")
 
 
 class UsageError(ValueError):

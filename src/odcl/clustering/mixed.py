@@ -23,5 +23,5 @@ class MixedGroups(BaseEstimator):  # type: ignore[misc]
     def fit(self, X: Any, y: Any = None) -> Any:
         raise ValueError(
             "MixedGroups looks at the users' data terms, and bare models have none: use "
-            "NoiseMixture for models, or Method(clusterer='mixed') with the users' rows."
+            "NoiseMixture for models, or Method() with the users' rows."
         )

@@ -25,8 +25,8 @@ CLUSTERERS = {
     "MixedGroups": "odcl.clustering.mixed",
 }
 BY_RULE: dict[str, tuple[str, dict[str, Any]]] = {
-    "auto": ("NoiseMixture", {}),
-    "mixed": ("MixedGroups", {}),
+    "auto": ("MixedGroups", {}),
+    "mixture": ("NoiseMixture", {}),
     "convex": ("ConvexClustering", {}),
     "elbow": ("KMeansPP", {"n_clusters": "elbow"}),
     "silhouette": ("KMeansPP", {"n_clusters": "silhouette"}),
@@ -46,7 +46,8 @@ class Clusterer(Protocol):
       each user's model, infinite where it is not known, or None where nobody knows;
     - ``uses_covariance: bool``: ``fit`` takes ``noise=``, ``covariance=`` (n_users, dim, dim) and
       ``founders=`` (n_users,), the users who may seed a group, and leaves a
-      :class:`~odcl.clustering.mixture.noise_mixture.MixtureResult` in ``result_``.
+      :class:`~odcl.clustering.mixture.noise_mixture.MixtureResult` in ``result_``;
+    - ``uses_terms: bool``: it looks at the users' data terms and cannot be fitted on models.
     """
 
     labels_: Array
@@ -157,9 +158,12 @@ def clusterer_spec(clusterer: Any) -> ClustererSpec:
             return _spec(*BY_RULE[clusterer])
         if colon and method in WITH_K and count.isdecimal() and int(count):
             return _spec(WITH_K[method], {"n_clusters": int(count)})
+        if method == "auto" and count.isdecimal() and int(count):
+            return _spec("MixedGroups", {"max_groups": int(count)})
         raise ValueError(
-            f"clusterer={clusterer!r} is not one of {', '.join(map(repr, BY_RULE))}, 'kmeans:K', "
-            "'spectral:K', 'gradient:K', a number of clusters, or an object with fit() and labels_."
+            f"clusterer={clusterer!r} is not one of {', '.join(map(repr, BY_RULE))}, 'auto:K', "
+            "'kmeans:K', 'spectral:K', 'gradient:K', a number of clusters, or an object with fit() "
+            "and labels_."
         )
     if isinstance(clusterer, int | np.integer) and not isinstance(clusterer, bool):
         if clusterer < 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -92,7 +92,12 @@ class Result:
         return text
 
     def diagnose(
-        self, federation: Federation | None = None, *, resamples: int = 20, seed: int = 0
+        self,
+        federation: Federation | None = None,
+        *,
+        names: Sequence[str] | None = None,
+        resamples: int = 20,
+        seed: int = 0,
     ) -> Diagnosis:
         """Is one shot enough here? A verdict with its reason; ``print`` it for the report.
 
@@ -101,7 +106,7 @@ class Result:
         """
         from odcl.diagnose import diagnose
 
-        return diagnose(self, federation, resamples=resamples, seed=seed)
+        return diagnose(self, federation, names=names, resamples=resamples, seed=seed)
 
 
 def fit(
@@ -124,7 +129,7 @@ def fit(
     risk = risk if isinstance(risk, Risk) else Risk(risk or "squared")
     rows, n_features = federation.X.shape
     method = method if isinstance(method, Method) else Method.of(method or "default")
-    method.check_for(risk, risk.dim(n_features))
+    method = method.resolved(risk, risk.dim(n_features), federation.n_users)
     log.info("fit: %d users, %d rows, %d features", federation.n_users, rows, n_features)
     local = fit_users(
         federation,

@@ -123,6 +123,7 @@ class ODCLEstimator(LaterUsers):
         )
         federation = federation.with_X(scaling.apply(federation.X))
         risk = Risk(self._loss(federation), self.l2, bool(self.fit_intercept))
+        method = method.resolved(risk, risk.dim(federation.n_features), federation.n_users)
         result = fit(
             federation,
             risk,
@@ -227,14 +228,18 @@ class ODCLEstimator(LaterUsers):
         check_is_fitted(self, "theta_")
         if self.mixture_ is None:
             return {}
-        at, D = self.mixture_.coordinates, self.risk_.n_outputs
-        sd = np.sqrt(np.diag(self.mixture_.inside).reshape(D, -1).mean(axis=0))
-        sd = sd * at.target_scale
-        used = self.scaling_.used[at.kept]
-        slopes = sd[int(at.intercept) :] / (at.scale * self.scaling_.scale[at.kept])
-        names = [self.feature_names_[j] for j in used]
-        level = {"(level)": float(sd[0])} if at.intercept else {}
-        return level | dict(zip(names, map(float, slopes), strict=True))
+        from odcl.mixed.house import differences
+
+        level, slopes = differences(self.mixture_, self.risk_)
+        kept = self.mixture_.coordinates.kept
+        slopes = (slopes / self.scaling_.scale)[kept]
+        first = {"(level)": level} if self.fit_intercept else {}
+        return first | {self.used_names_[j]: float(sd) for j, sd in zip(kept, slopes, strict=True)}
+
+    @property
+    def used_names_(self) -> list[str]:
+        """The columns that models have a coefficient for."""
+        return [self.feature_names_[j] for j in self.scaling_.used]
 
     def coefficients(self) -> Any:
         """A pandas frame of every user's model in the table's units, under the columns' names.
@@ -269,14 +274,16 @@ class ODCLEstimator(LaterUsers):
 
     # -- predict -----------------------------------------------------------------------------
 
-    def _predictors(self, X: Any, users: Any) -> tuple[Floats, Floats | None, Ints]:
-        """Linear predictors of the rows, their covariances if known, and whose models they are."""
+    def _predictors(
+        self, X: Any, users: Any, *, unsure: bool
+    ) -> tuple[Floats, Floats | None, Ints]:
+        """Linear predictors of the rows, with ``unsure`` their covariances, and whose they are."""
         check_is_fitted(self, "theta_")
         X, users = self._split(X, users, fitting=False)
         X = self._validated_X(X)
         theta, where = self._models_of(X, users)
         z, S = linear_predictors(X, theta, where, self.risk_, self.scaling_), None
-        if self.covariance_ is not None:
+        if self.covariance_ is not None and unsure:
             V = self.covariance_
             if len(theta) > len(V):
                 V = np.concatenate([V, self._for_strangers()[1]])
@@ -285,7 +292,7 @@ class ODCLEstimator(LaterUsers):
 
     def _scores(self, X: Any, users: Any) -> Floats:
         """Linear predictors of the rows, each by its user's model, (n_rows, n_outputs)."""
-        return self._predictors(X, users)[0]
+        return self._predictors(X, users, unsure=False)[0]
 
     def _for_strangers(self) -> tuple[Floats, Floats]:
         """Models of users that are not known, and their covariances (zero: not known)."""

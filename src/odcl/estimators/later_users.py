@@ -189,7 +189,13 @@ class LaterUsers(TableInput):
             self.reason_,
             "",
             tau2=self.tau2_,
+            mixture=self.mixture_,
         )
         return diagnose_step(
-            self.uploads_.take(kept), step, self.method_, resamples=resamples, seed=seed
+            self.uploads_.take(kept),
+            step,
+            self.method_,
+            names=self.used_names_,
+            resamples=resamples,
+            seed=seed,
         )

@@ -29,13 +29,14 @@ class ODCLRegressor(RegressorMixin, ODCLEstimator):  # type: ignore[misc]
     ----------
     loss : "squared", "huber" or "poisson", or a Loss. "huber" turns linear at 1.345 times the
         scale of the residuals; Huber(delta) at delta, in the target's own units.
-    l2 : weight of the squared norm in each user's risk, in standardised units.
+    l2 : weight of the squared norm in each user's own risk, in standardised units. With
+        clusterer="auto" users are drawn to their group as far as the data say, not to zero by l2.
     fit_intercept : give every model an intercept, which l2 leaves alone.
     method : "default", "paper" (K-means++, plain means, no refit, no standardisation), or a Method,
         which says how groups' models are combined and refitted and what users send.
-    clusterer : "auto" (that of the method), "mixed" (groups, and how users still differ inside
-        them, from what their rows say), "convex", a number, "elbow", "silhouette", or any
-        scikit-learn clusterer.
+    clusterer : "auto" (that of the method: groups, and how users still differ inside them, from
+        what their rows say), "auto:1" (the mixed model without groups), "mixture", "convex", a
+        number, "elbow", "silhouette", or any scikit-learn clusterer.
     unknown : what predict does for a user it has not seen: "error", "pooled" (one model for all,
         also where no users are told) or "nearest" (the model of the group whose mean features are
         nearest to those of the user's rows).
@@ -51,7 +52,7 @@ class ODCLRegressor(RegressorMixin, ODCLEstimator):  # type: ignore[misc]
     coef_, intercept_, group_coef_, group_intercept_ : the model of each user and of each group, in
         the table's own units; ``coefficients()`` shows them under ``feature_names_``.
     n_clusters_, rule_, reason_ : how many groups, and who decided why.
-    differences_, covariance_, noise_ : of "mixed": how far users of a group differ, by
+    differences_, covariance_, noise_ : of "auto": how far users of a group differ, by
         coefficient, and how surely each model is known, in standardised units.
     n_features_in_ : columns of X, the users' column among them.
     result_ : Result of the round, in standardised units without constant columns.
@@ -64,7 +65,9 @@ class ODCLRegressor(RegressorMixin, ODCLEstimator):  # type: ignore[misc]
 
         With ``return_std`` also the standard deviation of a new target there, of mixed groups.
         """
-        z, S, where = self._predictors(X, users)
+        check_is_fitted(self, "theta_")
+        curved = self.risk_.loss.name != "squared"  # its mean depends on how sure the model is
+        z, S, where = self._predictors(X, users, unsure=curved or return_std)
         mean = predicted_means(z, S, self.risk_.loss)[:, 0]
         return (mean, self._std(S, where)[0]) if return_std else mean
 
@@ -74,7 +77,7 @@ class ODCLRegressor(RegressorMixin, ODCLEstimator):  # type: ignore[misc]
         """(low, high) between which a new target of each row lies with this probability."""
         if not 0 < coverage < 1:
             raise ValueError(f"coverage={coverage!r} is a probability: above 0, below 1.")
-        z, S, where = self._predictors(X, users)
+        z, S, where = self._predictors(X, users, unsure=True)
         mean = predicted_means(z, S, self.risk_.loss)[:, 0]
         std, dof = self._std(S, where)
         half = std * stdtrit(dof, 0.5 + coverage / 2)
@@ -85,7 +88,7 @@ class ODCLRegressor(RegressorMixin, ODCLEstimator):  # type: ignore[misc]
         if S is None or self.noise_ is None or self.dof_ is None:
             raise InputError(
                 "How far a target may be off is known for squared loss and mixed groups: fit with ",
-                *(Setting("clusterer", "mixed"), "."),
+                *(Setting("clusterer", "auto"), " and no other combine or refit."),
             )
         # A user without rows of its own is taken for a typical one.
         at = np.minimum(where, len(self.noise_))
@@ -158,7 +161,7 @@ class ODCLClassifier(ClassifierMixin, ODCLEstimator):  # type: ignore[misc]
 
     def predict_proba(self, X: Any, users: Any = None) -> Floats:
         """Probability of each class, (n_rows, n_classes)."""
-        z, S, _ = self._predictors(X, users)
+        z, S, _ = self._predictors(X, users, unsure=True)
         p = predicted_means(z, S, self.risk_.loss)
         p = p if S is None or isinstance(self.risk_.loss, Multinomial) else p[:, 0]
         return p if isinstance(self.risk_.loss, Multinomial) else np.column_stack([1 - p, p])

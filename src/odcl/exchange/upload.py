@@ -46,6 +46,7 @@ class Uploads(Message):
     inverse_trace: Floats | None = part(
         "how uncertain the model is in total: one number in place of the curvature"
     )
+    risk: Risk | None = None  # known to everybody beforehand, not sent; None: nothing is known
     means: Floats | None = part(
         "the averages of the features and of the target: with its number of rows and the next "
         "field, all that squared loss needs of its rows",
@@ -66,7 +67,6 @@ class Uploads(Message):
     site_slope: Floats | None = part("where that model would be, weighed by its sharpness", "dim")
     site_constant: Floats | None = part("how well the rows agree with such a model")
     site_ceiling: Floats | None = part("how well they would agree with a perfect one")
-    risk: Risk | None = None  # known to everybody beforehand, not sent; None: nothing is known
 
     @classmethod
     def of(cls, theta: Any) -> Uploads:

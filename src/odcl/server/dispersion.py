@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from scipy.optimize import minimize_scalar
 from scipy.special import digamma, polygamma
@@ -17,6 +19,52 @@ _CHUNK = 1024  # users whose curvature is turned around at one time
 # users' quadratic models are no likelihood any more: on digits and MNIST users with as many rows as
 # parameters (share .2 - .35) they miss that groups differ; where they hold it is .9 and more.
 DETERMINED = 0.7
+SINGULAR = 1e-10  # least eigenvalue, at unit diagonal, of rows that leave a direction unseen
+
+
+def with_noise(uploads: Uploads) -> Uploads:
+    """Uploads whose data terms also say curvature and dispersion; others as they are.
+
+    Squared loss: with the users' means and factors of [X y] the curvature is X'X + n P, and what
+    the target scatters around theta is known exactly. Elsewhere the curvature is that of the site.
+    """
+    risk = uploads.risk
+    if risk is None or not uploads.has_terms or uploads.curvature is not None:
+        return uploads
+    n, theta, dim = uploads.n_samples, uploads.theta, uploads.dim
+    phi = np.ones(len(n))
+    if uploads.factor is not None:
+        root, target = squared_term(uploads)
+        H = root.transpose(0, 2, 1) @ root
+        rest = target - (root @ theta[..., None])[..., 0]
+        phi = (rest**2).sum(axis=1) / np.maximum(n - dim, 1.0)
+    else:
+        from odcl.mixed.house import site_map
+
+        assert uploads.site_curvature is not None
+        features = dim // risk.n_outputs - risk.intercept
+        back = np.linalg.inv(site_map(features, risk.intercept, getattr(risk.loss, "basis", None)))
+        H = back.T @ uploads.site_curvature @ back
+    scale = 1 / np.sqrt(np.maximum(np.diagonal(H, axis1=1, axis2=2), 1e-300))
+    least = np.linalg.eigvalsh(H * scale[:, :, None] * scale[:, None])[:, 0]
+    H = H + n[:, None, None] * np.diag(uploads.penalty)
+    phi[(n <= dim) | (least < SINGULAR)] = np.inf
+    return replace(uploads, curvature=H, dispersion=phi)
+
+
+def squared_term(uploads: Uploads) -> tuple[Floats, Floats]:
+    """A few rows (root, target) that say of a model what the user's rows do, for squared loss."""
+    assert uploads.risk is not None
+    assert uploads.means is not None
+    assert uploads.factor is not None
+    R, n = uploads.factor, np.sqrt(uploads.n_samples)[:, None]
+    root = np.concatenate([(n * uploads.means)[:, None, :-1], R[:, :, :-1]], axis=1)
+    target = np.concatenate([n * uploads.means[:, -1:], R[:, :, -1]], axis=1)
+    if uploads.risk.intercept:
+        ones = np.zeros((*root.shape[:2], 1))
+        ones[:, 0] = n
+        root = np.concatenate([root, ones], axis=2)
+    return root, target
 
 
 def pooled_dispersion(uploads: Uploads) -> Floats | None:

@@ -16,7 +16,7 @@ from odcl.local.fit import fit_users
 from odcl.local.receive import Received, receive
 from odcl.method import Method
 from odcl.mixed.em import Fit
-from odcl.mixed.house import model_map, plain_coordinates
+from odcl.mixed.house import model_map, model_spread, plain_coordinates
 from odcl.mixed.mixture import Centers, Quadratics, Spread, by_row, misfits, moments
 from odcl.mixed.noise import CAUTION, Noise
 from odcl.mixed.posterior import Download as Mixture
@@ -27,6 +27,8 @@ from odcl.mixed.terms import Coordinates, DataTerms, coordinates, merge, quadrat
 from odcl.risk.loss import symmetric
 from odcl.risk.risk import Risk
 from odcl.server.assign import STRANGE, Assignment
+from odcl.server.combine import solve_symmetric
+from odcl.server.dispersion import squared_term
 
 if TYPE_CHECKING:
     from odcl.server.step import ServerStep
@@ -47,7 +49,7 @@ def mixed_step(uploads: Uploads, method: Method) -> ServerStep:
     mixture = download_of(fit, at)
     offset, change = model_map(mixture, uploads.risk)
     centers = offset + mixture.centers @ change.T
-    T = change @ mixture.inside @ change.T
+    T = model_spread(mixture, uploads.risk)
     sure = fit.responsibilities[np.arange(len(labels)), labels]
     return ServerStep(
         uploads.users,
@@ -79,7 +81,7 @@ def user_quadratics(
     if uploads.site_curvature is None or uploads.site_slope is None:
         raise ValueError(
             "Mixed groups need the users' data terms, and these uploads hold none: fit the users "
-            "with the same method, or use clusterer='auto' for bare models."
+            "with the same method, or use clusterer='mixture' for bare models."
         )
     D, dim = risk.n_outputs, uploads.dim
     nothing = np.zeros(len(uploads))
@@ -154,7 +156,11 @@ def with_more_terms(old: Uploads, more: Uploads) -> Uploads:
                 np.concatenate([old.factor, more.factor]),
             )
         )
-        return replace(old, n_samples=n, means=both.mean, factor=both.factor)
+        new = replace(old, n_samples=n, means=both.mean, factor=both.factor)
+        root, target = squared_term(new)
+        H = root.transpose(0, 2, 1) @ root + n[:, None, None] * np.diag(new.penalty)
+        theta = solve_symmetric(H, (root.transpose(0, 2, 1) @ target[..., None])[..., 0])
+        return replace(new, theta=theta)
     names = ("site_curvature", "site_slope", "site_constant", "site_ceiling")
     return replace(
         old, n_samples=n, **{name: getattr(old, name) + getattr(more, name) for name in names}
@@ -206,6 +212,9 @@ def _distance(q: Quadratics, mixture: Mixture, label: int) -> tuple[float, bool]
     size in that metric is chi-squared, over the scales that members have.
     """
     s2, dof = _pure_noise(q, mixture.noise)
+    # A user whose own rows scatter more than others' do is judged by its own scatter.
+    own = q.pure / np.maximum(q.dof, 1.0) if q.noisy else s2
+    s2 = np.where(q.dof > 0, np.maximum(s2, own), s2)
     tail, distance = 0.0, np.inf
     for scale, share in zip(mixture.scales, mixture.shares, strict=True):
         spread = replace(mixture.spread, matrix=scale * mixture.spread.matrix)

@@ -97,7 +97,7 @@ def server_step(
     """
     given = uploads if isinstance(uploads, Uploads) else Uploads.of(uploads)
     method = Method() if method is None else method
-    method.check_for(given.risk if given.has_terms else None, given.dim)
+    method = method.resolved(given.risk if given.has_terms else None, given.dim, given.n_users)
     given.check()
     order = given.canonical_order()
     if (np.diff(order) == 1).all():

@@ -82,16 +82,13 @@ class BaselineResult(Result):
         models = self.models.reshape(len(self.models), rows.shape[1], self.risk.n_outputs)
         return np.matmul(rows, models)
 
-    def diagnose(
-        self, federation: Federation | None = None, *, resamples: int = 20, seed: int = 0
-    ) -> Diagnosis:
+    def diagnose(self, federation: Federation | None = None, **more: Any) -> Diagnosis:
         """Is one shot enough here? ``federation`` is the one given to the baseline."""
         from odcl.diagnose import diagnose
 
         if federation is not None and self.shift is not None:
             federation = federation.with_X(federation.X - self.shift)
-        found_by = self.name or None
-        return diagnose(self, federation, found_by=found_by, resamples=resamples, seed=seed)
+        return diagnose(self, federation, found_by=self.name or None, **more)
 
     def summary(self) -> str:
         text = super().summary()
