@@ -64,6 +64,7 @@ class Case:
         return odcl.fit(self.federation(seed), self.risk, Method(**self.method | more))
 
 
+MIXTURE = {"clusterer": "mixture"}
 PAPER = {"combine": "mean", "refit": None}
 CASES = {
     "one group": Case("one-model", (60,), 8, 1, 40),
@@ -76,8 +77,9 @@ CASES = {
     "clear groups, the paper's method": Case(
         "one-shot", (20, 20, 20), 8, 3, 60, method=PAPER | {"clusterer": KMeansPP(3)}
     ),
-    "groups that overlap": Case("collect", (30, 30, 30), 6, 1.0, 14),
-    "fewer rows than parameters": Case("collect", (20, 20, 20), 20, 3, 15),
+    "groups that overlap": Case("collect", (30, 30, 30), 6, 1.0, 14, method=MIXTURE),
+    "fewer rows than parameters": Case("one-shot", (20, 20, 20), 20, 3, 15),
+    "fewer rows than parameters, models": Case("collect", (20, 20, 20), 20, 3, 15, method=MIXTURE),
     "uneven rows, plain mean": Case(
         "precision", (20, 20, 20), 8, 3, (15, 300), method={"combine": "mean"}
     ),
@@ -85,7 +87,10 @@ CASES = {
     "users of a group differ": Case("one-shot", (20, 20, 20), 8, 4, 60, tau=0.2),
     "users of a group differ a lot": Case("local", (20, 20, 20), 8, 8, 60, tau=1.0),
     "two groups of two": Case("one-shot", (40, 16, 2, 2), 8, 3, 60),
-    "logistic, few rows": Case("refine", (20, 20, 20), 5, 5, 60, loss="logistic", l2=1e-4),
+    "logistic, few rows": Case("one-shot", (20, 20, 20), 5, 5, 60, loss="logistic", l2=1e-4),
+    "logistic, few rows, models": Case(
+        "refine", (20, 20, 20), 5, 5, 60, loss="logistic", l2=1e-4, method=MIXTURE
+    ),
     "logistic, many rows": Case("one-shot", (20, 20, 20), 5, 4, 300, loss="logistic", l2=1e-2),
     "logistic, one group": Case("one-model", (60,), 5, 2, 100, loss="logistic", l2=1e-2),
 }

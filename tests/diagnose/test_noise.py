@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose
 from odcl import Uploads
 from odcl.diagnose.measure import measure
 from odcl.diagnose.noise import GroupModels, Noise, center_covariance, estimated_noise
-from tests.diagnose.cases import Case
+from tests.diagnose.cases import MIXTURE, Case
 
 
 def test_one_variance_per_user_says_what_its_multiple_of_the_unit_matrix_says():
@@ -56,20 +56,20 @@ def test_noise_read_off_the_spread_counts_the_rows_beyond_the_parameters():
 
 
 def test_differences_that_no_rows_could_overcome_are_left_out_of_the_rows_needed():
-    case = Case("", (20, 20), 4, 1.5, 14)
+    case = Case("", (20, 20), 4, 1.5, 14, method=MIXTURE)
     f, uploads = case.federation(0), case.result(0).uploads
     noise = estimated_noise(uploads, f.groups)
-    alike = replace(measure(uploads, f.groups, None, noise, None), tau2=0.0)
+    alike = replace(measure(uploads, f.groups, None, noise, None), differ=0.0)
     assert alike.rows_needed() > 14
-    some = replace(alike, tau2=0.01)
+    some = replace(alike, differ=0.01)
     assert some.rows_needed() > alike.rows_needed()
     # Three standard deviations apart however many rows there are: 40 Phi(-1.5) users wrong.
-    assert replace(alike, tau2=0.25).rows_needed() == alike.rows_needed()
+    assert replace(alike, differ=0.25).rows_needed() == alike.rows_needed()
 
 
 @pytest.mark.parametrize("away", [0.0, 1.0])
 def test_a_user_alone_is_elsewhere_if_a_member_of_another_group_is_as_far(away):
-    case = Case("", (20, 20), 4, 6, 40)
+    case = Case("", (20, 20), 4, 6, 40, method=MIXTURE)
     f, uploads = case.federation(0), case.result(0).uploads
     theta = uploads.theta.copy()
     theta[0] = theta[1:20].mean(axis=0) + away

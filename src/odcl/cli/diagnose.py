@@ -23,8 +23,8 @@ Looks at the users' models, those of a run or of a table fitted as `odcl fit`
 does: how noisy they are against the distances between groups, whether the
 groups would be found again, who stands at a border or fits no group. Begins
 with one of: one shot is enough; use precision combining; add refinement
-rounds; collect more rows; there is no group structure, use one model; the
-groups are too fine, stay local."""
+rounds; collect more rows; there is no group structure, use one model; no
+groups, users differ gradually; the groups are too fine, stay local."""
 
 _EXAMPLES = """\
 examples:
@@ -104,7 +104,8 @@ def _of_table(options: Namespace, progress: Silent) -> Found:
 
 def _with_rows(model: Any, rows: Any, seed: int) -> Diagnosis:
     """The diagnosis of a fit, with its rows at hand."""
-    return model.result_.diagnose(rows.with_X(model.scaling_.apply(rows.X)), seed=seed)
+    rows = rows.with_X(model.scaling_.apply(rows.X))
+    return model.result_.diagnose(rows, names=model.used_names_, seed=seed)
 
 
 def _of_run(options: Namespace, progress: Silent) -> Found:
@@ -124,7 +125,8 @@ def _of_run(options: Namespace, progress: Silent) -> Found:
     if options.table is None:
         progress.stage("diagnosing")
         notices = []
-        if model.uploads_.dispersion is None:
+        sent = model.uploads_
+        if sent.dispersion is None and not sent.has_terms:
             notices.append(
                 "the run's users sent nothing about their noise: `odcl diagnose "
                 f"{options.source} TABLE` reads it off their rows, and tells more"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +15,15 @@ from odcl.diagnose.measure import Distance, Errors, Measured, measure
 from odcl.diagnose.membership import Membership, Stability, stability
 from odcl.diagnose.noise import Noise, estimated_noise, guessed_traces
 from odcl.diagnose.verdict import Case, Verdict, decide
-from odcl.errors import InputError, Setting
 from odcl.exchange.upload import Uploads
 from odcl.local.fit import fit_users
 from odcl.method import Method
+from odcl.mixed.house import differences, model_spread
+from odcl.mixed.posterior import Download as Mixture
+from odcl.mixed.posterior import posterior
 from odcl.server.combine import combine_clusters
+from odcl.server.dispersion import with_noise
+from odcl.server.mixed import user_quadratics
 from odcl.server.step import ServerStep, server_step
 from odcl.theory import Separation, separation
 
@@ -28,7 +33,9 @@ if TYPE_CHECKING:
 BORDER = 0.05  # probability of belonging elsewhere from which a user is named
 UNLIKELY = 0.01  # chance that any member of a group is taken for a user of none
 TRUSTED = 3  # users that a group needs: the model of a pair may be a coincidence
-MIXTURE_RULES = ("noise", "scaled-noise", "shared-variance")  # of the mixture that chose K itself
+# Rules of the mixtures that chose K themselves.
+MIXTURE_RULES = ("mixed groups", "noise", "scaled-noise", "shared-variance")
+NAMED = 4  # coefficients that users differ in, named one by one
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -142,6 +149,7 @@ def diagnose(
     federation: Federation | None = None,
     *,
     found_by: str | None = None,
+    names: Sequence[str] | None = None,
     resamples: int = 20,
     seed: int = 0,
 ) -> Diagnosis:
@@ -150,19 +158,27 @@ def diagnose(
     The groups that ``result`` has are judged, by its users' own models (``result.local``). In the
     paper's setting, and in iterated methods, users say nothing about the noise of these:
     ``federation``, the one that ``result`` was fitted on, lets it be read off their rows (it is
-    not looked at where the users said it themselves).
+    not looked at where the users said it themselves). ``names`` are those of the features.
     """
     uploads = result.uploads
-    if federation is not None and uploads.dispersion is None:
+    if federation is not None and uploads.dispersion is None and not uploads.has_terms:
         uploads = _with_noise(result, federation)
     return diagnose_step(
-        uploads, result.step, result.method, found_by=found_by, resamples=resamples, seed=seed
+        uploads,
+        result.step,
+        result.method,
+        found_by=found_by,
+        names=names,
+        resamples=resamples,
+        seed=seed,
     )
 
 
 def _with_noise(result: Result, federation: Federation) -> Uploads:
     """The result's own models, with curvature and noise as the users' rows have them."""
-    known, again = result.uploads, fit_users(federation, result.risk).uploads
+    known, risk = result.uploads, result.risk
+    ours = Method().resolved(risk, known.dim, federation.n_users)
+    again = fit_users(federation, risk, terms=ours.clusterer.uses_terms).uploads
     same = again.theta.shape == known.theta.shape and again.users.tolist() == known.users.tolist()
     if same and isinstance(result.solver, str) and result.solver == "exact":
         scale = float(np.abs(again.theta).max())
@@ -181,42 +197,38 @@ def diagnose_step(
     method: Method | None = None,
     *,
     found_by: str | None = None,
+    names: Sequence[str] | None = None,
     resamples: int = 20,
     seed: int = 0,
 ) -> Diagnosis:
     """Diagnose what the server found, from the uploads alone.
 
     Judged are the groups and the groups' models that ``step`` has. Beside them are set the groups
-    that the mixture with known noise finds by itself, for no method that is told K can say that
-    there are no groups: where these would serve users better, or there are none, the verdict says
-    so. ``method`` tells how the groups' models were combined; without it, or where the models are
-    others, they are judged as they are. ``found_by`` is a name for the report; ``resamples``
-    federations are drawn for the stability.
+    that the default finds by itself, for no method that is told K can say that there are no groups:
+    where these would serve users better, or there are none, the verdict says so. ``method`` tells
+    how the groups' models were combined; without it, or where the models are others, they are
+    judged as they are. ``found_by`` is a name for the report, ``names`` are those of the features;
+    ``resamples`` federations are drawn for the stability.
     """
-    if uploads.has_terms:
-        raise InputError(
-            "A fit of mixed groups is not diagnosed yet: its reason and its differences say what "
-            "was found. For a diagnosis fit with ",
-            *(Setting("clusterer", "auto"), "."),
-        )
     if resamples < 1:
         raise ValueError(f"resamples={resamples!r} federations show no stability: draw 1 or more.")
+    uploads = with_noise(uploads)
     combine = _combined_by(uploads, step, method)
-    labels, tau2 = step.labels, step.tau2
-    if step.rule not in MIXTURE_RULES:
-        labels, tau2 = _visible_groups(uploads, seed)
+    shown = step if step.rule in MIXTURE_RULES else _visible_groups(uploads, seed)
+    labels = shown.labels
     same = same_partition(labels, step.labels)
     # Users who say nothing about their noise show it as the spread inside groups: inside those
     # that the mixture sees, for groups that lump others together would seem all noise.
     noise = estimated_noise(uploads, labels)
-    visible = measure(uploads, labels, tau2, noise, combine)
-    found = visible if same else measure(uploads, step.labels, step.tau2, noise, combine)
+    visible = _measured(uploads, shown, noise, combine)
+    found = visible if same else _measured(uploads, step, noise, combine)
     if not same or combine is None:
         found = replace(found, errors=_measured_errors(uploads, step, found, visible))
         visible = found if same else visible
-    case = Case(**vars(visible), judged=None if same else found, combine=combine)
+    where = None if shown.mixture is None else _where_users_differ(uploads, shown.mixture, names)
+    case = Case(**vars(visible), judged=None if same else found, combine=combine, where=where)
     by_mixture = method is not None and method.clusterer.uses_covariance
-    by_mixture = by_mixture or step.rule in MIXTURE_RULES
+    by_mixture = by_mixture or (step.rule in MIXTURE_RULES and step.mixture is None)
     known = Diagnosis(
         decide(case),
         found_by or ("the noise mixture" if by_mixture else step.rule),
@@ -238,7 +250,7 @@ def diagnose_step(
         distance=found.distance,
         separation=separation(uploads.theta, step.labels) if step.n_clusters > 1 else None,
         stability=stability(
-            means, centers, step.labels, noise, visible.tau2, resamples=resamples, seed=seed
+            means, centers, step.labels, noise, visible.differ, resamples=resamples, seed=seed
         ),
         errors=found.errors,
         visible_error=visible.errors.precision,
@@ -247,6 +259,8 @@ def diagnose_step(
 
 def _combined_by(uploads: Uploads, step: ServerStep, method: Method | None) -> str | None:
     """The method's way to combine, if the models that users were sent are made that way."""
+    if step.mixture is not None:
+        return "mixed"
     if method is None or method.combine == "shrink":
         return None if method is None else "shrink"
     made = combine_clusters(uploads, step.labels, method.combine).centers[step.labels]
@@ -254,18 +268,55 @@ def _combined_by(uploads: Uploads, step: ServerStep, method: Method | None) -> s
     return method.combine if np.abs(made - step.models).max() <= 1e-6 * scale else None
 
 
-def _visible_groups(uploads: Uploads, seed: int) -> tuple[Ints, float | None]:
-    """The groups that the noise mixture finds by itself, and its tau2.
+def _measured(uploads: Uploads, step: ServerStep, noise: Noise, combine: str | None) -> Measured:
+    """The groups of a step; users who cannot tell their noise are where the mixture puts them."""
+    mixture, risk = step.mixture, uploads.risk
+    if mixture is None or risk is None:
+        return measure(uploads, step.labels, step.tau2, noise, combine)
+    found = measure(uploads, step.labels, model_spread(mixture, risk), noise, combine)
+    blind = np.flatnonzero(~noise.known)
+    if len(blind) == 0 or not uploads.has_terms:
+        return found
+    at = found.membership
+    r = posterior(user_quadratics(uploads.take(blind), mixture.coordinates)[0], mixture)
+    chance, own = r.responsibilities.copy(), step.labels[blind]
+    at.elsewhere[blind] = 1 - chance[np.arange(len(blind)), own]
+    chance[np.arange(len(blind)), own] = -1
+    at.rival[blind] = chance.argmax(axis=1) if chance.shape[1] > 1 else -1
+    return found
+
+
+def _where_users_differ(uploads: Uploads, mixture: Mixture, names: Sequence[str] | None) -> str:
+    """The coefficients that users of a group differ in, in words; empty: in none."""
+    assert uploads.risk is not None
+    level, slopes = differences(mixture, uploads.risk)
+    total = len(slopes) + uploads.risk.intercept
+    vary = np.flatnonzero(slopes)
+    n = len(vary) + (level > 0)
+    if n in (0, total) or names is None:
+        return (
+            "" if n == 0 else "every coefficient" if n == total else f"{n} of {total} coefficients"
+        )
+    ordered = vary[np.argsort(-slopes[vary], kind="stable")]
+    words = ["the level"] * (level > 0) + [names[j] for j in ordered.tolist()]
+    words = words[:NAMED] + [f"{n - NAMED} more"] * (n > NAMED)
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _visible_groups(uploads: Uploads, seed: int) -> ServerStep:
+    """The groups that the default finds by itself: mixed groups where there are data terms.
 
     Guessed noise has tails of no known law: one user far from all others is no group then.
     """
+    if uploads.has_terms:
+        return server_step(uploads, seed=seed)
     traces, smallest = guessed_traces(uploads), 1
     if traces is not None:
         phi, n = np.ones(uploads.n_users), uploads.n_samples
         uploads = Uploads(uploads.users, uploads.theta, n, dispersion=phi, inverse_trace=traces)
         smallest = TRUSTED
-    step = server_step(uploads, Method(refit=None, smallest_group=smallest), seed=seed)
-    return step.labels, step.tau2
+    method = Method("mixture", refit=None, smallest_group=smallest)
+    return server_step(uploads, method, seed=seed)
 
 
 def _measured_errors(

@@ -12,7 +12,14 @@ from scipy.spatial.distance import pdist, squareform
 from odcl._typing import Floats, Ints
 from odcl.clustering.labels import sum_by_cluster
 from odcl.diagnose.membership import Membership, expected_wrong, membership
-from odcl.diagnose.noise import GroupModels, Noise, center_covariance, without_penalty
+from odcl.diagnose.noise import (
+    Differ,
+    GroupModels,
+    Noise,
+    center_covariance,
+    spread_matrix,
+    without_penalty,
+)
 from odcl.exchange.upload import Uploads
 from odcl.server.combine import average_by_cluster, combine_clusters, solve_symmetric
 from odcl.server.dispersion import evidence_tau2, pooled_dispersion
@@ -51,7 +58,7 @@ class Measured:
     uploads: Uploads
     labels: Ints
     noise: Noise
-    tau2: float  # variance between users of a group, per coordinate
+    differ: Differ  # how users of a group differ
     groups: GroupModels
     membership: Membership
     errors: Errors
@@ -66,18 +73,27 @@ class Measured:
         return float(np.nansum(self.membership.elsewhere))
 
     @property
-    def tau2_in_noise(self) -> float:
-        """tau2 in units of a typical user's noise, the median over users.
+    def spread(self) -> Floats:
+        """The covariance between users of a group, (dim, dim)."""
+        return spread_matrix(self.differ, self.uploads.dim)
 
-        Where coordinates have different units, so that one variance for all says little, each
-        counts by its own noise: tr(S) tr(S^-1) / dim^2 of the average noise S comes on top.
+    @property
+    def tau2(self) -> float:
+        """Variance between users of a group, mean over coordinates."""
+        return float(np.trace(self.spread)) / self.uploads.dim
+
+    @property
+    def tau2_in_noise(self) -> float:
+        """The spread in units of a typical user's noise S, the median over users: tr T S^-1 / dim.
+
+        S is the average noise, at the size of the median user's.
         """
         known, dim = self.noise.variance[self.noise.known], self.uploads.dim
-        if self.tau2 == 0 or len(known) == 0:
+        if not np.any(self.differ) or len(known) == 0:
             return 0.0
         S = self.noise.mean(dim)
-        uneven = float(np.trace(S) * np.trace(np.linalg.inv(S))) / dim**2
-        return self.tau2 / float(np.median(known)) * uneven
+        size = float(np.trace(S)) / dim / float(np.median(known))
+        return float((self.spread * np.linalg.inv(S)).sum()) / dim * size
 
     def error_of(self, models: Floats) -> float:
         """Error of the models (n_users, dim) that users have, if these are the true groups.
@@ -115,7 +131,7 @@ class Measured:
         spread = np.sqrt(4 * (gap * (V @ gap)).sum() + 2 * times * np.square(V).sum())
         low, d, high = (float(max(values[at] + s * spread, 0.0) ** 0.5) for s in (-1.96, 0, 1.96))
         # In noise: least sqrt(d' S^-1 d), a distance in any units of features.
-        root = np.linalg.cholesky(noise.mean(dim) + self.tau2 * np.eye(dim))
+        root = np.linalg.cholesky(noise.mean(dim) + self.spread)
         white = squareform(pdist(np.linalg.solve(root, models.T).T))
         np.fill_diagonal(white, np.inf)
         a, b = sorted(divmod(int(white.argmin()), k))
@@ -145,14 +161,14 @@ class Measured:
         square = gap[able] * np.linalg.solve(V[able], gap[able, :, None])[..., 0]
         return float(np.average(square.mean(axis=1), weights=self.groups.sizes[able]))
 
-    def rows_needed(self, tau2: float | None = None) -> int | None:
+    def rows_needed(self, *, alike: bool = False) -> int | None:
         """Rows per user at which hardly a user would be in a wrong group; None: no number helps.
 
         The noise shrinks like 1 / (n - dim - 1), and the wanted n leaves ``LEFT_WRONG`` users
-        wrong. Where users of a group differ so much (``tau2``) that no n does, their difference may
-        be groups that cannot be told apart yet: it is left out.
+        wrong. Where users of a group differ so much that no n does, their difference may be groups
+        that cannot be told apart yet: it is left out (``alike``).
         """
-        differ = self.tau2 if tau2 is None else tau2
+        differ = 0.0 if alike else self.differ
         if self.n_clusters == 1 or not self.noise.known.any():
             return None
 
@@ -165,7 +181,7 @@ class Measured:
         if excess(0.0) <= 0:
             return round(n)
         if excess(np.log(MOST_SHRINK)) > 0:
-            return self.rows_needed(0.0) if differ > 0 else None
+            return self.rows_needed(alike=True) if np.any(differ) else None
         shrink = float(np.exp(brentq(excess, np.log(MOST_SHRINK), 0.0, xtol=1e-3)))
         return rows_after(n, self.uploads.dim, shrink)
 
@@ -177,28 +193,34 @@ def rows_after(n: float, dim: int, shrink: float) -> int:
 
 
 def measure(
-    uploads: Uploads, labels: Ints, tau2: float | None, noise: Noise, combine: str | None
+    uploads: Uploads, labels: Ints, differ: Differ | None, noise: Noise, combine: str | None
 ) -> Measured:
     """Measure the groups ``labels``, whose models were made by ``combine`` (None: otherwise).
 
-    ``tau2`` is what the server found, for uploads that do not tell it themselves.
+    ``differ`` is what the server found: a covariance is believed, a variance serves uploads that
+    do not tell it themselves.
     """
     combined = combine_clusters(uploads, labels, "precision", others=True)
     assert combined.others is not None
     # Around plain means, noisy themselves, users would seem to differ more than they do.
-    around = evidence_tau2(uploads, labels, combined.centers, pooled_dispersion(uploads))
-    tau2 = float(tau2 or 0.0) if around is None else around
+    found = isinstance(differ, np.ndarray)
+    if not found:
+        around = evidence_tau2(uploads, labels, combined.centers, pooled_dispersion(uploads))
+        differ = float(differ or 0.0) if around is None else around
+    assert differ is not None
     theta, bare = without_penalty(uploads, noise)
     covariance = center_covariance(noise, labels, 0.0)
     groups = GroupModels(combined.centers, combined.others, covariance, np.bincount(labels))
     # Noise read off the spread inside groups has the users' real differences in it already.
-    if noise.source == "spread" or _surplus(uploads, theta, labels, bare, groups) < DIFFER:
-        tau2 = 0.0
-    if tau2 > 0:
-        groups = replace(groups, covariance=center_covariance(noise, labels, tau2))
-    belong = membership(theta, labels, bare, groups, tau2)
-    errors = _errors(uploads, labels, noise, groups, tau2, combine)
-    return Measured(uploads, labels, noise, tau2, groups, belong, errors)
+    if noise.source == "spread" or (
+        not found and _surplus(uploads, theta, labels, bare, groups) < DIFFER
+    ):
+        differ = 0.0
+    if np.any(differ):
+        groups = replace(groups, covariance=center_covariance(noise, labels, differ))
+    belong = membership(theta, labels, bare, groups, differ)
+    errors = _errors(uploads, labels, noise, groups, differ, combine)
+    return Measured(uploads, labels, noise, differ, groups, belong, errors)
 
 
 def _surplus(
@@ -227,33 +249,34 @@ def _errors(
     labels: Ints,
     noise: Noise,
     groups: GroupModels,
-    tau2: float,
+    differ: Differ,
     combine: str | None,
 ) -> Errors:
-    """Expected squared errors, coordinates weighed by the inverse of the average noise.
+    """Expected squared errors, coordinates weighed by the inverse of the average noise S.
 
     A local model then has error 1; a group's model the size of its covariance plus ``own``, that of
-    tau2; one model for all its distance from the groups' models plus own. Drawing a user to its
-    group leaves own / (own + 1) of its noise, and what of the group's model's error it takes over.
+    T; one model for all its distance from the groups' models plus own. Drawing a user to its group
+    leaves T - T (T + S)^-1 T, and what of the group's model's error it takes over.
     """
     dim, known = uploads.dim, noise.known
     if not known.any():
         return Errors(np.nan, np.nan, np.nan, np.nan)
-    W = np.linalg.inv(noise.mean(dim))
+    S, T = noise.mean(dim), spread_matrix(differ, dim)
+    W = np.linalg.inv(S)
     at = labels[known]
 
     def size(V: Floats) -> float:
         unit = W if V.shape[1] == dim else W[:1, :1] * dim
         return float(((V * unit).sum(axis=(1, 2)) / dim)[at].mean())
 
-    own = tau2 * float(np.trace(W)) / dim
+    own = float((T * W).sum()) / dim
     precision = size(groups.covariance) + own
     used = precision
     if combine in ("mean", "samples"):
         weights = np.ones(uploads.n_users) if combine == "mean" else uploads.n_samples
-        used = size(center_covariance(noise, labels, tau2, weights=weights)) + own
+        used = size(center_covariance(noise, labels, differ, weights=weights)) + own
     everybody = np.zeros_like(labels)
     gap = groups.models - average_by_cluster(groups.models[labels], everybody, uploads.n_samples)
     one = float(((gap @ W) * gap).sum(axis=1)[at].mean()) / dim + own
-    kept = own / (own + 1)
+    kept = float((W * (T - T @ np.linalg.solve(T + S, T))).sum()) / dim
     return Errors(one, used, precision, refit=kept + (1 - kept) ** 2 * (precision - own))

@@ -12,7 +12,7 @@ from threadpoolctl import threadpool_limits
 
 from odcl._typing import Floats, Ints
 from odcl.clustering.labels import nearest_center
-from odcl.diagnose.noise import GroupModels, Noise
+from odcl.diagnose.noise import Differ, GroupModels, Noise, spread_matrix
 
 NEAREST = 6  # groups that a user is compared with, besides its own
 PART = 4096  # users looked at together
@@ -29,13 +29,13 @@ class Membership:
 
 
 def membership(
-    theta: Floats, labels: Ints, noise: Noise, groups: GroupModels, tau2: float
+    theta: Floats, labels: Ints, noise: Noise, groups: GroupModels, differ: Differ
 ) -> Membership:
     """Posterior probabilities of the groups.
 
         log r_ik = log |C_k| - 1/2 log det S_ik - 1/2 (theta_i - c_k)' S_ik^-1 (theta_i - c_k)
 
-    S_ik = C_i + tau2 I + V_k, with V_k the covariance of the group's model. The own group is seen
+    S_ik = C_i + T + V_k, with V_k the covariance of the group's model. The own group is seen
     without the user itself: with it, everybody would look at home. A user alone in its group is
     compared with the other groups only: ``elsewhere`` is the chance that a member of the nearest
     one is as far from it.
@@ -47,16 +47,17 @@ def membership(
     for rows in np.split(able, range(PART, len(able), PART)):
         models, own, some = theta[rows], labels[rows], noise.take(rows)
         alone = sizes[own] == 1
-        square, log_det = some.whiten(models - groups.others[rows], groups.seen_without(own), tau2)
+        seen = groups.seen_without(own)
+        square, log_det = some.whiten(models - groups.others[rows], seen, differ)
         at_home = np.log(np.maximum(sizes[own] - 1.0, 1e-300)) - 0.5 * (log_det + square)
         answer.distance[rows] = np.where(alone, 0.0, np.sqrt(square / dim))
         answer.tail[rows] = np.where(alone, 1.0, chdtrc(dim, square))
         if len(sizes) == 1 or len(rows) == 0:
             continue
-        rivals = _rivals(models, own, some, groups, tau2)
+        rivals = _rivals(models, own, some, groups, differ)
         joint, tails = np.zeros(rivals.shape), np.zeros(rivals.shape)
         for j, k in enumerate(rivals.T):
-            square, log_det = some.whiten(models - groups.models[k], groups.covariance[k], tau2)
+            square, log_det = some.whiten(models - groups.models[k], groups.covariance[k], differ)
             joint[:, j] = np.log(sizes[k]) - 0.5 * (log_det + square)
             tails[:, j] = chdtrc(dim, square)
         top = np.maximum(joint.max(axis=1), at_home)
@@ -67,9 +68,9 @@ def membership(
     return answer
 
 
-def _rivals(theta: Floats, own: Ints, noise: Noise, groups: GroupModels, tau2: float) -> Ints:
+def _rivals(theta: Floats, own: Ints, noise: Noise, groups: GroupModels, differ: Differ) -> Ints:
     """The few groups nearest to each user besides its own, in units of its noise."""
-    unit = _unit(noise, theta.shape[1], tau2)
+    unit = _unit(noise, theta.shape[1], differ)
     z, c = theta @ unit, groups.models @ unit
     squared = cdist(z, c, "sqeuclidean")
     squared[np.arange(len(own)), own] = np.inf
@@ -77,25 +78,25 @@ def _rivals(theta: Floats, own: Ints, noise: Noise, groups: GroupModels, tau2: f
     return np.asarray(np.argpartition(squared, few - 1, axis=1)[:, :few])
 
 
-def _unit(noise: Noise, dim: int, tau2: float) -> Floats:
+def _unit(noise: Noise, dim: int, differ: Differ) -> Floats:
     """R with R R' the inverse of the average noise: rows times R have it as their unit."""
-    return np.linalg.cholesky(np.linalg.inv(noise.mean(dim) + tau2 * np.eye(dim)))
+    return np.linalg.cholesky(np.linalg.inv(noise.mean(dim) + spread_matrix(differ, dim)))
 
 
 def expected_wrong(
-    noise: Noise, labels: Ints, groups: GroupModels, tau2: float, shrink: float
+    noise: Noise, labels: Ints, groups: GroupModels, differ: Differ, shrink: float
 ) -> float:
     """Expected number of users put into a wrong group with ``shrink`` times their noise.
 
     Before their rows are seen: sum over other groups l of Phi(-delta / 2), delta the distance
-    between the two groups' models in units of (shrink C_i + tau2 I).
+    between the two groups' models in units of (shrink C_i + T).
     """
     rows = np.flatnonzero(noise.known)
     less = Noise(shrink * noise.covariance[rows], noise.source)
     home = groups.models[labels[rows]]
     chance = np.zeros(len(rows))
-    for k in _rivals(home, labels[rows], less, groups, tau2).T:
-        chance += ndtr(-0.5 * np.sqrt(less.whiten(home - groups.models[k], 0.0, tau2)[0]))
+    for k in _rivals(home, labels[rows], less, groups, differ).T:
+        chance += ndtr(-0.5 * np.sqrt(less.whiten(home - groups.models[k], 0.0, differ)[0]))
     return float(np.minimum(chance, 1.0).sum())
 
 
@@ -113,14 +114,14 @@ def stability(
     centers: Floats,
     labels: Ints,
     noise: Noise,
-    tau2: float,
+    differ: Differ,
     *,
     resamples: int,
     seed: int,
 ) -> Stability:
     """Would the same users come together again, had they other rows?
 
-        theta_i ~ N(mean_i, C_i + tau2 I)
+        theta_i ~ N(mean_i, C_i + T)
 
     is drawn and clustered ``resamples`` times. ``means`` (n_users, dim) are the best guess of the
     users' optima: the models of the groups that their noise shows. K-means from ``centers``, the
@@ -131,9 +132,9 @@ def stability(
     if k == 1:
         return Stability(1.0, 1.0, resamples)
     rows = np.flatnonzero(noise.known)
-    unit = _unit(noise, dim, tau2)
+    unit = _unit(noise, dim, differ)
     C = noise.covariance[rows]
-    roots = np.linalg.cholesky(C + tau2 * np.eye(C.shape[1]))
+    roots = np.linalg.cholesky(C + spread_matrix(differ, C.shape[1]))
     rng = np.random.default_rng(seed)
     kept = np.zeros(resamples)
     with threadpool_limits(1):

@@ -15,7 +15,16 @@ from odcl.server.combine import average_by_cluster
 from odcl.server.dispersion import covariances, noise_traces, pooled_dispersion
 
 Source = Literal["curvature", "trace", "spread"]
+Differ = float | Floats  # how users of a group differ: one variance, or a covariance (dim, dim)
 LEAST_SHARE = 0.01  # of a direction's curvature that must come from the rows, not the penalty
+
+
+def spread_matrix(differ: Differ, side: int) -> Floats:
+    """The covariance of users of a group, (side, side): side is dim, or 1 for the mean variance."""
+    T: Floats = np.asarray(differ, dtype=np.float64)
+    if T.ndim == 0:
+        return T * np.eye(side)
+    return T if len(T) == side else np.full((1, 1), np.trace(T) / len(T))
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,14 +58,14 @@ class Noise:
         average = self.covariance[self.known].mean(axis=0)
         return np.asarray(average if len(average) == dim else average * np.eye(dim))
 
-    def whiten(self, delta: Floats, more: Floats | float, tau2: float) -> tuple[Floats, Floats]:
-        """delta' S^-1 delta and log det S, (n_users,) each, S_i = C_i + tau2 I + more_i.
+    def whiten(self, delta: Floats, more: Floats | float, differ: Differ) -> tuple[Floats, Floats]:
+        """delta' S^-1 delta and log det S, (n_users,) each, S_i = C_i + T + more_i.
 
         ``delta`` is (n_users, dim), ``more`` of the covariance's shape.
         """
         m, dim = delta.shape
         side = self.covariance.shape[1]
-        root = np.linalg.cholesky(self.covariance + more + tau2 * np.eye(side))
+        root = np.linalg.cholesky(self.covariance + more + spread_matrix(differ, side))
         z = np.linalg.solve(root, delta.reshape(m, side, dim // side))
         log_det = 2 * np.log(np.diagonal(root, axis1=1, axis2=2)).sum(axis=1)
         return np.square(z).sum(axis=(1, 2)), log_det * (dim // side)
@@ -78,30 +87,31 @@ class GroupModels:
 
 
 def center_covariance(
-    noise: Noise, labels: Ints, tau2: float, *, weights: Floats | None = None
+    noise: Noise, labels: Ints, differ: Differ, *, weights: Floats | None = None
 ) -> Floats:
     """Covariance of the groups' combined models, one per group, of the shape of the users' own.
 
-    Precision combining: P^-1 + tau2 P^-1 (sum C_i^-2) P^-1 with P = sum C_i^-1. With ``weights``
-    (n_users,) a weighted mean: sum w_i^2 (C_i + tau2 I) / (sum w_i)^2. Users of unknown noise take
-    no part; a group of such has zeros.
+    Precision combining: P^-1 + P^-1 (sum C_i^-1 T C_i^-1) P^-1 with P = sum C_i^-1. With
+    ``weights`` (n_users,) a weighted mean: sum w_i^2 (C_i + T) / (sum w_i)^2. Users of unknown
+    noise take no part; a group of such has zeros.
     """
     rows = np.flatnonzero(noise.known)
     C = noise.covariance[rows]
+    T = spread_matrix(differ, C.shape[1])
     out = np.zeros((int(labels.max()) + 1, *C.shape[1:]))
     if len(rows) == 0:
         return out
     there, own = np.unique(labels[rows], return_inverse=True)
     if weights is not None:
         w = weights[rows, None, None]
-        spread = sum_by_cluster(w**2 * (C + tau2 * np.eye(C.shape[1])), own)
+        spread = sum_by_cluster(w**2 * (C + T), own)
         out[there] = spread / sum_by_cluster(w, own) ** 2
         return out
     precision: Floats = np.linalg.inv(C).astype(np.float64, copy=False)
     inverse = np.linalg.inv(sum_by_cluster(precision, own))
     out[there] = inverse
-    if tau2 > 0:
-        out[there] += tau2 * inverse @ sum_by_cluster(precision @ precision, own) @ inverse
+    if T.any():
+        out[there] += inverse @ sum_by_cluster(precision @ T @ precision, own) @ inverse
     return out
 
 
@@ -114,6 +124,8 @@ def estimated_noise(uploads: Uploads, labels: Ints) -> Noise:
     traces = noise_traces(uploads, phi)
     if traces is not None:
         return Noise((traces / uploads.dim)[:, None, None], "trace")
+    if uploads.has_terms:  # no user has a model of its own
+        return Noise(np.full((uploads.n_users, 1, 1), np.inf), "curvature")
     return Noise(_spread(uploads, labels)[:, None, None], "spread")
 
 

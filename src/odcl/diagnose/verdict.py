@@ -12,12 +12,13 @@ from scipy.optimize import linear_sum_assignment
 
 from odcl.diagnose.measure import Measured, rows_after
 
-Advice = Literal["one-shot", "precision", "refine", "collect", "one-model", "local"]
+Advice = Literal["one-shot", "precision", "refine", "collect", "one-model", "mixed", "local"]
 SENTENCES: dict[Advice, str] = {
     "one-shot": "One shot is enough.",
     "precision": "Use precision combining.",
     "refine": "Add refinement rounds.",
     "one-model": "There is no group structure here: use one model.",
+    "mixed": "No groups: users differ gradually.",
     "local": "The groups are too fine: stay local.",
 }
 
@@ -37,12 +38,12 @@ ROWS_TO_SEE = 5  # rows per parameter below which classes and counts hide groups
 
 @dataclass(frozen=True)
 class Verdict:
-    """What to do next: one of six, in a sentence, with the reason in another."""
+    """What to do next: one of seven, in a sentence, with the reason in another."""
 
     advice: Advice
     sentence: str
     reason: str
-    rows: int | None = None  # rows per user, where the advice is to collect
+    rows: int | None = None  # rows per user that would show groups, where that is the question
 
     def __str__(self) -> str:
         return f"{self.sentence} {self.reason}"
@@ -53,10 +54,13 @@ class Case(Measured):
     """What decides: the groups that the users' noise shows, and those in hand if they are others.
 
     ``combine`` is how the models in hand were made of their groups; None: in another way.
+    ``where`` says, where the users' data terms were seen, which coefficients users of a group
+    differ in; empty: in none.
     """
 
     judged: Measured | None
     combine: str | None
+    where: str | None = None
 
     @property
     def n_users(self) -> int:
@@ -128,6 +132,8 @@ class Case(Measured):
 
 def decide(case: Case) -> Verdict:
     """The verdict. What comes first rules out what comes later."""
+    if not case.informative and case.where is not None:
+        return _by_terms(case, case.where)
     if not case.informative:
         why = (
             "Nobody said how noisy its model is, and no two users are in one group, which would "
@@ -171,6 +177,30 @@ def decide(case: Case) -> Verdict:
     return _groups(case)
 
 
+def _by_terms(case: Case, where: str) -> Verdict:
+    """Many users have no model of their own to measure by: what their data terms say together."""
+    lone = f"{share(case.unsure)} of the users have no model of their own to compare with"
+    if case.n_clusters == 1 and not where:
+        return _advise("one-model", f"Nothing in the users' rows sets them apart; {lone}.")
+    if case.n_clusters == 1:
+        return _advise("mixed", f"{_gradually(where)}; {lone}.")
+    misplaced = case.misplaced
+    placed = f"{few(misplaced)} of {case.n_users} users would be in a wrong one"
+    if misplaced > max(MISPLACED * case.n_users, 1.0) and case.n < ROWS_PER_PARAMETER * case.dim:
+        rows = ROWS_PER_PARAMETER * case.dim
+        return _collect(rows, f"The users' rows show {case.n_clusters} groups, but {placed}.")
+    apart = f"The users' rows show {case.n_clusters} groups, {placed}"
+    inside = f" Users of a group still differ in {where}." if where else ""
+    return _advise("one-shot", f"{apart}; {lone}.{inside}")
+
+
+def _gradually(where: str) -> str:
+    return (
+        f"Users differ in {where}, one by one and not in groups: use the mixed model, which the "
+        "default does (clusterer='auto', --clusters auto)"
+    )
+
+
 def _no_groups(case: Case) -> Verdict:
     tau2 = case.tau2_in_noise
     between = math.sqrt(2 * case.dim * tau2)  # a typical distance of two users' optima
@@ -188,6 +218,17 @@ def _no_groups(case: Case) -> Verdict:
             f"{apart}{differ}; one model for all has {share(one + case.errors.precision)} of the "
             f"local models' error. Groups closer than {VISIBLE:g} standard deviations of a user's "
             "model may hide in this.",
+        )
+    if case.where and case.errors.refit <= NO_GAIN:
+        rows = rounded(rows_after(case.n, case.dim, (between / VISIBLE) ** 2))
+        hide = f" Groups, if there are any, would show with about {rows:,} rows per user."
+        return Verdict(
+            "mixed",
+            SENTENCES["mixed"],
+            f"{apart}{_gradually(case.where)}. They differ by {case.times} times their noise; "
+            f"the mixed model has {share(case.errors.refit)} of the local models' error, one model "
+            f"for all {times_of(one + case.errors.precision)} it.{hide if rows > case.n else ''}",
+            rows if rows > case.n else None,
         )
     if case.errors.refit > NO_GAIN or (between >= VISIBLE and one >= 1):
         return _advise(
@@ -229,7 +270,7 @@ def _groups(case: Case) -> Verdict:
         )
     few_rows = f"with {case.n:g} rows for {case.dim} parameters"
     why = ""
-    if case.curvature_mismatch > MISMATCH:
+    if case.combine != "mixed" and case.curvature_mismatch > MISMATCH:
         why = (
             f"{few_rows} the users' models are not yet additive (their quadratic approximations "
             "contradict each other)"
@@ -293,6 +334,8 @@ def _other_groups(case: Case, judged: Measured) -> Verdict:
 def _refit(case: Case) -> str:
     if case.tau2 == 0:
         return ""
+    if case.where:
+        return f" Users of a group still differ in {case.where}, by {case.times} times their noise."
     return (
         f" Users of a group differ by {case.times} times their noise: let them refit around the "
         "group's model (refit='evidence')."

@@ -38,8 +38,10 @@ def diagnosis_text(d: Diagnosis) -> str:
 
 def _sizes(d: Diagnosis) -> list[Row]:
     n, found = d.n_samples, f"found by {d.found_by}"
-    if not d.informative:
+    if not d.informative and d.verdict.advice == "collect":
         found += "; nothing can be said of them"
+    elif not d.informative:
+        found += ", from what their rows say together"
     elif d.n_visible == d.n_clusters:
         found += f": as many as {_seen_by(d)} shows"
     else:
@@ -61,16 +63,19 @@ def _seen_by(d: Diagnosis) -> str:
 def _noise(d: Diagnosis) -> list[Row]:
     what, known = "noise of a user's model", d.noise.variance[d.noise.known]
     if len(known) == 0:
-        return [(what, "unknown", "no user has more rows than parameters")]
+        return [(what, "unknown", "no user's rows determine a model of its own")]
     if not d.informative and d.noise.source == "spread":
         return [(what, "unknown", "too few rows to tell")]
     size = float(np.sqrt(d.dim * np.median(known)))
     rows = [(what, f"{size:.3g}", f"distance from its truth, {_SOURCES[d.noise.source]}")]
     if d.noise.source != "spread" and d.informative:
-        meaning = "users of a group are alike as far as can be seen"
+        one = d.n_clusters == 1
+        who = "users" if one else "users of a group"
+        meaning = f"{who} are alike as far as can be seen"
         if d.tau2 > 0:
-            meaning = "times their noise: users of a group really differ"
-        rows.append(("difference inside groups", short(float(np.sqrt(d.tau2_in_noise))), meaning))
+            meaning = f"times their noise: {who} really differ"
+        what = "difference between users" if one else "difference inside groups"
+        rows.append((what, short(float(np.sqrt(d.tau2_in_noise))), meaning))
     return rows
 
 
@@ -104,6 +109,8 @@ def _errors(d: Diagnosis, alone: bool) -> list[Row]:
     if d.n_visible == 1:  # what is left to one model for all is its noise
         one += d.visible_error
     rows = [("error of one model for all", short(one), "1 is the error of a user's own model")]
+    if d.n_clusters == d.n_visible == 1 and d.tau2 > 0 and d.verdict.advice == "mixed":
+        rows.append(("error of the mixed model", short(e.refit), "drawn to the others'"))
     if alone:
         rows.append(("error of these models", short(e.used), "every user its own"))
     elif d.n_clusters > 1:
