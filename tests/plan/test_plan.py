@@ -53,7 +53,7 @@ def measured(n: int, n_clusters: int, seeds: range, method: str = "kmeans") -> f
     found = []
     for seed in seeds:
         f = linear_federation(100, n, n_clusters=n_clusters, seed=seed)
-        local = fit_users(f, Risk(), "auto" if method == "default" else "none")
+        local = fit_users(f, Risk(), "none", terms=method == "default")
         if method == "default":
             labels = server_step(local.uploads).labels
         elif method == "kmeans":
@@ -149,7 +149,10 @@ def test_a_pilots_spread_is_that_of_its_diagnosis():
 
 @pytest.mark.parametrize(
     ("n", "n_clusters", "said"),
-    [(4, 4, "Collect about .* collect these rows"), (60, 1, "no group structure .* say which")],
+    [
+        (4, 4, "No groups: users differ gradually.* say which"),
+        (60, 1, "no group structure .* say which"),
+    ],
 )
 def test_pilots_that_show_no_groups_are_refused_with_what_to_do(n, n_clusters, said):
     f = linear_federation(40, n, n_clusters=n_clusters, dim=5, seed=1)

@@ -33,7 +33,7 @@ SETTLED = 10  # rows per parameter from which errors fall like 1 / n
 # Runs of the default method: how many, and how n moves from batch to batch.
 MOST_RUNS, FEWEST_RUNS = 40, 10
 BATCH = 5  # runs for one n; all five succeed half of the time where 87 in 100 do
-SECONDS = 2.6  # for all runs, roughly
+SECONDS = 5.0  # for all runs, roughly
 MOST_PARAMETERS = 100  # users send their curvature up to here
 FIRST_MOVE, LEAST_MOVE, MOST_MOVE = math.log(1.3), math.log(1.06), math.log(3.0)
 
@@ -239,7 +239,8 @@ def runs_for(scene: Scenario) -> int:
     """How many rounds of the default method can be simulated in a few seconds; 0: too few."""
     if scene.n_clusters == 1 or scene.dim > MOST_PARAMETERS:
         return 0
-    each = 0.045 + 4e-4 * scene.n_users * max(1.0, scene.dim / 20)  # seconds, measured
+    size = scene.n_users * scene.n_clusters * max(0.5, scene.dim / 20)
+    each = 0.05 + 2.5e-4 * size  # seconds, measured
     runs = min(MOST_RUNS, int(SECONDS / each))
     return runs if runs >= FEWEST_RUNS else 0
 

@@ -11,14 +11,11 @@ from numpy.random import Generator
 from odcl._typing import Bools, Floats, Ints
 from odcl.clustering.kmeans.kmeanspp import kmeans_pp
 from odcl.clustering.labels import number_by_first_user, same_partition, sum_by_cluster
-from odcl.clustering.mixture.noise_mixture import NoiseMixture
-from odcl.exchange.upload import Uploads
-from odcl.method import Method
+from odcl.mixed.mixture import Quadratics
 from odcl.plan import recovery
 from odcl.plan.scenario import Scenario
 from odcl.risk.loss import Loss, symmetric, weighted_gram
 from odcl.server.combine import average_by_cluster, solve_symmetric
-from odcl.server.step import server_step
 
 # Curvatures of so many users are drawn for each n and dealt out to the users of all trials. Near
 # n = dim they have heavy tails, and one user in two thousand decides about a recovery of 95 %; the
@@ -196,30 +193,39 @@ def _curvature(loss: Loss, rows: Floats, center: Floats) -> Floats:
 def default_finds(scene: Scenario, n: int, runs: int, *, seed: int, number: int = 0) -> int:
     """In how many of ``runs`` federations the library's default method finds the true groups.
 
-    Nothing short of a run tells what the mixture with known noise would answer: it gets uploads
-    with everything that users send. ``number`` tells apart calls with the same n.
+    Nothing short of a run tells what mixed groups would answer: they get the users' data terms.
+    ``number`` tells apart calls with the same n.
     """
+    from odcl.mixed.search import search
+
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(n, 1, number)))
     trials = draw_trials(scene, n, runs, rng, most=8 * scene.n_users)
     # As clusterer="auto", but for numbers of groups far beyond the true one: they win nothing.
-    mixture = NoiseMixture(max_clusters=scene.n_clusters + BEYOND, random_state=seed)
-    method = Method(mixture, combine="mean")
-    steps = (server_step(simulated_uploads(scene, n, trials, t, rng), method) for t in range(runs))
-    return sum(same_partition(step.labels, scene.groups) for step in steps)
+    most = scene.n_clusters + BEYOND
+    terms = (simulated_terms(scene, n, trials, t, rng) for t in range(runs))
+    found = (search(q, max_groups=most).responsibilities.argmax(axis=1) for q in terms)
+    return sum(same_partition(labels, scene.groups) for labels in found)
 
 
-def simulated_uploads(scene: Scenario, n: int, trials: Trials, t: int, rng: Generator) -> Uploads:
-    """Everything that the users of one trial send."""
-    m, freedom = scene.n_users, n - scene.dim
-    phi = np.full(m, scene.dispersion)
-    if scene.loss.has_dispersion:
-        phi = phi * rng.chisquare(freedom, m) / freedom if freedom > 0 else np.full(m, np.inf)
-    phi[trials.blind[trials.drawn[t]]] = np.inf
-    H = trials.curvature(t)
-    if scene.penalty is not None:
-        H = H + n * np.diag(scene.penalty)
-    users, rows = np.arange(m), np.full(m, float(n))
-    return Uploads(users, trials.theta[t], rows, curvature=H, dispersion=phi, risk=scene.risk)
+def simulated_terms(scene: Scenario, n: int, trials: Trials, t: int, rng: Generator) -> Quadratics:
+    """The data terms of the users of one trial, as the server sees them.
+
+    Coordinates are scaled by the summed curvature, and models are relative to the pooled one; for
+    squared loss the target is in units of what that leaves, and the users' residual sums of squares
+    are drawn.
+    """
+    A, m, noisy = trials.curvature(t), scene.n_users, scene.loss.has_dispersion
+    once = 0.0 if scene.penalty is None else n * np.diag(scene.penalty)
+    b = ((A + once) @ trials.theta[t][..., None])[..., 0]
+    dof = np.full(m, float(max(n - scene.dim, 0))) if noisy else np.zeros(m)
+    pure = scene.dispersion * np.where(dof > 0, rng.chisquare(np.maximum(dof, 1.0)), 0.0)
+    uu = (b * solve_symmetric(A, b)).sum(axis=1) + pure
+    around = solve_symmetric(A.sum(axis=0)[None], b.sum(axis=0)[None])[0]
+    uu = uu - 2 * b @ around + (A @ around) @ around
+    unit = math.sqrt(max(float(uu.sum()) / (m * n), 1e-300)) if noisy else 1.0
+    scale = np.sqrt(np.maximum(np.diagonal(A.sum(axis=0)) / (m * n), 1e-300))
+    A, b = A / np.outer(scale, scale), (b - A @ around) / (scale * unit)
+    return Quadratics(A, b, uu / unit**2, np.full(m, float(n)), dof, pure / unit**2, noisy)
 
 
 # -- everything else, for one n --------------------------------------------------------------------
