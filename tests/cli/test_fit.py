@@ -38,7 +38,8 @@ def test_fit_writes_models_assignment_and_a_closing_table(command):
     said = command("fit", save_csv(frame), *ROLES, "--out", "run")
     assert (said.code, said.err) == (0, "")
     assert said.out.startswith("8 users, 112 rows, 3 features, squared loss, 1 round. 2 groups")
-    names = ("one model per user", "one model for all", "the paper's setting", "odcl")
+    names = ("one model per user", "one model for all", "one for all, own intercepts")
+    names += ("mixed model without groups", "the paper's setting", "odcl")
     rows = {n: re.search(rf"^{n} +([\d.]+) +([\d.]+) +([\d.]+)$", said.out, re.M) for n in names}
     report = json.loads(Path("run/report.json").read_text())
     for name, entry in zip(names, report["comparison"]["table"], strict=True):
@@ -46,7 +47,8 @@ def test_fit_writes_models_assignment_and_a_closing_table(command):
         assert_allclose([float(x) for x in rows[name].groups()], numbers, rtol=5e-3)
     assert report["comparison"]["rows_held_out"] == 8 * 3
     assert report["risk"]["intercept"] is True
-    expected = {"models.safetensors", "model.json", "uploads.safetensors", "schema.json"}
+    expected = {"models.safetensors", "mixture.safetensors", "model.json", "uploads.safetensors"}
+    expected |= {"schema.json"}
     expected |= {"manifest.json", "report.json", "picture.png"}
     assert set(files_below("run")) == expected | {"assignment.csv", "groups.csv"}
     assignment = pd.read_csv("run/assignment.csv")
@@ -90,10 +92,11 @@ def test_the_command_fits_what_the_estimator_fits(command):
 def test_an_option_reaches_the_estimator_and_the_report(command, words, method, settings):
     assert command("fit", save_csv(people()), *NO_HOLDOUT, "--out", "run", *words).code == 0
     model = ODCLRegressor.load("run")
-    assert model.method_ == model.method == method
+    assert model.method == method
+    assert model.method_ == method.resolved(model.risk_, 4)
     assert settings.items() <= model.get_params().items()
     report = json.loads(Path("run/report.json").read_text())
-    assert Method.from_json(report["method"]) == method
+    assert Method.from_json(report["method"]) == model.method_
     assert report["risk"] == model.risk_.to_json()
     assert report["risk"]["intercept"] == settings.get("fit_intercept", True)
     assert report["risk"]["l2"] == settings.get("l2", 0.0)
@@ -107,7 +110,9 @@ def test_the_papers_setting_is_reported_as_what_it_is(command):
     assert not re.search(r"^odcl ", said.out, flags=re.MULTILINE)
     report = json.loads(Path("run/report.json").read_text())
     assert Method.from_json(report["method"]) == Method.paper(2)
-    assert [row["method"] for row in report["comparison"]["table"]] == ["local", "pooled", "paper"]
+    assert [row["method"] for row in report["comparison"]["table"]] == [
+        *("local", "pooled", "intercepts", "paper")
+    ]
 
 
 def test_columns_are_named_one_by_one_or_with_commas_and_may_hold_commas(command):

@@ -125,7 +125,8 @@ def test_a_model_fitted_on_a_frame_serves_the_command_line(command, kind):
     new = later[later.store.isin(["u0", "u1"])].assign(store=lambda f: "new-" + f.store)
     said = command("assign", "saved", save_csv(new, "new.csv"), "--add")
     assert said.out.count("joins") == 2
-    assert command("update", "saved", "new.csv").out.endswith("new-u1,1,1,14,28\n")
+    place = model.labels_[1]
+    assert command("update", "saved", "new.csv").out.endswith(f"new-u1,{place},{place},14,28\n")
     for user, rows in new.groupby("store"):
         model.add_user(user, rows[["b", "a", "c"]], rows.y)
         model.update_user(user, rows[["b", "store", "a", "c"]], rows.y)

@@ -24,7 +24,8 @@ Find the hidden groups in a table, and fit a model for every user.
 
 A user is whatever a column names: a store, a sensor, a patient. The closing
 table compares, on rows held out of each user's data, one model per user, one
-model for all, the paper's setting and odcl."""
+model for all, one with an intercept per user, the mixed model without groups,
+the paper's setting and odcl. Where another is better, it says so."""
 
 _EXAMPLES = """\
 examples:
@@ -51,8 +52,9 @@ METHOD = {
     ),
     "--clusters K": (
         opt.clusters,
-        "number of groups; auto: found from the users' own noise; mixed: groups, and how users "
-        "still differ inside them, from what every user's rows say; convex: by convex "
+        "number of groups; auto: found from what the users' rows say, with how users of a group "
+        "differ; auto:K: at most K (auto:1: no groups, users who differ gradually); mixture: found "
+        "from the users' models and their noise; convex: by convex "
         "clustering (the paper's ODCL-CC); elbow or silhouette: chosen for K-means++ by that "
         "rule; kmeans:K, spectral:K, gradient:K: K groups by that method [default: auto]",
     ),
@@ -289,9 +291,10 @@ def _estimator(loss: str, settings: dict[str, Any]) -> Any:
 def _compare(
     federation: Federation, out: Bools, loss: str, settings: dict[str, Any], progress: Silent
 ) -> Comparison:
-    """local / one model for all / the paper's setting / ours, each fitted on the rows kept."""
+    """The rivals that matter, the paper's setting and ours, each fitted on the rows kept."""
     import numpy as np
 
+    from odcl.evaluate.rivals import own_intercepts
     from odcl.evaluate.scores import compare
     from odcl.local.predict import predicted_targets
     from odcl.method import Method
@@ -300,10 +303,13 @@ def _compare(
     ours = _estimator(loss, settings).fit_federation(kept, progress=progress.advance)
     papers = Method.of("paper", clusterer=settings["method"].clusterer)
     is_paper = settings["method"] == papers
-    paper = ours
+    paper, alike = ours, None
     if not is_paper:
         given = {**settings, "method": Method.paper()}
         paper = _estimator(loss, given).fit_federation(kept, progress=progress.advance)
+    if ours.mixture_ is not None and ours.n_clusters_ > 1:
+        given = {**settings, "method": Method.of(settings["method"], clusterer="auto:1")}
+        alike = _estimator(loss, given).fit_federation(kept)
 
     def by(model: Any, theta: Any) -> Any:
         """Predictions of a model whose users have these parameters; one row serves everybody."""
@@ -318,8 +324,11 @@ def _compare(
     methods = {
         "local": by(ours, ours.result_.local.theta),
         "pooled": by(ours, ours.pooled_theta_[None]),
+        "intercepts": own_intercepts(kept, ours.risk_.loss.name) if ours.fit_intercept else None,
+        "mixed": None if alike is None else by(alike, alike.theta_),
         "paper": by(paper, paper.theta_),
     }
+    methods = {name: predict for name, predict in methods.items() if predict is not None}
     if not is_paper:
         methods["odcl"] = by(ours, ours.theta_)
     return compare(federation, out, methods, ours.risk_.loss)

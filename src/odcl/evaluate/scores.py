@@ -43,6 +43,20 @@ class Comparison:
         gap, least = gap if self.larger_is_better else -gap, 1e-9 * self.unit
         return int((gap > least).sum()), int((gap < -least).sum())
 
+    def beaten_by(self, method: str) -> str | None:
+        """The best other method, if it is better for the mean user by more than chance explains.
+
+        The mean of the users' differences has to exceed two of its standard errors.
+        """
+        mean = {name: value for name, value, *_ in self.rows()}
+        order = sorted(mean, key=mean.__getitem__, reverse=self.larger_is_better)
+        if order[0] == method or self.n_users < 2:
+            return None
+        gap = self.scores[method] - self.scores[order[0]]
+        gap = -gap if self.larger_is_better else gap
+        sure = gap.mean() > 2 * gap.std(ddof=1) / np.sqrt(len(gap)) + 1e-9 * self.unit
+        return order[0] if sure else None
+
     def to_json(self) -> dict[str, Any]:
         table = [
             {"method": m, "mean": mean, "median": median, "worst": worst}

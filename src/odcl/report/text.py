@@ -20,8 +20,17 @@ if TYPE_CHECKING:
 NAMES = {
     "local": "one model per user",
     "pooled": "one model for all",
+    "intercepts": "one for all, own intercepts",
+    "mixed": "mixed model without groups",
     "paper": "the paper's setting",
     "odcl": "odcl",
+}
+_OPTIONS = {  # how to get what did better
+    "local": "For it: --refit 0.",
+    "pooled": "For it: --clusters 1 --refit none.",
+    "intercepts": "Near it, and never far off: --clusters auto:1.",
+    "mixed": "For it: --clusters auto:1.",
+    "paper": "For it: --paper.",
 }
 _TABLE_1 = (
     "Orders: hidden constants are 1, and so is the condition number kappa unless given. C and C1 "
@@ -71,7 +80,7 @@ def aligned(values: Any) -> list[str]:
 
 
 def comparison_table(comparison: Comparison) -> str:
-    """local / one model for all / the paper's setting / odcl: mean, median and worst user."""
+    """Mean, median and worst user of every method."""
     best = "higher" if comparison.larger_is_better else "lower"
     of = f"{comparison.metric} on {count(comparison.n_rows, 'held-out row')} ({best} is better)"
     names, *columns = zip(*comparison.rows(), strict=True)
@@ -85,9 +94,17 @@ def verdict(comparison: Comparison) -> str:
     """Who gained: one sentence."""
     better, worse = comparison.better_off("odcl", "local")
     n = comparison.n_users
-    return (
+    text = (
         f"With odcl {better:,} of {n:,} users do better than with a model of their own, "
         f"{worse:,} do worse, {n - better - worse:,} the same."
+    )
+    rival = comparison.beaten_by("odcl")
+    if rival is None:
+        return text
+    mean = {name: f"{value:.4g}" for name, value, *_ in comparison.rows()}
+    return (
+        f"{text}\nodcl is not the best here: {NAMES.get(rival, rival)} has {mean[rival]} on these "
+        f"rows, odcl {mean['odcl']}, more than chance explains. {_OPTIONS[rival]}"
     )
 
 
