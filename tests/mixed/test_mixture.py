@@ -44,7 +44,7 @@ def random_users(seed=0, dim=3, n_users=5):
 def at_points(c):
     dim = c.shape[-1]
     return Centers(
-        c[None], np.zeros((1, len(c), dim, dim)), np.zeros((1, dim)), np.zeros(1), np.zeros(1)
+        c[None], np.zeros((1, len(c), dim, dim)), np.zeros((1, dim)), np.zeros(1), np.zeros((1, dim, dim))
     )
 
 
@@ -72,7 +72,7 @@ def test_an_uncertain_center_costs_half_the_trace(shape):
     m = moments(q, spread(shape), np.ones(5))
     c, C = np.ones((1, 1, 3)), np.diag([1.0, 2.0, 3.0])[None, None]
     sure = misfits(m, at_points(c[0]))
-    unsure = misfits(m, Centers(c, C, c[0], np.zeros(1), np.zeros(1)))
+    unsure = misfits(m, Centers(c, C, c[0], np.zeros(1), C[:, 0]))
     assert_allclose(unsure[0, :, 0] - sure[0, :, 0], np.trace(m.W @ C[0], axis1=1, axis2=2))
 
 

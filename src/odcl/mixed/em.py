@@ -72,18 +72,25 @@ class Fit:
         n_B log m for the prior of several centers. For one center its flat prior is not charged.
         What sites claim above the maximum of their likelihoods is taken back.
         """
-        T, m = self.spread, len(self.s2)
-        dim, n_open = len(T.open), int(T.open.sum())
-        fit = self.log_likelihood + self.noise.log_prior(self.s2)
-        charge = (T.n_parameters + self.n_groups - 1) * np.log(m)
-        if T.shape in ("diag", "full"):
-            charge += 2 * (gammaln(dim + 1) - gammaln(n_open + 1) - gammaln(dim - n_open + 1))
-        if self.prior is not None:
-            fit = self.bound
-            charge += np.log(m) * (1 if np.ptp(self.prior) == 0 else len(self.prior))
+        fit = self.bound
+        if self.prior is None:
+            fit = self.log_likelihood + self.noise.log_prior(self.s2)
+        price = charge(self.spread, self.n_groups, self.prior, len(self.s2))
         if len(self.scales) > 1:
-            charge += np.log(m)
-        return float(-2 * (fit - self.excess + self.tail_gain) + charge)
+            price += np.log(len(self.s2))
+        return float(-2 * (fit - self.excess + self.tail_gain) + price)
+
+
+def charge(T: Spread, n_groups: int, prior: Floats | None, n_users: int) -> float:
+    """What the numbers of a mixture cost its evidence: log m each, and the choice of T's open."""
+    dim, n_open = len(T.open), int(T.open.sum())
+    n_numbers = T.n_parameters + n_groups - 1
+    if prior is not None:
+        n_numbers += 1 if np.ptp(prior) == 0 else len(prior)
+    price = n_numbers * np.log(n_users)
+    if T.shape in ("diag", "full"):
+        price += 2 * (gammaln(dim + 1) - gammaln(n_open + 1) - gammaln(dim - n_open + 1))
+    return float(price)
 
 
 def fit_mixture(
@@ -97,14 +104,16 @@ def fit_mixture(
     reml: bool = True,
     tol: float = 1e-8,
     max_sweeps: int = 500,
+    beat: float = np.inf,
 ) -> Fit:
     """Ascend the bound from the responsibilities ``start`` (n_users, K), T and noise given.
 
     ``prior`` is the diagonal of B, needed for two groups and more; B may grow in proportion, since
     small groups lie farther out than users on average do. ``reml=False`` takes the centers as
-    known (maximum likelihood). Ends when a sweep gains less than ``tol``.
+    known (maximum likelihood). Ends when a sweep gains less than ``tol``, or when the evidence
+    ``beat`` would not be beaten though all sweeps to come gained as much as the last.
     """
-    base = prior
+    base, reach = prior, (charge(spread, start.shape[1], prior, len(q)) - beat) / 2
     m = moments(q, spread, s2)
     r, weights = start[None], start.mean(axis=0)
     centers = center_step(*group_sums(m, r), prior, anchor=q.anchor, reml=reml)
@@ -114,8 +123,9 @@ def fit_mixture(
         misfit = misfits(m, centers)
         r, total = responsibilities(misfit, weights)
         trace.append(float(total.sum() - centers.price[0]) + noise.log_prior(s2))
-        converged = sweep > 0 and trace[-1] - trace[-2] < tol
-        if converged:
+        gain = trace[-1] - trace[-2] if sweep else np.inf
+        converged = gain < tol
+        if converged or trace[-1] + gain * (max_sweeps - sweep) < reach:
             break
         weights = r[0].mean(axis=0)
         if base is not None:
@@ -197,21 +207,38 @@ class _Slopes:
 def _slopes(
     q: Quadratics, m: Moments, spread: Spread, s2: Floats, r: Floats, centers: Centers
 ) -> _Slopes:
-    """With z_ik = w - W c_k and C_i = sum_k r_ik C_k,
+    """With z_ik = w - W c_k and C_i = sum_k r_ik C_k, in the open coordinates of T,
 
     Omega = sum r z z' + sum W C_i W,  H = sum W,  rss_i = sum_k r (Q_ik - z'T z),
     left_i = n - tr W T - tr (W - W T W) C_i.
     """
     n, dim = m.w.shape
-    c, T = centers.c[0], spread.matrix
-    z = m.w[:, None] - (m.W.reshape(-1, dim) @ c.T).reshape(n, dim, -1).transpose(0, 2, 1)
-    flat = (z * np.sqrt(r)[..., None]).reshape(-1, dim)
-    C = (r @ centers.C[0].reshape(len(c), -1)).reshape(n, dim, dim)
-    WCW = m.W @ C @ m.W
-    rss = m.e - (r * ((m.w[:, None] + z) * c).sum(-1)).sum(1) - (r * ((z @ T) * z).sum(-1)).sum(1)
-    left = q.rows - m.W.reshape(n, -1) @ T.ravel()
-    left = left - (m.W * C).sum(axis=(1, 2)) + WCW.reshape(n, -1) @ T.ravel()
-    return _Slopes(flat.T @ flat + WCW.sum(axis=0), m.W.sum(axis=0), rss, left)
+    c, C = centers.c[0], centers.C[0].reshape(-1, dim * dim)
+    flat, K = m.W.reshape(n, -1), len(centers.c[0])
+    inner = flat @ np.concatenate([(c[:, :, None] * c[:, None]).reshape(K, -1), C]).T
+    rss = m.e + (r * (inner[:, :K] - 2 * m.w @ c.T)).sum(axis=1)
+    left = q.rows - (r * inner[:, K:]).sum(axis=1)
+    o = np.flatnonzero(spread.open)
+    omega, H = np.zeros((dim, dim)), np.zeros((dim, dim))
+    if len(o) == 0:
+        return _Slopes(omega, H, rss, left)
+    whole = len(o) == dim
+    T, W_o = spread.matrix[np.ix_(o, o)], m.W if whole else m.W[:, o]
+    W_oo = (W_o if whole else W_o[..., o]).reshape(n, -1)
+    z = m.w[:, o, None] - (W_o.reshape(-1, dim) @ c.T).reshape(n, len(o), K)
+    z = (z * np.sqrt(r)[:, None]).transpose(0, 2, 1).reshape(n * K, -1)
+    rss = rss - np.einsum("ij,ij->i", z @ T, z).reshape(n, K).sum(axis=1)
+    if spread.shape == "scalar":  # only the trace of Omega counts: one product in place of two
+        through = (r * ((m.W @ m.W).reshape(n, -1) @ C.T)).sum(axis=1)
+        left = left + T[0, 0] * through
+        WCW = np.eye(dim) * (through.sum() / dim)
+    else:
+        each = (W_o @ (r @ C).reshape(n, dim, dim) @ W_o.transpose(0, 2, 1)).reshape(n, -1)
+        left = left + each @ T.ravel()
+        WCW = each.sum(axis=0).reshape(len(o), -1)
+    omega[np.ix_(o, o)] = z.T @ z + WCW
+    H[np.ix_(o, o)] = W_oo.sum(axis=0).reshape(len(o), -1)
+    return _Slopes(omega, H, rss, left - W_oo @ T.ravel())
 
 
 def _propose(

@@ -160,12 +160,19 @@ class Centers:
     C: Floats  # (starts, K, dim, dim)
     mean: Floats  # (starts, dim), c_bar
     price: Floats  # (starts,)
-    common: Floats  # (starts,), log |information about c_bar|, its flat prior's charge
+    information: Floats  # (starts, dim, dim), about c_bar
+
+    @property
+    def common(self) -> Floats:
+        """log |information about c_bar|, its flat prior's charge; (starts,)."""
+        values = np.linalg.eigvalsh(self.information)
+        seen = values > UNSEEN * np.maximum(values[:, -1:], 1e-300)
+        return np.log(np.where(seen, values, 1.0)).sum(axis=1)
 
     @staticmethod
     def of(c: Floats, C: Floats) -> Centers:
         """Given centers (K, dim) and covariances, as a stack of one."""
-        return Centers(c[None], C[None], c[:1], np.zeros(1), np.zeros(1))
+        return Centers(c[None], C[None], c[:1], np.zeros(1), np.zeros_like(C[:1]))
 
 
 def center_step(
@@ -193,8 +200,8 @@ def center_step(
     away = ((c - middle[:, None]) ** 2).sum(axis=-1)
     trace = np.trace(P, axis1=-2, axis2=-1)
     price = 0.5 * (trace + away - len(B) + log_det).sum(axis=1) + K / 2 * (middle**2 @ hold)
-    common = np.linalg.slogdet(K * held)[1] - np.log(B).sum()
-    return Centers(c * root, P * np.outer(root, root), middle * root, price, common)
+    units = np.outer(root, root)
+    return Centers(c * root, P * units, middle * root, price, K * held / units)
 
 
 def _one_center(M: Floats, v: Floats, anchor: Floats | None, reml: bool) -> Centers:
@@ -205,13 +212,13 @@ def _one_center(M: Floats, v: Floats, anchor: Floats | None, reml: bool) -> Cent
     inverse = np.where(seen, 1 / np.where(seen, values, 1.0), 0.0)
     C = (vectors * inverse[:, None]) @ vectors.transpose(0, 2, 1)
     c = (C @ v[..., None])[..., 0]
-    common = np.log(np.where(seen, values, 1.0)).sum(axis=1)
     price = np.zeros(len(M))
     if reml:
-        price = 0.5 * (common - (C * M).sum(axis=(1, 2)))
+        log_det = np.log(np.where(seen, values, 1.0)).sum(axis=1)
+        price = 0.5 * (log_det - (C * M).sum(axis=(1, 2)))
     if anchor is not None:
         price = price + 0.5 * (c**2 @ anchor)
-    return Centers(c[:, None], C[:, None] * float(reml), c, price, common)
+    return Centers(c[:, None], C[:, None] * float(reml), c, price, held)
 
 
 def group_sums(m: Moments, r: Floats) -> tuple[Floats, Floats]:

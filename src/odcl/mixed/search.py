@@ -9,12 +9,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
+from threadpoolctl import ThreadpoolController
 
 from odcl._typing import Floats, Ints
-from odcl.mixed.em import Fit, fit_mixture
+from odcl.mixed.em import Fit, charge, fit_mixture
 from odcl.mixed.mixture import (
+    UNSEEN,
     Centers,
     Quadratics,
     Spread,
@@ -37,6 +40,8 @@ SAMPLE = 2000  # users that search for K and shape; all take part in the last sw
 ROUGH = 1e-2  # gain in the bound per sweep at which a candidate has converged well enough
 FINE = 1e-8
 SWEEPS = 4  # of each start, before the best is converged
+import os
+FULLSTART = os.environ.get('FULLSTART')
 PATIENCE = 30  # sweeps that a candidate may take; the winner takes all it needs
 
 
@@ -52,6 +57,19 @@ def search(
     With more than ``sample`` users K and shape are searched on a sample drawn by ``ids``: a group
     of share p is absent from it with probability (1 - p)^sample.
     """
+    with _blas().limit(limits=1, user_api="blas"):
+        return _searched(q, ids, max_groups, sample)
+
+
+@cache
+def _blas() -> ThreadpoolController:
+    """BLAS goes on one thread here: many small products wait for each other on more."""
+    return ThreadpoolController()
+
+
+def _searched(
+    q: Quadratics, ids: Sequence[str] | None, max_groups: int, sample: int
+) -> Fit:
     if len(q) <= sample:
         best = _search(q, max_groups)
         return _polish(q, best, best.responsibilities, best.s2)
@@ -87,29 +105,33 @@ def _search(q: Quadratics, max_groups: int) -> Fit:
     noise, s2 = pure_noise(q)
     singles = one_group(q, noise, s2)
     fits = list(singles.values())
-    simple = [singles["scalar"], singles["diag"]]
-    prior = _center_prior(min(simple, key=evidence))
+    simple = min(singles["scalar"], singles["diag"], key=evidence)
+    prior = _center_prior(simple)
     if prior is None or len(q) < 3:
         return _choose(q, fits)
-    starts = _kmeans_starts(_posterior_means(q, min(simple, key=evidence)))
+    points = _posterior_means(q, min(fits, key=evidence) if FULLSTART else simple)
+    seeds = _kmeans_seeds(points)
     previous = {shape: singles[shape] for shape in ("scalar", "zero", "diag")}
     leading = {shape: evidence(fit) for shape, fit in previous.items()}
     failures = dict.fromkeys(previous, 0)
     for k in range(2, min(max_groups, len(q) - 1) + 1):
-        tried = next(starts)
+        centers = next(seeds)
         if all(count >= FAILURES for count in failures.values()):
-            if 2 * k > len(q) or k not in LOOKED_AT:
+            best = min(map(evidence, fits))
+            if 2 * k > len(q) or k not in LOOKED_AT or _within_reach(q, simple, prior, k) >= best:
                 continue
-            alike = _best_start(q, Spread.zero(q.dim), simple[0], tried, prior)
-            if evidence(alike) >= min(map(evidence, fits)):
+            tried = [_lloyd(points, c) for c in centers]
+            alike = _best_start(q, Spread.zero(q.dim), simple, tried, prior, beat=best)
+            if evidence(alike) >= best:
                 continue
             previous = {shape: _reopened(q, alike, singles[shape]) for shape in previous}
             leading = {shape: evidence(fit) for shape, fit in previous.items()}
             failures = dict.fromkeys(previous, 0)
             fits += [alike, *previous.values()]
             continue
+        tried = [_lloyd(points, c) for c in centers]
         for shape in [shape for shape in previous if failures[shape] < FAILURES]:
-            fit = _grow(q, previous[shape], tried, prior)
+            fit = _grow(q, previous[shape], tried, prior, beat=leading[shape])
             tried.append(fit.responsibilities)
             if shape != "zero":
                 fits.append(_close(q, fit))
@@ -124,21 +146,37 @@ def _search(q: Quadratics, max_groups: int) -> Fit:
     return _choose(q, fits)
 
 
+def _within_reach(q: Quadratics, fit: Fit, prior: Floats, k: int) -> float:
+    """The evidence to expect of k groups of like size, if their users differ only by noise.
+
+    Every user then fits as well as its own least squares, save for one degree of freedom per
+    parameter that it sees; k centers give some of these back, and cost log |I + B M_k| each.
+    """
+    values, vectors = q.eigen
+    seen = values > UNSEEN * np.maximum(values[:, -1:], 1e-300)
+    along = (vectors.transpose(0, 2, 1) @ q.b[..., None])[..., 0] ** 2
+    own = (q.uu - (np.where(seen, along, 0.0) / np.where(seen, values, 1.0)).sum(axis=1)) / fit.s2
+    level = own.sum() + seen.sum() - k * q.dim - 2 * fit.noise.log_prior(fit.s2)
+    if q.noisy:
+        level += (q.rows * np.log(2 * np.pi * fit.s2)).sum()
+    M = np.tensordot(1 / fit.s2, q.A, axes=1) / k
+    root = np.sqrt(prior)
+    price = k * np.linalg.slogdet(np.eye(q.dim) + M * np.outer(root, root))[1]
+    price += 2 * len(q) * np.log(k) + charge(Spread.zero(q.dim), k, prior, len(q))
+    return float(level + price)
+
+
 def _reopened(q: Quadratics, alike: Fit, single: Fit) -> Fit:
     """Groups found with T = 0, with the little that is left of a single center's T."""
     if not single.spread.matrix.any():
         return alike
-    T = replace(single.spread, matrix=LEFT * single.spread.matrix)
-    return fit_mixture(
-        q,
-        alike.responsibilities,
-        T,
-        alike.noise,
-        alike.s2,
-        alike.prior,
-        tol=ROUGH,
-        max_sweeps=PATIENCE,
-    )
+    return _refit(q, alike, replace(single.spread, matrix=LEFT * single.spread.matrix))
+
+
+def _refit(q: Quadratics, fit: Fit, spread: Spread) -> Fit:
+    """The groups of a fit with another T to start from, roughly converged."""
+    r, noise, s2, prior = fit.responsibilities, fit.noise, fit.s2, fit.prior
+    return fit_mixture(q, r, spread, noise, s2, prior, tol=ROUGH, max_sweeps=PATIENCE)
 
 
 def one_group(q: Quadratics, noise: Noise, s2: Floats) -> dict[str, Fit]:
@@ -183,16 +221,7 @@ def _close(q: Quadratics, fit: Fit) -> Fit:
     if (opened == T.open).all():
         return fit
     closed = Spread("diag", np.diag(values * opened), opened)
-    return fit_mixture(
-        q,
-        fit.responsibilities,
-        closed if opened.any() else Spread.zero(q.dim),
-        fit.noise,
-        fit.s2,
-        fit.prior,
-        tol=ROUGH,
-        max_sweeps=PATIENCE,
-    )
+    return _refit(q, fit, closed if opened.any() else Spread.zero(q.dim))
 
 
 def _center_prior(fit: Fit) -> Floats | None:
@@ -222,27 +251,25 @@ def _choose(q: Quadratics, fits: list[Fit]) -> Fit:
     return full if lead < 0 else simple
 
 
-def _grow(q: Quadratics, fewer: Fit, starts: list[Floats], prior: Floats) -> Fit:
+def _grow(q: Quadratics, fewer: Fit, starts: list[Floats], prior: Floats, beat: float) -> Fit:
     """A fit with one group more: the best of all starts after four sweeps, then converged."""
     m = moments(q, fewer.spread, fewer.s2)
     more = [s for s in starts if s.shape[1] == fewer.n_groups + 1] + _splits(m.W, m.w, fewer)
-    return _best_start(q, fewer.spread, fewer, more, prior)
+    return _best_start(q, fewer.spread, fewer, more, prior, beat)
 
 
 def _best_start(
-    q: Quadratics, spread: Spread, noise: Fit, starts: list[Floats], prior: Floats
+    q: Quadratics, spread: Spread, fit: Fit, starts: list[Floats], prior: Floats, beat: float
 ) -> Fit:
     """The best of all starts after four sweeps, then converged; the noise is that of a fit."""
-    m, r = moments(q, spread, noise.s2), np.stack(starts)
+    m, r = moments(q, spread, fit.s2), np.stack(starts)
     for _ in range(SWEEPS):
         weights = r.mean(axis=1)
         centers = center_step(*group_sums(m, r), prior, anchor=q.anchor)
         r, total = responsibilities(misfits(m, centers), weights)
-    bounds = total.sum(axis=1) - centers.price
-    first = r[int(np.argmax(bounds))]
-    return fit_mixture(
-        q, first, spread, noise.noise, noise.s2, prior, tol=ROUGH, max_sweeps=PATIENCE
-    )
+    first = r[int(np.argmax(total.sum(axis=1) - centers.price))]
+    limits = {"tol": ROUGH, "max_sweeps": PATIENCE, "beat": beat}
+    return fit_mixture(q, first, spread, fit.noise, fit.s2, prior, **limits)
 
 
 def _splits(W: Floats, w: Floats, fit: Fit, n_splits: int = 3) -> list[Floats]:
@@ -279,8 +306,8 @@ def _posterior_means(q: Quadratics, fit: Fit) -> Floats:
     return theta @ (vectors * np.sqrt(np.maximum(values, 0.0)))
 
 
-def _kmeans_starts(points: Floats) -> Iterator[list[Floats]]:
-    """For K = 2, 3, ... two K-means without chance: from farthest points, and from main axes.
+def _kmeans_seeds(points: Floats) -> Iterator[tuple[Floats, Floats]]:
+    """For K = 2, 3, ... where two K-means without chance begin: farthest points, and main axes.
 
     Farthest points: each new seed is the user farthest from the seeds so far. Main axes: each new
     group is one half of the widest group so far, split across its longest axis.
@@ -300,16 +327,18 @@ def _kmeans_starts(points: Floats) -> Iterator[list[Floats]]:
             groups.append(half if len(half) else members)
             inside = points[groups[-1]]
             widths.append(float(((inside - inside.mean(axis=0)) ** 2).sum()) if len(half) else 0.0)
-        means = np.stack([points[group].mean(axis=0) for group in groups])
-        yield [_lloyd(points, np.stack(seeds)), _lloyd(points, means)]
+        yield np.stack(seeds), np.stack([points[group].mean(axis=0) for group in groups])
 
 
 def _lloyd(points: Floats, centers: Floats, sweeps: int = 10) -> Floats:
     """Hard responsibilities after a few sweeps of Lloyd's loop; empty groups stay put."""
-    K, square = len(centers), (points**2).sum(axis=1)
+    every, nearest = np.eye(len(centers)), np.full(len(points), -1)
     for _ in range(sweeps):
-        distance = square[:, None] - 2 * points @ centers.T + (centers**2).sum(axis=1)
-        r = np.eye(K)[np.argmin(distance, axis=1)]
+        distance = (centers**2).sum(axis=1) - 2 * points @ centers.T
+        before, nearest = nearest, np.argmin(distance, axis=1)
+        if (nearest == before).all():
+            break
+        r = every[nearest]
         size = r.sum(axis=0)[:, None]
         centers = np.where(size > 0, (r.T @ points) / np.maximum(size, 1), centers)
-    return r
+    return every[nearest]
