@@ -41,7 +41,7 @@ class Fit:
     noise: Noise
     s2: Floats  # (n_users,)
     responsibilities: Floats  # (n_users, K)
-    prior: Floats | None  # (dim,), the diagonal of B; None for one center
+    prior: Floats | None  # (dim, dim), B; None for one center
     bound: float
     common: float  # log |information about the centers' common mean|
     log_likelihood: float  # sum_i log sum_k weight_k p(y_i | c_k), at the posterior means
@@ -81,12 +81,20 @@ class Fit:
         return float(-2 * (fit - self.excess + self.tail_gain) + price)
 
 
+def n_numbers_of(B: Floats) -> int:
+    """Numbers that make up a covariance, read off its form: scalar, diagonal or full."""
+    own = np.diag(B)
+    if (B != np.diag(own)).any():
+        return len(B) * (len(B) + 1) // 2
+    return 1 if np.ptp(own) == 0 else len(B)
+
+
 def charge(T: Spread, n_groups: int, prior: Floats | None, n_users: int) -> float:
     """What the numbers of a mixture cost its evidence: log m each, and the choice of T's open."""
     dim, n_open = len(T.open), int(T.open.sum())
     n_numbers = T.n_parameters + n_groups - 1
     if prior is not None:
-        n_numbers += 1 if np.ptp(prior) == 0 else len(prior)
+        n_numbers += n_numbers_of(prior)
     price = n_numbers * np.log(n_users)
     if T.shape in ("diag", "full"):
         price += 2 * (gammaln(dim + 1) - gammaln(n_open + 1) - gammaln(dim - n_open + 1))
@@ -108,7 +116,7 @@ def fit_mixture(
 ) -> Fit:
     """Ascend the bound from the responsibilities ``start`` (n_users, K), T and noise given.
 
-    ``prior`` is the diagonal of B, needed for two groups and more; B may grow in proportion, since
+    ``prior`` is B, needed for two groups and more; B may grow in proportion, since
     small groups lie farther out than users on average do. ``reml=False`` takes the centers as
     known (maximum likelihood). Ends when a sweep gains less than ``tol``, or when the evidence
     ``beat`` would not be beaten though all sweeps to come gained as much as the last.
@@ -161,8 +169,9 @@ def fit_mixture(
 
 def _wider(base: Floats, centers: Centers) -> Floats:
     """B = beta base with the beta >= 1 of largest bound: mean of base^-1 E (c_k - c_bar)^2."""
-    second = (centers.c[0] - centers.mean[0]) ** 2 + np.diagonal(centers.C[0], axis1=1, axis2=2)
-    return base * max(1.0, float((second / base).mean()))
+    away = centers.c[0] - centers.mean[0]
+    second = (away.T @ away + centers.C[0].sum(axis=0)) / len(away)
+    return base * max(1.0, float(np.trace(np.linalg.solve(base, second))) / len(base))
 
 
 def _variance_step(

@@ -181,27 +181,29 @@ def center_step(
     """The posterior of the centers from M_k = sum r W and v_k = sum r w, stacked over starts.
 
     One center (``B`` None): c = M^-1 v, C = M^-1; directions that nobody sees stay at the
-    reference. Otherwise, with the diagonal prior N(c_bar, B), C_k = (M_k + B^-1)^-1 and
-    c_k = C_k (v_k + B^-1 c_bar), c_bar the mean of the c_k: solved jointly, in units of sqrt(B).
+    reference. Otherwise, with the prior N(c_bar, B), C_k = (M_k + B^-1)^-1 and
+    c_k = C_k (v_k + B^-1 c_bar), c_bar the mean of the c_k: solved jointly, in units of B's root.
     ``anchor`` is the diagonal precision of the one center, or of c_bar, around the reference.
     """
     if B is None:
         return _one_center(M[:, 0], v[:, 0], anchor, reml)
-    K, root, eye = M.shape[1], np.sqrt(B), np.eye(len(B))
-    scaled = eye + M * np.outer(root, root)
+    K, root, eye = M.shape[1], np.linalg.cholesky(B), np.eye(len(B))
+    scaled = eye + root.T @ M @ root
     P = np.linalg.inv(scaled)
-    right = (P @ (v * root)[..., None])[..., 0]
+    right = (P @ (v @ root)[..., None])[..., 0]
     # The mean of P tends to I where nobody sees anything; there c_bar is the reference, zero.
-    hold = np.zeros(len(B)) if anchor is None else anchor * B / K
-    held = np.diag(1 + UNSEEN + hold) - P.mean(axis=1)
+    hold = np.zeros_like(B) if anchor is None else (root.T * anchor) @ root / K
+    held = (1 + UNSEEN) * eye + hold - P.mean(axis=1)
     middle = np.linalg.solve(held, right.mean(axis=1)[..., None])[..., 0]
     c = right + (P @ middle[:, None, :, None])[..., 0]
     log_det = np.linalg.slogdet(scaled)[1]
     away = ((c - middle[:, None]) ** 2).sum(axis=-1)
     trace = np.trace(P, axis1=-2, axis2=-1)
-    price = 0.5 * (trace + away - len(B) + log_det).sum(axis=1) + K / 2 * (middle**2 @ hold)
-    units = np.outer(root, root)
-    return Centers(c * root, P * units, middle * root, price, K * held / units)
+    price = 0.5 * (trace + away - len(B) + log_det).sum(axis=1)
+    price = price + K / 2 * ((middle @ hold) * middle).sum(axis=1)
+    back = np.linalg.inv(root)
+    information = K * back.T @ held @ back
+    return Centers(c @ root.T, root @ P @ root.T, middle @ root.T, price, information)
 
 
 def _one_center(M: Floats, v: Floats, anchor: Floats | None, reml: bool) -> Centers:

@@ -42,6 +42,7 @@ FINE = 1e-8
 SWEEPS = 4  # of each start, before the best is converged
 import os
 FULLSTART = os.environ.get('FULLSTART')
+FULLB = os.environ.get('FULLB')
 PATIENCE = 30  # sweeps that a candidate may take; the winner takes all it needs
 
 
@@ -111,7 +112,7 @@ def _search(q: Quadratics, max_groups: int) -> Fit:
         return _choose(q, fits)
     points = _posterior_means(q, min(fits, key=evidence) if FULLSTART else simple)
     seeds = _kmeans_seeds(points)
-    previous = {shape: singles[shape] for shape in ("scalar", "zero", "diag")}
+    previous = {shape: singles[shape] for shape in (os.environ.get('SHP') or 'scalar,zero,diag').split(',') if shape in singles}
     leading = {shape: evidence(fit) for shape, fit in previous.items()}
     failures = dict.fromkeys(previous, 0)
     for k in range(2, min(max_groups, len(q) - 1) + 1):
@@ -160,8 +161,7 @@ def _within_reach(q: Quadratics, fit: Fit, prior: Floats, k: int) -> float:
     if q.noisy:
         level += (q.rows * np.log(2 * np.pi * fit.s2)).sum()
     M = np.tensordot(1 / fit.s2, q.A, axes=1) / k
-    root = np.sqrt(prior)
-    price = k * np.linalg.slogdet(np.eye(q.dim) + M * np.outer(root, root))[1]
+    price = k * np.linalg.slogdet(np.eye(q.dim) + M @ prior)[1]
     price += 2 * len(q) * np.log(k) + charge(Spread.zero(q.dim), k, prior, len(q))
     return float(level + price)
 
@@ -173,9 +173,10 @@ def _reopened(q: Quadratics, alike: Fit, single: Fit) -> Fit:
     return _refit(q, alike, replace(single.spread, matrix=LEFT * single.spread.matrix))
 
 
-def _refit(q: Quadratics, fit: Fit, spread: Spread) -> Fit:
-    """The groups of a fit with another T to start from, roughly converged."""
-    r, noise, s2, prior = fit.responsibilities, fit.noise, fit.s2, fit.prior
+def _refit(q: Quadratics, fit: Fit, spread: Spread, prior: Floats | None = None) -> Fit:
+    """The groups of a fit with another T to start from (or B), roughly converged."""
+    prior = fit.prior if prior is None else prior
+    r, noise, s2 = fit.responsibilities, fit.noise, fit.s2
     return fit_mixture(q, r, spread, noise, s2, prior, tol=ROUGH, max_sweeps=PATIENCE)
 
 
@@ -225,9 +226,9 @@ def _close(q: Quadratics, fit: Fit) -> Fit:
 
 
 def _center_prior(fit: Fit) -> Floats | None:
-    """B: the spread of users around one center, scalar or diagonal, with a floor; None if zero."""
-    T = np.diag(fit.spread.matrix)
-    return T + 1e-3 * T.mean() if T.any() else None
+    """B: the spread of users around one center, with a floor; None if zero."""
+    T = fit.spread.matrix
+    return T + 1e-3 * np.diag(T).mean() * np.eye(len(T)) if T.any() else None
 
 
 def _choose(q: Quadratics, fits: list[Fit]) -> Fit:
@@ -245,6 +246,8 @@ def _choose(q: Quadratics, fits: list[Fit]) -> Fit:
     simple = min(best.values(), key=evidence)
     if full is None:
         return simple
+    if simple.n_groups > 1 and evidence(full) < evidence(simple):
+        simple = _refit(q, simple, simple.spread, _center_prior(full))
     lead = evidence(full) - evidence(simple)
     if simple.n_groups > 1:
         lead += full.common - simple.common - 4 * simple.entropy
