@@ -68,8 +68,7 @@ class Fit:
     def evidence(self) -> float:
         """-2 log evidence, up to a constant common to all K and shapes; small is good.
 
-        -2 F + (n_T + K - 1) log m, plus 2 log(dim choose open) where coordinates were chosen, plus
-        n_B log m for the prior of several centers. For one center its flat prior is not charged.
+        -2 F + the charge of K - 1 shares, T and B. For one center its flat prior is not charged.
         What sites claim above the maximum of their likelihoods is taken back.
         """
         fit = self.bound
@@ -81,24 +80,29 @@ class Fit:
         return float(-2 * (fit - self.excess + self.tail_gain) + price)
 
 
-def n_numbers_of(B: Floats) -> int:
-    """Numbers that make up a covariance, read off its form: scalar, diagonal or full."""
-    own = np.diag(B)
-    if (B != np.diag(own)).any():
-        return len(B) * (len(B) + 1) // 2
-    return 1 if np.ptp(own) == 0 else len(B)
-
-
 def charge(T: Spread, n_groups: int, prior: Floats | None, n_users: int) -> float:
-    """What the numbers of a mixture cost its evidence: log m each, and the choice of T's open."""
+    """What the numbers of a mixture cost its evidence: log of how many numbers tell of each.
+
+    A user tells of each coordinate once: m numbers of an entry of T or B, m dim of a scalar.
+    Open coordinates of T, where not all are, have been chosen: 2 log(dim choose open).
+    """
     dim, n_open = len(T.open), int(T.open.sum())
-    n_numbers = T.n_parameters + n_groups - 1
-    if prior is not None:
-        n_numbers += n_numbers_of(prior)
-    price = n_numbers * np.log(n_users)
+    price = (n_groups - 1) * np.log(n_users) + _entries(T.shape, n_open, n_users)
     if T.shape in ("diag", "full"):
         price += 2 * (gammaln(dim + 1) - gammaln(n_open + 1) - gammaln(dim - n_open + 1))
+    if prior is not None:
+        own = np.diag(prior)
+        shape = "scalar" if np.ptp(own) == 0 else "diag"
+        price += _entries("full" if (prior != np.diag(own)).any() else shape, dim, n_users)
     return float(price)
+
+
+def _entries(shape: str, n_open: int, n_users: int) -> float:
+    """The charge for a covariance of ``n_open`` coordinates."""
+    if shape == "scalar":
+        return np.log(n_users * n_open)
+    n_numbers = {"zero": 0, "diag": n_open, "full": n_open * (n_open + 1) // 2}[shape]
+    return n_numbers * np.log(n_users)
 
 
 def fit_mixture(

@@ -79,11 +79,6 @@ class Spread:
     def zero(dim: int) -> Spread:
         return Spread("zero", np.zeros((dim, dim)), np.zeros(dim, np.bool_))
 
-    @property
-    def n_parameters(self) -> int:
-        n = int(self.open.sum())
-        return {"zero": 0, "scalar": 1, "diag": n, "full": n * (n + 1) // 2}[self.shape]
-
 
 @dataclass(frozen=True, eq=False)
 class Moments:
@@ -193,8 +188,8 @@ def center_step(
     right = (P @ (v @ root)[..., None])[..., 0]
     # The mean of P tends to I where nobody sees anything; there c_bar is the reference, zero.
     hold = np.zeros_like(B) if anchor is None else (root.T * anchor) @ root / K
-    held = (1 + UNSEEN) * eye + hold - P.mean(axis=1)
-    middle = np.linalg.solve(held, right.mean(axis=1)[..., None])[..., 0]
+    told = eye + hold - P.mean(axis=1)
+    middle = np.linalg.solve(told + UNSEEN * eye, right.mean(axis=1)[..., None])[..., 0]
     c = right + (P @ middle[:, None, :, None])[..., 0]
     log_det = np.linalg.slogdet(scaled)[1]
     away = ((c - middle[:, None]) ** 2).sum(axis=-1)
@@ -202,7 +197,7 @@ def center_step(
     price = 0.5 * (trace + away - len(B) + log_det).sum(axis=1)
     price = price + K / 2 * ((middle @ hold) * middle).sum(axis=1)
     back = np.linalg.inv(root)
-    information = K * back.T @ held @ back
+    information = K * back.T @ told @ back
     return Centers(c @ root.T, root @ P @ root.T, middle @ root.T, price, information)
 
 

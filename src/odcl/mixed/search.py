@@ -7,7 +7,8 @@ samples are drawn by user id.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import islice
 from dataclasses import replace
 from functools import cache
 
@@ -28,6 +29,7 @@ from odcl.mixed.mixture import (
     responsibilities,
 )
 from odcl.mixed.noise import Noise, pure_noise
+from odcl.mixed.starts import kmeans_seeds, lloyd, posterior_means, splits
 from odcl.mixed.tails import with_tails
 
 SHAPES = ("zero", "scalar", "diag", "full")
@@ -40,9 +42,6 @@ SAMPLE = 2000  # users that search for K and shape; all take part in the last sw
 ROUGH = 1e-2  # gain in the bound per sweep at which a candidate has converged well enough
 FINE = 1e-8
 SWEEPS = 4  # of each start, before the best is converged
-import os
-FULLSTART = os.environ.get('FULLSTART')
-FULLB = os.environ.get('FULLB')
 PATIENCE = 30  # sweeps that a candidate may take; the winner takes all it needs
 
 
@@ -51,38 +50,34 @@ def search(
     ids: Sequence[str] | None = None,
     *,
     max_groups: int = 50,
+    n_groups: int | None = None,
+    spread: str | None = None,
     sample: int = SAMPLE,
 ) -> Fit:
     """The mixture of best evidence, fitted to all users.
 
+    ``n_groups`` and ``spread`` (one of :data:`SHAPES`) say what is known; the rest is searched for.
     With more than ``sample`` users K and shape are searched on a sample drawn by ``ids``: a group
     of share p is absent from it with probability (1 - p)^sample.
     """
     with _blas().limit(limits=1, user_api="blas"):
-        return _searched(q, ids, max_groups, sample)
+        if len(q) <= sample:
+            best = _search(q, max_groups, n_groups, spread)
+            return _polish(q, best, best.responsibilities, best.s2)
+        names = [str(i) for i in range(len(q))] if ids is None else [str(i) for i in ids]
+        best = _search(q[sample_by_id(names, sample)], max_groups, n_groups, spread)
+        noise, s2 = pure_noise(q)
+        s2 = np.full(len(q), best.s2[0]) if noise.common else s2
+        m = moments(q, best.spread, s2)
+        stack = Centers.of(best.centers, best.covariances)
+        r = responsibilities(misfits(m, stack), best.weights)[0][0]
+        return _polish(q, replace(best, noise=noise), r, s2, tol=1e-6 * len(q), max_sweeps=30)
 
 
 @cache
 def _blas() -> ThreadpoolController:
     """BLAS goes on one thread here: many small products wait for each other on more."""
     return ThreadpoolController()
-
-
-def _searched(
-    q: Quadratics, ids: Sequence[str] | None, max_groups: int, sample: int
-) -> Fit:
-    if len(q) <= sample:
-        best = _search(q, max_groups)
-        return _polish(q, best, best.responsibilities, best.s2)
-    names = [str(i) for i in range(len(q))] if ids is None else [str(i) for i in ids]
-    who = sample_by_id(names, sample)
-    best = _search(q[who], max_groups)
-    noise, s2 = pure_noise(q)
-    s2 = np.full(len(q), best.s2[0]) if noise.common else s2
-    m = moments(q, best.spread, s2)
-    stack = Centers.of(best.centers, best.covariances)
-    r = responsibilities(misfits(m, stack), best.weights)[0][0]
-    return _polish(q, replace(best, noise=noise), r, s2, tol=1e-6 * len(q), max_sweeps=30)
 
 
 def evidence(fit: Fit) -> float:
@@ -102,17 +97,22 @@ def _polish(
     return with_tails(q, fit)
 
 
-def _search(q: Quadratics, max_groups: int) -> Fit:
+def _search(q: Quadratics, max_groups: int, n_groups: int | None, spread: str | None) -> Fit:
     noise, s2 = pure_noise(q)
-    singles = one_group(q, noise, s2)
-    fits = list(singles.values())
-    simple = min(singles["scalar"], singles["diag"], key=evidence)
+    shapes = SHAPES if spread is None else (spread,)
+    if n_groups is not None:
+        return _choose(q, _given(q, min(n_groups, len(q)), shapes, noise, s2))
+    singles = one_group(q, noise, s2, shapes)
+    fits = [fit for shape, fit in singles.items() if shape in shapes]
+    simple = min((singles[shape] for shape in ("scalar", "diag") if shape in singles), key=evidence)
     prior = _center_prior(simple)
     if prior is None or len(q) < 3:
         return _choose(q, fits)
-    points = _posterior_means(q, min(fits, key=evidence) if FULLSTART else simple)
-    seeds = _kmeans_seeds(points)
-    previous = {shape: singles[shape] for shape in (os.environ.get('SHP') or 'scalar,zero,diag').split(',') if shape in singles}
+    points = posterior_means(q, simple)
+    seeds = kmeans_seeds(points)
+    # One center may have a full T by itself; groups have it only where it is asked for.
+    grown = ("scalar", "zero", "diag") if spread is None else shapes
+    previous = {shape: singles[shape] for shape in grown if shape in singles}
     leading = {shape: evidence(fit) for shape, fit in previous.items()}
     failures = dict.fromkeys(previous, 0)
     for k in range(2, min(max_groups, len(q) - 1) + 1):
@@ -121,30 +121,44 @@ def _search(q: Quadratics, max_groups: int) -> Fit:
             best = min(map(evidence, fits))
             if 2 * k > len(q) or k not in LOOKED_AT or _within_reach(q, simple, prior, k) >= best:
                 continue
-            tried = [_lloyd(points, c) for c in centers]
+            tried = [lloyd(points, c) for c in centers]
             alike = _best_start(q, Spread.zero(q.dim), simple, tried, prior, beat=best)
             if evidence(alike) >= best:
                 continue
             previous = {shape: _reopened(q, alike, singles[shape]) for shape in previous}
             leading = {shape: evidence(fit) for shape, fit in previous.items()}
             failures = dict.fromkeys(previous, 0)
-            fits += [alike, *previous.values()]
+            fits += previous.values()
             continue
-        tried = [_lloyd(points, c) for c in centers]
+        tried = [lloyd(points, c) for c in centers]
         for shape in [shape for shape in previous if failures[shape] < FAILURES]:
             fit = _grow(q, previous[shape], tried, prior, beat=leading[shape])
             tried.append(fit.responsibilities)
-            if shape != "zero":
+            if spread is None and shape != "zero":
                 fits.append(_close(q, fit))
                 fit = min(fit, fits[-1], key=evidence) if shape == "diag" else fit
             fits.append(fit)
             behind = evidence(fit) >= leading[shape]
-            if shape == "zero":  # what T = 0 can do in the end, a scalar T closed can do too
+            if spread is None and shape == "zero":  # a scalar T closed can do in the end what it can
                 behind = behind or evidence(fit) > evidence(previous["scalar"])
             failures[shape] = failures[shape] + 1 if behind else 0
             leading[shape] = min(leading[shape], evidence(fit))
             previous[shape] = fit
     return _choose(q, fits)
+
+
+def _given(q: Quadratics, k: int, shapes: Sequence[str], noise: Noise, s2: Floats) -> list[Fit]:
+    """Fits of ``k`` groups in the shapes asked for, from K-means of the users' posterior means."""
+    singles = one_group(q, noise, s2, shapes)
+    if k == 1:
+        return [fit for shape, fit in singles.items() if shape in shapes]
+    prior, points = _center_prior(singles["scalar"]), posterior_means(q, singles["scalar"])
+    if prior is None:  # users look all the same: centers lie as far apart as one user can see
+        prior = np.eye(q.dim) * q.dim * len(q) / max(np.trace(q.A.sum(axis=0)), 1e-300)
+    centers = next(islice(kmeans_seeds(points), k - 2, None))
+    tried = [lloyd(points, c) for c in centers]
+    alike = _best_start(q, Spread.zero(q.dim), singles["scalar"], tried, prior)
+    return [_reopened(q, alike, singles[shape]) for shape in shapes if shape in singles]
 
 
 def _within_reach(q: Quadratics, fit: Fit, prior: Floats, k: int) -> float:
@@ -169,7 +183,7 @@ def _within_reach(q: Quadratics, fit: Fit, prior: Floats, k: int) -> float:
 def _reopened(q: Quadratics, alike: Fit, single: Fit) -> Fit:
     """Groups found with T = 0, with the little that is left of a single center's T."""
     if not single.spread.matrix.any():
-        return alike
+        return replace(alike, spread=single.spread)
     return _refit(q, alike, replace(single.spread, matrix=LEFT * single.spread.matrix))
 
 
@@ -180,29 +194,38 @@ def _refit(q: Quadratics, fit: Fit, spread: Spread, prior: Floats | None = None)
     return fit_mixture(q, r, spread, noise, s2, prior, tol=ROUGH, max_sweeps=PATIENCE)
 
 
-def one_group(q: Quadratics, noise: Noise, s2: Floats) -> dict[str, Fit]:
-    """The linear mixed model in every shape; "full" also inside the coordinates that diag opens."""
+def one_group(
+    q: Quadratics, noise: Noise, s2: Floats, shapes: Sequence[str] = SHAPES
+) -> dict[str, Fit]:
+    """The linear mixed model in every shape; "full" also inside the coordinates that diag opens.
+
+    A shape that is asked for alone is not closed anywhere; "scalar" is always there.
+    """
     dim, everyone = q.dim, np.ones((len(q), 1))
     fits = {"zero": fit_mixture(q, everyone, Spread.zero(dim), noise, s2, tol=ROUGH)}
     s2 = s2 if q.dof.sum() > 0 else fits["zero"].s2
     every = np.ones(dim, np.bool_)
     start = np.eye(dim) * 0.1 * q.rows.sum() / max(np.trace(q.A.sum(axis=0)) / dim, 1e-300)
     for shape in ("scalar", "diag"):
+        if shape == "diag" and not {"diag", "full"} & {*shapes}:
+            continue
         T = Spread(shape, start, every)
         fits[shape] = fit_mixture(q, everyone, T, noise, s2, tol=ROUGH)
         if fits[shape].spread.matrix.any():
             start, s2 = fits[shape].spread.matrix, fits[shape].s2
-    whole = fits["diag"].spread.matrix
-    fits["diag"] = min(fits["diag"], _close(q, fits["diag"]), key=evidence)
-    chosen = fits["diag"].spread
-    candidates: list[Fit] = []
-    for opened, matrix in ((every, whole), (chosen.open, chosen.matrix)):
-        if opened.sum() > 1 and not (candidates and opened.all()):
+    tried = [(every, start)]
+    if len(shapes) > 1:
+        fits["diag"] = min(fits["diag"], _close(q, fits["diag"]), key=evidence)
+        chosen = fits["diag"].spread
+        tried += [(chosen.open, chosen.matrix)] * (not chosen.open.all())
+    full: list[Fit] = []
+    for opened, matrix in tried if "full" in shapes else []:
+        if opened.sum() > 1:
             floor = np.diag(opened * 1e-3 * np.trace(matrix) / opened.sum())
-            full = Spread("full", matrix + floor, opened)
-            candidates.append(fit_mixture(q, everyone, full, noise, s2, tol=ROUGH))
-    if candidates:
-        fits["full"] = min(candidates, key=evidence)
+            T = Spread("full", matrix + floor, opened)
+            full.append(fit_mixture(q, everyone, T, noise, s2, tol=ROUGH))
+    if full:
+        fits["full"] = min(full, key=evidence)
     return fits
 
 
@@ -256,13 +279,12 @@ def _choose(q: Quadratics, fits: list[Fit]) -> Fit:
 
 def _grow(q: Quadratics, fewer: Fit, starts: list[Floats], prior: Floats, beat: float) -> Fit:
     """A fit with one group more: the best of all starts after four sweeps, then converged."""
-    m = moments(q, fewer.spread, fewer.s2)
-    more = [s for s in starts if s.shape[1] == fewer.n_groups + 1] + _splits(m.W, m.w, fewer)
+    more = [s for s in starts if s.shape[1] == fewer.n_groups + 1] + splits(q, fewer)
     return _best_start(q, fewer.spread, fewer, more, prior, beat)
 
 
 def _best_start(
-    q: Quadratics, spread: Spread, fit: Fit, starts: list[Floats], prior: Floats, beat: float
+    q: Quadratics, spread: Spread, fit: Fit, starts: list[Floats], prior: Floats, beat: float = np.inf
 ) -> Fit:
     """The best of all starts after four sweeps, then converged; the noise is that of a fit."""
     m, r = moments(q, spread, fit.s2), np.stack(starts)
@@ -273,75 +295,3 @@ def _best_start(
     first = r[int(np.argmax(total.sum(axis=1) - centers.price))]
     limits = {"tol": ROUGH, "max_sweeps": PATIENCE, "beat": beat}
     return fit_mixture(q, first, spread, fit.noise, fit.s2, prior, **limits)
-
-
-def _splits(W: Floats, w: Floats, fit: Fit, n_splits: int = 3) -> list[Floats]:
-    """Each group split by the sign of its users' scores along their direction of most excess.
-
-    The direction is the top eigenvector of Omega_k = sum r z z' relative to M_k = sum r W, the
-    covariance the scores should have; groups are ranked by the score test of a spread along it.
-    """
-    splits = []
-    for k in range(fit.n_groups):
-        r = fit.responsibilities[:, k]
-        if r.sum() < 1.5:  # one user cannot be split
-            continue
-        z = w - W @ fit.centers[k]
-        M = np.tensordot(r, W, axes=1)
-        values, vectors = np.linalg.eigh(M)
-        seen = values > 1e-10 * max(values[-1], 1e-300)
-        white = vectors[:, seen] / np.sqrt(values[seen])
-        top, directions = np.linalg.eigh(white.T @ ((z * r[:, None]).T @ z) @ white)
-        u = white @ directions[:, -1]
-        excess = (top[-1] - 1) / np.sqrt(2 * (r * ((W @ u) @ u) ** 2).sum())
-        upper = (z @ u > 0).astype(float)
-        split = np.delete(fit.responsibilities, k, axis=1)
-        splits.append((excess, np.column_stack([split, r * upper, r * (1 - upper)])))
-    splits.sort(key=lambda pair: -pair[0])
-    return [split for _, split in splits[:n_splits]]
-
-
-def _posterior_means(q: Quadratics, fit: Fit) -> Floats:
-    """The users' posterior means under one group, in the metric of their mean information."""
-    m = moments(q, fit.spread, fit.s2)
-    theta = (m.w - m.W @ fit.centers[0]) @ fit.spread.matrix
-    values, vectors = np.linalg.eigh(m.W.mean(axis=0))
-    return theta @ (vectors * np.sqrt(np.maximum(values, 0.0)))
-
-
-def _kmeans_seeds(points: Floats) -> Iterator[tuple[Floats, Floats]]:
-    """For K = 2, 3, ... where two K-means without chance begin: farthest points, and main axes.
-
-    Farthest points: each new seed is the user farthest from the seeds so far. Main axes: each new
-    group is one half of the widest group so far, split across its longest axis.
-    """
-    seeds = [points[np.argmax((points**2).sum(axis=1))]]
-    gap = ((points - seeds[0]) ** 2).sum(axis=1)
-    groups, widths = [np.arange(len(points))], [np.inf]
-    while True:
-        seeds.append(points[np.argmax(gap)])
-        gap = np.minimum(gap, ((points - seeds[-1]) ** 2).sum(axis=1))
-        widest = int(np.argmax(widths))
-        members = groups.pop(widest)
-        widths.pop(widest)
-        away = points[members] - points[members].mean(axis=0)
-        upper = away @ np.linalg.svd(away, full_matrices=False)[2][0] > 0
-        for half in (members[upper], members[~upper]):
-            groups.append(half if len(half) else members)
-            inside = points[groups[-1]]
-            widths.append(float(((inside - inside.mean(axis=0)) ** 2).sum()) if len(half) else 0.0)
-        yield np.stack(seeds), np.stack([points[group].mean(axis=0) for group in groups])
-
-
-def _lloyd(points: Floats, centers: Floats, sweeps: int = 10) -> Floats:
-    """Hard responsibilities after a few sweeps of Lloyd's loop; empty groups stay put."""
-    every, nearest = np.eye(len(centers)), np.full(len(points), -1)
-    for _ in range(sweeps):
-        distance = (centers**2).sum(axis=1) - 2 * points @ centers.T
-        before, nearest = nearest, np.argmin(distance, axis=1)
-        if (nearest == before).all():
-            break
-        r = every[nearest]
-        size = r.sum(axis=0)[:, None]
-        centers = np.where(size > 0, (r.T @ points) / np.maximum(size, 1), centers)
-    return every[nearest]

@@ -43,8 +43,8 @@ def mixed_step(uploads: Uploads, method: Method) -> ServerStep:
 
     assert uploads.risk is not None
     q, at = user_quadratics(uploads)
-    most = int(dict(method.clusterer.params).get("max_groups", 50))
-    fit = search(q, [str(user) for user in uploads.users.tolist()], max_groups=most)
+    asked = dict(method.clusterer.params)  # max_groups, n_groups, spread
+    fit = search(q, [str(user) for user in uploads.users.tolist()], **asked)
     fit, labels = _numbered(fit)
     mixture = download_of(fit, at)
     offset, change = model_map(mixture, uploads.risk)
