@@ -7,6 +7,7 @@ ascends the same bound F, so F never falls; for one group F is the restricted lo
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 from scipy.optimize import nnls
@@ -64,7 +65,7 @@ class Fit:
         r = self.responsibilities
         return float(-(r * np.log(np.where(r > 0, r, 1.0))).sum())
 
-    @property
+    @cached_property
     def evidence(self) -> float:
         """-2 log evidence, up to a constant common to all K and shapes; small is good.
 
@@ -129,10 +130,10 @@ def fit_mixture(
     m = moments(q, spread, s2)
     r, weights = start[None], start.mean(axis=0)
     centers = center_step(*group_sums(m, r), prior, anchor=q.anchor, reml=reml)
+    misfit = misfits(m, centers)
     trace: list[float] = []
     converged = False
     for sweep in range(max_sweeps):
-        misfit = misfits(m, centers)
         r, total = responsibilities(misfit, weights)
         trace.append(float(total.sum() - centers.price[0]) + noise.log_prior(s2))
         gain = trace[-1] - trace[-2] if sweep else np.inf
@@ -143,7 +144,7 @@ def fit_mixture(
         if base is not None:
             prior = _wider(base, centers)
         centers = center_step(*group_sums(m, r), prior, anchor=q.anchor, reml=reml)
-        spread, s2, m = _variance_step(q, m, spread, s2, r[0], centers, noise)
+        spread, s2, m, misfit = _variance_step(q, m, spread, s2, r[0], centers, noise)
     at_means = replace(centers, C=np.zeros_like(centers.C))
     misfit = misfits(m, at_means)
     log_likelihood = float(responsibilities(misfit, weights)[1].sum())
@@ -186,25 +187,27 @@ def _variance_step(
     r: Floats,
     centers: Centers,
     noise: Noise,
-) -> tuple[Spread, Floats, Moments]:
-    """One step of T and the noise that does not lower the bound, all else fixed."""
+) -> tuple[Spread, Floats, Moments, Floats]:
+    """One step of T and the noise that does not lower the bound, all else fixed; and misfits."""
+    misfit = misfits(m, centers)
     if spread.shape == "zero" and not q.noisy:
-        return spread, s2, m
+        return spread, s2, m, misfit
     slopes = _slopes(q, m, spread, s2, r, centers)
     matrix, s2_new = _propose(q, m, spread, s2, noise, slopes)
 
-    def gain(m: Moments, s2: Floats) -> float:
-        return float(-0.5 * (r * misfits(m, centers)[0]).sum()) + noise.log_prior(s2)
+    def level(misfit: Floats, s2: Floats) -> float:
+        return float(-0.5 * (r * misfit[0]).sum()) + noise.log_prior(s2)
 
-    before, step = gain(m, s2), 1.0
+    before, step = level(misfit, s2), 1.0
     for _ in range(TRIALS):
         T = replace(spread, matrix=spread.matrix + step * (matrix - spread.matrix))
         s2_T = s2 * (s2_new / s2) ** step
         m_T = moments(q, T, s2_T)
-        if gain(m_T, s2_T) >= before - 1e-13 * abs(before):
-            return T, s2_T, m_T
+        misfit_T = misfits(m_T, centers)
+        if level(misfit_T, s2_T) >= before - 1e-13 * abs(before):
+            return T, s2_T, m_T, misfit_T
         step *= SHRINK
-    return spread, s2, m
+    return spread, s2, m, misfit
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,7 +243,7 @@ def _slopes(
     W_oo = (W_o if whole else W_o[..., o]).reshape(n, -1)
     z = m.w[:, o, None] - (W_o.reshape(-1, dim) @ c.T).reshape(n, len(o), K)
     z = (z * np.sqrt(r)[:, None]).transpose(0, 2, 1).reshape(n * K, -1)
-    rss = rss - np.einsum("ij,ij->i", z @ T, z).reshape(n, K).sum(axis=1)
+    rss = rss - ((z @ T) * z).reshape(n, -1).sum(axis=1)
     if spread.shape == "scalar":  # only the trace of Omega counts: one product in place of two
         through = (r * ((m.W @ m.W).reshape(n, -1) @ C.T)).sum(axis=1)
         left = left + T[0, 0] * through

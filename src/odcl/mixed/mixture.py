@@ -155,12 +155,14 @@ class Centers:
     C: Floats  # (starts, K, dim, dim)
     mean: Floats  # (starts, dim), c_bar
     price: Floats  # (starts,)
-    information: Floats  # (starts, dim, dim), about c_bar
+    told: Floats  # (starts, dim, dim), information about c_bar in units of ``root``
+    root: Floats | None = None  # (dim, dim), of B; None: in the units of c
 
     @property
     def common(self) -> Floats:
         """log |information about c_bar|, its flat prior's charge; (starts,)."""
-        values = np.linalg.eigvalsh(self.information)
+        back = np.eye(self.c.shape[-1]) if self.root is None else np.linalg.inv(self.root)
+        values = np.linalg.eigvalsh(back.T @ self.told @ back)
         seen = values > UNSEEN * np.maximum(values[:, -1:], 1e-300)
         return np.log(np.where(seen, values, 1.0)).sum(axis=1)
 
@@ -193,12 +195,10 @@ def center_step(
     c = right + (P @ middle[:, None, :, None])[..., 0]
     log_det = np.linalg.slogdet(scaled)[1]
     away = ((c - middle[:, None]) ** 2).sum(axis=-1)
-    trace = np.trace(P, axis1=-2, axis2=-1)
+    trace = np.diagonal(P, axis1=-2, axis2=-1).sum(axis=-1)
     price = 0.5 * (trace + away - len(B) + log_det).sum(axis=1)
     price = price + K / 2 * ((middle @ hold) * middle).sum(axis=1)
-    back = np.linalg.inv(root)
-    information = K * back.T @ told @ back
-    return Centers(c @ root.T, root @ P @ root.T, middle @ root.T, price, information)
+    return Centers(c @ root.T, root @ P @ root.T, middle @ root.T, price, K * told, root)
 
 
 def _one_center(M: Floats, v: Floats, anchor: Floats | None, reml: bool) -> Centers:

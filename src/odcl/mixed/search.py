@@ -116,10 +116,13 @@ def _search(q: Quadratics, max_groups: int, n_groups: int | None, spread: str | 
     leading = {shape: evidence(fit) for shape, fit in previous.items()}
     failures = dict.fromkeys(previous, 0)
     for k in range(2, min(max_groups, len(q) - 1) + 1):
+        given_up = all(count >= FAILURES for count in failures.values())
+        if given_up and 2 * k > len(q):
+            break
         centers = next(seeds)
-        if all(count >= FAILURES for count in failures.values()):
+        if given_up:
             best = min(map(evidence, fits))
-            if 2 * k > len(q) or k not in LOOKED_AT or _within_reach(q, simple, prior, k) >= best:
+            if k not in LOOKED_AT or _within_reach(q, simple, prior, k) >= best:
                 continue
             tried = [lloyd(points, c) for c in centers]
             alike = _best_start(q, Spread.zero(q.dim), simple, tried, prior, beat=best)

@@ -17,6 +17,7 @@ from odcl.mixed.mixture import Centers, Quadratics, misfits, moments
 
 SCALES = np.array([0.25, 1.0, 4.0, 16.0])
 STEPS = 300
+GAP = 1e-2  # in the log-likelihood
 
 
 def with_tails(q: Quadratics, fit: Fit) -> Fit:
@@ -41,8 +42,8 @@ def with_tails(q: Quadratics, fit: Fit) -> Fit:
 def _shares(levels: Floats, floor: float) -> tuple[Floats, float]:
     """The probabilities of largest likelihood, by EM for mixture proportions, and that level.
 
-    The level is concave: it lies below its maximum by at most m (max_j slope_j - 1), so that the
-    loop ends as soon as the maximum is known to be no higher than ``floor``.
+    The level is concave: it lies below its maximum by at most m (max_j slope_j - 1). The loop ends
+    when that is next to nothing, or when the maximum is known to be no higher than ``floor``.
     """
     top = levels.max(axis=1, keepdims=True)
     density = np.exp(levels - top)
@@ -51,7 +52,8 @@ def _shares(levels: Floats, floor: float) -> tuple[Floats, float]:
         mixed = density @ shares
         level = float((top[:, 0] + np.log(mixed)).sum())
         slopes = (density / mixed[:, None]).mean(axis=0)
-        if level + len(levels) * (slopes.max() - 1) <= floor:
+        gap = len(levels) * (slopes.max() - 1)
+        if gap <= GAP or level + gap <= floor:
             break
         shares = shares * slopes
     return shares, level

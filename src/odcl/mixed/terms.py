@@ -19,6 +19,7 @@ from odcl.mixed.mixture import Quadratics, by_row
 CONSTANT = 1e-12  # a column whose deviation is below this share of its mean does not vary
 DUPLICATE = 1e-10  # two standardized columns nearer than this are one column
 DEPENDENT = 1e-6  # what is left of a column's square given others, below which squares are not formed
+CHUNK = 200_000  # numbers of a stack of rows that stay near the processor
 RANK = 1e-9  # singular values below this share of a user's largest are directions it did not see
 
 
@@ -45,15 +46,14 @@ def data_terms(
     ``weights`` say how often a row counts: a row of weight two is two equal rows. A user's term is
     the same bit for bit alone and in any batch.
     """
-    rows = np.column_stack([X, y]).astype(np.float64, copy=False)
     w = None if weights is None else np.asarray(weights, np.float64)
     if w is not None and not (w > 0).all():
-        rows, users, w = rows[w > 0], users[w > 0], w[w > 0]
-    width = rows.shape[1]
+        X, y, users, w = (a[w > 0] for a in (X, y, users, w))
+    width = X.shape[1] + 1
     total, mean = np.zeros(n_users), np.zeros((n_users, width))
     factor = np.zeros((n_users, width, width))
-    for who, index in by_size(users, n_users):
-        block = rows[index]
+    for who, index in by_size(users, n_users, most=CHUNK // width):
+        block = np.concatenate([X[index], y[index][..., None]], axis=2, dtype=np.float64)
         weight = None if w is None else w[index][..., None]
         total[who] = index.shape[1] if weight is None else weight[..., 0].sum(axis=1)
         for _ in range(2):  # the second pass takes out what rounding left of a mean of 1e9
@@ -67,13 +67,24 @@ def data_terms(
     return DataTerms(total, mean, factor)
 
 
-def by_size(users: Ints, n_users: int) -> list[tuple[Ints, Ints]]:
-    """Users with equally many rows, and their rows' positions (users, rows): one stack each."""
+def by_size(
+    users: Ints, n_users: int, most: int = 2**62
+) -> list[tuple[Ints, Ints]]:
+    """Users with equally many rows, and their rows' positions (users, rows): one stack each.
+
+    A stack has at most ``most`` rows, or one user.
+    """
     order = np.argsort(users, kind="stable")
     counts = np.bincount(users, minlength=n_users)
     starts = np.concatenate([[0], np.cumsum(counts)])[:-1]
-    sizes = [np.flatnonzero(counts == n) for n in np.unique(counts[counts > 0])]
-    return [(who, order[starts[who][:, None] + np.arange(counts[who[0]])]) for who in sizes]
+    stacks = []
+    for n in np.unique(counts[counts > 0]):
+        alike = np.flatnonzero(counts == n)
+        step = min(max(most // int(n), 1), len(alike))
+        for first in range(0, len(alike), step):
+            who = alike[first : first + step]
+            stacks.append((who, order[starts[who][:, None] + np.arange(n)]))
+    return stacks
 
 
 def _triangle(a: Floats) -> Floats:
