@@ -30,7 +30,7 @@ def precise_users(n_groups, size, tau, *, dim=5, seed=0):
     theta = 3 * rng.normal(size=(n_groups, dim))[labels] + tau * rng.normal(size=(m, dim))
     theta += 0.03 * rng.normal(size=(m, dim))
     H = np.tile(np.eye(dim) / 0.03**2, (m, 1, 1))
-    return Uploads(np.arange(m), theta, np.full(m, 1000.0), H, np.ones(m), risk=Risk()), labels
+    return Uploads(np.arange(m), np.full(m, 1000.0), theta, H, np.ones(m), risk=Risk()), labels
 
 
 @pytest.mark.parametrize("size", [2, 3, 20])
@@ -183,7 +183,7 @@ def noisy_users(m, dof, differ, *, dim=3, seed=0):
     true = 2.0 * np.exp(differ * rng.normal(size=m))
     phi = true * rng.chisquare(dof, m) / dof
     n = np.full(m, float(dof + dim))
-    return Uploads(np.arange(m), np.zeros((m, dim)), n, dispersion=phi, risk=Risk()), true
+    return Uploads(np.arange(m), n, np.zeros((m, dim)), dispersion=phi, risk=Risk()), true
 
 
 def test_users_of_one_noise_get_one_noise():

@@ -139,7 +139,7 @@ def test_users_without_a_cluster_are_refused():
 def test_a_plain_matrix_is_the_papers_upload():
     theta = uploads_of_24().theta
     step = step_of(theta, KMeansPP(4), seed=3)
-    same = step_of(Uploads(np.arange(24), theta, np.ones(24)), KMeansPP(4), seed=3)
+    same = step_of(Uploads(np.arange(24), np.ones(24), theta), KMeansPP(4), seed=3)
     assert_array_equal(step.models, same.models)
     with pytest.raises(ValueError, match="Models must be a matrix"):
         step_of(np.ones(5), 2)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from odcl._typing import Array, Floats
+from odcl._typing import Array, Bools, Floats
 from odcl.data.federation import Federation
 from odcl.local.receive import Received
 from odcl.mixed.house import model_map
@@ -21,20 +21,45 @@ from odcl.risk.losses import Multinomial
 from odcl.risk.risk import Risk
 
 
-def user_terms(federation: Federation, risk: Risk) -> dict[str, Array]:
-    """The fields of an upload that hold the users' data terms."""
-    if risk.loss.name == "squared":
+def user_terms(federation: Federation, risk: Risk, *, short_terms: bool = True) -> dict[str, Array]:
+    """The fields of an upload that hold the users' data terms.
+
+    Without ``short_terms`` a user with fewer rows than parameters, whose term would span its rows,
+    sends that of their average: for squared loss one observation y-bar ~ N(x-bar'theta, s2 / n),
+    for others its targets as if each had come with x-bar. Whose rows are all the same would send
+    the row with it, and sends nothing.
+    """
+    n, m = federation.n_samples, federation.n_users
+    short = ~np.full(m, short_terms) & (federation.n_rows < risk.dim(federation.n_features))
+    silent = short & _one_row(federation)
+    observations = {} if short_terms else {"observations": np.where(short, ~silent, n)}
+    if risk.loss.name == "squared" or short.any():
         y, owner = risk.loss.encode(federation.y), federation.row_user
-        found = data_terms(federation.X, y, owner, federation.n_users, federation.weight)
-        return {"means": found.mean, "factor": found.factor}
+        found = data_terms(federation.X, y, owner, m, federation.weight)
+    if risk.loss.name == "squared":
+        found.factor[short] = found.mean[silent] = 0.0
+        return {"means": found.mean, "factor": found.factor, **observations}
+    if short.any():
+        X = np.where(short[owner, None], found.mean[owner, :-1], federation.X)
+        federation = federation.with_X(X)
     q = user_sites(federation, risk)
     assert q.ceiling is not None
+    for values in (q.A, q.b, q.uu, q.ceiling):
+        values[silent] = 0.0
     return {
         "site_curvature": q.A,
         "site_slope": q.b,
         "site_constant": q.uu,
         "site_ceiling": q.ceiling,
+        **observations,
     }
+
+
+def _one_row(federation: Federation) -> Bools:
+    """Users whose rows are all the same, (n_users,)."""
+    X, y, starts = federation.X, federation.y, federation.offsets[:-1]
+    first = starts[federation.row_user]
+    return ~np.logical_or.reduceat((X[first] != X).any(axis=1) | (y[first] != y), starts)
 
 
 def user_sites(federation: Federation, risk: Risk) -> Quadratics:

@@ -62,6 +62,11 @@ class ServerStep:
             self.mixture,
         )
 
+    def fallen_back(self, why: str) -> ServerStep:
+        """The same, with a word on why mixed groups were not for these users, if so."""
+        told = f"{self.reason} Mixed groups gave way to it: {why}."
+        return replace(self, reason=told) if why else self
+
     def take(self, order: Ints) -> ServerStep:
         """The same users in another order; clusters keep their numbers."""
 
@@ -97,16 +102,21 @@ def server_step(
     """
     given = uploads if isinstance(uploads, Uploads) else Uploads.of(uploads)
     method = Method() if method is None else method
-    method = method.resolved(given.risk if given.has_terms else None, given.dim, given.n_users)
+    case = given.risk if given.has_terms else None, given.dim, given.n_users
+    why, method = method.falls_back(*case), method.resolved(*case)
     given.check()
     order = given.canonical_order()
-    if (np.diff(order) == 1).all():
-        return _step(given, method, seed)
-    back = np.argsort(order)
-    return replace(_step(given.take(order), method, seed).take(back), users=given.users)
+    step = _step(given.take(order), method, seed).take(np.argsort(order))
+    return replace(step, users=given.users).fallen_back(why)
 
 
 def _step(uploads: Uploads, method: Method, seed: int) -> ServerStep:
+    speak = int((uploads.seen > 0).sum())
+    if 0 < speak < method.smallest_group:
+        raise ValueError(
+            f"{speak} users uploaded, and no group may have fewer than {method.smallest_group}: "
+            "wait for more users, or allow smaller groups (smallest_group)."
+        )
     if method.clusterer.uses_terms:
         from odcl.server.mixed import mixed_step
 
@@ -128,7 +138,7 @@ def _step(uploads: Uploads, method: Method, seed: int) -> ServerStep:
     if method.combine == "shrink" and mixture is not None:  # None: other groups than it found
         # The posterior mean of the mixture: c_(i) + tau2 / (tau2 + v_i) (theta_i - c_(i)).
         around = mixture.responsibilities @ mixture.centers
-        models = around + mixture.own_weight[:, None] * (uploads.theta - around)
+        models = around + mixture.own_weight[:, None] * (uploads.models - around)
         words = "posterior mean of the mixture"
     return ServerStep(
         uploads.users,
@@ -148,11 +158,6 @@ def _step(uploads: Uploads, method: Method, seed: int) -> ServerStep:
 
 def _cluster(uploads: Uploads, phi: Floats | None, method: Method, seed: int) -> _Groups:
     m, spec = uploads.n_users, method.clusterer
-    if m < method.smallest_group:
-        raise ValueError(
-            f"{m} users uploaded, and no group may have fewer than {method.smallest_group}: wait "
-            "for more users, or allow smaller groups (smallest_group)."
-        )
     fewest = 2 if spec.uses_covariance else 3  # users that a rule needs to choose K
     if m < fewest and isinstance(spec.n_clusters, str):
         return _Groups(np.zeros(m, dtype=np.intp), "one group", f"{_count(1)}: {m} user(s) in all.")
@@ -161,7 +166,7 @@ def _cluster(uploads: Uploads, phi: Floats | None, method: Method, seed: int) ->
         found = _mixture(uploads, phi, clusterer)
     else:
         more = {"noise": noise_traces(uploads, phi)} if spec.uses_noise else {}
-        clusterer.fit(uploads.theta, **more)
+        clusterer.fit(uploads.models, **more)
         labels = np.asarray(clusterer.labels_)
         _check_labels(labels, m, spec.name)
         labels = number_by_first_user(labels)
@@ -190,7 +195,7 @@ def _mixture(uploads: Uploads, phi: Floats | None, clusterer: Any) -> _Groups:
         noise = phi * uploads.inverse_trace
     if not seeds.any():  # nobody can tell its noise: everybody seeds, one variance for all
         cov, noise, seeds = None, None, np.ones(uploads.n_users, dtype=bool)
-    clusterer.fit(uploads.theta, noise=noise, covariance=cov, founders=seeds)
+    clusterer.fit(uploads.models, noise=noise, covariance=cov, founders=seeds)
     result = clusterer.result_
     labels = settle(uploads, phi, number_by_first_user(result.labels), result.rule == "noise")
     return _Groups(labels, result.rule, result.reason, replace(result, labels=labels))
@@ -250,7 +255,7 @@ def misfit(
     assert uploads.curvature is not None
     # About the groups' mean: far from zero, a difference of two costs would lose its digits.
     middle = centers.mean(axis=0)
-    centers, theta = centers - middle, uploads.theta[part] - middle
+    centers, theta = centers - middle, uploads.models[part] - middle
     A, b = uploads.curvature[part], np.matmul(uploads.curvature[part], theta[..., None])
     if uploads.penalty.any():
         b = b + (uploads.n_samples[part, None] * uploads.penalty * middle)[..., None]
@@ -276,6 +281,6 @@ def dissolve_small(uploads: Uploads, labels: Ints, smallest: int) -> Ints:
         return np.zeros_like(labels)
     small = ~np.isin(labels, large)
     joined = labels.copy()
-    centers = average_by_cluster(uploads.theta, labels)[large]
-    joined[small] = large[nearest_center(uploads.theta[small], centers)]
+    centers = average_by_cluster(uploads.models, labels)[large]
+    joined[small] = large[nearest_center(uploads.models[small], centers)]
     return number_by_first_user(joined)

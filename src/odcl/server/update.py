@@ -37,7 +37,7 @@ def with_more_rows(old: Uploads, X: Floats, y: Floats, risk: Risk) -> Uploads:
         )
     assert old.curvature is not None
     n, pen, bare = float(old.n_samples[0]) + len(y), old.penalty, replace(risk, l2=0.0)
-    H, start = old.curvature[0], old.theta[0]
+    H, start = old.curvature[0], old.models[0]
     A, b = H - np.diag(old.n_samples[0] * pen), H @ start
     quadratic = A + np.diag(n * pen)
 
@@ -76,7 +76,7 @@ def _dispersion(old: Uploads, X: Floats, y: Floats, theta: Floats, A: Floats, ri
     if not loss.has_dispersion:
         return 1.0
     assert old.dispersion is not None
-    n, start = float(old.n_samples[0]), old.theta[0]
+    n, start = float(old.n_samples[0]), old.models[0]
     known = bool(np.isfinite(old.dispersion[0])) and n > old.dim
     before = old.dispersion[0] * (n - old.dim) if known else 0.0
     moved = theta - start
@@ -96,7 +96,7 @@ def place_of(upload: Uploads, groups: Groups, refit: Refit, was: int) -> tuple[i
     varies the quadratic model cannot tell who is far from all groups: whoever ``was``, stays so.
     """
     assert upload.curvature is not None
-    H, theta, n = upload.curvature[0], upload.theta[0], float(upload.n_samples[0])
+    H, theta, n = upload.curvature[0], upload.models[0], float(upload.n_samples[0])
     pen = n * upload.penalty
     A = H - np.diag(pen)
     a, V = np.linalg.eigh(A)
