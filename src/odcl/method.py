@@ -20,7 +20,7 @@ from odcl.risk.risk import Risk
 
 COMBINERS = ("mean", "samples", "precision", "shrink")
 REFITS = ("evidence", "cv")
-TERM_LOSSES = ("squared", "logistic", "poisson", "multinomial")
+TERM_LOSSES = ("squared", "huber", "logistic", "poisson", "multinomial")
 MOST_TERM_PARAMETERS = 100  # beyond, a matrix per user is too much to send
 # Classes and counts: beyond, a Gaussian says too little of a few rows. Images of two digits, 10 to
 # 60 per user, with 50 and 61 parameters: accuracy .87 and .93, with the noise mixture .92 and .98.
@@ -140,7 +140,7 @@ class Method:
             return f"the {risk.loss.name} loss has no data term"
         if n_users == 1:
             return "one user has nobody to be compared with"
-        most = MOST_TERM_PARAMETERS if risk.loss.name == "squared" else MOST_SITE_PARAMETERS
+        most = MOST_TERM_PARAMETERS if risk.loss.has_data_terms else MOST_SITE_PARAMETERS
         if dim > most:
             return f"{dim} parameters are more than the {most} up to which data terms are sent"
         plain, names = Method(), ("combine", "refit", "curvature")

@@ -15,12 +15,12 @@ from odcl.mixed.house import model_map
 from odcl.mixed.mixture import Spread, moments
 from odcl.mixed.posterior import posterior
 from odcl.mixed.terms import data_terms, quadratics
-from odcl.risk.losses import Logistic, Multinomial, Poisson, Squared
+from odcl.risk.losses import Huber, Logistic, Multinomial, Poisson, Squared
 from odcl.server.mixed import user_quadratics
 from tests.helpers import logistic_labels, offsets_of, poisson_counts, refusal, squared_error
 
 WITHHELD = Method(short_terms=False)
-LOSSES = [Squared(), Logistic(), Poisson(), Multinomial(3)]
+LOSSES = [Squared(), Huber(), Logistic(), Poisson(), Multinomial(3)]
 every_loss = pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
 
 
@@ -32,6 +32,7 @@ def people_of(loss, n, *, dim=4, seed=0, spread=1.0):
     z = (X * np.array([1.0, -1.0])[users % 2, None]).sum(axis=1)
     y = {
         "squared": z + rng.standard_normal(len(z)),
+        "huber": z + rng.standard_t(3, len(z)),
         "logistic": logistic_labels(z, rng),
         "poisson": poisson_counts(z, rng).astype(float),
         "multinomial": rng.integers(0, 3, len(z)).astype(float),
@@ -57,7 +58,7 @@ def test_what_is_sent_of_few_rows_does_not_tell_them(loss):
     for values in fields:
         assert not values[0].any()
     assert sent.n_bytes[0] == 16  # how many rows there are, and that nothing is said of them
-    if loss.name == "squared":
+    if loss.has_data_terms:
         assert not sent.factor[short].any()
         assert sent.n_bytes[1] == 16 + 8 * 5
     else:

@@ -66,7 +66,7 @@ class ODCLRegressor(RegressorMixin, ODCLEstimator):  # type: ignore[misc]
         With ``return_std`` also the standard deviation of a new target there, of mixed groups.
         """
         check_is_fitted(self, "theta_")
-        curved = self.risk_.loss.name != "squared"  # its mean depends on how sure the model is
+        curved = not self.risk_.loss.has_data_terms  # its mean depends on how sure the model is
         z, S, where = self._predictors(X, users, unsure=curved or return_std)
         mean = predicted_means(z, S, self.risk_.loss)[:, 0]
         return (mean, self._std(S, where)[0]) if return_std else mean

@@ -63,7 +63,7 @@ def predictor_covariances(
 
 def predicted_means(z: Floats, S: Floats | None, loss: Loss) -> Floats:
     """Expected target, or class probabilities, at predictors N(z, S); None: known exactly."""
-    if S is None or loss.name in ("squared", "huber"):
+    if S is None or loss.has_data_terms:
         return loss.mean(z)
     from odcl.mixed.house import reference_logits
     from odcl.mixed.sites import predicted
