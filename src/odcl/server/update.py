@@ -18,7 +18,6 @@ from odcl.exchange.upload import Uploads
 from odcl.risk.risk import Risk
 from odcl.server.assign import MOST_DIRECTIONS, Groups, View
 from odcl.server.combine import solve_symmetric
-from odcl.server.step import misfit
 
 MOST_STEPS = 50
 
@@ -117,9 +116,9 @@ def place_of(upload: Uploads, groups: Groups, refit: Refit, was: int) -> tuple[i
             phi = groups.drawn_up(max(own, 0.0), dof)
         # Rows without noise differ by rounding.
         phi, dof = max(phi, 1e-18 * loss_above(0.0 * free) / n, 1e-300), dof + groups.phi_dof
-    cost = misfit(upload, np.array([phi]), groups.tau2, groups.centers, np.array([0]))[0]
-    # With tau2 the terms are divided by phi already.
-    p = softmax(np.log(groups.members) - (cost if groups.tau2 > 0 else cost / phi))
+    # The user's own model is N(c_k, phi A^-1 + tau^2 I), along the directions that its rows see.
+    gap2 = ((groups.centers - free) @ V) ** 2
+    p = softmax(np.log(groups.members) - 0.5 * gap2 @ (a / (phi + groups.tau2 * a)))
     label = int(np.argmax(p))
     center, none = groups.centers[label], was < 0 and upload.curvature_varies
     if not upload.curvature_varies and upload.dim <= MOST_DIRECTIONS:
