@@ -44,7 +44,11 @@ def random_users(seed=0, dim=3, n_users=5):
 def at_points(c):
     dim = c.shape[-1]
     return Centers(
-        c[None], np.zeros((1, len(c), dim, dim)), np.zeros((1, dim)), np.zeros(1), np.zeros((1, dim, dim))
+        c[None],
+        np.zeros((1, len(c), dim, dim)),
+        np.zeros((1, dim)),
+        np.zeros(1),
+        np.zeros((1, dim, dim)),
     )
 
 

@@ -184,7 +184,8 @@ def center_step(
     """
     if B is None:
         return _one_center(M[:, 0], v[:, 0], anchor, reml)
-    K, root, eye = M.shape[1], np.linalg.cholesky(B), np.eye(len(B))
+    K, eye = M.shape[1], np.eye(len(B))
+    root: Floats = np.asarray(np.linalg.cholesky(B), np.float64)
     scaled = eye + root.T @ M @ root
     P = np.linalg.inv(scaled)
     right = (P @ (v @ root)[..., None])[..., 0]

@@ -7,10 +7,10 @@ samples are drawn by user id.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from itertools import islice
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import islice
 
 import numpy as np
 from threadpoolctl import ThreadpoolController
@@ -32,6 +32,7 @@ from odcl.mixed.noise import Noise, pure_noise
 from odcl.mixed.starts import kmeans_seeds, lloyd, posterior_means, splits
 from odcl.mixed.tails import with_tails
 
+Admissible = Callable[[Fit], bool]
 SHAPES = ("zero", "scalar", "diag", "full")
 FAILURES = 2  # a shape is given up after so many K in a row that did not improve it
 # Many groups far from one another may look like one center with a wide T until all are there: when
@@ -53,25 +54,40 @@ def search(
     n_groups: int | None = None,
     spread: str | None = None,
     sample: int = SAMPLE,
+    admissible: Admissible | None = None,
 ) -> Fit:
     """The mixture of best evidence, fitted to all users.
 
     ``n_groups`` and ``spread`` (one of :data:`SHAPES`) say what is known; the rest is searched for.
     With more than ``sample`` users K and shape are searched on a sample drawn by ``ids``: a group
-    of share p is absent from it with probability (1 - p)^sample.
+    of share p is absent from it with probability (1 - p)^sample. Only fits that are ``admissible``
+    are given back: others lose their smallest group and converge again.
     """
+    _check(n_groups, spread)
     with _blas().limit(limits=1, user_api="blas"):
         if len(q) <= sample:
-            best = _search(q, max_groups, n_groups, spread)
-            return _polish(q, best, best.responsibilities, best.s2)
+            best = _search(q, max_groups, n_groups, spread, admissible)
+            return _polish(q, best, best.responsibilities, best.s2, admissible)
         names = [str(i) for i in range(len(q))] if ids is None else [str(i) for i in ids]
-        best = _search(q[sample_by_id(names, sample)], max_groups, n_groups, spread)
+        who = sample_by_id(names, sample)  # what is admissible is a matter of all users
+        best = _search(q[who], max_groups, n_groups, spread)
         noise, s2 = pure_noise(q)
         s2 = np.full(len(q), best.s2[0]) if noise.common else s2
         m = moments(q, best.spread, s2)
         stack = Centers.of(best.centers, best.covariances)
         r = responsibilities(misfits(m, stack), best.weights)[0][0]
-        return _polish(q, replace(best, noise=noise), r, s2, tol=1e-6 * len(q), max_sweeps=30)
+        best, tol = replace(best, noise=noise), 1e-6 * len(q)
+        return _polish(q, best, r, s2, admissible, tol=tol, max_sweeps=30)
+
+
+def _check(n_groups: int | None, spread: str | None) -> None:
+    if n_groups is not None and n_groups < 1:
+        raise ValueError(f"n_groups={n_groups!r} is not a number of groups from 1 on.")
+    if spread is not None and spread not in SHAPES:
+        raise ValueError(
+            f"spread={spread!r} is not one of {', '.join(map(repr, SHAPES))}: how users of a group "
+            "differ. Leave it out, and it is chosen by evidence."
+        )
 
 
 @cache
@@ -91,23 +107,77 @@ def sample_by_id(ids: Sequence[str], size: int) -> Ints:
 
 
 def _polish(
-    q: Quadratics, fit: Fit, r: Floats, s2: Floats, *, tol: float = FINE, max_sweeps: int = 500
+    q: Quadratics,
+    fit: Fit,
+    r: Floats,
+    s2: Floats,
+    admissible: Admissible | None,
+    *,
+    tol: float = FINE,
+    max_sweeps: int = 500,
 ) -> Fit:
     fit = fit_mixture(q, r, fit.spread, fit.noise, s2, fit.prior, tol=tol, max_sweeps=max_sweeps)
+    if admissible is not None:
+        fit = _reduced(q, fit, admissible, tol, max_sweeps)
     return with_tails(q, fit)
 
 
-def _search(q: Quadratics, max_groups: int, n_groups: int | None, spread: str | None) -> Fit:
+def _reduced(
+    q: Quadratics, fit: Fit, admissible: Admissible, tol: float = ROUGH, sweeps: int = PATIENCE
+) -> Fit:
+    """The fit without its smallest groups, one by one, until it is admissible."""
+    while not admissible(fit):
+        if fit.n_groups == 1:
+            raise ValueError(
+                f"Not even one group of all {len(q)} users is admissible: wait for more users, or "
+                "ask less of a group."
+            )
+        kept = np.delete(np.arange(fit.n_groups), np.argmin(fit.weights))
+        stack = Centers.of(fit.centers[kept], fit.covariances[kept])
+        m = moments(q, fit.spread, fit.s2)
+        r = responsibilities(misfits(m, stack), fit.weights[kept] / fit.weights[kept].sum())[0][0]
+        prior = fit.prior if len(kept) > 1 else None
+        T = fit.spread
+        fit = fit_mixture(q, r, T, fit.noise, fit.s2, prior, tol=tol, max_sweeps=sweeps)
+    return fit
+
+
+def _admitted(q: Quadratics, fits: list[Fit], admissible: Admissible) -> list[Fit]:
+    """The admissible fits, and the best of the others in each shape without its small groups."""
+    allowed = [fit for fit in fits if admissible(fit)]
+    for shape in SHAPES:
+        refused = [f for f in fits if f.spread.shape == shape and f.n_groups > 1]
+        refused = [fit for fit in refused if not admissible(fit)]
+        if refused:
+            allowed.append(_reduced(q, min(refused, key=evidence), admissible))
+    return allowed
+
+
+def _search(
+    q: Quadratics,
+    max_groups: int,
+    n_groups: int | None,
+    spread: str | None,
+    admissible: Admissible | None = None,
+) -> Fit:
+    fits = _candidates(q, max_groups, n_groups, spread)
+    return _choose(q, fits if admissible is None else _admitted(q, fits, admissible))
+
+
+def _candidates(
+    q: Quadratics, max_groups: int, n_groups: int | None, spread: str | None
+) -> list[Fit]:
+    """Fits of one group and more in every shape, each as far as it may still be the best."""
     noise, s2 = pure_noise(q)
     shapes = SHAPES if spread is None else (spread,)
     if n_groups is not None:
-        return _choose(q, _given(q, min(n_groups, len(q)), shapes, noise, s2))
+        return _given(q, min(n_groups, len(q)), shapes, noise, s2)
     singles = one_group(q, noise, s2, shapes)
     fits = [fit for shape, fit in singles.items() if shape in shapes]
     simple = min((singles[shape] for shape in ("scalar", "diag") if shape in singles), key=evidence)
     prior = _center_prior(simple)
     if prior is None or len(q) < 3:
-        return _choose(q, fits)
+        return fits
     points = posterior_means(q, simple)
     seeds = kmeans_seeds(points)
     # One center may have a full T by itself; groups have it only where it is asked for.
@@ -142,12 +212,14 @@ def _search(q: Quadratics, max_groups: int, n_groups: int | None, spread: str | 
                 fit = min(fit, fits[-1], key=evidence) if shape == "diag" else fit
             fits.append(fit)
             behind = evidence(fit) >= leading[shape]
-            if spread is None and shape == "zero":  # a scalar T closed can do in the end what it can
+            if (
+                spread is None and shape == "zero"
+            ):  # a scalar T closed can do in the end what it can
                 behind = behind or evidence(fit) > evidence(previous["scalar"])
             failures[shape] = failures[shape] + 1 if behind else 0
             leading[shape] = min(leading[shape], evidence(fit))
             previous[shape] = fit
-    return _choose(q, fits)
+    return fits
 
 
 def _given(q: Quadratics, k: int, shapes: Sequence[str], noise: Noise, s2: Floats) -> list[Fit]:
@@ -287,7 +359,12 @@ def _grow(q: Quadratics, fewer: Fit, starts: list[Floats], prior: Floats, beat: 
 
 
 def _best_start(
-    q: Quadratics, spread: Spread, fit: Fit, starts: list[Floats], prior: Floats, beat: float = np.inf
+    q: Quadratics,
+    spread: Spread,
+    fit: Fit,
+    starts: list[Floats],
+    prior: Floats,
+    beat: float = np.inf,
 ) -> Fit:
     """The best of all starts after four sweeps, then converged; the noise is that of a fit."""
     m, r = moments(q, spread, fit.s2), np.stack(starts)
@@ -296,5 +373,7 @@ def _best_start(
         centers = center_step(*group_sums(m, r), prior, anchor=q.anchor)
         r, total = responsibilities(misfits(m, centers), weights)
     first = r[int(np.argmax(total.sum(axis=1) - centers.price))]
-    limits = {"tol": ROUGH, "max_sweeps": PATIENCE, "beat": beat}
-    return fit_mixture(q, first, spread, fit.noise, fit.s2, prior, **limits)
+    noise, s2 = fit.noise, fit.s2
+    return fit_mixture(
+        q, first, spread, noise, s2, prior, tol=ROUGH, max_sweeps=PATIENCE, beat=beat
+    )

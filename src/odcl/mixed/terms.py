@@ -18,7 +18,9 @@ from odcl.mixed.mixture import Quadratics, by_row
 
 CONSTANT = 1e-12  # a column whose deviation is below this share of its mean does not vary
 DUPLICATE = 1e-10  # two standardized columns nearer than this are one column
-DEPENDENT = 1e-6  # what is left of a column's square given others, below which squares are not formed
+DEPENDENT = (
+    1e-6  # what is left of a column's square given others, below which squares are not formed
+)
 CHUNK = 200_000  # numbers of a stack of rows that stay near the processor
 RANK = 1e-9  # singular values below this share of a user's largest are directions it did not see
 
@@ -48,7 +50,8 @@ def data_terms(
     """
     w = None if weights is None else np.asarray(weights, np.float64)
     if w is not None and not (w > 0).all():
-        X, y, users, w = (a[w > 0] for a in (X, y, users, w))
+        seen = w > 0
+        X, y, users, w = X[seen], y[seen], users[seen], w[seen]
     width = X.shape[1] + 1
     total, mean = np.zeros(n_users), np.zeros((n_users, width))
     factor = np.zeros((n_users, width, width))
@@ -67,9 +70,7 @@ def data_terms(
     return DataTerms(total, mean, factor)
 
 
-def by_size(
-    users: Ints, n_users: int, most: int = 2**62
-) -> list[tuple[Ints, Ints]]:
+def by_size(users: Ints, n_users: int, most: int = 2**62) -> list[tuple[Ints, Ints]]:
     """Users with equally many rows, and their rows' positions (users, rows): one stack each.
 
     A stack has at most ``most`` rows, or one user.
@@ -106,13 +107,14 @@ def _cholesky(A: Floats) -> tuple[Floats, Bools]:
     """Upper factors of a stack of positive semi-definite A, and which of them can be relied on."""
     L = np.zeros_like(A)
     try:
-        L = np.linalg.cholesky(A)
+        L[:] = np.linalg.cholesky(A)
     except np.linalg.LinAlgError:
         for i in range(len(A)):  # one by one, so that nobody's numbers depend on others'
             with suppress(np.linalg.LinAlgError):
                 L[i] = np.linalg.cholesky(A[i])
     size, left = (np.diagonal(m, axis1=1, axis2=2) for m in (A, L))
-    return L.transpose(0, 2, 1), (left**2 > DEPENDENT * size).all(axis=1)
+    sure: Bools = np.asarray((left**2 > DEPENDENT * size).all(axis=1))
+    return L.transpose(0, 2, 1), sure
 
 
 def merge(terms: DataTerms) -> DataTerms:
@@ -160,7 +162,8 @@ class Coordinates:
         return np.column_stack([np.ones(len(z)), z]) if self.intercept else z
 
     def target(self, y: Floats, z: Floats) -> Floats:
-        return (y - self.target_shift) / self.target_scale - z @ self.reference
+        relative = by_row(z, self.reference[:, None])[:, 0]
+        return (y - self.target_shift) / self.target_scale - relative
 
     def prediction(self, relative: Floats, z: Floats) -> Floats:
         """The target in its own units, from what was predicted relative to the pooled fit."""
