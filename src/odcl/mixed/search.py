@@ -224,16 +224,19 @@ def _candidates(
 
 def _given(q: Quadratics, k: int, shapes: Sequence[str], noise: Noise, s2: Floats) -> list[Fit]:
     """Fits of ``k`` groups in the shapes asked for, from K-means of the users' posterior means."""
-    singles = one_group(q, noise, s2, shapes)
     if k == 1:
+        singles = one_group(q, noise, s2, shapes)
         return [fit for shape, fit in singles.items() if shape in shapes]
-    prior, points = _center_prior(singles["scalar"]), posterior_means(q, singles["scalar"])
+    singles = one_group(q, noise, s2, [shape for shape in shapes if shape != "zero"])
+    simple = singles["scalar"]
+    prior, points = _center_prior(simple), posterior_means(q, simple)
     if prior is None:  # users look all the same: centers lie as far apart as one user can see
         prior = np.eye(q.dim) * q.dim * len(q) / max(np.trace(q.A.sum(axis=0)), 1e-300)
     centers = next(islice(kmeans_seeds(points), k - 2, None))
     tried = [lloyd(points, c) for c in centers]
-    alike = _best_start(q, Spread.zero(q.dim), singles["scalar"], tried, prior)
-    return [_reopened(q, alike, singles[shape]) for shape in shapes if shape in singles]
+    alike = _best_start(q, Spread.zero(q.dim), simple, tried, prior)
+    fits = [_reopened(q, alike, singles[shape]) for shape in shapes if shape in singles]
+    return [alike] * ("zero" in shapes) + fits
 
 
 def _within_reach(q: Quadratics, fit: Fit, prior: Floats, k: int) -> float:
@@ -277,8 +280,10 @@ def one_group(
     A shape that is asked for alone is not closed anywhere; "scalar" is always there.
     """
     dim, everyone = q.dim, np.ones((len(q), 1))
-    fits = {"zero": fit_mixture(q, everyone, Spread.zero(dim), noise, s2, tol=ROUGH)}
-    s2 = s2 if q.dof.sum() > 0 else fits["zero"].s2
+    fits: dict[str, Fit] = {}
+    if "zero" in shapes or not q.dof.any():
+        fits["zero"] = fit_mixture(q, everyone, Spread.zero(dim), noise, s2, tol=ROUGH)
+    s2 = s2 if q.dof.any() else fits["zero"].s2
     every = np.ones(dim, np.bool_)
     start = np.eye(dim) * 0.1 * q.rows.sum() / max(np.trace(q.A.sum(axis=0)) / dim, 1e-300)
     for shape in ("scalar", "diag"):
