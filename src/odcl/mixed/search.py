@@ -346,9 +346,9 @@ def _choose(q: Quadratics, fits: list[Fit]) -> Fit:
         kinds.setdefault((fit.n_groups == 1, fit.spread.shape == "full"), []).append(fit)
     best = {kind: with_tails(q, min(some, key=evidence)) for kind, some in kinds.items()}
     full = best.pop((True, True), None)
+    if full is None or not best:
+        return full or min(best.values(), key=evidence)
     simple = min(best.values(), key=evidence)
-    if full is None:
-        return simple
     if simple.n_groups > 1 and evidence(full) < evidence(simple):
         simple = _refit(q, simple, simple.spread, _center_prior(full))
     lead = evidence(full) - evidence(simple)
