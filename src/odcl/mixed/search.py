@@ -205,17 +205,16 @@ def _candidates(
             continue
         tried = [lloyd(points, c) for c in centers]
         for shape in [shape for shape in previous if failures[shape] < FAILURES]:
-            fit = _grow(q, previous[shape], tried, prior, beat=leading[shape])
+            bar = leading[shape]
+            if spread is None and shape == "zero":  # in the end a scalar T, closed, can do as much
+                bar = min(bar, evidence(previous["scalar"]))
+            fit = _grow(q, previous[shape], tried, prior, beat=bar)
             tried.append(fit.responsibilities)
             if spread is None and shape != "zero":
                 fits.append(_close(q, fit))
                 fit = min(fit, fits[-1], key=evidence) if shape == "diag" else fit
             fits.append(fit)
-            behind = evidence(fit) >= leading[shape]
-            if (
-                spread is None and shape == "zero"
-            ):  # a scalar T closed can do in the end what it can
-                behind = behind or evidence(fit) > evidence(previous["scalar"])
+            behind = evidence(fit) >= bar
             failures[shape] = failures[shape] + 1 if behind else 0
             leading[shape] = min(leading[shape], evidence(fit))
             previous[shape] = fit
@@ -303,7 +302,8 @@ def one_group(
         if opened.sum() > 1:
             floor = np.diag(opened * 1e-3 * np.trace(matrix) / opened.sum())
             T = Spread("full", matrix + floor, opened)
-            full.append(fit_mixture(q, everyone, T, noise, s2, tol=ROUGH))
+            # Where nobody has rows to spare it creeps; if it is to win, that shows by then.
+            full.append(fit_mixture(q, everyone, T, noise, s2, tol=ROUGH, max_sweeps=3 * PATIENCE))
     if full:
         fits["full"] = min(full, key=evidence)
     return fits
