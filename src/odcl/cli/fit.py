@@ -304,9 +304,10 @@ def _compare(
 
     kept = federation.select_rows(~out)
 
-    def fitted(settings: dict[str, Any]) -> Any:
-        model = _estimator(source, settings)
-        return model.fit_federation(kept, schema=source.schema, progress=progress.advance)
+    def fitted(settings: dict[str, Any], told: Any = progress.advance) -> Any:
+        return _estimator(source, settings).fit_federation(
+            kept, schema=source.schema, progress=told
+        )
 
     ours = fitted(settings)
     papers = Method.of("paper", clusterer=settings["method"].clusterer)
@@ -316,7 +317,7 @@ def _compare(
         paper = fitted({**settings, "method": Method.paper()})
     if ours.mixture_ is not None and ours.n_clusters_ > 1:
         method = Method.of(settings["method"], clusterer="auto:1")
-        alike = fitted({**settings, "method": method})
+        alike = fitted({**settings, "method": method}, None)
 
     def by(model: Any, theta: Any) -> Any:
         """Predictions of a model whose users have these parameters; one row serves everybody."""

@@ -117,7 +117,7 @@ def _artifact(model: Any, extras: Mapping[str, Extra]) -> Artifact:
             "groups": {name: number_to_json(getattr(groups, name)) for name in _SIZES},
             "n_features": int(model.n_features_in_),
             "feature_names": None if names is None else names.tolist(),
-            "design": None if model.design_ is None else model.design_.to_json(),
+            "design": None,  # a schema tells it
             "classes": None if classes is None else classes_to_json(classes),
             "target": model.target_name_,
             "rule": model.rule_,
@@ -126,6 +126,8 @@ def _artifact(model: Any, extras: Mapping[str, Extra]) -> Artifact:
     }
     if model.schema_ is not None:
         words[SCHEMA] = model.schema_.to_json()
+    elif model.design_ is not None:
+        words[MODEL]["design"] = model.design_.to_json()
     files: dict[str, Mapping[str, Array]] = {NUMBERS: arrays}
     if model.mixture_ is not None:
         from odcl.estimators.mixture_file import mixture_to_arrays
@@ -175,7 +177,11 @@ def _read(cls: Any, stored: StoredArtifact) -> Any:
         content = stored.words(SCHEMA)
         with stored.checking(SCHEMA):
             model.schema_ = TableSchema.from_json(content)
-            expect(model.schema_.design == model.design_, "it has other columns")
+            model.design_ = model.schema_.design
+    with stored.checking(MODEL):
+        own = model.n_features_in_ - (model.users is not None)
+        fits = model.design_ is None or len(model.design_.features) == own
+        expect(fits, "its features are not those of its design")
     _fill(model, stored, listed, groups)
     model.mixture_ = model.covariance_ = model.noise_ = model.dof_ = None
     with stored.checking(MODEL):
@@ -218,10 +224,7 @@ def _from_words(kind: Any, words: dict[str, Any]) -> Any:
         expect(len(found) == model.n_features_in_, f"{len(found)} names of features")
         expect(all(isinstance(name, str) for name in found), "a feature's name is not text")
         model.feature_names_in_ = np.array(found, dtype=object)
-    design, own = words["design"], model.n_features_in_ - (model.users is not None)
-    model.design_ = None if design is None else Design.from_json(design)
-    fits = model.design_ is None or len(model.design_.features) == own
-    expect(fits, "its columns are not those of its categories")
+    model.design_ = None if words["design"] is None else Design.from_json(words["design"])
     return model
 
 

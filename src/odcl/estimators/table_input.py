@@ -56,9 +56,9 @@ class TableInput(BaseEstimator):  # type: ignore[misc]
             return self._numbers(X, fitting=True), users
         validate_data(self, X, reset=True, skip_check_array=True)
         if self.users is not None:
+            rest, users = take_column(X, self.users)
             at = users_position(X, self.users)
-            chosen = [j - (j > at) for j in chosen if j != at]
-            X, users = take_column(X, self.users)
+            X, chosen = rest, [j - (j > at) for j in chosen if j != at]
         if not chosen:
             return self._numbers(X), users
         check_features(without_columns(X, chosen))
@@ -198,11 +198,13 @@ def _width(X: Any) -> int:
 
 def _category_positions(X: Any, categorical: Any, users: Any) -> list[int]:
     """Columns of X that hold categories: those named, and those of a frame's type for them."""
+    if categorical is None:
+        return category_columns(X)
     one = isinstance(categorical, str) or not isinstance(categorical, Iterable)
-    given = () if categorical is None else (categorical,) if one else tuple(categorical)
     names = column_names(X) if has_names(X) else list(range(max(_width(X), 0)))
+    given = (categorical,) if one else categorical
     found = [column_position(names, column, "categories") for column in given]
-    if users is not None and given and users_position(X, users) in found:
+    if users is not None and column_position(names, users) in found:
         raise ValueError(f"Column {users!r} names the users, and cannot be categorical as well.")
     return sorted({*found, *category_columns(X)})
 
