@@ -260,12 +260,12 @@ def fit_source(
         if schema.classes is not None:
             out = keep_every_class(out, federation)
         progress.stage("comparing on held-out rows", federation.n_users)
-        comparison = _compare(federation, out, source.loss, settings, progress)
+        comparison = _compare(federation, out, source, settings, progress)
     progress.stage("fitting all rows", federation.n_users)
     labelled = federation
     if schema.classes is not None:
         labelled = federation.with_y(schema.labels(federation.y.astype(int)))
-    model = _estimator(source.loss, settings)
+    model = _estimator(source, settings)
     model.fit_federation(labelled, schema=schema, progress=progress.advance)
     notices = accepted(schema, source.encoded, federation, model)
     if source.guessed and source.loss == "squared" and _looks_like_classes(federation):
@@ -283,16 +283,19 @@ def _looks_like_classes(federation: Federation) -> bool:
     return len(values) == 2 and len(federation.y) > 10 and whole
 
 
-def _estimator(loss: str, settings: dict[str, Any]) -> Any:
+def _estimator(source: Source, settings: dict[str, Any]) -> Any:
+    """The estimator that would be fitted to the table in Python."""
     from odcl.data.source import task_of
     from odcl.estimators import ODCLClassifier, ODCLRegressor
 
-    kind = ODCLClassifier if task_of(loss) == "classification" else ODCLRegressor
-    return kind(loss=loss, **settings)
+    schema = source.schema
+    kind = ODCLClassifier if task_of(source.loss) == "classification" else ODCLRegressor
+    categories = list(schema.levels) or None
+    return kind(loss=source.loss, users=schema.user, categorical=categories, **settings)
 
 
 def _compare(
-    federation: Federation, out: Bools, loss: str, settings: dict[str, Any], progress: Silent
+    federation: Federation, out: Bools, source: Source, settings: dict[str, Any], progress: Silent
 ) -> Comparison:
     """The rivals that matter, the paper's setting and ours, each fitted on the rows kept."""
     import numpy as np
@@ -303,16 +306,21 @@ def _compare(
     from odcl.method import Method
 
     kept = federation.select_rows(~out)
-    ours = _estimator(loss, settings).fit_federation(kept, progress=progress.advance)
+
+    def fitted(settings: dict[str, Any], told: Any = progress.advance) -> Any:
+        return _estimator(source, settings).fit_federation(
+            kept, schema=source.schema, progress=told
+        )
+
+    ours = fitted(settings)
     papers = Method.of("paper", clusterer=settings["method"].clusterer)
     is_paper = settings["method"] == papers
     paper, alike = ours, None
     if not is_paper:
-        given = {**settings, "method": Method.paper()}
-        paper = _estimator(loss, given).fit_federation(kept, progress=progress.advance)
+        paper = fitted({**settings, "method": Method.paper()})
     if ours.mixture_ is not None and ours.n_clusters_ > 1:
-        given = {**settings, "method": Method.of(settings["method"], clusterer="auto:1")}
-        alike = _estimator(loss, given).fit_federation(kept)
+        method = Method.of(settings["method"], clusterer="auto:1")
+        alike = fitted({**settings, "method": method}, None)
 
     def by(model: Any, theta: Any) -> Any:
         """Predictions of a model whose users have these parameters; one row serves everybody."""

@@ -289,7 +289,13 @@ def _measured(uploads: Uploads, step: ServerStep, noise: Noise, combine: str | N
 def _where_users_differ(uploads: Uploads, mixture: Mixture, names: Sequence[str] | None) -> str:
     """The coefficients that users of a group differ in, in words; empty: in none."""
     assert uploads.risk is not None
-    level, slopes = differences(mixture, uploads.risk)
+    level, slopes, effects = differences(mixture, uploads.risk)
+    factors = uploads.risk.factors
+    levels = [j for factor in factors for j in factor.columns]
+    own = np.setdiff1d(np.arange(len(slopes)), levels)  # columns that are no levels of a factor
+    slopes = np.concatenate([slopes[own], effects])
+    if names is not None:
+        names = [names[j] for j in own] + [factor.name for factor in factors]
     total = len(slopes) + uploads.risk.intercept
     vary = np.flatnonzero(slopes)
     n = len(vary) + (level > 0)

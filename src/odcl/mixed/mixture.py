@@ -74,6 +74,7 @@ class Spread:
     shape: str  # "zero", "scalar", "diag" or "full"
     matrix: Floats  # (dim, dim)
     open: Bools  # (dim,)
+    unseen: int = 0  # directions among the open coordinates that nobody's rows tell anything of
 
     @staticmethod
     def zero(dim: int) -> Spread:
@@ -82,7 +83,8 @@ class Spread:
     @property
     def n_parameters(self) -> int:
         n = int(self.open.sum())
-        return {"zero": 0, "scalar": 1, "diag": n, "full": n * (n + 1) // 2}[self.shape]
+        rank = n - self.unseen
+        return {"zero": 0, "scalar": 1, "diag": n, "full": rank * (rank + 1) // 2}[self.shape]
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,7 +195,8 @@ def center_step(
     away = ((c - middle[:, None]) ** 2).sum(axis=-1)
     trace = np.trace(P, axis1=-2, axis2=-1)
     price = 0.5 * (trace + away - len(B) + log_det).sum(axis=1) + K / 2 * (middle**2 @ hold)
-    common = np.linalg.slogdet(K * held)[1] - np.log(B).sum()
+    told = K * (np.eye(len(B)) * (1 + hold) - P.mean(axis=1)) / np.outer(root, root)
+    common = _log_det_seen(np.linalg.eigvalsh(told))
     return Centers(c * root, P * np.outer(root, root), middle * root, price, common)
 
 
@@ -201,17 +204,26 @@ def _one_center(M: Floats, v: Floats, anchor: Floats | None, reml: bool) -> Cent
     """One center without a prior, or with that of ``anchor``; (starts, dim, dim) and (., dim)."""
     held = M if anchor is None else M + np.diag(anchor)
     values, vectors = np.linalg.eigh(held)
-    seen = values > UNSEEN * np.maximum(values[:, -1:], 1e-300)
+    seen = _seen(values)
     inverse = np.where(seen, 1 / np.where(seen, values, 1.0), 0.0)
     C = (vectors * inverse[:, None]) @ vectors.transpose(0, 2, 1)
     c = (C @ v[..., None])[..., 0]
-    common = np.log(np.where(seen, values, 1.0)).sum(axis=1)
+    common = _log_det_seen(values)
     price = np.zeros(len(M))
     if reml:
         price = 0.5 * (common - (C * M).sum(axis=(1, 2)))
     if anchor is not None:
         price = price + 0.5 * (c**2 @ anchor)
     return Centers(c[:, None], C[:, None] * float(reml), c, price, common)
+
+
+def _seen(values: Floats) -> Bools:
+    """Which ascending eigenvalues, (..., dim), belong to directions that somebody sees."""
+    return values > UNSEEN * np.maximum(values[..., -1:], 1e-300)
+
+
+def _log_det_seen(values: Floats) -> Floats:
+    return np.log(np.where(_seen(values), values, 1.0)).sum(axis=-1)
 
 
 def group_sums(m: Moments, r: Floats) -> tuple[Floats, Floats]:

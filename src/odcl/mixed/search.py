@@ -15,6 +15,7 @@ import numpy as np
 from odcl._typing import Floats, Ints
 from odcl.mixed.em import Fit, fit_mixture
 from odcl.mixed.mixture import (
+    UNSEEN,
     Centers,
     Quadratics,
     Spread,
@@ -204,7 +205,9 @@ def one_group(q: Quadratics, noise: Noise, s2: Floats) -> dict[str, Fit]:
     for opened, matrix in ((every, whole), (chosen.open, chosen.matrix)):
         if opened.sum() > 1 and not (candidates and opened.all()):
             floor = np.diag(opened * 1e-3 * np.trace(matrix) / opened.sum())
-            full = Spread("full", matrix + floor, opened)
+            seen = np.linalg.eigvalsh(q.A[:, opened][:, :, opened].sum(axis=0))
+            unseen = int((seen <= UNSEEN * seen[-1]).sum())
+            full = Spread("full", matrix + floor, opened, unseen)
             candidates.append(fit_mixture(q, everyone, full, noise, s2, tol=ROUGH))
     if candidates:
         fits["full"] = min(candidates, key=evidence)
