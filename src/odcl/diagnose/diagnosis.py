@@ -34,7 +34,7 @@ BORDER = 0.05  # probability of belonging elsewhere from which a user is named
 UNLIKELY = 0.01  # chance that any member of a group is taken for a user of none
 TRUSTED = 3  # users that a group needs: the model of a pair may be a coincidence
 # Rules of the mixtures that chose K themselves.
-MIXTURE_RULES = ("mixed groups", "noise", "shared-variance")
+MIXTURE_RULES = ("mixed groups", "noise", "scaled-noise", "shared-variance")
 NAMED = 4  # coefficients that users differ in, named one by one
 
 
