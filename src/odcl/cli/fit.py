@@ -144,7 +144,6 @@ def _print(fitted: FittedTable) -> None:
     from odcl.report.text import (
         comparison_table,
         count,
-        differences_text,
         group_table,
         in_bytes,
         verdict,
@@ -155,9 +154,6 @@ def _print(fitted: FittedTable) -> None:
     size = f"{count(m, 'user')}, {count(len(encoded.codes), 'row')}"
     size += f", {count(encoded.X.shape[1], 'feature')}"
     print(f"{size}, {model.risk_.loss.name} loss, 1 round. {model.reason_}")
-    differ = differences_text(model.differences_, model.n_clusters_)
-    if differ:
-        print(differ)
     print()
     print(group_table(model.labels_, model.n_rows_, model.users_))
     if fitted.comparison is not None:

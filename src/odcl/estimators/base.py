@@ -26,6 +26,7 @@ from odcl.data.federation import (
 from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
 from odcl.data.tables import beside
+from odcl.diagnose.differences import differences_text
 from odcl.engines.in_process import fit
 from odcl.estimators.later_users import LaterUsers
 from odcl.estimators.table_input import check_n_groups, check_settings
@@ -142,7 +143,7 @@ class ODCLEstimator(LaterUsers):
         self.probability_ = np.full(len(self.users_), np.nan) if sure is None else sure
         self.n_clusters_ = result.n_clusters
         self.theta_, self.cluster_theta_ = result.models, result.centers
-        self.rule_, self.reason_ = result.step.rule, result.step.reason
+        self.rule_ = result.step.rule
         self.tau2_ = result.step.tau2
         self.groups_ = groups_of(federation, risk, result.local, result.step, method)
         self.cluster_means_ = newcomers.cluster_means(federation, result.labels, result.n_clusters)
@@ -150,6 +151,8 @@ class ODCLEstimator(LaterUsers):
         self.covariance_, self.noise_ = received.covariance, received.noise
         self.dof_ = received.dof
         self.pooled_theta_ = one_for_all(federation, risk)
+        inside = differences_text(self.differences_, self.n_clusters_)
+        self.reason_ = f"{result.step.reason} {inside}".rstrip()
         return self
 
     # -- models in the table's units -----------------------------------------------------------
@@ -240,6 +243,11 @@ class ODCLEstimator(LaterUsers):
     def used_names_(self) -> list[str]:
         """The columns that models have a coefficient for."""
         return [self.feature_names_[j] for j in self.scaling_.used]
+
+    @property
+    def units_(self) -> dict[str, float]:
+        """The columns that models have a coefficient for, and the scale each was divided by."""
+        return dict(zip(self.used_names_, self.scaling_.scale.tolist(), strict=True))
 
     def coefficients(self) -> Any:
         """A pandas frame of every user's model in the table's units, under the columns' names.

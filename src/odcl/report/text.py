@@ -108,33 +108,6 @@ def verdict(comparison: Comparison) -> str:
     )
 
 
-def differences_text(differences: dict[str, float], n_groups: int, *, most: int = 6) -> str:
-    """Which coefficients users of a group still differ in, and by how much; empty: in none."""
-    vary = {name: sd for name, sd in differences.items() if sd > 0}
-    same = [name for name in differences if name not in vary]
-    if not vary:
-        return ""
-    who = "Users of a group still" if n_groups > 1 else "Users"
-    ordered = sorted(vary.items(), key=lambda item: item[0] != "(level)")
-    words = [
-        f"{'their level' if name == '(level)' else name} "
-        f"({'standard deviation ' * (i == 0)}{sd:.3g})"
-        for i, (name, sd) in enumerate(ordered[:most])
-    ]
-    if len(ordered) > most:
-        words.append(f"{len(ordered) - most} more")
-    text = f"{who} differ in {_listed(words)}"
-    if not same:
-        return f"{text}."
-    named = ["the level" if name == "(level)" else name for name in same[:most]]
-    named += [f"{len(same) - most} more"] if len(same) > most else []
-    return f"{text}; {_listed(named)} {'is' if len(same) == 1 else 'are'} the same for all of them."
-
-
-def _listed(words: list[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-
-
 def group_table(labels: Ints, n_rows: Ints, users: Any, *, most: int = 20) -> str:
     """Groups with their sizes and the first of their users, the largest first."""
     sizes = np.bincount(labels)
