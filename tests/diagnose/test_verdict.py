@@ -12,7 +12,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 import odcl
-from odcl import Federation, KMeansPP, Method, NoiseMixture, Risk
+from odcl import Federation, KMeansPP, Method, NoiseMixture
 from odcl.clustering.labels import same_partition
 from odcl.diagnose import diagnose_step
 from odcl.diagnose.verdict import HIDDEN, rounded

@@ -256,13 +256,14 @@ def _errors(
 
     A local model then has error 1; a group's model the size of its covariance plus ``own``, that of
     T; one model for all its distance from the groups' models plus own. Drawing a user to its group
-    leaves T - T (T + S)^-1 T, and J V J' of the covariance V of the group's model, J = S (T + S)^-1.
+    leaves T - T (T + S)^-1 T, and J V J' of the covariance V of the group's model, with
+    J = S (T + S)^-1.
     """
     dim, known = uploads.dim, noise.known
     if not known.any():
         return Errors(np.nan, np.nan, np.nan, np.nan)
     S, T = noise.mean(dim), spread_matrix(differ, dim)
-    W = np.linalg.inv(S)
+    W: Floats = np.linalg.inv(S).astype(np.float64, copy=False)
     at = labels[known]
 
     def size(V: Floats, metric: Floats) -> float:
@@ -271,7 +272,7 @@ def _errors(
 
     own = float((T * W).sum()) / dim
     precision = size(groups.covariance, W) + own
-    taken = np.linalg.inv(T + S)  # W J = (T + S)^-1
+    taken: Floats = np.linalg.inv(T + S).astype(np.float64, copy=False)  # W J = (T + S)^-1
     kept = float((W * (T - T @ taken @ T)).sum()) / dim
     refit = kept + size(groups.covariance, taken @ S @ taken)
     used = refit if combine == "mixed" else precision

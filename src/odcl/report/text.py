@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from odcl.theory import MethodRow, MSETerms
 
 NAMES = {
-    "local": "one model per user",
+    "local": "one model per user (ridge)",
     "pooled": "one model for all",
     "intercepts": "one for all, own intercepts",
     "mixed": "mixed model without groups",
     "paper": "the paper's setting",
+    "asked": "odcl as asked for",
     "odcl": "odcl",
 }
-_OPTIONS = {  # how to get what did better
-    "local": "For it: --refit 0.",
-    "pooled": "For it: --clusters 1 --refit none.",
-    "intercepts": "Near it, and never far off: --clusters auto:1.",
-    "mixed": "For it: --clusters auto:1.",
-    "paper": "For it: --paper.",
+_OPTIONS = {  # how to get what did better: on the command line, in Python
+    "local": ("--refit 0 --l2 {l2:g}", "method=Method(refit=0), l2={l2:g}"),
+    "pooled": ("--clusters 1 --refit none", "method=Method(1, refit=None)"),
+    "mixed": ("--clusters auto:1", "clusterer='auto:1'"),
+    "paper": ("--paper", "method='paper'"),
 }
 _TABLE_1 = (
     "Orders: hidden constants are 1, and so is the condition number kappa unless given. C and C1 "
@@ -90,21 +90,30 @@ def comparison_table(comparison: Comparison) -> str:
     return table((of, "mean user", "median user", "worst user"), rows)
 
 
-def verdict(comparison: Comparison) -> str:
-    """Who gained: one sentence."""
-    better, worse = comparison.better_off("odcl", "local")
-    n = comparison.n_users
+def verdict(comparison: Comparison, *, shell: bool = False) -> str:
+    """Who gained, and what is better: a sentence or two, with options of the shell or of Python."""
+    ours, n = comparison.ours, comparison.n_users
+    better, worse = comparison.better_off(ours, "local")
     text = (
-        f"With odcl {better:,} of {n:,} users do better than with a model of their own, "
+        f"With {NAMES[ours]} {better:,} of {n:,} users do better than with a model of their own, "
         f"{worse:,} do worse, {n - better - worse:,} the same."
     )
-    rival = comparison.beaten_by("odcl")
+    rival = comparison.beaten_by(ours)
     if rival is None:
         return text
     mean = {name: f"{value:.4g}" for name, value, *_ in comparison.rows()}
+    how = "For it: the default settings."
+    if rival == "intercepts":
+        how = "odcl does not fit it: use a regression with a dummy per user."
+    elif rival != "odcl":
+        # One round adds up quadratic models: exact for squared loss, close for others.
+        near = rival == "pooled" and comparison.metric != "RMSE"
+        how = f"{'Close to it' if near else 'For it'}: "
+        how += f"{_OPTIONS[rival][not shell].format(l2=comparison.l2)}."
+    told = NAMES[ours].replace("the ", "The ", 1)
     return (
-        f"{text}\nodcl is not the best here: {NAMES.get(rival, rival)} has {mean[rival]} on these "
-        f"rows, odcl {mean['odcl']}, more than chance explains. {_OPTIONS[rival]}"
+        f"{text}\n{told} is not the best here: {NAMES[rival]} has {mean[rival]} on these rows, "
+        f"{NAMES[ours]} {mean[ours]}, more than chance explains. {how}"
     )
 
 
