@@ -120,7 +120,7 @@ def _as_option(setting: Setting) -> str:
     name = {"clusterer": "clusters", "all_rows": "all-rows"}.get(name, name)
     if value is True:
         return f"--{name}"
-    return f"--{name} {shlex.quote(','.join(value) if isinstance(value, list) else value)}"
+    return f"--{name} {shlex.quote(','.join(value) if isinstance(value, list) else str(value))}"
 
 
 def main() -> None:

@@ -103,7 +103,9 @@ def _world(scene: Scenario, n: int, count: int, worlds: int, rng: Generator, mos
     centers = np.stack([scene.draw_centers(rng) for _ in range(n_sets)])
     optima = np.broadcast_to(centers[:, groups], (count, len(groups), dim)).copy()
     if scene.tau > 0:
-        optima += scene.tau * rng.standard_normal(optima.shape)
+        values, vectors = np.linalg.eigh(scene.spread)
+        root = vectors * np.sqrt(np.maximum(values, 0.0))
+        optima += rng.standard_normal(optima.shape) @ root.T
     split = scene.rows_differ or worlds > 0  # a pool for each group
     size = min(most, ROWS // min(n, _rows_drawn(dim)), CURVATURE_NUMBERS // dim**2)
     size = max(20, size // (len(scene.sizes) * max(worlds, 1) if split else 1))
@@ -345,7 +347,7 @@ class _DataTerms:
         """The group that explains each user's rows best, as the server decides, (n_users,)."""
         A, b = self.A, self.b[..., None]
         if self.scene.tau > 0:
-            S = self.scene.dispersion * np.eye(self.scene.dim) + self.scene.tau**2 * A
+            S = self.scene.dispersion * np.eye(self.scene.dim) + A @ self.scene.spread
             both = np.linalg.solve(S, np.concatenate([A, b], axis=2))
             A, b = both[..., :-1], both[..., -1:]
         curved = (np.matmul(A, centers.T) * centers.T).sum(axis=1)
@@ -353,6 +355,7 @@ class _DataTerms:
 
     def refit(self, around: Floats) -> Floats:
         """Users' models drawn to their group's as far as users are alike, (n_users, dim)."""
-        strength = self.scene.dispersion / self.scene.tau**2
-        system = self.A + strength * np.eye(self.scene.dim)
-        return np.linalg.solve(system, (self.b + strength * around)[..., None])[..., 0]
+        T = self.scene.spread
+        S = self.scene.dispersion * np.eye(self.scene.dim) + self.A @ T
+        score = self.b[..., None] - np.matmul(self.A, around[..., None])
+        return np.asarray(around + np.matmul(T, np.linalg.solve(S, score))[..., 0])
