@@ -242,7 +242,7 @@ class Point:
     recovery: dict[str, float]  # probability that a method finds exactly the true groups
     spread: dict[str, float]  # standard error of it
     # Squared error of the users' models by the models' squared size, in the median federation:
-    error: dict[str, float]  # "local"; mean, precision, refit in the groups K-means++ finds
+    error: dict[str, float]  # "local"; mean, precision in the groups K-means++ finds; refit
     misplaced: float = 0.0  # share of users whose rows look more like another group's
 
     def dependence(self, method: str) -> float | None:
@@ -314,7 +314,9 @@ def _errors(
         theta, optima, labels = trials.theta[t], trials.optima[t], scene.groups
         rows = _DataTerms(scene, n, theta, trials.curvature(t))
         centers = rows.combined(labels)
-        misplaced += int((rows.likeliest(centers) != labels).sum())
+        nearest = rows.likeliest(centers)
+        drawn_to = centers[nearest]  # as the default, which looks at what the rows say
+        misplaced += int((nearest != labels).sum())
         if not right[t]:
             labels = number_by_first_user(kmeans_pp(theta, scene.n_clusters, seed=seed).labels)
             centers = rows.combined(labels)
@@ -322,7 +324,7 @@ def _errors(
         models = {"precision": around, "local": theta}
         models["mean"] = average_by_cluster(theta, labels)[labels]
         if scene.tau > 0:
-            models["refit"] = rows.refit(around)
+            models["refit"] = rows.refit(drawn_to)
         for name, model in models.items():
             off, size = np.square(model - optima).sum(), np.square(optima).sum()
             errors[name].append(float(off / size))
