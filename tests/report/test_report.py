@@ -36,7 +36,7 @@ def test_the_closing_table_names_methods_and_aligns_its_numbers():
     text = comparison_table(comparison(local=[31.7, 63.5], pooled=[39.5, 85.8], odcl=[9.5, 9.5]))
     assert text.splitlines() == [
         "RMSE on 20 held-out rows (lower is better)  mean user  median user  worst user",
-        "one model per user                              47.60        47.60       63.50",
+        "one model per user (ridge)                      47.60        47.60       63.50",
         "one model for all                               62.65        62.65       85.80",
         "odcl                                             9.50         9.50        9.50",
     ]

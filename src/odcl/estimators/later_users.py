@@ -198,7 +198,7 @@ class LaterUsers(TableInput):
             self.uploads_.take(kept),
             step,
             self.method_,
-            names=self.used_names_,
+            features=self.units_,
             resamples=resamples,
             seed=seed,
         )

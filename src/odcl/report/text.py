@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from odcl.theory import MethodRow, MSETerms
 
 NAMES = {
-    "local": "one model per user",
+    "local": "one model per user (ridge)",
     "pooled": "one model for all",
     "intercepts": "one for all, own intercepts",
     "mixed": "mixed model without groups",
     "paper": "the paper's setting",
+    "asked": "odcl as asked for",
     "odcl": "odcl",
 }
-_OPTIONS = {  # how to get what did better
-    "local": "For it: --refit 0.",
-    "pooled": "For it: --clusters 1 --refit none.",
-    "intercepts": "Near it, and never far off: --clusters auto:1.",
-    "mixed": "For it: --clusters auto:1.",
-    "paper": "For it: --paper.",
+_OPTIONS = {  # how to get what did better: on the command line, in Python
+    "local": ("--refit 0 --l2 {l2:g}", "method=Method(refit=0), l2={l2:g}"),
+    "pooled": ("--clusters 1 --refit none", "method=Method(1, refit=None)"),
+    "mixed": ("--clusters auto:1", "clusterer='auto:1'"),
+    "paper": ("--paper", "method='paper'"),
 }
 _TABLE_1 = (
     "Orders: hidden constants are 1, and so is the condition number kappa unless given. C and C1 "
@@ -90,49 +90,31 @@ def comparison_table(comparison: Comparison) -> str:
     return table((of, "mean user", "median user", "worst user"), rows)
 
 
-def verdict(comparison: Comparison) -> str:
-    """Who gained: one sentence."""
-    better, worse = comparison.better_off("odcl", "local")
-    n = comparison.n_users
+def verdict(comparison: Comparison, *, shell: bool = False) -> str:
+    """Who gained, and what is better: a sentence or two, with options of the shell or of Python."""
+    ours, n = comparison.ours, comparison.n_users
+    better, worse = comparison.better_off(ours, "local")
     text = (
-        f"With odcl {better:,} of {n:,} users do better than with a model of their own, "
+        f"With {NAMES[ours]} {better:,} of {n:,} users do better than with a model of their own, "
         f"{worse:,} do worse, {n - better - worse:,} the same."
     )
-    rival = comparison.beaten_by("odcl")
+    rival = comparison.beaten_by(ours)
     if rival is None:
         return text
     mean = {name: f"{value:.4g}" for name, value, *_ in comparison.rows()}
+    how = "For it: the default settings."
+    if rival == "intercepts":
+        how = "odcl does not fit it: use a regression with a dummy per user."
+    elif rival != "odcl":
+        # One round adds up quadratic models: exact for squared loss, close for others.
+        near = rival == "pooled" and comparison.metric != "RMSE"
+        how = f"{'Close to it' if near else 'For it'}: "
+        how += f"{_OPTIONS[rival][not shell].format(l2=comparison.l2)}."
+    told = NAMES[ours].replace("the ", "The ", 1)
     return (
-        f"{text}\nodcl is not the best here: {NAMES.get(rival, rival)} has {mean[rival]} on these "
-        f"rows, odcl {mean['odcl']}, more than chance explains. {_OPTIONS[rival]}"
+        f"{text}\n{told} is not the best here: {NAMES[rival]} has {mean[rival]} on these rows, "
+        f"{NAMES[ours]} {mean[ours]}, more than chance explains. {how}"
     )
-
-
-def differences_text(differences: dict[str, float], n_groups: int, *, most: int = 6) -> str:
-    """Which coefficients users of a group still differ in, and by how much; empty: in none."""
-    vary = {name: sd for name, sd in differences.items() if sd > 0}
-    same = [name for name in differences if name not in vary]
-    if not vary:
-        return ""
-    who = "Users of a group still" if n_groups > 1 else "Users"
-    ordered = sorted(vary.items(), key=lambda item: item[0] != "(level)")
-    words = [
-        f"{'their level' if name == '(level)' else name} "
-        f"({'standard deviation ' * (i == 0)}{sd:.3g})"
-        for i, (name, sd) in enumerate(ordered[:most])
-    ]
-    if len(ordered) > most:
-        words.append(f"{len(ordered) - most} more")
-    text = f"{who} differ in {_listed(words)}"
-    if not same:
-        return f"{text}."
-    named = ["the level" if name == "(level)" else name for name in same[:most]]
-    named += [f"{len(same) - most} more"] if len(same) > most else []
-    return f"{text}; {_listed(named)} {'is' if len(same) == 1 else 'are'} the same for all of them."
-
-
-def _listed(words: list[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def group_table(labels: Ints, n_rows: Ints, users: Any, *, most: int = 20) -> str:
