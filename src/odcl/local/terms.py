@@ -9,6 +9,7 @@ import numpy as np
 
 from odcl._typing import Array, Bools, Floats
 from odcl.data.federation import Federation
+from odcl.exchange.upload import Uploads
 from odcl.local.fit import solve_users
 from odcl.local.predict import linear_predictors
 from odcl.local.receive import Received
@@ -67,6 +68,15 @@ def _one_row(federation: Federation) -> Bools:
     return ~np.logical_or.reduceat((X[first] != X).any(axis=1) | (y[first] != y), starts)
 
 
+def _sent_terms(uploads: Uploads | None, risk: Risk) -> tuple[DataTerms, Floats] | None:
+    """The same read off the uploads, if these hold the whole of squared loss."""
+    if uploads is None or uploads.factor is None or uploads.means is None:
+        return None
+    if uploads.observations is not None or isinstance(risk.loss, Huber):
+        return None
+    return DataTerms(uploads.n_samples, uploads.means, uploads.factor), np.ones(len(uploads))
+
+
 def _data_terms(federation: Federation, risk: Risk) -> tuple[DataTerms, Floats]:
     """The users' data terms, and for Huber's loss their mean psi' (else ones)."""
     X, y, weight = federation.X, risk.loss.encode(federation.y), federation.weight
@@ -109,14 +119,19 @@ def n_classes(risk: Risk) -> int:
     return risk.loss.n_classes if isinstance(risk.loss, Multinomial) else 2
 
 
-def last_step(federation: Federation, risk: Risk, mixture: Mixture) -> Received:
-    """Mixed groups: the posterior of each user's model, from its own rows."""
+def last_step(
+    federation: Federation, risk: Risk, mixture: Mixture, uploads: Uploads | None = None
+) -> Received:
+    """Mixed groups: the posterior of each user's model, from its own rows.
+
+    What a user sent of its rows need not be worked out again, where it was all of them.
+    """
     m, rows = federation.n_users, federation.row_user
     how = "posterior mean under every group, from the user's own rows"
     offset, change = model_map(mixture, risk)
     if risk.loss.has_data_terms:
         at = mixture.coordinates
-        terms, share = _data_terms(federation, risk)
+        terms, share = _sent_terms(uploads, risk) or _data_terms(federation, risk)
         found = posterior(quadratics(terms, at), mixture)
         scales = {"noise": found.s2 * at.target_scale**2, "dof": found.dof}
         own: Posterior | SitePosterior = found

@@ -47,7 +47,7 @@ def mixed_step(uploads: Uploads, method: Method) -> ServerStep:
             "the term would be that row: wait for more rows, or allow it (short_terms=True)."
         )
     q, at = user_quadratics(uploads)
-    most = int(dict(method.clusterer.params).get("max_groups", 50))
+    asked = dict(method.clusterer.params)  # max_groups, n_groups, spread
     smallest, spoke = method.smallest_group, uploads.seen > 0
 
     def admissible(fit: Fit) -> bool:
@@ -57,7 +57,7 @@ def mixed_step(uploads: Uploads, method: Method) -> ServerStep:
 
     ids = [str(user) for user in uploads.users.tolist()]
     held = admissible if smallest > 1 else None
-    fit = search(q, ids, max_groups=most, admissible=held)
+    fit = search(q, ids, admissible=held, **asked)
     fit, labels = _numbered(fit)
     mixture = download_of(fit, at)
     offset, change = model_map(mixture, uploads.risk)
