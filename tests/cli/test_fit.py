@@ -332,6 +332,10 @@ TAKEN = {
         lambda f: f.assign(y=(f.y > 5).astype(int)),
         ["'y' has two values: for classes say --loss logistic"],
     ),
+    "counts": (
+        lambda f: f.assign(y=(f.y - f.y.min()).round().astype(int)),
+        ["'y' holds whole numbers from 0 on: for counts say --loss poisson"],
+    ),
     "nothing": (lambda f: f, []),
 }
 

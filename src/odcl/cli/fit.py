@@ -267,6 +267,10 @@ def fit_source(
     notices = accepted(schema, source.encoded, federation, model)
     if source.guessed and source.loss == "squared" and _looks_like_classes(federation):
         notices.append(f"{schema.target!r} has two values: for classes say --loss logistic")
+    if source.guessed and source.loss == "squared" and _looks_like_counts(federation):
+        notices.append(
+            f"{schema.target!r} holds whole numbers from 0 on: for counts say --loss poisson"
+        )
     if held.share > 0 and comparison is None:
         notices.append("no comparison: every user has a single row, and none can be held out")
     return FittedTable(source, model, comparison, notices, held)
@@ -278,6 +282,13 @@ def _looks_like_classes(federation: Federation) -> bool:
     values = np.unique(federation.y)
     whole = bool((values == np.floor(values)).all())
     return len(values) == 2 and len(federation.y) > 10 and whole
+
+
+def _looks_like_counts(federation: Federation) -> bool:
+    import numpy as np
+
+    values = np.unique(federation.y)
+    return len(values) > 2 and values[0] == 0 and bool((values == np.floor(values)).all())
 
 
 def _estimator(source: Source, settings: dict[str, Any]) -> Any:
