@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import warnings
 from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +23,10 @@ _ABOUT = """\
 Find the hidden groups in a table, and fit a model for every user.
 
 A user is whatever a column names: a store, a sensor, a patient. The closing
-table compares, on rows held out of each user's data, one model per user (ridge),
-one model for all, one with an intercept per user, the mixed model without
-groups, the paper's setting and odcl. Where another is better, it says so, with
-the option that gives it."""
+table compares, on rows held out of each user's data, one model per user
+(ridge), one model for all, one with an intercept per user, the mixed model
+without groups, the paper's setting and odcl. Where another is better, it says
+so, with the option that gives it."""
 
 _EXAMPLES = """\
 examples:
@@ -38,9 +39,11 @@ examples:
 
 RUN holds the models (models.safetensors, model.json), each user's group
 (assignment.csv), each group's model in the table's units (groups.csv),
-report.json, schema.json and picture.png. In Python:
-ODCLRegressor.load("run").predict(table), with the same columns in any order;
-ODCLClassifier for classes."""
+report.json, schema.json and picture.png. Its files are checked together: copy a
+table out of RUN before you edit it. Text that a spreadsheet would run (=1+1) is
+written with a quote before it ('=1+1) in CSV files, and read back without. In
+Python: ODCLRegressor.load("run").predict(table), with the same columns in any
+order; ODCLClassifier for classes."""
 
 
 METHOD = {
@@ -255,9 +258,11 @@ def fit_source(
         out = hold_out(federation, held.share, seed, time=time)
         progress.stage("comparing on held-out rows", federation.n_users)
         rivals = _estimator(source, settings)
-        comparison = compare_federation(
-            rivals, federation, out, schema=schema, progress=progress.advance
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the fit of all rows will say what is to be said
+            comparison = compare_federation(
+                rivals, federation, out, schema=schema, progress=progress.advance
+            )
     progress.stage("fitting all rows", federation.n_users)
     labelled = federation
     if schema.classes is not None:

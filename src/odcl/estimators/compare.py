@@ -65,7 +65,7 @@ def compare_federation(
         out = keep_every_class(out, federation)
     kept = federation.select_rows(~out)
 
-    def fitted(method: Method) -> Any:
+    def fitted(method: Method, progress: Callable[[int], None] | None = None) -> Any:
         model = clone(estimator).set_params(method=method, clusterer="auto")
         return model.fit_federation(kept, schema=schema, design=design, progress=progress)
 
@@ -73,7 +73,7 @@ def compare_federation(
     papers = asked == Method.of("paper", clusterer=asked.clusterer)
     ours = "odcl" if asked == Method() else "paper" if papers else "asked"
     settings = {"odcl": Method(), "paper": Method.paper(), ours: asked}
-    models = {name: fitted(method) for name, method in settings.items()}
+    models = {name: fitted(method, progress) for name, method in settings.items()}
     plain = models["odcl"]
     alike = plain if plain.n_clusters_ == 1 else fitted(Method("auto:1"))
     l2, theta = own_models(kept.with_X(plain.scaling_.apply(kept.X)), plain.risk_)

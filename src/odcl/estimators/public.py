@@ -99,6 +99,11 @@ class ODCLRegressor(RegressorMixin, ODCLEstimator):  # type: ignore[misc]
 
     def _std(self, S: Floats | None, where: Ints) -> tuple[Floats, Floats]:
         """Standard deviation of a new target of each row, and the degrees of freedom behind it."""
+        if self.risk_.loss.name not in ("squared", "huber"):
+            raise ValueError(
+                "How far a target may be off is known for the squared loss, and this model has the "
+                f"{self.risk_.loss.name} loss: leave the interval out."
+            )
         if S is None or self.noise_ is None or self.dof_ is None:
             raise InputError(
                 "How far a target may be off is known for mixed groups: fit with ",

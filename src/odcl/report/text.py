@@ -11,6 +11,8 @@ import numpy as np
 from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation
 from odcl.data.schema import Encoded, TableSchema
+from odcl.diagnose.noise import overdispersion
+from odcl.diagnose.verdict import scattered
 from odcl.errors import listing
 from odcl.evaluate.scores import Comparison
 
@@ -164,6 +166,8 @@ def in_bytes(n: float) -> str:
 
 # A column whose values spread by more or less than this is worth a word.
 _WIDE, _NARROW = 1e6, 1e-6
+MANY_REPEATED = 0.05  # share of rows that repeat others from which it matters
+BY_CHANCE = 10  # rows of one user are equal so many times as often as rows of two: no chance
 
 
 def accepted(schema: TableSchema, encoded: Encoded, rows: Federation, model: Any) -> list[str]:
@@ -173,8 +177,15 @@ def accepted(schema: TableSchema, encoded: Encoded, rows: Federation, model: Any
     repeated = repeated_rows(rows)
     if repeated:
         verb = "repeats" if repeated == 1 else "repeat"
-        lines.append(f"{count(repeated, 'row')} {verb} another row of the same user")
-    return lines
+        text = f"{count(repeated, 'row')} {verb} another row of the same user"
+        if repeated > MANY_REPEATED * len(rows.y):
+            text += (
+                ": if they are copies, leave them out, or users seem surer, and more different, "
+                "than they are"
+            )
+        lines.append(text)
+    scatter = scattered(overdispersion(model.result_.uploads))
+    return [*lines, scatter.rstrip(".")] if scatter else lines
 
 
 def about_values(schema: TableSchema, encoded: Encoded, missing: str) -> list[str]:
@@ -244,12 +255,27 @@ def _about_columns(schema: TableSchema, X: Floats, model: Any) -> list[str]:
 
 
 def repeated_rows(federation: Federation) -> int:
-    """Rows equal to an earlier row of the same user, compared byte for byte."""
+    """Rows equal to an earlier row of the same user, compared byte for byte.
+
+    0 where rows of different users are equal about as often: features of a few values do that.
+    """
     owner = federation.row_user.astype(np.float64)
     rows = np.column_stack([federation.X, federation.y.astype(np.float64), owner])
     rows += 0.0  # -0.0 is 0.0
+    own, n = _times(rows), federation.n_rows.astype(np.float64)
+    equal, pairs = (own * (own - 1)).sum(), (n * (n - 1)).sum()
+    alike = _times(rows[:, :-1])
+    others, between = (alike * (alike - 1)).sum() - equal, n.sum() ** 2 - (n**2).sum()
+    if equal * between <= BY_CHANCE * others * pairs:
+        return 0
+    return int((own - 1).sum())
+
+
+def _times(rows: Floats) -> Floats:
+    """How often each different row is there."""
+    rows = np.ascontiguousarray(rows)
     keys = rows.view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1]))).ravel()
-    return len(keys) - len(np.unique(keys))
+    return np.unique(keys, return_counts=True)[1].astype(np.float64)
 
 
 def method_table(rows: Sequence[MethodRow]) -> str:
