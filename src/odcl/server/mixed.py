@@ -56,8 +56,7 @@ def mixed_step(uploads: Uploads, method: Method) -> ServerStep:
         return bool(np.bincount(place, minlength=fit.n_groups).min() >= smallest)
 
     ids = [str(user) for user in uploads.users.tolist()]
-    held = admissible if smallest > 1 else None
-    fit = search(q, ids, admissible=held, **asked)
+    fit = search(q, ids, admissible=admissible, **asked)
     fit, labels = _numbered(fit)
     mixture = download_of(fit, at)
     offset, change = model_map(mixture, uploads.risk)
