@@ -143,9 +143,7 @@ def _reason(fit: Fit) -> str:
     inside = "users of a group" if k > 1 else "users"
     if not fit.spread.matrix.any():
         return f"{found}: {inside} differ only by noise."
-    n, dim = int((np.diag(fit.spread.matrix) > 0).sum()), len(fit.spread.open)
-    where = "every coefficient" if n == dim else f"{n} of {dim} coefficients"
-    return f"{found}: {inside} differ gradually, in {where}."
+    return f"{found}: {inside} differ gradually."
 
 
 # -- users who come later ----------------------------------------------------------------------
