@@ -171,7 +171,7 @@ class Method:
     # -- JSON ----------------------------------------------------------------------------------
 
     def to_json(self, *, described: bool = False) -> dict[str, Any]:
-        """Plain words; ``described`` takes the text of a clusterer that cannot be written."""
+        """A dict for JSON; ``described`` takes the text of a clusterer that cannot be written."""
         words = {f.name: getattr(self, f.name) for f in fields(self)}
         return words | {"clusterer": self.clusterer.to_json(described=described)}
 

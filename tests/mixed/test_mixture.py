@@ -210,6 +210,21 @@ def test_directions_that_nobody_sees_stay_at_the_reference():
         assert np.abs(fit.centers).max() < 100
 
 
+@pytest.mark.parametrize("K", [1, 3])
+def test_a_direction_that_nobody_sees_costs_no_evidence(K):
+    """Columns that are collinear in every user say what fewer columns say."""
+    rng = np.random.default_rng(K)
+    root = rng.standard_normal((1, K, 7, 4))
+    M, v = root.transpose(0, 1, 3, 2) @ root, rng.standard_normal((1, K, 4))
+    turn = np.linalg.qr(rng.standard_normal((6, 6)))[0][:, :4]  # 4 directions out of 6
+    B = None if K == 1 else 2.0
+    few = center_step(M, v, None if B is None else B * np.eye(4))
+    wide = center_step(turn @ M @ turn.T, v @ turn.T, None if B is None else B * np.eye(6))
+    assert_allclose(wide.common, few.common, rtol=1e-9)
+    assert_allclose(wide.price, few.price, rtol=1e-9)
+    assert_allclose(wide.c @ turn, few.c, atol=1e-9)
+
+
 def test_equal_noise_is_common_and_unequal_noise_is_not():
     rng = np.random.default_rng(0)
     theta = rng.standard_normal((60, 3))

@@ -19,7 +19,7 @@ from odcl.mixed.mixture import Quadratics, by_row
 from odcl.mixed.posterior import Download as Mixture
 from odcl.mixed.posterior import Posterior, posterior
 from odcl.mixed.sites import SitePosterior, site_posterior, sites
-from odcl.mixed.terms import DataTerms, data_terms, quadratics
+from odcl.mixed.terms import DataTerms, Levels, data_terms, quadratics
 from odcl.risk.loss import symmetric
 from odcl.risk.losses import Huber, Multinomial
 from odcl.risk.risk import Risk
@@ -49,9 +49,12 @@ def user_terms(federation: Federation, risk: Risk, *, short_terms: bool = True) 
     assert q.ceiling is not None
     for values in (q.A, q.b, q.uu, q.ceiling):
         values[silent] = 0.0
+    # References of factors follow from the other columns: they are not sent.
+    width, own = q.dim // risk.n_outputs, risk.n_inputs(federation.n_features)
+    sent = np.flatnonzero(np.arange(q.dim) % width < own)
     return {
-        "site_curvature": q.A,
-        "site_slope": q.b,
+        "site_curvature": q.A[:, sent[:, None], sent],
+        "site_slope": q.b[:, sent],
         "site_constant": q.uu,
         "site_ceiling": q.ceiling,
         **observations,
@@ -87,7 +90,7 @@ def _data_terms(federation: Federation, risk: Risk) -> tuple[DataTerms, Floats]:
 
 
 def user_sites(federation: Federation, risk: Risk) -> Quadratics:
-    """The users' sites, for losses that are not quadratic."""
+    """The users' sites, for losses that are not quadratic, in all levels of factors."""
     return sites(
         risk.loss.name,
         site_design(federation.X, risk),
@@ -101,7 +104,8 @@ def user_sites(federation: Federation, risk: Risk) -> Quadratics:
 
 
 def site_design(X: Floats, risk: Risk) -> Floats:
-    """Rows with the intercept's column first, as sites have it."""
+    """Rows with the intercept's column first and factors' references last, as sites have it."""
+    X = Levels.of(risk.factors, X.shape[1]).rows(X)
     return np.column_stack([np.ones(len(X)), X]) if risk.intercept else X
 
 

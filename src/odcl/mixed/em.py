@@ -88,7 +88,8 @@ def charge(T: Spread, n_groups: int, prior: Floats | None, n_users: int) -> floa
     Open coordinates of T, where not all are, have been chosen: 2 log(dim choose open).
     """
     dim, n_open = len(T.open), int(T.open.sum())
-    price = (n_groups - 1) * np.log(n_users) + _entries(T.shape, n_open, n_users)
+    told = n_open - T.unseen  # a full T has no entries in directions that nobody sees
+    price = (n_groups - 1) * np.log(n_users) + _entries(T.shape, told, n_users)
     if T.shape in ("diag", "full"):
         price += 2 * (gammaln(dim + 1) - gammaln(n_open + 1) - gammaln(dim - n_open + 1))
     if prior is not None:

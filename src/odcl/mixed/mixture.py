@@ -74,6 +74,7 @@ class Spread:
     shape: str  # "zero", "scalar", "diag" or "full"
     matrix: Floats  # (dim, dim)
     open: Bools  # (dim,)
+    unseen: int = 0  # directions among the open coordinates that nobody's rows tell anything of
 
     @staticmethod
     def zero(dim: int) -> Spread:

@@ -310,7 +310,9 @@ def one_group(
     for opened, matrix in tried if "full" in shapes else []:
         if opened.sum() > 1:
             floor = np.diag(opened * 1e-3 * np.trace(matrix) / opened.sum())
-            T = Spread("full", matrix + floor, opened)
+            seen = np.linalg.eigvalsh(q.A[:, opened][:, :, opened].sum(axis=0))
+            unseen = int((seen <= UNSEEN * seen[-1]).sum())
+            T = Spread("full", matrix + floor, opened, unseen)
             # Where nobody has rows to spare it creeps; if it is to win, that shows by then.
             full.append(fit_mixture(q, everyone, T, noise, s2, tol=ROUGH, max_sweeps=3 * PATIENCE))
     if full:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from odcl._typing import Array, Bools, Floats, Ints
 from odcl.mixed.mixture import Quadratics, by_row
+from odcl.risk.risk import Factor
 
 CONSTANT = 1e-12  # a column whose deviation is below this share of its mean does not vary
 DUPLICATE = 1e-10  # two standardized columns nearer than this are one column
@@ -134,16 +136,63 @@ def merge(terms: DataTerms) -> DataTerms:
 
 
 @dataclass(frozen=True, eq=False)
+class Levels:
+    """All levels of declared factors: the references' columns follow the ``n_features`` others.
+
+    They are constant + x @ weights; the models of all levels become models of the features by the
+    transpose, as x_all'theta = x'(theta + weights theta_references) + constant'theta_references.
+    """
+
+    constant: Floats  # (n_factors,)
+    weights: Floats  # (n_features, n_factors)
+
+    @staticmethod
+    def of(factors: Sequence[Factor], n_features: int) -> Levels:
+        weights = np.zeros((n_features, len(factors)))
+        for f, factor in enumerate(factors):
+            if max(factor.columns) >= n_features:
+                raise ValueError(
+                    f"A factor has column {max(factor.columns)}, and there are {n_features} "
+                    "features, counted from 0."
+                )
+            weights[list(factor.columns), f] = factor.weights
+        return Levels(np.array([factor.constant for factor in factors]), weights)
+
+    @property
+    def expansion(self) -> Floats:
+        """(1 + n_features + n_factors, 1 + n_features): [1, x] -> [1, x, references]."""
+        p = len(self.weights)
+        last = np.concatenate([self.constant[None], self.weights]).T
+        return np.vstack([np.eye(1 + p), last])
+
+    def rows(self, X: Floats) -> Floats:
+        """Rows with the references' columns; a row's numbers do not depend on the others."""
+        if not len(self.constant):
+            return X
+        return np.column_stack([X, self.constant + by_row(X, self.weights)])
+
+    def terms(self, terms: DataTerms) -> DataTerms:
+        """Data terms with the references' columns before the target's."""
+        if not len(self.constant):
+            return terms
+        R = terms.factor
+        new = np.ascontiguousarray(R[..., :-1]) @ self.weights
+        mean = np.column_stack([self.rows(terms.mean[:, :-1]), terms.mean[:, -1]])
+        return DataTerms(terms.rows, mean, np.concatenate([R[..., :-1], new, R[..., -1:]], axis=2))
+
+
+@dataclass(frozen=True, eq=False)
 class Coordinates:
     """Canonical coordinates of a federation, read off its summed terms.
 
     A design row is z = [1, (x_kept - shift) / scale] (no 1 without an intercept), and the target
     is (y - target_shift) / target_scale - z'reference: users are seen relative to the pooled fit.
-    What is estimated in z does not depend on the units, the origin or the copies of a feature.
+    What is estimated in z does not depend on the units, the origin or the copies of a feature, nor
+    on which level of a declared factor is its reference: all of them are among the columns x.
     """
 
     intercept: bool
-    kept: Ints  # (q,), the features in use
+    kept: Ints  # (q,), the columns in use: features and, after them, references of factors
     shift: Floats  # (q,)
     scale: Floats  # (q,)
     target_shift: float
@@ -151,14 +200,19 @@ class Coordinates:
     reference: Floats  # (dim,), the pooled fit
     n_features: int
     dropped: tuple[tuple[str, str], ...]  # (feature, why)
+    factors: tuple[Factor, ...] = ()
 
     @property
     def dim(self) -> int:
         return len(self.reference)
 
+    @cached_property
+    def levels(self) -> Levels:
+        return Levels.of(self.factors, self.n_features)
+
     def design(self, X: Floats) -> Floats:
         """The design rows of ``X`` (rows, n_features), as (rows, dim)."""
-        z = (X[:, self.kept] - self.shift) / self.scale
+        z = (self.levels.rows(X)[:, self.kept] - self.shift) / self.scale
         return np.column_stack([np.ones(len(z)), z]) if self.intercept else z
 
     def target(self, y: Floats, z: Floats) -> Floats:
@@ -175,22 +229,29 @@ class Coordinates:
         Dropped features have the coefficient zero; the map also carries covariances.
         """
         p, q = self.n_features, len(self.kept)
-        change = np.zeros((p + 1, self.dim))
         slopes = np.arange(q) + int(self.intercept)
-        change[self.kept, slopes] = self.target_scale / self.scale
-        change[p, slopes] = -self.target_scale * self.shift / self.scale
+        change = np.zeros((1 + p + len(self.factors), self.dim))  # [intercept, all columns]
+        change[1 + self.kept, slopes] = self.target_scale / self.scale
+        change[0, slopes] = -self.target_scale * self.shift / self.scale
         if self.intercept:
-            change[p, 0] = self.target_scale
+            change[0, 0] = self.target_scale
+        change = np.roll(self.levels.expansion.T @ change, -1, axis=0)
         offset = change @ self.reference
         offset[p] += self.target_shift
         return offset, change
 
 
 def coordinates(
-    terms: DataTerms, *, intercept: bool = True, names: Sequence[str] | None = None
+    terms: DataTerms,
+    *,
+    intercept: bool = True,
+    factors: Sequence[Factor] = (),
+    names: Sequence[str] | None = None,
 ) -> Coordinates:
-    """Canonical coordinates: centered by the intercept, scaled, constants and copies dropped."""
-    total = merge(terms)
+    """Canonical coordinates: factors with all levels, centered by the intercept, scaled, and
+    constants and copies dropped."""
+    levels = Levels.of(factors, terms.mean.shape[1] - 1)
+    total = merge(levels.terms(terms))
     weight, mean, factor = max(float(total.rows[0]), 1e-300), total.mean[0], total.factor[0]
     p = len(mean) - 1
     names = [f"feature {j}" for j in range(p)] if names is None else list(names)
@@ -199,6 +260,10 @@ def coordinates(
         root = np.vstack([np.sqrt(weight) * mean[:p], root])
     norm = np.linalg.norm(root, axis=0)
     size = np.abs(mean[:p]) * np.sqrt(weight)
+    if factors:  # a reference's column is as exact as the columns that it is the rest of
+        own = len(levels.weights)
+        parts = (norm[:own] + size[:own]) @ np.abs(levels.weights)
+        size[own:] = np.abs(levels.constant) * np.sqrt(weight) + parts
     flat = norm <= (CONSTANT * size if intercept else 0.0)
     unit = root / np.where(flat, 1.0, norm)
     near = DUPLICATE + 1e-14 * size / np.where(flat, 1.0, norm)
@@ -212,7 +277,9 @@ def coordinates(
             dropped.append((names[j], f"a copy of {names[twin]}"))
     shift = mean[kept] if intercept else np.zeros(len(kept))
     scale = norm[kept] / np.sqrt(weight)
-    return _pooled(factor, weight, mean, np.array(kept, np.intp), shift, scale, intercept, dropped)
+    columns = np.array(kept, np.intp)
+    at = _pooled(factor, weight, mean, columns, shift, scale, intercept, dropped)
+    return replace(at, n_features=len(levels.weights), factors=tuple(factors))
 
 
 def _twin(unit: Floats, j: int, kept: list[int], near: Floats) -> int | None:
@@ -262,6 +329,7 @@ def quadratics(terms: DataTerms, coordinates: Coordinates) -> Quadratics:
     reference was subtracted before anything was squared.
     """
     at = coordinates
+    terms = at.levels.terms(terms)
     lead = np.sqrt(terms.rows)[:, None]
     slopes = at.reference[int(at.intercept) :]
     z_mean = (terms.mean[:, at.kept] - at.shift) / at.scale
