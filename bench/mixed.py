@@ -24,7 +24,8 @@ MIXED = Method(clusterer="auto")
 NOTE = """Counts over seeds: 'K' found as it is, 'exact' the true groups. 'error' is ||model -
 truth||^2 over users, relative to an oracle to which groups, the users' spread and the noise are
 known and only the centers are not; geometric mean over seeds. 'models' is the same for the noise
-mixture of the users' models, Method("mixture"), 'pooled' for one model for all. Seconds: CPU, median of a fit."""
+mixture of the users' models, Method("mixture"), 'pooled' for one model for all. Seconds: CPU,
+median of a fit."""
 
 
 class World(NamedTuple):
