@@ -83,6 +83,7 @@ def test_the_command_fits_what_the_estimator_fits(command):
         (("--clusters", "spectral:2"), Method("spectral:2"), {}),
         (("--clusters", "gradient:2"), Method("gradient:2"), {}),
         (("--no-standardize",), Method(standardize=False), {}),
+        (("--no-short-terms",), Method(short_terms=False), {}),
         (("--no-intercept",), Method(), {"fit_intercept": False}),
         (("--curvature", "diagonal"), Method(curvature="diagonal"), {}),
         (("--l2", "0.5"), Method(), {"l2": 0.5}),
@@ -330,6 +331,10 @@ TAKEN = {
     "two values": (
         lambda f: f.assign(y=(f.y > 5).astype(int)),
         ["'y' has two values: for classes say --loss logistic"],
+    ),
+    "counts": (
+        lambda f: f.assign(y=(f.y - f.y.min()).round().astype(int)),
+        ["'y' holds whole numbers from 0 on: for counts say --loss poisson"],
     ),
     "nothing": (lambda f: f, []),
 }

@@ -114,9 +114,7 @@ def test_the_rows_it_asks_for_are_enough_and_half_of_them_are_not():
 
     def recovered(rows: int) -> int:
         made = [case.federation(seed, rows) for seed in range(120, 128)]
-        return sum(
-            same_partition(odcl.fit(f, method=Method(refit=None)).labels, f.groups) for f in made
-        )
+        return sum(same_partition(odcl.fit(f).labels, f.groups) for f in made)
 
     assert recovered(n) >= 7
     assert recovered(n // 2) <= 4

@@ -189,7 +189,7 @@ def test_differences_are_in_the_tables_units():
     assert_allclose(differences["(level)"], np.std(level, ddof=1), rtol=0.03)
     assert differences["price"] == differences["promo"] == 0
     assert model.reason_ == (
-        "No groups: users differ gradually, in 1 of 3 coefficients. "
+        "No groups: users differ gradually. "
         f"Users differ in the level (standard deviation {differences['(level)']:.3g}); "
         "price and promo are the same for all of them."
     )

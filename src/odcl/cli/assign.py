@@ -40,7 +40,8 @@ def _assigned(options: Namespace) -> tuple[dict[str, Any], list[str]]:
     import numpy as np
 
     from odcl.cli.run_folder import change_run, open_run, rows_by_user
-    from odcl.data.tables import beside
+    from odcl.data.design import DesignRows
+    from odcl.data.write import beside
 
     model, schema = open_run(options.run, with_target=True)
     federation, notices = rows_by_user(options.table, schema, options.missing)
@@ -48,7 +49,7 @@ def _assigned(options: Namespace) -> tuple[dict[str, Any], list[str]]:
     def assign(model: Any) -> list[Any]:
         if options.add:
             _refuse_known(model, federation.users, options.run)
-        found = [model.assign(X, y) for _, X, y in federation]
+        found = [model.assign(DesignRows(X), y) for _, X, y in federation]
         if options.add:
             model.add_assigned(federation.users, found)
         return found

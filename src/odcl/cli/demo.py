@@ -85,7 +85,7 @@ def write_demo(
     folder: Path, result: Result, errors: dict[str, float], *, seed: int, force: bool
 ) -> bool:
     """The picture and the table to try, whole or not at all. Is there a picture?"""
-    from odcl.data.tables import write_table
+    from odcl.data.write import write_table
     from odcl.files import atomic_folder
 
     with atomic_folder(folder, force=force, own=FILES) as place:

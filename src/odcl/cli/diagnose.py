@@ -59,7 +59,7 @@ def add(some: Any) -> opt.Parser:
 
 
 def run(options: Namespace) -> None:
-    from odcl.data.tables import beside
+    from odcl.data.write import beside
 
     check_out_file(options, run=options.source, table=options.table or options.source)
     with watched(options) as progress:

@@ -87,6 +87,8 @@ _MORE = {
         "parameters [default: auto; with --paper none]",
     ),
     "--no-standardize": "leave features in their own units instead of a common scale",
+    "--no-short-terms": "users with fewer rows than parameters send what the average of their rows "
+    "says, which does not give the rows away",
 }
 
 
@@ -183,6 +185,7 @@ def method_of(options: Namespace) -> Method:
         "refit": getattr(options, "refit", None),
         "curvature": getattr(options, "curvature", None),
         "standardize": False if getattr(options, "no_standardize", False) else None,
+        "short_terms": False if getattr(options, "no_short_terms", False) else None,
     }
     return Method.of("paper" if options.paper else "default", **changes)
 
@@ -254,19 +257,25 @@ def fit_source(
         time = None if source.time is None else source.encoded.by_user(source.time)
         out = hold_out(federation, held.share, seed, time=time)
         progress.stage("comparing on held-out rows", federation.n_users)
-        rivals = _estimator(source.loss, settings)
+        rivals = _estimator(source, settings)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the fit of all rows will say what is to be said
-            comparison = compare_federation(rivals, federation, out, progress.advance)
+            comparison = compare_federation(
+                rivals, federation, out, schema=schema, progress=progress.advance
+            )
     progress.stage("fitting all rows", federation.n_users)
     labelled = federation
     if schema.classes is not None:
         labelled = federation.with_y(schema.labels(federation.y.astype(int)))
-    model = _estimator(source.loss, settings)
+    model = _estimator(source, settings)
     model.fit_federation(labelled, schema=schema, progress=progress.advance)
     notices = accepted(schema, source.encoded, federation, model)
     if source.guessed and source.loss == "squared" and _looks_like_classes(federation):
         notices.append(f"{schema.target!r} has two values: for classes say --loss logistic")
+    if source.guessed and source.loss == "squared" and _looks_like_counts(federation):
+        notices.append(
+            f"{schema.target!r} holds whole numbers from 0 on: for counts say --loss poisson"
+        )
     if held.share > 0 and comparison is None:
         notices.append("no comparison: every user has a single row, and none can be held out")
     return FittedTable(source, model, comparison, notices, held)
@@ -280,9 +289,19 @@ def _looks_like_classes(federation: Federation) -> bool:
     return len(values) == 2 and len(federation.y) > 10 and whole
 
 
-def _estimator(loss: str, settings: dict[str, Any]) -> Any:
+def _looks_like_counts(federation: Federation) -> bool:
+    import numpy as np
+
+    values = np.unique(federation.y)
+    return len(values) > 2 and values[0] == 0 and bool((values == np.floor(values)).all())
+
+
+def _estimator(source: Source, settings: dict[str, Any]) -> Any:
+    """The estimator that would be fitted to the table in Python."""
     from odcl.data.source import task_of
     from odcl.estimators import ODCLClassifier, ODCLRegressor
 
-    kind = ODCLClassifier if task_of(loss) == "classification" else ODCLRegressor
-    return kind(loss=loss, **settings)
+    schema = source.schema
+    kind = ODCLClassifier if task_of(source.loss) == "classification" else ODCLRegressor
+    categories = list(schema.levels) or None
+    return kind(loss=source.loss, users=schema.user, categorical=categories, **settings)

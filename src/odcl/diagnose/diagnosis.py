@@ -19,7 +19,7 @@ from odcl.diagnose.verdict import Case, Verdict, decide, scattered
 from odcl.exchange.upload import Uploads
 from odcl.local.fit import fit_users
 from odcl.method import Method
-from odcl.mixed.house import differences, model_spread
+from odcl.mixed.house import differences, model_spread, named_differences
 from odcl.mixed.posterior import Download as Mixture
 from odcl.mixed.posterior import posterior
 from odcl.server.combine import combine_clusters
@@ -180,17 +180,17 @@ def _with_noise(result: Result, federation: Federation) -> Uploads:
     """The result's own models, with curvature and noise as the users' rows have them."""
     known, risk = result.uploads, result.risk
     ours = Method().resolved(risk, known.dim, federation.n_users)
-    again = fit_users(federation, risk, terms=ours.clusterer.uses_terms).uploads
-    same = again.theta.shape == known.theta.shape and again.users.tolist() == known.users.tolist()
+    again = fit_users(federation, risk, terms=ours.clusterer.uses_terms)
+    same = again.theta.shape == known.models.shape and again.users.tolist() == known.users.tolist()
     if same and isinstance(result.solver, str) and result.solver == "exact":
         scale = float(np.abs(again.theta).max())
-        same = bool(np.abs(again.theta - known.theta).max() <= 1e-6 * scale)
+        same = bool(np.abs(again.theta - known.models).max() <= 1e-6 * scale)
     if not same:
         raise ValueError(
             "The federation's rows give other users or other local models than this result has, "
             "so their noise is not that of its models: give the federation that it was fitted on."
         )
-    return replace(again, theta=known.theta)
+    return replace(again.uploads, theta=known.theta)
 
 
 def diagnose_step(
@@ -254,7 +254,7 @@ def diagnose_step(
     return replace(
         known,
         distance=found.distance,
-        separation=separation(uploads.theta, step.labels) if step.n_clusters > 1 else None,
+        separation=separation(uploads.models, step.labels) if step.n_clusters > 1 else None,
         stability=stability(
             means, centers, step.labels, noise, visible.differ, resamples=resamples, seed=seed
         ),
@@ -297,12 +297,13 @@ def _where_users_differ(
 ) -> str:
     """The coefficients that users of a group differ in, in words; empty: in none."""
     assert uploads.risk is not None
-    level, slopes = differences(mixture, uploads.risk)
     if features is not None:
-        first = {LEVEL: level} if uploads.risk.intercept else {}
-        units = zip(features.items(), slopes.tolist(), strict=True)
-        return differing(first | {name: sd / unit for (name, unit), sd in units})
-    n, total = int((slopes > 0).sum()) + (level > 0), len(slopes) + uploads.risk.intercept
+        return differing(named_differences(mixture, uploads.risk, features, LEVEL))
+    level, slopes, effects = differences(mixture, uploads.risk)
+    each = np.concatenate([slopes, effects])
+    total = len(each) + uploads.risk.intercept
+    total -= sum(len(factor.columns) for factor in uploads.risk.factors)
+    n = int((each > 0).sum()) + (level > 0)
     some = "every coefficient" if n == total else f"{n} of {total} coefficients"
     return some if n else ""
 
@@ -317,7 +318,7 @@ def _visible_groups(uploads: Uploads, seed: int) -> ServerStep:
     traces, smallest = guessed_traces(uploads), 1
     if traces is not None:
         phi, n = np.ones(uploads.n_users), uploads.n_samples
-        uploads = Uploads(uploads.users, uploads.theta, n, dispersion=phi, inverse_trace=traces)
+        uploads = Uploads(uploads.users, n, uploads.models, dispersion=phi, inverse_trace=traces)
         smallest = TRUSTED
     method = Method("mixture", refit=None, smallest_group=smallest)
     return server_step(uploads, method, seed=seed)
@@ -327,7 +328,7 @@ def _measured_errors(
     uploads: Uploads, step: ServerStep, found: Measured, visible: Measured
 ) -> Errors:
     """Errors of the models in hand, seen from the groups that the users' noise shows."""
-    alone = step.models.shape == uploads.theta.shape and np.allclose(step.models, uploads.theta)
+    alone = step.models.shape == uploads.models.shape and np.allclose(step.models, uploads.models)
     return replace(
         found.errors,
         one=visible.errors.one,

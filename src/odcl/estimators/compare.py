@@ -10,8 +10,10 @@ import numpy as np
 from sklearn.base import clone
 
 from odcl._typing import Bools, Floats
+from odcl.data.design import Design
 from odcl.data.federation import Federation, check_owners
 from odcl.data.folds import hold_out
+from odcl.data.schema import TableSchema
 from odcl.estimators.base import ODCLEstimator
 from odcl.evaluate.rivals import own_intercepts, own_models
 from odcl.evaluate.scores import Comparison, keep_every_class
@@ -39,21 +41,23 @@ def compare(
     if not 0 < holdout < 1:
         raise ValueError(f"holdout={holdout!r} is a share of each user's rows: above 0, below 1.")
     one = clone(estimator)
-    rows, ids = one._split(X, users, fitting=True)
+    rows, y, ids = one._checked_rows(X, y, users)
     if ids is None:
         raise ValueError("A comparison is of users: say whose rows these are, with users=...")
-    rows, y = one._validated(rows, y)
     federation = Federation.from_arrays(rows, one._encode(y), check_owners(ids, len(rows)))
     if not (federation.n_rows > 1).any():
         raise ValueError("Every user has a single row, and none can be held out.")
     out = hold_out(federation, holdout, seed)
-    return compare_federation(estimator, federation, out)
+    return compare_federation(estimator, federation, out, design=one.design_)
 
 
 def compare_federation(
     estimator: ODCLEstimator,
     federation: Federation,
     out: Bools,
+    *,
+    schema: TableSchema | None = None,
+    design: Design | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Comparison:
     """The same of rows grouped by user, classes coded from 0 on, with the rows to hold out."""
@@ -63,7 +67,7 @@ def compare_federation(
 
     def fitted(method: Method, progress: Callable[[int], None] | None = None) -> Any:
         model = clone(estimator).set_params(method=method, clusterer="auto")
-        return model.fit_federation(kept, progress=progress)
+        return model.fit_federation(kept, schema=schema, design=design, progress=progress)
 
     asked = Method.of(estimator.method, clusterer=estimator.clusterer)
     papers = asked == Method.of("paper", clusterer=asked.clusterer)
