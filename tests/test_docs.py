@@ -6,7 +6,7 @@ from pathlib import Path
 
 from odcl import Method, Uploads
 from odcl.cli.demo import TABLES, store_tables
-from odcl.data.tables import write_table
+from odcl.data.write import write_table
 from odcl.exchange.upload import TERM_FIELDS
 
 ROOT = Path(__file__).parents[1]
