@@ -23,6 +23,7 @@ from odcl.data.federation import Federation, check_owners, positions
 from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
 from odcl.data.write import beside
+from odcl.diagnose.differences import LEVEL, differences_text
 from odcl.engines.in_process import fit
 from odcl.estimators.later_users import LaterUsers
 from odcl.estimators.table_input import check_n_groups, check_settings
@@ -93,16 +94,18 @@ class ODCLEstimator(LaterUsers):
         federation: Federation,
         *,
         schema: TableSchema | None = None,
+        design: Design | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> Self:
         """Fit rows that are grouped by user already; ``progress`` is told of users fitted.
 
         Targets of a classifier are its labels, as in ``fit``. With the ``schema`` that the rows
-        were encoded by, ``predict`` takes tables as they are, columns in any order.
+        were encoded by, ``predict`` takes tables as they are, columns in any order; ``design``
+        alone says which columns are levels of one category.
         """
         check_settings(self)
         validate_data(self, federation.X, reset=True, skip_check_array=True)
-        self.design_ = None
+        self.design_ = design
         if schema is not None:  # as if a frame with these columns had been fitted
             self.design_ = schema.design
             owner = () if self.users is None else (self.users,)
@@ -133,7 +136,6 @@ class ODCLEstimator(LaterUsers):
         federation = federation.with_X(scaling.apply(federation.X))
         intercept = bool(self.fit_intercept)
         risk = Risk(self._loss(federation), self.l2, intercept, scaling.factors)
-        method = method.resolved(risk, risk.dim(federation.n_features), federation.n_users)
         result = fit(
             federation,
             risk,
@@ -145,21 +147,23 @@ class ODCLEstimator(LaterUsers):
         )
         self.result_, self.has_users_, self.scaling_ = result, has_users, scaling
         self.schema_ = schema
-        self.risk_, self.method_ = risk, method
+        self.risk_, self.method_ = risk, result.method
         self.users_, self.labels_, self.uploads_ = result.users, result.labels, result.uploads
         self.n_rows_ = federation.n_rows
         sure = result.step.probabilities
         self.probability_ = np.full(len(self.users_), np.nan) if sure is None else sure
         self.n_clusters_ = result.n_clusters
         self.theta_, self.cluster_theta_ = result.models, result.centers
-        self.rule_, self.reason_ = result.step.rule, result.step.reason
+        self.rule_ = result.step.rule
         self.tau2_ = result.step.tau2
-        self.groups_ = groups_of(federation, risk, result.local, result.step, method)
+        self.groups_ = groups_of(federation, risk, result.local, result.step, result.method)
         self.cluster_means_ = newcomers.cluster_means(federation, result.labels, result.n_clusters)
         self.mixture_, received = result.step.mixture, result.received
         self.covariance_, self.noise_ = received.covariance, received.noise
         self.dof_ = received.dof
         self.pooled_theta_ = one_for_all(federation, risk)
+        inside = differences_text(self.differences_, self.n_clusters_)
+        self.reason_ = f"{result.step.reason} {inside}".rstrip()
         return self
 
     def _factors(self, method: Method) -> dict[str, tuple[int, ...]]:
@@ -232,22 +236,20 @@ class ODCLEstimator(LaterUsers):
         check_is_fitted(self, "theta_")
         if self.mixture_ is None:
             return {}
-        from odcl.mixed.house import differences
+        from odcl.mixed.house import named_differences
 
-        level, slopes, effects = differences(self.mixture_, self.risk_)
-        slopes = slopes / self.scaling_.scale
-        levels = {j for factor in self.risk_.factors for j in factor.columns}
-        found = {"(level)": level} if self.fit_intercept else {}
-        for j in self.mixture_.coordinates.kept.tolist():
-            if j < len(slopes) and j not in levels:
-                found[self.used_names_[j]] = float(slopes[j])
-        pairs = zip(self.risk_.factors, effects, strict=True)
-        return found | {factor.name: float(sd) for factor, sd in pairs}
+        features = dict(zip(self.used_names_, self.scaling_.scale.tolist(), strict=True))
+        return named_differences(self.mixture_, self.risk_, features, LEVEL)
 
     @property
     def used_names_(self) -> list[str]:
         """The columns that models have a coefficient for."""
         return [self.feature_names_[j] for j in self.scaling_.used]
+
+    @property
+    def units_(self) -> dict[str, float]:
+        """The columns that models have a coefficient for, and the scale each was divided by."""
+        return dict(zip(self.used_names_, self.scaling_.scale.tolist(), strict=True))
 
     def coefficients(self) -> Any:
         """A pandas frame of every user's model in the table's units, under the columns' names.

@@ -33,6 +33,7 @@ from odcl.data.frames import (
 )
 from odcl.data.schema import check_columns, read_columns, refuse_gaps
 from odcl.data.tables import as_table
+from odcl.errors import InputError, Setting
 from odcl.method import Method
 from odcl.risk.risk import Risk
 
@@ -234,7 +235,8 @@ def check_n_groups(method: Method, n_users: int, has_users: bool) -> None:
     seen = f"there are {n_users} users" if n_users > 1 else "there is 1 user"
     if not has_users:
         seen += " (without users= all rows belong to one)"
-    raise ValueError(
-        f"{method.clusterer} asks for {asked} groups, and {seen}: a group without users has no "
-        f"model. Ask for at most {n_users}, say clusterer='auto', or name more users."
+    raise InputError(
+        f"The clustering asks for {asked} groups, and {seen}: a group without users has no "
+        f"model. Ask for at most {n_users}, or say ",
+        *(Setting("clusterer", "auto"), ", which finds their number."),
     )

@@ -1,34 +1,54 @@
 """Mixed groups at the user: what its rows say (its data term), and its last step.
 
-The term is exact for squared loss, a Gaussian site for others.
+The term is exact for squared loss, that of pseudo-targets for Huber's, a Gaussian site for others.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from odcl._typing import Array, Floats
+from odcl._typing import Array, Bools, Floats
 from odcl.data.federation import Federation
+from odcl.exchange.upload import Uploads
+from odcl.local.fit import solve_users
+from odcl.local.predict import linear_predictors
 from odcl.local.receive import Received
 from odcl.mixed.house import model_map
+from odcl.mixed.huber import huber_posterior, pseudo_targets
 from odcl.mixed.mixture import Quadratics, by_row
 from odcl.mixed.posterior import Download as Mixture
-from odcl.mixed.posterior import posterior
-from odcl.mixed.sites import site_posterior, sites
-from odcl.mixed.terms import Levels, data_terms, quadratics
+from odcl.mixed.posterior import Posterior, posterior
+from odcl.mixed.sites import SitePosterior, site_posterior, sites
+from odcl.mixed.terms import DataTerms, Levels, data_terms, quadratics
 from odcl.risk.loss import symmetric
-from odcl.risk.losses import Multinomial
+from odcl.risk.losses import Huber, Multinomial
 from odcl.risk.risk import Risk
 
 
-def user_terms(federation: Federation, risk: Risk) -> dict[str, Array]:
-    """The fields of an upload that hold the users' data terms."""
-    if risk.loss.name == "squared":
-        y, owner = risk.loss.encode(federation.y), federation.row_user
-        found = data_terms(federation.X, y, owner, federation.n_users, federation.weight)
-        return {"means": found.mean, "factor": found.factor}
+def user_terms(federation: Federation, risk: Risk, *, short_terms: bool = True) -> dict[str, Array]:
+    """The fields of an upload that hold the users' data terms.
+
+    Without ``short_terms`` a user with fewer rows than parameters, whose term would span its rows,
+    sends that of their average: for squared loss one observation y-bar ~ N(x-bar'theta, s2 / n),
+    for others its targets as if each had come with x-bar. Whose rows are all the same would send
+    the row with it, and sends nothing.
+    """
+    n, owner = federation.n_samples, federation.row_user
+    short = np.full(len(n), not short_terms)
+    short &= federation.n_rows < risk.dim(federation.n_features)
+    silent = short & _one_row(federation)
+    observations = {} if short_terms else {"observations": np.where(short, ~silent, n)}
+    if risk.loss.has_data_terms:
+        found = _data_terms(federation, risk)[0]
+        found.factor[short] = found.mean[silent] = 0.0
+        return {"means": found.mean, "factor": found.factor, **observations}
+    if short.any():
+        means = data_terms(federation.X, n[owner], owner, len(n), federation.weight).mean[:, :-1]
+        federation = federation.with_X(np.where(short[owner, None], means[owner], federation.X))
     q = user_sites(federation, risk)
     assert q.ceiling is not None
+    for values in (q.A, q.b, q.uu, q.ceiling):
+        values[silent] = 0.0
     # References of factors follow from the other columns: they are not sent.
     width, own = q.dim // risk.n_outputs, risk.n_inputs(federation.n_features)
     sent = np.flatnonzero(np.arange(q.dim) % width < own)
@@ -37,7 +57,36 @@ def user_terms(federation: Federation, risk: Risk) -> dict[str, Array]:
         "site_slope": q.b[:, sent],
         "site_constant": q.uu,
         "site_ceiling": q.ceiling,
+        **observations,
     }
+
+
+def _one_row(federation: Federation) -> Bools:
+    """Users whose rows are all the same, (n_users,)."""
+    X, y, starts = federation.X, federation.y, federation.offsets[:-1]
+    first = starts[federation.row_user]
+    return ~np.logical_or.reduceat((X[first] != X).any(axis=1) | (y[first] != y), starts)
+
+
+def _sent_terms(uploads: Uploads | None, risk: Risk) -> tuple[DataTerms, Floats] | None:
+    """The same read off the uploads, if these hold the whole of squared loss."""
+    if uploads is None or uploads.factor is None or uploads.means is None:
+        return None
+    if uploads.observations is not None or isinstance(risk.loss, Huber):
+        return None
+    return DataTerms(uploads.n_samples, uploads.means, uploads.factor), np.ones(len(uploads))
+
+
+def _data_terms(federation: Federation, risk: Risk) -> tuple[DataTerms, Floats]:
+    """The users' data terms, and for Huber's loss their mean psi' (else ones)."""
+    X, y, weight = federation.X, risk.loss.encode(federation.y), federation.weight
+    owner, m = federation.row_user, federation.n_users
+    share = np.ones(m)
+    if isinstance(risk.loss, Huber):
+        z = linear_predictors(X, solve_users(federation, risk).theta, owner, risk)
+        dim = risk.n_inputs(X.shape[1])
+        y, share = pseudo_targets(z[:, 0], y, owner, m, risk.loss.delta, dim, weight)
+    return data_terms(X, y, owner, m, weight), share
 
 
 def user_sites(federation: Federation, risk: Risk) -> Quadratics:
@@ -70,20 +119,29 @@ def n_classes(risk: Risk) -> int:
     return risk.loss.n_classes if isinstance(risk.loss, Multinomial) else 2
 
 
-def last_step(federation: Federation, risk: Risk, mixture: Mixture) -> Received:
-    """Mixed groups: the posterior of each user's model, from its own rows."""
+def last_step(
+    federation: Federation, risk: Risk, mixture: Mixture, uploads: Uploads | None = None
+) -> Received:
+    """Mixed groups: the posterior of each user's model, from its own rows.
+
+    What a user sent of its rows need not be worked out again, where it was all of them.
+    """
     m, rows = federation.n_users, federation.row_user
     how = "posterior mean under every group, from the user's own rows"
     offset, change = model_map(mixture, risk)
-    if risk.loss.name == "squared":
-        y = risk.loss.encode(federation.y)
-        terms = data_terms(federation.X, y, rows, m, federation.weight)
-        found = posterior(quadratics(terms, mixture.coordinates), mixture)
-        theta, V = found.mean(), found.covariance()
-        scales = {"noise": found.s2 * mixture.coordinates.target_scale**2, "dof": found.dof}
+    if risk.loss.has_data_terms:
+        at = mixture.coordinates
+        terms, share = _sent_terms(uploads, risk) or _data_terms(federation, risk)
+        found = posterior(quadratics(terms, at), mixture)
+        scales = {"noise": found.s2 * at.target_scale**2, "dof": found.dof}
+        own: Posterior | SitePosterior = found
+        if isinstance(risk.loss, Huber):
+            z, delta = at.design(federation.X), risk.loss.delta / at.target_scale
+            u = at.target(risk.loss.encode(federation.y), z)
+            own = huber_posterior(z, u, rows, found, delta, share, federation.weight)
     else:
         scales = {}
-        site = site_posterior(
+        own = site_posterior(
             risk.loss.name,
             site_design(federation.X, risk),
             site_target(risk, federation.y),
@@ -93,7 +151,7 @@ def last_step(federation: Federation, risk: Risk, mixture: Mixture) -> Received:
             federation.weight,
             n_classes=n_classes(risk),
         )
-        theta, V = site.mean(), site.covariance()
+    theta, V = own.mean(), own.covariance()
     covariance = symmetric(change @ V @ change.T)
     models = offset + by_row(theta, change.T)
     return Received(models, np.full(m, np.nan), how, covariance, **scales)

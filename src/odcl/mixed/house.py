@@ -7,6 +7,8 @@ one block per logit, and the last class for reference.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from odcl._typing import Floats
@@ -98,9 +100,26 @@ def differences(mixture: Mixture, risk: Risk) -> tuple[float, Floats, Floats]:
     return float(np.sqrt(variance[0])) if at.intercept else 0.0, slopes, effects
 
 
+def named_differences(
+    mixture: Mixture, risk: Risk, features: Mapping[str, float], level: str
+) -> dict[str, float]:
+    """:func:`differences` by name: the level, features in use by their units, then factors.
+
+    ``features`` are the columns' names and the scale that each was divided by.
+    """
+    sd, slopes, effects = differences(mixture, risk)
+    levels = {j for factor in risk.factors for j in factor.columns}
+    found = {level: sd} if risk.intercept else {}
+    for j, (name, unit) in enumerate(features.items()):
+        if j in mixture.coordinates.kept and j not in levels:
+            found[name] = float(slopes[j] / unit)
+    pairs = zip(risk.factors, effects.tolist(), strict=True)
+    return found | {factor.name: effect for factor, effect in pairs}
+
+
 def model_map(mixture: Mixture, risk: Risk) -> tuple[Floats, Floats]:
     """(offset, map): a user's model is offset + map @ theta, theta in the mixture's coordinates."""
-    if risk.loss.name == "squared":
+    if risk.loss.has_data_terms:
         return squared_map(mixture.coordinates)
     at = mixture.coordinates
     change = site_map(at.n_features, at.intercept, getattr(risk.loss, "basis", None))

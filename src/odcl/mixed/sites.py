@@ -130,8 +130,9 @@ def variational(
     state = look(live, A, b)
     for _ in range(STEPS):
         # A user who has arrived stays put, so that it does not matter who else is in the batch.
-        gap = np.abs(state[3][live] - b[live]).max(axis=1)
-        going = (gap > 1e-11 * (1 + np.abs(b[live]).max(axis=1))) & (step[live] > 1e-6)
+        # Both count: as many hits as misses at one place leave b at zero, and A to be found.
+        gap = _largest(state[2][live] - A[live], state[3][live] - b[live])
+        going = (gap > 1e-11 * (1 + _largest(A[live], b[live]))) & (step[live] > 1e-6)
         live, gap = live[going], gap[going]
         if not len(live):
             break
@@ -140,13 +141,18 @@ def variational(
         b_try = b[live] + share * (state[3][live] - b[live])
         seen = look(live, A_try, b_try)
         fall, level = state[4][live] - seen[4], 1 + np.abs(state[4][live])
-        nearer = np.abs(seen[3] - b_try).max(axis=1) < 0.9 * gap
+        nearer = _largest(seen[2] - A_try, seen[3] - b_try) < 0.9 * gap
         good = (fall <= 1e-12 * level) | (nearer & (fall <= 1e-6 * level))
         A[live[good]], b[live[good]] = A_try[good], b_try[good]
         for part, new in zip(state, seen, strict=True):
             part[live[good]] = new[good]
         step[live] = np.where(good, np.minimum(1.0, 1.5 * step[live]), step[live] / 2)
     return Gaussians(state[0] + mean, state[1], A, b, state[4])
+
+
+def _largest(A: Floats, b: Floats) -> Floats:
+    """The largest number of each user's curvature and slope, (n,)."""
+    return np.maximum(np.abs(A).max(axis=(1, 2)), np.abs(b).max(axis=1))
 
 
 def _logit_covariance(X: Floats, V: Floats, D: int) -> Floats:
@@ -234,7 +240,7 @@ def sites(
     return Quadratics(symmetric(A), b, uu, rows, nothing, nothing, False, ceiling, np.diag(P))
 
 
-def _root(T: Floats) -> Floats:
+def spread_root(T: Floats) -> Floats:
     """(dim, rank) with root root' = T."""
     values, vectors = np.linalg.eigh(T)
     seen = values > 1e-14 * max(float(values[-1]), 1e-300)
@@ -309,7 +315,7 @@ def site_posterior(
         if np.isneginf(prior[j, k]):
             continue
         mean = np.tile(centers[k], (len(who), 1))
-        own = variational(loss, Z[index], y[index], w[index], mean, _root(spreads[j]), D)
+        own = variational(loss, Z[index], y[index], w[index], mean, spread_root(spreads[j]), D)
         through = np.linalg.inv(np.eye(size) + spreads[j] @ own.A)  # J = I - T W
         unsure = through @ download.covariances[k] @ through.transpose(0, 2, 1)
         mu[who, j, k], V[who, j, k] = own.mu, own.V + unsure

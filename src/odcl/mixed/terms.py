@@ -8,17 +8,22 @@ lose everything for a target of 1e9 + noise; means and factors lose nothing, and
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
-from odcl._typing import Array, Floats, Ints
+from odcl._typing import Array, Bools, Floats, Ints
 from odcl.mixed.mixture import Quadratics, by_row
 from odcl.risk.risk import Factor
 
 CONSTANT = 1e-12  # a column whose deviation is below this share of its mean does not vary
 DUPLICATE = 1e-10  # two standardized columns nearer than this are one column
+DEPENDENT = (
+    1e-6  # what is left of a column's square given others, below which squares are not formed
+)
+CHUNK = 200_000  # numbers of a stack of rows that stay near the processor
 RANK = 1e-9  # singular values below this share of a user's largest are directions it did not see
 
 
@@ -45,41 +50,73 @@ def data_terms(
     ``weights`` say how often a row counts: a row of weight two is two equal rows. A user's term is
     the same bit for bit alone and in any batch.
     """
-    w = np.ones(len(y)) if weights is None else np.asarray(weights, np.float64)
-    rows = np.column_stack([X, y]).astype(np.float64)
-    seen = w > 0
-    rows, w, users = rows[seen], w[seen], users[seen]
-    width = rows.shape[1]
+    w = None if weights is None else np.asarray(weights, np.float64)
+    if w is not None and not (w > 0).all():
+        seen = w > 0
+        X, y, users, w = X[seen], y[seen], users[seen], w[seen]
+    width = X.shape[1] + 1
     total, mean = np.zeros(n_users), np.zeros((n_users, width))
     factor = np.zeros((n_users, width, width))
-    for who, index in by_size(users, n_users):
-        block, weight = rows[index], w[index][..., None]
-        total[who] = weight[..., 0].sum(axis=1)
-        scale = total[who][:, None]
-        # The second pass takes out what rounding left in the mean of 1e9 + noise.
-        first = (weight * block).sum(axis=1) / scale
-        mean[who] = first + (weight * (block - first[:, None])).sum(axis=1) / scale
-        factor[who] = _triangle(np.sqrt(weight) * (block - mean[who][:, None]))
+    for who, index in by_size(users, n_users, most=CHUNK // width):
+        block = np.concatenate([X[index], y[index][..., None]], axis=2, dtype=np.float64)
+        weight = None if w is None else w[index][..., None]
+        total[who] = index.shape[1] if weight is None else weight[..., 0].sum(axis=1)
+        for _ in range(2):  # the second pass takes out what rounding left of a mean of 1e9
+            sums = (block if weight is None else weight * block).sum(axis=1)
+            sums /= total[who][:, None]
+            mean[who] += sums
+            block -= sums[:, None]
+        if weight is not None:
+            block *= np.sqrt(weight)
+        factor[who] = _triangle(block)
     return DataTerms(total, mean, factor)
 
 
-def by_size(users: Ints, n_users: int) -> list[tuple[Ints, Ints]]:
-    """Users with equally many rows, and their rows' positions (users, rows): one stack each."""
+def by_size(users: Ints, n_users: int, most: int = 2**62) -> list[tuple[Ints, Ints]]:
+    """Users with equally many rows, and their rows' positions (users, rows): one stack each.
+
+    A stack has at most ``most`` rows, or one user.
+    """
     order = np.argsort(users, kind="stable")
     counts = np.bincount(users, minlength=n_users)
     starts = np.concatenate([[0], np.cumsum(counts)])[:-1]
-    sizes = [np.flatnonzero(counts == n) for n in np.unique(counts[counts > 0])]
-    return [(who, order[starts[who][:, None] + np.arange(counts[who[0]])]) for who in sizes]
+    stacks = []
+    for n in np.unique(counts[counts > 0]):
+        alike = np.flatnonzero(counts == n)
+        step = min(max(most // int(n), 1), len(alike))
+        for first in range(0, len(alike), step):
+            who = alike[first : first + step]
+            stacks.append((who, order[starts[who][:, None] + np.arange(n)]))
+    return stacks
 
 
 def _triangle(a: Floats) -> Floats:
-    """The upper triangular factor of each matrix of a stack, padded with zero rows to a square."""
+    """The upper triangular factor R of each matrix of a stack, R'R = a'a.
+
+    From a'a itself where its columns are far from dependent on one another (what is left of one
+    given those before it is more than 1e-6 of it, so that R is exact to 1e-10), else from a.
+    """
     width = a.shape[-1]
-    if a.shape[-2] < width:
-        pad = np.zeros((*a.shape[:-2], width - a.shape[-2], width))
-        a = np.concatenate([a, pad], axis=-2)
-    factor: Floats = np.linalg.qr(a, mode="r")  # type: ignore[assignment]
+    factor, sure = _cholesky(a.transpose(0, 2, 1) @ a)
+    if not sure.all():
+        short = np.zeros((int((~sure).sum()), max(width - a.shape[-2], 0), width))
+        rest = np.concatenate([a[~sure], short], axis=-2)
+        factor[~sure] = np.linalg.qr(rest, mode="r")
     return factor
+
+
+def _cholesky(A: Floats) -> tuple[Floats, Bools]:
+    """Upper factors of a stack of positive semi-definite A, and which of them can be relied on."""
+    L = np.zeros_like(A)
+    try:
+        L[:] = np.linalg.cholesky(A)
+    except np.linalg.LinAlgError:
+        for i in range(len(A)):  # one by one, so that nobody's numbers depend on others'
+            with suppress(np.linalg.LinAlgError):
+                L[i] = np.linalg.cholesky(A[i])
+    size, left = (np.diagonal(m, axis1=1, axis2=2) for m in (A, L))
+    sure: Bools = np.asarray((left**2 > DEPENDENT * size).all(axis=1))
+    return L.transpose(0, 2, 1), sure
 
 
 def merge(terms: DataTerms) -> DataTerms:
@@ -95,7 +132,7 @@ def merge(terms: DataTerms) -> DataTerms:
     mean = anchor + share @ (terms.mean - anchor)
     between = np.sqrt(terms.rows)[:, None] * (terms.mean - mean)
     stack = np.concatenate([terms.factor.reshape(-1, len(mean)), between])
-    return DataTerms(np.array([weight]), mean[None], _triangle(stack)[None])
+    return DataTerms(np.array([weight]), mean[None], _triangle(stack[None]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,7 +216,8 @@ class Coordinates:
         return np.column_stack([np.ones(len(z)), z]) if self.intercept else z
 
     def target(self, y: Floats, z: Floats) -> Floats:
-        return (y - self.target_shift) / self.target_scale - z @ self.reference
+        relative = by_row(z, self.reference[:, None])[:, 0]
+        return (y - self.target_shift) / self.target_scale - relative
 
     def prediction(self, relative: Floats, z: Floats) -> Floats:
         """The target in its own units, from what was predicted relative to the pooled fit."""
@@ -306,17 +344,23 @@ def quadratics(terms: DataTerms, coordinates: Coordinates) -> Quadratics:
         ones = np.zeros((len(terms), root.shape[1], 1))
         ones[:, 0] = lead
         root = np.concatenate([ones, root], axis=2)
-    rank, pure = _pure_error(root, u, terms.rows)
     A = root.transpose(0, 2, 1) @ root
     b = (root.transpose(0, 2, 1) @ u)[..., 0]
+    rank, pure = _pure_error(root, u, A, b, terms.rows)
     return Quadratics(A, b, (u**2).sum(axis=(1, 2)), terms.rows, terms.rows - rank, pure)
 
 
-def _pure_error(root: Floats, u: Floats, rows: Floats) -> tuple[Floats, Floats]:
+def _pure_error(root: Floats, u: Floats, A: Floats, b: Floats, rows: Floats) -> tuple[Ints, Floats]:
     """Rank of each user's rows, and the residual sum of squares of its own least squares."""
-    left, singular, _ = np.linalg.svd(root, full_matrices=False)
-    seen = singular > RANK * np.maximum(singular[:, :1], 1e-300)
-    rank = np.minimum(seen.sum(axis=1), rows)
-    along = np.where(seen, (left.transpose(0, 2, 1) @ u)[..., 0], 0.0)
-    rest = u[..., 0] - (left @ along[..., None])[..., 0]
-    return rank, np.where(rows > rank, (rest**2).sum(axis=1), 0.0)
+    rank, rest = np.full(len(root), root.shape[2]), np.empty_like(u)
+    sure = _cholesky(A)[1]
+    if sure.any():
+        rest[sure] = u[sure] - root[sure] @ np.linalg.solve(A[sure], b[sure][..., None])
+    if not sure.all():
+        left, singular, _ = np.linalg.svd(root[~sure], full_matrices=False)
+        seen = singular > RANK * np.maximum(singular[:, :1], 1e-300)
+        rank[~sure] = seen.sum(axis=1)
+        along = np.where(seen[..., None], left.transpose(0, 2, 1) @ u[~sure], 0.0)
+        rest[~sure] = u[~sure] - left @ along
+    rank = np.minimum(rank, rows)
+    return rank, np.where(rows > rank, (rest**2).sum(axis=(1, 2)), 0.0)
