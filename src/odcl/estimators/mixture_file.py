@@ -86,7 +86,7 @@ def read_mixture(model: Any, stored: StoredArtifact, words: dict[str, Any]) -> N
         kept = arrays["kept"]
         expect(bool(((kept >= 0) & (kept < p)).all()), "a column is beyond the model's")
         inside = risk_dim = model.risk_.dim(p)
-        if model.risk_.loss.name == "squared":
+        if model.risk_.loss.has_data_terms:
             inside = len(kept) + model.risk_.intercept
         expect(arrays["centers"].shape[1] == inside <= risk_dim, "centers of another size")
         expect(len(arrays["centers"]) == model.n_clusters_, "centers of other groups")
@@ -95,7 +95,7 @@ def read_mixture(model: Any, stored: StoredArtifact, words: dict[str, Any]) -> N
             expect(bool(sums), f"{name} that are no probabilities")
         for name in ("scale", "scales", *({"noise", "dof"} & arrays.keys())):
             expect(bool((arrays[name] > 0).all()), f"{name} holds numbers that are not positive")
-        told = model.risk_.loss.name == "squared"
+        told = model.risk_.loss.has_data_terms
         expect({"noise", "dof"} <= arrays.keys() if told else "noise" not in arrays, "no noise")
         for name in ("spread", "covariances"):
             _check_covariance(name, arrays[name])

@@ -270,7 +270,7 @@ def likeliest(widths: Sequence[Quadratics]) -> Quadratics:
     return max(widths, key=lambda q: float(site_evidence(q).sum()))
 
 
-def _root(T: Floats) -> Floats:
+def spread_root(T: Floats) -> Floats:
     """(dim, rank) with root root' = T."""
     values, vectors = np.linalg.eigh(T)
     seen = values > 1e-14 * max(float(values[-1]), 1e-300)
@@ -345,7 +345,7 @@ def site_posterior(
         if np.isneginf(prior[j, k]):
             continue
         mean = np.tile(centers[k], (len(who), 1))
-        own = variational(loss, Z[index], y[index], w[index], mean, _root(spreads[j]), D)
+        own = variational(loss, Z[index], y[index], w[index], mean, spread_root(spreads[j]), D)
         through = np.linalg.inv(np.eye(size) + spreads[j] @ own.A)  # J = I - T W
         unsure = through @ download.covariances[k] @ through.transpose(0, 2, 1)
         mu[who, j, k], V[who, j, k] = own.mu, own.V + unsure
