@@ -17,12 +17,17 @@ from odcl.mixed.search import search
 from odcl.mixed.sites import (
     expected,
     predicted,
-    prior_precision,
+    prior_sd,
     site_posterior,
     sites,
     variational,
 )
 from odcl.mixed.terms import coordinates, data_terms
+
+
+def middle(*args, **kwargs):
+    """Sites of the middle width."""
+    return sites(*args, **kwargs)[1]
 
 
 def log_likelihood(loss, y, z):
@@ -79,7 +84,7 @@ def test_a_site_meets_its_conditions(loss):
     Z, y, _ = rows(loss)
     D = 2 if loss == "multinomial" else 1
     X, target = Z.reshape(6, 5, 3), y.reshape(6, 5)
-    P = prior_precision(3, D)
+    P = np.diag(prior_sd(3, D) ** -2.0)
     got = variational(
         loss, X, target, np.ones((6, 5)), np.zeros((6, 3 * D)), np.sqrt(np.linalg.inv(P)), D
     )
@@ -106,8 +111,8 @@ def _bound(loss, X, y, mu, V, P, D):
 def test_a_sites_evidence_under_its_prior_is_the_variational_bound(loss):
     """The marginal likelihood that the server works out at T = P^-1, c = 0 is the user's bound."""
     Z, y, users = rows(loss)
-    q = sites(loss, Z, y, users, 6)
-    P = prior_precision(3)
+    q = middle(loss, Z, y, users, 6)
+    P = np.diag(prior_sd(3) ** -2.0)
     T = Spread("full", np.linalg.inv(P), np.ones(3, bool))
     got = -0.5 * moments(q, T, np.ones(6)).base
     shaped = (Z.reshape(6, 5, 3), y.reshape(6, 5), np.ones((6, 5)))
@@ -138,16 +143,16 @@ def test_a_weight_of_two_is_a_row_twice():
     Z, y, users = rows("logistic")
     weights = np.where(np.arange(len(y)) % 5 == 0, 2.0, 1.0)
     twice = np.repeat(np.arange(len(y)), weights.astype(int))
-    a = sites("logistic", Z, y, users, 6, weights)
-    b = sites("logistic", Z[twice], y[twice], users[twice], 6)
+    a = middle("logistic", Z, y, users, 6, weights)
+    b = middle("logistic", Z[twice], y[twice], users[twice], 6)
     assert_allclose(a.A, b.A, atol=1e-7)
     assert_allclose(a.uu, b.uu, atol=1e-7)
 
 
 def test_a_users_site_is_the_same_bit_for_bit_alone_and_in_a_batch():
     Z, y, users = rows("logistic")
-    q = sites("logistic", Z, y, users, 6)
-    alone = sites("logistic", Z[:5], y[:5], users[:5], 1)
+    q = middle("logistic", Z, y, users, 6)
+    alone = middle("logistic", Z[:5], y[:5], users[:5], 1)
     assert_array_equal(alone.b[0], q.b[0])
     assert_array_equal(alone.A[0], q.A[0])
 
@@ -155,7 +160,7 @@ def test_a_users_site_is_the_same_bit_for_bit_alone_and_in_a_batch():
 def test_groups_may_not_claim_more_than_certainty():
     """Sites of users who never answered yes peak above likelihood one: that is taken back."""
     users = np.repeat(np.arange(30), 6)
-    q = sites("logistic", np.ones((180, 1)), np.zeros(180), users, 30)
+    q = middle("logistic", np.ones((180, 1)), np.zeros(180), users, 30)
     peak = (q.b / q.A[:, 0])[:1]
     assert (0.5 * q.b[0] ** 2 / q.A[0, 0] - 0.5 * q.uu[0] > q.ceiling[0]).all()
     noise = Noise(np.inf, 1.0, np.inf)
@@ -177,7 +182,7 @@ def logistic_groups(seed, *, n=20, dim=8, K=3, n_users=100, tau=0.0):
 def test_groups_of_choosers_are_found_from_twenty_rows():
     X, y, users, groups, _ = logistic_groups(0)
     Z = coordinates(data_terms(X, y, users, 100)).design(X)
-    fit = search(sites("logistic", Z, y, users, 100))
+    fit = search(middle("logistic", Z, y, users, 100))
     assert fit.n_groups == 3
     placed = fit.responsibilities.argmax(axis=1)
     assert np.mean([len(set(placed[groups == k])) == 1 for k in range(3)]) == 1
@@ -189,7 +194,7 @@ def test_the_last_step_beats_one_model_for_all_and_one_each(K):
     old = np.tile(np.arange(24) < 12, 100)
     at = coordinates(data_terms(X[old], y[old], users[old], 100))
     Z = at.design(X)
-    q = sites("logistic", Z[old], y[old], users[old], 100)
+    q = middle("logistic", Z[old], y[old], users[old], 100)
     got = site_posterior("logistic", Z[old], y[old], users[old], 100, download_of(search(q), at))
 
     def divergence(guess):
@@ -199,7 +204,7 @@ def test_the_last_step_beats_one_model_for_all_and_one_each(K):
 
     own = variational(
         "logistic", Z[old].reshape(100, 12, 8), y[old].reshape(100, 12), np.ones((100, 12)),
-        np.zeros((100, 8)), np.sqrt(np.linalg.inv(prior_precision(8))),
+        np.zeros((100, 8)), np.diag(prior_sd(8)),
     )  # fmt: skip
     alone = expit((Z[~old] * own.mu[users[~old]]).sum(axis=1))
     ours = divergence(got.predict(Z[~old], users[~old]))
@@ -218,7 +223,7 @@ def test_three_classes_are_fitted_and_predicted():
     y = (z + rng.gumbel(size=z.shape)).argmax(axis=1).astype(float)
     at = coordinates(data_terms(X, y, users, 40))
     Z = at.design(X)
-    q = sites("multinomial", Z, y, users, 40, n_classes=3)
+    q = middle("multinomial", Z, y, users, 40, n_classes=3)
     fit = search(q)
     got = site_posterior("multinomial", Z, y, users, 40, download_of(fit, at), n_classes=3)
     p = got.predict(Z, users)
@@ -230,7 +235,7 @@ def test_three_classes_are_fitted_and_predicted():
 
 def test_a_user_without_rows_gets_the_mixture():
     Z, y, users = rows("logistic")
-    q = sites("logistic", Z, y, users, 7)
+    q = middle("logistic", Z, y, users, 7)
     assert_allclose(q.A[6], 0)
     at = coordinates(data_terms(Z[:, 1:], y, users, 7))
     got = site_posterior("logistic", Z, y, users, 7, download_of(search(q), at))

@@ -29,13 +29,13 @@ def user_terms(federation: Federation, risk: Risk) -> dict[str, Array]:
     if risk.loss.has_data_terms:
         found = _data_terms(federation, risk)[0]
         return {"means": found.mean, "factor": found.factor}
-    q = user_sites(federation, risk)
-    assert q.ceiling is not None
+    widths = user_sites(federation, risk)
+    assert widths[0].ceiling is not None
     return {
-        "site_curvature": q.A,
-        "site_slope": q.b,
-        "site_constant": q.uu,
-        "site_ceiling": q.ceiling,
+        "site_curvature": np.stack([q.A for q in widths], axis=1),
+        "site_slope": np.stack([q.b for q in widths], axis=1),
+        "site_constant": np.stack([q.uu for q in widths], axis=1),
+        "site_ceiling": widths[0].ceiling,
     }
 
 
@@ -51,8 +51,8 @@ def _data_terms(federation: Federation, risk: Risk) -> tuple[DataTerms, Floats]:
     return data_terms(X, y, owner, m, weight), share
 
 
-def user_sites(federation: Federation, risk: Risk) -> Quadratics:
-    """The users' sites, for losses that are not quadratic."""
+def user_sites(federation: Federation, risk: Risk) -> list[Quadratics]:
+    """The users' sites of every width, for losses that are not quadratic."""
     return sites(
         risk.loss.name,
         site_design(federation.X, risk),

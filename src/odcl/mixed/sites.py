@@ -10,13 +10,12 @@ stands for the likelihood; k makes its evidence under the prior the variational 
 sites are comparable. A site exists for one row, for one class, and for more parameters than rows.
 
 It is good where the prior has its mass, and nobody knows beforehand how large the users' models
-are. So each user sends its site under priors of several widths, and the federation's sites are
-those of the width under which all users' rows together are likeliest.
+are. So each user sends its site under priors of several widths, and the server takes the width
+whose groups have the best evidence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -28,21 +27,23 @@ from odcl.mixed.mixture import Quadratics
 from odcl.mixed.posterior import Download
 from odcl.mixed.terms import by_size
 from odcl.risk.loss import symmetric
+from odcl.risk.risk import SITE_WIDTHS
 
-INTERCEPT_SD = 3.0  # prior of the sites, for standardized columns: of an intercept, of a slope,
-SLOPE_SD = 1.0
-LOGIT_SD = 3.0  # and of all slopes together, so that many features do not make it wider
-WIDTHS = (0.5, 1.0, 2.0)  # of the slopes, in these units
+INTERCEPT_SD = 3.0  # prior of the sites, for standardized columns; of slopes: SITE_WIDTHS
 # The logistic function is a mixture of normal distribution functions to 2e-9 (Monahan and
 # Stefanski 1992), so that its averages over Gaussians are closed forms.
-SHARES = np.array(
-    [0.003246343272134, 0.051517477033972, 0.195077912673858, 0.315569823632818]
-    + [0.274149576158423, 0.131076880695470, 0.027912418727972, 0.001449567805354]
-)
-RATES = np.array(
-    [1.365340806296348, 1.059523971016916, 0.830791313765644, 0.650732166639391]
-    + [0.508135425366489, 0.396313345166341, 0.308904252267995, 0.238212616409306]
-)
+SHARES, RATES = np.array(
+    [
+        (0.003246343272134, 1.365340806296348),
+        (0.051517477033972, 1.059523971016916),
+        (0.195077912673858, 0.830791313765644),
+        (0.315569823632818, 0.650732166639391),
+        (0.274149576158423, 0.508135425366489),
+        (0.131076880695470, 0.396313345166341),
+        (0.027912418727972, 0.308904252267995),
+        (0.001449567805354, 0.238212616409306),
+    ]
+).T.copy()
 STEPS = 200
 
 
@@ -126,7 +127,7 @@ def variational(
     cubature's bound is not flat there.
     """
     n, _, dim = X.shape
-    size, rank = D * dim, root.shape[1]
+    rank = root.shape[1]
 
     def look(who: Ints, A: Floats, b: Floats) -> tuple[Floats, ...]:
         """mu, V, the (A, b) that the step aims at, and the bound, of some users."""
@@ -176,7 +177,7 @@ def _start(
 
     Under a wide prior the expected rates of counts are astronomical, and nothing can be told.
     """
-    n, rows, dim = X.shape
+    n, _, dim = X.shape
     if loss != "poisson":
         return np.zeros((n, D * dim, D * dim)), np.zeros((n, D * dim))
     rate = y + 0.5
@@ -210,8 +211,8 @@ def _information(X: Floats, weights: Floats, e: Expected, D: int) -> tuple[Float
 
 
 def prior_sd(dim: int, D: int = 1, *, intercept: bool = True, width: float = 1.0) -> Floats:
-    """Prior of the sites: the intercept (first, if any) may be wide, slopes are of order one."""
-    sd = np.full(dim, width * min(SLOPE_SD, LOGIT_SD / np.sqrt(dim)))
+    """Prior of the sites: the intercept (first, if any) may be wide, slopes have ``width``."""
+    sd = np.full(dim, width)
     if intercept:
         sd[0] = INTERCEPT_SD
     return np.tile(sd, D)
@@ -237,13 +238,11 @@ def sites(
     size = D * Z.shape[1]
     w = np.ones(len(y)) if weights is None else weights
     rows = np.bincount(users, weights=w, minlength=n_users).astype(np.float64)
-    nothing, ceiling = np.zeros(n_users), np.zeros(n_users)
-    stacks = by_size(users, n_users)
-    if loss == "poisson":
-        best = xlogy(y, y) - y - gammaln(y + 1)
-        ceiling = np.bincount(users, weights=w * best, minlength=n_users)
+    best = w * (xlogy(y, y) - y - gammaln(y + 1) if loss == "poisson" else 0.0)
+    ceiling = np.bincount(users, weights=best, minlength=n_users).astype(np.float64)
+    nothing, stacks = np.zeros(n_users), by_size(users, n_users)
     found: list[Quadratics] = []
-    for width in WIDTHS:
+    for width in SITE_WIDTHS:
         sd = prior_sd(Z.shape[1], D, intercept=intercept, width=width)
         A, b, uu = np.zeros((n_users, size, size)), np.zeros((n_users, size)), np.zeros(n_users)
         for who, index in stacks:
@@ -263,11 +262,6 @@ def site_evidence(q: Quadratics) -> Floats:
     mu = np.linalg.solve(grown, q.b[..., None])[..., 0]
     inside = np.linalg.slogdet(grown)[1] - np.log(q.anchor).sum()
     return 0.5 * ((q.b * mu).sum(axis=1) - inside - q.uu)
-
-
-def likeliest(widths: Sequence[Quadratics]) -> Quadratics:
-    """The sites of the width under which the users' rows are likeliest, all users together."""
-    return max(widths, key=lambda q: float(site_evidence(q).sum()))
 
 
 def spread_root(T: Floats) -> Floats:

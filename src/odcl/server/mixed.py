@@ -22,10 +22,10 @@ from odcl.mixed.noise import CAUTION, Noise
 from odcl.mixed.posterior import Download as Mixture
 from odcl.mixed.posterior import download_of, posterior
 from odcl.mixed.search import search
-from odcl.mixed.sites import prior_precision
+from odcl.mixed.sites import prior_sd
 from odcl.mixed.terms import Coordinates, DataTerms, coordinates, merge, quadratics
 from odcl.risk.loss import symmetric
-from odcl.risk.risk import Risk
+from odcl.risk.risk import SITE_WIDTHS, Risk
 from odcl.server.assign import STRANGE, Assignment
 from odcl.server.combine import solve_symmetric
 from odcl.server.dispersion import squared_term
@@ -42,10 +42,11 @@ def mixed_step(uploads: Uploads, method: Method) -> ServerStep:
     from odcl.server.step import ServerStep
 
     assert uploads.risk is not None
-    q, at = user_quadratics(uploads)
+    candidates, at = user_quadratics(uploads)
     most = int(dict(method.clusterer.params).get("max_groups", 50))
-    fit = search(q, [str(user) for user in uploads.users.tolist()], max_groups=most)
-    fit, labels = _numbered(fit)
+    ids = [str(user) for user in uploads.users.tolist()]
+    fits = [search(q, ids, max_groups=most) for q in candidates]
+    fit, labels = _numbered(min(fits, key=lambda fit: fit.evidence))
     mixture = download_of(fit, at)
     offset, change = model_map(mixture, uploads.risk)
     centers = offset + mixture.centers @ change.T
@@ -69,37 +70,36 @@ def mixed_step(uploads: Uploads, method: Method) -> ServerStep:
 
 
 def user_quadratics(
-    uploads: Uploads, at: Coordinates | None = None
-) -> tuple[Quadratics, Coordinates]:
-    """The users' data terms as quadratics, in coordinates given or read off the summed terms."""
-    risk = uploads.risk
+    uploads: Uploads, mixture: Mixture | None = None
+) -> tuple[list[Quadratics], Coordinates]:
+    """The users' data terms as quadratics, in the coordinates of a mixture or of all terms.
+
+    Of losses that are not quadratic one for each width of the sites' prior; given a mixture, the
+    one under whose prior its models are likeliest.
+    """
+    risk, at = uploads.risk, None if mixture is None else mixture.coordinates
     assert risk is not None
     if uploads.factor is not None and uploads.means is not None:
         terms = DataTerms(uploads.n_samples, uploads.means, uploads.factor)
         at = coordinates(terms, intercept=risk.intercept) if at is None else at
-        return quadratics(terms, at), at
-    if uploads.site_curvature is None or uploads.site_slope is None:
+        return [quadratics(terms, at)], at
+    A, b, constant = uploads.site_curvature, uploads.site_slope, uploads.site_constant
+    if A is None or b is None or constant is None:
         raise ValueError(
             "Mixed groups need the users' data terms, and these uploads hold none: fit the users "
             "with the same method, or use clusterer='mixture' for bare models."
         )
     D, dim = risk.n_outputs, uploads.dim
-    nothing = np.zeros(len(uploads))
-    anchor = np.diag(prior_precision(dim // D, D, intercept=risk.intercept))
-    assert uploads.site_constant is not None
-    q = Quadratics(
-        uploads.site_curvature,
-        uploads.site_slope,
-        uploads.site_constant,
-        uploads.n_samples,
-        nothing,
-        nothing,
-        False,
-        uploads.site_ceiling,
-        anchor,
-    )
     at = plain_coordinates(dim // D - risk.intercept, risk.intercept, dim) if at is None else at
-    return q, at
+    widths = [prior_sd(dim // D, D, intercept=risk.intercept, width=width) for width in SITE_WIDTHS]
+    chosen = list(range(len(widths)))
+    if mixture is not None:
+        square = np.diag(mixture.inside) + mixture.weights @ mixture.centers**2
+        chosen = [int(np.argmin([(square / sd**2 + 2 * np.log(sd)).sum() for sd in widths]))]
+    none = np.zeros(len(uploads))
+    rest = (uploads.n_samples, none, none, False, uploads.site_ceiling)
+    found = [Quadratics(A[:, i], b[:, i], constant[:, i], *rest, widths[i] ** -2.0) for i in chosen]
+    return found, at
 
 
 def _numbered(fit: Fit) -> tuple[Fit, Ints]:
@@ -171,7 +171,7 @@ def place_mixed(upload: Uploads, mixture: Mixture) -> Assignment:
     """A user's place and model from its data term alone."""
     assert upload.risk is not None
     found, around = _place(upload, mixture)
-    q, at = user_quadratics(upload, mixture.coordinates)
+    (q,), at = user_quadratics(upload, mixture)
     last = posterior(q, around)
     offset, change = model_map(mixture, upload.risk)
     received = Received(
@@ -186,7 +186,7 @@ def place_mixed(upload: Uploads, mixture: Mixture) -> Assignment:
 
 def _place(upload: Uploads, mixture: Mixture) -> tuple[Assignment, Mixture]:
     """Where one user belongs, still without a model, and the mixture that its last step takes."""
-    q, _ = user_quadratics(upload, mixture.coordinates)
+    (q,), _ = user_quadratics(upload, mixture)
     p = posterior(q, mixture).responsibilities[0]
     label = int(p.argmax())
     distance, strange = _distance(q, mixture, label)
