@@ -143,7 +143,7 @@ def _spread(uploads: Uploads, labels: Ints) -> Floats:
     freedom = uploads.n_users - int(labels.max()) - 1
     if freedom < 1:
         return np.full(uploads.n_users, np.inf)
-    gap = uploads.theta - average_by_cluster(uploads.theta, labels, w)[labels]
+    gap = uploads.models - average_by_cluster(uploads.models, labels, w)[labels]
     scale = float((w * np.square(gap).sum(axis=1)).sum()) / (uploads.dim * freedom)
     return np.maximum(scale / w, 1e-300)
 
@@ -161,6 +161,28 @@ def guessed_traces(uploads: Uploads) -> Floats | None:
     return uploads.dim * _spread(uploads, np.zeros(uploads.n_users, dtype=np.intp))
 
 
+def overdispersion(uploads: Uploads) -> float:
+    """How many times as much as the Poisson law allows the median user's counts scatter.
+
+    The deviance of the user's own model, read off its site, per row beyond its parameters. 1 for
+    other losses, and where no user has a site and rows to spare.
+    """
+    counts = uploads.risk is not None and uploads.risk.loss.name == "poisson"
+    if not counts or uploads.site_curvature is None or uploads.site_slope is None:
+        return 1.0
+    assert uploads.site_constant is not None
+    assert uploads.site_ceiling is not None
+    spare = uploads.n_samples - uploads.dim
+    some = np.flatnonzero(spare > 0)
+    if len(some) == 0:
+        return 1.0
+    widest = -1  # nearest to the user's own model
+    A, b = uploads.site_curvature[some, widest], uploads.site_slope[some, widest, :, None]
+    fitted = (b * (np.linalg.pinv(A, hermitian=True) @ b)).sum(axis=(1, 2))
+    deviance = 2 * uploads.site_ceiling[some] + uploads.site_constant[some, widest] - fitted
+    return float(np.median(deviance / spare[some]))
+
+
 def without_penalty(uploads: Uploads, noise: Noise) -> tuple[Floats, Noise]:
     """What the users' rows alone say: models (n_users, dim) and noise, the penalty P taken off.
 
@@ -170,7 +192,7 @@ def without_penalty(uploads: Uploads, noise: Noise) -> tuple[Floats, Noise]:
     would look out of place. Users whose rows leave A_i nearly singular keep the model they have.
     """
     if not uploads.penalty.any() or uploads.curvature is None or noise.source != "curvature":
-        return uploads.theta, noise
+        return uploads.models, noise
     rows = np.flatnonzero(noise.known)
     H = uploads.curvature[rows]
     A = H - uploads.n_samples[rows, None, None] * np.diag(uploads.penalty)
@@ -178,7 +200,7 @@ def without_penalty(uploads: Uploads, noise: Noise) -> tuple[Floats, Noise]:
     able = np.linalg.eigvalsh(root @ A @ root.swapaxes(1, 2))[:, 0] > LEAST_SHARE
     rows, H, inverse = rows[able], H[able], np.linalg.inv(A[able])
     phi = np.trace(noise.covariance[rows] @ H, axis1=1, axis2=2) / uploads.dim
-    theta, covariance = uploads.theta.copy(), noise.covariance.copy()
+    theta, covariance = uploads.models.copy(), noise.covariance.copy()
     theta[rows] = (inverse @ (H @ theta[rows, :, None]))[..., 0]
     covariance[rows] = phi[:, None, None] * 0.5 * (inverse + inverse.swapaxes(1, 2))
     return theta, Noise(covariance, noise.source)

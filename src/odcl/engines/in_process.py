@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -95,18 +95,19 @@ class Result:
         self,
         federation: Federation | None = None,
         *,
-        names: Sequence[str] | None = None,
+        features: Mapping[str, float] | None = None,
         resamples: int = 20,
         seed: int = 0,
     ) -> Diagnosis:
         """Is one shot enough here? A verdict with its reason; ``print`` it for the report.
 
         Where users sent nothing about their noise (the paper's setting), ``federation``, the one
-        fitted here, lets it be read off their rows: see :func:`odcl.diagnose.diagnose`.
+        fitted here, lets it be read off their rows. ``features``: names and scales of the columns.
+        See :func:`odcl.diagnose.diagnose`.
         """
         from odcl.diagnose import diagnose
 
-        return diagnose(self, federation, names=names, resamples=resamples, seed=seed)
+        return diagnose(self, federation, features=features, resamples=resamples, seed=seed)
 
 
 def fit(
@@ -129,13 +130,15 @@ def fit(
     risk = risk if isinstance(risk, Risk) else Risk(risk or "squared")
     rows, n_features = federation.X.shape
     method = method if isinstance(method, Method) else Method.of(method or "default")
-    method = method.resolved(risk, risk.dim(n_features), federation.n_users)
+    case = risk, risk.dim(n_features), federation.n_users
+    why, method = method.falls_back(*case), method.resolved(*case)
     log.info("fit: %d users, %d rows, %d features", federation.n_users, rows, n_features)
     local = fit_users(
         federation,
         risk,
         method.sends,
         terms=method.clusterer.uses_terms,
+        short_terms=method.short_terms,
         solver=solver,
         strict=strict,
         seed=seed,
@@ -143,7 +146,7 @@ def fit(
         progress=progress,
     )  # step 1
     log.info("local models: %d of %d converged", local.converged.sum(), federation.n_users)
-    step = server_step(local.uploads, method, seed=seed)  # step 2
+    step = server_step(local.uploads, method, seed=seed).fallen_back(why)  # step 2
     log.info("server step: %s", step.reason)
     received = receive(federation, risk, local.uploads, step.downloads, seed=seed, n_jobs=n_jobs)
     log.info("last step: %s", received.how)

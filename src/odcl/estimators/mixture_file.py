@@ -84,8 +84,9 @@ def read_mixture(model: Any, stored: StoredArtifact, words: dict[str, Any]) -> N
         expect(math.isfinite(target[0]) and is_size(target[1]), f"a target of {target}")
     with stored.checking(MIXTURE):
         kept = arrays["kept"]
-        expect(bool(((kept >= 0) & (kept < p)).all()), "a column is beyond the model's")
-        inside = risk_dim = model.risk_.dim(p)
+        most = p + len(model.risk_.factors)
+        expect(bool(((kept >= 0) & (kept < most)).all()), "a column is beyond the model's")
+        inside = risk_dim = model.risk_.dim(most)
         if model.risk_.loss.has_data_terms:
             inside = len(kept) + model.risk_.intercept
         expect(arrays["centers"].shape[1] == inside <= risk_dim, "centers of another size")
@@ -101,7 +102,8 @@ def read_mixture(model: Any, stored: StoredArtifact, words: dict[str, Any]) -> N
             _check_covariance(name, arrays[name])
     columns_at = (kept, arrays["shift"], arrays["scale"])
     at = Coordinates(
-        model.risk_.intercept, *columns_at, target[0], target[1], arrays["reference"], p, ()
+        *(model.risk_.intercept, *columns_at, target[0], target[1], arrays["reference"], p, ()),
+        factors=model.risk_.factors,
     )
     model.mixture_ = Mixture(
         at,

@@ -60,7 +60,7 @@ def receive(
     if downloads.mixture is not None:
         from odcl.local.terms import last_step
 
-        return last_step(federation, risk, downloads.mixture)
+        return last_step(federation, risk, downloads.mixture, uploads)
     if refit is None:
         return Received(downloads.model, np.full(m, np.inf), "none")
     alone = downloads.group_size == 1
@@ -81,7 +81,7 @@ def receive(
     else:
         strength, how = np.full(m, float(refit)), f"strength {refit:g}"
     strength = np.where(alone, 0.0, strength)
-    models = np.where((strength == 0)[:, None], uploads.theta, downloads.model)
+    models = np.where((strength == 0)[:, None], uploads.models, downloads.model)
     between = np.flatnonzero((strength > 0) & np.isfinite(strength))
     if len(between):
         part = federation if len(between) == m else federation.take(between)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from odcl._typing import Array, Floats
+from odcl._typing import Array, Bools, Floats
 from odcl.data.federation import Federation
+from odcl.exchange.upload import Uploads
 from odcl.local.fit import solve_users
 from odcl.local.predict import linear_predictors
 from odcl.local.receive import Received
@@ -18,25 +19,64 @@ from odcl.mixed.mixture import Quadratics, by_row
 from odcl.mixed.posterior import Download as Mixture
 from odcl.mixed.posterior import Posterior, posterior
 from odcl.mixed.sites import SitePosterior, site_posterior, sites
-from odcl.mixed.terms import DataTerms, data_terms, quadratics
+from odcl.mixed.terms import DataTerms, Levels, data_terms, quadratics
 from odcl.risk.loss import symmetric
 from odcl.risk.losses import Huber, Multinomial
 from odcl.risk.risk import Risk
 
 
-def user_terms(federation: Federation, risk: Risk) -> dict[str, Array]:
-    """The fields of an upload that hold the users' data terms."""
+def user_terms(federation: Federation, risk: Risk, *, short_terms: bool = True) -> dict[str, Array]:
+    """The fields of an upload that hold the users' data terms.
+
+    Without ``short_terms`` a user with fewer rows than parameters, whose term would span its rows,
+    sends that of their average: for squared loss one observation y-bar ~ N(x-bar'theta, s2 / n),
+    for others its targets as if each had come with x-bar. Whose rows are all the same would send
+    the row with it, and sends nothing.
+    """
+    n, owner = federation.n_samples, federation.row_user
+    short = np.full(len(n), not short_terms)
+    short &= federation.n_rows < risk.dim(federation.n_features)
+    silent = short & _one_row(federation)
+    observations = {} if short_terms else {"observations": np.where(short, ~silent, n)}
     if risk.loss.has_data_terms:
         found = _data_terms(federation, risk)[0]
-        return {"means": found.mean, "factor": found.factor}
+        found.factor[short] = found.mean[silent] = 0.0
+        return {"means": found.mean, "factor": found.factor, **observations}
+    if short.any():
+        means = data_terms(federation.X, n[owner], owner, len(n), federation.weight).mean[:, :-1]
+        federation = federation.with_X(np.where(short[owner, None], means[owner], federation.X))
     widths = user_sites(federation, risk)
-    assert widths[0].ceiling is not None
+    A, b, constant = (np.stack([getattr(q, x) for q in widths], axis=1) for x in ("A", "b", "uu"))
+    ceiling = widths[0].ceiling
+    assert ceiling is not None
+    for values in (A, b, constant, ceiling):
+        values[silent] = 0.0
+    # References of factors follow from the other columns: they are not sent.
+    inputs, own = b.shape[-1] // risk.n_outputs, risk.n_inputs(federation.n_features)
+    sent = np.flatnonzero(np.arange(b.shape[-1]) % inputs < own)
     return {
-        "site_curvature": np.stack([q.A for q in widths], axis=1),
-        "site_slope": np.stack([q.b for q in widths], axis=1),
-        "site_constant": np.stack([q.uu for q in widths], axis=1),
-        "site_ceiling": widths[0].ceiling,
+        "site_curvature": A[..., sent[:, None], sent],
+        "site_slope": b[..., sent],
+        "site_constant": constant,
+        "site_ceiling": ceiling,
+        **observations,
     }
+
+
+def _one_row(federation: Federation) -> Bools:
+    """Users whose rows are all the same, (n_users,)."""
+    X, y, starts = federation.X, federation.y, federation.offsets[:-1]
+    first = starts[federation.row_user]
+    return ~np.logical_or.reduceat((X[first] != X).any(axis=1) | (y[first] != y), starts)
+
+
+def _sent_terms(uploads: Uploads | None, risk: Risk) -> tuple[DataTerms, Floats] | None:
+    """The same read off the uploads, if these hold the whole of squared loss."""
+    if uploads is None or uploads.factor is None or uploads.means is None:
+        return None
+    if uploads.observations is not None or isinstance(risk.loss, Huber):
+        return None
+    return DataTerms(uploads.n_samples, uploads.means, uploads.factor), np.ones(len(uploads))
 
 
 def _data_terms(federation: Federation, risk: Risk) -> tuple[DataTerms, Floats]:
@@ -52,7 +92,7 @@ def _data_terms(federation: Federation, risk: Risk) -> tuple[DataTerms, Floats]:
 
 
 def user_sites(federation: Federation, risk: Risk) -> list[Quadratics]:
-    """The users' sites of every width, for losses that are not quadratic."""
+    """The users' sites of every width, for losses that are not quadratic, in all levels."""
     return sites(
         risk.loss.name,
         site_design(federation.X, risk),
@@ -66,7 +106,8 @@ def user_sites(federation: Federation, risk: Risk) -> list[Quadratics]:
 
 
 def site_design(X: Floats, risk: Risk) -> Floats:
-    """Rows with the intercept's column first, as sites have it."""
+    """Rows with the intercept's column first and factors' references last, as sites have it."""
+    X = Levels.of(risk.factors, X.shape[1]).rows(X)
     return np.column_stack([np.ones(len(X)), X]) if risk.intercept else X
 
 
@@ -80,14 +121,19 @@ def n_classes(risk: Risk) -> int:
     return risk.loss.n_classes if isinstance(risk.loss, Multinomial) else 2
 
 
-def last_step(federation: Federation, risk: Risk, mixture: Mixture) -> Received:
-    """Mixed groups: the posterior of each user's model, from its own rows."""
+def last_step(
+    federation: Federation, risk: Risk, mixture: Mixture, uploads: Uploads | None = None
+) -> Received:
+    """Mixed groups: the posterior of each user's model, from its own rows.
+
+    What a user sent of its rows need not be worked out again, where it was all of them.
+    """
     m, rows = federation.n_users, federation.row_user
     how = "posterior mean under every group, from the user's own rows"
     offset, change = model_map(mixture, risk)
     if risk.loss.has_data_terms:
         at = mixture.coordinates
-        terms, share = _data_terms(federation, risk)
+        terms, share = _sent_terms(uploads, risk) or _data_terms(federation, risk)
         found = posterior(quadratics(terms, at), mixture)
         scales = {"noise": found.s2 * at.target_scale**2, "dof": found.dof}
         own: Posterior | SitePosterior = found

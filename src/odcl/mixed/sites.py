@@ -63,7 +63,8 @@ def expected(loss: str, y: Floats, m: Floats, S: Floats) -> Expected:
     reference): the cubature rule with 2 D points that is exact for cubics.
     """
     if loss == "poisson":
-        rate = np.exp(np.minimum(m[..., 0] + S[..., 0, 0] / 2, 50.0))
+        # A rate a million times the count is wrong enough: more would drown the prior in rounding.
+        rate = np.exp(np.minimum(m[..., 0] + S[..., 0, 0] / 2, np.log1p(y) + 14.0))
         value = y * m[..., 0] - rate - gammaln(y + 1)
         return Expected(value, (y - rate)[..., None], rate[..., None, None])
     if loss == "logistic":
@@ -146,13 +147,16 @@ def variational(
         bound: Floats = (weights[who] * e.value).sum(axis=1) - 0.5 * divergence
         return mu, V, aim, (aim @ mu[..., None])[..., 0] + g, bound
 
-    A, b = _start(loss, X, y, weights, mean, D) if start is None else map(np.copy, start)
+    A, b = np.zeros((n, D * dim, D * dim)), np.zeros((n, D * dim))
+    if start is not None:
+        A, b = start[0].copy(), start[1].copy()
     step, live = np.ones(n), np.arange(n)
     state = look(live, A, b)
     for _ in range(STEPS):
         # A user who has arrived stays put, so that it does not matter who else is in the batch.
-        gap = np.abs(state[3][live] - b[live]).max(axis=1)
-        going = (gap > 1e-9 * (1 + np.abs(b[live]).max(axis=1))) & (step[live] > 1e-6)
+        # Both count: as many hits as misses at one place leave b at zero, and A to be found.
+        gap = _largest(state[2][live] - A[live], state[3][live] - b[live])
+        going = (gap > 1e-9 * (1 + _largest(A[live], b[live]))) & (step[live] > 1e-6)
         live, gap = live[going], gap[going]
         if not len(live):
             break
@@ -161,7 +165,7 @@ def variational(
         b_try = b[live] + share * (state[3][live] - b[live])
         seen = look(live, A_try, b_try)
         fall, level = state[4][live] - seen[4], 1 + np.abs(state[4][live])
-        nearer = np.abs(seen[3] - b_try).max(axis=1) < 0.9 * gap
+        nearer = _largest(seen[2] - A_try, seen[3] - b_try) < 0.9 * gap
         good = (fall <= 1e-12 * level) | (nearer & (fall <= 1e-6 * level))
         A[live[good]], b[live[good]] = A_try[good], b_try[good]
         for part, new in zip(state, seen, strict=True):
@@ -170,20 +174,9 @@ def variational(
     return Gaussians(state[0] + mean, state[1], A, b, state[4])
 
 
-def _start(
-    loss: str, X: Floats, y: Floats, weights: Floats, mean: Floats, D: int
-) -> tuple[Floats, Floats]:
-    """(A, b) to begin with: none for classes; for counts the rows' own rates, all at once.
-
-    Under a wide prior the expected rates of counts are astronomical, and nothing can be told.
-    """
-    n, _, dim = X.shape
-    if loss != "poisson":
-        return np.zeros((n, D * dim, D * dim)), np.zeros((n, D * dim))
-    rate = y + 0.5
-    away = np.log(rate) - (X @ mean[..., None])[..., 0]
-    own = Expected(rate, (rate * away - 0.5)[..., None], rate[..., None, None])
-    return _information(X, weights, own, D)
+def _largest(A: Floats, b: Floats) -> Floats:
+    """The largest number of each user's curvature and slope, (n,)."""
+    return np.maximum(np.abs(A).max(axis=(1, 2)), np.abs(b).max(axis=1))
 
 
 def _logit_covariance(X: Floats, V: Floats, D: int) -> Floats:

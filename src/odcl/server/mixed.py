@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.special import chdtrc, fdtrc
 
 from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation
+from odcl.errors import InputError, Setting
 from odcl.exchange.download import Downloads
 from odcl.exchange.upload import Uploads
 from odcl.local.fit import fit_users
 from odcl.local.receive import Received, receive
 from odcl.method import Method
 from odcl.mixed.em import Fit
-from odcl.mixed.house import model_map, model_spread, plain_coordinates
+from odcl.mixed.house import model_map, model_spread, plain_coordinates, site_expansion
 from odcl.mixed.mixture import Centers, Quadratics, Spread, by_row, misfits, moments
 from odcl.mixed.noise import CAUTION, Noise
 from odcl.mixed.posterior import Download as Mixture
@@ -27,8 +28,6 @@ from odcl.mixed.terms import Coordinates, DataTerms, coordinates, merge, quadrat
 from odcl.risk.loss import symmetric
 from odcl.risk.risk import SITE_WIDTHS, Risk
 from odcl.server.assign import STRANGE, Assignment
-from odcl.server.combine import solve_symmetric
-from odcl.server.dispersion import squared_term
 
 if TYPE_CHECKING:
     from odcl.server.step import ServerStep
@@ -42,10 +41,22 @@ def mixed_step(uploads: Uploads, method: Method) -> ServerStep:
     from odcl.server.step import ServerStep
 
     assert uploads.risk is not None
+    if not uploads.seen.any():
+        raise ValueError(
+            f"None of {len(uploads)} users sent a data term, because each of them has one row and "
+            "the term would be that row: wait for more rows, or allow it (short_terms=True)."
+        )
     candidates, at = user_quadratics(uploads)
-    most = int(dict(method.clusterer.params).get("max_groups", 50))
+    asked = dict(method.clusterer.params)  # max_groups, n_groups, spread
+    smallest, spoke = method.smallest_group, uploads.seen > 0
+
+    def admissible(fit: Fit) -> bool:
+        """Is every group the likeliest of enough users who said something?"""
+        place = fit.responsibilities[spoke].argmax(axis=1)
+        return bool(np.bincount(place, minlength=fit.n_groups).min() >= smallest)
+
     ids = [str(user) for user in uploads.users.tolist()]
-    fits = [search(q, ids, max_groups=most) for q in candidates]
+    fits = [search(q, ids, admissible=admissible, **asked) for q in candidates]
     fit, labels = _numbered(min(fits, key=lambda fit: fit.evidence))
     mixture = download_of(fit, at)
     offset, change = model_map(mixture, uploads.risk)
@@ -80,26 +91,47 @@ def user_quadratics(
     risk, at = uploads.risk, None if mixture is None else mixture.coordinates
     assert risk is not None
     if uploads.factor is not None and uploads.means is not None:
-        terms = DataTerms(uploads.n_samples, uploads.means, uploads.factor)
-        at = coordinates(terms, intercept=risk.intercept) if at is None else at
-        return [quadratics(terms, at)], at
+        terms = DataTerms(uploads.seen, uploads.means, uploads.factor)
+        if at is None:
+            at = coordinates(terms, intercept=risk.intercept, factors=risk.factors)
+        q, n = quadratics(terms, at), uploads.observations
+        if n is None:
+            return [q], at
+        # An average is one observation, of variance s2 / n, and has no error of its own.
+        few = n < uploads.n_samples
+        return [replace(q, rows=n, dof=np.where(few, 0, q.dof), pure=np.where(few, 0, q.pure))], at
     A, b, constant = uploads.site_curvature, uploads.site_slope, uploads.site_constant
     if A is None or b is None or constant is None:
         raise ValueError(
             "Mixed groups need the users' data terms, and these uploads hold none: fit the users "
             "with the same method, or use clusterer='mixture' for bare models."
         )
-    D, dim = risk.n_outputs, uploads.dim
-    at = plain_coordinates(dim // D - risk.intercept, risk.intercept, dim) if at is None else at
-    widths = [prior_sd(dim // D, D, intercept=risk.intercept, width=width) for width in SITE_WIDTHS]
-    chosen = list(range(len(widths)))
-    if mixture is not None:
-        square = np.diag(mixture.inside) + mixture.weights @ mixture.centers**2
-        chosen = [int(np.argmin([(square / sd**2 + 2 * np.log(sd)).sum() for sd in widths]))]
+    D, features = risk.n_outputs, uploads.dim // risk.n_outputs - risk.intercept
+    at = plain_coordinates(features, risk) if at is None else at
+    all_levels = site_expansion(features, risk)
     none = np.zeros(len(uploads))
-    rest = (uploads.n_samples, none, none, False, uploads.site_ceiling)
-    found = [Quadratics(A[:, i], b[:, i], constant[:, i], *rest, widths[i] ** -2.0) for i in chosen]
-    return found, at
+    found = [
+        Quadratics(
+            symmetric(all_levels @ A[:, i] @ all_levels.T),
+            by_row(b[:, i], all_levels.T),
+            constant[:, i],
+            uploads.seen,
+            none,
+            none,
+            False,
+            uploads.site_ceiling,
+            prior_sd(at.dim // D, D, intercept=risk.intercept, width=width) ** -2.0,
+        )
+        for i, width in enumerate(SITE_WIDTHS)
+    ]
+    return (found if mixture is None else [_nearest(found, mixture)]), at
+
+
+def _nearest(widths: list[Quadratics], mixture: Mixture) -> Quadratics:
+    """Sites of the prior under which the models of a mixture are likeliest."""
+    square = np.diag(mixture.inside) + mixture.weights @ mixture.centers**2
+    priors = np.stack([q.anchor for q in widths if q.anchor is not None])
+    return widths[int(np.argmin((square * priors - np.log(priors)).sum(axis=1)))]
 
 
 def _numbered(fit: Fit) -> tuple[Fit, Ints]:
@@ -124,9 +156,7 @@ def _reason(fit: Fit) -> str:
     inside = "users of a group" if k > 1 else "users"
     if not fit.spread.matrix.any():
         return f"{found}: {inside} differ only by noise."
-    n, dim = int((np.diag(fit.spread.matrix) > 0).sum()), len(fit.spread.open)
-    where = "every coefficient" if n == dim else f"{n} of {dim} coefficients"
-    return f"{found}: {inside} differ gradually, in {where}."
+    return f"{found}: {inside} differ gradually."
 
 
 # -- users who come later ----------------------------------------------------------------------
@@ -135,7 +165,8 @@ def _reason(fit: Fit) -> str:
 def assign_mixed(X: Floats, y: Floats, risk: Risk, mixture: Mixture, method: Method) -> Assignment:
     """A new user's posterior over groups, and its model, from its first row on."""
     one = Federation(X, y, np.array([0, len(y)]), np.zeros(1, dtype=int))
-    upload = fit_users(one, risk, method.sends, terms=True).uploads
+    local = fit_users(one, risk, method.sends, terms=True, short_terms=method.short_terms)
+    upload = local.uploads
     found, around = _place(upload, mixture)
     nowhere = np.zeros((1, upload.dim)), np.zeros(1, int), np.ones(1, int)
     downloads = Downloads(upload.users, *nowhere, mixture=around)
@@ -146,6 +177,13 @@ def assign_mixed(X: Floats, y: Floats, risk: Risk, mixture: Mixture, method: Met
 def with_more_terms(old: Uploads, more: Uploads) -> Uploads:
     """One user's data term after other rows came on top: exact for squared loss."""
     n = old.n_samples + more.n_samples
+    if any(u.observations is not None and u.observations[0] < u.n_samples[0] for u in (old, more)):
+        raise InputError(
+            f"User {old.users.tolist()[0]!r} keeps the data term of few rows to itself, so its old "
+            "rows cannot be added to the new ones: give all its rows, old and new, and say ",
+            *(Setting("all_rows", True), "."),
+        )
+    told: dict[str, Any] = {} if old.observations is None else {"observations": n}
     if old.factor is not None and old.means is not None:
         assert more.means is not None
         assert more.factor is not None
@@ -156,15 +194,10 @@ def with_more_terms(old: Uploads, more: Uploads) -> Uploads:
                 np.concatenate([old.factor, more.factor]),
             )
         )
-        new = replace(old, n_samples=n, means=both.mean, factor=both.factor)
-        root, target = squared_term(new)
-        H = root.transpose(0, 2, 1) @ root + n[:, None, None] * np.diag(new.penalty)
-        theta = solve_symmetric(H, (root.transpose(0, 2, 1) @ target[..., None])[..., 0])
-        return replace(new, theta=theta)
+        return replace(old, n_samples=n, means=both.mean, factor=both.factor, **told)
     names = ("site_curvature", "site_slope", "site_constant", "site_ceiling")
-    return replace(
-        old, n_samples=n, **{name: getattr(old, name) + getattr(more, name) for name in names}
-    )
+    told |= {name: getattr(old, name) + getattr(more, name) for name in names}
+    return replace(old, n_samples=n, **told)
 
 
 def place_mixed(upload: Uploads, mixture: Mixture) -> Assignment:
