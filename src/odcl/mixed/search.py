@@ -43,6 +43,7 @@ SAMPLE = 2000  # users that search for K and shape; all take part in the last sw
 FEW = 300  # users that tell where fits of given K begin
 ROUGH = 1e-2  # gain in the bound per sweep at which a candidate has converged well enough
 FINE = 1e-8
+STILL = 1e-10  # where the winner comes to rest: the order of rows and users is not to be seen
 SWEEPS = 4  # of each start, before the best is converged
 PATIENCE = 30  # sweeps that a candidate may take; the winner takes all it needs
 
@@ -117,7 +118,12 @@ def _polish(
     tol: float = FINE,
     max_sweeps: int = 500,
 ) -> Fit:
-    fit = fit_mixture(q, r, fit.spread, fit.noise, s2, fit.prior, tol=tol, max_sweeps=max_sweeps)
+    fit = fit_mixture(
+        *(q, r, fit.spread, fit.noise, s2, fit.prior),
+        tol=tol,
+        max_sweeps=max_sweeps,
+        still=STILL,
+    )
     if admissible is not None:
         fit = _reduced(q, fit, admissible, tol, max_sweeps)
     return with_tails(q, fit)
