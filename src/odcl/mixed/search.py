@@ -366,12 +366,17 @@ def _choose(q: Quadratics, fits: list[Fit]) -> Fit:
     if full is None or not best:
         return full or min(best.values(), key=evidence)
     simple = min(best.values(), key=evidence)
-    if simple.n_groups > 1 and evidence(full) < evidence(simple):
-        simple = _refit(q, simple, simple.spread, _center_prior(full))
-    lead = evidence(full) - evidence(simple)
-    if simple.n_groups > 1:
-        lead += full.common - simple.common - 4 * simple.entropy
-    return full if lead < 0 else simple
+    if simple.n_groups == 1:
+        return min(full, simple, key=evidence)
+    if evidence(full) < evidence(simple):
+        wide = _refit(q, simple, simple.spread, _center_prior(full))
+        simple = min(simple, wide, key=_doubted)
+    return full if evidence(full) + full.common < _doubted(simple) else simple
+
+
+def _doubted(fit: Fit) -> float:
+    """The evidence of groups beside one center with a full T; see above."""
+    return evidence(fit) + fit.common + 4 * fit.entropy
 
 
 def _grow(q: Quadratics, fewer: Fit, starts: list[Floats], prior: Floats, beat: float) -> Fit:
