@@ -52,7 +52,6 @@ def check_file_place(out: Path, *, writable: bool = True) -> None:
 def check_out_file(options: Namespace, *, run: Path, table: Path) -> None:
     """Refuse an output file before the work: no known format, in no folder, there, or read."""
     from odcl.data.tables import check_ending
-    from odcl.errors import InputError, Setting
 
     out: Path | None = options.out
     if out is None:
@@ -64,7 +63,14 @@ def check_out_file(options: Namespace, *, run: Path, table: Path) -> None:
         raise ValueError(f"{out} would stand where {table} is read from: name another file.")
     if place.parent == run.resolve():
         raise ValueError(f"{out} would lie in the run itself: name a file elsewhere.")
-    if out.is_file() and not options.force:
+    check_replace(out, options.force)
+
+
+def check_replace(out: Path, force: bool) -> None:
+    """Refuse a file that is there, unless it may be replaced."""
+    from odcl.errors import InputError, Setting
+
+    if out.is_file() and not force:
         again = Setting("force", True)
         raise InputError(f"{out} exists already. Say ", again, " to replace it, or name another.")
 

@@ -68,7 +68,7 @@ def _predicted(options: Namespace) -> tuple[dict[str, Any], list[str]]:
         how = {"pooled": "one model for all", "nearest": "the nearest group's model"}[unknown]
         notices.append(f"{count(len(strange), 'user')} not in the fit, predicted by {how}")
     model.set_params(unknown=unknown)
-    users = encoded.users
+    users = encoded.users if schema.user else None  # None: all rows are one user's
     columns: dict[str, Any] = {
         "row": encoded.rows + 1,
         "prediction": model.predict(encoded.X, users=users),
@@ -81,7 +81,7 @@ def _predicted(options: Namespace) -> tuple[dict[str, Any], list[str]]:
     if schema.classes is not None:
         p = model.predict_proba(encoded.X, users=users)
         columns |= {f"p({_word(c)})": p[:, j] for j, c in enumerate(schema.classes)}
-    return beside({schema.user: users}, columns), notices
+    return beside({} if users is None else {schema.user: users}, columns), notices
 
 
 def _word(label: Any) -> str:

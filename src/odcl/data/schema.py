@@ -85,7 +85,7 @@ class TableSchema:
     because k columns beside an intercept are collinear.
     """
 
-    user: str
+    user: str  # "": all rows are one user's, and no column names it
     target: str
     features: tuple[str, ...]
     levels: dict[str, tuple[Any, ...]]  # categorical feature -> its levels, the reference first
@@ -146,7 +146,7 @@ class TableSchema:
     @property
     def text(self) -> tuple[str, ...]:
         """The columns to read as text from a file: ``read_table(path, text=schema.text)``."""
-        return (self.user, *self.levels)
+        return tuple(name for name in (self.user, *self.levels) if name)
 
     def encode(
         self,
@@ -166,11 +166,12 @@ class TableSchema:
         _check_choice("missing", missing, MISSING)
         _check_choice("unseen", unseen, UNSEEN)
         names = (self.user, *self.features, *((self.target,) if with_target else ()))
-        check_columns(names, table.column_names)
+        check_columns(filter(None, names), table.column_names)
         kinds = {name: kind_of(levels) for name, levels in self.levels.items()}
         columns = _read(table, self.features, kinds)
         goal = read_target(table, self.target, self.task, self.classes) if with_target else None
-        owner = keys(table, self.user, self.user_kind)
+        alone = Keys([0], np.zeros(table.num_rows, dtype=np.intp))
+        owner = keys(table, self.user, self.user_kind) if self.user else alone
         given = {} if goal is None else {self.target: goal}
         keep = _usable_rows(columns, {self.user: owner}, given, missing)
         rows = np.flatnonzero(keep)

@@ -99,7 +99,8 @@ class Message:
         shapes: dict[str, tuple[int | str, ...]] = {}
         for name, part in cls.parts().items():
             numbers = [sizes[word] for word in part.shape]
-            shapes[name] = (users, n_numbers(numbers)) if numbers else (users,)
+            own = (n_numbers(numbers),) if numbers else ()
+            shapes[name] = own if part.shared else (users, *own)
             if len(numbers) == 2:
                 shapes[name + _DIAGONAL] = (users, numbers[0])
         return shapes
@@ -107,9 +108,12 @@ class Message:
     @classmethod
     def from_arrays(cls, users: Array, arrays: Mapping[str, Array]) -> Self:
         """The way back; shapes were checked against :meth:`array_shapes`."""
-        values: dict[str, Array] = {}
+        values: dict[str, Any] = {}
         for name, array in arrays.items():
             field_name = name.removesuffix(_DIAGONAL)
+            if cls.parts()[field_name].shared and array.ndim == 0:
+                values[name] = array.item()
+                continue
             if field_name == name and len(cls.parts()[name].shape) == 2:
                 side = int(np.sqrt(2 * array.shape[1]))
                 rows, columns = np.triu_indices(side)
