@@ -16,8 +16,8 @@ Answers one row per user: its group, the probability of that group among the
 groups, its distance from it in units of noise (about 1 for a member), and
 whether it joins or is none of these.
 
-RUN may also be a round that `odcl combine` wrote, and TABLE the upload of a site
-that comes late: then --out is its download, and no other site has to do
+RUN may also be a round that `odcl combine` wrote, and TABLE the upload of a
+site that comes late: then --out is its download, and no other site has to do
 anything."""
 
 _EXAMPLES = """\
@@ -33,7 +33,7 @@ def add(some: Any) -> opt.Parser:
         "--add": "remember the users in RUN: predict knows them then",
         "--key FILE": (
             Path,
-            "of a round: the coordinator's private key, where the card lists keys",
+            "of a round: the coordinator's private key [default: none]",
         ),
     }
     opt.run_and_table(parser, "rows of the new users, with the target", more)

@@ -36,7 +36,10 @@ def add(some: Any) -> opt.Parser:
     text = "leave this site out, which has withdrawn; once per site"
     group.add_argument("--without", metavar="SITE", action="append", default=[], help=text)
     more = {
-        "--key FILE": (Path, "the coordinator's private key, where the card lists keys"),
+        "--key FILE": (
+            Path,
+            "the coordinator's private key, where the card lists keys [default: none]",
+        ),
         "--min-sites N": (opt.positive, "go on only if so many sites are left [default: 2]"),
         "--rounds R": (
             opt.positive,

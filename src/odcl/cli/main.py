@@ -21,7 +21,8 @@ COMMANDS = (
     *("demo", "fit", "predict", "assign", "update", "diagnose", "plan", "reproduce"),
     *("task", "site", "inspect", "combine"),
 )
-FAMILIES = {"task": ("new", "check", "keys"), "site": ("keys", "fit", "receive")}
+FAMILIES = {"task": ("new", "check", "keys"), "site": ("keys", "fit", "receive")}  # two words each
+EVERY = tuple(f"{name} {what}".strip() for name in COMMANDS for what in FAMILIES.get(name, ("",)))
 
 
 def module_of(command: str) -> Any:
@@ -86,14 +87,15 @@ def _parsers(commands: Sequence[str] = COMMANDS) -> tuple[Parser, dict[str, Pars
 
 
 _FAMILIES = {
-    "task": "Federation by file: the card that all sites agree on (new, check, keys).",
-    "site": "Federation by file, at a site: its keys, its file out, its file back.",
+    "task": "Federation by file: the card that all sites agree on.",
+    "site": "Federation by file, at a site: its keys, one file out, one file back.",
 }
 
 
 def _family(some: Any, name: str) -> dict[str, Parser]:
     """A command of two words: its own parser, and those of what it can do."""
-    own = command(some, name, "WHAT ...", _FAMILIES[name], "")
+    after = f"`odcl {name} WHAT --help` explains each."
+    own = command(some, name, "WHAT ...", _FAMILIES[name], after)
     inner = own.add_subparsers(dest="what", metavar="WHAT", title="what", parser_class=Parser)
     found = {name: own}
     for word in FAMILIES[name]:

@@ -25,7 +25,8 @@ _EXAMPLES = """\
 examples:
   odcl task new --features age,bmi --target outcome --loss logistic \\
       --classes no,yes --out task.toml
-  odcl task new --features age,sex --category sex=f,m --target stay --out task.toml
+  odcl task new --features age,sex --category sex=f,m --target stay \\
+      --out task.toml
   odcl task new --features age,bmi --target outcome --loss logistic \\
       --scale-from public.csv --out task.toml"""
 
