@@ -20,7 +20,7 @@ from odcl.risk.risk import Risk
 
 COMBINERS = ("mean", "samples", "precision", "shrink")
 REFITS = ("evidence", "cv")
-TERM_LOSSES = ("squared", "logistic", "poisson", "multinomial")
+TERM_LOSSES = ("squared", "huber", "logistic", "poisson", "multinomial")
 MOST_TERM_PARAMETERS = 100  # beyond, a matrix per user is too much to send
 # Classes and counts: beyond, a Gaussian says too little of a few rows. Images of two digits, 10 to
 # 60 per user, with 50 and 61 parameters: accuracy .87 and .93, with the noise mixture .92 and .98.
@@ -113,8 +113,8 @@ class Method:
         plain = replace(Method(), clusterer=self.clusterer, standardize=self.standardize)
         able = risk is not None and risk.loss.name in TERM_LOSSES and n_users != 1
         if risk is not None:
-            squared = risk.loss.name == "squared"
-            able = able and dim <= (MOST_TERM_PARAMETERS if squared else MOST_SITE_PARAMETERS)
+            exact = risk.loss.has_data_terms
+            able = able and dim <= (MOST_TERM_PARAMETERS if exact else MOST_SITE_PARAMETERS)
         if able and self == plain:
             return self
         most = dict(self.clusterer.params).get("max_groups")

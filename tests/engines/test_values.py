@@ -152,7 +152,7 @@ def test_a_method_is_resolved_by_its_name_and_changes():
 @pytest.mark.parametrize(
     ("method", "risk", "dim"),
     [
-        (Method(), Risk("huber"), 5),
+        (Method(), Risk("huber"), 101),
         (Method(), Risk(), 101),
         (Method(), Risk("logistic"), 41),
         (Method(), None, 5),
@@ -169,9 +169,10 @@ def test_without_data_terms_the_default_is_the_noise_mixture(method, risk, dim):
 
 
 def test_with_data_terms_the_default_finds_mixed_groups():
-    for loss in ("squared", "logistic", "poisson", Multinomial(3)):
+    for loss in ("squared", "huber", "logistic", "poisson", Multinomial(3)):
+        most = 100 if loss in ("squared", "huber") else 40
         for method in (Method(), Method(standardize=False), Method("auto:1"), Method(3)):
-            assert method.resolved(Risk(loss), 100 if loss == "squared" else 40) == method
+            assert method.resolved(Risk(loss), most) == method
             assert method.resolved(Risk(loss), 5, 1).clusterer.uses_terms is False
     assert Method("auto:1").clusterer == Method(MixedGroups(max_groups=1)).clusterer
     refusal(Method, "auto:0", match="not one of 'auto'")
@@ -266,7 +267,8 @@ def test_a_download_holds_one_user_and_no_more_than_its_last_step_reads(refit):
 def test_bytes_are_the_sizes_of_what_is_declared(curvature):
     """8 per number; a symmetric matrix goes as its triangle, and one kept back not at all."""
     federation = users_for(Huber())
-    result = odcl.fit(federation, Risk("huber", intercept=True), Method(curvature=curvature))
+    method = Method("mixture", curvature=curvature)
+    result = odcl.fit(federation, Risk("huber", intercept=True), method)
     dim, uploads, downloads = 5, result.uploads, result.step.downloads
     matrix = {"diagonal": dim, "none": 0}.get(curvature, dim * (dim + 1) // 2)
     sends = uploads.sent if curvature != "none" else np.zeros(len(ROWS))

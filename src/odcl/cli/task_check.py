@@ -67,7 +67,7 @@ def _check(task: Any, options: Namespace) -> None:
 
 def _scale_notes(task: Any, rows: Any) -> list[str]:
     """Losses that are not quadratic want features of about one spread at all sites."""
-    if task.risk.loss.name == "squared":
+    if task.risk.loss.has_data_terms:
         return []
     spread = dict(zip(task.columns, rows.X.std(axis=0), strict=True))
     odd = [one.name for one in task.features if one.levels is None]

@@ -30,12 +30,19 @@ examples:
   odcl task new --features age,bmi --target outcome --loss logistic \\
       --scale-from public.csv --out task.toml"""
 
-LOSSES = tuple(name for name in opt.LOSSES if name not in ("auto", "huber"))
+LOSSES = tuple(name for name in opt.LOSSES if name != "auto")
+
+NAME = "odcl task new"
 
 _OPTIONS = {
     "--loss NAME": (
         opt.one_of(LOSSES),
-        "squared (numbers), poisson (counts), logistic or multinomial (classes) [default: squared]",
+        "squared (numbers), huber (numbers with outliers), poisson (counts), logistic or multinomial "
+        "(classes) [default: squared]",
+    ),
+    "--delta NUMBER": (
+        opt.above_0,
+        "residual, in the target's units, from which Huber's loss is linear [default: none]",
     ),
     "--classes LIST": (str, "the target's classes, a,b,c [default: 0,1 for logistic]"),
     "--scale-from TABLE": (
@@ -111,7 +118,7 @@ def run(options: Namespace) -> None:
     print("Read it, edit it, and send the same file to every site. What leaves a site per user:")
     for name, tells in task.leaves.items():
         print(f"  {name}: {tells}")
-    if loss != "squared" and options.scale_from is None:
+    if not task.risk.loss.has_data_terms and options.scale_from is None:
         say("every scale is 1: edit them on the card if a feature's spread is far from 1", options)
 
 
@@ -120,6 +127,10 @@ def _risk(options: Namespace, loss: str, classes: tuple[Any, ...] | None) -> Ris
     from odcl.risk.risk import Risk
 
     words: dict[str, Any] = {"name": loss}
+    if loss == "huber":
+        if options.delta is None:
+            raise opt.UsageError("--loss huber needs --delta, about 1.345 noise deviations.", NAME)
+        words["delta"] = options.delta
     if loss == "multinomial":
         words["n_classes"] = len(classes or ())
     l2 = options.l2 if options.l2 is not None else 0.0 if classes is None else 0.01
@@ -135,12 +146,12 @@ def _columns(options: Namespace, loss: str) -> tuple[tuple[Feature, ...], tuple[
     for text in options.category:
         name, sign, listed = text.partition("=")
         if not sign or not listed:
-            raise opt.UsageError(f"--category {text!r} is not NAME=A,B.", "odcl task new")
+            raise opt.UsageError(f"--category {text!r} is not NAME=A,B.", NAME)
         levels[name] = _values(listed)
     names = opt.column_names(options.features, ())
     strange = [name for name in levels if name not in names]
     if strange:
-        raise opt.UsageError(f"--category {strange[0]!r} is no feature.", "odcl task new")
+        raise opt.UsageError(f"--category {strange[0]!r} is no feature.", NAME)
     classes = None if options.classes is None else tuple(sorted(_values(options.classes)))
     classed = task_of(loss) == "classification"
     if options.scale_from is not None:

@@ -38,7 +38,7 @@ def read_mixture(model: Any, stored: StoredArtifact, words: dict[str, Any]) -> N
         expect(len(arrays["centers"]) == model.n_clusters_, "centers of other groups")
         for name in {"noise", "dof"} & arrays.keys():
             expect(bool((arrays[name] > 0).all()), f"{name} holds numbers that are not positive")
-        told = model.risk_.loss.name == "squared"
+        told = model.risk_.loss.has_data_terms
         expect({"noise", "dof"} <= arrays.keys() if told else "noise" not in arrays, "no noise")
     rows, columns = np.triu_indices(dim)
     model.covariance_ = np.empty((m, dim, dim))

@@ -16,7 +16,7 @@ from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import Federation, check_size
 from odcl.errors import InputError, Setting
 from odcl.estimators.base import ODCLEstimator
-from odcl.local.predict import predicted_means, residual_scale
+from odcl.local.predict import count_interval, count_std, predicted_means, residual_scale
 from odcl.risk.loss import Loss
 from odcl.risk.losses import Huber, Logistic, Multinomial, as_loss
 
@@ -66,18 +66,28 @@ class ODCLRegressor(RegressorMixin, ODCLEstimator):  # type: ignore[misc]
         With ``return_std`` also the standard deviation of a new target there, of mixed groups.
         """
         check_is_fitted(self, "theta_")
-        curved = self.risk_.loss.name != "squared"  # its mean depends on how sure the model is
+        curved = not self.risk_.loss.has_data_terms  # its mean depends on how sure the model is
         z, S, where = self._predictors(X, users, unsure=curved or return_std)
         mean = predicted_means(z, S, self.risk_.loss)[:, 0]
-        return (mean, self._std(S, where)[0]) if return_std else mean
+        if not return_std:
+            return mean
+        if curved and S is not None:
+            return mean, count_std(z[:, 0], S[:, 0, 0])
+        return mean, self._std(S, where)[0]
 
     def predict_interval(
         self, X: Any, users: Any = None, *, coverage: float = 0.9
     ) -> tuple[Floats, Floats]:
-        """(low, high) between which a new target of each row lies with this probability."""
+        """(low, high) between which a new target of each row lies with this probability.
+
+        For counts both ends are counts that may occur, and counts that scatter more than Poisson's
+        fall outside more often.
+        """
         if not 0 < coverage < 1:
             raise ValueError(f"coverage={coverage!r} is a probability: above 0, below 1.")
         z, S, where = self._predictors(X, users, unsure=True)
+        if S is not None and not self.risk_.loss.has_data_terms:
+            return count_interval(z[:, 0], S[:, 0, 0], coverage)
         mean = predicted_means(z, S, self.risk_.loss)[:, 0]
         std, dof = self._std(S, where)
         half = std * stdtrit(dof, 0.5 + coverage / 2)
@@ -87,7 +97,7 @@ class ODCLRegressor(RegressorMixin, ODCLEstimator):  # type: ignore[misc]
         """Standard deviation of a new target of each row, and the degrees of freedom behind it."""
         if S is None or self.noise_ is None or self.dof_ is None:
             raise InputError(
-                "How far a target may be off is known for squared loss and mixed groups: fit with ",
+                "How far a target may be off is known for mixed groups: fit with ",
                 *(Setting("clusterer", "auto"), " and no other combine or refit."),
             )
         # A user without rows of its own is taken for a typical one.

@@ -82,7 +82,7 @@ def mixture_from_arrays(
     expect(bool(((kept >= 0) & (kept < n_features)).all()), "a column is beyond the model's")
     expect(len(set(kept.tolist())) == len(kept), "a column is there twice")
     inside = risk_dim = risk.dim(n_features)
-    if risk.loss.name == "squared":
+    if risk.loss.has_data_terms:
         inside = len(kept) + risk.intercept
     expect(arrays["centers"].shape[1] == inside <= risk_dim, "centers of another size")
     expect(len(arrays["centers"]) > 0, "no centers")

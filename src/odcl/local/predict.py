@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from scipy.special import pdtr
 
 from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import Federation
@@ -63,7 +64,7 @@ def predictor_covariances(
 
 def predicted_means(z: Floats, S: Floats | None, loss: Loss) -> Floats:
     """Expected target, or class probabilities, at predictors N(z, S); None: known exactly."""
-    if S is None or loss.name in ("squared", "huber"):
+    if S is None or loss.has_data_terms:
         return loss.mean(z)
     from odcl.mixed.house import reference_logits
     from odcl.mixed.sites import predicted
@@ -72,6 +73,29 @@ def predicted_means(z: Floats, S: Floats | None, loss: Loss) -> Floats:
     m, V = reference_logits(z, S, basis)
     mean = predicted(loss.name, m[:, None], V[:, None])  # row by row, as the predictors
     return mean[:, 0] if basis is not None else mean
+
+
+def count_std(z: Floats, S: Floats) -> Floats:
+    """Standard deviation of new counts whose log-rates are N(z, S), by the lognormal's moments."""
+    rate = np.exp(z + S / 2)
+    return np.sqrt(rate + rate**2 * np.expm1(S))
+
+
+def count_interval(z: Floats, S: Floats, coverage: float) -> tuple[Floats, Floats]:
+    """Central interval of new counts whose log-rates are N(z, S): ends are counts themselves."""
+    nodes, masses = np.polynomial.hermite_e.hermegauss(20)
+    rates = np.exp(z[:, None] + np.sqrt(np.maximum(S, 0.0))[:, None] * nodes)
+
+    def smallest(p: float) -> Floats:
+        """The smallest count at which the distribution function reaches p."""
+        low, high = np.full(len(z), -1.0), 10 + 20 * rates.max(axis=1, initial=0.0)
+        while (high - low > 1 + 1e-9 * high).any():
+            middle = np.floor((low + high) / 2)
+            reached = pdtr(middle[:, None], rates) @ (masses / masses.sum()) >= p
+            low, high = np.where(reached, low, middle), np.where(reached, middle, high)
+        return np.floor(high)
+
+    return smallest((1 - coverage) / 2), smallest((1 + coverage) / 2)
 
 
 def predicted_targets(

@@ -1,6 +1,6 @@
 """Mixed groups at the user: what its rows say (its data term), and its last step.
 
-The term is exact for squared loss, a Gaussian site for others.
+The term is exact for squared loss, that of pseudo-targets for Huber's, a Gaussian site for others.
 """
 
 from __future__ import annotations
@@ -9,23 +9,25 @@ import numpy as np
 
 from odcl._typing import Array, Floats
 from odcl.data.federation import Federation
+from odcl.local.fit import solve_users
+from odcl.local.predict import linear_predictors
 from odcl.local.receive import Received
 from odcl.mixed.house import model_map
+from odcl.mixed.huber import huber_posterior, pseudo_targets
 from odcl.mixed.mixture import Quadratics, by_row
 from odcl.mixed.posterior import Download as Mixture
-from odcl.mixed.posterior import posterior
-from odcl.mixed.sites import site_posterior, sites
-from odcl.mixed.terms import data_terms, quadratics
+from odcl.mixed.posterior import Posterior, posterior
+from odcl.mixed.sites import SitePosterior, site_posterior, sites
+from odcl.mixed.terms import DataTerms, data_terms, quadratics
 from odcl.risk.loss import symmetric
-from odcl.risk.losses import Multinomial
+from odcl.risk.losses import Huber, Multinomial
 from odcl.risk.risk import Risk
 
 
 def user_terms(federation: Federation, risk: Risk) -> dict[str, Array]:
     """The fields of an upload that hold the users' data terms."""
-    if risk.loss.name == "squared":
-        y, owner = risk.loss.encode(federation.y), federation.row_user
-        found = data_terms(federation.X, y, owner, federation.n_users, federation.weight)
+    if risk.loss.has_data_terms:
+        found = _data_terms(federation, risk)[0]
         return {"means": found.mean, "factor": found.factor}
     q = user_sites(federation, risk)
     assert q.ceiling is not None
@@ -35,6 +37,18 @@ def user_terms(federation: Federation, risk: Risk) -> dict[str, Array]:
         "site_constant": q.uu,
         "site_ceiling": q.ceiling,
     }
+
+
+def _data_terms(federation: Federation, risk: Risk) -> tuple[DataTerms, Floats]:
+    """The users' data terms, and for Huber's loss their mean psi' (else ones)."""
+    X, y, weight = federation.X, risk.loss.encode(federation.y), federation.weight
+    owner, m = federation.row_user, federation.n_users
+    share = np.ones(m)
+    if isinstance(risk.loss, Huber):
+        z = linear_predictors(X, solve_users(federation, risk).theta, owner, risk)
+        dim = risk.n_inputs(X.shape[1])
+        y, share = pseudo_targets(z[:, 0], y, owner, m, risk.loss.delta, dim, weight)
+    return data_terms(X, y, owner, m, weight), share
 
 
 def user_sites(federation: Federation, risk: Risk) -> Quadratics:
@@ -71,15 +85,19 @@ def last_step(federation: Federation, risk: Risk, mixture: Mixture) -> Received:
     m, rows = federation.n_users, federation.row_user
     how = "posterior mean under every group, from the user's own rows"
     offset, change = model_map(mixture, risk)
-    if risk.loss.name == "squared":
-        y = risk.loss.encode(federation.y)
-        terms = data_terms(federation.X, y, rows, m, federation.weight)
-        found = posterior(quadratics(terms, mixture.coordinates), mixture)
-        theta, V = found.mean(), found.covariance()
-        scales = {"noise": found.s2 * mixture.coordinates.target_scale**2, "dof": found.dof}
+    if risk.loss.has_data_terms:
+        at = mixture.coordinates
+        terms, share = _data_terms(federation, risk)
+        found = posterior(quadratics(terms, at), mixture)
+        scales = {"noise": found.s2 * at.target_scale**2, "dof": found.dof}
+        own: Posterior | SitePosterior = found
+        if isinstance(risk.loss, Huber):
+            z, delta = at.design(federation.X), risk.loss.delta / at.target_scale
+            u = at.target(risk.loss.encode(federation.y), z)
+            own = huber_posterior(z, u, rows, found, delta, share, federation.weight)
     else:
         scales = {}
-        site = site_posterior(
+        own = site_posterior(
             risk.loss.name,
             site_design(federation.X, risk),
             site_target(risk, federation.y),
@@ -89,7 +107,7 @@ def last_step(federation: Federation, risk: Risk, mixture: Mixture) -> Received:
             federation.weight,
             n_classes=n_classes(risk),
         )
-        theta, V = site.mean(), site.covariance()
+    theta, V = own.mean(), own.covariance()
     covariance = symmetric(change @ V @ change.T)
     models = offset + by_row(theta, change.T)
     return Received(models, np.full(m, np.nan), how, covariance, **scales)

@@ -79,7 +79,7 @@ def differences(mixture: Mixture, risk: Risk) -> tuple[float, Floats]:
 
 def model_map(mixture: Mixture, risk: Risk) -> tuple[Floats, Floats]:
     """(offset, map): a user's model is offset + map @ theta, theta in the mixture's coordinates."""
-    if risk.loss.name == "squared":
+    if risk.loss.has_data_terms:
         return squared_map(mixture.coordinates)
     at = mixture.coordinates
     change = site_map(at.n_features, at.intercept, getattr(risk.loss, "basis", None))

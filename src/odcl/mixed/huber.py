@@ -1,8 +1,9 @@
-"""Huber's loss: the quadratic model of every user at its weakly penalized mode.
+"""Huber's loss on data terms: rows whose residuals are cut off, and a last step that cuts anew.
 
-With psi(r) = clip(r, -delta, delta), A = sum z z' psi' and b = A theta + sum z psi at the mode
-theta; the noise of such a quadratic is sum psi^2 / sum psi' (the sandwich), so rows beyond delta
-count as information about neither. ``search`` and ``posterior`` take it like a data term.
+At a user's own Huber fit the pseudo-targets y* = z'theta + psi(r) / l, psi(r) = clip(r, -delta,
+delta) and l the mean of psi', have that fit for least squares, and residuals whose variance is
+that of Huber's estimator (Huber, Robust Statistics, 1981, chapter 7). So the user sends the data
+term of its pseudo-targets, and the server takes it like any other.
 """
 
 from __future__ import annotations
@@ -10,53 +11,107 @@ from __future__ import annotations
 import numpy as np
 
 from odcl._typing import Floats, Ints
-from odcl.mixed.mixture import Quadratics
-from odcl.mixed.terms import RANK, by_size
+from odcl.mixed.posterior import Download, Posterior
+from odcl.mixed.sites import SitePosterior, spread_root
+from odcl.mixed.terms import by_size
 
-RIDGE = 1e-3  # per row, in canonical coordinates: keeps the mode of few rows finite
-STEPS = 200
+STEPS = 500
+FEW = 4  # rows per parameter below which outliers cannot be told from the model
 
 
-def huber_quadratics(
-    Z: Floats, u: Floats, users: Ints, n_users: int, delta: float, weights: Floats | None = None
-) -> Quadratics:
-    """Quadratics of design rows ``Z`` and targets ``u`` (canonical), ``delta`` in units of u."""
+def pseudo_targets(
+    fitted: Floats,
+    y: Floats,
+    users: Ints,
+    n_users: int,
+    delta: float,
+    dim: int,
+    weights: Floats | None,
+) -> tuple[Floats, Floats]:
+    """Pseudo-targets of all rows, and every user's mean of psi', counted with one row more.
+
+    With fewer than four rows per parameter a fit follows an outlier, and other rows look wrong:
+    such users keep their targets, and the noise that an outlier leaves in them makes them count
+    for little.
+    """
+    w = np.ones(len(y)) if weights is None else weights
+    rows = np.bincount(users, w, minlength=n_users)
+    inside = np.bincount(users, w * (np.abs(y - fitted) <= delta), minlength=n_users)
+    share = (inside + 1) / (rows + 1)
+    cut = fitted + np.clip(y - fitted, -delta, delta) / share[users]
+    few = rows < FEW * dim
+    return np.where(few[users], y, cut), np.where(few, 1.0, share)
+
+
+def huber_posterior(
+    Z: Floats,
+    u: Floats,
+    users: Ints,
+    rough: Posterior,
+    delta: float,
+    share: Floats,
+    weights: Floats | None = None,
+) -> SitePosterior:
+    """Each user's own rows under every N(c_k, T), with Huber's loss: Laplace at each mode.
+
+    ``rough`` is the posterior by pseudo-targets: its noise s2 is that of Huber's estimator, so a
+    row says -rho(r) / (s2 l), whose curvature is l / (s2 l) on the average. A short user meets its
+    rows exactly before it knows of the others; only here its outliers are seen as such. Its noise
+    is full of them (its psi' was not taken, ``share`` is 1), so it takes that of most users.
+    """
+    download: Download = rough.download
+    s2 = np.where(share < 1, rough.s2, np.minimum(rough.s2, download.noise.s0))
     w = np.ones(len(u)) if weights is None else weights
-    dim = Z.shape[1]
-    A, b = np.zeros((n_users, dim, dim)), np.zeros((n_users, dim))
-    uu, rows, dof, pure = (np.zeros(n_users) for _ in range(4))
+    (K, dim), n_users = download.centers.shape, len(share)
+    J = len(download.scales)
+    mu, V = np.zeros((n_users, J, K, dim)), np.zeros((n_users, J, K, dim, dim))
+    spreads = [scale * download.spread.matrix for scale in download.scales]
+    V += np.stack(spreads)[:, None] + download.covariances
+    mu += download.centers
+    with np.errstate(divide="ignore"):
+        logits = np.tile(np.log(np.outer(download.shares, download.weights)), (n_users, 1, 1))
     for who, index in by_size(users, n_users):
-        z, target, weight = Z[index], u[index], w[index]
-        theta = _mode(z, target, weight, delta)
-        r = target - (z @ theta[..., None])[..., 0]
-        inside = np.abs(r) <= delta
-        psi = np.clip(r, -delta, delta)
-        turned = z.transpose(0, 2, 1)
-        A[who] = turned @ (z * (weight * inside)[..., None])
-        pull = (turned @ (weight * psi)[..., None])[..., 0]
-        b[who] = (A[who] @ theta[..., None])[..., 0] + pull
-        rows[who] = weight.sum(axis=1)
-        share = np.maximum((weight * inside).sum(axis=1), 1e-9) / rows[who]
-        pure[who] = (weight * psi**2).sum(axis=1) / share
-        uu[who] = pure[who] + (theta * (b[who] + pull)).sum(axis=1)
-        values = np.linalg.eigvalsh(A[who])
-        rank = (values > RANK * np.maximum(values[:, -1:], 1e-300)).sum(axis=1)
-        dof[who] = np.maximum(rows[who] - rank, 0.0)
-    return Quadratics(A, b, uu, rows, dof, np.where(dof > 0, pure, 0.0))
+        z, weight = Z[index], w[index]
+        gram = z.transpose(0, 2, 1) @ (z * weight[..., None])
+        phi = (s2 * share)[who]
+        for j, k in np.ndindex(J, K):
+            root, r = spread_root(spreads[j]), u[index] - (z @ download.centers[k][:, None])[..., 0]
+            at, cost = _mode(z @ root, r, weight, phi, delta)
+            A = gram / s2[who][:, None, None]
+            grown = np.eye(root.shape[1]) + root.T @ A @ root
+            inverse = np.linalg.inv(grown)
+            through = np.linalg.inv(np.eye(dim) + spreads[j] @ A)
+            mu[who, j, k] += (root @ at[..., None])[..., 0]
+            unsure = through @ download.covariances[k] @ through.transpose(0, 2, 1)
+            V[who, j, k] = root @ inverse @ root.T + unsure
+            logits[who, j, k] -= cost + 0.5 * np.linalg.slogdet(grown)[1]
+    odds = np.exp(logits - logits.max(axis=(1, 2), keepdims=True))
+    return SitePosterior("huber", 1, odds / odds.sum(axis=(1, 2), keepdims=True), mu, V)
 
 
-def _mode(z: Floats, u: Floats, weight: Floats, delta: float) -> Floats:
-    """argmin of sum w rho(u - z'theta) + ridge |theta|^2 / 2, by reweighted least squares."""
-    n, _, dim = z.shape
-    ridge = RIDGE * weight.sum(axis=1)[:, None, None] * np.eye(dim)
-    theta, turned = np.zeros((n, dim)), z.transpose(0, 2, 1)
+def _mode(
+    Zr: Floats, r: Floats, weight: Floats, phi: Floats, delta: float
+) -> tuple[Floats, Floats]:
+    """argmin over a of sum w rho(r - Zr a) / phi + |a|^2 / 2, and its value, per user.
+
+    Steps solve with psi' = 1 everywhere, which majorizes rho: the value never rises. A user who
+    has arrived stays put, so that it does not matter who else is in the batch.
+    """
+    n, _, rank = Zr.shape
+    turned = Zr.transpose(0, 2, 1)
+    share = weight / phi[:, None]
+    inverse = np.linalg.inv(np.eye(rank) + turned @ (Zr * share[..., None]))
+    a, going = np.zeros((n, rank)), np.ones(n, np.bool_)
     for _ in range(STEPS):
-        r = u - (z @ theta[..., None])[..., 0]
-        trust = weight * np.minimum(1.0, delta / np.maximum(np.abs(r), 1e-300))
-        system = turned @ (z * trust[..., None]) + ridge
-        new = np.linalg.solve(system, turned @ (trust * u)[..., None])[..., 0]
-        done = np.abs(new - theta).max() <= 1e-10
-        theta = new
-        if done:
+        left = r - (Zr @ a[..., None])[..., 0]
+        pull = (turned @ (share * np.clip(left, -delta, delta))[..., None])[..., 0] - a
+        step = (inverse @ pull[..., None])[..., 0]
+        going &= np.abs(step).max(axis=1, initial=0.0) > 1e-11 * (
+            1 + np.abs(a).max(axis=1, initial=0.0)
+        )
+        if not going.any():
             break
-    return theta
+        a = np.where(going[:, None], a + step, a)
+    left = np.abs(r - (Zr @ a[..., None])[..., 0])
+    rho = np.where(left <= delta, 0.5 * left**2, delta * (left - 0.5 * delta))
+    return a, (share * rho).sum(axis=1) + 0.5 * (a**2).sum(axis=1)

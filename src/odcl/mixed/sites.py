@@ -233,7 +233,7 @@ def sites(
     return Quadratics(symmetric(A), b, uu, rows, nothing, nothing, False, ceiling, np.diag(P))
 
 
-def _root(T: Floats) -> Floats:
+def spread_root(T: Floats) -> Floats:
     """(dim, rank) with root root' = T."""
     values, vectors = np.linalg.eigh(T)
     seen = values > 1e-14 * max(float(values[-1]), 1e-300)
@@ -308,7 +308,7 @@ def site_posterior(
         if np.isneginf(prior[j, k]):
             continue
         mean = np.tile(centers[k], (len(who), 1))
-        own = variational(loss, Z[index], y[index], w[index], mean, _root(spreads[j]), D)
+        own = variational(loss, Z[index], y[index], w[index], mean, spread_root(spreads[j]), D)
         through = np.linalg.inv(np.eye(size) + spreads[j] @ own.A)  # J = I - T W
         unsure = through @ download.covariances[k] @ through.transpose(0, 2, 1)
         mu[who, j, k], V[who, j, k] = own.mu, own.V + unsure

@@ -125,7 +125,8 @@ class Coordinates:
         return np.column_stack([np.ones(len(z)), z]) if self.intercept else z
 
     def target(self, y: Floats, z: Floats) -> Floats:
-        return (y - self.target_shift) / self.target_scale - z @ self.reference
+        relative = by_row(z, self.reference[:, None])[:, 0]
+        return (y - self.target_shift) / self.target_scale - relative
 
     def prediction(self, relative: Floats, z: Floats) -> Floats:
         """The target in its own units, from what was predicted relative to the pooled fit."""

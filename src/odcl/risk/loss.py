@@ -21,6 +21,7 @@ class Loss(ABC):
     classification = False
     n_outputs = 1
     has_dispersion = False  # is the noise scale a free parameter, to be estimated?
+    has_data_terms = False  # do means and scatter of [X y] hold what a user's rows say?
     curvature_varies = True  # does the Hessian depend on the model?
     same_at_start = False  # one output, and rows with the same z have the same curvature?
 

@@ -20,6 +20,7 @@ class Squared(Loss):
 
     name = "squared"
     has_dispersion = True
+    has_data_terms = True
     curvature_varies = False
 
     def encode(self, y: Array) -> Floats:
@@ -46,6 +47,7 @@ class Huber(Loss):
 
     name = "huber"
     has_dispersion = True
+    has_data_terms = True  # of pseudo-targets
     curvature_varies = False  # only through the few rows that cross delta
 
     def __init__(self, delta: float = 1.345):
