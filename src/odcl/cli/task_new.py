@@ -37,8 +37,8 @@ NAME = "odcl task new"
 _OPTIONS = {
     "--loss NAME": (
         opt.one_of(LOSSES),
-        "squared (numbers), huber (numbers with outliers), poisson (counts), logistic or multinomial "
-        "(classes) [default: squared]",
+        "squared (numbers), huber (numbers with outliers), poisson (counts), logistic or "
+        "multinomial (classes) [default: squared]",
     ),
     "--delta NUMBER": (
         opt.above_0,

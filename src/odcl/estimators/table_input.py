@@ -55,7 +55,8 @@ class TableInput(BaseEstimator):  # type: ignore[misc]
             table = {**columns, self.schema_.user: somebody}
         missing = "mean" if self.schema_.missing == "mean" else "error"  # no row may go missing
         encoded = self.schema_.encode(table, with_target=False, missing=missing)
-        return encoded.X, encoded.users if users is None else users
+        owners = encoded.users if self.schema_.user else None
+        return encoded.X, owners if users is None else users
 
     def _validated_X(self, X: Any, *, fitting: bool = False) -> Floats:
         check_features(X)

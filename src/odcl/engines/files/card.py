@@ -1,160 +1,228 @@
-"""The task card as a file for people: TOML in a fixed layout, with a sentence beside each entry.
+"""The task card: TOML in a fixed layout, with a sentence beside each entry, and back to a task.
 
 What is read is checked entry by entry: a card may come from anyone, by e-mail.
 """
 
 from __future__ import annotations
 
-import json
-import math
-import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
 from typing import Any
 
-from odcl.clustering.spec import BY_RULE, WITH_K, ClustererSpec, clusterer_spec
-from odcl.errors import did_you_mean, show
+from odcl.engines.files import toml
+from odcl.engines.files.task import DTYPES, FORMAT, MISSING, Feature, Task
+from odcl.engines.files.toml import CardError, Entries, entry
+from odcl.errors import show
+from odcl.exchange.upload import Uploads
+from odcl.method import Method
+from odcl.risk.losses import loss_from_json, loss_to_json
+from odcl.risk.risk import Risk
 
-MOST_BYTES = 2**20
-MOST_DEPTH = 32  # of lists in lists, before TOML's reader sees them
-
-
-class CardError(ValueError):
-    """What is wrong with a card, without its name: the reader puts that in front."""
-
-
-# -- reading ---------------------------------------------------------------------------------------
+# -- from a card -------------------------------------------------------------------------------
 
 
-def parse_card(content: bytes) -> dict[str, Any]:
-    """The tables of a card."""
-    try:
-        text = content.decode()
-    except UnicodeDecodeError:
-        raise CardError("it is not text in UTF-8") from None
-    if max(_depths(text), default=0) > MOST_DEPTH:
-        raise CardError(f"it is nested more than {MOST_DEPTH} deep")
-    try:
-        return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError, ValueError, OverflowError) as error:
-        raise CardError(f"it is no TOML: {error}") from None
+def task_of_card(values: dict[str, Any]) -> Task:
+    """The task of a card's tables; a CardError says what is wrong with which entry."""
+    top = Entries(values, "")
+    form = top.take("format", toml.is_whole, f"the format of the card, {FORMAT}")
+    if form != FORMAT:
+        newer = "newer" if form > FORMAT else "other"
+        raise CardError(
+            f"it has format {form}, and this odcl reads {FORMAT}: use a {newer} version"
+        )
+    name, number = top.text("name"), top.count("round", 1, 1)
+    target = Entries(top.take("target", _is_table, "the table of the target"), "target")
+    column, classes = target.text("column"), target.take("classes", _is_list, "a list", None)
+    target.done()
+    listed = top.take("feature", _is_list, "one [[feature]] after the other")
+    features = tuple(_feature_of(one) for one in listed)
+    risk = _risk_of(Entries(top.take("risk", _is_table, "a table"), "risk"), classes)
+    method = _method_of(Entries(top.take("method", _is_table, "a table", {}), "method"))
+    limits = Entries(top.take("limits", _is_table, "a table", {}), "limits")
+    taken = {
+        "missing": limits.one_of("missing", MISSING, "error"),
+        "short_terms": limits.truth("short_terms", False),
+        "dtype": limits.one_of("dtype", DTYPES, "float64"),
+        "smallest_cell": limits.count("smallest_cell", 1, 5),
+        "minimum_rows": limits.count("minimum_rows", 1, 1),
+        "minimum_group": limits.count("minimum_group", 1, 3),
+    }
+    limits.done()
+    allowed = Entries(top.take("leaves", _is_table, "a table"), "leaves").rest()
+    keys = _keys_of(top.take("keys", _is_table, "a table", {}))
+    top.done()
+    listed_classes = None if classes is None else tuple(classes)
+    task = Task(name, features, column, risk, listed_classes, method, number, **taken, **keys)
+    _check_leaves(task, allowed)
+    return task
 
 
-def _depths(text: str) -> Iterator[int]:
-    """How deep brackets lie, line by line; those in texts count as well, and hardly matter."""
-    depth = 0
-    for sign in text:
-        if sign in "[{":
-            depth += 1
-            yield depth
-        elif sign in "]}":
-            depth = max(depth - 1, 0)
+def _is_table(value: Any) -> bool:
+    return isinstance(value, dict)
 
 
-class Entries:
-    """One table of a card: its entries are taken out one by one, and none may be left."""
-
-    def __init__(self, values: Any, where: str) -> None:
-        if not isinstance(values, dict):
-            raise CardError(f"{where or 'it'} is {show(values)}, and no table of entries")
-        self._values, self._where, self._known = dict(values), where, list[str]()
-
-    def take(self, name: str, holds: Callable[[Any], bool], what: str, *default: Any) -> Any:
-        """The entry of this name; ``what`` it has to be, in words; without a default it must be."""
-        self._known.append(name)
-        if name not in self._values:
-            if default:
-                return default[0]
-            raise CardError(f"{self.named(name)} is missing: {what}")
-        value = self._values.pop(name)
-        if not holds(value):
-            raise CardError(f"{self.named(name)} is {show(value)}, and not {what}")
-        return value
-
-    def text(self, name: str, *default: Any) -> Any:
-        return self.take(name, is_text, "a text", *default)
-
-    def number(self, name: str, *default: Any) -> Any:
-        return self.take(name, is_number, "a finite number", *default)
-
-    def count(self, name: str, least: int, *default: Any) -> Any:
-        what = f"a whole number from {least} on"
-        return self.take(name, lambda v: is_whole(v) and least <= v < 10**9, what, *default)
-
-    def truth(self, name: str, *default: Any) -> Any:
-        return self.take(name, lambda v: isinstance(v, bool), "true or false", *default)
-
-    def one_of(self, name: str, known: tuple[str, ...], *default: Any) -> Any:
-        what = f"one of {', '.join(known)}"
-        return self.take(name, lambda v: is_text(v) and v in known, what, *default)
-
-    def done(self) -> None:
-        """Refuse entries that nobody asked for: a misspelt one must not be passed over."""
-        for name in self._values:
-            near = did_you_mean(name, self._known)
-            raise CardError(f"{self.named(name)} is not known to a task card{near.rstrip('.')}")
-
-    def rest(self) -> dict[str, Any]:
-        """The entries that are left."""
-        left, self._values = self._values, {}
-        return left
-
-    def named(self, name: str) -> str:
-        return f"{name!r} in [{self._where}]" if self._where else repr(name)
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list) and len(value) <= 10**5
 
 
-def is_text(value: Any) -> bool:
-    return isinstance(value, str) and 0 < len(value) <= 1000 and value.isprintable()
+def _feature_of(values: Any) -> Feature:
+    one = Entries(values, "feature")
+    name, kind = one.text("name"), one.one_of("type", ("number", "category"), "number")
+    if kind == "category":
+        feature = Feature(name, tuple(one.take("levels", _is_list, "a list of the levels")))
+    else:
+        feature = Feature(
+            name, None, float(one.number("shift", 0.0)), float(one.number("scale", 1.0))
+        )
+    one.done()
+    return feature
 
 
-def is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _risk_of(table: Entries, classes: list[Any] | None) -> Risk:
+    name, l2 = table.text("loss"), table.number("l2", 0.0)
+    intercept = table.truth("intercept", True)
+    words = {"name": name}
+    if name == "huber":
+        words["delta"] = table.number("delta")
+    if name == "multinomial":
+        words["n_classes"] = len(classes or ())
+    table.done()
+    return Risk(loss_from_json(words), l2, intercept)
 
 
-def is_number(value: Any) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and abs(value) < 1e300 and math.isfinite(value)
+def _method_of(table: Entries) -> Method:
+    known = {f.name for f in fields(Method)}
+    words = table.rest()
+    for name in words:
+        if name not in known:
+            raise CardError(f"{table.named(name)} is not known to a method")
+    if "clusterer" in words:
+        words["clusterer"] = toml.clusterer_of(words["clusterer"])
+    return Method(**words)
 
 
-# -- writing ---------------------------------------------------------------------------------------
+def _keys_of(values: Any) -> dict[str, Any]:
+    table = Entries(values, "keys")
+    own = _key_list(table.take("coordinator", _is_list, "a list of keys", []))
+    sites = Entries(table.take("sites", _is_table, "a table", {}), "keys.sites").rest()
+    table.done()
+    for site, listed in sites.items():
+        if not _is_list(listed) or not listed:
+            raise CardError(f"the keys of {site!r} are {show(listed)}, and no list of keys")
+    return {"coordinator": own, "sites": {site: _key_list(v) for site, v in sites.items()}}
 
 
-def toml_value(value: Any) -> str:
-    """A text, number, truth value, list or flat table as TOML writes it."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, Mapping):
-        return f"{{ {', '.join(f'{k} = {toml_value(v)}' for k, v in value.items())} }}"
-    return f"[{', '.join(map(toml_value, value))}]"
+def _key_list(values: list[Any]) -> tuple[str, ...]:
+    return tuple(value.lower() if isinstance(value, str) else value for value in values)
 
 
-def entry(name: str, value: Any, comment: str = "") -> str:
-    """One line; ``comment`` behind it."""
-    line = f"{toml_key(name)} = {toml_value(value)}"
-    return f"{line:<28} # {comment}" if comment else line
+def _check_leaves(task: Task, allowed: dict[str, Any]) -> None:
+    """What may leave is what the method needs, neither more nor less, and all agree to it."""
+    parts = Uploads.parts()
+    for name, value in allowed.items():
+        if name not in parts:
+            raise CardError(f"{name!r} in [leaves] is no field of an upload")
+        if not isinstance(value, bool):
+            raise CardError(f"{name!r} in [leaves] is {show(value)}, and not true or false")
+    needed = task.leaves
+    for name in needed:
+        if not allowed.get(name, False):
+            raise CardError(f"the method needs {name!r}, which [leaves] does not allow")
+    more = [name for name, value in allowed.items() if value and name not in needed]
+    if more:
+        raise CardError(f"{more[0]!r} in [leaves] is allowed, and the method does not need it")
 
 
-def toml_key(name: str) -> str:
-    bare = name.isascii() and name.replace("-", "_").replace("_", "a").isalnum()
-    return name if bare else toml_value(name)
+# -- to a card ---------------------------------------------------------------------------------
 
 
-# -- the clusterer in a word -----------------------------------------------------------------------
+def card_lines(task: Task) -> list[str]:
+    """The lines of a card."""
+    return [
+        "# Task card of a federation by file: agreed by all sites, once, before anything leaves.",
+        "# Every file of the task carries the digest of this card (all of it but the keys), and a",
+        "# file of another card is refused. Change something, and it is another task.",
+        "",
+        entry("format", FORMAT),
+        entry("name", task.name),
+        entry("round", task.round, "a new round of the same task has the next number"),
+        "",
+        "[target]",
+        entry("column", task.target),
+        *([] if task.classes is None else [entry("classes", task.classes)]),
+        *(line for one in task.features for line in _feature_lines(one)),
+        "",
+        "[risk]  # what every user minimises",
+        *_risk_lines(task.risk),
+        "",
+        "[method]  # how groups are found, combined and used",
+        *_method_lines(task.method),
+        "",
+        "[leaves]  # what leaves a site, for each of its users; rows never leave",
+        *(line for name, tells in task.leaves.items() for line in ("# " + tells, f"{name} = true")),
+        "",
+        "[limits]",
+        *_limit_lines(task),
+        "",
+        *_key_lines(task),
+    ]
 
 
-def clusterer_word(spec: ClustererSpec) -> Any:
-    """As people write it: ``"auto"``, ``"kmeans:4"``; a table where there is no such word."""
-    counts = [value for _, value in spec.params if is_whole(value)]
-    words = [*BY_RULE, *(f"{m}:{k}" for m in ("auto", *WITH_K) for k in counts)]
-    return next((word for word in words if clusterer_spec(word) == spec), spec.to_json())
+def _feature_lines(one: Feature) -> list[str]:
+    head = ["", "[[feature]]", entry("name", one.name)]
+    if one.levels is not None:
+        levels = entry("levels", one.levels, "the first is the reference")
+        return [*head, entry("type", "category"), levels]
+    scaling = [entry("shift", one.shift), entry("scale", one.scale)]
+    return [*head, entry("type", "number"), *scaling]
 
 
-def clusterer_of(word: Any) -> ClustererSpec:
-    if isinstance(word, dict):
-        return ClustererSpec.from_json(word)
-    if not isinstance(word, str | int) or isinstance(word, bool):
-        raise CardError(f"'clusterer' in [method] is {show(word)}, and no rule")
-    return clusterer_spec(word)
+def _risk_lines(risk: Risk) -> list[str]:
+    words = loss_to_json(risk.loss)
+    more = [entry("delta", words["delta"])] if "delta" in words else []
+    return [
+        entry("loss", words["name"]),
+        *more,
+        entry("l2", risk.l2),
+        entry("intercept", risk.intercept),
+    ]
+
+
+def _method_lines(method: Method) -> list[str]:
+    lines = []
+    for one in fields(Method):
+        value = getattr(method, one.name)
+        value = toml.clusterer_word(value) if one.name == "clusterer" else value
+        lines.append(entry(one.name, "none" if value is None else value))
+    return lines
+
+
+def _limit_lines(task: Task) -> list[str]:
+    return [
+        entry("missing", task.missing, "rows that lack a value: error, drop, or mean (the shift)"),
+        entry(
+            "short_terms", task.short_terms, "may terms of users with fewer rows than parameters"
+        ),
+        "#                              leave? They give away the span of those rows.",
+        entry(
+            "smallest_cell", task.smallest_cell, "rows of a level or class seen fewer times at a"
+        ),
+        "#                              user are withheld",
+        entry("minimum_rows", task.minimum_rows, "users with fewer rows send nothing"),
+        entry("minimum_group", task.minimum_group, "distinct sites that a group needs"),
+        entry("dtype", task.dtype, "of the triangles in an upload: float64, float32 or float16"),
+    ]
+
+
+def _key_lines(task: Task) -> list[str]:
+    if not task.signed:
+        return [
+            "# No keys: files are not signed, and whoever carries them can change them. For",
+            "# signatures: `odcl site keys` at every site, then `odcl task keys` here.",
+        ]
+    return [
+        "[keys]  # public keys, as `odcl site keys` wrote them; two while one is being replaced",
+        entry("coordinator", task.coordinator),
+        "",
+        "[keys.sites]",
+        *(entry(site, own) for site, own in sorted(task.sites.items())),
+    ]

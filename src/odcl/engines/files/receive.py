@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -162,7 +162,9 @@ def _plain_models(
             "No user of this site sent anything, and with this method none gets a model."
         )
     uploads = task.uploads_of(rows)
-    received = local.receive(rows, task.risk, uploads, given.downloads)
+    # A user's stream, by which its rows fall into folds, is that of its name.
+    named = rows if table.has_users else replace(rows, users=np.array([sent.site]))
+    received = local.receive(named, task.risk, uploads, given.downloads)
     sure = given.downloads.probability
     out = np.setdiff1d(np.arange(table.rows.n_users), leaving.users)
     return SiteModels(

@@ -10,9 +10,8 @@ import hashlib
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,14 +22,14 @@ from odcl.data.columns import MOST_KEYS
 from odcl.data.federation import Federation
 from odcl.data.scaling import Scaling
 from odcl.data.source import task_of
-from odcl.engines.files import card as cards
-from odcl.engines.files.card import CardError, Entries, entry
+from odcl.engines.files import toml
+from odcl.engines.files.toml import CardError
 from odcl.errors import show
 from odcl.exchange.upload import Uploads
 from odcl.files import atomic_path, read_regular
 from odcl.local.fit import fit_users
 from odcl.method import Method
-from odcl.risk.losses import Multinomial, loss_from_json, loss_to_json
+from odcl.risk.losses import Multinomial
 from odcl.risk.risk import Risk
 
 FORMAT = 1
@@ -158,7 +157,7 @@ class Task:
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Task:
         """Read a card; a ValueError names it, and what is wrong with which entry."""
-        content = read_regular(path, most=cards.MOST_BYTES)
+        content = read_regular(path, most=toml.MOST_BYTES)
         try:
             return cls.from_toml(content)
         except CardError as error:
@@ -166,8 +165,10 @@ class Task:
 
     @classmethod
     def from_toml(cls, content: bytes) -> Task:
+        from odcl.engines.files.card import task_of_card
+
         try:
-            return _task_of(cards.parse_card(content))
+            return task_of_card(toml.parse_toml(content))
         except CardError:
             raise
         except (ValueError, TypeError, KeyError, OverflowError) as error:
@@ -175,7 +176,9 @@ class Task:
 
     def to_toml(self) -> str:
         """The card in its fixed layout, with what each entry means."""
-        return "\n".join(_lines(self)) + "\n"
+        from odcl.engines.files.card import card_lines
+
+        return "\n".join(card_lines(self)) + "\n"
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the card: whole or not at all."""
@@ -210,7 +213,7 @@ def _check(task: Task) -> None:
     if not names:
         raise CardError("no feature is named, and a model needs at least one")
     for name in (task.name, task.target, *names):
-        if not cards.is_text(name):
+        if not toml.is_text(name):
             raise CardError(f"{show(name)} is no name")
     double = next((n for n in names if names.count(n) > 1 or n == task.target), None)
     if double is not None:
@@ -223,7 +226,7 @@ def _check(task: Task) -> None:
     if task.missing not in MISSING or task.dtype not in DTYPES:
         raise CardError(f"missing is one of {', '.join(MISSING)}, dtype of {', '.join(DTYPES)}")
     for name in ("round", "smallest_cell", "minimum_rows", "minimum_group"):
-        if not cards.is_whole(getattr(task, name)) or getattr(task, name) < 1:
+        if not toml.is_whole(getattr(task, name)) or getattr(task, name) < 1:
             raise CardError(f"{name} is {getattr(task, name)!r}, and not a whole number from 1 on")
     for site, own in {COORDINATOR: task.coordinator, **task.sites}.items():
         if site != COORDINATOR:
@@ -240,7 +243,7 @@ def _check(task: Task) -> None:
 
 
 def _check_feature(one: Feature, intercept: bool) -> None:
-    if not (cards.is_number(one.shift) and cards.is_number(one.scale) and one.scale > 1e-300):
+    if not (toml.is_number(one.shift) and toml.is_number(one.scale) and one.scale > 1e-300):
         raise CardError(f"feature {one.name!r} needs a finite shift and a scale above 0")
     if one.levels is not None:
         if not _are_keys(one.levels, 2):
@@ -276,7 +279,7 @@ def _are_keys(values: Any, least: int) -> bool:
     types = {type(value) for value in values}
     if not any(types <= kinds for kinds in ({str}, {bool}, {int, float})):
         return False
-    plain = all(cards.is_text(v) if isinstance(v, str) else abs(v) < 2**53 for v in values)
+    plain = all(toml.is_text(v) if isinstance(v, str) else abs(v) < 2**53 for v in values)
     return plain and len(set(values)) == len(values)
 
 
@@ -302,217 +305,3 @@ def _agreed(task: Task) -> dict[str, Any]:
         "risk": task.risk.to_json(),
         "method": task.method.to_json(),
     }
-
-
-# -- from a card -------------------------------------------------------------------------------
-
-
-def _task_of(values: dict[str, Any]) -> Task:
-    top = Entries(values, "")
-    form = top.take("format", cards.is_whole, f"the format of the card, {FORMAT}")
-    if form != FORMAT:
-        newer = "newer" if form > FORMAT else "other"
-        raise CardError(
-            f"it has format {form}, and this odcl reads {FORMAT}: use a {newer} version"
-        )
-    name, number = top.text("name"), top.count("round", 1, 1)
-    target = Entries(top.take("target", _is_table, "the table of the target"), "target")
-    column, classes = target.text("column"), target.take("classes", _is_list, "a list", None)
-    target.done()
-    listed = top.take("feature", _is_list, "one [[feature]] after the other")
-    features = tuple(_feature_of(one) for one in listed)
-    risk = _risk_of(Entries(top.take("risk", _is_table, "a table"), "risk"), classes)
-    method = _method_of(Entries(top.take("method", _is_table, "a table", {}), "method"))
-    limits = Entries(top.take("limits", _is_table, "a table", {}), "limits")
-    taken = {
-        "missing": limits.one_of("missing", MISSING, "error"),
-        "short_terms": limits.truth("short_terms", False),
-        "dtype": limits.one_of("dtype", DTYPES, "float64"),
-        "smallest_cell": limits.count("smallest_cell", 1, 5),
-        "minimum_rows": limits.count("minimum_rows", 1, 1),
-        "minimum_group": limits.count("minimum_group", 1, 3),
-    }
-    limits.done()
-    allowed = Entries(top.take("leaves", _is_table, "a table"), "leaves").rest()
-    keys = _keys_of(top.take("keys", _is_table, "a table", {}))
-    top.done()
-    listed_classes = None if classes is None else tuple(classes)
-    task = Task(name, features, column, risk, listed_classes, method, number, **taken, **keys)
-    _check_leaves(task, allowed)
-    return task
-
-
-def _is_table(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list) and len(value) <= 10**5
-
-
-def _feature_of(values: Any) -> Feature:
-    one = Entries(values, "feature")
-    name, kind = one.text("name"), one.one_of("type", ("number", "category"), "number")
-    if kind == "category":
-        feature = Feature(name, tuple(one.take("levels", _is_list, "a list of the levels")))
-    else:
-        feature = Feature(
-            name, None, float(one.number("shift", 0.0)), float(one.number("scale", 1.0))
-        )
-    one.done()
-    return feature
-
-
-def _risk_of(table: Entries, classes: list[Any] | None) -> Risk:
-    name, l2 = table.text("loss"), table.number("l2", 0.0)
-    intercept = table.truth("intercept", True)
-    words = {"name": name}
-    if name == "huber":
-        words["delta"] = table.number("delta")
-    if name == "multinomial":
-        words["n_classes"] = len(classes or ())
-    table.done()
-    return Risk(loss_from_json(words), l2, intercept)
-
-
-def _method_of(table: Entries) -> Method:
-    known = {f.name for f in fields(Method)}
-    words = table.rest()
-    for name in words:
-        if name not in known:
-            raise CardError(f"{table.named(name)} is not known to a method")
-    if "clusterer" in words:
-        words["clusterer"] = cards.clusterer_of(words["clusterer"])
-    return Method(**words)
-
-
-def _keys_of(values: Any) -> dict[str, Any]:
-    table = Entries(values, "keys")
-    own = _key_list(table.take("coordinator", _is_list, "a list of keys", []))
-    sites = Entries(table.take("sites", _is_table, "a table", {}), "keys.sites").rest()
-    table.done()
-    for site, listed in sites.items():
-        if not _is_list(listed) or not listed:
-            raise CardError(f"the keys of {site!r} are {show(listed)}, and no list of keys")
-    return {"coordinator": own, "sites": {site: _key_list(v) for site, v in sites.items()}}
-
-
-def _key_list(values: list[Any]) -> tuple[str, ...]:
-    return tuple(value.lower() if isinstance(value, str) else value for value in values)
-
-
-def _check_leaves(task: Task, allowed: dict[str, Any]) -> None:
-    """What may leave is what the method needs, neither more nor less, and all agree to it."""
-    parts = Uploads.parts()
-    for name, value in allowed.items():
-        if name not in parts:
-            raise CardError(f"{name!r} in [leaves] is no field of an upload")
-        if not isinstance(value, bool):
-            raise CardError(f"{name!r} in [leaves] is {show(value)}, and not true or false")
-    needed = task.leaves
-    for name in needed:
-        if not allowed.get(name, False):
-            raise CardError(f"the method needs {name!r}, which [leaves] does not allow")
-    more = [name for name, value in allowed.items() if value and name not in needed]
-    if more:
-        raise CardError(f"{more[0]!r} in [leaves] is allowed, and the method does not need it")
-
-
-# -- to a card ---------------------------------------------------------------------------------
-
-
-def _lines(task: Task) -> list[str]:
-    return [
-        "# Task card of a federation by file: agreed by all sites, once, before anything leaves.",
-        "# Every file of the task carries the digest of this card (all of it but the keys), and a",
-        "# file of another card is refused. Change something, and it is another task.",
-        "",
-        entry("format", FORMAT),
-        entry("name", task.name),
-        entry("round", task.round, "a new round of the same task has the next number"),
-        "",
-        "[target]",
-        entry("column", task.target),
-        *([] if task.classes is None else [entry("classes", task.classes)]),
-        *(line for one in task.features for line in _feature_lines(one)),
-        "",
-        "[risk]  # what every user minimises",
-        *_risk_lines(task.risk),
-        "",
-        "[method]  # how groups are found, combined and used",
-        *_method_lines(task.method),
-        "",
-        "[leaves]  # what leaves a site, for each of its users; rows never leave",
-        *(line for name, tells in task.leaves.items() for line in ("# " + tells, f"{name} = true")),
-        "",
-        "[limits]",
-        *_limit_lines(task),
-        "",
-        *_key_lines(task),
-    ]
-
-
-def _feature_lines(one: Feature) -> list[str]:
-    head = ["", "[[feature]]", entry("name", one.name)]
-    if one.levels is not None:
-        levels = entry("levels", one.levels, "the first is the reference")
-        return [*head, entry("type", "category"), levels]
-    scaling = [entry("shift", one.shift), entry("scale", one.scale)]
-    return [*head, entry("type", "number"), *scaling]
-
-
-def _risk_lines(risk: Risk) -> list[str]:
-    words = loss_to_json(risk.loss)
-    more = [entry("delta", words["delta"])] if "delta" in words else []
-    return [
-        entry("loss", words["name"]),
-        *more,
-        entry("l2", risk.l2),
-        entry("intercept", risk.intercept),
-    ]
-
-
-def _method_lines(method: Method) -> list[str]:
-    lines = []
-    for one in fields(Method):
-        value = getattr(method, one.name)
-        value = cards.clusterer_word(value) if one.name == "clusterer" else value
-        lines.append(entry(one.name, "none" if value is None else value))
-    return lines
-
-
-def _limit_lines(task: Task) -> list[str]:
-    return [
-        entry("missing", task.missing, "rows that lack a value: error, drop, or mean (the shift)"),
-        entry(
-            "short_terms", task.short_terms, "may terms of users with fewer rows than parameters"
-        ),
-        "#                              leave? They give away the span of those rows.",
-        entry(
-            "smallest_cell", task.smallest_cell, "rows of a level or class seen fewer times at a"
-        ),
-        "#                              user are withheld",
-        entry("minimum_rows", task.minimum_rows, "users with fewer rows send nothing"),
-        entry("minimum_group", task.minimum_group, "distinct sites that a group needs"),
-        entry("dtype", task.dtype, "of the triangles in an upload: float64, float32 or float16"),
-    ]
-
-
-def _key_lines(task: Task) -> list[str]:
-    if not task.signed:
-        return [
-            "# No keys: files are not signed, and whoever carries them can change them. For",
-            "# signatures: `odcl site keys` at every site, then `odcl task keys` here.",
-        ]
-    return [
-        "[keys]  # public keys, as `odcl site keys` wrote them; two while one is being replaced",
-        entry("coordinator", task.coordinator),
-        "",
-        "[keys.sites]",
-        *(entry(site, own) for site, own in sorted(task.sites.items())),
-    ]
-
-
-def read_card(path: str | os.PathLike[str]) -> tuple[Task, Path]:
-    """The task, and where its card lies."""
-    return Task.read(path), Path(path)
