@@ -29,7 +29,9 @@ def frames(n_sites=6, n=24, *, seed=0, classes=False) -> dict[str, pd.DataFrame]
         y = z + 0.5 * rng.normal(size=n)
         if classes:
             y = np.where(rng.random(n) < 1 / (1 + np.exp(-(z - model[2]))), "yes", "no")
-        found[site] = pd.DataFrame({"a": X[:, 0], "b": X[:, 1], "c": np.array(["p", "q"])[c], "y": y})
+        found[site] = pd.DataFrame(
+            {"a": X[:, 0], "b": X[:, 1], "c": np.array(["p", "q"])[c], "y": y}
+        )
     return found
 
 
@@ -41,7 +43,9 @@ def task(**changes) -> Task:
 
 
 def class_task(**changes) -> Task:
-    return task(risk=Risk("logistic", 0.01, True), classes=("no", "yes"), smallest_cell=1, **changes)
+    return task(
+        risk=Risk("logistic", 0.01, True), classes=("no", "yes"), smallest_cell=1, **changes
+    )
 
 
 def time(second=0) -> str:

@@ -23,7 +23,7 @@ from odcl.engines.files.envelope import envelope_bytes, naming_file, read_envelo
 from odcl.engines.files.keys import SigningKey
 from odcl.engines.files.task import Task
 from odcl.engines.files.upload import ReadUpload
-from odcl.files import atomic_folder, read_regular
+from odcl.files import atomic_folder, interrupted, locked, read_regular
 
 if TYPE_CHECKING:
     from odcl.engines.files.combine import CombinedRound
@@ -65,7 +65,10 @@ class RoundState:
 
 
 def is_round(folder: Path) -> bool:
-    """Does a folder hold a round?"""
+    """Does a folder hold a round? One whose writer was killed while it changed places is back."""
+    if interrupted(folder):
+        with locked(folder):
+            pass
     return (folder / STATE).is_file()
 
 
@@ -73,7 +76,7 @@ def read_state(folder: Path, task: Task | None = None) -> RoundState:
     """What the round in a folder keeps in mind; nothing, where there is none yet."""
     if not folder.exists():
         return RoundState()
-    if not is_round(folder):
+    if not (folder / STATE).is_file():
         raise ValueError(
             f"{folder} exists and holds no round: name a new folder, or that of a round."
         )
