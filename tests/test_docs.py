@@ -30,5 +30,7 @@ def test_the_readme_says_of_every_field_what_it_tells():
 def test_the_readme_says_what_the_papers_method_sends():
     sent = " and ".join(f"`{name}`" for name in Method.paper().needs)
     assert f"The paper's method sends {sent}." in README
-    assert set(Method("mixture").needs) == set(Uploads.parts()) - set(TERM_FIELDS)
-    assert set(Method().needs) == {"theta", "n_samples", *TERM_FIELDS}
+    terms = {*TERM_FIELDS, "observations"}
+    assert set(Method("mixture").needs) == set(Uploads.parts()) - terms
+    assert set(Method(short_terms=False).needs) == {"n_samples", *terms}
+    assert set(Method().needs) == {"n_samples", *TERM_FIELDS}

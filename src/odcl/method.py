@@ -42,6 +42,11 @@ class Method:
         up to 100 parameters, save for users with fewer rows than parameters; "full", "diagonal".
     standardize : bring features to a scale common to all users first.
     smallest_group : groups with fewer users are dissolved into the others.
+    short_terms : may the data term of a user with fewer rows than parameters leave it? The term
+        spans its rows (that of a single row is the row, up to sign). If not, the user sends what
+        the average of its rows says, nothing where it has one row only, and takes part all the
+        same: its own model comes from its own rows. Where the method looks at models, these are
+        sent in any case, and curvatures of such users stay.
     """
 
     clusterer: Any = "auto"
@@ -50,6 +55,7 @@ class Method:
     curvature: Curvature = "auto"
     standardize: bool = True
     smallest_group: int = 1
+    short_terms: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clusterer", clusterer_spec(self.clusterer))
@@ -57,8 +63,15 @@ class Method:
             object.__setattr__(self, "refit", None)
         _one_of("combine", self.combine, COMBINERS)
         _one_of("curvature", self.curvature, get_args(Curvature))
-        if self.standardize not in (True, False):
-            raise ValueError(f"standardize={self.standardize!r} is neither True nor False.")
+        for name in ("standardize", "short_terms"):
+            if getattr(self, name) not in (True, False):
+                raise ValueError(f"{name}={getattr(self, name)!r} is neither True nor False.")
+        if self.curvature == "full" and not self.short_terms:
+            raise InputError(
+                *(Setting("curvature", "full"), " sends what ", Setting("short_terms", False)),
+                " keeps back, the span of the rows of users with few of them: leave one of them "
+                "out.",
+            )
         _check_refit(self.refit)
         size = self.smallest_group
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
@@ -104,21 +117,37 @@ class Method:
     def resolved(self, risk: Risk | None, dim: int, n_users: int | None = None) -> Method:
         """The method for a risk and a size of models.
 
-        Mixed groups look at data terms, up to 100 parameters (40 of classes and counts), and settle
-        combining and the last step themselves: asked for other ways of these, for one user,
-        or without terms (``risk`` None), they give way to the noise mixture of the users' models.
+        Where mixed groups cannot be (see :meth:`falls_back`) they give way to the noise mixture of
+        the users' models.
         """
-        if not self.clusterer.uses_terms:
-            return self
-        plain = replace(Method(), clusterer=self.clusterer, standardize=self.standardize)
-        able = risk is not None and risk.loss.name in TERM_LOSSES and n_users != 1
-        if risk is not None:
-            exact = risk.loss.has_data_terms
-            able = able and dim <= (MOST_TERM_PARAMETERS if exact else MOST_SITE_PARAMETERS)
-        if able and self == plain:
+        if not self.falls_back(risk, dim, n_users):
             return self
         most = dict(self.clusterer.params).get("max_groups")
-        return replace(self, clusterer=ClustererSpec("NoiseMixture", _limit(most)))
+        limit = () if most is None else (("max_clusters", most),)
+        return replace(self, clusterer=ClustererSpec("NoiseMixture", limit))
+
+    def falls_back(self, risk: Risk | None, dim: int, n_users: int | None = None) -> str:
+        """Why mixed groups are not for this risk and size of models, or an empty string.
+
+        They look at data terms (``risk`` None: there are none), up to 100 parameters (40 of classes
+        and counts), and settle combining and the last step themselves.
+        """
+        if not self.clusterer.uses_terms:
+            return ""
+        if risk is None:
+            return "the uploads hold no data terms"
+        if risk.loss.name not in TERM_LOSSES:
+            return f"the {risk.loss.name} loss has no data term"
+        if n_users == 1:
+            return "one user has nobody to be compared with"
+        most = MOST_TERM_PARAMETERS if risk.loss.has_data_terms else MOST_SITE_PARAMETERS
+        if dim > most:
+            return f"{dim} parameters are more than the {most} up to which data terms are sent"
+        plain, names = Method(), ("combine", "refit", "curvature")
+        asked = [name for name in names if getattr(self, name) != getattr(plain, name)]
+        if asked:
+            return f"{asked[0]}={getattr(self, asked[0])!r} is settled by mixed groups themselves"
+        return ""
 
     # -- what follows --------------------------------------------------------------------------
 
@@ -135,7 +164,7 @@ class Method:
     def needs(self) -> tuple[str, ...]:
         """The fields of an upload that leave a user (curvature or inverse_trace, by size)."""
         if self.clusterer.uses_terms:
-            return ("theta", "n_samples", *TERM_FIELDS)
+            return ("n_samples", *TERM_FIELDS, *(() if self.short_terms else ("observations",)))
         more = () if self.sends == "none" else ("curvature", "dispersion", "inverse_trace")
         return ("theta", "n_samples", *more)
 
@@ -156,10 +185,6 @@ class Method:
             return cls(**{**words, "clusterer": ClustererSpec.from_json(words["clusterer"])})
         except TypeError as error:
             raise ValueError(f"The method's settings are not understood ({error}).") from None
-
-
-def _limit(most: int | None) -> tuple[tuple[str, Any], ...]:
-    return () if most is None else (("max_clusters", most),)
 
 
 def _one_of(name: str, value: Any, known: tuple[str, ...]) -> None:

@@ -80,6 +80,7 @@ def test_the_command_fits_what_the_estimator_fits(command):
         (("--clusters", "spectral:2"), Method("spectral:2"), {}),
         (("--clusters", "gradient:2"), Method("gradient:2"), {}),
         (("--no-standardize",), Method(standardize=False), {}),
+        (("--no-short-terms",), Method(short_terms=False), {}),
         (("--no-intercept",), Method(), {"fit_intercept": False}),
         (("--curvature", "diagonal"), Method(curvature="diagonal"), {}),
         (("--l2", "0.5"), Method(), {"l2": 0.5}),

@@ -290,7 +290,7 @@ def test_more_users_than_are_searched():
 def test_overstated_noise_is_found_out(factor):
     problem = uneven_noise_problem()
     result = noise_mixture(problem.theta, covariance=factor * problem.covariance)
-    assert result.rule == "scaled-noise"
+    assert result.rule == "shared-variance"
     assert "noise given allows" in result.reason
     assert same_partition(result.labels, problem.groups)
 
@@ -311,13 +311,12 @@ def test_the_reason_is_worded_from_groups_and_tau2():
         {"covariance": np.tile(0.01 * np.eye(5), (200, 1, 1))},
     ):
         result = noise_mixture(theta, **extra)
-        assert result.reason == result.reason_for(result.n_clusters, result.tau2_mean)
+        assert result.reason == result.reason_for(result.tau2_mean)
         times = float(result.reason.split("about ")[1].split(" times")[0])
         assert_allclose(times, 3, rtol=0.1)
-        assert result.reason_for(2, 0.04).startswith("2 groups found by the mixture with known")
-        assert "differ by about 2 times a user's noise" in result.reason_for(2, 0.04)
-        assert "differ only by noise" in result.reason_for(1, 0.0)
-        assert result.reason_for(3, None) == "3 groups found by the mixture with known noise."
+        assert "differ by about 2 times a user's noise" in result.reason_for(0.04)
+        assert "differ only by noise" in result.reason_for(0.0)
+        assert result.reason_for(None) == "1 group found by the mixture with known noise."
     assert noise_mixture(theta, n_clusters=2).reason.startswith("2 groups (2 asked for) found by")
 
 
@@ -329,34 +328,22 @@ def test_coordinates_without_noise_keep_their_differences():
     assert "differ by about" in result.reason
 
 
-def test_users_who_cannot_seed_a_group_change_nothing_but_their_own_label():
+def test_users_of_unknown_noise_change_nothing_but_their_own_label():
     problem = uneven_noise_problem()
-    founders = np.arange(60) < 45
     theta = problem.theta.copy()
     theta[45:] += np.random.default_rng(0).standard_normal((15, 4))
     alone = noise_mixture(problem.theta[:45], covariance=problem.covariance[:45])
-    for unknown in (False, True):
-        covariance = problem.covariance.copy()
-        covariance[45:] = np.inf if unknown else 4 * np.eye(4)
-        result = noise_mixture(theta, covariance=covariance, founders=founders)
-        assert_array_equal(result.centers, alone.centers)
-        assert_array_equal(result.labels, problem.groups)
-        assert (result.tau2, result.scores) == (alone.tau2, alone.scores)
-        assert np.isinf(result.noise_units[45:]).all() == unknown
-
-
-def test_a_long_covariance_assigns_by_the_directions_that_are_known():
-    """Fewer rows than parameters: nothing is known in one direction, and the others decide."""
-    problem = uneven_noise_problem()
-    theta, covariance = problem.theta.copy(), problem.covariance.copy()
-    theta[45:, 3] += 1e3
-    covariance[45:, 3, 3] += 1e6
-    result = noise_mixture(theta, covariance=covariance, founders=np.arange(60) < 45)
+    covariance = problem.covariance.copy()
+    covariance[45:] = np.inf
+    result = noise_mixture(theta, covariance=covariance)
+    assert_array_equal(result.centers, alone.centers)
     assert_array_equal(result.labels, problem.groups)
+    assert (result.tau2, result.scores) == (alone.tau2, alone.scores)
+    assert np.isinf(result.noise_units[45:]).all()
 
 
 @pytest.mark.parametrize("n_known", [0, 3])
-def test_too_few_founders_leave_the_noise_aside(n_known):
+def test_noise_that_too_few_know_is_left_aside(n_known):
     problem = uneven_noise_problem()
     noise = np.where(np.arange(60) < n_known, problem.noise, np.inf)
     result = noise_mixture(problem.theta, noise=noise)
@@ -419,8 +406,6 @@ EYE = np.broadcast_to(np.eye(4), (60, 4, 4))
         ({"covariance": EYE[:, :3]}, r"\(60, 4, 4\)"),
         ({"covariance": EYE + np.eye(4, k=1)}, "not symmetric"),
         ({"covariance": -EYE}, "negative variance"),
-        ({"founders": np.ones(60)}, "True or False"),
-        ({"noise": np.full(60, np.inf), "founders": np.ones(60, bool)}, "no finite noise"),
         ({"n_clusters": 61}, "asked of 60 users"),
         ({"n_clusters": 0}, "n_clusters=0"),
         ({"max_clusters": "many"}, "max_clusters='many'"),

@@ -11,6 +11,7 @@ from numpy.testing import assert_allclose
 import odcl
 from odcl import KMeansPP, Method, Uploads, linear_federation, server_step
 from odcl.diagnose import diagnose_step
+from odcl.server.dispersion import with_noise
 from tests.diagnose.cases import CASES, MIXTURE, Case
 from tests.helpers import squared_error
 
@@ -110,7 +111,7 @@ def test_a_user_of_no_group_is_named_and_nobody_else():
 
 def test_a_user_far_from_the_group_it_was_put_into_is_named():
     f = CASES["clear groups"].federation(401)
-    local = odcl.fit(f).uploads
+    local = with_noise(odcl.fit(f).uploads)
     theta = local.theta.copy()
     theta[11] += 2.0
     uploads = replace(local, theta=theta)

@@ -49,7 +49,7 @@ def test_noise_read_off_the_spread_counts_the_rows_beyond_the_parameters():
     dim, n = 6, np.tile([10.0, 100.0], 300)
     v = 2.0 / (n - dim - 1)
     theta = rng.standard_normal((600, dim)) * np.sqrt(v)[:, None]
-    uploads = Uploads(np.arange(600), theta, n)
+    uploads = Uploads(np.arange(600), n, theta)
     found = estimated_noise(uploads, np.zeros(600, dtype=int))
     assert found.source == "spread"
     assert_allclose(found.variance, v, rtol=4 * np.sqrt(2 / theta.size))

@@ -147,7 +147,7 @@ def test_the_paper_uploads_models_only():
     mixture = odcl.fit(federation, method=Method("mixture"))
     assert mixture.bytes_up == 30 * 8 * (20 + 1 + 20 * 21 // 2 + 1)
     # Data terms: means and a triangle of 20 features and the target.
-    assert odcl.fit(federation).bytes_up == 30 * 8 * (20 + 1 + 21 + 21 * 22 // 2)
+    assert odcl.fit(federation).bytes_up == 30 * 8 * (1 + 21 + 21 * 22 // 2)
     assert paper.bytes_down == 30 * 8 * (20 + 2)  # and the group's number and size
 
 

@@ -122,6 +122,7 @@ def test_methods_are_equal_where_every_setting_is():
         "curvature": ["full", "diagonal", "none"],
         "standardize": [False],
         "smallest_group": [2],
+        "short_terms": [False],
     }
     assert set(other) == {f.name for f in fields(Method)}
     methods = [
@@ -159,20 +160,22 @@ def test_a_method_is_resolved_by_its_name_and_changes():
         (Method(combine="mean"), Risk(), 5),
         (Method(refit=None), Risk(), 5),
         (Method(curvature="full"), Risk(), 5),
-        (Method(smallest_group=3), Risk(), 5),
     ],
 )
 def test_without_data_terms_the_default_is_the_noise_mixture(method, risk, dim):
     assert method.resolved(risk, dim) == replace(method, clusterer="mixture")
+    assert method.falls_back(risk, dim)
     limited = replace(method, clusterer="auto:2").resolved(risk, dim)
     assert limited == replace(method, clusterer=NoiseMixture(max_clusters=2))
 
 
 def test_with_data_terms_the_default_finds_mixed_groups():
     for loss in ("squared", "huber", "logistic", "poisson", Multinomial(3)):
-        most = 100 if loss in ("squared", "huber") else 40
-        for method in (Method(), Method(standardize=False), Method("auto:1"), Method(3)):
-            assert method.resolved(Risk(loss), most) == method
+        case = Risk(loss), 100 if loss in ("squared", "huber") else 40
+        kept = {"standardize": False, "smallest_group": 3, "short_terms": False}
+        for method in (Method(), Method(**kept), Method("auto:1"), Method(3)):
+            assert method.resolved(*case) == method
+            assert method.falls_back(*case) == ""
             assert method.resolved(Risk(loss), 5, 1).clusterer.uses_terms is False
     assert Method("auto:1").clusterer == Method(MixedGroups(max_groups=1)).clusterer
     refusal(Method, "auto:0", match="not one of 'auto'")
@@ -285,18 +288,48 @@ def test_bytes_are_the_sizes_of_what_is_declared(curvature):
     assert result.bytes_down == 8 * numbers * len(ROWS)
 
 
+def test_who_asked_for_the_default_hears_why_it_gave_way():
+    federation = linear_federation(20, 30, n_clusters=4, dim=3, n_active=3, seed=1)
+    for method, why in (
+        (Method(combine="mean"), "combine='mean' is settled by mixed groups themselves."),
+        (Method("mixture"), ""),
+        (Method(), ""),
+    ):
+        told = odcl.fit(federation, method=method).step.reason
+        assert told.partition("Mixed groups gave way to it: ")[2] == why
+    theta = fit_users(federation, Risk()).theta
+    assert "the uploads hold no data terms" in server_step(theta).reason
+
+
+def test_mixed_groups_that_are_too_small_are_dissolved():
+    """The evidence decides among what is allowed; nobody falls out."""
+    sizes = (40, 30, 5, 5)
+    federation = linear_federation(80, 40, n_clusters=4, sizes=sizes, dim=3, n_active=3, seed=3)
+    for smallest in (1, 5, 6, 31):
+        found = odcl.fit(federation, method=Method(smallest_group=smallest))
+        assert found.step.mixture is not None
+        counts = np.bincount(found.labels)
+        assert counts.sum() == 80
+        assert counts.min() >= smallest
+        if smallest <= 5:
+            assert sorted(counts) == [5, 5, 30, 40]
+        if smallest == 6:  # the two small groups are one, whose users differ
+            assert sorted(counts) == [10, 30, 40]
+            assert found.step.mixture.spread.matrix.any()
+
+
 @pytest.mark.parametrize("combine", ["mean", "precision", "shrink"])
 def test_groups_that_are_too_small_are_dissolved(combine):
     federation = linear_federation(20, 60, n_clusters=4, sizes=(9, 7, 2, 2), dim=3, n_active=3)
-    found = odcl.fit(federation, method=Method(combine=combine))
+    found = odcl.fit(federation, method=Method("mixture", combine=combine))
     assert sorted(np.bincount(found.labels)) == [2, 2, 7, 9]
-    kept = odcl.fit(federation, method=Method(combine=combine, smallest_group=3))
+    kept = odcl.fit(federation, method=Method("mixture", combine=combine, smallest_group=3))
     assert kept.n_clusters == 2
     assert np.bincount(kept.labels).min() >= 7
     large = np.isin(federation.groups, np.flatnonzero(np.bincount(federation.groups) > 2))
     assert_array_equal(kept.labels[large], number_in(found.labels[large]))
     assert "2 groups of at least 3 users left of 4 found" in kept.step.reason
-    everybody = odcl.fit(federation, method=Method(combine=combine, smallest_group=10))
+    everybody = odcl.fit(federation, method=Method("mixture", combine=combine, smallest_group=10))
     assert everybody.n_clusters == 1
 
 

@@ -54,8 +54,8 @@ def test_an_update_leaves_the_others_and_the_fits_result_as_they_were(table, fit
     assert_array_equal(model.result_.labels, kept[1])
     rest = np.arange(24) != 3
     assert_array_equal(model.theta_[rest], kept[0][rest])
-    assert_array_equal(model.uploads_.theta[rest], kept[2].theta[rest])
-    assert_array_equal(kept[2].theta, model.result_.uploads.theta)
+    assert_array_equal(model.uploads_.factor[rest], kept[2].factor[rest])
+    assert_array_equal(kept[2].factor, model.result_.uploads.factor)
     refusal(model.update_user, "nobody", X[rows], y[rows], match="add it with add_user")
 
 

@@ -29,8 +29,9 @@ def uploads(m=5, dim=3, *, full=True, seed=0):
         "site_slope": rng.normal(size=(m, dim)),
         "site_constant": rng.normal(size=m),
         "site_ceiling": rng.normal(size=m),
+        "observations": n,
     }
-    return Uploads(ids, theta, n, H, phi, trace, **terms)
+    return Uploads(ids, n, theta, H, phi, trace, **terms)
 
 
 def downloads(m=5, dim=3, seed=0):
@@ -93,8 +94,8 @@ def test_messages_apart_and_joined_are_the_messages(name):
 def test_joined_users_keep_the_kind_of_their_ids():
     numbers, words = downloads().take(np.arange(2)), uploads().take(np.arange(1))
     assert numbers.joined(numbers.take(np.array([1]))).users.tolist() == [0, 1, 1]
-    text = Uploads(np.array(["u0"]), words.theta, words.n_samples)
-    both = Uploads(np.array([7]), words.theta, words.n_samples).joined(text)
+    text = Uploads(np.array(["u0"]), words.n_samples, words.theta)
+    both = Uploads(np.array([7]), words.n_samples, words.theta).joined(text)
     assert both.users.tolist() == [7, "u0"]
 
 
@@ -115,8 +116,8 @@ def test_arrays_that_do_not_make_a_message_are_refused():
     arrays = uploads().to_arrays()
     twice = arrays | {"curvature_diagonal": np.ones((5, 3))}
     refusal(Uploads.from_arrays, np.arange(5), twice, match="curvature is there twice")
-    del arrays["theta"], arrays["n_samples"]
-    refusal(Uploads.from_arrays, np.arange(5), arrays, match="n_samples, theta is not there")
+    del arrays["n_samples"]
+    refusal(Uploads.from_arrays, np.arange(5), arrays, match="n_samples is not there")
 
 
 def test_bytes_are_eight_per_number_and_a_triangle_per_matrix():
@@ -125,7 +126,7 @@ def test_bytes_are_eight_per_number_and_a_triangle_per_matrix():
     assert n_numbers((4, 4)) == 10
     assert n_numbers((4, 5)) == 20
     assert message_bytes((4,), (), (4, 4)) == 8 * 15
-    terms = 4 + 10 + 6 + 3 + 1 + 1
+    terms = 4 + 10 + 6 + 3 + 1 + 1 + 1
     assert_array_equal(uploads().n_bytes, 8 * (3 + 1 + 6 + 1 + 1 + terms))
     assert_array_equal(uploads(full=False).n_bytes, 8 * (3 + 1 + 3 + 1 + 1 + terms))
     kept = uploads()
@@ -137,7 +138,7 @@ def test_bytes_are_eight_per_number_and_a_triangle_per_matrix():
 
 def test_a_ledger_counts_rounds_first_ones_and_the_delivery():
     one = Ledger.of(uploads(), downloads())
-    assert (one.n_rounds, one.total_up, one.total_down) == (1, 5 * 8 * (12 + 25), 5 * 8 * 11)
+    assert (one.n_rounds, one.total_up, one.total_down) == (1, 5 * 8 * (12 + 26), 5 * 8 * 11)
     rounds = Exchange(
         7, sends=((3,),), receives=((3,),) * 2, sends_first=((),), delivers=True
     ).over(4)
@@ -173,12 +174,12 @@ def test_what_uploads_know_follows_from_what_they_hold():
     assert bare.knows_noise.all()
     assert_array_equal(bare.penalty, 0.0)
     risk = Risk("logistic", 0.2, intercept=True)
-    told = Uploads(np.arange(2), np.zeros((2, 3)), np.ones(2), risk=risk)
+    told = Uploads(np.arange(2), np.ones(2), np.zeros((2, 3)), risk=risk)
     assert_array_equal(told.penalty, [0.2, 0.2, 0.0])  # the intercept is free
     assert told.curvature_varies
     assert not told.has_dispersion
     assert not bare.has_dispersion
-    noisy = Uploads(np.arange(2), np.zeros((2, 3)), np.ones(2), None, np.array([1.0, np.inf]))
+    noisy = Uploads(np.arange(2), np.ones(2), np.zeros((2, 3)), None, np.array([1.0, np.inf]))
     assert_array_equal(noisy.knows_noise, [True, False])
 
 

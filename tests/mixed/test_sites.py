@@ -235,3 +235,12 @@ def test_a_user_without_rows_gets_the_mixture():
     at = coordinates(data_terms(Z[:, 1:], y, users, 7))
     got = site_posterior("logistic", Z, y, users, 7, download_of(search(q), at))
     assert np.isfinite(got.predict(Z[:2], np.array([6, 6]))).all()
+
+
+def test_as_many_hits_as_misses_at_one_place_are_curved_all_the_same():
+    """Rows whose slopes cancel at zero: their sum is no less certain for it."""
+    Z, y = np.tile([1.0, 0.7], (4, 1)), np.array([0.0, 1.0, 0.0, 1.0])
+    found = sites("logistic", Z, y, np.zeros(4, int), 1)
+    near = sites("logistic", Z, y, np.zeros(4, int), 1, np.array([1.0, 1.0 + 1e-7, 1.0, 1.0]))
+    assert found.A[0, 0, 0] > 0.5
+    assert_allclose(found.A, near.A, rtol=1e-5)

@@ -194,7 +194,7 @@ def test_diagonal_curvature_weighs_each_coordinate_by_itself():
     rng = np.random.default_rng(4)
     theta, H = rng.normal(size=(6, 3)), rng.uniform(1.0, 9.0, size=(6, 3))
     labels = np.array([0, 0, 1, 1, 1, 0])
-    uploads = Uploads(np.arange(6), theta, np.full(6, 10.0), H)
+    uploads = Uploads(np.arange(6), np.full(6, 10.0), theta, H)
     found = combine_clusters(uploads, labels, "precision").centers
     for k in range(2):
         mine = labels == k

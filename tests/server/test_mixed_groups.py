@@ -90,9 +90,9 @@ def test_a_message_is_as_long_as_its_declaration_says(loss):
     federation, risk = people_of(loss), Risk(loss, 0.01, True)
     result = odcl.fit(federation, risk, MIXED)
     arrays = result.uploads.to_arrays()
-    sent = {"theta", "n_samples", "means", "factor"}
+    sent = {"n_samples", "means", "factor"}
     if loss.name != "squared":
-        sent = {"theta", "n_samples", *(name for name in TERM_FIELDS if name.startswith("site"))}
+        sent = {"n_samples", *(name for name in TERM_FIELDS if name.startswith("site"))}
     assert arrays.keys() == sent <= set(MIXED.needs)
     assert result.bytes_up == 8 * sum(a.size for a in arrays.values())
     mixture = result.step.mixture

@@ -25,7 +25,7 @@ from odcl.method import Method
 from odcl.risk.risk import Risk
 from odcl.server.combine import combine_clusters
 from odcl.server.dispersion import covariances, pooled_dispersion
-from odcl.server.step import server_step
+from odcl.server.step import dissolve_small, server_step
 from tests.helpers import equal_users, squared_error
 
 unhurried = settings(deadline=None, derandomize=True, max_examples=12)
@@ -139,7 +139,7 @@ def test_users_without_a_cluster_are_refused():
 def test_a_plain_matrix_is_the_papers_upload():
     theta = uploads_of_24().theta
     step = step_of(theta, KMeansPP(4), seed=3)
-    same = step_of(Uploads(np.arange(24), theta, np.ones(24)), KMeansPP(4), seed=3)
+    same = step_of(Uploads(np.arange(24), np.ones(24), theta), KMeansPP(4), seed=3)
     assert_array_equal(step.models, same.models)
     with pytest.raises(ValueError, match="Models must be a matrix"):
         step_of(np.ones(5), 2)
@@ -262,15 +262,22 @@ def test_shrinking_sends_each_user_its_posterior_mean():
     assert error[0] < 0.9 * min(error[1:])
 
 
-@pytest.mark.parametrize("left", [1, 4])
-def test_the_reason_counts_the_groups_that_are_left_and_knows_their_tau2(monkeypatch, left):
-    """Users settle after the mixture; its own sentence would be of groups before that."""
-    uploads = uploads_of_24()
-    if left == 1:
-        monkeypatch.setattr("odcl.server.step.settle", lambda uploads, *_: np.zeros(24, dtype=int))
-    step = step_of(uploads, "auto", "precision")
-    assert step.reason.startswith(f"{left} group{'s' * (left > 1)} found by the mixture")
-    assert ("only by noise" in step.reason) == (step.tau2 == 0) == (left == 4)
+def test_users_of_a_dissolved_group_join_the_nearest_of_those_left():
+    theta = np.array([[0.0], [0.2], [9.0], [9.4], [9.2], [3.0], [6.1]])
+    labels = np.array([0, 0, 1, 1, 1, 2, 3])
+    uploads = Uploads.of(theta)
+    assert_array_equal(dissolve_small(uploads, labels, 2), [0, 0, 1, 1, 1, 0, 1])
+    assert dissolve_small(uploads, labels, 1) is labels
+    assert_array_equal(dissolve_small(uploads, labels, 3), np.zeros(7))  # one group is left
+    assert_array_equal(dissolve_small(uploads, labels, 4), np.zeros(7))  # none is
+
+
+@pytest.mark.parametrize("tau", [0.0, 0.6])
+def test_the_reason_knows_the_tau2_of_the_last_step(tau):
+    federation = linear_federation(40, 60, n_clusters=4, dim=3, n_active=3, tau=tau, seed=0)
+    step = step_of(fit_users(federation, Risk()).uploads, "mixture", "precision")
+    assert step.reason.startswith(f"{step.n_clusters} groups found by the mixture with known noise")
+    assert ("only by noise" in step.reason) == (step.tau2 == 0) == (tau == 0)
 
 
 # -- after the download ------------------------------------------------------------------------

@@ -89,7 +89,7 @@ def known_user(theta, *, l2=0.0, n=20.0):
     """Curvature n I beside the penalty's."""
     theta = np.array([theta], dtype=float)
     H = n * (1 + l2) * np.eye(theta.shape[1])[None]
-    return Uploads(np.array(["u"]), theta, np.array([n]), H, np.ones(1), risk=Risk(l2=l2))
+    return Uploads(np.array(["u"]), np.array([n]), theta, H, np.ones(1), risk=Risk(l2=l2))
 
 
 @pytest.mark.parametrize("tau2", [0.0, 0.5])

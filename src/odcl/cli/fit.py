@@ -84,6 +84,8 @@ _MORE = {
         "parameters [default: auto; with --paper none]",
     ),
     "--no-standardize": "leave features in their own units instead of a common scale",
+    "--no-short-terms": "users with fewer rows than parameters send what the average of their rows "
+    "says, which does not give the rows away",
 }
 
 
@@ -184,6 +186,7 @@ def method_of(options: Namespace) -> Method:
         "refit": getattr(options, "refit", None),
         "curvature": getattr(options, "curvature", None),
         "standardize": False if getattr(options, "no_standardize", False) else None,
+        "short_terms": False if getattr(options, "no_short_terms", False) else None,
     }
     return Method.of("paper" if options.paper else "default", **changes)
 

@@ -150,9 +150,9 @@ def _as_option(setting: Setting) -> str:
         name, value = "loss", _LOSS_OF[value]
     if name == "method":
         return f"--{value}"
-    name = {"clusterer": "clusters", "all_rows": "all-rows"}.get(name, name)
-    if value is True:
-        return f"--{name}"
+    name = {"clusterer": "clusters"}.get(name, name).replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{name}" if value else f"--no-{name}"
     return f"--{name} {shlex.quote(','.join(value) if isinstance(value, list) else value)}"
 
 

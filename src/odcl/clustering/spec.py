@@ -44,8 +44,8 @@ class Clusterer(Protocol):
 
     - ``uses_noise: bool``: ``fit`` takes ``noise=``, (n_users,), the trace of the covariance of
       each user's model, infinite where it is not known, or None where nobody knows;
-    - ``uses_covariance: bool``: ``fit`` takes ``noise=``, ``covariance=`` (n_users, dim, dim) and
-      ``founders=`` (n_users,), the users who may seed a group, and leaves a
+    - ``uses_covariance: bool``: ``fit`` takes ``noise=`` and ``covariance=``, (n_users, dim, dim),
+      infinite where they are not known, and leaves a
       :class:`~odcl.clustering.mixture.noise_mixture.MixtureResult` in ``result_``;
     - ``uses_terms: bool``: it looks at the users' data terms and cannot be fitted on models.
     """

@@ -34,7 +34,7 @@ BORDER = 0.05  # probability of belonging elsewhere from which a user is named
 UNLIKELY = 0.01  # chance that any member of a group is taken for a user of none
 TRUSTED = 3  # users that a group needs: the model of a pair may be a coincidence
 # Rules of the mixtures that chose K themselves.
-MIXTURE_RULES = ("mixed groups", "noise", "scaled-noise", "shared-variance")
+MIXTURE_RULES = ("mixed groups", "noise", "shared-variance")
 NAMED = 4  # coefficients that users differ in, named one by one
 
 
@@ -178,17 +178,17 @@ def _with_noise(result: Result, federation: Federation) -> Uploads:
     """The result's own models, with curvature and noise as the users' rows have them."""
     known, risk = result.uploads, result.risk
     ours = Method().resolved(risk, known.dim, federation.n_users)
-    again = fit_users(federation, risk, terms=ours.clusterer.uses_terms).uploads
-    same = again.theta.shape == known.theta.shape and again.users.tolist() == known.users.tolist()
+    again = fit_users(federation, risk, terms=ours.clusterer.uses_terms)
+    same = again.theta.shape == known.models.shape and again.users.tolist() == known.users.tolist()
     if same and isinstance(result.solver, str) and result.solver == "exact":
         scale = float(np.abs(again.theta).max())
-        same = bool(np.abs(again.theta - known.theta).max() <= 1e-6 * scale)
+        same = bool(np.abs(again.theta - known.models).max() <= 1e-6 * scale)
     if not same:
         raise ValueError(
             "The federation's rows give other users or other local models than this result has, "
             "so their noise is not that of its models: give the federation that it was fitted on."
         )
-    return replace(again, theta=known.theta)
+    return replace(again.uploads, theta=known.theta)
 
 
 def diagnose_step(
@@ -248,7 +248,7 @@ def diagnose_step(
     return replace(
         known,
         distance=found.distance,
-        separation=separation(uploads.theta, step.labels) if step.n_clusters > 1 else None,
+        separation=separation(uploads.models, step.labels) if step.n_clusters > 1 else None,
         stability=stability(
             means, centers, step.labels, noise, visible.differ, resamples=resamples, seed=seed
         ),
@@ -313,7 +313,7 @@ def _visible_groups(uploads: Uploads, seed: int) -> ServerStep:
     traces, smallest = guessed_traces(uploads), 1
     if traces is not None:
         phi, n = np.ones(uploads.n_users), uploads.n_samples
-        uploads = Uploads(uploads.users, uploads.theta, n, dispersion=phi, inverse_trace=traces)
+        uploads = Uploads(uploads.users, n, uploads.models, dispersion=phi, inverse_trace=traces)
         smallest = TRUSTED
     method = Method("mixture", refit=None, smallest_group=smallest)
     return server_step(uploads, method, seed=seed)
@@ -323,7 +323,7 @@ def _measured_errors(
     uploads: Uploads, step: ServerStep, found: Measured, visible: Measured
 ) -> Errors:
     """Errors of the models in hand, seen from the groups that the users' noise shows."""
-    alone = step.models.shape == uploads.theta.shape and np.allclose(step.models, uploads.theta)
+    alone = step.models.shape == uploads.models.shape and np.allclose(step.models, uploads.models)
     return replace(
         found.errors,
         one=visible.errors.one,

@@ -156,7 +156,7 @@ class Measured:
         members = np.maximum(sum_by_cluster(sent, labels), 1.0)
         n = sum_by_cluster(uploads.n_samples * sent, labels)
         once = (n / members - n)[:, None, None] * np.diag(uploads.penalty)  # per group
-        right = sum_by_cluster(np.matmul(H, uploads.theta[..., None])[..., 0], labels)
+        right = sum_by_cluster(np.matmul(H, uploads.models[..., None])[..., 0], labels)
         gap = self.groups.models - solve_symmetric(sum_by_cluster(H, labels) + once, right)
         square = gap[able] * np.linalg.solve(V[able], gap[able, :, None])[..., 0]
         return float(np.average(square.mean(axis=1), weights=self.groups.sizes[able]))

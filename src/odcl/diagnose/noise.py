@@ -143,7 +143,7 @@ def _spread(uploads: Uploads, labels: Ints) -> Floats:
     freedom = uploads.n_users - int(labels.max()) - 1
     if freedom < 1:
         return np.full(uploads.n_users, np.inf)
-    gap = uploads.theta - average_by_cluster(uploads.theta, labels, w)[labels]
+    gap = uploads.models - average_by_cluster(uploads.models, labels, w)[labels]
     scale = float((w * np.square(gap).sum(axis=1)).sum()) / (uploads.dim * freedom)
     return np.maximum(scale / w, 1e-300)
 
@@ -170,7 +170,7 @@ def without_penalty(uploads: Uploads, noise: Noise) -> tuple[Floats, Noise]:
     would look out of place. Users whose rows leave A_i nearly singular keep the model they have.
     """
     if not uploads.penalty.any() or uploads.curvature is None or noise.source != "curvature":
-        return uploads.theta, noise
+        return uploads.models, noise
     rows = np.flatnonzero(noise.known)
     H = uploads.curvature[rows]
     A = H - uploads.n_samples[rows, None, None] * np.diag(uploads.penalty)
@@ -178,7 +178,7 @@ def without_penalty(uploads: Uploads, noise: Noise) -> tuple[Floats, Noise]:
     able = np.linalg.eigvalsh(root @ A @ root.swapaxes(1, 2))[:, 0] > LEAST_SHARE
     rows, H, inverse = rows[able], H[able], np.linalg.inv(A[able])
     phi = np.trace(noise.covariance[rows] @ H, axis1=1, axis2=2) / uploads.dim
-    theta, covariance = uploads.theta.copy(), noise.covariance.copy()
+    theta, covariance = uploads.models.copy(), noise.covariance.copy()
     theta[rows] = (inverse @ (H @ theta[rows, :, None]))[..., 0]
     covariance[rows] = phi[:, None, None] * 0.5 * (inverse + inverse.swapaxes(1, 2))
     return theta, Noise(covariance, noise.source)

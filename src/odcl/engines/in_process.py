@@ -129,13 +129,15 @@ def fit(
     risk = risk if isinstance(risk, Risk) else Risk(risk or "squared")
     rows, n_features = federation.X.shape
     method = method if isinstance(method, Method) else Method.of(method or "default")
-    method = method.resolved(risk, risk.dim(n_features), federation.n_users)
+    case = risk, risk.dim(n_features), federation.n_users
+    why, method = method.falls_back(*case), method.resolved(*case)
     log.info("fit: %d users, %d rows, %d features", federation.n_users, rows, n_features)
     local = fit_users(
         federation,
         risk,
         method.sends,
         terms=method.clusterer.uses_terms,
+        short_terms=method.short_terms,
         solver=solver,
         strict=strict,
         seed=seed,
@@ -143,7 +145,7 @@ def fit(
         progress=progress,
     )  # step 1
     log.info("local models: %d of %d converged", local.converged.sum(), federation.n_users)
-    step = server_step(local.uploads, method, seed=seed)  # step 2
+    step = server_step(local.uploads, method, seed=seed).fallen_back(why)  # step 2
     log.info("server step: %s", step.reason)
     received = receive(federation, risk, local.uploads, step.downloads, seed=seed, n_jobs=n_jobs)
     log.info("last step: %s", received.how)

@@ -124,7 +124,6 @@ class ODCLEstimator(LaterUsers):
         )
         federation = federation.with_X(scaling.apply(federation.X))
         risk = Risk(self._loss(federation), self.l2, bool(self.fit_intercept))
-        method = method.resolved(risk, risk.dim(federation.n_features), federation.n_users)
         result = fit(
             federation,
             risk,
@@ -136,7 +135,7 @@ class ODCLEstimator(LaterUsers):
         )
         self.result_, self.has_users_, self.scaling_ = result, has_users, scaling
         self.schema_ = schema
-        self.risk_, self.method_ = risk, method
+        self.risk_, self.method_ = risk, result.method
         self.users_, self.labels_, self.uploads_ = result.users, result.labels, result.uploads
         self.n_rows_ = federation.n_rows
         sure = result.step.probabilities
@@ -145,7 +144,7 @@ class ODCLEstimator(LaterUsers):
         self.theta_, self.cluster_theta_ = result.models, result.centers
         self.rule_, self.reason_ = result.step.rule, result.step.reason
         self.tau2_ = result.step.tau2
-        self.groups_ = groups_of(federation, risk, result.local, result.step, method)
+        self.groups_ = groups_of(federation, risk, result.local, result.step, result.method)
         self.cluster_means_ = newcomers.cluster_means(federation, result.labels, result.n_clusters)
         self.mixture_, received = result.step.mixture, result.received
         self.covariance_, self.noise_ = received.covariance, received.noise

@@ -76,7 +76,7 @@ class LaterUsers(TableInput):
         upload = with_more_rows(old, rows, target, self.risk_)
         place = place_of(upload, self.groups_, self.method_.refit, self.labels_[at])
         if place[0] == self.labels_[at] and (self.labels_ == place[0]).sum() == 1:
-            place = place[0], upload.theta[0], place[2]  # alone there, as in the fit
+            place = place[0], upload.models[0], place[2]  # alone there, as in the fit
         return upload, place, None
 
     def add_user(self, user: Any, X: Any, y: Any) -> Assignment:

@@ -20,12 +20,17 @@ from odcl.risk.risk import Risk
 TERM_FIELDS = (
     *("means", "factor", "site_curvature", "site_slope", "site_constant", "site_ceiling"),
 )
+PLAIN = ("dispersion", "inverse_trace", "n_samples", "observations")  # checked in other ways
 Curvature = Literal["auto", "full", "diagonal", "none"]  # what users send of their curvature
 
 
 @dataclass(frozen=True, eq=False)
 class Uploads(Message):
     """The uploads of one or many users, one row per user.
+
+    ``theta`` is there where the method looks at models, the data term (the last fields) where it
+    looks at what the rows say; a user with fewer rows than parameters may keep the larger part of
+    its term to itself (``observations``).
 
     ``curvature`` is n_i times the Hessian of the user's penalised risk at ``theta``: full,
     (n_users, dim, dim), or its diagonal, (n_users, dim). A user that keeps its curvature to
@@ -34,8 +39,8 @@ class Uploads(Message):
     finite minimiser): such a user joins a group that others form and cannot seed one.
     """
 
-    theta: Floats = part("the user's model: its coefficients and intercept", "dim", optional=False)
     n_samples: Floats = part("how many rows the user has", optional=False)
+    theta: Floats | None = part("the user's model: its coefficients and intercept", "dim")
     curvature: Floats | None = part(
         "how sharply the rows determine the model: products of features, summed over the rows; it "
         "gives away the span of the rows of a user with fewer rows than parameters",
@@ -67,6 +72,10 @@ class Uploads(Message):
     site_slope: Floats | None = part("where that model would be, weighed by its sharpness", "dim")
     site_constant: Floats | None = part("how well the rows agree with such a model")
     site_ceiling: Floats | None = part("how well they would agree with a perfect one")
+    observations: Floats | None = part(
+        "how many rows the last fields tell of: all; of a user with fewer rows than parameters "
+        "their average as one, and of a user with one row none"
+    )
 
     @classmethod
     def of(cls, theta: Any) -> Uploads:
@@ -76,7 +85,7 @@ class Uploads(Message):
             raise ValueError(
                 f"Models must be a matrix with one row per user; got {theta.ndim} dimension(s)."
             )
-        return cls(np.arange(len(theta)), theta, np.ones(len(theta)))
+        return cls(np.arange(len(theta)), np.ones(len(theta)), theta)
 
     @property
     def has_terms(self) -> bool:
@@ -84,12 +93,34 @@ class Uploads(Message):
         return self.factor is not None or self.site_curvature is not None
 
     @property
+    def models(self) -> Floats:
+        """``theta``, by who cannot do without."""
+        if self.theta is None:
+            raise ValueError(
+                "These uploads hold the users' data terms and not their models, which this method "
+                "looks at: fit the users with the same method."
+            )
+        return self.theta
+
+    @cached_property
+    def seen(self) -> Floats:
+        """The weight of the rows that the data terms tell of, (n_users,)."""
+        if self.observations is None:
+            return self.n_samples
+        return np.where(self.observations > 0, self.n_samples, 0.0)
+
+    @property
     def n_users(self) -> int:
-        return len(self.theta)
+        return len(self.users)
 
     @property
     def dim(self) -> int:
-        return int(self.theta.shape[1])
+        for model in (self.theta, self.site_slope):
+            if model is not None:
+                return int(model.shape[1])
+        if self.means is None or self.risk is None:
+            raise ValueError("These uploads hold neither the users' models nor their data terms.")
+        return int(self.means.shape[1]) - 1 + self.risk.intercept
 
     @property
     def full(self) -> bool:
@@ -113,7 +144,12 @@ class Uploads(Message):
         return self.risk is not None and self.risk.loss.curvature_varies
 
     def kept_back(self, name: str) -> Bools:
-        return ~self.sent if name == "curvature" else super().kept_back(name)
+        if name == "curvature":
+            return ~self.sent
+        if self.observations is None or name not in TERM_FIELDS:
+            return super().kept_back(name)
+        # Of an average there is no factor, of nothing there is nothing.
+        return self.observations < (self.n_samples if name == "factor" else 1)
 
     @cached_property
     def sent(self) -> Bools:
@@ -143,13 +179,13 @@ class Uploads(Message):
 
     def check(self) -> None:
         """Refuse what would spoil the other users' models, naming the user."""
-        m, dim = self.theta.shape
+        m, dim = self.n_users, self.dim
         sizes = upload_sizes(self.risk, dim)
         for name, values in self.present.items():
             shape = (m, *(sizes[size] for size in self.parts()[name].shape))
             if values.shape not in (shape, shape[:2]):
                 raise ValueError(f"{name} has shape {values.shape}, and {m} uploads need {shape}.")
-            if name not in ("dispersion", "inverse_trace", "n_samples"):  # may be infinite; below
+            if name not in PLAIN:
                 self.refuse_non_finite(name, values)
         bad = ~(np.isfinite(self.n_samples) & (self.n_samples > 0))
         if bad.any():
@@ -157,6 +193,14 @@ class Uploads(Message):
                 f"User {self.users[bad].tolist()[0]!r} uploaded {self.n_samples[bad][0]:g} as its "
                 "number of samples: every upload needs a number > 0."
             )
+        if self.observations is not None:
+            bad = ~((self.observations >= 0) & (self.observations <= np.maximum(self.n_samples, 1)))
+            if bad.any():
+                raise ValueError(
+                    f"User {self.users[bad].tolist()[0]!r} uploaded a data term of "
+                    f"{self.observations[bad][0]:g} observations, and it has "
+                    f"{self.n_samples[bad][0]:g} rows: a term tells of no more rows than there are."
+                )
 
 
 def upload_sizes(risk: Risk | None, dim: int) -> dict[str, int]:

@@ -104,15 +104,11 @@ class LocalModels:
     gradient_norm: Floats  # (n_users,)
     n_iter: Ints  # (n_users,)
     prior: Bools  # (n_users,), no finite minimiser: fitted with a small prior
+    theta: Floats  # (n_users, dim), theta-hat_i: in the upload only where the method looks at it
 
     @property
     def users(self) -> Array:
         return self.uploads.users
-
-    @property
-    def theta(self) -> Floats:
-        """theta-hat_i, (n_users, dim)."""
-        return self.uploads.theta
 
 
 def fit_users(
@@ -121,6 +117,7 @@ def fit_users(
     curvature: Curvature = "auto",
     *,
     terms: bool = False,
+    short_terms: bool = True,
     solver: Any = "exact",
     strict: bool = False,
     seed: int = 0,
@@ -134,26 +131,28 @@ def fit_users(
     their Hessian: ``"auto"`` is all of it up to 100 parameters, save for users with fewer rows
     than parameters, whose matrix would give away the span of their rows, and beyond 100 only the
     trace of its inverse; ``"full"``, asked for by name, is everything, ``"diagonal"`` the diagonal.
-    With ``terms`` users also send their data terms.
+    With ``terms`` users send their data terms and not their models; without ``short_terms``, what
+    is left of a user with fewer rows than parameters is the average of its rows.
     """
     if risk.dim(federation.n_features) == 0:
         raise ValueError("There is nothing to fit: the rows have no features, and no intercept.")
     _check_rows(federation)
     solution = _solve(federation, risk, solver, strict, seed, n_jobs, progress)
     H, phi, trace = _confidence(federation, risk, solution, curvature)
-    n = federation.n_samples
-    more = {}
+    more: dict[str, Array] = {"theta": solution.theta}
     if terms:
         from odcl.local.terms import user_terms
 
-        more = user_terms(federation, risk)
+        more = user_terms(federation, risk, short_terms=short_terms)
+    n, told = federation.n_samples, {"curvature": H, "dispersion": phi, "inverse_trace": trace}
     return LocalModels(
-        Uploads(federation.users, solution.theta, n, H, phi, trace, risk=risk, **more),
+        Uploads(federation.users, n, risk=risk, **more, **told),
         federation.n_rows,
         solution.converged,
         solution.gradient_norm,
         solution.n_iter,
         solution.prior,
+        solution.theta,
     )
 
 

@@ -81,7 +81,7 @@ def receive(
     else:
         strength, how = np.full(m, float(refit)), f"strength {refit:g}"
     strength = np.where(alone, 0.0, strength)
-    models = np.where((strength == 0)[:, None], uploads.theta, downloads.model)
+    models = np.where((strength == 0)[:, None], uploads.models, downloads.model)
     between = np.flatnonzero((strength > 0) & np.isfinite(strength))
     if len(between):
         part = federation if len(between) == m else federation.take(between)

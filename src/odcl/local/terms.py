@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from odcl._typing import Array, Floats
+from odcl._typing import Array, Bools, Floats
 from odcl.data.federation import Federation
 from odcl.local.fit import solve_users
 from odcl.local.predict import linear_predictors
@@ -24,19 +24,44 @@ from odcl.risk.losses import Huber, Multinomial
 from odcl.risk.risk import Risk
 
 
-def user_terms(federation: Federation, risk: Risk) -> dict[str, Array]:
-    """The fields of an upload that hold the users' data terms."""
+def user_terms(federation: Federation, risk: Risk, *, short_terms: bool = True) -> dict[str, Array]:
+    """The fields of an upload that hold the users' data terms.
+
+    Without ``short_terms`` a user with fewer rows than parameters, whose term would span its rows,
+    sends that of their average: for squared loss one observation y-bar ~ N(x-bar'theta, s2 / n),
+    for others its targets as if each had come with x-bar. Whose rows are all the same would send
+    the row with it, and sends nothing.
+    """
+    n, owner = federation.n_samples, federation.row_user
+    short = np.full(len(n), not short_terms)
+    short &= federation.n_rows < risk.dim(federation.n_features)
+    silent = short & _one_row(federation)
+    observations = {} if short_terms else {"observations": np.where(short, ~silent, n)}
     if risk.loss.has_data_terms:
         found = _data_terms(federation, risk)[0]
-        return {"means": found.mean, "factor": found.factor}
+        found.factor[short] = found.mean[silent] = 0.0
+        return {"means": found.mean, "factor": found.factor, **observations}
+    if short.any():
+        means = data_terms(federation.X, n[owner], owner, len(n), federation.weight).mean[:, :-1]
+        federation = federation.with_X(np.where(short[owner, None], means[owner], federation.X))
     q = user_sites(federation, risk)
     assert q.ceiling is not None
+    for values in (q.A, q.b, q.uu, q.ceiling):
+        values[silent] = 0.0
     return {
         "site_curvature": q.A,
         "site_slope": q.b,
         "site_constant": q.uu,
         "site_ceiling": q.ceiling,
+        **observations,
     }
+
+
+def _one_row(federation: Federation) -> Bools:
+    """Users whose rows are all the same, (n_users,)."""
+    X, y, starts = federation.X, federation.y, federation.offsets[:-1]
+    first = starts[federation.row_user]
+    return ~np.logical_or.reduceat((X[first] != X).any(axis=1) | (y[first] != y), starts)
 
 
 def _data_terms(federation: Federation, risk: Risk) -> tuple[DataTerms, Floats]:

@@ -7,7 +7,7 @@ samples are drawn by user id.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -27,6 +27,7 @@ from odcl.mixed.mixture import (
 from odcl.mixed.noise import Noise, pure_noise
 from odcl.mixed.tails import with_tails
 
+Admissible = Callable[[Fit], bool]
 SHAPES = ("zero", "scalar", "diag", "full")
 FAILURES = 2  # a shape is given up after so many K in a row that did not improve it
 # Many groups far from one another may look like one center with a wide T until all are there: when
@@ -46,24 +47,27 @@ def search(
     *,
     max_groups: int = 50,
     sample: int = SAMPLE,
+    admissible: Admissible | None = None,
 ) -> Fit:
     """The mixture of best evidence, fitted to all users.
 
     With more than ``sample`` users K and shape are searched on a sample drawn by ``ids``: a group
-    of share p is absent from it with probability (1 - p)^sample.
+    of share p is absent from it with probability (1 - p)^sample. Only fits that are ``admissible``
+    are given back: others lose their smallest group and converge again.
     """
     if len(q) <= sample:
-        best = _search(q, max_groups)
-        return _polish(q, best, best.responsibilities, best.s2)
+        best = _search(q, max_groups, admissible)
+        return _polish(q, best, best.responsibilities, best.s2, admissible)
     names = [str(i) for i in range(len(q))] if ids is None else [str(i) for i in ids]
     who = sample_by_id(names, sample)
-    best = _search(q[who], max_groups)
+    best = _search(q[who], max_groups)  # what is admissible is a matter of all users
     noise, s2 = pure_noise(q)
     s2 = np.full(len(q), best.s2[0]) if noise.common else s2
     m = moments(q, best.spread, s2)
     stack = Centers.of(best.centers, best.covariances)
     r = responsibilities(misfits(m, stack), best.weights)[0][0]
-    return _polish(q, replace(best, noise=noise), r, s2, tol=1e-6 * len(q), max_sweeps=30)
+    best, tol = replace(best, noise=noise), 1e-6 * len(q)
+    return _polish(q, best, r, s2, admissible, tol=tol, max_sweeps=30)
 
 
 def evidence(fit: Fit) -> float:
@@ -77,13 +81,53 @@ def sample_by_id(ids: Sequence[str], size: int) -> Ints:
 
 
 def _polish(
-    q: Quadratics, fit: Fit, r: Floats, s2: Floats, *, tol: float = FINE, max_sweeps: int = 500
+    q: Quadratics,
+    fit: Fit,
+    r: Floats,
+    s2: Floats,
+    admissible: Admissible | None,
+    *,
+    tol: float = FINE,
+    max_sweeps: int = 500,
 ) -> Fit:
     fit = fit_mixture(q, r, fit.spread, fit.noise, s2, fit.prior, tol=tol, max_sweeps=max_sweeps)
+    if admissible is not None:
+        fit = _reduced(q, fit, admissible, tol, max_sweeps)
     return with_tails(q, fit)
 
 
-def _search(q: Quadratics, max_groups: int) -> Fit:
+def _reduced(
+    q: Quadratics, fit: Fit, admissible: Admissible, tol: float = ROUGH, sweeps: int = PATIENCE
+) -> Fit:
+    """The fit without its smallest groups, one by one, until it is admissible."""
+    while not admissible(fit):
+        if fit.n_groups == 1:
+            raise ValueError(
+                f"Not even one group of all {len(q)} users is admissible: wait for more users, or "
+                "ask less of a group."
+            )
+        kept = np.delete(np.arange(fit.n_groups), np.argmin(fit.weights))
+        stack = Centers.of(fit.centers[kept], fit.covariances[kept])
+        m = moments(q, fit.spread, fit.s2)
+        r = responsibilities(misfits(m, stack), fit.weights[kept] / fit.weights[kept].sum())[0][0]
+        prior = fit.prior if len(kept) > 1 else None
+        T = fit.spread
+        fit = fit_mixture(q, r, T, fit.noise, fit.s2, prior, tol=tol, max_sweeps=sweeps)
+    return fit
+
+
+def _admitted(q: Quadratics, fits: list[Fit], admissible: Admissible) -> list[Fit]:
+    """The admissible fits, and the best of the others in each shape without its small groups."""
+    allowed = [fit for fit in fits if admissible(fit)]
+    for shape in SHAPES:
+        refused = [f for f in fits if f.spread.shape == shape and f.n_groups > 1]
+        refused = [fit for fit in refused if not admissible(fit)]
+        if refused:
+            allowed.append(_reduced(q, min(refused, key=evidence), admissible))
+    return allowed
+
+
+def _search(q: Quadratics, max_groups: int, admissible: Admissible | None = None) -> Fit:
     noise, s2 = pure_noise(q)
     singles = one_group(q, noise, s2)
     fits = list(singles.values())
@@ -121,7 +165,7 @@ def _search(q: Quadratics, max_groups: int) -> Fit:
             failures[shape] = failures[shape] + 1 if behind else 0
             leading[shape] = min(leading[shape], evidence(fit))
             previous[shape] = fit
-    return _choose(q, fits)
+    return _choose(q, fits if admissible is None else _admitted(q, fits, admissible))
 
 
 def _reopened(q: Quadratics, alike: Fit, single: Fit) -> Fit:

@@ -129,8 +129,9 @@ def variational(
     state = look(live, A, b)
     for _ in range(STEPS):
         # A user who has arrived stays put, so that it does not matter who else is in the batch.
-        gap = np.abs(state[3][live] - b[live]).max(axis=1)
-        going = (gap > 1e-11 * (1 + np.abs(b[live]).max(axis=1))) & (step[live] > 1e-6)
+        # Both count: as many hits as misses at one place leave b at zero, and A to be found.
+        gap = _largest(state[2][live] - A[live], state[3][live] - b[live])
+        going = (gap > 1e-11 * (1 + _largest(A[live], b[live]))) & (step[live] > 1e-6)
         live, gap = live[going], gap[going]
         if not len(live):
             break
@@ -139,13 +140,18 @@ def variational(
         b_try = b[live] + share * (state[3][live] - b[live])
         seen = look(live, A_try, b_try)
         fall, level = state[4][live] - seen[4], 1 + np.abs(state[4][live])
-        nearer = np.abs(seen[3] - b_try).max(axis=1) < 0.9 * gap
+        nearer = _largest(seen[2] - A_try, seen[3] - b_try) < 0.9 * gap
         good = (fall <= 1e-12 * level) | (nearer & (fall <= 1e-6 * level))
         A[live[good]], b[live[good]] = A_try[good], b_try[good]
         for part, new in zip(state, seen, strict=True):
             part[live[good]] = new[good]
         step[live] = np.where(good, np.minimum(1.0, 1.5 * step[live]), step[live] / 2)
     return Gaussians(state[0] + mean, state[1], A, b, state[4])
+
+
+def _largest(A: Floats, b: Floats) -> Floats:
+    """The largest number of each user's curvature and slope, (n,)."""
+    return np.maximum(np.abs(A).max(axis=(1, 2)), np.abs(b).max(axis=1))
 
 
 def _logit_covariance(X: Floats, V: Floats, D: int) -> Floats:

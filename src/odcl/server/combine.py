@@ -53,13 +53,13 @@ def average_by_cluster(theta: Floats, labels: Ints, weights: Floats | None = Non
 
 
 def _weighted(uploads: Uploads, labels: Ints, weights: Floats, others: bool, told: str) -> Combined:
-    centers = average_by_cluster(uploads.theta, labels, weights)
+    centers = average_by_cluster(uploads.models, labels, weights)
     if not others:
         return Combined(centers, None, told)
     share = (weights / sum_by_cluster(weights, labels)[labels])[:, None]
     alone = share >= 1.0
-    rest = centers[labels] - share * uploads.theta
-    without = np.where(alone, uploads.theta, rest / np.where(alone, 1.0, 1.0 - share))
+    rest = centers[labels] - share * uploads.models
+    without = np.where(alone, uploads.models, rest / np.where(alone, 1.0, 1.0 - share))
     return Combined(centers, without, told)
 
 
@@ -117,7 +117,7 @@ class _Sums:
 
     @classmethod
     def of_users(cls, uploads: Uploads) -> _Sums:
-        H, theta, sent = uploads.curvature, uploads.theta, uploads.sent.astype(float)
+        H, theta, sent = uploads.curvature, uploads.models, uploads.sent.astype(float)
         assert H is not None
         n = uploads.n_samples * sent
         H_theta = np.matmul(H, theta[..., None])[..., 0] if uploads.full else H * theta

@@ -10,6 +10,7 @@ from scipy.special import digamma, polygamma
 
 from odcl._typing import Floats, Ints
 from odcl.exchange.upload import Uploads
+from odcl.server.combine import solve_symmetric
 
 # Enough numbers (users times dim) to pin one down to half a percent, from enough users to have seen
 # every group; more would only cost time, and dim^3 of it a user.
@@ -23,33 +24,36 @@ SINGULAR = 1e-10  # least eigenvalue, at unit diagonal, of rows that leave a dir
 
 
 def with_noise(uploads: Uploads) -> Uploads:
-    """Uploads whose data terms also say curvature and dispersion; others as they are.
+    """Uploads whose data terms also say models, curvature and dispersion; others as they are.
 
-    Squared loss: with the users' means and factors of [X y] the curvature is X'X + n P, and what
-    the target scatters around theta is known exactly. Elsewhere the curvature is that of the site.
+    Squared loss: with the users' means and factors of [X y] the curvature is X'X + n P, and the
+    model and what the target scatters around it are known exactly. Elsewhere they are the site's.
     """
     risk = uploads.risk
     if risk is None or not uploads.has_terms or uploads.curvature is not None:
         return uploads
-    n, theta, dim = uploads.n_samples, uploads.theta, uploads.dim
+    n, dim = uploads.n_samples, uploads.dim
     phi = np.ones(len(n))
     if uploads.factor is not None:
         root, target = squared_term(uploads)
-        H = root.transpose(0, 2, 1) @ root
-        rest = target - (root @ theta[..., None])[..., 0]
-        phi = (rest**2).sum(axis=1) / np.maximum(n - dim, 1.0)
+        H, b = root.transpose(0, 2, 1) @ root, root.transpose(0, 2, 1) @ target[..., None]
     else:
         from odcl.mixed.house import site_map
 
         assert uploads.site_curvature is not None
+        assert uploads.site_slope is not None
         features = dim // risk.n_outputs - risk.intercept
         back = np.linalg.inv(site_map(features, risk.intercept, getattr(risk.loss, "basis", None)))
-        H = back.T @ uploads.site_curvature @ back
+        H, b = back.T @ uploads.site_curvature @ back, back.T @ uploads.site_slope[..., None]
     scale = 1 / np.sqrt(np.maximum(np.diagonal(H, axis1=1, axis2=2), 1e-300))
     least = np.linalg.eigvalsh(H * scale[:, :, None] * scale[:, None])[:, 0]
     H = H + n[:, None, None] * np.diag(uploads.penalty)
+    theta = solve_symmetric(H, b[..., 0])
+    if uploads.factor is not None:
+        rest = target - (root @ theta[..., None])[..., 0]
+        phi = (rest**2).sum(axis=1) / np.maximum(n - dim, 1.0)
     phi[(n <= dim) | (least < SINGULAR)] = np.inf
-    return replace(uploads, curvature=H, dispersion=phi)
+    return replace(uploads, theta=theta, curvature=H, dispersion=phi)
 
 
 def squared_term(uploads: Uploads) -> tuple[Floats, Floats]:
@@ -57,7 +61,7 @@ def squared_term(uploads: Uploads) -> tuple[Floats, Floats]:
     assert uploads.risk is not None
     assert uploads.means is not None
     assert uploads.factor is not None
-    R, n = uploads.factor, np.sqrt(uploads.n_samples)[:, None]
+    R, n = uploads.factor, np.sqrt(uploads.seen)[:, None]
     root = np.concatenate([(n * uploads.means)[:, None, :-1], R[:, :, :-1]], axis=1)
     target = np.concatenate([n * uploads.means[:, -1:], R[:, :, -1]], axis=1)
     if uploads.risk.intercept:
@@ -170,7 +174,7 @@ def evidence_tau2(
     pen = uploads.penalty
     # b - A c about the centre itself: both are large where targets are far from zero.
     slope = (
-        np.matmul(H, (uploads.theta[use] - center)[..., None])[..., 0] + n[:, None] * pen * center
+        np.matmul(H, (uploads.models[use] - center)[..., None])[..., 0] + n[:, None] * pen * center
     )
     a, V = np.linalg.eigh(H - n[:, None, None] * np.diag(pen))
     a = np.maximum(a, 0.0)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.special import chdtrc, fdtrc
 
 from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation
+from odcl.errors import InputError, Setting
 from odcl.exchange.download import Downloads
 from odcl.exchange.upload import Uploads
 from odcl.local.fit import fit_users
@@ -27,8 +28,6 @@ from odcl.mixed.terms import Coordinates, DataTerms, coordinates, merge, quadrat
 from odcl.risk.loss import symmetric
 from odcl.risk.risk import Risk
 from odcl.server.assign import STRANGE, Assignment
-from odcl.server.combine import solve_symmetric
-from odcl.server.dispersion import squared_term
 
 if TYPE_CHECKING:
     from odcl.server.step import ServerStep
@@ -42,9 +41,23 @@ def mixed_step(uploads: Uploads, method: Method) -> ServerStep:
     from odcl.server.step import ServerStep
 
     assert uploads.risk is not None
+    if not uploads.seen.any():
+        raise ValueError(
+            f"None of {len(uploads)} users sent a data term, because each of them has one row and "
+            "the term would be that row: wait for more rows, or allow it (short_terms=True)."
+        )
     q, at = user_quadratics(uploads)
     most = int(dict(method.clusterer.params).get("max_groups", 50))
-    fit = search(q, [str(user) for user in uploads.users.tolist()], max_groups=most)
+    smallest, spoke = method.smallest_group, uploads.seen > 0
+
+    def admissible(fit: Fit) -> bool:
+        """Is every group the likeliest of enough users who said something?"""
+        place = fit.responsibilities[spoke].argmax(axis=1)
+        return bool(np.bincount(place, minlength=fit.n_groups).min() >= smallest)
+
+    ids = [str(user) for user in uploads.users.tolist()]
+    held = admissible if smallest > 1 else None
+    fit = search(q, ids, max_groups=most, admissible=held)
     fit, labels = _numbered(fit)
     mixture = download_of(fit, at)
     offset, change = model_map(mixture, uploads.risk)
@@ -75,9 +88,14 @@ def user_quadratics(
     risk = uploads.risk
     assert risk is not None
     if uploads.factor is not None and uploads.means is not None:
-        terms = DataTerms(uploads.n_samples, uploads.means, uploads.factor)
+        terms = DataTerms(uploads.seen, uploads.means, uploads.factor)
         at = coordinates(terms, intercept=risk.intercept) if at is None else at
-        return quadratics(terms, at), at
+        q, n = quadratics(terms, at), uploads.observations
+        if n is None:
+            return q, at
+        # An average is one observation, of variance s2 / n, and has no error of its own.
+        few = n < uploads.n_samples
+        return replace(q, rows=n, dof=np.where(few, 0, q.dof), pure=np.where(few, 0, q.pure)), at
     if uploads.site_curvature is None or uploads.site_slope is None:
         raise ValueError(
             "Mixed groups need the users' data terms, and these uploads hold none: fit the users "
@@ -91,7 +109,7 @@ def user_quadratics(
         uploads.site_curvature,
         uploads.site_slope,
         uploads.site_constant,
-        uploads.n_samples,
+        uploads.seen,
         nothing,
         nothing,
         False,
@@ -135,7 +153,8 @@ def _reason(fit: Fit) -> str:
 def assign_mixed(X: Floats, y: Floats, risk: Risk, mixture: Mixture, method: Method) -> Assignment:
     """A new user's posterior over groups, and its model, from its first row on."""
     one = Federation(X, y, np.array([0, len(y)]), np.zeros(1, dtype=int))
-    upload = fit_users(one, risk, method.sends, terms=True).uploads
+    local = fit_users(one, risk, method.sends, terms=True, short_terms=method.short_terms)
+    upload = local.uploads
     found, around = _place(upload, mixture)
     nowhere = np.zeros((1, upload.dim)), np.zeros(1, int), np.ones(1, int)
     downloads = Downloads(upload.users, *nowhere, mixture=around)
@@ -146,6 +165,13 @@ def assign_mixed(X: Floats, y: Floats, risk: Risk, mixture: Mixture, method: Met
 def with_more_terms(old: Uploads, more: Uploads) -> Uploads:
     """One user's data term after other rows came on top: exact for squared loss."""
     n = old.n_samples + more.n_samples
+    if any(u.observations is not None and u.observations[0] < u.n_samples[0] for u in (old, more)):
+        raise InputError(
+            f"User {old.users.tolist()[0]!r} keeps the data term of few rows to itself, so its old "
+            "rows cannot be added to the new ones: give all its rows, old and new, and say ",
+            *(Setting("all_rows", True), "."),
+        )
+    told: dict[str, Any] = {} if old.observations is None else {"observations": n}
     if old.factor is not None and old.means is not None:
         assert more.means is not None
         assert more.factor is not None
@@ -156,15 +182,10 @@ def with_more_terms(old: Uploads, more: Uploads) -> Uploads:
                 np.concatenate([old.factor, more.factor]),
             )
         )
-        new = replace(old, n_samples=n, means=both.mean, factor=both.factor)
-        root, target = squared_term(new)
-        H = root.transpose(0, 2, 1) @ root + n[:, None, None] * np.diag(new.penalty)
-        theta = solve_symmetric(H, (root.transpose(0, 2, 1) @ target[..., None])[..., 0])
-        return replace(new, theta=theta)
+        return replace(old, n_samples=n, means=both.mean, factor=both.factor, **told)
     names = ("site_curvature", "site_slope", "site_constant", "site_ceiling")
-    return replace(
-        old, n_samples=n, **{name: getattr(old, name) + getattr(more, name) for name in names}
-    )
+    told |= {name: getattr(old, name) + getattr(more, name) for name in names}
+    return replace(old, n_samples=n, **told)
 
 
 def place_mixed(upload: Uploads, mixture: Mixture) -> Assignment:

@@ -62,6 +62,11 @@ class ServerStep:
             self.mixture,
         )
 
+    def fallen_back(self, why: str) -> ServerStep:
+        """The same, with a word on why mixed groups were not for these users, if so."""
+        told = f"{self.reason} Mixed groups gave way to it: {why}."
+        return replace(self, reason=told) if why else self
+
     def take(self, order: Ints) -> ServerStep:
         """The same users in another order; clusters keep their numbers."""
 
@@ -97,16 +102,21 @@ def server_step(
     """
     given = uploads if isinstance(uploads, Uploads) else Uploads.of(uploads)
     method = Method() if method is None else method
-    method = method.resolved(given.risk if given.has_terms else None, given.dim, given.n_users)
+    case = given.risk if given.has_terms else None, given.dim, given.n_users
+    why, method = method.falls_back(*case), method.resolved(*case)
     given.check()
     order = given.canonical_order()
-    if (np.diff(order) == 1).all():
-        return _step(given, method, seed)
-    back = np.argsort(order)
-    return replace(_step(given.take(order), method, seed).take(back), users=given.users)
+    step = _step(given.take(order), method, seed).take(np.argsort(order))
+    return replace(step, users=given.users).fallen_back(why)
 
 
 def _step(uploads: Uploads, method: Method, seed: int) -> ServerStep:
+    speak = int((uploads.seen > 0).sum())
+    if 0 < speak < method.smallest_group:
+        raise ValueError(
+            f"{speak} users uploaded, and no group may have fewer than {method.smallest_group}: "
+            "wait for more users, or allow smaller groups (smallest_group)."
+        )
     if method.clusterer.uses_terms:
         from odcl.server.mixed import mixed_step
 
@@ -117,18 +127,16 @@ def _step(uploads: Uploads, method: Method, seed: int) -> ServerStep:
     how = "precision" if method.combine == "shrink" else method.combine
     combined = combine_clusters(uploads, labels, how, others=method.refit == "cv")
     tau2 = evidence_tau2(uploads, labels, combined.centers, phi)
-    if tau2 is None and mixture is not None and mixture.rule == "noise":
-        tau2 = mixture.tau2_mean
     reason = groups.reason
-    if mixture is not None and reason == mixture.reason:  # worded anew: users have settled since
-        reason = mixture.reason_for(len(combined.centers), tau2)
+    if mixture is not None and reason == mixture.reason:  # of what users' last step will know
+        reason = mixture.reason_for(tau2)
     if tau2 is None and method.refit == "evidence":  # the last step will be cross-validated
         combined = combine_clusters(uploads, labels, how, others=True)
     models, words = combined.centers[labels], combined.how
     if method.combine == "shrink" and mixture is not None:  # None: other groups than it found
         # The posterior mean of the mixture: c_(i) + tau2 / (tau2 + v_i) (theta_i - c_(i)).
         around = mixture.responsibilities @ mixture.centers
-        models = around + mixture.own_weight[:, None] * (uploads.theta - around)
+        models = around + mixture.own_weight[:, None] * (uploads.models - around)
         words = "posterior mean of the mixture"
     return ServerStep(
         uploads.users,
@@ -148,11 +156,6 @@ def _step(uploads: Uploads, method: Method, seed: int) -> ServerStep:
 
 def _cluster(uploads: Uploads, phi: Floats | None, method: Method, seed: int) -> _Groups:
     m, spec = uploads.n_users, method.clusterer
-    if m < method.smallest_group:
-        raise ValueError(
-            f"{m} users uploaded, and no group may have fewer than {method.smallest_group}: wait "
-            "for more users, or allow smaller groups (smallest_group)."
-        )
     fewest = 2 if spec.uses_covariance else 3  # users that a rule needs to choose K
     if m < fewest and isinstance(spec.n_clusters, str):
         return _Groups(np.zeros(m, dtype=np.intp), "one group", f"{_count(1)}: {m} user(s) in all.")
@@ -161,7 +164,7 @@ def _cluster(uploads: Uploads, phi: Floats | None, method: Method, seed: int) ->
         found = _mixture(uploads, phi, clusterer)
     else:
         more = {"noise": noise_traces(uploads, phi)} if spec.uses_noise else {}
-        clusterer.fit(uploads.theta, **more)
+        clusterer.fit(uploads.models, **more)
         labels = np.asarray(clusterer.labels_)
         _check_labels(labels, m, spec.name)
         labels = number_by_first_user(labels)
@@ -182,18 +185,10 @@ def _count(k: int) -> str:
 def _mixture(uploads: Uploads, phi: Floats | None, clusterer: Any) -> _Groups:
     """Fit the noise mixture on what the uploads tell of their noise."""
     cov = covariances(uploads, phi)
-    noise = None
-    seeds = uploads.knows_noise
-    if cov is not None:
-        seeds = seeds & uploads.sent
-    elif phi is not None and uploads.inverse_trace is not None:
-        noise = phi * uploads.inverse_trace
-    if not seeds.any():  # nobody can tell its noise: everybody seeds, one variance for all
-        cov, noise, seeds = None, None, np.ones(uploads.n_users, dtype=bool)
-    clusterer.fit(uploads.theta, noise=noise, covariance=cov, founders=seeds)
+    noise = None if cov is not None else noise_traces(uploads, phi)
+    clusterer.fit(uploads.models, noise=noise, covariance=cov)
     result = clusterer.result_
-    labels = settle(uploads, phi, number_by_first_user(result.labels), result.rule == "noise")
-    return _Groups(labels, result.rule, result.reason, replace(result, labels=labels))
+    return _Groups(result.labels, result.rule, result.reason, result)
 
 
 def _check_labels(labels: Array, n_users: int, name: str) -> None:
@@ -206,61 +201,6 @@ def _check_labels(labels: Array, n_users: int, name: str) -> None:
             "Algorithm 1 averages every user. Choose a method that assigns all points, e.g. "
             "KMeansPP(n_clusters=...)."
         )
-
-
-TURNS = 20
-
-
-def settle(uploads: Uploads, phi: Floats | None, labels: Ints, everybody: bool) -> Ints:
-    """Users who sent their curvature join the group that explains their rows best.
-
-    The mixture looks at models through one noise level per user. A user's data term knows more: it
-    is long in directions that its rows hardly see, and silent on those they do not see at all.
-    With curvature A_i = H_i - n_i P and linear term b_i = H_i theta_i, and users of a group
-    differing by tau^2, minus its log-likelihood under group k is
-
-        1/2 c_k' S_i A_i c_k - c_k' S_i b_i,      S_i = (phi_i I + tau^2 A_i)^-1.
-
-    Groups' models and users' places are brought in line in turn, as in Lloyd's loop. Users who
-    cannot seed a group always take part; the others (``everybody``) where noise is credible.
-    """
-    who = np.flatnonzero(uploads.sent & (everybody | ~uploads.knows_noise))
-    if not uploads.full or len(who) == 0 or labels.max() == 0:
-        return labels
-    tau2 = 0.0
-    if phi is not None:
-        centers = combine_clusters(uploads, labels, "precision").centers
-        tau2 = evidence_tau2(uploads, labels, centers, phi) or 0.0
-    for _ in range(TURNS):
-        centers = combine_clusters(uploads, labels, "precision").centers
-        moved = labels.copy()
-        for part in np.array_split(who, max(1, len(who) // 32_768)):
-            moved[part] = misfit(uploads, phi, tau2, centers, part).argmin(axis=1)
-        moved = number_by_first_user(moved)
-        if (moved == labels).all():
-            break
-        labels = moved
-    return labels
-
-
-def misfit(
-    uploads: Uploads, phi: Floats | None, tau2: float, centers: Floats, part: Ints
-) -> Floats:
-    """Minus the log-likelihood of some users' rows under every group, (len(part), n_clusters)."""
-    assert uploads.curvature is not None
-    # About the groups' mean: far from zero, a difference of two costs would lose its digits.
-    middle = centers.mean(axis=0)
-    centers, theta = centers - middle, uploads.theta[part] - middle
-    A, b = uploads.curvature[part], np.matmul(uploads.curvature[part], theta[..., None])
-    if uploads.penalty.any():
-        b = b + (uploads.n_samples[part, None] * uploads.penalty * middle)[..., None]
-        A = A - uploads.n_samples[part, None, None] * np.diag(uploads.penalty)
-    if tau2 > 0 and phi is not None:
-        S = phi[part, None, None] * np.eye(uploads.dim) + tau2 * A
-        both = np.linalg.solve(S, np.concatenate([A, b], axis=2))
-        A, b = both[..., :-1], both[..., -1:]
-    curved = (np.matmul(A, centers.T) * centers.T).sum(axis=1)
-    return 0.5 * curved - np.matmul(centers, b)[..., 0]
 
 
 def dissolve_small(uploads: Uploads, labels: Ints, smallest: int) -> Ints:
@@ -276,6 +216,6 @@ def dissolve_small(uploads: Uploads, labels: Ints, smallest: int) -> Ints:
         return np.zeros_like(labels)
     small = ~np.isin(labels, large)
     joined = labels.copy()
-    centers = average_by_cluster(uploads.theta, labels)[large]
-    joined[small] = large[nearest_center(uploads.theta[small], centers)]
+    centers = average_by_cluster(uploads.models, labels)[large]
+    joined[small] = large[nearest_center(uploads.models[small], centers)]
     return number_by_first_user(joined)

@@ -18,7 +18,6 @@ from odcl.exchange.upload import Uploads
 from odcl.risk.risk import Risk
 from odcl.server.assign import MOST_DIRECTIONS, Groups, View
 from odcl.server.combine import solve_symmetric
-from odcl.server.step import misfit
 
 MOST_STEPS = 50
 
@@ -37,7 +36,7 @@ def with_more_rows(old: Uploads, X: Floats, y: Floats, risk: Risk) -> Uploads:
         )
     assert old.curvature is not None
     n, pen, bare = float(old.n_samples[0]) + len(y), old.penalty, replace(risk, l2=0.0)
-    H, start = old.curvature[0], old.theta[0]
+    H, start = old.curvature[0], old.models[0]
     A, b = H - np.diag(old.n_samples[0] * pen), H @ start
     quadratic = A + np.diag(n * pen)
 
@@ -76,7 +75,7 @@ def _dispersion(old: Uploads, X: Floats, y: Floats, theta: Floats, A: Floats, ri
     if not loss.has_dispersion:
         return 1.0
     assert old.dispersion is not None
-    n, start = float(old.n_samples[0]), old.theta[0]
+    n, start = float(old.n_samples[0]), old.models[0]
     known = bool(np.isfinite(old.dispersion[0])) and n > old.dim
     before = old.dispersion[0] * (n - old.dim) if known else 0.0
     moved = theta - start
@@ -96,7 +95,7 @@ def place_of(upload: Uploads, groups: Groups, refit: Refit, was: int) -> tuple[i
     varies the quadratic model cannot tell who is far from all groups: whoever ``was``, stays so.
     """
     assert upload.curvature is not None
-    H, theta, n = upload.curvature[0], upload.theta[0], float(upload.n_samples[0])
+    H, theta, n = upload.curvature[0], upload.models[0], float(upload.n_samples[0])
     pen = n * upload.penalty
     A = H - np.diag(pen)
     a, V = np.linalg.eigh(A)
@@ -117,9 +116,9 @@ def place_of(upload: Uploads, groups: Groups, refit: Refit, was: int) -> tuple[i
             phi = groups.drawn_up(max(own, 0.0), dof)
         # Rows without noise differ by rounding.
         phi, dof = max(phi, 1e-18 * loss_above(0.0 * free) / n, 1e-300), dof + groups.phi_dof
-    cost = misfit(upload, np.array([phi]), groups.tau2, groups.centers, np.array([0]))[0]
-    # With tau2 the terms are divided by phi already.
-    p = softmax(np.log(groups.members) - (cost if groups.tau2 > 0 else cost / phi))
+    # The user's own model is N(c_k, phi A^-1 + tau^2 I), along the directions that its rows see.
+    gap2 = ((groups.centers - free) @ V) ** 2
+    p = softmax(np.log(groups.members) - 0.5 * gap2 @ (a / (phi + groups.tau2 * a)))
     label = int(np.argmax(p))
     center, none = groups.centers[label], was < 0 and upload.curvature_varies
     if not upload.curvature_varies and upload.dim <= MOST_DIRECTIONS:

@@ -23,9 +23,7 @@ from odcl.clustering.labels import as_seed, nearest_center, number_by_first_user
 from odcl.clustering.mixture.em import CHUNK_ENTRIES, Axes, Cloud, Mixture, responsibilities
 from odcl.clustering.mixture.search import Found, MaxClusters, find_groups, sharpen
 from odcl.clustering.mixture.units import (
-    NOISE_FLOOR,
     Given,
-    Units,
     axes_in_order,
     check_inputs,
     check_numbers,
@@ -33,16 +31,15 @@ from odcl.clustering.mixture.units import (
     units_of,
 )
 
-Reading = Literal["noise", "scaled-noise", "shared-variance"]  # of the noise that was given
+Reading = Literal["noise", "shared-variance"]  # of the noise that was given
 HOW: dict[Reading, str] = {
     "noise": "by the mixture with known noise",
-    "scaled-noise": "by the mixture with the noise scaled to fit",
     "shared-variance": "by the mixture with one variance for all users",
 }
 
-# The founders can stand for the federation if they are half of it, or a tenth and at least twenty:
-# four of thirty users cannot show six groups.
-FEWEST_FOUNDERS, HALF, LEAST_SHARE = 20, 0.5, 0.1
+# Users who know their noise can stand for the federation if they are half of it, or a tenth and at
+# least twenty: four of thirty users cannot show six groups.
+FEWEST, HALF, LEAST_SHARE = 20, 0.5, 0.1
 OVERSTATED = 0.5  # spread inside groups below half the claimed noise: the claim is not believed
 
 
@@ -81,15 +78,15 @@ class MixtureResult:
     @property
     def reason(self) -> str:
         """How the groups were found, in a sentence."""
-        return self.reason_for(self.n_clusters, self.tau2_mean)
+        return self.reason_for(self.tau2_mean)
 
-    def reason_for(self, n_groups: int, tau2: float | None) -> str:
-        """The same sentence for groups and a tau2 that were settled afterwards.
+    def reason_for(self, tau2: float | None) -> str:
+        """The same sentence with a tau2 that somebody knows better.
 
         ``tau2`` is the variance inside a group per coordinate, in the units of theta squared;
         None where it is not known.
         """
-        groups = "1 group" if n_groups == 1 else f"{n_groups} groups"
+        groups = "1 group" if self.n_clusters == 1 else f"{self.n_clusters} groups"
         asked = "" if self.asked is None else f" ({self.asked} asked for)"
         found = f"{self.doubt}{groups}{asked} found {HOW[self.reading]}"
         if self.overstated is not None:
@@ -128,7 +125,6 @@ def noise_mixture(
     *,
     noise: ArrayLike | None = None,
     covariance: ArrayLike | None = None,
-    founders: ArrayLike | None = None,
     n_clusters: int | Literal["auto"] = "auto",
     max_clusters: MaxClusters = "auto",
     seed: int = 0,
@@ -140,29 +136,27 @@ def noise_mixture(
     fitted. With covariances, distances are in units of their average (whitening), which makes
     the answer independent of the units of the features.
 
-    ``founders`` (n_users,) says who may seed a group; the others are assigned to the groups that
-    founders form, and change neither K nor centres nor tau2. Default: users with finite noise.
-    ``max_clusters="auto"`` looks up to 20, and twice as far as long as the best K is near the end.
+    Users whose noise is not known (infinite) are assigned to the groups that the others form, and
+    change neither K nor centres nor tau2. ``max_clusters="auto"`` looks up to 20, and twice as far
+    as long as the best K is near the end.
     """
-    given, scale = in_range(check_inputs(theta, noise, covariance, founders))
-    doubt = _too_few_founders(given)
+    given, scale = in_range(check_inputs(theta, noise, covariance))
+    doubt = _too_few(given)
     if doubt:
         given = Given(given.theta, None, None, np.ones(len(given.theta), dtype=bool))
-    wanted = check_numbers(n_clusters, max_clusters, int(given.founders.sum()))
+    wanted = check_numbers(n_clusters, max_clusters, int(given.known.sum()))
     units = units_of(given)
-    # Founders by a fixed random projection of theta, then by noise: random draws meet the same user
+    # Users by a fixed random projection of theta, then by noise: random draws meet the same user
     # in the same place however users were listed. Those equal in both are exchangeable.
-    order = np.flatnonzero(given.founders)
+    order = np.flatnonzero(given.known)
     direction = np.random.default_rng(0).standard_normal(given.theta.shape[1])
     along = (given.theta[order] - units.shift) @ direction
     order = order[np.lexsort((units.noise[order], along))]
     cloud = Cloud(units.points[order], units.noise[order], given.theta.shape[1], given.has_noise)
     axes_of = axes_in_order(given, units, order)
     choice = _decide(cloud, wanted, max_clusters, seed, axes_of)
-    everybody = Cloud(units.points, choice.noise_of(units.noise, given.founders), cloud.dim)
+    everybody = Cloud(units.points, choice.noise_of(units.noise, given.known), cloud.dim)
     shares, labels = _assign(everybody, choice.mixture)
-    if given.covariance is not None and choice.reading != "shared-variance":
-        _reassign_others(given, units, choice.mixture, shares, labels)
     number = labels[np.sort(np.unique(labels, return_index=True)[1])]  # groups by first user
     labels, shares = number_by_first_user(labels), shares[:, number]
     centers = choice.mixture.centers[number]
@@ -188,15 +182,13 @@ def noise_mixture(
     )
 
 
-def _too_few_founders(given: Given) -> str:
-    """Why the founders cannot stand for the federation, or an empty string."""
-    n_users, n_founders = len(given.theta), int(given.founders.sum())
-    if not given.has_noise or n_founders == n_users:
+def _too_few(given: Given) -> str:
+    """Why users who know their noise cannot stand for the federation, or an empty string."""
+    n_users, n_known = len(given.theta), int(given.known.sum())
+    if not given.has_noise or n_known >= max(min(FEWEST, HALF * n_users), LEAST_SHARE * n_users):
         return ""
-    if n_founders >= max(min(FEWEST_FOUNDERS, HALF * n_users), LEAST_SHARE * n_users):
-        return ""
-    knows = "knows its" if n_founders == 1 else "know their"
-    return f"Only {n_founders} of {n_users} users {knows} noise, so it is left aside. "
+    knows = "knows its" if n_known == 1 else "know their"
+    return f"Only {n_known} of {n_users} users {knows} noise, so it is left aside. "
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,7 +201,7 @@ class _Choice:
 
     @cached_property
     def mixture(self) -> Mixture:
-        """Of the groups that have at least one founder."""
+        """Of the groups that are somebody's likeliest."""
         mixture, kept = self.found.fit.mixture, np.unique(self.found.fit.labels)
         return replace(
             mixture,
@@ -218,11 +210,9 @@ class _Choice:
             shares=mixture.shares[kept] / mixture.shares[kept].sum(),
         )
 
-    def noise_of(self, noise: Floats, founders: Bools) -> Floats:
-        """v_i as the mixture came to see it; inf for non-founders where nothing is known."""
-        if self.reading == "shared-variance":
-            return np.where(founders, self.mixture.scale, np.inf)
-        return self.mixture.scale * noise
+    def noise_of(self, noise: Floats, known: Bools) -> Floats:
+        """v_i as the mixture came to see it; inf where nothing is known."""
+        return np.where(known, self.mixture.scale, np.inf) if self.reading != "noise" else noise
 
 
 def _decide(
@@ -232,11 +222,10 @@ def _decide(
     seed: int,
     axes_of: Callable[[Ints], Axes] | None,
 ) -> _Choice:
-    """Believe the noise; if the data contradict it fit its scale, or one shared variance.
+    """Believe the noise; if the data contradict it fit one variance for all.
 
     Noise that is too small shows as tau2 > 0 and does no harm to K. Noise that is too large hides
-    groups, but it shows: users of a group lie closer together than it allows. Then the
-    better of two mixtures decides: the same noise times a fitted factor, or one variance for all.
+    groups, but it shows: users of a group lie closer together than it allows.
     """
     found = find_groups(cloud, wanted, max_clusters, seed, axes_of)
     if axes_of is not None:
@@ -246,13 +235,8 @@ def _decide(
     ratio, error = found.fit.misfit, np.sqrt(2 / max(found.fit.degrees, 1.0))
     if not (ratio < OVERSTATED and ratio + 4 * error < 1):
         return _Choice(found, "noise")
-    # The noise is too large. What is it good for: ratios between users, or nothing?
-    scaled = find_groups(replace(cloud, believed=False), wanted, max_clusters, seed)
     flat = replace(cloud, noise=np.ones(len(cloud)), believed=False)
-    shared = find_groups(flat, wanted, max_clusters, seed)
-    if scaled.fit.score <= shared.fit.score:
-        return _Choice(scaled, "scaled-noise", ratio)
-    return _Choice(shared, "shared-variance", ratio)
+    return _Choice(find_groups(flat, wanted, max_clusters, seed), "shared-variance", ratio)
 
 
 def _assign(everybody: Cloud, mixture: Mixture) -> tuple[Floats, Ints]:
@@ -272,31 +256,6 @@ def _assign(everybody: Cloud, mixture: Mixture) -> tuple[Floats, Ints]:
     if unknown.any():
         labels[unknown] = nearest_center(everybody.points[unknown], mixture.centers)
     return r, labels
-
-
-def _reassign_others(
-    given: Given, units: Units, mixture: Mixture, shares: Floats, labels: Ints
-) -> None:
-    """Non-founders by their whole covariance, in place.
-
-        log r_ik = log pi_k - (z_i - c_k)' (A_i + tau2 I)^-1 (z_i - c_k) / 2 + const
-
-    with A_i the whitened covariance. With fewer rows than parameters it is very long in the
-    directions that the user's rows do not see; one number v_i would blur the others too.
-    """
-    assert given.covariance is not None  # then forward is a matrix too
-    rows = np.flatnonzero(~given.founders & np.isfinite(units.noise))
-    assert units.forward is not None
-    rank = units.forward.shape[1]
-    step = max(1, CHUNK_ENTRIES // (rank * (rank + len(mixture))))
-    for part in np.split(rows, range(step, len(rows), step)):
-        a = units.forward.T @ (mixture.scale * given.covariance[part]) @ units.forward
-        a += (mixture.tau2 + NOISE_FLOOR) * np.eye(rank)  # positive definite whatever was sent
-        gap = units.points[part][:, :, None] - mixture.centers.T  # (part, rank, K)
-        joint = np.log(mixture.shares) - 0.5 * (gap * np.linalg.solve(a, gap)).sum(axis=1)
-        r = np.exp(joint - joint.max(axis=1, keepdims=True))
-        shares[part] = r / r.sum(axis=1, keepdims=True)
-        labels[part] = r.argmax(axis=1)
 
 
 class NoiseMixture(ClusterMixin, BaseEstimator):  # type: ignore[misc]
@@ -325,7 +284,6 @@ class NoiseMixture(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         y: None = None,
         noise: ArrayLike | None = None,
         covariance: ArrayLike | None = None,
-        founders: ArrayLike | None = None,
     ) -> Self:
         """Find the groups of the rows of X; ``y`` is there for scikit-learn and not used."""
         X = validate_data(self, X, dtype=np.float64)
@@ -333,7 +291,6 @@ class NoiseMixture(ClusterMixin, BaseEstimator):  # type: ignore[misc]
             X,
             noise=noise,
             covariance=covariance,
-            founders=founders,
             n_clusters=self.n_clusters,
             max_clusters=self.max_clusters,
             seed=as_seed(self.random_state),

@@ -27,7 +27,7 @@ class Given:
     theta: Floats  # (n_users, dim)
     noise: Floats | None  # (n_users,)
     covariance: Floats | None  # (n_users, dim, dim)
-    founders: Bools  # (n_users,), who may seed a group
+    known: Bools  # (n_users,), whose noise is known: they form the groups
 
     @property
     def has_noise(self) -> bool:
@@ -41,7 +41,7 @@ class Units:
 
         points = (theta - shift) @ forward,     theta = shift + points @ back
 
-    ``forward`` is (dim, rank) and ``back`` (rank, dim), rank < dim where the founders span less;
+    ``forward`` is (dim, rank) and ``back`` (rank, dim), rank < dim where users span less;
     None stands for the identity, which with thousands of parameters is better not multiplied by.
     """
 
@@ -56,9 +56,9 @@ class Units:
 def in_range(given: Given) -> tuple[Given, float]:
     """The users times a power of two, and that power: squares stay in the range of floats.
 
-    The founders' spread, or where they coincide their noise, comes near 1. No digit changes.
+    The users' spread, or where they coincide their noise, comes near 1. No digit changes.
     """
-    theta, known = given.theta, given.founders
+    theta, known = given.theta, given.known
     if not known.any():
         return given, 1.0
     variances = np.zeros(1) if given.noise is None else given.noise[known]
@@ -81,27 +81,27 @@ def in_range(given: Given) -> tuple[Given, float]:
 
 
 def units_of(given: Given) -> Units:
-    """Whiten by the founders' average covariance and turn onto the directions they span.
+    """Whiten by the average covariance of users who know it and turn onto the directions they span.
 
         z_i = C-bar^(-1/2) (theta_i - shift),     v_i = tr(C-bar^-1 C_i) / dim
 
-    Without covariances C-bar = I and v_i = noise_i / dim. Where founders are fewer than
+    Without covariances C-bar = I and v_i = noise_i / dim. Where users are fewer than
     dimensions, a rotation onto their span keeps all distances between them and to their means.
     """
-    theta, founders = given.theta, given.founders
+    theta, known = given.theta, given.known
     dim = theta.shape[1]
-    shift = theta[founders].mean(axis=0)
+    shift = theta[known].mean(axis=0)
     points = theta - shift
     noise = np.ones(len(theta)) if given.noise is None else given.noise / dim
     forward = back = metric = None
     if given.covariance is not None:
-        metric = _average(given.covariance, founders)
-        forward, back = _whitening(metric, points[founders])
+        metric = _average(given.covariance, known)
+        forward, back = _whitening(metric, points[known])
         metric = back.T @ back  # C-bar, but for coordinates without noise
         noise = _noise_units(given.covariance, forward @ forward.T)
         points = points @ forward
-    if int(founders.sum()) - 1 < dim:
-        _, size, rows = np.linalg.svd(points[founders], full_matrices=False)
+    if int(known.sum()) - 1 < dim:
+        _, size, rows = np.linalg.svd(points[known], full_matrices=False)
         # Singular values this small are rounding; at least one direction stays.
         rows = rows[: max(1, int((size > 1e-13 * size[0]).sum()))]
         points = points @ rows.T
@@ -109,8 +109,8 @@ def units_of(given: Given) -> Units:
         back = rows if back is None else rows @ back
     # Below 1e-6 of the median user's noise, or 1e-12 of the whole cloud, precision no longer
     # matters, and 1 / v_i would only overflow. Where all is zero any unit will do.
-    whole = float(np.square(points[founders]).mean())
-    floor = max(NOISE_FLOOR * float(np.median(noise[founders])), 1e-12 * whole) or 1.0
+    whole = float(np.square(points[known]).mean())
+    floor = max(NOISE_FLOOR * float(np.median(noise[known])), 1e-12 * whole) or 1.0
     return Units(points, np.maximum(noise, floor), shift, forward, back, metric)
 
 
@@ -134,12 +134,12 @@ def axes_in_order(given: Given, units: Units, order: Ints) -> Callable[[Ints], A
     return axes_of
 
 
-def _average(covariance: Floats, founders: Bools) -> Floats:
-    """C-bar, (dim, dim): mean over founders, without a copy of all their covariances."""
+def _average(covariance: Floats, known: Bools) -> Floats:
+    """C-bar, (dim, dim): mean over users who know it, without a copy of them all."""
     total = np.zeros(covariance.shape[1:])
     for part in _parts(covariance):
-        total += covariance[part][founders[part]].sum(axis=0)
-    return total / int(founders.sum())
+        total += covariance[part][known[part]].sum(axis=0)
+    return total / int(known.sum())
 
 
 def _whitening(metric: Floats, theta: Floats) -> tuple[Floats, Floats]:
@@ -177,7 +177,6 @@ def check_inputs(
     theta: ArrayLike,
     noise: ArrayLike | None,
     covariance: ArrayLike | None,
-    founders: ArrayLike | None,
 ) -> Given:
     """Arrays of the right shape and meaning, or an error that says what to do."""
     theta = as_points(theta)
@@ -195,20 +194,6 @@ def check_inputs(
     if covariance is not None:
         covariance, finite = _checked_covariance(covariance, n_users, dim)
         known &= finite
-    if founders is not None:
-        chosen = np.asarray(founders)
-        if chosen.shape != (n_users,) or chosen.dtype != bool:
-            raise ValueError(
-                f"founders has shape {chosen.shape} and dtype {chosen.dtype}; it must hold one "
-                f"True or False for each of the {n_users} users."
-            )
-        n_unknown = int((chosen & ~known).sum())
-        if n_unknown:
-            raise ValueError(
-                f"{n_unknown} founders have no finite noise, so their distance to a group cannot "
-                "be judged. Set founders to False for them: they still get a group."
-            )
-        known = chosen
     return Given(theta, noise, covariance, known)
 
 
@@ -243,16 +228,16 @@ def _checked_covariance(covariance: ArrayLike, n_users: int, dim: int) -> tuple[
     return values, finite
 
 
-def check_numbers(n_clusters: object, max_clusters: object, n_founders: int) -> int | None:
+def check_numbers(n_clusters: object, max_clusters: object, n_known: int) -> int | None:
     """The number of groups asked for, or None for "auto"."""
     for name, value in (("n_clusters", n_clusters), ("max_clusters", max_clusters)):
         if not (isinstance(value, str) and value == "auto"):
             check_count(name, value, "'auto' leaves it to the data")
     if not isinstance(n_clusters, int | np.integer):
         return None
-    if n_clusters > n_founders:
+    if n_clusters > n_known:
         raise ValueError(
-            f"n_clusters={n_clusters} groups are asked of {n_founders} users who can seed one. "
-            "Ask for fewer, or let more users be founders."
+            f"n_clusters={n_clusters} groups are asked of {n_known} users who know their noise, "
+            "and others cannot form one. Ask for fewer."
         )
     return int(n_clusters)

@@ -203,7 +203,7 @@ def with_own_thresholds(
     centers = _with_intercept(alone.centers, borders(sums, alone.labels))
     models = centers[alone.labels]
     risk = replace(risk, intercept=True)
-    uploads = Uploads(alone.users, local, alone.uploads.n_samples, risk=risk)
+    uploads = Uploads(alone.users, alone.uploads.n_samples, local, risk=risk)
     p = federation.n_features
     per_class = ((p,), (), ())  # sum, spread, number of rows
     exchange = Exchange(federation.n_users, sends=2 * per_class, receives=((),))  # an intercept
