@@ -36,6 +36,10 @@ class InputError(ValueError):
         return " ".join("".join(parts).splitlines())
 
 
+class NotAdmissible(ValueError):
+    """No grouping is admissible, not even one group of all users."""
+
+
 def did_you_mean(name: object, known: Iterable[object]) -> str:
     """'; did you mean ...?' where one of the known names is close, else a full stop."""
     folded = {str(k).casefold(): k for k in known}

@@ -66,9 +66,10 @@ _OPTIONS = {
         opt.positive,
         "withhold levels and classes seen fewer times at a user [default: 5]",
     ),
-    "--minimum-rows N": (opt.positive, "users with fewer rows send nothing [default: 1]"),
+    "--minimum-rows N": (opt.positive, "users with fewer rows send nothing [default: 5]"),
     "--minimum-group N": (opt.positive, "distinct sites that a group needs [default: 3]"),
-    "--short-terms": "terms of users with fewer rows than parameters may leave",
+    "--short-terms": "terms of users with fewer rows than parameters may leave; otherwise such "
+    "users send the average of their rows",
 }
 
 
@@ -88,7 +89,7 @@ def add(some: Any) -> opt.Parser:
 
 
 def run(options: Namespace) -> None:
-    from odcl.engines.files.task import Task
+    from odcl.engines.files.task import CAREFUL, Task
     from odcl.method import Method
 
     out: Path = options.out
@@ -98,19 +99,18 @@ def run(options: Namespace) -> None:
     features, classes = _columns(options, loss)
     given = {
         "missing": options.missing,
-        "short_terms": options.short_terms or None,
         "smallest_cell": options.smallest_cell,
         "minimum_rows": options.minimum_rows,
-        "minimum_group": options.minimum_group,
         "dtype": options.dtype,
     }
+    held = {"short_terms": options.short_terms or None, "smallest_group": options.minimum_group}
     task = Task(
         options.name or options.target,
         features,
         options.target,
         _risk(options, loss, classes),
         classes,
-        Method.of("default", clusterer=options.clusters),
+        Method.of(CAREFUL, clusterer=options.clusters, **held),
         **{name: value for name, value in given.items() if value is not None},
     )
     task.write(out)

@@ -28,6 +28,7 @@ from odcl.mixed.terms import Coordinates, DataTerms, coordinates, merge, quadrat
 from odcl.risk.loss import symmetric
 from odcl.risk.risk import Risk
 from odcl.server.assign import STRANGE, Assignment
+from odcl.server.parties import held_by_enough
 
 if TYPE_CHECKING:
     from odcl.server.step import ServerStep
@@ -36,8 +37,11 @@ if TYPE_CHECKING:
 WIDER = 10.0 ** np.arange(7)
 
 
-def mixed_step(uploads: Uploads, method: Method) -> ServerStep:
-    """Find groups and differences by evidence; every user takes part with what its rows say."""
+def mixed_step(uploads: Uploads, method: Method, party: Ints | None = None) -> ServerStep:
+    """Find groups and differences by evidence; every user takes part with what its rows say.
+
+    ``party`` (n_users,): who stands behind each user, see :mod:`odcl.server.parties`.
+    """
     from odcl.server.step import ServerStep
 
     assert uploads.risk is not None
@@ -52,6 +56,8 @@ def mixed_step(uploads: Uploads, method: Method) -> ServerStep:
 
     def admissible(fit: Fit) -> bool:
         """Is every group the likeliest of enough users who said something?"""
+        if party is not None:
+            return held_by_enough(q, fit, party, uploads.seen, smallest)
         place = fit.responsibilities[spoke].argmax(axis=1)
         return bool(np.bincount(place, minlength=fit.n_groups).min() >= smallest)
 

@@ -145,7 +145,7 @@ def test_real_users_as_sites_get_the_models_of_one_process(name, tmp_path):
         pytest.skip("the tables lie beside the project")
     table = pd.read_csv(path)
     names = [c for c in table.columns if c not in ("user", "target")]
-    given = Task(name, tuple(map(Feature, names)), "target", minimum_group=1)
+    given = Task(name, tuple(map(Feature, names)), "target", method=Method())
     ids = {user: f"s{i:03d}" for i, user in enumerate(sorted(table.user.unique()))}
     rows = {site: table[table.user == user] for user, site in ids.items()}
     models, _, _ = by_file(given, rows, tmp_path)

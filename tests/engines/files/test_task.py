@@ -28,6 +28,7 @@ TASKS = {
     "a method": task(method=Method("kmeans:4", combine="mean", refit=None)),
     "at most": task(method=Method("auto:3")),
     "a clusterer's settings": task(method=Method("mixture", smallest_group=2, refit=0.5)),
+    "short terms": task(short_terms=True, minimum_group=4),
     "levels of numbers": task(features=(Feature("a", (3, 1, 2)), Feature("b", (True, False)))),
     "keys": task(coordinator=(KEY,), sites={"north": (KEY, "cd" * 32), "far-1": (KEY,)}),
 }
@@ -64,10 +65,8 @@ def test_everything_agreed_on_is_in_the_digest_and_keys_are_not():
         "method": Method("auto:2"),
         "round": 2,
         "missing": "drop",
-        "short_terms": True,
         "smallest_cell": 6,
         "minimum_rows": 2,
-        "minimum_group": 2,
         "dtype": "float32",
         "features": (Feature("a"),),
         "classes": None,
@@ -159,5 +158,6 @@ def test_people_may_leave_out_what_has_a_default(tmp_path):
     )
     given = Task.read(tmp_path / "task.toml")
     assert given.columns == ("a", "c=q")
-    assert (given.smallest_cell, given.minimum_group, given.short_terms) == (5, 3, False)
+    assert (given.smallest_cell, given.minimum_rows, given.minimum_group) == (5, 5, 3)
+    assert not given.method.short_terms
     assert np.array_equal(given.scaling.scale, [1, 1])

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from odcl import Risk
+from odcl import Method, Risk
 from odcl.engines.files import Feature, Task, fit_site
 from odcl.engines.files.keys import make_keys, read_key
 
@@ -35,10 +35,11 @@ def frames(n_sites=6, n=24, *, seed=0, classes=False) -> dict[str, pd.DataFrame]
     return found
 
 
-def task(**changes) -> Task:
+def task(*, minimum_group=1, short_terms=False, **changes) -> Task:
     """The task of these tables: squared loss, no limits that they do not meet."""
     features = (Feature("a"), Feature("b"), Feature("c", ("p", "q")))
-    plain = Task("stay", features, "y", Risk("squared", 0.0, True), minimum_group=1)
+    method = Method(short_terms=short_terms, smallest_group=minimum_group)
+    plain = Task("stay", features, "y", Risk("squared", 0.0, True), method=method, minimum_rows=1)
     return replace(plain, **changes)
 
 

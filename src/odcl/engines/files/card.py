@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import Any
 
 from odcl.engines.files import toml
-from odcl.engines.files.task import DTYPES, FORMAT, MISSING, Feature, Task
+from odcl.engines.files.task import CAREFUL, DTYPES, FORMAT, MISSING, Feature, Task
 from odcl.engines.files.toml import CardError, Entries, entry
 from odcl.errors import show
 from odcl.exchange.upload import Uploads
@@ -36,22 +36,25 @@ def task_of_card(values: dict[str, Any]) -> Task:
     listed = top.take("feature", _is_list, "one [[feature]] after the other")
     features = tuple(_feature_of(one) for one in listed)
     risk = _risk_of(Entries(top.take("risk", _is_table, "a table"), "risk"), classes)
-    method = _method_of(Entries(top.take("method", _is_table, "a table", {}), "method"))
+    method = Entries(top.take("method", _is_table, "a table", {}), "method")
     limits = Entries(top.take("limits", _is_table, "a table", {}), "limits")
     taken = {
         "missing": limits.one_of("missing", MISSING, "error"),
-        "short_terms": limits.truth("short_terms", False),
         "dtype": limits.one_of("dtype", DTYPES, "float64"),
         "smallest_cell": limits.count("smallest_cell", 1, 5),
-        "minimum_rows": limits.count("minimum_rows", 1, 1),
-        "minimum_group": limits.count("minimum_group", 1, 3),
+        "minimum_rows": limits.count("minimum_rows", 1, 5),
+    }
+    held = {
+        "short_terms": limits.truth("short_terms", CAREFUL.short_terms),
+        "smallest_group": limits.count("minimum_group", 1, CAREFUL.smallest_group),
     }
     limits.done()
     allowed = Entries(top.take("leaves", _is_table, "a table"), "leaves").rest()
     keys = _keys_of(top.take("keys", _is_table, "a table", {}))
     top.done()
     listed_classes = None if classes is None else tuple(classes)
-    task = Task(name, features, column, risk, listed_classes, method, number, **taken, **keys)
+    how = _method_of(method, held)
+    task = Task(name, features, column, risk, listed_classes, how, number, **taken, **keys)
     _check_leaves(task, allowed)
     return task
 
@@ -89,15 +92,16 @@ def _risk_of(table: Entries, classes: list[Any] | None) -> Risk:
     return Risk(loss_from_json(words), l2, intercept)
 
 
-def _method_of(table: Entries) -> Method:
-    known = {f.name for f in fields(Method)}
+def _method_of(table: Entries, held: dict[str, Any]) -> Method:
+    """The method; what limits what may leave stands among the limits."""
+    known = {f.name for f in fields(Method)} - held.keys()
     words = table.rest()
     for name in words:
         if name not in known:
             raise CardError(f"{table.named(name)} is not known to a method")
     if "clusterer" in words:
         words["clusterer"] = toml.clusterer_of(words["clusterer"])
-    return Method(**words)
+    return Method(**words, **held)
 
 
 def _keys_of(values: Any) -> dict[str, Any]:
@@ -189,7 +193,7 @@ def _risk_lines(risk: Risk) -> list[str]:
 
 def _method_lines(method: Method) -> list[str]:
     lines = []
-    for one in fields(Method):
+    for one in (f for f in fields(Method) if f.name not in ("short_terms", "smallest_group")):
         value = getattr(method, one.name)
         value = toml.clusterer_word(value) if one.name == "clusterer" else value
         lines.append(entry(one.name, "none" if value is None else value))
@@ -199,10 +203,9 @@ def _method_lines(method: Method) -> list[str]:
 def _limit_lines(task: Task) -> list[str]:
     return [
         entry("missing", task.missing, "rows that lack a value: error, drop, or mean (the shift)"),
-        entry(
-            "short_terms", task.short_terms, "may terms of users with fewer rows than parameters"
-        ),
-        "#                              leave? They give away the span of those rows.",
+        entry("short_terms", task.method.short_terms, "may terms of users with fewer rows than"),
+        "#                              parameters leave? They give away the span of the rows; if",
+        "#                              not, such users send the average of theirs",
         entry(
             "smallest_cell", task.smallest_cell, "rows of a level or class seen fewer times at a"
         ),

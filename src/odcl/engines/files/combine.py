@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 
 from odcl._typing import Ints
+from odcl.data.federation import group_rows
 from odcl.engines.files.collect import Collected, SetAside, collect, enough
 from odcl.engines.files.download import Groups, SiteDownload, download_bytes
 from odcl.engines.files.keys import SigningKey
 from odcl.engines.files.round import RoundState, read_state, write_round
 from odcl.engines.files.task import Task, check_site
 from odcl.engines.files.upload import ReadUpload, own_key
+from odcl.errors import NotAdmissible
 from odcl.exchange.ledger import Ledger, fedavg_exchange, ifca_exchange
 from odcl.exchange.upload import Uploads
 from odcl.files import locked
@@ -179,7 +181,7 @@ def _combined(
 ) -> tuple[CombinedRound, dict[str, bytes]]:
     """The server's step, and the files that it sends."""
     uploads = _joined(found.uploads)
-    step = server_step(uploads, task.resolved)
+    step = _server_step(task, uploads)
     groups = Groups(
         np.bincount(step.labels, minlength=step.n_clusters),
         _sites_per_group(step, uploads),
@@ -202,6 +204,25 @@ def _combined(
     return combined, files
 
 
+def _server_step(task: Task, uploads: Uploads) -> ServerStep:
+    """Groups in which enough sites stand behind each center."""
+    least = task.minimum_group
+    parties = None if least == 1 else np.array([site for site, _ in uploads.users.tolist()])
+    n = len({site for site, _ in uploads.users.tolist()})
+    if n < least:
+        raise ValueError(
+            f"{n} site{'s' * (n != 1)} sent terms, and a group needs {least} by the card: wait for "
+            "more sites."
+        )
+    try:
+        return server_step(uploads, task.resolved, parties=parties)
+    except NotAdmissible:
+        raise ValueError(
+            f"Not even one group of all {n} sites is admissible: it needs {least} sites, none of "
+            "them with more than half of what is known of its model. Wait for more sites."
+        ) from None
+
+
 def _joined(uploads: Mapping[str, ReadUpload]) -> Uploads:
     """The uploads of all sites as one message, in the order of the sites."""
     parts = [one.uploads for one in uploads.values() if len(one.uploads)]
@@ -214,14 +235,13 @@ def _joined(uploads: Mapping[str, ReadUpload]) -> Uploads:
 
 
 def _sites_per_group(step: ServerStep, uploads: Uploads) -> Ints:
-    """Sites with at least half of their rows in each group, (n_groups,)."""
-    sites: dict[str, Any] = {}
-    rows = uploads.n_samples.tolist()
-    for (site, _), label, n in zip(step.users.tolist(), step.labels.tolist(), rows, strict=True):
-        share = sites.setdefault(site, np.zeros(step.n_clusters))
-        share[label] += n
-    shares = np.stack(list(sites.values()))
-    return (shares >= 0.5 * shares.sum(axis=1, keepdims=True)).sum(axis=0)
+    """Sites with at least half of their weight in each group, (n_groups,)."""
+    _, party = group_rows([site for site, _ in uploads.users.tolist()])
+    sure = 1.0 if step.probabilities is None else step.probabilities
+    inside = np.zeros((int(party.max()) + 1, step.n_clusters))
+    np.add.at(inside, (party, step.labels), uploads.n_samples * sure)
+    whole = np.bincount(party, weights=uploads.n_samples)
+    return (inside >= 0.5 * whole[:, None]).sum(axis=0)
 
 
 def _diagnosis(task: Task, uploads: Uploads, step: ServerStep) -> str:

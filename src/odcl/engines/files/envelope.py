@@ -190,7 +190,8 @@ def _read(stream: BinaryIO, size: int, kind: str | None) -> Envelope:
         raise Refused(f"it has {size} bytes, and files of more than {MOST_BYTES} are not read")
     with refusing():
         header = read_header(_Checked(stream), size)
-        expect(header.metadata.keys() == {"manifest", "sha256", "key", "signature"}, "no manifest")
+        whole = tuple(header.metadata) == ("manifest", "sha256", "key", "signature")
+        expect(whole, "it has no manifest")
         said = _said(header.metadata)
         numbers = read_numbers(_Checked(stream), header)
     with refusing():
@@ -204,8 +205,8 @@ def _read(stream: BinaryIO, size: int, kind: str | None) -> Envelope:
         expect(len(head) + len(numbers) == size, "its header is not the one that odcl writes")
     if kind is not None and said["kind"] != kind:
         raise Refused(f"it is a file of the kind {said['kind']}, and not {_a(kind)}")
-    whole = hashlib.sha256(head)
-    whole.update(numbers.data)
+    sha256 = hashlib.sha256(head)
+    sha256.update(numbers.data)
     return Envelope(
         said["kind"],
         said["task"],
@@ -217,7 +218,7 @@ def _read(stream: BinaryIO, size: int, kind: str | None) -> Envelope:
         header.metadata["manifest"],
         header.metadata["key"],
         header.metadata["signature"],
-        whole.hexdigest(),
+        sha256.hexdigest(),
         size,
     )
 

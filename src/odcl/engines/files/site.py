@@ -129,8 +129,6 @@ def may_leave(site: SiteTable) -> Leaving:
         rare = (table > 0) & (table < task.smallest_cell)
         rare_classes = [str(task.classes[j]) for j in np.flatnonzero(rare.any(axis=0))]
         why[rare.any(axis=1)] = "a class with too few rows"
-    if not task.short_terms:
-        why[counts < task.dim] = f"fewer rows than the model's {task.dim} parameters"
     why[counts < task.minimum_rows] = f"fewer than {task.minimum_rows} rows"
     why[counts == 0] = "no rows are left"
     sends = why == ""

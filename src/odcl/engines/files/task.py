@@ -36,6 +36,9 @@ FORMAT = 1
 DTYPES = ("float64", "float32", "float16")
 MISSING = ("error", "drop", "mean")
 COORDINATOR = "coordinator"
+# Terms of users with fewer rows than parameters stay, and a group needs three sites, until a card
+# says otherwise.
+CAREFUL = Method(short_terms=False, smallest_group=3)
 SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 KEY = re.compile(r"[0-9a-f]{64}")
 
@@ -69,13 +72,11 @@ class Task:
     target: str
     risk: Risk = field(default_factory=lambda: Risk("squared", 0.0, True))
     classes: tuple[Any, ...] | None = None  # of the target, in order; None: it is a number
-    method: Method = field(default_factory=Method)
+    method: Method = field(default_factory=lambda: CAREFUL)
     round: int = 1
     missing: str = "error"  # rows that lack a value: stop, leave out, or fill in the shift
-    short_terms: bool = False  # may terms of users with fewer rows than parameters leave?
     smallest_cell: int = 5  # a level or class seen fewer times at a user is withheld
-    minimum_rows: int = 1  # users with fewer rows send nothing
-    minimum_group: int = 3  # distinct sites that a group needs
+    minimum_rows: int = 5  # users with fewer rows send nothing
     dtype: str = "float64"  # of matrices in uploads
     coordinator: tuple[str, ...] = ()  # public keys
     sites: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # public keys
@@ -89,6 +90,11 @@ class Task:
     def signed(self) -> bool:
         """Does the card ask for signatures?"""
         return bool(self.coordinator or self.sites)
+
+    @property
+    def minimum_group(self) -> int:
+        """Distinct sites that a group needs."""
+        return self.method.smallest_group
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -136,6 +142,7 @@ class Task:
             self.risk,
             method.sends,
             terms=method.clusterer.uses_terms,
+            short_terms=method.short_terms,
             progress=progress,
         )
         return local.uploads
@@ -225,7 +232,7 @@ def _check(task: Task) -> None:
     _check_classes(task)
     if task.missing not in MISSING or task.dtype not in DTYPES:
         raise CardError(f"missing is one of {', '.join(MISSING)}, dtype of {', '.join(DTYPES)}")
-    for name in ("round", "smallest_cell", "minimum_rows", "minimum_group"):
+    for name in ("round", "smallest_cell", "minimum_rows"):
         if not toml.is_whole(getattr(task, name)) or getattr(task, name) < 1:
             raise CardError(f"{name} is {getattr(task, name)!r}, and not a whole number from 1 on")
     for site, own in {COORDINATOR: task.coordinator, **task.sites}.items():
@@ -293,10 +300,10 @@ def probe(task: Task) -> Federation:
 
 def _agreed(task: Task) -> dict[str, Any]:
     """All but the keys, as JSON."""
-    plain = ("name", "target", "round", "missing", "short_terms", "smallest_cell", "minimum_rows")
+    plain = ("name", "target", "round", "missing", "smallest_cell", "minimum_rows", "dtype")
     return {
         "format": FORMAT,
-        **{name: getattr(task, name) for name in (*plain, "minimum_group", "dtype")},
+        **{name: getattr(task, name) for name in plain},
         "features": [
             [one.name, None if one.levels is None else list(one.levels), one.shift, one.scale]
             for one in task.features
