@@ -49,7 +49,7 @@ DOORS = {
     ("odcl.diagnose.diagnosis.Diagnosis.__str__", "report"): "print(diagnosis)",
     ("odcl.engines.files.combine.CombinedRound.__str__", "report"): "print(round)",
     ("odcl.engines.files.combine._diagnosis", "diagnose"): "the verdict that sites receive",
-    ("odcl.engines.files.receive.SiteModels.estimator", "estimators"): "models that predict",
+    ("odcl.engines.files.last_step.SiteModels.estimator", "estimators"): "models that predict",
     ("odcl.engines.files.round.write_round", "report"): "the coordinator's report",
     ("odcl.engines.in_process.Result.diagnose", "diagnose"): "result.diagnose()",
     ("odcl.engines.in_process.Result.summary", "evaluate"): "the error, where truth is known",

@@ -44,7 +44,7 @@ def add(some: Any) -> opt.Parser:
 
 def run(options: Namespace) -> None:
     from odcl.artifact.folder import check_artifact_place
-    from odcl.engines.files.receive import receive
+    from odcl.engines.files.last_step import receive
     from odcl.report.text import count
 
     check_artifact_place(options.out, force=options.force)

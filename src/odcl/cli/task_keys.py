@@ -32,7 +32,8 @@ def add(some: Any) -> opt.Parser:
 
 def run(options: Namespace) -> None:
     from odcl.engines.files.keys import read_public
-    from odcl.engines.files.task import COORDINATOR, Task
+    from odcl.engines.files.names import COORDINATOR
+    from odcl.engines.files.task import Task
 
     task = Task.read(options.card)
     found = [read_public(path) for path in options.keys]

@@ -10,7 +10,7 @@ from odcl.server.assign import Groups, cluster_means, groups_of
 from odcl.server.step import ServerStep
 
 if TYPE_CHECKING:
-    from odcl.engines.files.receive import SiteModels
+    from odcl.engines.files.last_step import SiteModels
 
 
 def site_estimator(site: SiteModels) -> Any:

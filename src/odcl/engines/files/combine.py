@@ -18,8 +18,9 @@ from odcl.data.federation import group_rows
 from odcl.engines.files.collect import Collected, SetAside, collect, enough
 from odcl.engines.files.download import Groups, SiteDownload, download_bytes
 from odcl.engines.files.keys import SigningKey
+from odcl.engines.files.names import check_site
 from odcl.engines.files.round import RoundState, read_state, write_round
-from odcl.engines.files.task import Task, check_site
+from odcl.engines.files.task import Task
 from odcl.engines.files.upload import ReadUpload, own_key
 from odcl.errors import NotAdmissible
 from odcl.exchange.ledger import Ledger, fedavg_exchange, ifca_exchange

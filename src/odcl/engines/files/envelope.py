@@ -39,7 +39,8 @@ from odcl.artifact.arrays import (
     read_numbers,
 )
 from odcl.engines.files.keys import SigningKey, is_signed_by
-from odcl.engines.files.task import KEY, Task, check_site
+from odcl.engines.files.names import KEY, check_site
+from odcl.engines.files.task import Task
 from odcl.errors import show
 from odcl.files import atomic_path, open_regular
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from odcl.engines.files.task import COORDINATOR, KEY, check_site
+from odcl.engines.files.names import COORDINATOR, KEY, check_site
 from odcl.files import read_regular
 
 PRIVATE, PUBLIC = ".key", ".pub"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -23,6 +22,7 @@ from odcl.data.federation import Federation
 from odcl.data.scaling import Scaling
 from odcl.data.source import task_of
 from odcl.engines.files import toml
+from odcl.engines.files.names import COORDINATOR, KEY, check_site
 from odcl.engines.files.toml import CardError
 from odcl.errors import show
 from odcl.exchange.upload import Uploads
@@ -35,12 +35,9 @@ from odcl.risk.risk import Risk
 FORMAT = 1
 DTYPES = ("float64", "float32", "float16")
 MISSING = ("error", "drop", "mean")
-COORDINATOR = "coordinator"
 # Terms of users with fewer rows than parameters stay, and a group needs three sites, until a card
 # says otherwise.
 CAREFUL = Method(short_terms=False, smallest_group=3)
-SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-KEY = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -198,18 +195,6 @@ class Task:
             return replace(self, coordinator=tuple(dict.fromkeys([*self.coordinator, *keys])))
         own = tuple(dict.fromkeys([*self.sites.get(site, ()), *keys]))
         return replace(self, sites={**self.sites, site: own})
-
-
-def check_site(site: Any) -> str:
-    """Refuse a name that could lead out of a folder or be mistaken for another."""
-    if not isinstance(site, str) or not SITE.fullmatch(site):
-        raise ValueError(
-            f"{show(site)} cannot be the name of a site: use letters, digits, - and _, up to 64 of "
-            "them, a letter or digit first."
-        )
-    if site == COORDINATOR:
-        raise ValueError(f"{site!r} is the coordinator's name: give the site another one.")
-    return site
 
 
 # -- what a task must be -----------------------------------------------------------------------

@@ -21,8 +21,9 @@ from odcl.engines.files.envelope import (
     write_envelope,
 )
 from odcl.engines.files.keys import SigningKey, read_key
+from odcl.engines.files.names import check_site
 from odcl.engines.files.site import Leaving, SiteTable, may_leave, read_site
-from odcl.engines.files.task import Task, check_site
+from odcl.engines.files.task import Task, probe
 from odcl.engines.files.wire import from_wire, to_wire, wire_specs
 from odcl.exchange.upload import Uploads
 
@@ -78,8 +79,6 @@ def _fitted(task: Task, leaving: Leaving, progress: Callable[[int], None] | None
     if (
         len(leaving.users) == 0
     ):  # nobody may send anything: the groups are for the site all the same
-        from odcl.engines.files.task import probe
-
         return task.uploads_of(probe(task)).take(np.zeros(0, dtype=np.intp))
     return task.uploads_of(leaving.rows, progress)
 
