@@ -8,7 +8,7 @@ from pathlib import Path
 
 from threadpoolctl import threadpool_limits
 
-from bench import convex, groups, local_solve, mixed, real_tables, real_users, server
+from bench import convex, files, groups, local_solve, mixed, real_tables, real_users, server
 
 PARTS = {
     "local": local_solve.run,
@@ -18,6 +18,7 @@ PARTS = {
     "real": real_users.run,
     "tables": real_tables.run,
     "mixed": mixed.run,
+    "files": files.run,
 }
 
 

@@ -13,6 +13,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, BinaryIO, NoReturn, Protocol
 
 import numpy as np
@@ -239,7 +240,7 @@ class Header:
     @property
     def contents(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Type and shape of each array, by name."""
-        return {name: (one.dtype.name, one.shape) for name, one in self.stored.items()}
+        return {name: (_type_name(one.dtype), one.shape) for name, one in self.stored.items()}
 
 
 # -- writing ---------------------------------------------------------------------------------------
@@ -252,10 +253,19 @@ def write_arrays(
 
     The same arrays always give the same bytes.
     """
-    contents = {name: (array.dtype.name, array.shape) for name, array in arrays.items()}
-    stream.write(header_bytes(contents, metadata))
+    stream.write(header_bytes(contents_of(arrays), metadata))
     for piece in number_bytes(arrays):
         stream.write(piece)
+
+
+def contents_of(arrays: Mapping[str, Array]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Type and shape of each array, by name."""
+    return {name: (_type_name(array.dtype), array.shape) for name, array in arrays.items()}
+
+
+@cache
+def _type_name(dtype: np.dtype[Any]) -> str:
+    return dtype.name  # which NumPy works out anew each time
 
 
 def header_bytes(
@@ -278,7 +288,7 @@ def header_bytes(
 
 def number_bytes(arrays: Mapping[str, Array]) -> Iterator[Any]:
     """The numbers of arrays, one array after the other."""
-    for name in _in_order({name: (array.dtype.name, ()) for name, array in arrays.items()}):
+    for name in _in_order(contents_of(arrays)):
         little = np.ascontiguousarray(arrays[name], dtype=arrays[name].dtype.newbyteorder("<"))
         yield little.reshape(-1).view(np.uint8).data
 
@@ -370,7 +380,7 @@ def check_declared(
         if name not in stored:
             expect(spec.optional, f"{name} is not there")
             continue
-        dtype, shape = stored[name].dtype.name, stored[name].shape
+        dtype, shape = _type_name(stored[name].dtype), stored[name].shape
         expect(dtype in spec.dtypes, f"{name} has type {dtype}, not {' or '.join(spec.dtypes)}")
         wanted: tuple[int | str, ...] = spec.shape
         if len(shape) == len(wanted):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
+from functools import cache
 from typing import Any, Self
 
 import numpy as np
@@ -47,7 +48,8 @@ class Message:
     users: Array  # (n_users,), ids
 
     @classmethod
-    def parts(cls) -> dict[str, Part]:
+    @cache
+    def parts(cls) -> Mapping[str, Part]:
         """The declared fields by name."""
         declared = ((f.name, f.metadata.get("part")) for f in fields(cls))
         return {name: part for name, part in declared if part is not None}

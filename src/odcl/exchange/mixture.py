@@ -19,8 +19,8 @@ from odcl.risk.risk import Risk
 SPECS = {
     "weights": ArraySpec(("groups",)),
     "centers": ArraySpec(("groups", "inside")),
-    "covariances": ArraySpec(("groups", "inside", "inside")),
-    "spread": ArraySpec(("inside", "inside")),
+    "covariances": ArraySpec(("groups", "triangle")),  # of each symmetric matrix, row by row
+    "spread": ArraySpec(("triangle",)),
     "open": ArraySpec(("inside",), ("bool",)),
     "scales": ArraySpec(("scales",)),
     "shares": ArraySpec(("scales",)),
@@ -48,6 +48,7 @@ TELLS = {  # what each array says, to everybody alike
 def mixture_to_arrays(mixture: Mixture) -> tuple[dict[str, Any], dict[str, Array]]:
     """Words and arrays, from which :func:`mixture_from_arrays` makes the same again."""
     at, noise = mixture.coordinates, mixture.noise
+    rows, columns = np.triu_indices(mixture.centers.shape[1])
     words = {
         "shape": mixture.spread.shape,
         "noise": [number_to_json(value) for value in (noise.nu, noise.s0, noise.dof)],
@@ -56,8 +57,8 @@ def mixture_to_arrays(mixture: Mixture) -> tuple[dict[str, Any], dict[str, Array
     arrays: dict[str, Array] = {
         "weights": mixture.weights,
         "centers": mixture.centers,
-        "covariances": mixture.covariances,
-        "spread": mixture.spread.matrix,
+        "covariances": mixture.covariances[:, rows, columns],
+        "spread": mixture.spread.matrix[rows, columns],
         "open": mixture.spread.open,
         "scales": mixture.scales,
         "shares": mixture.shares,
@@ -91,24 +92,27 @@ def mixture_from_arrays(
         expect(bool(sums), f"{name} that are no probabilities")
     for name in ("scale", "scales"):
         expect(bool((arrays[name] > 0).all()), f"{name} holds numbers that are not positive")
-    for name in ("spread", "covariances"):
-        _check_covariance(name, arrays[name])
+    C, T = (_covariance(name, arrays[name], inside) for name in ("covariances", "spread"))
     columns = (kept, arrays["shift"], arrays["scale"])
     at = Coordinates(risk.intercept, *columns, origin, unit, arrays["reference"], n_features, ())
     return Mixture(
         at,
         arrays["weights"],
         arrays["centers"],
-        arrays["covariances"],
-        Spread(shape, arrays["spread"], arrays["open"]),
+        C,
+        Spread(shape, T, arrays["open"]),
         arrays["scales"],
         arrays["shares"],
         Noise(nu, s0, dof),
     )
 
 
-def _check_covariance(name: str, matrix: Array) -> None:
-    """Symmetric, and without a negative eigenvalue beyond rounding."""
-    even = np.array_equal(matrix, np.swapaxes(matrix, -1, -2))
+def _covariance(name: str, triangle: Array, dim: int) -> Array:
+    """Symmetric matrices from their triangles, without a negative eigenvalue beyond rounding."""
+    rows, columns = np.triu_indices(dim)
+    expect(triangle.shape[-1] == len(rows), f"{name} of another size")
+    matrix = np.empty((*triangle.shape[:-1], dim, dim))
+    matrix[..., rows, columns] = matrix[..., columns, rows] = triangle
     values = np.linalg.eigvalsh(matrix)
-    expect(even and bool((values >= -1e-9 * np.abs(values).max()).all()), f"{name} of no law")
+    expect(bool((values >= -1e-9 * np.abs(values).max()).all()), f"{name} of no law")
+    return matrix

@@ -59,7 +59,7 @@ def _group_lines(combined: CombinedRound) -> str:
 
 
 def _site_lines(combined: CombinedRound) -> str:
-    labels, lines = combined.site_groups(), []
+    labels, lines = combined.site_groups, []
     for site, one in list(combined.taken.items())[:MOST_SITES]:
         where = ", ".join(map(str, np.unique(labels[site]).tolist())) or "-"
         up, down = combined.bytes_up[site], combined.bytes_down[site]
@@ -84,7 +84,7 @@ def _byte_lines(combined: CombinedRound) -> str:
 
 def round_json(combined: CombinedRound) -> dict[str, Any]:
     """The report for programs."""
-    labels, step = combined.site_groups(), combined.step
+    labels, step = combined.site_groups, combined.step
     ledgers = {"files": combined.ledger, **combined.others}
     return {
         "task": combined.task.stamp,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -98,7 +97,8 @@ def _taken(task: Task, path: Path, specs: Mapping[str, object]) -> ReadUpload:
     if path.suffix != ENDING and not path.is_symlink():
         raise Refused(f"its name does not end in {ENDING}")
     one = open_upload(task, path, specs)  # type: ignore[arg-type]
-    if not re.fullmatch(rf"{re.escape(one.site)}([^A-Za-z0-9].*)?", path.stem):
+    rest = path.stem.removeprefix(one.site)  # "north (1)" is north's
+    if not path.stem.startswith(one.site) or rest[:1].isalnum():
         raise Refused(f"it is the upload of {one.site!r} under another name: was it renamed?")
     latest = datetime.now(UTC) + AHEAD
     if one.file.created is not None and one.file.created > latest.strftime("%Y-%m-%dT%H:%M:%S"):

@@ -6,8 +6,9 @@ It carries: the mathematics is :func:`odcl.server.step.server_step`, the same as
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 from odcl._typing import Ints
 from odcl.data.federation import group_rows
 from odcl.engines.files.collect import Collected, SetAside, collect, enough
-from odcl.engines.files.download import Groups, SiteDownload, download_bytes
+from odcl.engines.files.download import Groups, SiteDownload
 from odcl.engines.files.keys import SigningKey
 from odcl.engines.files.names import check_site
 from odcl.engines.files.round import RoundState, read_state, write_round
@@ -41,7 +42,7 @@ class CombinedRound:
     notices: tuple[str, ...]
     step: ServerStep
     groups: Groups
-    bytes_down: Mapping[str, int]  # by site
+    bytes_down: Mapping[str, int] = field(default_factory=dict)  # by site
     compared_rounds: int = 100  # of FedAvg and IFCA, beside which bytes are shown
 
     @property
@@ -52,7 +53,7 @@ class CombinedRound:
     def n_groups(self) -> int:
         return self.step.n_clusters
 
-    @property
+    @cached_property
     def bytes_up(self) -> dict[str, int]:
         """Bytes of each site's upload, as the file has them."""
         return {site: one.file.n_bytes for site, one in self.taken.items()}
@@ -72,6 +73,7 @@ class CombinedRound:
             "IFCA": ifca_exchange(m, dim, self.n_groups).over(R),
         }
 
+    @cached_property
     def site_groups(self) -> dict[str, Ints]:
         """The groups of each site's users."""
         found: dict[str, list[int]] = {site: [] for site in self.taken}
@@ -80,6 +82,14 @@ class CombinedRound:
         ):
             found[site].append(label)
         return {site: np.array(labels, dtype=np.intp) for site, labels in found.items()}
+
+    def downloads(self) -> Iterator[tuple[str, SiteDownload]]:
+        """What each site receives, one after the other."""
+        everybody, at = self.step.downloads, 0
+        for site, one in self.taken.items():
+            mine = everybody.take(np.arange(at, at + len(one.uploads)))
+            yield site, SiteDownload(self.groups, mine, one.file.sha256, late=False)
+            at += len(one.uploads)
 
     def __str__(self) -> str:
         from odcl.report.round import round_text
@@ -117,13 +127,11 @@ def combine_uploads(
         least = max(min_sites or FEWEST_SITES, FEWEST_SITES)
         enough(found.uploads, least)
         _stage(progress, "finding groups")
-        combined, files = _combined(task, found, key, compared_rounds)
-        notices = [*found.notices, *_what_rounds_tell(old, set(found.uploads))]
-        combined = replace(combined, notices=tuple(notices))
+        combined = _combined(task, found, compared_rounds)
+        notices = (*found.notices, *_what_rounds_tell(old, set(found.uploads)))
         _stage(progress, "writing the round")
         state = RoundState.of(task, found.uploads, withdrawn)
-        write_round(Path(out), task, state, combined, files, key)
-    return combined
+        return write_round(Path(out), state, replace(combined, notices=notices), key)
 
 
 def _stage(progress: Any, text: str, folder: Any = None) -> None:
@@ -177,10 +185,8 @@ def _what_rounds_tell(old: RoundState, now: set[str]) -> list[str]:
     ]
 
 
-def _combined(
-    task: Task, found: Collected, key: SigningKey | None, rounds: int
-) -> tuple[CombinedRound, dict[str, bytes]]:
-    """The server's step, and the files that it sends."""
+def _combined(task: Task, found: Collected, rounds: int) -> CombinedRound:
+    """The server's step, and what everybody is told of it."""
     uploads = _joined(found.uploads)
     step = _server_step(task, uploads)
     groups = Groups(
@@ -191,18 +197,8 @@ def _combined(
         _diagnosis(task, uploads, step),
         step.mixture,
     )
-    files, at = {}, 0
-    downloads = step.downloads
-    for site, one in found.uploads.items():
-        mine = downloads.take(np.arange(at, at + len(one.uploads)))
-        given = SiteDownload(groups, mine, one.file.sha256, late=False)
-        files[site] = download_bytes(task, site, given, key)
-        at += len(one.uploads)
-    sizes = {site: len(content) for site, content in files.items()}
-    combined = CombinedRound(
-        task, found.uploads, found.set_aside, found.notices, step, groups, sizes, rounds
-    )
-    return combined, files
+    told = (found.set_aside, found.notices, step, groups)
+    return CombinedRound(task, found.uploads, *told, compared_rounds=rounds)
 
 
 def _server_step(task: Task, uploads: Uploads) -> ServerStep:

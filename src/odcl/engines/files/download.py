@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,21 @@ class Groups:
     diagnosis: str
     mixture: Mixture | None = None  # of mixed groups
 
+    @cached_property
+    def parts(self) -> tuple[dict[str, Any], dict[str, Array]]:
+        """As words and arrays of a file."""
+        words: dict[str, Any] = {
+            "rule": self.rule,
+            "reason": self.reason,
+            "diagnosis": self.diagnosis,
+            "mixture": None,
+        }
+        arrays = {"sizes": _plain(self.sizes), "sites": _plain(self.sites)}
+        if self.mixture is not None:
+            words["mixture"], mixed = mixture_to_arrays(self.mixture)
+            arrays |= {_MIXTURE + name: array for name, array in mixed.items()}
+        return words, arrays
+
 
 @dataclass(frozen=True, eq=False)
 class SiteDownload:
@@ -57,9 +73,9 @@ class SiteDownload:
 
 
 def download_bytes(task: Task, site: str, given: SiteDownload, key: SigningKey | None) -> bytes:
-    words, arrays = groups_to_arrays(given.groups)
+    words, shared = given.groups.parts
     own = given.downloads.to_arrays()
-    arrays |= {name: _plain(array) for name, array in own.items()}
+    arrays = shared | {name: _plain(array) for name, array in own.items()}
     if given.distance is not None and given.none_of_these is not None:
         arrays |= {"distance": given.distance, "none_of_these": given.none_of_these}
     first = {"answers": given.answers, "late": given.late}
@@ -68,20 +84,6 @@ def download_bytes(task: Task, site: str, given: SiteDownload, key: SigningKey |
 
 def _plain(array: Array) -> Array:
     return array.astype(np.int64) if array.dtype.kind == "i" else array
-
-
-def groups_to_arrays(groups: Groups) -> tuple[dict[str, Any], dict[str, Array]]:
-    words: dict[str, Any] = {
-        "rule": groups.rule,
-        "reason": groups.reason,
-        "diagnosis": groups.diagnosis,
-        "mixture": None,
-    }
-    arrays = {"sizes": _plain(groups.sizes), "sites": _plain(groups.sites)}
-    if groups.mixture is not None:
-        words["mixture"], mixed = mixture_to_arrays(groups.mixture)
-        arrays |= {_MIXTURE + name: array for name, array in mixed.items()}
-    return words, arrays
 
 
 # -- reading ---------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from odcl.artifact.arrays import (
     Header,
     arrays_of,
     check_declared,
+    contents_of,
     expect,
     header_bytes,
     is_count,
@@ -124,7 +125,7 @@ def envelope_bytes(
     key: SigningKey | None = None,
 ) -> bytes:
     """A file: the same contents and key always give the same bytes."""
-    contents = {name: (array.dtype.name, array.shape) for name, array in arrays.items()}
+    contents = contents_of(arrays)
     numbers = b"".join(number_bytes(arrays))
     manifest = _text(
         {

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,15 +15,15 @@ from odcl.engines.files.collect import Known
 from odcl.engines.files.download import (
     ENDING,
     Groups,
+    download_bytes,
     groups_from_arrays,
     groups_specs,
-    groups_to_arrays,
 )
 from odcl.engines.files.envelope import envelope_bytes, naming_file, read_envelope, refusing
 from odcl.engines.files.keys import SigningKey
 from odcl.engines.files.task import Task
 from odcl.engines.files.upload import ReadUpload
-from odcl.files import atomic_folder, interrupted, locked, read_regular
+from odcl.files import atomic_folder, interrupted, locked, naming, read_regular
 
 if TYPE_CHECKING:
     from odcl.engines.files.combine import CombinedRound
@@ -124,32 +124,32 @@ def read_round(folder: Path) -> tuple[Task, Groups]:
 
 
 def write_round(
-    folder: Path,
-    task: Task,
-    state: RoundState,
-    combined: CombinedRound,
-    downloads: Mapping[str, bytes],
-    key: SigningKey | None,
-) -> None:
-    """Write a round; the caller holds the folder's lock.
+    folder: Path, state: RoundState, combined: CombinedRound, key: SigningKey | None
+) -> CombinedRound:
+    """Write a round, and tell how many bytes each site receives; the caller holds the lock.
 
     An old round goes with its own files and with no others: a folder that holds more is refused.
     """
     from odcl.report.round import round_json
 
-    words, arrays = groups_to_arrays(combined.groups)
-    contents = {
-        CARD: task.to_toml().encode(),
-        GROUPS: envelope_bytes("groups", task, "", arrays, words, key=key),
-        REPORT: json_bytes(round_json(combined)),
-        TEXT: f"{combined}\n".encode(),
-        **{f"{site}{ENDING}": content for site, content in downloads.items()},
-    }
-    files = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    task, sizes, files = combined.task, dict[str, int](), dict[str, str]()
     own = [STATE, *_read(folder)[1]] if folder.exists() else None
     with atomic_folder(folder, force=own is not None, own=own) as place:
-        for name, content in contents.items():
-            with open(place / name, "xb") as stream:
+
+        def write(name: str, content: bytes) -> None:
+            with naming(folder / name, place / name), open(place / name, "xb") as stream:
                 stream.write(content)
-        with open(place / STATE, "xb") as stream:
-            stream.write(state.to_bytes(files))
+            files[name] = hashlib.sha256(content).hexdigest()
+
+        for site, given in combined.downloads():
+            content = download_bytes(task, site, given, key)
+            write(f"{site}{ENDING}", content)
+            sizes[site] = len(content)
+        combined = replace(combined, bytes_down=sizes)
+        words, arrays = combined.groups.parts
+        write(CARD, task.to_toml().encode())
+        write(GROUPS, envelope_bytes("groups", task, "", arrays, words, key=key))
+        write(REPORT, json_bytes(round_json(combined)))
+        write(TEXT, f"{combined}\n".encode())
+        write(STATE, state.to_bytes(dict(files)))
+    return combined
