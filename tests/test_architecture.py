@@ -54,6 +54,7 @@ DOORS = {
     ("odcl.engines.in_process.Result.diagnose", "diagnose"): "result.diagnose()",
     ("odcl.engines.in_process.Result.summary", "evaluate"): "the error, where truth is known",
     ("odcl.plan.draw_plan", "report"): "odcl.plan.draw_plan(plan, path)",
+    ("odcl.evaluate.scores.Comparison.__str__", "report"): "print(comparison)",
     ("odcl.plan.search.Plan.__str__", "report"): "print(plan)",
     ("odcl.theory.bounds.MSETerms.__str__", "report"): "print(a bound, term by term)",
     ("odcl.theory.communication.to_markdown", "report"): "odcl.theory.to_markdown(rows)",

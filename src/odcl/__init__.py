@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from odcl.engines.in_process import fit as fit
     from odcl.estimators import ODCLClassifier as ODCLClassifier
     from odcl.estimators import ODCLRegressor as ODCLRegressor
+    from odcl.estimators.compare import compare as compare
     from odcl.exchange.download import Downloads as Downloads
     from odcl.exchange.upload import Uploads as Uploads
     from odcl.local.sgd import ProjectedSGD as ProjectedSGD
@@ -71,6 +72,7 @@ _HOME = {
     "Squared": "odcl.risk.losses",
     "Uploads": "odcl.exchange.upload",
     "clusterpath": "odcl.clustering.convex.clusterpath",
+    "compare": "odcl.estimators.compare",
     "federation_from_table": "odcl.data.source",
     "fit": "odcl.engines.in_process",
     "linear_federation": "odcl.data.synthetic",

@@ -136,6 +136,12 @@ def _check_target(final: Path, given: Path, force: bool, own: Collection[str] | 
             f"{given} is the folder you work in, or lies around it, and would be replaced as a "
             "whole: name a new folder."
         )
+    foreign = sorted(set(os.listdir(final)) - {*own, *LITTER}) if own is not None else []
+    if foreign:
+        raise ValueError(
+            f"{given} exists already and holds what odcl did not write (such as {foreign[0]!r}), "
+            "so that it is not replaced: name another folder, or move that away."
+        )
     if not force:
         raise InputError(
             f"{given} exists already, and its contents would be replaced. Say ",
@@ -144,13 +150,6 @@ def _check_target(final: Path, given: Path, force: bool, own: Collection[str] | 
         )
     if not os.access(final, os.W_OK):
         raise ValueError(f"{given} cannot be replaced: it is not yours to change.")
-    if own is not None:
-        foreign = sorted(set(os.listdir(final)) - {*own, *LITTER})
-        if foreign:
-            raise ValueError(
-                f"{given} holds what odcl did not write (such as {foreign[0]!r}), and force would "
-                "remove it: name another folder, or move that away."
-            )
 
 
 def _swap(temporary: Path, final: Path, old: Path) -> None:

@@ -122,9 +122,9 @@ class Method:
         """
         if not self.falls_back(risk, dim, n_users):
             return self
-        most = dict(self.clusterer.params).get("max_groups")
-        limit = () if most is None else (("max_clusters", most),)
-        return replace(self, clusterer=ClustererSpec("NoiseMixture", limit))
+        names = {"max_groups": "max_clusters", "n_groups": "n_clusters"}
+        kept = [(names[k], v) for k, v in self.clusterer.params if k in names]
+        return replace(self, clusterer=ClustererSpec("NoiseMixture", tuple(kept)))
 
     def falls_back(self, risk: Risk | None, dim: int, n_users: int | None = None) -> str:
         """Why mixed groups are not for this risk and size of models, or an empty string.
@@ -171,7 +171,7 @@ class Method:
     # -- JSON ----------------------------------------------------------------------------------
 
     def to_json(self, *, described: bool = False) -> dict[str, Any]:
-        """Plain words; ``described`` takes the text of a clusterer that cannot be written."""
+        """A dict for JSON; ``described`` takes the text of a clusterer that cannot be written."""
         words = {f.name: getattr(self, f.name) for f in fields(self)}
         return words | {"clusterer": self.clusterer.to_json(described=described)}
 

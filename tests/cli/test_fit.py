@@ -38,9 +38,12 @@ def test_fit_writes_models_assignment_and_a_closing_table(command):
     said = command("fit", save_csv(frame), *ROLES, "--out", "run")
     assert (said.code, said.err) == (0, "")
     assert said.out.startswith("8 users, 112 rows, 3 features, squared loss, 1 round. 2 groups")
-    names = ("one model per user", "one model for all", "one for all, own intercepts")
+    names = ("one model per user (ridge)", "one model for all", "one for all, own intercepts")
     names += ("mixed model without groups", "the paper's setting", "odcl")
-    rows = {n: re.search(rf"^{n} +([\d.]+) +([\d.]+) +([\d.]+)$", said.out, re.M) for n in names}
+    rows = {
+        n: re.search(rf"^{re.escape(n)} +([\d.]+) +([\d.]+) +([\d.]+)$", said.out, re.M)
+        for n in names
+    }
     report = json.loads(Path("run/report.json").read_text())
     for name, entry in zip(names, report["comparison"]["table"], strict=True):
         numbers = [entry["mean"], entry["median"], entry["worst"]]
@@ -108,11 +111,11 @@ def test_an_option_reaches_the_estimator_and_the_report(command, words, method, 
 def test_the_papers_setting_is_reported_as_what_it_is(command):
     said = command("fit", save_csv(people()), *ROLES, "--out", "run", "--paper", "--clusters", "2")
     assert said.code == 0
-    assert not re.search(r"^odcl ", said.out, flags=re.MULTILINE)
+    assert re.search(r"^With the paper's setting \d of 8 users", said.out, flags=re.MULTILINE)
     report = json.loads(Path("run/report.json").read_text())
     assert Method.from_json(report["method"]) == Method.paper(2)
     assert [row["method"] for row in report["comparison"]["table"]] == [
-        *("local", "pooled", "intercepts", "paper")
+        *("local", "pooled", "intercepts", "mixed", "paper", "odcl")
     ]
 
 
@@ -328,6 +331,10 @@ TAKEN = {
     "two values": (
         lambda f: f.assign(y=(f.y > 5).astype(int)),
         ["'y' has two values: for classes say --loss logistic"],
+    ),
+    "counts": (
+        lambda f: f.assign(y=(f.y - f.y.min()).round().astype(int)),
+        ["'y' holds whole numbers from 0 on: for counts say --loss poisson"],
     ),
     "nothing": (lambda f: f, []),
 }

@@ -10,6 +10,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from numpy.testing import assert_array_equal
+from sklearn.base import clone
 
 from odcl import ODCLClassifier, ODCLRegressor
 from odcl.data.tables import read_table
@@ -109,6 +110,19 @@ def test_a_loaded_run_saved_again_is_the_run(fitted):
     assert command("assign", "again", new, "--add").code == 0
     assert command("predict", "again", "new.csv").code == 0
     assert command("diagnose", "again").out == command("diagnose", "again").out != ""
+
+
+def test_a_run_remembers_the_columns_that_a_new_fit_needs(fitted):
+    command, frame = fitted
+    run, features = ODCLRegressor.load("run"), frame.drop(columns="y")
+    assert (run.users, run.categorical) == ("user", ["town"])
+    again = clone(run).fit(features, frame.y)
+    assert_array_equal(again.predict(features), predicted(command, "run", "table.csv"))
+    again.save("saved")
+    assert_array_equal(predicted(command, "saved", "table.csv"), again.predict(features))
+    loaded = ODCLRegressor.load("saved")
+    assert_array_equal(loaded.predict(features[COLUMNS]), again.predict(features))
+    assert loaded.differences_ == again.differences_ == run.differences_
 
 
 # -- fitted in Python ------------------------------------------------------------------------------

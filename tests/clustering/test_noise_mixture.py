@@ -290,7 +290,7 @@ def test_more_users_than_are_searched():
 def test_overstated_noise_is_found_out(factor):
     problem = uneven_noise_problem()
     result = noise_mixture(problem.theta, covariance=factor * problem.covariance)
-    assert result.rule == "shared-variance"
+    assert result.rule == "scaled-noise"
     assert "noise given allows" in result.reason
     assert same_partition(result.labels, problem.groups)
 

@@ -18,10 +18,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from odcl.data.federation import check_features, group_rows
+from odcl.data.federation import group_rows
+from odcl.data.frames import check_features
 from odcl.data.schema import TableSchema
 from odcl.data.source import federation_from_table, read_source
-from odcl.data.tables import as_table, read_column_names, read_table, write_table
+from odcl.data.tables import as_table, read_column_names, read_table
+from odcl.data.write import write_table
 from tests.helpers import refusal, run_python
 
 ROLES = {"user": "store", "target": "y"}

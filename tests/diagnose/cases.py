@@ -71,8 +71,9 @@ CASES = {
     "one group, four asked for": Case(
         "one-model", (60,), 8, 1, 40, method=PAPER | {"clusterer": KMeansPP(4)}
     ),
-    "everybody different": Case("local", (60,), 8, 1, 60, tau=1.0),
-    "every user its own group": Case("local", (1,) * 40, 40, 3, 100),
+    "everybody different": Case("mixed", (60,), 8, 1, 60, tau=1.0),
+    "everybody different, models": Case("local", (60,), 8, 1, 60, tau=1.0, method=MIXTURE),
+    "every user its own group": Case("mixed", (1,) * 40, 40, 3, 100),
     "clear groups": Case("one-shot", (20, 20, 20), 8, 3, 40),
     "clear groups, the paper's method": Case(
         "one-shot", (20, 20, 20), 8, 3, 60, method=PAPER | {"clusterer": KMeansPP(3)}

@@ -12,10 +12,10 @@ import pytest
 from numpy.testing import assert_allclose
 
 import odcl
-from odcl import Federation, KMeansPP, Method, NoiseMixture, Risk
+from odcl import Federation, KMeansPP, Method, NoiseMixture
 from odcl.clustering.labels import same_partition
 from odcl.diagnose import diagnose_step
-from odcl.diagnose.verdict import rounded
+from odcl.diagnose.verdict import HIDDEN, rounded
 from odcl.local.fit import fit_users
 from tests.diagnose.cases import CASES, MIXTURE, PAPER, SEEDS, Case
 from tests.helpers import squared_error
@@ -114,9 +114,7 @@ def test_the_rows_it_asks_for_are_enough_and_half_of_them_are_not():
 
     def recovered(rows: int) -> int:
         made = [case.federation(seed, rows) for seed in range(120, 128)]
-        return sum(
-            same_partition(odcl.fit(f, method=Method(refit=None)).labels, f.groups) for f in made
-        )
+        return sum(same_partition(odcl.fit(f).labels, f.groups) for f in made)
 
     assert recovered(n) >= 7
     assert recovered(n // 2) <= 4
@@ -142,12 +140,16 @@ def test_many_parameters_send_no_curvature_and_ask_for_rounds_when_rows_are_few(
     assert many.result(603).diagnose().verdict.advice == "one-shot"
 
 
-@pytest.mark.parametrize(("n", "advice"), [(10, "collect"), (12, "collect"), (100, "one-model")])
-def test_classes_with_few_rows_hide_groups_and_are_not_said_to_have_none(n, advice):
+@pytest.mark.parametrize("n", [10, 12])
+def test_classes_with_few_rows_hide_groups_and_are_not_said_to_have_none(n):
     """Where nothing could be seen, that nothing is seen is no verdict."""
-    case = Case("", (60,) if n == 100 else (20, 20, 20), 5, 3, n, loss="logistic", l2=1e-2)
-    found = [case.result(seed).diagnose().verdict.advice for seed in range(700, 710)]
-    assert found.count(advice) >= 9
+    case = Case("", (20, 20, 20), 5, 3, n, loss="logistic", l2=1e-2)
+    for seed in range(700, 705):
+        d = case.result(seed).diagnose(resamples=1)
+        assert d.n_clusters > 1 or d.verdict.sentence == HIDDEN
+        assert d.n_clusters > 1 or "groups would hardly show: they may hide" in d.verdict.reason
+        models = case.result(seed, **MIXTURE).diagnose(resamples=1)
+        assert models.verdict.advice == "collect"
 
 
 def test_the_verdict_speaks_of_the_models_in_hand():
@@ -204,70 +206,3 @@ def test_data_terms_say_more_than_models_of_hardly_more_rows_than_parameters(n):
 
 def result_groups(case: Case, seed: int) -> np.ndarray:
     return case.federation(seed).groups
-
-
-# -- users who differ gradually, and rows that leave users without a model of their own ----------
-
-
-def users_like(kind: str, seed: int, n_users: int = 60, n: int = 30) -> Federation:
-    """Sixty users with five features and no groups; ``kind`` says how they differ."""
-    rng = np.random.default_rng(seed)
-    owner = np.repeat(np.arange(n_users), n)
-    X = rng.standard_normal((n_users * n, 5))
-    theta = np.tile([1.0, -1.0, 0.5, 0.0, 2.0], (n_users, 1))
-    level = np.zeros(n_users)
-    noise = rng.standard_normal(len(owner))
-    if kind == "random intercept":
-        level = rng.standard_normal(n_users)
-    elif kind == "random slope":
-        theta[:, 1] += rng.standard_normal(n_users)
-    elif kind == "missing levels":  # columns 2 - 4 are levels, and a user never sees one of them
-        X[:, 2:] = 0.0
-        seen = (owner + rng.integers(1, 3, len(owner))) % 3
-        X[np.arange(len(owner)), 2 + seen] = 1.0
-    elif kind == "constant columns":
-        X[:, 4] = (owner % 4)[:]
-    elif kind == "heavy tails":
-        noise = rng.standard_t(3, len(owner))
-    elif kind == "noise by feature":
-        noise = noise * (0.3 + np.abs(X[:, 0]))
-    y = (X * theta[owner]).sum(axis=1) + level[owner] + noise
-    if kind == "duplicated rows":
-        X, y, owner = (np.concatenate([a, a]) for a in (X, y, owner))
-    if kind == "overdispersed counts":
-        rate = np.exp(0.3 * (X * theta[owner]).sum(axis=1))
-        y = rng.negative_binomial(3, 3 / (3 + rate)).astype(float)
-    return Federation.from_arrays(X, y, owner)
-
-
-GRADUAL = {
-    "random intercept": {"mixed"},
-    "random slope": {"mixed"},
-    "missing levels": {"one-model"},
-    "constant columns": {"one-model"},
-    "heavy tails": {"one-model"},
-    # Models of such users scatter by more than squared loss or counts explain: it may look as if
-    # they differed a little, and never as if they had groups.
-    "noise by feature": {"one-model", "mixed"},
-    "duplicated rows": {"one-model", "mixed"},
-    "overdispersed counts": {"one-model", "mixed"},
-}
-
-
-@pytest.mark.parametrize("kind", GRADUAL)
-def test_users_without_groups_are_not_said_to_have_some(kind):
-    risk = Risk("poisson" if "counts" in kind else "squared", intercept=True)
-    found: Counter[str] = Counter()
-    for seed in range(800, 810):
-        verdict = odcl.fit(users_like(kind, seed), risk).diagnose(resamples=1).verdict
-        assert "hardly more rows" not in verdict.reason
-        found[verdict.advice] += 1
-    assert sum(found[advice] for advice in GRADUAL[kind]) >= 9, found
-
-
-def test_what_users_differ_in_is_named():
-    f = users_like("random slope", 820)
-    d = odcl.fit(f, Risk(intercept=True)).diagnose(names=list("abcde"), resamples=1)
-    assert d.verdict.sentence == "No groups: users differ gradually."
-    assert "Users differ in b, one by one and not in groups" in d.verdict.reason
-    assert "error of the mixed model" in str(d)

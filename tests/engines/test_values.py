@@ -32,6 +32,7 @@ from odcl.data.folds import folds
 from odcl.local.fit import fit_users
 from odcl.local.receive import receive
 from odcl.risk.losses import Huber, Multinomial
+from odcl.risk.risk import Factor
 from tests.helpers import every_loss, logistic_labels, poisson_counts, refusal
 
 # -- Method and Risk, written down and read back -----------------------------------------------
@@ -189,6 +190,13 @@ def test_a_risk_goes_to_json_and_back_unchanged(loss, l2, intercept):
     assert by_json(risk) == risk
     assert by_json(Risk(Huber(0.3), l2)) == Risk(Huber(0.3), l2) != Risk(Huber(), l2)
     assert by_json(Risk(Multinomial(7))).dim(5) == 5 * 6
+    factors = [(0, 2), Factor((4,), (0.5,), 0.0, "sex")]
+    risk = Risk("poisson", l2, True, factors)
+    assert by_json(risk) == risk != Risk("poisson", l2, True)
+    assert risk.factors[0] == Factor((0, 2), (-1.0, -1.0), 1.0)
+
+
+PAIR = Factor((0,)).to_json()
 
 
 @pytest.mark.parametrize(
@@ -199,6 +207,13 @@ def test_a_risk_goes_to_json_and_back_unchanged(loss, l2, intercept):
         ({**Risk().to_json(), "l2": "1"}, "not a number"),
         ({**Risk().to_json(), "intercept": 1}, "neither true nor false"),
         ({**Risk().to_json(), "loss": {"name": "hinge"}}, "hinge"),
+        ({**Risk().to_json(), "factors": 3}, "not a list"),
+        ({**Risk().to_json(), "factors": [[0, 1]]}, "A factor has"),
+        ({**Risk().to_json(), "factors": [{**PAIR, "columns": [0, 0]}]}, "distinct numbers"),
+        ({**Risk().to_json(), "factors": [{**PAIR, "columns": [-1]}]}, "distinct numbers"),
+        ({**Risk().to_json(), "factors": [{**PAIR, "weights": ["1"]}]}, "damaged"),
+        ({**Risk().to_json(), "factors": [{**PAIR, "constant": np.inf}]}, "finite weight"),
+        ({**Risk().to_json(), "factors": [PAIR]}, "need an intercept"),
     ],
 )
 def test_words_that_are_no_risk_are_refused(words, says):

@@ -168,7 +168,7 @@ def test_a_users_column_that_is_not_there_is_refused(frame):
         ODCLRegressor(users="store").fit(X, y, users=X["store"])
     with pytest.raises(TypeError, match="X is sparse"):
         ODCLRegressor(users=0).fit(sparse.csr_array(X[FRAME_COLUMNS].to_numpy()), y)
-    with pytest.raises(ValueError, match="missing"):
+    with pytest.raises(ValueError, match="Column 'store' is not in the table"):
         ODCLRegressor(users="store").fit(X, y).predict(X[FRAME_COLUMNS])
 
 
@@ -245,7 +245,9 @@ def test_parameters_are_those_of_the_promise():
         "method": "default",
         "clusterer": "auto",
         "unknown": "error",
+        "unseen": "error",
         "users": None,
+        "categorical": None,
         "solver": "exact",
         "random_state": 0,
         "n_jobs": None,

@@ -11,8 +11,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from odcl import ODCLRegressor
 from odcl.data.tables import read_table
+from odcl.diagnose.differences import differences_text
 from odcl.estimators.persist import MIXTURE
-from odcl.report.text import differences_text
 from tests.helpers import (
     NO_HOLDOUT,
     estimator_for,
@@ -171,7 +171,7 @@ def _loss(name, predicted, y):
 
 
 def stores(seed=0, m=50, n=30):
-    """Stores that differ in their level alone, with a standard deviation of 12."""
+    """Stores that differ in the level alone, with a standard deviation of 12."""
     rng = np.random.default_rng(seed)
     store = np.repeat(np.arange(m), n)
     price, promo = rng.uniform(5, 15, m * n), rng.integers(0, 2, m * n)
@@ -188,9 +188,9 @@ def test_differences_are_in_the_tables_units():
     assert abs(differences["(level)"] - 12) < 3  # 50 stores tell a deviation to a tenth
     assert_allclose(differences["(level)"], np.std(level, ddof=1), rtol=0.03)
     assert differences["price"] == differences["promo"] == 0
-    text = differences_text(differences, model.n_clusters_)
-    assert text == (
-        f"Users differ in their level (standard deviation {differences['(level)']:.3g}); "
+    assert model.reason_ == (
+        "No groups: users differ gradually. "
+        f"Users differ in the level (standard deviation {differences['(level)']:.3g}); "
         "price and promo are the same for all of them."
     )
 
@@ -198,7 +198,7 @@ def test_differences_are_in_the_tables_units():
 def test_a_standard_deviation_is_explained_once():
     told = differences_text({"(level)": 12.04, "a": 0.5, "b": 0.0}, 3)
     assert told == (
-        "Users of a group still differ in their level (standard deviation 12) and a (0.5); "
+        "Users of a group still differ in the level (standard deviation 12) and a (0.5); "
         "b is the same for all of them."
     )
     assert differences_text({"(level)": 0.0, "a": 0.0}, 3) == ""

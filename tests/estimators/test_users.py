@@ -110,15 +110,40 @@ def test_a_classifier_in_column_form_can_be_calibrated(frame):
     assert model.fit(X, y > 0).score(X, y > 0) > 0.8
 
 
-def test_columns_in_another_order_or_under_other_names_are_refused(frame):
+@pytest.mark.parametrize("convert", [lambda f: f, as_polars, as_arrow], ids=["pandas", "pl", "pa"])
+def test_columns_go_by_their_names_in_any_order_and_among_others(frame, convert):
     X, y = frame
     for model in (ODCLRegressor(users="store"), ODCLRegressor()):
         data, owner = (X, {}) if model.users else (X[FRAME_COLUMNS], {"users": X["store"]})
-        model.fit(data, y, **owner)
+        expected = model.fit(data, y, **owner).predict(data, **owner)
         assert_array_equal(model.feature_names_in_, data.columns)
-        for changed in (data[data.columns[::-1]], data.rename(columns={"b": "z"})):
-            with pytest.raises(ValueError, match="feature names should match"):
-                model.predict(changed, **owner)
+        turned = convert(X[X.columns[::-1]].assign(more="text"))
+        assert_array_equal(model.predict(turned, **owner), expected)
+        with pytest.raises(ValueError, match="Column 'b' is not in the table"):
+            model.predict(convert(data.rename(columns={"b": "z"})), **owner)
+
+
+def test_owners_given_beside_the_users_column_have_to_agree_with_it(frame):
+    X, y = frame
+    model = ODCLRegressor(users="store").fit(X, y)
+    expected = model.predict(X)
+    assert_array_equal(model.predict(X, users=X["store"]), expected)
+    assert_array_equal(model.predict(X[FRAME_COLUMNS], users=X["store"]), expected)
+    other = X["store"].to_numpy().copy()
+    other[7] = "s01" if other[7] != "s01" else "s02"
+    with pytest.raises(ValueError, match=r"Row 7 belongs to 's.*' by column 'store'"):
+        model.predict(X, users=other)
+    one = X["store"] == "s03"
+    for method in (model.update_user, model.add_user):
+        with pytest.raises(ValueError, match="belong to 's03' by column 'store'"):
+            method("s04", X[one], y[one])
+    assert model.update_user("s03", X[one], y[one]) == model.labels_[3]
+
+
+def test_a_fit_that_no_users_are_told_says_so(frame):
+    X, y = frame
+    with pytest.warns(UserWarning, match="all 1440 rows count as one user's.*users='store'"):
+        ODCLRegressor().fit(X[FRAME_COLUMNS], y)
 
 
 # -- users as metadata -----------------------------------------------------------------------------

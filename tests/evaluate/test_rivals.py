@@ -49,7 +49,7 @@ def test_a_better_rival_is_named_with_its_option_and_a_tie_is_not():
     rng = np.random.default_rng(0)
     base = rng.uniform(1, 2, 50)
     scores = {"local": base + 1, "mixed": base - 0.2 + 0.01 * rng.standard_normal(50), "odcl": base}
-    told = verdict(Comparison("RMSE", scores, 500, 50))
+    told = verdict(Comparison("RMSE", scores, 500, 50), shell=True)
     assert "odcl is not the best here: mixed model without groups" in told
     assert "--clusters auto:1" in told
     scores["mixed"] = base + rng.standard_normal(50) - 0.05

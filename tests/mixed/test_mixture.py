@@ -44,7 +44,11 @@ def random_users(seed=0, dim=3, n_users=5):
 def at_points(c):
     dim = c.shape[-1]
     return Centers(
-        c[None], np.zeros((1, len(c), dim, dim)), np.zeros((1, dim)), np.zeros(1), np.zeros(1)
+        c[None],
+        np.zeros((1, len(c), dim, dim)),
+        np.zeros((1, dim)),
+        np.zeros(1),
+        np.zeros((1, dim, dim)),
     )
 
 
@@ -72,7 +76,7 @@ def test_an_uncertain_center_costs_half_the_trace(shape):
     m = moments(q, spread(shape), np.ones(5))
     c, C = np.ones((1, 1, 3)), np.diag([1.0, 2.0, 3.0])[None, None]
     sure = misfits(m, at_points(c[0]))
-    unsure = misfits(m, Centers(c, C, c[0], np.zeros(1), np.zeros(1)))
+    unsure = misfits(m, Centers(c, C, c[0], np.zeros(1), C[:, 0]))
     assert_allclose(unsure[0, :, 0] - sure[0, :, 0], np.trace(m.W @ C[0], axis1=1, axis2=2))
 
 
@@ -80,9 +84,10 @@ def test_centers_are_the_mode_of_their_joint_posterior():
     """c_k and c_bar together solve the normal equations of sum (c_k - c_bar)'B^-1 (c_k - c_bar)."""
     rng = np.random.default_rng(0)
     L = rng.standard_normal((1, 3, 2, 2))
-    M, v, B = L @ L.transpose(0, 1, 3, 2), rng.standard_normal((1, 3, 2)), np.array([0.5, 2.0])
+    M, v = L @ L.transpose(0, 1, 3, 2), rng.standard_normal((1, 3, 2))
+    B = np.array([[0.5, 0.7], [0.7, 2.0]])
     got = center_step(M, v, B)
-    inverse = np.diag(1 / B)
+    inverse = np.linalg.inv(B)
     system = np.zeros((8, 8))
     for k in range(3):
         mine = slice(2 * k, 2 * k + 2)
@@ -103,7 +108,7 @@ def test_known_groups_without_spread_are_pooled_least_squares():
     X, y, users = rows_of(theta, 6, seed=1)
     _, at, q = seen(X, y, users)
     m = moments(q, Spread.zero(3), np.ones(10))
-    centers = center_step(*group_sums(m, np.eye(2)[groups][None]), np.full(3, 1e9))
+    centers = center_step(*group_sums(m, np.eye(2)[groups][None]), 1e9 * np.eye(3))
     offset, change = at.raw()
     for k in range(2):
         mine = np.isin(users, np.flatnonzero(groups == k))
@@ -190,7 +195,7 @@ def test_the_bound_never_falls(shape, K, own_noise):
         every = np.full(4, shape != "zero")
         T = Spread(shape, 0.2 * np.diag(every.astype(float)), every)
         start = rng.dirichlet(np.ones(K), 30)
-        prior = None if K == 1 else np.ones(4)
+        prior = None if K == 1 else np.eye(4)
         fit = fit_mixture(q, start, T, noise, np.ones(30), prior, max_sweeps=60)
         assert np.diff(fit.trace).min() >= -1e-10 * abs(fit.bound)
 
@@ -203,6 +208,21 @@ def test_directions_that_nobody_sees_stay_at_the_reference():
         fit = fitted(q, shape, tol=1e-6)
         assert np.isfinite(fit.bound)
         assert np.abs(fit.centers).max() < 100
+
+
+@pytest.mark.parametrize("K", [1, 3])
+def test_a_direction_that_nobody_sees_costs_no_evidence(K):
+    """Columns that are collinear in every user say what fewer columns say."""
+    rng = np.random.default_rng(K)
+    root = rng.standard_normal((1, K, 7, 4))
+    M, v = root.transpose(0, 1, 3, 2) @ root, rng.standard_normal((1, K, 4))
+    turn = np.linalg.qr(rng.standard_normal((6, 6)))[0][:, :4]  # 4 directions out of 6
+    B = None if K == 1 else 2.0
+    few = center_step(M, v, None if B is None else B * np.eye(4))
+    wide = center_step(turn @ M @ turn.T, v @ turn.T, None if B is None else B * np.eye(6))
+    assert_allclose(wide.common, few.common, rtol=1e-9)
+    assert_allclose(wide.price, few.price, rtol=1e-9)
+    assert_allclose(wide.c @ turn, few.c, atol=1e-9)
 
 
 def test_equal_noise_is_common_and_unequal_noise_is_not():

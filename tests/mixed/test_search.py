@@ -11,6 +11,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 import odcl
 from odcl import Federation, linear_federation
 from odcl.clustering.labels import same_partition
+from odcl.mixed import search as module
 from odcl.mixed.mixture import Quadratics
 from odcl.mixed.posterior import download_of, posterior
 from odcl.mixed.search import sample_by_id, search
@@ -63,6 +64,61 @@ def test_the_papers_worlds_are_found_and_fitted_like_an_oracle(n_samples, n_clus
     assert (fit.spread.shape == "zero") is (tau == 0)
     error = ((got.coefficients()[0][:, :-1] - fed.optima) ** 2).sum()
     assert error <= 1.1 * oracle_error(fed, fed.groups, tau)
+
+
+def test_fifteen_rows_for_twenty_parameters_are_enough_for_the_papers_groups():
+    """At least 8 of 10 is the promise: three failures of 6 have probability .1 under it."""
+    exact = 0
+    for seed in range(6):
+        fed, _, q = paper(15, seed=seed + 50)
+        exact += same_partition(search(q).responsibilities.argmax(axis=1), fed.groups)
+    assert exact >= 4
+
+
+@pytest.mark.parametrize("seed", [31, 32])
+def test_groups_along_a_line_are_not_taken_for_one_center_with_a_full_spread(seed):
+    """Ten groups whose centers lie near a line, users who differ, fewer rows than parameters."""
+    fed, _, q = paper(15, n_clusters=10, tau=0.2, seed=seed)
+    assert same_partition(search(q).responsibilities.argmax(axis=1), fed.groups)
+
+
+@pytest.mark.parametrize("shape", ["zero", "scalar", "diag", "full"])
+@pytest.mark.parametrize("n_groups", [1, 3])
+def test_groups_and_shape_may_be_given(shape, n_groups):
+    X, y, users = grouped(2)
+    _, _, q = seen(X, y, users)
+    fit = search(q, n_groups=n_groups, spread=shape)
+    assert fit.n_groups == n_groups
+    assert fit.spread.shape == shape
+    assert search(q, spread=shape).spread.shape == shape
+    assert search(q, n_groups=n_groups).n_groups == n_groups
+    if n_groups == 3:
+        assert same_partition(fit.responsibilities.argmax(axis=1), np.arange(24) % 3)
+
+
+def test_groups_that_are_given_are_fitted_where_users_are_all_the_same():
+    _, _, q = seen(*rows_of(np.ones((20, 3)), 8))
+    assert search(q, n_groups=2).n_groups == 2
+    assert search(q[np.arange(2)], n_groups=5).n_groups == 2
+
+
+@pytest.mark.parametrize("wish", [{"n_groups": 0}, {"spread": "round"}])
+def test_a_wish_that_cannot_be_met_is_refused(wish):
+    _, _, q = seen(*grouped(0))
+    with pytest.raises(ValueError, match=next(iter(wish))):
+        search(q, **wish)
+
+
+def test_blas_has_one_thread_while_groups_are_searched_for(monkeypatch):
+    """Many small products wait for each other on more: ten times as long on two cores."""
+    from threadpoolctl import threadpool_info
+
+    _, _, q = seen(*grouped(0))
+    during, find = [], module._search
+    monkeypatch.setattr(module, "_search", lambda *a: during.append(threadpool_info()) or find(*a))
+    search(q)
+    blas = [pool["num_threads"] for pool in during[0] if pool["user_api"] == "blas"]
+    assert set(blas) == {1}
 
 
 def continuum(kind, seed, *, n_users=60, rows=30, dim=7):
@@ -190,6 +246,29 @@ def test_a_sample_is_drawn_by_id_whatever_the_order():
     turned = ids[::-1]
     assert {turned[i] for i in sample_by_id(turned, 20)} == picked
     assert len(picked) == 20
+
+
+def test_a_rare_group_is_absent_from_a_sample_as_often_as_it_should_be():
+    """A group of share p is missed with probability (1 - p)^size; counts over 400 sets of ids."""
+    n, rare, size = 1000, 20, 60
+    missed = 0
+    for federation in range(400):
+        picked = sample_by_id([f"{federation}-{i}" for i in range(n)], size)
+        missed += not (picked < rare).any()
+    p = (1 - rare / n) ** size
+    assert abs(missed / 400 - p) < 4 * np.sqrt(p * (1 - p) / 400)
+
+
+def test_a_search_on_a_sample_does_not_depend_on_the_order_of_users():
+    rng = np.random.default_rng(0)
+    theta = 3 * rng.standard_normal((3, 3))[np.arange(300) % 3]
+    _, _, q = seen(*rows_of(theta, 6))
+    ids, order = [f"user {i}" for i in range(300)], rng.permutation(300)
+    fit = search(q, ids, sample=60)
+    turned = search(q[order], [ids[i] for i in order], sample=60)
+    assert_allclose(turned.bound, fit.bound, rtol=1e-10)
+    places = [f.responsibilities.argmax(axis=1) for f in (fit, turned)]
+    assert same_partition(places[0][order], places[1])
 
 
 def test_a_search_on_a_sample_ends_with_all_users():

@@ -244,3 +244,12 @@ def test_as_many_hits_as_misses_at_one_place_are_curved_all_the_same():
     near = sites("logistic", Z, y, np.zeros(4, int), 1, np.array([1.0, 1.0 + 1e-7, 1.0, 1.0]))
     assert found.A[0, 0, 0] > 0.5
     assert_allclose(found.A, near.A, rtol=1e-5)
+
+
+@pytest.mark.parametrize("count", [0.0, 5.0, 100.0, 1e6])
+@pytest.mark.parametrize("row", [[1.0, 1.0, 1.0], [1.0, 6.0, 6.0], [1.0, 10.0, -10.0]])
+def test_a_large_count_in_a_single_row_has_a_site(count, row):
+    """More parameters than rows, and a rate that the prior would put anywhere."""
+    q = sites("poisson", np.array([row]), np.array([count]), np.zeros(1, int), 1)
+    assert all(np.isfinite(part).all() for part in (q.A, q.b, q.uu))
+    assert np.linalg.eigvalsh(q.A)[0, 0] >= -1e-9 * np.abs(q.A).max()

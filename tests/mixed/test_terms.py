@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from odcl.mixed.terms import DataTerms, coordinates, data_terms, merge, quadratics
+from odcl.mixed.terms import DataTerms, Levels, coordinates, data_terms, merge, quadratics
+from odcl.risk.risk import Factor
 
 from .worlds import rows_of, seen
 
@@ -145,3 +146,55 @@ def test_terms_of_some_users_are_a_part():
     part = terms[np.array([4, 1])]
     assert isinstance(part, DataTerms)
     assert_array_equal(part.mean, terms.mean[[4, 1]])
+
+
+# -- factors -----------------------------------------------------------------------------------
+
+
+def with_levels(seed=0, n_users=5):
+    X, y, users = federation(seed, n_users, dim=3)
+    level = np.random.default_rng(seed).integers(0, 4, len(y))
+    return X, np.eye(4)[level], y, users
+
+
+def test_references_of_factors_are_columns_like_the_others():
+    X, dummies, y, users = with_levels()
+    rows = np.column_stack([X, dummies[:, 1:]])
+    levels = Levels.of([Factor((2, 3, 4))], 5)
+    every = np.column_stack([X, dummies[:, 1:], dummies[:, 0]])
+    assert_array_equal(levels.rows(rows), every)
+    terms, whole = data_terms(rows, y, users, 5), data_terms(every, y, users, 5)
+    assert_allclose(levels.terms(terms).mean, whole.mean, atol=1e-14)
+    assert_allclose(_scatter(levels.terms(terms)), _scatter(whole), atol=1e-12)
+
+
+@pytest.mark.parametrize("reference", [0, 2, None])
+def test_coordinates_do_not_tell_which_level_is_the_reference(reference):
+    """None: all levels have a column of their own, and the rest of them is nothing."""
+    X, dummies, y, users = with_levels()
+
+    def seen_from(reference):
+        own = [j for j in range(4) if j != reference]
+        rows = np.column_stack([X, dummies[:, own]])
+        terms = data_terms(rows, y, users, 5)
+        at = coordinates(terms, factors=[Factor(tuple(range(2, 2 + len(own))))])
+        return rows, at, quadratics(terms, at)
+
+    _, _, q = seen_from(1)
+    rows, at, same = seen_from(reference)
+    assert at.dim == 7
+    assert_allclose(np.linalg.eigvalsh(same.A), np.linalg.eigvalsh(q.A), atol=1e-10)
+    assert_allclose(same.uu, q.uu, rtol=1e-12)
+    assert_allclose(same.pure, q.pure, atol=1e-12)
+    assert_array_equal(same.dof, q.dof)
+    # Models of all levels are models of the columns.
+    theta = np.random.default_rng(1).standard_normal(at.dim)
+    offset, change = at.raw()
+    raw, z = offset + change @ theta, at.design(rows)
+    assert_allclose(rows @ raw[:-1] + raw[-1], at.prediction(z @ theta, z), atol=1e-12)
+
+
+def test_a_factor_of_columns_that_are_not_there_is_refused():
+    X, _, y, users = with_levels()
+    with pytest.raises(ValueError, match="column 4, and there are 2 features"):
+        coordinates(data_terms(X, y, users, 5), factors=[Factor((0, 4))])

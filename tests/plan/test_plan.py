@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
 from scipy.spatial.distance import pdist
 
 from odcl import ConvexClustering, Federation, Risk, fit, linear_federation, server_step
@@ -147,11 +148,26 @@ def test_a_pilots_spread_is_that_of_its_diagnosis():
     assert "users of a group differ by" in scene.words
 
 
+def test_a_pilots_noise_and_the_coefficients_that_differ_are_those_of_its_rows():
+    """Noise 3, and users of a group who differ in their intercept alone."""
+    rng = np.random.default_rng(4)
+    f = linear_federation(40, 60, n_clusters=4, dim=5, seed=4)
+    y = f.y + math.sqrt(8) * rng.standard_normal(len(f.y)) + rng.normal(0, 4, 40)[f.row_user]
+    rows = f.with_y(y)
+    scene = from_pilot(fit(rows, Risk(intercept=True)), rows)
+    assert_allclose(scene.dispersion, 9, rtol=0.1)
+    assert_array_equal(np.diag(scene.spread)[:5], 0)
+    assert_allclose(np.sqrt(scene.spread[5, 5]), 4, rtol=0.3)
+    assert "differ in 1 of 6 parameters, by" in scene.words
+    few = evaluate(scene, 60)
+    assert few.error["refit"] < min(few.error["local"], few.error["precision"])
+
+
 @pytest.mark.parametrize(
     ("n", "n_clusters", "said"),
     [
-        (4, 4, "No groups: users differ gradually.* say which"),
-        (60, 1, "no group structure .* say which"),
+        (4, 4, "No groups: users differ gradually.* plan without a pilot"),
+        (60, 1, "no group structure .* plan without a pilot"),
     ],
 )
 def test_pilots_that_show_no_groups_are_refused_with_what_to_do(n, n_clusters, said):

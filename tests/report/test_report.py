@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from odcl.cli.demo import demo_errors, demo_result, groups_right, store_table
+from odcl.cli.demo import demo_errors, demo_result, groups_right, store_tables
 from odcl.data.federation import Federation
 from odcl.evaluate.scores import Comparison
 from odcl.report import pictures
@@ -36,7 +36,7 @@ def test_the_closing_table_names_methods_and_aligns_its_numbers():
     text = comparison_table(comparison(local=[31.7, 63.5], pooled=[39.5, 85.8], odcl=[9.5, 9.5]))
     assert text.splitlines() == [
         "RMSE on 20 held-out rows (lower is better)  mean user  median user  worst user",
-        "one model per user                              47.60        47.60       63.50",
+        "one model per user (ridge)                      47.60        47.60       63.50",
         "one model for all                               62.65        62.65       85.80",
         "odcl                                             9.50         9.50        9.50",
     ]
@@ -112,11 +112,17 @@ def test_plurals_and_bytes():
 # -- notices ---------------------------------------------------------------------------------------
 
 
-def test_rows_repeat_only_within_a_user():
-    X = np.array([[1.0, 2.0], [1.0, 2.0], [1.0, 2.0], [1.0, 2.0], [0.0, 1.0], [-0.0, 1.0]])
-    y = np.array([5.0, 5.0, 5.0, 6.0, 1.0, 1.0])
-    owner = np.array(["a", "a", "b", "a", "b", "b"])
-    assert repeated_rows(Federation.from_arrays(X, y, owner)) == 2
+def test_rows_repeat_only_within_a_user_and_not_by_chance():
+    rng = np.random.default_rng(0)
+    X, y, owner = rng.standard_normal((40, 2)), rng.standard_normal(40), np.repeat(range(10), 4)
+    X[39], y[39] = X[0], y[0]  # the same of another user is no copy
+    assert repeated_rows(Federation.from_arrays(X, y, owner)) == 0
+    X[[1, 38]], y[[1, 38]] = X[[2, 37]], y[[2, 37]]
+    X[[5, 6], 0] = 0.0, -0.0  # zeros are equal
+    X[6, 1], y[6] = X[5, 1], y[5]
+    assert repeated_rows(Federation.from_arrays(X, y, owner)) == 3
+    answers = (rng.random((40, 2)) < 0.5).astype(float)  # rows of few values are often equal
+    assert repeated_rows(Federation.from_arrays(answers, answers[:, 0], owner)) == 0
 
 
 # -- progress --------------------------------------------------------------------------------------
@@ -245,6 +251,6 @@ def test_the_demo_finds_the_true_groups_and_reaches_the_oracle(seed):
 
 
 def test_the_table_to_try_has_sixty_stores():
-    columns = store_table(0)
+    columns = store_tables(0)[0]
     assert len(set(columns["store"])) == 60
     assert {len(values) for values in columns.values()} == {len(columns["sales"])}

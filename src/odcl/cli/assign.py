@@ -14,7 +14,9 @@ Tell which group new users belong to, how surely, or that they fit none.
 
 Answers one row per user: its group, the probability of that group among the
 groups, its distance from it in units of noise (about 1 for a member), and
-whether it joins or is none of these.
+whether it joins or is none of these. Where the run found no groups (users
+differ gradually), all are in group 0, and "none of these" is a user far from
+all others. From its first row on a user has a model: --add keeps it.
 
 RUN may also be a round that `odcl combine` wrote, and TABLE the upload of a
 site that comes late: then --out is its download, and no other site has to do
@@ -82,7 +84,8 @@ def _assigned(options: Namespace) -> tuple[dict[str, Any], list[str]]:
     import numpy as np
 
     from odcl.cli.run_folder import change_run, open_run, rows_by_user
-    from odcl.data.tables import beside
+    from odcl.data.design import DesignRows
+    from odcl.data.write import beside
 
     model, schema = open_run(options.run, with_target=True)
     federation, notices = rows_by_user(options.table, schema, options.missing)
@@ -90,12 +93,14 @@ def _assigned(options: Namespace) -> tuple[dict[str, Any], list[str]]:
     def assign(model: Any) -> list[Any]:
         if options.add:
             _refuse_known(model, federation.users, options.run)
-        found = [model.assign(X, y) for _, X, y in federation]
+        found = [model.assign(DesignRows(X), y) for _, X, y in federation]
         if options.add:
             model.add_assigned(federation.users, found)
         return found
 
     found = change_run(options.run, assign) if options.add else assign(model)
+    if model.n_clusters_ == 1:
+        notices.append("the run found no groups: group 0 is everybody")
     columns = {
         "group": np.array([f.label for f in found]),
         "probability": np.round([f.probability for f in found], 6),

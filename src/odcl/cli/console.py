@@ -51,7 +51,7 @@ def check_file_place(out: Path, *, writable: bool = True) -> None:
 
 def check_out_file(options: Namespace, *, run: Path, table: Path) -> None:
     """Refuse an output file before the work: no known format, in no folder, there, or read."""
-    from odcl.data.tables import check_ending
+    from odcl.data.write import check_ending
 
     out: Path | None = options.out
     if out is None:
@@ -86,7 +86,7 @@ def answer(stage: str, work: Answer, options: Namespace) -> None:
 
 def write_answer(columns: Mapping[str, Any], notices: Sequence[str], options: Namespace) -> None:
     """The table that a command gives, to its file or as CSV to stdout, and what is said of it."""
-    from odcl.data.tables import write_csv, write_table
+    from odcl.data.write import write_csv, write_table
     from odcl.report.text import count
 
     for text in notices:

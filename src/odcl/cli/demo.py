@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,8 @@ Fit the paper's linear federation: 100 users, 10 hidden groups, seconds.
 
 Prints the groups found, the error of the users' models beside that of local,
 naive and oracle models, and the bytes sent in the one round. Saves a picture,
-and a table to try `odcl fit` on."""
+and tables to try: stores.csv for `odcl fit`; then new_days.csv for `odcl
+predict`, new_stores.csv for `odcl assign`, this_week.csv for `odcl update`."""
 
 
 def add(some: Any) -> opt.Parser:
@@ -66,7 +68,8 @@ def _print(federation: Any, result: Any, errors: dict[str, float]) -> None:
     print(f"1 round: each user sent {up} and received {down}.")
 
 
-FILES = ("stores.csv", "demo.png")
+TABLES = ("stores.csv", "new_days.csv", "new_stores.csv", "this_week.csv")
+FILES = (*TABLES, "demo.png")
 
 
 def demo_result(seed: int) -> tuple[SyntheticFederation, Result]:
@@ -82,11 +85,12 @@ def write_demo(
     folder: Path, result: Result, errors: dict[str, float], *, seed: int, force: bool
 ) -> bool:
     """The picture and the table to try, whole or not at all. Is there a picture?"""
-    from odcl.data.tables import write_table
+    from odcl.data.write import write_table
     from odcl.files import atomic_folder
 
     with atomic_folder(folder, force=force, own=FILES) as place:
-        write_table(place / "stores.csv", store_table(seed))
+        for name, table in zip(TABLES, store_tables(seed), strict=True):
+            write_table(place / name, table)
         return _draw(result, errors, place / "demo.png")
 
 
@@ -128,11 +132,29 @@ def demo_errors(federation: SyntheticFederation, result: Result) -> dict[str, fl
     return {name: nmse(theta, optima) for name, theta in models.items()}
 
 
-def store_table(seed: int) -> dict[str, Any]:
-    """A table to try ``odcl fit`` on: 60 stores in three hidden groups, 12 to 40 days each."""
+def store_tables(seed: int) -> tuple[dict[str, Any], ...]:
+    """Tables to try: 60 stores in three hidden groups, 12 to 40 days each, and what comes later.
+
+    Later come days without sales, stores that are new, and a week of stores that are known.
+    """
     import numpy as np
 
     rng = np.random.default_rng(seed)
+    stores = _days(rng, np.arange(60), lambda: int(rng.integers(12, 41)))
+    new_days = _days(rng, np.arange(60), lambda: 3)
+    del new_days["sales"]
+    return (
+        stores,
+        new_days,
+        _days(rng, np.arange(60, 64), lambda: 6),
+        _days(rng, np.arange(5), lambda: 7),
+    )
+
+
+def _days(rng: Any, stores: Any, n_days: Callable[[], int]) -> dict[str, Any]:
+    """Days of these stores, whose group is their number modulo 3."""
+    import numpy as np
+
     effects = np.array(  # price, promotion, temperature, weekend, rain, level
         [
             [-18.0, 30.0, 0.5, -25.0, 5.0, 330.0],  # in the city
@@ -141,8 +163,8 @@ def store_table(seed: int) -> dict[str, Any]:
         ]
     )
     parts = []
-    for store in range(60):
-        n = int(rng.integers(12, 41))
+    for store in stores.tolist():
+        n = n_days()
         columns = {
             "store": np.repeat(f"store-{store + 1:02d}", n),
             "price": rng.normal(10, 1.5, n).round(2),

@@ -59,7 +59,7 @@ def add(some: Any) -> opt.Parser:
 
 
 def run(options: Namespace) -> None:
-    from odcl.data.tables import beside
+    from odcl.data.write import beside
 
     check_out_file(options, run=options.source, table=options.table or options.source)
     with watched(options) as progress:
@@ -105,7 +105,7 @@ def _of_table(options: Namespace, progress: Silent) -> Found:
 def _with_rows(model: Any, rows: Any, seed: int) -> Diagnosis:
     """The diagnosis of a fit, with its rows at hand."""
     rows = rows.with_X(model.scaling_.apply(rows.X))
-    return model.result_.diagnose(rows, names=model.used_names_, seed=seed)
+    return model.result_.diagnose(rows, features=model.units_, seed=seed)
 
 
 def _of_run(options: Namespace, progress: Silent) -> Found:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import warnings
 from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,6 @@ from odcl.cli import parser as opt
 from odcl.cli.console import say, say_picture, watched
 
 if TYPE_CHECKING:
-    from odcl._typing import Bools
     from odcl.data.federation import Federation
     from odcl.data.source import Source
     from odcl.evaluate.scores import Comparison
@@ -23,9 +23,10 @@ _ABOUT = """\
 Find the hidden groups in a table, and fit a model for every user.
 
 A user is whatever a column names: a store, a sensor, a patient. The closing
-table compares, on rows held out of each user's data, one model per user, one
-model for all, one with an intercept per user, the mixed model without groups,
-the paper's setting and odcl. Where another is better, it says so."""
+table compares, on rows held out of each user's data, one model per user
+(ridge), one model for all, one with an intercept per user, the mixed model
+without groups, the paper's setting and odcl. Where another is better, it says
+so, with the option that gives it."""
 
 _EXAMPLES = """\
 examples:
@@ -38,9 +39,11 @@ examples:
 
 RUN holds the models (models.safetensors, model.json), each user's group
 (assignment.csv), each group's model in the table's units (groups.csv),
-report.json, schema.json and picture.png. In Python:
-ODCLRegressor.load("run").predict(table), with the same columns in any order;
-ODCLClassifier for classes."""
+report.json, schema.json and picture.png. Its files are checked together: copy a
+table out of RUN before you edit it. Text that a spreadsheet would run (=1+1) is
+written with a quote before it ('=1+1) in CSV files, and read back without. In
+Python: ODCLRegressor.load("run").predict(table), with the same columns in any
+order; ODCLClassifier for classes."""
 
 
 METHOD = {
@@ -146,7 +149,6 @@ def _print(fitted: FittedTable) -> None:
     from odcl.report.text import (
         comparison_table,
         count,
-        differences_text,
         group_table,
         in_bytes,
         verdict,
@@ -157,16 +159,13 @@ def _print(fitted: FittedTable) -> None:
     size = f"{count(m, 'user')}, {count(len(encoded.codes), 'row')}"
     size += f", {count(encoded.X.shape[1], 'feature')}"
     print(f"{size}, {model.risk_.loss.name} loss, 1 round. {model.reason_}")
-    differ = differences_text(model.differences_, model.n_clusters_)
-    if differ:
-        print(differ)
-    print()
-    print(group_table(model.labels_, model.n_rows_, model.users_))
+    if model.n_clusters_ > 1:
+        print()
+        print(group_table(model.labels_, model.n_rows_, model.users_))
     if fitted.comparison is not None:
         print()
         print(comparison_table(fitted.comparison))
-        if "odcl" in fitted.comparison.scores:
-            print(verdict(fitted.comparison))
+        print(verdict(fitted.comparison, shell=True))
     print()
     result = model.result_
     up, down = in_bytes(result.bytes_up / m), in_bytes(result.bytes_down / m)
@@ -244,7 +243,7 @@ def fit_source(
 ) -> FittedTable:
     """Fit all rows; before that, with a share to hold out, compare methods on these rows."""
     from odcl.data.folds import hold_out
-    from odcl.evaluate.scores import keep_every_class
+    from odcl.estimators.compare import compare_federation
     from odcl.report.text import accepted
 
     federation, schema = source.encoded.federation(), source.schema
@@ -257,19 +256,26 @@ def fit_source(
     if held.share > 0 and (federation.n_rows > 1).any():
         time = None if source.time is None else source.encoded.by_user(source.time)
         out = hold_out(federation, held.share, seed, time=time)
-        if schema.classes is not None:
-            out = keep_every_class(out, federation)
         progress.stage("comparing on held-out rows", federation.n_users)
-        comparison = _compare(federation, out, source.loss, settings, progress)
+        rivals = _estimator(source, settings)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the fit of all rows will say what is to be said
+            comparison = compare_federation(
+                rivals, federation, out, schema=schema, progress=progress.advance
+            )
     progress.stage("fitting all rows", federation.n_users)
     labelled = federation
     if schema.classes is not None:
         labelled = federation.with_y(schema.labels(federation.y.astype(int)))
-    model = _estimator(source.loss, settings)
+    model = _estimator(source, settings)
     model.fit_federation(labelled, schema=schema, progress=progress.advance)
     notices = accepted(schema, source.encoded, federation, model)
     if source.guessed and source.loss == "squared" and _looks_like_classes(federation):
         notices.append(f"{schema.target!r} has two values: for classes say --loss logistic")
+    if source.guessed and source.loss == "squared" and _looks_like_counts(federation):
+        notices.append(
+            f"{schema.target!r} holds whole numbers from 0 on: for counts say --loss poisson"
+        )
     if held.share > 0 and comparison is None:
         notices.append("no comparison: every user has a single row, and none can be held out")
     return FittedTable(source, model, comparison, notices, held)
@@ -283,55 +289,19 @@ def _looks_like_classes(federation: Federation) -> bool:
     return len(values) == 2 and len(federation.y) > 10 and whole
 
 
-def _estimator(loss: str, settings: dict[str, Any]) -> Any:
+def _looks_like_counts(federation: Federation) -> bool:
+    import numpy as np
+
+    values = np.unique(federation.y)
+    return len(values) > 2 and values[0] == 0 and bool((values == np.floor(values)).all())
+
+
+def _estimator(source: Source, settings: dict[str, Any]) -> Any:
+    """The estimator that would be fitted to the table in Python."""
     from odcl.data.source import task_of
     from odcl.estimators import ODCLClassifier, ODCLRegressor
 
-    kind = ODCLClassifier if task_of(loss) == "classification" else ODCLRegressor
-    return kind(loss=loss, **settings)
-
-
-def _compare(
-    federation: Federation, out: Bools, loss: str, settings: dict[str, Any], progress: Silent
-) -> Comparison:
-    """The rivals that matter, the paper's setting and ours, each fitted on the rows kept."""
-    import numpy as np
-
-    from odcl.evaluate.rivals import own_intercepts
-    from odcl.evaluate.scores import compare
-    from odcl.local.predict import predicted_targets
-    from odcl.method import Method
-
-    kept = federation.select_rows(~out)
-    ours = _estimator(loss, settings).fit_federation(kept, progress=progress.advance)
-    papers = Method.of("paper", clusterer=settings["method"].clusterer)
-    is_paper = settings["method"] == papers
-    paper, alike = ours, None
-    if not is_paper:
-        given = {**settings, "method": Method.paper()}
-        paper = _estimator(loss, given).fit_federation(kept, progress=progress.advance)
-    if ours.mixture_ is not None and ours.n_clusters_ > 1:
-        given = {**settings, "method": Method.of(settings["method"], clusterer="auto:1")}
-        alike = _estimator(loss, given).fit_federation(kept)
-
-    def by(model: Any, theta: Any) -> Any:
-        """Predictions of a model whose users have these parameters; one row serves everybody."""
-
-        def predict(rows: Any, who: Any) -> Any:
-            at = who if len(theta) > 1 else np.zeros(len(rows), dtype=np.intp)
-            V = model.covariance_ if theta is model.theta_ else None
-            return predicted_targets(rows, theta, at, model.risk_, model.scaling_, V)
-
-        return predict
-
-    methods = {
-        "local": by(ours, ours.result_.local.theta),
-        "pooled": by(ours, ours.pooled_theta_[None]),
-        "intercepts": own_intercepts(kept, ours.risk_.loss.name) if ours.fit_intercept else None,
-        "mixed": None if alike is None else by(alike, alike.theta_),
-        "paper": by(paper, paper.theta_),
-    }
-    methods = {name: predict for name, predict in methods.items() if predict is not None}
-    if not is_paper:
-        methods["odcl"] = by(ours, ours.theta_)
-    return compare(federation, out, methods, ours.risk_.loss)
+    schema = source.schema
+    kind = ODCLClassifier if task_of(source.loss) == "classification" else ODCLRegressor
+    categories = list(schema.levels) or None
+    return kind(loss=source.loss, users=schema.user, categorical=categories, **settings)

@@ -153,7 +153,7 @@ def _as_option(setting: Setting) -> str:
     name = {"clusterer": "clusters"}.get(name, name).replace("_", "-")
     if isinstance(value, bool):
         return f"--{name}" if value else f"--no-{name}"
-    return f"--{name} {shlex.quote(','.join(value) if isinstance(value, list) else value)}"
+    return f"--{name} {shlex.quote(','.join(value) if isinstance(value, list) else str(value))}"
 
 
 def main() -> None:

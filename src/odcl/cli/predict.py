@@ -51,8 +51,10 @@ def run(options: Namespace) -> None:
 def _predicted(options: Namespace) -> tuple[dict[str, Any], list[str]]:
     """A prediction for each row of the table, and what is to be said about it."""
     from odcl.cli.run_folder import open_run
+    from odcl.data.design import DesignRows
     from odcl.data.federation import positions
-    from odcl.data.tables import beside, read_table
+    from odcl.data.tables import read_table
+    from odcl.data.write import beside
     from odcl.report.text import about_values, count
 
     missing, unknown = options.missing, options.unknown or "error"
@@ -69,17 +71,18 @@ def _predicted(options: Namespace) -> tuple[dict[str, Any], list[str]]:
         notices.append(f"{count(len(strange), 'user')} not in the fit, predicted by {how}")
     model.set_params(unknown=unknown)
     users = encoded.users if schema.user else None  # None: all rows are one user's
+    rows = DesignRows(encoded.X)
     columns: dict[str, Any] = {
         "row": encoded.rows + 1,
-        "prediction": model.predict(encoded.X, users=users),
+        "prediction": model.predict(rows, users=users),
     }
     if interval is not None and schema.classes is not None:
         raise ValueError("An interval is for numbers, and this run predicts classes: leave it out.")
     if interval is not None:
-        low, high = model.predict_interval(encoded.X, users=users, coverage=interval)
+        low, high = model.predict_interval(rows, users=users, coverage=interval)
         columns |= {"low": low, "high": high}
     if schema.classes is not None:
-        p = model.predict_proba(encoded.X, users=users)
+        p = model.predict_proba(rows, users=users)
         columns |= {f"p({_word(c)})": p[:, j] for j, c in enumerate(schema.classes)}
     return beside({} if users is None else {schema.user: users}, columns), notices
 

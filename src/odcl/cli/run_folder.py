@@ -15,7 +15,8 @@ from odcl.artifact.folder import Extra
 from odcl.data.federation import Federation
 from odcl.data.schema import TableSchema
 from odcl.data.source import check_target
-from odcl.data.tables import beside, read_table, write_table
+from odcl.data.tables import read_table
+from odcl.data.write import beside, write_table
 from odcl.estimators.persist import load_estimator, save_estimator, update_estimator
 from odcl.report.text import about_values
 
@@ -147,7 +148,6 @@ def open_run(folder: Path, *, with_target: bool = False) -> tuple[Any, TableSche
             f"{folder} does not know the columns of a table: it was fitted on arrays. Use it in "
             "Python, or fit it on a frame with users=COLUMN."
         )
-    model.take_schema(schema)
     if with_target and not schema.target:
         raise ValueError(
             f"{folder} does not know the name of its target's column: use it in Python, or fit it "

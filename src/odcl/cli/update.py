@@ -37,8 +37,9 @@ def run(options: Namespace) -> None:
 def _updated(options: Namespace) -> tuple[dict[str, Any], list[str]]:
     """Update the users of a table in a run: one row per user."""
     from odcl.cli.run_folder import change_run, open_run, rows_by_user
+    from odcl.data.design import DesignRows
     from odcl.data.federation import positions
-    from odcl.data.tables import beside
+    from odcl.data.write import beside
     from odcl.errors import show
     from odcl.report.text import count
 
@@ -58,7 +59,7 @@ def _updated(options: Namespace) -> tuple[dict[str, Any], list[str]]:
             )
         before = model.labels_[at]
         for user, X, y in federation:
-            model.update_user(user, X, y, all_rows=options.all_rows)
+            model.update_user(user, DesignRows(X), y, all_rows=options.all_rows)
         return before, model.labels_[at], model.n_rows_[at]
 
     before, after, rows = change_run(folder, update)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from odcl._typing import Floats, Ints
+from odcl.risk.risk import Factor
 
 # A column whose values differ by less than this share of their size is constant up to rounding.
 _ROUNDING = 1e-14
@@ -18,7 +20,8 @@ class Scaling:
 
     A column that says nothing (constant beside an intercept, or all zeros) is left out of the
     model: no user could tell its coefficient, which is 0 in the table's units. So are, where
-    asked for, columns that repeat an earlier one.
+    asked for, columns that repeat an earlier one. ``factors`` are those of the columns in use whose
+    reference says more than a copy of another column would, in these units.
     """
 
     shift: Floats  # (n_used,)
@@ -26,6 +29,7 @@ class Scaling:
     used: Ints  # (n_used,), positions of the columns that vary
     n_features: int
     copies: tuple[tuple[int, int], ...] = ()  # (column left out, the one that it repeats)
+    factors: tuple[Factor, ...] = ()
 
     @classmethod
     def of(
@@ -36,13 +40,17 @@ class Scaling:
         center: bool,
         standardize: bool,
         copies: bool = True,
+        factors: Mapping[str, Sequence[int]] | None = None,
     ) -> Scaling:
         """Standard deviation of each column; without an intercept its root mean square instead.
 
         Shifting a feature needs an intercept to make up for it: ``center`` says there is one.
         ``copies`` False leaves out columns that are an earlier one up to scale and sign and, with
-        an intercept, shift.
+        an intercept, shift. ``factors`` are the 0/1 columns of each categorical feature, without
+        its reference.
         """
+        if factors:
+            return cls._with_references(X, weight, factors, center, standardize)
         p = X.shape[1]
         low, high = X.min(axis=0), X.max(axis=0)
         size = np.maximum(np.abs(low), np.abs(high))
@@ -71,6 +79,49 @@ class Scaling:
         shift = np.rint(np.ldexp(shift / spread, 32)) * np.ldexp(spread, -32)
         return cls((start + shift) * size, spread * size, used, p, found)
 
+    @classmethod
+    def _with_references(
+        cls,
+        X: Floats,
+        weight: Floats | None,
+        factors: Mapping[str, Sequence[int]],
+        center: bool,
+        standardize: bool,
+    ) -> Scaling:
+        """Scales of all columns, the references' last, and what the references are of the others.
+
+        With x_j = shift_j + scale_j z_j, or of a copy x_j = a + b x_k, a reference's column is
+        (1 - sum_j x_j - shift) / scale; its constant vanishes where columns are centered.
+        """
+        p = X.shape[1]
+        wide = [X, *(1 - X[:, list(own)].sum(axis=1) for own in factors.values())]
+        found = cls.of(
+            np.column_stack(wide), weight, center=center, standardize=standardize, copies=False
+        )
+        n_own = int((found.used < p).sum())
+        place, scale = {int(j): at for at, j in enumerate(found.used)}, found.scale
+        twins = dict(found.copies)
+        declared = []
+        for f, (name, own) in enumerate(factors.items()):
+            if p + f not in place:
+                continue
+            weights: dict[int, float] = {}
+            constant = 1.0
+            for j in own:
+                k = twins.get(j, j)
+                slope = float(k in place) if k == j else _slope(X[:, j], X[:, k])
+                constant -= X[0, j] - slope * X[0, k]
+                if slope:  # else it is constant
+                    at = place[k]
+                    weights[at] = weights.get(at, 0.0) - slope * scale[at] / scale[place[p + f]]
+            told = 0.0 if standardize else constant
+            declared.append(Factor(tuple(weights), tuple(weights.values()), told, name))
+        return cls(
+            *(found.shift[:n_own], scale[:n_own], found.used[:n_own], p),
+            tuple((j, k) for j, k in found.copies if j < p),
+            tuple(declared),
+        )
+
     def apply(self, X: Floats) -> Floats:
         """Rows of the table as the model sees them, (n_rows, n_used)."""
         if len(self.used) < self.n_features:
@@ -88,6 +139,12 @@ class Scaling:
         full = np.zeros((len(coef), self.n_features, coef.shape[2]))
         full[:, self.used] = own
         return full, intercept - np.matmul(self.shift, own)
+
+
+def _slope(copy: Floats, column: Floats) -> float:
+    """The slope of a column that is another one up to shift, scale and sign."""
+    low, high = column.argmin(), column.argmax()
+    return float((copy[high] - copy[low]) / (column[high] - column[low]))
 
 
 def _copies(z: Floats, share: Floats, shift: Floats) -> dict[int, int]:

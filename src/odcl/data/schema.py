@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
@@ -14,25 +13,22 @@ import pyarrow as pa
 
 from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.columns import (
-    MOST_KEYS,
     Column,
     Keys,
     fit_classes,
-    fit_levels,
-    fit_mean,
     gaps,
     keys,
     kind_of,
     numbers,
     read_target,
 )
+from odcl.data.design import UNSEEN, Design, are_keys, expect, key_positions
 from odcl.data.federation import Federation, group_rows, row_order
 from odcl.data.tables import as_table
 from odcl.errors import InputError, Setting, did_you_mean, listing, show
 
 MISSING = ("error", "drop", "mean")
 TASKS = ("regression", "classification", "count")
-UNSEEN = ("error", "reference")
 KINDS = ("int", "float", "bool", "text")
 
 _FORMAT = 1
@@ -79,10 +75,8 @@ class Encoded:
 class TableSchema:
     """How the columns of a table become users, design columns and a target.
 
-    It is fitted to one table and encodes that one and every later one alike. A categorical
-    column with k levels gives k - 1 design columns of 0 and 1: the most frequent level (of
-    equally frequent ones the first by name) is the reference, at which all of them are 0,
-    because k columns beside an intercept are collinear.
+    It is fitted to one table and encodes that one and every later one alike; see :class:`Design`
+    for the columns of categories.
     """
 
     user: str  # "": all rows are one user's, and no column names it
@@ -122,26 +116,23 @@ class TableSchema:
         check_columns((user, target), table.column_names)
         names, category = table.column_names, as_names(categorical)
         chosen = _choose_features(names, user, target, features, as_names(drop), category)
-        columns = _read(table, chosen, dict.fromkeys(category))
+        columns = read_columns(table, chosen, dict.fromkeys(category))
         goal = read_target(table, target, task, None)
         owner = keys(table, user)
         keep = _usable_rows(columns, {user: owner}, {target: goal}, missing)
-        levels = {n: fit_levels(n, c, keep) for n, c in columns.items() if isinstance(c, Keys)}
-        fill = {n: fit_mean(n, c[keep]) for n, c in columns.items() if not isinstance(c, Keys)}
+        design = Design.fit(columns, keep)
         classes = fit_classes(target, goal, keep) if isinstance(goal, Keys) else None
-        user_kind = kind_of(owner.values)
-        schema = cls(user, target, chosen, levels, fill, missing, task, classes, user_kind)
-        _check_design(schema.columns)
-        return schema
+        given = (chosen, design.levels, design.fill)
+        return cls(user, target, *given, missing, task, classes, kind_of(owner.values))
+
+    @property
+    def design(self) -> Design:
+        return Design(self.features, self.levels, self.fill)
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Names of the design columns: ``price`` for a number, ``region=north`` for a level."""
-        names: list[str] = []
-        for name in self.features:
-            names += [f"{name}={level}" for level in self.levels.get(name, ())[1:]]
-            names += [] if name in self.levels else [name]
-        return tuple(names)
+        return self.design.columns
 
     @property
     def text(self) -> tuple[str, ...]:
@@ -167,15 +158,14 @@ class TableSchema:
         _check_choice("unseen", unseen, UNSEEN)
         names = (self.user, *self.features, *((self.target,) if with_target else ()))
         check_columns(filter(None, names), table.column_names)
-        kinds = {name: kind_of(levels) for name, levels in self.levels.items()}
-        columns = _read(table, self.features, kinds)
+        columns = read_columns(table, self.features, self.design.kinds)
         goal = read_target(table, self.target, self.task, self.classes) if with_target else None
         alone = Keys([0], np.zeros(table.num_rows, dtype=np.intp))
         owner = keys(table, self.user, self.user_kind) if self.user else alone
         given = {} if goal is None else {self.target: goal}
         keep = _usable_rows(columns, {self.user: owner}, given, missing)
         rows = np.flatnonzero(keep)
-        X, replaced = self._design(columns, rows, unseen)
+        X, replaced = self.design.rows(columns, rows, unseen)
         ids, rank = group_rows(owner.values)
         used, codes = np.unique(rank[owner.codes[rows]], return_inverse=True)
         read = {self.user: owner, **columns, **given}
@@ -198,9 +188,7 @@ class TableSchema:
 
     def to_json(self) -> dict[str, Any]:
         """The schema as a dict of JSON types; :meth:`from_json` gives it back exactly."""
-        content = asdict(self)
-        content["features"] = list(self.features)
-        content["levels"] = {name: list(levels) for name, levels in self.levels.items()}
+        content = asdict(self) | self.design.to_json()
         content["classes"] = None if self.classes is None else list(self.classes)
         return {"format": _FORMAT, **content}
 
@@ -210,52 +198,14 @@ class TableSchema:
 
         Everything is checked: files may come from elsewhere.
         """
-        schema = cls(**_checked_json(content))
-        _check_design(schema.columns)
-        return schema
-
-    def _design(
-        self, columns: dict[str, Column], rows: Ints, unseen: str
-    ) -> tuple[Floats, dict[str, int]]:
-        """The design matrix of the given rows, and unseen levels counted by column."""
-        X = np.zeros((len(rows), len(self.columns)))
-        replaced: dict[str, int] = {}
-        at = 0
-        for name, column in columns.items():
-            if isinstance(column, Keys):
-                level, strange = self._level_codes(name, column, rows, unseen)
-                (hot,) = np.nonzero(level > 0)
-                X[hot, at + level[hot] - 1] = 1.0
-                at += len(self.levels[name]) - 1
-                replaced |= {name: strange} if strange else {}
-            else:
-                values = column[rows]
-                X[:, at] = np.where(np.isnan(values), self.fill[name], values)
-                at += 1
-        return X, replaced
-
-    def _level_codes(self, name: str, column: Keys, rows: Ints, unseen: str) -> tuple[Ints, int]:
-        """Position of each row's level (0, the reference, where there is none), unseen ones."""
-        level = _positions(column.values, self.levels[name])[column.codes[rows]]
-        strange = level == -2
-        if strange.any() and unseen == "error":
-            row = int(rows[strange.argmax()])
-            value = column.values[column.codes[row]]
-            raise InputError(
-                f"Column {name!r} has level {show(value)} in row {row + 1}, which the fit did not "
-                f"see{did_you_mean(value, self.levels[name])} Levels: "
-                f"{listing(self.levels[name])}. Say ",
-                Setting("unseen", "reference"),
-                f" to read new levels as {show(self.levels[name][0])}.",
-            )
-        return np.maximum(level, 0), int(strange.sum())
+        return cls(**_checked_json(content))
 
     def _target(self, goal: Column, rows: Ints) -> Array:
         """Values of the target, or positions of its classes, in the given rows."""
         if not isinstance(goal, Keys):
             return goal[rows]
         assert self.classes is not None
-        classes = _positions(goal.values, self.classes)[goal.codes[rows]]
+        classes = key_positions(goal.values, self.classes)[goal.codes[rows]]
         if (classes < 0).any():
             row = int(rows[(classes < 0).argmax()])
             raise InputError(
@@ -274,7 +224,7 @@ def _checked_json(content: Any) -> dict[str, Any]:
         except (ValueError, RecursionError) as error:
             raise ValueError(f"This table schema is damaged: it is no JSON ({error}).") from None
     names = {field.name for field in fields(TableSchema)}
-    _expect(isinstance(content, dict), "it holds no names and values")
+    expect(isinstance(content, dict), "it holds no names and values")
     if content.get("format") != _FORMAT:
         found = show(content["format"]) if isinstance(content.get("format"), int) else "none"
         raise ValueError(
@@ -282,64 +232,31 @@ def _checked_json(content: Any) -> dict[str, Any]:
             f"{_FORMAT}: read it with the version that wrote it."
         )
     for text, odd in (("lacks", names - set(content)), ("adds", set(content) - {"format", *names})):
-        _expect(not odd, f"it {text} {listing(sorted(odd), 3)}")
-    user, target, features, levels, fill, missing, task, classes, kind = (
+        expect(not odd, f"it {text} {listing(sorted(odd), 3)}")
+    user, target, features, _, _, missing, task, classes, kind = (
         content[field.name] for field in fields(TableSchema)
     )
-    _expect(isinstance(features, list) and features, "its features are no list of names")
-    roles = [user, target, *features]
-    _expect(all(isinstance(name, str) for name in roles), "a column's name is no text")
-    _expect(len(set(roles)) == len(roles), "a column stands in it twice")
+    roles = [user, target, *(features if isinstance(features, list) else ())]
+    expect(all(isinstance(name, str) for name in roles), "a column's name is no text")
+    expect(len(set(roles)) == len(roles), "a column stands in it twice")
+    design = Design.from_json(content)
     for value, known in ((missing, MISSING), (task, TASKS), (kind, KINDS)):
-        _expect(isinstance(value, str) and value in known, f"it lacks one of {', '.join(known)}")
-    _expect(isinstance(levels, dict) and isinstance(fill, dict), "levels or means are no mapping")
-    _expect(not set(levels) & set(fill), "a feature has levels and a mean")
-    _expect({*levels, *fill} == set(features), "levels and means are not those of the features")
-    for name, own in levels.items():
-        _expect(_are_keys(own, 1), f"the levels of {show(name)} are not distinct keys")
-        _expect(own[1:] == sorted(own[1:]), f"the levels of {show(name)} are not in order")
-    _expect(
-        all(type(mean) is float and math.isfinite(mean) for mean in fill.values()),
-        "a mean is no number",
-    )
-    _expect((classes is None) == (task != "classification"), "its classes do not fit its task")
+        expect(isinstance(value, str) and value in known, f"it lacks one of {', '.join(known)}")
+    expect((classes is None) == (task != "classification"), "its classes do not fit its task")
     if classes is not None:
-        _expect(_are_keys(classes, 2), "its classes are not distinct keys")
-        _expect(classes == sorted(classes), "its classes are not in order")
+        expect(are_keys(classes, 2), "its classes are not distinct keys")
+        expect(classes == sorted(classes), "its classes are not in order")
     return {
         **{name: content[name] for name in names},
-        "features": tuple(features),
-        "levels": {name: tuple(own) for name, own in levels.items()},
+        "features": design.features,
+        "levels": design.levels,
         "classes": None if classes is None else tuple(classes),
     }
-
-
-def _expect(condition: Any, otherwise: str) -> None:
-    if not condition:
-        raise ValueError(f"This table schema is damaged or was changed: {otherwise}.")
-
-
-def _are_keys(values: Any, least: int) -> bool:
-    """A list of distinct keys of one kind, as :func:`odcl.data.columns.keys` gives them."""
-    if not isinstance(values, list) or not least <= len(values) <= MOST_KEYS:
-        return False
-    types = {type(value) for value in values}
-    if not any(types <= kinds for kinds in ({str}, {bool}, {int, float})):
-        return False
-    finite = all(abs(v) < 2**64 for v in values if type(v) is int)
-    finite &= all(math.isfinite(v) for v in values if type(v) is float)
-    return finite and len(set(values)) == len(values)
 
 
 def _check_choice(option: str, value: str, known: Sequence[str]) -> None:
     if value not in known:
         raise InputError(f"{option} is one of {', '.join(known)}, not {show(value)}.")
-
-
-def _positions(values: list[Any], known: tuple[Any, ...]) -> Ints:
-    """Position among the known of each value, and -1 at the end for code -1; -2: not known."""
-    position = {value: i for i, value in enumerate(known)}
-    return np.array([*(position.get(v, -2) for v in values), -1], dtype=np.intp)
 
 
 def check_columns(names: Iterable[str], columns: Sequence[str]) -> None:
@@ -352,11 +269,22 @@ def check_columns(names: Iterable[str], columns: Sequence[str]) -> None:
             )
 
 
-def _read(
+def read_columns(
     table: pa.Table, features: Iterable[str], kinds: Mapping[str, str | None]
 ) -> dict[str, Column]:
     """The features' columns: keys for those in ``kinds``, as what they were in the fit."""
     return {n: keys(table, n, kinds[n]) if n in kinds else numbers(table, n) for n in features}
+
+
+def refuse_gaps(columns: Mapping[str, Column]) -> None:
+    """Refuse a column that lacks a value, by its name and row."""
+    for name, column in columns.items():
+        empty = gaps(column)
+        if empty.any():
+            raise ValueError(
+                f"Input X contains NaN: column {name!r} has no value in row {int(empty.argmax())}. "
+                "Fill it in, or leave such rows out."
+            )
 
 
 def as_names(given: Iterable[str]) -> tuple[str, ...]:
@@ -466,16 +394,3 @@ def _missing_error(
         *advice,
         ".",
     )
-
-
-def _check_design(columns: tuple[str, ...]) -> None:
-    """Refuse a design without columns, or with two of one name."""
-    if not columns:
-        raise InputError(
-            "The features give no design column: each is a category of a single level."
-        )
-    if len(set(columns)) < len(columns):
-        name = next(name for name in columns if columns.count(name) > 1)
-        raise InputError(
-            f"Two design columns would be called {name!r} (a level and a column): rename one."
-        )

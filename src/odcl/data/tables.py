@@ -1,4 +1,4 @@
-"""Tables in and out: CSV files, Parquet files and frames as Arrow tables."""
+"""Tables in: CSV files, Parquet files and frames as Arrow tables."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
@@ -26,8 +25,8 @@ from odcl.errors import InputError, did_you_mean, listing
 # What a CSV file writes for a value that is not there, in any column.
 NULL_VALUES = ("", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "-nan", "NULL", "null", "<NA>")
 
-_TEXT_ENDINGS = (".csv", ".tsv")
-_PARQUET_ENDINGS = (".parquet", ".pq")
+TEXT_ENDINGS = (".csv", ".tsv")
+PARQUET_ENDINGS = (".parquet", ".pq")
 _PACKED_ENDINGS = (".gz", ".bz2", ".zst")
 _KNOWN = "CSV (.csv, .tsv, also .csv.gz) or Parquet (.parquet)"
 
@@ -56,12 +55,12 @@ def read_table(
     mixed = _mixed_columns(tables)
     if mixed:  # numbers in one file, text in another: the row that is not a number decides
         tables = [
-            _read_file(file, (*text, *mixed), null_values) if _is_csv(file) else table
+            _read_file(file, (*text, *mixed), null_values) if is_csv(file) else table
             for file, table in zip(files, tables, strict=True)
         ]
     table = _stacked(tables, files)
-    if all(map(_is_csv, files)):
-        table = _over_text(table, whole_text_to_int, set(text))
+    if all(map(is_csv, files)):
+        table = over_text(table, whole_text_to_int, set(text))
     return _checked(table, str(path))
 
 
@@ -74,7 +73,7 @@ def read_column_names(path: str | os.PathLike[str]) -> list[str]:
     with _readable(file, "CSV"):
         head = _head(file)
         lines = io.StringIO(head.decode("utf-8-sig", errors="replace"), newline="")
-        return next(csv.reader(lines, delimiter=_separator(file, head)))
+        return next(csv.reader(lines, delimiter=separator_of(file, head)))
 
 
 def as_table(data: Any) -> pa.Table:
@@ -108,50 +107,19 @@ def as_table(data: Any) -> pa.Table:
     return _checked(table, "The table")
 
 
-def write_table(path: str | os.PathLike[str], columns: Mapping[str, Any]) -> None:
-    """Write columns of equal length as CSV or Parquet, by the ending, whole or not at all.
-
-    Numbers are written so that they read back exactly; a column of mixed ids is written as text.
-    Text that a spreadsheet would run as a formula (=1+1) has a quote before it in a CSV file,
-    which :func:`read_table` takes away again.
-    """
-    from odcl.files import atomic_path
-
-    check_ending(path)
-    table = _arrow_table(columns)
-    with atomic_path(path) as temporary:
-        if _is_csv(path):
-            with open(temporary, "wb") as stream:
-                _write_csv(table, stream, _separator(path))
-        else:
-            pq.write_table(table, temporary)
-
-
-def write_csv(stream: BinaryIO, columns: Mapping[str, Any]) -> None:
-    """The columns as the CSV that :func:`write_table` writes, to an open stream."""
-    _write_csv(_arrow_table(columns), stream, ",")
-
-
-def check_ending(path: str | os.PathLike[str]) -> None:
-    """Refuse a file name whose ending names no format to write."""
-    endings = (*_TEXT_ENDINGS, *_PARQUET_ENDINGS)
-    if Path(path).suffix.lower() not in endings:
-        raise InputError(f"{path} must end in one of {', '.join(endings)} to be written.")
-
-
 def _files_of(place: Path) -> list[Path]:
     """The file, or the tables in the folder."""
     if not place.exists():
         siblings = [p.name for p in place.parent.iterdir()] if place.parent.is_dir() else []
         raise InputError(f"There is no file or folder {place}{did_you_mean(place.name, siblings)}")
     if not place.is_dir():
-        if _is_csv(place) or _is_parquet(place):
+        if is_csv(place) or _is_parquet(place):
             return [place]
         raise InputError(
             f"{place} ends in {place.suffix!r}, and tables are {_KNOWN}: save it as one of these."
         )
     there = sorted(p for p in place.iterdir() if not p.name.startswith((".", "_")))
-    files = [p for p in there if (_is_csv(p) or _is_parquet(p)) and p.is_file()]
+    files = [p for p in there if (is_csv(p) or _is_parquet(p)) and p.is_file()]
     if not files:
         found = f"only {listing([p.name for p in there], 5)}" if there else "nothing"
         raise InputError(f"Folder {place} holds {found}: no table to read. Tables are {_KNOWN}.")
@@ -176,12 +144,12 @@ def _ending(file: str | os.PathLike[str]) -> str:
     return Path(name).suffix
 
 
-def _is_csv(file: str | os.PathLike[str]) -> bool:
-    return _ending(file) in _TEXT_ENDINGS
+def is_csv(file: str | os.PathLike[str]) -> bool:
+    return _ending(file) in TEXT_ENDINGS
 
 
 def _is_parquet(file: str | os.PathLike[str]) -> bool:
-    return Path(file).suffix.lower() in _PARQUET_ENDINGS
+    return Path(file).suffix.lower() in PARQUET_ENDINGS
 
 
 def _read_file(file: Path, text: tuple[str, ...], null_values: Sequence[str]) -> pa.Table:
@@ -231,7 +199,7 @@ def _read_csv(file: Path, text: tuple[str, ...], null_values: Sequence[str]) -> 
         null_values=list(null_values),
         strings_can_be_null=True,
     )
-    separator = _separator(file, _head(file))
+    separator = separator_of(file, _head(file))
     # Quoted text may hold line breaks, and without the option a block may end in one.
     parse = pa_csv.ParseOptions(delimiter=separator, newlines_in_values=True)
     try:
@@ -246,7 +214,7 @@ def _read_csv(file: Path, text: tuple[str, ...], null_values: Sequence[str]) -> 
             )
     if separator != ",":
         written = table
-        table = _over_text(table, without_decimal_commas, {*table.column_names} - {*text})
+        table = over_text(table, without_decimal_commas, {*table.column_names} - {*text})
         fields = zip(table.schema, written.schema, strict=True)
         found = [new.name for new, old in fields if new.type != old.type]
         if found:
@@ -254,10 +222,10 @@ def _read_csv(file: Path, text: tuple[str, ...], null_values: Sequence[str]) -> 
                 f"{file.name} has decimal commas in {listing(found, 5)}: 3,14 is read as 3.14.",
                 stacklevel=2,
             )
-    return _over_text(table, _unmark_formulas)
+    return over_text(table, _unmark_formulas)
 
 
-def _separator(file: str | os.PathLike[str], head: bytes = b"") -> str:
+def separator_of(file: str | os.PathLike[str], head: bytes = b"") -> str:
     """Tab for .tsv; else a comma, unless the line of names has none but ";" or tabs."""
     if not head or _ending(file) == ".tsv":
         return "\t" if _ending(file) == ".tsv" else ","
@@ -345,47 +313,6 @@ def _plain_strings(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return column if pa.types.is_nested(column.type) else column.cast(pa.large_string())
 
 
-def _arrow_table(columns: Mapping[str, Any]) -> pa.Table:
-    return pa.table({name: _arrow_column(values) for name, values in columns.items()})
-
-
-def _arrow_column(values: Any) -> pa.Array:
-    array = np.asarray(values)
-    if array.dtype != object:
-        return pa.array(array, from_pandas=True)  # NaN is an empty field
-    try:
-        return pa.array(array.tolist())
-    except (pa.ArrowException, OverflowError):  # ids of several types
-        return pa.array([None if v is None else str(v) for v in array.tolist()])
-
-
-def _write_csv(table: pa.Table, stream: BinaryIO, separator: str) -> None:
-    """CSV with quotes only where some text needs them."""
-    special = f'["\r\n{separator}]|^$'
-    names = [
-        f'"{n.replace(chr(34), chr(34) * 2)}"' if re.search(special, n) else n
-        for n in table.column_names
-    ]
-    stream.write(f"{separator.join(names)}\n".encode())
-    table = _over_text(table, _mark_formulas)
-    texts = [column for column in table.columns if is_text(column.type)]
-    quote = any(pc.any(pc.match_substring_regex(column, special)).as_py() for column in texts)
-    options = pa_csv.WriteOptions(
-        include_header=False, delimiter=separator, quoting_style="needed" if quote else "none"
-    )
-    pa_csv.write_csv(table, stream, options)
-
-
-def beside(theirs: dict[str, Any], ours: dict[str, Any], *, first: bool = False) -> dict[str, Any]:
-    """Columns of the table with ours beside them; ours give way where a name is taken."""
-    renamed = {}
-    for name, values in ours.items():
-        while name in theirs:
-            name = f"odcl_{name}"
-        renamed[name] = values
-    return renamed | theirs if first else theirs | renamed
-
-
 # A spreadsheet runs text that begins with one of these, and takes text after a quote as text. A
 # number with its sign is no formula. Quotes before a formula are counted in, so that text which
 # had some before it was marked comes back with them.
@@ -393,27 +320,20 @@ _FORMULA = r"(?s)^'*[=+@\t\r-]."
 _SIGNED_NUMBER = r"^'*[+-]([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 
 
-def _is_formula(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def is_formula(column: pa.ChunkedArray) -> pa.ChunkedArray:
     number = pc.match_substring_regex(column, _SIGNED_NUMBER)
     return pc.and_not(pc.match_substring_regex(column, _FORMULA), number)
 
 
-def _mark_formulas(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Text with a quote before what a spreadsheet would run."""
-    quote, nothing = pa.scalar("'", column.type), pa.scalar("", column.type)
-    marked = pc.binary_join_element_wise(quote, column, nothing)
-    return pc.if_else(_is_formula(column), marked, column)
-
-
 def _unmark_formulas(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """What :func:`_mark_formulas` was given. A column with a bare formula is not marked by us."""
-    formula, quoted = _is_formula(column), pc.starts_with(column, "'")
+    """Text without the quotes of ``write_table``, which leaves no formula in a column bare."""
+    formula, quoted = is_formula(column), pc.starts_with(column, "'")
     if not pc.any(formula).as_py() or pc.any(pc.and_not(formula, quoted)).as_py():
         return column
     return pc.if_else(formula, pc.utf8_slice_codeunits(column, 1), column)
 
 
-def _over_text(
+def over_text(
     table: pa.Table,
     change: Callable[[pa.ChunkedArray], pa.ChunkedArray],
     names: Collection[str] | None = None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +11,15 @@ import numpy as np
 from odcl._typing import Array, Floats, Ints
 from odcl.clustering.labels import same_partition
 from odcl.data.federation import Federation
+from odcl.diagnose.differences import LEVEL, differing
 from odcl.diagnose.measure import Distance, Errors, Measured, measure
 from odcl.diagnose.membership import Membership, Stability, stability
-from odcl.diagnose.noise import Noise, estimated_noise, guessed_traces
-from odcl.diagnose.verdict import Case, Verdict, decide
+from odcl.diagnose.noise import Noise, estimated_noise, guessed_traces, overdispersion
+from odcl.diagnose.verdict import Case, Verdict, decide, scattered
 from odcl.exchange.upload import Uploads
 from odcl.local.fit import fit_users
 from odcl.method import Method
-from odcl.mixed.house import differences, model_spread
+from odcl.mixed.house import differences, model_spread, named_differences
 from odcl.mixed.posterior import Download as Mixture
 from odcl.mixed.posterior import posterior
 from odcl.server.combine import combine_clusters
@@ -34,8 +35,7 @@ BORDER = 0.05  # probability of belonging elsewhere from which a user is named
 UNLIKELY = 0.01  # chance that any member of a group is taken for a user of none
 TRUSTED = 3  # users that a group needs: the model of a pair may be a coincidence
 # Rules of the mixtures that chose K themselves.
-MIXTURE_RULES = ("mixed groups", "noise", "shared-variance")
-NAMED = 4  # coefficients that users differ in, named one by one
+MIXTURE_RULES = ("mixed groups", "noise", "scaled-noise", "shared-variance")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -58,6 +58,7 @@ class Diagnosis:
     tau2: float  # variance between users of a group, per coordinate
     tau2_in_noise: float  # in units of a typical user's noise
     membership: Membership
+    combine: str | None  # how the models in hand were made of their groups; None: in another way
     distance: Distance | None = None  # D; None with one group
     separation: Separation | None = None  # alpha of Eq. (4), what it guarantees; None with one
     stability: Stability | None = None
@@ -121,7 +122,7 @@ class Diagnosis:
         remark = np.full(self.n_users, "", dtype=object)
         if self.informative:
             remark[self.border] = "near a border"
-            remark[self.outliers] = "fits no group"
+            remark[self.outliers] = "far from all" if self.n_clusters == 1 else "fits no group"
         remark[~self.noise.known] = "noise unknown"
         return {
             "user": self.users,
@@ -149,7 +150,7 @@ def diagnose(
     federation: Federation | None = None,
     *,
     found_by: str | None = None,
-    names: Sequence[str] | None = None,
+    features: Mapping[str, float] | None = None,
     resamples: int = 20,
     seed: int = 0,
 ) -> Diagnosis:
@@ -158,7 +159,8 @@ def diagnose(
     The groups that ``result`` has are judged, by its users' own models (``result.local``). In the
     paper's setting, and in iterated methods, users say nothing about the noise of these:
     ``federation``, the one that ``result`` was fitted on, lets it be read off their rows (it is
-    not looked at where the users said it themselves). ``names`` are those of the features.
+    not looked at where the users said it themselves). ``features`` are names of the features and
+    the scale that each was divided by.
     """
     uploads = result.uploads
     if federation is not None and uploads.dispersion is None and not uploads.has_terms:
@@ -168,7 +170,7 @@ def diagnose(
         result.step,
         result.method,
         found_by=found_by,
-        names=names,
+        features=features,
         resamples=resamples,
         seed=seed,
     )
@@ -197,7 +199,7 @@ def diagnose_step(
     method: Method | None = None,
     *,
     found_by: str | None = None,
-    names: Sequence[str] | None = None,
+    features: Mapping[str, float] | None = None,
     resamples: int = 20,
     seed: int = 0,
 ) -> Diagnosis:
@@ -207,8 +209,9 @@ def diagnose_step(
     that the default finds by itself, for no method that is told K can say that there are no groups:
     where these would serve users better, or there are none, the verdict says so. ``method`` tells
     how the groups' models were combined; without it, or where the models are others, they are
-    judged as they are. ``found_by`` is a name for the report, ``names`` are those of the features;
-    ``resamples`` federations are drawn for the stability.
+    judged as they are. ``found_by`` is a name for the report, ``features`` are names of the
+    features and the scale that each was divided by; ``resamples`` federations are drawn for the
+    stability.
     """
     if resamples < 1:
         raise ValueError(f"resamples={resamples!r} federations show no stability: draw 1 or more.")
@@ -225,12 +228,14 @@ def diagnose_step(
     if not same or combine is None:
         found = replace(found, errors=_measured_errors(uploads, step, found, visible))
         visible = found if same else visible
-    where = None if shown.mixture is None else _where_users_differ(uploads, shown.mixture, names)
+    where = None if shown.mixture is None else _where_users_differ(uploads, shown.mixture, features)
     case = Case(**vars(visible), judged=None if same else found, combine=combine, where=where)
     by_mixture = method is not None and method.clusterer.uses_covariance
     by_mixture = by_mixture or (step.rule in MIXTURE_RULES and step.mixture is None)
+    verdict = decide(case)
+    scatter = scattered(overdispersion(uploads))
     known = Diagnosis(
-        decide(case),
+        replace(verdict, reason=f"{verdict.reason} {scatter}") if scatter else verdict,
         found_by or ("the noise mixture" if by_mixture else step.rule),
         uploads.users,
         step.labels,
@@ -241,6 +246,7 @@ def diagnose_step(
         found.tau2,
         found.tau2_in_noise,
         found.membership,
+        combine,
     )
     if not case.informative:
         return known
@@ -286,21 +292,20 @@ def _measured(uploads: Uploads, step: ServerStep, noise: Noise, combine: str | N
     return found
 
 
-def _where_users_differ(uploads: Uploads, mixture: Mixture, names: Sequence[str] | None) -> str:
+def _where_users_differ(
+    uploads: Uploads, mixture: Mixture, features: Mapping[str, float] | None
+) -> str:
     """The coefficients that users of a group differ in, in words; empty: in none."""
     assert uploads.risk is not None
-    level, slopes = differences(mixture, uploads.risk)
-    total = len(slopes) + uploads.risk.intercept
-    vary = np.flatnonzero(slopes)
-    n = len(vary) + (level > 0)
-    if n in (0, total) or names is None:
-        return (
-            "" if n == 0 else "every coefficient" if n == total else f"{n} of {total} coefficients"
-        )
-    ordered = vary[np.argsort(-slopes[vary], kind="stable")]
-    words = ["the level"] * (level > 0) + [names[j] for j in ordered.tolist()]
-    words = words[:NAMED] + [f"{n - NAMED} more"] * (n > NAMED)
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+    if features is not None:
+        return differing(named_differences(mixture, uploads.risk, features, LEVEL))
+    level, slopes, effects = differences(mixture, uploads.risk)
+    each = np.concatenate([slopes, effects])
+    total = len(each) + uploads.risk.intercept
+    total -= sum(len(factor.columns) for factor in uploads.risk.factors)
+    n = int((each > 0).sum()) + (level > 0)
+    some = "every coefficient" if n == total else f"{n} of {total} coefficients"
+    return some if n else ""
 
 
 def _visible_groups(uploads: Uploads, seed: int) -> ServerStep:

@@ -46,7 +46,7 @@ class Errors:
     """Expected squared error of a user's model, in units of its local model's error."""
 
     one: float  # one model for all
-    used: float  # its group's, combined as it was
+    used: float  # its own, made from its group's as it was
     precision: float  # its group's, precision combining
     refit: float  # precision, and then drawn to the group's only as far as users are alike
 
@@ -256,27 +256,30 @@ def _errors(
 
     A local model then has error 1; a group's model the size of its covariance plus ``own``, that of
     T; one model for all its distance from the groups' models plus own. Drawing a user to its group
-    leaves T - T (T + S)^-1 T, and what of the group's model's error it takes over.
+    leaves T - T (T + S)^-1 T, and J V J' of the covariance V of the group's model, with
+    J = S (T + S)^-1.
     """
     dim, known = uploads.dim, noise.known
     if not known.any():
         return Errors(np.nan, np.nan, np.nan, np.nan)
     S, T = noise.mean(dim), spread_matrix(differ, dim)
-    W = np.linalg.inv(S)
+    W: Floats = np.linalg.inv(S).astype(np.float64, copy=False)
     at = labels[known]
 
-    def size(V: Floats) -> float:
-        unit = W if V.shape[1] == dim else W[:1, :1] * dim
+    def size(V: Floats, metric: Floats) -> float:
+        unit = metric if V.shape[1] == dim else np.full((1, 1), np.trace(metric))
         return float(((V * unit).sum(axis=(1, 2)) / dim)[at].mean())
 
     own = float((T * W).sum()) / dim
-    precision = size(groups.covariance) + own
-    used = precision
+    precision = size(groups.covariance, W) + own
+    taken: Floats = np.linalg.inv(T + S).astype(np.float64, copy=False)  # W J = (T + S)^-1
+    kept = float((W * (T - T @ taken @ T)).sum()) / dim
+    refit = kept + size(groups.covariance, taken @ S @ taken)
+    used = refit if combine == "mixed" else precision
     if combine in ("mean", "samples"):
         weights = np.ones(uploads.n_users) if combine == "mean" else uploads.n_samples
-        used = size(center_covariance(noise, labels, differ, weights=weights)) + own
+        used = size(center_covariance(noise, labels, differ, weights=weights), W) + own
     everybody = np.zeros_like(labels)
     gap = groups.models - average_by_cluster(groups.models[labels], everybody, uploads.n_samples)
     one = float(((gap @ W) * gap).sum(axis=1)[at].mean()) / dim + own
-    kept = float((W * (T - T @ np.linalg.solve(T + S, T))).sum()) / dim
-    return Errors(one, used, precision, refit=kept + (1 - kept) ** 2 * (precision - own))
+    return Errors(one, used, precision, refit)

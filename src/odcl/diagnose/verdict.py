@@ -19,9 +19,11 @@ SENTENCES: dict[Advice, str] = {
     "refine": "Add refinement rounds.",
     "one-model": "There is no group structure here: use one model.",
     "mixed": "No groups: users differ gradually.",
-    "local": "The groups are too fine: stay local.",
+    "local": "Models of their own serve users as well: stay local.",
 }
 
+HIDDEN = "No groups can be seen: users seem to differ gradually."
+DEFAULT = "clusterer='auto', --clusters auto"
 UNSURE = 0.25  # share of users with hardly more rows than parameters that hide whole groups
 SPARE = 3  # rows beyond the parameters that a user needs to tell its noise
 MISPLACED = 0.02  # share of users in a wrong group from which more rows come first
@@ -31,6 +33,7 @@ VISIBLE = 6.0  # distance, in a user's standard deviations, at which groups cann
 FEW_MOVED = 0.05  # share of users elsewhere that, where nobody says its noise, may be chance
 WORSE = 1.5  # the combining used has so many times the error of precision combining
 MISMATCH = 1.5  # see Measured.curvature_mismatch
+OVERDISPERSED = 1.3  # deviances of small counts come near 1.2 without that
 MANY_PARAMETERS = 100  # beyond, users do not send their curvature
 ROWS_PER_PARAMETER = 3  # what we ask for where users have hardly more rows than parameters
 ROWS_TO_SEE = 5  # rows per parameter below which classes and counts hide groups of any size
@@ -95,6 +98,11 @@ class Case(Measured):
         return self.unsure <= UNSURE and bool(self.noise.known.any())
 
     @property
+    def hidden(self) -> bool:
+        """Are models of classes or counts so uncertain that groups would not show?"""
+        return self.uploads.curvature_varies and self.n < ROWS_TO_SEE * self.dim
+
+    @property
     def told(self) -> bool:
         """Did users say how noisy they are?"""
         return self.noise.source != "spread"
@@ -148,7 +156,7 @@ def decide(case: Case) -> Verdict:
             ROWS_PER_PARAMETER * case.dim,
             f"{why}: nothing can be said about how far their models are from the truth.",
         )
-    if case.n_clusters == 1 and case.uploads.curvature_varies and case.n < ROWS_TO_SEE * case.dim:
+    if case.n_clusters == 1 and case.hidden and not case.where:
         return _collect(
             ROWS_TO_SEE * case.dim,
             f"With {case.n:g} rows for {case.dim} parameters models of classes or counts are so "
@@ -179,26 +187,39 @@ def decide(case: Case) -> Verdict:
 
 def _by_terms(case: Case, where: str) -> Verdict:
     """Many users have no model of their own to measure by: what their data terms say together."""
-    lone = f"{share(case.unsure)} of the users have no model of their own to compare with"
+    lone = (
+        f"How good the models are cannot be told from this: {share(case.unsure)} of the users lack "
+        "a full model of their own to compare with (too few rows, a column that does not vary, a "
+        "level never seen)."
+    )
     if case.n_clusters == 1 and not where:
-        return _advise("one-model", f"Nothing in the users' rows sets them apart; {lone}.")
+        return _advise("one-model", f"Nothing in the users' rows sets them apart. {lone}")
     if case.n_clusters == 1:
-        return _advise("mixed", f"{_gradually(where)}; {lone}.")
+        return _mixed(case, f"{_gradually(case)} {lone}")
     misplaced = case.misplaced
     placed = f"{few(misplaced)} of {case.n_users} users would be in a wrong one"
     if misplaced > max(MISPLACED * case.n_users, 1.0) and case.n < ROWS_PER_PARAMETER * case.dim:
         rows = ROWS_PER_PARAMETER * case.dim
         return _collect(rows, f"The users' rows show {case.n_clusters} groups, but {placed}.")
-    apart = f"The users' rows show {case.n_clusters} groups, {placed}"
     inside = f" Users of a group still differ in {where}." if where else ""
-    return _advise("one-shot", f"{apart}; {lone}.{inside}")
+    apart = f"The users' rows show {case.n_clusters} groups, and {placed}."
+    return _advise("one-shot", f"{apart}{inside} {lone}")
 
 
-def _gradually(where: str) -> str:
-    return (
-        f"Users differ in {where}, one by one and not in groups: use the mixed model, which the "
-        "default does (clusterer='auto', --clusters auto)"
-    )
+def _mixed(case: Case, reason: str) -> Verdict:
+    """Users differ one by one: as far as can be seen, where rows are too few to show groups."""
+    if not case.hidden:
+        return _advise("mixed", reason)
+    few_rows = f"With {case.n:g} rows for {case.dim} parameters groups would hardly show"
+    return Verdict("mixed", HIDDEN, f"{reason} {few_rows}: they may hide in this.")
+
+
+def _gradually(case: Case) -> str:
+    """That users differ one by one, and what gives them such models if these have not."""
+    text = f"Users differ in {case.where}, one by one and not in groups"
+    if case.combine == "mixed" and case.judged is None:
+        return f"{text}: each is given a model between its own and the others'."
+    return f"{text}: give each a model between its own and the others' ({DEFAULT})."
 
 
 def _no_groups(case: Case) -> Verdict:
@@ -207,7 +228,10 @@ def _no_groups(case: Case) -> Verdict:
     one, apart = case.errors.one, ""
     if case.judged is not None:
         apart = f"{_theirs(case.judged, case.n_users)}, and nothing sets them apart. "
-    if tau2 == 0 or one < SMALL:
+    hide = (
+        f" Groups closer than {VISIBLE:g} standard deviations of a user's model may hide in this."
+    )
+    if not case.where and (tau2 == 0 or one < SMALL):
         differ = "Users differ by no more than the noise of their models explains"
         if tau2 > 0:
             differ = f"Users differ by {case.times} times their noise, without groups"
@@ -216,19 +240,17 @@ def _no_groups(case: Case) -> Verdict:
         return _advise(
             "one-model",
             f"{apart}{differ}; one model for all has {share(one + case.errors.precision)} of the "
-            f"local models' error. Groups closer than {VISIBLE:g} standard deviations of a user's "
-            "model may hide in this.",
+            f"local models' error.{hide}",
         )
-    if case.where and case.errors.refit <= NO_GAIN:
-        rows = rounded(rows_after(case.n, case.dim, (between / VISIBLE) ** 2))
-        hide = f" Groups, if there are any, would show with about {rows:,} rows per user."
-        return Verdict(
-            "mixed",
-            SENTENCES["mixed"],
-            f"{apart}{_gradually(case.where)}. They differ by {case.times} times their noise; "
-            f"the mixed model has {share(case.errors.refit)} of the local models' error, one model "
-            f"for all {times_of(one + case.errors.precision)} it.{hide if rows > case.n else ''}",
-            rows if rows > case.n else None,
+    if case.where:
+        worth = f"such models have {share(case.errors.refit)} of the local models' error"
+        if case.errors.refit > NO_GAIN:
+            worth = f"with so many rows a user's own model is nearly as good: {worth}"
+        return _mixed(
+            case,
+            f"{apart}{_gradually(case)} {worth[0].upper()}{worth[1:]}, one model for all has "
+            f"{times_of(one + case.errors.precision)} it."
+            f"{hide if between < VISIBLE and not case.hidden else ''}",
         )
     if case.errors.refit > NO_GAIN or (between >= VISIBLE and one >= 1):
         return _advise(
@@ -323,7 +345,7 @@ def _other_groups(case: Case, judged: Measured) -> Verdict:
         "one-shot",
         f"One shot is enough with other groups: {k} in place of {place}.",
         f"{_theirs(judged, case.n_users)}{made}. {case.seen_by.capitalize()} shows {k} groups "
-        f"(clusterer='auto', --clusters auto), the nearest two {case.in_noise} standard "
+        f"({DEFAULT}), the nearest two {case.in_noise} standard "
         "deviations of a user's model apart; combined by precision their models have "
         f"{times_of(case.errors.precision)} the error of a user's own, and "
         f"{few(case.misplaced)} of {case.n_users} users would be in a wrong one."
@@ -339,6 +361,16 @@ def _refit(case: Case) -> str:
     return (
         f" Users of a group differ by {case.times} times their noise: let them refit around the "
         "group's model (refit='evidence')."
+    )
+
+
+def scattered(times: float) -> str:
+    """What is to be said of counts that scatter by more than their law allows; empty: nothing."""
+    if times < OVERDISPERSED:
+        return ""
+    return (
+        f"The counts scatter {short(times)} times as much as the Poisson law allows, which looks "
+        "like differences between users: they may be smaller than they seem."
     )
 
 

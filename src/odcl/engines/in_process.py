@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -95,18 +95,19 @@ class Result:
         self,
         federation: Federation | None = None,
         *,
-        names: Sequence[str] | None = None,
+        features: Mapping[str, float] | None = None,
         resamples: int = 20,
         seed: int = 0,
     ) -> Diagnosis:
         """Is one shot enough here? A verdict with its reason; ``print`` it for the report.
 
         Where users sent nothing about their noise (the paper's setting), ``federation``, the one
-        fitted here, lets it be read off their rows: see :func:`odcl.diagnose.diagnose`.
+        fitted here, lets it be read off their rows. ``features``: names and scales of the columns.
+        See :func:`odcl.diagnose.diagnose`.
         """
         from odcl.diagnose import diagnose
 
-        return diagnose(self, federation, names=names, resamples=resamples, seed=seed)
+        return diagnose(self, federation, features=features, resamples=resamples, seed=seed)
 
 
 def fit(

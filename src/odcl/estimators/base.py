@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from sklearn.utils import check_random_state
@@ -17,15 +18,12 @@ from sklearn.utils.validation import (
 
 from odcl._typing import Array, Floats, Ints
 from odcl.data.columns import kind_of
-from odcl.data.federation import (
-    Federation,
-    check_owners,
-    column_position,
-    positions,
-)
+from odcl.data.design import Design
+from odcl.data.federation import Federation, check_owners, positions
 from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
-from odcl.data.tables import beside
+from odcl.data.write import beside
+from odcl.diagnose.differences import LEVEL, differences_text
 from odcl.engines.in_process import fit
 from odcl.errors import InputError, Setting
 from odcl.estimators.later_users import LaterUsers
@@ -37,9 +35,6 @@ from odcl.risk.losses import Multinomial
 from odcl.risk.risk import Risk
 from odcl.server import assign as newcomers
 from odcl.server.assign import groups_of
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(eq=False, repr=False)  # an __init__ that only stores, written once for both
@@ -53,7 +48,9 @@ class ODCLEstimator(LaterUsers):
     method: str | Method = "default"
     clusterer: Any = "auto"
     unknown: str = "error"
+    unseen: str = "error"
     users: Any = None
+    categorical: Any = None
     solver: Any = "exact"
     random_state: Any = 0
     n_jobs: int | None = None
@@ -75,8 +72,14 @@ class ODCLEstimator(LaterUsers):
         check_settings(self)
         name = getattr(y, "name", None)
         self.target_name_ = name if isinstance(name, str) else ""
-        X, users = self._split(X, users, fitting=True)
-        X, y = self._validated(X, y)
+        X, y, users = self._checked_rows(X, y, users)
+        if users is None:
+            warnings.warn(
+                f"No users were named, so all {len(X)} rows count as one user's, and there are no "
+                "groups to find: say fit(X, y, users=...), or name their column of X in the "
+                "constructor, users='store'.",
+                stacklevel=2,
+            )
         ids = np.zeros(len(X), dtype=np.intp) if users is None else check_owners(users, len(X))
         if sample_weight is not None:
             sample_weight = _check_sample_weight(
@@ -92,15 +95,23 @@ class ODCLEstimator(LaterUsers):
         federation: Federation,
         *,
         schema: TableSchema | None = None,
+        design: Design | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> Self:
         """Fit rows that are grouped by user already; ``progress`` is told of users fitted.
 
         Targets of a classifier are its labels, as in ``fit``. With the ``schema`` that the rows
-        were encoded by, ``predict`` takes tables as they are, columns in any order.
+        were encoded by, ``predict`` takes tables as they are, columns in any order; ``design``
+        alone says which columns are levels of one category.
         """
         check_settings(self)
         validate_data(self, federation.X, reset=True, skip_check_array=True)
+        self.design_ = design
+        if schema is not None:  # as if a frame with these columns had been fitted
+            self.design_ = schema.design
+            owner = () if self.users is None else (self.users,)
+            self.feature_names_in_ = np.array([*owner, *schema.features], dtype=object)
+            self.n_features_in_ = len(self.feature_names_in_)
         self.target_name_ = "" if schema is None else schema.target
         y = self._encode(self._checked_target(federation.y))
         return self._fit(federation.with_y(y), True, schema=schema, progress=progress)
@@ -121,9 +132,11 @@ class ODCLEstimator(LaterUsers):
             center=bool(self.fit_intercept),
             standardize=method.standardize,
             copies=not method.clusterer.uses_terms,
+            factors=self._factors(method),
         )
         federation = federation.with_X(scaling.apply(federation.X))
-        risk = Risk(self._loss(federation), self.l2, bool(self.fit_intercept))
+        intercept = bool(self.fit_intercept)
+        risk = Risk(self._loss(federation), self.l2, intercept, scaling.factors)
         result = fit(
             federation,
             risk,
@@ -142,7 +155,7 @@ class ODCLEstimator(LaterUsers):
         self.probability_ = np.full(len(self.users_), np.nan) if sure is None else sure
         self.n_clusters_ = result.n_clusters
         self.theta_, self.cluster_theta_ = result.models, result.centers
-        self.rule_, self.reason_ = result.step.rule, result.step.reason
+        self.rule_ = result.step.rule
         self.tau2_ = result.step.tau2
         self.groups_ = groups_of(federation, risk, result.local, result.step, result.method)
         self.cluster_means_ = newcomers.cluster_means(federation, result.labels, result.n_clusters)
@@ -150,7 +163,15 @@ class ODCLEstimator(LaterUsers):
         self.covariance_, self.noise_ = received.covariance, received.noise
         self.dof_ = received.dof
         self.pooled_theta_ = one_for_all(federation, risk)
+        inside = differences_text(self.differences_, self.n_clusters_)
+        self.reason_ = f"{result.step.reason} {inside}".rstrip()
         return self
+
+    def _factors(self, method: Method) -> dict[str, tuple[int, ...]]:
+        """The design columns of each category whose levels are to be treated alike."""
+        if self.design_ is None or not (method.clusterer.uses_terms and self.fit_intercept):
+            return {}
+        return self.design_.factors
 
     # -- models in the table's units -----------------------------------------------------------
 
@@ -180,66 +201,56 @@ class ODCLEstimator(LaterUsers):
     @property
     def feature_names_(self) -> list[str]:
         """Names of the coefficients: the columns of X without the users' column."""
-        names = getattr(self, "feature_names_in_", None)
-        if self.schema_ is not None:
-            return list(self.schema_.columns)
-        if names is None:
+        if self.design_ is not None:
+            return list(self.design_.columns)
+        if getattr(self, "feature_names_in_", None) is None:
             return [f"x{j}" for j in range(self.scaling_.n_features)]
         return list(map(str, self._own_names()))
-
-    def _own_names(self) -> list[Any]:
-        """The columns of the frame that was fitted, without the users' column."""
-        names: list[Any] = self.feature_names_in_.tolist()
-        if self.users is not None:
-            del names[column_position(names, self.users)]
-        return names
 
     def schema_of_names(self) -> TableSchema | None:
         """How a table is read for a model of a frame; None where columns have no names."""
         names = getattr(self, "feature_names_in_", None)
         if names is None or not isinstance(self.users, str):
             return None
-        features = tuple(self.feature_names_)
+        columns = tuple(self.feature_names_)
+        design = self.design_ or Design(columns, {}, dict.fromkeys(columns, 0.0))
         return TableSchema(
             user=self.users,
             target=self.target_name_,
-            features=features,
-            levels={},
-            fill=dict.fromkeys(features, 0.0),
+            features=design.features,
+            levels=design.levels,
+            fill=design.fill,
             missing="error",
             task="regression" if not hasattr(self, "classes_") else "classification",
             classes=tuple(self.classes_.tolist()) if hasattr(self, "classes_") else None,
             user_kind=kind_of(self.users_.tolist()),
         )
 
-    def take_schema(self, schema: TableSchema) -> None:
-        """From now on rows come as this schema encodes them: features, and owners beside them."""
-        self.schema_, self.users, self.n_features_in_ = schema, None, len(schema.columns)
-        if hasattr(self, "feature_names_in_"):
-            del self.feature_names_in_
-
     @property
     def differences_(self) -> dict[str, float]:
         """How far users of a group differ in each coefficient: standard deviations, by name.
 
         In the table's units, 0 where they are the same; "(level)" is the prediction for average
-        features. Empty where the method does not tell.
+        features, and a category with several levels counts as one: how far its effect on a row
+        differs. Empty where the method does not tell.
         """
         check_is_fitted(self, "theta_")
         if self.mixture_ is None:
             return {}
-        from odcl.mixed.house import differences
+        from odcl.mixed.house import named_differences
 
-        level, slopes = differences(self.mixture_, self.risk_)
-        kept = self.mixture_.coordinates.kept
-        slopes = (slopes / self.scaling_.scale)[kept]
-        first = {"(level)": level} if self.fit_intercept else {}
-        return first | {self.used_names_[j]: float(sd) for j, sd in zip(kept, slopes, strict=True)}
+        features = dict(zip(self.used_names_, self.scaling_.scale.tolist(), strict=True))
+        return named_differences(self.mixture_, self.risk_, features, LEVEL)
 
     @property
     def used_names_(self) -> list[str]:
         """The columns that models have a coefficient for."""
         return [self.feature_names_[j] for j in self.scaling_.used]
+
+    @property
+    def units_(self) -> dict[str, float]:
+        """The columns that models have a coefficient for, and the scale each was divided by."""
+        return dict(zip(self.used_names_, self.scaling_.scale.tolist(), strict=True))
 
     def coefficients(self) -> Any:
         """A pandas frame of every user's model in the table's units, under the columns' names.
@@ -279,8 +290,7 @@ class ODCLEstimator(LaterUsers):
     ) -> tuple[Floats, Floats | None, Ints]:
         """Linear predictors of the rows, with ``unsure`` their covariances, and whose they are."""
         check_is_fitted(self, "theta_")
-        X, users = self._split(X, users, fitting=False)
-        X = self._validated_X(X)
+        X, users = self._owned_rows(X, users)
         theta, where = self._models_of(X, users)
         z, S = linear_predictors(X, theta, where, self.risk_, self.scaling_), None
         if self.covariance_ is not None and unsure:

@@ -29,7 +29,9 @@ def site_estimator(site: SiteModels) -> Any:
         model.classes_ = np.array(task.classes)
     model.schema_, model.scaling_ = site.table.schema, task.scaling
     model.has_users_, model.target_name_ = site.table.has_users, task.target
-    model.n_features_in_ = len(task.columns)
+    model.design_ = site.table.schema.design
+    model.feature_names_in_ = np.array(site.table.schema.features, dtype=object)
+    model.n_features_in_ = len(model.feature_names_in_)
     model.risk_, model.method_ = task.risk, task.resolved
     model.users_, model.uploads_ = site.users, site.uploads
     model.n_rows_, model.probability_ = site.rows.n_rows, site.probability

@@ -48,8 +48,11 @@ class LaterUsers(TableInput):
         ``X`` holds the rows of one user, with or without the users' column. Nothing is kept; see
         :meth:`add_user`.
         """
+        return self._assign(X, y)
+
+    def _assign(self, X: Any, y: Any, user: Any = None) -> Assignment:
         check_is_fitted(self, "theta_")
-        rows, target = self._rows_of_one(X, y)
+        rows, target = self._rows_of_one(X, y, user)
         found = self._assigned(rows, target)
         coef, intercept = self._in_table_units(found.theta[None])
         return replace(found, coef=coef[0], intercept=intercept[0])
@@ -85,7 +88,7 @@ class LaterUsers(TableInput):
         A user that fits no group keeps its own local model and has label -1. The other users'
         models, the groups and ``result_`` stay as they were.
         """
-        found = self.assign(X, y)
+        found = self._assign(X, y, user)
         self.add_assigned([user], [found])
         return found
 
@@ -140,7 +143,7 @@ class LaterUsers(TableInput):
         rows are everything the user has. Other users and the groups' models stay as they were.
         """
         check_is_fitted(self, "theta_")
-        rows, target = self._rows_of_one(X, y)
+        rows, target = self._rows_of_one(X, y, user)
         with self._adding:
             at = int(positions(self.users_, owner_ids([user]))[0])
             if at < 0:
@@ -195,7 +198,7 @@ class LaterUsers(TableInput):
             self.uploads_.take(kept),
             step,
             self.method_,
-            names=self.used_names_,
+            features=self.units_,
             resamples=resamples,
             seed=seed,
         )

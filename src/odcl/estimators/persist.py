@@ -33,6 +33,7 @@ from odcl.artifact.folder import (
     update_artifact,
     write_artifact,
 )
+from odcl.data.design import Design
 from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
 from odcl.estimators.table_input import check_settings
@@ -117,6 +118,7 @@ def _artifact(model: Any, extras: Mapping[str, Extra]) -> Artifact:
             "groups": {name: number_to_json(getattr(groups, name)) for name in _SIZES},
             "n_features": int(model.n_features_in_),
             "feature_names": None if names is None else names.tolist(),
+            "design": None,  # a schema tells it
             "classes": None if classes is None else classes_to_json(classes),
             "target": model.target_name_,
             "rule": model.rule_,
@@ -125,6 +127,8 @@ def _artifact(model: Any, extras: Mapping[str, Extra]) -> Artifact:
     }
     if model.schema_ is not None:
         words[SCHEMA] = model.schema_.to_json()
+    elif model.design_ is not None:
+        words[MODEL]["design"] = model.design_.to_json()
     files: dict[str, Mapping[str, Array]] = {NUMBERS: arrays}
     if model.mixture_ is not None:
         from odcl.estimators.mixture_file import mixture_to_arrays
@@ -174,7 +178,11 @@ def _read(cls: Any, stored: StoredArtifact) -> Any:
         content = stored.words(SCHEMA)
         with stored.checking(SCHEMA):
             model.schema_ = TableSchema.from_json(content)
-            expect(len(model.schema_.columns) == model.n_features_in_, "it has other columns")
+            model.design_ = model.schema_.design
+    with stored.checking(MODEL):
+        own = model.n_features_in_ - (model.users is not None)
+        fits = model.design_ is None or len(model.design_.features) == own
+        expect(fits, "its features are not those of its design")
     _fill(model, stored, listed, groups)
     model.mixture_ = model.covariance_ = model.noise_ = model.dof_ = None
     with stored.checking(MODEL):
@@ -217,6 +225,7 @@ def _from_words(kind: Any, words: dict[str, Any]) -> Any:
         expect(len(found) == model.n_features_in_, f"{len(found)} names of features")
         expect(all(isinstance(name, str) for name in found), "a feature's name is not text")
         model.feature_names_in_ = np.array(found, dtype=object)
+    model.design_ = None if words["design"] is None else Design.from_json(words["design"])
     return model
 
 
@@ -229,6 +238,8 @@ def _check_classes(loss: Loss, n_classes: int | None) -> None:
 
 def _fill(model: Any, stored: StoredArtifact, listed: Any, groups: dict[str, float]) -> None:
     p_all = model.n_features_in_ - (model.users is not None)
+    if model.design_ is not None:
+        p_all = len(model.design_.columns)
     whole, users = ("int64",), ("users",)
     specs = {
         "used": ArraySpec((p_all,), ("bool",)),
@@ -300,6 +311,8 @@ def _setting_to_json(value: Any) -> Any:
         return {"loss": loss_to_json(value)}
     if value is None or isinstance(value, str | int | bool):
         return value
+    if isinstance(value, list | tuple):
+        return [_setting_to_json(item) for item in value]
     if isinstance(value, float) and math.isfinite(value):
         return value
     text = repr(value)
@@ -307,6 +320,8 @@ def _setting_to_json(value: Any) -> Any:
 
 
 def _setting_from_json(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_setting_from_json(item) for item in value]
     if not isinstance(value, dict):
         return value
     expect(len(value) == 1, f"a setting is {value!r}")

@@ -40,9 +40,13 @@ class ODCLRegressor(RegressorMixin, ODCLEstimator):  # type: ignore[misc]
     unknown : what predict does for a user it has not seen: "error", "pooled" (one model for all,
         also where no users are told) or "nearest" (the model of the group whose mean features are
         nearest to those of the user's rows).
+    unseen : what predict does with a level of a category that it has not seen: "error", or
+        "reference" (it counts as the most frequent one).
     users : name (or position) of the column of X that names the user. With it every scikit-learn
         tool works; cross-validate in shuffled folds, KFold(shuffle=True), or a table sorted by
         user has whole users that no fit has seen.
+    categorical : names (or positions) of the columns of X that hold categories; a frame's columns
+        of type category are taken anyhow. Each level but the most frequent has a coefficient.
     solver : "exact", "sgd", ProjectedSGD(...), or a linear scikit-learn estimator.
     random_state, n_jobs : as everywhere in scikit-learn; a fit is the same each time by default.
 
@@ -95,6 +99,11 @@ class ODCLRegressor(RegressorMixin, ODCLEstimator):  # type: ignore[misc]
 
     def _std(self, S: Floats | None, where: Ints) -> tuple[Floats, Floats]:
         """Standard deviation of a new target of each row, and the degrees of freedom behind it."""
+        if self.risk_.loss.name not in ("squared", "huber"):
+            raise ValueError(
+                "How far a target may be off is known for the squared loss, and this model has the "
+                f"{self.risk_.loss.name} loss: leave the interval out."
+            )
         if S is None or self.noise_ is None or self.dof_ is None:
             raise InputError(
                 "How far a target may be off is known for mixed groups: fit with ",

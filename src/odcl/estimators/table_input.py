@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from sklearn.base import BaseEstimator
@@ -14,70 +15,170 @@ from sklearn.utils.validation import (
 )
 
 from odcl._typing import Array, Floats
-from odcl.data.federation import (
-    MOST_SIZE,
+from odcl.data.columns import keys
+from odcl.data.design import UNSEEN, Design, DesignRows
+from odcl.data.federation import MOST_SIZE, as_ids, check_owners, owner_ids
+from odcl.data.frames import (
+    as_frame,
+    category_columns,
     check_features,
+    column_names,
+    column_position,
+    feature_table,
     has_names,
+    select_columns,
     take_column,
+    users_position,
+    without_columns,
 )
+from odcl.data.schema import check_columns, read_columns, refuse_gaps
 from odcl.data.tables import as_table
+from odcl.errors import InputError, Setting
 from odcl.method import Method
 from odcl.risk.risk import Risk
-
-if TYPE_CHECKING:
-    pass
 
 
 class TableInput(BaseEstimator):  # type: ignore[misc]
     """What fit, predict and later users have in common: rows are checked and split from owners."""
 
-    def _split(self, X: Any, users: Any, *, fitting: bool) -> tuple[Any, Any]:
-        """Features and owners: the owners from the argument, or from the column named."""
-        if not fitting and self.schema_ is not None and has_names(X):
-            return self._encoded(X, users)
-        if self.users is None:
-            return X, users
-        if users is not None:
+    design_: Design | None  # None: X holds numbers, column by column
+
+    def _first_rows(self, X: Any, users: Any) -> tuple[Floats, Any]:
+        """Design rows and owners for a fit, which settles the names of columns and their design."""
+        if self.users is not None and users is not None:
             raise ValueError(
                 f"Users were given twice: as column {self.users!r} of X (users={self.users!r} in "
                 "the constructor) and as users=. Leave one of them out."
             )
-        validate_data(self, X, reset=fitting, skip_check_array=True)
-        return take_column(X, self.users)
+        X = as_frame(X)
+        chosen = _category_positions(X, self.categorical, self.users)
+        self.design_ = None
+        if self.users is None and not chosen:
+            return self._numbers(X, fitting=True), users
+        validate_data(self, X, reset=True, skip_check_array=True)
+        if self.users is not None:
+            rest, users = take_column(X, self.users)
+            at = users_position(X, self.users)
+            X, chosen = rest, [j - (j > at) for j in chosen if j != at]
+        if not chosen:
+            return self._numbers(X), users
+        check_features(without_columns(X, chosen))
+        table = feature_table(X)
+        kinds = dict.fromkeys(table.column_names[j] for j in chosen)
+        columns = read_columns(table, table.column_names, kinds)
+        refuse_gaps(columns)
+        everything = np.arange(table.num_rows)
+        self.design_ = Design.fit(columns, np.ones(len(everything), dtype=np.bool_))
+        return self.design_.rows(columns, everything)[0], users
 
-    def _encoded(self, table: Any, users: Any) -> tuple[Floats, Any]:
-        """A table with the columns that the schema knows, in any order, as features and owners."""
-        assert self.schema_ is not None
-        table = as_table(table)
-        if users is not None:  # in place of the users' column, which may be there or not
-            columns = {name: table[name] for name in table.column_names}
-            somebody = np.full(table.num_rows, self.users_.tolist()[0])
-            table = {**columns, self.schema_.user: somebody}
-        missing = "mean" if self.schema_.missing == "mean" else "error"  # no row may go missing
-        encoded = self.schema_.encode(table, with_target=False, missing=missing)
-        owners = encoded.users if self.schema_.user else None
-        return encoded.X, owners if users is None else users
+    def _later_rows(self, X: Any) -> tuple[Floats, Array | None]:
+        """Design rows of a table or an array, and their owners where the users' column is there.
 
-    def _validated_X(self, X: Any, *, fitting: bool = False) -> Floats:
+        Columns with names go by them, in any order and among others; an array's by position.
+        """
+        if isinstance(X, DesignRows):
+            return X.X, None
+        ids, known = None, getattr(self, "feature_names_in_", None)
+        if has_names(X) and known is not None:
+            names = column_names(X)
+            user = self._users_name()
+            check_columns(self._own_names(), names)
+            if user in names:
+                ids = self._ids(X, user)
+            X = as_frame(select_columns(X, self._own_names()))
+        elif self.users is not None and _width(X) != self.n_features_in_ - 1:
+            validate_data(self, X, reset=False, skip_check_array=True)
+            at = self.users if known is None else column_position(known.tolist(), self.users)
+            X, ids = take_column(X, at)
+        if self.design_ is None:
+            return self._numbers(X), ids
+        table, design = feature_table(X), self.design_
+        if table.num_columns != len(design.features):
+            raise ValueError(
+                f"X has {table.num_columns} features, but {type(self).__name__} is expecting "
+                f"{len(design.features)} features as input."
+            )
+        table = table.rename_columns(list(design.features))
+        columns = read_columns(table, design.features, design.kinds)
+        if self.schema_ is None or self.schema_.missing != "mean":
+            refuse_gaps(columns)
+        return design.rows(columns, np.arange(table.num_rows), self.unseen)[0], ids
+
+    def _owned_rows(self, X: Any, users: Any) -> tuple[Floats, Any]:
+        """Design rows and their owners: from the argument, or from the users' column."""
+        rows, ids = self._later_rows(X)
+        if users is None:
+            if ids is None and self.users is not None and not isinstance(X, DesignRows):
+                check_columns([self._users_name()], column_names(X) if has_names(X) else ())
+            return rows, ids
+        if ids is not None:
+            given = check_owners(users, len(rows))
+            pairs = zip(ids.tolist(), given.tolist(), strict=True)
+            wrong = next(((j, a, b) for j, (a, b) in enumerate(pairs) if a != b), None)
+            if wrong is not None:
+                raise ValueError(
+                    "Row {} belongs to {!r} by column {!r} of X and to {!r} by users=: leave one "
+                    "of them out.".format(*wrong[:2], self._users_name(), wrong[2])
+                )
+        return rows, users
+
+    def _numbers(self, X: Any, *, fitting: bool = False) -> Floats:
+        """Columns that are numbers, checked."""
         check_features(X)
         if self.users is not None:  # names and width were checked with the users' column
             return check_array(X, dtype=np.float64, estimator=self, input_name="X")
         return validate_data(self, X, reset=fitting, dtype=np.float64)
 
-    def _validated(self, X: Any, y: Any) -> tuple[Floats, Array]:
+    def _users_name(self) -> Any:
+        """The name of the users' column, None without one."""
+        if self.schema_ is not None:
+            return self.schema_.user
+        names = getattr(self, "feature_names_in_", None)
+        if self.users is None or names is None:
+            return self.users
+        return names[column_position(names.tolist(), self.users)]
+
+    def _own_names(self) -> list[Any]:
+        """The columns of the frame that was fitted, without the users' column."""
+        names: list[Any] = self.feature_names_in_.tolist()
+        if self.users is not None:
+            del names[column_position(names, self.users)]
+        return names
+
+    def _ids(self, X: Any, user: Any) -> Array:
+        """The users' column; a run's ids may come in another type than in its table ("7" for 7)."""
+        if self.schema_ is None:
+            return take_column(X, user)[1]
+        owner = keys(as_table(select_columns(X, [user])), user, self.schema_.user_kind)
+        refuse_gaps({user: owner})
+        return as_ids(owner.values)[owner.codes]
+
+    def _checked_rows(self, X: Any, y: Any, users: Any) -> tuple[Floats, Array, Any]:
+        """Everything that a fit is given."""
         if y is None:
             raise ValueError(
                 f"requires y to be passed, but the target y is None: {type(self).__name__} "
                 "learns to predict it."
             )
-        X = self._validated_X(X, fitting=True)
+        X, users = self._first_rows(X, users)
         y = self._checked_target(column_or_1d(y, warn=True))
         check_consistent_length(X, y)
-        return X, y
+        return X, y, users
 
-    def _rows_of_one(self, X: Any, y: Any) -> tuple[Floats, Floats]:
+    def _rows_of_one(self, X: Any, y: Any, user: Any = None) -> tuple[Floats, Floats]:
         """The rows of one user as its model sees them, checked: features scaled, target encoded."""
-        X = self._validated_X(self._without_owner(X))
+        X, ids = self._later_rows(X)
+        distinct = [] if ids is None else list(dict.fromkeys(ids.tolist()))
+        if len(distinct) > 1:
+            raise ValueError(
+                f"These are rows of {len(distinct)} users, and one user is assigned at a "
+                "time: pass the rows of one."
+            )
+        if user is not None and distinct and distinct[0] != owner_ids([user]).tolist()[0]:
+            raise ValueError(
+                f"These rows belong to {distinct[0]!r} by column {self._users_name()!r}, and were "
+                f"given as {user!r}'s: correct one of them, or leave the column out."
+            )
         y = self._checked_target(column_or_1d(y))
         check_consistent_length(X, y)
         rows = np.ascontiguousarray(self.scaling_.apply(X))  # frames come column by column
@@ -90,31 +191,23 @@ class TableInput(BaseEstimator):  # type: ignore[misc]
             )
         return rows, self.risk_.loss.encode(self._encode_known(y))
 
-    def _without_owner(self, X: Any) -> Any:
-        """The features of one user's rows; the users' column may be there or not."""
-        width = np.shape(X)[1] if len(np.shape(X)) == 2 else -1
-        if self.schema_ is not None and has_names(X):
-            names = X.column_names if hasattr(X, "column_names") else X.columns
-            X, ids = self._encoded(X, None if self.schema_.user in names else self.users_[:1])
-        elif self.users is None:
-            return X
-        elif width == self.n_features_in_ - 1:
-            names = getattr(self, "feature_names_in_", None)
-            if names is not None and hasattr(X, "columns") and list(X.columns) != self._own_names():
-                raise ValueError(
-                    f"The columns of X are {list(X.columns)}, and those of the fit were "
-                    f"{self._own_names()} beside the users' {self.users!r}: pass the same in the "
-                    "same order."
-                )
-            return X
-        else:
-            X, ids = self._split(X, None, fitting=False)
-        if len(set(ids.tolist())) > 1:
-            raise ValueError(
-                f"These are rows of {len(set(ids.tolist()))} users, and one user is assigned at a "
-                "time: pass the rows of one."
-            )
-        return X
+
+def _width(X: Any) -> int:
+    shape = X.shape if hasattr(X, "shape") else np.shape(X)
+    return int(shape[1]) if len(shape) == 2 else -1
+
+
+def _category_positions(X: Any, categorical: Any, users: Any) -> list[int]:
+    """Columns of X that hold categories: those named, and those of a frame's type for them."""
+    if categorical is None:
+        return category_columns(X)
+    one = isinstance(categorical, str) or not isinstance(categorical, Iterable)
+    names = column_names(X) if has_names(X) else list(range(max(_width(X), 0)))
+    given = (categorical,) if one else categorical
+    found = [column_position(names, column, "categories") for column in given]
+    if users is not None and column_position(names, users) in found:
+        raise ValueError(f"Column {users!r} names the users, and cannot be categorical as well.")
+    return sorted({*found, *category_columns(X)})
 
 
 UNKNOWN = ("error", "pooled", "nearest")
@@ -125,6 +218,9 @@ def check_settings(model: Any) -> None:
     if model.unknown not in UNKNOWN:
         words = ", ".join(map(repr, UNKNOWN))
         raise ValueError(f"unknown={model.unknown!r} is not one of {words}.")
+    if model.unseen not in UNSEEN:
+        words = ", ".join(map(repr, UNSEEN))
+        raise ValueError(f"unseen={model.unseen!r} is not one of {words}.")
     if model.fit_intercept not in (True, False):
         raise ValueError(f"fit_intercept={model.fit_intercept!r} is neither True nor False.")
     Risk(l2=model.l2)
@@ -139,7 +235,8 @@ def check_n_groups(method: Method, n_users: int, has_users: bool) -> None:
     seen = f"there are {n_users} users" if n_users > 1 else "there is 1 user"
     if not has_users:
         seen += " (without users= all rows belong to one)"
-    raise ValueError(
-        f"{method.clusterer} asks for {asked} groups, and {seen}: a group without users has no "
-        f"model. Ask for at most {n_users}, say clusterer='auto', or name more users."
+    raise InputError(
+        f"The clustering asks for {asked} groups, and {seen}: a group without users has no "
+        f"model. Ask for at most {n_users}, or say ",
+        *(Setting("clusterer", "auto"), ", which finds their number."),
     )

@@ -24,6 +24,8 @@ class Comparison:
     n_rows: int  # rows held out
     n_users: int  # users with rows held out
     unit: float = 1.0  # scale of the scores: differences below 1e-9 of it are rounding
+    ours: str = "odcl"  # the method that was asked for
+    l2: float = 0.0  # penalty of the models that users fit alone
 
     @property
     def larger_is_better(self) -> bool:
@@ -56,6 +58,11 @@ class Comparison:
         gap = -gap if self.larger_is_better else gap
         sure = gap.mean() > 2 * gap.std(ddof=1) / np.sqrt(len(gap)) + 1e-9 * self.unit
         return order[0] if sure else None
+
+    def __str__(self) -> str:
+        from odcl.report.text import comparison_table, verdict
+
+        return f"{comparison_table(self)}\n{verdict(self)}"
 
     def to_json(self) -> dict[str, Any]:
         table = [

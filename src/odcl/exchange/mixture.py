@@ -79,10 +79,10 @@ def mixture_from_arrays(
     expect(shape in ("zero", "scalar", "diag", "full"), f"a spread of shape {shape!r}")
     expect(nu > 0 and s0 > 0 and dof > 0, f"a noise of {words['noise']}")
     expect(math.isfinite(origin) and is_size(unit), f"a target of {words['target']}")
-    kept = arrays["kept"]
-    expect(bool(((kept >= 0) & (kept < n_features)).all()), "a column is beyond the model's")
+    kept, most = arrays["kept"], n_features + len(risk.factors)
+    expect(bool(((kept >= 0) & (kept < most)).all()), "a column is beyond the model's")
     expect(len(set(kept.tolist())) == len(kept), "a column is there twice")
-    inside = risk_dim = risk.dim(n_features)
+    inside = risk_dim = risk.dim(most)
     if risk.loss.has_data_terms:
         inside = len(kept) + risk.intercept
     expect(arrays["centers"].shape[1] == inside <= risk_dim, "centers of another size")
@@ -94,7 +94,10 @@ def mixture_from_arrays(
         expect(bool((arrays[name] > 0).all()), f"{name} holds numbers that are not positive")
     C, T = (_covariance(name, arrays[name], inside) for name in ("covariances", "spread"))
     columns = (kept, arrays["shift"], arrays["scale"])
-    at = Coordinates(risk.intercept, *columns, origin, unit, arrays["reference"], n_features, ())
+    at = Coordinates(
+        *(risk.intercept, *columns, origin, unit, arrays["reference"], n_features, ()),
+        factors=risk.factors,
+    )
     return Mixture(
         at,
         arrays["weights"],

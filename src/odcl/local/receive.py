@@ -60,7 +60,7 @@ def receive(
     if downloads.mixture is not None:
         from odcl.local.terms import last_step
 
-        return last_step(federation, risk, downloads.mixture)
+        return last_step(federation, risk, downloads.mixture, uploads)
     if refit is None:
         return Received(downloads.model, np.full(m, np.inf), "none")
     alone = downloads.group_size == 1

@@ -9,6 +9,7 @@ import numpy as np
 
 from odcl._typing import Array, Bools, Floats
 from odcl.data.federation import Federation
+from odcl.exchange.upload import Uploads
 from odcl.local.fit import solve_users
 from odcl.local.predict import linear_predictors
 from odcl.local.receive import Received
@@ -18,7 +19,7 @@ from odcl.mixed.mixture import Quadratics, by_row
 from odcl.mixed.posterior import Download as Mixture
 from odcl.mixed.posterior import Posterior, posterior
 from odcl.mixed.sites import SitePosterior, site_posterior, sites
-from odcl.mixed.terms import DataTerms, data_terms, quadratics
+from odcl.mixed.terms import DataTerms, Levels, data_terms, quadratics
 from odcl.risk.loss import symmetric
 from odcl.risk.losses import Huber, Multinomial
 from odcl.risk.risk import Risk
@@ -48,9 +49,12 @@ def user_terms(federation: Federation, risk: Risk, *, short_terms: bool = True) 
     assert q.ceiling is not None
     for values in (q.A, q.b, q.uu, q.ceiling):
         values[silent] = 0.0
+    # References of factors follow from the other columns: they are not sent.
+    width, own = q.dim // risk.n_outputs, risk.n_inputs(federation.n_features)
+    sent = np.flatnonzero(np.arange(q.dim) % width < own)
     return {
-        "site_curvature": q.A,
-        "site_slope": q.b,
+        "site_curvature": q.A[:, sent[:, None], sent],
+        "site_slope": q.b[:, sent],
         "site_constant": q.uu,
         "site_ceiling": q.ceiling,
         **observations,
@@ -62,6 +66,15 @@ def _one_row(federation: Federation) -> Bools:
     X, y, starts = federation.X, federation.y, federation.offsets[:-1]
     first = starts[federation.row_user]
     return ~np.logical_or.reduceat((X[first] != X).any(axis=1) | (y[first] != y), starts)
+
+
+def _sent_terms(uploads: Uploads | None, risk: Risk) -> tuple[DataTerms, Floats] | None:
+    """The same read off the uploads, if these hold the whole of squared loss."""
+    if uploads is None or uploads.factor is None or uploads.means is None:
+        return None
+    if uploads.observations is not None or isinstance(risk.loss, Huber):
+        return None
+    return DataTerms(uploads.n_samples, uploads.means, uploads.factor), np.ones(len(uploads))
 
 
 def _data_terms(federation: Federation, risk: Risk) -> tuple[DataTerms, Floats]:
@@ -77,7 +90,7 @@ def _data_terms(federation: Federation, risk: Risk) -> tuple[DataTerms, Floats]:
 
 
 def user_sites(federation: Federation, risk: Risk) -> Quadratics:
-    """The users' sites, for losses that are not quadratic."""
+    """The users' sites, for losses that are not quadratic, in all levels of factors."""
     return sites(
         risk.loss.name,
         site_design(federation.X, risk),
@@ -91,7 +104,8 @@ def user_sites(federation: Federation, risk: Risk) -> Quadratics:
 
 
 def site_design(X: Floats, risk: Risk) -> Floats:
-    """Rows with the intercept's column first, as sites have it."""
+    """Rows with the intercept's column first and factors' references last, as sites have it."""
+    X = Levels.of(risk.factors, X.shape[1]).rows(X)
     return np.column_stack([np.ones(len(X)), X]) if risk.intercept else X
 
 
@@ -105,14 +119,19 @@ def n_classes(risk: Risk) -> int:
     return risk.loss.n_classes if isinstance(risk.loss, Multinomial) else 2
 
 
-def last_step(federation: Federation, risk: Risk, mixture: Mixture) -> Received:
-    """Mixed groups: the posterior of each user's model, from its own rows."""
+def last_step(
+    federation: Federation, risk: Risk, mixture: Mixture, uploads: Uploads | None = None
+) -> Received:
+    """Mixed groups: the posterior of each user's model, from its own rows.
+
+    What a user sent of its rows need not be worked out again, where it was all of them.
+    """
     m, rows = federation.n_users, federation.row_user
     how = "posterior mean under every group, from the user's own rows"
     offset, change = model_map(mixture, risk)
     if risk.loss.has_data_terms:
         at = mixture.coordinates
-        terms, share = _data_terms(federation, risk)
+        terms, share = _sent_terms(uploads, risk) or _data_terms(federation, risk)
         found = posterior(quadratics(terms, at), mixture)
         scales = {"noise": found.s2 * at.target_scale**2, "dof": found.dof}
         own: Posterior | SitePosterior = found

@@ -7,6 +7,7 @@ ascends the same bound F, so F never falls; for one group F is the restricted lo
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 from scipy.optimize import nnls
@@ -41,7 +42,7 @@ class Fit:
     noise: Noise
     s2: Floats  # (n_users,)
     responsibilities: Floats  # (n_users, K)
-    prior: Floats | None  # (dim,), the diagonal of B; None for one center
+    prior: Floats | None  # (dim, dim), B; None for one center
     bound: float
     common: float  # log |information about the centers' common mean|
     log_likelihood: float  # sum_i log sum_k weight_k p(y_i | c_k), at the posterior means
@@ -64,26 +65,46 @@ class Fit:
         r = self.responsibilities
         return float(-(r * np.log(np.where(r > 0, r, 1.0))).sum())
 
-    @property
+    @cached_property
     def evidence(self) -> float:
         """-2 log evidence, up to a constant common to all K and shapes; small is good.
 
-        -2 F + (n_T + K - 1) log m, plus 2 log(dim choose open) where coordinates were chosen, plus
-        n_B log m for the prior of several centers. For one center its flat prior is not charged.
+        -2 F + the charge of K - 1 shares, T and B. For one center its flat prior is not charged.
         What sites claim above the maximum of their likelihoods is taken back.
         """
-        T, m = self.spread, len(self.s2)
-        dim, n_open = len(T.open), int(T.open.sum())
-        fit = self.log_likelihood + self.noise.log_prior(self.s2)
-        charge = (T.n_parameters + self.n_groups - 1) * np.log(m)
-        if T.shape in ("diag", "full"):
-            charge += 2 * (gammaln(dim + 1) - gammaln(n_open + 1) - gammaln(dim - n_open + 1))
-        if self.prior is not None:
-            fit = self.bound
-            charge += np.log(m) * (1 if np.ptp(self.prior) == 0 else len(self.prior))
+        fit = self.bound
+        if self.prior is None:
+            fit = self.log_likelihood + self.noise.log_prior(self.s2)
+        price = charge(self.spread, self.n_groups, self.prior, len(self.s2))
         if len(self.scales) > 1:
-            charge += np.log(m)
-        return float(-2 * (fit - self.excess + self.tail_gain) + charge)
+            price += np.log(len(self.s2))
+        return float(-2 * (fit - self.excess + self.tail_gain) + price)
+
+
+def charge(T: Spread, n_groups: int, prior: Floats | None, n_users: int) -> float:
+    """What the numbers of a mixture cost its evidence: log of how many numbers tell of each.
+
+    A user tells of each coordinate once: m numbers of an entry of T or B, m dim of a scalar.
+    Open coordinates of T, where not all are, have been chosen: 2 log(dim choose open).
+    """
+    dim, n_open = len(T.open), int(T.open.sum())
+    told = n_open - T.unseen  # a full T has no entries in directions that nobody sees
+    price = (n_groups - 1) * np.log(n_users) + _entries(T.shape, told, n_users)
+    if T.shape in ("diag", "full"):
+        price += 2 * (gammaln(dim + 1) - gammaln(n_open + 1) - gammaln(dim - n_open + 1))
+    if prior is not None:
+        own = np.diag(prior)
+        shape = "scalar" if np.ptp(own) == 0 else "diag"
+        price += _entries("full" if (prior != np.diag(own)).any() else shape, dim, n_users)
+    return float(price)
+
+
+def _entries(shape: str, n_open: int, n_users: int) -> float:
+    """The charge for a covariance of ``n_open`` coordinates."""
+    if shape == "scalar":
+        return np.log(n_users * n_open)
+    n_numbers = {"zero": 0, "diag": n_open, "full": n_open * (n_open + 1) // 2}[shape]
+    return n_numbers * np.log(n_users)
 
 
 def fit_mixture(
@@ -97,31 +118,34 @@ def fit_mixture(
     reml: bool = True,
     tol: float = 1e-8,
     max_sweeps: int = 500,
+    beat: float = np.inf,
 ) -> Fit:
     """Ascend the bound from the responsibilities ``start`` (n_users, K), T and noise given.
 
-    ``prior`` is the diagonal of B, needed for two groups and more; B may grow in proportion, since
+    ``prior`` is B, needed for two groups and more; B may grow in proportion, since
     small groups lie farther out than users on average do. ``reml=False`` takes the centers as
-    known (maximum likelihood). Ends when a sweep gains less than ``tol``.
+    known (maximum likelihood). Ends when a sweep gains less than ``tol``, or when the evidence
+    ``beat`` would not be beaten though all sweeps to come gained as much as the last.
     """
-    base = prior
+    base, reach = prior, (charge(spread, start.shape[1], prior, len(q)) - beat) / 2
     m = moments(q, spread, s2)
     r, weights = start[None], start.mean(axis=0)
     centers = center_step(*group_sums(m, r), prior, anchor=q.anchor, reml=reml)
+    misfit = misfits(m, centers)
     trace: list[float] = []
     converged = False
     for sweep in range(max_sweeps):
-        misfit = misfits(m, centers)
         r, total = responsibilities(misfit, weights)
         trace.append(float(total.sum() - centers.price[0]) + noise.log_prior(s2))
-        converged = sweep > 0 and trace[-1] - trace[-2] < tol
-        if converged:
+        gain = trace[-1] - trace[-2] if sweep else np.inf
+        converged = gain < tol
+        if converged or trace[-1] + gain * (max_sweeps - sweep) < reach:
             break
         weights = r[0].mean(axis=0)
         if base is not None:
             prior = _wider(base, centers)
         centers = center_step(*group_sums(m, r), prior, anchor=q.anchor, reml=reml)
-        spread, s2, m = _variance_step(q, m, spread, s2, r[0], centers, noise)
+        spread, s2, m, misfit = _variance_step(q, m, spread, s2, r[0], centers, noise)
     at_means = replace(centers, C=np.zeros_like(centers.C))
     misfit = misfits(m, at_means)
     log_likelihood = float(responsibilities(misfit, weights)[1].sum())
@@ -151,8 +175,9 @@ def fit_mixture(
 
 def _wider(base: Floats, centers: Centers) -> Floats:
     """B = beta base with the beta >= 1 of largest bound: mean of base^-1 E (c_k - c_bar)^2."""
-    second = (centers.c[0] - centers.mean[0]) ** 2 + np.diagonal(centers.C[0], axis1=1, axis2=2)
-    return base * max(1.0, float((second / base).mean()))
+    away = centers.c[0] - centers.mean[0]
+    second = (away.T @ away + centers.C[0].sum(axis=0)) / len(away)
+    return base * max(1.0, float(np.trace(np.linalg.solve(base, second))) / len(base))
 
 
 def _variance_step(
@@ -163,25 +188,27 @@ def _variance_step(
     r: Floats,
     centers: Centers,
     noise: Noise,
-) -> tuple[Spread, Floats, Moments]:
-    """One step of T and the noise that does not lower the bound, all else fixed."""
+) -> tuple[Spread, Floats, Moments, Floats]:
+    """One step of T and the noise that does not lower the bound, all else fixed; and misfits."""
+    misfit = misfits(m, centers)
     if spread.shape == "zero" and not q.noisy:
-        return spread, s2, m
+        return spread, s2, m, misfit
     slopes = _slopes(q, m, spread, s2, r, centers)
     matrix, s2_new = _propose(q, m, spread, s2, noise, slopes)
 
-    def gain(m: Moments, s2: Floats) -> float:
-        return float(-0.5 * (r * misfits(m, centers)[0]).sum()) + noise.log_prior(s2)
+    def level(misfit: Floats, s2: Floats) -> float:
+        return float(-0.5 * (r * misfit[0]).sum()) + noise.log_prior(s2)
 
-    before, step = gain(m, s2), 1.0
+    before, step = level(misfit, s2), 1.0
     for _ in range(TRIALS):
         T = replace(spread, matrix=spread.matrix + step * (matrix - spread.matrix))
         s2_T = s2 * (s2_new / s2) ** step
         m_T = moments(q, T, s2_T)
-        if gain(m_T, s2_T) >= before - 1e-13 * abs(before):
-            return T, s2_T, m_T
+        misfit_T = misfits(m_T, centers)
+        if level(misfit_T, s2_T) >= before - 1e-13 * abs(before):
+            return T, s2_T, m_T, misfit_T
         step *= SHRINK
-    return spread, s2, m
+    return spread, s2, m, misfit
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,21 +224,38 @@ class _Slopes:
 def _slopes(
     q: Quadratics, m: Moments, spread: Spread, s2: Floats, r: Floats, centers: Centers
 ) -> _Slopes:
-    """With z_ik = w - W c_k and C_i = sum_k r_ik C_k,
+    """With z_ik = w - W c_k and C_i = sum_k r_ik C_k, in the open coordinates of T,
 
     Omega = sum r z z' + sum W C_i W,  H = sum W,  rss_i = sum_k r (Q_ik - z'T z),
     left_i = n - tr W T - tr (W - W T W) C_i.
     """
     n, dim = m.w.shape
-    c, T = centers.c[0], spread.matrix
-    z = m.w[:, None] - (m.W.reshape(-1, dim) @ c.T).reshape(n, dim, -1).transpose(0, 2, 1)
-    flat = (z * np.sqrt(r)[..., None]).reshape(-1, dim)
-    C = (r @ centers.C[0].reshape(len(c), -1)).reshape(n, dim, dim)
-    WCW = m.W @ C @ m.W
-    rss = m.e - (r * ((m.w[:, None] + z) * c).sum(-1)).sum(1) - (r * ((z @ T) * z).sum(-1)).sum(1)
-    left = q.rows - m.W.reshape(n, -1) @ T.ravel()
-    left = left - (m.W * C).sum(axis=(1, 2)) + WCW.reshape(n, -1) @ T.ravel()
-    return _Slopes(flat.T @ flat + WCW.sum(axis=0), m.W.sum(axis=0), rss, left)
+    c, C = centers.c[0], centers.C[0].reshape(-1, dim * dim)
+    flat, K = m.W.reshape(n, -1), len(centers.c[0])
+    inner = flat @ np.concatenate([(c[:, :, None] * c[:, None]).reshape(K, -1), C]).T
+    rss = m.e + (r * (inner[:, :K] - 2 * m.w @ c.T)).sum(axis=1)
+    left = q.rows - (r * inner[:, K:]).sum(axis=1)
+    o = np.flatnonzero(spread.open)
+    omega, H = np.zeros((dim, dim)), np.zeros((dim, dim))
+    if len(o) == 0:
+        return _Slopes(omega, H, rss, left)
+    whole = len(o) == dim
+    T, W_o = spread.matrix[np.ix_(o, o)], m.W if whole else m.W[:, o]
+    W_oo = (W_o if whole else W_o[..., o]).reshape(n, -1)
+    z = m.w[:, o, None] - (W_o.reshape(-1, dim) @ c.T).reshape(n, len(o), K)
+    z = (z * np.sqrt(r)[:, None]).transpose(0, 2, 1).reshape(n * K, -1)
+    rss = rss - ((z @ T) * z).reshape(n, -1).sum(axis=1)
+    if spread.shape == "scalar":  # only the trace of Omega counts: one product in place of two
+        through = (r * ((m.W @ m.W).reshape(n, -1) @ C.T)).sum(axis=1)
+        left = left + T[0, 0] * through
+        WCW = np.eye(dim) * (through.sum() / dim)
+    else:
+        each = (W_o @ (r @ C).reshape(n, dim, dim) @ W_o.transpose(0, 2, 1)).reshape(n, -1)
+        left = left + each @ T.ravel()
+        WCW = each.sum(axis=0).reshape(len(o), -1)
+    omega[np.ix_(o, o)] = z.T @ z + WCW
+    H[np.ix_(o, o)] = W_oo.sum(axis=0).reshape(len(o), -1)
+    return _Slopes(omega, H, rss, left - W_oo @ T.ravel())
 
 
 def _propose(

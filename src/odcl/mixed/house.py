@@ -7,20 +7,26 @@ one block per logit, and the last class for reference.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from odcl._typing import Floats
 from odcl.mixed.mixture import by_row
 from odcl.mixed.posterior import Download as Mixture
-from odcl.mixed.terms import Coordinates
+from odcl.mixed.terms import Coordinates, Levels
 from odcl.risk.risk import Risk
 
 
-def plain_coordinates(n_features: int, intercept: bool, dim: int) -> Coordinates:
+def plain_coordinates(n_features: int, risk: Risk) -> Coordinates:
     """Columns as they are: those of sites, whose scales were agreed beforehand."""
-    zeros, ones = np.zeros(n_features), np.ones(n_features)
-    kept = np.arange(n_features)
-    return Coordinates(intercept, kept, zeros, ones, 0.0, 1.0, np.zeros(dim), n_features, ())
+    n_columns = n_features + len(risk.factors)
+    zeros, ones, dim = np.zeros(n_columns), np.ones(n_columns), risk.dim(n_columns)
+    columns, reference = np.arange(n_columns), np.zeros(dim)
+    return Coordinates(
+        *(risk.intercept, columns, zeros, ones, 0.0, 1.0, reference, n_features, ()),
+        factors=risk.factors,
+    )
 
 
 def squared_map(at: Coordinates) -> tuple[Floats, Floats]:
@@ -37,6 +43,14 @@ def site_map(n_features: int, intercept: bool, basis: Floats | None) -> Floats:
     turn = np.ones((1, 1)) if basis is None else basis[:-1]
     # From (logit, input) to (input, output).
     return np.einsum("ij,lo->iolj", place, turn).reshape(inputs * turn.shape[1], -1)
+
+
+def site_expansion(n_features: int, risk: Risk) -> Floats:
+    """The matrix that takes a site of the features to one of all levels, logit by logit."""
+    if not risk.factors:
+        return np.eye(risk.dim(n_features))
+    all_levels = np.kron(np.eye(risk.n_outputs), Levels.of(risk.factors, n_features).expansion)
+    return np.asarray(all_levels, np.float64)
 
 
 def reference_logits(z: Floats, S: Floats, basis: Floats | None) -> tuple[Floats, Floats]:
@@ -63,18 +77,44 @@ def model_spread(mixture: Mixture, risk: Risk) -> Floats:
     return change @ mixture.inside @ change.T
 
 
-def differences(mixture: Mixture, risk: Risk) -> tuple[float, Floats]:
-    """Standard deviations inside a group: of the level at average features, of each slope.
+def differences(mixture: Mixture, risk: Risk) -> tuple[float, Floats, Floats]:
+    """Standard deviations inside a group: of the level at average features, of slopes, of factors.
 
-    In the units of the columns and the target that the mixture was fitted on; several outputs are
-    averaged. 0 where users are the same.
+    Slopes are (n_features,), in the units of the columns and the target that the mixture was fitted
+    on; those of a factor's columns are 0, and its own number is the effect of its level on a row's
+    target. Several outputs are averaged. 0 where users are the same.
     """
     at = mixture.coordinates
-    sd = np.sqrt(np.diag(mixture.inside).reshape(risk.n_outputs, -1).mean(axis=0))
-    sd = sd * at.target_scale
-    slopes = np.zeros(at.n_features)
-    slopes[at.kept] = sd[int(at.intercept) :] / at.scale
-    return float(sd[0]) if at.intercept else 0.0, slopes
+    variance = np.diag(mixture.inside).reshape(risk.n_outputs, -1).mean(axis=0)
+    variance = variance * at.target_scale**2
+    columns = np.zeros(at.n_features + len(at.factors))
+    columns[at.kept] = variance[int(at.intercept) :]  # of standardized columns
+    effects = np.zeros(len(at.factors))
+    unit = np.ones(len(columns))
+    unit[at.kept] = at.scale
+    slopes = np.sqrt(columns)[: at.n_features] / unit[: at.n_features]
+    for f, factor in enumerate(at.factors):
+        own = list(factor.columns)
+        effects[f] = np.sqrt(columns[own].sum() + columns[at.n_features + f])
+        slopes[own] = 0.0
+    return float(np.sqrt(variance[0])) if at.intercept else 0.0, slopes, effects
+
+
+def named_differences(
+    mixture: Mixture, risk: Risk, features: Mapping[str, float], level: str
+) -> dict[str, float]:
+    """:func:`differences` by name: the level, features in use by their units, then factors.
+
+    ``features`` are the columns' names and the scale that each was divided by.
+    """
+    sd, slopes, effects = differences(mixture, risk)
+    levels = {j for factor in risk.factors for j in factor.columns}
+    found = {level: sd} if risk.intercept else {}
+    for j, (name, unit) in enumerate(features.items()):
+        if j in mixture.coordinates.kept and j not in levels:
+            found[name] = float(slopes[j] / unit)
+    pairs = zip(risk.factors, effects.tolist(), strict=True)
+    return found | {factor.name: effect for factor, effect in pairs}
 
 
 def model_map(mixture: Mixture, risk: Risk) -> tuple[Floats, Floats]:
@@ -83,4 +123,5 @@ def model_map(mixture: Mixture, risk: Risk) -> tuple[Floats, Floats]:
         return squared_map(mixture.coordinates)
     at = mixture.coordinates
     change = site_map(at.n_features, at.intercept, getattr(risk.loss, "basis", None))
+    change = change @ site_expansion(at.n_features, risk).T
     return np.zeros(len(change)), change

@@ -74,15 +74,11 @@ class Spread:
     shape: str  # "zero", "scalar", "diag" or "full"
     matrix: Floats  # (dim, dim)
     open: Bools  # (dim,)
+    unseen: int = 0  # directions among the open coordinates that nobody's rows tell anything of
 
     @staticmethod
     def zero(dim: int) -> Spread:
         return Spread("zero", np.zeros((dim, dim)), np.zeros(dim, np.bool_))
-
-    @property
-    def n_parameters(self) -> int:
-        n = int(self.open.sum())
-        return {"zero": 0, "scalar": 1, "diag": n, "full": n * (n + 1) // 2}[self.shape]
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,12 +156,21 @@ class Centers:
     C: Floats  # (starts, K, dim, dim)
     mean: Floats  # (starts, dim), c_bar
     price: Floats  # (starts,)
-    common: Floats  # (starts,), log |information about c_bar|, its flat prior's charge
+    told: Floats  # (starts, dim, dim), information about c_bar in units of ``root``
+    root: Floats | None = None  # (dim, dim), of B; None: in the units of c
+
+    @property
+    def common(self) -> Floats:
+        """log |information about c_bar|, its flat prior's charge; (starts,)."""
+        back = np.eye(self.c.shape[-1]) if self.root is None else np.linalg.inv(self.root)
+        values = np.linalg.eigvalsh(back.T @ self.told @ back)
+        seen = values > UNSEEN * np.maximum(values[:, -1:], 1e-300)
+        return np.log(np.where(seen, values, 1.0)).sum(axis=1)
 
     @staticmethod
     def of(c: Floats, C: Floats) -> Centers:
         """Given centers (K, dim) and covariances, as a stack of one."""
-        return Centers(c[None], C[None], c[:1], np.zeros(1), np.zeros(1))
+        return Centers(c[None], C[None], c[:1], np.zeros(1), np.zeros_like(C[:1]))
 
 
 def center_step(
@@ -174,27 +179,28 @@ def center_step(
     """The posterior of the centers from M_k = sum r W and v_k = sum r w, stacked over starts.
 
     One center (``B`` None): c = M^-1 v, C = M^-1; directions that nobody sees stay at the
-    reference. Otherwise, with the diagonal prior N(c_bar, B), C_k = (M_k + B^-1)^-1 and
-    c_k = C_k (v_k + B^-1 c_bar), c_bar the mean of the c_k: solved jointly, in units of sqrt(B).
+    reference. Otherwise, with the prior N(c_bar, B), C_k = (M_k + B^-1)^-1 and
+    c_k = C_k (v_k + B^-1 c_bar), c_bar the mean of the c_k: solved jointly, in units of B's root.
     ``anchor`` is the diagonal precision of the one center, or of c_bar, around the reference.
     """
     if B is None:
         return _one_center(M[:, 0], v[:, 0], anchor, reml)
-    K, root, eye = M.shape[1], np.sqrt(B), np.eye(len(B))
-    scaled = eye + M * np.outer(root, root)
+    K, eye = M.shape[1], np.eye(len(B))
+    root: Floats = np.asarray(np.linalg.cholesky(B), np.float64)
+    scaled = eye + root.T @ M @ root
     P = np.linalg.inv(scaled)
-    right = (P @ (v * root)[..., None])[..., 0]
+    right = (P @ (v @ root)[..., None])[..., 0]
     # The mean of P tends to I where nobody sees anything; there c_bar is the reference, zero.
-    hold = np.zeros(len(B)) if anchor is None else anchor * B / K
-    held = np.diag(1 + UNSEEN + hold) - P.mean(axis=1)
-    middle = np.linalg.solve(held, right.mean(axis=1)[..., None])[..., 0]
+    hold = np.zeros_like(B) if anchor is None else (root.T * anchor) @ root / K
+    told = eye + hold - P.mean(axis=1)
+    middle = np.linalg.solve(told + UNSEEN * eye, right.mean(axis=1)[..., None])[..., 0]
     c = right + (P @ middle[:, None, :, None])[..., 0]
     log_det = np.linalg.slogdet(scaled)[1]
     away = ((c - middle[:, None]) ** 2).sum(axis=-1)
-    trace = np.trace(P, axis1=-2, axis2=-1)
-    price = 0.5 * (trace + away - len(B) + log_det).sum(axis=1) + K / 2 * (middle**2 @ hold)
-    common = np.linalg.slogdet(K * held)[1] - np.log(B).sum()
-    return Centers(c * root, P * np.outer(root, root), middle * root, price, common)
+    trace = np.diagonal(P, axis1=-2, axis2=-1).sum(axis=-1)
+    price = 0.5 * (trace + away - len(B) + log_det).sum(axis=1)
+    price = price + K / 2 * ((middle @ hold) * middle).sum(axis=1)
+    return Centers(c @ root.T, root @ P @ root.T, middle @ root.T, price, K * told, root)
 
 
 def _one_center(M: Floats, v: Floats, anchor: Floats | None, reml: bool) -> Centers:
@@ -205,13 +211,13 @@ def _one_center(M: Floats, v: Floats, anchor: Floats | None, reml: bool) -> Cent
     inverse = np.where(seen, 1 / np.where(seen, values, 1.0), 0.0)
     C = (vectors * inverse[:, None]) @ vectors.transpose(0, 2, 1)
     c = (C @ v[..., None])[..., 0]
-    common = np.log(np.where(seen, values, 1.0)).sum(axis=1)
     price = np.zeros(len(M))
     if reml:
-        price = 0.5 * (common - (C * M).sum(axis=(1, 2)))
+        log_det = np.log(np.where(seen, values, 1.0)).sum(axis=1)
+        price = 0.5 * (log_det - (C * M).sum(axis=(1, 2)))
     if anchor is not None:
         price = price + 0.5 * (c**2 @ anchor)
-    return Centers(c[:, None], C[:, None] * float(reml), c, price, common)
+    return Centers(c[:, None], C[:, None] * float(reml), c, price, held)
 
 
 def group_sums(m: Moments, r: Floats) -> tuple[Floats, Floats]:

@@ -7,16 +7,20 @@ samples are drawn by user id.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
+from itertools import islice
 
 import numpy as np
+from threadpoolctl import ThreadpoolController
 
 from odcl._typing import Floats, Ints
 from odcl.errors import NotAdmissible
-from odcl.mixed.em import Fit, fit_mixture
+from odcl.mixed.em import Fit, charge, fit_mixture
 from odcl.mixed.mixture import (
+    UNSEEN,
     Centers,
     Quadratics,
     Spread,
@@ -27,10 +31,10 @@ from odcl.mixed.mixture import (
     responsibilities,
 )
 from odcl.mixed.noise import Noise, pure_noise
+from odcl.mixed.starts import kmeans_seeds, lloyd, posterior_means, splits
 from odcl.mixed.tails import with_tails
 
 Admissible = Callable[[Fit], bool]
-
 SHAPES = ("zero", "scalar", "diag", "full")
 FAILURES = 2  # a shape is given up after so many K in a row that did not improve it
 # Many groups far from one another may look like one center with a wide T until all are there: when
@@ -49,28 +53,49 @@ def search(
     ids: Sequence[str] | None = None,
     *,
     max_groups: int = 50,
+    n_groups: int | None = None,
+    spread: str | None = None,
     sample: int = SAMPLE,
     admissible: Admissible | None = None,
 ) -> Fit:
     """The mixture of best evidence, fitted to all users.
 
+    ``n_groups`` and ``spread`` (one of :data:`SHAPES`) say what is known; the rest is searched for.
     With more than ``sample`` users K and shape are searched on a sample drawn by ``ids``: a group
     of share p is absent from it with probability (1 - p)^sample. Only fits that are ``admissible``
     are given back: others lose their smallest group and converge again.
     """
-    if len(q) <= sample:
-        best = _search(q, max_groups, admissible)
-        return _polish(q, best, best.responsibilities, best.s2, admissible)
-    names = [str(i) for i in range(len(q))] if ids is None else [str(i) for i in ids]
-    who = sample_by_id(names, sample)
-    best = _search(q[who], max_groups)  # what is admissible is a matter of all users
-    noise, s2 = pure_noise(q)
-    s2 = np.full(len(q), best.s2[0]) if noise.common else s2
-    m = moments(q, best.spread, s2)
-    stack = Centers.of(best.centers, best.covariances)
-    r = responsibilities(misfits(m, stack), best.weights)[0][0]
-    best, tol = replace(best, noise=noise), 1e-6 * len(q)
-    return _polish(q, best, r, s2, admissible, tol=tol, max_sweeps=30)
+    _check(n_groups, spread)
+    with _blas().limit(limits=1, user_api="blas"):
+        if len(q) <= sample:
+            best = _search(q, max_groups, n_groups, spread, admissible)
+            return _polish(q, best, best.responsibilities, best.s2, admissible)
+        names = [str(i) for i in range(len(q))] if ids is None else [str(i) for i in ids]
+        who = sample_by_id(names, sample)  # what is admissible is a matter of all users
+        best = _search(q[who], max_groups, n_groups, spread)
+        noise, s2 = pure_noise(q)
+        s2 = np.full(len(q), best.s2[0]) if noise.common else s2
+        m = moments(q, best.spread, s2)
+        stack = Centers.of(best.centers, best.covariances)
+        r = responsibilities(misfits(m, stack), best.weights)[0][0]
+        best, tol = replace(best, noise=noise), 1e-6 * len(q)
+        return _polish(q, best, r, s2, admissible, tol=tol, max_sweeps=30)
+
+
+def _check(n_groups: int | None, spread: str | None) -> None:
+    if n_groups is not None and n_groups < 1:
+        raise ValueError(f"n_groups={n_groups!r} is not a number of groups from 1 on.")
+    if spread is not None and spread not in SHAPES:
+        raise ValueError(
+            f"spread={spread!r} is not one of {', '.join(map(repr, SHAPES))}: how users of a group "
+            "differ. Leave it out, and it is chosen by evidence."
+        )
+
+
+@cache
+def _blas() -> ThreadpoolController:
+    """BLAS goes on one thread here: many small products wait for each other on more."""
+    return ThreadpoolController()
 
 
 def evidence(fit: Fit) -> float:
@@ -137,87 +162,161 @@ def _none_of(q: Quadratics) -> NotAdmissible:
     )
 
 
-def _search(q: Quadratics, max_groups: int, admissible: Admissible | None = None) -> Fit:
+def _search(
+    q: Quadratics,
+    max_groups: int,
+    n_groups: int | None,
+    spread: str | None,
+    admissible: Admissible | None = None,
+) -> Fit:
+    fits = _candidates(q, max_groups, n_groups, spread)
+    return _choose(q, fits if admissible is None else _admitted(q, fits, admissible))
+
+
+def _candidates(
+    q: Quadratics, max_groups: int, n_groups: int | None, spread: str | None
+) -> list[Fit]:
+    """Fits of one group and more in every shape, each as far as it may still be the best."""
     noise, s2 = pure_noise(q)
-    singles = one_group(q, noise, s2)
-    fits = list(singles.values())
-    simple = [singles["scalar"], singles["diag"]]
-    prior = _center_prior(min(simple, key=evidence))
+    shapes = SHAPES if spread is None else (spread,)
+    if n_groups is not None:
+        return _given(q, min(n_groups, len(q)), shapes, noise, s2)
+    singles = one_group(q, noise, s2, shapes)
+    fits = [fit for shape, fit in singles.items() if shape in shapes]
+    simple = min((singles[shape] for shape in ("scalar", "diag") if shape in singles), key=evidence)
+    prior = _center_prior(simple)
     if prior is None or len(q) < 3:
-        return _choose(q, fits)
-    starts = _kmeans_starts(_posterior_means(q, min(simple, key=evidence)))
-    previous = {shape: singles[shape] for shape in ("scalar", "zero", "diag")}
+        return fits
+    points = posterior_means(q, simple)
+    seeds = kmeans_seeds(points)
+    # One center may have a full T by itself; groups have it only where it is asked for.
+    grown = ("scalar", "zero", "diag") if spread is None else shapes
+    previous = {shape: singles[shape] for shape in grown if shape in singles}
     leading = {shape: evidence(fit) for shape, fit in previous.items()}
     failures = dict.fromkeys(previous, 0)
     for k in range(2, min(max_groups, len(q) - 1) + 1):
-        tried = next(starts)
-        if all(count >= FAILURES for count in failures.values()):
-            if 2 * k > len(q) or k not in LOOKED_AT:
+        given_up = all(count >= FAILURES for count in failures.values())
+        if given_up and 2 * k > len(q):
+            break
+        centers = next(seeds)
+        if given_up:
+            best = min(map(evidence, fits))
+            if k not in LOOKED_AT or _within_reach(q, simple, prior, k) >= best:
                 continue
-            alike = _best_start(q, Spread.zero(q.dim), simple[0], tried, prior)
-            if evidence(alike) >= min(map(evidence, fits)):
+            tried = [lloyd(points, c) for c in centers]
+            alike = _best_start(q, Spread.zero(q.dim), simple, tried, prior, beat=best)
+            if evidence(alike) >= best:
                 continue
             previous = {shape: _reopened(q, alike, singles[shape]) for shape in previous}
             leading = {shape: evidence(fit) for shape, fit in previous.items()}
             failures = dict.fromkeys(previous, 0)
-            fits += [alike, *previous.values()]
+            fits += previous.values()
             continue
+        tried = [lloyd(points, c) for c in centers]
         for shape in [shape for shape in previous if failures[shape] < FAILURES]:
-            fit = _grow(q, previous[shape], tried, prior)
+            fit = _grow(q, previous[shape], tried, prior, beat=leading[shape])
             tried.append(fit.responsibilities)
-            if shape != "zero":
+            if spread is None and shape != "zero":
                 fits.append(_close(q, fit))
                 fit = min(fit, fits[-1], key=evidence) if shape == "diag" else fit
             fits.append(fit)
             behind = evidence(fit) >= leading[shape]
-            if shape == "zero":  # what T = 0 can do in the end, a scalar T closed can do too
+            if (
+                spread is None and shape == "zero"
+            ):  # a scalar T closed can do in the end what it can
                 behind = behind or evidence(fit) > evidence(previous["scalar"])
             failures[shape] = failures[shape] + 1 if behind else 0
             leading[shape] = min(leading[shape], evidence(fit))
             previous[shape] = fit
-    return _choose(q, fits if admissible is None else _admitted(q, fits, admissible))
+    return fits
+
+
+def _given(q: Quadratics, k: int, shapes: Sequence[str], noise: Noise, s2: Floats) -> list[Fit]:
+    """Fits of ``k`` groups in the shapes asked for, from K-means of the users' posterior means."""
+    if k == 1:
+        singles = one_group(q, noise, s2, shapes)
+        return [fit for shape, fit in singles.items() if shape in shapes]
+    singles = one_group(q, noise, s2, [shape for shape in shapes if shape != "zero"])
+    simple = singles["scalar"]
+    prior, points = _center_prior(simple), posterior_means(q, simple)
+    if prior is None:  # users look all the same: centers lie as far apart as one user can see
+        prior = np.eye(q.dim) * q.dim * len(q) / max(np.trace(q.A.sum(axis=0)), 1e-300)
+    centers = next(islice(kmeans_seeds(points), k - 2, None))
+    tried = [lloyd(points, c) for c in centers]
+    alike = _best_start(q, Spread.zero(q.dim), simple, tried, prior)
+    fits = [_reopened(q, alike, singles[shape]) for shape in shapes if shape in singles]
+    return [alike] * ("zero" in shapes) + fits
+
+
+def _within_reach(q: Quadratics, fit: Fit, prior: Floats, k: int) -> float:
+    """The evidence to expect of k groups of like size, if their users differ only by noise.
+
+    Every user then fits as well as its own least squares, save for one degree of freedom per
+    parameter that it sees; k centers give some of these back, and cost log |I + B M_k| each.
+    """
+    values, vectors = q.eigen
+    seen = values > UNSEEN * np.maximum(values[:, -1:], 1e-300)
+    along = (vectors.transpose(0, 2, 1) @ q.b[..., None])[..., 0] ** 2
+    own = (q.uu - (np.where(seen, along, 0.0) / np.where(seen, values, 1.0)).sum(axis=1)) / fit.s2
+    level = own.sum() + seen.sum() - k * q.dim - 2 * fit.noise.log_prior(fit.s2)
+    if q.noisy:
+        level += (q.rows * np.log(2 * np.pi * fit.s2)).sum()
+    M = np.tensordot(1 / fit.s2, q.A, axes=1) / k
+    price = k * np.linalg.slogdet(np.eye(q.dim) + M @ prior)[1]
+    price += 2 * len(q) * np.log(k) + charge(Spread.zero(q.dim), k, prior, len(q))
+    return float(level + price)
 
 
 def _reopened(q: Quadratics, alike: Fit, single: Fit) -> Fit:
     """Groups found with T = 0, with the little that is left of a single center's T."""
     if not single.spread.matrix.any():
-        return alike
-    T = replace(single.spread, matrix=LEFT * single.spread.matrix)
-    return fit_mixture(
-        q,
-        alike.responsibilities,
-        T,
-        alike.noise,
-        alike.s2,
-        alike.prior,
-        tol=ROUGH,
-        max_sweeps=PATIENCE,
-    )
+        return replace(alike, spread=single.spread)
+    return _refit(q, alike, replace(single.spread, matrix=LEFT * single.spread.matrix))
 
 
-def one_group(q: Quadratics, noise: Noise, s2: Floats) -> dict[str, Fit]:
-    """The linear mixed model in every shape; "full" also inside the coordinates that diag opens."""
+def _refit(q: Quadratics, fit: Fit, spread: Spread, prior: Floats | None = None) -> Fit:
+    """The groups of a fit with another T to start from (or B), roughly converged."""
+    prior = fit.prior if prior is None else prior
+    r, noise, s2 = fit.responsibilities, fit.noise, fit.s2
+    return fit_mixture(q, r, spread, noise, s2, prior, tol=ROUGH, max_sweeps=PATIENCE)
+
+
+def one_group(
+    q: Quadratics, noise: Noise, s2: Floats, shapes: Sequence[str] = SHAPES
+) -> dict[str, Fit]:
+    """The linear mixed model in every shape; "full" also inside the coordinates that diag opens.
+
+    A shape that is asked for alone is not closed anywhere; "scalar" is always there.
+    """
     dim, everyone = q.dim, np.ones((len(q), 1))
-    fits = {"zero": fit_mixture(q, everyone, Spread.zero(dim), noise, s2, tol=ROUGH)}
-    s2 = s2 if q.dof.sum() > 0 else fits["zero"].s2
+    fits: dict[str, Fit] = {}
+    if "zero" in shapes or not q.dof.any():
+        fits["zero"] = fit_mixture(q, everyone, Spread.zero(dim), noise, s2, tol=ROUGH)
+    s2 = s2 if q.dof.any() else fits["zero"].s2
     every = np.ones(dim, np.bool_)
     start = np.eye(dim) * 0.1 * q.rows.sum() / max(np.trace(q.A.sum(axis=0)) / dim, 1e-300)
     for shape in ("scalar", "diag"):
+        if shape == "diag" and not {"diag", "full"} & {*shapes}:
+            continue
         T = Spread(shape, start, every)
         fits[shape] = fit_mixture(q, everyone, T, noise, s2, tol=ROUGH)
         if fits[shape].spread.matrix.any():
             start, s2 = fits[shape].spread.matrix, fits[shape].s2
-    whole = fits["diag"].spread.matrix
-    fits["diag"] = min(fits["diag"], _close(q, fits["diag"]), key=evidence)
-    chosen = fits["diag"].spread
-    candidates: list[Fit] = []
-    for opened, matrix in ((every, whole), (chosen.open, chosen.matrix)):
-        if opened.sum() > 1 and not (candidates and opened.all()):
+    tried = [(every, start)]
+    if len(shapes) > 1:
+        fits["diag"] = min(fits["diag"], _close(q, fits["diag"]), key=evidence)
+        chosen = fits["diag"].spread
+        tried += [(chosen.open, chosen.matrix)] * (not chosen.open.all())
+    full: list[Fit] = []
+    for opened, matrix in tried if "full" in shapes else []:
+        if opened.sum() > 1:
             floor = np.diag(opened * 1e-3 * np.trace(matrix) / opened.sum())
-            full = Spread("full", matrix + floor, opened)
-            candidates.append(fit_mixture(q, everyone, full, noise, s2, tol=ROUGH))
-    if candidates:
-        fits["full"] = min(candidates, key=evidence)
+            seen = np.linalg.eigvalsh(q.A[:, opened][:, :, opened].sum(axis=0))
+            unseen = int((seen <= UNSEEN * seen[-1]).sum())
+            T = Spread("full", matrix + floor, opened, unseen)
+            full.append(fit_mixture(q, everyone, T, noise, s2, tol=ROUGH))
+    if full:
+        fits["full"] = min(full, key=evidence)
     return fits
 
 
@@ -237,22 +336,13 @@ def _close(q: Quadratics, fit: Fit) -> Fit:
     if (opened == T.open).all():
         return fit
     closed = Spread("diag", np.diag(values * opened), opened)
-    return fit_mixture(
-        q,
-        fit.responsibilities,
-        closed if opened.any() else Spread.zero(q.dim),
-        fit.noise,
-        fit.s2,
-        fit.prior,
-        tol=ROUGH,
-        max_sweeps=PATIENCE,
-    )
+    return _refit(q, fit, closed if opened.any() else Spread.zero(q.dim))
 
 
 def _center_prior(fit: Fit) -> Floats | None:
-    """B: the spread of users around one center, scalar or diagonal, with a floor; None if zero."""
-    T = np.diag(fit.spread.matrix)
-    return T + 1e-3 * T.mean() if T.any() else None
+    """B: the spread of users around one center, with a floor; None if zero."""
+    T = fit.spread.matrix
+    return T + 1e-3 * np.diag(T).mean() * np.eye(len(T)) if T.any() else None
 
 
 def _choose(q: Quadratics, fits: list[Fit]) -> Fit:
@@ -267,103 +357,39 @@ def _choose(q: Quadratics, fits: list[Fit]) -> Fit:
         kinds.setdefault((fit.n_groups == 1, fit.spread.shape == "full"), []).append(fit)
     best = {kind: with_tails(q, min(some, key=evidence)) for kind, some in kinds.items()}
     full = best.pop((True, True), None)
+    if full is None or not best:
+        return full or min(best.values(), key=evidence)
     simple = min(best.values(), key=evidence)
-    if full is None:
-        return simple
+    if simple.n_groups > 1 and evidence(full) < evidence(simple):
+        simple = _refit(q, simple, simple.spread, _center_prior(full))
     lead = evidence(full) - evidence(simple)
     if simple.n_groups > 1:
         lead += full.common - simple.common - 4 * simple.entropy
     return full if lead < 0 else simple
 
 
-def _grow(q: Quadratics, fewer: Fit, starts: list[Floats], prior: Floats) -> Fit:
+def _grow(q: Quadratics, fewer: Fit, starts: list[Floats], prior: Floats, beat: float) -> Fit:
     """A fit with one group more: the best of all starts after four sweeps, then converged."""
-    m = moments(q, fewer.spread, fewer.s2)
-    more = [s for s in starts if s.shape[1] == fewer.n_groups + 1] + _splits(m.W, m.w, fewer)
-    return _best_start(q, fewer.spread, fewer, more, prior)
+    more = [s for s in starts if s.shape[1] == fewer.n_groups + 1] + splits(q, fewer)
+    return _best_start(q, fewer.spread, fewer, more, prior, beat)
 
 
 def _best_start(
-    q: Quadratics, spread: Spread, noise: Fit, starts: list[Floats], prior: Floats
+    q: Quadratics,
+    spread: Spread,
+    fit: Fit,
+    starts: list[Floats],
+    prior: Floats,
+    beat: float = np.inf,
 ) -> Fit:
     """The best of all starts after four sweeps, then converged; the noise is that of a fit."""
-    m, r = moments(q, spread, noise.s2), np.stack(starts)
+    m, r = moments(q, spread, fit.s2), np.stack(starts)
     for _ in range(SWEEPS):
         weights = r.mean(axis=1)
         centers = center_step(*group_sums(m, r), prior, anchor=q.anchor)
         r, total = responsibilities(misfits(m, centers), weights)
-    bounds = total.sum(axis=1) - centers.price
-    first = r[int(np.argmax(bounds))]
+    first = r[int(np.argmax(total.sum(axis=1) - centers.price))]
+    noise, s2 = fit.noise, fit.s2
     return fit_mixture(
-        q, first, spread, noise.noise, noise.s2, prior, tol=ROUGH, max_sweeps=PATIENCE
+        q, first, spread, noise, s2, prior, tol=ROUGH, max_sweeps=PATIENCE, beat=beat
     )
-
-
-def _splits(W: Floats, w: Floats, fit: Fit, n_splits: int = 3) -> list[Floats]:
-    """Each group split by the sign of its users' scores along their direction of most excess.
-
-    The direction is the top eigenvector of Omega_k = sum r z z' relative to M_k = sum r W, the
-    covariance the scores should have; groups are ranked by the score test of a spread along it.
-    """
-    splits = []
-    for k in range(fit.n_groups):
-        r = fit.responsibilities[:, k]
-        if r.sum() < 1.5:  # one user cannot be split
-            continue
-        z = w - W @ fit.centers[k]
-        M = np.tensordot(r, W, axes=1)
-        values, vectors = np.linalg.eigh(M)
-        seen = values > 1e-10 * max(values[-1], 1e-300)
-        white = vectors[:, seen] / np.sqrt(values[seen])
-        top, directions = np.linalg.eigh(white.T @ ((z * r[:, None]).T @ z) @ white)
-        u = white @ directions[:, -1]
-        excess = (top[-1] - 1) / np.sqrt(2 * (r * ((W @ u) @ u) ** 2).sum())
-        upper = (z @ u > 0).astype(float)
-        split = np.delete(fit.responsibilities, k, axis=1)
-        splits.append((excess, np.column_stack([split, r * upper, r * (1 - upper)])))
-    splits.sort(key=lambda pair: -pair[0])
-    return [split for _, split in splits[:n_splits]]
-
-
-def _posterior_means(q: Quadratics, fit: Fit) -> Floats:
-    """The users' posterior means under one group, in the metric of their mean information."""
-    m = moments(q, fit.spread, fit.s2)
-    theta = (m.w - m.W @ fit.centers[0]) @ fit.spread.matrix
-    values, vectors = np.linalg.eigh(m.W.mean(axis=0))
-    return theta @ (vectors * np.sqrt(np.maximum(values, 0.0)))
-
-
-def _kmeans_starts(points: Floats) -> Iterator[list[Floats]]:
-    """For K = 2, 3, ... two K-means without chance: from farthest points, and from main axes.
-
-    Farthest points: each new seed is the user farthest from the seeds so far. Main axes: each new
-    group is one half of the widest group so far, split across its longest axis.
-    """
-    seeds = [points[np.argmax((points**2).sum(axis=1))]]
-    gap = ((points - seeds[0]) ** 2).sum(axis=1)
-    groups, widths = [np.arange(len(points))], [np.inf]
-    while True:
-        seeds.append(points[np.argmax(gap)])
-        gap = np.minimum(gap, ((points - seeds[-1]) ** 2).sum(axis=1))
-        widest = int(np.argmax(widths))
-        members = groups.pop(widest)
-        widths.pop(widest)
-        away = points[members] - points[members].mean(axis=0)
-        upper = away @ np.linalg.svd(away, full_matrices=False)[2][0] > 0
-        for half in (members[upper], members[~upper]):
-            groups.append(half if len(half) else members)
-            inside = points[groups[-1]]
-            widths.append(float(((inside - inside.mean(axis=0)) ** 2).sum()) if len(half) else 0.0)
-        means = np.stack([points[group].mean(axis=0) for group in groups])
-        yield [_lloyd(points, np.stack(seeds)), _lloyd(points, means)]
-
-
-def _lloyd(points: Floats, centers: Floats, sweeps: int = 10) -> Floats:
-    """Hard responsibilities after a few sweeps of Lloyd's loop; empty groups stay put."""
-    K, square = len(centers), (points**2).sum(axis=1)
-    for _ in range(sweeps):
-        distance = square[:, None] - 2 * points @ centers.T + (centers**2).sum(axis=1)
-        r = np.eye(K)[np.argmin(distance, axis=1)]
-        size = r.sum(axis=0)[:, None]
-        centers = np.where(size > 0, (r.T @ points) / np.maximum(size, 1), centers)
-    return r

@@ -49,7 +49,8 @@ def expected(loss: str, y: Floats, m: Floats, S: Floats) -> Expected:
     last class the reference): the cubature rule with 2 D points that is exact for cubics.
     """
     if loss == "poisson":
-        rate = np.exp(np.minimum(m[..., 0] + S[..., 0, 0] / 2, 50.0))
+        # A rate a million times the count is wrong enough: more would drown the prior in rounding.
+        rate = np.exp(np.minimum(m[..., 0] + S[..., 0, 0] / 2, np.log1p(y) + 14.0))
         value = y * m[..., 0] - rate - gammaln(y + 1)
         return Expected(value, (y - rate)[..., None], rate[..., None, None])
     if loss == "logistic":

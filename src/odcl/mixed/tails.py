@@ -17,6 +17,7 @@ from odcl.mixed.mixture import Centers, Quadratics, misfits, moments
 
 SCALES = np.array([0.25, 1.0, 4.0, 16.0])
 STEPS = 300
+GAP = 1e-2  # in the log-likelihood
 
 
 def with_tails(q: Quadratics, fit: Fit) -> Fit:
@@ -30,18 +31,29 @@ def with_tails(q: Quadratics, fit: Fit) -> Fit:
         with np.errstate(divide="ignore"):
             logits = np.log(fit.weights) - 0.5 * misfits(m, stack)[0]
         levels[:, j] = np.logaddexp.reduce(logits, axis=1)
-    shares, level = _shares(levels)
-    gain = level - float(levels[:, SCALES == 1.0].sum())
-    if 2 * gain <= np.log(len(q)):
+    floor = float(levels[:, SCALES == 1.0].sum()) + 0.5 * np.log(len(q))
+    shares, level = _shares(levels, floor)
+    if level <= floor:
         return fit
+    gain = level - floor + 0.5 * np.log(len(q))
     return replace(fit, scales=SCALES, shares=shares, tail_gain=gain)
 
 
-def _shares(levels: Floats) -> tuple[Floats, float]:
-    """The probabilities of largest likelihood, by EM for mixture proportions, and that level."""
+def _shares(levels: Floats, floor: float) -> tuple[Floats, float]:
+    """The probabilities of largest likelihood, by EM for mixture proportions, and that level.
+
+    The level is concave: it lies below its maximum by at most m (max_j slope_j - 1). The loop ends
+    when that is next to nothing, or when the maximum is known to be no higher than ``floor``.
+    """
     top = levels.max(axis=1, keepdims=True)
     density = np.exp(levels - top)
     shares = np.full(levels.shape[1], 1 / levels.shape[1])
     for _ in range(STEPS):
-        shares = shares * (density / (density @ shares)[:, None]).mean(axis=0)
-    return shares, float((top[:, 0] + np.log(density @ shares)).sum())
+        mixed = density @ shares
+        level = float((top[:, 0] + np.log(mixed)).sum())
+        slopes = (density / mixed[:, None]).mean(axis=0)
+        gap = len(levels) * (slopes.max() - 1)
+        if gap <= GAP or level + gap <= floor:
+            break
+        shares = shares * slopes
+    return shares, level

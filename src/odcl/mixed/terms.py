@@ -8,15 +8,22 @@ lose everything for a target of 1e9 + noise; means and factors lose nothing, and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
-from odcl._typing import Array, Floats, Ints
+from odcl._typing import Array, Bools, Floats, Ints
 from odcl.mixed.mixture import Quadratics, by_row
+from odcl.risk.risk import Factor
 
 CONSTANT = 1e-12  # a column whose deviation is below this share of its mean does not vary
 DUPLICATE = 1e-10  # two standardized columns nearer than this are one column
+DEPENDENT = (
+    1e-6  # what is left of a column's square given others, below which squares are not formed
+)
+CHUNK = 200_000  # numbers of a stack of rows that stay near the processor
 RANK = 1e-9  # singular values below this share of a user's largest are directions it did not see
 
 
@@ -43,41 +50,73 @@ def data_terms(
     ``weights`` say how often a row counts: a row of weight two is two equal rows. A user's term is
     the same bit for bit alone and in any batch.
     """
-    w = np.ones(len(y)) if weights is None else np.asarray(weights, np.float64)
-    rows = np.column_stack([X, y]).astype(np.float64)
-    seen = w > 0
-    rows, w, users = rows[seen], w[seen], users[seen]
-    width = rows.shape[1]
+    w = None if weights is None else np.asarray(weights, np.float64)
+    if w is not None and not (w > 0).all():
+        seen = w > 0
+        X, y, users, w = X[seen], y[seen], users[seen], w[seen]
+    width = X.shape[1] + 1
     total, mean = np.zeros(n_users), np.zeros((n_users, width))
     factor = np.zeros((n_users, width, width))
-    for who, index in by_size(users, n_users):
-        block, weight = rows[index], w[index][..., None]
-        total[who] = weight[..., 0].sum(axis=1)
-        scale = total[who][:, None]
-        # The second pass takes out what rounding left in the mean of 1e9 + noise.
-        first = (weight * block).sum(axis=1) / scale
-        mean[who] = first + (weight * (block - first[:, None])).sum(axis=1) / scale
-        factor[who] = _triangle(np.sqrt(weight) * (block - mean[who][:, None]))
+    for who, index in by_size(users, n_users, most=CHUNK // width):
+        block = np.concatenate([X[index], y[index][..., None]], axis=2, dtype=np.float64)
+        weight = None if w is None else w[index][..., None]
+        total[who] = index.shape[1] if weight is None else weight[..., 0].sum(axis=1)
+        for _ in range(2):  # the second pass takes out what rounding left of a mean of 1e9
+            sums = (block if weight is None else weight * block).sum(axis=1)
+            sums /= total[who][:, None]
+            mean[who] += sums
+            block -= sums[:, None]
+        if weight is not None:
+            block *= np.sqrt(weight)
+        factor[who] = _triangle(block)
     return DataTerms(total, mean, factor)
 
 
-def by_size(users: Ints, n_users: int) -> list[tuple[Ints, Ints]]:
-    """Users with equally many rows, and their rows' positions (users, rows): one stack each."""
+def by_size(users: Ints, n_users: int, most: int = 2**62) -> list[tuple[Ints, Ints]]:
+    """Users with equally many rows, and their rows' positions (users, rows): one stack each.
+
+    A stack has at most ``most`` rows, or one user.
+    """
     order = np.argsort(users, kind="stable")
     counts = np.bincount(users, minlength=n_users)
     starts = np.concatenate([[0], np.cumsum(counts)])[:-1]
-    sizes = [np.flatnonzero(counts == n) for n in np.unique(counts[counts > 0])]
-    return [(who, order[starts[who][:, None] + np.arange(counts[who[0]])]) for who in sizes]
+    stacks = []
+    for n in np.unique(counts[counts > 0]):
+        alike = np.flatnonzero(counts == n)
+        step = min(max(most // int(n), 1), len(alike))
+        for first in range(0, len(alike), step):
+            who = alike[first : first + step]
+            stacks.append((who, order[starts[who][:, None] + np.arange(n)]))
+    return stacks
 
 
 def _triangle(a: Floats) -> Floats:
-    """The upper triangular factor of each matrix of a stack, padded with zero rows to a square."""
+    """The upper triangular factor R of each matrix of a stack, R'R = a'a.
+
+    From a'a itself where its columns are far from dependent on one another (what is left of one
+    given those before it is more than 1e-6 of it, so that R is exact to 1e-10), else from a.
+    """
     width = a.shape[-1]
-    if a.shape[-2] < width:
-        pad = np.zeros((*a.shape[:-2], width - a.shape[-2], width))
-        a = np.concatenate([a, pad], axis=-2)
-    factor: Floats = np.linalg.qr(a, mode="r")  # type: ignore[assignment]
+    factor, sure = _cholesky(a.transpose(0, 2, 1) @ a)
+    if not sure.all():
+        short = np.zeros((int((~sure).sum()), max(width - a.shape[-2], 0), width))
+        rest = np.concatenate([a[~sure], short], axis=-2)
+        factor[~sure] = np.linalg.qr(rest, mode="r")
     return factor
+
+
+def _cholesky(A: Floats) -> tuple[Floats, Bools]:
+    """Upper factors of a stack of positive semi-definite A, and which of them can be relied on."""
+    L = np.zeros_like(A)
+    try:
+        L[:] = np.linalg.cholesky(A)
+    except np.linalg.LinAlgError:
+        for i in range(len(A)):  # one by one, so that nobody's numbers depend on others'
+            with suppress(np.linalg.LinAlgError):
+                L[i] = np.linalg.cholesky(A[i])
+    size, left = (np.diagonal(m, axis1=1, axis2=2) for m in (A, L))
+    sure: Bools = np.asarray((left**2 > DEPENDENT * size).all(axis=1))
+    return L.transpose(0, 2, 1), sure
 
 
 def merge(terms: DataTerms) -> DataTerms:
@@ -93,7 +132,53 @@ def merge(terms: DataTerms) -> DataTerms:
     mean = anchor + share @ (terms.mean - anchor)
     between = np.sqrt(terms.rows)[:, None] * (terms.mean - mean)
     stack = np.concatenate([terms.factor.reshape(-1, len(mean)), between])
-    return DataTerms(np.array([weight]), mean[None], _triangle(stack)[None])
+    return DataTerms(np.array([weight]), mean[None], _triangle(stack[None]))
+
+
+@dataclass(frozen=True, eq=False)
+class Levels:
+    """All levels of declared factors: the references' columns follow the ``n_features`` others.
+
+    They are constant + x @ weights; the models of all levels become models of the features by the
+    transpose, as x_all'theta = x'(theta + weights theta_references) + constant'theta_references.
+    """
+
+    constant: Floats  # (n_factors,)
+    weights: Floats  # (n_features, n_factors)
+
+    @staticmethod
+    def of(factors: Sequence[Factor], n_features: int) -> Levels:
+        weights = np.zeros((n_features, len(factors)))
+        for f, factor in enumerate(factors):
+            if max(factor.columns) >= n_features:
+                raise ValueError(
+                    f"A factor has column {max(factor.columns)}, and there are {n_features} "
+                    "features, counted from 0."
+                )
+            weights[list(factor.columns), f] = factor.weights
+        return Levels(np.array([factor.constant for factor in factors]), weights)
+
+    @property
+    def expansion(self) -> Floats:
+        """(1 + n_features + n_factors, 1 + n_features): [1, x] -> [1, x, references]."""
+        p = len(self.weights)
+        last = np.concatenate([self.constant[None], self.weights]).T
+        return np.vstack([np.eye(1 + p), last])
+
+    def rows(self, X: Floats) -> Floats:
+        """Rows with the references' columns; a row's numbers do not depend on the others."""
+        if not len(self.constant):
+            return X
+        return np.column_stack([X, self.constant + by_row(X, self.weights)])
+
+    def terms(self, terms: DataTerms) -> DataTerms:
+        """Data terms with the references' columns before the target's."""
+        if not len(self.constant):
+            return terms
+        R = terms.factor
+        new = np.ascontiguousarray(R[..., :-1]) @ self.weights
+        mean = np.column_stack([self.rows(terms.mean[:, :-1]), terms.mean[:, -1]])
+        return DataTerms(terms.rows, mean, np.concatenate([R[..., :-1], new, R[..., -1:]], axis=2))
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,11 +187,12 @@ class Coordinates:
 
     A design row is z = [1, (x_kept - shift) / scale] (no 1 without an intercept), and the target
     is (y - target_shift) / target_scale - z'reference: users are seen relative to the pooled fit.
-    What is estimated in z does not depend on the units, the origin or the copies of a feature.
+    What is estimated in z does not depend on the units, the origin or the copies of a feature, nor
+    on which level of a declared factor is its reference: all of them are among the columns x.
     """
 
     intercept: bool
-    kept: Ints  # (q,), the features in use
+    kept: Ints  # (q,), the columns in use: features and, after them, references of factors
     shift: Floats  # (q,)
     scale: Floats  # (q,)
     target_shift: float
@@ -114,14 +200,19 @@ class Coordinates:
     reference: Floats  # (dim,), the pooled fit
     n_features: int
     dropped: tuple[tuple[str, str], ...]  # (feature, why)
+    factors: tuple[Factor, ...] = ()
 
     @property
     def dim(self) -> int:
         return len(self.reference)
 
+    @cached_property
+    def levels(self) -> Levels:
+        return Levels.of(self.factors, self.n_features)
+
     def design(self, X: Floats) -> Floats:
         """The design rows of ``X`` (rows, n_features), as (rows, dim)."""
-        z = (X[:, self.kept] - self.shift) / self.scale
+        z = (self.levels.rows(X)[:, self.kept] - self.shift) / self.scale
         return np.column_stack([np.ones(len(z)), z]) if self.intercept else z
 
     def target(self, y: Floats, z: Floats) -> Floats:
@@ -138,22 +229,29 @@ class Coordinates:
         Dropped features have the coefficient zero; the map also carries covariances.
         """
         p, q = self.n_features, len(self.kept)
-        change = np.zeros((p + 1, self.dim))
         slopes = np.arange(q) + int(self.intercept)
-        change[self.kept, slopes] = self.target_scale / self.scale
-        change[p, slopes] = -self.target_scale * self.shift / self.scale
+        change = np.zeros((1 + p + len(self.factors), self.dim))  # [intercept, all columns]
+        change[1 + self.kept, slopes] = self.target_scale / self.scale
+        change[0, slopes] = -self.target_scale * self.shift / self.scale
         if self.intercept:
-            change[p, 0] = self.target_scale
+            change[0, 0] = self.target_scale
+        change = np.roll(self.levels.expansion.T @ change, -1, axis=0)
         offset = change @ self.reference
         offset[p] += self.target_shift
         return offset, change
 
 
 def coordinates(
-    terms: DataTerms, *, intercept: bool = True, names: Sequence[str] | None = None
+    terms: DataTerms,
+    *,
+    intercept: bool = True,
+    factors: Sequence[Factor] = (),
+    names: Sequence[str] | None = None,
 ) -> Coordinates:
-    """Canonical coordinates: centered by the intercept, scaled, constants and copies dropped."""
-    total = merge(terms)
+    """Canonical coordinates: factors with all levels, centered by the intercept, scaled, and
+    constants and copies dropped."""
+    levels = Levels.of(factors, terms.mean.shape[1] - 1)
+    total = merge(levels.terms(terms))
     weight, mean, factor = max(float(total.rows[0]), 1e-300), total.mean[0], total.factor[0]
     p = len(mean) - 1
     names = [f"feature {j}" for j in range(p)] if names is None else list(names)
@@ -162,6 +260,10 @@ def coordinates(
         root = np.vstack([np.sqrt(weight) * mean[:p], root])
     norm = np.linalg.norm(root, axis=0)
     size = np.abs(mean[:p]) * np.sqrt(weight)
+    if factors:  # a reference's column is as exact as the columns that it is the rest of
+        own = len(levels.weights)
+        parts = (norm[:own] + size[:own]) @ np.abs(levels.weights)
+        size[own:] = np.abs(levels.constant) * np.sqrt(weight) + parts
     flat = norm <= (CONSTANT * size if intercept else 0.0)
     unit = root / np.where(flat, 1.0, norm)
     near = DUPLICATE + 1e-14 * size / np.where(flat, 1.0, norm)
@@ -175,7 +277,9 @@ def coordinates(
             dropped.append((names[j], f"a copy of {names[twin]}"))
     shift = mean[kept] if intercept else np.zeros(len(kept))
     scale = norm[kept] / np.sqrt(weight)
-    return _pooled(factor, weight, mean, np.array(kept, np.intp), shift, scale, intercept, dropped)
+    columns = np.array(kept, np.intp)
+    at = _pooled(factor, weight, mean, columns, shift, scale, intercept, dropped)
+    return replace(at, n_features=len(levels.weights), factors=tuple(factors))
 
 
 def _twin(unit: Floats, j: int, kept: list[int], near: Floats) -> int | None:
@@ -225,6 +329,7 @@ def quadratics(terms: DataTerms, coordinates: Coordinates) -> Quadratics:
     reference was subtracted before anything was squared.
     """
     at = coordinates
+    terms = at.levels.terms(terms)
     lead = np.sqrt(terms.rows)[:, None]
     slopes = at.reference[int(at.intercept) :]
     z_mean = (terms.mean[:, at.kept] - at.shift) / at.scale
@@ -239,17 +344,23 @@ def quadratics(terms: DataTerms, coordinates: Coordinates) -> Quadratics:
         ones = np.zeros((len(terms), root.shape[1], 1))
         ones[:, 0] = lead
         root = np.concatenate([ones, root], axis=2)
-    rank, pure = _pure_error(root, u, terms.rows)
     A = root.transpose(0, 2, 1) @ root
     b = (root.transpose(0, 2, 1) @ u)[..., 0]
+    rank, pure = _pure_error(root, u, A, b, terms.rows)
     return Quadratics(A, b, (u**2).sum(axis=(1, 2)), terms.rows, terms.rows - rank, pure)
 
 
-def _pure_error(root: Floats, u: Floats, rows: Floats) -> tuple[Floats, Floats]:
+def _pure_error(root: Floats, u: Floats, A: Floats, b: Floats, rows: Floats) -> tuple[Ints, Floats]:
     """Rank of each user's rows, and the residual sum of squares of its own least squares."""
-    left, singular, _ = np.linalg.svd(root, full_matrices=False)
-    seen = singular > RANK * np.maximum(singular[:, :1], 1e-300)
-    rank = np.minimum(seen.sum(axis=1), rows)
-    along = np.where(seen, (left.transpose(0, 2, 1) @ u)[..., 0], 0.0)
-    rest = u[..., 0] - (left @ along[..., None])[..., 0]
-    return rank, np.where(rows > rank, (rest**2).sum(axis=1), 0.0)
+    rank, rest = np.full(len(root), root.shape[2]), np.empty_like(u)
+    sure = _cholesky(A)[1]
+    if sure.any():
+        rest[sure] = u[sure] - root[sure] @ np.linalg.solve(A[sure], b[sure][..., None])
+    if not sure.all():
+        left, singular, _ = np.linalg.svd(root[~sure], full_matrices=False)
+        seen = singular > RANK * np.maximum(singular[:, :1], 1e-300)
+        rank[~sure] = seen.sum(axis=1)
+        along = np.where(seen[..., None], left.transpose(0, 2, 1) @ u[~sure], 0.0)
+        rest[~sure] = u[~sure] - left @ along
+    rank = np.minimum(rank, rows)
+    return rank, np.where(rows > rank, (rest**2).sum(axis=(1, 2)), 0.0)

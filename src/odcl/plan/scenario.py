@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.random import Generator
@@ -16,6 +16,8 @@ from odcl.data.federation import Federation
 from odcl.data.synthetic import LINEAR_INTERVALS
 from odcl.diagnose import Diagnosis
 from odcl.engines.in_process import Result
+from odcl.errors import InputError, Setting
+from odcl.mixed.house import model_spread
 from odcl.risk.loss import Loss
 from odcl.risk.losses import as_loss
 from odcl.risk.risk import Risk
@@ -45,6 +47,23 @@ class Scenario:
     rows_differ: bool = False  # do rows of different groups follow different laws?
     active: int | None = None  # non-zero features of a row; None: rows are those of a pilot
     pilot: PilotFacts | None = None
+    inside: Floats | None = (
+        None  # (dim, dim), their covariance where it is not tau^2 times the unit
+    )
+
+    @property
+    def spread(self) -> Floats:
+        """Covariance of the models of a group's users, (dim, dim)."""
+        return self.tau**2 * np.eye(self.dim) if self.inside is None else self.inside
+
+    @property
+    def differ(self) -> str:
+        """How far users of a group differ, in words; empty: not at all."""
+        some = int((np.diag(self.spread) > 0).sum())
+        if some < self.dim and some:
+            size = math.sqrt(np.trace(self.spread) / some)
+            return f"differ in {some} of {self.dim} parameters, by {size:.2g}"
+        return f"differ by {self.tau:.2g} per parameter" if self.tau else ""
 
     @property
     def loss(self) -> Loss:
@@ -189,8 +208,8 @@ def _sizes(n_users: int, n_clusters: int, sizes: Sequence[int] | None) -> Ints:
         return counts
     if not 1 <= n_clusters <= n_users:
         raise ValueError(
-            f"{n_users} users cannot form {n_clusters} groups: every group needs a user. Say "
-            "1 <= clusters <= users."
+            f"{n_users} users cannot form {n_clusters} groups: every group needs a user. Say fewer "
+            "groups, or more users."
         )
     return np.bincount(np.arange(n_users) * n_clusters // n_users)
 
@@ -225,9 +244,10 @@ def _centers(n_clusters: int, dim: int, separation: float | None) -> tuple[Draw,
         if lows is None:
             *some, last = map(str, LINEAR_INTERVALS)
             known = f"{', '.join(some)} and {last}"
-            raise ValueError(
+            raise InputError(
                 f"The paper's linear set-up exists for {known} groups, not for {n_clusters}: say "
-                "how far apart the groups' models are (separation)."
+                "how far apart the groups' models are, such as ",
+                *(Setting("separation", 1), "."),
             )
         low = np.array(lows)[:, None]
         return (lambda rng: low + rng.random((n_clusters, dim))), "models as in the paper"
@@ -316,9 +336,13 @@ def from_pilot(result: Result, federation: Federation, *, n_users: int | None = 
     own = [X[owner == k] for k in range(len(counts))]
     known = phi[np.isfinite(phi)] if phi is not None else np.ones(1)
     dispersion, tau = float(np.mean(known)) if len(known) else 1.0, math.sqrt(found.tau2)
+    mixture, inside = result.step.mixture, None
+    if mixture is not None:
+        inside = model_spread(mixture, result.risk)
+        if result.risk.loss.has_dispersion:
+            dispersion = mixture.noise.s0 * mixture.coordinates.target_scale**2
     _check_unit(noise=math.sqrt(dispersion), tau=tau, separation=float(pdist(centers).min()))
-    alike = f"differ by {tau:.2g} per parameter" if tau else "alike"
-    return Scenario(
+    scene = Scenario(
         risk=result.risk,
         sizes=counts,
         dim=dim,
@@ -326,11 +350,13 @@ def from_pilot(result: Result, federation: Federation, *, n_users: int | None = 
         draw_centers=lambda _: centers,
         draw_rows=lambda k, count, rng: own[k][rng.integers(len(own[k]), size=count)],
         words=f"the pilot's {len(counts)} groups, {int(counts.sum())} users, {dim} parameters, "
-        f"{result.risk.loss.name} loss, in standardised units; users of a group {alike}",
+        f"{result.risk.loss.name} loss, in standardised units; users of a group ",
         tau=tau,
         rows_differ=True,
         pilot=_pilot_facts(found),
+        inside=inside,
     )
+    return replace(scene, words=scene.words + (scene.differ or "alike"))
 
 
 def _check_pilot(found: Diagnosis) -> None:
@@ -340,14 +366,14 @@ def _check_pilot(found: Diagnosis) -> None:
     if found.n_clusters > 1 and not (verdict.advice == "collect" and blind > MOST_BLIND):
         return
     what = (
-        "collect these rows for the pilot, or say what you expect"
+        "Collect these rows for the pilot, or plan without one"
         if verdict.advice == "collect"
-        else "if you expect groups all the same, say which"
+        else "If you expect groups all the same, plan without a pilot"
     )
     raise ValueError(
-        f"Nothing can be planned from this pilot. `odcl diagnose` says of it: {verdict.sentence} "
-        f"{verdict.reason} What to do: {what} (in numbers and without a pilot: how many groups, "
-        "how many parameters, how far apart; see odcl.plan.scenario)."
+        "Nothing can be planned from this pilot, for a plan is about finding groups. Its diagnosis:"
+        f" {verdict.sentence} {verdict.reason} {what}, from numbers: how many groups, how many "
+        "parameters, how far apart."
     )
 
 

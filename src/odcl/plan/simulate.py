@@ -103,7 +103,9 @@ def _world(scene: Scenario, n: int, count: int, worlds: int, rng: Generator, mos
     centers = np.stack([scene.draw_centers(rng) for _ in range(n_sets)])
     optima = np.broadcast_to(centers[:, groups], (count, len(groups), dim)).copy()
     if scene.tau > 0:
-        optima += scene.tau * rng.standard_normal(optima.shape)
+        values, vectors = np.linalg.eigh(scene.spread)
+        root = vectors * np.sqrt(np.maximum(values, 0.0))
+        optima += rng.standard_normal(optima.shape) @ root.T
     split = scene.rows_differ or worlds > 0  # a pool for each group
     size = min(most, ROWS // min(n, _rows_drawn(dim)), CURVATURE_NUMBERS // dim**2)
     size = max(20, size // (len(scene.sizes) * max(worlds, 1) if split else 1))
@@ -240,7 +242,7 @@ class Point:
     recovery: dict[str, float]  # probability that a method finds exactly the true groups
     spread: dict[str, float]  # standard error of it
     # Squared error of the users' models by the models' squared size, in the median federation:
-    error: dict[str, float]  # "local"; mean, precision, refit in the groups K-means++ finds
+    error: dict[str, float]  # "local"; mean, precision in the groups K-means++ finds; refit
     misplaced: float = 0.0  # share of users whose rows look more like another group's
 
     def dependence(self, method: str) -> float | None:
@@ -312,7 +314,9 @@ def _errors(
         theta, optima, labels = trials.theta[t], trials.optima[t], scene.groups
         rows = _DataTerms(scene, n, theta, trials.curvature(t))
         centers = rows.combined(labels)
-        misplaced += int((rows.likeliest(centers) != labels).sum())
+        nearest = rows.likeliest(centers)
+        drawn_to = centers[nearest]  # as the default, which looks at what the rows say
+        misplaced += int((nearest != labels).sum())
         if not right[t]:
             labels = number_by_first_user(kmeans_pp(theta, scene.n_clusters, seed=seed).labels)
             centers = rows.combined(labels)
@@ -320,7 +324,7 @@ def _errors(
         models = {"precision": around, "local": theta}
         models["mean"] = average_by_cluster(theta, labels)[labels]
         if scene.tau > 0:
-            models["refit"] = rows.refit(around)
+            models["refit"] = rows.refit(drawn_to)
         for name, model in models.items():
             off, size = np.square(model - optima).sum(), np.square(optima).sum()
             errors[name].append(float(off / size))
@@ -345,7 +349,7 @@ class _DataTerms:
         """The group that explains each user's rows best, as the server decides, (n_users,)."""
         A, b = self.A, self.b[..., None]
         if self.scene.tau > 0:
-            S = self.scene.dispersion * np.eye(self.scene.dim) + self.scene.tau**2 * A
+            S = self.scene.dispersion * np.eye(self.scene.dim) + A @ self.scene.spread
             both = np.linalg.solve(S, np.concatenate([A, b], axis=2))
             A, b = both[..., :-1], both[..., -1:]
         curved = (np.matmul(A, centers.T) * centers.T).sum(axis=1)
@@ -353,6 +357,7 @@ class _DataTerms:
 
     def refit(self, around: Floats) -> Floats:
         """Users' models drawn to their group's as far as users are alike, (n_users, dim)."""
-        strength = self.scene.dispersion / self.scene.tau**2
-        system = self.A + strength * np.eye(self.scene.dim)
-        return np.linalg.solve(system, (self.b + strength * around)[..., None])[..., 0]
+        T = self.scene.spread
+        S = self.scene.dispersion * np.eye(self.scene.dim) + self.A @ T
+        score = self.b[..., None] - np.matmul(self.A, around[..., None])
+        return np.asarray(around + np.matmul(T, np.linalg.solve(S, score))[..., 0])

@@ -31,14 +31,16 @@ def diagnosis_text(d: Diagnosis) -> str:
     measures = table(("what was measured", "", "what it means"), rows, left=(1, 2))
     unknown = int((~d.noise.known).sum())
     if unknown and (d.informative or d.noise.source != "spread"):
-        users.append(f"{count(unknown, 'user')} with too few rows to tell how noisy their model is")
+        users.append(f"{count(unknown, 'user')} whose rows do not tell how noisy their model is")
     parts = [f"{d.verdict.sentence}\n{d.verdict.reason}", measures, border, "\n".join(users)]
     return "\n\n".join(part for part in parts if part)
 
 
 def _sizes(d: Diagnosis) -> list[Row]:
     n, found = d.n_samples, f"found by {d.found_by}"
-    if not d.informative and d.verdict.advice == "collect":
+    if d.n_clusters == 1 and d.n_visible == 1:
+        found = f"taken together: {d.found_by} found no groups"
+    elif not d.informative and d.verdict.advice == "collect":
         found += "; nothing can be said of them"
     elif not d.informative:
         found += ", from what their rows say together"
@@ -50,10 +52,10 @@ def _sizes(d: Diagnosis) -> list[Row]:
     groups = ("users, groups judged", f"{d.n_users:,}, {d.n_clusters:,}", found)
     if d.noise.source == "spread" and (n == 1).all():
         return [groups, ("rows per user", "unknown", "bare models were given")]
-    shown = f"{np.median(n):g}" if n.min() == n.max() else f"{n.min():g} - {n.max():g}"
+    shown = f"{np.median(n):,g}" if n.min() == n.max() else f"{n.min():,g} - {n.max():,g}"
     share = float(np.median(n)) / d.dim
     many = "plenty" if share >= 5 else "few" if share >= 2 else "too few to average models"
-    return [groups, ("rows per user", shown, f"{share:.2g} per parameter ({d.dim}): {many}")]
+    return [groups, ("rows per user", shown, f"{short(share)} per parameter ({d.dim}): {many}")]
 
 
 def _seen_by(d: Diagnosis) -> str:
@@ -109,10 +111,14 @@ def _errors(d: Diagnosis, alone: bool) -> list[Row]:
     if d.n_visible == 1:  # what is left to one model for all is its noise
         one += d.visible_error
     rows = [("error of one model for all", short(one), "1 is the error of a user's own model")]
-    if d.n_clusters == d.n_visible == 1 and d.tau2 > 0 and d.verdict.advice == "mixed":
-        rows.append(("error of the mixed model", short(e.refit), "drawn to the others'"))
+    drawn = d.combine == "mixed" and d.tau2 > 0  # every user's model is its own
     if alone:
         rows.append(("error of these models", short(e.used), "every user its own"))
+    elif d.n_clusters == 1 and drawn:
+        rows.append(("error of these models", short(e.used), "between its own and the others'"))
+    elif d.n_clusters > 1 and drawn:
+        rows.append(("error of its group's model", short(e.precision), "without its own rows"))
+        rows.append(("error of these models", short(e.used), "between its own and its group's"))
     elif d.n_clusters > 1:
         rows.append(("error of its group's model", short(e.used), "as this result has it"))
         rows.append(("... by precision combining", short(e.precision), "users weighed by rows"))
@@ -145,8 +151,11 @@ def _outliers(d: Diagnosis) -> list[str]:
     lines = []
     if len(d.outliers):
         named = _listing([shown_id(user) for user in d.users[d.outliers].tolist()])
-        fits = "fits" if len(d.outliers) == 1 else "fit"
-        lines.append(f"{count(len(d.outliers), 'user')} {fits} no group: {named}")
+        one = len(d.outliers) == 1
+        where = f"{'fits' if one else 'fit'} no group"
+        if d.n_clusters == 1:
+            where = f"{'lies' if one else 'lie'} far from all others"
+        lines.append(f"{count(len(d.outliers), 'user')} {where}: {named}")
     if len(d.too_small):
         named = _listing([f"group {k}" for k in d.too_small.tolist()])
         small = count(len(d.too_small), "group")

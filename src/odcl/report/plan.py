@@ -20,7 +20,7 @@ _MODELS = {
     "local": "a user's own",
     "mean": "group's, mean",
     "precision": "group's, precision",
-    "refit": "group's, refitted",
+    "refit": "between both",
 }
 
 
@@ -56,7 +56,7 @@ def _error_table(plan: Plan) -> str:
     if plan.wanted_error is None:
         return ""
     names = {"mean": "mean of a group's models", "precision": "precision combining (the default)"}
-    names["refit"] = "... and refit at the user (the default)"
+    names["refit"] = "... drawn to the user's own (the default)"
     head = f"rows per user, relative squared error of at most {plan.wanted_error:g}"
     return table((head, "n"), [(names[name], _shown(n)) for name, n in plan.for_error.items()])
 
@@ -84,7 +84,7 @@ def _curve(plan: Plan) -> str:
         )
     errors = "a user's own model, of its group's by mean and by precision combining"
     if "refit" in models:
-        errors += ",\nand of the latter refitted at the user"
+        errors += ",\nand of one between the user's own and the latter"
     return (
         f"{text}\n{', '.join(models)}: relative squared error of {errors};\nin the typical "
         "(median) federation."
@@ -149,7 +149,7 @@ def _out_of_reach(plan: Plan) -> str:
     )
     if plan.scene.tau > 0:
         return start + (
-            f"users of a group differ (by {plan.scene.tau:.2g} per parameter) so much that groups "
+            f"users of a group {plan.scene.differ}, so much that groups "
             "run into each other, and more rows do not change that. Expect some users in a wrong "
             "group (column misplaced), or let users stay local."
         )
@@ -200,7 +200,7 @@ def _differ(plan: Plan) -> list[str]:
         return []
     last = plan.points[-1]
     text = (
-        f"Users of a group differ by {plan.scene.tau:.2g} per parameter. A group's model cannot "
+        f"Users of a group {plan.scene.differ}. A group's model cannot "
         f"follow each of them: its error stops at about {last.error['precision']:.2g}, however "
         "many rows."
     )
@@ -210,7 +210,7 @@ def _differ(plan: Plan) -> list[str]:
         n = min(n for n in better if n > first)
         text += f" From about {n:,} rows on users are better off with a model of their own."
     return [
-        f"{text} Let users refit around their group's model (the default, refit='evidence'): no "
+        f"{text} Models between a user's own and its group's, which the default gives, are no "
         "worse than either, with any n."
     ]
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from odcl.report.text import count, differences_text, in_bytes, table
+from odcl.diagnose.differences import LEVEL, differences_text
+from odcl.report.text import count, in_bytes, table
 
 if TYPE_CHECKING:
     from odcl.engines.files.combine import CombinedRound
@@ -25,10 +26,11 @@ def round_text(combined: CombinedRound) -> str:
         f"Round {task.round} of {task.name!r}: {size}, {task.risk.loss.name} loss. "
         f"Files are {signed}.",
         combined.step.reason,
+        differences_text(group_differences(combined), combined.n_groups),
+        combined.groups.diagnosis,
     ]
-    differ = differences_text(group_differences(combined), combined.n_groups)
-    lines += [differ] if differ else []
-    lines += [combined.groups.diagnosis, "", _group_lines(combined), "", _site_lines(combined)]
+    lines = [line for line in lines if line]
+    lines += ["", _group_lines(combined), "", _site_lines(combined)]
     if combined.set_aside:
         lines += ["", f"Set aside: {count(len(combined.set_aside), 'file')}"]
         lines += [f"  {one.file}: {one.reason}" for one in combined.set_aside]
@@ -40,13 +42,10 @@ def group_differences(combined: CombinedRound) -> dict[str, float]:
     mixture, task = combined.step.mixture, combined.task
     if mixture is None:
         return {}
-    from odcl.mixed.house import differences
+    from odcl.mixed.house import named_differences
 
-    level, slopes = differences(mixture, task.risk)
-    kept = mixture.coordinates.kept
-    slopes = (slopes / task.scaling.scale)[kept]
-    first = {"(level)": level} if task.risk.intercept else {}
-    return first | {task.columns[j]: float(sd) for j, sd in zip(kept, slopes, strict=True)}
+    features = dict(zip(task.columns, task.scaling.scale.tolist(), strict=True))
+    return named_differences(mixture, task.risk, features, LEVEL)
 
 
 def _group_lines(combined: CombinedRound) -> str:

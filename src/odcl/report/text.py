@@ -11,6 +11,8 @@ import numpy as np
 from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation
 from odcl.data.schema import Encoded, TableSchema
+from odcl.diagnose.noise import overdispersion
+from odcl.diagnose.verdict import scattered
 from odcl.errors import listing
 from odcl.evaluate.scores import Comparison
 
@@ -18,19 +20,19 @@ if TYPE_CHECKING:
     from odcl.theory import MethodRow, MSETerms
 
 NAMES = {
-    "local": "one model per user",
+    "local": "one model per user (ridge)",
     "pooled": "one model for all",
     "intercepts": "one for all, own intercepts",
     "mixed": "mixed model without groups",
     "paper": "the paper's setting",
+    "asked": "odcl as asked for",
     "odcl": "odcl",
 }
-_OPTIONS = {  # how to get what did better
-    "local": "For it: --refit 0.",
-    "pooled": "For it: --clusters 1 --refit none.",
-    "intercepts": "Near it, and never far off: --clusters auto:1.",
-    "mixed": "For it: --clusters auto:1.",
-    "paper": "For it: --paper.",
+_OPTIONS = {  # how to get what did better: on the command line, in Python
+    "local": ("--refit 0 --l2 {l2:g}", "method=Method(refit=0), l2={l2:g}"),
+    "pooled": ("--clusters 1 --refit none", "method=Method(1, refit=None)"),
+    "mixed": ("--clusters auto:1", "clusterer='auto:1'"),
+    "paper": ("--paper", "method='paper'"),
 }
 _TABLE_1 = (
     "Orders: hidden constants are 1, and so is the condition number kappa unless given. C and C1 "
@@ -90,49 +92,31 @@ def comparison_table(comparison: Comparison) -> str:
     return table((of, "mean user", "median user", "worst user"), rows)
 
 
-def verdict(comparison: Comparison) -> str:
-    """Who gained: one sentence."""
-    better, worse = comparison.better_off("odcl", "local")
-    n = comparison.n_users
+def verdict(comparison: Comparison, *, shell: bool = False) -> str:
+    """Who gained, and what is better: a sentence or two, with options of the shell or of Python."""
+    ours, n = comparison.ours, comparison.n_users
+    better, worse = comparison.better_off(ours, "local")
     text = (
-        f"With odcl {better:,} of {n:,} users do better than with a model of their own, "
+        f"With {NAMES[ours]} {better:,} of {n:,} users do better than with a model of their own, "
         f"{worse:,} do worse, {n - better - worse:,} the same."
     )
-    rival = comparison.beaten_by("odcl")
+    rival = comparison.beaten_by(ours)
     if rival is None:
         return text
     mean = {name: f"{value:.4g}" for name, value, *_ in comparison.rows()}
+    how = "For it: the default settings."
+    if rival == "intercepts":
+        how = "odcl does not fit it: use a regression with a dummy per user."
+    elif rival != "odcl":
+        # One round adds up quadratic models: exact for squared loss, close for others.
+        near = rival == "pooled" and comparison.metric != "RMSE"
+        how = f"{'Close to it' if near else 'For it'}: "
+        how += f"{_OPTIONS[rival][not shell].format(l2=comparison.l2)}."
+    told = NAMES[ours].replace("the ", "The ", 1)
     return (
-        f"{text}\nodcl is not the best here: {NAMES.get(rival, rival)} has {mean[rival]} on these "
-        f"rows, odcl {mean['odcl']}, more than chance explains. {_OPTIONS[rival]}"
+        f"{text}\n{told} is not the best here: {NAMES[rival]} has {mean[rival]} on these rows, "
+        f"{NAMES[ours]} {mean[ours]}, more than chance explains. {how}"
     )
-
-
-def differences_text(differences: dict[str, float], n_groups: int, *, most: int = 6) -> str:
-    """Which coefficients users of a group still differ in, and by how much; empty: in none."""
-    vary = {name: sd for name, sd in differences.items() if sd > 0}
-    same = [name for name in differences if name not in vary]
-    if not vary:
-        return ""
-    who = "Users of a group still" if n_groups > 1 else "Users"
-    ordered = sorted(vary.items(), key=lambda item: item[0] != "(level)")
-    words = [
-        f"{'their level' if name == '(level)' else name} "
-        f"({'standard deviation ' * (i == 0)}{sd:.3g})"
-        for i, (name, sd) in enumerate(ordered[:most])
-    ]
-    if len(ordered) > most:
-        words.append(f"{len(ordered) - most} more")
-    text = f"{who} differ in {_listed(words)}"
-    if not same:
-        return f"{text}."
-    named = ["the level" if name == "(level)" else name for name in same[:most]]
-    named += [f"{len(same) - most} more"] if len(same) > most else []
-    return f"{text}; {_listed(named)} {'is' if len(same) == 1 else 'are'} the same for all of them."
-
-
-def _listed(words: list[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def group_table(labels: Ints, n_rows: Ints, users: Any, *, most: int = 20) -> str:
@@ -182,6 +166,8 @@ def in_bytes(n: float) -> str:
 
 # A column whose values spread by more or less than this is worth a word.
 _WIDE, _NARROW = 1e6, 1e-6
+MANY_REPEATED = 0.05  # share of rows that repeat others from which it matters
+BY_CHANCE = 10  # rows of one user are equal so many times as often as rows of two: no chance
 
 
 def accepted(schema: TableSchema, encoded: Encoded, rows: Federation, model: Any) -> list[str]:
@@ -191,8 +177,15 @@ def accepted(schema: TableSchema, encoded: Encoded, rows: Federation, model: Any
     repeated = repeated_rows(rows)
     if repeated:
         verb = "repeats" if repeated == 1 else "repeat"
-        lines.append(f"{count(repeated, 'row')} {verb} another row of the same user")
-    return lines
+        text = f"{count(repeated, 'row')} {verb} another row of the same user"
+        if repeated > MANY_REPEATED * len(rows.y):
+            text += (
+                ": if they are copies, leave them out, or users seem surer, and more different, "
+                "than they are"
+            )
+        lines.append(text)
+    scatter = scattered(overdispersion(model.result_.uploads))
+    return [*lines, scatter.rstrip(".")] if scatter else lines
 
 
 def about_values(schema: TableSchema, encoded: Encoded, missing: str) -> list[str]:
@@ -262,12 +255,27 @@ def _about_columns(schema: TableSchema, X: Floats, model: Any) -> list[str]:
 
 
 def repeated_rows(federation: Federation) -> int:
-    """Rows equal to an earlier row of the same user, compared byte for byte."""
+    """Rows equal to an earlier row of the same user, compared byte for byte.
+
+    0 where rows of different users are equal about as often: features of a few values do that.
+    """
     owner = federation.row_user.astype(np.float64)
     rows = np.column_stack([federation.X, federation.y.astype(np.float64), owner])
     rows += 0.0  # -0.0 is 0.0
+    own, n = _times(rows), federation.n_rows.astype(np.float64)
+    equal, pairs = (own * (own - 1)).sum(), (n * (n - 1)).sum()
+    alike = _times(rows[:, :-1])
+    others, between = (alike * (alike - 1)).sum() - equal, n.sum() ** 2 - (n**2).sum()
+    if equal * between <= BY_CHANCE * others * pairs:
+        return 0
+    return int((own - 1).sum())
+
+
+def _times(rows: Floats) -> Floats:
+    """How often each different row is there."""
+    rows = np.ascontiguousarray(rows)
     keys = rows.view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1]))).ravel()
-    return len(keys) - len(np.unique(keys))
+    return np.unique(keys, return_counts=True)[1].astype(np.float64)
 
 
 def method_table(rows: Sequence[MethodRow]) -> str:

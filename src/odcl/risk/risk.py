@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -22,24 +23,86 @@ class Constants:
     mu: float
 
 
+@dataclass(frozen=True)
+class Factor:
+    """The columns of one categorical feature, which has a level more than it has columns.
+
+    The column of that level, the reference, is ``constant`` + ``weights`` times the columns: of
+    0/1 columns one minus their sum. Models have no coefficient for it; mixed groups treat it like
+    the others, so that it does not matter which level is the reference.
+    """
+
+    columns: tuple[int, ...]
+    weights: tuple[float, ...] = ()  # as many as columns; none given: -1 each
+    constant: float = 1.0
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        given = self.columns
+        if not given or len(set(given)) < len(given) or not all(map(_is_column, given)):
+            raise ValueError(f"{given!r} are not the columns of a factor: distinct numbers from 0.")
+        object.__setattr__(self, "columns", tuple(int(j) for j in given))
+        weights = tuple(float(w) for w in self.weights) or (-1.0,) * len(given)
+        object.__setattr__(self, "weights", weights)
+        if len(weights) != len(given) or not np.isfinite([*weights, self.constant]).all():
+            raise ValueError(f"{len(given)} columns of a factor need a finite weight each.")
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "columns": list(self.columns),
+            "weights": list(self.weights),
+            "constant": float(self.constant),
+            "name": self.name,
+        }
+
+    @classmethod
+    def from_json(cls, words: Any) -> Factor:
+        if not isinstance(words, dict) or words.keys() != cls((0,)).to_json().keys():
+            raise ValueError(f"A factor has columns, weights, a constant and a name: {words!r}.")
+        numbers = [*words["weights"], words["constant"]]
+        if not all(type(value) is float for value in numbers) or not isinstance(words["name"], str):
+            raise ValueError(f"The weights or the name of a factor are damaged: {words!r}.")
+        columns, weights = tuple(words["columns"]), tuple(words["weights"])
+        return cls(columns, weights, words["constant"], words["name"])
+
+
+def _is_column(j: Any) -> bool:
+    return isinstance(j, Integral) and not isinstance(j, bool) and int(j) >= 0
+
+
 @dataclass(frozen=True, init=False)
 class Risk:
-    """The loss, the weight of its penalty, and whether models have an intercept.
+    """The loss, the weight of its penalty, whether models have an intercept, and factors.
 
     The penalty leaves the intercept alone. ``loss`` may be given by name; "multinomial" needs to
-    know its classes: ``Risk(Multinomial(3))``.
+    know its classes: ``Risk(Multinomial(3))``. ``factors`` says which 0/1 columns are the levels
+    of one categorical feature without its reference: ``factors=[(0, 1, 2), (5,)]``.
     """
 
     loss: Loss
     l2: float
     intercept: bool
+    factors: tuple[Factor, ...]
 
-    def __init__(self, loss: str | Loss = "squared", l2: float = 0.0, intercept: bool = False):
+    def __init__(
+        self,
+        loss: str | Loss = "squared",
+        l2: float = 0.0,
+        intercept: bool = False,
+        factors: Iterable[Factor | Iterable[int]] = (),
+    ):
         if isinstance(l2, bool) or not isinstance(l2, Real) or not 0 <= l2 < math.inf:
             raise ValueError(f"l2={l2!r} is the weight of a squared norm: a finite number >= 0.")
+        declared = tuple(f if isinstance(f, Factor) else Factor(tuple(f)) for f in factors)
+        if declared and not intercept:
+            raise ValueError(
+                "factors need an intercept: without one the reference of a factor is where the "
+                "model is zero, and not a level like the others. Say intercept=True."
+            )
         object.__setattr__(self, "loss", as_loss(loss))
         object.__setattr__(self, "l2", float(l2))
         object.__setattr__(self, "intercept", bool(intercept))
+        object.__setattr__(self, "factors", declared)
 
     # -- what follows from them ------------------------------------------------------------
 
@@ -116,16 +179,26 @@ class Risk:
     # -- JSON ------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        return {"loss": loss_to_json(self.loss), "l2": self.l2, "intercept": self.intercept}
+        return {
+            "loss": loss_to_json(self.loss),
+            "l2": self.l2,
+            "intercept": self.intercept,
+            "factors": [factor.to_json() for factor in self.factors],
+        }
 
     @classmethod
     def from_json(cls, words: Any) -> Risk:
         """What :meth:`to_json` wrote; a ValueError says what is wrong with other words."""
-        if not isinstance(words, dict) or words.keys() != {"loss", "l2", "intercept"}:
-            raise ValueError(f"A risk has a loss, l2 and intercept, and {words!r} has not.")
+        if not isinstance(words, dict) or words.keys() != {"loss", "l2", "intercept", "factors"}:
+            raise ValueError(
+                f"A risk has a loss, l2, intercept and factors, and {words!r} has not."
+            )
         l2, intercept = words["l2"], words["intercept"]
         if isinstance(l2, bool) or not isinstance(l2, int | float):
             raise ValueError(f"l2 is {l2!r}, and not a number.")
         if not isinstance(intercept, bool):
             raise ValueError(f"intercept is {intercept!r}, neither true nor false.")
-        return cls(loss_from_json(words["loss"]), l2, intercept)
+        if not isinstance(words["factors"], list):
+            raise ValueError(f"factors is {words['factors']!r}, and not a list.")
+        factors = [Factor.from_json(factor) for factor in words["factors"]]
+        return cls(loss_from_json(words["loss"]), l2, intercept, factors)

@@ -280,10 +280,10 @@ def groups_of(
     if method.combine in ("precision", "shrink") and uploads.curvature is not None:
         sent = uploads.sent.astype(float)
         pull = 1.0 / np.maximum(np.bincount(labels, weights=sent, minlength=k), 1.0)
-    looks = [
-        _look(federation, risk, local, step, i, pull)
-        for i in np.unique(np.linspace(0, federation.n_users - 1, LOOK_AT).astype(int))
-    ]
+    some = np.unique(np.linspace(0, federation.n_users - 1, LOOK_AT).astype(int))
+    if step.mixture is not None:  # which says it all
+        some = some[:0]
+    looks = [_look(federation, risk, local, step, i, pull) for i in some]
     known = [(phi, dof) for _, phi, dof, _ in looks if dof > 0 and phi > 0]
     phi, phi_dof = noise_prior(*np.array(known).T) if known else (np.nan, 0.0)
     if known and np.isinf(phi_dof):

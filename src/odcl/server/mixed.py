@@ -17,7 +17,7 @@ from odcl.local.fit import fit_users
 from odcl.local.receive import Received, receive
 from odcl.method import Method
 from odcl.mixed.em import Fit
-from odcl.mixed.house import model_map, model_spread, plain_coordinates
+from odcl.mixed.house import model_map, model_spread, plain_coordinates, site_expansion
 from odcl.mixed.mixture import Centers, Quadratics, Spread, by_row, misfits, moments
 from odcl.mixed.noise import CAUTION, Noise
 from odcl.mixed.posterior import Download as Mixture
@@ -51,7 +51,7 @@ def mixed_step(uploads: Uploads, method: Method, party: Ints | None = None) -> S
             "the term would be that row: wait for more rows, or allow it (short_terms=True)."
         )
     q, at = user_quadratics(uploads)
-    most = int(dict(method.clusterer.params).get("max_groups", 50))
+    asked = dict(method.clusterer.params)  # max_groups, n_groups, spread
     smallest, spoke = method.smallest_group, uploads.seen > 0
 
     def admissible(fit: Fit) -> bool:
@@ -62,8 +62,7 @@ def mixed_step(uploads: Uploads, method: Method, party: Ints | None = None) -> S
         return bool(np.bincount(place, minlength=fit.n_groups).min() >= smallest)
 
     ids = [str(user) for user in uploads.users.tolist()]
-    held = admissible if smallest > 1 else None
-    fit = search(q, ids, max_groups=most, admissible=held)
+    fit = search(q, ids, admissible=admissible, **asked)
     fit, labels = _numbered(fit)
     mixture = download_of(fit, at)
     offset, change = model_map(mixture, uploads.risk)
@@ -95,7 +94,8 @@ def user_quadratics(
     assert risk is not None
     if uploads.factor is not None and uploads.means is not None:
         terms = DataTerms(uploads.seen, uploads.means, uploads.factor)
-        at = coordinates(terms, intercept=risk.intercept) if at is None else at
+        if at is None:
+            at = coordinates(terms, intercept=risk.intercept, factors=risk.factors)
         q, n = quadratics(terms, at), uploads.observations
         if n is None:
             return q, at
@@ -107,13 +107,15 @@ def user_quadratics(
             "Mixed groups need the users' data terms, and these uploads hold none: fit the users "
             "with the same method, or use clusterer='mixture' for bare models."
         )
-    D, dim = risk.n_outputs, uploads.dim
+    D, features = risk.n_outputs, uploads.dim // risk.n_outputs - risk.intercept
+    at = plain_coordinates(features, risk) if at is None else at
+    all_levels = site_expansion(features, risk)
     nothing = np.zeros(len(uploads))
-    anchor = np.diag(prior_precision(dim // D, D, intercept=risk.intercept))
+    anchor = np.diag(prior_precision(at.dim // D, D, intercept=risk.intercept))
     assert uploads.site_constant is not None
     q = Quadratics(
-        uploads.site_curvature,
-        uploads.site_slope,
+        symmetric(all_levels @ uploads.site_curvature @ all_levels.T),
+        by_row(uploads.site_slope, all_levels.T),
         uploads.site_constant,
         uploads.seen,
         nothing,
@@ -122,7 +124,6 @@ def user_quadratics(
         uploads.site_ceiling,
         anchor,
     )
-    at = plain_coordinates(dim // D - risk.intercept, risk.intercept, dim) if at is None else at
     return q, at
 
 
@@ -148,9 +149,7 @@ def _reason(fit: Fit) -> str:
     inside = "users of a group" if k > 1 else "users"
     if not fit.spread.matrix.any():
         return f"{found}: {inside} differ only by noise."
-    n, dim = int((np.diag(fit.spread.matrix) > 0).sum()), len(fit.spread.open)
-    where = "every coefficient" if n == dim else f"{n} of {dim} coefficients"
-    return f"{found}: {inside} differ gradually, in {where}."
+    return f"{found}: {inside} differ gradually."
 
 
 # -- users who come later ----------------------------------------------------------------------

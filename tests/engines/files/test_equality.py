@@ -10,6 +10,7 @@ from numpy.testing import assert_array_equal
 from odcl import Method, ODCLRegressor, Risk, fit
 from odcl.data.federation import Federation
 from odcl.engines.files import Feature, Task, combine_uploads, fit_site, receive
+from odcl.risk.risk import Factor
 from tests.engines.files.world import class_task, frames, send, task
 from tests.helpers import SHARED_DATA, files_below
 
@@ -69,6 +70,22 @@ def test_scales_of_the_card_are_those_that_models_are_fitted_in(tmp_path):
     given = class_task(features=scaled)
     models, _, _ = by_file(given, tables, tmp_path)
     assert_array_equal(models, in_process(given, tables).models)
+
+
+@pytest.mark.parametrize("classes", [False, True])
+def test_categories_of_three_levels_are_factors_there_as_here(classes, tmp_path):
+    tables = frames(6, 36, classes=classes)
+    tables = {s: f.assign(c=np.resize(["r", "p", "q"], len(f))) for s, f in tables.items()}
+    features = (Feature("a"), Feature("c", ("q", "p", "r")))
+    given = (class_task if classes else task)(features=features)
+    models, _, _ = by_file(given, tables, tmp_path)
+    table = pd.concat([f.assign(site=s) for s, f in tables.items()])
+    X = np.column_stack([table.a, table.c == "p", table.c == "r"]).astype(float)
+    y = (table.y == "yes").astype(float) if classes else table.y
+    risk = Risk(given.risk.loss, given.risk.l2, True, factors=[Factor((1, 2), name="c")])
+    result = fit(Federation.from_arrays(X, y, table.site), risk, given.method)
+    assert given.risk == risk
+    assert_array_equal(models, result.models)
 
 
 def test_sites_with_several_users_are_the_same_federation(tmp_path):

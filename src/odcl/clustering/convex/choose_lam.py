@@ -92,8 +92,9 @@ def choose_lam(
             f"The rules for lambda disagree: the longest plateau of the path has "
             f"{by_rule['plateau']} clusters, the best silhouette {by_rule['silhouette']}; "
             f"{reason} Groups of very different sizes do this, outliers, and points without "
-            "groups. odcl.clusterpath(X).plot() shows the levels; known noise decides "
-            "(ConvexClustering().fit(X, noise=...)), and so does clusterer='mixture' in odcl.",
+            "groups. In Python odcl.clusterpath(X).plot() shows the levels; known noise decides "
+            "(ConvexClustering().fit(X, noise=...)), and so does 'auto' or 'mixture' in place of "
+            "'convex'.",
             UserWarning,
             stacklevel=3,
         )
@@ -158,7 +159,7 @@ def _least_cost(path: ClusterPath, noise: Floats) -> tuple[Plateau, str]:
             f"No level of the path fits the users' noise: at the best one, with {best.n_clusters} "
             f"clusters, users of a cluster still differ by {times:.1f} times what noise explains. "
             "Convex clustering with uniform weights cannot tell these groups apart at any lambda; "
-            "clusterer='mixture' (NoiseMixture) may.",
+            "'auto' or 'mixture' in place of 'convex' may.",
             UserWarning,
             stacklevel=4,
         )

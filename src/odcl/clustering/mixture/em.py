@@ -2,8 +2,8 @@
 
     z_i ~ sum_k pi_k N(c_k, s_i I),     s_i = scale * v_i + tau2
 
-Two readings of the noise v_i: believed (``scale`` = 1 and tau2 >= 0 is fitted), or one variance
-shared by all (v_i = 1, tau2 = 0 and ``scale`` is fitted).
+Two readings of the noise v_i: believed (``scale`` = 1 and tau2 >= 0 is fitted), or known up to a
+factor (tau2 = 0 and ``scale`` is fitted); the second with all v_i = 1 is one shared variance.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, ClusterMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from odcl._typing import Bools, Floats, Ints
+from odcl._typing import Floats, Ints
 from odcl.clustering.labels import as_seed, nearest_center, number_by_first_user
 from odcl.clustering.mixture.em import CHUNK_ENTRIES, Axes, Cloud, Mixture, responsibilities
 from odcl.clustering.mixture.search import Found, MaxClusters, find_groups, sharpen
@@ -31,9 +31,10 @@ from odcl.clustering.mixture.units import (
     units_of,
 )
 
-Reading = Literal["noise", "shared-variance"]  # of the noise that was given
+Reading = Literal["noise", "scaled-noise", "shared-variance"]  # of the noise that was given
 HOW: dict[Reading, str] = {
     "noise": "by the mixture with known noise",
+    "scaled-noise": "by the mixture with the noise scaled to fit",
     "shared-variance": "by the mixture with one variance for all users",
 }
 
@@ -155,7 +156,7 @@ def noise_mixture(
     cloud = Cloud(units.points[order], units.noise[order], given.theta.shape[1], given.has_noise)
     axes_of = axes_in_order(given, units, order)
     choice = _decide(cloud, wanted, max_clusters, seed, axes_of)
-    everybody = Cloud(units.points, choice.noise_of(units.noise, given.known), cloud.dim)
+    everybody = Cloud(units.points, choice.mixture.scale * units.noise, cloud.dim)
     shares, labels = _assign(everybody, choice.mixture)
     number = labels[np.sort(np.unique(labels, return_index=True)[1])]  # groups by first user
     labels, shares = number_by_first_user(labels), shares[:, number]
@@ -210,10 +211,6 @@ class _Choice:
             shares=mixture.shares[kept] / mixture.shares[kept].sum(),
         )
 
-    def noise_of(self, noise: Floats, known: Bools) -> Floats:
-        """v_i as the mixture came to see it; inf where nothing is known."""
-        return np.where(known, self.mixture.scale, np.inf) if self.reading != "noise" else noise
-
 
 def _decide(
     cloud: Cloud,
@@ -222,7 +219,7 @@ def _decide(
     seed: int,
     axes_of: Callable[[Ints], Axes] | None,
 ) -> _Choice:
-    """Believe the noise; if the data contradict it fit one variance for all.
+    """Believe the noise; if the data contradict it, only its ratios between users.
 
     Noise that is too small shows as tau2 > 0 and does no harm to K. Noise that is too large hides
     groups, but it shows: users of a group lie closer together than it allows.
@@ -235,8 +232,8 @@ def _decide(
     ratio, error = found.fit.misfit, np.sqrt(2 / max(found.fit.degrees, 1.0))
     if not (ratio < OVERSTATED and ratio + 4 * error < 1):
         return _Choice(found, "noise")
-    flat = replace(cloud, noise=np.ones(len(cloud)), believed=False)
-    return _Choice(find_groups(flat, wanted, max_clusters, seed), "shared-variance", ratio)
+    scaled = find_groups(replace(cloud, believed=False), wanted, max_clusters, seed)
+    return _Choice(scaled, "scaled-noise", ratio)
 
 
 def _assign(everybody: Cloud, mixture: Mixture) -> tuple[Floats, Ints]:

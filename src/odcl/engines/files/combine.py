@@ -245,4 +245,5 @@ def _diagnosis(task: Task, uploads: Uploads, step: ServerStep) -> str:
     """The verdict on the groups, in two sentences that name no site."""
     from odcl.diagnose import diagnose_step
 
-    return str(diagnose_step(uploads, step, task.resolved, names=task.columns).verdict)
+    features = dict(zip(task.columns, task.scaling.scale.tolist(), strict=True))
+    return str(diagnose_step(uploads, step, task.resolved, features=features).verdict)

@@ -30,7 +30,7 @@ from odcl.files import atomic_path, read_regular
 from odcl.local.fit import fit_users
 from odcl.method import Method
 from odcl.risk.losses import Multinomial
-from odcl.risk.risk import Risk
+from odcl.risk.risk import Factor, Risk
 
 FORMAT = 1
 DTYPES = ("float64", "float32", "float16")
@@ -80,6 +80,10 @@ class Task:
 
     def __post_init__(self) -> None:
         _check(self)
+        # Categories of three levels and more: their levels are treated alike.
+        factors = _factors(self) if self.risk.intercept else ()
+        risk = Risk(self.risk.loss, self.risk.l2, self.risk.intercept, factors)
+        object.__setattr__(self, "risk", risk)
 
     # -- what follows --------------------------------------------------------------------------
 
@@ -273,6 +277,15 @@ def _are_keys(values: Any, least: int) -> bool:
         return False
     plain = all(toml.is_text(v) if isinstance(v, str) else abs(v) < 2**53 for v in values)
     return plain and len(set(values)) == len(values)
+
+
+def _factors(task: Task) -> list[Factor]:
+    found, at = [], 0
+    for one in task.features:
+        if one.width > 1:
+            found.append(Factor(tuple(range(at, at + one.width)), name=one.name))
+        at += one.width
+    return found
 
 
 def probe(task: Task) -> Federation:

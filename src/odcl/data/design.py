@@ -1,0 +1,174 @@
+"""From features to design columns: numbers as they are, categories as columns of 0 and 1."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from odcl._typing import Bools, Floats, Ints
+from odcl.data.columns import MOST_KEYS, Column, Keys, fit_levels, fit_mean, kind_of
+from odcl.errors import InputError, Setting, did_you_mean, listing, show
+
+UNSEEN = ("error", "reference")
+
+
+@dataclass(frozen=True, eq=False)
+class DesignRows:
+    """Rows that are design columns already, for an estimator that else takes a table's."""
+
+    X: Floats  # (n_rows, n_columns)
+
+
+@dataclass(frozen=True)
+class Design:
+    """How features become design columns.
+
+    A categorical feature with k levels gives k - 1 columns of 0 and 1: the most frequent level (of
+    equally frequent ones the first by name) is the reference, at which all of them are 0, because
+    k columns beside an intercept are collinear.
+    """
+
+    features: tuple[str, ...]
+    levels: dict[str, tuple[Any, ...]]  # categorical feature -> its levels, the reference first
+    fill: dict[str, float]  # numeric feature -> its mean in the fit
+
+    @classmethod
+    def fit(cls, columns: Mapping[str, Column], keep: Bools) -> Design:
+        """The design of columns, read off the rows to ``keep``."""
+        keyed = {name: c for name, c in columns.items() if isinstance(c, Keys)}
+        levels = {name: fit_levels(name, column, keep) for name, column in keyed.items()}
+        fill = {n: fit_mean(n, c[keep]) for n, c in columns.items() if not isinstance(c, Keys)}
+        return cls(tuple(columns), levels, fill).checked()
+
+    def checked(self) -> Design:
+        """The design, unless it has no column, or two of one name."""
+        columns = self.columns
+        if not columns:
+            raise InputError(
+                "The features give no design column: each is a category of a single level."
+            )
+        if len(set(columns)) < len(columns):
+            name = next(name for name in columns if columns.count(name) > 1)
+            raise InputError(
+                f"Two design columns would be called {name!r} (a level and a column): rename one."
+            )
+        return self
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the design columns: ``price`` for a number, ``region=north`` for a level."""
+        names: list[str] = []
+        for name in self.features:
+            names += [f"{name}={level}" for level in self.levels.get(name, ())[1:]]
+            names += [] if name in self.levels else [name]
+        return tuple(names)
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """What the levels of each categorical feature are: text, int, ..."""
+        return {name: kind_of(levels) for name, levels in self.levels.items()}
+
+    @property
+    def factors(self) -> dict[str, tuple[int, ...]]:
+        """Categorical feature -> the positions of its design columns."""
+        found, at = {}, 0
+        for name in self.features:
+            n = len(self.levels[name]) - 1 if name in self.levels else 1
+            if name in self.levels and n > 0:
+                found[name] = tuple(range(at, at + n))
+            at += n
+        return found
+
+    def rows(
+        self, columns: Mapping[str, Column], rows: Ints, unseen: str = "error"
+    ) -> tuple[Floats, dict[str, int]]:
+        """The design matrix of the given rows, and unseen levels counted by column."""
+        X = np.zeros((len(rows), len(self.columns)))
+        replaced: dict[str, int] = {}
+        at = 0
+        for name in self.features:
+            column = columns[name]
+            if isinstance(column, Keys):
+                level, strange = self._level_codes(name, column, rows, unseen)
+                (hot,) = np.nonzero(level > 0)
+                X[hot, at + level[hot] - 1] = 1.0
+                at += len(self.levels[name]) - 1
+                replaced |= {name: strange} if strange else {}
+            else:
+                values = column[rows]
+                X[:, at] = np.where(np.isnan(values), self.fill[name], values)
+                at += 1
+        return X, replaced
+
+    def _level_codes(self, name: str, column: Keys, rows: Ints, unseen: str) -> tuple[Ints, int]:
+        """Position of each row's level (0, the reference, where there is none), unseen ones."""
+        level = key_positions(column.values, self.levels[name])[column.codes[rows]]
+        strange = level == -2
+        if strange.any() and unseen == "error":
+            row = int(rows[strange.argmax()])
+            value = column.values[column.codes[row]]
+            raise InputError(
+                f"Column {name!r} has level {show(value)} in row {row + 1}, which the fit did not "
+                f"see{did_you_mean(value, self.levels[name])} Levels: "
+                f"{listing(self.levels[name])}. Say ",
+                Setting("unseen", "reference"),
+                f" to read new levels as {show(self.levels[name][0])}.",
+            )
+        return np.maximum(level, 0), int(strange.sum())
+
+    def to_json(self) -> dict[str, Any]:
+        """The design as a dict of JSON types; :meth:`from_json` gives it back exactly."""
+        return {
+            "features": list(self.features),
+            "levels": {name: list(levels) for name, levels in self.levels.items()},
+            "fill": dict(self.fill),
+        }
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> Design:
+        """The design that :meth:`to_json` wrote. What no fit can have written is refused."""
+        features, levels, fill = (content.get(name) for name in ("features", "levels", "fill"))
+        expect(isinstance(features, list) and features, "its features are no list of names")
+        assert isinstance(features, list)
+        names = {name for name in features if isinstance(name, str)}
+        expect(len(names) == len(features), "its features are not distinct names")
+        mappings = isinstance(levels, dict) and isinstance(fill, dict)
+        expect(mappings, "levels or means are no mapping")
+        assert isinstance(levels, dict)
+        assert isinstance(fill, dict)
+        expect(not set(levels) & set(fill), "a feature has levels and a mean")
+        expect({*levels, *fill} == set(features), "levels and means are not those of the features")
+        for name, own in levels.items():
+            expect(are_keys(own, 1), f"the levels of {show(name)} are not distinct keys")
+            expect(own[1:] == sorted(own[1:]), f"the levels of {show(name)} are not in order")
+        finite = all(type(mean) is float and math.isfinite(mean) for mean in fill.values())
+        expect(finite, "a mean is no number")
+        own = {name: tuple(own) for name, own in levels.items()}
+        return cls(tuple(features), own, fill).checked()
+
+
+def expect(condition: Any, otherwise: str) -> None:
+    if not condition:
+        raise ValueError(f"This table schema is damaged or was changed: {otherwise}.")
+
+
+def are_keys(values: Any, least: int) -> bool:
+    """A list of distinct keys of one kind, as :func:`odcl.data.columns.keys` gives them."""
+    if not isinstance(values, list) or not least <= len(values) <= MOST_KEYS:
+        return False
+    types = {type(value) for value in values}
+    if not any(types <= kinds for kinds in ({str}, {bool}, {int, float})):
+        return False
+    finite = all(abs(v) < 2**64 for v in values if type(v) is int)
+    finite &= all(math.isfinite(v) for v in values if type(v) is float)
+    return finite and len(set(values)) == len(values)
+
+
+def key_positions(values: list[Any], known: tuple[Any, ...]) -> Ints:
+    """Position among the known of each value, and -1 at the end for code -1; -2: not known."""
+    position = {value: i for i, value in enumerate(known)}
+    return np.array([*(position.get(v, -2) for v in values), -1], dtype=np.intp)

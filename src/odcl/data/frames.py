@@ -1,0 +1,153 @@
+"""Columns of frames and arrays, as scikit-learn's users pass them: by name or by position."""
+
+from __future__ import annotations
+
+from datetime import date, time, timedelta
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from scipy import sparse
+
+from odcl._typing import Array
+from odcl.data.federation import as_ids
+from odcl.data.tables import as_table
+from odcl.data.write import arrow_column
+from odcl.errors import did_you_mean, show
+
+
+def take_column(X: Any, column: Any) -> tuple[Any, Array]:
+    """A frame or array without one column, and that column as ids.
+
+    A frame's column goes by its name, or by position where the name is no number; an array's by
+    position, from the end if negative.
+    """
+    X = as_frame(X)
+    if hasattr(X, "columns"):
+        at = column_position(list(X.columns), column)
+        rest = [i for i in range(X.shape[1]) if i != at]
+        if hasattr(X, "iloc"):
+            return X.iloc[:, rest], as_ids(X.iloc[:, at])
+        return X[:, rest], as_ids(X[:, at])
+    if sparse.issparse(X):
+        raise TypeError(
+            f"X is sparse, and its column {column!r} names the users: pass a dense array "
+            "(X.toarray()), or the ids as users=..."
+        )
+    X = np.asarray(X)
+    if not _is_position(column) or X.ndim != 2 or not -X.shape[1] <= column < X.shape[1]:
+        raise ValueError(
+            f"users={column!r} names a column of X, and X is an array of shape {X.shape}: pass a "
+            "frame with that column, or the column's position."
+        )
+    return np.delete(X, int(column), axis=1), as_ids(X[:, int(column)])
+
+
+def column_position(names: list[Any], column: Any, what: str = "the users") -> int:
+    """Position of a column, by its name or position, among a frame's."""
+    if column in names:
+        return names.index(column)
+    if _is_position(column) and -len(names) <= column < len(names):
+        return int(column) % len(names)
+    raise ValueError(f"X has no column {column!r} for {what}{did_you_mean(column, names)}")
+
+
+def as_frame(X: Any) -> Any:
+    """An Arrow table as a frame, which scikit-learn takes; others as they are."""
+    return X.to_pandas() if hasattr(X, "column_names") else X
+
+
+def users_position(X: Any, column: Any) -> int:
+    """Position of the users' column in a frame or an array."""
+    names = column_names(X) if has_names(X) else list(range(np.shape(X)[1]))
+    return column_position(names, column)
+
+
+def column_names(X: Any) -> list[Any]:
+    """The names of a frame's or a table's columns."""
+    return list(X.column_names if hasattr(X, "column_names") else X.columns)
+
+
+def select_columns(X: Any, names: list[Any]) -> Any:
+    """Some columns of a frame or a table, in this order."""
+    return X.select(names) if hasattr(X, "column_names") else X[names]
+
+
+def without_columns(X: Any, left_out: list[int]) -> Any:
+    """A frame or array without some columns, by position."""
+    if hasattr(X, "columns"):
+        rest = [i for i in range(X.shape[1]) if i not in left_out]
+        return X.iloc[:, rest] if hasattr(X, "iloc") else X[:, rest]
+    return np.delete(np.asarray(X), left_out, axis=1)
+
+
+def category_columns(X: Any) -> list[int]:
+    """Positions of a frame's columns whose type says that they hold categories."""
+    if not hasattr(X, "dtypes") or not has_names(X):
+        return []
+    kinds = [str(kind) for kind in X.dtypes]
+    return [
+        j for j, kind in enumerate(kinds) if kind.startswith(("category", "Categorical", "Enum"))
+    ]
+
+
+def feature_table(X: Any) -> pa.Table:
+    """The columns of a frame, or of an array as x0, x1, ..."""
+    if has_names(X):
+        return as_table(X)
+    if sparse.issparse(X):
+        raise TypeError("X is sparse, and has categories: pass a dense array (X.toarray()).")
+    X = np.asarray(X)
+    return as_table({f"x{j}": arrow_column(column) for j, column in enumerate(X.T)})
+
+
+def _is_position(column: Any) -> bool:
+    return isinstance(column, Integral) and not isinstance(column, bool)
+
+
+def check_features(X: Any) -> None:
+    """Refuse a column of X that holds dates or text, by its name.
+
+    Text that reads as a number is none, and other objects are scikit-learn's to refuse.
+    """
+    if not hasattr(X, "shape") or len(X.shape) != 2 or sparse.issparse(X):
+        return
+    if getattr(getattr(X, "dtype", None), "kind", "O") in "biufc":
+        return
+    names = list(X.columns) if hasattr(X, "columns") else range(X.shape[1])
+    for at, name in enumerate(names):
+        column = np.asarray(X.iloc[:, at] if hasattr(X, "iloc") else X[:, at])
+        if column.dtype.kind not in "biufc":
+            _check_feature(name, column)
+
+
+def _check_feature(name: Any, column: Array) -> None:
+    for row, value in enumerate(column.tolist() if column.dtype.kind not in "mM" else column):
+        if isinstance(value, date | time | timedelta | np.datetime64 | np.timedelta64):
+            raise ValueError(
+                f"Column {name!r} of X holds dates or times (row {row}: {value}), and features are "
+                "numbers: turn it into one, e.g. days since a start, or the month."
+            )
+        if isinstance(value, str) and not _reads_as_number(value):
+            advice = f"If it holds categories, say so: categorical=[{name!r}] in the constructor."
+            if _reads_as_number(value.replace(",", ".", 1)):
+                advice = "If these are decimal commas, put points: X[c].str.replace(',', '.')."
+            raise ValueError(
+                f"Column {name!r} of X holds text (row {row}: {show(value)}), and features are "
+                "numbers. If it names the users, say so: users=... in the constructor or in fit. "
+                f"{advice}"
+            )
+
+
+def _reads_as_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def has_names(X: Any) -> bool:
+    """Is it a frame or a table, whose columns have names?"""
+    return hasattr(X, "columns") or hasattr(X, "column_names")

@@ -1,0 +1,104 @@
+"""Tables written: columns as CSV or Parquet files, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+
+from odcl.data.columns import is_text
+from odcl.data.tables import (
+    PARQUET_ENDINGS,
+    TEXT_ENDINGS,
+    is_csv,
+    is_formula,
+    over_text,
+    separator_of,
+)
+from odcl.errors import InputError
+from odcl.files import atomic_path
+
+
+def write_table(path: str | os.PathLike[str], columns: Mapping[str, Any]) -> None:
+    """Write columns of equal length as CSV or Parquet, by the ending, whole or not at all.
+
+    Numbers are written so that they read back exactly; a column of mixed ids is written as text.
+    Text that a spreadsheet would run as a formula (=1+1) has a quote before it in a CSV file,
+    which :func:`odcl.data.tables.read_table` takes away again.
+    """
+    check_ending(path)
+    table = _arrow_table(columns)
+    with atomic_path(path) as temporary:
+        if is_csv(path):
+            with open(temporary, "wb") as stream:
+                _write_csv(table, stream, separator_of(path))
+        else:
+            pq.write_table(table, temporary)
+
+
+def write_csv(stream: BinaryIO, columns: Mapping[str, Any]) -> None:
+    """The columns as the CSV that :func:`write_table` writes, to an open stream."""
+    _write_csv(_arrow_table(columns), stream, ",")
+
+
+def check_ending(path: str | os.PathLike[str]) -> None:
+    """Refuse a file name whose ending names no format to write."""
+    endings = (*TEXT_ENDINGS, *PARQUET_ENDINGS)
+    if Path(path).suffix.lower() not in endings:
+        raise InputError(f"{path} must end in one of {', '.join(endings)} to be written.")
+
+
+def _arrow_table(columns: Mapping[str, Any]) -> pa.Table:
+    return pa.table({name: arrow_column(values) for name, values in columns.items()})
+
+
+def arrow_column(values: Any) -> pa.Array:
+    array = np.asarray(values)
+    if array.dtype != object:
+        return pa.array(array, from_pandas=True)  # NaN is an empty field
+    try:
+        return pa.array(array.tolist())
+    except (pa.ArrowException, OverflowError):  # ids of several types
+        return pa.array([None if v is None else str(v) for v in array.tolist()])
+
+
+def _write_csv(table: pa.Table, stream: BinaryIO, separator: str) -> None:
+    """CSV with quotes only where some text needs them."""
+    special = f'["\r\n{separator}]|^$'
+    names = [
+        f'"{n.replace(chr(34), chr(34) * 2)}"' if re.search(special, n) else n
+        for n in table.column_names
+    ]
+    stream.write(f"{separator.join(names)}\n".encode())
+    table = over_text(table, _mark_formulas)
+    texts = [column for column in table.columns if is_text(column.type)]
+    quote = any(pc.any(pc.match_substring_regex(column, special)).as_py() for column in texts)
+    options = pa_csv.WriteOptions(
+        include_header=False, delimiter=separator, quoting_style="needed" if quote else "none"
+    )
+    pa_csv.write_csv(table, stream, options)
+
+
+def beside(theirs: dict[str, Any], ours: dict[str, Any], *, first: bool = False) -> dict[str, Any]:
+    """Columns of the table with ours beside them; ours give way where a name is taken."""
+    renamed = {}
+    for name, values in ours.items():
+        while name in theirs:
+            name = f"odcl_{name}"
+        renamed[name] = values
+    return renamed | theirs if first else theirs | renamed
+
+
+def _mark_formulas(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Text with a quote before what a spreadsheet would run."""
+    quote, nothing = pa.scalar("'", column.type), pa.scalar("", column.type)
+    marked = pc.binary_join_element_wise(quote, column, nothing)
+    return pc.if_else(is_formula(column), marked, column)

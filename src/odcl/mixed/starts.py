@@ -1,0 +1,84 @@
+"""Where fits of K groups begin: all read off the data, nothing drawn by chance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from odcl._typing import Floats
+from odcl.mixed.em import Fit
+from odcl.mixed.mixture import Quadratics, moments
+
+
+def splits(q: Quadratics, fit: Fit, n_splits: int = 3) -> list[Floats]:
+    """Each group split by the sign of its users' scores along their direction of most excess.
+
+    The direction is the top eigenvector of Omega_k = sum r z z' relative to M_k = sum r W, the
+    covariance the scores should have; groups are ranked by the score test of a spread along it.
+    """
+    m, found = moments(q, fit.spread, fit.s2), []
+    W, w = m.W, m.w
+    for k in range(fit.n_groups):
+        r = fit.responsibilities[:, k]
+        if r.sum() < 1.5:  # one user cannot be split
+            continue
+        z = w - W @ fit.centers[k]
+        M = np.tensordot(r, W, axes=1)
+        values, vectors = np.linalg.eigh(M)
+        seen = values > 1e-10 * max(values[-1], 1e-300)
+        white = vectors[:, seen] / np.sqrt(values[seen])
+        top, directions = np.linalg.eigh(white.T @ ((z * r[:, None]).T @ z) @ white)
+        u = white @ directions[:, -1]
+        excess = (top[-1] - 1) / np.sqrt(2 * (r * ((W @ u) @ u) ** 2).sum())
+        upper = (z @ u > 0).astype(float)
+        split = np.delete(fit.responsibilities, k, axis=1)
+        found.append((excess, np.column_stack([split, r * upper, r * (1 - upper)])))
+    found.sort(key=lambda pair: -pair[0])
+    return [split for _, split in found[:n_splits]]
+
+
+def posterior_means(q: Quadratics, fit: Fit) -> Floats:
+    """The users' posterior means under one group, in the metric of their mean information."""
+    m = moments(q, fit.spread, fit.s2)
+    theta = (m.w - m.W @ fit.centers[0]) @ fit.spread.matrix
+    values, vectors = np.linalg.eigh(m.W.mean(axis=0))
+    return theta @ (vectors * np.sqrt(np.maximum(values, 0.0)))
+
+
+def kmeans_seeds(points: Floats) -> Iterator[tuple[Floats, Floats]]:
+    """For K = 2, 3, ... where two K-means without chance begin: farthest points, and main axes.
+
+    Farthest points: each new seed is the user farthest from the seeds so far. Main axes: each new
+    group is one half of the widest group so far, split across its longest axis.
+    """
+    seeds = [points[np.argmax((points**2).sum(axis=1))]]
+    gap = ((points - seeds[0]) ** 2).sum(axis=1)
+    groups, widths = [np.arange(len(points))], [np.inf]
+    while True:
+        seeds.append(points[np.argmax(gap)])
+        gap = np.minimum(gap, ((points - seeds[-1]) ** 2).sum(axis=1))
+        widest = int(np.argmax(widths))
+        members = groups.pop(widest)
+        widths.pop(widest)
+        away = points[members] - points[members].mean(axis=0)
+        upper = away @ np.linalg.svd(away, full_matrices=False)[2][0] > 0
+        for half in (members[upper], members[~upper]):
+            groups.append(half if len(half) else members)
+            inside = points[groups[-1]]
+            widths.append(float(((inside - inside.mean(axis=0)) ** 2).sum()) if len(half) else 0.0)
+        yield np.stack(seeds), np.stack([points[group].mean(axis=0) for group in groups])
+
+
+def lloyd(points: Floats, centers: Floats, sweeps: int = 10) -> Floats:
+    """Hard responsibilities after a few sweeps of Lloyd's loop; empty groups stay put."""
+    every, nearest = np.eye(len(centers)), np.full(len(points), -1)
+    for _ in range(sweeps):
+        distance = (centers**2).sum(axis=1) - 2 * points @ centers.T
+        before, nearest = nearest, np.argmin(distance, axis=1)
+        if (nearest == before).all():
+            break
+        r = every[nearest]
+        size = r.sum(axis=0)[:, None]
+        centers = np.where(size > 0, (r.T @ points) / np.maximum(size, 1), centers)
+    return every[nearest]

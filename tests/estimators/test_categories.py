@@ -1,0 +1,151 @@
+"""Categories: every level counts alike, and nothing that says the same changes a prediction."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+
+from odcl import ODCLClassifier, ODCLRegressor
+from odcl.data.scaling import Scaling
+
+LOSSES = {
+    "squared": lambda z, rng: z + 0.5 * rng.standard_normal(len(z)),
+    "logistic": lambda z, rng: rng.random(len(z)) < 1 / (1 + np.exp(-z)),
+    "multinomial": lambda z, rng: np.digitize(z + rng.logistic(size=len(z)), [-1.0, 1.0]),
+    "poisson": lambda z, rng: rng.poisson(np.exp(np.clip(0.5 * z, -3, 3))).astype(float),
+}
+
+
+def shops(seed, loss="squared", n_users=10, n=12):
+    """Users who differ in a numeric column and in regions, all four of which are as frequent."""
+    rng = np.random.default_rng(seed)
+    region = np.resize(np.arange(4), n_users * n)[rng.permutation(n_users * n)]
+    user = np.repeat(np.arange(n_users), n)
+    price, size = rng.standard_normal((2, n_users * n))
+    z = rng.standard_normal(n_users)[user] + price + 0.3 * size
+    z = z + (rng.standard_normal(4) + 0.7 * rng.standard_normal((n_users, 4)))[user, region]
+    frame = pd.DataFrame({"user": np.array([f"u{i}" for i in user]), "price": price, "size": size})
+    frame["region"] = np.array(["east", "north", "south", "west"])[region]
+    return frame, LOSSES[loss](z, rng)
+
+
+def fitted(frame, y, loss="squared", **more):
+    kind = ODCLClassifier if loss in ("logistic", "multinomial") else ODCLRegressor
+    return kind(loss, users="user", categorical=["region"], **more).fit(frame, y)
+
+
+def answers(model, frame):
+    if isinstance(model, ODCLClassifier):
+        return model.predict_proba(frame)
+    return model.predict(frame)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@settings(max_examples=4, derandomize=True, deadline=None, database=None)
+@given(
+    seed=st.integers(0, 2**20),
+    names=st.permutations(["a", "b", "c", "d"]),
+    scale=st.sampled_from([-1e4, 1e-3, 7.0]),
+    shift=st.sampled_from([-300.0, 0.0, 5.0]),
+    state=st.integers(0, 9),
+)
+def test_predictions_are_those_of_any_table_that_says_the_same(
+    loss, seed, names, scale, shift, state
+):
+    """Rows and users shuffled, units and origins changed, a copy and a constant added, levels
+    renamed so that another one is the reference, and another seed: all at once."""
+    frame, y = shops(seed, loss)
+    order = np.random.default_rng(seed).permutation(len(y))
+    renamed = dict(zip(["east", "north", "south", "west"], names, strict=True))
+    users = {user: f"v{hash_ % 97:02}{user}" for hash_, user in enumerate(sorted(set(frame.user)))}
+    other = pd.DataFrame(
+        {
+            "twin": shift + 2 * frame["size"],
+            "region": frame["region"].map(renamed),
+            "price": frame["price"] * scale + shift * abs(scale),
+            "user": frame["user"].map(users),
+            "flat": 3.0,
+            "size": -frame["size"] * scale,
+        }
+    )
+    plain = fitted(frame, y, loss)
+    same = fitted(other.iloc[order], y[order], loss, random_state=state)
+    assert_allclose(answers(same, other), answers(plain, frame), rtol=1e-8, atol=1e-8)
+    assert same.n_clusters_ == plain.n_clusters_
+    assert same.differences_["region"] == pytest.approx(plain.differences_["region"], abs=1e-8)
+
+
+def test_users_differ_in_a_category_and_not_in_its_columns():
+    frame, y = shops(1, n_users=30)
+    frame["kind"] = np.where(np.arange(len(frame)) % 3 == 0, "a", "b")
+    model = ODCLRegressor(users="user", categorical=["region", "kind"]).fit(frame, y)
+    assert model.feature_names_ == [
+        *("price", "size", "region=north", "region=south", "region=west"),
+        "kind=a",
+    ]
+    # One column tells all of two levels; its sign is all that the reference changes.
+    assert set(model.differences_) == {"(level)", "price", "size", "region", "kind=a"}
+    assert 0.3 < model.differences_["region"] < 1.4
+
+
+@pytest.mark.parametrize("convert", [lambda f: f, pl.from_pandas, pa.Table.from_pandas])
+def test_categories_by_name_by_type_and_by_position_are_the_same(convert):
+    frame, y = shops(2)
+    expected = fitted(frame, y).predict(frame)
+    typed = frame.assign(region=frame["region"].astype("category"))
+    by_type = ODCLRegressor(users="user").fit(convert(typed), y)
+    assert_array_equal(by_type.predict(convert(frame[frame.columns[::-1]])), expected)
+    assert_array_equal(fitted(convert(frame), y).predict(convert(typed)), expected)
+    rows = frame.to_numpy()
+    by_position = ODCLRegressor(users=0, categorical=[-1]).fit(rows, y)
+    assert_array_equal(by_position.predict(rows), expected)
+    apart = ODCLRegressor(categorical=2).fit(rows[:, 1:], y, users=rows[:, 0])
+    assert_array_equal(apart.predict(rows[:, 1:], users=rows[:, 0]), expected)
+
+
+def test_a_level_never_seen_is_refused_or_read_as_the_reference():
+    frame, y = shops(4)
+    model = fitted(frame, y)
+    new = frame.assign(region="center")
+    with pytest.raises(ValueError, match=r"level 'center' in row 1.*Say unseen='reference'"):
+        model.predict(new)
+    model.set_params(unseen="reference")
+    assert_array_equal(model.predict(new), model.predict(frame.assign(region="east")))
+
+
+@pytest.mark.parametrize(
+    ("how", "change", "message"),
+    [
+        ({}, {}, "Column 'region' of X holds text .*categorical=.'region'."),
+        ({"categorical": ["regio"]}, {}, "no column 'regio' for categories; did you mean 'region'"),
+        ({"categorical": ["user"]}, {}, "names the users, and cannot be categorical"),
+        ({"categorical": ["region"]}, {"region": None}, "contains NaN: column 'region'"),
+        ({"categorical": ["region"], "unseen": "skip"}, {}, "unseen='skip' is not one of 'error'"),
+    ],
+)
+def test_categories_that_cannot_be_are_refused(how, change, message):
+    frame, y = shops(5)
+    with pytest.raises(ValueError, match=message):
+        ODCLRegressor(users="user", **how).fit(frame.assign(**change), y)
+
+
+def test_a_reference_is_told_by_the_other_columns_whatever_was_left_out():
+    """A copy of a level among the numbers, a level without rows, and a pair of levels."""
+    rng = np.random.default_rng(0)
+    level, pair = np.resize(np.arange(4), 60), np.resize([0, 1, 1], 60)
+    dummies = (level[:, None] == np.arange(1, 5)).astype(float)  # nobody has the last one
+    X = np.column_stack([5 - 2.0 * (level == 2), rng.standard_normal(60), dummies, pair])
+    factors = {"level": (2, 3, 4, 5), "pair": (6,)}
+    scaling = Scaling.of(X, None, center=True, standardize=True, copies=False, factors=factors)
+    assert scaling.used.tolist() == [0, 1, 2, 4, 6]
+    (factor,) = scaling.factors  # the other level of a pair is a copy
+    z = scaling.apply(X)
+    reference = factor.constant + z[:, factor.columns] @ np.array(factor.weights)
+    first = (level == 0).astype(float)
+    assert_allclose(reference, (first - first.mean()) / first.std(), atol=1e-8)
