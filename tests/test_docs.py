@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from odcl import Method, Uploads
+from odcl.cli.demo import TABLES, store_tables
+from odcl.data.write import write_table
 from odcl.exchange.upload import TERM_FIELDS
 
 ROOT = Path(__file__).parents[1]
@@ -34,3 +36,17 @@ def test_the_readme_says_what_the_papers_method_sends():
     assert set(Method("mixture").needs) == set(Uploads.parts()) - terms
     assert set(Method(short_terms=False).needs) == {"n_samples", *terms}
     assert set(Method().needs) == {"n_samples", *TERM_FIELDS}
+
+
+def test_the_readmes_first_screen_is_what_the_commands_print(command):
+    """The demo's tables serve every command that the README goes on with."""
+    for name, columns in zip(TABLES, store_tables(0), strict=True):
+        write_table(Path(name), columns)
+    shown = README.split("--target sales --out run\n")[1].split("```")[0]
+    said = command("fit", "stores.csv", "--user", "store", "--target", "sales", "--out", "run")
+    drawn = "Picture: run/picture.png\n"  # without matplotlib there is none
+    assert said.out.replace(drawn, "") == shown.replace(drawn, "")
+    assert command("predict", "run", "new_days.csv", "--interval", "0.9", "-q").code == 0
+    assert command("assign", "run", "new_stores.csv", "--add", "-q").out.count("joins") == 4
+    assert command("update", "run", "this_week.csv", "-q").code == 0
+    assert command("diagnose", "run").out.startswith("One shot is enough.")

@@ -75,7 +75,7 @@ def test_fifteen_rows_for_twenty_parameters_are_enough_for_the_papers_groups():
     assert exact >= 4
 
 
-@pytest.mark.parametrize("seed", [31, 32])
+@pytest.mark.parametrize("seed", [1002, 1004])
 def test_groups_along_a_line_are_not_taken_for_one_center_with_a_full_spread(seed):
     """Ten groups whose centers lie near a line, users who differ, fewer rows than parameters."""
     fed, _, q = paper(15, n_clusters=10, tau=0.2, seed=seed)

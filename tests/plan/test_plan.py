@@ -148,6 +148,16 @@ def test_a_pilots_spread_is_that_of_its_diagnosis():
     assert "users of a group differ by" in scene.words
 
 
+def test_fewer_rows_than_parameters_are_planned_for_where_they_are_enough(monkeypatch):
+    """The paper's four groups: fifteen rows for twenty parameters."""
+    scene = scenario(n_clusters=4)
+    fitted = [linear_federation(100, 15, n_clusters=4, seed=seed) for seed in range(910, 913)]
+    assert sum(same_partition(fit(f).labels, f.groups) for f in fitted) >= 2
+    monkeypatch.setattr("odcl.plan.search.runs_for", lambda _: 15)  # three batches
+    down = default_batches(scene, 30, most=60, seed=3)
+    assert min(b.n for b in down if b.found == b.runs) < scene.dim
+
+
 def test_a_pilots_noise_and_the_coefficients_that_differ_are_those_of_its_rows():
     """Noise 3, and users of a group who differ in their intercept alone."""
     rng = np.random.default_rng(4)

@@ -311,7 +311,7 @@ def _setting_to_json(value: Any) -> Any:
         return {"loss": loss_to_json(value)}
     if value is None or isinstance(value, str | int | bool):
         return value
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple | np.ndarray):
         return [_setting_to_json(item) for item in value]
     if isinstance(value, float) and math.isfinite(value):
         return value

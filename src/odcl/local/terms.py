@@ -36,7 +36,7 @@ def user_terms(federation: Federation, risk: Risk, *, short_terms: bool = True) 
     n, owner = federation.n_samples, federation.row_user
     short = np.full(len(n), not short_terms)
     short &= federation.n_rows < risk.dim(federation.n_features)
-    silent = short & _one_row(federation)
+    silent = short & _one_row(federation) if short.any() else short
     observations = {} if short_terms else {"observations": np.where(short, ~silent, n)}
     if risk.loss.has_data_terms:
         found = _data_terms(federation, risk)[0]

@@ -42,6 +42,7 @@ FAILURES = 2  # a shape is given up after so many K in a row that did not improv
 LOOKED_AT = frozenset([*range(2, 13), 14, 16, 18, 20, 23, 26, 30, 34, 38, 43, 48])
 LEFT = 0.01  # of a single center's T, to begin with inside groups
 SAMPLE = 2000  # users that search for K and shape; all take part in the last sweeps
+FEW = 300  # users that tell where fits of given K begin
 ROUGH = 1e-2  # gain in the bound per sweep at which a candidate has converged well enough
 FINE = 1e-8
 SWEEPS = 4  # of each start, before the best is converged
@@ -67,12 +68,12 @@ def search(
     """
     _check(n_groups, spread)
     with _blas().limit(limits=1, user_api="blas"):
-        if len(q) <= sample:
-            best = _search(q, max_groups, n_groups, spread, admissible)
-            return _polish(q, best, best.responsibilities, best.s2, admissible)
         names = [str(i) for i in range(len(q))] if ids is None else [str(i) for i in ids]
+        if len(q) <= sample:
+            best = _search(q, names, max_groups, n_groups, spread, admissible)
+            return _polish(q, best, best.responsibilities, best.s2, admissible)
         who = sample_by_id(names, sample)  # what is admissible is a matter of all users
-        best = _search(q[who], max_groups, n_groups, spread)
+        best = _search(q[who], [names[i] for i in who], max_groups, n_groups, spread)
         noise, s2 = pure_noise(q)
         s2 = np.full(len(q), best.s2[0]) if noise.common else s2
         m = moments(q, best.spread, s2)
@@ -164,23 +165,24 @@ def _none_of(q: Quadratics) -> NotAdmissible:
 
 def _search(
     q: Quadratics,
+    names: Sequence[str],
     max_groups: int,
     n_groups: int | None,
     spread: str | None,
     admissible: Admissible | None = None,
 ) -> Fit:
-    fits = _candidates(q, max_groups, n_groups, spread)
+    if n_groups is None:
+        fits = _candidates(q, max_groups, spread)
+    else:
+        shapes = SHAPES if spread is None else (spread,)
+        fits = _given(q, min(n_groups, len(q)), shapes, sample_by_id(names, FEW))
     return _choose(q, fits if admissible is None else _admitted(q, fits, admissible))
 
 
-def _candidates(
-    q: Quadratics, max_groups: int, n_groups: int | None, spread: str | None
-) -> list[Fit]:
+def _candidates(q: Quadratics, max_groups: int, spread: str | None) -> list[Fit]:
     """Fits of one group and more in every shape, each as far as it may still be the best."""
     noise, s2 = pure_noise(q)
     shapes = SHAPES if spread is None else (spread,)
-    if n_groups is not None:
-        return _given(q, min(n_groups, len(q)), shapes, noise, s2)
     singles = one_group(q, noise, s2, shapes)
     fits = [fit for shape, fit in singles.items() if shape in shapes]
     simple = min((singles[shape] for shape in ("scalar", "diag") if shape in singles), key=evidence)
@@ -214,30 +216,36 @@ def _candidates(
             continue
         tried = [lloyd(points, c) for c in centers]
         for shape in [shape for shape in previous if failures[shape] < FAILURES]:
-            fit = _grow(q, previous[shape], tried, prior, beat=leading[shape])
+            bar = leading[shape]
+            if spread is None and shape == "zero":  # in the end a scalar T, closed, can do as much
+                bar = min(bar, evidence(previous["scalar"]))
+            fit = _grow(q, previous[shape], tried, prior, beat=bar)
             tried.append(fit.responsibilities)
             if spread is None and shape != "zero":
                 fits.append(_close(q, fit))
                 fit = min(fit, fits[-1], key=evidence) if shape == "diag" else fit
             fits.append(fit)
-            behind = evidence(fit) >= leading[shape]
-            if (
-                spread is None and shape == "zero"
-            ):  # a scalar T closed can do in the end what it can
-                behind = behind or evidence(fit) > evidence(previous["scalar"])
+            behind = evidence(fit) >= bar
             failures[shape] = failures[shape] + 1 if behind else 0
             leading[shape] = min(leading[shape], evidence(fit))
             previous[shape] = fit
     return fits
 
 
-def _given(q: Quadratics, k: int, shapes: Sequence[str], noise: Noise, s2: Floats) -> list[Fit]:
-    """Fits of ``k`` groups in the shapes asked for, from K-means of the users' posterior means."""
+def _given(q: Quadratics, k: int, shapes: Sequence[str], few: Ints) -> list[Fit]:
+    """Fits of ``k`` groups in the shapes asked for, from K-means of the users' posterior means.
+
+    One center's T, where fits begin and how far centers lie apart, is that of ``few`` users.
+    """
     if k == 1:
-        singles = one_group(q, noise, s2, shapes)
+        singles = one_group(q, *pure_noise(q), shapes)
         return [fit for shape, fit in singles.items() if shape in shapes]
-    singles = one_group(q, noise, s2, [shape for shape in shapes if shape != "zero"])
+    noise, s2 = pure_noise(q)
+    singles = one_group(q[few], noise, s2[few], [shape for shape in shapes if shape != "zero"])
     simple = singles["scalar"]
+    if not q.dof.any():
+        s2 = np.full(len(q), simple.s2.mean())
+    simple = replace(simple, s2=s2, spread=replace(simple.spread, shape="full"))
     prior, points = _center_prior(simple), posterior_means(q, simple)
     if prior is None:  # users look all the same: centers lie as far apart as one user can see
         prior = np.eye(q.dim) * q.dim * len(q) / max(np.trace(q.A.sum(axis=0)), 1e-300)
@@ -314,7 +322,8 @@ def one_group(
             seen = np.linalg.eigvalsh(q.A[:, opened][:, :, opened].sum(axis=0))
             unseen = int((seen <= UNSEEN * seen[-1]).sum())
             T = Spread("full", matrix + floor, opened, unseen)
-            full.append(fit_mixture(q, everyone, T, noise, s2, tol=ROUGH))
+            # Where nobody has rows to spare it creeps; if it is to win, that shows by then.
+            full.append(fit_mixture(q, everyone, T, noise, s2, tol=ROUGH, max_sweeps=3 * PATIENCE))
     if full:
         fits["full"] = min(full, key=evidence)
     return fits

@@ -128,8 +128,8 @@ def _collect(plan: Plan) -> list[str]:
     gain = at.error["mean"] / max(at.error["precision"], 1e-300)
     if gain > GAIN:
         text += (
-            f" There precision combining (the default) has {100 / gain:.2g} % of the error of the "
-            "mean."
+            f" With {at.n:,} rows precision combining (the default) has {100 / gain:.2g} % of the "
+            "error of the mean."
         )
     return [text]
 
