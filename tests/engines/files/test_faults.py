@@ -273,6 +273,15 @@ def test_a_curvature_that_is_not_positive_semidefinite_is_refused(tmp_path):
         open_upload(given, tmp_path / "south.upload")
 
 
+def test_any_reader_of_the_format_opens_a_file(tmp_path):
+    safetensors = pytest.importorskip("safetensors")
+    sent = fit_site(task(), TABLES["south"], site="south", created=time())
+    sent.write(tmp_path / "south.upload")
+    with safetensors.safe_open(tmp_path / "south.upload", framework="numpy") as file:
+        assert json.loads(file.metadata()["manifest"])["site"] == "south"
+        np.testing.assert_array_equal(file.get_tensor("means"), sent.uploads.means)
+
+
 def test_too_few_sites_are_no_round(uploads, tmp_path):
     place = folder_of({"south.upload": uploads["south.upload"]}, tmp_path / "uploads")
     message = refusal(combine_uploads, task(), place, out=tmp_path / "round")
