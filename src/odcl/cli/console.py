@@ -27,6 +27,13 @@ def say(text: str, options: Namespace) -> None:
     progress.notice(text, options.quiet)
 
 
+def unsigned(task: Any) -> list[str]:
+    """What is to be said of a task whose files are not signed."""
+    if task.signed:
+        return []
+    return ["files are not signed, for the card lists no keys: whoever carries one can change it"]
+
+
 def say_picture(path: Path, drawn: bool, options: Namespace) -> None:
     """Where the picture is, or why there is none."""
     if drawn:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from odcl.cli import parser as opt
-from odcl.cli.console import check_file_place, check_replace, say, watched
+from odcl.cli.console import check_file_place, check_replace, say, unsigned, watched
 
 _ABOUT = """\
 Fit a site's users on its own rows, and write the one file that leaves.
@@ -59,7 +59,7 @@ def run(options: Namespace) -> None:
         shown.stage("fitting")
         sent = fit_site(task, options.table, site=options.site, user=options.user, key=options.key)
         sent.write(out)
-    for text in sent.leaving.sentences(task.smallest_cell):
+    for text in (*sent.leaving.sentences(task.smallest_cell), *unsigned(task)):
         say(text, options)
     n, rows = len(sent.uploads), int(sent.uploads.n_samples.sum())
     file, size = shlex.quote(str(out)), in_bytes(len(sent.content))

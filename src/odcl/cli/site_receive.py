@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from odcl.cli import parser as opt
-from odcl.cli.console import say, watched
+from odcl.cli.console import say, unsigned, watched
 
 _ABOUT = """\
 Verify a download, and make the site's models from it and its own rows.
@@ -58,6 +58,8 @@ def run(options: Namespace) -> None:
     print(f"{site.site}: {count(len(site.users), 'user')}. {groups.reason}")
     print(groups.diagnosis)
     print(_members(site))
+    for text in unsigned(site.task):
+        say(text, options)
     if len(site.left_out):
         say(f"{count(len(site.left_out), 'user')} sent nothing, and have no model", options)
     out = shlex.quote(str(options.out))

@@ -155,17 +155,27 @@ def test_a_site_model_knows_its_users_by_name(tmp_path):
     assert b"mill" not in (sent / "big.upload").read_bytes()  # names of users stay at the site
 
 
-@pytest.mark.parametrize("name", ["grunfeld", "gasoline", "sleepstudy"])
+TABLES = ("cigar", "diamonds", "gasoline", "grunfeld", "males", "nlschools", "produc")
+TABLES += ("sleepstudy", "sumhes", "verbagg")
+
+
+@pytest.mark.parametrize("name", TABLES)
 def test_real_users_as_sites_get_the_models_of_one_process(name, tmp_path):
     path = SHARED_DATA / "tables" / f"{name}.csv"
     if not path.exists():
         pytest.skip("the tables lie beside the project")
     table = pd.read_csv(path)
+    ids = {user: f"s{i:03d}" for i, user in enumerate(sorted(table.user.unique())[:10])}
+    table = table[table.user.isin(ids)]
     names = [c for c in table.columns if c not in ("user", "target")]
-    given = Task(name, tuple(map(Feature, names)), "target", method=Method())
-    ids = {user: f"s{i:03d}" for i, user in enumerate(sorted(table.user.unique()))}
+    classes = (0, 1) if table.target.isin([0, 1]).all() else None
+    risk = Risk("squared" if classes is None else "logistic", 0.0, True)
+    features = tuple(Feature(c, None, float(table[c].mean()), 1.5) for c in names)
+    limits = {"minimum_rows": 1, "smallest_cell": 1}
+    method = Method(short_terms=False)
+    given = Task(name, features, "target", risk, classes, method, **limits)
     rows = {site: table[table.user == user] for user, site in ids.items()}
     models, _, _ = by_file(given, rows, tmp_path)
-    users = table.user.map(ids)
-    federation = Federation.from_arrays(table[names].to_numpy(float), table.target, users)
+    X = given.scaling.apply(table[names].to_numpy(float))
+    federation = Federation.from_arrays(X, table.target.to_numpy(float), table.user.map(ids))
     assert_array_equal(models, fit(federation, given.risk, given.method).models)
