@@ -380,6 +380,19 @@ def test_a_model_of_a_federation_knows_no_features_of_other_groups(command, sent
     assert said.code == 2
     assert "--unknown pooled" in said.err
     assert command("predict", "model", "new.csv", "--unknown", "pooled").code == 0
+    said = command("diagnose", "model")
+    assert said.code == 2
+    assert "they were diagnosed in the round. It said: 2 groups" in said.err
+    assert command("assign", "model", "new.csv").out.startswith("ward,group,")
+
+
+def test_the_model_of_a_site_with_one_user_needs_no_column_of_users(command, sent):
+    assert command("combine", "task.toml", "uploads", "--out", "round").code == 0
+    names = ("uploads/north.upload", "round/north.download", "north.csv")
+    assert command("site", "receive", "task.toml", *names, "--out", "model").code == 0
+    assert command("predict", "model", "north.csv").out.startswith("row,prediction\n1,")
+    assert command("assign", "model", "south.csv").out.startswith("group,probability,")
+    assert command("update", "model", "north.csv").out.splitlines()[1] == "0,0,24,48"
 
 
 @pytest.mark.skipif(os.name != "posix", reason="modes of files are POSIX's")

@@ -83,7 +83,7 @@ def _assigned(options: Namespace) -> tuple[dict[str, Any], list[str]]:
     """Groups of new users, one row per user; with ``--add`` the run remembers them."""
     import numpy as np
 
-    from odcl.cli.run_folder import change_run, open_run, rows_by_user
+    from odcl.cli.run_folder import change_run, open_run, owners, rows_by_user
     from odcl.data.design import DesignRows
     from odcl.data.write import beside
 
@@ -108,7 +108,7 @@ def _assigned(options: Namespace) -> tuple[dict[str, Any], list[str]]:
         "rows": federation.n_rows,
         "verdict": np.array(["none of these" if f.none_of_these else "joins" for f in found]),
     }
-    return beside({schema.user: federation.users}, columns), notices
+    return beside(owners(schema, federation.users), columns), notices
 
 
 def _refuse_known(model: Any, users: Any, folder: Path) -> None:

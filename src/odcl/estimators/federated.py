@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from odcl.server.assign import Groups, cluster_means, groups_of
+from odcl.server.assign import Groups, groups_of
 from odcl.server.step import ServerStep
 
 if TYPE_CHECKING:
@@ -37,7 +37,9 @@ def site_estimator(site: SiteModels) -> Any:
     model.n_rows_, model.probability_ = site.rows.n_rows, site.probability
     model.theta_, received = site.models, site.received
     model.covariance_, model.noise_, model.dof_ = received.covariance, received.noise, received.dof
-    model.rule_, model.reason_ = given.groups.rule, given.groups.reason
+    model.rule_ = given.groups.rule
+    model.reason_ = f"{given.groups.reason} {given.groups.diagnosis}"
+    model.cluster_means_ = None  # of other sites' rows
     model.mixture_ = given.groups.mixture
     if model.mixture_ is None:
         _own_groups(model, site)
@@ -60,7 +62,6 @@ def _all_groups(model: Any, site: SiteModels) -> None:
     some = members.astype(np.float64)
     rest = (model.tau2_, model.tau2_, np.nan, 0.0)
     model.groups_ = Groups(model.cluster_theta_, members, some, np.ones(len(some)), *rest)
-    model.cluster_means_ = None
     model.pooled_theta_ = without_rows(mixture, risk)[0][-1]
 
 
@@ -80,5 +81,4 @@ def _own_groups(model: Any, site: SiteModels) -> None:
     local = fit_users(site.rows, task.risk, task.resolved.sends)
     model.cluster_theta_, model.labels_, model.tau2_ = centers, labels, given.tau2
     model.groups_ = groups_of(site.rows, task.risk, local, step, task.resolved)
-    model.cluster_means_ = cluster_means(site.rows, labels, len(centers))
     model.pooled_theta_ = one_for_all(site.rows, task.risk)
