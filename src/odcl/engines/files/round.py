@@ -61,7 +61,8 @@ class RoundState:
             "withdrawn": dict(sorted(self.withdrawn.items())),
             "files": dict(sorted(files.items())),
         }
-        return json_bytes(words | {"sha256": hashlib.sha256(json_bytes(words)).hexdigest()})
+        digest = hashlib.sha256(json_bytes(words, indent=None)).hexdigest()
+        return json_bytes(words | {"sha256": digest}, indent=None)
 
 
 def is_round(folder: Path) -> bool:
@@ -149,7 +150,7 @@ def write_round(
         words, arrays = combined.groups.parts
         write(CARD, task.to_toml().encode())
         write(GROUPS, envelope_bytes("groups", task, "", arrays, words, key=key))
-        write(REPORT, json_bytes(round_json(combined)))
+        write(REPORT, json_bytes(round_json(combined), indent=None))
         write(TEXT, f"{combined}\n".encode())
         write(STATE, state.to_bytes(dict(files)))
     return combined
