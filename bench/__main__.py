@@ -8,7 +8,17 @@ from pathlib import Path
 
 from threadpoolctl import threadpool_limits
 
-from bench import convex, files, groups, local_solve, mixed, real_tables, real_users, server
+from bench import (
+    classes,
+    convex,
+    files,
+    groups,
+    local_solve,
+    mixed,
+    real_tables,
+    real_users,
+    server,
+)
 
 PARTS = {
     "local": local_solve.run,
@@ -18,6 +28,7 @@ PARTS = {
     "real": real_users.run,
     "tables": real_tables.run,
     "mixed": mixed.run,
+    "classes": classes.run,
     "files": files.run,
 }
 

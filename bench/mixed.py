@@ -15,7 +15,6 @@ from odcl._typing import Floats, Ints
 from odcl.clustering.labels import same_partition
 from odcl.data.federation import Federation
 from odcl.data.synthetic import linear_federation
-from odcl.risk.losses import Logistic, Poisson
 
 MIXED, BEFORE = Method(), Method("mixture")
 NOTE = """Counts over seeds: 'K' found as it is, 'exact' the true groups. 'error' is ||model -
@@ -46,20 +45,6 @@ def run(*, quick: bool, data: Path) -> None:
     lines = [_line(name, make, goal, seeds) for name, (make, goal) in WORLDS.items()]
     table("6a. Mixed groups, squared loss", header, lines, NOTE)
     _speed(quick=quick)
-    lines = [
-        _other_line(loss, n, seeds[: 2 if quick else 10]) for loss in OTHER for n in (5, 10, 20)
-    ]
-    header = (
-        "60 users in 3 groups, dim 5",
-        "runs",
-        "K",
-        "placed",
-        "mixed",
-        "before",
-        "pooled",
-        "local",
-    )
-    table("6c. Mixed groups, other losses", header, lines, OTHER_NOTE)
 
 
 # -- worlds --------------------------------------------------------------------------------------
@@ -251,59 +236,3 @@ def _many(m: int, n: int, dim: int, k: int) -> Federation:
     y = (X * np.repeat(theta[np.arange(m) % k], n, axis=0)).sum(axis=1)
     y += rng.standard_normal(m * n)
     return Federation(X, y, np.arange(m + 1) * n, np.arange(m))
-
-
-# -- other losses --------------------------------------------------------------------------------
-
-OTHER = {"logistic": Logistic(), "poisson": Poisson()}
-OTHER_NOTE = """Counts over seeds: 'K' = 3 found; 'placed': share of users placed with their own
-(best matching of groups). Then the mean loss of 200 new rows per user above that of the true
-models: mixed groups, the noise mixture, one model for all, one per user (l2 = 0.01)."""
-
-
-def _other_line(loss: str, n: int, seeds: range) -> tuple[str | int | float, ...]:
-    progress(f"{loss}, n={n}")
-    risk, m, dim = Risk(OTHER[loss], 0.01, True), 60, 5
-    found, placed, gaps = 0, [], []
-    for seed in seeds:
-        rng = np.random.default_rng(seed)
-        size = 2.0 if loss == "logistic" else 0.5
-        groups = np.arange(m) % 3
-        theta = size * rng.standard_normal((3, dim + 1))[groups]
-        rows, new = (_drawn(loss, theta, k, rng) for k in (n, 200))
-        mixed, before = (fit(rows, risk, method) for method in (MIXED, BEFORE))
-        whole = Federation(rows.X, rows.y, np.array([0, len(rows.y)]), np.zeros(1, int))
-        one = fit(whole, risk, Method.paper(1)).models
-        rivals = (mixed.models, before.models, np.tile(one, (m, 1)), before.local.theta)
-        gaps.append([_risk(x, new, risk) - _risk(theta, new, risk) for x in rivals])
-        found += mixed.n_clusters == 3
-        placed.append(_placed(mixed.labels, groups))
-    return (
-        *(f"{loss}, n={n}", len(seeds), found, f"{np.mean(placed):.2f}"),
-        *(f"{x:.3f}" for x in np.mean(gaps, axis=0)),
-    )
-
-
-def _drawn(loss: str, theta: Floats, n: int, rng: Any) -> Federation:
-    m, dim = theta.shape
-    X, own = rng.standard_normal((m * n, dim - 1)), np.repeat(theta, n, axis=0)
-    z = (X * own[:, :-1]).sum(axis=1) + own[:, -1]
-    y = rng.poisson(np.exp(np.minimum(z, 4.0))).astype(float)
-    if loss == "logistic":
-        y = np.where(z + rng.logistic(size=len(z)) > 0, 1.0, -1.0)
-    return Federation(X, y, np.arange(m + 1) * n, np.arange(m))
-
-
-def _risk(theta: Floats, rows: Federation, risk: Risk) -> float:
-    D = risk.design(rows.X)
-    z = (D * theta[rows.row_user]).sum(axis=1, keepdims=True)
-    return float(risk.loss.value(z, risk.loss.encode(rows.y)).mean())
-
-
-def _placed(labels: Ints, groups: Ints) -> float:
-    from scipy.optimize import linear_sum_assignment
-
-    counts = np.zeros((labels.max() + 1, groups.max() + 1))
-    np.add.at(counts, (labels, groups), 1)
-    a, b = linear_sum_assignment(-counts)
-    return float(counts[a, b].sum() / len(labels))

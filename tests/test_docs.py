@@ -21,6 +21,9 @@ NUMBERS = {
     (): "1",
     ("dim",): "p",
     ("dim", "dim"): "p (p + 1) / 2",
+    ("widths",): "3",
+    ("widths", "dim"): "3 p",
+    ("widths", "dim", "dim"): "3 p (p + 1) / 2",
     ("width",): "d + 1",
     ("width", "width"): "(d + 1)(d + 2) / 2",
 }

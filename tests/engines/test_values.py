@@ -46,6 +46,7 @@ NOT_DEFAULT = [
     ConvexClustering(lam=0.25, n_neighbors=4),
     ConvexClustering(select="plateau"),
     MixedGroups(max_groups=7),
+    MixedGroups(n_groups=3, spread="diag"),
 ]
 
 
@@ -80,6 +81,16 @@ def test_a_method_goes_to_json_and_back_unchanged(
     built, given_one = again.clusterer.build(seed=8), method.clusterer.build(seed=8)
     assert type(built) is type(clusterer)
     assert built.get_params() == given_one.get_params()
+
+
+def test_groups_and_shape_that_are_given_reach_the_server():
+    """And where the noise mixture takes over, it looks for as many groups."""
+    federation = linear_federation(40, 30, n_clusters=4, dim=6, seed=1)
+    method = Method(MixedGroups(n_groups=2, spread="diag"))
+    result = fit(federation, Risk(), method)
+    assert result.n_clusters == 2
+    assert result.step.mixture.spread.shape == "diag"
+    assert method.resolved(None, 6).clusterer == Method(NoiseMixture(2)).clusterer
 
 
 def test_a_method_that_came_back_gives_the_same_models():

@@ -340,6 +340,15 @@ WORDS_CHANGED = {
     "a feature more": (put("n_features", 4), "3 names of features"),
     "features of text": (put("n_features", "3"), "n_features is '3'"),
     "a name less": (put("feature_names", ["a", "b"]), "2 names of features"),
+    "a design of other columns": (
+        put("design", {"features": ["a"], "levels": {"a": ["x", "y"]}, "fill": {}}),
+        "its features are not those of its design",
+    ),
+    "a design without levels": (put("design", {"features": ["a"]}), "levels or means are no"),
+    "a factor beyond": (
+        put("risk", "factors", [{"columns": [9], "weights": [1.0], "constant": 0.0, "name": ""}]),
+        "a factor has column 9, beyond the model's",
+    ),
     "a name of numbers": (put("feature_names", ["a", "b", 3]), "name is not text"),
     "a user less": (lambda w: w["users"].pop(), "11 users and 12 labels"),
     "a user twice": (put("users", 1, "s0"), "a user is there twice"),

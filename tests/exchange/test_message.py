@@ -25,9 +25,9 @@ def uploads(m=5, dim=3, *, full=True, seed=0):
     terms = {
         "means": rng.normal(size=(m, width)),
         "factor": np.triu(rng.normal(size=(m, width, width))),
-        "site_curvature": half @ half.swapaxes(1, 2),
-        "site_slope": rng.normal(size=(m, dim)),
-        "site_constant": rng.normal(size=m),
+        "site_curvature": np.stack([w * (half @ half.swapaxes(1, 2)) for w in (1, 2, 3)], axis=1),
+        "site_slope": rng.normal(size=(m, 3, dim)),
+        "site_constant": rng.normal(size=(m, 3)),
         "site_ceiling": rng.normal(size=m),
         "observations": n,
     }
@@ -105,7 +105,7 @@ def test_arrays_of_a_file_lead_back_to_the_messages(name):
     arrays = message.to_arrays()
     if "curvature" in arrays:
         assert arrays["curvature"].shape == (5, 6)  # triangles
-    shapes = message.array_shapes("users", {"dim": 3, "width": 4})
+    shapes = message.array_shapes("users", {"dim": 3, "width": 4, "widths": 3})
     for key, values in arrays.items():
         if values.ndim:  # what all users share is one number
             assert shapes[key][1:] == values.shape[1:]
@@ -126,7 +126,7 @@ def test_bytes_are_eight_per_number_and_a_triangle_per_matrix():
     assert n_numbers((4, 4)) == 10
     assert n_numbers((4, 5)) == 20
     assert message_bytes((4,), (), (4, 4)) == 8 * 15
-    terms = 4 + 10 + 6 + 3 + 1 + 1 + 1
+    terms = 4 + 10 + 3 * (6 + 3 + 1) + 1 + 1
     assert_array_equal(uploads().n_bytes, 8 * (3 + 1 + 6 + 1 + 1 + terms))
     assert_array_equal(uploads(full=False).n_bytes, 8 * (3 + 1 + 3 + 1 + 1 + terms))
     kept = uploads()
@@ -138,7 +138,7 @@ def test_bytes_are_eight_per_number_and_a_triangle_per_matrix():
 
 def test_a_ledger_counts_rounds_first_ones_and_the_delivery():
     one = Ledger.of(uploads(), downloads())
-    assert (one.n_rounds, one.total_up, one.total_down) == (1, 5 * 8 * (12 + 26), 5 * 8 * 11)
+    assert (one.n_rounds, one.total_up, one.total_down) == (1, 5 * 8 * (12 + 46), 5 * 8 * 11)
     rounds = Exchange(
         7, sends=((3,),), receives=((3,),) * 2, sends_first=((),), delivers=True
     ).over(4)

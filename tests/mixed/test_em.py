@@ -12,7 +12,7 @@ from odcl.mixed.em import _slopes, charge, fit_mixture
 from odcl.mixed.mixture import Spread, center_step, group_sums, misfits, moments
 from odcl.mixed.noise import CAUTION, GRID, Noise, pure_noise
 from odcl.mixed.search import _center_prior, _within_reach, one_group
-from odcl.mixed.tails import SCALES, with_tails
+from odcl.mixed.tails import GAP, SCALES, _shares, with_tails
 
 from .worlds import dense_log_density, rows_of, seen
 
@@ -206,6 +206,18 @@ def test_tails_are_a_mixture_of_scales_and_pay_for_themselves():
     assert SCALES[1] == 1
     assert_allclose(fit.tail_gain, gain, atol=0.02)
     assert_allclose(plain.evidence - fit.evidence, 2 * fit.tail_gain - np.log(150), rtol=1e-9)
+
+
+def test_shares_of_the_scales_are_those_of_largest_likelihood():
+    """EM's level is within its own bound of that of a hundred times as many steps."""
+    levels = np.random.default_rng(0).standard_normal((200, 4)) * [1, 0.3, 0.5, 2]
+    _, level = _shares(levels, -np.inf)
+    shares, density = np.full(4, 0.25), np.exp(levels)
+    for _ in range(30_000):
+        shares = shares * (density / (density @ shares)[:, None]).mean(axis=0)
+    best = np.log(density @ shares).sum()
+    assert best - GAP <= level <= best + 1e-9
+    assert _shares(levels, best + 1)[1] <= best
 
 
 def test_users_around_a_center_as_normal_have_no_tails():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -15,6 +17,7 @@ from odcl.mixed import search as module
 from odcl.mixed.mixture import Quadratics
 from odcl.mixed.posterior import download_of, posterior
 from odcl.mixed.search import sample_by_id, search
+from odcl.mixed.starts import kmeans_seeds, lloyd
 
 from .worlds import rows_of, seen
 
@@ -119,6 +122,17 @@ def test_blas_has_one_thread_while_groups_are_searched_for(monkeypatch):
     search(q)
     blas = [pool["num_threads"] for pool in during[0] if pool["user_api"] == "blas"]
     assert set(blas) == {1}
+
+
+def test_k_means_begins_with_one_user_of_every_group_far_apart():
+    """Farthest points and main axes alike: seeds of K = 4 lie in four different corners."""
+    rng = np.random.default_rng(0)
+    corners = np.array([[9.0, 0.0], [-9.0, 1.0], [0.0, 9.0], [1.0, -9.0]])
+    points = corners[np.arange(40) % 4] + 0.1 * rng.standard_normal((40, 2))
+    for centers in next(islice(kmeans_seeds(points), 2, None)):
+        near = ((centers[:, None] - corners) ** 2).sum(axis=2).argmin(axis=1)
+        assert sorted(near) == [0, 1, 2, 3]
+        assert same_partition(lloyd(points, centers).argmax(axis=1), np.arange(40) % 4)
 
 
 def continuum(kind, seed, *, n_users=60, rows=30, dim=7):

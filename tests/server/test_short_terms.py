@@ -95,7 +95,7 @@ def test_an_average_is_one_observation_of_variance_s2_over_n():
     """-2 log p(y-bar) with the model integrated out, against the dense Gaussian."""
     rng = np.random.default_rng(0)
     federation, risk = people_of(Squared(), np.array([3, 40, 40])), Risk(intercept=True)
-    q, at = user_quadratics(uploads_of(federation, risk, short_terms=False))
+    (q, *_), at = user_quadratics(uploads_of(federation, risk, short_terms=False))
     assert (q.rows[0], q.dof[0], q.pure[0]) == (1, 0, 0)
     T, s2 = 0.3, 0.7
     m = moments(q, Spread("scalar", T * np.eye(5), np.ones(5, bool)), np.full(3, s2))

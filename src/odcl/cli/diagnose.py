@@ -24,7 +24,7 @@ does: how noisy they are against the distances between groups, whether the
 groups would be found again, who stands at a border or fits no group. Begins
 with one of: one shot is enough; use precision combining; add refinement
 rounds; collect more rows; there is no group structure, use one model; no
-groups, users differ gradually; the groups are too fine, stay local."""
+groups, users differ gradually; models of their own serve users as well."""
 
 _EXAMPLES = """\
 examples:

@@ -57,8 +57,8 @@ _ABOUT = """\
 The right model for every user, after one round of communication.
 
 A table has rows of many users: stores, sensors, patients, tenants. They belong
-to hidden groups. odcl finds the groups and how many there are, and gives every
-user its model."""
+to hidden groups, or differ gradually, or both. odcl finds out which, says in
+what they differ and by how much, and gives every user its model."""
 
 _START = """\
 start here:

@@ -18,11 +18,12 @@ LOSSES = ("squared", "logistic", "poisson", "huber", "multinomial")
 _ABOUT = """\
 Tell how many rows per user are needed to find the hidden groups.
 
-Simulates the round: users' models are drawn around the groups' models with
-the noise that so many rows leave, and clustered. No data are needed; a small
-table (--pilot) makes it about your own. Without options it is the paper's
-linear set-up. Beside it stands the paper's threshold, which is safe for the
-worst federation imaginable and therefore astronomical."""
+Simulates the round: what users' rows say is drawn around the groups' models
+with the noise that so many rows leave, and groups are searched for, by the
+default and by other methods. No data are needed; a small table (--pilot) makes
+it about your own, differences inside groups included. Without options it is
+the paper's linear set-up. Beside it stands the paper's threshold, which is safe
+for the worst federation imaginable and therefore astronomical."""
 
 _EXAMPLES = """\
 examples:

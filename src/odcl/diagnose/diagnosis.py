@@ -284,7 +284,8 @@ def _measured(uploads: Uploads, step: ServerStep, noise: Noise, combine: str | N
     if len(blind) == 0 or not uploads.has_terms:
         return found
     at = found.membership
-    r = posterior(user_quadratics(uploads.take(blind), mixture.coordinates)[0], mixture)
+    (q,), _ = user_quadratics(uploads.take(blind), mixture)
+    r = posterior(q, mixture)
     chance, own = r.responsibilities.copy(), step.labels[blind]
     at.elsewhere[blind] = 1 - chance[np.arange(len(blind)), own]
     chance[np.arange(len(blind)), own] = -1

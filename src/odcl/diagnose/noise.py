@@ -176,9 +176,10 @@ def overdispersion(uploads: Uploads) -> float:
     some = np.flatnonzero(spare > 0)
     if len(some) == 0:
         return 1.0
-    A, b = uploads.site_curvature[some], uploads.site_slope[some, :, None]
+    widest = -1  # nearest to the user's own model
+    A, b = uploads.site_curvature[some, widest], uploads.site_slope[some, widest, :, None]
     fitted = (b * (np.linalg.pinv(A, hermitian=True) @ b)).sum(axis=(1, 2))
-    deviance = 2 * uploads.site_ceiling[some] + uploads.site_constant[some] - fitted
+    deviance = 2 * uploads.site_ceiling[some] + uploads.site_constant[some, widest] - fitted
     return float(np.median(deviance / spare[some]))
 
 

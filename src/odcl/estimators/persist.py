@@ -267,6 +267,8 @@ def _fill(model: Any, stored: StoredArtifact, listed: Any, groups: dict[str, flo
         m, found = len(model.users_), arrays["theta"].shape[1]
         expect(m == len(labels), f"there are {m} users and {len(labels)} labels")
         expect(found == dim, f"models have {found} numbers, not {dim}")
+        last = max((j for factor in model.risk_.factors for j in factor.columns), default=-1)
+        expect(last < int(used.sum()), f"a factor has column {last}, beyond the model's")
         expect(len(arrays["scale"]) == int(used.sum()), "scales are not those of the columns used")
         inside = bool((labels >= -1).all() and (labels < k).all())
         expect(inside, f"a label is beyond the {k} groups")

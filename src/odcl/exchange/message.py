@@ -6,6 +6,7 @@ place that lists them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache
@@ -27,6 +28,11 @@ class Part:
     shape: tuple[str, ...] = ()  # () is a number; ("dim", "dim") is symmetric: a triangle is sent
     shared: bool = False  # the same for every user: held once, sent to each
     triangular: bool = False  # the matrix is a triangle itself
+
+    @property
+    def matrix(self) -> bool:
+        """Is it a matrix, or several of them: do the last two sizes go by the same name?"""
+        return len(self.shape) > 1 and self.shape[-1] == self.shape[-2]
 
 
 def part(
@@ -85,10 +91,11 @@ class Message:
     def to_arrays(self) -> dict[str, Array]:
         arrays = {}
         for name, values in self.present.items():
-            if values.ndim == 3:
-                rows, columns = np.triu_indices(values.shape[1])
-                values = values[:, rows, columns]
-            elif len(self.parts()[name].shape) == 2:
+            part = self.parts()[name]
+            if part.matrix and values.ndim == 1 + len(part.shape):
+                rows, columns = np.triu_indices(values.shape[-1])
+                values = values[..., rows, columns]
+            elif part.matrix:
                 name += _DIAGONAL
             arrays[name] = values
         return arrays
@@ -101,10 +108,10 @@ class Message:
         shapes: dict[str, tuple[int | str, ...]] = {}
         for name, part in cls.parts().items():
             numbers = [sizes[word] for word in part.shape]
-            own = (n_numbers(numbers),) if numbers else ()
-            shapes[name] = own if part.shared else (users, *own)
-            if len(numbers) == 2:
-                shapes[name + _DIAGONAL] = (users, numbers[0])
+            shapes[name] = tuple(numbers) if part.shared else (users, *numbers)
+            if part.matrix:
+                shapes[name] = (users, *numbers[:-2], n_numbers(numbers[-2:]))
+                shapes[name + _DIAGONAL] = (users, *numbers[:-1])
         return shapes
 
     @classmethod
@@ -116,13 +123,13 @@ class Message:
             if cls.parts()[field_name].shared and array.ndim == 0:
                 values[name] = array.item()
                 continue
-            if field_name == name and len(cls.parts()[name].shape) == 2:
-                side = int(np.sqrt(2 * array.shape[1]))
+            if field_name == name and cls.parts()[name].matrix:
+                side = int(np.sqrt(2 * array.shape[-1]))
                 rows, columns = np.triu_indices(side)
-                square = np.zeros((len(array), side, side))
-                square[:, rows, columns] = array
+                square = np.zeros((*array.shape[:-1], side, side))
+                square[..., rows, columns] = array
                 if not cls.parts()[name].triangular:
-                    square[:, columns, rows] = array
+                    square[..., columns, rows] = array
                 array = square
             if field_name in values:
                 raise ValueError(f"{field_name} is there twice")
@@ -154,9 +161,10 @@ class Message:
     def n_bytes(self) -> Ints:
         """Bytes of each user's message, (n_users,): 8 per number."""
         numbers = np.zeros(len(self), dtype=np.intp)
-        for name, values in self.present.items():
-            shape = values.shape if self.parts()[name].shared else values.shape[1:]
-            numbers += n_numbers(shape) * ~self.kept_back(name)
+        for name, values in self.to_arrays().items():
+            name = name.removesuffix(_DIAGONAL)
+            each = values.size if self.parts()[name].shared else math.prod(values.shape[1:])
+            numbers += each * ~self.kept_back(name)
         return 8 * numbers
 
     def refuse_non_finite(self, name: str, values: Floats) -> None:

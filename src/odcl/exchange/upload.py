@@ -15,7 +15,7 @@ import numpy as np
 from odcl._typing import Bools, Floats, Ints
 from odcl.data.federation import group_rows
 from odcl.exchange.message import Message, part
-from odcl.risk.risk import Risk
+from odcl.risk.risk import SITE_WIDTHS, Risk
 
 TERM_FIELDS = (
     *("means", "factor", "site_curvature", "site_slope", "site_constant", "site_ceiling"),
@@ -65,12 +65,16 @@ class Uploads(Message):
         triangular=True,
     )
     site_curvature: Floats | None = part(
-        "how sharply the rows determine a model of classes or counts; as for curvature",
+        "how sharply the rows determine a model of classes or counts, under priors of several "
+        "widths; as for curvature",
+        "widths",
         "dim",
         "dim",
     )
-    site_slope: Floats | None = part("where that model would be, weighed by its sharpness", "dim")
-    site_constant: Floats | None = part("how well the rows agree with such a model")
+    site_slope: Floats | None = part(
+        "where that model would be, weighed by its sharpness", "widths", "dim"
+    )
+    site_constant: Floats | None = part("how well the rows agree with such a model", "widths")
     site_ceiling: Floats | None = part("how well they would agree with a perfect one")
     observations: Floats | None = part(
         "how many rows the last fields tell of: all; of a user with fewer rows than parameters "
@@ -117,7 +121,7 @@ class Uploads(Message):
     def dim(self) -> int:
         for model in (self.theta, self.site_slope):
             if model is not None:
-                return int(model.shape[1])
+                return int(model.shape[-1])
         if self.means is None or self.risk is None:
             raise ValueError("These uploads hold neither the users' models nor their data terms.")
         return int(self.means.shape[1]) - 1 + self.risk.intercept
@@ -182,8 +186,9 @@ class Uploads(Message):
         m, dim = self.n_users, self.dim
         sizes = upload_sizes(self.risk, dim)
         for name, values in self.present.items():
-            shape = (m, *(sizes[size] for size in self.parts()[name].shape))
-            if values.shape not in (shape, shape[:2]):
+            part = self.parts()[name]
+            shape = (m, *(sizes[size] for size in part.shape))
+            if values.shape not in (shape, shape[:-1] if part.matrix else shape):
                 raise ValueError(f"{name} has shape {values.shape}, and {m} uploads need {shape}.")
             if name not in PLAIN:
                 self.refuse_non_finite(name, values)
@@ -206,4 +211,4 @@ class Uploads(Message):
 def upload_sizes(risk: Risk | None, dim: int) -> dict[str, int]:
     """What the words in the shapes of an upload's fields stand for."""
     features = dim if risk is None else dim // risk.n_outputs - risk.intercept
-    return {"dim": dim, "width": features + 1}
+    return {"dim": dim, "width": features + 1, "widths": len(SITE_WIDTHS)}

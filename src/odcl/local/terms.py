@@ -45,18 +45,20 @@ def user_terms(federation: Federation, risk: Risk, *, short_terms: bool = True) 
     if short.any():
         means = data_terms(federation.X, n[owner], owner, len(n), federation.weight).mean[:, :-1]
         federation = federation.with_X(np.where(short[owner, None], means[owner], federation.X))
-    q = user_sites(federation, risk)
-    assert q.ceiling is not None
-    for values in (q.A, q.b, q.uu, q.ceiling):
+    widths = user_sites(federation, risk)
+    A, b, constant = (np.stack([getattr(q, x) for q in widths], axis=1) for x in ("A", "b", "uu"))
+    ceiling = widths[0].ceiling
+    assert ceiling is not None
+    for values in (A, b, constant, ceiling):
         values[silent] = 0.0
     # References of factors follow from the other columns: they are not sent.
-    width, own = q.dim // risk.n_outputs, risk.n_inputs(federation.n_features)
-    sent = np.flatnonzero(np.arange(q.dim) % width < own)
+    inputs, own = b.shape[-1] // risk.n_outputs, risk.n_inputs(federation.n_features)
+    sent = np.flatnonzero(np.arange(b.shape[-1]) % inputs < own)
     return {
-        "site_curvature": q.A[:, sent[:, None], sent],
-        "site_slope": q.b[:, sent],
-        "site_constant": q.uu,
-        "site_ceiling": q.ceiling,
+        "site_curvature": A[..., sent[:, None], sent],
+        "site_slope": b[..., sent],
+        "site_constant": constant,
+        "site_ceiling": ceiling,
         **observations,
     }
 
@@ -89,8 +91,8 @@ def _data_terms(federation: Federation, risk: Risk) -> tuple[DataTerms, Floats]:
     return data_terms(X, y, owner, m, weight), share
 
 
-def user_sites(federation: Federation, risk: Risk) -> Quadratics:
-    """The users' sites, for losses that are not quadratic, in all levels of factors."""
+def user_sites(federation: Federation, risk: Risk) -> list[Quadratics]:
+    """The users' sites of every width, for losses that are not quadratic, in all levels."""
     return sites(
         risk.loss.name,
         site_design(federation.X, risk),

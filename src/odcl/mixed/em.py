@@ -29,6 +29,7 @@ from odcl.mixed.noise import BLIND_FLOOR, FLOOR, Noise
 
 SHRINK = 0.4  # a step of T that lowers the bound is tried again, this much shorter
 TRIALS = 8
+SETTLE = 100  # sweeps at most that numbers may still move when the bound rises no more
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,13 +120,15 @@ def fit_mixture(
     tol: float = 1e-8,
     max_sweeps: int = 500,
     beat: float = np.inf,
+    still: float = np.inf,
 ) -> Fit:
     """Ascend the bound from the responsibilities ``start`` (n_users, K), T and noise given.
 
     ``prior`` is B, needed for two groups and more; B may grow in proportion, since
     small groups lie farther out than users on average do. ``reml=False`` takes the centers as
-    known (maximum likelihood). Ends when a sweep gains less than ``tol``, or when the evidence
-    ``beat`` would not be beaten though all sweeps to come gained as much as the last.
+    known (maximum likelihood). Ends when a sweep gains less than ``tol`` and (but for ``SETTLE``
+    sweeps) moves no number by more than ``still``, or when the evidence ``beat`` would not be
+    beaten though all sweeps to come gained as much as the last.
     """
     base, reach = prior, (charge(spread, start.shape[1], prior, len(q)) - beat) / 2
     m = moments(q, spread, s2)
@@ -133,19 +136,23 @@ def fit_mixture(
     centers = center_step(*group_sums(m, r), prior, anchor=q.anchor, reml=reml)
     misfit = misfits(m, centers)
     trace: list[float] = []
-    converged = False
+    converged, settled, moved = False, 0, np.inf
     for sweep in range(max_sweeps):
         r, total = responsibilities(misfit, weights)
         trace.append(float(total.sum() - centers.price[0]) + noise.log_prior(s2))
         gain = trace[-1] - trace[-2] if sweep else np.inf
-        converged = gain < tol
+        settled += gain < tol
+        converged = settled > 0 and (moved <= still or settled > SETTLE)
         if converged or trace[-1] + gain * (max_sweeps - sweep) < reach:
             break
         weights = r[0].mean(axis=0)
         if base is not None:
             prior = _wider(base, centers)
+        before = centers.c, spread.matrix, np.log(s2)
         centers = center_step(*group_sums(m, r), prior, anchor=q.anchor, reml=reml)
         spread, s2, m, misfit = _variance_step(q, m, spread, s2, r[0], centers, noise)
+        after = centers.c, spread.matrix, np.log(s2)
+        moved = max(float(np.abs(a - b).max()) for a, b in zip(before, after, strict=True))
     at_means = replace(centers, C=np.zeros_like(centers.C))
     misfit = misfits(m, at_means)
     log_likelihood = float(responsibilities(misfit, weights)[1].sum())
@@ -205,7 +212,8 @@ def _variance_step(
         s2_T = s2 * (s2_new / s2) ** step
         m_T = moments(q, T, s2_T)
         misfit_T = misfits(m_T, centers)
-        if level(misfit_T, s2_T) >= before - 1e-13 * abs(before):
+        # Rounding is no fall: steps cut short by it would end anywhere near the top.
+        if level(misfit_T, s2_T) >= before - 1e-11 * abs(before):
             return T, s2_T, m_T, misfit_T
         step *= SHRINK
     return spread, s2, m, misfit

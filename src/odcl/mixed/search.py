@@ -45,6 +45,7 @@ SAMPLE = 2000  # users that search for K and shape; all take part in the last sw
 FEW = 300  # users that tell where fits of given K begin
 ROUGH = 1e-2  # gain in the bound per sweep at which a candidate has converged well enough
 FINE = 1e-8
+STILL = 1e-10  # where the winner comes to rest: the order of rows and users is not to be seen
 SWEEPS = 4  # of each start, before the best is converged
 PATIENCE = 30  # sweeps that a candidate may take; the winner takes all it needs
 
@@ -119,7 +120,12 @@ def _polish(
     tol: float = FINE,
     max_sweeps: int = 500,
 ) -> Fit:
-    fit = fit_mixture(q, r, fit.spread, fit.noise, s2, fit.prior, tol=tol, max_sweeps=max_sweeps)
+    fit = fit_mixture(
+        *(q, r, fit.spread, fit.noise, s2, fit.prior),
+        tol=tol,
+        max_sweeps=max_sweeps,
+        still=STILL,
+    )
     if admissible is not None:
         fit = _reduced(q, fit, admissible, tol, max_sweeps)
     return with_tails(q, fit)
@@ -369,12 +375,17 @@ def _choose(q: Quadratics, fits: list[Fit]) -> Fit:
     if full is None or not best:
         return full or min(best.values(), key=evidence)
     simple = min(best.values(), key=evidence)
-    if simple.n_groups > 1 and evidence(full) < evidence(simple):
-        simple = _refit(q, simple, simple.spread, _center_prior(full))
-    lead = evidence(full) - evidence(simple)
-    if simple.n_groups > 1:
-        lead += full.common - simple.common - 4 * simple.entropy
-    return full if lead < 0 else simple
+    if simple.n_groups == 1:
+        return min(full, simple, key=evidence)
+    if evidence(full) < evidence(simple):
+        wide = _refit(q, simple, simple.spread, _center_prior(full))
+        simple = min(simple, wide, key=_doubted)
+    return full if evidence(full) + full.common < _doubted(simple) else simple
+
+
+def _doubted(fit: Fit) -> float:
+    """The evidence of groups beside one center with a full T; see above."""
+    return evidence(fit) + fit.common + 4 * fit.entropy
 
 
 def _grow(q: Quadratics, fewer: Fit, starts: list[Floats], prior: Floats, beat: float) -> Fit:

@@ -8,28 +8,42 @@ with g and -h the first two derivatives of a row's log-likelihood in its logit z
 classes C - 1 logits, and A in (C - 1) dim numbers). The site exp(k + b'theta - theta'A theta / 2)
 stands for the likelihood; k makes its evidence under the prior the variational bound, so that
 sites are comparable. A site exists for one row, for one class, and for more parameters than rows.
+
+It is good where the prior has its mass, and nobody knows beforehand how large the users' models
+are. So each user sends its site under priors of several widths, and the server takes the width
+whose groups have the best evidence.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
-from scipy.special import expit, gammaln, xlogy
+from scipy.special import gammaln, ndtr, xlogy
 
 from odcl._typing import Floats, Ints
 from odcl.mixed.mixture import Quadratics
 from odcl.mixed.posterior import Download
 from odcl.mixed.terms import by_size
 from odcl.risk.loss import symmetric
+from odcl.risk.risk import SITE_WIDTHS
 
-INTERCEPT_SD = 3.0  # prior of the sites, for standardized columns: of an intercept, of a slope,
-SLOPE_SD = 1.0
-LOGIT_SD = 3.0  # and of all slopes together, so that many features do not make it wider
-PRESSING, WIDER, SURE = 0.5, 3.0, 0.25  # mean square in units of the prior; times; in log evidence
-NODES, MASSES = np.polynomial.hermite_e.hermegauss(20)
-MASSES = MASSES / MASSES.sum()
+INTERCEPT_SD = 3.0  # prior of the sites, for standardized columns; of slopes: SITE_WIDTHS
+# The logistic function is a mixture of normal distribution functions to 2e-9 (Monahan and
+# Stefanski 1992), so that its averages over Gaussians are closed forms.
+SHARES, RATES = np.array(
+    [
+        (0.003246343272134, 1.365340806296348),
+        (0.051517477033972, 1.059523971016916),
+        (0.195077912673858, 0.830791313765644),
+        (0.315569823632818, 0.650732166639391),
+        (0.274149576158423, 0.508135425366489),
+        (0.131076880695470, 0.396313345166341),
+        (0.027912418727972, 0.308904252267995),
+        (0.001449567805354, 0.238212616409306),
+    ]
+).T.copy()
 STEPS = 200
 
 
@@ -45,8 +59,8 @@ class Expected:
 def expected(loss: str, y: Floats, m: Floats, S: Floats) -> Expected:
     """E log p(y | z), its gradient and its curvature for z ~ N(m, S), m (..., rows, D).
 
-    logistic (y 0 or 1): 20-point Gauss-Hermite; poisson: closed form; multinomial (y 0..D, the
-    last class the reference): the cubature rule with 2 D points that is exact for cubics.
+    logistic (y 0 or 1) and poisson: closed forms; multinomial (y 0..D, the last class the
+    reference): the cubature rule with 2 D points that is exact for cubics.
     """
     if loss == "poisson":
         # A rate a million times the count is wrong enough: more would drown the prior in rounding.
@@ -54,11 +68,12 @@ def expected(loss: str, y: Floats, m: Floats, S: Floats) -> Expected:
         value = y * m[..., 0] - rate - gammaln(y + 1)
         return Expected(value, (y - rate)[..., None], rate[..., None, None])
     if loss == "logistic":
-        z = m + np.sqrt(S[..., 0]) * NODES
-        p = expit(z)
-        value = y * m[..., 0] - np.logaddexp(0.0, z) @ MASSES
-        bend = (p * (1 - p)) @ MASSES
-        return Expected(value, (y - p @ MASSES)[..., None], bend[..., None, None])
+        size = np.sqrt(1 / RATES**2 + S[..., 0])
+        z = m / size
+        density = np.exp(-0.5 * z**2) / np.sqrt(2 * np.pi)
+        p = ndtr(z) @ SHARES
+        value = (y - p) * m[..., 0] - (size * density) @ SHARES
+        return Expected(value, (y - p)[..., None], ((density / size) @ SHARES)[..., None, None])
     D = m.shape[-1]
     root = np.linalg.cholesky(S + 1e-12 * np.eye(D)) * np.sqrt(D)
     points = np.concatenate([root, -root], axis=-1) + m[..., None]  # (..., rows, D, 2 D)
@@ -96,17 +111,24 @@ class Gaussians:
 
 
 def variational(
-    loss: str, X: Floats, y: Floats, weights: Floats, mean: Floats, root: Floats, D: int = 1
+    loss: str,
+    X: Floats,
+    y: Floats,
+    weights: Floats,
+    mean: Floats,
+    root: Floats,
+    D: int = 1,
+    start: tuple[Floats, Floats] | None = None,
 ) -> Gaussians:
     """The Gaussian nearest to each user's posterior under N(mean, root root').
 
     ``X`` is (n, rows, dim), ``y`` and ``weights`` (n, rows), ``mean`` (n, D dim), ``root``
-    (D dim, rank): coordinates may be fixed. Steps are natural gradients in (A, b), halved for a
-    user whose bound would fall, unless the step brings it nearer to its aim: the cubature's bound
-    is not flat there.
+    (D dim, rank): coordinates may be fixed. Steps are natural gradients in (A, b), from ``start``
+    on, halved for a user whose bound would fall, unless the step brings it nearer to its aim: the
+    cubature's bound is not flat there.
     """
     n, _, dim = X.shape
-    size, rank = D * dim, root.shape[1]
+    rank = root.shape[1]
 
     def look(who: Ints, A: Floats, b: Floats) -> tuple[Floats, ...]:
         """mu, V, the (A, b) that the step aims at, and the bound, of some users."""
@@ -125,14 +147,16 @@ def variational(
         bound: Floats = (weights[who] * e.value).sum(axis=1) - 0.5 * divergence
         return mu, V, aim, (aim @ mu[..., None])[..., 0] + g, bound
 
-    A, b, step = np.zeros((n, size, size)), np.zeros((n, size)), np.ones(n)
-    live = np.arange(n)
+    A, b = np.zeros((n, D * dim, D * dim)), np.zeros((n, D * dim))
+    if start is not None:
+        A, b = start[0].copy(), start[1].copy()
+    step, live = np.ones(n), np.arange(n)
     state = look(live, A, b)
     for _ in range(STEPS):
         # A user who has arrived stays put, so that it does not matter who else is in the batch.
         # Both count: as many hits as misses at one place leave b at zero, and A to be found.
         gap = _largest(state[2][live] - A[live], state[3][live] - b[live])
-        going = (gap > 1e-11 * (1 + _largest(A[live], b[live]))) & (step[live] > 1e-6)
+        going = (gap > 1e-9 * (1 + _largest(A[live], b[live]))) & (step[live] > 1e-6)
         live, gap = live[going], gap[going]
         if not len(live):
             break
@@ -179,21 +203,12 @@ def _information(X: Floats, weights: Floats, e: Expected, D: int) -> tuple[Float
     return (A + A.transpose(0, 2, 1)) / 2, g  # it is sent as a triangle
 
 
-def prior_precision(dim: int, D: int = 1, *, intercept: bool = True) -> Floats:
-    """P of the sites: the intercept (first, if any) may be wide, slopes are of order one."""
-    sd = np.full(dim, min(SLOPE_SD, LOGIT_SD / np.sqrt(dim)))
+def prior_sd(dim: int, D: int = 1, *, intercept: bool = True, width: float = 1.0) -> Floats:
+    """Prior of the sites: the intercept (first, if any) may be wide, slopes have ``width``."""
+    sd = np.full(dim, width)
     if intercept:
         sd[0] = INTERCEPT_SD
-    return np.diag(np.tile(1 / sd**2, D))
-
-
-def _site(
-    loss: str, X: Floats, y: Floats, weights: Floats, root: Floats, D: int
-) -> tuple[Gaussians, Floats]:
-    """Sites under the diagonal prior N(0, root^2), and -2 k of each."""
-    site = variational(loss, X, y, weights, np.zeros((len(X), len(root))), root, D)
-    inside = np.linalg.slogdet(np.eye(len(root)) + root @ site.A @ root)[1]
-    return site, -2 * site.elbo + (site.b * site.mu).sum(axis=1) - inside
+    return np.tile(sd, D)
 
 
 def sites(
@@ -206,38 +221,40 @@ def sites(
     *,
     n_classes: int = 2,
     intercept: bool = True,
-) -> Quadratics:
-    """Every user's site, from design rows ``Z`` on columns standardized by agreed scales.
+) -> list[Quadratics]:
+    """Every user's sites of all widths, from design rows ``Z`` on columns of agreed scales.
 
     ``ceiling`` is the log-likelihood of a model that fits every row exactly: no group may claim
-    more. Users who answered one way only would otherwise peak where P puts them, above it.
+    more. Users who answered one way only would otherwise peak where the prior puts them, above it.
     """
     D = n_classes - 1 if loss == "multinomial" else 1
-    dim = Z.shape[1]
-    P = prior_precision(dim, D, intercept=intercept)
-    root = np.sqrt(np.linalg.inv(P))
+    size = D * Z.shape[1]
     w = np.ones(len(y)) if weights is None else weights
-    A, b = np.zeros((n_users, D * dim, D * dim)), np.zeros((n_users, D * dim))
-    uu, ceiling = np.zeros(n_users), np.zeros(n_users)
-    for who, index in by_size(users, n_users):
-        site, constant = _site(loss, Z[index], y[index], w[index], root, D)
-        # Users whose models press against the prior try a wider one, and keep it if it is surely
-        # better: a quadratic taken too near to zero is wrong where the model lies.
-        far = np.flatnonzero(((site.mu / np.diag(root)) ** 2).mean(axis=1) > PRESSING)
-        if len(far):
-            some = index[far]
-            wide, other = _site(loss, Z[some], y[some], w[some], WIDER * root, D)
-            better = wide.elbo > site.elbo[far] + SURE
-            for name in ("A", "b"):
-                getattr(site, name)[far[better]] = getattr(wide, name)[better]
-            constant[far[better]] = other[better]
-        A[who], b[who], uu[who] = site.A, site.b, constant
-        if loss == "poisson":
-            best = xlogy(y[index], y[index]) - y[index] - gammaln(y[index] + 1)
-            ceiling[who] = (w[index] * best).sum(axis=1)
     rows = np.bincount(users, weights=w, minlength=n_users).astype(np.float64)
-    nothing = np.zeros(n_users)
-    return Quadratics(symmetric(A), b, uu, rows, nothing, nothing, False, ceiling, np.diag(P))
+    best = w * (xlogy(y, y) - y - gammaln(y + 1) if loss == "poisson" else 0.0)
+    ceiling = np.bincount(users, weights=best, minlength=n_users).astype(np.float64)
+    nothing, stacks = np.zeros(n_users), by_size(users, n_users)
+    found: list[Quadratics] = []
+    for width in SITE_WIDTHS:
+        sd = prior_sd(Z.shape[1], D, intercept=intercept, width=width)
+        A, b, uu = np.zeros((n_users, size, size)), np.zeros((n_users, size)), np.zeros(n_users)
+        for who, index in stacks:
+            start = (found[-1].A[who], found[-1].b[who]) if found else None
+            mean = np.zeros((len(who), size))
+            own = variational(loss, Z[index], y[index], w[index], mean, np.diag(sd), D, start)
+            A[who], b[who], uu[who] = own.A, own.b, 2 * own.elbo
+        q = Quadratics(symmetric(A), b, nothing, rows, nothing, nothing, False, ceiling, sd**-2.0)
+        found.append(replace(q, uu=2 * site_evidence(q) - uu))
+    return found
+
+
+def site_evidence(q: Quadratics) -> Floats:
+    """log of the integral of each user's site over the prior it was made under, (n_users,)."""
+    assert q.anchor is not None
+    grown = q.A + np.diag(q.anchor)
+    mu = np.linalg.solve(grown, q.b[..., None])[..., 0]
+    inside = np.linalg.slogdet(grown)[1] - np.log(q.anchor).sum()
+    return 0.5 * ((q.b * mu).sum(axis=1) - inside - q.uu)
 
 
 def spread_root(T: Floats) -> Floats:

@@ -10,6 +10,7 @@ from scipy.special import digamma, polygamma
 
 from odcl._typing import Floats, Ints
 from odcl.exchange.upload import Uploads
+from odcl.risk.risk import SITE_WIDTHS
 from odcl.server.combine import solve_symmetric
 
 # Enough numbers (users times dim) to pin one down to half a percent, from enough users to have seen
@@ -44,7 +45,9 @@ def with_noise(uploads: Uploads) -> Uploads:
         assert uploads.site_slope is not None
         features = dim // risk.n_outputs - risk.intercept
         back = np.linalg.inv(site_map(features, risk.intercept, getattr(risk.loss, "basis", None)))
-        H, b = back.T @ uploads.site_curvature @ back, back.T @ uploads.site_slope[..., None]
+        middle = len(SITE_WIDTHS) // 2
+        H = back.T @ uploads.site_curvature[:, middle] @ back
+        b = back.T @ uploads.site_slope[:, middle, :, None]
     scale = 1 / np.sqrt(np.maximum(np.diagonal(H, axis1=1, axis2=2), 1e-300))
     least = np.linalg.eigvalsh(H * scale[:, :, None] * scale[:, None])[:, 0]
     H = H + n[:, None, None] * np.diag(uploads.penalty)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from scipy.special import chdtrc, fdtrc
 
 from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation
-from odcl.errors import InputError, Setting
+from odcl.errors import InputError, NotAdmissible, Setting
 from odcl.exchange.download import Downloads
 from odcl.exchange.upload import Uploads
 from odcl.local.fit import fit_users
@@ -23,10 +24,10 @@ from odcl.mixed.noise import CAUTION, Noise
 from odcl.mixed.posterior import Download as Mixture
 from odcl.mixed.posterior import download_of, posterior
 from odcl.mixed.search import search
-from odcl.mixed.sites import prior_precision
+from odcl.mixed.sites import prior_sd
 from odcl.mixed.terms import Coordinates, DataTerms, coordinates, merge, quadratics
 from odcl.risk.loss import symmetric
-from odcl.risk.risk import Risk
+from odcl.risk.risk import SITE_WIDTHS, Risk
 from odcl.server.assign import STRANGE, Assignment
 from odcl.server.parties import held_by_enough
 
@@ -50,11 +51,11 @@ def mixed_step(uploads: Uploads, method: Method, party: Ints | None = None) -> S
             f"None of {len(uploads)} users sent a data term, because each of them has one row and "
             "the term would be that row: wait for more rows, or allow it (short_terms=True)."
         )
-    q, at = user_quadratics(uploads)
+    candidates, at = user_quadratics(uploads)
     asked = dict(method.clusterer.params)  # max_groups, n_groups, spread
     smallest, spoke = method.smallest_group, uploads.seen > 0
 
-    def admissible(fit: Fit) -> bool:
+    def admissible(q: Quadratics, fit: Fit) -> bool:
         """Is every group the likeliest of enough users who said something?"""
         if party is not None:
             return held_by_enough(q, fit, party, uploads.seen, smallest)
@@ -62,8 +63,14 @@ def mixed_step(uploads: Uploads, method: Method, party: Ints | None = None) -> S
         return bool(np.bincount(place, minlength=fit.n_groups).min() >= smallest)
 
     ids = [str(user) for user in uploads.users.tolist()]
-    fit = search(q, ids, admissible=admissible, **asked)
-    fit, labels = _numbered(fit)
+    fits: list[Fit] = []
+    for q in candidates:
+        try:
+            fits.append(search(q, ids, admissible=partial(admissible, q), **asked))
+        except NotAdmissible:
+            if q is candidates[-1] and not fits:
+                raise
+    fit, labels = _numbered(min(fits, key=lambda fit: fit.evidence))
     mixture = download_of(fit, at)
     offset, change = model_map(mixture, uploads.risk)
     centers = offset + mixture.centers @ change.T
@@ -87,10 +94,14 @@ def mixed_step(uploads: Uploads, method: Method, party: Ints | None = None) -> S
 
 
 def user_quadratics(
-    uploads: Uploads, at: Coordinates | None = None
-) -> tuple[Quadratics, Coordinates]:
-    """The users' data terms as quadratics, in coordinates given or read off the summed terms."""
-    risk = uploads.risk
+    uploads: Uploads, mixture: Mixture | None = None
+) -> tuple[list[Quadratics], Coordinates]:
+    """The users' data terms as quadratics, in the coordinates of a mixture or of all terms.
+
+    Of losses that are not quadratic one for each width of the sites' prior; given a mixture, the
+    one under whose prior its models are likeliest.
+    """
+    risk, at = uploads.risk, None if mixture is None else mixture.coordinates
     assert risk is not None
     if uploads.factor is not None and uploads.means is not None:
         terms = DataTerms(uploads.seen, uploads.means, uploads.factor)
@@ -98,11 +109,12 @@ def user_quadratics(
             at = coordinates(terms, intercept=risk.intercept, factors=risk.factors)
         q, n = quadratics(terms, at), uploads.observations
         if n is None:
-            return q, at
+            return [q], at
         # An average is one observation, of variance s2 / n, and has no error of its own.
         few = n < uploads.n_samples
-        return replace(q, rows=n, dof=np.where(few, 0, q.dof), pure=np.where(few, 0, q.pure)), at
-    if uploads.site_curvature is None or uploads.site_slope is None:
+        return [replace(q, rows=n, dof=np.where(few, 0, q.dof), pure=np.where(few, 0, q.pure))], at
+    A, b, constant = uploads.site_curvature, uploads.site_slope, uploads.site_constant
+    if A is None or b is None or constant is None:
         raise ValueError(
             "Mixed groups need the users' data terms, and these uploads hold none: fit the users "
             "with the same method, or use clusterer='mixture' for bare models."
@@ -110,21 +122,29 @@ def user_quadratics(
     D, features = risk.n_outputs, uploads.dim // risk.n_outputs - risk.intercept
     at = plain_coordinates(features, risk) if at is None else at
     all_levels = site_expansion(features, risk)
-    nothing = np.zeros(len(uploads))
-    anchor = np.diag(prior_precision(at.dim // D, D, intercept=risk.intercept))
-    assert uploads.site_constant is not None
-    q = Quadratics(
-        symmetric(all_levels @ uploads.site_curvature @ all_levels.T),
-        by_row(uploads.site_slope, all_levels.T),
-        uploads.site_constant,
-        uploads.seen,
-        nothing,
-        nothing,
-        False,
-        uploads.site_ceiling,
-        anchor,
-    )
-    return q, at
+    none = np.zeros(len(uploads))
+    found = [
+        Quadratics(
+            symmetric(all_levels @ A[:, i] @ all_levels.T),
+            by_row(b[:, i], all_levels.T),
+            constant[:, i],
+            uploads.seen,
+            none,
+            none,
+            False,
+            uploads.site_ceiling,
+            prior_sd(at.dim // D, D, intercept=risk.intercept, width=width) ** -2.0,
+        )
+        for i, width in enumerate(SITE_WIDTHS)
+    ]
+    return (found if mixture is None else [_nearest(found, mixture)]), at
+
+
+def _nearest(widths: list[Quadratics], mixture: Mixture) -> Quadratics:
+    """Sites of the prior under which the models of a mixture are likeliest."""
+    square = np.diag(mixture.inside) + mixture.weights @ mixture.centers**2
+    priors = np.stack([q.anchor for q in widths if q.anchor is not None])
+    return widths[int(np.argmin((square * priors - np.log(priors)).sum(axis=1)))]
 
 
 def _numbered(fit: Fit) -> tuple[Fit, Ints]:
@@ -197,7 +217,7 @@ def place_mixed(upload: Uploads, mixture: Mixture) -> Assignment:
     """A user's place and model from its data term alone."""
     assert upload.risk is not None
     found, around = _place(upload, mixture)
-    q, at = user_quadratics(upload, mixture.coordinates)
+    (q,), at = user_quadratics(upload, mixture)
     last = posterior(q, around)
     offset, change = model_map(mixture, upload.risk)
     received = Received(
@@ -212,7 +232,7 @@ def place_mixed(upload: Uploads, mixture: Mixture) -> Assignment:
 
 def _place(upload: Uploads, mixture: Mixture) -> tuple[Assignment, Mixture]:
     """Where one user belongs, still without a model, and the mixture that its last step takes."""
-    q, _ = user_quadratics(upload, mixture.coordinates)
+    (q,), _ = user_quadratics(upload, mixture)
     p = posterior(q, mixture).responsibilities[0]
     label = int(p.argmax())
     distance, strange = _distance(q, mixture, label)

@@ -264,7 +264,7 @@ def test_a_curvature_that_is_not_positive_semidefinite_is_refused(tmp_path):
     given, tables = class_task(short_terms=True), frames(classes=True)
     sent = fit_site(given, tables["south"], site="south", created=time())
     A = sent.uploads.site_curvature.copy()
-    A[0] -= 2 * np.linalg.eigvalsh(A[0])[0] * np.eye(len(A[0])) + 0.1 * np.eye(len(A[0]))
+    A[0, -1] -= (0.1 + np.linalg.eigvalsh(A[0, -1])[0]) * np.eye(A.shape[-1])
     bad = to_wire(replace(sent.uploads, site_curvature=A), "float64")
     words = {"users": 1, "withheld": {"levels": [], "classes": [], "users": 0}}
     content = envelope_bytes("upload", given, "south", bad, words, created=time())

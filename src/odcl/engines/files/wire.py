@@ -38,22 +38,27 @@ def to_wire(uploads: Uploads, dtype: str) -> dict[str, Array]:
     plain = replace(uploads, **nothing).to_arrays()
     for name, matrix in square.items():
         R = matrix if Uploads.parts()[name].triangular else _root(matrix)
-        units = np.frexp(np.abs(R).max(axis=1))[1]
-        rows, columns = np.triu_indices(R.shape[1])
-        scaled = np.ldexp(R, -units[:, None, :])
-        plain[name] = scaled[:, rows, columns].astype(dtype)
+        units = np.frexp(np.abs(R).max(axis=-2))[1]
+        rows, columns = np.triu_indices(R.shape[-1])
+        scaled = np.ldexp(R, -units[..., None, :])
+        plain[name] = scaled[..., rows, columns].astype(dtype)
         plain[name + _UNITS] = units.astype(np.int16)
     return plain
 
 
 def _matrices(uploads: Uploads) -> dict[str, Floats]:
-    return {name: values for name, values in uploads.present.items() if values.ndim == 3}
+    parts = Uploads.parts()
+    return {
+        name: values
+        for name, values in uploads.present.items()
+        if parts[name].matrix and values.ndim == 1 + len(parts[name].shape)
+    }
 
 
 def _root(A: Floats) -> Floats:
     """R, upper triangular, with R'R = A for each matrix of a stack."""
     values, vectors = np.linalg.eigh(A)
-    half = np.sqrt(np.maximum(values, 0.0))[:, :, None] * vectors.transpose(0, 2, 1)
+    half = np.sqrt(np.maximum(values, 0.0))[..., None] * np.swapaxes(vectors, -1, -2)
     R: Floats = np.linalg.qr(half, mode="r")  # type: ignore[assignment]
     return R
 
@@ -101,13 +106,14 @@ def _unscaled(name: str, scaled: Floats, units: Array) -> Floats:
     """A triangle in its own units, as :meth:`Uploads.to_arrays` would have given it."""
     expect(bool((np.abs(scaled) <= 1.0).all()), f"{name} is not in units of its columns")
     expect(bool((np.abs(units.astype(int)) <= 200).all()), f"{name} has units beyond numbers")
-    rows, columns = np.triu_indices(units.shape[1])
-    R = np.ldexp(scaled, units.astype(int)[:, columns])
+    dim = units.shape[-1]
+    rows, columns = np.triu_indices(dim)
+    R = np.ldexp(scaled, units.astype(int)[..., columns])
     if Uploads.parts()[name].triangular:
         return R
-    full = np.zeros((len(R), units.shape[1], units.shape[1]))
-    full[:, rows, columns] = R
-    return (full.transpose(0, 2, 1) @ full)[:, rows, columns]
+    full = np.zeros((*R.shape[:-1], dim, dim))
+    full[..., rows, columns] = R
+    return (np.swapaxes(full, -1, -2) @ full)[..., rows, columns]
 
 
 def _check(uploads: Uploads, task: Task) -> None:
@@ -127,5 +133,5 @@ def _check(uploads: Uploads, task: Task) -> None:
     for name, matrix in _matrices(uploads).items():
         if not Uploads.parts()[name].triangular:
             values = np.linalg.eigvalsh(matrix)
-            definite = values[:, 0] >= -_ROUNDING * np.maximum(values[:, -1], 0.0)
+            definite = values[..., 0] >= -_ROUNDING * np.maximum(values[..., -1], 0.0)
             expect(bool(definite.all()), f"{name} is not positive semidefinite")
