@@ -56,6 +56,11 @@ def listing(values: Iterable[Any], most: int = 12) -> str:
     return shown if len(values) <= most else f"{shown}, ... ({len(values)} in all)"
 
 
+def printable(text: str) -> str:
+    """Text from outside for a terminal: characters that would move its cursor are spelled out."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
 def show(value: Any) -> str:
     """A value as Python writes it, cut to a readable length."""
     text = repr(value)

@@ -35,14 +35,8 @@ def add(some: Any) -> opt.Parser:
 
 
 def run(options: Namespace) -> None:
-    from odcl.engines.files.envelope import naming_file, read_envelope
     from odcl.engines.files.task import Task
-    from odcl.engines.files.upload import check_words
-    from odcl.report.inspect import inspect_text
+    from odcl.report.inspect import inspect_file
 
     task = None if options.card is None else Task.read(options.card)
-    with naming_file(options.file):
-        file = read_envelope(options.file)
-        if file.kind == "upload":
-            check_words(file)
-    print(inspect_text(file, task, every_number=options.numbers))
+    print(inspect_file(options.file, task, every_number=options.numbers))

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import os
+from typing import Any
 
 import numpy as np
 
 from odcl._typing import Array
 from odcl.artifact.arrays import ArraySpec
+from odcl.engines.files.envelope import Envelope, naming_file, read_envelope, refusing
+from odcl.engines.files.task import Task
+from odcl.engines.files.upload import check_words
+from odcl.errors import printable
 from odcl.exchange.download import Downloads
 from odcl.exchange.mixture import TELLS
 from odcl.exchange.upload import Uploads
 from odcl.report.text import count, in_bytes
-
-if TYPE_CHECKING:
-    from odcl.engines.files.envelope import Envelope
-    from odcl.engines.files.task import Task
 
 FEW = 8  # numbers that are shown as they are
 
@@ -29,8 +30,16 @@ _MORE = {
 }
 
 
-def inspect_text(file: Envelope, task: Task | None = None, *, every_number: bool = False) -> str:
+def inspect_file(
+    path: str | os.PathLike[str], task: Task | None = None, *, every_number: bool = False
+) -> str:
     """The report on one file. ``task`` tells who owns which key; without it keys are just shown."""
+    with naming_file(path), refusing():
+        lines = _lines(read_envelope(path), task, every_number)
+    return "\n".join(map(printable, lines))
+
+
+def _lines(file: Envelope, task: Task | None, every_number: bool) -> list[str]:
     about = file.task
     lines = [
         f"{_KINDS[file.kind]} {file.site}".rstrip()
@@ -49,7 +58,7 @@ def inspect_text(file: Envelope, task: Task | None = None, *, every_number: bool
     }
     for name, array in file.arrays(specs).items():
         lines += _array_lines(file.kind, name, array, every_number)
-    return "\n".join(lines)
+    return lines
 
 
 _KINDS = {
@@ -84,6 +93,7 @@ def _owner(key: str, task: Task) -> str:
 def _words(file: Envelope) -> list[str]:
     words = file.words
     if file.kind == "upload":
+        check_words(file)
         held = words["withheld"]
         named = [*held["levels"], *(f"class {name}" for name in held["classes"])]
         lines = [f"Users: {words['users']:,}, without their names, in the order of the table's."]

@@ -21,6 +21,7 @@ from odcl.engines.files import Task, combine_uploads, receive
 from odcl.engines.files.collect import collect
 from odcl.engines.files.download import read_download
 from odcl.engines.files.upload import read_upload
+from odcl.report.inspect import inspect_file
 from tests.engines.files.world import file_of, frames, header_of, send, task, with_keys
 
 MOST_MEMORY = 2**28
@@ -151,7 +152,10 @@ class Cases:
                 raise ValueError("other keys")
             if again.digest != given.digest:
                 raise ValueError("another task")
-        elif kind == "upload":
+            return
+        shown = inspect_file(file)
+        assert shown.replace("\n", " ").isprintable()
+        if kind == "upload":
             read_upload(given, file)
         else:
             read_download(given, file, self.site, self.digest[which])

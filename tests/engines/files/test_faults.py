@@ -16,6 +16,7 @@ from odcl.engines.files.collect import collect
 from odcl.engines.files.envelope import MOST_BYTES, Refused, envelope_bytes, read_envelope
 from odcl.engines.files.upload import open_upload
 from odcl.engines.files.wire import to_wire
+from odcl.report.inspect import inspect_file
 from tests.engines.files.world import (
     class_task,
     file_of,
@@ -271,6 +272,22 @@ def test_a_curvature_that_is_not_positive_semidefinite_is_refused(tmp_path):
     (tmp_path / "south.upload").write_bytes(content)
     with pytest.raises(Refused, match="site_curvature is not positive semidefinite"):
         open_upload(given, tmp_path / "south.upload")
+
+
+def test_nothing_that_moves_a_cursor_is_shown(tmp_path):
+    """Names of files, tasks and levels come from outside: they are spelled out."""
+    words = {"users": 0, "withheld": {"levels": ["a\x1b[2Jb"], "classes": [], "users": 0}}
+    nobody = {name: array[:0] for name, array in to_wire(some_uploads(), "float64").items()}
+    content = envelope_bytes("upload", task(), "south", nobody, words, created=time())
+    (tmp_path / "south.upload").write_bytes(content)
+    refusal(inspect_file, tmp_path / "south.upload", match="levels withheld are no texts")
+    (tmp_path / "a\x1b[2J\n.upload").write_bytes(b"")
+    odd, _ = collect(task(), tmp_path).set_aside
+    assert odd.file == "a\\x1b[2J\\n.upload"
+
+
+def some_uploads():
+    return fit_site(task(), TABLES["south"], site="south").uploads
 
 
 def test_any_reader_of_the_format_opens_a_file(tmp_path):

@@ -12,6 +12,7 @@ from odcl.engines.files.envelope import Refused
 from odcl.engines.files.task import Task
 from odcl.engines.files.upload import ENDING, ReadUpload, open_upload
 from odcl.engines.files.wire import wire_specs
+from odcl.errors import printable
 from odcl.files import LITTER
 
 AHEAD = timedelta(days=1)  # that a site's clock may be before ours
@@ -23,6 +24,10 @@ class SetAside:
 
     file: str
     reason: str
+
+    def __post_init__(self) -> None:
+        for name in ("file", "reason"):  # both may come from anyone
+            object.__setattr__(self, name, printable(getattr(self, name)))
 
     def __str__(self) -> str:
         return f"{self.file} is set aside: {self.reason}."

@@ -119,7 +119,7 @@ def groups_specs(mixed: bool) -> dict[str, ArraySpec]:
 
 def groups_from_arrays(task: Task, words: Mapping[str, Any], arrays: Mapping[str, Array]) -> Groups:
     rule, reason, diagnosis = (words[name] for name in ("rule", "reason", "diagnosis"))
-    texts = all(isinstance(text, str) for text in (rule, reason, diagnosis))
+    texts = all(isinstance(t, str) and t.isprintable() for t in (rule, reason, diagnosis))
     expect(texts, "its words are no texts")
     mixture = None
     if words["mixture"] is not None:

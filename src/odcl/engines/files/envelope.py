@@ -42,7 +42,7 @@ from odcl.artifact.arrays import (
 from odcl.engines.files.keys import SigningKey, is_signed_by
 from odcl.engines.files.names import KEY, check_site
 from odcl.engines.files.task import Task
-from odcl.errors import show
+from odcl.errors import printable, show
 from odcl.files import atomic_path, open_regular
 
 FORMAT = 1
@@ -246,6 +246,7 @@ def _said(metadata: Mapping[str, str]) -> dict[str, Any]:
     expect(is_count(task["round"]) and _is(_DIGEST, task["sha256"]), "its manifest names no task")
     if said["kind"] != "groups":
         check_site(said["site"])
+    expect(said["kind"] != "groups" or said["site"] == "", "groups are of no site")
     expect(said["created"] is None or _is(_TIME, said["created"]), "its time is no time")
     expect((said["kind"] == "upload") == (said["created"] is not None), "uploads have a time")
     expect(isinstance(said["words"], dict), "its manifest has no words")
@@ -297,4 +298,4 @@ def naming_file(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except Refused as error:
-        raise ValueError(f"{Path(path)} is refused: {error}.") from None
+        raise ValueError(f"{Path(path)} is refused: {printable(str(error))}.") from None

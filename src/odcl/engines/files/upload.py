@@ -24,6 +24,7 @@ from odcl.engines.files.keys import SigningKey, read_key
 from odcl.engines.files.names import check_site
 from odcl.engines.files.site import Leaving, SiteTable, may_leave, read_site
 from odcl.engines.files.task import Task, probe
+from odcl.engines.files.toml import is_text
 from odcl.engines.files.wire import from_wire, to_wire, wire_specs
 from odcl.exchange.upload import Uploads
 
@@ -146,5 +147,6 @@ def check_words(file: Envelope) -> None:
         expect(tuple(withheld) == ("levels", "classes", "users"), "what is withheld is not said")
         for name in ("levels", "classes"):
             named = withheld[name]
-            expect(isinstance(named, list) and all(isinstance(v, str) for v in named), name)
+            texts = isinstance(named, list) and all(is_text(v) for v in named)
+            expect(texts, f"the {name} withheld are no texts")
         expect(is_count(withheld["users"]), "it does not say how many users are withheld")
