@@ -325,6 +325,15 @@ def test_bytes_are_those_of_the_files_beside_other_methods(command, sent):
     assert "in 7 rounds" in said.out
 
 
+def test_an_upload_is_named_after_its_site(command, sent):
+    fit = ["site", "fit", "task.toml", "north.csv", "--site", "north", "--out"]
+    for name in ("south.upload", "northern.upload", "north.txt"):
+        said = command(*fit, name)
+        assert said.code == 2
+        assert "name it north.upload" in said.err
+    assert command(*fit, "north-2026.upload").code == 0
+
+
 def test_several_users_of_a_site(command, sent):
     both = pd.concat([sent["north"].assign(ward="A"), sent["south"].assign(ward="B")])
     fit = "site fit task.toml both.csv --site both --user ward --out uploads/both.upload"

@@ -33,6 +33,11 @@ def add(some: Any) -> opt.Parser:
     parser = opt.command(some, "assign", "RUN TABLE [options]", _ABOUT, _EXAMPLES)
     more = {
         "--add": "remember the users in RUN: predict knows them then",
+        "--card CARD": (
+            Path,
+            "of a round: a newer card of the same task, which lists the late site's key "
+            "[default: the round's own]",
+        ),
         "--key FILE": (
             Path,
             "of a round: the coordinator's private key [default: none]",
@@ -47,7 +52,7 @@ def run(options: Namespace) -> None:
 
     if is_round(options.run):
         _assign_site(options)
-    elif options.key is not None:
+    elif options.card is not None or options.key is not None:
         raise ValueError(
             f"{options.run} holds no round, and only rounds have keys: leave --key out."
         )
@@ -67,7 +72,7 @@ def _assign_site(options: Namespace) -> None:
         raise ValueError("The download of a late site is a file: say --out SITE.download.")
     check_file_place(out)
     check_replace(out, options.force)
-    found = assign(options.run, options.table, key=options.key)
+    found = assign(options.run, options.table, key=options.key, task=options.card)
     found.write(out)
     for i, (label, none) in enumerate(
         zip(found.labels.tolist(), found.none_of_these.tolist(), strict=True)

@@ -47,11 +47,17 @@ def add(some: Any) -> opt.Parser:
 
 
 def run(options: Namespace) -> None:
+    from odcl.engines.files.names import belongs_to, check_site
     from odcl.engines.files.task import Task
-    from odcl.engines.files.upload import fit_site
+    from odcl.engines.files.upload import ENDING, fit_site
     from odcl.report.text import count, in_bytes
 
     out: Path = options.out
+    if out.suffix != ENDING or not belongs_to(out.stem, check_site(options.site)):
+        raise ValueError(
+            f"{out} does not say whose upload it is: name it {options.site}{ENDING}, by which the "
+            "coordinator knows it."
+        )
     check_file_place(out)
     check_replace(out, options.force)
     task = Task.read(options.card)

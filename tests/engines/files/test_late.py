@@ -7,6 +7,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from odcl.engines.files import assign, combine_uploads, fit_site, receive
+from odcl.engines.files.keys import make_keys, read_key
 from tests.engines.files.world import class_task, frames, send, task, time, with_keys
 from tests.helpers import files_below, refusal
 
@@ -89,16 +90,33 @@ def test_a_round_that_was_changed_places_nobody(a_round, tmp_path):
     refusal(assign, a_round, file, match="was changed since")
 
 
+def test_a_site_whose_users_send_nothing_is_late_all_the_same(a_round, tmp_path):
+    given, tiny = task(minimum_rows=5), TABLES["mill"][:3]
+    combine_uploads(given, send(given, FIRST, tmp_path / "more"), out=tmp_path / "again")
+    file = late(tiny, tmp_path, given=given)
+    found = assign(tmp_path / "again", file)
+    found.write(tmp_path / "late.download")
+    assert len(found.labels) == 0
+    got = receive(given, file, tmp_path / "late.download", tiny)
+    assert got.labels.tolist() == [0]
+
+
 def test_classes_and_signatures(tmp_path):
+    """The late site's key is on a newer card of the same task."""
     tables = frames(8, 60, classes=True)
-    given, keys = with_keys(class_task(), tables, tmp_path / "keys")
     first = {site: tables[site] for site in list(tables)[:6]}
+    given, keys = with_keys(class_task(), first, tmp_path / "keys")
     sent = send(given, first, tmp_path / "uploads", keys=keys)
     combine_uploads(given, sent, out=tmp_path / "round", key=keys["coordinator"])
+    own = read_key(make_keys("mill", tmp_path / "mill")[0])
+    given = given.with_keys("mill", own.public)
     file = tmp_path / "mill.upload"
-    fit_site(given, tables["mill"], site="mill", key=keys["mill"]).write(file)
+    fit_site(given, tables["mill"], site="mill", key=own).write(file)
     refusal(assign, tmp_path / "round", file, match="private key")
-    found = assign(tmp_path / "round", file, key=keys["coordinator"])
+    key = keys["coordinator"]
+    refusal(assign, tmp_path / "round", file, key=key, match="the card lists no site 'mill'")
+    refusal(assign, tmp_path / "round", file, key=key, task=class_task(name="x"), match="another")
+    found = assign(tmp_path / "round", file, key=key, task=given)
     found.write(tmp_path / "mill.download")
     got = receive(given, file, tmp_path / "mill.download", tables["mill"])
     assert got.estimator().predict_proba(tables["mill"]).shape == (60, 2)

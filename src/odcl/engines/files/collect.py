@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from odcl.engines.files.envelope import Refused
+from odcl.engines.files.names import belongs_to
 from odcl.engines.files.task import Task
 from odcl.engines.files.upload import ENDING, ReadUpload, open_upload
 from odcl.engines.files.wire import wire_specs
@@ -102,8 +103,7 @@ def _taken(task: Task, path: Path, specs: Mapping[str, object]) -> ReadUpload:
     if path.suffix != ENDING and not path.is_symlink():
         raise Refused(f"its name does not end in {ENDING}")
     one = open_upload(task, path, specs)  # type: ignore[arg-type]
-    rest = path.stem.removeprefix(one.site)  # "north (1)" is north's
-    if not path.stem.startswith(one.site) or rest[:1].isalnum():
+    if not belongs_to(path.stem, one.site):
         raise Refused(f"it is the upload of {one.site!r} under another name: was it renamed?")
     latest = datetime.now(UTC) + AHEAD
     if one.file.created is not None and one.file.created > latest.strftime("%Y-%m-%dT%H:%M:%S"):

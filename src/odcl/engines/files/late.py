@@ -40,14 +40,19 @@ def assign(
     upload: str | os.PathLike[str],
     *,
     key: SigningKey | str | os.PathLike[str] | None = None,
+    task: Task | str | os.PathLike[str] | None = None,
 ) -> LateSite:
     """The groups that a late site's users belong to, and its download.
 
-    The round stays as it is. ``key`` is the coordinator's, where the card asks for signatures.
+    The round stays as it is. ``key`` is the coordinator's, where the card asks for signatures;
+    ``task`` is a card that lists more keys than that of the round, such as the late site's.
     """
     from odcl.server.mixed import place_mixed
 
-    task, groups = read_round(Path(round))
+    own, groups = read_round(Path(round))
+    task = own if task is None else task if isinstance(task, Task) else Task.read(task)
+    if task.digest != own.digest:
+        raise ValueError(f"{round} is a round of another task than that of the card given.")
     key = own_key(task, "the coordinator", key)
     late = read_upload(task, upload)
     if late.site in read_state(Path(round)).taken:

@@ -12,6 +12,11 @@ KEY = re.compile(r"[0-9a-f]{64}")
 _SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
+def belongs_to(name: str, site: str) -> bool:
+    """Is a file of this name, without its ending, one of this site? "north (1)" is north's."""
+    return name.startswith(site) and not name.removeprefix(site)[:1].isalnum()
+
+
 def check_site(site: Any) -> str:
     """Refuse a name that could lead out of a folder or be mistaken for another."""
     if not isinstance(site, str) or not _SITE.fullmatch(site):
