@@ -26,10 +26,11 @@ def round_text(combined: CombinedRound) -> str:
         f"Round {task.round} of {task.name!r}: {size}, {task.risk.loss.name} loss. "
         f"Files are {signed}.",
         combined.step.reason,
-        differences_text(group_differences(combined), combined.n_groups),
-        combined.groups.diagnosis,
     ]
-    lines = [line for line in lines if line]
+    differ = differences_text(group_differences(combined), combined.n_groups)
+    if differ.rstrip(".") not in combined.groups.diagnosis:
+        lines.append(differ)
+    lines.append(combined.groups.diagnosis)
     lines += ["", _group_lines(combined), "", _site_lines(combined)]
     if combined.set_aside:
         lines += ["", f"Set aside: {count(len(combined.set_aside), 'file')}"]
@@ -77,7 +78,7 @@ def _byte_lines(combined: CombinedRound) -> str:
         for name, one in ledgers.items()
     ]
     models = f"{count(combined.n_groups, 'model')} for IFCA"
-    note = f"FedAvg and IFCA: numbers of 8 bytes in {rounds} rounds, {models}, every site a client."
+    note = f"FedAvg and IFCA: numbers of 8 bytes in {rounds} rounds, {models}, every user a client."
     return f"{table(('bytes', 'rounds', 'up', 'down'), lines)}\n{note}"
 
 

@@ -66,8 +66,8 @@ class CombinedRound:
 
     @property
     def others(self) -> dict[str, Ledger]:
-        """What methods of many rounds would send, if every site were one client of theirs."""
-        m, dim, R = len(self.taken), self.task.dim, self.compared_rounds
+        """What methods of many rounds would send for the same task: every user is a client."""
+        m, dim, R = len(self.step.users), self.task.dim, self.compared_rounds
         return {
             "FedAvg": fedavg_exchange(m, dim).over(R),
             "IFCA": ifca_exchange(m, dim, self.n_groups).over(R),
