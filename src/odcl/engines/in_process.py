@@ -86,7 +86,7 @@ class Result:
             each, q = (self.models, self.local.theta), self.risk.n_outputs
             mine, alone = (nmse(models, self.optima, q) for models in each)
             text += f", NMSE {mine:.2g} (local {alone:.2g})"
-        prior = int(self.local.prior.sum())
+        prior = 0 if self.local.solved is None else int(self.local.prior.sum())
         if prior:
             text += f", {prior} without a finite local model (small prior)"
         return text
@@ -145,7 +145,8 @@ def fit(
         n_jobs=n_jobs,
         progress=progress,
     )  # step 1
-    log.info("local models: %d of %d converged", local.converged.sum(), federation.n_users)
+    if local.solved is not None:
+        log.info("local models: %d of %d converged", local.converged.sum(), federation.n_users)
     step = server_step(local.uploads, method, seed=seed).fallen_back(why)  # step 2
     log.info("server step: %s", step.reason)
     received = receive(federation, risk, local.uploads, step.downloads, seed=seed, n_jobs=n_jobs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -100,15 +101,42 @@ class LocalModels:
 
     uploads: Uploads
     n_rows: Ints  # (n_users,)
-    converged: Bools  # (n_users,)
-    gradient_norm: Floats  # (n_users,)
-    n_iter: Ints  # (n_users,)
-    prior: Bools  # (n_users,), no finite minimiser: fitted with a small prior
-    theta: Floats  # (n_users, dim), theta-hat_i: in the upload only where the method looks at it
+    solved: Solution | None  # None: to be read off the data terms, when somebody asks
+
+    @cached_property
+    def solution(self) -> Solution:
+        """The users' own models, and how their fits went."""
+        if self.solved is not None:
+            return self.solved
+        from odcl.local.terms import least_squares
+
+        return least_squares(self.uploads)
 
     @property
     def users(self) -> Array:
         return self.uploads.users
+
+    @property
+    def theta(self) -> Floats:
+        """theta-hat_i, (n_users, dim): in the upload only where the method looks at it."""
+        return self.solution.theta
+
+    @property
+    def converged(self) -> Bools:
+        return self.solution.converged
+
+    @property
+    def gradient_norm(self) -> Floats:
+        return self.solution.gradient_norm
+
+    @property
+    def n_iter(self) -> Ints:
+        return self.solution.n_iter
+
+    @property
+    def prior(self) -> Bools:
+        """No finite minimiser: fitted with a small prior, (n_users,)."""
+        return self.solution.prior
 
 
 def fit_users(
@@ -137,23 +165,26 @@ def fit_users(
     if risk.dim(federation.n_features) == 0:
         raise ValueError("There is nothing to fit: the rows have no features, and no intercept.")
     _check_rows(federation)
-    solution = _solve(federation, risk, solver, strict, seed, n_jobs, progress)
-    H, phi, trace = _confidence(federation, risk, solution, curvature)
-    more: dict[str, Array] = {"theta": solution.theta}
+    n, m = federation.n_samples, federation.n_users
     if terms:
         from odcl.local.terms import user_terms
 
-        more = user_terms(federation, risk, short_terms=short_terms)
-    n, told = federation.n_samples, {"curvature": H, "dispersion": phi, "inverse_trace": trace}
-    return LocalModels(
-        Uploads(federation.users, n, risk=risk, **more, **told),
-        federation.n_rows,
-        solution.converged,
-        solution.gradient_norm,
-        solution.n_iter,
-        solution.prior,
-        solution.theta,
-    )
+        uploads = Uploads(
+            federation.users,
+            n,
+            risk=risk,
+            **user_terms(federation, risk, short_terms=short_terms),
+        )
+        if risk.loss.name == "squared" and uploads.observations is None and solver == "exact":
+            if progress is not None:
+                progress(m)
+            return LocalModels(uploads, federation.n_rows, None)
+    solved = _solve(federation, risk, solver, strict, seed, n_jobs, progress)
+    if not terms:
+        H, phi, trace = _confidence(federation, risk, solved, curvature)
+        told = {"curvature": H, "dispersion": phi, "inverse_trace": trace}
+        uploads = Uploads(federation.users, n, risk=risk, theta=solved.theta, **told)
+    return LocalModels(uploads, federation.n_rows, solved)
 
 
 def _check_rows(federation: Federation) -> None:

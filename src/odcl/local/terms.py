@@ -12,6 +12,7 @@ from odcl.data.federation import Federation
 from odcl.exchange.upload import Uploads
 from odcl.local.fit import solve_users
 from odcl.local.predict import linear_predictors
+from odcl.local.problem import Solution
 from odcl.local.receive import Received
 from odcl.mixed.house import model_map
 from odcl.mixed.huber import huber_posterior, pseudo_targets
@@ -19,7 +20,7 @@ from odcl.mixed.mixture import Quadratics, by_row
 from odcl.mixed.posterior import Download as Mixture
 from odcl.mixed.posterior import Posterior, posterior
 from odcl.mixed.sites import SitePosterior, site_posterior, sites
-from odcl.mixed.terms import DataTerms, Levels, data_terms, quadratics
+from odcl.mixed.terms import RANK, DataTerms, Levels, data_terms, quadratics
 from odcl.risk.loss import symmetric
 from odcl.risk.losses import Huber, Multinomial
 from odcl.risk.risk import Risk
@@ -61,6 +62,31 @@ def user_terms(federation: Federation, risk: Risk, *, short_terms: bool = True) 
         "site_ceiling": ceiling,
         **observations,
     }
+
+
+def least_squares(uploads: Uploads) -> Solution:
+    """The users' own models of squared loss from their data terms; shortest where many would do."""
+    risk, n = uploads.risk, uploads.n_samples
+    assert risk is not None
+    assert uploads.factor is not None
+    assert uploads.means is not None
+    root, target = uploads.factor[..., :-1], uploads.factor[..., -1:]
+    means, level = uploads.means[:, None, :-1], uploads.means[:, None, -1:]
+    if not risk.intercept:
+        lead = np.sqrt(n)[:, None, None]
+        root = np.concatenate([root, lead * means], axis=1)
+        target = np.concatenate([target, lead * level], axis=1)
+    p = root.shape[-1]
+    if risk.l2 > 0:
+        pull = np.sqrt(n * risk.l2)[:, None, None] * np.eye(p)
+        root = np.concatenate([root, pull], axis=1)
+        target = np.concatenate([target, np.zeros((len(n), p, 1))], axis=1)
+    theta = np.linalg.pinv(root, rcond=RANK) @ target
+    slope = root.transpose(0, 2, 1) @ (root @ theta - target) / n[:, None, None]
+    rest = level - means @ theta
+    models = np.concatenate([theta, rest], axis=1) if risk.intercept else theta
+    norm, every = np.linalg.norm(slope[..., 0], axis=1), np.ones(len(n), bool)
+    return Solution(models[..., 0], every, norm, np.ones(len(n), int), ~every)
 
 
 def _one_row(federation: Federation) -> Bools:

@@ -10,6 +10,8 @@ from odcl._typing import Floats
 from odcl.mixed.em import Fit
 from odcl.mixed.mixture import Quadratics, moments
 
+ENOUGH = 300  # users that tell how well users are known
+
 
 def splits(q: Quadratics, fit: Fit, n_splits: int = 3) -> list[Floats]:
     """Each group split by the sign of its users' scores along their direction of most excess.
@@ -39,10 +41,17 @@ def splits(q: Quadratics, fit: Fit, n_splits: int = 3) -> list[Floats]:
 
 
 def posterior_means(q: Quadratics, fit: Fit) -> Floats:
-    """The users' posterior means under one group, in the metric of their mean information."""
-    m = moments(q, fit.spread, fit.s2)
-    theta = (m.w - m.W @ fit.centers[0]) @ fit.spread.matrix
-    values, vectors = np.linalg.eigh(m.W.mean(axis=0))
+    """The users' posterior means under one group, in the metric of their mean information.
+
+    T z with (I + A T) z = b - A c: the metric, which needs all of W, is that of some users.
+    """
+    T, s2 = fit.spread.matrix, fit.s2[:, None]
+    slope = (q.b - (q.A @ fit.centers[0][:, None])[..., 0]) / s2
+    system = np.eye(q.dim) + q.A @ T / s2[..., None]
+    theta = np.linalg.solve(system, slope[..., None])[..., 0] @ T
+    some = slice(None, None, -(-len(q) // ENOUGH))
+    W = moments(q[some], fit.spread, fit.s2[some]).W
+    values, vectors = np.linalg.eigh(W.mean(axis=0))
     return theta @ (vectors * np.sqrt(np.maximum(values, 0.0)))
 
 

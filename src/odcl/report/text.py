@@ -220,6 +220,8 @@ def _about_users(schema: TableSchema, federation: Federation, model: Any) -> lis
         if one_class.any():
             lines.append(f"{count(int(one_class.sum()), 'user')} with a single class")
     local = model.result_.local
+    if local.solved is None:  # nobody needed a model alone
+        return lines
     lost = int((local.prior & ~one_class).sum())
     if lost:
         what = "separable or short of a class" if schema.classes is not None else "no counts"
