@@ -117,6 +117,16 @@ FAULTS = {
         task().to_toml() + f'[keys.sites]\nnorth = ["{KEY}"]\n',
         "the coordinator has none",
     ),
+    "features beyond counting": (
+        task().to_toml() + "".join(f'[[feature]]\nname = "x{j}"\n' for j in range(20_000)),
+        "20004 parameters, and 1000 are the most",
+    ),
+    "classes beyond counting": (
+        edited('loss = "squared"', 'loss = "multinomial"').replace(
+            'column = "y"', f'column = "y"\nclasses = {list(range(4000))}'
+        ),
+        "4000 classes",
+    ),
     "deep": ("a = " + "[" * 5000 + "]" * 5000, "nested"),
     "empty": ("", "'format' is missing"),
 }

@@ -9,7 +9,15 @@ from dataclasses import fields
 from typing import Any
 
 from odcl.engines.files import toml
-from odcl.engines.files.task import CAREFUL, DTYPES, FORMAT, MISSING, Feature, Task
+from odcl.engines.files.task import (
+    CAREFUL,
+    DTYPES,
+    FORMAT,
+    MISSING,
+    MOST_PARAMETERS,
+    Feature,
+    Task,
+)
 from odcl.engines.files.toml import CardError, Entries, entry
 from odcl.errors import show
 from odcl.exchange.upload import Uploads
@@ -86,6 +94,8 @@ def _risk_of(table: Entries, classes: list[Any] | None) -> Risk:
     words = {"name": name}
     if name == "huber":
         words["delta"] = table.number("delta")
+    if name == "multinomial" and len(classes or ()) > MOST_PARAMETERS:
+        raise CardError(f"{len(classes or ())} classes are more than {MOST_PARAMETERS}")
     if name == "multinomial":
         words["n_classes"] = len(classes or ())
     table.done()

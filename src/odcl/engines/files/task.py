@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -33,6 +34,7 @@ from odcl.risk.losses import Multinomial
 from odcl.risk.risk import Factor, Risk
 
 FORMAT = 1
+MOST_PARAMETERS = 1_000  # a matrix of so many squared is what a site may have to send
 DTYPES = ("float64", "float32", "float16")
 MISSING = ("error", "drop", "mean")
 # Terms of users with fewer rows than parameters stay, and a group needs three sites, until a card
@@ -211,7 +213,8 @@ def _check(task: Task) -> None:
     for name in (task.name, task.target, *names):
         if not toml.is_text(name):
             raise CardError(f"{show(name)} is no name")
-    double = next((n for n in names if names.count(n) > 1 or n == task.target), None)
+    often = Counter([task.target, *names])
+    double = next((name for name in names if often[name] > 1), None)
     if double is not None:
         raise CardError(f"column {double!r} stands in it twice")
     for one in task.features:
@@ -219,6 +222,10 @@ def _check(task: Task) -> None:
     if len(set(task.columns)) < len(task.columns) or not task.columns:
         raise CardError("two design columns have one name (a level and a column), or there is none")
     _check_classes(task)
+    if task.dim > MOST_PARAMETERS:
+        raise CardError(
+            f"models would have {task.dim} parameters, and {MOST_PARAMETERS} are the most"
+        )
     if task.missing not in MISSING or task.dtype not in DTYPES:
         raise CardError(f"missing is one of {', '.join(MISSING)}, dtype of {', '.join(DTYPES)}")
     for name in ("round", "smallest_cell", "minimum_rows"):
