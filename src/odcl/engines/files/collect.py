@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from odcl.artifact.arrays import ArraySpec
 from odcl.engines.files.envelope import Refused
 from odcl.engines.files.names import belongs_to
 from odcl.engines.files.task import Task
@@ -99,10 +100,10 @@ def upload_files(folder: str | os.PathLike[str]) -> list[Path]:
     return sorted(found, key=lambda path: path.name)
 
 
-def _taken(task: Task, path: Path, specs: Mapping[str, object]) -> ReadUpload:
+def _taken(task: Task, path: Path, specs: Mapping[str, ArraySpec]) -> ReadUpload:
     if path.suffix != ENDING and not path.is_symlink():
         raise Refused(f"its name does not end in {ENDING}")
-    one = open_upload(task, path, specs)  # type: ignore[arg-type]
+    one = open_upload(task, path, specs)
     if not belongs_to(path.stem, one.site):
         raise Refused(f"it is the upload of {one.site!r} under another name: was it renamed?")
     latest = datetime.now(UTC) + AHEAD

@@ -16,7 +16,7 @@ import numpy as np
 
 from odcl._typing import Ints
 from odcl.data.federation import group_rows
-from odcl.engines.files.collect import Collected, SetAside, collect, enough
+from odcl.engines.files.collect import Collected, SetAside, collect, enough, upload_files
 from odcl.engines.files.download import Groups, SiteDownload
 from odcl.engines.files.keys import SigningKey
 from odcl.engines.files.names import check_site
@@ -135,14 +135,10 @@ def combine_uploads(
 
 
 def _stage(progress: Any, text: str, folder: Any = None) -> None:
-    if progress is None:
-        return
-    if folder is None:
-        progress.stage(text)
-    else:
-        from odcl.engines.files.collect import upload_files
-
+    if progress is not None and folder is not None:
         progress.stage(text, len(upload_files(folder)), "files")
+    elif progress is not None:
+        progress.stage(text)
 
 
 def _advance(progress: Any) -> Callable[[int], None] | None:

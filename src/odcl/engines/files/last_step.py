@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from odcl._typing import Array, Floats, Ints
+from odcl.data.federation import Federation
 from odcl.engines.files.download import SiteDownload, read_download
 from odcl.engines.files.site import Leaving, SiteTable, may_leave, read_site
 from odcl.engines.files.task import Task
@@ -35,7 +36,7 @@ class SiteModels:
     probability: Floats  # (n_users,), how surely they belong there
     received: Received
     uploads: Uploads  # of all of them, as they would be without limits: they stay here
-    rows: Any  # Federation of these users
+    rows: Federation  # of these users
     left_out: Array  # ids of users for whom there is no model
 
     @property
@@ -68,47 +69,50 @@ def receive(
     given = read_download(task, download, sent.site, sent.file.sha256)
     table = read_site(task, data, user)
     leaving = may_leave(table)
-    _check_same(task, sent, leaving, upload)
+    uploads = task.uploads_of(table.rows)
+    _check_same(sent, _made_again(task, table, leaving, uploads), upload)
     if len(given.downloads) != len(sent.uploads):
         raise ValueError(
             f"{download} is for {len(given.downloads)} users, and the upload for others."
         )
-    if given.groups.mixture is not None:
-        return _mixed_models(task, sent, given, table, leaving)
-    return _plain_models(task, sent, given, table, leaving)
+    make = _plain_models if given.groups.mixture is None else _mixed_models
+    return make(sent, given, table, leaving, uploads)
 
 
-def _check_same(
-    task: Task, sent: ReadUpload, leaving: Leaving, path: str | os.PathLike[str]
-) -> None:
+def _made_again(task: Task, table: SiteTable, leaving: Leaving, uploads: Uploads) -> Uploads:
+    """What the table would send; ``uploads`` are those of all its rows."""
+    if len(leaving.users) and len(leaving.rows.y) < len(table.rows.y):
+        return task.uploads_of(leaving.rows)
+    return uploads.take(leaving.users)
+
+
+def _check_same(sent: ReadUpload, again: Uploads, path: str | os.PathLike[str]) -> None:
     """Refuse a table that the upload was not made from: models would be those of other rows."""
     why = f"The table is not the one that {path} was made from"
-    if len(leaving.users) != len(sent.uploads):
+    if len(again) != len(sent.uploads):
         raise ValueError(
-            f"{why}: {len(leaving.users)} of its users may send something, and the upload has "
+            f"{why}: {len(again)} of its users may send something, and the upload has "
             f"{len(sent.uploads)}. Use the same table, or make a new upload."
         )
-    if len(leaving.users) == 0:
-        return
-    again = task.uploads_of(leaving.rows)
-    for name, values in again.present.items():
+    allowed = SAME[sent.dtype]
+    for name, values in again.present.items() if len(again) else ():
         there = sent.uploads.present[name]
         finite = np.isfinite(values) & np.isfinite(there)
         gap = np.abs(np.where(finite, values - there, 0.0))
         size = np.abs(np.where(finite, values, 0.0)).max()
-        if gap.max() > SAME[task.dtype] * size or (finite != np.isfinite(values)).any():
+        if gap.max() > allowed * size or (finite != np.isfinite(values)).any():
             raise ValueError(f"{why}: {name} differs. Use the same table, or make a new upload.")
 
 
 def _mixed_models(
-    task: Task, sent: ReadUpload, given: SiteDownload, table: SiteTable, leaving: Leaving
+    sent: ReadUpload, given: SiteDownload, table: SiteTable, leaving: Leaving, uploads: Uploads
 ) -> SiteModels:
     """Members by the mixture; late users, and those who sent nothing, are placed first."""
     from odcl.server.mixed import assign_mixed
 
-    rows, risk, mixture = table.rows, task.risk, given.groups.mixture
+    task, rows, mixture = table.task, table.rows, given.groups.mixture
+    risk = task.risk
     assert mixture is not None
-    uploads = task.uploads_of(rows)
     members = np.zeros(rows.n_users, dtype=bool)
     if not given.late:
         members[leaving.users] = True
@@ -128,14 +132,14 @@ def _mixed_models(
         labels[i], sure[i] = found.label, found.probability
         assert found.received is not None
         parts.append((np.array([i]), found.received))
-    received = _in_order(parts, rows.n_users)
+    received = _in_order(parts)
     return SiteModels(
         *(task, sent.site, table, given, rows.users, labels, sure, received),
         *(uploads, rows, rows.users[:0]),
     )
 
 
-def _in_order(parts: list[tuple[Ints, Received]], n_users: int) -> Received:
+def _in_order(parts: list[tuple[Ints, Received]]) -> Received:
     """The last steps of all users, put together in the order of users."""
     back = np.argsort(np.concatenate([who for who, _ in parts]))
 
@@ -149,19 +153,19 @@ def _in_order(parts: list[tuple[Ints, Received]], n_users: int) -> Received:
 
 
 def _plain_models(
-    task: Task, sent: ReadUpload, given: SiteDownload, table: SiteTable, leaving: Leaving
+    sent: ReadUpload, given: SiteDownload, table: SiteTable, leaving: Leaving, uploads: Uploads
 ) -> SiteModels:
     """Other methods: users who sent something have a model; the others have none."""
     if given.late:
         raise ValueError(
             "Late sites are placed with mixed groups, and the card has another method."
         )
-    rows = table.rows.take(leaving.users)
+    task, rows = table.task, table.rows.take(leaving.users)
     if rows.n_users == 0:
         raise ValueError(
             "No user of this site sent anything, and with this method none gets a model."
         )
-    uploads = task.uploads_of(rows)
+    uploads = uploads.take(leaving.users)
     # A user's stream, by which its rows fall into folds, is that of its name.
     named = rows if table.has_users else replace(rows, users=np.array([sent.site]))
     received = local.receive(named, task.risk, uploads, given.downloads)

@@ -112,6 +112,7 @@ class ReadUpload:
 
     file: Envelope
     uploads: Uploads
+    dtype: str = "float64"  # that its triangles came in
 
     @property
     def site(self) -> str:
@@ -129,7 +130,8 @@ def open_upload(
         if file.site not in task.sites:
             raise Refused(f"the card lists no site {file.site!r}")
         file.check_signature(task.sites[file.site], file.site)
-    return ReadUpload(file, from_wire(task, file, wire_specs(task) if specs is None else specs))
+    uploads = from_wire(task, file, wire_specs(task) if specs is None else specs)
+    return ReadUpload(file, uploads, task.dtype)
 
 
 def read_upload(task: Task, path: str | os.PathLike[str]) -> ReadUpload:
