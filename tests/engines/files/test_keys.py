@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 
 import pytest
 
+from odcl.engines.files.collect import collect
 from odcl.engines.files.keys import is_signed_by, make_keys, read_key, read_public
+from odcl.report.inspect import inspect_file
+from tests.engines.files.world import frames, send, task, with_keys
 from tests.helpers import files_below, full_disk, refusal
 
 
@@ -45,6 +49,21 @@ def test_a_key_that_others_can_read_is_refused(tmp_path):
     refusal(read_key, private, match="chmod 600")
     refusal(read_key, public, match="not a private key")
     refusal(read_public, private, match="not a public key")
+
+
+def test_without_cryptography_unsigned_files_work_and_signed_ones_say_what_is_missing(
+    tmp_path, monkeypatch
+):
+    tables = frames(2)
+    given, keys = with_keys(task(), tables, tmp_path / "keys")
+    send(given, tables, tmp_path / "signed", keys=keys)
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives", None)
+    plain = send(task(), tables, tmp_path / "plain")
+    assert len(collect(task(), plain).uploads) == 2
+    assert len(collect(task(), tmp_path / "signed").uploads) == 2  # the card lists no keys
+    refusal(collect, given, tmp_path / "signed", match=r"pip install 'odcl\[keys\]'")
+    assert "not checked" in inspect_file(tmp_path / "signed" / "north.upload")
+    refusal(make_keys, "north", tmp_path / "more", match="need the package cryptography")
 
 
 def test_a_full_disk_leaves_no_half_key(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from odcl.engines.files import combine as combining
 from odcl.engines.files import combine_uploads, fit_site
 from odcl.engines.files import round as rounds
+from odcl.engines.files.keys import make_keys, read_key
 from odcl.files import locked
 from tests.engines.files.world import frames, send, task, time
 from tests.helpers import files_below, full_disk, refusal
@@ -170,6 +172,23 @@ def test_a_crash_between_any_two_file_operations_leaves_the_old_or_the_new_round
     assert states == sorted(states, reverse=True)  # old ones first, then new ones
     write()
     assert len(files_below(place)) == len(old) + 2
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs fork")
+def test_a_crash_leaves_no_half_upload_and_no_half_key(tmp_path):
+    sent = fit_site(task(), TABLES["south"], site="south", created=time())
+    number = 1
+    while killed_at(lambda: sent.write(tmp_path / "south.upload"), number, str(tmp_path)):
+        if (tmp_path / "south.upload").exists():
+            assert (tmp_path / "south.upload").read_bytes() == sent.content
+        number += 1
+    assert number > 3
+    number = 1
+    while killed_at(lambda: make_keys("south", tmp_path / "keys"), number, str(tmp_path)):
+        if (tmp_path / "keys").exists():
+            shutil.rmtree(tmp_path / "keys")  # a pair is made anew, in an empty folder
+        number += 1
+    assert read_key(tmp_path / "keys" / "south.key").public
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])

@@ -136,11 +136,12 @@ def read_download(
     task: Task, path: str | os.PathLike[str], site: str, answers: str
 ) -> SiteDownload:
     """The download of this site's upload; a ValueError names the file and what is wrong with it."""
-    with naming_file(path), refusing():
+    with naming_file(path):
         file = read_envelope(path, "download")
         file.check_task(task)
         if task.signed:
             file.check_signature(task.coordinator, "the coordinator")
+    with naming_file(path), refusing():
         expect_site(file, site)
         given = _unpacked(task, file)
         if given.answers != answers:
