@@ -25,6 +25,9 @@ from odcl.method import Method
 from odcl.risk.losses import loss_from_json, loss_to_json
 from odcl.risk.risk import Risk
 
+# Settings of a method that stand among the limits; columns are in the card's scale.
+ELSEWHERE = {"short_terms", "smallest_group", "standardize"}
+
 # -- from a card -------------------------------------------------------------------------------
 
 
@@ -104,7 +107,7 @@ def _risk_of(table: Entries, classes: list[Any] | None) -> Risk:
 
 def _method_of(table: Entries, held: dict[str, Any]) -> Method:
     """The method; what limits what may leave stands among the limits."""
-    known = {f.name for f in fields(Method)} - held.keys()
+    known = {f.name for f in fields(Method)} - ELSEWHERE
     words = table.rest()
     for name in words:
         if name not in known:
@@ -203,7 +206,7 @@ def _risk_lines(risk: Risk) -> list[str]:
 
 def _method_lines(method: Method) -> list[str]:
     lines = []
-    for one in (f for f in fields(Method) if f.name not in ("short_terms", "smallest_group")):
+    for one in (f for f in fields(Method) if f.name not in ELSEWHERE):
         value = getattr(method, one.name)
         value = toml.clusterer_word(value) if one.name == "clusterer" else value
         lines.append(entry(one.name, "none" if value is None else value))
@@ -217,9 +220,9 @@ def _limit_lines(task: Task) -> list[str]:
         "#                              parameters leave? They give away the span of the rows; if",
         "#                              not, such users send the average of theirs",
         entry(
-            "smallest_cell", task.smallest_cell, "rows of a level or class seen fewer times at a"
+            "smallest_cell", task.smallest_cell, "rows of a level seen fewer times at a user are"
         ),
-        "#                              user are withheld",
+        "#                              withheld, and users with a class seen fewer times",
         entry("minimum_rows", task.minimum_rows, "users with fewer rows send nothing"),
         entry("minimum_group", task.minimum_group, "distinct sites that a group needs"),
         entry("dtype", task.dtype, "of the triangles in an upload: float64, float32 or float16"),

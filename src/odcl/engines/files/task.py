@@ -39,7 +39,7 @@ DTYPES = ("float64", "float32", "float16")
 MISSING = ("error", "drop", "mean")
 # Terms of users with fewer rows than parameters stay, and a group needs three sites, until a card
 # says otherwise.
-CAREFUL = Method(short_terms=False, smallest_group=3)
+CAREFUL = Method(short_terms=False, smallest_group=3, standardize=False)
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,8 @@ class Task:
         factors = _factors(self) if self.risk.intercept else ()
         risk = Risk(self.risk.loss, self.risk.l2, self.risk.intercept, factors)
         object.__setattr__(self, "risk", risk)
+        # Columns are in the card's scale, and no other.
+        object.__setattr__(self, "method", replace(self.method, standardize=False))
 
     # -- what follows --------------------------------------------------------------------------
 
