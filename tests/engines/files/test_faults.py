@@ -408,6 +408,16 @@ def test_a_table_that_the_upload_was_not_made_from_is_refused(a_round):
     refusal(receive, task(), sent, back, TABLES["south"][:5], match="not the one")
 
 
+def test_the_same_rows_in_another_order_are_the_same_table(a_round):
+    sent, back = a_round / "uploads" / "south.upload", a_round / "round" / "south.download"
+    table = TABLES["south"]
+    one = receive(task(), sent, back, table)
+    for upward in (True, False):  # the first row decides on the signs of a triangle
+        sorted_rows = table.sort_values("a", ascending=upward)[table.columns[::-1]]
+        two = receive(task(), sent, back, sorted_rows)
+        np.testing.assert_allclose(two.models, one.models, rtol=1e-9)
+
+
 def test_a_download_with_a_bit_flipped_anywhere_is_refused(a_round, tmp_path):
     sent, good = a_round / "uploads" / "south.upload", a_round / "round" / "south.download"
     content, rng = good.read_bytes(), np.random.default_rng(0)

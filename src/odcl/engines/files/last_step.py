@@ -95,13 +95,20 @@ def _check_same(sent: ReadUpload, again: Uploads, path: str | os.PathLike[str]) 
             f"{len(sent.uploads)}. Use the same table, or make a new upload."
         )
     allowed = SAME[sent.dtype]
-    for name, values in again.present.items() if len(again) else ():
-        there = sent.uploads.present[name]
+    for name in again.present if len(again) else ():
+        values, there = (_unsigned(name, one.present[name]) for one in (again, sent.uploads))
         finite = np.isfinite(values) & np.isfinite(there)
         gap = np.abs(np.where(finite, values - there, 0.0))
         size = np.abs(np.where(finite, values, 0.0)).max()
         if gap.max() > allowed * size or (finite != np.isfinite(values)).any():
             raise ValueError(f"{why}: {name} differs. Use the same table, or make a new upload.")
+
+
+def _unsigned(name: str, values: Array) -> Array:
+    """A field as it is whatever the order of rows: that of a triangle decides on its signs."""
+    if not Uploads.parts()[name].triangular:
+        return values
+    return np.swapaxes(values, -1, -2) @ values
 
 
 def _mixed_models(
