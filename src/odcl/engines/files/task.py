@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from odcl._typing import Floats
-from odcl.artifact.arrays import MOST_CLASSES, json_bytes
-from odcl.data.columns import MOST_KEYS
+from odcl.artifact.arrays import json_bytes
+from odcl.data.design import are_keys
 from odcl.data.federation import Federation
 from odcl.data.scaling import Scaling
 from odcl.data.source import task_of
@@ -267,7 +267,7 @@ def _check_classes(task: Task) -> None:
         return
     if task.kind != "classification":
         raise CardError(f"the target has classes, and the {task.risk.loss.name} loss takes numbers")
-    if n is None or not _are_keys(task.classes, 2) or n > MOST_CLASSES:
+    if n is None or not _are_keys(task.classes, 2):
         raise CardError("the target's classes are not listed: classes = [...], two or more")
     if list(task.classes or ()) != sorted(task.classes or ()):
         raise CardError(f"the classes are not in order: write {sorted(task.classes or ())}")
@@ -279,13 +279,9 @@ def _check_classes(task: Task) -> None:
 
 
 def _are_keys(values: Any, least: int) -> bool:
-    if not isinstance(values, tuple) or not least <= len(values) <= MOST_KEYS:
-        return False
-    types = {type(value) for value in values}
-    if not any(types <= kinds for kinds in ({str}, {bool}, {int, float})):
-        return False
-    plain = all(toml.is_text(v) if isinstance(v, str) else abs(v) < 2**53 for v in values)
-    return plain and len(set(values)) == len(values)
+    """Levels or classes that a table can hold and a card can show."""
+    shown = isinstance(values, tuple) and all(toml.is_text(str(v)) for v in values)
+    return shown and are_keys(list(values), least)
 
 
 def _factors(task: Task) -> list[Factor]:
