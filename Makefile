@@ -1,4 +1,4 @@
-# make demo | test | check | bench: each sets up what it needs; a second call starts at once.
+# make demo | test | check | bench | fuzz: each sets up what it needs; a second call starts at once.
 # Needs Python 3.11 - 3.13 (override with PYTHON=...) and nothing else.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
   $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo $$p && break; done)
@@ -7,10 +7,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 # Two test processes on two cores: more BLAS threads would only wait for each other.
-test bench: export OMP_NUM_THREADS := 1
-test bench: export OPENBLAS_NUM_THREADS := 1
+test bench fuzz: export OMP_NUM_THREADS := 1
+test bench fuzz: export OPENBLAS_NUM_THREADS := 1
 
-.PHONY: demo test check bench format clean
+.PHONY: demo test check bench fuzz format clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)
@@ -26,6 +26,9 @@ check: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m bench
+
+fuzz: $(READY)
+	$(BIN)/python -m tests.engines.files.fuzz 20000
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

@@ -8,7 +8,17 @@ from pathlib import Path
 
 from threadpoolctl import threadpool_limits
 
-from bench import classes, convex, groups, local_solve, mixed, real_tables, real_users, server
+from bench import (
+    classes,
+    convex,
+    files,
+    groups,
+    local_solve,
+    mixed,
+    real_tables,
+    real_users,
+    server,
+)
 
 PARTS = {
     "local": local_solve.run,
@@ -19,6 +29,7 @@ PARTS = {
     "tables": real_tables.run,
     "mixed": mixed.run,
     "classes": classes.run,
+    "files": files.run,
 }
 
 

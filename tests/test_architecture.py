@@ -24,6 +24,7 @@ ROOMS = (
     "files",
     "risk",
     "data",
+    "artifact",
     "mixed",
     "exchange",
     "local",
@@ -36,7 +37,6 @@ ROOMS = (
     "diagnose",
     "plan",
     "report",
-    "artifact",
     "estimators",
     "paper",
     "cli",
@@ -47,6 +47,10 @@ ROOMS = (
 DOORS = {
     ("odcl.clustering.convex.clusterpath.ClusterPath.plot", "report"): "path.plot()",
     ("odcl.diagnose.diagnosis.Diagnosis.__str__", "report"): "print(diagnosis)",
+    ("odcl.engines.files.combine.CombinedRound.__str__", "report"): "print(round)",
+    ("odcl.engines.files.combine._diagnosis", "diagnose"): "the verdict that sites receive",
+    ("odcl.engines.files.last_step.SiteModels.estimator", "estimators"): "models that predict",
+    ("odcl.engines.files.round.write_round", "report"): "the coordinator's report",
     ("odcl.engines.in_process.Result.diagnose", "diagnose"): "result.diagnose()",
     ("odcl.engines.in_process.Result.summary", "evaluate"): "the error, where truth is known",
     ("odcl.plan.draw_plan", "report"): "odcl.plan.draw_plan(plan, path)",
@@ -57,7 +61,7 @@ DOORS = {
 }
 
 # Optional, or slow to load: imported where they are used, never with the module.
-HEAVY = ("matplotlib", "pandas", "polars", "rich")
+HEAVY = ("matplotlib", "pandas", "polars", "rich", "cryptography")
 
 
 class Import(NamedTuple):

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 
-from odcl import Method, Uploads
+import pytest
+
+from odcl import Method, Risk, Uploads
 from odcl.cli.demo import TABLES, store_tables
+from odcl.cli.main import parse
 from odcl.data.write import write_table
+from odcl.engines.files import Feature, Task
 from odcl.exchange.upload import TERM_FIELDS
 
 ROOT = Path(__file__).parents[1]
@@ -53,3 +59,24 @@ def test_the_readmes_first_screen_is_what_the_commands_print(command):
     assert command("assign", "run", "new_stores.csv", "--add", "-q").out.count("joins") == 4
     assert command("update", "run", "this_week.csv", "-q").code == 0
     assert command("diagnose", "run").out.startswith("One shot is enough.")
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/federation-by-file.md"])
+def test_the_commands_of_a_federation_by_file_can_be_parsed(name):
+    text = (ROOT / name).read_text(encoding="utf-8").split("Federation by file")[1]
+    lines = re.findall(r"^(?:    |\$ )odcl (.*?)(?:  +#.*)?$", text, flags=re.MULTILINE)
+    lines = [line for line in lines if line.split()[0] in ("task", "site", "inspect", "combine")]
+    assert len(lines) >= 5
+    for line in lines:
+        parse(shlex.split(line))
+
+
+def test_the_page_on_federations_by_file_knows_the_cards_fields_and_defaults():
+    text = (ROOT / "docs" / "federation-by-file.md").read_text(encoding="utf-8")
+    plain = Task("stay", (Feature("age"),), "y")
+    for name in ("minimum_rows", "smallest_cell", "minimum_group"):
+        assert f"| `{name}` | {getattr(plain, name)} |" in text
+    assert not plain.method.short_terms
+    assert "| `short_terms` | false |" in text
+    for given in (plain, Task("stay", (Feature("age"),), "y", Risk("poisson", 0.0, True))):
+        assert all(f"`{name}`" in text for name in given.leaves)

@@ -36,6 +36,10 @@ class InputError(ValueError):
         return " ".join("".join(parts).splitlines())
 
 
+class NotAdmissible(ValueError):
+    """No grouping is admissible, not even one group of all users."""
+
+
 def did_you_mean(name: object, known: Iterable[object]) -> str:
     """'; did you mean ...?' where one of the known names is close, else a full stop."""
     folded = {str(k).casefold(): k for k in known}
@@ -50,6 +54,11 @@ def listing(values: Iterable[Any], most: int = 12) -> str:
         v if isinstance(v, str) and v.isidentifier() else show(v) for v in values[:most]
     )
     return shown if len(values) <= most else f"{shown}, ... ({len(values)} in all)"
+
+
+def printable(text: str) -> str:
+    """Text from outside for a terminal: characters that would move its cursor are spelled out."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def show(value: Any) -> str:

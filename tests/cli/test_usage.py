@@ -17,7 +17,7 @@ from tests.helpers import NO_HOLDOUT, ROLES, Said, people, run_python, save_csv
 # -- help and start --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["", *cli.COMMANDS])
+@pytest.mark.parametrize("name", ["", *cli.EVERY])
 def test_help_explains_every_option_within_80_columns(command, name, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     said = command(*name.split(), "--help")
@@ -31,7 +31,7 @@ def test_help_explains_every_option_within_80_columns(command, name, monkeypatch
             assert shown in said.out
             assert action.help
             needs_default = action.option_strings and action.nargs != 0 and not action.required
-            is_list = action.dest in ("drop", "categorical")
+            is_list = action.dest in ("drop", "categorical", "category", "without")
             assert not needs_default or is_list or "[default: " in action.help
 
 
@@ -42,7 +42,7 @@ def test_the_commands_and_a_first_example_stand_in_the_help(command):
 
 
 def test_the_examples_in_the_help_can_be_parsed():
-    modules = [cli.module_of(name) for name in cli.COMMANDS if name != "demo"]
+    modules = [cli.module_of(name) for name in cli.EVERY if name != "demo"]
     for text in (cli._START, *(module._EXAMPLES for module in modules)):
         lines = re.findall(r"^  odcl (.*)$", text.replace("\\\n", ""), flags=re.MULTILINE)
         assert lines

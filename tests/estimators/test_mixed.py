@@ -374,8 +374,8 @@ DAMAGE = {
         "spread of no law",
     ),
     "a spread of no shape": (changed(spread=lambda m: replace(m.spread, shape="round")), "round"),
-    "covariances not symmetric": (
-        changed(covariances=lambda m: m.covariances + np.triu(np.ones((4, 4)))),
+    "covariances not definite": (
+        changed(covariances=lambda m: -m.covariances),
         "covariances of no law",
     ),
     "a scale of zero": (changed(scales=lambda m: 0 * m.scales), "scales holds numbers"),

@@ -438,7 +438,7 @@ NUMBERS_CHANGED = {
     "an array missing": (lambda a: a.pop("theta"), "theta is not there"),
     "a user less": (shaped("theta", lambda t: t[1:]), "theta has shape"),
     "a coefficient less": (shaped("theta", lambda t: t[:, 1:]), "theta has shape"),
-    "models of half precision": (shaped("theta", lambda t: t.astype(np.float16)), "type 'F16'"),
+    "models of half precision": (shaped("theta", lambda t: t.astype(np.float16)), "type float16"),
     "a model that is NaN": (shaped("theta", first(np.nan)), "theta holds numbers that are not"),
     "an infinite centre": (shaped("cluster_theta", first(np.inf)), "cluster_theta holds numbers"),
     "a centre less": (shaped("cluster_theta", lambda c: c[1:]), "has shape"),

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, BinaryIO, NoReturn, Protocol
 
 import numpy as np
@@ -44,14 +45,17 @@ def is_size(value: Any) -> bool:
 # -- files -----------------------------------------------------------------------------------------
 
 
-def json_bytes(value: Any) -> bytes:
-    """The contents of a JSON file: the same value always gives the same bytes."""
+def json_bytes(value: Any, *, indent: int | None = 1) -> bytes:
+    """The contents of a JSON file: the same value always gives the same bytes.
+
+    Without ``indent`` it stands in one line, and is written many times as fast.
+    """
     _check_depth(value)
     try:
-        text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
         return (text + "\n").encode()
     except UnicodeEncodeError:  # half of a surrogate pair, from a file name that is no text
-        return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
+        return (json.dumps(value, indent=indent, allow_nan=False) + "\n").encode()
 
 
 def parse_json(content: bytes) -> Any:
@@ -60,7 +64,8 @@ def parse_json(content: bytes) -> Any:
         value = json.loads(content.decode(), parse_constant=_refuse_constant)
     except RecursionError:
         raise ValueError(f"it is nested more than {MOST_DEPTH} deep") from None
-    _check_depth(value)
+    if content.count(b"[") + content.count(b"{") > MOST_DEPTH:
+        _check_depth(value)
     return value
 
 
@@ -180,6 +185,7 @@ MOST_HEADER = 2**20  # bytes
 _CODES = {
     "float64": "F64",
     "float32": "F32",
+    "float16": "F16",
     "int64": "I64",
     "int32": "I32",
     "int16": "I16",
@@ -224,28 +230,75 @@ class _Stored:
     end: int
 
 
+METADATA = "__metadata__"  # texts that the layout allows beside the arrays
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a file of arrays says of itself, before anything else of it is read."""
+
+    metadata: Mapping[str, str]
+    stored: Mapping[str, _Stored]
+    n_bytes: int  # of the numbers
+
+    @property
+    def contents(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Type and shape of each array, by name."""
+        return {name: (_type_name(one.dtype), one.shape) for name, one in self.stored.items()}
+
+
 # -- writing ---------------------------------------------------------------------------------------
 
 
-def write_arrays(stream: BinaryIO, arrays: Mapping[str, Array]) -> None:
+def write_arrays(
+    stream: BinaryIO, arrays: Mapping[str, Array], metadata: Mapping[str, str] | None = None
+) -> None:
     """Write arrays one after the other: wide types first, so that all are aligned, then by name.
 
     The same arrays always give the same bytes.
     """
-    header, end = {}, 0
-    for name in sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name)):
-        array = arrays[name]
-        if array.dtype.name not in _CODES:
-            raise ValueError(f"{name} cannot be written: arrays of type {array.dtype} are not.")
-        begin, end = end, end + array.nbytes
-        code, shape = _CODES[array.dtype.name], list(array.shape)
-        header[name] = {"dtype": code, "shape": shape, "data_offsets": [begin, end]}
+    stream.write(header_bytes(contents_of(arrays), metadata))
+    for piece in number_bytes(arrays):
+        stream.write(piece)
+
+
+def contents_of(arrays: Mapping[str, Array]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Type and shape of each array, by name."""
+    return {name: (_type_name(array.dtype), array.shape) for name, array in arrays.items()}
+
+
+@cache
+def _type_name(dtype: np.dtype[Any]) -> str:
+    return dtype.name  # which NumPy works out anew each time
+
+
+def header_bytes(
+    contents: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str] | None = None
+) -> bytes:
+    """The beginning of a file of such arrays, up to their numbers."""
+    header: dict[str, Any] = {} if metadata is None else {METADATA: dict(metadata)}
+    end = 0
+    for name, (dtype, _) in contents.items():
+        if dtype not in _CODES:
+            raise ValueError(f"{name} cannot be written: arrays of type {dtype} are not.")
+    for name in _in_order(contents):
+        dtype, shape = contents[name]
+        begin, end = end, end + math.prod(shape) * np.dtype(dtype).itemsize
+        header[name] = {"dtype": _CODES[dtype], "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    stream.write(len(text).to_bytes(8, "little") + text)
-    for name in header:
+    return len(text).to_bytes(8, "little") + text
+
+
+def number_bytes(arrays: Mapping[str, Array]) -> Iterator[Any]:
+    """The numbers of arrays, one array after the other."""
+    for name in _in_order(contents_of(arrays)):
         little = np.ascontiguousarray(arrays[name], dtype=arrays[name].dtype.newbyteorder("<"))
-        stream.write(little.reshape(-1).view(np.uint8).data)
+        yield little.reshape(-1).view(np.uint8).data
+
+
+def _in_order(contents: Mapping[str, tuple[str, tuple[int, ...]]]) -> list[str]:
+    return sorted(contents, key=lambda name: (-np.dtype(contents[name][0]).itemsize, name))
 
 
 # -- reading ---------------------------------------------------------------------------------------
@@ -259,16 +312,37 @@ def read_arrays(
     ``sizes`` are the meanings of words in the shapes that are known beforehand. Types and shapes
     are checked before memory is taken, and it is never more than the file has bytes.
     """
+    header = read_header(source, size)
+    expect(not header.metadata, f"{METADATA} should not be there")
+    check_declared(header, specs, sizes)
+    return arrays_of(header, read_numbers(source, header), specs)
+
+
+def read_header(source: Source, size: int) -> Header:
+    """The header of a file of ``size`` bytes, whose arrays fill it without a gap."""
     length = int.from_bytes(source.read(8), "little")
     n_bytes = size - 8 - length
     expect(length <= MOST_HEADER and n_bytes >= 0, f"its header claims {length} bytes")
     header = parse_json(source.read(length))
     expect(isinstance(header, dict), "its header is not a table of arrays")
+    metadata = header.pop(METADATA, {})
+    texts = isinstance(metadata, dict) and all(isinstance(v, str) for v in metadata.values())
+    expect(texts, f"{METADATA} holds no texts")
     stored = {str(name): _stored(name, line) for name, line in header.items()}
     _check_places(stored, n_bytes)
-    _check_declared(stored, specs, dict(sizes))
-    numbers = np.empty(n_bytes, dtype=np.uint8)
-    expect(source.readinto(numbers) == n_bytes, "it ends too early")
+    return Header(metadata, stored, n_bytes)
+
+
+def read_numbers(source: Source, header: Header) -> Array:
+    """The bytes behind a header, (n_bytes,)."""
+    numbers = np.empty(header.n_bytes, dtype=np.uint8)
+    expect(source.readinto(numbers) == header.n_bytes, "it ends too early")
+    return numbers
+
+
+def arrays_of(header: Header, numbers: Array, specs: Mapping[str, ArraySpec]) -> dict[str, Array]:
+    """The declared arrays that are there; those that must be finite are."""
+    stored = header.stored
     arrays = {name: _array(numbers, stored[name]) for name in specs if name in stored}
     for name, array in arrays.items():
         finite = array.dtype.kind != "f" or not specs[name].finite or np.isfinite(array).all()
@@ -299,16 +373,18 @@ def _check_places(stored: Mapping[str, _Stored], n_bytes: int) -> None:
     expect(at == n_bytes, f"its arrays have {at} bytes, and {n_bytes} are there")
 
 
-def _check_declared(
-    stored: Mapping[str, _Stored], specs: Mapping[str, ArraySpec], sizes: dict[str, int]
+def check_declared(
+    header: Header, specs: Mapping[str, ArraySpec], sizes: Mapping[str, int]
 ) -> None:
+    """Refuse arrays that are not declared so; words in shapes that are not in ``sizes`` get one."""
+    stored, sizes = header.stored, dict(sizes)
     unknown = sorted(stored.keys() - specs.keys())
     expect(not unknown, f"{', '.join(unknown)} should not be there")
     for name, spec in specs.items():
         if name not in stored:
             expect(spec.optional, f"{name} is not there")
             continue
-        dtype, shape = stored[name].dtype.name, stored[name].shape
+        dtype, shape = _type_name(stored[name].dtype), stored[name].shape
         expect(dtype in spec.dtypes, f"{name} has type {dtype}, not {' or '.join(spec.dtypes)}")
         wanted: tuple[int | str, ...] = spec.shape
         if len(shape) == len(wanted):

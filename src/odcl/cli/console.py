@@ -27,6 +27,13 @@ def say(text: str, options: Namespace) -> None:
     progress.notice(text, options.quiet)
 
 
+def unsigned(task: Any) -> list[str]:
+    """What is to be said of a task whose files are not signed."""
+    if task.signed:
+        return []
+    return ["files are not signed, for the card lists no keys: whoever carries one can change it"]
+
+
 def say_picture(path: Path, drawn: bool, options: Namespace) -> None:
     """Where the picture is, or why there is none."""
     if drawn:
@@ -52,7 +59,6 @@ def check_file_place(out: Path, *, writable: bool = True) -> None:
 def check_out_file(options: Namespace, *, run: Path, table: Path) -> None:
     """Refuse an output file before the work: no known format, in no folder, there, or read."""
     from odcl.data.write import check_ending
-    from odcl.errors import InputError, Setting
 
     out: Path | None = options.out
     if out is None:
@@ -64,7 +70,14 @@ def check_out_file(options: Namespace, *, run: Path, table: Path) -> None:
         raise ValueError(f"{out} would stand where {table} is read from: name another file.")
     if place.parent == run.resolve():
         raise ValueError(f"{out} would lie in the run itself: name a file elsewhere.")
-    if out.is_file() and not options.force:
+    check_replace(out, options.force)
+
+
+def check_replace(out: Path, force: bool) -> None:
+    """Refuse a file that is there, unless it may be replaced."""
+    from odcl.errors import InputError, Setting
+
+    if out.is_file() and not force:
         again = Setting("force", True)
         raise InputError(f"{out} exists already. Say ", again, " to replace it, or name another.")
 

@@ -12,16 +12,21 @@ from importlib import import_module
 from typing import Any
 
 from odcl import __version__
-from odcl.cli.parser import Parser, UsageError
+from odcl.cli.parser import Parser, UsageError, command
 from odcl.errors import InputError, Setting, did_you_mean
 
 # Each has a module with its options (add) and what it does (run), which imports nothing heavy
 # before it runs: help must come at once.
-COMMANDS = ("demo", "fit", "predict", "assign", "update", "diagnose", "plan", "reproduce")
+COMMANDS = (
+    *("demo", "fit", "predict", "assign", "update", "diagnose", "plan", "reproduce"),
+    *("task", "site", "inspect", "combine"),
+)
+FAMILIES = {"task": ("new", "check", "keys"), "site": ("keys", "fit", "receive")}  # two words each
+EVERY = tuple(f"{name} {what}".strip() for name in COMMANDS for what in FAMILIES.get(name, ("",)))
 
 
 def module_of(command: str) -> Any:
-    return import_module(f"odcl.cli.{command}")
+    return import_module(f"odcl.cli.{command.replace(' ', '_')}")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -31,7 +36,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser, commands = _parsers(named or COMMANDS)
     options, unknown = parser.parse_known_args(arguments)
     if options.command is None and not unknown:
-        raise UsageError(f"name a command: {', '.join(commands)}.", "odcl")
+        raise UsageError(f"name a command: {', '.join(COMMANDS)}.", "odcl")
+    if options.command in FAMILIES and not unknown:
+        words = ", ".join(FAMILIES[options.command])
+        raise UsageError(f"name what to do: {words}.", f"odcl {options.command}")
     if unknown:
         own = commands.get(options.command, parser)
         known = [name for name in own._option_string_actions if name.startswith("--")]
@@ -69,7 +77,32 @@ def _parsers(commands: Sequence[str] = COMMANDS) -> tuple[Parser, dict[str, Pars
     some = parser.add_subparsers(
         dest="command", metavar="COMMAND", title="commands", parser_class=Parser
     )
-    return parser, {name: module_of(name).add(some) for name in commands}
+    found: dict[str, Parser] = {}
+    for name in commands:
+        if name in FAMILIES:
+            found |= _family(some, name)
+        else:
+            found[name] = module_of(name).add(some)
+    return parser, found
+
+
+_FAMILIES = {
+    "task": "Federation by file: the card that all sites agree on.",
+    "site": "Federation by file, at a site: its keys, one file out, one file back.",
+}
+
+
+def _family(some: Any, name: str) -> dict[str, Parser]:
+    """A command of two words: its own parser, and those of what it can do."""
+    after = f"`odcl {name} WHAT --help` explains each."
+    own = command(some, name, "WHAT ...", _FAMILIES[name], after)
+    inner = own.add_subparsers(dest="what", metavar="WHAT", title="what", parser_class=Parser)
+    found = {name: own}
+    for word in FAMILIES[name]:
+        both = f"{name} {word}"
+        found[both] = module_of(both).add(inner)
+        found[both].set_defaults(command=both)
+    return found
 
 
 # -- the process -----------------------------------------------------------------------------------

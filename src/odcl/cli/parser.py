@@ -72,7 +72,7 @@ def command(some: Any, name: str, usage: str, description: str, epilog: str) -> 
     """A command; the first line of its description stands in ``odcl --help``."""
     short = description.splitlines()[0].rstrip(".")
     return some.add_parser(
-        name,
+        name.split()[-1],
         prog=f"odcl {name}",
         usage=f"odcl {name} {usage}",
         help=short,

@@ -50,7 +50,7 @@ def run(options: Namespace) -> None:
 
 def _predicted(options: Namespace) -> tuple[dict[str, Any], list[str]]:
     """A prediction for each row of the table, and what is to be said about it."""
-    from odcl.cli.run_folder import open_run
+    from odcl.cli.run_folder import open_run, owners
     from odcl.data.design import DesignRows
     from odcl.data.federation import positions
     from odcl.data.tables import read_table
@@ -70,7 +70,8 @@ def _predicted(options: Namespace) -> tuple[dict[str, Any], list[str]]:
         how = {"pooled": "one model for all", "nearest": "the nearest group's model"}[unknown]
         notices.append(f"{count(len(strange), 'user')} not in the fit, predicted by {how}")
     model.set_params(unknown=unknown)
-    users, rows = encoded.users, DesignRows(encoded.X)
+    users = encoded.users if schema.user else None  # None: all rows are one user's
+    rows = DesignRows(encoded.X)
     columns: dict[str, Any] = {
         "row": encoded.rows + 1,
         "prediction": model.predict(rows, users=users),
@@ -83,7 +84,7 @@ def _predicted(options: Namespace) -> tuple[dict[str, Any], list[str]]:
     if schema.classes is not None:
         p = model.predict_proba(rows, users=users)
         columns |= {f"p({_word(c)})": p[:, j] for j, c in enumerate(schema.classes)}
-    return beside({schema.user: users}, columns), notices
+    return beside(owners(schema, users), columns), notices
 
 
 def _word(label: Any) -> str:

@@ -156,6 +156,11 @@ def open_run(folder: Path, *, with_target: bool = False) -> tuple[Any, TableSche
     return model, schema
 
 
+def owners(schema: TableSchema, users: Any) -> dict[str, Any]:
+    """The users' column of an answer; none where all rows are one user's."""
+    return {schema.user: users} if schema.user else {}
+
+
 def rows_by_user(
     path: Path, schema: TableSchema, missing: str | None
 ) -> tuple[Federation, list[str]]:

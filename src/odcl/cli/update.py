@@ -36,7 +36,7 @@ def run(options: Namespace) -> None:
 
 def _updated(options: Namespace) -> tuple[dict[str, Any], list[str]]:
     """Update the users of a table in a run: one row per user."""
-    from odcl.cli.run_folder import change_run, open_run, rows_by_user
+    from odcl.cli.run_folder import change_run, open_run, owners, rows_by_user
     from odcl.data.design import DesignRows
     from odcl.data.federation import positions
     from odcl.data.write import beside
@@ -64,4 +64,4 @@ def _updated(options: Namespace) -> tuple[dict[str, Any], list[str]]:
 
     before, after, rows = change_run(folder, update)
     columns = {"group": after, "before": before, "new_rows": federation.n_rows, "rows": rows}
-    return beside({schema.user: federation.users}, columns), notices
+    return beside(owners(schema, federation.users), columns), notices

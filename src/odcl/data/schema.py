@@ -79,7 +79,7 @@ class TableSchema:
     for the columns of categories.
     """
 
-    user: str
+    user: str  # "": all rows are one user's, and no column names it
     target: str
     features: tuple[str, ...]
     levels: dict[str, tuple[Any, ...]]  # categorical feature -> its levels, the reference first
@@ -137,7 +137,7 @@ class TableSchema:
     @property
     def text(self) -> tuple[str, ...]:
         """The columns to read as text from a file: ``read_table(path, text=schema.text)``."""
-        return (self.user, *self.levels)
+        return tuple(name for name in (self.user, *self.levels) if name)
 
     def encode(
         self,
@@ -157,10 +157,11 @@ class TableSchema:
         _check_choice("missing", missing, MISSING)
         _check_choice("unseen", unseen, UNSEEN)
         names = (self.user, *self.features, *((self.target,) if with_target else ()))
-        check_columns(names, table.column_names)
+        check_columns(filter(None, names), table.column_names)
         columns = read_columns(table, self.features, self.design.kinds)
         goal = read_target(table, self.target, self.task, self.classes) if with_target else None
-        owner = keys(table, self.user, self.user_kind)
+        alone = Keys([0], np.zeros(table.num_rows, dtype=np.intp))
+        owner = keys(table, self.user, self.user_kind) if self.user else alone
         given = {} if goal is None else {self.target: goal}
         keep = _usable_rows(columns, {self.user: owner}, given, missing)
         rows = np.flatnonzero(keep)

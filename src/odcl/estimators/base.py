@@ -25,6 +25,7 @@ from odcl.data.schema import TableSchema
 from odcl.data.write import beside
 from odcl.diagnose.differences import LEVEL, differences_text
 from odcl.engines.in_process import fit
+from odcl.errors import InputError, Setting
 from odcl.estimators.later_users import LaterUsers
 from odcl.estimators.table_input import check_n_groups, check_settings
 from odcl.local.predict import linear_predictors, one_for_all, predictor_covariances
@@ -344,6 +345,12 @@ class ODCLEstimator(LaterUsers):
             where[new] = len(self.theta_)
             return np.vstack([self.theta_, self._for_strangers()[0]]), where
         if self.unknown == "nearest":
+            if self.cluster_means_ is None:
+                raise InputError(
+                    "This model came from a federation, whose sites do not tell the features of "
+                    "their groups: say ",
+                    *(Setting("unknown", "pooled"), " for one model for all."),
+                )
             nearest = newcomers.nearest_cluster(
                 self.scaling_.apply(X[new]), ids[new], self.cluster_means_
             )

@@ -176,6 +176,11 @@ class LaterUsers(TableInput):
         check_is_fitted(self, "theta_")
         from odcl.diagnose import diagnose_step
 
+        if self.cluster_means_ is None:
+            raise ValueError(
+                "This model holds the users of one site, and groups were found with those of "
+                f"others: they were diagnosed in the round. It said: {self.reason_}"
+            )
         if self.uploads_ is None:
             raise ValueError(
                 "This model was written without its users' uploads, which were too large to keep, "

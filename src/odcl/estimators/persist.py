@@ -91,7 +91,6 @@ def _artifact(model: Any, extras: Mapping[str, Extra]) -> Artifact:
         "rows": np.asarray(model.n_rows_, dtype=np.int64),
         "probability": model.probability_,
         "cluster_theta": model.cluster_theta_,
-        "cluster_means": model.cluster_means_,
         "pooled_theta": model.pooled_theta_,
         "shift": scaling.shift,
         "scale": scaling.scale,
@@ -100,6 +99,8 @@ def _artifact(model: Any, extras: Mapping[str, Extra]) -> Artifact:
         "samples": groups.samples,
         "pull": groups.pull,
     }
+    if model.cluster_means_ is not None:
+        arrays["cluster_means"] = model.cluster_means_
     ids = ids_to_json(model.users_)
     if ids is None:
         arrays["users"] = model.users_
@@ -247,7 +248,7 @@ def _fill(model: Any, stored: StoredArtifact, listed: Any, groups: dict[str, flo
         "probability": ArraySpec(users, finite=False),
         "theta": ArraySpec(("users", "dim")),
         "cluster_theta": ArraySpec(("groups", "dim")),
-        "cluster_means": ArraySpec(("groups", "features")),
+        "cluster_means": ArraySpec(("groups", "features"), optional=True),
         "pooled_theta": ArraySpec(("dim",)),
         "members": ArraySpec(("groups",), whole),
         "samples": ArraySpec(("groups",)),
@@ -277,7 +278,7 @@ def _fill(model: Any, stored: StoredArtifact, listed: Any, groups: dict[str, flo
     model.n_rows_, model.probability_ = arrays["rows"], arrays["probability"]
     model.labels_, model.n_clusters_ = labels.astype(np.intp, copy=False), k
     for name in ("theta", "cluster_theta", "cluster_means", "pooled_theta"):
-        setattr(model, f"{name}_", arrays[name])
+        setattr(model, f"{name}_", arrays.get(name))
     model.scaling_ = Scaling(arrays["shift"], arrays["scale"], np.flatnonzero(used), len(used))
     members, samples, pull = (arrays[name] for name in ("members", "samples", "pull"))
     sizes = (groups[name] for name in _SIZES)

@@ -33,6 +33,18 @@ class Exchange:
         return Ledger(up, np.full(n_rounds, down, dtype=np.intp), down * self.delivers)
 
 
+def fedavg_exchange(n_users: int, dim: int, *, weighted: bool = True) -> Exchange:
+    """A round of FedAvg: a model each way, and beside it the sample size where means weigh it."""
+    sends: Shapes = ((dim,), ()) if weighted else ((dim,),)
+    return Exchange(n_users, sends=sends, receives=((dim,),), delivers=True)
+
+
+def ifca_exchange(n_users: int, dim: int, n_models: int) -> Exchange:
+    """A round of IFCA: K models come, one vector goes, with the number of its model if K > 1."""
+    sends: Shapes = ((dim,), ()) if n_models > 1 else ((dim,),)
+    return Exchange(n_users, sends=sends, receives=n_models * ((dim,),), delivers=True)
+
+
 @dataclass(frozen=True, eq=False)
 class Ledger:
     """Bytes that all users together sent and received in each round."""

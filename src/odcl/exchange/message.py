@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
+from functools import cache
 from typing import Any, Self
 
 import numpy as np
@@ -53,7 +54,8 @@ class Message:
     users: Array  # (n_users,), ids
 
     @classmethod
-    def parts(cls) -> dict[str, Part]:
+    @cache
+    def parts(cls) -> Mapping[str, Part]:
         """The declared fields by name."""
         declared = ((f.name, f.metadata.get("part")) for f in fields(cls))
         return {name: part for name, part in declared if part is not None}
@@ -106,7 +108,7 @@ class Message:
         shapes: dict[str, tuple[int | str, ...]] = {}
         for name, part in cls.parts().items():
             numbers = [sizes[word] for word in part.shape]
-            shapes[name] = (users, *numbers)
+            shapes[name] = tuple(numbers) if part.shared else (users, *numbers)
             if part.matrix:
                 shapes[name] = (users, *numbers[:-2], n_numbers(numbers[-2:]))
                 shapes[name + _DIAGONAL] = (users, *numbers[:-1])
@@ -115,9 +117,12 @@ class Message:
     @classmethod
     def from_arrays(cls, users: Array, arrays: Mapping[str, Array]) -> Self:
         """The way back; shapes were checked against :meth:`array_shapes`."""
-        values: dict[str, Array] = {}
+        values: dict[str, Any] = {}
         for name, array in arrays.items():
             field_name = name.removesuffix(_DIAGONAL)
+            if cls.parts()[field_name].shared and array.ndim == 0:
+                values[name] = array.item()
+                continue
             if field_name == name and cls.parts()[name].matrix:
                 side = int(np.sqrt(2 * array.shape[-1]))
                 rows, columns = np.triu_indices(side)

@@ -66,7 +66,7 @@ class Uploads(Message):
     )
     site_curvature: Floats | None = part(
         "how sharply the rows determine a model of classes or counts, under priors of several "
-        "widths; as for curvature",
+        "widths; it gives away the span of the rows of a user with fewer rows than parameters",
         "widths",
         "dim",
         "dim",
@@ -77,7 +77,7 @@ class Uploads(Message):
     site_constant: Floats | None = part("how well the rows agree with such a model", "widths")
     site_ceiling: Floats | None = part("how well they would agree with a perfect one")
     observations: Floats | None = part(
-        "how many rows the last fields tell of: all; of a user with fewer rows than parameters "
+        "how many rows the data term tells of: all; of a user with fewer rows than parameters "
         "their average as one, and of a user with one row none"
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from itertools import islice
@@ -16,6 +17,7 @@ import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from odcl._typing import Floats, Ints
+from odcl.errors import NotAdmissible
 from odcl.mixed.em import Fit, charge, fit_mixture
 from odcl.mixed.mixture import (
     UNSEEN,
@@ -135,10 +137,7 @@ def _reduced(
     """The fit without its smallest groups, one by one, until it is admissible."""
     while not admissible(fit):
         if fit.n_groups == 1:
-            raise ValueError(
-                f"Not even one group of all {len(q)} users is admissible: wait for more users, or "
-                "ask less of a group."
-            )
+            raise _none_of(q)
         kept = np.delete(np.arange(fit.n_groups), np.argmin(fit.weights))
         stack = Centers.of(fit.centers[kept], fit.covariances[kept])
         m = moments(q, fit.spread, fit.s2)
@@ -156,8 +155,18 @@ def _admitted(q: Quadratics, fits: list[Fit], admissible: Admissible) -> list[Fi
         refused = [f for f in fits if f.spread.shape == shape and f.n_groups > 1]
         refused = [fit for fit in refused if not admissible(fit)]
         if refused:
-            allowed.append(_reduced(q, min(refused, key=evidence), admissible))
+            with suppress(NotAdmissible):  # another shape may have an admissible group
+                allowed.append(_reduced(q, min(refused, key=evidence), admissible))
+    if not allowed:
+        raise _none_of(q)
     return allowed
+
+
+def _none_of(q: Quadratics) -> NotAdmissible:
+    return NotAdmissible(
+        f"Not even one group of all {len(q)} users is admissible: wait for more users, or ask less "
+        "of a group."
+    )
 
 
 def _search(

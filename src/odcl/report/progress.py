@@ -12,11 +12,11 @@ from typing import Any
 class Silent:
     """Progress that nobody watches."""
 
-    def stage(self, text: str, n_users: int | None = None) -> None:
-        """Say what happens now; with ``n_users``, a bar over that many local models."""
+    def stage(self, text: str, n: int | None = None, what: str = "local models") -> None:
+        """Say what happens now; with ``n``, a bar over that many local models, or files."""
 
-    def advance(self, n_users: int) -> None:
-        """So many more local models are there."""
+    def advance(self, n: int) -> None:
+        """So many more of them are there."""
 
 
 class Bar(Silent):
@@ -27,14 +27,14 @@ class Bar(Silent):
         self._task = progress.add_task("", total=None, visible=False)
         self._text, self._left = "", 0
 
-    def stage(self, text: str, n_users: int | None = None) -> None:
-        self._text, self._left = text, n_users or 0
-        words = f"{text}: local models" if n_users else text
-        self._progress.reset(self._task, total=n_users, description=words, visible=True)
+    def stage(self, text: str, n: int | None = None, what: str = "local models") -> None:
+        self._text, self._left = text, n or 0
+        words = f"{text}: {what}" if n else text
+        self._progress.reset(self._task, total=n, description=words, visible=True)
 
-    def advance(self, n_users: int) -> None:
-        self._left -= n_users
-        self._progress.advance(self._task, n_users)
+    def advance(self, n: int) -> None:
+        self._left -= n
+        self._progress.advance(self._task, n)
         if self._left <= 0:  # what follows, on the server, does not say how far it is
             words = f"{self._text}: finding groups"
             self._progress.update(self._task, total=None, description=words)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from scipy.special import chdtrc, fdtrc
 
 from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation
-from odcl.errors import InputError, Setting
+from odcl.errors import InputError, NotAdmissible, Setting
 from odcl.exchange.download import Downloads
 from odcl.exchange.upload import Uploads
 from odcl.local.fit import fit_users
@@ -28,6 +29,7 @@ from odcl.mixed.terms import Coordinates, DataTerms, coordinates, merge, quadrat
 from odcl.risk.loss import symmetric
 from odcl.risk.risk import SITE_WIDTHS, Risk
 from odcl.server.assign import STRANGE, Assignment
+from odcl.server.parties import held_by_enough
 
 if TYPE_CHECKING:
     from odcl.server.step import ServerStep
@@ -36,8 +38,11 @@ if TYPE_CHECKING:
 WIDER = 10.0 ** np.arange(7)
 
 
-def mixed_step(uploads: Uploads, method: Method) -> ServerStep:
-    """Find groups and differences by evidence; every user takes part with what its rows say."""
+def mixed_step(uploads: Uploads, method: Method, party: Ints | None = None) -> ServerStep:
+    """Find groups and differences by evidence; every user takes part with what its rows say.
+
+    ``party`` (n_users,): who stands behind each user, see :mod:`odcl.server.parties`.
+    """
     from odcl.server.step import ServerStep
 
     assert uploads.risk is not None
@@ -50,13 +55,21 @@ def mixed_step(uploads: Uploads, method: Method) -> ServerStep:
     asked = dict(method.clusterer.params)  # max_groups, n_groups, spread
     smallest, spoke = method.smallest_group, uploads.seen > 0
 
-    def admissible(fit: Fit) -> bool:
+    def admissible(q: Quadratics, fit: Fit) -> bool:
         """Is every group the likeliest of enough users who said something?"""
+        if party is not None:
+            return held_by_enough(q, fit, party, uploads.seen, smallest)
         place = fit.responsibilities[spoke].argmax(axis=1)
         return bool(np.bincount(place, minlength=fit.n_groups).min() >= smallest)
 
     ids = [str(user) for user in uploads.users.tolist()]
-    fits = [search(q, ids, admissible=admissible, **asked) for q in candidates]
+    fits: list[Fit] = []
+    for q in candidates:
+        try:
+            fits.append(search(q, ids, admissible=partial(admissible, q), **asked))
+        except NotAdmissible:
+            if q is candidates[-1] and not fits:
+                raise
     fit, labels = _numbered(min(fits, key=lambda fit: fit.evidence))
     mixture = download_of(fit, at)
     offset, change = model_map(mixture, uploads.risk)

@@ -13,6 +13,8 @@ import numpy as np
 
 from odcl._typing import Array, Floats, Ints
 from odcl.clustering.labels import nearest_center, number_by_first_user
+from odcl.data.federation import group_rows
+from odcl.errors import NotAdmissible
 from odcl.exchange.download import Downloads, Refit
 from odcl.exchange.upload import Uploads
 from odcl.method import Method
@@ -93,12 +95,18 @@ class _Groups:
 
 
 def server_step(
-    uploads: Uploads | Any, method: Method | None = None, *, seed: int = 0
+    uploads: Uploads | Any,
+    method: Method | None = None,
+    *,
+    seed: int = 0,
+    parties: Array | None = None,
 ) -> ServerStep:
     """Cluster the uploads and combine each cluster (Algorithm 1, step 2).
 
     A pure function of the uploads, the method and the seed: shuffling the users changes nothing.
-    ``uploads`` may be a plain matrix of models, as in the paper.
+    ``uploads`` may be a plain matrix of models, as in the paper. ``parties`` (n_users,) names who
+    stands behind each user: then the method's ``smallest_group`` counts distinct parties, and none
+    may carry more than half of a group.
     """
     given = uploads if isinstance(uploads, Uploads) else Uploads.of(uploads)
     method = Method() if method is None else method
@@ -106,23 +114,26 @@ def server_step(
     why, method = method.falls_back(*case), method.resolved(*case)
     given.check()
     order = given.canonical_order()
-    step = _step(given.take(order), method, seed).take(np.argsort(order))
+    party = None if parties is None else group_rows(parties)[1][order]
+    step = _step(given.take(order), method, seed, party).take(np.argsort(order))
     return replace(step, users=given.users).fallen_back(why)
 
 
-def _step(uploads: Uploads, method: Method, seed: int) -> ServerStep:
-    speak = int((uploads.seen > 0).sum())
+def _step(uploads: Uploads, method: Method, seed: int, party: Ints | None) -> ServerStep:
+    said = np.flatnonzero(uploads.seen > 0)
+    speak = len(said if party is None else set(party[said].tolist()))
+    who = "users" if party is None else "parties"
     if 0 < speak < method.smallest_group:
         raise ValueError(
-            f"{speak} users uploaded, and no group may have fewer than {method.smallest_group}: "
-            "wait for more users, or allow smaller groups (smallest_group)."
+            f"{speak} {who} uploaded, and no group may have fewer than {method.smallest_group}: "
+            f"wait for more {who}, or allow smaller groups (smallest_group)."
         )
     if method.clusterer.uses_terms:
         from odcl.server.mixed import mixed_step
 
-        return mixed_step(uploads, method)
+        return mixed_step(uploads, method, party)
     phi = pooled_dispersion(uploads)
-    groups = _cluster(uploads, phi, method, seed)
+    groups = _cluster(uploads, phi, method, seed, party)
     labels, mixture = groups.labels, groups.mixture
     how = "precision" if method.combine == "shrink" else method.combine
     combined = combine_clusters(uploads, labels, how, others=method.refit == "cv")
@@ -154,7 +165,9 @@ def _step(uploads: Uploads, method: Method, seed: int) -> ServerStep:
     )
 
 
-def _cluster(uploads: Uploads, phi: Floats | None, method: Method, seed: int) -> _Groups:
+def _cluster(
+    uploads: Uploads, phi: Floats | None, method: Method, seed: int, party: Ints | None
+) -> _Groups:
     m, spec = uploads.n_users, method.clusterer
     fewest = 2 if spec.uses_covariance else 3  # users that a rule needs to choose K
     if m < fewest and isinstance(spec.n_clusters, str):
@@ -171,10 +184,11 @@ def _cluster(uploads: Uploads, phi: Floats | None, method: Method, seed: int) ->
         reason = getattr(getattr(clusterer, "choice_", None), "reason", None)
         reason = reason or f"{_count(int(labels.max()) + 1)} by {spec.name}."
         found = _Groups(labels, spec.name, reason)
-    kept = dissolve_small(uploads, found.labels, method.smallest_group)
+    kept = dissolve_small(uploads, found.labels, method.smallest_group, party)
     if kept is found.labels:
         return found
-    reason = f"{_count(int(kept.max()) + 1)} of at least {method.smallest_group} users left of "
+    who = "users" if party is None else "parties"
+    reason = f"{_count(int(kept.max()) + 1)} of at least {method.smallest_group} {who} left of "
     return _Groups(kept, found.rule, f"{reason}{int(found.labels.max()) + 1} found.")
 
 
@@ -203,12 +217,24 @@ def _check_labels(labels: Array, n_users: int, name: str) -> None:
         )
 
 
-def dissolve_small(uploads: Uploads, labels: Ints, smallest: int) -> Ints:
+def dissolve_small(
+    uploads: Uploads, labels: Ints, smallest: int, party: Ints | None = None
+) -> Ints:
     """Users of groups with fewer than ``smallest`` members join the nearest of the others.
 
     The same array comes back where no group is too small. Where all are, everybody is one group.
+    With ``party`` (n_users,) members are distinct parties, none with more than half of a group.
     """
     sizes = np.bincount(labels)
+    if party is not None and smallest > 1:
+        from odcl.server.parties import party_sizes
+
+        sizes = party_sizes(labels, party, uploads.n_samples)
+        if (party_sizes(np.zeros_like(labels), party, uploads.n_samples) == 0).any():
+            raise NotAdmissible(
+                "One party has more than half of all rows: the model of any group would tell what "
+                "it sent. Wait for more parties."
+            )
     large = np.flatnonzero(sizes >= smallest)
     if len(large) == len(sizes):
         return labels

@@ -15,7 +15,7 @@ from scipy import sparse
 
 from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation
-from odcl.exchange.ledger import Exchange
+from odcl.exchange.ledger import Exchange, fedavg_exchange
 from odcl.paper.baselines.ifca import start_models
 from odcl.paper.baselines.result import TOLD_GROUPS, BaselineResult, from_run, passes_on
 from odcl.paper.baselines.rounds import (
@@ -56,15 +56,14 @@ def fedavg(
     if weights not in ("samples", "users"):
         raise ValueError(f"weights={weights!r} is neither 'samples' nor 'users'.")
     problem = problem_of(federation, risk, seed, optima)
-    m, model = problem.n_users, (problem.dim,)
+    m = problem.n_users
     models = start_models(problem, start, n_clusters=1, n_starts=1, labels=None)
     n = federation.n_samples if weights == "samples" else np.ones(m)
-    answer = (model, ()) if weights == "samples" else (model,)  # with the user's sample size
 
     def combine(now: Floats, answers: Answers, step: float) -> Floats:
         return ((n / n.sum()) @ answers.replies[:, 0])[None, None]
 
-    exchange = Exchange(m, sends=answer, receives=(model,), delivers=True)
+    exchange = fedavg_exchange(m, problem.dim, weighted=weights == "samples")
     shared: dict[str, Any] = {"labels": np.zeros(m, dtype=np.intp), "n_steps": local_steps}
     run = iterate(problem, models, "models", combine, exchange, **shared, **call)
     options = {"weights": weights, "start": start if isinstance(start, str) else "given"}

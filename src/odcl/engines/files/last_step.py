@@ -1,0 +1,185 @@
+"""The last step at a site: its download is verified, and its own rows make its users' models."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from odcl._typing import Array, Floats, Ints
+from odcl.data.federation import Federation
+from odcl.engines.files.download import SiteDownload, read_download
+from odcl.engines.files.site import Leaving, SiteTable, may_leave, read_site
+from odcl.engines.files.task import Task
+from odcl.engines.files.upload import ReadUpload, read_upload
+from odcl.exchange.upload import Uploads
+from odcl.local import receive as local
+from odcl.local.receive import Received
+
+# How far the upload made of the rows again may be from the one that was sent: another machine
+# rounds differently, and so does the card's dtype.
+SAME = {"float64": 1e-6, "float32": 1e-4, "float16": 2e-2}
+
+
+@dataclass(frozen=True, eq=False)
+class SiteModels:
+    """The models of a site's users."""
+
+    task: Task
+    site: str
+    table: SiteTable
+    download: SiteDownload
+    users: Array  # (n_users,), ids as in the table
+    labels: Ints  # (n_users,), -1: none of the groups; users without a model are not here
+    probability: Floats  # (n_users,), how surely they belong there
+    received: Received
+    uploads: Uploads  # of all of them, as they would be without limits: they stay here
+    rows: Federation  # of these users
+    left_out: Array  # ids of users for whom there is no model
+
+    @property
+    def models(self) -> Floats:
+        """(n_users, dim), in the units of the card's scaling."""
+        return self.received.models
+
+    def estimator(self) -> Any:
+        """The models as an estimator, which predicts, assigns new users and is saved."""
+        from odcl.estimators.federated import site_estimator
+
+        return site_estimator(self)
+
+
+def receive(
+    task: Task | str | os.PathLike[str],
+    upload: str | os.PathLike[str],
+    download: str | os.PathLike[str],
+    data: Any,
+    *,
+    user: str | None = None,
+) -> SiteModels:
+    """Verify a download, and take the last step of the site's users on their own rows.
+
+    ``data`` is the table that the upload was made from. With mixed groups, users who sent nothing
+    get their models too: they are placed at the site itself.
+    """
+    task = task if isinstance(task, Task) else Task.read(task)
+    sent = read_upload(task, upload)
+    given = read_download(task, download, sent.site, sent.file.sha256)
+    table = read_site(task, data, user)
+    leaving = may_leave(table)
+    uploads = task.uploads_of(table.rows)
+    _check_same(sent, _made_again(task, table, leaving, uploads), upload)
+    if len(given.downloads) != len(sent.uploads):
+        raise ValueError(
+            f"{download} is for {len(given.downloads)} users, and the upload for others."
+        )
+    make = _plain_models if given.groups.mixture is None else _mixed_models
+    return make(sent, given, table, leaving, uploads)
+
+
+def _made_again(task: Task, table: SiteTable, leaving: Leaving, uploads: Uploads) -> Uploads:
+    """What the table would send; ``uploads`` are those of all its rows."""
+    if len(leaving.users) and len(leaving.rows.y) < len(table.rows.y):
+        return task.uploads_of(leaving.rows)
+    return uploads.take(leaving.users)
+
+
+def _check_same(sent: ReadUpload, again: Uploads, path: str | os.PathLike[str]) -> None:
+    """Refuse a table that the upload was not made from: models would be those of other rows."""
+    why = f"The table is not the one that {path} was made from"
+    if len(again) != len(sent.uploads):
+        raise ValueError(
+            f"{why}: {len(again)} of its users may send something, and the upload has "
+            f"{len(sent.uploads)}. Use the same table, or make a new upload."
+        )
+    allowed = SAME[sent.dtype]
+    for name in again.present if len(again) else ():
+        values, there = (_unsigned(name, one.present[name]) for one in (again, sent.uploads))
+        finite = np.isfinite(values) & np.isfinite(there)
+        gap = np.abs(np.where(finite, values - there, 0.0))
+        size = np.abs(np.where(finite, values, 0.0)).max()
+        if gap.max() > allowed * size or (finite != np.isfinite(values)).any():
+            raise ValueError(f"{why}: {name} differs. Use the same table, or make a new upload.")
+
+
+def _unsigned(name: str, values: Array) -> Array:
+    """A field as it is whatever the order of rows: that of a triangle decides on its signs."""
+    if not Uploads.parts()[name].triangular:
+        return values
+    return np.swapaxes(values, -1, -2) @ values
+
+
+def _mixed_models(
+    sent: ReadUpload, given: SiteDownload, table: SiteTable, leaving: Leaving, uploads: Uploads
+) -> SiteModels:
+    """Members by the mixture; late users, and those who sent nothing, are placed first."""
+    from odcl.server.mixed import assign_mixed
+
+    task, rows, mixture = table.task, table.rows, given.groups.mixture
+    risk = task.risk
+    assert mixture is not None
+    members = np.zeros(rows.n_users, dtype=bool)
+    if not given.late:
+        members[leaving.users] = True
+    labels, sure = np.full(rows.n_users, -1), np.ones(rows.n_users)
+    parts: list[tuple[Ints, Received]] = []
+    if members.any():
+        who = np.flatnonzero(members)
+        labels[who] = given.downloads.group
+        if given.downloads.probability is not None:
+            sure[who] = given.downloads.probability
+        mine = rows if members.all() else rows.take(who)
+        parts.append((who, local.receive(mine, risk, uploads.take(who), given.downloads)))
+    for i in np.flatnonzero(~members).tolist():
+        part = rows.rows(i)
+        y = risk.loss.encode(rows.y[part])
+        found = assign_mixed(rows.X[part], y, risk, mixture, task.resolved)
+        labels[i], sure[i] = found.label, found.probability
+        assert found.received is not None
+        parts.append((np.array([i]), found.received))
+    received = _in_order(parts)
+    return SiteModels(
+        *(task, sent.site, table, given, rows.users, labels, sure, received),
+        *(uploads, rows, rows.users[:0]),
+    )
+
+
+def _in_order(parts: list[tuple[Ints, Received]]) -> Received:
+    """The last steps of all users, put together in the order of users."""
+    back = np.argsort(np.concatenate([who for who, _ in parts]))
+
+    def stacked(name: str) -> Any:
+        values = [getattr(received, name) for _, received in parts]
+        return None if values[0] is None else np.concatenate(values)[back]
+
+    names = ("covariance", "noise", "dof")
+    how = parts[0][1].how
+    return Received(stacked("models"), stacked("strength"), how, *(stacked(name) for name in names))
+
+
+def _plain_models(
+    sent: ReadUpload, given: SiteDownload, table: SiteTable, leaving: Leaving, uploads: Uploads
+) -> SiteModels:
+    """Other methods: users who sent something have a model; the others have none."""
+    if given.late:
+        raise ValueError(
+            "Late sites are placed with mixed groups, and the card has another method."
+        )
+    task, rows = table.task, table.rows.take(leaving.users)
+    if rows.n_users == 0:
+        raise ValueError(
+            "No user of this site sent anything, and with this method none gets a model."
+        )
+    uploads = uploads.take(leaving.users)
+    # A user's stream, by which its rows fall into folds, is that of its name.
+    named = rows if table.has_users else replace(rows, users=np.array([sent.site]))
+    received = local.receive(named, task.risk, uploads, given.downloads)
+    sure = given.downloads.probability
+    out = np.setdiff1d(np.arange(table.rows.n_users), leaving.users)
+    return SiteModels(
+        *(task, sent.site, table, given, rows.users, given.downloads.group),
+        *(np.ones(rows.n_users) if sure is None else sure, received, uploads, rows),
+        table.rows.users[out],
+    )

@@ -1,0 +1,164 @@
+"""At a site: its table as the card reads it, and which of its rows may leave as part of a term."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from odcl._typing import Array, Bools, Ints
+from odcl.data.columns import keys, kind_of
+from odcl.data.federation import Federation
+from odcl.data.schema import TableSchema, check_columns
+from odcl.data.source import check_target
+from odcl.data.tables import as_table, read_table
+from odcl.engines.files.task import Task
+
+
+@dataclass(frozen=True, eq=False)
+class SiteTable:
+    """A site's rows, user by user, in the units that models are fitted in."""
+
+    task: Task
+    schema: TableSchema
+    rows: Federation  # of all users, scaled, targets encoded
+    cells: dict[str, Ints]  # category -> position of each row's level, in the order of ``rows``
+    n_dropped: int  # rows left out for want of a value
+    missing: dict[str, int]  # column -> rows without a value
+
+    @property
+    def has_users(self) -> bool:
+        """Does a column name the users? Otherwise the site is one."""
+        return bool(self.schema.user)
+
+
+def read_site(task: Task, data: Any, user: str | None = None) -> SiteTable:
+    """A site's table, a path or a frame; ``user`` names the column of users, if there are several.
+
+    Whatever does not fit the card is an InputError that names column and row.
+    """
+    levels = {one.name: one.levels for one in task.features if one.levels is not None}
+    is_path = isinstance(data, str | os.PathLike)
+    text = tuple(filter(None, (user, *levels)))
+    table = read_table(data, text=text) if is_path else as_table(data)
+    if user is not None:
+        check_columns([user], table.column_names)
+    schema = TableSchema(
+        user=user or "",
+        target=task.target,
+        features=tuple(one.name for one in task.features),
+        levels=levels,
+        fill={one.name: one.shift for one in task.features if one.levels is None},
+        missing=task.missing,
+        task=task.kind,
+        classes=task.classes,
+        user_kind="int" if user is None else kind_of(keys(table, user).values),
+    )
+    encoded = schema.encode(table)
+    check_target(schema, encoded)
+    raw = encoded.federation()
+    cells = _cells(task, raw.X)
+    federation = raw.with_X(task.scaling.apply(raw.X)).with_y(raw.y.astype(np.float64))
+    return SiteTable(task, schema, federation, cells, encoded.n_dropped, encoded.missing)
+
+
+def _cells(task: Task, X: Array) -> dict[str, Ints]:
+    """The level of each category in each row, from its columns of 0 and 1."""
+    found, at = {}, 0
+    for one in task.features:
+        if one.levels is not None:
+            hot = X[:, at : at + one.width]
+            found[one.name] = np.where(hot.any(axis=1), hot.argmax(axis=1) + 1, 0)
+        at += one.width
+    return found
+
+
+# -- what may leave --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Leaving:
+    """The rows that a site's upload is made of, and what is withheld."""
+
+    rows: Federation
+    users: Ints  # positions of its users among all of the site's
+    levels: tuple[str, ...] = ()  # levels that some user saw too few times
+    classes: tuple[str, ...] = ()
+    withheld_rows: int = 0  # of users who do send something
+    few: dict[str, int] = field(default_factory=dict)  # why users send nothing -> how many of them
+
+    @property
+    def withheld(self) -> dict[str, Any]:
+        """What an upload says of it: which levels and classes, and how many users; no counts."""
+        levels, classes = list(self.levels), list(self.classes)
+        return {"levels": levels, "classes": classes, "users": sum(self.few.values())}
+
+    def sentences(self, cell: int) -> list[str]:
+        """In words, for people at the site."""
+        told = []
+        if self.levels:
+            told.append(
+                f"withheld: rows of {', '.join(self.levels)}, seen fewer than {cell} times at a "
+                f"user ({self.withheld_rows} rows do not enter the upload)"
+            )
+        if self.classes:
+            told.append(
+                f"class {', '.join(self.classes)} is seen fewer than {cell} times at a user: such "
+                "users send nothing"
+            )
+        told += [f"{n} user{'s' * (n > 1)} send nothing: {why}" for why, n in self.few.items()]
+        return told
+
+
+def may_leave(site: SiteTable) -> Leaving:
+    """The rows that enter the upload, by the card's limits.
+
+    Rows of a level that their user saw fewer than ``smallest_cell`` times are left out. Leaving out
+    the rows of a rare *class* would make it look rarer still, so such a user sends nothing.
+    """
+    task, rows = site.task, site.rows
+    kept, levels = _without_rare_levels(site)
+    why = np.full(rows.n_users, "", dtype=object)
+    counts = np.bincount(rows.row_user[kept], minlength=rows.n_users)
+    rare_classes: list[str] = []
+    if task.classes is not None:
+        table = _counts(rows, rows.y.astype(np.intp), kept, len(task.classes))
+        rare = (table > 0) & (table < task.smallest_cell)
+        rare_classes = [str(task.classes[j]) for j in np.flatnonzero(rare.any(axis=0))]
+        why[rare.any(axis=1)] = "a class with too few rows"
+    why[counts < task.minimum_rows] = f"fewer than {task.minimum_rows} rows"
+    why[counts == 0] = "no rows are left"
+    sends = why == ""
+    kept &= sends[rows.row_user]
+    few = Counter(why[~sends].tolist())
+    withheld = int((counts < rows.n_rows)[sends].any() and (rows.n_rows - counts)[sends].sum())
+    left = rows.select_rows(kept) if kept.any() else rows.take(np.zeros(0, dtype=np.intp))
+    users = np.flatnonzero(sends)
+    return Leaving(left, users, tuple(levels), tuple(rare_classes), withheld, dict(few))
+
+
+def _without_rare_levels(site: SiteTable) -> tuple[Bools, list[str]]:
+    """Rows whose levels are not rare at their user; leaving some out may make others rare."""
+    task, rows = site.task, site.rows
+    kept, named = np.ones(len(rows.y), dtype=bool), dict[str, None]()
+    levels = {one.name: one.levels for one in task.features if one.levels is not None}
+    while True:
+        before = int(kept.sum())
+        for name, level in site.cells.items():
+            table = _counts(rows, level, kept, len(levels[name]))
+            rare = (table > 0) & (table < task.smallest_cell)
+            kept &= ~rare[rows.row_user, level]
+            named |= dict.fromkeys(
+                f"{name}={levels[name][j]}" for j in np.flatnonzero(rare.any(axis=0))
+            )
+        if int(kept.sum()) == before:
+            return kept, list(named)
+
+
+def _counts(rows: Federation, codes: Ints, kept: Bools, n_codes: int) -> Ints:
+    """Rows of each user in each cell, (n_users, n_codes)."""
+    cells = rows.row_user[kept] * n_codes + codes[kept]
+    return np.bincount(cells, minlength=rows.n_users * n_codes).reshape(rows.n_users, n_codes)

@@ -1,0 +1,148 @@
+"""What a file of a federation holds, in plain words and numbers: all that leaves, or comes."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from odcl._typing import Array
+from odcl.artifact.arrays import ArraySpec
+from odcl.engines.files.envelope import Envelope, naming_file, read_envelope, refusing
+from odcl.engines.files.task import Task
+from odcl.engines.files.upload import check_words
+from odcl.errors import printable
+from odcl.exchange.download import Downloads
+from odcl.exchange.mixture import TELLS
+from odcl.exchange.upload import Uploads
+from odcl.report.text import count, in_bytes
+
+FEW = 8  # numbers that are shown as they are
+
+_MORE = {
+    "sizes": "how many users each group has",
+    "sites": "how many sites have at least half of their rows in each group",
+    "distance": "how far each user is from its group, in noise units (about 1 for a member)",
+    "none_of_these": "whether each user fits none of the groups",
+    "_units": "the units of the columns of {}, as powers of two",
+    "_diagonal": "of {}, the diagonal",
+}
+
+
+def inspect_file(
+    path: str | os.PathLike[str], task: Task | None = None, *, every_number: bool = False
+) -> str:
+    """The report on one file. ``task`` tells who owns which key; without it keys are just shown."""
+    with naming_file(path), refusing():
+        lines = _lines(read_envelope(path), task, every_number)
+    return "\n".join(map(printable, lines))
+
+
+def _lines(file: Envelope, task: Task | None, every_number: bool) -> list[str]:
+    about = file.task
+    lines = [
+        f"{_KINDS[file.kind]} {file.site}".rstrip()
+        + f", task {about['name']!r}, round {about['round']}, {file.n_bytes:,} bytes.",
+        f"Card: digest {about['sha256'][:16]}" + (_card(file, task)),
+        *([] if file.created is None else [f"Made: {file.created}"]),
+        f"File: SHA-256 {file.sha256}",
+        _signed(file, task),
+        *_words(file),
+        "",
+        "Numbers in it, and nothing else:" if file.kind == "upload" else "Numbers in it:",
+    ]
+    specs = {
+        name: ArraySpec(shape, (dtype,), finite=False)
+        for name, (dtype, shape) in file.header.contents.items()
+    }
+    for name, array in file.arrays(specs).items():
+        lines += _array_lines(file.kind, name, array, every_number)
+    return lines
+
+
+_KINDS = {
+    "upload": "Upload of",
+    "download": "Download for",
+    "groups": "Groups of a round",
+}
+
+
+def _card(file: Envelope, task: Task | None) -> str:
+    if task is None:
+        return ""
+    return ", that of the card given" if task.digest == file.task["sha256"] else ", ANOTHER CARD"
+
+
+def _signed(file: Envelope, task: Task | None) -> str:
+    if not file.key:
+        return "Signature: none. Whoever carries the file could have changed it."
+    try:
+        if not file.is_authentic:
+            return f"Signature: WRONG. It is not by the key {file.key} that the file names."
+    except ValueError as error:
+        return f"Signature: by key {file.key}, not checked. {error}"
+    owner = "somebody: give the card to see who" if task is None else _owner(file.key, task)
+    return f"Signature: good, by key {file.key} of {owner}."
+
+
+def _owner(key: str, task: Task) -> str:
+    if key in task.coordinator:
+        return "the coordinator"
+    owners = [site for site, keys in task.sites.items() if key in keys]
+    return owners[0] if owners else "NOBODY ON THE CARD"
+
+
+def _words(file: Envelope) -> list[str]:
+    words = file.words
+    if file.kind == "upload":
+        check_words(file)
+        held = words["withheld"]
+        named = [*held["levels"], *(f"class {name}" for name in held["classes"])]
+        lines = [f"Users: {words['users']:,}, without their names, in the order of the table's."]
+        if named:
+            lines.append(f"Withheld, seen too few times at a user: {', '.join(named)}.")
+        if held["users"]:
+            lines.append(f"Withheld: {count(held['users'], 'user')}.")
+        return lines if named or held["users"] else [*lines, "Withheld: nothing."]
+    lines = [str(words["reason"]), str(words["diagnosis"])]
+    if file.kind == "download":
+        late = "a late upload" if words["late"] else "the upload"
+        lines.insert(0, f"Answers {late} with SHA-256 {words['answers']}.")
+    mixture = words["mixture"]
+    if mixture is not None:
+        lines.append(
+            f"Users of a group differ: shape {mixture['shape']}. Noise: {mixture['noise']}. "
+            f"Target: shift and scale {mixture['target']}."
+        )
+    return lines
+
+
+def _array_lines(kind: str, name: str, array: Array, every_number: bool) -> list[str]:
+    shape = " x ".join(map(str, array.shape)) or "1"
+    head = f"  {name}: {shape} {array.dtype.name}, {in_bytes(array.nbytes)}. {_tells(kind, name)}."
+    return [head, f"    {_numbers(array, every_number)}"]
+
+
+def _tells(kind: str, name: str) -> str:
+    parts = Uploads.parts() if kind == "upload" else Downloads.parts()
+    if name in parts:
+        text = parts[name].tells
+    elif name.startswith("mixture."):
+        text = TELLS.get(name.removeprefix("mixture."), "")
+    else:
+        ending = next((e for e in _MORE if e.startswith("_") and name.endswith(e)), name)
+        text = _MORE.get(ending, "").format(name.removesuffix(ending))
+    return text[:1].upper() + text[1:]
+
+
+def _numbers(array: Array, every_number: bool) -> str:
+    flat: Any = array.reshape(-1)
+    if every_number or flat.size <= FEW:
+        return " ".join(f"{v:.6g}" if array.dtype.kind == "f" else str(v) for v in flat.tolist())
+    if array.dtype.kind == "b":
+        return f"{int(flat.sum())} of {flat.size} are true"
+    shown = " ".join(f"{float(v):.6g}" for v in flat[:FEW].tolist())
+    finite = flat[np.isfinite(flat)].astype(np.float64)
+    between = f"from {finite.min():.6g} to {finite.max():.6g}" if finite.size else "none finite"
+    return f"{shown} ... {flat.size:,} numbers {between}"

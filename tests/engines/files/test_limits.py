@@ -1,0 +1,174 @@
+"""What may leave a site: cells, users and rows that are too few stay."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from numpy.testing import assert_array_equal
+
+from odcl import Method
+from odcl.engines.files import Feature, combine_uploads, fit_site, receive
+from odcl.engines.files.envelope import read_envelope
+from odcl.engines.files.site import may_leave, read_site
+from tests.engines.files.world import class_task, frames, send, task, time
+from tests.helpers import refusal
+
+TABLES = frames(6, 40)
+
+
+def leaving(given, frame, user=None):
+    return may_leave(read_site(given, frame, user))
+
+
+def test_rows_of_a_level_seen_too_few_times_are_withheld_and_named():
+    frame = TABLES["south"].copy()
+    frame["c"] = ["p"] * 37 + ["q"] * 3
+    sent = fit_site(task(), frame, site="south")
+    assert sent.uploads.n_samples.tolist() == [37]
+    assert sent.leaving.levels == ("c=q",)
+    assert sent.leaving.withheld == {"levels": ["c=q"], "classes": [], "users": 0}
+    assert "withheld: rows of c=q, seen fewer than 5 times" in sent.leaving.sentences(5)[0]
+    alone = fit_site(task(), frame[:37], site="south")
+    assert_array_equal(sent.uploads.factor, alone.uploads.factor)
+    assert leaving(task(smallest_cell=3), frame).levels == ()
+
+
+def test_leaving_out_one_cell_may_make_another_too_small():
+    features = (Feature("a"), Feature("c", ("p", "q")), Feature("d", ("p", "q")))
+    frame = TABLES["south"].assign(c=["q"] * 4 + ["p"] * 36, d=["q"] * 6 + ["p"] * 34)
+    found = leaving(task(features=features), frame)
+    assert found.levels == ("c=q", "d=q")
+    assert found.withheld_rows == 6
+
+
+def test_a_user_with_a_rare_class_sends_nothing():
+    """Without the rows of its rare class it would look as if it never had any."""
+    given = replace(class_task(features=(Feature("a"),), short_terms=True), smallest_cell=5)
+    wards = pd.DataFrame(
+        {
+            "ward": ["A"] * 20 + ["B"] * 20 + ["C"] * 20,
+            "a": np.linspace(-1, 1, 60),
+            "y": (["yes"] * 3 + ["no"] * 17) + (["yes"] * 8 + ["no"] * 12) + ["no"] * 20,
+        }
+    )
+    found = leaving(given, wards, "ward")
+    assert found.users.tolist() == [1, 2]  # never seen is no small cell
+    assert found.classes == ("yes",)
+    assert found.few == {"a class with too few rows": 1}
+
+
+def test_terms_of_users_with_few_rows_stay_unless_the_card_says_so():
+    frame = pd.concat([TABLES["south"][:3].assign(ward="A"), TABLES["south"][3:].assign(ward="B")])
+    given = task(smallest_cell=1)
+    sent = fit_site(given, frame, site="south", user="ward").uploads
+    assert sent.n_samples.tolist() == [3, 37]
+    assert sent.observations.tolist() == [1, 37]  # of the first, the average of its rows
+    assert not sent.factor[0].any()
+    assert sent.factor[1].any()
+    given = task(smallest_cell=1, short_terms=True)
+    assert fit_site(given, frame, site="south", user="ward").uploads.factor[0].any()
+
+
+def test_users_with_fewer_rows_than_the_card_asks_for_send_nothing():
+    frame = pd.concat([TABLES["south"][:3].assign(ward="A"), TABLES["south"][3:].assign(ward="B")])
+    found = leaving(task(smallest_cell=1, minimum_rows=10), frame, "ward")
+    assert found.users.tolist() == [1]
+    assert found.few == {"fewer than 10 rows": 1}
+
+
+def test_users_who_sent_nothing_get_their_models_all_the_same(tmp_path):
+    given = task(smallest_cell=1, minimum_rows=5)
+    sent = send(given, {s: TABLES[s] for s in list(TABLES)[1:]}, tmp_path / "uploads")
+    frame = pd.concat(
+        [TABLES["north"][:3].assign(ward="few"), TABLES["north"][3:].assign(ward="many")]
+    )
+    fit_site(given, frame, site="north", user="ward", created=time()).write(sent / "north.upload")
+    combine_uploads(given, sent, out=tmp_path / "round")
+    got = receive(
+        given, sent / "north.upload", tmp_path / "round" / "north.download", frame, user="ward"
+    )
+    assert got.users.tolist() == ["few", "many"]
+    assert got.labels.tolist() == [0, 0]  # group 0 is that of the first site
+    np.testing.assert_allclose(got.models[0], got.models[1], atol=0.5)
+
+
+def test_a_site_whose_users_may_send_nothing_still_receives_the_groups(tmp_path):
+    given = task(smallest_cell=1, minimum_rows=5)
+    tables = {**TABLES, "tiny": TABLES["north"][:3]}
+    sent = send(given, tables, tmp_path / "uploads")
+    assert read_envelope(sent / "tiny.upload").words["users"] == 0
+    combined = combine_uploads(given, sent, out=tmp_path / "round")
+    assert len(combined.step.users) == 6
+    got = receive(given, sent / "tiny.upload", tmp_path / "round" / "tiny.download", tables["tiny"])
+    assert got.models.shape == (1, given.dim)
+    assert np.abs(got.estimator().predict(tables["tiny"]) - tables["tiny"].y).max() < 3
+
+
+@pytest.mark.parametrize(
+    ("frame", "message"),
+    [
+        (TABLES["south"].drop(columns="a"), "Column 'a' is not in the table"),
+        (TABLES["south"].assign(c="r"), "Column 'c' has level 'r' in row 1"),
+        (TABLES["south"].assign(a="x"), "Column 'a' holds text"),
+        (TABLES["south"].assign(a=np.inf), "infinite"),
+        (TABLES["south"].assign(y=np.nan), "Column 'y' has no value"),
+    ],
+    ids=["a column less", "a level more", "text", "infinite", "missing"],
+)
+def test_a_table_that_does_not_fit_the_card_is_named_column_by_column(frame, message):
+    with pytest.raises(ValueError, match=message):
+        read_site(task(), frame)
+
+
+def test_a_class_that_the_card_does_not_list_is_refused():
+    frame = frames(1, classes=True)["north"].assign(y="maybe")
+    with pytest.raises(ValueError, match="'maybe' in row 1, which is none of the classes"):
+        read_site(class_task(), frame)
+
+
+# -- the smallest group ----------------------------------------------------------------------------
+
+
+def test_a_group_needs_enough_distinct_sites(tmp_path):
+    """Six sites in groups of three: three are enough for two groups, four are not."""
+    groups = {}
+    for least in (1, 3, 4):
+        sent = send(task(minimum_group=least), TABLES, tmp_path / f"uploads-{least}")
+        combined = combine_uploads(task(minimum_group=least), sent, out=tmp_path / f"round-{least}")
+        groups[least] = combined.groups.sites.tolist()
+    assert groups == {1: [3, 3], 3: [3, 3], 4: [6]}
+
+
+def test_several_users_of_a_site_are_one_party(tmp_path):
+    """Two sites with three wards each are six users of two sites: no group of three sites."""
+    given, place = task(minimum_group=3), tmp_path / "uploads"
+    place.mkdir()
+    for site, wards in {"one": ("north", "east", "hill"), "two": ("south", "west", "lake")}.items():
+        frame = pd.concat([TABLES[ward].assign(ward=ward) for ward in wards])
+        sent = fit_site(given, frame, site=site, user="ward", created=time())
+        sent.write(place / f"{site}.upload")
+    message = refusal(combine_uploads, given, place, out=tmp_path / "round")
+    assert "2 sites sent terms, and a group needs 3 by the card" in message
+
+
+def test_no_site_may_carry_more_than_half_of_a_groups_information(tmp_path):
+    """One site with forty times the rows of the others would be the group's model."""
+    big = frames(1, 1600)["north"]
+    others = {site: TABLES[site] for site in ("east", "hill")}
+    given = task(minimum_group=3)
+    sent = send(given, {"north": big, **others}, tmp_path / "uploads")
+    message = refusal(combine_uploads, given, sent, out=tmp_path / "round")
+    assert "Not even one group of all 3 sites is admissible" in message
+    even = send(given, {"north": TABLES["north"], **others}, tmp_path / "even")
+    assert combine_uploads(given, even, out=tmp_path / "round").groups.sites.tolist() == [3]
+
+
+def test_other_methods_count_sites_too(tmp_path):
+    method = Method(2, combine="mean", refit=None, curvature="none", smallest_group=4)
+    given = task(method=method)
+    combined = combine_uploads(given, send(given, TABLES, tmp_path / "uploads"), out=tmp_path / "r")
+    assert combined.groups.sites.tolist() == [6]
+    assert "1 group of at least 4 parties left of 2 found" in combined.step.reason

@@ -1,0 +1,91 @@
+"""Parties behind users: a group needs enough of them, and none may carry more than half of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from odcl import Method, Risk
+from odcl.errors import NotAdmissible
+from odcl.local.fit import fit_users
+from odcl.mixed.mixture import moments
+from odcl.mixed.search import search
+from odcl.server.mixed import user_quadratics
+from odcl.server.parties import held_by_enough, party_sizes
+from odcl.server.step import server_step
+from tests.helpers import equal_users
+
+RISK = Risk("squared", 0.0, True)
+
+
+def two_groups(n_users=12, n=20, seed=0):
+    """Users of two groups by turns."""
+    rng = np.random.default_rng(seed)
+    X, owner = rng.normal(size=(n_users * n, 2)), np.repeat(np.arange(n_users), n)
+    y = (X * np.array([[4.0, 0.0], [-4.0, 1.0]])[owner % 2]).sum(axis=1) + rng.normal(size=len(X))
+    return equal_users(X, y, n_users)
+
+
+def uploads(**options):
+    return fit_users(two_groups(**options), RISK, "none", terms=True).uploads
+
+
+def test_users_of_one_party_count_once():
+    """Each group has six users; with two parties behind them there are too few for a group."""
+    sent, method = uploads(), Method(smallest_group=3)
+    assert server_step(sent, method).n_clusters == 2
+    one_each = server_step(sent, method, parties=np.arange(12))
+    assert_array_equal(one_each.labels, np.arange(12) % 2)
+    # Parties 0, 1, 2 stand behind group 0, and only 3 and 4 behind group 1.
+    parties = np.array([0, 3, 1, 3, 2, 4, 0, 3, 1, 4, 2, 4])
+    assert server_step(sent, method, parties=parties).n_clusters == 1
+    parties = np.array([0, 3, 1, 5, 2, 4, 0, 3, 1, 5, 2, 4])
+    assert server_step(sent, method, parties=parties).n_clusters == 2
+
+
+def test_the_share_of_a_party_is_its_part_of_the_information_over_all_directions():
+    sent = uploads()
+    (q,), _ = user_quadratics(sent)
+    fit = search(q)
+    weight, alone = sent.n_samples, np.arange(12)
+    assert held_by_enough(q, fit, alone, weight, 3)
+    W = moments(q, fit.spread, fit.s2).W
+    for k in range(2):
+        M = sum(r * w for r, w in zip(fit.responsibilities[:, k], W, strict=True))
+        share = [
+            r * np.trace(np.linalg.solve(M, w)) / len(M)
+            for r, w in zip(fit.responsibilities[:, k], W, strict=True)
+        ]
+        assert_allclose(sum(share), 1)
+        assert max(share) < 0.5
+    # Four of six users of group 0 in one hand are more than half, three of them are not more.
+    most = np.array([0, 1, 0, 3, 0, 5, 0, 7, 8, 9, 10, 11])
+    assert not held_by_enough(q, fit, most, weight, 2)
+
+
+def test_a_party_with_most_of_the_rows_makes_every_group_inadmissible():
+    sent = uploads(n_users=4)
+    parties = np.array([0, 0, 0, 1])
+    with pytest.raises(NotAdmissible):
+        server_step(sent, Method(smallest_group=2), parties=parties)
+    with pytest.raises(ValueError, match="2 parties uploaded, and no group may have fewer than 3"):
+        server_step(sent, Method(smallest_group=3), parties=parties)
+    models = fit_users(two_groups(n_users=4), RISK).uploads
+    with pytest.raises(NotAdmissible, match="more than half of all rows"):
+        server_step(models, Method(1, smallest_group=2), parties=parties)
+
+
+def test_sizes_count_parties_and_none_where_one_rules():
+    labels, party = np.array([0, 0, 0, 1, 1, 1]), np.array([0, 1, 2, 0, 0, 1])
+    assert party_sizes(labels, party, np.ones(6)).tolist() == [3, 0]
+    assert party_sizes(labels, party, np.array([1, 1, 1, 1, 1, 2.0])).tolist() == [3, 2]
+
+
+def test_the_order_of_users_changes_nothing():
+    sent, parties = uploads(), np.array(list("aabbccddeeff"))
+    method, order = Method(smallest_group=3), np.random.default_rng(1).permutation(12)
+    one = server_step(sent, method, parties=parties)
+    two = server_step(sent.take(order), method, parties=parties[order])
+    assert_array_equal(two.labels, one.labels[order])
+    assert_array_equal(two.models, one.models[order])
