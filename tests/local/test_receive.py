@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from odcl import Downloads, Federation, Risk
 from odcl.data.folds import folds
 from odcl.local.fit import fit_users
-from odcl.local.receive import GRID, N_FOLDS, receive
+from odcl.local.receive import GRID, N_FOLDS, _weights, receive
 
 
 def users(m=12, n=14, dim=3, seed=0, weighted=False):
@@ -51,7 +51,9 @@ def drawn_to(X, y, weight, center, lam):
 def test_cross_validation_is_that_of_a_loop_around_the_group_without_the_user(
     refit, l2, intercept, weighted
 ):
-    """Fold by fold and strength by strength; "evidence" where tau^2 is not known does the same.
+    """Fold by fold and strength by strength, weighed by their likelihoods.
+
+    "evidence" does the same where tau^2 is not known.
 
     The intercept is drawn to the group's like every coefficient. Strength 0 is the user's own
     model, with the penalty that it has alone, which leaves the intercept free.
@@ -79,11 +81,11 @@ def test_cross_validation_is_that_of_a_loop_around_the_group_without_the_user(
                 cost[c] += weight[out] @ np.square(y[out] - X[out] @ theta)
         best = choices[int(np.argmin(cost))]
         assert found.strength[i] == pytest.approx(best, rel=1e-12)
-        expected = downloads.model[i]
-        if best == 0:
-            expected = uploads.theta[i]
-        elif np.isfinite(best):
-            expected = drawn_to(X, y, weight, center, best)
+        drawn = [drawn_to(X, y, weight, center, lam) for lam in choices[1:-1]]
+        models = np.array([downloads.model[i], *drawn, uploads.theta[i]])
+        # A likelihood with the noise that each strength leaves: total^(-n / 2).
+        share = (cost / cost.min()) ** (-weight.sum() / 2)
+        expected = share @ models / share.sum()
         assert_allclose(found.models[i], expected, rtol=1e-7, atol=1e-9)
     assert {0.0, np.inf} < set(found.strength)  # the choices do differ
     assert ("tau^2 is not known" in found.how) == (refit == "evidence")
@@ -126,3 +128,10 @@ def test_the_strength_of_evidence_is_noise_over_rows_and_differences():
     silent = replace(downloads, dispersion=None)  # losses without a noise scale: 1
     found = receive(federation, Risk(), uploads, silent)
     assert_allclose(found.strength, 1 / (federation.n_samples * 0.2), rtol=1e-12)
+
+
+def test_classes_weigh_strengths_by_their_likelihood_on_rows_held_out():
+    total = np.array([[1.0, 9.0], [1.0 + np.log(3), 0.0]])
+    assert_allclose(
+        _weights(total, None), [[0.75, np.exp(-9) / (1 + np.exp(-9))], [0.25, 1 / (1 + np.exp(-9))]]
+    )

@@ -829,7 +829,7 @@ def test_a_method_may_give_what_fit_gives_or_labels_and_models(registered):
     )
     assert_array_equal(shown.history.error, [2, 1])
     assert_array_equal(one.labels, [0, 1] * 4)
-    assert_array_equal(one.nmse(), run("local", federation).nmse())
+    assert_allclose(one.nmse(), run("local", federation).nmse(), rtol=1e-12)
     assert two.name == "default"
     assert_array_equal(two.models, odcl.fit(federation).models)
     assert "alone: 8 users, 2 clusters, 3 rounds" in one.summary()

@@ -67,15 +67,18 @@ def receive(
     around = downloads.model
     if refit == "cv" or (refit == "evidence" and downloads.tau2 is None):
         around = downloads.model if downloads.others is None else downloads.others
-        strength = np.full(m, np.inf)  # a user with one row takes the group's model
-        able = np.flatnonzero(~alone & (federation.n_rows > 1))
+        models, strength = downloads.model.copy(), np.full(m, np.inf)
+        models[alone], strength[alone] = uploads.models[alone], 0.0
+        able = np.flatnonzero(~alone & (federation.n_rows > 1))  # one row: the group's model
         if len(able):
-            strength[able] = _cross_validated(
-                federation.take(able), risk, around[able], seed, n_jobs
-            )
-        how = "strength by cross-validation on each user's own rows"
+            part = federation.take(able)
+            ends = downloads.model[able], uploads.models[able]
+            found = _cross_validated(part, risk, around[able], *ends, seed, n_jobs)
+            models[able], strength[able] = found
+        how = "strengths weighed by cross-validation on each user's own rows"
         how += " (tau^2 is not known)" * (refit == "evidence")
-    elif refit == "evidence":
+        return Received(models, strength, how)
+    if refit == "evidence":
         strength = _from_evidence(uploads, downloads)
         how = f"strength from the evidence, tau^2 = {downloads.tau2:.3g}"
     else:
@@ -100,12 +103,20 @@ def _from_evidence(uploads: Uploads, downloads: Downloads) -> Floats:
 
 
 def _cross_validated(
-    federation: Federation, risk: Risk, center: Floats, seed: int, n_jobs: int | None
-) -> Floats:
-    """Each user's lam_i from its own rows; the centre leaves the user's contribution out.
+    federation: Federation,
+    risk: Risk,
+    center: Floats,
+    group: Floats,
+    own: Floats,
+    seed: int,
+    n_jobs: int | None,
+) -> tuple[Floats, Floats]:
+    """Each user's model from its own rows, and its likeliest lam_i; ``center`` leaves it out.
 
     Otherwise the rows held out would speak through the group's model, and the choice would lean
-    to the group. Ties go to the stronger pooling. Every user has at least two rows.
+    to the group. The model is the mean over all strengths, weighed by their likelihoods on the rows
+    held out: few rows do not tell one strength, and the best by chance would be too sure of itself.
+    Ties go to the stronger pooling. Every user has at least two rows.
     """
     m = federation.n_users
     fold = folds(federation, N_FOLDS, seed)
@@ -135,7 +146,24 @@ def _cross_validated(
         solve(trials, Penalty(np.full(len(trials) * m, risk.l2)))
     total = np.add.reduceat(cost, federation.offsets[:-1], axis=1)
     best = np.argmin(np.round(total, 12), axis=0)  # first of equals: the stronger pooling
-    return choices[best, np.arange(m)]
+    weight = _weights(total, federation.n_samples if risk.loss.has_data_terms else None)
+    models = weight[0][:, None] * group + weight[-1][:, None] * own
+    for share, strength in zip(weight[1:-1], choices[1:-1], strict=True):
+        drawn = solve_users(federation, risk, Penalty(strength, center, free=False), n_jobs=n_jobs)
+        models += share[:, None] * drawn.theta
+    return models, choices[best, np.arange(m)]
+
+
+def _weights(total: Floats, n: Floats | None) -> Floats:
+    """Shares of the choices, (choices, n_users), by what they lose on the rows held out.
+
+    Losses that are minus a log-likelihood count as they are. Those of numbers have a noise scale,
+    which each choice has at its best: with ``n`` rows, minus a log-likelihood of n / 2 log(total).
+    """
+    if n is not None:
+        total = n / 2 * np.log(np.maximum(total, 1e-12 * total.max(axis=0) + 1e-300))
+    weight = np.exp(total.min(axis=0) - total)
+    return weight / weight.sum(axis=0)
 
 
 def _portions(

@@ -139,6 +139,8 @@ def plan(
                 if guess <= CEILING:
                     near, most = found["kmeans"], min(CEILING, FAR * guess)
                     start = 2 * guess if near is None else near.n
+                    if scene.loss.name == "squared":  # data terms need no model alone
+                        start = min(start, max(scene.dim, start // 2))
                     batches = default_batches(scene, start, most=most, seed=seed, progress=say)
             rows = {} if error is None else _rows_for_error(simulated, error)
     except np.linalg.LinAlgError:
