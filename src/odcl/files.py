@@ -101,6 +101,15 @@ def atomic_folder(
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def sweep(path: str | os.PathLike[str]) -> None:
+    """Remove what writers of a folder who were killed left beside it; the caller holds its lock."""
+    final = _real(Path(path))
+    words = ("tmp", "old") if final.exists() else ("tmp",)
+    for left in list(final.parent.iterdir()):
+        if any(left.name == f".{word}-{left.name[5:13]}-{final.name}" for word in words):
+            shutil.rmtree(left, ignore_errors=True)
+
+
 def check_folder(
     path: str | os.PathLike[str], *, force: bool = False, own: Collection[str] | None = None
 ) -> None:

@@ -172,6 +172,7 @@ def test_a_crash_between_any_two_file_operations_leaves_the_old_or_the_new_round
     assert states == sorted(states, reverse=True)  # old ones first, then new ones
     write()
     assert len(files_below(place)) == len(old) + 2
+    assert sorted(os.listdir(tmp_path)) == ["round", "uploads"]  # what was left is swept away
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs fork")

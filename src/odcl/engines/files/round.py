@@ -23,7 +23,7 @@ from odcl.engines.files.envelope import envelope_bytes, naming_file, read_envelo
 from odcl.engines.files.keys import SigningKey
 from odcl.engines.files.task import Task
 from odcl.engines.files.upload import ReadUpload
-from odcl.files import atomic_folder, interrupted, locked, naming, read_regular
+from odcl.files import atomic_folder, interrupted, locked, naming, read_regular, sweep
 
 if TYPE_CHECKING:
     from odcl.engines.files.combine import CombinedRound
@@ -135,6 +135,7 @@ def write_round(
 
     task, sizes, files = combined.task, dict[str, int](), dict[str, str]()
     own = [STATE, *_read(folder)[1]] if folder.exists() else None
+    sweep(folder)
     with atomic_folder(folder, force=own is not None, own=own) as place:
 
         def write(name: str, content: bytes) -> None:
