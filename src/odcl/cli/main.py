@@ -125,6 +125,8 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader has seen enough
         return 141
     except ValueError as error:
+        for text in getattr(error, "__notes__", ()):
+            notice(text)
         notice(error.in_words(_as_option) if isinstance(error, InputError) else str(error))
         return 2
     except KeyboardInterrupt:

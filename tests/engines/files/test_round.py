@@ -67,6 +67,36 @@ def test_an_older_upload_of_a_site_is_a_replay(grown):
     assert "the round has taken a newer upload of south before: this one is a replay" in one.reason
 
 
+def test_an_older_upload_stays_a_replay_however_often_it_comes(grown):
+    sent, place = grown
+    old = (sent / "south.upload").read_bytes()
+    newer = fit_site(task(), TABLES["south"][2:], site="south", created=time(5))
+    newer.write(sent / "south.upload")
+    combine_uploads(task(), sent, out=place)
+    (sent / "south.upload").write_bytes(old)
+    for _ in range(3):
+        combined = combine_uploads(task(), sent, out=place)
+        assert "south" not in combined.taken
+        assert "this one is a replay" in combined.set_aside[0].reason
+    newer.write(sent / "south.upload")
+    assert "south" in combine_uploads(task(), sent, out=place).taken
+    (sent / "south.upload").unlink()
+    combine_uploads(task(), sent, out=place)
+    combine_uploads(task(), sent, out=place, without=["south"])  # gone, and now withdrawn
+    newer.write(sent / "south.upload")
+    assert "has withdrawn" in combine_uploads(task(), sent, out=place).set_aside[0].reason
+
+
+def test_an_upload_that_replaces_another_is_warned_of_like_a_site_that_joins(grown):
+    sent, place = grown
+    combine_uploads(task(), sent, out=place)
+    anew = fit_site(task(), TABLES["south"][2:], site="south", created=time(5))
+    anew.write(sent / "south.upload")
+    (warning,) = combine_uploads(task(), sent, out=place).notices
+    assert "changed by 1 site (south sent anew)" in warning
+    assert "reveals what is new in its term" in warning
+
+
 def test_a_site_that_withdraws_is_out_until_it_sends_a_newer_upload(grown):
     sent, place = grown
     combined = combine_uploads(task(), sent, out=place, without=["south"])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -121,17 +122,28 @@ def combine_uploads(
         old = read_state(Path(out), task)
         _stage(progress, "reading uploads", folder)
         found = collect(
-            task, folder, earlier=old.taken, withdrawn=old.withdrawn, progress=_advance(progress)
+            task, folder, earlier=old.known, withdrawn=old.withdrawn, progress=_advance(progress)
         )
         found, withdrawn = _without(found, leaving, old)
-        least = max(min_sites or FEWEST_SITES, FEWEST_SITES)
-        enough(found.uploads, least)
-        _stage(progress, "finding groups")
-        combined = _combined(task, found, compared_rounds)
-        notices = (*found.notices, *_what_rounds_tell(old, set(found.uploads)))
+        state = old.followed_by(task, found.uploads, withdrawn)
+        with _naming(found.set_aside):
+            enough(found.uploads, max(min_sites or FEWEST_SITES, FEWEST_SITES))
+            _stage(progress, "finding groups")
+            combined = _combined(task, found, compared_rounds)
+        notices = (*found.notices, *_what_rounds_tell(old, state))
         _stage(progress, "writing the round")
-        state = RoundState.of(task, found.uploads, withdrawn)
         return write_round(Path(out), state, replace(combined, notices=notices), key)
+
+
+@contextmanager
+def _naming(set_aside: tuple[SetAside, ...]) -> Iterator[None]:
+    """Where too little is left for a round, its refusal says what was set aside, and why."""
+    try:
+        yield
+    except ValueError as error:
+        for one in set_aside:
+            error.add_note(str(one))
+        raise
 
 
 def _stage(progress: Any, text: str, folder: Any = None) -> None:
@@ -151,33 +163,37 @@ def _without(
     """The uploads without those of sites that withdraw, and all that have withdrawn until now."""
     withdrawn = {site: at for site, at in old.withdrawn.items() if site not in found.uploads}
     for site in leaving:
-        if site not in found.uploads and site not in {**old.taken, **old.withdrawn}:
+        if site not in found.uploads and site not in {**old.known, **old.withdrawn}:
             raise ValueError(f"There is no upload of {site!r} to leave out: check the name.")
         if site in found.uploads:
             withdrawn[site] = str(found.uploads[site].file.created)
-        elif site in old.taken:
-            withdrawn[site] = old.taken[site].created
+        elif site in old.known:
+            withdrawn[site] = old.known[site].created
     kept = {site: one for site, one in found.uploads.items() if site not in leaving}
     gone = [SetAside(f"{s}.upload", f"{s} has withdrawn") for s in leaving if s in found.uploads]
     aside = tuple(sorted([*found.set_aside, *gone], key=lambda a: a.file))
     return replace(found, uploads=kept, set_aside=aside), withdrawn
 
 
-def _what_rounds_tell(old: RoundState, now: set[str]) -> list[str]:
+def _what_rounds_tell(old: RoundState, new: RoundState) -> list[str]:
     """A warning where the difference of two rounds tells of few sites."""
-    if not old.taken:
+    before, now = set(old.taken), set(new.taken)
+    changed = {
+        "joined": sorted(now - before),
+        "left": sorted(before - now),
+        "sent anew": sorted(s for s in now & before if new.taken[s] != old.taken[s]),
+    }
+    few = sum(map(len, changed.values()))
+    if not before or not few:
         return []
-    new, gone = sorted(now - set(old.taken)), sorted(set(old.taken) - now)
-    if not new and not gone:
-        return []
-    words = [f"{', '.join(new)} joined"] if new else []
-    words += [f"{', '.join(gone)} left"] if gone else []
-    few = len(new) + len(gone)
-    reveals = "reveals its term" if few == 1 else "tells of the sum of their terms"
+    words = [f"{', '.join(sites)} {how}" for how, sites in changed.items() if sites]
+    reveals = "tells of the sum of their terms"
+    if few == 1:
+        reveals = f"reveals {'what is new in ' if changed['sent anew'] else ''}its term"
     return [
         f"the round has changed by {few} site{'s' * (few > 1)} ({' and '.join(words)}): whoever "
-        f"holds a download of both rounds can subtract them, which {reveals}. Let sites join "
-        "several at a time"
+        f"holds a download of both rounds can subtract them, which {reveals}. "
+        "Let sites change several at a time"
     ]
 
 

@@ -41,15 +41,23 @@ class RoundState:
     task: Mapping[str, Any] = field(default_factory=dict)
     taken: Mapping[str, Known] = field(default_factory=dict)  # by site
     withdrawn: Mapping[str, str] = field(default_factory=dict)  # site -> time of its last upload
+    missing: Mapping[str, Known] = field(default_factory=dict)  # taken before, and not there now
 
-    @classmethod
-    def of(
-        cls, task: Task, uploads: Mapping[str, ReadUpload], withdrawn: Mapping[str, str]
+    @property
+    def known(self) -> dict[str, Known]:
+        """The newest upload of each site that was ever taken: no older one is."""
+        return {**self.missing, **self.taken}
+
+    def followed_by(
+        self, task: Task, uploads: Mapping[str, ReadUpload], withdrawn: Mapping[str, str]
     ) -> RoundState:
+        """What is kept in mind once these uploads are taken."""
         taken = {
             site: Known(str(one.file.created), one.file.sha256) for site, one in uploads.items()
         }
-        return cls(task.stamp, taken, withdrawn)
+        gone = self.known.keys() - taken.keys() - withdrawn.keys()
+        missing = {site: self.known[site] for site in gone}
+        return RoundState(task.stamp, taken, withdrawn, missing)
 
     def to_bytes(self, files: Mapping[str, str]) -> bytes:
         """The file, which ends with a digest of all that stands before it."""
@@ -59,6 +67,7 @@ class RoundState:
             "task": dict(self.task),
             "taken": {site: asdict(self.taken[site]) for site in sorted(self.taken)},
             "withdrawn": dict(sorted(self.withdrawn.items())),
+            "missing": {site: asdict(self.missing[site]) for site in sorted(self.missing)},
             "files": dict(sorted(files.items())),
         }
         digest = hashlib.sha256(json_bytes(words, indent=None)).hexdigest()
@@ -98,8 +107,11 @@ def _read(folder: Path) -> tuple[RoundState, dict[str, str]]:
         expect(isinstance(words, dict) and words.get("format") == FORMAT, "it has another format")
         task, files = words["task"], words["files"]
         expect(tuple(task) == ("name", "round", "sha256") and is_count(task["round"]), "no task")
-        taken = {site: Known(**one) for site, one in words["taken"].items()}
-        state = RoundState(task, taken, words["withdrawn"])
+        taken, missing = (
+            {site: Known(**one) for site, one in words[name].items()}
+            for name in ("taken", "missing")
+        )
+        state = RoundState(task, taken, words["withdrawn"], missing)
         expect(state.to_bytes(files) == content, "its digest is not that of its contents")
     return state, files
 
