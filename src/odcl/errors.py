@@ -56,6 +56,11 @@ def listing(values: Iterable[Any], most: int = 12) -> str:
     return shown if len(values) <= most else f"{shown}, ... ({len(values)} in all)"
 
 
+def ended(text: str) -> str:
+    """A sentence with its full stop, which a question does not need."""
+    return text if text.endswith(("?", ".")) else f"{text}."
+
+
 def printable(text: str) -> str:
     """Text from outside for a terminal: characters that would move its cursor are spelled out."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

@@ -269,10 +269,28 @@ def test_check_names_what_does_not_fit_before_anything_is_computed(command):
     for bad, message in (
         (table.drop(columns="b"), "Column 'b' is not in the table"),
         (table.assign(c="r"), "level 'r' in row 1"),
+        (table.assign(a="many"), "Column 'a' holds text where numbers are needed"),
+        (table.assign(a=[None, *table.a[1:]]), "Column 'a' has no value in row 1"),
+        (table.assign(a=[None] * 24), "Column 'a' has no value in row 1"),
     ):
         said = command("task", "check", "task.toml", save_csv(bad))
         assert said.code == 2
         assert message in said.err
+        assert "--" not in said.err  # the command has no such options: the card decides
+
+
+def test_one_user_sends_and_two_send(command):
+    task(minimum_rows=50).write("task.toml")
+    said = command("task", "check", "task.toml", save_csv(frames(1)["north"]))
+    assert "1 user sends nothing: fewer than 50 rows." in said.out
+
+
+def test_a_question_ends_with_its_mark(command, tmp_path):
+    task().write("task.toml")
+    card = tmp_path / "task.toml"
+    card.write_text(card.read_text().replace("minimum_rows", "minimum_row"))
+    said = command("task", "check", str(card))
+    assert said.err.rstrip().endswith("did you mean 'minimum_rows'?")
 
 
 # -- files -----------------------------------------------------------------------------------------

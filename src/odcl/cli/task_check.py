@@ -39,7 +39,9 @@ def run(options: Namespace) -> None:
     from odcl.engines.files.task import Task
 
     task = Task.read(options.card)
-    signed = f"signed by {len(task.sites)} sites" if task.signed else "not signed: it lists no keys"
+    signed = "not signed: it lists no keys"
+    if task.signed:
+        signed = f"signed by {len(task.sites)} sites, digest of the keys {task.keys_digest[:16]}"
     print(f"{options.card}: task {task.name!r}, round {task.round}, digest {task.digest[:16]}.")
     size = f"{len(task.columns)} columns, {task.dim} parameters, {task.risk.loss.name} loss"
     print(f"{size}. Files are {signed}.")

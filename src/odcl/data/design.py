@@ -112,8 +112,8 @@ class Design:
             row = int(rows[strange.argmax()])
             value = column.values[column.codes[row]]
             raise InputError(
-                f"Column {name!r} has level {show(value)} in row {row + 1}, which the fit did not "
-                f"see{did_you_mean(value, self.levels[name])} Levels: "
+                f"Column {name!r} has level {show(value)} in row {row + 1}, which is not "
+                f"known{did_you_mean(value, self.levels[name])} Levels: "
                 f"{listing(self.levels[name])}. Say ",
                 Setting("unseen", "reference"),
                 f" to read new levels as {show(self.levels[name][0])}.",

@@ -210,8 +210,8 @@ class TableSchema:
             row = int(rows[(classes < 0).argmax()])
             raise InputError(
                 f"Target {self.target!r} is {show(goal.values[goal.codes[row]])} in row {row + 1}, "
-                f"which is none of the classes of the fit: {listing(self.classes)}. Correct the "
-                "row, or fit again with it."
+                f"which is none of the classes: {listing(self.classes)}. Correct the row, or "
+                "leave it out."
             )
         return classes
 

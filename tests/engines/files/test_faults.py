@@ -308,6 +308,16 @@ def test_too_few_sites_are_no_round(uploads, tmp_path):
     assert not (tmp_path / "round").exists()
 
 
+def test_where_too_little_is_left_each_file_is_named_with_its_reason(uploads, tmp_path):
+    files = {**uploads, "south.upload": b"", "north.upload": uploads["north.upload"][:99]}
+    place = folder_of(files, tmp_path / "uploads")
+    with pytest.raises(ValueError, match="at least 6") as caught:
+        combine_uploads(task(), place, out=tmp_path / "round", min_sites=6)
+    first, second = caught.value.__notes__
+    assert first.startswith("north.upload is set aside: it is damaged")
+    assert second == "south.upload is set aside: it is empty."
+
+
 # -- signatures ------------------------------------------------------------------------------------
 
 
@@ -393,10 +403,10 @@ def a_round(uploads, tmp_path_factory):
 def test_a_download_for_another_site_or_upload_is_refused(a_round, tmp_path):
     sent, back = a_round / "uploads" / "south.upload", a_round / "round"
     table = TABLES["south"]
-    refusal(receive, task(), sent, back / "north.download", table, match="for 'north'")
+    refusal(receive, task(), sent, back / "north.download", table, match="refused: it is for 'nor")
     fit_site(task(), table, site="south", created=time(9)).write(tmp_path / "south.upload")
     other = tmp_path / "south.upload"
-    refusal(receive, task(), other, back / "south.download", table, match="answers another upload")
+    refusal(receive, task(), other, back / "south.download", table, match="refused: it answers an")
     refusal(receive, task(), sent, sent, table, match="and not a download")
     refusal(receive, task(name="x"), sent, back / "south.download", table, match="another task")
 

@@ -76,6 +76,13 @@ def test_everything_agreed_on_is_in_the_digest_and_keys_are_not():
     assert task(coordinator=(KEY,)).digest == task().digest
 
 
+def test_other_keys_have_another_digest_of_their_own():
+    one = task().with_keys("coordinator", "0" * 64).with_keys("north", "1" * 64)
+    two = task().with_keys("coordinator", "0" * 64).with_keys("north", "2" * 64)
+    assert one.digest == two.digest
+    assert one.keys_digest != two.keys_digest
+
+
 def edited(old, new):
     text = task().to_toml()
     assert old in text

@@ -14,7 +14,7 @@ from odcl.engines.files.names import belongs_to
 from odcl.engines.files.task import Task
 from odcl.engines.files.upload import ENDING, ReadUpload, open_upload
 from odcl.engines.files.wire import wire_specs
-from odcl.errors import printable
+from odcl.errors import ended, printable
 from odcl.files import LITTER
 
 AHEAD = timedelta(days=1)  # that a site's clock may be before ours
@@ -32,7 +32,7 @@ class SetAside:
             object.__setattr__(self, name, printable(getattr(self, name)))
 
     def __str__(self) -> str:
-        return f"{self.file} is set aside: {self.reason}."
+        return ended(f"{self.file} is set aside: {self.reason}")
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,6 +14,7 @@ from odcl._typing import Array, Bools, Floats, Ints
 from odcl.artifact.arrays import ArraySpec, expect, is_size
 from odcl.engines.files.envelope import (
     Envelope,
+    Refused,
     envelope_bytes,
     naming_file,
     read_envelope,
@@ -145,13 +146,13 @@ def read_download(
         expect_site(file, site)
         given = _unpacked(task, file)
         if given.answers != answers:
-            raise ValueError("it answers another upload of this site than the one given")
+            raise Refused("it answers another upload of this site than the one given")
         return given
 
 
 def expect_site(file: Envelope, site: str) -> None:
     if file.site != site:
-        raise ValueError(f"it is for {file.site!r}, and the upload is of {site!r}")
+        raise Refused(f"it is for {file.site!r}, and the upload is of {site!r}")
 
 
 def _unpacked(task: Task, file: Envelope) -> SiteDownload:

@@ -42,7 +42,7 @@ from odcl.artifact.arrays import (
 from odcl.engines.files.keys import SigningKey, is_signed_by
 from odcl.engines.files.names import KEY, check_site
 from odcl.engines.files.task import Task
-from odcl.errors import printable, show
+from odcl.errors import ended, printable, show
 from odcl.files import atomic_path, open_regular
 
 FORMAT = 1
@@ -298,4 +298,4 @@ def naming_file(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except Refused as error:
-        raise ValueError(f"{Path(path)} is refused: {printable(str(error))}.") from None
+        raise ValueError(ended(f"{Path(path)} is refused: {printable(str(error))}")) from None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from odcl.engines.files.names import COORDINATOR, KEY, check_site
-from odcl.files import read_regular
+from odcl.files import naming, read_regular
 
 PRIVATE, PUBLIC = ".key", ".pub"
 _MOST_BYTES = 2**12
@@ -62,7 +62,7 @@ def _write_new(file: Path, content: bytes, mode: int) -> None:
     """Write a file that must not be there: never readable by more people than it should be."""
     stream = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
-        with open(stream, "wb") as opened:
+        with naming(file, file), open(stream, "wb") as opened:
             opened.write(content)
             opened.flush()
             os.fsync(opened.fileno())

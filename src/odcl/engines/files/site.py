@@ -16,6 +16,7 @@ from odcl.data.schema import TableSchema, check_columns
 from odcl.data.source import check_target
 from odcl.data.tables import as_table, read_table
 from odcl.engines.files.task import Task
+from odcl.errors import InputError, Setting, ended
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +41,23 @@ def read_site(task: Task, data: Any, user: str | None = None) -> SiteTable:
 
     Whatever does not fit the card is an InputError that names column and row.
     """
+    try:
+        return _read(task, data, user)
+    except InputError as error:
+        raise _by_the_card(error) from None
+
+
+def _by_the_card(error: InputError) -> InputError:
+    """The same without settings to try: a site has none of its own, all are on the card."""
+    at = next((i for i, part in enumerate(error.args) if isinstance(part, Setting)), None)
+    if at is None:
+        return error
+    said = "".join(error.args[:at])
+    seen = said.rpartition(". ")[0] or said.partition(": ")[0]
+    return InputError(f"{ended(seen)} Correct the table, or agree on a card that allows for it.")
+
+
+def _read(task: Task, data: Any, user: str | None) -> SiteTable:
     levels = {one.name: one.levels for one in task.features if one.levels is not None}
     is_path = isinstance(data, str | os.PathLike)
     text = tuple(filter(None, (user, *levels)))
@@ -109,7 +127,8 @@ class Leaving:
                 f"class {', '.join(self.classes)} is seen fewer than {cell} times at a user: such "
                 "users send nothing"
             )
-        told += [f"{n} user{'s' * (n > 1)} send nothing: {why}" for why, n in self.few.items()]
+        for why, n in self.few.items():
+            told.append(f"{'1 user sends' if n == 1 else f'{n} users send'} nothing: {why}")
         return told
 
 

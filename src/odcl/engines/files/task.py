@@ -25,7 +25,7 @@ from odcl.data.source import task_of
 from odcl.engines.files import toml
 from odcl.engines.files.names import COORDINATOR, KEY, check_site
 from odcl.engines.files.toml import CardError
-from odcl.errors import show
+from odcl.errors import ended, show
 from odcl.exchange.upload import Uploads
 from odcl.files import atomic_path, read_regular
 from odcl.local.fit import fit_users
@@ -160,6 +160,12 @@ class Task:
         return hashlib.sha256(json_bytes(_agreed(self))).hexdigest()
 
     @property
+    def keys_digest(self) -> str:
+        """SHA-256 of the public keys, for people to compare by another way than the card came."""
+        keys = {COORDINATOR: self.coordinator, **dict(sorted(self.sites.items()))}
+        return hashlib.sha256(json_bytes({who: list(own) for who, own in keys.items()})).hexdigest()
+
+    @property
     def stamp(self) -> dict[str, Any]:
         """What files of the task say of it."""
         return {"name": self.name, "round": self.round, "sha256": self.digest}
@@ -173,7 +179,8 @@ class Task:
         try:
             return cls.from_toml(content)
         except CardError as error:
-            raise ValueError(f"{path} is not a task card that can be used: {error}.") from None
+            why = ended(f"{path} is not a task card that can be used: {error}")
+            raise ValueError(why) from None
 
     @classmethod
     def from_toml(cls, content: bytes) -> Task:
