@@ -182,7 +182,7 @@ def _search(
     else:
         shapes = SHAPES if spread is None else (spread,)
         fits = _given(q, min(n_groups, len(q)), shapes, sample_by_id(names, FEW))
-    return _choose(q, fits if admissible is None else _admitted(q, fits, admissible))
+    return choose(q, fits if admissible is None else _admitted(q, fits, admissible))
 
 
 def _candidates(q: Quadratics, max_groups: int, spread: str | None) -> list[Fit]:
@@ -360,7 +360,7 @@ def _center_prior(fit: Fit) -> Floats | None:
     return T + 1e-3 * np.diag(T).mean() * np.eye(len(T)) if T.any() else None
 
 
-def _choose(q: Quadratics, fits: list[Fit]) -> Fit:
+def choose(q: Quadratics, fits: list[Fit]) -> Fit:
     """The fit of best evidence, tails allowed; one center with a full T needs a word more.
 
     One center has the benefit of the doubt: the flat prior of the common mean is not charged,

@@ -99,7 +99,7 @@ def _words(file: Envelope) -> list[str]:
         check_words(file)
         held = words["withheld"]
         named = [*held["levels"], *(f"class {name}" for name in held["classes"])]
-        lines = [f"Users: {words['users']:,}, without their names, in the order of the table's."]
+        lines = [f"Users: {words['users']:,}, without their names, in the order of the names."]
         if named:
             lines.append(f"Withheld, seen too few times at a user: {', '.join(named)}.")
         if held["users"]:

@@ -139,6 +139,10 @@ def test_a_group_needs_enough_distinct_sites(tmp_path):
         sent = send(task(minimum_group=least), TABLES, tmp_path / f"uploads-{least}")
         combined = combine_uploads(task(minimum_group=least), sent, out=tmp_path / f"round-{least}")
         groups[least] = combined.groups.sites.tolist()
+        # What the limit forbids is not what is not there.
+        assert combined.step.limited == ("Other groups would fit better" in combined.groups.reason)
+        assert combined.step.limited == (least == 4)
+        assert combined.step.limited == combined.groups.diagnosis.startswith("Without groups")
     assert groups == {1: [3, 3], 3: [3, 3], 4: [6]}
 
 

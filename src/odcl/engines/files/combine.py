@@ -258,4 +258,5 @@ def _diagnosis(task: Task, uploads: Uploads, step: ServerStep) -> str:
     from odcl.diagnose import diagnose_step
 
     features = dict(zip(task.columns, task.scaling.scale.tolist(), strict=True))
-    return str(diagnose_step(uploads, step, task.resolved, features=features).verdict)
+    verdict = str(diagnose_step(uploads, step, task.resolved, features=features).verdict)
+    return f"Without groups that too few sites stand behind: {verdict}" if step.limited else verdict
