@@ -285,6 +285,22 @@ def test_one_user_sends_and_two_send(command):
     assert "1 user sends nothing: fewer than 50 rows." in said.out
 
 
+def test_keys_that_are_added_are_shown_with_their_names(command, tmp_path):
+    """A file of a public key may name anyone: whoever keeps the card must see whom."""
+    task().write("task.toml")
+    for name, digit in (("coordinator", 0), ("north", 1)):
+        (tmp_path / f"{name}.pub").write_text(f"{name} {str(digit) * 64}\n")
+    said = command("task", "keys", "task.toml", "coordinator.pub", "north.pub")
+    assert f"added for north: {'1' * 64}\n" in said.out
+    (tmp_path / "south.pub").write_text(f"north {'2' * 64}\n")
+    said = command("task", "keys", "task.toml", "south.pub")
+    assert f"added for north: {'2' * 64} beside another" in said.out
+    (tmp_path / "south.pub").write_text(f"south {'2' * 64}\n")
+    said = command("task", "keys", "task.toml", "south.pub")
+    assert said.code == 2
+    assert "of south cannot be added: one key stands at two names" in said.err
+
+
 def test_a_question_ends_with_its_mark(command, tmp_path):
     task().write("task.toml")
     card = tmp_path / "task.toml"

@@ -34,11 +34,22 @@ def run(options: Namespace) -> None:
     from odcl.engines.files.keys import read_public
     from odcl.engines.files.names import COORDINATOR
     from odcl.engines.files.task import Task
+    from odcl.engines.files.toml import CardError
 
     task = Task.read(options.card)
     found = [read_public(path) for path in options.keys]
+    added = []
     for site, key in sorted(found, key=lambda pair: pair[0] != COORDINATOR):
-        task = task.with_keys(site, key)
+        before = task.coordinator if site == COORDINATOR else task.sites.get(site, ())
+        try:
+            task = task.with_keys(site, key)
+        except CardError as error:
+            raise ValueError(f"The key {key} of {site} cannot be added: {error}.") from None
+        if key not in before:
+            more = " beside another, which is good until it is deleted from the card"
+            added.append(f"added for {site}: {key}{more if before else ''}")
     task.write(options.card)
+    for text in added:
+        print(text)
     n = len(task.sites)
     print(f"{options.card} lists keys of {n} site{'s' * (n != 1)} and of the coordinator.")

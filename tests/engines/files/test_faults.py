@@ -113,11 +113,11 @@ def larger(words):
 FAULTS = {
     "empty": (lambda c: b"", "it is empty"),
     "truncated": (lambda c: c[:-5], "has 1083 bytes|needs|bytes"),
-    "cut in the header": (lambda c: c[:100], "header claims"),
+    "cut in the header": (lambda c: c[:100], "ends too early, or is no file of odcl"),
     "a byte more": (lambda c: c + b"\0", "bytes"),
-    "no header": (lambda c: c[:4], "damaged"),
-    "foreign": (lambda c: b"PK\3\4" + bytes(2000), "damaged"),
-    "text": (lambda c: b"site,value\nsouth,1\n" * 50, "damaged"),
+    "no header": (lambda c: c[:4], "no file of odcl"),
+    "foreign": (lambda c: b"PK\3\4" + bytes(2000), "no file of odcl"),
+    "text": (lambda c: b"site,value\nsouth,1\n" * 50, "no file of odcl"),
     "another task": (other_task, "belongs to another task, 'other', and not to 'stay'"),
     "another round": (other_round, "belongs to round 2 of 'stay', and this is 1"),
     "another card": (other_card, "another version of the card"),
@@ -314,7 +314,7 @@ def test_where_too_little_is_left_each_file_is_named_with_its_reason(uploads, tm
     with pytest.raises(ValueError, match="at least 6") as caught:
         combine_uploads(task(), place, out=tmp_path / "round", min_sites=6)
     first, second = caught.value.__notes__
-    assert first.startswith("north.upload is set aside: it is damaged")
+    assert first.startswith("north.upload is set aside: it ends too early")
     assert second == "south.upload is set aside: it is empty."
 
 

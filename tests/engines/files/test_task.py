@@ -30,7 +30,9 @@ TASKS = {
     "a clusterer's settings": task(method=Method("mixture", smallest_group=2, refit=0.5)),
     "short terms": task(short_terms=True, minimum_group=4),
     "levels of numbers": task(features=(Feature("a", (3, 1, 2)), Feature("b", (True, False)))),
-    "keys": task(coordinator=(KEY,), sites={"north": (KEY, "cd" * 32), "far-1": (KEY,)}),
+    "keys": task(
+        coordinator=(KEY,), sites={"north": ("bc" * 32, "cd" * 32), "far-1": ("de" * 32,)}
+    ),
 }
 
 
@@ -81,6 +83,12 @@ def test_other_keys_have_another_digest_of_their_own():
     two = task().with_keys("coordinator", "0" * 64).with_keys("north", "2" * 64)
     assert one.digest == two.digest
     assert one.keys_digest != two.keys_digest
+
+
+def test_two_sites_cannot_share_a_key():
+    one = task().with_keys("coordinator", "0" * 64).with_keys("north", "1" * 64)
+    refusal(one.with_keys, "south", "1" * 64, match="one key stands at two names")
+    refusal(one.with_keys, "coordinator", "1" * 64, match="one key stands at two names")
 
 
 def edited(old, new):

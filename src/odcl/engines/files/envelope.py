@@ -190,6 +190,10 @@ def _read(stream: BinaryIO, size: int, kind: str | None) -> Envelope:
         raise Refused("it is empty")
     if size > MOST_BYTES:
         raise Refused(f"it has {size} bytes, and files of more than {MOST_BYTES} are not read")
+    claimed = int.from_bytes(stream.read(8), "little")
+    stream.seek(0)
+    if claimed > size - 8:
+        raise Refused("it ends too early, or is no file of odcl at all")
     with refusing():
         header = read_header(_Checked(stream), size)
         whole = tuple(header.metadata) == ("manifest", "sha256", "key", "signature")

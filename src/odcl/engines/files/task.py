@@ -249,6 +249,9 @@ def _check(task: Task) -> None:
         raise CardError(
             "sites have keys and the coordinator has none: downloads must be signed too"
         )
+    owners = Counter(key for own in (task.coordinator, *task.sites.values()) for key in set(own))
+    if any(n > 1 for n in owners.values()):
+        raise CardError("one key stands at two names: either could sign for the other")
     folded = [site.casefold() for site in task.sites]
     if len(set(folded)) < len(folded):
         raise CardError("two sites differ in capital letters only: rename one")
