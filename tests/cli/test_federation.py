@@ -336,6 +336,15 @@ def test_inspect_shows_every_field_and_who_signed(command, sent):
     assert "numbers from" not in command("inspect", "uploads/north.upload", "--numbers").out
 
 
+def test_inspect_tells_of_a_download_in_words(command, sent):
+    command("combine", "task.toml", "uploads", "--out", "round")
+    said = command("inspect", "round/north.download")
+    assert said.code == 0
+    assert "Users of a group differ only by noise. Noise: variance" in said.out
+    assert "The target is counted from" in said.out
+    assert "[" not in said.out
+
+
 def test_a_damaged_file_is_refused_in_one_line(command, sent):
     Path("uploads/north.upload").write_bytes(b"\0" * 100)
     said = command("inspect", "uploads/north.upload")

@@ -39,9 +39,9 @@ TELLS = {  # what each array says, to everybody alike
     "scales": "how much further some users may lie out",
     "shares": "and how many of them",
     "kept": "the columns in use",
-    "shift": "the average of each column over all users",
-    "scale": "the spread of each column over all users",
-    "reference": "the model of all users together",
+    "shift": "the zero of each column: with squared loss its average over all users",
+    "scale": "the unit of each column: with squared loss its spread over all users",
+    "reference": "the model that the groups' are measured from",
 }
 
 

@@ -111,11 +111,28 @@ def _words(file: Envelope) -> list[str]:
         lines.insert(0, f"Answers {late} with SHA-256 {words['answers']}.")
     mixture = words["mixture"]
     if mixture is not None:
-        lines.append(
-            f"Users of a group differ: shape {mixture['shape']}. Noise: {mixture['noise']}. "
-            f"Target: shift and scale {mixture['target']}."
-        )
+        lines.append(_mixture(mixture))
     return lines
+
+
+_DIFFER = {
+    "zero": "only by noise",
+    "scalar": "in all coefficients alike",
+    "diag": "in each coefficient by itself",
+    "full": "in several coefficients together",
+}
+
+
+def _mixture(words: Any) -> str:
+    """How users differ, their noise, and the target's units."""
+    nu, s0, dof = words["noise"]
+    alike = "the same for all users" if nu == "inf" else f"about that, other by user (nu {nu:.6g})"
+    zero, unit = words["target"]
+    known = "" if dof == "inf" else f", known from {dof:.6g} degrees of freedom"
+    return (
+        f"Users of a group differ {_DIFFER[words['shape']]}. Noise: variance {s0:.6g}, {alike}"
+        f"{known}. The target is counted from {zero:.6g} in units of {unit:.6g}."
+    )
 
 
 def _array_lines(kind: str, name: str, array: Array, every_number: bool) -> list[str]:
