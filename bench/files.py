@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from bench.tables import at_most, progress, table
 from odcl.data.federation import Federation
 from odcl.engines.files import Feature, Task, combine_uploads
 from odcl.engines.files.envelope import envelope_bytes
-from odcl.engines.files.keys import make_keys, read_key
+from odcl.engines.files.keys import SigningKey, make_keys, read_key
 from odcl.engines.files.wire import to_wire
 
 SITES, FEATURES, ROWS, GROUPS = 10_000, 39, 60, 5
@@ -62,11 +63,11 @@ def _task() -> Task:
 def _write_uploads(place: Path, m: int) -> None:
     task, rng = _task(), np.random.default_rng(0)
     (place / "uploads").mkdir()
-    key = read_key(make_keys("coordinator", place / "keys")[0])
+    coordinator = read_key(make_keys("coordinator", place / "keys")[0])
     sites = [f"site-{i:05d}" for i in range(m)]
-    # One key for all: what is measured is checking signatures.
-    keys = dict.fromkeys(sites, (key.public,))
-    task = replace(task, coordinator=(key.public,), sites=keys)
+    keys = {site: _key() for site in sites}
+    listed = {site: (key.public,) for site, key in keys.items()}
+    task = replace(task, coordinator=(coordinator.public,), sites=listed)
     models = rng.normal(size=(GROUPS, FEATURES + 1))
     words = {"users": 1, "withheld": {"levels": [], "classes": [], "users": 0}}
     for start in range(0, m, 500):
@@ -78,9 +79,16 @@ def _write_uploads(place: Path, m: int) -> None:
         uploads = task.uploads_of(Federation.from_arrays(X, y, owner))
         for site, one in zip(some, uploads, strict=True):
             arrays, now = to_wire(one, task.dtype), "2026-01-31T12:00:00.000000Z"
-            content = envelope_bytes("upload", task, site, arrays, words, created=now, key=key)
+            content = envelope_bytes(
+                "upload", task, site, arrays, words, created=now, key=keys[site]
+            )
             (place / "uploads" / f"{site}.upload").write_bytes(content)
     task.write(place / "task.toml")
+
+
+def _key() -> SigningKey:
+    private = Ed25519PrivateKey.generate()
+    return SigningKey(private.public_key().public_bytes_raw().hex(), private)
 
 
 def _combine(place: Path) -> dict[str, Any]:
