@@ -47,6 +47,7 @@ ROUGH = 1e-2  # gain in the bound per sweep at which a candidate has converged w
 FINE = 1e-8
 STILL = 1e-10  # where the winner comes to rest: the order of rows and users is not to be seen
 SWEEPS = 4  # of each start, before the best is converged
+TAILED = 3  # candidates of one kind that are tried with tails
 PATIENCE = 30  # sweeps that a candidate may take; the winner takes all it needs
 
 
@@ -368,9 +369,13 @@ def _choose(q: Quadratics, fits: list[Fit]) -> Fit:
     line, so it gets that benefit only as far as users cannot be told apart (twice over).
     """
     kinds: dict[tuple[bool, bool], list[Fit]] = {}
-    for fit in fits:
+    for fit in sorted(fits, key=evidence):
         kinds.setdefault((fit.n_groups == 1, fit.spread.shape == "full"), []).append(fit)
-    best = {kind: with_tails(q, min(some, key=evidence)) for kind, some in kinds.items()}
+    # Tails may help another than the one that leads without them: a few of different K or shape.
+    best = {
+        kind: min((with_tails(q, fit) for fit in _different(some)), key=evidence)
+        for kind, some in kinds.items()
+    }
     full = best.pop((True, True), None)
     if full is None or not best:
         return full or min(best.values(), key=evidence)
@@ -381,6 +386,13 @@ def _choose(q: Quadratics, fits: list[Fit]) -> Fit:
         wide = _refit(q, simple, simple.spread, _center_prior(full))
         simple = min(simple, wide, key=_doubted)
     return full if evidence(full) + full.common < _doubted(simple) else simple
+
+
+def _different(fits: list[Fit]) -> list[Fit]:
+    """The first fit of each K and shape that may have tails, and the first of all; a few."""
+    first = {(fit.n_groups, fit.spread.shape): fit for fit in reversed(fits)}
+    wide = [fit for fit in fits if fit.spread.matrix.any() and fit in first.values()]
+    return [fits[0], *(fit for fit in wide[:TAILED] if fit is not fits[0])]
 
 
 def _doubted(fit: Fit) -> float:
