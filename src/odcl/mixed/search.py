@@ -73,7 +73,8 @@ def search(
         names = [str(i) for i in range(len(q))] if ids is None else [str(i) for i in ids]
         if len(q) <= sample:
             best = _search(q, names, max_groups, n_groups, spread, admissible)
-            return _polish(q, best, best.responsibilities, best.s2, admissible)
+            found = _polish(q, best, best.responsibilities, best.s2, admissible)
+            return replace(found, curbed=best.curbed)
         who = sample_by_id(names, sample)  # what is admissible is a matter of all users
         best = _search(q[who], [names[i] for i in who], max_groups, n_groups, spread)
         noise, s2 = pure_noise(q)
@@ -82,7 +83,8 @@ def search(
         stack = Centers.of(best.centers, best.covariances)
         r = responsibilities(misfits(m, stack), best.weights)[0][0]
         best, tol = replace(best, noise=noise), 1e-6 * len(q)
-        return _polish(q, best, r, s2, admissible, tol=tol, max_sweeps=30)
+        found = _polish(q, best, r, s2, admissible, tol=tol, max_sweeps=30)
+        return replace(found, curbed=found.n_groups < best.n_groups)
 
 
 def _check(n_groups: int | None, spread: str | None) -> None:
@@ -183,7 +185,10 @@ def _search(
     else:
         shapes = SHAPES if spread is None else (spread,)
         fits = _given(q, min(n_groups, len(q)), shapes, sample_by_id(names, FEW))
-    return _choose(q, fits if admissible is None else _admitted(q, fits, admissible))
+    if admissible is None or all(map(admissible, fits)):
+        return _choose(q, fits)
+    curbed = not admissible(min(fits, key=evidence))
+    return replace(_choose(q, _admitted(q, fits, admissible)), curbed=curbed)
 
 
 def _candidates(q: Quadratics, max_groups: int, spread: str | None) -> list[Fit]:

@@ -82,7 +82,7 @@ def mixed_step(uploads: Uploads, method: Method, party: Ints | None = None) -> S
         centers,
         centers[labels],
         "mixed groups",
-        _reason(fit),
+        _reason(fit) + _curbed(fit, smallest, party is not None),
         "posterior mean of the groups' models",
         sure,
         float(np.diag(T).mean()),
@@ -170,6 +170,18 @@ def _reason(fit: Fit) -> str:
     if not fit.spread.matrix.any():
         return f"{found}: {inside} differ only by noise."
     return f"{found}: {inside} differ gradually."
+
+
+def _curbed(fit: Fit, smallest: int, parties: bool) -> str:
+    """What was seen and may not be told, in a sentence; empty: nothing."""
+    if not fit.curbed or (smallest == 1 and not parties):
+        return ""
+    held = (
+        f"{smallest} sites, none with more than half of what is known of it"
+        if parties
+        else (f"{smallest} users")
+    )
+    return f" More groups were seen, and were not allowed: each needs at least {held}."
 
 
 # -- users who come later ----------------------------------------------------------------------
