@@ -335,3 +335,15 @@ def test_a_million_rows_need_neither_a_million_models_nor_a_look_for_every_user(
     # A look at all rows for every user, extrapolated from 20 users: measured 300 times as long.
     masks = seconds(lambda: [many[owner == u] @ np.ones(5) for u in range(20)]) * n_users / 20
     assert min(seconds(lambda: model.predict(many, users=owner)) for _ in range(3)) < 0.1 * masks
+
+
+def test_users_of_rows_in_the_constructor_are_refused_with_advice():
+    rows = pd.DataFrame({"x": [1.0, 2.0, 3.0, 4.0], "store": list("aabb")})
+    with pytest.raises(ValueError, match=r"users= in the constructor is the name .* not a Series"):
+        ODCLRegressor(users=rows["store"]).fit(rows[["x"]], [1.0, 2.0, 3.0, 4.0])
+
+
+def test_missing_values_are_refused_with_advice():
+    X = np.array([[1.0], [np.nan], [2.0]])
+    with pytest.raises(ValueError, match=r"Input X contains NaN\. .* fill them, or drop"):
+        ODCLRegressor().fit(X, [1.0, 2.0, 3.0], users=[0, 0, 1])

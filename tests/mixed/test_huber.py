@@ -8,6 +8,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy.optimize import minimize
 
 from odcl import Method, ODCLRegressor, Risk, fit
+from odcl.clustering.labels import same_partition
 from odcl.data.federation import Federation
 from odcl.mixed.huber import _mode, pseudo_targets
 from odcl.risk.losses import Huber
@@ -48,6 +49,18 @@ def test_outliers_do_not_move_the_models(rows, share):
         )
     ]
     assert errors[0] < share * errors[1]
+
+
+def test_a_users_group_is_the_one_whose_model_it_has():
+    """Outliers in few rows mislead the server about a user's place, not the user's last step."""
+    f, _ = federation_of(8, outliers=0.08, seed=4)
+    result = fit(f, Risk(Huber(1.345), intercept=True))
+    assert result.n_clusters == 3
+    gap = ((result.models[:, None] - result.centers) ** 2).sum(axis=2)
+    assert_array_equal(result.labels, gap.argmin(axis=1))
+    assert (result.labels != result.step.labels).any()
+    assert same_partition(result.labels, np.arange(45) % 3)
+    assert (result.received.noise < 4 * np.median(result.received.noise)).all()
 
 
 def test_pseudo_targets_have_the_huber_fit_for_least_squares():

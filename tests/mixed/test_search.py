@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -16,7 +17,7 @@ from odcl.clustering.labels import same_partition
 from odcl.mixed import search as module
 from odcl.mixed.mixture import Quadratics
 from odcl.mixed.posterior import download_of, posterior
-from odcl.mixed.search import sample_by_id, search
+from odcl.mixed.search import _candidates, sample_by_id, search
 from odcl.mixed.starts import kmeans_seeds, lloyd
 
 from .worlds import rows_of, seen
@@ -326,3 +327,18 @@ def test_many_groups_far_apart_are_found_though_fewer_of_them_help_nobody():
         y = (X * theta[owner]).sum(axis=1) + rng.standard_normal(len(owner))
         result = odcl.fit(Federation.from_arrays(X, y, owner))
         assert same_partition(result.labels, groups)
+
+
+def test_tails_are_tried_on_more_than_the_fit_that_leads_without_them(monkeypatch):
+    theta = 3.0 * np.eye(3)[np.arange(24) % 3]
+    _, _, q = seen(*rows_of(theta, 12, seed=1))
+    fits = sorted((f for f in _candidates(q, 50, None) if f.n_groups > 1), key=module.evidence)
+    other = next(f for f in fits[1:] if f.spread.matrix.any())
+    gain = other.evidence - fits[0].evidence + 1
+
+    def tails(q, fit):
+        return replace(fit, tail_gain=gain) if fit is other else fit
+
+    assert module._choose(q, fits).n_groups == fits[0].n_groups
+    monkeypatch.setattr(module, "with_tails", tails)
+    assert module._choose(q, fits).tail_gain == gain

@@ -225,3 +225,12 @@ def test_any_level_of_a_declared_factor_may_be_the_reference(loss):
 
     for one, other in zip(fitted(0), fitted(2), strict=True):
         assert_allclose(one, other, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("smallest", [1, 5])
+def test_groups_that_are_too_small_are_not_told_but_that_they_were_seen_is(smallest):
+    f = linear_federation(34, 40, n_clusters=4, dim=3, n_active=3, sizes=(10, 10, 10, 4), seed=2)
+    result = odcl.fit(f, Risk(), Method(smallest_group=smallest))
+    assert result.n_clusters == 4 if smallest == 1 else result.n_clusters < 4
+    said = "More groups were seen, and were not allowed: each needs at least 5 users."
+    assert (said in result.step.reason) == (smallest == 5)

@@ -245,7 +245,8 @@ def _no_groups(case: Case) -> Verdict:
     if case.where:
         worth = f"such models have {share(case.errors.refit)} of the local models' error"
         if case.errors.refit > NO_GAIN:
-            worth = f"with so many rows a user's own model is nearly as good: {worth}"
+            good = "nearly as good" if case.errors.refit < 1 else "as good by this estimate"
+            worth = f"with these rows a user's own model is {good}: {worth}"
         return _mixed(
             case,
             f"{apart}{_gradually(case)} {worth[0].upper()}{worth[1:]}, one model for all has "

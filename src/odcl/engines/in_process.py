@@ -45,7 +45,8 @@ class Result:
 
     @property
     def labels(self) -> Ints:
-        return self.step.labels
+        """Each user's group: by its own rows, where these said more than what it sent."""
+        return self.step.labels if self.received.group is None else self.received.group
 
     @property
     def centers(self) -> Floats:

@@ -151,7 +151,7 @@ class ODCLEstimator(LaterUsers):
         self.risk_, self.method_ = risk, result.method
         self.users_, self.labels_, self.uploads_ = result.users, result.labels, result.uploads
         self.n_rows_ = federation.n_rows
-        sure = result.step.probabilities
+        sure = result.step.probabilities if result.received.sure is None else result.received.sure
         self.probability_ = np.full(len(self.users_), np.nan) if sure is None else sure
         self.n_clusters_ = result.n_clusters
         self.theta_, self.cluster_theta_ = result.models, result.centers

@@ -125,9 +125,18 @@ class TableInput(BaseEstimator):  # type: ignore[misc]
     def _numbers(self, X: Any, *, fitting: bool = False) -> Floats:
         """Columns that are numbers, checked."""
         check_features(X)
-        if self.users is not None:  # names and width were checked with the users' column
-            return check_array(X, dtype=np.float64, estimator=self, input_name="X")
-        return validate_data(self, X, reset=fitting, dtype=np.float64)
+        try:
+            if self.users is not None:  # names and width were checked with the users' column
+                return check_array(X, dtype=np.float64, estimator=self, input_name="X")
+            return validate_data(self, X, reset=fitting, dtype=np.float64)
+        except ValueError as error:
+            first = str(error).partition("\n")[0]
+            if "contains NaN" not in first:
+                raise
+            raise ValueError(
+                f"{first} A model needs every value: fill them, or drop their rows "
+                "(X.isna().sum() of a frame counts them by column)."
+            ) from None
 
     def _users_name(self) -> Any:
         """The name of the users' column, None without one."""
@@ -221,6 +230,11 @@ def check_settings(model: Any) -> None:
     if model.unseen not in UNSEEN:
         words = ", ".join(map(repr, UNSEEN))
         raise ValueError(f"unseen={model.unseen!r} is not one of {words}.")
+    if not (model.users is None or isinstance(model.users, (str, Integral))):
+        raise ValueError(
+            f"users= in the constructor is the name or position of a column of X, and not a "
+            f"{type(model.users).__name__}: say whose rows these are in fit(X, y, users=...)."
+        )
     if model.fit_intercept not in (True, False):
         raise ValueError(f"fit_intercept={model.fit_intercept!r} is neither True nor False.")
     Risk(l2=model.l2)

@@ -39,6 +39,9 @@ class Received:
     covariance: Floats | None = None  # (n_users, dim, dim), of the models, where it is known
     noise: Floats | None = None  # (n_users,), variance of the target around the model
     dof: Floats | None = None  # (n_users,), degrees of freedom behind it
+    # Where a user's own rows say more of its group than what it sent did:
+    group: Ints | None = None  # (n_users,), the likeliest
+    sure: Floats | None = None  # (n_users,), its probability
 
 
 def receive(

@@ -5,6 +5,9 @@ The term is exact for squared loss, that of pseudo-targets for Huber's, a Gaussi
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 
 from odcl._typing import Array, Bools, Floats
@@ -15,7 +18,7 @@ from odcl.local.predict import linear_predictors
 from odcl.local.problem import Solution
 from odcl.local.receive import Received
 from odcl.mixed.house import model_map
-from odcl.mixed.huber import huber_posterior, pseudo_targets
+from odcl.mixed.huber import huber_posterior, pseudo_targets, without_outliers
 from odcl.mixed.mixture import Quadratics, by_row
 from odcl.mixed.posterior import Download as Mixture
 from odcl.mixed.posterior import Posterior, posterior
@@ -157,18 +160,19 @@ def last_step(
     m, rows = federation.n_users, federation.row_user
     how = "posterior mean under every group, from the user's own rows"
     offset, change = model_map(mixture, risk)
+    told: dict[str, Any] = {}
     if risk.loss.has_data_terms:
         at = mixture.coordinates
         terms, share = _sent_terms(uploads, risk) or _data_terms(federation, risk)
         found = posterior(quadratics(terms, at), mixture)
-        scales = {"noise": found.s2 * at.target_scale**2, "dof": found.dof}
         own: Posterior | SitePosterior = found
         if isinstance(risk.loss, Huber):
+            found = replace(found, s2=without_outliers(found, share))
             z, delta = at.design(federation.X), risk.loss.delta / at.target_scale
             u = at.target(risk.loss.encode(federation.y), z)
             own = huber_posterior(z, u, rows, found, delta, share, federation.weight)
+        told = {"noise": found.s2 * at.target_scale**2, "dof": found.dof}
     else:
-        scales = {}
         own = site_posterior(
             risk.loss.name,
             site_design(federation.X, risk),
@@ -182,4 +186,7 @@ def last_step(
     theta, V = own.mean(), own.covariance()
     covariance = symmetric(change @ V @ change.T)
     models = offset + by_row(theta, change.T)
-    return Received(models, np.full(m, np.nan), how, covariance, **scales)
+    if isinstance(own, SitePosterior):
+        r = own.responsibilities
+        told |= {"group": r.argmax(axis=1), "sure": r.max(axis=1)}
+    return Received(models, np.full(m, np.nan), how, covariance, **told)

@@ -55,6 +55,7 @@ class Fit:
     )  # (J,), multiples of T that users may have, see ``tails``
     shares: Floats = field(default_factory=lambda: np.ones(1))  # (J,), their probabilities
     tail_gain: float = 0.0  # what they add to the log-likelihood
+    curbed: bool = False  # was a better fit not admissible?
 
     @property
     def n_groups(self) -> int:

@@ -43,6 +43,14 @@ def pseudo_targets(
     return np.where(few[users], y, cut), np.where(few, 1.0, share)
 
 
+def without_outliers(rough: Posterior, share: Floats) -> Floats:
+    """Every user's noise. That of few rows is full of outliers: it is at most that of most users.
+
+    Their psi' was not taken: ``share`` is 1.
+    """
+    return np.where(share < 1, rough.s2, np.minimum(rough.s2, rough.download.noise.s0))
+
+
 def huber_posterior(
     Z: Floats,
     u: Floats,
@@ -56,11 +64,10 @@ def huber_posterior(
 
     ``rough`` is the posterior by pseudo-targets: its noise s2 is that of Huber's estimator, so a
     row says -rho(r) / (s2 l), whose curvature is l / (s2 l) on the average. A short user meets its
-    rows exactly before it knows of the others; only here its outliers are seen as such. Its noise
-    is full of them (its psi' was not taken, ``share`` is 1), so it takes that of most users.
+    rows exactly before it knows of the others; only here its outliers are seen as such.
     """
     download: Download = rough.download
-    s2 = np.where(share < 1, rough.s2, np.minimum(rough.s2, download.noise.s0))
+    s2 = rough.s2
     w = np.ones(len(u)) if weights is None else weights
     (K, dim), n_users = download.centers.shape, len(share)
     J = len(download.scales)

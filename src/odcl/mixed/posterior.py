@@ -107,8 +107,10 @@ class Posterior:
         for j in range(J):
             through, r = self.J[:, j], self.shares[:, j]
             C = by_row(r, flat).reshape(n, dim, dim)
-            total = total + r.sum(axis=1)[:, None, None] * self.V[:, j]
-            total = total + through @ C @ through.transpose(0, 2, 1)
+            if self.download.spread.matrix.any():  # else V is zero, and J the identity
+                C = through @ C @ through.transpose(0, 2, 1)
+                C = C + r.sum(axis=1)[:, None, None] * self.V[:, j]
+            total = total + C
         return total
 
     def coefficients(self) -> tuple[Floats, Floats]:
@@ -178,6 +180,11 @@ def posterior(q: Quadratics, download: Download) -> Posterior:
         m = moments(q, replace(download.spread, matrix=T), s2)
         with np.errstate(divide="ignore"):
             logits.append(np.log(share * download.weights) - 0.5 * misfits(m, stack, by_row)[0])
+        if not T.any():
+            theta.append(np.tile(c, (len(q), 1, 1)))
+            V.append(np.zeros_like(m.W))
+            J.append(np.tile(np.eye(q.dim), (len(q), 1, 1)))
+            continue
         theta.append(c + _scores(m, c) @ T)
         TW = T @ m.W
         V.append(T - (TW @ T + (TW @ T).transpose(0, 2, 1)) / 2)

@@ -47,6 +47,7 @@ ROUGH = 1e-2  # gain in the bound per sweep at which a candidate has converged w
 FINE = 1e-8
 STILL = 1e-10  # where the winner comes to rest: the order of rows and users is not to be seen
 SWEEPS = 4  # of each start, before the best is converged
+TAILED = 3  # candidates of one kind that are tried with tails
 PATIENCE = 30  # sweeps that a candidate may take; the winner takes all it needs
 
 
@@ -72,7 +73,8 @@ def search(
         names = [str(i) for i in range(len(q))] if ids is None else [str(i) for i in ids]
         if len(q) <= sample:
             best = _search(q, names, max_groups, n_groups, spread, admissible)
-            return _polish(q, best, best.responsibilities, best.s2, admissible)
+            found = _polish(q, best, best.responsibilities, best.s2, admissible)
+            return replace(found, curbed=best.curbed)
         who = sample_by_id(names, sample)  # what is admissible is a matter of all users
         best = _search(q[who], [names[i] for i in who], max_groups, n_groups, spread)
         noise, s2 = pure_noise(q)
@@ -81,7 +83,8 @@ def search(
         stack = Centers.of(best.centers, best.covariances)
         r = responsibilities(misfits(m, stack), best.weights)[0][0]
         best, tol = replace(best, noise=noise), 1e-6 * len(q)
-        return _polish(q, best, r, s2, admissible, tol=tol, max_sweeps=30)
+        found = _polish(q, best, r, s2, admissible, tol=tol, max_sweeps=30)
+        return replace(found, curbed=found.n_groups < best.n_groups)
 
 
 def _check(n_groups: int | None, spread: str | None) -> None:
@@ -182,7 +185,10 @@ def _search(
     else:
         shapes = SHAPES if spread is None else (spread,)
         fits = _given(q, min(n_groups, len(q)), shapes, sample_by_id(names, FEW))
-    return choose(q, fits if admissible is None else _admitted(q, fits, admissible))
+    if admissible is None or all(map(admissible, fits)):
+        return _choose(q, fits)
+    curbed = not admissible(_choose(q, fits))
+    return replace(_choose(q, _admitted(q, fits, admissible)), curbed=curbed)
 
 
 def _candidates(q: Quadratics, max_groups: int, spread: str | None) -> list[Fit]:
@@ -360,7 +366,7 @@ def _center_prior(fit: Fit) -> Floats | None:
     return T + 1e-3 * np.diag(T).mean() * np.eye(len(T)) if T.any() else None
 
 
-def choose(q: Quadratics, fits: list[Fit]) -> Fit:
+def _choose(q: Quadratics, fits: list[Fit]) -> Fit:
     """The fit of best evidence, tails allowed; one center with a full T needs a word more.
 
     One center has the benefit of the doubt: the flat prior of the common mean is not charged,
@@ -368,9 +374,13 @@ def choose(q: Quadratics, fits: list[Fit]) -> Fit:
     line, so it gets that benefit only as far as users cannot be told apart (twice over).
     """
     kinds: dict[tuple[bool, bool], list[Fit]] = {}
-    for fit in fits:
+    for fit in sorted(fits, key=evidence):
         kinds.setdefault((fit.n_groups == 1, fit.spread.shape == "full"), []).append(fit)
-    best = {kind: with_tails(q, min(some, key=evidence)) for kind, some in kinds.items()}
+    # Tails may help another than the one that leads without them: a few of different K or shape.
+    best = {
+        kind: min((with_tails(q, fit) for fit in _different(some)), key=evidence)
+        for kind, some in kinds.items()
+    }
     full = best.pop((True, True), None)
     if full is None or not best:
         return full or min(best.values(), key=evidence)
@@ -381,6 +391,13 @@ def choose(q: Quadratics, fits: list[Fit]) -> Fit:
         wide = _refit(q, simple, simple.spread, _center_prior(full))
         simple = min(simple, wide, key=_doubted)
     return full if evidence(full) + full.common < _doubted(simple) else simple
+
+
+def _different(fits: list[Fit]) -> list[Fit]:
+    """The first fit of each K and shape that may have tails, and the first of all; a few."""
+    first = {(fit.n_groups, fit.spread.shape): fit for fit in reversed(fits)}
+    wide = [fit for fit in fits if fit.spread.matrix.any() and fit in first.values()]
+    return [fits[0], *(fit for fit in wide[:TAILED] if fit is not fits[0])]
 
 
 def _doubted(fit: Fit) -> float:

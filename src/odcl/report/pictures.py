@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # Okabe and Ito's colours, told apart by colour-blind readers; their yellow is lost on white.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#555555")
 MARKERS = "os^Dv<>PX*"  # 7 colours and 10 markers: 70 groups before two look alike
-LINES = ("--", ":", "-.", "-")
+LINES = ("--", ":", "-.")
 MOST_NAMED = 12  # groups whose number stands beside their model
 MOST_MARKED = 100  # groups whose models are drawn larger than users
 MOST_READ = 60  # leaves whose names can be read under a dendrogram
@@ -130,8 +130,10 @@ def draw_users(ax: Any, scores: dict[str, Floats], metric: str) -> None:
         ordered = np.sort(values) if worst_first else np.sort(values)[::-1]
         share = 100 * (np.arange(len(ordered)) + 0.5) / len(ordered)
         dots = "o" if len(ordered) <= 10 else ""
-        style = {"color": COLOURS[c % len(COLOURS)], "lw": 1.8, "ms": 4, "label": name}
-        ax.plot(share, ordered, LINES[c % 4] + dots, **style)
+        last = c == len(scores) - 1  # ours: the one that is looked for
+        style = {"color": COLOURS[c % len(COLOURS)], "ms": 4, "label": name}
+        style |= {"lw": 2.6 if last else 1.4, "zorder": 3 if last else 2}
+        ax.plot(share, ordered, ("-" if last else LINES[c % 3]) + dots, **style)
     better = "higher is better" if worst_first else "lower is better"
     ax.set(title="Every user, worst first", xlabel="% of users", ylabel=f"{metric} ({better})")
     together = np.concatenate(list(scores.values()))

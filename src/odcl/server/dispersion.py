@@ -10,6 +10,7 @@ from scipy.special import digamma, polygamma
 
 from odcl._typing import Floats, Ints
 from odcl.exchange.upload import Uploads
+from odcl.risk.losses import Huber
 from odcl.risk.risk import SITE_WIDTHS
 from odcl.server.combine import solve_symmetric
 
@@ -55,6 +56,8 @@ def with_noise(uploads: Uploads) -> Uploads:
     if uploads.factor is not None:
         rest = target - (root @ theta[..., None])[..., 0]
         phi = (rest**2).sum(axis=1) / np.maximum(n - dim, 1.0)
+    if isinstance(risk.loss, Huber):  # few rows with outliers among them: their noise is not known
+        phi[phi > (2 * risk.loss.delta) ** 2] = np.inf
     phi[(n <= dim) | (least < SINGULAR)] = np.inf
     return replace(uploads, theta=theta, curvature=H, dispersion=phi)
 

@@ -23,7 +23,7 @@ from odcl.mixed.mixture import Centers, Quadratics, Spread, by_row, misfits, mom
 from odcl.mixed.noise import CAUTION, Noise
 from odcl.mixed.posterior import Download as Mixture
 from odcl.mixed.posterior import download_of, posterior
-from odcl.mixed.search import choose, search
+from odcl.mixed.search import search
 from odcl.mixed.sites import prior_sd
 from odcl.mixed.terms import Coordinates, DataTerms, coordinates, merge, quadratics
 from odcl.risk.loss import symmetric
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 # Variances, in canonical coordinates, that the model of a user who fits no group may have.
 WIDER = 10.0 ** np.arange(7)
-LIMITED = "Other groups would fit better, but too few stand behind one of them."
 
 
 def mixed_step(uploads: Uploads, method: Method, party: Ints | None = None) -> ServerStep:
@@ -55,42 +54,36 @@ def mixed_step(uploads: Uploads, method: Method, party: Ints | None = None) -> S
     candidates, at = user_quadratics(uploads)
     asked = dict(method.clusterer.params)  # max_groups, n_groups, spread
     smallest, spoke = method.smallest_group, uploads.seen > 0
-    refused: list[Fit] = []
 
     def admissible(q: Quadratics, fit: Fit) -> bool:
         """Is every group the likeliest of enough users who said something?"""
         if party is not None:
-            enough = held_by_enough(q, fit, party, uploads.seen, smallest)
-        else:
-            place = fit.responsibilities[spoke].argmax(axis=1)
-            enough = bool(np.bincount(place, minlength=fit.n_groups).min() >= smallest)
-        refused.extend([] if enough else [fit])
-        return enough
+            return held_by_enough(q, fit, party, uploads.seen, smallest)
+        place = fit.responsibilities[spoke].argmax(axis=1)
+        return bool(np.bincount(place, minlength=fit.n_groups).min() >= smallest)
 
     ids = [str(user) for user in uploads.users.tolist()]
-    fits: list[tuple[Fit, bool]] = []
+    fits: list[Fit] = []
     for q in candidates:
-        refused.clear()
         try:
-            fit = search(q, ids, admissible=partial(admissible, q), **asked)
-            fits.append((fit, smallest > 1 and choose(q, [fit, *refused]).n_groups > fit.n_groups))
+            fits.append(search(q, ids, admissible=partial(admissible, q), **asked))
         except NotAdmissible:
             if q is candidates[-1] and not fits:
                 raise
-    fit, limited = min(fits, key=lambda pair: pair[0].evidence)
-    fit, labels = _numbered(fit)
+    fit, labels = _numbered(min(fits, key=lambda fit: fit.evidence))
     mixture = download_of(fit, at)
     offset, change = model_map(mixture, uploads.risk)
     centers = offset + mixture.centers @ change.T
     T = model_spread(mixture, uploads.risk)
     sure = fit.responsibilities[np.arange(len(labels)), labels]
+    curbed = _curbed(fit, smallest, party is not None)
     return ServerStep(
         uploads.users,
         labels,
         centers,
         centers[labels],
         "mixed groups",
-        f"{_reason(fit)} {LIMITED}" if limited else _reason(fit),
+        _reason(fit) + curbed,
         "posterior mean of the groups' models",
         sure,
         float(np.diag(T).mean()),
@@ -98,7 +91,7 @@ def mixed_step(uploads: Uploads, method: Method, party: Ints | None = None) -> S
         None,
         "evidence",
         mixture,
-        limited,
+        bool(curbed),
     )
 
 
@@ -179,6 +172,18 @@ def _reason(fit: Fit) -> str:
     if not fit.spread.matrix.any():
         return f"{found}: {inside} differ only by noise."
     return f"{found}: {inside} differ gradually."
+
+
+def _curbed(fit: Fit, smallest: int, parties: bool) -> str:
+    """What was seen and may not be told, in a sentence; empty: nothing."""
+    if not fit.curbed or (smallest == 1 and not parties):
+        return ""
+    held = (
+        f"{smallest} sites, none with more than half of what is known of it"
+        if parties
+        else (f"{smallest} users")
+    )
+    return f" More groups were seen, and were not allowed: each needs at least {held}."
 
 
 # -- users who come later ----------------------------------------------------------------------

@@ -42,7 +42,7 @@ class ServerStep:
     others: Floats | None = None  # (n_users, dim), the cluster's model without the user itself
     refit: Refit = None  # the last step, as the method has it
     mixture: Mixture | None = None  # of mixed groups: shares, centres, how users differ, noise
-    limited: bool = False  # other groups would fit better, and are too small to be admitted
+    curbed: bool = False  # more groups were seen, and were not allowed
 
     @property
     def n_clusters(self) -> int:

@@ -140,9 +140,10 @@ def test_a_group_needs_enough_distinct_sites(tmp_path):
         combined = combine_uploads(task(minimum_group=least), sent, out=tmp_path / f"round-{least}")
         groups[least] = combined.groups.sites.tolist()
         # What the limit forbids is not what is not there.
-        assert combined.step.limited == ("Other groups would fit better" in combined.groups.reason)
-        assert combined.step.limited == (least == 4)
-        assert combined.step.limited == combined.groups.diagnosis.startswith("Without groups")
+        curbed = combined.step.curbed
+        assert curbed == (least == 4)
+        assert curbed == ("More groups were seen, and were not allowed" in combined.groups.reason)
+        assert curbed == combined.groups.diagnosis.startswith("Without groups that too few")
     assert groups == {1: [3, 3], 3: [3, 3], 4: [6]}
 
 

@@ -259,4 +259,4 @@ def _diagnosis(task: Task, uploads: Uploads, step: ServerStep) -> str:
 
     features = dict(zip(task.columns, task.scaling.scale.tolist(), strict=True))
     verdict = str(diagnose_step(uploads, step, task.resolved, features=features).verdict)
-    return f"Without groups that too few sites stand behind: {verdict}" if step.limited else verdict
+    return f"Without groups that too few sites stand behind: {verdict}" if step.curbed else verdict

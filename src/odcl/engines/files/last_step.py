@@ -131,7 +131,10 @@ def _mixed_models(
         if given.downloads.probability is not None:
             sure[who] = given.downloads.probability
         mine = rows if members.all() else rows.take(who)
-        parts.append((who, local.receive(mine, risk, uploads.take(who), given.downloads)))
+        own = local.receive(mine, risk, uploads.take(who), given.downloads)
+        if own.group is not None and own.sure is not None:
+            labels[who], sure[who] = own.group, own.sure
+        parts.append((who, own))
     for i in np.flatnonzero(~members).tolist():
         part = rows.rows(i)
         y = risk.loss.encode(rows.y[part])
