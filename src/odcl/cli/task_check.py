@@ -45,6 +45,12 @@ def run(options: Namespace) -> None:
     print(f"{options.card}: task {task.name!r}, round {task.round}, digest {task.digest[:16]}.")
     size = f"{len(task.columns)} columns, {task.dim} parameters, {task.risk.loss.name} loss"
     print(f"{size}. Files are {signed}.")
+    if task.minimum_group < 3:
+        say(
+            f"minimum_group = {task.minimum_group}: in a group of two each site can work "
+            "out the other's term from its download; from 3 on it takes two that share theirs",
+            options,
+        )
     if options.table is not None:
         _check(task, options)
 

@@ -6,6 +6,7 @@ It carries: the mathematics is :func:`odcl.server.step.server_step`, the same as
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -259,4 +260,7 @@ def _diagnosis(task: Task, uploads: Uploads, step: ServerStep) -> str:
 
     features = dict(zip(task.columns, task.scaling.scale.tolist(), strict=True))
     verdict = str(diagnose_step(uploads, step, task.resolved, features=features).verdict)
-    return f"Without groups that too few sites stand behind: {verdict}" if step.curbed else verdict
+    if step.curbed:
+        return f"Without groups that too few sites stand behind: {verdict}"
+    sentences = re.split(r"(?<=\.)\s+(?=[A-Z])", verdict)  # it stands behind the reason
+    return " ".join(one for one in sentences if one not in step.reason)
