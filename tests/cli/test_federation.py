@@ -141,7 +141,7 @@ def test_sites_that_differ_gradually_are_no_groups_and_gain_all_the_same(command
         fit = f"site fit task.toml {user}.csv --site s{user} --out uploads/s{user}.upload"
         assert command(*fit.split()).code == 0
     said = command("combine", "task.toml", "uploads", "--out", "round")
-    assert "No groups: users differ gradually" in said.out
+    assert said.out.count("No groups: users differ gradually.") == 1
     X = np.column_stack([table.Days, np.ones(len(table))])
     pooled = np.linalg.lstsq(X[known], table.target[known], rcond=None)[0]
     errors = {"odcl": [], "local": [], "pooled": []}
@@ -277,6 +277,13 @@ def test_check_names_what_does_not_fit_before_anything_is_computed(command):
         assert said.code == 2
         assert message in said.err
         assert "--" not in said.err  # the command has no such options: the card decides
+
+
+def test_groups_of_two_are_warned_of(command):
+    for least, warned in ((1, True), (2, True), (3, False)):
+        task(minimum_group=least).write(f"task{least}.toml")
+        said = command("task", "check", f"task{least}.toml")
+        assert ("each site can work out the other's term" in said.err) == warned
 
 
 def test_one_user_sends_and_two_send(command):

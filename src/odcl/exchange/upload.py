@@ -53,8 +53,8 @@ class Uploads(Message):
     )
     risk: Risk | None = None  # known to everybody beforehand, not sent; None: nothing is known
     means: Floats | None = part(
-        "the averages of the features and of the target: with its number of rows and the next "
-        "field, all that squared loss needs of its rows",
+        "the averages of the features and of the target: with its number of rows and the factor, "
+        "all that squared loss needs of its rows",
         "width",
     )
     factor: Floats | None = part(
