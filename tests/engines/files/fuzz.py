@@ -84,7 +84,7 @@ def words(content, rng):
         header, numbers = header_of(content)
         meta = header["__metadata__"]
         said = json.loads(meta["manifest"])
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, TypeError):
         return flip(content, rng)
     where = said if rng.random() < 0.8 else header
     while True:
