@@ -28,13 +28,22 @@ def federation_of(rows, *, outliers=0.0, seed=0, n_users=45):
     return Federation(X[order], y[order], offsets, np.arange(n_users)), theta
 
 
-def test_without_rows_beyond_delta_it_is_squared_loss():
-    f, _ = federation_of(12)
+@pytest.mark.parametrize("unequal", [False, True])
+def test_without_rows_beyond_delta_it_is_squared_loss(unequal):
+    """Unequal noise: a user whose rows are many, and all inside, knows its own."""
+    f, _ = federation_of(16)
+    if unequal:
+        rng = np.random.default_rng(2)
+        noise = np.exp(rng.standard_normal(f.n_users))[f.row_user]
+        f = f.with_y(f.y + 2 * noise * rng.standard_normal(len(f.y)))
     huber = fit(f, Risk(Huber(1e6), intercept=True))
     squared = fit(f, Risk("squared", intercept=True))
     assert huber.method.clusterer.uses_terms
+    assert squared.step.mixture.noise.common is not unequal
     assert_array_equal(huber.labels, squared.labels)
-    assert_allclose(huber.models, squared.models, atol=1e-8)
+    # A user between groups: its weights know of the centers' own error with squared loss only.
+    assert_allclose(huber.models, squared.models, atol=2e-3 if unequal else 1e-8)
+    assert_allclose(huber.received.noise, squared.received.noise, rtol=1e-8)
 
 
 @pytest.mark.parametrize(("rows", "share"), [(6, 0.4), (10, 0.1), (30, 0.1)])
@@ -72,7 +81,9 @@ def test_pseudo_targets_have_the_huber_fit_for_least_squares():
     loss = Huber(delta)
     found = minimize(lambda t: loss.value((Z @ t)[:, None], y).sum(), np.zeros(3), tol=1e-14).x
     users = np.zeros(60, int)
-    cut, share = pseudo_targets(Z @ found, y, users, 1, delta, 3, None)
+    told = pseudo_targets(Z @ found, y, users, 1, delta, 3, None)
+    cut, share = told.y, told.share
+    assert not told.few.any()
     assert_allclose(np.linalg.lstsq(Z, cut, rcond=None)[0], found, atol=1e-5)
     psi = np.clip(y - Z @ found, -delta, delta)
     inside = (np.abs(y - Z @ found) <= delta).sum()
@@ -82,9 +93,9 @@ def test_pseudo_targets_have_the_huber_fit_for_least_squares():
 
 def test_users_with_few_rows_keep_their_targets():
     y = np.array([1.0, 50.0, 2.0, 3.0])
-    cut, share = pseudo_targets(np.zeros(4), y, np.zeros(4, int), 1, 1.0, 3, None)
-    assert_array_equal(cut, y)
-    assert_array_equal(share, 1.0)
+    told = pseudo_targets(np.zeros(4), y, np.zeros(4, int), 1, 1.0, 3, None)
+    assert_array_equal(told.y, y)
+    assert told.few.all()
 
 
 def test_the_mode_of_the_last_step_is_the_minimum():

@@ -18,7 +18,7 @@ from odcl.local.predict import linear_predictors
 from odcl.local.problem import Solution
 from odcl.local.receive import Received
 from odcl.mixed.house import model_map
-from odcl.mixed.huber import huber_posterior, pseudo_targets, without_outliers
+from odcl.mixed.huber import PseudoTargets, huber_posterior, pseudo_targets
 from odcl.mixed.mixture import Quadratics, by_row
 from odcl.mixed.posterior import Download as Mixture
 from odcl.mixed.posterior import Posterior, posterior
@@ -43,7 +43,9 @@ def user_terms(federation: Federation, risk: Risk, *, short_terms: bool = True) 
     silent = short & _one_row(federation) if short.any() else short
     observations = {} if short_terms else {"observations": np.where(short, ~silent, n)}
     if risk.loss.has_data_terms:
-        found = _data_terms(federation, risk)[0]
+        huber = isinstance(risk.loss, Huber)
+        y = _pseudo_targets(federation, risk).y if huber else risk.loss.encode(federation.y)
+        found = _data_terms(federation, y)
         found.factor[short] = found.mean[silent] = 0.0
         return {"means": found.mean, "factor": found.factor, **observations}
     if short.any():
@@ -99,25 +101,28 @@ def _one_row(federation: Federation) -> Bools:
     return ~np.logical_or.reduceat((X[first] != X).any(axis=1) | (y[first] != y), starts)
 
 
-def _sent_terms(uploads: Uploads | None, risk: Risk) -> tuple[DataTerms, Floats] | None:
-    """The same read off the uploads, if these hold the whole of squared loss."""
+def _sent_terms(uploads: Uploads | None) -> DataTerms | None:
+    """The users' data terms as they were sent, where that was the whole of them."""
     if uploads is None or uploads.factor is None or uploads.means is None:
         return None
-    if uploads.observations is not None or isinstance(risk.loss, Huber):
+    if uploads.observations is not None:
         return None
-    return DataTerms(uploads.n_samples, uploads.means, uploads.factor), np.ones(len(uploads))
+    return DataTerms(uploads.n_samples, uploads.means, uploads.factor)
 
 
-def _data_terms(federation: Federation, risk: Risk) -> tuple[DataTerms, Floats]:
-    """The users' data terms, and for Huber's loss their mean psi' (else ones)."""
-    X, y, weight = federation.X, risk.loss.encode(federation.y), federation.weight
+def _data_terms(federation: Federation, y: Floats) -> DataTerms:
     owner, m = federation.row_user, federation.n_users
-    share = np.ones(m)
-    if isinstance(risk.loss, Huber):
-        z = linear_predictors(X, solve_users(federation, risk).theta, owner, risk)
-        dim = risk.n_inputs(X.shape[1])
-        y, share = pseudo_targets(z[:, 0], y, owner, m, risk.loss.delta, dim, weight)
-    return data_terms(X, y, owner, m, weight), share
+    return data_terms(federation.X, y, owner, m, federation.weight)
+
+
+def _pseudo_targets(federation: Federation, risk: Risk) -> PseudoTargets:
+    """Huber's loss: targets at the users' own fits."""
+    assert isinstance(risk.loss, Huber)
+    X, owner, y = federation.X, federation.row_user, risk.loss.encode(federation.y)
+    z = linear_predictors(X, solve_users(federation, risk).theta, owner, risk)[:, 0]
+    dim = risk.n_inputs(X.shape[1])
+    m, weight = federation.n_users, federation.weight
+    return pseudo_targets(z, y, owner, m, risk.loss.delta, dim, weight)
 
 
 def user_sites(federation: Federation, risk: Risk) -> list[Quadratics]:
@@ -161,16 +166,15 @@ def last_step(
     how = "posterior mean under every group, from the user's own rows"
     offset, change = model_map(mixture, risk)
     told: dict[str, Any] = {}
+    own: Posterior | SitePosterior
     if risk.loss.has_data_terms:
         at = mixture.coordinates
-        terms, share = _sent_terms(uploads, risk) or _data_terms(federation, risk)
-        found = posterior(quadratics(terms, at), mixture)
-        own: Posterior | SitePosterior = found
         if isinstance(risk.loss, Huber):
-            found = replace(found, s2=without_outliers(found, share))
-            z, delta = at.design(federation.X), risk.loss.delta / at.target_scale
-            u = at.target(risk.loss.encode(federation.y), z)
-            own = huber_posterior(z, u, rows, found, delta, share, federation.weight)
+            found, own = _huber_step(federation, risk, risk.loss.delta, mixture)
+        else:
+            y = risk.loss.encode(federation.y)
+            terms = _sent_terms(uploads) or _data_terms(federation, y)
+            own = found = posterior(quadratics(terms, at), mixture)
         told = {"noise": found.s2 * at.target_scale**2, "dof": found.dof}
     else:
         own = site_posterior(
@@ -190,3 +194,18 @@ def last_step(
         r = own.responsibilities
         told |= {"group": r.argmax(axis=1), "sure": r.max(axis=1)}
     return Received(models, np.full(m, np.nan), how, covariance, **told)
+
+
+def _huber_step(
+    federation: Federation, risk: Risk, delta: float, mixture: Mixture
+) -> tuple[Posterior, SitePosterior]:
+    """The posterior by pseudo-targets, which knows the noise, and that by Huber's loss."""
+    at, pseudo = mixture.coordinates, _pseudo_targets(federation, risk)
+    rough = posterior(quadratics(_data_terms(federation, pseudo.y), at), mixture)
+    # Few rows may be full of outliers: they are taken to be no noisier than most users' are.
+    s2 = np.where(pseudo.few, np.minimum(rough.s2, mixture.noise.s0), rough.s2)
+    rough = replace(rough, s2=s2)
+    z = at.design(federation.X)
+    u, rows = at.target(risk.loss.encode(federation.y), z), federation.row_user
+    scaled = delta / at.target_scale
+    return rough, huber_posterior(z, u, rows, rough, scaled, pseudo.share, federation.weight)

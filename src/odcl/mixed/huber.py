@@ -8,15 +8,25 @@ term of its pseudo-targets, and the server takes it like any other.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from odcl._typing import Floats, Ints
-from odcl.mixed.posterior import Download, Posterior
-from odcl.mixed.sites import SitePosterior, spread_root
-from odcl.mixed.terms import by_size
+from odcl._typing import Bools, Floats, Ints
+from odcl.mixed.posterior import Posterior
+from odcl.mixed.sites import Gaussians, SitePosterior, over_components
 
 STEPS = 500
 FEW = 4  # rows per parameter below which outliers cannot be told from the model
+
+
+@dataclass(frozen=True, eq=False)
+class PseudoTargets:
+    """The targets of all rows as least squares takes them."""
+
+    y: Floats  # (n_rows,)
+    share: Floats  # (n_users,), the mean of psi', counted with one row more
+    few: Bools  # (n_users,), too few rows: the user keeps its targets
 
 
 def pseudo_targets(
@@ -27,8 +37,8 @@ def pseudo_targets(
     delta: float,
     dim: int,
     weights: Floats | None,
-) -> tuple[Floats, Floats]:
-    """Pseudo-targets of all rows, and every user's mean of psi', counted with one row more.
+) -> PseudoTargets:
+    """Pseudo-targets at the users' own fits.
 
     With fewer than four rows per parameter a fit follows an outlier, and other rows look wrong:
     such users keep their targets, and the noise that an outlier leaves in them makes them count
@@ -37,18 +47,10 @@ def pseudo_targets(
     w = np.ones(len(y)) if weights is None else weights
     rows = np.bincount(users, w, minlength=n_users)
     inside = np.bincount(users, w * (np.abs(y - fitted) <= delta), minlength=n_users)
-    share = (inside + 1) / (rows + 1)
-    cut = fitted + np.clip(y - fitted, -delta, delta) / share[users]
     few = rows < FEW * dim
-    return np.where(few[users], y, cut), np.where(few, 1.0, share)
-
-
-def without_outliers(rough: Posterior, share: Floats) -> Floats:
-    """Every user's noise. That of few rows is full of outliers: it is at most that of most users.
-
-    Their psi' was not taken: ``share`` is 1.
-    """
-    return np.where(share < 1, rough.s2, np.minimum(rough.s2, rough.download.noise.s0))
+    share = np.where(few, 1.0, (inside + 1) / (rows + 1))
+    cut = fitted + np.clip(y - fitted, -delta, delta) / share[users]
+    return PseudoTargets(np.where(few[users], y, cut), share, few)
 
 
 def huber_posterior(
@@ -66,34 +68,20 @@ def huber_posterior(
     row says -rho(r) / (s2 l), whose curvature is l / (s2 l) on the average. A short user meets its
     rows exactly before it knows of the others; only here its outliers are seen as such.
     """
-    download: Download = rough.download
-    s2 = rough.s2
-    w = np.ones(len(u)) if weights is None else weights
-    (K, dim), n_users = download.centers.shape, len(share)
-    J = len(download.scales)
-    mu, V = np.zeros((n_users, J, K, dim)), np.zeros((n_users, J, K, dim, dim))
-    spreads = [scale * download.spread.matrix for scale in download.scales]
-    V += np.stack(spreads)[:, None] + download.covariances
-    mu += download.centers
-    with np.errstate(divide="ignore"):
-        logits = np.tile(np.log(np.outer(download.shares, download.weights)), (n_users, 1, 1))
-    for who, index in by_size(users, n_users):
+    w, s2 = np.ones(len(u)) if weights is None else weights, rough.s2
+
+    def own(who: Ints, index: Ints, center: Floats, root: Floats) -> Gaussians:
         z, weight = Z[index], w[index]
-        gram = z.transpose(0, 2, 1) @ (z * weight[..., None])
-        phi = (s2 * share)[who]
-        for j, k in np.ndindex(J, K):
-            root, r = spread_root(spreads[j]), u[index] - (z @ download.centers[k][:, None])[..., 0]
-            at, cost = _mode(z @ root, r, weight, phi, delta)
-            A = gram / s2[who][:, None, None]
-            grown = np.eye(root.shape[1]) + root.T @ A @ root
-            inverse = np.linalg.inv(grown)
-            through = np.linalg.inv(np.eye(dim) + spreads[j] @ A)
-            mu[who, j, k] += (root @ at[..., None])[..., 0]
-            unsure = through @ download.covariances[k] @ through.transpose(0, 2, 1)
-            V[who, j, k] = root @ inverse @ root.T + unsure
-            logits[who, j, k] -= cost + 0.5 * np.linalg.slogdet(grown)[1]
-    odds = np.exp(logits - logits.max(axis=(1, 2), keepdims=True))
-    return SitePosterior("huber", 1, odds / odds.sum(axis=(1, 2), keepdims=True), mu, V)
+        away = u[index] - (z @ center[:, None])[..., 0]
+        at, cost = _mode(z @ root, away, weight, (s2 * share)[who], delta)
+        A = z.transpose(0, 2, 1) @ (z * weight[..., None]) / s2[who][:, None, None]
+        grown = np.eye(root.shape[1]) + root.T @ A @ root
+        mu = center + (root @ at[..., None])[..., 0]
+        V = root @ np.linalg.inv(grown) @ root.T
+        evidence = -cost - 0.5 * np.linalg.slogdet(grown)[1]
+        return Gaussians(mu, V, A, (A @ mu[..., None])[..., 0], evidence)
+
+    return over_components("huber", 1, users, len(share), rough.download, own)
 
 
 def _mode(
@@ -113,9 +101,8 @@ def _mode(
         left = r - (Zr @ a[..., None])[..., 0]
         pull = (turned @ (share * np.clip(left, -delta, delta))[..., None])[..., 0] - a
         step = (inverse @ pull[..., None])[..., 0]
-        going &= np.abs(step).max(axis=1, initial=0.0) > 1e-11 * (
-            1 + np.abs(a).max(axis=1, initial=0.0)
-        )
+        size = np.abs(a).max(axis=1, initial=0.0)
+        going &= np.abs(step).max(axis=1, initial=0.0) > 1e-11 * (1 + size)
         if not going.any():
             break
         a = np.where(going[:, None], a + step, a)

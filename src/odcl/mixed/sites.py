@@ -16,6 +16,7 @@ whose groups have the best evidence.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -107,7 +108,10 @@ class Gaussians:
     V: Floats  # (n, D dim, D dim)
     A: Floats  # (n, D dim, D dim)
     b: Floats  # (n, D dim), relative to the prior's mean
-    elbo: Floats  # (n,)
+    elbo: Floats  # (n,), or another log-evidence
+
+
+OwnPosterior = Callable[[Ints, Ints, Floats, Floats], Gaussians]
 
 
 def variational(
@@ -318,9 +322,25 @@ def site_posterior(
     V includes what the center is not known to, J C_k J'.
     """
     D = n_classes - 1 if loss == "multinomial" else 1
+    w = np.ones(len(y)) if weights is None else weights
+
+    def own(_: Ints, index: Ints, center: Floats, root: Floats) -> Gaussians:
+        mean = np.tile(center, (len(index), 1))
+        return variational(loss, Z[index], y[index], w[index], mean, root, D)
+
+    return over_components(loss, D, users, n_users, download, own)
+
+
+def over_components(
+    loss: str, D: int, users: Ints, n_users: int, download: Download, own: OwnPosterior
+) -> SitePosterior:
+    """Every user under each scale of the spread and each group, weighed by the evidence of ``own``.
+
+    ``own`` is (users, positions of their rows, center, root of the spread) -> their posteriors
+    around that center, which this makes less sure by what the center is not known to.
+    """
     centers, scales = download.centers, download.scales
     K, size = centers.shape
-    w = np.ones(len(y)) if weights is None else weights
     spreads = [scale * download.spread.matrix for scale in scales]
     mu = np.tile(centers, (n_users, len(scales), 1, 1))
     V = np.tile(np.stack(spreads)[:, None] + download.covariances, (n_users, 1, 1, 1, 1))
@@ -331,11 +351,10 @@ def site_posterior(
     for (j, k), (who, index) in product(np.ndindex(len(scales), K), stacks):
         if np.isneginf(prior[j, k]):
             continue
-        mean = np.tile(centers[k], (len(who), 1))
-        own = variational(loss, Z[index], y[index], w[index], mean, spread_root(spreads[j]), D)
-        through = np.linalg.inv(np.eye(size) + spreads[j] @ own.A)  # J = I - T W
+        found = own(who, index, centers[k], spread_root(spreads[j]))
+        through = np.linalg.inv(np.eye(size) + spreads[j] @ found.A)  # J = I - T W
         unsure = through @ download.covariances[k] @ through.transpose(0, 2, 1)
-        mu[who, j, k], V[who, j, k] = own.mu, own.V + unsure
-        logits[who, j, k] += own.elbo
+        mu[who, j, k], V[who, j, k] = found.mu, found.V + unsure
+        logits[who, j, k] += found.elbo
     r = np.exp(logits - logits.max(axis=(1, 2), keepdims=True))
     return SitePosterior(loss, D, r / r.sum(axis=(1, 2), keepdims=True), mu, V)
