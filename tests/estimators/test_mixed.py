@@ -11,8 +11,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from odcl import ODCLRegressor
 from odcl.data.tables import read_table
-from odcl.diagnose.differences import differences_text
 from odcl.estimators.persist import MIXTURE
+from odcl.mixed.differences import differences_text
 from tests.helpers import (
     NO_HOLDOUT,
     estimator_for,

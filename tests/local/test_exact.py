@@ -827,3 +827,18 @@ def test_what_cannot_be_fitted_is_named():
         fit(federation, Squared(), solver="newton")
     with pytest.raises(ValueError, match="not one of auto, full, diagonal, none"):
         fit(federation, Squared(), curvature="half")
+
+
+@pytest.mark.parametrize("l2", [0.0, 0.3])
+@pytest.mark.parametrize("intercept", [True, False])
+def test_least_squares_of_data_terms_are_those_of_the_rows(l2, intercept):
+    """Tall and wide users, far from zero; the shortest model where many would do."""
+    rng = np.random.default_rng(7)
+    users = np.repeat(np.arange(4), [30, 9, 3, 1])
+    X, y = rng.normal(3.0, 1.0, size=(len(users), 4)), rng.normal(50.0, 9.0, len(users))
+    federation, risk = Federation.from_arrays(X, y, users), Risk("squared", l2, intercept)
+    found = fit_users(federation, risk, terms=True)
+    assert found.solved is None
+    assert_allclose(found.theta, solve_users(federation, risk).theta, rtol=1e-8, atol=1e-8)
+    assert found.converged.all()
+    assert (found.gradient_norm < 1e-9).all()

@@ -69,6 +69,10 @@ def test_a_users_group_is_the_one_whose_model_it_has():
     assert_array_equal(result.labels, gap.argmin(axis=1))
     assert (result.labels != result.step.labels).any()
     assert same_partition(result.labels, np.arange(45) % 3)
+    model = ODCLRegressor(loss=Huber(1.345)).fit(f.X, f.y, f.users[f.row_user])
+    assert same_partition(model.labels_, np.arange(45) % 3)
+    assert_array_equal(model.probability_, model.result_.received.sure)
+    assert (model.probability_ != model.result_.step.probabilities).any()
     assert (result.received.noise < 4 * np.median(result.received.noise)).all()
 
 

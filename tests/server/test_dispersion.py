@@ -11,6 +11,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 import odcl
 from odcl import Federation, Method, Risk, Uploads, linear_federation, server_step
 from odcl.local.fit import fit_users
+from odcl.risk.losses import Huber
 from odcl.server.combine import average_by_cluster
 from odcl.server.dispersion import (
     covariances,
@@ -19,6 +20,7 @@ from odcl.server.dispersion import (
     noise_prior,
     noise_traces,
     pooled_dispersion,
+    with_noise,
 )
 
 
@@ -226,3 +228,14 @@ def test_traces_are_those_of_the_covariances():
     assert_allclose(found[1:], expected, rtol=1e-9)
     by_trace = fit_users(federation, Risk(), "diagonal").uploads
     assert_allclose(noise_traces(by_trace, phi), found, rtol=1e-9)
+
+
+def test_few_rows_with_an_outlier_among_them_do_not_tell_their_noise():
+    """Huber's loss: such users keep their targets, whose scatter is the outlier's."""
+    rng = np.random.default_rng(0)
+    X, users = rng.normal(size=(60, 2)), np.repeat(np.arange(6), 10)
+    y = X @ [1.0, 2.0] + rng.normal(size=60)
+    y[3] += 300.0
+    risk = Risk(Huber(1.345), intercept=True)
+    told = with_noise(fit_users(Federation.from_arrays(X, y, users), risk, terms=True).uploads)
+    assert np.isinf(told.dispersion).tolist() == [True] + 5 * [False]

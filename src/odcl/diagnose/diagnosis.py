@@ -11,7 +11,6 @@ import numpy as np
 from odcl._typing import Array, Floats, Ints
 from odcl.clustering.labels import same_partition
 from odcl.data.federation import Federation
-from odcl.diagnose.differences import LEVEL, differing
 from odcl.diagnose.measure import Distance, Errors, Measured, measure
 from odcl.diagnose.membership import Membership, Stability, stability
 from odcl.diagnose.noise import Noise, estimated_noise, guessed_traces, overdispersion
@@ -19,7 +18,8 @@ from odcl.diagnose.verdict import Case, Verdict, decide, scattered
 from odcl.exchange.upload import Uploads
 from odcl.local.fit import fit_users
 from odcl.method import Method
-from odcl.mixed.house import differences, model_spread, named_differences
+from odcl.mixed.differences import differences, differing, named_differences
+from odcl.mixed.house import model_spread
 from odcl.mixed.posterior import Download as Mixture
 from odcl.mixed.posterior import posterior
 from odcl.server.combine import combine_clusters
@@ -299,7 +299,7 @@ def _where_users_differ(
     """The coefficients that users of a group differ in, in words; empty: in none."""
     assert uploads.risk is not None
     if features is not None:
-        return differing(named_differences(mixture, uploads.risk, features, LEVEL))
+        return differing(named_differences(mixture, uploads.risk, features))
     level, slopes, effects = differences(mixture, uploads.risk)
     each = np.concatenate([slopes, effects])
     total = len(each) + uploads.risk.intercept

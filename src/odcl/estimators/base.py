@@ -23,13 +23,13 @@ from odcl.data.federation import Federation, check_owners, positions
 from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
 from odcl.data.write import beside
-from odcl.diagnose.differences import LEVEL, differences_text
 from odcl.engines.in_process import fit
 from odcl.errors import InputError, Setting
 from odcl.estimators.later_users import LaterUsers
 from odcl.estimators.table_input import check_n_groups, check_settings
 from odcl.local.predict import linear_predictors, one_for_all, predictor_covariances
 from odcl.method import Method
+from odcl.mixed.differences import differences_text, named_differences
 from odcl.risk.loss import Loss
 from odcl.risk.losses import Multinomial
 from odcl.risk.risk import Risk
@@ -237,10 +237,8 @@ class ODCLEstimator(LaterUsers):
         check_is_fitted(self, "theta_")
         if self.mixture_ is None:
             return {}
-        from odcl.mixed.house import named_differences
-
         features = dict(zip(self.used_names_, self.scaling_.scale.tolist(), strict=True))
-        return named_differences(self.mixture_, self.risk_, features, LEVEL)
+        return named_differences(self.mixture_, self.risk_, features)
 
     @property
     def used_names_(self) -> list[str]:

@@ -7,8 +7,6 @@ one block per logit, and the last class for reference.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from odcl._typing import Floats
@@ -75,46 +73,6 @@ def model_spread(mixture: Mixture, risk: Risk) -> Floats:
     """How users of a group differ, as a covariance of their models, (dim, dim)."""
     change = model_map(mixture, risk)[1]
     return change @ mixture.inside @ change.T
-
-
-def differences(mixture: Mixture, risk: Risk) -> tuple[float, Floats, Floats]:
-    """Standard deviations inside a group: of the level at average features, of slopes, of factors.
-
-    Slopes are (n_features,), in the units of the columns and the target that the mixture was fitted
-    on; those of a factor's columns are 0, and its own number is the effect of its level on a row's
-    target. Several outputs are averaged. 0 where users are the same.
-    """
-    at = mixture.coordinates
-    variance = np.diag(mixture.inside).reshape(risk.n_outputs, -1).mean(axis=0)
-    variance = variance * at.target_scale**2
-    columns = np.zeros(at.n_features + len(at.factors))
-    columns[at.kept] = variance[int(at.intercept) :]  # of standardized columns
-    effects = np.zeros(len(at.factors))
-    unit = np.ones(len(columns))
-    unit[at.kept] = at.scale
-    slopes = np.sqrt(columns)[: at.n_features] / unit[: at.n_features]
-    for f, factor in enumerate(at.factors):
-        own = list(factor.columns)
-        effects[f] = np.sqrt(columns[own].sum() + columns[at.n_features + f])
-        slopes[own] = 0.0
-    return float(np.sqrt(variance[0])) if at.intercept else 0.0, slopes, effects
-
-
-def named_differences(
-    mixture: Mixture, risk: Risk, features: Mapping[str, float], level: str
-) -> dict[str, float]:
-    """:func:`differences` by name: the level, features in use by their units, then factors.
-
-    ``features`` are the columns' names and the scale that each was divided by.
-    """
-    sd, slopes, effects = differences(mixture, risk)
-    levels = {j for factor in risk.factors for j in factor.columns}
-    found = {level: sd} if risk.intercept else {}
-    for j, (name, unit) in enumerate(features.items()):
-        if j in mixture.coordinates.kept and j not in levels:
-            found[name] = float(slopes[j] / unit)
-    pairs = zip(risk.factors, effects.tolist(), strict=True)
-    return found | {factor.name: effect for factor, effect in pairs}
 
 
 def model_map(mixture: Mixture, risk: Risk) -> tuple[Floats, Floats]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from odcl.diagnose.differences import LEVEL, differences_text
+from odcl.mixed.differences import differences_text, named_differences
 from odcl.report.text import count, in_bytes, table
 
 if TYPE_CHECKING:
@@ -43,10 +43,8 @@ def group_differences(combined: CombinedRound) -> dict[str, float]:
     mixture, task = combined.step.mixture, combined.task
     if mixture is None:
         return {}
-    from odcl.mixed.house import named_differences
-
     features = dict(zip(task.columns, task.scaling.scale.tolist(), strict=True))
-    return named_differences(mixture, task.risk, features, LEVEL)
+    return named_differences(mixture, task.risk, features)
 
 
 def _group_lines(combined: CombinedRound) -> str:

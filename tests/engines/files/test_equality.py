@@ -180,3 +180,14 @@ def test_real_users_as_sites_get_the_models_of_one_process(name, tmp_path):
     X = given.scaling.apply(table[names].to_numpy(float))
     federation = Federation.from_arrays(X, table.target.to_numpy(float), table.user.map(ids))
     assert_array_equal(models, fit(federation, given.risk, given.method).models)
+
+
+def test_a_users_group_is_by_its_own_rows_there_as_here(tmp_path):
+    """Classes: what a user sent says less of its group than its rows do."""
+    given, tables = class_task(), frames(8, classes=True)
+    got, result = by_file(given, tables, tmp_path)[2], in_process(given, tables)
+    at = {site: i for i, site in enumerate(result.users.tolist())}
+    for site, model in got.items():
+        assert_array_equal(model.labels, result.labels[[at[site]]])
+        assert_array_equal(model.probability, result.received.sure[[at[site]]])
+    assert (result.received.sure != result.step.probabilities).any()
