@@ -8,10 +8,11 @@ from numpy.testing import assert_allclose
 from scipy.stats import f as fisher
 from scipy.stats import multivariate_normal
 
+from odcl.mixed.choose import center_prior
 from odcl.mixed.em import _slopes, charge, fit_mixture
 from odcl.mixed.mixture import Spread, center_step, group_sums, misfits, moments
 from odcl.mixed.noise import CAUTION, GRID, Noise, pure_noise
-from odcl.mixed.search import _center_prior, _within_reach, one_group
+from odcl.mixed.search import _within_reach, one_group
 from odcl.mixed.tails import GAP, SCALES, _shares, with_tails
 
 from .worlds import dense_log_density, rows_of, seen
@@ -149,7 +150,7 @@ def test_what_groups_can_reach_is_what_true_groups_reach():
     _, _, q = seen(*rows_of(2 * rng.standard_normal((5, 4))[groups], 20, seed=3))
     noise, s2 = pure_noise(q)
     single = one_group(q, noise, s2)["scalar"]
-    prior = _center_prior(single)
+    prior = center_prior(single)
     fit = fit_mixture(q, np.eye(5)[groups], Spread.zero(4), noise, s2, prior)
     reach = _within_reach(q, single, prior, 5)
     assert abs(reach - fit.evidence) < 4 * np.sqrt(2 * 80 * 4)

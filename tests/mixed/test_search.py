@@ -14,6 +14,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 import odcl
 from odcl import Federation, linear_federation
 from odcl.clustering.labels import same_partition
+from odcl.mixed import choose as choosing
 from odcl.mixed import search as module
 from odcl.mixed.mixture import Quadratics
 from odcl.mixed.posterior import download_of, posterior
@@ -339,6 +340,6 @@ def test_tails_are_tried_on_more_than_the_fit_that_leads_without_them(monkeypatc
     def tails(q, fit):
         return replace(fit, tail_gain=gain) if fit is other else fit
 
-    assert module._choose(q, fits).n_groups == fits[0].n_groups
-    monkeypatch.setattr(module, "with_tails", tails)
-    assert module._choose(q, fits).tail_gain == gain
+    assert choosing.choose(q, fits).n_groups == fits[0].n_groups
+    monkeypatch.setattr(choosing, "with_tails", tails)
+    assert choosing.choose(q, fits).tail_gain == gain

@@ -7,8 +7,7 @@ samples are drawn by user id.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import islice
@@ -17,7 +16,18 @@ import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from odcl._typing import Floats, Ints
-from odcl.errors import NotAdmissible
+from odcl.mixed.choose import (
+    PATIENCE,
+    ROUGH,
+    SHAPES,
+    Admissible,
+    admitted,
+    center_prior,
+    choose,
+    evidence,
+    reduced,
+    refit,
+)
 from odcl.mixed.em import Fit, charge, fit_mixture
 from odcl.mixed.mixture import (
     UNSEEN,
@@ -34,8 +44,6 @@ from odcl.mixed.noise import Noise, pure_noise
 from odcl.mixed.starts import kmeans_seeds, lloyd, posterior_means, splits
 from odcl.mixed.tails import with_tails
 
-Admissible = Callable[[Fit], bool]
-SHAPES = ("zero", "scalar", "diag", "full")
 FAILURES = 2  # a shape is given up after so many K in a row that did not improve it
 # Many groups far from one another may look like one center with a wide T until all are there: when
 # every shape is given up, larger K are looked at with T = 0, up to groups of two users.
@@ -43,12 +51,9 @@ LOOKED_AT = frozenset([*range(2, 13), 14, 16, 18, 20, 23, 26, 30, 34, 38, 43, 48
 LEFT = 0.01  # of a single center's T, to begin with inside groups
 SAMPLE = 2000  # users that search for K and shape; all take part in the last sweeps
 FEW = 300  # users that tell where fits of given K begin
-ROUGH = 1e-2  # gain in the bound per sweep at which a candidate has converged well enough
 FINE = 1e-8
 STILL = 1e-10  # where the winner comes to rest: the order of rows and users is not to be seen
 SWEEPS = 4  # of each start, before the best is converged
-TAILED = 3  # candidates of one kind that are tried with tails
-PATIENCE = 30  # sweeps that a candidate may take; the winner takes all it needs
 
 
 def search(
@@ -103,10 +108,6 @@ def _blas() -> ThreadpoolController:
     return ThreadpoolController()
 
 
-def evidence(fit: Fit) -> float:
-    return fit.evidence
-
-
 def sample_by_id(ids: Sequence[str], size: int) -> Ints:
     """The ``size`` users whose ids have the smallest SHA-256, in the order of their digests."""
     digests = [hashlib.sha256(name.encode()).digest() for name in ids]
@@ -130,46 +131,8 @@ def _polish(
         still=STILL,
     )
     if admissible is not None:
-        fit = _reduced(q, fit, admissible, tol, max_sweeps)
+        fit = reduced(q, fit, admissible, tol, max_sweeps)
     return with_tails(q, fit)
-
-
-def _reduced(
-    q: Quadratics, fit: Fit, admissible: Admissible, tol: float = ROUGH, sweeps: int = PATIENCE
-) -> Fit:
-    """The fit without its smallest groups, one by one, until it is admissible."""
-    while not admissible(fit):
-        if fit.n_groups == 1:
-            raise _none_of(q)
-        kept = np.delete(np.arange(fit.n_groups), np.argmin(fit.weights))
-        stack = Centers.of(fit.centers[kept], fit.covariances[kept])
-        m = moments(q, fit.spread, fit.s2)
-        r = responsibilities(misfits(m, stack), fit.weights[kept] / fit.weights[kept].sum())[0][0]
-        prior = fit.prior if len(kept) > 1 else None
-        T = fit.spread
-        fit = fit_mixture(q, r, T, fit.noise, fit.s2, prior, tol=tol, max_sweeps=sweeps)
-    return fit
-
-
-def _admitted(q: Quadratics, fits: list[Fit], admissible: Admissible) -> list[Fit]:
-    """The admissible fits, and the best of the others in each shape without its small groups."""
-    allowed = [fit for fit in fits if admissible(fit)]
-    for shape in SHAPES:
-        refused = [f for f in fits if f.spread.shape == shape and f.n_groups > 1]
-        refused = [fit for fit in refused if not admissible(fit)]
-        if refused:
-            with suppress(NotAdmissible):  # another shape may have an admissible group
-                allowed.append(_reduced(q, min(refused, key=evidence), admissible))
-    if not allowed:
-        raise _none_of(q)
-    return allowed
-
-
-def _none_of(q: Quadratics) -> NotAdmissible:
-    return NotAdmissible(
-        f"Not even one group of all {len(q)} users is admissible: wait for more users, or ask less "
-        "of a group."
-    )
 
 
 def _search(
@@ -186,9 +149,9 @@ def _search(
         shapes = SHAPES if spread is None else (spread,)
         fits = _given(q, min(n_groups, len(q)), shapes, sample_by_id(names, FEW))
     if admissible is None or all(map(admissible, fits)):
-        return _choose(q, fits)
-    curbed = not admissible(_choose(q, fits))
-    return replace(_choose(q, _admitted(q, fits, admissible)), curbed=curbed)
+        return choose(q, fits)
+    curbed = not admissible(choose(q, fits))
+    return replace(choose(q, admitted(q, fits, admissible)), curbed=curbed)
 
 
 def _candidates(q: Quadratics, max_groups: int, spread: str | None) -> list[Fit]:
@@ -198,7 +161,7 @@ def _candidates(q: Quadratics, max_groups: int, spread: str | None) -> list[Fit]
     singles = one_group(q, noise, s2, shapes)
     fits = [fit for shape, fit in singles.items() if shape in shapes]
     simple = min((singles[shape] for shape in ("scalar", "diag") if shape in singles), key=evidence)
-    prior = _center_prior(simple)
+    prior = center_prior(simple)
     if prior is None or len(q) < 3:
         return fits
     points = posterior_means(q, simple)
@@ -258,7 +221,7 @@ def _given(q: Quadratics, k: int, shapes: Sequence[str], few: Ints) -> list[Fit]
     if not q.dof.any():
         s2 = np.full(len(q), simple.s2.mean())
     simple = replace(simple, s2=s2, spread=replace(simple.spread, shape="full"))
-    prior, points = _center_prior(simple), posterior_means(q, simple)
+    prior, points = center_prior(simple), posterior_means(q, simple)
     if prior is None:  # users look all the same: centers lie as far apart as one user can see
         prior = np.eye(q.dim) * q.dim * len(q) / max(np.trace(q.A.sum(axis=0)), 1e-300)
     centers = next(islice(kmeans_seeds(points), k - 2, None))
@@ -291,14 +254,7 @@ def _reopened(q: Quadratics, alike: Fit, single: Fit) -> Fit:
     """Groups found with T = 0, with the little that is left of a single center's T."""
     if not single.spread.matrix.any():
         return replace(alike, spread=single.spread)
-    return _refit(q, alike, replace(single.spread, matrix=LEFT * single.spread.matrix))
-
-
-def _refit(q: Quadratics, fit: Fit, spread: Spread, prior: Floats | None = None) -> Fit:
-    """The groups of a fit with another T to start from (or B), roughly converged."""
-    prior = fit.prior if prior is None else prior
-    r, noise, s2 = fit.responsibilities, fit.noise, fit.s2
-    return fit_mixture(q, r, spread, noise, s2, prior, tol=ROUGH, max_sweeps=PATIENCE)
+    return refit(q, alike, replace(single.spread, matrix=LEFT * single.spread.matrix))
 
 
 def one_group(
@@ -357,52 +313,7 @@ def _close(q: Quadratics, fit: Fit) -> Fit:
     if (opened == T.open).all():
         return fit
     closed = Spread("diag", np.diag(values * opened), opened)
-    return _refit(q, fit, closed if opened.any() else Spread.zero(q.dim))
-
-
-def _center_prior(fit: Fit) -> Floats | None:
-    """B: the spread of users around one center, with a floor; None if zero."""
-    T = fit.spread.matrix
-    return T + 1e-3 * np.diag(T).mean() * np.eye(len(T)) if T.any() else None
-
-
-def _choose(q: Quadratics, fits: list[Fit]) -> Fit:
-    """The fit of best evidence, tails allowed; one center with a full T needs a word more.
-
-    One center has the benefit of the doubt: the flat prior of the common mean is not charged,
-    which favors it by log |information| of that mean. A full T can mimic groups that lie along a
-    line, so it gets that benefit only as far as users cannot be told apart (twice over).
-    """
-    kinds: dict[tuple[bool, bool], list[Fit]] = {}
-    for fit in sorted(fits, key=evidence):
-        kinds.setdefault((fit.n_groups == 1, fit.spread.shape == "full"), []).append(fit)
-    # Tails may help another than the one that leads without them: a few of different K or shape.
-    best = {
-        kind: min((with_tails(q, fit) for fit in _different(some)), key=evidence)
-        for kind, some in kinds.items()
-    }
-    full = best.pop((True, True), None)
-    if full is None or not best:
-        return full or min(best.values(), key=evidence)
-    simple = min(best.values(), key=evidence)
-    if simple.n_groups == 1:
-        return min(full, simple, key=evidence)
-    if evidence(full) < evidence(simple):
-        wide = _refit(q, simple, simple.spread, _center_prior(full))
-        simple = min(simple, wide, key=_doubted)
-    return full if evidence(full) + full.common < _doubted(simple) else simple
-
-
-def _different(fits: list[Fit]) -> list[Fit]:
-    """The first fit of each K and shape that may have tails, and the first of all; a few."""
-    first = {(fit.n_groups, fit.spread.shape): fit for fit in reversed(fits)}
-    wide = [fit for fit in fits if fit.spread.matrix.any() and fit in first.values()]
-    return [fits[0], *(fit for fit in wide[:TAILED] if fit is not fits[0])]
-
-
-def _doubted(fit: Fit) -> float:
-    """The evidence of groups beside one center with a full T; see above."""
-    return evidence(fit) + fit.common + 4 * fit.entropy
+    return refit(q, fit, closed if opened.any() else Spread.zero(q.dim))
 
 
 def _grow(q: Quadratics, fewer: Fit, starts: list[Floats], prior: Floats, beat: float) -> Fit:

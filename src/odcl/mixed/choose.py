@@ -1,0 +1,114 @@
+"""Which fit it is to be: the one of best evidence among those that are admissible."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+import numpy as np
+
+from odcl._typing import Floats
+from odcl.errors import NotAdmissible
+from odcl.mixed.em import Fit, fit_mixture
+from odcl.mixed.mixture import Centers, Quadratics, Spread, misfits, moments, responsibilities
+from odcl.mixed.tails import with_tails
+
+Admissible = Callable[[Fit], bool]
+SHAPES = ("zero", "scalar", "diag", "full")
+ROUGH = 1e-2  # gain in the bound per sweep at which a candidate has converged well enough
+PATIENCE = 30  # sweeps that a candidate may take; the winner takes all it needs
+TAILED = 3  # candidates of one kind that are tried with tails
+
+
+def evidence(fit: Fit) -> float:
+    return fit.evidence
+
+
+def choose(q: Quadratics, fits: list[Fit]) -> Fit:
+    """The fit of best evidence, tails allowed; one center with a full T needs a word more.
+
+    One center has the benefit of the doubt: the flat prior of the common mean is not charged,
+    which favors it by log |information| of that mean. A full T can mimic groups that lie along a
+    line, so it gets that benefit only as far as users cannot be told apart (twice over).
+    """
+    kinds: dict[tuple[bool, bool], list[Fit]] = {}
+    for fit in sorted(fits, key=evidence):
+        kinds.setdefault((fit.n_groups == 1, fit.spread.shape == "full"), []).append(fit)
+    # Tails may help another than the one that leads without them: a few of different K or shape.
+    best = {
+        kind: min((with_tails(q, fit) for fit in _different(some)), key=evidence)
+        for kind, some in kinds.items()
+    }
+    full = best.pop((True, True), None)
+    if full is None or not best:
+        return full or min(best.values(), key=evidence)
+    simple = min(best.values(), key=evidence)
+    if simple.n_groups == 1:
+        return min(full, simple, key=evidence)
+    if evidence(full) < evidence(simple):
+        wide = refit(q, simple, simple.spread, center_prior(full))
+        simple = min(simple, wide, key=_doubted)
+    return full if evidence(full) + full.common < _doubted(simple) else simple
+
+
+def _different(fits: list[Fit]) -> list[Fit]:
+    """The first fit of each K and shape that may have tails, and the first of all; a few."""
+    first = {(fit.n_groups, fit.spread.shape): fit for fit in reversed(fits)}
+    wide = [fit for fit in fits if fit.spread.matrix.any() and fit in first.values()]
+    return [fits[0], *(fit for fit in wide[:TAILED] if fit is not fits[0])]
+
+
+def _doubted(fit: Fit) -> float:
+    """The evidence of groups beside one center with a full T; see above."""
+    return evidence(fit) + fit.common + 4 * fit.entropy
+
+
+def admitted(q: Quadratics, fits: list[Fit], admissible: Admissible) -> list[Fit]:
+    """The admissible fits, and the best of the others in each shape without its small groups."""
+    allowed = [fit for fit in fits if admissible(fit)]
+    for shape in SHAPES:
+        refused = [f for f in fits if f.spread.shape == shape and f.n_groups > 1]
+        refused = [fit for fit in refused if not admissible(fit)]
+        if refused:
+            with suppress(NotAdmissible):  # another shape may have an admissible group
+                allowed.append(reduced(q, min(refused, key=evidence), admissible))
+    if not allowed:
+        raise _none_of(q)
+    return allowed
+
+
+def reduced(
+    q: Quadratics, fit: Fit, admissible: Admissible, tol: float = ROUGH, sweeps: int = PATIENCE
+) -> Fit:
+    """The fit without its smallest groups, one by one, until it is admissible."""
+    while not admissible(fit):
+        if fit.n_groups == 1:
+            raise _none_of(q)
+        kept = np.delete(np.arange(fit.n_groups), np.argmin(fit.weights))
+        stack = Centers.of(fit.centers[kept], fit.covariances[kept])
+        m = moments(q, fit.spread, fit.s2)
+        r = responsibilities(misfits(m, stack), fit.weights[kept] / fit.weights[kept].sum())[0][0]
+        prior = fit.prior if len(kept) > 1 else None
+        T = fit.spread
+        fit = fit_mixture(q, r, T, fit.noise, fit.s2, prior, tol=tol, max_sweeps=sweeps)
+    return fit
+
+
+def _none_of(q: Quadratics) -> NotAdmissible:
+    return NotAdmissible(
+        f"Not even one group of all {len(q)} users is admissible: wait for more users, or ask less "
+        "of a group."
+    )
+
+
+def refit(q: Quadratics, fit: Fit, spread: Spread, prior: Floats | None = None) -> Fit:
+    """The groups of a fit with another T to start from (or B), roughly converged."""
+    prior = fit.prior if prior is None else prior
+    r, noise, s2 = fit.responsibilities, fit.noise, fit.s2
+    return fit_mixture(q, r, spread, noise, s2, prior, tol=ROUGH, max_sweeps=PATIENCE)
+
+
+def center_prior(fit: Fit) -> Floats | None:
+    """B: the spread of users around one center, with a floor; None if zero."""
+    T = fit.spread.matrix
+    return T + 1e-3 * np.diag(T).mean() * np.eye(len(T)) if T.any() else None
