@@ -18,6 +18,7 @@ import numpy as np
 
 from odcl._typing import Ints
 from odcl.data.federation import group_rows
+from odcl.engines.arrivals import joined
 from odcl.engines.files.collect import Collected, SetAside, collect, enough, upload_files
 from odcl.engines.files.download import Groups, SiteDownload
 from odcl.engines.files.keys import SigningKey
@@ -238,10 +239,7 @@ def _joined(uploads: Mapping[str, ReadUpload]) -> Uploads:
     parts = [one.uploads for one in uploads.values() if len(one.uploads)]
     if not parts:
         raise ValueError("No site's users may send anything: see what the card's limits withhold.")
-    fields: dict[str, Any] = {
-        name: np.concatenate([part.present[name] for part in parts]) for name in parts[0].present
-    }
-    return replace(parts[0], users=np.concatenate([part.users for part in parts]), **fields)
+    return joined(parts)
 
 
 def _sites_per_group(step: ServerStep, uploads: Uploads) -> Ints:
