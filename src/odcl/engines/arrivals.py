@@ -10,7 +10,8 @@ Files and Flower nodes send the same arrays, and are believed no more than these
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -19,7 +20,8 @@ import numpy as np
 
 from odcl._typing import Array, Floats
 from odcl.artifact.arrays import ArraySpec, expect, is_count
-from odcl.data.federation import Federation
+from odcl.data.federation import Federation, as_ids
+from odcl.errors import ended, printable
 from odcl.exchange.upload import Uploads
 from odcl.local.fit import fit_users
 from odcl.local.terms import n_classes
@@ -180,9 +182,39 @@ def _check(uploads: Uploads, least: int) -> None:
             expect(bool(definite.all()), f"{name} is not positive semidefinite")
 
 
-def joined(parts: list[Uploads]) -> Uploads:
-    """Uploads of the same fields as one message, one after the other; their ids are kept as is."""
+def joined(parts: Sequence[Uploads]) -> Uploads:
+    """Uploads of the same fields as one message, one after the other."""
     fields: dict[str, Any] = {
         name: np.concatenate([part.present[name] for part in parts]) for name in parts[0].present
     }
-    return replace(parts[0], users=np.concatenate([part.users for part in parts]), **fields)
+    users = as_ids([user for part in parts for user in part.users.tolist()])
+    return replace(parts[0], users=users, **fields)
+
+
+# -- what is not taken -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SetAside:
+    """A file or a node's reply that is not taken."""
+
+    name: str
+    reason: str
+
+    def __post_init__(self) -> None:
+        for name in ("name", "reason"):  # both may come from anyone
+            object.__setattr__(self, name, printable(getattr(self, name)))
+
+    def __str__(self) -> str:
+        return ended(f"{self.name} is set aside: {self.reason}")
+
+
+@contextmanager
+def naming_set_aside(set_aside: Iterable[SetAside]) -> Iterator[None]:
+    """Where too little is left for a round, its refusal says what was set aside, and why."""
+    try:
+        yield
+    except ValueError as error:
+        for one in set_aside:
+            error.add_note(str(one))
+        raise

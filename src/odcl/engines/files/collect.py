@@ -8,29 +8,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from odcl.engines.arrivals import SetAside
 from odcl.engines.files.envelope import Refused
 from odcl.engines.files.names import belongs_to
 from odcl.engines.files.task import Task
 from odcl.engines.files.upload import ENDING, ReadUpload, open_upload
-from odcl.errors import ended, printable
 from odcl.files import LITTER
 
 AHEAD = timedelta(days=1)  # that a site's clock may be before ours
-
-
-@dataclass(frozen=True)
-class SetAside:
-    """A file that is not taken."""
-
-    file: str
-    reason: str
-
-    def __post_init__(self) -> None:
-        for name in ("file", "reason"):  # both may come from anyone
-            object.__setattr__(self, name, printable(getattr(self, name)))
-
-    def __str__(self) -> str:
-        return ended(f"{self.file} is set aside: {self.reason}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +71,7 @@ def collect(
         else:
             aside.append(SetAside(name, why))
     _refuse_look_alikes(kept, aside)
-    return Collected(kept, tuple(sorted(aside, key=lambda a: a.file)), tuple(notices))
+    return Collected(kept, tuple(sorted(aside, key=lambda a: a.name)), tuple(notices))
 
 
 def upload_files(folder: str | os.PathLike[str]) -> list[Path]:
