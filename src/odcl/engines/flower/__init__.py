@@ -21,18 +21,20 @@ if TYPE_CHECKING:
     from odcl.engines.flower.client import make_client_app as make_client_app
     from odcl.engines.flower.fits import Fit as Fit
     from odcl.engines.flower.fits import RiskFit as RiskFit
+    from odcl.engines.flower.late import LateODCL as LateODCL
     from odcl.engines.flower.node import NodeData as NodeData
     from odcl.engines.flower.node import NodeModels as NodeModels
+    from odcl.engines.flower.outcome import Outcome as Outcome
     from odcl.engines.flower.request import Request as Request
     from odcl.engines.flower.strategy import ODCL as ODCL
-    from odcl.engines.flower.strategy import Outcome as Outcome
 
 _HOME = {
     "Fit": "fits",
+    "LateODCL": "late",
     "NodeData": "node",
     "NodeModels": "node",
     "ODCL": "strategy",
-    "Outcome": "strategy",
+    "Outcome": "outcome",
     "Request": "request",
     "RiskFit": "fits",
     "make_client_app": "client",
