@@ -16,7 +16,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,8 +43,8 @@ SILENT = {
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
-class DeploymentError(RuntimeError):
-    """A program of Flower's that did not do what it was started for."""
+class DeploymentError(OSError):
+    """A program of Flower's that did not do what it was started for: nothing in the input is."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class Deployment:
         started = self.known["superlink"]
         processes.wait_until(lambda: not started.runs or self.answers(), _STARTUP)
         if not self.answers():
-            raise DeploymentError(f"The SuperLink did not start. {self.tail('superlink')}")
+            raise DeploymentError(f"the SuperLink did not start: {self.tail('superlink')}")
 
     def answers(self) -> bool:
         """Does the SuperLink answer, and prove that it is ours?"""
@@ -184,6 +184,29 @@ class Deployment:
         self.registered[site] = str(answer["node-id"])
         self.write_state()
 
+    def up(
+        self, nodes: Mapping[str, Mapping[str, Any]], stage: Callable[[str], None] = lambda _: None
+    ) -> None:
+        """Start the SuperLink and a node per site, each with its config; wait until all are in."""
+        stage("starting the SuperLink")
+        self.start_superlink()
+        stage("starting nodes")
+        for site in nodes:
+            self.register(site)
+            self.start_node(site, nodes[site])
+        stage("waiting for nodes")
+        self.wait_online(nodes)
+
+    def wait_online(self, sites: Iterable[str], seconds: float = 120.0) -> None:
+        """Wait until the nodes of these sites are connected."""
+        deadline, wanted = time.monotonic() + seconds, set(sites)
+        while missing := wanted - set(self.online()):
+            gone = [site for site in sorted(missing) if not self.known[site].runs]
+            if gone or time.monotonic() > deadline:
+                one = (gone or sorted(missing))[0]
+                raise DeploymentError(f"node {one} is not connected: {self.tail(one)}")
+            time.sleep(1.0)
+
     def start_node(self, site: str, config: Mapping[str, Any]) -> None:
         """Start a site's SuperNode, with a home and a port of its own."""
         home = self.home / site
@@ -202,6 +225,10 @@ class Deployment:
         log = self.logs / f"{name}.log"
         self.known[name] = processes.start(command, self.mark, self.environment(home), log)
         self.write_state()
+
+    def processes(self) -> list[Process]:
+        """Every process of this deployment that is running."""
+        return processes.belonging(self.mark, list(self.known.values()))
 
     def down(self) -> int:
         """End every process of this deployment. How many were there?"""
@@ -253,13 +280,17 @@ class Deployment:
 
     def status(self, run_id: int) -> RunStatus:
         (run,) = self.call("list", CONNECTION, "--run-id", str(run_id))["runs"]
-        return RunStatus(run_id, run["status"], run.get("status-details") or "")
+        return _run_status(run)
+
+    def runs(self) -> list[RunStatus]:
+        """All runs, the newest first."""
+        return [_run_status(run) for run in self.call("list", CONNECTION)["runs"]]
 
     def wait(self, run_id: int, seconds: float) -> RunStatus:
         """Look at a run until it is over, for so many seconds at most."""
         deadline = time.monotonic() + seconds
         while not (now := self.status(run_id)).is_over and time.monotonic() < deadline:
-            time.sleep(0.5)
+            time.sleep(1.0)
         return now
 
     def stop_run(self, run_id: int) -> None:
@@ -302,6 +333,11 @@ class Deployment:
             f'[superlink.{CONNECTION}]\naddress = "{self.address}"\n{trust}\n',
             encoding="utf-8",
         )
+
+
+def _run_status(words: Mapping[str, Any]) -> RunStatus:
+    details = words["status-details"]
+    return RunStatus(int(words["run-id"]), words["status"], "" if details == "N/A" else details)
 
 
 def program(name: str) -> str:
