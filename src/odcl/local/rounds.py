@@ -61,13 +61,12 @@ class FederatedProblem:
             design = self.risk.design(self.federation.X[now])
             yield RowBlock(users, self.risk.loss, design, self.y[now], even, pen)
 
-    def smoothness(self, start: Floats, batch_size: int | None = None) -> Floats:
-        """L_i of every user, (n_users,), over a ball twice as large as the start's.
+    def smoothness(self, radius: float, batch_size: int | None = None) -> Floats:
+        """L_i of every user, (n_users,), over the ball of this radius (:func:`ball_around`).
 
         With batches the step must also bear the steepest single row: L_i + max_j L_ij / batch_size
         (expected smoothness of sampling with replacement).
         """
-        radius = 2.0 * float(np.linalg.norm(start, axis=-1).max(initial=0.0)) + 1.0
         L = np.empty(self.n_users)
         for block in self.blocks:
             L[block.users] = block.smoothness(radius)
@@ -81,6 +80,12 @@ class FederatedProblem:
         """Mean over users of f_i(0)."""
         nothing = np.zeros((1, 1, self.dim))
         return float(np.concatenate([block.risk(nothing) for block in self.blocks]).mean())
+
+
+def ball_around(start: Floats) -> float:
+    """Radius of the ball in which descent from these models, (..., dim), is at home: twice as large
+    as theirs."""
+    return 2.0 * float(np.linalg.norm(start, axis=-1).max(initial=0.0)) + 1.0
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from scipy import sparse
 from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation
 from odcl.exchange.ledger import Exchange, fedavg_exchange
-from odcl.local.rounds import Answers, FederatedProblem, StepSize
+from odcl.local.rounds import Answers, FederatedProblem, StepSize, ball_around
 from odcl.paper.baselines.ifca import start_models
 from odcl.paper.baselines.result import TOLD_GROUPS, BaselineResult, from_run, passes_on
 from odcl.paper.baselines.rounds import SET_BY_METHOD, Run, check_groups, iterate, problem_of
@@ -131,7 +131,7 @@ def refine_centers(
     of the cluster (Eq. (3)): for K clusters that are exact, the Cluster Oracle.
     """
     start = centers[None]
-    steps = steps_in_clusters(problem.smoothness(start), labels, step_size)
+    steps = steps_in_clusters(problem.smoothness(ball_around(start)), labels, step_size)
 
     def combine(models: Floats, answers: Answers, step: float) -> Floats:
         return descend_in_clusters(models[0], answers.replies[:, 0], labels, steps)[None]

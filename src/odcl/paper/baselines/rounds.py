@@ -24,6 +24,7 @@ from odcl.local.rounds import (
     StepSize,
     Work,
     answer,
+    ball_around,
     resolve_step,
 )
 from odcl.risk.risk import Risk
@@ -142,7 +143,8 @@ def iterate(
             f"batch_size={batch_size}."
         )
     _check(problem, models, stop_at)
-    step = resolve_step(step_size, lambda: size * problem.smoothness(models, batch_size).max())
+    radius = ball_around(models)
+    step = resolve_step(step_size, lambda: size * problem.smoothness(radius, batch_size).max())
     work = Work(average, step, n_steps, batch_size)
     risk: list[float] = []
     error: list[float] = []
