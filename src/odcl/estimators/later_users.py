@@ -176,7 +176,7 @@ class LaterUsers(TableInput):
         check_is_fitted(self, "theta_")
         from odcl.diagnose import diagnose_step
 
-        if self.cluster_means_ is None:
+        if not self.whole_:
             raise ValueError(
                 "This model holds the users of one site, and groups were found with those of "
                 f"others: they were diagnosed in the round. It said: {self.reason_}"

@@ -34,7 +34,7 @@ def round_text(combined: CombinedRound) -> str:
     lines += ["", _group_lines(combined), "", _site_lines(combined)]
     if combined.set_aside:
         lines += ["", f"Set aside: {count(len(combined.set_aside), 'file')}"]
-        lines += [f"  {one.name}: {one.reason}" for one in combined.set_aside]
+        lines += [f"  {one.file}: {one.reason}" for one in combined.set_aside]
     return "\n".join([*lines, "", _byte_lines(combined)])
 
 
@@ -106,7 +106,7 @@ def round_json(combined: CombinedRound) -> dict[str, Any]:
             }
             for site, one in combined.taken.items()
         },
-        "set_aside": [{"file": one.name, "reason": one.reason} for one in combined.set_aside],
+        "set_aside": [{"file": one.file, "reason": one.reason} for one in combined.set_aside],
         "bytes": {
             name: {"rounds": one.n_rounds, "up": one.total_up, "down": one.total_down}
             for name, one in ledgers.items()

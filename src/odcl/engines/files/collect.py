@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from odcl.engines.arrivals import SetAside
+from odcl.engines import arrivals
 from odcl.engines.files.envelope import Refused
 from odcl.engines.files.names import belongs_to
 from odcl.engines.files.task import Task
@@ -16,6 +16,14 @@ from odcl.engines.files.upload import ENDING, ReadUpload, open_upload
 from odcl.files import LITTER
 
 AHEAD = timedelta(days=1)  # that a site's clock may be before ours
+
+
+class SetAside(arrivals.SetAside):
+    """A file that is not taken."""
+
+    @property
+    def file(self) -> str:
+        return self.name
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +79,7 @@ def collect(
         else:
             aside.append(SetAside(name, why))
     _refuse_look_alikes(kept, aside)
-    return Collected(kept, tuple(sorted(aside, key=lambda a: a.name)), tuple(notices))
+    return Collected(kept, tuple(sorted(aside, key=lambda a: a.file)), tuple(notices))
 
 
 def upload_files(folder: str | os.PathLike[str]) -> list[Path]:

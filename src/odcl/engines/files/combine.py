@@ -17,8 +17,8 @@ import numpy as np
 
 from odcl._typing import Ints
 from odcl.data.federation import group_rows
-from odcl.engines.arrivals import SetAside, joined, naming_set_aside
-from odcl.engines.files.collect import Collected, collect, enough, upload_files
+from odcl.engines.arrivals import joined, naming_set_aside
+from odcl.engines.files.collect import Collected, SetAside, collect, enough, upload_files
 from odcl.engines.files.download import Groups, SiteDownload
 from odcl.engines.files.keys import SigningKey
 from odcl.engines.files.names import check_site
@@ -161,7 +161,7 @@ def _without(
             withdrawn[site] = old.known[site].created
     kept = {site: one for site, one in found.uploads.items() if site not in leaving}
     gone = [SetAside(f"{s}.upload", f"{s} has withdrawn") for s in leaving if s in found.uploads]
-    aside = tuple(sorted([*found.set_aside, *gone], key=lambda a: a.name))
+    aside = tuple(sorted([*found.set_aside, *gone], key=lambda a: a.file))
     return replace(found, uploads=kept, set_aside=aside), withdrawn
 
 

@@ -20,6 +20,7 @@ from odcl.artifact.arrays import json_bytes
 from odcl.data.design import are_keys
 from odcl.data.federation import Federation
 from odcl.data.scaling import Scaling
+from odcl.data.schema import TableSchema
 from odcl.data.source import task_of
 from odcl.engines.arrivals import Agreed
 from odcl.engines.files import toml
@@ -131,6 +132,20 @@ class Task:
         scale = [x for one in self.features for x in [one.scale] * one.width]
         p = len(shift)
         return Scaling(np.array(shift), np.array(scale), np.arange(p), p)
+
+    def schema(self, user: str, user_kind: str) -> TableSchema:
+        """How tables are read whose column ``user`` names the users; "": a table is one user's."""
+        return TableSchema(
+            user=user,
+            target=self.target,
+            features=tuple(one.name for one in self.features),
+            levels={one.name: one.levels for one in self.features if one.levels is not None},
+            fill={one.name: one.shift for one in self.features if one.levels is None},
+            missing=self.missing,
+            task=self.kind,
+            classes=self.classes,
+            user_kind=user_kind,
+        )
 
     @cached_property
     def leaves(self) -> dict[str, str]:

@@ -11,18 +11,22 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from odcl.artifact.folder import check_artifact_place
 from odcl.engines.arrivals import SetAside, joined, naming_set_aside
 from odcl.engines.deliveries import mixture_parts, plain
+from odcl.engines.files.task import Task
 from odcl.engines.flower.arrived import Arrival, Arrived, arrived_folder
+from odcl.engines.flower.columns import Columns, checked_columns
 from odcl.engines.flower.records import array_record, content, metrics_of
 from odcl.engines.flower.request import Request, ids_to_text
+from odcl.engines.flower.result import write_result
 from odcl.engines.flower.transport import (
     Reply,
     evaluate_message,
@@ -126,21 +130,34 @@ class ODCL(Strategy):
             )
         if not (wait >= 0 and timeout > 0):
             raise ValueError(f"wait={wait} and timeout={timeout} are no times in seconds.")
+        self.columns = checked_columns(features, user, target, classes)
         self.request = Request(
             risk if isinstance(risk, Risk) else Risk(risk),
             Method.of(method),
             seed,
-            None if features is None else tuple(features),
+            self.columns.features,
         )
         self.min_replies, self.nodes = min_replies, max(nodes or min_replies, min_replies)
         self.wait, self.timeout, self.refine_rounds = wait, timeout, refine_rounds
-        self.result_dir = None if result_dir is None else Path(result_dir)
+        self.result_dir = None if result_dir is None else Path(result_dir).absolute()
         self.force = force
         self.outcome: Outcome | None = None
         self._arrived = Arrived(self.request)
         self._asked: list[Message] = []
 
+    @classmethod
+    def from_task(cls, task: Task, *, user: str = "site", **settings: Any) -> Self:
+        """The strategy of a task card: its risk and method, columns, categories and scales.
+
+        Nodes read their tables by the same card, :func:`odcl.engines.files.site.read_site`;
+        ``user`` is the column that names users in tables that the result will predict.
+        """
+        made = cls(task.risk, task.method, features=task.columns, **settings)
+        made.columns = Columns(task.columns, user, task.target, task.classes, task)
+        return made
+
     def summary(self) -> None:
+        """Log what will be done."""
         risk, method = self.request.risk, self.request.method
         log.info("\t├── Risk: %s loss, l2 = %g", risk.loss.name, risk.l2)
         log.info("\t├── Method: %s, then %s", method.clusterer, method.refit or "the group's model")
@@ -192,9 +209,16 @@ class ODCL(Strategy):
 
     def check_place(self) -> None:
         """Refuse at once a place that the result could not be written to, after all the work."""
+        if self.result_dir is not None:
+            check_artifact_place(self.result_dir, force=self.force)
 
     def finish(self) -> None:
         """Write the result, whole, and let go of what was kept for it."""
+        assert self.outcome is not None
+        if self.result_dir is not None:
+            write_result(self.outcome, self.columns, self.result_dir, force=self.force)
+            self._arrived.sweep()
+            log.info("Models, groups and what became of each node: %s", self.result_dir)
 
     # -- train: what nodes send ----------------------------------------------------------------
 
