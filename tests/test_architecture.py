@@ -61,7 +61,7 @@ DOORS = {
 }
 
 # Optional, or slow to load: imported where they are used, never with the module.
-HEAVY = ("matplotlib", "pandas", "polars", "rich", "cryptography")
+HEAVY = ("matplotlib", "pandas", "polars", "rich", "cryptography", "dask", "distributed", "fsspec")
 
 
 class Import(NamedTuple):
