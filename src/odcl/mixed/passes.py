@@ -82,7 +82,8 @@ class PassSums:
     v: Floats  # (K, dim), sum r w
     slopes: Summed
     told: float  # users with rows to spare
-    sharpness: float  # and the sum of E 1 / s2_i over them, by their pure error
+    noise_slope: float  # of the log-likelihood of their pure error in log s0
+    noise_bend: float  # and minus its second derivative
 
     def __add__(self, other: PassSums) -> PassSums:
         return PassSums(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
@@ -97,12 +98,14 @@ def _sums(q: Quadratics, at: Parameters) -> PassSums:
     r, total, s2, m = e_step(q, at)
     M, v = group_sums(m, r[None])
     slopes = bound_slopes(q, m, at.spread, r, at.stack).summed(q, m, at.spread)
-    seen, nu = q.dof > 0, at.noise.nu / CAUTION
-    sharpness = 0.0
+    seen, slope, bend = q.dof > 0, 0.0, 0.0
     if q.noisy and not at.noise.common:
-        sharpness = float(((nu + q.dof[seen]) / (nu * at.noise.s0 + q.pure[seen])).sum())
+        nu, f = at.noise.nu / CAUTION, q.dof[seen]
+        share = 1 / (1 + q.pure[seen] / (nu * at.noise.s0))
+        slope = float((nu - (nu + f) * share).sum()) / 2
+        bend = float(((nu + f) * share * (1 - share)).sum()) / 2
     level = float(total.sum()) + at.noise.log_prior(s2)
-    return PassSums(level, r.sum(axis=0), M[0], v[0], slopes, float(seen.sum()), sharpness)
+    return PassSums(level, r.sum(axis=0), M[0], v[0], slopes, float(seen.sum()), slope, bend)
 
 
 def e_step(q: Quadratics, at: Parameters) -> tuple[Floats, Floats, Floats, Moments]:
@@ -204,7 +207,8 @@ def come_to_rest(
     level, unit, count = -np.inf, np.ones(0), 0
     while count < passes:
         sums, count = total(at), count + 1
-        if at is not plain and sums.level < level - 1e-9 * abs(level):
+        # What centers cost is not in it, and weighs next to nothing beside so many users.
+        if at is not plain and sums.level < level - 1 - 1e-8 * abs(level):
             at, history = plain, []
             continue
         level = max(level, sums.level)
@@ -244,8 +248,9 @@ def _step(
     floor = noise_floor(sums.told > 0)
     if joint:
         noise = replace(noise, s0=max(noise.s0 * ratio, floor))
-    elif noisy and sums.told:  # the mean of E[1 / s2_i] is 1 / s0
-        noise = replace(noise, s0=max(sums.told / sums.sharpness, FLOOR))
+    elif noisy and sums.noise_bend > 0:  # Newton's step, in log s0
+        step = float(np.clip(sums.noise_slope / sums.noise_bend, -1.0, 1.0))
+        noise = replace(noise, s0=max(noise.s0 * np.exp(step), FLOOR))
     spread = replace(at.spread, matrix=matrix)
     weights = sums.weights / sums.slopes.n
     return Parameters(weights, centers.c[0], centers.C[0], spread, noise), centers
@@ -285,10 +290,9 @@ def _from_vector(x: Floats, unit: Floats, like: Parameters) -> Parameters:
     weights = np.exp(logs - logs.max()) * (like.weights > 0)
     # T must stay among what its shape can be: closed coordinates have no scale of their own.
     T = np.where(like.spread.matrix == 0, 0.0, T)
-    log_s0 = np.log(like.noise.s0)
-    noise = replace(like.noise, s0=float(np.exp(np.clip(x[-1], log_s0 - 1, log_s0 + 1))))
-    if like.noise.s0 == FLOOR or np.isinf(like.noise.dof):
-        noise = like.noise
+    noise, log_s0 = like.noise, np.log(like.noise.s0)
+    if noise.common and np.isfinite(noise.dof) and noise.s0 > FLOOR:
+        noise = replace(noise, s0=float(np.exp(np.clip(x[-1], log_s0 - 1, log_s0 + 1))))
     spread = replace(like.spread, matrix=T)
     return Parameters(weights / weights.sum(), centers, like.covariances, spread, noise)
 
