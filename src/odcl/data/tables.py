@@ -277,8 +277,7 @@ def common_schema(schemas: Sequence[pa.Schema], files: Sequence[str]) -> pa.Sche
     except pa.ArrowException as error:
         name = next(iter(_mixed_columns(schemas)), first[0])
         types = {
-            str(schema.field(name).type): file
-            for schema, file in zip(schemas, files, strict=True)
+            str(schema.field(name).type): file for schema, file in zip(schemas, files, strict=True)
         }
         found = ", ".join(f"{kind} in {file}" for kind, file in types.items())
         raise InputError(

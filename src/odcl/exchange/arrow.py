@@ -92,4 +92,3 @@ def _arrays(table: pa.Table, shapes: Mapping[str, tuple[int | str, ...]]) -> dic
             shape = tuple(int(size) for size in shapes[own][1:])
             arrays[own] = numbers_of(table[name], shape)
     return arrays
-

@@ -97,4 +97,3 @@ def receive(files: Iterable[Address], target: int) -> pa.Table | None:
             if batch.num_rows:
                 batches.append(batch)
     return pa.Table.from_batches(batches) if batches else None
-

@@ -22,15 +22,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from odcl.data.schema import TableSchema
+from odcl._typing import Floats, Ints
 from odcl.data.scaling import Moments
+from odcl.data.schema import TableSchema
 from odcl.data.summary import Roles, TableSummary
 from odcl.engines.dask.address import Address
 from odcl.engines.dask.cluster import Cluster
 from odcl.engines.dask.exchange import receive, send, targets_of
 from odcl.engines.dask.table import PiecedTable, ids_of
 from odcl.engines.partition.look import Job, look, measure, moments_of
-from odcl.engines.partition.models import user_models
+from odcl.engines.partition.models import feature_sums, user_models
 from odcl.engines.partition.uploads import (
     from_arrow,
     merged,
@@ -51,7 +52,9 @@ BUCKET_BYTES = 2**26  # of rows that are gathered at a time
 GROUP_USERS = 20_000  # of a row group, which is what the server looks at at a time
 
 
-def summary_of(table: PiecedTable, roles: Roles, cluster: Cluster, told: Any = None) -> TableSummary:
+def summary_of(
+    table: PiecedTable, roles: Roles, cluster: Cluster, told: Any = None
+) -> TableSummary:
     """What all pieces tell of the columns."""
     return TableSummary.merged(cluster.run(_look, table.pieces, roles, progress=told))
 
@@ -138,18 +141,18 @@ def _send(
     schema = job.schema
     rows = one.piece.read([schema.user, *schema.features, schema.target])
     many = _many(rows, job, plan)
-    files: list[Address | None] = [None, None]
+    rows_file = sums_file = None
     n_rows = n_bytes = 0
     if many is None or not many.all():
         own = rows if many is None or not many.any() else rows.filter(pa.array(~many))
-        files[0] = work / f"rows-{one.number:05d}.arrow"
+        rows_file = work / f"rows-{one.number:05d}.arrow"
         targets = targets_of(own, schema.user, schema.user_kind, n)
-        n_rows, n_bytes = own.num_rows, send(own, targets, n, files[0])
+        n_rows, n_bytes = own.num_rows, send(own, targets, n, rows_file)
     if many is not None and many.any():
         sums = upload_rows(rows.filter(pa.array(many)), job)
-        files[1] = work / f"sums-{one.number:05d}.arrow"
-        n_bytes += send(sums, targets_of(sums, USER, schema.user_kind, n), n, files[1])
-    return files[0], files[1], n_rows, n_bytes
+        sums_file = work / f"sums-{one.number:05d}.arrow"
+        n_bytes += send(sums, targets_of(sums, USER, schema.user_kind, n), n, sums_file)
+    return rows_file, sums_file, n_rows, n_bytes
 
 
 def _many(rows: pa.Table, job: Job, plan: str) -> Any:
@@ -258,6 +261,16 @@ class Part:
     sha256: str
 
 
+@dataclass(frozen=True, eq=False)
+class Finished:
+    """The models of all users, in files, and what else their last steps told."""
+
+    parts: tuple[Part, ...]
+    sizes: Ints  # (n_groups,), users, by their own rows
+    feature_means: Floats  # (n_groups, n_features), of the rows
+    bytes_down: int
+
+
 def finish_users(
     uploads: UploadFiles,
     job: Job,
@@ -265,21 +278,32 @@ def finish_users(
     out: Address,
     cluster: Cluster,
     told: Any = None,
-) -> list[Part]:
+) -> Finished:
     """Every user's place and model; the files of ``out``, one for each bucket."""
     rows = uploads.sent if job.needs_rows else None
     numbered = [Numbered(i, file) for i, file in enumerate(uploads.files)]
-    return cluster.run(_finish, numbered, job, step, rows, out, progress=told)
+    found = cluster.run(_finish, numbered, job, step, rows, out, progress=told)
+    parts, sizes, sums, counts, down = zip(*found, strict=True)
+    means = sum(sums) / np.maximum(sum(counts), 1.0)[:, None]
+    return Finished(parts, sum(sizes), means, sum(down))
 
 
-def _finish(one: Numbered, job: Job, step: StreamedStep, sent: Sent | None, out: Address) -> Part:
+def _finish(
+    one: Numbered, job: Job, step: StreamedStep, sent: Sent | None, out: Address
+) -> tuple[Part, Ints, Floats, Floats, int]:
     with one.piece.open() as stream:
         uploads = pq.ParquetFile(stream).read(use_threads=False)
     rows = None if sent is None else receive(sent.rows, one.number)
     models = user_models(uploads, job, step, rows)
     file = out / part_name(one.number)
     digest = _write(models, file)
-    return Part(file.name, models.num_rows, file.size(), digest)
+    k = step.n_clusters
+    sums = feature_sums(uploads, models, job, k, rows)
+    sizes = np.bincount(models["group"].to_numpy(), minlength=k)
+    down = 0
+    if models.num_rows:  # the same for every user
+        down = models.num_rows * int(step.place(from_arrow(uploads.slice(0, 1), job)).n_bytes[0])
+    return Part(file.name, models.num_rows, file.size(), digest), sizes, *sums, down
 
 
 def part_name(bucket: int) -> str:

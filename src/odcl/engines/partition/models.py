@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
-from odcl._typing import Array, Floats
+from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import Federation
 from odcl.engines.partition.look import Job
-from odcl.engines.partition.uploads import ID_TYPES, federation_of, from_arrow
+from odcl.engines.partition.uploads import ID_TYPES, federation_of, fitted, from_arrow, stand_in
 from odcl.exchange.arrow import USER, ids_from_arrow, ids_to_arrow, number_lists, numbers_of
 from odcl.exchange.upload import Uploads
 from odcl.local.receive import Received, receive
@@ -55,6 +55,10 @@ class UserColumns:
                 columns[name] = pa.array(values)
         return pa.table(columns)
 
+    def take(self, order: Ints) -> UserColumns:
+        own = {name: a for name, a in vars(self).items() if a is not None}
+        return replace(self, **{name: a[order] for name, a in own.items()})
+
     @classmethod
     def from_arrow(cls, table: pa.Table, dim: int) -> UserColumns:
         told: dict[str, Floats] = {}
@@ -86,6 +90,10 @@ def user_models(
         raise ValueError(
             f"The last step of the {job.risk.loss.name} loss looks at the users' rows: give them."
         )
+    if not uploads.num_rows:
+        nobody = stand_in(job)
+        table = _models(fitted(nobody, job), job, step, nobody, np.zeros(1, np.intp)).slice(0, 0)
+        return table.set_column(0, USER, pa.array([], ID_TYPES[job.schema.user_kind]))
     given = from_arrow(uploads, job)
     federation = None if rows is None or not job.needs_rows else federation_of(rows, job)
     pieces = [
@@ -118,3 +126,19 @@ def _models(
         received.dof,
     )
     return found.to_arrow(job.schema.user_kind)
+
+
+def feature_sums(
+    uploads: pa.Table, models: pa.Table, job: Job, n_groups: int, rows: pa.Table | None = None
+) -> tuple[Floats, Floats]:
+    """Sums of the features over each group's rows, (n_groups, n_features), and how many rows."""
+    group = numbers_of(models["group"]).astype(np.intp)
+    n, p = numbers_of(models["rows"]).astype(np.float64), len(job.scaling.used)
+    total = np.zeros((n_groups, p))
+    if not job.needs_rows and uploads.num_rows:
+        means = from_arrow(uploads, job).means
+        assert means is not None
+        np.add.at(total, group, n[:, None] * means[:, :p])
+    elif rows is not None and (federation := federation_of(rows, job)) is not None:
+        np.add.at(total, group, np.add.reduceat(federation.X, federation.offsets[:-1], axis=0))
+    return total, np.bincount(group, weights=n, minlength=n_groups).astype(np.float64)

@@ -10,7 +10,7 @@ import pyarrow as pa
 from odcl._typing import Array
 from odcl.data.federation import Federation, group_rows
 from odcl.engines.partition.look import Job
-from odcl.exchange.arrow import uploads_from_arrow, uploads_to_arrow
+from odcl.exchange.arrow import USER, uploads_from_arrow, uploads_to_arrow
 from odcl.exchange.upload import Uploads
 from odcl.local.fit import fit_users
 from odcl.mixed.terms import DataTerms, merge_by_user
@@ -82,12 +82,14 @@ def merged(uploads: Uploads) -> Uploads:
     return replace(uploads, users=ids, n_samples=one.rows, means=one.mean, factor=one.factor)
 
 
+def stand_in(job: Job) -> Federation:
+    """Two rows of a user that is nobody: for the columns of tables without a user."""
+    p = len(job.scaling.used)
+    return Federation(np.zeros((2, p)), np.zeros(2), np.array([0, 2]), np.zeros(1, np.int64))
+
+
 def no_uploads(job: Job) -> pa.Table:
     """A table of uploads without a user."""
-    p = len(job.scaling.used)
-    X, y = np.zeros((2, p)), np.zeros(2)
-    stand_in = Federation(X, y, np.array([0, 2]), np.zeros(1, dtype=np.int64))
-    uploads = fitted(stand_in, job).take(np.zeros(0, dtype=np.intp))
-    ids = pa.array([], ID_TYPES[job.schema.user_kind])
+    uploads = fitted(stand_in(job), job).take(np.zeros(0, dtype=np.intp))
     table = uploads_to_arrow(uploads)
-    return table.set_column(0, table.column_names[0], ids)
+    return table.set_column(0, USER, pa.array([], ID_TYPES[job.schema.user_kind]))
