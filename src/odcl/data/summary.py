@@ -203,7 +203,7 @@ class TableSummary:
 def _summary(table: pa.Table, roles: Roles, place: Place) -> TableSummary:
     columns = read_columns(table, roles.features, dict.fromkeys(roles.categorical))
     goal = read_target(table, roles.target, roles.task, None)
-    unowned, kind = _owners(table, roles.user)
+    unowned, kind = ownerless(table, roles.user)
     owner = Keys([], np.where(unowned, -1, 0))
     named = {roles.user: owner, **columns, roles.target: goal}
     lacking = {name: gap for name, c in named.items() if (gap := gaps(c)).any()}
@@ -252,7 +252,7 @@ def _of_target(goal: Floats, keep: Bools, place: Place) -> dict[str, Any]:
     }
 
 
-def _owners(table: pa.Table, user: str) -> tuple[Bools, str]:
+def ownerless(table: pa.Table, user: str) -> tuple[Bools, str]:
     """Rows without an owner, and what ids look like; no Python object per id is made."""
     column = table[user]
     kind = column.type

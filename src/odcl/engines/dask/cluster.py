@@ -72,7 +72,7 @@ class Cluster:
                 function, given, *[[one] * len(given) for one in lent], pure=False, retries=RETRIES
             )
         try:
-            for future in as_completed(futures):
+            for future in as_completed(futures, loop=client.loop):
                 if future.status == "error":
                     break
                 if progress is not None:

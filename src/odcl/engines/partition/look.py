@@ -8,9 +8,10 @@ import numpy as np
 import pyarrow as pa
 
 from odcl._typing import Floats
+from odcl.data.columns import Keys, read_target
 from odcl.data.scaling import Moments, Scaling
-from odcl.data.schema import Encoded, TableSchema
-from odcl.data.summary import Place, Roles, TableSummary
+from odcl.data.schema import Encoded, TableSchema, read_columns, usable_rows
+from odcl.data.summary import Place, Roles, TableSummary, ownerless
 from odcl.exchange.arrow import number_lists, numbers_of
 from odcl.method import Method
 from odcl.mixed.terms import DataTerms, data_terms, merge
@@ -53,10 +54,9 @@ def look(rows: pa.Table, roles: Roles, place: Place = Place()) -> TableSummary: 
 
 def measure(rows: pa.Table, schema: TableSchema) -> pa.Table:
     """Moments of the design columns of a piece, one row; none where it has no row to use."""
-    encoded = schema.encode(rows, with_target=True, piece=True)
-    if not len(encoded.codes):
+    X = _design_rows(rows, schema)
+    if not len(X):
         return _no_moments(len(schema.columns))
-    X: Floats = encoded.X
     nobody = np.zeros(len(X), np.intp)
     found = data_terms(X, np.zeros(len(X)), nobody, 1)
     p = X.shape[1]
@@ -69,6 +69,18 @@ def measure(rows: pa.Table, schema: TableSchema) -> pa.Table:
             "factor": number_lists(found.factor[:, :p, :p]),
         }
     )
+
+
+def _design_rows(rows: pa.Table, schema: TableSchema) -> Floats:
+    """The design matrix of the rows to use; whose they are does not matter."""
+    if not rows.num_rows:
+        return np.empty((0, len(schema.columns)))
+    columns = read_columns(rows, schema.features, schema.design.kinds)
+    goal = read_target(rows, schema.target, schema.task, schema.classes)
+    owner = Keys([], np.where(ownerless(rows, schema.user)[0], -1, 0))
+    given = ({schema.user: owner}, {schema.target: goal})
+    keep = usable_rows(columns, *given, schema.missing, piece=True)
+    return schema.design.rows(columns, np.flatnonzero(keep))[0]
 
 
 def _no_moments(p: int) -> pa.Table:
