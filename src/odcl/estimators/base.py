@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -25,7 +25,7 @@ from odcl.data.schema import TableSchema
 from odcl.data.write import beside
 from odcl.engines.in_process import fit
 from odcl.errors import InputError, Setting
-from odcl.estimators.for_newcomers import OnRequest
+from odcl.estimators.for_newcomers import OnRequest, own_rows
 from odcl.estimators.later_users import LaterUsers
 from odcl.estimators.table_input import check_n_groups, check_settings
 from odcl.local.predict import linear_predictors, predictor_covariances
@@ -35,17 +35,6 @@ from odcl.risk.loss import Loss
 from odcl.risk.losses import Multinomial
 from odcl.risk.risk import Risk
 from odcl.server import assign as newcomers
-
-
-def _own_copy(federation: Federation, scaling: Scaling) -> Federation:
-    """Scaled rows that stay as they are, whatever the caller does with its arrays later."""
-    X, weight = scaling.apply(federation.X), federation.weight
-    return replace(
-        federation,
-        X=X.copy() if X is federation.X else X,
-        y=federation.y.copy(),
-        weight=None if weight is None else weight.copy(),
-    )
 
 
 @dataclass(eq=False, repr=False)  # an __init__ that only stores, written once for both
@@ -145,7 +134,7 @@ class ODCLEstimator(LaterUsers):
             copies=not method.clusterer.uses_terms,
             factors=self._factors(method),
         )
-        federation = _own_copy(federation, scaling)
+        federation = own_rows(federation, scaling)
         intercept = bool(self.fit_intercept)
         risk = Risk(self._loss(federation), self.l2, intercept, scaling.factors)
         result = fit(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from odcl._typing import Floats
 from odcl.data.federation import Federation
+from odcl.data.scaling import Scaling
 from odcl.engines.in_process import Result
 from odcl.local.predict import one_for_all
 from odcl.server.assign import Groups, cluster_means, groups_of
@@ -44,3 +45,14 @@ class OnRequest:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Known, (self.groups, self.cluster_means, self.pooled_theta)
+
+
+def own_rows(federation: Federation, scaling: Scaling) -> Federation:
+    """Scaled rows that stay as they are, whatever the caller does with its arrays later."""
+    X, weight = scaling.apply(federation.X), federation.weight
+    return replace(
+        federation,
+        X=X.copy() if X is federation.X else X,
+        y=federation.y.copy(),
+        weight=None if weight is None else weight.copy(),
+    )
