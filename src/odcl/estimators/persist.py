@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,7 @@ KIND = "model"
 MODEL, NUMBERS = "model.json", "models.safetensors"
 UPLOADS, SCHEMA = "uploads.safetensors", "schema.json"
 MIXTURE = "mixture.safetensors"
+USERS = "users.json"  # the files of the folder beside it, where all users' models are
 MOST_UPLOADS = 2**28  # bytes; larger uploads are not kept: a model should stay easy to copy
 _FILES = (MODEL, NUMBERS, UPLOADS, SCHEMA)
 _SIZES = ("tau2", "spread", "phi", "phi_dof")  # numbers of Groups
@@ -137,7 +139,11 @@ def _artifact(model: Any, extras: Mapping[str, Extra]) -> Artifact:
         words[MODEL]["mixture"], files[MIXTURE] = mixture_to_arrays(model)
     if uploads is not None and int(uploads.n_bytes.sum()) <= MOST_UPLOADS:
         files[UPLOADS] = uploads.to_arrays()
-    return Artifact(KIND, words, files, extras)
+    folders: dict[str, Callable[[Path], object]] = {}
+    if model.user_files_ is not None:
+        words[USERS], own = model.user_files_.to_json(), model.user_files_
+        folders["users"] = lambda path: own.move(path)
+    return Artifact(KIND, words, files, extras, folders)
 
 
 # -- reading -------------------------------------------------------------------------------------
@@ -195,6 +201,14 @@ def _read(cls: Any, stored: StoredArtifact) -> Any:
 
         read_mixture(model, stored, words)
     model.uploads_ = _read_uploads(model, stored) if UPLOADS in stored else None
+    if USERS in stored:
+        from odcl.engines.dask.address import Address
+        from odcl.engines.dask.user_files import UserFiles
+
+        listed_users = stored.words(USERS)
+        with stored.checking(USERS):
+            folder = Address.of(stored.folder / "users")
+            model.user_files_ = UserFiles.from_json(listed_users, folder)
     return model
 
 

@@ -14,31 +14,28 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from odcl._typing import Array
 from odcl.data.federation import Federation
 from odcl.data.scaling import Scaling
 from odcl.data.summary import Roles, TableSummary
 from odcl.engines.dask.address import Address
-from odcl.engines.dask.exchange import targets_of
 from odcl.engines.dask.round import (
     DaskChunks,
     Finished,
-    Part,
     UploadFiles,
     finish_users,
     gather_uploads,
     measured,
     n_buckets,
-    part_name,
     send_rows,
     summary_of,
 )
+from odcl.engines.dask.user_files import UserFiles, part_name
 from odcl.engines.partition.look import Job
 from odcl.engines.partition.models import UserColumns
 from odcl.engines.partition.uploads import from_arrow
 from odcl.errors import InputError, Setting
+from odcl.estimators.for_newcomers import Known
 from odcl.estimators.table_input import check_n_groups, check_settings
-from odcl.exchange.arrow import USER, ids_to_arrow
 from odcl.method import Method
 from odcl.mixed.differences import differences_text
 from odcl.mixed.house import without_rows
@@ -52,33 +49,6 @@ if TYPE_CHECKING:
     from odcl.report.progress import Silent
 
 EXAMPLES = 2000  # users that the estimator itself holds
-
-
-@dataclass(frozen=True, eq=False)
-class UserFiles:
-    """The models of all users, in Parquet files by bucket of ids."""
-
-    folder: Address
-    kind: str  # of the ids: see TableSchema.user_kind
-    parts: tuple[Part, ...]
-
-    @property
-    def n_users(self) -> int:
-        return sum(part.users for part in self.parts)
-
-    def models(self, ids: Array) -> pa.Table:
-        """The models of these users, in no particular order; whoever is not there is left out."""
-        column = ids_to_arrow(ids)
-        asked = pa.table({USER: column})
-        targets = targets_of(asked, USER, self.kind, len(self.parts))
-        found = []
-        for bucket in np.unique(targets):
-            wanted = asked.filter(pa.array(targets == bucket))[USER]
-            with (self.folder / part_name(int(bucket))).open() as stream:
-                table = pq.ParquetFile(stream).read(use_threads=False)
-            own = table[USER].type
-            found.append(table.filter(pa.compute.is_in(table[USER], wanted.cast(own).unique())))
-        return pa.concat_tables(found)
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,12 +190,12 @@ def _settle(
     model.method_, model.mixture_, model.tau2_ = job.method, mixture, step.tau2
     model.rule_, model.n_clusters_ = step.rule, step.n_clusters
     model.cluster_theta_ = step.centers
-    model.pooled_theta_ = without_rows(mixture, job.risk)[0][-1]
-    model.cluster_means_ = finished.feature_means
     members = np.maximum(step.sizes, 1)
     rows = np.maximum(step.rows, 1.0)
     rest = (tau2, tau2, np.nan, 0.0)
-    model.groups_ = Groups(step.centers, members, rows, np.ones(len(members)), *rest)
+    groups = Groups(step.centers, members, rows, np.ones(len(members)), *rest)
+    pooled = without_rows(mixture, job.risk)[0][-1]
+    model.for_newcomers_ = Known(groups, finished.feature_means, pooled)
     _hold(model, columns)
     model.uploads_, model.user_files_ = uploads, files
     inside = differences_text(model.differences_, model.n_clusters_)

@@ -30,8 +30,9 @@ from odcl.engines.dask.address import Address
 from odcl.engines.dask.cluster import Cluster
 from odcl.engines.dask.exchange import receive, send, targets_of
 from odcl.engines.dask.table import PiecedTable, ids_of
+from odcl.engines.dask.user_files import Part, part_name
 from odcl.engines.partition.look import Job, look, measure, moments_of
-from odcl.engines.partition.models import feature_sums, user_models
+from odcl.engines.partition.models import feature_sums, user_models, with_coefficients
 from odcl.engines.partition.uploads import (
     from_arrow,
     merged,
@@ -251,16 +252,6 @@ def _groups(file: Address) -> Iterable[pa.Table]:
 # -- the last steps --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Part:
-    """A file of users' models."""
-
-    file: str
-    users: int
-    bytes: int
-    sha256: str
-
-
 @dataclass(frozen=True, eq=False)
 class Finished:
     """The models of all users, in files, and what else their last steps told."""
@@ -296,7 +287,7 @@ def _finish(
     rows = None if sent is None else receive(sent.rows, one.number)
     models = user_models(uploads, job, step, rows)
     file = out / part_name(one.number)
-    digest = _write(models, file)
+    digest = _write(with_coefficients(models, job), file)
     k = step.n_clusters
     sums = feature_sums(uploads, models, job, k, rows)
     sizes = np.bincount(models["group"].to_numpy(), minlength=k)
@@ -304,7 +295,3 @@ def _finish(
     if models.num_rows:  # the same for every user
         down = models.num_rows * int(step.place(from_arrow(uploads.slice(0, 1), job)).n_bytes[0])
     return Part(file.name, models.num_rows, file.size(), digest), sizes, *sums, down
-
-
-def part_name(bucket: int) -> str:
-    return f"part-{bucket:05d}.parquet"

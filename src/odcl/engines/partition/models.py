@@ -128,6 +128,22 @@ def _models(
     return found.to_arrow(job.schema.user_kind)
 
 
+def with_coefficients(models: pa.Table, job: Job) -> pa.Table:
+    """The table with each user's coefficients in the table's own units, a column for each.
+
+    Models of several classes have them in ``model`` alone.
+    """
+    if job.risk.n_outputs > 1:
+        return models
+    model, p = numbers_of(models["model"], (job.dim,)), len(job.scaling.used)
+    coef, intercept = job.scaling.undo(model[:, :p, None], model[:, p:].sum(axis=1)[:, None])
+    for name, values in zip(job.schema.columns, coef[..., 0].T, strict=True):
+        models = models.append_column(f"coef_{name}", pa.array(np.ascontiguousarray(values)))
+    if job.risk.intercept:
+        models = models.append_column("coef_(intercept)", pa.array(intercept[:, 0].copy()))
+    return models
+
+
 def feature_sums(
     uploads: pa.Table, models: pa.Table, job: Job, n_groups: int, rows: pa.Table | None = None
 ) -> tuple[Floats, Floats]:
