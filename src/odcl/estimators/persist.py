@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ from odcl.artifact.folder import (
 from odcl.data.design import Design
 from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
+from odcl.estimators.for_newcomers import Known
 from odcl.estimators.table_input import check_settings
 from odcl.exchange.upload import Uploads, upload_sizes
 from odcl.method import Method
@@ -48,6 +50,7 @@ KIND = "model"
 MODEL, NUMBERS = "model.json", "models.safetensors"
 UPLOADS, SCHEMA = "uploads.safetensors", "schema.json"
 MIXTURE = "mixture.safetensors"
+USERS = "users.json"  # the files of the folder beside it, where all users' models are
 MOST_UPLOADS = 2**28  # bytes; larger uploads are not kept: a model should stay easy to copy
 _FILES = (MODEL, NUMBERS, UPLOADS, SCHEMA)
 _SIZES = ("tau2", "spread", "phi", "phi_dof")  # numbers of Groups
@@ -137,7 +140,11 @@ def _artifact(model: Any, extras: Mapping[str, Extra]) -> Artifact:
         words[MODEL]["mixture"], files[MIXTURE] = mixture_to_arrays(model)
     if uploads is not None and int(uploads.n_bytes.sum()) <= MOST_UPLOADS:
         files[UPLOADS] = uploads.to_arrays()
-    return Artifact(KIND, words, files, extras)
+    folders: dict[str, Callable[[Path], object]] = {}
+    if model.user_files_ is not None:
+        words[USERS], own = model.user_files_.to_json(), model.user_files_
+        folders["users"] = lambda path: own.move(path)
+    return Artifact(KIND, words, files, extras, folders)
 
 
 # -- reading -------------------------------------------------------------------------------------
@@ -197,6 +204,14 @@ def _read(cls: Any, stored: StoredArtifact) -> Any:
 
         read_mixture(model, stored, words)
     model.uploads_ = _read_uploads(model, stored) if UPLOADS in stored else None
+    if USERS in stored:
+        from odcl.engines.dask.address import Address
+        from odcl.engines.dask.user_files import UserFiles
+
+        listed_users = stored.words(USERS)
+        with stored.checking(USERS):
+            folder = Address.of(stored.folder / "users")
+            model.user_files_ = UserFiles.from_json(listed_users, folder)
     return model
 
 
@@ -280,12 +295,12 @@ def _fill(model: Any, stored: StoredArtifact, listed: Any, groups: dict[str, flo
         expect(bool((arrays["pull"] >= 0).all()), "pull holds negative numbers")
     model.n_rows_, model.probability_ = arrays["rows"], arrays["probability"]
     model.labels_, model.n_clusters_ = labels.astype(np.intp, copy=False), k
-    for name in ("theta", "cluster_theta", "cluster_means", "pooled_theta"):
-        setattr(model, f"{name}_", arrays.get(name))
+    model.theta_, model.cluster_theta_ = arrays["theta"], arrays["cluster_theta"]
     model.scaling_ = Scaling(arrays["shift"], arrays["scale"], np.flatnonzero(used), len(used))
     members, samples, pull = (arrays[name] for name in ("members", "samples", "pull"))
     sizes = (groups[name] for name in _SIZES)
-    model.groups_ = Groups(model.cluster_theta_, members, samples, pull, *sizes)
+    around = Groups(model.cluster_theta_, members, samples, pull, *sizes)
+    model.for_newcomers_ = Known(around, arrays.get("cluster_means"), arrays["pooled_theta"])
 
 
 def _read_uploads(model: Any, stored: StoredArtifact) -> Uploads:

@@ -120,19 +120,32 @@ def _cholesky(A: Floats) -> tuple[Floats, Bools]:
 
 
 def merge(terms: DataTerms) -> DataTerms:
-    """One term for all rows of all ``terms`` (Chan's formulas, on factors instead of sums).
+    """One term for all rows of all ``terms``; see :func:`merge_by_user`."""
+    return merge_by_user(terms, np.zeros(len(terms), np.intp), 1)
+
+
+def merge_by_user(terms: DataTerms, users: Ints, n_users: int) -> DataTerms:
+    """One term per user from ``terms`` of some of its rows each; ``users`` says whose they are.
 
         mean = sum w_i mean_i / w,   R'R = sum R_i'R_i + sum w_i (mean_i - mean)(mean_i - mean)'
 
-    The factor comes from one triangularization of the stacked R_i and sqrt(w_i) (mean_i - mean).
+    These are Chan's formulas on factors instead of sums: the factor comes from one
+    triangularization of the stacked R_i and sqrt(w_i) (mean_i - mean).
     """
-    weight = terms.rows.sum()
-    share = terms.rows / weight if weight > 0 else np.zeros(len(terms))
-    anchor = terms.mean[np.argmax(share)]
-    mean = anchor + share @ (terms.mean - anchor)
-    between = np.sqrt(terms.rows)[:, None] * (terms.mean - mean)
-    stack = np.concatenate([terms.factor.reshape(-1, len(mean)), between])
-    return DataTerms(np.array([weight]), mean[None], _triangle(stack[None]))
+    width = terms.mean.shape[1]
+    total, mean = np.zeros(n_users), np.zeros((n_users, width))
+    factor = np.zeros((n_users, width, width))
+    for who, index in by_size(users, n_users, most=max(CHUNK // width**2, 1)):
+        rows, means = terms.rows[index], terms.mean[index]
+        weight = rows.sum(axis=1)
+        share = rows / np.where(weight > 0, weight, 1.0)[:, None]
+        anchor = np.take_along_axis(means, share.argmax(axis=1)[:, None, None], axis=1)
+        own = anchor + share[:, None] @ (means - anchor)
+        between = np.sqrt(rows)[..., None] * (means - own)
+        stack = terms.factor[index].reshape(len(who), -1, width)
+        total[who], mean[who] = weight, own[:, 0]
+        factor[who] = _triangle(np.concatenate([stack, between], axis=1))
+    return DataTerms(total, mean, factor)
 
 
 @dataclass(frozen=True, eq=False)

@@ -124,11 +124,7 @@ def _step(uploads: Uploads, method: Method, seed: int, party: Ints | None) -> Se
     said = np.flatnonzero(uploads.seen > 0)
     speak = len(said if party is None else set(party[said].tolist()))
     who = "users" if party is None else "parties"
-    if 0 < speak < method.smallest_group:
-        raise ValueError(
-            f"{speak} {who} uploaded, and no group may have fewer than {method.smallest_group}: "
-            f"wait for more {who}, or allow smaller groups (smallest_group)."
-        )
+    refuse_too_few(speak, who, method.smallest_group)
     if method.clusterer.uses_terms:
         from odcl.server.mixed import mixed_step
 
@@ -164,6 +160,14 @@ def _step(uploads: Uploads, method: Method, seed: int, party: Ints | None) -> Se
         combined.others,
         method.refit,
     )
+
+
+def refuse_too_few(speak: int, who: str, smallest: int) -> None:
+    if 0 < speak < smallest:
+        raise ValueError(
+            f"{speak} {who} uploaded, and no group may have fewer than {smallest}: "
+            f"wait for more {who}, or allow smaller groups (smallest_group)."
+        )
 
 
 def _cluster(
