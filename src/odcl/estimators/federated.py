@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from odcl.estimators.for_newcomers import Known
 from odcl.server.assign import Groups, groups_of
 from odcl.server.step import ServerStep
 
@@ -39,7 +40,6 @@ def site_estimator(site: SiteModels) -> Any:
     model.covariance_, model.noise_, model.dof_ = received.covariance, received.noise, received.dof
     model.rule_ = given.groups.rule
     model.reason_ = f"{given.groups.reason} {given.groups.diagnosis}"
-    model.cluster_means_ = None  # of other sites' rows
     model.mixture_ = given.groups.mixture
     if model.mixture_ is None:
         _own_groups(model, site)
@@ -61,8 +61,8 @@ def _all_groups(model: Any, site: SiteModels) -> None:
     members = np.maximum(site.download.groups.sizes, 1)
     some = members.astype(np.float64)
     rest = (model.tau2_, model.tau2_, np.nan, 0.0)
-    model.groups_ = Groups(model.cluster_theta_, members, some, np.ones(len(some)), *rest)
-    model.pooled_theta_ = without_rows(mixture, risk)[0][-1]
+    groups = Groups(model.cluster_theta_, members, some, np.ones(len(some)), *rest)
+    model.for_newcomers_ = Known(groups, None, without_rows(mixture, risk)[0][-1])
 
 
 def _own_groups(model: Any, site: SiteModels) -> None:
@@ -80,5 +80,5 @@ def _own_groups(model: Any, site: SiteModels) -> None:
     )
     local = fit_users(site.rows, task.risk, task.resolved.sends)
     model.cluster_theta_, model.labels_, model.tau2_ = centers, labels, given.tau2
-    model.groups_ = groups_of(site.rows, task.risk, local, step, task.resolved)
-    model.pooled_theta_ = one_for_all(site.rows, task.risk)
+    groups = groups_of(site.rows, task.risk, local, step, task.resolved)
+    model.for_newcomers_ = Known(groups, None, one_for_all(site.rows, task.risk))

@@ -36,6 +36,7 @@ from odcl.artifact.folder import (
 from odcl.data.design import Design
 from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
+from odcl.estimators.for_newcomers import Known
 from odcl.estimators.table_input import check_settings
 from odcl.exchange.upload import Uploads, upload_sizes
 from odcl.method import Method
@@ -277,12 +278,12 @@ def _fill(model: Any, stored: StoredArtifact, listed: Any, groups: dict[str, flo
         expect(bool((arrays["pull"] >= 0).all()), "pull holds negative numbers")
     model.n_rows_, model.probability_ = arrays["rows"], arrays["probability"]
     model.labels_, model.n_clusters_ = labels.astype(np.intp, copy=False), k
-    for name in ("theta", "cluster_theta", "cluster_means", "pooled_theta"):
-        setattr(model, f"{name}_", arrays.get(name))
+    model.theta_, model.cluster_theta_ = arrays["theta"], arrays["cluster_theta"]
     model.scaling_ = Scaling(arrays["shift"], arrays["scale"], np.flatnonzero(used), len(used))
     members, samples, pull = (arrays[name] for name in ("members", "samples", "pull"))
     sizes = (groups[name] for name in _SIZES)
-    model.groups_ = Groups(model.cluster_theta_, members, samples, pull, *sizes)
+    around = Groups(model.cluster_theta_, members, samples, pull, *sizes)
+    model.for_newcomers_ = Known(around, arrays.get("cluster_means"), arrays["pooled_theta"])
 
 
 def _read_uploads(model: Any, stored: StoredArtifact) -> Uploads:
