@@ -130,12 +130,17 @@ def common_coordinates(like: Uploads, terms: DataTerms | None) -> Coordinates:
     return plain_coordinates(like.dim // risk.n_outputs - risk.intercept, risk)
 
 
-def seen_quadratics(uploads: Uploads, at: Coordinates, width: int = 0) -> Quadratics:
-    """The users' data terms as quadratics; of sites those of one width of their prior."""
+def seen_quadratics(
+    uploads: Uploads, at: Coordinates, width: int = 0, *, pure: bool = True
+) -> Quadratics:
+    """The users' data terms as quadratics; of sites those of one width of their prior.
+
+    Without ``pure``, what only users' own noise is read off is left out.
+    """
     risk, terms = uploads.risk, all_terms(uploads)
     assert risk is not None
     if terms is not None:
-        q, n = quadratics(terms, at), uploads.observations
+        q, n = quadratics(terms, at, pure=pure), uploads.observations
         if n is None:
             return q
         # An average is one observation, of variance s2 / n, and has no error of its own.
