@@ -27,6 +27,7 @@ from odcl.mixed.choose import (
     evidence,
     reduced,
     refit,
+    weighed,
 )
 from odcl.mixed.em import Fit, charge, fit_mixture
 from odcl.mixed.mixture import (
@@ -79,7 +80,7 @@ def search(
         if len(q) <= sample:
             best = _search(q, names, max_groups, n_groups, spread, admissible)
             found = _polish(q, best, best.responsibilities, best.s2, admissible)
-            return replace(found, curbed=best.curbed)
+            return replace(found, curbed=best.curbed, weighed=best.weighed)
         who = sample_by_id(names, sample)  # what is admissible is a matter of all users
         best = _search(q[who], [names[i] for i in who], max_groups, n_groups, spread)
         noise, s2 = pure_noise(q)
@@ -89,7 +90,15 @@ def search(
         r = responsibilities(misfits(m, stack), best.weights)[0][0]
         best, tol = replace(best, noise=noise), 1e-6 * len(q)
         found = _polish(q, best, r, s2, admissible, tol=tol, max_sweeps=30)
-        return replace(found, curbed=found.n_groups < best.n_groups)
+        seen = tuple(replace(one, labels=_placed(one.labels, who, len(q))) for one in best.weighed)
+        return replace(found, curbed=found.n_groups < best.n_groups, weighed=seen)
+
+
+def _placed(labels: Ints, who: Ints, n_users: int) -> Ints:
+    """Labels of a sample among all users; -1: not in the sample."""
+    everybody = np.full(n_users, -1, dtype=np.intp)
+    everybody[who] = labels
+    return everybody
 
 
 def _check(n_groups: int | None, spread: str | None) -> None:
@@ -149,9 +158,10 @@ def _search(
         shapes = SHAPES if spread is None else (spread,)
         fits = _given(q, min(n_groups, len(q)), shapes, sample_by_id(names, FEW))
     if admissible is None or all(map(admissible, fits)):
-        return choose(q, fits)
+        return replace(choose(q, fits), weighed=weighed(fits))
     curbed = not admissible(choose(q, fits))
-    return replace(choose(q, admitted(q, fits, admissible)), curbed=curbed)
+    allowed = admitted(q, fits, admissible)
+    return replace(choose(q, allowed), curbed=curbed, weighed=weighed(allowed))
 
 
 def _candidates(q: Quadratics, max_groups: int, spread: str | None) -> list[Fit]:
