@@ -43,8 +43,9 @@ each group's model in the table's units (groups.csv), report.json, schema.json,
 picture.png and what the page rests on (evidence.json, evidence.safetensors).
 Its files are checked together: copy a table out of RUN before you edit it. Text
 that a spreadsheet would run (=1+1) is written with a quote before it ('=1+1) in
-CSV files, and read back without. In Python: ODCLRegressor.load("run").predict(table), with the same columns in any
-order; ODCLClassifier for classes."""
+CSV files, and read back without. In Python:
+ODCLRegressor.load("run").predict(table), with the same columns in any order;
+ODCLClassifier for classes."""
 
 
 METHOD = {

@@ -17,8 +17,8 @@ from odcl.report.page.facts import Coefficients, FitFacts, Gains, Options, UserM
 from odcl.report.page.markup import Markup, el, joined
 
 N_COLOURS, N_SHAPES = 7, 8
-WIDTH, HEIGHT = 460, 340
-LEFT, RIGHT, TOP, BOTTOM = 48, 450, 14, 292  # of the frame that points lie in
+WIDTH, HEIGHT = 400, 316
+LEFT, RIGHT, TOP, BOTTOM = 46, 392, 12, 268  # of the frame that points lie in
 MOST_DRAWN = 2_000  # points of a picture without a script
 MOST_NAMED = 12  # groups whose number stands at their model
 MOST_GROUPS = 8  # in the picture of coefficients
@@ -69,7 +69,7 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
         return [low] if math.isfinite(low) else []
     rough = (high - low) / max(most, 1)
     power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * k for k in (1, 2, 5, 10) if power * k >= rough * (1 - 1e-9))
+    step = next(power * k for k in (1, 2, 2.5, 5, 10) if power * k >= rough * (1 - 1e-9))
     first = math.ceil(low / step - 1e-9)
     found = [step * k for k in range(first, first + 3 * most)]
     return [0.0 if abs(v) < step / 1e6 else v for v in found if v <= high + 1e-9 * step]
@@ -150,7 +150,7 @@ def map_picture(facts: FitFacts) -> Markup:
     return _picture(
         "map",
         title,
-        frame.axes(*(_short(text, 60) for text in m.axes)),
+        frame.axes(_short(m.axes[0], 54), _short(m.axes[1], 42)),
         el("g", *points, class_="points"),
         _centers(m.centers, frame),
     )
@@ -250,8 +250,8 @@ def gain_picture(gains: Gains, users: Users) -> Markup:
             )
         )
     words = [
-        el("text", "better with odcl", x=LEFT + 6, y=_at(max(zero - 6, TOP + 10)), class_="hint"),
-        el("text", "worse", x=RIGHT - 6, y=_at(min(zero + 14, BOTTOM - 3)), class_="hint end"),
+        el("text", "above: better with odcl", x=LEFT + 6, y=TOP + 12, class_="hint"),
+        el("text", "below: worse", x=RIGHT - 6, y=BOTTOM - 6, class_="hint end"),
     ]
     return _picture(
         "gain",
@@ -268,7 +268,7 @@ def gain_picture(gains: Gains, users: Users) -> Markup:
 
 # -- groups side by side ---------------------------------------------------------------------------
 
-NAME_ROOM = 132  # for the name of a coefficient
+NAME_ROOM = 112  # for the name of a coefficient
 ROW_TOP = 8
 
 
@@ -296,7 +296,7 @@ def _strip(
         low, high = min(low, 0.0), max(high, 0.0)
     room = 0.06 * max(high - low, 1e-9 * abs(high), 1e-12)
     low, high = low - room, high + room
-    left, right = NAME_ROOM, WIDTH - 14
+    left, right = NAME_ROOM, WIDTH - 16
 
     def x(value: float) -> float:
         return left + (value - low) / (high - low) * (right - left)
@@ -348,14 +348,16 @@ def options_picture(found: Options) -> Markup:
     scores = np.array([one.score for one in found.options])
     known = scores[np.isfinite(scores)]
     n = len(scores)
-    low, high = float(known.min()), float(known.max())
-    span = max(high - low, 1e-12)
-    height, left, right, top, bottom = 110, 8, WIDTH - 8, 14, 86
+    low = float(known.min())
+    small = found.measure in ("evidence", "icl", "elbow")
+    # Evidence differs by hundreds, and a few make the choice: gaps are drawn as their logarithm.
+    gaps = np.log1p(scores - low) if small else scores - low
+    span = max(float(gaps[np.isfinite(gaps)].max()), 1e-12)
+    height, left, right, top, bottom = 122, 8, WIDTH - 8, 8, 86
     parts = []
     wide = (right - left) / max(n, 1)
-    small = found.measure in ("evidence", "icl", "elbow")
-    for i, score in enumerate(scores.tolist()):
-        share = (score - low) / span if math.isfinite(score) else 1.0
+    for i, gap in enumerate(gaps.tolist()):
+        share = gap / span if math.isfinite(gap) else 1.0
         tall = (share if not small else 1 - share) * (bottom - top - 6) + 6
         kind = "option chosen" if i == found.chosen else "option"
         place = {"x": _at(left + i * wide + wide * 0.15), "y": _at(bottom - tall)}
@@ -365,6 +367,6 @@ def options_picture(found: Options) -> Markup:
         if n <= 24:
             words = {"x": _at(left + (i + 0.5) * wide), "y": bottom + 14}
             parts.append(el("text", f"{found.options[i].groups}", class_="tick mid", **words))
-    parts.append(el("text", "groups", x=left, y=height - 1, class_="tick"))
+    parts.append(el("text", "number of groups", x=WIDTH / 2, y=height - 4, class_="label mid"))
     title = "; ".join(f"{one.words}" for one in found.options[:6])
     return _picture("options", f"What was weighed: {title}", joined(parts), height=height)

@@ -109,7 +109,7 @@ function ticks(low, high, most = 4) {
   if (!(high > low)) return [low];
   const rough = (high - low) / most;
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = power * [1, 2, 5, 10].find((k) => power * k >= rough * (1 - 1e-9));
+  const step = power * [1, 2, 2.5, 5, 10].find((k) => power * k >= rough * (1 - 1e-9));
   const found = [];
   for (let k = Math.ceil(low / step - 1e-9); k * step <= high + 1e-9 * step; k += 1) found.push(k * step || 0);
   return found;

@@ -1,6 +1,7 @@
 // The map and the gains: points on a canvas above the static picture, what is selected above that.
 
-const BOX = { width: 460, height: 340, left: 48, right: 450, top: 14, bottom: 292 };
+const BOX = { width: 400, height: 316, left: 46, right: 392, top: 12, bottom: 268 };
+const STRIP = { left: 112, right: 384 }; // of the groups' coefficients
 const NEAR = 16; // pixels within which a point answers
 const sprites = new Map();
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { sprites.clear(); changed("theme"); });
@@ -171,7 +172,9 @@ function startMap() {
     const turn = (Math.atan2(2 * c, a - b) / 2) * (180 / Math.PI);
     const rx = 2.4477 * Math.sqrt(middle + apart), ry = 2.4477 * Math.sqrt(Math.max(middle - apart, 0));
     const { x: cx, y: cy } = map.whereabouts(i);
-    return [draw("ellipse", { rx: rx.toFixed(1), ry: ry.toFixed(1), class: "ellipse", transform: `translate(${cx.toFixed(1)} ${cy.toFixed(1)}) rotate(${turn.toFixed(2)})` })];
+    const frame = { x: BOX.left, y: BOX.top, width: BOX.right - BOX.left, height: BOX.bottom - BOX.top };
+    const inside = `${frame.x} ${frame.y} ${frame.width} ${frame.height}`;
+    return [draw("svg", { ...frame, viewBox: inside, class: "clip" }, draw("ellipse", { rx: rx.toFixed(1), ry: ry.toFixed(1), class: "ellipse", transform: `translate(${cx.toFixed(1)} ${cy.toFixed(1)}) rotate(${turn.toFixed(2)})` }))];
   };
   const map = new Scatter("map", () => ({ x, y }), () => order, describe, ellipse);
   map.whereabouts = (i) => {
@@ -237,7 +240,7 @@ function startCoefficients() {
     if (i < 0) return;
     for (const strip of svg.querySelectorAll(".strip")) {
       const { j, low, high, top, base } = Object.fromEntries(Object.entries(strip.dataset).map(([k, v]) => [k, Number(v)]));
-      const x = (value) => 132 + ((Math.min(Math.max(value, low), high) - low) / (high - low)) * (446 - 132);
+      const x = (value) => STRIP.left + ((Math.min(Math.max(value, low), high) - low) / (high - low)) * (STRIP.right - STRIP.left);
       const value = models.user[i * width + j];
       over.append(draw("line", { x1: x(value).toFixed(1), x2: x(value).toFixed(1), y1: top - 1, y2: base + 1, class: "rule" }));
     }

@@ -1,6 +1,6 @@
 // The page of one user: its group, its coefficients, its held-out rows, what more rows would change.
 
-const CHART = { width: 460, name: 120, right: 448, row: 30 };
+const CHART = { width: 460, name: 124, right: 448, row: 34 };
 
 function startUser() {
   const title = byId("user-title"), body = byId("user-body"), empty = body.firstElementChild;
@@ -13,15 +13,13 @@ function startUser() {
 }
 
 function userPage(i) {
-  const left = make("div", {}, make("h3", {}, "In short"), facts_(i), make("h3", {}, "With more rows"), ...moreRows(i));
+  const rows = held ? [make("h3", {}, "Its held-out rows, predicted against seen"), ...heldOut(i)] : [];
+  const left = make("div", {}, make("h3", {}, "In short"), inShort(i), make("h3", {}, "With more rows"), ...moreRows(i), ...rows);
   const right = make("div", {}, make("h3", {}, "Its coefficients, between its own rows and its group"), ...coefficients(i));
-  const parts = [make("div", { class: "two" }, left, right)];
-  const rows = heldOut(i);
-  if (rows) parts.push(rows);
-  return parts;
+  return [make("div", { class: "two" }, left, right)];
 }
 
-function facts_(i) {
+function inShort(i) {
   const list = make("dl", { class: "facts" });
   const add = (name, ...value) => list.append(make("dt", {}, name), make("dd", {}, ...value));
   const group = users.group[i];
@@ -94,7 +92,7 @@ function moreRows(i) {
   const now = more.times.indexOf(1), twice = more.times.indexOf(2), four = more.times.indexOf(4);
   const sentences = [];
   const narrower = (f) => Math.round(100 * (1 - at("width", f)));
-  if (narrower(four) < 1) sentences.push("Its model is its group's: users of a group differ only by noise, so more rows of its own would not move it.");
+  if (narrower(four) < 1) sentences.push("Users of a group differ only by noise: more rows of its own would tell its group more surely, and not move its model otherwise.");
   else sentences.push(`With twice as many rows the intervals of its coefficients would be ${narrower(twice)} % narrower, with four times ${narrower(four)} %.`);
   if (at("weight", four) > 0) sentences.push(`Its own rows count for ${percent(at("weight", now))} of what sets it apart from its group, with twice as many for ${percent(at("weight", twice))}.`);
   if (facts.groups.length > 1 && users.group[i] >= 0) {
@@ -105,18 +103,14 @@ function moreRows(i) {
 }
 
 function heldOut(i) {
-  if (!held) return null;
   const from = held.start[i], to = held.start[i + 1];
-  const block = make("div", {}, make("h3", {}, "Its held-out rows, predicted against seen"));
-  if (from === to) { block.append(make("p", { class: "about" }, "None of its rows was held out.")); return block; }
+  if (from === to) return [make("p", { class: "about" }, "None of its rows was held out.")];
   const name = (value) => (held.classes ? held.classes[value] : format(value));
   const head = make("tr", {}, ...["seen", "predicted alone", "predicted with odcl"].map((text) => make("th", { scope: "col" }, text)));
   const lines = [];
   for (let k = from; k < to; k += 1) lines.push(make("tr", {}, ...[held.seen[k], held.own[k], held.ours[k]].map((value) => make("td", {}, name(value)))));
   const table = make("div", { class: "scroll" }, make("table", { id: "user-held" }, make("thead", {}, head), make("tbody", {}, ...lines)));
-  if (held.classes) block.append(table);
-  else block.append(make("div", { class: "two" }, make("div", {}, predicted(from, to)), table));
-  return block;
+  return [held.classes ? table : make("div", { class: "beside" }, predicted(from, to), table)];
 }
 
 /** Predicted against seen: on the dotted line a prediction is exact. */
@@ -141,7 +135,5 @@ function predicted(from, to) {
   }
   svg.append(draw("text", { x: (left + side) / 2, y: side - 4, class: "label mid" }, "seen"));
   svg.append(draw("text", { transform: `translate(10 ${bottom / 2}) rotate(-90)`, class: "label mid" }, "predicted"));
-  const plot = make("div", { class: "plot" }, svg);
-  plot.style.maxWidth = "340px";
-  return make("div", {}, plot, make("p", { class: "note" }, "Diamond: with odcl. Circle: a model of its own."));
+  return make("div", {}, make("div", { class: "plot" }, svg), make("p", { class: "note" }, "Diamond: with odcl. Circle: a model of its own."));
 }
