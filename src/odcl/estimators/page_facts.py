@@ -38,7 +38,9 @@ from odcl.report.text import count, shown_id, verdict
 from odcl.server.alternatives import MEASURES, Alternatives
 
 MOST_USERS = 10_000  # on the page one by one; above that the map is a density
-MOST_NUMBERS = 500_000  # of users' coefficients, with errors: 2.7 MB in the page
+MOST_NUMBERS = 400_000  # of users' coefficients, with errors: 2.1 MB in the page
+LONG, SHORT = 120, 48  # characters of an id; short where there are many users
+MANY = 2_000
 MOST_HELD = 60_000  # held-out rows on the page
 FEWEST = 4  # coefficients that a user has on the page at least
 Z95 = 1.959964
@@ -90,11 +92,12 @@ def fit_facts(run: Run) -> FitFacts:
     units = TableUnits.of(model)
     shown = user_map(model, who, units, most=MOST_USERS)
     more = more_rows(model, who, units)
+    length = LONG if len(who) <= MANY else SHORT
     users = Users(
         _user_word(model),
         [f"user {n}" for n in run.number[who].tolist()]
         if run.anonymous
-        else [shown_id(user, 120) for user in model.users_[who].tolist()],
+        else [shown_id(user, length) for user in model.users_[who].tolist()],
         np.asarray(model.labels_[who]),
         np.asarray(model.n_rows_[who]),
         np.asarray(model.probability_[who]),

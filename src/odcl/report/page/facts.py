@@ -183,6 +183,7 @@ class FitFacts:
                 "density": None,
             },
             "names": [c.names[j] for j in c.users],
+            "unnamed": int((~c.extra).sum()) - len(c.users),
             "centers": packed(c.group[:, list(c.users)]),
             "centers_se": packed(c.group_se[:, list(c.users)]),
             "user": packed(c.user),
@@ -212,7 +213,7 @@ class FitFacts:
                     {
                         "groups": one.groups,
                         "words": one.words,
-                        "labels": None if one.labels is None else packed(one.labels, "int16"),
+                        "labels": None if one.labels is None else _packed_labels(one.labels),
                     }
                     for one in self.options.options
                 ],
@@ -227,13 +228,20 @@ class FitFacts:
                 "classes": None if h.classes is None else list(h.classes),
             }
         if self.more is not None:
+            later = [i for i, times in enumerate(self.more.times) if times >= 1]
             words["more"] = {
-                "times": list(self.more.times),
-                "width": packed(self.more.width),
-                "wrong": packed(self.more.wrong),
-                "weight": packed(self.more.weight),
+                "times": [self.more.times[i] for i in later],
+                "width": packed(self.more.width[:, later]),
+                "wrong": packed(self.more.wrong[:, later]),
+                "weight": packed(self.more.weight[:, later]) if self.more.weight.any() else None,
             }
         return words
+
+
+def _packed_labels(labels: Ints) -> dict[str, str]:
+    """Groups as numbers of 8 or 16 bits, whichever they need."""
+    size = "int8" if labels.max(initial=0) < 128 else "int16"
+    return {size: packed(labels, size)}
 
 
 def packed(values: Array, dtype: str = "float32") -> str:

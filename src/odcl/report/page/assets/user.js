@@ -53,7 +53,8 @@ function coefficients(i) {
   const head = make("tr", {}, ...["coefficient", "own rows alone", "its group", "its model"].map((text) => make("th", { scope: "col" }, text)));
   const lines = rows.map((row) => make("tr", {}, make("td", {}, row.name), ...[row.own, row.theirs, row.mine].map(([value, error]) => make("td", {}, withError(value, error)))));
   const table = make("div", { class: "scroll" }, make("table", { id: "user-coefficients" }, make("thead", {}, head), make("tbody", {}, ...lines)));
-  return [make("div", { class: "plot" }, svg), legend, table];
+  const left = facts.unnamed ? make("p", { class: "note" }, `These differ most; ${facts.unnamed} more are in the run.`) : null;
+  return [make("div", { class: "plot" }, svg), legend, table, left].filter(Boolean);
 }
 
 function strip(row, top) {
@@ -94,7 +95,7 @@ function moreRows(i) {
   const narrower = (f) => Math.round(100 * (1 - at("width", f)));
   if (narrower(four) < 1) sentences.push("Users of a group differ only by noise: more rows of its own would tell its group more surely, and not move its model otherwise.");
   else sentences.push(`With twice as many rows the intervals of its coefficients would be ${narrower(twice)} % narrower, with four times ${narrower(four)} %.`);
-  if (at("weight", four) > 0) sentences.push(`Its own rows count for ${percent(at("weight", now))} of what sets it apart from its group, with twice as many for ${percent(at("weight", twice))}.`);
+  if (more.weight) sentences.push(`Its own rows count for ${percent(at("weight", now))} of what sets it apart from its group, with twice as many for ${percent(at("weight", twice))}.`);
   if (facts.groups.length > 1 && users.group[i] >= 0) {
     const chance = (f) => (at("wrong", f) < 0.0005 ? "less than 0.1 %" : percent(at("wrong", f)));
     sentences.push(`The chance that rows like these put it in a wrong group is ${chance(now)}, with twice as many rows ${chance(twice)}.`);
