@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from sklearn.utils import check_random_state
@@ -35,6 +35,9 @@ from odcl.risk.loss import Loss
 from odcl.risk.losses import Multinomial
 from odcl.risk.risk import Risk
 from odcl.server import assign as newcomers
+
+if TYPE_CHECKING:
+    from odcl.evaluate.scores import Comparison
 
 
 @dataclass(eq=False, repr=False)  # an __init__ that only stores, written once for both
@@ -381,6 +384,23 @@ class ODCLEstimator(LaterUsers):
 
         check_is_fitted(self, "theta_")
         save_estimator(self, path, force=force)
+
+    def report(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        comparison: Comparison | None = None,
+        anonymous: bool = False,
+    ) -> None:
+        """Write the page of this fit, one file for a browser: groups, users, what speaks for them.
+
+        ``comparison``, the answer of :func:`odcl.compare`, adds what it is worth on held-out rows;
+        ``anonymous`` gives users numbers in place of their names.
+        """
+        from odcl.estimators.report import report_model
+
+        check_is_fitted(self, "theta_")
+        report_model(self, path, comparison=comparison, anonymous=anonymous)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:

@@ -28,6 +28,7 @@ from odcl.artifact.arrays import (
 )
 from odcl.artifact.folder import (
     Artifact,
+    Derived,
     Extra,
     StoredArtifact,
     open_artifact,
@@ -65,28 +66,35 @@ def save_estimator(
     *,
     force: bool = False,
     extras: Mapping[str, Extra] | None = None,
+    derived: Mapping[str, Derived] | None = None,
 ) -> None:
-    """Write a fitted estimator, and other files beside it, as a folder: whole or not at all."""
-    write_artifact(path, _artifact(model, extras or {}), force=force)
+    """Write a fitted estimator, and other files beside it, as a folder: whole or not at all.
+
+    ``derived`` files are made of the artifact itself, once all others are written.
+    """
+    write_artifact(path, _artifact(model, extras or {}, derived or {}), force=force)
 
 
 def update_estimator(
     path: str | os.PathLike[str],
     change: Callable[[Any, StoredArtifact], Mapping[str, Extra]],
+    derived: Mapping[str, Derived] | None = None,
 ) -> None:
     """Read a model, change it and write it again while nobody else can.
 
-    ``change`` gives back the other files that change with it.
+    ``change`` gives back the other files that change with it; those of ``derived`` that are there
+    are made again.
     """
 
     def changed(stored: StoredArtifact) -> Artifact:
-        model = _read(None, stored)
-        return _artifact(model, change(model, stored))
+        model = read_estimator(None, stored)
+        again = {name: make for name, make in (derived or {}).items() if name in stored}
+        return _artifact(model, change(model, stored), again)
 
     update_artifact(path, changed, kind=KIND)
 
 
-def _artifact(model: Any, extras: Mapping[str, Extra]) -> Artifact:
+def _artifact(model: Any, extras: Mapping[str, Extra], derived: Mapping[str, Derived]) -> Artifact:
     scaling, groups, uploads = model.scaling_, model.groups_, model.uploads_
     arrays = {
         "theta": model.theta_,
@@ -144,7 +152,7 @@ def _artifact(model: Any, extras: Mapping[str, Extra]) -> Artifact:
     if model.user_files_ is not None:
         words[USERS], own = model.user_files_.to_json(), model.user_files_
         folders["users"] = lambda path: own.move(path)
-    return Artifact(KIND, words, files, extras, folders)
+    return Artifact(KIND, words, files, extras, folders, derived)
 
 
 # -- reading -------------------------------------------------------------------------------------
@@ -159,10 +167,11 @@ def load_estimator(cls: Any, path: str | os.PathLike[str]) -> Any:
     ``fit``, which needs them again.
     """
     with open_artifact(path, kind=KIND) as stored:
-        return _read(cls, stored)
+        return read_estimator(cls, stored)
 
 
-def _read(cls: Any, stored: StoredArtifact) -> Any:
+def read_estimator(cls: Any, stored: StoredArtifact) -> Any:
+    """The same from an artifact that is open."""
     from odcl.estimators.public import ODCLClassifier, ODCLRegressor
 
     stored.check([name for name in stored.names if name not in _FILES])

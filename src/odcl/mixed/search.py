@@ -29,6 +29,7 @@ from odcl.mixed.choose import (
     evidence,
     reduced,
     refit,
+    weighed,
 )
 from odcl.mixed.em import Fit, charge, fit_mixture
 from odcl.mixed.everybody import everybody, fit_of, whole_fit
@@ -80,14 +81,24 @@ def search(
         names = [str(i) for i in range(len(q))] if ids is None else [str(i) for i in ids]
         if len(q) <= sample:
             best = _search(q, names, max_groups, n_groups, spread, admissible)
-            return replace(_polish(q, best, admissible), curbed=best.curbed)
+            found = _polish(q, best, admissible)
+            return replace(found, curbed=best.curbed, weighed=best.weighed)
         who = sample_by_id(names, sample)  # what is admissible is a matter of all users
         best = _search(q[who], [names[i] for i in who], max_groups, n_groups, spread)
 
         def allowed(at: Parameters) -> bool:
             return admissible is None or admissible(fit_of(q, at, best))
 
-        return whole_fit(q, everybody(q[who], best, partial(pass_sums, q), allowed), best)
+        found = whole_fit(q, everybody(q[who], best, partial(pass_sums, q), allowed), best)
+        seen = tuple(replace(one, labels=_placed(one.labels, who, len(q))) for one in best.weighed)
+        return replace(found, weighed=seen)
+
+
+def _placed(labels: Ints, who: Ints, n_users: int) -> Ints:
+    """Labels of a sample among all users; -1: not in the sample."""
+    everyone = np.full(n_users, -1, dtype=np.intp)
+    everyone[who] = labels
+    return everyone
 
 
 def search_sample(
@@ -151,9 +162,10 @@ def _search(
         shapes = SHAPES if spread is None else (spread,)
         fits = _given(q, min(n_groups, len(q)), shapes, sample_by_id(names, FEW))
     if admissible is None or all(map(admissible, fits)):
-        return choose(q, fits)
+        return replace(choose(q, fits), weighed=weighed(fits))
     curbed = not admissible(choose(q, fits))
-    return replace(choose(q, admitted(q, fits, admissible)), curbed=curbed)
+    allowed = admitted(q, fits, admissible)
+    return replace(choose(q, allowed), curbed=curbed, weighed=weighed(allowed))
 
 
 def _candidates(q: Quadratics, max_groups: int, spread: str | None) -> list[Fit]:

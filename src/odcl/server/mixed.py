@@ -28,6 +28,7 @@ from odcl.mixed.sites import prior_sd
 from odcl.mixed.terms import Coordinates, DataTerms, coordinates, merge, quadratics
 from odcl.risk.loss import symmetric
 from odcl.risk.risk import SITE_WIDTHS, Risk
+from odcl.server.alternatives import of_fits
 from odcl.server.assign import STRANGE, Assignment
 from odcl.server.parties import held_by_enough
 
@@ -88,6 +89,7 @@ def mixed_step(uploads: Uploads, method: Method, party: Ints | None = None) -> S
         "evidence",
         mixture,
         bool(curbed),
+        of_fits(fits, fit, labels),
     )
 
 

@@ -18,6 +18,7 @@ from odcl.errors import NotAdmissible
 from odcl.exchange.download import Downloads, Refit
 from odcl.exchange.upload import Uploads
 from odcl.method import Method
+from odcl.server.alternatives import Alternatives, of_choice, of_scores
 from odcl.server.combine import average_by_cluster, combine_clusters
 from odcl.server.dispersion import covariances, evidence_tau2, noise_traces, pooled_dispersion
 
@@ -46,6 +47,7 @@ class ServerStep:
     refit: Refit = None  # the last step, as the method has it
     mixture: Mixture | None = None  # of mixed groups: shares, centres, how users differ, noise
     curbed: bool = False  # more groups were seen, and were not allowed
+    weighed: Alternatives | None = None  # what the rule looked at beside; None: it does not tell
 
     @property
     def n_clusters(self) -> int:
@@ -87,6 +89,7 @@ class ServerStep:
             probabilities=pick(self.probabilities),
             dispersion=pick(self.dispersion),
             others=pick(self.others),
+            weighed=None if self.weighed is None else self.weighed.take(order),
         )
 
 
@@ -98,6 +101,7 @@ class Groups:
     rule: str
     reason: str
     mixture: Any = None  # the MixtureResult, where a mixture decided
+    weighed: Alternatives | None = None
 
 
 def server_step(
@@ -176,6 +180,7 @@ def _step(uploads: Uploads, method: Method, seed: int, party: Ints | None) -> Se
         phi,
         combined.others,
         method.refit,
+        weighed=groups.weighed,
     )
 
 
@@ -205,15 +210,17 @@ def find_groups(
         labels = np.asarray(clusterer.labels_)
         _check_labels(labels, m, spec.name)
         labels = number_by_first_user(labels)
-        reason = getattr(getattr(clusterer, "choice_", None), "reason", None)
+        choice = getattr(clusterer, "choice_", None)
+        reason = getattr(choice, "reason", None)
         reason = reason or f"{count_text(int(labels.max()) + 1)} by {spec.name}."
-        found = Groups(labels, spec.name, reason)
+        found = Groups(labels, spec.name, reason, weighed=of_choice(choice, labels))
     kept = dissolve_small(uploads, found.labels, method.smallest_group, party)
     if kept is found.labels:
         return found
     who = "users" if party is None else "parties"
     reason = f"{count_text(int(kept.max()) + 1)} of at least {method.smallest_group} {who} left of "
-    return Groups(kept, found.rule, f"{reason}{int(found.labels.max()) + 1} found.")
+    told = f"{reason}{int(found.labels.max()) + 1} found."
+    return Groups(kept, found.rule, told, weighed=found.weighed)
 
 
 def count_text(k: int) -> str:
@@ -226,7 +233,8 @@ def _mixture(uploads: Uploads, phi: Floats | None, clusterer: Any) -> Groups:
     noise = None if cov is not None else noise_traces(uploads, phi)
     clusterer.fit(uploads.models, noise=noise, covariance=cov)
     result = clusterer.result_
-    return Groups(result.labels, result.rule, result.reason, result)
+    weighed = of_scores("icl", result.scores, result.labels)
+    return Groups(result.labels, result.rule, result.reason, result, weighed)
 
 
 def _check_labels(labels: Array, n_users: int, name: str) -> None:
