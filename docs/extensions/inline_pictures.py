@@ -6,8 +6,7 @@
     The caption.
     ```
 
-The name is that of a function of ``docs/pictures.py`` which gives a matplotlib figure, or of a file
-``docs/pictures/NAME.svg`` that was drawn by hand.
+The name is that of a function of ``docs/pictures.py``, which gives a matplotlib figure or an SVG.
 """
 
 from __future__ import annotations
@@ -46,13 +45,12 @@ def style() -> dict[str, Any]:
 @cache
 def drawn(name: str) -> str:
     """The SVG of a picture by its name."""
-    by_hand = DOCS / "pictures" / f"{name}.svg"
-    if by_hand.exists():
-        return by_hand.read_text(encoding="utf-8")
     import matplotlib
 
     with matplotlib.rc_context({**style(), "svg.hashsalt": name}):
         figure = getattr(_functions(), name)()
+        if isinstance(figure, str):
+            return figure
         stream = StringIO()
         figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None})
     return svg_for_a_page(stream.getvalue(), name)
