@@ -33,7 +33,9 @@ def first_code(page: str) -> dict[str, Any]:
     """The names that a page's first block of code makes: its table."""
     code = (DOCS / page).read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
     names: dict[str, Any] = {}
-    kept = [line for line in code.splitlines() if not line.startswith("print") and "to_csv" not in line]
+    kept = [
+        line for line in code.splitlines() if not line.startswith("print") and "to_csv" not in line
+    ]
     exec("\n".join(kept), names)
     return names
 
@@ -56,7 +58,9 @@ def three_worlds() -> Any:
         given = centers[group] + kept * (own - centers[group])
         for k, center in enumerate(centers):
             here = group == k
-            ax.plot(*np.stack([own[here], given[here]]).transpose(2, 0, 1), color=COLOURS[k], lw=0.7)
+            ax.plot(
+                *np.stack([own[here], given[here]]).transpose(2, 0, 1), color=COLOURS[k], lw=0.7
+            )
             ax.scatter(*own[here].T, s=14, color=COLOURS[k], marker=MARKERS[k], alpha=0.6, lw=0)
             ax.scatter(*center, s=90, marker="+", color="black", zorder=3)
         ax.set(title=title, xticks=[], yticks=[])
@@ -201,10 +205,15 @@ def households_groups() -> Any:
 # -- the paper -------------------------------------------------------------------------------------
 
 
-def rows_needed() -> Any:
-    """Error against rows per user, for a few methods."""
+def _mean_error(name: str, n: int) -> float:
     from odcl import baselines, linear_federation
 
+    federations = [linear_federation(100, n, seed=seed) for seed in range(3)]
+    return float(np.mean([baselines.run(name, one).nmse() for one in federations]))
+
+
+def rows_needed() -> Any:
+    """Error against rows per user, for a few methods."""
     rows = (15, 20, 25, 35, 50, 75, 100, 200, 400)
     names = {
         "local": "each user alone",
@@ -214,12 +223,7 @@ def rows_needed() -> Any:
     }
     fig, (ax,) = _panels(1, width=8, height=3.8)
     for k, (name, label) in enumerate(names.items()):
-        errors = [
-            np.mean(
-                [baselines.run(name, linear_federation(100, n, seed=seed)).nmse() for seed in range(3)]
-            )
-            for n in rows
-        ]
+        errors = [_mean_error(name, n) for n in rows]
         style = {"color": COLOURS[k], "marker": MARKERS[k], "ls": ("-", "--", "-", ":")[k], "ms": 4}
         ax.plot(rows, errors, label=label, **style)
     ax.set(xscale="log", yscale="log", xlabel="rows per user", ylabel="error of the users' models")
@@ -229,7 +233,27 @@ def rows_needed() -> Any:
     return fig
 
 
-# -- drawings ----------------------------------------------------------------------------------------
+def clusterpath() -> Any:
+    """The path of a few points in four groups."""
+    from sklearn.datasets import make_blobs
+
+    import odcl
+
+    points, _ = make_blobs(60, 5, centers=4, cluster_std=0.8, random_state=0)
+    return odcl.clusterpath(points).plot()
+
+
+def plan_curve() -> Any:
+    """The picture of ``odcl plan`` for the example of the page."""
+    import odcl
+    from odcl.report.plan import plan_figure
+
+    return plan_figure(
+        odcl.plan.plan(odcl.plan.scenario(n_users=40, n_clusters=2, dim=4, separation=2.0))
+    )
+
+
+# -- drawings --------------------------------------------------------------------------------------
 
 
 def _box(x: float, y: float, w: float, h: float, lines: list[str], colour: str = "") -> str:
@@ -279,14 +303,25 @@ def which_method() -> str:
     ladder = [
         (["the paper to the letter?"], ["`Method.paper()`", "`--paper`"]),
         (["the number of groups known?"], ["`clusterer=4`", "`--clusters 4`"]),
-        (["no groups by assumption,", "only gradual differences?"], ['`clusterer="auto:1"`', "`--clusters auto:1`"]),
-        (["groups far apart, and a", "proof of them wanted?"], ['`clusterer="convex"`', "`--clusters convex`"]),
-        (["users with few rows must not", "be guessed at?"], ["`Method(short_terms=False)`", "`--no-short-terms`"]),
+        (
+            ["no groups by assumption,", "only gradual differences?"],
+            ['`clusterer="auto:1"`', "`--clusters auto:1`"],
+        ),
+        (
+            ["groups far apart, and a", "proof of them wanted?"],
+            ['`clusterer="convex"`', "`--clusters convex`"],
+        ),
+        (
+            ["users with few rows must not", "be guessed at?"],
+            ["`Method(short_terms=False)`", "`--no-short-terms`"],
+        ),
     ]
-    parts, step = [], 82
-    for i, (question, answer) in enumerate(ladder):
+    parts: list[str] = []
+    step = 82
+    for i, (question, answer) in enumerate(ladder.items()):
         y = 10 + step * i
-        parts += [_box(10, y, 250, 52, question), _box(360, y, 270, 52, answer, BLUE)]
+        parts.append(_box(10, y, 250, 52, question.split("|")))
+        parts.append(_box(360, y, 270, 52, answer.split("|"), BLUE))
         parts += [_arrow(260, y + 26, 360, y + 26, "yes"), _arrow(135, y + 52, 135, y + step, "no")]
     y = 10 + step * len(ladder)
     default = ["the default: groups, differences, or both", "`Method()`"]

@@ -4,8 +4,7 @@
     ```console   lines with "$ " are commands, the others what they print on stdout
     ```bash      commands that take too long to be run here: only parsed
 
-``python -m tests.pages docs/start.md`` writes what is printed into the page, to be read before it is
-committed.
+``python -m tests.pages docs/start.md`` writes what is printed into the page: read it, then commit.
 """
 
 from __future__ import annotations
@@ -65,7 +64,9 @@ def commands(text: str) -> list[str]:
         if block.language in ("console", "bash"):
             whole = block.text.replace("\\\n", " ").splitlines()
             marked = block.language == "console"
-            lines += [x.removeprefix(_COMMAND) for x in whole if x.startswith(_COMMAND) or not marked]
+            lines += [
+                x.removeprefix(_COMMAND) for x in whole if x.startswith(_COMMAND) or not marked
+            ]
     return [line for line in lines if line.startswith("odcl ")]
 
 
@@ -154,7 +155,11 @@ def write_outputs(page: Path) -> None:
     for one in sorted(ran, key=lambda r: r.said.start, reverse=True):
         if not same(one.said.text, one.printed):
             lines = one.printed.strip("\n") + "\n"
-            if one.said.language and not one.said.text and text[one.said.start - 3 : one.said.start] == "```":
+            if (
+                one.said.language
+                and not one.said.text
+                and text[one.said.start - 3 : one.said.start] == "```"
+            ):
                 lines = f"\n\n```text\n{lines}```"
             text = text[: one.said.start] + lines + text[one.said.end :]
     page.write_text(text, encoding="utf-8")

@@ -6,8 +6,9 @@ import inspect
 import re
 from typing import Any
 
-import odcl
 from sphinx.util import logging
+
+import odcl
 
 logger = logging.getLogger(__name__)
 
@@ -24,9 +25,7 @@ def _every_name_has_its_place(app: Any, env: Any) -> None:
             logger.warning("Public name %s has no place in the reference.", one)
 
 
-def _docstring(
-    app: Any, what: str, name: str, value: Any, options: Any, lines: list[str]
-) -> None:
+def _docstring(app: Any, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
     lines[:] = as_restructured_text(lines)
 
 
