@@ -300,22 +300,17 @@ def _svg(width: int, height: int, parts: list[str]) -> str:
 
 def which_method() -> str:
     """Questions from top to bottom; whoever says no five times has the default."""
-    ladder = [
-        (["the paper to the letter?"], ["`Method.paper()`", "`--paper`"]),
-        (["the number of groups known?"], ["`clusterer=4`", "`--clusters 4`"]),
-        (
-            ["no groups by assumption,", "only gradual differences?"],
-            ['`clusterer="auto:1"`', "`--clusters auto:1`"],
+    ladder = {
+        "the paper to the letter?": "`Method.paper()`|`--paper`",
+        "the number of groups known?": "`clusterer=4`|`--clusters 4`",
+        "no groups by assumption,|only gradual differences?": (
+            '`clusterer="auto:1"`|`--clusters auto:1`'
         ),
-        (
-            ["groups far apart, and a", "proof of them wanted?"],
-            ['`clusterer="convex"`', "`--clusters convex`"],
+        "groups far apart, and a|proof of them wanted?": '`clusterer="convex"`|`--clusters convex`',
+        "users with few rows must not|be guessed at?": (
+            "`Method(short_terms=False)`|`--no-short-terms`"
         ),
-        (
-            ["users with few rows must not", "be guessed at?"],
-            ["`Method(short_terms=False)`", "`--no-short-terms`"],
-        ),
-    ]
+    }
     parts: list[str] = []
     step = 82
     for i, (question, answer) in enumerate(ladder.items()):
