@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from odcl.engines.flower.client import make_client_app as make_client_app
     from odcl.engines.flower.fits import Fit as Fit
     from odcl.engines.flower.fits import RiskFit as RiskFit
+    from odcl.engines.flower.ifca import IFCA as IFCA
+    from odcl.engines.flower.ifca import IFCAOutcome as IFCAOutcome
     from odcl.engines.flower.late import LateODCL as LateODCL
     from odcl.engines.flower.node import NodeData as NodeData
     from odcl.engines.flower.node import NodeModels as NodeModels
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Fit": "fits",
+    "IFCA": "ifca",
+    "IFCAOutcome": "ifca",
     "LateODCL": "late",
     "NodeData": "node",
     "NodeModels": "node",

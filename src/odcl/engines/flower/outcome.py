@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from odcl.exchange.ledger import Ledger, fedavg_exchange, ifca_exchange
 from odcl.exchange.upload import Uploads
 from odcl.mixed.posterior import Download as Mixture
 from odcl.server.step import ServerStep
+
+if TYPE_CHECKING:
+    from odcl.engines.flower.refine import Refined
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,11 +80,13 @@ class Outcome:
     delivered: Mapping[int, Mapping[str, float]]  # node -> the metrics that it sent back
     undelivered: tuple[SetAside, ...] = ()
     compared_rounds: int = 100  # of FedAvg and IFCA, beside which bytes are shown
+    refined: Refined | None = None  # rounds inside the groups, where there were any
 
     @property
     def ledger(self) -> Ledger:
         """Bytes of the numbers that users sent and received."""
-        return Ledger.of(self.uploads, self.step.downloads)
+        one = Ledger.of(self.uploads, self.step.downloads)
+        return one if self.refined is None else one.then(self.refined.ledger)
 
     @property
     def others(self) -> dict[str, Ledger]:

@@ -63,7 +63,7 @@ def _report(outcome: Outcome, model: Any) -> dict[str, Any]:
         "rule": step.rule,
         "reason": model.reason_,
         "combined": step.combined,
-        "rounds": 1,
+        "rounds": outcome.ledger.n_rounds,
         "bytes_up": outcome.ledger.total_up,
         "bytes_down": outcome.ledger.total_down,
     }

@@ -88,10 +88,14 @@ class ODCL(Strategy):
                 f"min_replies={min_replies} and refine_rounds={refine_rounds}: at least one reply "
                 "is needed, and rounds are counted from 0 on."
             )
+        if refine_rounds and Method.of(method).clusterer.uses_terms:
+            raise ValueError(
+                f"refine_rounds={refine_rounds} improves one model per group, and mixed groups "
+                "are the pooled fit already, with differences between users beside it: give a "
+                "method with one model per group, such as Method.paper(n_clusters=4)."
+            )
         if not (wait >= 0 and timeout > 0):
             raise ValueError(f"wait={wait} and timeout={timeout} are no times in seconds.")
-        if refine_rounds:
-            raise NotImplementedError("Rounds inside groups are not there yet: refine_rounds=0.")
         self.columns = checked_columns(features, user, target, classes)
         self.request = Request(
             risk if isinstance(risk, Risk) else Risk(risk),
@@ -167,6 +171,8 @@ class ODCL(Strategy):
             self._hear(reply)
         result.arrays, metrics = self._combined()
         result.train_metrics_clientapp[1] = metrics
+        if self.refine_rounds:
+            result.arrays = self._refined(grid)
         config = ConfigRecord() if evaluate_config is None else evaluate_config
         messages = list(self.configure_evaluate(1, result.arrays, config, grid))
         found = self._delivered(replies(grid, messages, self.timeout))
@@ -245,7 +251,7 @@ class ODCL(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Groups of all that was sent, where this strategy's own :meth:`start` is not used."""
-        for reply in _answers(self._asked, replies):
+        for reply in answers_of(self._asked, replies):
             self._hear(reply)
         return self._combined()
 
@@ -281,6 +287,17 @@ class ODCL(Strategy):
         why = request.method.falls_back(request.risk, agreed.dim)
         return server_step(uploads, agreed.method, seed=request.seed).fallen_back(why)
 
+    def _refined(self, grid: Grid) -> ArrayRecord:
+        """Rounds inside the groups that were found."""
+        from odcl.engines.flower.refine import refine
+
+        assert self.outcome is not None
+        old = self.outcome
+        limits: Any = {"min_replies": self.min_replies, "timeout": self.timeout}
+        done = refine(grid, self.request, old.step, old.nodes, rounds=self.refine_rounds, **limits)
+        self.outcome = replace(old, step=done.step, refined=done)
+        return array_record({"centers": done.step.centers})
+
     def _n_features(self) -> int:
         return next(iter(self._arrived.taken.values())).n_features
 
@@ -312,7 +329,7 @@ class ODCL(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """What nodes said of their models, where :meth:`start` is not used."""
-        return self._delivered(_answers(self._asked, replies))
+        return self._delivered(answers_of(self._asked, replies))
 
     def _delivered(self, replies: Iterable[Reply]) -> MetricRecord | None:
         """Who has its models, and what nodes say of them."""
@@ -356,7 +373,7 @@ def _in_order(arrivals: Iterable[Arrival]) -> Uploads:
     return uploads.take(uploads.canonical_order())
 
 
-def _answers(asked: Sequence[Message], replies: Iterable[Message]) -> Iterator[Reply]:
+def answers_of(asked: Sequence[Message], replies: Iterable[Message]) -> Iterator[Reply]:
     """Replies by the node that was asked; a node without one is named as well."""
     waiting = {one.metadata.message_id: one.metadata.dst_node_id for one in asked}
     for message in replies:
