@@ -64,7 +64,11 @@ DOORS = {
 # Optional, or slow to load: imported where they are used, never with the module.
 HEAVY = ("matplotlib", "pandas", "polars", "rich", "cryptography", "flwr", "ray")
 # Modules that are nothing without such a package: their folder loads them by name, when asked.
-AT_HOME = {"odcl.engines.flower": "flwr"}
+AT_HOME = {
+    "odcl.engines.flower": "flwr",
+    "odcl.engines.flower.apps.table": "flwr",
+    "odcl.engines.flower.apps.paper": "flwr",
+}
 
 
 class Import(NamedTuple):
