@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from odcl.engines.flower.client import make_client_app as make_client_app
     from odcl.engines.flower.fits import Fit as Fit
     from odcl.engines.flower.fits import RiskFit as RiskFit
+    from odcl.engines.flower.ifca import IFCA as IFCA
+    from odcl.engines.flower.ifca import IFCAOutcome as IFCAOutcome
     from odcl.engines.flower.node import NodeData as NodeData
     from odcl.engines.flower.node import NodeModels as NodeModels
     from odcl.engines.flower.request import Request as Request
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Fit": "fits",
+    "IFCA": "ifca",
+    "IFCAOutcome": "ifca",
     "NodeData": "node",
     "NodeModels": "node",
     "ODCL": "strategy",

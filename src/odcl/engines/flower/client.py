@@ -28,6 +28,7 @@ from odcl.engines.flower.fits import Fit, RiskFit
 from odcl.engines.flower.node import NodeData, NodeModels
 from odcl.engines.flower.records import array_record, arrays_of, config_of, content
 from odcl.engines.flower.request import Request, ids_from_text, ids_to_text
+from odcl.engines.flower.rounds import add_rounds
 from odcl.exchange.download import Downloads
 from odcl.exchange.upload import Uploads
 from odcl.method import Method
@@ -117,6 +118,7 @@ def make_client_app(
         answer = {"task": request.digest, "received": True}
         return Message(content(None, answer, metrics), reply_to=message)
 
+    add_rounds(app, fit, asked, rows_of, on_model)
     return app
 
 

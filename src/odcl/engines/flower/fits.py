@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from odcl._typing import Floats
+from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation, positions
 from odcl.engines.arrivals import Agreed
 from odcl.engines.deliveries import Placed, mixed_last_step, plain_last_step
@@ -17,6 +17,7 @@ from odcl.exchange.download import Downloads
 from odcl.exchange.upload import Uploads
 from odcl.local.fit import fit_users
 from odcl.local.predict import linear_predictors
+from odcl.local.rounds import Answers, FederatedProblem, Work, answer
 
 
 class Fit(Protocol):
@@ -87,15 +88,24 @@ class RiskFit:
             "loss-local": alone,
             "loss-group": downloads.model,
         }
-        return {name: _loss(test, train, agreed, theta) for name, theta in each.items()}
+        return {name: self.loss(test, train, agreed, theta) for name, theta in each.items()}
 
+    def loss(self, test: Federation, train: Federation, agreed: Agreed, theta: Floats) -> float:
+        """Mean loss of rows, each by its user's model."""
+        owner = positions(train.users, test.users)[test.row_user]
+        known = owner >= 0
+        if not known.any():
+            return float("nan")
+        risk = agreed.risk
+        z = linear_predictors(test.X[known], theta, owner[known], risk)
+        return float(risk.loss.value(z, risk.loss.encode(test.y)[known]).mean())
 
-def _loss(test: Federation, train: Federation, agreed: Agreed, theta: Floats) -> float:
-    """Mean loss of rows, each by its user's model."""
-    owner = positions(train.users, test.users)[test.row_user]
-    known = owner >= 0
-    if not known.any():
-        return float("nan")
-    risk = agreed.risk
-    z = linear_predictors(test.X[known], theta, owner[known], risk)
-    return float(risk.loss.value(z, risk.loss.encode(test.y)[known]).mean())
+    # -- rounds --------------------------------------------------------------------------------
+
+    def answer(
+        self, rows: Federation, agreed: Agreed, models: Floats, labels: Ints | None, work: Work
+    ) -> Answers:
+        return answer(FederatedProblem(rows, agreed.risk, 0, None), models[None], work, labels)
+
+    def smoothness(self, rows: Federation, agreed: Agreed, radius: float) -> Floats:
+        return FederatedProblem(rows, agreed.risk, 0, None).smoothness(radius)

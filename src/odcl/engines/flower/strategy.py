@@ -9,9 +9,9 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -40,6 +40,9 @@ from odcl.method import Method
 from odcl.risk.risk import Risk
 from odcl.server.step import ServerStep, server_step
 
+if TYPE_CHECKING:
+    from odcl.engines.flower.refine import Refined
+
 log = logging.getLogger("flwr")  # Flower's own: it goes where `flwr log` looks
 
 
@@ -56,11 +59,13 @@ class Outcome:
     delivered: Mapping[int, Mapping[str, float]]  # node -> the metrics that it sent back
     undelivered: tuple[SetAside, ...] = ()
     compared_rounds: int = 100  # of FedAvg and IFCA, beside which bytes are shown
+    refined: Refined | None = None  # rounds inside the groups, where there were any
 
     @property
     def ledger(self) -> Ledger:
         """Bytes of the numbers that users sent and received."""
-        return Ledger.of(self.uploads, self.step.downloads)
+        one = Ledger.of(self.uploads, self.step.downloads)
+        return one if self.refined is None else one.then(self.refined.ledger)
 
     @property
     def others(self) -> dict[str, Ledger]:
@@ -116,6 +121,12 @@ class ODCL(Strategy):
             raise ValueError(
                 f"min_replies={min_replies} and refine_rounds={refine_rounds}: at least one reply "
                 "is needed, and rounds are counted from 0 on."
+            )
+        if refine_rounds and Method.of(method).clusterer.uses_terms:
+            raise ValueError(
+                f"refine_rounds={refine_rounds} improves one model per group, and mixed groups "
+                "are the pooled fit already, with differences between users beside it: give a "
+                "method with one model per group, such as Method.paper(n_clusters=4)."
             )
         if not (wait >= 0 and timeout > 0):
             raise ValueError(f"wait={wait} and timeout={timeout} are no times in seconds.")
@@ -182,6 +193,8 @@ class ODCL(Strategy):
             self._hear(reply)
         result.arrays, metrics = self._combined()
         result.train_metrics_clientapp[1] = metrics
+        if self.refine_rounds:
+            result.arrays = self._refined(grid)
         config = ConfigRecord() if evaluate_config is None else evaluate_config
         messages = list(self.configure_evaluate(1, result.arrays, config, grid))
         got = list(replies(grid, messages, self.timeout))
@@ -257,7 +270,7 @@ class ODCL(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Groups of all that was sent, where this strategy's own :meth:`start` is not used."""
-        for reply in _answers(self._asked, replies):
+        for reply in answers_of(self._asked, replies):
             self._hear(reply)
         return self._combined()
 
@@ -300,6 +313,17 @@ class ODCL(Strategy):
         why = request.method.falls_back(request.risk, agreed.dim)
         return server_step(uploads, agreed.method, seed=request.seed).fallen_back(why)
 
+    def _refined(self, grid: Grid) -> ArrayRecord:
+        """Rounds inside the groups that were found."""
+        from odcl.engines.flower.refine import refine
+
+        assert self.outcome is not None
+        old = self.outcome
+        limits: Any = {"min_replies": self.min_replies, "timeout": self.timeout}
+        done = refine(grid, self.request, old.step, old.nodes, rounds=self.refine_rounds, **limits)
+        self.outcome = replace(old, step=done.step, refined=done)
+        return array_record({"centers": done.step.centers})
+
     def _n_features(self) -> int:
         return next(iter(self._arrived.taken.values())).n_features
 
@@ -333,11 +357,9 @@ class ODCL(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """What nodes said of their models, where :meth:`start` is not used."""
-        return self._delivered(_answers(self._asked, replies))
+        return self._delivered(answers_of(self._asked, replies))
 
     def _delivered(self, replies: Iterable[Reply]) -> MetricRecord | None:
-        from dataclasses import replace
-
         assert self.outcome is not None
         got: dict[int, Mapping[str, float]] = {}
         lost: dict[int, str] = {}
@@ -394,7 +416,7 @@ def _in_order(arrivals: Iterable[Arrival]) -> Uploads:
     return uploads.take(uploads.canonical_order())
 
 
-def _answers(asked: Sequence[Message], replies: Iterable[Message]) -> Iterator[Reply]:
+def answers_of(asked: Sequence[Message], replies: Iterable[Message]) -> Iterator[Reply]:
     """Replies by the node that was asked; a node without one is named as well."""
     from odcl.engines.flower.transport import reply_of
 

@@ -52,12 +52,25 @@ def wait_for_nodes(
         pause = min(1.5 * pause, _LAST)
 
 
-def train_message(node: int, content: RecordDict, timeout: float, group: str) -> Message:
-    return Message(content, node, MessageType.TRAIN, ttl=timeout + _SLACK, group_id=group)
+def train_message(
+    node: int, content: RecordDict, timeout: float, group: str, action: str = ""
+) -> Message:
+    """A message to a node's train function; ``action`` names another than the default one."""
+    return _message(MessageType.TRAIN, node, content, timeout, group, action)
 
 
-def evaluate_message(node: int, content: RecordDict, timeout: float, group: str) -> Message:
-    return Message(content, node, MessageType.EVALUATE, ttl=timeout + _SLACK, group_id=group)
+def evaluate_message(
+    node: int, content: RecordDict, timeout: float, group: str, action: str = ""
+) -> Message:
+    """The same to its evaluate function."""
+    return _message(MessageType.EVALUATE, node, content, timeout, group, action)
+
+
+def _message(
+    kind: str, node: int, content: RecordDict, timeout: float, group: str, action: str
+) -> Message:
+    kind = f"{kind}.{action}" if action else kind
+    return Message(content, node, kind, ttl=timeout + _SLACK, group_id=group)
 
 
 def replies(
