@@ -23,20 +23,22 @@ if TYPE_CHECKING:
     from odcl.engines.flower.fits import RiskFit as RiskFit
     from odcl.engines.flower.ifca import IFCA as IFCA
     from odcl.engines.flower.ifca import IFCAOutcome as IFCAOutcome
+    from odcl.engines.flower.late import LateODCL as LateODCL
     from odcl.engines.flower.node import NodeData as NodeData
     from odcl.engines.flower.node import NodeModels as NodeModels
+    from odcl.engines.flower.outcome import Outcome as Outcome
     from odcl.engines.flower.request import Request as Request
     from odcl.engines.flower.strategy import ODCL as ODCL
-    from odcl.engines.flower.strategy import Outcome as Outcome
 
 _HOME = {
     "Fit": "fits",
     "IFCA": "ifca",
     "IFCAOutcome": "ifca",
+    "LateODCL": "late",
     "NodeData": "node",
     "NodeModels": "node",
     "ODCL": "strategy",
-    "Outcome": "strategy",
+    "Outcome": "outcome",
     "Request": "request",
     "RiskFit": "fits",
     "make_client_app": "client",
