@@ -48,7 +48,9 @@ def shaken(made, name):
             thread.join(10)
 
 
-@pytest.mark.parametrize("name", ["localhost", "127.0.0.1", "::1", "flower.example.org", "10.0.0.7"])
+@pytest.mark.parametrize(
+    "name", ["localhost", "127.0.0.1", "::1", "flower.example.org", "10.0.0.7"]
+)
 def test_a_client_that_knows_the_authority_trusts_the_server_under_each_name(tmp_path, name):
     made = make_certificates(tmp_path / "c", ["north"], ["flower.example.org", "10.0.0.7"])
     assert shaken(made, name).startswith("TLS")
@@ -56,7 +58,7 @@ def test_a_client_that_knows_the_authority_trusts_the_server_under_each_name(tmp
 
 def test_a_server_under_another_name_or_authority_is_refused(tmp_path):
     made, other = (make_certificates(tmp_path / name, ["north"]) for name in "ab")
-    with pytest.raises(ssl.SSLCertVerificationError, match="doesn't match|not valid for"):
+    with pytest.raises(ssl.SSLCertVerificationError, match=r"doesn't match|not valid for"):
         shaken(made, "elsewhere.example.org")
     for name in ("server.pem", "server.key"):
         (made.folder / name).write_bytes((other.folder / name).read_bytes())
@@ -129,7 +131,11 @@ def test_a_failure_on_the_way_leaves_nothing(tmp_path, monkeypatch):
 
 def test_a_site_that_makes_its_own_key_gets_no_certificates(tmp_path):
     make_certificates(tmp_path / "c", ["north"], keys_only=True)
-    assert {path.name for path in (tmp_path / "c").rglob("*")} == {"nodes", "north.key", "north.pub"}
+    assert {path.name for path in (tmp_path / "c").rglob("*")} == {
+        "nodes",
+        "north.key",
+        "north.pub",
+    }
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,9 @@ def test_a_log_is_readable_by_its_owner_alone(program, mark, tmp_path):
     assert (tmp_path / "log").stat().st_mode & 0o077 == 0
 
 
-def test_where_there_is_no_proc_known_processes_are_found_by_ps(monkeypatch, program, mark, tmp_path):
+def test_where_there_is_no_proc_known_processes_are_found_by_ps(
+    monkeypatch, program, mark, tmp_path
+):
     if shutil.which("ps") is None:
         pytest.skip("no ps here")
     monkeypatch.setattr(processes, "_PROC", tmp_path / "nowhere")

@@ -63,9 +63,7 @@ def resumed(up, interrupted):
     """The same task again; this time the SuperNode of n2 is killed while it fits."""
     for flag in up.flags.iterdir():
         flag.unlink()
-    run_id, result = up.run(
-        "result", faults="n2:silent", min_replies=2, nodes=3, timeout=TIMEOUT
-    )
+    run_id, result = up.run("result", faults="n2:silent", min_replies=2, nodes=3, timeout=TIMEOUT)
     assert wait_until(lambda: (up.flags / "fitting-n2").exists(), 60)
     kill(up, "n2")
     return Round(run_id, up.deployment.wait(run_id, 2 * TIMEOUT + 60), result)

@@ -26,6 +26,6 @@ def test_a_hundred_simulated_nodes_receive_the_in_process_models_bit_for_bit(tmp
 
 
 def test_a_simulation_that_fails_says_why_and_leaves_no_process_behind(tmp_path):
-    with pytest.raises(OSError, match="timeout=-1.0"):
+    with pytest.raises(OSError, match=r"timeout=-1\.0"):
         simulate(10, folder=tmp_path, timeout=-1.0)
     assert not Deployment.read(tmp_path / "simulation").processes()

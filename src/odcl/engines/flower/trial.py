@@ -20,8 +20,10 @@ from odcl.engines.flower.deployment import STATE, Deployment, DeploymentError
 from odcl.files import check_folder
 
 # What stands in the folder of a trial; whatever else does, is somebody's own.
-OWN = (STATE, "certs", "data", "home", "logs", "models", "result", "result.arrived")
-OWN += tuple(f"superlink.db{ending}" for ending in ("", "-shm", "-wal", "-journal"))
+OWN = (
+    *(STATE, "certs", "data", "home", "logs", "models", "result", "result.arrived"),
+    *(f"superlink.db{ending}" for ending in ("", "-shm", "-wal", "-journal")),
+)
 
 
 @dataclass(frozen=True, eq=False)
