@@ -67,7 +67,11 @@ DOORS = {
 HEAVY = ("matplotlib", "pandas", "polars", "rich", "cryptography", "flwr", "ray")
 HEAVY += ("dask", "distributed", "fsspec")
 # Modules that are nothing without such a package: their folder loads them by name, when asked.
-AT_HOME = {"odcl.engines.flower": "flwr"}
+AT_HOME = {
+    "odcl.engines.flower": "flwr",
+    "odcl.engines.flower.apps.table": "flwr",
+    "odcl.engines.flower.apps.paper": "flwr",
+}
 
 
 class Import(NamedTuple):
