@@ -65,7 +65,9 @@ class IFCAOutcome:
 class IFCA(Strategy):
     """Iterative federated clustering as a Flower strategy.
 
-    risk : what every user minimises: a :class:`~odcl.risk.risk.Risk`, or the name of a loss.
+    risk : what every user minimises: a :class:`~odcl.risk.risk.Risk`, or the name of a loss. None
+        for modules of PyTorch (:class:`~odcl.engines.flower.networks.ModuleFit`): then ``initial``
+        holds models, ``average`` is "models", and each user's own training is the local steps.
     n_clusters : how many models are broadcast.
     n_features : features of the nodes' rows; not needed where ``initial`` holds models.
     average : "gradients" (option I: one step per round, divided by all users) or "models" (option
@@ -82,7 +84,7 @@ class IFCA(Strategy):
 
     def __init__(
         self,
-        risk: Risk | str = "squared",
+        risk: Risk | str | None = "squared",
         n_clusters: int = 2,
         *,
         n_features: int | None = None,
@@ -103,13 +105,19 @@ class IFCA(Strategy):
                 f"local_steps={local_steps} with average='gradients': a user answers with one "
                 "gradient, so there is one step per round. Use average='models' for local steps."
             )
+        if risk is None and (average != "models" or isinstance(step_size, str)):
+            raise ValueError(
+                "risk=None is for models whose gradients odcl does not know: give average='models' "
+                "and any number as step_size, which their own training does not look at."
+            )
         if min_replies < 1 or n_clusters < 1 or not (wait >= 0 and timeout > 0):
             raise ValueError(
                 f"min_replies={min_replies}, n_clusters={n_clusters}, wait={wait} and timeout="
                 f"{timeout}: there is at least one reply and one model, and times are in seconds."
             )
-        risk = risk if isinstance(risk, Risk) else Risk(risk)
-        self.request = Request(risk, Method.paper(n_clusters), seed, name="ifca")
+        named = risk if isinstance(risk, Risk) else Risk(risk or "squared")
+        bare = risk is None
+        self.request = Request(named, Method.paper(n_clusters), seed, name="ifca", bare=bare)
         self.n_clusters, self.average = n_clusters, average
         self.local_steps = local_steps or (1 if average == "gradients" else 10)
         self.step_size: StepSize = step_size
@@ -154,7 +162,8 @@ class IFCA(Strategy):
 
     def summary(self) -> None:
         risk = self.request.risk
-        log.info("\t├── Risk: %s loss, l2 = %g", risk.loss.name, risk.l2)
+        what = f"{risk.loss.name} loss, l2 = {risk.l2:g}"
+        log.info("\t├── Risk: %s", "the nodes' own (bare models)" if self.request.bare else what)
         log.info("\t├── %d models, averaging of %s", self.n_clusters, self.average)
         log.info("\t└── At least %d replies a round, within %g s", self.min_replies, self.timeout)
 
@@ -214,7 +223,7 @@ class IFCA(Strategy):
         radius = ball_around(self._models) if self._step is None else None
         if self._step is None and self.average == "models":
             # Users need the step before they take one: a question ahead of the first round.
-            self._ask = Round(0, radius=radius, replies=False)
+            self._ask = Round(0, self.average, radius=radius, replies=False)
             asked = self._talk.messages(self._ask, self._models, there)
             heard = self._heard(replies(grid, asked, self.timeout))
             self._find_step(heard)
@@ -297,7 +306,7 @@ class IFCA(Strategy):
     ) -> list[Message]:
         """The last models to every node, of which each user takes the best."""
         self._models = arrays["models"].numpy()
-        self._ask = Round(server_round, replies=False)
+        self._ask = Round(server_round, self.average, replies=False)
         there = sorted(set(grid.get_node_ids()))
         more: Any = {"last": True, "more": config}
         self._asked = self._talk.messages(self._ask, self._models, there, **more)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from odcl import __version__
 from odcl.artifact.arrays import expect, id_from_json, id_to_json, json_bytes, parse_json
 from odcl.artifact.folder import StoredArtifact
+from odcl.engines.flower.bare import write_bare
 from odcl.engines.flower.columns import Columns
 from odcl.engines.flower.request import Request
 
@@ -30,6 +31,10 @@ def write_result(outcome: Outcome, columns: Columns, folder: Path, *, force: boo
     from odcl.estimators.run_tables import finite, run_tables
 
     request, uploads = outcome.request, outcome.uploads
+    if request.bare:
+        nodes = json_bytes(finite(nodes_json(outcome)))
+        write_bare(outcome, folder, nodes, force=force)
+        return None
     model = server_estimator(
         *(uploads, outcome.step, request.method, request.agreed(outcome.n_features).method),
         schema=columns.schema(request.risk, outcome.n_features, uploads.users),
@@ -59,7 +64,7 @@ def _report(outcome: Outcome, model: Any) -> dict[str, Any]:
         "rule": step.rule,
         "reason": model.reason_,
         "combined": step.combined,
-        "rounds": 1,
+        "rounds": outcome.ledger.n_rounds,
         "bytes_up": outcome.ledger.total_up,
         "bytes_down": outcome.ledger.total_down,
     }
