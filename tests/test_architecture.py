@@ -51,6 +51,8 @@ DOORS = {
     ("odcl.engines.files.combine._diagnosis", "diagnose"): "the verdict that sites receive",
     ("odcl.engines.files.last_step.SiteModels.estimator", "estimators"): "models that predict",
     ("odcl.engines.files.round.write_round", "report"): "the coordinator's report",
+    ("odcl.engines.flower.result.add_late", "estimators"): "users who came after the run",
+    ("odcl.engines.flower.result.open_result", "estimators"): "the run that they join",
     ("odcl.engines.flower.result.write_result", "estimators"): "the run as `odcl fit` writes it",
     ("odcl.engines.in_process.Result.diagnose", "diagnose"): "result.diagnose()",
     ("odcl.engines.in_process.Result.summary", "evaluate"): "the error, where truth is known",

@@ -23,7 +23,7 @@ from odcl.local.receive import Received
 from odcl.method import Method
 
 if TYPE_CHECKING:
-    from odcl.engines.flower.strategy import Outcome
+    from odcl.engines.flower.outcome import Outcome
 
 MOST_BARE = 20_000_000  # parameters of a model: 160 MB of float64 per user
 KIND, WORDS, ARRAYS = "flower-models", "groups.json", "groups.safetensors"

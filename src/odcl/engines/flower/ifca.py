@@ -20,10 +20,11 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from odcl._typing import Array, Floats, Ints
 from odcl.engines.arrivals import MOST_SIZE, SetAside, naming_set_aside
+from odcl.engines.flower.outcome import mean_metrics
 from odcl.engines.flower.records import array_record
 from odcl.engines.flower.request import Request
 from odcl.engines.flower.rounds import Round
-from odcl.engines.flower.strategy import answers_of, mean_metrics
+from odcl.engines.flower.strategy import answers_of
 from odcl.engines.flower.talk import Heard, NodeAnswer, Talk
 from odcl.engines.flower.transport import Reply, replies, wait_for_nodes
 from odcl.exchange.ledger import Exchange, Ledger
@@ -336,4 +337,5 @@ class IFCA(Strategy):
             metrics,
             self._diverged,
         )
-        return mean_metrics(metrics.values())
+        told = mean_metrics(metrics.values())
+        return MetricRecord(told) if told else None

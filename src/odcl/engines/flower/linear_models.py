@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from odcl._typing import Array, Floats
+from odcl._typing import Array, Bools, Floats
 from odcl.data.federation import Federation
 from odcl.engines.arrivals import Agreed
 from odcl.engines.deliveries import Placed
@@ -51,7 +51,7 @@ class EstimatorFit:
         uploads: Uploads,
         downloads: Downloads,
         *,
-        late: bool,
+        late: Bools,
         seed: int,
     ) -> Placed:
         """The group's model."""

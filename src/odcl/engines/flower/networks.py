@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from odcl._typing import Array, Floats, Ints
+from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.federation import Federation, positions
 from odcl.engines.arrivals import Agreed
 from odcl.engines.deliveries import Placed
@@ -179,7 +179,7 @@ class ModuleFit:
         uploads: Uploads,
         downloads: Downloads,
         *,
-        late: bool,
+        late: Bools,
         seed: int,
     ) -> Placed:
         """The group's model."""
