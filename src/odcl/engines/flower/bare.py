@@ -5,25 +5,23 @@ So it is with models that odcl does not fit itself: the server clusters and aver
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from odcl._typing import Array, Floats
-from odcl.artifact.arrays import ArraySpec, ids_from_json, ids_to_json
+from odcl._typing import Array, Floats, Ints
+from odcl.artifact.arrays import ArraySpec, expect, ids_from_json, ids_to_json
 from odcl.artifact.folder import Artifact, open_artifact, write_artifact
-from odcl.data.federation import Federation
+from odcl.data.federation import Federation, positions
 from odcl.engines.arrivals import Agreed
 from odcl.engines.deliveries import Placed
 from odcl.exchange.download import Downloads
 from odcl.local.receive import Received
 from odcl.method import Method
-
-if TYPE_CHECKING:
-    from odcl.engines.flower.outcome import Outcome
 
 MOST_BARE = 20_000_000  # parameters of a model: 160 MB of float64 per user
 KIND, WORDS, ARRAYS = "flower-models", "groups.json", "groups.safetensors"
@@ -62,45 +60,34 @@ def taken(rows: Federation, downloads: Downloads) -> Placed:
 
 @dataclass(frozen=True, eq=False)
 class BareResult:
-    """Groups of models that odcl knows no more of."""
+    """Groups and their models, where the server knows no more than these."""
 
+    request: Mapping[str, Any]  # as nodes were asked: Request.from_config reads it
     users: Array  # (n_users,), ids
-    labels: Array  # (n_users,)
+    labels: Ints  # (n_users,)
     centers: Floats  # (n_groups, n_parameters)
-    n_samples: Floats  # (n_users,)
     reason: str
 
     def model(self, user: Any) -> Floats:
         """The model of a user's group, flat."""
-        at = [i for i, known in enumerate(self.users.tolist()) if known == user]
-        if not at:
+        at = int(positions(self.users, np.array([user]))[0])
+        if at < 0:
             raise ValueError(f"User {user!r} took no part in this run.")
-        return self.centers[self.labels[at[0]]]
+        return self.centers[self.labels[at]]
 
 
-def write_bare(outcome: Outcome, folder: Path, nodes: bytes, *, force: bool) -> None:
+def write_bare(found: BareResult, folder: Path, nodes: Mapping[str, Any], *, force: bool) -> None:
     """Groups, their models and what became of each node, as one artifact."""
-    step = outcome.step
-    words = {
-        "request": outcome.request.config(),
-        "users": ids_to_json(step.users),
-        "rule": step.rule,
-        "reason": step.reason,
-        "combined": step.combined,
-        "bytes_up": outcome.ledger.total_up,
-        "bytes_down": outcome.ledger.total_down,
+    listed = ids_to_json(found.users)
+    words = {"request": dict(found.request), "users": listed, "reason": found.reason}
+    arrays: dict[str, Array] = {
+        "labels": found.labels.astype(np.int64),
+        "centers": found.centers,
     }
-    arrays = {
-        "labels": step.labels.astype(np.int64),
-        "centers": step.centers,
-        "n_samples": outcome.uploads.n_samples,
-    }
-    if words["users"] is None:
-        arrays["users"] = step.users.astype(np.int64)
-    artifact = Artifact(
-        KIND, words={WORDS: words}, arrays={ARRAYS: arrays}, extras={"nodes.json": nodes}
-    )
-    write_artifact(folder, artifact, force=force)
+    if listed is None:
+        arrays["users"] = found.users.astype(np.int64)
+    files = {WORDS: words, "nodes.json": dict(nodes)}
+    write_artifact(folder, Artifact(KIND, files, {ARRAYS: arrays}), force=force)
 
 
 def read_bare(folder: str | Path) -> BareResult:
@@ -108,16 +95,15 @@ def read_bare(folder: str | Path) -> BareResult:
     specs = {
         "labels": ArraySpec(("users",), ("int64",)),
         "centers": ArraySpec(("groups", "parameters")),
-        "n_samples": ArraySpec(("users",)),
         "users": ArraySpec(("users",), ("int64",), optional=True),
     }
     with open_artifact(folder, kind=KIND) as stored:
-        words = stored.words(WORDS, ("users", "reason"))
+        words = stored.words(WORDS, ("request", "users", "reason"))
         arrays = stored.arrays(ARRAYS, specs)
         with stored.checking(WORDS):
+            expect(isinstance(words["request"], dict), "it does not say what was asked for")
             users = ids_from_json(words["users"], arrays.get("users"))
-            labels, centers = arrays["labels"], arrays["centers"]
+            labels, centers = arrays["labels"].astype(np.intp), arrays["centers"]
             inside = bool(((labels >= 0) & (labels < len(centers))).all())
-            if len(users) != len(labels) or not inside:
-                raise ValueError("its users and groups do not belong together")
-    return BareResult(users, labels, centers, arrays["n_samples"], str(words["reason"]))
+            expect(len(users) == len(labels) and inside, "users and groups do not fit together")
+    return BareResult(words["request"], users, labels, centers, str(words["reason"]))

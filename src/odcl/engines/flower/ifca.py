@@ -8,9 +8,11 @@ is computed here: users answer by :func:`odcl.local.rounds.answer`, answers are 
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,13 +21,16 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from odcl._typing import Array, Floats, Ints
-from odcl.engines.arrivals import MOST_SIZE, SetAside, naming_set_aside
+from odcl.artifact.arrays import id_to_json
+from odcl.artifact.folder import check_artifact_place
+from odcl.engines.arrivals import SetAside, naming_set_aside
+from odcl.engines.flower.bare import BareResult, write_bare
 from odcl.engines.flower.outcome import mean_metrics
 from odcl.engines.flower.records import array_record
 from odcl.engines.flower.request import Request
 from odcl.engines.flower.rounds import Round
 from odcl.engines.flower.strategy import answers_of
-from odcl.engines.flower.talk import Heard, NodeAnswer, Talk
+from odcl.engines.flower.talk import RUN_AWAY, Heard, NodeAnswer, Talk
 from odcl.engines.flower.transport import Reply, replies, wait_for_nodes
 from odcl.exchange.ledger import Exchange, Ledger
 from odcl.local.rounds import Average, StepSize, ball_around, resolve_step
@@ -62,6 +67,27 @@ class IFCAOutcome:
     def n_rounds(self) -> int:
         return self.ledger.n_rounds
 
+    def write(self, folder: Path, *, force: bool = False) -> None:
+        """Models, choices and what became of each node, whole or not at all."""
+        used = len(np.unique(self.labels))
+        reason = (
+            f"{used} of {len(self.centers)} models in use after {self.n_rounds} rounds of IFCA."
+        )
+        given = (self.request.config(), self.users, self.labels, self.centers, reason)
+        nodes = {
+            "nodes": {
+                str(node): [id_to_json(user) for user in users]
+                for node, users in self.nodes.items()
+            },
+            "set_aside": [{"node": one.name, "reason": one.reason} for one in self.set_aside],
+            "rounds": self.n_rounds,
+            "bytes": {"up": self.ledger.total_up, "down": self.ledger.total_down},
+            "step_size": self.step_size,
+            "risk": self.risk.tolist(),
+            "diverged": self.diverged,
+        }
+        write_bare(BareResult(*given), folder, nodes, force=force)
+
 
 class IFCA(Strategy):
     """Iterative federated clustering as a Flower strategy.
@@ -78,6 +104,8 @@ class IFCA(Strategy):
     min_replies, nodes, wait, timeout : as for :class:`~odcl.engines.flower.ODCL`, each round; a
         node that was set aside is not asked again, and one that connects after the first round
         takes part from the next one on.
+    result_dir, force : folder for the models and the users' choices, written whole at the end
+        (:func:`~odcl.engines.flower.read_bare` reads it), and whether it may replace one.
 
     ``start(grid, num_rounds=100)`` runs it. The models are those of
     :func:`odcl.paper.baselines.ifca` with all rows in every step, up to rounding.
@@ -97,6 +125,8 @@ class IFCA(Strategy):
         nodes: int | None = None,
         wait: float = 60.0,
         timeout: float = 600.0,
+        result_dir: str | os.PathLike[str] | None = None,
+        force: bool = False,
         seed: int = 0,
     ) -> None:
         if average not in ("gradients", "models"):
@@ -125,6 +155,8 @@ class IFCA(Strategy):
         self.initial = self._first_models(initial, n_features)
         self.min_replies, self.nodes = min_replies, max(nodes or min_replies, min_replies)
         self.wait, self.timeout = wait, timeout
+        self.result_dir = None if result_dir is None else Path(result_dir).absolute()
+        self.force = force
         self.outcome: IFCAOutcome | None = None
         self._begin()
 
@@ -187,6 +219,8 @@ class IFCA(Strategy):
         log.info("Starting %s strategy:", type(self).__name__)
         self.summary()
         began, self.timeout = time.monotonic(), timeout or self.timeout
+        if self.result_dir is not None:
+            check_artifact_place(self.result_dir, force=self.force)
         if initial_arrays is not None:
             self.initial = self._first_models(initial_arrays["models"].numpy(), None)
         self._begin()
@@ -208,6 +242,10 @@ class IFCA(Strategy):
         found = self._delivered(replies(grid, asked, self.timeout))
         if found is not None:
             result.evaluate_metrics_clientapp[num_rounds] = found
+        if self.result_dir is not None:
+            assert self.outcome is not None
+            self.outcome.write(self.result_dir, force=self.force)
+            log.info("Models, groups and what became of each node: %s", self.result_dir)
         log.info("Finished in %.1f s.", time.monotonic() - began)
         return result
 
@@ -294,7 +332,7 @@ class IFCA(Strategy):
         models = combine(self._models[None], answers, self._step)[0]
         metrics = {"num-users": m, "risk": self._risk[-1]}
         metrics |= {"nodes-set-aside": len(self._talk.aside)}
-        self._diverged = not bool((np.abs(models) < MOST_SIZE).all())
+        self._diverged = not bool((np.abs(models) < RUN_AWAY).all())
         if self._diverged:
             log.warning("The models run away: the step is too long. Lower step_size.")
             return None, MetricRecord(metrics)
