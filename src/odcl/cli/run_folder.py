@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,7 +13,9 @@ from odcl.data.federation import Federation
 from odcl.data.schema import TableSchema
 from odcl.data.source import check_target
 from odcl.data.tables import read_table
+from odcl.estimators.evidence import Evidence, evidence_files, evidence_of
 from odcl.estimators.persist import load_estimator, save_estimator, update_estimator
+from odcl.estimators.report import PAGE, page_of
 from odcl.estimators.run_tables import finite, run_tables
 from odcl.report.text import about_values
 
@@ -27,18 +29,24 @@ T = TypeVar("T")
 # -- writing ---------------------------------------------------------------------------------------
 
 
-def write_run(fitted: FittedTable, folder: Path, *, force: bool) -> bool:
-    """All files of a run, in a folder that appears whole or not at all. Is there a picture?"""
+def write_run(
+    fitted: FittedTable, folder: Path, *, force: bool, command: Sequence[str] = ()
+) -> bool:
+    """All files of a run, in a folder that appears whole or not at all. Is there a picture?
+
+    ``command``: the words that give it again.
+    """
     from odcl.report import pictures
 
     drawn = pictures.available()
     extras: dict[str, Extra] = {
         REPORT: json_bytes(finite(_report(fitted))),
         **run_tables(fitted.model),
+        **evidence_files(_evidence(fitted, command)),
     }
     if drawn:
         extras[PICTURE] = lambda path: _draw(fitted, path)
-    save_estimator(fitted.model, folder, force=force, extras=extras)
+    save_estimator(fitted.model, folder, force=force, extras=extras, derived={PAGE: page_of})
     return drawn
 
 
@@ -50,7 +58,7 @@ def change_run(folder: Path, change: Callable[[Any], T]) -> T:
         answers.append(change(model))
         return {name: make for name, make in run_tables(model).items() if name in stored}
 
-    update_estimator(folder, changed)
+    update_estimator(folder, changed, derived={PAGE: page_of})
     return answers[0]
 
 
@@ -76,6 +84,20 @@ def _report(fitted: FittedTable) -> dict[str, Any]:
         "notices": fitted.notices,
         "comparison": None if fitted.comparison is None else fitted.comparison.to_json(),
     }
+
+
+def _evidence(fitted: FittedTable, command: Sequence[str]) -> Evidence:
+    """What the report needs beside the model."""
+    source = fitted.source
+    table = {"name": source.name, "rows": len(source.encoded.codes)}
+    return evidence_of(
+        fitted.model,
+        fitted.comparison,
+        table=table | ({} if source.digest is None else {"sha256": source.digest}),
+        command=tuple(command),
+        holdout=str(fitted.holdout),
+        notices=tuple(fitted.notices),
+    )
 
 
 def _draw(fitted: FittedTable, path: Path) -> None:

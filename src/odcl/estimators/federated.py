@@ -12,6 +12,7 @@ import numpy as np
 
 from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
+from odcl.estimators.for_newcomers import Known
 from odcl.exchange.upload import Uploads
 from odcl.method import Method
 from odcl.mixed.differences import differences_text
@@ -80,14 +81,13 @@ def server_estimator(
     model.probability_ = nothing if step.probabilities is None else step.probabilities
     model.labels_, model.cluster_theta_ = step.labels, step.centers
     model.n_clusters_, model.tau2_ = step.n_clusters, step.tau2
-    model.groups_ = groups_of_uploads(uploads, step, resolved)
     model.mixture_, model.rule_ = step.mixture, step.rule
     model.covariance_ = model.noise_ = model.dof_ = None
     if step.mixture is None:
         everybody = np.zeros(len(uploads), dtype=np.intp)
         how = "precision" if resolved.combine == "shrink" else resolved.combine
         model.theta_ = step.models
-        model.pooled_theta_ = combine_clusters(uploads, everybody, how).centers[0]
+        pooled = combine_clusters(uploads, everybody, how).centers[0]
     else:
         from odcl.mixed.house import without_rows
         from odcl.server.mixed import models_by_terms
@@ -95,7 +95,8 @@ def server_estimator(
         own = models_by_terms(uploads, step.mixture)
         model.theta_, model.covariance_ = own.models, own.covariance
         model.noise_, model.dof_ = own.noise, own.dof
-        model.pooled_theta_ = without_rows(step.mixture, risk)[0][-1]
+        pooled = without_rows(step.mixture, risk)[0][-1]
+    model.for_newcomers_ = Known(groups_of_uploads(uploads, step, resolved), None, pooled)
     inside = differences_text(model.differences_, model.n_clusters_)
     model.reason_ = f"{step.reason} {inside}".rstrip()
     return model
@@ -124,7 +125,6 @@ def _estimator(
     model.risk_, model.target_name_ = risk, schema.target
     model.feature_names_in_ = np.array(columns, dtype=object)
     model.n_features_in_ = len(columns)
-    model.cluster_means_ = None  # of rows that others have
     return model
 
 
@@ -140,8 +140,8 @@ def _all_groups(model: Any, site: SiteModels) -> None:
     members = np.maximum(site.download.groups.sizes, 1)
     some = members.astype(np.float64)
     rest = (model.tau2_, model.tau2_, np.nan, 0.0)
-    model.groups_ = Groups(model.cluster_theta_, members, some, np.ones(len(some)), *rest)
-    model.pooled_theta_ = without_rows(mixture, risk)[0][-1]
+    groups = Groups(model.cluster_theta_, members, some, np.ones(len(some)), *rest)
+    model.for_newcomers_ = Known(groups, None, without_rows(mixture, risk)[0][-1])
 
 
 def _own_groups(model: Any, site: SiteModels) -> None:
@@ -159,5 +159,5 @@ def _own_groups(model: Any, site: SiteModels) -> None:
     )
     local = fit_users(site.rows, task.risk, task.resolved.sends)
     model.cluster_theta_, model.labels_, model.tau2_ = centers, labels, given.tau2
-    model.groups_ = groups_of(site.rows, task.risk, local, step, task.resolved)
-    model.pooled_theta_ = one_for_all(site.rows, task.risk)
+    groups = groups_of(site.rows, task.risk, local, step, task.resolved)
+    model.for_newcomers_ = Known(groups, None, one_for_all(site.rows, task.risk))
