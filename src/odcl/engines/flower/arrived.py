@@ -45,9 +45,12 @@ class Arrival:
     n_features: int
 
 
+MALFORMED = "its reply is malformed"
+
+
 def read_reply(request: Request, node: int, message: Message) -> Arrival:
     """The uploads of a reply; :class:`Refused` says why it is not taken."""
-    with refusing():
+    with refusing(MALFORMED):
         words = config_of(message)
         check_digest(request, words)
         ids, n_features = ids_from_text(words.get("users")), words.get("n-features")
@@ -64,7 +67,7 @@ def confirmation(request: Request, reply: Reply) -> dict[str, float]:
     """The metrics of a node that has its models; :class:`Refused` says why it has not."""
     if reply.message is None:
         raise Refused(reply.why)
-    with refusing():
+    with refusing(MALFORMED):
         words = config_of(reply.message)
         check_digest(request, words)
         expect(words.get("received") is True, "it does not say that it received it")

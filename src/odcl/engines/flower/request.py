@@ -20,6 +20,7 @@ from odcl.artifact.arrays import (
 )
 from odcl.data.federation import owner_ids
 from odcl.engines.arrivals import Agreed
+from odcl.engines.files.envelope import Refused
 from odcl.engines.flower.bare import MOST_BARE, BareAgreed
 from odcl.method import Method
 from odcl.risk.risk import Risk
@@ -135,7 +136,8 @@ class Request:
 
 def check_digest(request: Request, config: Mapping[str, Any]) -> None:
     """Refuse what answers another request."""
-    expect(config.get(_DIGEST) == request.digest, "it answers another task than this one")
+    if config.get(_DIGEST) != request.digest:
+        raise Refused("it answers another task than this one")
 
 
 # -- ids of users ----------------------------------------------------------------------------------

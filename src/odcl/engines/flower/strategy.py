@@ -288,6 +288,8 @@ class ODCL(Strategy):
 
     def combine(self, uploads: Uploads) -> ServerStep:
         """The one place where groups are found and combined."""
+        if len(uploads) == 1:
+            raise ValueError("One user sent something, and nobody is there to be compared with.")
         request = self.request
         agreed = request.agreed(self._n_features())
         why = "" if request.bare else request.method.falls_back(request.risk, agreed.dim)
