@@ -3,8 +3,9 @@
 from functools import lru_cache
 from pathlib import Path
 
-import numpy as np
 from flwr.app import Context
+
+import numpy as np
 
 from odcl.data.federation import Federation
 from odcl.data.synthetic import linear_federation
