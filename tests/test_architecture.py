@@ -65,7 +65,7 @@ DOORS = {
 
 # Optional, or slow to load: imported where they are used, never with the module.
 HEAVY = ("matplotlib", "pandas", "polars", "rich", "cryptography", "flwr", "ray")
-HEAVY += ("dask", "distributed", "fsspec")
+HEAVY += ("dask", "distributed", "fsspec", "torch")
 # Modules that are nothing without such a package: their folder loads them by name, when asked.
 AT_HOME = {
     "odcl.engines.flower": "flwr",
