@@ -21,7 +21,6 @@ version = release = __version__
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
-    "sphinx.ext.napoleon",
     "mathml",  # these and the following lie in docs/extensions
     "inline_pictures",
     "command_line",
@@ -48,10 +47,9 @@ pygments_style = "friendly"
 pygments_dark_style = "monokai"
 
 default_role = "code"
+smartquotes = False  # --clusters has two dashes
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_class_signature = "mixed"
+autodoc_type_aliases = {name: name for name in ("Array", "Floats", "Ints", "Bools")}
 python_maximum_signature_line_length = 88
-napoleon_google_docstring = False
-napoleon_use_rtype = False
-napoleon_use_ivar = True

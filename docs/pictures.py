@@ -63,7 +63,7 @@ def three_worlds() -> Any:
             )
             ax.scatter(*own[here].T, s=14, color=COLOURS[k], marker=MARKERS[k], alpha=0.6, lw=0)
             ax.scatter(*center, s=90, marker="+", color="black", zorder=3)
-        ax.set(title=title, xticks=[], yticks=[])
+        ax.set(title=title, xticks=[], yticks=[], xlim=(-4.6, 4.6), ylim=(-3.6, 4.0))
         ax.spines[:].set_visible(False)
     return fig
 
