@@ -37,13 +37,15 @@ examples:
   odcl fit sales.csv --user store --target sales --out run \\
       --holdout last --time day
 
-RUN holds the models (models.safetensors, model.json), each user's group
-(assignment.csv), each group's model in the table's units (groups.csv),
-report.json, schema.json and picture.png. Its files are checked together: copy a
-table out of RUN before you edit it. Text that a spreadsheet would run (=1+1) is
-written with a quote before it ('=1+1) in CSV files, and read back without. In
-Python: ODCLRegressor.load("run").predict(table), with the same columns in any
-order; ODCLClassifier for classes."""
+RUN holds report.html, the page for people (`odcl report` makes it again), the
+models (models.safetensors, model.json), each user's group (assignment.csv),
+each group's model in the table's units (groups.csv), report.json, schema.json,
+picture.png and what the page rests on (evidence.json, evidence.safetensors).
+Its files are checked together: copy a table out of RUN before you edit it. Text
+that a spreadsheet would run (=1+1) is written with a quote before it ('=1+1) in
+CSV files, and read back without. In Python:
+ODCLRegressor.load("run").predict(table), with the same columns in any order;
+ODCLClassifier for classes."""
 
 
 METHOD = {
@@ -114,7 +116,7 @@ def add(some: Any) -> opt.Parser:
         "[default: %(default)s]",
     )
     text = "column that orders the rows of a user [default: none]"
-    opt.add_options(run, {"--time COLUMN": (str, text)})
+    opt.add_options(run, {"--time COLUMN": (str, text), "--open": "show the report in the browser"})
     opt.seed(run)
     opt.jobs(run, 1, "threads for the local models")
     opt.quiet(run)
@@ -124,6 +126,7 @@ def add(some: Any) -> opt.Parser:
 def run(options: Namespace) -> None:
     from odcl.artifact.folder import check_artifact_place
     from odcl.cli.run_folder import write_run
+    from odcl.estimators.report import PAGE
 
     if (options.time is None) == options.holdout.last:
         raise opt.UsageError("--holdout last and --time COLUMN go together.", "odcl fit")
@@ -135,14 +138,20 @@ def run(options: Namespace) -> None:
         settings = estimator_settings(options, method)
         fitted = fit_source(source, settings, options.holdout, options.seed, progress)
         progress.stage("writing")
-        drawn = write_run(fitted, options.out, force=options.force)
+        command = ("odcl", *options.arguments)
+        drawn = write_run(fitted, options.out, force=options.force, command=command)
     for text in fitted.notices:
         say(text, options)
     _print(fitted)
     say_picture(options.out / "picture.png", drawn, options)
-    out = shlex.quote(str(options.out))
-    print(f"Models of all rows, groups, report: {out}")
+    page, out = (shlex.quote(str(path)) for path in (options.out / PAGE, options.out))
+    print(f"Report: {page}")
+    print(f"Models of all rows, groups: {out}")
     print(f"Next: odcl predict {out} TABLE")
+    if options.open:
+        from odcl.cli.report import open_page
+
+        open_page(options.out / PAGE)
 
 
 def _print(fitted: FittedTable) -> None:
