@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from odcl import ODCLClassifier, ODCLRegressor, compare
-from odcl.cli.demo import store_tables
+from odcl.data.stores import store_tables
 from odcl.report.pictures import COLOURS, MARKERS, draw_bars, draw_models, figure
 from odcl.report.text import NAMES
 
