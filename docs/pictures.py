@@ -336,7 +336,8 @@ def one_file_out() -> str:
             (130, y + 35, 250, aim, "upload"),
             (390, aim, 510, y + 35, "download"),
         ):
-            middle = f'x="{(x1 + x2) / 2}" y="{(y1 + y2) / 2 - 8}" text-anchor="middle"'
+            lift = 8 if y1 == y2 else 18  # above a line that slants
+            middle = f'x="{(x1 + x2) / 2}" y="{(y1 + y2) / 2 - lift}" text-anchor="middle"'
             parts.append(
                 f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" stroke="currentColor"/>'
                 f'<circle cx="{x2}" cy="{y2}" r="3"/><text {middle}>{word}</text>'
