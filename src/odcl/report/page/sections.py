@@ -139,7 +139,9 @@ def _map(facts: FitFacts) -> Markup:
     if facts.map.outside:
         far = "lies" if facts.map.outside == 1 else "lie"
         outside = f"{count(facts.map.outside, 'user')} {far} beyond the frame."
-    select = "Crosses are the groups' models. Select a user to see how sure its place is."
+    crosses = "Crosses are the groups' models. " if len(facts.groups) > 1 else ""
+    crosses = crosses if len(facts.groups) <= svg.MOST_CROSSES else ""
+    select = f"{crosses}Select a user to see how sure its place is."
     if facts.map.density is not None:
         select = "The darker, the more users. Select a user to see it, and how sure its place is."
     title = "Who is like whom"
@@ -156,7 +158,7 @@ def _gain(facts: FitFacts) -> Markup:
     metric = facts.gains.metric
     better = "more" if facts.gains.larger else "less"
     about = (
-        f"{metric} on held-out rows, a model of its own against odcl: above the line a user has "
+        f"Held-out rows, {metric} of a model of its own against odcl's: above the line a user has "
         f"{better} of it with odcl."
     )
     note = ""
@@ -174,12 +176,13 @@ def _groups(facts: FitFacts) -> Markup:
     ]
     picture = svg.coefficient_picture(c, sizes)
     order = "the largest difference first" if len(sizes) > 1 else "the most varied first"
+    wide = " The broad line is nine of ten users." if len(sizes) == 1 else ""
     return el(
         "figure",
         el("figcaption", el("h2", title)),
         el("div", picture, class_="plot", id="coef"),
         el("p", *legend, class_="note no-print") if len(sizes) > 1 else None,
-        el("p", f"In the table's units, {order}. {c.about}", class_="note"),
+        el("p", f"In the table's units, {order}. {c.about}{wide}", class_="note"),
         class_="card",
     )
 

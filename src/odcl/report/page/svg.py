@@ -18,9 +18,10 @@ from odcl.report.page.markup import Markup, el, joined
 
 N_COLOURS, N_SHAPES = 7, 8
 WIDTH, HEIGHT = 400, 316
-LEFT, RIGHT, TOP, BOTTOM = 46, 392, 12, 268  # of the frame that points lie in
+LEFT, RIGHT, TOP, BOTTOM = 54, 392, 12, 268  # of the frame that points lie in
 MOST_DRAWN = 2_000  # points of a picture without a script
 MOST_NAMED = 12  # groups whose number stands at their model
+MOST_CROSSES = 30  # groups whose model is marked on the map
 MOST_GROUPS = 8  # in the picture of coefficients
 Z95 = 1.959964
 _R = 3.4
@@ -111,7 +112,7 @@ class Frame:
             parts.append(el("text", number(v), x=_at(x), y=BOTTOM + 15, class_="tick mid"))
         middle_x, middle_y = (LEFT + RIGHT) / 2, (TOP + BOTTOM) / 2
         parts.append(el("text", x_label, x=middle_x, y=HEIGHT - 12, class_="label mid"))
-        turned = f"translate(12 {middle_y:g}) rotate(-90)"
+        turned = f"translate(11 {middle_y:g}) rotate(-90)"
         parts.append(el("text", y_label, transform=turned, class_="label mid"))
         return el("g", *parts, class_="axes", aria_hidden="true")
 
@@ -181,7 +182,7 @@ def _density(m: UserMap, frame: Frame) -> list[Markup]:
 
 def _centers(centers: Floats, frame: Frame) -> Markup:
     parts = []
-    for k, (cx, cy) in enumerate(centers.tolist()):
+    for k, (cx, cy) in enumerate(centers.tolist() if len(centers) <= MOST_CROSSES else []):
         x, y = frame.x(cx), frame.y(cy)
         parts.append(el("path", d=f"M{_at(x - 5)},{_at(y)}h10M{_at(x)},{_at(y - 5)}v10"))
         if len(centers) <= MOST_NAMED:
@@ -276,7 +277,7 @@ def coefficient_picture(c: Coefficients, sizes: Sequence[int]) -> Markup:
     """One strip per coefficient, each with its own scale: the groups' values and intervals."""
     groups = sorted(np.argsort(-np.array(sizes), kind="stable")[:MOST_GROUPS].tolist())
     step = 11 if len(groups) <= 4 else 8
-    strip = step * len(groups) + 26
+    strip = step * len(groups) + (26 if len(groups) > 1 else 33)
     rows = [j for j in c.users if not c.extra[j]][: max(2, (HEIGHT - ROW_TOP) // strip)]
     parts = [_strip(c, j, groups, ROW_TOP + at * strip, step, strip) for at, j in enumerate(rows)]
     title = (
@@ -286,12 +287,20 @@ def coefficient_picture(c: Coefficients, sizes: Sequence[int]) -> Markup:
     return _picture("coef", title, *parts, height=max(ROW_TOP + strip * len(rows), 120))
 
 
+def _middle(c: Coefficients, j: int) -> tuple[float, float]:
+    """Between which nine of ten users lie in a coefficient."""
+    own = c.user[:, list(c.users).index(j)]
+    low, high = np.percentile(own[np.isfinite(own)], [5, 95]) if len(own) else (np.inf, -np.inf)
+    return float(low), float(high)
+
+
 def _strip(
     c: Coefficients, j: int, groups: Sequence[int], top: float, step: float, strip: float
 ) -> Markup:
     values = c.group[groups, j]
     half = np.nan_to_num(Z95 * c.group_se[groups, j])
-    low, high = float((values - half).min()), float((values + half).max())
+    inner, outer = _middle(c, j)  # of the users, who are shown in it when they are selected
+    low, high = min(float((values - half).min()), inner), max(float((values + half).max()), outer)
     if low < 0 < high or abs(low + high) < 2 * (high - low):
         low, high = min(low, 0.0), max(high, 0.0)
     room = 0.06 * max(high - low, 1e-9 * abs(high), 1e-12)
@@ -317,6 +326,9 @@ def _strip(
         kind = "zero" if v == 0 else "grid"
         parts.append(el("line", x1=_at(x(v)), x2=_at(x(v)), y1=_at(top), y2=_at(base), class_=kind))
         parts.append(el("text", number(v), x=_at(x(v)), y=_at(base + 11), class_="tick mid"))
+    if len(groups) == 1:  # no groups: how far users lie from what holds for all
+        place = {"x1": _at(x(inner)), "x2": _at(x(outer)), "y1": _at(base - 4), "y2": _at(base - 4)}
+        parts.append(el("line", class_="range", **place))
     for at, k in enumerate(groups):
         y = top + step * (at + 0.5) + 2
         value, wide = float(c.group[k, j]), float(Z95 * c.group_se[k, j])
