@@ -58,6 +58,8 @@ class Artifact:
     words: Mapping[str, Any] = field(default_factory=dict)  # JSON files
     arrays: Mapping[str, Mapping[str, Array]] = field(default_factory=dict)  # safetensors files
     extras: Mapping[str, Extra] = field(default_factory=dict)  # tables, pictures, texts
+    # Folders of parts, each described by a JSON file of its name: "users" by "users.json".
+    folders: Mapping[str, Callable[[Path], object]] = field(default_factory=dict)
     derived: Mapping[str, Derived] = field(default_factory=dict)  # made of the files above
 
     @property
@@ -123,7 +125,9 @@ def _own_files(folder: Path) -> list[str]:
         names = read_manifest(folder).files
     except ValueError as error:
         raise ValueError(f"{error} Nor is it replaced: name a new folder.") from None
-    return [MANIFEST, *(name for name in names if not (folder / name).is_dir())]
+    plain = [name for name in names if not (folder / name).is_dir()]
+    parts = [name.removesuffix(".json") for name in plain if name.endswith(".json")]
+    return [MANIFEST, *plain, *(name for name in parts if (folder / name).is_dir())]
 
 
 def _write_files(artifact: Artifact, place: Path, final: Path) -> None:
@@ -133,6 +137,11 @@ def _write_files(artifact: Artifact, place: Path, final: Path) -> None:
         check_name(name)
         with naming(final / name, place / name):
             _write_file(artifact, name, place / name)
+    for name, write in artifact.folders.items():
+        check_name(name)
+        expect(f"{name}.json" in names, f"nothing describes the folder {name!r}")
+        with naming(final / name, place / name):
+            write(place / name)
 
 
 def _write_file(artifact: Artifact, name: str, file: Path) -> None:

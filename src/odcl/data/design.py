@@ -11,7 +11,7 @@ import numpy as np
 
 from odcl._typing import Bools, Floats, Ints
 from odcl.data.columns import MOST_KEYS, Column, Keys, fit_levels, fit_mean, kind_of
-from odcl.errors import InputError, Setting, did_you_mean, listing, show
+from odcl.errors import InputError, Row, Setting, did_you_mean, listing, show
 
 UNSEEN = ("error", "reference")
 
@@ -112,8 +112,9 @@ class Design:
             row = int(rows[strange.argmax()])
             value = column.values[column.codes[row]]
             raise InputError(
-                f"Column {name!r} has level {show(value)} in row {row + 1}, which is not "
-                f"known{did_you_mean(value, self.levels[name])} Levels: "
+                f"Column {name!r} has level {show(value)} in ",
+                Row(row + 1),
+                f", which is not known{did_you_mean(value, self.levels[name])} Levels: "
                 f"{listing(self.levels[name])}. Say ",
                 Setting("unseen", "reference"),
                 f" to read new levels as {show(self.levels[name][0])}.",

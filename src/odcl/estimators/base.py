@@ -25,16 +25,16 @@ from odcl.data.schema import TableSchema
 from odcl.data.write import beside
 from odcl.engines.in_process import fit
 from odcl.errors import InputError, Setting
+from odcl.estimators.for_newcomers import OnRequest, own_rows
 from odcl.estimators.later_users import LaterUsers
 from odcl.estimators.table_input import check_n_groups, check_settings
-from odcl.local.predict import linear_predictors, one_for_all, predictor_covariances
+from odcl.local.predict import linear_predictors, predictor_covariances
 from odcl.method import Method
 from odcl.mixed.differences import differences_text, named_differences
 from odcl.risk.loss import Loss
 from odcl.risk.losses import Multinomial
 from odcl.risk.risk import Risk
 from odcl.server import assign as newcomers
-from odcl.server.assign import groups_of
 
 if TYPE_CHECKING:
     from odcl.evaluate.scores import Comparison
@@ -137,7 +137,7 @@ class ODCLEstimator(LaterUsers):
             copies=not method.clusterer.uses_terms,
             factors=self._factors(method),
         )
-        federation = federation.with_X(scaling.apply(federation.X))
+        federation = own_rows(federation, scaling)
         intercept = bool(self.fit_intercept)
         risk = Risk(self._loss(federation), self.l2, intercept, scaling.factors)
         result = fit(
@@ -150,6 +150,7 @@ class ODCLEstimator(LaterUsers):
             progress=progress,
         )
         self.result_, self.has_users_, self.scaling_ = result, has_users, scaling
+        self.whole_ = True  # all users of its groups are in it
         self.schema_ = schema
         self.risk_, self.method_ = risk, result.method
         self.users_, self.labels_, self.uploads_ = result.users, result.labels, result.uploads
@@ -160,12 +161,10 @@ class ODCLEstimator(LaterUsers):
         self.theta_, self.cluster_theta_ = result.models, result.centers
         self.rule_ = result.step.rule
         self.tau2_ = result.step.tau2
-        self.groups_ = groups_of(federation, risk, result.local, result.step, result.method)
-        self.cluster_means_ = newcomers.cluster_means(federation, result.labels, result.n_clusters)
+        self.for_newcomers_ = OnRequest(federation, result)
         self.mixture_, received = result.step.mixture, result.received
         self.covariance_, self.noise_ = received.covariance, received.noise
         self.dof_ = received.dof
-        self.pooled_theta_ = one_for_all(federation, risk)
         inside = differences_text(self.differences_, self.n_clusters_)
         self.reason_ = f"{result.step.reason} {inside}".rstrip()
         return self

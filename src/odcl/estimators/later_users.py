@@ -19,15 +19,17 @@ from odcl.data.federation import (
     positions,
 )
 from odcl.errors import InputError, Setting
+from odcl.estimators.for_newcomers import Known, OnRequest
 from odcl.estimators.table_input import TableInput
 from odcl.exchange.upload import Uploads
 from odcl.local.receive import Received
-from odcl.server.assign import Assignment, assign_rows
+from odcl.server.assign import Assignment, Groups, assign_rows
 from odcl.server.step import ServerStep
 from odcl.server.update import place_of, with_more_rows
 
 if TYPE_CHECKING:
     from odcl.diagnose import Diagnosis
+    from odcl.engines.dask.user_files import UserFiles
 
 
 class LaterUsers(TableInput):
@@ -39,8 +41,26 @@ class LaterUsers(TableInput):
     probability_: Floats
     n_rows_: Ints
     uploads_: Uploads | None
+    for_newcomers_: Known | OnRequest
+
+    user_files_: UserFiles | None = None  # of a table in pieces: where all users' models are
 
     _adding: ClassVar = threading.Lock()
+
+    @property
+    def groups_(self) -> Groups:
+        """The groups as users who come later are measured by them."""
+        return self.for_newcomers_.groups
+
+    @property
+    def cluster_means_(self) -> Floats | None:
+        """Mean features of each group's rows, standardized; None: not told by other sites."""
+        return self.for_newcomers_.cluster_means
+
+    @property
+    def pooled_theta_(self) -> Floats:
+        """One model for all rows, in standardized units."""
+        return self.for_newcomers_.pooled_theta
 
     def assign(self, X: Any, y: Any) -> Assignment:
         """Which group a new user with these rows belongs to, and its model.
@@ -176,7 +196,7 @@ class LaterUsers(TableInput):
         check_is_fitted(self, "theta_")
         from odcl.diagnose import diagnose_step
 
-        if self.cluster_means_ is None:
+        if not self.whole_:
             raise ValueError(
                 "This model holds the users of one site, and groups were found with those of "
                 f"others: they were diagnosed in the round. It said: {self.reason_}"

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ from odcl.artifact.folder import (
 from odcl.data.design import Design
 from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
+from odcl.estimators.for_newcomers import Known
 from odcl.estimators.table_input import check_settings
 from odcl.exchange.upload import Uploads, upload_sizes
 from odcl.method import Method
@@ -49,6 +51,7 @@ KIND = "model"
 MODEL, NUMBERS = "model.json", "models.safetensors"
 UPLOADS, SCHEMA = "uploads.safetensors", "schema.json"
 MIXTURE = "mixture.safetensors"
+USERS = "users.json"  # the files of the folder beside it, where all users' models are
 MOST_UPLOADS = 2**28  # bytes; larger uploads are not kept: a model should stay easy to copy
 _FILES = (MODEL, NUMBERS, UPLOADS, SCHEMA)
 _SIZES = ("tau2", "spread", "phi", "phi_dof")  # numbers of Groups
@@ -122,6 +125,7 @@ def _artifact(model: Any, extras: Mapping[str, Extra], derived: Mapping[str, Der
             "method": model.method_.to_json(described=True),
             "users": ids,
             "has_users": bool(model.has_users_),
+            "whole": bool(model.whole_),
             "tau2": model.tau2_,
             "groups": {name: number_to_json(getattr(groups, name)) for name in _SIZES},
             "n_features": int(model.n_features_in_),
@@ -144,7 +148,11 @@ def _artifact(model: Any, extras: Mapping[str, Extra], derived: Mapping[str, Der
         words[MODEL]["mixture"], files[MIXTURE] = mixture_to_arrays(model)
     if uploads is not None and int(uploads.n_bytes.sum()) <= MOST_UPLOADS:
         files[UPLOADS] = uploads.to_arrays()
-    return Artifact(KIND, words, files, extras, derived)
+    folders: dict[str, Callable[[Path], object]] = {}
+    if model.user_files_ is not None:
+        words[USERS], own = model.user_files_.to_json(), model.user_files_
+        folders["users"] = lambda path: own.move(path)
+    return Artifact(KIND, words, files, extras, folders, derived)
 
 
 # -- reading -------------------------------------------------------------------------------------
@@ -193,6 +201,8 @@ def read_estimator(cls: Any, stored: StoredArtifact) -> Any:
         fits = model.design_ is None or len(model.design_.features) == own
         expect(fits, "its features are not those of its design")
     _fill(model, stored, listed, groups)
+    # Before this word was written, models of a site's own users were those without feature means.
+    model.whole_ = words.get("whole", model.cluster_means_ is not None)
     model.mixture_ = model.covariance_ = model.noise_ = model.dof_ = None
     with stored.checking(MODEL):
         mixed = model.method_.clusterer.uses_terms
@@ -203,6 +213,14 @@ def read_estimator(cls: Any, stored: StoredArtifact) -> Any:
 
         read_mixture(model, stored, words)
     model.uploads_ = _read_uploads(model, stored) if UPLOADS in stored else None
+    if USERS in stored:
+        from odcl.engines.dask.address import Address
+        from odcl.engines.dask.user_files import UserFiles
+
+        listed_users = stored.words(USERS)
+        with stored.checking(USERS):
+            folder = Address.of(stored.folder / "users")
+            model.user_files_ = UserFiles.from_json(listed_users, folder)
     return model
 
 
@@ -286,12 +304,12 @@ def _fill(model: Any, stored: StoredArtifact, listed: Any, groups: dict[str, flo
         expect(bool((arrays["pull"] >= 0).all()), "pull holds negative numbers")
     model.n_rows_, model.probability_ = arrays["rows"], arrays["probability"]
     model.labels_, model.n_clusters_ = labels.astype(np.intp, copy=False), k
-    for name in ("theta", "cluster_theta", "cluster_means", "pooled_theta"):
-        setattr(model, f"{name}_", arrays.get(name))
+    model.theta_, model.cluster_theta_ = arrays["theta"], arrays["cluster_theta"]
     model.scaling_ = Scaling(arrays["shift"], arrays["scale"], np.flatnonzero(used), len(used))
     members, samples, pull = (arrays[name] for name in ("members", "samples", "pull"))
     sizes = (groups[name] for name in _SIZES)
-    model.groups_ = Groups(model.cluster_theta_, members, samples, pull, *sizes)
+    around = Groups(model.cluster_theta_, members, samples, pull, *sizes)
+    model.for_newcomers_ = Known(around, arrays.get("cluster_means"), arrays["pooled_theta"])
 
 
 def _read_uploads(model: Any, stored: StoredArtifact) -> Uploads:

@@ -89,7 +89,7 @@ def admitted(q: Quadratics, fits: list[Fit], admissible: Admissible) -> list[Fit
             with suppress(NotAdmissible):  # another shape may have an admissible group
                 allowed.append(reduced(q, min(refused, key=evidence), admissible))
     if not allowed:
-        raise _none_of(q)
+        raise none_admissible(len(q))
     return allowed
 
 
@@ -99,7 +99,7 @@ def reduced(
     """The fit without its smallest groups, one by one, until it is admissible."""
     while not admissible(fit):
         if fit.n_groups == 1:
-            raise _none_of(q)
+            raise none_admissible(len(q))
         kept = np.delete(np.arange(fit.n_groups), np.argmin(fit.weights))
         stack = Centers.of(fit.centers[kept], fit.covariances[kept])
         m = moments(q, fit.spread, fit.s2)
@@ -110,10 +110,10 @@ def reduced(
     return fit
 
 
-def _none_of(q: Quadratics) -> NotAdmissible:
+def none_admissible(n_users: int) -> NotAdmissible:
     return NotAdmissible(
-        f"Not even one group of all {len(q)} users is admissible: wait for more users, or ask less "
-        "of a group."
+        f"Not even one group of all {n_users} users is admissible: wait for more users, or ask "
+        "less of a group."
     )
 
 

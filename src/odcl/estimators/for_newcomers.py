@@ -1,0 +1,58 @@
+"""What a fit knows for users who were not in it, worked out when somebody asks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from odcl._typing import Floats
+from odcl.data.federation import Federation
+from odcl.data.scaling import Scaling
+from odcl.engines.in_process import Result
+from odcl.local.predict import one_for_all
+from odcl.server.assign import Groups, cluster_means, groups_of
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """All of it at hand, as a saved model has it."""
+
+    groups: Groups
+    cluster_means: Floats | None  # (n_clusters, n_features); None: of other sites' rows
+    pooled_theta: Floats  # (dim,), one model for all rows
+
+
+@dataclass(frozen=True, eq=False)
+class OnRequest:
+    """The same from the rows of a fit, each once. Copies and pickles hold no rows."""
+
+    rows: Federation  # scaled, and nobody else's to change
+    result: Result
+
+    @cached_property
+    def groups(self) -> Groups:
+        result = self.result
+        return groups_of(self.rows, result.risk, result.local, result.step, result.method)
+
+    @cached_property
+    def cluster_means(self) -> Floats:
+        return cluster_means(self.rows, self.result.labels, self.result.n_clusters)
+
+    @cached_property
+    def pooled_theta(self) -> Floats:
+        return one_for_all(self.rows, self.result.risk)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Known, (self.groups, self.cluster_means, self.pooled_theta)
+
+
+def own_rows(federation: Federation, scaling: Scaling) -> Federation:
+    """Scaled rows that stay as they are, whatever the caller does with its arrays later."""
+    X, weight = scaling.apply(federation.X), federation.weight
+    return replace(
+        federation,
+        X=X.copy() if X is federation.X else X,
+        y=federation.y.copy(),
+        weight=None if weight is None else weight.copy(),
+    )

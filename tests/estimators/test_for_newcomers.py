@@ -1,0 +1,71 @@
+"""What only later users need waits until one comes, and is then what the fit's rows say."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.linear_model import LinearRegression
+
+from odcl import Method, ODCLRegressor
+from odcl.estimators import for_newcomers
+
+METHODS = ["default", Method.paper(n_clusters=4), Method("kmeans:4")]
+NAMES = ("groups_of", "cluster_means", "one_for_all")
+
+
+@pytest.mark.parametrize("method", METHODS, ids=["default", "paper", "kmeans"])
+def test_a_fit_works_out_nothing_that_only_newcomers_need(table, method, monkeypatch):
+    X, y, users = table
+    asked = []
+    for name in NAMES:
+        own = getattr(for_newcomers, name)
+        monkeypatch.setattr(
+            for_newcomers, name, lambda *a, own=own, name=name: asked.append(name) or own(*a)
+        )
+    model = ODCLRegressor(method=method).fit(X, y, users=users)
+    model.predict(X, users=users)
+    assert asked == []
+    for _ in range(2):
+        assert all(getattr(model, name) is not None for name in ("groups_", "pooled_theta_"))
+        assert model.cluster_means_ is not None
+    assert sorted(asked) == sorted(NAMES)  # once each
+
+
+def test_the_pooled_model_is_least_squares_of_all_rows(table):
+    X, y, users = table
+    model = ODCLRegressor().fit(X, y, users=users)
+    coef, intercept = model._in_table_units(model.pooled_theta_[None])
+    expected = LinearRegression().fit(X, y)
+    assert_allclose(coef[0], expected.coef_, rtol=1e-10)
+    assert_allclose(intercept[0], expected.intercept_, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=["default", "paper", "kmeans"])
+def test_arrays_changed_after_the_fit_change_nothing(table, method):
+    X, y, users = table
+    order = np.argsort(users, kind="stable")  # rows by user, which a fit need not copy
+    X, y, users = X[order], y[order], users[order]
+    expected = ODCLRegressor(method=method).fit(X, y, users=users)
+    newcomer = X[:40].copy(), y[:40].copy()
+    want = expected.assign(*newcomer)
+    X_own, y_own, weight = X.copy(), y.copy(), np.ones(len(y))
+    model = ODCLRegressor(method=method).fit(X_own, y_own, users=users, sample_weight=weight)
+    X_own[:], y_own[:], weight[:] = 1e3, -1e3, 7.0
+    got = model.assign(*newcomer)
+    assert (got.label, got.distance) == pytest.approx((want.label, want.distance), rel=1e-9)
+    assert_allclose(model.pooled_theta_, expected.pooled_theta_, rtol=1e-9, atol=1e-12)
+    assert_allclose(model.cluster_means_, expected.cluster_means_, rtol=1e-9, atol=1e-12)
+
+
+def test_a_pickled_model_knows_the_same_and_holds_no_rows(table):
+    X, y, users = table
+    model = ODCLRegressor(method=Method("kmeans:4")).fit(X, y, users=users)
+    again = pickle.loads(pickle.dumps(model))
+    assert isinstance(again.for_newcomers_, for_newcomers.Known)
+    assert_array_equal(again.pooled_theta_, model.pooled_theta_)
+    assert_array_equal(again.cluster_means_, model.cluster_means_)
+    assert again.groups_.spread == model.groups_.spread
+    assert again.assign(X[:40], y[:40]).distance == model.assign(X[:40], y[:40]).distance
