@@ -100,12 +100,24 @@ def own_models(model: Any, who: Ints) -> tuple[Floats, Floats]:
     sent = with_noise(model.uploads_.take(who))
     if sent.theta is None:
         return nothing
-    theta, cov = sent.theta.copy(), covariances(sent, pooled_dispersion(sent))
+    phi = _noise_scales(model)
+    theta, cov = sent.theta.copy(), covariances(sent, None if phi is None else phi[who])
     if sent.dispersion is not None:
         theta[~np.isfinite(sent.dispersion)] = np.nan
     if cov is None:
         return theta, nothing[1]
     return theta, np.where(_whole(cov)[:, None, None], cov, np.nan)
+
+
+def _noise_scales(model: Any) -> Floats | None:
+    """The noise scale of every user, (n_users,), pooled over all of them; None: nobody tells."""
+    sent, m = model.uploads_, len(model.users_)
+    chunks = (np.arange(at, min(at + CHUNK, m)) for at in range(0, m, CHUNK))
+    told = [with_noise(sent.take(some)).dispersion for some in chunks]
+    known = [part for part in told if part is not None]
+    if len(known) < len(told):
+        return None
+    return pooled_dispersion(replace(sent, dispersion=np.concatenate(known)))
 
 
 def group_covariances(model: Any) -> tuple[Floats, str]:
