@@ -13,7 +13,6 @@ from odcl._typing import Floats, Ints
 from odcl.artifact.folder import StoredArtifact
 from odcl.estimators.evidence import Evidence, read_evidence
 from odcl.estimators.page_models import (
-    TableUnits,
     chosen_users,
     group_covariances,
     more_rows,
@@ -34,6 +33,7 @@ from odcl.report.page.facts import (
     Options,
     Users,
 )
+from odcl.report.page.units import TableUnits
 from odcl.report.text import count, shown_id, verdict
 from odcl.server.alternatives import MEASURES, Alternatives
 
@@ -89,7 +89,11 @@ def fit_facts(run: Run) -> FitFacts:
     who = _who(model, evidence, ours - own, comparison)
     if run.anonymous:  # in the order of the numbers
         who = who[np.argsort(run.number[who], kind="stable")]
-    units = TableUnits.of(model)
+    classes = [shown_id(label, 60) for label in getattr(model, "classes_", np.array([])).tolist()]
+    centered = bool(model.method_.standardize)
+    units = TableUnits.of(
+        model.risk_, model.scaling_, model.used_names_, classes, centered=centered
+    )
     shown = user_map(model, who, units, most=MOST_USERS)
     more = more_rows(model, who, units)
     length = LONG if len(who) <= MANY else SHORT
