@@ -117,7 +117,7 @@ class Frame:
         return el("g", *parts, class_="axes", aria_hidden="true")
 
 
-def _picture(
+def picture(
     name: str, title: str, *inside: Markup, height: float = HEIGHT, **data: object
 ) -> Markup:
     return el(
@@ -148,10 +148,10 @@ def map_picture(facts: FitFacts) -> Markup:
         f"group{'s' * (len(facts.groups) != 1)}; every user's numbers are in the table of users."
     )
     points = _density(m, frame) if m.density is not None else _points(m, users, frame)
-    return _picture(
+    return picture(
         "map",
         title,
-        frame.axes(_short(m.axes[0], 54), _short(m.axes[1], 42)),
+        frame.axes(short(m.axes[0], 54), short(m.axes[1], 42)),
         el("g", *points, class_="points"),
         _centers(m.centers, frame),
     )
@@ -190,7 +190,7 @@ def _centers(centers: Floats, frame: Frame) -> Markup:
     return el("g", *parts, class_="centers", aria_hidden="true")
 
 
-def _short(text: str, most: int) -> str:
+def short(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
@@ -235,7 +235,7 @@ def gain_picture(gains: Gains, users: Users) -> Markup:
         names.append(
             el(
                 "text",
-                f"worst: {_short(users.ids[worst], 24)}",
+                f"worst: {short(users.ids[worst], 24)}",
                 x=LEFT + 10,
                 y=_at(y_worst + 3),
                 class_="name",
@@ -244,7 +244,7 @@ def gain_picture(gains: Gains, users: Users) -> Markup:
         names.append(
             el(
                 "text",
-                f"best: {_short(users.ids[best], 24)}",
+                f"best: {short(users.ids[best], 24)}",
                 x=RIGHT - 10,
                 y=_at(y_best + 3),
                 class_="name end",
@@ -254,7 +254,7 @@ def gain_picture(gains: Gains, users: Users) -> Markup:
         el("text", "above: better with odcl", x=LEFT + 6, y=TOP + 12, class_="hint"),
         el("text", "below: worse", x=RIGHT - 6, y=BOTTOM - 6, class_="hint end"),
     ]
-    return _picture(
+    return picture(
         "gain",
         title,
         frame.axes("users, from the worst off to the best", f"gain in {unit}", x_ticks=False),
@@ -284,13 +284,14 @@ def coefficient_picture(c: Coefficients, sizes: Sequence[int]) -> Markup:
         f"Coefficients of {len(groups)} group{'s' * (len(groups) != 1)} with 95 % intervals, in "
         "the table's units; the numbers are in the table of coefficients."
     )
-    return _picture("coef", title, *parts, height=max(ROW_TOP + strip * len(rows), 120))
+    return picture("coef", title, *parts, height=max(ROW_TOP + strip * len(rows), 120))
 
 
 def _middle(c: Coefficients, j: int) -> tuple[float, float]:
     """Between which nine of ten users lie in a coefficient."""
     own = c.user[:, list(c.users).index(j)]
-    low, high = np.percentile(own[np.isfinite(own)], [5, 95]) if len(own) else (np.inf, -np.inf)
+    known = own[np.isfinite(own)]
+    low, high = np.percentile(known, [5, 95]) if len(known) else (np.inf, -np.inf)
     return float(low), float(high)
 
 
@@ -314,7 +315,7 @@ def _strip(
     parts = [
         el(
             "text",
-            _short(c.names[j], 20),
+            short(c.names[j], 20),
             x=NAME_ROOM - 10,
             y=_at((top + base) / 2 + 4),
             class_="label end",
@@ -326,7 +327,9 @@ def _strip(
         kind = "zero" if v == 0 else "grid"
         parts.append(el("line", x1=_at(x(v)), x2=_at(x(v)), y1=_at(top), y2=_at(base), class_=kind))
         parts.append(el("text", number(v), x=_at(x(v)), y=_at(base + 11), class_="tick mid"))
-    if len(groups) == 1:  # no groups: how far users lie from what holds for all
+    if len(groups) == 1 and np.isfinite(
+        inner
+    ):  # no groups: how far users lie from what holds for all
         place = {"x1": _at(x(inner)), "x2": _at(x(outer)), "y1": _at(base - 4), "y2": _at(base - 4)}
         parts.append(el("line", class_="range", **place))
     for at, k in enumerate(groups):
@@ -381,4 +384,4 @@ def options_picture(found: Options) -> Markup:
             parts.append(el("text", f"{found.options[i].groups}", class_="tick mid", **words))
     parts.append(el("text", "number of groups", x=WIDTH / 2, y=height - 4, class_="label mid"))
     title = "; ".join(f"{one.words}" for one in found.options[:6])
-    return _picture("options", f"What was weighed: {title}", joined(parts), height=height)
+    return picture("options", f"What was weighed: {title}", joined(parts), height=height)
