@@ -28,11 +28,10 @@ from odcl.errors import InputError, Setting
 from odcl.estimators.for_newcomers import OnRequest, own_rows
 from odcl.estimators.later_users import LaterUsers
 from odcl.estimators.table_input import check_n_groups, check_settings
-from odcl.local.predict import linear_predictors, predictor_covariances
+from odcl.local.predict import in_table_units, linear_predictors, predictor_covariances
 from odcl.method import Method
 from odcl.mixed.differences import differences_text, named_differences
 from odcl.risk.loss import Loss
-from odcl.risk.losses import Multinomial
 from odcl.risk.risk import Risk
 from odcl.server import assign as newcomers
 
@@ -274,14 +273,7 @@ class ODCLEstimator(LaterUsers):
 
     def _in_table_units(self, theta: Floats) -> tuple[Floats, Floats]:
         """Coefficients and intercepts of models, (m, n_features) and (m,), by class if several."""
-        inputs = self.risk_.n_inputs(len(self.scaling_.used))
-        model = theta.reshape(len(theta), inputs, self.risk_.n_outputs)
-        p = len(self.scaling_.used)
-        coef, intercept = self.scaling_.undo(model[:, :p], model[:, p:].sum(axis=1))
-        loss = self.risk_.loss
-        if not isinstance(loss, Multinomial):
-            return coef[:, :, 0], intercept[:, 0]
-        return np.matmul(coef, loss.basis.T).swapaxes(1, 2), np.matmul(intercept, loss.basis.T)
+        return in_table_units(theta, self.risk_, self.scaling_)
 
     # -- predict -----------------------------------------------------------------------------
 
