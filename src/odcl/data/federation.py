@@ -109,11 +109,30 @@ class Federation:
 
     def take(self, users: Ints) -> Federation:
         """The federation of some users, by position; canonical order is the caller's to keep."""
-        starts, counts = self.offsets[:-1][users], self.n_rows[users]
-        offsets = _offsets(counts)
-        rows = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], counts)
+        rows, offsets = self.rows_of(users), _offsets(self.n_rows[users])
         weight = None if self.weight is None else self.weight[rows]
         return Federation(self.X[rows], self.y[rows], offsets, self.users[users], weight)
+
+    def rows_of(self, users: Ints) -> Ints:
+        """Positions of some users' rows, user by user."""
+        starts, counts = self.offsets[:-1][users], self.n_rows[users]
+        offsets = _offsets(counts)
+        return np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], counts)
+
+    def part(self, start: int, stop: int) -> Federation:
+        """Users next to each other, without a copy of their rows."""
+        first, last = self.offsets[start], self.offsets[min(stop, self.n_users)]
+        weight = None if self.weight is None else self.weight[first:last]
+        offsets = self.offsets[start : stop + 1] - first
+        return Federation(
+            self.X[first:last], self.y[first:last], offsets, self.users[start:stop], weight
+        )
+
+    def some_users(self, most: int) -> Ints:
+        """At most so many users, drawn by their ids and in canonical order: positions."""
+        if self.n_users <= most:
+            return np.arange(self.n_users)
+        return np.sort(np.argpartition(id_keys(self.users), most)[:most])
 
     def select_rows(self, mask: Bools) -> Federation:
         """The rows where ``mask`` (n_rows,) is true; users without any are left out."""
