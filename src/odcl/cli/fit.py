@@ -137,7 +137,10 @@ def run(options: Namespace) -> None:
         settings = estimator_settings(options, method)
         fitted = fit_source(  # which alone holds the rows, and lets them go
             read_named(options.table, options, time=options.time),
-            *(settings, options.holdout, options.seed, progress),
+            settings,
+            options.holdout,
+            options.seed,
+            progress,
             handed_over=True,
         )
         progress.stage("writing")
@@ -262,6 +265,7 @@ def fit_source(
 
     Rows that are ``handed_over`` are scaled where they are: nobody else looks at them afterwards.
     """
+    from odcl.data.tables import release_memory
     from odcl.estimators.compare import COMPARED, compare_users
     from odcl.report.text import accepted, look_at
 
@@ -273,6 +277,7 @@ def fit_source(
         )
     time = None if source.time is None else source.encoded.by_user(source.time)
     source = source.without_rows()
+    release_memory()
     comparison = None
     if held.share > 0 and (federation.n_rows > 1).any():
         progress.stage("comparing on held-out rows", min(federation.n_users, COMPARED))
@@ -300,6 +305,8 @@ def fit_source(
         )
     if held.share > 0 and comparison is None:
         notices.append("no comparison: every user has a single row, and none can be held out")
+    if handed_over:
+        model.forget_rows()
     return FittedTable(source, model, comparison, notices, held)
 
 

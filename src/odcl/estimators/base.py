@@ -173,6 +173,10 @@ class ODCLEstimator(LaterUsers):
         self.reason_ = f"{result.step.reason} {inside}".rstrip()
         return self
 
+    def forget_rows(self) -> None:
+        """Work out what later users need, and let the rows of the fit go."""
+        self.for_newcomers_ = self.for_newcomers_.known
+
     def _factors(self, method: Method) -> dict[str, tuple[int, ...]]:
         """The design columns of each category whose levels are to be treated alike."""
         if self.design_ is None or not (method.clusterer.uses_terms and self.fit_intercept):

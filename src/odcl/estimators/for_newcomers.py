@@ -25,6 +25,10 @@ class Known:
     cluster_means: Floats | None  # (n_clusters, n_features); None: of other sites' rows
     pooled_theta: Floats  # (dim,), one model for all rows
 
+    @property
+    def known(self) -> Known:
+        return self
+
 
 @dataclass(frozen=True, eq=False)
 class OnRequest:
@@ -50,8 +54,13 @@ class OnRequest:
             return pooled_model(uploads)
         return one_for_all(self.rows, risk)
 
+    @property
+    def known(self) -> Known:
+        return Known(self.groups, self.cluster_means, self.pooled_theta)
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return Known, (self.groups, self.cluster_means, self.pooled_theta)
+        known = self.known
+        return Known, (known.groups, known.cluster_means, known.pooled_theta)
 
 
 def own_rows(federation: Federation, scaling: Scaling, *, given: bool = False) -> Federation:
