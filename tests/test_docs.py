@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from odcl import Method, Risk, Uploads
-from odcl.cli.demo import TABLES, store_tables
+from odcl.cli.demo import TABLES
 from odcl.cli.main import parse
+from odcl.data.stores import store_tables
 from odcl.data.write import write_table
 from odcl.engines.files import Feature, Task
 from odcl.exchange.upload import TERM_FIELDS

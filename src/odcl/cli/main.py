@@ -19,9 +19,13 @@ from odcl.errors import InputError, Setting, did_you_mean
 # before it runs: help must come at once.
 COMMANDS = (
     *("demo", "fit", "predict", "assign", "update", "diagnose", "plan", "reproduce"),
-    *("task", "site", "inspect", "combine"),
+    *("task", "site", "inspect", "combine", "flower"),
 )
-FAMILIES = {"task": ("new", "check", "keys"), "site": ("keys", "fit", "receive")}  # two words each
+FAMILIES = {  # of two words each
+    "task": ("new", "check", "keys"),
+    "site": ("keys", "fit", "receive"),
+    "flower": ("new", "certs", "simulate", "up", "status", "down"),
+}
 EVERY = tuple(f"{name} {what}".strip() for name in COMMANDS for what in FAMILIES.get(name, ("",)))
 
 
@@ -89,6 +93,7 @@ def _parsers(commands: Sequence[str] = COMMANDS) -> tuple[Parser, dict[str, Pars
 _FAMILIES = {
     "task": "Federation by file: the card that all sites agree on.",
     "site": "Federation by file, at a site: its keys, one file out, one file back.",
+    "flower": "Federations that Flower runs: an app, keys, a simulation, a deployment.",
 }
 
 

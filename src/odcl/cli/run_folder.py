@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-
-import numpy as np
 
 from odcl import __version__
 from odcl.artifact.arrays import json_bytes
@@ -16,15 +13,14 @@ from odcl.data.federation import Federation
 from odcl.data.schema import TableSchema
 from odcl.data.source import check_target
 from odcl.data.tables import read_table
-from odcl.data.write import beside, write_table
 from odcl.estimators.persist import load_estimator, save_estimator, update_estimator
+from odcl.estimators.run_tables import finite, run_tables
 from odcl.report.text import about_values
 
 if TYPE_CHECKING:
     from odcl.cli.fit import FittedTable
 
 REPORT, PICTURE = "report.json", "picture.png"
-ASSIGNMENT, GROUPS = "assignment.csv", "groups.csv"
 T = TypeVar("T")
 
 
@@ -37,8 +33,8 @@ def write_run(fitted: FittedTable, folder: Path, *, force: bool) -> bool:
 
     drawn = pictures.available()
     extras: dict[str, Extra] = {
-        REPORT: json_bytes(_finite(_report(fitted))),
-        **_tables(fitted.model),
+        REPORT: json_bytes(finite(_report(fitted))),
+        **run_tables(fitted.model),
     }
     if drawn:
         extras[PICTURE] = lambda path: _draw(fitted, path)
@@ -52,42 +48,10 @@ def change_run(folder: Path, change: Callable[[Any], T]) -> T:
 
     def changed(model: Any, stored: Any) -> Mapping[str, Extra]:
         answers.append(change(model))
-        return {name: make for name, make in _tables(model).items() if name in stored}
+        return {name: make for name, make in run_tables(model).items() if name in stored}
 
     update_estimator(folder, changed)
     return answers[0]
-
-
-def _tables(model: Any) -> dict[str, Extra]:
-    """The run's CSV files, which are made from its model."""
-    return {
-        ASSIGNMENT: lambda path: write_table(path, assignment_columns(model)),
-        GROUPS: lambda path: write_table(path, group_columns(model)),
-    }
-
-
-def assignment_columns(model: Any) -> dict[str, Any]:
-    """user, group, rows, and how sure the group is."""
-    columns = {"group": model.labels_, "rows": model.n_rows_}
-    if np.isfinite(model.probability_).any():
-        columns["probability"] = np.round(model.probability_, 6)
-    return beside({model.schema_.user: model.users_}, columns)
-
-
-def group_columns(model: Any) -> dict[str, Any]:
-    """Each group's model in the table's units, one row per group (and class)."""
-    coef, intercept = model.group_coef_, model.group_intercept_
-    k = len(coef)
-    users = np.bincount(model.labels_[model.labels_ >= 0], minlength=k)
-    columns: dict[str, Any] = {"group": np.arange(k), "users": users}
-    if coef.ndim == 3:
-        columns = {name: np.repeat(v, coef.shape[1]) for name, v in columns.items()}
-        columns["class"] = np.tile(np.array([str(c) for c in model.classes_]), k)
-        coef, intercept = coef.reshape(-1, coef.shape[2]), intercept.reshape(-1)
-    values = dict(zip(model.feature_names_, coef.T, strict=True))
-    if model.fit_intercept:
-        values["(intercept)"] = intercept
-    return beside(values, columns, first=True)
 
 
 def _report(fitted: FittedTable) -> dict[str, Any]:
@@ -112,15 +76,6 @@ def _report(fitted: FittedTable) -> dict[str, Any]:
         "notices": fitted.notices,
         "comparison": None if fitted.comparison is None else fitted.comparison.to_json(),
     }
-
-
-def _finite(value: Any) -> Any:
-    """The same with None for NaN and infinity, which JSON does not know."""
-    if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _draw(fitted: FittedTable, path: Path) -> None:

@@ -147,6 +147,7 @@ class ODCLEstimator(LaterUsers):
             progress=progress,
         )
         self.result_, self.has_users_, self.scaling_ = result, has_users, scaling
+        self.whole_ = True  # all users of its groups are in it
         self.schema_ = schema
         self.risk_, self.method_ = risk, result.method
         self.users_, self.labels_, self.uploads_ = result.users, result.labels, result.uploads

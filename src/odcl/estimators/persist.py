@@ -115,6 +115,7 @@ def _artifact(model: Any, extras: Mapping[str, Extra]) -> Artifact:
             "method": model.method_.to_json(described=True),
             "users": ids,
             "has_users": bool(model.has_users_),
+            "whole": bool(model.whole_),
             "tau2": model.tau2_,
             "groups": {name: number_to_json(getattr(groups, name)) for name in _SIZES},
             "n_features": int(model.n_features_in_),
@@ -185,6 +186,8 @@ def _read(cls: Any, stored: StoredArtifact) -> Any:
         fits = model.design_ is None or len(model.design_.features) == own
         expect(fits, "its features are not those of its design")
     _fill(model, stored, listed, groups)
+    # Before this word was written, models of a site's own users were those without feature means.
+    model.whole_ = words.get("whole", model.cluster_means_ is not None)
     model.mixture_ = model.covariance_ = model.noise_ = model.dof_ = None
     with stored.checking(MODEL):
         mixed = model.method_.clusterer.uses_terms

@@ -81,8 +81,8 @@ class System(PerUser):
 
 def preconditioner(gram: Floats, average: Floats, pen: Floats) -> Floats:
     """(average D^T W D + pen)^-1, (b, r, r), for the users' average curvatures, (b,)."""
-    found: Floats = np.linalg.inv(with_diagonal(average[:, None, None] * gram, pen))
-    return found
+    H = with_diagonal(average[:, None, None] * gram, pen)
+    return np.asarray(np.linalg.inv(H), dtype=np.float64)
 
 
 def outdated(average: Floats, used: Floats) -> Bools:

@@ -18,6 +18,7 @@ from odcl.local.tall import solve_tall
 from odcl.local.wide import solve_wide
 from odcl.risk.loss import symmetric, weighted_gram
 from odcl.risk.risk import Risk
+from odcl.threads import one_thread
 
 __all__ = ["PRIOR", "Penalty", "Solution", "solve_users"]
 
@@ -66,7 +67,8 @@ def solve_users(
             progress(len(stack.users))
 
     each = Parallel(n_jobs, prefer="threads")  # NumPy and LAPACK let go of the lock
-    each(delayed(solve)(stack) for stack in stacks(federation, y))
+    with one_thread(federation.n_features):
+        each(delayed(solve)(stack) for stack in stacks(federation, y))
     lost = np.flatnonzero(out.prior)
     if len(lost):
         if strict:
@@ -80,7 +82,8 @@ def solve_users(
         prior = PRIOR / federation.n_samples
         fallback = Penalty(penalty.strength + prior, penalty.center, free=False, intercept=prior)
         again = (job_of(stack, risk, fallback, rough) for stack in stacks(federation, y, lost))
-        each(delayed(_solve_stack)(job, out) for job in again)
+        with one_thread(federation.n_features):
+            each(delayed(_solve_stack)(job, out) for job in again)
         out.prior[lost] = True
     return out
 
@@ -168,6 +171,23 @@ def fit_users(
     if risk.dim(federation.n_features) == 0:
         raise ValueError("There is nothing to fit: the rows have no features, and no intercept.")
     _check_rows(federation)
+    sent = (curvature, terms, short_terms)
+    with one_thread(federation.n_features):
+        return _fit_users(federation, risk, *sent, solver, strict, seed, n_jobs, progress)
+
+
+def _fit_users(
+    federation: Federation,
+    risk: Risk,
+    curvature: Curvature,
+    terms: bool,
+    short_terms: bool,
+    solver: Any,
+    strict: bool,
+    seed: int,
+    n_jobs: int | None,
+    progress: Callable[[int], None] | None,
+) -> LocalModels:
     n, m = federation.n_samples, federation.n_users
     if terms:
         from odcl.local.terms import user_terms

@@ -9,11 +9,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from itertools import islice
 
 import numpy as np
-from threadpoolctl import ThreadpoolController
 
 from odcl._typing import Floats, Ints
 from odcl.mixed.choose import (
@@ -43,6 +41,7 @@ from odcl.mixed.mixture import (
 from odcl.mixed.noise import Noise, pure_noise
 from odcl.mixed.starts import kmeans_seeds, lloyd, posterior_means, splits
 from odcl.mixed.tails import with_tails
+from odcl.threads import one_thread
 
 FAILURES = 2  # a shape is given up after so many K in a row that did not improve it
 # Many groups far from one another may look like one center with a wide T until all are there: when
@@ -74,7 +73,7 @@ def search(
     are given back: others lose their smallest group and converge again.
     """
     _check(n_groups, spread)
-    with _blas().limit(limits=1, user_api="blas"):
+    with one_thread():
         names = [str(i) for i in range(len(q))] if ids is None else [str(i) for i in ids]
         if len(q) <= sample:
             best = _search(q, names, max_groups, n_groups, spread, admissible)
@@ -100,12 +99,6 @@ def _check(n_groups: int | None, spread: str | None) -> None:
             f"spread={spread!r} is not one of {', '.join(map(repr, SHAPES))}: how users of a group "
             "differ. Leave it out, and it is chosen by evidence."
         )
-
-
-@cache
-def _blas() -> ThreadpoolController:
-    """BLAS goes on one thread here: many small products wait for each other on more."""
-    return ThreadpoolController()
 
 
 def sample_by_id(ids: Sequence[str], size: int) -> Ints:

@@ -229,19 +229,28 @@ def with_more_terms(old: Uploads, more: Uploads) -> Uploads:
 
 def place_mixed(upload: Uploads, mixture: Mixture) -> Assignment:
     """A user's place and model from its data term alone."""
-    assert upload.risk is not None
     found, around = _place(upload, mixture)
-    (q,), at = user_quadratics(upload, mixture)
-    last = posterior(q, around)
-    offset, change = model_map(mixture, upload.risk)
-    received = Received(
+    received = models_by_terms(upload, mixture, around)
+    return replace(found, theta=received.models[0], received=received)
+
+
+def models_by_terms(uploads: Uploads, mixture: Mixture, around: Mixture | None = None) -> Received:
+    """Users' models from their data terms alone: all that a server can know of them.
+
+    For squared loss they are the users' own; elsewhere a user's last step looks at its rows again.
+    ``around`` is the mixture that they are drawn to, in the same coordinates, if another.
+    """
+    assert uploads.risk is not None
+    (q,), at = user_quadratics(uploads, mixture)
+    last = posterior(q, mixture if around is None else around)
+    offset, change = model_map(mixture, uploads.risk)
+    return Received(
         offset + by_row(last.mean(), change.T),
-        np.full(1, np.nan),
-        "",
+        np.full(len(uploads), np.nan),
+        "posterior mean under every group, from the data terms",
         symmetric(change @ last.covariance() @ change.T),
         *((last.s2 * at.target_scale**2, last.dof) if q.noisy else ()),
     )
-    return replace(found, theta=received.models[0], received=received)
 
 
 def _place(upload: Uploads, mixture: Mixture) -> tuple[Assignment, Mixture]:
