@@ -22,6 +22,7 @@ ROOMS = (
     "errors",
     "_typing",
     "files",
+    "threads",
     "risk",
     "data",
     "artifact",

@@ -16,10 +16,11 @@ from odcl.mixed.house import model_map, model_spread
 from odcl.mixed.mixture import Quadratics
 from odcl.mixed.passes import Parameters, PassSums, pass_sums, shares_of
 from odcl.mixed.posterior import Download as Mixture
-from odcl.mixed.search import one_thread, search_sample
+from odcl.mixed.search import search_sample
 from odcl.mixed.terms import Coordinates
 from odcl.risk.risk import SITE_WIDTHS
 from odcl.server.mixed import (
+from odcl.threads import one_thread
     common_coordinates,
     curbed_text,
     found_text,
