@@ -22,6 +22,7 @@ from odcl.report.text import about_values
 
 if TYPE_CHECKING:
     from odcl.cli.fit import FittedTable
+    from odcl.estimators.scattered import ScatteredFit
 
 REPORT, PICTURE = "report.json", "picture.png"
 ASSIGNMENT, GROUPS = "assignment.csv", "groups.csv"
@@ -44,6 +45,39 @@ def write_run(fitted: FittedTable, folder: Path, *, force: bool) -> bool:
         extras[PICTURE] = lambda path: _draw(fitted, path)
     save_estimator(fitted.model, folder, force=force, extras=extras)
     return drawn
+
+
+def write_pieces(
+    found: ScatteredFit, table: str, notices: list[str], folder: Path, *, force: bool
+) -> None:
+    """The run of a table in pieces: its groups, a report, and the files of all users' models."""
+    model, step, uploads = found.model, found.step, found.uploads
+    report = {
+        "version": __version__,
+        "table": {"name": table, "sha256": None},
+        "engine": "dask",
+        "risk": model.risk_.to_json(),
+        "method": model.method_.to_json(described=True),
+        "seed": model.random_state,
+        "users": uploads.n_users,
+        "rows": uploads.n_rows,
+        "groups": model.n_clusters_,
+        "sizes": step.sizes.tolist(),
+        "rule": model.rule_,
+        "reason": model.reason_,
+        "combined": step.combined,
+        "rounds": 1,
+        "passes": step.passes,
+        "bytes_up": uploads.n_bytes,
+        "bytes_down": found.finished.bytes_down,
+        "notices": notices,
+    }
+    sizes = np.asarray(step.sizes)
+    extras: dict[str, Extra] = {
+        REPORT: json_bytes(_finite(report)),
+        GROUPS: lambda path: write_table(path, group_columns(model, sizes)),
+    }
+    save_estimator(model, folder, force=force, extras=extras)
 
 
 def change_run(folder: Path, change: Callable[[Any], T]) -> T:
@@ -74,11 +108,11 @@ def assignment_columns(model: Any) -> dict[str, Any]:
     return beside({model.schema_.user: model.users_}, columns)
 
 
-def group_columns(model: Any) -> dict[str, Any]:
+def group_columns(model: Any, sizes: Any = None) -> dict[str, Any]:
     """Each group's model in the table's units, one row per group (and class)."""
     coef, intercept = model.group_coef_, model.group_intercept_
     k = len(coef)
-    users = np.bincount(model.labels_[model.labels_ >= 0], minlength=k)
+    users = np.bincount(model.labels_[model.labels_ >= 0], minlength=k) if sizes is None else sizes
     columns: dict[str, Any] = {"group": np.arange(k), "users": users}
     if coef.ndim == 3:
         columns = {name: np.repeat(v, coef.shape[1]) for name, v in columns.items()}
