@@ -74,19 +74,22 @@ def fit_pieces(
     *,
     plan: str = "auto",
     buckets: int | None = None,
+    summary: TableSummary | None = None,
     progress: Silent | None = None,
 ) -> ScatteredFit:
     """Fit an estimator to a table in pieces; the users' models are files of ``out``.
 
     ``work`` is a folder for what is needed meanwhile, ``plan`` how rows come together by user:
     "rows" (as they are), "sums" (of those in each piece), "auto" (whichever is smaller).
+    ``summary`` is that of the table, where somebody has looked at it already.
     """
     from odcl.report.progress import Silent
 
     shown = Silent() if progress is None else progress
     check_settings(model)
-    shown.stage("looking at the columns", table.n_pieces, "pieces")
-    summary = summary_of(table, roles, cluster, shown.advance)
+    if summary is None:
+        shown.stage("looking at the columns", table.n_pieces, "pieces")
+        summary = summary_of(table, roles, cluster, shown.advance)
     schema = summary.schema(roles)
     _declare(model, schema)
     method = Method.of(model.method, clusterer=model.clusterer)
