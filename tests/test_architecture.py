@@ -51,6 +51,7 @@ DOORS = {
     ("odcl.engines.files.combine._diagnosis", "diagnose"): "the verdict that sites receive",
     ("odcl.engines.files.last_step.SiteModels.estimator", "estimators"): "models that predict",
     ("odcl.engines.files.round.write_round", "report"): "the coordinator's report",
+    ("odcl.engines.partition.predict.predict_rows", "estimators"): "models predict in one place",
     ("odcl.engines.in_process.Result.diagnose", "diagnose"): "result.diagnose()",
     ("odcl.engines.in_process.Result.summary", "evaluate"): "the error, where truth is known",
     ("odcl.plan.draw_plan", "report"): "odcl.plan.draw_plan(plan, path)",

@@ -129,11 +129,11 @@ class Numbered:
 
 
 def numbered(pieces: Sequence[Any]) -> list[Any]:
-    if pieces and hasattr(pieces[0], "read"):
-        return [Numbered(i, piece) for i, piece in enumerate(pieces)]
-    import dask
+    """Pieces with their numbers; those of a frame are made where they are worked on."""
+    from dask import delayed
+    from dask.base import is_dask_collection
 
-    make = dask.delayed(Numbered, pure=False)
+    make = delayed(Numbered, pure=False) if any(map(is_dask_collection, pieces)) else Numbered
     return [make(i, piece) for i, piece in enumerate(pieces)]
 
 
