@@ -20,13 +20,13 @@ from odcl.mixed.search import search_sample
 from odcl.mixed.terms import Coordinates
 from odcl.risk.risk import SITE_WIDTHS
 from odcl.server.mixed import (
-from odcl.threads import one_thread
     common_coordinates,
     curbed_text,
     found_text,
     refuse_silence,
     seen_quadratics,
 )
+from odcl.threads import one_thread
 
 if TYPE_CHECKING:
     from odcl.server.stream import Chunks, Placed, StreamedStep, Survey
