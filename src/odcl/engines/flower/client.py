@@ -76,7 +76,7 @@ def make_client_app(
 
     def rows_of(context: Context, request: Request) -> tuple[NodeData, Agreed]:
         data = NodeData.of(load(context), context.node_config)
-        n = data.train.n_features
+        n = _length(fit) if request.bare else data.train.n_features
         if request.n_features not in (None, n):
             raise ValueError(
                 f"The rows have {n} features, and {request.n_features} are agreed on: "
@@ -121,6 +121,17 @@ def make_client_app(
 
     add_rounds(app, fit, asked, rows_of, on_model)
     return app
+
+
+def _length(fit: Fit) -> int:
+    """How many numbers a model has that odcl does not know."""
+    found = getattr(fit, "n_parameters", None)
+    if found is None:
+        raise ValueError(
+            f"The server asks for bare models (risk=None), and {type(fit).__name__} fits a risk: "
+            "give make_client_app a fit of its own, such as ModuleFit, or the server a risk."
+        )
+    return int(found)
 
 
 def _models(

@@ -16,6 +16,7 @@ from odcl.artifact.arrays import expect, id_from_json, id_to_json, json_bytes, p
 from odcl.artifact.folder import StoredArtifact, open_artifact
 from odcl.artifact.manifest import blaming
 from odcl.engines.arrivals import SetAside
+from odcl.engines.flower.bare import BareResult, write_bare
 from odcl.engines.flower.columns import Columns
 from odcl.engines.flower.request import Request
 from odcl.server.assign import Assignment
@@ -34,6 +35,11 @@ def write_result(outcome: Outcome, columns: Columns, folder: Path, *, force: boo
     from odcl.estimators.run_tables import finite, run_tables
 
     request, uploads = outcome.request, outcome.uploads
+    if request.bare:
+        step = outcome.step
+        found = (request.config(), step.users, step.labels, step.centers, step.reason)
+        write_bare(BareResult(*found), folder, finite(nodes_json(outcome)), force=force)
+        return None
     model = server_estimator(
         *(uploads, outcome.step, request.method, request.agreed(outcome.n_features).method),
         schema=columns.schema(request.risk, outcome.n_features, uploads.users),

@@ -40,7 +40,7 @@ class Round:
     replies: bool = True  # False: they only choose a model
 
     def work(self) -> Work:
-        return Work(self.average, self.step_size, self.n_steps)
+        return Work(self.average, self.step_size, self.n_steps if self.replies else 0)
 
     def words(self) -> str:
         return json_bytes(asdict(self), indent=None).decode()

@@ -22,6 +22,7 @@ from odcl.engines.arrivals import SetAside, joined, naming_set_aside
 from odcl.engines.files.envelope import Refused
 from odcl.engines.files.task import Task
 from odcl.engines.flower.arrived import Arrival, Arrived, arrived_folder, confirmation
+from odcl.engines.flower.bare import expect_bare
 from odcl.engines.flower.columns import Columns, checked_columns
 from odcl.engines.flower.outcome import Delivery, Outcome, count, mean_metrics
 from odcl.engines.flower.records import array_record, content
@@ -46,7 +47,8 @@ log = logging.getLogger("flwr")  # Flower's own: it goes where `flwr log` looks
 class ODCL(Strategy):
     """One-shot clustered federated learning as a Flower strategy.
 
-    risk : what every user minimises: a :class:`~odcl.risk.risk.Risk`, or the name of a loss.
+    risk : what every user minimises: a :class:`~odcl.risk.risk.Risk`, or the name of a loss. None
+        where nodes send bare models of another kind, such as a network's parameters.
     method : how groups are found, combined and used; ``Method()`` unless given, or "paper".
     min_replies : nodes whose uploads must arrive; with fewer the run fails, and says why.
     nodes : nodes to wait for before the round begins; ``min_replies`` unless given. Nodes that
@@ -67,7 +69,7 @@ class ODCL(Strategy):
 
     def __init__(
         self,
-        risk: Risk | str = "squared",
+        risk: Risk | str | None = "squared",
         method: Method | str = "default",
         *,
         min_replies: int = 2,
@@ -98,11 +100,14 @@ class ODCL(Strategy):
             raise ValueError(f"wait={wait} and timeout={timeout} are no times in seconds.")
         self.columns = checked_columns(features, user, target, classes)
         self.request = Request(
-            risk if isinstance(risk, Risk) else Risk(risk),
+            risk if isinstance(risk, Risk) else Risk(risk or "squared"),
             Method.of(method),
             seed,
             self.columns.features,
+            bare=risk is None,
         )
+        if self.request.bare:
+            expect_bare(self.request.method, "risk=None")
         self.min_replies, self.nodes = min_replies, max(nodes or min_replies, min_replies)
         self.wait, self.timeout, self.refine_rounds = wait, timeout, refine_rounds
         self.result_dir = None if result_dir is None else Path(result_dir).absolute()
@@ -137,7 +142,8 @@ class ODCL(Strategy):
     def summary(self) -> None:
         """Log what will be done."""
         risk, method = self.request.risk, self.request.method
-        log.info("\t├── Risk: %s loss, l2 = %g", risk.loss.name, risk.l2)
+        what = f"{risk.loss.name} loss, l2 = {risk.l2:g}"
+        log.info("\t├── Risk: %s", "the nodes' own (bare models)" if self.request.bare else what)
         log.info("\t├── Method: %s, then %s", method.clusterer, method.refit or "the group's model")
         log.info("\t├── At least %d replies, within %g s", self.min_replies, self.timeout)
         log.info("\t└── Result: %s", self.result_dir or "not written (no result_dir)")
@@ -286,7 +292,7 @@ class ODCL(Strategy):
             raise ValueError("One user sent something, and nobody is there to be compared with.")
         request = self.request
         agreed = request.agreed(self._n_features())
-        why = request.method.falls_back(request.risk, agreed.dim)
+        why = "" if request.bare else request.method.falls_back(request.risk, agreed.dim)
         return server_step(uploads, agreed.method, seed=request.seed).fallen_back(why)
 
     def _refined(self, grid: Grid) -> ArrayRecord:
@@ -296,6 +302,7 @@ class ODCL(Strategy):
         assert self.outcome is not None
         old = self.outcome
         limits: Any = {"min_replies": self.min_replies, "timeout": self.timeout}
+        limits["average"] = "models" if self.request.bare else "gradients"
         done = refine(grid, self.request, old.step, old.nodes, rounds=self.refine_rounds, **limits)
         self.outcome = replace(old, step=done.step, refined=done)
         return array_record({"centers": done.step.centers})
