@@ -104,6 +104,22 @@ def test_a_node_that_joins_while_the_round_is_open_takes_part(up, faulty):
     assert_array_equal(got[np.argsort(users)], expected.models)
 
 
+def test_a_node_that_joins_after_the_run_is_served_from_its_result(up, clean, faulty):
+    """Of the nodes that are connected it alone has no model of that run, and it alone is asked."""
+    for flag in up.flags.iterdir():
+        flag.unlink()
+    (up.models / f"{LATE}.npz").unlink()
+    before = {site: up.model_of(site) for site in CLEAN}
+    late = up.finished("clean", late=True, timeout=60.0)
+    assert late.status.is_good, up.deployment.run_log(late.run_id)
+    assert {flag.name for flag in up.flags.iterdir()} == {f"fitting-{LATE}"}
+    assert up.model_of(LATE).shape == (3, 6)
+    own = late.report["nodes"][up.deployment.registered[LATE]]
+    assert (own["users"], own["confirmed"]) == ([8, 17, 26], True)
+    for site in CLEAN:
+        assert_array_equal(up.model_of(site), before[site])
+
+
 def test_a_node_whose_key_is_not_registered_is_refused(up, clean):
     up.deployment.start_node("stranger", up.node_config("n0"))
     stranger = up.deployment.known["stranger"]

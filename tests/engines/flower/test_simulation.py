@@ -14,7 +14,6 @@ from odcl.engines.flower.deployment import Deployment
 from odcl.engines.flower.simulation import simulate
 
 
-
 def test_a_hundred_simulated_nodes_receive_the_in_process_models_bit_for_bit(tmp_path):
     found = simulate(100, seed=3, folder=tmp_path)
     expected = odcl.fit(linear_federation(100, 100, n_clusters=10, seed=3), seed=3)
