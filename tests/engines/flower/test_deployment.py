@@ -16,7 +16,6 @@ import odcl
 from odcl.engines.flower.processes import wait_until
 from tests.engines.flower.deployed import SITES, Round, federation
 
-
 CLEAN = SITES[:8]
 LATE = SITES[8]
 FAULTY = {

@@ -22,7 +22,6 @@ import odcl
 from odcl.engines.flower.processes import wait_until
 from tests.engines.flower.deployed import Round, federation
 
-
 NODES = ["n0", "n1", "n2"]
 TIMEOUT = 30.0
 

@@ -17,7 +17,7 @@ def main(grid: Grid, context: Context) -> None:
     times = {"wait": config["wait"], "timeout": config["timeout"]}
     place = Path(config["result-dir"]).absolute() if config["result-dir"] else None
     if config["late"]:  # nobody who has a model is asked again
-        strategy = ODCL.from_result(place, **times)
+        strategy = ODCL.from_result(config["result-dir"], **times)
     else:
         strategy = ODCL(
             Risk(config["loss"], config["l2"], intercept=True),
