@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from odcl import ODCLClassifier, ODCLRegressor, compare
-from odcl.cli.demo import store_tables
+from odcl.data.stores import store_tables
 from odcl.report.pictures import COLOURS, MARKERS, draw_bars, draw_models, figure
 from odcl.report.text import NAMES
 
@@ -63,7 +63,7 @@ def three_worlds() -> Any:
             )
             ax.scatter(*own[here].T, s=14, color=COLOURS[k], marker=MARKERS[k], alpha=0.6, lw=0)
             ax.scatter(*center, s=90, marker="+", color="black", zorder=3)
-        ax.set(title=title, xticks=[], yticks=[])
+        ax.set(title=title, xticks=[], yticks=[], xlim=(-4.6, 4.6), ylim=(-3.6, 4.0))
         ax.spines[:].set_visible(False)
     return fig
 
@@ -336,7 +336,8 @@ def one_file_out() -> str:
             (130, y + 35, 250, aim, "upload"),
             (390, aim, 510, y + 35, "download"),
         ):
-            middle = f'x="{(x1 + x2) / 2}" y="{(y1 + y2) / 2 - 8}" text-anchor="middle"'
+            lift = 8 if y1 == y2 else 18  # above a line that slants
+            middle = f'x="{(x1 + x2) / 2}" y="{(y1 + y2) / 2 - lift}" text-anchor="middle"'
             parts.append(
                 f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" stroke="currentColor"/>'
                 f'<circle cx="{x2}" cy="{y2}" r="3"/><text {middle}>{word}</text>'

@@ -22,6 +22,7 @@ ROOMS = (
     "errors",
     "_typing",
     "files",
+    "threads",
     "risk",
     "data",
     "artifact",
@@ -54,6 +55,7 @@ DOORS = {
     ("odcl.engines.flower.result.add_late", "estimators"): "users who came after the run",
     ("odcl.engines.flower.result.open_result", "estimators"): "the run that they join",
     ("odcl.engines.flower.result.write_result", "estimators"): "the run as `odcl fit` writes it",
+    ("odcl.engines.partition.predict.predict_rows", "estimators"): "models predict in one place",
     ("odcl.engines.in_process.Result.diagnose", "diagnose"): "result.diagnose()",
     ("odcl.engines.in_process.Result.summary", "evaluate"): "the error, where truth is known",
     ("odcl.plan.draw_plan", "report"): "odcl.plan.draw_plan(plan, path)",
@@ -67,7 +69,11 @@ DOORS = {
 HEAVY = ("matplotlib", "pandas", "polars", "rich", "cryptography", "flwr", "ray")
 HEAVY += ("dask", "distributed", "fsspec", "torch")
 # Modules that are nothing without such a package: their folder loads them by name, when asked.
-AT_HOME = {"odcl.engines.flower": "flwr"}
+AT_HOME = {
+    "odcl.engines.flower": "flwr",
+    "odcl.engines.flower.apps.table": "flwr",
+    "odcl.engines.flower.apps.paper": "flwr",
+}
 
 
 class Import(NamedTuple):

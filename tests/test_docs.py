@@ -107,7 +107,12 @@ def methods_as_they_were():
 @pytest.mark.usefixtures("methods_as_they_were")
 @pytest.mark.filterwarnings("ignore")
 def test_every_example_of_the_site_prints_what_its_page_says(name, tmp_path):
-    """``python -m tests.pages docs/PAGE`` writes what is printed now into the page."""
+    """``python -m tests.pages docs/PAGE`` writes what is printed now into the page.
+
+    A page that says <!-- needs flwr --> is run where that package is.
+    """
+    for package in re.findall(r"<!-- needs (\w+) -->", PAGES[name].read_text(encoding="utf-8")):
+        pytest.importorskip(package, reason=f"{name} needs it")
     for example in run_in(tmp_path, PAGES[name]):
         if not same(example.said.text, example.printed):
             pytest.fail(

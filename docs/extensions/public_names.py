@@ -26,7 +26,37 @@ def _every_name_has_its_place(app: Any, env: Any) -> None:
 
 
 def _docstring(app: Any, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
-    lines[:] = as_restructured_text(lines)
+    lines[:] = as_restructured_text(with_lists(lines))
+
+
+def _signature(
+    app: Any, what: str, name: str, value: Any, options: Any, signature: Any, returns: Any
+) -> tuple[Any, Any]:
+    """Our names for arrays (``Floats``) as they are, without Sphinx's wrapping of them."""
+    return tuple(
+        x and re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", x) for x in (signature, returns)
+    )
+
+
+def with_lists(lines: list[str]) -> list[str]:
+    """Sections of parameters and attributes as lists: names, and what they are.
+
+    Ours say it in a sentence after the colon, as often as they name a type and go on below.
+    """
+    made: list[str] = []
+    inside = False
+    for line in lines:
+        indented = line.startswith(" ")
+        if line.strip() and set(line.strip()) == {"-"} and made:
+            made[-1:] = [f".. rubric:: {made[-1].strip('`')}", ""]
+            inside = True
+        elif inside and line.strip() and not indented:
+            names, _, text = line.partition(" : ")
+            made.append(", ".join(f"``{name.strip()}``" for name in names.split(",")))
+            made += [f"    {text}"] if text else []
+        else:
+            made.append(line)
+    return made
 
 
 # Kept as they are: literals, roles, `names`, and *emphasis* around whole words.
@@ -72,4 +102,5 @@ def _escaped(line: str) -> str:
 def setup(app: Any) -> dict[str, Any]:
     app.connect("env-check-consistency", _every_name_has_its_place)
     app.connect("autodoc-process-docstring", _docstring)
+    app.connect("autodoc-process-signature", _signature)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
