@@ -43,16 +43,13 @@ def add(some: Any) -> opt.Parser:
 
 
 def run(options: Namespace) -> None:
-    from odcl.estimators.report import page_of_run
-    from odcl.files import atomic_path
+    from odcl.estimators.report import page_of_run, write_page
 
     check_file_place(options.out)
     check_replace(options.out, options.force)
     if options.out.resolve().parent == options.run.resolve():
         raise ValueError(f"{options.out} would lie in the run itself: name a file elsewhere.")
-    content = page_of_run(options.run, anonymous=options.anonymous)
-    with atomic_path(options.out) as temporary:
-        temporary.write_bytes(content)
+    write_page(options.out, page_of_run(options.run, anonymous=options.anonymous))
     print(f"Report: {shlex.quote(str(options.out))}")
     if options.open:
         open_page(options.out)

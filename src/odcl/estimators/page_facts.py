@@ -11,9 +11,9 @@ from scipy.optimize import linear_sum_assignment
 
 from odcl._typing import Floats, Ints
 from odcl.artifact.folder import StoredArtifact
+from odcl.diagnose import Diagnosis
 from odcl.estimators.evidence import Evidence, read_evidence
 from odcl.estimators.page_models import (
-    TableUnits,
     chosen_users,
     group_covariances,
     more_rows,
@@ -34,6 +34,7 @@ from odcl.report.page.facts import (
     Options,
     Users,
 )
+from odcl.report.page.units import TableUnits
 from odcl.report.text import count, shown_id, verdict
 from odcl.server.alternatives import MEASURES, Alternatives
 
@@ -81,15 +82,19 @@ def _nameless(table: Any) -> dict[str, Any]:
     return {k: v for k, v in table.items() if k not in ("name", "sha256")}
 
 
-def fit_facts(run: Run) -> FitFacts:
-    """Everything that the page of a fit shows."""
+def fit_facts(run: Run, diagnosis: Diagnosis | None = None) -> FitFacts:
+    """Everything that the page of a fit shows; with a ``diagnosis``, that first."""
     model, evidence = run.model, run.evidence
     comparison, total = evidence.comparison, len(model.users_)
     own, ours = _scores(comparison, total)
     who = _who(model, evidence, ours - own, comparison)
     if run.anonymous:  # in the order of the numbers
         who = who[np.argsort(run.number[who], kind="stable")]
-    units = TableUnits.of(model)
+    classes = [shown_id(label, 60) for label in getattr(model, "classes_", np.array([])).tolist()]
+    centered = bool(model.method_.standardize)
+    units = TableUnits.of(
+        model.risk_, model.scaling_, model.used_names_, classes, centered=centered
+    )
     shown = user_map(model, who, units, most=MOST_USERS)
     more = more_rows(model, who, units)
     length = LONG if len(who) <= MANY else SHORT
@@ -116,13 +121,13 @@ def fit_facts(run: Run) -> FitFacts:
     groups = list(zip(sizes.tolist(), rows.astype(int).tolist(), strict=True))
     return FitFacts(
         title=_title(model, evidence),
-        verdict=[headline(model, comparison), *_second(model, evidence)],
+        verdict=_verdict(model, comparison, diagnosis),
         target=model.target_name_,
         users=users,
         groups=groups,
         map=shown,
         coefficients=_coefficients(model, who, units),
-        sections=sections(model, evidence, more, anonymous=run.anonymous),
+        sections=sections(model, evidence, more, diagnosis, anonymous=run.anonymous),
         gains=gains,
         options=None if evidence.weighed is None else _options(evidence.weighed, model, who),
         held=_held(comparison, model, who),
@@ -194,12 +199,12 @@ def _score(metric: str, value: float) -> str:
     return f"{value:.1%} accuracy" if metric == "accuracy" else f"{metric} {value:.3g}"
 
 
-def _second(model: Any, evidence: Evidence) -> list[str]:
-    """Below the headline: who gained, and what was taken as it is."""
-    lines = []
-    if evidence.comparison is not None:
-        lines += verdict(evidence.comparison, shell=True).splitlines()
-    return lines
+def _verdict(model: Any, comparison: Comparison | None, diagnosis: Diagnosis | None) -> list[str]:
+    """The sentence of the first screen, and what stands below: who gained."""
+    if diagnosis is not None:
+        return [diagnosis.verdict.sentence, diagnosis.verdict.reason, headline(model, comparison)]
+    second = [] if comparison is None else verdict(comparison, shell=True).splitlines()
+    return [headline(model, comparison), *second]
 
 
 def _scores(comparison: Comparison | None, total: int) -> tuple[Floats, Floats]:

@@ -6,89 +6,27 @@ All are functions of a loaded estimator and of positions of its users.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from scipy.special import ndtr
 
 from odcl._typing import Bools, Floats, Ints
-from odcl.mixed.differences import LEVEL
 from odcl.mixed.house import model_map
 from odcl.mixed.mixture import Quadratics, Spread, moments
 from odcl.report.page.facts import MoreRows, UserMap
+from odcl.report.page.units import CHUNK, TableUnits
 from odcl.report.pictures import view
 from odcl.server.dispersion import covariances, pooled_dispersion, with_noise
 from odcl.server.mixed import user_quadratics
 
-CHUNK = 4096  # users whose matrices are in memory at one time
 CELLS = (72, 48)  # of a map of more users than can be told apart
 TIMES = (0.5, 1.0, 2.0, 4.0)  # as many rows
 FAR = 5.0  # a frame is cut where the whole would be so many times as wide
 
 
-# -- the table's units -----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class TableUnits:
-    """Names of a model's numbers in the table's units, and the matrix that takes it there."""
-
-    names: list[str]
-    matrix: Floats  # (dim, p)
-    effect: Floats  # (p,): what a number is multiplied with to be in units of the target
-    extra: Bools  # (p,): the intercept, where the level says the same
-
-    @classmethod
-    def of(cls, model: Any) -> TableUnits:
-        """Features in use, the level at average features, and the intercept.
-
-        The level is what the model expects of a row with the features' averages; the intercept,
-        of one whose features are zero, which may be far from every row.
-        """
-        dim = model.theta_.shape[1]
-        coef, intercept = model._in_table_units(np.eye(dim))
-        used = model.scaling_.used
-        names, classes = list(model.used_names_), [""]
-        if coef.ndim == 3:
-            classes = [f" [{label}]" for label in model.classes_.tolist()]
-            coef = coef.swapaxes(1, 2)
-        else:
-            coef, intercept = coef[:, :, None], intercept[:, None]
-        parts = [coef[:, used]]
-        effect = list(model.scaling_.scale)
-        if model.fit_intercept:
-            centered = bool(model.method_.standardize)
-            if centered:
-                level = intercept + np.einsum("dfc,f->dc", parts[0], model.scaling_.shift)
-                parts.append(level[:, None])
-                names.append(LEVEL)
-                effect.append(1.0)
-            parts.append(intercept[:, None])
-            names.append("(intercept)")
-            effect.append(1.0)
-        matrix = np.concatenate(parts, axis=1)  # (dim, numbers, classes)
-        extra = np.zeros(matrix.shape[1:], dtype=np.bool_)
-        extra[-1] = bool(model.fit_intercept and model.method_.standardize)
-        return cls(
-            [f"{name}{label}" for name in names for label in classes],
-            matrix.reshape(dim, -1),
-            np.repeat(np.array(effect), len(classes)),
-            extra.reshape(-1),
-        )
-
-    def models(self, theta: Floats) -> Floats:
-        return theta @ self.matrix
-
-    def errors(self, cov: Floats) -> Floats:
-        """Standard errors of models of these covariances, (n, dim, dim)."""
-        parts = [
-            ((cov[at : at + CHUNK] @ self.matrix) * self.matrix).sum(axis=1)
-            for at in range(0, len(cov), CHUNK)
-        ]
-        variance = np.concatenate(parts) if parts else np.zeros((0, self.matrix.shape[1]))
-        with np.errstate(invalid="ignore"):
-            return np.sqrt(np.where(variance >= 0, variance, np.nan))
+# -- users' own models -----------------------------------------------------------------------------
 
 
 def own_models(model: Any, who: Ints) -> tuple[Floats, Floats]:
@@ -100,12 +38,24 @@ def own_models(model: Any, who: Ints) -> tuple[Floats, Floats]:
     sent = with_noise(model.uploads_.take(who))
     if sent.theta is None:
         return nothing
-    theta, cov = sent.theta.copy(), covariances(sent, pooled_dispersion(sent))
+    phi = _noise_scales(model)
+    theta, cov = sent.theta.copy(), covariances(sent, None if phi is None else phi[who])
     if sent.dispersion is not None:
         theta[~np.isfinite(sent.dispersion)] = np.nan
     if cov is None:
         return theta, nothing[1]
     return theta, np.where(_whole(cov)[:, None, None], cov, np.nan)
+
+
+def _noise_scales(model: Any) -> Floats | None:
+    """The noise scale of every user, (n_users,), pooled over all of them; None: nobody tells."""
+    sent, m = model.uploads_, len(model.users_)
+    chunks = (np.arange(at, min(at + CHUNK, m)) for at in range(0, m, CHUNK))
+    told = [with_noise(sent.take(some)).dispersion for some in chunks]
+    known = [part for part in told if part is not None]
+    if len(known) < len(told):
+        return None
+    return pooled_dispersion(replace(sent, dispersion=np.concatenate(known)))
 
 
 def group_covariances(model: Any) -> tuple[Floats, str]:

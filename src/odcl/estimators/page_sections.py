@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from odcl.diagnose import Diagnosis
 from odcl.estimators.evidence import Evidence
 from odcl.exchange.upload import Uploads
 from odcl.report.diagnosis import diagnosis_parts
@@ -17,12 +18,17 @@ MOST_DIAGNOSED = 2_000_000  # users times parameters squared: beyond, it would t
 
 
 def sections(
-    model: Any, evidence: Evidence, more: MoreRows | None, *, anonymous: bool
+    model: Any,
+    evidence: Evidence,
+    more: MoreRows | None,
+    diagnosis: Diagnosis | None = None,
+    *,
+    anonymous: bool,
 ) -> list[Section]:
-    """All of them, in the order of the page."""
+    """All of them, in the order of the page; a ``diagnosis`` that was made already is that one."""
     found = [
         _worth(evidence),
-        _diagnosis(model),
+        _diagnosis(model, diagnosis),
         _plan(model, evidence, more, anonymous),
         _privacy(model, evidence),
         _provenance(model, evidence, anonymous),
@@ -52,14 +58,14 @@ def _worth(evidence: Evidence) -> Section | None:
     return Section("worth", "What it is worth", (words,), (table,))
 
 
-def _diagnosis(model: Any) -> Section | None:
+def _diagnosis(model: Any, found: Diagnosis | None) -> Section | None:
     title = "Diagnosis: is one shot enough?"
     size = len(model.users_) * model.theta_.shape[1] ** 2
-    if size > MOST_DIAGNOSED:
+    if found is None and size > MOST_DIAGNOSED:
         why = "It takes longer than a report should for so many users: say odcl diagnose RUN."
         return Section("diagnosis", title, (why,))
     try:
-        found = model.diagnose()
+        found = model.diagnose() if found is None else found
     except ValueError as error:
         return Section("diagnosis", title, (str(error),))
     parts = diagnosis_parts(found)
@@ -127,7 +133,7 @@ def _privacy(model: Any, evidence: Evidence) -> Section:
     if model.uploads_ is not None:
         sent: Uploads = model.uploads_
         rows = []
-        for name, values in sent.to_arrays().items():
+        for name, values in sent.part(0, 1).to_arrays().items():
             part = Uploads.parts()[name.removesuffix("_diagonal")]
             each = 8 * int(np.prod(values.shape[1:]))
             rows.append((name.replace("_", " "), part.tells, f"{each:,}"))

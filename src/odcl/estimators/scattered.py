@@ -14,7 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from odcl.data.federation import Federation
+from odcl._typing import Array, Ints
+from odcl.data.federation import Federation, as_ids, positions
 from odcl.data.scaling import Scaling
 from odcl.data.summary import Roles, TableSummary
 from odcl.engines.dask.address import Address
@@ -73,19 +74,22 @@ def fit_pieces(
     *,
     plan: str = "auto",
     buckets: int | None = None,
+    summary: TableSummary | None = None,
     progress: Silent | None = None,
 ) -> ScatteredFit:
     """Fit an estimator to a table in pieces; the users' models are files of ``out``.
 
     ``work`` is a folder for what is needed meanwhile, ``plan`` how rows come together by user:
     "rows" (as they are), "sums" (of those in each piece), "auto" (whichever is smaller).
+    ``summary`` is that of the table, where somebody has looked at it already.
     """
     from odcl.report.progress import Silent
 
     shown = Silent() if progress is None else progress
     check_settings(model)
-    shown.stage("looking at the columns", table.n_pieces, "pieces")
-    summary = summary_of(table, roles, cluster, shown.advance)
+    if summary is None:
+        shown.stage("looking at the columns", table.n_pieces, "pieces")
+        summary = summary_of(table, roles, cluster, shown.advance)
     schema = summary.schema(roles)
     _declare(model, schema)
     method = Method.of(model.method, clusterer=model.clusterer)
@@ -215,3 +219,32 @@ def with_users(model: Any, users: pa.Table) -> Any:
     _hold(found, UserColumns.from_arrow(users, model.cluster_theta_.shape[1]))
     found.uploads_ = found.user_files_ = None
     return found
+
+
+def _held(model: Any, at: Ints) -> UserColumns:
+    """What the estimator itself knows of some users."""
+    every = (model.users_, model.labels_, model.probability_, model.n_rows_, model.theta_)
+    sure = (model.covariance_, model.noise_, model.dof_)
+    return UserColumns(*every, *sure).take(at)
+
+
+def with_users_of(model: Any, ids: Array) -> Any:
+    """The estimator that holds the models of these users, as far as they are known.
+
+    Users that were added to a run later are in the estimator itself.
+    """
+    if model.user_files_ is None:
+        return model
+    found, own = with_users(model, model.user_files_.models(ids)), positions(model.users_, ids)
+    later = np.setdiff1d(own[own >= 0], positions(model.users_, found.users_))
+    if len(later):
+        _hold(found, _joined(_held(found, np.arange(len(found.users_))), _held(model, later)))
+    return found
+
+
+def _joined(one: UserColumns, more: UserColumns) -> UserColumns:
+    rest = vars(more)
+    own = {name: values for name, values in vars(one).items() if values is not None}
+    users = as_ids([*one.users.tolist(), *more.users.tolist()])
+    joined = {name: np.concatenate([values, rest[name]]) for name, values in own.items()}
+    return UserColumns(**{**joined, "users": users})

@@ -79,7 +79,7 @@ def _body(facts: FitFacts) -> Markup:
         _alternatives(facts),
         _user(facts),
         _users(facts),
-        _coefficients(facts),
+        coefficient_section(facts.coefficients),
         *(section_block(one) for one in facts.sections),
     ]
     live = el("p", id="live", class_="hidden", role="status", aria_live="polite")
@@ -128,7 +128,8 @@ def _tools(facts: FitFacts) -> Markup:
     return el("div", find, groups, state, class_="tools needs-script", id="tools")
 
 
-def _figure(name: str, title: str, picture: Markup | None, *notes: str) -> Markup:
+def figure_block(name: str, title: str, picture: Markup | None, *notes: str) -> Markup:
+    """A picture in its card, with its title and what is to be said of it."""
     inside = el("div", picture, class_="plot", id=name) if picture is not None else None
     lines = [el("p", text, class_="note") for text in notes if text]
     return el("figure", el("figcaption", el("h2", title)), inside, *lines, class_="card")
@@ -139,30 +140,34 @@ def _map(facts: FitFacts) -> Markup:
     if facts.map.outside:
         far = "lies" if facts.map.outside == 1 else "lie"
         outside = f"{count(facts.map.outside, 'user')} {far} beyond the frame."
-    select = "Crosses are the groups' models. Select a user to see how sure its place is."
+    crosses = "Crosses are the groups' models. " if len(facts.groups) > 1 else ""
+    crosses = crosses if len(facts.groups) <= svg.MOST_CROSSES else ""
+    select = f"{crosses}Select a user to see how sure its place is."
     if facts.map.density is not None:
         select = "The darker, the more users. Select a user to see it, and how sure its place is."
     title = "Who is like whom"
-    return _figure("map", title, svg.map_picture(facts), f"{facts.map.about} {select}", outside)
+    return figure_block(
+        "map", title, svg.map_picture(facts), f"{facts.map.about} {select}", outside
+    )
 
 
 def _gain(facts: FitFacts) -> Markup:
     title = "What each user gains"
     if facts.gains is None:
         why = "No rows were held out, so nothing is said of what it is worth."
-        return _figure("gain", title, None, why)
+        return figure_block("gain", title, None, why)
     _, beyond = svg.gain_frame(facts.gains)
     picture = svg.gain_picture(facts.gains, facts.users)
     metric = facts.gains.metric
     better = "more" if facts.gains.larger else "less"
     about = (
-        f"{metric} on held-out rows, a model of its own against odcl: above the line a user has "
+        f"Held-out rows, {metric} of a model of its own against odcl's: above the line a user has "
         f"{better} of it with odcl."
     )
     note = ""
     if beyond:
         note = f"{count(beyond, 'user')} beyond the frame, drawn at its border."
-    return _figure("gain", title, picture, about, note)
+    return figure_block("gain", title, picture, about, note)
 
 
 def _groups(facts: FitFacts) -> Markup:
@@ -174,12 +179,13 @@ def _groups(facts: FitFacts) -> Markup:
     ]
     picture = svg.coefficient_picture(c, sizes)
     order = "the largest difference first" if len(sizes) > 1 else "the most varied first"
+    wide = " The broad line is nine of ten users." if len(sizes) == 1 else ""
     return el(
         "figure",
         el("figcaption", el("h2", title)),
         el("div", picture, class_="plot", id="coef"),
         el("p", *legend, class_="note no-print") if len(sizes) > 1 else None,
-        el("p", f"In the table's units, {order}. {c.about}", class_="note"),
+        el("p", f"In the table's units, {order}. {c.about}{wide}", class_="note"),
         class_="card",
     )
 
@@ -282,8 +288,8 @@ def _percent(value: float) -> str:
     return f"{100 * value:.1f} %" if value < 0.9995 else "100 %"
 
 
-def _coefficients(facts: FitFacts) -> Markup:
-    c = facts.coefficients
+def coefficient_section(c: Coefficients) -> Markup:
+    """The groups' models as a table, with intervals."""
     k = len(c.group)
     order = [*c.users, *(j for j in range(len(c.names)) if j not in set(c.users))]
     header = ["coefficient", *(f"group {g}" for g in range(k))]

@@ -18,9 +18,10 @@ from odcl.report.page.markup import Markup, el, joined
 
 N_COLOURS, N_SHAPES = 7, 8
 WIDTH, HEIGHT = 400, 316
-LEFT, RIGHT, TOP, BOTTOM = 46, 392, 12, 268  # of the frame that points lie in
+LEFT, RIGHT, TOP, BOTTOM = 54, 392, 12, 268  # of the frame that points lie in
 MOST_DRAWN = 2_000  # points of a picture without a script
 MOST_NAMED = 12  # groups whose number stands at their model
+MOST_CROSSES = 30  # groups whose model is marked on the map
 MOST_GROUPS = 8  # in the picture of coefficients
 Z95 = 1.959964
 _R = 3.4
@@ -111,12 +112,12 @@ class Frame:
             parts.append(el("text", number(v), x=_at(x), y=BOTTOM + 15, class_="tick mid"))
         middle_x, middle_y = (LEFT + RIGHT) / 2, (TOP + BOTTOM) / 2
         parts.append(el("text", x_label, x=middle_x, y=HEIGHT - 12, class_="label mid"))
-        turned = f"translate(12 {middle_y:g}) rotate(-90)"
+        turned = f"translate(11 {middle_y:g}) rotate(-90)"
         parts.append(el("text", y_label, transform=turned, class_="label mid"))
         return el("g", *parts, class_="axes", aria_hidden="true")
 
 
-def _picture(
+def picture(
     name: str, title: str, *inside: Markup, height: float = HEIGHT, **data: object
 ) -> Markup:
     return el(
@@ -147,10 +148,10 @@ def map_picture(facts: FitFacts) -> Markup:
         f"group{'s' * (len(facts.groups) != 1)}; every user's numbers are in the table of users."
     )
     points = _density(m, frame) if m.density is not None else _points(m, users, frame)
-    return _picture(
+    return picture(
         "map",
         title,
-        frame.axes(_short(m.axes[0], 54), _short(m.axes[1], 42)),
+        frame.axes(short(m.axes[0], 54), short(m.axes[1], 42)),
         el("g", *points, class_="points"),
         _centers(m.centers, frame),
     )
@@ -181,7 +182,7 @@ def _density(m: UserMap, frame: Frame) -> list[Markup]:
 
 def _centers(centers: Floats, frame: Frame) -> Markup:
     parts = []
-    for k, (cx, cy) in enumerate(centers.tolist()):
+    for k, (cx, cy) in enumerate(centers.tolist() if len(centers) <= MOST_CROSSES else []):
         x, y = frame.x(cx), frame.y(cy)
         parts.append(el("path", d=f"M{_at(x - 5)},{_at(y)}h10M{_at(x)},{_at(y - 5)}v10"))
         if len(centers) <= MOST_NAMED:
@@ -189,7 +190,7 @@ def _centers(centers: Floats, frame: Frame) -> Markup:
     return el("g", *parts, class_="centers", aria_hidden="true")
 
 
-def _short(text: str, most: int) -> str:
+def short(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
@@ -234,7 +235,7 @@ def gain_picture(gains: Gains, users: Users) -> Markup:
         names.append(
             el(
                 "text",
-                f"worst: {_short(users.ids[worst], 24)}",
+                f"worst: {short(users.ids[worst], 24)}",
                 x=LEFT + 10,
                 y=_at(y_worst + 3),
                 class_="name",
@@ -243,7 +244,7 @@ def gain_picture(gains: Gains, users: Users) -> Markup:
         names.append(
             el(
                 "text",
-                f"best: {_short(users.ids[best], 24)}",
+                f"best: {short(users.ids[best], 24)}",
                 x=RIGHT - 10,
                 y=_at(y_best + 3),
                 class_="name end",
@@ -253,7 +254,7 @@ def gain_picture(gains: Gains, users: Users) -> Markup:
         el("text", "above: better with odcl", x=LEFT + 6, y=TOP + 12, class_="hint"),
         el("text", "below: worse", x=RIGHT - 6, y=BOTTOM - 6, class_="hint end"),
     ]
-    return _picture(
+    return picture(
         "gain",
         title,
         frame.axes("users, from the worst off to the best", f"gain in {unit}", x_ticks=False),
@@ -276,14 +277,22 @@ def coefficient_picture(c: Coefficients, sizes: Sequence[int]) -> Markup:
     """One strip per coefficient, each with its own scale: the groups' values and intervals."""
     groups = sorted(np.argsort(-np.array(sizes), kind="stable")[:MOST_GROUPS].tolist())
     step = 11 if len(groups) <= 4 else 8
-    strip = step * len(groups) + 26
+    strip = step * len(groups) + (26 if len(groups) > 1 else 33)
     rows = [j for j in c.users if not c.extra[j]][: max(2, (HEIGHT - ROW_TOP) // strip)]
     parts = [_strip(c, j, groups, ROW_TOP + at * strip, step, strip) for at, j in enumerate(rows)]
     title = (
         f"Coefficients of {len(groups)} group{'s' * (len(groups) != 1)} with 95 % intervals, in "
         "the table's units; the numbers are in the table of coefficients."
     )
-    return _picture("coef", title, *parts, height=max(ROW_TOP + strip * len(rows), 120))
+    return picture("coef", title, *parts, height=max(ROW_TOP + strip * len(rows), 120))
+
+
+def _middle(c: Coefficients, j: int) -> tuple[float, float]:
+    """Between which nine of ten users lie in a coefficient."""
+    own = c.user[:, list(c.users).index(j)]
+    known = own[np.isfinite(own)]
+    low, high = np.percentile(known, [5, 95]) if len(known) else (np.inf, -np.inf)
+    return float(low), float(high)
 
 
 def _strip(
@@ -291,7 +300,8 @@ def _strip(
 ) -> Markup:
     values = c.group[groups, j]
     half = np.nan_to_num(Z95 * c.group_se[groups, j])
-    low, high = float((values - half).min()), float((values + half).max())
+    inner, outer = _middle(c, j)  # of the users, who are shown in it when they are selected
+    low, high = min(float((values - half).min()), inner), max(float((values + half).max()), outer)
     if low < 0 < high or abs(low + high) < 2 * (high - low):
         low, high = min(low, 0.0), max(high, 0.0)
     room = 0.06 * max(high - low, 1e-9 * abs(high), 1e-12)
@@ -305,7 +315,7 @@ def _strip(
     parts = [
         el(
             "text",
-            _short(c.names[j], 20),
+            short(c.names[j], 20),
             x=NAME_ROOM - 10,
             y=_at((top + base) / 2 + 4),
             class_="label end",
@@ -317,6 +327,11 @@ def _strip(
         kind = "zero" if v == 0 else "grid"
         parts.append(el("line", x1=_at(x(v)), x2=_at(x(v)), y1=_at(top), y2=_at(base), class_=kind))
         parts.append(el("text", number(v), x=_at(x(v)), y=_at(base + 11), class_="tick mid"))
+    if len(groups) == 1 and np.isfinite(
+        inner
+    ):  # no groups: how far users lie from what holds for all
+        place = {"x1": _at(x(inner)), "x2": _at(x(outer)), "y1": _at(base - 4), "y2": _at(base - 4)}
+        parts.append(el("line", class_="range", **place))
     for at, k in enumerate(groups):
         y = top + step * (at + 0.5) + 2
         value, wide = float(c.group[k, j]), float(Z95 * c.group_se[k, j])
@@ -369,4 +384,4 @@ def options_picture(found: Options) -> Markup:
             parts.append(el("text", f"{found.options[i].groups}", class_="tick mid", **words))
     parts.append(el("text", "number of groups", x=WIDTH / 2, y=height - 4, class_="label mid"))
     title = "; ".join(f"{one.words}" for one in found.options[:6])
-    return _picture("options", f"What was weighed: {title}", joined(parts), height=height)
+    return picture("options", f"What was weighed: {title}", joined(parts), height=height)

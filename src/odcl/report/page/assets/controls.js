@@ -94,7 +94,7 @@ function startState() {
     if (what !== "user") return;
     const i = state.user;
     clear.disabled = i < 0;
-    const text = i < 0 ? "No user selected." : `Selected: ${ids[i]}, ${groupName(users.group[i])}`;
+    const text = i < 0 ? "No user selected." : `Selected: ${ids[i]}${grouped ? `, ${users.group[i] < 0 ? "no group" : `group ${users.group[i]}`}` : ""}`;
     words.textContent = text;
     tell(text);
   });

@@ -63,7 +63,8 @@ function select(user) {
 }
 
 const isShown = (i) => !state.hidden.has(users.group[i]);
-const groupName = (group) => (group < 0 ? "no group" : `group ${group}`);
+const grouped = facts.groups.length > 1;
+const groupName = (group) => (group < 0 ? "no group" : grouped || state.option !== null ? `group ${group}` : "no groups");
 
 /** A number as the page shows it: four digits, as in its tables. */
 function format(value) {

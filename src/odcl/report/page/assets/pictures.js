@@ -1,6 +1,6 @@
 // The map and the gains: points on a canvas above the static picture, what is selected above that.
 
-const BOX = { width: 400, height: 316, left: 46, right: 392, top: 12, bottom: 268 };
+const BOX = { width: 400, height: 316, left: 54, right: 392, top: 12, bottom: 268 };
 const STRIP = { left: 112, right: 384 }; // of the groups' coefficients
 const NEAR = 16; // pixels within which a point answers
 const sprites = new Map();
@@ -161,6 +161,7 @@ function startMap() {
   const order = Array.from(ids.keys()).sort((a, b) => xy[2 * a] - xy[2 * b]);
   const describe = (i) => {
     const sure = Number.isFinite(users.sure[i]) ? `, ${percent(users.sure[i])} sure` : "";
+    if (!grouped && state.option === null) return ids[i];
     return `${ids[i]}: ${groupName(state.labels[i])}${state.option === null ? sure : ""}`;
   };
   // 95 % of where the user's model may be: the axes of its covariance, 2.45 standard deviations.

@@ -15,7 +15,7 @@ function startUser() {
 function userPage(i) {
   const rows = held ? [make("h3", {}, "Its held-out rows, predicted against seen"), ...heldOut(i)] : [];
   const left = make("div", {}, make("h3", {}, "In short"), inShort(i), make("h3", {}, "With more rows"), ...moreRows(i), ...rows);
-  const right = make("div", {}, make("h3", {}, "Its coefficients, between its own rows and its group"), ...coefficients(i));
+  const right = make("div", {}, make("h3", {}, `Its coefficients, between its own rows and ${grouped ? "its group" : "everybody's"}`), ...coefficients(i));
   return [make("div", { class: "two" }, left, right)];
 }
 
@@ -23,8 +23,8 @@ function inShort(i) {
   const list = make("dl", { class: "facts" });
   const add = (name, ...value) => list.append(make("dt", {}, name), make("dd", {}, ...value));
   const group = users.group[i];
-  add("group", swatch(group), ` ${groupName(group)}`);
-  if (Number.isFinite(users.sure[i])) add("how surely", percent(users.sure[i]));
+  if (grouped) add("group", swatch(group), ` ${group < 0 ? "none" : group}`);
+  if (grouped && Number.isFinite(users.sure[i])) add("how surely", percent(users.sure[i]));
   add("rows", users.rows[i].toLocaleString("en-US"));
   if (gains && Number.isFinite(gainOf(i))) {
     add(`${gains.metric} alone`, format(gains.own[i]));
@@ -49,8 +49,8 @@ function coefficients(i) {
   const height = few.length * CHART.row + 6;
   const svg = draw("svg", { viewBox: `0 0 ${CHART.width} ${height}`, role: "img", "aria-label": "Coefficients of this user; the numbers are in the table below." });
   few.forEach((row, at) => svg.append(strip(row, at * CHART.row + 2)));
-  const legend = make("p", { class: "note" }, "Circle: its own rows alone. Bar: its group. Diamond: its model. Lines are 95 % intervals.");
-  const head = make("tr", {}, ...["coefficient", "own rows alone", "its group", "its model"].map((text) => make("th", { scope: "col" }, text)));
+  const legend = make("p", { class: "note" }, `Circle: its own rows alone. Bar: ${grouped ? "its group" : "everybody"}. Diamond: its model. Lines are 95 % intervals.`);
+  const head = make("tr", {}, ...["coefficient", "own rows alone", grouped ? "its group" : "everybody", "its model"].map((text) => make("th", { scope: "col" }, text)));
   const lines = rows.map((row) => make("tr", {}, make("td", {}, row.name), ...[row.own, row.theirs, row.mine].map(([value, error]) => make("td", {}, withError(value, error)))));
   const table = make("div", { class: "scroll" }, make("table", { id: "user-coefficients" }, make("thead", {}, head), make("tbody", {}, ...lines)));
   const left = facts.unnamed ? make("p", { class: "note" }, `These differ most; ${facts.unnamed} more are in the run.`) : null;
@@ -93,10 +93,10 @@ function moreRows(i) {
   const now = more.times.indexOf(1), twice = more.times.indexOf(2), four = more.times.indexOf(4);
   const sentences = [];
   const narrower = (f) => Math.round(100 * (1 - at("width", f)));
-  if (narrower(four) < 1) sentences.push("Users of a group differ only by noise: more rows of its own would tell its group more surely, and not move its model otherwise.");
+  if (narrower(four) < 1) sentences.push("Users differ only by noise inside their group: more rows of its own would tell its group more surely, and not move its model otherwise.");
   else sentences.push(`With twice as many rows the intervals of its coefficients would be ${narrower(twice)} % narrower, with four times ${narrower(four)} %.`);
-  if (more.weight) sentences.push(`Its own rows count for ${percent(at("weight", now))} of what sets it apart from its group, with twice as many for ${percent(at("weight", twice))}.`);
-  if (facts.groups.length > 1 && users.group[i] >= 0) {
+  if (more.weight) sentences.push(`Its own rows count for ${percent(at("weight", now))} of what sets it apart from ${grouped ? "its group" : "the others"}, with twice as many for ${percent(at("weight", twice))}.`);
+  if (grouped && users.group[i] >= 0) {
     const chance = (f) => (at("wrong", f) < 0.0005 ? "less than 0.1 %" : percent(at("wrong", f)));
     sentences.push(`The chance that rows like these put it in a wrong group is ${chance(now)}, with twice as many rows ${chance(twice)}.`);
   }
