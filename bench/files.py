@@ -20,10 +20,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from bench.tables import at_most, progress, table
 from odcl.data.federation import Federation
+from odcl.engines.arrivals import to_wire
 from odcl.engines.files import Feature, Task, combine_uploads
 from odcl.engines.files.envelope import envelope_bytes
 from odcl.engines.files.keys import SigningKey, make_keys, read_key
-from odcl.engines.files.wire import to_wire
 
 SITES, FEATURES, ROWS, GROUPS = 10_000, 39, 60, 5
 SECONDS, GIGABYTES = 60.0, 2.0

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from odcl.cli.demo import demo_errors, demo_result, groups_right, store_tables
+from odcl.cli.demo import demo_errors, demo_result, groups_right
 from odcl.data.federation import Federation
+from odcl.data.stores import store_tables
 from odcl.evaluate.scores import Comparison
 from odcl.report import pictures
 from odcl.report.progress import Bar
@@ -244,7 +245,7 @@ def test_a_picture_is_saved_whole(tmp_path):
 def test_the_demo_finds_the_true_groups_and_reaches_the_oracle(seed):
     federation, result = demo_result(seed)
     assert groups_right(federation, result) == "They are the true ones."
-    errors = demo_errors(federation, result)
+    errors = demo_errors(federation, result.models)
     assert errors["odcl (K not given)"] <= 1.001 * errors["oracle pooling (groups given)"]
     assert errors["odcl (K not given)"] < 0.2 * errors["local models"]
     assert errors["naive average"] > 0.5

@@ -344,10 +344,15 @@ def arrays_of(header: Header, numbers: Array, specs: Mapping[str, ArraySpec]) ->
     """The declared arrays that are there; those that must be finite are."""
     stored = header.stored
     arrays = {name: _array(numbers, stored[name]) for name in specs if name in stored}
+    check_finite(arrays, specs)
+    return arrays
+
+
+def check_finite(arrays: Mapping[str, Array], specs: Mapping[str, ArraySpec]) -> None:
+    """Refuse NaN and infinity where they are not declared."""
     for name, array in arrays.items():
         finite = array.dtype.kind != "f" or not specs[name].finite or np.isfinite(array).all()
         expect(bool(finite), f"{name} holds numbers that are not finite")
-    return arrays
 
 
 def _stored(name: str, line: Any) -> _Stored:
@@ -377,14 +382,23 @@ def check_declared(
     header: Header, specs: Mapping[str, ArraySpec], sizes: Mapping[str, int]
 ) -> None:
     """Refuse arrays that are not declared so; words in shapes that are not in ``sizes`` get one."""
-    stored, sizes = header.stored, dict(sizes)
-    unknown = sorted(stored.keys() - specs.keys())
+    check_contents(header.contents, specs, sizes)
+
+
+def check_contents(
+    contents: Mapping[str, tuple[str, tuple[int, ...]]],
+    specs: Mapping[str, ArraySpec],
+    sizes: Mapping[str, int],
+) -> None:
+    """The same of arrays that did not come in a file: type and shape of each, by name."""
+    sizes = dict(sizes)
+    unknown = sorted(contents.keys() - specs.keys())
     expect(not unknown, f"{', '.join(unknown)} should not be there")
     for name, spec in specs.items():
-        if name not in stored:
+        if name not in contents:
             expect(spec.optional, f"{name} is not there")
             continue
-        dtype, shape = _type_name(stored[name].dtype), stored[name].shape
+        dtype, shape = contents[name]
         expect(dtype in spec.dtypes, f"{name} has type {dtype}, not {' or '.join(spec.dtypes)}")
         wanted: tuple[int | str, ...] = spec.shape
         if len(shape) == len(wanted):

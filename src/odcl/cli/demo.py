@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from argparse import Namespace
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,21 +41,25 @@ def run(options: Namespace) -> None:
     with watched(options) as progress:
         progress.stage("one round of 100 users")
         federation, result = demo_result(options.seed)
-        errors = demo_errors(federation, result)
+        errors = demo_errors(federation, result.models)
         progress.stage("drawing")
         drawn = write_demo(options.out, result, errors, seed=options.seed, force=options.force)
-    _print(federation, result, errors)
+    print_round(federation, result, result.step.reason, errors)
     say_picture(options.out / "demo.png", drawn, options)
     table = shlex.quote(str(options.out / "stores.csv"))
     print(f"A table to try: odcl fit {table} --user store --target sales --out run")
 
 
-def _print(federation: Any, result: Any, errors: dict[str, float]) -> None:
+def print_round(
+    federation: SyntheticFederation, found: Any, reason: str, errors: dict[str, float]
+) -> None:
+    """Groups, errors and bytes of one round, in whatever engine: ``found`` is what it gave."""
     from odcl.report.text import aligned, group_table, in_bytes, table
 
-    print(f"100 users with 100 rows each. {result.step.reason} {groups_right(federation, result)}")
+    m, n = federation.n_users, federation.n_rows[0]
+    print(f"{m} users with {n} rows each. {reason} {groups_right(federation, found)}")
     print()
-    print(group_table(result.labels, result.local.n_rows, result.users))
+    print(group_table(found.labels, federation.n_rows, federation.users))
     print()
     best = errors["oracle average (groups given)"]
     ratios = (f"{e / best:,.2f}" for e in errors.values())
@@ -64,7 +67,7 @@ def _print(federation: Any, result: Any, errors: dict[str, float]) -> None:
     print(table(("error of the users' models (NMSE)", "error", "vs oracle average"), rows))
     print("Oracles were told the true groups; the naive average is one model for all.")
     print()
-    up, down = in_bytes(result.bytes_up / 100), in_bytes(result.bytes_down / 100)
+    up, down = in_bytes(found.bytes_up / m), in_bytes(found.bytes_down / m)
     print(f"1 round: each user sent {up} and received {down}.")
 
 
@@ -85,6 +88,7 @@ def write_demo(
     folder: Path, result: Result, errors: dict[str, float], *, seed: int, force: bool
 ) -> bool:
     """The picture and the table to try, whole or not at all. Is there a picture?"""
+    from odcl.data.stores import store_tables
     from odcl.data.write import write_table
     from odcl.files import atomic_folder
 
@@ -94,7 +98,7 @@ def write_demo(
         return _draw(result, errors, place / "demo.png")
 
 
-def groups_right(federation: SyntheticFederation, result: Result) -> str:
+def groups_right(federation: SyntheticFederation, result: Any) -> str:
     """How the groups found compare with the true ones, in a sentence."""
     assert federation.groups is not None
     pairs = {*zip(result.labels.tolist(), federation.groups.tolist(), strict=True)}
@@ -104,8 +108,8 @@ def groups_right(federation: SyntheticFederation, result: Result) -> str:
     return f"The true ones are {n_true}."
 
 
-def demo_errors(federation: SyntheticFederation, result: Result) -> dict[str, float]:
-    """NMSE of each way to give users a model."""
+def demo_errors(federation: SyntheticFederation, own: Floats) -> dict[str, float]:
+    """NMSE of each way to give users a model; ``own`` are those of one round, (n_users, dim)."""
     import numpy as np
 
     from odcl.data.federation import Federation
@@ -116,10 +120,11 @@ def demo_errors(federation: SyntheticFederation, result: Result) -> dict[str, fl
     from odcl.risk.risk import Risk
     from odcl.server.combine import average_by_cluster
 
-    groups, optima, local = federation.groups, federation.optima, result.local.theta
+    groups, optima = federation.groups, federation.optima
     assert groups is not None
     assert optima is not None
     paper = fit(federation, method=Method.paper(10))
+    local = paper.local.theta
     pooled = Federation.from_arrays(federation.X, federation.y, groups[federation.row_user])
     models: dict[str, Floats] = {
         "local models": local,
@@ -127,57 +132,9 @@ def demo_errors(federation: SyntheticFederation, result: Result) -> dict[str, fl
         "paper (K-means++, K = 10 given, mean)": paper.models,
         "oracle average (groups given)": average_by_cluster(local, groups)[groups],
         "oracle pooling (groups given)": solve_users(pooled, Risk()).theta[groups],  # Eq. (3)
-        "odcl (K not given)": result.models,
+        "odcl (K not given)": own,
     }
     return {name: nmse(theta, optima) for name, theta in models.items()}
-
-
-def store_tables(seed: int) -> tuple[dict[str, Any], ...]:
-    """Tables to try: 60 stores in three hidden groups, 12 to 40 days each, and what comes later.
-
-    Later come days without sales, stores that are new, and a week of stores that are known.
-    """
-    import numpy as np
-
-    rng = np.random.default_rng(seed)
-    stores = _days(rng, np.arange(60), lambda: int(rng.integers(12, 41)))
-    new_days = _days(rng, np.arange(60), lambda: 3)
-    del new_days["sales"]
-    return (
-        stores,
-        new_days,
-        _days(rng, np.arange(60, 64), lambda: 6),
-        _days(rng, np.arange(5), lambda: 7),
-    )
-
-
-def _days(rng: Any, stores: Any, n_days: Callable[[], int]) -> dict[str, Any]:
-    """Days of these stores, whose group is their number modulo 3."""
-    import numpy as np
-
-    effects = np.array(  # price, promotion, temperature, weekend, rain, level
-        [
-            [-18.0, 30.0, 0.5, -25.0, 5.0, 330.0],  # in the city
-            [-9.0, 55.0, 1.0, 40.0, -10.0, 220.0],  # in the suburbs
-            [-4.0, 10.0, 6.0, 30.0, -45.0, 120.0],  # at the sea
-        ]
-    )
-    parts = []
-    for store in stores.tolist():
-        n = n_days()
-        columns = {
-            "store": np.repeat(f"store-{store + 1:02d}", n),
-            "price": rng.normal(10, 1.5, n).round(2),
-            "promotion": (rng.random(n) < 0.3).astype(int),
-            "temperature": rng.normal(18, 7, n).round(1),
-            "weekend": (rng.random(n) < 2 / 7).astype(int),
-            "rain": (rng.random(n) < 0.35).astype(int),
-        }
-        features = np.column_stack([*list(columns.values())[1:], np.ones(n)]).astype(float)
-        noise = rng.normal(0, 30, n)
-        columns["sales"] = (features @ effects[store % 3] + noise).round(1)
-        parts.append(columns)
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def _draw(result: Result, errors: dict[str, float], path: Path) -> bool:

@@ -18,10 +18,14 @@ from odcl.errors import InputError, Setting, did_you_mean
 # Each has a module with its options (add) and what it does (run), which imports nothing heavy
 # before it runs: help must come at once.
 COMMANDS = (
-    *("demo", "fit", "predict", "assign", "update", "diagnose", "plan", "reproduce"),
-    *("task", "site", "inspect", "combine"),
+    *("demo", "fit", "report", "predict", "assign", "update", "diagnose", "plan", "reproduce"),
+    *("task", "site", "inspect", "combine", "flower"),
 )
-FAMILIES = {"task": ("new", "check", "keys"), "site": ("keys", "fit", "receive")}  # two words each
+FAMILIES = {  # of two words each
+    "task": ("new", "check", "keys"),
+    "site": ("keys", "fit", "receive"),
+    "flower": ("new", "certs", "simulate", "up", "status", "down"),
+}
 EVERY = tuple(f"{name} {what}".strip() for name in COMMANDS for what in FAMILIES.get(name, ("",)))
 
 
@@ -48,6 +52,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
             raise UsageError(f"unknown option {unknown[0]!r}{near}", own.prog)
         text = f"one argument too many, {unknown[0]!r}: several columns are written a,b,c."
         raise UsageError(text, own.prog)
+    options.arguments = list(given)  # the exact command, for whoever keeps it
     return options
 
 
@@ -89,6 +94,7 @@ def _parsers(commands: Sequence[str] = COMMANDS) -> tuple[Parser, dict[str, Pars
 _FAMILIES = {
     "task": "Federation by file: the card that all sites agree on.",
     "site": "Federation by file, at a site: its keys, one file out, one file back.",
+    "flower": "Federations that Flower runs: an app, keys, a simulation, a deployment.",
 }
 
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-
-import numpy as np
 
 from odcl import __version__
 from odcl.artifact.arrays import json_bytes
@@ -16,8 +13,11 @@ from odcl.data.federation import Federation
 from odcl.data.schema import TableSchema
 from odcl.data.source import check_target
 from odcl.data.tables import read_table
-from odcl.data.write import beside, write_table
+from odcl.data.write import write_table
+from odcl.estimators.evidence import Evidence, evidence_files, evidence_of
 from odcl.estimators.persist import load_estimator, save_estimator, update_estimator
+from odcl.estimators.report import PAGE, page_of
+from odcl.estimators.run_tables import GROUPS, finite, group_columns, run_tables
 from odcl.report.text import about_values
 
 if TYPE_CHECKING:
@@ -25,25 +25,30 @@ if TYPE_CHECKING:
     from odcl.estimators.scattered import ScatteredFit
 
 REPORT, PICTURE = "report.json", "picture.png"
-ASSIGNMENT, GROUPS = "assignment.csv", "groups.csv"
 T = TypeVar("T")
 
 
 # -- writing ---------------------------------------------------------------------------------------
 
 
-def write_run(fitted: FittedTable, folder: Path, *, force: bool) -> bool:
-    """All files of a run, in a folder that appears whole or not at all. Is there a picture?"""
+def write_run(
+    fitted: FittedTable, folder: Path, *, force: bool, command: Sequence[str] = ()
+) -> bool:
+    """All files of a run, in a folder that appears whole or not at all. Is there a picture?
+
+    ``command``: the words that give it again.
+    """
     from odcl.report import pictures
 
     drawn = pictures.available()
     extras: dict[str, Extra] = {
-        REPORT: json_bytes(_finite(_report(fitted))),
-        **_tables(fitted.model),
+        REPORT: json_bytes(finite(_report(fitted))),
+        **run_tables(fitted.model),
+        **evidence_files(_evidence(fitted, command)),
     }
     if drawn:
         extras[PICTURE] = lambda path: _draw(fitted, path)
-    save_estimator(fitted.model, folder, force=force, extras=extras)
+    save_estimator(fitted.model, folder, force=force, extras=extras, derived={PAGE: page_of})
     return drawn
 
 
@@ -72,10 +77,9 @@ def write_pieces(
         "bytes_down": found.finished.bytes_down,
         "notices": notices,
     }
-    sizes = np.asarray(step.sizes)
     extras: dict[str, Extra] = {
-        REPORT: json_bytes(_finite(report)),
-        GROUPS: lambda path: write_table(path, group_columns(model, sizes)),
+        REPORT: json_bytes(finite(report)),
+        GROUPS: lambda path: write_table(path, group_columns(model, step.sizes)),
     }
     save_estimator(model, folder, force=force, extras=extras)
 
@@ -86,42 +90,10 @@ def change_run(folder: Path, change: Callable[[Any], T]) -> T:
 
     def changed(model: Any, stored: Any) -> Mapping[str, Extra]:
         answers.append(change(model))
-        return {name: make for name, make in _tables(model).items() if name in stored}
+        return {name: make for name, make in run_tables(model).items() if name in stored}
 
-    update_estimator(folder, changed)
+    update_estimator(folder, changed, derived={PAGE: page_of})
     return answers[0]
-
-
-def _tables(model: Any) -> dict[str, Extra]:
-    """The run's CSV files, which are made from its model."""
-    return {
-        ASSIGNMENT: lambda path: write_table(path, assignment_columns(model)),
-        GROUPS: lambda path: write_table(path, group_columns(model)),
-    }
-
-
-def assignment_columns(model: Any) -> dict[str, Any]:
-    """user, group, rows, and how sure the group is."""
-    columns = {"group": model.labels_, "rows": model.n_rows_}
-    if np.isfinite(model.probability_).any():
-        columns["probability"] = np.round(model.probability_, 6)
-    return beside({model.schema_.user: model.users_}, columns)
-
-
-def group_columns(model: Any, sizes: Any = None) -> dict[str, Any]:
-    """Each group's model in the table's units, one row per group (and class)."""
-    coef, intercept = model.group_coef_, model.group_intercept_
-    k = len(coef)
-    users = np.bincount(model.labels_[model.labels_ >= 0], minlength=k) if sizes is None else sizes
-    columns: dict[str, Any] = {"group": np.arange(k), "users": users}
-    if coef.ndim == 3:
-        columns = {name: np.repeat(v, coef.shape[1]) for name, v in columns.items()}
-        columns["class"] = np.tile(np.array([str(c) for c in model.classes_]), k)
-        coef, intercept = coef.reshape(-1, coef.shape[2]), intercept.reshape(-1)
-    values = dict(zip(model.feature_names_, coef.T, strict=True))
-    if model.fit_intercept:
-        values["(intercept)"] = intercept
-    return beside(values, columns, first=True)
 
 
 def _report(fitted: FittedTable) -> dict[str, Any]:
@@ -134,7 +106,7 @@ def _report(fitted: FittedTable) -> dict[str, Any]:
         "seed": model.random_state,
         "holdout": str(fitted.holdout),
         "users": len(model.users_),
-        "rows": len(source.encoded.codes),
+        "rows": int(model.n_rows_.sum()),
         "groups": model.n_clusters_,
         "rule": model.rule_,
         "reason": model.reason_,
@@ -148,13 +120,18 @@ def _report(fitted: FittedTable) -> dict[str, Any]:
     }
 
 
-def _finite(value: Any) -> Any:
-    """The same with None for NaN and infinity, which JSON does not know."""
-    if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _evidence(fitted: FittedTable, command: Sequence[str]) -> Evidence:
+    """What the report needs beside the model."""
+    source = fitted.source
+    table = {"name": source.name, "rows": int(fitted.model.n_rows_.sum())}
+    return evidence_of(
+        fitted.model,
+        fitted.comparison,
+        table=table | ({} if source.digest is None else {"sha256": source.digest}),
+        command=tuple(command),
+        holdout=str(fitted.holdout),
+        notices=tuple(fitted.notices),
+    )
 
 
 def _draw(fitted: FittedTable, path: Path) -> None:
@@ -163,7 +140,9 @@ def _draw(fitted: FittedTable, path: Path) -> None:
 
     result, comparison = fitted.model.result_, fitted.comparison
     fig, axes = pictures.figure(columns=2 if comparison else 1)
-    pictures.draw_models(axes[0], result.local.theta, result.centers, result.labels)
+    some = pictures.shown(len(result.users))
+    local = result.local.models_of(some)
+    pictures.draw_models(axes[0], local, result.centers, result.labels[some])
     if comparison is not None:
         named = {NAMES.get(k, k): v for k, v in comparison.scores.items()}
         pictures.draw_users(axes[1], named, comparison.metric)

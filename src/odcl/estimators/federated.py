@@ -1,13 +1,24 @@
-"""The models that a site received, as an estimator: `odcl predict` takes it like any other."""
+"""Models of a federation as estimators: `odcl predict` takes them like any other.
+
+A site holds its own users' models; a server those of all users, as far as it knows them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from odcl.data.scaling import Scaling
+from odcl.data.schema import TableSchema
 from odcl.estimators.for_newcomers import Known
-from odcl.server.assign import Groups, groups_of
+from odcl.exchange.upload import Uploads
+from odcl.method import Method
+from odcl.mixed.differences import differences_text
+from odcl.risk.risk import Risk
+from odcl.server.assign import Groups, groups_of, groups_of_uploads
+from odcl.server.combine import combine_clusters
 from odcl.server.step import ServerStep
 
 if TYPE_CHECKING:
@@ -16,24 +27,14 @@ if TYPE_CHECKING:
 
 def site_estimator(site: SiteModels) -> Any:
     """A fitted ODCLRegressor or ODCLClassifier of a site's own users."""
-    from odcl.estimators.public import ODCLClassifier, ODCLRegressor
-
-    task, given = site.task, site.download
-    kind = ODCLRegressor if task.classes is None else ODCLClassifier
-    model: Any = kind(
-        loss=task.risk.loss,
-        l2=task.risk.l2,
-        fit_intercept=task.risk.intercept,
-        method=task.method,
+    task, given, schema = site.task, site.download, site.table.schema
+    model = _estimator(
+        *(task.risk, task.method, schema, task.scaling),
+        classes=task.classes,
+        columns=schema.features,
     )
-    if task.classes is not None:
-        model.classes_ = np.array(task.classes)
-    model.schema_, model.scaling_ = site.table.schema, task.scaling
-    model.has_users_, model.target_name_ = site.table.has_users, task.target
-    model.design_ = site.table.schema.design
-    model.feature_names_in_ = np.array(site.table.schema.features, dtype=object)
-    model.n_features_in_ = len(model.feature_names_in_)
-    model.risk_, model.method_ = task.risk, task.resolved
+    model.has_users_, model.whole_ = site.table.has_users, False
+    model.method_ = task.resolved
     model.users_, model.uploads_ = site.users, site.uploads
     model.n_rows_, model.probability_ = site.rows.n_rows, site.probability
     model.theta_, received = site.models, site.received
@@ -46,6 +47,85 @@ def site_estimator(site: SiteModels) -> Any:
     else:
         _all_groups(model, site)
     model.n_clusters_ = len(model.cluster_theta_)
+    return model
+
+
+def server_estimator(
+    uploads: Uploads,
+    step: ServerStep,
+    method: Method,
+    resolved: Method,
+    *,
+    schema: TableSchema,
+    scaling: Scaling,
+) -> Any:
+    """A fitted estimator of all users, as the server knows them that took their uploads.
+
+    Models are those of the users' data terms where these were sent (for squared loss that is what
+    users have themselves), else their groups'. ``schema`` and ``scaling`` say how a table becomes
+    the rows that users fitted.
+    """
+    assert uploads.risk is not None
+    risk = uploads.risk
+    model = _estimator(
+        *(risk, method, schema, scaling),
+        classes=schema.classes,
+        columns=(schema.user, *schema.features),
+        users=schema.user,
+    )
+    model.has_users_, model.whole_ = True, True
+    model.method_ = resolved
+    model.users_, model.uploads_ = uploads.users, uploads
+    model.n_rows_ = uploads.n_samples.astype(np.intp)
+    nothing = np.full(len(uploads), np.nan)
+    model.probability_ = nothing if step.probabilities is None else step.probabilities
+    model.labels_, model.cluster_theta_ = step.labels, step.centers
+    model.n_clusters_, model.tau2_ = step.n_clusters, step.tau2
+    model.mixture_, model.rule_ = step.mixture, step.rule
+    model.covariance_ = model.noise_ = model.dof_ = None
+    if step.mixture is None:
+        everybody = np.zeros(len(uploads), dtype=np.intp)
+        how = "precision" if resolved.combine == "shrink" else resolved.combine
+        model.theta_ = step.models
+        pooled = combine_clusters(uploads, everybody, how).centers[0]
+    else:
+        from odcl.mixed.house import without_rows
+        from odcl.server.mixed import models_by_terms
+
+        own = models_by_terms(uploads, step.mixture)
+        model.theta_, model.covariance_ = own.models, own.covariance
+        model.noise_, model.dof_ = own.noise, own.dof
+        pooled = without_rows(step.mixture, risk)[0][-1]
+    groups = groups_of_uploads(uploads, step, resolved)
+    model.for_newcomers_ = Known(groups, None, pooled)  # of rows that others have: no means
+    inside = differences_text(model.differences_, model.n_clusters_)
+    model.reason_ = f"{step.reason} {inside}".rstrip()
+    return model
+
+
+def _estimator(
+    risk: Risk,
+    method: Method,
+    schema: TableSchema,
+    scaling: Scaling,
+    *,
+    classes: Sequence[Any] | None,
+    columns: Sequence[str],
+    users: str | None = None,
+) -> Any:
+    """An estimator with what a federation agreed on beforehand."""
+    from odcl.estimators.public import ODCLClassifier, ODCLRegressor
+
+    kind = ODCLRegressor if classes is None else ODCLClassifier
+    model: Any = kind(
+        loss=risk.loss, l2=risk.l2, fit_intercept=risk.intercept, method=method, users=users
+    )
+    if classes is not None:
+        model.classes_ = np.array(classes)
+    model.schema_, model.scaling_, model.design_ = schema, scaling, schema.design
+    model.risk_, model.target_name_ = risk, schema.target
+    model.feature_names_in_ = np.array(columns, dtype=object)
+    model.n_features_in_ = len(columns)
     return model
 
 

@@ -28,6 +28,7 @@ from odcl.artifact.arrays import (
 )
 from odcl.artifact.folder import (
     Artifact,
+    Derived,
     Extra,
     StoredArtifact,
     open_artifact,
@@ -67,30 +68,37 @@ def save_estimator(
     *,
     force: bool = False,
     extras: Mapping[str, Extra] | None = None,
+    derived: Mapping[str, Derived] | None = None,
 ) -> None:
-    """Write a fitted estimator, and other files beside it, as a folder: whole or not at all."""
-    write_artifact(path, _artifact(model, extras or {}), force=force)
+    """Write a fitted estimator, and other files beside it, as a folder: whole or not at all.
+
+    ``derived`` files are made of the artifact itself, once all others are written.
+    """
+    write_artifact(path, _artifact(model, extras or {}, derived or {}), force=force)
 
 
 def update_estimator(
     path: str | os.PathLike[str],
     change: Callable[[Any, StoredArtifact], Mapping[str, Extra]],
+    derived: Mapping[str, Derived] | None = None,
 ) -> None:
     """Read a model, change it and write it again while nobody else can.
 
-    ``change`` gives back the other files that change with it.
+    ``change`` gives back the other files that change with it; those of ``derived`` that are there
+    are made again.
     """
 
     def changed(stored: StoredArtifact) -> Artifact:
-        model = _read(None, stored)
-        new = _artifact(model, change(model, stored))
+        model = read_estimator(None, stored)
+        again = {name: make for name, make in (derived or {}).items() if name in stored}
+        new = _artifact(model, change(model, stored), again)
         words = {name: content for name, content in new.words.items() if name != USERS}
         return replace(new, words=words, folders={})  # files of users stay as they are
 
     update_artifact(path, changed, kind=KIND)
 
 
-def _artifact(model: Any, extras: Mapping[str, Extra]) -> Artifact:
+def _artifact(model: Any, extras: Mapping[str, Extra], derived: Mapping[str, Derived]) -> Artifact:
     scaling, groups, uploads = model.scaling_, model.groups_, model.uploads_
     arrays = {
         "theta": model.theta_,
@@ -121,6 +129,7 @@ def _artifact(model: Any, extras: Mapping[str, Extra]) -> Artifact:
             "method": model.method_.to_json(described=True),
             "users": ids,
             "has_users": bool(model.has_users_),
+            "whole": bool(model.whole_),
             "tau2": model.tau2_,
             "groups": {name: number_to_json(getattr(groups, name)) for name in _SIZES},
             "n_features": int(model.n_features_in_),
@@ -147,7 +156,7 @@ def _artifact(model: Any, extras: Mapping[str, Extra]) -> Artifact:
     if model.user_files_ is not None:
         words[USERS], own = model.user_files_.to_json(), model.user_files_
         folders[FOLDER] = own.bring
-    return Artifact(KIND, words, files, extras, folders)
+    return Artifact(KIND, words, files, extras, folders, derived)
 
 
 # -- reading -------------------------------------------------------------------------------------
@@ -162,10 +171,11 @@ def load_estimator(cls: Any, path: str | os.PathLike[str]) -> Any:
     ``fit``, which needs them again.
     """
     with open_artifact(path, kind=KIND) as stored:
-        return _read(cls, stored)
+        return read_estimator(cls, stored)
 
 
-def _read(cls: Any, stored: StoredArtifact) -> Any:
+def read_estimator(cls: Any, stored: StoredArtifact) -> Any:
+    """The same from an artifact that is open."""
     from odcl.estimators.public import ODCLClassifier, ODCLRegressor
 
     stored.check([name for name in stored.names if name not in _FILES])
@@ -195,6 +205,8 @@ def _read(cls: Any, stored: StoredArtifact) -> Any:
         fits = model.design_ is None or len(model.design_.features) == own
         expect(fits, "its features are not those of its design")
     _fill(model, stored, listed, groups)
+    # Before this word was written, models of a site's own users were those without feature means.
+    model.whole_ = words.get("whole", model.cluster_means_ is not None)
     model.mixture_ = model.covariance_ = model.noise_ = model.dof_ = None
     with stored.checking(MODEL):
         mixed = model.method_.clusterer.uses_terms

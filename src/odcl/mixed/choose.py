@@ -9,7 +9,7 @@ import numpy as np
 
 from odcl._typing import Floats
 from odcl.errors import NotAdmissible
-from odcl.mixed.em import Fit, fit_mixture
+from odcl.mixed.em import Fit, Weighed, fit_mixture
 from odcl.mixed.mixture import Centers, Quadratics, Spread, misfits, moments, responsibilities
 from odcl.mixed.tails import with_tails
 
@@ -49,6 +49,22 @@ def choose(q: Quadratics, fits: list[Fit]) -> Fit:
         wide = refit(q, simple, simple.spread, center_prior(full))
         simple = min(simple, wide, key=_doubted)
     return full if evidence(full) + full.common < _doubted(simple) else simple
+
+
+def weighed(fits: list[Fit]) -> tuple[Weighed, ...]:
+    """The best fit of every K and shape, by growing K: what a reader may want to compare.
+
+    Groups are numbered as they came: whoever shows them matches them.
+    """
+    best: dict[tuple[int, str], Fit] = {}
+    for fit in sorted(fits, key=evidence, reverse=True):
+        best[fit.n_groups, fit.spread.shape if fit.spread.matrix.any() else "zero"] = fit
+    order = sorted(best, key=lambda it: (it[0], SHAPES.index(it[1])))
+    return tuple(
+        Weighed(k, shape, fit.evidence, fit.responsibilities.argmax(axis=1))
+        for k, shape in order
+        for fit in [best[k, shape]]
+    )
 
 
 def _different(fits: list[Fit]) -> list[Fit]:

@@ -13,7 +13,7 @@ import numpy as np
 from scipy.optimize import nnls
 from scipy.special import gammaln
 
-from odcl._typing import Floats
+from odcl._typing import Floats, Ints
 from odcl.mixed.mixture import (
     Centers,
     Moments,
@@ -30,6 +30,16 @@ from odcl.mixed.noise import BLIND_FLOOR, FLOOR, Noise
 SHRINK = 0.4  # a step of T that lowers the bound is tried again, this much shorter
 TRIALS = 8
 SETTLE = 100  # sweeps at most that numbers may still move when the bound rises no more
+
+
+@dataclass(frozen=True, eq=False)
+class Weighed:
+    """A number of groups and a shape of T that the search looked at, roughly converged."""
+
+    n_groups: int
+    shape: str
+    evidence: float  # as :attr:`Fit.evidence`
+    labels: Ints  # (n_users,), the likeliest groups; -1 of users who were not in the sample
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +66,7 @@ class Fit:
     shares: Floats = field(default_factory=lambda: np.ones(1))  # (J,), their probabilities
     tail_gain: float = 0.0  # what they add to the log-likelihood
     curbed: bool = False  # was a better fit not admissible?
+    weighed: tuple[Weighed, ...] = ()  # what the search looked at beside it
 
     @property
     def n_groups(self) -> int:

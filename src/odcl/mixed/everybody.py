@@ -49,7 +49,7 @@ def everybody(
     """
     at, prior, passes = parameters_of(best), best.prior, 0
     while True:
-        rest = come_to_rest(total, at, prior, noisy=sample.noisy, anchor=sample.anchor)
+        rest = come_to_rest(total, at, prior, like=sample)
         at, passes = rest.parameters, passes + rest.passes
         if allowed(at):
             break

@@ -81,8 +81,7 @@ class PassSums:
     M: Floats  # (K, dim, dim), sum r W
     v: Floats  # (K, dim), sum r w
     slopes: Summed
-    told: float  # users with rows to spare
-    noise_slope: float  # of the log-likelihood of their pure error in log s0
+    noise_slope: float  # of the log-likelihood of users' pure error in log s0
     noise_bend: float  # and minus its second derivative
 
     def __add__(self, other: PassSums) -> PassSums:
@@ -98,14 +97,15 @@ def _sums(q: Quadratics, at: Parameters) -> PassSums:
     r, total, s2, m = e_step(q, at)
     M, v = group_sums(m, r[None])
     slopes = bound_slopes(q, m, at.spread, r, at.stack).summed(q, m, at.spread)
-    seen, slope, bend = q.dof > 0, 0.0, 0.0
+    slope = bend = 0.0
     if q.noisy and not at.noise.common:
+        seen = q.dof > 0
         nu, f = at.noise.nu / CAUTION, q.dof[seen]
         share = 1 / (1 + q.pure[seen] / (nu * at.noise.s0))
         slope = float((nu - (nu + f) * share).sum()) / 2
         bend = float(((nu + f) * share * (1 - share)).sum()) / 2
     level = float(total.sum()) + at.noise.log_prior(s2)
-    return PassSums(level, r.sum(axis=0), M[0], v[0], slopes, float(seen.sum()), slope, bend)
+    return PassSums(level, r.sum(axis=0), M[0], v[0], slopes, slope, bend)
 
 
 def e_step(q: Quadratics, at: Parameters) -> tuple[Floats, Floats, Floats, Moments]:
@@ -193,14 +193,13 @@ def come_to_rest(
     start: Parameters,
     prior: Floats | None,
     *,
-    noisy: bool,
-    anchor: Floats | None = None,
+    like: Quadratics,
     passes: int = PASSES,
 ) -> Rest:
     """Pass after pass until no number moves; ``total`` gives the sums over all users.
 
-    ``prior`` is B, and ``noisy`` and ``anchor`` are those of the quadratics. A mixed step that
-    lowers the likelihood is taken back.
+    ``prior`` is B, ``like`` some of the users. A mixed step that lowers the likelihood is taken
+    back.
     """
     at, plain, mean = start, start, start.centers.mean(axis=0)
     history: list[tuple[Floats, Floats]] = []
@@ -212,7 +211,7 @@ def come_to_rest(
             at, history = plain, []
             continue
         level = max(level, sums.level)
-        plain, centers = _step(at, sums, prior, mean, noisy, anchor)
+        plain, centers = _step(at, sums, prior, mean, like)
         mean = centers.mean[0]
         if not len(unit):
             unit = _units(at, sums)
@@ -225,7 +224,7 @@ def come_to_rest(
         if len(history) > 1:
             at = _from_vector(_mixed(history), unit, plain)
     left = sums.slopes.left
-    if noisy and plain.noise.common:
+    if like.noisy and plain.noise.common:
         plain = replace(plain, noise=replace(plain.noise, dof=max(left, 1.0)))
     return Rest(plain, centers, sums, count, moved)
 
@@ -235,20 +234,18 @@ def _step(
     sums: PassSums,
     base: Floats | None,
     mean: Floats,
-    noisy: bool,
-    anchor: Floats | None,
+    like: Quadratics,
 ) -> tuple[Parameters, Centers]:
     """Weights, centers, T and the noise after one pass."""
     prior = base
     if base is not None:
         prior = wider_prior(base, replace(at.stack, mean=mean[None]))
-    centers = center_step(sums.M[None], sums.v[None], prior, anchor=anchor)
-    noise, joint = at.noise, noisy and at.noise.common
+    centers = center_step(sums.M[None], sums.v[None], prior, anchor=like.anchor)
+    noise, joint = at.noise, like.noisy and at.noise.common
     matrix, ratio = scoring_step(at.spread, sums.slopes, joint)
-    floor = noise_floor(sums.told > 0)
     if joint:
-        noise = replace(noise, s0=max(noise.s0 * ratio, floor))
-    elif noisy and sums.noise_bend > 0:  # Newton's step, in log s0
+        noise = replace(noise, s0=max(noise.s0 * ratio, noise_floor(bool(like.dof.any()))))
+    elif like.noisy and sums.noise_bend > 0:  # Newton's step, in log s0
         step = float(np.clip(sums.noise_slope / sums.noise_bend, -1.0, 1.0))
         noise = replace(noise, s0=max(noise.s0 * np.exp(step), FLOOR))
     spread = replace(at.spread, matrix=matrix)

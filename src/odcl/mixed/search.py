@@ -7,14 +7,11 @@ samples are drawn by user id.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from itertools import islice
-from typing import Any
 
 import numpy as np
-from threadpoolctl import ThreadpoolController
 
 from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import as_ids, id_keys
@@ -29,6 +26,7 @@ from odcl.mixed.choose import (
     evidence,
     reduced,
     refit,
+    weighed,
 )
 from odcl.mixed.em import Fit, charge, fit_mixture
 from odcl.mixed.everybody import everybody, fit_of, whole_fit
@@ -46,6 +44,7 @@ from odcl.mixed.noise import Noise, pure_noise
 from odcl.mixed.passes import STILL, Parameters, pass_sums
 from odcl.mixed.starts import kmeans_seeds, lloyd, posterior_means, splits
 from odcl.mixed.tails import with_tails
+from odcl.threads import one_thread
 
 FAILURES = 2  # a shape is given up after so many K in a row that did not improve it
 # Many groups far from one another may look like one center with a wide T until all are there: when
@@ -80,14 +79,24 @@ def search(
         names = [str(i) for i in range(len(q))] if ids is None else [str(i) for i in ids]
         if len(q) <= sample:
             best = _search(q, names, max_groups, n_groups, spread, admissible)
-            return replace(_polish(q, best, admissible), curbed=best.curbed)
+            found = _polish(q, best, admissible)
+            return replace(found, curbed=best.curbed, weighed=best.weighed)
         who = sample_by_id(names, sample)  # what is admissible is a matter of all users
         best = _search(q[who], [names[i] for i in who], max_groups, n_groups, spread)
 
         def allowed(at: Parameters) -> bool:
             return admissible is None or admissible(fit_of(q, at, best))
 
-        return whole_fit(q, everybody(q[who], best, partial(pass_sums, q), allowed), best)
+        found = whole_fit(q, everybody(q[who], best, partial(pass_sums, q), allowed), best)
+        seen = tuple(replace(one, labels=_placed(one.labels, who, len(q))) for one in best.weighed)
+        return replace(found, weighed=seen)
+
+
+def _placed(labels: Ints, who: Ints, n_users: int) -> Ints:
+    """Labels of a sample among all users; -1: not in the sample."""
+    everyone = np.full(n_users, -1, dtype=np.intp)
+    everyone[who] = labels
+    return everyone
 
 
 def search_sample(
@@ -112,16 +121,6 @@ def _check(n_groups: int | None, spread: str | None) -> None:
             f"spread={spread!r} is not one of {', '.join(map(repr, SHAPES))}: how users of a group "
             "differ. Leave it out, and it is chosen by evidence."
         )
-
-
-@cache
-def _blas() -> ThreadpoolController:
-    return ThreadpoolController()
-
-
-def one_thread() -> AbstractContextManager[Any]:
-    """BLAS goes on one thread here: many small products wait for each other on more."""
-    return _blas().limit(limits=1, user_api="blas")
 
 
 def sample_by_id(ids: Sequence[str], size: int) -> Ints:
@@ -151,9 +150,10 @@ def _search(
         shapes = SHAPES if spread is None else (spread,)
         fits = _given(q, min(n_groups, len(q)), shapes, sample_by_id(names, FEW))
     if admissible is None or all(map(admissible, fits)):
-        return choose(q, fits)
+        return replace(choose(q, fits), weighed=weighed(fits))
     curbed = not admissible(choose(q, fits))
-    return replace(choose(q, admitted(q, fits, admissible)), curbed=curbed)
+    allowed = admitted(q, fits, admissible)
+    return replace(choose(q, allowed), curbed=curbed, weighed=weighed(allowed))
 
 
 def _candidates(q: Quadratics, max_groups: int, spread: str | None) -> list[Fit]:

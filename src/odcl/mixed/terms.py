@@ -335,11 +335,12 @@ def _pooled(
     )
 
 
-def quadratics(terms: DataTerms, coordinates: Coordinates) -> Quadratics:
+def quadratics(terms: DataTerms, coordinates: Coordinates, *, pure: bool = True) -> Quadratics:
     """Every user's A = Z'Z, b = Z'u and uu in canonical coordinates, u relative to the pooled fit.
 
     They are sums of squares of the root [sqrt(w) (z_mean, u_mean); (R_z, R_u)], in which the
-    reference was subtracted before anything was squared.
+    reference was subtracted before anything was squared. Without ``pure``, the users' own least
+    squares, which tell their own noise, are left out.
     """
     at = coordinates
     terms = at.levels.terms(terms)
@@ -359,8 +360,11 @@ def quadratics(terms: DataTerms, coordinates: Coordinates) -> Quadratics:
         root = np.concatenate([ones, root], axis=2)
     A = root.transpose(0, 2, 1) @ root
     b = (root.transpose(0, 2, 1) @ u)[..., 0]
-    rank, pure = _pure_error(root, u, A, b, terms.rows)
-    return Quadratics(A, b, (u**2).sum(axis=(1, 2)), terms.rows, terms.rows - rank, pure)
+    uu = (u**2).sum(axis=(1, 2))
+    if not pure:
+        return Quadratics(A, b, uu, terms.rows, np.zeros_like(uu), np.zeros_like(uu))
+    rank, error = _pure_error(root, u, A, b, terms.rows)
+    return Quadratics(A, b, uu, terms.rows, terms.rows - rank, error)
 
 
 def _pure_error(root: Floats, u: Floats, A: Floats, b: Floats, rows: Floats) -> tuple[Ints, Floats]:

@@ -271,25 +271,12 @@ def groups_of(
     federation: Federation, risk: Risk, local: LocalModels, step: ServerStep, method: Method
 ) -> Groups:
     """The groups of a fit, with what some users' rows say of noise and of differences inside."""
-    labels, k = step.labels, step.n_clusters
-    members = np.bincount(labels, minlength=k)
-    samples = np.bincount(labels, weights=federation.n_samples, minlength=k).astype(np.float64)
-    # Precision combining counts the penalty once a group; means keep every user's whole.
-    pull = np.ones(k)
-    uploads = local.uploads
-    if method.combine in ("precision", "shrink") and uploads.curvature is not None:
-        sent = uploads.sent.astype(float)
-        pull = 1.0 / np.maximum(np.bincount(labels, weights=sent, minlength=k), 1.0)
+    members, samples, pull = _sizes(local.uploads, step, method)
     some = np.unique(np.linspace(0, federation.n_users - 1, LOOK_AT).astype(int))
     if step.mixture is not None:  # which says it all
         some = some[:0]
     looks = [_look(federation, risk, local, step, i, pull) for i in some]
-    known = [(phi, dof) for _, phi, dof, _ in looks if dof > 0 and phi > 0]
-    phi, phi_dof = noise_prior(*np.array(known).T) if known else (np.nan, 0.0)
-    if known and np.isinf(phi_dof):
-        phi_dof = sum(dof for _, dof in known)
-    if not risk.loss.has_dispersion:
-        phi, phi_dof = 1.0, np.inf
+    phi, phi_dof = _noise([(phi, dof) for _, phi, dof, _ in looks], risk.loss.has_dispersion)
     tau2 = step.tau2
     spread = tau2 or 0.0
     views = [(view, size) for view, _, _, size in looks if view is not None and size > 1]
@@ -302,9 +289,50 @@ def groups_of(
         pull,
         spread if tau2 is None else tau2,
         spread,
-        float(phi),
-        float(phi_dof),
+        phi,
+        phi_dof,
     )
+
+
+def groups_of_uploads(uploads: Uploads, step: ServerStep, method: Method) -> Groups:
+    """The groups as a server knows them that sees no rows: noise and differences as uploaded."""
+    members, samples, pull = _sizes(uploads, step, method)
+    told: list[tuple[float, float]] = []
+    if uploads.dispersion is not None:
+        dof = uploads.n_samples - uploads.dim
+        sure = np.isfinite(uploads.dispersion)
+        told = list(zip(uploads.dispersion[sure].tolist(), dof[sure].tolist(), strict=True))
+    phi, phi_dof = _noise(told, uploads.has_dispersion)
+    tau2 = step.tau2 or 0.0
+    some = np.maximum(members, 1), np.maximum(samples, 1.0)  # a group may be nobody's likeliest
+    return Groups(step.centers, *some, pull, tau2, tau2, phi, phi_dof)
+
+
+def _sizes(uploads: Uploads, step: ServerStep, method: Method) -> tuple[Ints, Floats, Floats]:
+    """Members and samples of each group, and the share of a user's penalty left in its centre."""
+    labels, k = step.labels, step.n_clusters
+    members = np.bincount(labels, minlength=k)
+    samples = np.bincount(labels, weights=uploads.n_samples, minlength=k).astype(np.float64)
+    # Precision combining counts the penalty once a group; means keep every user's whole.
+    pull = np.ones(k)
+    if method.combine in ("precision", "shrink") and uploads.curvature is not None:
+        sent = uploads.sent.astype(float)
+        pull = 1.0 / np.maximum(np.bincount(labels, weights=sent, minlength=k), 1.0)
+    return members, samples, pull
+
+
+def _noise(told: list[tuple[float, float]], free: bool) -> tuple[float, float]:
+    """A typical noise scale and what it is worth, from users' own with degrees of freedom.
+
+    ``free`` says whether the loss has a noise scale at all.
+    """
+    if not free:
+        return 1.0, np.inf
+    known = [(phi, dof) for phi, dof in told if dof > 0 and phi > 0]
+    if not known:
+        return np.nan, 0.0
+    phi, worth = noise_prior(*np.array(known).T)
+    return float(phi), float(sum(dof for _, dof in known) if np.isinf(worth) else worth)
 
 
 def _look(

@@ -28,6 +28,7 @@ from odcl.mixed.sites import prior_sd
 from odcl.mixed.terms import Coordinates, DataTerms, coordinates, merge, quadratics
 from odcl.risk.loss import symmetric
 from odcl.risk.risk import SITE_WIDTHS, Risk
+from odcl.server.alternatives import of_fits
 from odcl.server.assign import STRANGE, Assignment
 from odcl.server.parties import held_by_enough
 
@@ -88,6 +89,7 @@ def mixed_step(uploads: Uploads, method: Method, party: Ints | None = None) -> S
         "evidence",
         mixture,
         bool(curbed),
+        of_fits(fits, fit, labels),
     )
 
 
@@ -130,12 +132,17 @@ def common_coordinates(like: Uploads, terms: DataTerms | None) -> Coordinates:
     return plain_coordinates(like.dim // risk.n_outputs - risk.intercept, risk)
 
 
-def seen_quadratics(uploads: Uploads, at: Coordinates, width: int = 0) -> Quadratics:
-    """The users' data terms as quadratics; of sites those of one width of their prior."""
+def seen_quadratics(
+    uploads: Uploads, at: Coordinates, width: int = 0, *, pure: bool = True
+) -> Quadratics:
+    """The users' data terms as quadratics; of sites those of one width of their prior.
+
+    Without ``pure``, what only users' own noise is read off is left out.
+    """
     risk, terms = uploads.risk, all_terms(uploads)
     assert risk is not None
     if terms is not None:
-        q, n = quadratics(terms, at), uploads.observations
+        q, n = quadratics(terms, at, pure=pure), uploads.observations
         if n is None:
             return q
         # An average is one observation, of variance s2 / n, and has no error of its own.
@@ -250,19 +257,28 @@ def with_more_terms(old: Uploads, more: Uploads) -> Uploads:
 
 def place_mixed(upload: Uploads, mixture: Mixture) -> Assignment:
     """A user's place and model from its data term alone."""
-    assert upload.risk is not None
     found, around = _place(upload, mixture)
-    (q,), at = user_quadratics(upload, mixture)
-    last = posterior(q, around)
-    offset, change = model_map(mixture, upload.risk)
-    received = Received(
+    received = models_by_terms(upload, mixture, around)
+    return replace(found, theta=received.models[0], received=received)
+
+
+def models_by_terms(uploads: Uploads, mixture: Mixture, around: Mixture | None = None) -> Received:
+    """Users' models from their data terms alone: all that a server can know of them.
+
+    For squared loss they are the users' own; elsewhere a user's last step looks at its rows again.
+    ``around`` is the mixture that they are drawn to, in the same coordinates, if another.
+    """
+    assert uploads.risk is not None
+    (q,), at = user_quadratics(uploads, mixture)
+    last = posterior(q, mixture if around is None else around)
+    offset, change = model_map(mixture, uploads.risk)
+    return Received(
         offset + by_row(last.mean(), change.T),
-        np.full(1, np.nan),
-        "",
+        np.full(len(uploads), np.nan),
+        "posterior mean under every group, from the data terms",
         symmetric(change @ last.covariance() @ change.T),
         *((last.s2 * at.target_scale**2, last.dof) if q.noisy else ()),
     )
-    return replace(found, theta=received.models[0], received=received)
 
 
 def _place(upload: Uploads, mixture: Mixture) -> tuple[Assignment, Mixture]:

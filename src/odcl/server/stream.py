@@ -12,7 +12,7 @@ small: the engine carries, and what happens is decided here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial, reduce
 from operator import add
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -28,13 +28,13 @@ from odcl.method import Method
 from odcl.mixed.search import SAMPLE
 from odcl.mixed.terms import DataTerms, merge
 from odcl.server.mixed import all_terms
-from odcl.server.step import ServerStep, refuse_too_few, server_step
+from odcl.server.step import MODELS, ServerStep, most_at_once, refuse_too_few, server_step
 
 if TYPE_CHECKING:
     from odcl.mixed.posterior import Download as Mixture
 
 T = TypeVar("T")
-CHUNK_USERS = 20_000  # of uploads that are in memory anyway
+CHUNK_USERS = 4_096  # of uploads that are in memory anyway
 
 
 class Chunks(Protocol):
@@ -98,6 +98,7 @@ class Placed:
     probabilities: Floats | None = None  # (n_users,), of the own label
     dispersion: Floats | None = None  # (n_users,), the pooled noise scales
     others: Floats | None = None  # (n_users, dim), the cluster's model without the user itself
+    models: Floats | None = None  # (n_users, dim), what users are sent, if not the cluster's
 
 
 class Places(Protocol):
@@ -114,7 +115,7 @@ class KnownPlaces:
 
     def place(self, uploads: Uploads) -> Placed:
         one = self.step.take(positions(self.step.users, uploads.users))
-        return Placed(one.labels, one.probabilities, one.dispersion, one.others)
+        return Placed(one.labels, one.probabilities, one.dispersion, one.others, one.models)
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,7 +150,7 @@ def tally(uploads: Uploads, places: Places, n_groups: int) -> Tally:
     """The users of a chunk, group by group."""
     labels = places.place(uploads).labels
     spoke = np.bincount(labels[uploads.seen > 0], minlength=n_groups)
-    rows = np.bincount(labels, uploads.n_samples, minlength=n_groups)
+    rows = sum_by_cluster(uploads.n_samples, labels, n_groups)
     sizes = np.bincount(labels, minlength=n_groups)
     return Tally(sizes, spoke, rows, *_firsts(uploads.users, labels))
 
@@ -197,12 +198,14 @@ class StreamedStep:
 
     def step(self, uploads: Uploads) -> ServerStep:
         """The server's step as the users of ``uploads`` see it."""
-        placed = self.places.place(uploads)
+        parts = list(in_chunks(uploads).map(self.places.place))
+        placed = Placed(*(_in_a_row([getattr(p, f.name) for p in parts]) for f in fields(Placed)))
+        models = self.centers[placed.labels] if placed.models is None else placed.models
         return ServerStep(
             uploads.users,
             placed.labels,
             self.centers,
-            self.centers[placed.labels],
+            models,
             self.rule,
             self.reason,
             self.combined,
@@ -214,6 +217,10 @@ class StreamedStep:
             self.mixture,
             self.curbed,
         )
+
+
+def _in_a_row(parts: list[Any]) -> Any:
+    return None if parts[0] is None else np.concatenate(parts)
 
 
 # -- the step ------------------------------------------------------------------------------------
@@ -260,7 +267,7 @@ def survey(uploads: Uploads) -> Survey:
 
 def smallest(keys: Array, uploads: Uploads) -> tuple[Array, Uploads]:
     """The sample: users with the smallest keys, in the order of these."""
-    some = np.argpartition(keys, SAMPLE)[:SAMPLE] if len(keys) > SAMPLE else np.arange(len(keys))
+    some = np.argpartition(keys, MODELS)[:MODELS] if len(keys) > MODELS else np.arange(len(keys))
     some = some[np.argsort(keys[some], kind="stable")]
     return keys[some], uploads.take(some)
 
@@ -268,23 +275,24 @@ def smallest(keys: Array, uploads: Uploads) -> tuple[Array, Uploads]:
 def stream_step(chunks: Chunks, method: Method | None = None, *, seed: int = 0) -> StreamedStep:
     """:func:`~odcl.server.step.server_step` for uploads that come in chunks.
 
-    Up to ``SAMPLE`` users it is that step itself. Above, groups are found on a sample, and all
+    Up to a few thousand users it is that step itself. Above, groups are found on a sample, and all
     users take part in the passes that follow: the same whatever the chunks.
     """
     method = Method() if method is None else method
-    looked: Survey = added(chunks, survey)
-    if looked is _NOTHING:
+    looked = added(chunks, survey)
+    if not isinstance(looked, Survey):
         raise ValueError("There are no uploads: a server step needs at least one user.")
     like = looked.sample
     case = like.risk if like.has_terms else None, like.dim, looked.n_users
     why, method = method.falls_back(*case), method.resolved(*case)
-    if looked.n_users <= SAMPLE:
+    if looked.n_users <= most_at_once(method):
         return _known(server_step(like, method, seed=seed).fallen_back(why), like)
     refuse_too_few(looked.speaking, "users", method.smallest_group)
     if method.clusterer.uses_terms:
         from odcl.server.stream_mixed import stream_mixed
 
-        step = stream_mixed(chunks, looked, method)
+        few = replace(looked, sample=like.part(0, SAMPLE))
+        step = stream_mixed(chunks, few, method)
     else:
         from odcl.server.stream_models import stream_models
 

@@ -13,9 +13,10 @@ from odcl.exchange.upload import Uploads
 from odcl.method import Method
 from odcl.mixed.everybody import everybody
 from odcl.mixed.house import model_map, model_spread
+from odcl.mixed.mixture import Quadratics
 from odcl.mixed.passes import Parameters, PassSums, pass_sums, shares_of
 from odcl.mixed.posterior import Download as Mixture
-from odcl.mixed.search import one_thread, search_sample
+from odcl.mixed.search import search_sample
 from odcl.mixed.terms import Coordinates
 from odcl.risk.risk import SITE_WIDTHS
 from odcl.server.mixed import (
@@ -25,6 +26,7 @@ from odcl.server.mixed import (
     refuse_silence,
     seen_quadratics,
 )
+from odcl.threads import one_thread
 
 if TYPE_CHECKING:
     from odcl.server.stream import Chunks, Placed, StreamedStep, Survey
@@ -42,14 +44,17 @@ class MixedPlaces:
         from odcl.server.stream import Placed
 
         with one_thread():
-            r = shares_of(seen_quadratics(uploads, self.coordinates, self.width), self.parameters)
+            r = shares_of(self.quadratics(uploads), self.parameters)
         labels = r.argmax(axis=1)
         return Placed(labels, r[np.arange(len(r)), labels])
 
     def sums(self, uploads: Uploads) -> PassSums:
         with one_thread():
-            q = seen_quadratics(uploads, self.coordinates, self.width)
-            return pass_sums(q, self.parameters)
+            return pass_sums(self.quadratics(uploads), self.parameters)
+
+    def quadratics(self, uploads: Uploads) -> Quadratics:
+        own = not self.parameters.noise.common
+        return seen_quadratics(uploads, self.coordinates, self.width, pure=own)
 
 
 def _sums(uploads: Uploads, places: MixedPlaces) -> PassSums:

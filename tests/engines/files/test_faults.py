@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from odcl.artifact.arrays import header_bytes
+from odcl.engines.arrivals import to_wire
 from odcl.engines.files import combine_uploads, fit_site, receive
 from odcl.engines.files.collect import collect
 from odcl.engines.files.envelope import MOST_BYTES, Refused, envelope_bytes, read_envelope
 from odcl.engines.files.upload import open_upload
-from odcl.engines.files.wire import to_wire
 from odcl.report.inspect import inspect_file
 from tests.engines.files.world import (
     class_task,

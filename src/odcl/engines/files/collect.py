@@ -8,31 +8,22 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from odcl.artifact.arrays import ArraySpec
+from odcl.engines import arrivals
 from odcl.engines.files.envelope import Refused
 from odcl.engines.files.names import belongs_to
 from odcl.engines.files.task import Task
 from odcl.engines.files.upload import ENDING, ReadUpload, open_upload
-from odcl.engines.files.wire import wire_specs
-from odcl.errors import ended, printable
 from odcl.files import LITTER
 
 AHEAD = timedelta(days=1)  # that a site's clock may be before ours
 
 
-@dataclass(frozen=True)
-class SetAside:
+class SetAside(arrivals.SetAside):
     """A file that is not taken."""
 
-    file: str
-    reason: str
-
-    def __post_init__(self) -> None:
-        for name in ("file", "reason"):  # both may come from anyone
-            object.__setattr__(self, name, printable(getattr(self, name)))
-
-    def __str__(self) -> str:
-        return ended(f"{self.file} is set aside: {self.reason}")
+    @property
+    def file(self) -> str:
+        return self.name
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,11 +56,11 @@ def collect(
     ``earlier`` are the uploads that this round took before, ``withdrawn`` the times of uploads
     whose sites have withdrawn: what is not newer does not come back.
     """
-    specs, aside, notices = wire_specs(task), list[SetAside](), list[str]()
+    aside, notices = list[SetAside](), list[str]()
     read: dict[str, list[tuple[str, ReadUpload]]] = {}
     for path in upload_files(folder):
         try:
-            one = _taken(task, path, specs)
+            one = _taken(task, path)
             read.setdefault(one.site, []).append((path.name, one))
         except (Refused, OSError) as error:
             why = error.strerror if isinstance(error, OSError) else str(error)
@@ -100,10 +91,10 @@ def upload_files(folder: str | os.PathLike[str]) -> list[Path]:
     return sorted(found, key=lambda path: path.name)
 
 
-def _taken(task: Task, path: Path, specs: Mapping[str, ArraySpec]) -> ReadUpload:
+def _taken(task: Task, path: Path) -> ReadUpload:
     if path.suffix != ENDING and not path.is_symlink():
         raise Refused(f"its name does not end in {ENDING}")
-    one = open_upload(task, path, specs)
+    one = open_upload(task, path)
     if not belongs_to(path.stem, one.site):
         raise Refused(f"it is the upload of {one.site!r} under another name: was it renamed?")
     latest = datetime.now(UTC) + AHEAD

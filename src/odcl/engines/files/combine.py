@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 
 from odcl._typing import Ints
 from odcl.data.federation import group_rows
+from odcl.engines.arrivals import joined, naming_set_aside
 from odcl.engines.files.collect import Collected, SetAside, collect, enough, upload_files
 from odcl.engines.files.download import Groups, SiteDownload
 from odcl.engines.files.keys import SigningKey
@@ -127,24 +127,13 @@ def combine_uploads(
         )
         found, withdrawn = _without(found, leaving, old)
         state = old.followed_by(task, found.uploads, withdrawn)
-        with _naming(found.set_aside):
+        with naming_set_aside(found.set_aside):
             enough(found.uploads, max(min_sites or FEWEST_SITES, FEWEST_SITES))
             _stage(progress, "finding groups")
             combined = _combined(task, found, compared_rounds)
         notices = (*found.notices, *_what_rounds_tell(old, state))
         _stage(progress, "writing the round")
         return write_round(Path(out), state, replace(combined, notices=notices), key)
-
-
-@contextmanager
-def _naming(set_aside: tuple[SetAside, ...]) -> Iterator[None]:
-    """Where too little is left for a round, its refusal says what was set aside, and why."""
-    try:
-        yield
-    except ValueError as error:
-        for one in set_aside:
-            error.add_note(str(one))
-        raise
 
 
 def _stage(progress: Any, text: str, folder: Any = None) -> None:
@@ -238,10 +227,7 @@ def _joined(uploads: Mapping[str, ReadUpload]) -> Uploads:
     parts = [one.uploads for one in uploads.values() if len(one.uploads)]
     if not parts:
         raise ValueError("No site's users may send anything: see what the card's limits withhold.")
-    fields: dict[str, Any] = {
-        name: np.concatenate([part.present[name] for part in parts]) for name in parts[0].present
-    }
-    return replace(parts[0], users=np.concatenate([part.users for part in parts]), **fields)
+    return joined(parts)
 
 
 def _sites_per_group(step: ServerStep, uploads: Uploads) -> Ints:

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from odcl._typing import Array, Bools, Floats, Ints
-from odcl.artifact.arrays import ArraySpec, expect, is_size
+from odcl.artifact.arrays import ArraySpec, expect
+from odcl.engines.deliveries import (
+    MIXTURE_SPECS,
+    download_specs,
+    downloads_of,
+    late_specs,
+    mixture_of,
+    mixture_parts,
+    plain,
+)
 from odcl.engines.files.envelope import (
     Envelope,
     Refused,
@@ -23,11 +32,9 @@ from odcl.engines.files.envelope import (
 from odcl.engines.files.keys import SigningKey
 from odcl.engines.files.task import Task
 from odcl.exchange.download import Downloads
-from odcl.exchange.mixture import SPECS, mixture_from_arrays, mixture_to_arrays
 from odcl.mixed.posterior import Download as Mixture
 
 ENDING = ".download"
-_MIXTURE = "mixture."
 _WORDS = ("answers", "late", "rule", "reason", "diagnosis", "mixture")
 
 
@@ -45,17 +52,14 @@ class Groups:
     @cached_property
     def parts(self) -> tuple[dict[str, Any], dict[str, Array]]:
         """As words and arrays of a file."""
-        words: dict[str, Any] = {
+        mixed, arrays = mixture_parts(self.mixture)
+        words = {
             "rule": self.rule,
             "reason": self.reason,
             "diagnosis": self.diagnosis,
-            "mixture": None,
+            "mixture": mixed,
         }
-        arrays = {"sizes": _plain(self.sizes), "sites": _plain(self.sites)}
-        if self.mixture is not None:
-            words["mixture"], mixed = mixture_to_arrays(self.mixture)
-            arrays |= {_MIXTURE + name: array for name, array in mixed.items()}
-        return words, arrays
+        return words, {"sizes": plain(self.sizes), "sites": plain(self.sites), **arrays}
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,15 +80,11 @@ class SiteDownload:
 def download_bytes(task: Task, site: str, given: SiteDownload, key: SigningKey | None) -> bytes:
     words, shared = given.groups.parts
     own = given.downloads.to_arrays()
-    arrays = shared | {name: _plain(array) for name, array in own.items()}
+    arrays = shared | {name: plain(array) for name, array in own.items()}
     if given.distance is not None and given.none_of_these is not None:
         arrays |= {"distance": given.distance, "none_of_these": given.none_of_these}
     first = {"answers": given.answers, "late": given.late}
     return envelope_bytes("download", task, site, arrays, first | words, key=key)
-
-
-def _plain(array: Array) -> Array:
-    return array.astype(np.int64) if array.dtype.kind == "i" else array
 
 
 # -- reading ---------------------------------------------------------------------------------------
@@ -92,42 +92,28 @@ def _plain(array: Array) -> Array:
 _GROUPS = {
     "sizes": ArraySpec(("groups",), ("int64",)),
     "sites": ArraySpec(("groups",), ("int64",)),
-    **{_MIXTURE + name: spec for name, spec in SPECS.items()},
+    **MIXTURE_SPECS,
 }
 
 
 def _specs(task: Task, mixed: bool, late: bool) -> dict[str, ArraySpec]:
-    dim = task.dim
-    own = {
-        name: ArraySpec(
-            shape,
-            ("int64",) if name.startswith("group") else ("float64",),
-            optional=True,
-            finite=name != "dispersion",
-        )
-        for name, shape in Downloads.array_shapes("users", {"dim": dim}).items()
-    }
-    if late:
-        own["distance"] = ArraySpec(("users",), finite=False)
-        own["none_of_these"] = ArraySpec(("users",), ("bool",))
-    return {**groups_specs(mixed), **own}
+    own = download_specs(task.dim)
+    return {**groups_specs(mixed), **own, **(late_specs() if late else {})}
 
 
 def groups_specs(mixed: bool) -> dict[str, ArraySpec]:
     """What the arrays of groups have to be."""
-    return {k: spec for k, spec in _GROUPS.items() if mixed or not k.startswith(_MIXTURE)}
+    return {k: spec for k, spec in _GROUPS.items() if mixed or k not in MIXTURE_SPECS}
 
 
 def groups_from_arrays(task: Task, words: Mapping[str, Any], arrays: Mapping[str, Array]) -> Groups:
     rule, reason, diagnosis = (words[name] for name in ("rule", "reason", "diagnosis"))
     texts = all(isinstance(t, str) and t.isprintable() for t in (rule, reason, diagnosis))
     expect(texts, "its words are no texts")
-    mixture = None
-    if words["mixture"] is not None:
-        mixed = {name: arrays[_MIXTURE + name] for name in SPECS}
-        mixture = mixture_from_arrays(words["mixture"], mixed, task.risk, len(task.columns))
-        expect(len(mixture.centers) == len(arrays["sizes"]), "sizes of other groups")
+    mixture = mixture_of(task.agreed, words["mixture"], arrays)
     sizes, sites = arrays["sizes"], arrays["sites"]
+    if mixture is not None:
+        expect(len(mixture.centers) == len(sizes), "sizes of other groups")
     expect(len(sizes) > 0 and bool((sizes >= 0).all() and (sites >= 0).all()), "negative sizes")
     counts = sizes.astype(np.intp), sites.astype(np.intp)
     return Groups(*counts, rule, reason, diagnosis, mixture)
@@ -165,26 +151,6 @@ def _unpacked(task: Task, file: Envelope) -> SiteDownload:
     groups = groups_from_arrays(task, words, arrays)
     own = {name: arrays[name] for name in arrays.keys() - _GROUPS.keys()}
     distance, none = own.pop("distance", None), own.pop("none_of_these", None)
-    n = len(own["group"])
-    downloads = Downloads.from_arrays(np.arange(n), own)
-    downloads = _completed(downloads, task, groups.mixture)
-    _check(downloads, len(groups.sizes))
+    users = np.arange(len(own["group"]))
+    downloads = downloads_of(task.agreed, users, own, len(groups.sizes), groups.mixture)
     return SiteDownload(groups, downloads, words["answers"], words["late"], distance, none)
-
-
-def _completed(downloads: Downloads, task: Task, mixture: Mixture | None) -> Downloads:
-    """With what everybody knows: the last step, and the groups."""
-    refit = "evidence" if mixture is not None else task.resolved.refit
-    group = downloads.group.astype(np.intp)
-    size = downloads.group_size.astype(np.intp)
-    return replace(downloads, group=group, group_size=size, refit=refit, mixture=mixture)
-
-
-def _check(downloads: Downloads, n_groups: int) -> None:
-    inside = bool((downloads.group >= -1).all() and (downloads.group < n_groups).all())
-    expect(inside and bool((downloads.group_size >= 0).all()), "a group that is not there")
-    sure = downloads.probability
-    expect(sure is None or bool(((sure >= 0) & (sure <= 1 + 1e-9)).all()), "no probabilities")
-    expect(downloads.tau2 is None or is_size(downloads.tau2), "a spread that is none")
-    phi = downloads.dispersion
-    expect(phi is None or bool((phi >= 0).all()), "a negative noise")

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 from odcl import __version__
 from odcl._typing import Array
@@ -41,7 +41,6 @@ from odcl.artifact.arrays import (
 )
 from odcl.engines.files.keys import SigningKey, is_signed_by
 from odcl.engines.files.names import KEY, check_site
-from odcl.engines.files.task import Task
 from odcl.errors import ended, printable, show
 from odcl.files import atomic_path, open_regular
 
@@ -52,6 +51,19 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _SIGNATURE = re.compile(r"[0-9a-f]{128}")
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
 _FIELDS = ("kind", "format", "odcl", "task", "site", "created", "words", "contents", "sha256")
+
+
+class Stamped(Protocol):
+    """What files belong to: a task, by its name, its round and the digest of all it says."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def round(self) -> int: ...
+    @property
+    def digest(self) -> str: ...
+    @property
+    def stamp(self) -> dict[str, Any]: ...
 
 
 class Refused(ValueError):
@@ -81,7 +93,7 @@ class Envelope:
             check_declared(self.header, specs, sizes)
             return arrays_of(self.header, self.numbers, specs)
 
-    def check_task(self, task: Task) -> None:
+    def check_task(self, task: Stamped) -> None:
         """Refuse a file of another task, or of another round of this one."""
         if self.task["sha256"] == task.digest:
             return
@@ -116,7 +128,7 @@ def _to_sign(manifest: str) -> bytes:
 
 def envelope_bytes(
     kind: str,
-    task: Task,
+    task: Stamped,
     site: str,
     arrays: Mapping[str, Array],
     words: Mapping[str, Any],
@@ -285,7 +297,7 @@ class _Checked:
 
 
 @contextmanager
-def refusing() -> Iterator[None]:
+def refusing(said: str = "it is damaged or was changed") -> Iterator[None]:
     """Whatever is wrong with the contents of a file is the reason why it is refused."""
     try:
         yield
@@ -293,7 +305,7 @@ def refusing() -> Iterator[None]:
         raise
     except (KeyError, TypeError, AttributeError, IndexError, OverflowError, ValueError) as error:
         why = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
-        raise Refused(f"it is damaged or was changed ({why.rstrip('.')})") from None
+        raise Refused(f"{said} ({why.rstrip('.')})") from None
 
 
 @contextmanager

@@ -10,17 +10,14 @@ import numpy as np
 
 from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import Federation
+from odcl.engines.arrivals import difference
+from odcl.engines.deliveries import mixed_last_step, plain_last_step
 from odcl.engines.files.download import SiteDownload, read_download
 from odcl.engines.files.site import Leaving, SiteTable, may_leave, read_site
 from odcl.engines.files.task import Task
 from odcl.engines.files.upload import ReadUpload, read_upload
 from odcl.exchange.upload import Uploads
-from odcl.local import receive as local
 from odcl.local.receive import Received
-
-# How far the upload made of the rows again may be from the one that was sent: another machine
-# rounds differently, and so does the card's dtype.
-SAME = {"float64": 1e-6, "float32": 1e-4, "float16": 2e-2}
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,72 +91,24 @@ def _check_same(sent: ReadUpload, again: Uploads, path: str | os.PathLike[str]) 
             f"{why}: {len(again)} of its users may send something, and the upload has "
             f"{len(sent.uploads)}. Use the same table, or make a new upload."
         )
-    allowed = SAME[sent.dtype]
-    for name in again.present if len(again) else ():
-        values, there = (_unsigned(name, one.present[name]) for one in (again, sent.uploads))
-        finite = np.isfinite(values) & np.isfinite(there)
-        gap = np.abs(np.where(finite, values - there, 0.0))
-        size = np.abs(np.where(finite, values, 0.0)).max()
-        if gap.max() > allowed * size or (finite != np.isfinite(values)).any():
-            raise ValueError(f"{why}: {name} differs. Use the same table, or make a new upload.")
-
-
-def _unsigned(name: str, values: Array) -> Array:
-    """A field as it is whatever the order of rows: that of a triangle decides on its signs."""
-    if not Uploads.parts()[name].triangular:
-        return values
-    return np.swapaxes(values, -1, -2) @ values
+    name = difference(again, sent.uploads, sent.dtype)
+    if name:
+        raise ValueError(f"{why}: {name} differs. Use the same table, or make a new upload.")
 
 
 def _mixed_models(
     sent: ReadUpload, given: SiteDownload, table: SiteTable, leaving: Leaving, uploads: Uploads
 ) -> SiteModels:
     """Members by the mixture; late users, and those who sent nothing, are placed first."""
-    from odcl.server.mixed import assign_mixed
-
-    task, rows, mixture = table.task, table.rows, given.groups.mixture
-    risk = task.risk
-    assert mixture is not None
+    task, rows = table.task, table.rows
     members = np.zeros(rows.n_users, dtype=bool)
     if not given.late:
         members[leaving.users] = True
-    labels, sure = np.full(rows.n_users, -1), np.ones(rows.n_users)
-    parts: list[tuple[Ints, Received]] = []
-    if members.any():
-        who = np.flatnonzero(members)
-        labels[who] = given.downloads.group
-        if given.downloads.probability is not None:
-            sure[who] = given.downloads.probability
-        mine = rows if members.all() else rows.take(who)
-        own = local.receive(mine, risk, uploads.take(who), given.downloads)
-        if own.group is not None and own.sure is not None:
-            labels[who], sure[who] = own.group, own.sure
-        parts.append((who, own))
-    for i in np.flatnonzero(~members).tolist():
-        part = rows.rows(i)
-        y = risk.loss.encode(rows.y[part])
-        found = assign_mixed(rows.X[part], y, risk, mixture, task.resolved)
-        labels[i], sure[i] = found.label, found.probability
-        assert found.received is not None
-        parts.append((np.array([i]), found.received))
-    received = _in_order(parts)
+    placed = mixed_last_step(task.agreed, rows, uploads, given.downloads, members)
     return SiteModels(
-        *(task, sent.site, table, given, rows.users, labels, sure, received),
-        *(uploads, rows, rows.users[:0]),
+        *(task, sent.site, table, given, rows.users, placed.labels, placed.probability),
+        *(placed.received, uploads, rows, rows.users[:0]),
     )
-
-
-def _in_order(parts: list[tuple[Ints, Received]]) -> Received:
-    """The last steps of all users, put together in the order of users."""
-    back = np.argsort(np.concatenate([who for who, _ in parts]))
-
-    def stacked(name: str) -> Any:
-        values = [getattr(received, name) for _, received in parts]
-        return None if values[0] is None else np.concatenate(values)[back]
-
-    names = ("covariance", "noise", "dof")
-    how = parts[0][1].how
-    return Received(stacked("models"), stacked("strength"), how, *(stacked(name) for name in names))
 
 
 def _plain_models(
@@ -178,11 +127,9 @@ def _plain_models(
     uploads = uploads.take(leaving.users)
     # A user's stream, by which its rows fall into folds, is that of its name.
     named = rows if table.has_users else replace(rows, users=np.array([sent.site]))
-    received = local.receive(named, task.risk, uploads, given.downloads)
-    sure = given.downloads.probability
+    placed = plain_last_step(task.agreed, named, uploads, given.downloads)
     out = np.setdiff1d(np.arange(table.rows.n_users), leaving.users)
     return SiteModels(
-        *(task, sent.site, table, given, rows.users, given.downloads.group),
-        *(np.ones(rows.n_users) if sure is None else sure, received, uploads, rows),
-        table.rows.users[out],
+        *(task, sent.site, table, given, rows.users, placed.labels, placed.probability),
+        *(placed.received, uploads, rows, table.rows.users[out]),
     )

@@ -64,17 +64,8 @@ def _read(task: Task, data: Any, user: str | None) -> SiteTable:
     table = read_table(data, text=text) if is_path else as_table(data)
     if user is not None:
         check_columns([user], table.column_names)
-    schema = TableSchema(
-        user=user or "",
-        target=task.target,
-        features=tuple(one.name for one in task.features),
-        levels=levels,
-        fill={one.name: one.shift for one in task.features if one.levels is None},
-        missing=task.missing,
-        task=task.kind,
-        classes=task.classes,
-        user_kind="int" if user is None else kind_of(keys(table, user).values),
-    )
+    kind = "int" if user is None else kind_of(keys(table, user).values)
+    schema = task.schema(user or "", kind)
     encoded = schema.encode(table)
     check_target(schema, encoded)
     raw = encoded.federation()

@@ -16,19 +16,19 @@ from typing import Any
 
 import numpy as np
 
-from odcl._typing import Floats
 from odcl.artifact.arrays import json_bytes
 from odcl.data.design import are_keys
 from odcl.data.federation import Federation
 from odcl.data.scaling import Scaling
+from odcl.data.schema import TableSchema
 from odcl.data.source import task_of
+from odcl.engines.arrivals import Agreed
 from odcl.engines.files import toml
 from odcl.engines.files.names import COORDINATOR, KEY, check_site
 from odcl.engines.files.toml import CardError
 from odcl.errors import ended, show
 from odcl.exchange.upload import Uploads
 from odcl.files import atomic_path, read_regular
-from odcl.local.fit import fit_users
 from odcl.method import Method
 from odcl.risk.losses import Multinomial
 from odcl.risk.risk import Factor, Risk
@@ -55,6 +55,9 @@ class Feature:
         if self.levels is not None and _are_keys(self.levels, 1):
             first, *others = self.levels
             object.__setattr__(self, "levels", (first, *sorted(others)))
+        for name in ("shift", "scale"):  # 60 and 60.0 are one number on the card, and one digest
+            if type(getattr(self, name)) is int:
+                object.__setattr__(self, name, float(getattr(self, name)))
 
     @property
     def width(self) -> int:
@@ -133,24 +136,35 @@ class Task:
         p = len(shift)
         return Scaling(np.array(shift), np.array(scale), np.arange(p), p)
 
+    def schema(self, user: str, user_kind: str) -> TableSchema:
+        """How tables are read whose column ``user`` names the users; "": a table is one user's."""
+        return TableSchema(
+            user=user,
+            target=self.target,
+            features=tuple(one.name for one in self.features),
+            levels={one.name: one.levels for one in self.features if one.levels is not None},
+            fill={one.name: one.shift for one in self.features if one.levels is None},
+            missing=self.missing,
+            task=self.kind,
+            classes=self.classes,
+            user_kind=user_kind,
+        )
+
     @cached_property
     def leaves(self) -> dict[str, str]:
         """The fields that leave a user, each with what it tells."""
         parts = Uploads.parts()
-        return {name: parts[name].tells for name in self.uploads_of(probe(self)).present}
+        return {name: parts[name].tells for name in self.agreed.probe.present}
+
+    @cached_property
+    def agreed(self) -> Agreed:
+        """What an upload of this task has to be."""
+        n, least = len(self.columns), self.minimum_rows
+        return Agreed(self.risk, self.resolved, n, least, self.dtype)
 
     def uploads_of(self, federation: Federation, progress: Any = None) -> Uploads:
         """Step 1 of Algorithm 1 for a site's users, whose rows are scaled."""
-        method = self.resolved
-        local = fit_users(
-            federation,
-            self.risk,
-            method.sends,
-            terms=method.clusterer.uses_terms,
-            short_terms=method.short_terms,
-            progress=progress,
-        )
-        return local.uploads
+        return self.agreed.uploads_of(federation, progress)
 
     # -- the digest ----------------------------------------------------------------------------
 
@@ -301,14 +315,6 @@ def _factors(task: Task) -> list[Factor]:
             found.append(Factor(tuple(range(at, at + one.width)), name=one.name))
         at += one.width
     return found
-
-
-def probe(task: Task) -> Federation:
-    """One user with rows enough, for which fields leave does not depend on the rows."""
-    n, p = task.dim + 3, len(task.columns)
-    X: Floats = np.random.default_rng(0).normal(size=(n, p))
-    y = np.arange(n) % (1 if task.classes is None else len(task.classes))
-    return Federation(X, y.astype(np.float64), np.array([0, n]), np.zeros(1, dtype=int))
 
 
 def _agreed(task: Task) -> dict[str, Any]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 
-from odcl.artifact.arrays import ArraySpec, expect, is_count
+from odcl.artifact.arrays import expect, is_count
+from odcl.engines.arrivals import expect_users, from_wire, to_wire
 from odcl.engines.files.envelope import (
     Envelope,
     Refused,
@@ -23,9 +24,8 @@ from odcl.engines.files.envelope import (
 from odcl.engines.files.keys import SigningKey, read_key
 from odcl.engines.files.names import check_site
 from odcl.engines.files.site import Leaving, SiteTable, may_leave, read_site
-from odcl.engines.files.task import Task, probe
+from odcl.engines.files.task import Task
 from odcl.engines.files.toml import is_text
-from odcl.engines.files.wire import from_wire, to_wire, wire_specs
 from odcl.exchange.upload import Uploads
 
 ENDING = ".upload"
@@ -80,7 +80,7 @@ def _fitted(task: Task, leaving: Leaving, progress: Callable[[int], None] | None
     if (
         len(leaving.users) == 0
     ):  # nobody may send anything: the groups are for the site all the same
-        return task.uploads_of(probe(task)).take(np.zeros(0, dtype=np.intp))
+        return task.agreed.probe.take(np.zeros(0, dtype=np.intp))
     return task.uploads_of(leaving.rows, progress)
 
 
@@ -119,9 +119,7 @@ class ReadUpload:
         return self.file.site
 
 
-def open_upload(
-    task: Task, path: str | os.PathLike[str], specs: Mapping[str, ArraySpec] | None = None
-) -> ReadUpload:
+def open_upload(task: Task, path: str | os.PathLike[str]) -> ReadUpload:
     """Read an upload that may come from anyone; :class:`Refused` says why it is not taken."""
     file = read_envelope(path, "upload")
     file.check_task(task)
@@ -130,8 +128,17 @@ def open_upload(
         if file.site not in task.sites:
             raise Refused(f"the card lists no site {file.site!r}")
         file.check_signature(task.sites[file.site], file.site)
-    uploads = from_wire(task, file, wire_specs(task) if specs is None else specs)
-    return ReadUpload(file, uploads, task.dtype)
+    return ReadUpload(file, _unpacked(task, file), task.dtype)
+
+
+def _unpacked(task: Task, file: Envelope) -> Uploads:
+    """The uploads of a site's users, whose ids are (site, 0), (site, 1), ..."""
+    with refusing():
+        n = file.words["users"]
+        expect_users(n)
+        ids = np.empty(n, dtype=object)
+        ids[:] = [(file.site, i) for i in range(n)]
+        return from_wire(task.agreed, ids, file.arrays(task.agreed.specs, users=n))
 
 
 def read_upload(task: Task, path: str | os.PathLike[str]) -> ReadUpload:

@@ -5,9 +5,7 @@ Users work on one model for all, on that of a group they are told, or on that of
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -16,21 +14,13 @@ from scipy import sparse
 from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation
 from odcl.exchange.ledger import Exchange, fedavg_exchange
+from odcl.local.rounds import Answers, FederatedProblem, StepSize, ball_around
 from odcl.paper.baselines.ifca import start_models
 from odcl.paper.baselines.result import TOLD_GROUPS, BaselineResult, from_run, passes_on
-from odcl.paper.baselines.rounds import (
-    SET_BY_METHOD,
-    Answers,
-    FederatedProblem,
-    Run,
-    StepSize,
-    check_groups,
-    iterate,
-    problem_of,
-    resolve_step,
-)
+from odcl.paper.baselines.rounds import SET_BY_METHOD, Run, check_groups, iterate, problem_of
 from odcl.risk.risk import Risk
 from odcl.server.combine import average_by_cluster
+from odcl.server.rounds import descend_in_clusters, steps_in_clusters
 
 
 @passes_on(iterate, *SET_BY_METHOD)
@@ -141,23 +131,12 @@ def refine_centers(
     of the cluster (Eq. (3)): for K clusters that are exact, the Cluster Oracle.
     """
     start = centers[None]
-    L = np.maximum(average_by_cluster(problem.smoothness(start)[:, None], labels)[:, 0], 1e-300)
-    safe = 1.0 / L
-    wanted = np.array([resolve_step(step_size, partial(float, own)) for own in L])
-    long = wanted >= 2.0 * safe
-    if long.any():
-        warnings.warn(
-            f"step_size={step_size} is not below 2/L in {int(long.sum())} of {len(L)} clusters (L "
-            f"up to {L.max():.3g}), where descent would run away: it is cut to 1/L there.",
-            UserWarning,
-            stacklevel=3,
-        )
-    steps = np.where(long, safe, wanted)[:, None]
+    steps = steps_in_clusters(problem.smoothness(ball_around(start)), labels, step_size)
 
     def combine(models: Floats, answers: Answers, step: float) -> Floats:
-        return models - steps * average_by_cluster(answers.replies[:, 0], labels)
+        return descend_in_clusters(models[0], answers.replies[:, 0], labels, steps)[None]
 
     model = (problem.dim,)
     exchange = Exchange(problem.n_users, sends=(model,), receives=(model,), sends_first=((),))
     call: dict[str, Any] = {"labels": labels, "rounds": rounds, "step_size": float(steps.min())}
-    return iterate(problem, start, "gradients", combine, exchange, **call), steps[:, 0]
+    return iterate(problem, start, "gradients", combine, exchange, **call), steps

@@ -14,23 +14,15 @@ import numpy as np
 from scipy.spatial.distance import pdist
 
 from odcl._typing import Floats, Ints
-from odcl.clustering.labels import sum_by_cluster
 from odcl.data.federation import Federation
 from odcl.exchange.ledger import Exchange
+from odcl.local.rounds import Average, FederatedProblem
 from odcl.paper.baselines.plain import oracle_models
 from odcl.paper.baselines.result import TOLD_GROUPS, BaselineResult, from_run, passes_on
-from odcl.paper.baselines.rounds import (
-    SET_BY_METHOD,
-    Answers,
-    Average,
-    FederatedProblem,
-    Run,
-    check_groups,
-    iterate,
-    problem_of,
-)
+from odcl.paper.baselines.rounds import SET_BY_METHOD, Run, check_groups, iterate, problem_of
 from odcl.risk.risk import Risk
 from odcl.server.combine import average_by_cluster
+from odcl.server.rounds import combine_gradients, combine_models, random_models, start_rng
 
 # What each start is told of the truth; the others are told nothing.
 STARTS = {"random": (), "zeros": (), "oracle": TOLD_GROUPS, "optima": (*TOLD_GROUPS, "optima")}
@@ -161,30 +153,6 @@ def _said(run: Run, average: Average, start: Any, n_starts: int) -> dict[str, An
     }
 
 
-def combine_gradients(models: Floats, answers: Answers, step: float) -> Floats:
-    """Option I: the sum over the users of a model, divided by all users."""
-    m = len(answers.labels)
-    return models - step / m * _sums(answers.replies, answers, models.shape)
-
-
-def combine_models(models: Floats, answers: Answers, step: float) -> Floats:
-    """Option II: the mean over the users of a model; a model without users stays."""
-    ones = np.ones((*answers.labels.shape, 1))
-    counts = _sums(ones, answers, (*models.shape[:2], 1))
-    sums = _sums(answers.replies, answers, models.shape)
-    return np.where(counts > 0, sums / np.maximum(counts, 1.0), models)
-
-
-def _sums(values: Floats, answers: Answers, shape: tuple[int, ...]) -> Floats:
-    """Sum of the users' values for each model of each start, (starts, n_models, ...)."""
-    starts, k, size = shape
-    which = answers.labels + k * np.arange(starts)
-    total = np.zeros((starts * k, size))
-    found = sum_by_cluster(values.reshape(-1, size), which.ravel())
-    total[: len(found)] = found
-    return total.reshape(shape)
-
-
 def start_models(
     problem: FederatedProblem,
     start: Any,
@@ -209,11 +177,11 @@ def start_models(
         return np.broadcast_to(given, shape).copy()
     if start not in STARTS:
         raise ValueError(f"start={start!r} is not one of {', '.join(STARTS)}, nor models.")
-    rng = np.random.default_rng(np.random.SeedSequence(problem.seed, spawn_key=(0,)))
     if start == "zeros":
         return np.zeros(shape)
     if start == "random":
-        return rng.standard_normal(shape)
+        return random_models(shape, problem.seed)
+    rng = start_rng(problem.seed)
     if start == "oracle" and around is not None:
         known = np.asarray(around, dtype=np.float64)
         return known + np.sqrt(variance) * rng.standard_normal(shape)

@@ -16,6 +16,7 @@ from odcl.exchange.download import Refit
 from odcl.exchange.ledger import Exchange
 from odcl.exchange.upload import Curvature, Uploads
 from odcl.local.receive import receive
+from odcl.local.rounds import StepSize
 from odcl.method import Method
 from odcl.paper.baselines.descent import refine_centers
 from odcl.paper.baselines.result import (
@@ -25,7 +26,7 @@ from odcl.paper.baselines.result import (
     as_baseline,
     passes_on,
 )
-from odcl.paper.baselines.rounds import History, StepSize, check_groups, problem_of
+from odcl.paper.baselines.rounds import History, check_groups, problem_of
 from odcl.risk.losses import Logistic
 from odcl.risk.risk import Risk
 

@@ -17,8 +17,9 @@ from odcl.evaluate.scores import nmse
 from odcl.exchange.ledger import Ledger
 from odcl.local.fit import fit_users
 from odcl.local.receive import Received
+from odcl.local.rounds import FederatedProblem
 from odcl.method import Method
-from odcl.paper.baselines.rounds import FederatedProblem, History, Run, problem_of
+from odcl.paper.baselines.rounds import History, Run, problem_of
 from odcl.risk.risk import Risk
 from odcl.server.step import ServerStep
 

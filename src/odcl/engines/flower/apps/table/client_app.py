@@ -1,0 +1,57 @@
+"""A node: the rows of its own users, and their models, which stay here.
+
+A node of a deployment is started with `--node-config 'data="/path/rows.csv"'`, and with
+`models="/path/models.csv"` where it is to keep its users' models. A node of a simulation has no
+file: it gets its share of some made stores, so that `flwr run` has something to show at once.
+"""
+
+import numpy as np
+from flwr.app import Context
+
+from odcl.data.federation import Federation
+from odcl.data.source import federation_from_table
+from odcl.data.stores import store_tables
+from odcl.data.write import write_table
+from odcl.engines.flower import NodeData, NodeModels, make_client_app
+
+
+def load(context: Context) -> NodeData:
+    """The node's rows, and those of them that are held out."""
+    config = context.run_config
+    rows = rows_of(context)
+    first = np.arange(len(rows.y)) - rows.offsets[:-1][rows.row_user]  # place among the user's own
+    test = first >= np.ceil((1 - config["holdout"]) * rows.n_rows)[rows.row_user]
+    if not test.any():
+        return NodeData(rows)
+    return NodeData(rows.select_rows(~test), rows.select_rows(test))
+
+
+def rows_of(context: Context) -> Federation:
+    config, node = context.run_config, context.node_config
+    features = config["features"].split(",")
+    roles = {"user": config["user"], "target": config["target"], "features": features}
+    if "data" in node:
+        rows, schema = federation_from_table(node["data"], **roles)
+        if list(schema.columns) != features:
+            raise ValueError(
+                f"{node['data']} has a column of categories, which every node would number in its "
+                "own way: write them as columns of 0 and 1 that all nodes agree on."
+            )
+        return rows
+    if "partition-id" not in node:
+        raise ValueError("This node has no rows: start it with --node-config 'data=\"FILE\"'.")
+    stores, _ = federation_from_table(store_tables(0)[0], **roles)
+    return stores.take(np.arange(node["partition-id"], stores.n_users, node["num-partitions"]))
+
+
+def keep(found: NodeModels, context: Context) -> None:
+    """The node's models: a row per user, with the group that it belongs to."""
+    path = context.node_config.get("models")
+    if path is None:
+        return
+    names = [*context.run_config["features"].split(","), "intercept"]
+    columns = dict(zip(names, found.models.T, strict=True))
+    write_table(path, {context.run_config["user"]: found.users, "group": found.labels, **columns})
+
+
+app = make_client_app(load, on_model=keep)

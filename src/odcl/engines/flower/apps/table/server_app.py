@@ -1,0 +1,33 @@
+"""The server: `ODCL(...)` where `FedAvg(...)` would stand."""
+
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from odcl.engines.flower import ODCL
+from odcl.risk.risk import Risk
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    config = context.run_config
+    strategy = ODCL(
+        Risk(config["loss"], config["l2"], intercept=True),
+        min_replies=config["min-replies"],
+        nodes=config["nodes"] or None,
+        wait=config["wait"],
+        timeout=config["timeout"],
+        result_dir=Path(config["result-dir"]).absolute() if config["result-dir"] else None,
+        force=config["force"],
+        seed=config["seed"],
+        features=config["features"].split(","),
+        user=config["user"],
+        target=config["target"],
+    )
+    result = strategy.start(grid)
+    for round_, metrics in result.evaluate_metrics_clientapp.items():
+        for name, value in metrics.items():
+            print(f"round {round_}: {name} {value:g}")

@@ -1,0 +1,191 @@
+"""What has arrived: each node's uploads, checked, and kept on disk as they come.
+
+A run that was interrupted after uploads arrived goes on from them. They lie beside the result, in
+``RESULT.arrived/DIGEST``, as files of the same kind that sites send, and are read with the same
+distrust; once the result is written they are removed.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Message
+
+from odcl.artifact.arrays import expect, is_count
+from odcl.engines.arrivals import SetAside, expect_users, from_wire, to_wire
+from odcl.engines.files.envelope import (
+    Refused,
+    envelope_bytes,
+    read_envelope,
+    refusing,
+    write_envelope,
+)
+from odcl.engines.flower.records import arrays_of, config_of, metrics_of
+from odcl.engines.flower.request import Request, check_digest, ids_from_text, ids_to_text
+from odcl.engines.flower.transport import Reply
+from odcl.exchange.upload import Uploads
+
+ENDING = ".upload"
+_NODE = re.compile(r"node-(\d{1,20})")
+
+
+@dataclass(frozen=True, eq=False)
+class Arrival:
+    """The uploads of a node's users."""
+
+    node: int
+    uploads: Uploads
+    n_features: int
+
+
+MALFORMED = "its reply is malformed"
+
+
+def read_reply(request: Request, node: int, message: Message) -> Arrival:
+    """The uploads of a reply; :class:`Refused` says why it is not taken."""
+    with refusing(MALFORMED):
+        words = config_of(message)
+        check_digest(request, words)
+        ids, n_features = ids_from_text(words.get("users")), words.get("n-features")
+        expect(is_count(n_features), "it does not say how many features it has")
+        assert isinstance(n_features, int)
+        expect(request.n_features in (None, n_features), f"it has {n_features} features")
+        agreed = request.agreed(n_features)
+        expect_users(len(ids))
+        arrays = arrays_of(message, agreed.specs, users=len(ids))
+        return Arrival(node, from_wire(agreed, ids, arrays), n_features)
+
+
+def confirmation(request: Request, reply: Reply) -> dict[str, float]:
+    """The metrics of a node that has its models; :class:`Refused` says why it has not."""
+    if reply.message is None:
+        raise Refused(reply.why)
+    with refusing(MALFORMED):
+        words = config_of(reply.message)
+        check_digest(request, words)
+        expect(words.get("received") is True, "it does not say that it received it")
+        return dict(metrics_of(reply.message))
+
+
+@dataclass
+class Arrived:
+    """All that has arrived in a round, and all that was set aside."""
+
+    request: Request
+    folder: Path | None = None  # where uploads are kept
+    taken: dict[int, Arrival] = field(default_factory=dict)  # by node
+    aside: dict[int, str] = field(default_factory=dict)  # by node, why
+    resumed: frozenset[int] = frozenset()  # nodes heard in a run before this one
+
+    # -- taking --------------------------------------------------------------------------------
+
+    def take(self, node: int, message: Message) -> None:
+        """Check a reply, and keep it or set it aside."""
+        try:
+            one = read_reply(self.request, node, message)
+        except Refused as error:
+            self.set_aside(node, str(error))
+            return
+        self._forget_same_users(one)
+        self.aside.pop(node, None)
+        self.taken[node] = one
+        if self.folder is not None:
+            _write(self.folder, self.request, one)
+
+    def set_aside(self, node: int, why: str) -> None:
+        self.taken.pop(node, None)
+        self.aside[node] = why
+
+    def _forget_same_users(self, one: Arrival) -> None:
+        """A node of an earlier run that sent for the same users was this one, by another id."""
+        users = set(one.uploads.users.tolist())
+        for node in self.resumed - {one.node}:
+            known = self.taken.get(node)
+            if known is not None and set(known.uploads.users.tolist()) == users:
+                del self.taken[node]
+                self._remove(node)
+
+    def settle(self) -> None:
+        """Set aside what disagrees: other features than most nodes have, users named twice."""
+        sizes = Counter(one.n_features for one in self.taken.values())
+        common = max(sizes, key=lambda n: (sizes[n], -n), default=0)
+        owners: dict[Any, list[int]] = {}
+        for node, one in list(self.taken.items()):
+            if one.n_features != common:
+                self.set_aside(
+                    node, f"it has {one.n_features} features, and most nodes have {common}"
+                )
+                continue
+            for user in one.uploads.users.tolist():
+                owners.setdefault(user, []).append(node)
+        for user, nodes in owners.items():
+            for node in nodes if len(nodes) > 1 else ():
+                others = " and ".join(f"node {n}" for n in nodes if n != node)
+                self.set_aside(node, f"user {user!r} is named by {others} as well")
+
+    def listed(self) -> tuple[SetAside, ...]:
+        """What was set aside, for people."""
+        return tuple(SetAside(f"node {n}", why) for n, why in sorted(self.aside.items()))
+
+    # -- the disk ------------------------------------------------------------------------------
+
+    def read(self) -> None:
+        """Take what an earlier run has left; what cannot be read is asked for again."""
+        if self.folder is None or not self.folder.is_dir():
+            return
+        for path in sorted(self.folder.iterdir()):
+            with suppress(Refused, OSError):
+                one = _read(path, self.request)
+                self.taken[one.node] = one
+        self.resumed = frozenset(self.taken)
+
+    def _remove(self, node: int) -> None:
+        if self.folder is not None:
+            _path(self.folder, node).unlink(missing_ok=True)
+
+    def sweep(self) -> None:
+        """Remove what was kept; that of other requests stays."""
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            with suppress(OSError):
+                self.folder.parent.rmdir()
+
+
+def arrived_folder(result_dir: Path, request: Request) -> Path:
+    """Where uploads for a result are kept until it is written."""
+    return result_dir.with_name(f"{result_dir.name}.arrived") / request.digest[:16]
+
+
+def _path(folder: Path, node: int) -> Path:
+    return folder / f"node-{node}{ENDING}"
+
+
+def _write(folder: Path, request: Request, one: Arrival) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    users = one.uploads.users
+    words = {"users": len(users), "ids": ids_to_text(users), "features": one.n_features}
+    arrays = to_wire(one.uploads, request.agreed(one.n_features).dtype)
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    content = envelope_bytes("upload", request, f"node-{one.node}", arrays, words, created=now)
+    write_envelope(_path(folder, one.node), content)
+
+
+def _read(path: Path, request: Request) -> Arrival:
+    file = read_envelope(path, "upload")
+    file.check_task(request)
+    with refusing():
+        found, words = _NODE.fullmatch(file.site), file.words
+        expect(found is not None and path.name == f"{file.site}{ENDING}", "it was renamed")
+        assert found is not None
+        ids, n_features = ids_from_text(words["ids"]), words["features"]
+        expect(is_count(n_features), "it does not say how many features it has")
+        agreed = request.agreed(n_features)
+        arrays = file.arrays(agreed.specs, users=len(ids))
+        return Arrival(int(found[1]), from_wire(agreed, ids, arrays), n_features)

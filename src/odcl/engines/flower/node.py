@@ -1,0 +1,100 @@
+"""A node's data, whose they are, and the models that it ends up with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from odcl._typing import Array, Bools, Floats, Ints
+from odcl.data.federation import Federation, positions
+from odcl.engines.flower.request import Request
+from odcl.exchange.upload import Uploads
+from odcl.local.receive import Received
+
+NAMES = ("user", "site", "partition-id")  # of node_config, in this order
+
+
+@dataclass(frozen=True, eq=False)
+class NodeData:
+    """A node's rows, and rows held out of them where it has some. One node may hold many users."""
+
+    train: Federation
+    test: Federation | None = None
+
+    @classmethod
+    def of(cls, loaded: Any, node_config: Mapping[str, Any]) -> NodeData:
+        """What ``load`` gave: a Federation, (X, y), (X, y, X_test, y_test), or such by user."""
+        if isinstance(loaded, NodeData):
+            return loaded
+        if isinstance(loaded, Federation):
+            return cls(loaded)
+        if isinstance(loaded, Mapping):
+            return cls._of_users(loaded)
+        if isinstance(loaded, tuple) and len(loaded) in (2, 4):
+            return cls._of_users({own_name(node_config): loaded})
+        raise ValueError(
+            f"load(context) gave {type(loaded).__name__}: it gives (X, y), (X, y, X_test, y_test), "
+            "{user: (X, y)}, a Federation, or NodeData(train, test)."
+        )
+
+    @classmethod
+    def _of_users(cls, rows: Mapping[Any, Any]) -> NodeData:
+        if not rows or not all(isinstance(r, tuple) and len(r) in (2, 4) for r in rows.values()):
+            raise ValueError(
+                "load(context) gave rows of users that are neither (X, y) nor (X, y, X_test, "
+                "y_test), or of no user at all."
+            )
+        train = _stacked({user: r[:2] for user, r in rows.items()})
+        held = {user: r[2:] for user, r in rows.items() if len(r) == 4 and len(r[3])}
+        return cls(train, _stacked(held) if held else None)
+
+
+def own_name(node_config: Mapping[str, Any]) -> Any:
+    """The id of a node's only user."""
+    for name in NAMES:
+        if name in node_config:
+            return node_config[name]
+    raise ValueError(
+        "Nothing says who the user of this node is: give rows by user, {user: (X, y)}, or start "
+        "the node with --node-config 'user=\"north\"'."
+    )
+
+
+def _stacked(rows: Mapping[Any, tuple[Any, Any]]) -> Federation:
+    """Rows of users as one federation."""
+    parts = [(np.asarray(X, dtype=np.float64), np.asarray(y)) for X, y in rows.values()]
+    for user, (X, y) in zip(rows, parts, strict=True):
+        if X.ndim != 2 or len(X) != len(y) or len(y) == 0:
+            raise ValueError(
+                f"User {user!r} has features of shape {X.shape} and targets of shape {y.shape}: "
+                "they are a matrix and as many targets as it has rows, at least one."
+            )
+    owner = np.empty(sum(len(y) for _, y in parts), dtype=object)
+    owner[:] = [user for user, (_, y) in zip(rows, parts, strict=True) for _ in range(len(y))]
+    X, y = np.vstack([X for X, _ in parts]), np.concatenate([y for _, y in parts])
+    return Federation.from_arrays(X, y, owner)
+
+
+@dataclass(frozen=True, eq=False)
+class NodeModels:
+    """The models of a node's users, after their last step."""
+
+    request: Request
+    users: Array  # (n_users,), ids
+    models: Floats  # (n_users, dim)
+    labels: Ints  # (n_users,), groups; -1: none of them
+    probability: Floats  # (n_users,), how surely they belong there
+    reason: str  # how the groups came about
+    received: Received  # with how sure each model is, where the method tells
+    uploads: Uploads | None  # what the users sent; None after rounds
+    late: Bools  # (n_users,), who came after the round
+
+    def model(self, user: Any) -> Floats:
+        """The model of one user, (dim,): its coefficients, and the intercept last."""
+        at = int(positions(self.users, np.array([user]))[0])
+        if at < 0:
+            raise ValueError(f"User {user!r} is not one of this node.")
+        return self.models[at]

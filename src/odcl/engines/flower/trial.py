@@ -1,0 +1,136 @@
+"""A deployment to try things on: tables to hand out to its nodes, one run, what came of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from odcl._typing import Array, Ints
+from odcl.data.stores import store_tables
+from odcl.data.tables import read_table
+from odcl.data.write import write_table
+from odcl.engines.files.names import check_site
+from odcl.engines.flower.app import app_folder
+from odcl.engines.flower.deployment import STATE, Deployment, DeploymentError
+from odcl.files import check_folder
+
+# What stands in the folder of a trial; whatever else does, is somebody's own.
+OWN = (
+    *(STATE, "certs", "data", "home", "logs", "models", "result", "result.arrived"),
+    *(f"superlink.db{ending}" for ending in ("", "-shm", "-wal", "-journal")),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """A run on a deployment that is up, and the models that its nodes were sent."""
+
+    deployment: Deployment
+    sites: tuple[str, ...]
+    run_id: int
+    users: Array  # (n_users,)
+    labels: Ints  # (n_users,), each user's group
+    n_rows: Ints  # (n_users,)
+    result: Path
+
+    @property
+    def reason(self) -> str:
+        """How the groups came about."""
+        report = json.loads((self.result / "report.json").read_text(encoding="utf-8"))
+        return str(report["reason"])
+
+
+def check_place(folder: Path, *, force: bool) -> None:
+    """Refuse a folder that is in use, or that holds what a trial did not write."""
+    if (folder / STATE).is_file() and Deployment.read(folder).processes():
+        raise ValueError(f"{folder} is up already: say `odcl flower down {folder}` first.")
+    check_folder(folder, force=force, own=OWN)
+
+
+def tables_of(files: Sequence[Path]) -> dict[str, Path]:
+    """A site per table, named as its file is."""
+    found: dict[str, Path] = {}
+    for path in files:
+        site = check_site(path.name.partition(".")[0])
+        if site in found:
+            raise ValueError(f"{path} and {found[site]} would both be site {site!r}: rename one.")
+        if not path.is_file():
+            raise ValueError(f"There is no file {path}.")
+        found[site] = path.resolve()
+    return found
+
+
+def made_tables(folder: Path, n_sites: int, *, seed: int = 0) -> dict[str, Path]:
+    """60 made stores, handed out to so many sites by turns: a file per site."""
+    stores = store_tables(seed)[0]
+    names, owner = np.unique(stores["store"], return_inverse=True)
+    if n_sites > len(names):
+        raise ValueError(f"{n_sites} nodes are more than the {len(names)} made stores: name fewer.")
+    folder.mkdir(mode=0o700)
+    found = {}
+    for i in range(n_sites):
+        path = folder / f"site-{i + 1}.csv"
+        rows = owner % n_sites == i
+        write_table(path, {name: column[rows] for name, column in stores.items()})
+        found[f"site-{i + 1}"] = path
+    return found
+
+
+def try_out(
+    deployment: Deployment,
+    tables: Mapping[str, Path],
+    config: Mapping[str, Any],
+    *,
+    app: Path | None = None,
+    timeout: float = 600.0,
+    stage: Callable[[str], None] = lambda _: None,
+) -> Trial:
+    """Start everything, run the app once and read what its nodes were sent.
+
+    The deployment is up when this returns; if anything goes wrong, or the user interrupts, all of
+    it is ended.
+    """
+    models, result = deployment.folder / "models", deployment.folder / "result"
+    try:
+        models.mkdir(mode=0o700)
+        nodes = {
+            site: {"site": site, "data": str(path), "models": str(models / f"{site}.csv")}
+            for site, path in tables.items()
+        }
+        deployment.up(nodes, stage)
+        stage("one round")
+        n = len(nodes)
+        told = {"min-replies": n, "nodes": n, "result-dir": str(result), **config}
+        run_id = deployment.run(app or app_folder("table"), told)
+        status = deployment.wait(run_id, timeout)
+        (deployment.logs / "run.log").write_text(deployment.run_log(run_id), encoding="utf-8")
+        if not status.is_good:
+            why = status.details or f"it is {status.status} after {timeout:g} s"
+            raise DeploymentError(f"the run failed: {why} (see {deployment.logs / 'run.log'})")
+        found = _models(tables, models, config)
+        return Trial(deployment, tuple(tables), run_id, *found, result)
+    except BaseException:
+        deployment.down()
+        raise
+
+
+def _models(
+    tables: Mapping[str, Path], models: Path, config: Mapping[str, Any]
+) -> tuple[Array, Ints, Ints]:
+    """Users, groups and rows, read off what every node kept."""
+    user = config["user"]
+    users, labels, rows = [], [], []
+    for site, path in tables.items():
+        own = read_table(models / f"{site}.csv", text=(user,))
+        column = read_table(path, text=(user,))[user].to_numpy(zero_copy_only=False)
+        for name, label in zip(own[user].to_pylist(), own["group"].to_pylist(), strict=True):
+            users.append(name)
+            labels.append(label)
+            rows.append(int((column == name).sum()))
+    order = np.argsort(np.array(users), kind="stable")
+    return tuple(np.array(values)[order] for values in (users, labels, rows))  # type: ignore[return-value]

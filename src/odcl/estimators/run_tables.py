@@ -1,0 +1,54 @@
+"""Tables beside a model: each user's group, and each group's model in the table's units."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from odcl.artifact.folder import Extra
+from odcl.data.write import beside, write_table
+
+ASSIGNMENT, GROUPS = "assignment.csv", "groups.csv"
+
+
+def run_tables(model: Any) -> dict[str, Extra]:
+    """The run's CSV files, which are made from its model."""
+    return {
+        ASSIGNMENT: lambda path: write_table(path, assignment_columns(model)),
+        GROUPS: lambda path: write_table(path, group_columns(model)),
+    }
+
+
+def assignment_columns(model: Any) -> dict[str, Any]:
+    """user, group, rows, and how sure the group is."""
+    columns = {"group": model.labels_, "rows": model.n_rows_}
+    if np.isfinite(model.probability_).any():
+        columns["probability"] = np.round(model.probability_, 6)
+    return beside({model.schema_.user: model.users_}, columns)
+
+
+def group_columns(model: Any, sizes: Any = None) -> dict[str, Any]:
+    """Each group's model in the table's units, one row per group (and class)."""
+    coef, intercept = model.group_coef_, model.group_intercept_
+    k = len(coef)
+    users = np.bincount(model.labels_[model.labels_ >= 0], minlength=k) if sizes is None else sizes
+    columns: dict[str, Any] = {"group": np.arange(k), "users": users}
+    if coef.ndim == 3:
+        columns = {name: np.repeat(v, coef.shape[1]) for name, v in columns.items()}
+        columns["class"] = np.tile(np.array([str(c) for c in model.classes_]), k)
+        coef, intercept = coef.reshape(-1, coef.shape[2]), intercept.reshape(-1)
+    values = dict(zip(model.feature_names_, coef.T, strict=True))
+    if model.fit_intercept:
+        values["(intercept)"] = intercept
+    return beside(values, columns, first=True)
+
+
+def finite(value: Any) -> Any:
+    """The same with None for NaN and infinity, which JSON does not know."""
+    if isinstance(value, dict):
+        return {k: finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
