@@ -134,9 +134,15 @@ def run(options: Namespace) -> None:
     check_artifact_place(options.out, force=options.force)
     with watched(options) as progress:
         progress.stage("reading the table")
-        source = read_named(options.table, options, time=options.time)
         settings = estimator_settings(options, method)
-        fitted = fit_source(source, settings, options.holdout, options.seed, progress)
+        fitted = fit_source(  # which alone holds the rows, and lets them go
+            read_named(options.table, options, time=options.time),
+            settings,
+            options.holdout,
+            options.seed,
+            progress,
+            handed_over=True,
+        )
         progress.stage("writing")
         command = ("odcl", *options.arguments)
         drawn = write_run(fitted, options.out, force=options.force, command=command)
@@ -164,9 +170,8 @@ def _print(fitted: FittedTable) -> None:
     )
 
     model, m = fitted.model, len(fitted.model.users_)
-    encoded = fitted.source.encoded
-    size = f"{count(m, 'user')}, {count(len(encoded.codes), 'row')}"
-    size += f", {count(encoded.X.shape[1], 'feature')}"
+    size = f"{count(m, 'user')}, {count(int(model.n_rows_.sum()), 'row')}"
+    size += f", {count(len(fitted.source.schema.columns), 'feature')}"
     print(f"{size}, {model.risk_.loss.name} loss, 1 round. {model.reason_}")
     if model.n_clusters_ > 1:
         print()
@@ -248,12 +253,21 @@ class FittedTable:
 
 
 def fit_source(
-    source: Source, settings: dict[str, Any], held: opt.HoldOut, seed: int, progress: Silent
+    source: Source,
+    settings: dict[str, Any],
+    held: opt.HoldOut,
+    seed: int,
+    progress: Silent,
+    *,
+    handed_over: bool = False,
 ) -> FittedTable:
-    """Fit all rows; before that, with a share to hold out, compare methods on these rows."""
-    from odcl.data.folds import hold_out
-    from odcl.estimators.compare import compare_federation
-    from odcl.report.text import accepted
+    """Fit all rows; before that, with a share to hold out, compare methods on these rows.
+
+    Rows that are ``handed_over`` are scaled where they are: nobody else looks at them afterwards.
+    """
+    from odcl.data.tables import release_memory
+    from odcl.estimators.compare import COMPARED, compare_users
+    from odcl.report.text import accepted, look_at
 
     federation, schema = source.encoded.federation(), source.schema
     if federation.n_users == 1:
@@ -261,24 +275,28 @@ def fit_source(
             "The table has one user, and groups need several. Check the column that names the "
             "user, or fit an ordinary model."
         )
+    time = None if source.time is None else source.encoded.by_user(source.time)
+    source = source.without_rows()
+    release_memory()
     comparison = None
     if held.share > 0 and (federation.n_rows > 1).any():
-        time = None if source.time is None else source.encoded.by_user(source.time)
-        out = hold_out(federation, held.share, seed, time=time)
-        progress.stage("comparing on held-out rows", federation.n_users)
+        progress.stage("comparing on held-out rows", min(federation.n_users, COMPARED))
         rivals = _estimator(source, settings)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the fit of all rows will say what is to be said
-            comparison = compare_federation(
-                rivals, federation, out, schema=schema, progress=progress.advance
+            comparison = compare_users(
+                *(rivals, federation, held.share, seed),
+                time=time,
+                schema=schema,
+                progress=progress.advance,
             )
     progress.stage("fitting all rows", federation.n_users)
-    labelled = federation
+    looked, labelled = look_at(schema, federation), federation
     if schema.classes is not None:
         labelled = federation.with_y(schema.labels(federation.y.astype(int)))
     model = _estimator(source, settings)
-    model.fit_federation(labelled, schema=schema, progress=progress.advance)
-    notices = accepted(schema, source.encoded, federation, model)
+    model.fit_federation(labelled, schema=schema, progress=progress.advance, given=handed_over)
+    notices = accepted(schema, source.encoded, federation, looked, model)
     if source.guessed and source.loss == "squared" and _looks_like_classes(federation):
         notices.append(f"{schema.target!r} has two values: for classes say --loss logistic")
     if source.guessed and source.loss == "squared" and _looks_like_counts(federation):
@@ -287,22 +305,29 @@ def fit_source(
         )
     if held.share > 0 and comparison is None:
         notices.append("no comparison: every user has a single row, and none can be held out")
+    if handed_over:
+        model.forget_rows()
     return FittedTable(source, model, comparison, notices, held)
 
 
 def _looks_like_classes(federation: Federation) -> bool:
     import numpy as np
 
-    values = np.unique(federation.y)
-    whole = bool((values == np.floor(values)).all())
-    return len(values) == 2 and len(federation.y) > 10 and whole
+    y = federation.y
+    return len(y) > 10 and _whole(federation) and len(np.unique(y)) == 2
 
 
 def _looks_like_counts(federation: Federation) -> bool:
     import numpy as np
 
-    values = np.unique(federation.y)
-    return len(values) > 2 and values[0] == 0 and bool((values == np.floor(values)).all())
+    y = federation.y
+    return _whole(federation) and y.min() == 0 and len(np.unique(y)) > 2
+
+
+def _whole(federation: Federation) -> bool:
+    import numpy as np
+
+    return bool((federation.y == np.floor(federation.y)).all())
 
 
 def _estimator(source: Source, settings: dict[str, Any]) -> Any:

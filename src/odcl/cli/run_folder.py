@@ -72,7 +72,7 @@ def _report(fitted: FittedTable) -> dict[str, Any]:
         "seed": model.random_state,
         "holdout": str(fitted.holdout),
         "users": len(model.users_),
-        "rows": len(source.encoded.codes),
+        "rows": int(model.n_rows_.sum()),
         "groups": model.n_clusters_,
         "rule": model.rule_,
         "reason": model.reason_,
@@ -89,7 +89,7 @@ def _report(fitted: FittedTable) -> dict[str, Any]:
 def _evidence(fitted: FittedTable, command: Sequence[str]) -> Evidence:
     """What the report needs beside the model."""
     source = fitted.source
-    table = {"name": source.name, "rows": len(source.encoded.codes)}
+    table = {"name": source.name, "rows": int(fitted.model.n_rows_.sum())}
     return evidence_of(
         fitted.model,
         fitted.comparison,
@@ -106,7 +106,9 @@ def _draw(fitted: FittedTable, path: Path) -> None:
 
     result, comparison = fitted.model.result_, fitted.comparison
     fig, axes = pictures.figure(columns=2 if comparison else 1)
-    pictures.draw_models(axes[0], result.local.theta, result.centers, result.labels)
+    some = pictures.shown(len(result.users))
+    local = result.local.models_of(some)
+    pictures.draw_models(axes[0], local, result.centers, result.labels[some])
     if comparison is not None:
         named = {NAMES.get(k, k): v for k, v in comparison.scores.items()}
         pictures.draw_users(axes[1], named, comparison.metric)

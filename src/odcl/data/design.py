@@ -39,9 +39,14 @@ class Design:
     @classmethod
     def fit(cls, columns: Mapping[str, Column], keep: Bools) -> Design:
         """The design of columns, read off the rows to ``keep``."""
-        keyed = {name: c for name, c in columns.items() if isinstance(c, Keys)}
-        levels = {name: fit_levels(name, column, keep) for name, column in keyed.items()}
-        fill = {n: fit_mean(n, c[keep]) for n, c in columns.items() if not isinstance(c, Keys)}
+        levels: dict[str, tuple[Any, ...]] = {}
+        fill: dict[str, float] = {}
+        everything = bool(keep.all())
+        for name, column in columns.items():
+            if isinstance(column, Keys):
+                levels[name] = fit_levels(name, column, keep)
+            else:
+                fill[name] = fit_mean(name, column if everything else column[keep])
         return cls(tuple(columns), levels, fill).checked()
 
     def checked(self) -> Design:
@@ -99,8 +104,11 @@ class Design:
                 at += len(self.levels[name]) - 1
                 replaced |= {name: strange} if strange else {}
             else:
-                values = column[rows]
-                X[:, at] = np.where(np.isnan(values), self.fill[name], values)
+                values = column if len(rows) == len(column) else column[rows]
+                X[:, at] = values
+                empty = np.isnan(values)
+                if empty.any():
+                    X[empty, at] = self.fill[name]
                 at += 1
         return X, replaced
 

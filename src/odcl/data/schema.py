@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from odcl.data.columns import (
     read_target,
 )
 from odcl.data.design import UNSEEN, Design, are_keys, expect, key_positions
-from odcl.data.federation import Federation, group_rows, row_order
+from odcl.data.federation import Federation, distinct_integers, group_rows, row_order
 from odcl.data.tables import as_table
 from odcl.errors import InputError, Row, Setting, did_you_mean, listing, show
 
@@ -120,12 +120,13 @@ class TableSchema:
         chosen = choose_features(names, user, target, features, as_names(drop), category)
         columns = read_columns(table, chosen, dict.fromkeys(category))
         goal = read_target(table, target, task, None)
-        owner = keys(table, user)
+        owner, kind = _owner_kind(table, user)
         keep = usable_rows(columns, {user: owner}, {target: goal}, missing)
         design = Design.fit(columns, keep)
         classes = fit_classes(target, goal, keep) if isinstance(goal, Keys) else None
-        given = (chosen, design.levels, design.fill)
-        return cls(user, target, *given, missing, task, classes, kind_of(owner.values))
+        return cls(
+            *(user, target, chosen, design.levels, design.fill), missing, task, classes, kind
+        )
 
     @property
     def design(self) -> Design:
@@ -176,7 +177,8 @@ class TableSchema:
         used = np.bincount(codes, minlength=len(ids)) > 0
         if not used.all():  # some have no row that is used
             ids, codes = ids[used], (np.cumsum(used) - 1)[codes]
-        read = {self.user: owner, **columns, **given}
+        every = (*{self.user: owner}.items(), *given.items(), *columns.items())
+        lacking = {name: int(gaps(column).sum()) for name, column in every}
         return Encoded(
             X=X,
             y=None if goal is None else self._target(goal, rows),
@@ -184,7 +186,7 @@ class TableSchema:
             codes=codes,
             rows=rows,
             n_dropped=len(keep) - len(rows),
-            missing={n: int(gaps(c).sum()) for n, c in read.items() if gaps(c).any()},
+            missing={name: n for name, n in lacking.items() if n},
             unseen=replaced,
         )
 
@@ -280,9 +282,51 @@ def check_columns(names: Iterable[str], columns: Sequence[str]) -> None:
 
 def read_columns(
     table: pa.Table, features: Iterable[str], kinds: Mapping[str, str | None]
-) -> dict[str, Column]:
-    """The features' columns: keys for those in ``kinds``, as what they were in the fit."""
-    return {n: keys(table, n, kinds[n]) if n in kinds else numbers(table, n) for n in features}
+) -> Mapping[str, Column]:
+    """The features' columns: keys for those in ``kinds``, as what they were in the fit.
+
+    Of a long table numbers are read when they are asked for: a copy of one column at a time.
+    """
+    columns = _Columns(table, tuple(features), kinds)
+    return columns if table.num_rows > _LONG else dict(columns)
+
+
+_LONG = 1_000_000  # rows
+
+
+class _Columns(Mapping[str, Column]):
+    """Columns of a table that are read anew at every look, save for keys."""
+
+    def __init__(
+        self, table: pa.Table, features: tuple[str, ...], kinds: Mapping[str, str | None]
+    ) -> None:
+        self._table, self._features = table, features
+        self._keys = {name: keys(table, name, kinds[name]) for name in features if name in kinds}
+
+    def __getitem__(self, name: str) -> Column:
+        return self._keys[name] if name in self._keys else numbers(self._table, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._features)
+
+    def __len__(self) -> int:
+        return len(self._features)
+
+
+def _owner_kind(table: pa.Table, user: str) -> tuple[Keys, str]:
+    """Which rows have an owner (codes -1: none), and what kind of ids they are.
+
+    Ids that are integers or text need not be looked at one by one.
+    """
+    column = table[user]
+    whole = pa.types.is_integer(column.type) and not pa.types.is_uint64(column.type)
+    if (whole or is_text(column.type)) and column.null_count < len(column):
+        codes = np.zeros(len(column), np.intp)
+        if column.null_count:
+            codes[pc.is_null(column).to_numpy()] = -1
+        return Keys([], codes), "int" if whole else "text"
+    owner = keys(table, user)
+    return owner, kind_of(owner.values)
 
 
 def owners(table: pa.Table, user: str, kind: str) -> tuple[Array, Ints]:
@@ -296,7 +340,7 @@ def owners(table: pa.Table, user: str, kind: str) -> tuple[Array, Ints]:
         if column.null_count:
             empty = pc.is_null(column).to_numpy()
             column = pc.fill_null(column, pc.min(column))
-        ids, codes = np.unique(column.to_numpy().astype(np.int64), return_inverse=True)
+        ids, codes = distinct_integers(column.to_numpy().astype(np.int64))
     elif kind == "text" and is_text(own):
         coded = column.dictionary_encode().unify_dictionaries().combine_chunks()
         ids, rank = group_rows(coded.dictionary.to_pylist())
@@ -386,8 +430,12 @@ def usable_rows(
 
     An owner or a target cannot be filled in: with "mean", rows without one are left out.
     """
-    lacking = {name: gaps(column) for name, column in {**owner, **columns, **goal}.items()}
+    lacking = {}
+    for name, column in (*owner.items(), *goal.items()):
+        lacking[name] = gaps(column)
     n_rows = len(next(iter(lacking.values())))
+    lacking |= {name: gap for name in columns if (gap := gaps(columns[name])).any()}
+    lacking = {name: lacking[name] for name in (*owner, *columns, *goal) if name in lacking}
     lacking = {name: gap for name, gap in lacking.items() if gap.any()}
     found = {name: Gap.of(gap) for name, gap in lacking.items()}
     if missing == "error" and lacking:

@@ -76,6 +76,11 @@ def read_column_names(path: str | os.PathLike[str]) -> list[str]:
         return next(csv.reader(lines, delimiter=separator_of(file, head)))
 
 
+def release_memory() -> None:
+    """Give back what Arrow keeps for its next table."""
+    pa.default_memory_pool().release_unused()
+
+
 def as_table(data: Any) -> pa.Table:
     """An Arrow table of a pandas or polars frame, or of anything that speaks Arrow.
 

@@ -99,8 +99,11 @@ class ODCLEstimator(LaterUsers):
         schema: TableSchema | None = None,
         design: Design | None = None,
         progress: Callable[[int], None] | None = None,
+        given: bool = False,
     ) -> Self:
         """Fit rows that are grouped by user already; ``progress`` is told of users fitted.
+
+        Rows that are ``given`` are the estimator's from now on: it scales them where they are.
 
         Targets of a classifier are its labels, as in ``fit``. With the ``schema`` that the rows
         were encoded by, ``predict`` takes tables as they are, columns in any order; ``design``
@@ -116,7 +119,7 @@ class ODCLEstimator(LaterUsers):
             self.n_features_in_ = len(self.feature_names_in_)
         self.target_name_ = "" if schema is None else schema.target
         y = self._encode(self._checked_target(federation.y))
-        return self._fit(federation.with_y(y), True, schema=schema, progress=progress)
+        return self._fit(federation.with_y(y), True, schema=schema, progress=progress, given=given)
 
     def _fit(
         self,
@@ -125,6 +128,7 @@ class ODCLEstimator(LaterUsers):
         *,
         schema: TableSchema | None = None,
         progress: Callable[[int], None] | None = None,
+        given: bool = False,
     ) -> Self:
         method = Method.of(self.method, clusterer=self.clusterer)
         check_n_groups(method, federation.n_users, has_users)
@@ -136,7 +140,7 @@ class ODCLEstimator(LaterUsers):
             copies=not method.clusterer.uses_terms,
             factors=self._factors(method),
         )
-        federation = own_rows(federation, scaling)
+        federation = own_rows(federation, scaling, given=given)
         intercept = bool(self.fit_intercept)
         risk = Risk(self._loss(federation), self.l2, intercept, scaling.factors)
         result = fit(
@@ -173,6 +177,10 @@ class ODCLEstimator(LaterUsers):
         inside = differences_text(self.differences_, self.n_clusters_)
         self.reason_ = f"{result.step.reason} {inside}".rstrip()
         return self
+
+    def forget_rows(self) -> None:
+        """Work out what later users need, and let the rows of the fit go."""
+        self.for_newcomers_ = self.for_newcomers_.known
 
     def _factors(self, method: Method) -> dict[str, tuple[int, ...]]:
         """The design columns of each category whose levels are to be treated alike."""

@@ -108,6 +108,7 @@ def _comparison_parts(c: Comparison, held: HeldOut) -> tuple[dict[str, Any], dic
         "methods": list(c.scores),
         "ours": c.ours,
         "rows": c.n_rows,
+        "of_users": c.of_users,
         "l2": number_to_json(c.l2),
         "unit": number_to_json(c.unit),
     }
@@ -210,4 +211,5 @@ def _read_comparison(words: Any, arrays: Mapping[str, Array], n_users: int) -> C
         ours,
         number_from_json(words["l2"]),
         held,
+        words["of_users"] if is_count(words.get("of_users")) else 0,
     )

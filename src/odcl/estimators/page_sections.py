@@ -133,7 +133,7 @@ def _privacy(model: Any, evidence: Evidence) -> Section:
     if model.uploads_ is not None:
         sent: Uploads = model.uploads_
         rows = []
-        for name, values in sent.to_arrays().items():
+        for name, values in sent.part(0, 1).to_arrays().items():
             part = Uploads.parts()[name.removesuffix("_diagonal")]
             each = 8 * int(np.prod(values.shape[1:]))
             rows.append((name.replace("_", " "), part.tells, f"{each:,}"))

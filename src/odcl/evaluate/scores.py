@@ -37,6 +37,7 @@ class Comparison:
     ours: str = "odcl"  # the method that was asked for
     l2: float = 0.0  # penalty of the models that users fit alone
     held: HeldOut | None = None  # the rows themselves, where they were kept
+    of_users: int = 0  # users of whom those compared were drawn; 0: all were compared
 
     @property
     def larger_is_better(self) -> bool:
@@ -84,6 +85,7 @@ class Comparison:
             "metric": self.metric,
             "rows_held_out": self.n_rows,
             "users": self.n_users,
+            "of_users": self.of_users or self.n_users,
             "table": table,
         }
 

@@ -165,7 +165,7 @@ class Message:
     def n_bytes(self) -> Ints:
         """Bytes of each user's message, (n_users,): 8 per number."""
         numbers = np.zeros(len(self), dtype=np.intp)
-        for name, values in self.to_arrays().items():
+        for name, values in self.part(0, 1).to_arrays().items():
             name = name.removesuffix(_DIAGONAL)
             each = values.size if self.parts()[name].shared else math.prod(values.shape[1:])
             numbers += each * ~self.kept_back(name)
