@@ -1,4 +1,4 @@
-# make demo | test | check | bench | fuzz: each sets up what it needs; a second call starts at once.
+# make demo | test | docs | check | bench | fuzz: each sets up what it needs; a second call starts at once.
 # Needs Python 3.11 - 3.13 (override with PYTHON=...) and nothing else.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
   $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo $$p && break; done)
@@ -14,7 +14,7 @@ FLOWER_TESTS := tests/engines/flower tests/cli/flower
 test bench fuzz: export OMP_NUM_THREADS := 1
 test bench fuzz: export OPENBLAS_NUM_THREADS := 1
 
-.PHONY: demo test check bench fuzz format clean
+.PHONY: demo test docs check bench fuzz format clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)
@@ -23,6 +23,11 @@ demo: $(READY)
 test: $(READY) $(FLOWER_READY)
 	$(BIN)/python -m pytest -n 2
 	$(FLOWER)/bin/python -m pytest -n 2 --dist loadgroup $(FLOWER_TESTS)
+
+# Warnings are errors: broken links, names without a place, whatever is loaded from elsewhere.
+docs: $(READY)
+	$(BIN)/python -m sphinx -W --keep-going -q -b html -d build/doctrees docs build/docs
+	@echo "Open build/docs/index.html"
 
 check: $(READY)
 	$(BIN)/ruff check .

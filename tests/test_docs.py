@@ -1,4 +1,4 @@
-"""What README promises is read off the code."""
+"""What README and the pages of the site promise is read off the code, or run."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from odcl import Method, Risk, Uploads
+import odcl
+from odcl import Huber, Method, Risk, Uploads, baselines
 from odcl.cli.demo import TABLES
 from odcl.cli.main import parse
 from odcl.data.stores import store_tables
 from odcl.data.write import write_table
 from odcl.engines.files import Feature, Task
 from odcl.exchange.upload import TERM_FIELDS
+from tests.pages import DOCS, all_pages, blocks, commands, run_in, run_page, same
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -62,18 +64,16 @@ def test_the_readmes_first_screen_is_what_the_commands_print(command):
     assert command("diagnose", "run").out.startswith("One shot is enough.")
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/federation-by-file.md"])
-def test_the_commands_of_a_federation_by_file_can_be_parsed(name):
-    text = (ROOT / name).read_text(encoding="utf-8").split("Federation by file")[1]
-    lines = re.findall(r"^(?:    |\$ )odcl (.*?)(?:  +#.*)?$", text, flags=re.MULTILINE)
-    lines = [line for line in lines if line.split()[0] in ("task", "site", "inspect", "combine")]
+def test_the_readmes_commands_of_a_federation_by_file_can_be_parsed():
+    text = README.split("## Federation by file")[1]
+    lines = re.findall(r"^\$ odcl (.*?)(?:  +#.*)?$", text, flags=re.MULTILINE)
     assert len(lines) >= 5
     for line in lines:
         parse(shlex.split(line))
 
 
-def test_the_page_on_federations_by_file_knows_the_cards_fields_and_defaults():
-    text = (ROOT / "docs" / "federation-by-file.md").read_text(encoding="utf-8")
+def test_the_page_on_security_knows_the_cards_fields_and_defaults():
+    text = (ROOT / "docs" / "evidence" / "security.md").read_text(encoding="utf-8")
     plain = Task("stay", (Feature("age"),), "y")
     for name in ("minimum_rows", "smallest_cell", "minimum_group"):
         assert f"| `{name}` | {getattr(plain, name)} |" in text
@@ -81,3 +81,101 @@ def test_the_page_on_federations_by_file_knows_the_cards_fields_and_defaults():
     assert "| `short_terms` | false |" in text
     for given in (plain, Task("stay", (Feature("age"),), "y", Risk("poisson", 0.0, True))):
         assert all(f"`{name}`" in text for name in given.leaves)
+
+
+# -- the site --------------------------------------------------------------------------------------
+
+PAGES = {page.relative_to(DOCS).as_posix(): page for page in all_pages()}
+RUN = [
+    name
+    for name, page in PAGES.items()
+    if {"python", "console"}
+    & {block.language for block in blocks(page.read_text(encoding="utf-8"))}
+]
+
+
+@pytest.fixture
+def methods_as_they_were():
+    """A page may register a method of its own."""
+    before = dict(baselines.METHODS)
+    yield
+    baselines.METHODS.clear()
+    baselines.METHODS.update(before)
+
+
+@pytest.mark.parametrize("name", RUN)
+@pytest.mark.usefixtures("methods_as_they_were")
+@pytest.mark.filterwarnings("ignore")
+def test_every_example_of_the_site_prints_what_its_page_says(name, tmp_path):
+    """``python -m tests.pages docs/PAGE`` writes what is printed now into the page.
+
+    A page that says <!-- needs flwr --> is run where that package is.
+    """
+    for package in re.findall(r"<!-- needs (\w+) -->", PAGES[name].read_text(encoding="utf-8")):
+        pytest.importorskip(package, reason=f"{name} needs it")
+    for example in run_in(tmp_path, PAGES[name]):
+        if not same(example.said.text, example.printed):
+            pytest.fail(
+                f"{name}: {example.code}\nprints\n{example.printed}\nand the page says\n"
+                f"{example.said.text}"
+            )
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_command_of_the_site_can_be_parsed(name):
+    for line in commands(PAGES[name].read_text(encoding="utf-8")):
+        parse(shlex.split(line, comments=True)[1:])
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_link_of_the_site_leads_to_a_file(name):
+    """The build looks at the places inside pages too; this needs no build."""
+    text = re.sub(r"```.*?```", "", PAGES[name].read_text(encoding="utf-8"), flags=re.DOTALL)
+    for link in re.findall(r"\]\(([^)#\s]+)", text):
+        if "://" not in link:
+            assert (PAGES[name].parent / link).exists(), f"{name}: {link}"
+
+
+def test_the_readmes_links_lead_to_files():
+    for link in re.findall(r"\]\(([^)#\s]+)", README):
+        assert "://" in link or (ROOT / link).exists(), link
+
+
+def test_every_public_name_has_an_example_in_the_reference():
+    pages = (
+        page.read_text(encoding="utf-8") for name, page in PAGES.items() if "reference" in name
+    )
+    code = "\n".join(b.text for text in pages for b in blocks(text) if b.language == "python")
+    assert not [name for name in odcl.__all__ if not re.search(rf"\b{name}\b", code)]
+
+
+def test_the_page_on_files_knows_every_entry_of_a_card():
+    text = PAGES["reference/files.md"].read_text(encoding="utf-8")
+    card = Task("stay", (Feature("a", ("p", "q")), Feature("b")), "y", Risk(Huber(2.0), 0.0, True))
+    keys = re.findall(r"^(\w+) = ", card.to_toml(), flags=re.MULTILINE)
+    assert {"delta", "levels", "shift", "minimum_group"} <= set(keys)
+    assert not [key for key in keys if f"`{key}`" not in text and key not in card.leaves]
+
+
+def test_an_example_that_prints_something_else_is_seen():
+    assert same("a 1.5\n...\nend", "a 1.5\nb\nc\nend\n")
+    assert same("0.12345678901234", "0.12345678909999")
+    assert not same("1.5", "1.6")
+    page = "```python\nprint(1 + 1)\n```\n\n```text\n3\n```\n"
+    (example,) = run_page(page)
+    assert (example.printed, example.said.text) == ("2\n", "3\n")
+
+
+def test_a_site_with_a_broken_link_or_one_to_elsewhere_is_refused(tmp_path, monkeypatch):
+    pytest.importorskip("sphinx", reason="the site's generator: pip install 'odcl[docs]'")
+    monkeypatch.syspath_prepend(DOCS / "extensions")
+    from check_site import problems
+
+    (tmp_path / "a.html").write_text(
+        '<p id="here"></p><a href="b.html#there">x</a><a href="#here">x</a><a href="c.html">x</a>'
+        '<script src="https://cdn.example/x.js"></script><img src="b.html">'
+    )
+    (tmp_path / "b.html").write_text('<p id="there"></p><a href="a.html#nowhere">x</a>')
+    found = problems(tmp_path)
+    assert len(found) == 4
+    assert sum("elsewhere" in line for line in found) == 1

@@ -17,22 +17,39 @@ class Setting(NamedTuple):
         return f"{self.name}={self.value!r}"
 
 
+class Row(NamedTuple):
+    """A row of a table, counted from 1; where tables have several files, of which of them."""
+
+    number: int
+    file: str = ""
+
+    def __str__(self) -> str:
+        return f"row {self.number}{f' of {self.file}' * bool(self.file)}"
+
+
 class InputError(ValueError):
-    """Input that cannot be used. Its message is made of texts and of settings to try.
+    """Input that cannot be used. Its message is made of texts, of rows, and of settings to try.
 
     Python's users read the settings as keywords; the command line writes them as its own options
     with :meth:`in_words`.
     """
 
-    def __init__(self, *parts: str | Setting):
+    def __init__(self, *parts: str | Setting | Row):
         super().__init__(*parts)
+
+    def of_file(self, file: str, first: int) -> InputError:
+        """The same of a piece of a table: its rows are those of ``file`` from ``first`` (0) on."""
+        parts = self.args
+        moved = (Row(p.number + first, file) if isinstance(p, Row) else p for p in parts)
+        here = any(isinstance(p, Row) for p in parts)
+        return InputError(*(() if here else (f"{file}: ",)), *moved)
 
     def __str__(self) -> str:
         return self.in_words(str)
 
     def in_words(self, write: Callable[[Setting], str]) -> str:
         """The message in one line, whatever the names and values in it hold."""
-        parts = (write(part) if isinstance(part, Setting) else part for part in self.args)
+        parts = (write(p) if isinstance(p, Setting) else str(p) for p in self.args)
         return " ".join("".join(parts).splitlines())
 
 

@@ -31,6 +31,8 @@ MOST_SITE_PARAMETERS = 40
 class Method:
     """One round of clustered learning (Algorithm 1, step 2, and what comes after it).
 
+    Parameters
+    ----------
     clusterer : "auto" (groups, and how users of a group differ, from the users' data terms),
         "auto:4" (at most four groups; "auto:1" is the mixed model without groups), "mixture" (the
         noise mixture of the users' models), a number, "elbow", "silhouette", "convex", "kmeans:4",

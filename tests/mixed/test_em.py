@@ -9,7 +9,7 @@ from scipy.stats import f as fisher
 from scipy.stats import multivariate_normal
 
 from odcl.mixed.choose import center_prior
-from odcl.mixed.em import _slopes, charge, fit_mixture
+from odcl.mixed.em import bound_slopes, charge, fit_mixture
 from odcl.mixed.mixture import Spread, center_step, group_sums, misfits, moments
 from odcl.mixed.noise import CAUTION, GRID, Noise, pure_noise
 from odcl.mixed.search import _within_reach, one_group
@@ -50,7 +50,7 @@ def test_slopes_are_the_derivatives_of_the_bound(shape, K):
         at = moments(q, Spread("full", matrix, np.ones(3, bool)), s2)
         return -0.5 * (r * misfits(at, centers)[0]).sum()
 
-    got, h = _slopes(q, m, T, s2, r, centers), 1e-5
+    got, h = bound_slopes(q, m, T, r, centers), 1e-5
     slope = (got.omega - got.H) / 2
     if shape == "scalar":
         up, down = (bound(T.matrix + step * np.eye(3), s2) for step in (h, -h))

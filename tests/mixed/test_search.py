@@ -296,7 +296,8 @@ def test_a_search_on_a_sample_ends_with_all_users():
     assert fit.responsibilities.shape == (600, 4)
     assert np.mean(fit.responsibilities.max(axis=1) > 0.9) > 0.95
     everyone = search(q)
-    assert_allclose(fit.bound, everyone.bound, rtol=1e-4)
+    # B, how far centers lie apart, is that of the sample.
+    assert_allclose(fit.bound, everyone.bound, rtol=1e-3)
 
 
 def test_quadratics_of_some_users_are_a_part():

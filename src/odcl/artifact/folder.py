@@ -47,6 +47,7 @@ _TRIES = 100  # to open a folder that is being replaced
 
 PathLike = str | os.PathLike[str]
 Extra = bytes | Callable[[Path], object]  # contents, or a function that writes them to a path
+Derived = Callable[["StoredArtifact"], bytes]  # contents, from the artifact as it was just written
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +58,9 @@ class Artifact:
     words: Mapping[str, Any] = field(default_factory=dict)  # JSON files
     arrays: Mapping[str, Mapping[str, Array]] = field(default_factory=dict)  # safetensors files
     extras: Mapping[str, Extra] = field(default_factory=dict)  # tables, pictures, texts
+    # Folders of parts, each described by a JSON file of its name: "users" by "users.json".
+    folders: Mapping[str, Callable[[Path], object]] = field(default_factory=dict)
+    derived: Mapping[str, Derived] = field(default_factory=dict)  # made of the files above
 
     @property
     def names(self) -> list[str]:
@@ -82,7 +86,7 @@ def write_artifact(path: PathLike, artifact: Artifact, *, force: bool = False) -
         own = _own_files(Path(path)) if force else None
         with atomic_folder(path, force=force, own=own) as place:
             _write_files(artifact, place, Path(path))
-            _write_manifest(artifact.kind, artifact.names, place, Path(path))
+            _finish(artifact, artifact.names, place, Path(path))
 
 
 def update_artifact(
@@ -102,13 +106,14 @@ def update_artifact(
             with open_artifact(path, kind=kind) as old:
                 new = change(old)
                 _write_files(new, place, folder)
-                kept = [name for name in old.names if name not in new.names]
+                made = {*new.names, *new.derived}
+                kept = [name for name in old.names if name not in made]
                 for name in kept:
                     with naming(folder / name, place / name):
                         old.copy(name, place / name)
                 for name in set(there) - {MANIFEST, *old.names}:
                     _copy_note(folder / name, place / name)
-            _write_manifest(new.kind, [*new.names, *kept], place, folder)
+            _finish(new, [*new.names, *kept], place, folder)
     return new
 
 
@@ -120,7 +125,9 @@ def _own_files(folder: Path) -> list[str]:
         names = read_manifest(folder).files
     except ValueError as error:
         raise ValueError(f"{error} Nor is it replaced: name a new folder.") from None
-    return [MANIFEST, *(name for name in names if not (folder / name).is_dir())]
+    plain = [name for name in names if not (folder / name).is_dir()]
+    parts = [name.removesuffix(".json") for name in plain if name.endswith(".json")]
+    return [MANIFEST, *plain, *(name for name in parts if (folder / name).is_dir())]
 
 
 def _write_files(artifact: Artifact, place: Path, final: Path) -> None:
@@ -130,6 +137,11 @@ def _write_files(artifact: Artifact, place: Path, final: Path) -> None:
         check_name(name)
         with naming(final / name, place / name):
             _write_file(artifact, name, place / name)
+    for name, write in artifact.folders.items():
+        check_name(name)
+        expect(f"{name}.json" in names, f"nothing describes the folder {name!r}")
+        with naming(final / name, place / name):
+            write(place / name)
 
 
 def _write_file(artifact: Artifact, name: str, file: Path) -> None:
@@ -146,6 +158,19 @@ def _write_file(artifact: Artifact, name: str, file: Path) -> None:
             write_arrays(stream, artifact.arrays[name])
         elif extra is not None:
             stream.write(extra)
+
+
+def _finish(artifact: Artifact, names: Collection[str], place: Path, final: Path) -> None:
+    """What is made of the other files, and the manifest of them all."""
+    if artifact.derived:
+        _write_manifest(artifact.kind, names, place, final)
+        with ExitStack() as stack:
+            stored = _open_files(place, stack)
+            made = {name: make(stored) for name, make in artifact.derived.items()}
+        (place / MANIFEST).unlink()
+        _write_files(Artifact(artifact.kind, extras=made), place, final)
+        names = [*names, *made]
+    _write_manifest(artifact.kind, names, place, final)
 
 
 def _write_manifest(kind: str, names: Collection[str], place: Path, final: Path) -> None:

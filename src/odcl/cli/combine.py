@@ -69,4 +69,5 @@ def run(options: Namespace) -> None:
         say(text, options)
     print(combined)
     out = shlex.quote(str(options.out))
+    print(f"Report: {shlex.quote(str(options.out / 'report.html'))}")
     print(f"Downloads, one per site, and this report: {out}")

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import shlex
 from argparse import Namespace
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from odcl.cli import parser as opt
-from odcl.cli.console import check_out_file, say, watched, write_answer
+from odcl.cli.console import (
+    check_file_place,
+    check_out_file,
+    check_replace,
+    say,
+    watched,
+    write_answer,
+)
 from odcl.cli.fit import METHOD, estimator_settings, fit_source, method_of, read_named
 
 if TYPE_CHECKING:
     from odcl.diagnose import Diagnosis
     from odcl.report.progress import Silent
 
-Found = tuple["Diagnosis", str, list[str]]  # the diagnosis, the users' column, what is to be said
+# The diagnosis, the users' column, what is to be said, and how its page is made.
+Found = tuple["Diagnosis", str, list[str], Callable[["Diagnosis"], bytes]]
 
 _ABOUT = """\
 Tell whether one shot is enough for a table, and if not, what to do.
@@ -51,7 +62,9 @@ def add(some: Any) -> opt.Parser:
     more = parser.add_argument_group("options")
     about = "CSV or Parquet file with one row per user: group, chance of belonging elsewhere"
     out = (Path, f"{about} [default: none]")
-    opt.add_options(more, {"--out FILE": out, "--force": "replace FILE if it exists"})
+    page = (Path, "HTML file for the same with pictures, every user by itself [default: none]")
+    force = "replace FILE if it exists"
+    opt.add_options(more, {"--out FILE": out, "--page FILE": page, "--force": force})
     opt.missing(more, None)
     opt.seed(more)
     opt.quiet(more)
@@ -62,15 +75,24 @@ def run(options: Namespace) -> None:
     from odcl.data.write import beside
 
     check_out_file(options, run=options.source, table=options.table or options.source)
+    if options.page is not None:
+        check_file_place(options.page)
+        check_replace(options.page, options.force)
     with watched(options) as progress:
         progress.stage("reading the table")
-        found, user, notices = _diagnosed(options, progress)
+        found, user, notices, page = _diagnosed(options, progress)
+        content = None if options.page is None else page(found)
     for text in notices:
         say(text, options)
     print(found)
     if options.out is not None:
         columns = found.columns()
         write_answer(beside({user: columns.pop("user")}, columns), (), options)
+    if content is not None:
+        from odcl.estimators.report import write_page
+
+        write_page(options.page, content)
+        print(f"Report: {shlex.quote(str(options.page))}")
 
 
 def _diagnosed(options: Namespace, progress: Silent) -> Found:
@@ -99,7 +121,13 @@ def _of_table(options: Namespace, progress: Silent) -> Found:
     fitted = fit_source(source, settings, opt.HoldOut(0.0), options.seed, progress)
     progress.stage("diagnosing")
     found = _with_rows(fitted.model, source.encoded.federation(), options.seed)
-    return found, source.schema.user, fitted.notices
+    return found, source.schema.user, fitted.notices, partial(_page, fitted.model)
+
+
+def _page(model: Any, found: Diagnosis) -> bytes:
+    from odcl.estimators.report import page_of_model
+
+    return page_of_model(model, diagnosis=found)
 
 
 def _with_rows(model: Any, rows: Any, seed: int) -> Diagnosis:
@@ -131,7 +159,7 @@ def _of_run(options: Namespace, progress: Silent) -> Found:
                 "the run's users sent nothing about their noise: `odcl diagnose "
                 f"{options.source} TABLE` reads it off their rows, and tells more"
             )
-        return model.diagnose(seed=options.seed), schema.user, notices
+        return model.diagnose(seed=options.seed), schema.user, notices, partial(_of_folder, options)
     rows, notices = rows_by_user(options.table, schema, options.missing)
     strange = int((positions(model.users_, rows.users) < 0).sum())
     if strange or rows.n_users < len(model.users_):
@@ -141,7 +169,14 @@ def _of_run(options: Namespace, progress: Silent) -> Found:
         )
     again = clone(model).fit_federation(rows, schema=schema, progress=progress.advance)
     progress.stage("diagnosing")
-    return _with_rows(again, rows.with_y(again._encode(rows.y)), options.seed), schema.user, notices
+    found = _with_rows(again, rows.with_y(again._encode(rows.y)), options.seed)
+    return found, schema.user, notices, partial(_page, again)
+
+
+def _of_folder(options: Namespace, found: Diagnosis) -> bytes:
+    from odcl.estimators.report import page_of_run
+
+    return page_of_run(options.source, diagnosis=found)
 
 
 def _refuse_settings(options: Namespace) -> None:

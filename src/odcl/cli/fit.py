@@ -36,14 +36,17 @@ examples:
   odcl fit sales.csv --user store --target sales --paper --out run-paper
   odcl fit sales.csv --user store --target sales --out run \\
       --holdout last --time day
+  odcl fit sales/ --user store --target sales --engine dask --out run
 
-RUN holds the models (models.safetensors, model.json), each user's group
-(assignment.csv), each group's model in the table's units (groups.csv),
-report.json, schema.json and picture.png. Its files are checked together: copy a
-table out of RUN before you edit it. Text that a spreadsheet would run (=1+1) is
-written with a quote before it ('=1+1) in CSV files, and read back without. In
-Python: ODCLRegressor.load("run").predict(table), with the same columns in any
-order; ODCLClassifier for classes."""
+RUN holds report.html, the page for people (`odcl report` makes it again), the
+models (models.safetensors, model.json), each user's group (assignment.csv),
+each group's model in the table's units (groups.csv), report.json, schema.json,
+picture.png and what the page rests on (evidence.json, evidence.safetensors).
+Its files are checked together: copy a table out of RUN before you edit it. Text
+that a spreadsheet would run (=1+1) is written with a quote before it ('=1+1) in
+CSV files, and read back without. In Python:
+ODCLRegressor.load("run").predict(table), with the same columns in any order;
+ODCLClassifier for classes."""
 
 
 METHOD = {
@@ -92,11 +95,20 @@ _MORE = {
 }
 
 
+PLAN = {
+    "--plan HOW": (
+        opt.one_of(("auto", "rows", "sums")),
+        "how the rows of a user come together: rows (as they are), sums (of those in a piece of "
+        "the table), auto (whichever is smaller, user by user) [default: auto]",
+    ),
+}
+
+
 def add(some: Any) -> opt.Parser:
     usage = "TABLE --user COLUMN --target COLUMN --out RUN [options]"
     parser = opt.command(some, "fit", usage, _ABOUT, _EXAMPLES)
     group = parser.add_argument_group("the table")
-    group.add_argument("table", metavar="TABLE", type=Path, help=opt.TABLE_HELP)
+    group.add_argument("table", metavar="TABLE", type=opt.address, help=opt.TABLE_HELP)
     opt.table_columns(group, required=True)
     opt.missing(group, "error")
     group = parser.add_argument_group("the method (the defaults suit most tables)")
@@ -114,35 +126,53 @@ def add(some: Any) -> opt.Parser:
         "[default: %(default)s]",
     )
     text = "column that orders the rows of a user [default: none]"
-    opt.add_options(run, {"--time COLUMN": (str, text)})
+    opt.add_options(run, {"--time COLUMN": (str, text), "--open": "show the report in the browser"})
     opt.seed(run)
     opt.jobs(run, 1, "threads for the local models")
     opt.quiet(run)
+    opt.engine(parser, PLAN)
     return parser
 
 
 def run(options: Namespace) -> None:
     from odcl.artifact.folder import check_artifact_place
+    from odcl.cli import pieces
     from odcl.cli.run_folder import write_run
+    from odcl.estimators.report import PAGE
 
     if (options.time is None) == options.holdout.last:
         raise opt.UsageError("--holdout last and --time COLUMN go together.", "odcl fit")
     method = method_of(options)
     check_artifact_place(options.out, force=options.force)
+    if pieces.chosen(options):
+        pieces.fit(options, estimator_settings(options, method))
+        return
     with watched(options) as progress:
         progress.stage("reading the table")
-        source = read_named(options.table, options, time=options.time)
         settings = estimator_settings(options, method)
-        fitted = fit_source(source, settings, options.holdout, options.seed, progress)
+        fitted = fit_source(  # which alone holds the rows, and lets them go
+            read_named(options.table, options, time=options.time),
+            settings,
+            options.holdout,
+            options.seed,
+            progress,
+            handed_over=True,
+        )
         progress.stage("writing")
-        drawn = write_run(fitted, options.out, force=options.force)
+        command = ("odcl", *options.arguments)
+        drawn = write_run(fitted, options.out, force=options.force, command=command)
     for text in fitted.notices:
         say(text, options)
     _print(fitted)
     say_picture(options.out / "picture.png", drawn, options)
-    out = shlex.quote(str(options.out))
-    print(f"Models of all rows, groups, report: {out}")
+    page, out = (shlex.quote(str(path)) for path in (options.out / PAGE, options.out))
+    print(f"Report: {page}")
+    print(f"Models of all rows, groups: {out}")
     print(f"Next: odcl predict {out} TABLE")
+    if options.open:
+        from odcl.cli.report import open_page
+
+        open_page(options.out / PAGE)
 
 
 def _print(fitted: FittedTable) -> None:
@@ -155,9 +185,8 @@ def _print(fitted: FittedTable) -> None:
     )
 
     model, m = fitted.model, len(fitted.model.users_)
-    encoded = fitted.source.encoded
-    size = f"{count(m, 'user')}, {count(len(encoded.codes), 'row')}"
-    size += f", {count(encoded.X.shape[1], 'feature')}"
+    size = f"{count(m, 'user')}, {count(int(model.n_rows_.sum()), 'row')}"
+    size += f", {count(len(fitted.source.schema.columns), 'feature')}"
     print(f"{size}, {model.risk_.loss.name} loss, 1 round. {model.reason_}")
     if model.n_clusters_ > 1:
         print()
@@ -239,12 +268,21 @@ class FittedTable:
 
 
 def fit_source(
-    source: Source, settings: dict[str, Any], held: opt.HoldOut, seed: int, progress: Silent
+    source: Source,
+    settings: dict[str, Any],
+    held: opt.HoldOut,
+    seed: int,
+    progress: Silent,
+    *,
+    handed_over: bool = False,
 ) -> FittedTable:
-    """Fit all rows; before that, with a share to hold out, compare methods on these rows."""
-    from odcl.data.folds import hold_out
-    from odcl.estimators.compare import compare_federation
-    from odcl.report.text import accepted
+    """Fit all rows; before that, with a share to hold out, compare methods on these rows.
+
+    Rows that are ``handed_over`` are scaled where they are: nobody else looks at them afterwards.
+    """
+    from odcl.data.tables import release_memory
+    from odcl.estimators.compare import COMPARED, compare_users
+    from odcl.report.text import accepted, look_at
 
     federation, schema = source.encoded.federation(), source.schema
     if federation.n_users == 1:
@@ -252,24 +290,28 @@ def fit_source(
             "The table has one user, and groups need several. Check the column that names the "
             "user, or fit an ordinary model."
         )
+    time = None if source.time is None else source.encoded.by_user(source.time)
+    source = source.without_rows()
+    release_memory()
     comparison = None
     if held.share > 0 and (federation.n_rows > 1).any():
-        time = None if source.time is None else source.encoded.by_user(source.time)
-        out = hold_out(federation, held.share, seed, time=time)
-        progress.stage("comparing on held-out rows", federation.n_users)
+        progress.stage("comparing on held-out rows", min(federation.n_users, COMPARED))
         rivals = _estimator(source, settings)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the fit of all rows will say what is to be said
-            comparison = compare_federation(
-                rivals, federation, out, schema=schema, progress=progress.advance
+            comparison = compare_users(
+                *(rivals, federation, held.share, seed),
+                time=time,
+                schema=schema,
+                progress=progress.advance,
             )
     progress.stage("fitting all rows", federation.n_users)
-    labelled = federation
+    looked, labelled = look_at(schema, federation), federation
     if schema.classes is not None:
         labelled = federation.with_y(schema.labels(federation.y.astype(int)))
     model = _estimator(source, settings)
-    model.fit_federation(labelled, schema=schema, progress=progress.advance)
-    notices = accepted(schema, source.encoded, federation, model)
+    model.fit_federation(labelled, schema=schema, progress=progress.advance, given=handed_over)
+    notices = accepted(schema, source.encoded, federation, looked, model)
     if source.guessed and source.loss == "squared" and _looks_like_classes(federation):
         notices.append(f"{schema.target!r} has two values: for classes say --loss logistic")
     if source.guessed and source.loss == "squared" and _looks_like_counts(federation):
@@ -278,22 +320,29 @@ def fit_source(
         )
     if held.share > 0 and comparison is None:
         notices.append("no comparison: every user has a single row, and none can be held out")
+    if handed_over:
+        model.forget_rows()
     return FittedTable(source, model, comparison, notices, held)
 
 
 def _looks_like_classes(federation: Federation) -> bool:
     import numpy as np
 
-    values = np.unique(federation.y)
-    whole = bool((values == np.floor(values)).all())
-    return len(values) == 2 and len(federation.y) > 10 and whole
+    y = federation.y
+    return len(y) > 10 and _whole(federation) and len(np.unique(y)) == 2
 
 
 def _looks_like_counts(federation: Federation) -> bool:
     import numpy as np
 
-    values = np.unique(federation.y)
-    return len(values) > 2 and values[0] == 0 and bool((values == np.floor(values)).all())
+    y = federation.y
+    return _whole(federation) and y.min() == 0 and len(np.unique(y)) > 2
+
+
+def _whole(federation: Federation) -> bool:
+    import numpy as np
+
+    return bool((federation.y == np.floor(federation.y)).all())
 
 
 def _estimator(source: Source, settings: dict[str, Any]) -> Any:

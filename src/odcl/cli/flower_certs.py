@@ -31,13 +31,15 @@ def add(some: Any) -> opt.Parser:
     many: dict[str, Any] = {"action": "append", "default": []}
     text = "names of the sites: a,b,c, or the option once per site (required)"
     group.add_argument("--sites", metavar="NAMES", required=True, **many, help=text)
-    text = "name or address under which nodes reach the SuperLink; once per name [default: none " \
+    text = (
+        "name or address under which nodes reach the SuperLink; once per name [default: none "
         "but this machine's own, localhost]"
+    )
     group.add_argument("--host", metavar="NAME", **many, help=text)
     text = "days for which the certificates hold [default: %(default)s]"
     group.add_argument("--days", metavar="N", type=opt.positive, default=365, help=text)
-    text = {"--keys-only": "node keys and no certificates: for a site that makes its own"}
-    opt.add_options(group, text)
+    text = "node keys and no certificates: for a site that makes its own"
+    opt.add_options(group, {"--keys-only": text})
     opt.force(group)
     opt.quiet(group)
     return parser
@@ -60,4 +62,5 @@ def run(options: Namespace) -> None:
         print(f"For the SuperLink alone: {made.server}, {made.server_key}")
         print(f"For nobody else, signs certificates: {made.folder / 'ca.key'}")
     for site in sites:
-        print(f"{site}: {made.node_key(site)} goes to the site, {made.node_public(site)} is registered")
+        private, public = made.node_key(site), made.node_public(site)
+        print(f"{site}: {private} goes to the site, {public} is registered")

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from odcl.data.synthetic import SyntheticFederation
 
 _ABOUT = """\
-Run the paper's linear federation on Flower's simulation engine, a node per user.
+Run the paper's linear federation on Flower's simulation engine.
 
-Prints what `odcl demo` prints, the time beside that of the same work in one
-process, and the bytes beside those of FedAvg and IFCA for the same error. A
-SuperLink of its own is started and ended; nothing calls home."""
+Every node has one user. Prints what `odcl demo` prints, the time beside that of
+the same work in one process, and the bytes beside those of FedAvg and IFCA for
+the same error. A SuperLink of its own is started and ended; nothing calls home."""
 
 _EXAMPLES = """\
 examples:

@@ -108,6 +108,7 @@ def _print(trial: Any, options: Namespace) -> None:
     folder = shlex.quote(str(options.dir))
     n = count(len(trial.sites), "node")
     print(f"{n} with {count(len(trial.users), 'user')}, at {trial.deployment.address} by TLS.")
+    print(trial.reason)
     print()
     print(group_table(trial.labels, trial.n_rows, trial.users))
     print()

@@ -18,7 +18,7 @@ from odcl.errors import InputError, Setting, did_you_mean
 # Each has a module with its options (add) and what it does (run), which imports nothing heavy
 # before it runs: help must come at once.
 COMMANDS = (
-    *("demo", "fit", "predict", "assign", "update", "diagnose", "plan", "reproduce"),
+    *("demo", "fit", "report", "predict", "assign", "update", "diagnose", "plan", "reproduce"),
     *("task", "site", "inspect", "combine", "flower"),
 )
 FAMILIES = {  # of two words each
@@ -52,6 +52,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
             raise UsageError(f"unknown option {unknown[0]!r}{near}", own.prog)
         text = f"one argument too many, {unknown[0]!r}: several columns are written a,b,c."
         raise UsageError(text, own.prog)
+    options.arguments = list(given)  # the exact command, for whoever keeps it
     return options
 
 

@@ -15,6 +15,7 @@ _EXAMPLES = """\
 examples:
   odcl predict run tomorrow.csv --out predictions.parquet
   odcl predict run tomorrow.csv --unknown pooled | head
+  odcl predict run new/ --engine dask --out predictions/
 
 The table needs the user's column and the features of the fit, not the target;
 other columns are ignored. For classes the answer has a probability of each."""
@@ -41,10 +42,16 @@ _OPTIONS = {
 def add(some: Any) -> opt.Parser:
     parser = opt.command(some, "predict", "RUN TABLE [options]", _ABOUT, _EXAMPLES)
     opt.run_and_table(parser, opt.TABLE_HELP, _OPTIONS)
+    opt.engine(parser)
     return parser
 
 
 def run(options: Namespace) -> None:
+    from odcl.cli import pieces
+
+    if options.engine == "dask" or options.scheduler or "://" in str(options.table):
+        pieces.predict(options)
+        return
     answer("predicting", _predicted, options)
 
 
@@ -63,6 +70,10 @@ def _predicted(options: Namespace) -> tuple[dict[str, Any], list[str]]:
     table = read_table(options.table, text=schema.text)
     encoded = schema.encode(table, with_target=False, unseen=unseen, missing=missing)
     notices = about_values(schema, encoded, missing or schema.missing)
+    if model.user_files_ is not None:  # a run of a table in pieces: users are read when needed
+        from odcl.estimators.scattered import with_users_of
+
+        model = with_users_of(model, encoded.ids)
     strange = encoded.ids[positions(model.users_, encoded.ids) < 0].tolist()
     if strange and unknown == "error":
         raise _unknown_users(strange, len(encoded.ids), options.run)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,12 +13,16 @@ from odcl.data.federation import Federation
 from odcl.data.schema import TableSchema
 from odcl.data.source import check_target
 from odcl.data.tables import read_table
+from odcl.data.write import write_table
+from odcl.estimators.evidence import Evidence, evidence_files, evidence_of
 from odcl.estimators.persist import load_estimator, save_estimator, update_estimator
-from odcl.estimators.run_tables import finite, run_tables
+from odcl.estimators.report import PAGE, page_of
+from odcl.estimators.run_tables import GROUPS, finite, group_columns, run_tables
 from odcl.report.text import about_values
 
 if TYPE_CHECKING:
     from odcl.cli.fit import FittedTable
+    from odcl.estimators.scattered import ScatteredFit
 
 REPORT, PICTURE = "report.json", "picture.png"
 T = TypeVar("T")
@@ -27,19 +31,57 @@ T = TypeVar("T")
 # -- writing ---------------------------------------------------------------------------------------
 
 
-def write_run(fitted: FittedTable, folder: Path, *, force: bool) -> bool:
-    """All files of a run, in a folder that appears whole or not at all. Is there a picture?"""
+def write_run(
+    fitted: FittedTable, folder: Path, *, force: bool, command: Sequence[str] = ()
+) -> bool:
+    """All files of a run, in a folder that appears whole or not at all. Is there a picture?
+
+    ``command``: the words that give it again.
+    """
     from odcl.report import pictures
 
     drawn = pictures.available()
     extras: dict[str, Extra] = {
         REPORT: json_bytes(finite(_report(fitted))),
         **run_tables(fitted.model),
+        **evidence_files(_evidence(fitted, command)),
     }
     if drawn:
         extras[PICTURE] = lambda path: _draw(fitted, path)
-    save_estimator(fitted.model, folder, force=force, extras=extras)
+    save_estimator(fitted.model, folder, force=force, extras=extras, derived={PAGE: page_of})
     return drawn
+
+
+def write_pieces(
+    found: ScatteredFit, table: str, notices: list[str], folder: Path, *, force: bool
+) -> None:
+    """The run of a table in pieces: its groups, a report, and the files of all users' models."""
+    model, step, uploads = found.model, found.step, found.uploads
+    report = {
+        "version": __version__,
+        "table": {"name": table, "sha256": None},
+        "engine": "dask",
+        "risk": model.risk_.to_json(),
+        "method": model.method_.to_json(described=True),
+        "seed": model.random_state,
+        "users": uploads.n_users,
+        "rows": uploads.n_rows,
+        "groups": model.n_clusters_,
+        "sizes": step.sizes.tolist(),
+        "rule": model.rule_,
+        "reason": model.reason_,
+        "combined": step.combined,
+        "rounds": 1,
+        "passes": step.passes,
+        "bytes_up": uploads.n_bytes,
+        "bytes_down": found.finished.bytes_down,
+        "notices": notices,
+    }
+    extras: dict[str, Extra] = {
+        REPORT: json_bytes(finite(report)),
+        GROUPS: lambda path: write_table(path, group_columns(model, step.sizes)),
+    }
+    save_estimator(model, folder, force=force, extras=extras)
 
 
 def change_run(folder: Path, change: Callable[[Any], T]) -> T:
@@ -50,7 +92,7 @@ def change_run(folder: Path, change: Callable[[Any], T]) -> T:
         answers.append(change(model))
         return {name: make for name, make in run_tables(model).items() if name in stored}
 
-    update_estimator(folder, changed)
+    update_estimator(folder, changed, derived={PAGE: page_of})
     return answers[0]
 
 
@@ -64,7 +106,7 @@ def _report(fitted: FittedTable) -> dict[str, Any]:
         "seed": model.random_state,
         "holdout": str(fitted.holdout),
         "users": len(model.users_),
-        "rows": len(source.encoded.codes),
+        "rows": int(model.n_rows_.sum()),
         "groups": model.n_clusters_,
         "rule": model.rule_,
         "reason": model.reason_,
@@ -78,13 +120,29 @@ def _report(fitted: FittedTable) -> dict[str, Any]:
     }
 
 
+def _evidence(fitted: FittedTable, command: Sequence[str]) -> Evidence:
+    """What the report needs beside the model."""
+    source = fitted.source
+    table = {"name": source.name, "rows": int(fitted.model.n_rows_.sum())}
+    return evidence_of(
+        fitted.model,
+        fitted.comparison,
+        table=table | ({} if source.digest is None else {"sha256": source.digest}),
+        command=tuple(command),
+        holdout=str(fitted.holdout),
+        notices=tuple(fitted.notices),
+    )
+
+
 def _draw(fitted: FittedTable, path: Path) -> None:
     from odcl.report import pictures
     from odcl.report.text import NAMES
 
     result, comparison = fitted.model.result_, fitted.comparison
     fig, axes = pictures.figure(columns=2 if comparison else 1)
-    pictures.draw_models(axes[0], result.local.theta, result.centers, result.labels)
+    some = pictures.shown(len(result.users))
+    local = result.local.models_of(some)
+    pictures.draw_models(axes[0], local, result.centers, result.labels[some])
     if comparison is not None:
         named = {NAMES.get(k, k): v for k, v in comparison.scores.items()}
         pictures.draw_users(axes[1], named, comparison.metric)

@@ -51,9 +51,10 @@ def nearest_center(a: Floats, centers: Floats) -> Ints:
     return np.concatenate(labels).astype(np.intp)
 
 
-def sum_by_cluster(values: Floats, labels: Ints) -> Floats:
+def sum_by_cluster(values: Floats, labels: Ints, n_clusters: int | None = None) -> Floats:
     """Sum of the rows of each cluster, in the order of the users; any shape behind axis 0."""
-    n_users, n_clusters = len(labels), int(labels.max()) + 1
+    n_users = len(labels)
+    n_clusters = int(labels.max()) + 1 if n_clusters is None else n_clusters
     # One column per user: nothing is sorted, and the values are read once, in the users' order.
     members = sparse.csc_array(
         (np.ones(n_users), labels, np.arange(n_users + 1)), shape=(n_clusters, n_users)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from odcl._typing import Array, Bools, Floats, Ints
-from odcl.errors import InputError, Setting, listing, show
+from odcl.errors import InputError, Row, Setting, listing, show
 
 # A number as pyarrow's CSV reader takes it: no thousands separators, a decimal point.
 _NUMBER = r"^\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*$"
@@ -230,8 +230,8 @@ def leave_out(name: str) -> tuple[str | Setting, ...]:
 def _check_finite(name: str, infinite: Bools) -> None:
     if infinite.any():
         raise InputError(
-            f"Column {name!r} is infinite in row {int(infinite.argmax()) + 1}, and no model can be "
-            "fitted to that: correct the value or leave the row out."
+            *(f"Column {name!r} is infinite in ", Row(int(infinite.argmax()) + 1)),
+            ", and no model can be fitted to that: correct the value or leave the row out.",
         )
 
 
@@ -274,8 +274,8 @@ def _not_numbers(column: pa.ChunkedArray, name: str, target: bool) -> InputError
             *options,
         )
     return InputError(
-        f"Column {name!r} holds text where numbers are needed: row {row + 1} has "
-        f"{show(column[row].as_py())} (numbers are written 1234.5, without separators). ",
+        *(f"Column {name!r} holds text where numbers are needed: ", Row(row + 1)),
+        f" has {show(column[row].as_py())} (numbers are written 1234.5, without separators). ",
         *options,
     )
 
@@ -294,8 +294,8 @@ def read_target(table: pa.Table, name: str, task: str, classes: tuple[Any, ...] 
     if task == "count" and wrong.any():
         row = int(wrong.argmax())
         raise InputError(
-            f"Target {name!r} is {values[row]:g} in row {row + 1}, and counts are 0, 1, 2, ...: "
-            "correct it, or say that it is any number: ",
+            *(f"Target {name!r} is {values[row]:g} in ", Row(row + 1)),
+            ", and counts are 0, 1, 2, ...: correct it, or say that it is any number: ",
             Setting("task", "regression"),
             ".",
         )
@@ -304,9 +304,18 @@ def read_target(table: pa.Table, name: str, task: str, classes: tuple[Any, ...] 
 
 def fit_levels(name: str, column: Keys, keep: Bools) -> tuple[Any, ...]:
     """Levels of a category, the most frequent first, the others sorted."""
+    return levels_of(name, counted(column, keep))
+
+
+def counted(column: Keys, keep: Bools) -> dict[Any, int]:
+    """How many of the rows to use hold each value."""
     codes = column.codes[keep]
     counts = np.bincount(codes[codes >= 0], minlength=len(column.values))
-    present = {v: int(c) for v, c in zip(column.values, counts, strict=True) if c}
+    return {v: int(c) for v, c in zip(column.values, counts, strict=True) if c}
+
+
+def levels_of(name: str, present: Mapping[Any, int]) -> tuple[Any, ...]:
+    """Levels of a category by how many rows hold each: the most frequent first, others sorted."""
     if not present:
         raise _no_value(name)
     if len(present) > MOST_KEYS:
@@ -322,8 +331,12 @@ def fit_levels(name: str, column: Keys, keep: Bools) -> tuple[Any, ...]:
 
 def fit_classes(name: str, column: Keys, keep: Bools) -> tuple[Any, ...]:
     """Classes in the rows to use, sorted."""
-    present = np.unique(column.codes[keep])
-    classes = sorted(column.values[i] for i in present)
+    return classes_of(name, counted(column, keep))
+
+
+def classes_of(name: str, present: Iterable[Any]) -> tuple[Any, ...]:
+    """Classes that rows hold, sorted."""
+    classes = sorted(present)
     if len(classes) < 2:
         raise InputError(
             f"Target {name!r} is {show(classes[0])} in every row, and classification needs two "

@@ -11,7 +11,7 @@ import numpy as np
 
 from odcl._typing import Bools, Floats, Ints
 from odcl.data.columns import MOST_KEYS, Column, Keys, fit_levels, fit_mean, kind_of
-from odcl.errors import InputError, Setting, did_you_mean, listing, show
+from odcl.errors import InputError, Row, Setting, did_you_mean, listing, show
 
 UNSEEN = ("error", "reference")
 
@@ -39,9 +39,14 @@ class Design:
     @classmethod
     def fit(cls, columns: Mapping[str, Column], keep: Bools) -> Design:
         """The design of columns, read off the rows to ``keep``."""
-        keyed = {name: c for name, c in columns.items() if isinstance(c, Keys)}
-        levels = {name: fit_levels(name, column, keep) for name, column in keyed.items()}
-        fill = {n: fit_mean(n, c[keep]) for n, c in columns.items() if not isinstance(c, Keys)}
+        levels: dict[str, tuple[Any, ...]] = {}
+        fill: dict[str, float] = {}
+        everything = bool(keep.all())
+        for name, column in columns.items():
+            if isinstance(column, Keys):
+                levels[name] = fit_levels(name, column, keep)
+            else:
+                fill[name] = fit_mean(name, column if everything else column[keep])
         return cls(tuple(columns), levels, fill).checked()
 
     def checked(self) -> Design:
@@ -99,8 +104,11 @@ class Design:
                 at += len(self.levels[name]) - 1
                 replaced |= {name: strange} if strange else {}
             else:
-                values = column[rows]
-                X[:, at] = np.where(np.isnan(values), self.fill[name], values)
+                values = column if len(rows) == len(column) else column[rows]
+                X[:, at] = values
+                empty = np.isnan(values)
+                if empty.any():
+                    X[empty, at] = self.fill[name]
                 at += 1
         return X, replaced
 
@@ -112,8 +120,9 @@ class Design:
             row = int(rows[strange.argmax()])
             value = column.values[column.codes[row]]
             raise InputError(
-                f"Column {name!r} has level {show(value)} in row {row + 1}, which is not "
-                f"known{did_you_mean(value, self.levels[name])} Levels: "
+                f"Column {name!r} has level {show(value)} in ",
+                Row(row + 1),
+                f", which is not known{did_you_mean(value, self.levels[name])} Levels: "
                 f"{listing(self.levels[name])}. Say ",
                 Setting("unseen", "reference"),
                 f" to read new levels as {show(self.levels[name][0])}.",

@@ -109,11 +109,30 @@ class Federation:
 
     def take(self, users: Ints) -> Federation:
         """The federation of some users, by position; canonical order is the caller's to keep."""
-        starts, counts = self.offsets[:-1][users], self.n_rows[users]
-        offsets = _offsets(counts)
-        rows = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], counts)
+        rows, offsets = self.rows_of(users), _offsets(self.n_rows[users])
         weight = None if self.weight is None else self.weight[rows]
         return Federation(self.X[rows], self.y[rows], offsets, self.users[users], weight)
+
+    def rows_of(self, users: Ints) -> Ints:
+        """Positions of some users' rows, user by user."""
+        starts, counts = self.offsets[:-1][users], self.n_rows[users]
+        offsets = _offsets(counts)
+        return np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], counts)
+
+    def part(self, start: int, stop: int) -> Federation:
+        """Users next to each other, without a copy of their rows."""
+        first, last = self.offsets[start], self.offsets[min(stop, self.n_users)]
+        weight = None if self.weight is None else self.weight[first:last]
+        offsets = self.offsets[start : stop + 1] - first
+        return Federation(
+            self.X[first:last], self.y[first:last], offsets, self.users[start:stop], weight
+        )
+
+    def some_users(self, most: int) -> Ints:
+        """At most so many users, drawn by their ids and in canonical order: positions."""
+        if self.n_users <= most:
+            return np.arange(self.n_users)
+        return np.sort(np.argpartition(id_keys(self.users), most)[:most])
 
     def select_rows(self, mask: Bools) -> Federation:
         """The rows where ``mask`` (n_rows,) is true; users without any are left out."""
@@ -133,9 +152,23 @@ def _offsets(counts: Ints) -> Ints:
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.intp)
 
 
+_FEW_ROWS = 100_000  # that are sorted at once in any way
+
+
 def row_order(codes: Ints) -> Ints | None:
     """Rows in the order of a federation, by user; None where they stand so already."""
-    return np.argsort(codes, kind="stable") if (np.diff(codes) < 0).any() else None
+    if not (codes[1:] < codes[:-1]).any():
+        return None
+    if len(codes) < _FEW_ROWS:
+        return np.argsort(codes, kind="stable")
+    from scipy import sparse
+
+    # Users are few beside rows: to count them first is four times as fast as to sort. A matrix with
+    # one entry per row, in its user's column, taken column by column.
+    n = len(codes)
+    one = np.ones(n, np.bool_)
+    by_row = sparse.csr_array((one, codes, np.arange(n + 1)), shape=(n, int(codes.max()) + 1))
+    return by_row.tocsc().indices.astype(np.intp)
 
 
 def group_rows(users: Any) -> tuple[Array, Ints]:
@@ -146,8 +179,7 @@ def group_rows(users: Any) -> tuple[Array, Ints]:
     """
     array = as_ids(users)
     if array.dtype.kind in "iub":
-        ids, codes = np.unique(array, return_inverse=True)
-        return ids, codes.reshape(-1).astype(np.intp)
+        return distinct_integers(array)
     # Ids repeat: a dict over all rows and a sort of the few is 3 times as fast as np.unique.
     seen: dict[Any, int] = {}
     rows = array.tolist()
@@ -157,6 +189,23 @@ def group_rows(users: Any) -> tuple[Array, Ints]:
     rank[[seen[u] for u in ordered]] = np.arange(len(ordered))
     ids = _objects(ordered) if array.dtype == object else np.array(ordered, dtype=array.dtype)
     return ids, rank[first_seen]
+
+
+def distinct_integers(values: Array) -> tuple[Array, Ints]:
+    """Distinct integers in order, and the position of each value among them.
+
+    Ids mostly fill a range: then a table of it does what would else take a sort of all rows.
+    """
+    if values.dtype.kind == "i" and len(values) > _FEW_ROWS:
+        low, high = int(values.min()), int(values.max())
+        if high - low < 4 * len(values):
+            at = values - values.dtype.type(low)
+            there = np.zeros(high - low + 1, np.bool_)
+            there[at] = True
+            ids = np.flatnonzero(there).astype(values.dtype) + values.dtype.type(low)
+            return ids, (np.cumsum(there) - 1)[at]
+    ids, codes = np.unique(values, return_inverse=True)
+    return ids, codes.reshape(-1).astype(np.intp)
 
 
 def as_ids(users: Any) -> Array:
@@ -183,6 +232,30 @@ def as_ids(users: Any) -> Array:
     if kinds == {str} and not any(u.endswith("\0") for u in plain):
         return np.array(plain, dtype=str)
     return _objects(plain)
+
+
+def id_keys(ids: Array) -> Array:
+    """A number per id, as if drawn by chance: the same for an id wherever it stands, (n,) uint64.
+
+    Numbers and their texts have the same key. Whole columns are done at once: ids by the million
+    are not looked at one by one.
+    """
+    texts = np.ascontiguousarray(ids if ids.dtype.kind == "U" else ids.astype(str))
+    letters = texts.view(np.uint32).reshape(len(texts), texts.dtype.itemsize // 4)
+    key = np.full(len(texts), 0xCBF29CE484222325, np.uint64)  # FNV-1a over the letters
+    for letter in letters.T:  # the ends of shorter ids are zeros
+        there = letter > 0
+        key[there] = (key[there] ^ letter[there]) * np.uint64(0x100000001B3)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):  # SplitMix64
+        key = (key ^ (key >> np.uint64(shift))) * np.uint64(factor)
+    return key ^ (key >> np.uint64(31))
+
+
+def joined_ids(a: Array, b: Array) -> Array:
+    """Ids one after the other: a number stays a number beside texts."""
+    if a.dtype.kind == b.dtype.kind and a.dtype.kind in "iU":
+        return np.concatenate([a, b])
+    return as_ids(_objects([*a.tolist(), *b.tolist()]))
 
 
 def owner_ids(users: Any) -> Array:

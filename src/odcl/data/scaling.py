@@ -77,11 +77,46 @@ class Scaling:
         shift, spread = shift[kept], spread[kept]
         if not standardize:
             return cls(np.zeros(len(used)), np.ones(len(used)), used, p, found)
-        # Rounded to 32 bits: the order of rows moves the last digits of a sum, and nothing here.
-        mantissa, exponent = np.frexp(spread)
-        spread = np.ldexp(np.rint(np.ldexp(mantissa, 32)), exponent - 32)
-        shift = np.rint(np.ldexp(shift / spread, 32)) * np.ldexp(spread, -32)
+        shift, spread = _rounded(shift, spread)
         return cls((start + shift) * size, spread * size, used, p, found)
+
+    @classmethod
+    def of_moments(
+        cls,
+        columns: Moments,
+        *,
+        center: bool,
+        standardize: bool,
+        copies: bool = True,
+        factors: Mapping[str, Sequence[int]] | None = None,
+    ) -> Scaling:
+        """What :meth:`of` gives for a table of which only moments are known, up to rounding."""
+        n_own = len(columns.mean)
+        own = columns.with_references(factors) if factors else columns
+        size = np.maximum(np.abs(own.low), np.abs(own.high))
+        varies = 0.5 * own.high - 0.5 * own.low > 0.5 * _ROUNDING * size if center else size > 0
+        used = np.flatnonzero(varies)
+        if not standardize and copies and not factors:
+            return cls(np.zeros(len(used)), np.ones(len(used)), used, n_own)
+        root = own.root(center)[:, used]
+        norm = np.linalg.norm(root, axis=0)
+        size, start = size[used], own.low[used] if center else np.zeros(len(used))
+        spread = norm / np.sqrt(own.rows) / size
+        shift = (own.mean[used] - start) / size if center else start
+        twin = {} if copies and not factors else _twins(root / norm, np.abs(shift / spread))
+        kept = np.setdiff1d(np.arange(len(used)), list(twin))
+        found = {int(used[j]): int(used[k]) for j, k in twin.items()}
+        slopes = {int(used[j]): _turn(root[:, j], root[:, k]) for j, k in twin.items()}
+        at, start, size = used[kept], start[kept], size[kept]
+        if standardize:
+            moved, unit = _rounded(shift[kept], spread[kept])
+            moved, unit = (start / size + moved) * size, unit * size
+        else:
+            moved, unit = np.zeros(len(kept)), np.ones(len(kept))
+        n_used = int((at < n_own).sum())
+        declared = _declared(factors or {}, n_own, at, unit, found, slopes, own.mean, standardize)
+        pairs = tuple((j, k) for j, k in found.items() if j < n_own)
+        return cls(moved[:n_used], unit[:n_used], at[:n_used], n_own, pairs, declared)
 
     @classmethod
     def _with_references(
@@ -126,13 +161,16 @@ class Scaling:
             tuple(declared),
         )
 
-    def apply(self, X: Floats) -> Floats:
-        """Rows of the table as the model sees them, (n_rows, n_used)."""
+    def apply(self, X: Floats, *, own: bool = False) -> Floats:
+        """Rows of the table as the model sees them, (n_rows, n_used).
+
+        ``own``: the rows may be written over, and mostly are: no copy of them is made.
+        """
         if len(self.used) < self.n_features:
             X = X.take(self.used, axis=1)
         if not self.shift.any() and bool((self.scale == 1.0).all()):
             return X
-        out = np.empty(X.shape)
+        out = X if own and X.flags.c_contiguous and X.flags.writeable else np.empty(X.shape)
         for rows, (shift, scale) in _side_by_side(len(X), self.shift, self.scale):
             part = out[rows].reshape(-1, len(shift))
             np.subtract(X[rows].reshape(part.shape), shift, out=part)
@@ -148,6 +186,96 @@ class Scaling:
         full = np.zeros((len(coef), self.n_features, coef.shape[2]))
         full[:, self.used] = own
         return full, intercept - np.matmul(self.shift, own)
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """What scales need to know of a table's columns; tables' add up (``odcl.mixed.terms.merge``).
+
+    ``factor`` is triangular: factor'factor = sum over rows of (row - mean)(row - mean)'.
+    """
+
+    rows: float
+    low: Floats  # (n_columns,), the smallest value
+    high: Floats  # (n_columns,)
+    mean: Floats  # (n_columns,)
+    factor: Floats  # (any, n_columns)
+
+    def root(self, center: bool) -> Floats:
+        """A matrix whose squares are those of the columns, around their means with ``center``."""
+        if center:
+            return self.factor
+        return np.vstack([np.sqrt(self.rows) * self.mean, self.factor])
+
+    def with_references(self, factors: Mapping[str, Sequence[int]]) -> Moments:
+        """The same with a 0/1 column more for each factor, one minus the sum of its own."""
+        own = [list(columns) for columns in factors.values()]
+        mean = [1 - self.mean[j].sum() for j in own]
+        low = [1.0 - self.high[j].max() for j in own]  # 0, unless every row is the reference's
+        high = [float(self.rows * self.mean[j].sum() < self.rows - 0.5) for j in own]
+        columns = [-self.factor[:, j].sum(axis=1) for j in own]
+        return Moments(
+            self.rows,
+            np.append(self.low, low),
+            np.append(self.high, high),
+            np.append(self.mean, mean),
+            np.column_stack([self.factor, *columns]),
+        )
+
+
+def _rounded(shift: Floats, spread: Floats) -> tuple[Floats, Floats]:
+    """Rounded to 32 bits: the order of rows moves the last digits of a sum, and nothing here."""
+    mantissa, exponent = np.frexp(spread)
+    spread = np.ldexp(np.rint(np.ldexp(mantissa, 32)), exponent - 32)
+    return np.rint(np.ldexp(shift / spread, 32)) * np.ldexp(spread, -32), spread
+
+
+def _twins(unit: Floats, shift: Floats) -> dict[int, int]:
+    """Columns of length one that are an earlier one or its negative, and which."""
+    near = 1e-10 + 1e-14 * shift
+    found: dict[int, int] = {}
+    for j in range(unit.shape[1]):
+        for k in (k for k in range(j) if k not in found):
+            sign = np.sign(unit[:, j] @ unit[:, k])
+            if np.linalg.norm(unit[:, j] - sign * unit[:, k]) <= near[j] + near[k]:
+                found[j] = k
+                break
+    return found
+
+
+def _turn(copy: Floats, column: Floats) -> float:
+    """The slope of a column that is another one up to shift, from what varies in both."""
+    return float(copy @ column / (column @ column))
+
+
+def _declared(
+    factors: Mapping[str, Sequence[int]],
+    n_own: int,
+    used: Ints,
+    scale: Floats,
+    twins: Mapping[int, int],
+    slopes: Mapping[int, float],
+    mean: Floats,
+    standardize: bool,
+) -> tuple[Factor, ...]:
+    """What each factor's reference is of the columns in use; see :meth:`_with_references`."""
+    place = {int(j): at for at, j in enumerate(used)}
+    declared = []
+    for f, (name, own) in enumerate(factors.items()):
+        if n_own + f not in place:
+            continue
+        weights: dict[int, float] = {}
+        constant = 1.0
+        for j in own:
+            k = twins.get(j, j)
+            slope = float(k in place) if k == j else slopes[j]
+            constant -= mean[j] - slope * mean[k]
+            if slope:  # else it is constant
+                at = place[k]
+                weights[at] = weights.get(at, 0.0) - slope * scale[at] / scale[place[n_own + f]]
+        told = 0.0 if standardize else constant
+        declared.append(Factor(tuple(weights), tuple(weights.values()), told, name))
+    return tuple(declared)
 
 
 def _slope(copy: Floats, column: Floats) -> float:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.columns import (
@@ -17,15 +18,16 @@ from odcl.data.columns import (
     Keys,
     fit_classes,
     gaps,
+    is_text,
     keys,
     kind_of,
     numbers,
     read_target,
 )
 from odcl.data.design import UNSEEN, Design, are_keys, expect, key_positions
-from odcl.data.federation import Federation, group_rows, row_order
+from odcl.data.federation import Federation, distinct_integers, group_rows, row_order
 from odcl.data.tables import as_table
-from odcl.errors import InputError, Setting, did_you_mean, listing, show
+from odcl.errors import InputError, Row, Setting, did_you_mean, listing, show
 
 MISSING = ("error", "drop", "mean")
 TASKS = ("regression", "classification", "count")
@@ -111,19 +113,20 @@ class TableSchema:
         target is: any number, classes, or counts 0, 1, 2, ...
         """
         table = as_table(table)
-        _check_choice("missing", missing, MISSING)
-        _check_choice("task", task, TASKS)
+        check_choice("missing", missing, MISSING)
+        check_choice("task", task, TASKS)
         check_columns((user, target), table.column_names)
         names, category = table.column_names, as_names(categorical)
-        chosen = _choose_features(names, user, target, features, as_names(drop), category)
+        chosen = choose_features(names, user, target, features, as_names(drop), category)
         columns = read_columns(table, chosen, dict.fromkeys(category))
         goal = read_target(table, target, task, None)
-        owner = keys(table, user)
-        keep = _usable_rows(columns, {user: owner}, {target: goal}, missing)
+        owner, kind = _owner_kind(table, user)
+        keep = usable_rows(columns, {user: owner}, {target: goal}, missing)
         design = Design.fit(columns, keep)
         classes = fit_classes(target, goal, keep) if isinstance(goal, Keys) else None
-        given = (chosen, design.levels, design.fill)
-        return cls(user, target, *given, missing, task, classes, kind_of(owner.values))
+        return cls(
+            *(user, target, chosen, design.levels, design.fill), missing, task, classes, kind
+        )
 
     @property
     def design(self) -> Design:
@@ -146,37 +149,44 @@ class TableSchema:
         with_target: bool = True,
         missing: str | None = None,
         unseen: str = "error",
+        piece: bool = False,
     ) -> Encoded:
         """The table as arrays. Columns the schema does not know are ignored.
 
         ``missing`` overrides the schema's own way. A level that was not in the fit is an error,
-        or with ``unseen="reference"`` counts as the reference level.
+        or with ``unseen="reference"`` counts as the reference level. A ``piece`` of a table may
+        have no row, or none to use.
         """
-        table = as_table(table)
+        table = table if piece else as_table(table)
         missing = self.missing if missing is None else missing
-        _check_choice("missing", missing, MISSING)
-        _check_choice("unseen", unseen, UNSEEN)
+        check_choice("missing", missing, MISSING)
+        check_choice("unseen", unseen, UNSEEN)
         names = (self.user, *self.features, *((self.target,) if with_target else ()))
         check_columns(filter(None, names), table.column_names)
         columns = read_columns(table, self.features, self.design.kinds)
         goal = read_target(table, self.target, self.task, self.classes) if with_target else None
-        alone = Keys([0], np.zeros(table.num_rows, dtype=np.intp))
-        owner = keys(table, self.user, self.user_kind) if self.user else alone
+        ids, codes = np.zeros(1, np.intp), np.zeros(table.num_rows, dtype=np.intp)
+        if self.user:
+            ids, codes = owners(table, self.user, self.user_kind)
+        owner = Keys([], codes)
         given = {} if goal is None else {self.target: goal}
-        keep = _usable_rows(columns, {self.user: owner}, given, missing)
+        keep = usable_rows(columns, {self.user: owner}, given, missing, piece=piece)
         rows = np.flatnonzero(keep)
         X, replaced = self.design.rows(columns, rows, unseen)
-        ids, rank = group_rows(owner.values)
-        used, codes = np.unique(rank[owner.codes[rows]], return_inverse=True)
-        read = {self.user: owner, **columns, **given}
+        codes = codes[rows]
+        used = np.bincount(codes, minlength=len(ids)) > 0
+        if not used.all():  # some have no row that is used
+            ids, codes = ids[used], (np.cumsum(used) - 1)[codes]
+        every = (*{self.user: owner}.items(), *given.items(), *columns.items())
+        lacking = {name: int(gaps(column).sum()) for name, column in every}
         return Encoded(
             X=X,
             y=None if goal is None else self._target(goal, rows),
-            ids=ids[used],
-            codes=codes.reshape(-1).astype(np.intp),
+            ids=ids,
+            codes=codes,
             rows=rows,
             n_dropped=len(keep) - len(rows),
-            missing={n: int(gaps(c).sum()) for n, c in read.items() if gaps(c).any()},
+            missing={name: n for name, n in lacking.items() if n},
             unseen=replaced,
         )
 
@@ -209,9 +219,10 @@ class TableSchema:
         if (classes < 0).any():
             row = int(rows[(classes < 0).argmax()])
             raise InputError(
-                f"Target {self.target!r} is {show(goal.values[goal.codes[row]])} in row {row + 1}, "
-                f"which is none of the classes: {listing(self.classes)}. Correct the row, or "
-                "leave it out."
+                f"Target {self.target!r} is {show(goal.values[goal.codes[row]])} in ",
+                Row(row + 1),
+                f", which is none of the classes: {listing(self.classes)}. Correct the row, or "
+                "leave it out.",
             )
         return classes
 
@@ -254,7 +265,7 @@ def _checked_json(content: Any) -> dict[str, Any]:
     }
 
 
-def _check_choice(option: str, value: str, known: Sequence[str]) -> None:
+def check_choice(option: str, value: str, known: Sequence[str]) -> None:
     if value not in known:
         raise InputError(f"{option} is one of {', '.join(known)}, not {show(value)}.")
 
@@ -271,9 +282,78 @@ def check_columns(names: Iterable[str], columns: Sequence[str]) -> None:
 
 def read_columns(
     table: pa.Table, features: Iterable[str], kinds: Mapping[str, str | None]
-) -> dict[str, Column]:
-    """The features' columns: keys for those in ``kinds``, as what they were in the fit."""
-    return {n: keys(table, n, kinds[n]) if n in kinds else numbers(table, n) for n in features}
+) -> Mapping[str, Column]:
+    """The features' columns: keys for those in ``kinds``, as what they were in the fit.
+
+    Of a long table numbers are read when they are asked for: a copy of one column at a time.
+    """
+    columns = _Columns(table, tuple(features), kinds)
+    return columns if table.num_rows > _LONG else dict(columns)
+
+
+_LONG = 1_000_000  # rows
+
+
+class _Columns(Mapping[str, Column]):
+    """Columns of a table that are read anew at every look, save for keys."""
+
+    def __init__(
+        self, table: pa.Table, features: tuple[str, ...], kinds: Mapping[str, str | None]
+    ) -> None:
+        self._table, self._features = table, features
+        self._keys = {name: keys(table, name, kinds[name]) for name in features if name in kinds}
+
+    def __getitem__(self, name: str) -> Column:
+        return self._keys[name] if name in self._keys else numbers(self._table, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._features)
+
+    def __len__(self) -> int:
+        return len(self._features)
+
+
+def _owner_kind(table: pa.Table, user: str) -> tuple[Keys, str]:
+    """Which rows have an owner (codes -1: none), and what kind of ids they are.
+
+    Ids that are integers or text need not be looked at one by one.
+    """
+    column = table[user]
+    whole = pa.types.is_integer(column.type) and not pa.types.is_uint64(column.type)
+    if (whole or is_text(column.type)) and column.null_count < len(column):
+        codes = np.zeros(len(column), np.intp)
+        if column.null_count:
+            codes[pc.is_null(column).to_numpy()] = -1
+        return Keys([], codes), "int" if whole else "text"
+    owner = keys(table, user)
+    return owner, kind_of(owner.values)
+
+
+def owners(table: pa.Table, user: str, kind: str) -> tuple[Array, Ints]:
+    """Ids in canonical order, and the position of each row's among them, -1 where it has none.
+
+    Integers and text, by the million, without a Python object for each row.
+    """
+    column = table[user]
+    own, empty = column.type, None
+    if kind == "int" and pa.types.is_integer(own) and not pa.types.is_uint64(own):
+        if column.null_count:
+            empty = pc.is_null(column).to_numpy()
+            column = pc.fill_null(column, pc.min(column))
+        ids, codes = distinct_integers(column.to_numpy().astype(np.int64))
+    elif kind == "text" and is_text(own):
+        coded = column.dictionary_encode().unify_dictionaries().combine_chunks()
+        ids, rank = group_rows(coded.dictionary.to_pylist())
+        codes = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+        codes = np.append(rank, -1)[codes]
+    else:
+        found = keys(table, user, kind)
+        ids, rank = group_rows(found.values)
+        codes = np.append(rank, -1)[found.codes]
+    codes = codes.reshape(-1).astype(np.intp)
+    if empty is not None:
+        codes[empty] = -1
+    return ids, codes
 
 
 def refuse_gaps(columns: Mapping[str, Column]) -> None:
@@ -292,7 +372,7 @@ def as_names(given: Iterable[str]) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given)
 
 
-def _choose_features(
+def choose_features(
     columns: Sequence[str],
     user: str,
     target: str,
@@ -338,47 +418,70 @@ def _choose_features(
     return chosen
 
 
-def _usable_rows(
+def usable_rows(
     columns: Mapping[str, Column],
     owner: Mapping[str, Keys],
     goal: Mapping[str, Column],
     missing: str,
+    *,
+    piece: bool = False,
 ) -> Bools:
     """Rows to use, (n_rows,): ``missing`` decides about those that lack a value.
 
     An owner or a target cannot be filled in: with "mean", rows without one are left out.
     """
-    lacking = {name: gaps(column) for name, column in {**owner, **columns, **goal}.items()}
+    lacking = {}
+    for name, column in (*owner.items(), *goal.items()):
+        lacking[name] = gaps(column)
     n_rows = len(next(iter(lacking.values())))
+    lacking |= {name: gap for name in columns if (gap := gaps(columns[name])).any()}
+    lacking = {name: lacking[name] for name in (*owner, *columns, *goal) if name in lacking}
     lacking = {name: gap for name, gap in lacking.items() if gap.any()}
+    found = {name: Gap.of(gap) for name, gap in lacking.items()}
     if missing == "error" and lacking:
-        raise _missing_error(lacking, n_rows, [*owner, *goal], is_fit=bool(goal))
+        n_lacking = int(np.any(list(lacking.values()), axis=0).sum())
+        raise missing_error(found, n_lacking, n_rows, [*owner, *goal], is_fit=bool(goal))
     unusable = np.zeros(n_rows, dtype=np.bool_)
     for name, gap in lacking.items():
         if missing == "drop" or name in (*owner, *goal):
             unusable |= gap
-    if unusable.all():
-        worst = max(lacking, key=lambda name: int(lacking[name].sum()))
-        leave = (", or do without the column: ", Setting("drop", [worst]))
-        raise InputError(
-            f"Not one of {n_rows} rows has all its values, and none is left to use: column "
-            f"{worst!r} lacks {int(lacking[worst].sum())}. Fill them in",
-            *(() if worst in (*owner, *goal) else leave),
-            ".",
-        )
+    if unusable.all() and not piece:
+        raise no_row_error(found, n_rows, [*owner, *goal])
     return ~unusable
 
 
-def _missing_error(
-    lacking: dict[str, Bools], n_rows: int, roles: Sequence[str], *, is_fit: bool
+class Gap(NamedTuple):
+    """Where a column has no value."""
+
+    first: Row
+    rows: int  # without one
+
+    @classmethod
+    def of(cls, gap: Bools) -> Gap:
+        return cls(Row(int(gap.argmax()) + 1), int(gap.sum()))
+
+
+def no_row_error(lacking: Mapping[str, Gap], n_rows: int, roles: Sequence[str]) -> InputError:
+    """Nothing is left of a table when rows that lack a value are."""
+    worst = max(lacking, key=lambda name: lacking[name].rows)
+    leave = (", or do without the column: ", Setting("drop", [worst]))
+    return InputError(
+        f"Not one of {n_rows} rows has all its values, and none is left to use: column "
+        f"{worst!r} lacks {lacking[worst].rows}. Fill them in",
+        *(() if worst in roles else leave),
+        ".",
+    )
+
+
+def missing_error(
+    lacking: Mapping[str, Gap], n_lacking: int, n_rows: int, roles: Sequence[str], *, is_fit: bool
 ) -> InputError:
     """Names the first row without a value, and in it the first column.
 
     ``roles`` are the user and the target, which can be neither filled in nor done without.
     """
-    name = min(lacking, key=lambda name: int(lacking[name].argmax()))
-    row, here = int(lacking[name].argmax()) + 1, int(lacking[name].sum())
-    n_lacking = int(np.any(list(lacking.values()), axis=0).sum())
+    name = min(lacking, key=lambda name: (lacking[name].first.file, lacking[name].first.number))
+    row, here = lacking[name]
     also = f", {here} of them in this column" if here < n_lacking else ""
     what, why = "has no value", "a model needs them all"
     if name == roles[0]:
@@ -389,8 +492,9 @@ def _missing_error(
     if is_fit and name not in roles:  # at prediction the columns are given
         advice += [", or ", Setting("drop", [name]), " (do without the column)"]
     return InputError(
-        f"Column {name!r} {what} in row {row} (incomplete rows: {n_lacking} of {n_rows}{also}), "
-        f"and {why}. Say ",
+        f"Column {name!r} {what} in ",
+        row,
+        f" (incomplete rows: {n_lacking} of {n_rows}{also}), and {why}. Say ",
         *advice,
         ".",
     )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -34,6 +35,12 @@ class Source:
     guessed: bool  # nobody said which loss
     time: Array | None = None  # (n_rows,), what orders the encoded rows; by ``time``
     digest: str | None = None  # SHA-256 of its file, or files in order; None: not from a file
+
+    def without_rows(self) -> Source:
+        """The same once its rows are in other hands: what was left out or filled in stays."""
+        none = np.zeros(0, np.intp)
+        empty = replace(self.encoded, X=np.zeros((0, 0)), y=None, ids=none, codes=none, rows=none)
+        return replace(self, encoded=empty, time=None)
 
 
 def read_source(

@@ -28,7 +28,7 @@ NULL_VALUES = ("", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "-nan", "NULL", "nu
 TEXT_ENDINGS = (".csv", ".tsv")
 PARQUET_ENDINGS = (".parquet", ".pq")
 _PACKED_ENDINGS = (".gz", ".bz2", ".zst")
-_KNOWN = "CSV (.csv, .tsv, also .csv.gz) or Parquet (.parquet)"
+KNOWN = "CSV (.csv, .tsv, also .csv.gz) or Parquet (.parquet)"
 
 
 def read_table(
@@ -52,7 +52,7 @@ def read_table(
     files = _files_of(Path(path))
     text = (text,) if isinstance(text, str) else tuple(text)
     tables = [_read_file(file, text, null_values) for file in files]
-    mixed = _mixed_columns(tables)
+    mixed = _mixed_columns([table.schema for table in tables])
     if mixed:  # numbers in one file, text in another: the row that is not a number decides
         tables = [
             _read_file(file, (*text, *mixed), null_values) if is_csv(file) else table
@@ -67,13 +67,18 @@ def read_table(
 def read_column_names(path: str | os.PathLike[str]) -> list[str]:
     """The columns of the table that :func:`read_table` reads, without its rows."""
     file = _files_of(Path(path))[0]
-    if _is_parquet(file):
-        with _readable(file, "Parquet"), pq.ParquetFile(file) as content:
-            return list(_without_index(content.schema_arrow.empty_table()).column_names)
-    with _readable(file, "CSV"):
+    if is_parquet(file):
+        with readable(file, "Parquet"), pq.ParquetFile(file) as content:
+            return list(without_index(content.schema_arrow.empty_table()).column_names)
+    with readable(file, "CSV"):
         head = _head(file)
         lines = io.StringIO(head.decode("utf-8-sig", errors="replace"), newline="")
         return next(csv.reader(lines, delimiter=separator_of(file, head)))
+
+
+def release_memory() -> None:
+    """Give back what Arrow keeps for its next table."""
+    pa.default_memory_pool().release_unused()
 
 
 def as_table(data: Any) -> pa.Table:
@@ -113,16 +118,16 @@ def _files_of(place: Path) -> list[Path]:
         siblings = [p.name for p in place.parent.iterdir()] if place.parent.is_dir() else []
         raise InputError(f"There is no file or folder {place}{did_you_mean(place.name, siblings)}")
     if not place.is_dir():
-        if is_csv(place) or _is_parquet(place):
+        if is_csv(place) or is_parquet(place):
             return [place]
         raise InputError(
-            f"{place} ends in {place.suffix!r}, and tables are {_KNOWN}: save it as one of these."
+            f"{place} ends in {place.suffix!r}, and tables are {KNOWN}: save it as one of these."
         )
     there = sorted(p for p in place.iterdir() if not p.name.startswith((".", "_")))
-    files = [p for p in there if (is_csv(p) or _is_parquet(p)) and p.is_file()]
+    files = [p for p in there if (is_csv(p) or is_parquet(p)) and p.is_file()]
     if not files:
         found = f"only {listing([p.name for p in there], 5)}" if there else "nothing"
-        raise InputError(f"Folder {place} holds {found}: no table to read. Tables are {_KNOWN}.")
+        raise InputError(f"Folder {place} holds {found}: no table to read. Tables are {KNOWN}.")
     return files
 
 
@@ -148,23 +153,23 @@ def is_csv(file: str | os.PathLike[str]) -> bool:
     return _ending(file) in TEXT_ENDINGS
 
 
-def _is_parquet(file: str | os.PathLike[str]) -> bool:
+def is_parquet(file: str | os.PathLike[str]) -> bool:
     return Path(file).suffix.lower() in PARQUET_ENDINGS
 
 
 def _read_file(file: Path, text: tuple[str, ...], null_values: Sequence[str]) -> pa.Table:
-    if _is_parquet(file):
-        with _readable(file, "Parquet"), pq.ParquetFile(file) as content:
-            table = _without_index(content.read())
+    if is_parquet(file):
+        with readable(file, "Parquet"), pq.ParquetFile(file) as content:
+            table = without_index(content.read())
     else:
-        with _readable(file, "CSV"):
+        with readable(file, "CSV"):
             table = _read_csv(file, text, null_values)
     _check_names(table.column_names, str(file))
     return table
 
 
 @contextmanager
-def _readable(file: Path, what: str) -> Iterator[None]:
+def readable(file: Path | str, what: str) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -233,18 +238,18 @@ def separator_of(file: str | os.PathLike[str], head: bytes = b"") -> str:
     return next((s for s in (",", ";", "\t") if s.encode() in names), ",")
 
 
-def _without_index(table: pa.Table) -> pa.Table:
+def without_index(table: pa.Table) -> pa.Table:
     """A Parquet file of a pandas frame without the frame's nameless index."""
     about = json.loads((table.schema.metadata or {}).get(b"pandas", b"{}"))
     nameless = [c for c in about.get("index_columns", ()) if str(c).startswith("__index_level_")]
     return table.drop_columns([c for c in nameless if c in table.column_names])
 
 
-def _mixed_columns(tables: Sequence[pa.Table]) -> list[str]:
+def _mixed_columns(schemas: Sequence[pa.Schema]) -> list[str]:
     """Columns that are text, a date or a truth value in one table and something else in another."""
     kinds: dict[str, set[str]] = {}
-    for table in tables:
-        for field in table.schema:
+    for schema in schemas:
+        for field in schema:
             number = pa.types.is_integer(field.type) or pa.types.is_floating(field.type)
             kind = "number" if number else str(field.type)
             kinds.setdefault(field.name, set()).update({kind} - {"null"})
@@ -253,27 +258,31 @@ def _mixed_columns(tables: Sequence[pa.Table]) -> list[str]:
 
 def _stacked(tables: Sequence[pa.Table], files: Sequence[Path]) -> pa.Table:
     """The rows of all tables, one after the other."""
-    first = tables[0].column_names
-    for table, file in zip(tables, files, strict=True):
-        lacks = [name for name in first if name not in table.column_names]
-        extra = [name for name in table.column_names if name not in first]
+    first = common_schema([table.schema for table in tables], [file.name for file in files]).names
+    tables = [table.select(first).replace_schema_metadata() for table in tables]
+    return tables[0] if len(tables) == 1 else pa.concat_tables(tables, promote_options="permissive")
+
+
+def common_schema(schemas: Sequence[pa.Schema], files: Sequence[str]) -> pa.Schema:
+    """The columns of tables that are stacked, in the order of the first: each in one type."""
+    first = schemas[0].names
+    for schema, file in zip(schemas, files, strict=True):
+        lacks = [name for name in first if name not in schema.names]
+        extra = [name for name in schema.names if name not in first]
         if lacks or extra:
             odd = {"lacks": lacks, "adds": extra}
             found = " and ".join(f"{word} {listing(names)}" for word, names in odd.items() if names)
             raise InputError(
-                f"{file.name} {found}, compared with {files[0].name}: the files of a "
+                f"{file} {found}, compared with {files[0]}: the files of a "
                 "folder need the same columns."
             )
-    tables = [table.select(first).replace_schema_metadata() for table in tables]
-    if len(tables) == 1:
-        return tables[0]
+    ordered = [pa.schema([schema.field(name) for name in first]) for schema in schemas]
     try:
-        return pa.concat_tables(tables, promote_options="permissive")
+        return pa.unify_schemas(ordered, promote_options="permissive")
     except pa.ArrowException as error:
-        name = next(iter(_mixed_columns(tables)), first[0])
+        name = next(iter(_mixed_columns(schemas)), first[0])
         types = {
-            str(table.schema.field(name).type): file.name
-            for table, file in zip(tables, files, strict=True)
+            str(schema.field(name).type): file for schema, file in zip(schemas, files, strict=True)
         }
         found = ", ".join(f"{kind} in {file}" for kind, file in types.items())
         raise InputError(

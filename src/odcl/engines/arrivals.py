@@ -191,6 +191,30 @@ def joined(parts: Sequence[Uploads]) -> Uploads:
     return replace(parts[0], users=users, **fields)
 
 
+# How far an upload made of the same rows again may be from the one that was sent: another machine
+# rounds differently, and so does a precision below float64.
+SAME = {"float64": 1e-6, "float32": 1e-4, "float16": 2e-2}
+
+
+def difference(again: Uploads, sent: Uploads, dtype: str) -> str:
+    """The field in which two uploads of the same users differ by more than rounding; "": none."""
+    for name in again.present if len(again) else ():
+        values, there = (_unsigned(name, one.present[name]) for one in (again, sent))
+        finite = np.isfinite(values) & np.isfinite(there)
+        gap = np.abs(np.where(finite, values - there, 0.0))
+        size = np.abs(np.where(finite, values, 0.0)).max()
+        if gap.max() > SAME[dtype] * size or (finite != np.isfinite(values)).any():
+            return name
+    return ""
+
+
+def _unsigned(name: str, values: Array) -> Array:
+    """A field as it is whatever the order of rows: that of a triangle decides on its signs."""
+    if not Uploads.parts()[name].triangular:
+        return values
+    return np.swapaxes(values, -1, -2) @ values
+
+
 # -- what is not taken -----------------------------------------------------------------------------
 
 

@@ -18,6 +18,7 @@ from odcl.exchange.upload import Uploads
 from odcl.local import receive as local
 from odcl.local.receive import Received
 from odcl.mixed.posterior import Download as Mixture
+from odcl.server.assign import Assignment
 
 _MIXTURE = "mixture."
 
@@ -95,6 +96,48 @@ def _check(downloads: Downloads, n_groups: int) -> None:
     expect(downloads.tau2 is None or is_size(downloads.tau2), "a spread that is none")
     phi = downloads.dispersion
     expect(phi is None or bool((phi >= 0).all()), "a negative noise")
+
+
+# -- users who come after the round ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class LateUsers:
+    """Users who came after the round: where each belongs, and what it receives."""
+
+    found: list[Assignment]
+    downloads: Downloads
+    distance: Floats  # (n_users,), from the group in noise units: about 1 for a member
+    none_of_these: Bools  # (n_users,)
+
+    @classmethod
+    def placed(cls, uploads: Uploads, mixture: Mixture, sizes: Ints) -> LateUsers:
+        """By mixed groups, of which ``sizes`` (n_groups,) are the numbers of users."""
+        from odcl.server.mixed import place_mixed
+
+        found = [place_mixed(one, mixture) for one in uploads]
+        likeliest = np.array([int(one.probabilities.argmax()) for one in found], dtype=np.intp)
+        models = np.array([one.theta for one in found]).reshape(len(found), uploads.dim)
+        return cls.of(found, uploads, models, sizes[likeliest])
+
+    @classmethod
+    def of(
+        cls,
+        found: list[Assignment],
+        uploads: Uploads,
+        models: Floats,
+        sizes: Ints,
+        **more: Any,
+    ) -> LateUsers:
+        """Users where they were placed, with the models and sizes of their groups."""
+        labels = np.array([one.label for one in found], dtype=np.intp)
+        sure = np.array([one.probability for one in found])
+        told = None if np.isnan(sure).any() else sure
+        downloads = Downloads(uploads.users, models, labels, sizes, told, **more)
+        distance = np.array([one.distance for one in found])
+        return cls(
+            found, downloads, distance, np.array([one.none_of_these for one in found], dtype=bool)
+        )
 
 
 # -- the last step ---------------------------------------------------------------------------------

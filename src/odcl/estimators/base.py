@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from sklearn.utils import check_random_state
@@ -25,16 +25,24 @@ from odcl.data.schema import TableSchema
 from odcl.data.write import beside
 from odcl.engines.in_process import fit
 from odcl.errors import InputError, Setting
+from odcl.estimators.dask_frames import (
+    DaskFederation,
+    fit_dask_federation,
+    fit_frame,
+    is_dask_frame,
+)
 from odcl.estimators.for_newcomers import OnRequest, own_rows
 from odcl.estimators.later_users import LaterUsers
 from odcl.estimators.table_input import check_n_groups, check_settings
-from odcl.local.predict import linear_predictors, predictor_covariances
+from odcl.local.predict import in_table_units, linear_predictors, predictor_covariances
 from odcl.method import Method
 from odcl.mixed.differences import differences_text, named_differences
 from odcl.risk.loss import Loss
-from odcl.risk.losses import Multinomial
 from odcl.risk.risk import Risk
 from odcl.server import assign as newcomers
+
+if TYPE_CHECKING:
+    from odcl.evaluate.scores import Comparison
 
 
 @dataclass(eq=False, repr=False)  # an __init__ that only stores, written once for both
@@ -67,8 +75,13 @@ class ODCLEstimator(LaterUsers):
 
         ``users`` (n_rows,) names the owner of each row; without it, and without the
         constructor's ``users``, all rows belong to one user. ``sample_weight`` (n_rows,) says how
-        often a row counts: 2 is the row twice, 0 is no row.
+        often a row counts: 2 is the row twice, 0 is no row. ``X`` may be a Dask frame, with
+        ``users`` and ``y`` columns of it, by name; then ``predict`` takes and gives Dask frames.
         """
+        if is_dask_frame(X):
+            if sample_weight is not None:
+                raise InputError("Rows of a Dask frame count once each: leave sample_weight out.")
+            return fit_frame(self, X, y, users)
         check_settings(self)
         name = getattr(y, "name", None)
         self.target_name_ = name if isinstance(name, str) else ""
@@ -92,18 +105,23 @@ class ODCLEstimator(LaterUsers):
 
     def fit_federation(
         self,
-        federation: Federation,
+        federation: Federation | DaskFederation,
         *,
         schema: TableSchema | None = None,
         design: Design | None = None,
         progress: Callable[[int], None] | None = None,
+        given: bool = False,
     ) -> Self:
         """Fit rows that are grouped by user already; ``progress`` is told of users fitted.
+
+        Rows that are ``given`` are the estimator's from now on: it scales them where they are.
 
         Targets of a classifier are its labels, as in ``fit``. With the ``schema`` that the rows
         were encoded by, ``predict`` takes tables as they are, columns in any order; ``design``
         alone says which columns are levels of one category.
         """
+        if isinstance(federation, DaskFederation):
+            return fit_dask_federation(self, federation)
         check_settings(self)
         validate_data(self, federation.X, reset=True, skip_check_array=True)
         self.design_ = design
@@ -114,7 +132,7 @@ class ODCLEstimator(LaterUsers):
             self.n_features_in_ = len(self.feature_names_in_)
         self.target_name_ = "" if schema is None else schema.target
         y = self._encode(self._checked_target(federation.y))
-        return self._fit(federation.with_y(y), True, schema=schema, progress=progress)
+        return self._fit(federation.with_y(y), True, schema=schema, progress=progress, given=given)
 
     def _fit(
         self,
@@ -123,6 +141,7 @@ class ODCLEstimator(LaterUsers):
         *,
         schema: TableSchema | None = None,
         progress: Callable[[int], None] | None = None,
+        given: bool = False,
     ) -> Self:
         method = Method.of(self.method, clusterer=self.clusterer)
         check_n_groups(method, federation.n_users, has_users)
@@ -134,7 +153,7 @@ class ODCLEstimator(LaterUsers):
             copies=not method.clusterer.uses_terms,
             factors=self._factors(method),
         )
-        federation = own_rows(federation, scaling)
+        federation = own_rows(federation, scaling, given=given)
         intercept = bool(self.fit_intercept)
         risk = Risk(self._loss(federation), self.l2, intercept, scaling.factors)
         result = fit(
@@ -165,6 +184,10 @@ class ODCLEstimator(LaterUsers):
         inside = differences_text(self.differences_, self.n_clusters_)
         self.reason_ = f"{result.step.reason} {inside}".rstrip()
         return self
+
+    def forget_rows(self) -> None:
+        """Work out what later users need, and let the rows of the fit go."""
+        self.for_newcomers_ = self.for_newcomers_.known
 
     def _factors(self, method: Method) -> dict[str, tuple[int, ...]]:
         """The design columns of each category whose levels are to be treated alike."""
@@ -271,14 +294,7 @@ class ODCLEstimator(LaterUsers):
 
     def _in_table_units(self, theta: Floats) -> tuple[Floats, Floats]:
         """Coefficients and intercepts of models, (m, n_features) and (m,), by class if several."""
-        inputs = self.risk_.n_inputs(len(self.scaling_.used))
-        model = theta.reshape(len(theta), inputs, self.risk_.n_outputs)
-        p = len(self.scaling_.used)
-        coef, intercept = self.scaling_.undo(model[:, :p], model[:, p:].sum(axis=1))
-        loss = self.risk_.loss
-        if not isinstance(loss, Multinomial):
-            return coef[:, :, 0], intercept[:, 0]
-        return np.matmul(coef, loss.basis.T).swapaxes(1, 2), np.matmul(intercept, loss.basis.T)
+        return in_table_units(theta, self.risk_, self.scaling_)
 
     # -- predict -----------------------------------------------------------------------------
 
@@ -381,6 +397,23 @@ class ODCLEstimator(LaterUsers):
 
         check_is_fitted(self, "theta_")
         save_estimator(self, path, force=force)
+
+    def report(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        comparison: Comparison | None = None,
+        anonymous: bool = False,
+    ) -> None:
+        """Write the page of this fit, one file for a browser: groups, users, what speaks for them.
+
+        ``comparison``, the answer of :func:`odcl.compare`, adds what it is worth on held-out rows;
+        ``anonymous`` gives users numbers in place of their names.
+        """
+        from odcl.estimators.report import report_model
+
+        check_is_fitted(self, "theta_")
+        report_model(self, path, comparison=comparison, anonymous=anonymous)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:

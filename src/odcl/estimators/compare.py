@@ -47,8 +47,36 @@ def compare(
     federation = Federation.from_arrays(rows, one._encode(y), check_owners(ids, len(rows)))
     if not (federation.n_rows > 1).any():
         raise ValueError("Every user has a single row, and none can be held out.")
-    out = hold_out(federation, holdout, seed)
-    return compare_federation(estimator, federation, out, design=one.design_)
+    return compare_users(estimator, federation, holdout, seed, design=one.design_)
+
+
+COMPARED = 2_000  # users at most that methods are compared on
+
+
+def compare_users(
+    estimator: ODCLEstimator,
+    federation: Federation,
+    holdout: float,
+    seed: int,
+    *,
+    time: Floats | None = None,
+    **more: Any,
+) -> Comparison:
+    """The comparison of rows grouped by user; of many users, on some drawn by their ids.
+
+    ``time`` (n_rows,): a user's last rows are held out. Others: :func:`compare_federation`.
+    """
+    few, total = federation.some_users(COMPARED), federation.n_users
+    if len(few) == total:
+        out = hold_out(federation, holdout, seed, time=time)
+        return compare_federation(estimator, federation, out, **more)
+    time = None if time is None else time[federation.rows_of(few)]
+    some = federation.take(few)
+    found = compare_federation(estimator, some, hold_out(some, holdout, seed, time=time), **more)
+    held = found.held
+    if held is not None:
+        held = replace(held, users=few[held.users], owner=few[held.owner])
+    return replace(found, held=held, of_users=total)
 
 
 def compare_federation(

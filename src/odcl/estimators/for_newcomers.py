@@ -11,7 +11,10 @@ from odcl.data.federation import Federation
 from odcl.data.scaling import Scaling
 from odcl.engines.in_process import Result
 from odcl.local.predict import one_for_all
+from odcl.local.terms import pooled_model
 from odcl.server.assign import Groups, cluster_means, groups_of
+
+MANY = 5_000  # users: then one model for all is read off their data terms
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,6 +24,10 @@ class Known:
     groups: Groups
     cluster_means: Floats | None  # (n_clusters, n_features); None: of other sites' rows
     pooled_theta: Floats  # (dim,), one model for all rows
+
+    @property
+    def known(self) -> Known:
+        return self
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,14 +48,28 @@ class OnRequest:
 
     @cached_property
     def pooled_theta(self) -> Floats:
-        return one_for_all(self.rows, self.result.risk)
+        uploads, risk = self.result.uploads, self.result.risk
+        told = uploads.observations is None and risk.loss.name == "squared"
+        if self.rows.n_users > MANY and uploads.factor is not None and told:
+            return pooled_model(uploads)
+        return one_for_all(self.rows, risk)
+
+    @property
+    def known(self) -> Known:
+        return Known(self.groups, self.cluster_means, self.pooled_theta)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Known, (self.groups, self.cluster_means, self.pooled_theta)
+        known = self.known
+        return Known, (known.groups, known.cluster_means, known.pooled_theta)
 
 
-def own_rows(federation: Federation, scaling: Scaling) -> Federation:
-    """Scaled rows that stay as they are, whatever the caller does with its arrays later."""
+def own_rows(federation: Federation, scaling: Scaling, *, given: bool = False) -> Federation:
+    """Scaled rows that stay as they are, whatever the caller does with its arrays later.
+
+    ``given``: the caller has handed them over, and they are scaled where they are.
+    """
+    if given:
+        return replace(federation, X=scaling.apply(federation.X, own=True))
     X, weight = scaling.apply(federation.X), federation.weight
     return replace(
         federation,

@@ -30,6 +30,7 @@ from odcl.threads import one_thread
 
 if TYPE_CHECKING:
     from odcl.diagnose import Diagnosis
+    from odcl.engines.dask.user_files import UserFiles
 
 
 class LaterUsers(TableInput):
@@ -42,6 +43,8 @@ class LaterUsers(TableInput):
     n_rows_: Ints
     uploads_: Uploads | None
     for_newcomers_: Known | OnRequest
+
+    user_files_: UserFiles | None = None  # of a table in pieces: where all users' models are
 
     _adding: ClassVar = threading.Lock()
 

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from odcl.artifact.arrays import (
 )
 from odcl.artifact.folder import (
     Artifact,
+    Derived,
     Extra,
     StoredArtifact,
     open_artifact,
@@ -36,6 +38,8 @@ from odcl.artifact.folder import (
 from odcl.data.design import Design
 from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
+from odcl.engines.dask.address import Address
+from odcl.engines.dask.user_files import FOLDER, UserFiles
 from odcl.estimators.for_newcomers import Known
 from odcl.estimators.table_input import check_settings
 from odcl.exchange.upload import Uploads, upload_sizes
@@ -49,6 +53,7 @@ KIND = "model"
 MODEL, NUMBERS = "model.json", "models.safetensors"
 UPLOADS, SCHEMA = "uploads.safetensors", "schema.json"
 MIXTURE = "mixture.safetensors"
+USERS = f"{FOLDER}.json"  # the files of the folder beside it, where all users' models are
 MOST_UPLOADS = 2**28  # bytes; larger uploads are not kept: a model should stay easy to copy
 _FILES = (MODEL, NUMBERS, UPLOADS, SCHEMA)
 _SIZES = ("tau2", "spread", "phi", "phi_dof")  # numbers of Groups
@@ -63,28 +68,37 @@ def save_estimator(
     *,
     force: bool = False,
     extras: Mapping[str, Extra] | None = None,
+    derived: Mapping[str, Derived] | None = None,
 ) -> None:
-    """Write a fitted estimator, and other files beside it, as a folder: whole or not at all."""
-    write_artifact(path, _artifact(model, extras or {}), force=force)
+    """Write a fitted estimator, and other files beside it, as a folder: whole or not at all.
+
+    ``derived`` files are made of the artifact itself, once all others are written.
+    """
+    write_artifact(path, _artifact(model, extras or {}, derived or {}), force=force)
 
 
 def update_estimator(
     path: str | os.PathLike[str],
     change: Callable[[Any, StoredArtifact], Mapping[str, Extra]],
+    derived: Mapping[str, Derived] | None = None,
 ) -> None:
     """Read a model, change it and write it again while nobody else can.
 
-    ``change`` gives back the other files that change with it.
+    ``change`` gives back the other files that change with it; those of ``derived`` that are there
+    are made again.
     """
 
     def changed(stored: StoredArtifact) -> Artifact:
-        model = _read(None, stored)
-        return _artifact(model, change(model, stored))
+        model = read_estimator(None, stored)
+        again = {name: make for name, make in (derived or {}).items() if name in stored}
+        new = _artifact(model, change(model, stored), again)
+        words = {name: content for name, content in new.words.items() if name != USERS}
+        return replace(new, words=words, folders={})  # files of users stay as they are
 
     update_artifact(path, changed, kind=KIND)
 
 
-def _artifact(model: Any, extras: Mapping[str, Extra]) -> Artifact:
+def _artifact(model: Any, extras: Mapping[str, Extra], derived: Mapping[str, Derived]) -> Artifact:
     scaling, groups, uploads = model.scaling_, model.groups_, model.uploads_
     arrays = {
         "theta": model.theta_,
@@ -138,7 +152,11 @@ def _artifact(model: Any, extras: Mapping[str, Extra]) -> Artifact:
         words[MODEL]["mixture"], files[MIXTURE] = mixture_to_arrays(model)
     if uploads is not None and int(uploads.n_bytes.sum()) <= MOST_UPLOADS:
         files[UPLOADS] = uploads.to_arrays()
-    return Artifact(KIND, words, files, extras)
+    folders: dict[str, Callable[[Path], object]] = {}
+    if model.user_files_ is not None:
+        words[USERS], own = model.user_files_.to_json(), model.user_files_
+        folders[FOLDER] = own.bring
+    return Artifact(KIND, words, files, extras, folders, derived)
 
 
 # -- reading -------------------------------------------------------------------------------------
@@ -153,10 +171,11 @@ def load_estimator(cls: Any, path: str | os.PathLike[str]) -> Any:
     ``fit``, which needs them again.
     """
     with open_artifact(path, kind=KIND) as stored:
-        return _read(cls, stored)
+        return read_estimator(cls, stored)
 
 
-def _read(cls: Any, stored: StoredArtifact) -> Any:
+def read_estimator(cls: Any, stored: StoredArtifact) -> Any:
+    """The same from an artifact that is open."""
     from odcl.estimators.public import ODCLClassifier, ODCLRegressor
 
     stored.check([name for name in stored.names if name not in _FILES])
@@ -198,6 +217,11 @@ def _read(cls: Any, stored: StoredArtifact) -> Any:
 
         read_mixture(model, stored, words)
     model.uploads_ = _read_uploads(model, stored) if UPLOADS in stored else None
+    if USERS in stored:
+        listed_users = stored.words(USERS)
+        with stored.checking(USERS):
+            folder = Address.of(stored.folder / FOLDER)
+            model.user_files_ = UserFiles.from_json(listed_users, folder)
     return model
 
 

@@ -8,11 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from odcl._typing import Bools, Floats
+from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.federation import Federation
 from odcl.data.folds import content_order
 from odcl.risk.loss import Loss
 from odcl.risk.losses import Poisson
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOut:
+    """The rows held out, and what each method expected of them."""
+
+    users: Ints  # (n_users_scored,), positions of the users that scores are of
+    owner: Ints  # (n_rows,), position of the row's user
+    seen: Array  # (n_rows,), targets, classes coded as in the federation
+    predicted: dict[str, Array]  # method -> (n_rows,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +36,8 @@ class Comparison:
     unit: float = 1.0  # scale of the scores: differences below 1e-9 of it are rounding
     ours: str = "odcl"  # the method that was asked for
     l2: float = 0.0  # penalty of the models that users fit alone
+    held: HeldOut | None = None  # the rows themselves, where they were kept
+    of_users: int = 0  # users of whom those compared were drawn; 0: all were compared
 
     @property
     def larger_is_better(self) -> bool:
@@ -73,6 +85,7 @@ class Comparison:
             "metric": self.metric,
             "rows_held_out": self.n_rows,
             "users": self.n_users,
+            "of_users": self.of_users or self.n_users,
             "table": table,
         }
 
@@ -108,13 +121,15 @@ def compare(
     X, y, owner = federation.X[out], federation.y[out], federation.row_user[out]
     counts = np.bincount(owner, minlength=federation.n_users)
     seen = counts > 0
-    scores = {}
+    scores, predicted = {}, {}
     for name, predict in models.items():
-        row = _row_scores(metric, np.asarray(predict(X, owner)), y)
+        predicted[name] = np.asarray(predict(X, owner))
+        row = _row_scores(metric, predicted[name], y)
         mean = np.bincount(owner, weights=row, minlength=federation.n_users)[seen] / counts[seen]
         scores[name] = np.sqrt(mean) if metric == "RMSE" else mean
     unit = float(np.median(np.abs(y - np.median(y)))) if metric == "RMSE" else 1.0
-    return Comparison(metric, scores, int(out.sum()), int(seen.sum()), unit)
+    held = HeldOut(np.flatnonzero(seen), owner, y, predicted)
+    return Comparison(metric, scores, int(out.sum()), int(seen.sum()), unit, held=held)
 
 
 def _row_scores(metric: str, predicted: Any, y: Any) -> Floats:

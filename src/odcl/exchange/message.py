@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 
 from odcl._typing import Array, Bools, Floats, Ints
-from odcl.data.federation import as_ids
+from odcl.data.federation import joined_ids
 
 _DIAGONAL = "_diagonal"  # of a field that may be sent as a matrix or as its diagonal
 
@@ -86,6 +86,11 @@ class Message:
         own = {name: a[order] for name, a in self._by_user.items()}
         return replace(self, users=self.users[order], **own)
 
+    def part(self, start: int, stop: int) -> Self:
+        """The messages of users next to each other, without a copy."""
+        own = {name: a[start:stop] for name, a in self._by_user.items()}
+        return replace(self, users=self.users[start:stop], **own)
+
     # -- arrays as a file holds them: symmetric matrices as triangles ------------------------
 
     def to_arrays(self) -> dict[str, Array]:
@@ -143,8 +148,7 @@ class Message:
         """These messages and others of the same fields, one after the other."""
         more = other.present
         rows = {name: np.concatenate([a, more[name]]) for name, a in self._by_user.items()}
-        users = as_ids([*self.users.tolist(), *other.users.tolist()])
-        return replace(self, users=users, **rows)
+        return replace(self, users=joined_ids(self.users, other.users), **rows)
 
     def replaced(self, at: int, other: Self) -> Self:
         """The same with another message for the user at a position."""
@@ -161,7 +165,7 @@ class Message:
     def n_bytes(self) -> Ints:
         """Bytes of each user's message, (n_users,): 8 per number."""
         numbers = np.zeros(len(self), dtype=np.intp)
-        for name, values in self.to_arrays().items():
+        for name, values in self.part(0, 1).to_arrays().items():
             name = name.removesuffix(_DIAGONAL)
             each = values.size if self.parts()[name].shared else math.prod(values.shape[1:])
             numbers += each * ~self.kept_back(name)

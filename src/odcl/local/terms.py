@@ -5,7 +5,7 @@ The term is exact for squared loss, that of pseudo-targets for Huber's, a Gaussi
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from odcl.mixed.mixture import Quadratics, by_row
 from odcl.mixed.posterior import Download as Mixture
 from odcl.mixed.posterior import Posterior, posterior
 from odcl.mixed.sites import SitePosterior, site_posterior, sites
-from odcl.mixed.terms import RANK, DataTerms, Levels, data_terms, quadratics
+from odcl.mixed.terms import RANK, DataTerms, Levels, data_terms, merge, quadratics
 from odcl.risk.loss import symmetric
 from odcl.risk.losses import Huber, Multinomial
 from odcl.risk.risk import Risk
@@ -94,6 +94,15 @@ def least_squares(uploads: Uploads) -> Solution:
     return Solution(models[..., 0], every, norm, np.ones(len(n), int), ~every)
 
 
+def pooled_model(uploads: Uploads) -> Floats:
+    """One model of squared loss for the rows of all users, (dim,), from their data terms."""
+    assert uploads.factor is not None
+    assert uploads.means is not None
+    total = merge(DataTerms(uploads.n_samples, uploads.means, uploads.factor))
+    one = Uploads(np.zeros(1, np.intp), total.rows, risk=uploads.risk)
+    return least_squares(replace(one, means=total.mean, factor=total.factor)).theta[0]
+
+
 def _one_row(federation: Federation) -> Bools:
     """Users whose rows are all the same, (n_users,)."""
     X, y, starts = federation.X, federation.y, federation.offsets[:-1]
@@ -155,13 +164,36 @@ def n_classes(risk: Risk) -> int:
     return risk.loss.n_classes if isinstance(risk.loss, Multinomial) else 2
 
 
+PIECE = 8_192  # users whose last steps are taken together
+
+
 def last_step(
     federation: Federation, risk: Risk, mixture: Mixture, uploads: Uploads | None = None
 ) -> Received:
     """Mixed groups: the posterior of each user's model, from its own rows.
 
-    What a user sent of its rows need not be worked out again, where it was all of them.
+    What a user sent of its rows need not be worked out again, where it was all of them. Many users
+    go one piece after another: what is in between would not fit into memory.
     """
+    m = federation.n_users
+    if m <= PIECE:
+        return _last_step(federation, risk, mixture, uploads)
+    whole: dict[str, Any] = {}
+    for start in range(0, m, PIECE):
+        stop = min(start + PIECE, m)
+        sent = None if uploads is None else uploads.part(start, stop)
+        part = _last_step(federation.part(start, stop), risk, mixture, sent)
+        for f in fields(Received):
+            value = getattr(part, f.name)
+            if isinstance(value, np.ndarray):
+                into = whole.setdefault(f.name, np.empty((m, *value.shape[1:]), value.dtype))
+                into[start:stop] = value
+    return replace(part, **whole)
+
+
+def _last_step(
+    federation: Federation, risk: Risk, mixture: Mixture, uploads: Uploads | None
+) -> Received:
     m, rows = federation.n_users, federation.row_user
     how = "posterior mean under every group, from the user's own rows"
     offset, change = model_map(mixture, risk)

@@ -9,7 +9,7 @@ import numpy as np
 
 from odcl._typing import Floats
 from odcl.errors import NotAdmissible
-from odcl.mixed.em import Fit, fit_mixture
+from odcl.mixed.em import Fit, Weighed, fit_mixture
 from odcl.mixed.mixture import Centers, Quadratics, Spread, misfits, moments, responsibilities
 from odcl.mixed.tails import with_tails
 
@@ -51,6 +51,22 @@ def choose(q: Quadratics, fits: list[Fit]) -> Fit:
     return full if evidence(full) + full.common < _doubted(simple) else simple
 
 
+def weighed(fits: list[Fit]) -> tuple[Weighed, ...]:
+    """The best fit of every K and shape, by growing K: what a reader may want to compare.
+
+    Groups are numbered as they came: whoever shows them matches them.
+    """
+    best: dict[tuple[int, str], Fit] = {}
+    for fit in sorted(fits, key=evidence, reverse=True):
+        best[fit.n_groups, fit.spread.shape if fit.spread.matrix.any() else "zero"] = fit
+    order = sorted(best, key=lambda it: (it[0], SHAPES.index(it[1])))
+    return tuple(
+        Weighed(k, shape, fit.evidence, fit.responsibilities.argmax(axis=1))
+        for k, shape in order
+        for fit in [best[k, shape]]
+    )
+
+
 def _different(fits: list[Fit]) -> list[Fit]:
     """The first fit of each K and shape that may have tails, and the first of all; a few."""
     first = {(fit.n_groups, fit.spread.shape): fit for fit in reversed(fits)}
@@ -73,7 +89,7 @@ def admitted(q: Quadratics, fits: list[Fit], admissible: Admissible) -> list[Fit
             with suppress(NotAdmissible):  # another shape may have an admissible group
                 allowed.append(reduced(q, min(refused, key=evidence), admissible))
     if not allowed:
-        raise _none_of(q)
+        raise none_admissible(len(q))
     return allowed
 
 
@@ -83,7 +99,7 @@ def reduced(
     """The fit without its smallest groups, one by one, until it is admissible."""
     while not admissible(fit):
         if fit.n_groups == 1:
-            raise _none_of(q)
+            raise none_admissible(len(q))
         kept = np.delete(np.arange(fit.n_groups), np.argmin(fit.weights))
         stack = Centers.of(fit.centers[kept], fit.covariances[kept])
         m = moments(q, fit.spread, fit.s2)
@@ -94,10 +110,10 @@ def reduced(
     return fit
 
 
-def _none_of(q: Quadratics) -> NotAdmissible:
+def none_admissible(n_users: int) -> NotAdmissible:
     return NotAdmissible(
-        f"Not even one group of all {len(q)} users is admissible: wait for more users, or ask less "
-        "of a group."
+        f"Not even one group of all {n_users} users is admissible: wait for more users, or ask "
+        "less of a group."
     )
 
 

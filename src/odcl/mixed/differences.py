@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 
 LEVEL = "(level)"  # the prediction for average features
 MOST = 6  # coefficients named one by one
+DIFFER = {  # how users of a group differ, by the shape of their spread
+    "zero": "only by noise",
+    "scalar": "in all coefficients alike",
+    "diag": "in each coefficient by itself",
+    "full": "in several coefficients together",
+}
 
 
 def differences(mixture: Mixture, risk: Risk) -> tuple[float, Floats, Floats]:

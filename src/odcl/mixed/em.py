@@ -6,14 +6,14 @@ ascends the same bound F, so F never falls; for one group F is the restricted lo
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
 import numpy as np
 from scipy.optimize import nnls
 from scipy.special import gammaln
 
-from odcl._typing import Floats
+from odcl._typing import Floats, Ints
 from odcl.mixed.mixture import (
     Centers,
     Moments,
@@ -30,6 +30,16 @@ from odcl.mixed.noise import BLIND_FLOOR, FLOOR, Noise
 SHRINK = 0.4  # a step of T that lowers the bound is tried again, this much shorter
 TRIALS = 8
 SETTLE = 100  # sweeps at most that numbers may still move when the bound rises no more
+
+
+@dataclass(frozen=True, eq=False)
+class Weighed:
+    """A number of groups and a shape of T that the search looked at, roughly converged."""
+
+    n_groups: int
+    shape: str
+    evidence: float  # as :attr:`Fit.evidence`
+    labels: Ints  # (n_users,), the likeliest groups; -1 of users who were not in the sample
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +66,7 @@ class Fit:
     shares: Floats = field(default_factory=lambda: np.ones(1))  # (J,), their probabilities
     tail_gain: float = 0.0  # what they add to the log-likelihood
     curbed: bool = False  # was a better fit not admissible?
+    weighed: tuple[Weighed, ...] = ()  # what the search looked at beside it
 
     @property
     def n_groups(self) -> int:
@@ -148,7 +159,7 @@ def fit_mixture(
             break
         weights = r[0].mean(axis=0)
         if base is not None:
-            prior = _wider(base, centers)
+            prior = wider_prior(base, centers)
         before = centers.c, spread.matrix, np.log(s2)
         centers = center_step(*group_sums(m, r), prior, anchor=q.anchor, reml=reml)
         spread, s2, m, misfit = _variance_step(q, m, spread, s2, r[0], centers, noise)
@@ -161,7 +172,7 @@ def fit_mixture(
     if q.ceiling is not None:
         excess = float((r * np.maximum(-0.5 * misfit - q.ceiling[:, None], 0.0)).sum())
     if noise.common and q.noisy:
-        left = _slopes(q, m, spread, s2, r[0], centers).left.sum()
+        left = bound_slopes(q, m, spread, r[0], centers).left.sum()
         noise = replace(noise, s0=float(s2[0]), dof=max(float(left), 1.0))
     return Fit(
         weights,
@@ -181,7 +192,7 @@ def fit_mixture(
     )
 
 
-def _wider(base: Floats, centers: Centers) -> Floats:
+def wider_prior(base: Floats, centers: Centers) -> Floats:
     """B = beta base with the beta >= 1 of largest bound: mean of base^-1 E (c_k - c_bar)^2."""
     away = centers.c[0] - centers.mean[0]
     second = (away.T @ away + centers.C[0].sum(axis=0)) / len(away)
@@ -201,7 +212,7 @@ def _variance_step(
     misfit = misfits(m, centers)
     if spread.shape == "zero" and not q.noisy:
         return spread, s2, m, misfit
-    slopes = _slopes(q, m, spread, s2, r, centers)
+    slopes = bound_slopes(q, m, spread, r, centers)
     matrix, s2_new = _propose(q, m, spread, s2, noise, slopes)
 
     def level(misfit: Floats, s2: Floats) -> float:
@@ -221,7 +232,7 @@ def _variance_step(
 
 
 @dataclass(frozen=True, eq=False)
-class _Slopes:
+class Slopes:
     """Derivatives of the bound: in T, (Omega - H) / 2; in log s2_i, (rss_i - left_i) / 2."""
 
     omega: Floats  # (dim, dim), sum r z z' + sum W C W
@@ -229,10 +240,30 @@ class _Slopes:
     rss: Floats  # (n_users,), expected residual sum of squares over s2
     left: Floats  # (n_users,), rows minus the parameters they are spent on
 
+    def summed(self, q: Quadratics, m: Moments, spread: Spread) -> Summed:
+        """What a step of T and of the common noise needs of all users together."""
+        square = np.zeros_like(self.H) if spread.shape == "zero" else (m.W**2).sum(axis=0)
+        numbers = float(q.rows.sum()), float(self.rss.sum()), float(self.left.sum())
+        return Summed(float(len(q)), *numbers, self.omega, self.H, square)
 
-def _slopes(
-    q: Quadratics, m: Moments, spread: Spread, s2: Floats, r: Floats, centers: Centers
-) -> _Slopes:
+
+@dataclass(frozen=True, eq=False)
+class Summed:
+    """The slopes over all users; sums of parts of the users add up to it."""
+
+    n: float  # users
+    rows: float
+    rss: float
+    left: float
+    omega: Floats  # (dim, dim)
+    H: Floats  # (dim, dim)
+    square: Floats  # (dim, dim), sum W_jl^2
+
+    def __add__(self, other: Summed) -> Summed:
+        return Summed(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+
+def bound_slopes(q: Quadratics, m: Moments, spread: Spread, r: Floats, centers: Centers) -> Slopes:
     """With z_ik = w - W c_k and C_i = sum_k r_ik C_k, in the open coordinates of T,
 
     Omega = sum r z z' + sum W C_i W,  H = sum W,  rss_i = sum_k r (Q_ik - z'T z),
@@ -247,7 +278,7 @@ def _slopes(
     o = np.flatnonzero(spread.open)
     omega, H = np.zeros((dim, dim)), np.zeros((dim, dim))
     if len(o) == 0:
-        return _Slopes(omega, H, rss, left)
+        return Slopes(omega, H, rss, left)
     whole = len(o) == dim
     T, W_o = spread.matrix[np.ix_(o, o)], m.W if whole else m.W[:, o]
     W_oo = (W_o if whole else W_o[..., o]).reshape(n, -1)
@@ -264,44 +295,52 @@ def _slopes(
         WCW = each.sum(axis=0).reshape(len(o), -1)
     omega[np.ix_(o, o)] = z.T @ z + WCW
     H[np.ix_(o, o)] = W_oo.sum(axis=0).reshape(len(o), -1)
-    return _Slopes(omega, H, rss, left - W_oo @ T.ravel())
+    return Slopes(omega, H, rss, left - W_oo @ T.ravel())
 
 
 def _propose(
-    q: Quadratics, m: Moments, spread: Spread, s2: Floats, noise: Noise, slopes: _Slopes
+    q: Quadratics, m: Moments, spread: Spread, s2: Floats, noise: Noise, slopes: Slopes
 ) -> tuple[Floats, Floats]:
     """T and the noise after one full step of Fisher scoring, projected onto what is possible."""
-    shape, joint = spread.shape, q.noisy and noise.common
-    floor = FLOOR if q.dof.any() else BLIND_FLOOR
-    s2_new = s2
+    joint = q.noisy and noise.common
+    floor = noise_floor(bool(q.dof.any()))
+    matrix, ratio = scoring_step(spread, slopes.summed(q, m, spread), joint)
     if joint:
-        s2_new = np.maximum(s2 * np.clip(slopes.rss.sum() / slopes.left.sum(), 0.1, 10), floor)
-    elif q.noisy:
-        free = np.maximum(noise.nu + slopes.left, noise.nu / 2)
-        s2_new = np.maximum((noise.nu * noise.s0 + s2 * slopes.rss) / free, floor)
-    if shape == "zero":
-        return spread.matrix, s2_new
-    if shape == "full":
-        return _full_step(m, spread, slopes), s2_new
-    values, ratio = _diagonal_step(q, m, spread, slopes, joint)
-    if joint:
-        s2_new = np.maximum(s2 * np.clip(ratio, 0.1, 10), floor)
-    return np.diag(values), s2_new
+        return matrix, np.maximum(s2 * ratio, floor)
+    if not q.noisy:
+        return matrix, s2
+    free = np.maximum(noise.nu + slopes.left, noise.nu / 2)
+    return matrix, np.maximum((noise.nu * noise.s0 + s2 * slopes.rss) / free, floor)
 
 
-def _diagonal_step(
-    q: Quadratics, m: Moments, spread: Spread, slopes: _Slopes, joint: bool
-) -> tuple[Floats, float]:
+def noise_floor(pure: bool) -> float:
+    """The least variance of the noise; ``pure``: does anybody have rows to spare?"""
+    return FLOOR if pure else BLIND_FLOOR
+
+
+def scoring_step(spread: Spread, total: Summed, joint: bool) -> tuple[Floats, float]:
+    """T after one step of Fisher scoring, and, ``joint``, the factor of the common noise."""
+    ratio = total.rss / total.left if joint else 1.0
+    if spread.shape == "zero":
+        matrix = spread.matrix
+    elif spread.shape == "full":
+        matrix = _full_step(spread, total)
+    else:
+        values, ratio = _diagonal_step(spread, total, joint)
+        matrix = np.diag(values)
+    return matrix, float(np.clip(ratio, 0.1, 10))
+
+
+def _diagonal_step(spread: Spread, total: Summed, joint: bool) -> tuple[Floats, float]:
     """Scoring for a scalar or diagonal T jointly with the common noise, subject to T >= 0.
 
     The information of (t, log s2) is half of sum W_jl^2, sum (W - W T W)_jj and
     sum (n - 2 tr W T + tr W T W T); the quadratic model of the bound is maximized over T >= 0
     by nonnegative least squares, so that closed coordinates open again by themselves.
     """
-    t, slope = np.diag(spread.matrix), np.diag(slopes.omega - slopes.H)
-    square = (m.W**2).sum(axis=0)
-    through = np.diag(slopes.H) - square @ t
-    noise_info = q.rows.sum() - 2 * np.diag(slopes.H) @ t + t @ square @ t
+    t, slope, square = np.diag(spread.matrix), np.diag(total.omega - total.H), total.square
+    through = np.diag(total.H) - square @ t
+    noise_info = total.rows - 2 * np.diag(total.H) @ t + t @ square @ t
     scalar = spread.shape == "scalar"
     pick = np.ones((len(t), 1)) if scalar else np.eye(len(t))[:, spread.open]
     at = np.append(t[:1] if scalar else t[spread.open], 1.0)
@@ -310,7 +349,7 @@ def _diagonal_step(
     if joint:
         info[:-1, -1] = info[-1, :-1] = pick.T @ through
     info[-1, -1] = noise_info if joint else 1.0
-    g = np.append(pick.T @ slope, (slopes.rss - slopes.left).sum() if joint else 0.0)
+    g = np.append(pick.T @ slope, total.rss - total.left if joint else 0.0)
     unit = 1 / np.sqrt(np.maximum(np.diag(info), 1e-300))
     # Where nobody has rows to spare, T and the noise are told apart by next to nothing.
     values, vectors = np.linalg.eigh(info * np.outer(unit, unit))
@@ -321,18 +360,18 @@ def _diagonal_step(
     return pick @ new[:-1], float(new[-1])
 
 
-def _full_step(m: Moments, spread: Spread, slopes: _Slopes) -> Floats:
+def _full_step(spread: Spread, total: Summed) -> Floats:
     """T + a H^-1 (Omega - H) H^-1 with means, negative eigenvalues clipped in the metric of H.
 
     Clipping in other coordinates than H^1/2 T H^1/2 stalls on the boundary.
     """
-    n, keep = len(m.w), np.ix_(spread.open, spread.open)
-    H, omega = slopes.H[keep] / n, slopes.omega[keep] / n
+    n, keep = total.n, np.ix_(spread.open, spread.open)
+    H, omega = total.H[keep] / n, total.omega[keep] / n
     values, vectors = np.linalg.eigh(H)
     seen = values > 1e-10 * max(values[-1], 1e-300)
     half = vectors[:, seen] * np.sqrt(values[seen])
     back = vectors[:, seen] / np.sqrt(values[seen])
-    length = min(1.0, (H**2).sum() / ((m.W[:, spread.open][:, :, spread.open] ** 2).sum() / n))
+    length = min(1.0, float((H**2).sum() / (total.square[keep].sum() / n)))
     white = half.T @ spread.matrix[keep] @ half
     white = white + length * (back.T @ omega @ back - np.eye(seen.sum()))
     values, vectors = np.linalg.eigh((white + white.T) / 2)

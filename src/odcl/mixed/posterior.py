@@ -15,18 +15,15 @@ from odcl._typing import Floats, Ints
 from odcl.mixed.em import Fit
 from odcl.mixed.mixture import (
     Centers,
-    Moments,
     Quadratics,
     Spread,
     by_row,
     misfits,
     moments,
-    responsibilities,
 )
-from odcl.mixed.noise import CAUTION, FLOOR, Noise
+from odcl.mixed.noise import CAUTION, Noise
+from odcl.mixed.passes import Parameters, own_noise, scores
 from odcl.mixed.terms import Coordinates
-
-FIXED_POINT = 200  # steps at most for a user's own noise variance
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +38,11 @@ class Download:
     scales: Floats  # (J,), multiples of the spread
     shares: Floats  # (J,), their probabilities
     noise: Noise
+
+    @property
+    def parameters(self) -> Parameters:
+        """Without the coordinates, and everybody at the spread itself."""
+        return Parameters(self.weights, self.centers, self.covariances, self.spread, self.noise)
 
     @property
     def inside(self) -> Floats:
@@ -173,7 +175,7 @@ def posterior(q: Quadratics, download: Download) -> Posterior:
     """The last step of every user of ``q``, whose quadratics are in the download's coordinates."""
     c, noise = download.centers, download.noise
     stack = Centers.of(c, download.covariances)
-    s2 = _own_noise(q, download, stack)
+    s2 = own_noise(q, download.parameters)
     logits, theta, V, J = [], [], [], []
     for scale, share in zip(download.scales, download.shares, strict=True):
         T = scale * download.spread.matrix
@@ -185,7 +187,7 @@ def posterior(q: Quadratics, download: Download) -> Posterior:
             V.append(np.zeros_like(m.W))
             J.append(np.tile(np.eye(q.dim), (len(q), 1, 1)))
             continue
-        theta.append(c + _scores(m, c) @ T)
+        theta.append(c + scores(m, c) @ T)
         TW = T @ m.W
         V.append(T - (TW @ T + (TW @ T).transpose(0, 2, 1)) / 2)
         J.append(np.eye(q.dim) - TW)
@@ -194,37 +196,3 @@ def posterior(q: Quadratics, download: Download) -> Posterior:
     r /= r.sum(axis=(1, 2), keepdims=True)
     dof = np.full(len(q), noise.dof) if noise.common else noise.nu / CAUTION + q.dof
     return Posterior(download, r, np.stack(theta, 1), np.stack(V, 1), np.stack(J, 1), s2, dof)
-
-
-def _scores(m: Moments, c: Floats) -> Floats:
-    """z_ik = w_i - W_i c_k, as (n_users, K, dim)."""
-    return m.w[:, None] - (m.W @ c.T).transpose(0, 2, 1)
-
-
-def _own_noise(q: Quadratics, download: Download, stack: Centers) -> Floats:
-    """Every user's noise variance; its own is the fixed point of the server's step for it.
-
-    s2 = (nu s0 + rss) / (nu + n - p), with p the parameters that its rows are spent on.
-    """
-    noise, T, c = download.noise, download.spread.matrix, download.centers
-    if noise.common or not q.noisy:
-        return np.full(len(q), noise.s0)
-    bare = Centers.of(c, np.zeros_like(download.covariances))
-    s2 = (noise.nu * noise.s0 + q.pure) / (noise.nu + q.dof)
-    arrived = np.zeros(len(q), np.bool_)
-    for _ in range(FIXED_POINT):
-        m = moments(q, download.spread, s2)
-        r = responsibilities(misfits(m, stack, by_row), download.weights)[0][0]
-        z = _scores(m, c)
-        Q = misfits(m, bare, by_row)[0] - (m.base - m.e)[:, None]
-        rss = s2 * (r * (Q - ((z @ T) * z).sum(axis=2))).sum(axis=1)
-        C = by_row(r, download.covariances.reshape(len(c), -1)).reshape(m.W.shape)
-        spent = (m.W * (T + C)).sum(axis=(1, 2)) - ((m.W @ C @ m.W) * T).sum(axis=(1, 2))
-        free = np.maximum(noise.nu + q.rows - spent, noise.nu / 2)
-        new = np.maximum((noise.nu * noise.s0 + rss) / free, FLOOR)
-        new = np.where(arrived, s2, new)  # whoever has arrived does not wait for the others
-        arrived |= np.abs(new - s2) <= 1e-10 * s2
-        s2 = new
-        if arrived.all():
-            break
-    return s2

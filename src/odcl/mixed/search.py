@@ -6,14 +6,15 @@ samples are drawn by user id.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 
 import numpy as np
 
-from odcl._typing import Floats, Ints
+from odcl._typing import Array, Floats, Ints
+from odcl.data.federation import as_ids, id_keys
 from odcl.mixed.choose import (
     PATIENCE,
     ROUGH,
@@ -25,11 +26,12 @@ from odcl.mixed.choose import (
     evidence,
     reduced,
     refit,
+    weighed,
 )
 from odcl.mixed.em import Fit, charge, fit_mixture
+from odcl.mixed.everybody import everybody, fit_of, whole_fit
 from odcl.mixed.mixture import (
     UNSEEN,
-    Centers,
     Quadratics,
     Spread,
     center_step,
@@ -39,6 +41,7 @@ from odcl.mixed.mixture import (
     responsibilities,
 )
 from odcl.mixed.noise import Noise, pure_noise
+from odcl.mixed.passes import STILL, Parameters, pass_sums
 from odcl.mixed.starts import kmeans_seeds, lloyd, posterior_means, splits
 from odcl.mixed.tails import with_tails
 from odcl.threads import one_thread
@@ -51,7 +54,6 @@ LEFT = 0.01  # of a single center's T, to begin with inside groups
 SAMPLE = 2000  # users that search for K and shape; all take part in the last sweeps
 FEW = 300  # users that tell where fits of given K begin
 FINE = 1e-8
-STILL = 1e-10  # where the winner comes to rest: the order of rows and users is not to be seen
 SWEEPS = 4  # of each start, before the best is converged
 
 
@@ -77,18 +79,38 @@ def search(
         names = [str(i) for i in range(len(q))] if ids is None else [str(i) for i in ids]
         if len(q) <= sample:
             best = _search(q, names, max_groups, n_groups, spread, admissible)
-            found = _polish(q, best, best.responsibilities, best.s2, admissible)
-            return replace(found, curbed=best.curbed)
+            found = _polish(q, best, admissible)
+            return replace(found, curbed=best.curbed, weighed=best.weighed)
         who = sample_by_id(names, sample)  # what is admissible is a matter of all users
         best = _search(q[who], [names[i] for i in who], max_groups, n_groups, spread)
-        noise, s2 = pure_noise(q)
-        s2 = np.full(len(q), best.s2[0]) if noise.common else s2
-        m = moments(q, best.spread, s2)
-        stack = Centers.of(best.centers, best.covariances)
-        r = responsibilities(misfits(m, stack), best.weights)[0][0]
-        best, tol = replace(best, noise=noise), 1e-6 * len(q)
-        found = _polish(q, best, r, s2, admissible, tol=tol, max_sweeps=30)
-        return replace(found, curbed=found.n_groups < best.n_groups)
+
+        def allowed(at: Parameters) -> bool:
+            return admissible is None or admissible(fit_of(q, at, best))
+
+        found = whole_fit(q, everybody(q[who], best, partial(pass_sums, q), allowed), best)
+        seen = tuple(replace(one, labels=_placed(one.labels, who, len(q))) for one in best.weighed)
+        return replace(found, weighed=seen)
+
+
+def _placed(labels: Ints, who: Ints, n_users: int) -> Ints:
+    """Labels of a sample among all users; -1: not in the sample."""
+    everyone = np.full(n_users, -1, dtype=np.intp)
+    everyone[who] = labels
+    return everyone
+
+
+def search_sample(
+    q: Quadratics,
+    ids: Array,
+    *,
+    max_groups: int = 50,
+    n_groups: int | None = None,
+    spread: str | None = None,
+) -> Fit:
+    """The mixture of best evidence for a sample, roughly converged: all users are to follow."""
+    _check(n_groups, spread)
+    with one_thread():
+        return _search(q, [str(i) for i in ids.tolist()], max_groups, n_groups, spread)
 
 
 def _check(n_groups: int | None, spread: str | None) -> None:
@@ -102,29 +124,15 @@ def _check(n_groups: int | None, spread: str | None) -> None:
 
 
 def sample_by_id(ids: Sequence[str], size: int) -> Ints:
-    """The ``size`` users whose ids have the smallest SHA-256, in the order of their digests."""
-    digests = [hashlib.sha256(name.encode()).digest() for name in ids]
-    return np.array(sorted(range(len(ids)), key=digests.__getitem__)[:size], np.intp)
+    """The ``size`` users whose ids have the smallest keys, in the order of their keys."""
+    return np.argsort(id_keys(as_ids(ids)), kind="stable")[:size]
 
 
-def _polish(
-    q: Quadratics,
-    fit: Fit,
-    r: Floats,
-    s2: Floats,
-    admissible: Admissible | None,
-    *,
-    tol: float = FINE,
-    max_sweeps: int = 500,
-) -> Fit:
-    fit = fit_mixture(
-        *(q, r, fit.spread, fit.noise, s2, fit.prior),
-        tol=tol,
-        max_sweeps=max_sweeps,
-        still=STILL,
-    )
+def _polish(q: Quadratics, fit: Fit, admissible: Admissible | None) -> Fit:
+    r, prior = fit.responsibilities, fit.prior
+    fit = fit_mixture(q, r, fit.spread, fit.noise, fit.s2, prior, tol=FINE, still=STILL)
     if admissible is not None:
-        fit = reduced(q, fit, admissible, tol, max_sweeps)
+        fit = reduced(q, fit, admissible, FINE, 500)
     return with_tails(q, fit)
 
 
@@ -142,9 +150,10 @@ def _search(
         shapes = SHAPES if spread is None else (spread,)
         fits = _given(q, min(n_groups, len(q)), shapes, sample_by_id(names, FEW))
     if admissible is None or all(map(admissible, fits)):
-        return choose(q, fits)
+        return replace(choose(q, fits), weighed=weighed(fits))
     curbed = not admissible(choose(q, fits))
-    return replace(choose(q, admitted(q, fits, admissible)), curbed=curbed)
+    allowed = admitted(q, fits, admissible)
+    return replace(choose(q, allowed), curbed=curbed, weighed=weighed(allowed))
 
 
 def _candidates(q: Quadratics, max_groups: int, spread: str | None) -> list[Fit]:

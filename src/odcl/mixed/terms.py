@@ -130,19 +130,32 @@ def _cholesky(A: Floats) -> tuple[Floats, Bools]:
 
 
 def merge(terms: DataTerms) -> DataTerms:
-    """One term for all rows of all ``terms`` (Chan's formulas, on factors instead of sums).
+    """One term for all rows of all ``terms``; see :func:`merge_by_user`."""
+    return merge_by_user(terms, np.zeros(len(terms), np.intp), 1)
+
+
+def merge_by_user(terms: DataTerms, users: Ints, n_users: int) -> DataTerms:
+    """One term per user from ``terms`` of some of its rows each; ``users`` says whose they are.
 
         mean = sum w_i mean_i / w,   R'R = sum R_i'R_i + sum w_i (mean_i - mean)(mean_i - mean)'
 
-    The factor comes from one triangularization of the stacked R_i and sqrt(w_i) (mean_i - mean).
+    These are Chan's formulas on factors instead of sums: the factor comes from one
+    triangularization of the stacked R_i and sqrt(w_i) (mean_i - mean).
     """
-    weight = terms.rows.sum()
-    share = terms.rows / weight if weight > 0 else np.zeros(len(terms))
-    anchor = terms.mean[np.argmax(share)]
-    mean = anchor + share @ (terms.mean - anchor)
-    between = np.sqrt(terms.rows)[:, None] * (terms.mean - mean)
-    stack = np.concatenate([terms.factor.reshape(-1, len(mean)), between])
-    return DataTerms(np.array([weight]), mean[None], _triangle(stack[None]))
+    width = terms.mean.shape[1]
+    total, mean = np.zeros(n_users), np.zeros((n_users, width))
+    factor = np.zeros((n_users, width, width))
+    for who, index in by_size(users, n_users, most=max(CHUNK // width**2, 1)):
+        rows, means = terms.rows[index], terms.mean[index]
+        weight = rows.sum(axis=1)
+        share = rows / np.where(weight > 0, weight, 1.0)[:, None]
+        anchor = np.take_along_axis(means, share.argmax(axis=1)[:, None, None], axis=1)
+        own = anchor + share[:, None] @ (means - anchor)
+        between = np.sqrt(rows)[..., None] * (means - own)
+        stack = terms.factor[index].reshape(len(who), -1, width)
+        total[who], mean[who] = weight, own[:, 0]
+        factor[who] = _triangle(np.concatenate([stack, between], axis=1))
+    return DataTerms(total, mean, factor)
 
 
 @dataclass(frozen=True, eq=False)
@@ -332,11 +345,12 @@ def _pooled(
     )
 
 
-def quadratics(terms: DataTerms, coordinates: Coordinates) -> Quadratics:
+def quadratics(terms: DataTerms, coordinates: Coordinates, *, pure: bool = True) -> Quadratics:
     """Every user's A = Z'Z, b = Z'u and uu in canonical coordinates, u relative to the pooled fit.
 
     They are sums of squares of the root [sqrt(w) (z_mean, u_mean); (R_z, R_u)], in which the
-    reference was subtracted before anything was squared.
+    reference was subtracted before anything was squared. Without ``pure``, the users' own least
+    squares, which tell their own noise, are left out.
     """
     at = coordinates
     terms = at.levels.terms(terms)
@@ -356,8 +370,11 @@ def quadratics(terms: DataTerms, coordinates: Coordinates) -> Quadratics:
         root = np.concatenate([ones, root], axis=2)
     A = root.transpose(0, 2, 1) @ root
     b = (root.transpose(0, 2, 1) @ u)[..., 0]
-    rank, pure = _pure_error(root, u, A, b, terms.rows)
-    return Quadratics(A, b, (u**2).sum(axis=(1, 2)), terms.rows, terms.rows - rank, pure)
+    uu = (u**2).sum(axis=(1, 2))
+    if not pure:
+        return Quadratics(A, b, uu, terms.rows, np.zeros_like(uu), np.zeros_like(uu))
+    rank, error = _pure_error(root, u, A, b, terms.rows)
+    return Quadratics(A, b, uu, terms.rows, terms.rows - rank, error)
 
 
 def _pure_error(root: Floats, u: Floats, A: Floats, b: Floats, rows: Floats) -> tuple[Ints, Floats]:

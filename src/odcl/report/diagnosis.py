@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from odcl.diagnose.diagnosis import Diagnosis
@@ -20,20 +22,42 @@ Row = tuple[str, str, str]  # what was measured, its value, what it means
 
 def diagnosis_text(d: Diagnosis) -> str:
     """The verdict first, then what it rests on."""
-    rows, border, users = [*_sizes(d), *_noise(d)], "", []
+    p = diagnosis_parts(d)
+    measures = table(p.measures_header, p.measures, left=(1, 2))
+    border = table(p.border_header, p.border) if p.border else ""
+    border += f"\n... and {p.more_at_border:,} more" if p.more_at_border else ""
+    parts = [f"{d.verdict.sentence}\n{d.verdict.reason}", measures, border, "\n".join(p.users)]
+    return "\n\n".join(part for part in parts if part)
+
+
+@dataclass(frozen=True)
+class DiagnosisParts:
+    """What a diagnosis rests on, as tables for a terminal or a page."""
+
+    measures: list[Row]
+    border: list[tuple[str, str, str, str]]  # users near a border
+    more_at_border: int
+    users: list[str]  # sentences about users and groups that stand out
+    measures_header = ("what was measured", "", "what it means")
+    border_header = ("users near a border", "are in", "chance that it is another", "most likely")
+
+
+def diagnosis_parts(d: Diagnosis) -> DiagnosisParts:
+    """Measures, users near a border, and users who stand out."""
+    rows, users = [*_sizes(d), *_noise(d)], list[str]()
+    border, more = list[tuple[str, str, str, str]](), 0
     # With every user in a group of its own there is nothing to say about groups.
     alone = 1 < d.n_clusters == d.n_users
     if d.informative and not alone:
         rows += _groups(d)
         border, users = _border(d), _outliers(d)
+        more = len(d.border) - len(border)
     if d.informative:
         rows += _errors(d, alone)
-    measures = table(("what was measured", "", "what it means"), rows, left=(1, 2))
     unknown = int((~d.noise.known).sum())
     if unknown and (d.informative or d.noise.source != "spread"):
         users.append(f"{count(unknown, 'user')} whose rows do not tell how noisy their model is")
-    parts = [f"{d.verdict.sentence}\n{d.verdict.reason}", measures, border, "\n".join(users)]
-    return "\n\n".join(part for part in parts if part)
+    return DiagnosisParts(rows, border, more, users)
 
 
 def _sizes(d: Diagnosis) -> list[Row]:
@@ -130,20 +154,15 @@ def _errors(d: Diagnosis, alone: bool) -> list[Row]:
     return rows
 
 
-def _border(d: Diagnosis) -> str:
+def _border(d: Diagnosis) -> list[tuple[str, str, str, str]]:
     """Users near a border: where they are, how surely, and where else they may belong."""
-    if not len(d.border):
-        return ""
     some = d.border[:MOST_NAMED]
     at = d.membership
     columns = (d.users[some].tolist(), d.labels[some], at.elsewhere[some], at.rival[some])
-    rows = [
+    return [
         (shown_id(user), f"group {own}", f"{chance:.0%}", f"group {rival}")
         for user, own, chance, rival in zip(*columns, strict=True)
     ]
-    header = ("users near a border", "are in", "chance that it is another", "most likely")
-    more = len(d.border) - len(rows)
-    return table(header, rows) + (f"\n... and {more:,} more" if more else "")
 
 
 def _outliers(d: Diagnosis) -> list[str]:

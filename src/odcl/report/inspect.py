@@ -16,6 +16,7 @@ from odcl.errors import printable
 from odcl.exchange.download import Downloads
 from odcl.exchange.mixture import TELLS
 from odcl.exchange.upload import Uploads
+from odcl.mixed.differences import DIFFER
 from odcl.report.text import count, in_bytes
 
 FEW = 8  # numbers that are shown as they are
@@ -115,14 +116,6 @@ def _words(file: Envelope) -> list[str]:
     return lines
 
 
-_DIFFER = {
-    "zero": "only by noise",
-    "scalar": "in all coefficients alike",
-    "diag": "in each coefficient by itself",
-    "full": "in several coefficients together",
-}
-
-
 def _mixture(words: Any) -> str:
     """How users differ, their noise, and the target's units."""
     nu, s0, dof = words["noise"]
@@ -130,7 +123,7 @@ def _mixture(words: Any) -> str:
     zero, unit = words["target"]
     known = "" if dof == "inf" else f", known from {dof:.6g} degrees of freedom"
     return (
-        f"Users of a group differ {_DIFFER[words['shape']]}. Noise: variance {s0:.6g}, {alike}"
+        f"Users of a group differ {DIFFER[words['shape']]}. Noise: variance {s0:.6g}, {alike}"
         f"{known}. The target is counted from {zero:.6g} in units of {unit:.6g}."
     )
 

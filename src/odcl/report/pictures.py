@@ -46,12 +46,17 @@ def available() -> bool:
     return find_spec("matplotlib") is not None
 
 
+def shown(n_users: int, most: int = 2000) -> Ints:
+    """Positions of the users whose models are drawn."""
+    return np.linspace(0, n_users - 1, min(most, n_users)).astype(np.intp)
+
+
 def draw_models(ax: Any, theta: Floats, centers: Floats, labels: Ints, *, most: int = 2000) -> None:
     """Local models on the two directions in which the groups' models differ most.
 
     A model of one parameter is its own direction; the other axis then is the group.
     """
-    some = np.linspace(0, len(theta) - 1, min(most, len(theta))).astype(np.intp)
+    some = shown(len(theta), most)
     if theta.shape[1] == 1:
         points = np.column_stack([theta[some, 0], labels[some]])
         middle = np.column_stack([centers[:, 0], np.arange(len(centers))])

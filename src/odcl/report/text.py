@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -100,6 +101,8 @@ def verdict(comparison: Comparison, *, shell: bool = False) -> str:
         f"With {NAMES[ours]} {better:,} of {n:,} users do better than with a model of their own, "
         f"{worse:,} do worse, {n - better - worse:,} the same."
     )
+    if comparison.of_users:
+        text = f"Compared on {n:,} of {comparison.of_users:,} users, drawn by their ids.\n{text}"
     rival = comparison.beaten_by(ours)
     if rival is None:
         return text
@@ -121,8 +124,12 @@ def verdict(comparison: Comparison, *, shell: bool = False) -> str:
 
 def group_table(labels: Ints, n_rows: Ints, users: Any, *, most: int = 20) -> str:
     """Groups with their sizes and the first of their users, the largest first."""
-    sizes = np.bincount(labels)
     rows = np.bincount(labels, weights=n_rows)
+    return groups_text(np.bincount(labels), rows, labels, users, most=most)
+
+
+def groups_text(sizes: Any, rows: Any, labels: Ints, users: Any, *, most: int = 20) -> str:
+    """Groups of ``sizes`` users, largest first, with some of ``users``, whose groups are told."""
     order = np.argsort(-sizes, kind="stable")
     lines = []
     for k in order[:most]:
@@ -170,12 +177,38 @@ MANY_REPEATED = 0.05  # share of rows that repeat others from which it matters
 BY_CHANCE = 10  # rows of one user are equal so many times as often as rows of two: no chance
 
 
-def accepted(schema: TableSchema, encoded: Encoded, rows: Federation, model: Any) -> list[str]:
+MOST_LOOKED_AT = 20_000  # users whose rows are compared one by one
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What a look at the rows of a table tells before they are scaled."""
+
+    spread: dict[str, float]  # numeric feature -> largest minus least value
+    repeated: int  # rows equal to another row of the same user
+    whole: bool  # were all users looked at for that?
+
+
+def look_at(schema: TableSchema, rows: Federation) -> Looked:
+    design = dict(zip(schema.columns, rows.X.T, strict=True))
+    numeric = {name: design[name] for name in schema.features if name not in schema.levels}
+    spread = {name: float(np.ptp(column)) for name, column in numeric.items()}
+    few = rows.some_users(MOST_LOOKED_AT)
+    whole = len(few) == rows.n_users
+    return Looked(spread, repeated_rows(rows if whole else rows.take(few)), whole)
+
+
+def accepted(
+    schema: TableSchema, encoded: Encoded, rows: Federation, looked: Looked, model: Any
+) -> list[str]:
     """Everything odd about a table that the fit took as it is."""
     lines = about_values(schema, encoded, schema.missing)
-    lines += _about_users(schema, rows, model) + _about_columns(schema, rows.X, model)
-    repeated = repeated_rows(rows)
-    if repeated:
+    lines += _about_users(schema, rows, model) + _about_columns(schema, looked.spread, model)
+    repeated = looked.repeated
+    if repeated and not looked.whole:
+        text = f"some rows repeat another row of the same user ({repeated:,} in a sample of users)"
+        lines.append(text)
+    elif repeated:
         verb = "repeats" if repeated == 1 else "repeat"
         text = f"{count(repeated, 'row')} {verb} another row of the same user"
         if repeated > MANY_REPEATED * len(rows.y):
@@ -184,7 +217,8 @@ def accepted(schema: TableSchema, encoded: Encoded, rows: Federation, model: Any
                 "than they are"
             )
         lines.append(text)
-    scatter = scattered(overdispersion(model.result_.uploads))
+    few = rows.some_users(MOST_LOOKED_AT)
+    scatter = scattered(overdispersion(model.result_.uploads.take(few)))
     return [*lines, scatter.rstrip(".")] if scatter else lines
 
 
@@ -234,11 +268,8 @@ def _about_users(schema: TableSchema, federation: Federation, model: Any) -> lis
     return lines
 
 
-def _about_columns(schema: TableSchema, X: Floats, model: Any) -> list[str]:
+def _about_columns(schema: TableSchema, spread: dict[str, float], model: Any) -> list[str]:
     """Constant columns, and columns at a scale that few tables have."""
-    design = dict(zip(schema.columns, X.T, strict=True))
-    numeric = {name: design[name] for name in schema.features if name not in schema.levels}
-    spread = {name: float(np.ptp(column)) for name, column in numeric.items()}
     constant = [n for n in schema.features if spread.get(n, len(schema.levels.get(n, ())) - 1) == 0]
     lines = []
     if constant:

@@ -6,7 +6,8 @@ risk and counts the penalty once per group. ``labels`` hold 0..n_clusters-1, non
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -26,16 +27,9 @@ class Combined:
 
 def combine_clusters(uploads: Uploads, labels: Ints, how: str, *, others: bool = False) -> Combined:
     """Combine each cluster's uploads; with ``others`` also once without each of its users."""
-    if how == "mean":
-        return _weighted(uploads, labels, np.ones(uploads.n_users), others, "plain mean")
-    if how == "samples" or (how == "precision" and uploads.curvature is None):
-        told = "mean weighted by sample size"
-        if how == "precision":
-            told += " (no curvature was uploaded)"
-        return _weighted(uploads, labels, uploads.n_samples, others, told)
-    if how == "precision":
-        return _precision(uploads, labels, others)
-    raise ValueError(f"combine={how!r} is not one of mean, samples, precision.")
+    total = cluster_sums(uploads, labels, how, int(labels.max()) + 1)
+    without = total.without(uploads, labels) if others else None
+    return Combined(total.centers, without, total.told)
 
 
 def average_by_cluster(theta: Floats, labels: Ints, weights: Floats | None = None) -> Floats:
@@ -52,20 +46,29 @@ def average_by_cluster(theta: Floats, labels: Ints, weights: Floats | None = Non
     return sum_by_cluster(theta * weights[:, None], labels) / total[:, None]
 
 
-def _weighted(uploads: Uploads, labels: Ints, weights: Floats, others: bool, told: str) -> Combined:
-    centers = average_by_cluster(uploads.models, labels, weights)
-    if not others:
-        return Combined(centers, None, told)
-    share = (weights / sum_by_cluster(weights, labels)[labels])[:, None]
-    alone = share >= 1.0
-    rest = centers[labels] - share * uploads.models
-    without = np.where(alone, uploads.models, rest / np.where(alone, 1.0, 1.0 - share))
-    return Combined(centers, without, told)
+def cluster_sums(uploads: Uploads, labels: Ints, how: str, n_clusters: int) -> ClusterSums:
+    """What the users add to their clusters' models; sums of parts of the users add up."""
+    if how not in ("mean", "samples", "precision"):
+        raise ValueError(f"combine={how!r} is not one of mean, samples, precision.")
+    weights = np.ones(uploads.n_users) if how == "mean" else uploads.n_samples
+    precision = None
+    if how == "precision" and uploads.curvature is not None:
+        precision = _Sums.of_users(uploads).by_cluster(labels, n_clusters)
+    return ClusterSums(
+        how,
+        sum_by_cluster(weights, labels, n_clusters),
+        sum_by_cluster(uploads.models * weights[:, None], labels, n_clusters),
+        precision,
+        uploads.penalty,
+        uploads.curvature_varies,
+    )
 
 
-def _precision(uploads: Uploads, labels: Ints, others: bool) -> Combined:
-    """Sum of the users' models of their own risk, the penalty P = diag(l2) counted once per group.
+@dataclass(frozen=True, eq=False)
+class ClusterSums:
+    """Clusters as sums over their users: a weighted mean, or by ``precision``:
 
+    the sum of the users' models of their own risk, the penalty P = diag(l2) counted once per group.
     With A_i = H_i - n_i P the curvature of user i's data term at its own theta_i, the group's
     stationary point is
 
@@ -81,24 +84,61 @@ def _precision(uploads: Uploads, labels: Ints, others: bool) -> Combined:
     Users who keep their curvature to themselves do not take part; a cluster of such users alone
     is averaged by sample size.
     """
-    pen = uploads.penalty
-    own = _Sums.of_users(uploads)
-    total = own.by_cluster(labels)
-    blend = uploads.curvature_varies
-    centers = total.solve(pen, blend)
-    told = "sum of the users' quadratic models" + ("" if uploads.full else " (diagonal)")
-    silent = total.members == 0
-    if not others and not silent.any():
-        return Combined(centers, None, told)
-    fallback = _weighted(uploads, labels, uploads.n_samples, others, "")
-    centers = np.where(silent[:, None], fallback.centers, centers)
-    if fallback.others is None:
-        return Combined(centers, None, told)
-    without = fallback.others
-    able = np.flatnonzero(total.members[labels] - own.members > 0)  # somebody else sent its own
-    for part in np.array_split(able, max(1, len(able) // 4096)):
-        without[part] = total.minus(own, labels[part], part).solve(pen, blend)
-    return Combined(centers, without, told)
+
+    how: str
+    weight: Floats  # (n_clusters,)
+    weighted: Floats  # (n_clusters, dim), sum w theta
+    precision: _Sums | None
+    penalty: Floats  # (dim,)
+    blend: bool
+
+    def __add__(self, other: ClusterSums) -> ClusterSums:
+        precision = self.precision
+        if precision is not None and other.precision is not None:
+            precision = precision + other.precision
+        return replace(
+            self,
+            weight=self.weight + other.weight,
+            weighted=self.weighted + other.weighted,
+            precision=precision,
+        )
+
+    @property
+    def told(self) -> str:
+        """What is done, in words."""
+        if self.how == "mean":
+            return "plain mean"
+        if self.precision is None:
+            silent = " (no curvature was uploaded)" if self.how == "precision" else ""
+            return f"mean weighted by sample size{silent}"
+        diagonal = " (diagonal)" if self.precision.H.ndim == 2 else ""
+        return f"sum of the users' quadratic models{diagonal}"
+
+    @cached_property
+    def centers(self) -> Floats:
+        """The clusters' models, (n_clusters, dim)."""
+        means = self.weighted / self.weight[:, None]
+        if self.precision is None:
+            return means
+        silent = (self.precision.members == 0)[:, None]
+        return np.where(silent, means, self.precision.solve(self.penalty, self.blend))
+
+    def without(self, uploads: Uploads, labels: Ints) -> Floats:
+        """Each user's cluster without the user, (n_users, dim); its own model where it is alone."""
+        weights = np.ones(uploads.n_users) if self.how == "mean" else uploads.n_samples
+        share = (weights / self.weight[labels])[:, None]
+        alone = share >= 1.0
+        rest = self.weighted[labels] / self.weight[labels][:, None] - share * uploads.models
+        without = np.where(alone, uploads.models, rest / np.where(alone, 1.0, 1.0 - share))
+        if self.precision is None:
+            return without
+        own = _Sums.of_users(uploads)
+        # Somebody else sent its own:
+        able = np.flatnonzero(self.precision.members[labels] - own.members > 0)
+        for part in np.array_split(able, max(1, len(able) // 4096)):
+            rest_of = self.precision.minus(own, labels[part], part)
+            without[part] = rest_of.solve(self.penalty, self.blend)
+        return without
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,8 +163,12 @@ class _Sums:
         H_theta = np.matmul(H, theta[..., None])[..., 0] if uploads.full else H * theta
         return cls(sent, n, H, H_theta, n[:, None] * theta)
 
-    def by_cluster(self, labels: Ints) -> _Sums:
-        return _Sums(*(sum_by_cluster(getattr(self, f.name), labels) for f in fields(self)))
+    def by_cluster(self, labels: Ints, n_clusters: int) -> _Sums:
+        each = (getattr(self, f.name) for f in fields(self))
+        return _Sums(*(sum_by_cluster(values, labels, n_clusters) for values in each))
+
+    def __add__(self, other: _Sums) -> _Sums:
+        return _Sums(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
     def minus(self, users: _Sums, clusters: Ints, part: Ints) -> _Sums:
         return _Sums(

@@ -8,7 +8,7 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 from scipy.special import digamma, polygamma
 
-from odcl._typing import Floats, Ints
+from odcl._typing import Bools, Floats, Ints
 from odcl.exchange.upload import Uploads
 from odcl.risk.losses import Huber
 from odcl.risk.risk import SITE_WIDTHS
@@ -17,6 +17,7 @@ from odcl.server.combine import solve_symmetric
 # Enough numbers (users times dim) to pin one down to half a percent, from enough users to have seen
 # every group; more would only cost time, and dim^3 of it a user.
 _ENOUGH, _ENOUGH_USERS = 100_000, 2_000
+NoisePrior = tuple[float, float]  # a scale, and the degrees of freedom that it is worth
 _CHUNK = 1024  # users whose curvature is turned around at one time
 # Share of the models' degrees of freedom that the rows determine, tr(A H^-1) / dim. Under this the
 # users' quadratic models are no likelihood any more: on digits and MNIST users with as many rows as
@@ -77,31 +78,46 @@ def squared_term(uploads: Uploads) -> tuple[Floats, Floats]:
     return root, target
 
 
-def pooled_dispersion(uploads: Uploads) -> Floats | None:
+def pooled_dispersion(uploads: Uploads, prior: NoisePrior | None = None) -> Floats | None:
     """Each user's noise scale, drawn towards the federation's as far as the data say, (n_users,).
 
     A user's own phi_i rests on n_i - dim degrees of freedom and is noisy. Empirical Bayes
     (inverse-gamma prior, moments of log phi_i) measures how much users really differ in it: not
     at all gives the pooled value to everybody. Users who cannot tell get the prior's scale.
-    None where nobody can tell.
+    None where nobody can tell. ``prior`` is that of other users, if not of these.
     """
     phi = uploads.dispersion
     if phi is None:
         return None
     if not uploads.has_dispersion:
         return np.ones(uploads.n_users)
-    known = np.isfinite(phi) & (phi > 0)
-    dof = np.where(known, uploads.n_samples - uploads.dim, 0.0)
-    if not known.any():
+    prior = dispersion_prior(uploads) if prior is None else prior
+    if prior is None:
         return None
-    scale, prior_dof = noise_prior(phi[known], dof[known])
+    scale, prior_dof = prior
     if np.isinf(prior_dof):
         return np.full(uploads.n_users, scale)
+    known, dof = _known_scales(uploads)
     own = np.where(known, phi, 0.0)
     return (prior_dof * scale + dof * own) / (prior_dof + dof)
 
 
-def noise_prior(phi: Floats, dof: Floats) -> tuple[float, float]:
+def dispersion_prior(uploads: Uploads) -> NoisePrior | None:
+    """What the users' noise scales say of one another; None where nobody can tell."""
+    if uploads.dispersion is None or not uploads.has_dispersion:
+        return None
+    known, dof = _known_scales(uploads)
+    return noise_prior(uploads.dispersion[known], dof[known]) if known.any() else None
+
+
+def _known_scales(uploads: Uploads) -> tuple[Bools, Floats]:
+    phi = uploads.dispersion
+    assert phi is not None
+    known = np.isfinite(phi) & (phi > 0)
+    return known, np.where(known, uploads.n_samples - uploads.dim, 0.0)
+
+
+def noise_prior(phi: Floats, dof: Floats) -> NoisePrior:
     """A typical noise scale, and the degrees of freedom that it is worth beside a user's own.
 
     Inverse-gamma prior by moments of log phi_i; where users do not differ in it, the pooled scale

@@ -28,6 +28,7 @@ from odcl.mixed.sites import prior_sd
 from odcl.mixed.terms import Coordinates, DataTerms, coordinates, merge, quadratics
 from odcl.risk.loss import symmetric
 from odcl.risk.risk import SITE_WIDTHS, Risk
+from odcl.server.alternatives import of_fits
 from odcl.server.assign import STRANGE, Assignment
 from odcl.server.parties import held_by_enough
 
@@ -46,11 +47,7 @@ def mixed_step(uploads: Uploads, method: Method, party: Ints | None = None) -> S
     from odcl.server.step import ServerStep
 
     assert uploads.risk is not None
-    if not uploads.seen.any():
-        raise ValueError(
-            f"None of {len(uploads)} users sent a data term, because each of them has one row and "
-            "the term would be that row: wait for more rows, or allow it (short_terms=True)."
-        )
+    refuse_silence(len(uploads), int((uploads.seen > 0).sum()))
     candidates, at = user_quadratics(uploads)
     asked = dict(method.clusterer.params)  # max_groups, n_groups, spread
     smallest, spoke = method.smallest_group, uploads.seen > 0
@@ -76,14 +73,14 @@ def mixed_step(uploads: Uploads, method: Method, party: Ints | None = None) -> S
     centers = offset + mixture.centers @ change.T
     T = model_spread(mixture, uploads.risk)
     sure = fit.responsibilities[np.arange(len(labels)), labels]
-    curbed = _curbed(fit, smallest, party is not None)
+    curbed = curbed_text(fit, smallest, party is not None)
     return ServerStep(
         uploads.users,
         labels,
         centers,
         centers[labels],
         "mixed groups",
-        _reason(fit) + curbed,
+        found_text(fit) + curbed,
         "posterior mean of the groups' models",
         sure,
         float(np.diag(T).mean()),
@@ -92,7 +89,16 @@ def mixed_step(uploads: Uploads, method: Method, party: Ints | None = None) -> S
         "evidence",
         mixture,
         bool(curbed),
+        of_fits(fits, fit, labels),
     )
+
+
+def refuse_silence(n_users: int, speaking: int) -> None:
+    if not speaking:
+        raise ValueError(
+            f"None of {n_users} users sent a data term, because each of them has one row and "
+            "the term would be that row: wait for more rows, or allow it (short_terms=True)."
+        )
 
 
 def user_quadratics(
@@ -103,43 +109,65 @@ def user_quadratics(
     Of losses that are not quadratic one for each width of the sites' prior; given a mixture, the
     one under whose prior its models are likeliest.
     """
-    risk, at = uploads.risk, None if mixture is None else mixture.coordinates
+    at = common_coordinates(uploads, all_terms(uploads)) if mixture is None else mixture.coordinates
+    if uploads.factor is not None:
+        return [seen_quadratics(uploads, at)], at
+    found = [seen_quadratics(uploads, at, width) for width in range(len(SITE_WIDTHS))]
+    return (found if mixture is None else [_nearest(found, mixture)]), at
+
+
+def all_terms(uploads: Uploads) -> DataTerms | None:
+    """The users' data terms of squared loss; None of other losses."""
+    if uploads.factor is None or uploads.means is None:
+        return None
+    return DataTerms(uploads.seen, uploads.means, uploads.factor)
+
+
+def common_coordinates(like: Uploads, terms: DataTerms | None) -> Coordinates:
+    """The coordinates of all users, whose terms or whose summed term is given."""
+    risk = like.risk
     assert risk is not None
-    if uploads.factor is not None and uploads.means is not None:
-        terms = DataTerms(uploads.seen, uploads.means, uploads.factor)
-        if at is None:
-            at = coordinates(terms, intercept=risk.intercept, factors=risk.factors)
-        q, n = quadratics(terms, at), uploads.observations
+    if terms is not None:
+        return coordinates(terms, intercept=risk.intercept, factors=risk.factors)
+    return plain_coordinates(like.dim // risk.n_outputs - risk.intercept, risk)
+
+
+def seen_quadratics(
+    uploads: Uploads, at: Coordinates, width: int = 0, *, pure: bool = True
+) -> Quadratics:
+    """The users' data terms as quadratics; of sites those of one width of their prior.
+
+    Without ``pure``, what only users' own noise is read off is left out.
+    """
+    risk, terms = uploads.risk, all_terms(uploads)
+    assert risk is not None
+    if terms is not None:
+        q, n = quadratics(terms, at, pure=pure), uploads.observations
         if n is None:
-            return [q], at
+            return q
         # An average is one observation, of variance s2 / n, and has no error of its own.
         few = n < uploads.n_samples
-        return [replace(q, rows=n, dof=np.where(few, 0, q.dof), pure=np.where(few, 0, q.pure))], at
+        return replace(q, rows=n, dof=np.where(few, 0, q.dof), pure=np.where(few, 0, q.pure))
     A, b, constant = uploads.site_curvature, uploads.site_slope, uploads.site_constant
     if A is None or b is None or constant is None:
         raise ValueError(
             "Mixed groups need the users' data terms, and these uploads hold none: fit the users "
             "with the same method, or use clusterer='mixture' for bare models."
         )
-    D, features = risk.n_outputs, uploads.dim // risk.n_outputs - risk.intercept
-    at = plain_coordinates(features, risk) if at is None else at
-    all_levels = site_expansion(features, risk)
-    none = np.zeros(len(uploads))
-    found = [
-        Quadratics(
-            symmetric(all_levels @ A[:, i] @ all_levels.T),
-            by_row(b[:, i], all_levels.T),
-            constant[:, i],
-            uploads.seen,
-            none,
-            none,
-            False,
-            uploads.site_ceiling,
-            prior_sd(at.dim // D, D, intercept=risk.intercept, width=width) ** -2.0,
-        )
-        for i, width in enumerate(SITE_WIDTHS)
-    ]
-    return (found if mixture is None else [_nearest(found, mixture)]), at
+    D, none = risk.n_outputs, np.zeros(len(uploads))
+    all_levels = site_expansion(uploads.dim // D - risk.intercept, risk)
+    sd = prior_sd(at.dim // D, D, intercept=risk.intercept, width=SITE_WIDTHS[width])
+    return Quadratics(
+        symmetric(all_levels @ A[:, width] @ all_levels.T),
+        by_row(b[:, width], all_levels.T),
+        constant[:, width],
+        uploads.seen,
+        none,
+        none,
+        False,
+        uploads.site_ceiling,
+        sd**-2.0,
+    )
 
 
 def _nearest(widths: list[Quadratics], mixture: Mixture) -> Quadratics:
@@ -164,7 +192,7 @@ def _numbered(fit: Fit) -> tuple[Fit, Ints]:
     ), labels.astype(np.intp)
 
 
-def _reason(fit: Fit) -> str:
+def found_text(fit: Fit) -> str:
     """How many groups, and how users of a group differ, in a sentence."""
     k = fit.n_groups
     found = f"{k} groups found from what the users' rows say" if k > 1 else "No groups"
@@ -174,7 +202,7 @@ def _reason(fit: Fit) -> str:
     return f"{found}: {inside} differ gradually."
 
 
-def _curbed(fit: Fit, smallest: int, parties: bool) -> str:
+def curbed_text(fit: Fit, smallest: int, parties: bool) -> str:
     """What was seen and may not be told, in a sentence; empty: nothing."""
     if not fit.curbed or (smallest == 1 and not parties):
         return ""

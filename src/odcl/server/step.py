@@ -18,12 +18,16 @@ from odcl.errors import NotAdmissible
 from odcl.exchange.download import Downloads, Refit
 from odcl.exchange.upload import Uploads
 from odcl.method import Method
+from odcl.server.alternatives import Alternatives, of_choice, of_scores
 from odcl.server.combine import average_by_cluster, combine_clusters
 from odcl.server.dispersion import covariances, evidence_tau2, noise_traces, pooled_dispersion
 from odcl.threads import one_thread
 
 if TYPE_CHECKING:
     from odcl.mixed.posterior import Download as Mixture
+
+
+MODELS = 5_000  # users on whose models clusterers find groups; mixed groups have a SAMPLE of them
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +48,7 @@ class ServerStep:
     refit: Refit = None  # the last step, as the method has it
     mixture: Mixture | None = None  # of mixed groups: shares, centres, how users differ, noise
     curbed: bool = False  # more groups were seen, and were not allowed
+    weighed: Alternatives | None = None  # what the rule looked at beside; None: it does not tell
 
     @property
     def n_clusters(self) -> int:
@@ -85,15 +90,19 @@ class ServerStep:
             probabilities=pick(self.probabilities),
             dispersion=pick(self.dispersion),
             others=pick(self.others),
+            weighed=None if self.weighed is None else self.weighed.take(order),
         )
 
 
 @dataclass(frozen=True, eq=False)
-class _Groups:
+class Groups:
+    """Clusters, before they are combined."""
+
     labels: Ints
     rule: str
     reason: str
     mixture: Any = None  # the MixtureResult, where a mixture decided
+    weighed: Alternatives | None = None
 
 
 def server_step(
@@ -114,6 +123,11 @@ def server_step(
     method = Method() if method is None else method
     case = given.risk if given.has_terms else None, given.dim, given.n_users
     why, method = method.falls_back(*case), method.resolved(*case)
+    if parties is None and given.n_users > most_at_once(method):
+        from odcl.server.stream import in_chunks, stream_step
+
+        given.canonical_order()  # each user once
+        return stream_step(in_chunks(given), method, seed=seed).step(given).fallen_back(why)
     given.check()
     order = given.canonical_order()
     party = None if parties is None else group_rows(parties)[1][order]
@@ -122,21 +136,24 @@ def server_step(
     return replace(step, users=given.users).fallen_back(why)
 
 
+def most_at_once(method: Method) -> int:
+    """Users up to whom groups are found on all of them; above, on so many of them."""
+    from odcl.mixed.search import SAMPLE
+
+    return SAMPLE if method.clusterer.uses_terms else MODELS
+
+
 def _step(uploads: Uploads, method: Method, seed: int, party: Ints | None) -> ServerStep:
     said = np.flatnonzero(uploads.seen > 0)
     speak = len(said if party is None else set(party[said].tolist()))
     who = "users" if party is None else "parties"
-    if 0 < speak < method.smallest_group:
-        raise ValueError(
-            f"{speak} {who} uploaded, and no group may have fewer than {method.smallest_group}: "
-            f"wait for more {who}, or allow smaller groups (smallest_group)."
-        )
+    refuse_too_few(speak, who, method.smallest_group)
     if method.clusterer.uses_terms:
         from odcl.server.mixed import mixed_step
 
         return mixed_step(uploads, method, party)
     phi = pooled_dispersion(uploads)
-    groups = _cluster(uploads, phi, method, seed, party)
+    groups = find_groups(uploads, phi, method, seed, party)
     labels, mixture = groups.labels, groups.mixture
     how = "precision" if method.combine == "shrink" else method.combine
     combined = combine_clusters(uploads, labels, how, others=method.refit == "cv")
@@ -165,16 +182,27 @@ def _step(uploads: Uploads, method: Method, seed: int, party: Ints | None) -> Se
         phi,
         combined.others,
         method.refit,
+        weighed=groups.weighed,
     )
 
 
-def _cluster(
+def refuse_too_few(speak: int, who: str, smallest: int) -> None:
+    if 0 < speak < smallest:
+        raise ValueError(
+            f"{speak} {who} uploaded, and no group may have fewer than {smallest}: "
+            f"wait for more {who}, or allow smaller groups (smallest_group)."
+        )
+
+
+def find_groups(
     uploads: Uploads, phi: Floats | None, method: Method, seed: int, party: Ints | None
-) -> _Groups:
+) -> Groups:
     m, spec = uploads.n_users, method.clusterer
     fewest = 2 if spec.uses_covariance else 3  # users that a rule needs to choose K
     if m < fewest and isinstance(spec.n_clusters, str):
-        return _Groups(np.zeros(m, dtype=np.intp), "one group", f"{_count(1)}: {m} user(s) in all.")
+        return Groups(
+            np.zeros(m, dtype=np.intp), "one group", f"{count_text(1)}: {m} user(s) in all."
+        )
     clusterer = spec.build(seed)
     if spec.uses_covariance:
         found = _mixture(uploads, phi, clusterer)
@@ -184,28 +212,31 @@ def _cluster(
         labels = np.asarray(clusterer.labels_)
         _check_labels(labels, m, spec.name)
         labels = number_by_first_user(labels)
-        reason = getattr(getattr(clusterer, "choice_", None), "reason", None)
-        reason = reason or f"{_count(int(labels.max()) + 1)} by {spec.name}."
-        found = _Groups(labels, spec.name, reason)
+        choice = getattr(clusterer, "choice_", None)
+        reason = getattr(choice, "reason", None)
+        reason = reason or f"{count_text(int(labels.max()) + 1)} by {spec.name}."
+        found = Groups(labels, spec.name, reason, weighed=of_choice(choice, labels))
     kept = dissolve_small(uploads, found.labels, method.smallest_group, party)
     if kept is found.labels:
         return found
     who = "users" if party is None else "parties"
-    reason = f"{_count(int(kept.max()) + 1)} of at least {method.smallest_group} {who} left of "
-    return _Groups(kept, found.rule, f"{reason}{int(found.labels.max()) + 1} found.")
+    reason = f"{count_text(int(kept.max()) + 1)} of at least {method.smallest_group} {who} left of "
+    told = f"{reason}{int(found.labels.max()) + 1} found."
+    return Groups(kept, found.rule, told, weighed=found.weighed)
 
 
-def _count(k: int) -> str:
+def count_text(k: int) -> str:
     return f"{k} group{'s' * (k > 1)}"
 
 
-def _mixture(uploads: Uploads, phi: Floats | None, clusterer: Any) -> _Groups:
+def _mixture(uploads: Uploads, phi: Floats | None, clusterer: Any) -> Groups:
     """Fit the noise mixture on what the uploads tell of their noise."""
     cov = covariances(uploads, phi)
     noise = None if cov is not None else noise_traces(uploads, phi)
     clusterer.fit(uploads.models, noise=noise, covariance=cov)
     result = clusterer.result_
-    return _Groups(result.labels, result.rule, result.reason, result)
+    weighed = of_scores("icl", result.scores, result.labels)
+    return Groups(result.labels, result.rule, result.reason, result, weighed)
 
 
 def _check_labels(labels: Array, n_users: int, name: str) -> None:

@@ -12,11 +12,12 @@ import numpy as np
 from scipy.special import softmax
 
 from odcl._typing import Floats
+from odcl.clustering.labels import nearest_center
 from odcl.errors import InputError, Setting
 from odcl.exchange.download import Refit
 from odcl.exchange.upload import Uploads
 from odcl.risk.risk import Risk
-from odcl.server.assign import MOST_DIRECTIONS, Groups, View
+from odcl.server.assign import MOST_DIRECTIONS, Assignment, Groups, View
 from odcl.server.combine import solve_symmetric
 
 MOST_STEPS = 50
@@ -136,3 +137,20 @@ def place_of(upload: Uploads, groups: Groups, refit: Refit, was: int) -> tuple[i
     drawn = A + strength * np.eye(upload.dim)
     theta = solve_symmetric(drawn[None], (H @ theta + strength * center)[None])[0]
     return label, theta, float(p[label])
+
+
+def place_upload(upload: Uploads, groups: Groups, refit: Refit) -> Assignment:
+    """Where a user belongs by what it sent, without its rows.
+
+    With a curvature by :func:`place_of`; a bare model goes to the nearest group, as in the paper,
+    and nothing is known of how surely.
+    """
+    known = bool(upload.full and upload.sent[0])
+    if known:
+        label, theta, sure = place_of(upload, groups, refit, 0)
+    else:
+        label, sure = int(nearest_center(upload.models, groups.centers)[0]), np.nan
+        theta = upload.models[0] if refit == 0 else groups.centers[label]
+    p = np.zeros(len(groups.centers))
+    p[max(label, 0)] = 1.0 if np.isnan(sure) else sure
+    return Assignment(label, sure, p, np.nan, label < 0, theta, upload)

@@ -29,6 +29,7 @@ TASKS = {
     "at most": task(method=Method("auto:3")),
     "a clusterer's settings": task(method=Method("mixture", smallest_group=2, refit=0.5)),
     "short terms": task(short_terms=True, minimum_group=4),
+    "scaled by whole numbers": task(features=(Feature("a", None, 60, 15), Feature("b"))),
     "levels of numbers": task(features=(Feature("a", (3, 1, 2)), Feature("b", (True, False)))),
     "keys": task(
         coordinator=(KEY,), sites={"north": ("bc" * 32, "cd" * 32), "far-1": ("de" * 32,)}

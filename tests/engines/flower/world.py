@@ -18,6 +18,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from odcl.data.federation import Federation
 from odcl.engines.flower import NodeModels, make_client_app
+from tests.helpers import logistic_labels, poisson_counts
 
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
 SUPERLINK = 1  # the source of errors that the SuperLink makes
@@ -89,6 +90,22 @@ class FakeGrid(Grid):
 
     def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> list[Message]:
         return self.pull_messages(self.push_messages(messages))
+
+
+def federation(risk: Any = "squared", *, m: int = 12, n: int = 30, seed: int = 0) -> Federation:
+    """Users u00, u01, ... in two groups by turns, with targets as the loss takes them."""
+    name = risk if isinstance(risk, str) else risk.loss.name
+    rng = np.random.default_rng(seed)
+    X, owner = rng.normal(size=(m * n, 3)), np.repeat(np.arange(m), n)
+    z = (X * np.array([[2.0, -1.0, 1.0], [-2.0, 1.0, 0.0]])[owner % 2]).sum(axis=1)
+    y = z + 0.3 * rng.normal(size=m * n)
+    if name == "logistic":
+        y = logistic_labels(z, rng)
+    elif name == "multinomial":
+        y = (z > -0.5).astype(float) + (z + rng.normal(size=len(z)) > 1)
+    elif name == "poisson":
+        y = poisson_counts(z, rng).astype(float)
+    return Federation.from_arrays(X, y, [f"u{i:02d}" for i in owner])
 
 
 def parts_of(federation: Federation, n_nodes: int) -> list[Federation]:

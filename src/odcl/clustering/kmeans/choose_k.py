@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,6 +43,7 @@ class ChoiceOfK:
     scores: dict[int, float]  # K -> cost (elbow) or mean silhouette, for every K that was tried
     n_clusters: int
     reason: str  # one sentence
+    labels: dict[int, Ints] = field(default_factory=dict, repr=False)  # of every K that was tried
 
 
 def choose_k(
@@ -170,7 +171,8 @@ def _choice(
     scores: dict[int, float] | None = None,
 ) -> tuple[ChoiceOfK, KMeansResult]:
     scores = scores or {tried: result.cost for tried, result in results.items()}
-    return ChoiceOfK(rule, scores, k, f"{rule} chose K = {k}: {why}."), results[k]
+    labels = {tried: result.labels for tried, result in results.items()}
+    return ChoiceOfK(rule, scores, k, f"{rule} chose K = {k}: {why}.", labels), results[k]
 
 
 def check_n_clusters(n_clusters: Any, n_points: int) -> None:

@@ -121,17 +121,17 @@ def one_cluster_per_point(a: Floats, n_clusters: int) -> KMeansResult | None:
     """The optimum, of cost 0, if there are no more different points than clusters; else None.
 
     Lloyd's loop will not do there: the mean of equal points may differ from them in the last
-    digit, and equal points could part. Rows are looked at in growing heads of the matrix, so that
+    digit, and equal points could part. The first points that are more than clusters end it, so that
     ordinary data cost next to nothing.
     """
-    head = 4 * n_clusters
-    while True:
-        points, inverse = np.unique(a[:head], axis=0, return_inverse=True)
-        if len(points) > n_clusters:
+    first: dict[bytes, int] = {}  # each different point, and its label: the order of first users
+    labels = np.empty(len(a), dtype=np.intp)
+    for i, point in enumerate(a):
+        # Bytes, and not np.unique: a row may be a network's million parameters.
+        labels[i] = first.setdefault((point + 0.0).tobytes(), len(first))  # + 0.0: no minus zero
+        if len(first) > n_clusters:
             return None
-        if head >= len(a):
-            break
-        head *= 4
+    points = a[np.unique(labels, return_index=True)[1]]
     if len(points) < n_clusters:
         warnings.warn(
             f"n_clusters={n_clusters}, but only {len(points)} of the {len(a)} points are "
@@ -139,11 +139,7 @@ def one_cluster_per_point(a: Floats, n_clusters: int) -> KMeansResult | None:
             ConvergenceWarning,
             stacklevel=3,
         )
-    inverse = inverse.reshape(-1)
-    labels = number_by_first_user(inverse)
-    centers = np.empty_like(points)
-    centers[labels] = points[inverse]
-    return KMeansResult(labels, centers, cost=0.0, n_iter=0, converged=True)
+    return KMeansResult(labels, points, cost=0.0, n_iter=0, converged=True)
 
 
 class KMeansFamily(ClusterMixin, BaseEstimator):  # type: ignore[misc]

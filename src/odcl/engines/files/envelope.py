@@ -297,7 +297,7 @@ class _Checked:
 
 
 @contextmanager
-def refusing() -> Iterator[None]:
+def refusing(said: str = "it is damaged or was changed") -> Iterator[None]:
     """Whatever is wrong with the contents of a file is the reason why it is refused."""
     try:
         yield
@@ -305,7 +305,7 @@ def refusing() -> Iterator[None]:
         raise
     except (KeyError, TypeError, AttributeError, IndexError, OverflowError, ValueError) as error:
         why = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
-        raise Refused(f"it is damaged or was changed ({why.rstrip('.')})") from None
+        raise Refused(f"{said} ({why.rstrip('.')})") from None
 
 
 @contextmanager

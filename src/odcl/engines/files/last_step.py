@@ -10,6 +10,7 @@ import numpy as np
 
 from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import Federation
+from odcl.engines.arrivals import difference
 from odcl.engines.deliveries import mixed_last_step, plain_last_step
 from odcl.engines.files.download import SiteDownload, read_download
 from odcl.engines.files.site import Leaving, SiteTable, may_leave, read_site
@@ -17,10 +18,6 @@ from odcl.engines.files.task import Task
 from odcl.engines.files.upload import ReadUpload, read_upload
 from odcl.exchange.upload import Uploads
 from odcl.local.receive import Received
-
-# How far the upload made of the rows again may be from the one that was sent: another machine
-# rounds differently, and so does the card's dtype.
-SAME = {"float64": 1e-6, "float32": 1e-4, "float16": 2e-2}
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,21 +91,9 @@ def _check_same(sent: ReadUpload, again: Uploads, path: str | os.PathLike[str]) 
             f"{why}: {len(again)} of its users may send something, and the upload has "
             f"{len(sent.uploads)}. Use the same table, or make a new upload."
         )
-    allowed = SAME[sent.dtype]
-    for name in again.present if len(again) else ():
-        values, there = (_unsigned(name, one.present[name]) for one in (again, sent.uploads))
-        finite = np.isfinite(values) & np.isfinite(there)
-        gap = np.abs(np.where(finite, values - there, 0.0))
-        size = np.abs(np.where(finite, values, 0.0)).max()
-        if gap.max() > allowed * size or (finite != np.isfinite(values)).any():
-            raise ValueError(f"{why}: {name} differs. Use the same table, or make a new upload.")
-
-
-def _unsigned(name: str, values: Array) -> Array:
-    """A field as it is whatever the order of rows: that of a triangle decides on its signs."""
-    if not Uploads.parts()[name].triangular:
-        return values
-    return np.swapaxes(values, -1, -2) @ values
+    name = difference(again, sent.uploads, sent.dtype)
+    if name:
+        raise ValueError(f"{why}: {name} differs. Use the same table, or make a new upload.")
 
 
 def _mixed_models(

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 
 from odcl._typing import Bools, Floats, Ints
+from odcl.engines.deliveries import LateUsers
 from odcl.engines.files.download import SiteDownload, download_bytes
 from odcl.engines.files.envelope import write_envelope
 from odcl.engines.files.keys import SigningKey
 from odcl.engines.files.round import read_round, read_state
 from odcl.engines.files.task import Task
 from odcl.engines.files.upload import own_key, read_upload
-from odcl.exchange.download import Downloads
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,8 +47,6 @@ def assign(
     The round stays as it is. ``key`` is the coordinator's, where the card asks for signatures;
     ``task`` is a card that lists more keys than that of the round, such as the late site's.
     """
-    from odcl.server.mixed import place_mixed
-
     own, groups = read_round(Path(round))
     task = own if task is None else task if isinstance(task, Task) else Task.read(task)
     if task.digest != own.digest:
@@ -65,16 +63,9 @@ def assign(
         raise ValueError(
             "Late sites are placed with mixed groups, and the card has another method."
         )
-    found = [place_mixed(one, mixture) for one in late.uploads]
-    labels = np.array([one.label for one in found], dtype=np.intp)
-    likeliest = np.array([int(one.probabilities.argmax()) for one in found], dtype=np.intp)
-    sure = np.array([one.probability for one in found])
-    distance = np.array([one.distance for one in found])
-    none = np.array([one.none_of_these for one in found], dtype=bool)
-    dim = task.dim
-    models = np.array([one.theta for one in found]).reshape(len(found), dim)
-    sizes = groups.sizes[likeliest]
-    downloads = Downloads(late.uploads.users, models, labels, sizes, sure)
-    given = SiteDownload(groups, downloads, late.file.sha256, True, distance, none)
+    users = LateUsers.placed(late.uploads, mixture, groups.sizes)
+    distance, none = users.distance, users.none_of_these
+    given = SiteDownload(groups, users.downloads, late.file.sha256, True, distance, none)
     content = download_bytes(task, late.site, given, key)
-    return LateSite(task, late.site, content, labels, sure, distance, none)
+    sure = np.array([one.probability for one in users.found])
+    return LateSite(task, late.site, content, users.downloads.group, sure, distance, none)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 CARD, STATE, GROUPS = "task.toml", "round.json", "round.groups"
-REPORT, TEXT = "report.json", "report.txt"
+REPORT, TEXT, PAGE = "report.json", "report.txt", "report.html"
 _MOST_BYTES = 2**26
 
 
@@ -143,6 +143,7 @@ def write_round(
 
     An old round goes with its own files and with no others: a folder that holds more is refused.
     """
+    from odcl.report.page.round import round_page
     from odcl.report.round import round_json
 
     task, sizes, files = combined.task, dict[str, int](), dict[str, str]()
@@ -163,7 +164,9 @@ def write_round(
         words, arrays = combined.groups.parts
         write(CARD, task.to_toml().encode())
         write(GROUPS, envelope_bytes("groups", task, "", arrays, words, key=key))
-        write(REPORT, json_bytes(round_json(combined), indent=None))
+        report = round_json(combined)
+        write(REPORT, json_bytes(report, indent=None))
+        write(PAGE, round_page(report, task, combined.groups))
         write(TEXT, f"{combined}\n".encode())
         write(STATE, state.to_bytes(dict(files)))
     return combined

@@ -55,6 +55,9 @@ class Feature:
         if self.levels is not None and _are_keys(self.levels, 1):
             first, *others = self.levels
             object.__setattr__(self, "levels", (first, *sorted(others)))
+        for name in ("shift", "scale"):  # 60 and 60.0 are one number on the card, and one digest
+            if type(getattr(self, name)) is int:
+                object.__setattr__(self, name, float(getattr(self, name)))
 
     @property
     def width(self) -> int:

@@ -18,28 +18,40 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from odcl.engines.flower.bare import read_bare as read_bare
     from odcl.engines.flower.client import make_client_app as make_client_app
     from odcl.engines.flower.fits import Fit as Fit
     from odcl.engines.flower.fits import RiskFit as RiskFit
     from odcl.engines.flower.ifca import IFCA as IFCA
     from odcl.engines.flower.ifca import IFCAOutcome as IFCAOutcome
+    from odcl.engines.flower.late import LateODCL as LateODCL
+    from odcl.engines.flower.linear_models import EstimatorFit as EstimatorFit
+    from odcl.engines.flower.networks import ModuleFit as ModuleFit
+    from odcl.engines.flower.networks import frozen_features as frozen_features
+    from odcl.engines.flower.networks import network_digest as network_digest
     from odcl.engines.flower.node import NodeData as NodeData
     from odcl.engines.flower.node import NodeModels as NodeModels
+    from odcl.engines.flower.outcome import Outcome as Outcome
     from odcl.engines.flower.request import Request as Request
     from odcl.engines.flower.strategy import ODCL as ODCL
-    from odcl.engines.flower.strategy import Outcome as Outcome
 
 _HOME = {
+    "EstimatorFit": "linear_models",
     "Fit": "fits",
     "IFCA": "ifca",
     "IFCAOutcome": "ifca",
+    "ModuleFit": "networks",
+    "LateODCL": "late",
     "NodeData": "node",
     "NodeModels": "node",
     "ODCL": "strategy",
-    "Outcome": "strategy",
+    "Outcome": "outcome",
     "Request": "request",
     "RiskFit": "fits",
+    "frozen_features": "networks",
     "make_client_app": "client",
+    "network_digest": "networks",
+    "read_bare": "bare",
 }
 __all__ = sorted(_HOME)
 

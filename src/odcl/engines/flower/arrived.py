@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -19,7 +18,7 @@ from typing import Any
 
 from flwr.app import Message
 
-from odcl.artifact.arrays import expect, id_to_json, is_count
+from odcl.artifact.arrays import expect, is_count
 from odcl.engines.arrivals import SetAside, expect_users, from_wire, to_wire
 from odcl.engines.files.envelope import (
     Refused,
@@ -28,8 +27,9 @@ from odcl.engines.files.envelope import (
     refusing,
     write_envelope,
 )
-from odcl.engines.flower.records import arrays_of, config_of
+from odcl.engines.flower.records import arrays_of, config_of, metrics_of
 from odcl.engines.flower.request import Request, check_digest, ids_from_text, ids_to_text
+from odcl.engines.flower.transport import Reply
 from odcl.exchange.upload import Uploads
 
 ENDING = ".upload"
@@ -45,9 +45,12 @@ class Arrival:
     n_features: int
 
 
+MALFORMED = "its reply is malformed"
+
+
 def read_reply(request: Request, node: int, message: Message) -> Arrival:
     """The uploads of a reply; :class:`Refused` says why it is not taken."""
-    with refusing():
+    with refusing(MALFORMED):
         words = config_of(message)
         check_digest(request, words)
         ids, n_features = ids_from_text(words.get("users")), words.get("n-features")
@@ -58,6 +61,17 @@ def read_reply(request: Request, node: int, message: Message) -> Arrival:
         expect_users(len(ids))
         arrays = arrays_of(message, agreed.specs, users=len(ids))
         return Arrival(node, from_wire(agreed, ids, arrays), n_features)
+
+
+def confirmation(request: Request, reply: Reply) -> dict[str, float]:
+    """The metrics of a node that has its models; :class:`Refused` says why it has not."""
+    if reply.message is None:
+        raise Refused(reply.why)
+    with refusing(MALFORMED):
+        words = config_of(reply.message)
+        check_digest(request, words)
+        expect(words.get("received") is True, "it does not say that it received it")
+        return dict(metrics_of(reply.message))
 
 
 @dataclass
@@ -155,8 +169,8 @@ def _path(folder: Path, node: int) -> Path:
 
 def _write(folder: Path, request: Request, one: Arrival) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    ids = [id_to_json(user) for user in one.uploads.users.tolist()]
-    words = {"users": len(ids), "ids": ids_to_text(one.uploads.users), "features": one.n_features}
+    users = one.uploads.users
+    words = {"users": len(users), "ids": ids_to_text(users), "features": one.n_features}
     arrays = to_wire(one.uploads, request.agreed(one.n_features).dtype)
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     content = envelope_bytes("upload", request, f"node-{one.node}", arrays, words, created=now)
@@ -175,7 +189,3 @@ def _read(path: Path, request: Request) -> Arrival:
         agreed = request.agreed(n_features)
         arrays = file.arrays(agreed.specs, users=len(ids))
         return Arrival(int(found[1]), from_wire(agreed, ids, arrays), n_features)
-
-
-def users_of(arrivals: Iterable[Arrival]) -> int:
-    return sum(len(one.uploads) for one in arrivals)

@@ -10,7 +10,7 @@ import ipaddress
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +82,7 @@ def make_certificates(
     return Certificates(Path(folder))
 
 
-def _write_authority_and_server(
-    made: Certificates, alternatives: Sequence[Any], days: int
-) -> None:
+def _write_authority_and_server(made: Certificates, alternatives: Sequence[Any], days: int) -> None:
     """A certificate authority of this deployment alone, and the SuperLink's certificate by it."""
     x509, ec, serialization, hashes = _cryptography()
     authority_key, server_key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
@@ -128,9 +126,7 @@ def _write_node(made: Certificates, site: str) -> None:
 
 def _secret(key: Any, form: Any) -> bytes:
     _, _, serialization, _ = _cryptography()
-    return bytes(
-        key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
-    )
+    return bytes(key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
@@ -141,7 +137,7 @@ def _write(path: Path, content: bytes, mode: int) -> None:
 
 def _certificate(subject: Any, issuer: Any, public: Any, days: int) -> Any:
     x509, _, _, _ = _cryptography()
-    now = datetime.now(timezone.utc)
+    now = datetime.now(UTC)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -160,8 +156,10 @@ def _name(common: str) -> Any:
 
 def _usage(**allowed: bool) -> Any:
     x509, _, _, _ = _cryptography()
-    every = ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment")
-    every += ("key_agreement", "key_cert_sign", "crl_sign", "encipher_only", "decipher_only")
+    every = (
+        *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment"),
+        *("key_agreement", "key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
+    )
     return x509.KeyUsage(**{name: allowed.get(name, False) for name in every})
 
 

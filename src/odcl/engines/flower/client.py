@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 
-from odcl._typing import Array
+from odcl._typing import Array, Bools
 from odcl.artifact.arrays import ArraySpec, expect, is_count, parse_json
 from odcl.data.federation import Federation
 from odcl.engines.arrivals import Agreed, to_wire
@@ -75,7 +76,7 @@ def make_client_app(
 
     def rows_of(context: Context, request: Request) -> tuple[NodeData, Agreed]:
         data = NodeData.of(load(context), context.node_config)
-        n = data.train.n_features
+        n = _length(fit) if request.bare else data.train.n_features
         if request.n_features not in (None, n):
             raise ValueError(
                 f"The rows have {n} features, and {request.n_features} are agreed on: "
@@ -122,23 +123,33 @@ def make_client_app(
     return app
 
 
+def _length(fit: Fit) -> int:
+    """How many numbers a model has that odcl does not know."""
+    found = getattr(fit, "n_parameters", None)
+    if found is None:
+        raise ValueError(
+            f"The server asks for bare models (risk=None), and {type(fit).__name__} fits a risk: "
+            "give make_client_app a fit of its own, such as ModuleFit, or the server a risk."
+        )
+    return int(found)
+
+
 def _models(
     request: Request,
     rows: Federation,
     uploads: Uploads,
     placed: Placed,
     reason: str,
-    late: bool,
+    late: Bools,
 ) -> NodeModels:
     own = placed.received
-    sure = placed.probability
-    labels = placed.labels if own.group is None or late else own.group
-    return NodeModels(request, rows.users, own.models, labels, sure, reason, own, uploads, late)
+    found = (own.models, placed.labels, placed.probability, reason, own, uploads, late)
+    return NodeModels(request, rows.users, *found)
 
 
 def _delivered(
     message: Message, words: Mapping[str, Any], agreed: Agreed, users: Array
-) -> tuple[Downloads, bool]:
+) -> tuple[Downloads, Bools]:
     """The downloads of a node's users, checked, and whether these came after the round."""
     named = ids_from_text(words.get("users"))
     expect(named.tolist() == users.tolist(), "the download is for other users than this node's")
@@ -150,12 +161,12 @@ def _delivered(
     if mixed is not None:
         specs |= MIXTURE_SPECS
     if late:
-        specs |= late_specs()
+        specs |= late_specs() | {"late": ArraySpec(("users",), ("bool",))}
     arrays = arrays_of(message, specs, users=len(users))
     mixture = mixture_of(agreed, mixed, arrays)
     own = {name: arrays[name] for name in download_specs(agreed.dim) if name in arrays}
     downloads = downloads_of(agreed, users, own, int(n_groups or 0), mixture)
-    return downloads, bool(late)
+    return downloads, arrays.get("late", np.zeros(len(users), dtype=bool))
 
 
 # -- the node's own memory: what it sent need not be worked out again ------------------------------

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import numpy as np
-
-from odcl._typing import Floats, Ints
+from odcl._typing import Bools, Floats, Ints
 from odcl.data.federation import Federation, positions
 from odcl.engines.arrivals import Agreed
 from odcl.engines.deliveries import Placed, mixed_last_step, plain_last_step
@@ -34,10 +32,13 @@ class Fit(Protocol):
         uploads: Uploads,
         downloads: Downloads,
         *,
-        late: bool,
+        late: Bools,
         seed: int,
     ) -> Placed:
-        """Each user's model, from its own rows, upload and download."""
+        """Each user's model, from its own rows, upload and download.
+
+        ``late`` (n_users,): users who came after the round, and were placed in its groups.
+        """
         ...
 
     def losses(
@@ -66,13 +67,12 @@ class RiskFit:
         uploads: Uploads,
         downloads: Downloads,
         *,
-        late: bool,
+        late: Bools,
         seed: int,
     ) -> Placed:
         if downloads.mixture is None:
             return plain_last_step(agreed, rows, uploads, downloads, seed=seed)
-        members = np.full(rows.n_users, not late)
-        return mixed_last_step(agreed, rows, uploads, downloads, members)
+        return mixed_last_step(agreed, rows, uploads, downloads.take(~late), ~late)
 
     def losses(
         self,

@@ -8,9 +8,11 @@ is computed here: users answer by :func:`odcl.local.rounds.answer`, answers are 
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,12 +21,16 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from odcl._typing import Array, Floats, Ints
-from odcl.engines.arrivals import MOST_SIZE, SetAside, naming_set_aside
+from odcl.artifact.arrays import id_to_json
+from odcl.artifact.folder import check_artifact_place
+from odcl.engines.arrivals import SetAside, naming_set_aside
+from odcl.engines.flower.bare import BareResult, write_bare
+from odcl.engines.flower.outcome import mean_metrics
 from odcl.engines.flower.records import array_record
 from odcl.engines.flower.request import Request
 from odcl.engines.flower.rounds import Round
-from odcl.engines.flower.strategy import answers_of, mean_metrics
-from odcl.engines.flower.talk import Heard, NodeAnswer, Talk
+from odcl.engines.flower.strategy import answers_of
+from odcl.engines.flower.talk import RUN_AWAY, Heard, NodeAnswer, Talk
 from odcl.engines.flower.transport import Reply, replies, wait_for_nodes
 from odcl.exchange.ledger import Exchange, Ledger
 from odcl.local.rounds import Average, StepSize, ball_around, resolve_step
@@ -61,11 +67,34 @@ class IFCAOutcome:
     def n_rounds(self) -> int:
         return self.ledger.n_rounds
 
+    def write(self, folder: Path, *, force: bool = False) -> None:
+        """Models, choices and what became of each node, whole or not at all."""
+        used = len(np.unique(self.labels))
+        reason = (
+            f"{used} of {len(self.centers)} models in use after {self.n_rounds} rounds of IFCA."
+        )
+        given = (self.request.config(), self.users, self.labels, self.centers, reason)
+        nodes = {
+            "nodes": {
+                str(node): [id_to_json(user) for user in users]
+                for node, users in self.nodes.items()
+            },
+            "set_aside": [{"node": one.name, "reason": one.reason} for one in self.set_aside],
+            "rounds": self.n_rounds,
+            "bytes": {"up": self.ledger.total_up, "down": self.ledger.total_down},
+            "step_size": self.step_size,
+            "risk": self.risk.tolist(),
+            "diverged": self.diverged,
+        }
+        write_bare(BareResult(*given), folder, nodes, force=force)
+
 
 class IFCA(Strategy):
     """Iterative federated clustering as a Flower strategy.
 
-    risk : what every user minimises: a :class:`~odcl.risk.risk.Risk`, or the name of a loss.
+    risk : what every user minimises: a :class:`~odcl.risk.risk.Risk`, or the name of a loss. None
+        for modules of PyTorch (:class:`~odcl.engines.flower.networks.ModuleFit`): then ``initial``
+        holds models, ``average`` is "models", and each user's own training is the local steps.
     n_clusters : how many models are broadcast.
     n_features : features of the nodes' rows; not needed where ``initial`` holds models.
     average : "gradients" (option I: one step per round, divided by all users) or "models" (option
@@ -75,6 +104,8 @@ class IFCA(Strategy):
     min_replies, nodes, wait, timeout : as for :class:`~odcl.engines.flower.ODCL`, each round; a
         node that was set aside is not asked again, and one that connects after the first round
         takes part from the next one on.
+    result_dir, force : folder for the models and the users' choices, written whole at the end
+        (:func:`~odcl.engines.flower.read_bare` reads it), and whether it may replace one.
 
     ``start(grid, num_rounds=100)`` runs it. The models are those of
     :func:`odcl.paper.baselines.ifca` with all rows in every step, up to rounding.
@@ -82,7 +113,7 @@ class IFCA(Strategy):
 
     def __init__(
         self,
-        risk: Risk | str = "squared",
+        risk: Risk | str | None = "squared",
         n_clusters: int = 2,
         *,
         n_features: int | None = None,
@@ -94,6 +125,8 @@ class IFCA(Strategy):
         nodes: int | None = None,
         wait: float = 60.0,
         timeout: float = 600.0,
+        result_dir: str | os.PathLike[str] | None = None,
+        force: bool = False,
         seed: int = 0,
     ) -> None:
         if average not in ("gradients", "models"):
@@ -103,19 +136,27 @@ class IFCA(Strategy):
                 f"local_steps={local_steps} with average='gradients': a user answers with one "
                 "gradient, so there is one step per round. Use average='models' for local steps."
             )
+        if risk is None and (average != "models" or isinstance(step_size, str)):
+            raise ValueError(
+                "risk=None is for models whose gradients odcl does not know: give average='models' "
+                "and any number as step_size, which their own training does not look at."
+            )
         if min_replies < 1 or n_clusters < 1 or not (wait >= 0 and timeout > 0):
             raise ValueError(
                 f"min_replies={min_replies}, n_clusters={n_clusters}, wait={wait} and timeout="
                 f"{timeout}: there is at least one reply and one model, and times are in seconds."
             )
-        risk = risk if isinstance(risk, Risk) else Risk(risk)
-        self.request = Request(risk, Method.paper(n_clusters), seed, name="ifca")
+        named = risk if isinstance(risk, Risk) else Risk(risk or "squared")
+        bare = risk is None
+        self.request = Request(named, Method.paper(n_clusters), seed, name="ifca", bare=bare)
         self.n_clusters, self.average = n_clusters, average
         self.local_steps = local_steps or (1 if average == "gradients" else 10)
         self.step_size: StepSize = step_size
         self.initial = self._first_models(initial, n_features)
         self.min_replies, self.nodes = min_replies, max(nodes or min_replies, min_replies)
         self.wait, self.timeout = wait, timeout
+        self.result_dir = None if result_dir is None else Path(result_dir).absolute()
+        self.force = force
         self.outcome: IFCAOutcome | None = None
         self._begin()
 
@@ -154,7 +195,8 @@ class IFCA(Strategy):
 
     def summary(self) -> None:
         risk = self.request.risk
-        log.info("\t├── Risk: %s loss, l2 = %g", risk.loss.name, risk.l2)
+        what = f"{risk.loss.name} loss, l2 = {risk.l2:g}"
+        log.info("\t├── Risk: %s", "the nodes' own (bare models)" if self.request.bare else what)
         log.info("\t├── %d models, averaging of %s", self.n_clusters, self.average)
         log.info("\t└── At least %d replies a round, within %g s", self.min_replies, self.timeout)
 
@@ -177,6 +219,8 @@ class IFCA(Strategy):
         log.info("Starting %s strategy:", type(self).__name__)
         self.summary()
         began, self.timeout = time.monotonic(), timeout or self.timeout
+        if self.result_dir is not None:
+            check_artifact_place(self.result_dir, force=self.force)
         if initial_arrays is not None:
             self.initial = self._first_models(initial_arrays["models"].numpy(), None)
         self._begin()
@@ -198,6 +242,10 @@ class IFCA(Strategy):
         found = self._delivered(replies(grid, asked, self.timeout))
         if found is not None:
             result.evaluate_metrics_clientapp[num_rounds] = found
+        if self.result_dir is not None:
+            assert self.outcome is not None
+            self.outcome.write(self.result_dir, force=self.force)
+            log.info("Models, groups and what became of each node: %s", self.result_dir)
         log.info("Finished in %.1f s.", time.monotonic() - began)
         return result
 
@@ -214,7 +262,7 @@ class IFCA(Strategy):
         radius = ball_around(self._models) if self._step is None else None
         if self._step is None and self.average == "models":
             # Users need the step before they take one: a question ahead of the first round.
-            self._ask = Round(0, radius=radius, replies=False)
+            self._ask = Round(0, self.average, radius=radius, replies=False)
             asked = self._talk.messages(self._ask, self._models, there)
             heard = self._heard(replies(grid, asked, self.timeout))
             self._find_step(heard)
@@ -284,7 +332,7 @@ class IFCA(Strategy):
         models = combine(self._models[None], answers, self._step)[0]
         metrics = {"num-users": m, "risk": self._risk[-1]}
         metrics |= {"nodes-set-aside": len(self._talk.aside)}
-        self._diverged = not bool((np.abs(models) < MOST_SIZE).all())
+        self._diverged = not bool((np.abs(models) < RUN_AWAY).all())
         if self._diverged:
             log.warning("The models run away: the step is too long. Lower step_size.")
             return None, MetricRecord(metrics)
@@ -297,7 +345,7 @@ class IFCA(Strategy):
     ) -> list[Message]:
         """The last models to every node, of which each user takes the best."""
         self._models = arrays["models"].numpy()
-        self._ask = Round(server_round, replies=False)
+        self._ask = Round(server_round, self.average, replies=False)
         there = sorted(set(grid.get_node_ids()))
         more: Any = {"last": True, "more": config}
         self._asked = self._talk.messages(self._ask, self._models, there, **more)
@@ -327,4 +375,5 @@ class IFCA(Strategy):
             metrics,
             self._diverged,
         )
-        return mean_metrics(metrics.values())
+        told = mean_metrics(metrics.values())
+        return MetricRecord(told) if told else None

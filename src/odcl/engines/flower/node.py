@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from odcl._typing import Array, Floats, Ints
+from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.federation import Federation, positions
 from odcl.engines.flower.request import Request
 from odcl.exchange.upload import Uploads
@@ -90,7 +90,7 @@ class NodeModels:
     reason: str  # how the groups came about
     received: Received  # with how sure each model is, where the method tells
     uploads: Uploads | None  # what the users sent; None after rounds
-    late: bool  # they came after the round
+    late: Bools  # (n_users,), who came after the round
 
     def model(self, user: Any) -> Floats:
         """The model of one user, (dim,): its coefficients, and the intercept last."""

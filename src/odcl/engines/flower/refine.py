@@ -17,10 +17,10 @@ from flwr.serverapp import Grid
 
 from odcl._typing import Floats, Ints
 from odcl.data.federation import positions
-from odcl.engines.arrivals import MOST_SIZE, SetAside
+from odcl.engines.arrivals import SetAside
 from odcl.engines.flower.request import Request
 from odcl.engines.flower.rounds import Round
-from odcl.engines.flower.talk import Heard, Talk
+from odcl.engines.flower.talk import RUN_AWAY, Heard, Talk
 from odcl.engines.flower.transport import replies
 from odcl.exchange.ledger import Exchange, Ledger
 from odcl.local.rounds import Average, ball_around
@@ -90,7 +90,7 @@ def refine(
         new = centers.copy()
         new_of, members = np.unique(labels, return_inverse=True)
         new[new_of] = _combined(centers[new_of], got, members.reshape(-1), L[at], average)
-        if not bool((np.abs(new) < MOST_SIZE).all()):
+        if not bool((np.abs(new) < RUN_AWAY).all()):
             log.warning("Rounds inside groups end after %d: the models run away.", t - 1)
             break
         centers = new

@@ -20,6 +20,8 @@ from odcl.artifact.arrays import (
 )
 from odcl.data.federation import owner_ids
 from odcl.engines.arrivals import Agreed
+from odcl.engines.files.envelope import Refused
+from odcl.engines.flower.bare import MOST_BARE, BareAgreed
 from odcl.method import Method
 from odcl.risk.risk import Risk
 
@@ -42,6 +44,7 @@ class Request:
     columns: tuple[str, ...] | None = None
     name: str = "flower"
     round: int = 1
+    bare: bool = False  # models of another kind than the risk's: n_features is their length
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "method", replace(self.method, standardize=False))
@@ -57,6 +60,9 @@ class Request:
     def agreed(self, n_features: int) -> Agreed:
         """What an upload of users with so many features has to be."""
         known: dict[int, Agreed] = self.__dict__["_agreed"]
+        if self.bare and n_features not in known:
+            expect(0 < n_features <= MOST_BARE, f"a model of {n_features} parameters")
+            known[n_features] = BareAgreed(self.risk, self.method, n_features)
         if n_features not in known:
             dim = self.risk.dim(n_features)
             expect(0 < dim <= MOST_PARAMETERS, f"a model of {dim} parameters")
@@ -78,6 +84,7 @@ class Request:
                 "method": self.method.to_json(),
                 "seed": self.seed,
                 "columns": None if self.columns is None else list(self.columns),
+                "bare": self.bare,
             },
             indent=None,
         ).decode()
@@ -113,6 +120,7 @@ class Request:
         expect(columns is None or isinstance(columns, list), "columns are no list")
         expect(isinstance(name, str) and is_count(number), "no name, or no round")
         expect(is_count(words["seed"]), "the seed is no whole number from 0 on")
+        expect(isinstance(words["bare"], bool), "it does not say what models are")
         found = cls(
             Risk.from_json(words["risk"]),
             Method.from_json(words["method"]),
@@ -120,6 +128,7 @@ class Request:
             None if columns is None else tuple(map(str, columns)),
             name,
             number,
+            words["bare"],
         )
         expect(found.digest == config.get(_DIGEST), "the digest is not that of the request")
         return found
@@ -127,7 +136,8 @@ class Request:
 
 def check_digest(request: Request, config: Mapping[str, Any]) -> None:
     """Refuse what answers another request."""
-    expect(config.get(_DIGEST) == request.digest, "it answers another task than this one")
+    if config.get(_DIGEST) != request.digest:
+        raise Refused("it answers another task than this one")
 
 
 # -- ids of users ----------------------------------------------------------------------------------

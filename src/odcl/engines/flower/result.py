@@ -6,18 +6,23 @@ node confirmed its download, and the bytes beside FedAvg's and IFCA's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from odcl import __version__
 from odcl.artifact.arrays import expect, id_from_json, id_to_json, json_bytes, parse_json
-from odcl.artifact.folder import StoredArtifact
+from odcl.artifact.folder import StoredArtifact, open_artifact
+from odcl.artifact.manifest import blaming
+from odcl.engines.arrivals import SetAside
+from odcl.engines.flower.bare import BareResult, write_bare
 from odcl.engines.flower.columns import Columns
 from odcl.engines.flower.request import Request
+from odcl.server.assign import Assignment
 
 if TYPE_CHECKING:
-    from odcl.engines.flower.strategy import Outcome
+    from odcl.engines.flower.outcome import Outcome
 
 FORMAT = 1
 NODES, REPORT = "nodes.json", "report.json"
@@ -30,6 +35,11 @@ def write_result(outcome: Outcome, columns: Columns, folder: Path, *, force: boo
     from odcl.estimators.run_tables import finite, run_tables
 
     request, uploads = outcome.request, outcome.uploads
+    if request.bare:
+        step = outcome.step
+        found = (request.config(), step.users, step.labels, step.centers, step.reason)
+        write_bare(BareResult(*found), folder, finite(nodes_json(outcome)), force=force)
+        return None
     model = server_estimator(
         *(uploads, outcome.step, request.method, request.agreed(outcome.n_features).method),
         schema=columns.schema(request.risk, outcome.n_features, uploads.users),
@@ -59,7 +69,7 @@ def _report(outcome: Outcome, model: Any) -> dict[str, Any]:
         "rule": step.rule,
         "reason": model.reason_,
         "combined": step.combined,
-        "rounds": 1,
+        "rounds": outcome.ledger.n_rounds,
         "bytes_up": outcome.ledger.total_up,
         "bytes_down": outcome.ledger.total_down,
     }
@@ -67,20 +77,16 @@ def _report(outcome: Outcome, model: Any) -> dict[str, Any]:
 
 def nodes_json(outcome: Outcome) -> dict[str, Any]:
     """What became of each node."""
-    ledgers = {"odcl": outcome.ledger, **outcome.others}
+    ledgers, got = {"odcl": outcome.ledger, **outcome.others}, outcome.delivered
     return {
         "format": FORMAT,
         "request": outcome.request.config(),
         "features": outcome.n_features,
         "nodes": {
-            str(node): {
-                "users": [id_to_json(user) for user in users],
-                "late": False,
-                "confirmed": node in outcome.delivered,
-                "metrics": dict(outcome.delivered.get(node, {})),
-            }
+            str(node): _node_json(users, node in got, got.get(node, {}))
             for node, users in outcome.nodes.items()
         },
+        "late": [],  # users who came after the run
         "set_aside": [{"node": one.name, "reason": one.reason} for one in outcome.set_aside],
         "undelivered": [{"node": one.name, "reason": one.reason} for one in outcome.undelivered],
         "bytes": {
@@ -90,29 +96,80 @@ def nodes_json(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-# -- reading ---------------------------------------------------------------------------------------
+def _node_json(
+    users: Sequence[Any], confirmed: bool, metrics: Mapping[str, float]
+) -> dict[str, Any]:
+    ids = [id_to_json(user) for user in users]
+    return {"users": ids, "confirmed": confirmed, "metrics": dict(metrics)}
 
 
-def read_nodes(stored: StoredArtifact) -> dict[str, Any]:
-    """What a result says of its nodes."""
+# -- a result, and who comes after it --------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class SavedRun:
+    """A result on disk: the model, and which nodes have theirs."""
+
+    model: Any
+    request: Request
+    n_features: int
+    confirmed: frozenset[int]  # nodes that have their models
+    late_users: list[Any]  # ids of users who came after the run
+    n_members: int  # users of the run itself, who stand first
+
+
+def open_result(folder: Path) -> SavedRun:
+    """Read what :func:`write_result` wrote."""
+    from odcl.estimators.persist import KIND, load_estimator
+
+    with open_artifact(folder, kind=KIND) as stored:
+        words = _nodes_of(stored)
+    model = load_estimator(None, folder)
+    with blaming(folder / NODES):
+        nodes = words["nodes"]
+        late = [id_from_json(user) for user in words["late"]]
+        confirmed = frozenset(int(node) for node, one in nodes.items() if one["confirmed"])
+        request = Request.from_config(words["request"])
+        return SavedRun(
+            *(model, request, int(words["features"]), confirmed, late),
+            len(model.users_) - len(late),
+        )
+
+
+def _nodes_of(stored: StoredArtifact) -> dict[str, Any]:
     if NODES not in stored:
         raise ValueError(f"{stored.folder} is no result of a run on Flower: it has no {NODES}.")
     content = stored.content(NODES)
     with stored.checking(NODES):
         words = parse_json(content)
         expect(isinstance(words, dict) and words.get("format") == FORMAT, "it has another format")
-        expect(isinstance(words["nodes"], dict) and isinstance(words["request"], dict), "no nodes")
+        expect(isinstance(words["nodes"], dict) and isinstance(words["late"], list), "no nodes")
     return dict(words)
 
 
-def request_of(words: Mapping[str, Any]) -> Request:
-    return Request.from_config(words["request"])
+def add_late(
+    folder: Path,
+    placed: Mapping[Any, Assignment],
+    nodes: Mapping[int, Sequence[Any]],
+    confirmed: Mapping[int, Mapping[str, float]],
+    *,
+    set_aside: Sequence[SetAside],
+) -> None:
+    """Remember users who came after the run, and which nodes have their models by now."""
+    from odcl.estimators.persist import update_estimator
+    from odcl.estimators.run_tables import finite, run_tables
 
+    def changed(model: Any, stored: StoredArtifact) -> dict[str, Any]:
+        words = _nodes_of(stored)
+        if placed:
+            model.add_assigned(list(placed), list(placed.values()))
+        words["late"] += [id_to_json(user) for user in placed]
+        for node, own in nodes.items():
+            words["nodes"][str(node)] = _node_json(own, node in confirmed, confirmed.get(node, {}))
+        served = {f"node {node}" for node in nodes}
+        for name, more in (("set_aside", set_aside), ("undelivered", ())):
+            left = [one for one in words[name] if one["node"] not in served]
+            words[name] = left + [{"node": one.name, "reason": one.reason} for one in more]
+        return {NODES: json_bytes(finite(words)), **run_tables(model)}
 
-def users_by_node(words: Mapping[str, Any]) -> dict[int, tuple[Any, ...]]:
-    """The users of each node that confirmed its download."""
-    return {
-        int(node): tuple(id_from_json(user) for user in one["users"])
-        for node, one in words["nodes"].items()
-        if one["confirmed"]
-    }
+    update_estimator(folder, changed)

@@ -40,7 +40,7 @@ class Round:
     replies: bool = True  # False: they only choose a model
 
     def work(self) -> Work:
-        return Work(self.average, self.step_size, self.n_steps)
+        return Work(self.average, self.step_size, self.n_steps if self.replies else 0)
 
     def words(self) -> str:
         return json_bytes(asdict(self), indent=None).decode()
@@ -140,7 +140,8 @@ def add_rounds(
             models, labels = done.found.picked[:, 0], done.found.labels[:, 0]
             own = Received(models, np.full(len(models), np.inf), "none")
             sure, reason = np.ones(len(models)), "the least risk on the user's own rows"
-            given = (models, labels, sure, reason, own, None, False)
+            late = np.zeros(len(models), dtype=bool)
+            given = (models, labels, sure, reason, own, None, late)
             on_model(NodeModels(done.request, done.users, *given), context)
         return done.reply
 

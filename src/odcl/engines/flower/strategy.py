@@ -9,78 +9,46 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from odcl.artifact.folder import check_artifact_place
 from odcl.engines.arrivals import SetAside, joined, naming_set_aside
-from odcl.engines.deliveries import mixture_parts, plain
+from odcl.engines.files.envelope import Refused
 from odcl.engines.files.task import Task
-from odcl.engines.flower.arrived import Arrival, Arrived, arrived_folder
+from odcl.engines.flower.arrived import Arrival, Arrived, arrived_folder, confirmation
+from odcl.engines.flower.bare import expect_bare
 from odcl.engines.flower.columns import Columns, checked_columns
-from odcl.engines.flower.records import array_record, content, metrics_of
-from odcl.engines.flower.request import Request, ids_to_text
+from odcl.engines.flower.outcome import Delivery, Outcome, count, mean_metrics
+from odcl.engines.flower.records import array_record, content
+from odcl.engines.flower.request import Request
 from odcl.engines.flower.result import write_result
 from odcl.engines.flower.transport import (
     Reply,
     evaluate_message,
     replies,
+    reply_of,
     train_message,
     wait_for_nodes,
 )
-from odcl.exchange.ledger import Ledger, fedavg_exchange, ifca_exchange
 from odcl.exchange.upload import Uploads
 from odcl.method import Method
 from odcl.risk.risk import Risk
 from odcl.server.step import ServerStep, server_step
 
-if TYPE_CHECKING:
-    from odcl.engines.flower.refine import Refined
-
 log = logging.getLogger("flwr")  # Flower's own: it goes where `flwr log` looks
-
-
-@dataclass(frozen=True, eq=False)
-class Outcome:
-    """What a run gave, as the server knows it. Users stand in the order of their own ids."""
-
-    request: Request
-    n_features: int
-    nodes: Mapping[int, tuple[Any, ...]]  # node -> the ids of its users
-    uploads: Uploads
-    step: ServerStep
-    set_aside: tuple[SetAside, ...]
-    delivered: Mapping[int, Mapping[str, float]]  # node -> the metrics that it sent back
-    undelivered: tuple[SetAside, ...] = ()
-    compared_rounds: int = 100  # of FedAvg and IFCA, beside which bytes are shown
-    refined: Refined | None = None  # rounds inside the groups, where there were any
-
-    @property
-    def ledger(self) -> Ledger:
-        """Bytes of the numbers that users sent and received."""
-        one = Ledger.of(self.uploads, self.step.downloads)
-        return one if self.refined is None else one.then(self.refined.ledger)
-
-    @property
-    def others(self) -> dict[str, Ledger]:
-        """What methods of many rounds would send for the same task: every user is a client."""
-        m, dim, R = len(self.uploads), self.uploads.dim, self.compared_rounds
-        return {
-            "FedAvg": fedavg_exchange(m, dim).over(R),
-            "IFCA": ifca_exchange(m, dim, self.step.n_clusters).over(R),
-        }
 
 
 class ODCL(Strategy):
     """One-shot clustered federated learning as a Flower strategy.
 
-    risk : what every user minimises: a :class:`~odcl.risk.risk.Risk`, or the name of a loss.
+    risk : what every user minimises: a :class:`~odcl.risk.risk.Risk`, or the name of a loss. None
+        where nodes send bare models of another kind, such as a network's parameters.
     method : how groups are found, combined and used; ``Method()`` unless given, or "paper".
     min_replies : nodes whose uploads must arrive; with fewer the run fails, and says why.
     nodes : nodes to wait for before the round begins; ``min_replies`` unless given. Nodes that
@@ -101,7 +69,7 @@ class ODCL(Strategy):
 
     def __init__(
         self,
-        risk: Risk | str = "squared",
+        risk: Risk | str | None = "squared",
         method: Method | str = "default",
         *,
         min_replies: int = 2,
@@ -132,11 +100,14 @@ class ODCL(Strategy):
             raise ValueError(f"wait={wait} and timeout={timeout} are no times in seconds.")
         self.columns = checked_columns(features, user, target, classes)
         self.request = Request(
-            risk if isinstance(risk, Risk) else Risk(risk),
+            risk if isinstance(risk, Risk) else Risk(risk or "squared"),
             Method.of(method),
             seed,
             self.columns.features,
+            bare=risk is None,
         )
+        if self.request.bare:
+            expect_bare(self.request.method, "risk=None")
         self.min_replies, self.nodes = min_replies, max(nodes or min_replies, min_replies)
         self.wait, self.timeout, self.refine_rounds = wait, timeout, refine_rounds
         self.result_dir = None if result_dir is None else Path(result_dir).absolute()
@@ -144,6 +115,18 @@ class ODCL(Strategy):
         self.outcome: Outcome | None = None
         self._arrived = Arrived(self.request)
         self._asked: list[Message] = []
+
+    @classmethod
+    def from_result(cls, result_dir: str | os.PathLike[str], **settings: Any) -> ODCL:
+        """The strategy that serves nodes which come after a run, from its saved result.
+
+        Nodes that have their models are not asked. A node that never confirmed its download gets
+        it; users who are new are placed in the groups, and added to the result; nobody else
+        changes. ``settings`` are nodes, wait, timeout and min_replies (1 unless given).
+        """
+        from odcl.engines.flower.late import LateODCL
+
+        return LateODCL(result_dir, **settings)
 
     @classmethod
     def from_task(cls, task: Task, *, user: str = "site", **settings: Any) -> Self:
@@ -159,7 +142,8 @@ class ODCL(Strategy):
     def summary(self) -> None:
         """Log what will be done."""
         risk, method = self.request.risk, self.request.method
-        log.info("\t├── Risk: %s loss, l2 = %g", risk.loss.name, risk.l2)
+        what = f"{risk.loss.name} loss, l2 = {risk.l2:g}"
+        log.info("\t├── Risk: %s", "the nodes' own (bare models)" if self.request.bare else what)
         log.info("\t├── Method: %s, then %s", method.clusterer, method.refit or "the group's model")
         log.info("\t├── At least %d replies, within %g s", self.min_replies, self.timeout)
         log.info("\t└── Result: %s", self.result_dir or "not written (no result_dir)")
@@ -197,8 +181,7 @@ class ODCL(Strategy):
             result.arrays = self._refined(grid)
         config = ConfigRecord() if evaluate_config is None else evaluate_config
         messages = list(self.configure_evaluate(1, result.arrays, config, grid))
-        got = list(replies(grid, messages, self.timeout))
-        found = self._delivered(got)
+        found = self._delivered(replies(grid, messages, self.timeout))
         if found is not None:
             result.evaluate_metrics_clientapp[1] = found
         if evaluate_fn is not None and (own := evaluate_fn(1, result.arrays)) is not None:
@@ -231,20 +214,24 @@ class ODCL(Strategy):
         self._arrived.read()
         heard = set(self._arrived.taken)
         if heard:
-            log.info("%s of an interrupted run are there: it goes on.", _count(heard, "upload"))
-        there = wait_for_nodes(grid, self.nodes, self.wait, known=heard)
+            log.info("%s of an interrupted run are there: it goes on.", count(heard, "upload"))
+        there = wait_for_nodes(grid, self.nodes, self.wait, heard=heard, known=self._known())
         known = len(heard | set(there))
         if known < self.min_replies:
             raise ValueError(
-                f"{_count(there, 'node')} connected within {self.wait:g} s, and {self.min_replies} "
+                f"{count(there, 'node')} connected within {self.wait:g} s, and {self.min_replies} "
                 "replies are needed: start more nodes, wait longer (wait), or ask for fewer "
                 "(min_replies)."
             )
         if known < self.nodes:
             log.warning("%d of %d nodes are there after %g s.", known, self.nodes, self.wait)
         asked = self._requests([node for node in there if node not in heard], config)
-        log.info("[ROUND 1/1] asking %s for their users' uploads", _count(asked, "node"))
+        log.info("[ROUND 1/1] asking %s for their users' uploads", count(asked, "node"))
         return asked
+
+    def _known(self) -> Iterable[int]:
+        """Nodes that need not be asked."""
+        return ()
 
     def _requests(self, nodes: Iterable[int], config: ConfigRecord) -> list[Message]:
         words = {**config, **self.request.config()}
@@ -255,7 +242,7 @@ class ODCL(Strategy):
     def _newcomers(self, config: ConfigRecord, grid: Grid) -> list[Message]:
         """Requests to nodes that connected while the round is open."""
         asked = {message.metadata.dst_node_id for message in self._asked}
-        new = set(grid.get_node_ids()) - asked - set(self._arrived.taken)
+        new = set(grid.get_node_ids()) - asked - set(self._arrived.taken) - set(self._known())
         return self._requests(sorted(new), config)
 
     def _hear(self, reply: Reply) -> None:
@@ -281,36 +268,31 @@ class ODCL(Strategy):
         arrived.settle()
         for node in set(arrived.aside) - before:
             log.warning("Node %d is set aside: %s", node, arrived.aside[node])
-        nodes = {node: arrived.taken[node] for node in sorted(arrived.taken)}
+        nodes = arrived.taken
         with naming_set_aside(arrived.listed()):
             if len(nodes) < self.min_replies:
                 raise ValueError(
-                    f"{_count(nodes, 'reply', 'replies')} can be taken, and {self.min_replies} are "
-                    f"needed ({_count(arrived.aside, 'node')} set aside): see why they were, and "
+                    f"{count(nodes, 'reply', 'replies')} can be taken, and {self.min_replies} are "
+                    f"needed ({count(arrived.aside, 'node')} set aside): see why they were, and "
                     "run it again, which goes on from those taken."
                 )
             uploads = _in_order(nodes.values())
-            log.info("%s of %s arrived.", _count(uploads.users, "user"), _count(nodes, "node"))
+            log.info("%s of %s arrived.", count(uploads.users, "user"), count(nodes, "node"))
             step = self.combine(uploads)
         log.info("%s", step.reason)
-        self.outcome = Outcome(
-            self.request,
-            next(iter(nodes.values())).n_features,
-            {node: tuple(one.uploads.users.tolist()) for node, one in nodes.items()},
-            uploads,
-            step,
-            arrived.listed(),
-            {},
-        )
+        told = (self._n_features(), self._receivers(), uploads, step, arrived.listed())
+        self.outcome = Outcome(self.request, *told, {})
         rows = {"num-examples": int(uploads.n_samples.sum()), "num-users": len(uploads)}
         rows |= {"num-groups": step.n_clusters, "nodes-set-aside": len(arrived.aside)}
         return array_record({"centers": step.centers}), MetricRecord(rows)
 
     def combine(self, uploads: Uploads) -> ServerStep:
         """The one place where groups are found and combined."""
+        if len(uploads) == 1:
+            raise ValueError("One user sent something, and nobody is there to be compared with.")
         request = self.request
         agreed = request.agreed(self._n_features())
-        why = request.method.falls_back(request.risk, agreed.dim)
+        why = "" if request.bare else request.method.falls_back(request.risk, agreed.dim)
         return server_step(uploads, agreed.method, seed=request.seed).fallen_back(why)
 
     def _refined(self, grid: Grid) -> ArrayRecord:
@@ -320,6 +302,7 @@ class ODCL(Strategy):
         assert self.outcome is not None
         old = self.outcome
         limits: Any = {"min_replies": self.min_replies, "timeout": self.timeout}
+        limits["average"] = "models" if self.request.bare else "gradients"
         done = refine(grid, self.request, old.step, old.nodes, rounds=self.refine_rounds, **limits)
         self.outcome = replace(old, step=done.step, refined=done)
         return array_record({"centers": done.step.centers})
@@ -333,25 +316,23 @@ class ODCL(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Each node's own download; nodes of an earlier run that are gone receive none."""
-        assert self.outcome is not None
         there = set(grid.get_node_ids())
-        log.info("Delivering to %s.", _count(there & self.outcome.nodes.keys(), "node"))
-        self._asked = list(self._deliveries(self.outcome, there, config))
+        nodes = {node: users for node, users in self._receivers().items() if node in there}
+        log.info("Delivering to %s.", count(nodes, "node"))
+        self._asked = [
+            evaluate_message(node, content(own, {**config, **words}), self.timeout, "1")
+            for node, own, words in self._delivery().by_node(self.request, nodes)
+        ]
         return self._asked
 
-    def _deliveries(
-        self, outcome: Outcome, there: set[int], config: ConfigRecord
-    ) -> Iterator[Message]:
-        step, downloads = outcome.step, outcome.step.downloads
-        place = {user: i for i, user in enumerate(step.users.tolist())}
-        words, mixed = shared_words(outcome)
-        for node, users in outcome.nodes.items():
-            if node not in there:
-                continue
-            own = downloads.take(np.array([place[user] for user in users], dtype=np.intp))
-            arrays = {name: plain(array) for name, array in own.to_arrays().items()}
-            told = {**config, **words, "users": ids_to_text(own.users)}
-            yield evaluate_message(node, content(arrays | mixed, told), self.timeout, "1")
+    def _delivery(self) -> Delivery:
+        """What goes to users."""
+        assert self.outcome is not None
+        return Delivery.of(self.outcome.step)
+
+    def _receivers(self) -> Mapping[int, tuple[Any, ...]]:
+        """The nodes that it goes to, and the users of each."""
+        return {n: tuple(a.uploads.users.tolist()) for n, a in sorted(self._arrived.taken.items())}
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -360,54 +341,39 @@ class ODCL(Strategy):
         return self._delivered(answers_of(self._asked, replies))
 
     def _delivered(self, replies: Iterable[Reply]) -> MetricRecord | None:
-        assert self.outcome is not None
+        """Who has its models, and what nodes say of them."""
         got: dict[int, Mapping[str, float]] = {}
         lost: dict[int, str] = {}
         for reply in replies:
-            if reply.message is None:
-                lost[reply.node] = reply.why
-            else:
-                got[reply.node] = dict(metrics_of(reply.message))
-        for node in self.outcome.nodes.keys() - got.keys() - lost.keys():
+            try:
+                got[reply.node] = confirmation(self.request, reply)
+            except Refused as error:
+                lost[reply.node] = str(error)
+        for node in self._receivers().keys() - got.keys() - lost.keys():
             lost[node] = "it was not connected any more"
         for node, why in sorted(lost.items()):
             log.warning("Node %d did not confirm its download: %s", node, why)
         named = tuple(SetAside(f"node {node}", why) for node, why in sorted(lost.items()))
-        self.outcome = replace(self.outcome, delivered=got, undelivered=named)
-        return mean_metrics(got.values())
+        self._confirmed(got, named)
+        metrics = mean_metrics(got.values())
+        if "loss" in metrics:
+            log.info("Loss on held-out rows: %s", losses_in_words(metrics))
+        return MetricRecord(metrics) if metrics else None
+
+    def _confirmed(
+        self, got: Mapping[int, Mapping[str, float]], lost: tuple[SetAside, ...]
+    ) -> None:
+        assert self.outcome is not None
+        self.outcome = replace(self.outcome, delivered=got, undelivered=lost)
 
 
 # -- pieces ----------------------------------------------------------------------------------------
 
 
-def shared_words(outcome: Outcome) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What every node's download says alike: words, and the arrays of mixed groups."""
-    from odcl.artifact.arrays import json_bytes
-
-    step = outcome.step
-    mixture, arrays = mixture_parts(step.mixture)
-    words = {
-        **outcome.request.config(),
-        "late": False,
-        "groups": step.n_clusters,
-        "rule": step.rule,
-        "reason": step.reason,
-        "mixture": "" if mixture is None else json_bytes(mixture, indent=None).decode(),
-    }
-    return words, arrays
-
-
-def mean_metrics(metrics: Iterable[Mapping[str, float]]) -> MetricRecord | None:
-    """Losses weighed by the rows that they are of; None where no node sent any."""
-    given = [one for one in metrics if "num-examples" in one]
-    found: dict[str, float] = {}
-    for name in sorted({name for one in given for name in one if name.startswith("loss")}):
-        pairs = [(one[name], one["num-examples"]) for one in given if name in one]
-        values, rows = np.array(pairs, dtype=np.float64).T
-        kept = np.isfinite(values) & (rows > 0)
-        if kept.any():
-            found[name] = float(np.average(values[kept], weights=rows[kept]))
-    return MetricRecord({"nodes": len(given), **found}) if given else None
+def losses_in_words(metrics: Mapping[str, float]) -> str:
+    """The losses of the models that users could have."""
+    names = {"loss": "their models", "loss-group": "their groups'", "loss-local": "their own rows'"}
+    return ", ".join(f"{metrics[k]:.4g} by {text}" for k, text in names.items() if k in metrics)
 
 
 def _in_order(arrivals: Iterable[Arrival]) -> Uploads:
@@ -418,8 +384,6 @@ def _in_order(arrivals: Iterable[Arrival]) -> Uploads:
 
 def answers_of(asked: Sequence[Message], replies: Iterable[Message]) -> Iterator[Reply]:
     """Replies by the node that was asked; a node without one is named as well."""
-    from odcl.engines.flower.transport import reply_of
-
     waiting = {one.metadata.message_id: one.metadata.dst_node_id for one in asked}
     for message in replies:
         node = waiting.pop(message.metadata.reply_to_message_id, None)
@@ -427,8 +391,3 @@ def answers_of(asked: Sequence[Message], replies: Iterable[Message]) -> Iterator
             yield reply_of(node, message)
     for node in waiting.values():
         yield Reply(node, None, "it did not answer in time")
-
-
-def _count(some: Any, one: str, many: str | None = None) -> str:
-    n = len(some)
-    return f"{n:,} {one if n == 1 else many or one + 's'}"

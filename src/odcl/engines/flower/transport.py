@@ -37,15 +37,21 @@ class Reply:
 
 
 def wait_for_nodes(
-    grid: Grid, wanted: int, seconds: float, *, known: Iterable[int] = ()
+    grid: Grid,
+    wanted: int,
+    seconds: float,
+    *,
+    heard: Iterable[int] = (),
+    known: Iterable[int] = (),
 ) -> list[int]:
     """Ids of the nodes that are connected, once ``wanted`` are or the time is up.
 
-    Nodes that are ``known`` count whether they are connected or not.
+    Nodes that were ``heard`` count whether they are connected or not; those ``known`` do not.
     """
-    end, pause, heard = time.monotonic() + seconds, _FIRST, set(known)
+    end, pause = time.monotonic() + seconds, _FIRST
+    heard, known = set(heard), set(known)
     while True:
-        nodes = sorted(set(grid.get_node_ids()))
+        nodes = sorted(set(grid.get_node_ids()) - known)
         if len(heard | set(nodes)) >= wanted or time.monotonic() >= end:
             return nodes
         time.sleep(max(0.0, min(pause, end - time.monotonic())))

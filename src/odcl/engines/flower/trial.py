@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +20,10 @@ from odcl.engines.flower.deployment import STATE, Deployment, DeploymentError
 from odcl.files import check_folder
 
 # What stands in the folder of a trial; whatever else does, is somebody's own.
-OWN = (STATE, "certs", "data", "home", "logs", "models", "result", "result.arrived")
-OWN += tuple(f"superlink.db{ending}" for ending in ("", "-shm", "-wal", "-journal"))
+OWN = (
+    *(STATE, "certs", "data", "home", "logs", "models", "result", "result.arrived"),
+    *(f"superlink.db{ending}" for ending in ("", "-shm", "-wal", "-journal")),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +37,12 @@ class Trial:
     labels: Ints  # (n_users,), each user's group
     n_rows: Ints  # (n_users,)
     result: Path
-    log: str
+
+    @property
+    def reason(self) -> str:
+        """How the groups came about."""
+        report = json.loads((self.result / "report.json").read_text(encoding="utf-8"))
+        return str(report["reason"])
 
 
 def check_place(folder: Path, *, force: bool) -> None:
@@ -99,13 +107,13 @@ def try_out(
         n = len(nodes)
         told = {"min-replies": n, "nodes": n, "result-dir": str(result), **config}
         run_id = deployment.run(app or app_folder("table"), told)
-        status, log = deployment.wait(run_id, timeout), deployment.run_log(run_id)
+        status = deployment.wait(run_id, timeout)
+        (deployment.logs / "run.log").write_text(deployment.run_log(run_id), encoding="utf-8")
         if not status.is_good:
-            (deployment.logs / "run.log").write_text(log, encoding="utf-8")
             why = status.details or f"it is {status.status} after {timeout:g} s"
             raise DeploymentError(f"the run failed: {why} (see {deployment.logs / 'run.log'})")
         found = _models(tables, models, config)
-        return Trial(deployment, tuple(tables), run_id, *found, result, log)
+        return Trial(deployment, tuple(tables), run_id, *found, result)
     except BaseException:
         deployment.down()
         raise

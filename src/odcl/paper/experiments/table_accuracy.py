@@ -162,7 +162,7 @@ def page(rows: Rows) -> list[str]:
         "paper's .06 beside MNIST's local models looks like that. * not evaluated there: its "
         "training labels are not those it is judged by.",
         "The same data, past the paper. How these variants were chosen, and on what, stands in "
-        "docs/reproduction.md.",
+        "docs/evidence/reproduction.md.",
         markdown_table(["method", "rounds", *data, "what it is"], past, left=(0, len(data) + 2)),
     ]
 

@@ -3,9 +3,8 @@
 from functools import lru_cache
 from pathlib import Path
 
-from flwr.app import Context
-
 import numpy as np
+from flwr.app import Context
 
 from odcl.data.federation import Federation
 from odcl.data.synthetic import linear_federation

@@ -23,6 +23,7 @@ def main(grid: Grid, context: Context) -> None:
     began = time.monotonic()
     strategy.start(grid)
     found = strategy.outcome
+    assert found is not None
     said = {
         "reason": found.step.reason,
         "n_clusters": found.step.n_clusters,

@@ -5,9 +5,8 @@ A node of a deployment is started with `--node-config 'data="/path/rows.csv"'`, 
 file: it gets its share of some made stores, so that `flwr run` has something to show at once.
 """
 
-from flwr.app import Context
-
 import numpy as np
+from flwr.app import Context
 
 from odcl.data.federation import Federation
 from odcl.data.source import federation_from_table

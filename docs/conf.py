@@ -1,0 +1,68 @@
+"""The documentation site: ``make docs`` builds it into ``build/docs``, to be read from disk.
+
+Nothing in it asks the network for anything: no fonts, no scripts, no typesetter of formulas.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE / "extensions"), str(HERE.parent / "src")]
+
+from odcl import __version__  # noqa: E402
+
+project = "odcl"
+author = "The odcl developers"
+copyright = "the odcl developers. BSD-3-Clause"
+version = release = __version__
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "mathml",  # these and the following lie in docs/extensions
+    "inline_pictures",
+    "command_line",
+    "declared",
+    "public_names",
+    "live_reports",
+    "check_site",
+]
+exclude_patterns = ["extensions"]
+
+myst_enable_extensions = ["dollarmath", "deflist", "colon_fence"]
+myst_heading_anchors = 3
+
+html_math_renderer = "mathml"
+html_theme = "furo"
+html_title = f"odcl {__version__}"
+html_static_path = ["static"]
+html_css_files = ["odcl.css"]
+html_copy_source = False
+html_show_sourcelink = False
+html_show_sphinx = False
+html_theme_options = {"navigation_with_keys": True}
+templates_path: list[str] = []
+pygments_style = "friendly"
+pygments_dark_style = "monokai"
+
+default_role = "code"
+smartquotes = False  # --clusters has two dashes
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_class_signature = "mixed"
+autodoc_type_aliases = {name: name for name in ("Array", "Floats", "Ints", "Bools")}
+python_maximum_signature_line_length = 88
+
+
+def _without_empty_patterns(app: Any, page: str, source: list[str]) -> None:
+    """A line like /flower* in a table of contents stands for pages that may come: none is fine."""
+    lines = source[0].splitlines()
+    empty = {x for x in lines if x.startswith("/") and "*" in x and not [*HERE.glob(x[1:] + ".md")]}
+    source[0] = "\n".join(line for line in lines if line not in empty)
+
+
+def setup(app: Any) -> None:
+    app.connect("source-read", _without_empty_patterns)

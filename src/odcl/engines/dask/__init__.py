@@ -1,0 +1,2 @@
+"""Tables beyond memory and beyond one machine: Dask carries pieces, :mod:`odcl.engines.partition`
+works on them. ``pip install 'odcl[dask]'``."""

@@ -1,0 +1,164 @@
+"""Who does the work: a cluster on this machine that starts and ends with the run, or somebody's.
+
+Tasks are functions of small arguments whose results are small; what is large lies in files.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from odcl.errors import InputError
+
+T = TypeVar("T")
+RETRIES = 3  # of a task whose worker was lost
+PATIENCE = "10s"  # with a scheduler that does not answer
+_QUIET = {"logging.distributed": "error", "distributed.comm.timeouts.connect": "30s"}
+
+
+@dataclass(frozen=True, eq=False)
+class Cluster:
+    """Where tasks run. ``client`` None: Dask's scheduler of this process."""
+
+    client: Any = None
+    n_workers: int = 1
+    dashboard: str = ""
+    started: str = ""  # what is to be said of a cluster that was started here
+
+    def run(
+        self,
+        function: Callable[..., T],
+        items: Iterable[Any],
+        *shared: Any,
+        progress: Callable[[int], None] | None = None,
+    ) -> list[T]:
+        """``function(item, *shared)`` of every item, in their order.
+
+        An item may be one of Dask's own delayed values: it is worked out where the task runs.
+        """
+        import dask
+
+        given = list(items)
+        if not given:
+            return []
+        if self.client is None:
+            (found,) = dask.compute([dask.delayed(function)(one, *shared) for one in given])
+            if progress is not None:
+                progress(len(given))
+            return list(found)
+        return self._on_client(function, given, shared, progress)
+
+    def _on_client(
+        self,
+        function: Callable[..., T],
+        given: Sequence[Any],
+        shared: Sequence[Any],
+        progress: Callable[[int], None] | None,
+    ) -> list[T]:
+        from dask import delayed
+        from dask.base import is_dask_collection
+        from distributed import as_completed
+
+        client = self.client
+        # Made by a task, and not scattered: what a lost worker held is made again.
+        lent = [client.submit(_same, one, pure=False) for one in shared]
+        if any(map(is_dask_collection, given)):
+            tasks = [delayed(function, pure=False)(one, *lent) for one in given]
+            futures = client.compute(tasks, retries=RETRIES)
+        else:
+            futures = client.map(
+                function, given, *[[one] * len(given) for one in lent], pure=False, retries=RETRIES
+            )
+        try:
+            for future in as_completed(futures, loop=client.loop):
+                if future.status == "error":
+                    break
+                if progress is not None:
+                    progress(1)
+            return list(client.gather(futures))
+        finally:
+            client.cancel([f for f in futures if not f.done()], force=True)
+
+
+@contextmanager
+def local_cluster(
+    n_workers: int | None = None, memory: int | None = None, *, dashboard: bool = False
+) -> Iterator[Cluster]:
+    """A cluster of this machine's cores, of processes with one thread each, that ends with us.
+
+    ``memory`` is what all workers may use together, in bytes; by default 60 % of the machine's.
+    """
+    dask, distributed = _packages()
+    n = n_workers or max(1, os.cpu_count() or 1)
+    each = (memory or int(0.6 * memory_bytes())) // n
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    with dask.config.set({**_QUIET, "distributed.nanny.pre-spawn-environ": threads}):
+        own = distributed.LocalCluster(
+            n_workers=n,
+            threads_per_worker=1,
+            host="127.0.0.1",
+            dashboard_address="127.0.0.1:0",
+            worker_dashboard_address="127.0.0.1:0",
+            scheduler_kwargs={"dashboard": dashboard},
+            memory_limit=each,
+            silence_logs=50,
+        )
+        with own, distributed.Client(own, set_as_default=False) as client:
+            link = client.dashboard_link if dashboard else ""
+            words = f"{n} worker{'s' * (n > 1)} on this machine, {each / 2**30:.1f} GiB each"
+            yield Cluster(client, n, link, words)
+
+
+@contextmanager
+def connected(address: str) -> Iterator[Cluster]:
+    """Somebody's cluster, by the address of its scheduler."""
+    dask, distributed = _packages()
+    with dask.config.set(_QUIET):
+        try:
+            client = distributed.Client(address, timeout=PATIENCE, set_as_default=False)
+        except (OSError, TimeoutError, ValueError) as error:
+            raise InputError(
+                f"No Dask scheduler answers at {address} ({str(error).rstrip('.')}): start one "
+                "with `dask scheduler`, or leave the address out for a cluster on this machine."
+            ) from None
+        with client:
+            n = len(client.scheduler_info(n_workers=-1)["workers"])
+            yield Cluster(client, max(n, 1), client.dashboard_link or "")
+
+
+def cluster_of(client: Any = None) -> Cluster:
+    """The cluster of a client, or of the one that is open; else this process."""
+    _packages()
+    from distributed import default_client
+
+    if client is None:
+        try:
+            client = default_client()
+        except ValueError:
+            return Cluster()
+    return Cluster(client, max(len(client.scheduler_info(n_workers=-1)["workers"]), 1))
+
+
+def _same(value: T) -> T:
+    return value
+
+
+def memory_bytes() -> int:
+    """Bytes of memory that this machine, or this container, has."""
+    from distributed.system import MEMORY_LIMIT
+
+    return int(MEMORY_LIMIT)
+
+
+def _packages() -> tuple[Any, Any]:
+    try:
+        import dask
+        import distributed
+    except ImportError:
+        raise InputError(
+            "This engine needs Dask, which is not installed: pip install 'odcl[dask]'."
+        ) from None
+    return dask, distributed

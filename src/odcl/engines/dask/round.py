@@ -1,0 +1,298 @@
+"""One round over a table in pieces: every stage is a map over pieces, buckets or uploads.
+
+    look      pieces  -> one summary      -> schema
+    measure   pieces  -> one row of sums  -> units
+    send      pieces  -> files            rows, or sums of many rows of a user, by bucket of users
+    gather    buckets -> uploads          one Parquet file each
+    (server)  uploads -> small sums       as often as the server's step asks
+    finish    uploads -> places, models   one Parquet file each
+
+Only what is small comes back to whoever asked. Files lie in a folder that all workers reach.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from odcl._typing import Floats, Ints
+from odcl.data.scaling import Moments
+from odcl.data.schema import TableSchema
+from odcl.data.summary import Roles, TableSummary
+from odcl.engines.dask.address import Address
+from odcl.engines.dask.cluster import Cluster
+from odcl.engines.dask.exchange import receive, send, targets_of
+from odcl.engines.dask.table import PiecedTable, ids_of
+from odcl.engines.dask.user_files import Part, part_name
+from odcl.engines.partition.look import Job, look, measure, moments_of
+from odcl.engines.partition.models import feature_sums, user_models, with_coefficients
+from odcl.engines.partition.uploads import (
+    from_arrow,
+    merged,
+    no_uploads,
+    to_arrow,
+    upload_rows,
+    uploads_of,
+)
+from odcl.exchange.arrow import USER, packed
+from odcl.exchange.upload import Uploads
+
+if TYPE_CHECKING:
+    from odcl.server.stream import StreamedStep
+
+T = TypeVar("T")
+PLANS = ("auto", "rows", "sums")
+BUCKET_BYTES = 2**26  # of rows that are gathered at a time
+GROUP_USERS = 20_000  # of a row group, which is what the server looks at at a time
+
+
+def summary_of(
+    table: PiecedTable, roles: Roles, cluster: Cluster, told: Any = None
+) -> TableSummary:
+    """What all pieces tell of the columns."""
+    return TableSummary.merged(cluster.run(_look, table.pieces, roles, progress=told))
+
+
+def _look(piece: Any, roles: Roles) -> TableSummary:
+    return look(piece.read(roles.columns), roles, piece.place)
+
+
+def measured(
+    table: PiecedTable, schema: TableSchema, cluster: Cluster, told: Any = None
+) -> Moments:
+    """Moments of the design columns over all pieces."""
+    found = cluster.run(_measure, table.pieces, schema, progress=told)
+    return moments_of(pa.concat_tables(found))
+
+
+def _measure(piece: Any, schema: TableSchema) -> pa.Table:
+    return measure(piece.read([schema.user, *schema.features, schema.target]), schema)
+
+
+# -- rows to uploads -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Sent:
+    """The files that hold a table's rows by bucket of users, and sums of rows beside them."""
+
+    n: int  # buckets
+    rows: tuple[Address, ...]
+    sums: tuple[Address, ...]
+    n_rows: int = 0  # rows that went as they are
+    n_bytes: int = 0
+
+
+def n_buckets(table: PiecedTable, columns: int, cluster: Cluster) -> int:
+    """Buckets of users whose rows fit into a worker's memory with ease."""
+    rows = table.rows if table.rows is not None else 250_000 * table.n_pieces
+    size = 8 * columns * rows
+    return max(math.ceil(size / BUCKET_BYTES), min(2 * cluster.n_workers, math.ceil(size / 2**20)))
+
+
+def send_rows(
+    table: PiecedTable,
+    job: Job,
+    n: int,
+    work: Address,
+    cluster: Cluster,
+    *,
+    plan: str = "auto",
+    told: Callable[[int], None] | None = None,
+) -> Sent:
+    """Every piece's rows by bucket; of users with many rows in a piece, the sum of these."""
+    given = (job, n, work, plan if job.adds_up else "rows")
+    given_pieces = numbered(table.pieces)
+    found = cluster.run(_send, given_pieces, *given, progress=told)
+    return Sent(
+        n,
+        tuple(one[0] for one in found if one[0]),
+        tuple(one[1] for one in found if one[1]),
+        sum(one[2] for one in found),
+        sum(one[3] for one in found),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Numbered:
+    """A piece, and which one it is."""
+
+    number: int
+    piece: Any
+
+
+def numbered(pieces: Sequence[Any]) -> list[Any]:
+    """Pieces with their numbers; those of a frame are made where they are worked on."""
+    from dask import delayed
+    from dask.base import is_dask_collection
+
+    make = delayed(Numbered, pure=False) if any(map(is_dask_collection, pieces)) else Numbered
+    return [make(i, piece) for i, piece in enumerate(pieces)]
+
+
+def _send(
+    one: Numbered, job: Job, n: int, work: Address, plan: str
+) -> tuple[Address | None, Address | None, int, int]:
+    schema = job.schema
+    rows = one.piece.read([schema.user, *schema.features, schema.target])
+    many = _many(rows, job, plan)
+    rows_file = sums_file = None
+    n_rows = n_bytes = 0
+    if many is None or not many.all():
+        own = rows if many is None or not many.any() else rows.filter(pa.array(~many))
+        rows_file = work / f"rows-{one.number:05d}.arrow"
+        targets = targets_of(own, schema.user, schema.user_kind, n)
+        n_rows, n_bytes = own.num_rows, send(own, targets, n, rows_file)
+    if many is not None and many.any():
+        sums = upload_rows(rows.filter(pa.array(many)), job)
+        sums_file = work / f"sums-{one.number:05d}.arrow"
+        n_bytes += send(sums, targets_of(sums, USER, schema.user_kind, n), n, sums_file)
+    return rows_file, sums_file, n_rows, n_bytes
+
+
+def _many(rows: pa.Table, job: Job, plan: str) -> Any:
+    """Rows of users who have so many here that their sum is smaller, (n_rows,); None: no row."""
+    if plan == "rows" or not rows.num_rows:
+        return None
+    if plan == "sums":
+        return np.ones(rows.num_rows, np.bool_)
+    width = len(job.scaling.used) + 1
+    sums = 1 + width + width * (width + 1) // 2
+    return ids_of(rows[job.schema.user])[1] * rows.num_columns > sums
+
+
+@dataclass(frozen=True, eq=False)
+class UploadFiles:
+    """The uploads of all users, bucket by bucket, and the rows that they came from."""
+
+    files: tuple[Address, ...]
+    sent: Sent
+    n_users: int
+    n_rows: int
+    n_bytes: int  # that users sent
+
+
+def gather_uploads(
+    sent: Sent, job: Job, work: Address, cluster: Cluster, told: Any = None
+) -> UploadFiles:
+    """The uploads of every bucket's users."""
+    found = cluster.run(_gather, range(sent.n), sent, job, work, progress=told)
+    files, users, rows, size = zip(*found, strict=True)
+    return UploadFiles(files, sent, sum(users), sum(rows), sum(size))
+
+
+def _gather(bucket: int, sent: Sent, job: Job, work: Address) -> tuple[Address, int, int, int]:
+    rows, sums = receive(sent.rows, bucket), receive(sent.sums, bucket)
+    parts = [] if sums is None else [from_arrow(sums, job)]
+    own = None if rows is None else uploads_of(rows, job)
+    if own is not None and parts:
+        both = pa.concat_tables([to_arrow(own, job), sums])
+        own = merged(from_arrow(both, job))
+    elif parts:
+        own = merged(parts[0])
+    file = work / f"uploads-{bucket:05d}.parquet"
+    _write(no_uploads(job) if own is None else to_arrow(own, job), file)
+    if own is None:
+        return file, 0, 0, 0
+    return file, len(own), int(own.n_samples.sum()), int(own.n_bytes.sum())
+
+
+def _write(table: pa.Table, file: Address) -> str:
+    """Write a Parquet file of numbers; its digest."""
+    with file.writing() as stream:
+        pq.write_table(
+            packed(table),
+            stream,
+            row_group_size=GROUP_USERS,
+            compression="none",
+            use_dictionary=False,
+            write_statistics=False,
+        )
+    digest = hashlib.sha256()
+    with file.open() as stream:
+        while chunk := stream.read(2**22):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+# -- the server's passes ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class DaskChunks:
+    """Uploads as the server's step takes them: a function goes to every row group."""
+
+    uploads: UploadFiles
+    job: Job
+    cluster: Cluster
+    told: Callable[[int], None] | None = field(default=None)
+
+    def map(self, function: Callable[[Uploads], T]) -> Iterable[T]:
+        found = self.cluster.run(_pass, self.uploads.files, self.job, function, progress=self.told)
+        return (one for some in found for one in some)
+
+
+def _pass(file: Address, job: Job, function: Callable[[Uploads], Any]) -> list[Any]:
+    return [function(from_arrow(table, job)) for table in _groups(file)]
+
+
+def _groups(file: Address) -> Iterable[pa.Table]:
+    with file.open() as stream:
+        content = pq.ParquetFile(stream)
+        for group in range(content.num_row_groups):
+            yield content.read_row_group(group, use_threads=False)
+
+
+# -- the last steps --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Finished:
+    """The models of all users, in files, and what else their last steps told."""
+
+    parts: tuple[Part, ...]
+    sizes: Ints  # (n_groups,), users, by their own rows
+    feature_means: Floats  # (n_groups, n_features), of the rows
+    bytes_down: int
+
+
+def finish_users(
+    uploads: UploadFiles,
+    job: Job,
+    step: StreamedStep,
+    out: Address,
+    cluster: Cluster,
+    told: Any = None,
+) -> Finished:
+    """Every user's place and model; the files of ``out``, one for each bucket."""
+    rows = uploads.sent if job.needs_rows else None
+    named = [Numbered(i, file) for i, file in enumerate(uploads.files)]
+    found = cluster.run(_finish, named, job, step, rows, out, progress=told)
+    parts, sizes, sums, counts, down = zip(*found, strict=True)
+    means = sum(sums) / np.maximum(sum(counts), 1.0)[:, None]
+    return Finished(parts, sum(sizes), means, sum(down))
+
+
+def _finish(
+    one: Numbered, job: Job, step: StreamedStep, sent: Sent | None, out: Address
+) -> tuple[Part, Ints, Floats, Floats, int]:
+    with one.piece.open() as stream:
+        uploads = pq.ParquetFile(stream).read(use_threads=False)
+    rows = None if sent is None else receive(sent.rows, one.number)
+    models = user_models(uploads, job, step, rows)
+    file = out / part_name(one.number)
+    digest = _write(with_coefficients(models, job), file)
+    k = step.n_clusters
+    sums = feature_sums(uploads, models, job, k, rows)
+    sizes = np.bincount(models["group"].to_numpy(), minlength=k)
+    down = 0
+    if models.num_rows:  # the same for every user
+        down = models.num_rows * int(step.place(from_arrow(uploads.slice(0, 1), job)).n_bytes[0])
+    return Part(file.name, models.num_rows, file.size(), digest), sizes, *sums, down

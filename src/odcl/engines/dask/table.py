@@ -1,0 +1,206 @@
+"""A table in pieces: Parquet files wherever they lie, or the partitions of a Dask frame."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from odcl._typing import Array
+from odcl.data.summary import Place
+from odcl.data.tables import common_schema, is_csv, is_parquet, readable, without_index
+from odcl.engines.dask.address import Address
+from odcl.engines.dask.cluster import Cluster
+from odcl.errors import InputError, listing
+
+PIECE_BYTES = 2**26  # of the columns in use, as they lie in memory
+
+
+@dataclass(frozen=True, eq=False)
+class FilePiece:
+    """Some row groups of a Parquet file."""
+
+    file: Address
+    groups: tuple[int, ...]
+    first: int  # of its rows in the file, from 0
+    rows: int
+    schema: pa.Schema  # of the whole table
+
+    @property
+    def place(self) -> Place:
+        return Place(self.file.name, self.first)
+
+    def read(self, columns: Sequence[str]) -> pa.Table:
+        with readable(str(self.file), "Parquet"), self.file.open() as stream:
+            table = pq.ParquetFile(stream).read_row_groups(
+                list(self.groups), columns=list(columns), use_threads=False
+            )
+        return as_declared(table, self.schema, columns)
+
+
+@dataclass(frozen=True, eq=False)
+class FramePiece:
+    """A partition of a Dask frame, where it is."""
+
+    frame: Any  # pandas
+    number: int
+    schema: pa.Schema
+
+    @property
+    def place(self) -> Place:
+        return Place(f"partition {self.number}", 0)
+
+    def read(self, columns: Sequence[str]) -> pa.Table:
+        table = pa.Table.from_pandas(self.frame[list(columns)], preserve_index=False)
+        return as_declared(table, self.schema, columns)
+
+
+def as_declared(table: pa.Table, schema: pa.Schema, columns: Sequence[str]) -> pa.Table:
+    """The columns asked for in the types that they have in all pieces."""
+    wanted = pa.schema([schema.field(name) for name in columns])
+    found = []
+    for field in wanted:
+        column = table[field.name]
+        if pa.types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        found.append(column if column.type == field.type else column.cast(field.type, safe=False))
+    return pa.table(found, schema=wanted)
+
+
+@dataclass(frozen=True, eq=False)
+class PiecedTable:
+    """A table that nobody holds as a whole."""
+
+    name: str
+    schema: pa.Schema  # types as they are written; pieces give categories as their values
+    pieces: Sequence[Any]  # FilePiece, or a delayed FramePiece
+    rows: int | None = None  # None: not known without reading
+
+    @property
+    def n_pieces(self) -> int:
+        return len(self.pieces)
+
+
+def open_table(place: Any, cluster: Cluster, *, piece_bytes: int = PIECE_BYTES) -> PiecedTable:
+    """A Parquet file or a folder of such files, of which only the footers are read."""
+    address = place if isinstance(place, Address) else Address.of(place)
+    files = _files_of(address)
+    found = cluster.run(_footer, files)
+    whole = common_schema([schema for schema, _ in found], [file.name for file in files])
+    plain = _plain(whole)
+    width = max(1, sum(_width(field.type) for field in plain))
+    total = width * sum(sum(counts) for _, counts in found)
+    share = max(total // (2 * cluster.n_workers), 2**20)  # something to do for everybody
+    most = max(1, min(piece_bytes, share) // width)
+    pieces = []
+    for file, (_, counts) in zip(files, found, strict=True):
+        starts = np.concatenate([[0], np.cumsum(counts)])
+        for group in _gathered(counts, most):
+            rows = int(sum(counts[g] for g in group))
+            if rows:
+                pieces.append(FilePiece(file, group, int(starts[group[0]]), rows, plain))
+    if not pieces:
+        raise InputError(
+            f"{address} has no rows under its columns ({listing(whole.names)}): there is nothing "
+            "to work on."
+        )
+    return PiecedTable(address.name, whole, pieces, sum(piece.rows for piece in pieces))
+
+
+def frame_table(frame: Any) -> PiecedTable:
+    """The partitions of a Dask frame."""
+    import dask
+
+    schema = pa.Schema.from_pandas(frame._meta, preserve_index=False).remove_metadata()
+    plain = _plain(schema)
+    make = dask.delayed(FramePiece, pure=False)
+    parts = frame.to_delayed()
+    return PiecedTable("frame", schema, [make(one, i, plain) for i, one in enumerate(parts)])
+
+
+def table_bytes(place: Any) -> int:
+    """About how many bytes a table of Parquet files takes in memory: eight for each value."""
+    address = Address.of(place)
+    return sum(_in_memory(file) for file in _files_of(address))
+
+
+def _in_memory(file: Address) -> int:
+    schema, counts = _footer(file)
+    return int(sum(counts)) * sum(_width(field.type) for field in schema)
+
+
+def _files_of(address: Address) -> list[Address]:
+    found = address.kind()
+    if not found:
+        raise InputError(f"There is no file or folder {address}.")
+    if found == "file":
+        if not is_parquet(address.name):
+            raise InputError(f"{address} is not a Parquet file, {_ONLY_PARQUET}")
+        return [address]
+    there = address.children()
+    files = [file for file in there if is_parquet(file.name)]
+    text = [file for file in there if is_csv(file.name)]
+    if text:
+        raise InputError(f"{address} holds {text[0].name}, {_ONLY_PARQUET}")
+    if not files:
+        seen = f"only {listing([file.name for file in there], 5)}" if there else "nothing"
+        raise InputError(f"Folder {address} holds {seen}: no Parquet file to read.")
+    return files
+
+
+_ONLY_PARQUET = (
+    "and beyond memory tables are Parquet, which tells its types before its rows: convert it, e.g. "
+    "with pyarrow, polars or DuckDB."
+)
+
+
+def _footer(file: Address) -> tuple[pa.Schema, list[int]]:
+    """The columns of a file, and the rows of its row groups."""
+    with readable(str(file), "Parquet"), file.open() as stream:
+        content = pq.ParquetFile(stream)
+        empty = without_index(content.schema_arrow.empty_table())
+        about = content.metadata
+        counts = [about.row_group(g).num_rows for g in range(about.num_row_groups)]
+    return empty.schema.remove_metadata(), counts
+
+
+def _gathered(counts: Sequence[int], most: int) -> Iterable[tuple[int, ...]]:
+    """Row groups one after the other, as many at a time as have ``most`` rows."""
+    group: list[int] = []
+    held = 0
+    for g, count in enumerate(counts):
+        if group and held + count > most:
+            yield tuple(group)
+            group, held = [], 0
+        group.append(g)
+        held += count
+    if group:
+        yield tuple(group)
+
+
+def _plain(schema: pa.Schema) -> pa.Schema:
+    """Categories as their values, polars' strings as the older ones."""
+    fields = []
+    for field in schema:
+        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        kind = pa.large_string() if "string_view" in str(kind) else kind
+        fields.append(pa.field(field.name, kind))
+    return pa.schema(fields)
+
+
+def _width(kind: pa.DataType) -> int:
+    try:
+        return max(kind.bit_width // 8, 1)
+    except ValueError:
+        return 24  # text, about
+
+
+def ids_of(column: pa.ChunkedArray) -> tuple[Array, Array]:
+    """Which of a piece's distinct ids each row has, (n_rows,), and the rows of that one."""
+    coded = column.dictionary_encode().unify_dictionaries().combine_chunks()
+    codes = coded.indices.fill_null(len(coded.dictionary)).to_numpy(zero_copy_only=False)
+    return codes, np.bincount(codes)[codes]

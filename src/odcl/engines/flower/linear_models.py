@@ -1,0 +1,116 @@
+"""Any linear estimator of scikit-learn as the users' model: ``make_client_app(load, fit=...)``.
+
+Each user fits a clone on its own rows and sends ``coef_`` and ``intercept_``, a bare model; what it
+receives is set back into a clone. The server's risk says how models are laid out (squared: one
+number per row; logistic: two classes, 0 and 1; ``Multinomial(K)``: classes 0..K-1) and what the
+losses that nodes report mean; what is minimised is the estimator's business.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from odcl._typing import Array, Bools, Floats
+from odcl.data.federation import Federation
+from odcl.engines.arrivals import Agreed
+from odcl.engines.deliveries import Placed
+from odcl.engines.flower.bare import expect_bare, taken
+from odcl.engines.flower.fits import RiskFit
+from odcl.engines.flower.node import NodeModels
+from odcl.exchange.download import Downloads
+from odcl.exchange.upload import Uploads
+from odcl.local.estimator import fit_with_estimator
+from odcl.local.terms import n_classes
+from odcl.risk.losses import Multinomial
+from odcl.risk.risk import Risk
+
+
+class EstimatorFit:
+    """A scikit-learn estimator with ``coef_`` and ``intercept_``, such as Ridge or LinearSVC.
+
+    ``estimator`` is cloned per user; one that draws without a ``random_state`` of its own gets each
+    user's stream. A user whose rows it cannot fit (one class only) sends odcl's own fit of the
+    risk, with a small prior.
+    """
+
+    def __init__(self, estimator: Any) -> None:
+        self.estimator = estimator
+
+    def uploads(self, rows: Federation, agreed: Agreed, *, seed: int) -> Uploads:
+        """Bare models: coefficients, intercept and the number of rows."""
+        expect_bare(agreed.method, type(self.estimator).__name__)
+        solved = fit_with_estimator(self.estimator, rows, agreed.risk, seed=seed)
+        return Uploads(rows.users, rows.n_samples, solved.theta, risk=agreed.risk)
+
+    def last_step(
+        self,
+        rows: Federation,
+        agreed: Agreed,
+        uploads: Uploads,
+        downloads: Downloads,
+        *,
+        late: Bools,
+        seed: int,
+    ) -> Placed:
+        """The group's model."""
+        expect_bare(agreed.method, type(self.estimator).__name__)
+        return taken(rows, downloads)
+
+    def losses(
+        self,
+        test: Federation,
+        train: Federation,
+        agreed: Agreed,
+        placed: Placed,
+        downloads: Downloads,
+    ) -> dict[str, float]:
+        """By the loss of the agreed risk."""
+        each = {"loss": placed.received.models, "loss-group": downloads.model}
+        return {name: RiskFit().loss(test, train, agreed, theta) for name, theta in each.items()}
+
+    def fitted(self, found: NodeModels, user: Any, classes: Any = None) -> Any:
+        """The estimator of one user: a fitted clone with the model that the user ended up with.
+
+        ``classes`` are the labels it predicts, in their order; 0, 1, ... unless given.
+        """
+        return with_model(self.estimator, found.request.risk, found.model(user), classes)
+
+
+def with_model(estimator: Any, risk: Risk, theta: Floats, classes: Any = None) -> Any:
+    """A fitted clone of ``estimator`` whose ``coef_`` and ``intercept_`` are this model's.
+
+    The clone is first fitted on a few made-up rows, so that it has all else that it needs.
+    """
+    from sklearn.base import clone
+
+    coef, intercept = coefficients(risk, theta)
+    known = np.arange(n_classes(risk)) if classes is None else np.asarray(classes)
+    if risk.loss.classification and len(known) != n_classes(risk):
+        raise ValueError(f"{len(known)} classes are given, and the model has {n_classes(risk)}.")
+    rng, n = np.random.default_rng(0), 10 * max(2, n_classes(risk))
+    X = rng.standard_normal((n, coef.shape[1]))
+    y: Array = known[np.arange(n) % len(known)]
+    if not risk.loss.classification:
+        y = np.abs(X.sum(axis=1))  # counts are not negative
+    model = clone(estimator).fit(X, y)
+    shape = np.shape(model.coef_)
+    if len(shape) == 2 and shape[0] == 1 and len(coef) == 2:  # two classes: their difference
+        coef, intercept = coef[1:] - coef[:1], intercept[1:] - intercept[:1]
+    model.coef_ = coef.reshape(shape)
+    if np.ndim(getattr(model, "intercept_", 0.0)) == 0:
+        model.intercept_ = float(intercept[0])
+    else:
+        model.intercept_ = intercept
+    return model
+
+
+def coefficients(risk: Risk, theta: Floats) -> tuple[Floats, Floats]:
+    """A flat model as scikit-learn writes it: (n_outputs, n_features) and (n_outputs,)."""
+    table = theta.reshape(-1, risk.n_outputs)
+    if isinstance(risk.loss, Multinomial):  # from the basis that its classes share
+        table = table @ risk.loss.basis.T
+    coef = table[:-1] if risk.intercept else table
+    intercept = table[-1] if risk.intercept else np.zeros(table.shape[1])
+    return coef.T, intercept

@@ -1,0 +1,121 @@
+"""The first looks at a piece: what its columns hold, and in which units they come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from odcl._typing import Floats
+from odcl.data.columns import Keys, read_target
+from odcl.data.scaling import Moments, Scaling
+from odcl.data.schema import Encoded, TableSchema, read_columns, usable_rows
+from odcl.data.summary import Place, Roles, TableSummary, ownerless
+from odcl.exchange.arrow import number_lists, numbers_of
+from odcl.method import Method
+from odcl.mixed.terms import DataTerms, data_terms, merge
+from odcl.risk.risk import Risk
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """What every piece has to know: how a table is read, scaled and fitted."""
+
+    schema: TableSchema
+    scaling: Scaling
+    risk: Risk
+    method: Method  # resolved
+    seed: int = 0
+
+    @property
+    def dim(self) -> int:
+        return self.risk.dim(len(self.scaling.used))
+
+    @property
+    def adds_up(self) -> bool:
+        """May pieces of a user's rows go separately? So it is where uploads are exact sums."""
+        plain = self.risk.loss.name == "squared" and self.method.short_terms
+        return plain and self.method.clusterer.uses_terms
+
+    @property
+    def needs_rows(self) -> bool:
+        """Does a user's last step look at its rows again, its upload not being all of them?"""
+        return not self.adds_up
+
+    def encode(self, rows: pa.Table) -> Encoded:
+        return self.schema.encode(rows, piece=True)
+
+
+def look(rows: pa.Table, roles: Roles, place: Place = Place()) -> TableSummary:  # noqa: B008
+    """What a piece tells of the table's columns; summaries add up to a schema."""
+    return TableSummary.of(rows, roles, place)
+
+
+def measure(rows: pa.Table, schema: TableSchema) -> pa.Table:
+    """Moments of the design columns of a piece, one row; none where it has no row to use."""
+    X = _design_rows(rows, schema)
+    if not len(X):
+        return _no_moments(len(schema.columns))
+    nobody = np.zeros(len(X), np.intp)
+    found = data_terms(X, np.zeros(len(X)), nobody, 1)
+    p = X.shape[1]
+    return pa.table(
+        {
+            "rows": pa.array(found.rows),
+            "low": number_lists(X.min(axis=0)[None]),
+            "high": number_lists(X.max(axis=0)[None]),
+            "mean": number_lists(found.mean[:, :p]),
+            "factor": number_lists(found.factor[:, :p, :p]),
+        }
+    )
+
+
+def _design_rows(rows: pa.Table, schema: TableSchema) -> Floats:
+    """The design matrix of the rows to use; whose they are does not matter."""
+    if not rows.num_rows:
+        return np.empty((0, len(schema.columns)))
+    columns = read_columns(rows, schema.features, schema.design.kinds)
+    goal = read_target(rows, schema.target, schema.task, schema.classes)
+    owner = Keys([], np.where(ownerless(rows, schema.user)[0], -1, 0))
+    given = ({schema.user: owner}, {schema.target: goal})
+    keep = usable_rows(columns, *given, schema.missing, piece=True)
+    return schema.design.rows(columns, np.flatnonzero(keep))[0]
+
+
+def _no_moments(p: int) -> pa.Table:
+    empty = {name: number_lists(np.empty((0, p))) for name in ("low", "high", "mean")}
+    factor = number_lists(np.empty((0, p, p)))
+    return pa.table({"rows": pa.array(np.empty(0)), **empty, "factor": factor})
+
+
+def merge_moments(moments: pa.Table) -> pa.Table:
+    """One row for all of them."""
+    n = moments.num_rows
+    if n <= 1:
+        return moments
+    p = moments.schema.field("mean").type.list_size
+    low, high, mean = (numbers_of(moments[name], (p,)) for name in ("low", "high", "mean"))
+    # The merged factor needs a column for the target, which nobody looks at.
+    factor = np.zeros((n, p + 1, p + 1))
+    factor[:, :p, :p] = numbers_of(moments["factor"], (p, p))
+    rows = numbers_of(moments["rows"])
+    found = merge(DataTerms(rows, np.column_stack([mean, np.zeros(n)]), factor))
+    return pa.table(
+        {
+            "rows": pa.array(found.rows),
+            "low": number_lists(low.min(axis=0)[None]),
+            "high": number_lists(high.max(axis=0)[None]),
+            "mean": number_lists(found.mean[:, :p]),
+            "factor": number_lists(found.factor[:, :p, :p]),
+        }
+    )
+
+
+def moments_of(moments: pa.Table) -> Moments:
+    """The moments of a whole table, of which :meth:`Scaling.of_moments` makes its units."""
+    one = merge_moments(moments)
+    p = one.schema.field("mean").type.list_size
+    low, high, mean = (numbers_of(one[name], (p,))[0] for name in ("low", "high", "mean"))
+    factor = numbers_of(one["factor"], (p, p))[0]
+    return Moments(float(numbers_of(one["rows"])[0]), low, high, mean, factor)

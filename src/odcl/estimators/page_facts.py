@@ -1,0 +1,344 @@
+"""The facts of a fit's report, read off its artifact and nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from odcl._typing import Floats, Ints
+from odcl.artifact.folder import StoredArtifact
+from odcl.diagnose import Diagnosis
+from odcl.estimators.evidence import Evidence, read_evidence
+from odcl.estimators.page_models import (
+    chosen_users,
+    group_covariances,
+    more_rows,
+    own_models,
+    user_map,
+)
+from odcl.estimators.page_sections import sections
+from odcl.estimators.persist import UPLOADS, read_estimator
+from odcl.evaluate.scores import Comparison
+from odcl.mixed.differences import DIFFER, differing
+from odcl.report.page.facts import (
+    Coefficients,
+    FitFacts,
+    Gains,
+    Held,
+    MoreRows,
+    Option,
+    Options,
+    Users,
+)
+from odcl.report.page.units import TableUnits
+from odcl.report.text import count, shown_id, verdict
+from odcl.server.alternatives import MEASURES, Alternatives
+
+MOST_USERS = 10_000  # on the page one by one; above that the map is a density
+MOST_NUMBERS = 400_000  # of users' coefficients, with errors: 2.1 MB in the page
+LONG, SHORT = 120, 48  # characters of an id; short where there are many users
+MANY = 2_000
+MOST_HELD = 60_000  # held-out rows on the page
+FEWEST = 4  # coefficients that a user has on the page at least
+Z95 = 1.959964
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """An artifact that was read for a report."""
+
+    model: Any
+    evidence: Evidence
+    number: Ints  # (n_users,), what users are called on anonymous pages
+    anonymous: bool
+
+
+def read_run(stored: StoredArtifact, *, anonymous: bool = False) -> Run:
+    """The model and what speaks for it; anonymous: users in another order, named by numbers.
+
+    The order is drawn from the digest of what users sent, which nobody outside has: the rank of a
+    name among all names does not show, and the house gets the same numbers each time.
+    """
+    model = read_estimator(None, stored)
+    evidence = read_evidence(stored, len(model.users_))
+    secret = stored.manifest.files.get(UPLOADS, stored.manifest.files["models.safetensors"])
+    digest = hashlib.sha256(f"odcl anonymous {secret.sha256}".encode()).digest()
+    rng = np.random.default_rng(list(digest))
+    number = np.empty(len(model.users_), dtype=np.intp)
+    number[rng.permutation(len(number))] = np.arange(1, len(number) + 1)
+    if anonymous:
+        model.users_ = number
+        if model.uploads_ is not None:
+            model.uploads_ = replace(model.uploads_, users=number)
+        evidence = replace(evidence, command=(), table=_nameless(evidence.table), notices=())
+    return Run(model, evidence, number, anonymous)
+
+
+def _nameless(table: Any) -> dict[str, Any]:
+    return {k: v for k, v in table.items() if k not in ("name", "sha256")}
+
+
+def fit_facts(run: Run, diagnosis: Diagnosis | None = None) -> FitFacts:
+    """Everything that the page of a fit shows; with a ``diagnosis``, that first."""
+    model, evidence = run.model, run.evidence
+    comparison, total = evidence.comparison, len(model.users_)
+    own, ours = _scores(comparison, total)
+    who = _who(model, evidence, ours - own, comparison)
+    if run.anonymous:  # in the order of the numbers
+        who = who[np.argsort(run.number[who], kind="stable")]
+    classes = [shown_id(label, 60) for label in getattr(model, "classes_", np.array([])).tolist()]
+    centered = bool(model.method_.standardize)
+    units = TableUnits.of(
+        model.risk_, model.scaling_, model.used_names_, classes, centered=centered
+    )
+    shown = user_map(model, who, units, most=MOST_USERS)
+    more = more_rows(model, who, units)
+    length = LONG if len(who) <= MANY else SHORT
+    users = Users(
+        _user_word(model),
+        [f"user {n}" for n in run.number[who].tolist()]
+        if run.anonymous
+        else [shown_id(user, length) for user in model.users_[who].tolist()],
+        np.asarray(model.labels_[who]),
+        np.asarray(model.n_rows_[who]),
+        np.asarray(model.probability_[who]),
+        run.number[who],
+        total,
+    )
+    gains = None
+    if comparison is not None:
+        words = verdict(comparison, shell=True)
+        larger = comparison.larger_is_better
+        gains = Gains(comparison.metric, larger, own[who], ours[who], words)
+    k = model.n_clusters_
+    inside = model.labels_ >= 0
+    sizes = np.bincount(model.labels_[inside], minlength=k)
+    rows = np.bincount(model.labels_[inside], weights=model.n_rows_[inside], minlength=k)
+    groups = list(zip(sizes.tolist(), rows.astype(int).tolist(), strict=True))
+    return FitFacts(
+        title=_title(model, evidence),
+        verdict=_verdict(model, comparison, diagnosis),
+        target=model.target_name_,
+        users=users,
+        groups=groups,
+        map=shown,
+        coefficients=_coefficients(model, who, units),
+        sections=sections(model, evidence, more, diagnosis, anonymous=run.anonymous),
+        gains=gains,
+        options=None if evidence.weighed is None else _options(evidence.weighed, model, who),
+        held=_held(comparison, model, who),
+        more=more,
+        anonymous=run.anonymous,
+        notes=_notes(total, len(who), gains, more),
+    )
+
+
+def _who(model: Any, evidence: Evidence, gain: Floats, comparison: Comparison | None) -> Ints:
+    """Who is on the page: best, worst and least sure first, where not everybody can be."""
+    first: list[Ints] = []
+    total = len(model.users_)
+    if total <= MOST_USERS:
+        return np.arange(total)
+    if comparison is not None:
+        order = np.argsort(np.nan_to_num(gain), kind="stable")
+        first = [order[:200], order[-200:]]
+    first.append(np.argsort(np.nan_to_num(model.probability_, nan=1.0), kind="stable")[:400])
+    seen = None
+    if evidence.weighed is not None:
+        kept = [one.labels for one in evidence.weighed.options if one.labels is not None]
+        sampled = [labels for labels in kept if (labels < 0).any()]
+        if sampled:
+            seen = np.zeros(total, dtype=np.bool_)
+            seen[: len(sampled[0])] = sampled[0] >= 0
+    return chosen_users(total, MOST_USERS, first, seen)
+
+
+def _user_word(model: Any) -> str:
+    schema = model.schema_ or model.schema_of_names()
+    return "user" if schema is None or not schema.user else str(schema.user)
+
+
+def _title(model: Any, evidence: Evidence) -> str:
+    target = model.target_name_ or "the target"
+    name = evidence.table.get("name")
+    return f"{target} by {_user_word(model)}" + (f" ({name})" if name else "")
+
+
+def headline(model: Any, comparison: Comparison | None) -> str:
+    """How many groups, how users differ inside, and what it is worth: one sentence."""
+    k, m = model.n_clusters_, len(model.users_)
+    found = f"{k:,} groups among {count(m, 'user')}" if k > 1 else f"No groups among {m:,} users"
+    who = "users of a group" if k > 1 else "users"
+    where = differing(model.differences_)
+    inside = ""
+    if model.mixture_ is not None:
+        inside = f"; {who} differ in {where}" if where else f"; {who} differ only by noise"
+        inside = inside.replace(
+            "; users of a group differ in", "; users of a group still differ in"
+        )
+    if comparison is None:
+        return f"{found}{inside}."
+    mean = {name: value for name, value, *_ in comparison.rows()}
+    ours, own = mean[comparison.ours], mean["local"]
+    metric = comparison.metric
+    worth = f"on held-out rows the mean user has {_score(metric, ours)}"
+    if comparison.larger_is_better:
+        worth += f", against {_score(metric, own)} with a model of its own"
+    else:
+        change = (own - ours) / own if own > 0 else 0.0
+        side = "below" if change >= 0 else "above"
+        worth += f", {abs(change):.0%} {side} the {own:.3g} of a model of its own"
+    return f"{found}{inside}; {worth}."
+
+
+def _score(metric: str, value: float) -> str:
+    return f"{value:.1%} accuracy" if metric == "accuracy" else f"{metric} {value:.3g}"
+
+
+def _verdict(model: Any, comparison: Comparison | None, diagnosis: Diagnosis | None) -> list[str]:
+    """The sentence of the first screen, and what stands below: who gained."""
+    if diagnosis is not None:
+        return [diagnosis.verdict.sentence, diagnosis.verdict.reason, headline(model, comparison)]
+    second = [] if comparison is None else verdict(comparison, shell=True).splitlines()
+    return [headline(model, comparison), *second]
+
+
+def _scores(comparison: Comparison | None, total: int) -> tuple[Floats, Floats]:
+    """Every user's score alone and with odcl, (n_users,), NaN where none of its rows was held."""
+    own, ours = np.full(total, np.nan), np.full(total, np.nan)
+    if comparison is not None and comparison.held is not None:
+        at = comparison.held.users
+        own[at], ours[at] = comparison.scores["local"], comparison.scores[comparison.ours]
+    return own, ours
+
+
+def _coefficients(model: Any, who: Ints, units: TableUnits) -> Coefficients:
+    group = units.models(model.cluster_theta_)
+    cov, how = group_covariances(model)
+    with np.errstate(invalid="ignore"):
+        apart = np.ptp(group, axis=0) * units.effect
+    if len(group) == 1:  # no groups: where users differ most
+        apart = np.std(units.models(model.theta_), axis=0) * units.effect
+    wanted = np.argsort(-np.where(units.extra, -1.0, apart), kind="stable")
+    n_shown = max(FEWEST, MOST_NUMBERS // (4 * max(len(who), 1)))
+    some = sorted(wanted[:n_shown].tolist(), key=wanted.tolist().index)
+    some = [j for j in some if not units.extra[j]]
+    part = TableUnits(
+        [units.names[j] for j in some],
+        units.matrix[:, some],
+        units.effect[some],
+        units.extra[some],
+    )
+    own, own_cov = own_models(model, who)
+    missing = np.full((len(who), len(some)), np.nan)
+    user_se = missing
+    if model.covariance_ is not None:
+        user_se = part.errors(model.covariance_[who])
+    return Coefficients(
+        units.names,
+        group,
+        units.errors(cov),
+        apart,
+        units.extra,
+        some,
+        part.models(model.theta_[who]),
+        user_se,
+        part.models(own),
+        part.errors(own_cov),
+        f"Bars are 95 % intervals. {how}".rstrip(),
+    )
+
+
+def _options(weighed: Alternatives, model: Any, who: Ints) -> Options:
+    chosen = weighed.options[weighed.chosen] if weighed.chosen is not None else None
+    best = chosen.score if chosen is not None else min(one.score for one in weighed.options)
+    found = []
+    for one in weighed.options:
+        labels = None
+        if one.labels is not None:
+            whole = np.full(len(model.users_), -1)
+            whole[: len(one.labels)] = one.labels
+            labels = (model.labels_ if one is chosen else _recoloured(whole, model.labels_))[who]
+        kind = f"users of a group differ {DIFFER[one.shape]}" if one.shape in DIFFER else ""
+        kind = kind.replace("users of a group", "users") if one.n_groups == 1 else kind
+        words = count(one.n_groups, "group") if one.n_groups > 1 else "no groups"
+        told = _option_score(weighed.measure, one.score, best, one is chosen)
+        found.append(
+            Option(one.n_groups, "; ".join(filter(None, [words, kind, told])), one.score, labels)
+        )
+    about = f"Scores are {MEASURES[weighed.measure]}."
+    if weighed.measure == "evidence":
+        about = (
+            "Evidence is -2 log of the probability of the data, up to a constant: the smallest is "
+            "best, and a difference of 10 is strong."
+        )
+        least = min(one.score for one in weighed.options)
+        if chosen is not None and chosen.score > least + 1e-6 and chosen.n_groups > 1:
+            about += (
+                " One center with differences in several coefficients together can mimic groups, "
+                "and has to be better by more than users' groups are in doubt."
+            )
+    if any(one.labels is not None and (one.labels < 0).any() for one in weighed.options):
+        about += " A sample of users was searched; others are grey under all but the chosen one."
+    return Options(weighed.measure, about, found, weighed.chosen)
+
+
+def _option_score(measure: str, score: float, best: float, chosen: bool) -> str:
+    if measure in ("evidence", "icl"):
+        name = "evidence" if measure == "evidence" else "ICL"
+        gap = score - best
+        if chosen:
+            return f"chosen ({name} {score:,.1f})"
+        return f"{name} {abs(gap):,.1f} {'worse' if gap >= 0 else 'better'}"
+    name = {"silhouette": "mean silhouette", "elbow": "cost", "lambda": "from lambda"}[measure]
+    return f"{'chosen, ' if chosen else ''}{name} {score:.3g}"
+
+
+def _recoloured(labels: Ints, chosen: Ints) -> Ints:
+    """Groups of an alternative with the numbers of the chosen groups that they overlap most."""
+    both = (labels >= 0) & (chosen >= 0)
+    if not both.any():
+        return labels
+    k, n = int(labels.max()) + 1, int(chosen.max()) + 1
+    together = np.zeros((k, n), dtype=np.intp)
+    np.add.at(together, (labels[both], chosen[both]), 1)
+    rows, columns = linear_sum_assignment(-together)
+    new = np.full(k, -1)
+    taken = together[rows, columns] > 0
+    new[rows[taken]] = columns[taken]
+    free = iter(range(n, n + k))
+    for g in np.flatnonzero(new < 0):
+        new[g] = next(free)
+    return np.where(labels >= 0, new[np.maximum(labels, 0)], -1)
+
+
+def _held(comparison: Comparison | None, model: Any, who: Ints) -> Held | None:
+    if comparison is None or comparison.held is None:
+        return None
+    held = comparison.held
+    first = np.searchsorted(held.owner, who)
+    n = np.searchsorted(held.owner, who, side="right") - first
+    n = np.minimum(n, max(3, MOST_HELD // max(len(who), 1)))
+    start = np.concatenate([[0], np.cumsum(n)])
+    rows = np.repeat(first - start[:-1], n) + np.arange(start[-1])
+    classes = None
+    if comparison.metric == "accuracy" and hasattr(model, "classes_"):
+        classes = [shown_id(label, 60) for label in model.classes_.tolist()]
+    predicted = held.predicted
+    parts = (held.seen[rows], predicted["local"][rows], predicted[comparison.ours][rows])
+    return Held(start, *parts, classes)
+
+
+def _notes(total: int, shown: int, gains: Gains | None, more: MoreRows | None) -> dict[str, str]:
+    notes = {}
+    if shown < total:
+        notes["users"] = (
+            f"{shown:,} of {total:,} users are on this page one by one, the best, the worst and "
+            "the least sure among them; the map and all tables of groups are of everybody, and "
+            "assignment.csv in the run lists all."
+        )
+    return notes

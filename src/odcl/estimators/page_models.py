@@ -1,0 +1,297 @@
+"""Models for a report, from what an artifact holds: in the table's units, on a map, with more rows.
+
+All are functions of a loaded estimator and of positions of its users.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from scipy.special import ndtr
+
+from odcl._typing import Bools, Floats, Ints
+from odcl.mixed.house import model_map
+from odcl.mixed.mixture import Quadratics, Spread, moments
+from odcl.report.page.facts import MoreRows, UserMap
+from odcl.report.page.units import CHUNK, TableUnits
+from odcl.report.pictures import view
+from odcl.server.dispersion import covariances, pooled_dispersion, with_noise
+from odcl.server.mixed import user_quadratics
+
+CELLS = (72, 48)  # of a map of more users than can be told apart
+TIMES = (0.5, 1.0, 2.0, 4.0)  # as many rows
+FAR = 5.0  # a frame is cut where the whole would be so many times as wide
+
+
+# -- users' own models -----------------------------------------------------------------------------
+
+
+def own_models(model: Any, who: Ints) -> tuple[Floats, Floats]:
+    """What users' own rows say alone: models, and covariances; NaN where they do not say it."""
+    n, dim = len(who), model.theta_.shape[1]
+    nothing = np.full((n, dim), np.nan), np.full((n, dim, dim), np.nan)
+    if model.uploads_ is None:
+        return nothing
+    sent = with_noise(model.uploads_.take(who))
+    if sent.theta is None:
+        return nothing
+    phi = _noise_scales(model)
+    theta, cov = sent.theta.copy(), covariances(sent, None if phi is None else phi[who])
+    if sent.dispersion is not None:
+        theta[~np.isfinite(sent.dispersion)] = np.nan
+    if cov is None:
+        return theta, nothing[1]
+    return theta, np.where(_whole(cov)[:, None, None], cov, np.nan)
+
+
+def _noise_scales(model: Any) -> Floats | None:
+    """The noise scale of every user, (n_users,), pooled over all of them; None: nobody tells."""
+    sent, m = model.uploads_, len(model.users_)
+    chunks = (np.arange(at, min(at + CHUNK, m)) for at in range(0, m, CHUNK))
+    told = [with_noise(sent.take(some)).dispersion for some in chunks]
+    known = [part for part in told if part is not None]
+    if len(known) < len(told):
+        return None
+    return pooled_dispersion(replace(sent, dispersion=np.concatenate(known)))
+
+
+def group_covariances(model: Any) -> tuple[Floats, str]:
+    """How surely the groups' models are known, (K, dim, dim), and how that is known."""
+    if model.mixture_ is not None:
+        change = model_map(model.mixture_, model.risk_)[1]
+        return change @ model.mixture_.covariances @ change.T, ""
+    k, dim = model.cluster_theta_.shape
+    cov = np.full((k, dim, dim), np.nan)
+    sent = None if model.uploads_ is None else with_noise(model.uploads_)
+    if sent is not None and sent.theta is not None:
+        for g in range(k):
+            own = sent.theta[model.labels_ == g]
+            if len(own) > 1:
+                cov[g] = np.cov(own.T).reshape(dim, dim) / len(own)
+    return cov, "Intervals are read off how users' own models scatter inside their group."
+
+
+# -- the map ---------------------------------------------------------------------------------------
+
+
+def user_map(model: Any, who: Ints, units: TableUnits, *, most: int) -> UserMap:
+    """All users in two directions; those of ``who`` with their uncertainty.
+
+    Of mixed groups a point is what the user's rows say when nothing is known of groups: the mean
+    of its model under one normal distribution with the mean and the covariance of all users,
+    noise included. Distances are in units of a typical user's noise. Of other methods it is the
+    user's own model, as it was sent.
+    """
+    points, cov, metric, about = _points(model, who)
+    root = np.linalg.cholesky(metric)
+    origin = model.cluster_theta_.mean(axis=0)
+    white = np.linalg.solve(root, (points - origin).T).T
+    centers = np.linalg.solve(root, (model.cluster_theta_ - origin).T).T
+    if white.shape[1] == 1:
+        xy = np.column_stack([white[:, 0], model.labels_ + _spread_out(white[:, 0])])
+        middle = np.column_stack([centers[:, 0], np.arange(len(centers))])
+        turn = np.linalg.inv(root)
+        flat = np.column_stack([cov[:, 0, 0] * turn[0, 0] ** 2, np.zeros((len(who), 2))])
+        axes = ("the model's only number", "group")
+        return _framed(xy, flat, middle, axes, about, who, most)
+    plane = view(white[np.isfinite(white).all(axis=1)], centers)
+    plane = plane * np.sign(plane[np.arange(2), np.abs(plane).argmax(axis=1)])[:, None]
+    turn = np.linalg.solve(root.T, plane.T)  # (dim, 2)
+    xy, middle = white @ plane.T, centers @ plane.T
+    flat = turn.T @ cov @ turn
+    axes = _axis(xy[:, 0], points, units, 0), _axis(xy[:, 1], points, units, 1)
+    flat = np.column_stack([flat[:, 0, 0], flat[:, 1, 1], flat[:, 0, 1]])
+    return _framed(xy, flat, middle, axes, about, who, most)
+
+
+def _points(model: Any, who: Ints) -> tuple[Floats, Floats, Floats, str]:
+    """Points in the model's coordinates, covariances of those of ``who``, a unit of length."""
+    m, dim = model.theta_.shape
+    if model.mixture_ is not None and model.uploads_ is not None:
+        return _mixed_points(model, who)
+    theta, cov = own_models(model, np.arange(m))
+    about = "A point is a user's own model, as its rows alone have it."
+    if not np.isfinite(theta).all(axis=1).any():
+        theta, about = model.theta_, "A point is a user's model."
+        cov = np.full((m, dim, dim), np.nan) if model.covariance_ is None else model.covariance_
+    theta = np.where(_whole(theta)[:, None], theta, model.theta_)
+    labels = np.maximum(model.labels_, 0)
+    known = _whole(cov)
+    away = theta - model.cluster_theta_[labels]
+    within = np.median(cov[known], axis=0) if known.any() else away.T @ away / max(m, 1)
+    return theta, cov[who], _positive(within), about
+
+
+def _mixed_points(model: Any, who: Ints) -> tuple[Floats, Floats, Floats, str]:
+    mixture, risk = model.mixture_, model.risk_
+    offset, change = model_map(mixture, risk)
+    shares, c = mixture.weights, mixture.centers
+    mean = shares @ c
+    between = ((c - mean).T * shares) @ (c - mean) + np.tensordot(shares, mixture.covariances, 1)
+    m = len(model.users_)
+    some = np.linspace(0, m - 1, min(m, CHUNK)).astype(np.intp)
+    q, s2 = _quadratics(model, some)
+    noise = _inverse((q.A / s2[:, None, None]).mean(axis=0))
+    inside = mixture.inside + noise
+    T = Spread("full", between + inside, np.ones(len(mean), np.bool_))
+    points, cov = np.empty((m, len(offset))), np.empty((len(who), len(offset), len(offset)))
+    place = np.full(m, -1)
+    place[who] = np.arange(len(who))
+    for at in range(0, m, CHUNK):
+        part = np.arange(at, min(at + CHUNK, m))
+        q, s2 = _quadratics(model, part)
+        told = moments(q, T, s2)
+        score = told.w - (told.W @ mean)
+        points[part] = offset + (mean + score @ T.matrix) @ change.T
+        own = part[place[part] >= 0]
+        W = told.W[own - at]
+        left = T.matrix - T.matrix @ W @ T.matrix
+        cov[place[own]] = change @ left @ change.T
+    about = (
+        "A point is what a user's rows say of its model when nothing is known of groups; distances "
+        "are in units of a typical user's noise."
+    )
+    return points, cov, _positive(change @ inside @ change.T), about
+
+
+def _quadratics(model: Any, who: Ints) -> tuple[Quadratics, Floats]:
+    """The data terms of some users, and their noise, in the mixture's coordinates."""
+    (q,), at = user_quadratics(model.uploads_.take(who), model.mixture_)
+    if model.noise_ is None:
+        return q, np.full(len(q), model.mixture_.noise.s0)
+    return q, model.noise_[who] / at.target_scale**2
+
+
+def _whole(values: Floats) -> Bools:
+    """Users all of whose numbers are known."""
+    return np.asarray(np.isfinite(values).reshape(len(values), -1).all(axis=1), dtype=np.bool_)
+
+
+def _inverse(A: Floats) -> Floats:
+    """Of a symmetric matrix, with directions that nobody sees as uncertain as the least seen."""
+    values, vectors = np.linalg.eigh(A)
+    values = np.maximum(values, 1e-6 * max(float(values[-1]), 1e-300))
+    return (vectors / values) @ vectors.T
+
+
+def _positive(A: Floats) -> Floats:
+    """The matrix with a little more on its diagonal: it is to be a unit of length."""
+    size = max(float(np.trace(A)) / len(A), 1e-300)
+    return (A + A.T) / 2 + 1e-8 * size * np.eye(len(A))
+
+
+def _spread_out(values: Floats) -> Floats:
+    """Between -0.3 and 0.3, so that equal points lie side by side; the same each time."""
+    rank = np.argsort(np.argsort(values, kind="stable"), kind="stable")
+    return np.asarray(0.6 * ((rank * 0.618034) % 1.0 - 0.5), dtype=np.float64)
+
+
+def _axis(along: Floats, points: Floats, units: TableUnits, j: int) -> str:
+    """A direction by the coefficients that go with it: 'more promotion, less price'."""
+    numbers = units.models(points)[:, ~units.extra]
+    names = [name for name, extra in zip(units.names, units.extra, strict=True) if not extra]
+    numbers, along = numbers - numbers.mean(axis=0), along - along.mean()
+    size = np.sqrt((numbers**2).sum(axis=0) * (along @ along))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        cosine = np.nan_to_num((along @ numbers) / size)
+    strong = [k for k in np.argsort(-np.abs(cosine), kind="stable")[:2] if abs(cosine[k]) >= 0.5]
+    told = [f"{'higher' if cosine[k] > 0 else 'lower'} {names[k]}" for k in strong]
+    return f"direction {j + 1}" + (f": {', '.join(told)}" if told else "")
+
+
+def _framed(
+    xy: Floats,
+    cov: Floats,
+    centers: Floats,
+    axes: tuple[str, str],
+    about: str,
+    who: Ints,
+    most: int,
+) -> UserMap:
+    """Where to look: everything, or without a few users who would shrink all others to a dot."""
+    everything = np.vstack([xy[np.isfinite(xy).all(axis=1)], centers])
+    low, high = everything.min(axis=0), everything.max(axis=0)
+    inner, outer = np.percentile(everything, [2, 98], axis=0)
+    if (high - low > FAR * np.maximum(outer - inner, 1e-300)).any():
+        room = 0.5 * (outer - inner)
+        low = np.minimum(np.maximum(low, inner - room), centers.min(axis=0))
+        high = np.maximum(np.minimum(high, outer + room), centers.max(axis=0))
+    room = 0.07 * np.maximum(high - low, 1e-9 + 1e-9 * np.abs(high))
+    low, high = low - room, high + room
+    outside = int((~((xy >= low) & (xy <= high)).all(axis=1)).sum())
+    density = None
+    if len(xy) > most:
+        nx, ny = CELLS
+        found = np.histogram2d(
+            xy[:, 1], xy[:, 0], bins=(ny, nx), range=((low[1], high[1]), (low[0], high[0]))
+        )[0]
+        density = found.astype(np.intp)
+    frame = (float(low[0]), float(high[0]), float(low[1]), float(high[1]))
+    known = cov if np.isfinite(cov).any() else None
+    return UserMap(xy[who], known, centers, frame, axes, about, outside, density)
+
+
+# -- more rows -------------------------------------------------------------------------------------
+
+
+def more_rows(model: Any, who: Ints, units: TableUnits) -> MoreRows | None:
+    """What so many times as many rows like its own would change for each user, to second order.
+
+    Of mixed groups only. Rows that are f times as many have f times the curvature A, which leaves
+    of a model inside its group T - T W T, and of groups c and d the distance (c-d)'W(c-d) = r^2:
+    such rows speak for the wrong one of the two with probability Phi(-r / 2).
+    """
+    mixture = model.mixture_
+    if mixture is None or model.uploads_ is None:
+        return None
+    change = model_map(mixture, model.risk_)[1]
+    J = change.T @ units.matrix[:, ~units.extra]
+    T, c, C = mixture.inside, mixture.centers, mixture.covariances
+    labels = model.labels_[who]
+    inside = Spread("full", T, mixture.spread.open)
+    shape = (len(who), len(TIMES))
+    width, wrong, weight = np.empty(shape), np.empty(shape), np.empty(shape)
+    own_T = np.diag(T)
+    for at in range(0, len(who), CHUNK):
+        part = slice(at, at + CHUNK)
+        q, s2 = _quadratics(model, who[part])
+        group = np.maximum(labels[part], 0)
+        for f, times in enumerate(TIMES):
+            more = replace(q, A=times * q.A, b=times * q.b, uu=times * q.uu)
+            W = moments(more, inside, s2).W
+            left = T - T @ W @ T if T.any() else np.zeros_like(W)
+            through = np.eye(len(T)) - T @ W
+            V = left + through @ C[group] @ through.transpose(0, 2, 1)
+            variance = np.maximum(((V @ J) * J).sum(axis=1), 0.0)
+            width[part, f] = np.sqrt(variance).mean(axis=1)
+            gap = c[None] - c[group][:, None]
+            square = np.maximum(((gap @ W) * gap).sum(axis=2), 0.0)
+            chance = ndtr(-0.5 * np.sqrt(square))
+            chance[np.arange(len(group)), group] = 0.0
+            wrong[part, f] = np.minimum(chance.sum(axis=1), 1.0)
+            open_ = own_T > 0
+            spent = np.diagonal(left, axis1=1, axis2=2)[:, open_] / own_T[open_]
+            weight[part, f] = 1 - spent.mean(axis=1) if open_.any() else 0.0
+    now = TIMES.index(1.0)
+    width = width / np.maximum(width[:, now : now + 1], 1e-300)
+    return MoreRows(TIMES, width, wrong, weight)
+
+
+def chosen_users(n_users: int, most: int, first: Sequence[Ints], seen: Bools | None = None) -> Ints:
+    """Positions of at most ``most`` users: those named ``first``, then evenly among the others."""
+    if n_users <= most:
+        return np.arange(n_users)
+    kept = np.zeros(n_users, dtype=np.bool_)
+    for some in first:
+        kept[some[: max(most - int(kept.sum()), 0)]] = True
+    pool = np.flatnonzero(~kept)
+    if seen is not None and seen.any():  # whose groups are known in every alternative
+        pool = pool[np.argsort(~seen[pool], kind="stable")]
+        pool = pool[: max(most - int(kept.sum()), int(seen[pool].sum()))]
+    left = most - int(kept.sum())
+    if left > 0 and len(pool):
+        kept[pool[np.linspace(0, len(pool) - 1, min(left, len(pool))).astype(np.intp)]] = True
+    return np.flatnonzero(kept)

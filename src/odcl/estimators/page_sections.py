@@ -1,0 +1,184 @@
+"""The sections of a fit's report: what it is worth, diagnosis, plan, privacy, provenance."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import numpy as np
+
+from odcl.diagnose import Diagnosis
+from odcl.estimators.evidence import Evidence
+from odcl.exchange.upload import Uploads
+from odcl.report.diagnosis import diagnosis_parts
+from odcl.report.page.facts import MoreRows, Section, Table
+from odcl.report.text import NAMES, aligned, count, in_bytes
+
+MOST_DIAGNOSED = 2_000_000  # users times parameters squared: beyond, it would take a minute
+
+
+def sections(
+    model: Any,
+    evidence: Evidence,
+    more: MoreRows | None,
+    diagnosis: Diagnosis | None = None,
+    *,
+    anonymous: bool,
+) -> list[Section]:
+    """All of them, in the order of the page; a ``diagnosis`` that was made already is that one."""
+    found = [
+        _worth(evidence),
+        _diagnosis(model, diagnosis),
+        _plan(model, evidence, more, anonymous),
+        _privacy(model, evidence),
+        _provenance(model, evidence, anonymous),
+    ]
+    return [one for one in found if one is not None]
+
+
+def _worth(evidence: Evidence) -> Section | None:
+    """The methods side by side."""
+    c = evidence.comparison
+    if c is None:
+        return None
+    best = "higher" if c.larger_is_better else "lower"
+    header = (f"{c.metric} ({best} is better)", "mean user", "median user", "worst user")
+    names, *columns = zip(*c.rows(), strict=True)
+    shown = aligned(np.concatenate(columns))
+    rows = [(NAMES.get(name, name), *shown[i :: len(names)]) for i, name in enumerate(names)]
+    held = f"a share of {evidence.holdout}" if evidence.holdout else "a share"
+    if evidence.holdout.startswith("last"):
+        held = f"the last rows ({evidence.holdout})"
+    words = (
+        f"Every method was fitted on the same rows of {count(c.n_users, 'user')} and scored on "
+        f"{count(c.n_rows, 'row')} that none of them had seen: {held} of each user's rows. The "
+        "models in the run are fitted on all rows."
+    )
+    table = Table(header, rows, strong=names.index(c.ours))
+    return Section("worth", "What it is worth", (words,), (table,))
+
+
+def _diagnosis(model: Any, found: Diagnosis | None) -> Section | None:
+    title = "Diagnosis: is one shot enough?"
+    size = len(model.users_) * model.theta_.shape[1] ** 2
+    if found is None and size > MOST_DIAGNOSED:
+        why = "It takes longer than a report should for so many users: say odcl diagnose RUN."
+        return Section("diagnosis", title, (why,))
+    try:
+        found = model.diagnose() if found is None else found
+    except ValueError as error:
+        return Section("diagnosis", title, (str(error),))
+    parts = diagnosis_parts(found)
+    tables = [Table(parts.measures_header, parts.measures, left=(1, 2))]
+    if parts.border:
+        tables.append(Table(parts.border_header, parts.border))
+    users = [*parts.users]
+    if parts.more_at_border:
+        users.insert(0, f"{count(parts.more_at_border, 'more user')} near a border")
+    words = (found.verdict.sentence, found.verdict.reason)
+    return Section("diagnosis", title, words, tables, users)
+
+
+def _plan(model: Any, evidence: Evidence, more: MoreRows | None, anonymous: bool) -> Section | None:
+    """What more rows would bring, and how to ask for a whole plan."""
+    title = "Plan: what more rows would change"
+    name = "TABLE" if anonymous else str(evidence.table.get("name", "TABLE"))
+    schema = model.schema_ or model.schema_of_names()
+    code = ""
+    if schema is not None and schema.user and schema.target:
+        words = ["odcl", "plan", "--pilot", name, "--user", schema.user, "--target", schema.target]
+        code = " ".join(map(shlex.quote, words))
+    if more is None:
+        words_of = (
+            "This method keeps no account of how users' rows enter, so nothing is computed.",
+        )
+        return Section("plan", title, words_of, code=code)
+    rows = []
+    differ = bool(model.mixture_.inside.any())
+    for f, times in enumerate(more.times):
+        label = "as now" if times == 1 else f"{times:g} times as many" if times > 1 else "half"
+        cells = [label, f"{100 * np.median(more.width[:, f]):.0f} %"]
+        if model.n_clusters_ > 1:
+            cells.append(f"{100 * more.wrong[:, f].mean():.2g} %")
+        if differ:
+            cells.append(f"{100 * np.median(more.weight[:, f]):.0f} %")
+        rows.append(tuple(cells))
+    header = ["rows per user", "intervals of a user's coefficients"]
+    if model.n_clusters_ > 1:
+        header.append("chance of a wrong group")
+    if differ:
+        header.append("weight of own rows")
+    about = (
+        "Computed from the run, not simulated: intervals (of the median user, now 100 %) if "
+        "groups and how users differ stay as found"
+        + (
+            ", the chance that such rows put a user in a wrong group (mean user)"
+            * (len(header) > 2)
+        )
+        + (", and how much a user's own rows count in its model beside its group" * differ)
+        + ". For a simulation of the whole round:"
+    )
+    return Section("plan", title, (about,), (Table(tuple(header), rows),), code=code)
+
+
+def _privacy(model: Any, evidence: Evidence) -> Section:
+    """What left each user, field by field, in bytes."""
+    title = "Privacy: what leaves a user"
+    m = len(model.users_)
+    words = [
+        "This fit saw the whole table on one machine. In a federation a user's rows stay where "
+        "they are, and this, and nothing else, would leave it:"
+    ]
+    tables = []
+    if model.uploads_ is not None:
+        sent: Uploads = model.uploads_
+        rows = []
+        for name, values in sent.part(0, 1).to_arrays().items():
+            part = Uploads.parts()[name.removesuffix("_diagonal")]
+            each = 8 * int(np.prod(values.shape[1:]))
+            rows.append((name.replace("_", " "), part.tells, f"{each:,}"))
+        n = sent.n_bytes
+        total = f"{int(n.mean()):,}" if n.min() == n.max() else f"{n.min():,} - {n.max():,}"
+        rows.append(("in all", "per user", total))
+        tables.append(Table(("sent", "what it tells", "bytes"), rows, (1,), len(rows) - 1))
+    if evidence.bytes_up is not None and evidence.bytes_down is not None:
+        up, down = in_bytes(evidence.bytes_up / m), in_bytes(evidence.bytes_down / m)
+        words.append(
+            f"One round: on average each user would send {up} and receive {down}. What it receives "
+            "names no other user."
+        )
+    words.append(
+        "This page holds every user's model, group and held-out targets: show it to those who may "
+        "see these. odcl report RUN --anonymous makes one without names."
+    )
+    return Section("privacy", title, words, tables)
+
+
+def _provenance(model: Any, evidence: Evidence, anonymous: bool) -> Section:
+    method = model.method_.to_json(described=True)
+    clusterer = method.pop("clusterer")
+    settings = ", ".join(f"{k}={v}" for k, v in clusterer.items() if k != "name")
+    table = evidence.table
+    rows = [("odcl", evidence.version)]
+    if not anonymous and table.get("name"):
+        rows.append(("table", str(table["name"])))
+    if not anonymous and table.get("sha256"):
+        rows.append(("SHA-256 of the table", str(table["sha256"])))
+    size = f"{count(len(model.users_), 'user')}, {count(int(model.n_rows_.sum()), 'row')}"
+    rows.append(("size", f"{size}, {count(len(model.feature_names_), 'feature')}"))
+    rows += [
+        ("loss", f"{model.risk_.loss.name}, l2 {model.risk_.l2:g}"),
+        ("method", f"{clusterer.get('name')}" + (f" ({settings})" if settings else "")),
+        *((name.replace("_", " "), str(value)) for name, value in method.items()),
+        ("seed", str(model.random_state)),
+    ]
+    if evidence.holdout:
+        rows.append(("held out", evidence.holdout))
+    lists = [*evidence.notices]
+    code = " ".join(map(shlex.quote, evidence.command))
+    words = [f"How the groups were found: {model.reason_}"]
+    if code:
+        words.append("The same again, bit for bit on the same machine:")
+    return Section(
+        "provenance", "Where it comes from", words, (Table(("", ""), rows, (1,)),), lists, code
+    )

@@ -1,0 +1,250 @@
+"""A fit of a table in pieces: the groups are an estimator, the users' models stay in files.
+
+``fit_pieces`` is to a table beyond memory what ``ODCLEstimator.fit_federation`` is to one in
+memory. The estimator holds the groups, a few of the users as examples, and where all others are.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from odcl._typing import Array, Ints
+from odcl.data.federation import Federation, as_ids, positions
+from odcl.data.scaling import Scaling
+from odcl.data.summary import Roles, TableSummary
+from odcl.engines.dask.address import Address
+from odcl.engines.dask.round import (
+    DaskChunks,
+    Finished,
+    UploadFiles,
+    finish_users,
+    gather_uploads,
+    measured,
+    n_buckets,
+    send_rows,
+    summary_of,
+)
+from odcl.engines.dask.user_files import UserFiles, part_name
+from odcl.engines.partition.look import Job
+from odcl.engines.partition.models import UserColumns
+from odcl.engines.partition.uploads import from_arrow
+from odcl.errors import InputError, Setting
+from odcl.estimators.for_newcomers import Known
+from odcl.estimators.table_input import check_n_groups, check_settings
+from odcl.method import Method
+from odcl.mixed.differences import differences_text
+from odcl.mixed.house import without_rows
+from odcl.risk.risk import Risk
+from odcl.server.assign import Groups
+from odcl.server.stream import StreamedStep, stream_step
+
+if TYPE_CHECKING:
+    from odcl.engines.dask.cluster import Cluster
+    from odcl.engines.dask.table import PiecedTable
+    from odcl.report.progress import Silent
+
+EXAMPLES = 2000  # users that the estimator itself holds
+
+
+@dataclass(frozen=True, eq=False)
+class ScatteredFit:
+    """What a fit of a table in pieces gave, beside the estimator itself."""
+
+    model: Any
+    summary: TableSummary
+    step: StreamedStep
+    uploads: UploadFiles
+    finished: Finished
+    passes: int
+
+
+def fit_pieces(
+    model: Any,
+    table: PiecedTable,
+    roles: Roles,
+    cluster: Cluster,
+    work: Address,
+    out: Address,
+    *,
+    plan: str = "auto",
+    buckets: int | None = None,
+    summary: TableSummary | None = None,
+    progress: Silent | None = None,
+) -> ScatteredFit:
+    """Fit an estimator to a table in pieces; the users' models are files of ``out``.
+
+    ``work`` is a folder for what is needed meanwhile, ``plan`` how rows come together by user:
+    "rows" (as they are), "sums" (of those in each piece), "auto" (whichever is smaller).
+    ``summary`` is that of the table, where somebody has looked at it already.
+    """
+    from odcl.report.progress import Silent
+
+    shown = Silent() if progress is None else progress
+    check_settings(model)
+    if summary is None:
+        shown.stage("looking at the columns", table.n_pieces, "pieces")
+        summary = summary_of(table, roles, cluster, shown.advance)
+    schema = summary.schema(roles)
+    _declare(model, schema)
+    method = Method.of(model.method, clusterer=model.clusterer)
+    shown.stage("measuring the columns", table.n_pieces, "pieces")
+    moments = measured(table, schema, cluster, shown.advance)
+    scaling = Scaling.of_moments(
+        moments,
+        center=bool(model.fit_intercept),
+        standardize=method.standardize,
+        copies=not method.clusterer.uses_terms,
+        factors=model._factors(method),
+    )
+    risk = Risk(_loss(model), model.l2, bool(model.fit_intercept), scaling.factors)
+    dim = risk.dim(len(scaling.used))
+    why, resolved = method.falls_back(risk, dim), method.resolved(risk, dim)
+    if not resolved.clusterer.uses_terms:
+        raise InputError(
+            f"Beyond memory groups are those of clusterer='auto', and here {why}."
+            if why
+            else f"Beyond memory groups are those of clusterer='auto', not of {resolved.clusterer}:"
+            " leave the clusterer out, or fit in memory.",
+        )
+    job = Job(schema, scaling, risk, resolved, int(model.random_state or 0))
+    n = buckets or n_buckets(table, len(roles.columns), cluster)
+    shown.stage("bringing rows together by user", table.n_pieces, "pieces")
+    sent = send_rows(table, job, n, work, cluster, plan=plan, told=shown.advance)
+    shown.stage("fitting users", n, "files of uploads")
+    uploads = gather_uploads(sent, job, work, cluster, shown.advance)
+    check_n_groups(resolved, uploads.n_users, True)
+    if uploads.n_users == 1:
+        raise ValueError(
+            "The table has one user, and groups need several. Check the column that names the "
+            "user, or fit an ordinary model."
+        )
+    shown.stage("finding groups")
+    step = stream_step(DaskChunks(uploads, job, cluster), resolved, seed=job.seed)
+    shown.stage("every user's last step", n, "files of models")
+    finished = finish_users(uploads, job, step, out, cluster, shown.advance)
+    files = UserFiles(out, schema.user_kind, finished.parts)
+    _settle(model, job, step, finished, files, _examples(uploads, job, out))
+    return ScatteredFit(model, summary, step, uploads, finished, step.passes)
+
+
+def _declare(model: Any, schema: Any) -> None:
+    """As if a frame with these columns had been fitted."""
+    model.schema_, model.design_ = schema, schema.design
+    owner = () if model.users is None else (model.users,)
+    model.feature_names_in_ = np.array([*owner, *schema.features], dtype=object)
+    model.n_features_in_ = len(model.feature_names_in_)
+    model.target_name_ = schema.target
+    if schema.classes is not None:
+        model.classes_ = np.array(schema.classes)
+
+
+def _loss(model: Any) -> Any:
+    if isinstance(model.loss, str) and model.loss == "huber":
+        raise InputError(
+            "Huber's loss takes its unit from the residuals of all rows, and beyond memory nobody "
+            "sees them all: say loss=Huber(delta), with delta in the target's own units, or ",
+            *(Setting("loss", "squared"), "."),
+        )
+    nobody = Federation(np.zeros((1, 1)), np.zeros(1), np.array([0, 1]), np.zeros(1, np.int64))
+    return model._loss(nobody)
+
+
+def _examples(uploads: UploadFiles, job: Job, out: Address) -> tuple[Any, UserColumns]:
+    """A few users, by chance of their ids: their uploads and models."""
+    some, models, held = [], [], 0
+    for bucket, file in enumerate(uploads.files):
+        if held >= EXAMPLES:
+            break
+        with file.open() as stream, (out / part_name(bucket)).open() as other:
+            some.append(_head(stream, EXAMPLES - held))
+            models.append(_head(other, EXAMPLES - held))
+        held += some[-1].num_rows
+    own = from_arrow(pa.concat_tables(some), job)
+    columns = UserColumns.from_arrow(pa.concat_tables(models), job.dim)
+    order = own.canonical_order()
+    return own.take(order), columns.take(order)
+
+
+def _head(stream: Any, most: int) -> pa.Table:
+    content = pq.ParquetFile(stream)
+    if not content.num_row_groups:
+        return content.read(use_threads=False)
+    return content.read_row_group(0, use_threads=False).slice(0, most)
+
+
+def _settle(
+    model: Any,
+    job: Job,
+    step: StreamedStep,
+    finished: Finished,
+    files: UserFiles,
+    examples: tuple[Any, UserColumns],
+) -> None:
+    """The estimator's attributes, as after a fit in memory; of users, the examples'."""
+    uploads, columns = examples
+    mixture, tau2 = step.mixture, float(step.tau2 or 0.0)
+    assert mixture is not None
+    model.has_users_, model.scaling_, model.risk_ = True, job.scaling, job.risk
+    model.method_, model.mixture_, model.tau2_ = job.method, mixture, step.tau2
+    model.rule_, model.n_clusters_ = step.rule, step.n_clusters
+    model.cluster_theta_ = step.centers
+    members = np.maximum(step.sizes, 1)
+    rows = np.maximum(step.rows, 1.0)
+    rest = (tau2, tau2, np.nan, 0.0)
+    groups = Groups(step.centers, members, rows, np.ones(len(members)), *rest)
+    pooled = without_rows(mixture, job.risk)[0][-1]
+    model.for_newcomers_ = Known(groups, finished.feature_means, pooled)
+    _hold(model, columns)
+    model.uploads_, model.user_files_ = uploads, files
+    inside = differences_text(model.differences_, model.n_clusters_)
+    model.reason_ = f"{step.reason} {inside}".rstrip()
+
+
+def _hold(model: Any, columns: UserColumns) -> None:
+    model.users_, model.theta_ = columns.users, columns.model
+    model.labels_, model.probability_ = columns.group, columns.probability
+    model.n_rows_ = columns.rows
+    model.covariance_, model.noise_, model.dof_ = columns.covariance, columns.noise, columns.dof
+
+
+def with_users(model: Any, users: pa.Table) -> Any:
+    """The estimator of the same groups that holds the models of these users, and no others."""
+    found = copy.copy(model)
+    _hold(found, UserColumns.from_arrow(users, model.cluster_theta_.shape[1]))
+    found.uploads_ = found.user_files_ = None
+    return found
+
+
+def _held(model: Any, at: Ints) -> UserColumns:
+    """What the estimator itself knows of some users."""
+    every = (model.users_, model.labels_, model.probability_, model.n_rows_, model.theta_)
+    sure = (model.covariance_, model.noise_, model.dof_)
+    return UserColumns(*every, *sure).take(at)
+
+
+def with_users_of(model: Any, ids: Array) -> Any:
+    """The estimator that holds the models of these users, as far as they are known.
+
+    Users that were added to a run later are in the estimator itself.
+    """
+    if model.user_files_ is None:
+        return model
+    found, own = with_users(model, model.user_files_.models(ids)), positions(model.users_, ids)
+    later = np.setdiff1d(own[own >= 0], positions(model.users_, found.users_))
+    if len(later):
+        _hold(found, _joined(_held(found, np.arange(len(found.users_))), _held(model, later)))
+    return found
+
+
+def _joined(one: UserColumns, more: UserColumns) -> UserColumns:
+    rest = vars(more)
+    own = {name: values for name, values in vars(one).items() if values is not None}
+    users = as_ids([*one.users.tolist(), *more.users.tolist()])
+    joined = {name: np.concatenate([values, rest[name]]) for name, values in own.items()}
+    return UserColumns(**{**joined, "users": users})

@@ -1,0 +1,94 @@
+"""Messages as Arrow tables: one row per user, each field a list of fixed size.
+
+So uploads travel through whatever carries tables: a Parquet data set, Dask, Spark, Ray.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from odcl._typing import Array
+from odcl.data.federation import as_ids
+from odcl.data.write import arrow_column
+from odcl.exchange.upload import Uploads, upload_sizes
+from odcl.risk.risk import Risk
+
+USER = "user"  # the column of ids
+_FIELD = "up_"  # before the names of an upload's fields: none of them is a table's column
+
+
+def number_lists(values: Array) -> pa.Array:
+    """(n, ...) numbers as n lists of fixed size; (n,) as they are."""
+    if values.ndim == 1:
+        return pa.array(values)
+    flat = pa.array(np.ascontiguousarray(values).reshape(-1))
+    return pa.FixedSizeListArray.from_arrays(flat, math.prod(values.shape[1:]))
+
+
+def numbers_of(column: Any, shape: tuple[int, ...] = ()) -> Array:
+    """The way back from :func:`number_lists` (and from its packed form), as (n, *shape)."""
+    one = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    n = len(one)
+    if pa.types.is_fixed_size_binary(one.type):
+        width = one.type.byte_width // 8
+        flat = np.frombuffer(one.buffers()[1], np.float64, n * width, one.offset * width * 8)
+    elif pa.types.is_fixed_size_list(one.type) or pa.types.is_list(one.type):
+        flat = one.flatten().to_numpy(zero_copy_only=False)
+    else:
+        flat = one.to_numpy(zero_copy_only=False)
+    return flat.reshape(n, *shape)
+
+
+def packed(table: pa.Table) -> pa.Table:
+    """The table with lists of float64 as bytes: Parquet reads these thirty times as fast."""
+    for at, field in enumerate(table.schema):
+        if pa.types.is_fixed_size_list(field.type):
+            values = numbers_of(table[at], (field.type.list_size,))
+            kind = pa.binary(8 * field.type.list_size)
+            buffer = pa.py_buffer(np.ascontiguousarray(values))
+            column = pa.Array.from_buffers(kind, len(values), [None, buffer])
+            table = table.set_column(at, field.name, column)
+    return table
+
+
+def ids_to_arrow(users: Array, kind: pa.DataType | None = None) -> pa.Array:
+    """Ids in one type."""
+    return arrow_column(users) if kind is None else pa.array(users.tolist(), kind)
+
+
+def ids_from_arrow(column: Any) -> Array:
+    """Ids as they are in memory."""
+    if pa.types.is_integer(column.type) or pa.types.is_boolean(column.type):
+        return np.asarray(column.to_numpy())
+    return as_ids(column)
+
+
+def uploads_to_arrow(uploads: Uploads, ids: pa.DataType | None = None) -> pa.Table:
+    """One row per user: its id, and the fields that it sends, symmetric matrices as triangles."""
+    columns = {USER: ids_to_arrow(uploads.users, ids)}
+    columns |= {_FIELD + name: number_lists(a) for name, a in uploads.to_arrays().items()}
+    return pa.table(columns)
+
+
+def uploads_from_arrow(table: pa.Table, risk: Risk, dim: int) -> Uploads:
+    """The way back; the risk and the number of parameters are known to everybody."""
+    shapes = Uploads.array_shapes("users", upload_sizes(risk, dim))
+    arrays = _arrays(table, shapes)
+    found = Uploads.from_arrays(ids_from_arrow(table[USER]), arrays)
+    return replace(found, risk=risk)
+
+
+def _arrays(table: pa.Table, shapes: Mapping[str, tuple[int | str, ...]]) -> dict[str, Array]:
+    arrays = {}
+    for name in table.column_names:
+        if name.startswith(_FIELD):
+            own = name.removeprefix(_FIELD)
+            shape = tuple(int(size) for size in shapes[own][1:])
+            arrays[own] = numbers_of(table[name], shape)
+    return arrays

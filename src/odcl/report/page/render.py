@@ -1,0 +1,64 @@
+"""From facts to the page: one file with its pictures, its numbers and its script inside.
+
+Nothing from outside is ever executed: texts are escaped where they become markup, numbers and
+names travel as JSON that no parser of HTML can leave, scripts put names into the page as text,
+and the page's policy allows this one script, by its digest, and nothing that is loaded.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from odcl import __version__
+from odcl.report.page.markup import Markup, el
+
+_SLOT = re.compile(r"\{\{(\w+)\}\}")
+SCRIPTS = ("core.js", "pictures.js", "user.js", "table.js", "controls.js")
+
+
+@cache
+def asset(name: str) -> str:
+    """A file of the page, as it lies beside this module."""
+    return (files("odcl.report.page") / "assets" / name).read_text(encoding="utf-8")
+
+
+def page(title: str, body: Markup, symbols: Markup, data: Any = None) -> bytes:
+    """The whole file. ``data`` is what the script works with; None: the page needs none."""
+    style = asset("page.css")
+    script = "\n".join(asset(name) for name in SCRIPTS) if data is not None else ""
+    script = f'(() => {{\n"use strict";\n{script}\n}})();' if script else asset("zoom.js")
+    policy = (
+        f"default-src 'none'; script-src '{digest(script)}'; style-src '{digest(style)}'; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+    slots = {
+        "policy": el("x", policy)[3:-4],
+        "version": el("x", __version__)[3:-4],
+        "title": el("x", title)[3:-4],
+        "style": style,
+        "symbols": symbols,
+        "body": body,
+        "data": "" if data is None else json_block("facts", data),
+        "script": script,
+    }
+    # One pass: what stands in a slot is not looked at again, whatever it holds.
+    return _SLOT.sub(lambda slot: slots[slot.group(1)], asset("page.html")).encode("utf-8")
+
+
+def digest(text: str) -> str:
+    """Of an inline script or style, as a policy names it."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode('utf-8')).digest()).decode()}"
+
+
+def json_block(name: str, value: Any) -> Markup:
+    """JSON that a parser of HTML reads as one text, to the end that is ours."""
+    text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    for char in "<>&":
+        text = text.replace(char, f"\\u{ord(char):04x}")
+    return Markup(f'<script type="application/json" id="{name}">{text}</script>')

@@ -1,0 +1,224 @@
+"""The coordinator's page of a round by file: sites in place of users.
+
+It is made of the round's own report, its card and its groups, which the card's rules have shaped
+(how small a group may be, what is withheld), and of nothing else: no upload is looked at.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from odcl.mixed.differences import differing
+from odcl.mixed.house import model_map
+from odcl.report.page import svg
+from odcl.report.page.facts import Coefficients, Section, Table
+from odcl.report.page.markup import Markup, el, joined
+from odcl.report.page.render import page
+from odcl.report.page.sections import (
+    coefficient_section,
+    figure_block,
+    navigation,
+    section_block,
+)
+from odcl.report.page.units import TableUnits
+from odcl.report.text import count, in_bytes
+
+if TYPE_CHECKING:
+    from odcl.engines.files.download import Groups
+    from odcl.engines.files.task import Task
+
+_NAMES = {"files": "these files"}  # of ledgers
+MOST_SITES = 24  # in the picture; the table has all
+ROW = 20
+
+
+def round_page(words: dict[str, Any], task: Task, groups: Groups) -> bytes:
+    """The page of a round; ``words`` is its report as JSON."""
+    title = f"Round {task.round} of {task.name}"
+    coefficients = _coefficients(task, groups)
+    found = [
+        *_sections(words, task),
+        _privacy(task),
+        _provenance(words, task),
+    ]
+    pictures = [_sites(words), _bytes(words)]
+    if coefficients is not None:
+        picture = svg.coefficient_picture(coefficients, groups.sizes.tolist())
+        about = f"In the table's units, the largest difference first. {coefficients.about}"
+        pictures.append(figure_block("coef", "How the groups differ", picture, about))
+    places = [(one.name, one.title.split(":")[0]) for one in found]
+    header = el(
+        "header",
+        el("p", f"odcl combine: {title}", class_="eyebrow"),
+        el("h1", _headline(words)),
+        el("p", words["diagnosis"], class_="lead"),
+        navigation(places),
+    )
+    parts: list[Markup | None] = [el("div", *pictures, class_="three")]
+    parts += [section_block(one) for one in found[:1]]
+    if coefficients is not None:
+        parts.append(coefficient_section(coefficients))
+    parts += [section_block(one) for one in found[1:]]
+    body = joined([header, el("main", *parts, id="main")])
+    return page(title, body, svg.symbols())
+
+
+def _headline(words: dict[str, Any]) -> str:
+    """Groups, differences and sites in a sentence."""
+    sites, k = words["sites"], len(words["groups"])
+    users = sum(one["users"] for one in sites.values())
+    size = f"{count(len(sites), 'site')} with {count(users, 'user')}"
+    found = f"{k} groups among {size}" if k > 1 else f"No groups among {size}"
+    where = differing(words["differences"])
+    who = "users of a group" if k > 1 else "users"
+    inside = ""
+    if words["differences"]:
+        still = "still " if k > 1 else ""
+        inside = f"; {who} {still}differ in {where}" if where else f"; {who} differ only by noise"
+    return f"{found}{inside}."
+
+
+def _sites(words: dict[str, Any]) -> Markup:
+    """One bar per site: the share of its users in each group, named by number."""
+    k, parts = len(words["groups"]), []
+    left, right = svg.NAME_ROOM, svg.WIDTH - 40
+    some = list(words["sites"].items())[:MOST_SITES]
+    for at, (site, one) in enumerate(some):
+        sizes = np.bincount(np.array(one["groups"], dtype=np.intp), minlength=k)
+        top, x = 6 + at * ROW, float(left)
+        parts.append(el("text", svg.short(site, 17), x=left - 8, y=top + 12, class_="label end"))
+        for g in np.flatnonzero(sizes).tolist():
+            wide = (right - left) * sizes[g] / max(int(sizes.sum()), 1)
+            colour = svg.style_of(g)[0]
+            told = el("title", f"{site}: {count(int(sizes[g]), 'user')} in group {g}")
+            size = {"x": f"{x:.1f}", "y": top, "width": f"{max(wide - 1, 0.5):.1f}", "height": 15}
+            parts.append(el("rect", told, class_=f"c{colour}", **size))
+            if wide > 14:
+                middle = {"x": f"{x + wide / 2:.1f}", "y": top + 12}
+                parts.append(el("text", f"{g}", class_="on-bar mid", **middle))
+            x += wide
+        parts.append(el("text", f"{one['users']:,}", x=right + 6, y=top + 12, class_="tick"))
+    title = "Which groups the users of each site are in; the table of sites has the numbers."
+    picture = svg.picture("sites", title, *parts, height=12 + ROW * max(len(some), 1))
+    more = len(words["sites"]) - len(some)
+    note = f"{count(more, 'more site')} in the table." if more > 0 else ""
+    about = "Bars: shares of a site's users by the number of their group; right: how many users."
+    return figure_block("sites-picture", "Who is where", picture, about, note)
+
+
+def _bytes(words: dict[str, Any]) -> Markup:
+    """Bytes of these files beside those of methods of many rounds."""
+    ledgers = words["bytes"]
+    most = max(max(one["up"], one["down"]) for one in ledgers.values())
+    left, right, parts = 84, svg.WIDTH - 96, []
+    for at, (name, one) in enumerate(ledgers.items()):
+        top = 8 + at * 48
+        label = _NAMES.get(name, name)
+        parts.append(el("text", label, x=left - 8, y=top + 20, class_="label end"))
+        for row, (way, colour) in enumerate((("up", 0), ("down", 1))):
+            wide = (right - left) * one[way] / max(most, 1)
+            y = top + row * 17
+            size = {"x": left, "y": y, "width": f"{wide:.1f}", "height": 14}
+            parts.append(el("rect", class_=f"c{colour}", **size))
+            text = f"{way} {in_bytes(one[way])}"
+            parts.append(el("text", text, x=f"{left + wide + 4:.1f}", y=y + 11, class_="tick"))
+    title = "Bytes up and down; the table of bytes has the numbers."
+    picture = svg.picture("bytes", title, *parts, height=12 + 48 * len(ledgers))
+    about = (
+        f"All sites together; FedAvg and IFCA in {words['bytes']['FedAvg']['rounds']} rounds with "
+        "every user a client."
+    )
+    return figure_block("bytes-picture", "What was sent", picture, about)
+
+
+def _coefficients(task: Task, groups: Groups) -> Coefficients | None:
+    """The groups' models, where the round tells them to everybody: mixed groups."""
+    mixture = groups.mixture
+    if mixture is None:
+        return None
+    offset, change = model_map(mixture, task.risk)
+    classes = [str(label) for label in task.classes or ()]
+    units = TableUnits.of(task.risk, task.scaling, task.columns, classes, centered=True)
+    theta = offset + mixture.centers @ change.T
+    values = units.models(theta)
+    errors = units.errors(change @ mixture.covariances @ change.T)
+    apart = np.ptp(values, axis=0) * units.effect
+    order = np.argsort(-np.where(units.extra, -1.0, apart), kind="stable")
+    some = [int(j) for j in order if not units.extra[j]]
+    # No user's model is here: strips are as wide as the groups are apart.
+    nobody = np.full((0, len(some)), np.nan)
+    about = "Bars are 95 % intervals."
+    return Coefficients(
+        *(units.names, values, errors, apart, units.extra, some, nobody, nobody, nobody, nobody),
+        about,
+    )
+
+
+def _sections(words: dict[str, Any], task: Task) -> list[Section]:
+    k = len(words["groups"])
+    groups = [
+        (f"group {one['group']}", f"{one['sites']:,}", f"{one['users']:,}")
+        for one in words["groups"]
+    ]
+    sites = []
+    for site, one in words["sites"].items():
+        where = ", ".join(str(g) for g in sorted(set(one["groups"]))) or "-"
+        up, down = in_bytes(one["bytes_up"]), in_bytes(one["bytes_down"])
+        sites.append((site, f"{one['users']:,}", f"{one['rows']:,}", where, up, down))
+    header = ("site", "users", "rows", "groups", "sent", "receives")
+    tables = [Table(("", "sites", "users"), groups)] if k else []
+    found = [
+        Section("groups", "Groups and sites", (words["reason"],), (*tables, Table(header, sites)))
+    ]
+    if words["set_aside"]:
+        rows = [(one["file"], one["reason"]) for one in words["set_aside"]]
+        table = Table(("file", "why"), rows, (1,))
+        found.append(Section("aside", "Set aside", (), (table,)))
+    bytes_rows = [
+        (
+            _NAMES.get(name, name),
+            f"{one['rounds']:,}",
+            f"{one['up']:,}",
+            f"{one['down']:,}",
+        )
+        for name, one in words["bytes"].items()
+    ]
+    about = "FedAvg and IFCA: numbers of 8 bytes, every user a client."
+    table = Table(("bytes", "rounds", "up", "down"), bytes_rows, strong=0)
+    found.append(Section("bytes", "Bytes", (about,), (table,)))
+    return found
+
+
+def _privacy(task: Task) -> Section:
+    rows = [(name.replace("_", " "), tells) for name, tells in task.leaves.items()]
+    words = (
+        f"The card asks this of every user, and nothing else; a level or class seen fewer than "
+        f"{task.smallest_cell} times at a user is withheld, users with fewer than "
+        f"{task.minimum_rows} rows send nothing, and no group has fewer than "
+        f"{task.minimum_group} sites.",
+        "This page names sites and counts their users. It holds no user's name, model or rows.",
+    )
+    return Section(
+        "privacy",
+        "Privacy: what left a user",
+        words,
+        (Table(("sent", "what it tells"), rows, (1,)),),
+    )
+
+
+def _provenance(words: dict[str, Any], task: Task) -> Section:
+    stamp = words["task"]
+    rows = [
+        ("task", f"{stamp['name']}, round {stamp['round']}"),
+        ("SHA-256 of the card", str(stamp["sha256"])),
+        ("files", "signed" if words["signed"] else "not signed: the card lists no keys"),
+        ("loss", f"{task.risk.loss.name}, l2 {task.risk.l2:g}"),
+        ("method", f"{task.resolved.clusterer}"),
+        ("rule", str(words["rule"])),
+    ]
+    code = "odcl combine task.toml UPLOADS --out ROUND"
+    return Section(
+        "provenance", "Where it comes from", (), (Table(("", ""), rows, (1,)),), code=code
+    )

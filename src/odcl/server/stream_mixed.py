@@ -1,0 +1,130 @@
+"""Mixed groups of users whose uploads come in chunks: found on a sample, fitted to everybody."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from odcl._typing import Ints
+from odcl.exchange.upload import Uploads
+from odcl.method import Method
+from odcl.mixed.everybody import everybody
+from odcl.mixed.house import model_map, model_spread
+from odcl.mixed.mixture import Quadratics
+from odcl.mixed.passes import Parameters, PassSums, pass_sums, shares_of
+from odcl.mixed.posterior import Download as Mixture
+from odcl.mixed.search import search_sample
+from odcl.mixed.terms import Coordinates
+from odcl.risk.risk import SITE_WIDTHS
+from odcl.server.mixed import (
+    common_coordinates,
+    curbed_text,
+    found_text,
+    refuse_silence,
+    seen_quadratics,
+)
+from odcl.threads import one_thread
+
+if TYPE_CHECKING:
+    from odcl.server.stream import Chunks, Placed, StreamedStep, Survey
+
+
+@dataclass(frozen=True, eq=False)
+class MixedPlaces:
+    """The likeliest group of every user, from its data term."""
+
+    coordinates: Coordinates
+    width: int  # of the sites' prior
+    parameters: Parameters
+
+    def place(self, uploads: Uploads) -> Placed:
+        from odcl.server.stream import Placed
+
+        with one_thread():
+            r = shares_of(self.quadratics(uploads), self.parameters)
+        labels = r.argmax(axis=1)
+        return Placed(labels, r[np.arange(len(r)), labels])
+
+    def sums(self, uploads: Uploads) -> PassSums:
+        with one_thread():
+            return pass_sums(self.quadratics(uploads), self.parameters)
+
+    def quadratics(self, uploads: Uploads) -> Quadratics:
+        own = not self.parameters.noise.common
+        return seen_quadratics(uploads, self.coordinates, self.width, pure=own)
+
+
+def _sums(uploads: Uploads, places: MixedPlaces) -> PassSums:
+    return places.sums(uploads)
+
+
+def stream_mixed(chunks: Chunks, looked: Survey, method: Method) -> StreamedStep:
+    """Groups and differences by evidence on a sample; everybody takes part in what they are."""
+    from odcl.server.stream import StreamedStep, Tally, added, tally
+
+    like, smallest = looked.sample, method.smallest_group
+    risk = like.risk
+    assert risk is not None
+    refuse_silence(looked.n_users, looked.speaking)
+    at = common_coordinates(like, looked.total)
+    widths = [0] if looked.total is not None else range(len(SITE_WIDTHS))
+    asked = dict(method.clusterer.params)  # max_groups, n_groups, spread
+    tried = []
+    for width in widths:
+        q = seen_quadratics(like, at, width)
+        tried.append((search_sample(q, like.users, **asked), q, width))
+    best, q, width = min(tried, key=lambda one: one[0].evidence)
+
+    def placed(parameters: Parameters) -> MixedPlaces:
+        return MixedPlaces(at, width, parameters)
+
+    def total(parameters: Parameters) -> PassSums:
+        return added(chunks, partial(_sums, places=placed(parameters)))
+
+    counted: list[Tally] = []
+
+    def allowed(parameters: Parameters) -> bool:
+        """Is every group the likeliest of enough users who said something?"""
+        places, k = placed(parameters), parameters.n_groups
+        counted.append(added(chunks, partial(tally, places=places, n_groups=k)))
+        return bool(counted[-1].speaking.min() >= smallest)
+
+    with one_thread():
+        found = everybody(q, best, total, allowed)
+    counts = counted[-1]
+    order: Ints = counts.order
+    parameters = found.parameters.take(order)
+    C, T = parameters.covariances, parameters.spread.matrix
+    mixture = Mixture(
+        at,
+        parameters.weights,
+        parameters.centers,
+        (C + C.transpose(0, 2, 1)) / 2,
+        replace(parameters.spread, matrix=(T + T.T) / 2),
+        found.scales,
+        found.shares,
+        parameters.noise,
+    )
+    offset, change = model_map(mixture, risk)
+    told = replace(best, spread=parameters.spread, weights=parameters.weights)
+    told = replace(told, curbed=parameters.n_groups < best.n_groups)
+    curbed = curbed_text(told, smallest, parties=False)
+    return StreamedStep(
+        looked.n_users,
+        counts.sizes[order],
+        counts.rows[order],
+        offset + mixture.centers @ change.T,
+        "mixed groups",
+        found_text(told) + curbed,
+        "posterior mean of the groups' models",
+        placed(parameters),
+        float(np.diag(model_spread(mixture, risk)).mean()),
+        "evidence",
+        mixture,
+        bool(curbed),
+        found.passes,
+        len(like),
+    )

@@ -1,0 +1,391 @@
+"""People's own models on Flower: scikit-learn's estimators, and networks, real or made up."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from sklearn import linear_model
+from sklearn.svm import LinearSVC
+
+pytest.importorskip("flwr", reason="Flower is not installed here: it has its own environment")
+
+from odcl import Method, Risk, fit
+from odcl.data.federation import Federation
+from odcl.engines.flower import (
+    IFCA,
+    ODCL,
+    EstimatorFit,
+    ModuleFit,
+    NodeData,
+    frozen_features,
+    make_client_app,
+    network_digest,
+    read_bare,
+)
+from odcl.engines.flower.linear_models import with_model
+from odcl.engines.flower.networks import flat, set_flat
+from odcl.risk.losses import Multinomial
+from odcl.server.combine import average_by_cluster
+from tests.engines.flower.world import FakeGrid, Node, federation, grid_of, models_of, parts_of
+
+LIMITS = {"min_replies": 2, "wait": 0.2, "timeout": 5.0}
+MIXTURE = Method("mixture", combine="mean", refit=None, curvature="none")
+
+
+def run(rows, risk, method, fit_, got=None, **settings):
+    got = {} if got is None else got
+    strategy = ODCL(risk, method, **LIMITS, **settings)
+    strategy.start(grid_of(parts_of(rows, 4), got, fit=fit_))
+    return strategy.outcome, got
+
+
+# -- scikit-learn ----------------------------------------------------------------------------------
+
+REGRESSORS = [
+    linear_model.Ridge(alpha=0.1),
+    linear_model.Lasso(alpha=0.01),
+    linear_model.HuberRegressor(),
+    linear_model.SGDRegressor(),
+]
+
+
+@pytest.mark.parametrize("method", [Method.paper(2), MIXTURE], ids=["paper", "mixture"])
+@pytest.mark.parametrize("estimator", REGRESSORS, ids=lambda e: type(e).__name__)
+def test_estimators_give_the_models_of_one_process_bit_for_bit(estimator, method):
+    rows, risk = federation(), Risk(intercept=True)
+    out, got = run(rows, risk, method, EstimatorFit(estimator))
+    same = fit(rows, risk, method, solver=estimator)
+    assert_array_equal(models_of(got, rows.users), same.models)
+    assert set(out.uploads.present) == {"n_samples", "theta"}
+
+
+@pytest.mark.parametrize("estimator", REGRESSORS, ids=lambda e: type(e).__name__)
+def test_the_download_is_set_into_a_fitted_clone(estimator):
+    rows, risk, own = federation(), Risk(intercept=True), EstimatorFit(estimator)
+    _, got = run(rows, risk, Method.paper(2), own)
+    theta, _, found = got["u01"]
+    model = own.fitted(found, "u01")
+    assert type(model) is type(estimator)
+    assert model is not estimator
+    assert_allclose(model.coef_, theta[:3])
+    assert_allclose(model.predict(rows.X[:9]), rows.X[:9] @ theta[:3] + theta[3], rtol=1e-12)
+    assert not hasattr(estimator, "coef_")  # the one that was given is untouched
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [linear_model.LogisticRegression(), LinearSVC(), linear_model.RidgeClassifier()],
+    ids=lambda e: type(e).__name__,
+)
+def test_classifiers_predict_with_their_groups_model_under_any_names(estimator):
+    risk = Risk("logistic", intercept=True)
+    rows, own = federation(risk), EstimatorFit(estimator)
+    _, got = run(rows, risk, Method.paper(2), own)
+    theta, _, found = got["u02"]
+    model = own.fitted(found, "u02", ["no", "yes"])
+    positive = risk.design(rows.X) @ theta > 0
+    assert_array_equal(model.predict(rows.X), np.where(positive, "yes", "no"))
+    with pytest.raises(ValueError, match="3 classes"):
+        own.fitted(found, "u02", ["a", "b", "c"])
+
+
+@pytest.mark.parametrize("n_classes", [2, 3])
+def test_several_classes_come_back_from_their_basis(n_classes):
+    """What a user fitted itself, set back, predicts as the fitted estimator does."""
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(90, 3)), np.arange(90) % n_classes
+    X[:, 0] += 2 * y
+    risk = Risk(Multinomial(n_classes), intercept=True)
+    estimator = linear_model.LogisticRegression(max_iter=500)
+    theta = fit(Federation.from_arrays(X, y, np.zeros(90)), risk, Method.paper(1), solver=estimator)
+    model = with_model(estimator, risk, theta.models[0])
+    alone = linear_model.LogisticRegression(max_iter=500).fit(X, y)
+    assert_allclose(model.predict_proba(X), alone.predict_proba(X), rtol=1e-9)
+
+
+def test_a_user_that_the_estimator_refuses_takes_part_all_the_same():
+    risk = Risk("logistic", intercept=True)
+    rows = federation(risk)
+    y = np.where(rows.row_user == 4, 1.0, rows.y)  # one class only
+    out, got = run(
+        rows.with_y(y), risk, Method.paper(2), EstimatorFit(linear_model.LogisticRegression())
+    )
+    assert len(got) == 12
+    assert not out.set_aside
+
+
+def test_a_method_that_needs_more_than_bare_models_is_refused_with_the_way_out():
+    with pytest.raises(ValueError, match="0 replies can be taken") as caught:
+        run(federation(), Risk(), Method(), EstimatorFit(linear_model.Ridge(fit_intercept=False)))
+    assert "Method.paper(n_clusters=K)" in "".join(caught.value.__notes__)
+
+
+def test_estimators_take_no_part_in_rounds_and_the_one_shot_is_kept():
+    rows, own = federation(), EstimatorFit(linear_model.Ridge(fit_intercept=False))
+    out, got = run(rows, Risk(), Method.paper(2), own, refine_rounds=3)
+    assert out.refined.n_rounds == 0
+    assert "fits once" in out.refined.set_aside[0].reason
+    assert_array_equal(models_of(got, rows.users), out.step.models)
+
+
+def test_held_out_rows_are_scored_by_the_agreed_loss():
+    rows = federation()
+    own = EstimatorFit(linear_model.Ridge(fit_intercept=False))
+    nodes = {}
+    for i, part in enumerate(parts_of(rows, 4)):
+        data = NodeData(part, part)
+        nodes[i + 1] = Node(make_client_app(lambda context, data=data: data, fit=own))
+    strategy = ODCL(Risk(), Method.paper(2), **LIMITS)
+    found = strategy.start(FakeGrid(nodes))
+    z = (rows.X * strategy.outcome.step.models[rows.row_user]).sum(axis=1)
+    loss = found.evaluate_metrics_clientapp[1]["loss"]
+    assert loss == pytest.approx(0.5 * ((rows.y - z) ** 2).mean())
+
+
+# -- networks: one made of arrays, which always runs -----------------------------------------------
+
+
+class Arrays:
+    """A module as far as odcl looks at one: a linear model in single precision, with a counter."""
+
+    def __init__(self, n=3):
+        self.state = {
+            "weight": np.zeros((1, n), dtype=np.float32),
+            "half": np.zeros(2, dtype=np.float16),
+            "seen": np.array(7, dtype=np.int64),
+        }
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state):
+        assert state.keys() == self.state.keys()
+        self.state = dict(state)
+
+
+def train(module, X, y):
+    """Ten steps of least squares from where the module is."""
+    w = module.state["weight"][0].astype(np.float64)
+    for _ in range(10):
+        w = w - 0.1 * X.T @ (X @ w - y) / len(y)
+    module.state = {**module.state, "weight": w[None].astype(np.float32)}
+    module.state["seen"] = module.state["seen"] + 1
+
+
+def loss(module, X, y):
+    return float(0.5 * ((X @ module.state["weight"][0] - y) ** 2).mean())
+
+
+def trained(rows, start=None):
+    """Each user's flat model after its training, (n_users, 5)."""
+    theta = np.zeros((rows.n_users, 5))
+    for i, (_, X, y) in enumerate(rows):
+        module = Arrays()
+        if start is not None:
+            set_flat(module, start[i])
+        train(module, X, y)
+        theta[i] = flat(module)
+    return theta
+
+
+def test_modules_are_averaged_by_group_and_types_restored(tmp_path):
+    rows, own = federation(), ModuleFit(Arrays, train, loss)
+    out, got = run(rows, None, Method.paper(2), own, result_dir=tmp_path / "run")
+    labels = np.arange(12) % 2
+    expected = average_by_cluster(trained(rows), labels)
+    assert_array_equal(out.step.labels, labels)
+    assert_array_equal(out.step.centers, expected)
+    module = own.fitted(got["u03"][2], "u03")
+    assert module.state["weight"].dtype == np.float32
+    assert module.state["half"].dtype == np.float16
+    assert module.state["weight"].shape == (1, 3)
+    assert_array_equal(module.state["weight"][0], expected[1, :3].astype(np.float32))
+    assert module.state["seen"] == 7  # whole numbers stay as they were built
+    found = read_bare(tmp_path / "run")
+    assert_array_equal(found.model("u03"), expected[1])
+    nodes = json.loads((tmp_path / "run" / "nodes.json").read_text())
+    assert nodes["bytes"]["odcl"]["up"] == 8 * 12 * (5 + 1)
+
+
+def test_modules_go_on_training_inside_their_groups():
+    rows, own = federation(), ModuleFit(Arrays, train, loss)
+    out, got = run(rows, None, Method.paper(2), own, refine_rounds=2)
+    labels = np.arange(12) % 2
+    centers = average_by_cluster(trained(rows), labels)
+    for _ in range(2):
+        centers = average_by_cluster(trained(rows, centers[labels]), labels)
+    assert_array_equal(out.step.centers, centers)
+    assert_array_equal(models_of(got, rows.users), centers[labels])
+    assert out.refined.risk[1] < out.refined.risk[0]
+
+
+def test_ifca_with_modules_chooses_by_the_loss():
+    rows, got = federation(), {}
+    start = np.random.default_rng(0).normal(size=(2, 5)).astype(np.float32).astype(np.float64)
+    strategy = IFCA(None, 2, initial=start, average="models", step_size=1.0, **LIMITS)
+    own = ModuleFit(Arrays, train, loss)
+    strategy.start(grid_of(parts_of(rows, 4), got, fit=own), num_rounds=6)
+    out = strategy.outcome
+    assert len(set(out.labels[::2])) == len(set(out.labels[1::2])) == 1
+    assert out.labels[0] != out.labels[1]
+    assert out.risk[-1] < 0.5 * out.risk[0]
+    with pytest.raises(ValueError, match="average='models'"):
+        IFCA(None, 2, initial=start)
+
+
+def test_a_server_and_a_node_that_mean_different_models_say_so():
+    for risk, own, words in [
+        (None, None, "asks for bare models"),
+        (Risk(), ModuleFit(Arrays, train), "risk must be None"),
+    ]:
+        with pytest.raises(ValueError, match="0 replies") as caught:
+            run(federation(), risk, Method.paper(2), own)
+        assert words in "".join(caught.value.__notes__)
+    with pytest.raises(ValueError, match="sends bare models"):
+        ODCL(None)
+
+
+def test_a_module_without_numbers_or_with_too_many_is_refused(monkeypatch):
+    empty = Arrays()
+    empty.state = {"seen": empty.state["seen"]}
+    with pytest.raises(ValueError, match="0 floating-point numbers"):
+        ModuleFit(lambda: empty, train).n_parameters  # noqa: B018
+    monkeypatch.setattr("odcl.engines.flower.networks.MOST_BARE", 4)
+    with pytest.raises(ValueError, match="5 floating-point numbers"):
+        ModuleFit(Arrays, train).n_parameters  # noqa: B018
+    with pytest.raises(ValueError, match="no state of this module"):
+        set_flat(Arrays(), np.zeros(4))
+
+
+def test_features_of_a_frozen_map_are_full_data_terms():
+    """A function of the rows, then odcl's own head: the same as fitting on what it gives."""
+    rows, got = federation(), {}
+    turn = np.random.default_rng(1).normal(size=(3, 4))
+
+    def network(X):
+        return np.tanh(X @ turn)[:, :, None]  # of any shape: flattened
+
+    nodes = {}
+    for i, part in enumerate(parts_of(rows, 4)):
+
+        def keep(found, context):
+            got.update({user: (found.model(user),) for user in found.users.tolist()})
+
+        load = frozen_features(lambda context, part=part: part, network, batch_size=7)
+        nodes[i + 1] = Node(make_client_app(load, on_model=keep))
+    strategy = ODCL("squared", **LIMITS)
+    strategy.start(FakeGrid(nodes))
+    features = Federation(np.tanh(rows.X @ turn), rows.y, rows.offsets, rows.users)
+    same = fit(features, "squared", Method(standardize=False))
+    assert "factor" in strategy.outcome.uploads.present
+    # Batches of other sizes may round in another way before the map.
+    assert_allclose(models_of(got, rows.users), same.models, rtol=1e-9)
+
+
+def test_frozen_features_take_all_that_load_may_give():
+    X, y = np.arange(24.0).reshape(2, 3, 4), np.arange(2.0)  # two pictures of 3 x 4
+    given = {
+        "one user": (X, y),
+        "held out": (X, y, X, y),
+        "nothing held out": (X, y, X[:0], y[:0]),
+        "by user": {"a": (X, y)},
+        "federation": federation(),
+        "node": NodeData(federation(), federation()),
+    }
+    load = frozen_features(lambda key: given[key], lambda rows: 2.0 * rows)
+    assert load("one user")[0].shape == (2, 12)
+    assert_array_equal(load("one user")[0], 2.0 * X.reshape(2, 12))
+    assert_array_equal(load("held out")[2], 2.0 * X.reshape(2, 12))
+    assert len(load("nothing held out")[2]) == 0
+    assert_array_equal(load("by user")["a"][1], y)
+    assert_array_equal(load("federation").X, 2.0 * federation().X)
+    assert_array_equal(load("node").test.X, 2.0 * federation().X)
+
+
+def test_the_digest_of_a_network_tells_networks_apart():
+    one, two = Arrays(), Arrays()
+    assert network_digest(one) == network_digest(two)
+    two.state["half"] = np.array([0.0, 1.0], dtype=np.float16)
+    assert network_digest(one) != network_digest(two)
+    frozen_features(lambda context: None, one, sha256=network_digest(one))
+    with pytest.raises(ValueError, match="cannot be compared"):
+        frozen_features(lambda context: None, two, sha256=network_digest(one))
+
+
+# -- networks of PyTorch ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def torch():
+    return pytest.importorskip("torch", reason="PyTorch is not installed here: odcl needs none")
+
+
+def perceptron(torch):
+    from torch import nn
+
+    return nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+
+
+def torch_train(torch):
+    def train(module, X, y):
+        module.train()
+        X, y = torch.as_tensor(X).float(), torch.as_tensor(y).float()
+        steps = torch.optim.SGD(module.parameters(), lr=0.05)
+        for _ in range(20):
+            steps.zero_grad()
+            ((module(X)[:, 0] - y) ** 2).mean().backward()
+            steps.step()
+
+    return train
+
+
+def test_torch_modules_are_averaged_by_group(torch):
+    rows, work = federation(), torch_train(torch)
+    own = ModuleFit(lambda: perceptron(torch), work)
+    before = torch.random.get_rng_state()
+    out, got = run(rows, None, Method.paper(2), own, seed=5)
+    assert torch.equal(torch.random.get_rng_state(), before)  # others' draws go on as they were
+    theta = []
+    for _, X, y in rows:
+        torch.manual_seed(5)
+        module = perceptron(torch)
+        work(module, X, y)
+        theta.append(flat(module))
+    centers = average_by_cluster(np.array(theta), np.arange(12) % 2)
+    assert_array_equal(out.step.labels, np.arange(12) % 2)
+    assert_array_equal(out.step.centers, centers)
+    module = own.fitted(got["u01"][2], "u01")
+    assert {name: value.dtype for name, value in module.state_dict().items()} == {
+        name: value.dtype for name, value in perceptron(torch).state_dict().items()
+    }
+    assert int(module.state_dict()["1.num_batches_tracked"]) == 0
+    weight = module.state_dict()["0.weight"].numpy()
+    assert_array_equal(weight.ravel(), centers[1, :24].astype(np.float32))
+
+
+def test_half_precision_goes_and_comes_back_unchanged(torch):
+    module = torch.nn.Linear(4, 3).to(torch.bfloat16)
+    was = {name: value.clone() for name, value in module.state_dict().items()}
+    set_flat(module, flat(module))
+    for name, value in module.state_dict().items():
+        assert value.dtype == torch.bfloat16
+        assert torch.equal(value, was[name])
+
+
+def test_a_frozen_torch_network_is_left_as_it_was(torch):
+    rows = federation()
+    network = perceptron(torch)[:3]
+    assert network.training
+    load = frozen_features(lambda context: rows, network, sha256=network_digest(network))
+    was = network_digest(network)
+    found = load(None)
+    assert network.training
+    assert network_digest(network) == was  # running means did not move
+    network.eval()
+    with torch.no_grad():
+        same = network(torch.as_tensor(rows.X).float()).double().numpy()
+    assert_allclose(found.X, same, rtol=1e-5, atol=1e-6)
+    assert found.X.dtype == np.float64

@@ -1,0 +1,126 @@
+"""The same page for rounds, diagnoses and reproductions; and who is told of what."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from odcl.engines.files import combine_uploads
+from odcl.report.page.reproduction import reproduction_page
+from tests.engines.files import world
+from tests.report.page.browser import facts_of, number
+
+
+@pytest.fixture
+def round_folder(tmp_path):
+    given = world.task()
+    uploads = world.send(given, world.frames(6), tmp_path / "uploads")
+    return combine_uploads(given, uploads, out=tmp_path / "round"), tmp_path / "round"
+
+
+def test_the_page_of_a_round_has_the_numbers_of_its_report(round_folder, browser):
+    combined, folder = round_folder
+    words = json.loads((folder / "report.json").read_text())
+    page = browser.open(folder / "report.html")
+    assert (
+        page.text("h1")
+        == "2 groups among 6 sites with 6 users; users of a group differ only by noise."
+    )
+    rows = {row[0]: row[1:] for row in page.rows("#groups")}
+    for site, one in words["sites"].items():
+        users, rows_of, where = rows[site][:3]
+        assert (int(users), int(rows_of)) == (one["users"], one["rows"])
+        assert where == ", ".join(map(str, sorted(set(one["groups"]))))
+    mixture = combined.groups.mixture
+    shown = {row[0]: [number(cell) for cell in row[1:]] for row in page.rows("#coefficients")}
+    at = combined.step.centers  # features a and b are not scaled on this card
+    assert_allclose(shown["a"], at[:, 0], rtol=6e-4)
+    assert_allclose(shown["b"], at[:, 1], rtol=6e-4)
+    assert len(mixture.centers) == 2
+    assert {row[0]: row[1] for row in page.rows("#privacy")} == {
+        name.replace("_", " "): tells for name, tells in combined.task.leaves.items()
+    }
+    assert page.problems() == []
+
+
+def test_the_page_of_a_round_holds_no_user_and_nothing_that_a_user_sent(round_folder):
+    """Numbers of the uploads, of any user's model or term, stand nowhere in it."""
+    combined, folder = round_folder
+    html = (folder / "report.html").read_text()
+    assert "<script type=" not in html  # no facts beside what is shown
+    told = set(re.findall(r"-?\d+\.\d+", html))
+    for one in combined.taken.values():
+        for values in one.uploads.to_arrays().values():
+            for value in np.unique(values)[:40]:
+                if value != int(value):
+                    assert f"{value:.6g}" not in told
+
+
+def test_a_round_is_replaced_with_its_page(tmp_path):
+    given = world.task()
+    uploads = world.send(given, world.frames(4), tmp_path / "uploads")
+    combine_uploads(given, uploads, out=tmp_path / "round")
+    world.send(given, world.frames(6), tmp_path / "uploads", created=world.time(9))
+    combine_uploads(given, uploads, out=tmp_path / "round")
+    assert "6 sites" in (tmp_path / "round" / "report.html").read_text()
+
+
+def test_the_page_of_a_diagnosis_begins_with_its_verdict(stores, command, browser):
+    said = command("diagnose", stores / "run", "--page", "page.html")
+    assert said.code == 0
+    assert said.out.endswith("Report: page.html\n")
+    page = browser.open(Path("page.html"))
+    assert page.text("h1") == said.out.splitlines()[0]
+    assert said.out.splitlines()[1] in page.text("header")
+    measured = {row[0]: row[1] for row in page.rows("#diagnosis")}
+    for line in said.out.splitlines()[4:8]:
+        name, value = re.split(r"\s{2,}", line)[:2]
+        assert measured[name] == value
+    again = command("diagnose", stores / "run", "--page", "page.html")
+    assert again.code == 2
+    assert "exists already" in again.err
+
+
+def test_a_table_is_diagnosed_on_a_page_as_well(stores, command):
+    table = (stores / "stores.csv", "--user", "store", "--target", "sales")
+    said = command("diagnose", *table, "--page", "page.html", "--quiet")
+    assert said.code == 0
+    assert said.out.splitlines()[0] in Path("page.html").read_text()
+    assert len(facts_of(Path("page.html"))["ids"]) == 60
+
+
+def test_the_page_of_a_reproduction_shows_figures_and_the_papers_numbers(command, browser):
+    said = command("reproduce", "figure-clusterpath", "--quick", "--runs", "1", "--out", "rep")
+    assert said.code == 0, said.err
+    assert "Report: rep/report.html\n" in said.out
+    page = browser.open(Path("rep/report.html"))
+    tables = Path("rep/figure-clusterpath.md").read_text().splitlines()
+    cells = [
+        cell.strip() for line in tables if line.startswith("|") for cell in line.split("|")[1:-1]
+    ]
+    shown = page.text("#figure-clusterpath")
+    for cell in cells:
+        assert cell in shown or not cell.strip("-: ")
+    assert {"paper", "ours"} <= {one.text for one in page.all("th")}
+    images = page.all(".zoom img")
+    if images:  # with matplotlib
+        before = images[0].rect["width"]
+        images[0].click()
+        assert images[0].rect["width"] > 1.5 * before
+    assert page.problems() == []
+
+
+def test_words_of_a_reproduction_are_text(tmp_path):
+    """Methods of one's own have names of one's own."""
+    text = "# A <b>\n\n| method | ours |\n| ------ | ---: |\n| <script>x | 1 |\n\n**Bold** & <i>"
+    (tmp_path / "figure-mse.md").write_text(text)
+    html = reproduction_page(tmp_path, ("figure-mse", "table-rounds")).decode()
+    assert "<script>x" not in html
+    assert "&lt;script&gt;x" in html
+    assert "<h2>A &lt;b&gt;</h2>" in html
+    assert "Bold &amp; &lt;i&gt;" in html
