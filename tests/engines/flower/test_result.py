@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pandas as pd
@@ -37,15 +35,6 @@ def table_of(rows, **names):
     return frame.rename(columns=names)
 
 
-def shell(*words):
-    """A command of odcl: what it prints."""
-    done = subprocess.run(
-        [sys.executable, "-m", "odcl", *map(str, words)], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 # -- what is written -------------------------------------------------------------------------------
 
 
@@ -67,7 +56,12 @@ def test_the_result_holds_users_groups_and_models(method, tmp_path):
 
 @pytest.mark.parametrize("loss", ["squared", "logistic"])
 @pytest.mark.parametrize("method", ["mixed", "paper"])
-def test_the_command_line_takes_the_result(loss, method, tmp_path):
+def test_the_command_line_takes_the_result(loss, method, tmp_path, command):
+    def shell(*words):
+        said = command(*words)
+        assert said.code == 0, said.err
+        return said.out
+
     rows = federation(loss)
     classes = None if loss == "squared" else (-1, 1)
     run = tmp_path / "run"
