@@ -245,8 +245,9 @@ def test_a_server_and_a_node_that_mean_different_models_say_so():
         with pytest.raises(ValueError, match="0 replies") as caught:
             run(federation(), risk, Method.paper(2), own)
         assert words in "".join(caught.value.__notes__)
-    with pytest.raises(ValueError, match="sends bare models"):
-        ODCL(None)
+    for method in (Method(), Method("mixture", refit=None), Method(2, combine="mean")):
+        with pytest.raises(ValueError, match="sends bare models"):
+            ODCL(None, method)
 
 
 def test_a_module_without_numbers_or_with_too_many_is_refused(monkeypatch):
