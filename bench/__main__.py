@@ -18,6 +18,8 @@ from bench import (
     real_tables,
     real_users,
     server,
+    speed,
+    threads,
 )
 
 PARTS = {
@@ -30,6 +32,8 @@ PARTS = {
     "mixed": mixed.run,
     "classes": classes.run,
     "files": files.run,
+    "speed": speed.run,
+    "threads": threads.run,
 }
 
 

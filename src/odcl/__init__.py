@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from odcl.estimators import ODCLClassifier as ODCLClassifier
     from odcl.estimators import ODCLRegressor as ODCLRegressor
     from odcl.estimators.compare import compare as compare
+    from odcl.estimators.dask_frames import federation_from_dask as federation_from_dask
     from odcl.exchange.download import Downloads as Downloads
     from odcl.exchange.upload import Uploads as Uploads
     from odcl.local.sgd import ProjectedSGD as ProjectedSGD
@@ -73,6 +74,7 @@ _HOME = {
     "Uploads": "odcl.exchange.upload",
     "clusterpath": "odcl.clustering.convex.clusterpath",
     "compare": "odcl.estimators.compare",
+    "federation_from_dask": "odcl.estimators.dask_frames",
     "federation_from_table": "odcl.data.source",
     "fit": "odcl.engines.in_process",
     "linear_federation": "odcl.data.synthetic",

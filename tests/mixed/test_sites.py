@@ -11,19 +11,14 @@ from scipy.stats import norm
 
 from odcl import ODCLClassifier, ODCLRegressor
 from odcl.mixed.em import fit_mixture
+from odcl.mixed.expected import expected, predicted
 from odcl.mixed.mixture import Spread, moments
 from odcl.mixed.noise import Noise
 from odcl.mixed.posterior import download_of
 from odcl.mixed.search import search
-from odcl.mixed.sites import (
-    expected,
-    predicted,
-    prior_sd,
-    site_posterior,
-    sites,
-    variational,
-)
+from odcl.mixed.sites import prior_sd, site_posterior, sites
 from odcl.mixed.terms import coordinates, data_terms
+from odcl.mixed.variational import variational
 from odcl.risk.risk import SITE_WIDTHS
 
 

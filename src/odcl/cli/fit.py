@@ -36,6 +36,7 @@ examples:
   odcl fit sales.csv --user store --target sales --paper --out run-paper
   odcl fit sales.csv --user store --target sales --out run \\
       --holdout last --time day
+  odcl fit sales/ --user store --target sales --engine dask --out run
 
 RUN holds report.html, the page for people (`odcl report` makes it again), the
 models (models.safetensors, model.json), each user's group (assignment.csv),
@@ -94,11 +95,20 @@ _MORE = {
 }
 
 
+PLAN = {
+    "--plan HOW": (
+        opt.one_of(("auto", "rows", "sums")),
+        "how the rows of a user come together: rows (as they are), sums (of those in a piece of "
+        "the table), auto (whichever is smaller, user by user) [default: auto]",
+    ),
+}
+
+
 def add(some: Any) -> opt.Parser:
     usage = "TABLE --user COLUMN --target COLUMN --out RUN [options]"
     parser = opt.command(some, "fit", usage, _ABOUT, _EXAMPLES)
     group = parser.add_argument_group("the table")
-    group.add_argument("table", metavar="TABLE", type=Path, help=opt.TABLE_HELP)
+    group.add_argument("table", metavar="TABLE", type=opt.address, help=opt.TABLE_HELP)
     opt.table_columns(group, required=True)
     opt.missing(group, "error")
     group = parser.add_argument_group("the method (the defaults suit most tables)")
@@ -120,11 +130,13 @@ def add(some: Any) -> opt.Parser:
     opt.seed(run)
     opt.jobs(run, 1, "threads for the local models")
     opt.quiet(run)
+    opt.engine(parser, PLAN)
     return parser
 
 
 def run(options: Namespace) -> None:
     from odcl.artifact.folder import check_artifact_place
+    from odcl.cli import pieces
     from odcl.cli.run_folder import write_run
     from odcl.estimators.report import PAGE
 
@@ -132,6 +144,9 @@ def run(options: Namespace) -> None:
         raise opt.UsageError("--holdout last and --time COLUMN go together.", "odcl fit")
     method = method_of(options)
     check_artifact_place(options.out, force=options.force)
+    if pieces.chosen(options):
+        pieces.fit(options, estimator_settings(options, method))
+        return
     with watched(options) as progress:
         progress.stage("reading the table")
         settings = estimator_settings(options, method)

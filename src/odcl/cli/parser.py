@@ -186,6 +186,11 @@ def sizes(text: str) -> list[int]:
     return [positive(part) for part in _split(text)]
 
 
+def address(text: str) -> Path | str:
+    """A path, or an address of fsspec, whose two slashes a path would not keep."""
+    return text if "://" in text else Path(text)
+
+
 def _number(text: str) -> float:
     try:
         return float(text)
@@ -238,12 +243,34 @@ def run_and_table(parser: Parser, table: str, options: Mapping[str, Any]) -> Non
     """RUN and TABLE, and the options of a command that answers with a table."""
     group = parser.add_argument_group("arguments")
     group.add_argument("run", metavar="RUN", type=Path, help=RUN_HELP)
-    group.add_argument("table", metavar="TABLE", type=Path, help=table)
+    group.add_argument("table", metavar="TABLE", type=address, help=table)
     group = parser.add_argument_group("options")
-    out = (Path, "CSV or Parquet file for the answer [default: CSV on stdout]")
+    out = (address, "CSV or Parquet file for the answer [default: CSV on stdout]")
     add_options(group, {"--out FILE": out, "--force": "replace FILE if it exists", **options})
     missing(group, None)
     quiet(group)
+
+
+ENGINE = {
+    "--engine NAME": (
+        one_of(("auto", "memory", "dask")),
+        "memory, dask (a table in pieces, beyond memory or beyond one machine), or auto: dask for "
+        "Parquet files that would fill a quarter of the memory [default: auto]",
+    ),
+    "--scheduler ADDRESS": (str, "of a Dask cluster, tcp://...; its workers must reach the files"),
+    "--workers N": (positive, "processes of a cluster on this machine [default: one per core]"),
+    "--work FOLDER": (
+        address,
+        "folder for files that are needed meanwhile, which all workers reach [default: beside "
+        "--out]",
+    ),
+    "--dashboard": "show where Dask's own pages on the work are",
+}
+
+
+def engine(parser: Parser, more: Mapping[str, Any] | None = None) -> None:
+    """Options of commands that work on tables in pieces."""
+    add_options(parser.add_argument_group("beyond memory"), {**ENGINE, **(more or {})})
 
 
 def force(group: Any) -> None:

@@ -13,14 +13,16 @@ from odcl.data.federation import Federation
 from odcl.data.schema import TableSchema
 from odcl.data.source import check_target
 from odcl.data.tables import read_table
+from odcl.data.write import write_table
 from odcl.estimators.evidence import Evidence, evidence_files, evidence_of
 from odcl.estimators.persist import load_estimator, save_estimator, update_estimator
 from odcl.estimators.report import PAGE, page_of
-from odcl.estimators.run_tables import finite, run_tables
+from odcl.estimators.run_tables import GROUPS, finite, group_columns, run_tables
 from odcl.report.text import about_values
 
 if TYPE_CHECKING:
     from odcl.cli.fit import FittedTable
+    from odcl.estimators.scattered import ScatteredFit
 
 REPORT, PICTURE = "report.json", "picture.png"
 T = TypeVar("T")
@@ -48,6 +50,38 @@ def write_run(
         extras[PICTURE] = lambda path: _draw(fitted, path)
     save_estimator(fitted.model, folder, force=force, extras=extras, derived={PAGE: page_of})
     return drawn
+
+
+def write_pieces(
+    found: ScatteredFit, table: str, notices: list[str], folder: Path, *, force: bool
+) -> None:
+    """The run of a table in pieces: its groups, a report, and the files of all users' models."""
+    model, step, uploads = found.model, found.step, found.uploads
+    report = {
+        "version": __version__,
+        "table": {"name": table, "sha256": None},
+        "engine": "dask",
+        "risk": model.risk_.to_json(),
+        "method": model.method_.to_json(described=True),
+        "seed": model.random_state,
+        "users": uploads.n_users,
+        "rows": uploads.n_rows,
+        "groups": model.n_clusters_,
+        "sizes": step.sizes.tolist(),
+        "rule": model.rule_,
+        "reason": model.reason_,
+        "combined": step.combined,
+        "rounds": 1,
+        "passes": step.passes,
+        "bytes_up": uploads.n_bytes,
+        "bytes_down": found.finished.bytes_down,
+        "notices": notices,
+    }
+    extras: dict[str, Extra] = {
+        REPORT: json_bytes(finite(report)),
+        GROUPS: lambda path: write_table(path, group_columns(model, step.sizes)),
+    }
+    save_estimator(model, folder, force=force, extras=extras)
 
 
 def change_run(folder: Path, change: Callable[[Any], T]) -> T:

@@ -25,6 +25,12 @@ from odcl.data.schema import TableSchema
 from odcl.data.write import beside
 from odcl.engines.in_process import Result, fit
 from odcl.errors import InputError, Setting
+from odcl.estimators.dask_frames import (
+    DaskFederation,
+    fit_dask_federation,
+    fit_frame,
+    is_dask_frame,
+)
 from odcl.estimators.for_newcomers import OnRequest, own_rows
 from odcl.estimators.later_users import LaterUsers
 from odcl.estimators.table_input import check_n_groups, check_settings
@@ -69,8 +75,13 @@ class ODCLEstimator(LaterUsers):
 
         ``users`` (n_rows,) names the owner of each row; without it, and without the
         constructor's ``users``, all rows belong to one user. ``sample_weight`` (n_rows,) says how
-        often a row counts: 2 is the row twice, 0 is no row.
+        often a row counts: 2 is the row twice, 0 is no row. ``X`` may be a Dask frame, with
+        ``users`` and ``y`` columns of it, by name; then ``predict`` takes and gives Dask frames.
         """
+        if is_dask_frame(X):
+            if sample_weight is not None:
+                raise InputError("Rows of a Dask frame count once each: leave sample_weight out.")
+            return fit_frame(self, X, y, users)
         check_settings(self)
         name = getattr(y, "name", None)
         self.target_name_ = name if isinstance(name, str) else ""
@@ -94,7 +105,7 @@ class ODCLEstimator(LaterUsers):
 
     def fit_federation(
         self,
-        federation: Federation,
+        federation: Federation | DaskFederation,
         *,
         schema: TableSchema | None = None,
         design: Design | None = None,
@@ -109,6 +120,8 @@ class ODCLEstimator(LaterUsers):
         were encoded by, ``predict`` takes tables as they are, columns in any order; ``design``
         alone says which columns are levels of one category.
         """
+        if isinstance(federation, DaskFederation):
+            return fit_dask_federation(self, federation)
         check_settings(self)
         validate_data(self, federation.X, reset=True, skip_check_array=True)
         self.design_ = design

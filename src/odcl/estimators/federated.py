@@ -98,7 +98,8 @@ def server_estimator(
         model.theta_, model.covariance_ = own.models, own.covariance
         model.noise_, model.dof_ = own.noise, own.dof
         pooled = without_rows(step.mixture, risk)[0][-1]
-    model.for_newcomers_ = Known(groups_of_uploads(uploads, step, resolved), None, pooled)
+    groups = groups_of_uploads(uploads, step, resolved)
+    model.for_newcomers_ = Known(groups, None, pooled)  # of rows that others have: no means
     inside = differences_text(model.differences_, model.n_clusters_)
     model.reason_ = f"{step.reason} {inside}".rstrip()
     return model

@@ -26,6 +26,7 @@ from odcl.local.receive import Received
 from odcl.server.assign import Assignment, Groups, assign_rows
 from odcl.server.step import ServerStep
 from odcl.server.update import place_of, with_more_rows
+from odcl.threads import one_thread
 
 if TYPE_CHECKING:
     from odcl.diagnose import Diagnosis
@@ -78,11 +79,12 @@ class LaterUsers(TableInput):
         return replace(found, coef=coef[0], intercept=intercept[0])
 
     def _assigned(self, rows: Floats, target: Floats) -> Assignment:
-        if self.mixture_ is not None:
-            from odcl.server.mixed import assign_mixed
+        with one_thread(rows.shape[1]):
+            if self.mixture_ is not None:
+                from odcl.server.mixed import assign_mixed
 
-            return assign_mixed(rows, target, self.risk_, self.mixture_, self.method_)
-        return assign_rows(rows, target, self.risk_, self.groups_, self.method_)
+                return assign_mixed(rows, target, self.risk_, self.mixture_, self.method_)
+            return assign_rows(rows, target, self.risk_, self.groups_, self.method_)
 
     def _more_rows(
         self, at: int, rows: Floats, target: Floats

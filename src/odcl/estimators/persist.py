@@ -38,6 +38,8 @@ from odcl.artifact.folder import (
 from odcl.data.design import Design
 from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
+from odcl.engines.dask.address import Address
+from odcl.engines.dask.user_files import FOLDER, UserFiles
 from odcl.estimators.for_newcomers import Known
 from odcl.estimators.table_input import check_settings
 from odcl.exchange.upload import Uploads, upload_sizes
@@ -51,7 +53,7 @@ KIND = "model"
 MODEL, NUMBERS = "model.json", "models.safetensors"
 UPLOADS, SCHEMA = "uploads.safetensors", "schema.json"
 MIXTURE = "mixture.safetensors"
-USERS = "users.json"  # the files of the folder beside it, where all users' models are
+USERS = f"{FOLDER}.json"  # the files of the folder beside it, where all users' models are
 MOST_UPLOADS = 2**28  # bytes; larger uploads are not kept: a model should stay easy to copy
 _FILES = (MODEL, NUMBERS, UPLOADS, SCHEMA)
 _SIZES = ("tau2", "spread", "phi", "phi_dof")  # numbers of Groups
@@ -89,7 +91,9 @@ def update_estimator(
     def changed(stored: StoredArtifact) -> Artifact:
         model = read_estimator(None, stored)
         again = {name: make for name, make in (derived or {}).items() if name in stored}
-        return _artifact(model, change(model, stored), again)
+        new = _artifact(model, change(model, stored), again)
+        words = {name: content for name, content in new.words.items() if name != USERS}
+        return replace(new, words=words, folders={})  # files of users stay as they are
 
     update_artifact(path, changed, kind=KIND)
 
@@ -151,7 +155,7 @@ def _artifact(model: Any, extras: Mapping[str, Extra], derived: Mapping[str, Der
     folders: dict[str, Callable[[Path], object]] = {}
     if model.user_files_ is not None:
         words[USERS], own = model.user_files_.to_json(), model.user_files_
-        folders["users"] = lambda path: own.move(path)
+        folders[FOLDER] = own.bring
     return Artifact(KIND, words, files, extras, folders, derived)
 
 
@@ -214,12 +218,9 @@ def read_estimator(cls: Any, stored: StoredArtifact) -> Any:
         read_mixture(model, stored, words)
     model.uploads_ = _read_uploads(model, stored) if UPLOADS in stored else None
     if USERS in stored:
-        from odcl.engines.dask.address import Address
-        from odcl.engines.dask.user_files import UserFiles
-
         listed_users = stored.words(USERS)
         with stored.checking(USERS):
-            folder = Address.of(stored.folder / "users")
+            folder = Address.of(stored.folder / FOLDER)
             model.user_files_ = UserFiles.from_json(listed_users, folder)
     return model
 

@@ -16,6 +16,7 @@ from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import Federation, check_size
 from odcl.errors import InputError, Setting
 from odcl.estimators.base import ODCLEstimator
+from odcl.estimators.dask_frames import is_dask_frame, predict_frame
 from odcl.local.predict import count_interval, count_std, predicted_means, residual_scale
 from odcl.risk.loss import Loss
 from odcl.risk.losses import Huber, Logistic, Multinomial, as_loss
@@ -70,6 +71,8 @@ class ODCLRegressor(RegressorMixin, ODCLEstimator):  # type: ignore[misc]
         With ``return_std`` also the standard deviation of a new target there, of mixed groups.
         """
         check_is_fitted(self, "theta_")
+        if is_dask_frame(X):
+            return predict_frame(self, X)
         curved = not self.risk_.loss.has_data_terms  # its mean depends on how sure the model is
         z, S, where = self._predictors(X, users, unsure=curved or return_std)
         mean = predicted_means(z, S, self.risk_.loss)[:, 0]
@@ -188,6 +191,8 @@ class ODCLClassifier(ClassifierMixin, ODCLEstimator):  # type: ignore[misc]
     def predict(self, X: Any, users: Any = None) -> Array:
         """Most probable class of each row, (n_rows,)."""
         check_is_fitted(self, "theta_")
+        if is_dask_frame(X):
+            return predict_frame(self, X)
         if self.covariance_ is not None:  # the mean over models need not be largest where z is
             return self.classes_[self.predict_proba(X, users).argmax(axis=1)]
         scores = self.decision_function(X, users)

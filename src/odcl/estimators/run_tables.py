@@ -29,11 +29,11 @@ def assignment_columns(model: Any) -> dict[str, Any]:
     return beside({model.schema_.user: model.users_}, columns)
 
 
-def group_columns(model: Any) -> dict[str, Any]:
+def group_columns(model: Any, sizes: Any = None) -> dict[str, Any]:
     """Each group's model in the table's units, one row per group (and class)."""
     coef, intercept = model.group_coef_, model.group_intercept_
     k = len(coef)
-    users = np.bincount(model.labels_[model.labels_ >= 0], minlength=k)
+    users = np.bincount(model.labels_[model.labels_ >= 0], minlength=k) if sizes is None else sizes
     columns: dict[str, Any] = {"group": np.arange(k), "users": users}
     if coef.ndim == 3:
         columns = {name: np.repeat(v, coef.shape[1]) for name, v in columns.items()}

@@ -14,7 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from odcl.data.federation import Federation
+from odcl._typing import Array, Floats, Ints
+from odcl.data.federation import Federation, as_ids, positions
 from odcl.data.scaling import Scaling
 from odcl.data.summary import Roles, TableSummary
 from odcl.engines.dask.address import Address
@@ -73,19 +74,22 @@ def fit_pieces(
     *,
     plan: str = "auto",
     buckets: int | None = None,
+    summary: TableSummary | None = None,
     progress: Silent | None = None,
 ) -> ScatteredFit:
     """Fit an estimator to a table in pieces; the users' models are files of ``out``.
 
     ``work`` is a folder for what is needed meanwhile, ``plan`` how rows come together by user:
     "rows" (as they are), "sums" (of those in each piece), "auto" (whichever is smaller).
+    ``summary`` is that of the table, where somebody has looked at it already.
     """
     from odcl.report.progress import Silent
 
     shown = Silent() if progress is None else progress
     check_settings(model)
-    shown.stage("looking at the columns", table.n_pieces, "pieces")
-    summary = summary_of(table, roles, cluster, shown.advance)
+    if summary is None:
+        shown.stage("looking at the columns", table.n_pieces, "pieces")
+        summary = summary_of(table, roles, cluster, shown.advance)
     schema = summary.schema(roles)
     _declare(model, schema)
     method = Method.of(model.method, clusterer=model.clusterer)
@@ -183,23 +187,30 @@ def _settle(
     examples: tuple[Any, UserColumns],
 ) -> None:
     """The estimator's attributes, as after a fit in memory; of users, the examples'."""
-    uploads, columns = examples
+    group_estimator(model, job, step, finished.feature_means)
+    model.uploads_, columns = examples
+    _hold(model, columns)
+    model.user_files_ = files
+
+
+def group_estimator(
+    model: Any, job: Job, step: StreamedStep, feature_means: Floats | None = None
+) -> Any:
+    """The estimator of a step's groups, which holds no users: :func:`with_users` gives it some."""
     mixture, tau2 = step.mixture, float(step.tau2 or 0.0)
     assert mixture is not None
+    _declare(model, job.schema)
     model.has_users_, model.scaling_, model.risk_ = True, job.scaling, job.risk
     model.method_, model.mixture_, model.tau2_ = job.method, mixture, step.tau2
     model.rule_, model.n_clusters_ = step.rule, step.n_clusters
-    model.cluster_theta_ = step.centers
+    model.cluster_theta_, model.theta_ = step.centers, np.empty((0, job.dim))
     members = np.maximum(step.sizes, 1)
-    rows = np.maximum(step.rows, 1.0)
-    rest = (tau2, tau2, np.nan, 0.0)
-    groups = Groups(step.centers, members, rows, np.ones(len(members)), *rest)
+    rest = (np.maximum(step.rows, 1.0), np.ones(len(members)), tau2, tau2, np.nan, 0.0)
     pooled = without_rows(mixture, job.risk)[0][-1]
-    model.for_newcomers_ = Known(groups, finished.feature_means, pooled)
-    _hold(model, columns)
-    model.uploads_, model.user_files_ = uploads, files
+    model.for_newcomers_ = Known(Groups(step.centers, members, *rest), feature_means, pooled)
     inside = differences_text(model.differences_, model.n_clusters_)
     model.reason_ = f"{step.reason} {inside}".rstrip()
+    return model
 
 
 def _hold(model: Any, columns: UserColumns) -> None:
@@ -215,3 +226,32 @@ def with_users(model: Any, users: pa.Table) -> Any:
     _hold(found, UserColumns.from_arrow(users, model.cluster_theta_.shape[1]))
     found.uploads_ = found.user_files_ = None
     return found
+
+
+def _held(model: Any, at: Ints) -> UserColumns:
+    """What the estimator itself knows of some users."""
+    every = (model.users_, model.labels_, model.probability_, model.n_rows_, model.theta_)
+    sure = (model.covariance_, model.noise_, model.dof_)
+    return UserColumns(*every, *sure).take(at)
+
+
+def with_users_of(model: Any, ids: Array) -> Any:
+    """The estimator that holds the models of these users, as far as they are known.
+
+    Users that were added to a run later are in the estimator itself.
+    """
+    if model.user_files_ is None:
+        return model
+    found, own = with_users(model, model.user_files_.models(ids)), positions(model.users_, ids)
+    later = np.setdiff1d(own[own >= 0], positions(model.users_, found.users_))
+    if len(later):
+        _hold(found, _joined(_held(found, np.arange(len(found.users_))), _held(model, later)))
+    return found
+
+
+def _joined(one: UserColumns, more: UserColumns) -> UserColumns:
+    rest = vars(more)
+    own = {name: values for name, values in vars(one).items() if values is not None}
+    users = as_ids([*one.users.tolist(), *more.users.tolist()])
+    joined = {name: np.concatenate([values, rest[name]]) for name, values in own.items()}
+    return UserColumns(**{**joined, "users": users})

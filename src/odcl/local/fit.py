@@ -12,12 +12,13 @@ import numpy as np
 from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.federation import Federation
 from odcl.exchange.upload import Curvature, Uploads
-from odcl.local.newton import cholesky, diagonal, left_over, with_diagonal
 from odcl.local.problem import Job, Penalty, Solution, Stack, job_of, stacks
+from odcl.local.stacked import cholesky, diagonal, left_over, with_diagonal
 from odcl.local.tall import solve_tall
 from odcl.local.wide import solve_wide
 from odcl.risk.loss import symmetric, weighted_gram
 from odcl.risk.risk import Risk
+from odcl.threads import one_thread
 
 __all__ = ["PRIOR", "Penalty", "Solution", "solve_users"]
 
@@ -33,6 +34,7 @@ def solve_users(
     penalty: Penalty | None = None,
     *,
     strict: bool = False,
+    rough: float = 1.0,
     n_jobs: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Solution:
@@ -40,7 +42,9 @@ def solve_users(
 
     A user whose risk has no finite minimiser (separable classes without a penalty, one class or
     no counts with a free intercept) is solved with a small prior on top of the penalty and marked
-    ``prior``; ``strict=True`` makes it an error.
+    ``prior``; ``strict=True`` makes it an error. The search ends with a Newton step that moves no
+    log-odds by more than 1e-6, ``rough`` times as much where the models are only to be scored: what
+    is left to go is about the square of that.
     """
     from joblib import Parallel, delayed
 
@@ -58,12 +62,13 @@ def solve_users(
     y = risk.loss.encode(federation.y)
 
     def solve(stack: Stack) -> None:
-        _solve_stack(job_of(stack, risk, penalty), out)
+        _solve_stack(job_of(stack, risk, penalty, rough), out)
         if progress is not None:
             progress(len(stack.users))
 
     each = Parallel(n_jobs, prefer="threads")  # NumPy and LAPACK let go of the lock
-    each(delayed(solve)(stack) for stack in stacks(federation, y))
+    with one_thread(federation.n_features):
+        each(delayed(solve)(stack) for stack in stacks(federation, y))
     lost = np.flatnonzero(out.prior)
     if len(lost):
         if strict:
@@ -76,8 +81,9 @@ def solve_users(
             )
         prior = PRIOR / federation.n_samples
         fallback = Penalty(penalty.strength + prior, penalty.center, free=False, intercept=prior)
-        again = (job_of(stack, risk, fallback) for stack in stacks(federation, y, lost))
-        each(delayed(_solve_stack)(job, out) for job in again)
+        again = (job_of(stack, risk, fallback, rough) for stack in stacks(federation, y, lost))
+        with one_thread(federation.n_features):
+            each(delayed(_solve_stack)(job, out) for job in again)
         out.prior[lost] = True
     return out
 
@@ -173,6 +179,23 @@ def fit_users(
     if risk.dim(federation.n_features) == 0:
         raise ValueError("There is nothing to fit: the rows have no features, and no intercept.")
     _check_rows(federation)
+    sent = (curvature, terms, short_terms)
+    with one_thread(federation.n_features):
+        return _fit_users(federation, risk, *sent, solver, strict, seed, n_jobs, progress)
+
+
+def _fit_users(
+    federation: Federation,
+    risk: Risk,
+    curvature: Curvature,
+    terms: bool,
+    short_terms: bool,
+    solver: Any,
+    strict: bool,
+    seed: int,
+    n_jobs: int | None,
+    progress: Callable[[int], None] | None,
+) -> LocalModels:
     n, m = federation.n_samples, federation.n_users
     if terms:
         from odcl.local.terms import user_terms

@@ -1,82 +1,18 @@
 """Damped Newton on a stack of users: each stops on its own, so no user waits in vain.
 
-Stacked positive definite systems are solved by Cholesky, user by user.
+Up to some hundred parameters steps are found by Cholesky, beyond by conjugate gradients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Self
 
 import numpy as np
-from scipy.linalg.lapack import dpotrs, dtrtrs
 
-from odcl._typing import Bools, Floats, Ints
+from odcl._typing import Array, Bools, Floats, Ints
+from odcl.local.conjugate import System, outdated, per_user, preconditioner
+from odcl.local.stacked import PerUser, solver, with_diagonal
 from odcl.risk.loss import Loss, weighted_gram
-
-
-def diagonal(A: Floats) -> Floats:
-    """Diagonals of a stack of contiguous matrices, (b, r), to read and to write."""
-    b, r, _ = A.shape
-    return A.reshape(b, r * r)[:, :: r + 1]
-
-
-def with_diagonal(H: Floats, pen: Floats) -> Floats:
-    """H + diag(pen), in place; the coordinates of empty columns keep to themselves."""
-    own = diagonal(H)
-    own += pen
-    own[own < 1e-290] = 1.0
-    return H
-
-
-def cholesky(A: Floats) -> Floats:
-    """Lower factors of a stack; zeros for a matrix that is not positive definite."""
-    try:
-        return np.asarray(np.linalg.cholesky(A), dtype=np.float64)
-    except np.linalg.LinAlgError:
-        L = np.zeros_like(A)
-        for i in range(len(A)):
-            with suppress(np.linalg.LinAlgError):
-                L[i] = np.linalg.cholesky(A[i])
-        return L
-
-
-def left_over(H: Floats, L: Floats) -> Floats:
-    """The least share of a column's size that the columns before it leave, (b,).
-
-    Read off the factor of H; 0 where there is none.
-    """
-    return (diagonal(L) ** 2 / diagonal(H)).min(axis=1)
-
-
-def solver(H: Floats) -> Callable[[Floats], Floats]:
-    """g -> H^-1 g for a stack of positive semi-definite H, (b, r, r); g is (b, r, q).
-
-    Where a matrix is singular, so much of its diagonal is added as makes a factorisation possible;
-    what this changes, a refinement or the next Newton step corrects.
-    """
-    L = cholesky(H)
-    for trace in (1e-13, 1e-11, 1e-9, 1e-6):
-        failed = L[:, 0, 0] == 0
-        if not failed.any():
-            break
-        more = H[failed]
-        own = diagonal(more)
-        own *= 1.0 + trace
-        L[failed] = cholesky(more)
-    return lambda g: substitute(L, g)
-
-
-def substitute(L: Floats, g: Floats, *, back: bool = False) -> Floats:
-    """(L L^T)^-1 g, or L^-T g if only ``back``, for a stack of lower factors; g is (b, r, q)."""
-    solve = dtrtrs if back else dpotrs
-    x = g.transpose(0, 2, 1).copy()
-    for upper, right in zip(L.transpose(0, 2, 1), x.transpose(0, 2, 1), strict=True):
-        solve(upper, right, overwrite_b=1)  # Fortran's order: a view of each, solved in place
-    return x.transpose(0, 2, 1)
-
 
 MAX_ITER = 100
 # Beyond this log-odds or log-rate a user without a penalty is asked whether it runs off.
@@ -86,20 +22,10 @@ SEPARATE = 1e-6
 # A row that moves by less than this share of the fastest, each for its size, stands still: what
 # moves it is the end of a convergence that the runaway rows have long left behind.
 STILL = 1e-12
-
-
-class PerUser:
-    """A dataclass whose arrays have one entry per user along their first axis."""
-
-    def take(self, pick: Ints | Bools) -> Self:
-        """The same for some of the users."""
-
-        def some(value: Any) -> Any:
-            if isinstance(value, np.ndarray):
-                return value[pick]
-            return value.take(pick) if isinstance(value, PerUser) else value
-
-        return type(self)(**{name: some(value) for name, value in vars(self).items()})
+# Beyond so many parameters steps are found by conjugate gradients.
+MANY = 200
+NEAR_BYTES = 1 << 20
+LOOSE = 0.3  # the share of a gradient that a step far from the minimum may leave
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,6 +45,12 @@ class Problem(PerUser):
     free: bool  # is the last coordinate an intercept without a penalty?
     gram: Floats | None = None  # (b, r, r), D^T W D, where it is at hand
     kernel: Floats | None = None  # (b, n, n), D D^T, where steps are to be found by it
+    rough: float = 1.0  # steps that end the search may be so many times as large
+
+    @property
+    def many(self) -> bool:
+        """Are there too many parameters for a Hessian?"""
+        return self.kernel is None and self.pen.shape[1] * self.loss.n_outputs > MANY
 
     def predictor(self, a: Floats) -> Floats:
         z = np.matmul(self.Dt.transpose(0, 2, 1), a)
@@ -144,6 +76,20 @@ class Minimum:
 
 def newton(problem: Problem) -> Minimum:
     """Minimise each user's risk by Newton steps with a line search."""
+    b, r, n = problem.Dt.shape
+    near = max(1, NEAR_BYTES // (8 * r * (r + n)))
+    if not problem.many or b <= near:
+        return _newton(problem)
+    # Designs that stay near the processor from one product to the next.
+    parts = [_newton(problem.take(slice(i, i + near))) for i in range(0, b, near)]
+    return Minimum(*(np.concatenate(each) for each in zip(*map(_fields, parts), strict=True)))
+
+
+def _fields(found: Minimum) -> tuple[Array, ...]:
+    return found.a, found.z, found.converged, found.n_iter, found.lost
+
+
+def _newton(problem: Problem) -> Minimum:
     b, r, n = problem.Dt.shape
     q = problem.loss.n_outputs
     done = Minimum(
@@ -184,11 +130,13 @@ class _State(PerUser):
     z: Floats  # (b, n, q)
     value: Floats  # (b,)
     slope: Floats  # (b, n, q), times the rows' weights
-    curve: Floats  # (b, n, q, q), likewise
+    curve: Floats  # (b, n, q, q), likewise; with many parameters the loss's own, without weights
     scale: Floats  # (b,), falls of the risk are large or small against this
     best: Floats  # (b,), the least fall that a step has promised so far
     stale: Ints  # (b,), steps since it last halved
-    room: Floats  # (b, r, n), to scale the design in
+    room: Floats | None  # (b, r, n), to scale the design in
+    inverse: Floats | None  # (b, r, r), many parameters: the preconditioner
+    average: Floats  # (b,), and the curvature it was made for
 
     @classmethod
     def start(cls, problem: Problem) -> _State:
@@ -208,15 +156,19 @@ class _State(PerUser):
                 z[off] = part.predictor(a[off])
                 value[off], slope[off], curve[off] = _evaluate(part, a[off], z[off])
         best, stale = np.full(b, np.inf), np.zeros(b, dtype=np.intp)
-        room = np.empty(problem.Dt.shape)
+        room = None if problem.many else np.empty(problem.Dt.shape)
+        inverse = np.empty((b, r, r)) if problem.many else None
         scale = problem.loss.scale(value)
-        return cls(problem, a, z, value, slope, curve, scale, best, stale, room)
+        rest = (scale, best, stale, room, inverse, np.zeros(b))
+        return cls(problem, a, z, value, slope, curve, *rest)
 
     def step(self, alive: Bools, *, last: bool = False) -> tuple[Bools, Bools]:
         """One step for everybody. Whose step was so small that it is the last, and who is lost?"""
         problem, (b, r, q) = self.problem, self.a.shape
         gradient = np.matmul(problem.Dt, self.slope) + problem.pen[..., None] * self.a
-        if problem.kernel is None:
+        if problem.many:
+            direction = -self._solve_by_products(gradient * alive[:, None, None])
+        elif problem.kernel is None:
             solve = solver(with_diagonal(self._hessian(), np.repeat(problem.pen, q, axis=1)))
             direction = -solve(gradient.reshape(b, r * q, 1)).reshape(b, r, q)
         else:
@@ -226,7 +178,8 @@ class _State(PerUser):
         z = problem.predictor(self.a + direction)
         dz = z - self.z
         descent = (gradient * direction).reshape(b, r * q).sum(axis=1)
-        small = (np.abs(dz) <= problem.loss.resolution(z, problem.y)).all(axis=(1, 2))
+        resolution = problem.rough * problem.loss.resolution(z, problem.y)
+        small = (np.abs(dz) <= resolution).all(axis=(1, 2))
         small |= (descent >= 0) | (-descent <= 1e-24 * self.scale)
         stalled = self._stalled(-descent)
         self._move(direction, z, descent, alive & (descent < 0))
@@ -243,6 +196,30 @@ class _State(PerUser):
             self.problem = replace(problem, gram=None)
             return problem.gram * (self.curve[:, 0, :, 0] / problem.weight[:, :1])[..., None]
         return weighted_gram(problem.Dt, self.curve, room=self.room)
+
+    def _solve_by_products(self, g: Floats) -> Floats:
+        """About the Hessian's inverse times g, the nearer the less there is to gain."""
+        problem = self.problem
+        if problem.gram is None:
+            scaled = problem.Dt * problem.weight[:, None, :]
+            gram = np.matmul(scaled, problem.Dt.transpose(0, 2, 1))
+            self.problem = problem = replace(problem, gram=gram)
+        assert problem.gram is not None
+        assert self.inverse is not None
+        average = (problem.weight * problem.loss.average_bend(self.curve)).sum(axis=1)
+        old = outdated(average, self.average)
+        if old.any():
+            parts = problem.gram[old], average[old], problem.pen[old]
+            self.inverse[old], self.average = (
+                preconditioner(*parts),
+                np.where(old, average, self.average),
+            )
+        fall = per_user(g * np.matmul(self.inverse, g))
+        enough = np.clip(np.sqrt(fall / np.maximum(self.scale, 1e-300)), 1e-7, LOOSE)
+        system = System(
+            problem.loss, problem.Dt, problem.weight, self.curve, problem.pen, self.inverse
+        )
+        return system.solve(g, enough)
 
     def _solve_by_kernel(self, K: Floats, g: Floats) -> Floats:
         """The Hessian's inverse times g, (b, r, 1), for one output and one strength s:
@@ -314,12 +291,13 @@ class _State(PerUser):
 
 def _evaluate(problem: Problem, a: Floats, z: Floats) -> tuple[Floats, Floats, Floats]:
     """Risk, and the rows' weighted slope and curvature."""
-    (b, r, q), weight = a.shape, problem.weight
+    (b, r, q), weight, many = a.shape, problem.weight, problem.many
     with np.errstate(over="ignore"):  # an overshooting step is worth inf and is cut back
-        value, slope, curve = problem.loss.terms(z, problem.y)
+        terms = problem.loss.lean_terms if many else problem.loss.terms
+        value, slope, curve = terms(z, problem.y)
         penalty = (problem.pen[..., None] * a**2).reshape(b, r * q).sum(axis=1)
     risk = (weight * value).sum(axis=1) + 0.5 * penalty
-    return risk, slope * weight[..., None], curve * weight[..., None, None]
+    return risk, slope * weight[..., None], curve if many else curve * weight[..., None, None]
 
 
 @dataclass(frozen=True, eq=False)

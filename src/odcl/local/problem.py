@@ -14,7 +14,8 @@ import numpy as np
 
 from odcl._typing import Bools, Floats, Ints
 from odcl.data.federation import Federation
-from odcl.local.newton import Minimum, PerUser, Problem
+from odcl.local.newton import Minimum, Problem
+from odcl.local.stacked import PerUser
 from odcl.risk.loss import Loss
 from odcl.risk.risk import Risk
 
@@ -119,6 +120,7 @@ class Job(PerUser):
     center: Floats | None  # (b, n_inputs, q)
     intercept: Floats | None  # (b,), the intercept's strength; None: no intercept
     free: bool  # is there an intercept without a penalty?
+    rough: float = 1.0  # see Problem
 
     @property
     def holds_intercept(self) -> bool:
@@ -163,6 +165,7 @@ class Job(PerUser):
             self.offset,
             self.strength == 0,
             self.free,
+            rough=self.rough,
         )
 
     def features(self) -> Floats:
@@ -173,7 +176,7 @@ class Job(PerUser):
         return np.concatenate([self.stack.X, column[..., None]], axis=2)
 
 
-def job_of(stack: Stack, risk: Risk, penalty: Penalty) -> Job:
+def job_of(stack: Stack, risk: Risk, penalty: Penalty, rough: float = 1.0) -> Job:
     b, _, p = stack.X.shape
     strength = penalty.strength[stack.users]
     center = intercept = None
@@ -183,7 +186,8 @@ def job_of(stack: Stack, risk: Risk, penalty: Penalty) -> Job:
         own = penalty.intercept
         intercept = strength if own is None else own[stack.users]
         intercept = np.zeros(b) if penalty.free else intercept
-    return Job(stack, risk.loss, strength, center, intercept, risk.intercept and penalty.free)
+    free = risk.intercept and penalty.free
+    return Job(stack, risk.loss, strength, center, intercept, free, rough)
 
 
 def model_of(job: Job, a: Floats, mean: Floats | None = None) -> Floats:

@@ -12,17 +12,9 @@ from dataclasses import replace
 import numpy as np
 
 from odcl._typing import Bools, Floats, Ints
-from odcl.local.newton import (
-    Minimum,
-    Problem,
-    cholesky,
-    left_over,
-    newton,
-    solver,
-    substitute,
-    with_diagonal,
-)
+from odcl.local.newton import Minimum, Problem, newton
 from odcl.local.problem import Job, Solution, Stack, finish, model_of, predictor_of, store
+from odcl.local.stacked import cholesky, left_over, solver, substitute, with_diagonal
 from odcl.risk.losses import Squared
 
 # The share of its variance that the columns before it must leave to a column. Above the first,

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from odcl._typing import Bools, Floats
-from odcl.local.newton import PerUser, cholesky, diagonal, newton, substitute
+from odcl.local.newton import newton
 from odcl.local.problem import Job, Solution, finish, weighted_slope
+from odcl.local.stacked import PerUser, cholesky, diagonal, substitute
 from odcl.local.tall import centred, minimise, solve_collinear
 
 # The Gram matrix of the rows is right to 1e-16 of its trace. So much of the trace must its least

@@ -14,7 +14,8 @@ import numpy as np
 
 from odcl._typing import Bools, Floats, Ints
 from odcl.mixed.posterior import Posterior
-from odcl.mixed.sites import Gaussians, SitePosterior, over_components
+from odcl.mixed.sites import SitePosterior, over_components
+from odcl.mixed.variational import Gaussians
 
 STEPS = 500
 FEW = 4  # rows per parameter below which outliers cannot be told from the model

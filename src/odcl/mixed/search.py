@@ -7,14 +7,11 @@ samples are drawn by user id.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from itertools import islice
-from typing import Any
 
 import numpy as np
-from threadpoolctl import ThreadpoolController
 
 from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import as_ids, id_keys
@@ -47,6 +44,7 @@ from odcl.mixed.noise import Noise, pure_noise
 from odcl.mixed.passes import STILL, Parameters, pass_sums
 from odcl.mixed.starts import kmeans_seeds, lloyd, posterior_means, splits
 from odcl.mixed.tails import with_tails
+from odcl.threads import one_thread
 
 FAILURES = 2  # a shape is given up after so many K in a row that did not improve it
 # Many groups far from one another may look like one center with a wide T until all are there: when
@@ -123,16 +121,6 @@ def _check(n_groups: int | None, spread: str | None) -> None:
             f"spread={spread!r} is not one of {', '.join(map(repr, SHAPES))}: how users of a group "
             "differ. Leave it out, and it is chosen by evidence."
         )
-
-
-@cache
-def _blas() -> ThreadpoolController:
-    return ThreadpoolController()
-
-
-def one_thread() -> AbstractContextManager[Any]:
-    """BLAS goes on one thread here: many small products wait for each other on more."""
-    return _blas().limit(limits=1, user_api="blas")
 
 
 def sample_by_id(ids: Sequence[str], size: int) -> Ints:

@@ -124,8 +124,12 @@ def verdict(comparison: Comparison, *, shell: bool = False) -> str:
 
 def group_table(labels: Ints, n_rows: Ints, users: Any, *, most: int = 20) -> str:
     """Groups with their sizes and the first of their users, the largest first."""
-    sizes = np.bincount(labels)
     rows = np.bincount(labels, weights=n_rows)
+    return groups_text(np.bincount(labels), rows, labels, users, most=most)
+
+
+def groups_text(sizes: Any, rows: Any, labels: Ints, users: Any, *, most: int = 20) -> str:
+    """Groups of ``sizes`` users, largest first, with some of ``users``, whose groups are told."""
     order = np.argsort(-sizes, kind="stable")
     lines = []
     for k in order[:most]:

@@ -63,6 +63,18 @@ class Loss(ABC):
         """``value``, ``slope`` and the curvature that Newton's method takes, at one go."""
         return self.value(z, y), self.slope(z, y), self.curve(z, y)
 
+    def lean_terms(self, z: Floats, y: Floats) -> tuple[Floats, Floats, Floats]:
+        """The same with the curvature as ``bent`` takes it: no (q, q) numbers per row need be."""
+        return self.terms(z, y)
+
+    def bent(self, bend: Floats, v: Floats) -> Floats:
+        """Each row's curvature times v, (..., n, n_outputs)."""
+        return np.matmul(bend, v[..., None])[..., 0]
+
+    def average_bend(self, bend: Floats) -> Floats:
+        """The mean of each row's eigenvalues of the curvature, (..., n)."""
+        return np.trace(bend, axis1=-2, axis2=-1) / self.n_outputs
+
     def mean(self, z: Floats) -> Floats:
         """Expected target (or class probabilities) at z."""
         return z

@@ -200,10 +200,10 @@ class Multinomial(Loss):
         return (y[..., None] == np.arange(self.n_classes)).astype(np.float64)
 
     def value(self, z: Floats, y: Floats) -> Floats:
-        return self.terms(z, y)[0]
+        return self.lean_terms(z, y)[0]
 
     def slope(self, z: Floats, y: Floats) -> Floats:
-        return self.terms(z, y)[1]
+        return self.lean_terms(z, y)[1]
 
     def curve(self, z: Floats, y: Floats) -> Floats:
         return self._covariance(self.mean(z))
@@ -218,6 +218,10 @@ class Multinomial(Loss):
         return np.matmul((p[..., None] * apart).swapaxes(-1, -2), apart)
 
     def terms(self, z: Floats, y: Floats) -> tuple[Floats, Floats, Floats]:
+        value, slope, p = self.lean_terms(z, y)
+        return value, slope, self._covariance(p)
+
+    def lean_terms(self, z: Floats, y: Floats) -> tuple[Floats, Floats, Floats]:
         a = self._logits(z)
         own = self._one_hot(y)
         a -= (own * a).sum(axis=-1, keepdims=True)
@@ -229,7 +233,17 @@ class Multinomial(Loss):
         # Small losses and slopes from small numbers: 1 minus a probability would round them off.
         value = top + np.where(top > 0, np.log(total), np.log1p(wrong))
         slope = (others - own * wrong) / total
-        return value[..., 0], np.matmul(slope, self.basis), self._covariance(e / total)
+        return value[..., 0], np.matmul(slope, self.basis), e / total
+
+    def bent(self, bend: Floats, v: Floats) -> Floats:
+        """(diag(p) - p p^T) v in the basis, from the probabilities p alone."""
+        apart = self._logits(v)
+        apart -= (bend * apart).sum(axis=-1, keepdims=True)
+        apart *= bend
+        return np.matmul(apart, self.basis)
+
+    def average_bend(self, bend: Floats) -> Floats:
+        return (bend * (1.0 - bend)).sum(axis=-1) / self.n_outputs
 
     def curve_bounds(self, y: Floats, reach: Floats) -> tuple[Floats, Floats]:
         # |a_c - a_l| <= sqrt(2) ||z||, so every p_c is at least this; the curvature on the

@@ -21,6 +21,7 @@ from odcl.method import Method
 from odcl.server.alternatives import Alternatives, of_choice, of_scores
 from odcl.server.combine import average_by_cluster, combine_clusters
 from odcl.server.dispersion import covariances, evidence_tau2, noise_traces, pooled_dispersion
+from odcl.threads import one_thread
 
 if TYPE_CHECKING:
     from odcl.mixed.posterior import Download as Mixture
@@ -130,7 +131,8 @@ def server_step(
     given.check()
     order = given.canonical_order()
     party = None if parties is None else group_rows(parties)[1][order]
-    step = _step(given.take(order), method, seed, party).take(np.argsort(order))
+    with one_thread(given.dim):
+        step = _step(given.take(order), method, seed, party).take(np.argsort(order))
     return replace(step, users=given.users).fallen_back(why)
 
 

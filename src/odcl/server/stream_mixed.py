@@ -16,7 +16,7 @@ from odcl.mixed.house import model_map, model_spread
 from odcl.mixed.mixture import Quadratics
 from odcl.mixed.passes import Parameters, PassSums, pass_sums, shares_of
 from odcl.mixed.posterior import Download as Mixture
-from odcl.mixed.search import one_thread, search_sample
+from odcl.mixed.search import search_sample
 from odcl.mixed.terms import Coordinates
 from odcl.risk.risk import SITE_WIDTHS
 from odcl.server.mixed import (
@@ -26,6 +26,7 @@ from odcl.server.mixed import (
     refuse_silence,
     seen_quadratics,
 )
+from odcl.threads import one_thread
 
 if TYPE_CHECKING:
     from odcl.server.stream import Chunks, Placed, StreamedStep, Survey

@@ -10,9 +10,10 @@ from typing import Any, Literal
 import numpy as np
 
 from odcl._typing import Floats, Ints
-from odcl.clustering.convex.estimator import check_lam, convex_cluster, one_thread, prepare
+from odcl.clustering.convex.estimator import check_lam, convex_cluster, prepare
 from odcl.clustering.convex.path_tree import Event, grow, grow_top
 from odcl.clustering.labels import as_points, check_count, members, number_by_first_user
+from odcl.threads import one_thread
 
 # Up to this many points every event is worth its time: 0.2 s at 300 points in 20 dimensions.
 EXACT_POINTS = 300

@@ -18,12 +18,12 @@ import numpy as np
 from scipy.spatial import cKDTree
 from sklearn.base import BaseEstimator, ClusterMixin
 from sklearn.exceptions import ConvergenceWarning
-from threadpoolctl import threadpool_limits
 
 from odcl._typing import Floats, Ints
 from odcl.clustering.convex.newton import Groups, Pairs
 from odcl.clustering.convex.solve import solve
 from odcl.clustering.labels import as_points, check_count, check_noise, validated
+from odcl.threads import one_thread
 
 # A direction holds all points of a line if they are this close to it, relative to their spread:
 # some hundreds of roundings.
@@ -95,11 +95,6 @@ def convex_cluster(a: Any, lam: float, *, max_iter: int = 1000) -> ConvexResult:
             stacklevel=2,
         )
     return ConvexResult(labels, centers, lam, objective, gap, certified, done.n_iter)
-
-
-def one_thread() -> Any:
-    """BLAS on one thread: many small products wait for each other on more, up to twenty times."""
-    return threadpool_limits(1, user_api="blas")
 
 
 @dataclass(frozen=True, eq=False)

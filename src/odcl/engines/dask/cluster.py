@@ -15,6 +15,7 @@ from odcl.errors import InputError
 
 T = TypeVar("T")
 RETRIES = 3  # of a task whose worker was lost
+PATIENCE = "10s"  # with a scheduler that does not answer
 _QUIET = {"logging.distributed": "error", "distributed.comm.timeouts.connect": "30s"}
 
 
@@ -99,7 +100,9 @@ def local_cluster(
             n_workers=n,
             threads_per_worker=1,
             host="127.0.0.1",
-            dashboard_address="127.0.0.1:0" if dashboard else None,
+            dashboard_address="127.0.0.1:0",
+            worker_dashboard_address="127.0.0.1:0",
+            scheduler_kwargs={"dashboard": dashboard},
             memory_limit=each,
             silence_logs=50,
         )
@@ -115,7 +118,7 @@ def connected(address: str) -> Iterator[Cluster]:
     dask, distributed = _packages()
     with dask.config.set(_QUIET):
         try:
-            client = distributed.Client(address, timeout="10s", set_as_default=False)
+            client = distributed.Client(address, timeout=PATIENCE, set_as_default=False)
         except (OSError, TimeoutError, ValueError) as error:
             raise InputError(
                 f"No Dask scheduler answers at {address} ({str(error).rstrip('.')}): start one "

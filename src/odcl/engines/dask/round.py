@@ -93,7 +93,8 @@ class Sent:
 def n_buckets(table: PiecedTable, columns: int, cluster: Cluster) -> int:
     """Buckets of users whose rows fit into a worker's memory with ease."""
     rows = table.rows if table.rows is not None else 250_000 * table.n_pieces
-    return max(1, math.ceil(8 * columns * rows / BUCKET_BYTES))
+    size = 8 * columns * rows
+    return max(math.ceil(size / BUCKET_BYTES), min(2 * cluster.n_workers, math.ceil(size / 2**20)))
 
 
 def send_rows(
@@ -108,8 +109,8 @@ def send_rows(
 ) -> Sent:
     """Every piece's rows by bucket; of users with many rows in a piece, the sum of these."""
     given = (job, n, work, plan if job.adds_up else "rows")
-    numbered = _numbered(table.pieces)
-    found = cluster.run(_send, numbered, *given, progress=told)
+    given_pieces = numbered(table.pieces)
+    found = cluster.run(_send, given_pieces, *given, progress=told)
     return Sent(
         n,
         tuple(one[0] for one in found if one[0]),
@@ -127,12 +128,12 @@ class Numbered:
     piece: Any
 
 
-def _numbered(pieces: Sequence[Any]) -> list[Any]:
-    if pieces and hasattr(pieces[0], "read"):
-        return [Numbered(i, piece) for i, piece in enumerate(pieces)]
-    import dask
+def numbered(pieces: Sequence[Any]) -> list[Any]:
+    """Pieces with their numbers; those of a frame are made where they are worked on."""
+    from dask import delayed
+    from dask.base import is_dask_collection
 
-    make = dask.delayed(Numbered, pure=False)
+    make = delayed(Numbered, pure=False) if any(map(is_dask_collection, pieces)) else Numbered
     return [make(i, piece) for i, piece in enumerate(pieces)]
 
 
@@ -272,8 +273,8 @@ def finish_users(
 ) -> Finished:
     """Every user's place and model; the files of ``out``, one for each bucket."""
     rows = uploads.sent if job.needs_rows else None
-    numbered = [Numbered(i, file) for i, file in enumerate(uploads.files)]
-    found = cluster.run(_finish, numbered, job, step, rows, out, progress=told)
+    named = [Numbered(i, file) for i, file in enumerate(uploads.files)]
+    found = cluster.run(_finish, named, job, step, rows, out, progress=told)
     parts, sizes, sums, counts, down = zip(*found, strict=True)
     means = sum(sums) / np.maximum(sum(counts), 1.0)[:, None]
     return Finished(parts, sum(sizes), means, sum(down))

@@ -41,6 +41,7 @@ class UserFiles:
     folder: Address
     kind: str  # of the ids: see TableSchema.user_kind
     parts: Sequence[Part]
+    in_run: bool = False  # they lie in a run already, which keeps them
 
     @property
     def n_users(self) -> int:
@@ -76,10 +77,11 @@ class UserFiles:
             found.append(table.filter(pc.is_in(table[USER], wanted.combine_chunks())))
         return pa.concat_tables(found)
 
-    def move(self, folder: Path) -> None:
+    def bring(self, folder: Path) -> None:
         """Bring the files to a folder of this disk, which is made."""
         if self.folder.is_local:
-            shutil.move(self.folder.text, folder)
+            bring = shutil.copytree if self.in_run else shutil.move
+            bring(self.folder.text, folder)
             return
         folder.mkdir()
         for part in self.parts:
@@ -102,7 +104,7 @@ class UserFiles:
             expect(is_count(one["users"]) and is_count(one["bytes"]), "a file has no size")
             expect(isinstance(one["sha256"], str), "a file has no digest")
             parts.append(Part(**one))
-        return cls(folder, words["kind"], tuple(parts))
+        return cls(folder, words["kind"], tuple(parts), in_run=True)
 
 
 _FIELDS = ("file", "users", "bytes", "sha256")

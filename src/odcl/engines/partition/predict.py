@@ -46,6 +46,8 @@ def predicted(rows: pa.Table, model: Any, schema: TableSchema, wishes: Wishes) -
 
     if wishes.interval is not None and schema.classes is not None:
         raise ValueError("An interval is for numbers, and this run predicts classes: leave it out.")
+    if not rows.num_rows:
+        return _empty(schema, wishes)
     encoded = schema.encode(
         rows, with_target=False, unseen=wishes.unseen, missing=wishes.missing, piece=True
     )

@@ -1,0 +1,260 @@
+"""``odcl fit`` and ``odcl predict`` of tables in pieces: beyond memory, or on a Dask cluster."""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from odcl.cli import parser as opt
+from odcl.cli.console import say, watched
+
+if TYPE_CHECKING:
+    from odcl.engines.dask.address import Address
+    from odcl.engines.dask.cluster import Cluster
+    from odcl.estimators.scattered import ScatteredFit
+
+SHARE = 0.25  # of the memory: a table that is larger is fitted in pieces
+
+
+def chosen(options: Namespace) -> bool:
+    """Is the table to be worked on in pieces? Said in a line where nobody asked for it."""
+    asked = options.engine or "auto"
+    pieces = options.scheduler is not None or "://" in str(options.table)
+    if asked == "memory" and pieces:
+        what = "--scheduler" if options.scheduler is not None else "an address"
+        raise opt.UsageError(f"--engine memory and {what} do not go together.", "odcl")
+    if asked != "auto" or pieces:
+        return asked != "memory"
+    size = _parquet_bytes(Path(options.table))
+    most = int(SHARE * _memory())
+    if size <= most:
+        return False
+    try:
+        import distributed  # noqa: F401
+    except ImportError:
+        text = "the table may not fit into memory; with `pip install 'odcl[dask]'` it need not"
+        say(text, options)
+        return False
+    text = f"the table takes {size / 2**30:.1f} GiB in memory, more than {most / 2**30:.1f}: it is "
+    say(text + "fitted in pieces (--engine dask)", options)
+    return True
+
+
+def _parquet_bytes(table: Path) -> int:
+    """About the size of a table in memory; 0 for one that is not all Parquet."""
+    from odcl.data.tables import is_csv, is_parquet
+
+    if table.is_dir():
+        files = [f for f in table.iterdir() if not f.name.startswith((".", "_"))]
+        if any(map(is_csv, files)) or not any(map(is_parquet, files)):
+            return 0
+    elif not (table.is_file() and is_parquet(table)):
+        return 0
+    from odcl.engines.dask.table import table_bytes
+
+    return table_bytes(table)
+
+
+def _memory() -> int:
+    import os
+
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+@contextmanager
+def _working(options: Namespace, beside: Any) -> Iterator[tuple[Cluster, Address]]:
+    """A cluster, and a folder for what is needed meanwhile; both are gone at the end."""
+    from odcl.engines.dask.address import Address
+    from odcl.engines.dask.cluster import connected, local_cluster
+
+    out = Address.of(beside)
+    parent = Address.of(options.work) if options.work else Address(out.text.rsplit("/", 1)[0])
+    if not parent.kind() and parent.is_local:
+        raise ValueError(f"There is no folder {parent} for files that are needed meanwhile.")
+    work = parent / f".odcl-work-{secrets.token_hex(4)}-{out.name}"
+    work.make()
+    try:
+        if options.scheduler is not None:
+            cluster = connected(options.scheduler)
+        else:
+            cluster = local_cluster(options.workers, dashboard=options.dashboard)
+        with cluster as own:
+            if own.started:
+                say(own.started, options)
+            if own.dashboard and (options.dashboard or options.scheduler):
+                say(f"dashboard: {own.dashboard}", options)
+            yield own, work
+    finally:
+        work.remove()
+
+
+# -- fit -------------------------------------------------------------------------------------------
+
+
+def fit(options: Namespace, settings: dict[str, Any]) -> None:
+    """``odcl fit`` of a table in pieces."""
+    from odcl.cli.run_folder import write_pieces
+    from odcl.data.source import guess_loss, task_of
+    from odcl.data.summary import Roles
+    from odcl.engines.dask.table import open_table
+    from odcl.estimators import ODCLClassifier, ODCLRegressor
+    from odcl.estimators.scattered import fit_pieces
+
+    if options.time is not None:
+        text = "--time orders rows for the comparison, which tables in pieces do without."
+        raise opt.UsageError(text, "odcl fit")
+    with _working(options, options.out) as (cluster, work), watched(options) as progress:
+        progress.stage("opening the table")
+        table = open_table(options.table, cluster)
+        names = table.schema.names
+        features, drop, categorical = (
+            opt.column_names(given, names)
+            for given in (options.features, options.drop, options.categorical)
+        )
+        loss = options.loss or "auto"
+        if loss == "auto":
+            first = table.pieces[0]
+            loss = guess_loss(_typed(first.read(names), table.schema), options.target)
+        roles = Roles.of(
+            names,
+            user=options.user,
+            target=options.target,
+            features=features or None,
+            drop=drop,
+            categorical=categorical,
+            missing=options.missing or opt.MISSING[0],
+            task=task_of(loss),
+        )
+        kind = ODCLClassifier if task_of(loss) == "classification" else ODCLRegressor
+        model = kind(loss=loss, users=roles.user, categorical=list(categorical) or None, **settings)
+        found = fit_pieces(
+            model,
+            table,
+            roles,
+            cluster,
+            work,
+            (work / "users").make(),
+            plan=options.plan or "auto",
+            progress=progress,
+        )
+        notices = _notices(found, roles, guessed=(options.loss or "auto") == "auto")
+        progress.stage("writing")
+        write_pieces(found, table.name, notices, options.out, force=options.force)
+    for text in notices:
+        say(text, options)
+    _print(found)
+    out = shlex.quote(str(options.out))
+    print(f"Groups and report: {out}")
+    print(f"Models of all users: {out}/users")
+    print(f"Next: odcl predict {out} TABLE")
+
+
+def _typed(table: Any, schema: Any) -> Any:
+    """The first piece with categories as the files have them."""
+    import pyarrow as pa
+
+    for at, field in enumerate(schema):
+        if pa.types.is_dictionary(field.type):
+            table = table.set_column(at, field.name, table[at].dictionary_encode())
+    return table
+
+
+def _notices(found: ScatteredFit, roles: Any, *, guessed: bool) -> list[str]:
+    """Everything odd about a table that the fit took as it is."""
+    from odcl.report.text import count
+
+    summary, lines = found.summary, []
+    dropped = summary.rows - summary.usable
+    if dropped:
+        nameless = summary.gaps[roles.user].rows if roles.user in summary.gaps else 0
+        more = f", {nameless:,} of them without a user's id" if nameless else ""
+        lines.append(f"{count(dropped, 'row')} left out for want of a value{more}")
+    filled = {n: g.rows for n, g in summary.gaps.items() if n not in (roles.user, roles.target)}
+    if filled and roles.missing == "mean":
+        where = ", ".join(f"{name}: {n:,}" for name, n in filled.items())
+        lines.append(f"{count(sum(filled.values()), 'missing value')} filled in ({where})")
+    values = sorted(summary.targets)
+    if guessed and roles.task == "regression" and summary.whole and values:
+        if len(values) == 2:
+            lines.append(f"{roles.target!r} has two values: for classes say --loss logistic")
+        elif values[0] == 0:
+            text = f"{roles.target!r} holds whole numbers from 0 on: for counts say --loss poisson"
+            lines.append(text)
+    return lines
+
+
+def _print(found: ScatteredFit) -> None:
+    from odcl.report.text import count, groups_text, in_bytes
+
+    model, uploads = found.model, found.uploads
+    size = f"{count(uploads.n_users, 'user')}, {count(uploads.n_rows, 'row')}"
+    size += f", {count(len(model.schema_.columns), 'feature')}"
+    print(f"{size}, {model.risk_.loss.name} loss, 1 round. {model.reason_}")
+    if model.n_clusters_ > 1:
+        print()
+        print(groups_text(found.step.sizes, found.step.rows, model.labels_, model.users_))
+    print()
+    m = uploads.n_users
+    up, down = in_bytes(uploads.n_bytes / m), in_bytes(found.finished.bytes_down / m)
+    print(f"In a federation each user would send {up} and receive {down}.")
+
+
+# -- predict ---------------------------------------------------------------------------------------
+
+
+def predict(options: Namespace) -> None:
+    """``odcl predict`` of a table in pieces: a folder of Parquet files, in the table's order."""
+    from odcl.cli.run_folder import open_run
+    from odcl.engines.dask.address import Address
+    from odcl.engines.dask.predict import predict_pieces
+    from odcl.engines.dask.table import open_table
+    from odcl.engines.partition.predict import Wishes
+    from odcl.report.text import count
+
+    if options.out is None:
+        raise opt.UsageError("--engine dask writes a folder: name it with --out.", "odcl predict")
+    model, schema = open_run(options.run)
+    wishes = Wishes(
+        options.unknown or "error", options.unseen or "error", options.missing, options.interval
+    )
+    with (
+        _folder(options) as out,
+        _working(options, options.out) as (cluster, work),
+        watched(options) as progress,
+    ):
+        progress.stage("opening the table")
+        table = open_table(options.table, cluster)
+        found = predict_pieces(
+            *(model, schema, table, wishes, cluster, work, Address.of(out)),
+            stage=progress.stage,
+            told=progress.advance,
+        )
+    if found.left_out:
+        say(f"{count(found.left_out, 'row')} left out for want of a value", options)
+    files = count(len(found.files), "file")
+    say(f"{count(found.rows, 'row')} written to {files} in {options.out}", options)
+
+
+@contextmanager
+def _folder(options: Namespace) -> Iterator[Any]:
+    """The folder of the answer, which appears whole; an address is written as it comes."""
+    from odcl.engines.dask.address import Address
+    from odcl.files import atomic_folder
+
+    if "://" in str(options.out):
+        place = Address.of(options.out)
+        if place.kind() and not options.force:
+            raise ValueError(f"{place} exists already: say --force, or name another place.")
+        try:
+            yield place.make().text
+        except BaseException:
+            place.remove()
+            raise
+        return
+    with atomic_folder(options.out, force=options.force) as folder:
+        yield folder

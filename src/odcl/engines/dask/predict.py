@@ -1,0 +1,170 @@
+"""Predictions of a table in pieces: rows go to their users' models, answers come back in order.
+
+ask      pieces  -> files    rows by the file in which their user's model is
+answer   buckets -> files    predictions by the piece that asked
+write    pieces  -> Parquet  as many files as pieces, rows in the order of the table
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from odcl.data.schema import TableSchema
+from odcl.engines.dask.address import Address
+from odcl.engines.dask.cluster import Cluster
+from odcl.engines.dask.exchange import receive, send
+from odcl.engines.dask.round import Numbered, numbered
+from odcl.engines.dask.table import PiecedTable
+from odcl.engines.dask.user_files import UserFiles, part_name
+from odcl.engines.partition.predict import Wishes, predict_rows, predicted
+from odcl.errors import InputError
+
+_AT, _FROM = "odcl_at", "odcl_from"  # which row of its piece, and which piece
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What was written: files in the order of the table, and rows in them."""
+
+    files: tuple[Address, ...]
+    rows: int
+    left_out: int  # rows that lack a value
+
+
+@dataclass(frozen=True, eq=False)
+class _Asked:
+    """What tasks have in common."""
+
+    model: Any  # the estimator of the groups, or of all users
+    schema: TableSchema
+    files: UserFiles | None
+    wishes: Wishes
+    work: Address
+    out: Address
+    n_pieces: int
+
+    @property
+    def columns(self) -> list[str]:
+        return [self.schema.user, *self.schema.features]
+
+
+def predict_pieces(
+    model: Any,
+    schema: TableSchema,
+    table: PiecedTable,
+    wishes: Wishes,
+    cluster: Cluster,
+    work: Address,
+    out: Address,
+    *,
+    stage: Callable[..., None] | None = None,
+    told: Callable[[int], None] | None = None,
+) -> Predicted:
+    """Predict every row of a table; ``out`` gets one Parquet file per piece."""
+    say = stage or (lambda *_: None)
+    light = copy.copy(model)
+    light.uploads_ = light.result_ = None
+    asked = _Asked(light, schema, model.user_files_, wishes, work, out, table.n_pieces)
+    pieces = numbered(table.pieces)
+    if asked.files is None:
+        say("predicting", table.n_pieces, "pieces")
+        found = cluster.run(_direct, pieces, asked, progress=told)
+        return _sum(found)
+    say("bringing rows to their users' models", table.n_pieces, "pieces")
+    questions = cluster.run(_ask, pieces, asked, progress=told)
+    n = len(asked.files.parts)
+    say("predicting", n, "files of models")
+    answers = cluster.run(_answer, range(n), asked, tuple(questions), progress=told)
+    say("writing predictions", table.n_pieces, "pieces")
+    own = tuple(answer for answer in answers if answer is not None)
+    return _sum(cluster.run(_collect, pieces, asked, own, progress=told))
+
+
+def _sum(found: Iterable[tuple[Address, int, int]]) -> Predicted:
+    files, rows, left_out = zip(*found, strict=True)
+    return Predicted(files, sum(rows), sum(left_out))
+
+
+def _ask(one: Numbered, asked: _Asked) -> Address:
+    rows = one.piece.read(asked.columns)
+    _check(one.piece, rows, asked)
+    assert asked.files is not None
+    targets = asked.files.buckets(rows, asked.schema.user)
+    file = asked.work / f"ask-{one.number:05d}.arrow"
+    at = pa.array(np.arange(rows.num_rows, dtype=np.int64))
+    send(rows.append_column(_AT, at), targets, len(asked.files.parts), file)
+    return file
+
+
+def _check(piece: Any, rows: pa.Table, asked: _Asked) -> None:
+    """What cannot be used is refused here, where file and row are known."""
+    if not rows.num_rows:
+        return
+    missing, unseen = asked.wishes.missing, asked.wishes.unseen
+    try:
+        asked.schema.encode(rows, with_target=False, missing=missing, unseen=unseen, piece=True)
+    except InputError as error:
+        raise error.of_file(piece.place.file, piece.place.first) from None
+
+
+def _answer(bucket: int, asked: _Asked, questions: tuple[Address, ...]) -> Address | None:
+    parts = []
+    for number, file in enumerate(questions):
+        rows = receive([file], bucket)
+        if rows is not None:
+            whose = pa.array(np.full(rows.num_rows, number, np.int32))
+            parts.append(rows.append_column(_FROM, whose))
+    if not parts:
+        return None
+    rows = pa.concat_tables(parts)
+    assert asked.files is not None
+    found = predict_rows(rows, asked.files.read(bucket), asked.model, asked.wishes)
+    at = rows.select([_AT, _FROM]).take(found["row"])
+    found = found.set_column(0, "row", at[_AT])
+    file = asked.work / f"answer-{bucket:05d}.arrow"
+    send(found, at[_FROM].to_numpy().astype(np.intp), asked.n_pieces, file)
+    return file
+
+
+def _collect(
+    one: Numbered, asked: _Asked, answers: tuple[Address, ...]
+) -> tuple[Address, int, int]:
+    found = receive(answers, one.number)
+    users = one.piece.read([asked.schema.user])
+    if found is None:
+        found = predicted(users.slice(0, 0), None, asked.schema, asked.wishes)
+    found = found.take(pc.sort_indices(found, sort_keys=[("row", "ascending")]))
+    return _write(one, users, found, asked)
+
+
+def _direct(one: Numbered, asked: _Asked) -> tuple[Address, int, int]:
+    rows = one.piece.read(asked.columns)
+    _check(one.piece, rows, asked)
+    found = predicted(rows, copy.copy(asked.model), asked.schema, asked.wishes)
+    return _write(one, rows, found, asked)
+
+
+def _write(
+    one: Numbered, rows: pa.Table, found: pa.Table, asked: _Asked
+) -> tuple[Address, int, int]:
+    """The predictions of a piece beside their users, with the rows' places in the table."""
+    place, user = one.piece.place, asked.schema.user
+    at = found["row"]
+    source = pa.DictionaryArray.from_arrays(
+        pa.array(np.zeros(len(at), np.int32)), pa.array([place.file])
+    )
+    columns: dict[str, Any] = {"file": source, "row": pc.add(at, place.first + 1)}
+    columns |= {name: found[name] for name in found.column_names if name != "row"}
+    own = {f"odcl_{name}" if name == user else name: values for name, values in columns.items()}
+    file = asked.out / part_name(one.number)
+    with file.writing() as stream:
+        pq.write_table(pa.table({user: rows[user].take(at), **own}), stream)
+    return file, len(at), rows.num_rows - len(at)

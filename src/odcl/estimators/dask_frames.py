@@ -1,0 +1,181 @@
+"""Estimators on Dask frames: fitted where the partitions are, predicted as a Dask frame.
+
+Files that are needed meanwhile, and the models of all users, lie in a folder under Dask's
+``temporary-directory`` (or the system's), which all workers must reach; it goes with the model.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from odcl.data.schema import TableSchema
+from odcl.data.summary import Roles, TableSummary
+from odcl.engines.dask.address import Address
+from odcl.engines.dask.cluster import cluster_of
+from odcl.engines.dask.predict import predict_pieces
+from odcl.engines.dask.round import summary_of
+from odcl.engines.dask.table import PiecedTable, frame_table
+from odcl.engines.partition.predict import Wishes
+from odcl.errors import InputError, Setting
+from odcl.estimators.scattered import fit_pieces
+
+
+def is_dask_frame(data: Any) -> bool:
+    return type(data).__module__.split(".")[0] == "dask" and hasattr(data, "to_delayed")
+
+
+@dataclass(frozen=True, eq=False)
+class DaskFederation:
+    """The users of a Dask frame, whose rows stay where they are: for ``fit_federation``."""
+
+    table: PiecedTable
+    roles: Roles
+    summary: TableSummary
+
+    def __repr__(self) -> str:
+        rows, p = self.summary.usable, len(self.roles.features)
+        pieces = self.table.n_pieces
+        return f"<{type(self).__name__}: {rows:,} rows, {p:,} features, {pieces:,} partitions>"
+
+
+def federation_from_dask(
+    frame: Any,
+    *,
+    user: str,
+    target: str,
+    features: Iterable[str] | None = None,
+    drop: Iterable[str] = (),
+    categorical: Iterable[str] = (),
+    missing: str = "error",
+    task: str = "regression",
+) -> tuple[DaskFederation, TableSchema]:
+    """The federation of a Dask frame in which a column names the user, and its schema.
+
+    The options are those of :meth:`TableSchema.fit`. Every partition is looked at once; fit it
+    with ``ODCLRegressor(users=user).fit_federation(federation)``.
+    """
+    if not is_dask_frame(frame):
+        raise InputError(
+            f"A {type(frame).__name__} is not a Dask frame: use federation_from_table."
+        )
+    table = frame_table(frame)
+    names = [str(name) for name in table.schema.names]
+    roles = Roles.of(
+        names,
+        user=user,
+        target=target,
+        features=features,
+        drop=drop,
+        categorical=categorical,
+        missing=missing,
+        task=task,
+    )
+    summary = summary_of(table, roles, cluster_of())
+    return DaskFederation(table, roles, summary), summary.schema(roles)
+
+
+def fit_frame(model: Any, X: Any, y: Any, users: Any) -> Any:
+    """``fit`` on a Dask frame; ``y`` is one of its columns, by name or as a Dask series."""
+    owner = model.users if users is None else users
+    if not isinstance(owner, str):
+        raise InputError(
+            "A Dask frame has its users in a column: name it in the constructor, ",
+            *(Setting("users", "store"), "."),
+        )
+    if isinstance(y, str):
+        target = y
+    elif hasattr(y, "to_delayed"):
+        target = y.name if isinstance(y.name, str) else "target"
+        X = X.assign(**{target: y})
+    else:
+        raise InputError(
+            f"The target of a Dask frame is a column of it, by name, or a Dask series, and not a "
+            f"{type(y).__name__}."
+        )
+    kinds = X._meta.dtypes
+    named = [str(c) for c in X.columns if str(kinds[c]) == "category" and c not in (owner, target)]
+    given = model.categorical
+    chosen = [] if given is None else [given] if isinstance(given, str) else list(given)
+    federation, _ = federation_from_dask(
+        X,
+        user=owner,
+        target=target,
+        categorical=list(dict.fromkeys([*chosen, *named])),
+        task=_task(model),
+    )
+    model.users = owner
+    return fit_dask_federation(model, federation)
+
+
+def _task(model: Any) -> str:
+    from sklearn.base import is_classifier
+
+    if is_classifier(model):
+        return "classification"
+    return "count" if getattr(model.loss, "name", model.loss) == "poisson" else "regression"
+
+
+def fit_dask_federation(model: Any, federation: DaskFederation) -> Any:
+    home = _own_folder(model)
+    work, users = (home / "work").make(), (home / f"users-{secrets.token_hex(4)}").make()
+    try:
+        fit_pieces(
+            *(model, federation.table, federation.roles, cluster_of(), work, users),
+            summary=federation.summary,
+        )
+    except BaseException:
+        users.remove()
+        raise
+    finally:
+        work.remove()
+    return model
+
+
+def predict_frame(model: Any, X: Any) -> Any:
+    """Predictions of a Dask frame: the users' column and ``prediction``, partition by partition.
+
+    Of classes there is a probability each. Rows are predicted now; the frame reads the answers.
+    """
+    import dask.dataframe as dd
+
+    home = _own_folder(model)
+    work = (home / f"work-{secrets.token_hex(4)}").make()
+    out = (home / f"predictions-{secrets.token_hex(4)}").make()
+    try:
+        found = predict_pieces(
+            *(model, model.schema_, frame_table(X), Wishes(model.unknown, model.unseen)),
+            *(cluster_of(), work, out),
+        )
+    except BaseException:
+        out.remove()
+        raise
+    finally:
+        work.remove()
+    files = [file.text for file in found.files]
+    frame = dd.from_map(_read, files, meta=_read(files[0]).iloc[:0])
+    weakref.finalize(frame, lambda kept: None, model)  # the files go with the model
+    return frame
+
+
+def _read(file: str) -> Any:
+    return pq.read_table(file).drop_columns(["file", "row"]).to_pandas()
+
+
+def _own_folder(model: Any) -> Address:
+    """A folder that goes when the model does."""
+    home = getattr(model, "_home", None)
+    if home is None:
+        import dask
+
+        place = dask.config.get("temporary-directory", None)
+        home = model._home = tempfile.mkdtemp(prefix="odcl-", dir=place)
+        weakref.finalize(model, shutil.rmtree, home, ignore_errors=True)
+    return Address.of(home)

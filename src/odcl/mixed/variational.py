@@ -1,0 +1,219 @@
+"""The Gaussian nearest to each user's posterior: natural gradients, accelerated.
+
+A user's numbers are the same alone and in any batch: each stops on its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from odcl._typing import Bools, Floats, Ints
+from odcl.mixed.expected import Expected, expected
+from odcl.mixed.terms import _cholesky
+
+STEPS = 200
+DEPTH = 4  # steps that the next one is extrapolated from
+
+
+@dataclass(frozen=True, eq=False)
+class Gaussians:
+    """Variational posteriors of a batch of users, and the sites behind them."""
+
+    mu: Floats  # (n, D dim)
+    V: Floats  # (n, D dim, D dim)
+    A: Floats  # (n, D dim, D dim)
+    b: Floats  # (n, D dim), relative to the prior's mean
+    elbo: Floats  # (n,), or another log-evidence
+
+
+@dataclass(frozen=True, eq=False)
+class _Seen:
+    """What a look at some users' (A, b) tells."""
+
+    mu: Floats  # (n, D dim), relative to the prior's mean
+    V: Floats
+    A: Floats  # where the step aims
+    b: Floats
+    bound: Floats  # (n,)
+
+    def replace(self, who: Ints, good: Bools, seen: _Seen) -> None:
+        """Take over what was ``seen`` of those of ``who`` for whom it was ``good``."""
+        for name, old in vars(self).items():
+            old[who[good]] = getattr(seen, name)[good]
+
+
+def variational(
+    loss: str,
+    X: Floats,
+    y: Floats,
+    weights: Floats,
+    mean: Floats,
+    root: Floats,
+    D: int = 1,
+    start: tuple[Floats, Floats] | None = None,
+) -> Gaussians:
+    """The Gaussian nearest to each user's posterior under N(mean, root root').
+
+    ``X`` is (n, rows, dim), ``y`` and ``weights`` (n, rows), ``mean`` (n, D dim), ``root``
+    (D dim, rank): coordinates may be fixed. Steps are natural gradients in (A, b), from ``start``
+    on, halved for a user whose bound would fall, unless the step brings it nearer to its aim: the
+    cubature's bound is not flat there.
+    """
+    n, _, dim = X.shape
+    scales = _diagonal(root)
+
+    def look(who: Ints, A: Floats, b: Floats) -> _Seen:
+        """The posteriors of some users, the (A, b) that the step aims at, and the bound."""
+        # In units of the prior, theta = mean + root u: nothing cancels where it is narrow.
+        mu, V, divergence = _in_units(A, b, root, scales)
+        theta = (mu + mean[who]).reshape(-1, D, dim)
+        rows = X if len(who) == n else X[who]
+        logits = rows @ theta.transpose(0, 2, 1)
+        e = expected(loss, y[who], logits, logit_covariance(rows, V, D))
+        aim, g = _information(rows, weights[who], e, D)
+        bound: Floats = (weights[who] * e.value).sum(axis=1) - 0.5 * divergence
+        return _Seen(mu, V, aim, (aim @ mu[..., None])[..., 0] + g, bound)
+
+    A, b = np.zeros((n, D * dim, D * dim)), np.zeros((n, D * dim))
+    if start is not None:
+        A, b = start[0].copy(), start[1].copy()
+    step, live = np.ones(n), np.arange(n)
+    state = look(live, A, b)
+    if not root.shape[1]:  # the model is known, and nothing that is seen will move it
+        return Gaussians(state.mu + mean, state.V, state.A, state.b, state.bound)
+    past = _Past.of(n, D * dim)
+    for _ in range(STEPS):
+        # A user who has arrived stays put, so that it does not matter who else is in the batch.
+        # Both count: as many hits as misses at one place leave b at zero, and A to be found.
+        gap = _largest(state.A[live] - A[live], state.b[live] - b[live])
+        going = (gap > 1e-9 * (1 + _largest(A[live], b[live]))) & (step[live] > 1e-6)
+        live, gap = live[going], gap[going]
+        if not len(live):
+            break
+        at, aim = _joined(A[live], b[live]), _joined(state.A[live], state.b[live])
+        A_try, b_try = _parted(past.ahead(live, at, aim - at, step[live]), D * dim)
+        seen = look(live, A_try, b_try)
+        fall, level = state.bound[live] - seen.bound, 1 + np.abs(state.bound[live])
+        nearer = _largest(seen.A - A_try, seen.b - b_try) < 0.9 * gap
+        good = (fall <= 1e-12 * level) | (nearer & (fall <= 1e-6 * level))
+        there = _joined(A_try, b_try)
+        past.learn(live, good, there - at, _joined(seen.A, seen.b) - there - (aim - at))
+        A[live[good]], b[live[good]] = A_try[good], b_try[good]
+        state.replace(live, good, seen)
+        plain = past.plain[live] | (
+            step[live] < 1
+        )  # a step that was not accelerated, and no good, is halved
+        step[live] = np.where(good, np.minimum(1.0, 1.5 * step[live]), step[live])
+        step[live] = np.where(~good & plain, step[live] / 2, step[live])
+        past.plain[live] = ~good
+    return Gaussians(state.mu + mean, state.V, A, b, state.bound)
+
+
+def _diagonal(root: Floats) -> Floats | None:
+    """The diagonal of a prior's root, where there is nothing else to it."""
+    own = np.diagonal(root)
+    return own if root.shape[0] == root.shape[1] and (np.diag(own) == root).all() else None
+
+
+def _in_units(
+    A: Floats, b: Floats, root: Floats, scales: Floats | None
+) -> tuple[Floats, Floats, Floats]:
+    """mu and V of the Gaussians with sites (A, b), and twice their divergence from the prior."""
+    rank = root.shape[1]
+    if scales is None:
+        grown, right = root.T @ A @ root, root.T @ b[..., None]
+    else:
+        grown, right = scales[:, None] * A * scales, (scales * b)[..., None]
+    grown += np.eye(rank)
+    L = _cholesky(grown)[0]
+    own = np.diagonal(L, axis1=1, axis2=2)
+    far: Bools = np.asarray((own <= 0).any(axis=1))  # extrapolations that went too far
+    grown[far] = np.eye(rank)
+    inverse = np.linalg.inv(grown)
+    u = (inverse @ right)[..., 0]
+    volume = 2 * np.log(np.where(far[:, None], 1.0, own)).sum(axis=1)
+    divergence = np.trace(inverse, axis1=1, axis2=2) - rank + (u**2).sum(axis=1) + volume
+    divergence[far] = np.inf
+    if scales is None:
+        V: Floats = root @ inverse @ root.T
+        return (root @ u[..., None])[..., 0], V, divergence
+    return scales * u, scales[:, None] * inverse * scales, divergence
+
+
+def _joined(A: Floats, b: Floats) -> Floats:
+    return np.concatenate([A.reshape(len(A), b.shape[1] ** 2), b], axis=1)
+
+
+def _parted(x: Floats, size: int) -> tuple[Floats, Floats]:
+    return x[:, : size * size].reshape(-1, size, size), x[:, size * size :]
+
+
+@dataclass(frozen=True, eq=False)
+class _Past:
+    """The last steps of each user, and how they changed what was left to go.
+
+    Anderson's acceleration: of the steps before, so much is taken back as best explains what is
+    left (least squares), which makes a few steps of many that each shrink the gap by a share.
+    """
+
+    moved: Floats  # (n, DEPTH, size), steps
+    changed: Floats  # (n, DEPTH, size), of the gap by them
+    oldest: Ints  # (n,)
+    plain: Bools  # (n,), the next step goes straight ahead
+
+    @staticmethod
+    def of(n: int, size: int) -> _Past:
+        steps = np.zeros((n, DEPTH, size**2 + size)), np.zeros((n, DEPTH, size**2 + size))
+        return _Past(*steps, np.zeros(n, np.intp), np.ones(n, np.bool_))
+
+    def ahead(self, who: Ints, at: Floats, gap: Floats, step: Floats) -> Floats:
+        """Where each of these users goes from ``at``."""
+        changed, plain = self.changed[who], self.plain[who] | (step < 1)
+        gram = changed @ changed.transpose(0, 2, 1)
+        own = np.einsum("nkk->nk", gram)  # a view
+        own[:] = np.where(own > 0, own * (1 + 1e-12), 1.0)
+        share = np.linalg.solve(gram, changed @ gap[..., None])
+        share[plain] = 0.0
+        back = (share.transpose(0, 2, 1) @ (self.moved[who] + changed))[:, 0]
+        return at + step[:, None] * gap - back
+
+    def learn(self, who: Ints, good: Bools, moved: Floats, changed: Floats) -> None:
+        """Remember good steps; after one that was not, everything before is forgotten."""
+        kept = who[good]
+        at = self.oldest[kept]
+        self.moved[kept, at], self.changed[kept, at] = moved[good], changed[good]
+        self.oldest[kept] = (at + 1) % DEPTH
+        self.moved[who[~good]] = self.changed[who[~good]] = 0.0
+
+
+def _largest(A: Floats, b: Floats) -> Floats:
+    """The largest number of each user's curvature and slope, (n,)."""
+    return np.maximum(np.abs(A).max(axis=(1, 2)), np.abs(b).max(axis=1))
+
+
+def logit_covariance(X: Floats, V: Floats, D: int) -> Floats:
+    """Covariance of each row's logits, (n, rows, D, D)."""
+    n, rows, dim = X.shape
+    S = np.zeros((n, rows, D, D))
+    if not V.any():
+        return S
+    for a in range(D):
+        for c in range(D):
+            block = V[:, a * dim : (a + 1) * dim, c * dim : (c + 1) * dim]
+            S[..., a, c] = ((X @ block) * X).sum(axis=2)
+    return S
+
+
+def _information(X: Floats, weights: Floats, e: Expected, D: int) -> tuple[Floats, Floats]:
+    """sum_r w h x x' and sum_r w g x, in D dim numbers."""
+    n, _, dim = X.shape
+    A, g = np.empty((n, D * dim, D * dim)), np.empty((n, D * dim))
+    turned = X.transpose(0, 2, 1)
+    for a in range(D):
+        g[:, a * dim : (a + 1) * dim] = (turned @ (weights * e.slope[..., a])[..., None])[..., 0]
+        for c in range(D):
+            block = turned @ (X * (weights * e.curvature[..., a, c])[..., None])
+            A[:, a * dim : (a + 1) * dim, c * dim : (c + 1) * dim] = block
+    return (A + A.transpose(0, 2, 1)) / 2, g  # it is sent as a triangle

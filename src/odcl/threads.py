@@ -1,0 +1,45 @@
+"""BLAS on one thread where many small products would wait for each other on more."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+LARGE = 256  # features from which on one user's products may well be worth several threads
+
+
+class _Here(threading.local):
+    inside = False  # of a limit that this thread has set
+
+
+_here = _Here()
+
+
+@cache
+def _controller() -> Any:
+    """Looking for the libraries takes milliseconds: once is enough."""
+    import scipy.linalg  # noqa: F401  (it brings a BLAS of its own)
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
+
+
+@contextmanager
+def one_thread(n_features: int = 0) -> Iterator[None]:
+    """BLAS on one thread inside, and afterwards as it was; inside another such, nothing happens.
+
+    Users' systems are small and many: on more threads each product waits for the others, up to
+    twenty times as long as it takes. Rows with hundreds of features (images) are left to them.
+    """
+    if n_features >= LARGE or _here.inside:
+        yield
+        return
+    with _controller().limit(limits=1, user_api="blas"):
+        _here.inside = True
+        try:
+            yield
+        finally:
+            _here.inside = False

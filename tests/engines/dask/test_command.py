@@ -1,0 +1,170 @@
+"""``odcl fit`` and ``odcl predict`` of tables in pieces, and what is left when they fail."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from numpy.testing import assert_allclose
+
+from odcl.cli import pieces
+from odcl.data.write import write_table
+from odcl.engines.dask import cluster as at_work
+from tests.engines.dask.tables import cut, sales
+
+NAMED = ("--user", "store", "--target", "sales", "--categorical", "kind")
+
+
+@pytest.fixture
+def engine(cluster):
+    return ("--engine", "dask", "--scheduler", cluster.client.scheduler.address)
+
+
+@pytest.fixture
+def table(tmp_path):
+    return cut(sales(text=True), tmp_path / "sales", [100, 250])
+
+
+def read(folder):
+    return pa.concat_tables(pq.read_table(file) for file in sorted(folder.glob("*.parquet")))
+
+
+def test_fit_and_predict_in_pieces_and_in_memory_agree(command, tmp_path, table, engine):
+    assert command("fit", table, *NAMED, *engine, "--out", "run").code == 0
+    assert command("predict", "run", table, *engine, "--out", "answers").code == 0
+    whole = command("fit", table, *NAMED, "--out", "whole", "--holdout", 0)
+    assert whole.code == 0
+    assert command("predict", "whole", table, "--out", "whole.parquet").code == 0
+    mine, theirs = read(tmp_path / "answers"), pq.read_table(tmp_path / "whole.parquet")
+    assert_allclose(mine["prediction"].to_numpy(), theirs["prediction"].to_numpy(), rtol=1e-8)
+    assert mine["store"].to_pylist() == theirs["store"].to_pylist()
+    assert mine["file"].to_pylist()[99:101] == ["part-000.parquet", "part-001.parquet"]
+    assert mine["row"].to_pylist()[99:101] == [100, 1]
+    # A run of pieces serves small tables in memory, and pieces are served by any run.
+    some = sales(text=True).slice(0, 40)
+    write_table(tmp_path / "some.csv", {n: some[n].to_numpy() for n in some.column_names})
+    assert command("predict", "run", "some.csv", "--out", "some.parquet").code == 0
+    found = pq.read_table(tmp_path / "some.parquet")["prediction"].to_numpy()
+    assert_allclose(found, theirs["prediction"].to_numpy()[:40], rtol=1e-8)
+    assert command("predict", "whole", table, *engine, "--out", "direct").code == 0
+    assert_allclose(read(tmp_path / "direct")["prediction"].to_numpy(), theirs["prediction"])
+    left = {path.name for path in tmp_path.iterdir() if path.name.startswith(".")}
+    assert not left
+
+
+def test_a_run_of_pieces_assigns_and_diagnoses(command, tmp_path, table, engine):
+    assert command("fit", table, *NAMED, *engine, "--out", "run").code == 0
+    new = sales(m=1, n=8, text=True).set_column(0, "store", pa.array(["new one"] * 8))
+    write_table(tmp_path / "new.csv", {n: new[n].to_numpy() for n in new.column_names})
+    assert command("assign", "run", "new.csv", "--add").code == 0
+    assert command("predict", "run", "new.csv").code == 0
+    assert command("predict", "run", table, "--out", "all.parquet").code == 0
+    assert command("diagnose", "run").code == 0
+
+
+def test_users_models_are_a_table_in_its_own_units(command, tmp_path, table, engine):
+    assert command("fit", table, *NAMED, *engine, "--out", "run").code == 0
+    users = read(tmp_path / "run" / "users")
+    assert users.num_rows == 60
+    rows = sales(text=True)
+    at = {user: i for i, user in enumerate(users["user"].to_pylist())}
+    order = np.array([at[user] for user in rows["store"].to_pylist()])
+    coef = {name: users[name].to_numpy()[order] for name in users.column_names if "coef" in name}
+    own = coef["coef_(intercept)"] + sum(
+        coef[f"coef_{name}"] * rows[name].to_numpy() for name in ("price", "ads")
+    )
+    kinds = np.array(rows["kind"].to_pylist())
+    own += sum(
+        coef[name] * (kinds == name.removeprefix("coef_kind="))
+        for name in coef
+        if name.startswith("coef_kind=")
+    )
+    assert command("predict", "run", table, *engine, "--out", "answers").code == 0
+    assert_allclose(own, read(tmp_path / "answers")["prediction"].to_numpy(), rtol=1e-9)
+
+
+def test_a_file_of_users_that_was_cut_is_refused(command, tmp_path, table, engine):
+    assert command("fit", table, *NAMED, *engine, "--out", "run").code == 0
+    for file in (tmp_path / "run" / "users").iterdir():
+        file.write_bytes(file.read_bytes()[:-10])
+    said = command("predict", "run", table, *engine, "--out", "answers")
+    assert said.code == 2
+    assert "damaged or was changed" in said.err
+    assert not (tmp_path / "answers").exists()
+
+
+def test_unknown_users_are_named_or_pooled(command, tmp_path, table, engine):
+    assert command("fit", table, *NAMED, *engine, "--out", "run").code == 0
+    other = sales(m=2, n=5)
+    cut(other.set_column(0, "store", pa.array(["x", "y"] * 5)), tmp_path / "new", [3])
+    said = command("predict", "run", "new", *engine, "--out", "answers")
+    assert said.code == 2
+    assert "not in the fit" in said.err
+    assert "--unknown pooled" in said.err
+    assert command("predict", "run", "new", *engine, "--unknown", "pooled", "--out", "a").code == 0
+    assert read(tmp_path / "a").num_rows == 10
+
+
+def test_a_bad_row_is_named_and_leaves_nothing(command, tmp_path, table, engine):
+    before = set(tmp_path.iterdir())
+    last = sorted(table.iterdir())[-1]
+    rows = pq.read_table(last)
+    price = rows["price"].to_pylist()
+    price[4] = None
+    pq.write_table(rows.set_column(1, "price", pa.array(price)), last)
+    said = command("fit", table, *NAMED, *engine, "--out", "run")
+    assert said.code == 2
+    assert f"'price' has no value in row 5 of {last.name}" in said.err
+    assert set(tmp_path.iterdir()) == before
+
+
+def test_a_scheduler_that_is_not_there_is_said(command, table, monkeypatch):
+    monkeypatch.setattr(at_work, "PATIENCE", "200ms")
+    gone = ("--engine", "dask", "--scheduler", "tcp://127.0.0.1:1")
+    said = command("fit", table, *NAMED, *gone, "--out", "run")
+    assert said.code == 2
+    assert "No Dask scheduler answers" in said.err
+
+
+def test_a_table_beyond_a_share_of_memory_goes_in_pieces(command, table, monkeypatch):
+    monkeypatch.setattr(pieces, "SHARE", 1e-9)
+    asked: list[object] = []
+    monkeypatch.setattr(pieces, "fit", lambda options, settings: asked.append(options.engine))
+    said = command("fit", table, *NAMED, "--out", "run")
+    assert asked == [None]
+    assert "fitted in pieces" in said.err
+    assert command("fit", table, *NAMED, "--engine", "memory", "--out", "run").code == 0
+
+
+def test_a_fit_that_is_interrupted_leaves_nothing(tmp_path):
+    """Its own cluster ends with it as well."""
+    cut(sales(m=2500, n=5), tmp_path / "sales", [6000])
+    words = ("fit", "sales", *NAMED, "--engine", "dask", "--workers", "1", "--out", "run")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "odcl", *words],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not list(tmp_path.glob(".odcl-work-*/uploads-*.parquet")):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    finally:
+        if process.poll() is None:
+            process.kill()
+    assert process.returncode == 130, said.decode()
+    assert said.decode().splitlines()[-1] == "odcl: interrupted."
+    assert [path.name for path in tmp_path.iterdir()] == ["sales"]

@@ -1,0 +1,72 @@
+"""Dask frames in Python: the estimators fit them where they are, and predict them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from numpy.testing import assert_allclose
+
+from odcl import ODCLClassifier, ODCLRegressor, federation_from_dask
+from odcl.errors import InputError
+from tests.engines.dask.tables import in_memory, sales
+
+dd = pytest.importorskip("dask.dataframe")
+
+
+@pytest.fixture
+def frame():
+    return sales().to_pandas()
+
+
+def test_a_dask_frame_is_fitted_and_predicted_as_in_memory(frame):
+    lazy = dd.from_pandas(frame, npartitions=4, sort=False)
+    model = ODCLRegressor(users="store", categorical=["kind"])
+    model.fit(lazy.drop(columns=["sales"]), lazy["sales"])
+    whole = in_memory(sales())
+    assert model.n_clusters_ == whole.n_clusters_
+    found = model.predict(lazy)
+    assert found.npartitions == 4
+    answers = found.compute()
+    assert answers["store"].tolist() == frame["store"].tolist()
+    assert_allclose(answers["prediction"], whole.predict(frame), rtol=1e-8)
+
+
+def test_columns_by_name_and_classes():
+    frame = sales(loss="logistic").to_pandas()
+    lazy = dd.from_pandas(frame, npartitions=3, sort=False)
+    model = ODCLClassifier(categorical=["kind"]).fit(lazy, "sales", users="store")
+    answers, whole = model.predict(lazy).compute(), in_memory(sales(loss="logistic"), "logistic")
+    assert_allclose(answers["p(yes)"], whole.predict_proba(frame)[:, 1], rtol=1e-8)
+    assert answers["prediction"].tolist() == whole.predict(frame).tolist()
+
+
+def test_a_federation_of_a_dask_frame(frame, cluster):
+    lazy = dd.from_pandas(frame, npartitions=4, sort=False)
+    with cluster.client.as_current():
+        federation, schema = federation_from_dask(
+            lazy, user="store", target="sales", categorical=["kind"]
+        )
+        model = ODCLRegressor(users="store").fit_federation(federation)
+        answers = model.predict(lazy).compute()
+    assert schema.features == ("price", "ads", "kind")
+    assert_allclose(answers["prediction"], in_memory(sales()).predict(frame), rtol=1e-8)
+
+
+def test_the_files_of_a_model_go_with_it(frame, tmp_path):
+    import dask
+
+    with dask.config.set({"temporary-directory": str(tmp_path)}):
+        model = ODCLRegressor(users="store", categorical=["kind"])
+        model.fit(dd.from_pandas(frame, npartitions=2, sort=False), "sales")
+    assert len(list(Path(tmp_path).iterdir())) == 1
+    del model
+    assert not list(Path(tmp_path).iterdir())
+
+
+def test_what_a_dask_frame_cannot_say_is_asked_for(frame):
+    lazy = dd.from_pandas(frame, npartitions=2, sort=False)
+    with pytest.raises(InputError, match="users in a column"):
+        ODCLRegressor().fit(lazy, "sales")
+    with pytest.raises(InputError, match="target of a Dask frame"):
+        ODCLRegressor(users="store").fit(lazy, frame["sales"].to_numpy())

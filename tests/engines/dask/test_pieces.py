@@ -1,0 +1,198 @@
+"""Summaries, moments and uploads of pieces add up to those of the table, however it is cut."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+
+from odcl.data.scaling import Scaling
+from odcl.data.schema import TableSchema
+from odcl.data.summary import Place, Roles, TableSummary
+from odcl.engines.dask.address import Address
+from odcl.engines.dask.exchange import receive, send, targets_of
+from odcl.engines.partition.look import Job, look, measure, moments_of
+from odcl.engines.partition.uploads import from_arrow, merge_uploads, upload_rows
+from odcl.errors import InputError
+from odcl.method import Method
+from odcl.mixed.terms import data_terms, merge_by_user
+from odcl.risk.risk import Risk
+from tests.engines.dask.tables import sales
+
+NAMED = {"user": "store", "target": "sales", "categorical": ["kind"]}
+
+
+def pieces_of(table, cuts):
+    ends = [0, *sorted(cuts), table.num_rows]
+    return [table.slice(a, b - a) for a, b in itertools.pairwise(ends)]
+
+
+def holes(table, *, seed=0):
+    """The table with a value missing here and there."""
+    rng = np.random.default_rng(seed)
+    for name in ("store", "price", "kind", "sales"):
+        gone = pa.array(rng.random(table.num_rows) < 0.05)
+        column = pa.compute.if_else(gone, None, table[name])
+        table = table.set_column(table.column_names.index(name), name, column)
+    return table
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    cuts=st.lists(st.integers(0, 480), max_size=6),
+    loss=st.sampled_from(["squared", "logistic", "poisson"]),
+    missing=st.sampled_from(["drop", "mean"]),
+)
+def test_summaries_of_any_cut_give_the_schema_of_the_table(cuts, loss, missing):
+    table = holes(sales(loss=loss))
+    task = {"squared": "regression", "logistic": "classification", "poisson": "count"}[loss]
+    roles = Roles.of(table.column_names, **NAMED, missing=missing, task=task)
+    found = TableSummary.merged(look(p, roles) for p in pieces_of(table, cuts)).schema(roles)
+    whole = TableSchema.fit(table, **NAMED, missing=missing, task=task)
+    assert replace(found, fill={}) == replace(whole, fill={})
+    assert found.fill == pytest.approx(whole.fill, rel=1e-14)
+
+
+@pytest.mark.parametrize("center", [True, False])
+@pytest.mark.parametrize("standardize", [True, False])
+@pytest.mark.parametrize("with_factors", [True, False])
+def test_moments_of_pieces_give_the_scales_of_the_table(center, standardize, with_factors):
+    """A constant column, copies up to shift and sign, a far column; levels and their references."""
+    rng = np.random.default_rng(0)
+    x, level = rng.normal(size=(300, 2)), rng.integers(0, 3, 300)
+    columns = [x[:, 0], 5 - 2 * x[:, 0], np.ones(300), 1e6 + x[:, 1], level == 1, level == 2]
+    names = [f"x{j}" for j in range(6)]
+    table = pa.table({n: np.asarray(c, float) for n, c in zip(names, columns, strict=True)})
+    table = table.append_column("user", pa.array(np.arange(300) % 7))
+    table = table.append_column("y", pa.array(x[:, 0]))
+    schema = TableSchema.fit(table, user="user", target="y", features=names)
+    moments = moments_of(pa.concat_tables(measure(p, schema) for p in pieces_of(table, [9, 120])))
+    asked = {
+        "center": center,
+        "standardize": standardize,
+        "copies": False,
+        "factors": {"level": (4, 5)} if with_factors and center else None,
+    }
+    found = Scaling.of_moments(moments, **asked)
+    whole = Scaling.of(schema.encode(table).X, None, **asked)
+    assert found.used.tolist() == whole.used.tolist()
+    assert found.copies == whole.copies
+    assert_allclose(found.shift, whole.shift, rtol=1e-9, atol=1e-9)
+    assert_allclose(found.scale, whole.scale, rtol=1e-9)
+    assert len(found.factors) == len(whole.factors)
+    for mine, theirs in zip(found.factors, whole.factors, strict=True):
+        assert mine.columns == theirs.columns
+        assert_allclose(mine.weights, theirs.weights, rtol=1e-9)
+        assert mine.constant == pytest.approx(theirs.constant, abs=1e-9)
+
+
+def test_terms_of_some_rows_each_merge_to_those_of_all_rows():
+    """R'R is what the factor stands for; signs of its rows are free."""
+    rng = np.random.default_rng(0)
+    X, y, users = 1e5 + rng.normal(size=(200, 3)), rng.normal(size=200), rng.integers(0, 9, 200)
+    whole = data_terms(X, y, users, 9)
+    piece = rng.integers(0, 4, 200)
+    parts = data_terms(X, y, users * 4 + piece, 36)
+    there = np.flatnonzero(parts.rows > 0)
+    found = merge_by_user(parts[there], there // 4, 9)
+    assert_array_equal(found.rows, whole.rows)
+    assert_allclose(found.mean, whole.mean, rtol=1e-14)
+    square = [t.factor.transpose(0, 2, 1) @ t.factor for t in (found, whole)]
+    assert_allclose(*square, rtol=1e-9, atol=1e-9)
+
+
+def job_of(table, loss="squared"):
+    schema = TableSchema.fit(table, **NAMED, task="count" if loss == "poisson" else "regression")
+    scaling = Scaling.of(schema.encode(table).X, None, center=True, standardize=True)
+    return Job(schema, scaling, Risk(loss, intercept=True), Method())
+
+
+def test_uploads_of_pieces_merge_to_those_of_all_rows():
+    table = sales()
+    job = job_of(table)
+    whole = from_arrow(upload_rows(table, job), job)
+    parts = pa.concat_tables(upload_rows(p, job) for p in pieces_of(table, [100, 101, 300]))
+    found = from_arrow(merge_uploads(parts, job), job)
+    assert_array_equal(found.users, whole.users)
+    assert_array_equal(found.n_samples, whole.n_samples)
+    assert_allclose(found.means, whole.means, atol=1e-13)
+
+
+def test_uploads_that_do_not_add_up_are_not_added():
+    table = sales(loss="poisson")
+    job = job_of(table, "poisson")
+    with pytest.raises(ValueError, match="do not add up"):
+        merge_uploads(upload_rows(table, job), job)
+
+
+def test_a_piece_without_rows_uploads_nothing_and_adds_nothing():
+    table = sales()
+    job = job_of(table)
+    assert upload_rows(table.slice(0, 0), job).num_rows == 0
+    assert measure(table.slice(0, 0), job.schema).num_rows == 0
+    assert upload_rows(table.slice(0, 0), job).schema == upload_rows(table, job).schema
+
+
+# -- errors ----------------------------------------------------------------------------------------
+
+
+def summarized(*tables, **options):
+    roles = Roles.of(tables[0].column_names, **{**NAMED, **options})
+    places = (Place(f"part-{i}.parquet", 1000 * i) for i in range(len(tables)))
+    return TableSummary.merged(map(look, tables, [roles] * len(tables), places)).schema(roles)
+
+
+def test_a_missing_value_is_named_with_its_file_and_row():
+    good = sales()
+    bad = good.set_column(0, "store", pa.array([None, *good["store"].to_pylist()[1:]]))
+    with pytest.raises(InputError, match=r"'store' names no user in row 1001 of part-1\.parquet"):
+        summarized(good, bad, good)
+    with pytest.raises(InputError, match="incomplete rows: 1 of 1440"):
+        summarized(good, bad, good)
+
+
+def test_the_first_piece_that_cannot_be_used_is_named_whichever_was_read_first():
+    good = sales()
+    price = good["price"].to_numpy().copy()
+    price[7] = np.inf
+    bad = good.set_column(1, "price", pa.array(price))
+    with pytest.raises(InputError, match=r"infinite in row 1008 of part-1\.parquet"):
+        summarized(good, bad, bad)
+
+
+def test_a_target_beyond_computing_is_named_with_its_row():
+    good = sales()
+    y = good["sales"].to_numpy().copy()
+    y[3] = 1e80
+    with pytest.raises(InputError, match=r"reaches 1e\+80 in row 1004 of part-1\.parquet"):
+        summarized(good, good.set_column(4, "sales", pa.array(y)))
+
+
+# -- the exchange ----------------------------------------------------------------------------------
+
+
+def test_rows_of_a_user_come_together_in_the_order_of_the_table(tmp_path):
+    table = sales(text=True).append_column("at", pa.array(np.arange(480)))
+    files = []
+    for i, piece in enumerate(pieces_of(table, [50, 50, 333])):
+        files.append(Address.of(tmp_path / f"{i}.arrow"))
+        send(piece, targets_of(piece, "store", "text", 4), 4, files[-1])
+    found = [receive(files, target) for target in range(4)]
+    owners = [set(part["store"].to_pylist()) for part in found]
+    assert sum(map(len, owners)) == len(set.union(*owners)) == 60
+    for part in found:
+        assert (np.diff(part["at"].to_numpy()) > 0).all()
+
+
+def test_a_user_has_one_place_whatever_the_type_of_its_id():
+    ids = [0, 7, 12, 2**40]
+    columns = [pa.array(ids), pa.array(map(float, ids)), pa.array(map(str, ids))]
+    found = [targets_of(pa.table({"u": c}), "u", "int", 97).tolist() for c in columns]
+    assert found[0] == found[1] == found[2]
+    assert len(set(found[0])) > 1
