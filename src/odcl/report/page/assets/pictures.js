@@ -37,7 +37,9 @@ class Scatter {
     this.canvas = make("canvas", { "aria-hidden": "true" });
     this.over = draw("svg", { class: "over", viewBox: `0 0 ${BOX.width} ${BOX.height}`, "aria-hidden": "true" });
     this.tip = make("div", { class: "tip", hidden: "" });
-    this.plot.append(this.canvas, this.over, this.tip);
+    const names = Array.from(this.plot.querySelectorAll(".above")); // what points must not cover
+    const above = draw("svg", { class: "over", viewBox: `0 0 ${BOX.width} ${BOX.height}`, "aria-hidden": "true" }, ...names);
+    this.plot.append(this.canvas, above, this.over, this.tip);
     this.plot.classList.add("live");
     this.plot.tabIndex = 0;
     this.plot.setAttribute("role", "group");
