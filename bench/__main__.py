@@ -19,6 +19,8 @@ from bench import (
     real_users,
     scale,
     server,
+    speed,
+    threads,
 )
 
 PARTS = {
@@ -32,6 +34,8 @@ PARTS = {
     "classes": classes.run,
     "files": files.run,
     "scale": scale.run,
+    "speed": speed.run,
+    "threads": threads.run,
 }
 
 
