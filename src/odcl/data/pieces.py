@@ -35,7 +35,7 @@ class Piece:
     before: int  # rows of the whole table before these
 
 
-def is_long(path: str | os.PathLike[str], rows: int = ROWS) -> bool:
+def is_long(path: str | os.PathLike[str]) -> bool:
     """Is a table better taken in pieces?"""
     size = total = 0
     for file in table_files(Path(path)):
@@ -44,7 +44,7 @@ def is_long(path: str | os.PathLike[str], rows: int = ROWS) -> bool:
         else:
             with readable(file, "Parquet"):
                 total += int(pq.read_metadata(file).num_rows)
-    return total > 2 * rows or size > LONG_BYTES
+    return total > 2 * ROWS or size > LONG_BYTES
 
 
 def read_pieces(
@@ -52,7 +52,6 @@ def read_pieces(
     names: Collection[str],
     *,
     text: Collection[str] = (),
-    rows: int = ROWS,
 ) -> Iterator[Piece]:
     """The columns ``names`` of a table, some rows at a time, in the table's order.
 
@@ -61,22 +60,20 @@ def read_pieces(
     before = 0
     for file in table_files(Path(path)):
         first = 0
-        for table in _batches(file, names, text, rows):
+        for table in _batches(file, names, text):
             yield Piece(table, file.name, first, before + first)
             first += table.num_rows
         before += first
 
 
-def _batches(
-    file: Path, names: Collection[str], text: Collection[str], rows: int
-) -> Iterator[pa.Table]:
+def _batches(file: Path, names: Collection[str], text: Collection[str]) -> Iterator[pa.Table]:
     if is_csv(file):
         yield from _csv_batches(file, names, text)
         return
     with readable(file, "Parquet"), pq.ParquetFile(file) as content:
         there = without_index(content.schema_arrow.empty_table()).column_names
         asked = [name for name in there if name in names]
-        for batch in content.iter_batches(rows, columns=asked):
+        for batch in content.iter_batches(ROWS, columns=asked):
             yield pa.Table.from_batches([batch])
 
 
