@@ -91,7 +91,7 @@ def fit_facts(run: Run, diagnosis: Diagnosis | None = None) -> FitFacts:
     if run.anonymous:  # in the order of the numbers
         who = who[np.argsort(run.number[who], kind="stable")]
     classes = [shown_id(label, 60) for label in getattr(model, "classes_", np.array([])).tolist()]
-    centered = bool(model.method_.standardize)
+    centered = bool(model.method_.standardize and model.scaling_.shift.any())
     units = TableUnits.of(
         model.risk_, model.scaling_, model.used_names_, classes, centered=centered
     )

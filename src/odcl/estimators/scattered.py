@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from odcl._typing import Array, Ints
+from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import Federation, as_ids, positions
 from odcl.data.scaling import Scaling
 from odcl.data.summary import Roles, TableSummary
@@ -187,23 +187,30 @@ def _settle(
     examples: tuple[Any, UserColumns],
 ) -> None:
     """The estimator's attributes, as after a fit in memory; of users, the examples'."""
-    uploads, columns = examples
+    group_estimator(model, job, step, finished.feature_means)
+    model.uploads_, columns = examples
+    _hold(model, columns)
+    model.user_files_ = files
+
+
+def group_estimator(
+    model: Any, job: Job, step: StreamedStep, feature_means: Floats | None = None
+) -> Any:
+    """The estimator of a step's groups, which holds no users: :func:`with_users` gives it some."""
     mixture, tau2 = step.mixture, float(step.tau2 or 0.0)
     assert mixture is not None
+    _declare(model, job.schema)
     model.has_users_, model.scaling_, model.risk_ = True, job.scaling, job.risk
     model.method_, model.mixture_, model.tau2_ = job.method, mixture, step.tau2
     model.rule_, model.n_clusters_ = step.rule, step.n_clusters
-    model.cluster_theta_ = step.centers
+    model.cluster_theta_, model.theta_ = step.centers, np.empty((0, job.dim))
     members = np.maximum(step.sizes, 1)
-    rows = np.maximum(step.rows, 1.0)
-    rest = (tau2, tau2, np.nan, 0.0)
-    groups = Groups(step.centers, members, rows, np.ones(len(members)), *rest)
+    rest = (np.maximum(step.rows, 1.0), np.ones(len(members)), tau2, tau2, np.nan, 0.0)
     pooled = without_rows(mixture, job.risk)[0][-1]
-    model.for_newcomers_ = Known(groups, finished.feature_means, pooled)
-    _hold(model, columns)
-    model.uploads_, model.user_files_ = uploads, files
+    model.for_newcomers_ = Known(Groups(step.centers, members, *rest), feature_means, pooled)
     inside = differences_text(model.differences_, model.n_clusters_)
     model.reason_ = f"{step.reason} {inside}".rstrip()
+    return model
 
 
 def _hold(model: Any, columns: UserColumns) -> None:

@@ -57,6 +57,14 @@ def packed(table: pa.Table) -> pa.Table:
     return table
 
 
+def as_lists(table: pa.Table) -> pa.Table:
+    """The table with plain lists: Spark knows none of fixed size."""
+    for at, field in enumerate(table.schema):
+        if pa.types.is_fixed_size_list(field.type):
+            table = table.set_column(at, field.name, table[at].cast(pa.list_(pa.float64())))
+    return table
+
+
 def ids_to_arrow(users: Array, kind: pa.DataType | None = None) -> pa.Array:
     """Ids in one type."""
     return arrow_column(users) if kind is None else pa.array(users.tolist(), kind)

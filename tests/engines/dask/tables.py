@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -40,7 +42,7 @@ def cut(table, folder, cuts):
     """The table as Parquet files, cut at these rows."""
     folder.mkdir(exist_ok=True)
     ends = [0, *sorted(cuts), table.num_rows]
-    for i, (start, end) in enumerate(zip(ends, ends[1:], strict=False)):
+    for i, (start, end) in enumerate(itertools.pairwise(ends)):
         pq.write_table(table.slice(start, end - start), folder / f"part-{i:03d}.parquet")
     return folder
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -29,7 +30,7 @@ NAMED = {"user": "store", "target": "sales", "categorical": ["kind"]}
 
 def pieces_of(table, cuts):
     ends = [0, *sorted(cuts), table.num_rows]
-    return [table.slice(a, b - a) for a, b in zip(ends, ends[1:], strict=False)]
+    return [table.slice(a, b - a) for a, b in itertools.pairwise(ends)]
 
 
 def holes(table, *, seed=0):

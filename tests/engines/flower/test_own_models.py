@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 
 import numpy as np
@@ -313,6 +314,23 @@ def test_the_digest_of_a_network_tells_networks_apart():
     frozen_features(lambda context: None, one, sha256=network_digest(one))
     with pytest.raises(ValueError, match="cannot be compared"):
         frozen_features(lambda context: None, two, sha256=network_digest(one))
+
+
+def test_the_page_names_what_is_there():
+    """Its examples compile, and every name that they import exists."""
+    import odcl
+    from odcl.engines import flower
+    from tests.pages import DOCS, blocks
+
+    examples = [
+        b.text for b in blocks((DOCS / "flower-models.md").read_text()) if b.language == "py"
+    ]
+    assert len(examples) == 5
+    homes = {"odcl": odcl, "odcl.engines.flower": flower}
+    for example in examples:
+        for line in ast.walk(ast.parse(example)):
+            if isinstance(line, ast.ImportFrom) and line.module in homes:
+                assert all(hasattr(homes[line.module], one.name) for one in line.names)
 
 
 # -- networks of PyTorch ---------------------------------------------------------------------------

@@ -170,6 +170,8 @@ class LateODCL(ODCL):
 
     def _noise(self, uploads: Uploads) -> Floats:
         """Noise scales of late users: their own, drawn up to the federation's."""
+        if not uploads.has_dispersion:
+            return np.ones(len(uploads))
         groups, phi = self.saved.model.groups_, uploads.dispersion
         own = np.full(len(uploads), np.inf) if phi is None else phi
         dof = uploads.n_samples - uploads.dim

@@ -94,7 +94,7 @@ def merge_moments(moments: pa.Table) -> pa.Table:
     n = moments.num_rows
     if n <= 1:
         return moments
-    p = moments.schema.field("mean").type.list_size
+    p = len(moments["mean"][0])
     low, high, mean = (numbers_of(moments[name], (p,)) for name in ("low", "high", "mean"))
     # The merged factor needs a column for the target, which nobody looks at.
     factor = np.zeros((n, p + 1, p + 1))
@@ -115,7 +115,7 @@ def merge_moments(moments: pa.Table) -> pa.Table:
 def moments_of(moments: pa.Table) -> Moments:
     """The moments of a whole table, of which :meth:`Scaling.of_moments` makes its units."""
     one = merge_moments(moments)
-    p = one.schema.field("mean").type.list_size
+    p = len(one["mean"][0])
     low, high, mean = (numbers_of(one[name], (p,))[0] for name in ("low", "high", "mean"))
     factor = numbers_of(one["factor"], (p, p))[0]
     return Moments(float(numbers_of(one["rows"])[0]), low, high, mean, factor)
