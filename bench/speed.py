@@ -54,7 +54,7 @@ def _over(shape: tuple[int, int, int], rounds: int) -> list[tuple[str, ...]]:
             return ODCLRegressor(clusterer=clusterer).fit(X, y, users)
 
         def alone(method: Method = method) -> Any:
-            return fit(federation, Risk("squared"), method)
+            return fit(federation, Risk("squared", intercept=True), method)
 
         mine, bare, *_ = in_turns(whole, alone, rounds)
         ratio = mine / bare
