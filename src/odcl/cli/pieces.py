@@ -63,6 +63,8 @@ def _parquet_bytes(table: Path) -> int:
 def _memory() -> int:
     import os
 
+    if not hasattr(os, "sysconf"):  # not told on this system: nobody is moved to pieces
+        return 2**62
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 

@@ -200,7 +200,8 @@ def group_estimator(
     mixture, tau2 = step.mixture, float(step.tau2 or 0.0)
     assert mixture is not None
     _declare(model, job.schema)
-    model.has_users_, model.scaling_, model.risk_ = True, job.scaling, job.risk
+    model.has_users_, model.whole_ = True, True  # examples of all groups are in it
+    model.scaling_, model.risk_ = job.scaling, job.risk
     model.method_, model.mixture_, model.tau2_ = job.method, mixture, step.tau2
     model.rule_, model.n_clusters_ = step.rule, step.n_clusters
     model.cluster_theta_, model.theta_ = step.centers, np.empty((0, job.dim))
