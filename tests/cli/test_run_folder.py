@@ -135,7 +135,11 @@ def test_an_answer_replaces_a_file_only_by_force(run, words):
 
 @pytest.mark.parametrize(
     ("limit", "file"),
-    [(300, r"\S+"), (1500, r"models?\.(json|safetensors)"), (20_000, r"(picture\.png|report\.html)")],
+    [
+        (300, r"\S+"),
+        (1500, r"models?\.(json|safetensors)"),
+        (20_000, r"(picture\.png|report\.html)"),
+    ],
 )
 def test_a_limit_on_files_is_one_line_and_the_old_run_stays(run, limit, file, draws):
     newcomers("new")
