@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -86,7 +86,9 @@ def write_artifact(path: PathLike, artifact: Artifact, *, force: bool = False) -
         own = _own_files(Path(path)) if force else None
         with atomic_folder(path, force=force, own=own) as place:
             _write_files(artifact, place, Path(path))
-            _finish(artifact, artifact.names, place, Path(path))
+            names = artifact.names
+            artifact = replace(artifact, arrays={})  # they are written, and may be large
+            _finish(artifact, names, place, Path(path))
 
 
 def update_artifact(

@@ -28,6 +28,8 @@ from odcl.risk.loss import symmetric
 from odcl.risk.losses import Huber, Multinomial
 from odcl.risk.risk import Risk
 
+PIECE = 8_192  # users who are taken together: what is in between fits into memory
+
 
 def user_terms(federation: Federation, risk: Risk, *, short_terms: bool = True) -> dict[str, Array]:
     """The fields of an upload that hold the users' data terms.
@@ -98,7 +100,10 @@ def pooled_model(uploads: Uploads) -> Floats:
     """One model of squared loss for the rows of all users, (dim,), from their data terms."""
     assert uploads.factor is not None
     assert uploads.means is not None
-    total = merge(DataTerms(uploads.n_samples, uploads.means, uploads.factor))
+    terms = DataTerms(uploads.n_samples, uploads.means, uploads.factor)
+    parts = [merge(terms[i : i + PIECE]) for i in range(0, len(terms), PIECE)]  # in bounded memory
+    each = ((getattr(part, f.name) for part in parts) for f in fields(DataTerms))
+    total = merge(DataTerms(*(np.concatenate(tuple(values)) for values in each)))
     one = Uploads(np.zeros(1, np.intp), total.rows, risk=uploads.risk)
     return least_squares(replace(one, means=total.mean, factor=total.factor)).theta[0]
 
@@ -162,9 +167,6 @@ def site_target(risk: Risk, y: Array) -> Floats:
 
 def n_classes(risk: Risk) -> int:
     return risk.loss.n_classes if isinstance(risk.loss, Multinomial) else 2
-
-
-PIECE = 8_192  # users whose last steps are taken together
 
 
 def last_step(
