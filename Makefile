@@ -22,7 +22,7 @@ demo: $(READY)
 
 test: $(READY) $(FLOWER_READY)
 	$(BIN)/python -m pytest -n 2
-	$(FLOWER)/bin/python -m pytest -n 2 --dist loadgroup $(FLOWER_TESTS)
+	$(FLOWER)/bin/python -m pytest -n 2 --dist loadfile $(FLOWER_TESTS)
 
 # Warnings are errors: broken links, names without a place, whatever is loaded from elsewhere.
 docs: $(READY)

@@ -17,7 +17,10 @@ from bench import (
     mixed,
     real_tables,
     real_users,
+    scale,
     server,
+    speed,
+    threads,
 )
 
 PARTS = {
@@ -30,6 +33,9 @@ PARTS = {
     "mixed": mixed.run,
     "classes": classes.run,
     "files": files.run,
+    "scale": scale.run,
+    "speed": speed.run,
+    "threads": threads.run,
 }
 
 
@@ -43,13 +49,15 @@ def main() -> None:
         default=Path("../shared/data"),
         help="folder with mnist/, cifar10-two-classes/ and tables/; without them, less is measured",
     )
+    parser.add_argument("--users", type=int, help="users of the part 'scale' [default: 100,000]")
     args = parser.parse_args()
     if unknown := set(args.parts) - set(PARTS):
         parser.error(f"{', '.join(sorted(unknown))}: not one of {', '.join(PARTS)}")
     warnings.simplefilter("ignore")
     with threadpool_limits(1):
         for name in args.parts or PARTS:
-            PARTS[name](quick=args.quick, data=args.data)
+            more = {"users": args.users} if name == "scale" else {}
+            PARTS[name](quick=args.quick, data=args.data, **more)
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ def _calls(quick: bool) -> dict[str, Callable[[], Any]]:
         "fit, logistic": lambda: ODCLClassifier().fit(*votes),
         "fit, logistic, mixture": lambda: ODCLClassifier(clusterer="mixture").fit(*votes),
         "fit, six classes": lambda: ODCLClassifier().fit(*sensors),
-        "odcl.fit": lambda: fit(federation, Risk("squared")),
+        "odcl.fit": lambda: fit(federation, Risk("squared", intercept=True)),
         "predict": lambda: model.predict(small[0], users=small[2]),
         "predict_proba": lambda: classes.predict_proba(votes[0], users=votes[2]),
         "assign": lambda: model.assign(*new),

@@ -239,7 +239,7 @@ def clusterpath() -> Any:
 
     import odcl
 
-    points, _ = make_blobs(60, 5, centers=4, cluster_std=0.8, random_state=0)
+    points, _ = make_blobs(60, 5, centers=4, cluster_std=0.5, random_state=1)
     return odcl.clusterpath(points).plot()
 
 

@@ -3,6 +3,7 @@
     ```python    code, in one namespace per page; a ```text block after it is what it prints
     ```console   lines with "$ " are commands, the others what they print on stdout
     ```bash      commands that take too long to be run here: only parsed
+    <!-- run by tests/PATH.py -->    before a block: that test runs it
 
 ``python -m tests.pages docs/start.md`` writes what is printed into the page: read it, then commit.
 """
@@ -27,6 +28,7 @@ from typing import Any
 DOCS = Path(__file__).parents[1] / "docs"
 TABLES = DOCS / "tables"
 _FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```[ \t]*$", flags=re.MULTILINE | re.DOTALL)
+_ELSEWHERE = re.compile(r"<!-- run by (\S+) -->\s*```[^\n`]*\n$")
 _COMMAND = "$ "
 
 
@@ -57,6 +59,12 @@ def blocks(text: str) -> list[Block]:
     return [Block(m[1].strip(), m[2], m.start(2), m.end(2)) for m in _FENCE.finditer(text)]
 
 
+def run_elsewhere(text: str) -> list[str]:
+    """The tests that a page names for blocks which are not run here."""
+    found = (_ELSEWHERE.search(text[: block.start]) for block in blocks(text))
+    return [match[1] for match in found if match]
+
+
 def commands(text: str) -> list[str]:
     """Every odcl command of a page, run or not, without its comment."""
     lines: list[str] = []
@@ -75,6 +83,8 @@ def run_page(text: str) -> Iterator[Ran]:
     found = blocks(text)
     names: dict[str, Any] = {"__name__": "__page__"}
     for place, block in enumerate(found):
+        if _ELSEWHERE.search(text[: block.start]):
+            continue
         if block.language == "python":
             printed = _run_python(block.text, names)
             following = found[place + 1] if place + 1 < len(found) else None

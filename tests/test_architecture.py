@@ -57,6 +57,7 @@ DOORS = {
     ("odcl.engines.flower.result.write_result", "estimators"): "the run as `odcl fit` writes it",
     ("odcl.engines.partition.predict.predict_rows", "estimators"): "models predict in one place",
     ("odcl.engines.in_process.Result.diagnose", "diagnose"): "result.diagnose()",
+    ("odcl.engines.in_process.Result.report", "estimators"): "result.report()",
     ("odcl.engines.in_process.Result.summary", "evaluate"): "the error, where truth is known",
     ("odcl.plan.draw_plan", "report"): "odcl.plan.draw_plan(plan, path)",
     ("odcl.evaluate.scores.Comparison.__str__", "report"): "print(comparison)",

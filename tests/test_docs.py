@@ -16,7 +16,16 @@ from odcl.data.stores import store_tables
 from odcl.data.write import write_table
 from odcl.engines.files import Feature, Task
 from odcl.exchange.upload import TERM_FIELDS
-from tests.pages import DOCS, all_pages, blocks, commands, run_in, run_page, same
+from tests.pages import (
+    DOCS,
+    all_pages,
+    blocks,
+    commands,
+    run_elsewhere,
+    run_in,
+    run_page,
+    same,
+)
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -119,6 +128,12 @@ def test_every_example_of_the_site_prints_what_its_page_says(name, tmp_path):
                 f"{name}: {example.code}\nprints\n{example.printed}\nand the page says\n"
                 f"{example.said.text}"
             )
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_examples_that_another_test_runs_name_one_that_looks_at_the_page(name):
+    for test in run_elsewhere(PAGES[name].read_text(encoding="utf-8")):
+        assert Path(name).name in (ROOT / test).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -9,8 +9,13 @@ from functools import cache
 from typing import Any
 
 LARGE = 256  # features from which on one user's products may well be worth several threads
-_lock = threading.Lock()
-_inside: list[Any] = []  # one entry per caller; the first holds the limit
+
+
+class _Here(threading.local):
+    inside = False  # of a limit that this thread has set
+
+
+_here = _Here()
 
 
 @cache
@@ -24,20 +29,17 @@ def _controller() -> Any:
 
 @contextmanager
 def one_thread(n_features: int = 0) -> Iterator[None]:
-    """BLAS on one thread as long as anybody is inside; then as it was.
+    """BLAS on one thread inside, and afterwards as it was; inside another such, nothing happens.
 
     Users' systems are small and many: on more threads each product waits for the others, up to
     twenty times as long as it takes. Rows with hundreds of features (images) are left to them.
     """
-    if n_features >= LARGE:
+    if n_features >= LARGE or _here.inside:
         yield
         return
-    with _lock:
-        _inside.append(None if _inside else _controller().limit(limits=1, user_api="blas"))
-    try:
-        yield
-    finally:
-        with _lock:
-            limit = _inside.pop()
-            if limit is not None:
-                limit.restore_original_limits()
+    with _controller().limit(limits=1, user_api="blas"):
+        _here.inside = True
+        try:
+            yield
+        finally:
+            _here.inside = False

@@ -52,7 +52,8 @@ def test_fit_writes_models_assignment_and_a_closing_table(command):
     assert report["risk"]["intercept"] is True
     expected = {"models.safetensors", "mixture.safetensors", "model.json", "uploads.safetensors"}
     expected |= {"schema.json"}
-    expected |= {"manifest.json", "report.json", "picture.png"}
+    expected |= {"manifest.json", "report.json", "report.html", "picture.png"}
+    expected |= {"evidence.json", "evidence.safetensors"}
     assert set(files_below("run")) == expected | {"assignment.csv", "groups.csv"}
     assignment = pd.read_csv("run/assignment.csv")
     assert assignment.user.tolist() == [f"u{i}" for i in range(8)]

@@ -146,3 +146,56 @@ def test_a_run_or_table_that_cannot_be_used_is_refused_in_one_line(command, word
     assert told in said.err
     assert said.err.count("\n") == 1
     assert files_below() == before
+
+
+@pytest.fixture
+def short_pieces(monkeypatch):
+    """Tables are long from a few rows on."""
+    from odcl.data import pieces
+
+    for name, value in (("ROWS", 30), ("LONG_BYTES", 100), ("_BLOCK", 1000)):
+        monkeypatch.setattr(pieces, name, value)
+
+
+@pytest.mark.parametrize("kind", ["table.csv", "table.parquet", "folder"])
+def test_a_long_table_is_predicted_as_a_short_one_is(command, kind, request):
+    frame = people().sample(frac=1, random_state=0)
+    command("fit", save_csv(frame), *NO_HOLDOUT, "--out", "run")
+    frame.to_parquet("table.parquet", index=False)
+    Path("folder").mkdir()
+    for i in range(2):
+        frame[i * 50 : (i + 1) * 50 if i == 0 else None].to_parquet(f"folder/{i}.parquet")
+    command("predict", "run", kind, "--out", "whole.parquet")
+    request.getfixturevalue("short_pieces")
+    for name in ("pieces.parquet", "pieces.csv"):
+        told = command("predict", "run", kind, "--out", name)
+        assert told == Said(0, "", f"odcl: 112 rows written to {name}\n")
+        answer, whole = read_table(name, text=["user"]), read_table("whole.parquet")
+        assert answer.column_names == whole.column_names
+        assert answer["row"].to_pylist() == whole["row"].to_pylist()
+        assert answer["user"].to_pylist() == whole["user"].to_pylist()
+        assert_array_equal(answer["prediction"].to_numpy(), whole["prediction"].to_numpy())
+    assert command("predict", "run", kind).out == Path("pieces.csv").read_text()
+
+
+def test_what_is_odd_in_a_piece_is_told_of_the_table(command, short_pieces):
+    frame = people()
+    command("fit", save_csv(frame), *NO_HOLDOUT, "--out", "run")
+    frame.loc[[3, 70], "a"] = np.nan
+    save_csv(frame)
+    said = command("predict", "run", "table.csv", "--out", "p.csv")
+    assert said.code == 2
+    assert "row 4 of table.csv" in said.err
+    assert not Path("p.csv").exists()
+    said = command("predict", "run", "table.csv", "--out", "p.csv", "--missing", "drop")
+    assert "2 rows left out for want of a value" in said.err
+    assert "110 rows written" in said.err
+    frame = people().assign(user=lambda f: f.user.where(f.index < 100, "stranger"))
+    save_csv(frame)
+    said = command("predict", "run", "table.csv", "--out", "p.csv", "--force")
+    assert said.code == 2
+    assert "stranger" in said.err
+    said = command(
+        "predict", "run", "table.csv", "--out", "p.csv", "--force", "--unknown", "pooled"
+    )
+    assert "1 user not in the fit" in said.err

@@ -24,7 +24,7 @@ from tests.helpers import NO_HOLDOUT, ROLES, files_below, full_disk, people, sav
     [
         "odcl.artifact.folder.write_arrays",
         "odcl.artifact.folder.json_bytes",
-        "odcl.cli.run_folder.write_table",
+        "odcl.estimators.run_tables.write_table",
         "odcl.cli.run_folder._draw",
         "os.fsync",
         "os.rename",

@@ -19,6 +19,7 @@ from tests.helpers import NO_HOLDOUT, files_below, people, save_csv, start_pytho
 
 FILES = ("model.json", "models.safetensors", "uploads.safetensors", "schema.json", "manifest.json")
 FILES += ("report.json", "assignment.csv", "groups.csv", "picture.png")
+FILES += ("report.html", "evidence.json", "evidence.safetensors")
 
 
 def newcomers(name, n_users=1, seed=9):
@@ -134,7 +135,7 @@ def test_an_answer_replaces_a_file_only_by_force(run, words):
 
 @pytest.mark.parametrize(
     ("limit", "file"),
-    [(300, r"\S+"), (1500, r"models?\.(json|safetensors)"), (20_000, "picture.png")],
+    [(300, r"\S+"), (1500, r"models?\.(json|safetensors)"), (20_000, r"(picture\.png|report\.html)")],
 )
 def test_a_limit_on_files_is_one_line_and_the_old_run_stays(run, limit, file, draws):
     newcomers("new")

@@ -58,7 +58,8 @@ def test_the_runs_tables_follow_and_its_other_files_stay(command, tables):
     assert pd.read_csv("run/assignment.csv")["rows"].tolist() == [30] * 8
     after = files_below("run")
     changed = {name for name in after if after[name] != before[name]}
-    assert {"models.safetensors", "uploads.safetensors", "assignment.csv"} <= changed
+    follow = {"models.safetensors", "uploads.safetensors", "assignment.csv", "report.html"}
+    assert follow <= changed
     assert not {"schema.json", "report.json", "groups.csv"} & changed
 
 

@@ -82,7 +82,7 @@ def test_the_choices_of_the_options_are_those_of_the_library():
 
 
 USAGE = [
-    ((), "name a command: demo, fit, predict, assign, update, diagnose, plan, reproduce"),
+    ((), "name a command: demo, fit, report, predict, assign, update, diagnose, plan, reproduce"),
     (("ft",), "no command: 'ft'"),
     (("fit",), "required: TABLE, --user, --target, --out"),
     (("fit", "t.csv", *ROLES), "required: --out"),

@@ -225,3 +225,31 @@ def test_arrays_that_do_not_fit_together_are_refused(X, y, users, weight, reason
 def test_a_federation_is_shown_in_a_line():
     f = linear_federation(10, 30, n_clusters=1)
     assert repr(f) == "<SyntheticFederation: 10 users, 300 rows, 20 features>"
+
+
+@pytest.mark.parametrize("gaps", [1, 3, 10])
+def test_many_rows_are_grouped_as_few_are(gaps):
+    """Ids that fill a range and those that do not, sorted and not; NumPy's sort is the judge."""
+    from odcl.data.federation import distinct_integers, row_order
+
+    rng = np.random.default_rng(gaps)
+    ids = gaps * rng.integers(-20_000, 20_000, 150_000) + 7
+    known, codes = distinct_integers(ids)
+    expected = np.unique(ids, return_inverse=True)
+    assert_array_equal(known, expected[0])
+    assert_array_equal(codes, expected[1].reshape(-1))
+    assert_array_equal(row_order(codes), np.argsort(codes, kind="stable"))
+    assert row_order(np.sort(codes)) is None
+
+
+def test_a_part_of_a_federation_is_the_take_of_its_users():
+    rng = np.random.default_rng(0)
+    owners = rng.integers(0, 12, 100)
+    one = Federation.from_arrays(rng.standard_normal((100, 2)), rng.random(100), owners)
+    part, taken = one.part(3, 7), one.take(np.arange(3, 7))
+    for name in ("X", "y", "offsets", "users"):
+        assert_array_equal(getattr(part, name), getattr(taken, name))
+    assert_array_equal(one.some_users(100), np.arange(one.n_users))
+    few = one.some_users(4)
+    turned = Federation.from_arrays(one.X[::-1], one.y[::-1], one.users[one.row_user][::-1])
+    assert_array_equal(turned.users[turned.some_users(4)], one.users[few])

@@ -86,3 +86,27 @@ def test_a_comparison_without_users_or_rows_to_hold_out_is_refused():
     assert "share" in refusal(odcl.compare, estimator("squared"), X, y, holdout=1.0)
     one = X.drop_duplicates("user")
     assert "single row" in refusal(odcl.compare, estimator("squared"), one, y[one.index])
+
+
+def test_many_users_are_compared_on_some_of_them(monkeypatch):
+    """Drawn by their ids: the order of rows changes nothing, and it is said."""
+    from odcl.estimators import compare as module
+
+    monkeypatch.setattr(module, "COMPARED", 15)
+    rng = np.random.default_rng(0)
+    users = np.repeat([f"u{i}" for i in range(40)], 12)
+    X = rng.standard_normal((len(users), 2))
+    y = X @ [1.0, -1.0] + 0.1 * rng.standard_normal(len(users))
+    found = odcl.compare(ODCLRegressor(), X, y, users)
+    assert (found.n_users, found.of_users) == (15, 40)
+    assert "Compared on 15 of 40 users" in str(found)
+    assert found.to_json()["of_users"] == 40
+    order = rng.permutation(len(users))
+    again = odcl.compare(ODCLRegressor(), X[order], y[order], users[order])
+    np.testing.assert_array_equal(again.held.users, found.held.users)
+    np.testing.assert_allclose(again.scores["odcl"], found.scores["odcl"], rtol=1e-6)
+    names = np.unique(users)[found.held.users]
+    alone = np.isin(users, names)
+    monkeypatch.setattr(module, "COMPARED", 2000)
+    few = odcl.compare(ODCLRegressor(), X[alone], y[alone], users[alone])
+    np.testing.assert_allclose(few.scores["local"], found.scores["local"], rtol=1e-9)

@@ -159,7 +159,7 @@ def run(options: Namespace) -> None:
             handed_over=True,
         )
         progress.stage("writing")
-        command = ("odcl", *options.arguments)
+        command = ("odcl", *(word for word in options.arguments if word != "--force"))
         drawn = write_run(fitted, options.out, force=options.force, command=command)
     for text in fitted.notices:
         say(text, options)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from odcl.cli import parser as opt
-from odcl.cli.console import answer
+from odcl.cli.console import answer, check_out_file, say, watched
+
+if TYPE_CHECKING:
+    from odcl.data.schema import Encoded, TableSchema
 
 _ABOUT = "Predict each row of a table with its own user's model."
 
@@ -52,24 +56,103 @@ def run(options: Namespace) -> None:
     if options.engine == "dask" or options.scheduler or "://" in str(options.table):
         pieces.predict(options)
         return
+    from odcl.data.pieces import is_long
+
+    if is_long(options.table):
+        _predict_long(options)
+        return
     answer("predicting", _predicted, options)
+
+
+def _predict_long(options: Namespace) -> None:
+    """A table with many rows: a piece at a time in, and out, in bounded memory."""
+    import sys
+
+    from odcl.cli.run_folder import open_run
+    from odcl.data.pieces import read_pieces
+    from odcl.data.schema import check_columns
+    from odcl.data.tables import read_column_names
+    from odcl.data.write import piecewise
+    from odcl.errors import InputError
+    from odcl.report.text import about_values, count
+
+    check_out_file(options, run=options.run, table=options.table)
+    model, schema = open_run(options.run)
+    names = [name for name in (schema.user, *schema.features) if name]
+    check_columns(names, read_column_names(options.table))
+    total: Encoded | None = None
+    strange: set[Any] = set()
+    written = 0
+    with watched(options) as shown, piecewise(options.out, sys.stdout.buffer) as write:
+        shown.stage("predicting")
+        for piece in read_pieces(options.table, names, text=schema.text):
+            try:
+                found = _piece(model, schema, piece.table, options, piece=True)
+            except InputError as error:
+                raise error.of_file(piece.file, piece.first) from error
+            found.columns["row"] += piece.before
+            write(found.named)
+            written += len(found.columns["row"])
+            strange.update(found.strange)
+            total = found.encoded.counts(total)
+    if total is not None:
+        for text in about_values(schema, total, options.missing or schema.missing):
+            say(text, options)
+    for text in _about_strangers(len(strange), options):
+        say(text, options)
+    if options.out is not None:
+        say(f"{count(written, 'row')} written to {options.out}", options)
 
 
 def _predicted(options: Namespace) -> tuple[dict[str, Any], list[str]]:
     """A prediction for each row of the table, and what is to be said about it."""
-    from odcl.cli.run_folder import open_run, owners
+    from odcl.cli.run_folder import open_run
+    from odcl.data.tables import read_table
+    from odcl.report.text import about_values
+
+    model, schema = open_run(options.run)
+    found = _piece(model, schema, read_table(options.table, text=schema.text), options)
+    notices = about_values(schema, found.encoded, options.missing or schema.missing)
+    return found.named, [*notices, *_about_strangers(len(found.strange), options)]
+
+
+@dataclass(frozen=True, eq=False)
+class _Found:
+    """The predictions of some rows."""
+
+    schema: TableSchema
+    encoded: Encoded
+    columns: dict[str, Any]
+    strange: list[Any]  # users who were not in the fit
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """The columns as they are written, the users' first."""
+        from odcl.cli.run_folder import owners
+        from odcl.data.write import beside
+
+        return beside(owners(self.schema, self.encoded.users), self.columns)
+
+
+def _about_strangers(n: int, options: Namespace) -> list[str]:
+    from odcl.report.text import count
+
+    if not n:
+        return []
+    how = {"pooled": "one model for all", "nearest": "the nearest group's model"}[options.unknown]
+    return [f"{count(n, 'user')} not in the fit, predicted by {how}"]
+
+
+def _piece(
+    model: Any, schema: TableSchema, table: Any, options: Namespace, *, piece: bool = False
+) -> _Found:
+    """A prediction for each row of a table, or of a piece of it."""
     from odcl.data.design import DesignRows
     from odcl.data.federation import positions
-    from odcl.data.tables import read_table
-    from odcl.data.write import beside
-    from odcl.report.text import about_values, count
 
     missing, unknown = options.missing, options.unknown or "error"
     unseen, interval = options.unseen or "error", options.interval
-    model, schema = open_run(options.run)
-    table = read_table(options.table, text=schema.text)
-    encoded = schema.encode(table, with_target=False, unseen=unseen, missing=missing)
-    notices = about_values(schema, encoded, missing or schema.missing)
+    encoded = schema.encode(table, with_target=False, unseen=unseen, missing=missing, piece=piece)
     if model.user_files_ is not None:  # a run of a table in pieces: users are read when needed
         from odcl.estimators.scattered import with_users_of
 
@@ -77,9 +160,6 @@ def _predicted(options: Namespace) -> tuple[dict[str, Any], list[str]]:
     strange = encoded.ids[positions(model.users_, encoded.ids) < 0].tolist()
     if strange and unknown == "error":
         raise _unknown_users(strange, len(encoded.ids), options.run)
-    if strange:
-        how = {"pooled": "one model for all", "nearest": "the nearest group's model"}[unknown]
-        notices.append(f"{count(len(strange), 'user')} not in the fit, predicted by {how}")
     model.set_params(unknown=unknown)
     users = encoded.users if schema.user else None  # None: all rows are one user's
     rows = DesignRows(encoded.X)
@@ -95,7 +175,7 @@ def _predicted(options: Namespace) -> tuple[dict[str, Any], list[str]]:
     if schema.classes is not None:
         p = model.predict_proba(rows, users=users)
         columns |= {f"p({_word(c)})": p[:, j] for j, c in enumerate(schema.classes)}
-    return beside(owners(schema, users), columns), notices
+    return _Found(schema, encoded, columns, strange)
 
 
 def _word(label: Any) -> str:

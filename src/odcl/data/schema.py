@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -53,6 +54,19 @@ class Encoded:
     def users(self) -> Array:
         """The id of each row's user, (n_rows,)."""
         return self.ids[self.codes]
+
+    def counts(self, before: Encoded | None = None) -> Encoded:
+        """What was left out, filled in or unseen, without the rows; that of others on top."""
+        none = np.zeros(0, np.intp)
+        alone = replace(self, X=np.zeros((0, 0)), y=None, ids=none, codes=none, rows=none)
+        if before is None:
+            return alone
+        return replace(
+            alone,
+            n_dropped=self.n_dropped + before.n_dropped,
+            missing=dict(Counter(self.missing) + Counter(before.missing)),
+            unseen=dict(Counter(self.unseen) + Counter(before.unseen)),
+        )
 
     def federation(self) -> Federation:
         """The rows, user by user; built once."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -16,7 +15,7 @@ from odcl._typing import Array
 from odcl.data.columns import has_decimal_commas, is_text, times
 from odcl.data.federation import Federation, check_size
 from odcl.data.schema import Encoded, TableSchema, as_names, check_columns
-from odcl.data.tables import as_table, file_digest, read_table
+from odcl.data.tables import as_table, file_digest, read_table, release_memory
 from odcl.errors import InputError, Setting, listing
 
 # More classes than this, and more than one in two rows has its own: labels that are not classes.
@@ -38,9 +37,7 @@ class Source:
 
     def without_rows(self) -> Source:
         """The same once its rows are in other hands: what was left out or filled in stays."""
-        none = np.zeros(0, np.intp)
-        empty = replace(self.encoded, X=np.zeros((0, 0)), y=None, ids=none, codes=none, rows=none)
-        return replace(self, encoded=empty, time=None)
+        return replace(self, encoded=self.encoded.counts(), time=None)
 
 
 def read_source(
@@ -83,10 +80,12 @@ def read_source(
     _check_classes(schema, table.num_rows)
     encoded = schema.encode(table)
     check_target(schema, encoded)
+    order = None if time is None else times(table, time, encoded.rows)
+    del table
+    release_memory()
     name, digest = "table", None
     if isinstance(source, str | os.PathLike):
         name, digest = Path(source).name, file_digest(source)
-    order = None if time is None else times(table, time, encoded.rows)
     return Source(name, schema, encoded, kind, loss == "auto", order, digest)
 
 
@@ -103,8 +102,11 @@ def federation_from_table(
 
 
 def _table(source: Any, text: tuple[str, ...]) -> pa.Table:
-    is_path = isinstance(source, str | os.PathLike)
-    return read_table(source, text=text) if is_path else as_table(source)
+    if not isinstance(source, str | os.PathLike):
+        return as_table(source)
+    table = read_table(source, text=text)
+    release_memory()  # of the file's own bytes
+    return table
 
 
 def task_of(loss: str) -> str:

@@ -49,7 +49,7 @@ def read_table(
     between them may have decimal commas, and a warning says so.
     ``null_values`` are the words of a CSV file for a missing value; ``("",)`` keeps "NA".
     """
-    files = _files_of(Path(path))
+    files = table_files(Path(path))
     text = (text,) if isinstance(text, str) else tuple(text)
     tables = [_read_file(file, text, null_values) for file in files]
     mixed = _mixed_columns([table.schema for table in tables])
@@ -66,7 +66,7 @@ def read_table(
 
 def read_column_names(path: str | os.PathLike[str]) -> list[str]:
     """The columns of the table that :func:`read_table` reads, without its rows."""
-    file = _files_of(Path(path))[0]
+    file = table_files(Path(path))[0]
     if is_parquet(file):
         with readable(file, "Parquet"), pq.ParquetFile(file) as content:
             return list(without_index(content.schema_arrow.empty_table()).column_names)
@@ -112,7 +112,7 @@ def as_table(data: Any) -> pa.Table:
     return _checked(table, "The table")
 
 
-def _files_of(place: Path) -> list[Path]:
+def table_files(place: Path) -> list[Path]:
     """The file, or the tables in the folder."""
     if not place.exists():
         siblings = [p.name for p in place.parent.iterdir()] if place.parent.is_dir() else []
@@ -134,7 +134,7 @@ def _files_of(place: Path) -> list[Path]:
 def file_digest(path: str | os.PathLike[str]) -> str:
     """SHA-256 of a table's bytes; of a folder, of its files one after the other."""
     digest = hashlib.sha256()
-    for file in _files_of(Path(path)):
+    for file in table_files(Path(path)):
         with open(file, "rb") as stream:
             while chunk := stream.read(2**20):
                 digest.update(chunk)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -44,6 +45,49 @@ def write_table(path: str | os.PathLike[str], columns: Mapping[str, Any]) -> Non
             pq.write_table(table, temporary)
 
 
+@contextmanager
+def piecewise(
+    path: str | os.PathLike[str] | None, stream: BinaryIO | None = None
+) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """A function that writes columns, a piece of a long table at every call.
+
+    To a file, by its ending, that appears whole or not at all, or as CSV to an open ``stream``.
+    """
+    if path is None:
+        assert stream is not None
+        yield _csv_pieces(stream, ",")
+        return
+    check_ending(path)
+    with atomic_path(path) as temporary:
+        if is_csv(path):
+            with open(temporary, "wb") as file:
+                yield _csv_pieces(file, separator_of(path))
+            return
+        writers: list[pq.ParquetWriter] = []
+
+        def write(columns: Mapping[str, Any]) -> None:
+            table = _arrow_table(columns)
+            if not writers:
+                writers.append(pq.ParquetWriter(temporary, table.schema))
+            writers[0].write_table(table.cast(writers[0].schema))
+
+        try:
+            yield write
+        finally:
+            for writer in writers:
+                writer.close()
+
+
+def _csv_pieces(stream: BinaryIO, separator: str) -> Callable[[Mapping[str, Any]], None]:
+    begun: list[bool] = []
+
+    def write(columns: Mapping[str, Any]) -> None:
+        _write_csv(_arrow_table(columns), stream, separator, header=not begun)
+        begun.append(True)
+
+    return write
+
+
 def write_csv(stream: BinaryIO, columns: Mapping[str, Any]) -> None:
     """The columns as the CSV that :func:`write_table` writes, to an open stream."""
     _write_csv(_arrow_table(columns), stream, ",")
@@ -70,14 +114,15 @@ def arrow_column(values: Any) -> pa.Array:
         return pa.array([None if v is None else str(v) for v in array.tolist()])
 
 
-def _write_csv(table: pa.Table, stream: BinaryIO, separator: str) -> None:
+def _write_csv(table: pa.Table, stream: BinaryIO, separator: str, *, header: bool = True) -> None:
     """CSV with quotes only where some text needs them."""
     special = f'["\r\n{separator}]|^$'
     names = [
         f'"{n.replace(chr(34), chr(34) * 2)}"' if re.search(special, n) else n
         for n in table.column_names
     ]
-    stream.write(f"{separator.join(names)}\n".encode())
+    if header:
+        stream.write(f"{separator.join(names)}\n".encode())
     table = over_text(table, _mark_formulas)
     texts = [column for column in table.columns if is_text(column.type)]
     quote = any(pc.any(pc.match_substring_regex(column, special)).as_py() for column in texts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -109,6 +110,17 @@ class Result:
         from odcl.diagnose import diagnose
 
         return diagnose(self, federation, features=features, resamples=resamples, seed=seed)
+
+    def report(
+        self, path: str | os.PathLike[str], federation: Federation, *, anonymous: bool = False
+    ) -> None:
+        """Write the page of this round, one file for a browser; ``federation`` is that fitted here.
+
+        Columns have no names here and stay in their units: an estimator's ``report`` tells more.
+        """
+        from odcl.estimators.federated import result_estimator
+
+        result_estimator(self, federation).report(path, anonymous=anonymous)
 
 
 def fit(

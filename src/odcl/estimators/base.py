@@ -23,7 +23,7 @@ from odcl.data.federation import Federation, check_owners, positions
 from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
 from odcl.data.write import beside
-from odcl.engines.in_process import fit
+from odcl.engines.in_process import Result, fit
 from odcl.errors import InputError, Setting
 from odcl.estimators.dask_frames import (
     DaskFederation,
@@ -165,10 +165,16 @@ class ODCLEstimator(LaterUsers):
             n_jobs=self.n_jobs,
             progress=progress,
         )
+        self.schema_ = schema
+        return self.keep_result(result, federation, scaling, has_users=has_users)
+
+    def keep_result(
+        self, result: Result, federation: Federation, scaling: Scaling, *, has_users: bool = True
+    ) -> Self:
+        """Be fitted: by a round of these rows, which are in the units of ``scaling``."""
         self.result_, self.has_users_, self.scaling_ = result, has_users, scaling
         self.whole_ = True  # all users of its groups are in it
-        self.schema_ = schema
-        self.risk_, self.method_ = risk, result.method
+        self.risk_, self.method_ = result.risk, result.method
         self.users_, self.labels_, self.uploads_ = result.users, result.labels, result.uploads
         self.n_rows_ = federation.n_rows
         sure = result.step.probabilities if result.received.sure is None else result.received.sure

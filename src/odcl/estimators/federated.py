@@ -22,7 +22,9 @@ from odcl.server.combine import combine_clusters
 from odcl.server.step import ServerStep
 
 if TYPE_CHECKING:
+    from odcl.data.federation import Federation
     from odcl.engines.files.last_step import SiteModels
+    from odcl.engines.in_process import Result
 
 
 def site_estimator(site: SiteModels) -> Any:
@@ -127,6 +129,28 @@ def _estimator(
     model.feature_names_in_ = np.array(columns, dtype=object)
     model.n_features_in_ = len(columns)
     return model
+
+
+def result_estimator(result: Result, federation: Federation) -> Any:
+    """A fitted estimator of a round in this process, whose columns are in their own units."""
+    from odcl.data.scaling import Scaling
+    from odcl.estimators.public import ODCLClassifier, ODCLRegressor
+
+    risk, p = result.risk, federation.n_features
+    kind = ODCLClassifier if risk.loss.classification else ODCLRegressor
+    model: Any = kind(
+        loss=risk.loss,
+        l2=risk.l2,
+        fit_intercept=risk.intercept,
+        method=result.method,
+        random_state=result.seed,
+    )
+    if risk.loss.classification:
+        model.classes_ = np.arange(max(risk.n_outputs + 1, 2))
+    model.design_, model.schema_, model.target_name_ = None, None, ""
+    model.n_features_in_ = p
+    scaling = Scaling(np.zeros(p), np.ones(p), np.arange(p), p)
+    return model.keep_result(result, federation, scaling)
 
 
 def _all_groups(model: Any, site: SiteModels) -> None:

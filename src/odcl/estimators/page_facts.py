@@ -64,6 +64,11 @@ def read_run(stored: StoredArtifact, *, anonymous: bool = False) -> Run:
     name among all names does not show, and the house gets the same numbers each time.
     """
     model = read_estimator(None, stored)
+    if model.user_files_ is not None:
+        raise ValueError(
+            f"{stored.folder} was fitted on a table in pieces, and its users' models lie in pieces "
+            "as well, of which no page is made: its groups are in groups.csv and report.json."
+        )
     evidence = read_evidence(stored, len(model.users_))
     secret = stored.manifest.files.get(UPLOADS, stored.manifest.files["models.safetensors"])
     digest = hashlib.sha256(f"odcl anonymous {secret.sha256}".encode()).digest()
@@ -91,7 +96,7 @@ def fit_facts(run: Run, diagnosis: Diagnosis | None = None) -> FitFacts:
     if run.anonymous:  # in the order of the numbers
         who = who[np.argsort(run.number[who], kind="stable")]
     classes = [shown_id(label, 60) for label in getattr(model, "classes_", np.array([])).tolist()]
-    centered = bool(model.method_.standardize)
+    centered = bool(model.method_.standardize and model.scaling_.shift.any())
     units = TableUnits.of(
         model.risk_, model.scaling_, model.used_names_, classes, centered=centered
     )

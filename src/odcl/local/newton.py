@@ -25,6 +25,7 @@ STILL = 1e-12
 # Beyond so many parameters steps are found by conjugate gradients.
 MANY = 200
 NEAR_BYTES = 1 << 20
+LOOSE = 0.3  # the share of a gradient that a step far from the minimum may leave
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,7 +215,7 @@ class _State(PerUser):
                 np.where(old, average, self.average),
             )
         fall = per_user(g * np.matmul(self.inverse, g))
-        enough = np.clip(np.sqrt(fall / np.maximum(self.scale, 1e-300)), 1e-7, 0.1)
+        enough = np.clip(np.sqrt(fall / np.maximum(self.scale, 1e-300)), 1e-7, LOOSE)
         system = System(
             problem.loss, problem.Dt, problem.weight, self.curve, problem.pen, self.inverse
         )

@@ -15,6 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from odcl._typing import Array, Bools, Floats, Ints
+from odcl.data.federation import row_order
 from odcl.mixed.mixture import Quadratics, by_row
 from odcl.risk.risk import Factor
 
@@ -58,16 +59,16 @@ def data_terms(
     total, mean = np.zeros(n_users), np.zeros((n_users, width))
     factor = np.zeros((n_users, width, width))
     for who, index in by_size(users, n_users, most=CHUNK // width):
-        block = np.concatenate([X[index], y[index][..., None]], axis=2, dtype=np.float64)
-        weight = None if w is None else w[index][..., None]
-        total[who] = index.shape[1] if weight is None else weight[..., 0].sum(axis=1)
+        block = np.empty((*index.shape, width))
+        block[..., :-1], block[..., -1] = stacked_rows(X, index), stacked_rows(y, index)
+        weight = np.ones((1, 1, index.shape[1])) if w is None else w[index][:, None]
+        total[who] = weight[:, 0].sum(axis=1)
         for _ in range(2):  # the second pass takes out what rounding left of a mean of 1e9
-            sums = (block if weight is None else weight * block).sum(axis=1)
-            sums /= total[who][:, None]
+            sums = np.matmul(weight, block)[:, 0] / total[who][:, None]
             mean[who] += sums
             block -= sums[:, None]
-        if weight is not None:
-            block *= np.sqrt(weight)
+        if w is not None:
+            block *= np.sqrt(weight[:, 0, :, None])
         factor[who] = _triangle(block)
     return DataTerms(total, mean, factor)
 
@@ -77,7 +78,8 @@ def by_size(users: Ints, n_users: int, most: int = 2**62) -> list[tuple[Ints, In
 
     A stack has at most ``most`` rows, or one user.
     """
-    order = np.argsort(users, kind="stable")
+    order = row_order(users)
+    order = np.arange(len(users)) if order is None else order
     counts = np.bincount(users, minlength=n_users)
     starts = np.concatenate([[0], np.cumsum(counts)])[:-1]
     stacks = []
@@ -88,6 +90,14 @@ def by_size(users: Ints, n_users: int, most: int = 2**62) -> list[tuple[Ints, In
             who = alike[first : first + step]
             stacks.append((who, order[starts[who][:, None] + np.arange(n)]))
     return stacks
+
+
+def stacked_rows(values: Floats, index: Ints) -> Floats:
+    """values[index]: of neighbours in the table, which most stacks hold, without a copy."""
+    first = int(index[0, 0])
+    if index[-1, -1] - first + 1 == index.size and (np.diff(index.ravel()) == 1).all():
+        return values[first : first + index.size].reshape(*index.shape, *values.shape[1:])
+    return values[index]
 
 
 def _triangle(a: Floats) -> Floats:

@@ -129,7 +129,7 @@ def _in_units(
     grown += np.eye(rank)
     L = _cholesky(grown)[0]
     own = np.diagonal(L, axis1=1, axis2=2)
-    far: Bools = np.asarray((own <= 0).any(axis=1))  # an extrapolation that went too far: no Gaussian
+    far: Bools = np.asarray((own <= 0).any(axis=1))  # extrapolations that went too far
     grown[far] = np.eye(rank)
     inverse = np.linalg.inv(grown)
     u = (inverse @ right)[..., 0]

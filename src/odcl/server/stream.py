@@ -66,25 +66,14 @@ def in_chunks(uploads: Uploads, size: int = CHUNK_USERS) -> Source:
 
 
 def added(chunks: Chunks, function: Callable[[Uploads], Any]) -> Any:
-    """The sum of what a function says of every chunk that is not empty."""
-    return reduce(add, chunks.map(partial(_unless_empty, function)), _NOTHING)
-
-
-class _Nothing:
-    """What an empty chunk adds."""
-
-    def __add__(self, other: Any) -> Any:
-        return other
-
-    def __radd__(self, other: Any) -> Any:
-        return other
-
-
-_NOTHING = _Nothing()
+    """The sum of what a function says of every chunk that is not empty; None if all are."""
+    found = (one for one in chunks.map(partial(_unless_empty, function)) if one is not None)
+    first = next(found, None)
+    return None if first is None else reduce(add, found, first)
 
 
 def _unless_empty(function: Callable[[Uploads], Any], uploads: Uploads) -> Any:
-    return function(uploads) if len(uploads) else _NOTHING
+    return function(uploads) if len(uploads) else None
 
 
 # -- what a user's place is read off -------------------------------------------------------------
@@ -279,8 +268,8 @@ def stream_step(chunks: Chunks, method: Method | None = None, *, seed: int = 0) 
     users take part in the passes that follow: the same whatever the chunks.
     """
     method = Method() if method is None else method
-    looked = added(chunks, survey)
-    if not isinstance(looked, Survey):
+    looked: Survey | None = added(chunks, survey)
+    if looked is None:
         raise ValueError("There are no uploads: a server step needs at least one user.")
     like = looked.sample
     case = like.risk if like.has_terms else None, like.dim, looked.n_users

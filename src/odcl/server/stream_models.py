@@ -75,7 +75,7 @@ class ModelPlaces:
     centers: Floats  # (K, dim), of the sample
     cloud: Cloud | None
     prior: NoisePrior | None  # of the users' noise scales
-    shrink: bool = False
+    around: Floats | None = None  # (K, dim), what users are drawn to where they are shrunk
     total: ClusterSums | None = None  # where users are told their cluster without themselves
 
     def take(self, clusters: Ints) -> ModelPlaces:
@@ -94,8 +94,8 @@ class ModelPlaces:
         else:
             labels, r, keep = self._likeliest(uploads, phi)
             sure = r[np.arange(len(r)), labels]
-            if self.shrink:
-                around = r @ self.centers
+            if self.around is not None:
+                around = r @ self.around
                 models = around + keep[:, None] * (uploads.models - around)
         others = None if self.total is None else self.total.without(uploads, labels)
         return Placed(labels, sure, phi, others, models)
@@ -129,7 +129,7 @@ def stream_models(chunks: Chunks, looked: Survey, method: Method, seed: int) -> 
     like = like.take(order)
     prior, phi = dispersion_prior(like), pooled_dispersion(like)
     groups = find_groups(like, phi, replace(method, smallest_group=1), seed, None)
-    places = _places(like, groups, method, phi, prior)
+    places = _places(like, groups, phi, prior)
 
     def counted(places: ModelPlaces) -> Tally:
         return added(chunks, partial(tally, places=places, n_groups=len(places.centers)))
@@ -155,8 +155,8 @@ def stream_models(chunks: Chunks, looked: Survey, method: Method, seed: int) -> 
     if len(places.centers) < found:
         least = f"{count_text(len(places.centers))} of at least {method.smallest_group} users left"
         reason = f"{least} of {found} found."
-    if places.shrink:
-        told = "posterior mean of the mixture"
+    if method.combine == "shrink" and places.cloud is not None:
+        told, places = "posterior mean of the mixture", replace(places, around=total.centers)
     if method.refit == "cv" or (tau2 is None and method.refit == "evidence"):
         places = replace(places, total=total)
     return StreamedStep(
@@ -174,10 +174,10 @@ def _first(centers: Floats, labels: Ints) -> Floats:
 
 
 def _places(
-    like: Uploads, groups: Groups, method: Method, phi: Floats | None, prior: NoisePrior | None
+    like: Uploads, groups: Groups, phi: Floats | None, prior: NoisePrior | None
 ) -> ModelPlaces:
     result = groups.mixture
     if result is None:
         return ModelPlaces(average_by_cluster(like.models, groups.labels), None, prior)
     cloud = Cloud.of(result, like, phi)
-    return ModelPlaces(result.centers, cloud, prior, method.combine == "shrink")
+    return ModelPlaces(result.centers, cloud, prior)

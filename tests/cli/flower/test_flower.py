@@ -100,7 +100,6 @@ def nothing_runs(folder):
     return not Deployment.read(folder).processes()
 
 
-@pytest.mark.xdist_group("simulation")
 def test_up_runs_a_new_app_on_nodes_status_tells_and_down_ends_it_all(command, flower):
     command("flower", "new", "app")
     try:
@@ -124,7 +123,6 @@ def test_up_runs_a_new_app_on_nodes_status_tells_and_down_ends_it_all(command, f
     assert command("predict", "trial/result", "trial/data/site-1.csv", "-q").code == 0
 
 
-@pytest.mark.xdist_group("simulation")
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_up_that_is_interrupted_ends_what_it_started(flower, how):
     words = [sys.executable, "-m", "odcl", "flower", "up", "trial", "--nodes", "2"]

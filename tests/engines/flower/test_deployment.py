@@ -16,8 +16,6 @@ import odcl
 from odcl.engines.flower.processes import wait_until
 from tests.engines.flower.deployed import SITES, Round, federation
 
-pytestmark = pytest.mark.xdist_group("deployment")
-
 CLEAN = SITES[:8]
 LATE = SITES[8]
 FAULTY = {
@@ -103,6 +101,22 @@ def test_a_node_that_joins_while_the_round_is_open_takes_part(up, faulty):
     got = np.concatenate([up.model_of(site) for site in ("n0", "n1", LATE)])
     users = np.array([0, 9, 18, 1, 10, 19, 8, 17, 26])
     assert_array_equal(got[np.argsort(users)], expected.models)
+
+
+def test_a_node_that_joins_after_the_run_is_served_from_its_result(up, clean, faulty):
+    """Of the nodes that are connected it alone has no model of that run, and it alone is asked."""
+    for flag in up.flags.iterdir():
+        flag.unlink()
+    (up.models / f"{LATE}.npz").unlink()
+    before = {site: up.model_of(site) for site in CLEAN}
+    late = up.finished("clean", late=True, timeout=60.0)
+    assert late.status.is_good, up.deployment.run_log(late.run_id)
+    assert {flag.name for flag in up.flags.iterdir()} == {f"fitting-{LATE}"}
+    assert up.model_of(LATE).shape == (3, 6)
+    own = late.report["nodes"][up.deployment.registered[LATE]]
+    assert (own["users"], own["confirmed"]) == ([8, 17, 26], True)
+    for site in CLEAN:
+        assert_array_equal(up.model_of(site), before[site])
 
 
 def test_a_node_whose_key_is_not_registered_is_refused(up, clean):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 
 import numpy as np
@@ -244,8 +245,9 @@ def test_a_server_and_a_node_that_mean_different_models_say_so():
         with pytest.raises(ValueError, match="0 replies") as caught:
             run(federation(), risk, Method.paper(2), own)
         assert words in "".join(caught.value.__notes__)
-    with pytest.raises(ValueError, match="sends bare models"):
-        ODCL(None)
+    for method in (Method(), Method("mixture", refit=None), Method(2, combine="mean")):
+        with pytest.raises(ValueError, match="sends bare models"):
+            ODCL(None, method)
 
 
 def test_a_module_without_numbers_or_with_too_many_is_refused(monkeypatch):
@@ -313,6 +315,23 @@ def test_the_digest_of_a_network_tells_networks_apart():
     frozen_features(lambda context: None, one, sha256=network_digest(one))
     with pytest.raises(ValueError, match="cannot be compared"):
         frozen_features(lambda context: None, two, sha256=network_digest(one))
+
+
+def test_the_page_names_what_is_there():
+    """Its examples compile, and every name that they import exists."""
+    import odcl
+    from odcl.engines import flower
+    from tests.pages import DOCS, blocks
+
+    examples = [
+        b.text for b in blocks((DOCS / "flower-models.md").read_text()) if b.language == "py"
+    ]
+    assert len(examples) == 5
+    homes = {"odcl": odcl, "odcl.engines.flower": flower}
+    for example in examples:
+        for line in ast.walk(ast.parse(example)):
+            if isinstance(line, ast.ImportFrom) and line.module in homes:
+                assert all(hasattr(homes[line.module], one.name) for one in line.names)
 
 
 # -- networks of PyTorch ---------------------------------------------------------------------------

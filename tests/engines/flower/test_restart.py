@@ -22,8 +22,6 @@ import odcl
 from odcl.engines.flower.processes import wait_until
 from tests.engines.flower.deployed import Round, federation
 
-pytestmark = pytest.mark.xdist_group("restart")
-
 NODES = ["n0", "n1", "n2"]
 TIMEOUT = 30.0
 

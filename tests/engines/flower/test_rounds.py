@@ -87,6 +87,13 @@ def test_ifca_counts_the_bytes_of_every_round():
     assert out.ledger.total_down == 8 * m * K * dim * (4 + 1)
 
 
+def test_option_two_pays_for_the_question_that_finds_its_step():
+    m, K, dim = 12, 2, 3
+    out, _ = run_ifca(federation(), rounds=3, average="models")
+    assert out.ledger.total_up == 8 * m * (3 * (dim + 2) + 3)  # a choice, its risk and L, once
+    assert out.ledger.total_down == 8 * m * K * dim * (3 + 1 + 1)
+
+
 def damage(kind):
     """What a node does to its answers from the third message on."""
     seen = []
@@ -183,8 +190,10 @@ def test_ifca_writes_its_result_whole_and_reads_it_back(tmp_path):
     assert nodes["bytes"]["up"] == out.ledger.total_up
     with pytest.raises(ValueError, match="took no part"):
         found.model("nobody")
+    again = grid_of(parts_of(rows, 4), {})
     with pytest.raises(ValueError, match="exists already"):
-        run_ifca(rows, result_dir=tmp_path / "run")
+        run_ifca(rows, result_dir=tmp_path / "run", grid=again)
+    assert not any(node.asked for node in again.online.values())  # refused before the work
 
 
 @pytest.mark.parametrize(
@@ -213,7 +222,10 @@ def refined(rows, rounds, grid=None, got=None, risk="squared", method=None, **se
     return strategy.outcome
 
 
-@pytest.mark.parametrize("risk", ["squared", Risk("logistic", 0.01, True)], ids=str)
+# How smooth a Poisson risk is depends on the ball, which all nodes must measure alike.
+@pytest.mark.parametrize(
+    "risk", ["squared", Risk("logistic", 0.01, True), Risk("poisson", 0.01, True)], ids=str
+)
 def test_rounds_inside_groups_are_those_of_one_process(risk):
     rows, got = federation(risk), {}
     whole = risk if isinstance(risk, Risk) else Risk(risk)
@@ -254,6 +266,25 @@ def test_a_node_that_fails_between_rounds_still_has_its_groups_model():
     assert out.refined.n_rounds == 4
     assert not out.undelivered
     assert_array_equal(models_of(got, rows.users), out.step.models)
+
+
+def test_a_node_that_answers_to_another_groups_model_is_set_aside():
+    rows = federation()
+    grid = grid_of(parts_of(rows, 3), {})  # nodes with users of both groups
+    node = sorted(grid.online)[0]
+
+    def spoil(reply):
+        record = reply.content.array_records.get("arrays")
+        if record is not None and "replies" in record:
+            arrays = {name: one.numpy().copy() for name, one in record.items()}
+            arrays["labels"] = 1 - arrays["labels"]
+            reply.content["arrays"] = array_record(arrays)
+        return reply
+
+    grid.online[node].spoil = spoil
+    out = refined(rows, 2, grid=grid)
+    assert "other models than its users' own" in out.refined.set_aside[0].reason
+    assert out.refined.n_rounds == 2
 
 
 def test_rounds_end_early_where_too_few_answer_and_the_one_shot_is_kept():

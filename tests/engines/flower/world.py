@@ -21,6 +21,7 @@ from odcl.engines.flower import NodeModels, make_client_app
 from tests.helpers import logistic_labels, poisson_counts
 
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+MODELS = np.array([[2.0, -1.0, 1.0], [-2.0, 1.0, 0.0]])  # of the two groups
 SUPERLINK = 1  # the source of errors that the SuperLink makes
 
 
@@ -97,7 +98,7 @@ def federation(risk: Any = "squared", *, m: int = 12, n: int = 30, seed: int = 0
     name = risk if isinstance(risk, str) else risk.loss.name
     rng = np.random.default_rng(seed)
     X, owner = rng.normal(size=(m * n, 3)), np.repeat(np.arange(m), n)
-    z = (X * np.array([[2.0, -1.0, 1.0], [-2.0, 1.0, 0.0]])[owner % 2]).sum(axis=1)
+    z = (X * MODELS[owner % 2]).sum(axis=1)
     y = z + 0.3 * rng.normal(size=m * n)
     if name == "logistic":
         y = logistic_labels(z, rng)

@@ -205,7 +205,7 @@ class Deployment:
             if gone or time.monotonic() > deadline:
                 one = (gone or sorted(missing))[0]
                 raise DeploymentError(f"node {one} is not connected: {self.tail(one)}")
-            time.sleep(2.0)
+            time.sleep(3.0)
 
     def start_node(self, site: str, config: Mapping[str, Any]) -> None:
         """Start a site's SuperNode, with a home and a port of its own."""
@@ -290,7 +290,7 @@ class Deployment:
         """Look at a run until it is over, for so many seconds at most."""
         deadline = time.monotonic() + seconds
         while not (now := self.status(run_id)).is_over and time.monotonic() < deadline:
-            time.sleep(2.0)
+            time.sleep(3.0)
         return now
 
     def stop_run(self, run_id: int) -> None:

@@ -7,7 +7,7 @@ their download get it now: the server's step is a pure function of the uploads i
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,13 @@ from flwr.serverapp import Grid
 
 from odcl._typing import Floats, Ints
 from odcl.data.federation import positions
-from odcl.engines.arrivals import SetAside, difference, joined, naming_set_aside
+from odcl.engines.arrivals import SetAside, difference, naming_set_aside
 from odcl.engines.deliveries import LateUsers
-from odcl.engines.flower.arrived import Arrived
+from odcl.engines.flower.arrived import Arrival, Arrived
 from odcl.engines.flower.outcome import Delivery, count
 from odcl.engines.flower.records import array_record
 from odcl.engines.flower.result import SavedRun, add_late, open_result
-from odcl.engines.flower.strategy import ODCL, log
+from odcl.engines.flower.strategy import ODCL, in_order, log
 from odcl.engines.flower.transport import wait_for_nodes
 from odcl.exchange.download import Downloads
 from odcl.exchange.upload import Uploads
@@ -91,7 +91,7 @@ class LateODCL(ODCL):
                     f"{count(arrived.taken, 'late node')} can be served, and {self.min_replies} "
                     "should be: see why the others were set aside."
                 )
-        self._to_deliver = self._placed([one.uploads for one in arrived.taken.values()])
+        self._to_deliver = self._placed(arrived.taken.values())
         sizes = {"num-users": len(self.placed), "nodes-set-aside": len(arrived.aside)}
         return array_record({"centers": model.cluster_theta_}), MetricRecord(sizes)
 
@@ -111,11 +111,11 @@ class LateODCL(ODCL):
                 )
         return ""
 
-    def _placed(self, parts: list[Uploads]) -> Delivery | None:
+    def _placed(self, arrivals: Collection[Arrival]) -> Delivery | None:
         """Downloads of users who are new, and of those who have been in the run."""
-        if not parts:
+        if not arrivals:
             return None
-        model, uploads = self.saved.model, joined(parts)
+        model, uploads = self.saved.model, in_order(arrivals)
         new = positions(model.users_, uploads.users) < 0
         before = set(self.saved.late_users)
         late = new | np.array([user in before for user in uploads.users.tolist()])
@@ -170,6 +170,8 @@ class LateODCL(ODCL):
 
     def _noise(self, uploads: Uploads) -> Floats:
         """Noise scales of late users: their own, drawn up to the federation's."""
+        if not uploads.has_dispersion:
+            return np.ones(len(uploads))
         groups, phi = self.saved.model.groups_, uploads.dispersion
         own = np.full(len(uploads), np.inf) if phi is None else phi
         dof = uploads.n_samples - uploads.dim

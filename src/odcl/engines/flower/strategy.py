@@ -276,7 +276,7 @@ class ODCL(Strategy):
                     f"needed ({count(arrived.aside, 'node')} set aside): see why they were, and "
                     "run it again, which goes on from those taken."
                 )
-            uploads = _in_order(nodes.values())
+            uploads = in_order(nodes.values())
             log.info("%s of %s arrived.", count(uploads.users, "user"), count(nodes, "node"))
             step = self.combine(uploads)
         log.info("%s", step.reason)
@@ -376,7 +376,7 @@ def losses_in_words(metrics: Mapping[str, float]) -> str:
     return ", ".join(f"{metrics[k]:.4g} by {text}" for k, text in names.items() if k in metrics)
 
 
-def _in_order(arrivals: Iterable[Arrival]) -> Uploads:
+def in_order(arrivals: Iterable[Arrival]) -> Uploads:
     """All uploads as one message, in the order of the users' own ids."""
     uploads = joined([one.uploads for one in arrivals])
     return uploads.take(uploads.canonical_order())

@@ -144,7 +144,7 @@ def _map(facts: FitFacts) -> Markup:
     crosses = crosses if len(facts.groups) <= svg.MOST_CROSSES else ""
     select = f"{crosses}Select a user to see how sure its place is."
     if facts.map.density is not None:
-        select = "The darker, the more users. Select a user to see it, and how sure its place is."
+        select = "The stronger the colour, the more users. Select one to see it, and how surely."
     title = "Who is like whom"
     return figure_block(
         "map", title, svg.map_picture(facts), f"{facts.map.about} {select}", outside

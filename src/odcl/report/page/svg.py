@@ -187,7 +187,7 @@ def _centers(centers: Floats, frame: Frame) -> Markup:
         parts.append(el("path", d=f"M{_at(x - 5)},{_at(y)}h10M{_at(x)},{_at(y - 5)}v10"))
         if len(centers) <= MOST_NAMED:
             parts.append(el("text", f"{k}", x=_at(x + 7), y=_at(y - 6), class_="name"))
-    return el("g", *parts, class_="centers", aria_hidden="true")
+    return el("g", *parts, class_="centers above", aria_hidden="true")
 
 
 def short(text: str, most: int) -> str:
@@ -260,7 +260,7 @@ def gain_picture(gains: Gains, users: Users) -> Markup:
         frame.axes("users, from the worst off to the best", f"gain in {unit}", x_ticks=False),
         *parts,
         el("g", *points, class_="points"),
-        el("g", *words, *names, aria_hidden="true"),
+        el("g", *words, *names, class_="above", aria_hidden="true"),
         data_y0=frame.y0,
         data_y1=frame.y1,
         data_n=len(order),

@@ -37,7 +37,9 @@ class Scatter {
     this.canvas = make("canvas", { "aria-hidden": "true" });
     this.over = draw("svg", { class: "over", viewBox: `0 0 ${BOX.width} ${BOX.height}`, "aria-hidden": "true" });
     this.tip = make("div", { class: "tip", hidden: "" });
-    this.plot.append(this.canvas, this.over, this.tip);
+    const names = Array.from(this.plot.querySelectorAll(".above")); // what points must not cover
+    const above = draw("svg", { class: "over", viewBox: `0 0 ${BOX.width} ${BOX.height}`, "aria-hidden": "true" }, ...names);
+    this.plot.append(this.canvas, above, this.over, this.tip);
     this.plot.classList.add("live");
     this.plot.tabIndex = 0;
     this.plot.setAttribute("role", "group");
@@ -67,12 +69,13 @@ class Scatter {
 
   points(pen, scale, x, y) {
     const dense = count > 3000 ? 0.6 : 1; // many points are drawn smaller
-    const order = this.order();
+    const order = this.order(), signs = [];
     for (const shown of [false, true]) { // the hidden first, faint
       pen.globalAlpha = shown ? 0.8 : 0.07;
       for (const i of order) {
         if (isShown(i) !== shown || Number.isNaN(x[i])) continue;
-        const sign = sprite(state.labels[i], scale * dense);
+        const group = state.labels[i];
+        const sign = signs[group + 1] ||= sprite(group, scale * dense);
         pen.drawImage(sign, x[i] * scale - sign.width / 2, y[i] * scale - sign.height / 2);
       }
     }
@@ -84,9 +87,9 @@ class Scatter {
     this.cells = new Map();
     for (let i = 0; i < count; i += 1) {
       if (Number.isNaN(x[i]) || !isShown(i)) continue;
-      const key = `${Math.floor(x[i] / NEAR)} ${Math.floor(y[i] / NEAR)}`;
-      if (!this.cells.has(key)) this.cells.set(key, []);
-      this.cells.get(key).push(i);
+      const key = 1000 * Math.floor(x[i] / NEAR) + Math.floor(y[i] / NEAR);
+      const cell = this.cells.get(key);
+      if (cell) cell.push(i); else this.cells.set(key, [i]);
     }
   }
 
@@ -96,7 +99,7 @@ class Scatter {
     const cx = Math.floor(x / NEAR), cy = Math.floor(y / NEAR);
     let best = -1, least = NEAR ** 2;
     for (let dx = -1; dx <= 1; dx += 1) for (let dy = -1; dy <= 1; dy += 1) {
-      for (const i of this.cells.get(`${cx + dx} ${cy + dy}`) || []) {
+      for (const i of this.cells.get(1000 * (cx + dx) + cy + dy) || []) {
         const square = (this.x[i] - x) ** 2 + (this.y[i] - y) ** 2;
         if (square < least) { least = square; best = i; }
       }

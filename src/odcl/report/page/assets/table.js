@@ -14,7 +14,7 @@ if (gains) {
   columns.push({ name: "gain", text: (i) => shown(gainOf(i)), key: gainOf, csv: gainOf });
 }
 const words = new Intl.Collator("en", { numeric: true });
-const listing = { column: 0, down: false, page: 0, order: [] };
+const listing = { column: 0, down: false, page: 0, sorted: [], order: [] };
 
 function compare(a, b) {
   const key = columns[listing.column].key, left = key(a), right = key(b);
@@ -40,10 +40,10 @@ function startTable() {
   byId("next").addEventListener("click", () => { listing.page += 1; showTable(); });
   byId("save").addEventListener("click", saveTable);
   watchers.push((what) => {
-    if (what === "filter") sortTable();
+    if (what === "filter") filterTable();
     if (what === "user") {
       const at = listing.order.indexOf(state.user);
-      if (at >= 0) listing.page = Math.floor(at / PAGE);
+      if (at >= 0) listing.page = Math.floor(at / PAGE); // where it stands
       showTable();
     }
   });
@@ -51,12 +51,17 @@ function startTable() {
 }
 
 function sortTable() {
-  listing.order = Array.from(ids.keys()).filter(isShown).sort(compare);
-  listing.page = 0;
+  listing.sorted = Array.from(ids.keys()).sort(compare);
   document.querySelectorAll("#assignment th").forEach((th, c) => {
     if (c === listing.column) th.setAttribute("aria-sort", listing.down ? "descending" : "ascending");
     else th.removeAttribute("aria-sort");
   });
+  filterTable();
+}
+
+function filterTable() {
+  listing.order = listing.sorted.filter(isShown);
+  listing.page = 0;
   showTable();
 }
 

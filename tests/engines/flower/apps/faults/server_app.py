@@ -11,11 +11,14 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     config = context.run_config
+    times = {"wait": config["wait"], "timeout": config["timeout"]}
+    if config["late"]:
+        ODCL.from_result(config["result-dir"], **times).start(grid)
+        return
     ODCL(
         min_replies=config["min-replies"],
         nodes=config["nodes"],
-        wait=config["wait"],
-        timeout=config["timeout"],
         result_dir=config["result-dir"],
         force=True,
+        **times,
     ).start(grid)

@@ -14,19 +14,23 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     config = context.run_config
-    strategy = ODCL(
-        Risk(config["loss"], config["l2"], intercept=True),
-        min_replies=config["min-replies"],
-        nodes=config["nodes"] or None,
-        wait=config["wait"],
-        timeout=config["timeout"],
-        result_dir=Path(config["result-dir"]).absolute() if config["result-dir"] else None,
-        force=config["force"],
-        seed=config["seed"],
-        features=config["features"].split(","),
-        user=config["user"],
-        target=config["target"],
-    )
+    times = {"wait": config["wait"], "timeout": config["timeout"]}
+    place = Path(config["result-dir"]).absolute() if config["result-dir"] else None
+    if config["late"]:  # nobody who has a model is asked again
+        strategy = ODCL.from_result(config["result-dir"], **times)
+    else:
+        strategy = ODCL(
+            Risk(config["loss"], config["l2"], intercept=True),
+            min_replies=config["min-replies"],
+            nodes=config["nodes"] or None,
+            result_dir=place,
+            force=config["force"],
+            seed=config["seed"],
+            features=config["features"].split(","),
+            user=config["user"],
+            target=config["target"],
+            **times,
+        )
     result = strategy.start(grid)
     for round_, metrics in result.evaluate_metrics_clientapp.items():
         for name, value in metrics.items():

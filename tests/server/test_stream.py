@@ -1,0 +1,248 @@
+"""The server's step over chunks: the same whatever the chunks, and near the fit of all users."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from odcl.clustering.labels import same_partition
+from odcl.data.federation import Federation, id_keys
+from odcl.errors import NotAdmissible
+from odcl.local.fit import fit_users
+from odcl.local.receive import receive
+from odcl.method import Method
+from odcl.mixed import search as mixed_search
+from odcl.risk.risk import Risk
+from odcl.server import step as server
+from odcl.server import stream
+from odcl.server.stream import Source, in_chunks, stream_step
+
+FEW = 120  # users of a sample, in place of thousands
+
+
+@pytest.fixture(autouse=True)
+def small_samples(monkeypatch):
+    """What takes thousands of users to see is seen with hundreds."""
+    monkeypatch.setattr(mixed_search, "SAMPLE", FEW)
+    monkeypatch.setattr(stream, "SAMPLE", FEW)
+    monkeypatch.setattr(stream, "MODELS", FEW)
+    monkeypatch.setattr(server, "MODELS", FEW)
+
+
+def world(loss="squared", n_users=400, n_rows=15, tau=0.0, seed=0, noise=1.0):
+    """Three groups of users, equally many; inside them two coefficients differ by ``tau``."""
+    rng = np.random.default_rng(seed)
+    centers = np.array([[2.0, 0, 0, 1], [-2.0, 1, 0, 0], [0.0, -1, 2, -1]])
+    groups = np.arange(n_users) % 3
+    theta = centers[groups] + tau * rng.standard_normal((n_users, 4)) * [1, 1, 0, 0]
+    owner = np.repeat(np.arange(n_users), n_rows)
+    X = rng.standard_normal((len(owner), 3))
+    z = (X * theta[owner, :3]).sum(axis=1) + theta[owner, 3]
+    scale = noise * np.ones(n_users) if np.isscalar(noise) else noise
+    y = {
+        "squared": lambda: z + scale[owner] * rng.standard_normal(len(z)),
+        "huber": lambda: z + scale[owner] * rng.standard_t(2.5, len(z)),
+        "logistic": lambda: (rng.random(len(z)) < 1 / (1 + np.exp(-2 * z))).astype(float),
+        "poisson": lambda: rng.poisson(np.exp(np.clip(0.5 * z, None, 3))).astype(float),
+        "multinomial": lambda: np.argmax(
+            np.column_stack([z, -z, 0 * z]) + rng.gumbel(size=(len(z), 3)), axis=1
+        ),
+    }[loss]()
+    ids = np.array([f"store {i}" for i in range(n_users)])
+    order = np.argsort(ids)  # canonical
+    offsets = np.arange(0, len(owner) + 1, n_rows)
+    return Federation(X, y, offsets, ids).take(order), groups[order]
+
+
+def risk_of(loss):
+    from odcl.risk.losses import Huber, Multinomial
+
+    made = {"huber": lambda: Huber(1.5), "multinomial": lambda: Multinomial(3)}
+    return Risk(made[loss]() if loss in made else loss)
+
+
+def uploads_of(federation, risk, method=Method()):  # noqa: B008
+    case = risk, risk.dim(federation.n_features), federation.n_users
+    method = method.resolved(*case)
+    return fit_users(federation, risk, method.sends, terms=method.clusterer.uses_terms).uploads
+
+
+def scattered(uploads, sizes, seed):
+    """The users in another order, in chunks of random sizes, empty ones among them."""
+    order = np.random.default_rng(seed).permutation(len(uploads))
+    cuts = np.cumsum(np.resize(sizes, len(uploads)))
+    parts = np.split(order, cuts[cuts < len(uploads)])
+    parts.insert(1, order[:0])
+    return Source(lambda: (uploads.take(part) for part in parts))
+
+
+LOSSES = ("squared", "huber", "logistic", "poisson", "multinomial")
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_chunks_and_order_are_not_to_be_seen(loss):
+    federation, _ = world(loss)
+    risk = risk_of(loss)
+    uploads = uploads_of(federation, risk)
+    one = stream_step(in_chunks(uploads))
+    other = stream_step(scattered(uploads, (7, 64, 1, 30), seed=3))
+    assert one.n_clusters == other.n_clusters == 3
+    assert one.mixture.spread.shape == other.mixture.spread.shape
+    assert_array_equal(one.sizes, other.sizes)
+    assert_allclose(other.centers, one.centers, atol=1e-9)
+    models = [
+        receive(federation, risk, uploads, step.place(uploads)).models for step in (one, other)
+    ]
+    assert_allclose(models[1], models[0], atol=1e-9)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_server_step_of_many_users_is_the_streamed_one(loss):
+    federation, truth = world(loss)
+    uploads = uploads_of(federation, risk_of(loss))
+    whole, streamed = server.server_step(uploads), stream_step(scattered(uploads, (50,), seed=1))
+    assert_array_equal(whole.labels, streamed.step(uploads).labels)
+    assert_allclose(streamed.centers, whole.centers, atol=1e-9)
+    down = streamed.place(uploads)
+    assert_array_equal(down.group_size, np.bincount(whole.labels)[whole.labels])
+    assert_array_equal(np.bincount(whole.labels), streamed.sizes)
+    assert_allclose(streamed.rows.sum(), len(federation.y))
+    if loss == "squared":
+        assert same_partition(whole.labels, truth)
+
+
+@pytest.mark.parametrize("tau", [0.0, 0.6])
+@pytest.mark.parametrize("unequal", [False, True])
+def test_found_on_a_sample_is_found_on_everybody(tau, unequal, monkeypatch):
+    """The same K and shape; centers to half of their own standard error."""
+    for module in (mixed_search, stream):
+        monkeypatch.setattr(module, "SAMPLE", 450)
+    noise = np.exp(0.7 * np.random.default_rng(5).standard_normal(600)) if unequal else 1.0
+    federation, _ = world(n_users=600, tau=tau, noise=noise)
+    uploads = uploads_of(federation, Risk())
+    sampled = server.server_step(uploads)
+    for module in (mixed_search, stream):
+        monkeypatch.setattr(module, "SAMPLE", 10**6)
+    full = server.server_step(uploads)
+    assert sampled.n_clusters == full.n_clusters == 3
+    assert sampled.mixture.spread.shape == full.mixture.spread.shape
+    assert np.mean(sampled.labels == full.labels) > 0.99
+    error = np.sqrt(np.diagonal(full.mixture.covariances, axis1=1, axis2=2)).mean()
+    scale = full.mixture.coordinates.target_scale
+    assert np.abs(sampled.centers - full.centers).max() < 0.5 * error * scale
+
+
+def test_a_pass_adds_up_over_parts_of_the_users():
+    from odcl.mixed.passes import parameters_of, pass_sums
+    from odcl.server.mixed import user_quadratics
+
+    federation, _ = world(noise=np.exp(0.7 * np.random.default_rng(5).standard_normal(400)))
+    (q,), _ = user_quadratics(uploads_of(federation, Risk()))
+    at = parameters_of(mixed_search.search_sample(q[:FEW], federation.users[:FEW]))
+    assert not at.noise.common
+    whole, parts = pass_sums(q, at), pass_sums(q[:150], at) + pass_sums(q[150:], at)
+    assert_allclose(parts.M, whole.M, rtol=1e-12)
+    assert_allclose(parts.slopes.omega, whole.slopes.omega, rtol=1e-12)
+    assert_allclose(parts.noise_slope, whole.noise_slope, rtol=1e-9)
+    assert_allclose(parts.level, whole.level, rtol=1e-13)
+
+
+def test_where_the_passes_rest_in_memory_sweeps_rest_too():
+    """One more sweep of the fit of all users, from where the passes came to rest, moves nothing."""
+    from odcl.mixed.em import fit_mixture
+    from odcl.mixed.search import search
+    from odcl.server.mixed import user_quadratics
+
+    federation, _ = world(tau=0.3)
+    (q,), _ = user_quadratics(uploads_of(federation, Risk()))
+    fit = search(q, federation.users.tolist(), sample=FEW)
+    assert fit.converged
+    again = fit_mixture(
+        *(q, fit.responsibilities, fit.spread, fit.noise, fit.s2, fit.prior), max_sweeps=30
+    )
+    assert_allclose(again.centers, fit.centers, atol=1e-7)
+    assert_allclose(again.spread.matrix, fit.spread.matrix, atol=1e-7)
+    assert_allclose(again.s2, fit.s2, rtol=1e-7)
+
+
+METHODS = (
+    Method.paper(3),
+    Method("mixture"),
+    Method("kmeans:3"),
+    Method("kmeans:3", refit="cv"),
+    Method("mixture", combine="shrink"),
+)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: f"{m.clusterer}-{m.combine}-{m.refit}")
+def test_clusters_of_models_are_combined_over_everybody(method, monkeypatch):
+    federation, truth = world(n_rows=25)
+    uploads = uploads_of(federation, Risk(), method)
+    streamed = stream_step(scattered(uploads, (11, 90), seed=2), method)
+    got = streamed.step(uploads)
+    assert same_partition(got.labels, truth)
+    monkeypatch.setattr(server, "MODELS", 10**6)
+    full = server.server_step(uploads, method)
+    assert_array_equal(got.labels, full.labels)
+    assert_allclose(got.centers, full.centers, rtol=1e-10)
+    if full.others is not None:
+        assert_allclose(got.others, full.others, rtol=1e-8)
+    if full.probabilities is not None:
+        assert_allclose(got.probabilities, full.probabilities, atol=0.05)
+    assert_allclose(got.models, full.models, atol=0.05)
+
+
+def test_groups_that_are_too_small_are_not_given():
+    federation, _ = world()
+    uploads = uploads_of(federation, Risk())
+    step = stream_step(in_chunks(uploads), Method(smallest_group=134))
+    assert step.n_clusters < 3
+    assert step.sizes.min() >= 134
+    assert step.curbed
+    with pytest.raises((NotAdmissible, ValueError), match="users"):
+        stream_step(in_chunks(uploads), Method(smallest_group=401))
+    few = uploads_of(federation, Risk(), Method.paper(3))
+    paper = stream_step(in_chunks(few), Method("kmeans:3", combine="mean", smallest_group=134))
+    assert paper.sizes.min() >= 134
+
+
+def test_few_users_are_known_by_name():
+    federation, _ = world(n_users=60)
+    uploads = uploads_of(federation, Risk())
+    step, whole = stream_step(scattered(uploads, (9,), seed=4)), server.server_step(uploads)
+    assert_array_equal(step.step(uploads).labels, whole.labels)
+    assert_array_equal(step.place(uploads[5]).model, whole.downloads[5].model)
+
+
+def test_what_an_engine_carries_can_be_pickled():
+    federation, _ = world()
+    uploads = uploads_of(federation, Risk())
+
+    class Carrier:
+        def map(self, function):
+            for part in in_chunks(uploads, 100).read():
+                sent = pickle.loads(pickle.dumps(function))
+                yield pickle.loads(pickle.dumps(sent(part)))
+
+    step = pickle.loads(pickle.dumps(stream_step(Carrier())))
+    assert_allclose(step.centers, stream_step(in_chunks(uploads)).centers, atol=1e-9)
+
+
+def test_no_users_are_refused():
+    federation, _ = world(n_users=30)
+    none = uploads_of(federation, Risk()).take(np.arange(0))
+    with pytest.raises(ValueError, match="no uploads"):
+        stream_step(Source(lambda: [none]))
+
+
+def test_keys_are_those_of_the_id_wherever_it_stands():
+    ids = np.array(["a", "store 12", "", "é"])
+    assert_array_equal(id_keys(ids[:1]), id_keys(ids)[:1])
+    assert_array_equal(id_keys(np.array([7, 12])), id_keys(np.array(["7", "12"])))
+    many = id_keys(np.arange(20_000))
+    assert len(np.unique(many)) == 20_000
+    share = np.histogram(many.astype(np.float64) / 2.0**64, 10)[0] / 2000
+    assert np.abs(share - 1).max() < 0.1
