@@ -119,9 +119,10 @@ def _points(model: Any, who: Ints) -> tuple[Floats, Floats, Floats, str]:
         cov = np.full((m, dim, dim), np.nan) if model.covariance_ is None else model.covariance_
     theta = np.where(_whole(theta)[:, None], theta, model.theta_)
     labels = np.maximum(model.labels_, 0)
-    known = _whole(cov)
+    known = np.flatnonzero(_whole(cov))
+    some = known[:: -(-len(known) // CHUNK) or 1]  # enough for a median
     away = theta - model.cluster_theta_[labels]
-    within = np.median(cov[known], axis=0) if known.any() else away.T @ away / max(m, 1)
+    within = np.median(cov[some], axis=0) if len(some) else away.T @ away / max(m, 1)
     return theta, cov[who], _positive(within), about
 
 
