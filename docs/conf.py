@@ -53,5 +53,6 @@ autodoc_mock_imports = ["flwr"]  # has an environment of its own
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_class_signature = "mixed"
-autodoc_type_aliases = {name: name for name in ("Array", "Floats", "Ints", "Bools")}
+_OURS = ("Array", "Floats", "Ints", "Bools", "Train", "LossOf")
+autodoc_type_aliases = {name: name for name in _OURS}
 python_maximum_signature_line_length = 88

@@ -10,6 +10,8 @@ from importlib import import_module
 from typing import Any
 
 from sphinx.util import logging
+from sphinx.util.inspect import signature as sphinx_signature
+from sphinx.util.inspect import stringify_signature
 
 import odcl
 
@@ -42,7 +44,7 @@ def _docstring(app: Any, what: str, name: str, value: Any, options: Any, lines: 
     lines[:] = as_restructured_text(with_lists([*lines, *own] if told else lines))
 
 
-_FIELD = re.compile(r"    (\w+): [^#]*  # (.*)$", flags=re.MULTILINE)
+_FIELD = re.compile(r"^    (\w+): [^#\n]*  # (.*)$", flags=re.MULTILINE)
 
 
 def fields_of(value: type) -> dict[str, str]:
@@ -56,6 +58,12 @@ def _signature(
     app: Any, what: str, name: str, value: Any, options: Any, signature: Any, returns: Any
 ) -> tuple[Any, Any]:
     """Our names for arrays (``Floats``) as they are, without Sphinx's wrapping of them."""
+    if what == "class" and hasattr(value, "__sphinx_mock__"):  # of another's base
+        told = sphinx_signature(value.__init__, True, app.config.autodoc_type_aliases)
+        signature = stringify_signature(
+            told, show_return_annotation=False, unqualified_typehints=True
+        )
+    signature = signature and signature.replace("<factory>", "...")
     return tuple(
         x and re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", x) for x in (signature, returns)
     )

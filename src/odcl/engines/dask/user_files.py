@@ -45,6 +45,7 @@ class UserFiles:
 
     @property
     def n_users(self) -> int:
+        """Users of all files together."""
         return sum(part.users for part in self.parts)
 
     def buckets(self, table: pa.Table, user: str) -> Array:
