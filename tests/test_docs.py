@@ -179,3 +179,16 @@ def test_a_site_with_a_broken_link_or_one_to_elsewhere_is_refused(tmp_path, monk
     found = problems(tmp_path)
     assert len(found) == 4
     assert sum("elsewhere" in line for line in found) == 1
+
+
+def test_the_reference_shows_what_stands_beside_the_fields_of_a_value(monkeypatch):
+    pytest.importorskip("sphinx", reason="the site's generator: pip install 'odcl[docs]'")
+    monkeypatch.syspath_prepend(DOCS / "extensions")
+    from public_names import fields_of, with_lists
+
+    told = fields_of(partition.UserColumns)
+    assert told["model"] == "(n_users, dim)"
+    assert told["users"] == "(n_users,), ids"
+    assert list(fields_of(partition.Job)) == ["method"]  # the others have no comment
+    listed = with_lists(["What it is.", "", "wait, timeout : seconds", "    of a round."])
+    assert listed[2:] == ["``wait``, ``timeout``", "    seconds", "    of a round."]
