@@ -41,9 +41,9 @@ def add(some: Any) -> opt.Parser:
     text = "nodes that share the made stores [default: 4]"
     group.add_argument("--nodes", metavar="N", type=opt.positive, help=text)
     for name, what in {"user": "that names the user of each row", "target": "to predict"}.items():
-        text = f"column of the tables {what} [default: none, and with made stores theirs]"
+        text = f"column of the tables {what} [default: as --app says; of made stores theirs]"
         group.add_argument(f"--{name}", metavar="COLUMN", help=text)
-    text = "columns to predict from, numbers: a,b,c [default: all others]"
+    text = "columns to predict from, numbers: a,b,c [default: as --app says, or all others]"
     group.add_argument("--features", metavar="COLUMNS", **many, help=text)
     text = "folder of the app, as `odcl flower new` writes it [default: just that one]"
     group.add_argument("--app", metavar="FOLDER", type=Path, help=text)
@@ -85,21 +85,38 @@ def _check(options: Namespace) -> None:
     """Refuse options that do not go together."""
     if options.data and options.nodes is not None:
         raise opt.UsageError("--nodes is for made stores: with --data there is one per file.", NAME)
-    if options.data and not (options.user and options.target):
-        raise opt.UsageError("--data needs --user and --target.", NAME)
     if options.app is not None and not (options.app / "pyproject.toml").is_file():
         raise opt.UsageError(f"{options.app} holds no app: there is no pyproject.toml.", NAME)
+    known = _roles(options)
+    if options.data and not (known.get("user") and known.get("target")):
+        raise opt.UsageError("--data needs --user and --target.", NAME)
+
+
+def _roles(options: Namespace) -> dict[str, Any]:
+    """Which columns are what: as said here, else as an app of one's own says."""
+    from odcl.engines.flower.app import app_config
+
+    said = {name: getattr(options, name) for name in ("user", "target") if getattr(options, name)}
+    if options.app is None:
+        return said if options.data else {**_STORES, **said}
+    config = app_config(options.app)
+    roles: dict[str, Any] = {
+        name: config[name] for name in ("user", "target", "features") if name in config
+    }
+    return {**(roles if not said else {}), **said}
 
 
 def _config(options: Namespace, first: Path) -> dict[str, Any]:
     """What the run is told: which columns are what, and how long it may take."""
     from odcl.data.tables import read_column_names
 
-    roles = {name: getattr(options, name) or _STORES[name] for name in _STORES}
+    roles = {**_STORES, **_roles(options)}
     columns = read_column_names(first)
     features = opt.column_names(options.features, columns)
     others = [name for name in columns if name not in roles.values()]
-    return {**roles, "features": ",".join(features or others), "timeout": options.timeout}
+    known = roles.pop("features", None) or ",".join(others)
+    named = ",".join(features) if features else known
+    return {**roles, "features": named, "timeout": options.timeout}
 
 
 def _print(trial: Any, options: Namespace) -> None:

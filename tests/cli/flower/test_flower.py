@@ -20,23 +20,31 @@ COLUMNS = "price,promotion,temperature,weekend,rain"
 # -- without Flower --------------------------------------------------------------------------------
 
 
-def test_a_new_app_is_four_files_that_name_the_folder(command):
+def test_a_new_app_is_a_package_that_is_called_as_the_folder(command):
     said = command("flower", "new", "My Stores")
     assert said.code == 0, said.err
     assert "flwr run 'My Stores' --stream" in said.out
-    names = {"README.md", "client_app.py", "pyproject.toml", "server_app.py"}
-    assert {path.name for path in Path("My Stores").iterdir()} == names
+    found = {path.name for path in Path("My Stores").iterdir()}
+    assert found == {"README.md", "pyproject.toml", "odcl_my_stores"}
+    modules = {path.name for path in Path("My Stores/odcl_my_stores").iterdir()}
+    assert modules == {"__init__.py", "client_app.py", "server_app.py"}
+    assert "`odcl_my_stores/client_app.py`" in Path("My Stores/README.md").read_text()
     config = tomllib.loads(Path("My Stores/pyproject.toml").read_text())
     assert config["project"]["name"] == "my-stores"
-    assert config["tool"]["flwr"]["app"]["config"]["features"] == COLUMNS
+    assert config["project"]["dependencies"] == []  # Flower would fetch them at every run
+    app = config["tool"]["flwr"]["app"]
+    assert app["components"]["clientapp"] == "odcl_my_stores.client_app:app"
+    assert app["components"]["serverapp"] == "odcl_my_stores.server_app:app"
+    assert app["config"]["features"] == COLUMNS
+    assert app["config"]["result-dir"] == str(Path("My Stores/result").resolve())
 
 
 def test_a_new_app_replaces_nothing_unless_forced(command):
     assert command("flower", "new", "app").code == 0
-    Path("app/client_app.py").write_text("mine")
+    Path("app/odcl_app/client_app.py").write_text("mine")
     said = command("flower", "new", "app")
     assert (said.code, said.err.count("\n")) == (2, 1)
-    assert Path("app/client_app.py").read_text() == "mine"
+    assert Path("app/odcl_app/client_app.py").read_text() == "mine"
     assert command("flower", "new", "app", "--force").code == 0
     Path("app/notes.txt").touch()
     assert "did not write" in command("flower", "new", "app", "--force").err

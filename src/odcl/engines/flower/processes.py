@@ -79,7 +79,7 @@ def end(mark: str, known: Sequence[Process] = (), *, grace: float = 5.0) -> int:
     The known ones, who look after the others, are asked first; whoever is left is asked, too, and
     killed when ``grace`` seconds are over. Returns when none is left.
     """
-    everyone = {one: None for one in belonging(mark, known)}
+    everyone = dict.fromkeys(belonging(mark, known))
 
     def left() -> list[Process]:
         """Those still there. A process on its way out has lost its mark before it is gone."""

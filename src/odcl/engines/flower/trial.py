@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,8 +112,11 @@ def try_out(
         (deployment.logs / "run.log").write_text(deployment.run_log(run_id), encoding="utf-8")
         if not status.is_good:
             why = status.details or f"it is {status.status} after {timeout:g} s"
-            raise DeploymentError(f"the run failed: {why} (see {deployment.logs / 'run.log'})")
-        found = _models(tables, models, config)
+            error = DeploymentError(f"the run failed: {why} (see {deployment.logs / 'run.log'})")
+            for line in _set_aside(deployment.logs / "run.log"):
+                error.add_note(line)
+            raise error
+        found = _models(tables, models, result, config["user"])
         return Trial(deployment, tuple(tables), run_id, *found, result)
     except BaseException:
         deployment.down()
@@ -120,17 +124,20 @@ def try_out(
 
 
 def _models(
-    tables: Mapping[str, Path], models: Path, config: Mapping[str, Any]
+    sites: Iterable[str], models: Path, result: Path, user: str
 ) -> tuple[Array, Ints, Ints]:
-    """Users, groups and rows, read off what every node kept."""
-    user = config["user"]
-    users, labels, rows = [], [], []
-    for site, path in tables.items():
-        own = read_table(models / f"{site}.csv", text=(user,))
-        column = read_table(path, text=(user,))[user].to_numpy(zero_copy_only=False)
-        for name, label in zip(own[user].to_pylist(), own["group"].to_pylist(), strict=True):
-            users.append(name)
-            labels.append(label)
-            rows.append(int((column == name).sum()))
-    order = np.argsort(np.array(users), kind="stable")
-    return tuple(np.array(values)[order] for values in (users, labels, rows))  # type: ignore[return-value]
+    """Users and groups as every node kept them, and the rows that each user's model is of."""
+    kept = [read_table(models / f"{site}.csv", text=(user,)) for site in sites]
+    users = np.array([name for own in kept for name in own[user].to_pylist()])
+    labels = np.array([label for own in kept for label in own["group"].to_pylist()])
+    listed = read_table(result / "assignment.csv", text=(user,))
+    rows = dict(zip(listed[user].to_pylist(), listed["rows"].to_pylist(), strict=True))
+    order = np.argsort(users, kind="stable")
+    return users[order], labels[order], np.array([rows[name] for name in users[order].tolist()])
+
+
+def _set_aside(log: Path, most: int = 5) -> list[str]:
+    """What a run's log says of nodes that were set aside, the first few."""
+    lines = log.read_text(encoding="utf-8").splitlines()
+    found = (re.search(r"Node \d+ is set aside: .*", line) for line in lines)
+    return list(dict.fromkeys(one.group() for one in found if one))[:most]

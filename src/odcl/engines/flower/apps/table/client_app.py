@@ -2,8 +2,12 @@
 
 A node of a deployment is started with `--node-config 'data="/path/rows.csv"'`, and with
 `models="/path/models.csv"` where it is to keep its users' models. A node of a simulation has no
-file: it gets its share of some made stores, so that `flwr run` has something to show at once.
+file of its own: it gets its share of the users of the table that the run's `data` names, or of some
+made stores, so that `flwr run` has something to show at once.
 """
+
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from flwr.app import Context
@@ -13,6 +17,7 @@ from odcl.data.source import federation_from_table
 from odcl.data.stores import store_tables
 from odcl.data.write import write_table
 from odcl.engines.flower import NodeData, NodeModels, make_client_app
+from odcl.errors import InputError
 
 
 def load(context: Context) -> NodeData:
@@ -28,20 +33,31 @@ def load(context: Context) -> NodeData:
 
 def rows_of(context: Context) -> Federation:
     config, node = context.run_config, context.node_config
-    features = config["features"].split(",")
-    roles = {"user": config["user"], "target": config["target"], "features": features}
     if "data" in node:
-        rows, schema = federation_from_table(node["data"], **roles)
-        if list(schema.columns) != features:
-            raise ValueError(
-                f"{node['data']} has a column of categories, which every node would number in its "
-                "own way: write them as columns of 0 and 1 that all nodes agree on."
-            )
-        return rows
+        return read(node["data"], config)
     if "partition-id" not in node:
         raise ValueError("This node has no rows: start it with --node-config 'data=\"FILE\"'.")
-    stores, _ = federation_from_table(store_tables(0)[0], **roles)
-    return stores.take(np.arange(node["partition-id"], stores.n_users, node["num-partitions"]))
+    everybody = read(config["data"] or store_tables(0)[0], config)
+    mine = np.arange(node["partition-id"], everybody.n_users, node["num-partitions"])
+    if len(mine) == 0:
+        raise ValueError(f"There are more nodes than the {everybody.n_users} users of the table.")
+    return everybody.take(mine)
+
+
+def read(table: Any, config: Mapping[str, Any]) -> Federation:
+    """A table's users. Every node would number categories in its own way: numbers only."""
+    features = config["features"].split(",")
+    roles = {"user": config["user"], "target": config["target"], "features": features}
+    try:
+        rows, schema = federation_from_table(table, **roles)
+    except InputError as error:
+        raise ValueError(f"{error} Here categories are columns of 0 and 1, at all nodes.") from None
+    if list(schema.columns) != features:
+        raise ValueError(
+            "A column holds categories, which every node would number in its own way: write them "
+            "as columns of 0 and 1 that all nodes agree on."
+        )
+    return rows
 
 
 def keep(found: NodeModels, context: Context) -> None:
