@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from odcl.engines.dask.cluster import Cluster
     from odcl.estimators.scattered import ScatteredFit
 
+NO_COMPARISON = (
+    "no comparison: tables in pieces have none (--holdout 0 says the same, quietly). To have one, "
+    "fit a table with all rows of some thousands of the users and --engine memory"
+)
 SHARE = 0.25  # of the memory: a table that is larger is fitted in pieces
 
 
@@ -107,9 +111,7 @@ def fit(options: Namespace, settings: dict[str, Any]) -> None:
     from odcl.estimators import ODCLClassifier, ODCLRegressor
     from odcl.estimators.scattered import fit_pieces
 
-    if options.time is not None:
-        text = "--time orders rows for the comparison, which tables in pieces do without."
-        raise opt.UsageError(text, "odcl fit")
+    _refuse(options)
     with _working(options, options.out) as (cluster, work), watched(options) as progress:
         progress.stage("opening the table")
         table = open_table(options.table, cluster)
@@ -145,6 +147,8 @@ def fit(options: Namespace, settings: dict[str, Any]) -> None:
             progress=progress,
         )
         notices = _notices(found, roles, guessed=(options.loss or "auto") == "auto")
+        if options.holdout.share > 0:
+            notices.append(NO_COMPARISON)
         progress.stage("writing")
         write_pieces(found, table.name, notices, options.out, force=options.force)
     for text in notices:
@@ -154,6 +158,16 @@ def fit(options: Namespace, settings: dict[str, Any]) -> None:
     print(f"Groups and report: {out}")
     print(f"Models of all users: {out}/users")
     print(f"Next: odcl predict {out} TABLE")
+
+
+def _refuse(options: Namespace) -> None:
+    """What is asked for and tables in pieces do without."""
+    if options.time is not None:
+        text = "--time orders rows for the comparison, which tables in pieces do without."
+        raise opt.UsageError(text, "odcl fit")
+    if options.open:
+        text = "--open shows the page of a run, and of tables in pieces none is made: leave it out."
+        raise opt.UsageError(text, "odcl fit")
 
 
 def _typed(table: Any, schema: Any) -> Any:

@@ -76,6 +76,7 @@ def write_pieces(
         "bytes_up": uploads.n_bytes,
         "bytes_down": found.finished.bytes_down,
         "notices": notices,
+        "comparison": None,
     }
     extras: dict[str, Extra] = {
         REPORT: json_bytes(finite(report)),

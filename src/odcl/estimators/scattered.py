@@ -30,7 +30,7 @@ from odcl.engines.dask.round import (
     send_rows,
     summary_of,
 )
-from odcl.engines.dask.user_files import UserFiles, part_name
+from odcl.engines.dask.user_files import EXAMPLES, UserFiles, part_name
 from odcl.engines.partition.look import Job
 from odcl.engines.partition.models import UserColumns
 from odcl.engines.partition.uploads import from_arrow
@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from odcl.engines.dask.cluster import Cluster
     from odcl.engines.dask.table import PiecedTable
     from odcl.report.progress import Silent
-
-EXAMPLES = 2000  # users that the estimator itself holds
 
 
 @dataclass(frozen=True, eq=False)

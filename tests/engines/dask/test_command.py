@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -14,9 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 from numpy.testing import assert_allclose
 
+from odcl import ODCLRegressor
 from odcl.cli import pieces
 from odcl.data.write import write_table
 from odcl.engines.dask import cluster as at_work
+from odcl.engines.dask import user_files
+from odcl.estimators import scattered
 from tests.engines.dask.tables import cut, sales
 
 NAMED = ("--user", "store", "--target", "sales", "--categorical", "kind")
@@ -98,6 +102,72 @@ def test_a_file_of_users_that_was_cut_is_refused(command, tmp_path, table, engin
     assert said.code == 2
     assert "damaged or was changed" in said.err
     assert not (tmp_path / "answers").exists()
+
+
+def test_a_file_of_users_with_another_byte_is_refused(command, tmp_path, table, engine):
+    """It has its size, and Parquet would read it: the digest tells."""
+    assert command("fit", table, *NAMED, *engine, "--out", "run").code == 0
+    for file in (tmp_path / "run" / "users").iterdir():
+        content = bytearray(file.read_bytes())
+        content[len(content) // 4] ^= 1
+        file.write_bytes(content)
+    said = command("predict", "run", table, *engine, "--out", "answers")
+    assert said.code == 2
+    assert "is not the file that was written" in said.err
+    assert not (tmp_path / "answers").exists()
+    with pytest.raises(ValueError, match="is not the file that was written"):
+        ODCLRegressor.load("run").save("copy")
+    assert not (tmp_path / "copy").exists()
+
+
+def test_a_fit_in_pieces_says_that_there_is_no_comparison(command, tmp_path, table, engine):
+    said = command("fit", table, *NAMED, *engine, "--holdout", 0.3, "--out", "run")
+    assert said.code == 0
+    assert "no comparison: tables in pieces have none" in said.err
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert report["comparison"] is None
+    assert any("no comparison" in text for text in report["notices"])
+    quiet = command("fit", table, *NAMED, *engine, "--holdout", 0, "--out", "none")
+    assert "no comparison" not in quiet.err
+    said = command("fit", table, *NAMED, *engine, "--open", "--out", "shown")
+    assert said.code == 2
+    assert "--open" in said.err
+
+
+@pytest.fixture
+def few_examples(monkeypatch):
+    """Of 60 users the estimator itself holds 40."""
+    for module in (scattered, user_files):
+        monkeypatch.setattr(module, "EXAMPLES", 40)
+
+
+def test_a_diagnosis_says_whom_it_looked_at(command, tmp_path, table, engine, few_examples):
+    assert command("fit", table, *NAMED, *engine, "--out", "run").code == 0
+    said = command("diagnose", "run")
+    assert said.code == 0
+    assert "Diagnosed on 40 of 60 users, drawn by their ids." in said.out
+    assert "of the run's 60 users, whose table came in pieces, 40 are looked at" in said.err
+    again = command("diagnose", "run", table)
+    assert again.code == 0
+    assert "Diagnosed on" not in again.out
+    assert "not in the run" not in again.err  # all 60 are, most of them in its files
+
+
+def test_users_in_files_are_known_to_whoever_adds_or_updates(
+    command, tmp_path, table, engine, few_examples
+):
+    assert command("fit", table, *NAMED, *engine, "--out", "run").code == 0
+    held = set(ODCLRegressor.load("run").users_.tolist())
+    rows = sales(text=True)
+    away = pa.array([user not in held for user in rows["store"].to_pylist()])
+    some = rows.filter(away)
+    write_table(tmp_path / "away.csv", {n: some[n].to_numpy() for n in some.column_names})
+    said = command("assign", "run", "away.csv", "--add")
+    assert said.code == 2
+    assert "20 users of the table were in run before" in said.err
+    said = command("update", "run", "away.csv")
+    assert said.code == 2
+    assert "keeps no uploads of 20 users of these" in said.err
 
 
 def test_unknown_users_are_named_or_pooled(command, tmp_path, table, engine):
