@@ -157,9 +157,9 @@ def _of_run(options: Namespace, progress: Silent) -> Found:
         sent = model.uploads_
         if n_users > len(model.users_):
             notices.append(
-                f"of the run's {n_users:,} users, whose table came in pieces, {len(model.users_):,} "
-                "are looked at: drawn by chance of their ids, and kept in the run as examples. For "
-                f"others say `odcl diagnose {options.source} TABLE`, with their rows"
+                f"of the run's {n_users:,} users, whose table came in pieces, "
+                f"{len(model.users_):,} are looked at: drawn by their ids, and kept in the run as "
+                f"examples. For others say `odcl diagnose {options.source} TABLE`, with their rows"
             )
         if sent.dispersion is None and not sent.has_terms:
             notices.append(

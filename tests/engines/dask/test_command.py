@@ -73,6 +73,25 @@ def test_a_run_of_pieces_assigns_and_diagnoses(command, tmp_path, table, engine)
     assert command("diagnose", "run").code == 0
 
 
+@pytest.mark.parametrize("words", [("--clusters", "3"), ("--paper",)], ids=["3", "paper"])
+def test_a_run_of_another_clusterer_serves_as_any(command, tmp_path, table, engine, words):
+    assert command("fit", table, *NAMED, *engine, *words, "--out", "run").code == 0
+    assert command("fit", table, *NAMED, *words, "--holdout", 0, "--out", "whole").code == 0
+    assert command("predict", "run", table, *engine, "--out", "answers").code == 0
+    assert command("predict", "whole", table, "--out", "whole.parquet").code == 0
+    mine, theirs = read(tmp_path / "answers"), pq.read_table(tmp_path / "whole.parquet")
+    assert_allclose(mine["prediction"].to_numpy(), theirs["prediction"].to_numpy(), rtol=1e-8)
+    new = sales(m=1, n=8, text=True).set_column(0, "store", pa.array(["new one"] * 8))
+    write_table(tmp_path / "new.csv", {n: new[n].to_numpy() for n in new.column_names})
+    placed = [command("assign", run, "new.csv", "--add") for run in ("run", "whole")]
+    assert [one.code for one in placed] == [0, 0]
+    mine, theirs = (one.out.splitlines()[1].split(",")[:2] for one in placed)
+    assert mine == theirs  # user and group
+    assert command("predict", "run", "new.csv").code == 0
+    assert command("predict", "run", table, *engine, "--out", "again").code == 0
+    assert command("diagnose", "run").code == 0
+
+
 def test_users_models_are_a_table_in_its_own_units(command, tmp_path, table, engine):
     assert command("fit", table, *NAMED, *engine, "--out", "run").code == 0
     users = read(tmp_path / "run" / "users")
