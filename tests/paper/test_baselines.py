@@ -878,15 +878,18 @@ def test_a_method_that_is_still_on_its_way_says_so():
     assert repr(short) == f"<BaselineResult: {short.summary()}>"
 
 
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "baselines.md"
+
+
 def test_the_documentation_lists_every_method():
-    page = (Path(__file__).parents[2] / "docs" / "reference" / "baselines.md").read_text(encoding="utf-8")
+    page = PAGE.read_text(encoding="utf-8")
     table = [line for line in page.splitlines() if line.startswith("| `")]
     named = [name for line in table for name in re.findall("`([^`]+)`", line.split("|")[1])]
     assert sorted(named) == sorted(METHODS)
 
 
 def test_the_documentations_example_is_what_comes_out():
-    page = (Path(__file__).parents[2] / "docs" / "reference" / "baselines.md").read_text(encoding="utf-8")
+    page = PAGE.read_text(encoding="utf-8")
     federation = linear_federation(100, 100, n_clusters=10)
     for name in ("local", "naive", "oracle-averaging", "odcl-km++", "odcl"):
         assert f"\n{run(name, federation).summary()}\n" in page

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_allclose, assert_array_equal, assert_equal
 from sklearn.base import BaseEstimator, ClusterMixin
 from sklearn.cluster import DBSCAN, AgglomerativeClustering, KMeans
 
@@ -63,7 +63,7 @@ def fields_by_kind(step):
     """The fields of a step that hold one row per user, and the others."""
     names = [f.name for f in fields(step)]
     per_user = ["users", "labels", "models", "probabilities", "dispersion", "others"]
-    return per_user, [n for n in names if n not in per_user]
+    return per_user, [n for n in names if n not in (*per_user, "weighed")]
 
 
 @pytest.mark.parametrize("clusterer", CLUSTERERS, ids=str)
@@ -87,6 +87,11 @@ def test_shuffling_the_uploads_changes_no_bit(clusterer, ids, combine, order):
             assert_array_equal(one[order], other)
     for name in at_once:
         assert_array_equal(getattr(step, name), getattr(shuffled, name))
+    one, other = step.weighed, shuffled.weighed
+    assert (one is None) == (other is None)
+    if one is not None:
+        assert (one.measure, one.chosen) == (other.measure, other.chosen)
+        assert_equal([vars(o) for o in one.take(order).options], [vars(o) for o in other.options])
 
 
 @pytest.mark.parametrize("ids", IDS, ids=["numbers", "unsorted", "text", "mixed"])

@@ -257,7 +257,10 @@ ENGINE = {
         "memory, dask (a table in pieces, beyond memory or beyond one machine), or auto: dask for "
         "Parquet files that would fill a quarter of the memory [default: auto]",
     ),
-    "--scheduler ADDRESS": (str, "of a Dask cluster; its workers must reach the files [default: none]"),
+    "--scheduler ADDRESS": (
+        str,
+        "of a Dask cluster; its workers must reach the files [default: none]",
+    ),
     "--workers N": (positive, "processes of a cluster on this machine [default: one per core]"),
     "--work FOLDER": (
         address,

@@ -209,7 +209,9 @@ def _training(federation: Federation, fold: Ints, held_out: list[int]) -> Federa
 def _held_out(federation: Federation, risk: Risk, theta: Floats, rows: Ints) -> Floats:
     """Loss of the rows held out, each by its user's model, (len(rows),)."""
     z = linear_predictors(federation.X[rows], theta, federation.row_user[rows], risk)
-    value = risk.loss.value(z, risk.loss.encode(federation.y)[rows])
+    y = risk.loss.encode(federation.y)[rows]
+    # A stack of single rows: BLAS rounds the product of one row otherwise than that of many.
+    value = risk.loss.value(z[:, None], y[:, None])[:, 0]
     return value if federation.weight is None else value * federation.weight[rows]
 
 

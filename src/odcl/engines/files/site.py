@@ -52,7 +52,7 @@ def _by_the_card(error: InputError) -> InputError:
     at = next((i for i, part in enumerate(error.args) if isinstance(part, Setting)), None)
     if at is None:
         return error
-    said = "".join(error.args[:at])
+    said = "".join(map(str, error.args[:at]))
     seen = said.rpartition(". ")[0] or said.partition(": ")[0]
     return InputError(f"{ended(seen)} Correct the table, or agree on a card that allows for it.")
 
