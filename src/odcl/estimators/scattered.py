@@ -7,7 +7,8 @@ memory. The estimator holds the groups, a few of the users as examples, and wher
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+import warnings
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from odcl.engines.dask.round import (
     send_rows,
     summary_of,
 )
+from odcl.engines.dask.sample import rows_of_some
 from odcl.engines.dask.user_files import EXAMPLES, UserFiles, part_name
 from odcl.engines.partition.look import Job
 from odcl.engines.partition.models import UserColumns
@@ -51,6 +53,7 @@ from odcl.server.stream_later import later_groups
 if TYPE_CHECKING:
     from odcl.engines.dask.cluster import Cluster
     from odcl.engines.dask.table import PiecedTable
+    from odcl.evaluate.scores import Comparison
     from odcl.report.progress import Silent
 
 
@@ -64,6 +67,7 @@ class ScatteredFit:
     uploads: UploadFiles
     finished: Finished
     passes: int
+    job: Job
 
 
 def fit_pieces(
@@ -134,7 +138,29 @@ def fit_pieces(
     group_estimator(model, job, step, finished.feature_means, later)
     _hold(model, columns)
     model.uploads_, model.user_files_ = some, files
-    return ScatteredFit(model, summary, step, uploads, finished, step.passes)
+    return ScatteredFit(model, summary, step, uploads, finished, step.passes, job)
+
+
+def compare_pieces(
+    found: ScatteredFit, table: PiecedTable, cluster: Cluster, holdout: float, seed: int
+) -> Comparison | None:
+    """The comparison of a table in pieces: on the users it would be made on in memory.
+
+    None: all of them have a single row, and none can be held out.
+    """
+    from sklearn.base import clone
+
+    from odcl.estimators.compare import COMPARED, compare_users
+
+    rows = rows_of_some(table, found.job, found.uploads, cluster, COMPARED)
+    schema, total = found.job.schema, found.uploads.n_users
+    federation = schema.encode(rows, piece=True).federation()
+    if not (federation.n_rows > 1).any():
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # as in memory
+        compared = compare_users(clone(found.model), federation, holdout, seed, schema=schema)
+    return compared if federation.n_users == total else replace(compared, of_users=total)
 
 
 def _declare(model: Any, schema: Any) -> None:

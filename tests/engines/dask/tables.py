@@ -72,7 +72,12 @@ def in_memory(
     return model.fit_federation(federation, schema=schema)
 
 
-def in_pieces(
+def in_pieces(*given, **options):
+    """The estimator of a fit in pieces."""
+    return fitted_pieces(*given, **options)[0].model
+
+
+def fitted_pieces(
     place,
     work,
     loss="squared",
@@ -99,7 +104,8 @@ def in_pieces(
     )
     folders = [(Address.of(work) / name).make() for name in ("work", "users")]
     model = estimator(loss, user, categorical, method)
-    return fit_pieces(model, table, roles, cluster, *folders, plan=plan, buckets=buckets).model
+    more = {"plan": plan, "buckets": buckets}
+    return fit_pieces(model, table, roles, cluster, *folders, **more), table
 
 
 def assert_same_fit(pieces, whole, rows, *, tolerance=1e-8):

@@ -19,9 +19,9 @@ from odcl import ODCLRegressor
 from odcl.cli import pieces
 from odcl.data.write import write_table
 from odcl.engines.dask import cluster as at_work
-from odcl.engines.dask import user_files
-from odcl.estimators import scattered
-from tests.engines.dask.tables import cut, sales
+from odcl.engines.dask import sample, user_files
+from odcl.estimators import compare, scattered
+from tests.engines.dask.tables import cut, fitted_pieces, sales
 
 NAMED = ("--user", "store", "--target", "sales", "--categorical", "kind")
 
@@ -139,18 +139,44 @@ def test_a_file_of_users_with_another_byte_is_refused(command, tmp_path, table, 
     assert not (tmp_path / "copy").exists()
 
 
-def test_a_fit_in_pieces_says_that_there_is_no_comparison(command, tmp_path, table, engine):
-    said = command("fit", table, *NAMED, *engine, "--holdout", 0.3, "--out", "run")
-    assert said.code == 0
-    assert "no comparison: tables in pieces have none" in said.err
-    report = json.loads((tmp_path / "run" / "report.json").read_text())
-    assert report["comparison"] is None
-    assert any("no comparison" in text for text in report["notices"])
-    quiet = command("fit", table, *NAMED, *engine, "--holdout", 0, "--out", "none")
-    assert "no comparison" not in quiet.err
-    said = command("fit", table, *NAMED, *engine, "--open", "--out", "shown")
-    assert said.code == 2
-    assert "--open" in said.err
+def comparison_of(run):
+    return json.loads((run / "report.json").read_text())["comparison"]
+
+
+def test_the_comparison_of_pieces_is_that_in_memory(command, tmp_path, table, engine, monkeypatch):
+    """On all users, and on some of them: drawn by their ids, they are the same ones."""
+    for most in (2000, 25):
+        monkeypatch.setattr(compare, "COMPARED", most)
+        said = command("fit", table, *NAMED, *engine, "--holdout", 0.3, "--out", f"run{most}")
+        whole = command("fit", table, *NAMED, "--holdout", 0.3, "--out", f"whole{most}")
+        assert (said.code, whole.code) == (0, 0)
+        mine, theirs = (comparison_of(tmp_path / f"{name}{most}") for name in ("run", "whole"))
+        assert [row["method"] for row in mine["table"]] == [r["method"] for r in theirs["table"]]
+        for a, b in zip(mine.pop("table"), theirs.pop("table"), strict=True):
+            for name in ("mean", "median", "worst"):
+                assert_allclose(a[name], b[name], rtol=1e-8)
+        assert mine == theirs
+        assert mine["users"] == min(most, 60)
+        lines = [line for line in whole.out.splitlines() if "odcl" in line][:1]
+        assert lines[0] in said.out
+
+
+def test_a_very_long_user_makes_the_comparison_one_of_fewer(cluster, tmp_path, monkeypatch):
+    monkeypatch.setattr(sample, "MOST_BYTES", 8 * 5 * 8 * 10)  # ten users of eight rows
+    place = cut(sales(m=12, text=True), tmp_path / "sales", [50])
+    found, table = fitted_pieces(place, tmp_path, cluster=cluster, buckets=40)  # many without users
+    rows = sample.rows_of_some(table, found.job, found.uploads, cluster, 2000)
+    assert len(set(rows["store"].to_pylist())) == 10
+    assert rows.num_rows == 80
+
+
+def test_no_comparison_is_made_where_none_is_asked_for(command, tmp_path, table, engine):
+    assert command("fit", table, *NAMED, *engine, "--holdout", 0, "--out", "run").code == 0
+    assert comparison_of(tmp_path / "run") is None
+    for words in (("--open",), ("--holdout", "last", "--time", "price")):
+        said = command("fit", table, *NAMED, *engine, *words, "--out", "shown")
+        assert said.code == 2
+        assert words[-2 if len(words) > 1 else 0] in said.err
 
 
 @pytest.fixture
