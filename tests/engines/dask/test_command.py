@@ -17,6 +17,7 @@ from numpy.testing import assert_allclose
 
 from odcl import ODCLRegressor
 from odcl.cli import pieces
+from odcl.data.federation import id_keys
 from odcl.data.write import write_table
 from odcl.engines.dask import cluster as at_work
 from odcl.engines.dask import sample, user_files
@@ -165,9 +166,12 @@ def test_a_very_long_user_makes_the_comparison_one_of_fewer(cluster, tmp_path, m
     monkeypatch.setattr(sample, "MOST_BYTES", 8 * 5 * 8 * 10)  # ten users of eight rows
     place = cut(sales(m=12, text=True), tmp_path / "sales", [50])
     found, table = fitted_pieces(place, tmp_path, cluster=cluster, buckets=40)  # many without users
-    rows = sample.rows_of_some(table, found.job, found.uploads, cluster, 2000)
-    assert len(set(rows["store"].to_pylist())) == 10
-    assert rows.num_rows == 80
+    ids = np.unique(sales(m=12, text=True)["store"].to_numpy(zero_copy_only=False).astype(str))
+    by_key = ids[np.argsort(id_keys(ids))].tolist()
+    for most, drawn in ((2000, 10), (4, 4)):
+        rows = sample.rows_of_some(table, found.job, found.uploads, cluster, most)
+        assert set(rows["store"].to_pylist()) == set(by_key[:drawn])  # from all files
+        assert rows.num_rows == 8 * drawn
 
 
 def test_no_comparison_is_made_where_none_is_asked_for(command, tmp_path, table, engine):
