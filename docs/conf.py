@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE / "extensions"), str(HERE.parent / "src")]
@@ -50,19 +49,10 @@ pygments_dark_style = "monokai"
 
 default_role = "code"
 smartquotes = False  # --clusters has two dashes
+autodoc_mock_imports = ["flwr"]  # has an environment of its own
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_class_signature = "mixed"
-autodoc_type_aliases = {name: name for name in ("Array", "Floats", "Ints", "Bools")}
+_OURS = ("Array", "Floats", "Ints", "Bools", "Train", "LossOf")
+autodoc_type_aliases = {name: name for name in _OURS}
 python_maximum_signature_line_length = 88
-
-
-def _without_empty_patterns(app: Any, page: str, source: list[str]) -> None:
-    """A line like /flower* in a table of contents stands for pages that may come: none is fine."""
-    lines = source[0].splitlines()
-    empty = {x for x in lines if x.startswith("/") and "*" in x and not [*HERE.glob(x[1:] + ".md")]}
-    source[0] = "\n".join(line for line in lines if line not in empty)
-
-
-def setup(app: Any) -> None:
-    app.connect("source-read", _without_empty_patterns)

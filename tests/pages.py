@@ -78,10 +78,11 @@ def commands(text: str) -> list[str]:
     return [line for line in lines if line.startswith("odcl ")]
 
 
-def run_page(text: str) -> Iterator[Ran]:
-    """Run a page from top to bottom in the current folder."""
+def run_page(text: str, names: dict[str, Any] | None = None) -> Iterator[Ran]:
+    """Run a page from top to bottom in the current folder; ``names`` are there before it."""
     found = blocks(text)
-    names: dict[str, Any] = {"__name__": "__page__"}
+    names = {} if names is None else names
+    names["__name__"] = "__page__"
     for place, block in enumerate(found):
         if _ELSEWHERE.search(text[: block.start]):
             continue

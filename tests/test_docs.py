@@ -14,6 +14,7 @@ from odcl.cli.demo import TABLES
 from odcl.cli.main import parse
 from odcl.data.stores import store_tables
 from odcl.data.write import write_table
+from odcl.engines import files, flower, partition
 from odcl.engines.files import Feature, Task
 from odcl.exchange.upload import TERM_FIELDS
 from tests.pages import (
@@ -143,7 +144,9 @@ def test_every_public_name_has_an_example_in_the_reference():
         page.read_text(encoding="utf-8") for name, page in PAGES.items() if "reference" in name
     )
     code = "\n".join(b.text for text in pages for b in blocks(text) if b.language == "python")
-    assert not [name for name in odcl.__all__ if not re.search(rf"\b{name}\b", code)]
+    engines = [name for engine in (files, flower, partition) for name in engine.__all__]
+    names = [*odcl.__all__, *engines]
+    assert not [name for name in names if not re.search(rf"\b{name}\b", code)]
 
 
 def test_the_page_on_files_knows_every_entry_of_a_card():
@@ -176,3 +179,16 @@ def test_a_site_with_a_broken_link_or_one_to_elsewhere_is_refused(tmp_path, monk
     found = problems(tmp_path)
     assert len(found) == 4
     assert sum("elsewhere" in line for line in found) == 1
+
+
+def test_the_reference_shows_what_stands_beside_the_fields_of_a_value(monkeypatch):
+    pytest.importorskip("sphinx", reason="the site's generator: pip install 'odcl[docs]'")
+    monkeypatch.syspath_prepend(DOCS / "extensions")
+    from public_names import fields_of, with_lists
+
+    told = fields_of(partition.UserColumns)
+    assert told["model"] == "(n_users, dim)"
+    assert told["users"] == "(n_users,), ids"
+    assert list(fields_of(partition.Job)) == ["method"]  # the others have no comment
+    listed = with_lists(["What it is.", "", "wait, timeout : seconds", "    of a round."])
+    assert listed[2:] == ["``wait``, ``timeout``", "    seconds", "    of a round."]

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Iterable
+from dataclasses import fields, is_dataclass
+from importlib import import_module
 from typing import Any
 
 from sphinx.util import logging
+from sphinx.util.inspect import signature as sphinx_signature
+from sphinx.util.inspect import stringify_signature
 
 import odcl
 
 logger = logging.getLogger(__name__)
+ENGINES = ("odcl.engines.files", "odcl.engines.flower", "odcl.engines.partition")
 
 
 def _every_name_has_its_place(app: Any, env: Any) -> None:
@@ -21,27 +27,56 @@ def _every_name_has_its_place(app: Any, env: Any) -> None:
         inside = getattr(value, "__all__", ()) if name == "theory" else ()
         missing = [place] if place not in known else []
         missing += [f"{place}.{one}" for one in inside if f"{place}.{one}" not in known]
-        for one in missing:
-            logger.warning("Public name %s has no place in the reference.", one)
+        _say(missing)
+    for engine in ENGINES:
+        names = (f"{engine}.{one}" for one in import_module(engine).__all__)
+        _say(name for name in names if name not in known)
+
+
+def _say(missing: Iterable[str]) -> None:
+    for one in missing:
+        logger.warning("Public name %s has no place in the reference.", one)
 
 
 def _docstring(app: Any, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
-    lines[:] = as_restructured_text(with_lists(lines))
+    told = fields_of(value) if what == "class" and is_dataclass(value) else {}
+    own = ["Fields", "------", *(f"{field} : {text}" for field, text in told.items()), ""]
+    lines[:] = as_restructured_text(with_lists([*lines, *own] if told else lines))
+
+
+_FIELD = re.compile(r"^    (\w+): [^#\n]*  # (.*)$", flags=re.MULTILINE)
+
+
+def fields_of(value: type) -> dict[str, str]:
+    """Fields of a dataclass with what the comments beside them say: shapes, units."""
+    names = {field.name for field in fields(value)}
+    told = _FIELD.findall(inspect.getsource(value).split("    def ")[0])
+    return {name: text for name, text in told if name in names and not text.startswith("noqa")}
 
 
 def _signature(
     app: Any, what: str, name: str, value: Any, options: Any, signature: Any, returns: Any
 ) -> tuple[Any, Any]:
     """Our names for arrays (``Floats``) as they are, without Sphinx's wrapping of them."""
+    if what == "class" and hasattr(value, "__sphinx_mock__"):  # of another's base
+        told = sphinx_signature(value.__init__, True, app.config.autodoc_type_aliases)
+        signature = stringify_signature(
+            told, show_return_annotation=False, unqualified_typehints=True
+        )
+    signature = signature and signature.replace("<factory>", "...")
     return tuple(
         x and re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", x) for x in (signature, returns)
     )
 
 
+_NAMED = re.compile(r"\w+(, \w+)* : ")
+
+
 def with_lists(lines: list[str]) -> list[str]:
     """Sections of parameters and attributes as lists: names, and what they are.
 
-    Ours say it in a sentence after the colon, as often as they name a type and go on below.
+    Ours say it in a sentence after the colon, as often as they name a type and go on below; some
+    have no heading.
     """
     made: list[str] = []
     inside = False
@@ -50,7 +85,7 @@ def with_lists(lines: list[str]) -> list[str]:
         if line.strip() and set(line.strip()) == {"-"} and made:
             made[-1:] = [f".. rubric:: {made[-1].strip('`')}", ""]
             inside = True
-        elif inside and line.strip() and not indented:
+        elif (inside or _NAMED.match(line)) and line.strip() and not indented:
             names, _, text = line.partition(" : ")
             made.append(", ".join(f"``{name.strip()}``" for name in names.split(",")))
             made += [f"    {text}"] if text else []

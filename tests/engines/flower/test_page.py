@@ -1,4 +1,4 @@
-"""The page on Flower: both sides of its diffs are apps that run, and say what it says they do."""
+"""The pages on Flower: their apps run, and say what the pages say they do."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from flwr.serverapp import strategy as flower
 
 from odcl.engines.flower import ODCL
 from tests.engines.flower.world import FakeGrid, Node
-from tests.pages import DOCS, blocks
+from tests.pages import DOCS, blocks, run_page, same
 
 PAGE = (DOCS / "flower.md").read_text(encoding="utf-8")
+REFERENCE = (DOCS / "reference" / "flower-engine.md").read_text(encoding="utf-8")
 
 
 def sides(name):
@@ -71,3 +72,16 @@ def test_the_apps_setting_for_late_nodes_works(tmp_path):
     app(everybody, context(out=str(tmp_path / "run"), late=True))
     lines = (tmp_path / "run" / "assignment.csv").read_text().splitlines()
     assert [line.split(",")[0] for line in lines[1:]] == [str(i) for i in range(8)]
+
+
+def test_the_reference_prints_what_its_page_says(tmp_path, monkeypatch):
+    """Blocks that name this test, on three nodes that run the page's latest ``app``."""
+    monkeypatch.chdir(tmp_path)
+    parts = REFERENCE.split("<!-- run by tests/engines/flower/test_page.py -->\n")[1:]
+    names = {}
+    nodes = {100 + i: Node(lambda *a: names["app"](*a), {"partition-id": i}) for i in range(3)}
+    names["grid"] = FakeGrid(nodes)
+    for part in parts:
+        example = next(run_page(part, names))
+        assert same(example.said.text, example.printed), example.printed
+    assert len(parts) == 5

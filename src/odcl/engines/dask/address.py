@@ -23,6 +23,7 @@ class Address:
 
     @classmethod
     def of(cls, place: str | os.PathLike[str]) -> Address:
+        """Of a path, which is made absolute, or a URL."""
         text = os.fspath(place)
         if text.startswith("file://"):
             text = text.removeprefix("file://")
@@ -76,6 +77,7 @@ class Address:
         return int(files.get_file_info(path).size or 0)
 
     def make(self) -> Address:
+        """Make the folder, unless it is there."""
         files, path = self._reach()
         files.create_dir(path, recursive=True)
         return self

@@ -82,6 +82,7 @@ class PiecedTable:
 
     @property
     def n_pieces(self) -> int:
+        """How many pieces there are."""
         return len(self.pieces)
 
 

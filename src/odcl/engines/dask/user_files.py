@@ -47,6 +47,7 @@ class UserFiles:
 
     @property
     def n_users(self) -> int:
+        """Users of all files together."""
         return sum(part.users for part in self.parts)
 
     @property

@@ -65,6 +65,7 @@ class IFCAOutcome:
 
     @property
     def n_rounds(self) -> int:
+        """Rounds that users took part in."""
         return self.ledger.n_rounds
 
     def write(self, folder: Path, *, force: bool = False) -> None:

@@ -79,14 +79,21 @@ def end(mark: str, known: Sequence[Process] = (), *, grace: float = 5.0) -> int:
     The known ones, who look after the others, are asked first; whoever is left is asked, too, and
     killed when ``grace`` seconds are over. Returns when none is left.
     """
-    everyone = belonging(mark, known)
+    everyone = {one: None for one in belonging(mark, known)}
+
+    def left() -> list[Process]:
+        """Those still there. A process on its way out has lost its mark before it is gone."""
+        found = belonging(mark, [*known, *everyone])
+        everyone.update(dict.fromkeys(found))
+        return found
+
     deadline = time.monotonic() + grace
-    for which in (known, everyone):
+    for which in (known, list(everyone)):
         _signal([one for one in which if one.runs], signal.SIGTERM)
-        wait_until(lambda: not belonging(mark, known), (deadline - time.monotonic()) / 2)
-    while left := belonging(mark, known):
-        _signal(left, signal.SIGKILL)
-        wait_until(lambda: not belonging(mark, known), 1.0)
+        wait_until(lambda: not left(), (deadline - time.monotonic()) / 2)
+    while some := left():
+        _signal(some, signal.SIGKILL)
+        wait_until(lambda: not left(), 1.0)
     return len(everyone)
 
 

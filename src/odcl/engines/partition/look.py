@@ -30,6 +30,7 @@ class Job:
 
     @property
     def dim(self) -> int:
+        """Parameters of a model."""
         return self.risk.dim(len(self.scaling.used))
 
     @property
@@ -44,6 +45,7 @@ class Job:
         return not self.adds_up
 
     def encode(self, rows: pa.Table) -> Encoded:
+        """Rows of a piece, as the schema reads them."""
         return self.schema.encode(rows, piece=True)
 
 

@@ -56,11 +56,13 @@ class UserColumns:
         return pa.table(columns)
 
     def take(self, order: Ints) -> UserColumns:
+        """Some of the users, in this order."""
         own = {name: a for name, a in vars(self).items() if a is not None}
         return replace(self, **{name: a[order] for name, a in own.items()})
 
     @classmethod
     def from_arrow(cls, table: pa.Table, dim: int) -> UserColumns:
+        """The way back; models have ``dim`` parameters."""
         told: dict[str, Floats] = {}
         if "covariance" in table.column_names:
             rows, columns = np.triu_indices(dim)
