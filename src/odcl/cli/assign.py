@@ -117,11 +117,10 @@ def _assigned(options: Namespace) -> tuple[dict[str, Any], list[str]]:
 
 
 def _refuse_known(model: Any, users: Any, folder: Path) -> None:
-    from odcl.data.federation import positions
     from odcl.errors import show
     from odcl.report.text import count
 
-    old = users[positions(model.users_, users) >= 0].tolist()
+    old = users[model.knows(users)].tolist()
     if old:
         was = "was" if len(old) == 1 else "were"
         raise ValueError(

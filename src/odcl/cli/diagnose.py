@@ -45,7 +45,8 @@ examples:
 
 A RUN keeps what its users uploaded, and is diagnosed from that. With TABLE it
 is fitted again on the table's rows, with its own columns and settings: for a
-run of --paper, whose users send nothing about their noise, that tells more."""
+run of --paper, whose users send nothing about their noise, that tells more. A
+RUN of a table in pieces keeps 2,000 users' uploads, and is diagnosed from those."""
 
 
 def add(some: Any) -> opt.Parser:
@@ -141,7 +142,6 @@ def _of_run(options: Namespace, progress: Silent) -> Found:
     from sklearn.base import clone
 
     from odcl.cli.run_folder import open_run, rows_by_user
-    from odcl.data.federation import positions
 
     model, schema = open_run(options.source, with_target=options.table is not None)
     if options.table is None and model.uploads_ is None:
@@ -150,10 +150,17 @@ def _of_run(options: Namespace, progress: Silent) -> Found:
             f"keep, and they are what is diagnosed: say `odcl diagnose {options.source} TABLE`, "
             "which fits the table's rows again."
         )
+    n_users = model.n_users_
     if options.table is None:
         progress.stage("diagnosing")
         notices = []
         sent = model.uploads_
+        if n_users > len(model.users_):
+            notices.append(
+                f"of the run's {n_users:,} users, whose table came in pieces, "
+                f"{len(model.users_):,} are looked at: drawn by their ids, and kept in the run as "
+                f"examples. For others say `odcl diagnose {options.source} TABLE`, with their rows"
+            )
         if sent.dispersion is None and not sent.has_terms:
             notices.append(
                 "the run's users sent nothing about their noise: `odcl diagnose "
@@ -161,11 +168,11 @@ def _of_run(options: Namespace, progress: Silent) -> Found:
             )
         return model.diagnose(seed=options.seed), schema.user, notices, partial(_of_folder, options)
     rows, notices = rows_by_user(options.table, schema, options.missing)
-    strange = int((positions(model.users_, rows.users) < 0).sum())
-    if strange or rows.n_users < len(model.users_):
+    strange = int((~model.knows(rows.users)).sum())
+    if strange or rows.n_users < n_users:
         notices.append(
             f"{options.table} has {rows.n_users} users, {strange} of them not in the run of "
-            f"{len(model.users_)}: the diagnosis is of the table, with the run's settings"
+            f"{n_users}: the diagnosis is of the table, with the run's settings"
         )
     again = clone(model).fit_federation(rows, schema=schema, progress=progress.advance)
     progress.stage("diagnosing")

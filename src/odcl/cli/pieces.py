@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from odcl.engines.dask.address import Address
     from odcl.engines.dask.cluster import Cluster
     from odcl.estimators.scattered import ScatteredFit
+    from odcl.evaluate.scores import Comparison
 
 SHARE = 0.25  # of the memory: a table that is larger is fitted in pieces
 
@@ -105,11 +106,9 @@ def fit(options: Namespace, settings: dict[str, Any]) -> None:
     from odcl.data.summary import Roles
     from odcl.engines.dask.table import open_table
     from odcl.estimators import ODCLClassifier, ODCLRegressor
-    from odcl.estimators.scattered import fit_pieces
+    from odcl.estimators.scattered import compare_pieces, fit_pieces
 
-    if options.time is not None:
-        text = "--time orders rows for the comparison, which tables in pieces do without."
-        raise opt.UsageError(text, "odcl fit")
+    _refuse(options)
     with _working(options, options.out) as (cluster, work), watched(options) as progress:
         progress.stage("opening the table")
         table = open_table(options.table, cluster)
@@ -145,15 +144,36 @@ def fit(options: Namespace, settings: dict[str, Any]) -> None:
             progress=progress,
         )
         notices = _notices(found, roles, guessed=(options.loss or "auto") == "auto")
+        comparison = None
+        if options.holdout.share > 0:
+            progress.stage("comparing on held-out rows")
+            comparison = compare_pieces(
+                found, table, cluster, options.holdout.share, int(options.seed)
+            )
+            if comparison is None:
+                text = "no comparison: every user looked at has a single row"
+                notices.append(f"{text}, and none can be held out")
         progress.stage("writing")
-        write_pieces(found, table.name, notices, options.out, force=options.force)
+        write_pieces(
+            found, table.name, notices, options.out, comparison=comparison, force=options.force
+        )
     for text in notices:
         say(text, options)
-    _print(found)
+    _print(found, comparison)
     out = shlex.quote(str(options.out))
     print(f"Groups and report: {out}")
     print(f"Models of all users: {out}/users")
     print(f"Next: odcl predict {out} TABLE")
+
+
+def _refuse(options: Namespace) -> None:
+    """What is asked for and tables in pieces do without."""
+    if options.time is not None:
+        text = "Of tables in pieces rows are held out by chance: leave --time out."
+        raise opt.UsageError(text, "odcl fit")
+    if options.open:
+        text = "--open shows the page of a run, and of tables in pieces none is made: leave it out."
+        raise opt.UsageError(text, "odcl fit")
 
 
 def _typed(table: Any, schema: Any) -> Any:
@@ -190,8 +210,8 @@ def _notices(found: ScatteredFit, roles: Any, *, guessed: bool) -> list[str]:
     return lines
 
 
-def _print(found: ScatteredFit) -> None:
-    from odcl.report.text import count, groups_text, in_bytes
+def _print(found: ScatteredFit, comparison: Comparison | None) -> None:
+    from odcl.report.text import comparison_table, count, groups_text, in_bytes, verdict
 
     model, uploads = found.model, found.uploads
     size = f"{count(uploads.n_users, 'user')}, {count(uploads.n_rows, 'row')}"
@@ -200,6 +220,10 @@ def _print(found: ScatteredFit) -> None:
     if model.n_clusters_ > 1:
         print()
         print(groups_text(found.step.sizes, found.step.rows, model.labels_, model.users_))
+    if comparison is not None:
+        print()
+        print(comparison_table(comparison))
+        print(verdict(comparison, shell=True))
     print()
     m = uploads.n_users
     up, down = in_bytes(uploads.n_bytes / m), in_bytes(found.finished.bytes_down / m)

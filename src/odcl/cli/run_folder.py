@@ -23,6 +23,7 @@ from odcl.report.text import about_values
 if TYPE_CHECKING:
     from odcl.cli.fit import FittedTable
     from odcl.estimators.scattered import ScatteredFit
+    from odcl.evaluate.scores import Comparison
 
 REPORT, PICTURE = "report.json", "picture.png"
 T = TypeVar("T")
@@ -53,7 +54,13 @@ def write_run(
 
 
 def write_pieces(
-    found: ScatteredFit, table: str, notices: list[str], folder: Path, *, force: bool
+    found: ScatteredFit,
+    table: str,
+    notices: list[str],
+    folder: Path,
+    *,
+    comparison: Comparison | None = None,
+    force: bool,
 ) -> None:
     """The run of a table in pieces: its groups, a report, and the files of all users' models."""
     model, step, uploads = found.model, found.step, found.uploads
@@ -76,6 +83,7 @@ def write_pieces(
         "bytes_up": uploads.n_bytes,
         "bytes_down": found.finished.bytes_down,
         "notices": notices,
+        "comparison": None if comparison is None else comparison.to_json(),
     }
     extras: dict[str, Extra] = {
         REPORT: json_bytes(finite(report)),

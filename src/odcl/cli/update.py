@@ -49,6 +49,13 @@ def _updated(options: Namespace) -> tuple[dict[str, Any], list[str]]:
 
     def update(model: Any) -> tuple[Any, Any, Any]:
         at = positions(model.users_, federation.users)
+        away = federation.users[(at < 0) & model.knows(federation.users)].tolist()
+        if away:
+            raise ValueError(
+                f"{folder} was fitted on a table in pieces and keeps no uploads of "
+                f"{count(len(away), 'user')} of these (such as {show(away[0])}): fit again, with "
+                "the new rows in the table, or leave them out here."
+            )
         if (at < 0).any():
             n, of = int((at < 0).sum()), count(len(at), "user")
             such = show(federation.users[at < 0].tolist()[0])

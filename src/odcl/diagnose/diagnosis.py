@@ -64,6 +64,7 @@ class Diagnosis:
     stability: Stability | None = None
     errors: Errors | None = None  # in units of the local models' error
     visible_error: float = np.nan  # of the visible groups' models, by precision combining
+    of_users: int = 0  # users of whom those diagnosed were drawn; 0: all were diagnosed
 
     @property
     def n_users(self) -> int:

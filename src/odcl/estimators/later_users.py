@@ -12,7 +12,7 @@ from sklearn.utils.validation import (
     check_is_fitted,
 )
 
-from odcl._typing import Array, Floats, Ints
+from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.federation import (
     as_ids,
     owner_ids,
@@ -62,6 +62,21 @@ class LaterUsers(TableInput):
     def pooled_theta_(self) -> Floats:
         """One model for all rows, in standardized units."""
         return self.for_newcomers_.pooled_theta
+
+    @property
+    def n_users_(self) -> int:
+        """All users, those among them whose models lie in files."""
+        if self.user_files_ is None:
+            return len(self.users_)
+        return self.user_files_.n_users + len(self.users_) - self.user_files_.n_examples
+
+    def knows(self, ids: Array) -> Bools:
+        """Which of these users have a model, here or in the files of a table in pieces."""
+        if self.user_files_ is None:
+            return positions(self.users_, ids) >= 0
+        from odcl.estimators.scattered import with_users_of
+
+        return positions(with_users_of(self, ids).users_, ids) >= 0
 
     def assign(self, X: Any, y: Any) -> Assignment:
         """Which group a new user with these rows belongs to, and its model.
@@ -124,7 +139,7 @@ class LaterUsers(TableInput):
             )
         ids = owner_ids(users)
         with self._adding:  # one thread at a time reads, changes and writes
-            known = positions(self.users_, ids) >= 0
+            known = self.knows(ids)
             if known.any():
                 raise ValueError(
                     f"User {ids[known].tolist()[0]!r} is known already: give the new user another "
@@ -168,6 +183,11 @@ class LaterUsers(TableInput):
         rows, target = self._rows_of_one(X, y, user)
         with self._adding:
             at = int(positions(self.users_, owner_ids([user]))[0])
+            if at < 0 and self.knows(owner_ids([user]))[0]:
+                raise ValueError(
+                    f"The model of user {user!r} lies in files, as the table came in pieces, and "
+                    "its upload was not kept: fit again, with its new rows in the table."
+                )
             if at < 0:
                 raise ValueError(f"User {user!r} is not known: add it with add_user.")
             if all_rows:
@@ -194,7 +214,10 @@ class LaterUsers(TableInput):
         return int(self.labels_[at])
 
     def diagnose(self, *, resamples: int = 20, seed: int = 0) -> Diagnosis:
-        """Is one shot enough for these users? See :func:`odcl.diagnose.diagnose`."""
+        """Is one shot enough for these users? See :func:`odcl.diagnose.diagnose`.
+
+        Of a table in pieces the model holds 2,000 users, drawn by their ids, who are diagnosed.
+        """
         check_is_fitted(self, "theta_")
         from odcl.diagnose import diagnose_step
 
@@ -221,7 +244,7 @@ class LaterUsers(TableInput):
             tau2=self.tau2_,
             mixture=self.mixture_,
         )
-        return diagnose_step(
+        found = diagnose_step(
             self.uploads_.take(kept),
             step,
             self.method_,
@@ -229,3 +252,5 @@ class LaterUsers(TableInput):
             resamples=resamples,
             seed=seed,
         )
+        total = self.n_users_
+        return replace(found, of_users=total) if total > len(self.users_) else found

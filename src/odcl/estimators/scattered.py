@@ -7,15 +7,17 @@ memory. The estimator holds the groups, a few of the users as examples, and wher
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+import warnings
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from sklearn.utils import check_random_state
 
 from odcl._typing import Array, Floats, Ints
-from odcl.data.federation import Federation, as_ids, positions
+from odcl.data.federation import Federation, as_ids, id_keys, positions
 from odcl.data.scaling import Scaling
 from odcl.data.summary import Roles, TableSummary
 from odcl.engines.dask.address import Address
@@ -30,26 +32,29 @@ from odcl.engines.dask.round import (
     send_rows,
     summary_of,
 )
-from odcl.engines.dask.user_files import UserFiles, part_name
+from odcl.engines.dask.sample import rows_of_some
+from odcl.engines.dask.user_files import EXAMPLES, UserFiles, part_name
 from odcl.engines.partition.look import Job
 from odcl.engines.partition.models import UserColumns
 from odcl.engines.partition.uploads import from_arrow
 from odcl.errors import InputError, Setting
 from odcl.estimators.for_newcomers import Known
 from odcl.estimators.table_input import check_n_groups, check_settings
+from odcl.exchange.arrow import USER, ids_from_arrow
+from odcl.exchange.upload import Uploads
 from odcl.method import Method
 from odcl.mixed.differences import differences_text
 from odcl.mixed.house import without_rows
 from odcl.risk.risk import Risk
 from odcl.server.assign import Groups
 from odcl.server.stream import StreamedStep, stream_step
+from odcl.server.stream_later import later_groups
 
 if TYPE_CHECKING:
     from odcl.engines.dask.cluster import Cluster
     from odcl.engines.dask.table import PiecedTable
+    from odcl.evaluate.scores import Comparison
     from odcl.report.progress import Silent
-
-EXAMPLES = 2000  # users that the estimator itself holds
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +67,7 @@ class ScatteredFit:
     uploads: UploadFiles
     finished: Finished
     passes: int
+    job: Job
 
 
 def fit_pieces(
@@ -93,6 +99,9 @@ def fit_pieces(
     schema = summary.schema(roles)
     _declare(model, schema)
     method = Method.of(model.method, clusterer=model.clusterer)
+    if not (isinstance(model.solver, str) and model.solver == "exact"):
+        text = "Beyond memory users are fitted by the exact solver, and not by another one: leave "
+        raise InputError(f"{text}the solver out, or fit in memory.")
     shown.stage("measuring the columns", table.n_pieces, "pieces")
     moments = measured(table, schema, cluster, shown.advance)
     scaling = Scaling.of_moments(
@@ -105,14 +114,8 @@ def fit_pieces(
     risk = Risk(_loss(model), model.l2, bool(model.fit_intercept), scaling.factors)
     dim = risk.dim(len(scaling.used))
     why, resolved = method.falls_back(risk, dim), method.resolved(risk, dim)
-    if not resolved.clusterer.uses_terms:
-        raise InputError(
-            f"Beyond memory groups are those of clusterer='auto', and here {why}."
-            if why
-            else f"Beyond memory groups are those of clusterer='auto', not of {resolved.clusterer}:"
-            " leave the clusterer out, or fit in memory.",
-        )
-    job = Job(schema, scaling, risk, resolved, int(model.random_state or 0))
+    seed = int(check_random_state(model.random_state).randint(2**31 - 1))  # as in memory
+    job = Job(schema, scaling, risk, resolved, seed)
     n = buckets or n_buckets(table, len(roles.columns), cluster)
     shown.stage("bringing rows together by user", table.n_pieces, "pieces")
     sent = send_rows(table, job, n, work, cluster, plan=plan, told=shown.advance)
@@ -125,12 +128,39 @@ def fit_pieces(
             "user, or fit an ordinary model."
         )
     shown.stage("finding groups")
-    step = stream_step(DaskChunks(uploads, job, cluster), resolved, seed=job.seed)
+    chunks = DaskChunks(uploads, job, cluster)
+    step = stream_step(chunks, resolved, seed=job.seed).fallen_back(why)
     shown.stage("every user's last step", n, "files of models")
     finished = finish_users(uploads, job, step, out, cluster, shown.advance)
     files = UserFiles(out, schema.user_kind, finished.parts)
-    _settle(model, job, step, finished, files, _examples(uploads, job, out))
-    return ScatteredFit(model, summary, step, uploads, finished, step.passes)
+    some, columns = _examples(uploads, job, out)
+    later = None if step.mixture is not None else later_groups(chunks, step, some, resolved)
+    group_estimator(model, job, step, finished.feature_means, later)
+    _hold(model, columns)
+    model.uploads_, model.user_files_ = some, files
+    return ScatteredFit(model, summary, step, uploads, finished, step.passes, job)
+
+
+def compare_pieces(
+    found: ScatteredFit, table: PiecedTable, cluster: Cluster, holdout: float, seed: int
+) -> Comparison | None:
+    """The comparison of a table in pieces: on the users it would be made on in memory.
+
+    None: all of them have a single row, and none can be held out.
+    """
+    from sklearn.base import clone
+
+    from odcl.estimators.compare import COMPARED, compare_users
+
+    rows = rows_of_some(table, found.job, found.uploads, cluster, COMPARED)
+    schema, total = found.job.schema, found.uploads.n_users
+    federation = schema.encode(rows, piece=True).federation()
+    if not (federation.n_rows > 1).any():
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # as in memory
+        compared = compare_users(clone(found.model), federation, holdout, seed, schema=schema)
+    return compared if federation.n_users == total else replace(compared, of_users=total)
 
 
 def _declare(model: Any, schema: Any) -> None:
@@ -155,63 +185,76 @@ def _loss(model: Any) -> Any:
     return model._loss(nobody)
 
 
-def _examples(uploads: UploadFiles, job: Job, out: Address) -> tuple[Any, UserColumns]:
-    """A few users, by chance of their ids: their uploads and models."""
+def _examples(uploads: UploadFiles, job: Job, out: Address) -> tuple[Uploads, UserColumns]:
+    """A few users, drawn by their ids: their uploads and models.
+
+    Files hold users by a hash of their ids, so that those of the first ones are as good as any.
+    """
     some, models, held = [], [], 0
     for bucket, file in enumerate(uploads.files):
         if held >= EXAMPLES:
             break
         with file.open() as stream, (out / part_name(bucket)).open() as other:
-            some.append(_head(stream, EXAMPLES - held))
-            models.append(_head(other, EXAMPLES - held))
-        held += some[-1].num_rows
-    own = from_arrow(pa.concat_tables(some), job)
+            own, theirs = pq.ParquetFile(stream), pq.ParquetFile(other)
+            ids = ids_from_arrow(own.read([USER], use_threads=False)[USER])
+            keys = id_keys(ids) if len(ids) else np.empty(0)
+            at = np.sort(np.argsort(keys, kind="stable")[: EXAMPLES - held])
+            some.append(_rows_at(own, at))
+            models.append(_rows_at(theirs, at))
+        held += len(at)
+    found = from_arrow(pa.concat_tables(some), job)
     columns = UserColumns.from_arrow(pa.concat_tables(models), job.dim)
-    order = own.canonical_order()
-    return own.take(order), columns.take(order)
+    order = found.canonical_order()
+    return found.take(order), columns.take(order)
 
 
-def _head(stream: Any, most: int) -> pa.Table:
-    content = pq.ParquetFile(stream)
-    if not content.num_row_groups:
-        return content.read(use_threads=False)
-    return content.read_row_group(0, use_threads=False).slice(0, most)
-
-
-def _settle(
-    model: Any,
-    job: Job,
-    step: StreamedStep,
-    finished: Finished,
-    files: UserFiles,
-    examples: tuple[Any, UserColumns],
-) -> None:
-    """The estimator's attributes, as after a fit in memory; of users, the examples'."""
-    group_estimator(model, job, step, finished.feature_means)
-    model.uploads_, columns = examples
-    _hold(model, columns)
-    model.user_files_ = files
+def _rows_at(content: pq.ParquetFile, at: Ints) -> pa.Table:
+    """Some rows of a file, a row group at a time; ``at`` in rising order."""
+    found, start = [content.schema_arrow.empty_table()], 0
+    for group in range(content.num_row_groups):
+        end = start + content.metadata.row_group(group).num_rows
+        here = at[(at >= start) & (at < end)]
+        if len(here):
+            found.append(content.read_row_group(group, use_threads=False).take(here - start))
+        start = end
+    return pa.concat_tables(found)
 
 
 def group_estimator(
-    model: Any, job: Job, step: StreamedStep, feature_means: Floats | None = None
+    model: Any,
+    job: Job,
+    step: StreamedStep,
+    feature_means: Floats | None = None,
+    later: tuple[Groups, Floats] | None = None,
 ) -> Any:
-    """The estimator of a step's groups, which holds no users: :func:`with_users` gives it some."""
-    mixture, tau2 = step.mixture, float(step.tau2 or 0.0)
-    assert mixture is not None
+    """The estimator of a step's groups, which holds no users: :func:`with_users` gives it some.
+
+    ``later`` is what :func:`later_groups` found; mixed groups say it themselves.
+    """
+    if later is None:
+        later = _mixed_groups(job, step)
     _declare(model, job.schema)
     model.has_users_, model.whole_ = True, True  # examples of all groups are in it
     model.scaling_, model.risk_ = job.scaling, job.risk
-    model.method_, model.mixture_, model.tau2_ = job.method, mixture, step.tau2
+    model.method_, model.mixture_, model.tau2_ = job.method, step.mixture, step.tau2
     model.rule_, model.n_clusters_ = step.rule, step.n_clusters
     model.cluster_theta_, model.theta_ = step.centers, np.empty((0, job.dim))
-    members = np.maximum(step.sizes, 1)
-    rest = (np.maximum(step.rows, 1.0), np.ones(len(members)), tau2, tau2, np.nan, 0.0)
-    pooled = without_rows(mixture, job.risk)[0][-1]
-    model.for_newcomers_ = Known(Groups(step.centers, members, *rest), feature_means, pooled)
+    model.for_newcomers_ = Known(later[0], feature_means, later[1])
     inside = differences_text(model.differences_, model.n_clusters_)
     model.reason_ = f"{step.reason} {inside}".rstrip()
     return model
+
+
+def _mixed_groups(job: Job, step: StreamedStep) -> tuple[Groups, Floats]:
+    """Mixed groups as they are told to newcomers, and one model for everybody."""
+    if step.mixture is None:
+        raise ValueError(
+            f"Groups of {job.method.clusterer} are not mixed groups, which alone say what users "
+            "who come later need: give what later_groups found."
+        )
+    members, tau2 = np.maximum(step.sizes, 1), float(step.tau2 or 0.0)
+    rest = (np.maximum(step.rows, 1.0), np.ones(len(members)), tau2, tau2, np.nan, 0.0)
+    return Groups(step.centers, members, *rest), without_rows(step.mixture, job.risk)[0][-1]
 
 
 def _hold(model: Any, columns: UserColumns) -> None:

@@ -20,7 +20,7 @@ from odcl.exchange.upload import Uploads, upload_sizes
 from odcl.risk.risk import Risk
 
 USER = "user"  # the column of ids
-_FIELD = "up_"  # before the names of an upload's fields: none of them is a table's column
+FIELD = "up_"  # before the names of an upload's fields: none of them is a table's column
 
 
 def number_lists(values: Array) -> pa.Array:
@@ -80,7 +80,7 @@ def ids_from_arrow(column: Any) -> Array:
 def uploads_to_arrow(uploads: Uploads, ids: pa.DataType | None = None) -> pa.Table:
     """One row per user: its id, and the fields that it sends, symmetric matrices as triangles."""
     columns = {USER: ids_to_arrow(uploads.users, ids)}
-    columns |= {_FIELD + name: number_lists(a) for name, a in uploads.to_arrays().items()}
+    columns |= {FIELD + name: number_lists(a) for name, a in uploads.to_arrays().items()}
     return pa.table(columns)
 
 
@@ -95,8 +95,8 @@ def uploads_from_arrow(table: pa.Table, risk: Risk, dim: int) -> Uploads:
 def _arrays(table: pa.Table, shapes: Mapping[str, tuple[int | str, ...]]) -> dict[str, Array]:
     arrays = {}
     for name in table.column_names:
-        if name.startswith(_FIELD):
-            own = name.removeprefix(_FIELD)
+        if name.startswith(FIELD):
+            own = name.removeprefix(FIELD)
             shape = tuple(int(size) for size in shapes[own][1:])
             arrays[own] = numbers_of(table[name], shape)
     return arrays

@@ -55,6 +55,9 @@ def diagnosis_parts(d: Diagnosis) -> DiagnosisParts:
     if d.informative:
         rows += _errors(d, alone)
     unknown = int((~d.noise.known).sum())
+    if d.of_users:
+        some = f"Diagnosed on {d.n_users:,} of {d.of_users:,} users, drawn by their ids."
+        users = [some, *users]
     if unknown and (d.informative or d.noise.source != "spread"):
         users.append(f"{count(unknown, 'user')} whose rows do not tell how noisy their model is")
     return DiagnosisParts(rows, border, more, users)

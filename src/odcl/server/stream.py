@@ -180,6 +180,11 @@ class StreamedStep:
     def n_clusters(self) -> int:
         return len(self.centers)
 
+    def fallen_back(self, why: str) -> StreamedStep:
+        """The step with the reason why mixed groups were not found, if they were asked for."""
+        told = f"{self.reason} Mixed groups gave way to it: {why}."
+        return replace(self, reason=told) if why else self
+
     def place(self, uploads: Uploads) -> Downloads:
         """What the users of a chunk are sent: a pure function of their own uploads."""
         step = self.step(uploads)
@@ -286,8 +291,7 @@ def stream_step(chunks: Chunks, method: Method | None = None, *, seed: int = 0) 
         from odcl.server.stream_models import stream_models
 
         step = stream_models(chunks, looked, method, seed)
-    told = f"{step.reason} Mixed groups gave way to it: {why}."
-    return replace(step, reason=told) if why else step
+    return step.fallen_back(why)
 
 
 def _known(step: ServerStep, uploads: Uploads) -> StreamedStep:

@@ -47,13 +47,20 @@ def cut(table, folder, cuts):
     return folder
 
 
-def estimator(loss="squared", user="store", categorical=("kind",)):
+def estimator(loss="squared", user="store", categorical=("kind",), method="default"):
     kind = ODCLClassifier if task_of(loss) == "classification" else ODCLRegressor
-    return kind(loss=loss, users=user, categorical=list(categorical) or None)
+    return kind(loss=loss, users=user, categorical=list(categorical) or None, method=method)
 
 
 def in_memory(
-    table, loss="squared", *, user="store", target="sales", categorical=("kind",), **options
+    table,
+    loss="squared",
+    *,
+    user="store",
+    target="sales",
+    categorical=("kind",),
+    method="default",
+    **options,
 ):
     task = task_of(loss)
     named = {"user": user, "target": target, "categorical": categorical, "task": task, **options}
@@ -61,11 +68,16 @@ def in_memory(
     federation = schema.encode(table).federation()
     if schema.classes is not None:
         federation = federation.with_y(schema.labels(federation.y.astype(int)))
-    model = estimator(loss, user, categorical)
+    model = estimator(loss, user, categorical, method)
     return model.fit_federation(federation, schema=schema)
 
 
-def in_pieces(
+def in_pieces(*given, **options):
+    """The estimator of a fit in pieces."""
+    return fitted_pieces(*given, **options)[0].model
+
+
+def fitted_pieces(
     place,
     work,
     loss="squared",
@@ -77,6 +89,7 @@ def in_pieces(
     buckets=3,
     plan="auto",
     piece_bytes=2**26,
+    method="default",
     **options,
 ):
     cluster = cluster or Cluster()
@@ -90,14 +103,17 @@ def in_pieces(
         **options,
     )
     folders = [(Address.of(work) / name).make() for name in ("work", "users")]
-    model = estimator(loss, user, categorical)
-    return fit_pieces(model, table, roles, cluster, *folders, plan=plan, buckets=buckets).model
+    model = estimator(loss, user, categorical, method)
+    more = {"plan": plan, "buckets": buckets}
+    return fit_pieces(model, table, roles, cluster, *folders, **more), table
 
 
 def assert_same_fit(pieces, whole, rows, *, tolerance=1e-8):
     """The same groups and shape; predictions of all rows to 1e-8 of their size."""
     assert pieces.n_clusters_ == whole.n_clusters_
-    assert pieces.mixture_.spread.shape == whole.mixture_.spread.shape
+    assert (pieces.mixture_ is None) == (whole.mixture_ is None)
+    if whole.mixture_ is not None:
+        assert pieces.mixture_.spread.shape == whole.mixture_.spread.shape
     every = with_users_of(pieces, whole.users_)
     order = np.argsort(every.users_)
     assert every.users_[order].tolist() == whole.users_.tolist()

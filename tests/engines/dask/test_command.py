@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -14,10 +15,14 @@ import pyarrow.parquet as pq
 import pytest
 from numpy.testing import assert_allclose
 
+from odcl import ODCLRegressor
 from odcl.cli import pieces
+from odcl.data.federation import id_keys
 from odcl.data.write import write_table
 from odcl.engines.dask import cluster as at_work
-from tests.engines.dask.tables import cut, sales
+from odcl.engines.dask import sample, user_files
+from odcl.estimators import compare, scattered
+from tests.engines.dask.tables import cut, fitted_pieces, sales
 
 NAMED = ("--user", "store", "--target", "sales", "--categorical", "kind")
 
@@ -69,6 +74,25 @@ def test_a_run_of_pieces_assigns_and_diagnoses(command, tmp_path, table, engine)
     assert command("diagnose", "run").code == 0
 
 
+@pytest.mark.parametrize("words", [("--clusters", "3"), ("--paper",)], ids=["3", "paper"])
+def test_a_run_of_another_clusterer_serves_as_any(command, tmp_path, table, engine, words):
+    assert command("fit", table, *NAMED, *engine, *words, "--out", "run").code == 0
+    assert command("fit", table, *NAMED, *words, "--holdout", 0, "--out", "whole").code == 0
+    assert command("predict", "run", table, *engine, "--out", "answers").code == 0
+    assert command("predict", "whole", table, "--out", "whole.parquet").code == 0
+    mine, theirs = read(tmp_path / "answers"), pq.read_table(tmp_path / "whole.parquet")
+    assert_allclose(mine["prediction"].to_numpy(), theirs["prediction"].to_numpy(), rtol=1e-8)
+    new = sales(m=1, n=8, text=True).set_column(0, "store", pa.array(["new one"] * 8))
+    write_table(tmp_path / "new.csv", {n: new[n].to_numpy() for n in new.column_names})
+    placed = [command("assign", run, "new.csv", "--add") for run in ("run", "whole")]
+    assert [one.code for one in placed] == [0, 0]
+    mine, theirs = (one.out.splitlines()[1].split(",")[:2] for one in placed)
+    assert mine == theirs  # user and group
+    assert command("predict", "run", "new.csv").code == 0
+    assert command("predict", "run", table, *engine, "--out", "again").code == 0
+    assert command("diagnose", "run").code == 0
+
+
 def test_users_models_are_a_table_in_its_own_units(command, tmp_path, table, engine):
     assert command("fit", table, *NAMED, *engine, "--out", "run").code == 0
     users = read(tmp_path / "run" / "users")
@@ -98,6 +122,101 @@ def test_a_file_of_users_that_was_cut_is_refused(command, tmp_path, table, engin
     assert said.code == 2
     assert "damaged or was changed" in said.err
     assert not (tmp_path / "answers").exists()
+
+
+def test_a_file_of_users_with_another_byte_is_refused(command, tmp_path, table, engine):
+    """It has its size, and Parquet would read it: the digest tells."""
+    assert command("fit", table, *NAMED, *engine, "--out", "run").code == 0
+    for file in (tmp_path / "run" / "users").iterdir():
+        content = bytearray(file.read_bytes())
+        content[len(content) // 4] ^= 1
+        file.write_bytes(content)
+    said = command("predict", "run", table, *engine, "--out", "answers")
+    assert said.code == 2
+    assert "is not the file that was written" in said.err
+    assert not (tmp_path / "answers").exists()
+    with pytest.raises(ValueError, match="is not the file that was written"):
+        ODCLRegressor.load("run").save("copy")
+    assert not (tmp_path / "copy").exists()
+
+
+def comparison_of(run):
+    return json.loads((run / "report.json").read_text())["comparison"]
+
+
+def test_the_comparison_of_pieces_is_that_in_memory(command, tmp_path, table, engine, monkeypatch):
+    """On all users, and on some of them: drawn by their ids, they are the same ones."""
+    for most in (2000, 25):
+        monkeypatch.setattr(compare, "COMPARED", most)
+        said = command("fit", table, *NAMED, *engine, "--holdout", 0.3, "--out", f"run{most}")
+        whole = command("fit", table, *NAMED, "--holdout", 0.3, "--out", f"whole{most}")
+        assert (said.code, whole.code) == (0, 0)
+        mine, theirs = (comparison_of(tmp_path / f"{name}{most}") for name in ("run", "whole"))
+        assert [row["method"] for row in mine["table"]] == [r["method"] for r in theirs["table"]]
+        for a, b in zip(mine.pop("table"), theirs.pop("table"), strict=True):
+            for name in ("mean", "median", "worst"):
+                assert_allclose(a[name], b[name], rtol=1e-8)
+        assert mine == theirs
+        assert mine["users"] == min(most, 60)
+        lines = [line for line in whole.out.splitlines() if "odcl" in line][:1]
+        assert lines[0] in said.out
+
+
+def test_a_very_long_user_makes_the_comparison_one_of_fewer(cluster, tmp_path, monkeypatch):
+    monkeypatch.setattr(sample, "MOST_BYTES", 8 * 5 * 8 * 10)  # ten users of eight rows
+    place = cut(sales(m=12, text=True), tmp_path / "sales", [50])
+    found, table = fitted_pieces(place, tmp_path, cluster=cluster, buckets=40)  # many without users
+    ids = np.unique(sales(m=12, text=True)["store"].to_numpy(zero_copy_only=False).astype(str))
+    by_key = ids[np.argsort(id_keys(ids))].tolist()
+    for most, drawn in ((2000, 10), (4, 4)):
+        rows = sample.rows_of_some(table, found.job, found.uploads, cluster, most)
+        assert set(rows["store"].to_pylist()) == set(by_key[:drawn])  # from all files
+        assert rows.num_rows == 8 * drawn
+
+
+def test_no_comparison_is_made_where_none_is_asked_for(command, tmp_path, table, engine):
+    assert command("fit", table, *NAMED, *engine, "--holdout", 0, "--out", "run").code == 0
+    assert comparison_of(tmp_path / "run") is None
+    for words in (("--open",), ("--holdout", "last", "--time", "price")):
+        said = command("fit", table, *NAMED, *engine, *words, "--out", "shown")
+        assert said.code == 2
+        assert words[-2 if len(words) > 1 else 0] in said.err
+
+
+@pytest.fixture
+def few_examples(monkeypatch):
+    """Of 60 users the estimator itself holds 40."""
+    for module in (scattered, user_files):
+        monkeypatch.setattr(module, "EXAMPLES", 40)
+
+
+def test_a_diagnosis_says_whom_it_looked_at(command, tmp_path, table, engine, few_examples):
+    assert command("fit", table, *NAMED, *engine, "--out", "run").code == 0
+    said = command("diagnose", "run")
+    assert said.code == 0
+    assert "Diagnosed on 40 of 60 users, drawn by their ids." in said.out
+    assert "of the run's 60 users, whose table came in pieces, 40 are looked at" in said.err
+    again = command("diagnose", "run", table)
+    assert again.code == 0
+    assert "Diagnosed on" not in again.out
+    assert "not in the run" not in again.err  # all 60 are, most of them in its files
+
+
+def test_users_in_files_are_known_to_whoever_adds_or_updates(
+    command, tmp_path, table, engine, few_examples
+):
+    assert command("fit", table, *NAMED, *engine, "--out", "run").code == 0
+    held = set(ODCLRegressor.load("run").users_.tolist())
+    rows = sales(text=True)
+    away = pa.array([user not in held for user in rows["store"].to_pylist()])
+    some = rows.filter(away)
+    write_table(tmp_path / "away.csv", {n: some[n].to_numpy() for n in some.column_names})
+    said = command("assign", "run", "away.csv", "--add")
+    assert said.code == 2
+    assert "20 users of the table were in run before" in said.err
+    said = command("update", "run", "away.csv")
+    assert said.code == 2
+    assert "keeps no uploads of 20 users of these" in said.err
 
 
 def test_unknown_users_are_named_or_pooled(command, tmp_path, table, engine):

@@ -50,6 +50,15 @@ def test_classes_and_counts(tmp_path, loss):
     assert_same_fit(found, in_memory(table, loss), table)
 
 
+@pytest.mark.parametrize("text", [False, True], ids=["numbers", "text"])
+def test_more_buckets_than_users(tmp_path, text):
+    """Most of them are empty, and their files have the columns of the others."""
+    table = sales(m=12, n=12, text=text)
+    cut(table, tmp_path / "sales", [50])
+    found = in_pieces(tmp_path / "sales", tmp_path, buckets=40)
+    assert_same_fit(found, in_memory(table), table)
+
+
 def test_more_users_than_groups_are_searched_on(tmp_path):
     table = sales(m=2300, n=5)
     cut(table, tmp_path / "sales", [1000, 7000])

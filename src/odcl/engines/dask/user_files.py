@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -22,6 +23,7 @@ from odcl.engines.partition.uploads import ID_TYPES
 from odcl.exchange.arrow import USER
 
 FOLDER = "users"  # of a run
+EXAMPLES = 2000  # users that the estimator itself holds
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,11 @@ class UserFiles:
         """Users of all files together."""
         return sum(part.users for part in self.parts)
 
+    @property
+    def n_examples(self) -> int:
+        """Users whose models are in the estimator as well."""
+        return min(EXAMPLES, self.n_users)
+
     def buckets(self, table: pa.Table, user: str) -> Array:
         """The file of each row's user, (n_rows,)."""
         return targets_of(table, user, self.kind, len(self.parts))
@@ -64,7 +71,17 @@ class UserFiles:
                 "Copy the whole folder again, or fit again."
             )
         with file.open() as stream:
-            return pq.ParquetFile(stream).read(use_threads=False)
+            content = stream.read_buffer()
+        self._check(part, hashlib.sha256(content).hexdigest())
+        return pq.ParquetFile(pa.BufferReader(content)).read(use_threads=False)
+
+    def _check(self, part: Part, digest: str) -> None:
+        """A file that has its size may have other content."""
+        if digest != part.sha256:
+            raise ValueError(
+                f"{self.folder / part.file} is not the file that was written: it is damaged or was "
+                "changed. Copy the whole folder again, or fit again."
+            )
 
     def models(self, ids: Array) -> pa.Table:
         """The models of these users; whoever is not there is left out."""
@@ -79,15 +96,18 @@ class UserFiles:
         return pa.concat_tables(found)
 
     def bring(self, folder: Path) -> None:
-        """Bring the files to a folder of this disk, which is made."""
-        if self.folder.is_local:
-            bring = shutil.copytree if self.in_run else shutil.move
-            bring(self.folder.text, folder)
+        """Bring the files to a folder of this disk, which is made; copies are checked."""
+        if self.folder.is_local and not self.in_run:
+            shutil.move(self.folder.text, folder)
             return
         folder.mkdir()
         for part in self.parts:
+            digest = hashlib.sha256()
             with (self.folder / part.file).open() as source, open(folder / part.file, "xb") as to:
-                shutil.copyfileobj(source, to, 2**22)
+                while chunk := source.read(2**22):
+                    digest.update(chunk)
+                    to.write(chunk)
+            self._check(part, digest.hexdigest())
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": self.kind, "parts": [asdict(part) for part in self.parts]}

@@ -16,6 +16,7 @@ from odcl.local.fit import fit_users
 from odcl.mixed.terms import DataTerms, merge_by_user
 
 ID_TYPES = {"int": pa.int64(), "float": pa.float64(), "bool": pa.bool_(), "text": pa.string()}
+_NOBODY = {"int": 0, "float": 0.0, "bool": False, "text": ""}  # an id of each kind
 
 
 def upload_rows(rows: pa.Table, job: Job) -> pa.Table:
@@ -85,7 +86,8 @@ def merged(uploads: Uploads) -> Uploads:
 def stand_in(job: Job) -> Federation:
     """Two rows of a user that is nobody: for the columns of tables without a user."""
     p = len(job.scaling.used)
-    return Federation(np.zeros((2, p)), np.zeros(2), np.array([0, 2]), np.zeros(1, np.int64))
+    nobody = np.array([_NOBODY[job.schema.user_kind]])
+    return Federation(np.zeros((2, p)), np.zeros(2), np.array([0, 2]), nobody)
 
 
 def no_uploads(job: Job) -> pa.Table:

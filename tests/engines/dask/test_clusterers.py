@@ -1,0 +1,108 @@
+"""Clusterers of users' models on tables in pieces: the groups and models of a fit in memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from odcl import Huber, Method
+from odcl.errors import InputError
+from odcl.estimators.scattered import with_users_of
+from tests.engines.dask.tables import assert_same_fit, cut, estimator, in_memory, in_pieces, sales
+
+METHODS = {
+    "kmeans": Method(3),
+    "mixture": Method("mixture"),
+    "shrunk": Method("mixture", combine="shrink"),
+    "diagonal": Method("mixture", curvature="diagonal"),
+    "paper": Method.paper(),
+    "validated": Method("kmeans:3", combine="samples", refit="cv"),
+    "spectral": Method("spectral:3"),
+    "convex": Method("convex"),
+    "asked": Method("auto", refit=None),  # mixed groups give way
+}
+
+
+def assert_same_models(pieces, whole, rows):
+    assert_same_fit(pieces, whole, rows)
+    every = with_users_of(pieces, whole.users_)
+    order = np.argsort(every.users_)
+    for mine, theirs in (
+        (every.theta_[order], whole.theta_),
+        (every.cluster_theta_, whole.cluster_theta_),
+    ):
+        assert_allclose(mine, theirs, rtol=1e-8, atol=1e-8 * np.abs(theirs).max())
+    assert_allclose(every.probability_[order], whole.probability_, atol=1e-8)
+    assert every.rule_ == whole.rule_
+    assert every.reason_ == whole.reason_
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_clusterer_of_models_finds_in_pieces_what_it_finds_in_memory(tmp_path, name):
+    table, method = sales(n=12), METHODS[name]
+    cut(table, tmp_path / "sales", [200, 500])
+    found = in_pieces(tmp_path / "sales", tmp_path, method=method, buckets=4)
+    assert_same_models(found, in_memory(table, method=method), table)
+
+
+@pytest.mark.parametrize("loss", ["logistic", "poisson"])
+def test_models_of_classes_and_counts(tmp_path, cluster, loss):
+    table = sales(m=30, n=40, loss=loss, text=True)
+    cut(table, tmp_path / "sales", [400, 900])
+    method = Method("kmeans:2")
+    found = in_pieces(tmp_path / "sales", tmp_path, loss, method=method, cluster=cluster)
+    whole = in_memory(table, loss, method=method)
+    assert_same_fit(found, whole, table)
+
+
+def test_hubers_loss_with_a_unit_of_its_own(tmp_path):
+    table, loss = sales(n=12), Huber(0.5)
+    cut(table, tmp_path / "sales", [200])
+    found = in_pieces(tmp_path / "sales", tmp_path, loss)
+    assert_same_models(found, in_memory(table, loss), table)
+
+
+def test_more_users_than_are_clustered_at_once(tmp_path, monkeypatch):
+    """Groups are found on a sample drawn by ids, which is the same however users are cut."""
+    from odcl.server import step, stream
+
+    for module in (step, stream):
+        monkeypatch.setattr(module, "MODELS", 40)
+    table, method = sales(n=12), Method(3)
+    cut(table, tmp_path / "sales", [200, 500])
+    found = in_pieces(tmp_path / "sales", tmp_path, method=method)
+    assert_same_fit(found, in_memory(table, method=method), table)
+
+
+def test_a_later_user_joins_where_it_would_in_memory(tmp_path):
+    """With squared loss the one model for everybody is that of all rows, too."""
+    table, new = sales(n=12), sales(m=3, n=12, seed=5).to_pandas()
+    cut(table, tmp_path / "sales", [200, 500])
+    found = in_pieces(tmp_path / "sales", tmp_path, method=Method(3))
+    whole = in_memory(table, method=Method(3))
+    assert_allclose(found.pooled_theta_, whole.pooled_theta_, rtol=1e-8, atol=1e-8)
+    assert_allclose(found.cluster_means_, whole.cluster_means_, rtol=1e-8, atol=1e-8)
+    for name in ("members", "samples", "pull"):
+        assert_allclose(getattr(found.groups_, name), getattr(whole.groups_, name), rtol=1e-12)
+    for _, rows in new.groupby("store"):
+        X, y = rows.drop(columns=["sales"]), rows["sales"]
+        mine, theirs = found.assign(X, y), whole.assign(X, y)
+        assert mine.label == theirs.label
+        assert mine.none_of_these == theirs.none_of_these
+
+
+def test_another_solver_is_refused(tmp_path):
+    from odcl.data.summary import Roles
+    from odcl.engines.dask.address import Address
+    from odcl.engines.dask.cluster import Cluster
+    from odcl.engines.dask.table import open_table
+    from odcl.estimators.scattered import fit_pieces
+
+    place = Address.of(cut(sales(), tmp_path / "sales", []))
+    table = open_table(place, Cluster())
+    named = {"user": "store", "target": "sales", "categorical": ("kind",)}
+    roles = Roles.of(table.schema.names, task="regression", **named)
+    model = estimator().set_params(solver="sgd")
+    with pytest.raises(InputError, match="exact solver"):
+        fit_pieces(model, table, roles, Cluster(), place, place)
