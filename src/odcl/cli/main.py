@@ -131,8 +131,7 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader has seen enough
         return 141
     except ValueError as error:
-        for text in getattr(error, "__notes__", ()):
-            notice(text)
+        _tell_notes(error)
         notice(error.in_words(_as_option) if isinstance(error, InputError) else str(error))
         return 2
     except KeyboardInterrupt:
@@ -142,10 +141,17 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
         notice("out of memory.")
         return 1
     except OSError as error:
+        _tell_notes(error)
         where = f"{error.filename}: " if error.filename else ""
         notice(f"{where}{error.strerror or error}.")
         return 1
     return 0
+
+
+def _tell_notes(error: Exception) -> None:
+    """What was noted on the way to an error."""
+    for text in getattr(error, "__notes__", ()):
+        notice(text)
 
 
 _LOSS_OF = {"regression": "squared", "classification": "logistic", "count": "poisson"}

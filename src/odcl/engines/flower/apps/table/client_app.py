@@ -51,7 +51,8 @@ def read(table: Any, config: Mapping[str, Any]) -> Federation:
     try:
         rows, schema = federation_from_table(table, **roles)
     except InputError as error:
-        raise ValueError(f"{error} Here categories are columns of 0 and 1, at all nodes.") from None
+        seen = str(error).partition(" Say ")[0]
+        raise ValueError(f"{seen} Write categories as columns of 0 and 1, at all nodes.") from None
     if list(schema.columns) != features:
         raise ValueError(
             "A column holds categories, which every node would number in its own way: write them "
