@@ -150,6 +150,8 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
 
 def _tell_notes(error: Exception) -> None:
     """What was noted on the way to an error."""
+    from odcl.cli.console import notice
+
     for text in getattr(error, "__notes__", ()):
         notice(text)
 
