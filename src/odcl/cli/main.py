@@ -150,7 +150,7 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
 
 def _tell_notes(error: Exception) -> None:
     """What was noted on the way to an error."""
-    from odcl.cli.console import notice
+    from odcl.report.progress import notice
 
     for text in getattr(error, "__notes__", ()):
         notice(text)
