@@ -41,6 +41,13 @@ def test_the_commands_and_a_first_example_stand_in_the_help(command):
     assert "odcl fit sales.csv --user store --target sales --out run" in text
 
 
+def test_the_help_says_where_pages_lie_and_which_runs_have_none(command):
+    said = " ".join(command("report", "--help").out.split())
+    assert "the page, in the folder you are in and not in RUN [default: report.html]" in said
+    said = " ".join(command("fit", "--help").out.split())
+    assert "A RUN of a table in pieces (--engine dask) has no report.html" in said
+
+
 def test_the_examples_in_the_help_can_be_parsed():
     modules = [cli.module_of(name) for name in cli.EVERY if name != "demo"]
     for text in (cli._START, *(module._EXAMPLES for module in modules)):
@@ -90,6 +97,10 @@ USAGE = [
     (("fit", "t.csv", *ROLES, "--out", "r", "--los", "x"), "did you mean '--loss'?"),
     (("fit", "t.csv", *ROLES, "--out", "r", "--drop", "a", "b"), "columns are written a,b,c"),
     (("predict", "r"), "required: TABLE"),
+    *(
+        (("predict", "r", "t", "--engine", "dask", "--out", out), f"and {out} names one file")
+        for out in ("p.csv", "p.parquet", "p.csv.gz")
+    ),
     (("predict", "r", "t.csv", "--unknown", "neerest"), "did you mean 'nearest'?"),
     (("predict", "r", "t.csv", "--unseen", "x"), "none of error, reference"),
 ]

@@ -46,7 +46,9 @@ Its files are checked together: copy a table out of RUN before you edit it. Text
 that a spreadsheet would run (=1+1) is written with a quote before it ('=1+1) in
 CSV files, and read back without. In Python:
 ODCLRegressor.load("run").predict(table), with the same columns in any order;
-ODCLClassifier for classes."""
+ODCLClassifier for classes. A RUN of a table in pieces (--engine dask) has
+no report.html, assignment.csv, picture.png or evidence: users/ holds each
+user's group and model."""
 
 
 METHOD = {

@@ -236,6 +236,7 @@ def _print(found: ScatteredFit, comparison: Comparison | None) -> None:
 def predict(options: Namespace) -> None:
     """``odcl predict`` of a table in pieces: a folder of Parquet files, in the table's order."""
     from odcl.cli.run_folder import open_run
+    from odcl.data.tables import is_csv, is_parquet
     from odcl.engines.dask.address import Address
     from odcl.engines.dask.predict import predict_pieces
     from odcl.engines.dask.table import open_table
@@ -244,6 +245,9 @@ def predict(options: Namespace) -> None:
 
     if options.out is None:
         raise opt.UsageError("--engine dask writes a folder: name it with --out.", "odcl predict")
+    if is_csv(options.out) or is_parquet(options.out):
+        text = f"--engine dask writes a folder of Parquet files, and {options.out} names one file"
+        raise opt.UsageError(f"{text}: name a folder, such as predictions.", "odcl predict")
     model, schema = open_run(options.run)
     wishes = Wishes(
         options.unknown or "error", options.unseen or "error", options.missing, options.interval

@@ -30,7 +30,13 @@ def add(some: Any) -> opt.Parser:
     group = parser.add_argument_group("arguments")
     group.add_argument("run", metavar="RUN", type=Path, help="folder that `odcl fit` wrote")
     more = parser.add_argument_group("options")
-    opt.path(more, "--out", "FILE", "the page", default="report.html")
+    opt.path(
+        more,
+        "--out",
+        "FILE",
+        "the page, in the folder you are in and not in RUN",
+        default="report.html",
+    )
     options = {
         "--anonymous": "users have numbers in place of their names, in no order; the table and the "
         "command are not named: for pages that leave the house",

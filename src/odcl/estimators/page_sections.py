@@ -30,7 +30,7 @@ def sections(
         _worth(evidence),
         _diagnosis(model, diagnosis),
         _plan(model, evidence, more, anonymous),
-        _privacy(model, evidence),
+        _privacy(model, evidence, anonymous),
         _provenance(model, evidence, anonymous),
     ]
     return [one for one in found if one is not None]
@@ -93,35 +93,57 @@ def _plan(model: Any, evidence: Evidence, more: MoreRows | None, anonymous: bool
             "This method keeps no account of how users' rows enter, so nothing is computed.",
         )
         return Section("plan", title, words_of, code=code)
-    rows = []
     differ = bool(model.mixture_.inside.any())
+    if not differ and model.n_clusters_ == 1:
+        alike = [_only_noise(1), *["For a simulation of the whole round:"] * bool(code)]
+        return Section("plan", title, alike, code=code)
+    rows = []
     for f, times in enumerate(more.times):
         label = "as now" if times == 1 else f"{times:g} times as many" if times > 1 else "half"
-        cells = [label, f"{100 * np.median(more.width[:, f]):.0f} %"]
+        cells = [label]
+        if differ:
+            cells.append(f"{100 * np.median(more.width[:, f]):.0f} %")
         if model.n_clusters_ > 1:
             cells.append(f"{100 * more.wrong[:, f].mean():.2g} %")
         if differ:
             cells.append(f"{100 * np.median(more.weight[:, f]):.0f} %")
         rows.append(tuple(cells))
-    header = ["rows per user", "intervals of a user's coefficients"]
+    header = ["rows per user"]
+    parts = []
+    if differ:
+        header.append("intervals of a user's coefficients")
+        parts.append(
+            "intervals (of the median user, now 100 %) if groups and how users differ stay as found"
+        )
     if model.n_clusters_ > 1:
         header.append("chance of a wrong group")
+        parts.append("the chance that such rows put a user in a wrong group (mean user)")
     if differ:
         header.append("weight of own rows")
-    about = (
-        "Computed from the run, not simulated: intervals (of the median user, now 100 %) if "
-        "groups and how users differ stay as found"
-        + (
-            ", the chance that such rows put a user in a wrong group (mean user)"
-            * (len(header) > 2)
+        parts.append("how much a user's own rows count in its model beside its group")
+    told = ", ".join(parts[:-1]) + ", and " * (len(parts) > 1) + parts[-1]
+    about = f"Computed from the run, not simulated: {told}."
+    about += " For a simulation of the whole round:" * bool(code)
+    shown = [about] if differ else [_only_noise(model.n_clusters_), about]
+    return Section("plan", title, shown, (Table(tuple(header), rows),), code=code)
+
+
+def _only_noise(n_groups: int) -> str:
+    """Why intervals of a user's coefficients are in no column: T = 0 leaves the center's alone."""
+    if n_groups == 1:
+        return (
+            "Users differ only by noise, so all of them have one model: one user's further rows "
+            "change it little, while more rows of all users would narrow its intervals."
         )
-        + (", and how much a user's own rows count in its model beside its group" * differ)
-        + ". For a simulation of the whole round:"
+    return (
+        "Users of a group differ only by noise, so a user's model is its group's (a mean of "
+        "several where its group is in doubt): one user's further rows tell its group more surely "
+        "and change little else, while more rows of all users would narrow the intervals of the "
+        "groups' coefficients."
     )
-    return Section("plan", title, (about,), (Table(tuple(header), rows),), code=code)
 
 
-def _privacy(model: Any, evidence: Evidence) -> Section:
+def _privacy(model: Any, evidence: Evidence, anonymous: bool) -> Section:
     """What left each user, field by field, in bytes."""
     title = "Privacy: what leaves a user"
     m = len(model.users_)
@@ -147,10 +169,14 @@ def _privacy(model: Any, evidence: Evidence) -> Section:
             f"One round: on average each user would send {up} and receive {down}. What it receives "
             "names no other user."
         )
-    words.append(
-        "This page holds every user's model, group and held-out targets: show it to those who may "
-        "see these. odcl report RUN --anonymous makes one without names."
-    )
+    held = evidence.comparison is not None and evidence.comparison.held is not None
+    what = "model, group and held-out targets" if held else "model and group"
+    whole = f"This page holds every user's {what}"
+    if anonymous:
+        whole = f"Users have numbers in place of their names; every user's {what} are still here"
+    words.append(f"{whole}: show it to those who may see these.")
+    if not anonymous:
+        words[-1] += " odcl report RUN --anonymous makes one without names."
     return Section("privacy", title, words, tables)
 
 

@@ -54,6 +54,15 @@ def fit_with_estimator(
     return Solution(theta, ~refused, np.full(m, np.nan), np.ones(m, dtype=np.intp), refused)
 
 
+def check_linear(fitted: Any) -> None:
+    """Refuse a fitted estimator that has no coefficients."""
+    if not hasattr(fitted, "coef_"):
+        raise ValueError(
+            f"{type(fitted).__name__} has no coef_ after fit: only linear models can be "
+            "averaged. Use one with coef_ and intercept_, such as Ridge or SGDClassifier."
+        )
+
+
 def _fit_one(
     estimator: Any, one: Federation, loss: Loss, seed: int
 ) -> tuple[Floats, Floats] | None:
@@ -66,11 +75,7 @@ def _fit_one(
     if model.get_params().get("random_state", 0) is None:
         model.set_params(random_state=int(user_rng(seed, one.users.tolist()[0]).integers(2**31)))
     model.fit(one.X, one.y, **({} if one.weight is None else {"sample_weight": one.weight}))
-    if not hasattr(model, "coef_"):
-        raise ValueError(
-            f"{type(model).__name__} has no coef_ after fit: only linear models can be "
-            "averaged. Use one with coef_ and intercept_, such as Ridge or SGDClassifier."
-        )
+    check_linear(model)
     coef = np.atleast_2d(np.asarray(model.coef_, dtype=np.float64))
     intercept = np.broadcast_to(np.asarray(getattr(model, "intercept_", 0.0), float), len(coef))
     if not isinstance(loss, Multinomial):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from html import unescape
 from pathlib import Path
 
 import numpy as np
@@ -95,6 +96,10 @@ def test_an_anonymous_page_holds_no_name_and_no_order(hostile, command):
     assert facts["ids"] == [f"user {i}" for i in range(1, 61)]
     assert facts["group"] != named["group"]  # another order than that of the names
     assert facts["anonymous"]
+    assert "every user's model, group and held-out targets are still here" in unescape(html)
+    assert "--anonymous" not in html
+    named_words = unescape((hostile / "report.html").read_text())
+    assert "odcl report RUN --anonymous makes one without names" in named_words
 
 
 def test_numbers_of_an_anonymous_page_are_the_same_each_time_and_on_the_named_page(

@@ -21,7 +21,7 @@ from odcl.engines.flower.fits import RiskFit
 from odcl.engines.flower.node import NodeModels
 from odcl.exchange.download import Downloads
 from odcl.exchange.upload import Uploads
-from odcl.local.estimator import fit_with_estimator
+from odcl.local.estimator import check_linear, fit_with_estimator
 from odcl.local.terms import n_classes
 from odcl.risk.losses import Multinomial
 from odcl.risk.risk import Risk
@@ -31,11 +31,13 @@ class EstimatorFit:
     """A scikit-learn estimator with ``coef_`` and ``intercept_``, such as Ridge or LinearSVC.
 
     ``estimator`` is cloned per user; one that draws without a ``random_state`` of its own gets each
-    user's stream. A user whose rows it cannot fit (one class only) sends odcl's own fit of the
-    risk, with a small prior.
+    user's stream. A class in its place, or one that has no ``coef_`` after a fit, is refused. A
+    user whose rows it cannot fit (one class only) sends odcl's own fit of the risk, with a small
+    prior.
     """
 
     def __init__(self, estimator: Any) -> None:
+        check_estimator(estimator)
         self.estimator = estimator
 
     def uploads(self, rows: Federation, agreed: Agreed, *, seed: int) -> Uploads:
@@ -78,6 +80,47 @@ class EstimatorFit:
         return with_model(self.estimator, found.request.risk, found.model(user), classes)
 
 
+def check_estimator(estimator: Any) -> None:
+    """Refuse what has no linear model to send, before a round is begun.
+
+    Whether an estimator has ``coef_`` shows after a fit only: a clone is fitted on a few made-up
+    rows. One that does not take these is left to the users' own rows.
+    """
+    import warnings
+
+    from sklearn.base import clone, is_classifier
+
+    if isinstance(estimator, type):
+        name = estimator.__name__
+        raise ValueError(
+            f"{name} is a class, and users fit clones of an estimator with its settings: say "
+            f"EstimatorFit({name}(...))."
+        )
+    if not (hasattr(estimator, "fit") and hasattr(estimator, "get_params")):
+        raise ValueError(
+            f"{type(estimator).__name__} is no estimator of scikit-learn (it has no fit or no "
+            "get_params): use one with coef_ and intercept_, such as Ridge."
+        )
+    model = clone(estimator)
+    if model.get_params().get("random_state", 0) is None:  # leaves the process's stream alone
+        model.set_params(random_state=0)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model.fit(*_made_up(2, np.arange(2) if is_classifier(model) else None))
+    except Exception:
+        return
+    check_linear(model)
+
+
+def _made_up(n_features: int, classes: Array | None) -> tuple[Floats, Array]:
+    """A few rows that any estimator can be fitted on: ten per class, or numbers from 0 on."""
+    n = 10 * max(2, 0 if classes is None else len(classes))
+    X = np.random.default_rng(0).standard_normal((n, n_features))
+    y: Array = np.abs(X.sum(axis=1))  # counts are not negative
+    return X, y if classes is None else classes[np.arange(n) % len(classes)]
+
+
 def with_model(estimator: Any, risk: Risk, theta: Floats, classes: Any = None) -> Any:
     """A fitted clone of ``estimator`` whose ``coef_`` and ``intercept_`` are this model's.
 
@@ -89,12 +132,8 @@ def with_model(estimator: Any, risk: Risk, theta: Floats, classes: Any = None) -
     known = np.arange(n_classes(risk)) if classes is None else np.asarray(classes)
     if risk.loss.classification and len(known) != n_classes(risk):
         raise ValueError(f"{len(known)} classes are given, and the model has {n_classes(risk)}.")
-    rng, n = np.random.default_rng(0), 10 * max(2, n_classes(risk))
-    X = rng.standard_normal((n, coef.shape[1]))
-    y: Array = known[np.arange(n) % len(known)]
-    if not risk.loss.classification:
-        y = np.abs(X.sum(axis=1))  # counts are not negative
-    model = clone(estimator).fit(X, y)
+    rows = _made_up(coef.shape[1], known if risk.loss.classification else None)
+    model = clone(estimator).fit(*rows)
     shape = np.shape(model.coef_)
     if len(shape) == 2 and shape[0] == 1 and len(coef) == 2:  # two classes: their difference
         coef, intercept = coef[1:] - coef[:1], intercept[1:] - intercept[:1]
