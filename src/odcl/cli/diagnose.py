@@ -46,7 +46,7 @@ examples:
 A RUN keeps what its users uploaded, and is diagnosed from that. With TABLE it
 is fitted again on the table's rows, with its own columns and settings: for a
 run of --paper, whose users send nothing about their noise, that tells more. A
-RUN of a table in pieces keeps 2,000 users' uploads, and is diagnosed from those."""
+RUN of a table in pieces keeps 2,000 users' uploads: it is diagnosed from those."""
 
 
 def add(some: Any) -> opt.Parser:
