@@ -2,8 +2,9 @@
 
 What Flower does: started again on its database, the SuperLink calls the run failed; until then a
 ServerApp that finds its way back may still hear nodes. Nodes come back by themselves, under the
-same ids, and what they send for the old run after that is refused. What odcl does: uploads lie on the server's disk as they arrive,
-and the next run of the same task asks only those nodes that had not been heard.
+same ids, and what they send for the old run after that is refused. What odcl does: uploads
+lie on the server's disk as they arrive, and the next run of the same task asks only those nodes
+that had not been heard.
 """
 
 from __future__ import annotations
