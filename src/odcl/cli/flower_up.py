@@ -58,12 +58,22 @@ def run(options: Namespace) -> None:
     import shutil
 
     from odcl.engines.flower.deployment import Deployment, program
-    from odcl.engines.flower.trial import check_place, made_tables, tables_of, try_out
+    from odcl.engines.flower.trial import (
+        check_place,
+        check_tables,
+        made_tables,
+        tables_of,
+        try_out,
+    )
 
     program("flower-superlink")  # says what to install
     _check(options)
     check_place(options.dir, force=options.force)
     tables = tables_of(options.data)
+    if tables:
+        config = _config(options, next(iter(tables.values())))
+        columns = [config["user"], config["target"], *config["features"].split(",")]
+        check_tables(tables, columns)
     with watched(options) as progress:
         shutil.rmtree(options.dir, ignore_errors=True)
         n = options.nodes or 4

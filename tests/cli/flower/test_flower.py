@@ -58,6 +58,18 @@ def test_certs_says_where_each_file_goes(command):
     assert command("flower", "certs", "c", "--sites", "north").code == 2
 
 
+def test_up_names_the_table_that_lacks_a_column_before_anything_starts(command, monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda name, **_: name)
+    Path("north.csv").write_text("clinic,age,stay\na,1,2\n")
+    Path("south.csv").write_text("clinic,agee,stay\na,1,2\n")
+    tables = ("--data", "north.csv", "--data", "south.csv")
+    said = command("flower", "up", "d", *tables, "--user", "clinic", "--target", "stay")
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith("odcl: south.csv: ")
+    assert "'age'" in said.err
+    assert not Path("d").exists()
+
+
 @pytest.mark.parametrize("words", [("simulate",), ("up", "trial")])
 def test_where_flower_is_missing_the_message_has_the_line_that_installs_it(
     command, monkeypatch, words

@@ -62,8 +62,15 @@ def test_categories_are_refused_with_what_to_write_instead(client, tmp_path):
     assert "categorical=" not in str(refused.value)  # nobody can say that here
 
 
+def test_a_column_that_is_missing_is_said_to_be_without_talk_of_categories(client, tmp_path):
+    write_table(tmp_path / "north.csv", {"store": ["a"], "sales": [1.0], "price": [2.0]})
+    with pytest.raises(ValueError, match="'promotion' is not in the table") as refused:
+        client.load(context_of({"data": str(tmp_path / "north.csv")}))
+    assert "categories" not in str(refused.value)
+
+
 def test_why_nodes_were_set_aside_is_read_off_the_log(tmp_path):
     lines = ["INFO: hello", *(f"WARNING : Node {i} is set aside: no rows" for i in (3, 3, 4))]
     (tmp_path / "run.log").write_text("\n".join(lines))
-    found = _set_aside(tmp_path / "run.log")
-    assert found == [f"Node {i} is set aside: no rows" for i in (3, 4)]
+    found = _set_aside(tmp_path / "run.log", {"3": "north"})
+    assert found == ["north is set aside: no rows", "node 4 is set aside: no rows"]

@@ -65,7 +65,7 @@ class FakeGrid(Grid):
         return None
 
     def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        raise NotImplementedError
+        raise AssertionError("strategies make their messages themselves")
 
     def get_node_ids(self) -> list[int]:
         self.looks += 1

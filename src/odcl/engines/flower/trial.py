@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 
 from odcl._typing import Array, Ints
+from odcl.data.schema import check_columns
 from odcl.data.stores import store_tables
-from odcl.data.tables import read_table
+from odcl.data.tables import read_column_names, read_table
 from odcl.data.write import write_table
 from odcl.engines.files.names import check_site
 from odcl.engines.flower.app import app_folder
 from odcl.engines.flower.deployment import STATE, Deployment, DeploymentError
+from odcl.errors import InputError
 from odcl.files import check_folder
 
 # What stands in the folder of a trial; whatever else does, is somebody's own.
@@ -64,6 +66,15 @@ def tables_of(files: Sequence[Path]) -> dict[str, Path]:
             raise ValueError(f"There is no file {path}.")
         found[site] = path.resolve()
     return found
+
+
+def check_tables(tables: Mapping[str, Path], columns: Sequence[str]) -> None:
+    """Refuse tables that lack a column before anything is started for them."""
+    for path in tables.values():
+        try:
+            check_columns(columns, read_column_names(path))
+        except InputError as error:
+            raise error.of_file(path.name, 0) from None
 
 
 def made_tables(folder: Path, n_sites: int, *, seed: int = 0) -> dict[str, Path]:
@@ -113,7 +124,8 @@ def try_out(
         if not status.is_good:
             why = status.details or f"it is {status.status} after {timeout:g} s"
             error = DeploymentError(f"the run failed: {why} (see {deployment.logs / 'run.log'})")
-            for line in _set_aside(deployment.logs / "run.log"):
+            site_of = {number: site for site, number in deployment.registered.items()}
+            for line in _set_aside(deployment.logs / "run.log", site_of):
                 error.add_note(line)
             raise error
         found = _models(tables, models, result, config["user"])
@@ -136,8 +148,9 @@ def _models(
     return users[order], labels[order], np.array([rows[name] for name in users[order].tolist()])
 
 
-def _set_aside(log: Path, most: int = 5) -> list[str]:
-    """What a run's log says of nodes that were set aside, the first few."""
+def _set_aside(log: Path, site_of: Mapping[str, str], most: int = 5) -> list[str]:
+    """What a run's log says of nodes that were set aside, the first few, by their sites."""
     lines = log.read_text(encoding="utf-8").splitlines()
-    found = (re.search(r"Node \d+ is set aside: .*", line) for line in lines)
-    return list(dict.fromkeys(one.group() for one in found if one))[:most]
+    found = (re.search(r"Node (\d+) (is set aside: .*)", line) for line in lines)
+    named = (f"{site_of.get(one[1], f'node {one[1]}')} {one[2]}" for one in found if one)
+    return list(dict.fromkeys(named))[:most]

@@ -17,7 +17,7 @@ from odcl.data.source import federation_from_table
 from odcl.data.stores import store_tables
 from odcl.data.write import write_table
 from odcl.engines.flower import NodeData, NodeModels, make_client_app
-from odcl.errors import InputError
+from odcl.errors import InputError, Setting
 
 
 def load(context: Context) -> NodeData:
@@ -51,6 +51,9 @@ def read(table: Any, config: Mapping[str, Any]) -> Federation:
     try:
         rows, schema = federation_from_table(table, **roles)
     except InputError as error:
+        advice = [part for part in error.args if isinstance(part, Setting)]
+        if not any(one.name == "categorical" for one in advice):
+            raise
         seen = str(error).partition(" Say ")[0]
         raise ValueError(f"{seen} Write categories as columns of 0 and 1, at all nodes.") from None
     if list(schema.columns) != features:
