@@ -31,19 +31,16 @@ from odcl.data.columns import (
 )
 from odcl.data.design import Design
 from odcl.data.federation import MOST_SIZE
+from odcl.data.gaps import Gap, missing_error, no_row_error, usable_rows
 from odcl.data.schema import (
     MISSING,
     TASKS,
-    Gap,
     TableSchema,
     as_names,
     check_choice,
     check_columns,
     choose_features,
-    missing_error,
-    no_row_error,
     read_columns,
-    usable_rows,
 )
 from odcl.errors import InputError, Row
 

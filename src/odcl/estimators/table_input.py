@@ -31,7 +31,8 @@ from odcl.data.frames import (
     users_position,
     without_columns,
 )
-from odcl.data.schema import check_columns, read_columns, refuse_gaps
+from odcl.data.gaps import refuse_gaps
+from odcl.data.schema import check_columns, read_columns
 from odcl.data.tables import as_table
 from odcl.errors import InputError, Setting
 from odcl.method import Method

@@ -9,8 +9,9 @@ import pyarrow as pa
 
 from odcl._typing import Floats
 from odcl.data.columns import Keys, read_target
+from odcl.data.gaps import usable_rows
 from odcl.data.scaling import Moments, Scaling
-from odcl.data.schema import Encoded, TableSchema, read_columns, usable_rows
+from odcl.data.schema import Encoded, TableSchema, read_columns
 from odcl.data.summary import Place, Roles, TableSummary, ownerless
 from odcl.exchange.arrow import number_lists, numbers_of
 from odcl.method import Method
