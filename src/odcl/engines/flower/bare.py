@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from odcl._typing import Array, Floats, Ints
+from odcl._typing import Array, Bools, Floats, Ints
 from odcl.artifact.arrays import ArraySpec, expect, ids_from_json, ids_to_json
 from odcl.artifact.folder import Artifact, open_artifact, write_artifact
 from odcl.data.federation import Federation, positions
 from odcl.engines.arrivals import Agreed
 from odcl.engines.deliveries import Placed
 from odcl.exchange.download import Downloads
+from odcl.exchange.upload import Uploads
 from odcl.local.receive import Received
 from odcl.method import Method
 
@@ -48,11 +49,24 @@ def expect_bare(method: Method, who: str) -> None:
         )
 
 
-def taken(rows: Federation, downloads: Downloads) -> Placed:
-    """The last step of bare models: users take the models of their groups."""
-    m, sure = rows.n_users, downloads.probability
-    received = Received(downloads.model, np.full(m, np.inf), "none")
-    return Placed(downloads.group, np.ones(m) if sure is None else sure, received)
+class BareFit:
+    """What every :class:`~odcl.engines.flower.fits.Fit` of bare models does alike."""
+
+    def last_step(
+        self,
+        rows: Federation,
+        agreed: Agreed,
+        uploads: Uploads,
+        downloads: Downloads,
+        *,
+        late: Bools,
+        seed: int,
+    ) -> Placed:
+        """Users take the models of their groups."""
+        expect_bare(agreed.method, type(self).__name__)
+        m, sure = rows.n_users, downloads.probability
+        received = Received(downloads.model, np.full(m, np.inf), "none")
+        return Placed(downloads.group, np.ones(m) if sure is None else sure, received)
 
 
 # -- the result on disk ----------------------------------------------------------------------------

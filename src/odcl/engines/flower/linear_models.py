@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from odcl._typing import Array, Bools, Floats
+from odcl._typing import Array, Floats
 from odcl.data.federation import Federation
 from odcl.engines.arrivals import Agreed
 from odcl.engines.deliveries import Placed
-from odcl.engines.flower.bare import expect_bare, taken
+from odcl.engines.flower.bare import BareFit, expect_bare
 from odcl.engines.flower.fits import RiskFit
 from odcl.engines.flower.node import NodeModels
 from odcl.exchange.download import Downloads
@@ -27,7 +27,7 @@ from odcl.risk.losses import Multinomial
 from odcl.risk.risk import Risk
 
 
-class EstimatorFit:
+class EstimatorFit(BareFit):
     """A scikit-learn estimator with ``coef_`` and ``intercept_``, such as Ridge or LinearSVC.
 
     ``estimator`` is cloned per user; one that draws without a ``random_state`` of its own gets each
@@ -45,20 +45,6 @@ class EstimatorFit:
         expect_bare(agreed.method, type(self.estimator).__name__)
         solved = fit_with_estimator(self.estimator, rows, agreed.risk, seed=seed)
         return Uploads(rows.users, rows.n_samples, solved.theta, risk=agreed.risk)
-
-    def last_step(
-        self,
-        rows: Federation,
-        agreed: Agreed,
-        uploads: Uploads,
-        downloads: Downloads,
-        *,
-        late: Bools,
-        seed: int,
-    ) -> Placed:
-        """The group's model."""
-        expect_bare(agreed.method, type(self.estimator).__name__)
-        return taken(rows, downloads)
 
     def losses(
         self,

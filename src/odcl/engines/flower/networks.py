@@ -21,11 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from odcl._typing import Array, Bools, Floats, Ints
+from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import Federation, positions
 from odcl.engines.arrivals import Agreed
 from odcl.engines.deliveries import Placed
-from odcl.engines.flower.bare import MOST_BARE, expect_bare, taken
+from odcl.engines.flower.bare import MOST_BARE, BareFit, expect_bare
 from odcl.engines.flower.node import NodeData, NodeModels
 from odcl.exchange.download import Downloads
 from odcl.exchange.upload import Uploads
@@ -117,7 +117,7 @@ def network_digest(network: Any) -> str:
 # -- whole modules, averaged by group --------------------------------------------------------------
 
 
-class ModuleFit:
+class ModuleFit(BareFit):
     """Users train a module of their own; modules are averaged inside each group.
 
     make : builds the module. Averages make sense among modules that started alike, so it is called
@@ -171,19 +171,6 @@ class ModuleFit:
                 self.train(built, X, y)
             theta[i] = flat(built)
         return Uploads(rows.users, rows.n_samples, theta)
-
-    def last_step(
-        self,
-        rows: Federation,
-        agreed: Agreed,
-        uploads: Uploads,
-        downloads: Downloads,
-        *,
-        late: Bools,
-        seed: int,
-    ) -> Placed:
-        """The group's model."""
-        return taken(rows, downloads)
 
     def losses(
         self,
