@@ -16,9 +16,8 @@ from odcl.mixed.terms import _cholesky
 STEPS = 200
 EXACT = 1e-9  # what is left to go, in standard deviations of the posterior
 DEPTH = 4  # steps that the next one is extrapolated from
-LEAN = (
-    1e-3  # ridge of that extrapolation: steps that are all but parallel carry rounding no further
-)
+# Ridge of that extrapolation: from steps that are all but parallel it would take their rounding.
+LEAN = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,23 +33,13 @@ class Gaussians:
 
 @dataclass(frozen=True, eq=False)
 class _Seen:
-    """What a look at some users' (A, b) tells."""
+    """What a look at some users' sites tells. A site is a row of numbers, A and then b."""
 
     mu: Floats  # (n, D dim), relative to the prior's mean
     V: Floats
-    A: Floats  # where the step aims
-    b: Floats
+    aim: Floats  # (n, size), the site that the step aims at
+    gap: Floats  # (n,), how far it is to there, in standard deviations of the posterior
     bound: Floats  # (n,)
-
-    def gap(self, A: Floats, b: Floats) -> Floats:
-        """How far it is from (A, b) to the aim, in standard deviations of the posterior, (n,)."""
-        sd = np.sqrt(np.einsum("nii->ni", self.V))
-        curvature = np.abs(self.A - A) * sd[:, None] * sd[:, :, None]
-        return np.maximum(curvature.max(axis=(1, 2)), (np.abs(self.b - b) * sd).max(axis=1))
-
-    def part(self, who: Ints) -> _Seen:
-        """The same for some of the users."""
-        return _Seen(**{name: value[who] for name, value in vars(self).items()})
 
     def replace(self, who: Ints, good: Bools, seen: _Seen) -> None:
         """Take over what was ``seen`` of those of ``who`` for whom it was ``good``."""
@@ -82,51 +71,45 @@ def variational(
         return _known(loss, X, y, weights, mean, D)
     scales, turned = _diagonal(root), np.ascontiguousarray(X.transpose(0, 2, 1))
 
-    def look(who: Ints, A: Floats, b: Floats) -> _Seen:
-        """The posteriors of some users, the (A, b) that the step aims at, and the bound."""
+    def look(who: Ints, site: Floats) -> _Seen:
+        """The posteriors of some users, the sites that the step aims at, and the bound."""
         # In units of the prior, theta = mean + root u: nothing cancels where it is narrow.
-        mu, V, divergence = _in_units(A, b, root, scales)
+        mu, V, divergence = _in_units(*_parted(site, D * dim), root, scales)
         theta = (mu + mean[who]).reshape(-1, D, dim)
-        rows = turned if len(who) == n else turned[who]
+        rows, weight = (turned, weights) if len(who) == n else (turned[who], weights[who])
         logits = (theta @ rows).transpose(0, 2, 1)
         e = expected(loss, y[who], logits, _logit_covariance(rows, V, D))
-        aim, g = _information(rows, weights[who], e, D)
-        bound: Floats = (weights[who] * e.value).sum(axis=1) - 0.5 * divergence
-        return _Seen(mu, V, aim, (aim @ mu[..., None])[..., 0] + g, bound)
+        A, g = _information(rows, weight, e, D)
+        aim = _joined(A, (A @ mu[..., None])[..., 0] + g)
+        bound: Floats = (weight * e.value).sum(axis=1) - 0.5 * divergence
+        return _Seen(mu, V, aim, _distance(aim - site, V), bound)
 
-    A, b = np.zeros((n, D * dim, D * dim)), np.zeros((n, D * dim))
-    if start is not None:
-        A, b = start[0].copy(), start[1].copy()
+    site = np.zeros((n, D * dim * (D * dim + 1))) if start is None else _joined(*start)
     step, live = np.ones(n), np.arange(n)
-    state = look(live, A, b)
-    past = _Past.of(n, D * dim)
+    state, past = look(live, site), _Past.of(n, D * dim)
     for _ in range(STEPS):
         # A user who has arrived stays put, so that it does not matter who else is in the batch.
-        # Both count: as many hits as misses at one place leave b at zero, and A to be found.
-        gap = state.part(live).gap(A[live], b[live])
-        going = (gap > near) & (step[live] > 1e-6)
-        there = live[~going & (step[live] > 1e-6)]
-        A[there], b[there] = state.A[there], state.b[there]
-        live, gap = live[going], gap[going]
+        stuck = step[live] <= 1e-6
+        there = live[(state.gap[live] <= near) & ~stuck]
+        site[there] = state.aim[there]
+        live = live[(state.gap[live] > near) & ~stuck]
         if not len(live):
             break
-        at, aim = _joined(A[live], b[live]), _joined(state.A[live], state.b[live])
-        A_try, b_try = _parted(past.ahead(live, at, aim - at, step[live]), D * dim)
-        seen = look(live, A_try, b_try)
+        at, gap = site[live], state.aim[live] - site[live]
+        tried = past.ahead(live, at, gap, step[live])
+        seen = look(live, tried)
         fall, level = state.bound[live] - seen.bound, 1 + np.abs(state.bound[live])
-        nearer = seen.gap(A_try, b_try) < 0.9 * gap
+        nearer = seen.gap < 0.9 * state.gap[live]
         good = (fall <= 1e-12 * level) | (nearer & (fall <= 1e-6 * level))
-        tried = _joined(A_try, b_try)
-        past.learn(live, good, tried - at, _joined(seen.A, seen.b) - tried - (aim - at))
-        A[live[good]], b[live[good]] = A_try[good], b_try[good]
+        past.learn(live, good, tried - at, seen.aim - tried - gap)
+        site[live[good]] = tried[good]
         state.replace(live, good, seen)
-        plain = past.plain[live] | (
-            step[live] < 1
-        )  # a step that was not accelerated, and no good, is halved
+        # A step that was not accelerated, and no good, is halved.
+        plain = past.plain[live] | (step[live] < 1)
         step[live] = np.where(good, np.minimum(1.0, 1.5 * step[live]), step[live])
         step[live] = np.where(~good & plain, step[live] / 2, step[live])
         past.plain[live] = ~good
-    return Gaussians(state.mu + mean, state.V, A, b, state.bound)
+    return Gaussians(state.mu + mean, state.V, *_parted(site, D * dim), state.bound)
 
 
 def _known(loss: str, X: Floats, y: Floats, weights: Floats, mean: Floats, D: int) -> Gaussians:
@@ -171,6 +154,17 @@ def _in_units(
         V: Floats = root @ inverse @ root.T
         return (root @ u[..., None])[..., 0], V, divergence
     return scales * u, scales[:, None] * inverse * scales, divergence
+
+
+def _distance(gap: Floats, V: Floats) -> Floats:
+    """The largest number of sites' differences, in standard deviations of the posterior, (n,).
+
+    Both count: as many hits as misses at one place leave b at zero, and A to be found.
+    """
+    sd = np.sqrt(np.einsum("nii->ni", V))
+    A, b = _parted(np.abs(gap), sd.shape[1])
+    curvature = (A * sd[:, None]).max(axis=2)
+    return (np.maximum(curvature, b) * sd).max(axis=1)
 
 
 def _joined(A: Floats, b: Floats) -> Floats:
