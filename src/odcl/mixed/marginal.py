@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from odcl._typing import Floats, Ints
+from odcl._typing import Floats
 
 NEAR = 2**16  # numbers of a stack of matrices: a megabyte
-LEAST = 1e-15  # eigenvalues of T below this share of the largest are rounding
+LEAST = 1e-15  # variances below this share of the largest are rounding
 LEAF = 3  # triangles of this size are inverted entry by entry, all users at once
 
 
@@ -48,8 +48,7 @@ class Root:
     """T = R R'; R has a column for each direction that varies."""
 
     scale: Floats  # (rank,), the columns' lengths
-    turn: Floats | None  # (dim, rank), their directions; None: the coordinates ``vary``
-    vary: Ints  # (rank,)
+    turn: Floats | None  # (dim, rank), their directions; None: all coordinates as they are
     whole: bool  # do all directions vary?
 
     @property
@@ -58,27 +57,27 @@ class Root:
 
     @staticmethod
     def of(T: Floats) -> Root:
-        t = np.diagonal(T)
-        if np.count_nonzero(T) == np.count_nonzero(t):
-            vary = np.flatnonzero(t)
-            return Root(np.sqrt(t[vary]), None, vary, len(vary) == len(t))
-        values, vectors = np.linalg.eigh(T)
-        vary = np.flatnonzero(values > LEAST * values[-1])
-        return Root(np.sqrt(values[vary]), vectors[:, vary], vary, len(vary) == len(t))
+        values, turn = np.diagonal(T), None
+        if np.count_nonzero(T) > np.count_nonzero(values):
+            values, turn = np.linalg.eigh(T)
+        vary = values > LEAST * values.max()
+        if not vary.all():
+            turn = (np.eye(len(T)) if turn is None else turn)[:, vary]
+        return Root(np.sqrt(values[vary]), turn, bool(vary.all()))
 
     def times(self, a: Floats, out: Floats) -> None:
-        """R'a of each matrix of a stack, without the scale."""
-        if self.turn is not None:
-            np.matmul(self.turn.T, a, out=out)
+        """R'a of each matrix of a stack, but for the scale."""
+        if self.turn is None:
+            out[:] = a
         else:
-            out[:] = a if self.whole else a[:, self.vary]
+            np.matmul(self.turn.T, a, out=out)
 
     def across(self, a: Floats, out: Floats) -> None:
         """a R of each matrix of a stack."""
-        if self.turn is not None:
-            np.matmul(a, self.turn * self.scale, out=out)
+        if self.turn is None:
+            np.multiply(a, self.scale, out=out)
         else:
-            np.multiply(a if self.whole else a[..., self.vary], self.scale, out=out)
+            np.matmul(a, self.turn * self.scale, out=out)
 
 
 def _stack(
@@ -97,17 +96,24 @@ def _stack(
     system.reshape(len(A), -1)[:, :: root.rank + 1] += 1.0
     ld = inverse_root(system, Y)
     np.matmul(Y, right, out=half)
+    drop = (half[..., -1] ** 2).sum(axis=1)
     if root.whole:
         np.matmul(Y.transpose(0, 2, 1), half, out=right)
         right /= root.scale[:, None]
         both = right if root.turn is None else np.matmul(root.turn, right, out=both)
-    else:
-        np.matmul(half[..., :-1].transpose(0, 2, 1), half, out=both)
-        np.subtract(A / s2[:, None, None], both[..., :-1], out=both[..., :-1])
-        np.subtract(b / s2[:, None], both[..., -1], out=both[..., -1])
-    np.add(both[..., :-1], both[..., :-1].transpose(0, 2, 1), out=W)
-    W *= 0.5
-    return both[..., -1], ld, (half[..., -1] ** 2).sum(axis=1)
+        _symmetric(both[..., :-1], W)
+        return both[..., -1], ld, drop
+    np.matmul(half[..., :-1].transpose(0, 2, 1), half, out=both)
+    _symmetric(both[..., :-1], W)
+    w = b / s2[:, None] - both[..., -1]
+    np.divide(A, s2[:, None, None], out=both[..., :-1])
+    np.subtract(both[..., :-1], W, out=W)
+    return w, ld, drop
+
+
+def _symmetric(a: Floats, out: Floats) -> None:
+    np.add(a, a.transpose(0, 2, 1), out=out)
+    out *= 0.5
 
 
 def inverse_root(S: Floats, Y: Floats) -> Floats:
@@ -116,7 +122,7 @@ def inverse_root(S: Floats, Y: Floats) -> Floats:
     Rounding of a huge S may take it below I: such a matrix goes by its eigenvalues.
     """
     try:
-        L = np.linalg.cholesky(S)
+        L = np.asarray(np.linalg.cholesky(S), np.float64)
     except np.linalg.LinAlgError:
         return _one_by_one(S, Y)
     Y.fill(0.0)

@@ -21,7 +21,7 @@ from functools import cached_property
 import numpy as np
 
 from odcl._typing import Array, Bools, Floats
-from odcl.mixed.marginal import marginals
+from odcl.mixed.marginal import marginals, stack_size
 
 Product = Callable[[Floats, Floats], Floats]
 UNSEEN = 1e-12  # eigenvalues of the summed curvature below this share of the largest count as zero
@@ -114,7 +114,10 @@ def _scalar_moments(q: Quadratics, t: float, s2: Floats) -> tuple[Floats, ...]:
     grown = s2[:, None] + t * values
     back = vectors.transpose(0, 2, 1)
     b = (back @ q.b[..., None])[..., 0]
-    W = (vectors * (values / grown)[:, None]) @ back
+    W, share, step = np.empty_like(q.A), (values / grown)[:, None], stack_size(q.dim)
+    for first in range(0, len(q), step):
+        part = slice(first, first + step)
+        np.matmul(vectors[part] * share[part], back[part], out=W[part])
     w = (vectors @ (b / grown)[..., None])[..., 0]
     ld = np.log(grown / s2[:, None]).sum(axis=1)
     return W, w, ld, t * (b**2 / grown).sum(axis=1) / s2
