@@ -291,6 +291,8 @@ def one_group(
     full: list[Fit] = []
     for opened, matrix in tried if "full" in shapes else []:
         if opened.sum() > 1:
+            if full:  # from where all of them are open it is not far
+                matrix = full[0].spread.matrix * np.outer(opened, opened)
             floor = np.diag(opened * 1e-3 * np.trace(matrix) / opened.sum())
             seen = np.linalg.eigvalsh(q.A[:, opened][:, :, opened].sum(axis=0))
             unseen = int((seen <= UNSEEN * seen[-1]).sum())
