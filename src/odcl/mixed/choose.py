@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 import numpy as np
 
@@ -127,13 +128,16 @@ def none_admissible(n_users: int) -> NotAdmissible:
     )
 
 
+# A fit that is to be compared with others: roughly converged.
+candidate = partial(fit_mixture, tol=ROUGH, max_sweeps=PATIENCE, kept=False)
+
+
 def refit(
     q: Quadratics, fit: Fit, spread: Spread, prior: Floats | None = None, beat: float = np.inf
 ) -> Fit:
     """The groups of a fit with another T to start from (or B), roughly converged."""
     prior = fit.prior if prior is None else prior
-    r, noise, s2 = fit.responsibilities, fit.noise, fit.s2
-    return fit_mixture(q, r, spread, noise, s2, prior, tol=ROUGH, max_sweeps=PATIENCE, beat=beat)
+    return candidate(q, fit.responsibilities, spread, fit.noise, fit.s2, prior, beat=beat)
 
 
 def center_prior(fit: Fit) -> Floats | None:

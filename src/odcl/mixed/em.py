@@ -137,6 +137,7 @@ def fit_mixture(
     max_sweeps: int = 500,
     beat: float = np.inf,
     still: float = np.inf,
+    kept: bool = True,
 ) -> Fit:
     """Ascend the bound from the responsibilities ``start`` (n_users, K), T and noise given.
 
@@ -145,7 +146,8 @@ def fit_mixture(
     average do. ``reml=False`` takes the centers as known (maximum likelihood). Ends when a sweep
     gains less than ``tol`` and (but for ``SETTLE`` sweeps) moves no number by more than ``still``,
     or when the evidence ``beat`` would not be beaten though all sweeps to come gained as much as
-    the last.
+    the last. Only of a fit that is to be ``kept`` are the degrees of freedom behind the noise
+    counted.
     """
     base, reach = prior, (charge(spread, start.shape[1], prior, len(q)) - beat) / 2
     m = moments(q, spread, s2) if m is None else m
@@ -176,7 +178,7 @@ def fit_mixture(
     excess = 0.0
     if q.ceiling is not None:
         excess = float((r * np.maximum(-0.5 * misfit - q.ceiling[:, None], 0.0)).sum())
-    if noise.common and q.noisy:
+    if kept and noise.common and q.noisy:
         left = bound_slopes(q, m, spread, r[0], centers).left.sum()
         noise = replace(noise, s0=float(s2[0]), dof=max(float(left), 1.0))
     return Fit(
@@ -222,15 +224,15 @@ def _variance_step(
     noise: Noise,
 ) -> tuple[Spread, Floats, Moments, Floats]:
     """One step of T and the noise that does not lower the bound, all else fixed; and misfits."""
-    misfit = misfits(m, centers)
     if spread.shape == "zero" and not q.noisy:
-        return spread, s2, m, misfit
+        return spread, s2, m, misfits(m, centers)
     slopes = bound_slopes(q, m, spread, r, centers)
     matrix, s2_new = _propose(q, m, spread, s2, noise, slopes)
 
     def level(misfit: Floats, s2: Floats) -> float:
         return float(-0.5 * (r * misfit[0]).sum()) + noise.log_prior(s2)
 
+    misfit = slopes.misfit[None]
     before, step = level(misfit, s2), 1.0
     for _ in range(TRIALS):
         T = replace(spread, matrix=spread.matrix + step * (matrix - spread.matrix))

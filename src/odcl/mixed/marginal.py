@@ -126,7 +126,7 @@ def inverse_root(S: Floats, Y: Floats) -> Floats:
     except np.linalg.LinAlgError:
         return _one_by_one(S, Y)
     Y.fill(0.0)
-    _invert_lower(L, Y)
+    invert_lower(L, Y)
     return np.asarray(2 * np.log(np.diagonal(L, axis1=1, axis2=2)).sum(axis=1))
 
 
@@ -146,7 +146,7 @@ def _one_by_one(S: Floats, Y: Floats) -> Floats:
     return ld
 
 
-def _invert_lower(L: Floats, Y: Floats) -> None:
+def invert_lower(L: Floats, Y: Floats) -> None:
     """Write the inverses of a stack of lower triangles into the lower triangles of ``Y``.
 
     By halves, [L 0; M N]^-1 = [L^-1 0; -N^-1 M L^-1 N^-1]: products of stacks are quick.
@@ -154,8 +154,8 @@ def _invert_lower(L: Floats, Y: Floats) -> None:
     size = L.shape[-1]
     if size > LEAF:
         h = size // 2
-        _invert_lower(L[:, :h, :h], Y[:, :h, :h])
-        _invert_lower(L[:, h:, h:], Y[:, h:, h:])
+        invert_lower(L[:, :h, :h], Y[:, :h, :h])
+        invert_lower(L[:, h:, h:], Y[:, h:, h:])
         np.negative(Y[:, h:, h:] @ (L[:, h:, :h] @ Y[:, :h, :h]), out=Y[:, h:, :h])
         return
     for i in range(size):

@@ -21,6 +21,7 @@ class Slopes:
     H: Floats  # (dim, dim), sum W
     rss: Floats  # (n_users,), expected residual sum of squares over s2
     left: Floats  # (n_users,), rows minus the parameters they are spent on
+    misfit: Floats  # (n_users, K), as :func:`odcl.mixed.mixture.misfits` gives it
 
     def summed(self, q: Quadratics, m: Moments, spread: Spread) -> Summed:
         """What a step of T and of the common noise needs of all users together."""
@@ -59,12 +60,14 @@ def bound_slopes(q: Quadratics, m: Moments, spread: Spread, r: Floats, centers: 
     c, C = centers.c[0], centers.C[0].reshape(-1, dim * dim)
     flat, K = m.W.reshape(n, -1), len(centers.c[0])
     inner = flat @ np.concatenate([(c[:, :, None] * c[:, None]).reshape(K, -1), C]).T
-    rss = m.e + (r * (inner[:, :K] - 2 * m.w @ c.T)).sum(axis=1)
+    at_centers = inner[:, :K] - 2 * m.w @ c.T
+    misfit = m.base[:, None] + at_centers + inner[:, K:]
+    rss = m.e + (r * at_centers).sum(axis=1)
     left = q.rows - (r * inner[:, K:]).sum(axis=1)
     o = np.flatnonzero(spread.open)
     omega, H = np.zeros((dim, dim)), np.zeros((dim, dim))
     if len(o) == 0:
-        return Slopes(omega, H, rss, left)
+        return Slopes(omega, H, rss, left, misfit)
     keep = np.ix_(o, o)
     total, T = np.zeros((len(o), len(o))), spread.matrix[keep]
     step = stack_size(dim)
@@ -74,9 +77,8 @@ def bound_slopes(q: Quadratics, m: Moments, spread: Spread, r: Floats, centers: 
         total += square
         rss[part] -= spent
         left[part] += through
-    H[:] = (np.ones(n) @ flat).reshape(dim, dim)
-    omega[keep] = total
-    return Slopes(omega, np.where(np.outer(spread.open, spread.open), H, 0.0), rss, left)
+    omega[keep], H[keep] = total, (np.ones(n) @ flat).reshape(dim, dim)[keep]
+    return Slopes(omega, H, rss, left, misfit)
 
 
 def _through(
@@ -94,9 +96,8 @@ def _through(
         through = each @ T.ravel() - W_o[..., o].reshape(n, -1) @ T.ravel()
         spent = ((z @ T) * z).reshape(n, -1).sum(axis=1)
         return through, spent, z.T @ z + each.sum(axis=0).reshape(k, k)
-    WC *= W_o
-    each = WC.sum(axis=2)
-    through = (each - np.diagonal(W_o[..., o], axis1=1, axis2=2)) @ t
+    each = np.einsum("ijk,ijk->ij", WC, W_o)
+    through = (each - np.diagonal(W, axis1=1, axis2=2)[:, o]) @ t
     return through, (z**2 @ t).reshape(n, -1).sum(axis=1), z.T @ z + np.diag(each.sum(axis=0))
 
 

@@ -17,10 +17,10 @@ from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import as_ids, id_keys
 from odcl.mixed.choose import (
     PATIENCE,
-    ROUGH,
     SHAPES,
     Admissible,
     admitted,
+    candidate,
     center_prior,
     choose,
     evidence,
@@ -269,10 +269,10 @@ def one_group(
 
     A shape that is asked for alone is not closed anywhere; "scalar" is always there.
     """
-    dim, everyone = q.dim, np.ones((len(q), 1))
+    dim, everyone, single = q.dim, np.ones((len(q), 1)), partial(candidate, max_sweeps=500)
     fits: dict[str, Fit] = {}
     if "zero" in shapes or not q.dof.any():
-        fits["zero"] = fit_mixture(q, everyone, Spread.zero(dim), noise, s2, tol=ROUGH)
+        fits["zero"] = single(q, everyone, Spread.zero(dim), noise, s2)
     s2 = s2 if q.dof.any() else fits["zero"].s2
     every = np.ones(dim, np.bool_)
     start = np.eye(dim) * 0.1 * q.rows.sum() / max(np.trace(q.A.sum(axis=0)) / dim, 1e-300)
@@ -280,7 +280,7 @@ def one_group(
         if shape == "diag" and not {"diag", "full"} & {*shapes}:
             continue
         T = Spread(shape, start, every)
-        fits[shape] = fit_mixture(q, everyone, T, noise, s2, tol=ROUGH)
+        fits[shape] = single(q, everyone, T, noise, s2)
         if fits[shape].spread.matrix.any():
             start, s2 = fits[shape].spread.matrix, fits[shape].s2
     tried = [(every, start)]
@@ -298,7 +298,7 @@ def one_group(
             unseen = int((seen <= UNSEEN * seen[-1]).sum())
             T = Spread("full", matrix + floor, opened, unseen)
             # Where nobody has rows to spare it creeps; if it is to win, that shows by then.
-            full.append(fit_mixture(q, everyone, T, noise, s2, tol=ROUGH, max_sweeps=3 * PATIENCE))
+            full.append(candidate(q, everyone, T, noise, s2, max_sweeps=3 * PATIENCE))
     if full:
         fits["full"] = min(full, key=evidence)
     return fits
@@ -354,7 +354,4 @@ def _best_start(
         centers = center_step(*group_sums(m, r), prior, anchor=q.anchor)
         r, total = responsibilities(misfits(m, centers), weights)
     first = r[int(np.argmax(total.sum(axis=1) - centers.price))]
-    noise, s2 = fit.noise, fit.s2
-    return fit_mixture(
-        q, first, spread, noise, s2, prior, m=m, tol=ROUGH, max_sweeps=PATIENCE, beat=beat
-    )
+    return candidate(q, first, spread, fit.noise, fit.s2, prior, m=m, beat=beat)
