@@ -149,19 +149,50 @@ def _one_by_one(S: Floats, Y: Floats) -> Floats:
 def invert_lower(L: Floats, Y: Floats) -> None:
     """Write the inverses of a stack of lower triangles into the lower triangles of ``Y``.
 
-    By halves, [L 0; M N]^-1 = [L^-1 0; -N^-1 M L^-1 N^-1]: products of stacks are quick.
+    First small triangles along the diagonal, then pairs of neighbours, of twice the size at every
+    turn: [L 0; M N]^-1 = [L^-1 0; -N^-1 M L^-1 N^-1]. All pairs of one size are one product of
+    stacks, which is quick. Both arrays are contiguous.
     """
-    size = L.shape[-1]
-    if size > LEAF:
-        h = size // 2
-        invert_lower(L[:, :h, :h], Y[:, :h, :h])
-        invert_lower(L[:, h:, h:], Y[:, h:, h:])
-        np.negative(Y[:, h:, h:] @ (L[:, h:, :h] @ Y[:, :h, :h]), out=Y[:, h:, :h])
-        return
-    for i in range(size):
-        Y[:, i, i] = 1 / L[:, i, i]
+    dim = L.shape[-1]
+    whole = dim // LEAF
+    _invert_leaves(_blocks(L, 0, 0, whole, LEAF, LEAF), _blocks(Y, 0, 0, whole, LEAF, LEAF))
+    last = whole * LEAF
+    _invert_leaves(L[:, None, last:, last:], Y[:, None, last:, last:])
+    size = LEAF
+    while size < dim:
+        pairs = dim // (2 * size)
+        last = 2 * size * pairs
+        for at, count, rest in ((0, pairs, size), (last, 1, dim - last - size)):
+            if count and rest > 0:
+                first = _blocks(Y, at, at, count, size, size, size + rest)
+                second = _blocks(Y, at + size, at + size, count, rest, rest, size + rest)
+                across = _blocks(L, at + size, at, count, rest, size, size + rest)
+                out = _blocks(Y, at + size, at, count, rest, size, size + rest)
+                np.negative(second @ (across @ first), out=out)
+        size *= 2
+
+
+def _blocks(
+    a: Floats, row: int, column: int, count: int, n_rows: int, n_columns: int, step: int = LEAF
+) -> Floats:
+    """Blocks of a stack of matrices, ``step`` apart along the diagonal; a view (n, count, ., .)."""
+    n, dim, _ = a.shape
+    unit = a.itemsize
+    return np.ndarray(
+        (n, count, n_rows, n_columns),
+        np.float64,
+        a.data,
+        (row * dim + column) * unit,
+        (dim * dim * unit, step * (dim + 1) * unit, dim * unit, unit),
+    )
+
+
+def _invert_leaves(L: Floats, Y: Floats) -> None:
+    """The same entry by entry, for all small triangles (n, count, ., .) at once."""
+    for i in range(L.shape[-1]):
+        Y[..., i, i] = 1 / L[..., i, i]
         for j in range(i):
-            total = L[:, i, j] * Y[:, j, j]
+            total = L[..., i, j] * Y[..., j, j]
             for k in range(j + 1, i):
-                total += L[:, i, k] * Y[:, k, j]
-            Y[:, i, j] = -total * Y[:, i, i]
+                total += L[..., i, k] * Y[..., k, j]
+            Y[..., i, j] = -total * Y[..., i, i]

@@ -420,6 +420,7 @@ def _pure_error(root: Floats, u: Floats, A: Floats, b: Floats, rows: Floats) -> 
 
 def _solved(factor: Floats, b: Floats) -> Floats:
     """A^-1 b of each user, (users, dim, 1), from the upper factors of A."""
-    Y = np.zeros_like(factor)
-    invert_lower(factor.transpose(0, 2, 1), Y)
+    L = np.ascontiguousarray(factor.transpose(0, 2, 1))
+    Y = np.zeros_like(L)
+    invert_lower(L, Y)
     return np.asarray(Y.transpose(0, 2, 1) @ (Y @ b[..., None]))
