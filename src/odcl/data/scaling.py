@@ -13,8 +13,11 @@ from odcl.risk.risk import Factor
 # A column whose values differ by less than this share of their size is constant up to rounding.
 _ROUNDING = 1e-14
 # NumPy's loops over a few columns cost more than the arithmetic: rows are taken side by side, this
-# many numbers at a time, and blocks of them stay near the processor.
-_LONG, _BLOCK = 1 << 10, 1 << 16
+# many numbers at a time (fewer where they are then reduced), and blocks of them stay near the
+# processor.
+_LONG, _SHORT, _BLOCK = 1 << 13, 1 << 10, 1 << 16
+# Columns of a size beyond 2^_FAR, either way, are divided by it before they are squared.
+_FAR = 300
 # So many rows are looked at before two columns are compared in all of them.
 _GLANCE = 256
 
@@ -64,20 +67,21 @@ class Scaling:
         used = np.flatnonzero(varies)
         if not standardize and copies:
             return cls(np.zeros(len(used)), np.ones(len(used)), used, p)
-        size = size[used]  # squares of 1e200 stay finite in units of it
+        size = size[used]
+        unit = _units(size)  # squares of 1e200 stay finite in it
         share = np.full(len(X), 1.0 / len(X)) if weight is None else weight / weight.sum()
         # Far from zero a sum would round by more than is rounded off below.
-        start = low[used] / size if center else np.zeros(len(used))
+        start = low[used] / unit if center else np.zeros(len(used))
         own = X if len(used) == p else X.take(used, axis=1)
-        shift, spread = _moments(own, size, start, share, center)
-        twin = {} if copies else _copies(own, size, start, shift, spread, share)
+        shift, spread = _moments(own, unit, start, share, center)
+        twin = {} if copies else _copies(own, unit, start, shift, spread, share)
         kept = np.setdiff1d(np.arange(len(used)), list(twin))
         found = tuple((int(used[j]), int(used[k])) for j, k in twin.items())
-        used, size, start = used[kept], size[kept], start[kept]
-        shift, spread = shift[kept], spread[kept]
+        used, size, share_of = used[kept], size[kept], (unit / size)[kept]
         if not standardize:
             return cls(np.zeros(len(used)), np.ones(len(used)), used, p, found)
-        shift, spread = _rounded(shift, spread)
+        start = start[kept] * share_of
+        shift, spread = _rounded(shift[kept] * share_of, spread[kept] * share_of)
         return cls((start + shift) * size, spread * size, used, p, found)
 
     @classmethod
@@ -223,6 +227,13 @@ class Moments:
         )
 
 
+def _units(size: Floats) -> Floats:
+    """Powers of two to divide columns of such a size by: one, unless their squares are beyond
+    floating point. To divide by one is not to divide, and to divide takes longest."""
+    exponent = np.frexp(size)[1]
+    return np.where(np.abs(exponent) < _FAR, 1.0, np.ldexp(1.0, np.clip(exponent, -1000, 1000)))
+
+
 def _rounded(shift: Floats, spread: Floats) -> tuple[Floats, Floats]:
     """Rounded to 32 bits: the order of rows moves the last digits of a sum, and nothing here."""
     mantissa, exponent = np.frexp(spread)
@@ -284,17 +295,19 @@ def _slope(copy: Floats, column: Floats) -> float:
     return float((copy[high] - copy[low]) / (column[high] - column[low]))
 
 
-def _side_by_side(n_rows: int, *columns: Floats) -> Iterator[tuple[slice, list[Floats]]]:
+def _side_by_side(
+    n_rows: int, *columns: Floats, long: int = _LONG
+) -> Iterator[tuple[slice, list[Floats]]]:
     """Blocks of rows, and the columns' numbers as often as rows stand side by side in them."""
     p = len(columns[0])
     if p == 0:
         return
-    k = max(_LONG // p, 1)
+    k = max(long // p, 1)
     whole = n_rows - n_rows % k
     step = max(_BLOCK // (k * p), 1) * k
-    long = [np.tile(values, k) for values in columns]
+    tiled = [np.tile(values, k) for values in columns]
     for first in range(0, whole, step):
-        yield slice(first, min(first + step, whole)), long
+        yield slice(first, min(first + step, whole)), tiled
     if whole < n_rows:
         yield slice(whole, n_rows), list(columns)
 
@@ -303,8 +316,8 @@ def _column_ends(X: Floats) -> tuple[Floats, Floats]:
     """Least and largest entry of each column, (n_features,)."""
     p = X.shape[1]
     low, high = np.full(p, np.inf), np.full(p, -np.inf)
-    for rows, (long,) in _side_by_side(len(X), low):
-        part = X[rows].reshape(-1, len(long))
+    for rows, (one,) in _side_by_side(len(X), low, long=_SHORT):
+        part = X[rows].reshape(-1, len(one))
         low = np.minimum(low, part.min(axis=0).reshape(-1, p).min(axis=0, initial=np.inf))
         high = np.maximum(high, part.max(axis=0).reshape(-1, p).max(axis=0, initial=-np.inf))
     return low, high
@@ -320,11 +333,13 @@ def _moments(
     """
     p = X.shape[1]
     total, mean, square = 0.0, np.zeros(p), np.zeros(p)
-    room = np.empty(min(X.size, _BLOCK + _LONG + p))
+    room, divided = np.empty(min(X.size, _BLOCK + _LONG + p)), bool((size != 1.0).any())
     for rows, (unit, zero) in _side_by_side(len(X), size, start):
         part = room[: X[rows].size].reshape(-1, len(unit))
-        np.divide(X[rows].reshape(part.shape), unit, out=part)
-        part -= zero
+        near = X[rows].reshape(part.shape)
+        if divided:
+            near = np.divide(near, unit, out=part)
+        np.subtract(near, zero, out=part)
         own, each = share[rows], part.reshape(-1, p)
         weight = float(own.sum())
         if not weight > 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 import numpy as np
 
@@ -24,6 +25,12 @@ def evidence(fit: Fit) -> float:
     return fit.evidence
 
 
+def leading(fits: list[Fit]) -> float:
+    """The best evidence so far, but for one center with a full T: see :func:`choose`."""
+    simple = (fit for fit in fits if fit.n_groups > 1 or fit.spread.shape != "full")
+    return min(map(evidence, simple), default=np.inf)
+
+
 def choose(q: Quadratics, fits: list[Fit]) -> Fit:
     """The fit of best evidence, tails allowed; one center with a full T needs a word more.
 
@@ -35,11 +42,15 @@ def choose(q: Quadratics, fits: list[Fit]) -> Fit:
     for fit in sorted(fits, key=evidence):
         kinds.setdefault((fit.n_groups == 1, fit.spread.shape == "full"), []).append(fit)
     # Tails may help another than the one that leads without them: a few of different K or shape.
+    bar = leading(fits)
     best = {
-        kind: min((with_tails(q, fit) for fit in _different(some)), key=evidence)
+        kind: min((with_tails(q, fit, bar) for fit in _different(some)), key=evidence)
         for kind, some in kinds.items()
+        if kind != (True, True)
     }
-    full = best.pop((True, True), None)
+    full = min(
+        (with_tails(q, fit) for fit in kinds.get((True, True), [])), key=evidence, default=None
+    )
     if full is None or not best:
         return full or min(best.values(), key=evidence)
     simple = min(best.values(), key=evidence)
@@ -117,11 +128,16 @@ def none_admissible(n_users: int) -> NotAdmissible:
     )
 
 
-def refit(q: Quadratics, fit: Fit, spread: Spread, prior: Floats | None = None) -> Fit:
+# A fit that is to be compared with others: roughly converged.
+candidate = partial(fit_mixture, tol=ROUGH, max_sweeps=PATIENCE, kept=False)
+
+
+def refit(
+    q: Quadratics, fit: Fit, spread: Spread, prior: Floats | None = None, beat: float = np.inf
+) -> Fit:
     """The groups of a fit with another T to start from (or B), roughly converged."""
     prior = fit.prior if prior is None else prior
-    r, noise, s2 = fit.responsibilities, fit.noise, fit.s2
-    return fit_mixture(q, r, spread, noise, s2, prior, tol=ROUGH, max_sweeps=PATIENCE)
+    return candidate(q, fit.responsibilities, spread, fit.noise, fit.s2, prior, beat=beat)
 
 
 def center_prior(fit: Fit) -> Floats | None:

@@ -6,11 +6,10 @@ ascends the same bound F, so F never falls; for one group F is the restricted lo
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
-from scipy.optimize import nnls
 from scipy.special import gammaln
 
 from odcl._typing import Floats, Ints
@@ -25,7 +24,8 @@ from odcl.mixed.mixture import (
     moments,
     responsibilities,
 )
-from odcl.mixed.noise import BLIND_FLOOR, FLOOR, Noise
+from odcl.mixed.noise import Noise
+from odcl.mixed.scoring import Slopes, bound_slopes, noise_floor, scoring_step
 
 SHRINK = 0.4  # a step of T that lowers the bound is tried again, this much shorter
 TRIALS = 8
@@ -65,6 +65,9 @@ class Fit:
     )  # (J,), multiples of T that users may have, see ``tails``
     shares: Floats = field(default_factory=lambda: np.ones(1))  # (J,), their probabilities
     tail_gain: float = 0.0  # what they add to the log-likelihood
+    told: Floats = field(
+        default_factory=lambda: np.zeros(0)
+    )  # (dim,), sum of W_jj^2 over users, twice what they tell of T_jj; of a scalar T sum of |W|^2
     curbed: bool = False  # was a better fit not admissible?
     weighed: tuple[Weighed, ...] = ()  # what the search looked at beside it
 
@@ -128,22 +131,26 @@ def fit_mixture(
     s2: Floats,
     prior: Floats | None = None,
     *,
+    m: Moments | None = None,
     reml: bool = True,
     tol: float = 1e-8,
     max_sweeps: int = 500,
     beat: float = np.inf,
     still: float = np.inf,
+    kept: bool = True,
 ) -> Fit:
     """Ascend the bound from the responsibilities ``start`` (n_users, K), T and noise given.
 
-    ``prior`` is B, needed for two groups and more; B may grow in proportion, since
-    small groups lie farther out than users on average do. ``reml=False`` takes the centers as
-    known (maximum likelihood). Ends when a sweep gains less than ``tol`` and (but for ``SETTLE``
-    sweeps) moves no number by more than ``still``, or when the evidence ``beat`` would not be
-    beaten though all sweeps to come gained as much as the last.
+    ``m`` are the moments at these T and noise, where they are known. ``prior`` is B, needed for
+    two groups and more; B may grow in proportion, since small groups lie farther out than users on
+    average do. ``reml=False`` takes the centers as known (maximum likelihood). Ends when a sweep
+    gains less than ``tol`` and (but for ``SETTLE`` sweeps) moves no number by more than ``still``,
+    or when the evidence ``beat`` would not be beaten though all sweeps to come gained as much as
+    the last. Only of a fit that is to be ``kept`` are the degrees of freedom behind the noise
+    counted.
     """
     base, reach = prior, (charge(spread, start.shape[1], prior, len(q)) - beat) / 2
-    m = moments(q, spread, s2)
+    m = moments(q, spread, s2) if m is None else m
     r, weights = start[None], start.mean(axis=0)
     centers = center_step(*group_sums(m, r), prior, anchor=q.anchor, reml=reml)
     misfit = misfits(m, centers)
@@ -171,7 +178,7 @@ def fit_mixture(
     excess = 0.0
     if q.ceiling is not None:
         excess = float((r * np.maximum(-0.5 * misfit - q.ceiling[:, None], 0.0)).sum())
-    if noise.common and q.noisy:
+    if kept and noise.common and q.noisy:
         left = bound_slopes(q, m, spread, r[0], centers).left.sum()
         noise = replace(noise, s0=float(s2[0]), dof=max(float(left), 1.0))
     return Fit(
@@ -189,7 +196,15 @@ def fit_mixture(
         excess,
         tuple(trace),
         converged,
+        told=_told(m, spread),
     )
+
+
+def _told(m: Moments, spread: Spread) -> Floats:
+    """What users tell of a diagonal T, see :attr:`Fit.told`; of one that is scalar, all at once."""
+    if spread.shape == "scalar":
+        return np.full(m.w.shape[1], np.vdot(m.W, m.W))
+    return np.asarray((np.diagonal(m.W, axis1=1, axis2=2) ** 2).sum(axis=0))
 
 
 def wider_prior(base: Floats, centers: Centers) -> Floats:
@@ -209,15 +224,15 @@ def _variance_step(
     noise: Noise,
 ) -> tuple[Spread, Floats, Moments, Floats]:
     """One step of T and the noise that does not lower the bound, all else fixed; and misfits."""
-    misfit = misfits(m, centers)
     if spread.shape == "zero" and not q.noisy:
-        return spread, s2, m, misfit
+        return spread, s2, m, misfits(m, centers)
     slopes = bound_slopes(q, m, spread, r, centers)
     matrix, s2_new = _propose(q, m, spread, s2, noise, slopes)
 
     def level(misfit: Floats, s2: Floats) -> float:
         return float(-0.5 * (r * misfit[0]).sum()) + noise.log_prior(s2)
 
+    misfit = slopes.misfit[None]
     before, step = level(misfit, s2), 1.0
     for _ in range(TRIALS):
         T = replace(spread, matrix=spread.matrix + step * (matrix - spread.matrix))
@@ -229,73 +244,6 @@ def _variance_step(
             return T, s2_T, m_T, misfit_T
         step *= SHRINK
     return spread, s2, m, misfit
-
-
-@dataclass(frozen=True, eq=False)
-class Slopes:
-    """Derivatives of the bound: in T, (Omega - H) / 2; in log s2_i, (rss_i - left_i) / 2."""
-
-    omega: Floats  # (dim, dim), sum r z z' + sum W C W
-    H: Floats  # (dim, dim), sum W
-    rss: Floats  # (n_users,), expected residual sum of squares over s2
-    left: Floats  # (n_users,), rows minus the parameters they are spent on
-
-    def summed(self, q: Quadratics, m: Moments, spread: Spread) -> Summed:
-        """What a step of T and of the common noise needs of all users together."""
-        square = np.zeros_like(self.H) if spread.shape == "zero" else (m.W**2).sum(axis=0)
-        numbers = float(q.rows.sum()), float(self.rss.sum()), float(self.left.sum())
-        return Summed(float(len(q)), *numbers, self.omega, self.H, square)
-
-
-@dataclass(frozen=True, eq=False)
-class Summed:
-    """The slopes over all users; sums of parts of the users add up to it."""
-
-    n: float  # users
-    rows: float
-    rss: float
-    left: float
-    omega: Floats  # (dim, dim)
-    H: Floats  # (dim, dim)
-    square: Floats  # (dim, dim), sum W_jl^2
-
-    def __add__(self, other: Summed) -> Summed:
-        return Summed(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
-
-
-def bound_slopes(q: Quadratics, m: Moments, spread: Spread, r: Floats, centers: Centers) -> Slopes:
-    """With z_ik = w - W c_k and C_i = sum_k r_ik C_k, in the open coordinates of T,
-
-    Omega = sum r z z' + sum W C_i W,  H = sum W,  rss_i = sum_k r (Q_ik - z'T z),
-    left_i = n - tr W T - tr (W - W T W) C_i.
-    """
-    n, dim = m.w.shape
-    c, C = centers.c[0], centers.C[0].reshape(-1, dim * dim)
-    flat, K = m.W.reshape(n, -1), len(centers.c[0])
-    inner = flat @ np.concatenate([(c[:, :, None] * c[:, None]).reshape(K, -1), C]).T
-    rss = m.e + (r * (inner[:, :K] - 2 * m.w @ c.T)).sum(axis=1)
-    left = q.rows - (r * inner[:, K:]).sum(axis=1)
-    o = np.flatnonzero(spread.open)
-    omega, H = np.zeros((dim, dim)), np.zeros((dim, dim))
-    if len(o) == 0:
-        return Slopes(omega, H, rss, left)
-    whole = len(o) == dim
-    T, W_o = spread.matrix[np.ix_(o, o)], m.W if whole else m.W[:, o]
-    W_oo = (W_o if whole else W_o[..., o]).reshape(n, -1)
-    z = m.w[:, o, None] - (W_o.reshape(-1, dim) @ c.T).reshape(n, len(o), K)
-    z = (z * np.sqrt(r)[:, None]).transpose(0, 2, 1).reshape(n * K, -1)
-    rss = rss - ((z @ T) * z).reshape(n, -1).sum(axis=1)
-    if spread.shape == "scalar":  # only the trace of Omega counts: one product in place of two
-        through = (r * ((m.W @ m.W).reshape(n, -1) @ C.T)).sum(axis=1)
-        left = left + T[0, 0] * through
-        WCW = np.eye(dim) * (through.sum() / dim)
-    else:
-        each = (W_o @ (r @ C).reshape(n, dim, dim) @ W_o.transpose(0, 2, 1)).reshape(n, -1)
-        left = left + each @ T.ravel()
-        WCW = each.sum(axis=0).reshape(len(o), -1)
-    omega[np.ix_(o, o)] = z.T @ z + WCW
-    H[np.ix_(o, o)] = W_oo.sum(axis=0).reshape(len(o), -1)
-    return Slopes(omega, H, rss, left - W_oo @ T.ravel())
 
 
 def _propose(
@@ -311,71 +259,3 @@ def _propose(
         return matrix, s2
     free = np.maximum(noise.nu + slopes.left, noise.nu / 2)
     return matrix, np.maximum((noise.nu * noise.s0 + s2 * slopes.rss) / free, floor)
-
-
-def noise_floor(pure: bool) -> float:
-    """The least variance of the noise; ``pure``: does anybody have rows to spare?"""
-    return FLOOR if pure else BLIND_FLOOR
-
-
-def scoring_step(spread: Spread, total: Summed, joint: bool) -> tuple[Floats, float]:
-    """T after one step of Fisher scoring, and, ``joint``, the factor of the common noise."""
-    ratio = total.rss / total.left if joint else 1.0
-    if spread.shape == "zero":
-        matrix = spread.matrix
-    elif spread.shape == "full":
-        matrix = _full_step(spread, total)
-    else:
-        values, ratio = _diagonal_step(spread, total, joint)
-        matrix = np.diag(values)
-    return matrix, float(np.clip(ratio, 0.1, 10))
-
-
-def _diagonal_step(spread: Spread, total: Summed, joint: bool) -> tuple[Floats, float]:
-    """Scoring for a scalar or diagonal T jointly with the common noise, subject to T >= 0.
-
-    The information of (t, log s2) is half of sum W_jl^2, sum (W - W T W)_jj and
-    sum (n - 2 tr W T + tr W T W T); the quadratic model of the bound is maximized over T >= 0
-    by nonnegative least squares, so that closed coordinates open again by themselves.
-    """
-    t, slope, square = np.diag(spread.matrix), np.diag(total.omega - total.H), total.square
-    through = np.diag(total.H) - square @ t
-    noise_info = total.rows - 2 * np.diag(total.H) @ t + t @ square @ t
-    scalar = spread.shape == "scalar"
-    pick = np.ones((len(t), 1)) if scalar else np.eye(len(t))[:, spread.open]
-    at = np.append(t[:1] if scalar else t[spread.open], 1.0)
-    info = np.zeros((len(at), len(at)))
-    info[:-1, :-1] = pick.T @ square @ pick
-    if joint:
-        info[:-1, -1] = info[-1, :-1] = pick.T @ through
-    info[-1, -1] = noise_info if joint else 1.0
-    g = np.append(pick.T @ slope, total.rss - total.left if joint else 0.0)
-    unit = 1 / np.sqrt(np.maximum(np.diag(info), 1e-300))
-    # Where nobody has rows to spare, T and the noise are told apart by next to nothing.
-    values, vectors = np.linalg.eigh(info * np.outer(unit, unit))
-    size = np.sqrt(np.maximum(values, 1e-10))
-    root = size[:, None] * vectors.T
-    goal = root @ (at / unit) + (vectors.T @ (g * unit)) / size
-    new = nnls(root, goal)[0] * unit
-    return pick @ new[:-1], float(new[-1])
-
-
-def _full_step(spread: Spread, total: Summed) -> Floats:
-    """T + a H^-1 (Omega - H) H^-1 with means, negative eigenvalues clipped in the metric of H.
-
-    Clipping in other coordinates than H^1/2 T H^1/2 stalls on the boundary.
-    """
-    n, keep = total.n, np.ix_(spread.open, spread.open)
-    H, omega = total.H[keep] / n, total.omega[keep] / n
-    values, vectors = np.linalg.eigh(H)
-    seen = values > 1e-10 * max(values[-1], 1e-300)
-    half = vectors[:, seen] * np.sqrt(values[seen])
-    back = vectors[:, seen] / np.sqrt(values[seen])
-    length = min(1.0, float((H**2).sum() / (total.square[keep].sum() / n)))
-    white = half.T @ spread.matrix[keep] @ half
-    white = white + length * (back.T @ omega @ back - np.eye(seen.sum()))
-    values, vectors = np.linalg.eigh((white + white.T) / 2)
-    root = back @ (vectors * np.sqrt(np.maximum(values, 0.0)))
-    T = np.zeros_like(spread.matrix)
-    T[keep] = root @ root.T
-    return T

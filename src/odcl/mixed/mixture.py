@@ -21,6 +21,7 @@ from functools import cached_property
 import numpy as np
 
 from odcl._typing import Array, Bools, Floats
+from odcl.mixed.marginal import marginals, stack_size
 
 Product = Callable[[Floats, Floats], Floats]
 UNSEEN = 1e-12  # eigenvalues of the summed curvature below this share of the largest count as zero
@@ -99,7 +100,7 @@ def moments(q: Quadratics, spread: Spread, s2: Floats) -> Moments:
     elif spread.shape == "scalar":
         W, w, ld, drop = _scalar_moments(q, float(spread.matrix[0, 0]), s2)
     else:
-        W, w, ld, drop = _matrix_moments(q, spread.matrix, s2)
+        W, w, ld, drop = marginals(q.A, q.b, spread.matrix, s2)
     e = q.uu / s2 - drop
     base = ld + e
     if q.noisy:
@@ -113,30 +114,13 @@ def _scalar_moments(q: Quadratics, t: float, s2: Floats) -> tuple[Floats, ...]:
     grown = s2[:, None] + t * values
     back = vectors.transpose(0, 2, 1)
     b = (back @ q.b[..., None])[..., 0]
-    W = (vectors * (values / grown)[:, None]) @ back
+    W, share, step = np.empty_like(q.A), (values / grown)[:, None], stack_size(q.dim)
+    for first in range(0, len(q), step):
+        part = slice(first, first + step)
+        np.matmul(vectors[part] * share[part], back[part], out=W[part])
     w = (vectors @ (b / grown)[..., None])[..., 0]
     ld = np.log(grown / s2[:, None]).sum(axis=1)
     return W, w, ld, t * (b**2 / grown).sum(axis=1) / s2
-
-
-def _matrix_moments(q: Quadratics, T: Floats, s2: Floats) -> tuple[Floats, ...]:
-    """Any T. Where only some coordinates vary, the system has their size."""
-    A, b = q.A / s2[:, None, None], q.b / s2[:, None]
-    vary = np.flatnonzero(T.any(axis=0))
-    inner = T[np.ix_(vary, vary)]
-    if len(vary) == q.dim:
-        system = np.eye(q.dim) + A @ T
-        solved = np.linalg.solve(system, np.concatenate([A, b[..., None]], axis=2))
-        W, w = solved[..., :-1], solved[..., -1]
-    else:
-        # (I + A T)^-1 [A b] = [A b] - A_v (I + T_v A_vv)^-1 T_v [A_v' b_v]
-        system = np.eye(len(vary)) + inner @ A[:, vary][:, :, vary]
-        right = inner @ np.concatenate([A[:, vary], b[:, vary, None]], axis=2)
-        taken = A[:, :, vary] @ np.linalg.solve(system, right)
-        W, w = A - taken[..., :-1], b - taken[..., -1]
-    W = (W + W.transpose(0, 2, 1)) / 2
-    ld = np.linalg.slogdet(system)[1]
-    return W, w, ld, (b * by_row(w, T)).sum(axis=1)
 
 
 def by_row(a: Floats, b: Floats) -> Floats:

@@ -20,7 +20,7 @@ from operator import add
 import numpy as np
 
 from odcl._typing import Floats, Ints
-from odcl.mixed.em import Fit, Summed, bound_slopes, noise_floor, scoring_step, wider_prior
+from odcl.mixed.em import Fit, wider_prior
 from odcl.mixed.mixture import (
     Centers,
     Moments,
@@ -35,6 +35,7 @@ from odcl.mixed.mixture import (
     responsibilities,
 )
 from odcl.mixed.noise import CAUTION, FLOOR, Noise
+from odcl.mixed.scoring import Summed, bound_slopes, noise_floor, scoring_step
 
 STILL = 1e-10  # where numbers come to rest: neither order nor partition of users is to be seen
 PASSES = 60  # over all users, at most

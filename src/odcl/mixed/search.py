@@ -17,13 +17,14 @@ from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import as_ids, id_keys
 from odcl.mixed.choose import (
     PATIENCE,
-    ROUGH,
     SHAPES,
     Admissible,
     admitted,
+    candidate,
     center_prior,
     choose,
     evidence,
+    leading,
     reduced,
     refit,
     weighed,
@@ -32,6 +33,7 @@ from odcl.mixed.em import Fit, charge, fit_mixture
 from odcl.mixed.everybody import everybody, fit_of, whole_fit
 from odcl.mixed.mixture import (
     UNSEEN,
+    Moments,
     Quadratics,
     Spread,
     center_step,
@@ -171,7 +173,7 @@ def _candidates(q: Quadratics, max_groups: int, spread: str | None) -> list[Fit]
     # One center may have a full T by itself; groups have it only where it is asked for.
     grown = ("scalar", "zero", "diag") if spread is None else shapes
     previous = {shape: singles[shape] for shape in grown if shape in singles}
-    leading = {shape: evidence(fit) for shape, fit in previous.items()}
+    least = {shape: evidence(fit) for shape, fit in previous.items()}
     failures = dict.fromkeys(previous, 0)
     for k in range(2, min(max_groups, len(q) - 1) + 1):
         given_up = all(count >= FAILURES for count in failures.values())
@@ -183,28 +185,29 @@ def _candidates(q: Quadratics, max_groups: int, spread: str | None) -> list[Fit]
             if k not in LOOKED_AT or _within_reach(q, simple, prior, k) >= best:
                 continue
             tried = [lloyd(points, c) for c in centers]
-            alike = _best_start(q, Spread.zero(q.dim), simple, tried, prior, beat=best)
+            alike = _alike(q, simple, tried, prior, beat=best)
             if evidence(alike) >= best:
                 continue
             previous = {shape: _reopened(q, alike, singles[shape]) for shape in previous}
-            leading = {shape: evidence(fit) for shape, fit in previous.items()}
+            least = {shape: evidence(fit) for shape, fit in previous.items()}
             failures = dict.fromkeys(previous, 0)
             fits += previous.values()
             continue
         tried = [lloyd(points, c) for c in centers]
         for shape in [shape for shape in previous if failures[shape] < FAILURES]:
-            bar = leading[shape]
+            bar = least[shape]
             if spread is None and shape == "zero":  # in the end a scalar T, closed, can do as much
                 bar = min(bar, evidence(previous["scalar"]))
             fit = _grow(q, previous[shape], tried, prior, beat=bar)
             tried.append(fit.responsibilities)
             if spread is None and shape != "zero":
-                fits.append(_close(q, fit))
+                # A diagonal T goes on from the better of both.
+                fits.append(_close(q, fit, evidence(fit) if shape == "diag" else leading(fits)))
                 fit = min(fit, fits[-1], key=evidence) if shape == "diag" else fit
             fits.append(fit)
             behind = evidence(fit) >= bar
             failures[shape] = failures[shape] + 1 if behind else 0
-            leading[shape] = min(leading[shape], evidence(fit))
+            least[shape] = min(least[shape], evidence(fit))
             previous[shape] = fit
     return fits
 
@@ -228,7 +231,7 @@ def _given(q: Quadratics, k: int, shapes: Sequence[str], few: Ints) -> list[Fit]
         prior = np.eye(q.dim) * q.dim * len(q) / max(np.trace(q.A.sum(axis=0)), 1e-300)
     centers = next(islice(kmeans_seeds(points), k - 2, None))
     tried = [lloyd(points, c) for c in centers]
-    alike = _best_start(q, Spread.zero(q.dim), simple, tried, prior)
+    alike = _alike(q, simple, tried, prior)
     fits = [_reopened(q, alike, singles[shape]) for shape in shapes if shape in singles]
     return [alike] * ("zero" in shapes) + fits
 
@@ -266,10 +269,10 @@ def one_group(
 
     A shape that is asked for alone is not closed anywhere; "scalar" is always there.
     """
-    dim, everyone = q.dim, np.ones((len(q), 1))
+    dim, everyone, single = q.dim, np.ones((len(q), 1)), partial(candidate, max_sweeps=500)
     fits: dict[str, Fit] = {}
     if "zero" in shapes or not q.dof.any():
-        fits["zero"] = fit_mixture(q, everyone, Spread.zero(dim), noise, s2, tol=ROUGH)
+        fits["zero"] = single(q, everyone, Spread.zero(dim), noise, s2)
     s2 = s2 if q.dof.any() else fits["zero"].s2
     every = np.ones(dim, np.bool_)
     start = np.eye(dim) * 0.1 * q.rows.sum() / max(np.trace(q.A.sum(axis=0)) / dim, 1e-300)
@@ -277,7 +280,7 @@ def one_group(
         if shape == "diag" and not {"diag", "full"} & {*shapes}:
             continue
         T = Spread(shape, start, every)
-        fits[shape] = fit_mixture(q, everyone, T, noise, s2, tol=ROUGH)
+        fits[shape] = single(q, everyone, T, noise, s2)
         if fits[shape].spread.matrix.any():
             start, s2 = fits[shape].spread.matrix, fits[shape].s2
     tried = [(every, start)]
@@ -288,58 +291,67 @@ def one_group(
     full: list[Fit] = []
     for opened, matrix in tried if "full" in shapes else []:
         if opened.sum() > 1:
+            if full:  # from where all of them are open it is not far
+                matrix = full[0].spread.matrix * np.outer(opened, opened)
             floor = np.diag(opened * 1e-3 * np.trace(matrix) / opened.sum())
             seen = np.linalg.eigvalsh(q.A[:, opened][:, :, opened].sum(axis=0))
             unseen = int((seen <= UNSEEN * seen[-1]).sum())
             T = Spread("full", matrix + floor, opened, unseen)
             # Where nobody has rows to spare it creeps; if it is to win, that shows by then.
-            full.append(fit_mixture(q, everyone, T, noise, s2, tol=ROUGH, max_sweeps=3 * PATIENCE))
+            full.append(candidate(q, everyone, T, noise, s2, max_sweeps=3 * PATIENCE))
     if full:
         fits["full"] = min(full, key=evidence)
     return fits
 
 
-def _close(q: Quadratics, fit: Fit) -> Fit:
+def _close(q: Quadratics, fit: Fit, beat: float = np.inf) -> Fit:
     """The fit again with T closed where it is not significant; the same if it is everywhere.
 
     t_j^2 sum W_jj^2 / 2 is the Wald statistic of t_j (of a scalar t, with |W|^2); below log m a
-    coordinate does not pay for itself.
+    coordinate does not pay for itself. Closed everywhere, it has no tails to come, and is given up
+    where it will not ``beat`` an evidence.
     """
-    T, W = fit.spread, moments(q, fit.spread, fit.s2).W
-    values = np.diag(T.matrix)
-    if T.shape == "scalar":
-        info = np.full(q.dim, (W**2).sum())
-    else:
-        info = (np.diagonal(W, axis1=1, axis2=2) ** 2).sum(axis=0)
-    opened = T.open & (values**2 * 0.5 * info >= np.log(len(q)))
+    T, values = fit.spread, np.diag(fit.spread.matrix)
+    opened = T.open & (values**2 * 0.5 * fit.told >= np.log(len(q)))
     if (opened == T.open).all():
         return fit
-    closed = Spread("diag", np.diag(values * opened), opened)
-    return refit(q, fit, closed if opened.any() else Spread.zero(q.dim))
+    if opened.any():
+        return refit(q, fit, Spread("diag", np.diag(values * opened), opened))
+    return refit(q, fit, Spread.zero(q.dim), beat=beat)
 
 
 def _grow(q: Quadratics, fewer: Fit, starts: list[Floats], prior: Floats, beat: float) -> Fit:
     """A fit with one group more: the best of all starts after four sweeps, then converged."""
-    more = [s for s in starts if s.shape[1] == fewer.n_groups + 1] + splits(q, fewer)
-    return _best_start(q, fewer.spread, fewer, more, prior, beat)
+    m = moments(q, fewer.spread, fewer.s2)
+    more = [s for s in starts if s.shape[1] == fewer.n_groups + 1] + splits(m, fewer)
+    return _best_start(q, m, fewer.spread, fewer, more, prior, beat)
+
+
+def _alike(
+    q: Quadratics, fit: Fit, starts: list[Floats], prior: Floats, beat: float = np.inf
+) -> Fit:
+    """Groups whose users differ only by noise."""
+    zero = Spread.zero(q.dim)
+    return _best_start(q, moments(q, zero, fit.s2), zero, fit, starts, prior, beat)
 
 
 def _best_start(
     q: Quadratics,
+    m: Moments,
     spread: Spread,
     fit: Fit,
     starts: list[Floats],
     prior: Floats,
     beat: float = np.inf,
 ) -> Fit:
-    """The best of all starts after four sweeps, then converged; the noise is that of a fit."""
-    m, r = moments(q, spread, fit.s2), np.stack(starts)
+    """The best of all starts after four sweeps, then converged; the noise is that of a fit.
+
+    ``m`` are the moments at T and that noise.
+    """
+    r = np.stack(starts)
     for _ in range(SWEEPS):
         weights = r.mean(axis=1)
         centers = center_step(*group_sums(m, r), prior, anchor=q.anchor)
         r, total = responsibilities(misfits(m, centers), weights)
     first = r[int(np.argmax(total.sum(axis=1) - centers.price))]
-    noise, s2 = fit.noise, fit.s2
-    return fit_mixture(
-        q, first, spread, noise, s2, prior, tol=ROUGH, max_sweeps=PATIENCE, beat=beat
-    )
+    return candidate(q, first, spread, fit.noise, fit.s2, prior, m=m, beat=beat)

@@ -8,19 +8,19 @@ import numpy as np
 
 from odcl._typing import Floats
 from odcl.mixed.em import Fit
-from odcl.mixed.mixture import Quadratics, moments
+from odcl.mixed.mixture import Moments, Quadratics, moments
 
 ENOUGH = 300  # users that tell how well users are known
 
 
-def splits(q: Quadratics, fit: Fit, n_splits: int = 3) -> list[Floats]:
+def splits(m: Moments, fit: Fit, n_splits: int = 3) -> list[Floats]:
     """Each group split by the sign of its users' scores along their direction of most excess.
 
     The direction is the top eigenvector of Omega_k = sum r z z' relative to M_k = sum r W, the
     covariance the scores should have; groups are ranked by the score test of a spread along it.
+    ``m`` are the moments of the fit.
     """
-    m, found = moments(q, fit.spread, fit.s2), []
-    W, w = m.W, m.w
+    W, w, found = m.W, m.w, []
     for k in range(fit.n_groups):
         r = fit.responsibilities[:, k]
         if r.sum() < 1.5:  # one user cannot be split

@@ -13,30 +13,57 @@ import numpy as np
 
 from odcl._typing import Floats
 from odcl.mixed.em import Fit
-from odcl.mixed.mixture import Centers, Quadratics, misfits, moments
+from odcl.mixed.mixture import Centers, Moments, Quadratics, misfits, moments
 
 SCALES = np.array([0.25, 1.0, 4.0, 16.0])
 STEPS = 300
 GAP = 1e-2  # in the log-likelihood
 
 
-def with_tails(q: Quadratics, fit: Fit) -> Fit:
-    """The fit with scales of T and their probabilities, if they earn log m; else as it was."""
+def with_tails(q: Quadratics, fit: Fit, beat: float = np.inf) -> Fit:
+    """The fit with scales of T and their probabilities, if they earn log m; else as it was.
+
+    As it was, too, where no tails whatever could ``beat`` an evidence.
+    """
     if not fit.spread.matrix.any():
         return fit
-    stack = Centers.of(fit.centers, fit.covariances)
+    m = moments(q, fit.spread, fit.s2)
+    plain, floor = _levels(m, fit), 0.5 * np.log(len(q))
+    if fit.evidence - 2 * (_most_gain(q, m, fit, plain) - floor) >= beat:
+        return fit
     levels = np.empty((len(q), len(SCALES)))
     for j, scale in enumerate(SCALES):
-        m = moments(q, replace(fit.spread, matrix=scale * fit.spread.matrix), fit.s2)
-        with np.errstate(divide="ignore"):
-            logits = np.log(fit.weights) - 0.5 * misfits(m, stack)[0]
-        levels[:, j] = np.logaddexp.reduce(logits, axis=1)
-    floor = float(levels[:, SCALES == 1.0].sum()) + 0.5 * np.log(len(q))
+        if scale != 1.0:
+            m = moments(q, replace(fit.spread, matrix=scale * fit.spread.matrix), fit.s2)
+        levels[:, j] = plain if scale == 1.0 else _levels(m, fit)
+    floor += float(plain.sum())
     shares, level = _shares(levels, floor)
     if level <= floor:
         return fit
     gain = level - floor + 0.5 * np.log(len(q))
     return replace(fit, scales=SCALES, shares=shares, tail_gain=gain)
+
+
+def _levels(m: Moments, fit: Fit) -> Floats:
+    """The log densities of all users under a fit at these moments, (n_users,)."""
+    stack = Centers.of(fit.centers, fit.covariances)
+    with np.errstate(divide="ignore"):
+        logits = np.log(fit.weights) - 0.5 * misfits(m, stack)[0]
+    return np.asarray(np.logaddexp.reduce(logits, axis=1))
+
+
+def _most_gain(q: Quadratics, m: Moments, fit: Fit, plain: Floats) -> float:
+    """What no tails can gain more than, user by user.
+
+    A wider T raises log|I + At T|, and no user fits better than its own least squares; a narrower
+    one fits worse, and log|I + At T| falls by no more than the log of its scale per direction.
+    """
+    if not q.noisy:  # how well a site fits at best is not known
+        return np.inf
+    seen = np.minimum(np.count_nonzero(np.diag(fit.spread.matrix)), q.rows)
+    narrow = 0.5 * seen * np.log(1 / SCALES.min())
+    wide = -0.5 * (m.base - m.e + q.pure / fit.s2) - plain
+    return float(np.maximum(narrow, wide).sum())
 
 
 def _shares(levels: Floats, floor: float) -> tuple[Floats, float]:

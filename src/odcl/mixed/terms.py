@@ -16,6 +16,7 @@ import numpy as np
 
 from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.federation import row_order
+from odcl.mixed.marginal import invert_lower, stack_size
 from odcl.mixed.mixture import Quadratics, by_row
 from odcl.risk.risk import Factor
 
@@ -24,6 +25,7 @@ DUPLICATE = 1e-10  # two standardized columns nearer than this are one column
 DEPENDENT = (
     1e-6  # what is left of a column's square given others, below which squares are not formed
 )
+LONG = 256  # numbers of rows side by side
 CHUNK = 200_000  # numbers of a stack of rows that stay near the processor
 RANK = 1e-9  # singular values below this share of a user's largest are directions it did not see
 
@@ -66,11 +68,22 @@ def data_terms(
         for _ in range(2):  # the second pass takes out what rounding left of a mean of 1e9
             sums = np.matmul(weight, block)[:, 0] / total[who][:, None]
             mean[who] += sums
-            block -= sums[:, None]
+            _subtract_rows(block, sums)
         if w is not None:
             block *= np.sqrt(weight[:, 0, :, None])
         factor[who] = _triangle(block)
     return DataTerms(total, mean, factor)
+
+
+def _subtract_rows(block: Floats, row: Floats) -> None:
+    """Take a row (users, width) off all rows of a user's (users, rows, width), in place.
+
+    NumPy's loop over a short row costs more than the arithmetic: some rows go side by side.
+    """
+    n, rows, width = block.shape
+    k = max(k for k in range(1, max(LONG // width, 1) + 1) if rows % k == 0)
+    together = block.reshape(n, rows // k, k * width)
+    together -= np.tile(row, k)[:, None]
 
 
 def by_size(users: Ints, n_users: int, most: int = 2**62) -> list[tuple[Ints, Ints]]:
@@ -352,7 +365,24 @@ def quadratics(terms: DataTerms, coordinates: Coordinates, *, pure: bool = True)
     reference was subtracted before anything was squared. Without ``pure``, the users' own least
     squares, which tell their own noise, are left out.
     """
-    at = coordinates
+    n, dim = len(terms), coordinates.dim
+    A, b, uu = np.empty((n, dim, dim)), np.empty((n, dim)), np.empty(n)
+    dof, error = np.zeros(n), np.zeros(n)
+    step = stack_size(dim)
+    for first in range(0, n, step):
+        part = slice(first, first + step)
+        root, u = _root(terms[part], coordinates)
+        back = root.transpose(0, 2, 1)
+        np.matmul(back, root, out=A[part])
+        b[part], uu[part] = (back @ u)[..., 0], (u**2).sum(axis=(1, 2))
+        if pure:
+            rank, error[part] = _pure_error(root, u, A[part], b[part], terms.rows[part])
+            dof[part] = terms.rows[part] - rank
+    return Quadratics(A, b, uu, terms.rows, dof, error)
+
+
+def _root(terms: DataTerms, at: Coordinates) -> tuple[Floats, Floats]:
+    """The roots [Z u] of a stack of users: (users, p + 2, dim) and (users, p + 2, 1)."""
     terms = at.levels.terms(terms)
     lead = np.sqrt(terms.rows)[:, None]
     slopes = at.reference[int(at.intercept) :]
@@ -362,27 +392,22 @@ def quadratics(terms: DataTerms, coordinates: Coordinates, *, pure: bool = True)
     )
     R_z = np.ascontiguousarray(terms.factor[:, :, at.kept]) / at.scale  # one layout: same bits
     R_u = terms.factor[:, :, -1] / at.target_scale - R_z @ slopes
-    u = np.concatenate([lead * u_mean, R_u], axis=1)[..., None]
-    root = np.concatenate([(lead * z_mean)[:, None], R_z], axis=1)
+    root = np.zeros((len(terms), 1 + R_z.shape[1], at.dim))
+    root[:, :1, int(at.intercept) :] = (lead * z_mean)[:, None]
+    root[:, 1:, int(at.intercept) :] = R_z
     if at.intercept:
-        ones = np.zeros((len(terms), root.shape[1], 1))
-        ones[:, 0] = lead
-        root = np.concatenate([ones, root], axis=2)
-    A = root.transpose(0, 2, 1) @ root
-    b = (root.transpose(0, 2, 1) @ u)[..., 0]
-    uu = (u**2).sum(axis=(1, 2))
-    if not pure:
-        return Quadratics(A, b, uu, terms.rows, np.zeros_like(uu), np.zeros_like(uu))
-    rank, error = _pure_error(root, u, A, b, terms.rows)
-    return Quadratics(A, b, uu, terms.rows, terms.rows - rank, error)
+        root[:, 0, 0] = lead[:, 0]
+    return root, np.concatenate([lead * u_mean, R_u], axis=1)[..., None]
 
 
 def _pure_error(root: Floats, u: Floats, A: Floats, b: Floats, rows: Floats) -> tuple[Ints, Floats]:
     """Rank of each user's rows, and the residual sum of squares of its own least squares."""
     rank, rest = np.full(len(root), root.shape[2]), np.empty_like(u)
-    sure = _cholesky(A)[1]
-    if sure.any():
-        rest[sure] = u[sure] - root[sure] @ np.linalg.solve(A[sure], b[sure][..., None])
+    factor, sure = _cholesky(A)
+    if sure.all():
+        rest = u - root @ _solved(factor, b)
+    elif sure.any():
+        rest[sure] = u[sure] - root[sure] @ _solved(factor[sure], b[sure])
     if not sure.all():
         left, singular, _ = np.linalg.svd(root[~sure], full_matrices=False)
         seen = singular > RANK * np.maximum(singular[:, :1], 1e-300)
@@ -391,3 +416,11 @@ def _pure_error(root: Floats, u: Floats, A: Floats, b: Floats, rows: Floats) -> 
         rest[~sure] = u[~sure] - left @ along
     rank = np.minimum(rank, rows)
     return rank, np.where(rows > rank, (rest**2).sum(axis=(1, 2)), 0.0)
+
+
+def _solved(factor: Floats, b: Floats) -> Floats:
+    """A^-1 b of each user, (users, dim, 1), from the upper factors of A."""
+    L = np.ascontiguousarray(factor.transpose(0, 2, 1))
+    Y = np.zeros_like(L)
+    invert_lower(L, Y)
+    return np.asarray(Y.transpose(0, 2, 1) @ (Y @ b[..., None]))

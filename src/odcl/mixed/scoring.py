@@ -1,0 +1,169 @@
+"""One step of T and the noise: derivatives of the bound, and Fisher scoring."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+from scipy.optimize import nnls
+
+from odcl._typing import Floats, Ints
+from odcl.mixed.marginal import stack_size
+from odcl.mixed.mixture import Centers, Moments, Quadratics, Spread
+from odcl.mixed.noise import BLIND_FLOOR, FLOOR
+
+
+@dataclass(frozen=True, eq=False)
+class Slopes:
+    """Derivatives of the bound: in T, (Omega - H) / 2; in log s2_i, (rss_i - left_i) / 2."""
+
+    omega: Floats  # (dim, dim), sum r z z' + sum W C W
+    H: Floats  # (dim, dim), sum W
+    rss: Floats  # (n_users,), expected residual sum of squares over s2
+    left: Floats  # (n_users,), rows minus the parameters they are spent on
+    misfit: Floats  # (n_users, K), as :func:`odcl.mixed.mixture.misfits` gives it
+
+    def summed(self, q: Quadratics, m: Moments, spread: Spread) -> Summed:
+        """What a step of T and of the common noise needs of all users together."""
+        square = np.zeros_like(self.H)
+        if spread.shape != "zero":
+            square = np.einsum("ijk,ijk->jk", m.W, m.W)
+        numbers = float(q.rows.sum()), float(self.rss.sum()), float(self.left.sum())
+        return Summed(float(len(q)), *numbers, self.omega, self.H, square)
+
+
+@dataclass(frozen=True, eq=False)
+class Summed:
+    """The slopes over all users; sums of parts of the users add up to it."""
+
+    n: float  # users
+    rows: float
+    rss: float
+    left: float
+    omega: Floats  # (dim, dim)
+    H: Floats  # (dim, dim)
+    square: Floats  # (dim, dim), sum W_jl^2
+
+    def __add__(self, other: Summed) -> Summed:
+        return Summed(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+
+def bound_slopes(q: Quadratics, m: Moments, spread: Spread, r: Floats, centers: Centers) -> Slopes:
+    """With z_ik = w - W c_k and C_i = sum_k r_ik C_k, in the open coordinates of T,
+
+    Omega = sum r z z' + sum W C_i W,  H = sum W,  rss_i = sum_k r (Q_ik - z'T z),
+    left_i = n - tr W T - tr (W - W T W) C_i.
+
+    Of a diagonal T only the diagonal of Omega is right, of a scalar one its trace.
+    """
+    n, dim = m.w.shape
+    c, C = centers.c[0], centers.C[0].reshape(-1, dim * dim)
+    flat, K = m.W.reshape(n, -1), len(centers.c[0])
+    inner = flat @ np.concatenate([(c[:, :, None] * c[:, None]).reshape(K, -1), C]).T
+    at_centers = inner[:, :K] - 2 * m.w @ c.T
+    misfit = m.base[:, None] + at_centers + inner[:, K:]
+    rss = m.e + (r * at_centers).sum(axis=1)
+    left = q.rows - (r * inner[:, K:]).sum(axis=1)
+    o = np.flatnonzero(spread.open)
+    omega, H = np.zeros((dim, dim)), np.zeros((dim, dim))
+    if len(o) == 0:
+        return Slopes(omega, H, rss, left, misfit)
+    keep = np.ix_(o, o)
+    total, T = np.zeros((len(o), len(o))), spread.matrix[keep]
+    step = stack_size(dim)
+    for i in range(0, n, step):
+        part = slice(i, i + step)
+        through, spent, square = _through(m.W[part], m.w[part], r[part], c, C, T, spread.shape, o)
+        total += square
+        rss[part] -= spent
+        left[part] += through
+    omega[keep], H[keep] = total, (np.ones(n) @ flat).reshape(dim, dim)[keep]
+    return Slopes(omega, H, rss, left, misfit)
+
+
+def _through(
+    W: Floats, w: Floats, r: Floats, c: Floats, C: Floats, T: Floats, shape: str, o: Ints
+) -> tuple[Floats, Floats, Floats]:
+    """Of a stack of users: tr W T W C_i - tr W T, sum_k r z'T z, and their part of Omega."""
+    n, dim = w.shape
+    K, k, t = len(c), len(o), np.diagonal(T)
+    W_o = W if k == dim else np.ascontiguousarray(W[:, o])
+    z = w[:, o, None] - (W_o.reshape(-1, dim) @ c.T).reshape(n, k, K)
+    z = (z * np.sqrt(r)[:, None]).transpose(0, 2, 1).reshape(n * K, k)
+    WC = W_o @ (r @ C).reshape(n, dim, dim)
+    if shape == "full":
+        each = (WC @ W_o.transpose(0, 2, 1)).reshape(n, -1)
+        through = each @ T.ravel() - W_o[..., o].reshape(n, -1) @ T.ravel()
+        spent = ((z @ T) * z).reshape(n, -1).sum(axis=1)
+        return through, spent, z.T @ z + each.sum(axis=0).reshape(k, k)
+    each = np.einsum("ijk,ijk->ij", WC, W_o)
+    through = (each - np.diagonal(W, axis1=1, axis2=2)[:, o]) @ t
+    return through, (z**2 @ t).reshape(n, -1).sum(axis=1), z.T @ z + np.diag(each.sum(axis=0))
+
+
+def noise_floor(pure: bool) -> float:
+    """The least variance of the noise; ``pure``: does anybody have rows to spare?"""
+    return FLOOR if pure else BLIND_FLOOR
+
+
+def scoring_step(spread: Spread, total: Summed, joint: bool) -> tuple[Floats, float]:
+    """T after one step of Fisher scoring, and, ``joint``, the factor of the common noise."""
+    ratio = total.rss / total.left if joint else 1.0
+    if spread.shape == "zero":
+        matrix = spread.matrix
+    elif spread.shape == "full":
+        matrix = _full_step(spread, total)
+    else:
+        values, ratio = _diagonal_step(spread, total, joint)
+        matrix = np.diag(values)
+    return matrix, float(np.clip(ratio, 0.1, 10))
+
+
+def _diagonal_step(spread: Spread, total: Summed, joint: bool) -> tuple[Floats, float]:
+    """Scoring for a scalar or diagonal T jointly with the common noise, subject to T >= 0.
+
+    The information of (t, log s2) is half of sum W_jl^2, sum (W - W T W)_jj and
+    sum (n - 2 tr W T + tr W T W T); the quadratic model of the bound is maximized over T >= 0
+    by nonnegative least squares, so that closed coordinates open again by themselves.
+    """
+    t, slope, square = np.diag(spread.matrix), np.diag(total.omega - total.H), total.square
+    through = np.diag(total.H) - square @ t
+    noise_info = total.rows - 2 * np.diag(total.H) @ t + t @ square @ t
+    scalar = spread.shape == "scalar"
+    pick = np.ones((len(t), 1)) if scalar else np.eye(len(t))[:, spread.open]
+    at = np.append(t[:1] if scalar else t[spread.open], 1.0)
+    info = np.zeros((len(at), len(at)))
+    info[:-1, :-1] = pick.T @ square @ pick
+    if joint:
+        info[:-1, -1] = info[-1, :-1] = pick.T @ through
+    info[-1, -1] = noise_info if joint else 1.0
+    g = np.append(pick.T @ slope, total.rss - total.left if joint else 0.0)
+    unit = 1 / np.sqrt(np.maximum(np.diag(info), 1e-300))
+    # Where nobody has rows to spare, T and the noise are told apart by next to nothing.
+    values, vectors = np.linalg.eigh(info * np.outer(unit, unit))
+    size = np.sqrt(np.maximum(values, 1e-10))
+    root = size[:, None] * vectors.T
+    goal = root @ (at / unit) + (vectors.T @ (g * unit)) / size
+    new = nnls(root, goal)[0] * unit
+    return pick @ new[:-1], float(new[-1])
+
+
+def _full_step(spread: Spread, total: Summed) -> Floats:
+    """T + a H^-1 (Omega - H) H^-1 with means, negative eigenvalues clipped in the metric of H.
+
+    Clipping in other coordinates than H^1/2 T H^1/2 stalls on the boundary.
+    """
+    n, keep = total.n, np.ix_(spread.open, spread.open)
+    H, omega = total.H[keep] / n, total.omega[keep] / n
+    values, vectors = np.linalg.eigh(H)
+    seen = values > 1e-10 * max(values[-1], 1e-300)
+    half = vectors[:, seen] * np.sqrt(values[seen])
+    back = vectors[:, seen] / np.sqrt(values[seen])
+    length = min(1.0, float((H**2).sum() / (total.square[keep].sum() / n)))
+    white = half.T @ spread.matrix[keep] @ half
+    white = white + length * (back.T @ omega @ back - np.eye(seen.sum()))
+    values, vectors = np.linalg.eigh((white + white.T) / 2)
+    root = back @ (vectors * np.sqrt(np.maximum(values, 0.0)))
+    T = np.zeros_like(spread.matrix)
+    T[keep] = root @ root.T
+    return T
