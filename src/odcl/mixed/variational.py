@@ -11,6 +11,8 @@ import numpy as np
 
 from odcl._typing import Bools, Floats, Ints
 from odcl.mixed.expected import Expected, at_first, expected, log_likelihood
+from odcl.mixed.marginal import invert_lower
+from odcl.mixed.mixture import by_row
 from odcl.mixed.terms import _cholesky
 
 STEPS = 200
@@ -36,7 +38,7 @@ class _Seen:
     """What a look at some users' sites tells. A site is a row of numbers, A and then b."""
 
     mu: Floats  # (n, D dim), relative to the prior's mean
-    V: Floats
+    R: Floats  # (n, rank, D dim), R'R is the covariance
     aim: Floats  # (n, size), the site that the step aims at
     gap: Floats  # (n,), how far it is to there, in standard deviations of the posterior
     bound: Floats  # (n,)
@@ -74,15 +76,15 @@ def variational(
     def look(who: Ints, site: Floats) -> _Seen:
         """The posteriors of some users, the sites that the step aims at, and the bound."""
         # In units of the prior, theta = mean + root u: nothing cancels where it is narrow.
-        mu, V, divergence = _in_units(*_parted(site, D * dim), root, scales)
+        mu, R, divergence = _in_units(*_parted(site, D * dim), root, scales)
         theta = (mu + mean[who]).reshape(-1, D, dim)
         rows, weight = (turned, weights) if len(who) == n else (turned[who], weights[who])
         logits = (theta @ rows).transpose(0, 2, 1)
-        e = expected(loss, y[who], logits, _logit_covariance(rows, V, D))
+        e = expected(loss, y[who], logits, _logit_covariance(rows, R, D))
         A, g = _information(rows, weight, e, D)
         aim = _joined(A, (A @ mu[..., None])[..., 0] + g)
         bound: Floats = (weight * e.value).sum(axis=1) - 0.5 * divergence
-        return _Seen(mu, V, aim, _distance(aim - site, V), bound)
+        return _Seen(mu, R, aim, _distance(aim - site, R), bound)
 
     site = np.zeros((n, D * dim * (D * dim + 1))) if start is None else _joined(*start)
     step, live = np.ones(n), np.arange(n)
@@ -109,7 +111,8 @@ def variational(
         step[live] = np.where(good, np.minimum(1.0, 1.5 * step[live]), step[live])
         step[live] = np.where(~good & plain, step[live] / 2, step[live])
         past.plain[live] = ~good
-    return Gaussians(state.mu + mean, state.V, *_parted(site, D * dim), state.bound)
+    V = state.R.transpose(0, 2, 1) @ state.R
+    return Gaussians(state.mu + mean, V, *_parted(site, D * dim), state.bound)
 
 
 def _known(loss: str, X: Floats, y: Floats, weights: Floats, mean: Floats, D: int) -> Gaussians:
@@ -134,34 +137,38 @@ def _diagonal(root: Floats) -> Floats | None:
 def _in_units(
     A: Floats, b: Floats, root: Floats, scales: Floats | None
 ) -> tuple[Floats, Floats, Floats]:
-    """mu and V of the Gaussians with sites (A, b), and twice their divergence from the prior."""
+    """mu and R of the Gaussians N(mu, R'R) with sites (A, b), and twice their divergence.
+
+    The divergence is that from the prior; R is (n, rank, D dim).
+    """
     rank = root.shape[1]
     if scales is None:
         grown, right = root.T @ A @ root, root.T @ b[..., None]
     else:
         grown, right = scales[:, None] * A * scales, (scales * b)[..., None]
     grown += np.eye(rank)
-    L = _cholesky(grown)[0]
-    own = np.diagonal(L, axis1=1, axis2=2)
+    L = _cholesky(grown)[0].transpose(0, 2, 1)
+    own = np.einsum("nii->ni", L)
     far: Bools = np.asarray((own <= 0).any(axis=1))  # extrapolations that went too far
-    grown[far] = np.eye(rank)
-    inverse = np.linalg.inv(grown)
-    u = (inverse @ right)[..., 0]
-    volume = 2 * np.log(np.where(far[:, None], 1.0, own)).sum(axis=1)
-    divergence = np.trace(inverse, axis1=1, axis2=2) - rank + (u**2).sum(axis=1) + volume
+    L[far] = np.eye(rank)
+    half = np.zeros_like(grown)  # half' half is the inverse
+    invert_lower(L, half)
+    u = (half.transpose(0, 2, 1) @ (half @ right))[..., 0]
+    volume = 2 * np.log(own).sum(axis=1)
+    trace = (half.reshape(len(half), -1) ** 2).sum(axis=1)
+    divergence = trace - rank + (u**2).sum(axis=1) + volume
     divergence[far] = np.inf
     if scales is None:
-        V: Floats = root @ inverse @ root.T
-        return (root @ u[..., None])[..., 0], V, divergence
-    return scales * u, scales[:, None] * inverse * scales, divergence
+        return by_row(u, root.T), half @ root.T, divergence
+    return scales * u, half * scales, divergence
 
 
-def _distance(gap: Floats, V: Floats) -> Floats:
+def _distance(gap: Floats, R: Floats) -> Floats:
     """The largest number of sites' differences, in standard deviations of the posterior, (n,).
 
     Both count: as many hits as misses at one place leave b at zero, and A to be found.
     """
-    sd = np.sqrt(np.einsum("nii->ni", V))
+    sd = np.sqrt((R**2).sum(axis=1))
     A, b = _parted(np.abs(gap), sd.shape[1])
     curvature = (A * sd[:, None]).max(axis=2)
     return (np.maximum(curvature, b) * sd).max(axis=1)
@@ -214,22 +221,26 @@ class _Past:
 
 
 def logit_covariance(X: Floats, V: Floats, D: int) -> Floats:
-    """Covariance of each row's logits, (n, rows, D, D), for rows X (n, rows, dim)."""
-    return _logit_covariance(X.transpose(0, 2, 1), V, D)
-
-
-def _logit_covariance(Xt: Floats, V: Floats, D: int) -> Floats:
-    """The same for rows that stand upright, (n, dim, rows): long sums are quicker."""
-    n, dim, rows = Xt.shape
+    """Covariance of each row's logits, (n, rows, D, D), under covariances V of the models."""
+    n, rows, dim = X.shape
     S = np.zeros((n, rows, D, D))
     if not V.any():
         return S
     for a in range(D):
         for c in range(D):
             block = V[:, a * dim : (a + 1) * dim, c * dim : (c + 1) * dim]
-            moved = block @ Xt
-            moved *= Xt
-            S[..., a, c] = moved.sum(axis=1)
+            S[..., a, c] = ((X @ block) * X).sum(axis=2)
+    return S
+
+
+def _logit_covariance(Xt: Floats, R: Floats, D: int) -> Floats:
+    """The same under R'R, for rows that stand upright, (n, dim, rows): long sums are quicker."""
+    n, dim, rows = Xt.shape
+    S = np.empty((n, rows, D, D))
+    moved = [R[..., a * dim : (a + 1) * dim] @ Xt for a in range(D)]
+    for a in range(D):
+        for c in range(a + 1):
+            S[..., a, c] = S[..., c, a] = (moved[a] * moved[c]).sum(axis=1)
     return S
 
 
