@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from odcl.evaluate.scores import Comparison
 
 SHARE = 0.25  # of the memory: a table that is larger is fitted in pieces
+SMALL = 2**27  # bytes of a table for which workers take longer to start than they save
 
 
 def chosen(options: Namespace) -> bool:
@@ -61,6 +62,13 @@ def _parquet_bytes(table: Path) -> int:
     return table_bytes(table)
 
 
+def _is_small(table: Any) -> bool:
+    """Is a table on this disk done with before workers have started?"""
+    from odcl.engines.dask.table import table_bytes
+
+    return "://" not in str(table) and table_bytes(table) <= SMALL
+
+
 def _memory() -> int:
     import os
 
@@ -73,7 +81,7 @@ def _memory() -> int:
 def _working(options: Namespace, beside: Any) -> Iterator[tuple[Cluster, Address]]:
     """A cluster, and a folder for what is needed meanwhile; both are gone at the end."""
     from odcl.engines.dask.address import Address
-    from odcl.engines.dask.cluster import connected, local_cluster
+    from odcl.engines.dask.cluster import connected, local_cluster, this_process
 
     out = Address.of(beside)
     parent = Address.of(options.work) if options.work else Address(out.text.rsplit("/", 1)[0])
@@ -84,6 +92,8 @@ def _working(options: Namespace, beside: Any) -> Iterator[tuple[Cluster, Address
     try:
         if options.scheduler is not None:
             cluster = connected(options.scheduler)
+        elif options.workers is None and not options.dashboard and _is_small(options.table):
+            cluster = this_process()
         else:
             cluster = local_cluster(options.workers, dashboard=options.dashboard)
         with cluster as own:
@@ -119,8 +129,8 @@ def fit(options: Namespace, settings: dict[str, Any]) -> None:
         )
         loss = options.loss or "auto"
         if loss == "auto":
-            first = table.pieces[0]
-            loss = guess_loss(_typed(first.read(names), table.schema), options.target)
+            there = [name for name in names if name == options.target]
+            loss = guess_loss(_typed(table.pieces[0].read(there), table.schema), options.target)
         roles = Roles.of(
             names,
             user=options.user,
@@ -180,9 +190,9 @@ def _typed(table: Any, schema: Any) -> Any:
     """The first piece with categories as the files have them."""
     import pyarrow as pa
 
-    for at, field in enumerate(schema):
-        if pa.types.is_dictionary(field.type):
-            table = table.set_column(at, field.name, table[at].dictionary_encode())
+    for at, name in enumerate(table.column_names):
+        if pa.types.is_dictionary(schema.field(name).type):
+            table = table.set_column(at, name, table[at].dictionary_encode())
     return table
 
 

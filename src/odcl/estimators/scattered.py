@@ -24,13 +24,14 @@ from odcl.engines.dask.address import Address
 from odcl.engines.dask.round import (
     DaskChunks,
     Finished,
+    Looked,
     UploadFiles,
     finish_users,
     gather_uploads,
+    looked_at,
     measured,
     n_buckets,
     send_rows,
-    summary_of,
 )
 from odcl.engines.dask.sample import rows_of_some
 from odcl.engines.dask.user_files import EXAMPLES, UserFiles, part_name
@@ -80,30 +81,30 @@ def fit_pieces(
     *,
     plan: str = "auto",
     buckets: int | None = None,
-    summary: TableSummary | None = None,
+    looked: Looked | None = None,
     progress: Silent | None = None,
 ) -> ScatteredFit:
     """Fit an estimator to a table in pieces; the users' models are files of ``out``.
 
     ``work`` is a folder for what is needed meanwhile, ``plan`` how rows come together by user:
     "rows" (as they are), "sums" (of those in each piece), "auto" (whichever is smaller).
-    ``summary`` is that of the table, where somebody has looked at it already.
+    ``looked`` is what the table told, where somebody has looked at it already.
     """
     from odcl.report.progress import Silent
 
     shown = Silent() if progress is None else progress
     check_settings(model)
-    if summary is None:
+    if looked is None:
         shown.stage("looking at the columns", table.n_pieces, "pieces")
-        summary = summary_of(table, roles, cluster, shown.advance)
-    schema = summary.schema(roles)
+        looked = looked_at(table, roles, cluster, shown.advance)
+    schema = looked.summary.schema(roles)
     _declare(model, schema)
     method = Method.of(model.method, clusterer=model.clusterer)
     if not (isinstance(model.solver, str) and model.solver == "exact"):
         text = "Beyond memory users are fitted by the exact solver, and not by another one: leave "
         raise InputError(f"{text}the solver out, or fit in memory.")
-    shown.stage("measuring the columns", table.n_pieces, "pieces")
-    moments = measured(table, schema, cluster, shown.advance)
+    shown.stage("measuring the columns", looked.moments.count(None), "pieces")
+    moments = measured(table, schema, looked, cluster, shown.advance)
     scaling = Scaling.of_moments(
         moments,
         center=bool(model.fit_intercept),
@@ -138,7 +139,7 @@ def fit_pieces(
     group_estimator(model, job, step, finished.feature_means, later)
     _hold(model, columns)
     model.uploads_, model.user_files_ = some, files
-    return ScatteredFit(model, summary, step, uploads, finished, step.passes, job)
+    return ScatteredFit(model, looked.summary, step, uploads, finished, step.passes, job)
 
 
 def compare_pieces(

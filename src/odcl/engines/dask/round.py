@@ -1,7 +1,7 @@
 """One round over a table in pieces: every stage is a map over pieces, buckets or uploads.
 
-    look      pieces  -> one summary      -> schema
-    measure   pieces  -> one row of sums  -> units
+    look      pieces  -> one summary      -> schema, and sums of numeric columns
+    measure   pieces  -> one row of sums  -> units, where a look could not
     send      pieces  -> files            rows, or sums of many rows of a user, by bucket of users
     gather    buckets -> uploads          one Parquet file each
     (server)  uploads -> small sums       as often as the server's step asks
@@ -27,11 +27,11 @@ from odcl.data.scaling import Moments
 from odcl.data.schema import TableSchema
 from odcl.data.summary import Roles, TableSummary
 from odcl.engines.dask.address import Address
-from odcl.engines.dask.cluster import Cluster
+from odcl.engines.dask.cluster import Cluster, is_delayed
 from odcl.engines.dask.exchange import receive, send, targets_of
 from odcl.engines.dask.table import PiecedTable, ids_of
 from odcl.engines.dask.user_files import Part, part_name
-from odcl.engines.partition.look import Job, look, measure, moments_of
+from odcl.engines.partition.look import Job, look_and_measure, measure, moments_of
 from odcl.engines.partition.models import feature_sums, user_models, with_coefficients
 from odcl.engines.partition.uploads import (
     from_arrow,
@@ -53,22 +53,33 @@ BUCKET_BYTES = 2**26  # of rows that are gathered at a time
 GROUP_USERS = 20_000  # of a row group, which is what the server looks at at a time
 
 
-def summary_of(
-    table: PiecedTable, roles: Roles, cluster: Cluster, told: Any = None
-) -> TableSummary:
+@dataclass(frozen=True, eq=False)
+class Looked:
+    """What a first read of all pieces tells."""
+
+    summary: TableSummary
+    moments: tuple[pa.Table | None, ...]  # of each piece; None: not known without the others
+
+
+def looked_at(table: PiecedTable, roles: Roles, cluster: Cluster, told: Any = None) -> Looked:
     """What all pieces tell of the columns."""
-    return TableSummary.merged(cluster.run(_look, table.pieces, roles, progress=told))
+    found = cluster.run(_look, table.pieces, roles, progress=told)
+    summaries, moments = zip(*found, strict=True)
+    return Looked(TableSummary.merged(summaries), moments)
 
 
-def _look(piece: Any, roles: Roles) -> TableSummary:
-    return look(piece.read(roles.columns), roles, piece.place)
+def _look(piece: Any, roles: Roles) -> tuple[TableSummary, pa.Table | None]:
+    return look_and_measure(piece.read(roles.columns), roles, piece.place)
 
 
 def measured(
-    table: PiecedTable, schema: TableSchema, cluster: Cluster, told: Any = None
+    table: PiecedTable, schema: TableSchema, looked: Looked, cluster: Cluster, told: Any = None
 ) -> Moments:
-    """Moments of the design columns over all pieces."""
-    found = cluster.run(_measure, table.pieces, schema, progress=told)
+    """Moments of the design columns over all pieces; some were measured at the first read."""
+    left = [at for at, one in enumerate(looked.moments) if one is None]
+    pieces = [table.pieces[at] for at in left]
+    own = dict(zip(left, cluster.run(_measure, pieces, schema, progress=told), strict=True))
+    found = [own.get(at, one) for at, one in enumerate(looked.moments)]
     return moments_of(pa.concat_tables(found))
 
 
@@ -130,10 +141,11 @@ class Numbered:
 
 def numbered(pieces: Sequence[Any]) -> list[Any]:
     """Pieces with their numbers; those of a frame are made where they are worked on."""
-    from dask import delayed
-    from dask.base import is_dask_collection
+    make: Any = Numbered
+    if any(map(is_delayed, pieces)):
+        from dask import delayed
 
-    make = delayed(Numbered, pure=False) if any(map(is_dask_collection, pieces)) else Numbered
+        make = delayed(Numbered, pure=False)
     return [make(i, piece) for i, piece in enumerate(pieces)]
 
 
@@ -204,8 +216,8 @@ def _gather(bucket: int, sent: Sent, job: Job, work: Address) -> tuple[Address, 
     return file, len(own), int(own.n_samples.sum()), int(own.n_bytes.sum())
 
 
-def _write(table: pa.Table, file: Address) -> str:
-    """Write a Parquet file of numbers; its digest."""
+def _write(table: pa.Table, file: Address) -> None:
+    """Write a Parquet file of numbers."""
     with file.writing() as stream:
         pq.write_table(
             packed(table),
@@ -215,6 +227,9 @@ def _write(table: pa.Table, file: Address) -> str:
             use_dictionary=False,
             write_statistics=False,
         )
+
+
+def _digest(file: Address) -> str:
     digest = hashlib.sha256()
     with file.open() as stream:
         while chunk := stream.read(2**22):
@@ -288,11 +303,11 @@ def _finish(
     rows = None if sent is None else receive(sent.rows, one.number)
     models = user_models(uploads, job, step, rows)
     file = out / part_name(one.number)
-    digest = _write(with_coefficients(models, job), file)
+    _write(with_coefficients(models, job), file)
     k = step.n_clusters
     sums = feature_sums(uploads, models, job, k, rows)
     sizes = np.bincount(models["group"].to_numpy(), minlength=k)
     down = 0
     if models.num_rows:  # the same for every user
         down = models.num_rows * int(step.place(from_arrow(uploads.slice(0, 1), job)).n_bytes[0])
-    return Part(file.name, models.num_rows, file.size(), digest), sizes, *sums, down
+    return Part(file.name, models.num_rows, file.size(), _digest(file)), sizes, *sums, down
