@@ -1,4 +1,4 @@
-"""One thread where many small steps would wait for each other on more: BLAS, scikit-learn's loops."""
+"""One thread where many small steps would wait for each other on more."""
 
 from __future__ import annotations
 

@@ -40,8 +40,8 @@ CHUNK_USERS = 4_096  # of uploads that are in memory anyway
 class Chunks(Protocol):
     """Uploads in pieces, each user in one of them; pieces may be empty."""
 
-    def map(self, function: Callable[[Uploads], T]) -> Iterable[T]:
-        """What a function says of every chunk, always in the same order."""
+    def added(self, function: Callable[[Uploads], Any]) -> Any:
+        """The :func:`sum_of` what a function says of every chunk, always in the same order."""
         ...
 
 
@@ -53,6 +53,9 @@ class Source:
 
     def map(self, function: Callable[[Uploads], T]) -> Iterable[T]:
         return map(function, self.read())
+
+    def added(self, function: Callable[[Uploads], Any]) -> Any:
+        return sum_of(self.map(function))
 
 
 def in_chunks(uploads: Uploads, size: int = CHUNK_USERS) -> Source:
@@ -67,7 +70,12 @@ def in_chunks(uploads: Uploads, size: int = CHUNK_USERS) -> Source:
 
 def added(chunks: Chunks, function: Callable[[Uploads], Any]) -> Any:
     """The sum of what a function says of every chunk that is not empty; None if all are."""
-    found = (one for one in chunks.map(partial(_unless_empty, function)) if one is not None)
+    return chunks.added(partial(_unless_empty, function))
+
+
+def sum_of(parts: Iterable[Any]) -> Any:
+    """The sum of all that is not None; None if nothing is."""
+    found = (one for one in parts if one is not None)
     first = next(found, None)
     return None if first is None else reduce(add, found, first)
 

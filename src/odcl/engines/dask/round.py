@@ -16,7 +16,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,7 +29,7 @@ from odcl.data.summary import Roles, TableSummary
 from odcl.engines.dask.address import Address
 from odcl.engines.dask.cluster import Cluster, is_delayed
 from odcl.engines.dask.exchange import receive, send, targets_of
-from odcl.engines.dask.table import PiecedTable, ids_of
+from odcl.engines.dask.table import PiecedTable, rows_of_owners
 from odcl.engines.dask.user_files import Part, part_name
 from odcl.engines.partition.look import Job, look_and_measure, measure, moments_of
 from odcl.engines.partition.models import feature_sums, user_models, with_coefficients
@@ -43,14 +43,15 @@ from odcl.engines.partition.uploads import (
 )
 from odcl.exchange.arrow import USER, packed
 from odcl.exchange.upload import Uploads
+from odcl.server.stream import in_chunks, sum_of
 
 if TYPE_CHECKING:
     from odcl.server.stream import StreamedStep
 
-T = TypeVar("T")
 PLANS = ("auto", "rows", "sums")
 BUCKET_BYTES = 2**26  # of rows that are gathered at a time
-GROUP_USERS = 20_000  # of a row group, which is what the server looks at at a time
+GROUP_USERS = 20_000  # of a row group, which is read at a time
+WORTH = 0.1  # of a piece's numbers that sums must save: bringing the two together is work
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,14 +171,18 @@ def _send(
 
 
 def _many(rows: pa.Table, job: Job, plan: str) -> Any:
-    """Rows of users who have so many here that their sum is smaller, (n_rows,); None: no row."""
+    """Rows of users who have so many here that their sum is smaller, (n_rows,); None: no row, or
+    so few that it does not pay."""
     if plan == "rows" or not rows.num_rows:
         return None
     if plan == "sums":
         return np.ones(rows.num_rows, np.bool_)
-    width = len(job.scaling.used) + 1
+    width, each = len(job.scaling.used) + 1, rows.num_columns
     sums = 1 + width + width * (width + 1) // 2
-    return ids_of(rows[job.schema.user])[1] * rows.num_columns > sums
+    own = rows_of_owners(rows[job.schema.user])
+    many = own * each > sums
+    saved = (each - sums / own[many]).sum()
+    return many if saved > WORTH * each * rows.num_rows else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -242,20 +247,22 @@ def _digest(file: Address) -> str:
 
 @dataclass(frozen=True, eq=False)
 class DaskChunks:
-    """Uploads as the server's step takes them: a function goes to every row group."""
+    """Uploads as the server's step takes them: a function goes to them, file by file."""
 
     uploads: UploadFiles
     job: Job
     cluster: Cluster
     told: Callable[[int], None] | None = field(default=None)
 
-    def map(self, function: Callable[[Uploads], T]) -> Iterable[T]:
-        found = self.cluster.run(_pass, self.uploads.files, self.job, function, progress=self.told)
-        return (one for some in found for one in some)
+    def added(self, function: Callable[[Uploads], Any]) -> Any:
+        files = self.uploads.files
+        return sum_of(self.cluster.run(_pass, files, self.job, function, progress=self.told))
 
 
-def _pass(file: Address, job: Job, function: Callable[[Uploads], Any]) -> list[Any]:
-    return [function(from_arrow(table, job)) for table in _groups(file)]
+def _pass(file: Address, job: Job, function: Callable[[Uploads], Any]) -> Any:
+    """The sum over a file, in chunks that stay near the processor."""
+    groups = (from_arrow(table, job) for table in _groups(file))
+    return sum_of(function(part) for uploads in groups for part in in_chunks(uploads).read())
 
 
 def _groups(file: Address) -> Iterable[pa.Table]:
