@@ -42,6 +42,11 @@ def say_picture(path: Path, drawn: bool, options: Namespace) -> None:
         say("no picture, for want of matplotlib: pip install 'odcl[plot]'", options)
 
 
+def command_of(options: Namespace) -> tuple[str, ...]:
+    """The words of the shell that give a run again."""
+    return ("odcl", *(word for word in options.arguments if word != "--force"))
+
+
 def check_file_place(out: Path, *, writable: bool = True) -> None:
     """Refuse a file that cannot be written before the work."""
     place = out.resolve()

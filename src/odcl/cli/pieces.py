@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from odcl.cli import parser as opt
-from odcl.cli.console import say, watched
+from odcl.cli.console import command_of, say, say_picture, watched
 
 if TYPE_CHECKING:
     from odcl.engines.dask.address import Address
@@ -112,13 +112,13 @@ def _working(options: Namespace, beside: Any) -> Iterator[tuple[Cluster, Address
 def fit(options: Namespace, settings: dict[str, Any]) -> None:
     """``odcl fit`` of a table in pieces."""
     from odcl.cli.run_folder import write_pieces
-    from odcl.data.source import guess_loss, task_of
+    from odcl.data.source import dropped_with, guess_loss, task_of
     from odcl.data.summary import Roles
     from odcl.engines.dask.table import open_table
     from odcl.estimators import ODCLClassifier, ODCLRegressor
+    from odcl.estimators.report import PAGE
     from odcl.estimators.scattered import compare_pieces, fit_pieces
 
-    _refuse(options)
     with _working(options, options.out) as (cluster, work), watched(options) as progress:
         progress.stage("opening the table")
         table = open_table(options.table, cluster)
@@ -127,6 +127,9 @@ def fit(options: Namespace, settings: dict[str, Any]) -> None:
             opt.column_names(given, names)
             for given in (options.features, options.drop, options.categorical)
         )
+        if options.time is not None:
+            named = (options.user, options.target, features or None)
+            drop = dropped_with(options.time, drop, names, *named)
         loss = options.loss or "auto"
         if loss == "auto":
             there = [name for name in names if name == options.target]
@@ -158,32 +161,32 @@ def fit(options: Namespace, settings: dict[str, Any]) -> None:
         if options.holdout.share > 0:
             progress.stage("comparing on held-out rows")
             comparison = compare_pieces(
-                found, table, cluster, options.holdout.share, int(options.seed)
+                *(found, table, cluster, options.holdout.share, int(options.seed)),
+                time=options.time,
             )
             if comparison is None:
                 text = "no comparison: every user looked at has a single row"
                 notices.append(f"{text}, and none can be held out")
         progress.stage("writing")
-        write_pieces(
-            found, table.name, notices, options.out, comparison=comparison, force=options.force
+        drawn = write_pieces(
+            *(found, table.name, notices, options.out),
+            comparison=comparison,
+            holdout=str(options.holdout),
+            command=command_of(options),
+            force=options.force,
         )
     for text in notices:
         say(text, options)
     _print(found, comparison)
-    out = shlex.quote(str(options.out))
-    print(f"Groups and report: {out}")
+    say_picture(options.out / "picture.png", drawn, options)
+    page, out = (shlex.quote(str(path)) for path in (options.out / PAGE, options.out))
+    print(f"Report: {page}")
     print(f"Models of all users: {out}/users")
     print(f"Next: odcl predict {out} TABLE")
-
-
-def _refuse(options: Namespace) -> None:
-    """What is asked for and tables in pieces do without."""
-    if options.time is not None:
-        text = "Of tables in pieces rows are held out by chance: leave --time out."
-        raise opt.UsageError(text, "odcl fit")
     if options.open:
-        text = "--open shows the page of a run, and of tables in pieces none is made: leave it out."
-        raise opt.UsageError(text, "odcl fit")
+        from odcl.cli.report import open_page
+
+        open_page(options.out / PAGE)
 
 
 def _typed(table: Any, schema: Any) -> Any:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from sklearn.utils import check_random_state
 
 from odcl._typing import Array, Floats, Ints
-from odcl.data.federation import Federation, as_ids, id_keys, positions
+from odcl.data.columns import times
+from odcl.data.federation import Federation, as_ids, positions
 from odcl.data.scaling import Scaling
 from odcl.data.summary import Roles, TableSummary
 from odcl.engines.dask.address import Address
@@ -33,15 +33,14 @@ from odcl.engines.dask.round import (
     n_buckets,
     send_rows,
 )
-from odcl.engines.dask.sample import rows_of_some
-from odcl.engines.dask.user_files import EXAMPLES, UserFiles, part_name
+from odcl.engines.dask.sample import rows_of
+from odcl.engines.dask.user_files import EXAMPLES, UserFiles
 from odcl.engines.partition.look import Job
 from odcl.engines.partition.models import UserColumns
 from odcl.engines.partition.uploads import from_arrow
 from odcl.errors import InputError, Setting
 from odcl.estimators.for_newcomers import Known
 from odcl.estimators.table_input import check_n_groups, check_settings
-from odcl.exchange.arrow import USER, ids_from_arrow
 from odcl.exchange.upload import Uploads
 from odcl.method import Method
 from odcl.mixed.differences import differences_text
@@ -121,7 +120,7 @@ def fit_pieces(
     shown.stage("bringing rows together by user", table.n_pieces, "pieces")
     sent = send_rows(table, job, n, work, cluster, plan=plan, told=shown.advance)
     shown.stage("fitting users", n, "files of uploads")
-    uploads = gather_uploads(sent, job, work, cluster, shown.advance)
+    uploads = gather_uploads(sent, job, work, cluster, EXAMPLES, shown.advance)
     check_n_groups(resolved, uploads.n_users, True)
     if uploads.n_users == 1:
         raise ValueError(
@@ -134,7 +133,7 @@ def fit_pieces(
     shown.stage("every user's last step", n, "files of models")
     finished = finish_users(uploads, job, step, out, cluster, shown.advance)
     files = UserFiles(out, schema.user_kind, finished.parts)
-    some, columns = _examples(uploads, job, out)
+    some, columns = _examples(finished, job)
     later = None if step.mixture is not None else later_groups(chunks, step, some, resolved)
     group_estimator(model, job, step, finished.feature_means, later)
     _hold(model, columns)
@@ -143,25 +142,41 @@ def fit_pieces(
 
 
 def compare_pieces(
-    found: ScatteredFit, table: PiecedTable, cluster: Cluster, holdout: float, seed: int
+    found: ScatteredFit,
+    table: PiecedTable,
+    cluster: Cluster,
+    holdout: float,
+    seed: int,
+    *,
+    time: str | None = None,
 ) -> Comparison | None:
     """The comparison of a table in pieces: on the users it would be made on in memory.
 
-    None: all of them have a single row, and none can be held out.
+    ``time`` names the column by which a user's last rows are held out. The answer is None where
+    all of them have a single row, and none can be held out.
     """
     from sklearn.base import clone
 
     from odcl.estimators.compare import COMPARED, compare_users
 
-    rows = rows_of_some(table, found.job, found.uploads, cluster, COMPARED)
     schema, total = found.job.schema, found.uploads.n_users
-    federation = schema.encode(rows, piece=True).federation()
+    rows = rows_of(table, schema, found.uploads.drawn.first(COMPARED), cluster, time)
+    encoded = schema.encode(rows, piece=True)
+    order = None if time is None else encoded.by_user(times(rows, time, encoded.rows))
+    federation = encoded.federation()
     if not (federation.n_rows > 1).any():
         return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # as in memory
-        compared = compare_users(clone(found.model), federation, holdout, seed, schema=schema)
-    return compared if federation.n_users == total else replace(compared, of_users=total)
+        compared = compare_users(
+            *(clone(found.model), federation, holdout, seed), time=order, schema=schema
+        )
+    held = compared.held
+    if held is not None:  # positions among the users that the estimator holds
+        at = positions(found.model.users_, federation.users)
+        held = replace(held, users=at[held.users], owner=at[held.owner])
+    of_users = total if federation.n_users < total else compared.of_users
+    return replace(compared, held=held, of_users=of_users)
 
 
 def _declare(model: Any, schema: Any) -> None:
@@ -186,39 +201,12 @@ def _loss(model: Any) -> Any:
     return model._loss(nobody)
 
 
-def _examples(uploads: UploadFiles, job: Job, out: Address) -> tuple[Uploads, UserColumns]:
-    """A few users, drawn by their ids: their uploads and models.
-
-    Files hold users by a hash of their ids, so that those of the first ones are as good as any.
-    """
-    some, models, held = [], [], 0
-    for bucket, file in enumerate(uploads.files):
-        if held >= EXAMPLES:
-            break
-        with file.open() as stream, (out / part_name(bucket)).open() as other:
-            own, theirs = pq.ParquetFile(stream), pq.ParquetFile(other)
-            ids = ids_from_arrow(own.read([USER], use_threads=False)[USER])
-            keys = id_keys(ids) if len(ids) else np.empty(0)
-            at = np.sort(np.argsort(keys, kind="stable")[: EXAMPLES - held])
-            some.append(_rows_at(own, at))
-            models.append(_rows_at(theirs, at))
-        held += len(at)
-    found = from_arrow(pa.concat_tables(some), job)
-    columns = UserColumns.from_arrow(pa.concat_tables(models), job.dim)
+def _examples(finished: Finished, job: Job) -> tuple[Uploads, UserColumns]:
+    """The users drawn by their ids, in canonical order: their uploads and models."""
+    found = from_arrow(finished.uploads, job)
+    columns = UserColumns.from_arrow(finished.models, job.dim)
     order = found.canonical_order()
     return found.take(order), columns.take(order)
-
-
-def _rows_at(content: pq.ParquetFile, at: Ints) -> pa.Table:
-    """Some rows of a file, a row group at a time; ``at`` in rising order."""
-    found, start = [content.schema_arrow.empty_table()], 0
-    for group in range(content.num_row_groups):
-        end = start + content.metadata.row_group(group).num_rows
-        here = at[(at >= start) & (at < end)]
-        if len(here):
-            found.append(content.read_row_group(group, use_threads=False).take(here - start))
-        start = end
-    return pa.concat_tables(found)
 
 
 def group_estimator(

@@ -27,6 +27,7 @@ from odcl.exchange.upload import Uploads
 from odcl.method import Method
 from odcl.mixed.search import SAMPLE
 from odcl.mixed.terms import DataTerms, merge
+from odcl.server.alternatives import Alternatives
 from odcl.server.mixed import all_terms
 from odcl.server.step import MODELS, ServerStep, most_at_once, refuse_too_few, server_step
 
@@ -183,10 +184,20 @@ class StreamedStep:
     curbed: bool = False
     passes: int = 1  # over all users
     sampled: int | None = None  # users on whom groups were found; None: all
+    weighed: Alternatives | None = None  # what else was looked at, with labels of ``weighed_by``
+    weighed_by: Array | None = None  # ids of the users who were looked at
 
     @property
     def n_clusters(self) -> int:
         return len(self.centers)
+
+    def alternatives(self, users: Array) -> Alternatives | None:
+        """What was weighed, with labels of these users; -1: not looked at."""
+        if self.weighed is None or self.weighed_by is None:
+            return None
+        at = positions(self.weighed_by, users)
+        found = self.weighed.take(np.maximum(at, 0))
+        return found.where(at >= 0)
 
     def fallen_back(self, why: str) -> StreamedStep:
         """The step with the reason why mixed groups were not found, if they were asked for."""
@@ -316,4 +327,6 @@ def _known(step: ServerStep, uploads: Uploads) -> StreamedStep:
         step.refit,
         step.mixture,
         step.curbed,
+        weighed=step.weighed,
+        weighed_by=step.users,
     )

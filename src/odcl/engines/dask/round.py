@@ -22,13 +22,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from odcl._typing import Floats, Ints
+from odcl._typing import Array, Floats, Ints
+from odcl.data.federation import positions
 from odcl.data.scaling import Moments
 from odcl.data.schema import TableSchema
 from odcl.data.summary import Roles, TableSummary
 from odcl.engines.dask.address import Address
 from odcl.engines.dask.cluster import Cluster, is_delayed
 from odcl.engines.dask.exchange import receive, send, targets_of
+from odcl.engines.dask.sample import Drawn, drawn_from, drawn_of_all
 from odcl.engines.dask.table import PiecedTable, rows_of_owners
 from odcl.engines.dask.user_files import Part, part_name
 from odcl.engines.partition.look import Job, look_and_measure, measure, moments_of
@@ -41,7 +43,7 @@ from odcl.engines.partition.uploads import (
     upload_rows,
     uploads_of,
 )
-from odcl.exchange.arrow import USER, packed
+from odcl.exchange.arrow import USER, ids_from_arrow, packed
 from odcl.exchange.upload import Uploads
 from odcl.server.stream import in_chunks, sum_of
 
@@ -194,18 +196,22 @@ class UploadFiles:
     n_users: int
     n_rows: int
     n_bytes: int  # that users sent
+    drawn: Drawn  # a few of the users, by their ids
 
 
 def gather_uploads(
-    sent: Sent, job: Job, work: Address, cluster: Cluster, told: Any = None
+    sent: Sent, job: Job, work: Address, cluster: Cluster, few: int, told: Any = None
 ) -> UploadFiles:
-    """The uploads of every bucket's users."""
-    found = cluster.run(_gather, range(sent.n), sent, job, work, progress=told)
-    files, users, rows, size = zip(*found, strict=True)
-    return UploadFiles(files, sent, sum(users), sum(rows), sum(size))
+    """The uploads of every bucket's users; a ``few`` of the users are drawn by their ids."""
+    found = cluster.run(_gather, range(sent.n), sent, job, work, few, progress=told)
+    files, users, rows, size, drawn = zip(*found, strict=True)
+    some = drawn_of_all([one for one in drawn if one is not None], few)
+    return UploadFiles(files, sent, sum(users), sum(rows), sum(size), some)
 
 
-def _gather(bucket: int, sent: Sent, job: Job, work: Address) -> tuple[Address, int, int, int]:
+def _gather(
+    bucket: int, sent: Sent, job: Job, work: Address, few: int
+) -> tuple[Address, int, int, int, Drawn | None]:
     rows, sums = receive(sent.rows, bucket), receive(sent.sums, bucket)
     parts = [] if sums is None else [from_arrow(sums, job)]
     own = None if rows is None else uploads_of(rows, job)
@@ -217,8 +223,9 @@ def _gather(bucket: int, sent: Sent, job: Job, work: Address) -> tuple[Address, 
     file = work / f"uploads-{bucket:05d}.parquet"
     _write(no_uploads(job) if own is None else to_arrow(own, job), file)
     if own is None:
-        return file, 0, 0, 0
-    return file, len(own), int(own.n_samples.sum()), int(own.n_bytes.sum())
+        return file, 0, 0, 0, None
+    sizes = len(own), int(own.n_samples.sum()), int(own.n_bytes.sum())
+    return file, *sizes, drawn_from(own, few)
 
 
 def _write(table: pa.Table, file: Address) -> None:
@@ -283,6 +290,8 @@ class Finished:
     sizes: Ints  # (n_groups,), users, by their own rows
     feature_means: Floats  # (n_groups, n_features), of the rows
     bytes_down: int
+    uploads: pa.Table  # of the users drawn
+    models: pa.Table
 
 
 def finish_users(
@@ -296,15 +305,17 @@ def finish_users(
     """Every user's place and model; the files of ``out``, one for each bucket."""
     rows = uploads.sent if job.needs_rows else None
     named = [Numbered(i, file) for i, file in enumerate(uploads.files)]
-    found = cluster.run(_finish, named, job, step, rows, out, progress=told)
-    parts, sizes, sums, counts, down = zip(*found, strict=True)
+    given = (job, step, rows, out, uploads.drawn.ids)
+    found = cluster.run(_finish, named, *given, progress=told)
+    parts, sizes, sums, counts, down, sent, models = zip(*found, strict=True)
     means = sum(sums) / np.maximum(sum(counts), 1.0)[:, None]
-    return Finished(parts, sum(sizes), means, sum(down))
+    few = (pa.concat_tables(tables) for tables in (sent, models))
+    return Finished(parts, sum(sizes), means, sum(down), *few)
 
 
 def _finish(
-    one: Numbered, job: Job, step: StreamedStep, sent: Sent | None, out: Address
-) -> tuple[Part, Ints, Floats, Floats, int]:
+    one: Numbered, job: Job, step: StreamedStep, sent: Sent | None, out: Address, drawn: Array
+) -> tuple[Part, Ints, Floats, Floats, int, pa.Table, pa.Table]:
     with one.piece.open() as stream:
         uploads = pq.ParquetFile(stream).read(use_threads=False)
     rows = None if sent is None else receive(sent.rows, one.number)
@@ -317,4 +328,6 @@ def _finish(
     down = 0
     if models.num_rows:  # the same for every user
         down = models.num_rows * int(step.place(from_arrow(uploads.slice(0, 1), job)).n_bytes[0])
-    return Part(file.name, models.num_rows, file.size(), _digest(file)), sizes, *sums, down
+    part = Part(file.name, models.num_rows, file.size(), _digest(file))
+    few = np.flatnonzero(positions(drawn, ids_from_arrow(models[USER])) >= 0)
+    return part, sizes, *sums, down, uploads.take(few), models.take(few)
