@@ -45,7 +45,9 @@ def test_the_page_shows_some_users_and_groups_of_all(
 def test_it_is_made_again_and_opened(command, tmp_path, table, engine, monkeypatch):
     seen: list[str] = []
     monkeypatch.setattr("webbrowser.open", seen.append)
-    assert command("fit", table, *NAMED, *engine, "--open", "--out", "run").code == 0
+    assert (
+        command("fit", table, *NAMED, *engine, "--open", "--holdout", 0, "--out", "run").code == 0
+    )
     assert seen == [(tmp_path / "run" / PAGE).resolve().as_uri()]
     assert command("report", "run", "--out", "again.html").code == 0
     assert (tmp_path / "again.html").read_bytes() == (tmp_path / "run" / PAGE).read_bytes()
@@ -57,8 +59,8 @@ def test_what_was_weighed_on_a_sample_is_on_it(command, tmp_path, table, engine,
     """Of 60 users 40 search; the alternatives are theirs, whoever else is on the page."""
     for module in (search, stream):
         monkeypatch.setattr(module, "SAMPLE", 40)
-    assert command("fit", table, *NAMED, *engine, "--out", "run").code == 0
-    assert command("fit", table, *NAMED, "--out", "whole").code == 0
+    assert command("fit", table, *NAMED, *engine, "--holdout", 0, "--out", "run").code == 0
+    assert command("fit", table, *NAMED, "--holdout", 0, "--out", "whole").code == 0
     for run in ("run", "whole"):
         facts = facts_of(tmp_path / run / PAGE)
         options = facts["options"]["list"]
