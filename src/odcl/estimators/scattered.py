@@ -21,6 +21,7 @@ from odcl.data.federation import Federation, as_ids, positions
 from odcl.data.scaling import Scaling
 from odcl.data.summary import Roles, TableSummary
 from odcl.engines.dask.address import Address
+from odcl.engines.dask.huber_unit import huber_unit
 from odcl.engines.dask.round import (
     DaskChunks,
     Finished,
@@ -38,13 +39,14 @@ from odcl.engines.dask.user_files import EXAMPLES, UserFiles
 from odcl.engines.partition.look import Job
 from odcl.engines.partition.models import UserColumns
 from odcl.engines.partition.uploads import from_arrow
-from odcl.errors import InputError, Setting
+from odcl.errors import InputError
 from odcl.estimators.for_newcomers import Known
 from odcl.estimators.table_input import check_n_groups, check_settings
 from odcl.exchange.upload import Uploads
 from odcl.method import Method
 from odcl.mixed.differences import differences_text
 from odcl.mixed.house import without_rows
+from odcl.risk.losses import Huber
 from odcl.risk.risk import Risk
 from odcl.server.assign import Groups
 from odcl.server.stream import StreamedStep, stream_step
@@ -119,6 +121,10 @@ def fit_pieces(
     n = buckets or n_buckets(table, len(roles.columns), cluster)
     shown.stage("bringing rows together by user", table.n_pieces, "pieces")
     sent = send_rows(table, job, n, work, cluster, plan=plan, told=shown.advance)
+    if _unit_of_rows(model):
+        shown.stage("looking for the unit of Huber's loss")
+        loss = Huber(1.345 * huber_unit(sent, job, work, cluster))
+        job = replace(job, risk=replace(job.risk, loss=loss))
     shown.stage("fitting users", n, "files of uploads")
     uploads = gather_uploads(sent, job, work, cluster, EXAMPLES, shown.advance)
     check_n_groups(resolved, uploads.n_users, True)
@@ -191,14 +197,17 @@ def _declare(model: Any, schema: Any) -> None:
 
 
 def _loss(model: Any) -> Any:
-    if isinstance(model.loss, str) and model.loss == "huber":
-        raise InputError(
-            "Huber's loss takes its unit from the residuals of all rows, and beyond memory nobody "
-            "sees them all: say loss=Huber(delta), with delta in the target's own units, or ",
-            *(Setting("loss", "squared"), "."),
-        )
+    """The loss; Huber's, whose unit the rows tell, in any unit for the time being."""
+    if _unit_of_rows(model):
+        return Huber()
     nobody = Federation(np.zeros((1, 1)), np.zeros(1), np.array([0, 1]), np.zeros(1, np.int64))
     return model._loss(nobody)
+
+
+def _unit_of_rows(model: Any) -> bool:
+    """Is it Huber's loss in a unit that only all rows tell?"""
+    by_name = isinstance(model.loss, str) and model.loss == "huber"
+    return by_name and not hasattr(model, "classes_")
 
 
 def _examples(finished: Finished, job: Job) -> tuple[Uploads, UserColumns]:
