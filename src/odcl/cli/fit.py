@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from odcl.cli import parser as opt
-from odcl.cli.console import command_of, say, say_picture, watched
+from odcl.cli.console import command_of, say, tell_run, watched
 
 if TYPE_CHECKING:
     from odcl.data.federation import Federation
@@ -140,7 +140,6 @@ def run(options: Namespace) -> None:
     from odcl.artifact.folder import check_artifact_place
     from odcl.cli import pieces
     from odcl.cli.run_folder import write_run
-    from odcl.estimators.report import PAGE
 
     if (options.time is None) == options.holdout.last:
         raise opt.UsageError("--holdout last and --time COLUMN go together.", "odcl fit")
@@ -165,15 +164,7 @@ def run(options: Namespace) -> None:
     for text in fitted.notices:
         say(text, options)
     _print(fitted)
-    say_picture(options.out / "picture.png", drawn, options)
-    page, out = (shlex.quote(str(path)) for path in (options.out / PAGE, options.out))
-    print(f"Report: {page}")
-    print(f"Models of all rows, groups: {out}")
-    print(f"Next: odcl predict {out} TABLE")
-    if options.open:
-        from odcl.cli.report import open_page
-
-        open_page(options.out / PAGE)
+    tell_run(f"Models of all rows, groups: {shlex.quote(str(options.out))}", drawn, options)
 
 
 def _print(fitted: FittedTable) -> None:

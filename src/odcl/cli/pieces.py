@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from odcl.cli import parser as opt
-from odcl.cli.console import command_of, say, say_picture, watched
+from odcl.cli.console import command_of, say, tell_run, watched
 
 if TYPE_CHECKING:
     from odcl.engines.dask.address import Address
@@ -116,7 +116,6 @@ def fit(options: Namespace, settings: dict[str, Any]) -> None:
     from odcl.data.summary import Roles
     from odcl.engines.dask.table import open_table
     from odcl.estimators import ODCLClassifier, ODCLRegressor
-    from odcl.estimators.report import PAGE
     from odcl.estimators.scattered import compare_pieces, fit_pieces
 
     with _working(options, options.out) as (cluster, work), watched(options) as progress:
@@ -178,15 +177,7 @@ def fit(options: Namespace, settings: dict[str, Any]) -> None:
     for text in notices:
         say(text, options)
     _print(found, comparison)
-    say_picture(options.out / "picture.png", drawn, options)
-    page, out = (shlex.quote(str(path)) for path in (options.out / PAGE, options.out))
-    print(f"Report: {page}")
-    print(f"Models of all users: {out}/users")
-    print(f"Next: odcl predict {out} TABLE")
-    if options.open:
-        from odcl.cli.report import open_page
-
-        open_page(options.out / PAGE)
+    tell_run(f"Models of all users: {shlex.quote(str(options.out))}/users", drawn, options)
 
 
 def _typed(table: Any, schema: Any) -> Any:
