@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from numpy.testing import assert_allclose
 
 from odcl import ODCLRegressor
@@ -40,6 +41,19 @@ def test_the_page_shows_some_users_and_groups_of_all(
         b = b if name == "centers" else b.reshape(60, -1)[at].ravel()
         assert_allclose(a, b, rtol=1e-4, atol=1e-5)
     assert (tmp_path / "run" / "picture.png").read_bytes()[1:4] == b"PNG"
+
+
+@pytest.mark.parametrize("words", [("--clusters", "3"), ("--paper",)], ids=["3", "paper"])
+def test_groups_of_other_clusterers_are_those_of_all(
+    command, tmp_path, table, engine, few_examples, words
+):
+    plain = (*NAMED, *words, "--holdout", 0)
+    assert command("fit", table, *plain, *engine, "--out", "run").code == 0
+    assert command("fit", table, *plain, "--out", "whole").code == 0
+    mine, theirs = (facts_of(tmp_path / name / PAGE) for name in ("run", "whole"))
+    assert mine["groups"] == theirs["groups"]
+    assert len(mine["ids"]) == 40
+    assert_allclose(unpacked(mine["centers"]), unpacked(theirs["centers"]), rtol=1e-4)
 
 
 def test_it_is_made_again_and_opened(command, tmp_path, table, engine, monkeypatch):
