@@ -97,6 +97,7 @@ def _measure(piece: Any, schema: TableSchema) -> pa.Table:
 class Sent:
     """The files that hold a table's rows by bucket of users, and sums of rows beside them."""
 
+    folder: Address
     n: int  # buckets
     rows: tuple[Address, ...]
     sums: tuple[Address, ...]
@@ -122,10 +123,12 @@ def send_rows(
     told: Callable[[int], None] | None = None,
 ) -> Sent:
     """Every piece's rows by bucket; of users with many rows in a piece, the sum of these."""
-    given = (job, n, work, plan if job.adds_up else "rows")
+    folder = (work / "sent").make()
+    given = (job, n, folder, plan if job.adds_up else "rows")
     given_pieces = numbered(table.pieces)
     found = cluster.run(_send, given_pieces, *given, progress=told)
     return Sent(
+        folder,
         n,
         tuple(one[0] for one in found if one[0]),
         tuple(one[1] for one in found if one[1]),
@@ -206,6 +209,8 @@ def gather_uploads(
     found = cluster.run(_gather, range(sent.n), sent, job, work, few, progress=told)
     files, users, rows, size, drawn = zip(*found, strict=True)
     some = drawn_of_all([one for one in drawn if one is not None], few)
+    if not job.needs_rows:  # nobody looks at them again
+        sent.folder.remove()
     return UploadFiles(files, sent, sum(users), sum(rows), sum(size), some)
 
 
