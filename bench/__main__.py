@@ -15,6 +15,7 @@ from bench import (
     groups,
     local_solve,
     mixed,
+    pieces,
     real_tables,
     real_users,
     sample,
@@ -36,6 +37,7 @@ PARTS = {
     "files": files.run,
     "sample": sample.run,
     "scale": scale.run,
+    "pieces": pieces.run,
     "speed": speed.run,
     "threads": threads.run,
 }
@@ -51,14 +53,15 @@ def main() -> None:
         default=Path("../shared/data"),
         help="folder with mnist/, cifar10-two-classes/ and tables/; without them, less is measured",
     )
-    parser.add_argument("--users", type=int, help="users of the part 'scale' [default: 100,000]")
+    text = "users of the parts 'scale' [default: 100,000] and 'pieces' [default: up to 1,000,000]"
+    parser.add_argument("--users", type=int, help=text)
     args = parser.parse_args()
     if unknown := set(args.parts) - set(PARTS):
         parser.error(f"{', '.join(sorted(unknown))}: not one of {', '.join(PARTS)}")
     warnings.simplefilter("ignore")
     with threadpool_limits(1):
         for name in args.parts or PARTS:
-            more = {"users": args.users} if name == "scale" else {}
+            more = {"users": args.users} if name in ("scale", "pieces") else {}
             PARTS[name](quick=args.quick, data=args.data, **more)
 
 

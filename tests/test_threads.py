@@ -1,4 +1,4 @@
-"""BLAS has one thread as long as anybody is inside, and afterwards what it had."""
+"""BLAS and loops have one thread as long as anybody is inside, and afterwards what they had."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from odcl import threads
-from odcl.threads import one_thread
+from odcl.threads import one_loop_thread, one_thread
 
 
 def in_use() -> int:
@@ -52,3 +52,18 @@ def test_a_limit_in_another_thread_ends_with_it(two_threads):
 def test_rows_with_hundreds_of_features_keep_their_threads(two_threads):
     with one_thread(threads.LARGE):
         assert in_use() == 2
+
+
+def loop_threads() -> int:
+    return max(lib["num_threads"] for lib in threadpool_info() if lib["user_api"] == "openmp")
+
+
+def test_loops_over_few_points_have_one_thread():
+    with one_loop_thread(10):  # which brings its OpenMP
+        assert loop_threads() == 1
+    with threadpool_limits(2, user_api="openmp"):
+        with one_loop_thread(10):
+            assert loop_threads() == 1
+        assert loop_threads() == 2
+        with one_loop_thread(threads.MANY):
+            assert loop_threads() == 2

@@ -41,11 +41,11 @@ def test_the_commands_and_a_first_example_stand_in_the_help(command):
     assert "odcl fit sales.csv --user store --target sales --out run" in text
 
 
-def test_the_help_says_where_pages_lie_and_which_runs_have_none(command):
+def test_the_help_says_where_pages_lie_and_whom_they_show(command):
     said = " ".join(command("report", "--help").out.split())
     assert "the page, in the folder you are in and not in RUN [default: report.html]" in said
     said = " ".join(command("fit", "--help").out.split())
-    assert "A RUN of a table in pieces (--engine dask) has no report.html" in said
+    assert "its page and picture show 2,000 users, drawn by their ids" in said
 
 
 def test_the_examples_in_the_help_can_be_parsed():

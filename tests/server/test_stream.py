@@ -18,7 +18,7 @@ from odcl.mixed import search as mixed_search
 from odcl.risk.risk import Risk
 from odcl.server import step as server
 from odcl.server import stream
-from odcl.server.stream import Source, in_chunks, stream_step
+from odcl.server.stream import Source, in_chunks, stream_step, sum_of
 
 FEW = 120  # users of a sample, in place of thousands
 
@@ -222,10 +222,10 @@ def test_what_an_engine_carries_can_be_pickled():
     uploads = uploads_of(federation, Risk())
 
     class Carrier:
-        def map(self, function):
-            for part in in_chunks(uploads, 100).read():
-                sent = pickle.loads(pickle.dumps(function))
-                yield pickle.loads(pickle.dumps(sent(part)))
+        def added(self, function):
+            sent = pickle.loads(pickle.dumps(function))
+            parts = in_chunks(uploads, 100).read()
+            return sum_of(pickle.loads(pickle.dumps(sent(part))) for part in parts)
 
     step = pickle.loads(pickle.dumps(stream_step(Carrier())))
     assert_allclose(step.centers, stream_step(in_chunks(uploads)).centers, atol=1e-9)

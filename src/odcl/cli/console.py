@@ -42,6 +42,25 @@ def say_picture(path: Path, drawn: bool, options: Namespace) -> None:
         say("no picture, for want of matplotlib: pip install 'odcl[plot]'", options)
 
 
+def tell_run(models: str, drawn: bool, options: Namespace) -> None:
+    """Where the files of a run are, its ``models`` in a line, and what comes next."""
+    from odcl.estimators.report import PAGE
+
+    say_picture(options.out / "picture.png", drawn, options)
+    print(f"Report: {shlex.quote(str(options.out / PAGE))}")
+    print(models)
+    print(f"Next: odcl predict {shlex.quote(str(options.out))} TABLE")
+    if options.open:
+        from odcl.cli.report import open_page
+
+        open_page(options.out / PAGE)
+
+
+def command_of(options: Namespace) -> tuple[str, ...]:
+    """The words of the shell that give a run again."""
+    return ("odcl", *(word for word in options.arguments if word != "--force"))
+
+
 def check_file_place(out: Path, *, writable: bool = True) -> None:
     """Refuse a file that cannot be written before the work."""
     place = out.resolve()

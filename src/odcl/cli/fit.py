@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from odcl.cli import parser as opt
-from odcl.cli.console import say, say_picture, watched
+from odcl.cli.console import command_of, say, tell_run, watched
 
 if TYPE_CHECKING:
     from odcl.data.federation import Federation
@@ -47,8 +47,8 @@ that a spreadsheet would run (=1+1) is written with a quote before it ('=1+1) in
 CSV files, and read back without. In Python:
 ODCLRegressor.load("run").predict(table), with the same columns in any order;
 ODCLClassifier for classes. A RUN of a table in pieces (--engine dask) has
-no report.html, assignment.csv, picture.png or evidence: users/ holds each
-user's group and model."""
+users/ with each user's group and model in place of assignment.csv; its page
+and picture show 2,000 users, drawn by their ids."""
 
 
 METHOD = {
@@ -140,7 +140,6 @@ def run(options: Namespace) -> None:
     from odcl.artifact.folder import check_artifact_place
     from odcl.cli import pieces
     from odcl.cli.run_folder import write_run
-    from odcl.estimators.report import PAGE
 
     if (options.time is None) == options.holdout.last:
         raise opt.UsageError("--holdout last and --time COLUMN go together.", "odcl fit")
@@ -161,20 +160,11 @@ def run(options: Namespace) -> None:
             handed_over=True,
         )
         progress.stage("writing")
-        command = ("odcl", *(word for word in options.arguments if word != "--force"))
-        drawn = write_run(fitted, options.out, force=options.force, command=command)
+        drawn = write_run(fitted, options.out, force=options.force, command=command_of(options))
     for text in fitted.notices:
         say(text, options)
     _print(fitted)
-    say_picture(options.out / "picture.png", drawn, options)
-    page, out = (shlex.quote(str(path)) for path in (options.out / PAGE, options.out))
-    print(f"Report: {page}")
-    print(f"Models of all rows, groups: {out}")
-    print(f"Next: odcl predict {out} TABLE")
-    if options.open:
-        from odcl.cli.report import open_page
-
-        open_page(options.out / PAGE)
+    tell_run(f"Models of all rows, groups: {shlex.quote(str(options.out))}", drawn, options)
 
 
 def _print(fitted: FittedTable) -> None:

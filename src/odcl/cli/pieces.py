@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from odcl.cli import parser as opt
-from odcl.cli.console import say, watched
+from odcl.cli.console import command_of, say, tell_run, watched
 
 if TYPE_CHECKING:
     from odcl.engines.dask.address import Address
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from odcl.evaluate.scores import Comparison
 
 SHARE = 0.25  # of the memory: a table that is larger is fitted in pieces
+SMALL = 2**27  # bytes of a table for which workers take longer to start than they save
 
 
 def chosen(options: Namespace) -> bool:
@@ -61,6 +62,13 @@ def _parquet_bytes(table: Path) -> int:
     return table_bytes(table)
 
 
+def _is_small(table: Any) -> bool:
+    """Is a table on this disk done with before workers have started?"""
+    from odcl.engines.dask.table import table_bytes
+
+    return "://" not in str(table) and table_bytes(table) <= SMALL
+
+
 def _memory() -> int:
     import os
 
@@ -73,7 +81,7 @@ def _memory() -> int:
 def _working(options: Namespace, beside: Any) -> Iterator[tuple[Cluster, Address]]:
     """A cluster, and a folder for what is needed meanwhile; both are gone at the end."""
     from odcl.engines.dask.address import Address
-    from odcl.engines.dask.cluster import connected, local_cluster
+    from odcl.engines.dask.cluster import connected, local_cluster, this_process
 
     out = Address.of(beside)
     parent = Address.of(options.work) if options.work else Address(out.text.rsplit("/", 1)[0])
@@ -84,6 +92,8 @@ def _working(options: Namespace, beside: Any) -> Iterator[tuple[Cluster, Address
     try:
         if options.scheduler is not None:
             cluster = connected(options.scheduler)
+        elif options.workers is None and not options.dashboard and _is_small(options.table):
+            cluster = this_process()
         else:
             cluster = local_cluster(options.workers, dashboard=options.dashboard)
         with cluster as own:
@@ -102,13 +112,12 @@ def _working(options: Namespace, beside: Any) -> Iterator[tuple[Cluster, Address
 def fit(options: Namespace, settings: dict[str, Any]) -> None:
     """``odcl fit`` of a table in pieces."""
     from odcl.cli.run_folder import write_pieces
-    from odcl.data.source import guess_loss, task_of
+    from odcl.data.source import dropped_with, guess_loss, task_of
     from odcl.data.summary import Roles
     from odcl.engines.dask.table import open_table
     from odcl.estimators import ODCLClassifier, ODCLRegressor
     from odcl.estimators.scattered import compare_pieces, fit_pieces
 
-    _refuse(options)
     with _working(options, options.out) as (cluster, work), watched(options) as progress:
         progress.stage("opening the table")
         table = open_table(options.table, cluster)
@@ -117,10 +126,13 @@ def fit(options: Namespace, settings: dict[str, Any]) -> None:
             opt.column_names(given, names)
             for given in (options.features, options.drop, options.categorical)
         )
+        if options.time is not None:
+            named = (options.user, options.target, features or None)
+            drop = dropped_with(options.time, drop, names, *named)
         loss = options.loss or "auto"
         if loss == "auto":
-            first = table.pieces[0]
-            loss = guess_loss(_typed(first.read(names), table.schema), options.target)
+            there = [name for name in names if name == options.target]
+            loss = guess_loss(_typed(table.pieces[0].read(there), table.schema), options.target)
         roles = Roles.of(
             names,
             user=options.user,
@@ -148,41 +160,33 @@ def fit(options: Namespace, settings: dict[str, Any]) -> None:
         if options.holdout.share > 0:
             progress.stage("comparing on held-out rows")
             comparison = compare_pieces(
-                found, table, cluster, options.holdout.share, int(options.seed)
+                *(found, table, cluster, options.holdout.share, int(options.seed)),
+                time=options.time,
             )
             if comparison is None:
                 text = "no comparison: every user looked at has a single row"
                 notices.append(f"{text}, and none can be held out")
         progress.stage("writing")
-        write_pieces(
-            found, table.name, notices, options.out, comparison=comparison, force=options.force
+        drawn = write_pieces(
+            *(found, table.name, notices, options.out),
+            comparison=comparison,
+            holdout=str(options.holdout),
+            command=command_of(options),
+            force=options.force,
         )
     for text in notices:
         say(text, options)
     _print(found, comparison)
-    out = shlex.quote(str(options.out))
-    print(f"Groups and report: {out}")
-    print(f"Models of all users: {out}/users")
-    print(f"Next: odcl predict {out} TABLE")
-
-
-def _refuse(options: Namespace) -> None:
-    """What is asked for and tables in pieces do without."""
-    if options.time is not None:
-        text = "Of tables in pieces rows are held out by chance: leave --time out."
-        raise opt.UsageError(text, "odcl fit")
-    if options.open:
-        text = "--open shows the page of a run, and of tables in pieces none is made: leave it out."
-        raise opt.UsageError(text, "odcl fit")
+    tell_run(f"Models of all users: {shlex.quote(str(options.out))}/users", drawn, options)
 
 
 def _typed(table: Any, schema: Any) -> Any:
     """The first piece with categories as the files have them."""
     import pyarrow as pa
 
-    for at, field in enumerate(schema):
-        if pa.types.is_dictionary(field.type):
-            table = table.set_column(at, field.name, table[at].dictionary_encode())
+    for at, name in enumerate(table.column_names):
+        if pa.types.is_dictionary(schema.field(name).type):
+            table = table.set_column(at, name, table[at].dictionary_encode())
     return table
 
 

@@ -15,6 +15,7 @@ from odcl.data.source import check_target
 from odcl.data.tables import read_table
 from odcl.data.write import write_table
 from odcl.estimators.evidence import Evidence, evidence_files, evidence_of
+from odcl.estimators.page_models import drawn_models
 from odcl.estimators.persist import load_estimator, save_estimator, update_estimator
 from odcl.estimators.report import PAGE, page_of
 from odcl.estimators.run_tables import GROUPS, finite, group_columns, run_tables
@@ -60,10 +61,18 @@ def write_pieces(
     folder: Path,
     *,
     comparison: Comparison | None = None,
+    holdout: str = "",
+    command: Sequence[str] = (),
     force: bool,
-) -> None:
-    """The run of a table in pieces: its groups, a report, and the files of all users' models."""
+) -> bool:
+    """The run of a table in pieces: its groups, a report, and the files of all users' models.
+
+    Users on the page and in the picture are the few that the model holds. Is there a picture?
+    """
+    from odcl.report import pictures
+
     model, step, uploads = found.model, found.step, found.uploads
+    drawn = pictures.available()
     report = {
         "version": __version__,
         "table": {"name": table, "sha256": None},
@@ -71,6 +80,7 @@ def write_pieces(
         "risk": model.risk_.to_json(),
         "method": model.method_.to_json(described=True),
         "seed": model.random_state,
+        "holdout": holdout,
         "users": uploads.n_users,
         "rows": uploads.n_rows,
         "groups": model.n_clusters_,
@@ -88,8 +98,23 @@ def write_pieces(
     extras: dict[str, Extra] = {
         REPORT: json_bytes(finite(report)),
         GROUPS: lambda path: write_table(path, group_columns(model, step.sizes)),
+        **evidence_files(
+            Evidence(
+                table={"name": table, "rows": uploads.n_rows},
+                command=tuple(command),
+                holdout=holdout,
+                notices=tuple(notices),
+                bytes_up=uploads.n_bytes,
+                bytes_down=found.finished.bytes_down,
+                weighed=step.alternatives(model.users_),
+                comparison=comparison,
+            )
+        ),
     }
-    save_estimator(model, folder, force=force, extras=extras)
+    if drawn:
+        extras[PICTURE] = lambda path: _draw_examples(model, comparison, path)
+    save_estimator(model, folder, force=force, extras=extras, derived={PAGE: page_of})
+    return drawn
 
 
 def change_run(folder: Path, change: Callable[[Any], T]) -> T:
@@ -144,13 +169,29 @@ def _evidence(fitted: FittedTable, command: Sequence[str]) -> Evidence:
 
 def _draw(fitted: FittedTable, path: Path) -> None:
     from odcl.report import pictures
+
+    result = fitted.model.result_
+    some = pictures.shown(len(result.users))
+    models = result.local.models_of(some), result.centers, result.labels[some]
+    _draw_fit(models, fitted.comparison, path)
+
+
+def _draw_examples(model: Any, comparison: Comparison | None, path: Path) -> None:
+    """The picture of a table in pieces: of the users that the model holds."""
+    from odcl.report import pictures
+
+    some = pictures.shown(len(model.users_))
+    models = drawn_models(model, some), model.cluster_theta_, model.labels_[some]
+    _draw_fit(models, comparison, path)
+
+
+def _draw_fit(models: tuple[Any, Any, Any], comparison: Comparison | None, path: Path) -> None:
+    """Users' own models, centers and labels; beside them how methods did."""
+    from odcl.report import pictures
     from odcl.report.text import NAMES
 
-    result, comparison = fitted.model.result_, fitted.comparison
     fig, axes = pictures.figure(columns=2 if comparison else 1)
-    some = pictures.shown(len(result.users))
-    local = result.local.models_of(some)
-    pictures.draw_models(axes[0], local, result.centers, result.labels[some])
+    pictures.draw_models(axes[0], *models)
     if comparison is not None:
         named = {NAMES.get(k, k): v for k, v in comparison.scores.items()}
         pictures.draw_users(axes[1], named, comparison.metric)

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 from scipy.spatial.distance import cdist
-from sklearn.utils import check_random_state
-from sklearn.utils.validation import validate_data
 
 from odcl._typing import Array, Floats, Ints
 
@@ -82,6 +80,8 @@ def finite_rows(a: Floats) -> Floats:
 
 def validated(estimator: Any, X: Any, *, reset: bool = True) -> Floats:
     """The rows that an estimator was given, checked by scikit-learn's rules and ours."""
+    from sklearn.utils.validation import validate_data
+
     return finite_rows(
         validate_data(
             estimator, X, dtype=np.float64, order="C", ensure_all_finite=False, reset=reset
@@ -124,4 +124,6 @@ def as_seed(random_state: Any) -> int:
     """
     if isinstance(random_state, Integral):
         return int(random_state)
+    from sklearn.utils import check_random_state
+
     return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))

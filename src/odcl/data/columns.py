@@ -61,9 +61,10 @@ def times(table: pa.Table, name: str, rows: Ints) -> Array:
     missing = pc.is_null(column, nan_is_null=True).to_numpy()
     if missing.any():
         raise InputError(
-            f"Column {name!r} orders the rows, and has no value in row "
-            f"{rows[missing.argmax()] + 1} (rows without one: {missing.sum()} of {len(rows)}): "
-            "fill it in, or leave these rows out."
+            f"Column {name!r} orders the rows, and has no value in ",
+            Row(int(rows[missing.argmax()]) + 1),
+            f" (rows without one: {missing.sum()} of {len(rows)}): fill it in, or leave these rows "
+            "out.",
         )
     kind = column.type
     if pa.types.is_dictionary(kind):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -62,11 +62,7 @@ def read_source(
     kind = guess_loss(table, target) if loss == "auto" else loss
     asked = None if features is None else as_names(features)
     if time is not None:
-        check_columns([time], table.column_names)
-        if time in (user, target):
-            role = "user" if time == user else "target"
-            raise InputError(f"Column {time!r} is the {role}, and cannot order the rows as well.")
-        drop = as_names(drop) if asked is not None and time in asked else (*as_names(drop), time)
+        drop = dropped_with(time, drop, table.column_names, user, target, asked)
     schema = TableSchema.fit(
         table,
         user=user,
@@ -87,6 +83,23 @@ def read_source(
     if isinstance(source, str | os.PathLike):
         name, digest = Path(source).name, file_digest(source)
     return Source(name, schema, encoded, kind, loss == "auto", order, digest)
+
+
+def dropped_with(
+    time: str,
+    drop: Iterable[str],
+    columns: Sequence[str],
+    user: str,
+    target: str,
+    asked: Iterable[str] | None,
+) -> tuple[str, ...]:
+    """Columns that are no features where ``time`` orders the rows: it is none, unless asked for."""
+    check_columns([time], columns)
+    if time in (user, target):
+        role = "user" if time == user else "target"
+        raise InputError(f"Column {time!r} is the {role}, and cannot order the rows as well.")
+    given = as_names(drop)
+    return given if asked is not None and time in asked else (*given, time)
 
 
 def federation_from_table(

@@ -17,11 +17,11 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from odcl.data.schema import TableSchema
-from odcl.data.summary import Roles, TableSummary
+from odcl.data.summary import Roles
 from odcl.engines.dask.address import Address
 from odcl.engines.dask.cluster import cluster_of
 from odcl.engines.dask.predict import predict_pieces
-from odcl.engines.dask.round import summary_of
+from odcl.engines.dask.round import Looked, looked_at
 from odcl.engines.dask.table import PiecedTable, frame_table
 from odcl.engines.partition.predict import Wishes
 from odcl.errors import InputError, Setting
@@ -38,10 +38,10 @@ class DaskFederation:
 
     table: PiecedTable
     roles: Roles
-    summary: TableSummary
+    looked: Looked
 
     def __repr__(self) -> str:
-        rows, p = self.summary.usable, len(self.roles.features)
+        rows, p = self.looked.summary.usable, len(self.roles.features)
         pieces = self.table.n_pieces
         return f"<{type(self).__name__}: {rows:,} rows, {p:,} features, {pieces:,} partitions>"
 
@@ -78,8 +78,8 @@ def federation_from_dask(
         missing=missing,
         task=task,
     )
-    summary = summary_of(table, roles, cluster_of())
-    return DaskFederation(table, roles, summary), summary.schema(roles)
+    looked = looked_at(table, roles, cluster_of())
+    return DaskFederation(table, roles, looked), looked.summary.schema(roles)
 
 
 def fit_frame(model: Any, X: Any, y: Any, users: Any) -> Any:
@@ -129,7 +129,7 @@ def fit_dask_federation(model: Any, federation: DaskFederation) -> Any:
     try:
         fit_pieces(
             *(model, federation.table, federation.roles, cluster_of(), work, users),
-            summary=federation.summary,
+            looked=federation.looked,
         )
     except BaseException:
         users.remove()

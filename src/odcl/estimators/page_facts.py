@@ -16,6 +16,7 @@ from odcl.estimators.evidence import Evidence, read_evidence
 from odcl.estimators.page_models import (
     chosen_users,
     group_covariances,
+    group_sizes,
     more_rows,
     own_models,
     user_map,
@@ -29,7 +30,6 @@ from odcl.report.page.facts import (
     FitFacts,
     Gains,
     Held,
-    MoreRows,
     Option,
     Options,
     Users,
@@ -64,11 +64,6 @@ def read_run(stored: StoredArtifact, *, anonymous: bool = False) -> Run:
     name among all names does not show, and the house gets the same numbers each time.
     """
     model = read_estimator(None, stored)
-    if model.user_files_ is not None:
-        raise ValueError(
-            f"{stored.folder} was fitted on a table in pieces, and its users' models lie in pieces "
-            "as well, of which no page is made: its groups are in groups.csv and report.json."
-        )
     evidence = read_evidence(stored, len(model.users_))
     secret = stored.manifest.files.get(UPLOADS, stored.manifest.files["models.safetensors"])
     digest = hashlib.sha256(f"odcl anonymous {secret.sha256}".encode()).digest()
@@ -112,17 +107,15 @@ def fit_facts(run: Run, diagnosis: Diagnosis | None = None) -> FitFacts:
         np.asarray(model.n_rows_[who]),
         np.asarray(model.probability_[who]),
         run.number[who],
-        total,
+        model.n_users_,
+        "assignment.csv" if model.user_files_ is None else "users/",
     )
     gains = None
     if comparison is not None:
         words = verdict(comparison, shell=True)
         larger = comparison.larger_is_better
         gains = Gains(comparison.metric, larger, own[who], ours[who], words)
-    k = model.n_clusters_
-    inside = model.labels_ >= 0
-    sizes = np.bincount(model.labels_[inside], minlength=k)
-    rows = np.bincount(model.labels_[inside], weights=model.n_rows_[inside], minlength=k)
+    sizes, rows = group_sizes(model)
     groups = list(zip(sizes.tolist(), rows.astype(int).tolist(), strict=True))
     return FitFacts(
         title=_title(model, evidence),
@@ -138,7 +131,7 @@ def fit_facts(run: Run, diagnosis: Diagnosis | None = None) -> FitFacts:
         held=_held(comparison, model, who),
         more=more,
         anonymous=run.anonymous,
-        notes=_notes(total, len(who), gains, more),
+        notes=_notes(model, len(who)),
     )
 
 
@@ -175,7 +168,7 @@ def _title(model: Any, evidence: Evidence) -> str:
 
 def headline(model: Any, comparison: Comparison | None) -> str:
     """How many groups, how users differ inside, and what it is worth: one sentence."""
-    k, m = model.n_clusters_, len(model.users_)
+    k, m = model.n_clusters_, model.n_users_
     found = f"{k:,} groups among {count(m, 'user')}" if k > 1 else f"No groups among {m:,} users"
     who = "users of a group" if k > 1 else "users"
     where = differing(model.differences_)
@@ -287,8 +280,12 @@ def _options(weighed: Alternatives, model: Any, who: Ints) -> Options:
                 " One center with differences in several coefficients together can mimic groups, "
                 "and has to be better by more than users' groups are in doubt."
             )
-    if any(one.labels is not None and (one.labels < 0).any() for one in weighed.options):
-        about += " A sample of users was searched; others are grey under all but the chosen one."
+    kept = [one.labels for one in weighed.options if one.labels is not None and one is not chosen]
+    seen = min((int((labels >= 0).sum()) for labels in kept), default=model.n_users_)
+    if seen < model.n_users_:
+        about += f" They were weighed on {seen:,} of {model.n_users_:,} users, drawn by their ids"
+        grey = any((labels < 0).any() for labels in kept)
+        about += "; others are grey under all but the chosen one." if grey else "."
     return Options(weighed.measure, about, found, weighed.chosen)
 
 
@@ -338,12 +335,18 @@ def _held(comparison: Comparison | None, model: Any, who: Ints) -> Held | None:
     return Held(start, *parts, classes)
 
 
-def _notes(total: int, shown: int, gains: Gains | None, more: MoreRows | None) -> dict[str, str]:
-    notes = {}
+def _notes(model: Any, shown: int) -> dict[str, str]:
+    total = model.n_users_
+    if model.user_files_ is not None and shown < total:
+        return {
+            "users": f"{total:,} users were fitted, in pieces of their table. {shown:,} of them, "
+            "drawn by their ids, are on this page, one by one and on the map; groups and their "
+            "sizes are those of all users, whose models are in users/ of the run."
+        }
     if shown < total:
-        notes["users"] = (
-            f"{shown:,} of {total:,} users are on this page one by one, the best, the worst and "
-            "the least sure among them; the map and all tables of groups are of everybody, and "
-            "assignment.csv in the run lists all."
-        )
-    return notes
+        return {
+            "users": f"{shown:,} of {total:,} users are on this page one by one, the best, the "
+            "worst and the least sure among them; the map and all tables of groups are of "
+            "everybody, and assignment.csv in the run lists all."
+        }
+    return {}

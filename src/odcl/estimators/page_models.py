@@ -47,6 +47,12 @@ def own_models(model: Any, who: Ints) -> tuple[Floats, Floats]:
     return theta, np.where(_whole(cov)[:, None, None], cov, np.nan)
 
 
+def drawn_models(model: Any, who: Ints) -> Floats:
+    """For a picture: users' own models, or those they have where their rows say none."""
+    theta = own_models(model, who)[0]
+    return np.where(_whole(theta)[:, None], theta, model.theta_[who])
+
+
 def _noise_scales(model: Any) -> Floats | None:
     """The noise scale of every user, (n_users,), pooled over all of them; None: nobody tells."""
     sent, m = model.uploads_, len(model.users_)
@@ -64,14 +70,23 @@ def group_covariances(model: Any) -> tuple[Floats, str]:
         change = model_map(model.mixture_, model.risk_)[1]
         return change @ model.mixture_.covariances @ change.T, ""
     k, dim = model.cluster_theta_.shape
-    cov = np.full((k, dim, dim), np.nan)
+    cov, sizes = np.full((k, dim, dim), np.nan), group_sizes(model)[0]
     sent = None if model.uploads_ is None else with_noise(model.uploads_)
     if sent is not None and sent.theta is not None:
         for g in range(k):
             own = sent.theta[model.labels_ == g]
             if len(own) > 1:
-                cov[g] = np.cov(own.T).reshape(dim, dim) / len(own)
+                cov[g] = np.cov(own.T).reshape(dim, dim) / sizes[g]
     return cov, "Intervals are read off how users' own models scatter inside their group."
+
+
+def group_sizes(model: Any) -> tuple[Ints, Floats]:
+    """Users of each group, (K,), and their rows; of a table in pieces all, and not the examples."""
+    k, inside = model.n_clusters_, model.labels_ >= 0
+    if model.user_files_ is not None:
+        return model.groups_.members, model.groups_.samples
+    rows = np.bincount(model.labels_[inside], weights=model.n_rows_[inside], minlength=k)
+    return np.bincount(model.labels_[inside], minlength=k), rows.astype(np.float64)
 
 
 # -- the map ---------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import numpy as np
 
 from odcl.diagnose import Diagnosis
 from odcl.estimators.evidence import Evidence
+from odcl.estimators.page_models import group_sizes
 from odcl.exchange.upload import Uploads
 from odcl.report.diagnosis import diagnosis_parts
 from odcl.report.page.facts import MoreRows, Section, Table
@@ -146,10 +147,11 @@ def _only_noise(n_groups: int) -> str:
 def _privacy(model: Any, evidence: Evidence, anonymous: bool) -> Section:
     """What left each user, field by field, in bytes."""
     title = "Privacy: what leaves a user"
-    m = len(model.users_)
+    m, pieces = model.n_users_, model.user_files_ is not None
+    saw = "was of a table in pieces" if pieces else "saw the whole table on one machine"
     words = [
-        "This fit saw the whole table on one machine. In a federation a user's rows stay where "
-        "they are, and this, and nothing else, would leave it:"
+        f"This fit {saw}. In a federation a user's rows stay where they are, and this, and nothing "
+        "else, would leave it:"
     ]
     tables = []
     if model.uploads_ is not None:
@@ -171,9 +173,10 @@ def _privacy(model: Any, evidence: Evidence, anonymous: bool) -> Section:
         )
     held = evidence.comparison is not None and evidence.comparison.held is not None
     what = "model, group and held-out targets" if held else "model and group"
-    whole = f"This page holds every user's {what}"
+    whose = "every user's" if m == len(model.users_) else f"{len(model.users_):,} users'"
+    whole = f"This page holds {whose} {what}"
     if anonymous:
-        whole = f"Users have numbers in place of their names; every user's {what} are still here"
+        whole = f"Users have numbers in place of their names; {whose} {what} are still here"
     words.append(f"{whole}: show it to those who may see these.")
     if not anonymous:
         words[-1] += " odcl report RUN --anonymous makes one without names."
@@ -190,7 +193,8 @@ def _provenance(model: Any, evidence: Evidence, anonymous: bool) -> Section:
         rows.append(("table", str(table["name"])))
     if not anonymous and table.get("sha256"):
         rows.append(("SHA-256 of the table", str(table["sha256"])))
-    size = f"{count(len(model.users_), 'user')}, {count(int(model.n_rows_.sum()), 'row')}"
+    n_rows = int(group_sizes(model)[1].sum() if model.user_files_ else model.n_rows_.sum())
+    size = f"{count(model.n_users_, 'user')}, {count(n_rows, 'row')}"
     rows.append(("size", f"{size}, {count(len(model.feature_names_), 'feature')}"))
     rows += [
         ("loss", f"{model.risk_.loss.name}, l2 {model.risk_.l2:g}"),

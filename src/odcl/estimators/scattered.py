@@ -13,38 +13,40 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from sklearn.utils import check_random_state
 
 from odcl._typing import Array, Floats, Ints
-from odcl.data.federation import Federation, as_ids, id_keys, positions
+from odcl.data.columns import times
+from odcl.data.federation import Federation, as_ids, positions
 from odcl.data.scaling import Scaling
 from odcl.data.summary import Roles, TableSummary
 from odcl.engines.dask.address import Address
+from odcl.engines.dask.huber_unit import huber_unit
 from odcl.engines.dask.round import (
     DaskChunks,
     Finished,
+    Looked,
     UploadFiles,
     finish_users,
     gather_uploads,
+    looked_at,
     measured,
     n_buckets,
     send_rows,
-    summary_of,
 )
-from odcl.engines.dask.sample import rows_of_some
-from odcl.engines.dask.user_files import EXAMPLES, UserFiles, part_name
+from odcl.engines.dask.sample import rows_of
+from odcl.engines.dask.user_files import EXAMPLES, UserFiles
 from odcl.engines.partition.look import Job
 from odcl.engines.partition.models import UserColumns
 from odcl.engines.partition.uploads import from_arrow
-from odcl.errors import InputError, Setting
+from odcl.errors import InputError
 from odcl.estimators.for_newcomers import Known
 from odcl.estimators.table_input import check_n_groups, check_settings
-from odcl.exchange.arrow import USER, ids_from_arrow
 from odcl.exchange.upload import Uploads
 from odcl.method import Method
 from odcl.mixed.differences import differences_text
 from odcl.mixed.house import without_rows
+from odcl.risk.losses import Huber
 from odcl.risk.risk import Risk
 from odcl.server.assign import Groups
 from odcl.server.stream import StreamedStep, stream_step
@@ -80,30 +82,30 @@ def fit_pieces(
     *,
     plan: str = "auto",
     buckets: int | None = None,
-    summary: TableSummary | None = None,
+    looked: Looked | None = None,
     progress: Silent | None = None,
 ) -> ScatteredFit:
     """Fit an estimator to a table in pieces; the users' models are files of ``out``.
 
     ``work`` is a folder for what is needed meanwhile, ``plan`` how rows come together by user:
     "rows" (as they are), "sums" (of those in each piece), "auto" (whichever is smaller).
-    ``summary`` is that of the table, where somebody has looked at it already.
+    ``looked`` is what the table told, where somebody has looked at it already.
     """
     from odcl.report.progress import Silent
 
     shown = Silent() if progress is None else progress
     check_settings(model)
-    if summary is None:
+    if looked is None:
         shown.stage("looking at the columns", table.n_pieces, "pieces")
-        summary = summary_of(table, roles, cluster, shown.advance)
-    schema = summary.schema(roles)
+        looked = looked_at(table, roles, cluster, shown.advance)
+    schema = looked.summary.schema(roles)
     _declare(model, schema)
     method = Method.of(model.method, clusterer=model.clusterer)
     if not (isinstance(model.solver, str) and model.solver == "exact"):
         text = "Beyond memory users are fitted by the exact solver, and not by another one: leave "
         raise InputError(f"{text}the solver out, or fit in memory.")
-    shown.stage("measuring the columns", table.n_pieces, "pieces")
-    moments = measured(table, schema, cluster, shown.advance)
+    shown.stage("measuring the columns", looked.moments.count(None), "pieces")
+    moments = measured(table, schema, looked, cluster, shown.advance)
     scaling = Scaling.of_moments(
         moments,
         center=bool(model.fit_intercept),
@@ -119,8 +121,12 @@ def fit_pieces(
     n = buckets or n_buckets(table, len(roles.columns), cluster)
     shown.stage("bringing rows together by user", table.n_pieces, "pieces")
     sent = send_rows(table, job, n, work, cluster, plan=plan, told=shown.advance)
+    if _unit_of_rows(model):
+        shown.stage("looking for the unit of Huber's loss")
+        loss = Huber(1.345 * huber_unit(sent, job, work, cluster))
+        job = replace(job, risk=replace(job.risk, loss=loss))
     shown.stage("fitting users", n, "files of uploads")
-    uploads = gather_uploads(sent, job, work, cluster, shown.advance)
+    uploads = gather_uploads(sent, job, work, cluster, EXAMPLES, shown.advance)
     check_n_groups(resolved, uploads.n_users, True)
     if uploads.n_users == 1:
         raise ValueError(
@@ -133,34 +139,50 @@ def fit_pieces(
     shown.stage("every user's last step", n, "files of models")
     finished = finish_users(uploads, job, step, out, cluster, shown.advance)
     files = UserFiles(out, schema.user_kind, finished.parts)
-    some, columns = _examples(uploads, job, out)
+    some, columns = _examples(finished, job)
     later = None if step.mixture is not None else later_groups(chunks, step, some, resolved)
     group_estimator(model, job, step, finished.feature_means, later)
     _hold(model, columns)
     model.uploads_, model.user_files_ = some, files
-    return ScatteredFit(model, summary, step, uploads, finished, step.passes, job)
+    return ScatteredFit(model, looked.summary, step, uploads, finished, step.passes, job)
 
 
 def compare_pieces(
-    found: ScatteredFit, table: PiecedTable, cluster: Cluster, holdout: float, seed: int
+    found: ScatteredFit,
+    table: PiecedTable,
+    cluster: Cluster,
+    holdout: float,
+    seed: int,
+    *,
+    time: str | None = None,
 ) -> Comparison | None:
     """The comparison of a table in pieces: on the users it would be made on in memory.
 
-    None: all of them have a single row, and none can be held out.
+    ``time`` names the column by which a user's last rows are held out. The answer is None where
+    all of them have a single row, and none can be held out.
     """
     from sklearn.base import clone
 
     from odcl.estimators.compare import COMPARED, compare_users
 
-    rows = rows_of_some(table, found.job, found.uploads, cluster, COMPARED)
     schema, total = found.job.schema, found.uploads.n_users
-    federation = schema.encode(rows, piece=True).federation()
+    rows = rows_of(table, schema, found.uploads.drawn.first(COMPARED), cluster, time)
+    encoded = schema.encode(rows, piece=True)
+    order = None if time is None else encoded.by_user(times(rows, time, encoded.rows))
+    federation = encoded.federation()
     if not (federation.n_rows > 1).any():
         return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # as in memory
-        compared = compare_users(clone(found.model), federation, holdout, seed, schema=schema)
-    return compared if federation.n_users == total else replace(compared, of_users=total)
+        compared = compare_users(
+            *(clone(found.model), federation, holdout, seed), time=order, schema=schema
+        )
+    held = compared.held
+    if held is not None:  # positions among the users that the estimator holds
+        at = positions(found.model.users_, federation.users)
+        held = replace(held, users=at[held.users], owner=at[held.owner])
+    of_users = total if federation.n_users < total else compared.of_users
+    return replace(compared, held=held, of_users=of_users)
 
 
 def _declare(model: Any, schema: Any) -> None:
@@ -175,49 +197,25 @@ def _declare(model: Any, schema: Any) -> None:
 
 
 def _loss(model: Any) -> Any:
-    if isinstance(model.loss, str) and model.loss == "huber":
-        raise InputError(
-            "Huber's loss takes its unit from the residuals of all rows, and beyond memory nobody "
-            "sees them all: say loss=Huber(delta), with delta in the target's own units, or ",
-            *(Setting("loss", "squared"), "."),
-        )
+    """The loss; Huber's, whose unit the rows tell, in any unit for the time being."""
+    if _unit_of_rows(model):
+        return Huber()
     nobody = Federation(np.zeros((1, 1)), np.zeros(1), np.array([0, 1]), np.zeros(1, np.int64))
     return model._loss(nobody)
 
 
-def _examples(uploads: UploadFiles, job: Job, out: Address) -> tuple[Uploads, UserColumns]:
-    """A few users, drawn by their ids: their uploads and models.
+def _unit_of_rows(model: Any) -> bool:
+    """Is it Huber's loss in a unit that only all rows tell?"""
+    by_name = isinstance(model.loss, str) and model.loss == "huber"
+    return by_name and not hasattr(model, "classes_")
 
-    Files hold users by a hash of their ids, so that those of the first ones are as good as any.
-    """
-    some, models, held = [], [], 0
-    for bucket, file in enumerate(uploads.files):
-        if held >= EXAMPLES:
-            break
-        with file.open() as stream, (out / part_name(bucket)).open() as other:
-            own, theirs = pq.ParquetFile(stream), pq.ParquetFile(other)
-            ids = ids_from_arrow(own.read([USER], use_threads=False)[USER])
-            keys = id_keys(ids) if len(ids) else np.empty(0)
-            at = np.sort(np.argsort(keys, kind="stable")[: EXAMPLES - held])
-            some.append(_rows_at(own, at))
-            models.append(_rows_at(theirs, at))
-        held += len(at)
-    found = from_arrow(pa.concat_tables(some), job)
-    columns = UserColumns.from_arrow(pa.concat_tables(models), job.dim)
+
+def _examples(finished: Finished, job: Job) -> tuple[Uploads, UserColumns]:
+    """The users drawn by their ids, in canonical order: their uploads and models."""
+    found = from_arrow(finished.uploads, job)
+    columns = UserColumns.from_arrow(finished.models, job.dim)
     order = found.canonical_order()
     return found.take(order), columns.take(order)
-
-
-def _rows_at(content: pq.ParquetFile, at: Ints) -> pa.Table:
-    """Some rows of a file, a row group at a time; ``at`` in rising order."""
-    found, start = [content.schema_arrow.empty_table()], 0
-    for group in range(content.num_row_groups):
-        end = start + content.metadata.row_group(group).num_rows
-        here = at[(at >= start) & (at < end)]
-        if len(here):
-            found.append(content.read_row_group(group, use_threads=False).take(here - start))
-        start = end
-    return pa.concat_tables(found)
 
 
 def group_estimator(

@@ -67,7 +67,10 @@ def as_lists(table: pa.Table) -> pa.Table:
 
 def ids_to_arrow(users: Array, kind: pa.DataType | None = None) -> pa.Array:
     """Ids in one type."""
-    return arrow_column(users) if kind is None else pa.array(users.tolist(), kind)
+    if kind is None:
+        return arrow_column(users)
+    plain = users.dtype.kind in "iufb"
+    return pa.array(users).cast(kind) if plain else pa.array(users.tolist(), kind)
 
 
 def ids_from_arrow(column: Any) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 from scipy.special import pdtr
@@ -156,18 +157,33 @@ def residual_scale(federation: Federation, intercept: bool) -> float:
     part = federation
     if len(able) < federation.n_users:
         part = federation.take(able) if len(able) else _as_one_user(federation)
-    n = part.n_samples
-    swell = np.sqrt(n / np.maximum(n - dim, 0.5))[part.row_user]
     weight = np.ones(len(part.y)) if part.weight is None else part.weight
-    # Rows that the models meet to six digits have no noise: any delta above rounding will do.
     size = _median(np.abs(part.y - _median(part.y, weight)), weight) or float(np.ptp(part.y))
+    return come_to_scale(
+        lambda loss: _median(swollen_residuals(part, intercept, loss), weight), size
+    )
+
+
+def swollen_residuals(federation: Federation, intercept: bool, loss: Loss) -> Floats:
+    """Sizes of the residuals of users' own models, (n_rows,), each sqrt(n_i / (n_i - dim)) fold."""
+    n, risk = federation.n_samples, Risk(loss, intercept=intercept)
+    swell = np.sqrt(n / np.maximum(n - federation.n_features - intercept, 0.5))
+    theta = solve_users(federation, risk).theta
+    z = linear_predictors(federation.X, theta, federation.row_user, risk)
+    return np.asarray(np.abs(federation.y - z[:, 0]) * swell[federation.row_user])
+
+
+def come_to_scale(median_with: Callable[[Loss], float], size: float) -> float:
+    """The scale that stays; ``median_with`` gives the median residual of a loss.
+
+    ``size`` is that of the targets around their median. Rows that the models meet to six digits of
+    it have no noise: any delta above rounding will do.
+    """
     floor = 1e-6 * size or 1.0
     scale = math.inf
     loss: Loss = Squared()
     for _ in range(10):
-        risk = Risk(loss, intercept=intercept)
-        z = linear_predictors(part.X, solve_users(part, risk).theta, part.row_user, risk)
-        found = max(1.4826 * _median(np.abs(part.y - z[:, 0]) * swell, weight), floor)
+        found = max(1.4826 * median_with(loss), floor)
         if found > 0.9 * scale:
             break
         scale, loss = found, Huber(1.345 * found)

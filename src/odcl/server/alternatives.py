@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from odcl._typing import Ints
+import numpy as np
+
+from odcl._typing import Bools, Ints
 from odcl.mixed.em import Fit
 
 # What the scores are: which way is better, and in words.
@@ -46,6 +48,16 @@ class Alternatives:
         """The same with users in another order."""
         options = tuple(
             one if one.labels is None else replace(one, labels=one.labels[order])
+            for one in self.options
+        )
+        return replace(self, options=options)
+
+    def where(self, seen: Bools) -> Alternatives:
+        """The same with labels of -1 where users were not looked at, as small numbers."""
+        options = tuple(
+            one
+            if one.labels is None
+            else replace(one, labels=np.where(seen, one.labels, -1).astype(np.int32))
             for one in self.options
         )
         return replace(self, options=options)

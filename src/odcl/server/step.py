@@ -127,7 +127,9 @@ def server_step(
         from odcl.server.stream import in_chunks, stream_step
 
         given.canonical_order()  # each user once
-        return stream_step(in_chunks(given), method, seed=seed).step(given).fallen_back(why)
+        found = stream_step(in_chunks(given), method, seed=seed)
+        step = replace(found.step(given), weighed=found.alternatives(given.users))
+        return step.fallen_back(why)
     given.check()
     order = given.canonical_order()
     party = None if parties is None else group_rows(parties)[1][order]

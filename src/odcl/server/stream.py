@@ -27,6 +27,7 @@ from odcl.exchange.upload import Uploads
 from odcl.method import Method
 from odcl.mixed.search import SAMPLE
 from odcl.mixed.terms import DataTerms, merge
+from odcl.server.alternatives import Alternatives
 from odcl.server.mixed import all_terms
 from odcl.server.step import MODELS, ServerStep, most_at_once, refuse_too_few, server_step
 
@@ -40,8 +41,8 @@ CHUNK_USERS = 4_096  # of uploads that are in memory anyway
 class Chunks(Protocol):
     """Uploads in pieces, each user in one of them; pieces may be empty."""
 
-    def map(self, function: Callable[[Uploads], T]) -> Iterable[T]:
-        """What a function says of every chunk, always in the same order."""
+    def added(self, function: Callable[[Uploads], Any]) -> Any:
+        """The :func:`sum_of` what a function says of every chunk, always in the same order."""
         ...
 
 
@@ -53,6 +54,9 @@ class Source:
 
     def map(self, function: Callable[[Uploads], T]) -> Iterable[T]:
         return map(function, self.read())
+
+    def added(self, function: Callable[[Uploads], Any]) -> Any:
+        return sum_of(self.map(function))
 
 
 def in_chunks(uploads: Uploads, size: int = CHUNK_USERS) -> Source:
@@ -67,7 +71,12 @@ def in_chunks(uploads: Uploads, size: int = CHUNK_USERS) -> Source:
 
 def added(chunks: Chunks, function: Callable[[Uploads], Any]) -> Any:
     """The sum of what a function says of every chunk that is not empty; None if all are."""
-    found = (one for one in chunks.map(partial(_unless_empty, function)) if one is not None)
+    return chunks.added(partial(_unless_empty, function))
+
+
+def sum_of(parts: Iterable[Any]) -> Any:
+    """The sum of all that is not None; None if nothing is."""
+    found = (one for one in parts if one is not None)
     first = next(found, None)
     return None if first is None else reduce(add, found, first)
 
@@ -175,10 +184,20 @@ class StreamedStep:
     curbed: bool = False
     passes: int = 1  # over all users
     sampled: int | None = None  # users on whom groups were found; None: all
+    weighed: Alternatives | None = None  # what else was looked at, with labels of ``weighed_by``
+    weighed_by: Array | None = None  # ids of the users who were looked at
 
     @property
     def n_clusters(self) -> int:
         return len(self.centers)
+
+    def alternatives(self, users: Array) -> Alternatives | None:
+        """What was weighed, with labels of these users; -1: not looked at."""
+        if self.weighed is None or self.weighed_by is None:
+            return None
+        at = positions(self.weighed_by, users)
+        found = self.weighed.take(np.maximum(at, 0))
+        return found.where(at >= 0)
 
     def fallen_back(self, why: str) -> StreamedStep:
         """The step with the reason why mixed groups were not found, if they were asked for."""
@@ -308,4 +327,6 @@ def _known(step: ServerStep, uploads: Uploads) -> StreamedStep:
         step.refit,
         step.mixture,
         step.curbed,
+        weighed=step.weighed,
+        weighed_by=step.users,
     )

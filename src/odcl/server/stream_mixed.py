@@ -19,6 +19,7 @@ from odcl.mixed.posterior import Download as Mixture
 from odcl.mixed.search import search_sample
 from odcl.mixed.terms import Coordinates
 from odcl.risk.risk import SITE_WIDTHS
+from odcl.server.alternatives import of_fits
 from odcl.server.mixed import (
     common_coordinates,
     curbed_text,
@@ -112,6 +113,9 @@ def stream_mixed(chunks: Chunks, looked: Survey, method: Method) -> StreamedStep
     told = replace(best, spread=parameters.spread, weights=parameters.weights)
     told = replace(told, curbed=parameters.n_groups < best.n_groups)
     curbed = curbed_text(told, smallest, parties=False)
+    weighed = None  # what has lost a group since is none of those that were looked at
+    if parameters.n_groups == best.n_groups:
+        weighed = of_fits([fit for fit, *_ in tried], best, placed(parameters).place(like).labels)
     return StreamedStep(
         looked.n_users,
         counts.sizes[order],
@@ -127,4 +131,6 @@ def stream_mixed(chunks: Chunks, looked: Survey, method: Method) -> StreamedStep
         bool(curbed),
         found.passes,
         len(like),
+        weighed,
+        like.users,
     )

@@ -165,6 +165,8 @@ def stream_models(chunks: Chunks, looked: Survey, method: Method, seed: int) -> 
         method.refit,
         passes=3 + (len(kept) < found),
         sampled=len(like),
+        weighed=groups.weighed if len(places.centers) == found else None,
+        weighed_by=like.users,
     )
 
 

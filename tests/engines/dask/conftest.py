@@ -6,7 +6,10 @@ import pytest
 
 pytest.importorskip("distributed", reason="the Dask engine needs odcl[dask]")
 
+from odcl.engines.dask import user_files
 from odcl.engines.dask.cluster import local_cluster
+from odcl.estimators import compare, scattered
+from tests.engines.dask.tables import cut, sales
 
 
 @pytest.fixture(scope="session")
@@ -22,3 +25,21 @@ def one_thread_of_this_process():
 
     with dask.config.set(scheduler="synchronous"):
         yield
+
+
+@pytest.fixture
+def engine(cluster):
+    return ("--engine", "dask", "--scheduler", cluster.client.scheduler.address)
+
+
+@pytest.fixture
+def table(tmp_path):
+    return cut(sales(text=True), tmp_path / "sales", [100, 250])
+
+
+@pytest.fixture
+def few_examples(monkeypatch):
+    """Of 60 users the estimator itself holds 40, and methods are compared on 30."""
+    for module in (scattered, user_files):
+        monkeypatch.setattr(module, "EXAMPLES", 40)
+    monkeypatch.setattr(compare, "COMPARED", 30)

@@ -18,6 +18,8 @@ from odcl.engines.dask.cluster import Cluster
 from odcl.engines.dask.table import open_table
 from odcl.estimators.scattered import fit_pieces, with_users_of
 
+NAMED = ("--user", "store", "--target", "sales", "--categorical", "kind")  # of the command line
+
 
 def sales(m=60, n=8, *, loss="squared", seed=0, text=False):
     """Users of three groups, two numbers and a category; rows in no order."""

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
 import pytest
-from numpy.testing import assert_allclose
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
 
 from odcl import Huber, Method
+from odcl.engines.dask import huber_unit
+from odcl.engines.dask.address import Address
+from odcl.engines.dask.cluster import Cluster
 from odcl.errors import InputError
 from odcl.estimators.scattered import with_users_of
 from tests.engines.dask.tables import assert_same_fit, cut, estimator, in_memory, in_pieces, sales
@@ -63,6 +69,41 @@ def test_hubers_loss_with_a_unit_of_its_own(tmp_path):
     assert_same_models(found, in_memory(table, loss), table)
 
 
+@pytest.mark.parametrize("m", [60, 61])
+def test_hubers_loss_finds_its_unit_as_in_memory(tmp_path, m):
+    """The median of an even and of an odd number of residuals; some users have too few rows."""
+    table = sales(m=m, n=13)
+    y, owner = table["sales"].to_numpy().copy(), table["store"].to_numpy()
+    y[::17] += 40.0  # outliers
+    table = table.set_column(4, "sales", pa.array(y)).filter(pa.array((owner > 1) | (y > 1)))
+    cut(table, tmp_path / "sales", [200, 500])
+    found, whole = in_pieces(tmp_path / "sales", tmp_path, "huber"), in_memory(table, "huber")
+    assert found.risk_.loss.delta == pytest.approx(whole.risk_.loss.delta, rel=1e-12)
+    assert_same_models(found, whole, table)
+
+
+def test_hubers_unit_of_targets_without_noise_and_of_nobody(tmp_path):
+    table = sales(n=12)
+    plain = table.set_column(4, "sales", table["price"])
+    cut(plain, tmp_path / "plain", [200])
+    found, whole = in_pieces(tmp_path / "plain", tmp_path, "huber"), in_memory(plain, "huber")
+    assert found.risk_.loss.delta == pytest.approx(whole.risk_.loss.delta, rel=1e-9)
+    cut(sales(n=3), tmp_path / "short", [50])
+    with pytest.raises(InputError, match="nobody has so many"):
+        in_pieces(tmp_path / "short", tmp_path, "huber")
+
+
+@given(st.lists(st.lists(st.floats(allow_nan=False, width=64), min_size=1), min_size=1, max_size=4))
+@settings(max_examples=60, deadline=None)
+def test_a_median_over_files_is_that_of_all_numbers(tmp_path_factory, parts):
+    place = Address.of(tmp_path_factory.mktemp("numbers"))
+    files = [huber_unit._kept(np.array(part), place / f"{i}")[0] for i, part in enumerate(parts)]
+    every = np.concatenate(parts)
+    low, high = np.sort(every)[[(len(every) - 1) // 2, len(every) // 2]]
+    with np.errstate(over="ignore", invalid="ignore"):
+        assert_array_equal(huber_unit.median(files, Cluster()), 0.5 * (low + high))
+
+
 def test_more_users_than_are_clustered_at_once(tmp_path, monkeypatch):
     """Groups are found on a sample drawn by ids, which is the same however users are cut."""
     from odcl.server import step, stream
@@ -94,8 +135,6 @@ def test_a_later_user_joins_where_it_would_in_memory(tmp_path):
 
 def test_another_solver_is_refused(tmp_path):
     from odcl.data.summary import Roles
-    from odcl.engines.dask.address import Address
-    from odcl.engines.dask.cluster import Cluster
     from odcl.engines.dask.table import open_table
     from odcl.estimators.scattered import fit_pieces
 

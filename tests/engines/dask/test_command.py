@@ -20,21 +20,9 @@ from odcl.cli import pieces
 from odcl.data.federation import id_keys
 from odcl.data.write import write_table
 from odcl.engines.dask import cluster as at_work
-from odcl.engines.dask import sample, user_files
-from odcl.estimators import compare, scattered
-from tests.engines.dask.tables import cut, fitted_pieces, sales
-
-NAMED = ("--user", "store", "--target", "sales", "--categorical", "kind")
-
-
-@pytest.fixture
-def engine(cluster):
-    return ("--engine", "dask", "--scheduler", cluster.client.scheduler.address)
-
-
-@pytest.fixture
-def table(tmp_path):
-    return cut(sales(text=True), tmp_path / "sales", [100, 250])
+from odcl.engines.dask import sample
+from odcl.estimators import compare
+from tests.engines.dask.tables import NAMED, cut, fitted_pieces, sales
 
 
 def read(folder):
@@ -42,7 +30,7 @@ def read(folder):
 
 
 def test_fit_and_predict_in_pieces_and_in_memory_agree(command, tmp_path, table, engine):
-    assert command("fit", table, *NAMED, *engine, "--out", "run").code == 0
+    assert command("fit", table, *NAMED, *engine, "--holdout", 0, "--out", "run").code == 0
     assert command("predict", "run", table, *engine, "--out", "answers").code == 0
     whole = command("fit", table, *NAMED, "--out", "whole", "--holdout", 0)
     assert whole.code == 0
@@ -65,7 +53,7 @@ def test_fit_and_predict_in_pieces_and_in_memory_agree(command, tmp_path, table,
 
 
 def test_a_run_of_pieces_assigns_and_diagnoses(command, tmp_path, table, engine):
-    assert command("fit", table, *NAMED, *engine, "--out", "run").code == 0
+    assert command("fit", table, *NAMED, *engine, "--holdout", 0, "--out", "run").code == 0
     new = sales(m=1, n=8, text=True).set_column(0, "store", pa.array(["new one"] * 8))
     write_table(tmp_path / "new.csv", {n: new[n].to_numpy() for n in new.column_names})
     assert command("assign", "run", "new.csv", "--add").code == 0
@@ -76,7 +64,7 @@ def test_a_run_of_pieces_assigns_and_diagnoses(command, tmp_path, table, engine)
 
 @pytest.mark.parametrize("words", [("--clusters", "3"), ("--paper",)], ids=["3", "paper"])
 def test_a_run_of_another_clusterer_serves_as_any(command, tmp_path, table, engine, words):
-    assert command("fit", table, *NAMED, *engine, *words, "--out", "run").code == 0
+    assert command("fit", table, *NAMED, *engine, *words, "--holdout", 0, "--out", "run").code == 0
     assert command("fit", table, *NAMED, *words, "--holdout", 0, "--out", "whole").code == 0
     assert command("predict", "run", table, *engine, "--out", "answers").code == 0
     assert command("predict", "whole", table, "--out", "whole.parquet").code == 0
@@ -94,7 +82,7 @@ def test_a_run_of_another_clusterer_serves_as_any(command, tmp_path, table, engi
 
 
 def test_users_models_are_a_table_in_its_own_units(command, tmp_path, table, engine):
-    assert command("fit", table, *NAMED, *engine, "--out", "run").code == 0
+    assert command("fit", table, *NAMED, *engine, "--holdout", 0, "--out", "run").code == 0
     users = read(tmp_path / "run" / "users")
     assert users.num_rows == 60
     rows = sales(text=True)
@@ -115,7 +103,7 @@ def test_users_models_are_a_table_in_its_own_units(command, tmp_path, table, eng
 
 
 def test_a_file_of_users_that_was_cut_is_refused(command, tmp_path, table, engine):
-    assert command("fit", table, *NAMED, *engine, "--out", "run").code == 0
+    assert command("fit", table, *NAMED, *engine, "--holdout", 0, "--out", "run").code == 0
     for file in (tmp_path / "run" / "users").iterdir():
         file.write_bytes(file.read_bytes()[:-10])
     said = command("predict", "run", table, *engine, "--out", "answers")
@@ -126,7 +114,7 @@ def test_a_file_of_users_that_was_cut_is_refused(command, tmp_path, table, engin
 
 def test_a_file_of_users_with_another_byte_is_refused(command, tmp_path, table, engine):
     """It has its size, and Parquet would read it: the digest tells."""
-    assert command("fit", table, *NAMED, *engine, "--out", "run").code == 0
+    assert command("fit", table, *NAMED, *engine, "--holdout", 0, "--out", "run").code == 0
     for file in (tmp_path / "run" / "users").iterdir():
         content = bytearray(file.read_bytes())
         content[len(content) // 4] ^= 1
@@ -169,7 +157,8 @@ def test_a_very_long_user_makes_the_comparison_one_of_fewer(cluster, tmp_path, m
     ids = np.unique(sales(m=12, text=True)["store"].to_numpy(zero_copy_only=False).astype(str))
     by_key = ids[np.argsort(id_keys(ids))].tolist()
     for most, drawn in ((2000, 10), (4, 4)):
-        rows = sample.rows_of_some(table, found.job, found.uploads, cluster, most)
+        few = found.uploads.drawn.first(most)
+        rows = sample.rows_of(table, found.job.schema, few, cluster)
         assert set(rows["store"].to_pylist()) == set(by_key[:drawn])  # from all files
         assert rows.num_rows == 8 * drawn
 
@@ -177,21 +166,40 @@ def test_a_very_long_user_makes_the_comparison_one_of_fewer(cluster, tmp_path, m
 def test_no_comparison_is_made_where_none_is_asked_for(command, tmp_path, table, engine):
     assert command("fit", table, *NAMED, *engine, "--holdout", 0, "--out", "run").code == 0
     assert comparison_of(tmp_path / "run") is None
-    for words in (("--open",), ("--holdout", "last", "--time", "price")):
-        said = command("fit", table, *NAMED, *engine, *words, "--out", "shown")
-        assert said.code == 2
-        assert words[-2 if len(words) > 1 else 0] in said.err
 
 
-@pytest.fixture
-def few_examples(monkeypatch):
-    """Of 60 users the estimator itself holds 40."""
-    for module in (scattered, user_files):
-        monkeypatch.setattr(module, "EXAMPLES", 40)
+def test_the_last_rows_of_users_are_held_out_as_in_memory(command, tmp_path, engine):
+    """Days are text, in no order, and no feature; they are in one file and the other."""
+    rows = sales(text=True)
+    days = np.random.default_rng(1).permutation(rows.num_rows)
+    rows = rows.append_column("day", pa.array([f"2024-{d:03d}" for d in days]))
+    place = cut(rows, tmp_path / "days", [100, 250])
+    last = ("--holdout", "last:0.3", "--time", "day")
+    assert command("fit", place, *NAMED, *engine, *last, "--out", "run").code == 0
+    assert command("fit", place, *NAMED, *last, "--out", "whole").code == 0
+    mine, theirs = (comparison_of(tmp_path / name) for name in ("run", "whole"))
+    for a, b in zip(mine["table"], theirs["table"], strict=True):
+        assert_allclose(a["mean"], b["mean"], rtol=1e-8)
+    for run in ("run", "whole"):
+        assert "day" not in ODCLRegressor.load(run).feature_names_
+    said = command("fit", place, *NAMED, *engine, *last[:3], "store", "--out", "no")
+    assert said.code == 2
+    assert "'store' is the user" in said.err
+
+
+def test_a_row_without_a_time_is_named_with_its_file(command, tmp_path, table, engine):
+    rows = sales(text=True)
+    day = pa.array([None if i == 260 else i for i in range(rows.num_rows)])
+    place = cut(rows.append_column("day", day), tmp_path / "days", [100, 250])
+    last = ("--holdout", "last", "--time", "day")
+    said = command("fit", place, *NAMED, *engine, *last, "--out", "run")
+    assert said.code == 2
+    assert "'day' orders the rows, and has no value in row 11 of part-002.parquet" in said.err
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_diagnosis_says_whom_it_looked_at(command, tmp_path, table, engine, few_examples):
-    assert command("fit", table, *NAMED, *engine, "--out", "run").code == 0
+    assert command("fit", table, *NAMED, *engine, "--holdout", 0, "--out", "run").code == 0
     said = command("diagnose", "run")
     assert said.code == 0
     assert "Diagnosed on 40 of 60 users, drawn by their ids." in said.out
@@ -205,7 +213,7 @@ def test_a_diagnosis_says_whom_it_looked_at(command, tmp_path, table, engine, fe
 def test_users_in_files_are_known_to_whoever_adds_or_updates(
     command, tmp_path, table, engine, few_examples
 ):
-    assert command("fit", table, *NAMED, *engine, "--out", "run").code == 0
+    assert command("fit", table, *NAMED, *engine, "--holdout", 0, "--out", "run").code == 0
     held = set(ODCLRegressor.load("run").users_.tolist())
     rows = sales(text=True)
     away = pa.array([user not in held for user in rows["store"].to_pylist()])
@@ -220,7 +228,7 @@ def test_users_in_files_are_known_to_whoever_adds_or_updates(
 
 
 def test_unknown_users_are_named_or_pooled(command, tmp_path, table, engine):
-    assert command("fit", table, *NAMED, *engine, "--out", "run").code == 0
+    assert command("fit", table, *NAMED, *engine, "--holdout", 0, "--out", "run").code == 0
     other = sales(m=2, n=5)
     cut(other.set_column(0, "store", pa.array(["x", "y"] * 5)), tmp_path / "new", [3])
     said = command("predict", "run", "new", *engine, "--out", "answers")
@@ -238,7 +246,7 @@ def test_a_bad_row_is_named_and_leaves_nothing(command, tmp_path, table, engine)
     price = rows["price"].to_pylist()
     price[4] = None
     pq.write_table(rows.set_column(1, "price", pa.array(price)), last)
-    said = command("fit", table, *NAMED, *engine, "--out", "run")
+    said = command("fit", table, *NAMED, *engine, "--holdout", 0, "--out", "run")
     assert said.code == 2
     assert f"'price' has no value in row 5 of {last.name}" in said.err
     assert set(tmp_path.iterdir()) == before
@@ -250,6 +258,22 @@ def test_a_scheduler_that_is_not_there_is_said(command, table, monkeypatch):
     said = command("fit", table, *NAMED, *gone, "--out", "run")
     assert said.code == 2
     assert "No Dask scheduler answers" in said.err
+
+
+def test_a_small_table_starts_no_workers(command, table, monkeypatch):
+    def started(*given, **more):
+        raise AssertionError("a cluster was started")
+
+    monkeypatch.setattr(at_work, "local_cluster", started)
+    said = command("fit", table, *NAMED, "--engine", "dask", "--holdout", 0, "--out", "run")
+    assert said.code == 0
+    assert "no workers are started" in said.err
+    for more in (("--workers", 1), ("--dashboard",)):
+        with pytest.raises(AssertionError, match="a cluster was started"):
+            command("fit", table, *NAMED, "--engine", "dask", *more, "--out", "other")
+    monkeypatch.setattr(pieces, "SMALL", 10)
+    with pytest.raises(AssertionError, match="a cluster was started"):
+        command("fit", table, *NAMED, "--engine", "dask", "--out", "other")
 
 
 def test_a_table_beyond_a_share_of_memory_goes_in_pieces(command, table, monkeypatch):

@@ -179,7 +179,7 @@ def test_two_processes_give_the_result_of_one(tmp_path, whole, cluster):
     assert_same_fit(found, whole, TABLE)
 
 
-def gather_after_a_loss(bucket, sent, job, work):
+def gather_after_a_loss(bucket, sent, job, work, few):
     """The first task that gets here takes its process down, as a lost machine would."""
     mark = f"{work.text}/killed"
     try:
@@ -187,7 +187,7 @@ def gather_after_a_loss(bucket, sent, job, work):
         os.kill(os.getpid(), signal.SIGKILL)
     except FileExistsError:
         pass
-    return _gather(bucket, sent, job, work)
+    return _gather(bucket, sent, job, work, few)
 
 
 _gather = stages._gather

@@ -17,7 +17,8 @@ from odcl.data.schema import TableSchema
 from odcl.data.summary import Place, Roles, TableSummary
 from odcl.engines.dask.address import Address
 from odcl.engines.dask.exchange import receive, send, targets_of
-from odcl.engines.partition.look import Job, look, measure, moments_of
+from odcl.engines.dask.table import rows_of_owners
+from odcl.engines.partition.look import Job, look, look_and_measure, measure, moments_of
 from odcl.engines.partition.uploads import from_arrow, merge_uploads, upload_rows
 from odcl.errors import InputError
 from odcl.method import Method
@@ -90,6 +91,37 @@ def test_moments_of_pieces_give_the_scales_of_the_table(center, standardize, wit
         assert mine.columns == theirs.columns
         assert_allclose(mine.weights, theirs.weights, rtol=1e-9)
         assert mine.constant == pytest.approx(theirs.constant, abs=1e-9)
+
+
+def test_a_look_measures_numbers_and_leaves_levels_and_gaps_to_a_second_read():
+    rng = np.random.default_rng(0)
+    X = 1e6 + rng.normal(size=(9_001, 2))  # more than one block of rows
+    columns = {"user": np.arange(9_001) % 7, "a": X[:, 0], "b": X[:, 1], "kind": ["x"] * 9_001}
+    table = pa.table({**columns, "y": X[:, 0]})
+    plain = table.drop_columns(["kind"])
+    roles = Roles.of(plain.column_names, user="user", target="y")
+    summary, moments = look_and_measure(plain, roles)
+    asked = {"center": True, "standardize": True, "copies": False, "factors": None}
+    found = Scaling.of_moments(moments_of(moments), **asked)
+    whole = Scaling.of(X, None, **asked)
+    assert_allclose(found.shift, whole.shift, rtol=1e-12)
+    assert_allclose(found.scale, whole.scale, rtol=1e-9)
+    again = moments_of(measure(plain, summary.schema(roles)))
+    assert again.low.tolist() == X.min(axis=0).tolist()
+    assert again.high.tolist() == X.max(axis=0).tolist()
+    levels = Roles.of(table.column_names, user="user", target="y", categorical=["kind"])
+    assert look_and_measure(table, levels)[1] is None
+    gap = plain.set_column(1, "a", pa.array([None, *X[1:, 0]]))
+    assert look_and_measure(gap, roles)[1] is None
+    assert look_and_measure(plain.slice(0, 0), roles)[1] is None
+
+
+@pytest.mark.parametrize(
+    "ids", [[3, 5, 3, 10**12], [2, 4, 2, 2], ["a", "b", None, "b"], [-3, -3, 7]]
+)
+def test_rows_of_owners_are_counted_whatever_the_ids(ids):
+    found = rows_of_owners(pa.chunked_array([pa.array(ids)]))
+    assert found.tolist() == [ids.count(one) for one in ids]
 
 
 def test_terms_of_some_rows_each_merge_to_those_of_all_rows():

@@ -24,6 +24,7 @@ from odcl.clustering.labels import (
     sum_by_cluster,
     validated,
 )
+from odcl.threads import one_loop_thread
 
 # Lloyd's loop ends by itself; only labels that flip within rounding would go round for ever.
 MAX_ITER = 1000
@@ -157,12 +158,13 @@ class KMeansFamily(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         own = {name: v for name, v in self.get_params().items() if name not in shared}
         cluster = partial(self.method, a, seed=seed, **own)
         self.choice_: ChoiceOfK | None = None
-        if isinstance(self.n_clusters, str):
-            self.choice_, result = choose_k(
-                a, self.n_clusters, cluster, max_clusters=self.max_clusters, seed=seed
-            )
-        else:
-            result = cluster(self.n_clusters)
+        with one_loop_thread(a.size):
+            if isinstance(self.n_clusters, str):
+                self.choice_, result = choose_k(
+                    a, self.n_clusters, cluster, max_clusters=self.max_clusters, seed=seed
+                )
+            else:
+                result = cluster(self.n_clusters)
         self._keep(result)
         return self
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from odcl.errors import InputError
+from odcl.threads import one_thread
 
 T = TypeVar("T")
 RETRIES = 3  # of a task whose worker was lost
@@ -21,7 +22,7 @@ _QUIET = {"logging.distributed": "error", "distributed.comm.timeouts.connect": "
 
 @dataclass(frozen=True, eq=False)
 class Cluster:
-    """Where tasks run. ``client`` None: Dask's scheduler of this process."""
+    """Where tasks run. ``client`` None: in this process, delayed values by Dask's scheduler."""
 
     client: Any = None
     n_workers: int = 1
@@ -39,17 +40,19 @@ class Cluster:
 
         An item may be one of Dask's own delayed values: it is worked out where the task runs.
         """
-        import dask
-
         given = list(items)
         if not given:
             return []
-        if self.client is None:
-            (found,) = dask.compute([dask.delayed(function)(one, *shared) for one in given])
-            if progress is not None:
-                progress(len(given))
-            return list(found)
-        return self._on_client(function, given, shared, progress)
+        if self.client is not None:
+            return self._on_client(function, given, shared, progress)
+        if not any(map(is_delayed, given)):
+            return _one_by_one(function, given, shared, progress)
+        import dask
+
+        (found,) = dask.compute([dask.delayed(function)(one, *shared) for one in given])
+        if progress is not None:
+            progress(len(given))
+        return list(found)
 
     def _on_client(
         self,
@@ -59,13 +62,12 @@ class Cluster:
         progress: Callable[[int], None] | None,
     ) -> list[T]:
         from dask import delayed
-        from dask.base import is_dask_collection
         from distributed import as_completed
 
         client = self.client
         # Made by a task, and not scattered: what a lost worker held is made again.
         lent = [client.submit(_same, one, pure=False) for one in shared]
-        if any(map(is_dask_collection, given)):
+        if any(map(is_delayed, given)):
             tasks = [delayed(function, pure=False)(one, *lent) for one in given]
             futures = client.compute(tasks, retries=RETRIES)
         else:
@@ -81,6 +83,33 @@ class Cluster:
             return list(client.gather(futures))
         finally:
             client.cancel([f for f in futures if not f.done()], force=True)
+
+
+def is_delayed(value: Any) -> bool:
+    """Is it one of Dask's own values, which are worked out where a task runs?"""
+    return getattr(value, "__dask_graph__", None) is not None and not isinstance(value, type)
+
+
+def _one_by_one(
+    function: Callable[..., T],
+    given: Sequence[Any],
+    shared: Sequence[Any],
+    progress: Callable[[int], None] | None,
+) -> list[T]:
+    """Tasks of this process, one after the other and with one BLAS thread, as workers have it."""
+    found = []
+    with one_thread():
+        for item in given:
+            found.append(function(item, *shared))
+            if progress is not None:
+                progress(1)
+    return found
+
+
+@contextmanager
+def this_process() -> Iterator[Cluster]:
+    """No cluster: for a table so small that workers would take longer to start than to work."""
+    yield Cluster(started="a small table: no workers are started for it (--workers N starts some)")
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """One round over a table in pieces: every stage is a map over pieces, buckets or uploads.
 
-    look      pieces  -> one summary      -> schema
-    measure   pieces  -> one row of sums  -> units
+    look      pieces  -> one summary      -> schema, and sums of numeric columns
+    measure   pieces  -> one row of sums  -> units, where a look could not
     send      pieces  -> files            rows, or sums of many rows of a user, by bucket of users
     gather    buckets -> uploads          one Parquet file each
     (server)  uploads -> small sums       as often as the server's step asks
@@ -16,22 +16,24 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from odcl._typing import Floats, Ints
+from odcl._typing import Array, Floats, Ints
+from odcl.data.federation import positions
 from odcl.data.scaling import Moments
 from odcl.data.schema import TableSchema
 from odcl.data.summary import Roles, TableSummary
 from odcl.engines.dask.address import Address
-from odcl.engines.dask.cluster import Cluster
+from odcl.engines.dask.cluster import Cluster, is_delayed
 from odcl.engines.dask.exchange import receive, send, targets_of
-from odcl.engines.dask.table import PiecedTable, ids_of
+from odcl.engines.dask.sample import Drawn, drawn_from, drawn_of_all
+from odcl.engines.dask.table import PiecedTable, rows_of_owners
 from odcl.engines.dask.user_files import Part, part_name
-from odcl.engines.partition.look import Job, look, measure, moments_of
+from odcl.engines.partition.look import Job, look_and_measure, measure, moments_of
 from odcl.engines.partition.models import feature_sums, user_models, with_coefficients
 from odcl.engines.partition.uploads import (
     from_arrow,
@@ -41,34 +43,46 @@ from odcl.engines.partition.uploads import (
     upload_rows,
     uploads_of,
 )
-from odcl.exchange.arrow import USER, packed
+from odcl.exchange.arrow import USER, ids_from_arrow, packed
 from odcl.exchange.upload import Uploads
+from odcl.server.stream import in_chunks, sum_of
 
 if TYPE_CHECKING:
     from odcl.server.stream import StreamedStep
 
-T = TypeVar("T")
 PLANS = ("auto", "rows", "sums")
 BUCKET_BYTES = 2**26  # of rows that are gathered at a time
-GROUP_USERS = 20_000  # of a row group, which is what the server looks at at a time
+GROUP_USERS = 20_000  # of a row group, which is read at a time
+WORTH = 0.1  # of a piece's numbers that sums must save: bringing the two together is work
 
 
-def summary_of(
-    table: PiecedTable, roles: Roles, cluster: Cluster, told: Any = None
-) -> TableSummary:
+@dataclass(frozen=True, eq=False)
+class Looked:
+    """What a first read of all pieces tells."""
+
+    summary: TableSummary
+    moments: tuple[pa.Table | None, ...]  # of each piece; None: not known without the others
+
+
+def looked_at(table: PiecedTable, roles: Roles, cluster: Cluster, told: Any = None) -> Looked:
     """What all pieces tell of the columns."""
-    return TableSummary.merged(cluster.run(_look, table.pieces, roles, progress=told))
+    found = cluster.run(_look, table.pieces, roles, progress=told)
+    summaries, moments = zip(*found, strict=True)
+    return Looked(TableSummary.merged(summaries), moments)
 
 
-def _look(piece: Any, roles: Roles) -> TableSummary:
-    return look(piece.read(roles.columns), roles, piece.place)
+def _look(piece: Any, roles: Roles) -> tuple[TableSummary, pa.Table | None]:
+    return look_and_measure(piece.read(roles.columns), roles, piece.place)
 
 
 def measured(
-    table: PiecedTable, schema: TableSchema, cluster: Cluster, told: Any = None
+    table: PiecedTable, schema: TableSchema, looked: Looked, cluster: Cluster, told: Any = None
 ) -> Moments:
-    """Moments of the design columns over all pieces."""
-    found = cluster.run(_measure, table.pieces, schema, progress=told)
+    """Moments of the design columns over all pieces; some were measured at the first read."""
+    left = [at for at, one in enumerate(looked.moments) if one is None]
+    pieces = [table.pieces[at] for at in left]
+    own = dict(zip(left, cluster.run(_measure, pieces, schema, progress=told), strict=True))
+    found = [own.get(at, one) for at, one in enumerate(looked.moments)]
     return moments_of(pa.concat_tables(found))
 
 
@@ -83,6 +97,7 @@ def _measure(piece: Any, schema: TableSchema) -> pa.Table:
 class Sent:
     """The files that hold a table's rows by bucket of users, and sums of rows beside them."""
 
+    folder: Address
     n: int  # buckets
     rows: tuple[Address, ...]
     sums: tuple[Address, ...]
@@ -108,10 +123,12 @@ def send_rows(
     told: Callable[[int], None] | None = None,
 ) -> Sent:
     """Every piece's rows by bucket; of users with many rows in a piece, the sum of these."""
-    given = (job, n, work, plan if job.adds_up else "rows")
+    folder = (work / "sent").make()
+    given = (job, n, folder, plan if job.adds_up else "rows")
     given_pieces = numbered(table.pieces)
     found = cluster.run(_send, given_pieces, *given, progress=told)
     return Sent(
+        folder,
         n,
         tuple(one[0] for one in found if one[0]),
         tuple(one[1] for one in found if one[1]),
@@ -130,10 +147,11 @@ class Numbered:
 
 def numbered(pieces: Sequence[Any]) -> list[Any]:
     """Pieces with their numbers; those of a frame are made where they are worked on."""
-    from dask import delayed
-    from dask.base import is_dask_collection
+    make: Any = Numbered
+    if any(map(is_delayed, pieces)):
+        from dask import delayed
 
-    make = delayed(Numbered, pure=False) if any(map(is_dask_collection, pieces)) else Numbered
+        make = delayed(Numbered, pure=False)
     return [make(i, piece) for i, piece in enumerate(pieces)]
 
 
@@ -158,14 +176,18 @@ def _send(
 
 
 def _many(rows: pa.Table, job: Job, plan: str) -> Any:
-    """Rows of users who have so many here that their sum is smaller, (n_rows,); None: no row."""
+    """Rows of users who have so many here that their sum is smaller, (n_rows,); None: no row, or
+    so few that it does not pay."""
     if plan == "rows" or not rows.num_rows:
         return None
     if plan == "sums":
         return np.ones(rows.num_rows, np.bool_)
-    width = len(job.scaling.used) + 1
+    width, each = len(job.scaling.used) + 1, rows.num_columns
     sums = 1 + width + width * (width + 1) // 2
-    return ids_of(rows[job.schema.user])[1] * rows.num_columns > sums
+    own = rows_of_owners(rows[job.schema.user])
+    many = own * each > sums
+    saved = (each - sums / own[many]).sum()
+    return many if saved > WORTH * each * rows.num_rows else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,18 +199,24 @@ class UploadFiles:
     n_users: int
     n_rows: int
     n_bytes: int  # that users sent
+    drawn: Drawn  # a few of the users, by their ids
 
 
 def gather_uploads(
-    sent: Sent, job: Job, work: Address, cluster: Cluster, told: Any = None
+    sent: Sent, job: Job, work: Address, cluster: Cluster, few: int, told: Any = None
 ) -> UploadFiles:
-    """The uploads of every bucket's users."""
-    found = cluster.run(_gather, range(sent.n), sent, job, work, progress=told)
-    files, users, rows, size = zip(*found, strict=True)
-    return UploadFiles(files, sent, sum(users), sum(rows), sum(size))
+    """The uploads of every bucket's users; a ``few`` of the users are drawn by their ids."""
+    found = cluster.run(_gather, range(sent.n), sent, job, work, few, progress=told)
+    files, users, rows, size, drawn = zip(*found, strict=True)
+    some = drawn_of_all([one for one in drawn if one is not None], few)
+    if not job.needs_rows:  # nobody looks at them again
+        sent.folder.remove()
+    return UploadFiles(files, sent, sum(users), sum(rows), sum(size), some)
 
 
-def _gather(bucket: int, sent: Sent, job: Job, work: Address) -> tuple[Address, int, int, int]:
+def _gather(
+    bucket: int, sent: Sent, job: Job, work: Address, few: int
+) -> tuple[Address, int, int, int, Drawn | None]:
     rows, sums = receive(sent.rows, bucket), receive(sent.sums, bucket)
     parts = [] if sums is None else [from_arrow(sums, job)]
     own = None if rows is None else uploads_of(rows, job)
@@ -200,12 +228,13 @@ def _gather(bucket: int, sent: Sent, job: Job, work: Address) -> tuple[Address, 
     file = work / f"uploads-{bucket:05d}.parquet"
     _write(no_uploads(job) if own is None else to_arrow(own, job), file)
     if own is None:
-        return file, 0, 0, 0
-    return file, len(own), int(own.n_samples.sum()), int(own.n_bytes.sum())
+        return file, 0, 0, 0, None
+    sizes = len(own), int(own.n_samples.sum()), int(own.n_bytes.sum())
+    return file, *sizes, drawn_from(own, few)
 
 
-def _write(table: pa.Table, file: Address) -> str:
-    """Write a Parquet file of numbers; its digest."""
+def _write(table: pa.Table, file: Address) -> None:
+    """Write a Parquet file of numbers."""
     with file.writing() as stream:
         pq.write_table(
             packed(table),
@@ -215,6 +244,9 @@ def _write(table: pa.Table, file: Address) -> str:
             use_dictionary=False,
             write_statistics=False,
         )
+
+
+def _digest(file: Address) -> str:
     digest = hashlib.sha256()
     with file.open() as stream:
         while chunk := stream.read(2**22):
@@ -227,20 +259,22 @@ def _write(table: pa.Table, file: Address) -> str:
 
 @dataclass(frozen=True, eq=False)
 class DaskChunks:
-    """Uploads as the server's step takes them: a function goes to every row group."""
+    """Uploads as the server's step takes them: a function goes to them, file by file."""
 
     uploads: UploadFiles
     job: Job
     cluster: Cluster
     told: Callable[[int], None] | None = field(default=None)
 
-    def map(self, function: Callable[[Uploads], T]) -> Iterable[T]:
-        found = self.cluster.run(_pass, self.uploads.files, self.job, function, progress=self.told)
-        return (one for some in found for one in some)
+    def added(self, function: Callable[[Uploads], Any]) -> Any:
+        files = self.uploads.files
+        return sum_of(self.cluster.run(_pass, files, self.job, function, progress=self.told))
 
 
-def _pass(file: Address, job: Job, function: Callable[[Uploads], Any]) -> list[Any]:
-    return [function(from_arrow(table, job)) for table in _groups(file)]
+def _pass(file: Address, job: Job, function: Callable[[Uploads], Any]) -> Any:
+    """The sum over a file, in chunks that stay near the processor."""
+    groups = (from_arrow(table, job) for table in _groups(file))
+    return sum_of(function(part) for uploads in groups for part in in_chunks(uploads).read())
 
 
 def _groups(file: Address) -> Iterable[pa.Table]:
@@ -261,6 +295,8 @@ class Finished:
     sizes: Ints  # (n_groups,), users, by their own rows
     feature_means: Floats  # (n_groups, n_features), of the rows
     bytes_down: int
+    uploads: pa.Table  # of the users drawn
+    models: pa.Table
 
 
 def finish_users(
@@ -274,25 +310,29 @@ def finish_users(
     """Every user's place and model; the files of ``out``, one for each bucket."""
     rows = uploads.sent if job.needs_rows else None
     named = [Numbered(i, file) for i, file in enumerate(uploads.files)]
-    found = cluster.run(_finish, named, job, step, rows, out, progress=told)
-    parts, sizes, sums, counts, down = zip(*found, strict=True)
+    given = (job, step, rows, out, uploads.drawn.ids)
+    found = cluster.run(_finish, named, *given, progress=told)
+    parts, sizes, sums, counts, down, sent, models = zip(*found, strict=True)
     means = sum(sums) / np.maximum(sum(counts), 1.0)[:, None]
-    return Finished(parts, sum(sizes), means, sum(down))
+    few = (pa.concat_tables(tables) for tables in (sent, models))
+    return Finished(parts, sum(sizes), means, sum(down), *few)
 
 
 def _finish(
-    one: Numbered, job: Job, step: StreamedStep, sent: Sent | None, out: Address
-) -> tuple[Part, Ints, Floats, Floats, int]:
+    one: Numbered, job: Job, step: StreamedStep, sent: Sent | None, out: Address, drawn: Array
+) -> tuple[Part, Ints, Floats, Floats, int, pa.Table, pa.Table]:
     with one.piece.open() as stream:
         uploads = pq.ParquetFile(stream).read(use_threads=False)
     rows = None if sent is None else receive(sent.rows, one.number)
     models = user_models(uploads, job, step, rows)
     file = out / part_name(one.number)
-    digest = _write(with_coefficients(models, job), file)
+    _write(with_coefficients(models, job), file)
     k = step.n_clusters
     sums = feature_sums(uploads, models, job, k, rows)
     sizes = np.bincount(models["group"].to_numpy(), minlength=k)
     down = 0
     if models.num_rows:  # the same for every user
         down = models.num_rows * int(step.place(from_arrow(uploads.slice(0, 1), job)).n_bytes[0])
-    return Part(file.name, models.num_rows, file.size(), digest), sizes, *sums, down
+    part = Part(file.name, models.num_rows, file.size(), _digest(file))
+    few = np.flatnonzero(positions(drawn, ids_from_arrow(models[USER])) >= 0)
+    return part, sizes, *sums, down, uploads.take(few), models.take(few)

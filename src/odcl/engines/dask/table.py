@@ -200,8 +200,14 @@ def _width(kind: pa.DataType) -> int:
         return 24  # text, about
 
 
-def ids_of(column: pa.ChunkedArray) -> tuple[Array, Array]:
-    """Which of a piece's distinct ids each row has, (n_rows,), and the rows of that one."""
+def rows_of_owners(column: pa.ChunkedArray) -> Array:
+    """How many rows of a piece have the id that a row has, (n_rows,)."""
+    if pa.types.is_integer(column.type) and not column.null_count:
+        numbers = column.to_numpy()
+        low, high = (int(edge) for edge in (numbers.min(), numbers.max()))
+        if high - low <= 8 * len(numbers):  # counted without a look-up
+            codes = (numbers - numbers.dtype.type(low)).astype(np.intp)
+            return np.bincount(codes)[codes]
     coded = column.dictionary_encode().unify_dictionaries().combine_chunks()
     codes = coded.indices.fill_null(len(coded.dictionary)).to_numpy(zero_copy_only=False)
-    return codes, np.bincount(codes)[codes]
+    return np.bincount(codes)[codes]

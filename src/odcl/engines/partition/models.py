@@ -19,7 +19,7 @@ from odcl.local.receive import Received, receive
 if TYPE_CHECKING:
     from odcl.server.stream import StreamedStep
 
-PIECE = 20_000  # users at a time: the posterior holds some matrices of each
+PIECE = 4_096  # users at a time: the posterior holds some matrices of each, near the processor
 
 
 @dataclass(frozen=True, eq=False)

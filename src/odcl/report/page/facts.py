@@ -51,6 +51,7 @@ class Users:
     sure: Floats  # NaN where the method does not tell
     number: Ints  # (n,), what they are called on anonymous pages
     total: int  # of the fit
+    listed: str = "assignment.csv"  # where in the run all of them are
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -260,7 +260,7 @@ def _users(facts: FitFacts) -> Markup:
         rows.append(row)
     static = table_block(Table(header, rows))
     left = users.total - len(rows)
-    more = f"... and {count(left, 'more user')} (all in assignment.csv)" if left > 0 else None
+    more = f"... and {count(left, 'more user')} (all in {users.listed})" if left > 0 else None
     title = el("h2", f"{count(users.total, 'user')}")
     pager = el(
         "div",

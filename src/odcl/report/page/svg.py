@@ -143,8 +143,9 @@ def map_picture(facts: FitFacts) -> Markup:
     """Users as points, groups' models as crosses with their number."""
     m, users = facts.map, facts.users
     frame = Frame(*m.frame)
+    shown = users.total if m.density is not None else len(users)
     title = (
-        f"Map of {users.total:,} users in {len(facts.groups)} "
+        f"Map of {shown:,} users in {len(facts.groups)} "
         f"group{'s' * (len(facts.groups) != 1)}; every user's numbers are in the table of users."
     )
     points = _density(m, frame) if m.density is not None else _points(m, users, frame)
