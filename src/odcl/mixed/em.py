@@ -202,6 +202,8 @@ def fit_mixture(
 
 def _told(m: Moments, spread: Spread) -> Floats:
     """What users tell of a diagonal T, see :attr:`Fit.told`; of one that is scalar, all at once."""
+    if spread.shape == "zero":
+        return np.zeros(m.w.shape[1])
     if spread.shape == "scalar":
         return np.full(m.w.shape[1], np.vdot(m.W, m.W))
     return np.asarray((np.diagonal(m.W, axis1=1, axis2=2) ** 2).sum(axis=0))

@@ -58,8 +58,8 @@ def bound_slopes(q: Quadratics, m: Moments, spread: Spread, r: Floats, centers: 
     """
     n, dim = m.w.shape
     c, C = centers.c[0], centers.C[0].reshape(-1, dim * dim)
-    flat, K = m.W.reshape(n, -1), len(centers.c[0])
-    inner = flat @ np.concatenate([(c[:, :, None] * c[:, None]).reshape(K, -1), C]).T
+    K = len(c)
+    inner = m.inner(np.concatenate([c[:, :, None] * c[:, None], centers.C[0]]))
     at_centers = inner[:, :K] - 2 * m.w @ c.T
     misfit = m.base[:, None] + at_centers + inner[:, K:]
     rss = m.e + (r * at_centers).sum(axis=1)
@@ -77,7 +77,7 @@ def bound_slopes(q: Quadratics, m: Moments, spread: Spread, r: Floats, centers: 
         total += square
         rss[part] -= spent
         left[part] += through
-    omega[keep], H[keep] = total, (np.ones(n) @ flat).reshape(dim, dim)[keep]
+    omega[keep], H[keep] = total, (np.ones(n) @ m.W.reshape(n, -1)).reshape(dim, dim)[keep]
     return Slopes(omega, H, rss, left, misfit)
 
 

@@ -80,11 +80,13 @@ def search(
     with one_thread():
         names = [str(i) for i in range(len(q))] if ids is None else [str(i) for i in ids]
         if len(q) <= sample:
+            q = replace(q, many=n_groups is None)
             best = _search(q, names, max_groups, n_groups, spread, admissible)
             found = _polish(q, best, admissible)
             return replace(found, curbed=best.curbed, weighed=best.weighed)
         who = sample_by_id(names, sample)  # what is admissible is a matter of all users
-        best = _search(q[who], [names[i] for i in who], max_groups, n_groups, spread)
+        some = replace(q[who], many=n_groups is None)
+        best = _search(some, [names[i] for i in who], max_groups, n_groups, spread)
 
         def allowed(at: Parameters) -> bool:
             return admissible is None or admissible(fit_of(q, at, best))
@@ -112,6 +114,7 @@ def search_sample(
     """The mixture of best evidence for a sample, roughly converged: all users are to follow."""
     _check(n_groups, spread)
     with one_thread():
+        q = replace(q, many=n_groups is None)
         return _search(q, [str(i) for i in ids.tolist()], max_groups, n_groups, spread)
 
 

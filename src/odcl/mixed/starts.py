@@ -8,6 +8,7 @@ import numpy as np
 
 from odcl._typing import Floats
 from odcl.mixed.em import Fit
+from odcl.mixed.marginal import stack_size
 from odcl.mixed.mixture import Moments, Quadratics, moments
 
 ENOUGH = 300  # users that tell how well users are known
@@ -45,10 +46,14 @@ def posterior_means(q: Quadratics, fit: Fit) -> Floats:
 
     T z with (I + A T) z = b - A c: the metric, which needs all of W, is that of some users.
     """
-    T, s2 = fit.spread.matrix, fit.s2[:, None]
-    slope = (q.b - (q.A @ fit.centers[0][:, None])[..., 0]) / s2
-    system = np.eye(q.dim) + q.A @ T / s2[..., None]
-    theta = np.linalg.solve(system, slope[..., None])[..., 0] @ T
+    T, step = fit.spread.matrix, stack_size(q.dim)
+    theta = np.empty_like(q.b)
+    for first in range(0, len(q), step):
+        part = slice(first, first + step)
+        A, s2 = q.A[part], fit.s2[part, None]
+        slope = (q.b[part] - (A @ fit.centers[0][:, None])[..., 0]) / s2
+        system = np.eye(q.dim) + A @ T / s2[..., None]
+        theta[part] = np.linalg.solve(system, slope[..., None])[..., 0] @ T
     some = slice(None, None, -(-len(q) // ENOUGH))
     W = moments(q[some], fit.spread, fit.s2[some]).W
     values, vectors = np.linalg.eigh(W.mean(axis=0))
