@@ -154,10 +154,13 @@ def invert_lower(L: Floats, Y: Floats) -> None:
     stacks, which is quick. Both arrays are contiguous.
     """
     dim = L.shape[-1]
-    whole = dim // LEAF
-    _invert_leaves(_blocks(L, 0, 0, whole, LEAF, LEAF), _blocks(Y, 0, 0, whole, LEAF, LEAF))
-    last = whole * LEAF
-    _invert_leaves(L[:, None, last:, last:], Y[:, None, last:, last:])
+    count = dim // LEAF
+    if count:
+        leaves = 0, 0, count, LEAF, LEAF, LEAF
+        _invert_leaves(_blocks(L, *leaves), _blocks(Y, *leaves))
+    if dim % LEAF:
+        last = count * LEAF
+        _invert_leaves(L[:, last:, last:], Y[:, last:, last:])
     size = LEAF
     while size < dim:
         pairs = dim // (2 * size)
@@ -173,7 +176,7 @@ def invert_lower(L: Floats, Y: Floats) -> None:
 
 
 def _blocks(
-    a: Floats, row: int, column: int, count: int, n_rows: int, n_columns: int, step: int = LEAF
+    a: Floats, row: int, column: int, count: int, n_rows: int, n_columns: int, step: int
 ) -> Floats:
     """Blocks of a stack of matrices, ``step`` apart along the diagonal; a view (n, count, ., .)."""
     n, dim, _ = a.shape
@@ -188,11 +191,13 @@ def _blocks(
 
 
 def _invert_leaves(L: Floats, Y: Floats) -> None:
-    """The same entry by entry, for all small triangles (n, count, ., .) at once."""
+    """The same entry by entry, for all small triangles (n, ..., ., .) at once."""
     for i in range(L.shape[-1]):
-        Y[..., i, i] = 1 / L[..., i, i]
+        own = Y[..., i, i]
+        np.divide(1.0, L[..., i, i], out=own)
         for j in range(i):
             total = L[..., i, j] * Y[..., j, j]
             for k in range(j + 1, i):
                 total += L[..., i, k] * Y[..., k, j]
-            Y[..., i, j] = -total * Y[..., i, i]
+            total *= own
+            np.negative(total, out=Y[..., i, j])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from scipy.optimize import nnls
@@ -68,8 +69,9 @@ def bound_slopes(q: Quadratics, m: Moments, spread: Spread, r: Floats, centers: 
     omega, H = np.zeros((dim, dim)), np.zeros((dim, dim))
     if len(o) == 0:
         return Slopes(omega, H, rss, left, misfit)
-    keep = np.ix_(o, o)
-    total, T = np.zeros((len(o), len(o))), spread.matrix[keep]
+    keep = _open(spread)
+    T = spread.matrix[keep]
+    total = np.zeros_like(T)
     step = stack_size(dim)
     for i in range(0, n, step):
         part = slice(i, i + step)
@@ -79,6 +81,12 @@ def bound_slopes(q: Quadratics, m: Moments, spread: Spread, r: Floats, centers: 
         left[part] += through
     omega[keep], H[keep] = total, (np.ones(n) @ m.W.reshape(n, -1)).reshape(dim, dim)[keep]
     return Slopes(omega, H, rss, left, misfit)
+
+
+def _open(spread: Spread) -> tuple[Any, ...]:
+    """Where a matrix has its open coordinates."""
+    every = slice(None), slice(None)
+    return every if spread.open.all() else np.ix_(spread.open, spread.open)
 
 
 def _through(
@@ -153,7 +161,7 @@ def _full_step(spread: Spread, total: Summed) -> Floats:
 
     Clipping in other coordinates than H^1/2 T H^1/2 stalls on the boundary.
     """
-    n, keep = total.n, np.ix_(spread.open, spread.open)
+    n, keep = total.n, _open(spread)
     H, omega = total.H[keep] / n, total.omega[keep] / n
     values, vectors = np.linalg.eigh(H)
     seen = values > 1e-10 * max(values[-1], 1e-300)
