@@ -12,6 +12,7 @@ import numpy as np
 from scipy.special import stdtr, stdtrit
 
 from odcl._typing import Floats, Ints
+from odcl.mixed.coordinates import Coordinates
 from odcl.mixed.em import Fit
 from odcl.mixed.mixture import (
     Centers,
@@ -23,7 +24,6 @@ from odcl.mixed.mixture import (
 )
 from odcl.mixed.noise import CAUTION, Noise
 from odcl.mixed.passes import Parameters, own_noise, scores
-from odcl.mixed.terms import Coordinates
 
 
 @dataclass(frozen=True, eq=False)
