@@ -65,12 +65,12 @@ class Root:
             turn = (np.eye(len(T)) if turn is None else turn)[:, vary]
         return Root(np.sqrt(values[vary]), turn, bool(vary.all()))
 
-    def times(self, a: Floats, out: Floats) -> None:
-        """R'a of each matrix of a stack, but for the scale."""
-        if self.turn is None:
-            out[:] = a
-        else:
-            np.matmul(self.turn.T, a, out=out)
+    def times(self, a: Floats, unit: Floats, out: Floats) -> None:
+        """R'a of each matrix of a stack, over its ``unit`` (n,)."""
+        scale = (self.scale / unit[:, None])[..., None]
+        if self.turn is not None:
+            a = np.matmul(self.turn.T, a, out=out)
+        np.multiply(a, scale, out=out)
 
     def across(self, a: Floats, out: Floats) -> None:
         """a R of each matrix of a stack."""
@@ -89,9 +89,8 @@ def _stack(
     Where some do not, W = At - At R P R'At.
     """
     right, system, Y, half, both = room  # right is R'[At bt]
-    root.times(A, right[..., :-1])
-    root.times(b[..., None], right[..., -1:])
-    right *= (root.scale / s2[:, None])[..., None]
+    root.times(A, s2, right[..., :-1])
+    root.times(b[..., None], s2, right[..., -1:])
     root.across(right[..., :-1], system)
     system.reshape(len(A), -1)[:, :: root.rank + 1] += 1.0
     ld = inverse_root(system, Y)
@@ -99,21 +98,16 @@ def _stack(
     drop = (half[..., -1] ** 2).sum(axis=1)
     if root.whole:
         np.matmul(Y.transpose(0, 2, 1), half, out=right)
-        right /= root.scale[:, None]
+        right *= 0.5 / root.scale[:, None]
         both = right if root.turn is None else np.matmul(root.turn, right, out=both)
-        _symmetric(both[..., :-1], W)
-        return both[..., -1], ld, drop
+        np.add(both[..., :-1], both[..., :-1].transpose(0, 2, 1), out=W)  # symmetric to the bit
+        return 2 * both[..., -1], ld, drop
     np.matmul(half[..., :-1].transpose(0, 2, 1), half, out=both)
-    _symmetric(both[..., :-1], W)
     w = b / s2[:, None] - both[..., -1]
-    np.divide(A, s2[:, None, None], out=both[..., :-1])
-    np.subtract(both[..., :-1], W, out=W)
+    np.add(both[..., :-1], both[..., :-1].transpose(0, 2, 1), out=W)
+    W *= -0.5
+    W += np.divide(A, s2[:, None, None], out=both[..., :-1])
     return w, ld, drop
-
-
-def _symmetric(a: Floats, out: Floats) -> None:
-    np.add(a, a.transpose(0, 2, 1), out=out)
-    out *= 0.5
 
 
 def inverse_root(S: Floats, Y: Floats) -> Floats:

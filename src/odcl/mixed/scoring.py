@@ -72,10 +72,13 @@ def bound_slopes(q: Quadratics, m: Moments, spread: Spread, r: Floats, centers: 
     keep = _open(spread)
     T = spread.matrix[keep]
     total = np.zeros_like(T)
-    step = stack_size(dim)
+    k, step = len(o), min(stack_size(dim), max(n, 1))
+    rooms = np.empty((step, dim * dim)), np.empty((step, k, dim)), np.empty((step, k, k))
+    full = spread.shape == "full"
     for i in range(0, n, step):
-        part = slice(i, i + step)
-        through, spent, square = _through(m.W[part], m.w[part], r[part], c, C, T, spread.shape, o)
+        part = slice(i, min(i + step, n))
+        room = [space[: part.stop - i] for space in rooms]
+        through, spent, square = _through(m.W[part], m.w[part], r[part], c, C, T, o, full, room)
         total += square
         rss[part] -= spent
         left[part] += through
@@ -90,21 +93,35 @@ def _open(spread: Spread) -> tuple[Any, ...]:
 
 
 def _through(
-    W: Floats, w: Floats, r: Floats, c: Floats, C: Floats, T: Floats, shape: str, o: Ints
+    W: Floats,
+    w: Floats,
+    r: Floats,
+    c: Floats,
+    C: Floats,
+    T: Floats,
+    o: Ints,
+    full: bool,
+    room: list[Floats],
 ) -> tuple[Floats, Floats, Floats]:
-    """Of a stack of users: tr W T W C_i - tr W T, sum_k r z'T z, and their part of Omega."""
+    """Of a stack of users: tr W T W C_i - tr W T, sum_k r z'T z, and their part of Omega.
+
+    Matrices are worked out in the ``room`` of the stack before.
+    """
     n, dim = w.shape
-    K, k, t = len(c), len(o), np.diagonal(T)
+    K, k = len(c), len(o)
     W_o = W if k == dim else np.ascontiguousarray(W[:, o])
     z = w[:, o, None] - (W_o.reshape(-1, dim) @ c.T).reshape(n, k, K)
     z = (z * np.sqrt(r)[:, None]).transpose(0, 2, 1).reshape(n * K, k)
-    WC = W_o @ (r @ C).reshape(n, dim, dim)
-    if shape == "full":
-        each = (WC @ W_o.transpose(0, 2, 1)).reshape(n, -1)
-        through = each @ T.ravel() - W_o[..., o].reshape(n, -1) @ T.ravel()
+    C_i, WC, WCW = room
+    np.matmul(r, C, out=C_i)
+    np.matmul(W_o, C_i.reshape(n, dim, dim), out=WC)
+    if full:
+        each = np.matmul(WC, W_o.transpose(0, 2, 1), out=WCW).reshape(n, -1)
+        own = W_o.reshape(n, -1) if k == dim else W_o[..., o].reshape(n, -1)
+        through = each @ T.ravel() - own @ T.ravel()
         spent = ((z @ T) * z).reshape(n, -1).sum(axis=1)
         return through, spent, z.T @ z + each.sum(axis=0).reshape(k, k)
-    each = np.einsum("ijk,ijk->ij", WC, W_o)
+    t, each = np.diagonal(T), np.einsum("ijk,ijk->ij", WC, W_o)
     through = (each - np.diagonal(W, axis1=1, axis2=2)[:, o]) @ t
     return through, (z**2 @ t).reshape(n, -1).sum(axis=1), z.T @ z + np.diag(each.sum(axis=0))
 
