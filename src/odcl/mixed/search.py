@@ -6,10 +6,9 @@ samples are drawn by user id.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 
 import numpy as np
 
@@ -172,7 +171,7 @@ def _candidates(q: Quadratics, max_groups: int, spread: str | None) -> list[Fit]
     if prior is None or len(q) < 3:
         return fits
     points = posterior_means(q, simple)
-    seeds = kmeans_seeds(points)
+    seeds = enumerate(kmeans_seeds(points), 2)
     # One center may have a full T by itself; groups have it only where it is asked for.
     grown = ("scalar", "zero", "diag") if spread is None else shapes
     previous = {shape: singles[shape] for shape in grown if shape in singles}
@@ -182,12 +181,11 @@ def _candidates(q: Quadratics, max_groups: int, spread: str | None) -> list[Fit]
         given_up = all(count >= FAILURES for count in failures.values())
         if given_up and 2 * k > len(q):
             break
-        centers = next(seeds)
         if given_up:
             best = min(map(evidence, fits))
             if k not in LOOKED_AT or _within_reach(q, simple, prior, k) >= best:
                 continue
-            tried = [lloyd(points, c) for c in centers]
+            tried = _lloyds(points, seeds, k)
             alike = _alike(q, simple, tried, prior, beat=best)
             if evidence(alike) >= best:
                 continue
@@ -196,7 +194,7 @@ def _candidates(q: Quadratics, max_groups: int, spread: str | None) -> list[Fit]
             failures = dict.fromkeys(previous, 0)
             fits += previous.values()
             continue
-        tried = [lloyd(points, c) for c in centers]
+        tried = _lloyds(points, seeds, k)
         for shape in [shape for shape in previous if failures[shape] < FAILURES]:
             bar = least[shape]
             if spread is None and shape == "zero":  # in the end a scalar T, closed, can do as much
@@ -213,6 +211,14 @@ def _candidates(q: Quadratics, max_groups: int, spread: str | None) -> list[Fit]
             least[shape] = min(least[shape], evidence(fit))
             previous[shape] = fit
     return fits
+
+
+def _lloyds(
+    points: Floats, seeds: Iterator[tuple[int, tuple[Floats, ...]]], k: int
+) -> list[Floats]:
+    """Hard responsibilities of the K-means of k groups; ``seeds`` are numbered by their groups."""
+    centers = next(centers for at, centers in seeds if at == k)
+    return [lloyd(points, c) for c in centers]
 
 
 def _given(q: Quadratics, k: int, shapes: Sequence[str], few: Ints) -> list[Fit]:
@@ -232,8 +238,7 @@ def _given(q: Quadratics, k: int, shapes: Sequence[str], few: Ints) -> list[Fit]
     prior, points = center_prior(simple), posterior_means(q, simple)
     if prior is None:  # users look all the same: centers lie as far apart as one user can see
         prior = np.eye(q.dim) * q.dim * len(q) / max(np.trace(q.A.sum(axis=0)), 1e-300)
-    centers = next(islice(kmeans_seeds(points), k - 2, None))
-    tried = [lloyd(points, c) for c in centers]
+    tried = _lloyds(points, enumerate(kmeans_seeds(points), 2), k)
     alike = _alike(q, simple, tried, prior)
     fits = [_reopened(q, alike, singles[shape]) for shape in shapes if shape in singles]
     return [alike] * ("zero" in shapes) + fits
