@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
@@ -14,7 +16,7 @@ from odcl.mixed.mixture import Spread, center_step, group_sums, misfits, moments
 from odcl.mixed.noise import CAUTION, GRID, Noise, pure_noise
 from odcl.mixed.scoring import bound_slopes
 from odcl.mixed.search import _within_reach, one_group
-from odcl.mixed.tails import GAP, SCALES, _shares, with_tails
+from odcl.mixed.tails import GAP, SCALES, _levels, _most_gain, _shares, with_tails
 
 from .worlds import dense_log_density, rows_of, seen
 
@@ -209,6 +211,23 @@ def test_tails_are_a_mixture_of_scales_and_pay_for_themselves():
     assert SCALES[1] == 1
     assert_allclose(fit.tail_gain, gain, atol=0.02)
     assert_allclose(plain.evidence - fit.evidence, 2 * fit.tail_gain - np.log(150), rtol=1e-9)
+
+
+@pytest.mark.parametrize("degrees", [2, 30])
+@pytest.mark.parametrize("shape", ["scalar", "diag", "full"])
+def test_tails_are_left_out_only_where_none_could_win(degrees, shape):
+    """What they gain is no more than what they could, and the bar is the evidence to beat."""
+    rng = np.random.default_rng(3)
+    _, _, q = seen(*rows_of(rng.standard_t(degrees, size=(80, 3)), 12))
+    plain = one_group(q, *pure_noise(q))[shape]
+    for times in (0.2, 1.0, 5.0):  # also around a T that does not fit
+        wrong = replace(plain, spread=replace(plain.spread, matrix=times * plain.spread.matrix))
+        m = moments(q, wrong.spread, wrong.s2)
+        gain = with_tails(q, wrong).tail_gain
+        assert gain <= _most_gain(q, m, wrong, _levels(m, wrong))
+        tailed = with_tails(q, wrong)
+        assert with_tails(q, wrong, tailed.evidence + 1e-6).tail_gain == tailed.tail_gain
+        assert with_tails(q, wrong, -1e9) is wrong
 
 
 def test_shares_of_the_scales_are_those_of_largest_likelihood():

@@ -10,6 +10,7 @@ from scipy.special import expit, gammaln
 from scipy.stats import norm
 
 from odcl import ODCLClassifier, ODCLRegressor
+from odcl.mixed.coordinates import coordinates
 from odcl.mixed.em import fit_mixture
 from odcl.mixed.expected import expected, predicted
 from odcl.mixed.mixture import Spread, moments
@@ -17,7 +18,7 @@ from odcl.mixed.noise import Noise
 from odcl.mixed.posterior import download_of
 from odcl.mixed.search import search
 from odcl.mixed.sites import prior_sd, site_posterior, sites
-from odcl.mixed.terms import coordinates, data_terms
+from odcl.mixed.terms import data_terms
 from odcl.mixed.variational import variational
 from odcl.risk.risk import SITE_WIDTHS
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from odcl.mixed.terms import coordinates, data_terms, quadratics
+from odcl.mixed.coordinates import coordinates
+from odcl.mixed.terms import data_terms, quadratics
 
 
 def rows_of(theta, n_rows, *, noise=1.0, seed=0, intercept=True):

@@ -10,10 +10,10 @@ import numpy as np
 
 from odcl._typing import Array
 from odcl.artifact.arrays import ArraySpec, expect, is_size, number_from_json, number_to_json
+from odcl.mixed.coordinates import Coordinates
 from odcl.mixed.mixture import Spread
 from odcl.mixed.noise import Noise
 from odcl.mixed.posterior import Download as Mixture
-from odcl.mixed.terms import Coordinates
 from odcl.risk.risk import Risk
 
 SPECS = {

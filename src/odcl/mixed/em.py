@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import isfinite
 
 import numpy as np
 from scipy.special import gammaln
@@ -167,11 +168,11 @@ def fit_mixture(
         weights = r[0].mean(axis=0)
         if base is not None:
             prior = wider_prior(base, centers)
-        before = centers.c, spread.matrix, np.log(s2)
+        before = centers.c, spread.matrix, s2
         centers = center_step(*group_sums(m, r), prior, anchor=q.anchor, reml=reml)
         spread, s2, m, misfit = _variance_step(q, m, spread, s2, r[0], centers, noise)
-        after = centers.c, spread.matrix, np.log(s2)
-        moved = max(float(np.abs(a - b).max()) for a, b in zip(before, after, strict=True))
+        if isfinite(still):
+            moved = _moved(before, (centers.c, spread.matrix, s2))
     at_means = replace(centers, C=np.zeros_like(centers.C))
     misfit = misfits(m, at_means)
     log_likelihood = float(responsibilities(misfit, weights)[1].sum())
@@ -200,8 +201,18 @@ def fit_mixture(
     )
 
 
+def _moved(before: tuple[Floats, ...], after: tuple[Floats, ...]) -> float:
+    """How far a sweep moved centers, T and, in its logarithm, the noise."""
+    *gaps, s2 = zip(before, after, strict=True)
+    return max(
+        *(float(np.abs(a - b).max()) for a, b in gaps), float(np.abs(np.log(s2[1] / s2[0])).max())
+    )
+
+
 def _told(m: Moments, spread: Spread) -> Floats:
     """What users tell of a diagonal T, see :attr:`Fit.told`; of one that is scalar, all at once."""
+    if spread.shape == "zero":
+        return np.zeros(m.w.shape[1])
     if spread.shape == "scalar":
         return np.full(m.w.shape[1], np.vdot(m.W, m.W))
     return np.asarray((np.diagonal(m.W, axis1=1, axis2=2) ** 2).sum(axis=0))

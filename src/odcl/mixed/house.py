@@ -10,9 +10,10 @@ from __future__ import annotations
 import numpy as np
 
 from odcl._typing import Floats
+from odcl.mixed.coordinates import Coordinates
 from odcl.mixed.mixture import by_row
 from odcl.mixed.posterior import Download as Mixture
-from odcl.mixed.terms import Coordinates, Levels
+from odcl.mixed.terms import Levels
 from odcl.risk.risk import Risk
 
 

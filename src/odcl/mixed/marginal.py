@@ -65,12 +65,12 @@ class Root:
             turn = (np.eye(len(T)) if turn is None else turn)[:, vary]
         return Root(np.sqrt(values[vary]), turn, bool(vary.all()))
 
-    def times(self, a: Floats, out: Floats) -> None:
-        """R'a of each matrix of a stack, but for the scale."""
-        if self.turn is None:
-            out[:] = a
-        else:
-            np.matmul(self.turn.T, a, out=out)
+    def times(self, a: Floats, unit: Floats, out: Floats) -> None:
+        """R'a of each matrix of a stack, over its ``unit`` (n,)."""
+        scale = (self.scale / unit[:, None])[..., None]
+        if self.turn is not None:
+            a = np.matmul(self.turn.T, a, out=out)
+        np.multiply(a, scale, out=out)
 
     def across(self, a: Floats, out: Floats) -> None:
         """a R of each matrix of a stack."""
@@ -89,9 +89,8 @@ def _stack(
     Where some do not, W = At - At R P R'At.
     """
     right, system, Y, half, both = room  # right is R'[At bt]
-    root.times(A, right[..., :-1])
-    root.times(b[..., None], right[..., -1:])
-    right *= (root.scale / s2[:, None])[..., None]
+    root.times(A, s2, right[..., :-1])
+    root.times(b[..., None], s2, right[..., -1:])
     root.across(right[..., :-1], system)
     system.reshape(len(A), -1)[:, :: root.rank + 1] += 1.0
     ld = inverse_root(system, Y)
@@ -99,21 +98,16 @@ def _stack(
     drop = (half[..., -1] ** 2).sum(axis=1)
     if root.whole:
         np.matmul(Y.transpose(0, 2, 1), half, out=right)
-        right /= root.scale[:, None]
+        right *= 0.5 / root.scale[:, None]
         both = right if root.turn is None else np.matmul(root.turn, right, out=both)
-        _symmetric(both[..., :-1], W)
-        return both[..., -1], ld, drop
+        np.add(both[..., :-1], both[..., :-1].transpose(0, 2, 1), out=W)  # symmetric to the bit
+        return 2 * both[..., -1], ld, drop
     np.matmul(half[..., :-1].transpose(0, 2, 1), half, out=both)
-    _symmetric(both[..., :-1], W)
     w = b / s2[:, None] - both[..., -1]
-    np.divide(A, s2[:, None, None], out=both[..., :-1])
-    np.subtract(both[..., :-1], W, out=W)
+    np.add(both[..., :-1], both[..., :-1].transpose(0, 2, 1), out=W)
+    W *= -0.5
+    W += np.divide(A, s2[:, None, None], out=both[..., :-1])
     return w, ld, drop
-
-
-def _symmetric(a: Floats, out: Floats) -> None:
-    np.add(a, a.transpose(0, 2, 1), out=out)
-    out *= 0.5
 
 
 def inverse_root(S: Floats, Y: Floats) -> Floats:
@@ -154,10 +148,13 @@ def invert_lower(L: Floats, Y: Floats) -> None:
     stacks, which is quick. Both arrays are contiguous.
     """
     dim = L.shape[-1]
-    whole = dim // LEAF
-    _invert_leaves(_blocks(L, 0, 0, whole, LEAF, LEAF), _blocks(Y, 0, 0, whole, LEAF, LEAF))
-    last = whole * LEAF
-    _invert_leaves(L[:, None, last:, last:], Y[:, None, last:, last:])
+    count = dim // LEAF
+    if count:
+        leaves = 0, 0, count, LEAF, LEAF, LEAF
+        _invert_leaves(_blocks(L, *leaves), _blocks(Y, *leaves))
+    if dim % LEAF:
+        last = count * LEAF
+        _invert_leaves(L[:, last:, last:], Y[:, last:, last:])
     size = LEAF
     while size < dim:
         pairs = dim // (2 * size)
@@ -173,7 +170,7 @@ def invert_lower(L: Floats, Y: Floats) -> None:
 
 
 def _blocks(
-    a: Floats, row: int, column: int, count: int, n_rows: int, n_columns: int, step: int = LEAF
+    a: Floats, row: int, column: int, count: int, n_rows: int, n_columns: int, step: int
 ) -> Floats:
     """Blocks of a stack of matrices, ``step`` apart along the diagonal; a view (n, count, ., .)."""
     n, dim, _ = a.shape
@@ -188,11 +185,13 @@ def _blocks(
 
 
 def _invert_leaves(L: Floats, Y: Floats) -> None:
-    """The same entry by entry, for all small triangles (n, count, ., .) at once."""
+    """The same entry by entry, for all small triangles (n, ..., ., .) at once."""
     for i in range(L.shape[-1]):
-        Y[..., i, i] = 1 / L[..., i, i]
+        own = Y[..., i, i]
+        np.divide(1.0, L[..., i, i], out=own)
         for j in range(i):
             total = L[..., i, j] * Y[..., j, j]
             for k in range(j + 1, i):
                 total += L[..., i, k] * Y[..., k, j]
-            Y[..., i, j] = -total * Y[..., i, i]
+            total *= own
+            np.negative(total, out=Y[..., i, j])

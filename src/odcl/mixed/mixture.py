@@ -40,6 +40,7 @@ class Quadratics:
     noisy: bool = True  # False where the noise is known to be one (sites of other losses)
     ceiling: Floats | None = None  # (n_users,), log-likelihoods that no model can exceed
     anchor: Floats | None = None  # (dim,), prior precision of the centers' mean; None: flat
+    many: bool = False  # is T to be tried at many multiples of I? then ``eigen`` pays
 
     def __len__(self) -> int:
         return len(self.b)
@@ -86,18 +87,30 @@ class Spread:
 class Moments:
     """What groups need of every user at a given T and noise, with its model integrated out."""
 
-    W: Floats  # (n_users, dim, dim)
+    raw: Floats  # (n_users, dim, dim), W but for its unit
     w: Floats  # (n_users, dim)
     base: Floats  # (n_users,), n log(2 pi s2) + ld + e: -2 log p(y_i | c = 0)
     e: Floats  # (n_users,)
+    unit: Floats | None = None  # (n_users,), W = unit raw; None: one
+
+    @cached_property
+    def W(self) -> Floats:
+        """(n_users, dim, dim). Sums and inner products do without it where T = 0."""
+        return self.raw if self.unit is None else self.raw * self.unit[:, None, None]
+
+    def inner(self, a: Floats, product: Product = np.matmul) -> Floats:
+        """<W_i, a_k> for matrices a (k, dim, dim), as (n_users, k)."""
+        values = product(self.raw.reshape(len(self.w), -1), a.reshape(len(a), -1).T)
+        return values if self.unit is None else values * self.unit[:, None]
 
 
 def moments(q: Quadratics, spread: Spread, s2: Floats) -> Moments:
     """W, w and the log density at c = 0 of every user; ``s2`` is (n_users,)."""
+    unit = None
     if spread.shape == "zero" or not spread.matrix.any():
-        W, w = q.A / s2[:, None, None], q.b / s2[:, None]
+        W, w, unit = q.A, q.b / s2[:, None], 1 / s2
         ld = drop = np.zeros(len(q))
-    elif spread.shape == "scalar":
+    elif spread.shape == "scalar" and q.many:
         W, w, ld, drop = _scalar_moments(q, float(spread.matrix[0, 0]), s2)
     else:
         W, w, ld, drop = marginals(q.A, q.b, spread.matrix, s2)
@@ -105,11 +118,11 @@ def moments(q: Quadratics, spread: Spread, s2: Floats) -> Moments:
     base = ld + e
     if q.noisy:
         base = base + q.rows * np.log(2 * np.pi * s2)
-    return Moments(W, w, base, e)
+    return Moments(W, w, base, e, unit)
 
 
 def _scalar_moments(q: Quadratics, t: float, s2: Floats) -> tuple[Floats, ...]:
-    """T = t I: one eigendecomposition of each A serves every t."""
+    """T = t I: one eigendecomposition of each A serves every t; worth it from some seven t on."""
     values, vectors = q.eigen
     grown = s2[:, None] + t * values
     back = vectors.transpose(0, 2, 1)
@@ -209,7 +222,8 @@ def group_sums(m: Moments, r: Floats) -> tuple[Floats, Floats]:
     starts, n, K = r.shape
     dim = m.w.shape[1]
     flat = r.transpose(0, 2, 1).reshape(starts * K, n)
-    M = (flat @ m.W.reshape(n, -1)).reshape(starts, K, dim, dim)
+    scaled = flat if m.unit is None else flat * m.unit
+    M = (scaled @ m.raw.reshape(n, -1)).reshape(starts, K, dim, dim)
     return M, (flat @ m.w).reshape(starts, K, dim)
 
 
@@ -222,8 +236,7 @@ def misfits(m: Moments, centers: Centers, product: Product = np.matmul) -> Float
     starts, K, dim = centers.c.shape
     c = centers.c.reshape(-1, dim)
     second = c[:, :, None] * c[:, None] + centers.C.reshape(-1, dim, dim)
-    values = product(m.W.reshape(len(m.w), -1), second.reshape(len(c), -1).T)
-    values = values - 2 * product(m.w, c.T) + m.base[:, None]
+    values = m.inner(second, product) - 2 * product(m.w, c.T) + m.base[:, None]
     return values.reshape(-1, starts, K).transpose(1, 0, 2)
 
 

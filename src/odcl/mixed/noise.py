@@ -8,6 +8,7 @@ looks noisy, is shrunk more, and looks noisier.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isinf
 
 import numpy as np
 from scipy.special import gammaln
@@ -33,7 +34,7 @@ class Noise:
 
     @property
     def common(self) -> bool:
-        return bool(np.isinf(self.nu))
+        return isinf(self.nu)
 
     def log_prior(self, s2: Floats) -> float:
         """sum_i log p(log s2_i), up to a constant; zero for common noise."""

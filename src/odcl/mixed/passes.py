@@ -112,14 +112,9 @@ def _sums(q: Quadratics, at: Parameters) -> PassSums:
 def e_step(q: Quadratics, at: Parameters) -> tuple[Floats, Floats, Floats, Moments]:
     """Responsibilities, log densities, noise and moments of every user."""
     s2 = own_noise(q, at, np.matmul)
-    m = moments(q, _not_kept(at.spread), s2)
+    m = moments(q, at.spread, s2)
     r, total = responsibilities(misfits(m, at.stack), at.weights)
     return r[0], total[0], s2, m
-
-
-def _not_kept(spread: Spread) -> Spread:
-    """The same T: an eigendecomposition per user pays only where it is kept."""
-    return replace(spread, shape="diag") if spread.shape == "scalar" else spread
 
 
 def shares_of(q: Quadratics, at: Parameters) -> Floats:
@@ -142,12 +137,11 @@ def own_noise(q: Quadratics, at: Parameters, product: Product = by_row) -> Float
     if noise.common or not q.noisy:
         return np.full(len(q), noise.s0)
     stack, bare = at.stack, Centers.of(c, np.zeros_like(at.covariances))
-    spread = _not_kept(at.spread)
     s2 = (noise.nu * noise.s0 + q.pure) / (noise.nu + q.dof)
     going = np.arange(len(q))
     for _ in range(FIXED_POINT):
         part, old = (q if len(going) == len(q) else q[going]), s2[going]
-        m = moments(part, spread, old)
+        m = moments(part, at.spread, old)
         r = responsibilities(misfits(m, stack, product), at.weights)[0][0]
         z = scores(m, c)
         Q = misfits(m, bare, product)[0] - (m.base - m.e)[:, None]

@@ -12,6 +12,7 @@ import numpy as np
 from scipy.special import stdtr, stdtrit
 
 from odcl._typing import Floats, Ints
+from odcl.mixed.coordinates import Coordinates
 from odcl.mixed.em import Fit
 from odcl.mixed.mixture import (
     Centers,
@@ -23,7 +24,6 @@ from odcl.mixed.mixture import (
 )
 from odcl.mixed.noise import CAUTION, Noise
 from odcl.mixed.passes import Parameters, own_noise, scores
-from odcl.mixed.terms import Coordinates
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,6 +177,7 @@ def posterior(q: Quadratics, download: Download) -> Posterior:
     stack = Centers.of(c, download.covariances)
     s2 = own_noise(q, download.parameters)
     logits, theta, V, J = [], [], [], []
+    none = np.broadcast_to(np.zeros(()), q.A.shape), np.broadcast_to(np.eye(q.dim), q.A.shape)
     for scale, share in zip(download.scales, download.shares, strict=True):
         T = scale * download.spread.matrix
         m = moments(q, replace(download.spread, matrix=T), s2)
@@ -184,8 +185,8 @@ def posterior(q: Quadratics, download: Download) -> Posterior:
             logits.append(np.log(share * download.weights) - 0.5 * misfits(m, stack, by_row)[0])
         if not T.any():
             theta.append(np.tile(c, (len(q), 1, 1)))
-            V.append(np.zeros_like(m.W))
-            J.append(np.tile(np.eye(q.dim), (len(q), 1, 1)))
+            V.append(none[0])
+            J.append(none[1])
             continue
         theta.append(c + scores(m, c) @ T)
         TW = T @ m.W
@@ -195,4 +196,9 @@ def posterior(q: Quadratics, download: Download) -> Posterior:
     r = np.exp(r - r.max(axis=(1, 2), keepdims=True))
     r /= r.sum(axis=(1, 2), keepdims=True)
     dof = np.full(len(q), noise.dof) if noise.common else noise.nu / CAUTION + q.dof
-    return Posterior(download, r, np.stack(theta, 1), np.stack(V, 1), np.stack(J, 1), s2, dof)
+    return Posterior(download, r, np.stack(theta, 1), _stacked(V), _stacked(J), s2, dof)
+
+
+def _stacked(parts: list[Floats]) -> Floats:
+    """Along a second axis; one alone without a copy."""
+    return parts[0][:, None] if len(parts) == 1 else np.stack(parts, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from scipy.optimize import nnls
@@ -58,8 +59,8 @@ def bound_slopes(q: Quadratics, m: Moments, spread: Spread, r: Floats, centers: 
     """
     n, dim = m.w.shape
     c, C = centers.c[0], centers.C[0].reshape(-1, dim * dim)
-    flat, K = m.W.reshape(n, -1), len(centers.c[0])
-    inner = flat @ np.concatenate([(c[:, :, None] * c[:, None]).reshape(K, -1), C]).T
+    K = len(c)
+    inner = m.inner(np.concatenate([c[:, :, None] * c[:, None], centers.C[0]]))
     at_centers = inner[:, :K] - 2 * m.w @ c.T
     misfit = m.base[:, None] + at_centers + inner[:, K:]
     rss = m.e + (r * at_centers).sum(axis=1)
@@ -68,35 +69,59 @@ def bound_slopes(q: Quadratics, m: Moments, spread: Spread, r: Floats, centers: 
     omega, H = np.zeros((dim, dim)), np.zeros((dim, dim))
     if len(o) == 0:
         return Slopes(omega, H, rss, left, misfit)
-    keep = np.ix_(o, o)
-    total, T = np.zeros((len(o), len(o))), spread.matrix[keep]
-    step = stack_size(dim)
+    keep = _open(spread)
+    T = spread.matrix[keep]
+    total = np.zeros_like(T)
+    k, step = len(o), min(stack_size(dim), max(n, 1))
+    rooms = np.empty((step, dim * dim)), np.empty((step, k, dim)), np.empty((step, k, k))
+    full = spread.shape == "full"
     for i in range(0, n, step):
-        part = slice(i, i + step)
-        through, spent, square = _through(m.W[part], m.w[part], r[part], c, C, T, spread.shape, o)
+        part = slice(i, min(i + step, n))
+        room = [space[: part.stop - i] for space in rooms]
+        through, spent, square = _through(m.W[part], m.w[part], r[part], c, C, T, o, full, room)
         total += square
         rss[part] -= spent
         left[part] += through
-    omega[keep], H[keep] = total, (np.ones(n) @ flat).reshape(dim, dim)[keep]
+    omega[keep], H[keep] = total, (np.ones(n) @ m.W.reshape(n, -1)).reshape(dim, dim)[keep]
     return Slopes(omega, H, rss, left, misfit)
 
 
+def _open(spread: Spread) -> tuple[Any, ...]:
+    """Where a matrix has its open coordinates."""
+    every = slice(None), slice(None)
+    return every if spread.open.all() else np.ix_(spread.open, spread.open)
+
+
 def _through(
-    W: Floats, w: Floats, r: Floats, c: Floats, C: Floats, T: Floats, shape: str, o: Ints
+    W: Floats,
+    w: Floats,
+    r: Floats,
+    c: Floats,
+    C: Floats,
+    T: Floats,
+    o: Ints,
+    full: bool,
+    room: list[Floats],
 ) -> tuple[Floats, Floats, Floats]:
-    """Of a stack of users: tr W T W C_i - tr W T, sum_k r z'T z, and their part of Omega."""
+    """Of a stack of users: tr W T W C_i - tr W T, sum_k r z'T z, and their part of Omega.
+
+    Matrices are worked out in the ``room`` of the stack before.
+    """
     n, dim = w.shape
-    K, k, t = len(c), len(o), np.diagonal(T)
+    K, k = len(c), len(o)
     W_o = W if k == dim else np.ascontiguousarray(W[:, o])
     z = w[:, o, None] - (W_o.reshape(-1, dim) @ c.T).reshape(n, k, K)
     z = (z * np.sqrt(r)[:, None]).transpose(0, 2, 1).reshape(n * K, k)
-    WC = W_o @ (r @ C).reshape(n, dim, dim)
-    if shape == "full":
-        each = (WC @ W_o.transpose(0, 2, 1)).reshape(n, -1)
-        through = each @ T.ravel() - W_o[..., o].reshape(n, -1) @ T.ravel()
+    C_i, WC, WCW = room
+    np.matmul(r, C, out=C_i)
+    np.matmul(W_o, C_i.reshape(n, dim, dim), out=WC)
+    if full:
+        each = np.matmul(WC, W_o.transpose(0, 2, 1), out=WCW).reshape(n, -1)
+        own = W_o.reshape(n, -1) if k == dim else W_o[..., o].reshape(n, -1)
+        through = each @ T.ravel() - own @ T.ravel()
         spent = ((z @ T) * z).reshape(n, -1).sum(axis=1)
         return through, spent, z.T @ z + each.sum(axis=0).reshape(k, k)
-    each = np.einsum("ijk,ijk->ij", WC, W_o)
+    t, each = np.diagonal(T), np.einsum("ijk,ijk->ij", WC, W_o)
     through = (each - np.diagonal(W, axis1=1, axis2=2)[:, o]) @ t
     return through, (z**2 @ t).reshape(n, -1).sum(axis=1), z.T @ z + np.diag(each.sum(axis=0))
 
@@ -153,7 +178,7 @@ def _full_step(spread: Spread, total: Summed) -> Floats:
 
     Clipping in other coordinates than H^1/2 T H^1/2 stalls on the boundary.
     """
-    n, keep = total.n, np.ix_(spread.open, spread.open)
+    n, keep = total.n, _open(spread)
     H, omega = total.H[keep] / n, total.omega[keep] / n
     values, vectors = np.linalg.eigh(H)
     seen = values > 1e-10 * max(values[-1], 1e-300)

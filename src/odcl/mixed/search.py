@@ -6,10 +6,9 @@ samples are drawn by user id.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 
 import numpy as np
 
@@ -80,11 +79,13 @@ def search(
     with one_thread():
         names = [str(i) for i in range(len(q))] if ids is None else [str(i) for i in ids]
         if len(q) <= sample:
+            q = replace(q, many=n_groups is None)
             best = _search(q, names, max_groups, n_groups, spread, admissible)
             found = _polish(q, best, admissible)
             return replace(found, curbed=best.curbed, weighed=best.weighed)
         who = sample_by_id(names, sample)  # what is admissible is a matter of all users
-        best = _search(q[who], [names[i] for i in who], max_groups, n_groups, spread)
+        some = replace(q[who], many=n_groups is None)
+        best = _search(some, [names[i] for i in who], max_groups, n_groups, spread)
 
         def allowed(at: Parameters) -> bool:
             return admissible is None or admissible(fit_of(q, at, best))
@@ -112,6 +113,7 @@ def search_sample(
     """The mixture of best evidence for a sample, roughly converged: all users are to follow."""
     _check(n_groups, spread)
     with one_thread():
+        q = replace(q, many=n_groups is None)
         return _search(q, [str(i) for i in ids.tolist()], max_groups, n_groups, spread)
 
 
@@ -169,7 +171,7 @@ def _candidates(q: Quadratics, max_groups: int, spread: str | None) -> list[Fit]
     if prior is None or len(q) < 3:
         return fits
     points = posterior_means(q, simple)
-    seeds = kmeans_seeds(points)
+    seeds = enumerate(kmeans_seeds(points), 2)
     # One center may have a full T by itself; groups have it only where it is asked for.
     grown = ("scalar", "zero", "diag") if spread is None else shapes
     previous = {shape: singles[shape] for shape in grown if shape in singles}
@@ -179,12 +181,11 @@ def _candidates(q: Quadratics, max_groups: int, spread: str | None) -> list[Fit]
         given_up = all(count >= FAILURES for count in failures.values())
         if given_up and 2 * k > len(q):
             break
-        centers = next(seeds)
         if given_up:
             best = min(map(evidence, fits))
             if k not in LOOKED_AT or _within_reach(q, simple, prior, k) >= best:
                 continue
-            tried = [lloyd(points, c) for c in centers]
+            tried = _lloyds(points, seeds, k)
             alike = _alike(q, simple, tried, prior, beat=best)
             if evidence(alike) >= best:
                 continue
@@ -193,7 +194,7 @@ def _candidates(q: Quadratics, max_groups: int, spread: str | None) -> list[Fit]
             failures = dict.fromkeys(previous, 0)
             fits += previous.values()
             continue
-        tried = [lloyd(points, c) for c in centers]
+        tried = _lloyds(points, seeds, k)
         for shape in [shape for shape in previous if failures[shape] < FAILURES]:
             bar = least[shape]
             if spread is None and shape == "zero":  # in the end a scalar T, closed, can do as much
@@ -210,6 +211,14 @@ def _candidates(q: Quadratics, max_groups: int, spread: str | None) -> list[Fit]
             least[shape] = min(least[shape], evidence(fit))
             previous[shape] = fit
     return fits
+
+
+def _lloyds(
+    points: Floats, seeds: Iterator[tuple[int, tuple[Floats, ...]]], k: int
+) -> list[Floats]:
+    """Hard responsibilities of the K-means of k groups; ``seeds`` are numbered by their groups."""
+    centers = next(centers for at, centers in seeds if at == k)
+    return [lloyd(points, c) for c in centers]
 
 
 def _given(q: Quadratics, k: int, shapes: Sequence[str], few: Ints) -> list[Fit]:
@@ -229,8 +238,7 @@ def _given(q: Quadratics, k: int, shapes: Sequence[str], few: Ints) -> list[Fit]
     prior, points = center_prior(simple), posterior_means(q, simple)
     if prior is None:  # users look all the same: centers lie as far apart as one user can see
         prior = np.eye(q.dim) * q.dim * len(q) / max(np.trace(q.A.sum(axis=0)), 1e-300)
-    centers = next(islice(kmeans_seeds(points), k - 2, None))
-    tried = [lloyd(points, c) for c in centers]
+    tried = _lloyds(points, enumerate(kmeans_seeds(points), 2), k)
     alike = _alike(q, simple, tried, prior)
     fits = [_reopened(q, alike, singles[shape]) for shape in shapes if shape in singles]
     return [alike] * ("zero" in shapes) + fits

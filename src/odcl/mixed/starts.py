@@ -8,7 +8,8 @@ import numpy as np
 
 from odcl._typing import Floats
 from odcl.mixed.em import Fit
-from odcl.mixed.mixture import Moments, Quadratics, moments
+from odcl.mixed.marginal import stack_size
+from odcl.mixed.mixture import Moments, Quadratics, group_sums, moments
 
 ENOUGH = 300  # users that tell how well users are known
 
@@ -20,21 +21,24 @@ def splits(m: Moments, fit: Fit, n_splits: int = 3) -> list[Floats]:
     covariance the scores should have; groups are ranked by the score test of a spread along it.
     ``m`` are the moments of the fit.
     """
-    W, w, found = m.W, m.w, []
+    shares, found = fit.responsibilities, []
+    scores = m.w[..., None] - (m.W.reshape(-1, m.w.shape[1]) @ fit.centers.T).reshape(
+        *m.w.shape, -1
+    )
+    sums = group_sums(m, shares[None])[0][0]
     for k in range(fit.n_groups):
-        r = fit.responsibilities[:, k]
+        r, z = shares[:, k], scores[..., k]
         if r.sum() < 1.5:  # one user cannot be split
             continue
-        z = w - W @ fit.centers[k]
-        M = np.tensordot(r, W, axes=1)
-        values, vectors = np.linalg.eigh(M)
+        values, vectors = np.linalg.eigh(sums[k])
         seen = values > 1e-10 * max(values[-1], 1e-300)
         white = vectors[:, seen] / np.sqrt(values[seen])
         top, directions = np.linalg.eigh(white.T @ ((z * r[:, None]).T @ z) @ white)
         u = white @ directions[:, -1]
-        excess = (top[-1] - 1) / np.sqrt(2 * (r * ((W @ u) @ u) ** 2).sum())
+        along = m.inner(np.outer(u, u)[None])[:, 0]
+        excess = (top[-1] - 1) / np.sqrt(2 * (r * along**2).sum())
         upper = (z @ u > 0).astype(float)
-        split = np.delete(fit.responsibilities, k, axis=1)
+        split = np.delete(shares, k, axis=1)
         found.append((excess, np.column_stack([split, r * upper, r * (1 - upper)])))
     found.sort(key=lambda pair: -pair[0])
     return [split for _, split in found[:n_splits]]
@@ -45,10 +49,14 @@ def posterior_means(q: Quadratics, fit: Fit) -> Floats:
 
     T z with (I + A T) z = b - A c: the metric, which needs all of W, is that of some users.
     """
-    T, s2 = fit.spread.matrix, fit.s2[:, None]
-    slope = (q.b - (q.A @ fit.centers[0][:, None])[..., 0]) / s2
-    system = np.eye(q.dim) + q.A @ T / s2[..., None]
-    theta = np.linalg.solve(system, slope[..., None])[..., 0] @ T
+    T, step = fit.spread.matrix, stack_size(q.dim)
+    theta = np.empty_like(q.b)
+    for first in range(0, len(q), step):
+        part = slice(first, first + step)
+        A, s2 = q.A[part], fit.s2[part, None]
+        slope = (q.b[part] - (A @ fit.centers[0][:, None])[..., 0]) / s2
+        system = np.eye(q.dim) + A @ T / s2[..., None]
+        theta[part] = np.linalg.solve(system, slope[..., None])[..., 0] @ T
     some = slice(None, None, -(-len(q) // ENOUGH))
     W = moments(q[some], fit.spread, fit.s2[some]).W
     values, vectors = np.linalg.eigh(W.mean(axis=0))

@@ -17,6 +17,7 @@ from odcl.exchange.upload import Uploads
 from odcl.local.fit import fit_users
 from odcl.local.receive import Received, receive
 from odcl.method import Method
+from odcl.mixed.coordinates import Coordinates, coordinates
 from odcl.mixed.em import Fit
 from odcl.mixed.house import model_map, model_spread, plain_coordinates, site_expansion
 from odcl.mixed.mixture import Centers, Quadratics, Spread, by_row, misfits, moments
@@ -25,7 +26,7 @@ from odcl.mixed.posterior import Download as Mixture
 from odcl.mixed.posterior import download_of, posterior
 from odcl.mixed.search import search
 from odcl.mixed.sites import prior_sd
-from odcl.mixed.terms import Coordinates, DataTerms, coordinates, merge, quadratics
+from odcl.mixed.terms import DataTerms, merge, quadratics
 from odcl.risk.loss import symmetric
 from odcl.risk.risk import SITE_WIDTHS, Risk
 from odcl.server.alternatives import of_fits

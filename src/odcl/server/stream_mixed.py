@@ -11,13 +11,13 @@ import numpy as np
 from odcl._typing import Ints
 from odcl.exchange.upload import Uploads
 from odcl.method import Method
+from odcl.mixed.coordinates import Coordinates
 from odcl.mixed.everybody import everybody
 from odcl.mixed.house import model_map, model_spread
 from odcl.mixed.mixture import Quadratics
 from odcl.mixed.passes import Parameters, PassSums, pass_sums, shares_of
 from odcl.mixed.posterior import Download as Mixture
 from odcl.mixed.search import search_sample
-from odcl.mixed.terms import Coordinates
 from odcl.risk.risk import SITE_WIDTHS
 from odcl.server.alternatives import of_fits
 from odcl.server.mixed import (
