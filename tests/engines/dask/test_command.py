@@ -260,7 +260,7 @@ def test_a_scheduler_that_is_not_there_is_said(command, table, monkeypatch):
     assert "No Dask scheduler answers" in said.err
 
 
-def test_a_small_table_starts_no_workers(command, table, monkeypatch):
+def test_a_small_table_starts_no_workers(command, tmp_path, table, monkeypatch):
     def started(*given, **more):
         raise AssertionError("a cluster was started")
 
@@ -268,6 +268,10 @@ def test_a_small_table_starts_no_workers(command, table, monkeypatch):
     said = command("fit", table, *NAMED, "--engine", "dask", "--holdout", 0, "--out", "run")
     assert said.code == 0
     assert "no workers are started" in said.err
+    assert command("predict", "run", table, "--engine", "dask", "--out", "answers").code == 0
+    assert command("predict", "run", table, "--out", "whole.parquet").code == 0
+    mine, theirs = read(tmp_path / "answers"), pq.read_table(tmp_path / "whole.parquet")
+    assert_allclose(mine["prediction"].to_numpy(), theirs["prediction"].to_numpy(), rtol=1e-12)
     for more in (("--workers", 1), ("--dashboard",)):
         with pytest.raises(AssertionError, match="a cluster was started"):
             command("fit", table, *NAMED, "--engine", "dask", *more, "--out", "other")

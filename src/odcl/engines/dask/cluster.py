@@ -22,12 +22,13 @@ _QUIET = {"logging.distributed": "error", "distributed.comm.timeouts.connect": "
 
 @dataclass(frozen=True, eq=False)
 class Cluster:
-    """Where tasks run. ``client`` None: in this process, delayed values by Dask's scheduler."""
+    """Where tasks run. ``client`` None: in this process, by Dask's scheduler or one by one."""
 
     client: Any = None
     n_workers: int = 1
     dashboard: str = ""
     started: str = ""  # what is to be said of a cluster that was started here
+    one_by_one: bool = False  # tasks of this process follow one another
 
     def run(
         self,
@@ -45,7 +46,7 @@ class Cluster:
             return []
         if self.client is not None:
             return self._on_client(function, given, shared, progress)
-        if not any(map(is_delayed, given)):
+        if self.one_by_one:
             return _one_by_one(function, given, shared, progress)
         import dask
 
@@ -109,7 +110,8 @@ def _one_by_one(
 @contextmanager
 def this_process() -> Iterator[Cluster]:
     """No cluster: for a table so small that workers would take longer to start than to work."""
-    yield Cluster(started="a small table: no workers are started for it (--workers N starts some)")
+    words = "a small table: no workers are started for it (--workers N starts some)"
+    yield Cluster(started=words, one_by_one=True)
 
 
 @contextmanager
