@@ -10,6 +10,7 @@ from numpy.testing import assert_allclose
 from scipy.stats import f as fisher
 from scipy.stats import multivariate_normal
 
+from odcl.mixed import em
 from odcl.mixed.choose import center_prior
 from odcl.mixed.em import charge, fit_mixture
 from odcl.mixed.mixture import Spread, center_step, group_sums, misfits, moments
@@ -187,6 +188,27 @@ def test_equal_noise_is_hardly_ever_taken_for_unequal():
         theta = np.random.default_rng(seed).standard_normal((30, 2))
         found += not pure_noise(seen(*rows_of(theta, 8, seed=seed))[2])[0].common
     assert found <= 3
+
+
+@pytest.mark.parametrize("shape", ["diag", "full"])
+def test_sweeps_that_look_ahead_end_sooner_in_the_same_place_and_never_fall(shape, monkeypatch):
+    """Unequal noise and few rows: sweeps by themselves creep."""
+    rng = np.random.default_rng(3)
+    theta = rng.standard_normal((40, 3)) * [1.0, 0.3, 0.1]
+    X, y, users = rows_of(theta, 6, seed=3)
+    _, _, q = seen(X, y * np.repeat(rng.uniform(0.2, 3.0, 40), 6), users)
+    T = Spread(shape, np.diag([0.5, 0.2, 0.1]), np.ones(3, bool))
+    args = q, np.ones((40, 1)), T, Noise(2.0, 0.5, 1.0), np.full(40, 0.5)
+    quick = fit_mixture(*args, still=1e-10)
+    monkeypatch.setattr(em, "_ahead", lambda seen, noise: seen[-1])
+    plain = fit_mixture(*args, still=1e-10)
+    assert plain.converged
+    assert quick.converged
+    assert len(quick.trace) < 0.7 * len(plain.trace)
+    assert (np.diff(quick.trace) > -1e-9).all()
+    assert_allclose(quick.bound, plain.bound, rtol=1e-12)
+    assert_allclose(quick.spread.matrix, plain.spread.matrix, atol=1e-7)
+    assert_allclose(quick.s2, plain.s2, rtol=1e-7)
 
 
 def test_tails_are_a_mixture_of_scales_and_pay_for_themselves():

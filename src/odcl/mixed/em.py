@@ -30,6 +30,7 @@ from odcl.mixed.scoring import Slopes, bound_slopes, noise_floor, scoring_step
 
 SHRINK = 0.4  # a step of T that lowers the bound is tried again, this much shorter
 TRIALS = 8
+MOST_AHEAD = 1e3  # steps of a sweep that are taken at once where sweeps creep
 SETTLE = 100  # sweeps at most that numbers may still move when the bound rises no more
 
 
@@ -145,7 +146,8 @@ def fit_mixture(
     ``m`` are the moments at these T and noise, where they are known. ``prior`` is B, needed for
     two groups and more; B may grow in proportion, since small groups lie farther out than users on
     average do. ``reml=False`` takes the centers as known (maximum likelihood). Ends when a sweep
-    gains less than ``tol`` and (but for ``SETTLE`` sweeps) moves no number by more than ``still``,
+    gains less than ``tol`` and (but for ``SETTLE`` sweeps) moves no number by more than ``still``
+    (then every third looks ahead: sweeps alone creep where T or the noise is told by little),
     or when the evidence ``beat`` would not be beaten though all sweeps to come gained as much as
     the last. Only of a fit that is to be ``kept`` are the degrees of freedom behind the noise
     counted.
@@ -157,6 +159,12 @@ def fit_mixture(
     misfit = misfits(m, centers)
     trace: list[float] = []
     converged, settled, moved = False, 0, np.inf
+    seen: list[tuple[Floats, Floats]] = []
+
+    def bound(misfit: Floats, centers: Centers, s2: Floats) -> float:
+        total = float(responsibilities(misfit, weights)[1].sum() - centers.price[0])
+        return total + noise.log_prior(s2)
+
     for sweep in range(max_sweeps):
         r, total = responsibilities(misfit, weights)
         trace.append(float(total.sum() - centers.price[0]) + noise.log_prior(s2))
@@ -173,6 +181,17 @@ def fit_mixture(
         spread, s2, m, misfit = _variance_step(q, m, spread, s2, r[0], centers, noise)
         if isfinite(still):
             moved = _moved(before, (centers.c, spread.matrix, s2))
+            seen += [(spread.matrix, s2)] * bool(spread.matrix.any())
+        if len(seen) == 3:
+            T_a, s2_a = _ahead(seen, noise)
+            s2_a = np.maximum(s2_a, noise_floor(bool(q.dof.any()))) if q.noisy else s2
+            ahead = replace(spread, matrix=T_a)
+            m_a = moments(q, ahead, s2_a)
+            c_a = center_step(*group_sums(m_a, r), prior, anchor=q.anchor, reml=reml)
+            misfit_a = misfits(m_a, c_a)
+            if bound(misfit_a, c_a, s2_a) > bound(misfit, centers, s2):
+                spread, s2, m, centers, misfit = ahead, s2_a, m_a, c_a, misfit_a
+            seen = []
     at_means = replace(centers, C=np.zeros_like(centers.C))
     misfit = misfits(m, at_means)
     log_likelihood = float(responsibilities(misfit, weights)[1].sum())
@@ -199,6 +218,26 @@ def fit_mixture(
         converged,
         told=_told(m, spread),
     )
+
+
+def _ahead(seen: list[tuple[Floats, Floats]], noise: Noise) -> tuple[Floats, Floats]:
+    """Where three sweeps that left T and the noise at ``seen`` lead to, if they go on like that.
+
+    Squared extrapolation: x + 2 a d + a^2 (e - d) with their steps d and e, a = |d| / |e - d|; T in
+    units of its largest entry, the noise in its logarithm. Steps that go to and fro meet inside.
+    """
+    T_end, s2_end = seen[-1]
+    unit, size = np.abs(T_end).max(), T_end.size
+    start, middle, end = (
+        np.append(T / unit, np.log(s2[:1] if noise.common else s2)) for T, s2 in seen
+    )
+    first, bend = middle - start, end - 2 * middle + start
+    a = min(float(np.linalg.norm(first)) / max(float(np.linalg.norm(bend)), 1e-300), MOST_AHEAD)
+    x = start + 2 * a * first + a**2 * bend
+    values, vectors = np.linalg.eigh(x[:size].reshape(T_end.shape))
+    T = unit * (vectors * np.maximum(values, 0.0)) @ vectors.T
+    s2 = np.exp(end[size:] + np.clip(x[size:] - end[size:], -1.0, 1.0))
+    return np.where(T_end == 0, 0.0, T), np.broadcast_to(s2, s2_end.shape).copy()
 
 
 def _moved(before: tuple[Floats, ...], after: tuple[Floats, ...]) -> float:

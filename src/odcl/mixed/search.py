@@ -79,12 +79,12 @@ def search(
     with one_thread():
         names = [str(i) for i in range(len(q))] if ids is None else [str(i) for i in ids]
         if len(q) <= sample:
-            q = replace(q, many=n_groups is None)
+            q = replace(q, many=_many(n_groups, spread))
             best = _search(q, names, max_groups, n_groups, spread, admissible)
             found = _polish(q, best, admissible)
             return replace(found, curbed=best.curbed, weighed=best.weighed)
         who = sample_by_id(names, sample)  # what is admissible is a matter of all users
-        some = replace(q[who], many=n_groups is None)
+        some = replace(q[who], many=_many(n_groups, spread))
         best = _search(some, [names[i] for i in who], max_groups, n_groups, spread)
 
         def allowed(at: Parameters) -> bool:
@@ -113,8 +113,13 @@ def search_sample(
     """The mixture of best evidence for a sample, roughly converged: all users are to follow."""
     _check(n_groups, spread)
     with one_thread():
-        q = replace(q, many=n_groups is None)
+        q = replace(q, many=_many(n_groups, spread))
         return _search(q, [str(i) for i in ids.tolist()], max_groups, n_groups, spread)
+
+
+def _many(n_groups: int | None, spread: str | None) -> bool:
+    """Will T be tried at many multiples of I?"""
+    return n_groups is None or spread in (None, "scalar")
 
 
 def _check(n_groups: int | None, spread: str | None) -> None:
