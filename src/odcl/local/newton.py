@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from odcl._typing import Array, Bools, Floats, Ints
-from odcl.local.conjugate import System, outdated, per_user, preconditioner
+from odcl.local.conjugate import Hessians, outdated, per_user, preconditioner
 from odcl.local.stacked import PerUser, solver, with_diagonal
 from odcl.risk.loss import Loss, weighted_gram
 
@@ -216,7 +216,7 @@ class _State(PerUser):
             )
         fall = per_user(g * np.matmul(self.inverse, g))
         enough = np.clip(np.sqrt(fall / np.maximum(self.scale, 1e-300)), 1e-7, LOOSE)
-        system = System(
+        system = Hessians(
             problem.loss, problem.Dt, problem.weight, self.curve, problem.pen, self.inverse
         )
         return system.solve(g, enough)
