@@ -13,6 +13,7 @@ from odcl.data.folds import folds
 from odcl.local.fit import Penalty, solve_users
 from odcl.local.newton import MANY
 from odcl.local.predict import linear_predictors
+from odcl.local.user_trials import Drawn, UserRows
 from odcl.risk.risk import Risk
 
 N_FOLDS = 5
@@ -132,8 +133,6 @@ def _side_by_side(trial: _Trial, ends: _Ends) -> tuple[Floats, Floats]:
     """The same for classes and many parameters: a user's fits start from one another."""
     from joblib import Parallel, delayed
 
-    from odcl.local.user_trials import UserRows
-
     federation, risk, choices = trial.federation, trial.risk, trial.choices
     y = risk.loss.encode(federation.y)
     weight = np.ones(len(y)) if federation.weight is None else federation.weight
@@ -146,10 +145,11 @@ def _side_by_side(trial: _Trial, ends: _Ends) -> tuple[Floats, Floats]:
     def weigh(i: int) -> None:
         part = federation.rows(i)
         held_out = trial.fold[part] == np.arange(N_FOLDS)[:, None]
-        rows = UserRows.of(risk, federation.X[part], y[part], weight[part], held_out)
-        drawn = rows.drawn(choices[1:-1, i], ends.center[i])
-        last = rows.score_own(ends.own[i]) if alone is None else alone[i]
-        total = np.array([first[i], *drawn.score(), last])
+        inputs = risk.design(federation.X[part])
+        rows = UserRows(risk, inputs, y[part], weight[part], held_out)
+        drawn = Drawn.of(rows, choices[1:-1, i], ends.center[i])
+        score = drawn.score(ends.own[i] if alone is None else None)
+        total = np.array([first[i], *score, *(() if alone is None else alone[i : i + 1])])
         best[i] = np.argmax(total <= total.min() + EQUAL)  # first of equals
         share = _weights(total[:, None], None)[:, 0]
         models[i] = share[0] * ends.group[i] + share[-1] * ends.own[i]

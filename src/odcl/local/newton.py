@@ -215,7 +215,7 @@ class _State(PerUser):
                 np.where(old, average, self.average),
             )
         fall = per_user(g * np.matmul(self.inverse, g))
-        enough = np.clip(np.sqrt(fall / np.maximum(self.scale, 1e-300)), 1e-7, LOOSE)
+        enough = np.clip(np.sqrt(fall / np.maximum(self.scale, 1e-300)), 1e-4, LOOSE)
         system = Hessians(
             problem.loss, problem.Dt, problem.weight, self.curve, problem.pen, self.inverse
         )

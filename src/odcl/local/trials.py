@@ -2,12 +2,12 @@
 
 Each trial is
 
-    minimise  sum_j weight_j loss(offset_j + x_j a, y_j) + 1/2 sum_k pen_k a_k^2
+    minimise  sum_j weight_j loss(offset_j + x_j theta, y_j) + pen/2 ||theta||^2
 
-with weights and penalties of its own, on one design. In coordinates in which the design's columns
-are orthogonal, the Hessian at an average curvature is diagonal for every penalty: it costs nothing
-to precondition conjugate gradients by it, and a product with all trials' Hessians is two products
-of matrices.
+with weights and a penalty of its own, on one design; the intercept, the last of theta, may have
+another penalty than the rest. In coordinates in which the design's columns are orthogonal, the
+Hessian at an average curvature is diagonal for every penalty: it costs nothing to precondition
+conjugate gradients by it, and a product with all trials' Hessians is two products of matrices.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from odcl._typing import Bools, Floats
-from odcl.local.conjugate import System, per_user
+from odcl.local.conjugate import System, products
 from odcl.local.newton import LOOSE, MAX_ITER
 from odcl.local.stacked import PerUser
 from odcl.risk.columns import Columns
@@ -29,50 +29,49 @@ FLAT = 1e-12
 
 @dataclass(frozen=True, eq=False)
 class Design:
-    """Rows in orthogonal coordinates: D^T W D = diag(size)."""
+    """Rows in orthogonal coordinates: theta = basis a, X theta = D a and D^T W D = diag(size)."""
 
     D: Floats  # (n, r)
     Dt: Floats  # (r, n)
     size: Floats  # (r,)
-    back: Floats  # (inputs, r), from coordinates to coefficients
-    forth: Floats  # (r, inputs), and from coefficients in the rows' span to coordinates
+    basis: Floats  # (inputs, r), orthonormal columns that span the rows of X
 
     @classmethod
     def of(cls, X: Floats, weight: Floats) -> Design:
         """Of all the columns of X (n, inputs), for rows' weights that sum to 1, (n,)."""
         n, inputs = X.shape
         if n > inputs:
-            size, V = np.linalg.eigh((X * weight[:, None]).T @ X)
+            size, basis = np.linalg.eigh((X * weight[:, None]).T @ X)
         else:
             rows = X * np.sqrt(weight)[:, None]
             size, U = np.linalg.eigh(rows @ rows.T)
             kept = size > FLAT * max(size[-1], 1e-290)
             size, U = size[kept], U[:, kept]
-            V = rows.T @ U / np.sqrt(size)
-        D = X @ V
-        return cls(D, np.ascontiguousarray(D.T), np.maximum(size, 0.0), V, V.T)
+            basis = rows.T @ U / np.sqrt(size)
+        D = X @ basis
+        return cls(D, np.ascontiguousarray(D.T), np.maximum(size, 0.0), basis)
 
-    @classmethod
-    def with_intercept(cls, X: Floats, weight: Floats) -> Design:
-        """Columns about their means, and an intercept of its own, the last coordinate."""
-        mean = weight @ X
-        apart = cls.of(X - mean, weight)
-        r, p = apart.forth.shape
-        D = np.column_stack([apart.D, np.ones(len(X))])
-        back, forth = np.zeros((p + 1, r + 1)), np.zeros((r + 1, p + 1))
-        back[:p, :r], back[p, :r], back[p, r] = apart.back, -mean @ apart.back, 1.0
-        forth[:r, :p], forth[r, :p], forth[r, p] = apart.forth, mean, 1.0
-        return cls(D, np.ascontiguousarray(D.T), np.append(apart.size, 1.0), back, forth)
+    def relief(self, pen: Floats, intercept: Floats) -> Floats:
+        """What a penalty ``pen`` on all of theta has too much, (t,), if the intercept's is less.
+
+        The penalty is pen ||a||^2 - relief (last a)^2 over two, where ``last`` is the last row of
+        the basis. The intercept may leave the span of the rows of X, which ``basis`` does not: of
+        all theta with the same X theta, that of the least penalty is meant.
+        """
+        outside = 1.0 - (self.basis[-1] ** 2).sum()
+        less = pen - intercept
+        return less * pen / np.maximum(pen - less * outside, 1e-290)
 
 
 @dataclass(eq=False)
 class Trials(PerUser):
-    """Fits under way, t of them. Those of one user never depend on another's."""
+    """Fits to be made, t of them. Those of one user never depend on another's."""
 
     design: Design
     columns: Columns
     weight: Floats  # (t, n), sums to 1 each
-    pen: Floats  # (t, r)
+    pen: Floats  # (t,)
+    relief: Floats  # (t,), see ``Design.relief``
     offset: Floats  # (t, c, n)
     # A step that moves no predictor by more than ``near`` is the last, and no step is asked to
     # leave less of the gradient than ``share``: what is left to go is about their product.
@@ -97,6 +96,10 @@ class Trials(PerUser):
         """(t, c, n)"""
         return self.offset + _times(a, self.design.Dt)
 
+    def penalised(self, a: Floats) -> Floats:
+        """Gradient of the penalty, (t, c, r)."""
+        return _penalised(self.pen[:, None, None], self.relief, self.design.basis[-1], a)
+
 
 @dataclass(eq=False)
 class _State(PerUser):
@@ -106,26 +109,27 @@ class _State(PerUser):
     a: Floats  # (t, c, r)
     z: Floats  # (t, c, n)
     risk: Floats  # (t,)
+    pull: Floats  # (t, c, r), of the penalty
     slope: Floats  # (t, c, n), times the rows' weights
     bend: Floats  # (t, c, n)
 
     @classmethod
     def at(cls, trials: Trials, a: Floats) -> _State:
-        z = trials.predictor(a)
+        z, pull = trials.predictor(a), trials.penalised(a)
         value, slope, bend = trials.columns.terms(z)
-        penalty = per_user(trials.pen[:, None, :] * a**2)
-        risk = (trials.weight * value).sum(axis=1) + 0.5 * penalty
-        return cls(trials, a, z, risk, slope * trials.weight[:, None, :], bend)
+        risk = (trials.weight * value).sum(axis=1) + 0.5 * products(pull, a)
+        slope *= trials.weight[:, None, :]
+        return cls(trials, a, z, risk, pull, slope, bend)
 
     def step(self) -> tuple[_State, Bools]:
         """Where a step leads, and whose was so small that it is the last, (t,)."""
         trials = self.trials
-        gradient = _times(self.slope, trials.design.D) + trials.pen[:, None, :] * self.a
+        gradient = _times(self.slope, trials.design.D) + self.pull
         system = self._system()
-        fall = per_user(gradient * system.near(gradient))
+        fall = products(gradient, system.near(gradient))
         enough = np.sqrt(fall / np.maximum(self.risk, 1e-300))
         direction = -system.solve(gradient, np.clip(enough, trials.share, LOOSE))
-        descent = per_user(gradient * direction)
+        descent = products(gradient, direction)
         new = _State.at(trials, self.a + direction)
         move = np.abs(new.z - self.z).max(axis=(1, 2))
         small = (move <= trials.near) | (descent >= 0) | (-descent <= 1e-24 * self.risk)
@@ -141,11 +145,12 @@ class _State(PerUser):
     def _system(self) -> _Hessians:
         trials = self.trials
         average = (trials.weight * trials.columns.average_bend(self.bend)).sum(axis=1)
-        own = average[:, None] * trials.design.size + trials.pen
+        own = average[:, None] * trials.design.size + trials.pen[:, None]
         inverse = 1.0 / np.where(own > 1e-290, own, 1.0)
         weighted = self.bend * trials.weight[:, None, :]
-        rest = (weighted, trials.pen[:, None, :], inverse[:, None, :])
-        return _Hessians(trials.design, trials.columns, self.bend, *rest)
+        pen = trials.pen[:, None, None], trials.relief
+        fixed = (trials.design, trials.columns)
+        return _Hessians(*fixed, self.bend, weighted, *pen, inverse[:, None, :])
 
 
 @dataclass(eq=False)
@@ -156,17 +161,28 @@ class _Hessians(System):
     columns: Columns
     bend: Floats  # (t, c, n)
     weighted: Floats  # (t, c, n)
-    pen: Floats  # (t, 1, r)
+    pen: Floats  # (t, 1, 1)
+    relief: Floats  # (t,)
     inverse: Floats  # (t, 1, r)
 
     def product(self, v: Floats) -> Floats:
         moved = self.columns.bent(self.bend, self.weighted, _times(v, self.design.Dt))
         ahead = _times(moved, self.design.D)
-        ahead += self.pen * v
+        ahead += _penalised(self.pen, self.relief, self.design.basis[-1], v)
         return ahead
 
     def near(self, g: Floats) -> Floats:
         return self.inverse * g
+
+
+def _penalised(pen: Floats, relief: Floats, last: Floats, v: Floats) -> Floats:
+    """(pen - relief last last^T) v for each trial, (t, c, r); most have no relief."""
+    pull = pen * v
+    free = np.flatnonzero(relief)
+    if len(free):
+        along = np.matmul(v[free], last) * relief[free, None]
+        pull[free] -= along[..., None] * last
+    return pull
 
 
 def _times(v: Floats, M: Floats) -> Floats:

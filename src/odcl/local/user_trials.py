@@ -6,7 +6,7 @@ all rows are finished afterwards, as exactly as their share of the average needs
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from odcl.local.trials import Design, Trials
 from odcl.risk.columns import Columns, columns_of
 from odcl.risk.risk import Risk
 
-# (near, share) of ``Trials``. Scores: log-odds are right to some .03, a user's total to some .05.
+# ``near`` and ``share`` of Trials. Scores: log-odds are right to some .03, a total to some .05.
 SCORED = (0.3, 0.1)
 # Models of share 1: log-odds are right to about 1e-7; of less, as the average needs.
 AVERAGED = (1e-4, 1e-3)
@@ -27,18 +27,13 @@ AT_HAND = 1 << 18
 
 @dataclass(frozen=True, eq=False)
 class UserRows:
-    """A user's rows, which of them each fold holds out, and the weights of those that it keeps."""
+    """A user's rows, and which of them each fold holds out."""
 
     risk: Risk
-    X: Floats  # (n, n_features)
-    y: Floats  # (n,)
-    weight: Floats  # (n,)
+    inputs: Floats  # (n, n_inputs), with the intercept's column
+    y: Floats  # (n,), encoded
+    weight: Floats  # (n,), how often each counts
     held_out: Bools  # (folds, n)
-    columns: Columns
-
-    @classmethod
-    def of(cls, risk: Risk, X: Floats, y: Floats, weight: Floats, held_out: Bools) -> UserRows:
-        return cls(risk, X, y, weight, held_out, columns_of(risk.loss, y))
 
     @property
     def everything(self) -> Floats:
@@ -51,71 +46,20 @@ class UserRows:
         left = self.weight * ~self.held_out
         return left / np.maximum(left.sum(axis=1, keepdims=True), 1e-300)
 
-    def drawn(self, strengths: Floats, center: Floats) -> Drawn:
-        """Fits on all rows, roughly, drawn to the centre (dim,) with these strengths (g,)."""
-        around = self._columns(center)
-        inputs = self.risk.design(self.X)
-        design = Design.of(inputs, self.everything)
-        offset = around @ inputs.T
-        start = np.zeros((len(strengths), len(around), len(design.size)))
-        weight = np.tile(self.everything, (len(strengths), 1))
-        pen = np.repeat(strengths[:, None], len(design.size), axis=1)
-        found = self._fit(design, weight, pen, offset, start)
-        return Drawn(self, design, pen, center, offset, found)
-
-    def score_own(self, own: Floats) -> float:
-        """Loss of the rows held out by the user's own fits, which start at its model (dim,).
+    def own_penalties(self) -> tuple[Floats, Floats]:
+        """Strengths on the coefficients and on the intercept of the folds' own fits, (folds,) each.
 
         A fold that leaves out all rows of a class has no finite intercept for it and gets a small
-        prior, as ``solve_users`` gives it; here on the intercept about the mean of the rows.
+        prior, as ``solve_users`` gives it.
         """
         risk, kept = self.risk, self.kept
+        pen = np.full(len(kept), risk.l2)
         if not risk.intercept:
-            design = Design.of(self.X, self.everything)
-            pen = np.full((len(kept), len(design.size)), risk.l2)
-        else:
-            design = Design.with_intercept(self.X, self.everything)
-            pen = np.full((len(kept), len(design.size)), risk.l2)
-            pen[:, -1] = 0.0
-            lost = risk.loss.one_sided(np.tile(self.y, (len(kept), 1)), kept > 0)
-            n_samples = (self.weight * ~self.held_out).sum(axis=1, keepdims=True)
-            pen += np.where(lost[:, None], PRIOR / np.maximum(n_samples, 1e-300), 0.0)
-        start = self._columns(own) @ design.forth.T
-        start = np.repeat(start[None], len(kept), axis=0)
-        offset = np.zeros((start.shape[1], len(self.y)))
-        found = self._fit(design, kept, pen, offset, start)
-        return float(self._score(design, found, offset).sum())
-
-    def _columns(self, theta: Floats) -> Floats:
-        return self.columns.spread(theta.reshape(-1, self.risk.n_outputs))
-
-    def _fit(
-        self,
-        design: Design,
-        weight: Floats,
-        pen: Floats,
-        offset: Floats,
-        start: Floats,
-        accuracy: tuple[Floats | float, Floats | float] = SCORED,
-    ) -> Floats:
-        """Trials some at a time: weight (t, n), pen (t, r), offset (c, n), start (t, c, r)."""
-        length = max(1, AT_HAND // (8 * offset.size))
-        near, share = (np.broadcast_to(number, len(pen)) for number in accuracy)
-        found = np.empty_like(start)
-        for i in range(0, len(pen), length):
-            some = slice(i, i + length)
-            offsets = np.broadcast_to(offset, (len(pen[some]), *offset.shape))
-            rest = (weight[some], pen[some], offsets, near[some], share[some])
-            found[some] = Trials(design, self.columns, *rest).minimise(start[some])
-        return found
-
-    def _score(self, design: Design, found: Floats, offset: Floats) -> Floats:
-        """Losses of the rows held out, (t,), for trials (t, c, r) that go through the folds."""
-        t, c, r = found.shape
-        z = offset + (found.reshape(t * c, r) @ design.Dt).reshape(t, *offset.shape)
-        value = self.columns.terms(z)[0].reshape(-1, *self.held_out.shape)
-        total: Floats = (value * (self.weight * self.held_out)).sum(axis=2)
-        return total.ravel()
+            return pen, pen
+        lost = risk.loss.one_sided(np.tile(self.y, (len(kept), 1)), kept > 0)
+        n_samples = (self.weight * ~self.held_out).sum(axis=1)
+        prior = np.where(lost, PRIOR / np.maximum(n_samples, 1e-300), 0.0)
+        return pen + prior, prior
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,30 +68,78 @@ class Drawn:
 
     rows: UserRows
     design: Design
-    pen: Floats  # (g, r)
+    columns: Columns
+    strengths: Floats  # (g,)
     center: Floats  # (dim,)
     offset: Floats  # (c, n), the predictor at the centre
     found: Floats  # (g, c, r)
 
-    def score(self) -> Floats:
-        """Losses of the rows held out, each by the fit without its fold, (g,)."""
-        g, kept = len(self.pen), self.rows.kept
-        fits = (np.tile(kept, (g, 1)), *(np.repeat(a, len(kept), 0) for a in (self.pen,)))
-        start = np.repeat(self.found, len(kept), axis=0)
-        found = self.rows._fit(self.design, *fits, self.offset, start)
-        score = self.rows._score(self.design, found, self.offset)
-        return score.reshape(g, -1).sum(axis=1)
+    @classmethod
+    def of(cls, rows: UserRows, strengths: Floats, center: Floats) -> Drawn:
+        design = Design.of(rows.inputs, rows.everything)
+        columns = columns_of(rows.risk.loss, rows.y)
+        around = columns.spread(center.reshape(-1, rows.risk.n_outputs))
+        start = np.zeros((len(strengths), len(around), len(design.size)))
+        rough = cls(rows, design, columns, strengths, center, around @ rows.inputs.T, start)
+        return replace(rough, found=rough._refined(np.ones(len(strengths), dtype=bool), SCORED))
+
+    def score(self, own: Floats | None) -> Floats:
+        """Losses of the rows held out, each by the fit without its fold, (g,).
+
+        With the user's ``own`` model (dim,), where its fits without a fold start, one more: of
+        these, which are drawn to zero by the risk's l2 and have a free intercept.
+        """
+        kept, g = self.rows.kept, len(self.strengths)
+        folds = len(kept)
+        pen = np.repeat(self.strengths, folds)
+        relief = np.zeros(len(pen))
+        start, offset = [self.found], [np.broadcast_to(self.offset, (g, *self.offset.shape))]
+        if own is not None:
+            free, intercept = self.rows.own_penalties()
+            pen = np.concatenate([pen, free])
+            relief = np.concatenate([relief, self.design.relief(free, intercept)])
+            columns = self.columns.spread(own.reshape(-1, self.rows.risk.n_outputs))
+            start.append((columns @ self.design.basis)[None])
+            offset.append(np.zeros((1, *self.offset.shape)))
+        begin, offsets = (np.repeat(np.concatenate(a), folds, axis=0) for a in (start, offset))
+        trials = self._trials(np.tile(kept, (len(pen) // folds, 1)), pen, relief, offsets, SCORED)
+        value = self.columns.terms(trials.predictor(_in_portions(trials, begin)))[0]
+        cost = value.reshape(-1, *kept.shape) * (self.rows.weight * self.rows.held_out)
+        total: Floats = cost.sum(axis=(1, 2))
+        return total
 
     def average(self, share: Floats) -> Floats:
         """The models' sum, each times its share (g,): (dim,)."""
         found, some = self.found.copy(), share > NO_SHARE
         if some.any():
             loose = 1.0 / np.sqrt(share[some])
-            accuracy = tuple(
-                np.minimum(one * loose, most) for one, most in zip(AVERAGED, SCORED, strict=True)
-            )
-            weight = np.tile(self.rows.everything, (int(some.sum()), 1))
-            rest = (weight, self.pen[some], self.offset, found[some])
-            found[some] = self.rows._fit(self.design, *rest, accuracy)
-        mean = np.tensordot(share, found, axes=1) @ self.design.back.T
-        return share.sum() * self.center + self.rows.columns.gather(mean[None])[0].ravel()
+            near, part = (np.minimum(a * loose, b) for a, b in zip(AVERAGED, SCORED, strict=True))
+            found[some] = self._refined(some, (near, part))
+        mean = np.tensordot(share, found, axes=1) @ self.design.basis.T
+        return share.sum() * self.center + self.columns.gather(mean[None])[0].ravel()
+
+    def _refined(self, some: Bools, accuracy: tuple[Floats | float, Floats | float]) -> Floats:
+        """Some of the fits on all rows, as exact as asked for."""
+        pen = self.strengths[some]
+        weight = np.tile(self.rows.everything, (len(pen), 1))
+        offset = np.broadcast_to(self.offset, (len(pen), *self.offset.shape))
+        trials = self._trials(weight, pen, np.zeros(len(pen)), offset, accuracy)
+        return _in_portions(trials, self.found[some])
+
+    def _trials(
+        self,
+        weight: Floats,
+        pen: Floats,
+        relief: Floats,
+        offset: Floats,
+        accuracy: tuple[Floats | float, Floats | float],
+    ) -> Trials:
+        near, share = (np.broadcast_to(number, len(pen)) for number in accuracy)
+        return Trials(self.design, self.columns, weight, pen, relief, offset, near, share)
+
+
+def _in_portions(trials: Trials, start: Floats) -> Floats:
+    """``minimise`` of some trials at a time: how many depends on the user's rows alone."""
+    length = max(1, AT_HAND // (8 * max(start[0].size, trials.offset[0].size)))
+    parts = (slice(i, i + length) for i in range(0, len(start), length))
+    return np.concatenate([trials.take(part).minimise(start[part]) for part in parts])
