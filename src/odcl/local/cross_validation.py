@@ -24,7 +24,7 @@ PORTION_BYTES = 1 << 26
 # Models that are only scored on the rows held out: log-odds are right to about 1e-7.
 ROUGH = 300.0
 # Totals of users with many parameters may differ by so much and are equal (see ``user_trials``).
-EQUAL = 0.05
+EQUAL = 0.1
 
 
 def cross_validated(

@@ -83,12 +83,12 @@ class Trials(PerUser):
         found = start.copy()
         ids, state = np.arange(len(found)), _State.at(self, start)
         for _ in range(MAX_ITER):
-            state, small = state.step()
-            if small.any():
-                found[ids[small]] = state.a[small]
-                ids, state = ids[~small], state.take(~small)
-                if not len(ids):
-                    break
+            step = state.step()
+            going = ~step.last
+            found[ids[step.last]] = state.a[step.last] + step.direction[step.last]
+            if not going.any():
+                return found
+            ids, state = ids[going], state.take(going).moved(step.take(going))
         found[ids] = state.a
         return found
 
@@ -99,6 +99,16 @@ class Trials(PerUser):
     def penalised(self, a: Floats) -> Floats:
         """Gradient of the penalty, (t, c, r)."""
         return _penalised(self.pen[:, None, None], self.relief, self.design.basis[-1], a)
+
+
+@dataclass(eq=False)
+class _Step(PerUser):
+    """A Newton step of every trial."""
+
+    direction: Floats  # (t, c, r)
+    z: Floats  # (t, c, n), the predictor after it
+    descent: Floats  # (t,), slope of the risk along it
+    last: Bools  # (t,), is it so small that it is the last?
 
 
 @dataclass(eq=False)
@@ -114,15 +124,16 @@ class _State(PerUser):
     bend: Floats  # (t, c, n)
 
     @classmethod
-    def at(cls, trials: Trials, a: Floats) -> _State:
-        z, pull = trials.predictor(a), trials.penalised(a)
+    def at(cls, trials: Trials, a: Floats, z: Floats | None = None) -> _State:
+        z = trials.predictor(a) if z is None else z
+        pull = trials.penalised(a)
         value, slope, bend = trials.columns.terms(z)
         risk = (trials.weight * value).sum(axis=1) + 0.5 * products(pull, a)
         slope *= trials.weight[:, None, :]
         return cls(trials, a, z, risk, pull, slope, bend)
 
-    def step(self) -> tuple[_State, Bools]:
-        """Where a step leads, and whose was so small that it is the last, (t,)."""
+    def step(self) -> _Step:
+        """Towards the minimum: the smaller the gradient, the more exactly."""
         trials = self.trials
         gradient = _times(self.slope, trials.design.D) + self.pull
         system = self._system()
@@ -130,17 +141,22 @@ class _State(PerUser):
         enough = np.sqrt(fall / np.maximum(self.risk, 1e-300))
         direction = -system.solve(gradient, np.clip(enough, trials.share, LOOSE))
         descent = products(gradient, direction)
-        new = _State.at(trials, self.a + direction)
-        move = np.abs(new.z - self.z).max(axis=(1, 2))
-        small = (move <= trials.near) | (descent >= 0) | (-descent <= 1e-24 * self.risk)
-        length = np.ones(len(move))
+        z = trials.predictor(self.a + direction)
+        last = np.abs(z - self.z).max(axis=(1, 2)) <= trials.near
+        last |= -descent <= 1e-24 * self.risk
+        return _Step(direction, z, descent, last)
+
+    def moved(self, step: _Step) -> _State:
+        """After the step, or the first of its half, quarter and so on that lowers the risk."""
+        new = _State.at(self.trials, self.a + step.direction, step.z)
+        length = np.ones(len(new.risk))
         for _ in range(30):
-            over = ~small & ~(new.risk <= self.risk + 1e-4 * length * descent)
+            over = ~(new.risk <= self.risk + 1e-4 * length * step.descent)
             if not over.any():
                 break
             length = np.where(over, 0.5 * length, length)
-            new = _State.at(trials, self.a + length[:, None, None] * direction)
-        return new, small
+            new = _State.at(self.trials, self.a + length[:, None, None] * step.direction)
+        return new
 
     def _system(self) -> _Hessians:
         trials = self.trials
