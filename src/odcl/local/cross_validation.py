@@ -15,6 +15,7 @@ from odcl.local.newton import MANY
 from odcl.local.predict import linear_predictors
 from odcl.local.user_trials import Drawn, UserRows
 from odcl.risk.risk import Risk
+from odcl.threads import one_thread
 
 N_FOLDS = 5
 # Strengths that cross-validation looks at besides "stay local" (0) and "take the group's" (inf),
@@ -156,7 +157,8 @@ def _side_by_side(trial: _Trial, ends: _Ends) -> tuple[Floats, Floats]:
         models[i] += drawn.average(share[1:-1])
 
     each = Parallel(trial.n_jobs, prefer="threads")
-    each(delayed(weigh)(i) for i in range(federation.n_users))
+    with one_thread(min(federation.n_features, int(federation.n_rows.max()))):
+        each(delayed(weigh)(i) for i in range(federation.n_users))
     return models, choices[best, np.arange(len(models))]
 
 

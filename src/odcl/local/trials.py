@@ -84,11 +84,11 @@ class Trials(PerUser):
         ids, state = np.arange(len(found)), _State.at(self, start)
         for _ in range(MAX_ITER):
             step = state.step()
-            going = ~step.last
-            found[ids[step.last]] = state.a[step.last] + step.direction[step.last]
-            if not going.any():
+            done = step.last
+            found[ids[done]] = step.a[done]
+            if done.all():
                 return found
-            ids, state = ids[going], state.take(going).moved(step.take(going))
+            ids, state = ids[~done], state.moved(step)
         found[ids] = state.a
         return found
 
@@ -106,13 +106,14 @@ class _Step(PerUser):
     """A Newton step of every trial."""
 
     direction: Floats  # (t, c, r)
-    z: Floats  # (t, c, n), the predictor after it
+    a: Floats  # (t, c, r), where it leads
+    z: Floats  # (t, c, n), and the predictor there
     descent: Floats  # (t,), slope of the risk along it
     last: Bools  # (t,), is it so small that it is the last?
 
 
 @dataclass(eq=False)
-class _State(PerUser):
+class _State:
     """Trials, and what is known where they stand."""
 
     trials: Trials
@@ -141,21 +142,27 @@ class _State(PerUser):
         enough = np.sqrt(fall / np.maximum(self.risk, 1e-300))
         direction = -system.solve(gradient, np.clip(enough, trials.share, LOOSE))
         descent = products(gradient, direction)
-        z = trials.predictor(self.a + direction)
+        a = self.a + direction
+        z = trials.predictor(a)
         last = np.abs(z - self.z).max(axis=(1, 2)) <= trials.near
-        last |= -descent <= 1e-24 * self.risk
-        return _Step(direction, z, descent, last)
+        last |= -descent <= 1e-15 * self.risk  # less than the risk can show
+        return _Step(direction, a, z, descent, last)
 
     def moved(self, step: _Step) -> _State:
-        """After the step, or the first of its half, quarter and so on that lowers the risk."""
-        new = _State.at(self.trials, self.a + step.direction, step.z)
-        length = np.ones(len(new.risk))
+        """Trials that go on, after the step or the first of its half, quarter and so on that lowers
+        the risk."""
+        trials, a, risk = self.trials, self.a, self.risk
+        if step.last.any():
+            on = ~step.last
+            trials, a, risk, step = trials.take(on), a[on], risk[on], step.take(on)
+        new = _State.at(trials, step.a, step.z)
+        length = np.ones(len(risk))
         for _ in range(30):
-            over = ~(new.risk <= self.risk + 1e-4 * length * step.descent)
+            over = ~(new.risk <= risk + 1e-4 * length * step.descent)
             if not over.any():
                 break
             length = np.where(over, 0.5 * length, length)
-            new = _State.at(self.trials, self.a + length[:, None, None] * step.direction)
+            new = _State.at(trials, a + length[:, None, None] * step.direction)
         return new
 
     def _system(self) -> _Hessians:
@@ -194,8 +201,8 @@ class _Hessians(System):
 def _penalised(pen: Floats, relief: Floats, last: Floats, v: Floats) -> Floats:
     """(pen - relief last last^T) v for each trial, (t, c, r); most have no relief."""
     pull = pen * v
-    free = np.flatnonzero(relief)
-    if len(free):
+    if relief.any():
+        free = relief > 0
         along = np.matmul(v[free], last) * relief[free, None]
         pull[free] -= along[..., None] * last
     return pull

@@ -264,13 +264,17 @@ def softmax_terms(a: Floats, own: Floats, axis: int) -> tuple[Floats, Floats, Fl
     """
     a -= (own * a).sum(axis=axis, keepdims=True)
     top = a.max(axis=axis, keepdims=True)  # never below 0, the own class's
-    e = np.exp(a - top)
-    others = e * (1.0 - own)
-    wrong = others.sum(axis=axis, keepdims=True)
+    a -= top
+    e = np.exp(a, out=a)
+    slope = e * (1.0 - own)
+    wrong = slope.sum(axis=axis, keepdims=True)
     total = wrong + np.exp(-top)
     # Small losses and slopes from small numbers: 1 minus a probability would round them off.
     value = top + np.where(top > 0, np.log(total), np.log1p(wrong))
-    return value, (others - own * wrong) / total, e / total
+    slope -= own * wrong
+    slope /= total
+    e /= total
+    return value, slope, e
 
 
 class Poisson(Loss):
