@@ -21,15 +21,11 @@ MOST = 500  # products per step
 OTHER = 2.0
 
 
-def per_user(a: Floats) -> Floats:
-    """The sum of all of a user's numbers, (b,)."""
-    return a.reshape(len(a), -1).sum(axis=1)
-
-
 def products(a: Floats, b: Floats) -> Floats:
-    """The sum of all products of a user's numbers, (b,)."""
-    count = len(a)
-    return np.matmul(a.reshape(count, 1, -1), b.reshape(count, -1, 1)).ravel()
+    """The sum of all products of a user's numbers, (b,), of arrays (b, .)."""
+    if hasattr(np, "vecdot"):  # NumPy 2
+        return np.asarray(np.vecdot(a, b), dtype=np.float64)
+    return np.asarray(np.einsum("ij,ij->i", a, b), dtype=np.float64)
 
 
 class System(PerUser):
@@ -37,14 +33,14 @@ class System(PerUser):
 
     @abstractmethod
     def product(self, v: Floats) -> Floats:
-        """H v for v (b, ., .), one matrix of numbers each."""
+        """H v for v (b, .), a row each."""
 
     @abstractmethod
     def near(self, g: Floats) -> Floats:
         """About H^-1 g: the preconditioner."""
 
     def solve(self, g: Floats, enough: Floats) -> Floats:
-        """About H^-1 g, like g: what is left of g is ``enough`` (b,) of it, preconditioned.
+        """About H^-1 g for g (b, .): ``enough`` (b,) of it, preconditioned, is what is left.
 
         A user who is done stays put, so that it does not matter who else is in the stack.
         """
@@ -65,14 +61,14 @@ class System(PerUser):
             ahead = system.product(way)
             bent = products(way, ahead)
             going &= bent > 0
-            step = np.where(going, size / np.where(going, bent, 1.0), 0.0)[:, None, None]
+            step = np.where(going, size / np.where(going, bent, 1.0), 0.0)[:, None]
             x += step * way
             ahead *= step
             left -= ahead
             near = system.near(left)
             new = products(left, near)
             going &= new > goal
-            way *= (going * new / np.where(size > 0, size, 1.0))[:, None, None]
+            way *= (going * new / np.where(size > 0, size, 1.0))[:, None]
             way += near
             size = new
         found[ids] = x
@@ -91,12 +87,15 @@ class Hessians(System):
     inverse: Floats  # (b, r, r), the preconditioner
 
     def product(self, v: Floats) -> Floats:
+        v = v.reshape(*self.pen.shape, self.loss.n_outputs)
         moved = self.loss.bent(self.bend, np.matmul(self.Dt.transpose(0, 2, 1), v))
         moved *= self.weight[..., None]
-        return np.matmul(self.Dt, moved) + self.pen[..., None] * v
+        ahead = np.matmul(self.Dt, moved) + self.pen[..., None] * v
+        return ahead.reshape(len(v), -1)
 
     def near(self, g: Floats) -> Floats:
-        return np.matmul(self.inverse, g)
+        near = np.matmul(self.inverse, g.reshape(*self.pen.shape, self.loss.n_outputs))
+        return near.reshape(len(g), -1)
 
 
 def preconditioner(gram: Floats, average: Floats, pen: Floats) -> Floats:

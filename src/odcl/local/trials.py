@@ -98,7 +98,8 @@ class Trials(PerUser):
 
     def penalised(self, a: Floats) -> Floats:
         """Gradient of the penalty, (t, c, r)."""
-        return _penalised(self.pen[:, None, None], self.relief, self.design.basis[-1], a)
+        pull = _penalised(self.pen, self.relief, self.design.basis[-1], _flat(a))
+        return pull.reshape(a.shape)
 
 
 @dataclass(eq=False)
@@ -129,7 +130,7 @@ class _State:
         z = trials.predictor(a) if z is None else z
         pull = trials.penalised(a)
         value, slope, bend = trials.columns.terms(z)
-        risk = (trials.weight * value).sum(axis=1) + 0.5 * products(pull, a)
+        risk = (trials.weight * value).sum(axis=1) + 0.5 * products(_flat(pull), _flat(a))
         slope *= trials.weight[:, None, :]
         return cls(trials, a, z, risk, pull, slope, bend)
 
@@ -138,10 +139,11 @@ class _State:
         trials = self.trials
         gradient = _times(self.slope, trials.design.D) + self.pull
         system = self._system()
-        fall = products(gradient, system.near(gradient))
+        flat = _flat(gradient)
+        fall = products(flat, system.near(flat))
         enough = np.sqrt(fall / np.maximum(self.risk, 1e-300))
-        direction = -system.solve(gradient, np.clip(enough, trials.share, LOOSE))
-        descent = products(gradient, direction)
+        way = system.solve(flat, np.clip(enough, trials.share, LOOSE))
+        direction, descent = -way.reshape(gradient.shape), -products(flat, way)
         a = self.a + direction
         z = trials.predictor(a)
         last = np.abs(z - self.z).max(axis=(1, 2)) <= trials.near
@@ -171,9 +173,9 @@ class _State:
         own = average[:, None] * trials.design.size + trials.pen[:, None]
         inverse = 1.0 / np.where(own > 1e-290, own, 1.0)
         weighted = self.bend * trials.weight[:, None, :]
-        pen = trials.pen[:, None, None], trials.relief
+        each = np.tile(inverse, (1, self.a.shape[1]))  # the same for all columns
         fixed = (trials.design, trials.columns)
-        return _Hessians(*fixed, self.bend, weighted, *pen, inverse[:, None, :])
+        return _Hessians(*fixed, self.bend, weighted, trials.pen, trials.relief, each)
 
 
 @dataclass(eq=False)
@@ -184,13 +186,15 @@ class _Hessians(System):
     columns: Columns
     bend: Floats  # (t, c, n)
     weighted: Floats  # (t, c, n)
-    pen: Floats  # (t, 1, 1)
+    pen: Floats  # (t,)
     relief: Floats  # (t,)
-    inverse: Floats  # (t, 1, r)
+    inverse: Floats  # (t, c r)
 
     def product(self, v: Floats) -> Floats:
-        moved = self.columns.bent(self.bend, self.weighted, _times(v, self.design.Dt))
-        ahead = _times(moved, self.design.D)
+        t, c, n = self.bend.shape
+        z = v.reshape(t * c, -1) @ self.design.Dt
+        moved = self.columns.bent(self.bend, self.weighted, z.reshape(t, c, n))
+        ahead = (moved.reshape(t * c, n) @ self.design.D).reshape(v.shape)
         ahead += _penalised(self.pen, self.relief, self.design.basis[-1], v)
         return ahead
 
@@ -199,13 +203,19 @@ class _Hessians(System):
 
 
 def _penalised(pen: Floats, relief: Floats, last: Floats, v: Floats) -> Floats:
-    """(pen - relief last last^T) v for each trial, (t, c, r); most have no relief."""
-    pull = pen * v
+    """(pen - relief last last^T) v for each trial and column, (t, c r); most have no relief."""
+    pull = pen[:, None] * v
     if relief.any():
         free = relief > 0
-        along = np.matmul(v[free], last) * relief[free, None]
-        pull[free] -= along[..., None] * last
+        part = v[free].reshape(np.count_nonzero(free), -1, len(last))
+        along = (part @ last) * relief[free, None]
+        pull[free] -= _flat(along[..., None] * last)
     return pull
+
+
+def _flat(v: Floats) -> Floats:
+    """A row per trial."""
+    return v.reshape(len(v), -1)
 
 
 def _times(v: Floats, M: Floats) -> Floats:

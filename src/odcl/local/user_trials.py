@@ -17,7 +17,7 @@ from odcl.risk.columns import Columns, columns_of
 from odcl.risk.risk import Risk
 
 # ``near`` and ``share`` of Trials. Scores: log-odds are right to some .04, a total to some .1.
-SCORED = (0.2, 0.05)
+SCORED = (0.3, 0.1)
 # Models of share 1: log-odds are right to about 1e-7; of less, as the average needs.
 AVERAGED = (1e-3, 1e-3)
 NO_SHARE = 1e-6  # a model of so little share is taken as it is
