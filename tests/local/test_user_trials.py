@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from odcl import Downloads, Federation, Risk
 from odcl.data.folds import folds
 from odcl.local import cross_validation, user_trials
-from odcl.local.cross_validation import EQUAL, N_FOLDS
+from odcl.local.cross_validation import N_FOLDS
 from odcl.local.fit import Penalty, fit_users, solve_users
 from odcl.local.receive import receive
 from odcl.local.user_trials import Drawn, UserRows
@@ -107,20 +107,22 @@ def _trial(federation, risk, seed=0):
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_scores_are_as_right_as_is_said(monkeypatch, shape):
+def test_scores_are_as_right_as_weights_need(monkeypatch, shape):
     federation = classes(*shape)
     risk = risk_of(shape[2])
     uploads, downloads = messages(federation, risk)
     strengths = np.array([1.0, 0.1, 0.01, 1e-3])
 
-    def scores():
-        drawn = [Drawn.of(user_rows(federation, risk, i), strengths, downloads.others[i])
-                 for i in range(3)]  # fmt: skip
-        return np.array([one.score(uploads.models[i]) for i, one in enumerate(drawn)])
+    def weights():
+        scores = []
+        for i in range(3):
+            rows = user_rows(federation, risk, i)
+            scores.append(Drawn.of(rows, strengths, downloads.others[i]).score(uploads.models[i]))
+        return cross_validation._weights(np.array(scores).T, None)
 
-    about = scores()
+    about = weights()
     monkeypatch.setattr(user_trials, "SCORED", (1e-6, 1e-6))
-    assert_allclose(about, scores(), atol=2 * EQUAL)
+    assert_allclose(about, weights(), atol=0.02)
 
 
 @pytest.mark.parametrize("l2", [0.01, 0.0])

@@ -25,7 +25,8 @@ STILL = 1e-12
 # Beyond so many parameters steps are found by conjugate gradients.
 MANY = 200
 NEAR_BYTES = 1 << 20
-LOOSE = 0.3  # the share of a gradient that a step far from the minimum may leave
+# The shares of a gradient that a step may leave, far from the minimum and at the least.
+LOOSE, CLOSE = 0.3, 1e-4
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,7 +220,7 @@ class _State(PerUser):
         )
         flat = g.reshape(len(g), -1)
         fall = products(flat, system.near(flat))
-        enough = np.clip(np.sqrt(fall / np.maximum(self.scale, 1e-300)), 1e-4, LOOSE)
+        enough = np.clip(np.sqrt(fall / np.maximum(self.scale, 1e-300)), CLOSE, LOOSE)
         return system.solve(flat, enough).reshape(g.shape)
 
     def _solve_by_kernel(self, K: Floats, g: Floats) -> Floats:

@@ -18,7 +18,7 @@ import numpy as np
 
 from odcl._typing import Bools, Floats
 from odcl.local.conjugate import System, products
-from odcl.local.newton import LOOSE, MAX_ITER
+from odcl.local.newton import CLOSE, LOOSE, MAX_ITER
 from odcl.local.stacked import PerUser
 from odcl.risk.columns import Columns
 
@@ -73,10 +73,10 @@ class Trials(PerUser):
     pen: Floats  # (t,)
     relief: Floats  # (t,), see ``Design.relief``
     offset: Floats  # (t, c, n)
-    # A step that moves no predictor by more than ``near`` is the last, and no step is asked to
-    # leave less of the gradient than ``share``: what is left to go is about their product.
+    # A step is the last that moves no predictor by more than ``near`` and leaves an error of no
+    # more than ``left``. An error of 1 costs half a unit of the n rows' total loss.
     near: Floats  # (t,)
-    share: Floats  # (t,)
+    left: Floats  # (t,)
 
     def minimise(self, start: Floats) -> Floats:
         """The minimisers, (t, c, r), by Newton steps that are cut until the risk falls."""
@@ -140,13 +140,16 @@ class _State:
         gradient = _times(self.slope, trials.design.D) + self.pull
         system = self._system()
         flat = _flat(gradient)
-        fall = products(flat, system.near(flat))
+        fall = np.maximum(products(flat, system.near(flat)), 1e-300)
+        size = np.sqrt(len(trials.design.D) * fall)
         enough = np.sqrt(fall / np.maximum(self.risk, 1e-300))
-        way = system.solve(flat, np.clip(enough, trials.share, LOOSE))
+        enough = np.clip(np.maximum(enough, trials.left / size), CLOSE, LOOSE)
+        way = system.solve(flat, enough)
         direction, descent = -way.reshape(gradient.shape), -products(flat, way)
         a = self.a + direction
         z = trials.predictor(a)
         last = np.abs(z - self.z).max(axis=(1, 2)) <= trials.near
+        last &= (enough * size <= 1.5 * trials.left) | (enough == CLOSE)
         last |= -descent <= 1e-15 * self.risk  # less than the risk can show
         return _Step(direction, a, z, descent, last)
 

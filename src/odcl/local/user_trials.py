@@ -16,10 +16,11 @@ from odcl.local.trials import Design, Trials
 from odcl.risk.columns import Columns, columns_of
 from odcl.risk.risk import Risk
 
-# ``near`` and ``share`` of Trials. Scores: log-odds are right to some .04, a total to some .1.
-SCORED = (0.3, 0.1)
-# Models of share 1: log-odds are right to about 1e-7; of less, as the average needs.
-AVERAGED = (1e-3, 1e-3)
+# ``near`` and ``left`` of Trials. Scores: a strength's weight is right to some .02.
+SCORED = (0.3, 0.01)
+# Models of share 1: coefficients of standardised columns are right to 1e-6; of less, as the average
+# needs.
+AVERAGED = (1e-4, 1e-6)
 NO_SHARE = 1e-6  # a model of so little share is taken as it is
 # So much of one array is worked on at a time: the processor has it at hand.
 AT_HAND = 1 << 20
@@ -113,8 +114,8 @@ class Drawn:
         found, some = self.found.copy(), share > NO_SHARE
         if some.any():
             loose = 1.0 / np.sqrt(share[some])
-            near, part = (np.minimum(a * loose, b) for a, b in zip(AVERAGED, SCORED, strict=True))
-            found[some] = self._refined(some, (near, part))
+            near, left = (np.minimum(a * loose, b) for a, b in zip(AVERAGED, SCORED, strict=True))
+            found[some] = self._refined(some, (near, left))
         mean = np.tensordot(share, found, axes=1) @ self.design.basis.T
         return share.sum() * self.center + self.columns.gather(mean[None])[0].ravel()
 
@@ -134,8 +135,8 @@ class Drawn:
         offset: Floats,
         accuracy: tuple[Floats | float, Floats | float],
     ) -> Trials:
-        near, share = (np.broadcast_to(number, len(pen)) for number in accuracy)
-        return Trials(self.design, self.columns, weight, pen, relief, offset, near, share)
+        near, left = (np.broadcast_to(number, len(pen)) for number in accuracy)
+        return Trials(self.design, self.columns, weight, pen, relief, offset, near, left)
 
 
 def _in_portions(trials: Trials, start: Floats) -> Floats:
