@@ -116,7 +116,9 @@ def test_a_sites_evidence_under_its_prior_is_the_variational_bound(loss):
     got = -0.5 * moments(q, T, np.ones(6)).base
     shaped = (Z.reshape(6, 5, 3), y.reshape(6, 5), np.ones((6, 5)))
     root = np.sqrt(np.linalg.inv(P))
-    assert_allclose(got, variational(loss, *shaped, np.zeros((6, 3)), root).elbo, atol=1e-8)
+    best = variational(loss, *shaped, np.zeros((6, 3)), root).elbo
+    assert (got <= best + 1e-9).all()
+    assert_allclose(got, best, atol=2e-5)  # sites end near the best bound, where it is flat
 
 
 def test_the_bound_is_near_the_evidence_and_below_it():

@@ -88,30 +88,10 @@ def _print_times(found: Any, alone: Any, seconds: float) -> None:
 
 def _bytes(federation: SyntheticFederation, found: Any, error: float, seed: int) -> str:
     """Rounds and bytes of FedAvg and IFCA until their users' models are as good."""
-    from odcl.paper.baselines.descent import fedavg
-    from odcl.paper.baselines.ifca import ifca
-    from odcl.report.text import in_bytes, table
+    from odcl.paper.baselines.same_error import Cost, cost_table, costs_to_error
 
-    m = federation.n_users
-    shared: dict[str, Any] = {
-        "optima": federation.optima,
-        "rounds": ROUNDS,
-        "stop_at": WITHIN * error,
-        "seed": seed,
-        "local_steps": 1,
-    }
-    clustered = {**shared, "n_clusters": 10, "average": "models"}
-    rivals = {
-        "FedAvg": fedavg(federation, **shared),
-        "IFCA, 5 random starts": ifca(federation, n_starts=5, **clustered),
-        "IFCA near the truth": ifca(
-            federation, start="oracle", groups=federation.groups, **clustered
-        ),
-    }
-    rows = [("odcl", "1", found.bytes_up, found.bytes_down, f"{error:.2g}")]
-    for name, one in rivals.items():
-        rounds = f"{one.n_rounds}" if one.history.reached else f"not in {ROUNDS}"
-        rows.append((name, rounds, one.bytes_up, one.bytes_down, f"{one.nmse():.2g}"))
-    shown = [(*row[:2], in_bytes(row[2] / m), in_bytes(row[3] / m), row[4]) for row in rows]
-    head = "to the same error" if WITHIN == 1 else f"to within {WITHIN - 1:.0%} of odcl's error"
-    return table((head, "rounds", "sent per user", "received per user", "NMSE"), shown)
+    goal: dict[str, Any] = {"n_clusters": 10, "rounds": ROUNDS, "local_steps": (1,), "seed": seed}
+    rivals = costs_to_error(federation, WITHIN * error, **goal)
+    ours = Cost("odcl", error, 1, found.bytes_up, found.bytes_down)
+    head = f"to within {WITHIN - 1:.0%} of odcl's error"
+    return cost_table([ours, *rivals], federation.n_users, head)

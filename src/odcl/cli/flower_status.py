@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from pathlib import Path
 from typing import Any
 
 from odcl.cli import parser as opt
@@ -18,10 +17,7 @@ examples:
 
 def add(some: Any) -> opt.Parser:
     parser = opt.command(some, "flower status", "DIR", _ABOUT, _EXAMPLES)
-    group = parser.add_argument_group("arguments")
-    group.add_argument("dir", metavar="DIR", type=Path, help="folder of the deployment")
-    opt.quiet(parser.add_argument_group("options"))
-    return parser
+    return opt.deployment(parser)
 
 
 def run(options: Namespace) -> None:

@@ -103,28 +103,41 @@ FULL_UP_TO = 100
 
 @dataclass(frozen=True, eq=False)
 class LocalModels:
-    """The users' uploads, and what stays at the users: how their fits went."""
+    """The users' uploads, and what stays at the users: how their fits went.
+
+    Users who send data terms need no model of their own for it: it is worked out when somebody
+    asks, from the terms, or, where these do not tell, from the rows. Copies and pickles hold none.
+    """
 
     uploads: Uploads
     n_rows: Ints  # (n_users,)
-    solved: Solution | None  # None: to be read off the data terms, when somebody asks
+    solved: Solution | None  # None: when somebody asks
+    rows: Federation | None = None  # where the uploads alone do not tell
 
     @cached_property
     def solution(self) -> Solution:
         """The users' own models, and how their fits went."""
-        if self.solved is not None:
-            return self.solved
-        from odcl.local.terms import least_squares
-
-        return least_squares(self.uploads)
+        return self.solved or self._solve(np.arange(len(self.n_rows)))
 
     def models_of(self, some: Ints) -> Floats:
         """theta of some users, by position: the others' need not be worked out for it."""
         if self.solved is not None or "solution" in self.__dict__:
             return self.solution.theta[some]
+        return self._solve(some).theta
+
+    def _solve(self, some: Ints) -> Solution:
+        whole = len(some) == len(self.n_rows)
+        if self.rows is not None:
+            assert self.uploads.risk is not None
+            rows = self.rows if whole else self.rows.take(some)
+            return solve_users(rows, self.uploads.risk)
         from odcl.local.terms import least_squares
 
-        return least_squares(self.uploads.take(some)).theta
+        return least_squares(self.uploads if whole else self.uploads.take(some))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        solved = self.solved if self.rows is None else self.solution
+        return LocalModels, (self.uploads, self.n_rows, solved)
 
     @property
     def users(self) -> Array:
@@ -206,10 +219,11 @@ def _fit_users(
             risk=risk,
             **user_terms(federation, risk, short_terms=short_terms),
         )
-        if risk.loss.name == "squared" and uploads.observations is None and solver == "exact":
+        if isinstance(solver, str) and solver == "exact" and not strict:
             if progress is not None:
                 progress(m)
-            return LocalModels(uploads, federation.n_rows, None)
+            whole = risk.loss.name == "squared" and uploads.observations is None
+            return LocalModels(uploads, federation.n_rows, None, None if whole else federation)
     solved = _solve(federation, risk, solver, strict, seed, n_jobs, progress)
     if not terms:
         H, phi, trace = _confidence(federation, risk, solved, curvature)

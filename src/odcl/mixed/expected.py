@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import gammaln, ndtr
+from scipy.special import gammaln
 
 from odcl._typing import Floats
 
@@ -23,6 +23,23 @@ SHARES, RATES = np.array(
         (0.001449567805354, 0.238212616409306),
     ]
 ).T.copy()
+# Phi(-z) / phi(z) for z >= 0 as a polynomial in t = 1 / (1 + SLOWER z), times t, least squares:
+# Phi is right to 3e-13, at a third of the time that a library's takes.
+SLOWER = 0.3
+MILLS = (
+    0.29995407678379826,
+    0.2997514725607532,
+    0.28196965200487367,
+    0.14931127628525304,
+    0.4312751737726355,
+    -0.6615633592458079,
+    1.2054537786911168,
+    -1.3122542093539618,
+    0.7593396481223764,
+    -0.2286840234421353,
+    0.02876065113711245,
+)
+FLATTER = 0.6  # than at even odds: the curvature of rows whose logits are not known yet
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,12 +63,7 @@ def expected(loss: str, y: Floats, m: Floats, S: Floats) -> Expected:
         value = y * m[..., 0] - rate - gammaln(y + 1)
         return Expected(value, (y - rate)[..., None], rate[..., None, None])
     if loss == "logistic":
-        size = np.sqrt(1 / RATES**2 + S[..., 0])
-        z = m / size
-        density = np.exp(-0.5 * z**2) / np.sqrt(2 * np.pi)
-        p = ndtr(z) @ SHARES
-        value = (y - p) * m[..., 0] - (size * density) @ SHARES
-        return Expected(value, (y - p)[..., None], ((density / size) @ SHARES)[..., None, None])
+        return _logistic(y, m[..., 0], S[..., 0, 0])
     D = m.shape[-1]
     root = np.linalg.cholesky(S + 1e-12 * np.eye(D)) * np.sqrt(D)
     points = np.concatenate([root, -root], axis=-1) + m[..., None]  # (..., rows, D, 2 D)
@@ -63,6 +75,60 @@ def expected(loss: str, y: Floats, m: Floats, S: Floats) -> Expected:
     mean = p.mean(axis=-1)
     bend = mean[..., None] * np.eye(D) - p @ np.swapaxes(p, -1, -2) / (2 * D)
     return Expected(value, hit - mean, bend)
+
+
+def log_likelihood(loss: str, y: Floats, m: Floats) -> Floats:
+    """log p(y | z) of rows whose logits m (..., rows, D) are known."""
+    if loss == "poisson":
+        return y * m[..., 0] - np.exp(m[..., 0]) - gammaln(y + 1)
+    if loss == "logistic":
+        z = m[..., 0]
+        return y * z - np.maximum(z, 0.0) - np.log1p(np.exp(-np.abs(z)))
+    hit = (y[..., None] == np.arange(m.shape[-1])).astype(np.float64)
+    top = np.maximum(m.max(axis=-1), 0.0)
+    total = np.exp(m - top[..., None]).sum(axis=-1) + np.exp(-top)
+    return (hit * m).sum(axis=-1) - top - np.log(total)
+
+
+def at_first(loss: str, y: Floats, D: int) -> Expected:
+    """Slope and curvature of rows before a model is known, as if their logits were zero.
+
+    Classes: of even odds, and the curvature somewhat below its largest, as it is where logits
+    vary. Counts: those of a model that fits each, and half a count more.
+    """
+    value = np.zeros(y.shape)
+    if loss == "poisson":
+        rate = y + 0.5
+        return Expected(value, (rate * np.log(rate))[..., None], rate[..., None, None])
+    if loss == "logistic":
+        return Expected(value, (y - 0.5)[..., None], np.full((*y.shape, 1, 1), FLATTER / 4))
+    even, hit = 1 / (D + 1), (y[..., None] == np.arange(D)).astype(np.float64)
+    bend = FLATTER * even * (np.eye(D) - even)
+    return Expected(value, hit - even, np.broadcast_to(bend, (*y.shape, D, D)))
+
+
+def _logistic(y: Floats, m: Floats, s2: Floats) -> Expected:
+    """The mixture's averages: sum_k share_k Phi(m / size_k) with size_k^2 = 1 / rate_k^2 + s2.
+
+    Numbers are worked out one by one, no sum by BLAS: a row's are the same in any batch.
+    """
+    parts = (slice(None), *[None] * m.ndim)
+    size = np.sqrt((1 / RATES**2)[parts] + s2)
+    z = np.abs(m) / size
+    density = np.exp(-0.5 * z * z)
+    density *= (SHARES / np.sqrt(2 * np.pi))[parts]
+    t = 1.0 / (1.0 + SLOWER * z)
+    tail = np.full_like(t, MILLS[-1])
+    for c in MILLS[-2::-1]:
+        tail *= t
+        tail += c
+    tail *= t
+    tail *= density
+    far = tail.sum(axis=0)  # of the smaller of p and 1 - p
+    slope = np.where(m < 0, y - far, (y - 1.0) + far)
+    curvature = (density / size).sum(axis=0)
+    value = slope * m - (size * density).sum(axis=0)
+    return Expected(value, slope[..., None], curvature[..., None, None])
 
 
 def predicted(loss: str, m: Floats, S: Floats) -> Floats:

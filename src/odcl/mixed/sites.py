@@ -28,10 +28,13 @@ from odcl.mixed.expected import predicted
 from odcl.mixed.mixture import Quadratics
 from odcl.mixed.posterior import Download
 from odcl.mixed.terms import CHUNK, by_size
-from odcl.mixed.variational import Gaussians, logit_covariance, variational
+from odcl.mixed.variational import Gaussians, logit_covariance, outset, variational
 from odcl.risk.loss import symmetric
 from odcl.risk.risk import SITE_WIDTHS
 
+# Standard deviations of the posterior that a site's last step, which is not looked at, may be long:
+# it ends within a fraction of that, and a Gaussian is not nearer to the likelihood itself.
+NEAR = 3e-3
 INTERCEPT_SD = 3.0  # prior of the sites, for standardized columns; of slopes: SITE_WIDTHS
 
 
@@ -73,9 +76,9 @@ def sites(
     elbo, nothing = np.zeros((len(sds), n_users)), np.zeros(n_users)
     for who, index in by_size(users, n_users, most=CHUNK // size):
         rows, mean = (Z[index], y[index], w[index]), np.zeros((len(who), size))
-        start = None
+        start = outset(loss, *rows, D)
         for width, sd in enumerate(sds):  # the next width begins where this one ends
-            own = variational(loss, *rows, mean, np.diag(sd), D, start)
+            own = variational(loss, *rows, mean, np.diag(sd), D, start, near=NEAR)
             start = own.A, own.b
             A[width, who], b[width, who], elbo[width, who] = own.A, own.b, own.elbo
     found = []

@@ -10,11 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from odcl._typing import Bools, Floats, Ints
-from odcl.mixed.expected import Expected, expected
+from odcl.mixed.expected import Expected, at_first, expected, log_likelihood
 from odcl.mixed.terms import _cholesky
 
 STEPS = 200
+EXACT = 1e-9  # what is left to go, in standard deviations of the posterior
 DEPTH = 4  # steps that the next one is extrapolated from
+# Ridge of that extrapolation: from steps that are all but parallel it would take their rounding.
+LEAN = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,12 +33,12 @@ class Gaussians:
 
 @dataclass(frozen=True, eq=False)
 class _Seen:
-    """What a look at some users' (A, b) tells."""
+    """What a look at some users' sites tells. A site is a row of numbers, A and then b."""
 
     mu: Floats  # (n, D dim), relative to the prior's mean
     V: Floats
-    A: Floats  # where the step aims
-    b: Floats
+    aim: Floats  # (n, size), the site that the step aims at
+    gap: Floats  # (n,), how far it is to there, in standard deviations of the posterior
     bound: Floats  # (n,)
 
     def replace(self, who: Ints, good: Bools, seen: _Seen) -> None:
@@ -53,62 +56,73 @@ def variational(
     root: Floats,
     D: int = 1,
     start: tuple[Floats, Floats] | None = None,
+    near: float = EXACT,
 ) -> Gaussians:
     """The Gaussian nearest to each user's posterior under N(mean, root root').
 
     ``X`` is (n, rows, dim), ``y`` and ``weights`` (n, rows), ``mean`` (n, D dim), ``root``
     (D dim, rank): coordinates may be fixed. Steps are natural gradients in (A, b), from ``start``
     on, halved for a user whose bound would fall, unless the step brings it nearer to its aim: the
-    cubature's bound is not flat there.
+    cubature's bound is not flat there. A user who is ``near`` its aim takes it and stops: that
+    last step is not looked at, and the bound, being flat, is that of the step before.
     """
     n, _, dim = X.shape
-    scales = _diagonal(root)
+    if not root.shape[1]:
+        return _known(loss, X, y, weights, mean, D)
+    scales, turned = _diagonal(root), np.ascontiguousarray(X.transpose(0, 2, 1))
 
-    def look(who: Ints, A: Floats, b: Floats) -> _Seen:
-        """The posteriors of some users, the (A, b) that the step aims at, and the bound."""
+    def look(who: Ints, site: Floats) -> _Seen:
+        """The posteriors of some users, the sites that the step aims at, and the bound."""
         # In units of the prior, theta = mean + root u: nothing cancels where it is narrow.
-        mu, V, divergence = _in_units(A, b, root, scales)
+        mu, V, divergence = _in_units(*_parted(site, D * dim), root, scales)
         theta = (mu + mean[who]).reshape(-1, D, dim)
-        rows = X if len(who) == n else X[who]
-        logits = rows @ theta.transpose(0, 2, 1)
-        e = expected(loss, y[who], logits, logit_covariance(rows, V, D))
-        aim, g = _information(rows, weights[who], e, D)
-        bound: Floats = (weights[who] * e.value).sum(axis=1) - 0.5 * divergence
-        return _Seen(mu, V, aim, (aim @ mu[..., None])[..., 0] + g, bound)
+        rows, weight = (turned, weights) if len(who) == n else (turned[who], weights[who])
+        logits = (theta @ rows).transpose(0, 2, 1)
+        e = expected(loss, y[who], logits, _logit_covariance(rows, V, D))
+        A, g = _information(rows, weight, e, D)
+        aim = _joined(A, (A @ mu[..., None])[..., 0] + g)
+        bound: Floats = (weight * e.value).sum(axis=1) - 0.5 * divergence
+        return _Seen(mu, V, aim, _distance(aim - site, V), bound)
 
-    A, b = np.zeros((n, D * dim, D * dim)), np.zeros((n, D * dim))
-    if start is not None:
-        A, b = start[0].copy(), start[1].copy()
+    site = np.zeros((n, D * dim * (D * dim + 1))) if start is None else _joined(*start)
     step, live = np.ones(n), np.arange(n)
-    state = look(live, A, b)
-    if not root.shape[1]:  # the model is known, and nothing that is seen will move it
-        return Gaussians(state.mu + mean, state.V, state.A, state.b, state.bound)
-    past = _Past.of(n, D * dim)
+    state, past = look(live, site), _Past.of(n, D * dim)
     for _ in range(STEPS):
         # A user who has arrived stays put, so that it does not matter who else is in the batch.
-        # Both count: as many hits as misses at one place leave b at zero, and A to be found.
-        gap = _largest(state.A[live] - A[live], state.b[live] - b[live])
-        going = (gap > 1e-9 * (1 + _largest(A[live], b[live]))) & (step[live] > 1e-6)
-        live, gap = live[going], gap[going]
+        stuck = step[live] <= 1e-6
+        there = live[(state.gap[live] <= near) & ~stuck]
+        site[there] = state.aim[there]
+        live = live[(state.gap[live] > near) & ~stuck]
         if not len(live):
             break
-        at, aim = _joined(A[live], b[live]), _joined(state.A[live], state.b[live])
-        A_try, b_try = _parted(past.ahead(live, at, aim - at, step[live]), D * dim)
-        seen = look(live, A_try, b_try)
+        at, gap = site[live], state.aim[live] - site[live]
+        tried = past.ahead(live, at, gap, step[live])
+        seen = look(live, tried)
         fall, level = state.bound[live] - seen.bound, 1 + np.abs(state.bound[live])
-        nearer = _largest(seen.A - A_try, seen.b - b_try) < 0.9 * gap
+        nearer = seen.gap < 0.9 * state.gap[live]
         good = (fall <= 1e-12 * level) | (nearer & (fall <= 1e-6 * level))
-        there = _joined(A_try, b_try)
-        past.learn(live, good, there - at, _joined(seen.A, seen.b) - there - (aim - at))
-        A[live[good]], b[live[good]] = A_try[good], b_try[good]
+        past.learn(live, good, tried - at, seen.aim - tried - gap)
+        site[live[good]] = tried[good]
         state.replace(live, good, seen)
-        plain = past.plain[live] | (
-            step[live] < 1
-        )  # a step that was not accelerated, and no good, is halved
+        # A step that was not accelerated, and no good, is halved.
+        plain = past.plain[live] | (step[live] < 1)
         step[live] = np.where(good, np.minimum(1.0, 1.5 * step[live]), step[live])
         step[live] = np.where(~good & plain, step[live] / 2, step[live])
         past.plain[live] = ~good
-    return Gaussians(state.mu + mean, state.V, A, b, state.bound)
+    return Gaussians(state.mu + mean, state.V, *_parted(site, D * dim), state.bound)
+
+
+def _known(loss: str, X: Floats, y: Floats, weights: Floats, mean: Floats, D: int) -> Gaussians:
+    """The model is the prior's mean: nothing that is seen moves it, and no site is needed."""
+    n, _, dim = X.shape
+    value = log_likelihood(loss, y, X @ mean.reshape(n, D, dim).transpose(0, 2, 1))
+    none = np.zeros((n, D * dim, D * dim))
+    return Gaussians(mean, none, none, np.zeros_like(mean), (weights * value).sum(axis=1))
+
+
+def outset(loss: str, X: Floats, y: Floats, weights: Floats, D: int = 1) -> tuple[Floats, Floats]:
+    """(A, b) to start from where nothing is known but the rows: their targets alone say it."""
+    return _information(X.transpose(0, 2, 1), weights, at_first(loss, y, D), D)
 
 
 def _diagonal(root: Floats) -> Floats | None:
@@ -142,6 +156,17 @@ def _in_units(
     return scales * u, scales[:, None] * inverse * scales, divergence
 
 
+def _distance(gap: Floats, V: Floats) -> Floats:
+    """The largest number of sites' differences, in standard deviations of the posterior, (n,).
+
+    Both count: as many hits as misses at one place leave b at zero, and A to be found.
+    """
+    sd = np.sqrt(np.einsum("nii->ni", V))
+    A, b = _parted(np.abs(gap), sd.shape[1])
+    curvature = (A * sd[:, None]).max(axis=2)
+    return (np.maximum(curvature, b) * sd).max(axis=1)
+
+
 def _joined(A: Floats, b: Floats) -> Floats:
     return np.concatenate([A.reshape(len(A), b.shape[1] ** 2), b], axis=1)
 
@@ -173,7 +198,7 @@ class _Past:
         changed, plain = self.changed[who], self.plain[who] | (step < 1)
         gram = changed @ changed.transpose(0, 2, 1)
         own = np.einsum("nkk->nk", gram)  # a view
-        own[:] = np.where(own > 0, own * (1 + 1e-12), 1.0)
+        own[:] = np.where(own > 0, own * (1 + LEAN), 1.0)
         share = np.linalg.solve(gram, changed @ gap[..., None])
         share[plain] = 0.0
         back = (share.transpose(0, 2, 1) @ (self.moved[who] + changed))[:, 0]
@@ -188,32 +213,34 @@ class _Past:
         self.moved[who[~good]] = self.changed[who[~good]] = 0.0
 
 
-def _largest(A: Floats, b: Floats) -> Floats:
-    """The largest number of each user's curvature and slope, (n,)."""
-    return np.maximum(np.abs(A).max(axis=(1, 2)), np.abs(b).max(axis=1))
-
-
 def logit_covariance(X: Floats, V: Floats, D: int) -> Floats:
-    """Covariance of each row's logits, (n, rows, D, D)."""
-    n, rows, dim = X.shape
+    """Covariance of each row's logits, (n, rows, D, D), for rows X (n, rows, dim)."""
+    return _logit_covariance(X.transpose(0, 2, 1), V, D)
+
+
+def _logit_covariance(Xt: Floats, V: Floats, D: int) -> Floats:
+    """The same for rows that stand upright, (n, dim, rows): long sums are quicker."""
+    n, dim, rows = Xt.shape
     S = np.zeros((n, rows, D, D))
     if not V.any():
         return S
     for a in range(D):
         for c in range(D):
             block = V[:, a * dim : (a + 1) * dim, c * dim : (c + 1) * dim]
-            S[..., a, c] = ((X @ block) * X).sum(axis=2)
+            moved = block @ Xt
+            moved *= Xt
+            S[..., a, c] = moved.sum(axis=1)
     return S
 
 
-def _information(X: Floats, weights: Floats, e: Expected, D: int) -> tuple[Floats, Floats]:
+def _information(Xt: Floats, weights: Floats, e: Expected, D: int) -> tuple[Floats, Floats]:
     """sum_r w h x x' and sum_r w g x, in D dim numbers."""
-    n, _, dim = X.shape
+    n, dim, _ = Xt.shape
     A, g = np.empty((n, D * dim, D * dim)), np.empty((n, D * dim))
-    turned = X.transpose(0, 2, 1)
     for a in range(D):
-        g[:, a * dim : (a + 1) * dim] = (turned @ (weights * e.slope[..., a])[..., None])[..., 0]
+        g[:, a * dim : (a + 1) * dim] = (Xt @ (weights * e.slope[..., a])[..., None])[..., 0]
         for c in range(D):
-            block = turned @ (X * (weights * e.curvature[..., a, c])[..., None])
+            bent = Xt * (weights * e.curvature[..., a, c])[:, None]
+            block = bent @ Xt.transpose(0, 2, 1)
             A[:, a * dim : (a + 1) * dim, c * dim : (c + 1) * dim] = block
     return (A + A.transpose(0, 2, 1)) / 2, g  # it is sent as a triangle

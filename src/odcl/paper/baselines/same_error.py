@@ -86,7 +86,7 @@ def _best(name: str, local_steps: Iterable[int], run: Any) -> Cost:
     return min(each, key=lambda one: (not one.reached, one.bytes_up + one.bytes_down, one.error))
 
 
-def cost_table(costs: Sequence[Cost], n_users: int) -> str:
+def cost_table(costs: Sequence[Cost], n_users: int, goal: str = "to the same error") -> str:
     """Costs for people, a line each; bytes per user."""
     from odcl.report.text import in_bytes, table
 
@@ -100,5 +100,5 @@ def cost_table(costs: Sequence[Cost], n_users: int) -> str:
         )
         for one in costs
     ]
-    header = ("to the same error", "rounds", "sent per user", "received per user", "NMSE")
+    header = (goal, "rounds", "sent per user", "received per user", "NMSE")
     return table(header, lines)
