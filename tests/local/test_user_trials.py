@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
@@ -100,6 +98,30 @@ def test_strengths_are_weighed_as_by_fits_one_at_a_time(exact, shape, intercept,
     assert_array_equal(strength, by_fits)
 
 
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("intercept", [True, False])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_rows_held_out_lose_as_much_as_by_fits_one_at_a_time(exact, shape, intercept, weighted):
+    """Every strength, and the users' own fits; one user has no finite intercept for a class."""
+    federation = classes(*shape, weighted=weighted)
+    risk = risk_of(shape[2], intercept=intercept)
+    trial, ends = _trial(federation, risk)
+    strengths = np.array([1.0, 0.1, 0.01, 1e-3])
+    drawn = trial.refitted(np.repeat(strengths[:, None], 3, axis=1), ends.center)
+    cost = np.array([*drawn, trial.of_own()])
+    expected = np.add.reduceat(cost, federation.offsets[:-1], axis=1)
+    for i in range(3):
+        rows = user_rows(federation, risk, i)
+        score = Drawn.of(rows, strengths, ends.center[i]).score(ends.own[i])
+        assert_allclose(score, expected[:, i], rtol=1e-5)
+
+
+def test_a_stronger_pooling_that_is_about_as_good_is_taken():
+    total = np.array([5.0, 3.05, 3.0, 3.2, 3.0])
+    assert cross_validation._first_of_equals(total, 0.1) == 1
+    assert cross_validation._first_of_equals(total, 0.0) == 2
+
+
 def _trial(federation, risk, seed=0):
     uploads, downloads = messages(federation, risk)
     trial = cross_validation._Trial(federation, risk, folds(federation, N_FOLDS, seed), None)
@@ -155,13 +177,3 @@ def test_few_and_many_rows_meet_in_one_federation():
     for some in (np.arange(3), np.arange(3, 6)):
         part = receive(federation.take(some), risk, uploads.take(some), downloads.take(some))
         assert_array_equal(part.models, found.models[some])
-
-
-def test_where_all_strengths_are_as_good_a_user_takes_its_groups_model():
-    """Labels that features say nothing of, and a group that says nothing either."""
-    federation, risk = classes(90, 50, 6), risk_of(6)
-    federation = replace(federation, X=1e-9 * federation.X, y=np.arange(270) % 6)
-    uploads, downloads = messages(federation, risk)
-    nothing = np.zeros_like(downloads.model)
-    downloads = replace(downloads, model=nothing, others=nothing)
-    assert_array_equal(receive(federation, risk, uploads, downloads).strength, np.inf)

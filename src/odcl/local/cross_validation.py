@@ -120,7 +120,7 @@ def _fit_by_fit(trial: _Trial, ends: _Ends) -> tuple[Floats, Floats]:
     refitted = trial.refitted(choices[1:-1], ends.center)
     cost = np.array([trial.of_center(ends.center), *refitted, trial.of_own()])
     total = np.add.reduceat(cost, federation.offsets[:-1], axis=1)
-    best = np.argmin(np.round(total, 12), axis=0)  # first of equals: the stronger pooling
+    best = _first_of_equals(total, 0.0)
     weight = _weights(total, federation.n_samples if risk.loss.has_data_terms else None)
     models = weight[0][:, None] * ends.group + weight[-1][:, None] * ends.own
     for share, strength in zip(weight[1:-1], choices[1:-1], strict=True):
@@ -151,15 +151,21 @@ def _side_by_side(trial: _Trial, ends: _Ends) -> tuple[Floats, Floats]:
         drawn = Drawn.of(rows, choices[1:-1, i], ends.center[i])
         score = drawn.score(ends.own[i] if alone is None else None)
         total = np.array([first[i], *score, *(() if alone is None else alone[i : i + 1])])
-        best[i] = np.argmax(total <= total.min() + EQUAL)  # first of equals
+        best[i] = _first_of_equals(total, EQUAL)
         share = _weights(total[:, None], None)[:, 0]
         models[i] = share[0] * ends.group[i] + share[-1] * ends.own[i]
         models[i] += drawn.average(share[1:-1])
 
     each = Parallel(trial.n_jobs, prefer="threads")
-    with one_thread(min(federation.n_features, int(federation.n_rows.max()))):
+    with one_thread():  # between products of matrices there is much else to do
         each(delayed(weigh)(i) for i in range(federation.n_users))
     return models, choices[best, np.arange(len(models))]
+
+
+def _first_of_equals(total: Floats, gap: float) -> Ints:
+    """The strongest pooling, first axis, that loses no more than the best and a gap: positions."""
+    total = np.asarray(np.round(total, 12), dtype=np.float64)
+    return np.asarray(np.argmax(total <= total.min(axis=0) + gap, axis=0))
 
 
 def _weights(total: Floats, n: Floats | None) -> Floats:
