@@ -116,6 +116,13 @@ def test_rows_held_out_lose_as_much_as_by_fits_one_at_a_time(exact, shape, inter
         assert_allclose(score, expected[:, i], rtol=1e-5)
 
 
+def test_features_that_are_nothing_beside_the_intercept_are_fitted_one_at_a_time():
+    """Rows of size 1e-9 beside a column of ones: side by side, their directions would be lost."""
+    federation, risk = classes(60, 100, 6), risk_of(6)
+    assert cross_validation._suits_trials(federation, risk).all()
+    assert not cross_validation._suits_trials(federation.with_X(1e-9 * federation.X), risk).any()
+
+
 def test_a_stronger_pooling_that_is_about_as_good_is_taken():
     total = np.array([5.0, 3.05, 3.0, 3.2, 3.0])
     assert cross_validation._first_of_equals(total, 0.1) == 1

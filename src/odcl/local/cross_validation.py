@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from odcl._typing import Floats, Ints
+from odcl._typing import Bools, Floats, Ints
 from odcl.data.federation import Federation
 from odcl.data.folds import folds
 from odcl.local.fit import Penalty, solve_users
 from odcl.local.newton import MANY
 from odcl.local.predict import linear_predictors
+from odcl.local.trials import FLAT
 from odcl.local.user_trials import Drawn, UserRows
 from odcl.risk.risk import Risk
 from odcl.threads import one_thread
@@ -44,10 +45,8 @@ def cross_validated(
     held out: few rows do not tell one strength, and the best by chance would be too sure of itself.
     Ties go to the stronger pooling. Every user has at least two rows.
     """
-    m, (n, q) = federation.n_users, (federation.n_rows, risk.n_outputs)
-    many = np.minimum(n, risk.n_inputs(federation.n_features)) * q > MANY
-    many &= risk.loss.classification
-    models, strength = np.empty_like(group), np.empty(m)
+    models, strength = np.empty_like(group), np.empty(federation.n_users)
+    many = _suits_trials(federation, risk)
     for who, weigh in ((~many, _fit_by_fit), (many, _side_by_side)):
         if who.any():
             some = np.flatnonzero(who)
@@ -56,6 +55,21 @@ def cross_validated(
             trial = _Trial(part, risk, folds(part, N_FOLDS, seed), n_jobs)
             models[some], strength[some] = weigh(trial, ends)
     return models, strength
+
+
+def _suits_trials(federation: Federation, risk: Risk) -> Bools:
+    """Who has classes and so many parameters that its fits are made side by side, (n_users,)?
+
+    Not users whose features are next to nothing beside the intercept: directions that trials leave
+    out (``FLAT``) must not matter under the weakest pull.
+    """
+    n, inputs = federation.n_rows, risk.n_inputs(federation.n_features)
+    many: Bools = np.minimum(n, inputs) * risk.n_outputs > MANY
+    if not (risk.loss.classification and many.any()):
+        return np.zeros(len(n), dtype=bool)
+    length = (federation.X**2).sum(axis=1) + risk.intercept
+    most = np.maximum.reduceat(length, federation.offsets[:-1])
+    return many & (min(GRID) * _average_curvature(federation, risk) > 1e3 * FLAT * most)
 
 
 @dataclass(frozen=True, eq=False)
