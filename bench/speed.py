@@ -22,7 +22,8 @@ LOOP_NOTE = """CPU seconds of one scikit-learn model per user (LinearRegression,
 over those of the whole fit with K and shape given, MixedGroups(n_groups=4, spread="zero"), and
 those of the search (default settings) over the given fit's."""
 MANY_NOTE = """CPU seconds of ODCLClassifier.fit over those of one LogisticRegression per user:
-correlated features; each user weighs five strengths by five folds, thirty fits in all."""
+correlated features; each user weighs five strengths by five folds, thirty fits in all, which start
+from one another."""
 GIVEN = MixedGroups(n_groups=4, spread="zero")
 
 

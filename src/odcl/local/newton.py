@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from odcl._typing import Array, Bools, Floats, Ints
-from odcl.local.conjugate import System, outdated, per_user, preconditioner
+from odcl.local.conjugate import Hessians, outdated, preconditioner, products
 from odcl.local.stacked import PerUser, solver, with_diagonal
 from odcl.risk.loss import Loss, weighted_gram
 
@@ -25,7 +25,8 @@ STILL = 1e-12
 # Beyond so many parameters steps are found by conjugate gradients.
 MANY = 200
 NEAR_BYTES = 1 << 20
-LOOSE = 0.3  # the share of a gradient that a step far from the minimum may leave
+# The shares of a gradient that a step may leave, far from the minimum and at the least.
+LOOSE, CLOSE = 0.3, 1e-4
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,12 +215,13 @@ class _State(PerUser):
                 preconditioner(*parts),
                 np.where(old, average, self.average),
             )
-        fall = per_user(g * np.matmul(self.inverse, g))
-        enough = np.clip(np.sqrt(fall / np.maximum(self.scale, 1e-300)), 1e-7, LOOSE)
-        system = System(
+        system = Hessians(
             problem.loss, problem.Dt, problem.weight, self.curve, problem.pen, self.inverse
         )
-        return system.solve(g, enough)
+        flat = g.reshape(len(g), -1)
+        fall = products(flat, system.near(flat))
+        enough = np.clip(np.sqrt(fall / np.maximum(self.scale, 1e-300)), CLOSE, LOOSE)
+        return system.solve(flat, enough).reshape(g.shape)
 
     def _solve_by_kernel(self, K: Floats, g: Floats) -> Floats:
         """The Hessian's inverse times g, (b, r, 1), for one output and one strength s:

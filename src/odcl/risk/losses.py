@@ -222,18 +222,8 @@ class Multinomial(Loss):
         return value, slope, self._covariance(p)
 
     def lean_terms(self, z: Floats, y: Floats) -> tuple[Floats, Floats, Floats]:
-        a = self._logits(z)
-        own = self._one_hot(y)
-        a -= (own * a).sum(axis=-1, keepdims=True)
-        top = a.max(axis=-1, keepdims=True)  # never below 0, the own class's
-        e = np.exp(a - top)
-        others = e * (1.0 - own)
-        wrong = others.sum(axis=-1, keepdims=True)
-        total = wrong + np.exp(-top)
-        # Small losses and slopes from small numbers: 1 minus a probability would round them off.
-        value = top + np.where(top > 0, np.log(total), np.log1p(wrong))
-        slope = (others - own * wrong) / total
-        return value[..., 0], np.matmul(slope, self.basis), e / total
+        value, slope, p = softmax_terms(self._logits(z), self._one_hot(y), axis=-1)
+        return value[..., 0], np.matmul(slope, self.basis), p
 
     def bent(self, bend: Floats, v: Floats) -> Floats:
         """(diag(p) - p p^T) v in the basis, from the probabilities p alone."""
@@ -265,6 +255,26 @@ class Multinomial(Loss):
     def one_sided(self, y: Floats, present: Array) -> Array:
         """A class that a user never saw has an intercept of minus infinity."""
         return ~np.all(np.any(self._one_hot(y) * present[..., None], axis=1), axis=-1)
+
+
+def softmax_terms(a: Floats, own: Floats, axis: int) -> tuple[Floats, Floats, Floats]:
+    """Loss, slope and probabilities at the logits ``a``, which it spoils.
+
+    Classes run along ``axis``, of which the loss keeps one entry; ``own`` is 1 for a row's class.
+    """
+    a -= (own * a).sum(axis=axis, keepdims=True)
+    top = a.max(axis=axis, keepdims=True)  # never below 0, the own class's
+    a -= top
+    e = np.exp(a, out=a)
+    slope = e * (1.0 - own)
+    wrong = slope.sum(axis=axis, keepdims=True)
+    total = wrong + np.exp(-top)
+    # Small losses and slopes from small numbers: 1 minus a probability would round them off.
+    value = top + np.where(top > 0, np.log(total), np.log1p(wrong))
+    slope -= own * wrong
+    slope /= total
+    e /= total
+    return value, slope, e
 
 
 class Poisson(Loss):
