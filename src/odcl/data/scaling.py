@@ -80,7 +80,7 @@ class Scaling:
         used, size, share_of = used[kept], size[kept], (unit / size)[kept]
         if not standardize:
             return cls(np.zeros(len(used)), np.ones(len(used)), used, p, found)
-        start = start[kept] * share_of
+        start = low[used] / size if center else np.zeros(len(used))  # bit for bit as of moments
         shift, spread = _rounded(shift[kept] * share_of, spread[kept] * share_of)
         return cls((start + shift) * size, spread * size, used, p, found)
 

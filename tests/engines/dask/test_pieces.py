@@ -93,6 +93,23 @@ def test_moments_of_pieces_give_the_scales_of_the_table(center, standardize, wit
         assert mine.constant == pytest.approx(theirs.constant, abs=1e-9)
 
 
+@pytest.mark.parametrize("center", [True, False])
+def test_scales_are_the_same_bit_for_bit(center):
+    """Rows are dealt into folds by their bits: a last digit more would deal them otherwise."""
+    rng = np.random.default_rng(1)
+    X = rng.normal(size=(900, 12)) * 10.0 ** rng.integers(-3, 4, 12) + rng.normal(size=12)
+    names = [f"x{j:02}" for j in range(12)]
+    table = pa.table({n: X[:, j] for j, n in enumerate(names)})
+    table = table.append_column("user", pa.array(np.arange(900) % 7))
+    table = table.append_column("y", pa.array(X[:, 0]))
+    schema = TableSchema.fit(table, user="user", target="y", features=names)
+    moments = moments_of(pa.concat_tables(measure(p, schema) for p in pieces_of(table, [9, 420])))
+    found = Scaling.of_moments(moments, center=center, standardize=True)
+    whole = Scaling.of(X, None, center=center, standardize=True)
+    assert found.shift.tolist() == whole.shift.tolist()
+    assert found.scale.tolist() == whole.scale.tolist()
+
+
 def test_a_look_measures_numbers_and_leaves_levels_and_gaps_to_a_second_read():
     rng = np.random.default_rng(0)
     X = 1e6 + rng.normal(size=(9_001, 2))  # more than one block of rows
