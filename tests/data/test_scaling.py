@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from odcl.data.scaling import Scaling
+from odcl.data.scaling import Moments, Scaling
 
 
 def columns(n=301, seed=0):
@@ -68,3 +68,17 @@ def test_a_column_that_is_constant_up_to_rounding_is_left_out_and_a_far_one_is_n
     X = np.column_stack([np.full(50, 0.1) * 3, 1e8 + np.arange(50.0), np.arange(50.0) * 1e300])
     X[::2, 0] = 0.3  # 0.1 * 3 is not 0.3
     assert Scaling.of(X, None, center=True, standardize=True).used.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("center", [True, False])
+def test_moments_of_a_table_give_its_scales_to_the_bit(center):
+    """Folds are drawn by content: a last digit of a scaled row would draw others."""
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        X = rng.standard_normal((300, 3)) * [1.0, 10.0, 0.1] + [0.0, 100.0, 5.0]
+        mean = X.mean(axis=0)
+        known = Moments(300.0, X.min(axis=0), X.max(axis=0), mean, np.linalg.qr(X - mean)[1])
+        scales = Scaling.of(X, None, center=center, standardize=True)
+        again = Scaling.of_moments(known, center=center, standardize=True)
+        assert_array_equal(scales.shift, again.shift)
+        assert_array_equal(scales.scale, again.scale)

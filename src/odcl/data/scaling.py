@@ -77,11 +77,11 @@ class Scaling:
         twin = {} if copies else _copies(own, unit, start, shift, spread, share)
         kept = np.setdiff1d(np.arange(len(used)), list(twin))
         found = tuple((int(used[j]), int(used[k])) for j, k in twin.items())
-        used, size, share_of = used[kept], size[kept], (unit / size)[kept]
+        used, size, ratio = used[kept], size[kept], (unit / size)[kept]
         if not standardize:
             return cls(np.zeros(len(used)), np.ones(len(used)), used, p, found)
-        start = low[used] / size if center else np.zeros(len(used))  # bit for bit as of moments
-        shift, spread = _rounded(shift[kept] * share_of, spread[kept] * share_of)
+        shift, spread = _rounded(shift[kept] * ratio, spread[kept] * ratio)
+        start = low[used] / size if center else np.zeros(len(used))  # to the bit as of_moments
         return cls((start + shift) * size, spread * size, used, p, found)
 
     @classmethod
