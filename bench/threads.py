@@ -53,7 +53,7 @@ def _calls(quick: bool) -> dict[str, Callable[[], Any]]:
     X, y, users = grouped_rows("squared", 300 if quick else 1000, 200, 20)
     small = grouped_rows("squared", 100, 100, 20)
     votes = grouped_rows("logistic", 100, 100, 10)
-    sensors = sensor_rows(4, 90, 84, 6)
+    sensors, wide = sensor_rows(4, 90, 84, 6), sensor_rows(6, 150 if quick else 600, 300, 4)
     federation = Federation.from_arrays(X, y, users)
     model = ODCLRegressor().fit(*small)
     by_models = ODCLRegressor(clusterer="kmeans:4").fit(*small)
@@ -71,6 +71,8 @@ def _calls(quick: bool) -> dict[str, Callable[[], Any]]:
         "fit, logistic": lambda: ODCLClassifier().fit(*votes),
         "fit, logistic, mixture": lambda: ODCLClassifier(clusterer="mixture").fit(*votes),
         "fit, six classes": lambda: ODCLClassifier().fit(*sensors),
+        "fit, 300 features": lambda: ODCLRegressor(clusterer="kmeans:2").fit(*wide),
+        "fit, 300 features, four classes": lambda: ODCLClassifier().fit(*wide),
         "odcl.fit": lambda: fit(federation, Risk("squared", intercept=True)),
         "predict": lambda: model.predict(small[0], users=small[2]),
         "predict_proba": lambda: classes.predict_proba(votes[0], users=votes[2]),
