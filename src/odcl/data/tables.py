@@ -20,6 +20,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from odcl.data.columns import is_text, whole_text_to_int, without_decimal_commas
+from odcl.data.stacking import common_schema, mixed_columns
 from odcl.errors import InputError, did_you_mean, listing
 
 # What a CSV file writes for a value that is not there, in any column.
@@ -40,8 +41,8 @@ def read_table(
     """A CSV or Parquet file, or a folder of them, as one Arrow table.
 
     The files of a folder are taken in the order of their names and need the same columns; other
-    files in it, and those whose name starts with "." or "_", are left alone. Rows are counted
-    over all of them.
+    files in it, those whose name starts with "." or "_", and those without a row are left alone.
+    Rows are counted over all of them.
 
     ``text`` names columns in which "007" is not 7: ids and categories. Such a column is read as
     text and becomes integers only if each of its values is written as that integer would be;
@@ -52,7 +53,10 @@ def read_table(
     files = table_files(Path(path))
     text = (text,) if isinstance(text, str) else tuple(text)
     tables = [_read_file(file, text, null_values) for file in files]
-    mixed = _mixed_columns([table.schema for table in tables])
+    if any(table.num_rows for table in tables):  # of no rows no types are known
+        counted = [(t, f) for t, f in zip(tables, files, strict=True) if t.num_rows]
+        tables, files = (list(part) for part in zip(*counted, strict=True))
+    mixed = mixed_columns([table.schema for table in tables])
     if mixed:  # numbers in one file, text in another: the row that is not a number decides
         tables = [
             _read_file(file, (*text, *mixed), null_values) if is_csv(file) else table
@@ -65,15 +69,22 @@ def read_table(
 
 
 def read_column_names(path: str | os.PathLike[str]) -> list[str]:
-    """The columns of the table that :func:`read_table` reads, without its rows."""
-    file = table_files(Path(path))[0]
+    """The columns that any file of a table has, without its rows."""
+    found = [_names_of(file) for file in table_files(Path(path))]
+    counted = [names for names, rows in found if rows] or [names for names, _ in found]
+    return list(dict.fromkeys(name for names in counted for name in names))
+
+
+def _names_of(file: Path) -> tuple[list[str], bool]:
+    """The columns of a file, and whether it has rows."""
     if is_parquet(file):
         with readable(file, "Parquet"), pq.ParquetFile(file) as content:
-            return list(without_index(content.schema_arrow.empty_table()).column_names)
+            names = without_index(content.schema_arrow.empty_table()).column_names
+            return list(names), content.metadata.num_rows > 0
     with readable(file, "CSV"):
         head = _head(file)
         lines = io.StringIO(head.decode("utf-8-sig", errors="replace"), newline="")
-        return next(csv.reader(lines, delimiter=separator_of(file, head)))
+        return next(csv.reader(lines, delimiter=separator_of(file, head))), True
 
 
 def release_memory() -> None:
@@ -245,49 +256,11 @@ def without_index(table: pa.Table) -> pa.Table:
     return table.drop_columns([c for c in nameless if c in table.column_names])
 
 
-def _mixed_columns(schemas: Sequence[pa.Schema]) -> list[str]:
-    """Columns that are text, a date or a truth value in one table and something else in another."""
-    kinds: dict[str, set[str]] = {}
-    for schema in schemas:
-        for field in schema:
-            number = pa.types.is_integer(field.type) or pa.types.is_floating(field.type)
-            kind = "number" if number else str(field.type)
-            kinds.setdefault(field.name, set()).update({kind} - {"null"})
-    return [name for name, seen in kinds.items() if len(seen) > 1]
-
-
 def _stacked(tables: Sequence[pa.Table], files: Sequence[Path]) -> pa.Table:
     """The rows of all tables, one after the other."""
     first = common_schema([table.schema for table in tables], [file.name for file in files]).names
     tables = [table.select(first).replace_schema_metadata() for table in tables]
     return tables[0] if len(tables) == 1 else pa.concat_tables(tables, promote_options="permissive")
-
-
-def common_schema(schemas: Sequence[pa.Schema], files: Sequence[str]) -> pa.Schema:
-    """The columns of tables that are stacked, in the order of the first: each in one type."""
-    first = schemas[0].names
-    for schema, file in zip(schemas, files, strict=True):
-        lacks = [name for name in first if name not in schema.names]
-        extra = [name for name in schema.names if name not in first]
-        if lacks or extra:
-            odd = {"lacks": lacks, "adds": extra}
-            found = " and ".join(f"{word} {listing(names)}" for word, names in odd.items() if names)
-            raise InputError(
-                f"{file} {found}, compared with {files[0]}: the files of a "
-                "folder need the same columns."
-            )
-    ordered = [pa.schema([schema.field(name) for name in first]) for schema in schemas]
-    try:
-        return pa.unify_schemas(ordered, promote_options="permissive")
-    except pa.ArrowException as error:
-        name = next(iter(_mixed_columns(schemas)), first[0])
-        types = {
-            str(schema.field(name).type): file for schema, file in zip(schemas, files, strict=True)
-        }
-        found = ", ".join(f"{kind} in {file}" for kind, file in types.items())
-        raise InputError(
-            f"Column {name!r} is {found}: the files of a folder need the same types."
-        ) from error
 
 
 def _check_names(names: Sequence[str], source: str) -> None:

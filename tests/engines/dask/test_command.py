@@ -252,6 +252,21 @@ def test_a_bad_row_is_named_and_leaves_nothing(command, tmp_path, table, engine)
     assert set(tmp_path.iterdir()) == before
 
 
+@pytest.mark.parametrize("words", [(), ("--engine", "dask")], ids=["memory", "pieces"])
+def test_types_and_columns_of_an_empty_file_do_not_count(command, tmp_path, table, words):
+    """pandas writes text columns without a value as numbers."""
+    fit = ("fit", table, *NAMED, *words, "--holdout", 0, "--out")
+    assert command(*fit, "before").code == 0
+    for name in ("a", "z"):  # the first file of the folder, and the last
+        empty = pa.table({"store": pa.array([], pa.float64()), "more": pa.array([], pa.null())})
+        pq.write_table(empty, table / f"{name}.parquet")
+    assert command(*fit, "run").code == 0
+    read = [(tmp_path / run / "groups.csv").read_bytes() for run in ("before", "run")]
+    assert read[0] == read[1]
+    out = "answers" if words else "answers.parquet"
+    assert command("predict", "run", table, *words, "--out", out).code == 0
+
+
 def test_a_scheduler_that_is_not_there_is_said(command, table, monkeypatch):
     monkeypatch.setattr(at_work, "PATIENCE", "200ms")
     gone = ("--engine", "dask", "--scheduler", "tcp://127.0.0.1:1")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from odcl._typing import Array
+from odcl.data.stacking import all_names, common_schema
 from odcl.data.summary import Place
-from odcl.data.tables import common_schema, is_csv, is_parquet, readable, without_index
+from odcl.data.tables import is_csv, is_parquet, readable, without_index
 from odcl.engines.dask.address import Address
 from odcl.engines.dask.cluster import Cluster
 from odcl.errors import InputError, listing
@@ -86,30 +87,67 @@ class PiecedTable:
         return len(self.pieces)
 
 
-def open_table(place: Any, cluster: Cluster, *, piece_bytes: int = PIECE_BYTES) -> PiecedTable:
-    """A Parquet file or a folder of such files, of which only the footers are read."""
+@dataclass(frozen=True, eq=False)
+class TableFiles:
+    """The Parquet files of a table, of which only the footers are read.
+
+    Files without a row are left out: what they say of types, and of columns, is nothing to go by.
+    """
+
+    address: Address
+    files: Sequence[Address]
+    schemas: Sequence[pa.Schema]
+    counts: Sequence[Sequence[int]]  # rows of each row group
+
+    @property
+    def names(self) -> list[str]:
+        """The columns that any of the files has."""
+        return all_names(self.schemas)
+
+    def table(
+        self,
+        cluster: Cluster,
+        *,
+        columns: Collection[str] | None = None,
+        spare: Collection[str] = (),
+        piece_bytes: int = PIECE_BYTES,
+    ) -> PiecedTable:
+        """The table of the ``columns`` in use; see :func:`common_schema`."""
+        names = [file.name for file in self.files]
+        whole = common_schema(self.schemas, names, columns, spare)
+        plain = _plain(whole)
+        width = max(1, sum(_width(field.type) for field in plain))
+        total = width * sum(sum(counts) for counts in self.counts)
+        share = max(total // (2 * cluster.n_workers), 2**20)  # something to do for everybody
+        most = max(1, min(piece_bytes, share) // width)
+        pieces = []
+        for file, counts in zip(self.files, self.counts, strict=True):
+            starts = np.concatenate([[0], np.cumsum(counts)])
+            for group in _gathered(counts, most):
+                rows = int(sum(counts[g] for g in group))
+                if rows:
+                    pieces.append(FilePiece(file, group, int(starts[group[0]]), rows, plain))
+        return PiecedTable(self.address.name, whole, pieces, sum(piece.rows for piece in pieces))
+
+
+def table_files(place: Any, cluster: Cluster) -> TableFiles:
+    """A Parquet file or a folder of such files."""
     address = place if isinstance(place, Address) else Address.of(place)
     files = _files_of(address)
-    found = cluster.run(_footer, files)
-    whole = common_schema([schema for schema, _ in found], [file.name for file in files])
-    plain = _plain(whole)
-    width = max(1, sum(_width(field.type) for field in plain))
-    total = width * sum(sum(counts) for _, counts in found)
-    share = max(total // (2 * cluster.n_workers), 2**20)  # something to do for everybody
-    most = max(1, min(piece_bytes, share) // width)
-    pieces = []
-    for file, (_, counts) in zip(files, found, strict=True):
-        starts = np.concatenate([[0], np.cumsum(counts)])
-        for group in _gathered(counts, most):
-            rows = int(sum(counts[g] for g in group))
-            if rows:
-                pieces.append(FilePiece(file, group, int(starts[group[0]]), rows, plain))
-    if not pieces:
+    footers = cluster.run(_footer, files)
+    found = [(file, *one) for file, one in zip(files, footers, strict=True) if sum(one[1])]
+    if not found:
+        names = all_names(schema for schema, _ in footers)
         raise InputError(
-            f"{address} has no rows under its columns ({listing(whole.names)}): there is nothing "
+            f"{address} has no rows under its columns ({listing(names)}): there is nothing "
             "to work on."
         )
-    return PiecedTable(address.name, whole, pieces, sum(piece.rows for piece in pieces))
+    return TableFiles(address, *zip(*found, strict=True))
+
+
+def open_table(place: Any, cluster: Cluster, **options: Any) -> PiecedTable:
+    """The table of a Parquet file or of a folder of such files; see :class:`TableFiles`."""
+    return table_files(place, cluster).table(cluster, **options)
 
 
 def frame_table(frame: Any) -> PiecedTable:
