@@ -112,20 +112,26 @@ def _working(options: Namespace, beside: Any) -> Iterator[tuple[Cluster, Address
 def fit(options: Namespace, settings: dict[str, Any]) -> None:
     """``odcl fit`` of a table in pieces."""
     from odcl.cli.run_folder import write_pieces
+    from odcl.data.schema import check_columns
     from odcl.data.source import dropped_with, guess_loss, task_of
+    from odcl.data.stacking import InUse
     from odcl.data.summary import Roles
-    from odcl.engines.dask.table import open_table
+    from odcl.engines.dask.table import table_files
     from odcl.estimators import ODCLClassifier, ODCLRegressor
     from odcl.estimators.scattered import compare_pieces, fit_pieces
 
     with _working(options, options.out) as (cluster, work), watched(options) as progress:
         progress.stage("opening the table")
-        table = open_table(options.table, cluster)
-        names = table.schema.names
+        files = table_files(options.table, cluster)
+        names = files.names
         features, drop, categorical = (
             opt.column_names(given, names)
             for given in (options.features, options.drop, options.categorical)
         )
+        fixed = (options.user, options.target, *([options.time] if options.time else ()))
+        in_use = InUse(fixed, features or None, drop, categorical)
+        check_columns(in_use.named, names)
+        table = files.table(cluster, columns=in_use)
         if options.time is not None:
             named = (options.user, options.target, features or None)
             drop = dropped_with(options.time, drop, names, *named)
@@ -240,10 +246,12 @@ def _print(found: ScatteredFit, comparison: Comparison | None) -> None:
 def predict(options: Namespace) -> None:
     """``odcl predict`` of a table in pieces: a folder of Parquet files, in the table's order."""
     from odcl.cli.run_folder import open_run
+    from odcl.data.schema import check_columns
+    from odcl.data.stacking import InUse
     from odcl.data.tables import is_csv, is_parquet
     from odcl.engines.dask.address import Address
     from odcl.engines.dask.predict import predict_pieces
-    from odcl.engines.dask.table import open_table
+    from odcl.engines.dask.table import table_files
     from odcl.engines.partition.predict import Wishes
     from odcl.report.text import count
 
@@ -262,7 +270,9 @@ def predict(options: Namespace) -> None:
         watched(options) as progress,
     ):
         progress.stage("opening the table")
-        table = open_table(options.table, cluster)
+        files, wanted = table_files(options.table, cluster), (schema.user, *schema.features)
+        check_columns(wanted, files.names)
+        table = files.table(cluster, columns=InUse(wanted, ()))
         found = predict_pieces(
             *(model, schema, table, wishes, cluster, work, Address.of(out)),
             stage=progress.stage,
@@ -270,8 +280,8 @@ def predict(options: Namespace) -> None:
         )
     if found.left_out:
         say(f"{count(found.left_out, 'row')} left out for want of a value", options)
-    files = count(len(found.files), "file")
-    say(f"{count(found.rows, 'row')} written to {files} in {options.out}", options)
+    written = count(len(found.files), "file")
+    say(f"{count(found.rows, 'row')} written to {written} in {options.out}", options)
 
 
 @contextmanager

@@ -107,11 +107,18 @@ def _predict_long(options: Namespace) -> None:
 def _predicted(options: Namespace) -> tuple[dict[str, Any], list[str]]:
     """A prediction for each row of the table, and what is to be said about it."""
     from odcl.cli.run_folder import open_run
-    from odcl.data.tables import read_table
+    from odcl.data.schema import check_columns
+    from odcl.data.stacking import InUse
+    from odcl.data.tables import read_column_names, read_table
     from odcl.report.text import about_values
 
     model, schema = open_run(options.run)
-    found = _piece(model, schema, read_table(options.table, text=schema.text), options)
+    in_use = None
+    if options.table.is_dir():  # files may differ in columns that are ignored
+        in_use = InUse(tuple(filter(None, (schema.user, *schema.features))), ())
+        check_columns(in_use.named, read_column_names(options.table))
+    table = read_table(options.table, text=schema.text, columns=in_use)
+    found = _piece(model, schema, table, options)
     notices = about_values(schema, found.encoded, options.missing or schema.missing)
     return found.named, [*notices, *_about_strangers(len(found.strange), options)]
 

@@ -15,7 +15,14 @@ from odcl._typing import Array
 from odcl.data.columns import has_decimal_commas, is_text, times
 from odcl.data.federation import Federation, check_size
 from odcl.data.schema import Encoded, TableSchema, as_names, check_columns
-from odcl.data.tables import as_table, file_digest, read_table, release_memory
+from odcl.data.stacking import InUse
+from odcl.data.tables import (
+    as_table,
+    file_digest,
+    read_column_names,
+    read_table,
+    release_memory,
+)
 from odcl.errors import InputError, Setting, listing
 
 # More classes than this, and more than one in two rows has its own: labels that are not classes.
@@ -58,9 +65,11 @@ def read_source(
     or the name of one; it decides whether the target is a number, a class or a count. ``time``
     names a column that orders the rows of a user, and is no feature unless ``features`` names it.
     """
-    table = _table(source, (user, *as_names(categorical)))
-    kind = guess_loss(table, target) if loss == "auto" else loss
     asked = None if features is None else as_names(features)
+    fixed = (user, target) if time is None else (user, target, time)
+    in_use = InUse(fixed, asked, as_names(drop), as_names(categorical))
+    table, drop = _table(source, in_use)
+    kind = guess_loss(table, target) if loss == "auto" else loss
     if time is not None:
         drop = dropped_with(time, drop, table.column_names, user, target, asked)
     schema = TableSchema.fit(
@@ -103,23 +112,47 @@ def dropped_with(
 
 
 def federation_from_table(
-    source: Any, *, user: str, target: str, categorical: Iterable[str] = (), **options: Any
+    source: Any,
+    *,
+    user: str,
+    target: str,
+    features: Iterable[str] | None = None,
+    drop: Iterable[str] = (),
+    categorical: Iterable[str] = (),
+    **options: Any,
 ) -> tuple[Federation, TableSchema]:
     """The federation of a table in which a column names the user, and the schema it was read by.
 
     ``source`` is a path or a frame; the options are those of :meth:`TableSchema.fit`.
     """
-    table = _table(source, (user, *as_names(categorical)))
-    schema = TableSchema.fit(table, user=user, target=target, categorical=categorical, **options)
+    asked = None if features is None else as_names(features)
+    in_use = InUse((user, target), asked, as_names(drop), as_names(categorical))
+    table, drop = _table(source, in_use)
+    schema = TableSchema.fit(
+        table,
+        user=user,
+        target=target,
+        features=asked,
+        drop=drop,
+        categorical=categorical,
+        **options,
+    )
     return schema.encode(table).federation(), schema
 
 
-def _table(source: Any, text: tuple[str, ...]) -> pa.Table:
+def _table(source: Any, in_use: InUse) -> tuple[pa.Table, tuple[str, ...]]:
+    """A table, and what is still to be dropped: columns that nobody uses are not read of a folder,
+    whose files need to agree in the others alone."""
     if not isinstance(source, str | os.PathLike):
-        return as_table(source)
-    table = read_table(source, text=text)
+        return as_table(source), in_use.drop
+    several = Path(source).is_dir()
+    if several:
+        check_columns(in_use.named, read_column_names(source))
+    text = (in_use.fixed[0], *in_use.categorical)
+    table = read_table(source, text=text, columns=in_use if several else None)
     release_memory()  # of the file's own bytes
-    return table
+    left = in_use.drop if not several else (n for n in in_use.drop if n in table.column_names)
+    return table, tuple(left)
 
 
 def task_of(loss: str) -> str:

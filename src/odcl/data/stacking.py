@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import pyarrow as pa
 
 from odcl.errors import InputError, Setting, listing
 
 
-def columns_in_use(
-    names: Sequence[str],
-    named: Collection[str],
-    features: Iterable[str] | None,
-    drop: Collection[str] = (),
-) -> list[str]:
-    """The columns that a fit looks at: those ``named`` in a role, and the features.
+@dataclass(frozen=True)
+class InUse:
+    """The columns of a table that count: whether files agree in others does not matter."""
 
-    Features default to all columns but those in ``drop``.
-    """
-    chosen = set(names).difference(drop) if features is None else set(features)
-    return [name for name in names if name in named or name in chosen]
+    fixed: tuple[str, ...]  # in a role that has to be filled: the user, the target
+    features: tuple[str, ...] | None = None  # None: all columns but those to drop
+    drop: tuple[str, ...] = ()
+    categorical: tuple[str, ...] = ()
+
+    def __contains__(self, name: str) -> bool:
+        if name in self.fixed or name in self.categorical:
+            return True
+        return name not in self.drop if self.features is None else name in self.features
+
+    def spares(self, names: Iterable[str]) -> bool:
+        """May all of them be dropped?"""
+        return self.features is None and not set(names).intersection(self.fixed)
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The columns that somebody named, and that must be there."""
+        return (*self.fixed, *(self.features or ()), *self.drop, *self.categorical)
 
 
 def all_names(schemas: Iterable[pa.Schema]) -> list[str]:
@@ -43,13 +54,11 @@ def mixed_columns(schemas: Sequence[pa.Schema]) -> list[str]:
 def common_schema(
     schemas: Sequence[pa.Schema],
     files: Sequence[str],
-    columns: Collection[str] | None = None,
-    spare: Collection[str] = (),
+    columns: InUse | None = None,
 ) -> pa.Schema:
     """The columns of tables that are stacked, in the order of the first: each in one type.
 
-    Only ``columns`` count, by default all. An error advises to do without a column if it is among
-    the ``spare`` ones.
+    Only ``columns`` count, by default all.
     """
     names = [name for name in all_names(schemas) if columns is None or name in columns]
     held = [frozenset(schema.names).intersection(names) for schema in schemas]
@@ -62,23 +71,23 @@ def common_schema(
             raise InputError(
                 f"{file} {found}, compared with {files[held.index(usual)]}: the files of a folder "
                 "need the same columns. ",
-                *_advice([*lacks, *extra], spare),
+                *_advice([*lacks, *extra], columns),
             )
     fields = []
     for name in names:
         own_types = [schema.field(name).type for schema in schemas]
         common = _common_type(own_types)
         if common is None:
-            raise _types_differ(name, own_types, files, spare)
+            raise _types_differ(name, own_types, files, columns)
         fields.append(pa.field(name, common))
     return pa.schema(fields)
 
 
-def _advice(columns: list[str], spare: Collection[str]) -> tuple[str | Setting, ...]:
-    if not set(columns) <= set(spare):
+def _advice(odd: list[str], columns: InUse | None) -> tuple[str | Setting, ...]:
+    if columns is None or not columns.spares(odd):
         return ("Mend the file.",)
-    what = "column" if len(columns) == 1 else "columns"
-    return (f"Mend the file, or do without the {what}: ", Setting("drop", columns), ".")
+    what = "column" if len(odd) == 1 else "columns"
+    return (f"Mend the file, or do without the {what}: ", Setting("drop", odd), ".")
 
 
 def _common_type(types: Iterable[pa.DataType]) -> pa.DataType | None:
@@ -92,7 +101,7 @@ def _common_type(types: Iterable[pa.DataType]) -> pa.DataType | None:
 
 
 def _types_differ(
-    name: str, types: Sequence[pa.DataType], files: Sequence[str], spare: Collection[str]
+    name: str, types: Sequence[pa.DataType], files: Sequence[str], columns: InUse | None
 ) -> InputError:
     """Names the files whose type does not go with that of most."""
 
@@ -105,10 +114,15 @@ def _types_differ(
     for kind, file, good in zip(types, files, fits, strict=True):
         if not good or all(fits):
             where.setdefault(str(kind), []).append(file)
-    odd = ", ".join(f"{kind} in {listing(place, 3)}" for kind, place in where.items())
+    odd = ", ".join(f"{kind} in {_some(own)}" for kind, own in where.items())
     usual = dict.fromkeys(str(kind) for kind, good in zip(types, fits, strict=True) if good)
     rest = "" if all(fits) else f", and {' or '.join(usual)} in the other files"
     return InputError(
         f"Column {name!r} is {odd}{rest}: the files of a folder need the same types. ",
-        *_advice([name], spare),
+        *_advice([name], columns),
     )
+
+
+def _some(files: Sequence[str]) -> str:
+    more = len(files) - 3
+    return f"{', '.join(files[:3])}{f' and {more} more' * (more > 0)}"

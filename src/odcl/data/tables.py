@@ -20,7 +20,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from odcl.data.columns import is_text, whole_text_to_int, without_decimal_commas
-from odcl.data.stacking import common_schema, mixed_columns
+from odcl.data.stacking import InUse, common_schema, mixed_columns
 from odcl.errors import InputError, did_you_mean, listing
 
 # What a CSV file writes for a value that is not there, in any column.
@@ -37,6 +37,7 @@ def read_table(
     *,
     text: Iterable[str] = (),
     null_values: Sequence[str] = NULL_VALUES,
+    columns: InUse | None = None,
 ) -> pa.Table:
     """A CSV or Parquet file, or a folder of them, as one Arrow table.
 
@@ -49,20 +50,21 @@ def read_table(
     in Parquet, which knows its types, text stays text. Other columns of a file with ";" or tabs
     between them may have decimal commas, and a warning says so.
     ``null_values`` are the words of a CSV file for a missing value; ``("",)`` keeps "NA".
+    ``columns`` are those in use, by default all: others are not read.
     """
     files = table_files(Path(path))
     text = (text,) if isinstance(text, str) else tuple(text)
-    tables = [_read_file(file, text, null_values) for file in files]
+    tables = [_read_file(file, text, null_values, columns) for file in files]
     if any(table.num_rows for table in tables):  # of no rows no types are known
         counted = [(t, f) for t, f in zip(tables, files, strict=True) if t.num_rows]
         tables, files = (list(part) for part in zip(*counted, strict=True))
     mixed = mixed_columns([table.schema for table in tables])
     if mixed:  # numbers in one file, text in another: the row that is not a number decides
         tables = [
-            _read_file(file, (*text, *mixed), null_values) if is_csv(file) else table
+            _read_file(file, (*text, *mixed), null_values, columns) if is_csv(file) else table
             for file, table in zip(files, tables, strict=True)
         ]
-    table = _stacked(tables, files)
+    table = _stacked(tables, files, columns)
     if all(map(is_csv, files)):
         table = over_text(table, whole_text_to_int, set(text))
     return _checked(table, str(path))
@@ -168,13 +170,22 @@ def is_parquet(file: str | os.PathLike[str]) -> bool:
     return Path(file).suffix.lower() in PARQUET_ENDINGS
 
 
-def _read_file(file: Path, text: tuple[str, ...], null_values: Sequence[str]) -> pa.Table:
+def _read_file(
+    file: Path,
+    text: tuple[str, ...],
+    null_values: Sequence[str],
+    columns: InUse | None,
+) -> pa.Table:
     if is_parquet(file):
         with readable(file, "Parquet"), pq.ParquetFile(file) as content:
-            table = without_index(content.read())
+            there = content.schema_arrow.names
+            wanted = None if columns is None else [name for name in there if name in columns]
+            table = without_index(content.read(wanted))
     else:
         with readable(file, "CSV"):
             table = _read_csv(file, text, null_values)
+    if columns is not None:
+        table = table.select([i for i, n in enumerate(table.column_names) if n in columns])
     _check_names(table.column_names, str(file))
     return table
 
@@ -256,9 +267,10 @@ def without_index(table: pa.Table) -> pa.Table:
     return table.drop_columns([c for c in nameless if c in table.column_names])
 
 
-def _stacked(tables: Sequence[pa.Table], files: Sequence[Path]) -> pa.Table:
+def _stacked(tables: Sequence[pa.Table], files: Sequence[Path], columns: InUse | None) -> pa.Table:
     """The rows of all tables, one after the other."""
-    first = common_schema([table.schema for table in tables], [file.name for file in files]).names
+    schemas, names = [table.schema for table in tables], [file.name for file in files]
+    first = common_schema(schemas, names, columns).names
     tables = [table.select(first).replace_schema_metadata() for table in tables]
     return tables[0] if len(tables) == 1 else pa.concat_tables(tables, promote_options="permissive")
 

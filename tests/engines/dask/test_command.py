@@ -24,6 +24,8 @@ from odcl.engines.dask import sample
 from odcl.estimators import compare
 from tests.engines.dask.tables import NAMED, cut, fitted_pieces, sales
 
+PLACES = pytest.mark.parametrize("words", [(), ("--engine", "dask")], ids=["memory", "pieces"])
+
 
 def read(folder):
     return pa.concat_tables(pq.read_table(file) for file in sorted(folder.glob("*.parquet")))
@@ -252,7 +254,7 @@ def test_a_bad_row_is_named_and_leaves_nothing(command, tmp_path, table, engine)
     assert set(tmp_path.iterdir()) == before
 
 
-@pytest.mark.parametrize("words", [(), ("--engine", "dask")], ids=["memory", "pieces"])
+@PLACES
 def test_types_and_columns_of_an_empty_file_do_not_count(command, tmp_path, table, words):
     """pandas writes text columns without a value as numbers."""
     fit = ("fit", table, *NAMED, *words, "--holdout", 0, "--out")
@@ -265,6 +267,49 @@ def test_types_and_columns_of_an_empty_file_do_not_count(command, tmp_path, tabl
     assert read[0] == read[1]
     out = "answers" if words else "answers.parquet"
     assert command("predict", "run", table, *words, "--out", out).code == 0
+
+
+@pytest.fixture
+def odd_file(tmp_path, table):
+    """A folder whose second file has text for prices, a column more, and lacks one."""
+    for file in sorted(table.iterdir()):
+        rows = pq.read_table(file)
+        whole = pa.array(np.arange(rows.num_rows) % 7)
+        changed = rows.append_column("day", whole)
+        if file.name == "part-001.parquet":
+            text = pa.array([f"{price} EUR" for price in rows["price"].to_pylist()])
+            changed = rows.set_column(1, "price", text).append_column("extra", whole)
+        elif file.name == "part-002.parquet":
+            changed = changed.set_column(1, "price", whole)
+        pq.write_table(changed, file)
+    return table
+
+
+@PLACES
+def test_the_odd_file_is_named_with_what_to_do(command, odd_file, words):
+    fit = ("fit", odd_file, *NAMED, *words, "--holdout", 0, "--out", "run")
+    said = command(*fit)
+    assert said.code == 2
+    assert "part-001.parquet lacks day and adds extra, compared with part-000.parquet" in said.err
+    assert "Mend the file, or do without the columns: --drop day,extra." in said.err
+    said = command(*fit, "--drop", "day,extra")
+    assert said.code == 2
+    told = "Column 'price' is string in part-001.parquet, and double or int64 in the other files"
+    assert told in said.err
+    assert "do without the column: --drop price." in said.err
+    said = command(*fit, "--features", "price,ads,kind")
+    assert said.err.endswith("Mend the file.\n")
+
+
+@PLACES
+@pytest.mark.parametrize("columns", [("--drop", "price,day,extra"), ("--features", "ads,kind")])
+def test_a_bad_column_that_nobody_uses_does_not_matter(command, odd_file, words, columns):
+    fit = ("fit", odd_file, *NAMED, *words, "--holdout", 0, "--out", "run")
+    assert command(*fit, *columns).code == 0
+    out = "answers" if words else "answers.parquet"
+    assert command("predict", "run", odd_file, *words, "--out", out).code == 0
+    said = command(*fit, "--force", "--drop", "pirce")
+    assert "did you mean 'price'?" in said.err
 
 
 def test_a_scheduler_that_is_not_there_is_said(command, table, monkeypatch):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from odcl._typing import Array
-from odcl.data.stacking import all_names, common_schema
+from odcl.data.stacking import InUse, all_names, common_schema
 from odcl.data.summary import Place
 from odcl.data.tables import is_csv, is_parquet, readable, without_index
 from odcl.engines.dask.address import Address
@@ -108,13 +108,12 @@ class TableFiles:
         self,
         cluster: Cluster,
         *,
-        columns: Collection[str] | None = None,
-        spare: Collection[str] = (),
+        columns: InUse | None = None,
         piece_bytes: int = PIECE_BYTES,
     ) -> PiecedTable:
         """The table of the ``columns`` in use; see :func:`common_schema`."""
         names = [file.name for file in self.files]
-        whole = common_schema(self.schemas, names, columns, spare)
+        whole = common_schema(self.schemas, names, columns)
         plain = _plain(whole)
         width = max(1, sum(_width(field.type) for field in plain))
         total = width * sum(sum(counts) for counts in self.counts)
