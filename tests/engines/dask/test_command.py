@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -350,8 +351,22 @@ def test_a_table_beyond_a_share_of_memory_goes_in_pieces(command, table, monkeyp
     assert command("fit", table, *NAMED, "--engine", "memory", "--out", "run").code == 0
 
 
-def test_a_fit_that_is_interrupted_leaves_nothing(tmp_path):
-    """Its own cluster ends with it as well."""
+def left_of(group):
+    """Processes of a group that still run."""
+    import psutil
+
+    found = []
+    for one in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            if os.getpgid(one.pid) == group and one.status() != psutil.STATUS_ZOMBIE:
+                found.append(one.pid)
+    return found
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+@pytest.mark.parametrize("when", ["start", "work"])
+def test_a_fit_that_is_interrupted_leaves_nothing(tmp_path, when):
+    """Its own cluster ends with it as well; as from a terminal, all processes get the signal."""
     cut(sales(m=2500, n=5), tmp_path / "sales", [6000])
     words = ("fit", "sales", *NAMED, "--engine", "dask", "--workers", "1", "--out", "run")
     process = subprocess.Popen(
@@ -363,15 +378,23 @@ def test_a_fit_that_is_interrupted_leaves_nothing(tmp_path):
     )
     try:
         deadline = time.monotonic() + 60
-        while not list(tmp_path.glob(".odcl-work-*/uploads-*.parquet")):
+        while not (
+            len(left_of(process.pid)) > 2  # the command, its tracker of resources, a worker
+            if when == "start"
+            else list(tmp_path.glob(".odcl-work-*/uploads-*.parquet"))
+        ):
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.02)
-        process.send_signal(signal.SIGINT)
+        os.killpg(process.pid, signal.SIGINT)
         _, said = process.communicate(timeout=60)
     finally:
         if process.poll() is None:
             process.kill()
     assert process.returncode == 130, said.decode()
-    assert said.decode().splitlines()[-1] == "odcl: interrupted."
+    lines = [line for line in said.decode().splitlines() if "1 worker on this" not in line]
+    assert lines == ["odcl: interrupted."]
+    while left_of(process.pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
     assert [path.name for path in tmp_path.iterdir()] == ["sales"]

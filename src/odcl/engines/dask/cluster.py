@@ -6,9 +6,11 @@ Tasks are functions of small arguments whose results are small; what is large li
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from typing import Any, TypeVar
 
 from odcl.errors import InputError
@@ -126,21 +128,45 @@ def local_cluster(
     n = n_workers or max(1, os.cpu_count() or 1)
     each = (memory or int(0.6 * memory_bytes())) // n
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    with dask.config.set({**_QUIET, "distributed.nanny.pre-spawn-environ": threads}):
-        own = distributed.LocalCluster(
-            n_workers=n,
-            threads_per_worker=1,
-            host="127.0.0.1",
-            dashboard_address="127.0.0.1:0",
-            worker_dashboard_address="127.0.0.1:0",
-            scheduler_kwargs={"dashboard": dashboard},
-            memory_limit=each,
-            silence_logs=50,
-        )
-        with own, distributed.Client(own, set_as_default=False) as client:
-            link = client.dashboard_link if dashboard else ""
-            words = f"{n} worker{'s' * (n > 1)} on this machine, {each / 2**30:.1f} GiB each"
-            yield Cluster(client, n, link, words)
+    with (
+        dask.config.set({**_QUIET, "distributed.nanny.pre-spawn-environ": threads}),
+        ExitStack() as us,
+    ):
+        with _interrupts_wait():
+            own = distributed.LocalCluster(
+                n_workers=n,
+                threads_per_worker=1,
+                host="127.0.0.1",
+                dashboard_address="127.0.0.1:0",
+                worker_dashboard_address="127.0.0.1:0",
+                scheduler_kwargs={"dashboard": dashboard},
+                memory_limit=each,
+                silence_logs=50,
+            )
+            us.enter_context(own)
+            client = us.enter_context(distributed.Client(own, set_as_default=False))
+        link = client.dashboard_link if dashboard else ""
+        words = f"{n} worker{'s' * (n > 1)} on this machine, {each / 2**30:.1f} GiB each"
+        yield Cluster(client, n, link, words)
+
+
+@contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Ctrl-C comes when the block is done, and never to processes that are started in it.
+
+    A terminal sends it to all processes of a command. Workers are ended by whoever started them,
+    and need not hear of it: the threads that start them, and with these they themselves, inherit
+    what is held back here.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # not on Windows
+        yield
+        return
+    resource_tracker.ensure_running()  # or the first process started would let interrupts through
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
