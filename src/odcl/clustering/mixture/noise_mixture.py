@@ -188,8 +188,11 @@ def _too_few(given: Given) -> str:
     n_users, n_known = len(given.theta), int(given.known.sum())
     if not given.has_noise or n_known >= max(min(FEWEST, HALF * n_users), LEAST_SHARE * n_users):
         return ""
-    knows = "knows its" if n_known == 1 else "know their"
-    return f"Only {n_known} of {n_users} users {knows} noise, so it is left aside. "
+    each = "have rows enough to tell how noisy their models are"
+    if n_known < 2:
+        each = "has rows enough to tell how noisy its model is"
+    who = f"Only {n_known}" if n_known else "None"
+    return f"{who} of {n_users} users {each}, so that this is left aside. "
 
 
 @dataclass(frozen=True, eq=False)
