@@ -198,7 +198,7 @@ def _typed(table: Any, schema: Any) -> Any:
 
 def _notices(found: ScatteredFit, roles: Any, *, guessed: bool) -> list[str]:
     """Everything odd about a table that the fit took as it is."""
-    from odcl.report.text import count
+    from odcl.report.text import about_columns, about_single_rows, count
 
     summary, lines = found.summary, []
     dropped = summary.rows - summary.usable
@@ -210,6 +210,8 @@ def _notices(found: ScatteredFit, roles: Any, *, guessed: bool) -> list[str]:
     if filled and roles.missing == "mean":
         where = ", ".join(f"{name}: {n:,}" for name, n in filled.items())
         lines.append(f"{count(sum(filled.values()), 'missing value')} filled in ({where})")
+    lines += about_single_rows(found.uploads.single)
+    lines += about_columns(found.job.schema, summary.spread, found.model)
     values = sorted(summary.targets)
     if guessed and roles.task == "regression" and summary.whole and values:
         if len(values) == 2:
@@ -253,7 +255,7 @@ def predict(options: Namespace) -> None:
     from odcl.engines.dask.predict import predict_pieces
     from odcl.engines.dask.table import table_files
     from odcl.engines.partition.predict import Wishes
-    from odcl.report.text import count
+    from odcl.report.text import about_strangers, count
 
     if options.out is None:
         raise opt.UsageError("--engine dask writes a folder: name it with --out.", "odcl predict")
@@ -280,6 +282,8 @@ def predict(options: Namespace) -> None:
         )
     if found.left_out:
         say(f"{count(found.left_out, 'row')} left out for want of a value", options)
+    for text in about_strangers(found.strangers, options.unknown):
+        say(text, options)
     written = count(len(found.files), "file")
     say(f"{count(found.rows, 'row')} written to {written} in {options.out}", options)
 

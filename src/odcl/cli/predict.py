@@ -74,7 +74,7 @@ def _predict_long(options: Namespace) -> None:
     from odcl.data.tables import read_column_names
     from odcl.data.write import piecewise
     from odcl.errors import InputError
-    from odcl.report.text import about_values, count
+    from odcl.report.text import about_strangers, about_values, count
 
     check_out_file(options, run=options.run, table=options.table)
     model, schema = open_run(options.run)
@@ -98,7 +98,7 @@ def _predict_long(options: Namespace) -> None:
     if total is not None:
         for text in about_values(schema, total, options.missing or schema.missing):
             say(text, options)
-    for text in _about_strangers(len(strange), options):
+    for text in about_strangers(len(strange), options.unknown):
         say(text, options)
     if options.out is not None:
         say(f"{count(written, 'row')} written to {options.out}", options)
@@ -110,7 +110,7 @@ def _predicted(options: Namespace) -> tuple[dict[str, Any], list[str]]:
     from odcl.data.schema import check_columns
     from odcl.data.stacking import InUse
     from odcl.data.tables import read_column_names, read_table
-    from odcl.report.text import about_values
+    from odcl.report.text import about_strangers, about_values
 
     model, schema = open_run(options.run)
     in_use = None
@@ -120,7 +120,7 @@ def _predicted(options: Namespace) -> tuple[dict[str, Any], list[str]]:
     table = read_table(options.table, text=schema.text, columns=in_use)
     found = _piece(model, schema, table, options)
     notices = about_values(schema, found.encoded, options.missing or schema.missing)
-    return found.named, [*notices, *_about_strangers(len(found.strange), options)]
+    return found.named, [*notices, *about_strangers(len(found.strange), options.unknown)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,15 +139,6 @@ class _Found:
         from odcl.data.write import beside
 
         return beside(owners(self.schema, self.encoded.users), self.columns)
-
-
-def _about_strangers(n: int, options: Namespace) -> list[str]:
-    from odcl.report.text import count
-
-    if not n:
-        return []
-    how = {"pooled": "one model for all", "nearest": "the nearest group's model"}[options.unknown]
-    return [f"{count(n, 'user')} not in the fit, predicted by {how}"]
 
 
 def _piece(

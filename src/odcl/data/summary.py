@@ -106,6 +106,7 @@ class TableSummary:
     means: Mapping[str, tuple[int, float]] = field(
         default_factory=dict
     )  # (rows with a value, mean)
+    ends: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # least and largest value
     targets: frozenset[float] = frozenset()  # distinct targets, a few
     whole: bool = True  # targets are whole numbers
     largest: tuple[float, Row] | None = None  # the target of the largest size
@@ -145,11 +146,20 @@ class TableSummary:
                 name: _mean(self.means.get(name), other.means.get(name))
                 for name in {**self.means, **other.means}
             },
+            ends={
+                name: _ends(self.ends.get(name), other.ends.get(name))
+                for name in {**self.ends, **other.ends}
+            },
             targets=frozenset(sorted(self.targets | other.targets)[:_FEW]),
             whole=self.whole and other.whole,
             largest=max(sizes, key=lambda one: one[0]) if sizes else None,
             error=self.error or other.error,
         )
+
+    @property
+    def spread(self) -> dict[str, float]:
+        """Largest minus least value of each numeric feature."""
+        return {name: high - low for name, (low, high) in self.ends.items()}
 
     @classmethod
     def merged(cls, pieces: Iterable[TableSummary]) -> TableSummary:
@@ -213,6 +223,8 @@ def _summary(table: pa.Table, roles: Roles, place: Place) -> TableSummary:
         told["classes"] = counted(goal, keep)
     elif keep.any():
         told = _of_target(goal, keep, place)
+    numeric = {n: c[keep] for n, c in columns.items() if not isinstance(c, Keys)}
+    numeric = {n: values for n, values in numeric.items() if not np.isnan(values).all()}
     return TableSummary(
         rows=len(keep),
         usable=int(keep.sum()),
@@ -221,10 +233,10 @@ def _summary(table: pa.Table, roles: Roles, place: Place) -> TableSummary:
         id_kinds=frozenset({kind} if kind else ()),
         levels=_few_keys(levels),
         means={
-            n: (int((~np.isnan(c[keep])).sum()), fit_mean(n, c[keep]))
-            for n, c in columns.items()
-            if not isinstance(c, Keys) and not np.isnan(c[keep]).all()
+            n: (int((~np.isnan(values)).sum()), fit_mean(n, values))
+            for n, values in numeric.items()
         },
+        ends={n: (float(np.nanmin(v)), float(np.nanmax(v))) for n, v in numeric.items()},
         **told,
     )
 
@@ -292,3 +304,10 @@ def _mean(one: tuple[int, float] | None, other: tuple[int, float] | None) -> tup
         return found
     n = one[0] + other[0]
     return n, one[1] * (one[0] / n) + other[1] * (other[0] / n)
+
+
+def _ends(
+    one: tuple[float, float] | None, other: tuple[float, float] | None
+) -> tuple[float, float]:
+    found = [ends for ends in (one, other) if ends is not None]
+    return min(low for low, _ in found), max(high for _, high in found)

@@ -203,7 +203,7 @@ def accepted(
 ) -> list[str]:
     """Everything odd about a table that the fit took as it is."""
     lines = about_values(schema, encoded, schema.missing)
-    lines += _about_users(schema, rows, model) + _about_columns(schema, looked.spread, model)
+    lines += _about_users(schema, rows, model) + about_columns(schema, looked.spread, model)
     repeated = looked.repeated
     if repeated and not looked.whole:
         text = f"some rows repeat another row of the same user ({repeated:,} in a sample of users)"
@@ -242,11 +242,21 @@ def about_values(schema: TableSchema, encoded: Encoded, missing: str) -> list[st
     return lines
 
 
+def about_single_rows(n_users: int) -> list[str]:
+    return [f"{count(n_users, 'user')} with a single row"] if n_users else []
+
+
+def about_strangers(n_users: int, unknown: str | None) -> list[str]:
+    """Users who were not in the fit, and how they were predicted."""
+    if not n_users:
+        return []
+    how = {"pooled": "one model for all", "nearest": "the nearest group's model"}[unknown or ""]
+    return [f"{count(n_users, 'user')} not in the fit, predicted by {how}"]
+
+
 def _about_users(schema: TableSchema, federation: Federation, model: Any) -> list[str]:
     lines = []
-    single = int((federation.n_rows == 1).sum())
-    if single:
-        lines.append(f"{count(single, 'user')} with a single row")
+    lines += about_single_rows(int((federation.n_rows == 1).sum()))
     one_class = np.zeros(federation.n_users, dtype=bool)
     if schema.classes is not None:
         y, starts = federation.y, federation.offsets[:-1]
@@ -268,7 +278,7 @@ def _about_users(schema: TableSchema, federation: Federation, model: Any) -> lis
     return lines
 
 
-def _about_columns(schema: TableSchema, spread: dict[str, float], model: Any) -> list[str]:
+def about_columns(schema: TableSchema, spread: dict[str, float], model: Any) -> list[str]:
     """Constant columns, and columns at a scale that few tables have."""
     constant = [n for n in schema.features if spread.get(n, len(schema.levels.get(n, ())) - 1) == 0]
     lines = []

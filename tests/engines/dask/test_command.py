@@ -313,6 +313,37 @@ def test_a_bad_column_that_nobody_uses_does_not_matter(command, odd_file, words,
     assert "did you mean 'price'?" in said.err
 
 
+def test_what_is_odd_is_said_as_in_memory(command, tmp_path, table, engine):
+    """A constant column in all pieces, one in a single piece, users with one row, strangers."""
+    for i, file in enumerate(sorted(table.iterdir())):
+        rows = pq.read_table(file)
+        n, here = rows.num_rows, 2 if i == 1 else 1  # files of 100, 150 and 230 rows
+        rows = rows.append_column("year", pa.array([2024] * n))
+        rows = rows.append_column("shop", pa.array([here] * n))
+        if i == 2:
+            rows = pa.concat_tables([rows, rows.slice(0, 1).set_column(0, "store", [["lonely"]])])
+        pq.write_table(rows, file)
+    fit = ("fit", table, *NAMED, "--holdout", 0, "--out")
+    whole, mine = command(*fit, "whole"), command(*fit, "run", *engine)
+    assert (whole.code, mine.code) == (0, 0)
+    assert "1 constant column (year)" in mine.err
+    assert "1 user with a single row" in mine.err
+    assert set(whole.err.splitlines()) <= set(mine.err.splitlines())
+    for file in sorted(table.iterdir())[:2]:
+        rows = pq.read_table(file)
+        pq.write_table(
+            rows.set_column(
+                0, "store", pa.array(["new", "newer"] * 25 + ["store 1"] * (rows.num_rows - 50))
+            ),
+            file,
+        )
+    for run in ("whole", "run"):
+        asked = ("predict", run, table, "--unknown", "pooled", "--out", f"answers of {run}")
+        assert (
+            "2 users not in the fit, predicted by one model for all" in command(*asked, *engine).err
+        )
+
+
 def test_a_scheduler_that_is_not_there_is_said(command, table, monkeypatch):
     monkeypatch.setattr(at_work, "PATIENCE", "200ms")
     gone = ("--engine", "dask", "--scheduler", "tcp://127.0.0.1:1")

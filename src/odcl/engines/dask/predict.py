@@ -17,7 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from odcl.data.schema import TableSchema
+from odcl._typing import Array
+from odcl.data.federation import id_keys, positions
+from odcl.data.schema import TableSchema, owners
 from odcl.engines.dask.address import Address
 from odcl.engines.dask.cluster import Cluster
 from odcl.engines.dask.exchange import receive, send
@@ -26,6 +28,7 @@ from odcl.engines.dask.table import PiecedTable
 from odcl.engines.dask.user_files import UserFiles, part_name
 from odcl.engines.partition.predict import Wishes, predict_rows, predicted
 from odcl.errors import InputError
+from odcl.exchange.arrow import USER, ids_from_arrow
 
 _AT, _FROM = "odcl_at", "odcl_from"  # which row of its piece, and which piece
 
@@ -37,6 +40,7 @@ class Predicted:
     files: tuple[Address, ...]
     rows: int
     left_out: int  # rows that lack a value
+    strangers: int = 0  # users who were not in the fit
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,20 +81,32 @@ def predict_pieces(
     if asked.files is None:
         say("predicting", table.n_pieces, "pieces")
         found = cluster.run(_direct, pieces, asked, progress=told)
-        return _sum(found)
+        strange = np.unique(np.concatenate([keys for _, keys in found]))
+        return _sum((one for one, _ in found), len(strange))
     say("bringing rows to their users' models", table.n_pieces, "pieces")
     questions = cluster.run(_ask, pieces, asked, progress=told)
     n = len(asked.files.parts)
     say("predicting", n, "files of models")
     answers = cluster.run(_answer, range(n), asked, tuple(questions), progress=told)
     say("writing predictions", table.n_pieces, "pieces")
-    own = tuple(answer for answer in answers if answer is not None)
-    return _sum(cluster.run(_collect, pieces, asked, own, progress=told))
+    own = tuple(file for file, _ in answers if file is not None)
+    strangers = sum(n for _, n in answers)  # all rows of a user are in one bucket
+    return _sum(cluster.run(_collect, pieces, asked, own, progress=told), strangers)
 
 
-def _sum(found: Iterable[tuple[Address, int, int]]) -> Predicted:
+def _sum(found: Iterable[tuple[Address, int, int]], strangers: int) -> Predicted:
     files, rows, left_out = zip(*found, strict=True)
-    return Predicted(files, sum(rows), sum(left_out))
+    return Predicted(files, sum(rows), sum(left_out), strangers)
+
+
+def _strange(used: pa.Table, known: Array, asked: _Asked) -> Array:
+    """Ids in the rows that were predicted of users who were not in the fit."""
+    schema = asked.schema
+    if asked.wishes.unknown == "error" or not used.num_rows:  # refused, if there were some
+        return known[:0]
+    ids, _ = owners(used.select([schema.user]), schema.user, schema.user_kind)
+    later = positions(asked.model.users_, ids) >= 0  # in the estimator itself
+    return ids[(positions(known, ids) < 0) & ~later]
 
 
 def _ask(one: Numbered, asked: _Asked) -> Address:
@@ -115,7 +131,9 @@ def _check(piece: Any, rows: pa.Table, asked: _Asked) -> None:
         raise error.of_file(piece.place.file, piece.place.first) from None
 
 
-def _answer(bucket: int, asked: _Asked, questions: tuple[Address, ...]) -> Address | None:
+def _answer(
+    bucket: int, asked: _Asked, questions: tuple[Address, ...]
+) -> tuple[Address | None, int]:
     parts = []
     for number, file in enumerate(questions):
         rows = receive([file], bucket)
@@ -123,15 +141,17 @@ def _answer(bucket: int, asked: _Asked, questions: tuple[Address, ...]) -> Addre
             whose = pa.array(np.full(rows.num_rows, number, np.int32))
             parts.append(rows.append_column(_FROM, whose))
     if not parts:
-        return None
+        return None, 0
     rows = pa.concat_tables(parts)
     assert asked.files is not None
-    found = predict_rows(rows, asked.files.read(bucket), asked.model, asked.wishes)
+    models = asked.files.read(bucket)
+    found = predict_rows(rows, models, asked.model, asked.wishes)
+    strange = _strange(rows.take(found["row"]), ids_from_arrow(models[USER]), asked)
     at = rows.select([_AT, _FROM]).take(found["row"])
     found = found.set_column(0, "row", at[_AT])
     file = asked.work / f"answer-{bucket:05d}.arrow"
     send(found, at[_FROM].to_numpy().astype(np.intp), asked.n_pieces, file)
-    return file
+    return file, len(strange)
 
 
 def _collect(
@@ -145,11 +165,12 @@ def _collect(
     return _write(one, users, found, asked)
 
 
-def _direct(one: Numbered, asked: _Asked) -> tuple[Address, int, int]:
+def _direct(one: Numbered, asked: _Asked) -> tuple[tuple[Address, int, int], Array]:
     rows = one.piece.read(asked.columns)
     _check(one.piece, rows, asked)
     found = predicted(rows, copy.copy(asked.model), asked.schema, asked.wishes)
-    return _write(one, rows, found, asked)
+    strange = _strange(rows.take(found["row"]), asked.model.users_, asked)
+    return _write(one, rows, found, asked), id_keys(strange)
 
 
 def _write(

@@ -200,6 +200,7 @@ class UploadFiles:
     n_rows: int
     n_bytes: int  # that users sent
     drawn: Drawn  # a few of the users, by their ids
+    single: int = 0  # users with one row
 
 
 def gather_uploads(
@@ -207,16 +208,16 @@ def gather_uploads(
 ) -> UploadFiles:
     """The uploads of every bucket's users; a ``few`` of the users are drawn by their ids."""
     found = cluster.run(_gather, range(sent.n), sent, job, work, few, progress=told)
-    files, users, rows, size, drawn = zip(*found, strict=True)
+    files, users, rows, size, single, drawn = zip(*found, strict=True)
     some = drawn_of_all([one for one in drawn if one is not None], few)
     if not job.needs_rows:  # nobody looks at them again
         sent.folder.remove()
-    return UploadFiles(files, sent, sum(users), sum(rows), sum(size), some)
+    return UploadFiles(files, sent, sum(users), sum(rows), sum(size), some, sum(single))
 
 
 def _gather(
     bucket: int, sent: Sent, job: Job, work: Address, few: int
-) -> tuple[Address, int, int, int, Drawn | None]:
+) -> tuple[Address, int, int, int, int, Drawn | None]:
     rows, sums = receive(sent.rows, bucket), receive(sent.sums, bucket)
     parts = [] if sums is None else [from_arrow(sums, job)]
     own = None if rows is None else uploads_of(rows, job)
@@ -228,9 +229,9 @@ def _gather(
     file = work / f"uploads-{bucket:05d}.parquet"
     _write(no_uploads(job) if own is None else to_arrow(own, job), file)
     if own is None:
-        return file, 0, 0, 0, None
+        return file, 0, 0, 0, 0, None
     sizes = len(own), int(own.n_samples.sum()), int(own.n_bytes.sum())
-    return file, *sizes, drawn_from(own, few)
+    return file, *sizes, int((own.n_samples == 1).sum()), drawn_from(own, few)
 
 
 def _write(table: pa.Table, file: Address) -> None:
