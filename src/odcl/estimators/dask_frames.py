@@ -10,7 +10,8 @@ import secrets
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,15 +105,38 @@ def fit_frame(model: Any, X: Any, y: Any, users: Any) -> Any:
     named = [str(c) for c in X.columns if str(kinds[c]) == "category" and c not in (owner, target)]
     given = model.categorical
     chosen = [] if given is None else [given] if isinstance(given, str) else list(given)
-    federation, _ = federation_from_dask(
-        X,
-        user=owner,
-        target=target,
-        categorical=list(dict.fromkeys([*chosen, *named])),
-        task=_task(model),
-    )
-    model.users = owner
-    return fit_dask_federation(model, federation)
+    with _advice_for_frames(model):
+        federation, _ = federation_from_dask(
+            X,
+            user=owner,
+            target=target,
+            categorical=list(dict.fromkeys([*chosen, *named])),
+            task=_task(model),
+        )
+        model.users = owner
+        return fit_dask_federation(model, federation)
+
+
+@contextmanager
+def _advice_for_frames(model: Any) -> Iterator[None]:
+    """Errors advise what an estimator on a Dask frame knows: options of tables it has not."""
+    numbers = "loss='squared'" if _task(model) == "count" else "ODCLRegressor"
+    words = {
+        ("missing", "drop"): "frame.dropna()",
+        ("missing", "mean"): "frame.fillna(frame.mean(numeric_only=True))",
+        ("task", "classification"): "ODCLClassifier",
+        ("task", "regression"): numbers,
+    }
+
+    def write(setting: Setting) -> str:
+        if setting.name == "drop":
+            return f"frame.drop(columns={setting.value!r})"
+        return words.get((setting.name, str(setting.value)), str(setting))
+
+    try:
+        yield
+    except InputError as error:
+        raise InputError(error.in_words(write)) from None
 
 
 def _task(model: Any) -> str:
@@ -150,10 +174,11 @@ def predict_frame(model: Any, X: Any) -> Any:
     work = (home / f"work-{secrets.token_hex(4)}").make()
     out = (home / f"predictions-{secrets.token_hex(4)}").make()
     try:
-        found = predict_pieces(
-            *(model, model.schema_, frame_table(X), Wishes(model.unknown, model.unseen)),
-            *(cluster_of(), work, out),
-        )
+        with _advice_for_frames(model):
+            found = predict_pieces(
+                *(model, model.schema_, frame_table(X), Wishes(model.unknown, model.unseen)),
+                *(cluster_of(), work, out),
+            )
     except BaseException:
         out.remove()
         raise

@@ -70,3 +70,27 @@ def test_what_a_dask_frame_cannot_say_is_asked_for(frame):
         ODCLRegressor().fit(lazy, "sales")
     with pytest.raises(InputError, match="target of a Dask frame"):
         ODCLRegressor(users="store").fit(lazy, frame["sales"].to_numpy())
+
+
+def test_an_error_advises_what_an_estimator_on_a_dask_frame_has(frame):
+    def told(change, call):
+        with pytest.raises(InputError) as caught:
+            call(dd.from_pandas(frame.assign(**change), npartitions=2, sort=False))
+        text = str(caught.value)
+        for option in ("missing=", "drop=", "task="):
+            assert option not in text
+        return text
+
+    def fit(lazy):
+        return ODCLRegressor(users="store", categorical=["kind"]).fit(lazy, "sales")
+
+    gap = {"price": frame["price"].where(frame.index != 3)}
+    text = told(gap, fit)
+    for advice in ("frame.dropna()", "frame.fillna(", "frame.drop(columns=['price'])"):
+        assert advice in text
+    text = told({}, lambda lazy: ODCLRegressor(users="store").fit(lazy, "sales"))
+    assert "categorical=['kind']" in text
+    assert "frame.drop(columns=['kind'])" in text
+    model = fit(dd.from_pandas(frame, npartitions=2, sort=False))
+    assert "frame.dropna()" in told(gap, model.predict)
+    assert "ODCLClassifier" in told({"sales": frame["kind"]}, fit)
