@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 
@@ -43,6 +45,17 @@ class InputError(ValueError):
         moved = (Row(p.number + first, file) if isinstance(p, Row) else p for p in parts)
         here = any(isinstance(p, Row) for p in parts)
         return InputError(*(() if here else (f"{file}: ",)), *moved)
+
+    def of_files(self, files: Sequence[str], rows: Sequence[int]) -> InputError:
+        """The same of a table of several files with so many rows each, which were counted on."""
+        ends = list(accumulate(rows))
+
+        def placed(row: Row) -> Row:
+            at = bisect_left(ends, row.number)
+            return Row(row.number - ends[at] + rows[at], files[at])
+
+        parts = self.args
+        return InputError(*(placed(p) if isinstance(p, Row) and not p.file else p for p in parts))
 
     def __str__(self) -> str:
         return self.in_words(str)

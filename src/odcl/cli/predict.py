@@ -109,7 +109,7 @@ def _predicted(options: Namespace) -> tuple[dict[str, Any], list[str]]:
     from odcl.cli.run_folder import open_run
     from odcl.data.schema import check_columns
     from odcl.data.stacking import InUse
-    from odcl.data.tables import read_column_names, read_table
+    from odcl.data.tables import read_column_names, read_table, rows_of_files
     from odcl.report.text import about_strangers, about_values
 
     model, schema = open_run(options.run)
@@ -118,7 +118,8 @@ def _predicted(options: Namespace) -> tuple[dict[str, Any], list[str]]:
         in_use = InUse(tuple(filter(None, (schema.user, *schema.features))), ())
         check_columns(in_use.named, read_column_names(options.table))
     table = read_table(options.table, text=schema.text, columns=in_use)
-    found = _piece(model, schema, table, options)
+    with rows_of_files(options.table):
+        found = _piece(model, schema, table, options)
     notices = about_values(schema, found.encoded, options.missing or schema.missing)
     return found.named, [*notices, *about_strangers(len(found.strange), options.unknown)]
 

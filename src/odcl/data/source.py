@@ -22,6 +22,7 @@ from odcl.data.tables import (
     read_column_names,
     read_table,
     release_memory,
+    rows_of_files,
 )
 from odcl.errors import InputError, Setting, listing
 
@@ -72,20 +73,21 @@ def read_source(
     kind = guess_loss(table, target) if loss == "auto" else loss
     if time is not None:
         drop = dropped_with(time, drop, table.column_names, user, target, asked)
-    schema = TableSchema.fit(
-        table,
-        user=user,
-        target=target,
-        features=asked,
-        drop=drop,
-        categorical=categorical,
-        missing=missing,
-        task=task_of(kind),
-    )
-    _check_classes(schema, table.num_rows)
-    encoded = schema.encode(table)
-    check_target(schema, encoded)
-    order = None if time is None else times(table, time, encoded.rows)
+    with rows_of_files(source):
+        schema = TableSchema.fit(
+            table,
+            user=user,
+            target=target,
+            features=asked,
+            drop=drop,
+            categorical=categorical,
+            missing=missing,
+            task=task_of(kind),
+        )
+        _check_classes(schema, table.num_rows)
+        encoded = schema.encode(table)
+        check_target(schema, encoded)
+        order = None if time is None else times(table, time, encoded.rows)
     del table
     release_memory()
     name, digest = "table", None
@@ -128,16 +130,17 @@ def federation_from_table(
     asked = None if features is None else as_names(features)
     in_use = InUse((user, target), asked, as_names(drop), as_names(categorical))
     table, drop = _table(source, in_use)
-    schema = TableSchema.fit(
-        table,
-        user=user,
-        target=target,
-        features=asked,
-        drop=drop,
-        categorical=categorical,
-        **options,
-    )
-    return schema.encode(table).federation(), schema
+    with rows_of_files(source):
+        schema = TableSchema.fit(
+            table,
+            user=user,
+            target=target,
+            features=asked,
+            drop=drop,
+            categorical=categorical,
+            **options,
+        )
+        return schema.encode(table).federation(), schema
 
 
 def _table(source: Any, in_use: InUse) -> tuple[pa.Table, tuple[str, ...]]:

@@ -89,6 +89,22 @@ def _names_of(file: Path) -> tuple[list[str], bool]:
         return next(csv.reader(lines, delimiter=separator_of(file, head))), True
 
 
+@contextmanager
+def rows_of_files(path: Any) -> Iterator[None]:
+    """Errors name rows by file, if the table is a folder of Parquet files: others do not tell how
+    many rows they have."""
+    try:
+        yield
+    except InputError as error:
+        files = []
+        if isinstance(path, str | os.PathLike) and Path(path).is_dir():
+            files = table_files(Path(path))
+        if not files or not all(map(is_parquet, files)):
+            raise
+        counts = [int(pq.read_metadata(file).num_rows) for file in files]
+        raise error.of_files([file.name for file in files], counts) from None
+
+
 def release_memory() -> None:
     """Give back what Arrow keeps for its next table."""
     pa.default_memory_pool().release_unused()

@@ -242,17 +242,22 @@ def test_unknown_users_are_named_or_pooled(command, tmp_path, table, engine):
     assert read(tmp_path / "a").num_rows == 10
 
 
-def test_a_bad_row_is_named_and_leaves_nothing(command, tmp_path, table, engine):
+@PLACES
+def test_a_bad_row_is_named_and_leaves_nothing(command, tmp_path, table, words):
     before = set(tmp_path.iterdir())
+    assert command("fit", table, *NAMED, *words, "--holdout", 0, "--out", "fine").code == 0
     last = sorted(table.iterdir())[-1]
     rows = pq.read_table(last)
     price = rows["price"].to_pylist()
     price[4] = None
     pq.write_table(rows.set_column(1, "price", pa.array(price)), last)
-    said = command("fit", table, *NAMED, *engine, "--holdout", 0, "--out", "run")
+    said = command("fit", table, *NAMED, *words, "--holdout", 0, "--out", "run")
     assert said.code == 2
     assert f"'price' has no value in row 5 of {last.name}" in said.err
-    assert set(tmp_path.iterdir()) == before
+    out = "answers" if words else "answers.parquet"
+    said = command("predict", "fine", table, *words, "--out", out)
+    assert f"'price' has no value in row 5 of {last.name}" in said.err
+    assert set(tmp_path.iterdir()) == {*before, tmp_path / "fine"}
 
 
 @PLACES
