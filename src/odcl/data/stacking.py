@@ -103,20 +103,21 @@ def _common_type(types: Iterable[pa.DataType]) -> pa.DataType | None:
 def _types_differ(
     name: str, types: Sequence[pa.DataType], files: Sequence[str], columns: InUse | None
 ) -> InputError:
-    """Names the files whose type does not go with that of most."""
+    """Names the files whose type does not go with that of most, or all of them."""
 
     def with_it(kind: pa.DataType) -> list[bool]:
         return [_common_type([kind, other]) is not None for other in types]
 
     told = [kind for kind in dict.fromkeys(types) if not pa.types.is_null(kind)]
     fits = max(map(with_it, told), key=sum)
+    unclear = all(fits) or 2 * sum(fits) <= len(fits)  # who is odd
     where: dict[str, list[str]] = {}
     for kind, file, good in zip(types, files, fits, strict=True):
-        if not good or all(fits):
+        if not good or unclear:
             where.setdefault(str(kind), []).append(file)
     odd = ", ".join(f"{kind} in {_some(own)}" for kind, own in where.items())
     usual = dict.fromkeys(str(kind) for kind, good in zip(types, fits, strict=True) if good)
-    rest = "" if all(fits) else f", and {' or '.join(usual)} in the other files"
+    rest = "" if unclear else f", and {' or '.join(usual)} in the other files"
     return InputError(
         f"Column {name!r} is {odd}{rest}: the files of a folder need the same types. ",
         *_advice([name], columns),
