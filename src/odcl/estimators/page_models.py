@@ -23,6 +23,7 @@ from odcl.server.mixed import user_quadratics
 
 CELLS = (72, 48)  # of a map of more users than can be told apart
 TIMES = (0.5, 1.0, 2.0, 4.0)  # as many rows
+ENOUGH = 2_000  # users who tell by themselves what noise is usual
 FAR = 5.0  # a frame is cut where the whole would be so many times as wide
 
 
@@ -38,8 +39,8 @@ def own_models(model: Any, who: Ints) -> tuple[Floats, Floats]:
     sent = with_noise(model.uploads_.take(who))
     if sent.theta is None:
         return nothing
-    phi = _noise_scales(model)
-    theta, cov = sent.theta.copy(), covariances(sent, None if phi is None else phi[who])
+    phi = pooled_dispersion(sent) if n >= ENOUGH else _noise_scales(model, who)
+    theta, cov = sent.theta.copy(), covariances(sent, phi)
     if sent.dispersion is not None:
         theta[~np.isfinite(sent.dispersion)] = np.nan
     if cov is None:
@@ -53,15 +54,16 @@ def drawn_models(model: Any, who: Ints) -> Floats:
     return np.where(_whole(theta)[:, None], theta, model.theta_[who])
 
 
-def _noise_scales(model: Any) -> Floats | None:
-    """The noise scale of every user, (n_users,), pooled over all of them; None: nobody tells."""
+def _noise_scales(model: Any, who: Ints) -> Floats | None:
+    """The noise scales of some users, pooled over everybody's; None: nobody tells."""
     sent, m = model.uploads_, len(model.users_)
     chunks = (np.arange(at, min(at + CHUNK, m)) for at in range(0, m, CHUNK))
     told = [with_noise(sent.take(some)).dispersion for some in chunks]
     known = [part for part in told if part is not None]
     if len(known) < len(told):
         return None
-    return pooled_dispersion(replace(sent, dispersion=np.concatenate(known)))
+    pooled = pooled_dispersion(replace(sent, dispersion=np.concatenate(known)))
+    return None if pooled is None else pooled[who]
 
 
 def group_covariances(model: Any) -> tuple[Floats, str]:
