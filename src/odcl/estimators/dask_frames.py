@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -136,6 +136,7 @@ def fit_dask_federation(model: Any, federation: DaskFederation) -> Any:
         raise
     finally:
         work.remove()
+    model.user_files_ = replace(model.user_files_, kept=True)  # a saved model predicts on
     return model
 
 

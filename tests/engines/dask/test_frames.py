@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,20 @@ def test_the_files_of_a_model_go_with_it(frame, tmp_path):
     assert len(list(Path(tmp_path).iterdir())) == 1
     del model
     assert not list(Path(tmp_path).iterdir())
+
+
+def test_a_model_that_was_saved_predicts_as_before(frame, tmp_path):
+    """The folder has files of its own: each may go without the other."""
+    lazy = dd.from_pandas(frame, npartitions=2, sort=False)
+    model = ODCLRegressor(users="store", categorical=["kind"]).fit(lazy, "sales")
+    before = model.predict(lazy).compute()
+    model.save(tmp_path / "saved")
+    assert model.predict(lazy).compute().equals(before)
+    model.save(tmp_path / "again")
+    shutil.rmtree(tmp_path / "saved")
+    assert model.predict(lazy).compute().equals(before)
+    del model
+    assert ODCLRegressor.load(tmp_path / "again").predict(lazy).compute().equals(before)
 
 
 def test_what_a_dask_frame_cannot_say_is_asked_for(frame):
