@@ -224,7 +224,29 @@ def test_users_in_files_are_known_to_whoever_adds_or_updates(
     assert "20 users of the table were in run before" in said.err
     said = command("update", "run", "away.csv")
     assert said.code == 2
-    assert "keeps no uploads of 20 users of these" in said.err
+    assert "20 users of these" in said.err
+
+
+def test_an_update_changes_predictions_or_is_refused(command, tmp_path, table, engine):
+    """Models of the fit are in files, which stay; those of users who came later can change."""
+    assert command("fit", table, *NAMED, *engine, "--holdout", 0, "--out", "run").code == 0
+    some = sales(m=2, n=8, seed=1, text=True)  # the estimator holds all users, these as well
+    write_table(tmp_path / "old.csv", {n: some[n].to_numpy() for n in some.column_names})
+    before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
+    for more in ((), ("--all-rows",)):
+        said = command("update", "run", "old.csv", *more)
+        assert said.code == 2
+        assert "2 users of these (such as 'store 0') cannot be updated. Fit again" in said.err
+    assert before == {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
+    own = some.slice(0, 1)
+    with pytest.raises(ValueError, match=r"lies in files.*fit again"):
+        ODCLRegressor.load("run").update_user(own["store"][0].as_py(), own.to_pandas(), [1.0])
+    new = some.set_column(0, "store", pa.array(["new one"] * 16))
+    write_table(tmp_path / "new.csv", {n: new[n].to_numpy() for n in new.column_names})
+    assert command("assign", "run", "new.csv", "--add").code == 0
+    was = command("predict", "run", "new.csv").out
+    assert command("update", "run", "new.csv").code == 0
+    assert command("predict", "run", "new.csv").out != was
 
 
 def test_unknown_users_are_named_or_pooled(command, tmp_path, table, engine):
