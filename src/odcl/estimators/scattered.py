@@ -263,9 +263,16 @@ def _hold(model: Any, columns: UserColumns) -> None:
 
 
 def with_users(model: Any, users: pa.Table) -> Any:
-    """The estimator of the same groups that holds the models of these users, and no others."""
-    found = copy.copy(model)
-    _hold(found, UserColumns.from_arrow(users, model.cluster_theta_.shape[1]))
+    """The estimator of the same groups that holds the models of these users.
+
+    Those who were added to a run in pieces are in no file but in the estimator, after its
+    examples: they are held as well.
+    """
+    found, columns = copy.copy(model), UserColumns.from_arrow(users, model.cluster_theta_.shape[1])
+    files = model.user_files_
+    if files is not None and len(model.users_) > files.n_examples:
+        columns = _joined(columns, _held(model, np.arange(files.n_examples, len(model.users_))))
+    _hold(found, columns)
     found.uploads_ = found.user_files_ = None
     return found
 
@@ -278,17 +285,10 @@ def _held(model: Any, at: Ints) -> UserColumns:
 
 
 def with_users_of(model: Any, ids: Array) -> Any:
-    """The estimator that holds the models of these users, as far as they are known.
-
-    Users that were added to a run later are in the estimator itself.
-    """
+    """The estimator that holds the models of these users, as far as they are known."""
     if model.user_files_ is None:
         return model
-    found, own = with_users(model, model.user_files_.models(ids)), positions(model.users_, ids)
-    later = np.setdiff1d(own[own >= 0], positions(model.users_, found.users_))
-    if len(later):
-        _hold(found, _joined(_held(found, np.arange(len(found.users_))), _held(model, later)))
-    return found
+    return with_users(model, model.user_files_.models(ids))
 
 
 def _joined(one: UserColumns, more: UserColumns) -> UserColumns:

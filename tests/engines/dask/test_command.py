@@ -62,6 +62,25 @@ def test_a_run_of_pieces_assigns_and_diagnoses(command, tmp_path, table, engine)
     assert command("diagnose", "run").code == 0
 
 
+def test_users_who_were_added_are_predicted_in_pieces_as_well(command, tmp_path, table, engine):
+    """Two of them beside all others, in a table in pieces: every answer is that in memory."""
+    assert command("fit", table, *NAMED, *engine, "--holdout", 0, "--out", "run").code == 0
+    new = sales(m=2, n=8, seed=1, text=True)
+    owner = [user.replace("store", "new") for user in new["store"].to_pylist()]
+    new = new.set_column(0, "store", pa.array(owner))
+    write_table(tmp_path / "new.csv", {n: new[n].to_numpy() for n in new.column_names})
+    assert command("assign", "run", "new.csv", "--add").code == 0
+    place = cut(pa.concat_tables([new, sales(text=True)]), tmp_path / "all", [9, 200])
+    assert command("predict", "run", place, *engine, "--out", "answers").code == 0
+    assert command("predict", "run", place, "--out", "all.parquet").code == 0
+    mine, theirs = read(tmp_path / "answers"), pq.read_table(tmp_path / "all.parquet")
+    assert mine["store"].to_pylist()[:16] == owner
+    assert_allclose(mine["prediction"].to_numpy(), theirs["prediction"].to_numpy(), rtol=1e-12)
+    model = ODCLRegressor.load("run")
+    own = model.predict(new.drop_columns(["sales"]).to_pandas())  # held by the estimator itself
+    assert_allclose(mine["prediction"].to_numpy()[:16], own, rtol=1e-12)
+
+
 @pytest.mark.parametrize("words", [("--clusters", "3"), ("--paper",)], ids=["3", "paper"])
 def test_a_run_of_another_clusterer_serves_as_any(command, tmp_path, table, engine, words):
     assert command("fit", table, *NAMED, *engine, *words, "--holdout", 0, "--out", "run").code == 0
