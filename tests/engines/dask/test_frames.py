@@ -79,6 +79,18 @@ def test_a_model_that_was_saved_predicts_as_before(frame, tmp_path):
     assert ODCLRegressor.load(tmp_path / "again").predict(lazy).compute().equals(before)
 
 
+def test_a_fit_in_memory_forgets_the_files_of_one_before(frame):
+    """And predicts Dask frames, where it knows the users' column."""
+    lazy = dd.from_pandas(frame, npartitions=2, sort=False)
+    model = ODCLRegressor(users="store", categorical=["kind"]).fit(lazy, "sales")
+    model.fit(frame.drop(columns=["sales"]), -frame["sales"])
+    answers = model.predict(lazy).compute()["prediction"]
+    assert_allclose(answers, model.predict(frame.drop(columns=["sales"])), rtol=1e-12)
+    X, y = frame[["price", "ads"]], frame["sales"]
+    with pytest.raises(InputError, match="which column of a Dask frame names the user"):
+        ODCLRegressor().fit(X, y, users=frame["store"]).predict(lazy)
+
+
 def test_what_a_dask_frame_cannot_say_is_asked_for(frame):
     lazy = dd.from_pandas(frame, npartitions=2, sort=False)
     with pytest.raises(InputError, match="users in a column"):
