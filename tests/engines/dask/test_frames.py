@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from numpy.testing import assert_allclose
 
-from odcl import ODCLClassifier, ODCLRegressor, federation_from_dask
+from odcl import ODCLClassifier, ODCLRegressor, compare, federation_from_dask
 from odcl.errors import InputError
 from tests.engines.dask.tables import in_memory, sales
 
@@ -95,5 +95,7 @@ def test_what_a_dask_frame_cannot_say_is_asked_for(frame):
     lazy = dd.from_pandas(frame, npartitions=2, sort=False)
     with pytest.raises(InputError, match="users in a column"):
         ODCLRegressor().fit(lazy, "sales")
+    with pytest.raises(TypeError, match="rival in memory, and a Dask frame may not fit"):
+        compare(ODCLRegressor(users="store", categorical=["kind"]), lazy, "sales")
     with pytest.raises(InputError, match="target of a Dask frame"):
         ODCLRegressor(users="store").fit(lazy, frame["sales"].to_numpy())
