@@ -81,6 +81,18 @@ def test_users_who_were_added_are_predicted_in_pieces_as_well(command, tmp_path,
     assert_allclose(mine["prediction"].to_numpy()[:16], own, rtol=1e-12)
 
 
+def test_a_number_that_no_file_knows_is_a_new_user(command, tmp_path, engine):
+    place = cut(sales(), tmp_path / "numbers", [100])
+    assert command("fit", place, *NAMED, *engine, "--holdout", 0, "--out", "run").code == 0
+    new = sales(m=1, n=8).set_column(0, "store", pa.array([1000] * 8))
+    write_table(tmp_path / "new.csv", {n: new[n].to_numpy() for n in new.column_names})
+    said = command("predict", "run", "new.csv")
+    assert said.code == 2
+    assert "not in the fit (such as 1000)" in said.err
+    assert command("assign", "run", "new.csv", "--add").code == 0
+    assert command("predict", "run", "new.csv").code == 0
+
+
 @pytest.mark.parametrize("words", [("--clusters", "3"), ("--paper",)], ids=["3", "paper"])
 def test_a_run_of_another_clusterer_serves_as_any(command, tmp_path, table, engine, words):
     assert command("fit", table, *NAMED, *engine, *words, "--holdout", 0, "--out", "run").code == 0

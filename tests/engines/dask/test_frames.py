@@ -79,6 +79,22 @@ def test_a_model_that_was_saved_predicts_as_before(frame, tmp_path):
     assert ODCLRegressor.load(tmp_path / "again").predict(lazy).compute().equals(before)
 
 
+def test_frames_in_memory_are_predicted_for_users_in_files(frame, few_examples):
+    """The estimator holds 40 of the 60 users; nobody in the files is taken for a stranger."""
+    lazy = dd.from_pandas(frame, npartitions=2, sort=False)
+    model, whole = ODCLRegressor(users="store", categorical=["kind"]), in_memory(sales())
+    model.fit(lazy, "sales").set_params(unknown="pooled")
+    assert_allclose(model.predict(frame), whole.predict(frame), rtol=1e-8)
+    for mine, theirs in zip(*(one.predict_interval(frame) for one in (model, whole)), strict=True):
+        assert_allclose(mine, theirs, rtol=1e-8)
+    strange = frame.assign(store=[1000, 7] * 240)
+    found = model.predict(dd.from_pandas(strange, npartitions=2, sort=False)).compute()
+    assert_allclose(model.predict(strange), found["prediction"], rtol=1e-12)
+    for ids in (1000, "nobody"):  # no file has a row of it
+        with pytest.raises(ValueError, match="not in the fit"):
+            model.set_params(unknown="error").predict(frame.assign(store=ids))
+
+
 def test_a_fit_in_memory_forgets_the_files_of_one_before(frame):
     """And predicts Dask frames, where it knows the users' column."""
     lazy = dd.from_pandas(frame, npartitions=2, sort=False)
