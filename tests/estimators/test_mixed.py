@@ -437,3 +437,27 @@ def test_the_command_refuses_intervals_of_classes_and_of_other_methods(command):
     assert "predicts classes" in command("predict", "run", "classes.csv", "--interval", "0.9").err
     command("fit", save_csv(people()), *NO_HOLDOUT, "--clusters", "2", "--out", "other")
     assert "--clusters auto" in command("predict", "other", "table.csv", "--interval", "0.9").err
+
+
+def test_closed_shops_beside_open_ones_and_a_rare_level():
+    """A third of the users have a target of zero, always; the order of rows changes nothing."""
+    rng = np.random.default_rng(7)
+    users = np.repeat(np.arange(90), 30)
+    x = rng.standard_normal((len(users), 3))
+    sales = 5 + (x * np.array([[1, 2, 0], [-1, 0, 2]])[users % 2]).sum(axis=1)
+    sales = np.where(users < 30, 0.0, sales + 0.5 * rng.standard_normal(len(users)))
+    table = pd.DataFrame({"shop": users, "a": x[:, 0], "b": x[:, 1], "c": x[:, 2]})
+    table["kind"] = rng.choice(["x", "y", "z"], len(users), p=[0.6, 0.38, 0.02])
+    held = rng.random(len(users)) < 0.25
+
+    def predictions(rows):
+        model = ODCLRegressor(users="shop", categorical=["kind"])
+        model.fit(table.iloc[rows], sales[rows])
+        assert model.n_clusters_ == 3
+        return model.predict(table[held])
+
+    found = predictions(np.flatnonzero(~held))
+    away, closed = found - sales[held], users[held] < 30
+    assert np.sqrt((away[~closed] ** 2).mean()) < 0.55
+    assert np.abs(away[closed]).max() < 0.1
+    assert_allclose(predictions(np.flatnonzero(~held)[::-1]), found, atol=1e-7)

@@ -15,6 +15,7 @@ from odcl.mixed.choose import center_prior
 from odcl.mixed.em import charge, fit_mixture
 from odcl.mixed.mixture import Spread, center_step, group_sums, misfits, moments
 from odcl.mixed.noise import CAUTION, GRID, Noise, pure_noise
+from odcl.mixed.passes import Parameters, pass_sums
 from odcl.mixed.scoring import bound_slopes
 from odcl.mixed.search import _within_reach, one_group
 from odcl.mixed.tails import GAP, SCALES, _levels, _most_gain, _shares, with_tails
@@ -179,6 +180,26 @@ def test_the_noise_prior_is_the_one_of_largest_likelihood():
     common = q.pure.sum() / q.dof.sum()
     assert best - level(1e9, common) > 0.5 * np.log(len(q))
     assert_allclose(s2, (noise.nu * noise.s0 + q.pure) / (noise.nu + q.dof))
+
+
+@pytest.mark.parametrize("unequal", [False, True])
+def test_users_who_are_fitted_exactly_say_nothing_of_others_noise(unequal):
+    """Closed shops, all of whose sales are zero: three of ten users here."""
+    rng = np.random.default_rng(0)
+    sd = np.exp(0.8 * unequal * rng.standard_normal(100))
+    theta = rng.standard_normal((100, 3))
+    theta[:30], sd[:30] = 0.0, 0.0
+    _, _, q = seen(*rows_of(theta, 12, noise=np.repeat(sd, 12), seed=2))
+    (noise, s2), (others, _) = pure_noise(q), pure_noise(q[np.arange(30, 100)])
+    assert noise.nu == others.nu
+    assert_allclose(noise.s0, others.s0, rtol=1e-9)
+    assert noise.common != unequal
+    assert s2.min() > 0.05 * noise.s0
+    at = Parameters(
+        np.ones(1), np.zeros((1, 3)), np.zeros((1, 3, 3)), Spread.zero(3), replace(noise, nu=4.0)
+    )
+    everyone, some = pass_sums(q, at), pass_sums(q[np.arange(30, 100)], at)
+    assert_allclose(everyone.noise_slope, some.noise_slope, rtol=1e-9)
 
 
 def test_equal_noise_is_hardly_ever_taken_for_unequal():

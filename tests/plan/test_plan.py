@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import math
 import os
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -506,6 +508,24 @@ def test_a_pilot_table_is_planned_from(command, tmp_path, monkeypatch):
     assert "40 users" in out
     assert "The pilot's users have 60 rows." in out
     assert "`odcl diagnose` says of the pilot: " in out
+
+
+def test_the_plan_that_a_page_advises_runs_as_it_stands(command, tmp_path, monkeypatch):
+    """With the categories, gaps and columns of the fit."""
+    monkeypatch.setattr("odcl.plan.search.SECONDS", 0.0)
+    rng = np.random.default_rng(0)
+    lines = ["shop,a,kind,note,sales"]
+    for row in range(400):
+        a, kind = rng.standard_normal(), "xy"[row % 3 == 0]
+        sales = (1 if row % 2 else -1) * a + rng.standard_normal()
+        lines.append(f"s{row % 20},{a if row else ''},{kind},free text {row},{sales}")
+    Path("t.csv").write_text("\n".join(lines))
+    named = ("--user", "shop", "--target", "sales", "--categorical", "kind", "--missing", "mean")
+    assert command("fit", "t.csv", *named, "--drop", "note", "--out", "run").code == 0
+    page = html.unescape(Path("run/report.html").read_text())
+    advised = shlex.split(page[page.index("odcl plan --pilot") :].split("<")[0])
+    assert advised == ["odcl", "plan", "--pilot", "t.csv", *named, "--drop", "note"]
+    assert command(*advised[1:]).code == 0
 
 
 @pytest.mark.parametrize("name", ["plan", "diagnose"])

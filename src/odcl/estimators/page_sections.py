@@ -88,6 +88,11 @@ def _plan(model: Any, evidence: Evidence, more: MoreRows | None, anonymous: bool
     code = ""
     if schema is not None and schema.user and schema.target:
         words = ["odcl", "plan", "--pilot", name, "--user", schema.user, "--target", schema.target]
+        words += ["--categorical", ",".join(schema.levels)] * bool(schema.levels)
+        words += ["--missing", schema.missing] * (schema.missing != "error")
+        asked = [*evidence.command]
+        for option in ("--features", "--drop", "--loss"):  # as the fit was asked
+            words += asked[asked.index(option) :][:2] if option in asked else []
         code = " ".join(map(shlex.quote, words))
     if more is None:
         words_of = (
@@ -172,8 +177,10 @@ def _privacy(model: Any, evidence: Evidence, anonymous: bool) -> Section:
             "names no other user."
         )
     held = evidence.comparison is not None and evidence.comparison.held is not None
-    what = "model, group and held-out targets" if held else "model and group"
-    whose = "every user's" if m == len(model.users_) else f"{len(model.users_):,} users'"
+    everybody = m == len(model.users_)
+    whose = "every user's" if everybody else f"{len(model.users_):,} users'"
+    what = "model and group" if everybody else "models and groups"
+    what = what.replace(" and", ",") + " and held-out targets" if held else what
     whole = f"This page holds {whose} {what}"
     if anonymous:
         whole = f"Users have numbers in place of their names; {whose} {what} are still here"
@@ -206,7 +213,7 @@ def _provenance(model: Any, evidence: Evidence, anonymous: bool) -> Section:
         rows.append(("held out", evidence.holdout))
     lists = [*evidence.notices]
     code = " ".join(map(shlex.quote, evidence.command))
-    words = [f"How the groups were found: {model.reason_}"]
+    words = [("How the groups were found: " if model.n_clusters_ > 1 else "") + model.reason_]
     if code:
         words.append("The same again, bit for bit on the same machine:")
     return Section(

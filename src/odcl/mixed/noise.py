@@ -13,7 +13,7 @@ from math import isinf
 import numpy as np
 from scipy.special import gammaln
 
-from odcl._typing import Floats
+from odcl._typing import Bools, Floats
 from odcl.mixed.mixture import Quadratics
 
 GRID = 2.0 ** np.arange(7)  # nu = 1, 2, ..., 64
@@ -21,6 +21,9 @@ GRID = 2.0 ** np.arange(7)  # nu = 1, 2, ..., 64
 # (errors fall on every table and simulation with unequal noise; four times is too much).
 CAUTION = 2.0
 FLOOR = 1e-10  # of the pooled residual variance, which is one in canonical coordinates
+# Of the usual variance: below it a user (a closed shop: all sales are zero) is fitted exactly.
+# It says nothing of others' noise, and a prior that believed it would put everybody's near zero.
+NOTHING = 1e-6
 BLIND_FLOOR = 1e-4  # where nobody has a row to spare: differences alone could explain everything
 
 
@@ -43,6 +46,11 @@ class Noise:
         return float(-0.5 * self.nu * (np.log(s2 / self.s0) + self.s0 / s2).sum())
 
 
+def are_noisy(q: Quadratics, usual: float) -> Bools:
+    """Whose residuals tell of noise, (n_users,)? ``usual`` is about the variance of others."""
+    return np.asarray((q.dof > 0) & (q.pure > NOTHING * usual * q.dof))
+
+
 def pure_noise(q: Quadratics) -> tuple[Noise, Floats]:
     """The noise prior of largest likelihood over nu, and every user's variance to start from.
 
@@ -50,16 +58,17 @@ def pure_noise(q: Quadratics) -> tuple[Noise, Floats]:
 
         log p = nu/2 log(nu s0) - (nu + f)/2 log(nu s0 + pure) + log G((nu + f)/2) - log G(nu/2).
 
-    A finite nu must earn log n_users: one number more.
+    A finite nu must earn log n_users: one number more. Users who are fitted exactly do not count.
     """
     n = len(q)
     if not q.noisy:
         return Noise(np.inf, 1.0, np.inf), np.ones(n)
-    seen = q.dof > 0
+    all_dof = float(q.dof.sum())
+    if q.pure.sum() <= FLOOR * all_dof:
+        start = FLOOR if all_dof > 0 else 0.5
+        return Noise(np.inf, start, all_dof), np.full(n, start)
+    seen = are_noisy(q, float(q.pure.sum()) / all_dof)
     f, pure = q.dof[seen], q.pure[seen]
-    if not seen.any() or pure.sum() <= FLOOR * f.sum():
-        start = FLOOR if seen.any() else 0.5
-        return Noise(np.inf, start, float(f.sum())), np.full(n, start)
     common = pure.sum() / f.sum()
     nu = GRID[:, None]
     s0 = np.full((len(GRID), 1), common)

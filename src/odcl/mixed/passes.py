@@ -34,7 +34,7 @@ from odcl.mixed.mixture import (
     moments,
     responsibilities,
 )
-from odcl.mixed.noise import CAUTION, FLOOR, Noise
+from odcl.mixed.noise import CAUTION, FLOOR, Noise, are_noisy
 from odcl.mixed.scoring import Summed, bound_slopes, noise_floor, scoring_step
 
 STILL = 1e-10  # where numbers come to rest: neither order nor partition of users is to be seen
@@ -100,7 +100,7 @@ def _sums(q: Quadratics, at: Parameters) -> PassSums:
     slopes = bound_slopes(q, m, at.spread, r, at.stack).summed(q, m, at.spread)
     slope = bend = 0.0
     if q.noisy and not at.noise.common:
-        seen = q.dof > 0
+        seen = are_noisy(q, at.noise.s0)
         nu, f = at.noise.nu / CAUTION, q.dof[seen]
         share = 1 / (1 + q.pure[seen] / (nu * at.noise.s0))
         slope = float((nu - (nu + f) * share).sum()) / 2

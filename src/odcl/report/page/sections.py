@@ -304,7 +304,7 @@ def coefficient_section(c: Coefficients) -> Markup:
     block = table if len(rows) * k <= 400 else el("details", el("summary", "Show"), table)
     return el(
         "section",
-        el("h2", "Coefficients of the groups"),
+        el("h2", "Coefficients" if k == 1 else "Coefficients of the groups"),
         el("p", about, class_="about"),
         block,
         class_="block long",
