@@ -13,6 +13,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from odcl._typing import Bools, Floats, Ints
+from odcl.estimators.run_tables import group_sizes
 from odcl.mixed.house import model_map
 from odcl.mixed.mixture import Quadratics, Spread, moments
 from odcl.report.page.facts import MoreRows, UserMap
@@ -80,15 +81,6 @@ def group_covariances(model: Any) -> tuple[Floats, str]:
             if len(own) > 1:
                 cov[g] = np.cov(own.T).reshape(dim, dim) / sizes[g]
     return cov, "Intervals are read off how users' own models scatter inside their group."
-
-
-def group_sizes(model: Any) -> tuple[Ints, Floats]:
-    """Users of each group, (K,), and their rows; of a table in pieces all, and not the examples."""
-    k, inside = model.n_clusters_, model.labels_ >= 0
-    if model.user_files_ is not None:
-        return model.groups_.members, model.groups_.samples
-    rows = np.bincount(model.labels_[inside], weights=model.n_rows_[inside], minlength=k)
-    return np.bincount(model.labels_[inside], minlength=k), rows.astype(np.float64)
 
 
 # -- the map ---------------------------------------------------------------------------------------
