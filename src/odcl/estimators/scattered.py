@@ -276,8 +276,6 @@ def with_users(model: Any, users: pa.Table) -> Any:
     examples: they are held as well.
     """
     found, columns = copy.copy(model), UserColumns.from_arrow(users, model.cluster_theta_.shape[1])
-    if not len(columns.users):  # of no type: whoever is asked for, a number or a text, is not there
-        columns = replace(columns, users=as_ids([]))
     files = model.user_files_
     if files is not None and len(model.users_) > files.n_examples:
         columns = _joined(columns, _held(model, np.arange(files.n_examples, len(model.users_))))
