@@ -11,7 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
-from odcl.data.federation import Federation, as_ids, check_owners, group_rows, user_rng
+from odcl.data.federation import (
+    Federation,
+    as_ids,
+    check_owners,
+    group_rows,
+    positions,
+    user_rng,
+)
 from odcl.data.synthetic import linear_federation
 
 unhurried = settings(deadline=None)  # a busy machine is no failure
@@ -253,3 +260,8 @@ def test_a_part_of_a_federation_is_the_take_of_its_users():
     few = one.some_users(4)
     turned = Federation.from_arrays(one.X[::-1], one.y[::-1], one.users[one.row_user][::-1])
     assert_array_equal(turned.users[turned.some_users(4)], one.users[few])
+
+
+@pytest.mark.parametrize("ids", [[3, 5], ["a"]])
+def test_among_no_users_nobody_is_found(ids):
+    assert positions(np.array([], dtype=np.int64), np.array(ids)).tolist() == [-1] * len(ids)

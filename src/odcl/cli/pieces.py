@@ -231,7 +231,8 @@ def _print(found: ScatteredFit, comparison: Comparison | None) -> None:
     print(f"{size}, {model.risk_.loss.name} loss, 1 round. {model.reason_}")
     if model.n_clusters_ > 1:
         print()
-        print(groups_text(found.step.sizes, found.step.rows, model.labels_, model.users_))
+        done = found.finished
+        print(groups_text(done.sizes, done.rows, model.labels_, model.users_))
     if comparison is not None:
         print()
         print(comparison_table(comparison))

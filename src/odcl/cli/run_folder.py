@@ -84,7 +84,7 @@ def write_pieces(
         "users": uploads.n_users,
         "rows": uploads.n_rows,
         "groups": model.n_clusters_,
-        "sizes": step.sizes.tolist(),
+        "sizes": found.finished.sizes.tolist(),
         "rule": model.rule_,
         "reason": model.reason_,
         "combined": step.combined,
@@ -97,7 +97,7 @@ def write_pieces(
     }
     extras: dict[str, Extra] = {
         REPORT: json_bytes(finite(report)),
-        GROUPS: lambda path: write_table(path, group_columns(model, step.sizes)),
+        GROUPS: lambda path: write_table(path, group_columns(model, found.finished.sizes)),
         **evidence_files(
             Evidence(
                 table={"name": table, "rows": uploads.n_rows},

@@ -15,7 +15,10 @@ Give known users more rows: their models and groups follow.
 The rows come on top of those of the fit, for which each user's upload in RUN
 stands: with the squared loss the answer is that of a fit of all its rows, with
 other losses it is close. Groups' models and other users stay as they are.
-Answers one row per user: its group now and before, and its rows."""
+Answers one row per user: its group now and before, and its rows.
+
+Users of a run that was fitted in pieces (--engine dask) cannot be updated, save
+those that `odcl assign --add` added: fit again, with the new rows in the table."""
 
 _EXAMPLES = """\
 examples:
@@ -49,12 +52,13 @@ def _updated(options: Namespace) -> tuple[dict[str, Any], list[str]]:
 
     def update(model: Any) -> tuple[Any, Any, Any]:
         at = positions(model.users_, federation.users)
-        away = federation.users[(at < 0) & model.knows(federation.users)].tolist()
+        away = federation.users[model.in_files(federation.users)].tolist()
         if away:
             raise ValueError(
-                f"{folder} was fitted on a table in pieces and keeps no uploads of "
-                f"{count(len(away), 'user')} of these (such as {show(away[0])}): fit again, with "
-                "the new rows in the table, or leave them out here."
+                f"{folder} was fitted in pieces, and its files of users stay as they are: "
+                f"{count(len(away), 'user')} of these (such as {show(away[0])}) cannot be updated. "
+                "Fit again, with the new rows in the table, or with --engine memory, whose runs "
+                "can be updated."
             )
         if (at < 0).any():
             n, of = int((at < 0).sum()), count(len(at), "user")

@@ -347,7 +347,7 @@ def positions(known: Array, ids: Array) -> Ints:
     """
     distinct, codes = group_rows(ids)
     sortable = known.dtype.kind in "iU" and known.dtype.kind == distinct.dtype.kind
-    if sortable and (known[:-1] < known[1:]).all():
+    if len(known) and sortable and (known[:-1] < known[1:]).all():
         at = np.searchsorted(known, distinct).clip(max=len(known) - 1)
         return np.where(known[at] == distinct, at, -1)[codes]
     place = {user: i for i, user in enumerate(known.tolist())}

@@ -19,7 +19,7 @@ from sklearn.utils.validation import (
 from odcl._typing import Array, Floats, Ints
 from odcl.data.columns import kind_of
 from odcl.data.design import Design
-from odcl.data.federation import Federation, check_owners, positions
+from odcl.data.federation import Federation, check_owners, group_rows, positions
 from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
 from odcl.data.write import beside
@@ -173,7 +173,7 @@ class ODCLEstimator(LaterUsers):
     ) -> Self:
         """Be fitted: by a round of these rows, which are in the units of ``scaling``."""
         self.result_, self.has_users_, self.scaling_ = result, has_users, scaling
-        self.whole_ = True  # all users of its groups are in it
+        self.whole_, self.user_files_ = True, None  # all users of its groups are in it
         self.risk_, self.method_ = result.risk, result.method
         self.users_, self.labels_, self.uploads_ = result.users, result.labels, result.uploads
         self.n_rows_ = federation.n_rows
@@ -306,18 +306,27 @@ class ODCLEstimator(LaterUsers):
 
     def _predictors(
         self, X: Any, users: Any, *, unsure: bool
-    ) -> tuple[Floats, Floats | None, Ints]:
-        """Linear predictors of the rows, with ``unsure`` their covariances, and whose they are."""
+    ) -> tuple[Floats, Floats | None, tuple[Self, Ints]]:
+        """Linear predictors of the rows, with ``unsure`` their covariances, and whose they are.
+
+        Owners are positions in an estimator: this one, or, where models lie in the files of a table
+        in pieces, one that holds those of these rows' users.
+        """
         check_is_fitted(self, "theta_")
         X, users = self._owned_rows(X, users)
-        theta, where = self._models_of(X, users)
+        by = self
+        if self.user_files_ is not None and users is not None:
+            from odcl.estimators.scattered import with_users_of
+
+            by = with_users_of(self, group_rows(check_owners(users, len(X)))[0])
+        theta, where = by._models_of(X, users)
         z, S = linear_predictors(X, theta, where, self.risk_, self.scaling_), None
-        if self.covariance_ is not None and unsure:
-            V = self.covariance_
+        if by.covariance_ is not None and unsure:
+            V = by.covariance_
             if len(theta) > len(V):
-                V = np.concatenate([V, self._for_strangers()[1]])
+                V = np.concatenate([V, by._for_strangers()[1]])
             S = predictor_covariances(X, V, where, self.risk_, self.scaling_)
-        return z, S, where
+        return z, S, (by, where)
 
     def _scores(self, X: Any, users: Any) -> Floats:
         """Linear predictors of the rows, each by its user's model, (n_rows, n_outputs)."""
@@ -381,7 +390,7 @@ class ODCLEstimator(LaterUsers):
         distinct = list(dict.fromkeys(ids.tolist()))
         some = ", ".join(map(repr, distinct[:3])) + (", ..." if len(distinct) > 3 else "")
         one = len(distinct) == 1
-        first = self.users_.tolist()[0]
+        first = [*self.users_.tolist()[:1], distinct[0]][0]
         hint = ""
         if type(first) is not type(distinct[0]):
             hint = f" (the fit's ids look like {first!r})"

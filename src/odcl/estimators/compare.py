@@ -15,6 +15,7 @@ from odcl.data.federation import Federation, check_owners
 from odcl.data.folds import hold_out
 from odcl.data.schema import TableSchema
 from odcl.estimators.base import ODCLEstimator
+from odcl.estimators.dask_frames import is_dask_frame
 from odcl.evaluate.rivals import own_intercepts, own_models
 from odcl.evaluate.scores import Comparison, keep_every_class
 from odcl.evaluate.scores import compare as score
@@ -40,6 +41,12 @@ def compare(
     """
     if not 0 < holdout < 1:
         raise ValueError(f"holdout={holdout!r} is a share of each user's rows: above 0, below 1.")
+    if is_dask_frame(X):
+        raise TypeError(
+            "A comparison fits each rival in memory, and a Dask frame may not fit there: give a "
+            "frame of some users, such as X[X.store.isin(ids)].compute(), or `odcl fit TABLE "
+            "--engine dask`, which compares on users drawn by their ids."
+        )
     one = clone(estimator)
     rows, y, ids = one._checked_rows(X, y, users)
     if ids is None:

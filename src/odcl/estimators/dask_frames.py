@@ -12,7 +12,7 @@ import tempfile
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -160,6 +160,7 @@ def fit_dask_federation(model: Any, federation: DaskFederation) -> Any:
         raise
     finally:
         work.remove()
+    model.user_files_ = replace(model.user_files_, kept=True)  # a saved model predicts on
     return model
 
 
@@ -170,13 +171,20 @@ def predict_frame(model: Any, X: Any) -> Any:
     """
     import dask.dataframe as dd
 
+    schema = model.schema_ or model.schema_of_names()
+    if schema is None:
+        raise InputError(
+            "This model does not know which column of a Dask frame names the user: predict frames "
+            "in memory, or fit a frame with ",
+            *(Setting("users", "store"), "."),
+        )
     home = _own_folder(model)
     work = (home / f"work-{secrets.token_hex(4)}").make()
     out = (home / f"predictions-{secrets.token_hex(4)}").make()
     try:
         with _advice_for_frames(model):
             found = predict_pieces(
-                *(model, model.schema_, frame_table(X), Wishes(model.unknown, model.unseen)),
+                *(model, schema, frame_table(X), Wishes(model.unknown, model.unseen)),
                 *(cluster_of(), work, out),
             )
     except BaseException:

@@ -78,6 +78,19 @@ class LaterUsers(TableInput):
 
         return positions(with_users_of(self, ids).users_, ids) >= 0
 
+    def in_files(self, ids: Array) -> Bools:
+        """Which of these users have their models in the files of a table in pieces.
+
+        There predictions look for them, whether or not the estimator holds them as examples too.
+        """
+        if self.user_files_ is None:
+            return np.zeros(len(ids), np.bool_)
+        at = positions(self.users_, ids)
+        found: Bools = at < self.user_files_.n_examples  # those who were added come after these
+        if (at < 0).any():
+            found[at < 0] = self.knows(ids[at < 0])
+        return found
+
     def assign(self, X: Any, y: Any) -> Assignment:
         """Which group a new user with these rows belongs to, and its model.
 
@@ -178,15 +191,17 @@ class LaterUsers(TableInput):
         The rows come on top of those it had, which its upload stands for: for the squared loss the
         answer is that of a fit of all its rows, elsewhere it is second order. With ``all_rows`` the
         rows are everything the user has. Other users and the groups' models stay as they were.
+        Of a fit in pieces only users that were added later can be updated.
         """
         check_is_fitted(self, "theta_")
         rows, target = self._rows_of_one(X, y, user)
         with self._adding:
             at = int(positions(self.users_, owner_ids([user]))[0])
-            if at < 0 and self.knows(owner_ids([user]))[0]:
+            if self.in_files(owner_ids([user]))[0]:
                 raise ValueError(
                     f"The model of user {user!r} lies in files, as the table came in pieces, and "
-                    "its upload was not kept: fit again, with its new rows in the table."
+                    "these stay as they are: fit again, with its new rows in the table, or fit in "
+                    "memory, where users can be updated."
                 )
             if at < 0:
                 raise ValueError(f"User {user!r} is not known: add it with add_user.")

@@ -16,13 +16,13 @@ from odcl.estimators.evidence import Evidence, read_evidence
 from odcl.estimators.page_models import (
     chosen_users,
     group_covariances,
-    group_sizes,
     more_rows,
     own_models,
     user_map,
 )
 from odcl.estimators.page_sections import sections
 from odcl.estimators.persist import UPLOADS, read_estimator
+from odcl.estimators.run_tables import group_sizes
 from odcl.evaluate.scores import Comparison
 from odcl.mixed.differences import DIFFER, differing
 from odcl.report.page.facts import (

@@ -13,6 +13,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from odcl._typing import Bools, Floats, Ints
+from odcl.estimators.run_tables import group_sizes
 from odcl.mixed.house import model_map
 from odcl.mixed.mixture import Quadratics, Spread, moments
 from odcl.report.page.facts import MoreRows, UserMap
@@ -23,6 +24,7 @@ from odcl.server.mixed import user_quadratics
 
 CELLS = (72, 48)  # of a map of more users than can be told apart
 TIMES = (0.5, 1.0, 2.0, 4.0)  # as many rows
+ENOUGH = 2_000  # users who tell by themselves what noise is usual
 FAR = 5.0  # a frame is cut where the whole would be so many times as wide
 
 
@@ -38,8 +40,8 @@ def own_models(model: Any, who: Ints) -> tuple[Floats, Floats]:
     sent = with_noise(model.uploads_.take(who))
     if sent.theta is None:
         return nothing
-    phi = _noise_scales(model)
-    theta, cov = sent.theta.copy(), covariances(sent, None if phi is None else phi[who])
+    phi = pooled_dispersion(sent) if n >= ENOUGH else _noise_scales(model, who)
+    theta, cov = sent.theta.copy(), covariances(sent, phi)
     if sent.dispersion is not None:
         theta[~np.isfinite(sent.dispersion)] = np.nan
     if cov is None:
@@ -53,15 +55,16 @@ def drawn_models(model: Any, who: Ints) -> Floats:
     return np.where(_whole(theta)[:, None], theta, model.theta_[who])
 
 
-def _noise_scales(model: Any) -> Floats | None:
-    """The noise scale of every user, (n_users,), pooled over all of them; None: nobody tells."""
+def _noise_scales(model: Any, who: Ints) -> Floats | None:
+    """The noise scales of some users, pooled over everybody's; None: nobody tells."""
     sent, m = model.uploads_, len(model.users_)
     chunks = (np.arange(at, min(at + CHUNK, m)) for at in range(0, m, CHUNK))
     told = [with_noise(sent.take(some)).dispersion for some in chunks]
     known = [part for part in told if part is not None]
     if len(known) < len(told):
         return None
-    return pooled_dispersion(replace(sent, dispersion=np.concatenate(known)))
+    pooled = pooled_dispersion(replace(sent, dispersion=np.concatenate(known)))
+    return None if pooled is None else pooled[who]
 
 
 def group_covariances(model: Any) -> tuple[Floats, str]:
@@ -78,15 +81,6 @@ def group_covariances(model: Any) -> tuple[Floats, str]:
             if len(own) > 1:
                 cov[g] = np.cov(own.T).reshape(dim, dim) / sizes[g]
     return cov, "Intervals are read off how users' own models scatter inside their group."
-
-
-def group_sizes(model: Any) -> tuple[Ints, Floats]:
-    """Users of each group, (K,), and their rows; of a table in pieces all, and not the examples."""
-    k, inside = model.n_clusters_, model.labels_ >= 0
-    if model.user_files_ is not None:
-        return model.groups_.members, model.groups_.samples
-    rows = np.bincount(model.labels_[inside], weights=model.n_rows_[inside], minlength=k)
-    return np.bincount(model.labels_[inside], minlength=k), rows.astype(np.float64)
 
 
 # -- the map ---------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import numpy as np
 
 from odcl.diagnose import Diagnosis
 from odcl.estimators.evidence import Evidence
-from odcl.estimators.page_models import group_sizes
+from odcl.estimators.run_tables import group_sizes
 from odcl.exchange.upload import Uploads
 from odcl.report.diagnosis import diagnosis_parts
 from odcl.report.page.facts import MoreRows, Section, Table

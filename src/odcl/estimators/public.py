@@ -74,13 +74,13 @@ class ODCLRegressor(RegressorMixin, ODCLEstimator):  # type: ignore[misc]
         if is_dask_frame(X):
             return predict_frame(self, X)
         curved = not self.risk_.loss.has_data_terms  # its mean depends on how sure the model is
-        z, S, where = self._predictors(X, users, unsure=curved or return_std)
+        z, S, (by, where) = self._predictors(X, users, unsure=curved or return_std)
         mean = predicted_means(z, S, self.risk_.loss)[:, 0]
         if not return_std:
             return mean
         if curved and S is not None:
             return mean, count_std(z[:, 0], S[:, 0, 0])
-        return mean, self._std(S, where)[0]
+        return mean, by._std(S, where)[0]
 
     def predict_interval(
         self, X: Any, users: Any = None, *, coverage: float = 0.9
@@ -92,11 +92,11 @@ class ODCLRegressor(RegressorMixin, ODCLEstimator):  # type: ignore[misc]
         """
         if not 0 < coverage < 1:
             raise ValueError(f"coverage={coverage!r} is a probability: above 0, below 1.")
-        z, S, where = self._predictors(X, users, unsure=True)
+        z, S, (by, where) = self._predictors(X, users, unsure=True)
         if S is not None and not self.risk_.loss.has_data_terms:
             return count_interval(z[:, 0], S[:, 0, 0], coverage)
         mean = predicted_means(z, S, self.risk_.loss)[:, 0]
-        std, dof = self._std(S, where)
+        std, dof = by._std(S, where)
         half = std * stdtrit(dof, 0.5 + coverage / 2)
         return mean - half, mean + half
 

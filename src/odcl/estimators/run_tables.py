@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from odcl._typing import Floats, Ints
 from odcl.artifact.folder import Extra
 from odcl.data.write import beside, write_table
 
@@ -29,11 +30,24 @@ def assignment_columns(model: Any) -> dict[str, Any]:
     return beside({model.schema_.user: model.users_}, columns)
 
 
+def group_sizes(model: Any) -> tuple[Ints, Floats]:
+    """Users of each group, (K,), and their rows; of a table in pieces all, and not the examples."""
+    k, files = model.n_clusters_, model.user_files_
+    first = 0 if files is None else files.n_examples  # those after them were added later
+    labels, rows = model.labels_[first:], model.n_rows_[first:]
+    inside = labels >= 0
+    users = np.bincount(labels[inside], minlength=k)
+    each = np.bincount(labels[inside], weights=rows[inside], minlength=k).astype(np.float64)
+    if files is None:
+        return users, each
+    return model.groups_.members + users, model.groups_.samples + each
+
+
 def group_columns(model: Any, sizes: Any = None) -> dict[str, Any]:
     """Each group's model in the table's units, one row per group (and class)."""
     coef, intercept = model.group_coef_, model.group_intercept_
     k = len(coef)
-    users = np.bincount(model.labels_[model.labels_ >= 0], minlength=k) if sizes is None else sizes
+    users = group_sizes(model)[0] if sizes is None else sizes
     columns: dict[str, Any] = {"group": np.arange(k), "users": users}
     if coef.ndim == 3:
         columns = {name: np.repeat(v, coef.shape[1]) for name, v in columns.items()}

@@ -140,7 +140,9 @@ def fit_pieces(
     finished = finish_users(uploads, job, step, out, cluster, shown.advance)
     files = UserFiles(out, schema.user_kind, finished.parts)
     some, columns = _examples(finished, job)
-    later = None if step.mixture is not None else later_groups(chunks, step, some, resolved)
+    mixed = step.mixture is not None
+    later = _mixed_groups(job, step) if mixed else later_groups(chunks, step, some, resolved)
+    later = _counted(later[0], finished.sizes, finished.rows), later[1]
     group_estimator(model, job, step, finished.feature_means, later)
     _hold(model, columns)
     model.uploads_, model.user_files_ = some, files
@@ -250,9 +252,14 @@ def _mixed_groups(job: Job, step: StreamedStep) -> tuple[Groups, Floats]:
             f"Groups of {job.method.clusterer} are not mixed groups, which alone say what users "
             "who come later need: give what later_groups found."
         )
-    members, tau2 = np.maximum(step.sizes, 1), float(step.tau2 or 0.0)
-    rest = (np.maximum(step.rows, 1.0), np.ones(len(members)), tau2, tau2, np.nan, 0.0)
-    return Groups(step.centers, members, *rest), without_rows(step.mixture, job.risk)[0][-1]
+    pull, tau2 = np.ones(step.n_clusters), float(step.tau2 or 0.0)
+    groups = Groups(step.centers, step.sizes, step.rows, pull, tau2, tau2, np.nan, 0.0)
+    return _counted(groups, step.sizes, step.rows), without_rows(step.mixture, job.risk)[0][-1]
+
+
+def _counted(groups: Groups, sizes: Ints, rows: Floats) -> Groups:
+    """Groups of so many users and rows; one that lost all its users counts as one."""
+    return replace(groups, members=np.maximum(sizes, 1), samples=np.maximum(rows, 1.0))
 
 
 def _hold(model: Any, columns: UserColumns) -> None:
@@ -263,9 +270,16 @@ def _hold(model: Any, columns: UserColumns) -> None:
 
 
 def with_users(model: Any, users: pa.Table) -> Any:
-    """The estimator of the same groups that holds the models of these users, and no others."""
-    found = copy.copy(model)
-    _hold(found, UserColumns.from_arrow(users, model.cluster_theta_.shape[1]))
+    """The estimator of the same groups that holds the models of these users.
+
+    Those who were added to a run in pieces are in no file but in the estimator, after its
+    examples: they are held as well.
+    """
+    found, columns = copy.copy(model), UserColumns.from_arrow(users, model.cluster_theta_.shape[1])
+    files = model.user_files_
+    if files is not None and len(model.users_) > files.n_examples:
+        columns = _joined(columns, _held(model, np.arange(files.n_examples, len(model.users_))))
+    _hold(found, columns)
     found.uploads_ = found.user_files_ = None
     return found
 
@@ -278,17 +292,10 @@ def _held(model: Any, at: Ints) -> UserColumns:
 
 
 def with_users_of(model: Any, ids: Array) -> Any:
-    """The estimator that holds the models of these users, as far as they are known.
-
-    Users that were added to a run later are in the estimator itself.
-    """
+    """The estimator that holds the models of these users, as far as they are known."""
     if model.user_files_ is None:
         return model
-    found, own = with_users(model, model.user_files_.models(ids)), positions(model.users_, ids)
-    later = np.setdiff1d(own[own >= 0], positions(model.users_, found.users_))
-    if len(later):
-        _hold(found, _joined(_held(found, np.arange(len(found.users_))), _held(model, later)))
-    return found
+    return with_users(model, model.user_files_.models(ids))
 
 
 def _joined(one: UserColumns, more: UserColumns) -> UserColumns:

@@ -65,6 +65,37 @@ def test_a_run_of_pieces_assigns_and_diagnoses(command, tmp_path, table, engine)
     assert command("diagnose", "run").code == 0
 
 
+def test_users_who_were_added_are_predicted_in_pieces_as_well(command, tmp_path, table, engine):
+    """Two of them beside all others, in a table in pieces: every answer is that in memory."""
+    assert command("fit", table, *NAMED, *engine, "--holdout", 0, "--out", "run").code == 0
+    new = sales(m=2, n=8, seed=1, text=True)
+    owner = [user.replace("store", "new") for user in new["store"].to_pylist()]
+    new = new.set_column(0, "store", pa.array(owner))
+    write_table(tmp_path / "new.csv", {n: new[n].to_numpy() for n in new.column_names})
+    assert command("assign", "run", "new.csv", "--add").code == 0
+    place = cut(pa.concat_tables([new, sales(text=True)]), tmp_path / "all", [9, 200])
+    assert command("predict", "run", place, *engine, "--out", "answers").code == 0
+    assert command("predict", "run", place, "--out", "all.parquet").code == 0
+    mine, theirs = read(tmp_path / "answers"), pq.read_table(tmp_path / "all.parquet")
+    assert mine["store"].to_pylist()[:16] == owner
+    assert_allclose(mine["prediction"].to_numpy(), theirs["prediction"].to_numpy(), rtol=1e-12)
+    model = ODCLRegressor.load("run")
+    own = model.predict(new.drop_columns(["sales"]).to_pandas())  # held by the estimator itself
+    assert_allclose(mine["prediction"].to_numpy()[:16], own, rtol=1e-12)
+
+
+def test_a_number_that_no_file_knows_is_a_new_user(command, tmp_path, engine):
+    place = cut(sales(), tmp_path / "numbers", [100])
+    assert command("fit", place, *NAMED, *engine, "--holdout", 0, "--out", "run").code == 0
+    new = sales(m=1, n=8).set_column(0, "store", pa.array([1000] * 8))
+    write_table(tmp_path / "new.csv", {n: new[n].to_numpy() for n in new.column_names})
+    said = command("predict", "run", "new.csv")
+    assert said.code == 2
+    assert "not in the fit (such as 1000)" in said.err
+    assert command("assign", "run", "new.csv", "--add").code == 0
+    assert command("predict", "run", "new.csv").code == 0
+
+
 @pytest.mark.parametrize("words", [("--clusters", "3"), ("--paper",)], ids=["3", "paper"])
 def test_a_run_of_another_clusterer_serves_as_any(command, tmp_path, table, engine, words):
     assert command("fit", table, *NAMED, *engine, *words, "--holdout", 0, "--out", "run").code == 0
@@ -227,7 +258,29 @@ def test_users_in_files_are_known_to_whoever_adds_or_updates(
     assert "20 users of the table were in run before" in said.err
     said = command("update", "run", "away.csv")
     assert said.code == 2
-    assert "keeps no uploads of 20 users of these" in said.err
+    assert "20 users of these" in said.err
+
+
+def test_an_update_changes_predictions_or_is_refused(command, tmp_path, table, engine):
+    """Models of the fit are in files, which stay; those of users who came later can change."""
+    assert command("fit", table, *NAMED, *engine, "--holdout", 0, "--out", "run").code == 0
+    some = sales(m=2, n=8, seed=1, text=True)  # the estimator holds all users, these as well
+    write_table(tmp_path / "old.csv", {n: some[n].to_numpy() for n in some.column_names})
+    before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
+    for more in ((), ("--all-rows",)):
+        said = command("update", "run", "old.csv", *more)
+        assert said.code == 2
+        assert "2 users of these (such as 'store 0') cannot be updated. Fit again" in said.err
+    assert before == {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
+    own = some.slice(0, 1)
+    with pytest.raises(ValueError, match=r"lies in files.*fit again"):
+        ODCLRegressor.load("run").update_user(own["store"][0].as_py(), own.to_pandas(), [1.0])
+    new = some.set_column(0, "store", pa.array(["new one"] * 16))
+    write_table(tmp_path / "new.csv", {n: new[n].to_numpy() for n in new.column_names})
+    assert command("assign", "run", "new.csv", "--add").code == 0
+    was = command("predict", "run", "new.csv").out
+    assert command("update", "run", "new.csv").code == 0
+    assert command("predict", "run", "new.csv").out != was
 
 
 def test_unknown_users_are_named_or_pooled(command, tmp_path, table, engine):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 from numpy.testing import assert_allclose
 
-from odcl import ODCLClassifier, ODCLRegressor, federation_from_dask
+from odcl import ODCLClassifier, ODCLRegressor, compare, federation_from_dask
 from odcl.errors import InputError
 from tests.engines.dask.tables import in_memory, sales
 
@@ -64,10 +65,54 @@ def test_the_files_of_a_model_go_with_it(frame, tmp_path):
     assert not list(Path(tmp_path).iterdir())
 
 
+def test_a_model_that_was_saved_predicts_as_before(frame, tmp_path):
+    """The folder has files of its own: each may go without the other."""
+    lazy = dd.from_pandas(frame, npartitions=2, sort=False)
+    model = ODCLRegressor(users="store", categorical=["kind"]).fit(lazy, "sales")
+    before = model.predict(lazy).compute()
+    model.save(tmp_path / "saved")
+    assert model.predict(lazy).compute().equals(before)
+    model.save(tmp_path / "again")
+    shutil.rmtree(tmp_path / "saved")
+    assert model.predict(lazy).compute().equals(before)
+    del model
+    assert ODCLRegressor.load(tmp_path / "again").predict(lazy).compute().equals(before)
+
+
+def test_frames_in_memory_are_predicted_for_users_in_files(frame, few_examples):
+    """The estimator holds 40 of the 60 users; nobody in the files is taken for a stranger."""
+    lazy = dd.from_pandas(frame, npartitions=2, sort=False)
+    model, whole = ODCLRegressor(users="store", categorical=["kind"]), in_memory(sales())
+    model.fit(lazy, "sales").set_params(unknown="pooled")
+    assert_allclose(model.predict(frame), whole.predict(frame), rtol=1e-8)
+    for mine, theirs in zip(*(one.predict_interval(frame) for one in (model, whole)), strict=True):
+        assert_allclose(mine, theirs, rtol=1e-8)
+    strange = frame.assign(store=[1000, 7] * 240)
+    found = model.predict(dd.from_pandas(strange, npartitions=2, sort=False)).compute()
+    assert_allclose(model.predict(strange), found["prediction"], rtol=1e-12)
+    for ids in (1000, "nobody"):  # no file has a row of it
+        with pytest.raises(ValueError, match="not in the fit"):
+            model.set_params(unknown="error").predict(frame.assign(store=ids))
+
+
+def test_a_fit_in_memory_forgets_the_files_of_one_before(frame):
+    """And predicts Dask frames, where it knows the users' column."""
+    lazy = dd.from_pandas(frame, npartitions=2, sort=False)
+    model = ODCLRegressor(users="store", categorical=["kind"]).fit(lazy, "sales")
+    model.fit(frame.drop(columns=["sales"]), -frame["sales"])
+    answers = model.predict(lazy).compute()["prediction"]
+    assert_allclose(answers, model.predict(frame.drop(columns=["sales"])), rtol=1e-12)
+    X, y = frame[["price", "ads"]], frame["sales"]
+    with pytest.raises(InputError, match="which column of a Dask frame names the user"):
+        ODCLRegressor().fit(X, y, users=frame["store"]).predict(lazy)
+
+
 def test_what_a_dask_frame_cannot_say_is_asked_for(frame):
     lazy = dd.from_pandas(frame, npartitions=2, sort=False)
     with pytest.raises(InputError, match="users in a column"):
         ODCLRegressor().fit(lazy, "sales")
+    with pytest.raises(TypeError, match="rival in memory, and a Dask frame may not fit"):
+        compare(ODCLRegressor(users="store", categorical=["kind"]), lazy, "sales")
     with pytest.raises(InputError, match="target of a Dask frame"):
         ODCLRegressor(users="store").fit(lazy, frame["sales"].to_numpy())
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
 import pytest
 from numpy.testing import assert_allclose
 
 from odcl import ODCLRegressor
 from odcl.data.federation import id_keys
+from odcl.data.write import write_table
 from odcl.estimators.report import PAGE
 from odcl.mixed import search
 from odcl.server import stream
-from tests.engines.dask.tables import NAMED
+from tests.engines.dask.tables import NAMED, cut, sales
 from tests.report.page.browser import facts_of, unpacked
 
 
@@ -54,6 +60,49 @@ def test_groups_of_other_clusterers_are_those_of_all(
     assert mine["groups"] == theirs["groups"]
     assert len(mine["ids"]) == 40
     assert_allclose(unpacked(mine["centers"]), unpacked(theirs["centers"]), rtol=1e-4)
+
+
+def group_counts(place):
+    """Users of each group in groups.csv."""
+    content = pacsv.read_csv(place / "groups.csv")
+    return dict(zip(content["group"].to_pylist(), content["users"].to_pylist(), strict=True))
+
+
+def test_groups_are_counted_as_users_own_last_steps_placed_them(command, tmp_path, engine):
+    """With classes the rows say more than the uploads: here two users move in the last step."""
+    table = cut(sales(loss="logistic", seed=1), tmp_path / "sales", [100])
+    said = command("fit", table, *NAMED, *engine, "--holdout", 0, "--out", "run")
+    whole = command("fit", table, *NAMED, "--holdout", 0, "--out", "whole")
+    assert (said.code, whole.code) == (0, 0)
+    files = sorted((tmp_path / "run" / "users").iterdir())
+    own = pa.concat_tables(map(pq.read_table, files))["group"].to_numpy()
+    counts = dict(enumerate(np.bincount(own).tolist()))
+    assert counts == group_counts(tmp_path / "whole")
+    assert counts == group_counts(tmp_path / "run")
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert dict(enumerate(report["sizes"])) == counts
+    mine, theirs = (facts_of(tmp_path / run / PAGE) for run in ("run", "whole"))
+    assert mine["groups"] == theirs["groups"]
+    lines = [[x for x in one.out.splitlines() if x.startswith("group ")] for one in (said, whole)]
+    assert lines[0] == lines[1]
+    assert len(lines[0]) == len(counts) == 3
+
+
+def test_users_who_were_added_are_counted_beside_all_others(
+    command, tmp_path, table, engine, few_examples
+):
+    """The estimator holds 40 of the 60 users; groups stay those of all, and gain the new one."""
+    assert command("fit", table, *NAMED, *engine, "--holdout", 0, "--out", "run").code == 0
+    before = group_counts(tmp_path / "run")
+    new = sales(m=1, n=8, text=True).set_column(0, "store", pa.array(["new one"] * 8))
+    write_table(tmp_path / "new.csv", {n: new[n].to_numpy() for n in new.column_names})
+    said = command("assign", "run", "new.csv", "--add")
+    assert said.code == 0
+    joined = int(said.out.splitlines()[1].split(",")[1])
+    after = {group: n + (group == joined) for group, n in before.items()}
+    assert group_counts(tmp_path / "run") == after
+    assert sum(after.values()) == 61
+    assert [users for users, _ in facts_of(tmp_path / "run" / PAGE)["groups"]] == [*after.values()]
 
 
 def test_it_is_made_again_and_opened(command, tmp_path, table, engine, monkeypatch):

@@ -293,7 +293,8 @@ class Finished:
     """The models of all users, in files, and what else their last steps told."""
 
     parts: tuple[Part, ...]
-    sizes: Ints  # (n_groups,), users, by their own rows
+    sizes: Ints  # (n_groups,), users where their own last steps placed them
+    rows: Floats  # (n_groups,), and their rows
     feature_means: Floats  # (n_groups, n_features), of the rows
     bytes_down: int
     uploads: pa.Table  # of the users drawn
@@ -314,9 +315,10 @@ def finish_users(
     given = (job, step, rows, out, uploads.drawn.ids)
     found = cluster.run(_finish, named, *given, progress=told)
     parts, sizes, sums, counts, down, sent, models = zip(*found, strict=True)
-    means = sum(sums) / np.maximum(sum(counts), 1.0)[:, None]
+    rows_each = sum(counts)
+    means = sum(sums) / np.maximum(rows_each, 1.0)[:, None]
     few = (pa.concat_tables(tables) for tables in (sent, models))
-    return Finished(parts, sum(sizes), means, sum(down), *few)
+    return Finished(parts, sum(sizes), rows_each, means, sum(down), *few)
 
 
 def _finish(

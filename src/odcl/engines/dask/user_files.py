@@ -43,7 +43,7 @@ class UserFiles:
     folder: Address
     kind: str  # of the ids: see TableSchema.user_kind
     parts: Sequence[Part]
-    in_run: bool = False  # they lie in a run already, which keeps them
+    kept: bool = False  # where they lie, by a run or a model that needs them there
 
     @property
     def n_users(self) -> int:
@@ -96,8 +96,8 @@ class UserFiles:
         return pa.concat_tables(found)
 
     def bring(self, folder: Path) -> None:
-        """Bring the files to a folder of this disk, which is made; copies are checked."""
-        if self.folder.is_local and not self.in_run:
+        """Bring the files to a folder of this disk, which is made: moved, or copied and checked."""
+        if self.folder.is_local and not self.kept:
             shutil.move(self.folder.text, folder)
             return
         folder.mkdir()
@@ -125,7 +125,7 @@ class UserFiles:
             expect(is_count(one["users"]) and is_count(one["bytes"]), "a file has no size")
             expect(isinstance(one["sha256"], str), "a file has no digest")
             parts.append(Part(**one))
-        return cls(folder, words["kind"], tuple(parts), in_run=True)
+        return cls(folder, words["kind"], tuple(parts), kept=True)
 
 
 _FIELDS = ("file", "users", "bytes", "sha256")
