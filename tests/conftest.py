@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from odcl.cli.main import run_command
 from tests.helpers import Said
+
+# A shell that starts the tests in the background lets them ignore Ctrl-C, and with them every
+# process that they start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
