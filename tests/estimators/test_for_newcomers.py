@@ -9,8 +9,9 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.linear_model import LinearRegression
 
-from odcl import Method, ODCLRegressor
+from odcl import Method, ODCLClassifier, ODCLRegressor
 from odcl.estimators import for_newcomers
+from odcl.local import fit as local_fit
 
 METHODS = ["default", Method.paper(n_clusters=4), Method("kmeans:4")]
 NAMES = ("groups_of", "cluster_means", "one_for_all")
@@ -69,3 +70,24 @@ def test_a_pickled_model_knows_the_same_and_holds_no_rows(table):
     assert_array_equal(again.cluster_means_, model.cluster_means_)
     assert again.groups_.spread == model.groups_.spread
     assert again.assign(X[:40], y[:40]).distance == model.assign(X[:40], y[:40]).distance
+
+
+def test_own_models_of_classes_wait_until_somebody_asks(table, monkeypatch):
+    """Sites need none. Pickles hold the models, and no rows to work them out from."""
+    X, y, users = table
+    kind = y > np.median(y)
+    solved = []
+    monkeypatch.setattr(
+        local_fit, "solve_users", lambda *a, own=local_fit.solve_users: solved.append(1) or own(*a)
+    )
+    model = ODCLClassifier().fit(X, kind, users=users)
+    model.predict(X, users=users)
+    assert solved == []
+    local = model.result_.local
+    some = np.array([2, 0])
+    first = local.models_of(some)
+    again = pickle.loads(pickle.dumps(local))
+    assert again.rows is None
+    assert_array_equal(again.theta, local.theta)
+    assert_allclose(first, local.theta[some], atol=1e-12)
+    assert local.gradient_norm.max() < 1e-6

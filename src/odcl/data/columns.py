@@ -368,3 +368,8 @@ def _no_value(name: str) -> InputError:
         f"Column {name!r} has no value in any row, and so no mean or level to fill in: ",
         *leave_out(name),
     )
+
+
+def as_names(given: Iterable[str]) -> tuple[str, ...]:
+    """Column names; a single one may stand for itself."""
+    return (given,) if isinstance(given, str) else tuple(given)

@@ -17,6 +17,7 @@ from odcl._typing import Array, Floats, Ints
 from odcl.data.columns import (
     Column,
     Keys,
+    as_names,
     fit_classes,
     gaps,
     is_text,
@@ -369,11 +370,6 @@ def owners(table: pa.Table, user: str, kind: str) -> tuple[Array, Ints]:
     if empty is not None:
         codes[empty] = -1
     return ids, codes
-
-
-def as_names(given: Iterable[str]) -> tuple[str, ...]:
-    """Column names; a single one may stand for itself."""
-    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def choose_features(

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from odcl._typing import Array
-from odcl.data.columns import has_decimal_commas, is_text, times
+from odcl.data.columns import as_names, has_decimal_commas, is_text, times
 from odcl.data.federation import Federation, check_size
-from odcl.data.schema import Encoded, TableSchema, as_names, check_columns
+from odcl.data.schema import Encoded, TableSchema, check_columns
 from odcl.data.stacking import InUse
 from odcl.data.tables import (
     as_table,
@@ -66,21 +66,20 @@ def read_source(
     or the name of one; it decides whether the target is a number, a class or a count. ``time``
     names a column that orders the rows of a user, and is no feature unless ``features`` names it.
     """
-    asked = None if features is None else as_names(features)
     fixed = (user, target) if time is None else (user, target, time)
-    in_use = InUse(fixed, asked, as_names(drop), as_names(categorical))
+    in_use = InUse.of(fixed, features, drop, categorical)
     table, drop = _table(source, in_use)
     kind = guess_loss(table, target) if loss == "auto" else loss
     if time is not None:
-        drop = dropped_with(time, drop, table.column_names, user, target, asked)
+        drop = dropped_with(time, drop, table.column_names, user, target, in_use.features)
     with rows_of_files(source):
         schema = TableSchema.fit(
             table,
             user=user,
             target=target,
-            features=asked,
+            features=in_use.features,
             drop=drop,
-            categorical=categorical,
+            categorical=in_use.categorical,
             missing=missing,
             task=task_of(kind),
         )
@@ -127,17 +126,16 @@ def federation_from_table(
 
     ``source`` is a path or a frame; the options are those of :meth:`TableSchema.fit`.
     """
-    asked = None if features is None else as_names(features)
-    in_use = InUse((user, target), asked, as_names(drop), as_names(categorical))
+    in_use = InUse.of((user, target), features, drop, categorical)
     table, drop = _table(source, in_use)
     with rows_of_files(source):
         schema = TableSchema.fit(
             table,
             user=user,
             target=target,
-            features=asked,
+            features=in_use.features,
             drop=drop,
-            categorical=categorical,
+            categorical=in_use.categorical,
             **options,
         )
         return schema.encode(table).federation(), schema

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from odcl.data.columns import as_names
 from odcl.errors import InputError, Setting, listing
 
 
@@ -19,6 +20,18 @@ class InUse:
     features: tuple[str, ...] | None = None  # None: all columns but those to drop
     drop: tuple[str, ...] = ()
     categorical: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        fixed: Iterable[str],
+        features: Iterable[str] | None,
+        drop: Iterable[str],
+        categorical: Iterable[str],
+    ) -> InUse:
+        """From names as callers give them: one, or several."""
+        asked = None if features is None else as_names(features)
+        return cls(tuple(fixed), asked, as_names(drop), as_names(categorical))
 
     def __contains__(self, name: str) -> bool:
         if name in self.fixed or name in self.categorical:

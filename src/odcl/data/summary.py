@@ -19,6 +19,7 @@ from odcl._typing import Bools, Floats
 from odcl.data.columns import (
     MOST_KEYS,
     Keys,
+    as_names,
     classes_of,
     counted,
     fit_mean,
@@ -36,7 +37,6 @@ from odcl.data.schema import (
     MISSING,
     TASKS,
     TableSchema,
-    as_names,
     check_choice,
     check_columns,
     choose_features,

@@ -188,6 +188,20 @@ def test_the_slider_colours_the_map_by_each_alternative(page, run, stores):
     assert all(colours[i] != chosen for i, one in enumerate(weighed.options) if one.n_groups != 3)
 
 
+def test_many_users_tell_their_usual_noise_as_everybody_does(run, monkeypatch):
+    """Of all users the two ways are one; some users' own noise still leans on all, where few."""
+    model, _ = run
+    everybody = np.arange(len(model.users_))
+    theta, cov = own_models(model, everybody)
+    few = own_models(model, everybody[:3])[1]
+    assert_allclose(few, cov[:3], rtol=1e-12)
+    monkeypatch.setattr("odcl.estimators.page_models.ENOUGH", 3)
+    many = own_models(model, everybody)
+    assert_allclose(many[0], theta, rtol=1e-12)
+    assert_allclose(many[1], cov, rtol=1e-12)
+    assert not np.allclose(own_models(model, everybody[:3])[1], few, rtol=1e-6)
+
+
 @pytest.mark.parametrize("user", ["store-05", "store-58"])
 def test_a_users_page_has_its_numbers(page, run, stores, user):
     model, evidence = run
