@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from odcl._typing import Floats, Ints
+from odcl.data.federation import Federation
+from odcl.data.unusual import SAMPLE, UserColumns, unusual_users
 from odcl.risk.risk import Factor
 
 # A column whose values differ by less than this share of their size is constant up to rounding.
@@ -164,6 +166,30 @@ class Scaling:
             tuple((j, k) for j, k in found.copies if j < p),
             tuple(declared),
         )
+
+    def for_users(self, rows: Federation, *, center: bool) -> Scaling:
+        """Units of the usual users of a table: all of them, or of a sample where there are many."""
+        few = rows.some_users(SAMPLE)
+        every = len(few) == rows.n_users
+        columns = UserColumns.of(rows if every else rows.take(few))
+        if every and not unusual_users(columns).users.any():
+            return self
+        return self.of_usual(columns, center=center)
+
+    def of_usual(self, columns: UserColumns, *, center: bool) -> Scaling:
+        """The same columns in units of the usual users among those of ``columns``.
+
+        Columns of categories have no units to mistake, and columns in which usual users do not vary
+        keep theirs.
+        """
+        mean, sd = (one[self.used] for one in columns.pooled(unusual_users(columns).others))
+        spread = sd if center else np.hypot(mean, sd)
+        fixed = [j for factor in self.factors for j in factor.columns]
+        changed = spread > 1e-12 * np.abs(mean)
+        changed[fixed] = False
+        shift, scale = _rounded(mean, np.where(changed, spread, 1.0))
+        shift = np.where(changed & center, shift, self.shift)
+        return replace(self, shift=shift, scale=np.where(changed, scale, self.scale))
 
     def apply(self, X: Floats, *, own: bool = False) -> Floats:
         """Rows of the table as the model sees them, (n_rows, n_used).

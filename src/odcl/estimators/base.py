@@ -38,6 +38,7 @@ from odcl.local.predict import in_table_units, linear_predictors, predictor_cova
 from odcl.method import Method
 from odcl.mixed.differences import differences_text, named_differences
 from odcl.risk.loss import Loss
+from odcl.risk.losses import LOSSES
 from odcl.risk.risk import Risk
 from odcl.server import assign as newcomers
 
@@ -153,8 +154,10 @@ class ODCLEstimator(LaterUsers):
             copies=not method.clusterer.uses_terms,
             factors=self._factors(method),
         )
-        federation = own_rows(federation, scaling, given=given)
         intercept = bool(self.fit_intercept)
+        if method.standardize and not self._server_finds_units(method, scaling, federation):
+            scaling = scaling.for_users(federation, center=intercept)
+        federation = own_rows(federation, scaling, given=given)
         risk = Risk(self._loss(federation), self.l2, intercept, scaling.factors)
         result = fit(
             federation,
@@ -194,6 +197,16 @@ class ODCLEstimator(LaterUsers):
     def forget_rows(self) -> None:
         """Work out what later users need, and let the rows of the fit go."""
         self.for_newcomers_ = self.for_newcomers_.known
+
+    def _server_finds_units(self, method: Method, scaling: Scaling, rows: Federation) -> bool:
+        """Are units and origins found at the server, from data terms, whatever the scaling?"""
+        loss = self.loss if isinstance(self.loss, Loss) else LOSSES.get(self.loss)
+        dim = len(scaling.used) + bool(self.fit_intercept)
+        return (
+            (loss is not None and loss.has_data_terms)
+            and method.clusterer.uses_terms
+            and not method.falls_back(Risk("squared"), dim, rows.n_users)
+        )
 
     def _factors(self, method: Method) -> dict[str, tuple[int, ...]]:
         """The design columns of each category whose levels are to be treated alike."""

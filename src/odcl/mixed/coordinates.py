@@ -79,13 +79,18 @@ class Coordinates:
 
 def coordinates(
     terms: DataTerms,
+    usual: DataTerms | None = None,
     *,
     intercept: bool = True,
     factors: Sequence[Factor] = (),
     names: Sequence[str] | None = None,
 ) -> Coordinates:
     """Canonical coordinates: factors with all levels, centered by the intercept, scaled, and
-    constants and copies dropped."""
+    constants and copies dropped.
+
+    Which columns there are is told by all ``terms``; units, origins and the pooled fit by those of
+    ``usual`` users, where these are others: nobody sets everybody's units by a mistake.
+    """
     levels = Levels.of(factors, terms.mean.shape[1] - 1)
     total = merge(levels.terms(terms))
     weight, mean, factor = max(float(total.rows[0]), 1e-300), total.mean[0], total.factor[0]
@@ -114,6 +119,13 @@ def coordinates(
     shift = mean[kept] if intercept else np.zeros(len(kept))
     scale = norm[kept] / np.sqrt(weight)
     columns = np.array(kept, np.intp)
+    if usual is not None:
+        total = merge(levels.terms(usual))
+        weight, mean, factor = max(float(total.rows[0]), 1e-300), total.mean[0], total.factor[0]
+        square = (factor[:, kept] ** 2).sum(axis=0) / weight + (mean[kept] ** 2) * (not intercept)
+        varies = square > (CONSTANT * mean[kept]) ** 2
+        shift = np.where(varies, mean[kept], shift) if intercept else shift
+        scale = np.where(varies, np.sqrt(square), scale)
     at = _pooled(factor, weight, mean, columns, shift, scale, intercept, dropped)
     return replace(at, n_features=len(levels.weights), factors=tuple(factors))
 

@@ -67,7 +67,9 @@ def pure_noise(q: Quadratics) -> tuple[Noise, Floats]:
     if q.pure.sum() <= FLOOR * all_dof:
         start = FLOOR if all_dof > 0 else 0.5
         return Noise(np.inf, start, all_dof), np.full(n, start)
-    seen = are_noisy(q, float(q.pure.sum()) / all_dof)
+    each = q.pure[q.dof > 0] / q.dof[q.dof > 0]
+    # By the median user who is not fitted exactly: one mistyped target is not what is usual.
+    seen = are_noisy(q, float(np.median(each[each > FLOOR])) if (each > FLOOR).any() else 0.0)
     f, pure = q.dof[seen], q.pure[seen]
     common = pure.sum() / f.sum()
     nu = GRID[:, None]

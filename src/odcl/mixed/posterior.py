@@ -49,6 +49,11 @@ class Download:
         """Covariance of the users of a group, (dim, dim): the spread at its mean scale."""
         return self.spread.matrix * float(self.scales @ self.shares)
 
+    def take(self, groups: Ints) -> Download:
+        """The same with its groups in another order."""
+        at = self.parameters.take(groups)
+        return replace(self, weights=at.weights, centers=at.centers, covariances=at.covariances)
+
     @property
     def n_numbers(self) -> int:
         """Numbers that a user receives: matrices as triangles, and which columns are in use."""

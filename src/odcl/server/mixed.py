@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.special import chdtrc, fdtrc
 
-from odcl._typing import Floats, Ints
+from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.federation import Federation
+from odcl.data.unusual import UserColumns, unusual_users
 from odcl.errors import InputError, NotAdmissible, Setting
 from odcl.exchange.download import Downloads
 from odcl.exchange.upload import Uploads
@@ -36,6 +37,8 @@ from odcl.server.parties import held_by_enough
 if TYPE_CHECKING:
     from odcl.server.step import ServerStep
 
+# The weight of groups of users whose features lie apart: only such users are drawn there.
+APART = 1e-6
 # Variances, in canonical coordinates, that the model of a user who fits no group may have.
 WIDER = 10.0 ** np.arange(7)
 
@@ -43,8 +46,78 @@ WIDER = 10.0 ** np.arange(7)
 def mixed_step(uploads: Uploads, method: Method, party: Ints | None = None) -> ServerStep:
     """Find groups and differences by evidence; every user takes part with what its rows say.
 
-    ``party`` (n_users,): who stands behind each user, see :mod:`odcl.server.parties`.
+    ``party`` (n_users,): who stands behind each user, see :mod:`odcl.server.parties`. Users whose
+    features lie where nobody else's do take no part in what others are sent: they are placed
+    afterwards, in groups of their own where these may be.
     """
+    outside = unusual_users(user_columns(uploads)).in_features
+    if not outside.any() or 2 * outside.sum() >= len(uploads):
+        return _step_of_usual(uploads, method, party)
+    usual = np.flatnonzero(~outside)
+    step = _step_of_usual(uploads.take(usual), method, None if party is None else party[usual])
+    return _with_outside(step, uploads, outside, method)
+
+
+def _with_outside(step: ServerStep, uploads: Uploads, outside: Bools, method: Method) -> ServerStep:
+    """The step of the usual users, with the others placed."""
+    assert step.mixture is not None
+    assert uploads.risk is not None
+    some = uploads.take(outside)
+    (q,), _ = user_quadratics(some, step.mixture)
+    mixture, more = with_own_groups(step.mixture, q, some.users, method)
+    placed = posterior(q, mixture).responsibilities
+    labels, sure = np.empty(len(uploads), np.intp), np.empty(len(uploads))
+    labels[~outside], sure[~outside] = step.labels, step.probabilities
+    labels[outside], sure[outside] = placed.argmax(axis=1), placed.max(axis=1)
+    order = _by_first_user(labels, len(mixture.weights))
+    labels, mixture = np.argsort(order)[labels], mixture.take(order)
+    offset, change = model_map(mixture, uploads.risk)
+    centers = offset + mixture.centers @ change.T
+    weighed = None
+    if step.weighed is not None:
+        at = np.cumsum(~outside) - 1
+        weighed = step.weighed.take(np.maximum(at, 0)).where(~outside)
+    return replace(
+        step,
+        users=uploads.users,
+        labels=labels,
+        centers=centers,
+        models=centers[labels],
+        probabilities=sure,
+        mixture=mixture,
+        reason=step.reason + outside_text(len(some), more),
+        weighed=weighed,
+    )
+
+
+def with_own_groups(
+    mixture: Mixture, q: Quadratics, users: Array, method: Method
+) -> tuple[Mixture, int]:
+    """The mixture with groups of users who lie outside, alike inside them, and how many.
+
+    None are made where K is given, or where a group of so few may not be told.
+    """
+    asked = dict(method.clusterer.params)
+    if asked.get("n_groups") is not None or method.smallest_group > 1:
+        return mixture, 0
+    own = search(q, [str(user) for user in users.tolist()], spread="zero")
+    return replace(
+        mixture,
+        weights=np.append((1 - APART) * mixture.weights, APART * own.weights),
+        centers=np.vstack([mixture.centers, own.centers]),
+        covariances=np.concatenate([mixture.covariances, symmetric(own.covariances)]),
+    ), own.n_groups
+
+
+def outside_text(n_users: int, n_groups: int) -> str:
+    one = n_users == 1
+    text = f" {n_users:,} user{'' if one else 's'} with features unlike everybody else's"
+    if not n_groups:
+        return f"{text} {'was' if one else 'were'} placed in the nearest of them."
+    return f"{text} {'has' if one else 'have'} {n_groups} group{'s' * (n_groups > 1)} apart."
+
+
+def _step_of_usual(uploads: Uploads, method: Method, party: Ints | None) -> ServerStep:
     from odcl.server.step import ServerStep
 
     assert uploads.risk is not None
@@ -124,13 +197,37 @@ def all_terms(uploads: Uploads) -> DataTerms | None:
     return DataTerms(uploads.seen, uploads.means, uploads.factor)
 
 
-def common_coordinates(like: Uploads, terms: DataTerms | None) -> Coordinates:
-    """The coordinates of all users, whose terms or whose summed term is given."""
-    risk = like.risk
+def common_coordinates(some: Uploads, terms: DataTerms | None) -> Coordinates:
+    """The coordinates of all users, whose terms or whose summed term is given.
+
+    Units are read off the usual ones among ``some`` users: all, or a sample of them.
+    """
+    risk, own = some.risk, all_terms(some)
     assert risk is not None
+    if terms is None or own is None:
+        return plain_coordinates(some.dim // risk.n_outputs - risk.intercept, risk)
+    usual = unusual_users(user_columns(some)).others
+    units = own[usual] if len(terms) != len(own) or not usual.all() else None
+    return coordinates(terms, units, intercept=risk.intercept, factors=risk.factors)
+
+
+def user_columns(uploads: Uploads) -> UserColumns:
+    """Means and standard deviations of the users' columns, as their uploads tell them.
+
+    Of sites they are those of rows weighted by their curvature, and of the target nothing.
+    """
+    terms, A = all_terms(uploads), uploads.site_curvature
     if terms is not None:
-        return coordinates(terms, intercept=risk.intercept, factors=risk.factors)
-    return plain_coordinates(like.dim // risk.n_outputs - risk.intercept, risk)
+        rows = np.maximum(terms.rows, 1e-300)[:, None]
+        return UserColumns(terms.rows, terms.mean, np.sqrt((terms.factor**2).sum(axis=1) / rows))
+    assert A is not None
+    assert uploads.risk is not None
+    inputs = A.shape[-1] // uploads.risk.n_outputs
+    own = A[:, -1, :inputs, :inputs]  # under the widest prior, the first logit's
+    weight = np.maximum(own[:, 0, 0], 1e-300)[:, None]
+    mean, square = own[:, 0, 1:] / weight, np.diagonal(own, axis1=1, axis2=2)[:, 1:] / weight
+    sd, none = np.sqrt(np.maximum(square - mean**2, 0.0)), np.zeros((len(A), 1))
+    return UserColumns(uploads.seen, np.hstack([mean, none]), np.hstack([sd, none]))
 
 
 def seen_quadratics(
@@ -181,8 +278,7 @@ def _nearest(widths: list[Quadratics], mixture: Mixture) -> Quadratics:
 def _numbered(fit: Fit) -> tuple[Fit, Ints]:
     """Groups numbered by their first user; a group that is nobody's likeliest comes last."""
     likeliest = fit.responsibilities.argmax(axis=1)
-    first = {int(k): i for i, k in reversed(list(enumerate(likeliest.tolist())))}
-    order = sorted(range(fit.n_groups), key=lambda k: (first.get(k, len(likeliest)), k))
+    order = _by_first_user(likeliest, fit.n_groups)
     labels = np.argsort(order)[likeliest]
     return replace(
         fit,
@@ -191,6 +287,13 @@ def _numbered(fit: Fit) -> tuple[Fit, Ints]:
         covariances=fit.covariances[order],
         responsibilities=fit.responsibilities[:, order],
     ), labels.astype(np.intp)
+
+
+def _by_first_user(labels: Ints, n_groups: int) -> Ints:
+    """Groups in the order of their first users, those of nobody last."""
+    first = {int(k): i for i, k in reversed(list(enumerate(labels.tolist())))}
+    order = sorted(range(n_groups), key=lambda k: (first.get(k, len(labels)), k))
+    return np.array(order, np.intp)
 
 
 def found_text(fit: Fit) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from odcl._typing import Ints
+from odcl.data.unusual import Limits
 from odcl.exchange.upload import Uploads
 from odcl.method import Method
 from odcl.mixed.coordinates import Coordinates
@@ -24,8 +25,11 @@ from odcl.server.mixed import (
     common_coordinates,
     curbed_text,
     found_text,
+    outside_text,
     refuse_silence,
     seen_quadratics,
+    user_columns,
+    with_own_groups,
 )
 from odcl.threads import one_thread
 
@@ -40,6 +44,7 @@ class MixedPlaces:
     coordinates: Coordinates
     width: int  # of the sites' prior
     parameters: Parameters
+    limits: Limits  # users outside are placed, and take no part in what others are sent
 
     def place(self, uploads: Uploads) -> Placed:
         from odcl.server.stream import Placed
@@ -50,8 +55,9 @@ class MixedPlaces:
         return Placed(labels, r[np.arange(len(r)), labels])
 
     def sums(self, uploads: Uploads) -> PassSums:
+        usual = ~self.limits.outside(user_columns(uploads)).in_features
         with one_thread():
-            return pass_sums(self.quadratics(uploads), self.parameters)
+            return pass_sums(self.quadratics(uploads.take(usual)), self.parameters)
 
     def quadratics(self, uploads: Uploads) -> Quadratics:
         own = not self.parameters.noise.common
@@ -71,6 +77,9 @@ def stream_mixed(chunks: Chunks, looked: Survey, method: Method) -> StreamedStep
     assert risk is not None
     refuse_silence(looked.n_users, looked.speaking)
     at = common_coordinates(like, looked.total)
+    limits = Limits.of(user_columns(like))
+    outside = limits.outside(user_columns(like)).in_features
+    apart, like = like.take(outside), like.take(~outside)
     widths = [0] if looked.total is not None else range(len(SITE_WIDTHS))
     asked = dict(method.clusterer.params)  # max_groups, n_groups, spread
     tried = []
@@ -80,7 +89,7 @@ def stream_mixed(chunks: Chunks, looked: Survey, method: Method) -> StreamedStep
     best, q, width = min(tried, key=lambda one: one[0].evidence)
 
     def placed(parameters: Parameters) -> MixedPlaces:
-        return MixedPlaces(at, width, parameters)
+        return MixedPlaces(at, width, parameters, limits)
 
     def total(parameters: Parameters) -> PassSums:
         return added(chunks, partial(_sums, places=placed(parameters)))
@@ -95,9 +104,10 @@ def stream_mixed(chunks: Chunks, looked: Survey, method: Method) -> StreamedStep
 
     with one_thread():
         found = everybody(q, best, total, allowed)
-    counts = counted[-1]
-    order: Ints = counts.order
-    parameters = found.parameters.take(order)
+    parameters = found.parameters
+    told = replace(best, spread=parameters.spread, weights=parameters.weights)
+    told = replace(told, curbed=parameters.n_groups < best.n_groups)
+    curbed = curbed_text(told, smallest, parties=False)
     C, T = parameters.covariances, parameters.spread.matrix
     mixture = Mixture(
         at,
@@ -109,12 +119,19 @@ def stream_mixed(chunks: Chunks, looked: Survey, method: Method) -> StreamedStep
         found.shares,
         parameters.noise,
     )
+    reason = found_text(told) + curbed
+    if len(apart):
+        q = seen_quadratics(apart, at, width)
+        mixture, more = with_own_groups(mixture, q, apart.users, method)
+        allowed(mixture.parameters)
+        reason += f" Of a sample,{outside_text(len(apart), more)}"
+    counts = counted[-1]
+    order: Ints = counts.order
+    mixture = mixture.take(order)
     offset, change = model_map(mixture, risk)
-    told = replace(best, spread=parameters.spread, weights=parameters.weights)
-    told = replace(told, curbed=parameters.n_groups < best.n_groups)
-    curbed = curbed_text(told, smallest, parties=False)
-    weighed = None  # what has lost a group since is none of those that were looked at
-    if parameters.n_groups == best.n_groups:
+    parameters, weighed = mixture.parameters, None
+    # What has lost a group since is none of those that were looked at.
+    if found.parameters.n_groups == best.n_groups:
         weighed = of_fits([fit for fit, *_ in tried], best, placed(parameters).place(like).labels)
     return StreamedStep(
         looked.n_users,
@@ -122,7 +139,7 @@ def stream_mixed(chunks: Chunks, looked: Survey, method: Method) -> StreamedStep
         counts.rows[order],
         offset + mixture.centers @ change.T,
         "mixed groups",
-        found_text(told) + curbed,
+        reason,
         "posterior mean of the groups' models",
         placed(parameters),
         float(np.diag(model_spread(mixture, risk)).mean()),
