@@ -62,11 +62,10 @@ class UserColumns:
         """Does the column vary within the user? (n_users, p + 1)"""
         return np.asarray(self.sd > CONSTANT * np.abs(self.mean))
 
-    @property
-    def common(self) -> Bools:
-        """Columns that do not vary within most of the users who could show it, (p + 1,)."""
+    def varying(self) -> Floats:
+        """The share of users in whom a column varies, of those with two rows, (p + 1,)."""
         able = self.rows >= 2
-        return np.asarray(2 * self.varies[able].sum(axis=0) < max(int(able.sum()), 1))
+        return self.varies[able].mean(axis=0) if able.any() else np.ones(self.mean.shape[1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +112,7 @@ class Limits:
         width = columns.mean.shape[1]
         at = cls(np.zeros(width), np.full(width, np.inf), np.ones(width), np.full(width, np.inf))
         varies = columns.varies
-        for j in np.flatnonzero(~columns.common):
+        for j in np.flatnonzero(columns.varying() >= 0.5):
             able = varies[:, j]
             mean, sd = columns.mean[able, j], columns.sd[able, j]
             if len(sd) < FEWEST or _yes_no(columns.mean[:, j], columns.sd[:, j]):

@@ -13,7 +13,7 @@ from odcl.clustering.labels import same_partition
 from odcl.data.federation import Federation
 from odcl.diagnose.measure import Distance, Errors, Measured, measure
 from odcl.diagnose.membership import Membership, Stability, stability
-from odcl.diagnose.noise import Noise, estimated_noise, guessed_traces, overdispersion
+from odcl.diagnose.noise import Noise, estimated_noise, guessed_traces
 from odcl.diagnose.verdict import Case, Verdict, decide, scattered
 from odcl.exchange.upload import Uploads
 from odcl.local.fit import fit_users
@@ -23,7 +23,7 @@ from odcl.mixed.house import model_spread
 from odcl.mixed.posterior import Download as Mixture
 from odcl.mixed.posterior import posterior
 from odcl.server.combine import combine_clusters
-from odcl.server.dispersion import with_noise
+from odcl.server.dispersion import overdispersion, with_noise
 from odcl.server.mixed import user_quadratics
 from odcl.server.step import ServerStep, server_step
 from odcl.theory import Separation, separation

@@ -161,28 +161,6 @@ def guessed_traces(uploads: Uploads) -> Floats | None:
     return uploads.dim * _spread(uploads, np.zeros(uploads.n_users, dtype=np.intp))
 
 
-def overdispersion(uploads: Uploads) -> float:
-    """How many times as much as the Poisson law allows the median user's counts scatter.
-
-    The deviance of the user's own model, read off its site, per row beyond its parameters. 1 for
-    other losses, and where no user has a site and rows to spare.
-    """
-    counts = uploads.risk is not None and uploads.risk.loss.name == "poisson"
-    if not counts or uploads.site_curvature is None or uploads.site_slope is None:
-        return 1.0
-    assert uploads.site_constant is not None
-    assert uploads.site_ceiling is not None
-    spare = uploads.n_samples - uploads.dim
-    some = np.flatnonzero(spare > 0)
-    if len(some) == 0:
-        return 1.0
-    widest = -1  # nearest to the user's own model
-    A, b = uploads.site_curvature[some, widest], uploads.site_slope[some, widest, :, None]
-    fitted = (b * (np.linalg.pinv(A, hermitian=True) @ b)).sum(axis=(1, 2))
-    deviance = 2 * uploads.site_ceiling[some] + uploads.site_constant[some, widest] - fitted
-    return float(np.median(deviance / spare[some]))
-
-
 def without_penalty(uploads: Uploads, noise: Noise) -> tuple[Floats, Noise]:
     """What the users' rows alone say: models (n_users, dim) and noise, the penalty P taken off.
 

@@ -36,7 +36,7 @@ from odcl.estimators.later_users import LaterUsers
 from odcl.estimators.table_input import check_n_groups, check_settings
 from odcl.local.predict import in_table_units, linear_predictors, predictor_covariances
 from odcl.method import Method
-from odcl.mixed.differences import differences_text, named_differences
+from odcl.mixed.differences import inside_text, named_differences
 from odcl.risk.loss import Loss
 from odcl.risk.losses import LOSSES
 from odcl.risk.risk import Risk
@@ -190,7 +190,7 @@ class ODCLEstimator(LaterUsers):
         self.mixture_, received = result.step.mixture, result.received
         self.covariance_, self.noise_ = received.covariance, received.noise
         self.dof_ = received.dof
-        inside = differences_text(self.differences_, self.n_clusters_)
+        inside = inside_text(self.mixture_, self.risk_, self.units_)
         self.reason_ = f"{result.step.reason} {inside}".rstrip()
         return self
 

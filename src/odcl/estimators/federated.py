@@ -15,7 +15,7 @@ from odcl.data.schema import TableSchema
 from odcl.estimators.for_newcomers import Known
 from odcl.exchange.upload import Uploads
 from odcl.method import Method
-from odcl.mixed.differences import differences_text
+from odcl.mixed.differences import inside_text
 from odcl.risk.risk import Risk
 from odcl.server.assign import Groups, groups_of, groups_of_uploads
 from odcl.server.combine import combine_clusters
@@ -100,7 +100,7 @@ def server_estimator(
         pooled = without_rows(step.mixture, risk)[0][-1]
     groups = groups_of_uploads(uploads, step, resolved)
     model.for_newcomers_ = Known(groups, None, pooled)  # of rows that others have: no means
-    inside = differences_text(model.differences_, model.n_clusters_)
+    inside = inside_text(model.mixture_, model.risk_, model.units_)
     model.reason_ = f"{step.reason} {inside}".rstrip()
     return model
 

@@ -44,7 +44,7 @@ from odcl.estimators.for_newcomers import Known
 from odcl.estimators.table_input import check_n_groups, check_settings
 from odcl.exchange.upload import Uploads
 from odcl.method import Method
-from odcl.mixed.differences import differences_text
+from odcl.mixed.differences import inside_text
 from odcl.mixed.house import without_rows
 from odcl.risk.losses import Huber
 from odcl.risk.risk import Risk
@@ -240,7 +240,7 @@ def group_estimator(
     model.rule_, model.n_clusters_ = step.rule, step.n_clusters
     model.cluster_theta_, model.theta_ = step.centers, np.empty((0, job.dim))
     model.for_newcomers_ = Known(later[0], feature_means, later[1])
-    inside = differences_text(model.differences_, model.n_clusters_)
+    inside = inside_text(model.mixture_, model.risk_, model.units_)
     model.reason_ = f"{step.reason} {inside}".rstrip()
     return model
 

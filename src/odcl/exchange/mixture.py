@@ -22,6 +22,7 @@ SPECS = {
     "covariances": ArraySpec(("groups", "triangle")),  # of each symmetric matrix, row by row
     "spread": ArraySpec(("triangle",)),
     "open": ArraySpec(("inside",), ("bool",)),
+    "fixed": ArraySpec(("inside",), ("bool",), optional=True),
     "scales": ArraySpec(("scales",)),
     "shares": ArraySpec(("scales",)),
     "kept": ArraySpec(("kept",), ("int64",)),
@@ -36,6 +37,7 @@ TELLS = {  # what each array says, to everybody alike
     "covariances": "how surely each group's model is known",
     "spread": "how users of a group differ, as a covariance",
     "open": "in which coefficients they differ",
+    "fixed": "coefficients that all share, because their columns do not vary within users",
     "scales": "how much further some users may lie out",
     "shares": "and how many of them",
     "kept": "the columns in use",
@@ -67,6 +69,8 @@ def mixture_to_arrays(mixture: Mixture) -> tuple[dict[str, Any], dict[str, Array
         "scale": at.scale,
         "reference": at.reference,
     }
+    if mixture.spread.fixed is not None:
+        arrays["fixed"] = mixture.spread.fixed
     return words, arrays
 
 
@@ -103,7 +107,7 @@ def mixture_from_arrays(
         arrays["weights"],
         arrays["centers"],
         C,
-        Spread(shape, T, arrays["open"]),
+        Spread(shape, T, arrays["open"], fixed=arrays.get("fixed")),
         arrays["scales"],
         arrays["shares"],
         Noise(nu, s0, dof),

@@ -18,6 +18,7 @@ Admissible = Callable[[Fit], bool]
 SHAPES = ("zero", "scalar", "diag", "full")
 ROUGH = 1e-2  # gain in the bound per sweep at which a candidate has converged well enough
 PATIENCE = 30  # sweeps that a candidate may take; the winner takes all it needs
+SHARED = 1e-8  # of B, for coefficients that all groups share
 TAILED = 3  # candidates of one kind that are tried with tails
 
 
@@ -141,6 +142,10 @@ def refit(
 
 
 def center_prior(fit: Fit) -> Floats | None:
-    """B: the spread of users around one center, with a floor; None if zero."""
-    T = fit.spread.matrix
-    return T + 1e-3 * np.diag(T).mean() * np.eye(len(T)) if T.any() else None
+    """B: the spread of users around one center, with a floor; None if zero.
+
+    Coefficients that all groups share have next to none: their common mean is what is estimated.
+    """
+    T, may = fit.spread.matrix, fit.spread.may
+    floor = np.where(may, 1e-3, SHARED) * np.diag(T)[may].mean() if T.any() else None
+    return None if floor is None else T + np.diag(floor)

@@ -6,6 +6,7 @@ The words are the same in a fit, its reason, its diagnosis and a round's report.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -64,6 +65,55 @@ def named_differences(
             found[name] = float(slopes[j] / unit)
     pairs = zip(risk.factors, effects.tolist(), strict=True)
     return found | {factor.name: effect for factor, effect in pairs}
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A column that does not vary within users: all of them share its coefficient."""
+
+    name: str
+    coefficient: float | None  # in the table's units; None of a category or of several classes
+    error: float = 0.0  # its standard error
+
+    def __str__(self) -> str:
+        text = f"{self.name} is the same within all or nearly all users: one coefficient for all"
+        if self.coefficient is None:
+            return f"{text}."
+        low, high = (self.coefficient + z * self.error for z in (-1.645, 1.645))
+        return f"{text}, {self.coefficient:.3g} ({low:.3g} to {high:.3g})."
+
+
+def shared_columns(mixture: Mixture, risk: Risk, features: Mapping[str, float]) -> list[Shared]:
+    """The columns whose coefficients all users share; ``features`` as in named_differences."""
+    from odcl.mixed.house import model_map
+
+    if mixture.spread.fixed is None:
+        return []
+    at, (offset, change) = mixture.coordinates, model_map(mixture, risk)
+    fixed = mixture.spread.fixed[int(at.intercept) : int(at.intercept) + len(at.kept)]
+    columns = set(at.kept[fixed].tolist())
+    levels = {j for factor in risk.factors for j in factor.columns}
+    found = []
+    for j, (name, unit) in enumerate(features.items()):
+        if j in columns and j not in levels:
+            value = float(offset[j] + change[j] @ mixture.centers[0]) / unit
+            error = float(np.sqrt(change[j] @ mixture.covariances[0] @ change[j])) / unit
+            found.append(Shared(name, value, error) if risk.n_outputs == 1 else Shared(name, None))
+    return found + [Shared(f.name, None) for f in risk.factors if columns & {*f.columns}]
+
+
+def inside_text(mixture: Mixture | None, risk: Risk, features: Mapping[str, float]) -> str:
+    """How users of a group still differ, and what all share; empty: nothing to say."""
+    if mixture is None:
+        return ""
+    shared = shared_columns(mixture, risk, features)
+    names = {one.name for one in shared}
+    own = named_differences(mixture, risk, features)
+    own = {name: sd for name, sd in own.items() if name not in names}
+    lines = [differences_text(own, len(mixture.weights)), *map(str, shared[:MOST])]
+    if len(shared) > MOST:
+        lines.append(f"So are {len(shared) - MOST} more columns.")
+    return " ".join(filter(None, lines))
 
 
 def differences_text(differences: Mapping[str, float], n_groups: int) -> str:

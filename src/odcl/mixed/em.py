@@ -25,7 +25,7 @@ from odcl.mixed.mixture import (
     moments,
     responsibilities,
 )
-from odcl.mixed.noise import Noise
+from odcl.mixed.noise import Noise, short_of_rows
 from odcl.mixed.scoring import Slopes, bound_slopes, noise_floor, scoring_step
 
 SHRINK = 0.4  # a step of T that lowers the bound is tried again, this much shorter
@@ -105,12 +105,14 @@ def charge(T: Spread, n_groups: int, prior: Floats | None, n_users: int) -> floa
     A user tells of each coordinate once: m numbers of an entry of T or B, m dim of a scalar.
     Open coordinates of T, where not all are, have been chosen: 2 log(dim choose open).
     """
-    dim, n_open = len(T.open), int(T.open.sum())
+    may, n_open = T.may, int(T.open.sum())
+    dim = int(may.sum())
     told = n_open - T.unseen  # a full T has no entries in directions that nobody sees
     price = (n_groups - 1) * np.log(n_users) + _entries(T.shape, told, n_users)
     if T.shape in ("diag", "full"):
         price += 2 * (gammaln(dim + 1) - gammaln(n_open + 1) - gammaln(dim - n_open + 1))
     if prior is not None:
+        prior = prior[np.ix_(may, may)]
         own = np.diag(prior)
         shape = "scalar" if np.ptp(own) == 0 else "diag"
         price += _entries("full" if (prior != np.diag(own)).any() else shape, dim, n_users)
@@ -192,12 +194,13 @@ def fit_mixture(
             if bound(misfit_a, c_a, s2_a) > bound(misfit, centers, s2):
                 spread, s2, m, centers, misfit = ahead, s2_a, m_a, c_a, misfit_a
             seen = []
+    centers = centers.sharing(q.fixed)
     at_means = replace(centers, C=np.zeros_like(centers.C))
     misfit = misfits(m, at_means)
     log_likelihood = float(responsibilities(misfit, weights)[1].sum())
     excess = 0.0
     if q.ceiling is not None:
-        excess = float((r * np.maximum(-0.5 * misfit - q.ceiling[:, None], 0.0)).sum())
+        excess = float((r * np.maximum(-0.5 * misfit - (q.ceiling / s2)[:, None], 0.0)).sum())
     if kept and noise.common and q.noisy:
         left = bound_slopes(q, m, spread, r[0], centers).left.sum()
         noise = replace(noise, s0=float(s2[0]), dof=max(float(left), 1.0))
@@ -253,7 +256,8 @@ def _told(m: Moments, spread: Spread) -> Floats:
     if spread.shape == "zero":
         return np.zeros(m.w.shape[1])
     if spread.shape == "scalar":
-        return np.full(m.w.shape[1], np.vdot(m.W, m.W))
+        W = m.W if spread.open.all() else m.W[:, spread.open][:, :, spread.open]
+        return np.full(m.w.shape[1], np.vdot(W, W))
     return np.asarray((np.diagonal(m.W, axis1=1, axis2=2) ** 2).sum(axis=0))
 
 
@@ -308,4 +312,5 @@ def _propose(
     if not q.noisy:
         return matrix, s2
     free = np.maximum(noise.nu + slopes.left, noise.nu / 2)
-    return matrix, np.maximum((noise.nu * noise.s0 + s2 * slopes.rss) / free, floor)
+    own = np.maximum((noise.nu * noise.s0 + s2 * slopes.rss) / free, floor)
+    return matrix, np.where(short_of_rows(q), s2, own)

@@ -57,6 +57,8 @@ def everybody(
             raise none_admissible(int(rest.sums.slopes.n))
         at = at.take(np.delete(np.arange(at.n_groups), np.argmin(at.weights)))
         prior = prior if at.n_groups > 1 else None
+    centers = rest.centers.sharing(sample.fixed)
+    at = replace(at, centers=centers.c[0], covariances=centers.C[0])
     tailed = with_tails(sample, fit_of(sample, at, best))
     return Everybody(
         *(at, tailed.scales, tailed.shares, rest.centers, rest.sums.level, passes, rest.converged)
@@ -85,11 +87,11 @@ def whole_fit(q: Quadratics, found: Everybody, best: Fit) -> Fit:
     at, bare = found.parameters, replace(found.centers, C=np.zeros_like(found.centers.C))
     level = excess = 0.0
     for part in in_stacks(q):
-        r, _, _, m = e_step(part, at)
+        r, _, s2, m = e_step(part, at)
         misfit = misfits(m, bare)
         level += float(responsibilities(misfit, at.weights)[1].sum())
         if part.ceiling is not None:
-            above = np.maximum(-0.5 * misfit[0] - part.ceiling[:, None], 0.0)
+            above = np.maximum(-0.5 * misfit[0] - (part.ceiling / s2)[:, None], 0.0)
             excess += float((r * above).sum())
     return replace(
         fit_of(q, at, best),

@@ -15,7 +15,7 @@ prior is exactly the restricted likelihood (REML) of the linear mixed model.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -41,6 +41,9 @@ class Quadratics:
     ceiling: Floats | None = None  # (n_users,), log-likelihoods that no model can exceed
     anchor: Floats | None = None  # (dim,), prior precision of the centers' mean; None: flat
     many: bool = False  # is T to be tried at many multiples of I? then ``eigen`` pays
+    fixed: Bools | None = None  # (dim,), coefficients that all users share, see :class:`Spread`
+    dispersion: float = 1.0  # of sites: times as much as their law says rows scatter, at least 1
+    level: bool = False  # is the first coordinate the level?
 
     def __len__(self) -> int:
         return len(self.b)
@@ -56,6 +59,9 @@ class Quadratics:
             self.noisy,
             None if self.ceiling is None else self.ceiling[users],
             self.anchor,
+            fixed=self.fixed,
+            dispersion=self.dispersion,
+            level=self.level,
         )
 
     @property
@@ -77,10 +83,18 @@ class Spread:
     matrix: Floats  # (dim, dim)
     open: Bools  # (dim,)
     unseen: int = 0  # directions among the open coordinates that nobody's rows tell anything of
+    # (dim,), coefficients that all users and groups share: their columns do not vary within users,
+    # so that nobody's rows can tell a user's own from its level. None: there are none.
+    fixed: Bools | None = None
 
     @staticmethod
-    def zero(dim: int) -> Spread:
-        return Spread("zero", np.zeros((dim, dim)), np.zeros(dim, np.bool_))
+    def zero(dim: int, fixed: Bools | None = None) -> Spread:
+        return Spread("zero", np.zeros((dim, dim)), np.zeros(dim, np.bool_), 0, fixed)
+
+    @property
+    def may(self) -> Bools:
+        """Coordinates that may vary between users, open or not, (dim,)."""
+        return np.ones_like(self.open) if self.fixed is None else ~self.fixed
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +124,7 @@ def moments(q: Quadratics, spread: Spread, s2: Floats) -> Moments:
     if spread.shape == "zero" or not spread.matrix.any():
         W, w, unit = q.A, q.b / s2[:, None], 1 / s2
         ld = drop = np.zeros(len(q))
-    elif spread.shape == "scalar" and q.many:
+    elif spread.shape == "scalar" and q.many and spread.open.all():
         W, w, ld, drop = _scalar_moments(q, float(spread.matrix[0, 0]), s2)
     else:
         W, w, ld, drop = marginals(q.A, q.b, spread.matrix, s2)
@@ -163,6 +177,18 @@ class Centers:
         values = np.linalg.eigvalsh(back.T @ self.told @ back)
         seen = values > UNSEEN * np.maximum(values[:, -1:], 1e-300)
         return np.log(np.where(seen, values, 1.0)).sum(axis=1)
+
+    def sharing(self, fixed: Bools | None) -> Centers:
+        """With one coefficient for all groups where it is ``fixed``, and its own uncertainty.
+
+        Inside a fit the centers' common mean counts as known, and B is next to nothing there.
+        """
+        if fixed is None or self.root is None:
+            return self
+        back = np.linalg.inv(self.root)
+        inverse = np.linalg.pinv(back.T @ self.told @ back, UNSEEN, hermitian=True)
+        C = self.C + (inverse * np.outer(fixed, fixed))[:, None]
+        return replace(self, c=np.where(fixed, self.mean[:, None], self.c), C=C)
 
     @staticmethod
     def of(c: Floats, C: Floats) -> Centers:

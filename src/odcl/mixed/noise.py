@@ -7,7 +7,7 @@ looks noisy, is shrunk more, and looks noisier.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isinf
 
 import numpy as np
@@ -24,6 +24,7 @@ FLOOR = 1e-10  # of the pooled residual variance, which is one in canonical coor
 # Of the usual variance: below it a user (a closed shop: all sales are zero) is fitted exactly.
 # It says nothing of others' noise, and a prior that believed it would put everybody's near zero.
 NOTHING = 1e-6
+SHORT = 5  # rows up to which a user far from its center must not pass for a noisy one
 BLIND_FLOOR = 1e-4  # where nobody has a row to spare: differences alone could explain everything
 
 
@@ -46,12 +47,32 @@ class Noise:
         return float(-0.5 * self.nu * (np.log(s2 / self.s0) + self.s0 / s2).sum())
 
 
+def short_of_rows(q: Quadratics) -> Bools:
+    """Users whose noise is told by pure error alone, (n_users,): by no distance from a center."""
+    return np.asarray(q.rows <= SHORT)
+
+
 def are_noisy(q: Quadratics, usual: float) -> Bools:
     """Whose residuals tell of noise, (n_users,)? ``usual`` is about the variance of others."""
     return np.asarray((q.dof > 0) & (q.pure > NOTHING * usual * q.dof))
 
 
 def pure_noise(q: Quadratics) -> tuple[Noise, Floats]:
+    """The noise prior, and every user's variance to start from; see :func:`_largest`.
+
+    Where noise is not known to be equal and the median user is short of rows, pure error is what a
+    level of its own leaves beside everybody's slopes: its own slopes would leave next to nothing,
+    and a user far from the others would pass for a noisy one.
+    """
+    noise, s2 = _largest(q)
+    equal = noise.common and np.median(q.dof) > 0
+    if equal or not (q.level and q.noisy) or np.median(q.rows) > SHORT:
+        return noise, s2
+    left = np.maximum(q.uu - q.b[:, 0] ** 2 / np.maximum(q.rows, 1e-300), 0.0)
+    return _largest(replace(q, pure=left, dof=np.maximum(q.rows - 1, 0.0)))
+
+
+def _largest(q: Quadratics) -> tuple[Noise, Floats]:
     """The noise prior of largest likelihood over nu, and every user's variance to start from.
 
     Given s2_i the pure error is s2_i chi-squared(f_i), so that, up to a constant,
@@ -62,7 +83,7 @@ def pure_noise(q: Quadratics) -> tuple[Noise, Floats]:
     """
     n = len(q)
     if not q.noisy:
-        return Noise(np.inf, 1.0, np.inf), np.ones(n)
+        return Noise(np.inf, q.dispersion, np.inf), np.full(n, q.dispersion)
     all_dof = float(q.dof.sum())
     if q.pure.sum() <= FLOOR * all_dof:
         start = FLOOR if all_dof > 0 else 0.5

@@ -34,7 +34,7 @@ from odcl.mixed.mixture import (
     moments,
     responsibilities,
 )
-from odcl.mixed.noise import CAUTION, FLOOR, Noise, are_noisy
+from odcl.mixed.noise import CAUTION, FLOOR, Noise, are_noisy, short_of_rows
 from odcl.mixed.scoring import Summed, bound_slopes, noise_floor, scoring_step
 
 STILL = 1e-10  # where numbers come to rest: neither order nor partition of users is to be seen
@@ -138,8 +138,8 @@ def own_noise(q: Quadratics, at: Parameters, product: Product = by_row) -> Float
         return np.full(len(q), noise.s0)
     stack, bare = at.stack, Centers.of(c, np.zeros_like(at.covariances))
     s2 = (noise.nu * noise.s0 + q.pure) / (noise.nu + q.dof)
-    going = np.arange(len(q))
-    for _ in range(FIXED_POINT):
+    going = np.flatnonzero(~short_of_rows(q))
+    for _ in range(FIXED_POINT if len(going) else 0):
         part, old = (q if len(going) == len(q) else q[going]), s2[going]
         m = moments(part, at.spread, old)
         r = responsibilities(misfits(m, stack, product), at.weights)[0][0]

@@ -155,8 +155,9 @@ def _diagonal_step(spread: Spread, total: Summed, joint: bool) -> tuple[Floats, 
     through = np.diag(total.H) - square @ t
     noise_info = total.rows - 2 * np.diag(total.H) @ t + t @ square @ t
     scalar = spread.shape == "scalar"
-    pick = np.ones((len(t), 1)) if scalar else np.eye(len(t))[:, spread.open]
-    at = np.append(t[:1] if scalar else t[spread.open], 1.0)
+    pick = np.eye(len(t))[:, spread.open]
+    at = np.append(t[spread.open][:1] if scalar else t[spread.open], 1.0)
+    pick = pick.sum(axis=1, keepdims=True) if scalar else pick
     info = np.zeros((len(at), len(at)))
     info[:-1, :-1] = pick.T @ square @ pick
     if joint:

@@ -17,6 +17,7 @@ from odcl.data.federation import as_ids, id_keys
 from odcl.mixed.choose import (
     PATIENCE,
     SHAPES,
+    SHARED,
     Admissible,
     admitted,
     candidate,
@@ -153,11 +154,13 @@ def _search(
     spread: str | None,
     admissible: Admissible | None = None,
 ) -> Fit:
+    shapes = SHAPES if spread is None else (spread,)
+    noise = pure_noise(q)
     if n_groups is None:
-        fits = _candidates(q, max_groups, spread)
+        fits = _candidates(q, *noise, max_groups, spread)
     else:
-        shapes = SHAPES if spread is None else (spread,)
-        fits = _given(q, min(n_groups, len(q)), shapes, sample_by_id(names, FEW))
+        few = sample_by_id(names, FEW)
+        fits = _given(q, *noise, min(n_groups, len(q)), shapes, few)
     if admissible is None or all(map(admissible, fits)):
         return replace(choose(q, fits), weighed=weighed(fits))
     curbed = not admissible(choose(q, fits))
@@ -165,9 +168,10 @@ def _search(
     return replace(choose(q, allowed), curbed=curbed, weighed=weighed(allowed))
 
 
-def _candidates(q: Quadratics, max_groups: int, spread: str | None) -> list[Fit]:
+def _candidates(
+    q: Quadratics, noise: Noise, s2: Floats, max_groups: int, spread: str | None
+) -> list[Fit]:
     """Fits of one group and more in every shape, each as far as it may still be the best."""
-    noise, s2 = pure_noise(q)
     shapes = SHAPES if spread is None else (spread,)
     singles = one_group(q, noise, s2, shapes)
     fits = [fit for shape, fit in singles.items() if shape in shapes]
@@ -226,15 +230,16 @@ def _lloyds(
     return [lloyd(points, c) for c in centers]
 
 
-def _given(q: Quadratics, k: int, shapes: Sequence[str], few: Ints) -> list[Fit]:
+def _given(
+    q: Quadratics, noise: Noise, s2: Floats, k: int, shapes: Sequence[str], few: Ints
+) -> list[Fit]:
     """Fits of ``k`` groups in the shapes asked for, from K-means of the users' posterior means.
 
     One center's T, where fits begin and how far centers lie apart, is that of ``few`` users.
     """
     if k == 1:
-        singles = one_group(q, *pure_noise(q), shapes)
+        singles = one_group(q, noise, s2, shapes)
         return [fit for shape, fit in singles.items() if shape in shapes]
-    noise, s2 = pure_noise(q)
     singles = one_group(q[few], noise, s2[few], [shape for shape in shapes if shape != "zero"])
     simple = singles["scalar"]
     if not q.dof.any():
@@ -242,7 +247,8 @@ def _given(q: Quadratics, k: int, shapes: Sequence[str], few: Ints) -> list[Fit]
     simple = replace(simple, s2=s2, spread=replace(simple.spread, shape="full"))
     prior, points = center_prior(simple), posterior_means(q, simple)
     if prior is None:  # users look all the same: centers lie as far apart as one user can see
-        prior = np.eye(q.dim) * q.dim * len(q) / max(np.trace(q.A.sum(axis=0)), 1e-300)
+        size = q.dim * len(q) / max(np.trace(q.A.sum(axis=0)), 1e-300)
+        prior = size * np.diag(np.where(Spread.zero(q.dim, q.fixed).may, 1.0, SHARED))
     tried = _lloyds(points, enumerate(kmeans_seeds(points), 2), k)
     alike = _alike(q, simple, tried, prior)
     fits = [_reopened(q, alike, singles[shape]) for shape in shapes if shape in singles]
@@ -264,7 +270,7 @@ def _within_reach(q: Quadratics, fit: Fit, prior: Floats, k: int) -> float:
         level += (q.rows * np.log(2 * np.pi * fit.s2)).sum()
     M = np.tensordot(1 / fit.s2, q.A, axes=1) / k
     price = k * np.linalg.slogdet(np.eye(q.dim) + M @ prior)[1]
-    price += 2 * len(q) * np.log(k) + charge(Spread.zero(q.dim), k, prior, len(q))
+    price += 2 * len(q) * np.log(k) + charge(Spread.zero(q.dim, q.fixed), k, prior, len(q))
     return float(level + price)
 
 
@@ -282,17 +288,18 @@ def one_group(
 
     A shape that is asked for alone is not closed anywhere; "scalar" is always there.
     """
-    dim, everyone, single = q.dim, np.ones((len(q), 1)), partial(candidate, max_sweeps=500)
+    everyone, single = np.ones((len(q), 1)), partial(candidate, max_sweeps=500)
     fits: dict[str, Fit] = {}
     if "zero" in shapes or not q.dof.any():
-        fits["zero"] = single(q, everyone, Spread.zero(dim), noise, s2)
+        fits["zero"] = single(q, everyone, Spread.zero(q.dim, q.fixed), noise, s2)
     s2 = s2 if q.dof.any() else fits["zero"].s2
-    every = np.ones(dim, np.bool_)
-    start = np.eye(dim) * 0.1 * q.rows.sum() / max(np.trace(q.A.sum(axis=0)) / dim, 1e-300)
+    every = Spread.zero(q.dim, q.fixed).may
+    size = 0.1 * q.rows.sum() / max(np.trace(q.A.sum(axis=0)) / q.dim, 1e-300)
+    start = np.diag(size * every)
     for shape in ("scalar", "diag"):
         if shape == "diag" and not {"diag", "full"} & {*shapes}:
             continue
-        T = Spread(shape, start, every)
+        T = Spread(shape, start, every, 0, q.fixed)
         fits[shape] = single(q, everyone, T, noise, s2)
         if fits[shape].spread.matrix.any():
             start, s2 = fits[shape].spread.matrix, fits[shape].s2
@@ -309,7 +316,7 @@ def one_group(
             floor = np.diag(opened * 1e-3 * np.trace(matrix) / opened.sum())
             seen = np.linalg.eigvalsh(q.A[:, opened][:, :, opened].sum(axis=0))
             unseen = int((seen <= UNSEEN * seen[-1]).sum())
-            T = Spread("full", matrix + floor, opened, unseen)
+            T = Spread("full", matrix + floor, opened, unseen, q.fixed)
             # Where nobody has rows to spare it creeps; if it is to win, that shows by then.
             full.append(candidate(q, everyone, T, noise, s2, max_sweeps=3 * PATIENCE))
     if full:
@@ -329,8 +336,9 @@ def _close(q: Quadratics, fit: Fit, beat: float = np.inf) -> Fit:
     if (opened == T.open).all():
         return fit
     if opened.any():
-        return refit(q, fit, Spread("diag", np.diag(values * opened), opened))
-    return refit(q, fit, Spread.zero(q.dim), beat=beat)
+        closed = replace(T, shape="diag", matrix=np.diag(values * opened), open=opened)
+        return refit(q, fit, closed)
+    return refit(q, fit, Spread.zero(q.dim, q.fixed), beat=beat)
 
 
 def _grow(q: Quadratics, fewer: Fit, starts: list[Floats], prior: Floats, beat: float) -> Fit:
@@ -344,7 +352,7 @@ def _alike(
     q: Quadratics, fit: Fit, starts: list[Floats], prior: Floats, beat: float = np.inf
 ) -> Fit:
     """Groups whose users differ only by noise."""
-    zero = Spread.zero(q.dim)
+    zero = Spread.zero(q.dim, q.fixed)
     return _best_start(q, moments(q, zero, fit.s2), zero, fit, starts, prior, beat)
 
 

@@ -26,11 +26,12 @@ def splits(m: Moments, fit: Fit, n_splits: int = 3) -> list[Floats]:
         *m.w.shape, -1
     )
     sums = group_sums(m, shares[None])[0][0]
+    may = fit.spread.may
     for k in range(fit.n_groups):
-        r, z = shares[:, k], scores[..., k]
+        r, z = shares[:, k], scores[..., k] * may
         if r.sum() < 1.5:  # one user cannot be split
             continue
-        values, vectors = np.linalg.eigh(sums[k])
+        values, vectors = np.linalg.eigh(sums[k] * np.outer(may, may))
         seen = values > 1e-10 * max(values[-1], 1e-300)
         white = vectors[:, seen] / np.sqrt(values[seen])
         top, directions = np.linalg.eigh(white.T @ ((z * r[:, None]).T @ z) @ white)

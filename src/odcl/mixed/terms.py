@@ -240,7 +240,7 @@ def quadratics(terms: DataTerms, coordinates: Coordinates, *, pure: bool = True)
             told = A[part], b[part], terms.rows[part]
             rank, error[part] = _pure_error(root, u, *told, triangular=every)
             dof[part] = terms.rows[part] - rank
-    return Quadratics(A, b, uu, terms.rows, dof, error)
+    return Quadratics(A, b, uu, terms.rows, dof, error, level=coordinates.intercept)
 
 
 def _root(terms: DataTerms, at: Coordinates) -> tuple[Floats, Floats]:

@@ -12,10 +12,10 @@ import numpy as np
 from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation
 from odcl.data.schema import Encoded, TableSchema
-from odcl.diagnose.noise import overdispersion
 from odcl.diagnose.verdict import scattered
 from odcl.errors import listing
 from odcl.evaluate.scores import Comparison
+from odcl.server.dispersion import overdispersion
 
 if TYPE_CHECKING:
     from odcl.theory import MethodRow, MSETerms

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 from scipy.optimize import minimize_scalar
+from scipy.special import chdtri
 from scipy.special import digamma, polygamma
 
 from odcl._typing import Bools, Floats, Ints
@@ -244,3 +245,24 @@ def _inverse_trigamma(y: float) -> float:
         if abs(step) < 1e-10 * x:
             break
     return x
+
+
+def overdispersion(uploads: Uploads) -> float:
+    """How many times as much as the Poisson law allows the median user's counts scatter.
+
+    The deviance of the user's own model, read off its site, over the median of chi-squared with a
+    degree of freedom per row beyond the parameters that it tells of. 1 for other losses, and where
+    no user has a site and rows to spare.
+    """
+    counts = uploads.risk is not None and uploads.risk.loss.name == "poisson"
+    if not counts or uploads.site_curvature is None or uploads.site_slope is None:
+        return 1.0
+    assert uploads.site_constant is not None
+    assert uploads.site_ceiling is not None
+    widest = -1  # nearest to the user's own model
+    A, b = uploads.site_curvature[:, widest], uploads.site_slope[:, widest, :, None]
+    spare = uploads.n_samples - np.linalg.matrix_rank(A, hermitian=True, rtol=1e-9)
+    some = spare > 0
+    fitted = (b * (np.linalg.pinv(A, 1e-9, hermitian=True) @ b)).sum(axis=(1, 2))
+    deviance = 2 * uploads.site_ceiling + uploads.site_constant[:, widest] - fitted
+    return float(np.median(deviance[some] / chdtri(spare[some], 0.5))) if some.any() else 1.0

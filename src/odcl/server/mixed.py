@@ -32,11 +32,13 @@ from odcl.risk.loss import symmetric
 from odcl.risk.risk import SITE_WIDTHS, Risk
 from odcl.server.alternatives import of_fits
 from odcl.server.assign import STRANGE, Assignment
+from odcl.server.dispersion import overdispersion
 from odcl.server.parties import held_by_enough
 
 if TYPE_CHECKING:
     from odcl.server.step import ServerStep
 
+HARDLY = 0.1  # of the users with two rows or more: a column that varies in no more is shared by all
 # The weight of groups of users whose features lie apart: only such users are drawn there.
 APART = 1e-6
 # Variances, in canonical coordinates, that the model of a user who fits no group may have.
@@ -123,6 +125,9 @@ def _step_of_usual(uploads: Uploads, method: Method, party: Ints | None) -> Serv
     assert uploads.risk is not None
     refuse_silence(len(uploads), int((uploads.seen > 0).sum()))
     candidates, at = user_quadratics(uploads)
+    fixed = shared_coordinates(uploads, at)
+    dispersion = max(overdispersion(uploads), 1.0)
+    candidates = [replace(q, fixed=fixed, dispersion=dispersion) for q in candidates]
     asked = dict(method.clusterer.params)  # max_groups, n_groups, spread
     smallest, spoke = method.smallest_group, uploads.seen > 0
 
@@ -190,6 +195,34 @@ def user_quadratics(
     return (found if mixture is None else [_nearest(found, mixture)]), at
 
 
+def shared_columns(uploads: Uploads) -> Bools:
+    """Features, then factors, that vary within hardly any user, (n_features + n_factors,).
+
+    A user's own coefficient of such a column cannot be told from its level, nor a group's.
+    """
+    assert uploads.risk is not None
+    columns, factors = user_columns(uploads), uploads.risk.factors
+    varies = columns.varies[:, :-1]
+    levels = [varies[:, list(one.columns)].any(axis=1, keepdims=True) for one in factors]
+    for one, any_level in zip(factors, levels, strict=True):
+        varies[:, list(one.columns)] = any_level
+    varies = np.hstack([varies, *levels])
+    able = columns.rows >= 2
+    return (
+        varies[able].mean(axis=0) <= HARDLY if able.any() else np.zeros(varies.shape[1], np.bool_)
+    )
+
+
+def shared_coordinates(uploads: Uploads, at: Coordinates) -> Bools | None:
+    """Coordinates whose coefficient all users and groups share, (dim,); None: there are none."""
+    assert uploads.risk is not None
+    if not at.intercept:  # then such a column is what tells users' levels
+        return None
+    shared = shared_columns(uploads)[at.kept]
+    fixed = np.tile(np.append(False, shared), uploads.risk.n_outputs)
+    return fixed if fixed.any() else None
+
+
 def all_terms(uploads: Uploads) -> DataTerms | None:
     """The users' data terms of squared loss; None of other losses."""
     if uploads.factor is None or uploads.means is None:
@@ -226,7 +259,9 @@ def user_columns(uploads: Uploads) -> UserColumns:
     own = A[:, -1, :inputs, :inputs]  # under the widest prior, the first logit's
     weight = np.maximum(own[:, 0, 0], 1e-300)[:, None]
     mean, square = own[:, 0, 1:] / weight, np.diagonal(own, axis1=1, axis2=2)[:, 1:] / weight
+    # A square minus a square: of a column that does not vary rounding leaves 1e-8 of its mean.
     sd, none = np.sqrt(np.maximum(square - mean**2, 0.0)), np.zeros((len(A), 1))
+    sd = np.where(sd > 1e-6 * (1 + np.abs(mean)), sd, 0.0)
     return UserColumns(uploads.seen, np.hstack([mean, none]), np.hstack([sd, none]))
 
 

@@ -21,6 +21,7 @@ from odcl.mixed.posterior import Download as Mixture
 from odcl.mixed.search import search_sample
 from odcl.risk.risk import SITE_WIDTHS
 from odcl.server.alternatives import of_fits
+from odcl.server.dispersion import overdispersion
 from odcl.server.mixed import (
     common_coordinates,
     curbed_text,
@@ -28,6 +29,7 @@ from odcl.server.mixed import (
     outside_text,
     refuse_silence,
     seen_quadratics,
+    shared_coordinates,
     user_columns,
     with_own_groups,
 )
@@ -80,11 +82,13 @@ def stream_mixed(chunks: Chunks, looked: Survey, method: Method) -> StreamedStep
     limits = Limits.of(user_columns(like))
     outside = limits.outside(user_columns(like)).in_features
     apart, like = like.take(outside), like.take(~outside)
+    fixed, dispersion = shared_coordinates(like, at), max(overdispersion(like), 1.0)
     widths = [0] if looked.total is not None else range(len(SITE_WIDTHS))
     asked = dict(method.clusterer.params)  # max_groups, n_groups, spread
     tried = []
     for width in widths:
         q = seen_quadratics(like, at, width)
+        q = replace(q, fixed=fixed, dispersion=dispersion)
         tried.append((search_sample(q, like.users, **asked), q, width))
     best, q, width = min(tried, key=lambda one: one[0].evidence)
 
