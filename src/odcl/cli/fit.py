@@ -283,6 +283,7 @@ def fit_source(
             "user, or fit an ordinary model."
         )
     time = None if source.time is None else source.encoded.by_user(source.time)
+    row_numbers = source.encoded.by_user(source.encoded.rows)
     source = source.without_rows()
     release_memory()
     comparison = None
@@ -298,7 +299,7 @@ def fit_source(
                 progress=progress.advance,
             )
     progress.stage("fitting all rows", federation.n_users)
-    looked, labelled = look_at(schema, federation), federation
+    looked, labelled = look_at(schema, federation, row_numbers), federation
     if schema.classes is not None:
         labelled = federation.with_y(schema.labels(federation.y.astype(int)))
     model = _estimator(source, settings)

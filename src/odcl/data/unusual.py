@@ -230,3 +230,16 @@ def plain(value: float) -> str:
     if value == np.rint(value) and abs(value) < 1e15:
         return f"{value:,.0f}"
     return f"{float(f'{value:.3g}'):,.12g}"
+
+
+def unusual_notices(
+    rows: Federation, names: Sequence[str], row_number: Callable[[int], int] | None = None
+) -> list[str]:
+    """What is odd about some users of a table; ``names`` and ``row_number`` as above."""
+    few = rows.some_users(SAMPLE)
+    whole = len(few) == rows.n_users
+    part = rows if whole else rows.take(few)
+    if not whole and row_number is not None:
+        at, number = rows.rows_of(few), row_number
+        return unusual_notices(part, names, lambda row: number(int(at[row])))
+    return unusual_lines(unusual_users(UserColumns.of(part)), part.users, names, part, row_number)

@@ -216,9 +216,11 @@ def diagnose_step(
     """
     if resamples < 1:
         raise ValueError(f"resamples={resamples!r} federations show no stability: draw 1 or more.")
-    uploads = with_noise(uploads)
+    sent, uploads = uploads, with_noise(uploads)
     combine = _combined_by(uploads, step, method)
     shown = step if step.rule in MIXTURE_RULES else _visible_groups(uploads, seed)
+    if shown.mixture is not None and shown.mixture.spread.fixed is not None:
+        uploads = with_noise(sent, shown.mixture)
     labels = shown.labels
     same = same_partition(labels, step.labels)
     # Users who say nothing about their noise show it as the spread inside groups: inside those

@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
@@ -19,9 +20,10 @@ from sklearn.utils.validation import (
 from odcl._typing import Array, Floats, Ints
 from odcl.data.columns import kind_of
 from odcl.data.design import Design
-from odcl.data.federation import Federation, check_owners, group_rows, positions
+from odcl.data.federation import Federation, check_owners, group_rows, positions, row_order
 from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
+from odcl.data.unusual import unusual_notices, unusual_users
 from odcl.data.write import beside
 from odcl.engines.in_process import Result, fit
 from odcl.errors import InputError, Setting
@@ -41,9 +43,16 @@ from odcl.risk.loss import Loss
 from odcl.risk.losses import LOSSES
 from odcl.risk.risk import Risk
 from odcl.server import assign as newcomers
+from odcl.server.mixed import user_columns
 
 if TYPE_CHECKING:
     from odcl.evaluate.scores import Comparison
+
+
+def _row_number(ids: Array, row: int) -> int:
+    """The number, from 1, that a federation's row has in the table that it was made of."""
+    order = row_order(group_rows(ids)[1])
+    return 1 + (row if order is None else int(order[row]))
 
 
 @dataclass(eq=False, repr=False)  # an __init__ that only stores, written once for both
@@ -102,7 +111,11 @@ class ODCLEstimator(LaterUsers):
             kept = sample_weight > 0  # before anything is counted: classes, users, scales
             X, y, ids, sample_weight = X[kept], y[kept], ids[kept], sample_weight[kept]
         federation = Federation.from_arrays(X, self._encode(y), ids, weight=sample_weight)
-        return self._fit(federation, users is not None)
+        self._fit(federation, users is not None)
+        order = None if sample_weight is not None else partial(_row_number, ids)
+        for text in self._unusual(federation, order):
+            warnings.warn(text, stacklevel=2)
+        return self
 
     def fit_federation(
         self,
@@ -197,6 +210,17 @@ class ODCLEstimator(LaterUsers):
     def forget_rows(self) -> None:
         """Work out what later users need, and let the rows of the fit go."""
         self.for_newcomers_ = self.for_newcomers_.known
+
+    def _unusual(self, rows: Federation, row_number: Callable[[int], int] | None) -> list[str]:
+        """What is odd about some users: their data terms, where they sent any, tell if any is."""
+        uploads = self.result_.uploads
+        told = uploads.factor is not None
+        if told and not unusual_users(user_columns(uploads)).users.any():
+            return []
+        levels = {j for own in (self.design_.factors if self.design_ else {}).values() for j in own}
+        names = ["" if j in levels else name for j, name in enumerate(self.feature_names_)]
+        goal = "" if hasattr(self, "classes_") else self.target_name_ or "the target"
+        return unusual_notices(rows, [*names, goal], row_number)
 
     def _server_finds_units(self, method: Method, scaling: Scaling, rows: Federation) -> bool:
         """Are units and origins found at the server, from data terms, whatever the scaling?"""

@@ -12,6 +12,7 @@ import numpy as np
 from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation
 from odcl.data.schema import Encoded, TableSchema
+from odcl.data.unusual import unusual_notices
 from odcl.diagnose.verdict import scattered
 from odcl.errors import listing
 from odcl.evaluate.scores import Comparison
@@ -187,15 +188,20 @@ class Looked:
     spread: dict[str, float]  # numeric feature -> largest minus least value
     repeated: int  # rows equal to another row of the same user
     whole: bool  # were all users looked at for that?
+    unusual: list[str]  # users whose columns lie where nobody else's do, in words
 
 
-def look_at(schema: TableSchema, rows: Federation) -> Looked:
+def look_at(schema: TableSchema, rows: Federation, row_numbers: Ints) -> Looked:
+    """``row_numbers`` (n_rows,) are the positions of the rows in the table, from 0."""
     design = dict(zip(schema.columns, rows.X.T, strict=True))
     numeric = {name: design[name] for name in schema.features if name not in schema.levels}
     spread = {name: float(np.ptp(column)) for name, column in numeric.items()}
     few = rows.some_users(MOST_LOOKED_AT)
     whole = len(few) == rows.n_users
-    return Looked(spread, repeated_rows(rows if whole else rows.take(few)), whole)
+    names = [name if name in numeric else "" for name in schema.columns]
+    names.append("" if schema.classes is not None else schema.target)
+    unusual = unusual_notices(rows, names, lambda row: int(row_numbers[row]) + 1)
+    return Looked(spread, repeated_rows(rows if whole else rows.take(few)), whole, unusual)
 
 
 def accepted(
@@ -204,6 +210,7 @@ def accepted(
     """Everything odd about a table that the fit took as it is."""
     lines = about_values(schema, encoded, schema.missing)
     lines += _about_users(schema, rows, model) + about_columns(schema, looked.spread, model)
+    lines += looked.unusual
     repeated = looked.repeated
     if repeated and not looked.whole:
         text = f"some rows repeat another row of the same user ({repeated:,} in a sample of users)"

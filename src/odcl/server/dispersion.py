@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.optimize import minimize_scalar
-from scipy.special import chdtri
-from scipy.special import digamma, polygamma
+from scipy.special import chdtri, digamma, polygamma
 
 from odcl._typing import Bools, Floats, Ints
 from odcl.exchange.upload import Uploads
 from odcl.risk.losses import Huber
-from odcl.risk.risk import SITE_WIDTHS
+from odcl.risk.risk import SITE_WIDTHS, Risk
 from odcl.server.combine import solve_symmetric
+
+if TYPE_CHECKING:
+    from odcl.mixed.posterior import Download as Mixture
 
 # Enough numbers (users times dim) to pin one down to half a percent, from enough users to have seen
 # every group; more would only cost time, and dim^3 of it a user.
@@ -24,14 +27,17 @@ _CHUNK = 1024  # users whose curvature is turned around at one time
 # users' quadratic models are no likelihood any more: on digits and MNIST users with as many rows as
 # parameters (share .2 - .35) they miss that groups differ; where they hold it is .9 and more.
 DETERMINED = 0.7
+HELD = 1e5  # times as much as its rows would say: the weight of a coefficient that all share
 SINGULAR = 1e-10  # least eigenvalue, at unit diagonal, of rows that leave a direction unseen
 
 
-def with_noise(uploads: Uploads) -> Uploads:
+def with_noise(uploads: Uploads, mixture: Mixture | None = None) -> Uploads:
     """Uploads whose data terms also say models, curvature and dispersion; others as they are.
 
     Squared loss: with the users' means and factors of [X y] the curvature is X'X + n P, and the
     model and what the target scatters around it are known exactly. Elsewhere they are the site's.
+    Coefficients that all users of a ``mixture`` share are no user's to find: they are held at what
+    they are there.
     """
     risk = uploads.risk
     if risk is None or not uploads.has_terms or uploads.curvature is not None:
@@ -51,17 +57,39 @@ def with_noise(uploads: Uploads) -> Uploads:
         middle = len(SITE_WIDTHS) // 2
         H = back.T @ uploads.site_curvature[:, middle] @ back
         b = back.T @ uploads.site_slope[:, middle, :, None]
+    held, at = shared_coefficients(mixture, risk)
+    free = dim - int(held.sum()) if len(held) else dim
+    if free < dim:
+        weight = HELD * (np.diagonal(H, axis1=1, axis2=2) + n[:, None]) * held
+        H = H + weight[:, :, None] * np.eye(dim)
+        b = b + (weight * at)[..., None]
     scale = 1 / np.sqrt(np.maximum(np.diagonal(H, axis1=1, axis2=2), 1e-300))
     least = np.linalg.eigvalsh(H * scale[:, :, None] * scale[:, None])[:, 0]
     H = H + n[:, None, None] * np.diag(uploads.penalty)
     theta = solve_symmetric(H, b[..., 0])
     if uploads.factor is not None:
         rest = target - (root @ theta[..., None])[..., 0]
-        phi = (rest**2).sum(axis=1) / np.maximum(n - dim, 1.0)
+        phi = (rest**2).sum(axis=1) / np.maximum(n - free, 1.0)
     if isinstance(risk.loss, Huber):  # few rows with outliers among them: their noise is not known
         phi[phi > (2 * risk.loss.delta) ** 2] = np.inf
-    phi[(n <= dim) | (least < SINGULAR)] = np.inf
+    phi[(n <= free) | (least < SINGULAR)] = np.inf
     return replace(uploads, theta=theta, curvature=H, dispersion=phi)
+
+
+def shared_coefficients(mixture: Mixture | None, risk: Risk) -> tuple[Bools, Floats]:
+    """Which numbers of a model all users share, and what they are; empty: none of them."""
+    from odcl.mixed.house import model_map
+
+    if mixture is None or mixture.spread.fixed is None:
+        return np.zeros(0, np.bool_), np.zeros(0)
+    at, fixed = mixture.coordinates, mixture.spread.fixed
+    columns = at.kept[fixed[1 : 1 + len(at.kept)]]  # there is an intercept
+    shared = np.isin(np.arange(at.n_features), columns)
+    for f, factor in enumerate(risk.factors):
+        shared[list(factor.columns)] |= at.n_features + f in columns
+    offset, change = model_map(mixture, risk)
+    held = np.repeat(np.append(shared, False), risk.n_outputs)
+    return held, offset + change @ mixture.centers[0]
 
 
 def squared_term(uploads: Uploads) -> tuple[Floats, Floats]:
@@ -115,7 +143,7 @@ def _known_scales(uploads: Uploads) -> tuple[Bools, Floats]:
     phi = uploads.dispersion
     assert phi is not None
     known = np.isfinite(phi) & (phi > 0)
-    return known, np.where(known, uploads.n_samples - uploads.dim, 0.0)
+    return known, np.where(known, np.maximum(uploads.n_samples - uploads.dim, 1.0), 0.0)
 
 
 def noise_prior(phi: Floats, dof: Floats) -> NoisePrior:
@@ -261,7 +289,8 @@ def overdispersion(uploads: Uploads) -> float:
     assert uploads.site_ceiling is not None
     widest = -1  # nearest to the user's own model
     A, b = uploads.site_curvature[:, widest], uploads.site_slope[:, widest, :, None]
-    spare = uploads.n_samples - np.linalg.matrix_rank(A, hermitian=True, rtol=1e-9)
+    values = np.linalg.eigvalsh(A)
+    spare = uploads.n_samples - (values > 1e-9 * values[:, -1:]).sum(axis=1)
     some = spare > 0
     fitted = (b * (np.linalg.pinv(A, 1e-9, hermitian=True) @ b)).sum(axis=(1, 2))
     deviance = 2 * uploads.site_ceiling + uploads.site_constant[:, widest] - fitted

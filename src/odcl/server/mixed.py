@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.special import chdtrc, fdtrc
 
-from odcl._typing import Array, Bools, Floats, Ints
+from odcl._typing import Bools, Floats, Ints
 from odcl.data.federation import Federation
 from odcl.data.unusual import UserColumns, unusual_users
 from odcl.errors import InputError, NotAdmissible, Setting
@@ -66,7 +66,7 @@ def _with_outside(step: ServerStep, uploads: Uploads, outside: Bools, method: Me
     assert uploads.risk is not None
     some = uploads.take(outside)
     (q,), _ = user_quadratics(some, step.mixture)
-    mixture, more = with_own_groups(step.mixture, q, some.users, method)
+    mixture, more = with_own_groups(step.mixture, some, method)
     placed = posterior(q, mixture).responsibilities
     labels, sure = np.empty(len(uploads), np.intp), np.empty(len(uploads))
     labels[~outside], sure[~outside] = step.labels, step.probabilities
@@ -92,22 +92,32 @@ def _with_outside(step: ServerStep, uploads: Uploads, outside: Bools, method: Me
     )
 
 
-def with_own_groups(
-    mixture: Mixture, q: Quadratics, users: Array, method: Method
-) -> tuple[Mixture, int]:
+def with_own_groups(mixture: Mixture, outside: Uploads, method: Method) -> tuple[Mixture, int]:
     """The mixture with groups of users who lie outside, alike inside them, and how many.
 
-    None are made where K is given, or where a group of so few may not be told.
+    They are found in these users' own units. None are made where K is given, or where a group of so
+    few may not be told.
     """
     asked = dict(method.clusterer.params)
     if asked.get("n_groups") is not None or method.smallest_group > 1:
         return mixture, 0
-    own = search(q, [str(user) for user in users.tolist()], spread="zero")
+    assert outside.risk is not None
+    candidates, at = user_quadratics(outside)
+    ids = [str(user) for user in outside.users.tolist()]
+    fits = [search(q, ids, spread="zero") for q in candidates]
+    own = min(fits, key=lambda fit: fit.evidence)
+    (there, back), (offset, change) = (
+        model_map(one, outside.risk) for one in (mixture, download_of(own, at))
+    )
+    inverse = np.linalg.pinv(back)
+    turn = inverse @ change
     return replace(
         mixture,
         weights=np.append((1 - APART) * mixture.weights, APART * own.weights),
-        centers=np.vstack([mixture.centers, own.centers]),
-        covariances=np.concatenate([mixture.covariances, symmetric(own.covariances)]),
+        centers=np.vstack([mixture.centers, (offset - there) @ inverse.T + own.centers @ turn.T]),
+        covariances=np.concatenate(
+            [mixture.covariances, symmetric(turn @ own.covariances @ turn.T)]
+        ),
     ), own.n_groups
 
 

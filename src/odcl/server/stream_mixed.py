@@ -125,8 +125,7 @@ def stream_mixed(chunks: Chunks, looked: Survey, method: Method) -> StreamedStep
     )
     reason = found_text(told) + curbed
     if len(apart):
-        q = seen_quadratics(apart, at, width)
-        mixture, more = with_own_groups(mixture, q, apart.users, method)
+        mixture, more = with_own_groups(mixture, apart, method)
         allowed(mixture.parameters)
         reason += f" Of a sample,{outside_text(len(apart), more)}"
     counts = counted[-1]
