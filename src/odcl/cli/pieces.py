@@ -283,7 +283,7 @@ def predict(options: Namespace) -> None:
         )
     if found.left_out:
         say(f"{count(found.left_out, 'row')} left out for want of a value", options)
-    for text in about_strangers(found.strangers, options.unknown):
+    for text in about_strangers(found.strangers):
         say(text, options)
     written = count(len(found.files), "file")
     say(f"{count(found.rows, 'row')} written to {written} in {options.out}", options)

@@ -28,8 +28,8 @@ other columns are ignored. For classes the answer has a probability of each."""
 _OPTIONS = {
     "--unknown HOW": (
         opt.one_of(opt.UNKNOWN),
-        "users that were not in the fit: error, pooled (one model for all) or nearest (the "
-        "group with the most similar features) [default: error]",
+        "users that were not in the fit: error, or pooled (predicted as an average user) "
+        "[default: error]",
     ),
     "--unseen HOW": (
         opt.one_of(opt.UNSEEN),
@@ -98,7 +98,7 @@ def _predict_long(options: Namespace) -> None:
     if total is not None:
         for text in about_values(schema, total, options.missing or schema.missing):
             say(text, options)
-    for text in about_strangers(len(strange), options.unknown):
+    for text in about_strangers(len(strange)):
         say(text, options)
     if options.out is not None:
         say(f"{count(written, 'row')} written to {options.out}", options)
@@ -121,7 +121,7 @@ def _predicted(options: Namespace) -> tuple[dict[str, Any], list[str]]:
     with rows_of_files(options.table):
         found = _piece(model, schema, table, options)
     notices = about_values(schema, found.encoded, options.missing or schema.missing)
-    return found.named, [*notices, *about_strangers(len(found.strange), options.unknown)]
+    return found.named, [*notices, *about_strangers(len(found.strange))]
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,7 +189,6 @@ def _unknown_users(strange: list[Any], n_users: int, folder: Path) -> ValueError
     was = "was" if len(strange) == 1 else "were"
     return ValueError(
         f"{len(strange)} of {count(n_users, 'user')} {was} not in the fit (such as "
-        f"{show(strange[0])}) and no model is theirs. Say --unknown pooled (one model for all) or "
-        "--unknown nearest (the group with the most similar features), or first add them with "
-        f"`odcl assign {folder} TABLE --add`."
+        f"{show(strange[0])}) and no model is theirs. Say --unknown pooled (predicted as an "
+        f"average user), or first add them with `odcl assign {folder} TABLE --add`."
     )

@@ -18,13 +18,13 @@ from sklearn.utils.validation import (
 
 from odcl._typing import Array, Floats, Ints
 from odcl.data.columns import kind_of
-from odcl.data.design import Design
-from odcl.data.federation import Federation, check_owners, group_rows, positions
+from odcl.data.design import Design, DesignRows
+from odcl.data.federation import Federation, check_owners, group_rows, owner_ids, positions
 from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
 from odcl.data.write import beside
 from odcl.engines.in_process import Result, fit
-from odcl.errors import InputError, Setting
+from odcl.errors import InputError, show
 from odcl.estimators.dask_frames import (
     DaskFederation,
     fit_dask_federation,
@@ -40,7 +40,6 @@ from odcl.mixed.differences import inside_text, named_differences
 from odcl.risk.loss import Loss
 from odcl.risk.losses import LOSSES
 from odcl.risk.risk import Risk
-from odcl.server import assign as newcomers
 
 if TYPE_CHECKING:
     from odcl.evaluate.scores import Comparison
@@ -56,7 +55,7 @@ class ODCLEstimator(LaterUsers):
     fit_intercept: bool = True
     method: str | Method = "default"
     clusterer: Any = "auto"
-    unknown: str = "error"
+    unknown: str = "pooled"
     unseen: str = "error"
     users: Any = None
     categorical: Any = None
@@ -326,13 +325,21 @@ class ODCLEstimator(LaterUsers):
         in pieces, one that holds those of these rows' users.
         """
         check_is_fitted(self, "theta_")
-        X, users = self._owned_rows(X, users)
+        given, (X, users) = X, self._owned_rows(X, users)
         by = self
         if self.user_files_ is not None and users is not None:
             from odcl.estimators.scattered import with_users_of
 
             by = with_users_of(self, group_rows(check_owners(users, len(X)))[0])
-        theta, where = by._models_of(X, users)
+        theta, where = by._models_of(len(X), users)
+        if len(theta) > len(by.theta_) and not isinstance(given, DesignRows):  # its owner tells
+            new = owner_ids(users)[where == len(by.theta_)]
+            warnings.warn(
+                f"{by._about_unknown(new, len(X))} and are predicted as average users. In "
+                "cross-validation, KFold(shuffle=True) leaves every user rows in the fit; "
+                "add_user(id, X, y) gives a new user its own model.",
+                stacklevel=3,
+            )
         z, S = linear_predictors(X, theta, where, self.risk_, self.scaling_), None
         if by.covariance_ is not None and unsure:
             V = by.covariance_
@@ -346,34 +353,30 @@ class ODCLEstimator(LaterUsers):
         return self._predictors(X, users, unsure=False)[0]
 
     def _for_strangers(self) -> tuple[Floats, Floats]:
-        """Models of users that are not known, and their covariances (zero: not known)."""
-        theta = self.pooled_theta_[None] if self.unknown == "pooled" else self.cluster_theta_
+        """The model of a user that is not known, and its covariance (zero: not known).
+
+        Of a mixture the mean over its groups, sum_k pi_k c_k; else one model for all rows.
+        """
+        theta = self.pooled_theta_[None]
         if self.mixture_ is None:
-            return theta, np.zeros((len(theta), theta.shape[1], theta.shape[1]))
+            return theta, np.zeros((1, theta.shape[1], theta.shape[1]))
         from odcl.mixed.house import without_rows
 
         models, V = without_rows(self.mixture_, self.risk_)
-        which = slice(-1, None) if self.unknown == "pooled" else slice(-1)
-        return models[which], V[which]
+        return models[-1:], V[-1:]
 
-    def _models_of(self, X: Floats, users: Any) -> tuple[Floats, Ints]:
+    def _models_of(self, n_rows: int, users: Any) -> tuple[Floats, Ints]:
         """Models, users' first, and which of them each row is predicted by."""
-        everybody = np.zeros(len(X), dtype=np.intp)
+        everybody = np.zeros(n_rows, dtype=np.intp)
         if users is None and not self.has_users_:
             return self.theta_, everybody
         if users is None:
-            if self.unknown == "pooled":
-                return np.vstack([self.theta_, self._for_strangers()[0]]), everybody + len(
-                    self.theta_
-                )
             raise ValueError(
                 f"This model knows {len(self.users_)} users, and was not told whose rows these "
-                "are: pass users=..., or set unknown='pooled' for one model for all."
+                "are: pass users=... (a new id, for rows of a user who is not known)."
             )
-        ids = check_owners(users, len(X))
+        ids = check_owners(users, n_rows)
         if not self.has_users_:
-            if self.unknown != "error":
-                return self.theta_, everybody
             raise ValueError(
                 "This model was fitted without users and has one model for all rows: leave users= "
                 "out, or fit with users=..."
@@ -382,37 +385,23 @@ class ODCLEstimator(LaterUsers):
         new = where < 0
         if not new.any():
             return self.theta_, where
-        if self.unknown == "pooled":
-            where[new] = len(self.theta_)
-            return np.vstack([self.theta_, self._for_strangers()[0]]), where
-        if self.unknown == "nearest":
-            if self.cluster_means_ is None:
-                raise InputError(
-                    "This model came from a federation, whose sites do not tell the features of "
-                    "their groups: say ",
-                    *(Setting("unknown", "pooled"), " for one model for all."),
-                )
-            nearest = newcomers.nearest_cluster(
-                self.scaling_.apply(X[new]), ids[new], self.cluster_means_
+        if self.unknown == "error":
+            raise ValueError(
+                f"{self._about_unknown(ids[new], n_rows)} and have no model. Add a user with "
+                "add_user(id, X, y), or set unknown='pooled' to predict it as an average user."
             )
-            where[new] = len(self.theta_) + nearest
-            return np.vstack([self.theta_, self._for_strangers()[0]]), where
-        raise self._unknown_users(ids[new])
+        where[new] = len(self.theta_)
+        return np.vstack([self.theta_, self._for_strangers()[0]]), where
 
-    def _unknown_users(self, ids: Array) -> ValueError:
+    def _about_unknown(self, ids: Array, n_rows: int) -> str:
+        """The beginning of a sentence about rows whose users, ``ids``, have no model."""
         distinct = list(dict.fromkeys(ids.tolist()))
-        some = ", ".join(map(repr, distinct[:3])) + (", ..." if len(distinct) > 3 else "")
-        one = len(distinct) == 1
+        some = ", ".join(map(show, distinct[:3])) + ", ..." * (len(distinct) > 3)
         first = [*self.users_.tolist()[:1], distinct[0]][0]
-        hint = ""
         if type(first) is not type(distinct[0]):
-            hint = f" (the fit's ids look like {first!r})"
-        return ValueError(
-            f"User{'' if one else 's'} {some} {'was' if one else 'were'} not in the fit{hint}, so "
-            "there is no model for such rows. Add a user with add_user(id, X, y), or fit with "
-            "unknown='pooled' (one model for all) or unknown='nearest' (that of the group with the "
-            "most similar features)."
-        )
+            some += f"; the fit's ids look like {first!r}"
+        users = "a user" if len(distinct) == 1 else f"{len(distinct):,} users"
+        return f"{len(ids):,} of {n_rows:,} rows belong to {users} not in the fit ({some})"
 
     # -- files -------------------------------------------------------------------------------
 

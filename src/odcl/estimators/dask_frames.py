@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import shutil
 import tempfile
+import warnings
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ from odcl.engines.dask.table import PiecedTable, frame_table
 from odcl.engines.partition.predict import Wishes
 from odcl.errors import InputError, Setting
 from odcl.estimators.scattered import fit_pieces
+from odcl.report.text import about_strangers
 
 
 def is_dask_frame(data: Any) -> bool:
@@ -192,6 +194,8 @@ def predict_frame(model: Any, X: Any) -> Any:
         raise
     finally:
         work.remove()
+    for text in about_strangers(found.strangers):
+        warnings.warn(text, stacklevel=3)
     files = [file.text for file in found.files]
     frame = dd.from_map(_read, files, meta=_read(files[0]).iloc[:0])
     weakref.finalize(frame, lambda kept: None, model)  # the files go with the model

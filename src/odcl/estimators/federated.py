@@ -99,7 +99,7 @@ def server_estimator(
         model.noise_, model.dof_ = own.noise, own.dof
         pooled = without_rows(step.mixture, risk)[0][-1]
     groups = groups_of_uploads(uploads, step, resolved)
-    model.for_newcomers_ = Known(groups, None, pooled)  # of rows that others have: no means
+    model.for_newcomers_ = Known(groups, pooled)
     inside = inside_text(model.mixture_, model.risk_, model.units_)
     model.reason_ = f"{step.reason} {inside}".rstrip()
     return model
@@ -166,7 +166,7 @@ def _all_groups(model: Any, site: SiteModels) -> None:
     some = members.astype(np.float64)
     rest = (model.tau2_, model.tau2_, np.nan, 0.0)
     groups = Groups(model.cluster_theta_, members, some, np.ones(len(some)), *rest)
-    model.for_newcomers_ = Known(groups, None, without_rows(mixture, risk)[0][-1])
+    model.for_newcomers_ = Known(groups, without_rows(mixture, risk)[0][-1])
 
 
 def _own_groups(model: Any, site: SiteModels) -> None:
@@ -185,4 +185,4 @@ def _own_groups(model: Any, site: SiteModels) -> None:
     local = fit_users(site.rows, task.risk, task.resolved.sends)
     model.cluster_theta_, model.labels_, model.tau2_ = centers, labels, given.tau2
     groups = groups_of(site.rows, task.risk, local, step, task.resolved)
-    model.for_newcomers_ = Known(groups, None, one_for_all(site.rows, task.risk))
+    model.for_newcomers_ = Known(groups, one_for_all(site.rows, task.risk))

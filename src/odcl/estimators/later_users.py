@@ -54,11 +54,6 @@ class LaterUsers(TableInput):
         return self.for_newcomers_.groups
 
     @property
-    def cluster_means_(self) -> Floats | None:
-        """Mean features of each group's rows, standardized; None: not told by other sites."""
-        return self.for_newcomers_.cluster_means
-
-    @property
     def pooled_theta_(self) -> Floats:
         """One model for all rows, in standardized units."""
         return self.for_newcomers_.pooled_theta

@@ -114,8 +114,6 @@ def _artifact(model: Any, extras: Mapping[str, Extra], derived: Mapping[str, Der
         "samples": groups.samples,
         "pull": groups.pull,
     }
-    if model.cluster_means_ is not None:
-        arrays["cluster_means"] = model.cluster_means_
     ids = ids_to_json(model.users_)
     if ids is None:
         arrays["users"] = model.users_
@@ -204,9 +202,8 @@ def read_estimator(cls: Any, stored: StoredArtifact) -> Any:
         own = model.n_features_in_ - (model.users is not None)
         fits = model.design_ is None or len(model.design_.features) == own
         expect(fits, "its features are not those of its design")
-    _fill(model, stored, listed, groups)
-    # Before this word was written, models of a site's own users were those without feature means.
-    model.whole_ = words.get("whole", model.cluster_means_ is not None)
+    has_means = _fill(model, stored, listed, groups)
+    model.whole_ = words.get("whole", has_means)  # older models of one site's users have no means
     model.mixture_ = model.covariance_ = model.noise_ = model.dof_ = None
     with stored.checking(MODEL):
         mixed = model.method_.clusterer.uses_terms
@@ -232,6 +229,8 @@ def _from_words(kind: Any, words: dict[str, Any]) -> Any:
     classes = None if words["classes"] is None else classes_from_json(words["classes"])
     expect(is_classifier(kind()) == (classes is not None), "classes of no classifier, or none")
     model = kind(**{k: _setting_from_json(v) for k, v in words["params"].items()})
+    if model.unknown == "nearest":  # a choice that older versions had
+        model.unknown = "pooled"
     text = isinstance(words["params"]["clusterer"], dict)  # an object, of which the words are left
     check_settings(model.set_params(clusterer="auto") if text else model)
     model.set_params(clusterer=_setting_from_json(words["params"]["clusterer"]))
@@ -264,7 +263,7 @@ def _check_classes(loss: Loss, n_classes: int | None) -> None:
     expect(fits, f"a {loss.name} loss and {n_classes or 'no'} classes")
 
 
-def _fill(model: Any, stored: StoredArtifact, listed: Any, groups: dict[str, float]) -> None:
+def _fill(model: Any, stored: StoredArtifact, listed: Any, groups: dict[str, float]) -> bool:
     p_all = model.n_features_in_ - (model.users is not None)
     if model.design_ is not None:
         p_all = len(model.design_.columns)
@@ -310,7 +309,8 @@ def _fill(model: Any, stored: StoredArtifact, listed: Any, groups: dict[str, flo
     members, samples, pull = (arrays[name] for name in ("members", "samples", "pull"))
     sizes = (groups[name] for name in _SIZES)
     around = Groups(model.cluster_theta_, members, samples, pull, *sizes)
-    model.for_newcomers_ = Known(around, arrays.get("cluster_means"), arrays["pooled_theta"])
+    model.for_newcomers_ = Known(around, arrays["pooled_theta"])
+    return "cluster_means" in arrays
 
 
 def _read_uploads(model: Any, stored: StoredArtifact) -> Uploads:

@@ -38,14 +38,14 @@ class ODCLRegressor(RegressorMixin, ODCLEstimator):  # type: ignore[misc]
     clusterer : "auto" (that of the method: groups, and how users still differ inside them, from
         what their rows say), "auto:1" (the mixed model without groups), "mixture", "convex", a
         number, "elbow", "silhouette", or any scikit-learn clusterer.
-    unknown : what predict does for a user it has not seen: "error", "pooled" (one model for all,
-        also where no users are told) or "nearest" (the model of the group whose mean features are
-        nearest to those of the user's rows).
+    unknown : what predict does for a user it has not seen: "pooled" predicts it as an average user
+        (the mean of the groups' models by their shares; of other methods than "auto" one model for
+        all rows) and warns, "error" refuses.
     unseen : what predict does with a level of a category that it has not seen: "error", or
         "reference" (it counts as the most frequent one).
     users : name (or position) of the column of X that names the user. With it every scikit-learn
-        tool works; cross-validate in shuffled folds, KFold(shuffle=True), or a table sorted by
-        user has whole users that no fit has seen.
+        tool works. Cross-validate in shuffled folds, KFold(shuffle=True), to score users with rows
+        in the fit; folds of a table sorted by user score users the fit has not seen.
     categorical : names (or positions) of the columns of X that hold categories; a frame's columns
         of type category are taken anyhow. Each level but the most frequent has a coefficient.
     solver : "exact", "sgd", ProjectedSGD(...), or a linear scikit-learn estimator.

@@ -220,7 +220,7 @@ def _category_positions(X: Any, categorical: Any, users: Any) -> list[int]:
     return sorted({*found, *category_columns(X)})
 
 
-UNKNOWN = ("error", "pooled", "nearest")
+UNKNOWN = ("error", "pooled")
 
 
 def check_settings(model: Any) -> None:

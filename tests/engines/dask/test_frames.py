@@ -88,8 +88,10 @@ def test_frames_in_memory_are_predicted_for_users_in_files(frame, few_examples):
     for mine, theirs in zip(*(one.predict_interval(frame) for one in (model, whole)), strict=True):
         assert_allclose(mine, theirs, rtol=1e-8)
     strange = frame.assign(store=[1000, 7] * 240)
-    found = model.predict(dd.from_pandas(strange, npartitions=2, sort=False)).compute()
-    assert_allclose(model.predict(strange), found["prediction"], rtol=1e-12)
+    with pytest.warns(UserWarning, match="1 user not in the fit, predicted as average users"):
+        found = model.predict(dd.from_pandas(strange, npartitions=2, sort=False)).compute()
+    with pytest.warns(UserWarning, match=r"240 of 480 rows belong to a user not in the fit \(1000"):
+        assert_allclose(model.predict(strange), found["prediction"], rtol=1e-12)
     for ids in (1000, "nobody"):  # no file has a row of it
         with pytest.raises(ValueError, match="not in the fit"):
             model.set_params(unknown="error").predict(frame.assign(store=ids))

@@ -34,7 +34,7 @@ from odcl.engines.dask.sample import Drawn, drawn_from, drawn_of_all
 from odcl.engines.dask.table import PiecedTable, rows_of_owners
 from odcl.engines.dask.user_files import Part, part_name
 from odcl.engines.partition.look import Job, look_and_measure, measure, moments_of
-from odcl.engines.partition.models import feature_sums, user_models, with_coefficients
+from odcl.engines.partition.models import user_models, with_coefficients
 from odcl.engines.partition.uploads import (
     from_arrow,
     merged,
@@ -295,7 +295,6 @@ class Finished:
     parts: tuple[Part, ...]
     sizes: Ints  # (n_groups,), users where their own last steps placed them
     rows: Floats  # (n_groups,), and their rows
-    feature_means: Floats  # (n_groups, n_features), of the rows
     bytes_down: int
     uploads: pa.Table  # of the users drawn
     models: pa.Table
@@ -314,16 +313,14 @@ def finish_users(
     named = [Numbered(i, file) for i, file in enumerate(uploads.files)]
     given = (job, step, rows, out, uploads.drawn.ids)
     found = cluster.run(_finish, named, *given, progress=told)
-    parts, sizes, sums, counts, down, sent, models = zip(*found, strict=True)
-    rows_each = sum(counts)
-    means = sum(sums) / np.maximum(rows_each, 1.0)[:, None]
+    parts, sizes, counts, down, sent, models = zip(*found, strict=True)
     few = (pa.concat_tables(tables) for tables in (sent, models))
-    return Finished(parts, sum(sizes), rows_each, means, sum(down), *few)
+    return Finished(parts, sum(sizes), sum(counts), sum(down), *few)
 
 
 def _finish(
     one: Numbered, job: Job, step: StreamedStep, sent: Sent | None, out: Address, drawn: Array
-) -> tuple[Part, Ints, Floats, Floats, int, pa.Table, pa.Table]:
+) -> tuple[Part, Ints, Floats, int, pa.Table, pa.Table]:
     with one.piece.open() as stream:
         uploads = pq.ParquetFile(stream).read(use_threads=False)
     rows = None if sent is None else receive(sent.rows, one.number)
@@ -331,11 +328,12 @@ def _finish(
     file = out / part_name(one.number)
     _write(with_coefficients(models, job), file)
     k = step.n_clusters
-    sums = feature_sums(uploads, models, job, k, rows)
-    sizes = np.bincount(models["group"].to_numpy(), minlength=k)
+    group = models["group"].to_numpy()
+    sizes = np.bincount(group, minlength=k)
+    counts = np.bincount(group, weights=models["rows"].to_numpy(), minlength=k)
     down = 0
     if models.num_rows:  # the same for every user
         down = models.num_rows * int(step.place(from_arrow(uploads.slice(0, 1), job)).n_bytes[0])
     part = Part(file.name, models.num_rows, file.size(), _digest(file))
     few = np.flatnonzero(positions(drawn, ids_from_arrow(models[USER])) >= 0)
-    return part, sizes, *sums, down, uploads.take(few), models.take(few)
+    return part, sizes, counts, down, uploads.take(few), models.take(few)
