@@ -272,7 +272,7 @@ def test_whoever_predicts_while_a_user_is_added_finds_it_whole_or_not_at_all(tab
                     seen.append(self.predict(X[:3], users=["new"] * 3))
 
     seen = []
-    model = Watched(random_state=0).fit(X, y, users=users)
+    model = Watched(unknown="error", random_state=0).fit(X, y, users=users)
     model.watching = True
     model.add_user("new", X[:9], y[:9])
     assert len(seen) >= 1

@@ -368,5 +368,6 @@ def test_users_of_rows_in_the_constructor_are_refused_with_advice():
 
 def test_missing_values_are_refused_with_advice():
     X = np.array([[1.0], [np.nan], [2.0]])
-    with pytest.raises(ValueError, match=r"Input X contains NaN\. .* fill them, or drop"):
+    told = r"Input X contains NaN: no value in column 0 \(row 2\): say missing='drop'.*'mean'"
+    with pytest.raises(ValueError, match=told):
         ODCLRegressor().fit(X, [1.0, 2.0, 3.0], users=[0, 0, 1])

@@ -344,5 +344,5 @@ def _estimator(source: Source, settings: dict[str, Any]) -> Any:
 
     schema = source.schema
     kind = ODCLClassifier if task_of(source.loss) == "classification" else ODCLRegressor
-    categories = list(schema.levels) or None
-    return kind(loss=source.loss, users=schema.user, categorical=categories, **settings)
+    told = {"categorical": list(schema.levels) or None, "missing": schema.missing, **settings}
+    return kind(loss=source.loss, users=schema.user, **told)

@@ -36,9 +36,10 @@ _OPTIONS = {
         "categories that were not in the fit: error, or reference (count as the commonest) "
         "[default: error]",
     ),
-    "--interval P": (
+    "--interval COVERAGE": (
         opt.coverage,
-        "also low and high: a new target lies between them with probability P [default: none]",
+        "also low and high, between which a new target lies with this probability, such as 0.9 "
+        "[default: none]",
     ),
 }
 
@@ -150,7 +151,7 @@ def _piece(
     from odcl.data.federation import positions
 
     missing, unknown = options.missing, options.unknown or "error"
-    unseen, interval = options.unseen or "error", options.interval
+    unseen, coverage = options.unseen or "error", options.interval
     encoded = schema.encode(table, with_target=False, unseen=unseen, missing=missing, piece=piece)
     if model.user_files_ is not None:  # a run of a table in pieces: users are read when needed
         from odcl.estimators.scattered import with_users_of
@@ -166,10 +167,10 @@ def _piece(
         "row": encoded.rows + 1,
         "prediction": model.predict(rows, users=users),
     }
-    if interval is not None and schema.classes is not None:
+    if coverage is not None and schema.classes is not None:
         raise ValueError("An interval is for numbers, and this run predicts classes: leave it out.")
-    if interval is not None:
-        low, high = model.predict_interval(rows, users=users, coverage=interval)
+    if coverage is not None:
+        low, high = model.predict_interval(rows, coverage, users=users)
         columns |= {"low": low, "high": high}
     if schema.classes is not None:
         p = model.predict_proba(rows, users=users)

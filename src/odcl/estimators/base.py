@@ -57,6 +57,7 @@ class ODCLEstimator(LaterUsers):
     clusterer: Any = "auto"
     unknown: str = "pooled"
     unseen: str = "error"
+    missing: str = "error"
     users: Any = None
     categorical: Any = None
     solver: Any = "exact"
@@ -85,7 +86,7 @@ class ODCLEstimator(LaterUsers):
         check_settings(self)
         name = getattr(y, "name", None)
         self.target_name_ = name if isinstance(name, str) else ""
-        X, y, users = self._checked_rows(X, y, users)
+        X, y, users, kept = self._checked_rows(X, y, users)
         if users is None:
             warnings.warn(
                 f"No users were named, so all {len(X)} rows count as one user's, and there are no "
@@ -96,8 +97,8 @@ class ODCLEstimator(LaterUsers):
         ids = np.zeros(len(X), dtype=np.intp) if users is None else check_owners(users, len(X))
         if sample_weight is not None:
             sample_weight = _check_sample_weight(
-                sample_weight, X, dtype=np.float64, ensure_non_negative=True
-            )
+                sample_weight, kept, dtype=np.float64, ensure_non_negative=True
+            )[kept]
             kept = sample_weight > 0  # before anything is counted: classes, users, scales
             X, y, ids, sample_weight = X[kept], y[kept], ids[kept], sample_weight[kept]
         federation = Federation.from_arrays(X, self._encode(y), ids, weight=sample_weight)
@@ -260,7 +261,7 @@ class ODCLEstimator(LaterUsers):
             features=design.features,
             levels=design.levels,
             fill=design.fill,
-            missing="error",
+            missing=self.missing,
             task="regression" if not hasattr(self, "classes_") else "classification",
             classes=tuple(self.classes_.tolist()) if hasattr(self, "classes_") else None,
             user_kind=kind_of(self.users_.tolist()),

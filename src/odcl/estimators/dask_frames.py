@@ -23,7 +23,7 @@ from odcl.data.summary import Roles
 from odcl.engines.dask.address import Address
 from odcl.engines.dask.cluster import cluster_of
 from odcl.engines.dask.predict import predict_pieces
-from odcl.engines.dask.round import Looked, looked_at
+from odcl.engines.dask.round import Looked, looked_at, settled
 from odcl.engines.dask.table import PiecedTable, frame_table
 from odcl.engines.partition.predict import Wishes
 from odcl.errors import InputError, Setting
@@ -81,6 +81,7 @@ def federation_from_dask(
         missing=missing,
         task=task,
     )
+    roles = settled(table, roles, cluster_of())
     looked = looked_at(table, roles, cluster_of())
     return DaskFederation(table, roles, looked), looked.summary.schema(roles)
 
@@ -113,6 +114,7 @@ def fit_frame(model: Any, X: Any, y: Any, users: Any) -> Any:
             user=owner,
             target=target,
             categorical=list(dict.fromkeys([*chosen, *named])),
+            missing=model.missing,
             task=_task(model),
         )
         model.users = owner
@@ -124,8 +126,6 @@ def _advice_for_frames(model: Any) -> Iterator[None]:
     """Errors advise what an estimator on a Dask frame knows: options of tables it has not."""
     numbers = "loss='squared'" if _task(model) == "count" else "ODCLRegressor"
     words = {
-        ("missing", "drop"): "frame.dropna()",
-        ("missing", "mean"): "frame.fillna(frame.mean(numeric_only=True))",
         ("task", "classification"): "ODCLClassifier",
         ("task", "regression"): numbers,
     }

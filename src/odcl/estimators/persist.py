@@ -225,7 +225,8 @@ def read_estimator(cls: Any, stored: StoredArtifact) -> Any:
 def _from_words(kind: Any, words: dict[str, Any]) -> Any:
     """An estimator with everything that is not an array."""
     names = set(kind().get_params(deep=False))
-    expect(set(words["params"]) == names, "the settings are not those of " + kind.__name__)
+    named = {"missing", *words["params"]}  # which older models have not
+    expect(named == names, "the settings are not those of " + kind.__name__)
     classes = None if words["classes"] is None else classes_from_json(words["classes"])
     expect(is_classifier(kind()) == (classes is not None), "classes of no classifier, or none")
     model = kind(**{k: _setting_from_json(v) for k, v in words["params"].items()})

@@ -27,6 +27,7 @@ from odcl.data.federation import positions
 from odcl.data.scaling import Moments
 from odcl.data.schema import TableSchema
 from odcl.data.summary import Roles, TableSummary
+from odcl.data.unnamed import CATEGORY, Look, is_open, looks_at
 from odcl.engines.dask.address import Address
 from odcl.engines.dask.cluster import Cluster, is_delayed
 from odcl.engines.dask.exchange import receive, send, targets_of
@@ -62,6 +63,23 @@ class Looked:
 
     summary: TableSummary
     moments: tuple[pa.Table | None, ...]  # of each piece; None: not known without the others
+
+
+def settled(table: PiecedTable, roles: Roles, cluster: Cluster) -> Roles:
+    """Roles of columns that nobody named, by a look at their values."""
+    kinds = {name: table.schema.field(name).type for name in roles.features}
+    looks = {name: CATEGORY for name, kind in kinds.items() if pa.types.is_dictionary(kind)}
+    rest = [n for n in kinds if n not in (*looks, *roles.categorical) and is_open(kinds[n])]
+    if rest:  # integers that do not count the rows of the first piece count none
+        first = cluster.run(_looks, table.pieces[:1], rest)[0]
+        rest = [n for n, look in first.items() if look.text or look.ends or not look.rows]
+    for found in cluster.run(_looks, table.pieces, rest) if rest else ():
+        looks |= {name: looks.get(name, Look(0)) + look for name, look in found.items()}
+    return roles.settled(looks)
+
+
+def _looks(piece: Any, names: list[str]) -> dict[str, Look]:
+    return looks_at(piece.read(names), names)
 
 
 def looked_at(table: PiecedTable, roles: Roles, cluster: Cluster, told: Any = None) -> Looked:
@@ -330,7 +348,8 @@ def _finish(
     k = step.n_clusters
     group = models["group"].to_numpy()
     sizes = np.bincount(group, minlength=k)
-    counts = np.bincount(group, weights=models["rows"].to_numpy(), minlength=k)
+    each = models["rows"].to_numpy()
+    counts = np.bincount(group, weights=each, minlength=k).astype(np.float64)
     down = 0
     if models.num_rows:  # the same for every user
         down = models.num_rows * int(step.place(from_arrow(uploads.slice(0, 1), job)).n_bytes[0])
