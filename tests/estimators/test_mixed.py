@@ -211,10 +211,8 @@ def test_other_methods_tell_no_differences_and_no_intervals():
     X, y, users = world()
     model = ODCLRegressor(clusterer=2).fit(X, y, users=users)
     assert model.differences_ == {}
-    assert "clusterer='auto'" in refusal(model.predict_interval, X, users)
-    assert "probability" in refusal(
-        mixed().fit(X, y, users=users).predict_interval, X, users, coverage=1
-    )
+    assert "clusterer='auto'" in refusal(model.predict_interval, X, users=users)
+    assert "probability" in refusal(mixed().fit(X, y, users=users).predict_interval, X, 1, users)
 
 
 # -- intervals -----------------------------------------------------------------------------------

@@ -131,7 +131,7 @@ def test_owners_given_beside_the_users_column_have_to_agree_with_it(frame):
     assert_array_equal(model.predict(X[FRAME_COLUMNS], users=X["store"]), expected)
     other = X["store"].to_numpy().copy()
     other[7] = "s01" if other[7] != "s01" else "s02"
-    with pytest.raises(ValueError, match=r"Row 7 belongs to 's.*' by column 'store'"):
+    with pytest.raises(ValueError, match=r"Row 8 belongs to 's.*' by column 'store'"):
         model.predict(X, users=other)
     one = X["store"] == "s03"
     for method in (model.update_user, model.add_user):

@@ -135,6 +135,7 @@ def number(holds: Callable[[float], bool], which: str) -> Callable[[str], float]
 
 at_least_0 = number(lambda value: 0 <= value < math.inf, ">= 0")
 above_0 = number(lambda value: 0 < value < math.inf, "> 0")
+coverage = number(lambda value: 0 < value < 1, "above 0 and below 1")
 
 
 @dataclass(frozen=True)
@@ -155,13 +156,6 @@ def holdout(text: str) -> HoldOut:
     if last not in ("", "last") or not 0 <= value < 1:
         raise _wrong(f"{text!r} is neither a share of the rows, from 0 to below 1, nor last.")
     return HoldOut(value, last == "last")
-
-
-def coverage(text: str) -> float:
-    value = _number(text)
-    if not 0 < value < 1:
-        raise _wrong(f"{text!r} is not a probability above 0 and below 1.")
-    return value
 
 
 def seed_number(text: str) -> int:

@@ -247,44 +247,32 @@ def not_numbers(table: pa.Table, names: Sequence[str], *, target: bool = False) 
         advice = ("Choose a target that is a number, or say that it holds classes: ", classes, ".")
         return InputError(*_seen(table[names[0]], names[0]), " ", *advice)
     seen = [part for name in names for part in (*_seen(table[name], name), " ")]
-    levels = [n for n in names if _may_be_levels(table[n])]
     it = "it" if len(names) == 1 else "them"
-    as_levels = (Setting("categorical", levels), f" to use {it} as categories, or ")
-    leave = (Setting("drop", list(names)), f" to leave {it} out.")
-    return InputError(*seen, "Say ", *(as_levels if levels else ()), *leave)
-
-
-def _may_be_levels(column: pa.ChunkedArray) -> bool:
-    kind = column.type
-    if is_text(kind):
-        return not has_decimal_commas(column)
-    return bool(pa.types.is_temporal(kind) or pa.types.is_dictionary(kind))
+    as_levels = ("Say ", Setting("categorical", list(names)), f" to use {it} as categories, or ")
+    return InputError(*seen, *as_levels, Setting("drop", list(names)), ".")
 
 
 def _seen(column: pa.ChunkedArray, name: str) -> tuple[str | Row, ...]:
     """A sentence on what a column holds in place of numbers."""
-    kind = column.type
+    kind, first = column.type, f"row 1: {_first(column)}"
     if pa.types.is_temporal(kind):
-        return (
-            f"Column {name!r} holds dates or times ({kind}; row 1: {_first(column)}), and a model "
-            "needs numbers: turn it into one, e.g. days since a start, or the month.",
+        told = (
+            f"holds dates or times ({kind}; {first}), and a model needs numbers: turn it into one"
         )
+        return (f"Column {name!r} {told}, e.g. days since a start, or the month.",)
     if not is_text(kind):
         what = "categories" if pa.types.is_dictionary(kind) else f"values of type {kind}"
-        return (f"Column {name!r} holds {what} (row 1: {_first(column)}), not numbers.",)
+        return (f"Column {name!r} holds {what} ({first}), not numbers.",)
     if has_decimal_commas(column):
-        return (
-            f"Column {name!r} looks like numbers with decimal commas (row 1: {_first(column)}), "
-            "and numbers are written 3.14: put points for the commas (in pandas, read_csv with "
-            "decimal=',').",
+        told = (
+            f"looks like numbers with decimal commas ({first}), and numbers are written 3.14: put"
         )
+        return (f"Column {name!r} {told} points (in pandas, read_csv with decimal=',').",)
     is_number = pc.fill_null(pc.match_substring_regex(column, NUMBER), True)
     row = pc.index(is_number, pa.scalar(False)).as_py()
     if row < 0:
-        return (
-            f"Column {name!r} holds numbers written as text (row 1: {_first(column)}): turn them "
-            "into numbers first.",
-        )
+        told = f"holds numbers written as text ({first}): turn them into numbers first."
+        return (f"Column {name!r} {told}",)
     return (
         *(f"Column {name!r} holds text where numbers are needed: ", Row(row + 1)),
         f" has {show(column[row].as_py())} (numbers are written 1234.5, without separators).",

@@ -122,30 +122,27 @@ def check_features(X: Any) -> None:
         return
     if getattr(getattr(X, "dtype", None), "kind", "O") in "biufc":
         return
-    names = list(X.columns) if hasattr(X, "columns") else list(range(X.shape[1]))
-    columns = (
-        np.asarray(X.iloc[:, j] if hasattr(X, "iloc") else X[:, j]) for j in range(len(names))
-    )
-    found = [(name, *odd) for name, c in zip(names, columns, strict=True) if (odd := _odd_value(c))]
+    names = list(X.columns) if hasattr(X, "columns") else range(X.shape[1])
+    columns = (X.iloc[:, j] if hasattr(X, "iloc") else X[:, j] for j in range(X.shape[1]))
+    odd = {name: _odd_value(np.asarray(c)) for name, c in zip(names, columns, strict=True)}
+    found = {name: seen for name, seen in odd.items() if seen is not None}
     if not found:
         return
-    seen = "; ".join(
-        f"column {name!r} of X holds {'text' if isinstance(value, str) else 'dates or times'} "
-        f"(row {row}: {show(value) if isinstance(value, str) else value})"
-        for name, row, value in found
+    texts = {name: value for name, (_, value) in found.items() if isinstance(value, str)}
+    seen = [
+        f"column {name!r} of X holds {'text' if name in texts else 'dates or times'} "
+        f"(row {row}: {show(value) if name in texts else value})"
+        for name, (row, value) in found.items()
+    ]
+    advice = "Turn dates into one, e.g. days since a start, or the month." * (
+        len(found) > len(texts)
     )
-    texts = {name: value for name, _, value in found if isinstance(value, str)}
-    advice = []
-    if len(texts) < len(found):
-        advice = ["Turn dates into numbers, e.g. days since a start, or the month."]
     if any(_reads_as_number(value.replace(",", ".", 1)) for value in texts.values()):
-        advice += ["If these are decimal commas, put points: X[c].str.replace(',', '.')."]
+        advice += " If these are decimal commas, put points: X[c].str.replace(',', '.')."
     elif texts:
-        advice += [
-            "If text names the users, say so: users=... in the constructor or in fit. If it holds "
-            f"categories: categorical={list(texts)!r} in the constructor."
-        ]
-    raise ValueError(f"{seen[0].upper()}{seen[1:]}, and features are numbers. {' '.join(advice)}")
+        advice += f" Say users=... if text names them, categorical={list(texts)!r} for categories."
+    told = f"{'; '.join(seen)}, and features are numbers. {advice.strip()}"
+    raise ValueError(told[0].upper() + told[1:])
 
 
 def _odd_value(column: Array) -> tuple[int, Any] | None:

@@ -27,8 +27,7 @@ def refuse_gaps(columns: Mapping[Any, Column], *, fitting: bool = False) -> None
 
 def without_value(values: Any) -> Keys:
     """Which of some ids or targets are missing: code -1."""
-    plain = values if isinstance(values, range) else as_ids(values).tolist()
-    return Keys([], np.array([-1 if value is None else 0 for value in plain], np.intp))
+    return Keys([], np.array([-(value is None) for value in as_ids(values).tolist()], np.intp))
 
 
 def usable_rows(

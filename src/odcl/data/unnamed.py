@@ -44,37 +44,36 @@ class Look:
             rows = int(pc.sum(pc.filter(counted[1], other)).as_py() or 0)
             levels = frozenset(counted[0][: MOST_KEYS + 1].to_pylist())
             return cls(n, True, n - column.null_count, rows, levels)
-        if not n or column.null_count or column[-1].as_py() - column[0].as_py() != n - 1:
+        if not n or column.null_count:
             return cls(n)
-        steps = bool((np.diff(column.to_numpy()) == 1).all())
-        return cls(n, ends=(column[0].as_py(), column[-1].as_py()) if steps else None)
+        ends = column[0].as_py(), column[-1].as_py()
+        counts = ends[1] - ends[0] == n - 1 and (np.diff(column.to_numpy()) == 1).all()
+        return cls(n, ends=ends if counts else None)
 
     def __add__(self, other: Look) -> Look:
         if not (self.rows and other.rows):
             return self if self.rows else other
-        go_on = self.ends and other.ends and other.ends[0] == self.ends[1] + 1
-        return Look(
-            rows=self.rows + other.rows,
-            text=self.text or other.text,
-            values=self.values + other.values,
-            otherwise=self.otherwise + other.otherwise,
-            levels=frozenset(sorted(self.levels | other.levels)[: MOST_KEYS + 1]),
-            ends=(self.ends[0], other.ends[1]) if go_on and self.ends and other.ends else None,
-        )
+        ends = None
+        if self.ends and other.ends and other.ends[0] == self.ends[1] + 1:
+            ends = self.ends[0], other.ends[1]
+        counts = (self.values + other.values, self.otherwise + other.otherwise)
+        levels = frozenset(sorted(self.levels | other.levels)[: MOST_KEYS + 1])
+        return Look(self.rows + other.rows, self.text or other.text, *counts, levels, ends)
 
     @property
     def is_category(self) -> bool:
         return self.text and 2 * self.otherwise <= self.values and self.values > 0
 
     @property
-    def is_id(self) -> bool:
-        """Has text nearly as many levels as rows, or more than a model can have?"""
+    def left_out(self) -> str:
+        """Why the column is no feature unless asked for: it numbers the rows, or nearly; or ""."""
         n = len(self.levels)
-        return self.is_category and (n > MOST_KEYS or 2 * n > max(2 * _FEW, self.values))
-
-    @property
-    def counts_rows(self) -> bool:
-        return self.ends is not None and self.ends[0] in (0, 1) and self.rows > _FEW
+        if self.ends is not None and self.ends[0] in (0, 1) and self.rows > _FEW:
+            return "it counts the rows"
+        if self.is_category and (n > MOST_KEYS or 2 * n > max(2 * _FEW, self.values)):
+            levels = f"more than {MOST_KEYS:,}" if n > MOST_KEYS else f"{n:,}"
+            return f"{levels} levels in {self.values:,} rows"
+        return ""
 
 
 CATEGORY = Look(1, text=True, values=1)  # as its type says, whatever its values
@@ -104,24 +103,16 @@ def settle(
     Features that were ``asked`` for by name are not left out.
     """
     found = {name: looks[name] for name in features if name in looks and name not in categorical}
-    left = {name: look for name, look in found.items() if look.is_id or look.counts_rows}
+    left = {name: look.left_out for name, look in found.items() if look.left_out}
     if asked or len(left) == len(features):
         left = {}
     texts = [name for name, look in found.items() if look.is_category and name not in left]
     new = [name for name in texts if looks[name].levels]  # others have a type that says so
     said = [f"Columns of text are taken as categories: {listing(new)}."] if new else []
     if left:
-        some = ", ".join(f"{show(name)} ({_why(look)})" for name, look in left.items())
+        some = ", ".join(f"{show(name)} ({why})" for name, why in left.items())
         said.append(f"Left out: {some}. Ask for a column by its name to keep it.")
     if said:
         warnings.warn(" ".join(said), stacklevel=3)
     kept = tuple(name for name in features if name not in left)
     return kept, (*categorical, *texts)
-
-
-def _why(look: Look) -> str:
-    if not look.text:
-        return "it counts the rows"
-    n = len(look.levels)
-    levels = f"more than {MOST_KEYS:,}" if n > MOST_KEYS else f"{n:,}"
-    return f"{levels} levels in {look.values:,} rows"

@@ -278,18 +278,14 @@ class ODCLEstimator(LaterUsers):
         check_is_fitted(self, "theta_")
         if self.mixture_ is None:
             return {}
-        features = dict(zip(self.used_names_, self.scaling_.scale.tolist(), strict=True))
-        return named_differences(self.mixture_, self.risk_, features)
-
-    @property
-    def used_names_(self) -> list[str]:
-        """The columns that models have a coefficient for."""
-        return [self.feature_names_[j] for j in self.scaling_.used]
+        return named_differences(self.mixture_, self.risk_, self.units_)
 
     @property
     def units_(self) -> dict[str, float]:
         """The columns that models have a coefficient for, and the scale each was divided by."""
-        return dict(zip(self.used_names_, self.scaling_.scale.tolist(), strict=True))
+        names = self.feature_names_
+        used = (names[j] for j in self.scaling_.used)
+        return dict(zip(used, self.scaling_.scale.tolist(), strict=True))
 
     def coefficients(self) -> Any:
         """A pandas frame of every user's model in the table's units, under the columns' names.

@@ -93,7 +93,7 @@ def fit_facts(run: Run, diagnosis: Diagnosis | None = None) -> FitFacts:
     classes = [shown_id(label, 60) for label in getattr(model, "classes_", np.array([])).tolist()]
     centered = bool(model.method_.standardize and model.scaling_.shift.any())
     units = TableUnits.of(
-        model.risk_, model.scaling_, model.used_names_, classes, centered=centered
+        model.risk_, model.scaling_, list(model.units_), classes, centered=centered
     )
     shown = user_map(model, who, units, most=MOST_USERS)
     more = more_rows(model, who, units)

@@ -56,10 +56,8 @@ class TableInput(BaseEstimator):  # type: ignore[misc]
         X, chosen = self._settled(as_frame(X), has_users=not (self.users is users is None))
         self.design_ = None
         plain = not chosen and self.missing == "error"
-        if self.users is None and plain:
-            X = self._numbers(X, fitting=True)
-            return X, users, np.ones(len(X), np.bool_)
-        validate_data(self, X, reset=True, skip_check_array=True)
+        if self.users is not None or not plain:
+            validate_data(self, X, reset=True, skip_check_array=True)
         if self.users is not None:
             rest, users = take_column(X, self.users)
             at = users_position(X, self.users)
@@ -69,18 +67,17 @@ class TableInput(BaseEstimator):  # type: ignore[misc]
             return X, users, np.ones(len(X), np.bool_)
         check_features(without_columns(X, chosen))
         table = feature_table(X)
-        n_rows, kept = table.num_rows, np.ones(table.num_rows, np.bool_)
+        kept = np.ones(table.num_rows, np.bool_)
         kinds = dict.fromkeys(table.column_names[j] for j in chosen)
         columns = read_columns(table, table.column_names, kinds)
         if self.missing == "error":
             refuse_gaps(columns, fitting=True)
         else:
-            users = None if users is None else as_ids(users)
-            given = {"users": range(n_rows) if users is None else users, "y": y}
-            check_consistent_length(X, *given.values())
-            absent = {name: without_value(values) for name, values in given.items()}
+            owners = kept if users is None else as_ids(users)
+            check_consistent_length(X, owners, y)
+            absent = {"users": without_value(owners), "y": without_value(y)}
             kept = usable_rows(columns, absent, {}, self.missing)
-            users = None if users is None else users[kept]
+            users = None if users is None else owners[kept]
         self.design_ = Design.fit(columns, kept)
         return self.design_.rows(columns, np.flatnonzero(kept))[0], users, kept
 
@@ -99,8 +96,7 @@ class TableInput(BaseEstimator):  # type: ignore[misc]
         looks = looks_at(table, table.column_names)
         kept, texts = settle(tuple(names.values()), given, looks, asked=not has_users)
         left = [j for j, name in names.items() if name not in kept]
-        texts_at = [j for j, name in names.items() if name in texts]
-        at = [j - sum(gone < j for gone in left) for j in texts_at]
+        at = [j - sum(gone < j for gone in left) for j in names if names[j] in texts]
         return (without_columns(X, left) if left else X), at
 
     def _later_rows(self, X: Any) -> tuple[Floats, Array | None]:

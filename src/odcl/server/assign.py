@@ -87,6 +87,14 @@ class Assignment:
     coef: Floats | None = None  # in the table's units, where an estimator assigned
     intercept: Floats | None = None
 
+    def __str__(self) -> str:
+        n = int(self.upload.n_samples[0])
+        rows = f"{n:,} row{'s' * (n != 1)}"
+        if self.none_of_these:
+            return f"By {rows}, this user fits none of the groups: it has a model of its own."
+        sure = f" with probability {self.probability:.2f}" if self.probability < 0.995 else ""
+        return f"By {rows}, this user belongs to group {self.label}{sure}."
+
 
 def assign_rows(X: Floats, y: Floats, risk: Risk, groups: Groups, method: Method) -> Assignment:
     """Weigh the groups by how well their models explain the user's rows.
