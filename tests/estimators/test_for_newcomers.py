@@ -63,7 +63,7 @@ def test_a_pickled_model_knows_the_same_and_holds_no_rows(table):
     X, y, users = table
     model = ODCLRegressor(method=Method("kmeans:4")).fit(X, y, users=users)
     again = pickle.loads(pickle.dumps(model))
-    assert isinstance(again.for_newcomers_, for_newcomers.Known)
+    assert isinstance(again._for_newcomers, for_newcomers.Known)
     assert_array_equal(again.pooled_theta_, model.pooled_theta_)
     assert again.groups_.spread == model.groups_.spread
     assert again.assign(X[:40], y[:40]).distance == model.assign(X[:40], y[:40]).distance

@@ -32,7 +32,7 @@ from tests.helpers import files_below, full_disk, model_of
 
 FITTED = ["theta_", "cluster_theta_", "labels_", "pooled_theta_", "n_rows_"]
 FITTED += ["probability_", "coef_", "intercept_", "group_coef_", "group_intercept_"]
-WORDED = ["n_clusters_", "n_features_in_", "tau2_", "rule_", "reason_", "has_users_"]
+WORDED = ["n_clusters_", "n_features_in_", "tau2_", "rule_", "reason_", "_has_users"]
 
 
 @pytest.fixture(scope="module")

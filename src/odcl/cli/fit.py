@@ -309,7 +309,7 @@ def fit_source(
     if held.share > 0 and comparison is None:
         notices.append("no comparison: every user has a single row, and none can be held out")
     if handed_over:
-        model.forget_rows()
+        model._forget_rows()
     return FittedTable(source, model, comparison, notices, held)
 
 

@@ -85,7 +85,7 @@ class ODCLEstimator(LaterUsers):
             return fit_frame(self, X, y, users)
         check_settings(self)
         name = getattr(y, "name", None)
-        self.target_name_ = name if isinstance(name, str) else ""
+        self._target_name = name if isinstance(name, str) else ""
         X, y, users, kept = self._checked_rows(X, y, users)
         if users is None:
             warnings.warn(
@@ -131,7 +131,7 @@ class ODCLEstimator(LaterUsers):
             owner = () if self.users is None else (self.users,)
             self.feature_names_in_ = np.array([*owner, *schema.features], dtype=object)
             self.n_features_in_ = len(self.feature_names_in_)
-        self.target_name_ = "" if schema is None else schema.target
+        self._target_name = "" if schema is None else schema.target
         y = self._encode(self._checked_target(federation.y))
         return self._fit(federation.with_y(y), True, schema=schema, progress=progress, given=given)
 
@@ -169,14 +169,14 @@ class ODCLEstimator(LaterUsers):
             progress=progress,
         )
         self.schema_ = schema
-        return self.keep_result(result, federation, scaling, has_users=has_users)
+        return self._keep_result(result, federation, scaling, has_users=has_users)
 
-    def keep_result(
+    def _keep_result(
         self, result: Result, federation: Federation, scaling: Scaling, *, has_users: bool = True
     ) -> Self:
         """Be fitted: by a round of these rows, which are in the units of ``scaling``."""
-        self.result_, self.has_users_, self.scaling_ = result, has_users, scaling
-        self.whole_, self.user_files_ = True, None  # all users of its groups are in it
+        self.result_, self._has_users, self.scaling_ = result, has_users, scaling
+        self._whole, self.user_files_ = True, None  # all users of its groups are in it
         self.risk_, self.method_ = result.risk, result.method
         self.users_, self.labels_, self.uploads_ = result.users, result.labels, result.uploads
         self.n_rows_ = federation.n_rows
@@ -186,17 +186,17 @@ class ODCLEstimator(LaterUsers):
         self.theta_, self.cluster_theta_ = result.models, result.centers
         self.rule_ = result.step.rule
         self.tau2_ = result.step.tau2
-        self.for_newcomers_ = OnRequest(federation, result)
+        self._for_newcomers = OnRequest(federation, result)
         self.mixture_, received = result.step.mixture, result.received
         self.covariance_, self.noise_ = received.covariance, received.noise
         self.dof_ = received.dof
-        inside = inside_text(self.mixture_, self.risk_, self.units_)
+        inside = inside_text(self.mixture_, self.risk_, self._units)
         self.reason_ = f"{result.step.reason} {inside}".rstrip()
         return self
 
-    def forget_rows(self) -> None:
+    def _forget_rows(self) -> None:
         """Work out what later users need, and let the rows of the fit go."""
-        self.for_newcomers_ = self.for_newcomers_.known
+        self._for_newcomers = self._for_newcomers.known
 
     def _server_finds_units(self, method: Method, scaling: Scaling, rows: Federation) -> bool:
         """Are units and origins found at the server, from data terms, whatever the scaling?"""
@@ -248,7 +248,7 @@ class ODCLEstimator(LaterUsers):
             return [f"x{j}" for j in range(self.scaling_.n_features)]
         return list(map(str, self._own_names()))
 
-    def schema_of_names(self) -> TableSchema | None:
+    def _schema_of_names(self) -> TableSchema | None:
         """How a table is read for a model of a frame; None where columns have no names."""
         names = getattr(self, "feature_names_in_", None)
         if names is None or not isinstance(self.users, str):
@@ -257,7 +257,7 @@ class ODCLEstimator(LaterUsers):
         design = self.design_ or Design(columns, {}, dict.fromkeys(columns, 0.0))
         return TableSchema(
             user=self.users,
-            target=self.target_name_,
+            target=self._target_name,
             features=design.features,
             levels=design.levels,
             fill=design.fill,
@@ -278,10 +278,10 @@ class ODCLEstimator(LaterUsers):
         check_is_fitted(self, "theta_")
         if self.mixture_ is None:
             return {}
-        return named_differences(self.mixture_, self.risk_, self.units_)
+        return named_differences(self.mixture_, self.risk_, self._units)
 
     @property
-    def units_(self) -> dict[str, float]:
+    def _units(self) -> dict[str, float]:
         """The columns that models have a coefficient for, and the scale each was divided by."""
         names = self.feature_names_
         used = (names[j] for j in self.scaling_.used)
@@ -365,7 +365,7 @@ class ODCLEstimator(LaterUsers):
     def _models_of(self, n_rows: int, users: Any) -> tuple[Floats, Ints]:
         """Models, users' first, and which of them each row is predicted by."""
         everybody = np.zeros(n_rows, dtype=np.intp)
-        if users is None and not self.has_users_:
+        if users is None and not self._has_users:
             return self.theta_, everybody
         if users is None:
             raise ValueError(
@@ -373,7 +373,7 @@ class ODCLEstimator(LaterUsers):
                 "are: pass users=... (a new id, for rows of a user who is not known)."
             )
         ids = check_owners(users, n_rows)
-        if not self.has_users_:
+        if not self._has_users:
             raise ValueError(
                 "This model was fitted without users and has one model for all rows: leave users= "
                 "out, or fit with users=..."

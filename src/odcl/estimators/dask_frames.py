@@ -173,7 +173,7 @@ def predict_frame(model: Any, X: Any) -> Any:
     """
     import dask.dataframe as dd
 
-    schema = model.schema_ or model.schema_of_names()
+    schema = model.schema_ or model._schema_of_names()
     if schema is None:
         raise InputError(
             "This model does not know which column of a Dask frame names the user: predict frames "
