@@ -38,8 +38,7 @@ _OPTIONS = {
     ),
     "--interval COVERAGE": (
         opt.coverage,
-        "also low and high, between which a new target lies with this probability, such as 0.9 "
-        "[default: none]",
+        "also low and high: a new target is between them with this probability [default: none]",
     ),
 }
 

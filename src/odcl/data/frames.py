@@ -26,10 +26,8 @@ def take_column(X: Any, column: Any) -> tuple[Any, Array]:
     X = as_frame(X)
     if hasattr(X, "columns"):
         at = column_position(list(X.columns), column)
-        rest = [i for i in range(X.shape[1]) if i != at]
-        if hasattr(X, "iloc"):
-            return X.iloc[:, rest], as_ids(X.iloc[:, at])
-        return X[:, rest], as_ids(X[:, at])
+        own = X.iloc[:, at] if hasattr(X, "iloc") else X[:, at]
+        return without_columns(X, [at]), as_ids(own)
     if sparse.issparse(X):
         raise TypeError(
             f"X is sparse, and its column {column!r} names the users: pass a dense array "
@@ -56,12 +54,6 @@ def column_position(names: list[Any], column: Any, what: str = "the users") -> i
 def as_frame(X: Any) -> Any:
     """An Arrow table as a frame, which scikit-learn takes; others as they are."""
     return X.to_pandas() if hasattr(X, "column_names") else collected(X)
-
-
-def users_position(X: Any, column: Any) -> int:
-    """Position of the users' column in a frame or an array."""
-    names = column_names(X) if has_names(X) else list(range(np.shape(X)[1]))
-    return column_position(names, column)
 
 
 def column_names(X: Any) -> list[Any]:
@@ -124,8 +116,8 @@ def check_features(X: Any) -> None:
         return
     names = list(X.columns) if hasattr(X, "columns") else range(X.shape[1])
     columns = (X.iloc[:, j] if hasattr(X, "iloc") else X[:, j] for j in range(X.shape[1]))
-    odd = {name: _odd_value(np.asarray(c)) for name, c in zip(names, columns, strict=True)}
-    found = {name: seen for name, seen in odd.items() if seen is not None}
+    odd = zip(names, map(_odd_value, map(np.asarray, columns)), strict=True)
+    found = {name: seen for name, seen in odd if seen is not None}
     if not found:
         return
     texts = {name: value for name, (_, value) in found.items() if isinstance(value, str)}

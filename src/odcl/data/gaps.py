@@ -19,10 +19,9 @@ def refuse_gaps(columns: Mapping[Any, Column], *, fitting: bool = False) -> None
     if not found:
         return
     some = ", ".join(f"{name!r} ({gap.first})" for name, gap in list(found.items())[:12])
-    advice = "fill it in, leave such rows out, or fit with missing='mean'."
-    if fitting:
-        advice = "say missing='drop' (leave such rows out) or missing='mean' (fill in the mean)."
-    raise ValueError(f"Input X contains NaN: no value in column {some}: {advice}")
+    then = "fill it in, leave such rows out, or fit with missing='mean'."
+    now = "say missing='drop' (leave such rows out) or missing='mean' (fill in the mean)."
+    raise ValueError(f"Input X contains NaN: no value in column {some}: {now if fitting else then}")
 
 
 def without_value(values: Any) -> Keys:

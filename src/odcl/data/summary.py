@@ -83,8 +83,8 @@ class Roles:
 
     def settled(self, looks: Mapping[str, Look]) -> Roles:
         """The roles once the columns' values were looked at, as :meth:`TableSchema.fit` does."""
-        given = settle(self.features, self.categorical, looks, asked=self.asked)
-        return replace(self, features=given[0], categorical=given[1])
+        chosen, category = settle(self.features, self.categorical, looks, asked=self.asked)
+        return replace(self, features=chosen, categorical=category)
 
     @property
     def columns(self) -> list[str]:

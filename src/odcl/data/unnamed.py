@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from odcl.data.columns import DECIMAL_COMMA, MOST_KEYS, NUMBER, is_text
 from odcl.errors import listing, show
 
+Names = tuple[str, ...]
 _FEW = 10  # levels of a small table that are a category, though most rows have their own
 _DATE = r"^[0-9]{4}-[0-9]{2}|^[0-9]{1,2}[./][0-9]{1,2}[./][0-9]{2,4}"
 _OTHERWISE = rf"{NUMBER}|{DECIMAL_COMMA}|{_DATE}"
@@ -25,17 +26,16 @@ _OTHERWISE = rf"{NUMBER}|{DECIMAL_COMMA}|{_DATE}"
 class Look:
     """What some rows tell of a column of text, of categories or of integers."""
 
-    rows: int
+    rows: int  # with a value
     text: bool = False
-    values: int = 0  # rows with a value
-    otherwise: int = 0  # of them, whose text reads as a number or a date
+    otherwise: int = 0  # rows whose text reads as a number or a date
     levels: frozenset[str] = frozenset()  # of text: one more at most than a category may have
     ends: tuple[int, int] | None = None  # the first and the last integer, if they count the rows
 
     @classmethod
     def of(cls, column: pa.ChunkedArray) -> Look:
         """The look at a column whose type is open, or one of categories."""
-        kind, n = column.type, len(column)
+        kind, n = column.type, len(column) - column.null_count
         if pa.types.is_dictionary(kind):
             return CATEGORY
         if is_text(kind):
@@ -43,12 +43,10 @@ class Look:
             other = pc.match_substring_regex(counted[0], _OTHERWISE)
             rows = int(pc.sum(pc.filter(counted[1], other)).as_py() or 0)
             levels = frozenset(counted[0][: MOST_KEYS + 1].to_pylist())
-            return cls(n, True, n - column.null_count, rows, levels)
-        if not n or column.null_count:
+            return cls(n, True, rows, levels)
+        if not n or column.null_count or (np.diff(column.to_numpy()) != 1).any():
             return cls(n)
-        ends = column[0].as_py(), column[-1].as_py()
-        counts = ends[1] - ends[0] == n - 1 and (np.diff(column.to_numpy()) == 1).all()
-        return cls(n, ends=ends if counts else None)
+        return cls(n, ends=(column[0].as_py(), column[-1].as_py()))
 
     def __add__(self, other: Look) -> Look:
         if not (self.rows and other.rows):
@@ -56,13 +54,13 @@ class Look:
         ends = None
         if self.ends and other.ends and other.ends[0] == self.ends[1] + 1:
             ends = self.ends[0], other.ends[1]
-        counts = (self.values + other.values, self.otherwise + other.otherwise)
+        n, odd = self.rows + other.rows, self.otherwise + other.otherwise
         levels = frozenset(sorted(self.levels | other.levels)[: MOST_KEYS + 1])
-        return Look(self.rows + other.rows, self.text or other.text, *counts, levels, ends)
+        return Look(n, self.text or other.text, odd, levels, ends)
 
     @property
     def is_category(self) -> bool:
-        return self.text and 2 * self.otherwise <= self.values and self.values > 0
+        return self.text and 2 * self.otherwise <= self.rows and self.rows > 0
 
     @property
     def left_out(self) -> str:
@@ -70,13 +68,13 @@ class Look:
         n = len(self.levels)
         if self.ends is not None and self.ends[0] in (0, 1) and self.rows > _FEW:
             return "it counts the rows"
-        if self.is_category and (n > MOST_KEYS or 2 * n > max(2 * _FEW, self.values)):
+        if self.is_category and (n > MOST_KEYS or 2 * n > max(2 * _FEW, self.rows)):
             levels = f"more than {MOST_KEYS:,}" if n > MOST_KEYS else f"{n:,}"
-            return f"{levels} levels in {self.values:,} rows"
+            return f"{levels} levels in {self.rows:,} rows"
         return ""
 
 
-CATEGORY = Look(1, text=True, values=1)  # as its type says, whatever its values
+CATEGORY = Look(1, text=True)  # as its type says, whatever its values
 
 
 def looks_at(table: pa.Table, names: Iterable[str]) -> dict[str, Look]:
@@ -92,12 +90,8 @@ def is_open(kind: pa.DataType) -> bool:
 
 
 def settle(
-    features: tuple[str, ...],
-    categorical: tuple[str, ...],
-    looks: Mapping[str, Look],
-    *,
-    asked: bool,
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    features: Names, categorical: Names, looks: Mapping[str, Look], *, asked: bool
+) -> tuple[Names, Names]:
     """Features and categories of a table, with one warning about those that nobody named.
 
     Features that were ``asked`` for by name are not left out.

@@ -345,10 +345,6 @@ class ODCLEstimator(LaterUsers):
             S = predictor_covariances(X, V, where, self.risk_, self.scaling_)
         return z, S, (by, where)
 
-    def _scores(self, X: Any, users: Any) -> Floats:
-        """Linear predictors of the rows, each by its user's model, (n_rows, n_outputs)."""
-        return self._predictors(X, users, unsure=False)[0]
-
     def _for_strangers(self) -> tuple[Floats, Floats]:
         """The model of a user that is not known, and its covariance (zero: not known).
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from odcl.data.columns import as_names
 from odcl.data.schema import TableSchema
 from odcl.data.summary import Roles
 from odcl.engines.dask.address import Address
@@ -104,16 +105,13 @@ def fit_frame(model: Any, X: Any, y: Any, users: Any) -> Any:
             f"The target of a Dask frame is a column of it, by name, or a Dask series, and not a "
             f"{type(y).__name__}."
         )
-    kinds = X._meta.dtypes
-    named = [str(c) for c in X.columns if str(kinds[c]) == "category" and c not in (owner, target)]
-    given = model.categorical
-    chosen = [] if given is None else [given] if isinstance(given, str) else list(given)
+    chosen = () if model.categorical is None else as_names(model.categorical)
     with _advice_for_frames(model):
         federation, _ = federation_from_dask(
             X,
             user=owner,
             target=target,
-            categorical=list(dict.fromkeys([*chosen, *named])),
+            categorical=chosen,
             missing=model.missing,
             task=_task(model),
         )

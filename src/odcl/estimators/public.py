@@ -48,8 +48,7 @@ class ODCLRegressor(RegressorMixin, ODCLEstimator):  # type: ignore[misc]
         tool works. Cross-validate in shuffled folds, KFold(shuffle=True), to score users with rows
         in the fit; folds of a table sorted by user score users the fit has not seen.
     missing : rows that lack a value: "error", "drop" (a fit leaves them out) or "mean" (the mean of
-        the fit is filled in, or the most frequent level, by predict too). A fit leaves rows without
-        a target or a user out in both cases.
+        the fit, or its most frequent level, is filled in, by predict too).
     categorical : names (or positions) of the columns of X that hold categories, such as codes. A
         frame's columns of text or of type category are taken anyhow, unless nearly every row has
         its own text: that is left out, and so are integers that count the rows (as floats they
@@ -184,7 +183,7 @@ class ODCLClassifier(ClassifierMixin, ODCLEstimator):  # type: ignore[misc]
 
     def decision_function(self, X: Any, users: Any = None) -> Floats:
         """Log-odds (two classes: (n_rows,)), or one score per class, (n_rows, n_classes)."""
-        z = self._scores(X, users)
+        z = self._predictors(X, users, unsure=False)[0]
         if isinstance(self.risk_.loss, Multinomial):
             scores = np.matmul(z, self.risk_.loss.basis.T)
             return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores

@@ -29,7 +29,6 @@ from odcl.data.frames import (
     open_columns,
     select_columns,
     take_column,
-    users_position,
     without_columns,
 )
 from odcl.data.gaps import refuse_gaps, usable_rows, without_value
@@ -59,9 +58,10 @@ class TableInput(BaseEstimator):  # type: ignore[misc]
         if self.users is not None or not plain:
             validate_data(self, X, reset=True, skip_check_array=True)
         if self.users is not None:
-            rest, users = take_column(X, self.users)
-            at = users_position(X, self.users)
-            X, chosen = rest, [j - (j > at) for j in chosen if j != at]
+            names = list(X.columns) if has_names(X) else list(range(_width(X)))
+            X, users = take_column(X, self.users)
+            at = column_position(names, self.users)
+            chosen = [j - (j > at) for j in chosen if j != at]
         if plain:
             X = self._numbers(X, fitting=True)
             return X, users, np.ones(len(X), np.bool_)

@@ -88,12 +88,11 @@ class Assignment:
     intercept: Floats | None = None
 
     def __str__(self) -> str:
-        n = int(self.upload.n_samples[0])
-        rows = f"{n:,} row{'s' * (n != 1)}"
+        rows = f"By {int(self.upload.n_samples[0]):,} rows, this user"
         if self.none_of_these:
-            return f"By {rows}, this user fits none of the groups: it has a model of its own."
+            return f"{rows} fits none of the groups: it has a model of its own."
         sure = f" with probability {self.probability:.2f}" if self.probability < 0.995 else ""
-        return f"By {rows}, this user belongs to group {self.label}{sure}."
+        return f"{rows} belongs to group {self.label}{sure}."
 
 
 def assign_rows(X: Floats, y: Floats, risk: Risk, groups: Groups, method: Method) -> Assignment:
