@@ -230,7 +230,7 @@ def table_columns(group: Any, *, required: bool = False) -> None:
         help="columns to predict from: a,b,c, or the option once per column [default: all others]",
     )
     group.add_argument("--drop", **many, help="columns to leave out")
-    group.add_argument("--categorical", **many, help="columns that hold categories, not numbers")
+    group.add_argument("--categorical", **many, help="columns of numbers that hold categories")
 
 
 def run_and_table(parser: Parser, table: str, options: Mapping[str, Any]) -> None:
