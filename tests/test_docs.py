@@ -6,10 +6,12 @@ import re
 import shlex
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 
 import odcl
-from odcl import Huber, Method, Risk, Uploads, baselines
+from odcl import Huber, Method, ODCLClassifier, ODCLRegressor, Risk, Uploads, baselines
 from odcl.cli.demo import TABLES
 from odcl.cli.main import parse
 from odcl.data.stores import store_tables
@@ -17,6 +19,7 @@ from odcl.data.write import write_table
 from odcl.engines import files, flower, partition
 from odcl.engines.files import Feature, Task
 from odcl.exchange.upload import TERM_FIELDS
+from tests.helpers import run_python
 from tests.pages import (
     DOCS,
     all_pages,
@@ -137,6 +140,29 @@ def test_every_link_of_the_site_leads_to_a_file(name):
 def test_the_readmes_links_lead_to_files():
     for link in re.findall(r"\]\(([^)#\s]+)", README):
         assert "://" in link or (ROOT / link).exists(), link
+
+
+def test_the_package_shows_its_public_names_and_nothing_else():
+    """In a process that has used them all, where modules have become attributes."""
+    words = "import odcl; [getattr(odcl, name) for name in odcl.__all__]; print(*dir(odcl))"
+    assert set(run_python(words)[0].split()) == {*odcl.__all__, "__version__"}
+
+
+def test_estimators_show_the_names_of_the_reference_and_nothing_else():
+    rng = np.random.default_rng(0)
+    rows = pd.DataFrame(rng.normal(size=(60, 2)), columns=["a", "b"])
+    rows["store"] = np.repeat(np.arange(6), 10)
+    models = [
+        ODCLRegressor(users="store").fit(rows, rows["a"]),
+        ODCLClassifier(users="store").fit(rows, rows["a"] > 0),
+    ]
+    text = (DOCS / "reference" / "estimators.md").read_text()
+    table = text.partition("## All names")[2].partition("```")[0]
+    told = set(re.findall(r"`(\w+)`", table))
+    shown = [{n for n in dir(m) if n[0] != "_"} - {*m.get_params()} for m in models]
+    assert shown[0] | shown[1] == told
+    assert not {"predict_proba", "classes_"} & shown[0]
+    assert "predict_interval" not in shown[1]
 
 
 def test_every_public_name_has_an_example_in_the_reference():

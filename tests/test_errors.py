@@ -37,6 +37,8 @@ def test_near_names_are_offered_whatever_their_case_and_type():
     assert did_you_mean("Pirce", ["store", "price"]) == "; did you mean 'price'?"
     assert did_you_mean("10", [100, 7]) == "; did you mean '100'?"
     assert did_you_mean("zzz", ["store"]) == "."
+    for other, known in (("region", "reason"), ("width", "weight"), ("cost", "store")):
+        assert did_you_mean(other, [known]) == "."  # names that are not meant
 
 
 def test_a_long_list_is_cut_and_counted():

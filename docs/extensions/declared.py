@@ -35,7 +35,6 @@ OF_A_MODEL = {
     "probability": "how surely each user is in its group",
     "users": "the ids, where they are whole numbers",
     "cluster_theta": "each group's model, in standardised units",
-    "cluster_means": "the mean features of each group's rows",
     "pooled_theta": "one model for all, for users whom nobody knows",
     "shift": "what is taken off each column",
     "scale": "by what each column is divided",

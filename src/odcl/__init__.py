@@ -49,41 +49,32 @@ if TYPE_CHECKING:
     from odcl.server.step import ServerStep as ServerStep
     from odcl.server.step import server_step as server_step
 
-_HOME = {
-    "ClusterPath": "odcl.clustering.convex.clusterpath",
-    "ConvexClustering": "odcl.clustering.convex.estimator",
-    "Downloads": "odcl.exchange.download",
-    "Federation": "odcl.data.federation",
-    "GradientClustering": "odcl.clustering.kmeans.gradient",
-    "Huber": "odcl.risk.losses",
-    "KMeansPP": "odcl.clustering.kmeans.kmeanspp",
-    "Logistic": "odcl.risk.losses",
-    "Method": "odcl.method",
-    "MixedGroups": "odcl.clustering.mixed",
-    "Multinomial": "odcl.risk.losses",
-    "NoiseMixture": "odcl.clustering.mixture.noise_mixture",
-    "ODCLClassifier": "odcl.estimators",
-    "ODCLRegressor": "odcl.estimators",
-    "Poisson": "odcl.risk.losses",
-    "ProjectedSGD": "odcl.local.sgd",
-    "Result": "odcl.engines.in_process",
-    "Risk": "odcl.risk.risk",
-    "ServerStep": "odcl.server.step",
-    "SpectralKMeans": "odcl.clustering.kmeans.spectral",
-    "Squared": "odcl.risk.losses",
-    "Uploads": "odcl.exchange.upload",
-    "clusterpath": "odcl.clustering.convex.clusterpath",
-    "compare": "odcl.estimators.compare",
-    "federation_from_dask": "odcl.estimators.dask_frames",
-    "federation_from_table": "odcl.data.source",
-    "fit": "odcl.engines.in_process",
-    "linear_federation": "odcl.data.synthetic",
-    "logistic_federation": "odcl.data.synthetic",
-    "oracle_lambda": "odcl.clustering.convex.separation",
-    "read_table": "odcl.data.tables",
-    "recovery_interval": "odcl.clustering.convex.separation",
-    "server_step": "odcl.server.step",
+_NAMES = {
+    "odcl.clustering.convex.clusterpath": ("ClusterPath", "clusterpath"),
+    "odcl.clustering.convex.estimator": ("ConvexClustering",),
+    "odcl.clustering.convex.separation": ("oracle_lambda", "recovery_interval"),
+    "odcl.clustering.kmeans.gradient": ("GradientClustering",),
+    "odcl.clustering.kmeans.kmeanspp": ("KMeansPP",),
+    "odcl.clustering.kmeans.spectral": ("SpectralKMeans",),
+    "odcl.clustering.mixed": ("MixedGroups",),
+    "odcl.clustering.mixture.noise_mixture": ("NoiseMixture",),
+    "odcl.data.federation": ("Federation",),
+    "odcl.data.source": ("federation_from_table",),
+    "odcl.data.synthetic": ("linear_federation", "logistic_federation"),
+    "odcl.data.tables": ("read_table",),
+    "odcl.engines.in_process": ("Result", "fit"),
+    "odcl.estimators": ("ODCLClassifier", "ODCLRegressor"),
+    "odcl.estimators.compare": ("compare",),
+    "odcl.estimators.dask_frames": ("federation_from_dask",),
+    "odcl.exchange.download": ("Downloads",),
+    "odcl.exchange.upload": ("Uploads",),
+    "odcl.local.sgd": ("ProjectedSGD",),
+    "odcl.method": ("Method",),
+    "odcl.risk.losses": ("Huber", "Logistic", "Multinomial", "Poisson", "Squared"),
+    "odcl.risk.risk": ("Risk",),
+    "odcl.server.step": ("ServerStep", "server_step"),
 }
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
 
 _MODULES = {  # used as odcl.plan.plan(...)
     "baselines": "odcl.paper.baselines",
@@ -105,4 +96,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return [*__all__, "__version__"]

@@ -73,7 +73,7 @@ class NotAdmissible(ValueError):
 def did_you_mean(name: object, known: Iterable[object]) -> str:
     """'; did you mean ...?' where one of the known names is close, else a full stop."""
     folded = {str(k).casefold(): k for k in known}
-    match = difflib.get_close_matches(str(name).casefold(), folded, n=1)
+    match = difflib.get_close_matches(str(name).casefold(), folded, n=1, cutoff=0.75)
     return f"; did you mean {str(folded[match[0]])!r}?" if match else "."
 
 

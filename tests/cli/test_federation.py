@@ -424,7 +424,7 @@ def test_a_site_that_is_none_of_these(command, sent):
     assert said.out.startswith("odd: none of these groups, distance ")
 
 
-def test_a_model_of_a_federation_knows_no_features_of_other_groups(command, sent):
+def test_a_model_of_a_federation_predicts_new_users_and_is_not_diagnosed(command, sent):
     assert command("combine", "task.toml", "uploads", "--out", "round").code == 0
     save_csv(sent["north"].assign(ward="A"), "wards.csv")
     fit = "site fit task.toml wards.csv --site north --user ward --out north.upload"
@@ -435,7 +435,7 @@ def test_a_model_of_a_federation_knows_no_features_of_other_groups(command, sent
     said = command("site", "receive", "task.toml", *names, "--user", "ward", "--out", "model")
     assert said.code == 0
     save_csv(sent["north"].assign(ward="new"), "new.csv")
-    said = command("predict", "model", "new.csv", "--unknown", "nearest")
+    said = command("predict", "model", "new.csv")
     assert said.code == 2
     assert "--unknown pooled" in said.err
     assert command("predict", "model", "new.csv", "--unknown", "pooled").code == 0

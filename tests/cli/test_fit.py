@@ -365,6 +365,27 @@ def test_missing_values_are_filled_in_and_counted(command):
     assert said.err == "odcl: 3 missing values filled in (a: 2, b: 1)\n"
 
 
+def test_text_needs_no_option_and_ids_are_left_out(command):
+    """The models are those of --categorical and --drop, and one notice says what was done."""
+    frame = people()
+    n = len(frame)
+    frame = frame.assign(town=np.resize(["Ulm", "Bonn", "Rom"], n), id=range(n))
+    frame["name"] = [f"person {i}" for i in range(n)]
+    named = ("--categorical", "town", "--drop", "id,name")
+    assert command("fit", save_csv(frame), *NO_HOLDOUT, *named, "--out", "named").err == ""
+    said = command("fit", "table.csv", *NO_HOLDOUT, "--out", "run")
+    assert said.code == 0
+    assert said.err == (
+        "odcl: Columns of text are taken as categories: town. Left out: 'id' (it counts the rows), "
+        f"'name' ({n} levels in {n} rows). Ask for a column by its name to keep it.\n"
+    )
+    assert files_below("run")["groups.csv"] == files_below("named")["groups.csv"]
+    assert command("predict", "run", "table.csv") == command("predict", "named", "table.csv")
+    asked = command("fit", "table.csv", *NO_HOLDOUT, "--features", "a,id,town", "--out", "asked")
+    assert asked.err == "odcl: Columns of text are taken as categories: town.\n"
+    assert "id" in files_below("asked")["groups.csv"].decode()
+
+
 def test_decimal_commas_are_read_with_a_notice(command):
     frame = people()
     command("fit", save_csv(frame), *NO_HOLDOUT, "--out", "run")

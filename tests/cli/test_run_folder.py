@@ -137,7 +137,7 @@ def test_an_answer_replaces_a_file_only_by_force(run, words):
     ("limit", "file"),
     [
         (300, r"\S+"),
-        (1500, r"models?\.(json|safetensors)"),
+        (1100, r"models?\.(json|safetensors)"),
         (20_000, r"(picture\.png|report\.html)"),
     ],
 )

@@ -101,7 +101,7 @@ USAGE = [
         (("predict", "r", "t", "--engine", "dask", "--out", out), f"and {out} names one file")
         for out in ("p.csv", "p.parquet", "p.csv.gz")
     ),
-    (("predict", "r", "t.csv", "--unknown", "neerest"), "did you mean 'nearest'?"),
+    (("predict", "r", "t.csv", "--unknown", "poled"), "did you mean 'pooled'?"),
     (("predict", "r", "t.csv", "--unseen", "x"), "none of error, reference"),
 ]
 VALUES = [

@@ -93,7 +93,7 @@ def test_a_lambda_that_is_none_is_refused(lam):
 def test_rows_without_distance_are_named(bad):
     X = np.eye(4)
     X[2, 1] = bad
-    with pytest.raises(ValueError, match=r"1 of 4 rows hold NaN or inf \(the first is row 2\)"):
+    with pytest.raises(ValueError, match=r"1 of 4 rows hold NaN or inf \(the first is row 3\)"):
         ConvexClustering().fit(X)
 
 

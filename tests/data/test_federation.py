@@ -199,7 +199,7 @@ def test_one_number_in_any_type_is_one_user(same):
     ],
 )
 def test_rows_without_an_id_are_refused_and_counted(users):
-    told = r"2 of 4 rows have no user id \(the first is row 1"
+    told = r"2 of 4 rows have no user id \(the first is row 2\)"
     with pytest.raises(ValueError, match=told):
         Federation.from_arrays(np.ones((4, 1)), np.ones(4), users)
     with pytest.raises(ValueError, match=told):

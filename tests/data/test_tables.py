@@ -7,6 +7,7 @@ import gzip
 import json
 import math
 import re
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from odcl.data.frames import check_features
 from odcl.data.schema import TableSchema
 from odcl.data.source import federation_from_table, read_source
 from odcl.data.tables import as_table, read_column_names, read_table
+from odcl.data.unnamed import Look, looks_at
 from odcl.data.write import write_table
 from tests.helpers import refusal, run_python
 
@@ -284,7 +286,6 @@ def test_a_folder_or_path_without_a_table_is_refused(tmp_path):
     ("data", "reason"),
     [
         (3, "type int is not a table"),
-        (pl.LazyFrame({"a": [1]}), "collect()"),
         (pd.DataFrame(), "no columns"),
         (pd.DataFrame({"a": []}), "no rows"),
         (pd.DataFrame([[1, 2]], columns=["a", "a"]), "two columns called 'a'"),
@@ -616,13 +617,82 @@ def test_numbers_as_names_of_a_frame_are_text():
     assert TableSchema.fit(frame, user="0", target="2").columns == ("1",)
 
 
-def test_polars_and_pandas_categories_are_levels_when_asked_for():
+def test_polars_and_pandas_categories_are_levels():
     frame = small_table().to_pandas().astype({"region": "category"})
     expected = TableSchema.fit(small_table(), **ROLES, categorical=["region"])
     assert TableSchema.fit(frame, **ROLES, categorical=["region"]) == expected
     polars = pl.from_arrow(small_table()).with_columns(pl.col("region").cast(pl.Categorical))
     assert TableSchema.fit(polars, **ROLES, categorical=["region"]) == expected
-    assert "categorical=['region'] to use it" in refusal(TableSchema.fit, frame, **ROLES)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a type says so: no notice
+        assert TableSchema.fit(frame, **ROLES) == expected
+        assert TableSchema.fit(polars.lazy(), **ROLES) == expected
+
+
+# -- columns that nobody named ---------------------------------------------------------------------
+
+
+def unnamed_table(n=40):
+    """Two columns of text, an id for nearly every row, a row number, a year and codes."""
+    return pa.table(
+        {
+            "store": np.repeat(["a", "b"], n // 2),
+            "region": np.resize(["north", "south", "east"], n),
+            "name": [f"customer {i % (n - 3)}" for i in range(n)],
+            "row": np.arange(1, n + 1),
+            "year": np.tile(np.arange(1990, 1990 + n // 2), 2),
+            "code": np.resize([3, 5, 7], n),
+            "y": np.linspace(0, 1, n),
+        }
+    )
+
+
+def test_text_is_taken_as_categories_and_ids_are_left_out_with_one_notice():
+    """A year, which counts the rows of each user, stays; so does what is asked for by name."""
+    table = unnamed_table()
+    with pytest.warns(UserWarning, match="Left out") as said:
+        schema = TableSchema.fit(table, **ROLES)
+    assert [str(one.message) for one in said] == [
+        "Columns of text are taken as categories: region. Left out: 'name' (37 levels in 40 rows), "
+        "'row' (it counts the rows). Ask for a column by its name to keep it."
+    ]
+    assert schema.features == ("region", "year", "code")
+    assert list(schema.levels) == ["region"]
+    with pytest.warns(UserWarning, match="categories: region, name.$"):
+        asked = TableSchema.fit(table, **ROLES, features=["region", "name", "row"])
+    assert (asked.features, list(asked.levels)) == (("region", "name", "row"), ["region", "name"])
+    with pytest.warns(UserWarning, match="categories: region. Left"):
+        coded = TableSchema.fit(table, **ROLES, categorical=["code"])
+    assert coded.levels["code"] == (3, 5, 7)
+
+
+def test_numbers_and_dates_among_text_are_no_categories():
+    """A slip in a column of numbers is refused, as before; all such columns are named at once."""
+    slips = ["1.5", "2", "n.a.", "4"] * 10
+    days = [f"2024-01-{i % 28 + 1:02d}" for i in range(40)]
+    table = unnamed_table().append_column("price", [slips]).append_column("day", [days])
+    with pytest.warns(UserWarning, match="categories: region"):
+        said = refusal(TableSchema.fit, table, **ROLES)
+    assert "Column 'price' holds text where numbers are needed: row 3 has 'n.a.'" in said
+    assert "Column 'day' holds text where numbers are needed: row 1 has '2024-01-01'" in said
+    assert (
+        "categorical=['price', 'day'] to use them as categories, or drop=['price', 'day']" in said
+    )
+    said = refusal(TableSchema.fit, table, **ROLES, features=["prize", "when"])
+    assert "Columns prize, when are not in the table. Columns: store" in said
+
+
+@pytest.mark.parametrize("cuts", [(0,), (1, 2), (7, 7, 25), (40,), tuple(range(1, 40))])
+def test_looks_at_pieces_add_up_to_the_look_at_the_table(cuts):
+    table = unnamed_table()
+    names = [name for name in table.column_names if name not in ("store", "y")]
+    ends = zip((0, *cuts), (*cuts, 40), strict=True)
+    pieces = [looks_at(table.slice(a, b - a), names) for a, b in ends]
+    merged = {name: sum((one[name] for one in pieces), Look(0)) for name in names}
+    assert merged == looks_at(table, names)
+    assert merged["row"].left_out == "it counts the rows"
+    assert merged["year"].left_out == ""
+    assert merged["name"].left_out == "37 levels in 40 rows"
 
 
 DATES = pa.array([0, 1, 2, 3], pa.date32())
@@ -644,9 +714,9 @@ REFUSED = {
     "no feature": ({"drop": ["price", "region", "sold"]}, {}, "No feature is left"),
     "unknown way": ({"missing": "zero"}, {}, "missing is one of error, drop, mean, not 'zero'"),
     "unknown task": ({"task": "rank"}, {}, "task is one of"),
-    "text": ({}, {}, "row 1 has 'north' (numbers are written 1234.5"),
+    "slip": ({}, {"region": ["1", "2", "x", "4"]}, "row 3 has 'x' (numbers are written 1234.5"),
     "thousands": ({}, {"region": ["1", "2.5", "1,234", "x"]}, "row 3 has '1,234'"),
-    "long line": ({}, {"region": ["two\nlines" * 99] * 4}, "row 1 has 'two\\n"),
+    "long line": ({}, {"region": ["1", "1", "1", "two\nlines" * 99]}, "row 4 has 'two\\n"),
     "numbers as text": ({}, {"region": ["1", " 2.5", "-3e4", ".5"]}, "numbers written as text"),
     "date": ({}, {"region": DATES}, "holds dates or times (date32[day]; row 1: '1970-01-01')"),
     "list": ({}, {"region": [[1], [2], [3], [4]]}, "type list"),
@@ -654,7 +724,9 @@ REFUSED = {
     "gaps": (
         {},
         {"region": [1, None, 2, None], "sold": [None, 1, None, 1]},
-        "'sold' has no value in row 1 (incomplete rows: 4 of 4, 2 of them in this column)",
+        "'sold' has no value in row 1 (incomplete rows: 4 of 4, 2 of them in this column; also in "
+        "region), and a model needs them all. Say missing='drop' (leave these rows out), missing="
+        "'mean' (fill in the mean), or drop=['region', 'sold'] (do without the columns).",
     ),
     "nan": (
         {},
@@ -685,7 +757,7 @@ REFUSED = {
         "no design",
     ),
     "same name": ({"categorical": "region"}, {"region=south": [1, 2, 3, 4]}, "'region=south'"),
-    "odd name": ({"drop": "region"}, {"unit\nprice": list("abcd")}, "'unit\\nprice'"),
+    "odd name": ({"drop": "region"}, {"unit\nprice": list("123x")}, "'unit\\nprice'"),
 }
 
 
@@ -725,11 +797,11 @@ def test_decimal_commas_elsewhere_are_refused_by_their_name(tmp_path):
 
 WHEN = pd.to_datetime(["2024-02-03", "2024-02-04"])
 COLUMNS = {
-    "timestamps": (pd.Series(WHEN), "'c' of X holds dates or times (row 0: 2024-02-03"),
-    "with a zone": (pd.Series(WHEN.tz_localize("UTC")), "holds dates or times (row 0: 2024-02-03"),
-    "dates": (pd.Series(WHEN.date), "holds dates or times (row 0: 2024-02-03)"),
-    "durations": (pd.Series(WHEN - WHEN[0]), "holds dates or times (row 0: 0"),
-    "text": (pd.Series(["1.5", "north"]), "holds text (row 1: 'north'), and features are numbers."),
+    "timestamps": (pd.Series(WHEN), "'c' of X holds dates or times (row 1: 2024-02-03"),
+    "with a zone": (pd.Series(WHEN.tz_localize("UTC")), "holds dates or times (row 1: 2024-02-03"),
+    "dates": (pd.Series(WHEN.date), "holds dates or times (row 1: 2024-02-03)"),
+    "durations": (pd.Series(WHEN - WHEN[0]), "holds dates or times (row 1: 0"),
+    "text": (pd.Series(["1.5", "north"]), "holds text (row 2: 'north'), and features are numbers."),
     "decimal commas": (pd.Series(["3,14", "2"]), "If these are decimal commas, put points"),
 }
 
@@ -741,6 +813,16 @@ def test_features_that_are_no_numbers_are_refused_by_their_column(case):
     assert told in refusal(check_features, frame)
     assert told in refusal(check_features, pl.from_pandas(frame))
     assert "Column 1 of X" in refusal(check_features, frame.astype(object).to_numpy())
+
+
+def test_all_features_that_are_no_numbers_are_named_at_once():
+    frame = pd.DataFrame({"a": [1.0, 2.0], "when": WHEN, "b": ["1", "x"], "c": ["2", "y"]})
+    said = refusal(check_features, frame)
+    assert "Column 'when' of X holds dates or times (row 1: 2024" in said
+    assert (
+        "column 'b' of X holds text (row 2: 'x'); column 'c' of X holds text (row 2: 'y')" in said
+    )
+    assert "categorical=['b', 'c']" in said
 
 
 def test_dates_alone_are_refused_where_numpy_would_count_nanoseconds():

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.base import clone
 
-from odcl import ODCLClassifier, ODCLRegressor
+from odcl import ODCLClassifier, ODCLRegressor, federation_from_table
 from odcl.data.scaling import Scaling
 
 LOSSES = {
@@ -134,10 +135,13 @@ def test_a_level_never_seen_is_refused_or_read_as_the_reference():
 @pytest.mark.parametrize(
     ("how", "change", "message"),
     [
-        ({}, {}, "Column 'region' of X holds text .*categorical=.'region'."),
         ({"categorical": ["regio"]}, {}, "no column 'regio' for categories; did you mean 'region'"),
         ({"categorical": ["user"]}, {}, "names the users, and cannot be categorical"),
-        ({"categorical": ["region"]}, {"region": None}, "contains NaN: column 'region'"),
+        (
+            {"categorical": ["region"]},
+            {"region": None},
+            "contains NaN: no value in column 'region'",
+        ),
         ({"categorical": ["region"], "unseen": "skip"}, {}, "unseen='skip' is not one of 'error'"),
     ],
 )
@@ -145,6 +149,71 @@ def test_categories_that_cannot_be_are_refused(how, change, message):
     frame, y = shops(5)
     with pytest.raises(ValueError, match=message):
         ODCLRegressor(users="user", **how).fit(frame.assign(**change), y)
+
+
+def test_text_is_taken_as_categories_without_being_named(tmp_path):
+    """In every kind of frame, with one warning; ids and row numbers stay out, before and after."""
+    frame, y = shops(5)
+    named = fitted(frame, y)
+    told = "taken as categories: region. Left out: 'name' .* levels in .* 'row' .it counts the rows"
+    more = frame.assign(name=[f"n{i}" for i in range(len(frame))], row=range(len(frame)))
+    for data in (more, pl.from_pandas(more), pl.from_pandas(more).lazy(), pa.table(more)):
+        with pytest.warns(UserWarning, match=told):
+            model = ODCLRegressor(users="user", random_state=0).fit(data, y)
+        assert model.feature_names_ == named.feature_names_
+        assert_array_equal(model.predict(data), named.predict(frame))
+        assert_array_equal(model.predict(frame), named.predict(frame))  # nobody needs the others
+    model.save(tmp_path / "model")
+    assert_array_equal(ODCLRegressor.load(tmp_path / "model").predict(more), model.predict(more))
+    by_row = frame.assign(row=np.arange(len(frame), dtype=float))
+    with pytest.warns(UserWarning, match="categories: region.$"):
+        assert "row" in ODCLRegressor(users="user").fit(by_row, y).feature_names_
+
+
+def test_one_users_time_is_no_row_number():
+    frame, y = pd.DataFrame({"t": range(60), "x": np.sin(np.arange(60.0))}), np.arange(60.0)
+    assert ODCLRegressor().fit(frame, y).feature_names_ == ["t", "x"]
+
+
+@pytest.mark.parametrize("missing", ["drop", "mean"])
+def test_rows_that_lack_a_value_are_left_out_or_filled_in_as_by_the_command(missing, tmp_path):
+    frame, y = shops(6)
+    rng = np.random.default_rng(0)
+    holes = frame.assign(y=y).astype({"region": object, "user": object})
+    for name, share in {"price": 0.1, "region": 0.1, "y": 0.05, "user": 0.05}.items():
+        holes.loc[rng.random(len(holes)) < share, name] = None
+    X, target = holes.drop(columns="y"), holes["y"].to_numpy(float)
+    told = {"missing": missing, "categorical": ["region"]}
+    federation, schema = federation_from_table(holes, user="user", target="y", **told)
+    model = ODCLRegressor(users="user", random_state=0, **told).fit(X, target)
+    expected = ODCLRegressor(users="user", random_state=0).fit_federation(federation, schema=schema)
+    assert_array_equal(model.theta_, expected.theta_)
+    assert model.n_rows_.sum() == federation.n_rows.sum()
+    weighted = clone(model).fit(X, target, sample_weight=np.full(len(X), 2.0))
+    assert weighted.n_rows_.sum() == model.n_rows_.sum()
+    later = frame.assign(price=frame["price"].where(frame.index != 3))
+    model.save(tmp_path / "model")
+    model = ODCLRegressor.load(tmp_path / "model")
+    if missing == "drop":
+        with pytest.raises(ValueError, match=r"column 'price' \(row 4\).*fit with missing='mean'"):
+            model.predict(later)
+        return
+    filled = frame.assign(price=frame["price"].where(frame.index != 3, schema.fill["price"]))
+    assert_array_equal(model.predict(later), model.predict(filled))
+
+
+def test_numbers_alone_are_filled_in_too():
+    rng = np.random.default_rng(1)
+    X, users = rng.normal(size=(80, 3)), np.repeat(np.arange(8), 10)
+    y, holes = X.sum(axis=1), X.copy()
+    holes[rng.random(X.shape) < 0.1] = np.nan
+    kept = ~np.isnan(holes).any(axis=1)
+    model = ODCLRegressor(missing="drop").fit(holes, y, users=users)
+    expected = ODCLRegressor().fit(X[kept], y[kept], users=users[kept])
+    assert_allclose(model.coef_, expected.coef_, rtol=1e-9, atol=1e-12)
+    filled = np.where(np.isnan(holes), np.nanmean(holes, axis=0), holes)
+    model = ODCLRegressor(missing="mean").fit(holes, y, users=users)
+    assert_allclose(model.predict(holes, users), model.predict(filled, users), rtol=1e-9)
 
 
 def test_a_reference_is_told_by_the_other_columns_whatever_was_left_out():

@@ -211,10 +211,8 @@ def test_other_methods_tell_no_differences_and_no_intervals():
     X, y, users = world()
     model = ODCLRegressor(clusterer=2).fit(X, y, users=users)
     assert model.differences_ == {}
-    assert "clusterer='auto'" in refusal(model.predict_interval, X, users)
-    assert "probability" in refusal(
-        mixed().fit(X, y, users=users).predict_interval, X, users, coverage=1
-    )
+    assert "clusterer='auto'" in refusal(model.predict_interval, X, users=users)
+    assert "probability" in refusal(mixed().fit(X, y, users=users).predict_interval, X, 1, users)
 
 
 # -- intervals -----------------------------------------------------------------------------------
@@ -226,24 +224,23 @@ def test_intervals_hold_what_they_promise(differ, groups):
     X, y, users = world(60, 30, differ=differ, groups=groups, seed=3)
     train = np.tile(np.arange(30) < 10, 60)
     model = mixed().fit(X[train], y[train], users=users[train])
-    low, high = model.predict_interval(X[~train], users[~train], coverage=0.9)
+    low, high = model.predict_interval(X[~train], 0.9, users[~train])
     assert 0.85 <= np.mean((low <= y[~train]) & (y[~train] <= high)) <= 0.95
+    with pytest.raises(ValueError, match=r"is a probability.*owners of rows are named as users="):
+        model.predict_interval(X[~train], users[~train])
     mean, std = model.predict(X[~train], users[~train], return_std=True)
     assert_allclose(mean, (low + high) / 2, rtol=1e-10, atol=1e-10)
     assert abs(np.std((y[~train] - mean) / std) - 1) < 0.15
 
 
-@pytest.mark.parametrize("unknown", ["pooled", "nearest"])
-def test_an_unknown_user_may_be_anywhere(unknown):
+@pytest.mark.filterwarnings("ignore:200 of 200 rows")
+def test_an_unknown_user_may_be_anywhere():
     """Intervals for users without rows are as wide as users differ, and cover."""
     X, y, users = world(80, 10, differ=1.5, groups=1, seed=4)
     old = users < 60
-    model = mixed(unknown=unknown).fit(X[old], y[old], users=users[old])
-    low, high = model.predict_interval(X[~old], users[~old], coverage=0.9)
+    model = mixed().fit(X[old], y[old], users=users[old])
+    low, high = model.predict_interval(X[~old], 0.9, users[~old])
     assert 0.8 <= np.mean((low <= y[~old]) & (y[~old] <= high)) <= 0.98
-    if unknown == "pooled":
-        assert_array_equal(model.predict(X[~old]), model.predict(X[~old], users[~old]))
-        assert_array_equal(model.predict_interval(X[~old])[0], low)
 
 
 # -- users who come later ------------------------------------------------------------------------
@@ -350,7 +347,7 @@ def test_a_loaded_model_is_the_one_saved(loss, tmp_path):
     for who in (users, ["late"] * len(X), ["nobody"] * len(X)):
         assert_array_equal(response(loaded, X, who), response(model, X, who))
         if loss == "squared":
-            both = (m.predict_interval(X, who, coverage=0.8) for m in (loaded, model))
+            both = (m.predict_interval(X, 0.8, who) for m in (loaded, model))
             assert_array_equal(*both)
     assert_array_equal(loaded.assign(X[:5], y[:5]).theta, model.assign(X[:5], y[:5]).theta)
     assert loaded.update_user("late", X[:9], y[:9]) == model.update_user("late", X[:9], y[:9])
@@ -425,7 +422,7 @@ def test_the_command_writes_intervals(command):
     assert answer.column_names == ["user", "row", "prediction", "low", "high"]
     model = ODCLRegressor.load("run")
     X = np.ascontiguousarray(frame[["a", "b", "c"]])
-    low, high = model.predict_interval(X, frame.user, coverage=0.8)
+    low, high = model.predict_interval(X, coverage=0.8, users=frame.user)
     assert_array_equal(answer["low"].to_numpy(), low)
     assert_array_equal(answer["high"].to_numpy(), high)
     assert command("predict", "run", "table.csv", "--interval", "1.5").code != 0

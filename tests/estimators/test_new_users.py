@@ -6,6 +6,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -116,6 +117,17 @@ def test_false_alarms_are_rare_whatever_the_number_of_rows(loss, settings, world
     assert 0.5 < np.median(distances) < 1.3  # in noise units, whatever the number of rows
     strangers = [model.assign(*world.rows(3, 500)) for _ in range(5)]
     assert all(a.none_of_these for a in strangers)
+
+
+def test_a_printed_assignment_is_a_sentence():
+    world = World("squared")
+    model = world.fit(ODCLRegressor(clusterer="auto"))
+    found = model.add_user("new", *world.rows(1, 30))
+    told = f"By 30 rows, this user belongs to group {found.label}"
+    assert str(found) in (f"{told}.", f"{told} with probability {found.probability:.2f}.")
+    assert str(replace(found, probability=0.875)) == f"{told} with probability 0.88."
+    far = model.assign(*world.rows(3, 500))
+    assert str(far) == "By 500 rows, this user fits none of the groups: it has a model of its own."
 
 
 def test_a_noisier_member_is_no_stranger():
@@ -229,7 +241,7 @@ def test_threads_that_add_users_to_one_model_lose_nobody(table):
 
     def add(part):
         for i in range(25):
-            model.add_assigned([f"new-{part}-{i}"], [found])
+            model._add_assigned([f"new-{part}-{i}"], [found])
             model.predict(X[:2], users=[f"new-{part}-{i}"] * 2)
             model.update_user(part, X[:1], y[:1])
 
@@ -272,7 +284,7 @@ def test_whoever_predicts_while_a_user_is_added_finds_it_whole_or_not_at_all(tab
                     seen.append(self.predict(X[:3], users=["new"] * 3))
 
     seen = []
-    model = Watched(random_state=0).fit(X, y, users=users)
+    model = Watched(unknown="error", random_state=0).fit(X, y, users=users)
     model.watching = True
     model.add_user("new", X[:9], y[:9])
     assert len(seen) >= 1

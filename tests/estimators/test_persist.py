@@ -30,9 +30,9 @@ from odcl.artifact.manifest import MANIFEST, Entry, Manifest
 from odcl.estimators.persist import MODEL, NUMBERS
 from tests.helpers import files_below, full_disk, model_of
 
-FITTED = ["theta_", "cluster_theta_", "labels_", "cluster_means_", "pooled_theta_", "n_rows_"]
+FITTED = ["theta_", "cluster_theta_", "labels_", "pooled_theta_", "n_rows_"]
 FITTED += ["probability_", "coef_", "intercept_", "group_coef_", "group_intercept_"]
-WORDED = ["n_clusters_", "n_features_in_", "tau2_", "rule_", "reason_", "has_users_"]
+WORDED = ["n_clusters_", "n_features_in_", "tau2_", "rule_", "reason_", "_has_users"]
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +56,8 @@ def classifier(small_table, labels, **settings):
 MODELS = {
     "squared": lambda t: regressor(t),
     "paper": lambda t: regressor(t, method="paper"),
-    "pooled": lambda t: regressor(t, unknown="pooled"),
-    "nearest": lambda t: regressor(t, unknown="nearest", fit_intercept=False),
+    "pooled": lambda t: regressor(t, unknown="pooled", fit_intercept=False),
+    "refusing": lambda t: regressor(t, unknown="error"),
     "huber": lambda t: regressor(t, loss="huber"),
     "a loss": lambda t: regressor(t, loss=Huber(2.5)),
     "poisson": lambda t: regressor((t[0], np.abs(t[1]).round(), t[2]), loss="poisson"),
@@ -360,6 +360,22 @@ WORDS_CHANGED = {
     "groups of text": (put("groups", "x"), "damaged"),
     "has_users of text": (put("has_users", "yes"), "has_users is neither"),
 }
+
+
+def test_a_model_of_an_older_version_loads(saved, small_table, tmp_path):
+    """It had mean features of groups, for a choice of ``unknown`` that there is no more."""
+    folder = copy_of(saved, "ODCLRegressor", tmp_path)
+    words = json.loads((folder / MODEL).read_text())
+    words["params"]["unknown"] = "nearest"
+    (folder / MODEL).write_text(json.dumps(words))
+    arrays = load_file(folder / NUMBERS)
+    means = np.zeros((len(arrays["members"]), len(arrays["scale"])))
+    save_file({**arrays, "cluster_means": means}, folder / NUMBERS)
+    seal(folder)
+    loaded, now = ODCLRegressor.load(folder), ODCLRegressor.load(saved / "ODCLRegressor")
+    assert loaded.unknown == "pooled"
+    rows = pd.DataFrame(small_table[0][:5], columns=["a", "b", "c"])
+    assert_array_equal(*(one.predict(rows, ["new"] * 5) for one in (loaded, now)))
 
 
 @pytest.mark.parametrize("change", WORDS_CHANGED)

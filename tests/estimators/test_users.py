@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -32,7 +33,6 @@ from tests.helpers import (
     FRAME_COLUMNS,
     LOSS_NAMES,
     estimator_for,
-    models_of,
     peak_memory,
     response,
     target_of_kind,
@@ -131,7 +131,7 @@ def test_owners_given_beside_the_users_column_have_to_agree_with_it(frame):
     assert_array_equal(model.predict(X[FRAME_COLUMNS], users=X["store"]), expected)
     other = X["store"].to_numpy().copy()
     other[7] = "s01" if other[7] != "s01" else "s02"
-    with pytest.raises(ValueError, match=r"Row 7 belongs to 's.*' by column 'store'"):
+    with pytest.raises(ValueError, match=r"Row 8 belongs to 's.*' by column 'store'"):
         model.predict(X, users=other)
     one = X["store"] == "s03"
     for method in (model.update_user, model.add_user):
@@ -245,7 +245,7 @@ def test_a_missing_id_is_refused_and_makes_no_user(table, nothing):
 def test_text_and_numbers_are_different_ids(table):
     X, y, users = table
     model = ODCLRegressor(random_state=0).fit(X, y, users=users)
-    with pytest.raises(ValueError, match=r"'16'.* not in the fit \(the fit's ids look like 0\)"):
+    with pytest.warns(UserWarning, match=r"not in the fit \(.*'16'.*the fit's ids look like 0\)"):
         model.predict(X, users=users.astype(str))
 
 
@@ -262,11 +262,49 @@ def test_positions_finds_ids_and_only_them(known):
 # -- users never seen ------------------------------------------------------------------------------
 
 
-def test_an_unknown_user_is_an_error_that_names_the_options(table):
+def test_an_unknown_user_can_be_refused_with_the_options(table):
+    X, y, users = table
+    model = ODCLRegressor(unknown="error", random_state=0).fit(X, y, users=users)
+    told = r"2 of 3 rows belong to 2 users not in the fit \(98, 99\).*add_user.*pooled"
+    with pytest.raises(ValueError, match=told):
+        model.predict(X[:3], users=[98, 99, 1])
+
+
+def sorted_by_store():
+    """A table as it comes: one store after the other, so that a default fold holds whole stores."""
+    rng = np.random.default_rng(0)
+    store = np.repeat(np.arange(20), 12)
+    frame = pd.DataFrame(rng.normal(size=(240, 2)), columns=["price", "promo"])
+    y = 10 + frame @ [2.0, -1.0] + rng.normal(size=20)[store] + rng.normal(size=240) / 4
+    return frame.assign(store=[f"store-{i:02d}" for i in store]), y
+
+
+def test_default_folds_of_a_table_sorted_by_user_are_scored():
+    """Users no fit has seen are predicted as average ones, and a warning counts their rows."""
+    X, y = sorted_by_store()
+    model = ODCLRegressor(users="store")
+    told = r"48 of 48 rows belong to 4 users not in the fit \('store-00', 'store-01', 'store-02'"
+    with pytest.warns(UserWarning, match=told):
+        scores = cross_val_score(model, X, y)
+    assert (scores > 0.5).all()
+    with pytest.warns(UserWarning, match="average users"):
+        search = GridSearchCV(model, {"l2": [0.0, 10.0]}, cv=3).fit(X, y)
+    assert np.isfinite(search.cv_results_["mean_test_score"]).all()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # every user has rows in every fit
+        assert cross_val_score(model, X, y, cv=KFold(5, shuffle=True, random_state=0)).min() > 0.9
+
+
+def test_an_unknown_user_of_mixed_groups_is_their_mean_by_shares(table):
+    """sum_k pi_k c_k, which lies among several groups and is none of them."""
     X, y, users = table
     model = ODCLRegressor(random_state=0).fit(X, y, users=users)
-    with pytest.raises(ValueError, match=r"Users 98, 99 were not.*add_user.*pooled.*nearest"):
-        model.predict(X[:3], users=[98, 99, 1])
+    assert model.n_clusters_ > 1
+    shares = model.mixture_.weights
+    coef, intercept = shares @ model.group_coef_, shares @ model.group_intercept_
+    with pytest.warns(UserWarning, match="5 of 5 rows"):
+        found = model.predict(X[:5], users=["new"] * 5)
+    assert_allclose(found, X[:5] @ coef + intercept, rtol=1e-9)
 
 
 @pytest.mark.parametrize("loss", LOSS_NAMES)
@@ -282,21 +320,6 @@ def test_unknown_pooled_is_one_model_for_all(table, loss):
         tolerance = {"rtol": 0.3, "atol": 0.3}
     assert_allclose(predicted[users == 3], response(alone, X, None)[users == 3], **tolerance)
     assert_array_equal(predicted[users != 3], response(model, X, users)[users != 3])
-    assert_array_equal(response(model, X, None)[users == 3], predicted[users == 3])
-
-
-def test_unknown_nearest_is_the_model_of_the_group_with_similar_features(table):
-    X, y, users = table
-    model = ODCLRegressor(random_state=0).fit(X, y, users=users)
-    groups = model.labels_[positions(model.users_, users)]
-    # Groups that live in different places, so that features tell them.
-    X = X + 10.0 * groups[:, None]
-    model = ODCLRegressor(unknown="nearest", random_state=0).fit(X, y, users=users)
-    assert_array_equal(model.labels_[positions(model.users_, users)], groups)
-    strangers = np.char.add("new ", users.astype(str))
-    D = np.column_stack([X, np.ones(len(X))])
-    expected = (D * models_of(model, groups=True)[groups]).sum(axis=1)
-    assert_allclose(model.predict(X, users=strangers), expected, rtol=1e-9, atol=1e-9)
 
 
 def test_predict_has_to_be_told_whose_rows_they_are(table):
@@ -345,5 +368,6 @@ def test_users_of_rows_in_the_constructor_are_refused_with_advice():
 
 def test_missing_values_are_refused_with_advice():
     X = np.array([[1.0], [np.nan], [2.0]])
-    with pytest.raises(ValueError, match=r"Input X contains NaN\. .* fill them, or drop"):
+    told = r"Input X contains NaN: no value in column 0 \(row 2\): say missing='drop'.*'mean'"
+    with pytest.raises(ValueError, match=told):
         ODCLRegressor().fit(X, [1.0, 2.0, 3.0], users=[0, 0, 1])

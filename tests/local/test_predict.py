@@ -38,7 +38,7 @@ def test_intervals_of_counts_hold_what_they_promise():
     y = rng.poisson(np.exp(level[users] + X @ [0.4, -0.2]))
     fit = np.arange(len(y)) % 3 > 0
     model = ODCLRegressor(loss="poisson").fit(X[fit], y[fit], users[fit])
-    low, high = model.predict_interval(X[~fit], users[~fit])
+    low, high = model.predict_interval(X[~fit], users=users[~fit])
     # Counts lie on a grid, so that an interval holds rather more than it promises.
     assert 0.88 <= ((y[~fit] >= low) & (y[~fit] <= high)).mean() <= 0.985
     mean, std = model.predict(X[~fit], users[~fit], return_std=True)

@@ -126,7 +126,7 @@ def test_estimator_saves_loads_and_gives_intervals(tmp_path):
     users = f.users[f.row_user]
     model = ODCLRegressor(loss="huber").fit(f.X, f.y, users)
     assert model.method_.clusterer == Method().clusterer
-    low, high = model.predict_interval(f.X, users)
+    low, high = model.predict_interval(f.X, users=users)
     assert 0.8 < ((f.y > low) & (f.y < high)).mean() < 0.97
     model.save(tmp_path / "m")
     assert_array_equal(

@@ -232,8 +232,8 @@ def test_dispersion_is_the_noise_that_is_there(loss):
 @pytest.mark.parametrize(
     ("loss", "y", "says"),
     [
-        (Squared(), [1.0, np.nan], "row 1 is not a finite number"),
-        (Huber(), [np.inf, 1.0], "row 0 is not a finite number"),
+        (Squared(), [1.0, np.nan], "row 2 is not a finite number"),
+        (Huber(), [np.inf, 1.0], "row 1 is not a finite number"),
         (Poisson(), [3, -1], "counts >= 0, got -1"),
         (Logistic(), [0, 1, 2], "labels 0/1 or -1/\\+1, got 0.0, 1.0, 2.0.*multinomial"),
         (Logistic(), ["a", "b"], "ODCLClassifier"),

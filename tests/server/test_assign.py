@@ -13,7 +13,7 @@ import odcl
 from odcl import Federation, KMeansPP, Method, Risk, linear_federation, server_step
 from odcl.clustering.labels import same_partition
 from odcl.local.fit import fit_users
-from odcl.server.assign import Groups, assign_rows, cluster_means, groups_of, nearest_cluster
+from odcl.server.assign import Groups, assign_rows, groups_of
 
 
 def groups(centers, *, members=None, tau2=0.0, phi=1.0, phi_dof=1e6, samples=1e9):
@@ -171,24 +171,3 @@ def test_differences_inside_groups_of_two_are_not_halved():
     assert step.tau2 is None
     known = groups_of(federation, risk, local, step, method)
     assert known.spread == known.tau2 == pytest.approx(0.25, rel=0.2)
-
-
-def test_mean_features_of_a_group_count_rows_as_often_as_their_weights_say():
-    rng = np.random.default_rng(0)
-    X, weight = rng.normal(size=(12, 2)), rng.integers(1, 5, 12)
-    users, labels = np.repeat(np.arange(4), 3), np.array([0, 1, 1, 0])
-    weighted = Federation.from_arrays(X, np.zeros(12), users, weight=weight)
-    repeated = Federation.from_arrays(
-        np.repeat(X, weight, axis=0), np.zeros(weight.sum()), np.repeat(users, weight)
-    )
-    found = cluster_means(weighted, labels, 2)
-    assert_allclose(found, cluster_means(repeated, labels, 2), rtol=1e-12)
-    for k in range(2):
-        mine = labels[users] == k
-        assert_allclose(found[k], np.average(X[mine], axis=0, weights=weight[mine]), rtol=1e-12)
-
-
-def test_all_rows_of_a_user_go_to_the_group_nearest_to_their_mean():
-    X = np.array([[0.0], [9.0], [1.0], [6.0], [8.0]])
-    ids = np.array(["a", "b", "a", "a", "b"])
-    assert_array_equal(nearest_cluster(X, ids, np.array([[2.0], [8.0]])), [0, 1, 0, 0, 1])

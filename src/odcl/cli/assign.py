@@ -100,7 +100,7 @@ def _assigned(options: Namespace) -> tuple[dict[str, Any], list[str]]:
             _refuse_known(model, federation.users, options.run)
         found = [model.assign(DesignRows(X), y) for _, X, y in federation]
         if options.add:
-            model.add_assigned(federation.users, found)
+            model._add_assigned(federation.users, found)
         return found
 
     found = change_run(options.run, assign) if options.add else assign(model)
@@ -120,7 +120,7 @@ def _refuse_known(model: Any, users: Any, folder: Path) -> None:
     from odcl.errors import show
     from odcl.report.text import count
 
-    old = users[model.knows(users)].tolist()
+    old = users[model._knows(users)].tolist()
     if old:
         was = "was" if len(old) == 1 else "were"
         raise ValueError(

@@ -134,7 +134,7 @@ def _page(model: Any, found: Diagnosis) -> bytes:
 def _with_rows(model: Any, rows: Any, seed: int) -> Diagnosis:
     """The diagnosis of a fit, with its rows at hand."""
     rows = rows.with_X(model.scaling_.apply(rows.X))
-    return model.result_.diagnose(rows, features=model.units_, seed=seed)
+    return model.result_.diagnose(rows, features=model._units, seed=seed)
 
 
 def _of_run(options: Namespace, progress: Silent) -> Found:
@@ -168,7 +168,7 @@ def _of_run(options: Namespace, progress: Silent) -> Found:
             )
         return model.diagnose(seed=options.seed), schema.user, notices, partial(_of_folder, options)
     rows, notices = rows_by_user(options.table, schema, options.missing)
-    strange = int((~model.knows(rows.users)).sum())
+    strange = int((~model._knows(rows.users)).sum())
     if strange or rows.n_users < n_users:
         notices.append(
             f"{options.table} has {rows.n_users} users, {strange} of them not in the run of "

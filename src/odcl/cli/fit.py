@@ -305,37 +305,26 @@ def fit_source(
     model = _estimator(source, settings)
     model.fit_federation(labelled, schema=schema, progress=progress.advance, given=handed_over)
     notices = accepted(schema, source.encoded, federation, looked, model)
-    if source.guessed and source.loss == "squared" and _looks_like_classes(federation):
-        notices.append(f"{schema.target!r} has two values: for classes say --loss logistic")
-    if source.guessed and source.loss == "squared" and _looks_like_counts(federation):
-        notices.append(
-            f"{schema.target!r} holds whole numbers from 0 on: for counts say --loss poisson"
-        )
+    if source.guessed and source.loss == "squared":
+        notices += _other_loss(federation, schema.target)
     if held.share > 0 and comparison is None:
         notices.append("no comparison: every user has a single row, and none can be held out")
     if handed_over:
-        model.forget_rows()
+        model._forget_rows()
     return FittedTable(source, model, comparison, notices, held)
 
 
-def _looks_like_classes(federation: Federation) -> bool:
+def _other_loss(federation: Federation, target: str) -> list[str]:
+    """What numbers that look like classes or counts would rather be fitted by."""
     import numpy as np
 
-    y = federation.y
-    return len(y) > 10 and _whole(federation) and len(np.unique(y)) == 2
-
-
-def _looks_like_counts(federation: Federation) -> bool:
-    import numpy as np
-
-    y = federation.y
-    return _whole(federation) and y.min() == 0 and len(np.unique(y)) > 2
-
-
-def _whole(federation: Federation) -> bool:
-    import numpy as np
-
-    return bool((federation.y == np.floor(federation.y)).all())
+    values = np.unique(federation.y)
+    if (values != np.floor(values)).any():
+        return []
+    if len(values) == 2 and len(federation.y) > 10:
+        return [f"{target!r} has two values: for classes say --loss logistic"]
+    counts = [f"{target!r} holds whole numbers from 0 on: for counts say --loss poisson"]
+    return counts if len(values) > 2 and values[0] == 0 else []
 
 
 def _estimator(source: Source, settings: dict[str, Any]) -> Any:
@@ -345,5 +334,5 @@ def _estimator(source: Source, settings: dict[str, Any]) -> Any:
 
     schema = source.schema
     kind = ODCLClassifier if task_of(source.loss) == "classification" else ODCLRegressor
-    categories = list(schema.levels) or None
-    return kind(loss=source.loss, users=schema.user, categorical=categories, **settings)
+    told = {"categorical": list(schema.levels) or None, "missing": schema.missing, **settings}
+    return kind(loss=source.loss, users=schema.user, **told)

@@ -15,7 +15,7 @@ LOSSES = ("auto", "squared", "huber", "poisson", "logistic", "multinomial")
 COMBINE = ("precision", "mean", "samples", "shrink")
 CURVATURE = ("auto", "full", "diagonal", "none")
 MISSING = ("error", "drop", "mean")
-UNKNOWN = ("error", "pooled", "nearest")
+UNKNOWN = ("error", "pooled")
 UNSEEN = ("error", "reference")
 RULES = ("auto", "mixture", "convex", "elbow", "silhouette")
 METHODS = ("auto", "kmeans", "spectral", "gradient")
@@ -135,6 +135,7 @@ def number(holds: Callable[[float], bool], which: str) -> Callable[[str], float]
 
 at_least_0 = number(lambda value: 0 <= value < math.inf, ">= 0")
 above_0 = number(lambda value: 0 < value < math.inf, "> 0")
+coverage = number(lambda value: 0 < value < 1, "above 0 and below 1")
 
 
 @dataclass(frozen=True)
@@ -155,13 +156,6 @@ def holdout(text: str) -> HoldOut:
     if last not in ("", "last") or not 0 <= value < 1:
         raise _wrong(f"{text!r} is neither a share of the rows, from 0 to below 1, nor last.")
     return HoldOut(value, last == "last")
-
-
-def coverage(text: str) -> float:
-    value = _number(text)
-    if not 0 < value < 1:
-        raise _wrong(f"{text!r} is not a probability above 0 and below 1.")
-    return value
 
 
 def seed_number(text: str) -> int:
@@ -236,7 +230,7 @@ def table_columns(group: Any, *, required: bool = False) -> None:
         help="columns to predict from: a,b,c, or the option once per column [default: all others]",
     )
     group.add_argument("--drop", **many, help="columns to leave out")
-    group.add_argument("--categorical", **many, help="columns that hold categories, not numbers")
+    group.add_argument("--categorical", **many, help="columns of numbers that hold categories")
 
 
 def run_and_table(parser: Parser, table: str, options: Mapping[str, Any]) -> None:

@@ -116,6 +116,7 @@ def fit(options: Namespace, settings: dict[str, Any]) -> None:
     from odcl.data.source import dropped_with, guess_loss, task_of
     from odcl.data.stacking import InUse
     from odcl.data.summary import Roles
+    from odcl.engines.dask.round import settled
     from odcl.engines.dask.table import table_files
     from odcl.estimators import ODCLClassifier, ODCLRegressor
     from odcl.estimators.scattered import compare_pieces, fit_pieces
@@ -149,8 +150,10 @@ def fit(options: Namespace, settings: dict[str, Any]) -> None:
             missing=options.missing or opt.MISSING[0],
             task=task_of(loss),
         )
+        roles = settled(table, roles, cluster)
         kind = ODCLClassifier if task_of(loss) == "classification" else ODCLRegressor
-        model = kind(loss=loss, users=roles.user, categorical=list(categorical) or None, **settings)
+        told = {"categorical": list(roles.categorical) or None, "missing": roles.missing}
+        model = kind(loss=loss, users=roles.user, **{**told, **settings})
         found = fit_pieces(
             model,
             table,
@@ -283,7 +286,7 @@ def predict(options: Namespace) -> None:
         )
     if found.left_out:
         say(f"{count(found.left_out, 'row')} left out for want of a value", options)
-    for text in about_strangers(found.strangers, options.unknown):
+    for text in about_strangers(found.strangers):
         say(text, options)
     written = count(len(found.files), "file")
     say(f"{count(found.rows, 'row')} written to {written} in {options.out}", options)

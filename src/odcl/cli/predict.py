@@ -28,17 +28,17 @@ other columns are ignored. For classes the answer has a probability of each."""
 _OPTIONS = {
     "--unknown HOW": (
         opt.one_of(opt.UNKNOWN),
-        "users that were not in the fit: error, pooled (one model for all) or nearest (the "
-        "group with the most similar features) [default: error]",
+        "users that were not in the fit: error, or pooled (predicted as an average user) "
+        "[default: error]",
     ),
     "--unseen HOW": (
         opt.one_of(opt.UNSEEN),
         "categories that were not in the fit: error, or reference (count as the commonest) "
         "[default: error]",
     ),
-    "--interval P": (
+    "--interval COVERAGE": (
         opt.coverage,
-        "also low and high: a new target lies between them with probability P [default: none]",
+        "also low and high: a new target is between them with this probability [default: none]",
     ),
 }
 
@@ -98,7 +98,7 @@ def _predict_long(options: Namespace) -> None:
     if total is not None:
         for text in about_values(schema, total, options.missing or schema.missing):
             say(text, options)
-    for text in about_strangers(len(strange), options.unknown):
+    for text in about_strangers(len(strange)):
         say(text, options)
     if options.out is not None:
         say(f"{count(written, 'row')} written to {options.out}", options)
@@ -121,7 +121,7 @@ def _predicted(options: Namespace) -> tuple[dict[str, Any], list[str]]:
     with rows_of_files(options.table):
         found = _piece(model, schema, table, options)
     notices = about_values(schema, found.encoded, options.missing or schema.missing)
-    return found.named, [*notices, *about_strangers(len(found.strange), options.unknown)]
+    return found.named, [*notices, *about_strangers(len(found.strange))]
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +150,7 @@ def _piece(
     from odcl.data.federation import positions
 
     missing, unknown = options.missing, options.unknown or "error"
-    unseen, interval = options.unseen or "error", options.interval
+    unseen, coverage = options.unseen or "error", options.interval
     encoded = schema.encode(table, with_target=False, unseen=unseen, missing=missing, piece=piece)
     if model.user_files_ is not None:  # a run of a table in pieces: users are read when needed
         from odcl.estimators.scattered import with_users_of
@@ -166,10 +166,10 @@ def _piece(
         "row": encoded.rows + 1,
         "prediction": model.predict(rows, users=users),
     }
-    if interval is not None and schema.classes is not None:
+    if coverage is not None and schema.classes is not None:
         raise ValueError("An interval is for numbers, and this run predicts classes: leave it out.")
-    if interval is not None:
-        low, high = model.predict_interval(rows, users=users, coverage=interval)
+    if coverage is not None:
+        low, high = model.predict_interval(rows, coverage, users=users)
         columns |= {"low": low, "high": high}
     if schema.classes is not None:
         p = model.predict_proba(rows, users=users)
@@ -189,7 +189,6 @@ def _unknown_users(strange: list[Any], n_users: int, folder: Path) -> ValueError
     was = "was" if len(strange) == 1 else "were"
     return ValueError(
         f"{len(strange)} of {count(n_users, 'user')} {was} not in the fit (such as "
-        f"{show(strange[0])}) and no model is theirs. Say --unknown pooled (one model for all) or "
-        "--unknown nearest (the group with the most similar features), or first add them with "
-        f"`odcl assign {folder} TABLE --add`."
+        f"{show(strange[0])}) and no model is theirs. Say --unknown pooled (predicted as an "
+        f"average user), or first add them with `odcl assign {folder} TABLE --add`."
     )

@@ -204,7 +204,7 @@ def _draw_fit(models: tuple[Any, Any, Any], comparison: Comparison | None, path:
 def open_run(folder: Path, *, with_target: bool = False) -> tuple[Any, TableSchema]:
     """The model of a run, and how its tables are read."""
     model = load_estimator(None, folder)
-    schema = model.schema_ or model.schema_of_names()
+    schema = model.schema_ or model._schema_of_names()
     if schema is None:
         raise ValueError(
             f"{folder} does not know the columns of a table: it was fitted on arrays. Use it in "

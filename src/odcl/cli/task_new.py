@@ -60,7 +60,8 @@ _OPTIONS = {
     ),
     "--missing HOW": (
         opt.one_of(opt.MISSING),
-        "rows that lack a value: error, drop, or mean (fill in the shift) [default: error]",
+        "rows that lack a value: error, drop, or mean (fill in the shift, which --scale-from reads "
+        "off its table) [default: error]",
     ),
     "--smallest-cell N": (
         opt.positive,

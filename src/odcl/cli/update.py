@@ -52,7 +52,7 @@ def _updated(options: Namespace) -> tuple[dict[str, Any], list[str]]:
 
     def update(model: Any) -> tuple[Any, Any, Any]:
         at = positions(model.users_, federation.users)
-        away = federation.users[model.in_files(federation.users)].tolist()
+        away = federation.users[model._in_files(federation.users)].tolist()
         if away:
             raise ValueError(
                 f"{folder} was fitted in pieces, and its files of users stay as they are: "

@@ -71,7 +71,7 @@ def finite_rows(a: Floats) -> Floats:
     bad = np.flatnonzero(~np.isfinite(a).all(axis=1))
     if len(bad):
         raise ValueError(
-            f"{len(bad)} of {len(a)} rows hold NaN or inf (the first is row {bad[0]}), and no "
+            f"{len(bad)} of {len(a)} rows hold NaN or inf (the first is row {bad[0] + 1}), and no "
             "distance to them is defined. Leave these users out, or fit them again: a local "
             "solver that diverged is the usual cause."
         )

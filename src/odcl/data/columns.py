@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,8 +14,8 @@ from odcl._typing import Array, Bools, Floats, Ints
 from odcl.errors import InputError, Row, Setting, listing, show
 
 # A number as pyarrow's CSV reader takes it: no thousands separators, a decimal point.
-_NUMBER = r"^\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*$"
-_DECIMAL_COMMA = r"^\s*[+-]?[0-9]+,[0-9]+\s*$"
+NUMBER = r"^\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*$"
+DECIMAL_COMMA = r"^\s*[+-]?[0-9]+,[0-9]+\s*$"
 _COMMA_NUMBER = r"^\s*[+-]?[0-9]+(,[0-9]+)?\s*$"
 _THOUSANDS = r"^\s*[+-]?[1-9][0-9]{0,2}(,[0-9]{3})+\s*$"  # 1,234 may be meant as 1234
 _INTEGER = r"^(0|-?[1-9][0-9]*)$"
@@ -42,10 +42,8 @@ def numbers(table: pa.Table, name: str, *, target: bool = False) -> Floats:
     infinities are refused: ``target`` only changes the advice given then.
     """
     column = table[name]
-    kind = column.type
-    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
-    if not (is_number or pa.types.is_boolean(kind) or pa.types.is_null(kind)):
-        raise _not_numbers(column, name, target)
+    if not is_numeric(column.type):
+        raise not_numbers(table, [name], target=target)
     values: Floats = pc.cast(column, pa.float64(), safe=False).to_numpy()
     _check_finite(name, np.isinf(values))
     return values
@@ -152,7 +150,7 @@ def whole_text_to_int(column: pa.ChunkedArray) -> pa.ChunkedArray:
 def has_decimal_commas(column: pa.ChunkedArray) -> bool:
     """Whether most values of a text column are written as 3,14."""
     written = pc.unique(column.drop_null())
-    return 2 * _n_matches(written, _DECIMAL_COMMA) > len(written)
+    return 2 * _n_matches(written, DECIMAL_COMMA) > len(written)
 
 
 def without_decimal_commas(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -161,7 +159,7 @@ def without_decimal_commas(column: pa.ChunkedArray) -> pa.ChunkedArray:
     As it is where some value is no such number, or where all commas may separate thousands.
     """
     written = pc.unique(column.drop_null())
-    commas, thousands = (_n_matches(written, p) for p in (_DECIMAL_COMMA, _THOUSANDS))
+    commas, thousands = (_n_matches(written, p) for p in (DECIMAL_COMMA, _THOUSANDS))
     if commas <= thousands or _n_matches(written, _COMMA_NUMBER) < len(written):
         return column
     points = pc.replace_substring(pc.utf8_trim_whitespace(column), ",", ".")
@@ -192,6 +190,12 @@ def _keyed(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
         f"Column {name!r} holds values of type {kind}, which can be neither ids nor levels: turn "
         "them into text or numbers first."
     )
+
+
+def is_numeric(kind: pa.DataType) -> bool:
+    """Is it a type of numbers, or of booleans, which count as 0 and 1?"""
+    number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+    return number or pa.types.is_boolean(kind) or pa.types.is_null(kind)
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -236,48 +240,42 @@ def _check_finite(name: str, infinite: Bools) -> None:
         )
 
 
-def _not_numbers(column: pa.ChunkedArray, name: str, target: bool) -> InputError:
-    kind = column.type
-    options: tuple[str | Setting, ...]
-    options = ("Say ", Setting("categorical", [name]), " to use it as categories, or ")
-    options = (*options, Setting("drop", [name]), ".")
+def not_numbers(table: pa.Table, names: Sequence[str], *, target: bool = False) -> InputError:
+    """Columns that hold something else than the numbers they are needed for."""
     if target:
         classes = Setting("task", "classification")
-        options = ("Choose a target that is a number, or say that it holds classes: ", classes, ".")
+        advice = ("Choose a target that is a number, or say that it holds classes: ", classes, ".")
+        return InputError(*_seen(table[names[0]], names[0]), " ", *advice)
+    seen = [part for name in names for part in (*_seen(table[name], name), " ")]
+    it = "it" if len(names) == 1 else "them"
+    as_levels = ("Say ", Setting("categorical", list(names)), f" to use {it} as categories, or ")
+    return InputError(*seen, *as_levels, Setting("drop", list(names)), ".")
+
+
+def _seen(column: pa.ChunkedArray, name: str) -> tuple[str | Row, ...]:
+    """A sentence on what a column holds in place of numbers."""
+    kind, first = column.type, f"row 1: {_first(column)}"
     if pa.types.is_temporal(kind):
-        return InputError(
-            f"Column {name!r} holds dates or times ({kind}; row 1: {_first(column)}), and a model "
-            "needs numbers: turn it into one, e.g. days since a start, or the month. ",
-            *options,
+        told = (
+            f"holds dates or times ({kind}; {first}), and a model needs numbers: turn it into one"
         )
-    if pa.types.is_dictionary(kind):
-        return InputError(
-            f"Column {name!r} holds categories (row 1: {_first(column)}), not numbers. ", *options
-        )
+        return (f"Column {name!r} {told}, e.g. days since a start, or the month.",)
     if not is_text(kind):
-        return InputError(
-            f"Column {name!r} holds values of type {kind} (row 1: {_first(column)}), and a model "
-            "needs numbers: turn it into some, or ",
-            *leave_out(name),
-        )
+        what = "categories" if pa.types.is_dictionary(kind) else f"values of type {kind}"
+        return (f"Column {name!r} holds {what} ({first}), not numbers.",)
     if has_decimal_commas(column):
-        return InputError(
-            f"Column {name!r} looks like numbers with decimal commas (row 1: {_first(column)}), "
-            "and numbers are written 3.14: put points for the commas (in pandas, read_csv with "
-            "decimal=',')."
+        told = (
+            f"looks like numbers with decimal commas ({first}), and numbers are written 3.14: put"
         )
-    is_number = pc.fill_null(pc.match_substring_regex(column, _NUMBER), True)
+        return (f"Column {name!r} {told} points (in pandas, read_csv with decimal=',').",)
+    is_number = pc.fill_null(pc.match_substring_regex(column, NUMBER), True)
     row = pc.index(is_number, pa.scalar(False)).as_py()
     if row < 0:
-        return InputError(
-            f"Column {name!r} holds numbers written as text (row 1: {_first(column)}): turn them "
-            "into numbers first. ",
-            *options,
-        )
-    return InputError(
+        told = f"holds numbers written as text ({first}): turn them into numbers first."
+        return (f"Column {name!r} {told}",)
+    return (
         *(f"Column {name!r} holds text where numbers are needed: ", Row(row + 1)),
-        f" has {show(column[row].as_py())} (numbers are written 1234.5, without separators). ",
-        *options,
+        f" has {show(column[row].as_py())} (numbers are written 1234.5, without separators).",
     )
 
 

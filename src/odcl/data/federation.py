@@ -264,8 +264,9 @@ def owner_ids(users: Any) -> Array:
     missing = [] if ids.dtype != object else [r for r, u in enumerate(ids.tolist()) if u is None]
     if missing:
         raise ValueError(
-            f"{len(missing)} of {len(ids)} rows have no user id (the first is row {missing[0]}, "
-            "counted from 0), and no model can be theirs: leave these rows out, or give them an id."
+            f"{len(missing)} of {len(ids)} rows have no user id (the first is row "
+            f"{missing[0] + 1}), and no model can be theirs: leave these rows out, or give them an "
+            "id."
         )
     return ids
 
@@ -357,13 +358,13 @@ def positions(known: Array, ids: Array) -> Ints:
 def check_size(y: Array, name: str = "y", rows: Ints | None = None) -> None:
     """Refuse a target whose fourth power, a variance squared, is beyond floating point.
 
-    ``rows`` are the numbers of the rows as the reader counts them, from 0 if not given.
+    ``rows`` are the numbers of the rows as the reader counts them, from 1 if not given.
     """
     size = np.abs(y)
     at = int(size.argmax())
     if not (size[at] == 0 or 1 / MOST_SIZE < size[at] < MOST_SIZE):
-        row = f"row {at}, counted from 0," if rows is None else f"row {rows[at]},"
+        row = at + 1 if rows is None else rows[at]
         raise ValueError(
-            f"{name} reaches {size[at]:g} in {row} and its squares are beyond what a computer "
+            f"{name} reaches {size[at]:g} in row {row}, and its squares are beyond what a computer "
             "counts with: express it in another unit, or correct the row."
         )

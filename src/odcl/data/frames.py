@@ -12,7 +12,7 @@ from scipy import sparse
 
 from odcl._typing import Array
 from odcl.data.federation import as_ids
-from odcl.data.tables import as_table
+from odcl.data.tables import as_table, collected
 from odcl.data.write import arrow_column
 from odcl.errors import did_you_mean, show
 
@@ -26,10 +26,8 @@ def take_column(X: Any, column: Any) -> tuple[Any, Array]:
     X = as_frame(X)
     if hasattr(X, "columns"):
         at = column_position(list(X.columns), column)
-        rest = [i for i in range(X.shape[1]) if i != at]
-        if hasattr(X, "iloc"):
-            return X.iloc[:, rest], as_ids(X.iloc[:, at])
-        return X[:, rest], as_ids(X[:, at])
+        own = X.iloc[:, at] if hasattr(X, "iloc") else X[:, at]
+        return without_columns(X, [at]), as_ids(own)
     if sparse.issparse(X):
         raise TypeError(
             f"X is sparse, and its column {column!r} names the users: pass a dense array "
@@ -55,13 +53,7 @@ def column_position(names: list[Any], column: Any, what: str = "the users") -> i
 
 def as_frame(X: Any) -> Any:
     """An Arrow table as a frame, which scikit-learn takes; others as they are."""
-    return X.to_pandas() if hasattr(X, "column_names") else X
-
-
-def users_position(X: Any, column: Any) -> int:
-    """Position of the users' column in a frame or an array."""
-    names = column_names(X) if has_names(X) else list(range(np.shape(X)[1]))
-    return column_position(names, column)
+    return X.to_pandas() if hasattr(X, "column_names") else collected(X)
 
 
 def column_names(X: Any) -> list[Any]:
@@ -84,12 +76,19 @@ def without_columns(X: Any, left_out: list[int]) -> Any:
 
 def category_columns(X: Any) -> list[int]:
     """Positions of a frame's columns whose type says that they hold categories."""
+    return _columns_of_type(X, ("category", "Categorical", "Enum"))
+
+
+def open_columns(X: Any) -> list[int]:
+    """Positions of a frame's columns of text and of integers: values decide what they are."""
+    text, whole = ("object", "str", "large_str", "Str", "Utf8"), ("int", "uint", "Int", "UInt")
+    return _columns_of_type(X, text + whole)
+
+
+def _columns_of_type(X: Any, beginnings: tuple[str, ...]) -> list[int]:
     if not hasattr(X, "dtypes") or not has_names(X):
         return []
-    kinds = [str(kind) for kind in X.dtypes]
-    return [
-        j for j, kind in enumerate(kinds) if kind.startswith(("category", "Categorical", "Enum"))
-    ]
+    return [j for j, kind in enumerate(X.dtypes) if str(kind).startswith(beginnings)]
 
 
 def feature_table(X: Any) -> pa.Table:
@@ -107,7 +106,7 @@ def _is_position(column: Any) -> bool:
 
 
 def check_features(X: Any) -> None:
-    """Refuse a column of X that holds dates or text, by its name.
+    """Refuse columns of X that hold dates or text, by their names.
 
     Text that reads as a number is none, and other objects are scikit-learn's to refuse.
     """
@@ -116,28 +115,37 @@ def check_features(X: Any) -> None:
     if getattr(getattr(X, "dtype", None), "kind", "O") in "biufc":
         return
     names = list(X.columns) if hasattr(X, "columns") else range(X.shape[1])
-    for at, name in enumerate(names):
-        column = np.asarray(X.iloc[:, at] if hasattr(X, "iloc") else X[:, at])
-        if column.dtype.kind not in "biufc":
-            _check_feature(name, column)
+    columns = (X.iloc[:, j] if hasattr(X, "iloc") else X[:, j] for j in range(X.shape[1]))
+    odd = zip(names, map(_odd_value, map(np.asarray, columns)), strict=True)
+    found = {name: seen for name, seen in odd if seen is not None}
+    if not found:
+        return
+    texts = {name: value for name, (_, value) in found.items() if isinstance(value, str)}
+    seen = [
+        f"column {name!r} of X holds {'text' if name in texts else 'dates or times'} "
+        f"(row {row}: {show(value) if name in texts else value})"
+        for name, (row, value) in found.items()
+    ]
+    advice = "Turn dates into one, e.g. days since a start, or the month." * (
+        len(found) > len(texts)
+    )
+    if any(_reads_as_number(value.replace(",", ".", 1)) for value in texts.values()):
+        advice += " If these are decimal commas, put points: X[c].str.replace(',', '.')."
+    elif texts:
+        advice += f" Say users=... if text names them, categorical={list(texts)!r} for categories."
+    told = f"{'; '.join(seen)}, and features are numbers. {advice.strip()}"
+    raise ValueError(told[0].upper() + told[1:])
 
 
-def _check_feature(name: Any, column: Array) -> None:
-    for row, value in enumerate(column.tolist() if column.dtype.kind not in "mM" else column):
-        if isinstance(value, date | time | timedelta | np.datetime64 | np.timedelta64):
-            raise ValueError(
-                f"Column {name!r} of X holds dates or times (row {row}: {value}), and features are "
-                "numbers: turn it into one, e.g. days since a start, or the month."
-            )
-        if isinstance(value, str) and not _reads_as_number(value):
-            advice = f"If it holds categories, say so: categorical=[{name!r}] in the constructor."
-            if _reads_as_number(value.replace(",", ".", 1)):
-                advice = "If these are decimal commas, put points: X[c].str.replace(',', '.')."
-            raise ValueError(
-                f"Column {name!r} of X holds text (row {row}: {show(value)}), and features are "
-                "numbers. If it names the users, say so: users=... in the constructor or in fit. "
-                f"{advice}"
-            )
+def _odd_value(column: Array) -> tuple[int, Any] | None:
+    """The first date or text of a column that is no number, and its row from 1 on."""
+    if column.dtype.kind in "biufc":
+        return None
+    odd = (date, time, timedelta, np.datetime64, np.timedelta64)
+    for row, value in enumerate(column.tolist() if column.dtype.kind not in "mM" else column, 1):
+        if isinstance(value, odd) or (isinstance(value, str) and not _reads_as_number(value)):
+            return row, value
+    return None
 
 
 def _reads_as_number(text: str) -> bool:

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from odcl._typing import Bools
 from odcl.data.columns import Column, Keys, gaps
-from odcl.errors import InputError, Row, Setting
+from odcl.data.federation import as_ids
+from odcl.errors import InputError, Row, Setting, listing
 
 
-def refuse_gaps(columns: Mapping[str, Column]) -> None:
-    """Refuse a column that lacks a value, by its name and row."""
-    for name, column in columns.items():
-        empty = gaps(column)
-        if empty.any():
-            raise ValueError(
-                f"Input X contains NaN: column {name!r} has no value in row {int(empty.argmax())}. "
-                "Fill it in, or leave such rows out."
-            )
+def refuse_gaps(columns: Mapping[Any, Column], *, fitting: bool = False) -> None:
+    """Refuse columns that lack a value, by their names and rows."""
+    found = {name: Gap.of(gap) for name, c in columns.items() if (gap := gaps(c)).any()}
+    if not found:
+        return
+    some = ", ".join(f"{name!r} ({gap.first})" for name, gap in list(found.items())[:12])
+    then = "fill it in, leave such rows out, or fit with missing='mean'."
+    now = "say missing='drop' (leave such rows out) or missing='mean' (fill in the mean)."
+    raise ValueError(f"Input X contains NaN: no value in column {some}: {now if fitting else then}")
+
+
+def without_value(values: Any) -> Keys:
+    """Which of some ids or targets are missing: code -1."""
+    return Keys([], np.array([-(value is None) for value in as_ids(values).tolist()], np.intp))
 
 
 def usable_rows(
@@ -81,21 +87,25 @@ def no_row_error(lacking: Mapping[str, Gap], n_rows: int, roles: Sequence[str]) 
 def missing_error(
     lacking: Mapping[str, Gap], n_lacking: int, n_rows: int, roles: Sequence[str], *, is_fit: bool
 ) -> InputError:
-    """Names the first row without a value, and in it the first column.
+    """Names the first row without a value, in it the first column, and the other columns.
 
     ``roles`` are the user and the target, which can be neither filled in nor done without.
     """
     name = min(lacking, key=lambda name: (lacking[name].first.file, lacking[name].first.number))
     row, here = lacking[name]
     also = f", {here} of them in this column" if here < n_lacking else ""
+    others = [other for other in lacking if other != name]
+    also += f"; also in {listing(others)}" if others else ""
     what, why = "has no value", "a model needs them all"
     if name == roles[0]:
         what, why = "names no user", "every row needs its owner"
     advice: list[str | Setting] = [Setting("missing", "drop"), " (leave these rows out)"]
     if not set(lacking) <= set(roles):
         advice += [", ", Setting("missing", "mean"), " (fill in the mean)"]
-    if is_fit and name not in roles:  # at prediction the columns are given
-        advice += [", or ", Setting("drop", [name]), " (do without the column)"]
+    spare = [column for column in lacking if column not in roles]
+    if is_fit and spare:  # at prediction the columns are given
+        many = "s" * (len(spare) > 1)
+        advice += [", or ", Setting("drop", spare), f" (do without the column{many})"]
     return InputError(
         f"Column {name!r} {what} in ",
         row,

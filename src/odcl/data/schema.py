@@ -20,9 +20,11 @@ from odcl.data.columns import (
     as_names,
     fit_classes,
     gaps,
+    is_numeric,
     is_text,
     keys,
     kind_of,
+    not_numbers,
     numbers,
     read_target,
 )
@@ -30,6 +32,7 @@ from odcl.data.design import UNSEEN, Design, are_keys, expect, key_positions
 from odcl.data.federation import Federation, distinct_integers, group_rows, row_order
 from odcl.data.gaps import usable_rows
 from odcl.data.tables import as_table
+from odcl.data.unnamed import looks_at, settle
 from odcl.errors import InputError, Row, Setting, did_you_mean, listing, show
 
 MISSING = ("error", "drop", "mean")
@@ -123,10 +126,12 @@ class TableSchema:
         """Learn the schema of a table (anything that :func:`odcl.data.tables.as_table` takes).
 
         ``features`` defaults to all columns but the user and the target; ``drop`` takes some
-        away. ``missing`` says what to do with a row that lacks a value: "error" stops, "drop"
-        leaves the row out, "mean" fills in the column's mean, or a category's most frequent
-        level (a row without a user or a target is left out all the same). ``task`` says what the
-        target is: any number, classes, or counts 0, 1, 2, ...
+        away. Columns of text hold categories; those that ``features`` does not name are left out
+        where nearly every row has its own level, or where integers count the rows (a warning says
+        so). ``categorical`` names others, such as codes. ``missing`` says what to do with a row
+        that lacks a value: "error" stops, "drop" leaves the row out, "mean" fills in the column's
+        mean, or a category's most frequent level (a row without a user or a target is left out all
+        the same). ``task`` says what the target is: any number, classes, or counts 0, 1, 2, ...
         """
         table = as_table(table)
         check_choice("missing", missing, MISSING)
@@ -134,6 +139,8 @@ class TableSchema:
         check_columns((user, target), table.column_names)
         names, category = table.column_names, as_names(categorical)
         chosen = choose_features(names, user, target, features, as_names(drop), category)
+        looks = looks_at(table, chosen)
+        chosen, category = settle(chosen, category, looks, asked=features is not None)
         columns = read_columns(table, chosen, dict.fromkeys(category))
         goal = read_target(table, target, task, None)
         owner, kind = _owner_kind(table, user)
@@ -287,13 +294,13 @@ def check_choice(option: str, value: str, known: Sequence[str]) -> None:
 
 
 def check_columns(names: Iterable[str], columns: Sequence[str]) -> None:
-    """Refuse names that are not among ``columns``, with the nearest that is."""
-    for name in names:
-        if name not in columns:
-            raise InputError(
-                f"Column {name!r} is not in the table{did_you_mean(name, columns)} "
-                f"Columns: {listing(columns)}."
-            )
+    """Refuse names that are not among ``columns``, with the nearest to one that is not."""
+    lacking = [name for name in dict.fromkeys(names) if name not in columns]
+    if lacking:
+        some = f"Column {lacking[0]!r} is not in the table{did_you_mean(lacking[0], columns)}"
+        if len(lacking) > 1:
+            some = f"Columns {listing(lacking)} are not in the table."
+        raise InputError(f"{some} Columns: {listing(columns)}.")
 
 
 def read_columns(
@@ -303,7 +310,11 @@ def read_columns(
 
     Of a long table numbers are read when they are asked for: a copy of one column at a time.
     """
-    columns = _Columns(table, tuple(features), kinds)
+    features = tuple(features)
+    others = [n for n in features if n not in kinds and not is_numeric(table[n].type)]
+    if others:
+        raise not_numbers(table, others)
+    columns = _Columns(table, features, kinds)
     return columns if table.num_rows > _LONG else dict(columns)
 
 

@@ -7,7 +7,7 @@ A table beyond memory is looked at piece by piece; the schema of the merged summ
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any
 
@@ -42,6 +42,7 @@ from odcl.data.schema import (
     choose_features,
     read_columns,
 )
+from odcl.data.unnamed import Look, settle
 from odcl.errors import InputError, Row
 
 _FEW = 20  # distinct values of a target that are remembered
@@ -57,6 +58,7 @@ class Roles:
     categorical: tuple[str, ...] = ()
     missing: str = "error"
     task: str = "regression"
+    asked: bool = False  # features were asked for by name
 
     @classmethod
     def of(
@@ -77,7 +79,12 @@ class Roles:
         check_choice("task", task, TASKS)
         check_columns((user, target), names)
         chosen = choose_features(names, user, target, features, as_names(drop), category)
-        return cls(user, target, chosen, category, missing, task)
+        return cls(user, target, chosen, category, missing, task, features is not None)
+
+    def settled(self, looks: Mapping[str, Look]) -> Roles:
+        """The roles once the columns' values were looked at, as :meth:`TableSchema.fit` does."""
+        chosen, category = settle(self.features, self.categorical, looks, asked=self.asked)
+        return replace(self, features=chosen, categorical=category)
 
     @property
     def columns(self) -> list[str]:

@@ -118,6 +118,7 @@ def as_table(data: Any) -> pa.Table:
     """
     if isinstance(data, pa.Table):
         return _checked(data, "The table")
+    data = collected(data)
     try:
         if type(data).__module__.split(".")[0] == "pandas" and hasattr(data, "columns"):
             _check_names([str(name) for name in data.columns], "The table")
@@ -131,7 +132,7 @@ def as_table(data: Any) -> pa.Table:
         else:
             raise InputError(
                 f"A value of type {type(data).__name__} is not a table: give a pandas or polars "
-                "frame (a lazy one after collect()), an Arrow table, or a path to read_table."
+                "frame, an Arrow table, or a path to read_table."
             )
     except (pa.ArrowException, TypeError) as error:
         raise InputError(
@@ -139,6 +140,12 @@ def as_table(data: Any) -> pa.Table:
             f"{' '.join(map(str, error.args))}. Give every column one type, e.g. with astype(str)."
         ) from error
     return _checked(table, "The table")
+
+
+def collected(data: Any) -> Any:
+    """A lazy frame of polars as a frame; others as they are."""
+    lazy = type(data).__module__.split(".")[0] == "polars" and hasattr(data, "collect")
+    return data.collect() if lazy else data
 
 
 def table_files(place: Path) -> list[Path]:

@@ -19,14 +19,21 @@ from sklearn.utils.validation import (
 
 from odcl._typing import Array, Floats, Ints
 from odcl.data.columns import kind_of
-from odcl.data.design import Design
-from odcl.data.federation import Federation, check_owners, group_rows, positions, row_order
+from odcl.data.design import Design, DesignRows
+from odcl.data.federation import (
+    Federation,
+    check_owners,
+    group_rows,
+    owner_ids,
+    positions,
+    row_order,
+)
 from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
 from odcl.data.unusual import unusual_notices, unusual_users
 from odcl.data.write import beside
 from odcl.engines.in_process import Result, fit
-from odcl.errors import InputError, Setting
+from odcl.errors import InputError, show
 from odcl.estimators.dask_frames import (
     DaskFederation,
     fit_dask_federation,
@@ -42,17 +49,18 @@ from odcl.mixed.differences import inside_text, named_differences
 from odcl.risk.loss import Loss
 from odcl.risk.losses import LOSSES
 from odcl.risk.risk import Risk
-from odcl.server import assign as newcomers
 from odcl.server.mixed import user_columns
 
 if TYPE_CHECKING:
     from odcl.evaluate.scores import Comparison
 
 
-def _row_number(ids: Array, row: int) -> int:
-    """The number, from 1, that a federation's row has in the table that it was made of."""
-    order = row_order(group_rows(ids)[1])
-    return 1 + (row if order is None else int(order[row]))
+def _row_number(ids: Array, kept: Array, row: int) -> int:
+    """The number, from 1, that a federation's row has in the table whose rows were ``kept``."""
+    order, places = row_order(group_rows(ids)[1]), kept
+    if kept.dtype == np.bool_:
+        places = np.flatnonzero(kept)
+    return 1 + int(places[row if order is None else order[row]])
 
 
 @dataclass(eq=False, repr=False)  # an __init__ that only stores, written once for both
@@ -65,8 +73,9 @@ class ODCLEstimator(LaterUsers):
     fit_intercept: bool = True
     method: str | Method = "default"
     clusterer: Any = "auto"
-    unknown: str = "error"
+    unknown: str = "pooled"
     unseen: str = "error"
+    missing: str = "error"
     users: Any = None
     categorical: Any = None
     solver: Any = "exact"
@@ -94,8 +103,8 @@ class ODCLEstimator(LaterUsers):
             return fit_frame(self, X, y, users)
         check_settings(self)
         name = getattr(y, "name", None)
-        self.target_name_ = name if isinstance(name, str) else ""
-        X, y, users = self._checked_rows(X, y, users)
+        self._target_name = name if isinstance(name, str) else ""
+        X, y, users, kept = self._checked_rows(X, y, users)
         if users is None:
             warnings.warn(
                 f"No users were named, so all {len(X)} rows count as one user's, and there are no "
@@ -106,14 +115,14 @@ class ODCLEstimator(LaterUsers):
         ids = np.zeros(len(X), dtype=np.intp) if users is None else check_owners(users, len(X))
         if sample_weight is not None:
             sample_weight = _check_sample_weight(
-                sample_weight, X, dtype=np.float64, ensure_non_negative=True
-            )
-            kept = sample_weight > 0  # before anything is counted: classes, users, scales
-            X, y, ids, sample_weight = X[kept], y[kept], ids[kept], sample_weight[kept]
+                sample_weight, kept, dtype=np.float64, ensure_non_negative=True
+            )[kept]
+            some = sample_weight > 0  # before anything is counted: classes, users, scales
+            X, y, ids, sample_weight = X[some], y[some], ids[some], sample_weight[some]
+            kept = np.flatnonzero(kept)[some]
         federation = Federation.from_arrays(X, self._encode(y), ids, weight=sample_weight)
         self._fit(federation, users is not None)
-        order = None if sample_weight is not None else partial(_row_number, ids)
-        for text in self._unusual(federation, order):
+        for text in self._unusual(federation, partial(_row_number, ids, kept)):
             warnings.warn(text, stacklevel=2)
         return self
 
@@ -144,7 +153,7 @@ class ODCLEstimator(LaterUsers):
             owner = () if self.users is None else (self.users,)
             self.feature_names_in_ = np.array([*owner, *schema.features], dtype=object)
             self.n_features_in_ = len(self.feature_names_in_)
-        self.target_name_ = "" if schema is None else schema.target
+        self._target_name = "" if schema is None else schema.target
         y = self._encode(self._checked_target(federation.y))
         return self._fit(federation.with_y(y), True, schema=schema, progress=progress, given=given)
 
@@ -182,14 +191,14 @@ class ODCLEstimator(LaterUsers):
             progress=progress,
         )
         self.schema_ = schema
-        return self.keep_result(result, federation, scaling, has_users=has_users)
+        return self._keep_result(result, federation, scaling, has_users=has_users)
 
-    def keep_result(
+    def _keep_result(
         self, result: Result, federation: Federation, scaling: Scaling, *, has_users: bool = True
     ) -> Self:
         """Be fitted: by a round of these rows, which are in the units of ``scaling``."""
-        self.result_, self.has_users_, self.scaling_ = result, has_users, scaling
-        self.whole_, self.user_files_ = True, None  # all users of its groups are in it
+        self.result_, self._has_users, self.scaling_ = result, has_users, scaling
+        self._whole, self.user_files_ = True, None  # all users of its groups are in it
         self.risk_, self.method_ = result.risk, result.method
         self.users_, self.labels_, self.uploads_ = result.users, result.labels, result.uploads
         self.n_rows_ = federation.n_rows
@@ -199,19 +208,19 @@ class ODCLEstimator(LaterUsers):
         self.theta_, self.cluster_theta_ = result.models, result.centers
         self.rule_ = result.step.rule
         self.tau2_ = result.step.tau2
-        self.for_newcomers_ = OnRequest(federation, result)
+        self._for_newcomers = OnRequest(federation, result)
         self.mixture_, received = result.step.mixture, result.received
         self.covariance_, self.noise_ = received.covariance, received.noise
         self.dof_ = received.dof
-        inside = inside_text(self.mixture_, self.risk_, self.units_)
+        inside = inside_text(self.mixture_, self.risk_, self._units)
         self.reason_ = f"{result.step.reason} {inside}".rstrip()
         return self
 
-    def forget_rows(self) -> None:
+    def _forget_rows(self) -> None:
         """Work out what later users need, and let the rows of the fit go."""
-        self.for_newcomers_ = self.for_newcomers_.known
+        self._for_newcomers = self._for_newcomers.known
 
-    def _unusual(self, rows: Federation, row_number: Callable[[int], int] | None) -> list[str]:
+    def _unusual(self, rows: Federation, row_number: Callable[[int], int]) -> list[str]:
         """What is odd about some users: their data terms, where they sent any, tell if any is."""
         uploads = self.result_.uploads
         told = uploads.factor is not None
@@ -219,7 +228,7 @@ class ODCLEstimator(LaterUsers):
             return []
         levels = {j for own in (self.design_.factors if self.design_ else {}).values() for j in own}
         names = ["" if j in levels else name for j, name in enumerate(self.feature_names_)]
-        goal = "" if hasattr(self, "classes_") else self.target_name_ or "the target"
+        goal = "" if hasattr(self, "classes_") else self._target_name or "the target"
         return unusual_notices(rows, [*names, goal], row_number)
 
     def _server_finds_units(self, method: Method, scaling: Scaling, rows: Federation) -> bool:
@@ -272,7 +281,7 @@ class ODCLEstimator(LaterUsers):
             return [f"x{j}" for j in range(self.scaling_.n_features)]
         return list(map(str, self._own_names()))
 
-    def schema_of_names(self) -> TableSchema | None:
+    def _schema_of_names(self) -> TableSchema | None:
         """How a table is read for a model of a frame; None where columns have no names."""
         names = getattr(self, "feature_names_in_", None)
         if names is None or not isinstance(self.users, str):
@@ -281,11 +290,11 @@ class ODCLEstimator(LaterUsers):
         design = self.design_ or Design(columns, {}, dict.fromkeys(columns, 0.0))
         return TableSchema(
             user=self.users,
-            target=self.target_name_,
+            target=self._target_name,
             features=design.features,
             levels=design.levels,
             fill=design.fill,
-            missing="error",
+            missing=self.missing,
             task="regression" if not hasattr(self, "classes_") else "classification",
             classes=tuple(self.classes_.tolist()) if hasattr(self, "classes_") else None,
             user_kind=kind_of(self.users_.tolist()),
@@ -302,18 +311,14 @@ class ODCLEstimator(LaterUsers):
         check_is_fitted(self, "theta_")
         if self.mixture_ is None:
             return {}
-        features = dict(zip(self.used_names_, self.scaling_.scale.tolist(), strict=True))
-        return named_differences(self.mixture_, self.risk_, features)
+        return named_differences(self.mixture_, self.risk_, self._units)
 
     @property
-    def used_names_(self) -> list[str]:
-        """The columns that models have a coefficient for."""
-        return [self.feature_names_[j] for j in self.scaling_.used]
-
-    @property
-    def units_(self) -> dict[str, float]:
+    def _units(self) -> dict[str, float]:
         """The columns that models have a coefficient for, and the scale each was divided by."""
-        return dict(zip(self.used_names_, self.scaling_.scale.tolist(), strict=True))
+        names = self.feature_names_
+        used = (names[j] for j in self.scaling_.used)
+        return dict(zip(used, self.scaling_.scale.tolist(), strict=True))
 
     def coefficients(self) -> Any:
         """A pandas frame of every user's model in the table's units, under the columns' names.
@@ -350,13 +355,21 @@ class ODCLEstimator(LaterUsers):
         in pieces, one that holds those of these rows' users.
         """
         check_is_fitted(self, "theta_")
-        X, users = self._owned_rows(X, users)
+        given, (X, users) = X, self._owned_rows(X, users)
         by = self
         if self.user_files_ is not None and users is not None:
             from odcl.estimators.scattered import with_users_of
 
             by = with_users_of(self, group_rows(check_owners(users, len(X)))[0])
-        theta, where = by._models_of(X, users)
+        theta, where = by._models_of(len(X), users)
+        if len(theta) > len(by.theta_) and not isinstance(given, DesignRows):  # its owner tells
+            new = owner_ids(users)[where == len(by.theta_)]
+            warnings.warn(
+                f"{by._about_unknown(new, len(X))} and are predicted as average users. In "
+                "cross-validation, KFold(shuffle=True) leaves every user rows in the fit; "
+                "add_user(id, X, y) gives a new user its own model.",
+                stacklevel=3,
+            )
         z, S = linear_predictors(X, theta, where, self.risk_, self.scaling_), None
         if by.covariance_ is not None and unsure:
             V = by.covariance_
@@ -365,39 +378,31 @@ class ODCLEstimator(LaterUsers):
             S = predictor_covariances(X, V, where, self.risk_, self.scaling_)
         return z, S, (by, where)
 
-    def _scores(self, X: Any, users: Any) -> Floats:
-        """Linear predictors of the rows, each by its user's model, (n_rows, n_outputs)."""
-        return self._predictors(X, users, unsure=False)[0]
-
     def _for_strangers(self) -> tuple[Floats, Floats]:
-        """Models of users that are not known, and their covariances (zero: not known)."""
-        theta = self.pooled_theta_[None] if self.unknown == "pooled" else self.cluster_theta_
+        """The model of a user that is not known, and its covariance (zero: not known).
+
+        Of a mixture the mean over its groups, sum_k pi_k c_k; else one model for all rows.
+        """
+        theta = self.pooled_theta_[None]
         if self.mixture_ is None:
-            return theta, np.zeros((len(theta), theta.shape[1], theta.shape[1]))
+            return theta, np.zeros((1, theta.shape[1], theta.shape[1]))
         from odcl.mixed.house import without_rows
 
         models, V = without_rows(self.mixture_, self.risk_)
-        which = slice(-1, None) if self.unknown == "pooled" else slice(-1)
-        return models[which], V[which]
+        return models[-1:], V[-1:]
 
-    def _models_of(self, X: Floats, users: Any) -> tuple[Floats, Ints]:
+    def _models_of(self, n_rows: int, users: Any) -> tuple[Floats, Ints]:
         """Models, users' first, and which of them each row is predicted by."""
-        everybody = np.zeros(len(X), dtype=np.intp)
-        if users is None and not self.has_users_:
+        everybody = np.zeros(n_rows, dtype=np.intp)
+        if users is None and not self._has_users:
             return self.theta_, everybody
         if users is None:
-            if self.unknown == "pooled":
-                return np.vstack([self.theta_, self._for_strangers()[0]]), everybody + len(
-                    self.theta_
-                )
             raise ValueError(
                 f"This model knows {len(self.users_)} users, and was not told whose rows these "
-                "are: pass users=..., or set unknown='pooled' for one model for all."
+                "are: pass users=... (a new id, for rows of a user who is not known)."
             )
-        ids = check_owners(users, len(X))
-        if not self.has_users_:
-            if self.unknown != "error":
-                return self.theta_, everybody
+        ids = check_owners(users, n_rows)
+        if not self._has_users:
             raise ValueError(
                 "This model was fitted without users and has one model for all rows: leave users= "
                 "out, or fit with users=..."
@@ -406,37 +411,23 @@ class ODCLEstimator(LaterUsers):
         new = where < 0
         if not new.any():
             return self.theta_, where
-        if self.unknown == "pooled":
-            where[new] = len(self.theta_)
-            return np.vstack([self.theta_, self._for_strangers()[0]]), where
-        if self.unknown == "nearest":
-            if self.cluster_means_ is None:
-                raise InputError(
-                    "This model came from a federation, whose sites do not tell the features of "
-                    "their groups: say ",
-                    *(Setting("unknown", "pooled"), " for one model for all."),
-                )
-            nearest = newcomers.nearest_cluster(
-                self.scaling_.apply(X[new]), ids[new], self.cluster_means_
+        if self.unknown == "error":
+            raise ValueError(
+                f"{self._about_unknown(ids[new], n_rows)} and have no model. Add a user with "
+                "add_user(id, X, y), or set unknown='pooled' to predict it as an average user."
             )
-            where[new] = len(self.theta_) + nearest
-            return np.vstack([self.theta_, self._for_strangers()[0]]), where
-        raise self._unknown_users(ids[new])
+        where[new] = len(self.theta_)
+        return np.vstack([self.theta_, self._for_strangers()[0]]), where
 
-    def _unknown_users(self, ids: Array) -> ValueError:
+    def _about_unknown(self, ids: Array, n_rows: int) -> str:
+        """The beginning of a sentence about rows whose users, ``ids``, have no model."""
         distinct = list(dict.fromkeys(ids.tolist()))
-        some = ", ".join(map(repr, distinct[:3])) + (", ..." if len(distinct) > 3 else "")
-        one = len(distinct) == 1
+        some = ", ".join(map(show, distinct[:3])) + ", ..." * (len(distinct) > 3)
         first = [*self.users_.tolist()[:1], distinct[0]][0]
-        hint = ""
         if type(first) is not type(distinct[0]):
-            hint = f" (the fit's ids look like {first!r})"
-        return ValueError(
-            f"User{'' if one else 's'} {some} {'was' if one else 'were'} not in the fit{hint}, so "
-            "there is no model for such rows. Add a user with add_user(id, X, y), or fit with "
-            "unknown='pooled' (one model for all) or unknown='nearest' (that of the group with the "
-            "most similar features)."
-        )
+            some += f"; the fit's ids look like {first!r}"
+        users = "a user" if len(distinct) == 1 else f"{len(distinct):,} users"
+        return f"{len(ids):,} of {n_rows:,} rows belong to {users} not in the fit ({some})"
 
     # -- files -------------------------------------------------------------------------------
 

@@ -48,7 +48,7 @@ def compare(
             "--engine dask`, which compares on users drawn by their ids."
         )
     one = clone(estimator)
-    rows, y, ids = one._checked_rows(X, y, users)
+    rows, y, ids, _ = one._checked_rows(X, y, users)
     if ids is None:
         raise ValueError("A comparison is of users: say whose rows these are, with users=...")
     federation = Federation.from_arrays(rows, one._encode(y), check_owners(ids, len(rows)))

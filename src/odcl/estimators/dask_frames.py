@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import shutil
 import tempfile
+import warnings
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -17,16 +18,18 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from odcl.data.columns import as_names
 from odcl.data.schema import TableSchema
 from odcl.data.summary import Roles
 from odcl.engines.dask.address import Address
 from odcl.engines.dask.cluster import cluster_of
 from odcl.engines.dask.predict import predict_pieces
-from odcl.engines.dask.round import Looked, looked_at
+from odcl.engines.dask.round import Looked, looked_at, settled
 from odcl.engines.dask.table import PiecedTable, frame_table
 from odcl.engines.partition.predict import Wishes
 from odcl.errors import InputError, Setting
 from odcl.estimators.scattered import fit_pieces
+from odcl.report.text import about_strangers
 
 
 def is_dask_frame(data: Any) -> bool:
@@ -79,6 +82,7 @@ def federation_from_dask(
         missing=missing,
         task=task,
     )
+    roles = settled(table, roles, cluster_of())
     looked = looked_at(table, roles, cluster_of())
     return DaskFederation(table, roles, looked), looked.summary.schema(roles)
 
@@ -101,16 +105,14 @@ def fit_frame(model: Any, X: Any, y: Any, users: Any) -> Any:
             f"The target of a Dask frame is a column of it, by name, or a Dask series, and not a "
             f"{type(y).__name__}."
         )
-    kinds = X._meta.dtypes
-    named = [str(c) for c in X.columns if str(kinds[c]) == "category" and c not in (owner, target)]
-    given = model.categorical
-    chosen = [] if given is None else [given] if isinstance(given, str) else list(given)
+    chosen = () if model.categorical is None else as_names(model.categorical)
     with _advice_for_frames(model):
         federation, _ = federation_from_dask(
             X,
             user=owner,
             target=target,
-            categorical=list(dict.fromkeys([*chosen, *named])),
+            categorical=chosen,
+            missing=model.missing,
             task=_task(model),
         )
         model.users = owner
@@ -122,8 +124,6 @@ def _advice_for_frames(model: Any) -> Iterator[None]:
     """Errors advise what an estimator on a Dask frame knows: options of tables it has not."""
     numbers = "loss='squared'" if _task(model) == "count" else "ODCLRegressor"
     words = {
-        ("missing", "drop"): "frame.dropna()",
-        ("missing", "mean"): "frame.fillna(frame.mean(numeric_only=True))",
         ("task", "classification"): "ODCLClassifier",
         ("task", "regression"): numbers,
     }
@@ -171,7 +171,7 @@ def predict_frame(model: Any, X: Any) -> Any:
     """
     import dask.dataframe as dd
 
-    schema = model.schema_ or model.schema_of_names()
+    schema = model.schema_ or model._schema_of_names()
     if schema is None:
         raise InputError(
             "This model does not know which column of a Dask frame names the user: predict frames "
@@ -192,6 +192,8 @@ def predict_frame(model: Any, X: Any) -> Any:
         raise
     finally:
         work.remove()
+    for text in about_strangers(found.strangers):
+        warnings.warn(text, stacklevel=3)
     files = [file.text for file in found.files]
     frame = dd.from_map(_read, files, meta=_read(files[0]).iloc[:0])
     weakref.finalize(frame, lambda kept: None, model)  # the files go with the model

@@ -35,7 +35,7 @@ def site_estimator(site: SiteModels) -> Any:
         classes=task.classes,
         columns=schema.features,
     )
-    model.has_users_, model.whole_ = site.table.has_users, False
+    model._has_users, model._whole = site.table.has_users, False
     model.method_ = task.resolved
     model.users_, model.uploads_ = site.users, site.uploads
     model.n_rows_, model.probability_ = site.rows.n_rows, site.probability
@@ -75,7 +75,7 @@ def server_estimator(
         columns=(schema.user, *schema.features),
         users=schema.user,
     )
-    model.has_users_, model.whole_ = True, True
+    model._has_users, model._whole = True, True
     model.method_ = resolved
     model.users_, model.uploads_ = uploads.users, uploads
     model.n_rows_ = uploads.n_samples.astype(np.intp)
@@ -99,8 +99,8 @@ def server_estimator(
         model.noise_, model.dof_ = own.noise, own.dof
         pooled = without_rows(step.mixture, risk)[0][-1]
     groups = groups_of_uploads(uploads, step, resolved)
-    model.for_newcomers_ = Known(groups, None, pooled)  # of rows that others have: no means
-    inside = inside_text(model.mixture_, model.risk_, model.units_)
+    model._for_newcomers = Known(groups, pooled)
+    inside = inside_text(model.mixture_, model.risk_, model._units)
     model.reason_ = f"{step.reason} {inside}".rstrip()
     return model
 
@@ -125,7 +125,7 @@ def _estimator(
     if classes is not None:
         model.classes_ = np.array(classes)
     model.schema_, model.scaling_, model.design_ = schema, scaling, schema.design
-    model.risk_, model.target_name_ = risk, schema.target
+    model.risk_, model._target_name = risk, schema.target
     model.feature_names_in_ = np.array(columns, dtype=object)
     model.n_features_in_ = len(columns)
     return model
@@ -147,10 +147,10 @@ def result_estimator(result: Result, federation: Federation) -> Any:
     )
     if risk.loss.classification:
         model.classes_ = np.arange(max(risk.n_outputs + 1, 2))
-    model.design_, model.schema_, model.target_name_ = None, None, ""
+    model.design_, model.schema_, model._target_name = None, None, ""
     model.n_features_in_ = p
     scaling = Scaling(np.zeros(p), np.ones(p), np.arange(p), p)
-    return model.keep_result(result, federation, scaling)
+    return model._keep_result(result, federation, scaling)
 
 
 def _all_groups(model: Any, site: SiteModels) -> None:
@@ -166,7 +166,7 @@ def _all_groups(model: Any, site: SiteModels) -> None:
     some = members.astype(np.float64)
     rest = (model.tau2_, model.tau2_, np.nan, 0.0)
     groups = Groups(model.cluster_theta_, members, some, np.ones(len(some)), *rest)
-    model.for_newcomers_ = Known(groups, None, without_rows(mixture, risk)[0][-1])
+    model._for_newcomers = Known(groups, without_rows(mixture, risk)[0][-1])
 
 
 def _own_groups(model: Any, site: SiteModels) -> None:
@@ -185,4 +185,4 @@ def _own_groups(model: Any, site: SiteModels) -> None:
     local = fit_users(site.rows, task.risk, task.resolved.sends)
     model.cluster_theta_, model.labels_, model.tau2_ = centers, labels, given.tau2
     groups = groups_of(site.rows, task.risk, local, step, task.resolved)
-    model.for_newcomers_ = Known(groups, None, one_for_all(site.rows, task.risk))
+    model._for_newcomers = Known(groups, one_for_all(site.rows, task.risk))

@@ -12,7 +12,7 @@ from odcl.data.scaling import Scaling
 from odcl.engines.in_process import Result
 from odcl.local.predict import one_for_all
 from odcl.local.terms import pooled_model
-from odcl.server.assign import Groups, cluster_means, groups_of
+from odcl.server.assign import Groups, groups_of
 
 MANY = 5_000  # users: then one model for all is read off their data terms
 
@@ -22,7 +22,6 @@ class Known:
     """All of it at hand, as a saved model has it."""
 
     groups: Groups
-    cluster_means: Floats | None  # (n_clusters, n_features); None: of other sites' rows
     pooled_theta: Floats  # (dim,), one model for all rows
 
     @property
@@ -43,10 +42,6 @@ class OnRequest:
         return groups_of(self.rows, result.risk, result.local, result.step, result.method)
 
     @cached_property
-    def cluster_means(self) -> Floats:
-        return cluster_means(self.rows, self.result.labels, self.result.n_clusters)
-
-    @cached_property
     def pooled_theta(self) -> Floats:
         uploads, risk = self.result.uploads, self.result.risk
         told = uploads.observations is None and risk.loss.name == "squared"
@@ -56,11 +51,11 @@ class OnRequest:
 
     @property
     def known(self) -> Known:
-        return Known(self.groups, self.cluster_means, self.pooled_theta)
+        return Known(self.groups, self.pooled_theta)
 
     def __reduce__(self) -> tuple[Any, ...]:
         known = self.known
-        return Known, (known.groups, known.cluster_means, known.pooled_theta)
+        return Known, (known.groups, known.pooled_theta)
 
 
 def own_rows(federation: Federation, scaling: Scaling, *, given: bool = False) -> Federation:

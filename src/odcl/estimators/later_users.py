@@ -42,7 +42,7 @@ class LaterUsers(TableInput):
     probability_: Floats
     n_rows_: Ints
     uploads_: Uploads | None
-    for_newcomers_: Known | OnRequest
+    _for_newcomers: Known | OnRequest
 
     user_files_: UserFiles | None = None  # of a table in pieces: where all users' models are
 
@@ -51,17 +51,12 @@ class LaterUsers(TableInput):
     @property
     def groups_(self) -> Groups:
         """The groups as users who come later are measured by them."""
-        return self.for_newcomers_.groups
-
-    @property
-    def cluster_means_(self) -> Floats | None:
-        """Mean features of each group's rows, standardized; None: not told by other sites."""
-        return self.for_newcomers_.cluster_means
+        return self._for_newcomers.groups
 
     @property
     def pooled_theta_(self) -> Floats:
         """One model for all rows, in standardized units."""
-        return self.for_newcomers_.pooled_theta
+        return self._for_newcomers.pooled_theta
 
     @property
     def n_users_(self) -> int:
@@ -70,7 +65,7 @@ class LaterUsers(TableInput):
             return len(self.users_)
         return self.user_files_.n_users + len(self.users_) - self.user_files_.n_examples
 
-    def knows(self, ids: Array) -> Bools:
+    def _knows(self, ids: Array) -> Bools:
         """Which of these users have a model, here or in the files of a table in pieces."""
         if self.user_files_ is None:
             return positions(self.users_, ids) >= 0
@@ -78,7 +73,7 @@ class LaterUsers(TableInput):
 
         return positions(with_users_of(self, ids).users_, ids) >= 0
 
-    def in_files(self, ids: Array) -> Bools:
+    def _in_files(self, ids: Array) -> Bools:
         """Which of these users have their models in the files of a table in pieces.
 
         There predictions look for them, whether or not the estimator holds them as examples too.
@@ -88,7 +83,7 @@ class LaterUsers(TableInput):
         at = positions(self.users_, ids)
         found: Bools = at < self.user_files_.n_examples  # those who were added come after these
         if (at < 0).any():
-            found[at < 0] = self.knows(ids[at < 0])
+            found[at < 0] = self._knows(ids[at < 0])
         return found
 
     def assign(self, X: Any, y: Any) -> Assignment:
@@ -139,20 +134,20 @@ class LaterUsers(TableInput):
         models, the groups and ``result_`` stay as they were.
         """
         found = self._assign(X, y, user)
-        self.add_assigned([user], [found])
+        self._add_assigned([user], [found])
         return found
 
-    def add_assigned(self, users: Any, found: Sequence[Assignment]) -> None:
+    def _add_assigned(self, users: Any, found: Sequence[Assignment]) -> None:
         """Remember new users where they were assigned."""
         check_is_fitted(self, "theta_")
-        if not self.has_users_:
+        if not self._has_users:
             raise ValueError(
                 "This model was fitted without users, so there are no groups to join: fit with "
                 "users=... first."
             )
         ids = owner_ids(users)
         with self._adding:  # one thread at a time reads, changes and writes
-            known = self.knows(ids)
+            known = self._knows(ids)
             if known.any():
                 raise ValueError(
                     f"User {ids[known].tolist()[0]!r} is known already: give the new user another "
@@ -197,7 +192,7 @@ class LaterUsers(TableInput):
         rows, target = self._rows_of_one(X, y, user)
         with self._adding:
             at = int(positions(self.users_, owner_ids([user]))[0])
-            if self.in_files(owner_ids([user]))[0]:
+            if self._in_files(owner_ids([user]))[0]:
                 raise ValueError(
                     f"The model of user {user!r} lies in files, as the table came in pieces, and "
                     "these stay as they are: fit again, with its new rows in the table, or fit in "
@@ -236,7 +231,7 @@ class LaterUsers(TableInput):
         check_is_fitted(self, "theta_")
         from odcl.diagnose import diagnose_step
 
-        if not self.whole_:
+        if not self._whole:
             raise ValueError(
                 "This model holds the users of one site, and groups were found with those of "
                 f"others: they were diagnosed in the round. It said: {self.reason_}"
@@ -263,7 +258,7 @@ class LaterUsers(TableInput):
             self.uploads_.take(kept),
             step,
             self.method_,
-            features=self.units_,
+            features=self._units,
             resamples=resamples,
             seed=seed,
         )

@@ -93,7 +93,7 @@ def fit_facts(run: Run, diagnosis: Diagnosis | None = None) -> FitFacts:
     classes = [shown_id(label, 60) for label in getattr(model, "classes_", np.array([])).tolist()]
     centered = bool(model.method_.standardize and model.scaling_.shift.any())
     units = TableUnits.of(
-        model.risk_, model.scaling_, model.used_names_, classes, centered=centered
+        model.risk_, model.scaling_, list(model._units), classes, centered=centered
     )
     shown = user_map(model, who, units, most=MOST_USERS)
     more = more_rows(model, who, units)
@@ -120,7 +120,7 @@ def fit_facts(run: Run, diagnosis: Diagnosis | None = None) -> FitFacts:
     return FitFacts(
         title=_title(model, evidence),
         verdict=_verdict(model, comparison, diagnosis),
-        target=model.target_name_,
+        target=model._target_name,
         users=users,
         groups=groups,
         map=shown,
@@ -156,12 +156,12 @@ def _who(model: Any, evidence: Evidence, gain: Floats, comparison: Comparison | 
 
 
 def _user_word(model: Any) -> str:
-    schema = model.schema_ or model.schema_of_names()
+    schema = model.schema_ or model._schema_of_names()
     return "user" if schema is None or not schema.user else str(schema.user)
 
 
 def _title(model: Any, evidence: Evidence) -> str:
-    target = model.target_name_ or "the target"
+    target = model._target_name or "the target"
     name = evidence.table.get("name")
     return f"{target} by {_user_word(model)}" + (f" ({name})" if name else "")
 

@@ -114,8 +114,6 @@ def _artifact(model: Any, extras: Mapping[str, Extra], derived: Mapping[str, Der
         "samples": groups.samples,
         "pull": groups.pull,
     }
-    if model.cluster_means_ is not None:
-        arrays["cluster_means"] = model.cluster_means_
     ids = ids_to_json(model.users_)
     if ids is None:
         arrays["users"] = model.users_
@@ -128,15 +126,15 @@ def _artifact(model: Any, extras: Mapping[str, Extra], derived: Mapping[str, Der
             "risk": model.risk_.to_json(),
             "method": model.method_.to_json(described=True),
             "users": ids,
-            "has_users": bool(model.has_users_),
-            "whole": bool(model.whole_),
+            "has_users": bool(model._has_users),
+            "whole": bool(model._whole),
             "tau2": model.tau2_,
             "groups": {name: number_to_json(getattr(groups, name)) for name in _SIZES},
             "n_features": int(model.n_features_in_),
             "feature_names": None if names is None else names.tolist(),
             "design": None,  # a schema tells it
             "classes": None if classes is None else classes_to_json(classes),
-            "target": model.target_name_,
+            "target": model._target_name,
             "rule": model.rule_,
             "reason": model.reason_,
         }
@@ -204,9 +202,8 @@ def read_estimator(cls: Any, stored: StoredArtifact) -> Any:
         own = model.n_features_in_ - (model.users is not None)
         fits = model.design_ is None or len(model.design_.features) == own
         expect(fits, "its features are not those of its design")
-    _fill(model, stored, listed, groups)
-    # Before this word was written, models of a site's own users were those without feature means.
-    model.whole_ = words.get("whole", model.cluster_means_ is not None)
+    has_means = _fill(model, stored, listed, groups)
+    model._whole = words.get("whole", has_means)  # older models of one site's users have no means
     model.mixture_ = model.covariance_ = model.noise_ = model.dof_ = None
     with stored.checking(MODEL):
         mixed = model.method_.clusterer.uses_terms
@@ -228,10 +225,13 @@ def read_estimator(cls: Any, stored: StoredArtifact) -> Any:
 def _from_words(kind: Any, words: dict[str, Any]) -> Any:
     """An estimator with everything that is not an array."""
     names = set(kind().get_params(deep=False))
-    expect(set(words["params"]) == names, "the settings are not those of " + kind.__name__)
+    named = {"missing", *words["params"]}  # which older models have not
+    expect(named == names, "the settings are not those of " + kind.__name__)
     classes = None if words["classes"] is None else classes_from_json(words["classes"])
     expect(is_classifier(kind()) == (classes is not None), "classes of no classifier, or none")
     model = kind(**{k: _setting_from_json(v) for k, v in words["params"].items()})
+    if model.unknown == "nearest":  # a choice that older versions had
+        model.unknown = "pooled"
     text = isinstance(words["params"]["clusterer"], dict)  # an object, of which the words are left
     check_settings(model.set_params(clusterer="auto") if text else model)
     model.set_params(clusterer=_setting_from_json(words["params"]["clusterer"]))
@@ -241,11 +241,11 @@ def _from_words(kind: Any, words: dict[str, Any]) -> Any:
     _check_classes(model.risk_.loss, None if classes is None else len(classes))
     if classes is not None:
         model.classes_ = classes
-    model.has_users_, model.tau2_ = words["has_users"], words["tau2"]
-    expect(isinstance(model.has_users_, bool), "has_users is neither true nor false")
+    model._has_users, model.tau2_ = words["has_users"], words["tau2"]
+    expect(isinstance(model._has_users, bool), "has_users is neither true nor false")
     expect(model.tau2_ is None or is_size(model.tau2_), f"tau2 is {model.tau2_!r}")
     model.rule_, model.reason_ = str(words["rule"]), str(words["reason"])
-    model.target_name_ = str(words["target"])
+    model._target_name = str(words["target"])
     model.n_features_in_, found = words["n_features"], words["feature_names"]
     expect(is_count(model.n_features_in_), f"n_features is {model.n_features_in_!r}")
     if found is not None:
@@ -264,7 +264,7 @@ def _check_classes(loss: Loss, n_classes: int | None) -> None:
     expect(fits, f"a {loss.name} loss and {n_classes or 'no'} classes")
 
 
-def _fill(model: Any, stored: StoredArtifact, listed: Any, groups: dict[str, float]) -> None:
+def _fill(model: Any, stored: StoredArtifact, listed: Any, groups: dict[str, float]) -> bool:
     p_all = model.n_features_in_ - (model.users is not None)
     if model.design_ is not None:
         p_all = len(model.design_.columns)
@@ -310,7 +310,8 @@ def _fill(model: Any, stored: StoredArtifact, listed: Any, groups: dict[str, flo
     members, samples, pull = (arrays[name] for name in ("members", "samples", "pull"))
     sizes = (groups[name] for name in _SIZES)
     around = Groups(model.cluster_theta_, members, samples, pull, *sizes)
-    model.for_newcomers_ = Known(around, arrays.get("cluster_means"), arrays["pooled_theta"])
+    model._for_newcomers = Known(around, arrays["pooled_theta"])
+    return "cluster_means" in arrays
 
 
 def _read_uploads(model: Any, stored: StoredArtifact) -> Uploads:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
+from numbers import Real
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,7 +15,7 @@ from sklearn.utils.validation import assert_all_finite, check_is_fitted
 
 from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import Federation, check_size
-from odcl.errors import InputError, Setting
+from odcl.errors import InputError, Setting, show
 from odcl.estimators.base import ODCLEstimator
 from odcl.estimators.dask_frames import is_dask_frame, predict_frame
 from odcl.local.predict import count_interval, count_std, predicted_means, residual_scale
@@ -38,16 +39,20 @@ class ODCLRegressor(RegressorMixin, ODCLEstimator):  # type: ignore[misc]
     clusterer : "auto" (that of the method: groups, and how users still differ inside them, from
         what their rows say), "auto:1" (the mixed model without groups), "mixture", "convex", a
         number, "elbow", "silhouette", or any scikit-learn clusterer.
-    unknown : what predict does for a user it has not seen: "error", "pooled" (one model for all,
-        also where no users are told) or "nearest" (the model of the group whose mean features are
-        nearest to those of the user's rows).
+    unknown : what predict does for a user it has not seen: "pooled" predicts it as an average user
+        (the mean of the groups' models by their shares; of other methods than "auto" one model for
+        all rows) and warns, "error" refuses.
     unseen : what predict does with a level of a category that it has not seen: "error", or
         "reference" (it counts as the most frequent one).
     users : name (or position) of the column of X that names the user. With it every scikit-learn
-        tool works; cross-validate in shuffled folds, KFold(shuffle=True), or a table sorted by
-        user has whole users that no fit has seen.
-    categorical : names (or positions) of the columns of X that hold categories; a frame's columns
-        of type category are taken anyhow. Each level but the most frequent has a coefficient.
+        tool works. Cross-validate in shuffled folds, KFold(shuffle=True), to score users with rows
+        in the fit; folds of a table sorted by user score users the fit has not seen.
+    missing : rows that lack a value: "error", "drop" (a fit leaves them out) or "mean" (the mean of
+        the fit, or its most frequent level, is filled in, by predict too).
+    categorical : names (or positions) of the columns of X that hold categories, such as codes. A
+        frame's columns of text or of type category are taken anyhow, unless nearly every row has
+        its own text: that is left out, and so are integers that count the rows (as floats they
+        stay); a warning lists them. Each level but the most frequent has a coefficient.
     solver : "exact", "sgd", ProjectedSGD(...), or a linear scikit-learn estimator.
     random_state, n_jobs : as everywhere in scikit-learn; a fit is the same each time by default.
 
@@ -83,15 +88,18 @@ class ODCLRegressor(RegressorMixin, ODCLEstimator):  # type: ignore[misc]
         return mean, by._std(S, where)[0]
 
     def predict_interval(
-        self, X: Any, users: Any = None, *, coverage: float = 0.9
+        self, X: Any, coverage: float = 0.9, users: Any = None
     ) -> tuple[Floats, Floats]:
-        """(low, high) between which a new target of each row lies with this probability.
+        """(low, high) between which a new target of each row lies with probability ``coverage``.
 
         For counts both ends are counts that may occur, and counts that scatter more than Poisson's
         fall outside more often.
         """
-        if not 0 < coverage < 1:
-            raise ValueError(f"coverage={coverage!r} is a probability: above 0, below 1.")
+        if not (isinstance(coverage, Real) and 0 < coverage < 1):
+            raise ValueError(
+                f"coverage={show(coverage)} is a probability, above 0 and below 1; owners of rows "
+                "are named as users=..."
+            )
         z, S, (by, where) = self._predictors(X, users, unsure=True)
         if S is not None and not self.risk_.loss.has_data_terms:
             return count_interval(z[:, 0], S[:, 0, 0], coverage)
@@ -175,7 +183,7 @@ class ODCLClassifier(ClassifierMixin, ODCLEstimator):  # type: ignore[misc]
 
     def decision_function(self, X: Any, users: Any = None) -> Floats:
         """Log-odds (two classes: (n_rows,)), or one score per class, (n_rows, n_classes)."""
-        z = self._scores(X, users)
+        z = self._predictors(X, users, unsure=False)[0]
         if isinstance(self.risk_.loss, Multinomial):
             scores = np.matmul(z, self.risk_.loss.basis.T)
             return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
@@ -210,7 +218,7 @@ class ODCLClassifier(ClassifierMixin, ODCLEstimator):  # type: ignore[misc]
         if y.dtype == object and any(label is None for label in y.tolist()):
             raise ValueError(
                 "Input y contains None in row "
-                f"{y.tolist().index(None)}, which is no class: drop or fill such rows first."
+                f"{y.tolist().index(None) + 1}, which is no class: drop or fill such rows first."
             )
         check_classification_targets(y)
         return y

@@ -143,7 +143,7 @@ def fit_pieces(
     mixed = step.mixture is not None
     later = _mixed_groups(job, step) if mixed else later_groups(chunks, step, some, resolved)
     later = _counted(later[0], finished.sizes, finished.rows), later[1]
-    group_estimator(model, job, step, finished.feature_means, later)
+    group_estimator(model, job, step, later)
     _hold(model, columns)
     model.uploads_, model.user_files_ = some, files
     return ScatteredFit(model, looked.summary, step, uploads, finished, step.passes, job)
@@ -193,7 +193,7 @@ def _declare(model: Any, schema: Any) -> None:
     owner = () if model.users is None else (model.users,)
     model.feature_names_in_ = np.array([*owner, *schema.features], dtype=object)
     model.n_features_in_ = len(model.feature_names_in_)
-    model.target_name_ = schema.target
+    model._target_name = schema.target
     if schema.classes is not None:
         model.classes_ = np.array(schema.classes)
 
@@ -224,7 +224,6 @@ def group_estimator(
     model: Any,
     job: Job,
     step: StreamedStep,
-    feature_means: Floats | None = None,
     later: tuple[Groups, Floats] | None = None,
 ) -> Any:
     """The estimator of a step's groups, which holds no users: :func:`with_users` gives it some.
@@ -234,13 +233,13 @@ def group_estimator(
     if later is None:
         later = _mixed_groups(job, step)
     _declare(model, job.schema)
-    model.has_users_, model.whole_ = True, True  # examples of all groups are in it
+    model._has_users, model._whole = True, True  # examples of all groups are in it
     model.scaling_, model.risk_ = job.scaling, job.risk
     model.method_, model.mixture_, model.tau2_ = job.method, step.mixture, step.tau2
     model.rule_, model.n_clusters_ = step.rule, step.n_clusters
     model.cluster_theta_, model.theta_ = step.centers, np.empty((0, job.dim))
-    model.for_newcomers_ = Known(later[0], feature_means, later[1])
-    inside = inside_text(model.mixture_, model.risk_, model.units_)
+    model._for_newcomers = Known(*later)
+    inside = inside_text(model.mixture_, model.risk_, model._units)
     model.reason_ = f"{step.reason} {inside}".rstrip()
     return model
 

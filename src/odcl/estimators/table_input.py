@@ -14,7 +14,7 @@ from sklearn.utils.validation import (
     validate_data,
 )
 
-from odcl._typing import Array, Floats
+from odcl._typing import Array, Bools, Floats
 from odcl.data.columns import keys
 from odcl.data.design import UNSEEN, Design, DesignRows
 from odcl.data.federation import MOST_SIZE, as_ids, check_owners, owner_ids
@@ -26,14 +26,15 @@ from odcl.data.frames import (
     column_position,
     feature_table,
     has_names,
+    open_columns,
     select_columns,
     take_column,
-    users_position,
     without_columns,
 )
-from odcl.data.gaps import refuse_gaps
-from odcl.data.schema import check_columns, read_columns
-from odcl.data.tables import as_table
+from odcl.data.gaps import refuse_gaps, usable_rows, without_value
+from odcl.data.schema import MISSING, check_columns, read_columns
+from odcl.data.tables import as_table, collected
+from odcl.data.unnamed import looks_at, settle
 from odcl.errors import InputError, Setting
 from odcl.method import Method
 from odcl.risk.risk import Risk
@@ -44,33 +45,59 @@ class TableInput(BaseEstimator):  # type: ignore[misc]
 
     design_: Design | None  # None: X holds numbers, column by column
 
-    def _first_rows(self, X: Any, users: Any) -> tuple[Floats, Any]:
-        """Design rows and owners for a fit, which settles the names of columns and their design."""
+    def _first_rows(self, X: Any, y: Any, users: Any) -> tuple[Floats, Any, Bools]:
+        """Design rows and owners for a fit, which settles the columns, and the rows it uses."""
         if self.users is not None and users is not None:
             raise ValueError(
                 f"Users were given twice: as column {self.users!r} of X (users={self.users!r} in "
                 "the constructor) and as users=. Leave one of them out."
             )
-        X = as_frame(X)
-        chosen = _category_positions(X, self.categorical, self.users)
+        X, chosen = self._settled(as_frame(X), has_users=not (self.users is users is None))
         self.design_ = None
-        if self.users is None and not chosen:
-            return self._numbers(X, fitting=True), users
-        validate_data(self, X, reset=True, skip_check_array=True)
+        plain = not chosen and self.missing == "error"
+        if self.users is not None or not plain:
+            validate_data(self, X, reset=True, skip_check_array=True)
         if self.users is not None:
-            rest, users = take_column(X, self.users)
-            at = users_position(X, self.users)
-            X, chosen = rest, [j - (j > at) for j in chosen if j != at]
-        if not chosen:
-            return self._numbers(X), users
+            names = list(X.columns) if has_names(X) else list(range(_width(X)))
+            X, users = take_column(X, self.users)
+            at = column_position(names, self.users)
+            chosen = [j - (j > at) for j in chosen if j != at]
+        if plain:
+            X = self._numbers(X, fitting=True)
+            return X, users, np.ones(len(X), np.bool_)
         check_features(without_columns(X, chosen))
         table = feature_table(X)
+        kept = np.ones(table.num_rows, np.bool_)
         kinds = dict.fromkeys(table.column_names[j] for j in chosen)
         columns = read_columns(table, table.column_names, kinds)
-        refuse_gaps(columns)
-        everything = np.arange(table.num_rows)
-        self.design_ = Design.fit(columns, np.ones(len(everything), dtype=np.bool_))
-        return self.design_.rows(columns, everything)[0], users
+        if self.missing == "error":
+            refuse_gaps(columns, fitting=True)
+        else:
+            owners = kept if users is None else as_ids(users)
+            check_consistent_length(X, owners, y)
+            absent = {"users": without_value(owners), "y": without_value(y)}
+            kept = usable_rows(columns, absent, {}, self.missing)
+            users = None if users is None else owners[kept]
+        self.design_ = Design.fit(columns, kept)
+        return self.design_.rows(columns, np.flatnonzero(kept))[0], users, kept
+
+    def _settled(self, X: Any, *, has_users: bool) -> tuple[Any, list[int]]:
+        """The columns of a frame that are used, and positions of its categories among them."""
+        chosen = _category_positions(X, self.categorical, self.users)
+        if not has_names(X) or isinstance(self.users, Integral):
+            return X, chosen
+        own = [j for j, name in enumerate(X.columns) if name != self.users]
+        spare = [j for j in open_columns(X) if j in own and j not in chosen]
+        if not spare:
+            return X, chosen
+        table = feature_table(without_columns(X, [j for j in range(X.shape[1]) if j not in spare]))
+        names = {j: str(X.columns[j]) for j in own}
+        given = tuple(names[j] for j in chosen if j in own)
+        looks = looks_at(table, table.column_names)
+        kept, texts = settle(tuple(names.values()), given, looks, asked=not has_users)
+        left = [j for j, name in names.items() if name not in kept]
+        at = [j - sum(gone < j for gone in left) for j in names if names[j] in texts]
+        return (without_columns(X, left) if left else X), at
 
     def _later_rows(self, X: Any) -> tuple[Floats, Array | None]:
         """Design rows of a table or an array, and their owners where the users' column is there.
@@ -79,6 +106,7 @@ class TableInput(BaseEstimator):  # type: ignore[misc]
         """
         if isinstance(X, DesignRows):
             return X.X, None
+        X = collected(X)
         ids, known = None, getattr(self, "feature_names_in_", None)
         if has_names(X) and known is not None:
             names = column_names(X)
@@ -101,7 +129,7 @@ class TableInput(BaseEstimator):  # type: ignore[misc]
             )
         table = table.rename_columns(list(design.features))
         columns = read_columns(table, design.features, design.kinds)
-        if self.schema_ is None or self.schema_.missing != "mean":
+        if "mean" not in (self.missing, getattr(self.schema_, "missing", None)):
             refuse_gaps(columns)
         return design.rows(columns, np.arange(table.num_rows), self.unseen)[0], ids
 
@@ -115,7 +143,7 @@ class TableInput(BaseEstimator):  # type: ignore[misc]
         if ids is not None:
             given = check_owners(users, len(rows))
             pairs = zip(ids.tolist(), given.tolist(), strict=True)
-            wrong = next(((j, a, b) for j, (a, b) in enumerate(pairs) if a != b), None)
+            wrong = next(((j, a, b) for j, (a, b) in enumerate(pairs, 1) if a != b), None)
             if wrong is not None:
                 raise ValueError(
                     "Row {} belongs to {!r} by column {!r} of X and to {!r} by users=: leave one "
@@ -131,13 +159,12 @@ class TableInput(BaseEstimator):  # type: ignore[misc]
                 return check_array(X, dtype=np.float64, estimator=self, input_name="X")
             return validate_data(self, X, reset=fitting, dtype=np.float64)
         except ValueError as error:
-            first = str(error).partition("\n")[0]
-            if "contains NaN" not in first:
+            if "contains NaN" not in str(error):
                 raise
-            raise ValueError(
-                f"{first} A model needs every value: fill them, or drop their rows "
-                "(X.isna().sum() of a frame counts them by column)."
-            ) from None
+            names = list(X.columns) if hasattr(X, "columns") else range(np.shape(X)[1])
+            values = np.asarray(X, dtype=np.float64).T
+            refuse_gaps(dict(zip(names, values, strict=True)), fitting=fitting)
+            raise
 
     def _users_name(self) -> Any:
         """The name of the users' column, None without one."""
@@ -163,17 +190,18 @@ class TableInput(BaseEstimator):  # type: ignore[misc]
         refuse_gaps({user: owner})
         return as_ids(owner.values)[owner.codes]
 
-    def _checked_rows(self, X: Any, y: Any, users: Any) -> tuple[Floats, Array, Any]:
-        """Everything that a fit is given."""
+    def _checked_rows(self, X: Any, y: Any, users: Any) -> tuple[Floats, Array, Any, Bools]:
+        """Everything that a fit is given, and which of the rows it uses."""
         if y is None:
             raise ValueError(
                 f"requires y to be passed, but the target y is None: {type(self).__name__} "
                 "learns to predict it."
             )
-        X, users = self._first_rows(X, users)
-        y = self._checked_target(column_or_1d(y, warn=True))
+        y = column_or_1d(y, warn=True)
+        X, users, kept = self._first_rows(X, y, users)
+        y = self._checked_target(y if kept.all() else y[kept])
         check_consistent_length(X, y)
-        return X, y, users
+        return X, y, users, kept
 
     def _rows_of_one(self, X: Any, y: Any, user: Any = None) -> tuple[Floats, Floats]:
         """The rows of one user as its model sees them, checked: features scaled, target encoded."""
@@ -220,17 +248,15 @@ def _category_positions(X: Any, categorical: Any, users: Any) -> list[int]:
     return sorted({*found, *category_columns(X)})
 
 
-UNKNOWN = ("error", "pooled", "nearest")
+UNKNOWN = ("error", "pooled")
 
 
 def check_settings(model: Any) -> None:
     """Refuse settings that no data can make good."""
-    if model.unknown not in UNKNOWN:
-        words = ", ".join(map(repr, UNKNOWN))
-        raise ValueError(f"unknown={model.unknown!r} is not one of {words}.")
-    if model.unseen not in UNSEEN:
-        words = ", ".join(map(repr, UNSEEN))
-        raise ValueError(f"unseen={model.unseen!r} is not one of {words}.")
+    for name, known in {"unknown": UNKNOWN, "unseen": UNSEEN, "missing": MISSING}.items():
+        if getattr(model, name) not in known:
+            words = ", ".join(map(repr, known))
+            raise ValueError(f"{name}={getattr(model, name)!r} is not one of {words}.")
     if not (model.users is None or isinstance(model.users, (str, Integral))):
         raise ValueError(
             f"users= in the constructor is the name or position of a column of X, and not a "

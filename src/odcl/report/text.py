@@ -253,12 +253,9 @@ def about_single_rows(n_users: int) -> list[str]:
     return [f"{count(n_users, 'user')} with a single row"] if n_users else []
 
 
-def about_strangers(n_users: int, unknown: str | None) -> list[str]:
+def about_strangers(n_users: int) -> list[str]:
     """Users who were not in the fit, and how they were predicted."""
-    if not n_users:
-        return []
-    how = {"pooled": "one model for all", "nearest": "the nearest group's model"}[unknown or ""]
-    return [f"{count(n_users, 'user')} not in the fit, predicted by {how}"]
+    return [f"{count(n_users, 'user')} not in the fit, predicted as average users"] * (n_users > 0)
 
 
 def _about_users(schema: TableSchema, federation: Federation, model: Any) -> list[str]:

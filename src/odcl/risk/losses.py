@@ -389,9 +389,9 @@ def loss_from_json(words: Any) -> Loss:
 def _finite(y: Array) -> Floats:
     y = np.asarray(y, dtype=np.float64)
     if not np.isfinite(y).all():
+        row = int(np.argmin(np.isfinite(y))) + 1
         raise ValueError(
-            f"The target of row {int(np.argmin(np.isfinite(y)))} is not a finite number: drop or "
-            "fill such rows first."
+            f"The target of row {row} is not a finite number: drop or fill such rows first."
         )
     return y
 

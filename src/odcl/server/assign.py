@@ -6,12 +6,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.spatial.distance import cdist
 from scipy.special import chdtrc, fdtrc, softmax
 
-from odcl._typing import Array, Floats, Ints
-from odcl.clustering.labels import sum_by_cluster
-from odcl.data.federation import Federation, group_rows
+from odcl._typing import Floats, Ints
+from odcl.data.federation import Federation
 from odcl.exchange.upload import Uploads
 from odcl.local.fit import LocalModels, Penalty, fit_users, solve_users
 from odcl.local.receive import Received
@@ -88,6 +86,13 @@ class Assignment:
     received: Received | None = None  # with mixed groups, how sure its model is
     coef: Floats | None = None  # in the table's units, where an estimator assigned
     intercept: Floats | None = None
+
+    def __str__(self) -> str:
+        rows = f"By {int(self.upload.n_samples[0]):,} rows, this user"
+        if self.none_of_these:
+            return f"{rows} fits none of the groups: it has a model of its own."
+        sure = f" with probability {self.probability:.2f}" if self.probability < 0.995 else ""
+        return f"{rows} belongs to group {self.label}{sure}."
 
 
 def assign_rows(X: Floats, y: Floats, risk: Risk, groups: Groups, method: Method) -> Assignment:
@@ -362,23 +367,3 @@ def _spread(views: list[tuple[View, int]], phi: float) -> float:
     # In a group of g the centre has taken up 1 / g of each user's deviation.
     gap2 = np.concatenate([view.slope**2 * g / (g - 1.0) for view, g in views]) / phi**2
     return most_likely_tau2(a, gap2, price=0.0)
-
-
-# -- a user without targets ----------------------------------------------------------------------
-
-
-def cluster_means(federation: Federation, labels: Ints, n_clusters: int) -> Floats:
-    """Mean feature vector of each cluster's rows, (n_clusters, n_features)."""
-    X, rows = federation.X, np.ones(len(federation.X))
-    if federation.weight is not None:
-        X, rows = X * federation.weight[:, None], federation.weight
-    sums = np.add.reduceat(X, federation.offsets[:-1], axis=0)
-    total = np.bincount(labels[federation.row_user], weights=rows, minlength=n_clusters)
-    return sum_by_cluster(sums, labels) / total[:, None]
-
-
-def nearest_cluster(X: Floats, ids: Array, means: Floats) -> Ints:
-    """For each row the cluster whose mean features are nearest to those of the row's user."""
-    users, codes = group_rows(ids)
-    mean = sum_by_cluster(X, codes) / np.bincount(codes, minlength=len(users))[:, None]
-    return cdist(mean, means).argmin(axis=1)[codes]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
@@ -88,8 +89,10 @@ def test_frames_in_memory_are_predicted_for_users_in_files(frame, few_examples):
     for mine, theirs in zip(*(one.predict_interval(frame) for one in (model, whole)), strict=True):
         assert_allclose(mine, theirs, rtol=1e-8)
     strange = frame.assign(store=[1000, 7] * 240)
-    found = model.predict(dd.from_pandas(strange, npartitions=2, sort=False)).compute()
-    assert_allclose(model.predict(strange), found["prediction"], rtol=1e-12)
+    with pytest.warns(UserWarning, match="1 user not in the fit, predicted as average users"):
+        found = model.predict(dd.from_pandas(strange, npartitions=2, sort=False)).compute()
+    with pytest.warns(UserWarning, match=r"240 of 480 rows belong to a user not in the fit \(1000"):
+        assert_allclose(model.predict(strange), found["prediction"], rtol=1e-12)
     for ids in (1000, "nobody"):  # no file has a row of it
         with pytest.raises(ValueError, match="not in the fit"):
             model.set_params(unknown="error").predict(frame.assign(store=ids))
@@ -117,12 +120,34 @@ def test_what_a_dask_frame_cannot_say_is_asked_for(frame):
         ODCLRegressor(users="store").fit(lazy, frame["sales"].to_numpy())
 
 
+def test_text_is_taken_as_categories_and_ids_are_left_out_as_in_memory(frame):
+    """The looks at partitions add up to the look at the whole frame."""
+    n = len(frame)
+    more = frame.assign(id=np.arange(1, n + 1), name=[f"n{i}" for i in range(n)])
+    lazy = dd.from_pandas(more, npartitions=3, sort=False)
+    told = r"categories: kind. Left out: 'id' .it counts the rows.*, 'name' .480 levels in 480"
+    with pytest.warns(UserWarning, match=told):
+        model = ODCLRegressor(users="store").fit(lazy, "sales")
+    assert model.feature_names_ == in_memory(sales()).feature_names_
+    expected = ODCLRegressor(users="store", categorical=["kind"]).fit(
+        lazy.drop(columns=["id", "name"]), "sales"
+    )
+    assert_allclose(model.predict(frame), expected.predict(frame), rtol=1e-12)
+    gaps = frame.assign(price=frame["price"].where(frame.index % 7 > 0))
+    lazy = dd.from_pandas(gaps, npartitions=3, sort=False)
+    model = ODCLRegressor(users="store", categorical=["kind"], missing="mean").fit(lazy, "sales")
+    X = gaps.drop(columns="sales")
+    whole = ODCLRegressor(users="store", categorical=["kind"], missing="mean")
+    whole.fit(X, gaps["sales"])
+    assert_allclose(model.predict(X), whole.predict(X), rtol=1e-8)
+
+
 def test_an_error_advises_what_an_estimator_on_a_dask_frame_has(frame):
     def told(change, call):
         with pytest.raises(InputError) as caught:
             call(dd.from_pandas(frame.assign(**change), npartitions=2, sort=False))
         text = str(caught.value)
-        for option in ("missing=", "drop=", "task="):
+        for option in ("drop=", "task="):
             assert option not in text
         return text
 
@@ -131,11 +156,12 @@ def test_an_error_advises_what_an_estimator_on_a_dask_frame_has(frame):
 
     gap = {"price": frame["price"].where(frame.index != 3)}
     text = told(gap, fit)
-    for advice in ("frame.dropna()", "frame.fillna(", "frame.drop(columns=['price'])"):
+    for advice in ("missing='drop'", "missing='mean'", "frame.drop(columns=['price'])"):
         assert advice in text
-    text = told({}, lambda lazy: ODCLRegressor(users="store").fit(lazy, "sales"))
-    assert "categorical=['kind']" in text
-    assert "frame.drop(columns=['kind'])" in text
+    slip = {"price": np.where(frame.index == 3, "x", frame["price"].astype(str))}
+    text = told(slip, fit)
+    assert "categorical=['price']" in text
+    assert "frame.drop(columns=['price'])" in text
     model = fit(dd.from_pandas(frame, npartitions=2, sort=False))
-    assert "frame.dropna()" in told(gap, model.predict)
+    assert "missing='mean'" in told(gap, model.predict)
     assert "ODCLClassifier" in told({"sales": frame["kind"]}, fit)

@@ -17,7 +17,7 @@ from tests.helpers import refusal
 KEY = "ab" * 32
 TASKS = {
     "plain": task(),
-    "logistic": class_task(short_terms=True, dtype="float16", missing="mean"),
+    "logistic": class_task(short_terms=True, dtype="float16", missing="drop"),
     "classes of numbers": replace(class_task(), classes=(0, 1)),
     "multinomial": task(risk=Risk(Multinomial(3), 0.01, True), classes=("a", "b", "c")),
     "huber": task(risk=Risk(Huber(1.5), 0.0, True)),
@@ -25,6 +25,7 @@ TASKS = {
         name='the "last" \\ one', features=(Feature("å b"), Feature("x=y", ("1", "ü")))
     ),
     "scaled": task(features=(Feature("a", None, 51.25, 17.3), Feature("b", None, -1e-7, 1e9))),
+    "filled in": task(features=(Feature("a", None, 51.25, 17.3),), missing="mean"),
     "a method": task(method=Method("kmeans:4", combine="mean", refit=None)),
     "at most": task(method=Method("auto:3")),
     "a clusterer's settings": task(method=Method("mixture", smallest_group=2, refit=0.5)),
@@ -168,6 +169,15 @@ def test_a_task_in_python_is_checked_like_a_card():
     refusal(task, risk=Risk("logistic", 0.0, True), match="classes are not listed")
     shifted = (Feature("a", None, 1.0, 1.0),)
     refusal(task, features=shifted, risk=Risk("squared"), match="is shifted, and without")
+
+
+def test_a_mean_that_was_not_agreed_is_not_filled_in():
+    """A site would put 0 where the others' mean is 51.25."""
+    refusal(task, missing="mean", match=r"none was agreed for a, b \(shift 0, scale 1\): give a")
+    agreed = Feature("a", None, 51.25, 17.3)
+    refusal(task, features=(agreed, Feature("b")), missing="mean", match="none was agreed for b ")
+    given = task(features=(agreed, Feature("c", ("p", "q"))), missing="mean")
+    assert given.schema("", "text").fill == {"a": 51.25}
 
 
 def test_people_may_leave_out_what_has_a_default(tmp_path):

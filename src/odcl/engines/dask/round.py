@@ -27,6 +27,7 @@ from odcl.data.federation import positions
 from odcl.data.scaling import Moments
 from odcl.data.schema import TableSchema
 from odcl.data.summary import Roles, TableSummary
+from odcl.data.unnamed import CATEGORY, Look, is_open, looks_at
 from odcl.engines.dask.address import Address
 from odcl.engines.dask.cluster import Cluster, is_delayed
 from odcl.engines.dask.exchange import receive, send, targets_of
@@ -34,7 +35,7 @@ from odcl.engines.dask.sample import Drawn, drawn_from, drawn_of_all
 from odcl.engines.dask.table import PiecedTable, rows_of_owners
 from odcl.engines.dask.user_files import Part, part_name
 from odcl.engines.partition.look import Job, look_and_measure, measure, moments_of
-from odcl.engines.partition.models import feature_sums, user_models, with_coefficients
+from odcl.engines.partition.models import user_models, with_coefficients
 from odcl.engines.partition.uploads import (
     from_arrow,
     merged,
@@ -62,6 +63,23 @@ class Looked:
 
     summary: TableSummary
     moments: tuple[pa.Table | None, ...]  # of each piece; None: not known without the others
+
+
+def settled(table: PiecedTable, roles: Roles, cluster: Cluster) -> Roles:
+    """Roles of columns that nobody named, by a look at their values."""
+    kinds = {name: table.schema.field(name).type for name in roles.features}
+    looks = {name: CATEGORY for name, kind in kinds.items() if pa.types.is_dictionary(kind)}
+    rest = [n for n in kinds if n not in (*looks, *roles.categorical) and is_open(kinds[n])]
+    if rest:  # integers that do not count the rows of the first piece count none
+        first = cluster.run(_looks, table.pieces[:1], rest)[0]
+        rest = [n for n, look in first.items() if look.text or look.ends or not look.rows]
+    for found in cluster.run(_looks, table.pieces, rest) if rest else ():
+        looks |= {name: looks.get(name, Look(0)) + look for name, look in found.items()}
+    return roles.settled(looks)
+
+
+def _looks(piece: Any, names: list[str]) -> dict[str, Look]:
+    return looks_at(piece.read(names), names)
 
 
 def looked_at(table: PiecedTable, roles: Roles, cluster: Cluster, told: Any = None) -> Looked:
@@ -295,7 +313,6 @@ class Finished:
     parts: tuple[Part, ...]
     sizes: Ints  # (n_groups,), users where their own last steps placed them
     rows: Floats  # (n_groups,), and their rows
-    feature_means: Floats  # (n_groups, n_features), of the rows
     bytes_down: int
     uploads: pa.Table  # of the users drawn
     models: pa.Table
@@ -314,16 +331,14 @@ def finish_users(
     named = [Numbered(i, file) for i, file in enumerate(uploads.files)]
     given = (job, step, rows, out, uploads.drawn.ids)
     found = cluster.run(_finish, named, *given, progress=told)
-    parts, sizes, sums, counts, down, sent, models = zip(*found, strict=True)
-    rows_each = sum(counts)
-    means = sum(sums) / np.maximum(rows_each, 1.0)[:, None]
+    parts, sizes, counts, down, sent, models = zip(*found, strict=True)
     few = (pa.concat_tables(tables) for tables in (sent, models))
-    return Finished(parts, sum(sizes), rows_each, means, sum(down), *few)
+    return Finished(parts, sum(sizes), sum(counts), sum(down), *few)
 
 
 def _finish(
     one: Numbered, job: Job, step: StreamedStep, sent: Sent | None, out: Address, drawn: Array
-) -> tuple[Part, Ints, Floats, Floats, int, pa.Table, pa.Table]:
+) -> tuple[Part, Ints, Floats, int, pa.Table, pa.Table]:
     with one.piece.open() as stream:
         uploads = pq.ParquetFile(stream).read(use_threads=False)
     rows = None if sent is None else receive(sent.rows, one.number)
@@ -331,11 +346,13 @@ def _finish(
     file = out / part_name(one.number)
     _write(with_coefficients(models, job), file)
     k = step.n_clusters
-    sums = feature_sums(uploads, models, job, k, rows)
-    sizes = np.bincount(models["group"].to_numpy(), minlength=k)
+    group = models["group"].to_numpy()
+    sizes = np.bincount(group, minlength=k)
+    each = models["rows"].to_numpy()
+    counts = np.bincount(group, weights=each, minlength=k).astype(np.float64)
     down = 0
     if models.num_rows:  # the same for every user
         down = models.num_rows * int(step.place(from_arrow(uploads.slice(0, 1), job)).n_bytes[0])
     part = Part(file.name, models.num_rows, file.size(), _digest(file))
     few = np.flatnonzero(positions(drawn, ids_from_arrow(models[USER])) >= 0)
-    return part, sizes, *sums, down, uploads.take(few), models.take(few)
+    return part, sizes, counts, down, uploads.take(few), models.take(few)

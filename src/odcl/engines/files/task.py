@@ -26,7 +26,7 @@ from odcl.engines.arrivals import Agreed
 from odcl.engines.files import toml
 from odcl.engines.files.names import COORDINATOR, KEY, check_site
 from odcl.engines.files.toml import CardError
-from odcl.errors import ended, show
+from odcl.errors import ended, listing, show
 from odcl.exchange.upload import Uploads
 from odcl.files import atomic_path, read_regular
 from odcl.method import Method
@@ -251,6 +251,12 @@ def _check(task: Task) -> None:
         )
     if task.missing not in MISSING or task.dtype not in DTYPES:
         raise CardError(f"missing is one of {', '.join(MISSING)}, dtype of {', '.join(DTYPES)}")
+    bare = [f.name for f in task.features if f.levels is None and (f.shift, f.scale) == (0, 1)]
+    if task.missing == "mean" and bare:
+        raise CardError(
+            f"missing is mean, which fills in the shift, and none was agreed for {listing(bare)} "
+            "(shift 0, scale 1): give a shift and a scale, or leave such rows out (drop)"
+        )
     for name in ("round", "smallest_cell", "minimum_rows"):
         if not toml.is_whole(getattr(task, name)) or getattr(task, name) < 1:
             raise CardError(f"{name} is {getattr(task, name)!r}, and not a whole number from 1 on")

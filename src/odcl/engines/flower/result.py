@@ -162,7 +162,7 @@ def add_late(
     def changed(model: Any, stored: StoredArtifact) -> dict[str, Any]:
         words = _nodes_of(stored)
         if placed:
-            model.add_assigned(list(placed), list(placed.values()))
+            model._add_assigned(list(placed), list(placed.values()))
         words["late"] += [id_to_json(user) for user in placed]
         for node, own in nodes.items():
             words["nodes"][str(node)] = _node_json(own, node in confirmed, confirmed.get(node, {}))

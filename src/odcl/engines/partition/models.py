@@ -144,19 +144,3 @@ def with_coefficients(models: pa.Table, job: Job) -> pa.Table:
     if job.risk.intercept:
         models = models.append_column("coef_(intercept)", pa.array(intercept[:, 0].copy()))
     return models
-
-
-def feature_sums(
-    uploads: pa.Table, models: pa.Table, job: Job, n_groups: int, rows: pa.Table | None = None
-) -> tuple[Floats, Floats]:
-    """Sums of the features over each group's rows, (n_groups, n_features), and how many rows."""
-    group = numbers_of(models["group"]).astype(np.intp)
-    n, p = numbers_of(models["rows"]).astype(np.float64), len(job.scaling.used)
-    total = np.zeros((n_groups, p))
-    if not job.needs_rows and uploads.num_rows:
-        means = from_arrow(uploads, job).means
-        assert means is not None
-        np.add.at(total, group, n[:, None] * means[:, :p])
-    elif rows is not None and (federation := federation_of(rows, job)) is not None:
-        np.add.at(total, group, np.add.reduceat(federation.X, federation.offsets[:-1], axis=0))
-    return total, np.bincount(group, weights=n, minlength=n_groups).astype(np.float64)

@@ -20,7 +20,7 @@ class Wishes:
     unknown: str = "error"
     unseen: str = "error"
     missing: str | None = None
-    interval: float | None = None
+    coverage: float | None = None  # of intervals; None: none are asked for
 
 
 def predict_rows(
@@ -44,7 +44,7 @@ def predict_rows(
 def predicted(rows: pa.Table, model: Any, schema: TableSchema, wishes: Wishes) -> pa.Table:
     from odcl.data.design import DesignRows
 
-    if wishes.interval is not None and schema.classes is not None:
+    if wishes.coverage is not None and schema.classes is not None:
         raise ValueError("An interval is for numbers, and this run predicts classes: leave it out.")
     if not rows.num_rows:
         return _empty(schema, wishes)
@@ -65,8 +65,8 @@ def predicted(rows: pa.Table, model: Any, schema: TableSchema, wishes: Wishes) -
     if not len(X.X):
         return _empty(schema, wishes)
     columns["prediction"] = model.predict(X, users=users)
-    if wishes.interval is not None:
-        low, high = model.predict_interval(X, users=users, coverage=wishes.interval)
+    if wishes.coverage is not None:
+        low, high = model.predict_interval(X, wishes.coverage, users=users)
         columns |= {"low": low, "high": high}
     if schema.classes is not None:
         p = model.predict_proba(X, users=users)
@@ -83,7 +83,7 @@ def probability_names(schema: TableSchema) -> list[str]:
 def _empty(schema: TableSchema, wishes: Wishes) -> pa.Table:
     label = pa.float64() if schema.classes is None else pa.array(np.array(schema.classes)).type
     kinds = {"row": pa.int64(), "prediction": label}
-    if wishes.interval is not None:
+    if wishes.coverage is not None:
         kinds |= {"low": pa.float64(), "high": pa.float64()}
     kinds |= dict.fromkeys(probability_names(schema), pa.float64())
     return pa.table({name: pa.array([], kind) for name, kind in kinds.items()})
