@@ -118,6 +118,7 @@ def fit(options: Namespace, settings: dict[str, Any]) -> None:
     from odcl.data.summary import Roles
     from odcl.engines.dask.table import table_files
     from odcl.estimators import ODCLClassifier, ODCLRegressor
+    from odcl.estimators.compare import NO_ROW_OUT
     from odcl.estimators.scattered import compare_pieces, fit_pieces
 
     with _working(options, options.out) as (cluster, work), watched(options) as progress:
@@ -170,8 +171,7 @@ def fit(options: Namespace, settings: dict[str, Any]) -> None:
                 time=options.time,
             )
             if comparison is None:
-                text = "no comparison: every user looked at has a single row"
-                notices.append(f"{text}, and none can be held out")
+                notices.append(NO_ROW_OUT)
         progress.stage("writing")
         drawn = write_pieces(
             *(found, table.name, notices, options.out),

@@ -160,8 +160,7 @@ def compare_pieces(
 ) -> Comparison | None:
     """The comparison of a table in pieces: on the users it would be made on in memory.
 
-    ``time`` names the column by which a user's last rows are held out. The answer is None where
-    all of them have a single row, and none can be held out.
+    ``time`` names the column by which a user's last rows are held out. None: no row can be.
     """
     from sklearn.base import clone
 
@@ -172,13 +171,13 @@ def compare_pieces(
     encoded = schema.encode(rows, piece=True)
     order = None if time is None else encoded.by_user(times(rows, time, encoded.rows))
     federation = encoded.federation()
-    if not (federation.n_rows > 1).any():
-        return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # as in memory
         compared = compare_users(
             *(clone(found.model), federation, holdout, seed), time=order, schema=schema
         )
+    if compared is None:
+        return None
     held = compared.held
     if held is not None:  # positions among the users that the estimator holds
         at = positions(found.model.users_, federation.users)
