@@ -248,6 +248,7 @@ def _print(found: ScatteredFit, comparison: Comparison | None) -> None:
 
 def predict(options: Namespace) -> None:
     """``odcl predict`` of a table in pieces: a folder of Parquet files, in the table's order."""
+    from odcl.cli.predict import wishes_of
     from odcl.cli.run_folder import open_run
     from odcl.data.schema import check_columns
     from odcl.data.stacking import InUse
@@ -255,7 +256,6 @@ def predict(options: Namespace) -> None:
     from odcl.engines.dask.address import Address
     from odcl.engines.dask.predict import predict_pieces
     from odcl.engines.dask.table import table_files
-    from odcl.engines.partition.predict import Wishes
     from odcl.report.text import about_strangers, count
 
     if options.out is None:
@@ -264,9 +264,6 @@ def predict(options: Namespace) -> None:
         text = f"--engine dask writes a folder of Parquet files, and {options.out} names one file"
         raise opt.UsageError(f"{text}: name a folder, such as predictions.", "odcl predict")
     model, schema = open_run(options.run)
-    wishes = Wishes(
-        options.unknown or "error", options.unseen or "error", options.missing, options.interval
-    )
     with (
         _folder(options) as out,
         _working(options, options.out) as (cluster, work),
@@ -277,7 +274,7 @@ def predict(options: Namespace) -> None:
         check_columns(wanted, files.names)
         table = files.table(cluster, columns=InUse(wanted, ()))
         found = predict_pieces(
-            *(model, schema, table, wishes, cluster, work, Address.of(out)),
+            *(model, schema, table, wishes_of(options), cluster, work, Address.of(out)),
             stage=progress.stage,
             told=progress.advance,
         )
