@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import glob
 import secrets
 import shlex
+import shutil
 from argparse import Namespace
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from odcl.cli import parser as opt
 from odcl.cli.console import command_of, say, tell_run, watched
+from odcl.files import locked
 
 if TYPE_CHECKING:
     from odcl.engines.dask.address import Address
@@ -88,8 +92,13 @@ def _working(options: Namespace, beside: Any) -> Iterator[tuple[Cluster, Address
     if not parent.kind() and parent.is_local:
         raise ValueError(f"There is no folder {parent} for files that are needed meanwhile.")
     work = parent / f".odcl-work-{secrets.token_hex(4)}-{out.name}"
-    work.make()
-    try:
+    with ExitStack() as stack:
+        if work.is_local:
+            stack.enter_context(locked(work.text))
+            _sweep(Path(parent.text), out.name)
+        stack.callback(work.remove)
+        stack.enter_context(_naming_full(work, parent))
+        work.make()
         if options.scheduler is not None:
             cluster = connected(options.scheduler)
         elif options.workers is None and not options.dashboard and _is_small(options.table):
@@ -102,8 +111,25 @@ def _working(options: Namespace, beside: Any) -> Iterator[tuple[Cluster, Address
             if own.dashboard and (options.dashboard or options.scheduler):
                 say(f"dashboard: {own.dashboard}", options)
             yield own, work
-    finally:
-        work.remove()
+
+
+def _sweep(parent: Path, name: str) -> None:
+    """Remove working files of killed runs of the same OUT: no process holds their lock."""
+    for left in parent.glob(f".odcl-work-????????-{glob.escape(name)}"):
+        with suppress(TimeoutError), locked(left, timeout=0):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+@contextmanager
+def _naming_full(work: Address, folder: Address) -> Iterator[None]:
+    """Where no space is left for working files, say how to have them elsewhere."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ENOSPC or not str(error.filename).startswith(work.text):
+            raise
+        text = "No space left for working files: name a folder with more room by --work"
+        raise OSError(errno.ENOSPC, text, str(folder)) from None
 
 
 # -- fit -------------------------------------------------------------------------------------------
@@ -173,6 +199,7 @@ def fit(options: Namespace, settings: dict[str, Any]) -> None:
             if comparison is None:
                 notices.append(NO_ROW_OUT)
         progress.stage("writing")
+        table.check_unchanged(cluster)
         drawn = write_pieces(
             *(found, table.name, notices, options.out),
             comparison=comparison,
@@ -278,6 +305,7 @@ def predict(options: Namespace) -> None:
             stage=progress.stage,
             told=progress.advance,
         )
+        table.check_unchanged(cluster)
     if found.left_out:
         say(f"{count(found.left_out, 'row')} left out for want of a value", options)
     for text in about_strangers(found.strangers, options.unknown):

@@ -117,7 +117,8 @@ def fit_pieces(
     dim = risk.dim(len(scaling.used))
     why, resolved = method.falls_back(risk, dim), method.resolved(risk, dim)
     seed = int(check_random_state(model.random_state).randint(2**31 - 1))  # as in memory
-    job = Job(schema, scaling, risk, resolved, seed)
+    unsigned = pa.types.is_uint64(table.schema.field(schema.user).type)
+    job = Job(schema, scaling, risk, resolved, seed, unsigned)
     n = buckets or n_buckets(table, len(roles.columns), cluster)
     shown.stage("bringing rows together by user", table.n_pieces, "pieces")
     sent = send_rows(table, job, n, work, cluster, plan=plan, told=shown.advance)
