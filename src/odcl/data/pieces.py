@@ -12,7 +12,15 @@ import pyarrow.parquet as pq
 
 from odcl.data.stacking import InUse, common_schema
 from odcl.data.summary import Place
-from odcl.data.tables import checked, is_parquet, read_table, readable, table_files, without_index
+from odcl.data.tables import (
+    checked,
+    is_parquet,
+    read_table,
+    readable,
+    release_memory,
+    table_files,
+    without_index,
+)
 
 ROWS = 500_000  # of a piece; a table of up to two is one piece
 
@@ -41,6 +49,7 @@ def read_pieces(
         yield from _parquet_pieces(files, contents, columns)
         return
     table = read_table(path, text=text, columns=columns)
+    release_memory()  # of the file's own bytes
     n = table.num_rows
     step = ROWS if n > 2 * ROWS else n
     for first in range(0, n, step):
