@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -79,8 +80,10 @@ def _predict(options: Namespace) -> None:
     check_columns(names, read_column_names(options.table))
     total: Encoded | None = None
     wishes, strange, written = wishes_of(options), set[Any](), 0
-    with watched(options) as shown, piecewise(options.out, sys.stdout.buffer) as write:
-        shown.stage("predicting")
+    with ExitStack() as stack:
+        if options.out is not None or not sys.stdout.isatty():  # or the bar would cross the rows
+            stack.enter_context(watched(options)).stage("predicting")
+        write = stack.enter_context(piecewise(options.out, sys.stdout.buffer))
         for piece in read_pieces(options.table, names, text=schema.text):
             found = _of_piece(piece, model, schema, wishes, options.table)
             write(_named(found, schema, piece.before))
