@@ -55,7 +55,7 @@ DOORS = {
     ("odcl.engines.flower.result.add_late", "estimators"): "users who came after the run",
     ("odcl.engines.flower.result.open_result", "estimators"): "the run that they join",
     ("odcl.engines.flower.result.write_result", "estimators"): "the run as `odcl fit` writes it",
-    ("odcl.engines.partition.predict.predict_rows", "estimators"): "models predict in one place",
+    ("odcl.engines.partition.predict.by_models", "estimators"): "models predict in one place",
     ("odcl.engines.in_process.Result.diagnose", "diagnose"): "result.diagnose()",
     ("odcl.engines.in_process.Result.report", "estimators"): "result.report()",
     ("odcl.engines.in_process.Result.summary", "evaluate"): "the error, where truth is known",

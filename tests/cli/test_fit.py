@@ -409,8 +409,27 @@ def test_all_users_with_one_row_are_fitted_without_a_comparison(command):
     frame = people(n_users=30, n=1)
     said = command("fit", save_csv(frame), *ROLES, "--out", "run")
     assert said.code == 0
-    assert "odcl: no comparison: every user has a single row" in said.err
+    assert "odcl: no comparison: no row can be held out" in said.err
     assert "held-out" not in said.out
+
+
+@pytest.mark.parametrize("loss", ["squared", "logistic", "huber"])
+@pytest.mark.parametrize("rows", [(1, 1), (1, 1, 1), (2, 2), (1, 2), (12, 1)], ids=str)
+def test_a_handful_of_rows_is_fitted(command, rows, loss):
+    """As few rows as parameters, of all users together, tell nothing of the noise."""
+    frame = pd.DataFrame({"user": np.repeat(np.arange(len(rows)), rows)})
+    x = np.random.default_rng(0).normal(size=len(frame))
+    y = np.arange(len(frame)) % 2 if loss == "logistic" else 2 * x + np.arange(len(frame)) % 3
+    save_csv(frame.assign(x=x, y=y))
+    said = command("fit", "table.csv", *ROLES, "--loss", loss, "--out", "run")
+    assert said.code == 0, said.err
+    assert said.out.startswith(f"{len(rows)} users, {sum(rows)} rows")
+    words = () if loss == "logistic" else ("--interval", ".9")
+    assert command("predict", "run", "table.csv", *words, "--out", "p.csv").code == 0
+    found = pd.read_csv("p.csv")
+    assert np.isfinite(found.drop(columns="user").astype(float)).all(axis=None)
+    if rows == (1, 1) and loss == "squared":  # the line through both of them
+        assert_allclose(found.prediction, y, rtol=1e-12)
 
 
 def test_a_class_with_one_row_is_never_held_out_as_a_whole(command):

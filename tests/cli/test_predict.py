@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from numpy.testing import assert_array_equal
 
@@ -152,8 +153,7 @@ def short_pieces(monkeypatch):
     """Tables are long from a few rows on."""
     from odcl.data import pieces
 
-    for name, value in (("ROWS", 30), ("LONG_BYTES", 100), ("_BLOCK", 1000)):
-        monkeypatch.setattr(pieces, name, value)
+    monkeypatch.setattr(pieces, "ROWS", 30)
 
 
 @pytest.mark.parametrize("kind", ["table.csv", "table.parquet", "folder"])
@@ -184,7 +184,7 @@ def test_what_is_odd_in_a_piece_is_told_of_the_table(command, short_pieces):
     save_csv(frame)
     said = command("predict", "run", "table.csv", "--out", "p.csv")
     assert said.code == 2
-    assert "row 4 of table.csv" in said.err
+    assert "row 4 (incomplete rows: 2 of 112)" in said.err
     assert not Path("p.csv").exists()
     said = command("predict", "run", "table.csv", "--out", "p.csv", "--missing", "drop")
     assert "2 rows left out for want of a value" in said.err
@@ -198,3 +198,71 @@ def test_what_is_odd_in_a_piece_is_told_of_the_table(command, short_pieces):
         "predict", "run", "table.csv", "--out", "p.csv", "--force", "--unknown", "pooled"
     )
     assert "1 user not in the fit" in said.err
+
+
+def odd_cells() -> pd.DataFrame:
+    """Truth values, decimal commas, ids like formulas, categories like numbers, a late fraction."""
+    frame = people()
+    user = frame.user.map(lambda u: f"'={u}" if u == "u3" else u)
+    late = np.where(np.arange(len(frame)) == 100, "1.5", (np.arange(len(frame)) % 3).astype(str))
+    more = {"open": np.where(frame.index % 3, "true", "false"), "late": late, "user": user}
+    town = np.where(frame.index % 4, "007", "Ulm; old")
+    return frame.assign(town=[f'"{one}"' for one in town], **more).astype(object)
+
+
+def save_odd(frame: pd.DataFrame, separator: str, names: str | None = None) -> None:
+    """As a spreadsheet of the continent writes it, or as others do."""
+    comma = separator == ";"
+    rows = frame.map(lambda v: f"{v:.3f}".replace(".", "," * comma or ".") if v != str(v) else v)
+    if comma:
+        rows["late"] = rows.late.str.replace(".", ",")
+    lines = [names or separator.join(frame.columns), *rows.agg(separator.join, axis=1)]
+    Path("odd.csv").write_text("\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize("separator", [",", ";"])
+def test_cells_mean_the_same_in_a_table_of_any_length(command, separator, request):
+    frame = odd_cells()
+    save_odd(frame, separator)
+    words = (*NO_HOLDOUT, "--categorical", "town", "--out", "run")
+    assert command("fit", "odd.csv", *words).code == 0
+    frame.loc[[5, 90], "a"] = "NA"
+    save_odd(frame.drop(columns="y"), separator)
+    asked = ("predict", "run", "odd.csv", "--missing", "mean", "--out")
+    short = command(*asked, "short.csv")
+    assert short.code == 0, short.err
+    assert "2 missing values filled in (a: 2)" in short.err
+    assert ("decimal commas" in short.err) == (separator == ";")
+    request.getfixturevalue("short_pieces")
+    long = command(*asked, "long.csv")
+    assert long == Said(0, "", short.err.replace("short.csv", "long.csv"))
+    assert Path("long.csv").read_text() == Path("short.csv").read_text()
+    assert "\n'=u3,43," in Path("long.csv").read_text()
+
+
+@pytest.mark.parametrize("what", ["text", "date", "gap", "doubled", "level", "stranger", "empty"])
+def test_a_table_of_any_length_is_refused_in_the_same_words(command, what, request):
+    frame = odd_cells()
+    save_odd(frame, ",")
+    assert command("fit", "odd.csv", *NO_HOLDOUT, "--categorical", "town", "--out", "run").code == 0
+    wrong = {"text": ("late", "ten"), "date": ("late", "2024-01-01"), "gap": ("a", "NA")}
+    wrong |= {"level": ("town", "Rom"), "stranger": ("user", "nobody")}
+    if what in wrong:
+        name, value = wrong[what]
+        rows = slice(None) if what == "date" else [70, 95]
+        frame.loc[rows, name] = value
+    words = ()
+    if what == "empty":
+        frame["a"], words = "NA", ("--missing", "drop")
+    names = ",".join(frame.columns)
+    save_odd(frame, ",", names.replace("y,", "a,") if what == "doubled" else names)
+    short = command("predict", "run", "odd.csv", *words, "--out", "p.csv")
+    assert short.code == 2
+    assert not Path("p.csv").exists()
+    told = {"text": "row 71 has 'ten'", "gap": "row 71 (incomplete rows: 2 of 112)"}
+    told |= {"date": "2024-01-01", "doubled": "two columns called 'a'", "level": "'Rom' in row 71"}
+    told |= {"stranger": "1 of 9 users was not in the fit", "empty": "Not one of 112 rows"}
+    assert told[what] in short.err
+    request.getfixturevalue("short_pieces")
+    assert command("predict", "run", "odd.csv", *words, "--out", "p.csv") == short
+    assert not Path("p.csv").exists()

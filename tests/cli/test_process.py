@@ -153,6 +153,15 @@ def test_a_terminal_sees_a_bar_on_stderr_and_the_same_results(command, monkeypat
     assert (quiet.out, quiet.err) == (piped.out, "")
 
 
+def test_no_bar_runs_through_predictions_on_a_terminal(command, monkeypatch):
+    command("fit", save_csv(people()), *NO_HOLDOUT, "--out", "run")
+    piped = command("predict", "run", "table.csv")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(type(sys.stderr), "isatty", lambda _: True)
+    assert command("predict", "run", "table.csv") == piped
+    assert "\x1b[" in command("predict", "run", "table.csv", "--out", "p.csv").err
+
+
 def test_every_local_model_moves_the_bar():
     from odcl.cli.fit import fit_source
     from odcl.cli.parser import HoldOut

@@ -85,7 +85,16 @@ def test_a_comparison_without_users_or_rows_to_hold_out_is_refused():
     assert "users=" in said
     assert "share" in refusal(odcl.compare, estimator("squared"), X, y, holdout=1.0)
     one = X.drop_duplicates("user")
-    assert "single row" in refusal(odcl.compare, estimator("squared"), one, y[one.index])
+    text = "no row can be held out, as each user and each class keeps one"
+    assert text in refusal(odcl.compare, estimator("squared"), one, y[one.index])
+    few, classes = pd.DataFrame({"user": [0, 1, 1], "a": [1.0, 2.0, 3.0]}), ["a", "b", "c"]
+    assert text in refusal(odcl.compare, estimator("logistic"), few, classes)
+
+
+def test_users_who_keep_one_row_each_are_compared():
+    few = pd.DataFrame({"user": [0, 0, 1, 1], "a": [1.0, 2.0, 3.0, 5.0]})
+    found = odcl.compare(estimator("squared"), few, [1.0, 0.0, 2.0, 3.0])
+    assert np.isfinite([*found.scores.values()]).all()
 
 
 def test_many_users_are_compared_on_some_of_them(monkeypatch):

@@ -273,7 +273,7 @@ def fit_source(
     Rows that are ``handed_over`` are scaled where they are: nobody else looks at them afterwards.
     """
     from odcl.data.tables import release_memory
-    from odcl.estimators.compare import COMPARED, compare_users
+    from odcl.estimators.compare import COMPARED, NO_ROW_OUT, compare_users
     from odcl.report.text import accepted, look_at
 
     federation, schema = source.encoded.federation(), source.schema
@@ -287,7 +287,7 @@ def fit_source(
     source = source.without_rows()
     release_memory()
     comparison = None
-    if held.share > 0 and (federation.n_rows > 1).any():
+    if held.share > 0:
         progress.stage("comparing on held-out rows", min(federation.n_users, COMPARED))
         rivals = _estimator(source, settings)
         with warnings.catch_warnings():
@@ -308,7 +308,7 @@ def fit_source(
     if source.guessed and source.loss == "squared":
         notices += _other_loss(federation, schema.target)
     if held.share > 0 and comparison is None:
-        notices.append("no comparison: every user has a single row, and none can be held out")
+        notices.append(NO_ROW_OUT)
     if handed_over:
         model._forget_rows()
     return FittedTable(source, model, comparison, notices, held)

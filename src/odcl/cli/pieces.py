@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import glob
 import secrets
 import shlex
+import shutil
 from argparse import Namespace
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from odcl.cli import parser as opt
 from odcl.cli.console import command_of, say, tell_run, watched
+from odcl.files import locked
 
 if TYPE_CHECKING:
     from odcl.engines.dask.address import Address
@@ -88,8 +92,13 @@ def _working(options: Namespace, beside: Any) -> Iterator[tuple[Cluster, Address
     if not parent.kind() and parent.is_local:
         raise ValueError(f"There is no folder {parent} for files that are needed meanwhile.")
     work = parent / f".odcl-work-{secrets.token_hex(4)}-{out.name}"
-    work.make()
-    try:
+    with ExitStack() as stack:
+        if work.is_local:
+            stack.enter_context(locked(work.text))
+            _sweep(Path(parent.text), out.name)
+        stack.callback(work.remove)
+        stack.enter_context(_naming_full(work, parent))
+        work.make()
         if options.scheduler is not None:
             cluster = connected(options.scheduler)
         elif options.workers is None and not options.dashboard and _is_small(options.table):
@@ -102,8 +111,25 @@ def _working(options: Namespace, beside: Any) -> Iterator[tuple[Cluster, Address
             if own.dashboard and (options.dashboard or options.scheduler):
                 say(f"dashboard: {own.dashboard}", options)
             yield own, work
-    finally:
-        work.remove()
+
+
+def _sweep(parent: Path, name: str) -> None:
+    """Remove working files of killed runs of the same OUT: no process holds their lock."""
+    for left in parent.glob(f".odcl-work-????????-{glob.escape(name)}"):
+        with suppress(TimeoutError), locked(left, timeout=0):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+@contextmanager
+def _naming_full(work: Address, folder: Address) -> Iterator[None]:
+    """Where no space is left for working files, say how to have them elsewhere."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ENOSPC or not str(error.filename).startswith(work.text):
+            raise
+        text = "No space left for working files: name a folder with more room by --work"
+        raise OSError(errno.ENOSPC, text, str(folder)) from None
 
 
 # -- fit -------------------------------------------------------------------------------------------
@@ -119,6 +145,7 @@ def fit(options: Namespace, settings: dict[str, Any]) -> None:
     from odcl.engines.dask.round import settled
     from odcl.engines.dask.table import table_files
     from odcl.estimators import ODCLClassifier, ODCLRegressor
+    from odcl.estimators.compare import NO_ROW_OUT
     from odcl.estimators.scattered import compare_pieces, fit_pieces
 
     with _working(options, options.out) as (cluster, work), watched(options) as progress:
@@ -173,9 +200,9 @@ def fit(options: Namespace, settings: dict[str, Any]) -> None:
                 time=options.time,
             )
             if comparison is None:
-                text = "no comparison: every user looked at has a single row"
-                notices.append(f"{text}, and none can be held out")
+                notices.append(NO_ROW_OUT)
         progress.stage("writing")
+        table.check_unchanged(cluster)
         drawn = write_pieces(
             *(found, table.name, notices, options.out),
             comparison=comparison,
@@ -251,6 +278,7 @@ def _print(found: ScatteredFit, comparison: Comparison | None) -> None:
 
 def predict(options: Namespace) -> None:
     """``odcl predict`` of a table in pieces: a folder of Parquet files, in the table's order."""
+    from odcl.cli.predict import wishes_of
     from odcl.cli.run_folder import open_run
     from odcl.data.schema import check_columns
     from odcl.data.stacking import InUse
@@ -258,7 +286,6 @@ def predict(options: Namespace) -> None:
     from odcl.engines.dask.address import Address
     from odcl.engines.dask.predict import predict_pieces
     from odcl.engines.dask.table import table_files
-    from odcl.engines.partition.predict import Wishes
     from odcl.report.text import about_strangers, count
 
     if options.out is None:
@@ -267,9 +294,6 @@ def predict(options: Namespace) -> None:
         text = f"--engine dask writes a folder of Parquet files, and {options.out} names one file"
         raise opt.UsageError(f"{text}: name a folder, such as predictions.", "odcl predict")
     model, schema = open_run(options.run)
-    wishes = Wishes(
-        options.unknown or "error", options.unseen or "error", options.missing, options.interval
-    )
     with (
         _folder(options) as out,
         _working(options, options.out) as (cluster, work),
@@ -280,10 +304,11 @@ def predict(options: Namespace) -> None:
         check_columns(wanted, files.names)
         table = files.table(cluster, columns=InUse(wanted, ()))
         found = predict_pieces(
-            *(model, schema, table, wishes, cluster, work, Address.of(out)),
+            *(model, schema, table, wishes_of(options), cluster, work, Address.of(out)),
             stage=progress.stage,
             told=progress.advance,
         )
+        table.check_unchanged(cluster)
     if found.left_out:
         say(f"{count(found.left_out, 'row')} left out for want of a value", options)
     for text in about_strangers(found.strangers):

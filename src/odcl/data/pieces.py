@@ -1,28 +1,28 @@
-"""Long tables a piece at a time: files whose rows need not be in memory at once."""
+"""Long tables a piece at a time: their rows are worked on, and written, some at a time."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
+from odcl.data.stacking import InUse, common_schema
+from odcl.data.summary import Place
 from odcl.data.tables import (
-    NULL_VALUES,
-    is_csv,
+    checked,
+    is_parquet,
+    read_table,
     readable,
-    separator_of,
+    release_memory,
     table_files,
     without_index,
 )
 
-ROWS = 500_000  # of a piece
-LONG_BYTES = 2**28  # of a CSV file: a longer one is read in pieces
-_BLOCK = 2**25  # bytes of a CSV file that are parsed at a time
+ROWS = 500_000  # of a piece; a table of up to two is one piece
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,64 +30,50 @@ class Piece:
     """Some rows of a table, and where they stand."""
 
     table: pa.Table
-    file: str
-    first: int  # of its rows in the file, from 0
     before: int  # rows of the whole table before these
-
-
-def is_long(path: str | os.PathLike[str]) -> bool:
-    """Is a table better taken in pieces?"""
-    size = total = 0
-    for file in table_files(Path(path)):
-        if is_csv(file):
-            size += file.stat().st_size
-        else:
-            with readable(file, "Parquet"):
-                total += int(pq.read_metadata(file).num_rows)
-    return total > 2 * ROWS or size > LONG_BYTES
+    place: Place = Place()  # noqa: RUF009
+    whole: pa.Table | None = None  # the table that the piece is cut from, where it is in memory
 
 
 def read_pieces(
-    path: str | os.PathLike[str],
-    names: Collection[str],
-    *,
-    text: Collection[str] = (),
+    path: str | os.PathLike[str], names: Sequence[str], *, text: Sequence[str] = ()
 ) -> Iterator[Piece]:
     """The columns ``names`` of a table, some rows at a time, in the table's order.
 
-    Of a CSV file the columns in ``text`` are text, and the others numbers.
+    Parquet knows its types, and a long table of such files is read as it goes. What a cell of a
+    CSV file means depends on its whole column: such a table is read at once, as a short one is.
     """
-    before = 0
-    for file in table_files(Path(path)):
-        first = 0
-        for table in _batches(file, names, text):
-            yield Piece(table, file.name, first, before + first)
-            first += table.num_rows
-        before += first
-
-
-def _batches(file: Path, names: Collection[str], text: Collection[str]) -> Iterator[pa.Table]:
-    if is_csv(file):
-        yield from _csv_batches(file, names, text)
+    files, columns = table_files(Path(path)), InUse(tuple(names), ())
+    contents = [_content(file) for file in files] if all(map(is_parquet, files)) else []
+    if sum(rows for _, rows in contents) > 2 * ROWS:
+        yield from _parquet_pieces(files, contents, columns)
         return
+    table = read_table(path, text=text, columns=columns)
+    release_memory()  # of the file's own bytes
+    n = table.num_rows
+    step = ROWS if n > 2 * ROWS else n
+    for first in range(0, n, step):
+        yield Piece(table.slice(first, step), first, whole=table)
+
+
+def _content(file: Path) -> tuple[pa.Schema, int]:
+    """The columns of a Parquet file, and how many rows it has."""
     with readable(file, "Parquet"), pq.ParquetFile(file) as content:
-        there = without_index(content.schema_arrow.empty_table()).column_names
-        asked = [name for name in there if name in names]
-        for batch in content.iter_batches(ROWS, columns=asked):
-            yield pa.Table.from_batches([batch])
+        table = without_index(content.schema_arrow.empty_table())
+        return table.schema, int(content.metadata.num_rows)
 
 
-def _csv_batches(file: Path, names: Collection[str], text: Collection[str]) -> Iterator[pa.Table]:
-    with readable(file, "CSV"):
-        with pa.input_stream(file) as stream:
-            separator = separator_of(file, stream.read(65_536))
-        kinds = {name: pa.string() if name in text else pa.float64() for name in names}
-        options = pa_csv.ConvertOptions(
-            column_types=kinds, null_values=list(NULL_VALUES), strings_can_be_null=True
-        )
-        parse = pa_csv.ParseOptions(delimiter=separator, newlines_in_values=True)
-        read = pa_csv.ReadOptions(block_size=_BLOCK)
-        with pa_csv.open_csv(file, read, parse, options) as reader:
-            there = [name for name in reader.schema.names if name in names]
-            for batch in reader:
-                yield pa.Table.from_batches([batch]).select(there)
+def _parquet_pieces(
+    files: Sequence[Path], contents: Sequence[tuple[pa.Schema, int]], columns: InUse
+) -> Iterator[Piece]:
+    told = [(file, schema) for file, (schema, n) in zip(files, contents, strict=True) if n]
+    common_schema([schema for _, schema in told], [file.name for file, _ in told], columns)
+    before = 0
+    for file, schema in told:
+        first, asked = 0, [name for name in schema.names if name in columns]
+        with readable(file, "Parquet"), pq.ParquetFile(file) as content:
+            for batch in content.iter_batches(ROWS, columns=asked):
+                table = checked(pa.Table.from_batches([batch]), str(file))
+                yield Piece(table, before + first, Place(file.name, first))
+                first += table.num_rows
+        before += first

@@ -6,7 +6,8 @@ A table beyond memory is looked at piece by piece; the schema of the merged summ
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any
@@ -97,6 +98,14 @@ class Place:
 
     file: str = ""
     first: int = 0  # of its rows, counted from 0
+
+    @contextmanager
+    def naming_rows(self) -> Iterator[None]:
+        """Errors name rows by their file."""
+        try:
+            yield
+        except InputError as error:
+            raise error.of_file(self.file, self.first) from None
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,6 +29,7 @@ NULL_VALUES = ("", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "-nan", "NULL", "nu
 TEXT_ENDINGS = (".csv", ".tsv")
 PARQUET_ENDINGS = (".parquet", ".pq")
 _PACKED_ENDINGS = (".gz", ".bz2", ".zst")
+_HEAD = 2**20  # bytes of a CSV file in which its line of names ends
 KNOWN = "CSV (.csv, .tsv, also .csv.gz) or Parquet (.parquet)"
 
 
@@ -67,7 +68,7 @@ def read_table(
     table = _stacked(tables, files, columns)
     if all(map(is_csv, files)):
         table = over_text(table, whole_text_to_int, set(text))
-    return _checked(table, str(path))
+    return checked(table, str(path))
 
 
 def read_column_names(path: str | os.PathLike[str]) -> list[str]:
@@ -117,7 +118,7 @@ def as_table(data: Any) -> pa.Table:
     is taken as well.
     """
     if isinstance(data, pa.Table):
-        return _checked(data, "The table")
+        return checked(data, "The table")
     data = collected(data)
     try:
         if type(data).__module__.split(".")[0] == "pandas" and hasattr(data, "columns"):
@@ -139,7 +140,7 @@ def as_table(data: Any) -> pa.Table:
             f"This {type(data).__name__} could not be turned into a table: "
             f"{' '.join(map(str, error.args))}. Give every column one type, e.g. with astype(str)."
         ) from error
-    return _checked(table, "The table")
+    return checked(table, "The table")
 
 
 def collected(data: Any) -> Any:
@@ -206,7 +207,7 @@ def _read_file(
             table = without_index(content.read(wanted))
     else:
         with readable(file, "CSV"):
-            table = _read_csv(file, text, null_values)
+            table = _read_csv(file, text, null_values, columns)
     if columns is not None:
         table = table.select([i for i, n in enumerate(table.column_names) if n in columns])
     _check_names(table.column_names, str(file))
@@ -231,9 +232,9 @@ def readable(file: Path | str, what: str) -> Iterator[None]:
 def _head(file: Path) -> bytes:
     """The beginning of a CSV file, which is refused if it cannot be one."""
     with pa.input_stream(file) as stream:
-        head = stream.read(65_536)
+        head = stream.read(_HEAD)
     lines = head.strip().splitlines()
-    if len(lines) < 2 and len(head) < 65_536:
+    if len(lines) < 2 and len(head) < _HEAD:
         seen = "holds a single line" if lines else "is empty"
         raise InputError(f"{file} {seen}: a table needs a line of column names, then rows.")
     if b"\0" in head or head.startswith((b"PK\3\4", b"PAR1")):
@@ -243,8 +244,13 @@ def _head(file: Path) -> bytes:
     return head
 
 
-def _read_csv(file: Path, text: tuple[str, ...], null_values: Sequence[str]) -> pa.Table:
+def _read_csv(
+    file: Path, text: tuple[str, ...], null_values: Sequence[str], columns: InUse | None
+) -> pa.Table:
+    names = [] if columns is None else [n for n in _names_of(file)[0] if n in columns]
+    _check_names(names, str(file))  # of two with one name the reader would take the first
     options = pa_csv.ConvertOptions(
+        include_columns=names,  # none: all of them
         column_types={name: pa.string() for name in text},
         null_values=list(null_values),
         strings_can_be_null=True,
@@ -306,7 +312,8 @@ def _check_names(names: Sequence[str], source: str) -> None:
         )
 
 
-def _checked(table: pa.Table, source: str) -> pa.Table:
+def checked(table: pa.Table, source: str) -> pa.Table:
+    """A table that can be worked on, its text in the types of string that every kernel knows."""
     if table.num_columns == 0:
         raise InputError(f"{source} has no columns: a user, a target and a feature are needed.")
     _check_names(table.column_names, source)

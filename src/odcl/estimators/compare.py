@@ -52,12 +52,14 @@ def compare(
     if ids is None:
         raise ValueError("A comparison is of users: say whose rows these are, with users=...")
     federation = Federation.from_arrays(rows, one._encode(y), check_owners(ids, len(rows)))
-    if not (federation.n_rows > 1).any():
-        raise ValueError("Every user has a single row, and none can be held out.")
-    return compare_users(estimator, federation, holdout, seed, design=one.design_)
+    found = compare_users(estimator, federation, holdout, seed, design=one.design_)
+    if found is None:
+        raise ValueError(f"There is {NO_ROW_OUT}.")
+    return found
 
 
 COMPARED = 2_000  # users at most that methods are compared on
+NO_ROW_OUT = "no comparison: no row can be held out, as each user and each class keeps one"
 
 
 def compare_users(
@@ -68,10 +70,11 @@ def compare_users(
     *,
     time: Floats | None = None,
     **more: Any,
-) -> Comparison:
+) -> Comparison | None:
     """The comparison of rows grouped by user; of many users, on some drawn by their ids.
 
-    ``time`` (n_rows,): a user's last rows are held out. Others: :func:`compare_federation`.
+    None where no row can be held out. ``time`` (n_rows,): a user's last rows are. Others:
+    :func:`compare_federation`.
     """
     few, total = federation.some_users(COMPARED), federation.n_users
     if len(few) == total:
@@ -80,6 +83,8 @@ def compare_users(
     time = None if time is None else time[federation.rows_of(few)]
     some = federation.take(few)
     found = compare_federation(estimator, some, hold_out(some, holdout, seed, time=time), **more)
+    if found is None:
+        return None
     held = found.held
     if held is not None:
         held = replace(held, users=few[held.users], owner=few[held.owner])
@@ -94,10 +99,12 @@ def compare_federation(
     schema: TableSchema | None = None,
     design: Design | None = None,
     progress: Callable[[int], None] | None = None,
-) -> Comparison:
+) -> Comparison | None:
     """The same of rows grouped by user, classes coded from 0 on, with the rows to hold out."""
     if hasattr(estimator, "predict_proba"):
         out = keep_every_class(out, federation)
+    if not out.any():
+        return None
     kept = federation.select_rows(~out)
 
     def fitted(method: Method, progress: Callable[[int], None] | None = None) -> Any:

@@ -117,7 +117,8 @@ def fit_pieces(
     dim = risk.dim(len(scaling.used))
     why, resolved = method.falls_back(risk, dim), method.resolved(risk, dim)
     seed = int(check_random_state(model.random_state).randint(2**31 - 1))  # as in memory
-    job = Job(schema, scaling, risk, resolved, seed)
+    unsigned = pa.types.is_uint64(table.schema.field(schema.user).type)
+    job = Job(schema, scaling, risk, resolved, seed, unsigned)
     n = buckets or n_buckets(table, len(roles.columns), cluster)
     shown.stage("bringing rows together by user", table.n_pieces, "pieces")
     sent = send_rows(table, job, n, work, cluster, plan=plan, told=shown.advance)
@@ -160,8 +161,7 @@ def compare_pieces(
 ) -> Comparison | None:
     """The comparison of a table in pieces: on the users it would be made on in memory.
 
-    ``time`` names the column by which a user's last rows are held out. The answer is None where
-    all of them have a single row, and none can be held out.
+    ``time`` names the column by which a user's last rows are held out. None: no row can be.
     """
     from sklearn.base import clone
 
@@ -172,13 +172,13 @@ def compare_pieces(
     encoded = schema.encode(rows, piece=True)
     order = None if time is None else encoded.by_user(times(rows, time, encoded.rows))
     federation = encoded.federation()
-    if not (federation.n_rows > 1).any():
-        return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # as in memory
         compared = compare_users(
             *(clone(found.model), federation, holdout, seed), time=order, schema=schema
         )
+    if compared is None:
+        return None
     held = compared.held
     if held is not None:  # positions among the users that the estimator holds
         at = positions(found.model.users_, federation.users)

@@ -16,6 +16,7 @@ import pyarrow as pa
 from odcl._typing import Array
 from odcl.data.federation import as_ids
 from odcl.data.write import arrow_column
+from odcl.errors import InputError, show
 from odcl.exchange.upload import Uploads, upload_sizes
 from odcl.risk.risk import Risk
 
@@ -69,12 +70,20 @@ def ids_to_arrow(users: Array, kind: pa.DataType | None = None) -> pa.Array:
     """Ids in one type."""
     if kind is None:
         return arrow_column(users)
-    plain = users.dtype.kind in "iufb"
-    return pa.array(users).cast(kind) if plain else pa.array(users.tolist(), kind)
+    try:
+        plain = users.dtype.kind in "iufb"
+        return pa.array(users).cast(kind) if plain else pa.array(users.tolist(), kind)
+    except (OverflowError, pa.ArrowInvalid):
+        raise InputError(
+            f"An id is beyond the integers of the others ({kind}; the last is "
+            f"{show(users.tolist()[-1])}): write ids of this size as text."
+        ) from None
 
 
 def ids_from_arrow(column: Any) -> Array:
     """Ids as they are in memory."""
+    if pa.types.is_uint64(column.type):
+        return as_ids(column)
     if pa.types.is_integer(column.type) or pa.types.is_boolean(column.type):
         return np.asarray(column.to_numpy())
     return as_ids(column)

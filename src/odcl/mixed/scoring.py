@@ -133,7 +133,8 @@ def noise_floor(pure: bool) -> float:
 
 def scoring_step(spread: Spread, total: Summed, joint: bool) -> tuple[Floats, float]:
     """T after one step of Fisher scoring, and, ``joint``, the factor of the common noise."""
-    ratio = total.rss / total.left if joint else 1.0
+    told = joint and total.left > 1e-10 * total.rows  # or the center alone fits every row exactly
+    ratio = total.rss / total.left if told else 1.0
     if spread.shape == "zero":
         matrix = spread.matrix
     elif spread.shape == "full":

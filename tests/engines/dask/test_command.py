@@ -232,6 +232,18 @@ def test_a_row_without_a_time_is_named_with_its_file(command, tmp_path, table, e
     assert not (tmp_path / "run").exists()
 
 
+@PLACES
+@pytest.mark.parametrize("sales", [[1.0, 2.5, 0.0], ["a", "b", "c"]], ids=["number", "class"])
+def test_two_users_of_one_row_each_are_fitted(command, tmp_path, sales, words):
+    """So are one and two rows, of which one is held out."""
+    for n in (2, 3):
+        few = {"store": [0, 1, 1], "price": [1.5, 0.3, 2.0], "sales": sales}
+        pq.write_table(pa.table(few).slice(0, n), tmp_path / "few.parquet")
+        said = command("fit", "few.parquet", *NAMED[:4], *words, "--out", "run", "--force")
+        assert said.code == 0, said.err
+        assert ("no comparison" in said.err) == (n == 2 or sales[0] == "a")
+
+
 def test_a_diagnosis_says_whom_it_looked_at(command, tmp_path, table, engine, few_examples):
     assert command("fit", table, *NAMED, *engine, "--holdout", 0, "--out", "run").code == 0
     said = command("diagnose", "run")

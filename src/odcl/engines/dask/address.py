@@ -73,8 +73,13 @@ class Address:
         return [self / name for name in names if not name.startswith((".", "_"))]
 
     def size(self) -> int:
+        return self.stamp()[0]
+
+    def stamp(self) -> tuple[int, int | None]:
+        """Size and time of a file, which change when it is written again."""
         files, path = self._reach()
-        return int(files.get_file_info(path).size or 0)
+        found = files.get_file_info(path)
+        return int(found.size or 0), found.mtime_ns
 
     def make(self) -> Address:
         """Make the folder, unless it is there."""
@@ -105,7 +110,9 @@ class Address:
             with files.open_output_stream(temporary) as stream:
                 yield stream
             os.replace(temporary, path)
-        except BaseException:
+        except BaseException as error:
             if os.path.exists(temporary):
                 os.unlink(temporary)
+            if isinstance(error, OSError) and error.errno and not error.filename:
+                raise OSError(error.errno, os.strerror(error.errno), path) from error
             raise

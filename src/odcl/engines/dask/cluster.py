@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from typing import Any, TypeVar
@@ -16,9 +16,11 @@ from typing import Any, TypeVar
 from odcl.errors import InputError
 from odcl.threads import one_thread
 
+_FEWER = "start fewer of them, with more memory each (--workers 1), or work on a larger machine"
 T = TypeVar("T")
 RETRIES = 3  # of a task whose worker was lost
 PATIENCE = "10s"  # with a scheduler that does not answer
+NO_WORKER = "60s"  # after which work that no worker of this machine is there for has failed
 _QUIET = {"logging.distributed": "error", "distributed.comm.timeouts.connect": "30s"}
 
 
@@ -65,7 +67,8 @@ class Cluster:
         progress: Callable[[int], None] | None,
     ) -> list[T]:
         from dask import delayed
-        from distributed import as_completed
+        from distributed import KilledWorker, as_completed
+        from distributed.scheduler import NoWorkerError
 
         client = self.client
         # Made by a task, and not scattered: what a lost worker held is made again.
@@ -84,6 +87,12 @@ class Cluster:
                 if progress is not None:
                     progress(1)
             return list(client.gather(futures))
+        except (KilledWorker, NoWorkerError):
+            with suppress(TimeoutError):  # one that is ended while it starts again tells at length
+                client.wait_for_workers(self.n_workers, timeout=PATIENCE)
+            raise ChildProcessError(
+                f"Workers were killed again and again, probably for want of memory: {_FEWER}"
+            ) from None
         finally:
             client.cancel([f for f in futures if not f.done()], force=True)
 
@@ -129,10 +138,16 @@ def local_cluster(
     each = (memory or int(0.6 * memory_bytes())) // n
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     with (
-        dask.config.set({**_QUIET, "distributed.nanny.pre-spawn-environ": threads}),
+        dask.config.set(
+            {
+                **_QUIET,
+                "distributed.nanny.pre-spawn-environ": threads,
+                "distributed.scheduler.no-workers-timeout": NO_WORKER,
+            }
+        ),
         ExitStack() as us,
     ):
-        with _interrupts_wait():
+        with _interrupts_wait(), _starting():
             own = distributed.LocalCluster(
                 n_workers=n,
                 threads_per_worker=1,
@@ -148,6 +163,17 @@ def local_cluster(
         link = client.dashboard_link if dashboard else ""
         words = f"{n} worker{'s' * (n > 1)} on this machine, {each / 2**30:.1f} GiB each"
         yield Cluster(client, n, link, words)
+
+
+@contextmanager
+def _starting() -> Iterator[None]:
+    """One line for a worker that does not start."""
+    try:
+        yield
+    except RuntimeError:
+        raise ChildProcessError(
+            f"A worker was killed, or failed, before it was ready: try again, or {_FEWER}"
+        ) from None
 
 
 @contextmanager

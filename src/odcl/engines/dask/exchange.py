@@ -59,6 +59,8 @@ def _number_keys(numbers: Array, kind: str) -> Array:
 def _key(value: Any, kind: str) -> int:
     if isinstance(value, str):
         return zlib.crc32(value.encode())
+    if isinstance(value, int) and kind != "float":
+        return value % 2**64  # whatever its size
     return int(_number_keys(np.array([value]), kind)[0])
 
 

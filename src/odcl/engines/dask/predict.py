@@ -18,17 +18,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from odcl._typing import Array
-from odcl.data.federation import id_keys, positions
-from odcl.data.schema import TableSchema, owners
+from odcl.data.federation import id_keys
+from odcl.data.schema import TableSchema
 from odcl.engines.dask.address import Address
 from odcl.engines.dask.cluster import Cluster
 from odcl.engines.dask.exchange import receive, send
 from odcl.engines.dask.round import Numbered, numbered
 from odcl.engines.dask.table import PiecedTable
 from odcl.engines.dask.user_files import UserFiles, part_name
-from odcl.engines.partition.predict import Wishes, predict_rows, predicted
-from odcl.errors import InputError
-from odcl.exchange.arrow import USER, ids_from_arrow
+from odcl.engines.partition.predict import Wishes, by_models, no_predictions, predicted
 
 _AT, _FROM = "odcl_at", "odcl_from"  # which row of its piece, and which piece
 
@@ -99,36 +97,22 @@ def _sum(found: Iterable[tuple[Address, int, int]], strangers: int) -> Predicted
     return Predicted(files, sum(rows), sum(left_out), strangers)
 
 
-def _strange(used: pa.Table, known: Array, asked: _Asked) -> Array:
-    """Ids in the rows that were predicted of users who were not in the fit."""
-    schema = asked.schema
-    if asked.wishes.unknown == "error" or not used.num_rows:  # refused, if there were some
-        return known[:0]
-    ids, _ = owners(used.select([schema.user]), schema.user, schema.user_kind)
-    later = positions(asked.model.users_, ids) >= 0  # in the estimator itself
-    return ids[(positions(known, ids) < 0) & ~later]
-
-
 def _ask(one: Numbered, asked: _Asked) -> Address:
     rows = one.piece.read(asked.columns)
-    _check(one.piece, rows, asked)
+    with one.piece.place.naming_rows():  # what cannot be used is refused here
+        asked.schema.encode(
+            rows,
+            with_target=False,
+            missing=asked.wishes.missing,
+            unseen=asked.wishes.unseen,
+            piece=True,
+        )
     assert asked.files is not None
     targets = asked.files.buckets(rows, asked.schema.user)
     file = asked.work / f"ask-{one.number:05d}.arrow"
     at = pa.array(np.arange(rows.num_rows, dtype=np.int64))
     send(rows.append_column(_AT, at), targets, len(asked.files.parts), file)
     return file
-
-
-def _check(piece: Any, rows: pa.Table, asked: _Asked) -> None:
-    """What cannot be used is refused here, where file and row are known."""
-    if not rows.num_rows:
-        return
-    missing, unseen = asked.wishes.missing, asked.wishes.unseen
-    try:
-        asked.schema.encode(rows, with_target=False, missing=missing, unseen=unseen, piece=True)
-    except InputError as error:
-        raise error.of_file(piece.place.file, piece.place.first) from None
 
 
 def _answer(
@@ -144,14 +128,13 @@ def _answer(
         return None, 0
     rows = pa.concat_tables(parts)
     assert asked.files is not None
-    models = asked.files.read(bucket)
-    found = predict_rows(rows, models, asked.model, asked.wishes)
-    strange = _strange(rows.take(found["row"]), ids_from_arrow(models[USER]), asked)
+    answer = by_models(rows, asked.files.read(bucket), asked.model, asked.wishes)
+    found = answer.to_arrow()
     at = rows.select([_AT, _FROM]).take(found["row"])
     found = found.set_column(0, "row", at[_AT])
     file = asked.work / f"answer-{bucket:05d}.arrow"
     send(found, at[_FROM].to_numpy().astype(np.intp), asked.n_pieces, file)
-    return file, len(strange)
+    return file, len(answer.strange)
 
 
 def _collect(
@@ -160,17 +143,16 @@ def _collect(
     found = receive(answers, one.number)
     users = one.piece.read([asked.schema.user])
     if found is None:
-        found = predicted(users.slice(0, 0), None, asked.schema, asked.wishes)
+        found = pa.table(no_predictions(asked.schema, asked.wishes))
     found = found.take(pc.sort_indices(found, sort_keys=[("row", "ascending")]))
     return _write(one, users, found, asked)
 
 
 def _direct(one: Numbered, asked: _Asked) -> tuple[tuple[Address, int, int], Array]:
     rows = one.piece.read(asked.columns)
-    _check(one.piece, rows, asked)
-    found = predicted(rows, copy.copy(asked.model), asked.schema, asked.wishes)
-    strange = _strange(rows.take(found["row"]), asked.model.users_, asked)
-    return _write(one, rows, found, asked), id_keys(strange)
+    with one.piece.place.naming_rows():
+        found = predicted(rows, lambda _: copy.copy(asked.model), asked.schema, asked.wishes)
+    return _write(one, rows, found.to_arrow(), asked), id_keys(found.strange)
 
 
 def _write(

@@ -16,7 +16,6 @@ from odcl.data.federation import id_keys, joined_ids, positions
 from odcl.data.schema import TableSchema, owners
 from odcl.engines.dask.cluster import Cluster
 from odcl.engines.dask.table import PiecedTable
-from odcl.errors import InputError
 from odcl.exchange.upload import Uploads
 
 MOST_BYTES = 2**30  # of the rows that come together: users with very many rows make it fewer users
@@ -75,8 +74,6 @@ def _rows_of(
     at = np.flatnonzero(wanted[codes])
     found = rows.take(at)
     if time is not None and len(at):  # a row without a time is refused where its place is known
-        try:
+        with piece.place.naming_rows():
             times(rows, time, at[schema.encode(found, piece=True).rows])
-        except InputError as error:
-            raise error.of_file(piece.place.file, piece.place.first) from None
     return found

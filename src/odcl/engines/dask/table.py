@@ -30,12 +30,22 @@ class FilePiece:
     first: int  # of its rows in the file, from 0
     rows: int
     schema: pa.Schema  # of the whole table
+    stamp: Any  # of the file when the table was opened
 
     @property
     def place(self) -> Place:
         return Place(self.file.name, self.first)
 
+    def check(self) -> None:
+        """Refuse a file that was written again since the table was opened."""
+        if self.file.stamp() != self.stamp:
+            raise InputError(
+                f"{self.file} was changed while the table was read, and the answer would be of old "
+                "and new rows together: try again when nobody writes to it."
+            )
+
     def read(self, columns: Sequence[str]) -> pa.Table:
+        self.check()
         with readable(str(self.file), "Parquet"), self.file.open() as stream:
             table = pq.ParquetFile(stream).read_row_groups(
                 list(self.groups), columns=list(columns), use_threads=False
@@ -68,7 +78,8 @@ def as_declared(table: pa.Table, schema: pa.Schema, columns: Sequence[str]) -> p
         column = table[field.name]
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
-        found.append(column if column.type == field.type else column.cast(field.type, safe=False))
+        whole = pa.types.is_integer(field.type)  # one that is too large would be another
+        found.append(column if column.type == field.type else column.cast(field.type, safe=whole))
     return pa.table(found, schema=wanted)
 
 
@@ -86,6 +97,11 @@ class PiecedTable:
         """How many pieces there are."""
         return len(self.pieces)
 
+    def check_unchanged(self, cluster: Cluster) -> None:
+        """Refuse a table whose files were written again while it was read."""
+        files = {one.file: one for one in self.pieces if isinstance(one, FilePiece)}
+        cluster.run(FilePiece.check, files.values())
+
 
 @dataclass(frozen=True, eq=False)
 class TableFiles:
@@ -98,6 +114,7 @@ class TableFiles:
     files: Sequence[Address]
     schemas: Sequence[pa.Schema]
     counts: Sequence[Sequence[int]]  # rows of each row group
+    stamps: Sequence[Any]  # see Address.stamp
 
     @property
     def names(self) -> list[str]:
@@ -120,12 +137,13 @@ class TableFiles:
         share = max(total // (2 * cluster.n_workers), 2**20)  # something to do for everybody
         most = max(1, min(piece_bytes, share) // width)
         pieces = []
-        for file, counts in zip(self.files, self.counts, strict=True):
+        for file, counts, stamp in zip(self.files, self.counts, self.stamps, strict=True):
             starts = np.concatenate([[0], np.cumsum(counts)])
             for group in _gathered(counts, most):
                 rows = int(sum(counts[g] for g in group))
                 if rows:
-                    pieces.append(FilePiece(file, group, int(starts[group[0]]), rows, plain))
+                    first = int(starts[group[0]])
+                    pieces.append(FilePiece(file, group, first, rows, plain, stamp))
         return PiecedTable(self.address.name, whole, pieces, sum(piece.rows for piece in pieces))
 
 
@@ -136,7 +154,7 @@ def table_files(place: Any, cluster: Cluster) -> TableFiles:
     footers = cluster.run(_footer, files)
     found = [(file, *one) for file, one in zip(files, footers, strict=True) if sum(one[1])]
     if not found:
-        names = all_names(schema for schema, _ in footers)
+        names = all_names(footer[0] for footer in footers)
         raise InputError(
             f"{address} has no rows under its columns ({listing(names)}): there is nothing "
             "to work on."
@@ -167,7 +185,7 @@ def table_bytes(place: Any) -> int:
 
 
 def _in_memory(file: Address) -> int:
-    schema, counts = _footer(file)
+    schema, counts, _ = _footer(file)
     return int(sum(counts)) * sum(_width(field.type) for field in schema)
 
 
@@ -196,14 +214,15 @@ _ONLY_PARQUET = (
 )
 
 
-def _footer(file: Address) -> tuple[pa.Schema, list[int]]:
-    """The columns of a file, and the rows of its row groups."""
+def _footer(file: Address) -> tuple[pa.Schema, list[int], Any]:
+    """The columns of a file, the rows of its row groups, and its stamp before any was read."""
+    stamp = file.stamp()
     with readable(str(file), "Parquet"), file.open() as stream:
         content = pq.ParquetFile(stream)
         empty = without_index(content.schema_arrow.empty_table())
         about = content.metadata
         counts = [about.row_group(g).num_rows for g in range(about.num_row_groups)]
-    return empty.schema.remove_metadata(), counts
+    return empty.schema.remove_metadata(), counts, stamp
 
 
 def _gathered(counts: Sequence[int], most: int) -> Iterable[tuple[int, ...]]:

@@ -19,7 +19,6 @@ from odcl.artifact.arrays import expect, is_count
 from odcl.data.schema import KINDS
 from odcl.engines.dask.address import Address
 from odcl.engines.dask.exchange import targets_of
-from odcl.engines.partition.uploads import ID_TYPES
 from odcl.exchange.arrow import USER
 
 FOLDER = "users"  # of a run
@@ -85,11 +84,12 @@ class UserFiles:
 
     def models(self, ids: Array) -> pa.Table:
         """The models of these users; whoever is not there is left out."""
-        kind = ID_TYPES[self.kind]
-        own = [u for u in ids.tolist() if _fits(u, self.kind)]
+        found = [self.read(0).slice(0, 0)]
+        kind = found[0][USER].type
+        least, beyond = (0, 2**64) if pa.types.is_uint64(kind) else (-(2**63), 2**63)
+        own = [u for u in ids.tolist() if _fits(u, self.kind, range(least, beyond))]
         asked = pa.table({USER: pa.array(own, kind)})
         targets = self.buckets(asked, USER)
-        found = [self.read(0).slice(0, 0)]
         for bucket in np.unique(targets):
             table, wanted = self.read(int(bucket)), asked.filter(pa.array(targets == bucket))[USER]
             found.append(table.filter(pc.is_in(table[USER], wanted.combine_chunks())))
@@ -135,11 +135,11 @@ def part_name(bucket: int) -> str:
     return f"part-{bucket:05d}.parquet"
 
 
-def _fits(user: Any, kind: str) -> bool:
+def _fits(user: Any, kind: str, integers: range) -> bool:
     """Can it be an id of this kind?"""
     if kind == "text":
         return isinstance(user, str)
     if kind == "bool":
         return isinstance(user, bool)
     number = isinstance(user, int | float) and not isinstance(user, bool)
-    return number and (kind == "float" or (isinstance(user, int) and abs(user) < 2**63))
+    return number and (kind == "float" or (isinstance(user, int) and user in integers))

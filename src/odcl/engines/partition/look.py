@@ -18,6 +18,8 @@ from odcl.method import Method
 from odcl.mixed.terms import DataTerms, data_terms, merge
 from odcl.risk.risk import Risk
 
+ID_TYPES = {"int": pa.int64(), "float": pa.float64(), "bool": pa.bool_(), "text": pa.string()}
+
 
 @dataclass(frozen=True, eq=False)
 class Job:
@@ -28,6 +30,12 @@ class Job:
     risk: Risk
     method: Method  # resolved
     seed: int = 0
+    unsigned: bool = False  # ids are integers that may be above 2**63
+
+    @property
+    def id_type(self) -> pa.DataType:
+        """The type of ids in files."""
+        return pa.uint64() if self.unsigned else ID_TYPES[self.schema.user_kind]
 
     @property
     def dim(self) -> int:

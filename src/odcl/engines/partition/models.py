@@ -11,7 +11,7 @@ import pyarrow as pa
 from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import Federation
 from odcl.engines.partition.look import Job
-from odcl.engines.partition.uploads import ID_TYPES, federation_of, fitted, from_arrow, stand_in
+from odcl.engines.partition.uploads import federation_of, fitted, from_arrow, stand_in
 from odcl.exchange.arrow import USER, ids_from_arrow, ids_to_arrow, number_lists, numbers_of
 from odcl.exchange.upload import Uploads
 from odcl.local.receive import Received, receive
@@ -38,10 +38,10 @@ class UserColumns:
     noise: Floats | None = None  # (n_users,)
     dof: Floats | None = None  # (n_users,)
 
-    def to_arrow(self, kind: str) -> pa.Table:
-        """``kind`` is that of the ids: see TableSchema.user_kind."""
+    def to_arrow(self, ids: pa.DataType) -> pa.Table:
+        """The table; ``ids`` is the type of the ids in it."""
         columns = {
-            USER: ids_to_arrow(self.users, ID_TYPES[kind]),
+            USER: ids_to_arrow(self.users, ids),
             "group": pa.array(self.group.astype(np.int32)),
             "probability": pa.array(self.probability),
             "rows": pa.array(self.rows.astype(np.int64)),
@@ -95,7 +95,7 @@ def user_models(
     if not uploads.num_rows:
         nobody = stand_in(job)
         table = _models(fitted(nobody, job), job, step, nobody, np.zeros(1, np.intp)).slice(0, 0)
-        return table.set_column(0, USER, pa.array([], ID_TYPES[job.schema.user_kind]))
+        return table.set_column(0, USER, pa.array([], job.id_type))
     given = from_arrow(uploads, job)
     federation = None if rows is None or not job.needs_rows else federation_of(rows, job)
     pieces = [
@@ -127,7 +127,7 @@ def _models(
         received.noise,
         received.dof,
     )
-    return found.to_arrow(job.schema.user_kind)
+    return found.to_arrow(job.id_type)
 
 
 def with_coefficients(models: pa.Table, job: Job) -> pa.Table:

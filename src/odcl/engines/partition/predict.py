@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from odcl._typing import Array
 from odcl.data.federation import positions
-from odcl.data.schema import TableSchema
+from odcl.data.schema import Encoded, TableSchema
 from odcl.errors import InputError, Setting, show
 
 
@@ -21,6 +23,20 @@ class Wishes:
     unseen: str = "error"
     missing: str | None = None
     coverage: float | None = None  # of intervals; None: none are asked for
+    run: str = "RUN"  # where users can be added, for whoever is told to
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """The predictions of some rows, and what these rows hold."""
+
+    columns: dict[str, Any]  # row (its position, from 0), prediction and whatever else was asked
+    encoded: Encoded
+    strange: Array  # ids of users who were not in the fit
+
+    def to_arrow(self) -> pa.Table:
+        """The columns as a table."""
+        return pa.table({name: pa.array(values) for name, values in self.columns.items()})
 
 
 def predict_rows(
@@ -35,43 +51,51 @@ def predict_rows(
     run's estimator. The answer has a column ``row``, the position in ``rows`` from 0, and those
     of ``odcl predict``.
     """
+    return by_models(rows, models, groups, wishes).to_arrow()
+
+
+def by_models(rows: pa.Table, models: pa.Table, groups: Any, wishes: Wishes) -> Predictions:
+    """:func:`predict_rows` with what the rows hold."""
     from odcl.estimators.scattered import with_users
 
     model = with_users(groups, models)
-    return predicted(rows, model, model.schema_, wishes)
+    return predicted(rows, lambda _: model, model.schema_, wishes)
 
 
-def predicted(rows: pa.Table, model: Any, schema: TableSchema, wishes: Wishes) -> pa.Table:
+def predicted(
+    rows: pa.Table,
+    model_of: Callable[[Array], Any],
+    schema: TableSchema,
+    wishes: Wishes,
+    *,
+    piece: bool = True,
+) -> Predictions:
+    """The predictions of a table, or of a piece of it; ``model_of`` ids knows these users."""
     from odcl.data.design import DesignRows
 
     if wishes.coverage is not None and schema.classes is not None:
         raise ValueError("An interval is for numbers, and this run predicts classes: leave it out.")
-    if not rows.num_rows:
-        return _empty(schema, wishes)
     encoded = schema.encode(
-        rows, with_target=False, unseen=wishes.unseen, missing=wishes.missing, piece=True
+        rows, with_target=False, unseen=wishes.unseen, missing=wishes.missing, piece=piece
     )
-    if wishes.unknown == "error":
-        strange = encoded.ids[positions(model.users_, encoded.ids) < 0].tolist()
-        if strange:
-            raise InputError(
-                f"{len(strange)} or more users were not in the fit (such as {show(strange[0])}) "
-                "and no model is theirs. Say ",
-                *(Setting("unknown", "pooled"), " for one model for all."),
-            )
+    model = model_of(encoded.ids)
+    strange = encoded.ids[positions(model.users_, encoded.ids) < 0]
+    if len(strange) and wishes.unknown == "error":
+        raise _unknown_users(strange, len(encoded.ids), wishes.run, piece=piece)
+    columns = no_predictions(schema, wishes)
+    if not len(encoded.rows):
+        return Predictions(columns, encoded, strange)
     model.set_params(unknown=wishes.unknown)
-    users, X = encoded.users, DesignRows(encoded.X)
-    columns: dict[str, Any] = {"row": encoded.rows}
-    if not len(X.X):
-        return _empty(schema, wishes)
-    columns["prediction"] = model.predict(X, users=users)
+    users = encoded.users if schema.user else None  # None: all rows are one user's
+    X = DesignRows(encoded.X)
+    columns |= {"row": encoded.rows, "prediction": model.predict(X, users=users)}
     if wishes.coverage is not None:
         low, high = model.predict_interval(X, wishes.coverage, users=users)
         columns |= {"low": low, "high": high}
     if schema.classes is not None:
         p = model.predict_proba(X, users=users)
         columns |= {name: p[:, j] for j, name in enumerate(probability_names(schema))}
-    return pa.table({name: pa.array(values) for name, values in columns.items()})
+    return Predictions(columns, encoded, strange)
 
 
 def probability_names(schema: TableSchema) -> list[str]:
@@ -80,10 +104,21 @@ def probability_names(schema: TableSchema) -> list[str]:
     return [f"p({word})" for word in words]
 
 
-def _empty(schema: TableSchema, wishes: Wishes) -> pa.Table:
-    label = pa.float64() if schema.classes is None else pa.array(np.array(schema.classes)).type
-    kinds = {"row": pa.int64(), "prediction": label}
-    if wishes.coverage is not None:
-        kinds |= {"low": pa.float64(), "high": pa.float64()}
-    kinds |= dict.fromkeys(probability_names(schema), pa.float64())
-    return pa.table({name: pa.array([], kind) for name, kind in kinds.items()})
+def no_predictions(schema: TableSchema, wishes: Wishes) -> dict[str, Any]:
+    """The columns of predictions, without a row."""
+    none = np.empty(0)
+    label = none if schema.classes is None else np.array(schema.classes)[:0]
+    found: dict[str, Any] = {"row": np.empty(0, np.intp), "prediction": label}
+    found |= {} if wishes.coverage is None else {"low": none, "high": none}
+    return found | dict.fromkeys(probability_names(schema), none)
+
+
+def _unknown_users(strange: Array, n_users: int, run: str, *, piece: bool) -> InputError:
+    few = len(strange) == 1 and not piece
+    seen = f"{len(strange)} or more users" if piece else f"{len(strange)} of {n_users:,} users"
+    return InputError(
+        f"{seen} {'was' if few else 'were'} not in the fit (such as {show(strange.tolist()[0])}) "
+        "and no model is theirs. Say ",
+        Setting("unknown", "pooled"),
+        f" (predicted as an average user), or first add them with `odcl assign {run} TABLE --add`.",
+    )

@@ -15,7 +15,6 @@ from odcl.exchange.upload import Uploads
 from odcl.local.fit import fit_users
 from odcl.mixed.terms import DataTerms, merge_by_user
 
-ID_TYPES = {"int": pa.int64(), "float": pa.float64(), "bool": pa.bool_(), "text": pa.string()}
 _NOBODY = {"int": 0, "float": 0.0, "bool": False, "text": ""}  # an id of each kind
 
 
@@ -37,7 +36,7 @@ def merge_uploads(uploads: pa.Table, job: Job) -> pa.Table:
 def to_arrow(uploads: Uploads | None, job: Job) -> pa.Table:
     if uploads is None:
         return no_uploads(job)
-    return uploads_to_arrow(uploads, ID_TYPES[job.schema.user_kind])
+    return uploads_to_arrow(uploads, job.id_type)
 
 
 def from_arrow(uploads: pa.Table, job: Job) -> Uploads:
@@ -94,4 +93,4 @@ def no_uploads(job: Job) -> pa.Table:
     """A table of uploads without a user."""
     uploads = fitted(stand_in(job), job).take(np.zeros(0, dtype=np.intp))
     table = uploads_to_arrow(uploads)
-    return table.set_column(0, USER, pa.array([], ID_TYPES[job.schema.user_kind]))
+    return table.set_column(0, USER, pa.array([], job.id_type))
