@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import os
 import shlex
 import sys
@@ -9,12 +11,41 @@ from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+from odcl.errors import printable
 from odcl.report import progress
 
 # A table's columns by name, and what is to be said of them.
 Answer = Callable[[Namespace], tuple[dict[str, Any], list[str]]]
+
+
+class Visible(io.BufferedIOBase):
+    """A terminal, to which names and ids from outside go with their control characters spelled out.
+
+    Text and CSV alike, in UTF-8. A pipe or a file gets what is written as it is, as from ``ls``.
+    """
+
+    def __init__(self, terminal: TextIO):
+        self._terminal = terminal
+        self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+
+    def write(self, content: Any) -> int:
+        lines = self._decoder.decode(bytes(content)).split("\n")
+        self._terminal.write("\n".join(map(printable, lines)))
+        return len(content)
+
+    def flush(self) -> None:
+        self._terminal.flush()
+
+    def fileno(self) -> int:
+        return self._terminal.fileno()
+
+    def isatty(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return True
 
 
 def watched(options: Namespace) -> AbstractContextManager[progress.Silent]:

@@ -86,7 +86,7 @@ def _names_of(file: Path) -> tuple[list[str], bool]:
     with readable(file, "CSV"):
         head = _head(file)
         lines = io.StringIO(head.decode("utf-8-sig", errors="replace"), newline="")
-        return next(csv.reader(lines, delimiter=separator_of(file, head))), True
+        return unmarked(next(csv.reader(lines, delimiter=separator_of(file, head)))), True
 
 
 @contextmanager
@@ -238,7 +238,7 @@ def _head(file: Path) -> bytes:
 
 def _read_csv(file: Path, text: tuple[str, ...], null_values: Sequence[str]) -> pa.Table:
     options = pa_csv.ConvertOptions(
-        column_types={name: pa.string() for name in text},
+        column_types={written: pa.string() for name in text for written in (name, f"'{name}")},
         null_values=list(null_values),
         strings_can_be_null=True,
     )
@@ -250,6 +250,7 @@ def _read_csv(file: Path, text: tuple[str, ...], null_values: Sequence[str]) -> 
     except pa.ArrowInvalid:  # once more on one thread, which knows the number of the bad row
         alone = pa_csv.ReadOptions(use_threads=False)
         table = pa_csv.read_csv(file, alone, parse_options=parse, convert_options=options)
+    table = table.rename_columns(unmarked(table.column_names))
     for name, column in zip(table.column_names, table.columns, strict=True):
         if pa.types.is_binary(column.type):
             raise InputError(
@@ -341,6 +342,11 @@ def _unmark_formulas(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if not pc.any(formula).as_py() or pc.any(pc.and_not(formula, quoted)).as_py():
         return column
     return pc.if_else(formula, pc.utf8_slice_codeunits(column, 1), column)
+
+
+def unmarked(names: Sequence[str]) -> list[str]:
+    """Column names of a CSV file without the quotes of ``write_table``."""
+    return [*_unmark_formulas(pa.chunked_array([names], pa.string())).to_pylist()]
 
 
 def over_text(
