@@ -142,6 +142,7 @@ def test_sites_that_differ_gradually_are_no_groups_and_gain_all_the_same(command
         assert command(*fit.split()).code == 0
     said = command("combine", "task.toml", "uploads", "--out", "round")
     assert said.out.count("No groups: users differ gradually.") == 1
+    assert said.out.count("sers differ in the level") == said.out.count("standard deviation") == 1
     X = np.column_stack([table.Days, np.ones(len(table))])
     pooled = np.linalg.lstsq(X[known], table.target[known], rcond=None)[0]
     errors = {"odcl": [], "local": [], "pooled": []}

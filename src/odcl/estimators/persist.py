@@ -141,6 +141,8 @@ def _artifact(model: Any, extras: Mapping[str, Extra], derived: Mapping[str, Der
             "reason": model.reason_,
         }
     }
+    if model.batches_:
+        words[MODEL]["batches"] = sorted(model.batches_)
     if model.schema_ is not None:
         words[SCHEMA] = model.schema_.to_json()
     elif model.design_ is not None:
@@ -193,7 +195,10 @@ def read_estimator(cls: Any, stored: StoredArtifact) -> Any:
         for name, value in groups.items():
             whole = name in ("tau2", "spread")  # the noise scale may be NaN, its worth infinite
             expect(is_size(value) if whole else not value < 0, f"{name} of the groups is {value!r}")
-        listed = words["users"]
+        listed, batches = words["users"], words.get("batches", [])
+        expect(isinstance(batches, list), "its batches are no list")
+        expect(all(isinstance(one, str) for one in batches), "a batch is not named by a digest")
+        model.batches_ = frozenset(batches)
     model.schema_ = None
     if SCHEMA in stored:
         content = stored.words(SCHEMA)
