@@ -452,7 +452,7 @@ def test_the_model_of_a_site_with_one_user_needs_no_column_of_users(command, sen
     assert command("site", "receive", "task.toml", *names, "--out", "model").code == 0
     assert command("predict", "model", "north.csv").out.startswith("row,prediction\n1,")
     assert command("assign", "model", "south.csv").out.startswith("group,probability,")
-    assert command("update", "model", "north.csv").out.splitlines()[1] == "0,0,24,48"
+    assert command("update", "model", "north.csv", "--again").out.splitlines()[1] == "0,0,24,48"
 
 
 @pytest.mark.skipif(os.name != "posix", reason="modes of files are POSIX's")

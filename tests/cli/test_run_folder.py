@@ -221,7 +221,7 @@ def test_processes_that_add_and_update_users_at_once_lose_nobody(run):
     for i in range(5):
         left.append(f"assign run {newcomers(f'left{i}')} --add -q --out left{i}.out.csv")
         right.append(f"assign run {newcomers(f'right{i}')} --add -q --out right{i}.out.csv")
-        right.append(f"update run more.csv -q --out update{i}.csv")
+        right.append(f"update run more.csv --again -q --out update{i}.csv")
     at_once(left, right)
     assigned = pd.read_csv("run/assignment.csv").set_index("user")
     added = {f"{side}{i}-u0" for side in ("left", "right") for i in range(5)}
