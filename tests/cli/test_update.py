@@ -155,8 +155,8 @@ def test_rows_that_were_given_before_are_refused_unless_asked_for(command, table
     said = command("update", "run", "fitted.csv")  # the table of the fit
     assert (said.code, said.out) == (2, "")
     assert said.err == (
-        "odcl: User 'u0' has been given just these 30 rows before, and they would count twice: "
-        "leave them out, or say --again if they are new and only look the same.\n"
+        "odcl: User 'u0' has had just these rows (30) before: they would count twice. "
+        "Leave them out, or say --again if they are new and only look the same.\n"
     )
     assert files_below("run") == before
     assert command("update", "run", "new.csv").code == 0
@@ -164,7 +164,7 @@ def test_rows_that_were_given_before_are_refused_unless_asked_for(command, table
     for name in ("new.csv", "shuffled.csv"):
         said = command("update", "run", name)
         assert (said.code, said.out) == (2, "")
-        assert "User 'u2' has been given just these 18 rows before" in said.err
+        assert "User 'u2' has had just these rows (18) before" in said.err
     assert files_below("run") == before
     said = command("update", "run", "new.csv", "--again")
     assert [line.split(",")[-1] for line in said.out.splitlines()] == ["rows", "48", "48"]
@@ -184,7 +184,7 @@ def test_python_refuses_rows_of_a_user_that_was_just_added(tables):
     rest, last = (old.user != "u7").to_numpy(), (old.user == "u7").to_numpy()
     model = ODCLRegressor().fit(X[rest], y[rest], users=old.user[rest].to_numpy())
     model.add_user("u7", X[last], y[last])
-    with pytest.raises(ValueError, match=r"User 'u7' .* these 30 rows before.* again=True"):
+    with pytest.raises(ValueError, match=r"User 'u7' .* these rows \(30\) before.* again=True"):
         model.update_user("u7", X[last], y[last])
     model.update_user("u7", X[last], y[last], again=True)
     assert model.n_rows_[-1] == 60

@@ -59,8 +59,7 @@ class Artifact:
     words: Mapping[str, Any] = field(default_factory=dict)  # JSON files
     arrays: Mapping[str, Mapping[str, Array]] = field(default_factory=dict)  # safetensors files
     extras: Mapping[str, Extra] = field(default_factory=dict)  # tables, pictures, texts
-    # Folders of parts, each described by a JSON file of its name: "users" by "users.json", where
-    # each of "parts" names its "file".
+    # Folders of parts, listed by a JSON file of their name: "users" by "parts" of "users.json".
     folders: Mapping[str, Callable[[Path], object]] = field(default_factory=dict)
     derived: Mapping[str, Derived] = field(default_factory=dict)  # made of the files above
 
@@ -129,18 +128,17 @@ def _own_files(folder: Path) -> list[str]:
         names = read_manifest(folder).files
     except ValueError as error:
         raise ValueError(f"{error} Nor is it replaced: name a new folder.") from None
-    plain = [name for name in names if not (folder / name).is_symlink()]
-    described = [name for name in plain if (folder / name.removesuffix(".json")).is_dir()]
-    return [MANIFEST, *plain, *(part for name in described for part in _parts(folder / name))]
+    plain = [MANIFEST, *(name for name in names if not (folder / name).is_symlink())]
+    return plain + [part for name in plain for part in _parts(folder / name)]
 
 
 def _parts(file: Path) -> list[str]:
-    """The files of a folder that a JSON file of its name describes; none where it does not."""
-    try:
-        listed = parse_json(read_regular(file, most=MOST_BYTES))["parts"]
-        return [f"{file.stem}/{part['file']}" for part in listed]
-    except (OSError, ValueError, TypeError, KeyError):
-        return []
+    """The files of a folder that a JSON file of its name lists; none where it lists none."""
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        if file.suffix == ".json" and file.with_suffix("").is_dir():
+            listed = parse_json(read_regular(file, most=MOST_BYTES))["parts"]
+            return [f"{file.stem}/{part['file']}" for part in listed]
+    return []
 
 
 def _write_files(artifact: Artifact, place: Path, final: Path) -> None:

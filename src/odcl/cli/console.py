@@ -21,10 +21,7 @@ Answer = Callable[[Namespace], tuple[dict[str, Any], list[str]]]
 
 
 class Visible(io.BufferedIOBase):
-    """A terminal, to which names and ids from outside go with their control characters spelled out.
-
-    Text and CSV alike, in UTF-8. A pipe or a file gets what is written as it is, as from ``ls``.
-    """
+    """A terminal that takes UTF-8 and spells out control characters in names and ids, as ``ls``."""
 
     def __init__(self, terminal: TextIO):
         self._terminal = terminal
@@ -40,9 +37,6 @@ class Visible(io.BufferedIOBase):
 
     def fileno(self) -> int:
         return self._terminal.fileno()
-
-    def isatty(self) -> bool:
-        return True
 
     def writable(self) -> bool:
         return True
@@ -143,15 +137,14 @@ def answer(stage: str, work: Answer, options: Namespace) -> None:
 
 def write_answer(columns: Mapping[str, Any], notices: Sequence[str], options: Namespace) -> None:
     """The table that a command gives, to its file or as CSV to stdout, and what is said of it."""
-    from odcl.data.write import write_csv, write_table
+    from odcl.data.write import piecewise
     from odcl.report.text import count
 
     for text in notices:
         say(text, options)
-    if options.out is None:
-        sys.stdout.flush()
-        write_csv(sys.stdout.buffer, columns)
-        return
-    write_table(options.out, columns)
-    n = len(next(iter(columns.values())))
-    say(f"{count(n, 'row')} written to {options.out}", options)
+    sys.stdout.flush()
+    with piecewise(options.out, sys.stdout.buffer) as write:
+        write(columns)
+    if options.out is not None:
+        n = len(next(iter(columns.values())))
+        say(f"{count(n, 'row')} written to {options.out}", options)

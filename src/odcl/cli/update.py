@@ -15,9 +15,8 @@ Give known users more rows: their models and groups follow.
 The rows come on top of those of the fit, for which each user's upload in RUN
 stands: with the squared loss the answer is that of a fit of all its rows, with
 other losses it is close. Groups' models and other users stay as they are.
-Answers one row per user: its group now and before, and its rows. A table that
-was given before is refused, for its rows would count twice; one that holds
-some of its rows is not known again.
+Answers one row per user: its group now and before, and its rows. A table given
+before is refused, for its rows would count twice; a part of one is not noticed.
 
 Users of a run that was fitted in pieces (--engine dask) cannot be updated, save
 those that `odcl assign --add` added: fit again, with the new rows in the table."""

@@ -35,14 +35,8 @@ def write_table(path: str | os.PathLike[str], columns: Mapping[str, Any]) -> Non
     Text that a spreadsheet would run as a formula (=1+1), be it a column's name, has a quote before
     it in a CSV file, which :func:`odcl.data.tables.read_table` takes away again.
     """
-    check_ending(path)
-    table = _arrow_table(columns)
-    with atomic_path(path) as temporary:
-        if is_csv(path):
-            with open(temporary, "wb") as stream:
-                _write_csv(table, stream, separator_of(path))
-        else:
-            pq.write_table(table, temporary)
+    with piecewise(path) as write:
+        write(columns)
 
 
 @contextmanager
@@ -86,11 +80,6 @@ def _csv_pieces(stream: BinaryIO, separator: str) -> Callable[[Mapping[str, Any]
         begun.append(True)
 
     return write
-
-
-def write_csv(stream: BinaryIO, columns: Mapping[str, Any]) -> None:
-    """The columns as the CSV that :func:`write_table` writes, to an open stream."""
-    _write_csv(_arrow_table(columns), stream, ",")
 
 
 def check_ending(path: str | os.PathLike[str]) -> None:

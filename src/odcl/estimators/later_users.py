@@ -135,24 +135,22 @@ class LaterUsers(TableInput):
         return upload, place, None
 
     def _digest(self, at: int, rows: Floats, target: Floats) -> str:
-        """Of a user's rows in any order. Its key is the groups' models, which updates leave alone:
-        whoever lacks them cannot try out rows."""
+        """Of a user's rows in any order; who lacks the groups' models, its key, cannot try any."""
         table = np.column_stack([rows, target]) + 0.0  # -0 is 0
-        key = hashlib.sha256(np.ascontiguousarray(self.cluster_theta_).tobytes()).digest()
-        content = table[np.lexsort(table.T)].tobytes()
-        return hashlib.blake2b(f"{at} ".encode() + content, key=key, digest_size=8).hexdigest()
+        content = f"{at} ".encode() + table[np.lexsort(table.T)].tobytes()
+        key = hashlib.sha256(self.cluster_theta_.tobytes()).digest()  # updates leave them alone
+        return hashlib.blake2b(content, key=key, digest_size=8).hexdigest()
 
     def _has_just(self, at: int, rows: Floats, target: Floats) -> bool:
         """Does the upload of a user tell of these rows and no others?"""
         assert self.uploads_ is not None
         old = self.uploads_[at]
-        if len(rows) != self.n_rows_[at] or len(rows) != old.n_samples[0]:
+        told = old.n_samples if old.observations is None else old.observations
+        if not len(rows) == self.n_rows_[at] == told[0]:
             return False
-        if old.observations is not None and old.observations[0] < len(rows):
-            return False  # it tells too little of them
-        new, kept = self._assigned(rows, target).upload.to_arrays(), old.to_arrays()
-        same = [name for name in kept.keys() & new.keys() if name != "users"]
-        return all(np.allclose(kept[n], new[n], 1e-6, 1e-9, equal_nan=True) for n in same)
+        kept, new = old.to_arrays(), self._assigned(rows, target).upload.to_arrays()
+        each = (np.allclose(kept[n], new[n], 1e-6, 1e-9) for n in kept.keys() & new.keys())
+        return all(each)
 
     def add_user(self, user: Any, X: Any, y: Any) -> Assignment:
         """Assign a new user and remember it: ``predict`` knows it from now on.
@@ -244,11 +242,10 @@ class LaterUsers(TableInput):
             else:
                 digest = self._digest(at, rows, target)
                 if not again and (digest in self.batches_ or self._has_just(at, rows, target)):
-                    n = f"{len(rows)} row{'s' * (len(rows) != 1)}"
                     raise InputError(
-                        f"User {show(user)} has been given just these {n} before, and they would "
-                        "count twice: leave them out, or say ",
-                        *(Setting("again", True), " if they are new and only look the same."),
+                        f"User {show(user)} has had just these rows ({len(rows)}) before: they ",
+                        *("would count twice. Leave them out, or say ", Setting("again", True)),
+                        " if they are new and only look the same.",
                     )
                 upload, place, received = self._more_rows(at, rows, target)
                 self.batches_ |= {digest}

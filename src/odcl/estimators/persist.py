@@ -195,10 +195,7 @@ def read_estimator(cls: Any, stored: StoredArtifact) -> Any:
         for name, value in groups.items():
             whole = name in ("tau2", "spread")  # the noise scale may be NaN, its worth infinite
             expect(is_size(value) if whole else not value < 0, f"{name} of the groups is {value!r}")
-        listed, batches = words["users"], words.get("batches", [])
-        expect(isinstance(batches, list), "its batches are no list")
-        expect(all(isinstance(one, str) for one in batches), "a batch is not named by a digest")
-        model.batches_ = frozenset(batches)
+        listed, model.batches_ = words["users"], frozenset(map(str, words.get("batches", ())))
     model.schema_ = None
     if SCHEMA in stored:
         content = stored.words(SCHEMA)

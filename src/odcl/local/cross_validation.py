@@ -63,8 +63,7 @@ def _suits_trials(federation: Federation, risk: Risk) -> Bools:
     Not users whose features are next to nothing beside the intercept: directions that trials leave
     out (``FLAT``) must not matter under the weakest pull.
     """
-    n, inputs = federation.n_rows, risk.n_inputs(federation.n_features)
-    q = risk.n_outputs
+    n, inputs, q = federation.n_rows, risk.n_inputs(federation.n_features), risk.n_outputs
     many: Bools = (np.minimum(n, inputs) * q > MANY) | (q > MANY_OUTPUTS)
     if not (risk.loss.classification and many.any()):
         return np.zeros(len(n), dtype=bool)

@@ -56,14 +56,6 @@ class Problem(PerUser):
         q = self.loss.n_outputs
         return self.kernel is None and (self.pen.shape[1] * q > MANY or q > MANY_OUTPUTS)
 
-    @property
-    def near(self) -> int:
-        """How many users' arrays stay near the processor from one product to the next."""
-        (b, r, n), q = self.Dt.shape, self.loss.n_outputs
-        if self.many:
-            return max(1, NEAR_BYTES // (8 * (r * (r + n) + n * q)))
-        return b if q == 1 else max(1, DENSE_BYTES // (8 * (n * q**2 + (r * q) ** 2)))
-
     def predictor(self, a: Floats) -> Floats:
         z = np.matmul(self.Dt.transpose(0, 2, 1), a)
         return z if self.offset is None else z + self.offset
@@ -88,8 +80,12 @@ class Minimum:
 
 def newton(problem: Problem) -> Minimum:
     """Minimise each user's risk by Newton steps with a line search."""
-    b, near = len(problem.Dt), problem.near
-    if b <= near:
+    (b, r, n), q = problem.Dt.shape, problem.loss.n_outputs
+    # What stays near the processor from one product to the next.
+    near = NEAR_BYTES // (8 * (r * (r + n) + n * q))
+    if not problem.many:
+        near = b if q == 1 else DENSE_BYTES // (8 * (n * q**2 + (r * q) ** 2))
+    if b <= (near := max(1, near)):
         return _newton(problem)
     parts = [_newton(problem.take(slice(i, i + near))) for i in range(0, b, near)]
     return Minimum(*(np.concatenate(each) for each in zip(*map(_fields, parts), strict=True)))

@@ -55,7 +55,7 @@ def stacks(
 ) -> Iterator[Stack]:
     """Cut a federation into stacks of users with the same padded size.
 
-    ``row_numbers``: how many numbers a row has at least, if it is worked on with more than its own.
+    A row takes ``row_numbers`` numbers to work on, or as many as it has features if these are more.
     """
     users = np.arange(federation.n_users) if users is None else users
     sizes = padded_size(federation.n_rows[users])

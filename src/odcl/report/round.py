@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from odcl.mixed.differences import LEVEL, differences_text, differing, named_differences
+from odcl.mixed.differences import differences_text, differing, named_differences
 from odcl.report.text import count, in_bytes, table
 
 if TYPE_CHECKING:
@@ -50,9 +50,7 @@ def _finding_lines(combined: CombinedRound) -> list[str]:
     where = differing(found)
     if where not in diagnosis:
         return [differences_text(found, combined.n_groups), diagnosis]
-    same = [
-        "the level" if name == LEVEL else name for name, sd in found.items() if where and not sd
-    ]
+    same = [name for name, sd in found.items() if where and not sd]
     return [f"{diagnosis} The same for all of them: {', '.join(same)}." if same else diagnosis]
 
 
