@@ -168,7 +168,7 @@ def test_a_round_says_once_where_users_differ(command):
     """Wards differ in the level alone: age is the same for all of them."""
     rng = np.random.default_rng(0)
     Path("uploads").mkdir()
-    command(*"task new --features age --target days --out task.toml".split())
+    command(*["task", "new", "--features", "age", "--target", "days", "--out", "task.toml"])
     for site in ("north", "east", "south"):
         ward = np.repeat(np.arange(8), 15)
         age = rng.normal(60, 15, len(ward))
