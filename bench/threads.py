@@ -79,7 +79,7 @@ def _calls(quick: bool) -> dict[str, Callable[[], Any]]:
         "assign": lambda: model.assign(*new),
         "assign, kmeans": lambda: by_models.assign(*new),
         "assign, logistic": lambda: classes.assign(votes[0][own], votes[1][own]),
-        "update_user": lambda: model.update_user(3, *new),
+        "update_user": lambda: model.update_user(3, *new, again=True),
         "diagnose": lambda: model.diagnose(resamples=5),
         "compare": lambda: compare(ODCLRegressor(), *small),
     }

@@ -71,7 +71,8 @@ def atomic_folder(
     """A new folder beside ``path`` that becomes ``path`` when the block ends well.
 
     An existing ``path`` is refused unless ``force``; if ``own`` is given, it is refused even then
-    as soon as it holds anything but these names. With ``force`` it stays where it is
+    as soon as it holds anything but these: ``name`` is a file, ``name/`` a folder with all that is
+    in it, ``name/file`` a file of a folder. With ``force`` it stays where it is
     until the new folder is complete; then the two change places in two renames and the old one is
     removed. If anything goes wrong, or the user interrupts, the old folder is back under its
     name, whole, and the temporary one is gone. Should the power fail between the two renames, the
@@ -145,10 +146,10 @@ def _check_target(final: Path, given: Path, force: bool, own: Collection[str] | 
             f"{given} is the folder you work in, or lies around it, and would be replaced as a "
             "whole: name a new folder."
         )
-    foreign = sorted(set(os.listdir(final)) - {*own, *LITTER}) if own is not None else []
+    foreign = None if own is None else next(_foreign(final, own), None)
     if foreign:
         raise ValueError(
-            f"{given} exists already and holds what odcl did not write (such as {foreign[0]!r}), "
+            f"{given} exists already and holds what odcl did not write (such as {foreign!r}), "
             "so that it is not replaced: name another folder, or move that away."
         )
     if not force:
@@ -159,6 +160,18 @@ def _check_target(final: Path, given: Path, force: bool, own: Collection[str] | 
         )
     if not os.access(final, os.W_OK):
         raise ValueError(f"{given} cannot be replaced: it is not yours to change.")
+
+
+def _foreign(folder: Path, own: Collection[str]) -> Iterator[str]:
+    """What a folder holds beside ``own``, by name: see :func:`atomic_folder`."""
+    own = {*own, *LITTER}
+    for path in sorted(folder.iterdir()):
+        start = f"{path.name}/"
+        if path.is_symlink() or not path.is_dir():
+            yield from () if path.name in own else (path.name,)
+        elif start not in own:
+            inside = [name.removeprefix(start) for name in own if name.startswith(start)]
+            yield from (start + name for name in _foreign(path, inside)) if inside else (path.name,)
 
 
 def _swap(temporary: Path, final: Path, old: Path) -> None:

@@ -164,6 +164,23 @@ def test_sites_that_differ_gradually_are_no_groups_and_gain_all_the_same(command
 # -- the card --------------------------------------------------------------------------------------
 
 
+def test_a_round_says_once_where_users_differ(command):
+    """Wards differ in the level alone: age is the same for all of them."""
+    rng = np.random.default_rng(0)
+    Path("uploads").mkdir()
+    command(*["task", "new", "--features", "age", "--target", "days", "--out", "task.toml"])
+    for site in ("north", "east", "south"):
+        ward = np.repeat(np.arange(8), 15)
+        age = rng.normal(60, 15, len(ward))
+        days = 2 * rng.normal(size=8)[ward] + 0.05 * age + rng.normal(size=len(ward))
+        save_csv(pd.DataFrame({"ward": ward, "age": age, "days": days}), f"{site}.csv")
+        names = f"task.toml {site}.csv --site {site} --user ward --out uploads/{site}.upload"
+        assert command("site", "fit", *names.split()).code == 0
+    said = command("combine", "task.toml", "uploads", "--out", "round").out
+    assert said.count("sers differ in the level (standard deviation") == 1
+    assert said.count("The same for all of them: age.") == 1
+
+
 def test_a_new_card_says_what_leaves_and_is_not_overwritten(command):
     new = [
         "task",
@@ -451,7 +468,7 @@ def test_the_model_of_a_site_with_one_user_needs_no_column_of_users(command, sen
     assert command("site", "receive", "task.toml", *names, "--out", "model").code == 0
     assert command("predict", "model", "north.csv").out.startswith("row,prediction\n1,")
     assert command("assign", "model", "south.csv").out.startswith("group,probability,")
-    assert command("update", "model", "north.csv").out.splitlines()[1] == "0,0,24,48"
+    assert command("update", "model", "north.csv", "--again").out.splitlines()[1] == "0,0,24,48"
 
 
 @pytest.mark.skipif(os.name != "posix", reason="modes of files are POSIX's")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -191,3 +192,49 @@ def test_without_matplotlib_a_notice_says_how_to_get_the_picture(command, draws,
     assert said.err == "odcl: no picture, for want of matplotlib: pip install 'odcl[plot]'\n"
     assert "Picture" not in said.out
     assert "picture.png" not in files_below("run")
+
+
+HOSTILE = "a\x1b[31m\x07\u202eb"  # colours, rings and turns the text around
+VISIBLE = "a\\x1b[31m\\x07\\u202eb"
+
+
+@pytest.fixture
+def hostile_run(command):
+    frame = people(n_users=3).assign(user=lambda f: HOSTILE + f.user)
+    command("fit", save_csv(frame, f"{HOSTILE}.csv"), *NO_HOLDOUT, "--out", f"{HOSTILE}-run")
+    return f"{HOSTILE}-run"
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a terminal")
+@pytest.mark.parametrize("to", ["terminal", "pipe"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("fit", f"{HOSTILE}.csv", *NO_HOLDOUT, "--out", f"{HOSTILE}-new"),
+        ("predict", f"{HOSTILE}-run", f"{HOSTILE}.csv"),
+        ("assign", f"{HOSTILE}-run", f"{HOSTILE}.csv"),
+        ("predict", f"{HOSTILE}-run", f"{HOSTILE}-none.csv"),
+    ],
+)
+def test_names_from_outside_do_not_steer_a_terminal(hostile_run, to, words):
+    """What is data stays as it is in a pipe, as with ``ls``."""
+    ours, theirs = os.openpty() if to == "terminal" else os.pipe()
+    call = [sys.executable, "-m", "odcl", *words]
+    with subprocess.Popen(call, stdout=theirs, stderr=subprocess.PIPE, text=True) as process:
+        os.close(theirs)
+        content = b""
+        with contextlib.suppress(OSError):  # how a terminal ends
+            while piece := os.read(ours, 65_536):
+                content += piece
+        err = process.stderr.read()
+    os.close(ours)
+    out = content.decode()
+    assert process.returncode == (2 if "-none" in words[-1] else 0)
+    assert not set("\x1b\x07\u202e") & set(err)
+    if process.returncode:
+        assert f"There is no file or folder {VISIBLE}-none.csv" in err
+    elif to == "pipe":
+        assert HOSTILE in out
+    else:
+        assert VISIBLE in out
+        assert not set("\x1b\x07\u202e") & set(out)

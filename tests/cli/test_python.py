@@ -66,7 +66,7 @@ def test_a_loaded_run_assigns_adds_and_updates_by_the_names_of_columns(fitted):
     command, _ = fitted
     new = with_towns(people(n_users=2, seed=9)).assign(user=lambda f: "new-" + f.user)
     assert command("assign", "run", save_csv(new, "new.csv"), "--add").code == 0
-    assert command("update", "run", "new.csv").code == 0
+    assert command("update", "run", "new.csv", "--again").code == 0
     by_command = ODCLRegressor.load("run")
     command("fit", "table.csv", *NO_HOLDOUT, "--categorical", "town", "--out", "fresh")
     model, fresh = ODCLRegressor.load("fresh"), ODCLRegressor.load("fresh")
@@ -76,7 +76,7 @@ def test_a_loaded_run_assigns_adds_and_updates_by_the_names_of_columns(fitted):
             model_of(model.assign(rows[COLUMNS], rows.y)), model_of(fresh.assign(without, rows.y))
         )
         model.add_user(user, rows[COLUMNS], rows.y)
-        model.update_user(user, without, rows.y)
+        model.update_user(user, without, rows.y, again=True)
     assert_array_equal(models_of(model), models_of(by_command))
     with pytest.raises(ValueError, match="rows of 2 users"):
         model.assign(new[COLUMNS], new.y)
@@ -140,10 +140,11 @@ def test_a_model_fitted_on_a_frame_serves_the_command_line(command, kind):
     said = command("assign", "saved", save_csv(new, "new.csv"), "--add")
     assert said.out.count("joins") == 2
     place = model.labels_[1]
-    assert command("update", "saved", "new.csv").out.endswith(f"new-u1,{place},{place},14,28\n")
+    said = command("update", "saved", "new.csv", "--again")
+    assert said.out.endswith(f"new-u1,{place},{place},14,28\n")
     for user, rows in new.groupby("store"):
         model.add_user(user, rows[["b", "a", "c"]], rows.y)
-        model.update_user(user, rows[["b", "store", "a", "c"]], rows.y)
+        model.update_user(user, rows[["b", "store", "a", "c"]], rows.y, again=True)
     assert_array_equal(models_of(kind.load("saved")), models_of(model))
     assert_array_equal(predicted(command, "saved", "new.csv"), model.predict(new[table.columns]))
     for words in (("diagnose", "saved"), ("diagnose", "saved", "table.csv")):

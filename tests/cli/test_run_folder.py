@@ -112,6 +112,38 @@ def test_force_removes_nothing_that_odcl_did_not_write(run):
     assert files_below() == before
 
 
+def a_folder(name):
+    return lambda: Path("run", name, "mine").mkdir(parents=True)
+
+
+def a_link(name):
+    return lambda: Path("run", name).symlink_to(Path.cwd())
+
+
+def in_place_of(name, make):
+    return lambda: (Path("run", name).unlink(), make(name)())
+
+
+FOREIGN = {
+    "report": a_folder("report"),
+    "model": a_folder("model"),
+    "schema": a_link("schema"),
+    "users": a_folder("users"),
+    "report.json": in_place_of("report.json", a_folder),
+    "model.json": in_place_of("model.json", a_link),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_force_knows_files_from_folders_and_links_of_their_names(run, name):
+    FOREIGN[name]()
+    before = sorted(Path("run").rglob("*"))
+    said = run("fit", "table.csv", *NO_HOLDOUT, "--paper", "--out", "run", "--force")
+    assert (said.code, said.out) == (2, "")
+    assert f"holds what odcl did not write (such as {name!r})" in said.err
+    assert sorted(Path("run").rglob("*")) == before
+
+
 @pytest.mark.parametrize(
     "words", [("predict", "run", "table.csv"), ("assign", "run", "new.csv"), ("update", "run", "u")]
 )
@@ -189,7 +221,7 @@ def test_processes_that_add_and_update_users_at_once_lose_nobody(run):
     for i in range(5):
         left.append(f"assign run {newcomers(f'left{i}')} --add -q --out left{i}.out.csv")
         right.append(f"assign run {newcomers(f'right{i}')} --add -q --out right{i}.out.csv")
-        right.append(f"update run more.csv -q --out update{i}.csv")
+        right.append(f"update run more.csv --again -q --out update{i}.csv")
     at_once(left, right)
     assigned = pd.read_csv("run/assignment.csv").set_index("user")
     added = {f"{side}{i}-u0" for side in ("left", "right") for i in range(5)}

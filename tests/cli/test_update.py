@@ -120,7 +120,8 @@ def test_classes_and_categories_are_read_as_in_the_fit(command):
     frame["town"] = np.tile(["Ulm", "Ulm", "Bonn"], 80)
     command("fit", save_csv(frame), *NO_HOLDOUT, "--categorical", "town", "--out", "run")
     more = frame[frame.user == "u1"][["town", "y", "c", "b", "a", "user"]]
-    assert command("update", "run", save_csv(more, "more.csv")).out.endswith("u1,1,1,30,60\n")
+    said = command("update", "run", save_csv(more, "more.csv"), "--again")
+    assert said.out.endswith("u1,1,1,30,60\n")
     said = command("update", "run", save_csv(more.assign(y="perhaps"), "odd.csv"))
     assert said.code == 2
     assert "none of the classes" in said.err
@@ -136,3 +137,56 @@ def test_a_run_whose_uploads_were_not_kept_needs_all_rows(command, tables, monke
     assert "say --all-rows." in said.err
     everything = save_csv(frame[frame.user == "u2"], "all.csv")
     assert command("update", "run", everything, "--all-rows").out.endswith("u2,0,0,30,30\n")
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("--clusters", "2"), ("--loss", "logistic"), ("--no-short-terms",)]
+)
+def test_rows_that_were_given_before_are_refused_unless_asked_for(command, tables, words):
+    _, old, new = tables
+    if "logistic" in words:
+        old, new = (part.assign(y=(part.y > 0).astype(int)) for part in (old, new))
+    assert command("fit", save_csv(old), *NO_HOLDOUT, *words, "--out", "run").code == 0
+    assert command("fit", "table.csv", *NO_HOLDOUT, *words, "--out", "other").code == 0
+    save_csv(new, "new.csv")
+    save_csv(new.sample(frac=1, random_state=0), "shuffled.csv")
+    save_csv(old.sample(frac=1, random_state=0), "fitted.csv")
+    before = files_below("run")
+    said = command("update", "run", "fitted.csv")  # the table of the fit
+    assert (said.code, said.out) == (2, "")
+    assert said.err == (
+        "odcl: User 'u0' has had just these rows (30) before: they would count twice. "
+        "Leave them out, or say --again if they are new and only look the same.\n"
+    )
+    assert files_below("run") == before
+    assert command("update", "run", "new.csv").code == 0
+    before = files_below("run")
+    for name in ("new.csv", "shuffled.csv"):
+        said = command("update", "run", name)
+        assert (said.code, said.out) == (2, "")
+        assert "User 'u2' has had just these rows (18) before" in said.err
+    assert files_below("run") == before
+    said = command("update", "run", "new.csv", "--again")
+    assert [line.split(",")[-1] for line in said.out.splitlines()] == ["rows", "48", "48"]
+    # Other rows, other users' rows and all rows of a user are what they are.
+    assert command("update", "other", save_csv(new[new.user == "u2"], "one.csv")).code == 0
+    swapped = new[new.user == "u2"].assign(user="u5")
+    assert command("update", "other", save_csv(swapped, "swapped.csv")).code == 0
+    part = save_csv(new[new.user == "u2"].iloc[1:], "part.csv")
+    assert command("update", "other", part).code == 0
+    assert command("update", "run", "new.csv", "--all-rows").code == 0
+    assert command("update", "run", "new.csv", "--all-rows").code == 0
+
+
+def test_python_refuses_rows_of_a_user_that_was_just_added(tables):
+    _, old, _ = tables
+    X, y = old[["a", "b", "c"]].to_numpy(), old.y.to_numpy()
+    rest, last = (old.user != "u7").to_numpy(), (old.user == "u7").to_numpy()
+    model = ODCLRegressor().fit(X[rest], y[rest], users=old.user[rest].to_numpy())
+    model.add_user("u7", X[last], y[last])
+    with pytest.raises(ValueError, match=r"User 'u7' .* these rows \(30\) before.* again=True"):
+        model.update_user("u7", X[last], y[last])
+    model.update_user("u7", X[last], y[last], again=True)
+    assert model.n_rows_[-1] == 60
+    model.fit(X, y, users=old.user.to_numpy())
+    assert model._batches == frozenset()

@@ -977,3 +977,37 @@ def test_frames_are_recognised_without_importing_their_packages():
         "assert not {'pandas', 'polars'} & set(sys.modules)"
     )
     run_python(code)
+
+
+NAMES = (
+    '=HYPERLINK("http://x","y")',
+    "@home",
+    "-log(x)",
+    "\tcell",
+    "'=already",
+    "plain",
+    "+1",
+    "'quoted'",
+)
+
+
+@pytest.mark.parametrize("ending", [".csv", ".tsv"])
+def test_names_of_columns_are_no_formulas_and_come_back(tmp_path, ending):
+    """A spreadsheet would run the header of such a column when it opens the file."""
+    path = tmp_path / f"table{ending}"
+    columns = {name: [str(i), f"{i}-x"] for i, name in enumerate(NAMES)}
+    write_table(path, columns)
+    with open(path, newline="") as stream:
+        written = next(csv.reader(stream, delimiter="," if ending == ".csv" else "\t"))
+    assert [name[0] for name in written[:5]] == ["'"] * 5
+    assert written[5:] == [*NAMES[5:]]
+    assert read_column_names(path) == [*NAMES]
+    found = read_table(path, text=NAMES)
+    assert found.to_pydict() == columns
+    assert pa.types.is_string(read_table(path, text=["@home"])["@home"].type)
+
+
+def test_a_header_with_a_bare_formula_is_not_ours(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("=a,'=b\n1,2\n")
+    assert read_table(path).column_names == ["=a", "'=b"] == read_column_names(path)

@@ -243,7 +243,7 @@ def test_threads_that_add_users_to_one_model_lose_nobody(table):
         for i in range(25):
             model._add_assigned([f"new-{part}-{i}"], [found])
             model.predict(X[:2], users=[f"new-{part}-{i}"] * 2)
-            model.update_user(part, X[:1], y[:1])
+            model.update_user(part, X[:1], y[:1], again=True)
 
     try:
         with ThreadPoolExecutor(8) as pool:

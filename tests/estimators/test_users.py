@@ -137,7 +137,7 @@ def test_owners_given_beside_the_users_column_have_to_agree_with_it(frame):
     for method in (model.update_user, model.add_user):
         with pytest.raises(ValueError, match="belong to 's03' by column 'store'"):
             method("s04", X[one], y[one])
-    assert model.update_user("s03", X[one], y[one]) == model.labels_[3]
+    assert model.update_user("s03", X[one], y[one], again=True) == model.labels_[3]
 
 
 def test_a_fit_that_no_users_are_told_says_so(frame):

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.linear_model import LogisticRegression
 
+from odcl import ODCLClassifier
 from odcl.data.federation import Federation
 from odcl.local import newton
 from odcl.local.fit import Penalty, solve_users
 from odcl.risk.losses import Multinomial
 from odcl.risk.risk import Risk
+from tests.helpers import peak_memory
 
 RISKS = {
     "multinomial": Risk(Multinomial(6), 0.02, True),
@@ -83,3 +87,49 @@ def test_rough_models_are_right_to_the_square_of_the_last_step():
     exact, rough = (solve_users(rows, risk, rough=rough) for rough in (1.0, 300.0))
     assert rough.n_iter.sum() < exact.n_iter.sum()
     assert_allclose(rough.theta, exact.theta, atol=1e-6)
+
+
+def in_classes(n_classes, *, m=20, n=100, seed=0):
+    """One feature, many classes: few parameters per class, a large curvature per row."""
+    rng = np.random.default_rng(seed)
+    X, users = rng.standard_normal((m * n, 1)), np.repeat(np.arange(m), n)
+    z = X @ rng.standard_normal((1, n_classes)) + rng.gumbel(size=(m * n, n_classes))
+    y = z.argmax(axis=1)
+    y[:n_classes] = np.arange(n_classes)  # each is there
+    return Federation.from_arrays(X, y, users)
+
+
+@pytest.mark.parametrize("around", [False, True])
+def test_many_classes_of_few_features_end_where_cholesky_does(around, monkeypatch):
+    rows, risk = in_classes(24, m=3), Risk(Multinomial(24), 0.02, True)
+    assert risk.dim(rows.n_features) < newton.MANY
+    centers = 0.1 * np.random.default_rng(1).standard_normal((3, 46))
+    penalty = Penalty(np.full(3, 0.02), centers if around else None, free=False)
+    found = solve_users(rows, risk, penalty)
+    monkeypatch.setattr(newton, "MANY_OUTPUTS", 10**9)
+    dense = solve_users(rows, risk, penalty)
+    assert found.converged.all()
+    assert (found.gradient_norm < 1e-10).all()
+    assert_allclose(found.theta, dense.theta, rtol=1e-8, atol=1e-9)
+
+
+def test_some_classes_are_the_same_in_stacks_of_any_size(monkeypatch):
+    rows, risk = in_classes(12, m=6), Risk(Multinomial(12), 0.02, True)
+    together = solve_users(rows, risk).theta
+    monkeypatch.setattr(newton, "DENSE_BYTES", 1)
+    assert_array_equal(solve_users(rows, risk).theta, together)
+
+
+def test_forty_classes_cost_time_and_memory_in_proportion():
+    """With a curvature of classes by classes per row and fit: .8 GB, and 57 times the time."""
+
+    def fitted(n_classes):
+        rows = in_classes(n_classes, m=10)
+        start = time.process_time()
+        ODCLClassifier().fit(rows.X, rows.y, users=rows.row_user)
+        return time.process_time() - start
+
+    _, few = fitted(5), fitted(5)  # the first imports
+    many, peak = peak_memory(lambda: fitted(40))
+    assert peak < 50e6
+    assert many < 15 * few

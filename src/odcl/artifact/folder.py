@@ -39,6 +39,7 @@ from odcl.files import (
     locked,
     naming,
     open_regular,
+    read_regular,
 )
 
 MOST_BYTES = 2**28  # of a file that is not arrays, when it is read
@@ -58,7 +59,7 @@ class Artifact:
     words: Mapping[str, Any] = field(default_factory=dict)  # JSON files
     arrays: Mapping[str, Mapping[str, Array]] = field(default_factory=dict)  # safetensors files
     extras: Mapping[str, Extra] = field(default_factory=dict)  # tables, pictures, texts
-    # Folders of parts, each described by a JSON file of its name: "users" by "users.json".
+    # Folders of parts, listed by a JSON file of their name: "users" by "parts" of "users.json".
     folders: Mapping[str, Callable[[Path], object]] = field(default_factory=dict)
     derived: Mapping[str, Derived] = field(default_factory=dict)  # made of the files above
 
@@ -104,7 +105,7 @@ def update_artifact(
     check_folder(path, force=True)
     with locked(path):
         there = os.listdir(path) if folder.is_dir() else []
-        with atomic_folder(path, force=True, own=there) as place:
+        with atomic_folder(path, force=True, own=[*there, *(f"{n}/" for n in there)]) as place:
             with open_artifact(path, kind=kind) as old:
                 new = change(old)
                 _write_files(new, place, folder)
@@ -127,9 +128,17 @@ def _own_files(folder: Path) -> list[str]:
         names = read_manifest(folder).files
     except ValueError as error:
         raise ValueError(f"{error} Nor is it replaced: name a new folder.") from None
-    plain = [name for name in names if not (folder / name).is_dir()]
-    parts = [name.removesuffix(".json") for name in plain if name.endswith(".json")]
-    return [MANIFEST, *plain, *(name for name in parts if (folder / name).is_dir())]
+    plain = [MANIFEST, *(name for name in names if not (folder / name).is_symlink())]
+    return plain + [part for name in plain for part in _parts(folder / name)]
+
+
+def _parts(file: Path) -> list[str]:
+    """The files of a folder that a JSON file of its name lists; none where it lists none."""
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        if file.suffix == ".json" and file.with_suffix("").is_dir():
+            listed = parse_json(read_regular(file, most=MOST_BYTES))["parts"]
+            return [f"{file.stem}/{part['file']}" for part in listed]
+    return []
 
 
 def _write_files(artifact: Artifact, place: Path, final: Path) -> None:

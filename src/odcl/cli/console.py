@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import os
 import shlex
 import sys
@@ -9,12 +11,35 @@ from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+from odcl.errors import printable
 from odcl.report import progress
 
 # A table's columns by name, and what is to be said of them.
 Answer = Callable[[Namespace], tuple[dict[str, Any], list[str]]]
+
+
+class Visible(io.BufferedIOBase):
+    """A terminal that takes UTF-8 and spells out control characters in names and ids, as ``ls``."""
+
+    def __init__(self, terminal: TextIO):
+        self._terminal = terminal
+        self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+
+    def write(self, content: Any) -> int:
+        lines = self._decoder.decode(bytes(content)).split("\n")
+        self._terminal.write("\n".join(map(printable, lines)))
+        return len(content)
+
+    def flush(self) -> None:
+        self._terminal.flush()
+
+    def fileno(self) -> int:
+        return self._terminal.fileno()
+
+    def writable(self) -> bool:
+        return True
 
 
 def watched(options: Namespace) -> AbstractContextManager[progress.Silent]:
@@ -112,15 +137,14 @@ def answer(stage: str, work: Answer, options: Namespace) -> None:
 
 def write_answer(columns: Mapping[str, Any], notices: Sequence[str], options: Namespace) -> None:
     """The table that a command gives, to its file or as CSV to stdout, and what is said of it."""
-    from odcl.data.write import write_csv, write_table
+    from odcl.data.write import piecewise
     from odcl.report.text import count
 
     for text in notices:
         say(text, options)
-    if options.out is None:
-        sys.stdout.flush()
-        write_csv(sys.stdout.buffer, columns)
-        return
-    write_table(options.out, columns)
-    n = len(next(iter(columns.values())))
-    say(f"{count(n, 'row')} written to {options.out}", options)
+    sys.stdout.flush()
+    with piecewise(options.out, sys.stdout.buffer) as write:
+        write(columns)
+    if options.out is not None:
+        n = len(next(iter(columns.values())))
+        say(f"{count(n, 'row')} written to {options.out}", options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import shlex
 import signal
@@ -179,6 +180,11 @@ def main() -> None:
         if getattr(sys, name) is None:  # closed by the caller: >&-
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
         getattr(sys, name).reconfigure(errors="backslashreplace")  # ids that it cannot show
+    if sys.stdout.isatty():
+        from odcl.cli.console import Visible
+
+        shown = Visible(sys.stdout)
+        sys.stdout = io.TextIOWrapper(shown, "utf-8", "surrogateescape", line_buffering=True)
     code = run_command()
     try:
         sys.stdout.flush()

@@ -333,5 +333,6 @@ def _folder(options: Namespace) -> Iterator[Any]:
             place.remove()
             raise
         return
-    with atomic_folder(options.out, force=options.force) as folder:
+    own = [file.name for file in options.out.glob("part-*.parquet")] if options.force else None
+    with atomic_folder(options.out, force=options.force, own=own) as folder:
         yield folder

@@ -15,7 +15,8 @@ Give known users more rows: their models and groups follow.
 The rows come on top of those of the fit, for which each user's upload in RUN
 stands: with the squared loss the answer is that of a fit of all its rows, with
 other losses it is close. Groups' models and other users stay as they are.
-Answers one row per user: its group now and before, and its rows.
+Answers one row per user: its group now and before, and its rows. A table given
+before is refused, for its rows would count twice; a part of one is not noticed.
 
 Users of a run that was fitted in pieces (--engine dask) cannot be updated, save
 those that `odcl assign --add` added: fit again, with the new rows in the table."""
@@ -28,7 +29,10 @@ examples:
 
 def add(some: Any) -> opt.Parser:
     parser = opt.command(some, "update", "RUN TABLE [options]", _ABOUT, _EXAMPLES)
-    more = {"--all-rows": "the table holds all rows of its users, old ones included"}
+    more = {
+        "--all-rows": "the table holds all rows of its users, old ones included",
+        "--again": "add rows even if they are just those that a user was given before",
+    }
     opt.run_and_table(parser, "new rows of known users, with the target", more)
     return parser
 
@@ -70,7 +74,9 @@ def _updated(options: Namespace) -> tuple[dict[str, Any], list[str]]:
             )
         before = model.labels_[at]
         for user, X, y in federation:
-            model.update_user(user, DesignRows(X), y, all_rows=options.all_rows)
+            model.update_user(
+                user, DesignRows(X), y, all_rows=options.all_rows, again=options.again
+            )
         return before, model.labels_[at], model.n_rows_[at]
 
     before, after, rows = change_run(folder, update)

@@ -85,9 +85,14 @@ def _names_of(file: Path) -> tuple[list[str], bool]:
             names = without_index(content.schema_arrow.empty_table()).column_names
             return list(names), content.metadata.num_rows > 0
     with readable(file, "CSV"):
-        head = _head(file)
-        lines = io.StringIO(head.decode("utf-8-sig", errors="replace"), newline="")
-        return next(csv.reader(lines, delimiter=separator_of(file, head))), True
+        return unmarked(_header(file)), True
+
+
+def _header(file: Path) -> list[str]:
+    """The names of a CSV file's columns as they are written."""
+    head = _head(file)
+    lines = io.StringIO(head.decode("utf-8-sig", errors="replace"), newline="")
+    return next(csv.reader(lines, delimiter=separator_of(file, head)))
 
 
 @contextmanager
@@ -247,11 +252,13 @@ def _head(file: Path) -> bytes:
 def _read_csv(
     file: Path, text: tuple[str, ...], null_values: Sequence[str], columns: InUse | None
 ) -> pa.Table:
-    names = [] if columns is None else [n for n in _names_of(file)[0] if n in columns]
-    _check_names(names, str(file))  # of two with one name the reader would take the first
+    header = _header(file)
+    plain = dict(zip(header, unmarked(header), strict=True))
+    names = [] if columns is None else [n for n in header if plain[n] in columns]
+    _check_names([plain[n] for n in names], str(file))  # of two the reader would take the first
     options = pa_csv.ConvertOptions(
         include_columns=names,  # none: all of them
-        column_types={name: pa.string() for name in text},
+        column_types={written: pa.string() for written in plain if plain[written] in text},
         null_values=list(null_values),
         strings_can_be_null=True,
     )
@@ -263,6 +270,7 @@ def _read_csv(
     except pa.ArrowInvalid:  # once more on one thread, which knows the number of the bad row
         alone = pa_csv.ReadOptions(use_threads=False)
         table = pa_csv.read_csv(file, alone, parse_options=parse, convert_options=options)
+    table = table.rename_columns([plain.get(name, name) for name in table.column_names])
     for name, column in zip(table.column_names, table.columns, strict=True):
         if pa.types.is_binary(column.type):
             raise InputError(
@@ -355,6 +363,11 @@ def _unmark_formulas(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if not pc.any(formula).as_py() or pc.any(pc.and_not(formula, quoted)).as_py():
         return column
     return pc.if_else(formula, pc.utf8_slice_codeunits(column, 1), column)
+
+
+def unmarked(names: Sequence[str]) -> list[str]:
+    """Column names of a CSV file without the quotes of ``write_table``."""
+    return [*_unmark_formulas(pa.chunked_array([names], pa.string())).to_pylist()]
 
 
 def over_text(

@@ -32,17 +32,11 @@ def write_table(path: str | os.PathLike[str], columns: Mapping[str, Any]) -> Non
     """Write columns of equal length as CSV or Parquet, by the ending, whole or not at all.
 
     Numbers are written so that they read back exactly; a column of mixed ids is written as text.
-    Text that a spreadsheet would run as a formula (=1+1) has a quote before it in a CSV file,
-    which :func:`odcl.data.tables.read_table` takes away again.
+    Text that a spreadsheet would run as a formula (=1+1), be it a column's name, has a quote before
+    it in a CSV file, which :func:`odcl.data.tables.read_table` takes away again.
     """
-    check_ending(path)
-    table = _arrow_table(columns)
-    with atomic_path(path) as temporary:
-        if is_csv(path):
-            with open(temporary, "wb") as stream:
-                _write_csv(table, stream, separator_of(path))
-        else:
-            pq.write_table(table, temporary)
+    with piecewise(path) as write:
+        write(columns)
 
 
 @contextmanager
@@ -88,11 +82,6 @@ def _csv_pieces(stream: BinaryIO, separator: str) -> Callable[[Mapping[str, Any]
     return write
 
 
-def write_csv(stream: BinaryIO, columns: Mapping[str, Any]) -> None:
-    """The columns as the CSV that :func:`write_table` writes, to an open stream."""
-    _write_csv(_arrow_table(columns), stream, ",")
-
-
 def check_ending(path: str | os.PathLike[str]) -> None:
     """Refuse a file name whose ending names no format to write."""
     endings = (*TEXT_ENDINGS, *PARQUET_ENDINGS)
@@ -117,11 +106,11 @@ def arrow_column(values: Any) -> pa.Array:
 def _write_csv(table: pa.Table, stream: BinaryIO, separator: str, *, header: bool = True) -> None:
     """CSV with quotes only where some text needs them."""
     special = f'["\r\n{separator}]|^$'
-    names = [
-        f'"{n.replace(chr(34), chr(34) * 2)}"' if re.search(special, n) else n
-        for n in table.column_names
-    ]
     if header:
+        marked = _mark_formulas(pa.chunked_array([table.column_names], pa.string())).to_pylist()
+        names = [
+            f'"{n.replace(chr(34), chr(34) * 2)}"' if re.search(special, n) else n for n in marked
+        ]
         stream.write(f"{separator.join(names)}\n".encode())
     table = over_text(table, _mark_formulas)
     texts = [column for column in table.columns if is_text(column.type)]

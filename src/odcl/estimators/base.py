@@ -199,6 +199,7 @@ class ODCLEstimator(LaterUsers):
         """Be fitted: by a round of these rows, which are in the units of ``scaling``."""
         self.result_, self._has_users, self.scaling_ = result, has_users, scaling
         self._whole, self.user_files_ = True, None  # all users of its groups are in it
+        self._batches = frozenset()
         self.risk_, self.method_ = result.risk, result.method
         self.users_, self.labels_, self.uploads_ = result.users, result.labels, result.uploads
         self.n_rows_ = federation.n_rows

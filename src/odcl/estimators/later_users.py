@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,7 +19,7 @@ from odcl.data.federation import (
     owner_ids,
     positions,
 )
-from odcl.errors import InputError, Setting
+from odcl.errors import InputError, Setting, show
 from odcl.estimators.for_newcomers import Known, OnRequest
 from odcl.estimators.table_input import TableInput
 from odcl.exchange.upload import Uploads
@@ -45,6 +46,7 @@ class LaterUsers(TableInput):
     _for_newcomers: Known | OnRequest
 
     user_files_: UserFiles | None = None  # of a table in pieces: where all users' models are
+    _batches: frozenset[str] = frozenset()  # digests of the rows that update_user was given
 
     _adding: ClassVar = threading.Lock()
 
@@ -127,6 +129,24 @@ class LaterUsers(TableInput):
             place = place[0], upload.models[0], place[2]  # alone there, as in the fit
         return upload, place, None
 
+    def _digest(self, at: int, rows: Floats, target: Floats) -> str:
+        """Of a user's rows in any order; who lacks the groups' models, its key, cannot try any."""
+        table = np.column_stack([rows, target]) + 0.0  # -0 is 0
+        content = f"{at} ".encode() + table[np.lexsort(table.T)].tobytes()
+        key = hashlib.sha256(self.cluster_theta_.tobytes()).digest()  # updates leave them alone
+        return hashlib.blake2b(content, key=key, digest_size=8).hexdigest()
+
+    def _has_just(self, at: int, rows: Floats, target: Floats) -> bool:
+        """Does the upload of a user tell of these rows and no others?"""
+        assert self.uploads_ is not None
+        old = self.uploads_[at]
+        told = old.n_samples if old.observations is None else old.observations
+        if not len(rows) == self.n_rows_[at] == told[0]:
+            return False
+        kept, new = old.to_arrays(), self._assigned(rows, target).upload.to_arrays()
+        each = (np.allclose(kept[n], new[n], 1e-6, 1e-9) for n in kept.keys() & new.keys())
+        return all(each)
+
     def add_user(self, user: Any, X: Any, y: Any) -> Assignment:
         """Assign a new user and remember it: ``predict`` knows it from now on.
 
@@ -180,12 +200,16 @@ class LaterUsers(TableInput):
         }
         return {name: values[0] for name, values in named.items() if values is not None}
 
-    def update_user(self, user: Any, X: Any, y: Any, *, all_rows: bool = False) -> int:
+    def update_user(
+        self, user: Any, X: Any, y: Any, *, all_rows: bool = False, again: bool = False
+    ) -> int:
         """More rows of a user that is known: its group and its model follow. Its new label.
 
         The rows come on top of those it had, which its upload stands for: for the squared loss the
         answer is that of a fit of all its rows, elsewhere it is second order. With ``all_rows`` the
         rows are everything the user has. Other users and the groups' models stay as they were.
+        Rows that the user was given before, or has from the fit and no others since, would count
+        twice and are refused unless ``again``; only a table as a whole is known again.
         Of a fit in pieces only users that were added later can be updated.
         """
         check_is_fitted(self, "theta_")
@@ -211,7 +235,15 @@ class LaterUsers(TableInput):
                     *(Setting("all_rows", True), "."),
                 )
             else:
+                digest = self._digest(at, rows, target)
+                if not again and (digest in self._batches or self._has_just(at, rows, target)):
+                    raise InputError(
+                        f"User {show(user)} has had just these rows ({len(rows)}) before: they ",
+                        *("would count twice. Leave them out, or say ", Setting("again", True)),
+                        " if they are new and only look the same.",
+                    )
                 upload, place, received = self._more_rows(at, rows, target)
+                self._batches |= {digest}
             if self.uploads_ is not None:
                 self.uploads_ = self.uploads_.replaced(at, upload)
             count = len(rows) + (0 if all_rows else self.n_rows_[at])

@@ -139,6 +139,8 @@ def _artifact(model: Any, extras: Mapping[str, Extra], derived: Mapping[str, Der
             "reason": model.reason_,
         }
     }
+    if model._batches:
+        words[MODEL]["batches"] = sorted(model._batches)
     if model.schema_ is not None:
         words[SCHEMA] = model.schema_.to_json()
     elif model.design_ is not None:
@@ -191,7 +193,7 @@ def read_estimator(cls: Any, stored: StoredArtifact) -> Any:
         for name, value in groups.items():
             whole = name in ("tau2", "spread")  # the noise scale may be NaN, its worth infinite
             expect(is_size(value) if whole else not value < 0, f"{name} of the groups is {value!r}")
-        listed = words["users"]
+        listed, model._batches = words["users"], frozenset(map(str, words.get("batches", ())))
     model.schema_ = None
     if SCHEMA in stored:
         content = stored.words(SCHEMA)

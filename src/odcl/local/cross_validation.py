@@ -11,7 +11,7 @@ from odcl._typing import Bools, Floats, Ints
 from odcl.data.federation import Federation
 from odcl.data.folds import folds
 from odcl.local.fit import Penalty, solve_users
-from odcl.local.newton import MANY
+from odcl.local.newton import MANY, MANY_OUTPUTS
 from odcl.local.predict import linear_predictors
 from odcl.local.trials import FLAT
 from odcl.local.user_trials import Drawn, UserRows
@@ -63,8 +63,8 @@ def _suits_trials(federation: Federation, risk: Risk) -> Bools:
     Not users whose features are next to nothing beside the intercept: directions that trials leave
     out (``FLAT``) must not matter under the weakest pull.
     """
-    n, inputs = federation.n_rows, risk.n_inputs(federation.n_features)
-    many: Bools = np.minimum(n, inputs) * risk.n_outputs > MANY
+    n, inputs, q = federation.n_rows, risk.n_inputs(federation.n_features), risk.n_outputs
+    many: Bools = (np.minimum(n, inputs) * q > MANY) | (q > MANY_OUTPUTS)
     if not (risk.loss.classification and many.any()):
         return np.zeros(len(n), dtype=bool)
     length = (federation.X**2).sum(axis=1) + risk.intercept

@@ -289,7 +289,9 @@ def _confidence(
     # No more rows than parameters, or no finite minimiser: such a user cannot tell its noise.
     unsure = (np.minimum(n, federation.n_rows) <= dim) | solution.prior
     pen = risk.penalty(federation.n_features)
-    for stack in stacks(federation, loss.encode(federation.y)):
+    some = None if full or curvature == "diagonal" else np.flatnonzero(~unsure)
+    y = loss.encode(federation.y)
+    for stack in stacks(federation, y, some, row_numbers=loss.n_outputs**2):
         i = stack.users
         D = stack.design(risk.intercept)
         z = np.matmul(D, solution.theta[i].reshape(len(i), -1, loss.n_outputs))

@@ -22,9 +22,11 @@ SEPARATE = 1e-6
 # A row that moves by less than this share of the fastest, each for its size, stands still: what
 # moves it is the end of a convergence that the runaway rows have long left behind.
 STILL = 1e-12
-# Beyond so many parameters steps are found by conjugate gradients.
-MANY = 200
-NEAR_BYTES = 1 << 20
+# Beyond so many parameters, or classes less one, steps are found by conjugate gradients: a row's
+# curvature is a matrix of classes by classes, and tables of them outgrow the rows.
+MANY, MANY_OUTPUTS = 200, 20
+# What a step works on at a time, by conjugate gradients and with the rows' curvatures.
+NEAR_BYTES, DENSE_BYTES = 1 << 20, 1 << 22
 # The shares of a gradient that a step may leave, far from the minimum and at the least.
 LOOSE, CLOSE = 0.3, 1e-4
 
@@ -51,7 +53,8 @@ class Problem(PerUser):
     @property
     def many(self) -> bool:
         """Are there too many parameters for a Hessian?"""
-        return self.kernel is None and self.pen.shape[1] * self.loss.n_outputs > MANY
+        q = self.loss.n_outputs
+        return self.kernel is None and (self.pen.shape[1] * q > MANY or q > MANY_OUTPUTS)
 
     def predictor(self, a: Floats) -> Floats:
         z = np.matmul(self.Dt.transpose(0, 2, 1), a)
@@ -77,11 +80,13 @@ class Minimum:
 
 def newton(problem: Problem) -> Minimum:
     """Minimise each user's risk by Newton steps with a line search."""
-    b, r, n = problem.Dt.shape
-    near = max(1, NEAR_BYTES // (8 * r * (r + n)))
-    if not problem.many or b <= near:
+    (b, r, n), q = problem.Dt.shape, problem.loss.n_outputs
+    # What stays near the processor from one product to the next.
+    near = NEAR_BYTES // (8 * (r * (r + n) + n * q))
+    if not problem.many:
+        near = b if q == 1 else DENSE_BYTES // (8 * (n * q**2 + (r * q) ** 2))
+    if b <= (near := max(1, near)):
         return _newton(problem)
-    # Designs that stay near the processor from one product to the next.
     parts = [_newton(problem.take(slice(i, i + near))) for i in range(0, b, near)]
     return Minimum(*(np.concatenate(each) for each in zip(*map(_fields, parts), strict=True)))
 

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from odcl.errors import printable
+
 
 class Silent:
     """Progress that nobody watches."""
@@ -60,7 +62,7 @@ def watched(quiet: bool) -> Iterator[Silent]:
 def notice(text: str, quiet: bool = False) -> None:
     """One line on stderr."""
     if not quiet:
-        print(f"odcl: {' '.join(text.split())}", file=sys.stderr)
+        print(f"odcl: {printable(' '.join(text.split()))}", file=sys.stderr)
 
 
 @contextmanager

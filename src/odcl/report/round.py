@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from odcl.mixed.differences import differences_text, named_differences
+from odcl.mixed.differences import differences_text, differing, named_differences
 from odcl.report.text import count, in_bytes, table
 
 if TYPE_CHECKING:
@@ -26,11 +26,8 @@ def round_text(combined: CombinedRound) -> str:
         f"Round {task.round} of {task.name!r}: {size}, {task.risk.loss.name} loss. "
         f"Files are {signed}.",
         combined.step.reason,
+        *_finding_lines(combined),
     ]
-    differ = differences_text(group_differences(combined), combined.n_groups)
-    if differ.rstrip(".") not in combined.groups.diagnosis:
-        lines.append(differ)
-    lines.append(combined.groups.diagnosis)
     lines += ["", _group_lines(combined), "", _site_lines(combined)]
     if combined.set_aside:
         lines += ["", f"Set aside: {count(len(combined.set_aside), 'file')}"]
@@ -45,6 +42,16 @@ def group_differences(combined: CombinedRound) -> dict[str, float]:
         return {}
     features = dict(zip(task.columns, task.scaling.scale.tolist(), strict=True))
     return named_differences(mixture, task.risk, features)
+
+
+def _finding_lines(combined: CombinedRound) -> list[str]:
+    """How users of a group differ, and what to make of it; where users differ is said once."""
+    found, diagnosis = group_differences(combined), combined.groups.diagnosis
+    where = differing(found)
+    if where not in diagnosis:
+        return [differences_text(found, combined.n_groups), diagnosis]
+    same = [name for name, sd in found.items() if where and not sd]
+    return [f"{diagnosis} The same for all of them: {', '.join(same)}." if same else diagnosis]
 
 
 def _group_lines(combined: CombinedRound) -> str:

@@ -55,6 +55,31 @@ def test_fit_and_predict_in_pieces_and_in_memory_agree(command, tmp_path, table,
     assert not left
 
 
+def test_force_replaces_what_odcl_wrote_and_nothing_beside_it(command, tmp_path, table, engine):
+    fit = ("fit", table, *NAMED, *engine, "--holdout", 0, "--out", "run", "--force")
+    predict = ("predict", "run", table, *engine, "--out", "answers", "--force")
+    for _ in range(2):
+        assert command(*fit).code == command(*predict).code == 0
+    (tmp_path / "run/users/.DS_Store").touch()
+    users = sorted((tmp_path / "run/users").glob("part-*"))
+    for words, place, foreign in (
+        (fit, "run", "users/notes.txt"),
+        (fit, "run", f"users/{users[0].name}/mine"),
+        (predict, "answers", "notes.txt"),
+    ):
+        mine = tmp_path / place / foreign
+        if "part-" in foreign:
+            mine.parent.unlink()
+            mine.parent.mkdir()
+        mine.touch()
+        said = command(*words)
+        assert (said.code, said.out) == (2, "")
+        shown = foreign.removesuffix("/mine")
+        assert f"holds what odcl did not write (such as {shown!r})" in said.err
+        assert mine.exists()
+        mine.unlink()
+
+
 def test_a_run_of_pieces_assigns_and_diagnoses(command, tmp_path, table, engine):
     assert command("fit", table, *NAMED, *engine, "--holdout", 0, "--out", "run").code == 0
     new = sales(m=1, n=8, text=True).set_column(0, "store", pa.array(["new one"] * 8))

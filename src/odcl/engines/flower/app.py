@@ -41,7 +41,7 @@ def write_app(folder: str | os.PathLike[str], *, force: bool = False) -> Path:
         'result-dir = "result"': f"result-dir = {result}",
         "PACKAGE/": f"{package}/",
     }
-    own = (*FILES, package, "__pycache__")
+    own = (*FILES, f"{package}/", "__pycache__/")
     with atomic_folder(place, force=force, own=own) as new:
         (new / package).mkdir()
         (new / package / "__init__.py").touch()

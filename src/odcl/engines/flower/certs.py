@@ -18,7 +18,7 @@ from odcl.engines.files.names import check_site
 from odcl.files import atomic_folder
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-FILES = ("ca.crt", "ca.key", "server.pem", "server.key", "nodes")  # what stands in the folder
+FILES = ("ca.crt", "ca.key", "server.pem", "server.key", "nodes/")  # what stands in the folder
 _PRIVATE, _PUBLIC = 0o600, 0o644
 
 

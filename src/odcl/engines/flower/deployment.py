@@ -293,9 +293,6 @@ class Deployment:
             time.sleep(3.0)
         return now
 
-    def stop_run(self, run_id: int) -> None:
-        self.call("stop", str(run_id), CONNECTION)
-
     def run_log(self, run_id: int) -> str:
         """What the run's ServerApp printed and logged."""
         return subprocess.run(

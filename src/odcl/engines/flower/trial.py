@@ -24,7 +24,7 @@ from odcl.files import check_folder
 
 # What stands in the folder of a trial; whatever else does, is somebody's own.
 OWN = (
-    *(STATE, "certs", "data", "home", "logs", "models", "result", "result.arrived"),
+    *(STATE, "certs/", "data/", "home/", "logs/", "models/", "result/", "result.arrived/"),
     *(f"superlink.db{ending}" for ending in ("", "-shm", "-wal", "-journal")),
 )
 
