@@ -17,12 +17,13 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
 from odcl._typing import Floats, Ints
-from odcl.data.federation import positions
+from odcl.data.federation import as_ids, positions
 from odcl.engines.arrivals import SetAside, difference, naming_set_aside
 from odcl.engines.deliveries import LateUsers
 from odcl.engines.flower.arrived import Arrival, Arrived
 from odcl.engines.flower.outcome import Delivery, count
 from odcl.engines.flower.records import array_record
+from odcl.engines.flower.request import own_ids
 from odcl.engines.flower.result import SavedRun, add_late, open_result
 from odcl.engines.flower.strategy import ODCL, in_order, log
 from odcl.engines.flower.transport import wait_for_nodes
@@ -80,6 +81,7 @@ class LateODCL(ODCL):
         """Users of these nodes in the groups of the result."""
         arrived, model = self._arrived, self.saved.model
         arrived.settle()
+        self._recognise()
         for node, one in list(arrived.taken.items()):
             why = self._not_of_this_result(one.uploads, one.n_features)
             if why:
@@ -94,6 +96,30 @@ class LateODCL(ODCL):
         self._to_deliver = self._placed(arrived.taken.values())
         sizes = {"num-users": len(self.placed), "nodes-set-aside": len(arrived.aside)}
         return array_record({"centers": model.cluster_theta_}), MetricRecord(sizes)
+
+    def _recognise(self) -> None:
+        """Call users who are in the result as they are called there; others of that name are new.
+
+        A user of the result came from the same node, or sent the same numbers from another one.
+        """
+        sent, owner = self.saved.model.uploads_, self.saved.owner
+        users, known = self.saved.model.users_.tolist(), dict[Any, list[int]]()
+        for i, name in enumerate(own_ids(self.saved.model.users_).tolist()):
+            known.setdefault(name, []).append(i)
+        for node, one in self._arrived.taken.items():
+            called = one.uploads.users.tolist()
+            for i, name in enumerate(own_ids(one.uploads.users).tolist()):
+                there = known.get(name, [])
+                same = [j for j in there if sent is None or owner.get(users[j]) == node] or [
+                    j for j in there if not difference(one.uploads[i], sent[j], "float64")
+                ]
+                if same:
+                    there.remove(same[0])
+                    called[i] = users[same[0]]
+                elif name in known:
+                    called[i] = (node, name)
+            named = replace(one.uploads, users=as_ids(called))
+            self._arrived.taken[node] = replace(one, uploads=named)
 
     def _not_of_this_result(self, uploads: Uploads, n_features: int) -> str:
         """Why a node's uploads have no place in the result, or an empty string."""

@@ -12,7 +12,7 @@ from odcl._typing import Array, Bools, Floats
 from odcl.artifact.arrays import json_bytes
 from odcl.engines.arrivals import SetAside
 from odcl.engines.deliveries import mixture_parts, plain
-from odcl.engines.flower.request import Request, ids_to_text
+from odcl.engines.flower.request import Request, ids_to_text, own_ids
 from odcl.exchange.download import Downloads
 from odcl.exchange.ledger import Ledger, fedavg_exchange, ifca_exchange
 from odcl.exchange.upload import Uploads
@@ -63,7 +63,7 @@ class Delivery:
             if late.any() and self.distance is not None and self.none_of_these is not None:
                 arrays |= {"late": late, "distance": self.distance[at]}
                 arrays["none_of_these"] = self.none_of_these[at]
-            words = {"users": ids_to_text(own.users), "late": bool(late.any())}
+            words = {"users": ids_to_text(own_ids(own.users)), "late": bool(late.any())}
             yield node, arrays, {**shared, **words}
 
 

@@ -216,6 +216,7 @@ class ODCL(Strategy):
         if heard:
             log.info("%s of an interrupted run are there: it goes on.", count(heard, "upload"))
         there = wait_for_nodes(grid, self.nodes, self.wait, heard=heard, known=self._known())
+        self._arrived.gone = frozenset(heard - set(there))
         known = len(heard | set(there))
         if known < self.min_replies:
             raise ValueError(

@@ -19,7 +19,15 @@ from odcl.data.federation import as_ids, group_rows
 from odcl.engines.arrivals import MOST_SIZE, SetAside, expect_users
 from odcl.engines.files.envelope import Refused, refusing
 from odcl.engines.flower.records import arrays_of, config_of, content, metrics_of
-from odcl.engines.flower.request import Request, check_digest, ids_from_text, ids_to_text
+from odcl.engines.flower.request import (
+    Request,
+    check_digest,
+    copies,
+    ids_from_text,
+    ids_to_text,
+    own_ids,
+    within_nodes,
+)
 from odcl.engines.flower.rounds import ACTION, Round
 from odcl.engines.flower.transport import Reply, evaluate_message, train_message
 from odcl.local.rounds import Answers
@@ -37,7 +45,7 @@ def question(
     words = {**request.config(), "round": ask.words()}
     if labels is not None:
         arrays["labels"] = labels.astype(np.int64)
-        words["users"] = ids_to_text(users)
+        words["users"] = ids_to_text(own_ids(users))
     return content(arrays, words)
 
 
@@ -52,6 +60,11 @@ class NodeAnswer:
     replies: Floats | None  # (n_users, dim), gradients or models
     smoothness: Floats | None  # (n_users,)
     metrics: Mapping[str, float]
+
+    @property
+    def numbers(self) -> list[Array]:
+        """All that tells of the users' rows."""
+        return [a for a in (self.labels, self.risk, self.replies, self.smoothness) if a is not None]
 
 
 def read_answer(
@@ -175,7 +188,7 @@ class Talk:
         return asked
 
     def heard(self, replies: Iterable[Reply]) -> dict[int, NodeAnswer]:
-        """Answers by node, of those that can be taken; no user is in two of them."""
+        """Answers by node, of those that can be taken."""
         found: dict[int, NodeAnswer] = {}
         for reply in replies:
             if reply.message is None:
@@ -185,14 +198,13 @@ class Talk:
                 found[reply.node] = self._read(reply.node, reply.message)
             except Refused as error:
                 self._set_aside(reply.node, str(error))
-        owners: dict[Any, list[int]] = {}
-        for node, one in found.items():
-            for user in one.users.tolist():
-                owners.setdefault(user, []).append(node)
-        for user, nodes in owners.items():
-            for node in nodes if len(nodes) > 1 else ():
-                self._set_aside(node, f"user {user!r} is named by another node as well")
-                found.pop(node, None)
+        new = {node: one for node, one in found.items() if self._open[node].own is None}
+        told = {node: (one.users, 0.0, one.numbers) for node, one in new.items()}
+        for node, why in copies(told).items():
+            self._set_aside(node, why)
+            del found[node], new[node]
+        for node, users in within_nodes({n: one.users for n, one in new.items()}).items():
+            found[node] = replace(found[node], users=users)
         return {node: found[node] for node in sorted(found)}
 
     def _read(self, node: int, message: Message) -> NodeAnswer:
@@ -200,11 +212,12 @@ class Talk:
         if open_.own is None or open_.places is None:
             return read_answer(self.request, open_.ask, open_.shape, node, message)
         users, groups = open_.own
-        one = read_answer(self.request, open_.ask, open_.shape, node, message, users.tolist())
+        sent = own_ids(users).tolist()
+        one = read_answer(self.request, open_.ask, open_.shape, node, message, sent)
         with refusing():
             same = np.array_equal(one.labels, open_.places)
             expect(same, "it answers to other models than its users' own")
-        return replace(one, labels=groups)
+        return replace(one, users=users, labels=groups)
 
     def _set_aside(self, node: int, why: str) -> None:
         self.aside[node] = why
