@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from odcl._typing import Array, Bools, Floats, Ints
-from odcl.errors import InputError, Row, Setting, listing, show
+from odcl.errors import InputError, Row, Rule, Setting, listing, show
 
 # A number as pyarrow's CSV reader takes it: no thousands separators, a decimal point.
 _NUMBER = r"^\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*$"
@@ -231,7 +231,7 @@ def leave_out(name: str) -> tuple[str | Setting, ...]:
 def _check_finite(name: str, infinite: Bools) -> None:
     if infinite.any():
         raise InputError(
-            *(f"Column {name!r} is infinite in ", Row(int(infinite.argmax()) + 1)),
+            *(Rule(f"Column {name!r} is infinite"), " in ", Row(int(infinite.argmax()) + 1)),
             ", and no model can be fitted to that: correct the value or leave the row out.",
         )
 
@@ -246,36 +246,36 @@ def _not_numbers(column: pa.ChunkedArray, name: str, target: bool) -> InputError
         options = ("Choose a target that is a number, or say that it holds classes: ", classes, ".")
     if pa.types.is_temporal(kind):
         return InputError(
-            f"Column {name!r} holds dates or times ({kind}; row 1: {_first(column)}), and a model "
-            "needs numbers: turn it into one, e.g. days since a start, or the month. ",
+            Rule(f"Column {name!r} holds dates or times"),
+            f" ({kind}; row 1: {_first(column)}), and a model needs numbers: turn it into one, "
+            "e.g. days since a start, or the month. ",
             *options,
         )
     if pa.types.is_dictionary(kind):
-        return InputError(
-            f"Column {name!r} holds categories (row 1: {_first(column)}), not numbers. ", *options
-        )
+        seen = Rule(f"Column {name!r} holds categories")
+        return InputError(seen, f" (row 1: {_first(column)}), not numbers. ", *options)
     if not is_text(kind):
         return InputError(
-            f"Column {name!r} holds values of type {kind} (row 1: {_first(column)}), and a model "
-            "needs numbers: turn it into some, or ",
+            Rule(f"Column {name!r} holds values of type {kind}"),
+            f" (row 1: {_first(column)}), and a model needs numbers: turn it into some, or ",
             *leave_out(name),
         )
     if has_decimal_commas(column):
         return InputError(
-            f"Column {name!r} looks like numbers with decimal commas (row 1: {_first(column)}), "
-            "and numbers are written 3.14: put points for the commas (in pandas, read_csv with "
-            "decimal=',')."
+            Rule(f"Column {name!r} looks like numbers with decimal commas"),
+            f" (row 1: {_first(column)}), and numbers are written 3.14: put points for the commas "
+            "(in pandas, read_csv with decimal=',').",
         )
     is_number = pc.fill_null(pc.match_substring_regex(column, _NUMBER), True)
     row = pc.index(is_number, pa.scalar(False)).as_py()
     if row < 0:
         return InputError(
-            f"Column {name!r} holds numbers written as text (row 1: {_first(column)}): turn them "
-            "into numbers first. ",
+            Rule(f"Column {name!r} holds numbers written as text"),
+            f" (row 1: {_first(column)}): turn them into numbers first. ",
             *options,
         )
     return InputError(
-        *(f"Column {name!r} holds text where numbers are needed: ", Row(row + 1)),
+        *(Rule(f"Column {name!r} holds text where numbers are needed"), ": ", Row(row + 1)),
         f" has {show(column[row].as_py())} (numbers are written 1234.5, without separators). ",
         *options,
     )
@@ -295,8 +295,9 @@ def read_target(table: pa.Table, name: str, task: str, classes: tuple[Any, ...] 
     if task == "count" and wrong.any():
         row = int(wrong.argmax())
         raise InputError(
-            *(f"Target {name!r} is {values[row]:g} in ", Row(row + 1)),
-            ", and counts are 0, 1, 2, ...: correct it, or say that it is any number: ",
+            *(Rule(f"Target {name!r} is"), f" {values[row]:g} in ", Row(row + 1)),
+            Rule(", and counts are 0, 1, 2, ..."),
+            ": correct it, or say that it is any number: ",
             Setting("task", "regression"),
             ".",
         )

@@ -9,7 +9,7 @@ import numpy as np
 
 from odcl._typing import Bools
 from odcl.data.columns import Column, Keys, gaps
-from odcl.errors import InputError, Row, Setting
+from odcl.errors import InputError, Row, Rule, Setting
 
 
 def refuse_gaps(columns: Mapping[str, Column]) -> None:
@@ -97,8 +97,7 @@ def missing_error(
     if is_fit and name not in roles:  # at prediction the columns are given
         advice += [", or ", Setting("drop", [name]), " (do without the column)"]
     return InputError(
-        f"Column {name!r} {what} in ",
-        row,
+        *(Rule(f"Column {name!r} {what}"), " in ", row),
         f" (incomplete rows: {n_lacking} of {n_rows}{also}), and {why}. Say ",
         *advice,
         ".",

@@ -30,7 +30,7 @@ from odcl.data.design import UNSEEN, Design, are_keys, expect, key_positions
 from odcl.data.federation import Federation, distinct_integers, group_rows, row_order
 from odcl.data.gaps import usable_rows
 from odcl.data.tables import as_table
-from odcl.errors import InputError, Row, Setting, did_you_mean, listing, show
+from odcl.errors import InputError, Row, Rule, Setting, did_you_mean, listing, show
 
 MISSING = ("error", "drop", "mean")
 TASKS = ("regression", "classification", "count")
@@ -235,10 +235,10 @@ class TableSchema:
         if (classes < 0).any():
             row = int(rows[(classes < 0).argmax()])
             raise InputError(
-                f"Target {self.target!r} is {show(goal.values[goal.codes[row]])} in ",
-                Row(row + 1),
-                f", which is none of the classes: {listing(self.classes)}. Correct the row, or "
-                "leave it out.",
+                Rule(f"Target {self.target!r} is"),
+                *(f" {show(goal.values[goal.codes[row]])} in ", Row(row + 1)),
+                Rule(", which is none of the classes"),
+                f": {listing(self.classes)}. Correct the row, or leave it out.",
             )
         return classes
 
@@ -291,8 +291,8 @@ def check_columns(names: Iterable[str], columns: Sequence[str]) -> None:
     for name in names:
         if name not in columns:
             raise InputError(
-                f"Column {name!r} is not in the table{did_you_mean(name, columns)} "
-                f"Columns: {listing(columns)}."
+                Rule(f"Column {name!r} is not in the table"),
+                f"{did_you_mean(name, columns)} Columns: {listing(columns)}.",
             )
 
 

@@ -212,9 +212,9 @@ def bad_users(grid, node):
     return PARTS[grid.online[node].config["partition-id"]].users.tolist()
 
 
-def test_a_node_that_raises_is_set_aside_with_what_it_said():
+def test_a_node_that_raises_is_set_aside_and_what_it_said_stays_there():
     def load(context):
-        raise RuntimeError("the disk is gone")
+        raise RuntimeError("could not convert 'Mrs Smith' to a number")
 
     grid = grid_of(PARTS)
     grid.online[7] = Node(make_client_app(load))
@@ -222,16 +222,17 @@ def test_a_node_that_raises_is_set_aside_with_what_it_said():
     strategy.start(grid)
     (aside,) = strategy.outcome.set_aside
     assert str(aside) == (
-        "node 7 is set aside: its ClientApp raised an error (RuntimeError: the disk is gone)."
+        "node 7 is set aside: its ClientApp raised an error (Refused: RuntimeError, which the "
+        "node's log explains)."
     )
 
 
 def test_what_a_node_says_moves_no_cursor():
-    def load(context):
+    def app(message, context):
         raise RuntimeError("\x1b[2J" + "x" * 10_000)
 
     grid = grid_of(PARTS)
-    grid.online[7] = Node(make_client_app(load))
+    grid.online[7] = Node(app)
     strategy = ODCL()
     strategy.start(grid)
     (aside,) = strategy.outcome.set_aside

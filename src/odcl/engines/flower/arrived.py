@@ -7,6 +7,7 @@ distrust; once the result is written they are removed.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
 from collections import Counter
@@ -18,7 +19,7 @@ from pathlib import Path
 from flwr.app import Message
 
 from odcl.artifact.arrays import expect, is_count
-from odcl.engines.arrivals import SetAside, expect_users, from_wire, to_wire
+from odcl.engines.arrivals import expect_users, from_wire, to_wire
 from odcl.engines.files.envelope import (
     Refused,
     envelope_bytes,
@@ -26,15 +27,9 @@ from odcl.engines.files.envelope import (
     refusing,
     write_envelope,
 )
+from odcl.engines.flower.node import alike, within_nodes
 from odcl.engines.flower.records import arrays_of, config_of, metrics_of
-from odcl.engines.flower.request import (
-    Request,
-    check_digest,
-    copies,
-    ids_from_text,
-    ids_to_text,
-    within_nodes,
-)
+from odcl.engines.flower.request import Request, check_digest, ids_from_text, ids_to_text
 from odcl.engines.flower.transport import Reply
 from odcl.exchange.upload import Uploads
 
@@ -50,7 +45,20 @@ class Arrival:
     uploads: Uploads
     n_features: int
 
+    @property
+    def table(self) -> str:
+        """A digest that nodes share if they hold one table; of few rows, under the same ids.
 
+        Fewer rows of coarse columns may be alike by chance.
+        """
+        few = self.uploads.n_samples.sum() < NO_CHANCE
+        told = hashlib.sha256(ids_to_text(self.uploads.users).encode() if few else b"")
+        for array in self.uploads.to_arrays().values():
+            told.update(array.tobytes())
+        return told.hexdigest()
+
+
+NO_CHANCE = 50  # rows of a node
 MALFORMED = "its reply is malformed"
 
 
@@ -120,14 +128,11 @@ class Arrived:
                 self.set_aside(
                     node, f"it has {one.n_features} features, and most nodes have {common}"
                 )
-        sent = {node: one.uploads for node, one in self.taken.items()}
-        numbers = {
-            n: (u.users, float(u.n_samples.sum()), u.to_arrays().values()) for n, u in sent.items()
-        }
-        for node, why in copies(numbers).items():
+        for node, why in alike({node: one.table for node, one in self.taken.items()}):
             self.set_aside(node, why)
-        for node, users in within_nodes({n: sent[n].users for n in self.taken}).items():
-            self.taken[node] = replace(self.taken[node], uploads=replace(sent[node], users=users))
+        called = within_nodes({node: one.uploads.users for node, one in self.taken.items()})
+        for node, one in self.taken.items():
+            self.taken[node] = replace(one, uploads=replace(one.uploads, users=called[node]))
 
     def _make_way(self) -> None:
         """Drop uploads whose node is gone and whose users nodes of this run have all sent.
@@ -139,10 +144,6 @@ class Arrived:
         for node in self.gone:
             if named.issuperset(self.taken[node].uploads.users.tolist()):
                 self._forget(node)
-
-    def listed(self) -> tuple[SetAside, ...]:
-        """What was set aside, for people."""
-        return tuple(SetAside(f"node {n}", why) for n, why in sorted(self.aside.items()))
 
     # -- the disk ------------------------------------------------------------------------------
 

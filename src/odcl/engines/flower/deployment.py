@@ -246,14 +246,7 @@ class Deployment:
 
     def call(self, *words: str) -> dict[str, Any]:
         """One command of ``flwr``, its answer as JSON."""
-        done = subprocess.run(
-            [program("flwr"), *words, "--format", "json"],
-            env={**self.environment(self.home), processes.MARK: self.mark},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_CALL,
-        )
+        done = self._flwr(*words, "--format", "json")
         try:
             answer: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
         except ValueError:
@@ -293,19 +286,19 @@ class Deployment:
             time.sleep(3.0)
         return now
 
-    def stop_run(self, run_id: int) -> None:
-        self.call("stop", str(run_id), CONNECTION)
-
     def run_log(self, run_id: int) -> str:
         """What the run's ServerApp printed and logged."""
+        return self._flwr("log", str(run_id), CONNECTION, "--show").stdout
+
+    def _flwr(self, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [program("flwr"), "log", str(run_id), CONNECTION, "--show"],
+            [program("flwr"), *words],
             env={**self.environment(self.home), processes.MARK: self.mark},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=_CALL,
-        ).stdout
+        )
 
     def tail(self, name: str, lines: int = 5) -> str:
         """Where a program's log is, and its last lines."""

@@ -18,12 +18,12 @@ from flwr.serverapp import Grid
 
 from odcl._typing import Floats, Ints
 from odcl.data.federation import as_ids, positions
-from odcl.engines.arrivals import SetAside, difference, naming_set_aside
+from odcl.engines.arrivals import SetAside, difference, naming_set_aside, nodes_aside
 from odcl.engines.deliveries import LateUsers
 from odcl.engines.flower.arrived import Arrival, Arrived
+from odcl.engines.flower.node import own_ids
 from odcl.engines.flower.outcome import Delivery, count
 from odcl.engines.flower.records import array_record
-from odcl.engines.flower.request import own_ids
 from odcl.engines.flower.result import SavedRun, add_late, open_result
 from odcl.engines.flower.strategy import ODCL, in_order, log
 from odcl.engines.flower.transport import wait_for_nodes
@@ -81,14 +81,16 @@ class LateODCL(ODCL):
         """Users of these nodes in the groups of the result."""
         arrived, model = self._arrived, self.saved.model
         arrived.settle()
-        self._recognise()
         for node, one in list(arrived.taken.items()):
-            why = self._not_of_this_result(one.uploads, one.n_features)
+            why = f"it has {one.n_features} features, and the result {self.saved.n_features}"
+            if one.n_features == self.saved.n_features:
+                arrived.taken[node] = replace(one, uploads=self._named(node, one.uploads))
+                why = self._not_of_this_result(arrived.taken[node].uploads)
             if why:
                 arrived.set_aside(node, why)
                 log.warning("Node %d is set aside: %s", node, why)
         if self._asked and len(arrived.taken) < self.min_replies:
-            with naming_set_aside(arrived.listed()):
+            with naming_set_aside(nodes_aside(arrived.aside)):
                 raise ValueError(
                     f"{count(arrived.taken, 'late node')} can be served, and {self.min_replies} "
                     "should be: see why the others were set aside."
@@ -97,34 +99,21 @@ class LateODCL(ODCL):
         sizes = {"num-users": len(self.placed), "nodes-set-aside": len(arrived.aside)}
         return array_record({"centers": model.cluster_theta_}), MetricRecord(sizes)
 
-    def _recognise(self) -> None:
-        """Call users who are in the result as they are called there; others of that name are new.
+    def _named(self, node: int, uploads: Uploads) -> Uploads:
+        """Users of a late node as the result calls them.
 
-        A user of the result came from the same node, or sent the same numbers from another one.
+        Who has the name of another node's user there, and other rows, is a user of its own.
         """
-        sent, owner = self.saved.model.uploads_, self.saved.owner
-        users, known = self.saved.model.users_.tolist(), dict[Any, list[int]]()
-        for i, name in enumerate(own_ids(self.saved.model.users_).tolist()):
-            known.setdefault(name, []).append(i)
-        for node, one in self._arrived.taken.items():
-            called = one.uploads.users.tolist()
-            for i, name in enumerate(own_ids(one.uploads.users).tolist()):
-                there = known.get(name, [])
-                same = [j for j in there if sent is None or owner.get(users[j]) == node] or [
-                    j for j in there if not difference(one.uploads[i], sent[j], "float64")
-                ]
-                if same:
-                    there.remove(same[0])
-                    called[i] = users[same[0]]
-                elif name in known:
-                    called[i] = (node, name)
-            named = replace(one.uploads, users=as_ids(called))
-            self._arrived.taken[node] = replace(one, uploads=named)
+        known, sent, called = self.saved.owner, self.saved.model.uploads_, uploads.users.tolist()
+        place = positions(self.saved.model.users_, uploads.users)
+        for i, (name, at) in enumerate(zip(own_ids(uploads.users).tolist(), place, strict=True)):
+            other = at >= 0 and sent is not None and known.get(called[i]) != node
+            if (node, name) in known or (other and difference(uploads[i], sent[at], "float64")):
+                called[i] = (node, name)
+        return replace(uploads, users=as_ids(called))
 
-    def _not_of_this_result(self, uploads: Uploads, n_features: int) -> str:
+    def _not_of_this_result(self, uploads: Uploads) -> str:
         """Why a node's uploads have no place in the result, or an empty string."""
-        if n_features != self.saved.n_features:
-            return f"it has {n_features} features, and the result {self.saved.n_features}"
         sent, at = self.saved.model.uploads_, positions(self.saved.model.users_, uploads.users)
         if (at >= 0).any() and sent is None:
             return "it is of the run, whose uploads were too large to keep: run it anew"
@@ -146,11 +135,9 @@ class LateODCL(ODCL):
         before = set(self.saved.late_users)
         late = new | np.array([user in before for user in uploads.users.tolist()])
         given: list[tuple[Downloads, Ints]] = []
-        distance, none = np.full(len(uploads), np.nan), np.zeros(len(uploads), dtype=bool)
         if late.any():
             who = np.flatnonzero(late)
             found = self._late(uploads.take(who))
-            distance[who], none[who] = found.distance, found.none_of_these
             given.append((found.downloads, who))
             ids = uploads.users.tolist()
             pairs = zip(who.tolist(), found.found, strict=True)
@@ -160,8 +147,7 @@ class LateODCL(ODCL):
             given.append((self._members(uploads.users[~late]), np.flatnonzero(~late)))
         return Delivery(
             _in_order(given, uploads),
-            *(model.n_clusters_, model.rule_, model.reason_, model.mixture_),
-            *(late, distance, none),
+            *(model.n_clusters_, model.reason_, model.mixture_, late),
         )
 
     def _members(self, users: Any) -> Downloads:
@@ -235,7 +221,7 @@ class LateODCL(ODCL):
         assert self.result_dir is not None
         add_late(
             *(self.result_dir, self.placed, self._receivers(), self._got),
-            set_aside=self._arrived.listed(),
+            set_aside=nodes_aside(self._arrived.aside),
         )
         log.info("%s in %s now.", count(self.placed, "new user"), self.result_dir)
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -19,7 +18,7 @@ from odcl.artifact.arrays import (
     json_bytes,
     parse_json,
 )
-from odcl.data.federation import as_ids, owner_ids
+from odcl.data.federation import owner_ids
 from odcl.engines.arrivals import Agreed
 from odcl.engines.files.envelope import Refused
 from odcl.engines.flower.bare import MOST_BARE, BareAgreed
@@ -158,49 +157,3 @@ def ids_from_text(text: Any) -> Array:
     expect(len(ids) == len(listed), "an id is not one value")
     expect(len(set(ids.tolist())) == len(ids), "it names a user twice")
     return ids
-
-
-def within_nodes(named: Mapping[int, Array]) -> dict[int, Array]:
-    """Users by node as the server calls them: (node, id) where several nodes use an id.
-
-    Users are their node's own, as by file, where they are (site, number): wards W0 of two nodes are
-    two users. An id that is a tuple always gets its node, so that no node can name another's user.
-    """
-    used = Counter(user for users in named.values() for user in users.tolist())
-    return {
-        node: as_ids(
-            [(node, u) if used[u] > 1 or isinstance(u, tuple) else u for u in users.tolist()]
-        )
-        for node, users in named.items()
-    }
-
-
-def own_ids(users: Array) -> Array:
-    """The way back: ids as the users' own node sent them."""
-    return as_ids([user[1] if isinstance(user, tuple) else user for user in users.tolist()])
-
-
-# Two honest nodes with fewer rows may send the same numbers by chance, if their columns are coarse.
-_NO_CHANCE = 50
-
-
-def copies(sent: Mapping[int, tuple[Array, float, Iterable[Array]]]) -> dict[int, str]:
-    """Nodes that hold one table, each with the reason why it is set aside.
-
-    ``sent`` holds ids, rows in all and numbers of each node. With few rows the ids must agree, too.
-    """
-    alike: dict[str, list[int]] = {}
-    for node, (users, rows, arrays) in sent.items():
-        told = hashlib.sha256(b"" if rows >= _NO_CHANCE else ids_to_text(users).encode())
-        for array in arrays:
-            told.update(array.tobytes())
-        alike.setdefault(told.hexdigest(), []).append(node)
-    found = {}
-    for nodes in alike.values():
-        for node in nodes if len(nodes) > 1 else ():
-            others = " and ".join(f"node {n}" for n in nodes if n != node)
-            found[node] = (
-                f"it sends the same numbers as {others}: one table on two nodes would count twice. "
-                "Give each node its own, and run it again"
-            )
-    return found

@@ -11,25 +11,18 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from flwr.app import Message, RecordDict
+from flwr.app import Message, MessageType, RecordDict
 
 from odcl._typing import Array, Floats, Ints
 from odcl.artifact.arrays import ArraySpec, expect
 from odcl.data.federation import as_ids, group_rows
-from odcl.engines.arrivals import MOST_SIZE, SetAside, expect_users
+from odcl.engines.arrivals import MOST_SIZE, expect_users
 from odcl.engines.files.envelope import Refused, refusing
+from odcl.engines.flower.node import alike, own_ids, within_nodes
 from odcl.engines.flower.records import arrays_of, config_of, content, metrics_of
-from odcl.engines.flower.request import (
-    Request,
-    check_digest,
-    copies,
-    ids_from_text,
-    ids_to_text,
-    own_ids,
-    within_nodes,
-)
+from odcl.engines.flower.request import Request, check_digest, ids_from_text, ids_to_text
 from odcl.engines.flower.rounds import ACTION, Round
-from odcl.engines.flower.transport import Reply, evaluate_message, train_message
+from odcl.engines.flower.transport import Reply, message_to
 from odcl.local.rounds import Answers
 
 log = logging.getLogger("flwr")
@@ -62,9 +55,10 @@ class NodeAnswer:
     metrics: Mapping[str, float]
 
     @property
-    def numbers(self) -> list[Array]:
-        """All that tells of the users' rows."""
-        return [a for a in (self.labels, self.risk, self.replies, self.smoothness) if a is not None]
+    def table(self) -> tuple[str, ...]:
+        """What nodes share if they hold one table."""
+        numbers = (a for a in (self.risk, self.replies, self.smoothness) if a is not None)
+        return ids_to_text(self.users), *(a.tobytes().hex() for a in numbers)
 
 
 def read_answer(
@@ -170,7 +164,7 @@ class Talk:
         ``own``: node -> (its users' ids, their groups). Such a node is sent the models of these
         groups and no other. ``last``: nodes keep what comes.
         """
-        make = evaluate_message if last else train_message
+        kind = f"{MessageType.EVALUATE if last else MessageType.TRAIN}.{ACTION}"
         self._open, asked = {}, []
         for node in nodes:
             if node in self.aside:
@@ -184,7 +178,7 @@ class Talk:
             for name, value in (more or {}).items():
                 records["config"].setdefault(name, value)
             self._open[node] = _Open(ask, sent.shape, None if own is None else own[node], places)
-            asked.append(make(node, records, self.timeout, str(ask.number), ACTION))
+            asked.append(message_to(node, kind, records, self.timeout, ask.number))
         return asked
 
     def heard(self, replies: Iterable[Reply]) -> dict[int, NodeAnswer]:
@@ -198,12 +192,11 @@ class Talk:
                 found[reply.node] = self._read(reply.node, reply.message)
             except Refused as error:
                 self._set_aside(reply.node, str(error))
-        new = {node: one for node, one in found.items() if self._open[node].own is None}
-        told = {node: (one.users, 0.0, one.numbers) for node, one in new.items()}
-        for node, why in copies(told).items():
+        for node, why in alike({node: one.table for node, one in found.items()}):
             self._set_aside(node, why)
-            del found[node], new[node]
-        for node, users in within_nodes({n: one.users for n, one in new.items()}).items():
+            del found[node]
+        new = {n: one.users for n, one in found.items() if self._open[n].own is None}
+        for node, users in within_nodes(new).items():
             found[node] = replace(found[node], users=users)
         return {node: found[node] for node in sorted(found)}
 
@@ -222,7 +215,3 @@ class Talk:
     def _set_aside(self, node: int, why: str) -> None:
         self.aside[node] = why
         log.warning("Node %d is set aside: %s", node, why)
-
-    def listed(self) -> tuple[SetAside, ...]:
-        """What was set aside, for people."""
-        return tuple(SetAside(f"node {n}", why) for n, why in sorted(self.aside.items()))
