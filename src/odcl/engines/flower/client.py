@@ -84,7 +84,7 @@ def make_client_app(
         return data, request.agreed(n), outside(data.train.users, context)
 
     @app.train()
-    @no_values()
+    @no_values
     def train(message: Message, context: Context) -> Message:
         request = asked(message)
         data, agreed, called = rows_of(context, request)
@@ -100,7 +100,7 @@ def make_client_app(
         return Message(content(arrays, words, sizes), reply_to=message)
 
     @app.evaluate()
-    @no_values()
+    @no_values
     def evaluate(message: Message, context: Context) -> Message:
         request = asked(message)
         data, agreed, called = rows_of(context, request)

@@ -17,7 +17,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -88,8 +87,7 @@ class Deployment:
         """
         place = Path(folder).resolve()
         place.mkdir(mode=0o700, exist_ok=True)
-        (port,) = free_ports(1)
-        made = cls(place, processes.new_mark(), port, simulation)
+        made = cls(place, processes.new_mark(), free_port(), simulation)
         if not simulation:
             make_certificates(place / "certs", sites)
         made.logs.mkdir(mode=0o700)
@@ -211,13 +209,13 @@ class Deployment:
         """Start a site's SuperNode, with a home and a port of its own."""
         home = self.home / site
         self._write_home(home)
-        (port,) = free_ports(1)
         command = [
             program("flower-supernode"),
             *("--superlink", self.address, "--max-wait-time", "600"),
             *("--root-certificates", str(self.certificates.authority)),
             *("--auth-supernode-private-key", str(self.certificates.node_key(site))),
-            *("--host", "127.0.0.1", "--port", str(port), "--node-config", toml_pairs(config)),
+            *("--host", "127.0.0.1", "--port", str(free_port())),
+            *("--node-config", toml_pairs(config)),
         ]
         self._start(site, command, home)
 
@@ -341,15 +339,11 @@ def program(name: str) -> str:
     return found
 
 
-def free_ports(n: int) -> list[int]:
-    """Ports of this machine that nobody listens on; all held at once, so that none comes twice."""
-    with ExitStack() as stack:
-        found = []
-        for _ in range(n):
-            one = stack.enter_context(socket.socket())
-            one.bind(("127.0.0.1", 0))
-            found.append(one.getsockname()[1])
-        return found
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
 
 
 def toml_pairs(config: Mapping[str, Any]) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hmac
 import os
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 
-from flwr.app import Context
+from flwr.app import Context, Message
 
 from odcl._typing import Array
 from odcl.data.federation import as_ids
@@ -19,6 +19,7 @@ from odcl.engines.flower.request import ids_to_text
 from odcl.errors import InputError
 from odcl.files import locked, read_regular
 
+Answer = Callable[[Message, Context], Message]  # of a ClientApp
 KEY, _BYTES = "odcl-names.key", 32
 _DIGITS = 16  # of a digest: of ten million users, two share one with a chance of 3e-6
 
@@ -44,16 +45,21 @@ def outside(users: Array, context: Context) -> Array:
     return as_ids([hmac.digest(key, text, "sha256").hex()[:_DIGITS] for text in texts])
 
 
-@contextmanager
-def no_values() -> Iterator[None]:
+def no_values(answer: Answer) -> Answer:
     """Let the rule that rows broke leave the node, and no more; its own log has all of it.
 
     A :class:`Refused` speaks of what the server sent or how the app is set up, and may leave.
     """
-    try:
-        yield
-    except Refused:
-        raise
-    except Exception as error:
-        rule = error.rule if isinstance(error, InputError) else ""
-        raise Refused(rule or f"{type(error).__name__}, which the node's log explains") from error
+
+    @wraps(answer)
+    def guarded(message: Message, context: Context) -> Message:
+        try:
+            return answer(message, context)
+        except Refused:
+            raise
+        except Exception as error:
+            rule = error.rule if isinstance(error, InputError) else ""
+            seen = f"{type(error).__name__}, which the node's log explains"
+            raise Refused(rule or seen) from error
+
+    return guarded

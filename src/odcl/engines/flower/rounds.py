@@ -130,12 +130,12 @@ def add_rounds(
         return _Answered(reply, data.train.users, found, request)
 
     @app.train(ACTION)
-    @no_values()
+    @no_values
     def train(message: Message, context: Context) -> Message:
         return answers(message, context, scored=False).reply
 
     @app.evaluate(ACTION)
-    @no_values()
+    @no_values
     def evaluate(message: Message, context: Context) -> Message:
         done = answers(message, context, scored=True)
         if on_model is not None:
