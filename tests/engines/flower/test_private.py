@@ -104,6 +104,14 @@ def test_a_key_is_made_once_for_its_owner_alone_and_digests_stay(home):
     assert not set(strategy.outcome.uploads.users.tolist()) & set(called[0])
 
 
+def test_nothing_leaves_under_a_key_that_is_cut_off(home):
+    home.mkdir()
+    (home / KEY).touch(mode=0o600)
+    with pytest.raises(ValueError, match="0 replies can be taken") as error:
+        ODCL().start(private(grid_of(PARTS)))
+    assert "ValueError, which the node's log explains" in error.value.__notes__[0]
+
+
 def test_an_interrupted_run_goes_on_under_the_same_digests(tmp_path, monkeypatch):
     run, got = tmp_path / "run", {}
     grid = private(grid_of(PARTS, got))

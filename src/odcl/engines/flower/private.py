@@ -41,6 +41,8 @@ def outside(users: Array, context: Context) -> Array:
         if not path.exists():
             write_new(path, secrets.token_bytes(_BYTES), 0o600)
         key = read_regular(path, most=_BYTES)
+    if len(key) < _BYTES:  # anybody could try out names under it
+        raise ValueError(f"{path} is cut off: put it back from a copy, or remove it.")
     texts = (ids_to_text(users[i : i + 1]).encode() for i in range(len(users)))
     return as_ids([hmac.digest(key, text, "sha256").hex()[:_DIGITS] for text in texts])
 
