@@ -29,6 +29,10 @@ class Row(NamedTuple):
         return f"row {self.number}{f' of {self.file}' * bool(self.file)}"
 
 
+class Rule(str):
+    """A text that says what is wrong, and holds no value of a row and no name of a user."""
+
+
 class InputError(ValueError):
     """Input that cannot be used. Its message is made of texts, of rows, and of settings to try.
 
@@ -56,6 +60,11 @@ class InputError(ValueError):
 
         parts = self.args
         return InputError(*(placed(p) if isinstance(p, Row) and not p.file else p for p in parts))
+
+    @property
+    def rule(self) -> str:
+        """What may be told of it where nobody may see the rows."""
+        return " ... ".join(p.strip(" ,:") for p in self.args if isinstance(p, Rule))
 
     def __str__(self) -> str:
         return self.in_words(str)

@@ -25,13 +25,13 @@ def run(options: Namespace) -> None:
     from odcl.report.text import table
 
     found = Deployment.read(options.dir)
-    answers = found.answers()
+    answers, running = found.answers(), found.processes()
     online = set(found.online()) if answers else set()
     rows = []
     for name, process in found.known.items():
         is_well = answers if name == "superlink" else name in online
         state = "connected" if is_well else "not connected"
-        rows.append((name, str(process.pid), state if process.runs else "ended"))
+        rows.append((name, str(process.pid), state if process in running else "ended"))
     print(table(("process", "pid", "state"), rows))
     if answers:
         print()

@@ -119,6 +119,7 @@ def _roles(options: Namespace) -> dict[str, Any]:
 def _config(options: Namespace, first: Path) -> dict[str, Any]:
     """What the run is told: which columns are what, and how long it may take."""
     from odcl.data.tables import read_column_names
+    from odcl.engines.flower.app import app_config
 
     roles = {**_STORES, **_roles(options)}
     columns = read_column_names(first)
@@ -126,7 +127,10 @@ def _config(options: Namespace, first: Path) -> dict[str, Any]:
     others = [name for name in columns if name not in roles.values()]
     known = roles.pop("features", None) or ",".join(others)
     named = ",".join(features) if features else known
-    return {**roles, "features": named, "timeout": options.timeout}
+    told = {**roles, "features": named, "timeout": options.timeout}
+    if not options.data and (options.app is None or "names" in app_config(options.app)):
+        told["names"] = "plain"  # made stores are nobody's
+    return told
 
 
 def _print(trial: Any, options: Namespace) -> None:

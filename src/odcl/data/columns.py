@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from odcl._typing import Array, Bools, Floats, Ints
-from odcl.errors import InputError, Row, Setting, listing, show
+from odcl.errors import InputError, Row, Rule, Setting, listing, show
 
 # A number as pyarrow's CSV reader takes it: no thousands separators, a decimal point.
 NUMBER = r"^\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*$"
@@ -235,7 +235,7 @@ def leave_out(name: str) -> tuple[str | Setting, ...]:
 def _check_finite(name: str, infinite: Bools) -> None:
     if infinite.any():
         raise InputError(
-            *(f"Column {name!r} is infinite in ", Row(int(infinite.argmax()) + 1)),
+            *(Rule(f"Column {name!r} is infinite"), " in ", Row(int(infinite.argmax()) + 1)),
             ", and no model can be fitted to that: correct the value or leave the row out.",
         )
 
@@ -252,29 +252,29 @@ def not_numbers(table: pa.Table, names: Sequence[str], *, target: bool = False) 
     return InputError(*seen, *as_levels, Setting("drop", list(names)), ".")
 
 
-def _seen(column: pa.ChunkedArray, name: str) -> tuple[str | Row, ...]:
+def _seen(column: pa.ChunkedArray, name: str) -> tuple[str | Row | Rule, ...]:
     """A sentence on what a column holds in place of numbers."""
     kind, first = column.type, f"row 1: {_first(column)}"
     if pa.types.is_temporal(kind):
-        told = (
-            f"holds dates or times ({kind}; {first}), and a model needs numbers: turn it into one"
-        )
-        return (f"Column {name!r} {told}, e.g. days since a start, or the month.",)
+        told = f" ({kind}; {first}), and a model needs numbers: turn it into one"
+        rule = Rule(f"Column {name!r} holds dates or times")
+        return (rule, f"{told}, e.g. days since a start, or the month.")
     if not is_text(kind):
         what = "categories" if pa.types.is_dictionary(kind) else f"values of type {kind}"
-        return (f"Column {name!r} holds {what} ({first}), not numbers.",)
+        return (Rule(f"Column {name!r} holds {what}"), f" ({first}), not numbers.")
     if has_decimal_commas(column):
         told = (
-            f"looks like numbers with decimal commas ({first}), and numbers are written 3.14: put"
+            f" ({first}), and numbers are written 3.14: put points for the commas (in pandas, "
+            "read_csv with decimal=',')."
         )
-        return (f"Column {name!r} {told} points (in pandas, read_csv with decimal=',').",)
+        return (Rule(f"Column {name!r} looks like numbers with decimal commas"), told)
     is_number = pc.fill_null(pc.match_substring_regex(column, NUMBER), True)
     row = pc.index(is_number, pa.scalar(False)).as_py()
     if row < 0:
-        told = f"holds numbers written as text ({first}): turn them into numbers first."
-        return (f"Column {name!r} {told}",)
+        told = f" ({first}): turn them into numbers first."
+        return (Rule(f"Column {name!r} holds numbers written as text"), told)
     return (
-        *(f"Column {name!r} holds text where numbers are needed: ", Row(row + 1)),
+        *(Rule(f"Column {name!r} holds text where numbers are needed"), ": ", Row(row + 1)),
         f" has {show(column[row].as_py())} (numbers are written 1234.5, without separators).",
     )
 
@@ -293,8 +293,9 @@ def read_target(table: pa.Table, name: str, task: str, classes: tuple[Any, ...] 
     if task == "count" and wrong.any():
         row = int(wrong.argmax())
         raise InputError(
-            *(f"Target {name!r} is {values[row]:g} in ", Row(row + 1)),
-            ", and counts are 0, 1, 2, ...: correct it, or say that it is any number: ",
+            *(Rule(f"Target {name!r} is"), f" {values[row]:g} in ", Row(row + 1)),
+            Rule(", and counts are 0, 1, 2, ..."),
+            ": correct it, or say that it is any number: ",
             Setting("task", "regression"),
             ".",
         )

@@ -10,7 +10,7 @@ import numpy as np
 from odcl._typing import Bools
 from odcl.data.columns import Column, Keys, gaps
 from odcl.data.federation import as_ids
-from odcl.errors import InputError, Row, Setting, listing
+from odcl.errors import InputError, Row, Rule, Setting, listing
 
 
 def refuse_gaps(columns: Mapping[Any, Column], *, fitting: bool = False) -> None:
@@ -107,8 +107,7 @@ def missing_error(
         many = "s" * (len(spare) > 1)
         advice += [", or ", Setting("drop", spare), f" (do without the column{many})"]
     return InputError(
-        f"Column {name!r} {what} in ",
-        row,
+        *(Rule(f"Column {name!r} {what}"), " in ", row),
         f" (incomplete rows: {n_lacking} of {n_rows}{also}), and {why}. Say ",
         *advice,
         ".",

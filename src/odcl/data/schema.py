@@ -33,7 +33,7 @@ from odcl.data.federation import Federation, distinct_integers, group_rows, row_
 from odcl.data.gaps import usable_rows
 from odcl.data.tables import as_table
 from odcl.data.unnamed import looks_at, settle
-from odcl.errors import InputError, Row, Setting, did_you_mean, listing, show
+from odcl.errors import InputError, Row, Rule, Setting, did_you_mean, listing, show
 
 MISSING = ("error", "drop", "mean")
 TASKS = ("regression", "classification", "count")
@@ -242,10 +242,10 @@ class TableSchema:
         if (classes < 0).any():
             row = int(rows[(classes < 0).argmax()])
             raise InputError(
-                f"Target {self.target!r} is {show(goal.values[goal.codes[row]])} in ",
-                Row(row + 1),
-                f", which is none of the classes: {listing(self.classes)}. Correct the row, or "
-                "leave it out.",
+                Rule(f"Target {self.target!r} is"),
+                *(f" {show(goal.values[goal.codes[row]])} in ", Row(row + 1)),
+                Rule(", which is none of the classes"),
+                f": {listing(self.classes)}. Correct the row, or leave it out.",
             )
         return classes
 
@@ -297,10 +297,10 @@ def check_columns(names: Iterable[str], columns: Sequence[str]) -> None:
     """Refuse names that are not among ``columns``, with the nearest to one that is not."""
     lacking = [name for name in dict.fromkeys(names) if name not in columns]
     if lacking:
-        some = f"Column {lacking[0]!r} is not in the table{did_you_mean(lacking[0], columns)}"
+        some, near = f"Column {lacking[0]!r} is not", did_you_mean(lacking[0], columns)
         if len(lacking) > 1:
-            some = f"Columns {listing(lacking)} are not in the table."
-        raise InputError(f"{some} Columns: {listing(columns)}.")
+            some, near = f"Columns {listing(lacking)} are not", "."
+        raise InputError(Rule(f"{some} in the table"), f"{near} Columns: {listing(columns)}.")
 
 
 def read_columns(

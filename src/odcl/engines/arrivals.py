@@ -233,6 +233,11 @@ class SetAside:
         return ended(f"{self.name} is set aside: {self.reason}")
 
 
+def nodes_aside(why: Mapping[int, str]) -> tuple[SetAside, ...]:
+    """Nodes of Flower's that are not taken, by number, for people."""
+    return tuple(SetAside(f"node {node}", reason) for node, reason in sorted(why.items()))
+
+
 @contextmanager
 def naming_set_aside(set_aside: Iterable[SetAside]) -> Iterator[None]:
     """Where too little is left for a round, its refusal says what was set aside, and why."""

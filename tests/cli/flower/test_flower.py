@@ -9,6 +9,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from odcl.engines.flower.deployment import Deployment, toml_pairs
@@ -141,6 +142,34 @@ def test_up_runs_a_new_app_on_nodes_status_tells_and_down_ends_it_all(command, f
     assert command("flower", "down", "trial").out == "Nothing was running.\n"
     assert command("flower", "status", "trial").out.count("ended") == 3
     assert command("predict", "trial/result", "trial/data/site-1.csv", "-q").code == 0
+
+
+def test_up_on_own_tables_prints_names_that_the_server_does_not_know(command, flower):
+    """Two sites whose wards have the same names."""
+    from odcl.data.stores import store_tables
+    from odcl.data.write import write_table
+
+    stores = store_tables(0)[0]
+    owner = np.unique(stores["store"], return_inverse=True)[1]
+    for i, site in enumerate(("north", "south")):
+        rows = owner % 2 == i
+        table = {name: np.asarray(column)[rows] for name, column in stores.items()}
+        write_table(
+            f"{site}.csv", table | {"store": np.array([f"W{n // 2:02d}" for n in owner[rows]])}
+        )
+    tables = ("--data", "north.csv", "--data", "south.csv", "--user", "store", "--target", "sales")
+    try:
+        said = command("flower", "up", "trial", *tables)
+        assert said.code == 0, said.err
+        assert "2 nodes with 60 users" in said.out
+        assert "W00, " in said.out
+        sizes = [line.split()[2:4] for line in said.out.splitlines() if line.startswith("group ")]
+        assert [sum(map(int, column)) for column in zip(*sizes, strict=True)] == [60, 1573]
+        assert "W0" not in Path("trial/result/assignment.csv").read_text()
+        assert "W0" in Path("trial/models/south.csv").read_text()
+    finally:
+        command("flower", "down", "trial")
+    assert nothing_runs("trial")
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])

@@ -14,6 +14,7 @@ pytest.importorskip("flwr", reason="Flower is not installed here: it has its own
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
 from odcl import Method, Risk, fit
+from odcl.data.federation import Federation
 from odcl.engines.flower import ODCL, make_client_app
 from odcl.engines.flower import transport as looks
 from odcl.engines.flower.records import array_record
@@ -211,9 +212,9 @@ def bad_users(grid, node):
     return PARTS[grid.online[node].config["partition-id"]].users.tolist()
 
 
-def test_a_node_that_raises_is_set_aside_with_what_it_said():
+def test_a_node_that_raises_is_set_aside_and_what_it_said_stays_there():
     def load(context):
-        raise RuntimeError("the disk is gone")
+        raise RuntimeError("could not convert 'Mrs Smith' to a number")
 
     grid = grid_of(PARTS)
     grid.online[7] = Node(make_client_app(load))
@@ -221,16 +222,17 @@ def test_a_node_that_raises_is_set_aside_with_what_it_said():
     strategy.start(grid)
     (aside,) = strategy.outcome.set_aside
     assert str(aside) == (
-        "node 7 is set aside: its ClientApp raised an error (RuntimeError: the disk is gone)."
+        "node 7 is set aside: its ClientApp raised an error (Refused: RuntimeError, which the "
+        "node's log explains)."
     )
 
 
 def test_what_a_node_says_moves_no_cursor():
-    def load(context):
+    def app(message, context):
         raise RuntimeError("\x1b[2J" + "x" * 10_000)
 
     grid = grid_of(PARTS)
-    grid.online[7] = Node(make_client_app(load))
+    grid.online[7] = Node(app)
     strategy = ODCL()
     strategy.start(grid)
     (aside,) = strategy.outcome.set_aside
@@ -352,16 +354,67 @@ def test_nodes_that_connect_while_the_round_is_open_are_asked_as_well(clock):
     assert last in strategy.outcome.nodes
 
 
-def test_a_user_that_two_nodes_name_is_nobodys():
+@pytest.mark.parametrize("names", ["the same", "others"])
+def test_one_table_on_two_nodes_counts_for_neither_and_the_others_go_on(names):
     parts = parts_of(ROWS, 4)
-    parts[1] = parts[0]
-    strategy = ODCL()
-    strategy.start(grid_of(parts))
-    assert len(strategy.outcome.set_aside) == 2
-    assert all("is named by node" in one.reason for one in strategy.outcome.set_aside)
+    parts[1] = parts[0] if names == "the same" else replace(parts[0], users=np.array([*"xyz"]))
+    strategy, grid = ODCL(), grid_of(parts)
+    strategy.start(grid)
+    first, second = [n for n, one in grid.online.items() if one.config["partition-id"] < 2]
+    reasons = {one.name: one.reason for one in strategy.outcome.set_aside}
+    assert reasons.keys() == {f"node {first}", f"node {second}"}
+    assert f"the same numbers as node {second}" in reasons[f"node {first}"]
     assert strategy.outcome.uploads.users.tolist() == sorted(
         [*parts[2].users.tolist(), *parts[3].users.tolist()]
     )
+
+
+def test_few_rows_of_coarse_columns_may_be_alike_by_chance():
+    """A yes and a no: two users of two nodes, not one table twice."""
+    X, y = np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]), np.array([0.0, 1.0])
+    strategy = ODCL()
+    strategy.start(grid_of([*PARTS, {"a": (X, y)}, {"b": (X, y)}]))
+    assert strategy.outcome.set_aside == ()
+    assert len(strategy.outcome.uploads) == 14
+
+
+WARDS = [replace(part, users=np.array(["W0", "W1", "W2"])) for part in PARTS]
+
+
+@pytest.mark.parametrize("method", ["default", Method.paper(n_clusters=2)], ids=str)
+def test_wards_of_the_same_name_on_every_node_are_users_of_their_own(method):
+    got = {}
+    grid = grid_of(WARDS)
+    for number, node in grid.online.items():
+        part = WARDS[node.config["partition-id"]]
+        node.app = make_client_app(
+            lambda _, part=part: part, on_model=lambda m, _, n=number: got.update({n: m})
+        )
+    strategy = ODCL("squared", method)
+    strategy.start(grid)
+    assert strategy.outcome.set_aside == strategy.outcome.undelivered == ()
+    ids = np.empty(12, dtype=object)
+    order = sorted(grid.online, key=str)
+    ids[:] = [(node, f"W{i}") for node in order for i in range(3)]
+    whole = [WARDS[grid.online[node].config["partition-id"]] for node in order]
+    X, y = np.vstack([part.X for part in whole]), np.concatenate([part.y for part in whole])
+    same = fit(Federation(X, y, np.arange(13) * 30, ids), "squared", method)
+    assert_array_equal(np.concatenate([got[node].models for node in order]), same.models)
+    assert all(found.users.tolist() == ["W0", "W1", "W2"] for found in got.values())
+
+
+def test_no_node_can_name_another_ones_user():
+    """The server's own name for a ward of another node, sent by a stranger, is the stranger's."""
+    grid = grid_of([*WARDS[:3], *PARTS[3:]])
+    victim = next(n for n, one in grid.online.items() if one.config["partition-id"] == 0)
+    bad = next(n for n, one in grid.online.items() if one.config["partition-id"] == 3)
+    stolen = f'[{{"tuple": [{victim}, "W0"]}}, "W0", "a"]'
+    grid.online[bad].spoil = words_changed(users=stolen)
+    strategy = ODCL()
+    strategy.start(grid)
+    assert strategy.outcome.set_aside == ()
+    assert len(strategy.outcome.uploads) == 12
+    assert [one.name for one in strategy.outcome.undelivered] == [f"node {bad}"]
 
 
 def test_features_are_those_that_most_nodes_have_or_those_that_are_named():

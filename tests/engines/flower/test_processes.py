@@ -94,6 +94,27 @@ def test_a_number_given_to_another_process_is_not_the_process_that_was_known(mar
         stranger.wait()
 
 
+@pytest.mark.parametrize("place", ["/proc", "nowhere"])
+def test_a_process_without_the_mark_is_left_alone_whatever_the_state_file_says(
+    place, monkeypatch, mark, tmp_path
+):
+    """Numbers and starts may agree by chance, after a reboot as before it: the mark decides."""
+    if place == "nowhere":
+        if shutil.which("ps") is None:
+            pytest.skip("no ps here")
+        monkeypatch.setattr(processes, "_PROC", tmp_path / place)
+    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        known = Process(stranger.pid, processes._started(stranger.pid))
+        assert known.runs
+        assert belonging(mark, [known]) == []
+        assert end(mark, [known], grace=0.2) == 0
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
 def test_waiting_ends_when_time_is_up_and_says_so():
     began = time.monotonic()
     assert not wait_until(lambda: False, 0.1)

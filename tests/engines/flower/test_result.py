@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -237,6 +238,31 @@ def test_nodes_with_other_ids_take_the_place_of_their_earlier_uploads(tmp_path, 
     assert_array_equal(models_of(got, ROWS.users), fit(ROWS).models)
 
 
+def test_a_simulation_with_another_number_of_nodes_counts_every_user_once(tmp_path, monkeypatch):
+    run, got = tmp_path / "run", {}
+    with monkeypatch.context() as patch:
+        patch.setattr(strategies, "server_step", killed)
+        with pytest.raises(Killed):
+            ODCL(result_dir=run).start(grid_of(PARTS, seed=0))
+    ODCL(result_dir=run).start(grid_of(parts_of(ROWS, 3), got, seed=1))
+    assert_array_equal(models_of(got, ROWS.users), fit(ROWS).models)
+
+
+def test_what_is_set_aside_leaves_the_disk_and_its_node_is_asked_again(tmp_path):
+    """Two nodes with one table fail a run; with a table each, the next one is good."""
+    run, got = tmp_path / "run", {}
+    right = grid_of(PARTS, got).online
+    wrong = grid_of([PARTS[0], PARTS[0], *PARTS[2:]], got)
+    with pytest.raises(ValueError, match="2 replies can be taken, and 4 are needed"):
+        ODCL(result_dir=run, min_replies=4).start(wrong)
+    assert len(list((tmp_path / "run.arrived").rglob("*.upload"))) == 2
+    wrong.online = right
+    ODCL(result_dir=run, min_replies=4).start(wrong)
+    asked = {one.config["partition-id"]: one.asked.count("train") for one in right.values()}
+    assert asked == {0: 1, 1: 1, 2: 0, 3: 0}
+    assert_array_equal(models_of(got, ROWS.users), fit(ROWS).models)
+
+
 def test_uploads_of_another_task_are_not_taken(tmp_path, monkeypatch):
     run = tmp_path / "run"
     grid = grid_of(PARTS)
@@ -382,13 +408,32 @@ def test_a_node_with_known_and_new_users_gets_both(tmp_path):
 
 def test_known_users_with_other_rows_are_set_aside(tmp_path):
     run = tmp_path / "run"
-    ODCL(result_dir=run).start(grid_of(PARTS))
+    grid = grid_of(PARTS)
+    lost = next(n for n, one in grid.online.items() if one.config["partition-id"] == 0)
+    grid.online[lost].spoil = lambda m: m if m.metadata.message_type == "train" else None
+    ODCL(result_dir=run, timeout=0.2).start(grid)
     before = files_below(run)
     other = federation("squared", seed=1).take(np.array([0]))
+    grid.online = {lost: next(iter(grid_of([other]).online.values()))}
     with pytest.raises(ValueError, match="0 late nodes can be served") as error:
-        ODCL.from_result(run).start(grid_of([other], seed=5))
+        ODCL.from_result(run).start(grid)
     assert "user 'u00' is in the result with other rows" in error.value.__notes__[0]
     assert files_below(run) == before
+
+
+def test_a_late_user_is_not_taken_for_another_nodes_of_the_same_name(tmp_path):
+    run, got = tmp_path / "run", {}
+    some = ROWS.take(np.arange(10))
+    ODCL(result_dir=run).start(grid_of(parts_of(some, 3)))
+    late = replace(ROWS.take(np.array([0, 11])), users=np.array(["u00", "u01"]))
+    grid = grid_of([late], got, seed=5)
+    (node,) = grid.online
+    ODCL.from_result(run).start(grid)
+    whole = fit(some)
+    assert_array_equal(got["u00"][0], whole.models[0])  # the same numbers: the same user
+    assert got["u00"][2].late.tolist() == [False, True]
+    assert json.loads((run / "nodes.json").read_text())["late"] == [{"tuple": [node, "u01"]}]
+    assert len(ODCLRegressor.load(run).users_) == 11
 
 
 def test_where_nobody_is_late_nothing_happens(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -163,12 +164,27 @@ def test_no_nodes_fail_the_run_within_the_wait():
         run_ifca(federation(), grid=grid_of([], {}))
 
 
-def test_a_user_on_two_nodes_is_on_none():
+def test_one_table_on_two_nodes_is_set_aside_and_the_others_go_on():
     rows = federation()
     parts = parts_of(rows, 4)
     out, _ = run_ifca(rows, grid=grid_of([*parts, parts[0]], {}))
     assert len(out.set_aside) == 2
-    assert "as well" in out.set_aside[0].reason
+    assert "the same numbers" in out.set_aside[0].reason
+    assert len(out.users) == 9
+
+
+def test_users_of_the_same_name_take_part_in_rounds_each_as_its_nodes_own():
+    rows = federation()
+    wards = [replace(part, users=np.arange(3)) for part in parts_of(rows, 4)]
+    plain, _ = run_ifca(rows)
+    out, _ = run_ifca(rows, grid=grid_of(wards))
+    assert len(set(out.users.tolist())) == 12
+    assert out.set_aside == ()
+    assert_allclose(np.sort(out.models, axis=0), np.sort(plain.models, axis=0), rtol=1e-9)
+    inside = refined(rows, 3, grid=grid_of(wards))
+    assert inside.refined.set_aside == inside.undelivered == ()
+    assert inside.refined.n_rounds == 3
+    assert len(inside.uploads) == 12
 
 
 def test_models_that_run_away_end_the_rounds_with_the_last_that_were_numbers():

@@ -35,11 +35,12 @@ class Node:
     state: RecordDict = field(default_factory=RecordDict)
     forgets: bool = False  # every message finds another process
     asked: list[str] = field(default_factory=list)  # types of the messages that came
+    run_config: dict[str, Any] = field(default_factory=lambda: {"names": "plain"})
 
     def answer(self, node_id: int, message: Message) -> Message | None:
         self.asked.append(message.metadata.message_type)
         state = RecordDict() if self.forgets else self.state
-        context = Context(1, node_id, self.config, state, {})
+        context = Context(1, node_id, self.config, state, self.run_config)
         try:
             reply = self.app(message, context)
         except Exception as error:

@@ -53,12 +53,12 @@ def make_keys(site: str, folder: str | os.PathLike[str]) -> tuple[Path, Path]:
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
-    _write_new(private, secret, 0o600)
-    _write_new(public, f"{site} {_hex(key, serialization)}\n".encode(), 0o644)
+    write_new(private, secret, 0o600)
+    write_new(public, f"{site} {_hex(key, serialization)}\n".encode(), 0o644)
     return private, public
 
 
-def _write_new(file: Path, content: bytes, mode: int) -> None:
+def write_new(file: Path, content: bytes, mode: int) -> None:
     """Write a file that must not be there: never readable by more people than it should be."""
     stream = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:

@@ -45,14 +45,11 @@ def write_app(folder: str | os.PathLike[str], *, force: bool = False) -> Path:
     with atomic_folder(place, force=force, own=own) as new:
         (new / package).mkdir()
         (new / package / "__init__.py").touch()
-        for file in FILES:
+        for file in (*FILES, *MODULES):
             text = (app_folder("table") / file).read_text(encoding="utf-8")
-            for old, now in new_words.items():
+            for old, now in new_words.items() if file in FILES else ():
                 text = text.replace(old, now)
-            (new / file).write_text(text, encoding="utf-8")
-        for file in MODULES:
-            text = (app_folder("table") / file).read_text(encoding="utf-8")
-            (new / package / file).write_text(text, encoding="utf-8")
+            (new / (package if file in MODULES else "") / file).write_text(text, encoding="utf-8")
     return place
 
 

@@ -7,19 +7,19 @@ distrust; once the result is written they are removed.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from flwr.app import Message
 
 from odcl.artifact.arrays import expect, is_count
-from odcl.engines.arrivals import SetAside, expect_users, from_wire, to_wire
+from odcl.engines.arrivals import expect_users, from_wire, to_wire
 from odcl.engines.files.envelope import (
     Refused,
     envelope_bytes,
@@ -27,6 +27,7 @@ from odcl.engines.files.envelope import (
     refusing,
     write_envelope,
 )
+from odcl.engines.flower.node import alike, within_nodes
 from odcl.engines.flower.records import arrays_of, config_of, metrics_of
 from odcl.engines.flower.request import Request, check_digest, ids_from_text, ids_to_text
 from odcl.engines.flower.transport import Reply
@@ -44,7 +45,20 @@ class Arrival:
     uploads: Uploads
     n_features: int
 
+    @property
+    def table(self) -> str:
+        """A digest that nodes share if they hold one table; of few rows, under the same ids.
 
+        Fewer rows of coarse columns may be alike by chance.
+        """
+        few = self.uploads.n_samples.sum() < NO_CHANCE
+        told = hashlib.sha256(ids_to_text(self.uploads.users).encode() if few else b"")
+        for array in self.uploads.to_arrays().values():
+            told.update(array.tobytes())
+        return told.hexdigest()
+
+
+NO_CHANCE = 50  # rows of a node
 MALFORMED = "its reply is malformed"
 
 
@@ -83,6 +97,7 @@ class Arrived:
     taken: dict[int, Arrival] = field(default_factory=dict)  # by node
     aside: dict[int, str] = field(default_factory=dict)  # by node, why
     resumed: frozenset[int] = frozenset()  # nodes heard in a run before this one
+    gone: frozenset[int] = frozenset()  # those of them that are not connected any more
 
     # -- taking --------------------------------------------------------------------------------
 
@@ -93,46 +108,42 @@ class Arrived:
         except Refused as error:
             self.set_aside(node, str(error))
             return
-        self._forget_same_users(one)
         self.aside.pop(node, None)
         self.taken[node] = one
         if self.folder is not None:
             _write(self.folder, self.request, one)
 
     def set_aside(self, node: int, why: str) -> None:
-        self.taken.pop(node, None)
+        """Do without a node in this run; the next one asks it again."""
+        self._forget(node)
         self.aside[node] = why
 
-    def _forget_same_users(self, one: Arrival) -> None:
-        """A node of an earlier run that sent for the same users was this one, by another id."""
-        users = set(one.uploads.users.tolist())
-        for node in self.resumed - {one.node}:
-            known = self.taken.get(node)
-            if known is not None and set(known.uploads.users.tolist()) == users:
-                del self.taken[node]
-                self._remove(node)
-
     def settle(self) -> None:
-        """Set aside what disagrees: other features than most nodes have, users named twice."""
+        """Set aside what disagrees, and tell the users of different nodes apart."""
+        self._make_way()
         sizes = Counter(one.n_features for one in self.taken.values())
         common = max(sizes, key=lambda n: (sizes[n], -n), default=0)
-        owners: dict[Any, list[int]] = {}
         for node, one in list(self.taken.items()):
             if one.n_features != common:
                 self.set_aside(
                     node, f"it has {one.n_features} features, and most nodes have {common}"
                 )
-                continue
-            for user in one.uploads.users.tolist():
-                owners.setdefault(user, []).append(node)
-        for user, nodes in owners.items():
-            for node in nodes if len(nodes) > 1 else ():
-                others = " and ".join(f"node {n}" for n in nodes if n != node)
-                self.set_aside(node, f"user {user!r} is named by {others} as well")
+        for node, why in alike({node: one.table for node, one in self.taken.items()}):
+            self.set_aside(node, why)
+        called = within_nodes({node: one.uploads.users for node, one in self.taken.items()})
+        for node, one in self.taken.items():
+            self.taken[node] = replace(one, uploads=replace(one.uploads, users=called[node]))
 
-    def listed(self) -> tuple[SetAside, ...]:
-        """What was set aside, for people."""
-        return tuple(SetAside(f"node {n}", why) for n, why in sorted(self.aside.items()))
+    def _make_way(self) -> None:
+        """Drop uploads whose node is gone and whose users nodes of this run have all sent.
+
+        Such a node has come back under other ids: those of a simulation are new in every run.
+        """
+        new = (one for node, one in self.taken.items() if node not in self.resumed)
+        named = {user for one in new for user in one.uploads.users.tolist()}
+        for node in self.gone:
+            if named.issuperset(self.taken[node].uploads.users.tolist()):
+                self._forget(node)
 
     # -- the disk ------------------------------------------------------------------------------
 
@@ -146,7 +157,8 @@ class Arrived:
                 self.taken[one.node] = one
         self.resumed = frozenset(self.taken)
 
-    def _remove(self, node: int) -> None:
+    def _forget(self, node: int) -> None:
+        self.taken.pop(node, None)
         if self.folder is not None:
             _path(self.folder, node).unlink(missing_ok=True)
 

@@ -19,6 +19,7 @@ from odcl.artifact.folder import Artifact, open_artifact, write_artifact
 from odcl.data.federation import Federation, positions
 from odcl.engines.arrivals import Agreed
 from odcl.engines.deliveries import Placed
+from odcl.engines.files.envelope import Refused
 from odcl.exchange.download import Downloads
 from odcl.exchange.upload import Uploads
 from odcl.local.receive import Received
@@ -41,7 +42,7 @@ def expect_bare(method: Method, who: str) -> None:
     """Refuse a method that needs more of a user than its model and its number of rows."""
     more = method.clusterer.uses_terms or method.sends != "none" or method.refit is not None
     if more:
-        raise ValueError(
+        raise Refused(
             f"{who} sends bare models, and the method looks at more ({method.clusterer}, combine="
             f"{method.combine!r}, refit={method.refit!r}): let the server ask for "
             "Method.paper(n_clusters=K), or Method('mixture', combine='mean', refit=None, "

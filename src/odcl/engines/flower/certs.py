@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from odcl.engines.files.keys import write_new
 from odcl.engines.files.names import check_site
 from odcl.files import atomic_folder
 
@@ -108,31 +109,25 @@ def _write_authority_and_server(made: Certificates, alternatives: Sequence[Any],
         .sign(authority_key, hashes.SHA384())
     )
     pem = serialization.Encoding.PEM
-    _write(made.authority, authority.public_bytes(pem), _PUBLIC)
-    _write(made.server, server.public_bytes(pem), _PUBLIC)
+    write_new(made.authority, authority.public_bytes(pem), _PUBLIC)
+    write_new(made.server, server.public_bytes(pem), _PUBLIC)
     for path, key in ((made.folder / "ca.key", authority_key), (made.server_key, server_key)):
-        _write(path, _secret(key, serialization.PrivateFormat.PKCS8), _PRIVATE)
+        write_new(path, _secret(key, serialization.PrivateFormat.PKCS8), _PRIVATE)
 
 
 def _write_node(made: Certificates, site: str) -> None:
     """A pair of keys as Flower reads them: EC P-384, in OpenSSH's form."""
     _, ec, serialization, _ = _cryptography()
     key = ec.generate_private_key(ec.SECP384R1())
-    _write(made.node_key(site), _secret(key, serialization.PrivateFormat.OpenSSH), _PRIVATE)
+    write_new(made.node_key(site), _secret(key, serialization.PrivateFormat.OpenSSH), _PRIVATE)
     openssh = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     public = key.public_key().public_bytes(*openssh)
-    _write(made.node_public(site), public + f" {site}\n".encode(), _PUBLIC)
+    write_new(made.node_public(site), public + f" {site}\n".encode(), _PUBLIC)
 
 
 def _secret(key: Any, form: Any) -> bytes:
     _, _, serialization, _ = _cryptography()
     return bytes(key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
-
-
-def _write(path: Path, content: bytes, mode: int) -> None:
-    """A new file, at no moment readable by more people than it should be."""
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as stream:
-        stream.write(content)
 
 
 def _certificate(subject: Any, issuer: Any, public: Any, days: int) -> Any:

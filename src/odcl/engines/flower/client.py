@@ -17,19 +17,14 @@ from odcl._typing import Array, Bools
 from odcl.artifact.arrays import ArraySpec, expect, is_count, parse_json
 from odcl.data.federation import Federation
 from odcl.engines.arrivals import Agreed, to_wire
-from odcl.engines.deliveries import (
-    MIXTURE_SPECS,
-    Placed,
-    download_specs,
-    downloads_of,
-    late_specs,
-    mixture_of,
-)
+from odcl.engines.deliveries import MIXTURE_SPECS, download_specs, downloads_of, mixture_of
+from odcl.engines.files.envelope import Refused, refusing
 from odcl.engines.flower.fits import Fit, RiskFit
 from odcl.engines.flower.node import NodeData, NodeModels
+from odcl.engines.flower.private import no_values, outside
 from odcl.engines.flower.records import array_record, arrays_of, config_of, content
 from odcl.engines.flower.request import Request, ids_from_text, ids_to_text
-from odcl.engines.flower.rounds import add_rounds
+from odcl.engines.flower.rounds import MESSAGE, add_rounds
 from odcl.exchange.download import Downloads
 from odcl.exchange.upload import Uploads
 from odcl.method import Method
@@ -58,6 +53,9 @@ def make_client_app(
     fit : how users fit their models; odcl's own exact fit unless given. See
         :class:`~odcl.engines.flower.fits.Fit`.
     on_model : called with the node's :class:`NodeModels` and the context, to keep or use them.
+
+    Users leave the node as digests under a key of its own, unless the run's config has
+    ``names = "plain"``; ``on_model`` knows them by their names. Of an error, no value leaves.
     """
     fit = RiskFit() if fit is None else fit
     wanted = Risk(risk) if isinstance(risk, str) else risk
@@ -65,53 +63,58 @@ def make_client_app(
     app = ClientApp()
 
     def asked(message: Message) -> Request:
-        request = Request.from_config(config_of(message))
+        with refusing(MESSAGE):
+            request = Request.from_config(config_of(message))
         for name, own, theirs in (("risk", wanted, request.risk), ("method", how, request.method)):
             if own is not None and own != theirs:
-                raise ValueError(
+                raise Refused(
                     f"The server asks for the {name} {theirs}, and this node agreed to {own}: "
                     "nothing was sent."
                 )
         return request
 
-    def rows_of(context: Context, request: Request) -> tuple[NodeData, Agreed]:
+    def rows_of(context: Context, request: Request) -> tuple[NodeData, Agreed, Array]:
         data = NodeData.of(load(context), context.node_config)
         n = _length(fit) if request.bare else data.train.n_features
         if request.n_features not in (None, n):
-            raise ValueError(
+            raise Refused(
                 f"The rows have {n} features, and {request.n_features} are agreed on: "
                 f"{', '.join(request.columns or ())}."
             )
-        return data, request.agreed(n)
+        return data, request.agreed(n), outside(data.train.users, context)
 
     @app.train()
+    @no_values
     def train(message: Message, context: Context) -> Message:
         request = asked(message)
-        data, agreed = rows_of(context, request)
+        data, agreed, called = rows_of(context, request)
         uploads = fit.uploads(data.train, agreed, seed=request.seed)
         arrays = to_wire(uploads, agreed.dtype)
         _remember(context, request, data.train, arrays)
         words = {
             "task": request.digest,
-            "users": ids_to_text(uploads.users),
+            "users": ids_to_text(called),
             "n-features": agreed.n_features,
         }
         sizes = {"num-examples": len(data.train.y), "num-users": len(uploads)}
         return Message(content(arrays, words, sizes), reply_to=message)
 
     @app.evaluate()
+    @no_values
     def evaluate(message: Message, context: Context) -> Message:
         request = asked(message)
-        data, agreed = rows_of(context, request)
+        data, agreed, called = rows_of(context, request)
         words = config_of(message)
-        downloads, late = _delivered(message, words, agreed, data.train.users)
+        with refusing(MESSAGE):
+            downloads, late = _delivered(message, words, agreed, called)
         uploads = _recalled(context, request, data.train, agreed)
         if uploads is None:
             uploads = fit.uploads(data.train, agreed, seed=request.seed)
         placed = fit.last_step(data.train, agreed, uploads, downloads, late=late, seed=request.seed)
         if on_model is not None:
-            reason = str(words.get("reason", ""))
-            on_model(_models(request, data.train, uploads, placed, reason, late), context)
+            own, reason = placed.received, str(words.get("reason", ""))
+            found = (own.models, placed.labels, placed.probability, reason, own, uploads, late)
+            on_model(NodeModels(request, data.train.users, *found), context)
         metrics: dict[str, float] = {"num-examples": len(data.train.y), "num-users": len(uploads)}
         if data.test is not None:
             metrics["num-examples"] = len(data.test.y)
@@ -127,24 +130,11 @@ def _length(fit: Fit) -> int:
     """How many numbers a model has that odcl does not know."""
     found = getattr(fit, "n_parameters", None)
     if found is None:
-        raise ValueError(
+        raise Refused(
             f"The server asks for bare models (risk=None), and {type(fit).__name__} fits a risk: "
             "give make_client_app a fit of its own, such as ModuleFit, or the server a risk."
         )
     return int(found)
-
-
-def _models(
-    request: Request,
-    rows: Federation,
-    uploads: Uploads,
-    placed: Placed,
-    reason: str,
-    late: Bools,
-) -> NodeModels:
-    own = placed.received
-    found = (own.models, placed.labels, placed.probability, reason, own, uploads, late)
-    return NodeModels(request, rows.users, *found)
 
 
 def _delivered(
@@ -161,7 +151,7 @@ def _delivered(
     if mixed is not None:
         specs |= MIXTURE_SPECS
     if late:
-        specs |= late_specs() | {"late": ArraySpec(("users",), ("bool",))}
+        specs["late"] = ArraySpec(("users",), ("bool",))
     arrays = arrays_of(message, specs, users=len(users))
     mixture = mixture_of(agreed, mixed, arrays)
     own = {name: arrays[name] for name in download_specs(agreed.dim) if name in arrays}

@@ -17,7 +17,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -88,8 +87,7 @@ class Deployment:
         """
         place = Path(folder).resolve()
         place.mkdir(mode=0o700, exist_ok=True)
-        (port,) = free_ports(1)
-        made = cls(place, processes.new_mark(), port, simulation)
+        made = cls(place, processes.new_mark(), free_port(), simulation)
         if not simulation:
             make_certificates(place / "certs", sites)
         made.logs.mkdir(mode=0o700)
@@ -211,13 +209,13 @@ class Deployment:
         """Start a site's SuperNode, with a home and a port of its own."""
         home = self.home / site
         self._write_home(home)
-        (port,) = free_ports(1)
         command = [
             program("flower-supernode"),
             *("--superlink", self.address, "--max-wait-time", "600"),
             *("--root-certificates", str(self.certificates.authority)),
             *("--auth-supernode-private-key", str(self.certificates.node_key(site))),
-            *("--host", "127.0.0.1", "--port", str(port), "--node-config", toml_pairs(config)),
+            *("--host", "127.0.0.1", "--port", str(free_port())),
+            *("--node-config", toml_pairs(config)),
         ]
         self._start(site, command, home)
 
@@ -246,14 +244,7 @@ class Deployment:
 
     def call(self, *words: str) -> dict[str, Any]:
         """One command of ``flwr``, its answer as JSON."""
-        done = subprocess.run(
-            [program("flwr"), *words, "--format", "json"],
-            env={**self.environment(self.home), processes.MARK: self.mark},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_CALL,
-        )
+        done = self._flwr(*words, "--format", "json")
         try:
             answer: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
         except ValueError:
@@ -295,14 +286,17 @@ class Deployment:
 
     def run_log(self, run_id: int) -> str:
         """What the run's ServerApp printed and logged."""
+        return self._flwr("log", str(run_id), CONNECTION, "--show").stdout
+
+    def _flwr(self, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [program("flwr"), "log", str(run_id), CONNECTION, "--show"],
+            [program("flwr"), *words],
             env={**self.environment(self.home), processes.MARK: self.mark},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=_CALL,
-        ).stdout
+        )
 
     def tail(self, name: str, lines: int = 5) -> str:
         """Where a program's log is, and its last lines."""
@@ -345,15 +339,11 @@ def program(name: str) -> str:
     return found
 
 
-def free_ports(n: int) -> list[int]:
-    """Ports of this machine that nobody listens on; all held at once, so that none comes twice."""
-    with ExitStack() as stack:
-        found = []
-        for _ in range(n):
-            one = stack.enter_context(socket.socket())
-            one.bind(("127.0.0.1", 0))
-            found.append(one.getsockname()[1])
-        return found
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
 
 
 def toml_pairs(config: Mapping[str, Any]) -> str:

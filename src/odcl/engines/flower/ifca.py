@@ -23,7 +23,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from odcl._typing import Array, Floats, Ints
 from odcl.artifact.arrays import id_to_json
 from odcl.artifact.folder import check_artifact_place
-from odcl.engines.arrivals import SetAside, naming_set_aside
+from odcl.engines.arrivals import SetAside, naming_set_aside, nodes_aside
 from odcl.engines.flower.bare import BareResult, write_bare
 from odcl.engines.flower.outcome import mean_metrics
 from odcl.engines.flower.records import array_record
@@ -257,7 +257,9 @@ class IFCA(Strategy):
     ) -> list[Message]:
         """The models to every node that is there and was not set aside."""
         self._models = arrays["models"].numpy()
-        there = self._there(grid) if server_round == 1 else sorted(set(grid.get_node_ids()))
+        there = sorted(set(grid.get_node_ids()))
+        if server_round == 1:
+            there = wait_for_nodes(grid, self.nodes, self.wait, least=self.min_replies)
         if self._step is None and not isinstance(self.step_size, str):
             self._step = resolve_step(self.step_size, float)
         radius = ball_around(self._models) if self._step is None else None
@@ -275,20 +277,10 @@ class IFCA(Strategy):
         )
         return self._asked
 
-    def _there(self, grid: Grid) -> list[int]:
-        nodes = wait_for_nodes(grid, self.nodes, self.wait)
-        if len(nodes) < self.min_replies:
-            raise ValueError(
-                f"{len(nodes)} nodes connected within {self.wait:g} s, and {self.min_replies} "
-                "replies are needed: start more nodes, wait longer (wait), or ask for fewer "
-                "(min_replies)."
-            )
-        return nodes
-
     def _heard(self, got: Iterable[Reply]) -> Heard:
         """Everybody's answers to the question that is open."""
         found = self._talk.heard(got)
-        with naming_set_aside(self._talk.listed()):
+        with naming_set_aside(nodes_aside(self._talk.aside)):
             if len(found) < self.min_replies:
                 raise ValueError(
                     f"{len(found)} answers of round {self._ask.number} can be taken, and "
@@ -372,7 +364,7 @@ class IFCA(Strategy):
             np.array([*self._risk, float(heard.answers.mean_risk[0])]),
             self._step or 0.0,
             replace(self._ledger, delivery=down.total_down),
-            self._talk.listed(),
+            nodes_aside(self._talk.aside),
             metrics,
             self._diverged,
         )

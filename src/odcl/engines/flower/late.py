@@ -17,10 +17,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
 from odcl._typing import Floats, Ints
-from odcl.data.federation import positions
-from odcl.engines.arrivals import SetAside, difference, naming_set_aside
+from odcl.data.federation import as_ids, positions
+from odcl.engines.arrivals import SetAside, difference, naming_set_aside, nodes_aside
 from odcl.engines.deliveries import LateUsers
 from odcl.engines.flower.arrived import Arrival, Arrived
+from odcl.engines.flower.node import own_ids
 from odcl.engines.flower.outcome import Delivery, count
 from odcl.engines.flower.records import array_record
 from odcl.engines.flower.result import SavedRun, add_late, open_result
@@ -81,12 +82,15 @@ class LateODCL(ODCL):
         arrived, model = self._arrived, self.saved.model
         arrived.settle()
         for node, one in list(arrived.taken.items()):
-            why = self._not_of_this_result(one.uploads, one.n_features)
+            why = f"it has {one.n_features} features, and the result {self.saved.n_features}"
+            if one.n_features == self.saved.n_features:
+                arrived.taken[node] = replace(one, uploads=self._named(node, one.uploads))
+                why = self._not_of_this_result(arrived.taken[node].uploads)
             if why:
                 arrived.set_aside(node, why)
                 log.warning("Node %d is set aside: %s", node, why)
         if self._asked and len(arrived.taken) < self.min_replies:
-            with naming_set_aside(arrived.listed()):
+            with naming_set_aside(nodes_aside(arrived.aside)):
                 raise ValueError(
                     f"{count(arrived.taken, 'late node')} can be served, and {self.min_replies} "
                     "should be: see why the others were set aside."
@@ -95,10 +99,21 @@ class LateODCL(ODCL):
         sizes = {"num-users": len(self.placed), "nodes-set-aside": len(arrived.aside)}
         return array_record({"centers": model.cluster_theta_}), MetricRecord(sizes)
 
-    def _not_of_this_result(self, uploads: Uploads, n_features: int) -> str:
+    def _named(self, node: int, uploads: Uploads) -> Uploads:
+        """Users of a late node as the result calls them.
+
+        Who has the name of another node's user there, and other rows, is a user of its own.
+        """
+        known, sent, called = self.saved.owner, self.saved.model.uploads_, uploads.users.tolist()
+        place = positions(self.saved.model.users_, uploads.users)
+        for i, (name, at) in enumerate(zip(own_ids(uploads.users).tolist(), place, strict=True)):
+            other = at >= 0 and sent is not None and known.get(called[i]) != node
+            if (node, name) in known or (other and difference(uploads[i], sent[at], "float64")):
+                called[i] = (node, name)
+        return replace(uploads, users=as_ids(called))
+
+    def _not_of_this_result(self, uploads: Uploads) -> str:
         """Why a node's uploads have no place in the result, or an empty string."""
-        if n_features != self.saved.n_features:
-            return f"it has {n_features} features, and the result {self.saved.n_features}"
         sent, at = self.saved.model.uploads_, positions(self.saved.model.users_, uploads.users)
         if (at >= 0).any() and sent is None:
             return "it is of the run, whose uploads were too large to keep: run it anew"
@@ -120,11 +135,9 @@ class LateODCL(ODCL):
         before = set(self.saved.late_users)
         late = new | np.array([user in before for user in uploads.users.tolist()])
         given: list[tuple[Downloads, Ints]] = []
-        distance, none = np.full(len(uploads), np.nan), np.zeros(len(uploads), dtype=bool)
         if late.any():
             who = np.flatnonzero(late)
             found = self._late(uploads.take(who))
-            distance[who], none[who] = found.distance, found.none_of_these
             given.append((found.downloads, who))
             ids = uploads.users.tolist()
             pairs = zip(who.tolist(), found.found, strict=True)
@@ -134,8 +147,7 @@ class LateODCL(ODCL):
             given.append((self._members(uploads.users[~late]), np.flatnonzero(~late)))
         return Delivery(
             _in_order(given, uploads),
-            *(model.n_clusters_, model.rule_, model.reason_, model.mixture_),
-            *(late, distance, none),
+            *(model.n_clusters_, model.reason_, model.mixture_, late),
         )
 
     def _members(self, users: Any) -> Downloads:
@@ -209,7 +221,7 @@ class LateODCL(ODCL):
         assert self.result_dir is not None
         add_late(
             *(self.result_dir, self.placed, self._receivers(), self._got),
-            set_aside=self._arrived.listed(),
+            set_aside=nodes_aside(self._arrived.aside),
         )
         log.info("%s in %s now.", count(self.placed, "new user"), self.result_dir)
 

@@ -25,6 +25,7 @@ from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import Federation, positions
 from odcl.engines.arrivals import Agreed
 from odcl.engines.deliveries import Placed
+from odcl.engines.files.envelope import Refused
 from odcl.engines.flower.bare import MOST_BARE, BareFit, expect_bare
 from odcl.engines.flower.node import NodeData, NodeModels
 from odcl.exchange.download import Downloads
@@ -202,7 +203,7 @@ class ModuleFit(BareFit):
     def _expect_bare(self, agreed: Agreed) -> None:
         expect_bare(agreed.method, "A module")
         if agreed.dim != self.n_parameters:
-            raise ValueError(
+            raise Refused(
                 f"The module has {self.n_parameters:,} parameters, and models of {agreed.dim:,} "
                 "are asked for: the server's risk must be None."
             )
@@ -215,7 +216,7 @@ class ModuleFit(BareFit):
         """Each user's module after training on from the model of its group, or the best one."""
         self._expect_bare(agreed)
         if work.average != "models":
-            raise ValueError("Modules answer with modules: IFCA needs average='models'.")
+            raise Refused("Modules answer with modules: IFCA needs average='models'.")
         m = rows.n_users
         mine = np.zeros(m, dtype=np.intp) if labels is None else labels
         risk, replies = np.zeros(m), np.empty((m, models.shape[1]))
@@ -237,7 +238,7 @@ class ModuleFit(BareFit):
 
     def smoothness(self, rows: Federation, agreed: Agreed, radius: float) -> Floats:
         """Not known of a network."""
-        raise ValueError("How smooth a network's risk is nobody knows: give step_size a number.")
+        raise Refused("How smooth a network's risk is nobody knows: give step_size a number.")
 
 
 # -- states as vectors -----------------------------------------------------------------------------

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from odcl._typing import Array, Bools, Floats, Ints
-from odcl.data.federation import Federation, positions
+from odcl.data.federation import Federation, as_ids, positions
+from odcl.engines.files.envelope import Refused
 from odcl.engines.flower.request import Request
 from odcl.exchange.upload import Uploads
 from odcl.local.receive import Received
@@ -35,7 +37,7 @@ class NodeData:
             return cls._of_users(loaded)
         if isinstance(loaded, tuple) and len(loaded) in (2, 4):
             return cls._of_users({own_name(node_config): loaded})
-        raise ValueError(
+        raise Refused(
             f"load(context) gave {type(loaded).__name__}: it gives (X, y), (X, y, X_test, y_test), "
             "{user: (X, y)}, a Federation, or NodeData(train, test)."
         )
@@ -43,7 +45,7 @@ class NodeData:
     @classmethod
     def _of_users(cls, rows: Mapping[Any, Any]) -> NodeData:
         if not rows or not all(isinstance(r, tuple) and len(r) in (2, 4) for r in rows.values()):
-            raise ValueError(
+            raise Refused(
                 "load(context) gave rows of users that are neither (X, y) nor (X, y, X_test, "
                 "y_test), or of no user at all."
             )
@@ -57,7 +59,7 @@ def own_name(node_config: Mapping[str, Any]) -> Any:
     for name in NAMES:
         if name in node_config:
             return node_config[name]
-    raise ValueError(
+    raise Refused(
         "Nothing says who the user of this node is: give rows by user, {user: (X, y)}, or start "
         "the node with --node-config 'user=\"north\"'."
     )
@@ -66,10 +68,10 @@ def own_name(node_config: Mapping[str, Any]) -> Any:
 def _stacked(rows: Mapping[Any, tuple[Any, Any]]) -> Federation:
     """Rows of users as one federation."""
     parts = [(np.asarray(X, dtype=np.float64), np.asarray(y)) for X, y in rows.values()]
-    for user, (X, y) in zip(rows, parts, strict=True):
+    for X, y in parts:
         if X.ndim != 2 or len(X) != len(y) or len(y) == 0:
-            raise ValueError(
-                f"User {user!r} has features of shape {X.shape} and targets of shape {y.shape}: "
+            raise Refused(
+                f"A user has features of shape {X.shape} and targets of shape {y.shape}: "
                 "they are a matrix and as many targets as it has rows, at least one."
             )
     owner = np.empty(sum(len(y) for _, y in parts), dtype=object)
@@ -98,3 +100,38 @@ class NodeModels:
         if at < 0:
             raise ValueError(f"User {user!r} is not one of this node.")
         return self.models[at]
+
+
+# -- users of several nodes ------------------------------------------------------------------------
+
+
+def within_nodes(named: Mapping[int, Array]) -> dict[int, Array]:
+    """Users by node as the server calls them: (node, id) where several nodes use an id.
+
+    Users are their node's own, as by file, where they are (site, number): wards W0 of two nodes are
+    two users. An id that is a tuple always gets its node, so that no node can name another's user.
+    """
+    used = Counter(user for users in named.values() for user in users.tolist())
+    return {
+        node: as_ids(
+            [(node, u) if used[u] > 1 or isinstance(u, tuple) else u for u in users.tolist()]
+        )
+        for node, users in named.items()
+    }
+
+
+def own_ids(users: Array) -> Array:
+    """The way back: ids as the users' own node sent them."""
+    return as_ids([user[1] if isinstance(user, tuple) else user for user in users.tolist()])
+
+
+def alike(tables: Mapping[int, Any]) -> Iterator[tuple[int, str]]:
+    """Nodes that hold one table, by what tells tables apart, each with why it is set aside."""
+    by_table: dict[Any, list[int]] = {}
+    for node, table in tables.items():
+        by_table.setdefault(table, []).append(node)
+    for nodes in by_table.values():
+        for node in nodes if len(nodes) > 1 else ():
+            others = " and ".join(f"node {n}" for n in nodes if n != node)
+            why = f"it sends the same numbers as {others}: one table on two nodes would count twice"
+            yield node, f"{why}. Give each its own, and run it again"

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from odcl._typing import Array, Bools, Floats
+from odcl._typing import Array, Bools
 from odcl.artifact.arrays import json_bytes
 from odcl.engines.arrivals import SetAside
 from odcl.engines.deliveries import mixture_parts, plain
+from odcl.engines.flower.node import own_ids
 from odcl.engines.flower.request import Request, ids_to_text
 from odcl.exchange.download import Downloads
 from odcl.exchange.ledger import Ledger, fedavg_exchange, ifca_exchange
@@ -29,19 +30,15 @@ class Delivery:
 
     downloads: Downloads
     n_groups: int
-    rule: str
     reason: str
     mixture: Mixture | None
     late: Bools  # (n_users,), users who came after the round
-    distance: Floats | None = None  # (n_users,), of late users from their group; NaN for others
-    none_of_these: Bools | None = None  # (n_users,)
 
     @classmethod
     def of(cls, step: ServerStep) -> Delivery:
         """Of a round, to those who took part in it."""
         late = np.zeros(len(step.users), dtype=bool)
-        told = (step.n_clusters, step.rule, step.reason, step.mixture)
-        return cls(step.downloads, *told, late)
+        return cls(step.downloads, step.n_clusters, step.reason, step.mixture, late)
 
     def by_node(
         self, request: Request, nodes: Mapping[int, Iterable[Any]]
@@ -52,7 +49,6 @@ class Delivery:
         shared = {
             **request.config(),
             "groups": self.n_groups,
-            "rule": self.rule,
             "reason": self.reason,
             "mixture": "" if mixture is None else json_bytes(mixture, indent=None).decode(),
         }
@@ -60,10 +56,9 @@ class Delivery:
             at = np.array([place[user] for user in users], dtype=np.intp)
             own, late = self.downloads.take(at), self.late[at]
             arrays = {name: plain(array) for name, array in own.to_arrays().items()} | mixed
-            if late.any() and self.distance is not None and self.none_of_these is not None:
-                arrays |= {"late": late, "distance": self.distance[at]}
-                arrays["none_of_these"] = self.none_of_these[at]
-            words = {"users": ids_to_text(own.users), "late": bool(late.any())}
+            if late.any():
+                arrays["late"] = late
+            words = {"users": ids_to_text(own_ids(own.users)), "late": bool(late.any())}
             yield node, arrays, {**shared, **words}
 
 

@@ -57,24 +57,19 @@ def start(
 
 
 def belonging(mark: str, known: Sequence[Process] = ()) -> list[Process]:
-    """Every process that carries the mark, and those of ``known`` that still run.
+    """Every running process that carries the mark.
 
-    Where there is no /proc, the known ones are all that can be found.
+    Where there is no /proc to look through, only those of ``known`` are looked at: their numbers
+    come from a file and may be somebody else's by now, so they need the mark as well.
     """
-    wanted = f"{MARK}={mark}".encode()
-    found = {one.pid: one for one in known if one.runs}
-    for entry in _PROC.iterdir() if _PROC.is_dir() else ():
-        if not entry.name.isdecimal() or int(entry.name) in found:
-            continue
-        started = _started(int(entry.name))
-        with suppress(OSError):  # somebody else's, or gone by now
-            if started and wanted in (entry / "environ").read_bytes().split(b"\0"):
-                found[int(entry.name)] = Process(int(entry.name), started)
-    return list(found.values())
+    names = [entry.name for entry in _PROC.iterdir()] if _PROC.is_dir() else []
+    pids = [int(name) for name in names if name.isdecimal()] or [one.pid for one in known]
+    found = [Process(pid, _started(pid) or "") for pid in pids]
+    return [one for one in found if one.started and _carries(one.pid, mark)]
 
 
 def end(mark: str, known: Sequence[Process] = (), *, grace: float = 5.0) -> int:
-    """End all that belongs to the mark: politely, then by force. How many were there?
+    """End all that carries the mark: politely, then by force. How many were there?
 
     The known ones, who look after the others, are asked first; whoever is left is asked, too, and
     killed when ``grace`` seconds are over. Returns when none is left.
@@ -83,13 +78,12 @@ def end(mark: str, known: Sequence[Process] = (), *, grace: float = 5.0) -> int:
 
     def left() -> list[Process]:
         """Those still there. A process on its way out has lost its mark before it is gone."""
-        found = belonging(mark, [*known, *everyone])
-        everyone.update(dict.fromkeys(found))
-        return found
+        everyone.update(dict.fromkeys(belonging(mark, known)))
+        return [one for one in everyone if one.runs]
 
     deadline = time.monotonic() + grace
-    for which in (known, list(everyone)):
-        _signal([one for one in which if one.runs], signal.SIGTERM)
+    for which in ([one for one in known if one in everyone], list(everyone)):
+        _signal(which, signal.SIGTERM)
         wait_until(lambda: not left(), (deadline - time.monotonic()) / 2)
     while some := left():
         _signal(some, signal.SIGKILL)
@@ -110,6 +104,19 @@ def _signal(processes: Sequence[Process], what: signal.Signals) -> None:
         with suppress(ProcessLookupError, PermissionError):
             if one.runs:
                 os.kill(one.pid, what)
+
+
+def _carries(pid: int, mark: str) -> bool:
+    """Does a process have the mark in its environment? Nobody can read that of somebody else's."""
+    wanted = f"{MARK}={mark}"
+    if not _PROC.is_dir():
+        told = subprocess.run(
+            ["ps", "eww", "-o", "command=", "-p", str(pid)], capture_output=True, text=True
+        ).stdout
+        return wanted in told.split()
+    with suppress(OSError):
+        return wanted.encode() in (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
+    return False
 
 
 def _started(pid: int) -> str | None:

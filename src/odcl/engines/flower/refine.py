@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 
 from odcl._typing import Floats, Ints
 from odcl.data.federation import positions
-from odcl.engines.arrivals import SetAside
+from odcl.engines.arrivals import SetAside, nodes_aside
 from odcl.engines.flower.request import Request
 from odcl.engines.flower.rounds import Round
 from odcl.engines.flower.talk import RUN_AWAY, Heard, Talk
@@ -100,7 +100,7 @@ def refine(
     if ledger.n_rounds:
         log.info("%d rounds inside the groups.", ledger.n_rounds)
         done = replace(done, combined=f"{step.combined}, then {ledger.n_rounds} rounds in groups")
-    return Refined(done, ledger, np.array(risk), talk.listed())
+    return Refined(done, ledger, np.array(risk), nodes_aside(talk.aside))
 
 
 def _combined(

@@ -114,6 +114,7 @@ class SavedRun:
     request: Request
     n_features: int
     confirmed: frozenset[int]  # nodes that have their models
+    owner: Mapping[Any, int]  # user -> the node that sent for it
     late_users: list[Any]  # ids of users who came after the run
     n_members: int  # users of the run itself, who stand first
 
@@ -129,9 +130,10 @@ def open_result(folder: Path) -> SavedRun:
         nodes = words["nodes"]
         late = [id_from_json(user) for user in words["late"]]
         confirmed = frozenset(int(node) for node, one in nodes.items() if one["confirmed"])
+        owner = {id_from_json(u): int(node) for node, one in nodes.items() for u in one["users"]}
         request = Request.from_config(words["request"])
         return SavedRun(
-            *(model, request, int(words["features"]), confirmed, late),
+            *(model, request, int(words["features"]), confirmed, owner, late),
             len(model.users_) - len(late),
         )
 

@@ -19,13 +19,16 @@ from odcl._typing import Array, Floats, Ints
 from odcl.artifact.arrays import ArraySpec, expect, is_count, is_size, json_bytes, parse_json
 from odcl.data.federation import Federation
 from odcl.engines.arrivals import Agreed
+from odcl.engines.files.envelope import Refused, refusing
 from odcl.engines.flower.node import NodeData, NodeModels
+from odcl.engines.flower.private import no_values
 from odcl.engines.flower.records import arrays_of, config_of, content
 from odcl.engines.flower.request import Request, ids_from_text, ids_to_text
 from odcl.local.receive import Received
 from odcl.local.rounds import Answers, Average, Work
 
 ACTION = "rounds"
+MESSAGE = "the server's message cannot be used"
 
 
 @dataclass(frozen=True)
@@ -93,20 +96,21 @@ def add_rounds(
     app: ClientApp,
     fit: Any,
     asked: Callable[[Message], Request],
-    rows_of: Callable[[Context, Request], tuple[NodeData, Agreed]],
+    rows_of: Callable[[Context, Request], tuple[NodeData, Agreed, Array]],
     on_model: Callable[[NodeModels, Context], None] | None,
 ) -> None:
     """Let a ClientApp answer to rounds."""
 
     def answers(message: Message, context: Context, *, scored: bool) -> _Answered:
         request = asked(message)
-        data, agreed = rows_of(context, request)
+        data, agreed, called = rows_of(context, request)
         if not isinstance(fit, RoundFit):
-            raise ValueError(
+            raise Refused(
                 f"{type(fit).__name__} fits once, on a user's own rows, and cannot go on from a "
                 "model that is sent to it: ask for the one shot (refine_rounds=0)."
             )
-        ask, models, labels = _asked(message, agreed, data.train.users)
+        with refusing(MESSAGE):
+            ask, models, labels = _asked(message, agreed, called)
         found = fit.answer(data.train, agreed, models, labels, ask.work())
         arrays: dict[str, Array] = {
             "labels": found.labels[:, 0].astype(np.int64),
@@ -116,11 +120,7 @@ def add_rounds(
             arrays["replies"] = found.replies[:, 0]
         if ask.radius is not None:
             arrays["smoothness"] = fit.smoothness(data.train, agreed, ask.radius)
-        words = {
-            "task": request.digest,
-            "users": ids_to_text(data.train.users),
-            "number": ask.number,
-        }
+        words = {"task": request.digest, "users": ids_to_text(called), "number": ask.number}
         sizes: dict[str, float] = {"num-examples": len(data.train.y)}
         sizes["num-users"] = data.train.n_users
         if scored and data.test is not None:
@@ -130,10 +130,12 @@ def add_rounds(
         return _Answered(reply, data.train.users, found, request)
 
     @app.train(ACTION)
+    @no_values
     def train(message: Message, context: Context) -> Message:
         return answers(message, context, scored=False).reply
 
     @app.evaluate(ACTION)
+    @no_values
     def evaluate(message: Message, context: Context) -> Message:
         done = answers(message, context, scored=True)
         if on_model is not None:

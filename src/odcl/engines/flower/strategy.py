@@ -13,12 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from odcl.artifact.folder import check_artifact_place
-from odcl.engines.arrivals import SetAside, joined, naming_set_aside
+from odcl.engines.arrivals import SetAside, joined, naming_set_aside, nodes_aside
 from odcl.engines.files.envelope import Refused
 from odcl.engines.files.task import Task
 from odcl.engines.flower.arrived import Arrival, Arrived, arrived_folder, confirmation
@@ -28,14 +28,7 @@ from odcl.engines.flower.outcome import Delivery, Outcome, count, mean_metrics
 from odcl.engines.flower.records import array_record, content
 from odcl.engines.flower.request import Request
 from odcl.engines.flower.result import write_result
-from odcl.engines.flower.transport import (
-    Reply,
-    evaluate_message,
-    replies,
-    reply_of,
-    train_message,
-    wait_for_nodes,
-)
+from odcl.engines.flower.transport import Reply, message_to, replies, reply_of, wait_for_nodes
 from odcl.exchange.upload import Uploads
 from odcl.method import Method
 from odcl.risk.risk import Risk
@@ -215,14 +208,10 @@ class ODCL(Strategy):
         heard = set(self._arrived.taken)
         if heard:
             log.info("%s of an interrupted run are there: it goes on.", count(heard, "upload"))
-        there = wait_for_nodes(grid, self.nodes, self.wait, heard=heard, known=self._known())
+        limits: Any = {"least": self.min_replies, "heard": heard, "known": self._known()}
+        there = wait_for_nodes(grid, self.nodes, self.wait, **limits)
+        self._arrived.gone = frozenset(heard - set(there))
         known = len(heard | set(there))
-        if known < self.min_replies:
-            raise ValueError(
-                f"{count(there, 'node')} connected within {self.wait:g} s, and {self.min_replies} "
-                "replies are needed: start more nodes, wait longer (wait), or ask for fewer "
-                "(min_replies)."
-            )
         if known < self.nodes:
             log.warning("%d of %d nodes are there after %g s.", known, self.nodes, self.wait)
         asked = self._requests([node for node in there if node not in heard], config)
@@ -235,7 +224,7 @@ class ODCL(Strategy):
 
     def _requests(self, nodes: Iterable[int], config: ConfigRecord) -> list[Message]:
         words = {**config, **self.request.config()}
-        new = [train_message(n, content(config=words), self.timeout, "1") for n in nodes]
+        new = [message_to(n, MessageType.TRAIN, content(config=words), self.timeout) for n in nodes]
         self._asked += new
         return new
 
@@ -269,7 +258,7 @@ class ODCL(Strategy):
         for node in set(arrived.aside) - before:
             log.warning("Node %d is set aside: %s", node, arrived.aside[node])
         nodes = arrived.taken
-        with naming_set_aside(arrived.listed()):
+        with naming_set_aside(nodes_aside(arrived.aside)):
             if len(nodes) < self.min_replies:
                 raise ValueError(
                     f"{count(nodes, 'reply', 'replies')} can be taken, and {self.min_replies} are "
@@ -280,7 +269,7 @@ class ODCL(Strategy):
             log.info("%s of %s arrived.", count(uploads.users, "user"), count(nodes, "node"))
             step = self.combine(uploads)
         log.info("%s", step.reason)
-        told = (self._n_features(), self._receivers(), uploads, step, arrived.listed())
+        told = (self._n_features(), self._receivers(), uploads, step, nodes_aside(arrived.aside))
         self.outcome = Outcome(self.request, *told, {})
         rows = {"num-examples": int(uploads.n_samples.sum()), "num-users": len(uploads)}
         rows |= {"num-groups": step.n_clusters, "nodes-set-aside": len(arrived.aside)}
@@ -320,7 +309,7 @@ class ODCL(Strategy):
         nodes = {node: users for node, users in self._receivers().items() if node in there}
         log.info("Delivering to %s.", count(nodes, "node"))
         self._asked = [
-            evaluate_message(node, content(own, {**config, **words}), self.timeout, "1")
+            message_to(node, MessageType.EVALUATE, content(own, {**config, **words}), self.timeout)
             for node, own, words in self._delivery().by_node(self.request, nodes)
         ]
         return self._asked
@@ -353,8 +342,7 @@ class ODCL(Strategy):
             lost[node] = "it was not connected any more"
         for node, why in sorted(lost.items()):
             log.warning("Node %d did not confirm its download: %s", node, why)
-        named = tuple(SetAside(f"node {node}", why) for node, why in sorted(lost.items()))
-        self._confirmed(got, named)
+        self._confirmed(got, nodes_aside(lost))
         metrics = mean_metrics(got.values())
         if "loss" in metrics:
             log.info("Loss on held-out rows: %s", losses_in_words(metrics))

@@ -11,17 +11,18 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from flwr.app import Message, RecordDict
+from flwr.app import Message, MessageType, RecordDict
 
 from odcl._typing import Array, Floats, Ints
 from odcl.artifact.arrays import ArraySpec, expect
 from odcl.data.federation import as_ids, group_rows
-from odcl.engines.arrivals import MOST_SIZE, SetAside, expect_users
+from odcl.engines.arrivals import MOST_SIZE, expect_users
 from odcl.engines.files.envelope import Refused, refusing
+from odcl.engines.flower.node import alike, own_ids, within_nodes
 from odcl.engines.flower.records import arrays_of, config_of, content, metrics_of
 from odcl.engines.flower.request import Request, check_digest, ids_from_text, ids_to_text
 from odcl.engines.flower.rounds import ACTION, Round
-from odcl.engines.flower.transport import Reply, evaluate_message, train_message
+from odcl.engines.flower.transport import Reply, message_to
 from odcl.local.rounds import Answers
 
 log = logging.getLogger("flwr")
@@ -37,7 +38,7 @@ def question(
     words = {**request.config(), "round": ask.words()}
     if labels is not None:
         arrays["labels"] = labels.astype(np.int64)
-        words["users"] = ids_to_text(users)
+        words["users"] = ids_to_text(own_ids(users))
     return content(arrays, words)
 
 
@@ -52,6 +53,12 @@ class NodeAnswer:
     replies: Floats | None  # (n_users, dim), gradients or models
     smoothness: Floats | None  # (n_users,)
     metrics: Mapping[str, float]
+
+    @property
+    def table(self) -> tuple[str, ...]:
+        """What nodes share if they hold one table."""
+        numbers = (a for a in (self.risk, self.replies, self.smoothness) if a is not None)
+        return ids_to_text(self.users), *(a.tobytes().hex() for a in numbers)
 
 
 def read_answer(
@@ -157,7 +164,7 @@ class Talk:
         ``own``: node -> (its users' ids, their groups). Such a node is sent the models of these
         groups and no other. ``last``: nodes keep what comes.
         """
-        make = evaluate_message if last else train_message
+        kind = f"{MessageType.EVALUATE if last else MessageType.TRAIN}.{ACTION}"
         self._open, asked = {}, []
         for node in nodes:
             if node in self.aside:
@@ -171,11 +178,11 @@ class Talk:
             for name, value in (more or {}).items():
                 records["config"].setdefault(name, value)
             self._open[node] = _Open(ask, sent.shape, None if own is None else own[node], places)
-            asked.append(make(node, records, self.timeout, str(ask.number), ACTION))
+            asked.append(message_to(node, kind, records, self.timeout, ask.number))
         return asked
 
     def heard(self, replies: Iterable[Reply]) -> dict[int, NodeAnswer]:
-        """Answers by node, of those that can be taken; no user is in two of them."""
+        """Answers by node, of those that can be taken."""
         found: dict[int, NodeAnswer] = {}
         for reply in replies:
             if reply.message is None:
@@ -185,14 +192,12 @@ class Talk:
                 found[reply.node] = self._read(reply.node, reply.message)
             except Refused as error:
                 self._set_aside(reply.node, str(error))
-        owners: dict[Any, list[int]] = {}
-        for node, one in found.items():
-            for user in one.users.tolist():
-                owners.setdefault(user, []).append(node)
-        for user, nodes in owners.items():
-            for node in nodes if len(nodes) > 1 else ():
-                self._set_aside(node, f"user {user!r} is named by another node as well")
-                found.pop(node, None)
+        for node, why in alike({node: one.table for node, one in found.items()}):
+            self._set_aside(node, why)
+            del found[node]
+        new = {n: one.users for n, one in found.items() if self._open[n].own is None}
+        for node, users in within_nodes(new).items():
+            found[node] = replace(found[node], users=users)
         return {node: found[node] for node in sorted(found)}
 
     def _read(self, node: int, message: Message) -> NodeAnswer:
@@ -200,16 +205,13 @@ class Talk:
         if open_.own is None or open_.places is None:
             return read_answer(self.request, open_.ask, open_.shape, node, message)
         users, groups = open_.own
-        one = read_answer(self.request, open_.ask, open_.shape, node, message, users.tolist())
+        sent = own_ids(users).tolist()
+        one = read_answer(self.request, open_.ask, open_.shape, node, message, sent)
         with refusing():
             same = np.array_equal(one.labels, open_.places)
             expect(same, "it answers to other models than its users' own")
-        return replace(one, labels=groups)
+        return replace(one, users=users, labels=groups)
 
     def _set_aside(self, node: int, why: str) -> None:
         self.aside[node] = why
         log.warning("Node %d is set aside: %s", node, why)
-
-    def listed(self) -> tuple[SetAside, ...]:
-        """What was set aside, for people."""
-        return tuple(SetAside(f"node {n}", why) for n, why in sorted(self.aside.items()))

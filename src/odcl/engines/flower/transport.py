@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from flwr.app import Message, MessageType, RecordDict
+from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 MOST_TEXT = 300  # characters of a reason that came from a node
@@ -41,42 +41,37 @@ def wait_for_nodes(
     wanted: int,
     seconds: float,
     *,
+    least: int = 0,
     heard: Iterable[int] = (),
     known: Iterable[int] = (),
 ) -> list[int]:
     """Ids of the nodes that are connected, once ``wanted`` are or the time is up.
 
-    Nodes that were ``heard`` count whether they are connected or not; those ``known`` do not.
+    Nodes that were ``heard`` count whether they are connected or not; those ``known`` do not. Fewer
+    than ``least`` are an error.
     """
     end, pause = time.monotonic() + seconds, _FIRST
     heard, known = set(heard), set(known)
     while True:
         nodes = sorted(set(grid.get_node_ids()) - known)
-        if len(heard | set(nodes)) >= wanted or time.monotonic() >= end:
+        n = len(heard | set(nodes))
+        if n >= wanted or (n >= least and time.monotonic() >= end):
             return nodes
+        if time.monotonic() >= end:
+            raise ValueError(
+                f"{len(nodes)} node{'s' * (len(nodes) != 1)} connected within {seconds:g} s, and "
+                f"{least} replies are needed: start more nodes, wait longer (wait), or ask for "
+                "fewer (min_replies)."
+            )
         time.sleep(max(0.0, min(pause, end - time.monotonic())))
         pause = min(1.5 * pause, _LAST)
 
 
-def train_message(
-    node: int, content: RecordDict, timeout: float, group: str, action: str = ""
+def message_to(
+    node: int, kind: str, content: RecordDict, timeout: float, number: int = 1
 ) -> Message:
-    """A message to a node's train function; ``action`` names another than the default one."""
-    return _message(MessageType.TRAIN, node, content, timeout, group, action)
-
-
-def evaluate_message(
-    node: int, content: RecordDict, timeout: float, group: str, action: str = ""
-) -> Message:
-    """The same to its evaluate function."""
-    return _message(MessageType.EVALUATE, node, content, timeout, group, action)
-
-
-def _message(
-    kind: str, node: int, content: RecordDict, timeout: float, group: str, action: str
-) -> Message:
-    kind = f"{kind}.{action}" if action else kind
-    return Message(content, node, kind, ttl=timeout + _SLACK, group_id=group)
+    """A message of a round to a node; ``kind`` is that of its function: train, evaluate.rounds."""
+    return Message(content, node, kind, ttl=timeout + _SLACK, group_id=str(number))
 
 
 def replies(

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from odcl._typing import Array, Ints
+from odcl.artifact.arrays import id_from_json
 from odcl.data.schema import check_columns
 from odcl.data.stores import store_tables
 from odcl.data.tables import read_column_names, read_table
@@ -128,24 +129,28 @@ def try_out(
             for line in _set_aside(deployment.logs / "run.log", site_of):
                 error.add_note(line)
             raise error
-        found = _models(tables, models, result, config["user"])
+        found = _models(deployment, tables, config["user"])
         return Trial(deployment, tuple(tables), run_id, *found, result)
     except BaseException:
         deployment.down()
         raise
 
 
-def _models(
-    sites: Iterable[str], models: Path, result: Path, user: str
-) -> tuple[Array, Ints, Ints]:
-    """Users and groups as every node kept them, and the rows that each user's model is of."""
-    kept = [read_table(models / f"{site}.csv", text=(user,)) for site in sites]
+def _models(up: Deployment, sites: Iterable[str], user: str) -> tuple[Array, Ints, Ints]:
+    """Users and groups as every node kept them, and the rows that each user's model is of.
+
+    The server may know users by digests: it names those of a node in the node's own order.
+    """
+    result = up.folder / "result"
+    kept = [read_table(up.folder / "models" / f"{site}.csv", text=(user,)) for site in sites]
     users = np.array([name for own in kept for name in own[user].to_pylist()])
     labels = np.array([label for own in kept for label in own["group"].to_pylist()])
     listed = read_table(result / "assignment.csv", text=(user,))
     rows = dict(zip(listed[user].to_pylist(), listed["rows"].to_pylist(), strict=True))
+    nodes = json.loads((result / "nodes.json").read_text(encoding="utf-8"))["nodes"]
+    called = [id_from_json(one) for site in sites for one in nodes[up.registered[site]]["users"]]
     order = np.argsort(users, kind="stable")
-    return users[order], labels[order], np.array([rows[name] for name in users[order].tolist()])
+    return users[order], labels[order], np.array([rows[str(one)] for one in called])[order]
 
 
 def _set_aside(log: Path, site_of: Mapping[str, str], most: int = 5) -> list[str]:

@@ -16,8 +16,9 @@ from odcl.data.federation import Federation
 from odcl.data.source import federation_from_table
 from odcl.data.stores import store_tables
 from odcl.data.write import write_table
+from odcl.engines.files.envelope import Refused
 from odcl.engines.flower import NodeData, NodeModels, make_client_app
-from odcl.errors import InputError, Setting
+from odcl.errors import InputError, Rule, Setting
 
 
 def load(context: Context) -> NodeData:
@@ -36,11 +37,11 @@ def rows_of(context: Context) -> Federation:
     if "data" in node:
         return read(node["data"], config)
     if "partition-id" not in node:
-        raise ValueError("This node has no rows: start it with --node-config 'data=\"FILE\"'.")
+        raise Refused("This node has no rows: start it with --node-config 'data=\"FILE\"'.")
     everybody = read(config["data"] or store_tables(0)[0], config)
     mine = np.arange(node["partition-id"], everybody.n_users, node["num-partitions"])
     if len(mine) == 0:
-        raise ValueError(f"There are more nodes than the {everybody.n_users} users of the table.")
+        raise Refused(f"There are more nodes than the {everybody.n_users} users of the table.")
     return everybody.take(mine)
 
 
@@ -54,10 +55,11 @@ def read(table: Any, config: Mapping[str, Any]) -> Federation:
         advice = [part for part in error.args if isinstance(part, Setting)]
         if not any(one.name == "categorical" for one in advice):
             raise
-        seen = str(error).partition(" Say ")[0]
-        raise ValueError(f"{seen} Write categories as columns of 0 and 1, at all nodes.") from None
+        said = error.args[: error.args.index(advice[0]) - 1]
+        write = Rule("Write categories as columns of 0 and 1, at all nodes.")
+        raise InputError(*said, write) from None
     if list(schema.columns) != features:
-        raise ValueError(
+        raise Refused(
             "A column holds categories, which every node would number in its own way: write them "
             "as columns of 0 and 1 that all nodes agree on."
         )
