@@ -44,7 +44,7 @@ def _verdict(d: Drift) -> str:
         by = ", ".join(f"{name} by {size:+.3g}" for name, size in d.shifts[k].items())
         who = "all users" if len(d.groups) == 1 else f"group {k}"
         why.append(f"{who} moved{f' ({by})' * bool(by)}")
-    if d.noise > NOISIER:
+    if d.noise > NOISIER and not why:
         why.append(f"a typical user's rows scatter {d.noise:.2g} times as far as in the fit")
     if len(d.moved):
         why.append(f"{count(len(d.moved), 'user')} moved one by one")
