@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 from scipy.special import stdtr, stdtrit
 
+from odcl.mixed.expected import predicted
+
 
 def coefficients(p):
     """[coefficients, intercept] of every user in the table's units, and standard errors."""
@@ -51,6 +53,19 @@ def interval(p, X, users, coverage=0.9):
     tail, scales = (1 - coverage) / 2, np.sqrt(variances)
     low = _mixture_quantile(tail, r, means, scales, dof)
     return low, _mixture_quantile(1 - tail, r, means, scales, dof)
+
+
+def predict_site(p, Z, users):
+    """E of the target over groups and models, for design rows Z of the batch's ``users``."""
+    D, dim = p.n_logits, Z.shape[1]
+    total = 0.0
+    for j, k in np.ndindex(*p.shares.shape[1:]):
+        m = (p.mu[users, j, k].reshape(-1, D, dim) @ Z[..., None])[..., 0]
+        V = p.V[users, j, k].reshape(-1, D, dim, D, dim)
+        part = predicted(p.loss, m, np.einsum("nd,nadce,ne->nac", Z, V, Z))
+        r = p.shares[users, j, k]
+        total = total + r.reshape(-1, *[1] * (part.ndim - 1)) * part
+    return total
 
 
 def _mixture_quantile(p, r, means, scales, dof):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from odcl._typing import Floats
+from odcl._typing import Floats, Ints
 from odcl.mixed.coordinates import Coordinates
 from odcl.mixed.em import Fit
 from odcl.mixed.mixture import (

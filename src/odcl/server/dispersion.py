@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 from scipy.optimize import minimize_scalar
-from scipy.special import chdtri
-from scipy.special import digamma, polygamma
+from scipy.special import chdtri, digamma, polygamma
 
 from odcl._typing import Bools, Floats, Ints
 from odcl.exchange.upload import Uploads
