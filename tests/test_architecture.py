@@ -48,6 +48,7 @@ ROOMS = (
 DOORS = {
     ("odcl.clustering.convex.clusterpath.ClusterPath.plot", "report"): "path.plot()",
     ("odcl.diagnose.diagnosis.Diagnosis.__str__", "report"): "print(diagnosis)",
+    ("odcl.diagnose.drift.Drift.__str__", "report"): "print(drift)",
     ("odcl.engines.files.combine.CombinedRound.__str__", "report"): "print(round)",
     ("odcl.engines.files.combine._diagnosis", "diagnose"): "the verdict that sites receive",
     ("odcl.engines.files.last_step.SiteModels.estimator", "estimators"): "models that predict",

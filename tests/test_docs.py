@@ -27,6 +27,7 @@ from tests.pages import (
     commands,
     run_elsewhere,
     run_in,
+    run_line,
     run_page,
     same,
 )
@@ -55,16 +56,49 @@ def test_the_readmes_first_screen_is_what_the_commands_print(command):
     assert said.out.replace(drawn, "") == shown.replace(drawn, "")
     assert command("predict", "run", "new_days.csv", "--interval", "0.9", "-q").code == 0
     assert command("assign", "run", "new_stores.csv", "--add", "-q").out.count("joins") == 4
+    said = command("diagnose", "run", "--table", "this_week.csv")
+    assert said.out.startswith("The models hold.")
     assert command("update", "run", "this_week.csv", "-q").code == 0
     assert command("diagnose", "run").out.startswith("One shot is enough.")
 
 
-def test_the_readmes_commands_of_a_federation_by_file_can_be_parsed():
-    text = README.split("## Federation by file")[1]
-    lines = re.findall(r"^\$ odcl (.*?)(?:  +#.*)?$", text, flags=re.MULTILINE)
-    assert len(lines) >= 5
+def test_the_readmes_commands_can_be_parsed():
+    lines = re.findall(r"^\$ odcl (.*?)(?:  +#.*)?$", README, flags=re.MULTILINE)
+    assert len(lines) >= 15
     for line in lines:
         parse(shlex.split(line))
+
+
+def test_the_readmes_federation_by_file_runs_as_it_is_written(command):
+    """North's commands; two more sites have sent theirs meanwhile."""
+    text = README.split("## Federation by file")[1].split("## ")[0]
+    rng = np.random.default_rng(0)
+    for name in ("visits", "new_visits", "east", "south"):
+        age, bmi = rng.normal(60, 15, 40), rng.normal(27, 4, 40)
+        stay = 1 + 0.05 * age + 0.1 * bmi + rng.normal(size=40)
+        write_table(Path(f"{name}.csv"), {"age": age, "bmi": bmi, "stay": stay})
+    for line in re.findall(r"^\$ (.*)$", text, flags=re.MULTILINE):
+        if line.startswith("odcl combine"):
+            for site in ("east", "south"):
+                fit = f"site fit task.toml {site}.csv --site {site} --out uploads/{site}.upload"
+                assert command(*fit.split()).code == 0
+        run_line(line)
+    assert len(Path("predictions.csv").read_text().splitlines()) == 41
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_readmes_python_runs_as_it_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pandas = pytest.importorskip("pandas")
+    stores, days, *_ = (pandas.DataFrame(columns) for columns in store_tables(0))
+    ran = list(
+        run_page(
+            README.split("## Which method when")[0].split("The same in Python")[1],
+            {"table": stores, "new_rows": days},
+        )
+    )
+    assert "odcl" in ran[0].printed
+    assert ran[1].printed in README
 
 
 def test_the_page_on_security_knows_the_cards_fields_and_defaults():
@@ -76,6 +110,14 @@ def test_the_page_on_security_knows_the_cards_fields_and_defaults():
     assert "| `short_terms` | false |" in text
     for given in (plain, Task("stay", (Feature("age"),), "y", Risk("poisson", 0.0, True))):
         assert all(f"`{name}`" in text for name in given.leaves)
+
+
+def test_the_papers_page_shows_a_file_of_methods_that_stands_alone(methods_as_they_were):
+    """``odcl reproduce figure-mse --methods mine.py`` loads it without the rest of the page."""
+    page = blocks((DOCS / "tutorials" / "paper.md").read_text(encoding="utf-8"))
+    (code,) = (b.text for b in page if "baselines.register(" in b.text and b.language == "python")
+    exec(compile(code, "mine.py", "exec"), {})
+    assert "ward" in baselines.METHODS
 
 
 # -- the site --------------------------------------------------------------------------------------

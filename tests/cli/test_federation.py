@@ -415,6 +415,45 @@ def test_several_users_of_a_site(command, sent):
     assert "B" in said.out
 
 
+def test_receive_finds_the_users_column_or_says_which_option_is_missing(command, sent):
+    both = pd.concat([sent["north"].assign(ward="A"), sent["south"].assign(ward="B")])
+    fit = "site fit task.toml both.csv --site both --user ward --out uploads/both.upload"
+    save_csv(both, "both.csv")
+    assert command(*fit.split()).code == 0
+    assert command("combine", "task.toml", "uploads", "--out", "round").code == 0
+    receive = ("site", "receive", "task.toml", "uploads/both.upload", "round/both.download")
+    assert "both: 2 users" in command(*receive, "both.csv", "--out", "model").out
+    assert "\nB,25," in command("predict", "model", "both.csv").out
+    save_csv(both.assign(night=both.ward), "two.csv")
+    said = command(*receive, "two.csv", "--out", "other")
+    assert said.code == 2
+    assert "The upload has 2 users, and in this table ward, night could each name them" in said.err
+    assert "--user COLUMN" in said.err
+    save_csv(both.drop(columns="ward"), "none.csv")
+    assert "no column has 2 values" in command(*receive, "none.csv", "--out", "other").err
+
+
+def test_a_word_that_the_card_does_not_list_counts_as_other_and_is_named_at_the_site(command, sent):
+    names = "--features a,b,c --category c=p,q --target y --minimum-rows 1 --minimum-group 1"
+    assert command(*f"task new {names} --other c --out other.toml".split()).code == 0
+    Path("sent").mkdir()
+    for site, table in sent.items():
+        new = table.replace({"c": {"q": "tent"}}) if site == "north" else table
+        save_csv(new, f"{site}.csv")
+        fit = f"site fit other.toml {site}.csv --site {site} --out sent/{site}.upload"
+        said = command(*fit.split())
+        assert ("12 rows with a new level of 'c' (tent), read as 'other'" in said.err) == (
+            site == "north"
+        )
+    assert command(*["combine", "other.toml", "sent", "--out", "round"]).code == 0
+    files = "other.toml sent/north.upload round/north.download north.csv"
+    assert "'c' (tent), read" in command(*f"site receive {files} --out model".split()).err
+    said = command("predict", "model", "north.csv")
+    assert said.code == 0
+    assert "12 rows with a new level of 'c' (tent), read as 'other'" in said.err
+    assert "'c' (tent), read" in command(*["task", "check", "other.toml", "north.csv"]).out
+
+
 def test_a_late_site_is_placed_by_assign(command, sent):
     Path("uploads/lake.upload").rename("lake.upload")
     assert command("combine", "task.toml", "uploads", "--out", "round").code == 0

@@ -97,7 +97,7 @@ def test_a_category_that_was_not_in_the_fit_is_refused_or_read_as_the_commonest(
     assert "'town' has level 'Rom' in row 1" in said.err
     assert "--unseen reference" in said.err
     said = command("predict", "run", "new.csv", "--unseen", "reference")
-    assert said.err == "odcl: 5 rows with a new level of 'town', read as 'Ulm'\n"
+    assert said.err == "odcl: 5 rows with a new level of 'town' (Rom), read as 'Ulm'\n"
     frame.loc[frame.index < 5, "town"] = "Ulm"
     assert command("predict", "run", save_csv(frame, "ulm.csv")).out == said.out
 

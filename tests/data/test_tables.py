@@ -534,7 +534,7 @@ def test_ids_and_levels_are_recognised_in_another_type(fitted, later, unknown):
     old = schema.encode(table)
     encoded = schema.encode(new, with_target=False, unseen="reference")
     assert encoded.y is None
-    assert encoded.unseen == {"code": 1}
+    assert encoded.unseen == {("code", unknown): 1}
     assert encoded.users[2] == unknown
     assert set(encoded.users[:2].tolist()) <= set(old.users.tolist())
     message = refusal(schema.encode, new, with_target=False)

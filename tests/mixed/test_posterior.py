@@ -15,6 +15,7 @@ from odcl.mixed.posterior import Download, download_of, posterior
 from odcl.mixed.search import search
 from odcl.mixed.terms import data_terms, quadratics
 
+from .predictions import coefficients, components, interval, predict, predict_std
 from .worlds import dense_log_density, rows_of, seen
 
 
@@ -65,11 +66,11 @@ def test_the_posterior_is_bayes_formula():
 def test_coefficients_and_errors_are_those_of_the_predictions():
     *_, at, q = small()
     got = posterior(q, some_download(at, C=0.3))
-    raw, errors = got.coefficients()
+    raw, errors = coefficients(got)
     new, who = np.random.default_rng(1).standard_normal((5, 2)), np.arange(5)
     line = (new * raw[:, :-1]).sum(axis=1) + raw[:, -1]
-    assert_allclose(got.predict(new, who), line, atol=1e-10)
-    at_zero = got.predict_std(np.zeros((5, 2)), who)
+    assert_allclose(predict(got, new, who), line, atol=1e-10)
+    at_zero = predict_std(got, np.zeros((5, 2)), who)
     noise = at.target_scale**2 * got.s2
     assert_allclose(errors[:, -1] ** 2 + noise, at_zero**2, rtol=1e-9)
 
@@ -87,8 +88,8 @@ def test_what_a_center_is_not_known_to_is_added_through_what_the_user_does_not_k
 def test_an_interval_is_cut_at_the_mixtures_quantiles():
     X, _, users, _, at, q = small()
     got = posterior(q, some_download(at, C=0.1))
-    r, means, variances = got.components(X, users)
-    for p, bound in zip((0.05, 0.95), got.interval(X, users), strict=True):
+    r, means, variances = components(got, X, users)
+    for p, bound in zip((0.05, 0.95), interval(got, X, users), strict=True):
         below = stats.t.cdf((bound[:, None] - means) / np.sqrt(variances), 100.0)
         assert_allclose((r * below).sum(axis=1), p, atol=1e-9)
 
@@ -121,7 +122,7 @@ def test_intervals_cover_held_out_rows():
         X, y, users, old = grouped(seed, own_noise=seed % 2 == 0)
         _, at, q = seen(X[old], y[old], users[old])
         got = posterior(q, download_of(search(q), at))
-        low, high = got.interval(X[~old], users[~old])
+        low, high = interval(got, X[~old], users[~old])
         covered.append(np.mean((low <= y[~old]) & (y[~old] <= high)))
     assert 0.88 <= np.mean(covered) <= 0.92
     assert np.min(covered) >= 0.83
@@ -144,7 +145,7 @@ def test_a_user_without_rows_has_the_mixtures_mean():
     nobody = quadratics(data_terms(X[:0], y[:0], users[:0], 1), at)
     got = posterior(nobody, down)
     assert_allclose(got.mean()[0], down.weights @ down.centers, atol=1e-10)
-    low, high = got.interval(X[:3], np.zeros(3, int))
+    low, high = interval(got, X[:3], np.zeros(3, int))
     assert (low < high).all()
 
 

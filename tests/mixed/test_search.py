@@ -21,6 +21,7 @@ from odcl.mixed.posterior import download_of, posterior
 from odcl.mixed.search import _candidates, sample_by_id, search
 from odcl.mixed.starts import kmeans_seeds, lloyd
 
+from .predictions import coefficients, predict, predict_std
 from .worlds import rows_of, seen
 
 
@@ -67,7 +68,7 @@ def test_the_papers_worlds_are_found_and_fitted_like_an_oracle(n_samples, n_clus
     got = posterior(q, download_of(fit, at))
     assert same_partition(fit.responsibilities.argmax(axis=1), fed.groups)
     assert (fit.spread.shape == "zero") is (tau == 0)
-    error = ((got.coefficients()[0][:, :-1] - fed.optima) ** 2).sum()
+    error = ((coefficients(got)[0][:, :-1] - fed.optima) ** 2).sum()
     assert error <= 1.1 * oracle_error(fed, fed.groups, tau)
 
 
@@ -183,8 +184,8 @@ def test_a_level_that_a_user_never_saw_is_no_group():
     _, at, q = seen(X, y, users)
     fit = search(q)
     assert fit.n_groups == 1
-    got = posterior(q, download_of(fit, at)).predict(
-        np.tile(np.eye(8), (40, 1)), users[::14].repeat(8)
+    got = predict(
+        posterior(q, download_of(fit, at)), np.tile(np.eye(8), (40, 1)), users[::14].repeat(8)
     )
     assert_allclose(got.reshape(40, 8), np.tile(np.arange(8.0), (40, 1)), atol=0.6)
 
@@ -210,7 +211,7 @@ def test_targets_without_noise_are_ordinary(target):
     X, _, users = rows_of(np.zeros((12, 3)), 6)
     y = {"constant": np.full(72, 5.0), "exact": X[:, 0], "copies": 1.0 * (users % 2)}[target]
     _, at, q = seen(X, y, users)
-    got = posterior(q, download_of(search(q), at)).predict(X, users)
+    got = predict(posterior(q, download_of(search(q), at)), X, users)
     assert_allclose(got, y, atol=1e-3)
 
 
@@ -226,7 +227,7 @@ def predictions(X, y, users, new):
     got = posterior(q, download_of(search(q), at))
     n_users = len(q)
     rows, who = np.tile(new, (n_users, 1)), np.repeat(np.arange(n_users), len(new))
-    return got.predict(rows, who).reshape(n_users, len(new)), got.predict_std(rows, who)
+    return predict(got, rows, who).reshape(n_users, len(new)), predict_std(got, rows, who)
 
 
 @settings(max_examples=12, deadline=None)

@@ -22,6 +22,8 @@ from odcl.mixed.terms import data_terms
 from odcl.mixed.variational import variational
 from odcl.risk.risk import SITE_WIDTHS
 
+from .predictions import predict_site
+
 
 def middle(*args, **kwargs):
     """Sites of the middle width."""
@@ -259,7 +261,7 @@ def test_the_last_step_beats_one_model_for_all_and_one_each(K):
         np.zeros((100, 8)), np.diag(prior_sd(8)),
     )  # fmt: skip
     alone = expit((Z[~old] * own.mu[users[~old]]).sum(axis=1))
-    ours = divergence(got.predict(Z[~old], users[~old]))
+    ours = divergence(predict_site(got, Z[~old], users[~old]))
     from sklearn.linear_model import LogisticRegression
 
     pooled = LogisticRegression(C=10).fit(Z[old], y[old]).predict_proba(Z[~old])[:, 1]
@@ -278,7 +280,7 @@ def test_three_classes_are_fitted_and_predicted():
     q = middle("multinomial", Z, y, users, 40, n_classes=3)
     fit = search(q)
     got = site_posterior("multinomial", Z, y, users, 40, download_of(fit, at), n_classes=3)
-    p = got.predict(Z, users)
+    p = predict_site(got, Z, users)
     assert_allclose(p.sum(axis=1), 1, atol=1e-12)
     truth = np.exp(z) / np.exp(z).sum(axis=1, keepdims=True)
     assert fit.n_groups == 1
@@ -291,7 +293,7 @@ def test_a_user_without_rows_gets_the_mixture():
     assert_allclose(q.A[6], 0)
     at = coordinates(data_terms(Z[:, 1:], y, users, 7))
     got = site_posterior("logistic", Z, y, users, 7, download_of(search(q), at))
-    assert np.isfinite(got.predict(Z[:2], np.array([6, 6]))).all()
+    assert np.isfinite(predict_site(got, Z[:2], np.array([6, 6]))).all()
 
 
 def test_as_many_hits_as_misses_at_one_place_are_curved_all_the_same():

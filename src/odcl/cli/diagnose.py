@@ -21,11 +21,11 @@ from odcl.cli.console import (
 from odcl.cli.fit import METHOD, estimator_settings, fit_source, method_of, read_named
 
 if TYPE_CHECKING:
-    from odcl.diagnose import Diagnosis
+    from odcl.diagnose import Diagnosis, Drift
     from odcl.report.progress import Silent
 
 # The diagnosis, the users' column, what is to be said, and how its page is made.
-Found = tuple["Diagnosis", str, list[str], Callable[["Diagnosis"], bytes]]
+Found = tuple["Diagnosis | Drift", str, list[str], Callable[[Any], bytes]]
 
 _ABOUT = """\
 Tell whether one shot is enough for a table, and if not, what to do.
@@ -41,12 +41,17 @@ _EXAMPLES = """\
 examples:
   odcl diagnose sales.csv --user store --target sales
   odcl diagnose run --out users.csv
+  odcl diagnose run --table this-month.csv
   odcl diagnose sales.csv --user store --target sales --paper
 
 A RUN keeps what its users uploaded, and is diagnosed from that. With TABLE it
 is fitted again on the table's rows, with its own columns and settings: for a
 run of --paper, whose users send nothing about their noise, that tells more. A
-RUN of a table in pieces keeps 2,000 users' uploads: it is diagnosed from those."""
+RUN of a table in pieces keeps 2,000 users' uploads: it is diagnosed from those.
+
+--table asks another question: do the models still hold on new rows? Errors are
+compared with those that the models promise, user by user and group by group.
+The answer: the models hold; update some users; or refit."""
 
 
 def add(some: Any) -> opt.Parser:
@@ -65,6 +70,8 @@ def add(some: Any) -> opt.Parser:
     out = (Path, f"{about} [default: none]")
     page = (Path, "HTML file for the same with pictures, every user by itself [default: none]")
     force = "replace FILE if it exists"
+    text = "new rows of RUN's users: do its models still hold? [default: none]"
+    opt.path(more, "--table", "NEW", text, dest="new")
     opt.add_options(more, {"--out FILE": out, "--page FILE": page, "--force": force})
     opt.missing(more, None)
     opt.seed(more)
@@ -75,7 +82,10 @@ def add(some: Any) -> opt.Parser:
 def run(options: Namespace) -> None:
     from odcl.data.write import beside
 
-    check_out_file(options, run=options.source, table=options.table or options.source)
+    table = options.new or options.table or options.source
+    check_out_file(options, run=options.source, table=table)
+    if options.new is not None and (options.table or options.page):
+        raise opt.UsageError("--table NEW takes neither a TABLE nor --page.", "odcl diagnose")
     if options.page is not None:
         check_file_place(options.page)
         check_replace(options.page, options.force)
@@ -110,8 +120,9 @@ def _diagnosed(options: Namespace, progress: Silent) -> Found:
 
 def _of_table(options: Namespace, progress: Silent) -> Found:
     """Fit a table and diagnose the fit; its rows tell the noise in the paper's setting too."""
-    if options.table is not None:
-        text = f"{options.source} is not a run of `odcl fit`, so {options.table} is one too many."
+    if options.table or options.new:
+        more = options.table or options.new
+        text = f"{options.source} is not a run of `odcl fit`, so {more} is one too many."
         raise opt.UsageError(text, "odcl diagnose")
     for name in ("user", "target"):
         if getattr(options, name) is None:
@@ -142,8 +153,15 @@ def _of_run(options: Namespace, progress: Silent) -> Found:
     from sklearn.base import clone
 
     from odcl.cli.run_folder import open_run, rows_by_user
+    from odcl.data.design import DesignRows
 
-    model, schema = open_run(options.source, with_target=options.table is not None)
+    table = options.table or options.new
+    model, schema = open_run(options.source, with_target=table is not None)
+    if options.new is not None:
+        rows, notices = rows_by_user(options.new, schema, options.missing)
+        users = rows.users[rows.row_user] if schema.user else None
+        held = model.drift(DesignRows(rows.X), rows.y, users)
+        return held, schema.user, notices, partial(_of_folder, options)
     if options.table is None and model.uploads_ is None:
         raise ValueError(
             f"{options.source} was written without its users' uploads, which were too large to "

@@ -50,7 +50,7 @@ def run(options: Namespace) -> None:
     from odcl.engines.files.names import belongs_to, check_site
     from odcl.engines.files.task import Task
     from odcl.engines.files.upload import ENDING, fit_site
-    from odcl.report.text import count, in_bytes
+    from odcl.report.text import about_values, count, in_bytes
 
     out: Path = options.out
     if out.suffix != ENDING or not belongs_to(out.stem, check_site(options.site)):
@@ -65,7 +65,8 @@ def run(options: Namespace) -> None:
         shown.stage("fitting")
         sent = fit_site(task, options.table, site=options.site, user=options.user, key=options.key)
         sent.write(out)
-    for text in (*sent.leaving.sentences(task.smallest_cell), *unsigned(task)):
+    told = about_values(sent.table.schema, sent.table.counts, task.missing)
+    for text in (*told, *sent.leaving.sentences(task.smallest_cell), *unsigned(task)):
         say(text, options)
     n, rows = len(sent.uploads), int(sent.uploads.n_samples.sum())
     file, size = shlex.quote(str(out)), in_bytes(len(sent.content))

@@ -36,7 +36,7 @@ def add(some: Any) -> opt.Parser:
     group = parser.add_argument_group("options")
     opt.path(group, "--out", "MODEL", "folder for the models (required)", required=True)
     opt.force(group)
-    text = "column that names the user of each row, as in `odcl site fit` [default: one user]"
+    text = "column that names the user of each row [default: the one that gives UPLOAD's users]"
     opt.add_options(group, {"--user COLUMN": (str, text)})
     opt.quiet(group)
     return parser
@@ -45,7 +45,7 @@ def add(some: Any) -> opt.Parser:
 def run(options: Namespace) -> None:
     from odcl.artifact.folder import check_artifact_place
     from odcl.engines.files.last_step import receive
-    from odcl.report.text import count
+    from odcl.report.text import about_values, count
 
     check_artifact_place(options.out, force=options.force)
     with watched(options) as shown:
@@ -58,7 +58,8 @@ def run(options: Namespace) -> None:
     print(f"{site.site}: {count(len(site.users), 'user')}. {groups.reason}")
     print(groups.diagnosis)
     print(_members(site))
-    for text in unsigned(site.task):
+    told = about_values(site.table.schema, site.table.counts, site.task.missing)
+    for text in (*told, *unsigned(site.task)):
         say(text, options)
     if len(site.left_out):
         say(f"{count(len(site.left_out), 'user')} sent nothing, and have no model", options)

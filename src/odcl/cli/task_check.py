@@ -57,17 +57,16 @@ def run(options: Namespace) -> None:
 
 def _check(task: Any, options: Namespace) -> None:
     from odcl.engines.files.site import may_leave, read_site
-    from odcl.report.text import count
+    from odcl.report.text import about_values, count
 
     site = read_site(task, options.table, options.user)
     leaving = may_leave(site)
     rows = site.rows
     print(f"{options.table} fits: {count(len(rows.y), 'row')}, {count(rows.n_users, 'user')}.")
-    if site.n_dropped:
-        print(f"{count(site.n_dropped, 'row')} left out for want of a value.")
     sent = count(len(leaving.users), "user")
     print(f"{sent} with {count(len(leaving.rows.y), 'row')} would enter the upload.")
-    for text in leaving.sentences(task.smallest_cell):
+    told = about_values(site.schema, site.counts, task.missing)
+    for text in (*told, *leaving.sentences(task.smallest_cell)):
         print(f"{text[0].upper()}{text[1:]}.")
     for text in _scale_notes(task, rows):
         say(text, options)

@@ -25,8 +25,8 @@ _EXAMPLES = """\
 examples:
   odcl task new --features age,bmi --target outcome --loss logistic \\
       --classes no,yes --out task.toml
-  odcl task new --features age,sex --category sex=f,m --target stay \\
-      --out task.toml
+  odcl task new --features age,ward --category ward=a,b --other ward \\
+      --target stay --out task.toml
   odcl task new --features age,bmi --target outcome --loss logistic \\
       --scale-from public.csv --out task.toml"""
 
@@ -83,6 +83,9 @@ def add(some: Any) -> opt.Parser:
     group.add_argument("--target", metavar="COLUMN", required=True, help="to predict (required)")
     text = "a column that holds categories, with its levels, the reference first; once per column"
     group.add_argument("--category", metavar="NAME=A,B", action="append", default=[], help=text)
+    many = {"metavar": "COLUMNS", "action": "append", "default": []}
+    text = "categories whose levels that are not listed count as `other`, a level of its own"
+    group.add_argument("--other", **many, help=f"{text} [default: a site's table is refused]")
     opt.path(group, "--out", "FILE", "the card to write (required)", required=True)
     opt.add_options(group, {**_OPTIONS, "--force": "replace FILE if it exists"})
     opt.quiet(group)
@@ -150,13 +153,15 @@ def _columns(options: Namespace, loss: str) -> tuple[tuple[Feature, ...], tuple[
             raise opt.UsageError(f"--category {text!r} is not NAME=A,B.", NAME)
         levels[name] = _values(listed)
     names = opt.column_names(options.features, ())
-    strange = [name for name in levels if name not in names]
-    if strange:
-        raise opt.UsageError(f"--category {strange[0]!r} is no feature.", NAME)
+    other = opt.column_names(options.other, ()) if options.other else ()
+    for option, listed in (("category", levels), ("other", other)):
+        strange = [name for name in listed if name not in names]
+        if strange:
+            raise opt.UsageError(f"--{option} {strange[0]!r} is no feature.", NAME)
     classes = None if options.classes is None else tuple(sorted(_values(options.classes)))
     classed = task_of(loss) == "classification"
     if options.scale_from is not None:
-        return _public(options, names, levels, classes, classed)
+        return _public(options, names, levels, other, classes, classed)
     if classed and classes is None:
         if loss == "multinomial":
             raise opt.UsageError(
@@ -164,13 +169,14 @@ def _columns(options: Namespace, loss: str) -> tuple[tuple[Feature, ...], tuple[
             )
         classes = (0, 1)
         say("classes 0 and 1: edit `classes` on the card if the target has other values", options)
-    return tuple(Feature(name, levels.get(name)) for name in names), classes
+    return tuple(Feature(name, levels.get(name), other=name in other) for name in names), classes
 
 
 def _public(
     options: Namespace,
     names: tuple[str, ...],
     levels: dict[str, tuple[Any, ...]],
+    other: tuple[str, ...],
     classes: tuple[Any, ...] | None,
     classed: bool,
 ) -> tuple[tuple[Feature, ...], tuple[Any, ...] | None]:
@@ -190,7 +196,7 @@ def _public(
         if name in levels or is_text(public[name].type):
             found = keys(public, name)
             own = levels.get(name) or fit_levels(name, found, found.codes >= 0)
-            features.append(Feature(name, own))
+            features.append(Feature(name, own, other=name in other))
             continue
         values = numbers(public, name)
         values = values[~np.isnan(values)][:, None]

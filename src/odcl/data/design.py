@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from odcl.data.columns import MOST_KEYS, Column, Keys, fit_levels, fit_mean, kin
 from odcl.errors import InputError, Row, Setting, did_you_mean, listing, show
 
 UNSEEN = ("error", "reference")
+OTHER = "other"  # the level that unknown ones count as, where a feature has agreed to that
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +37,7 @@ class Design:
     features: tuple[str, ...]
     levels: dict[str, tuple[Any, ...]]  # categorical feature -> its levels, the reference first
     fill: dict[str, float]  # numeric feature -> its mean in the fit
+    other: tuple[str, ...] = ()  # categorical features whose unknown levels count as "other"
 
     @classmethod
     def fit(cls, columns: Mapping[str, Column], keep: Bools) -> Design:
@@ -90,10 +93,10 @@ class Design:
 
     def rows(
         self, columns: Mapping[str, Column], rows: Ints, unseen: str = "error"
-    ) -> tuple[Floats, dict[str, int]]:
-        """The design matrix of the given rows, and unseen levels counted by column."""
+    ) -> tuple[Floats, dict[tuple[str, Any], int]]:
+        """The design matrix of the given rows, and how many hold each (column, unseen level)."""
         X = np.zeros((len(rows), len(self.columns)))
-        replaced: dict[str, int] = {}
+        replaced: dict[tuple[str, Any], int] = {}
         at = 0
         for name in self.features:
             column = columns[name]
@@ -102,7 +105,7 @@ class Design:
                 (hot,) = np.nonzero(level > 0)
                 X[hot, at + level[hot] - 1] = 1.0
                 at += len(self.levels[name]) - 1
-                replaced |= {name: strange} if strange else {}
+                replaced |= {(name, value): n for value, n in strange.items()}
             else:
                 values = column if len(rows) == len(column) else column[rows]
                 X[:, at] = values
@@ -112,11 +115,15 @@ class Design:
                 at += 1
         return X, replaced
 
-    def _level_codes(self, name: str, column: Keys, rows: Ints, unseen: str) -> tuple[Ints, int]:
+    def _level_codes(
+        self, name: str, column: Keys, rows: Ints, unseen: str
+    ) -> tuple[Ints, Counter[Any]]:
         """Position of each row's level (0, the reference, where there is none), unseen ones."""
         level = key_positions(column.values, self.levels[name])[column.codes[rows]]
         strange = level == -2
-        if strange.any() and unseen == "error":
+        if name in self.other:
+            level[strange] = self.levels[name].index(OTHER)
+        elif strange.any() and unseen == "error":
             row = int(rows[strange.argmax()])
             value = column.values[column.codes[row]]
             raise InputError(
@@ -127,7 +134,8 @@ class Design:
                 Setting("unseen", "reference"),
                 f" to read new levels as {show(self.levels[name][0])}.",
             )
-        return np.maximum(level, 0), int(strange.sum())
+        new = Counter(column.values[code] for code in column.codes[rows[strange]].tolist())
+        return np.maximum(level, 0), new
 
     def to_json(self) -> dict[str, Any]:
         """The design as a dict of JSON types; :meth:`from_json` gives it back exactly."""
@@ -135,6 +143,7 @@ class Design:
             "features": list(self.features),
             "levels": {name: list(levels) for name, levels in self.levels.items()},
             "fill": dict(self.fill),
+            **({"other": list(self.other)} if self.other else {}),
         }
 
     @classmethod
@@ -157,7 +166,10 @@ class Design:
         finite = all(type(mean) is float and math.isfinite(mean) for mean in fill.values())
         expect(finite, "a mean is no number")
         own = {name: tuple(own) for name, own in levels.items()}
-        return cls(tuple(features), own, fill).checked()
+        other = content.get("other", [])
+        listed = isinstance(other, list) and all(OTHER in own.get(name, ()) for name in other)
+        expect(listed, f"a feature counts unknown levels as {OTHER!r}, and has no such level")
+        return cls(tuple(features), own, fill, tuple(other)).checked()
 
 
 def expect(condition: Any, otherwise: str) -> None:

@@ -53,7 +53,7 @@ class Encoded:
     rows: Ints  # (n_rows,), position of each row in the table, from 0
     n_dropped: int  # rows of the table left out for want of a value
     missing: dict[str, int]  # column -> rows without a value there, dropped ones included
-    unseen: dict[str, int]  # column -> rows whose level was not in the fit, read as the reference
+    unseen: dict[tuple[str, Any], int]  # (column, level that the fit did not see) -> rows with it
 
     @property
     def users(self) -> Array:
@@ -109,6 +109,7 @@ class TableSchema:
     task: str  # "regression", "classification" or "count"
     classes: tuple[Any, ...] | None  # sorted; None unless task is "classification"
     user_kind: str  # "int", "float", "bool" or "text": the type of the ids in the fit
+    other: tuple[str, ...] = ()  # categorical features whose unknown levels count as "other"
 
     @classmethod
     def fit(
@@ -153,7 +154,7 @@ class TableSchema:
 
     @property
     def design(self) -> Design:
-        return Design(self.features, self.levels, self.fill)
+        return Design(self.features, self.levels, self.fill, self.other)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -177,8 +178,8 @@ class TableSchema:
         """The table as arrays. Columns the schema does not know are ignored.
 
         ``missing`` overrides the schema's own way. A level that was not in the fit is an error,
-        or with ``unseen="reference"`` counts as the reference level. A ``piece`` of a table may
-        have no row, or none to use.
+        or with ``unseen="reference"`` counts as the reference level; features in ``other`` count
+        it as "other". A ``piece`` of a table may have no row, or none to use.
         """
         table = table if piece else as_table(table)
         missing = self.missing if missing is None else missing
@@ -221,7 +222,9 @@ class TableSchema:
 
     def to_json(self) -> dict[str, Any]:
         """The schema as a dict of JSON types; :meth:`from_json` gives it back exactly."""
-        content = asdict(self) | self.design.to_json()
+        content = asdict(self)
+        del content["other"]  # the design says it, where there is one
+        content |= self.design.to_json()
         content["classes"] = None if self.classes is None else list(self.classes)
         return {"format": _FORMAT, **content}
 
@@ -265,9 +268,10 @@ def _checked_json(content: Any) -> dict[str, Any]:
             f"This table schema has format {found}, and this version of odcl reads format "
             f"{_FORMAT}: read it with the version that wrote it."
         )
+    content = {"other": [], **content}
     for text, odd in (("lacks", names - set(content)), ("adds", set(content) - {"format", *names})):
         expect(not odd, f"it {text} {listing(sorted(odd), 3)}")
-    user, target, features, _, _, missing, task, classes, kind = (
+    user, target, features, _, _, missing, task, classes, kind, _ = (
         content[field.name] for field in fields(TableSchema)
     )
     roles = [user, target, *(features if isinstance(features, list) else ())]
@@ -284,6 +288,7 @@ def _checked_json(content: Any) -> dict[str, Any]:
         **{name: content[name] for name in names},
         "features": design.features,
         "levels": design.levels,
+        "other": design.other,
         "classes": None if classes is None else tuple(classes),
     }
 

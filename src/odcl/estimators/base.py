@@ -299,6 +299,7 @@ class ODCLEstimator(LaterUsers):
             task="regression" if not hasattr(self, "classes_") else "classification",
             classes=tuple(self.classes_.tolist()) if hasattr(self, "classes_") else None,
             user_kind=kind_of(self.users_.tolist()),
+            other=design.other,
         )
 
     @property

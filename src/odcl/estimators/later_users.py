@@ -9,16 +9,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from sklearn.utils.validation import (
-    check_is_fitted,
-)
+from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d
 
 from odcl._typing import Array, Bools, Floats, Ints
-from odcl.data.federation import (
-    as_ids,
-    owner_ids,
-    positions,
-)
+from odcl.data.federation import Federation, as_ids, check_owners, owner_ids, positions
 from odcl.errors import InputError, Setting, show
 from odcl.estimators.for_newcomers import Known, OnRequest
 from odcl.estimators.table_input import TableInput
@@ -30,7 +24,7 @@ from odcl.server.update import place_of, with_more_rows
 from odcl.threads import one_thread
 
 if TYPE_CHECKING:
-    from odcl.diagnose import Diagnosis
+    from odcl.diagnose import Diagnosis, Drift
     from odcl.engines.dask.user_files import UserFiles
 
 
@@ -99,11 +93,12 @@ class LaterUsers(TableInput):
     def _assign(self, X: Any, y: Any, user: Any = None) -> Assignment:
         check_is_fitted(self, "theta_")
         rows, target = self._rows_of_one(X, y, user)
-        found = self._assigned(rows, target)
+        found = self.place(rows, target)
         coef, intercept = self._in_table_units(found.theta[None])
         return replace(found, coef=coef[0], intercept=intercept[0])
 
-    def _assigned(self, rows: Floats, target: Floats) -> Assignment:
+    def place(self, rows: Floats, target: Floats) -> Assignment:
+        """Where a user with these rows, scaled and encoded, belongs."""
         with one_thread(rows.shape[1]):
             if self.mixture_ is not None:
                 from odcl.server.mixed import assign_mixed
@@ -120,7 +115,7 @@ class LaterUsers(TableInput):
         if self.mixture_ is not None:
             from odcl.server.mixed import place_mixed, with_more_terms
 
-            more = self._assigned(rows, target)
+            more = self.place(rows, target)
             found = place_mixed(with_more_terms(old, more.upload), self.mixture_)
             return found.upload, (found.label, found.theta, found.probability), found.received
         upload = with_more_rows(old, rows, target, self.risk_)
@@ -225,7 +220,7 @@ class LaterUsers(TableInput):
             if at < 0:
                 raise ValueError(f"User {user!r} is not known: add it with add_user.")
             if all_rows:
-                found = self._assigned(rows, target)
+                found = self.place(rows, target)
                 place, upload = (found.label, found.theta, found.probability), found.upload
                 received = found.received
             elif self.uploads_ is None:
@@ -254,6 +249,25 @@ class LaterUsers(TableInput):
                 values[at] = value
                 setattr(self, name, values)
         return int(self.labels_[at])
+
+    def drift(self, X: Any, y: Any, users: Any = None) -> Drift:
+        """Do the models still hold on new rows? A :class:`odcl.diagnose.Drift`; nothing changes."""
+        check_is_fitted(self, "theta_")
+        from odcl.diagnose.drift import drift_of
+        from odcl.estimators.scattered import with_users_of
+
+        X, users = self._owned_rows(X, users)
+        y = self.risk_.loss.encode(self._encode_known(self._checked_target(column_or_1d(y))))
+        check_consistent_length(X, y)
+        ids = np.zeros(len(X), np.intp) if users is None else check_owners(users, len(X))
+        rows = Federation.from_arrays(X, y, ids)
+        by = with_users_of(self, rows.users)
+        if by.mixture_ is None or by.covariance_ is None:
+            raise InputError(
+                "What models promise of new rows is known for mixed groups: fit with ",
+                *(Setting("clusterer", "auto"), " and no other combine or refit."),
+            )
+        return drift_of(by, rows)
 
     def diagnose(self, *, resamples: int = 20, seed: int = 0) -> Diagnosis:
         """Is one shot enough for these users? See :func:`odcl.diagnose.diagnose`.

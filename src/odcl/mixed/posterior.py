@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.special import stdtr, stdtrit
 
 from odcl._typing import Floats, Ints
 from odcl.mixed.coordinates import Coordinates
@@ -119,61 +118,6 @@ class Posterior:
                 C = C + r.sum(axis=1)[:, None, None] * self.V[:, j]
             total = total + C
         return total
-
-    def coefficients(self) -> tuple[Floats, Floats]:
-        """[coefficients, intercept] of every user in the table's units, and standard errors."""
-        offset, change = self.download.coordinates.raw()
-        variance = ((change @ self.covariance()) * change).sum(axis=2)
-        return offset + self.mean() @ change.T, np.sqrt(np.maximum(variance, 0.0))
-
-    def predict(self, X: Floats, users: Ints) -> Floats:
-        """The predictive mean of each row of ``X``; ``users`` are positions in this batch."""
-        at = self.download.coordinates
-        z = at.design(X)
-        return at.prediction((z * self.mean()[users]).sum(axis=1), z)
-
-    def components(self, X: Floats, users: Ints) -> tuple[Floats, Floats, Floats]:
-        """Probability, mean and variance of a new target in each component, (rows, J K)."""
-        at, C = self.download.coordinates, self.download.covariances
-        z = at.design(X)
-        n, K, dim = len(z), *self.download.centers.shape
-        means, variances = [], []
-        for j in range(self.theta.shape[1]):
-            inside = (((self.V[users, j] @ z[..., None])[..., 0]) * z).sum(axis=1) + self.s2[users]
-            through = (z[:, None] @ self.J[users, j])[:, 0]
-            spread = (through @ C.transpose(1, 0, 2).reshape(dim, -1)).reshape(n, K, dim)
-            variances.append(inside[:, None] + (spread * through[:, None]).sum(axis=2))
-            relative = (self.theta[users, j] @ z[..., None])[..., 0]
-            means.append(at.prediction(relative.T, z).T)
-        r = self.shares[users].reshape(n, -1)
-        return r, np.hstack(means), at.target_scale**2 * np.hstack(variances)
-
-    def predict_std(self, X: Floats, users: Ints) -> Floats:
-        """The standard deviation of a new target."""
-        r, means, variances = self.components(X, users)
-        mean = (r * means).sum(axis=1, keepdims=True)
-        return np.sqrt((r * (variances + (means - mean) ** 2)).sum(axis=1))
-
-    def interval(self, X: Floats, users: Ints, coverage: float = 0.9) -> tuple[Floats, Floats]:
-        """Central prediction interval: quantiles of the mixture of Student t over components."""
-        r, means, variances = self.components(X, users)
-        dof = np.minimum(self.dof[users], 1e6)[:, None]
-        tail, scales = (1 - coverage) / 2, np.sqrt(variances)
-        low = _mixture_quantile(tail, r, means, scales, dof)
-        return low, _mixture_quantile(1 - tail, r, means, scales, dof)
-
-
-def _mixture_quantile(p: float, r: Floats, means: Floats, scales: Floats, dof: Floats) -> Floats:
-    """Where sum_k r_k F_t((x - mean_k) / scale_k) = p, by bisection between the components'."""
-    each = means + scales * stdtrit(dof, p)
-    held = r > 1e-12
-    low = np.where(held, each, np.inf).min(axis=1)
-    high = np.where(held, each, -np.inf).max(axis=1)
-    for _ in range(60):
-        middle = (low + high) / 2
-        below = (r * stdtr(dof, (middle[:, None] - means) / scales)).sum(axis=1) < p
-        low, high = np.where(below, middle, low), np.where(below, high, middle)
-    return (low + high) / 2
 
 
 def posterior(q: Quadratics, download: Download) -> Posterior:

@@ -24,11 +24,10 @@ import numpy as np
 from scipy.special import gammaln, xlogy
 
 from odcl._typing import Floats, Ints
-from odcl.mixed.expected import predicted
 from odcl.mixed.mixture import Quadratics
 from odcl.mixed.posterior import Download
 from odcl.mixed.terms import CHUNK, by_size
-from odcl.mixed.variational import Gaussians, logit_covariance, outset, variational
+from odcl.mixed.variational import Gaussians, outset, variational
 from odcl.risk.loss import symmetric
 from odcl.risk.risk import SITE_WIDTHS
 
@@ -129,18 +128,6 @@ class SitePosterior:
         away = self.mu - self.mean()[:, None, None]
         inside = (self.shares[..., None, None] * self.V).sum(axis=(1, 2))
         return inside + np.einsum("njk,njka,njkb->nab", self.shares, away, away, optimize=True)
-
-    def predict(self, Z: Floats, users: Ints) -> Floats:
-        """E of the target over groups and models, for design rows Z of the batch's ``users``."""
-        D, dim = self.n_logits, Z.shape[1]
-        total: Floats = np.zeros(())
-        for j, k in np.ndindex(*self.shares.shape[1:]):
-            m = (self.mu[users, j, k].reshape(-1, D, dim) @ Z[..., None])[..., 0]
-            S = logit_covariance(Z[:, None], self.V[users, j, k], D)[:, 0]
-            part = predicted(self.loss, m, S)
-            r = self.shares[users, j, k]
-            total = total + r.reshape(-1, *[1] * (part.ndim - 1)) * part
-        return total
 
 
 def site_posterior(

@@ -220,21 +220,11 @@ class _Past:
         self.moved[who[~good]] = self.changed[who[~good]] = 0.0
 
 
-def logit_covariance(X: Floats, V: Floats, D: int) -> Floats:
-    """Covariance of each row's logits, (n, rows, D, D), under covariances V of the models."""
-    n, rows, dim = X.shape
-    S = np.zeros((n, rows, D, D))
-    if not V.any():
-        return S
-    for a in range(D):
-        for c in range(D):
-            block = V[:, a * dim : (a + 1) * dim, c * dim : (c + 1) * dim]
-            S[..., a, c] = ((X @ block) * X).sum(axis=2)
-    return S
-
-
 def _logit_covariance(Xt: Floats, R: Floats, D: int) -> Floats:
-    """The same under R'R, for rows that stand upright, (n, dim, rows): long sums are quicker."""
+    """Covariance of each row's logits, (n, rows, D, D), under covariances R'R of the models.
+
+    Rows stand upright, (n, dim, rows): long sums are quicker.
+    """
     n, dim, rows = Xt.shape
     S = np.empty((n, rows, D, D))
     moved = [R[..., a * dim : (a + 1) * dim] @ Xt for a in range(D)]

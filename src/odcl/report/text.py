@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from odcl._typing import Floats, Ints
+from odcl.data.design import OTHER
 from odcl.data.federation import Federation
 from odcl.data.schema import Encoded, TableSchema
 from odcl.data.unusual import unusual_notices
@@ -243,9 +244,11 @@ def about_values(schema: TableSchema, encoded: Encoded, missing: str) -> list[st
     if filled and missing == "mean":
         where = ", ".join(f"{name}: {n:,}" for name, n in filled.items())
         lines.append(f"{count(sum(filled.values()), 'missing value')} filled in ({where})")
-    for name, n in encoded.unseen.items():
-        level = schema.levels[name][0]
-        lines.append(f"{count(n, 'row')} with a new level of {name!r}, read as {level!r}")
+    for name in dict.fromkeys(column for column, _ in encoded.unseen):
+        rows = {level: n for (column, level), n in encoded.unseen.items() if column == name}
+        read = OTHER if name in schema.other else schema.levels[name][0]
+        new = f"a new level of {name!r} ({listing(sorted(rows))})"
+        lines.append(f"{count(sum(rows.values()), 'row')} with {new}, read as {read!r}")
     return lines
 
 

@@ -466,15 +466,25 @@ def _distance(q: Quadratics, mixture: Mixture, label: int) -> tuple[float, bool]
         spread = replace(mixture.spread, matrix=scale * mixture.spread.matrix)
         m = moments(q, spread, s2)
         W, z = m.W[0], m.w[0] - m.W[0] @ mixture.centers[label]
-        values, vectors = np.linalg.eigh(W + W @ mixture.covariances[label] @ W)
-        seen = values > 1e-10 * max(float(values[-1]), 1e-300)
-        square, rank = float(((vectors.T @ z)[seen] ** 2 / values[seen]).sum()), int(seen.sum())
-        if rank == 0:
+        beyond, away = far_out(z, W + W @ mixture.covariances[label] @ W, dof)
+        if np.isnan(away):
             return np.nan, False
-        beyond = chdtrc(rank, square) if np.isinf(dof) else fdtrc(rank, dof, square / rank)
-        tail += share * float(beyond)
-        distance = min(distance, float(np.sqrt(square / rank)))
+        tail, distance = tail + share * beyond, min(distance, away)
     return distance, tail < STRANGE
+
+
+def far_out(z: Floats, C: Floats, dof: float) -> tuple[float, float]:
+    """Chance that N(0, C), its scale known by ``dof``, lies as far out as z, and z's distance.
+
+    The distance is in units of what C explains, about 1; NaN where C is zero.
+    """
+    values, vectors = np.linalg.eigh(C)
+    seen = values > 1e-10 * max(float(values[-1]), 1e-300)
+    square, rank = float(((vectors.T @ z)[seen] ** 2 / values[seen]).sum()), int(seen.sum())
+    if rank == 0:
+        return np.nan, np.nan
+    beyond = chdtrc(rank, square) if np.isinf(dof) else fdtrc(rank, dof, square / rank)
+    return float(beyond), float(np.sqrt(square / rank))
 
 
 def _wider(q: Quadratics, mixture: Mixture, label: int) -> Mixture:

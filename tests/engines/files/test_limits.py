@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from numpy.testing import assert_array_equal
 
-from odcl import Method
+from odcl import Method, ODCLRegressor
 from odcl.engines.files import Feature, combine_uploads, fit_site, receive
 from odcl.engines.files.envelope import read_envelope
 from odcl.engines.files.site import may_leave, read_site
@@ -127,6 +127,50 @@ def test_a_class_that_the_card_does_not_list_is_refused():
     frame = frames(1, classes=True)["north"].assign(y="maybe")
     with pytest.raises(ValueError, match="'maybe' in row 1, which is none of the classes"):
         read_site(class_task(), frame)
+
+
+def test_levels_that_the_card_does_not_list_count_as_other_where_it_says_so(tmp_path):
+    """One new word at one site needs no new card, and leaves the site in no file."""
+    given = task(features=(Feature("a"), Feature("b"), Feature("c", ("p", "q"), other=True)))
+    assert given.columns == ("a", "b", "c=other", "c=q")
+    north = TABLES["north"].copy()
+    north.loc[:9, "c"] = ["prison", "street"] * 5
+    renamed = north.replace({"c": {"prison": "other", "street": "other"}})
+    found = read_site(given, north)
+    assert found.counts.unseen == {("c", "prison"): 5, ("c", "street"): 5}
+    assert_array_equal(found.rows.X, read_site(given, renamed).rows.X)
+    sent = send(given, {**TABLES, "north": north}, tmp_path / "uploads")
+    assert b"prison" not in (sent / "north.upload").read_bytes()
+    combine_uploads(given, sent, out=tmp_path / "round")
+    got = receive(given, sent / "north.upload", tmp_path / "round" / "north.download", north)
+    got.estimator().save(tmp_path / "model")
+    model = ODCLRegressor.load(tmp_path / "model")
+    assert_array_equal(
+        model.predict(north.assign(c="unheard")), model.predict(north.assign(c="other"))
+    )
+    assert not [p for p in (tmp_path / "model").iterdir() if b"prison" in p.read_bytes()]
+
+
+def test_an_other_that_nobody_has_changes_no_model(tmp_path):
+    """A level without rows: every prediction is that of the card without it."""
+    models = []
+    for other in (False, True):
+        features = (Feature("a"), Feature("b"), Feature("c", ("p", "q"), other=other))
+        given, here = task(features=features), tmp_path / str(other)
+        here.mkdir()
+        sent = send(given, TABLES, here / "uploads")
+        combine_uploads(given, sent, out=here / "round")
+        site = sent / "north.upload", here / "round" / "north.download"
+        models.append(receive(given, *site, TABLES["north"]).estimator())
+    with_other, without = (model.predict(TABLES["north"]) for model in models)
+    np.testing.assert_allclose(with_other, without, atol=0.05)
+
+
+def test_a_level_the_card_does_not_list_is_refused_with_the_entry_that_allows_it():
+    frame = TABLES["south"].assign(c="r")
+    assert "`other = true` at this column" in refusal(read_site, task(), frame)
+    with pytest.raises(ValueError, match="only a category has levels"):
+        task(features=(Feature("a", other=True),))
 
 
 # -- the smallest group ----------------------------------------------------------------------------

@@ -78,6 +78,8 @@ def test_everything_agreed_on_is_in_the_digest_and_keys_are_not():
     digests = {replace(task(), **{name: value}).digest for name, value in changes.items()}
     assert len(digests) == len(changes)  # "classes" changes nothing, and has the plain digest
     assert task(coordinator=(KEY,)).digest == task().digest
+    listed = [Feature("c", ("p", "other"), other=other) for other in (False, True)]
+    assert len({task(features=(one,)).digest for one in listed}) == 2
 
 
 def test_other_keys_have_another_digest_of_their_own():

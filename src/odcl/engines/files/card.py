@@ -82,7 +82,8 @@ def _feature_of(values: Any) -> Feature:
     one = Entries(values, "feature")
     name, kind = one.text("name"), one.one_of("type", ("number", "category"), "number")
     if kind == "category":
-        feature = Feature(name, tuple(one.take("levels", _is_list, "a list of the levels")))
+        levels = tuple(one.take("levels", _is_list, "a list of the levels"))
+        feature = Feature(name, levels, other=one.truth("other", False))
     else:
         feature = Feature(
             name, None, float(one.number("shift", 0.0)), float(one.number("scale", 1.0))
@@ -188,7 +189,8 @@ def _feature_lines(one: Feature) -> list[str]:
     head = ["", "[[feature]]", entry("name", one.name)]
     if one.levels is not None:
         levels = entry("levels", one.levels, "the first is the reference")
-        return [*head, entry("type", "category"), levels]
+        other = entry("other", one.other, 'do levels that are not listed count as "other"?')
+        return [*head, entry("type", "category"), levels, other]
     scaling = [entry("shift", one.shift), entry("scale", one.scale)]
     return [*head, entry("type", "number"), *scaling]
 

@@ -10,12 +10,14 @@ import numpy as np
 
 from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import Federation
+from odcl.data.tables import as_table, read_table
 from odcl.engines.arrivals import difference
 from odcl.engines.deliveries import mixed_last_step, plain_last_step
 from odcl.engines.files.download import SiteDownload, read_download
 from odcl.engines.files.site import Leaving, SiteTable, may_leave, read_site
 from odcl.engines.files.task import Task
 from odcl.engines.files.upload import ReadUpload, read_upload
+from odcl.errors import InputError, Setting, listing
 from odcl.exchange.upload import Uploads
 from odcl.local.receive import Received
 
@@ -58,13 +60,14 @@ def receive(
 ) -> SiteModels:
     """Verify a download, and take the last step of the site's users on their own rows.
 
-    ``data`` is the table that the upload was made from. With mixed groups, users who sent nothing
-    get their models too: they are placed at the site itself.
+    ``data`` is the table that the upload was made from, ``user`` the column of its users; where
+    only one column can be that, it need not be named. With mixed groups, users who sent nothing get
+    their models too: they are placed at the site itself.
     """
     task = task if isinstance(task, Task) else Task.read(task)
     sent = read_upload(task, upload)
     given = read_download(task, download, sent.site, sent.file.sha256)
-    table = read_site(task, data, user)
+    table = read_site(task, data, user or _users_column(task, sent, data))
     leaving = may_leave(table)
     uploads = task.uploads_of(table.rows)
     _check_same(sent, _made_again(task, table, leaving, uploads), upload)
@@ -74,6 +77,28 @@ def receive(
         )
     make = _plain_models if given.groups.mixture is None else _mixed_models
     return make(sent, given, table, leaving, uploads)
+
+
+def _users_column(task: Task, sent: ReadUpload, data: Any) -> str | None:
+    """The column with as many values as the upload has users; None where the site is one user.
+
+    Whether it gives that upload, number by number, is checked before anything is made of it.
+    """
+    n = len(sent.uploads) + sent.file.words["withheld"]["users"]
+    if n == 1:
+        return None
+    table = read_table(data) if isinstance(data, str | os.PathLike) else as_table(data)
+    used = {task.target, *(one.name for one in task.features)}
+    free = [name for name in table.column_names if name not in used]
+    fits = [name for name in free if len(table[name].unique()) == n]
+    if len(fits) == 1:
+        return fits[0]
+    seen = f"{listing(fits)} could each name them" if fits else f"no column has {n} values"
+    raise InputError(
+        f"The upload has {n} users, and in this table {seen}. Say which column named them when the "
+        "upload was made: ",
+        *(Setting("user", "COLUMN"), "."),
+    )
 
 
 def _made_again(task: Task, table: SiteTable, leaving: Leaving, uploads: Uploads) -> Uploads:
@@ -89,7 +114,7 @@ def _check_same(sent: ReadUpload, again: Uploads, path: str | os.PathLike[str]) 
     if len(again) != len(sent.uploads):
         raise ValueError(
             f"{why}: {len(again)} of its users may send something, and the upload has "
-            f"{len(sent.uploads)}. Use the same table, or make a new upload."
+            f"{len(sent.uploads)}. Use the same table and users' column, or make a new upload."
         )
     name = difference(again, sent.uploads, sent.dtype)
     if name:

@@ -12,7 +12,7 @@ import numpy as np
 from odcl._typing import Array, Bools, Ints
 from odcl.data.columns import keys, kind_of
 from odcl.data.federation import Federation
-from odcl.data.schema import TableSchema, check_columns
+from odcl.data.schema import Encoded, TableSchema, check_columns
 from odcl.data.source import check_target
 from odcl.data.tables import as_table, read_table
 from odcl.engines.files.task import Task
@@ -27,8 +27,7 @@ class SiteTable:
     schema: TableSchema
     rows: Federation  # of all users, scaled, targets encoded
     cells: dict[str, Ints]  # category -> position of each row's level, in the order of ``rows``
-    n_dropped: int  # rows left out for want of a value
-    missing: dict[str, int]  # column -> rows without a value
+    counts: Encoded  # without rows: how many were left out, filled in, or hold an unknown level
 
     @property
     def has_users(self) -> bool:
@@ -54,7 +53,10 @@ def _by_the_card(error: InputError) -> InputError:
         return error
     said = "".join(map(str, error.args[:at]))
     seen = said.rpartition(". ")[0] or said.partition(": ")[0]
-    return InputError(f"{ended(seen)} Correct the table, or agree on a card that allows for it.")
+    how = " (`other = true` at this column)" if error.args[at].name == "unseen" else ""
+    return InputError(
+        f"{ended(seen)} Correct the table, or agree on a card that allows for it{how}."
+    )
 
 
 def _read(task: Task, data: Any, user: str | None) -> SiteTable:
@@ -71,7 +73,7 @@ def _read(task: Task, data: Any, user: str | None) -> SiteTable:
     raw = encoded.federation()
     cells = _cells(task, raw.X)
     federation = raw.with_X(task.scaling.apply(raw.X)).with_y(raw.y.astype(np.float64))
-    return SiteTable(task, schema, federation, cells, encoded.n_dropped, encoded.missing)
+    return SiteTable(task, schema, federation, cells, encoded.counts())
 
 
 def _cells(task: Task, X: Array) -> dict[str, Ints]:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from odcl.artifact.arrays import json_bytes
-from odcl.data.design import are_keys
+from odcl.data.design import OTHER, are_keys
 from odcl.data.federation import Federation
 from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
@@ -50,10 +50,12 @@ class Feature:
     levels: tuple[Any, ...] | None = None  # of a category, the reference first
     shift: float = 0.0
     scale: float = 1.0
+    other: bool = False  # a category: levels that are not listed count as "other", which is one
 
     def __post_init__(self) -> None:
         if self.levels is not None and _are_keys(self.levels, 1):
-            first, *others = self.levels
+            levels = dict.fromkeys((*map(str, self.levels), OTHER) if self.other else self.levels)
+            first, *others = levels
             object.__setattr__(self, "levels", (first, *sorted(others)))
         for name in ("shift", "scale"):  # 60 and 60.0 are one number on the card, and one digest
             if type(getattr(self, name)) is int:
@@ -148,6 +150,7 @@ class Task:
             task=self.kind,
             classes=self.classes,
             user_kind=user_kind,
+            other=tuple(one.name for one in self.features if one.other),
         )
 
     @cached_property
@@ -285,6 +288,8 @@ def _check_feature(one: Feature, intercept: bool) -> None:
             raise CardError(f"the levels of {one.name!r} are not two or more different values")
         if (one.shift, one.scale) != (0, 1):
             raise CardError(f"{one.name!r} is a category, and has no shift or scale")
+    elif one.other:
+        raise CardError(f"{one.name!r} is a number, and only a category has levels to call other")
     if one.shift != 0 and not intercept:
         raise CardError(
             f"{one.name!r} is shifted, and without an intercept nothing makes up for it"
@@ -331,6 +336,7 @@ def _agreed(task: Task) -> dict[str, Any]:
         **{name: getattr(task, name) for name in plain},
         "features": [
             [one.name, None if one.levels is None else list(one.levels), one.shift, one.scale]
+            + [OTHER] * one.other  # cards without it keep the digest they had
             for one in task.features
         ],
         "classes": None if task.classes is None else list(task.classes),
