@@ -110,3 +110,9 @@ def test_many_users_are_compared_on_some_of_them(monkeypatch):
     monkeypatch.setattr(module, "COMPARED", 2000)
     few = odcl.compare(ODCLRegressor(), X[alone], y[alone], users[alone])
     np.testing.assert_allclose(few.scores["local"], found.scores["local"], rtol=1e-9)
+    # Held-out rows stand under the users whose they are, among all users.
+    held = found.held
+    assert np.unique(held.owner).tolist() == held.users.tolist()
+    for user in held.users.tolist():
+        own = users == np.unique(users)[user]
+        assert np.isin(held.seen[held.owner == user], y[own]).all()

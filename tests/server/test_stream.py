@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -108,6 +109,8 @@ def test_server_step_of_many_users_is_the_streamed_one(loss):
     assert_allclose(streamed.centers, whole.centers, atol=1e-9)
     down = streamed.place(uploads)
     assert_array_equal(down.group_size, np.bincount(whole.labels)[whole.labels])
+    for user in (0, 7):  # alone in its chunk a user has a group no smaller than among others
+        assert_array_equal(streamed.place(uploads[user]).group_size, down.group_size[[user]])
     assert_array_equal(np.bincount(whole.labels), streamed.sizes)
     assert_allclose(streamed.rows.sum(), len(federation.y))
     if loss == "squared":
@@ -148,6 +151,21 @@ def test_a_pass_adds_up_over_parts_of_the_users():
     assert_allclose(parts.slopes.omega, whole.slopes.omega, rtol=1e-12)
     assert_allclose(parts.noise_slope, whole.noise_slope, rtol=1e-9)
     assert_allclose(parts.level, whole.level, rtol=1e-13)
+
+
+def test_a_pass_leaves_the_noise_where_pure_error_puts_it():
+    """The likelihood of pure error has no slope where it is largest, in a pass as in memory."""
+    from odcl.mixed.noise import pure_noise
+    from odcl.mixed.passes import parameters_of, pass_sums
+    from odcl.server.mixed import user_quadratics
+
+    federation, _ = world(noise=np.exp(0.7 * np.random.default_rng(5).standard_normal(400)))
+    (q,), _ = user_quadratics(uploads_of(federation, Risk()))
+    noise, _ = pure_noise(q)
+    assert not noise.common
+    at = parameters_of(mixed_search.search_sample(q[:FEW], federation.users[:FEW]))
+    found = pass_sums(q, replace(at, noise=noise))
+    assert abs(found.noise_slope) < 1e-6 * found.noise_bend
 
 
 def test_where_the_passes_rest_in_memory_sweeps_rest_too():
@@ -207,6 +225,9 @@ def test_groups_that_are_too_small_are_not_given():
     few = uploads_of(federation, Risk(), Method.paper(3))
     paper = stream_step(in_chunks(few), Method("kmeans:3", combine="mean", smallest_group=134))
     assert paper.sizes.min() >= 134
+    for method in (Method(smallest_group=133), Method("kmeans:3", smallest_group=133)):
+        just = stream_step(in_chunks(uploads_of(federation, Risk(), method)), method)
+        assert sorted(just.sizes) == [133, 133, 134]  # as many as asked for are enough
 
 
 def test_few_users_are_known_by_name():

@@ -6,11 +6,12 @@ import hashlib
 import json
 import os
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
 
-from odcl.artifact.arrays import header_bytes
+from odcl.artifact.arrays import ArraySpec, header_bytes
 from odcl.engines.arrivals import to_wire
 from odcl.engines.files import combine_uploads, fit_site, receive
 from odcl.engines.files.collect import collect
@@ -146,6 +147,11 @@ FAULTS = {
     "negative rows": (numbers_of(n_samples=first(-3.0)), "a user has -3 rows"),
     "half a row": (numbers_of(n_samples=first(2.5)), "a user has 2.5 rows"),
     "absurdly many rows": (numbers_of(n_samples=first(1e15)), r"a user has 1e\+15 rows"),
+    "a term of more rows than there are": (
+        numbers_of(observations=first(25.0)),
+        "a data term of 25 observations, and it has 24 rows",
+    ),
+    "a term of less than no row": (numbers_of(observations=first(-1.0)), "-1 observations"),
     "a field more": (
         numbers_of(n_samples=lambda n: n, dispersion=lambda _: np.ones(1)),
         "dispersion should not be there",
@@ -179,6 +185,29 @@ def test_a_file_that_cannot_be_taken_is_named_with_the_reason(fault, uploads, tm
     assert len(str(one).splitlines()) == 1
     with pytest.raises(AssertionError, match=reason):
         raise AssertionError(one.reason)
+
+
+@pytest.mark.parametrize(("hours", "taken"), [(12, True), (48, False)])
+def test_clocks_may_differ_by_a_day_and_no_more(hours, taken, uploads, tmp_path):
+    place = folder_of(uploads, tmp_path / "uploads")
+    created = (datetime.now(UTC) + timedelta(hours=hours)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    one = fit_site(task(), TABLES["south"], site="south", created=created)
+    one.write(place / "south.upload")
+    assert ("south" in collect(task(), place).uploads) == taken
+
+
+def test_fewer_rows_than_the_card_asks_for_are_refused_on_arrival_too(tmp_path):
+    """A site may run other software than ours."""
+    given = task(minimum_rows=24)
+    send(given, {"south": TABLES["south"]}, tmp_path)
+    few = fit_site(task(), TABLES["north"][:23], site="north").uploads
+    words = {"users": 1, "withheld": {"levels": [], "classes": [], "users": 0}}
+    arrays = to_wire(few, "float64")
+    content = envelope_bytes("upload", given, "north", arrays, words, created=time())
+    (tmp_path / "north.upload").write_bytes(content)
+    found = collect(given, tmp_path)
+    assert list(found.uploads) == ["south"]
+    assert "a user has 23 rows" in found.set_aside[0].reason
 
 
 def test_the_rest_of_a_round_is_as_if_the_bad_file_were_not_there(uploads, tmp_path):
@@ -416,6 +445,51 @@ def test_a_table_that_the_upload_was_not_made_from_is_refused(a_round):
     message = refusal(receive, task(), sent, back, TABLES["north"])
     assert "The table is not the one that" in message
     refusal(receive, task(), sent, back, TABLES["south"][:5], match="not the one")
+
+
+@pytest.mark.parametrize("column", ["a", "y"])
+def test_one_value_that_was_corrected_makes_another_table(column, a_round):
+    sent, back = a_round / "uploads" / "south.upload", a_round / "round" / "south.download"
+    table = TABLES["south"].copy()
+    table.loc[table.index[3], column] += 0.01
+    refusal(receive, task(), sent, back, table, match="not the one that .* differs")
+
+
+def other_download(a_round, path, **changes):
+    """South's download with other numbers, by a coordinator that knows how to write one."""
+    good = read_envelope(a_round / "round" / "south.download")
+    arrays = good.arrays({name: ArraySpec(s, (t,)) for name, (t, s) in good.header.contents.items()})
+    for name, change in changes.items():
+        name = name.replace("__", ".")
+        arrays[name] = np.asarray(change(arrays[name]), dtype=arrays[name].dtype)
+    path.write_bytes(envelope_bytes("download", task(), "south", arrays, good.words))
+    return path
+
+
+WRONG_DOWNLOADS = {
+    "nothing is wrong": ({}, ""),
+    "a group below none": ({"group": lambda a: a - 3}, "a group that is not there"),
+    "a group beyond the last": ({"group": lambda a: a + 1}, "a group that is not there"),
+    "a group of less than nobody": ({"group_size": lambda a: -a}, "a group that is not there"),
+    "more than certain": ({"probability": lambda a: a + 0.5}, "no probabilities"),
+    "less than impossible": ({"probability": lambda a: -a}, "no probabilities"),
+    "shares beyond one": ({"mixture__weights": lambda a: 1.01 * a}, "weights that are no prob"),
+    "scales that share more": ({"mixture__shares": lambda a: 1.01 * a}, "shares that are no prob"),
+    "a unit of zero": ({"mixture__scale": lambda a: 0 * a}, "scale holds numbers"),
+    "a column twice": ({"mixture__kept": lambda a: 0 * a}, "there twice"),
+    "sizes below zero": ({"sizes": lambda a: a - 9}, "negative sizes"),
+}
+
+
+@pytest.mark.parametrize("fault", WRONG_DOWNLOADS)
+def test_a_download_that_no_round_can_give_is_refused(fault, a_round, tmp_path):
+    changes, reason = WRONG_DOWNLOADS[fault]
+    back = other_download(a_round, tmp_path / "south.download", **changes)
+    sent = a_round / "uploads" / "south.upload"
+    if reason:
+        refusal(receive, task(), sent, back, TABLES["south"], match=reason)
+    else:
+        assert receive(task(), sent, back, TABLES["south"]).labels.tolist() == [1]
 
 
 def test_the_same_rows_in_another_order_are_the_same_table(tmp_path):

@@ -36,12 +36,25 @@ def test_rows_of_a_level_seen_too_few_times_are_withheld_and_named():
     assert leaving(task(smallest_cell=3), frame).levels == ()
 
 
-def test_leaving_out_one_cell_may_make_another_too_small():
-    features = (Feature("a"), Feature("c", ("p", "q")), Feature("d", ("p", "q")))
+@pytest.mark.parametrize("order", ["cd", "dc"])
+def test_leaving_out_one_cell_may_make_another_too_small(order):
+    """Also one that was looked at before: the card's order of columns protects nobody."""
+    features = (Feature("a"), *(Feature(name, ("p", "q")) for name in order))
     frame = TABLES["south"].assign(c=["q"] * 4 + ["p"] * 36, d=["q"] * 6 + ["p"] * 34)
     found = leaving(task(features=features), frame)
     assert found.levels == ("c=q", "d=q")
     assert found.withheld_rows == 6
+    assert found.rows.n_rows.tolist() == [34]
+
+
+def test_levels_are_those_of_their_own_category():
+    """A category of three levels before another one, whose rare level is the one to withhold."""
+    features = (Feature("c", ("p", "q", "r")), Feature("a"), Feature("d", ("p", "q", "r")))
+    c, d = np.resize(["p", "q", "r"], 40), np.resize(["r", "q", "q"], 40)
+    d[:3] = "p"
+    found = leaving(task(features=features), TABLES["south"].assign(c=c, d=d))
+    assert found.levels == ("d=p",)
+    assert found.rows.n_rows.tolist() == [37]
 
 
 def test_a_user_with_a_rare_class_sends_nothing():
@@ -58,6 +71,8 @@ def test_a_user_with_a_rare_class_sends_nothing():
     assert found.users.tolist() == [1, 2]  # never seen is no small cell
     assert found.classes == ("yes",)
     assert found.few == {"a class with too few rows": 1}
+    three = leaving(replace(given, smallest_cell=3), wards, "ward")
+    assert three.users.tolist() == [0, 1, 2]  # three rows are not fewer than three
 
 
 def test_terms_of_users_with_few_rows_stay_unless_the_card_says_so():
@@ -79,6 +94,39 @@ def test_users_with_fewer_rows_than_the_card_asks_for_send_nothing():
     assert found.few == {"fewer than 10 rows": 1}
 
 
+def test_a_limit_is_met_by_as_many_rows_as_it_names():
+    """Three rows where the card asks for three may leave, and five rows of a level in a cell."""
+    frame = pd.concat([TABLES["south"][:3].assign(ward="A"), TABLES["south"][3:].assign(ward="B")])
+    found = leaving(task(smallest_cell=1, minimum_rows=3), frame, "ward")
+    assert found.users.tolist() == [0, 1]
+    assert found.few == {}
+    five = TABLES["south"].assign(c=["q"] * 5 + ["p"] * 35)
+    assert leaving(task(smallest_cell=5), five).rows.n_rows.tolist() == [40]
+    assert leaving(task(smallest_cell=6), five).rows.n_rows.tolist() == [35]
+
+
+def test_rows_withheld_are_counted_at_the_user_they_belong_to():
+    """A ward's rare level takes its own rows out of the upload, and nobody else's.
+
+    Rows of a ward that sends nothing are not among those withheld from the upload.
+    """
+    rows = TABLES["south"]
+    frame = pd.concat(
+        [
+            rows[:16].assign(ward="A", c=["q"] * 8 + ["p"] * 8),
+            rows[16:36].assign(ward="B", c=["q"] * 2 + ["p"] * 18),
+            rows[36:].assign(ward="C", c=["q"] * 1 + ["p"] * 3),
+        ]
+    )
+    found = leaving(task(minimum_rows=5), frame, "ward")
+    assert found.users.tolist() == [0, 1]
+    assert found.rows.users.tolist() == ["A", "B"]
+    assert found.rows.n_rows.tolist() == [16, 18]
+    assert {*found.levels} == {"c=q", "c=p"}  # the other one at C
+    assert found.withheld_rows == 2
+    assert found.withheld["users"] == 1
+
+
 def test_users_who_sent_nothing_get_their_models_all_the_same(tmp_path):
     given = task(smallest_cell=1, minimum_rows=5)
     sent = send(given, {s: TABLES[s] for s in list(TABLES)[1:]}, tmp_path / "uploads")
@@ -93,6 +141,27 @@ def test_users_who_sent_nothing_get_their_models_all_the_same(tmp_path):
     assert got.users.tolist() == ["few", "many"]
     assert got.labels.tolist() == [0, 0]  # group 0 is that of the first site
     np.testing.assert_allclose(got.models[0], got.models[1], atol=0.5)
+
+
+def test_users_who_sent_nothing_and_those_who_did_get_each_their_own_model(tmp_path):
+    """Wards of both groups by turns, of which the second and the third have too few rows to send."""
+    given = task(smallest_cell=1, minimum_rows=10)
+    sent = send(given, {s: TABLES[s] for s in list(TABLES)[2:]}, tmp_path / "uploads")
+    wards = {"a": ("north", 30), "b": ("south", 8), "c": ("north", 9), "d": ("south", 32)}
+    frame = pd.concat([TABLES[s][-n:].assign(ward=w) for w, (s, n) in wards.items()])
+    fit_site(given, frame, site="big", user="ward", created=time()).write(sent / "big.upload")
+    combine_uploads(given, sent, out=tmp_path / "round")
+    back = tmp_path / "round" / "big.download"
+    got = receive(given, sent / "big.upload", back, frame, user="ward")
+    assert got.users.tolist() == list("abcd")
+    assert got.rows.n_rows.tolist() == [30, 8, 9, 32]
+    assert len({got.labels[0], got.labels[1]}) == 2
+    assert got.labels.tolist() == [got.labels[0], got.labels[1]] * 2
+    np.testing.assert_allclose(got.models[:, 0], [3, -3, 3, -3], atol=0.7)
+    predicted = got.estimator().predict(frame)
+    for ward in wards:
+        own = (frame.ward == ward).to_numpy()
+        assert np.std(predicted[own] - frame.y[own]) < 1
 
 
 def test_a_site_whose_users_may_send_nothing_still_receives_the_groups(tmp_path):
