@@ -9,10 +9,12 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
+import pandas as pd
 import pytest
 
+from odcl import Method
 from odcl.artifact.arrays import ArraySpec, header_bytes
-from odcl.engines.arrivals import to_wire
+from odcl.engines.arrivals import difference, to_wire
 from odcl.engines.files import combine_uploads, fit_site, receive
 from odcl.engines.files.collect import collect
 from odcl.engines.files.envelope import MOST_BYTES, Refused, envelope_bytes, read_envelope
@@ -301,6 +303,44 @@ def test_a_curvature_that_is_not_positive_semidefinite_is_refused(tmp_path):
     (tmp_path / "south.upload").write_bytes(content)
     with pytest.raises(Refused, match="site_curvature is not positive semidefinite"):
         open_upload(given, tmp_path / "south.upload")
+
+
+@pytest.mark.parametrize(("noise", "taken"), [(-1.0, False), (np.nan, False), (np.inf, True)])
+def test_a_noise_may_be_unknown_and_not_negative(noise, taken, tmp_path):
+    """Infinite is what a user says that cannot tell."""
+    given = task(method=Method("mixture"))
+    sent = fit_site(given, TABLES["south"], site="south", created=time())
+    told = replace(sent.uploads, dispersion=np.array([noise]))
+    words = {"users": 1, "withheld": {"levels": [], "classes": [], "users": 0}}
+    arrays = to_wire(told, "float64")
+    content = envelope_bytes("upload", given, "south", arrays, words, created=time())
+    (tmp_path / "south.upload").write_bytes(content)
+    if taken:
+        assert np.isinf(open_upload(given, tmp_path / "south.upload").uploads.dispersion).all()
+    else:
+        with pytest.raises(Refused, match="dispersion is negative or no number"):
+            open_upload(given, tmp_path / "south.upload")
+
+
+def test_uploads_differ_where_only_one_of_them_knows_its_noise():
+    known = fit_site(task(method=Method("mixture")), TABLES["south"], site="south").uploads
+    unknown = replace(known, dispersion=np.array([np.inf]))
+    assert difference(known, known, "float64") == difference(unknown, unknown, "float64") == ""
+    assert difference(known, unknown, "float64") == "dispersion"
+    assert difference(unknown, known, "float64") == "dispersion"
+
+
+def test_a_ward_that_cannot_tell_its_noise_receives_its_model_without_a_warning(tmp_path):
+    """No more rows than parameters: the noise it sent is infinite, and so it is made again."""
+    given = task(method=Method("mixture"), smallest_cell=1)
+    tables = {site: TABLES[site] for site in ("north", "east", "west", "hill")}
+    sent = send(given, tables, tmp_path / "uploads")
+    frame = pd.concat([TABLES["south"][:4].assign(ward="A"), TABLES["south"][4:].assign(ward="B")])
+    fit_site(given, frame, site="south", user="ward", created=time()).write(sent / "south.upload")
+    combine_uploads(given, sent, out=tmp_path / "round")
+    back = tmp_path / "round" / "south.download"
+    got = receive(given, sent / "south.upload", back, frame, user="ward")
+    assert np.isinf(got.uploads.dispersion).tolist() == [True, False]
 
 
 def test_nothing_that_moves_a_cursor_is_shown(tmp_path):
