@@ -440,6 +440,20 @@ def test_a_table_beyond_a_share_of_memory_goes_in_pieces(command, table, monkeyp
     assert command("fit", table, *NAMED, "--engine", "memory", "--out", "run").code == 0
 
 
+@pytest.mark.parametrize(
+    ("where", "what"),
+    [
+        (("sales", "--scheduler", "tcp://127.0.0.1:1"), "--scheduler"),
+        (("memory://sales",), "an address"),
+    ],
+    ids=["scheduler", "address"],
+)
+def test_memory_has_no_scheduler_and_reads_no_address(command, where, what):
+    said = command("fit", *where, *NAMED, "--engine", "memory", "--out", "run")
+    assert said.code == 2
+    assert f"--engine memory and {what} do not go together" in said.err
+
+
 def left_of(group):
     """Processes of a group that still run."""
     import psutil

@@ -108,6 +108,32 @@ def test_values_that_are_missing(tmp_path, missing):
     assert_same_fit(found, in_memory(table, missing=missing), TABLE)
 
 
+@pytest.mark.parametrize("missing", ["drop", "mean"])
+def test_values_that_are_missing_in_numbers_alone(tmp_path, missing):
+    """Without a category most pieces are measured as they are looked at; those with gaps are not."""
+    rng, table = np.random.default_rng(0), TABLE.drop_columns(["kind"])
+    for at, name in ((1, "price"), (3, "sales")):
+        gone = pa.array((rng.random(table.num_rows) < 0.1) & (np.arange(table.num_rows) > 300))
+        table = table.set_column(at, name, pa.compute.if_else(gone, None, table[name]))
+    cut(table, tmp_path / "sales", [37, 300])
+    asked = {"categorical": (), "missing": missing}
+    found = in_pieces(tmp_path / "sales", tmp_path, **asked)
+    assert_same_fit(found, in_memory(table, **asked), TABLE)
+
+
+def test_zero_is_one_user_whatever_its_sign(tmp_path):
+    """Ids that are no whole numbers; half of the rows of 0.0 call it -0.0."""
+    user = TABLE["store"].to_numpy() / 2
+    user[(user == 0) & (np.arange(len(user)) % 2 == 0)] = -0.0
+    assert len(np.unique(np.signbit(user[user == 0]))) == 2
+    table = TABLE.set_column(0, "store", pa.array(user))
+    cut(table, tmp_path / "sales", [100, 300])
+    found = in_pieces(tmp_path / "sales", tmp_path, buckets=7)
+    whole = in_memory(table)
+    assert len(whole.users_) == 60
+    assert_same_fit(found, whole, table)
+
+
 REAL = {
     **dict.fromkeys(["cigar", "diamonds", "gasoline", "grunfeld", "nlschools"], "squared"),
     **dict.fromkeys(["produc", "sleepstudy", "sumhes"], "squared"),

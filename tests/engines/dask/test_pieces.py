@@ -12,19 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
+from odcl.data.federation import Federation
 from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
 from odcl.data.summary import Place, Roles, TableSummary
 from odcl.engines.dask.address import Address
 from odcl.engines.dask.exchange import receive, send, targets_of
+from odcl.engines.dask.sample import drawn_from, drawn_of_all
 from odcl.engines.dask.table import rows_of_owners
 from odcl.engines.partition.look import Job, look, look_and_measure, measure, moments_of
 from odcl.engines.partition.uploads import from_arrow, merge_uploads, upload_rows
 from odcl.errors import InputError
+from odcl.exchange.upload import Uploads
 from odcl.method import Method
 from odcl.mixed.terms import data_terms, merge_by_user
 from odcl.risk.risk import Risk
-from tests.engines.dask.tables import sales
+from tests.engines.dask.tables import cut, sales
 
 NAMED = {"user": "store", "target": "sales", "categorical": ["kind"]}
 
@@ -245,3 +248,44 @@ def test_a_user_has_one_place_whatever_the_type_of_its_id():
     found = [targets_of(pa.table({"u": c}), "u", "int", 97).tolist() for c in columns]
     assert found[0] == found[1] == found[2]
     assert len(set(found[0])) > 1
+    zeros = pa.table({"u": [0.5, 0.0, -0.0]})
+    first, *both = targets_of(zeros, "u", "float", 9973).tolist()
+    assert both[0] == both[1] != first
+
+
+def test_what_is_sent_is_no_more_than_rows_or_sums_would_be(tmp_path):
+    """Some users have more rows in a piece than their sum has numbers, and others fewer."""
+    from odcl.engines.dask.cluster import Cluster
+    from odcl.engines.dask.round import send_rows
+    from odcl.engines.dask.table import open_table
+
+    many = sales(m=3, n=100)
+    few = sales(m=60, n=3, seed=1)
+    few = few.set_column(0, "store", pa.array(few["store"].to_numpy() + 3))
+    table = pa.concat_tables([many, few])
+    cut(table, tmp_path / "sales", [])
+    job, cluster = job_of(table), Cluster()
+    pieced = open_table(tmp_path / "sales", cluster)
+    size = {}
+    for plan in ("rows", "sums", "auto"):
+        place = Address.of(tmp_path / plan).make()
+        sent = send_rows(pieced, job, 2, place, cluster, plan=plan)
+        size[plan] = sent.n_bytes
+        assert sent.n_rows == {"rows": 480, "sums": 0, "auto": 180}[plan]
+    assert size["auto"] < min(size["rows"], size["sums"])
+    bare = open_table(cut(few, tmp_path / "few", []), cluster)
+    sent = send_rows(bare, job, 2, Address.of(tmp_path / "bare").make(), cluster)
+    assert sent.n_rows == 180  # nobody's sum is smaller
+
+
+def test_users_are_drawn_by_the_smallest_keys_of_all_buckets():
+    """As in memory, where the sample of a federation is drawn."""
+    users = np.array([f"store {i}" for i in range(50)])
+    uploads = Uploads(users, np.arange(1.0, 51.0), np.zeros((50, 2)))
+    buckets = [uploads.take(np.arange(i, 50, 3)) for i in range(3)]
+    found = drawn_of_all([drawn_from(one, 12) for one in buckets], 12)
+    memory = Federation(np.zeros((50, 1)), np.zeros(50), np.arange(51), users).some_users(12)
+    assert sorted(found.ids.tolist()) == sorted(users[memory].tolist())
+    assert (np.diff(found.keys.astype(float)) > 0).all()
+    assert found.rows.tolist() == [1.0 + users.tolist().index(u) for u in found.ids.tolist()]
+    assert found.first(3).ids.tolist() == found.ids[:3].tolist()
