@@ -656,6 +656,16 @@ REFUSED = {
         {"region": [1, None, 2, None], "sold": [None, 1, None, 1]},
         "'sold' has no value in row 1 (incomplete rows: 4 of 4, 2 of them in this column)",
     ),
+    "gaps in one row": (
+        {},
+        {"region": [1, None, 2, None], "sold": [3, None, 2, 1]},
+        "no value in row 2 (incomplete rows: 2 of 4",
+    ),
+    "no whole row": (
+        {"missing": "drop"},
+        {"region": [1, None, None, None], "sold": [None, 1, 2, 3]},
+        "column 'region' lacks 3",
+    ),
     "nan": (
         {},
         {"region": [1.0, math.nan, 2.0, 3.0]},

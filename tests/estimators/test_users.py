@@ -259,6 +259,16 @@ def test_positions_finds_ids_and_only_them(known):
     assert_array_equal(positions(ids, as_ids(asked)), expected)
 
 
+@pytest.mark.parametrize(
+    ("known", "asked"),
+    [([3, 7, 9], [9, 8, 2, 10, 3, 9]), (["b", "d", "f"], ["f", "e", "a", "g", "b", "f"])],
+    ids=["numbers", "text"],
+)
+def test_nobody_is_taken_for_the_next_user_in_order(known, asked):
+    """Ids of one kind, in order: between two users, before the first and after the last."""
+    assert positions(np.array(known), np.array(asked)).tolist() == [2, -1, -1, -1, 0, 2]
+
+
 # -- users never seen ------------------------------------------------------------------------------
 
 

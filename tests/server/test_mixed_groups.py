@@ -13,8 +13,8 @@ from odcl.data.federation import Federation
 from odcl.exchange.upload import TERM_FIELDS, Uploads
 from odcl.local.fit import fit_users
 from odcl.local.receive import receive
-from odcl.risk.losses import Logistic, Multinomial, Poisson, Squared
 from odcl.mixed.search import search
+from odcl.risk.losses import Logistic, Multinomial, Poisson, Squared
 from odcl.server.mixed import assign_mixed, user_quadratics
 from odcl.server.step import server_step
 from tests.helpers import logistic_labels, offsets_of, poisson_counts, refusal, squared_error

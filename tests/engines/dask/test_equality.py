@@ -110,7 +110,7 @@ def test_values_that_are_missing(tmp_path, missing):
 
 @pytest.mark.parametrize("missing", ["drop", "mean"])
 def test_values_that_are_missing_in_numbers_alone(tmp_path, missing):
-    """Without a category most pieces are measured as they are looked at; those with gaps are not."""
+    """Without a category pieces are measured as they are looked at, but for those with gaps."""
     rng, table = np.random.default_rng(0), TABLE.drop_columns(["kind"])
     for at, name in ((1, "price"), (3, "sales")):
         gone = pa.array((rng.random(table.num_rows) < 0.1) & (np.arange(table.num_rows) > 300))

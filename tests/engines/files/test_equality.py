@@ -182,6 +182,18 @@ def test_real_users_as_sites_get_the_models_of_one_process(name, tmp_path):
     assert_array_equal(models, fit(federation, given.risk, given.method).models)
 
 
+def test_how_surely_a_site_belongs_is_what_one_process_says(tmp_path):
+    """Noisy tables of a few rows, in which nobody's group is certain."""
+    rng, given = np.random.default_rng(3), task(smallest_cell=1, short_terms=True)
+    tables = {s: f[:9].assign(y=f.y + 5 * rng.normal(size=len(f))) for s, f in frames(8).items()}
+    got, result = by_file(given, tables, tmp_path)[2], in_process(given, tables)
+    assert result.n_clusters == 2
+    assert result.step.probabilities.min() < 1 - 1e-6
+    for site, sure in zip(result.users.tolist(), result.step.probabilities, strict=True):
+        assert got[site].probability.tolist() == [sure]
+        assert got[site].estimator().probability_.tolist() == [sure]
+
+
 def test_a_users_group_is_by_its_own_rows_there_as_here(tmp_path):
     """Classes: what a user sent says less of its group than its rows do."""
     given, tables = class_task(), frames(8, classes=True)

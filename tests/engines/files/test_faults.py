@@ -498,12 +498,39 @@ def test_one_value_that_was_corrected_makes_another_table(column, a_round):
 def other_download(a_round, path, **changes):
     """South's download with other numbers, by a coordinator that knows how to write one."""
     good = read_envelope(a_round / "round" / "south.download")
-    arrays = good.arrays({name: ArraySpec(s, (t,)) for name, (t, s) in good.header.contents.items()})
+    arrays = good.arrays(
+        {name: ArraySpec(s, (t,)) for name, (t, s) in good.header.contents.items()}
+    )
     for name, change in changes.items():
         name = name.replace("__", ".")
         arrays[name] = np.asarray(change(arrays[name]), dtype=arrays[name].dtype)
     path.write_bytes(envelope_bytes("download", task(), "south", arrays, good.words))
     return path
+
+
+@pytest.fixture(scope="module")
+def a_round_of_models(tmp_path_factory):
+    place, given = tmp_path_factory.mktemp("models"), task(method=Method("mixture"))
+    combine_uploads(given, send(given, TABLES, place / "uploads"), out=place / "round")
+    return place
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [("tau2", -0.1, "a spread that is none"), ("dispersion", -1.0, "a negative noise")],
+)
+def test_a_spread_or_a_noise_below_zero_is_refused(
+    name, value, reason, a_round_of_models, tmp_path
+):
+    given, place = task(method=Method("mixture")), a_round_of_models
+    good = read_envelope(place / "round" / "south.download")
+    arrays = good.arrays({n: ArraySpec(s, (t,)) for n, (t, s) in good.header.contents.items()})
+    assert name in arrays
+    arrays[name] = np.full_like(arrays[name], value)
+    content = envelope_bytes("download", given, "south", arrays, good.words)
+    (tmp_path / "south.download").write_bytes(content)
+    sent = place / "uploads" / "south.upload"
+    refusal(receive, given, sent, tmp_path / "south.download", TABLES["south"], match=reason)
 
 
 WRONG_DOWNLOADS = {

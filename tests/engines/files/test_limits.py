@@ -149,16 +149,21 @@ def test_users_who_sent_nothing_and_those_who_did_get_each_their_own_model(tmp_p
     sent = send(given, {s: TABLES[s] for s in list(TABLES)[2:]}, tmp_path / "uploads")
     wards = {"a": ("north", 30), "b": ("south", 8), "c": ("north", 9), "d": ("south", 32)}
     frame = pd.concat([TABLES[s][-n:].assign(ward=w) for w, (s, n) in wards.items()])
+    torn = pd.DataFrame({"a": [1.15, 1.2], "b": 0.0, "c": "p", "y": 4.5, "ward": "e"})
+    frame = pd.concat([frame, torn])  # where both groups expect the same
     fit_site(given, frame, site="big", user="ward", created=time()).write(sent / "big.upload")
     combine_uploads(given, sent, out=tmp_path / "round")
     back = tmp_path / "round" / "big.download"
     got = receive(given, sent / "big.upload", back, frame, user="ward")
-    assert got.users.tolist() == list("abcd")
-    assert got.rows.n_rows.tolist() == [30, 8, 9, 32]
-    assert len({got.labels[0], got.labels[1]}) == 2
-    assert got.labels.tolist() == [got.labels[0], got.labels[1]] * 2
-    np.testing.assert_allclose(got.models[:, 0], [3, -3, 3, -3], atol=0.7)
-    predicted = got.estimator().predict(frame)
+    assert got.users.tolist() == list("abcde")
+    assert got.rows.n_rows.tolist() == [30, 8, 9, 32, 2]
+    assert got.labels[:4].tolist() == [0, 1, 0, 1]  # big is the first site, and its first ward's
+    np.testing.assert_allclose(got.models[:4, 0], [3, -3, 3, -3], atol=0.7)
+    model = got.estimator()
+    sure = model.assign(torn.drop(columns=["y", "ward"]), torn.y).probability
+    assert 0.5 < sure < 0.99 < got.probability[:4].min()
+    assert got.probability[4] == pytest.approx(sure, rel=1e-12)
+    predicted = model.predict(frame)
     for ward in wards:
         own = (frame.ward == ward).to_numpy()
         assert np.std(predicted[own] - frame.y[own]) < 1
