@@ -209,6 +209,18 @@ def test_a_missing_value_is_named_with_its_file_and_row():
         summarized(good, bad, good)
 
 
+def test_gaps_of_several_pieces_are_counted_together_and_the_first_is_named():
+    good = sales()
+    prices, sold = good["price"].to_pylist(), good["sales"].to_pylist()
+    bad = good.set_column(1, "price", pa.array([*prices[:5], None, *prices[6:]]))
+    worse = bad.set_column(4, "sales", pa.array([None, *sold[1:]]))
+    found = r"'price' has no value in row 6 of part-0\.parquet \(incomplete rows: 3 of 960, 2 of"
+    with pytest.raises(InputError, match=found):
+        summarized(bad, worse)
+    with pytest.raises(InputError, match=r"'sales' .* row 1001 of part-1\.parquet"):
+        summarized(good, worse)
+
+
 def test_the_first_piece_that_cannot_be_used_is_named_whichever_was_read_first():
     good = sales()
     price = good["price"].to_numpy().copy()

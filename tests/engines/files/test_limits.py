@@ -144,7 +144,7 @@ def test_users_who_sent_nothing_get_their_models_all_the_same(tmp_path):
 
 
 def test_users_who_sent_nothing_and_those_who_did_get_each_their_own_model(tmp_path):
-    """Wards of both groups by turns, of which the second and the third have too few rows to send."""
+    """Wards of both groups by turns; the second and the third have too few rows to send."""
     given = task(smallest_cell=1, minimum_rows=10)
     sent = send(given, {s: TABLES[s] for s in list(TABLES)[2:]}, tmp_path / "uploads")
     wards = {"a": ("north", 30), "b": ("south", 8), "c": ("north", 9), "d": ("south", 32)}
