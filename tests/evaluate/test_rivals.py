@@ -76,12 +76,10 @@ def test_own_models_weigh_penalties_on_rows_of_users_who_can_spare_one():
     for tried in PENALTIES:
         error[tried] = 0.0
         for part in range(5):
-            theta = solve_users(
-                others.select_rows(fold != part), Risk("squared", tried, True)
-            ).theta
-            rows_out, owner = others.X[fold == part], others.row_user[fold == part]
-            expected = (rows_out * theta[owner, :3]).sum(axis=1) + theta[owner, 3]
-            error[tried] += ((others.y[fold == part] - expected) ** 2).sum()
+            out, risk = fold == part, Risk("squared", tried, True)
+            theta = solve_users(others.select_rows(~out), risk).theta[others.row_user[out]]
+            expected = (others.X[out] * theta[:, :3]).sum(axis=1) + theta[:, 3]
+            error[tried] += ((others.y[out] - expected) ** 2).sum()
     assert l2 == min(error, key=error.__getitem__)
 
 

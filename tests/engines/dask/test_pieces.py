@@ -63,6 +63,32 @@ def test_summaries_of_any_cut_give_the_schema_of_the_table(cuts, loss, missing):
     assert found.fill == pytest.approx(whole.fill, rel=1e-14)
 
 
+@pytest.mark.parametrize("cuts", [[200], [440], [0, 200, 440]])
+def test_what_is_odd_about_a_column_is_seen_in_any_piece(cuts):
+    """One target that is no whole number, the ends of a price, and ids of two kinds."""
+    whole = np.append(np.full(400, 7.0), np.full(80, 2.0))
+    table = sales().set_column(4, "sales", pa.array(whole))
+    roles = Roles.of(table.column_names, **NAMED)
+
+    def summed(given, roles=roles):
+        return TableSummary.merged(look(piece, roles) for piece in pieces_of(given, cuts))
+
+    found = summed(table)
+    assert found.whole
+    assert {*found.targets} == {2.0, 7.0}
+    price = table["price"].to_numpy()
+    assert found.spread["price"] == price.max() - price.min()
+    gap = table.set_column(1, "price", pa.array([None, *price[1:]]))
+    filled = summed(gap, replace(roles, missing="mean"))
+    assert filled.spread["price"] == price[1:].max() - price[1:].min()
+    for at in (0, 479):  # in the first piece, or in the last
+        sold, store = whole.copy(), table["store"].to_numpy().astype(float)
+        sold[at], store[at] = 2.5, 0.5
+        assert not summed(table.set_column(4, "sales", pa.array(sold))).whole
+        odd = summed(table.set_column(0, "store", pa.array(store)))
+        assert odd.schema(roles).user_kind == "float"
+
+
 @pytest.mark.parametrize("center", [True, False])
 @pytest.mark.parametrize("standardize", [True, False])
 @pytest.mark.parametrize("with_factors", [True, False])
