@@ -81,6 +81,8 @@ def test_what_is_odd_about_a_column_is_seen_in_any_piece(cuts):
     gap = table.set_column(1, "price", pa.array([None, *price[1:]]))
     filled = summed(gap, replace(roles, missing="mean"))
     assert filled.spread["price"] == price[1:].max() - price[1:].min()
+    counts = sales(m=150).set_column(4, "sales", pa.array(np.append(1 + np.arange(1199) % 40, 0)))
+    assert min(look(counts, roles).targets) == 0  # the last of many rows has it
     for at in (0, 479):  # in the first piece, or in the last
         sold, store = whole.copy(), table["store"].to_numpy().astype(float)
         sold[at], store[at] = 2.5, 0.5
