@@ -541,6 +541,14 @@ def test_ids_and_levels_are_recognised_in_another_type(fitted, later, unknown):
     assert "Say unseen='reference' to" in message
 
 
+def test_a_class_never_seen_is_named_with_its_row_where_rows_were_dropped_before_it():
+    table = small_table(y=["yes", "no", "yes", "no"])
+    schema = TableSchema.fit(table, **ROLES, drop="region", task="classification")
+    new = small_table(y=["yes", None, "maybe", "no"])
+    message = refusal(schema.encode, new, missing="drop")
+    assert "'maybe' in row 3, which is none of the classes" in message
+
+
 @pytest.mark.parametrize("nothing", [None, math.nan])
 def test_a_row_without_an_id_is_no_user(nothing):
     table = small_table(store=[nothing, 2.0, nothing, 1.0])

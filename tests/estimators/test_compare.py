@@ -8,7 +8,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 import odcl
-from odcl import Method, ODCLClassifier, ODCLRegressor
+from odcl import Federation, Method, ODCLClassifier, ODCLRegressor
 from tests.helpers import refusal
 
 RIVALS = ["local", "pooled", "intercepts", "mixed", "paper"]
@@ -86,6 +86,23 @@ def test_a_comparison_without_users_or_rows_to_hold_out_is_refused():
     assert "share" in refusal(odcl.compare, estimator("squared"), X, y, holdout=1.0)
     one = X.drop_duplicates("user")
     assert "single row" in refusal(odcl.compare, estimator("squared"), one, y[one.index])
+
+
+def test_the_last_rows_of_users_who_were_drawn_are_held_out(monkeypatch):
+    from odcl.estimators import compare as module
+
+    monkeypatch.setattr(module, "COMPARED", 10)
+    rng = np.random.default_rng(0)
+    users = np.repeat([f"u{i}" for i in range(30)], 8)
+    X = rng.standard_normal((len(users), 2))
+    federation = Federation.from_arrays(X, X @ [1.0, -1.0] + rng.standard_normal(240), users)
+    time = rng.permutation(240).astype(float)
+    found = module.compare_users(ODCLRegressor(), federation, 0.25, 0, time=time)
+    assert (found.n_users, found.of_users) == (10, 30)
+    for user in found.held.users.tolist():
+        rows = federation.rows(user)
+        last = federation.y[rows][np.argsort(time[rows])[-2:]]
+        assert sorted(found.held.seen[found.held.owner == user]) == sorted(last)
 
 
 def test_many_users_are_compared_on_some_of_them(monkeypatch):

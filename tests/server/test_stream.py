@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -228,6 +229,53 @@ def test_groups_that_are_too_small_are_not_given():
     for method in (Method(smallest_group=133), Method("kmeans:3", smallest_group=133)):
         just = stream_step(in_chunks(uploads_of(federation, Risk(), method)), method)
         assert sorted(just.sizes) == [133, 133, 134]  # as many as asked for are enough
+
+
+@pytest.mark.parametrize("method", [Method(), Method("mixture", combine="shrink")], ids=str)
+def test_users_are_placed_the_same_in_small_chunks(method, monkeypatch):
+    federation, _ = world(n_users=200)
+    uploads = uploads_of(federation, Risk(), method)
+    found = stream_step(in_chunks(uploads), method)
+    one = found.step(uploads)
+    monkeypatch.setattr(stream, "in_chunks", partial(in_chunks, size=7))
+    other = found.step(uploads)
+    for name in ("users", "labels", "models", "probabilities"):
+        assert_array_equal(getattr(other, name), getattr(one, name))
+
+
+@pytest.mark.parametrize("clusterer", ["mixture", "kmeans:3"])
+def test_a_group_that_is_too_small_joins_the_others_by_their_shares(clusterer):
+    """Two large groups and a small one, whose users go where they are most like."""
+    federation, truth = world(n_users=300)
+    kept = np.flatnonzero((truth != 2) | (np.cumsum(truth == 2) <= 12))
+    federation, method = federation.take(kept), Method(clusterer, smallest_group=20)
+    uploads = uploads_of(federation, Risk(), method)
+    found = stream_step(scattered(uploads, (30, 7), seed=0), method)
+    assert "2 groups of at least 20 users left of 3 found" in found.reason
+    step = found.step(uploads)
+    large = truth[kept] != 2
+    assert same_partition(step.labels[large], truth[kept][large])
+    assert_array_equal(np.bincount(step.labels), found.sizes)
+    for k in (0, 1):
+        assert found.rows[k] == 15 * found.sizes[k]
+
+
+def test_options_are_those_of_the_users_who_were_looked_at():
+    federation, _ = world()
+    uploads = uploads_of(federation, Risk())
+    found = stream_step(in_chunks(uploads))
+    order = np.random.default_rng(0).permutation(len(uploads))[:150]
+    seen = np.isin(uploads.users, found.weighed_by)
+    assert seen.sum() == FEW
+    whole = found.alternatives(uploads.users)
+    some = found.alternatives(uploads.users[order])
+    assert len(whole.options) > 2
+    for one, other, own in zip(whole.options, some.options, found.weighed.options, strict=True):
+        assert (one.labels[~seen] == -1).all()
+        assert_array_equal(other.labels, one.labels[order])
+        mine = dict(zip(found.weighed_by.tolist(), own.labels.tolist(), strict=True))
+        expected = [mine[user] for user in uploads.users[seen].tolist()]
+        assert one.labels[seen].tolist() == expected
 
 
 def test_few_users_are_known_by_name():

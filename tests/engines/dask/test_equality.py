@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from odcl import Method
 from odcl.data.tables import read_table
 from odcl.engines.dask import round as stages
 from odcl.errors import InputError
@@ -57,6 +58,30 @@ def test_more_buckets_than_users(tmp_path, text):
     cut(table, tmp_path / "sales", [50])
     found = in_pieces(tmp_path / "sales", tmp_path, buckets=40)
     assert_same_fit(found, in_memory(table), table)
+
+
+@pytest.mark.parametrize("name", ["sums", "rows"])
+def test_pieces_row_groups_and_stacks_of_a_few_rows_give_the_same_fit(tmp_path, name, monkeypatch):
+    """Whatever is worked on at a time, in a file of many row groups: nobody's rows are mixed up."""
+    from odcl.engines.partition import models
+
+    monkeypatch.setattr(models, "PIECE", 7)
+    monkeypatch.setattr(stages, "GROUP_USERS", 9)
+    table = TABLE if name == "sums" else sales(n=12)
+    method = {"sums": "default", "rows": Method(3, refit="cv")}[name]
+    pq.write_table(table, tmp_path / "sales.parquet", row_group_size=50)
+    found = in_pieces(tmp_path / "sales.parquet", tmp_path, method=method, piece_bytes=3_000)
+    assert_same_fit(found, in_memory(table, method=method), table)
+
+
+def test_a_row_of_a_later_row_group_is_named_by_its_place_in_the_file(tmp_path):
+    price = TABLE["price"].to_numpy().copy()
+    price[316] = np.inf
+    bad = TABLE.set_column(1, "price", pa.array(price))
+    pq.write_table(bad, tmp_path / "sales.parquet", row_group_size=50)
+    for size in (3_000, 6_000, 2**26):
+        with pytest.raises(InputError, match=r"infinite in row 317 of sales\.parquet"):
+            in_pieces(tmp_path / "sales.parquet", tmp_path, piece_bytes=size)
 
 
 def test_more_users_than_groups_are_searched_on(tmp_path):

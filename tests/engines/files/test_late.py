@@ -110,6 +110,13 @@ def test_a_round_that_was_changed_places_nobody(a_round, tmp_path):
     refusal(assign, a_round, file, match="was changed since")
 
 
+def test_a_round_whose_card_was_changed_places_nobody(a_round, tmp_path):
+    """Not even by a word that no digest of what was agreed on would see."""
+    file, card = late(TABLES["mill"], tmp_path), a_round / "task.toml"
+    card.write_text(card.read_text() + "# seen\n")
+    refusal(assign, a_round, file, match="task.toml was changed since")
+
+
 def test_a_site_whose_users_send_nothing_is_late_all_the_same(a_round, tmp_path):
     given, tiny = task(minimum_rows=5), TABLES["mill"][:3]
     combine_uploads(given, send(given, FIRST, tmp_path / "more"), out=tmp_path / "again")

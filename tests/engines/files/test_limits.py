@@ -169,6 +169,43 @@ def test_users_who_sent_nothing_and_those_who_did_get_each_their_own_model(tmp_p
         assert np.std(predicted[own] - frame.y[own]) < 1
 
 
+def test_with_other_methods_users_who_sent_nothing_are_named_and_have_no_model(tmp_path):
+    given = task(method=Method(2, refit="cv"), smallest_cell=1, minimum_rows=10)
+    sent = send(given, {s: TABLES[s] for s in list(TABLES)[2:]}, tmp_path / "uploads")
+    wards = {"a": ("north", 6), "b": ("south", 30), "c": ("north", 30), "d": ("south", 7)}
+    frame = pd.concat([TABLES[s][-n:].assign(ward=w) for w, (s, n) in wards.items()])
+    fit_site(given, frame, site="big", user="ward", created=time()).write(sent / "big.upload")
+    combined = combine_uploads(given, sent, out=tmp_path / "round")
+    back = tmp_path / "round" / "big.download"
+    got = receive(given, sent / "big.upload", back, frame, user="ward")
+    assert got.users.tolist() == ["b", "c"]
+    assert got.left_out.tolist() == ["a", "d"]
+    np.testing.assert_allclose(got.models[:, 0], [-3, 3], atol=0.5)
+    assert got.labels.tolist() == combined.site_groups["big"].tolist()
+    model = got.estimator()
+    assert model.n_rows_.tolist() == [30, 30]
+    own = frame[frame.ward.isin(["b", "c"])]
+    assert np.std(model.predict(own) - own.y) < 1
+    # A newcomer joins the group of the ward that it is like.
+    for site, ward in (("east", 1), ("west", 0)):
+        rows = TABLES[site]
+        found = model.assign(rows.drop(columns="y"), rows.y)
+        assert found.label == model.labels_[ward]
+    refusal(model.diagnose, match="users of one site")
+
+
+def test_a_value_that_is_missing_is_the_shift_of_its_feature_where_the_card_says_so():
+    features = (Feature("a", None, 2.0, 3.0), Feature("b"), Feature("c", ("p", "q")))
+    given = task(features=features, missing="mean")
+    frame = TABLES["south"].copy()
+    filled = frame.copy()
+    frame.loc[frame.index[4], "a"] = np.nan
+    filled.loc[filled.index[4], "a"] = 2.0
+    one, two = (fit_site(given, table, site="south").uploads for table in (frame, filled))
+    assert_array_equal(one.means, two.means)
+    assert_array_equal(one.factor, two.factor)
+
+
 def test_a_site_whose_users_may_send_nothing_still_receives_the_groups(tmp_path):
     given = task(smallest_cell=1, minimum_rows=5)
     tables = {**TABLES, "tiny": TABLES["north"][:3]}
@@ -231,6 +268,19 @@ def test_several_users_of_a_site_are_one_party(tmp_path):
         sent.write(place / f"{site}.upload")
     message = refusal(combine_uploads, given, place, out=tmp_path / "round")
     assert "2 sites sent terms, and a group needs 3 by the card" in message
+
+
+def test_a_site_counts_in_the_groups_where_at_least_half_of_its_rows_are(tmp_path):
+    """Wards of both groups, 20 rows each, and at another site 30 rows of one and 8 of the other."""
+    given = task(smallest_cell=1)
+    sent = send(given, {s: TABLES[s] for s in ("east", "west")}, tmp_path / "uploads")
+    for site, n in (("even", (20, 20)), ("odd", (30, 8))):
+        parts = [TABLES[s][:m].assign(ward=s) for s, m in zip(("north", "south"), n, strict=True)]
+        wards = fit_site(given, pd.concat(parts), site=site, user="ward", created=time())
+        wards.write(sent / f"{site}.upload")
+    groups = combine_uploads(given, sent, out=tmp_path / "round").groups
+    assert groups.sizes.tolist() == [3, 3]  # users
+    assert groups.sites.tolist() == [3, 2]  # east, even, odd; west, even
 
 
 def test_no_site_may_carry_more_than_half_of_a_groups_information(tmp_path):
