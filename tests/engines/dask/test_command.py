@@ -195,6 +195,9 @@ def test_a_very_long_user_makes_the_comparison_one_of_fewer(cluster, tmp_path, m
         rows = sample.rows_of(table, found.job.schema, few, cluster)
         assert set(rows["store"].to_pylist()) == set(by_key[:drawn])  # from all files
         assert rows.num_rows == 8 * drawn
+    monkeypatch.setattr(sample, "MOST_BYTES", 1)  # the first one comes, however long it is
+    rows = sample.rows_of(table, found.job.schema, found.uploads.drawn, cluster)
+    assert rows["store"].to_pylist() == by_key[:1] * 8
 
 
 def test_no_comparison_is_made_where_none_is_asked_for(command, tmp_path, table, engine):
