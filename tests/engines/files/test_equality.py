@@ -92,8 +92,8 @@ def test_categories_of_three_levels_are_factors_there_as_here(classes, tmp_path)
 def test_sites_with_several_users_are_the_same_federation(tmp_path):
     tables = frames(8)
     given = task()
-    pairs = {"left": ("north", "south"), "right": ("east", "west"), "far": ("hill", "lake")}
-    pairs["last"] = ("mill", "dale")
+    pairs = {"left": ("north", "south"), "right": ("west", "lake"), "far": ("hill",)}
+    pairs["last"] = ("mill", "dale", "east")
     sent = tmp_path / "uploads"
     sent.mkdir()
     together = {
@@ -109,6 +109,9 @@ def test_sites_with_several_users_are_the_same_federation(tmp_path):
         assert got.users.tolist() == sorted(pairs[site])
         mine = [alone.users.tolist().index(f"{site}{ward}") for ward in got.users.tolist()]
         assert_array_equal(got.models, alone.models[mine])
+        assert_array_equal(got.labels, alone.labels[mine])
+        sizes = np.bincount(alone.labels)[alone.labels[mine]]
+        assert_array_equal(got.download.downloads.group_size, sizes)
 
 
 def test_the_order_of_files_and_rows_of_time_changes_no_byte_of_a_round(tmp_path):

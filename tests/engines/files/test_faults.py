@@ -372,6 +372,8 @@ def test_too_few_sites_are_no_round(uploads, tmp_path):
     place = folder_of({"south.upload": uploads["south.upload"]}, tmp_path / "uploads")
     message = refusal(combine_uploads, task(), place, out=tmp_path / "round")
     assert "1 upload can be taken, and at least 2 sites are needed" in message
+    one = refusal(combine_uploads, task(), place, out=tmp_path / "round", min_sites=1)
+    assert "at least 2 sites are needed" in one  # from one site, its term could be worked out
     place = folder_of(uploads, tmp_path / "all")
     refusal(combine_uploads, task(), place, out=tmp_path / "round", min_sites=7, match="at least 7")
     assert not (tmp_path / "round").exists()
@@ -544,6 +546,16 @@ WRONG_DOWNLOADS = {
     "scales that share more": ({"mixture__shares": lambda a: 1.01 * a}, "shares that are no prob"),
     "a unit of zero": ({"mixture__scale": lambda a: 0 * a}, "scale holds numbers"),
     "a column twice": ({"mixture__kept": lambda a: 0 * a}, "there twice"),
+    "two users for one": (
+        dict.fromkeys(
+            ("model", "group", "group_size", "probability"), lambda a: np.repeat(a, 2, axis=0)
+        ),
+        "is for 2 users",
+    ),
+    "sizes of more groups than there are": (
+        dict.fromkeys(("sizes", "sites"), lambda a: np.append(a, 1)),
+        "shape",
+    ),
     "sizes below zero": ({"sizes": lambda a: a - 9}, "negative sizes"),
 }
 

@@ -144,10 +144,10 @@ def test_users_who_sent_nothing_get_their_models_all_the_same(tmp_path):
 
 
 def test_users_who_sent_nothing_and_those_who_did_get_each_their_own_model(tmp_path):
-    """Wards of both groups by turns; the second and the third have too few rows to send."""
+    """Two wards of either group; the second and the third have too few rows to send."""
     given = task(smallest_cell=1, minimum_rows=10)
     sent = send(given, {s: TABLES[s] for s in list(TABLES)[2:]}, tmp_path / "uploads")
-    wards = {"a": ("north", 30), "b": ("south", 8), "c": ("north", 9), "d": ("south", 32)}
+    wards = {"a": ("north", 30), "b": ("north", 8), "c": ("south", 9), "d": ("south", 32)}
     frame = pd.concat([TABLES[s][-n:].assign(ward=w) for w, (s, n) in wards.items()])
     torn = pd.DataFrame({"a": [1.15, 1.2], "b": 0.0, "c": "p", "y": 4.5, "ward": "e"})
     frame = pd.concat([frame, torn])  # where both groups expect the same
@@ -157,8 +157,8 @@ def test_users_who_sent_nothing_and_those_who_did_get_each_their_own_model(tmp_p
     got = receive(given, sent / "big.upload", back, frame, user="ward")
     assert got.users.tolist() == list("abcde")
     assert got.rows.n_rows.tolist() == [30, 8, 9, 32, 2]
-    assert got.labels[:4].tolist() == [0, 1, 0, 1]  # big is the first site, and its first ward's
-    np.testing.assert_allclose(got.models[:4, 0], [3, -3, 3, -3], atol=0.7)
+    assert got.labels[:4].tolist() == [0, 0, 1, 1]  # big is the first site, a its first ward
+    np.testing.assert_allclose(got.models[:4, 0], [3, 3, -3, -3], atol=0.7)
     model = got.estimator()
     sure = model.assign(torn.drop(columns=["y", "ward"]), torn.y).probability
     assert 0.5 < sure < 0.99 < got.probability[:4].min()
@@ -204,6 +204,19 @@ def test_a_value_that_is_missing_is_the_shift_of_its_feature_where_the_card_says
     one, two = (fit_site(given, table, site="south").uploads for table in (frame, filled))
     assert_array_equal(one.means, two.means)
     assert_array_equal(one.factor, two.factor)
+
+
+def test_rows_that_were_withheld_take_part_in_their_users_own_model(tmp_path):
+    """The upload is made again without them, and the model with them."""
+    tables = {site: table.copy() for site, table in TABLES.items()}
+    tables["south"]["c"] = ["p"] * 37 + ["q"] * 3
+    sent = send(task(), tables, tmp_path / "uploads")
+    combine_uploads(task(), sent, out=tmp_path / "round")
+    back = tmp_path / "round" / "south.download"
+    got = receive(task(), sent / "south.upload", back, tables["south"])
+    assert got.rows.n_rows.tolist() == got.uploads.n_samples.tolist() == [40]
+    again = receive(task(), sent / "south.upload", back, tables["south"][:37])
+    assert again.rows.n_rows.tolist() == [37]  # the same upload, of fewer rows
 
 
 def test_a_site_whose_users_may_send_nothing_still_receives_the_groups(tmp_path):
