@@ -172,22 +172,24 @@ def test_users_who_sent_nothing_and_those_who_did_get_each_their_own_model(tmp_p
 def test_with_other_methods_users_who_sent_nothing_are_named_and_have_no_model(tmp_path):
     given = task(method=Method(2, refit="cv"), smallest_cell=1, minimum_rows=10)
     sent = send(given, {s: TABLES[s] for s in list(TABLES)[2:]}, tmp_path / "uploads")
-    wards = {"a": ("north", 6), "b": ("south", 30), "c": ("north", 30), "d": ("south", 7)}
+    wards = {"a": ("north", 6), "b": ("south", 30), "c": ("south", 25), "d": ("south", 7)}
+    wards["e"] = ("north", 30)
     frame = pd.concat([TABLES[s][-n:].assign(ward=w) for w, (s, n) in wards.items()])
     fit_site(given, frame, site="big", user="ward", created=time()).write(sent / "big.upload")
     combined = combine_uploads(given, sent, out=tmp_path / "round")
     back = tmp_path / "round" / "big.download"
     got = receive(given, sent / "big.upload", back, frame, user="ward")
-    assert got.users.tolist() == ["b", "c"]
+    assert got.users.tolist() == ["b", "c", "e"]
     assert got.left_out.tolist() == ["a", "d"]
-    np.testing.assert_allclose(got.models[:, 0], [-3, 3], atol=0.5)
+    np.testing.assert_allclose(got.models[:, 0], [-3, -3, 3], atol=0.5)
     assert got.labels.tolist() == combined.site_groups["big"].tolist()
     model = got.estimator()
-    assert model.n_rows_.tolist() == [30, 30]
-    own = frame[frame.ward.isin(["b", "c"])]
+    assert model.n_rows_.tolist() == [30, 25, 30]
+    np.testing.assert_allclose(model.group_coef_[model.labels_][:, 0], [-3, -3, 3], atol=0.5)
+    own = frame[frame.ward.isin(["b", "c", "e"])]
     assert np.std(model.predict(own) - own.y) < 1
     # A newcomer joins the group of the ward that it is like.
-    for site, ward in (("east", 1), ("west", 0)):
+    for site, ward in (("east", 2), ("west", 0)):
         rows = TABLES[site]
         found = model.assign(rows.drop(columns="y"), rows.y)
         assert found.label == model.labels_[ward]
