@@ -393,6 +393,11 @@ DAMAGE = {
     ),
     "a scale of zero": (changed(scales=lambda m: 0 * m.scales), "scales holds numbers"),
     "a noise below zero": (changed(noise=lambda m: replace(m.noise, s0=-1.0)), "noise"),
+    "a noise of no rows": (changed(noise=lambda m: replace(m.noise, dof=0.0)), "noise"),
+    "a target without a unit": (
+        changed(coordinates=lambda m: replace(m.coordinates, target_scale=-1.0)),
+        "a target of",
+    ),
     "a column beyond the others": (
         changed(coordinates=lambda m: replace(m.coordinates, kept=m.coordinates.kept + 1)),
         "beyond",

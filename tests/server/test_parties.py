@@ -121,3 +121,10 @@ def test_the_order_of_users_changes_nothing():
     two = server_step(sent.take(order), method, parties=parties[order])
     assert_array_equal(two.labels, one.labels[order])
     assert_array_equal(two.models, one.models[order])
+    # Three parties behind one group, and two or three behind the other.
+    for numbers, groups in (("031324031424", 1), ("031524031524", 2)):
+        parties = np.array(list(numbers))
+        for seed in range(3):
+            order = np.random.default_rng(seed).permutation(12)
+            shuffled = server_step(sent.take(order), method, parties=parties[order])
+            assert shuffled.n_clusters == groups
