@@ -246,6 +246,20 @@ def test_intervals_hold_what_they_promise(differ, groups):
     assert abs(np.std((y[~train] - mean) / std) - 1) < 0.15
 
 
+def test_of_a_stranger_the_groups_models_are_averaged_by_their_shares():
+    rng = np.random.default_rng(0)
+    users = np.repeat(np.arange(30), 12)
+    X, slope = rng.standard_normal((360, 2)), np.where(users < 20, 3.0, -3.0)  # two of three users
+    model = mixed(unknown="pooled").fit(X, slope * X[:, 0] + rng.standard_normal(360), users=users)
+    share = np.bincount(model.labels_) / 30
+    assert_allclose(share, [2 / 3, 1 / 3])
+    each = X @ model.group_coef_.T + model.group_intercept_
+    apart = np.abs(each[:, 0] - each[:, 1])
+    assert (np.abs(model.predict(X) - each @ share) <= 0.05 * apart).all()
+    strange, known = (np.subtract(*model.predict_interval(X, u)[::-1]) for u in (None, users))
+    assert np.median(strange / known) > 1.2  # it may be of either group
+
+
 @pytest.mark.parametrize("unknown", ["pooled", "nearest"])
 def test_an_unknown_user_may_be_anywhere(unknown):
     """Intervals for users without rows are as wide as users differ, and cover."""

@@ -204,6 +204,13 @@ def test_uploads_of_pieces_merge_to_those_of_all_rows():
     assert_allclose(found.means, whole.means, atol=1e-13)
 
 
+def test_merged_uploads_stand_in_canonical_order_where_nobody_is_there_twice():
+    job = job_of(sales())
+    uploads = upload_rows(sales(), job)
+    turned = uploads.take(pa.array(np.arange(60)[::-1]))
+    assert merge_uploads(turned, job).equals(uploads)
+
+
 def test_uploads_that_do_not_add_up_are_not_added():
     table = sales(loss="poisson")
     job = job_of(table, "poisson")
