@@ -9,6 +9,7 @@ from numpy.testing import assert_allclose
 
 import odcl
 from odcl import Federation, Method, ODCLClassifier, ODCLRegressor
+from odcl.data.folds import hold_out
 from tests.helpers import refusal
 
 RIVALS = ["local", "pooled", "intercepts", "mixed", "paper"]
@@ -86,6 +87,18 @@ def test_a_comparison_without_users_or_rows_to_hold_out_is_refused():
     assert "share" in refusal(odcl.compare, estimator("squared"), X, y, holdout=1.0)
     one = X.drop_duplicates("user")
     assert "single row" in refusal(odcl.compare, estimator("squared"), one, y[one.index])
+
+
+def test_a_class_of_a_single_row_is_learned_from_and_not_held_out():
+    rng = np.random.default_rng(0)
+    users = np.repeat(np.arange(8), 6)
+    X = rng.standard_normal((48, 1))
+    y = np.where(X[:, 0] > 0, "high", "low").astype(object)
+    y[9] = "odd"
+    rows = Federation.from_arrays(X, np.arange(48.0), users)
+    seed = next(s for s in range(20) if hold_out(rows, 0.5, s)[9])  # where it would be drawn
+    found = odcl.compare(ODCLClassifier(), X, y, users, holdout=0.5, seed=seed)
+    assert {*found.held.seen.tolist()} == {0, 1}  # of high, low and odd
 
 
 def test_the_last_rows_of_users_who_were_drawn_are_held_out(monkeypatch):

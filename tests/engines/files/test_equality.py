@@ -12,7 +12,7 @@ from odcl.data.federation import Federation
 from odcl.engines.files import Feature, Task, combine_uploads, fit_site, receive
 from odcl.risk.risk import Factor
 from tests.engines.files.world import class_task, frames, send, task
-from tests.helpers import SHARED_DATA, files_below
+from tests.helpers import SHARED_DATA, files_below, refusal
 
 
 def by_file(given, tables, folder, **options):
@@ -139,6 +139,7 @@ def test_the_saved_model_predicts_what_the_site_received(tmp_path):
     assert loaded.n_clusters_ == 2
     low, high = loaded.predict_interval(frame)
     assert (low < high).all()
+    refusal(loaded.diagnose, match="users of one site")
 
 
 def test_a_site_model_knows_its_users_by_name(tmp_path):
