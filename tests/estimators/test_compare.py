@@ -95,7 +95,7 @@ def test_a_class_of_a_single_row_is_learned_from_and_not_held_out():
     X = rng.standard_normal((48, 1))
     y = np.where(X[:, 0] > 0, "high", "low").astype(object)
     y[9] = "odd"
-    rows = Federation.from_arrays(X, np.arange(48.0), users)
+    rows = Federation.from_arrays(X, np.unique(y.astype(str), return_inverse=True)[1], users)
     seed = next(s for s in range(20) if hold_out(rows, 0.5, s)[9])  # where it would be drawn
     found = odcl.compare(ODCLClassifier(), X, y, users, holdout=0.5, seed=seed)
     assert {*found.held.seen.tolist()} == {0, 1}  # of high, low and odd

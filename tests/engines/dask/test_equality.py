@@ -51,6 +51,16 @@ def test_classes_and_counts(tmp_path, loss):
     assert_same_fit(found, in_memory(table, loss), table)
 
 
+def test_how_surely_users_belong_is_what_their_rows_say_in_pieces_too(tmp_path):
+    """Classes in groups: what a user sent says less of its group than its rows do."""
+    table = sales(m=36, n=14, loss="logistic")
+    cut(table, tmp_path / "sales", [100, 300])
+    found, whole = in_pieces(tmp_path / "sales", tmp_path, "logistic"), in_memory(table, "logistic")
+    assert whole.n_clusters_ > 1
+    assert np.abs(whole.probability_ - whole.result_.step.probabilities).max() > 1e-4
+    assert_same_fit(found, whole, table)
+
+
 @pytest.mark.parametrize("text", [False, True], ids=["numbers", "text"])
 def test_more_buckets_than_users(tmp_path, text):
     """Most of them are empty, and their files have the columns of the others."""
