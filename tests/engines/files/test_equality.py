@@ -65,6 +65,15 @@ def test_files_give_the_models_of_one_process_bit_for_bit(given, classes, tmp_pa
     assert_array_equal(models, result.models)
 
 
+def test_a_column_that_does_not_vary_within_sites_is_shared_there_as_here(tmp_path):
+    given = task(smallest_cell=1)
+    tables = {s: f.assign(b=0.3 * i) for i, (s, f) in enumerate(frames(8).items())}
+    models, combined, _ = by_file(given, tables, tmp_path)
+    result = in_process(given, tables)
+    assert combined.groups.mixture.spread.fixed is not None
+    assert_array_equal(models, result.models)
+
+
 def test_scales_of_the_card_are_those_that_models_are_fitted_in(tmp_path):
     tables = frames(classes=True)
     scaled = (Feature("a", None, 0.3, 2.0), Feature("b"), Feature("c", ("p", "q")))
