@@ -16,6 +16,7 @@ from odcl.data.federation import (
     as_ids,
     check_owners,
     group_rows,
+    id_keys,
     positions,
     user_rng,
 )
@@ -252,12 +253,15 @@ def test_many_rows_are_grouped_as_few_are(gaps):
 def test_a_part_of_a_federation_is_the_take_of_its_users():
     rng = np.random.default_rng(0)
     owners = rng.integers(0, 12, 100)
-    one = Federation.from_arrays(rng.standard_normal((100, 2)), rng.random(100), owners)
-    part, taken = one.part(3, 7), one.take(np.arange(3, 7))
-    for name in ("X", "y", "offsets", "users"):
-        assert_array_equal(getattr(part, name), getattr(taken, name))
+    rows = rng.standard_normal((100, 2)), rng.random(100), owners
+    one = Federation.from_arrays(*rows, weight=1 + rng.random(100))
+    for start, stop in ((3, 7), (9, 20)):
+        part, taken = one.part(start, stop), one.take(np.arange(start, min(stop, one.n_users)))
+        for name in ("X", "y", "offsets", "users", "weight"):
+            assert_array_equal(getattr(part, name), getattr(taken, name))
     assert_array_equal(one.some_users(100), np.arange(one.n_users))
     few = one.some_users(4)
+    assert_array_equal(few, np.sort(np.argsort(id_keys(one.users))[:4]))
     turned = Federation.from_arrays(one.X[::-1], one.y[::-1], one.users[one.row_user][::-1])
     assert_array_equal(turned.users[turned.some_users(4)], one.users[few])
 

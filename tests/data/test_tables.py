@@ -542,6 +542,14 @@ def test_ids_and_levels_are_recognised_in_another_type(fitted, later, unknown):
     assert "Say unseen='reference' to" in message
 
 
+def test_a_class_never_seen_is_named_with_its_row_where_rows_were_dropped_before_it():
+    table = small_table(y=["yes", "no", "yes", "no"])
+    schema = TableSchema.fit(table, **ROLES, drop="region", task="classification")
+    new = small_table(y=["yes", None, "maybe", "no"])
+    message = refusal(schema.encode, new, missing="drop")
+    assert "'maybe' in row 3, which is none of the classes" in message
+
+
 @pytest.mark.parametrize("nothing", [None, math.nan])
 def test_a_row_without_an_id_is_no_user(nothing):
     table = small_table(store=[nothing, 2.0, nothing, 1.0])
@@ -727,6 +735,16 @@ REFUSED = {
         "'sold' has no value in row 1 (incomplete rows: 4 of 4, 2 of them in this column; also in "
         "region), and a model needs them all. Say missing='drop' (leave these rows out), missing="
         "'mean' (fill in the mean), or drop=['region', 'sold'] (do without the columns).",
+    ),
+    "gaps in one row": (
+        {},
+        {"region": [1, None, 2, None], "sold": [3, None, 2, 1]},
+        "no value in row 2 (incomplete rows: 2 of 4",
+    ),
+    "no whole row": (
+        {"missing": "drop"},
+        {"region": [1, None, None, None], "sold": [None, 1, 2, 3]},
+        "column 'region' lacks 3",
     ),
     "nan": (
         {},

@@ -8,7 +8,8 @@ import pytest
 from numpy.testing import assert_allclose
 
 import odcl
-from odcl import Method, ODCLClassifier, ODCLRegressor
+from odcl import Federation, Method, ODCLClassifier, ODCLRegressor
+from odcl.data.folds import hold_out
 from tests.helpers import refusal
 
 RIVALS = ["local", "pooled", "intercepts", "mixed", "paper"]
@@ -97,6 +98,35 @@ def test_users_who_keep_one_row_each_are_compared():
     assert np.isfinite([*found.scores.values()]).all()
 
 
+def test_a_class_of_a_single_row_is_learned_from_and_not_held_out():
+    rng = np.random.default_rng(0)
+    users = np.repeat(np.arange(8), 6)
+    X = rng.standard_normal((48, 1))
+    y = np.where(X[:, 0] > 0, "high", "low").astype(object)
+    y[9] = "odd"
+    rows = Federation.from_arrays(X, np.unique(y.astype(str), return_inverse=True)[1], users)
+    seed = next(s for s in range(20) if hold_out(rows, 0.5, s)[9])  # where it would be drawn
+    found = odcl.compare(ODCLClassifier(), X, y, users, holdout=0.5, seed=seed)
+    assert {*found.held.seen.tolist()} == {0, 1}  # of high, low and odd
+
+
+def test_the_last_rows_of_users_who_were_drawn_are_held_out(monkeypatch):
+    from odcl.estimators import compare as module
+
+    monkeypatch.setattr(module, "COMPARED", 10)
+    rng = np.random.default_rng(0)
+    users = np.repeat([f"u{i}" for i in range(30)], 8)
+    X = rng.standard_normal((len(users), 2))
+    federation = Federation.from_arrays(X, X @ [1.0, -1.0] + rng.standard_normal(240), users)
+    time = rng.permutation(240).astype(float)
+    found = module.compare_users(ODCLRegressor(), federation, 0.25, 0, time=time)
+    assert (found.n_users, found.of_users) == (10, 30)
+    for user in found.held.users.tolist():
+        rows = federation.rows(user)
+        last = federation.y[rows][np.argsort(time[rows])[-2:]]
+        assert sorted(found.held.seen[found.held.owner == user]) == sorted(last)
+
+
 def test_many_users_are_compared_on_some_of_them(monkeypatch):
     """Drawn by their ids: the order of rows changes nothing, and it is said."""
     from odcl.estimators import compare as module
@@ -119,3 +149,9 @@ def test_many_users_are_compared_on_some_of_them(monkeypatch):
     monkeypatch.setattr(module, "COMPARED", 2000)
     few = odcl.compare(ODCLRegressor(), X[alone], y[alone], users[alone])
     np.testing.assert_allclose(few.scores["local"], found.scores["local"], rtol=1e-9)
+    # Held-out rows stand under the users whose they are, among all users.
+    held = found.held
+    assert np.unique(held.owner).tolist() == held.users.tolist()
+    for user in held.users.tolist():
+        own = users == np.unique(users)[user]
+        assert np.isin(held.seen[held.owner == user], y[own]).all()

@@ -63,6 +63,15 @@ def test_what_is_written_is_read(tmp_path):
     assert_array_equal(back.comparison.held.predicted["odcl"], held.predicted["odcl"][few])
 
 
+def test_of_every_user_so_many_held_out_rows_are_kept_and_no_more(tmp_path, monkeypatch):
+    model, comparison = fitted()
+    assert np.bincount(comparison.held.owner).tolist() == [8] * 12
+    for most in (1, 3, 8):
+        monkeypatch.setattr("odcl.estimators.evidence.MOST_ROWS", most)
+        back = read(written(evidence_of(model, comparison), tmp_path / f"run-{most}"))
+        assert np.bincount(back.comparison.held.owner).tolist() == [most] * 12
+
+
 def test_a_model_without_evidence_has_none(tmp_path):
     model, _ = fitted()
     model.save(tmp_path / "run")

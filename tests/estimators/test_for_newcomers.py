@@ -9,7 +9,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.linear_model import LinearRegression
 
-from odcl import Method, ODCLClassifier, ODCLRegressor
+from odcl import Federation, Method, ODCLClassifier, ODCLRegressor
 from odcl.estimators import for_newcomers
 from odcl.local import fit as local_fit
 
@@ -43,8 +43,10 @@ def test_the_pooled_model_is_least_squares_of_all_rows(table):
     assert_allclose(intercept[0], expected.intercept_, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("rows", ["weights", "no weights", "federation"])
 @pytest.mark.parametrize("method", METHODS, ids=["default", "paper", "kmeans"])
-def test_arrays_changed_after_the_fit_change_nothing(table, method):
+def test_arrays_changed_after_the_fit_change_nothing(table, method, rows):
+    """A fit with weights picks rows out, which copies them; others see the caller's own arrays."""
     X, y, users = table
     order = np.argsort(users, kind="stable")  # rows by user, which a fit need not copy
     X, y, users = X[order], y[order], users[order]
@@ -52,7 +54,11 @@ def test_arrays_changed_after_the_fit_change_nothing(table, method):
     newcomer = X[:40].copy(), y[:40].copy()
     want = expected.assign(*newcomer)
     X_own, y_own, weight = X.copy(), y.copy(), np.ones(len(y))
-    model = ODCLRegressor(method=method).fit(X_own, y_own, users=users, sample_weight=weight)
+    model = ODCLRegressor(method=method)
+    if rows == "federation":
+        model.fit_federation(Federation.from_arrays(X_own, y_own, users, weight=weight))
+    else:
+        model.fit(X_own, y_own, users, weight if rows == "weights" else None)
     X_own[:], y_own[:], weight[:] = 1e3, -1e3, 7.0
     got = model.assign(*newcomer)
     assert (got.label, got.distance) == pytest.approx((want.label, want.distance), rel=1e-9)

@@ -99,6 +99,19 @@ def test_a_row_is_predicted_alone_as_among_others(loss):
         assert_array_equal(model.predict(X, users), model.classes_[whole.argmax(axis=1)])
 
 
+def test_how_surely_a_user_belongs_is_what_its_last_step_says(tmp_path):
+    """Classes: a user's own rows say more of its group than the server knows from its upload."""
+    X, y, users = world(differ=0.2, n=8, seed=2)
+    model = mixed("logistic").fit(X, y > 0, users=users)
+    assert model.n_clusters_ == 2
+    result = model.result_
+    assert np.abs(result.received.sure - result.step.probabilities).max() > 1e-6
+    assert_array_equal(model.probability_, result.received.sure)
+    assert_array_equal(model.labels_, result.received.group)
+    model.save(tmp_path / "model")
+    assert_array_equal(type(model).load(tmp_path / "model").probability_, model.probability_)
+
+
 @every_term_loss
 def test_a_row_of_weight_two_is_two_rows(loss):
     X, y, users = world()
@@ -377,6 +390,11 @@ DAMAGE = {
     ),
     "a scale of zero": (changed(scales=lambda m: 0 * m.scales), "scales holds numbers"),
     "a noise below zero": (changed(noise=lambda m: replace(m.noise, s0=-1.0)), "noise"),
+    "a noise of no rows": (changed(noise=lambda m: replace(m.noise, dof=0.0)), "noise"),
+    "a target without a unit": (
+        changed(coordinates=lambda m: replace(m.coordinates, target_scale=-1.0)),
+        "a target of",
+    ),
     "a column beyond the others": (
         changed(coordinates=lambda m: replace(m.coordinates, kept=m.coordinates.kept + 1)),
         "beyond",

@@ -218,7 +218,12 @@ def test_an_added_user_is_known(table):
     rest = np.flatnonzero(users != 5)
     model = ODCLRegressor(random_state=0).fit(X[rest], y[rest], users=users[rest])
     before = model.predict(X[rest], users=users[rest])
-    found = model.add_user("newcomer", X[rows], y[rows])
+    sure = model.predict_interval(X[rest], users=users[rest])
+    found = model.add_user("newcomer", X[rows[7:]], y[rows[7:]])
+    assert model.n_rows_.tolist() == [60] * 23 + [53]
+    assert_array_equal(model.predict_interval(X[rest], users=users[rest]), sure)
+    low, high = model.predict_interval(X[rows], users=["newcomer"] * len(rows))
+    assert np.mean((low <= y[rows]) & (y[rows] <= high)) > 0.8
     assert model.users_[-1] == "newcomer"
     assert model.labels_[-1] == found.label
     predicted = model.predict(X[rows], users=["newcomer"] * len(rows))
@@ -228,7 +233,7 @@ def test_an_added_user_is_known(table):
     assert_array_equal(model.predict(X[rest], users=users[rest]), before)
     with pytest.raises(ValueError, match="'newcomer' is known already"):
         model.add_user("newcomer", X[rows], y[rows])
-    model.add_user(7_000, X[rows], y[rows])
+    model.add_user(7_000, X[rows[7:]], y[rows[7:]])
     assert_array_equal(model.predict(X[rows], users=[7_000] * len(rows)), predicted)
 
 

@@ -464,6 +464,7 @@ NUMBERS_CHANGED = {
     "a matrix of labels": (shaped("labels", lambda v: v[None]), "labels has shape"),
     "a scale of zero": (shaped("scale", first(0.0)), "scale holds numbers that are not positive"),
     "an empty group": (shaped("members", first(0)), "members holds numbers"),
+    "a group without rows": (shaped("samples", first(0.0)), "samples holds numbers"),
     "a negative pull": (shaped("pull", first(-1.0)), "pull holds negative"),
     "a column that is not there": (shaped("used", lambda u: np.append(u, True)), "used has shape"),
     "a column less": (shaped("used", first(False)), "models have 4 numbers, not 3"),

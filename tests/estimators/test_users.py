@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections import Counter
 
 import numpy as np
 import pandas as pd
@@ -257,6 +258,26 @@ def test_positions_finds_ids_and_only_them(known):
     asked = [*known[::-1], "nobody", 10**6]
     expected = [*range(len(known))[::-1], -1, -1]
     assert_array_equal(positions(ids, as_ids(asked)), expected)
+
+
+def test_rows_are_counted_under_the_user_whose_they_are(table):
+    X, y, users = table
+    kept = np.arange(len(y)) % 24 >= users  # ever fewer of them
+    names = np.array([f"u{u}" for u in users[kept]])
+    model = ODCLRegressor().fit(X[kept], y[kept], users=names)
+    counted = dict(zip(model.users_.tolist(), model.n_rows_.tolist(), strict=True))
+    assert counted == Counter(names.tolist())
+    assert len({*counted.values()}) > 10
+
+
+@pytest.mark.parametrize(
+    ("known", "asked"),
+    [([3, 7, 9], [9, 8, 2, 10, 3, 9]), (["b", "d", "f"], ["f", "e", "a", "g", "b", "f"])],
+    ids=["numbers", "text"],
+)
+def test_nobody_is_taken_for_the_next_user_in_order(known, asked):
+    """Ids of one kind, in order: between two users, before the first and after the last."""
+    assert positions(np.array(known), np.array(asked)).tolist() == [2, -1, -1, -1, 0, 2]
 
 
 # -- users never seen ------------------------------------------------------------------------------

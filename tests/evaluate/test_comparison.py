@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
 
 from odcl.evaluate.scores import Comparison, compare
 from odcl.risk.losses import Logistic, Poisson, Squared
@@ -24,6 +24,9 @@ def test_scores_are_those_of_each_user_on_its_own_rows():
     X = data.X[out]
     found = compare(data, out, guess, Squared())
     assert (found.metric, found.n_rows, found.n_users) == ("RMSE", 6, 2)
+    assert found.held.users.tolist() == [1, 2]  # the first has no row held out
+    assert_array_equal(found.held.owner, owner[out])
+    assert_array_equal(found.held.seen, data.y[out])
     for name, method in guess.items():
         expected = by_hand(
             data.y, method(X, owner[out]), lambda y, p: np.sqrt(np.mean((y - p) ** 2))

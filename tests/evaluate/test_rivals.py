@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.linear_model import LinearRegression
 
-from odcl import Federation
-from odcl.evaluate.rivals import own_intercepts
+from odcl import Federation, Risk
+from odcl.data.folds import folds
+from odcl.evaluate.rivals import PENALTIES, own_intercepts, own_models
 from odcl.evaluate.scores import Comparison
+from odcl.local.fit import solve_users
 from odcl.report.text import verdict
 
 
@@ -45,6 +47,42 @@ def test_own_intercepts_of_classes_and_counts_follow_the_users_level(loss):
     assert own_intercepts(Federation.from_arrays(X, y, who), "huber") is None
 
 
+def test_own_intercepts_of_classes_count_rows_by_their_weight():
+    X, z, who, rng = rows(n=30)
+    y = (z + 2 * rng.standard_normal(len(z)) > 0).astype(float)
+    plain, weighed = (
+        own_intercepts(Federation.from_arrays(X, y, who, weight=w), "logistic")(X, who).mean()
+        for w in (np.ones(len(y)), np.where(y > 0, 20.0, 1.0))
+    )
+    assert weighed > plain + 0.2
+
+
+def test_own_models_weigh_penalties_on_rows_of_users_who_can_spare_one():
+    """Users with a single row get a model, and have no say in the penalty."""
+    X, z, who, rng = rows(n=6)
+    y = z + 2 * rng.standard_normal(len(z))
+    kept = (who % 4 != 1) | (np.arange(len(who)) % 6 == 0)
+    few = Federation.from_arrays(X[kept], y[kept], who[kept])
+    assert few.n_rows.tolist() == [6, 1, 6, 6] * 3
+    l2, models = own_models(few, Risk("squared", 0.0, True))
+    assert models.shape == (12, 4)
+    others = few.take(np.flatnonzero(few.n_rows > 1))
+    again, own = own_models(others, Risk("squared", 0.0, True))
+    assert l2 == again > 0
+    assert_array_equal(models[few.n_rows > 1], own)
+    # The best of the penalties is that of the smallest error on the rows held out.
+    fold = folds(others, 5, 0)
+    error = {}
+    for tried in PENALTIES:
+        error[tried] = 0.0
+        for part in range(5):
+            out, risk = fold == part, Risk("squared", tried, True)
+            theta = solve_users(others.select_rows(~out), risk).theta[others.row_user[out]]
+            expected = (others.X[out] * theta[:, :3]).sum(axis=1) + theta[:, 3]
+            error[tried] += ((others.y[out] - expected) ** 2).sum()
+    assert l2 == min(error, key=error.__getitem__)
+
+
 def test_a_better_rival_is_named_with_its_option_and_a_tie_is_not():
     rng = np.random.default_rng(0)
     base = rng.uniform(1, 2, 50)
@@ -54,5 +92,9 @@ def test_a_better_rival_is_named_with_its_option_and_a_tie_is_not():
     assert "--clusters auto:1" in told
     scores["mixed"] = base + rng.standard_normal(50) - 0.05
     assert "not the best" not in verdict(Comparison("RMSE", scores, 500, 50))
+    scores["mixed"] = base + np.resize([1.0, -1.1], 50)  # better by a twentieth, and by chance
+    assert Comparison("RMSE", scores, 500, 50).beaten_by("odcl") is None
+    scores["mixed"] = base + np.resize([0.1, -0.2], 50)
+    assert Comparison("RMSE", scores, 500, 50).beaten_by("odcl") == "mixed"
     right = {"local": base - 0.1, "odcl": base, "paper": base + 0.1}
     assert Comparison("accuracy", right, 9, 50).beaten_by("odcl") == "paper"

@@ -91,6 +91,15 @@ def test_messages_apart_and_joined_are_the_messages(name):
     assert_same(message.replaced(1, message[1]), message)
 
 
+@every_message
+def test_a_message_in_the_place_of_another_leaves_the_old_ones_as_they_were(name):
+    messages = MESSAGES[name]
+    before = {field: values.copy() for field, values in messages.present.items()}
+    messages.replaced(1, messages[0])
+    for field, values in before.items():
+        assert_array_equal(messages.present[field], values)
+
+
 def test_joined_users_keep_the_kind_of_their_ids():
     numbers, words = downloads().take(np.arange(2)), uploads().take(np.arange(1))
     assert numbers.joined(numbers.take(np.array([1]))).users.tolist() == [0, 1, 1]

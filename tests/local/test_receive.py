@@ -100,6 +100,22 @@ def test_a_user_with_one_row_takes_its_groups_model():
     assert_array_equal(found.models[0], downloads.model[0])
 
 
+@pytest.mark.parametrize("refit", ["cv", "evidence", 0.3])
+def test_users_alone_in_their_group_have_their_own_model_and_change_nobody_elses(refit):
+    federation = users()
+    told = {"tau2": 0.2} if refit == "evidence" else {}
+    models = np.random.default_rng(3).normal(size=(12, 3))  # of as many groups
+    uploads, downloads = messages(federation, Risk(), refit, model=models, **told)
+    whole = receive(federation, Risk(), uploads, downloads, seed=2)
+    alone = np.isin(np.arange(12), [0, 4, 11])
+    sizes = np.where(alone, 1, downloads.group_size)
+    found = receive(federation, Risk(), uploads, replace(downloads, group_size=sizes), seed=2)
+    assert_array_equal(found.models[alone], uploads.theta[alone])
+    assert (found.strength[alone] == 0).all()
+    assert_array_equal(found.models[~alone], whole.models[~alone])
+    assert_array_equal(found.strength[~alone], whole.strength[~alone])
+
+
 def test_where_all_strengths_are_as_good_a_user_takes_its_groups_model():
     """Targets without noise, and a group's model that is right."""
     rng = np.random.default_rng(0)

@@ -88,6 +88,20 @@ def test_groups_along_a_line_are_not_taken_for_one_center_with_a_full_spread(see
     assert same_partition(search(q).responsibilities.argmax(axis=1), fed.groups)
 
 
+def test_groups_that_users_cannot_be_told_to_belong_to_give_way_to_one_center():
+    """Gradual differences along a line: four groups would win if nobody's doubt were counted."""
+    rng = np.random.default_rng([0, 9, 5])
+    line = rng.standard_normal(5)
+    along = 1.5 * rng.choice([-1, 1], 60) + 0.5 * rng.standard_normal(60)
+    theta = np.outer(along, line) + rng.standard_normal(5)
+    _, _, q = seen(*rows_of(theta, 9, seed=0))
+    one, groups = search(q, n_groups=1, spread="full"), search(q, n_groups=4, spread="zero")
+    assert groups.entropy > 5
+    assert groups.evidence + groups.common < one.evidence + one.common - 10
+    found = search(q)
+    assert (found.n_groups, found.spread.shape) == (1, "full")
+
+
 @pytest.mark.parametrize("shape", ["zero", "scalar", "diag", "full"])
 @pytest.mark.parametrize("n_groups", [1, 3])
 def test_groups_and_shape_may_be_given(shape, n_groups):

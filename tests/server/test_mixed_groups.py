@@ -13,8 +13,9 @@ from odcl.data.federation import Federation
 from odcl.exchange.upload import TERM_FIELDS, Uploads
 from odcl.local.fit import fit_users
 from odcl.local.receive import receive
+from odcl.mixed.search import search
 from odcl.risk.losses import Logistic, Multinomial, Poisson, Squared
-from odcl.server.mixed import assign_mixed
+from odcl.server.mixed import assign_mixed, user_quadratics
 from odcl.server.step import server_step
 from tests.helpers import logistic_labels, offsets_of, poisson_counts, refusal, squared_error
 
@@ -48,6 +49,27 @@ def least_squares(X, y):
     """Coefficients, intercept last."""
     D = np.column_stack([X, np.ones(len(X))])
     return np.linalg.lstsq(D, y, rcond=None)[0]
+
+
+# -- what was weighed ------------------------------------------------------------------------------
+
+
+def test_of_several_searches_the_best_fit_of_every_number_of_groups_is_kept():
+    """Classes are searched under priors of several widths; a reader is shown the best of each."""
+    federation, risk = people_of(Logistic(), m=30, differ=0.3), Risk("logistic", 0.01, True)
+    uploads = fit_users(federation, risk, "none", terms=True).uploads
+    fits = [search(q) for q in user_quadratics(uploads)[0]]
+    assert len(fits) > 1
+    best = {}
+    for one in (one for fit in fits for one in fit.weighed):
+        best.setdefault((one.n_groups, one.shape), []).append(one.evidence)
+    assert max(map(len, best.values())) > 1
+    step = server_step(uploads, MIXED)
+    chosen = step.weighed.chosen
+    for i, one in enumerate(step.weighed.options):
+        if i != chosen:
+            assert one.score == pytest.approx(min(best[one.n_groups, one.shape]), rel=1e-12)
+    assert step.weighed.options[chosen].n_groups == step.n_clusters
 
 
 # -- one round, nothing but the upload and the download ------------------------------------------

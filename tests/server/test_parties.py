@@ -82,6 +82,38 @@ def test_sizes_count_parties_and_none_where_one_rules():
     assert party_sizes(labels, party, np.array([1, 1, 1, 1, 1, 2.0])).tolist() == [3, 2]
 
 
+def test_half_of_a_group_is_the_most_that_a_party_may_carry():
+    """Of users who are all alike and weigh the same, six of twelve are allowed, and seven not."""
+    rng = np.random.default_rng(0)
+    X = np.tile(rng.normal(size=(20, 2)), (12, 1))
+    users = equal_users(X, X @ [1.0, -1.0] + rng.normal(size=len(X)), 12)
+    parties = np.arange(12)
+    for sent, method in (
+        (fit_users(users, RISK, "none", terms=True).uploads, Method(smallest_group=3)),
+        (fit_users(users, RISK).uploads, Method(1, smallest_group=3)),
+    ):
+        half, more = (np.where(parties < n, 0, parties) for n in (6, 7))
+        assert server_step(sent, method, parties=half).n_clusters == 1
+        with pytest.raises(NotAdmissible):
+            server_step(sent, method, parties=more)
+
+
+def test_a_party_belongs_where_at_least_half_of_its_rows_are():
+    """Each of four parties has one user in each group: all count in both, as long as rows do."""
+    sent, parties = uploads(n_users=8), np.repeat(np.arange(4), 2)
+    method = Method(smallest_group=4)
+    assert server_step(sent, method, parties=parties).n_clusters == 2
+    (q,), _ = user_quadratics(sent)
+    fit, weight = search(q), sent.n_samples.copy()
+    assert held_by_enough(q, fit, parties, weight, 4)
+    weight[0] *= 1.1  # the first party now has more of its rows in one group
+    assert not held_by_enough(q, fit, parties, weight, 4)
+    assert held_by_enough(q, fit, parties, weight, 3)
+    weight[2:4] = 0  # and the second one says nothing at all
+    assert not held_by_enough(q, fit, parties, weight, 3)
+    assert held_by_enough(q, fit, parties, weight, 2)
+
+
 def test_the_order_of_users_changes_nothing():
     sent, parties = uploads(), np.array(list("aabbccddeeff"))
     method, order = Method(smallest_group=3), np.random.default_rng(1).permutation(12)
@@ -89,3 +121,10 @@ def test_the_order_of_users_changes_nothing():
     two = server_step(sent.take(order), method, parties=parties[order])
     assert_array_equal(two.labels, one.labels[order])
     assert_array_equal(two.models, one.models[order])
+    # Three parties behind one group, and two or three behind the other.
+    for numbers, groups in (("031324031424", 1), ("031524031524", 2)):
+        parties = np.array(list(numbers))
+        for seed in range(3):
+            order = np.random.default_rng(seed).permutation(12)
+            shuffled = server_step(sent.take(order), method, parties=parties[order])
+            assert shuffled.n_clusters == groups

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from odcl.clustering.labels import same_partition
+from odcl.clustering.labels import number_by_first_user, same_partition
 from odcl.data.federation import Federation, id_keys
 from odcl.errors import NotAdmissible
 from odcl.local.fit import fit_users
@@ -108,8 +110,11 @@ def test_server_step_of_many_users_is_the_streamed_one(loss):
     assert_allclose(streamed.centers, whole.centers, atol=1e-9)
     down = streamed.place(uploads)
     assert_array_equal(down.group_size, np.bincount(whole.labels)[whole.labels])
+    for user in (0, 7):  # alone in its chunk a user has a group no smaller than among others
+        assert_array_equal(streamed.place(uploads[user]).group_size, down.group_size[[user]])
     assert_array_equal(np.bincount(whole.labels), streamed.sizes)
-    assert_allclose(streamed.rows.sum(), len(federation.y))
+    assert_array_equal(streamed.rows, np.bincount(whole.labels, weights=uploads.n_samples))
+    assert_array_equal(whole.labels, number_by_first_user(whole.labels))
     if loss == "squared":
         assert same_partition(whole.labels, truth)
 
@@ -148,6 +153,21 @@ def test_a_pass_adds_up_over_parts_of_the_users():
     assert_allclose(parts.slopes.omega, whole.slopes.omega, rtol=1e-12)
     assert_allclose(parts.noise_slope, whole.noise_slope, rtol=1e-9)
     assert_allclose(parts.level, whole.level, rtol=1e-13)
+
+
+def test_a_pass_leaves_the_noise_where_pure_error_puts_it():
+    """The likelihood of pure error has no slope where it is largest, in a pass as in memory."""
+    from odcl.mixed.noise import pure_noise
+    from odcl.mixed.passes import parameters_of, pass_sums
+    from odcl.server.mixed import user_quadratics
+
+    federation, _ = world(noise=np.exp(0.7 * np.random.default_rng(5).standard_normal(400)))
+    (q,), _ = user_quadratics(uploads_of(federation, Risk()))
+    noise, _ = pure_noise(q)
+    assert not noise.common
+    at = parameters_of(mixed_search.search_sample(q[:FEW], federation.users[:FEW]))
+    found = pass_sums(q, replace(at, noise=noise))
+    assert abs(found.noise_slope) < 1e-6 * found.noise_bend
 
 
 def test_where_the_passes_rest_in_memory_sweeps_rest_too():
@@ -207,6 +227,57 @@ def test_groups_that_are_too_small_are_not_given():
     few = uploads_of(federation, Risk(), Method.paper(3))
     paper = stream_step(in_chunks(few), Method("kmeans:3", combine="mean", smallest_group=134))
     assert paper.sizes.min() >= 134
+    for method in (Method(smallest_group=133), Method("kmeans:3", smallest_group=133)):
+        sent = uploads_of(federation, Risk(), method)
+        just = stream_step(scattered(sent, (50,), seed=1), method)
+        assert sorted(just.sizes) == [133, 133, 134]  # as many as asked for are enough
+
+
+@pytest.mark.parametrize("method", [Method(), Method("mixture", combine="shrink")], ids=str)
+def test_users_are_placed_the_same_in_small_chunks(method, monkeypatch):
+    federation, _ = world(n_users=200)
+    uploads = uploads_of(federation, Risk(), method)
+    found = stream_step(in_chunks(uploads), method)
+    one = found.step(uploads)
+    monkeypatch.setattr(stream, "in_chunks", partial(in_chunks, size=7))
+    other = found.step(uploads)
+    for name in ("users", "labels", "models", "probabilities"):
+        assert_array_equal(getattr(other, name), getattr(one, name))
+
+
+@pytest.mark.parametrize("clusterer", ["mixture", "kmeans:3"])
+def test_a_group_that_is_too_small_joins_the_others_by_their_shares(clusterer):
+    """Two large groups and a small one, whose users go where they are most like."""
+    federation, truth = world(n_users=300)
+    kept = np.flatnonzero((truth != 2) | (np.cumsum(truth == 2) <= 12))
+    federation, method = federation.take(kept), Method(clusterer, smallest_group=20)
+    uploads = uploads_of(federation, Risk(), method)
+    found = stream_step(scattered(uploads, (30, 7), seed=0), method)
+    assert "2 groups of at least 20 users left of 3 found" in found.reason
+    step = found.step(uploads)
+    large = truth[kept] != 2
+    assert same_partition(step.labels[large], truth[kept][large])
+    assert_array_equal(np.bincount(step.labels), found.sizes)
+    for k in (0, 1):
+        assert found.rows[k] == 15 * found.sizes[k]
+
+
+def test_options_are_those_of_the_users_who_were_looked_at():
+    federation, _ = world()
+    uploads = uploads_of(federation, Risk())
+    found = stream_step(in_chunks(uploads))
+    order = np.random.default_rng(0).permutation(len(uploads))[:150]
+    seen = np.isin(uploads.users, found.weighed_by)
+    assert seen.sum() == FEW
+    whole = found.alternatives(uploads.users)
+    some = found.alternatives(uploads.users[order])
+    assert len(whole.options) > 2
+    for one, other, own in zip(whole.options, some.options, found.weighed.options, strict=True):
+        assert (one.labels[~seen] == -1).all()
+        assert_array_equal(other.labels, one.labels[order])
+        mine = dict(zip(found.weighed_by.tolist(), own.labels.tolist(), strict=True))
+        expected = [mine[user] for user in uploads.users[seen].tolist()]
+        assert one.labels[seen].tolist() == expected
 
 
 def test_few_users_are_known_by_name():

@@ -200,10 +200,10 @@ def difference(again: Uploads, sent: Uploads, dtype: str) -> str:
     """The field in which two uploads of the same users differ by more than rounding; "": none."""
     for name in again.present if len(again) else ():
         values, there = (_unsigned(name, one.present[name]) for one in (again, sent))
-        finite = np.isfinite(values) & np.isfinite(there)
-        gap = np.abs(np.where(finite, values - there, 0.0))
-        size = np.abs(np.where(finite, values, 0.0)).max()
-        if gap.max() > SAME[dtype] * size or (finite != np.isfinite(values)).any():
+        finite = np.isfinite(values)
+        gap = np.abs(values[finite] - there[finite]).max(initial=0.0)
+        size = np.abs(values[finite]).max(initial=0.0)
+        if not gap <= SAME[dtype] * size or (finite != np.isfinite(there)).any():
             return name
     return ""
 

@@ -68,7 +68,7 @@ def mixture_of(agreed: Agreed, words: Any, arrays: Mapping[str, Array]) -> Mixtu
     """The mixed groups among words and arrays; None where the words are."""
     if words is None:
         return None
-    mixed = {name: arrays[_MIXTURE + name] for name in SPECS if _MIXTURE + name in arrays}
+    mixed = {name: arrays[key] for name in SPECS if (key := _MIXTURE + name) in arrays}
     return mixture_from_arrays(words, mixed, agreed.risk, agreed.n_features)
 
 

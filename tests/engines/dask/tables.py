@@ -121,6 +121,10 @@ def assert_same_fit(pieces, whole, rows, *, tolerance=1e-8):
     assert every.users_[order].tolist() == whole.users_.tolist()
     assert every.labels_[order].tolist() == whole.labels_.tolist()
     assert every.n_rows_[order].tolist() == whole.n_rows_.tolist()
+    assert_allclose(every.probability_[order], whole.probability_, atol=1e-6)
+    if pieces.uploads_ is not None:  # of the users that it holds itself
+        assert pieces.uploads_.users.tolist() == pieces.users_.tolist()
+        assert pieces.uploads_.n_samples.tolist() == pieces.n_rows_.tolist()
     ask = "predict_proba" if hasattr(whole, "classes_") else "predict"
     mine, theirs = (getattr(model, ask)(rows) for model in (every, whole))
     assert_allclose(mine, theirs, rtol=tolerance, atol=tolerance * np.abs(theirs).max())

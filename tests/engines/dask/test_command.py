@@ -220,6 +220,9 @@ def test_a_very_long_user_makes_the_comparison_one_of_fewer(cluster, tmp_path, m
         rows = sample.rows_of(table, found.job.schema, few, cluster)
         assert set(rows["store"].to_pylist()) == set(by_key[:drawn])  # from all files
         assert rows.num_rows == 8 * drawn
+    monkeypatch.setattr(sample, "MOST_BYTES", 1)  # the first one comes, however long it is
+    rows = sample.rows_of(table, found.job.schema, found.uploads.drawn, cluster)
+    assert rows["store"].to_pylist() == by_key[:1] * 8
 
 
 def test_no_comparison_is_made_where_none_is_asked_for(command, tmp_path, table, engine):
@@ -473,6 +476,20 @@ def test_a_table_beyond_a_share_of_memory_goes_in_pieces(command, table, monkeyp
     assert asked == [None]
     assert "fitted in pieces" in said.err
     assert command("fit", table, *NAMED, "--engine", "memory", "--out", "run").code == 0
+
+
+@pytest.mark.parametrize(
+    ("where", "what"),
+    [
+        (("sales", "--scheduler", "tcp://127.0.0.1:1"), "--scheduler"),
+        (("memory://sales",), "an address"),
+    ],
+    ids=["scheduler", "address"],
+)
+def test_memory_has_no_scheduler_and_reads_no_address(command, where, what):
+    said = command("fit", *where, *NAMED, "--engine", "memory", "--out", "run")
+    assert said.code == 2
+    assert f"--engine memory and {what} do not go together" in said.err
 
 
 def left_of(group):

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from odcl import Method
 from odcl.data.tables import read_table
 from odcl.engines.dask import round as stages
 from odcl.errors import InputError
@@ -50,6 +51,16 @@ def test_classes_and_counts(tmp_path, loss):
     assert_same_fit(found, in_memory(table, loss), table)
 
 
+def test_how_surely_users_belong_is_what_their_rows_say_in_pieces_too(tmp_path):
+    """Classes in groups: what a user sent says less of its group than its rows do."""
+    table = sales(m=36, n=14, loss="logistic")
+    cut(table, tmp_path / "sales", [100, 300])
+    found, whole = in_pieces(tmp_path / "sales", tmp_path, "logistic"), in_memory(table, "logistic")
+    assert whole.n_clusters_ > 1
+    assert np.abs(whole.probability_ - whole.result_.step.probabilities).max() > 1e-4
+    assert_same_fit(found, whole, table)
+
+
 @pytest.mark.parametrize("text", [False, True], ids=["numbers", "text"])
 def test_more_buckets_than_users(tmp_path, text):
     """Most of them are empty, and their files have the columns of the others."""
@@ -57,6 +68,30 @@ def test_more_buckets_than_users(tmp_path, text):
     cut(table, tmp_path / "sales", [50])
     found = in_pieces(tmp_path / "sales", tmp_path, buckets=40)
     assert_same_fit(found, in_memory(table), table)
+
+
+@pytest.mark.parametrize("name", ["sums", "rows"])
+def test_pieces_row_groups_and_stacks_of_a_few_rows_give_the_same_fit(tmp_path, name, monkeypatch):
+    """Whatever is worked on at a time, in a file of many row groups: nobody's rows are mixed up."""
+    from odcl.engines.partition import models
+
+    monkeypatch.setattr(models, "PIECE", 7)
+    monkeypatch.setattr(stages, "GROUP_USERS", 9)
+    table = TABLE if name == "sums" else sales(n=12)
+    method = {"sums": "default", "rows": Method(3, refit="cv")}[name]
+    pq.write_table(table, tmp_path / "sales.parquet", row_group_size=50)
+    found = in_pieces(tmp_path / "sales.parquet", tmp_path, method=method, piece_bytes=3_000)
+    assert_same_fit(found, in_memory(table, method=method), table)
+
+
+def test_a_row_of_a_later_row_group_is_named_by_its_place_in_the_file(tmp_path):
+    price = TABLE["price"].to_numpy().copy()
+    price[316] = np.inf
+    bad = TABLE.set_column(1, "price", pa.array(price))
+    pq.write_table(bad, tmp_path / "sales.parquet", row_group_size=50)
+    for size in (3_000, 6_000, 2**26):
+        with pytest.raises(InputError, match=r"infinite in row 317 of sales\.parquet"):
+            in_pieces(tmp_path / "sales.parquet", tmp_path, piece_bytes=size)
 
 
 def test_more_users_than_groups_are_searched_on(tmp_path):
@@ -106,6 +141,32 @@ def test_values_that_are_missing(tmp_path, missing):
     cut(table, tmp_path / "sales", [37, 300])
     found = in_pieces(tmp_path / "sales", tmp_path, missing=missing)
     assert_same_fit(found, in_memory(table, missing=missing), TABLE)
+
+
+@pytest.mark.parametrize("missing", ["drop", "mean"])
+def test_values_that_are_missing_in_numbers_alone(tmp_path, missing):
+    """Without a category pieces are measured as they are looked at, but for those with gaps."""
+    rng, table = np.random.default_rng(0), TABLE.drop_columns(["kind"])
+    for at, name in ((1, "price"), (3, "sales")):
+        gone = pa.array((rng.random(table.num_rows) < 0.1) & (np.arange(table.num_rows) > 300))
+        table = table.set_column(at, name, pa.compute.if_else(gone, None, table[name]))
+    cut(table, tmp_path / "sales", [37, 300])
+    asked = {"categorical": (), "missing": missing}
+    found = in_pieces(tmp_path / "sales", tmp_path, **asked)
+    assert_same_fit(found, in_memory(table, **asked), TABLE)
+
+
+def test_zero_is_one_user_whatever_its_sign(tmp_path):
+    """Ids that are no whole numbers; half of the rows of 0.0 call it -0.0."""
+    user = TABLE["store"].to_numpy() / 2
+    user[(user == 0) & (np.arange(len(user)) % 2 == 0)] = -0.0
+    assert len(np.unique(np.signbit(user[user == 0]))) == 2
+    table = TABLE.set_column(0, "store", pa.array(user))
+    cut(table, tmp_path / "sales", [100, 300])
+    found = in_pieces(tmp_path / "sales", tmp_path, buckets=7)
+    whole = in_memory(table)
+    assert len(whole.users_) == 60
+    assert_same_fit(found, whole, table)
 
 
 REAL = {

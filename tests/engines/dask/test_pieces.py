@@ -12,19 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
+from odcl.data.federation import Federation
 from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
 from odcl.data.summary import Place, Roles, TableSummary
 from odcl.engines.dask.address import Address
 from odcl.engines.dask.exchange import receive, send, targets_of
+from odcl.engines.dask.sample import drawn_from, drawn_of_all
 from odcl.engines.dask.table import rows_of_owners
 from odcl.engines.partition.look import Job, look, look_and_measure, measure, moments_of
 from odcl.engines.partition.uploads import from_arrow, merge_uploads, upload_rows
 from odcl.errors import InputError
+from odcl.exchange.upload import Uploads
 from odcl.method import Method
 from odcl.mixed.terms import data_terms, merge_by_user
 from odcl.risk.risk import Risk
-from tests.engines.dask.tables import sales
+from tests.engines.dask.tables import cut, sales
 
 NAMED = {"user": "store", "target": "sales", "categorical": ["kind"]}
 
@@ -58,6 +61,34 @@ def test_summaries_of_any_cut_give_the_schema_of_the_table(cuts, loss, missing):
     whole = TableSchema.fit(table, **NAMED, missing=missing, task=task)
     assert replace(found, fill={}) == replace(whole, fill={})
     assert found.fill == pytest.approx(whole.fill, rel=1e-14)
+
+
+@pytest.mark.parametrize("cuts", [[200], [440], [0, 200, 440]])
+def test_what_is_odd_about_a_column_is_seen_in_any_piece(cuts):
+    """One target that is no whole number, the ends of a price, and ids of two kinds."""
+    whole = np.append(np.full(400, 7.0), np.full(80, 2.0))
+    table = sales().set_column(4, "sales", pa.array(whole))
+    roles = Roles.of(table.column_names, **NAMED)
+
+    def summed(given, roles=roles):
+        return TableSummary.merged(look(piece, roles) for piece in pieces_of(given, cuts))
+
+    found = summed(table)
+    assert found.whole
+    assert {*found.targets} == {2.0, 7.0}
+    price = table["price"].to_numpy()
+    assert found.spread["price"] == price.max() - price.min()
+    gap = table.set_column(1, "price", pa.array([None, *price[1:]]))
+    filled = summed(gap, replace(roles, missing="mean"))
+    assert filled.spread["price"] == price[1:].max() - price[1:].min()
+    counts = sales(m=150).set_column(4, "sales", pa.array(np.append(1 + np.arange(1199) % 40, 0)))
+    assert min(look(counts, roles).targets) == 0  # the last of many rows has it
+    for at in (0, 479):  # in the first piece, or in the last
+        sold, store = whole.copy(), table["store"].to_numpy().astype(float)
+        sold[at], store[at] = 2.5, 0.5
+        assert not summed(table.set_column(4, "sales", pa.array(sold))).whole
+        odd = summed(table.set_column(0, "store", pa.array(store)))
+        assert odd.schema(roles).user_kind == "float"
 
 
 @pytest.mark.parametrize("center", [True, False])
@@ -173,6 +204,13 @@ def test_uploads_of_pieces_merge_to_those_of_all_rows():
     assert_allclose(found.means, whole.means, atol=1e-13)
 
 
+def test_merged_uploads_stand_in_canonical_order_where_nobody_is_there_twice():
+    job = job_of(sales())
+    uploads = upload_rows(sales(), job)
+    turned = uploads.take(pa.array(np.arange(60)[::-1]))
+    assert merge_uploads(turned, job).equals(uploads)
+
+
 def test_uploads_that_do_not_add_up_are_not_added():
     table = sales(loss="poisson")
     job = job_of(table, "poisson")
@@ -204,6 +242,18 @@ def test_a_missing_value_is_named_with_its_file_and_row():
         summarized(good, bad, good)
     with pytest.raises(InputError, match="incomplete rows: 1 of 1440"):
         summarized(good, bad, good)
+
+
+def test_gaps_of_several_pieces_are_counted_together_and_the_first_is_named():
+    good = sales()
+    prices, sold = good["price"].to_pylist(), good["sales"].to_pylist()
+    bad = good.set_column(1, "price", pa.array([*prices[:5], None, *prices[6:]]))
+    worse = bad.set_column(4, "sales", pa.array([None, *sold[1:]]))
+    found = r"'price' has no value in row 6 of part-0\.parquet \(incomplete rows: 3 of 960, 2 of"
+    with pytest.raises(InputError, match=found):
+        summarized(bad, worse)
+    with pytest.raises(InputError, match=r"'sales' .* row 1001 of part-1\.parquet"):
+        summarized(good, worse)
 
 
 def test_the_first_piece_that_cannot_be_used_is_named_whichever_was_read_first():
@@ -245,3 +295,44 @@ def test_a_user_has_one_place_whatever_the_type_of_its_id():
     found = [targets_of(pa.table({"u": c}), "u", "int", 97).tolist() for c in columns]
     assert found[0] == found[1] == found[2]
     assert len(set(found[0])) > 1
+    zeros = pa.table({"u": [0.5, 0.0, -0.0]})
+    first, *both = targets_of(zeros, "u", "float", 9973).tolist()
+    assert both[0] == both[1] != first
+
+
+def test_what_is_sent_is_no_more_than_rows_or_sums_would_be(tmp_path):
+    """Some users have more rows in a piece than their sum has numbers, and others fewer."""
+    from odcl.engines.dask.cluster import Cluster
+    from odcl.engines.dask.round import send_rows
+    from odcl.engines.dask.table import open_table
+
+    many = sales(m=3, n=100)
+    few = sales(m=60, n=3, seed=1)
+    few = few.set_column(0, "store", pa.array(few["store"].to_numpy() + 3))
+    table = pa.concat_tables([many, few])
+    cut(table, tmp_path / "sales", [])
+    job, cluster = job_of(table), Cluster()
+    pieced = open_table(tmp_path / "sales", cluster)
+    size = {}
+    for plan in ("rows", "sums", "auto"):
+        place = Address.of(tmp_path / plan).make()
+        sent = send_rows(pieced, job, 2, place, cluster, plan=plan)
+        size[plan] = sent.n_bytes
+        assert sent.n_rows == {"rows": 480, "sums": 0, "auto": 180}[plan]
+    assert size["auto"] < min(size["rows"], size["sums"])
+    bare = open_table(cut(few, tmp_path / "few", []), cluster)
+    sent = send_rows(bare, job, 2, Address.of(tmp_path / "bare").make(), cluster)
+    assert sent.n_rows == 180  # nobody's sum is smaller
+
+
+def test_users_are_drawn_by_the_smallest_keys_of_all_buckets():
+    """As in memory, where the sample of a federation is drawn."""
+    users = np.array([f"store {i}" for i in range(50)])
+    uploads = Uploads(users, np.arange(1.0, 51.0), np.zeros((50, 2)))
+    buckets = [uploads.take(np.arange(i, 50, 3)) for i in range(3)]
+    found = drawn_of_all([drawn_from(one, 12) for one in buckets], 12)
+    memory = Federation(np.zeros((50, 1)), np.zeros(50), np.arange(51), users).some_users(12)
+    assert sorted(found.ids.tolist()) == sorted(users[memory].tolist())
+    assert (np.diff(found.keys.astype(float)) > 0).all()
+    assert found.rows.tolist() == [1.0 + users.tolist().index(u) for u in found.ids.tolist()]
+    assert found.first(3).ids.tolist() == found.ids[:3].tolist()

@@ -12,7 +12,7 @@ from odcl.data.federation import Federation
 from odcl.engines.files import Feature, Task, combine_uploads, fit_site, receive
 from odcl.risk.risk import Factor
 from tests.engines.files.world import class_task, frames, send, task
-from tests.helpers import SHARED_DATA, files_below
+from tests.helpers import SHARED_DATA, files_below, refusal
 
 
 def by_file(given, tables, folder, **options):
@@ -65,6 +65,15 @@ def test_files_give_the_models_of_one_process_bit_for_bit(given, classes, tmp_pa
     assert_array_equal(models, result.models)
 
 
+def test_a_column_that_does_not_vary_within_sites_is_shared_there_as_here(tmp_path):
+    given = task(smallest_cell=1)
+    tables = {s: f.assign(b=0.3 * i) for i, (s, f) in enumerate(frames(8).items())}
+    models, combined, _ = by_file(given, tables, tmp_path)
+    result = in_process(given, tables)
+    assert combined.groups.mixture.spread.fixed is not None
+    assert_array_equal(models, result.models)
+
+
 def test_scales_of_the_card_are_those_that_models_are_fitted_in(tmp_path):
     tables = frames(classes=True)
     scaled = (Feature("a", None, 0.3, 2.0), Feature("b"), Feature("c", ("p", "q")))
@@ -92,8 +101,8 @@ def test_categories_of_three_levels_are_factors_there_as_here(classes, tmp_path)
 def test_sites_with_several_users_are_the_same_federation(tmp_path):
     tables = frames(8)
     given = task()
-    pairs = {"left": ("north", "south"), "right": ("east", "west"), "far": ("hill", "lake")}
-    pairs["last"] = ("mill", "dale")
+    pairs = {"left": ("north", "south"), "right": ("west", "lake"), "far": ("hill",)}
+    pairs["last"] = ("mill", "dale", "east")
     sent = tmp_path / "uploads"
     sent.mkdir()
     together = {
@@ -109,6 +118,9 @@ def test_sites_with_several_users_are_the_same_federation(tmp_path):
         assert got.users.tolist() == sorted(pairs[site])
         mine = [alone.users.tolist().index(f"{site}{ward}") for ward in got.users.tolist()]
         assert_array_equal(got.models, alone.models[mine])
+        assert_array_equal(got.labels, alone.labels[mine])
+        sizes = np.bincount(alone.labels)[alone.labels[mine]]
+        assert_array_equal(got.download.downloads.group_size, sizes)
 
 
 def test_the_order_of_files_and_rows_of_time_changes_no_byte_of_a_round(tmp_path):
@@ -136,6 +148,7 @@ def test_the_saved_model_predicts_what_the_site_received(tmp_path):
     assert loaded.n_clusters_ == 2
     low, high = loaded.predict_interval(frame)
     assert (low < high).all()
+    refusal(loaded.diagnose, match="users of one site")
 
 
 def test_a_site_model_knows_its_users_by_name(tmp_path):
@@ -180,6 +193,18 @@ def test_real_users_as_sites_get_the_models_of_one_process(name, tmp_path):
     X = given.scaling.apply(table[names].to_numpy(float))
     federation = Federation.from_arrays(X, table.target.to_numpy(float), table.user.map(ids))
     assert_array_equal(models, fit(federation, given.risk, given.method).models)
+
+
+def test_how_surely_a_site_belongs_is_what_one_process_says(tmp_path):
+    """Noisy tables of a few rows, in which nobody's group is certain."""
+    rng, given = np.random.default_rng(3), task(smallest_cell=1, short_terms=True)
+    tables = {s: f[:9].assign(y=f.y + 5 * rng.normal(size=len(f))) for s, f in frames(8).items()}
+    got, result = by_file(given, tables, tmp_path)[2], in_process(given, tables)
+    assert result.n_clusters == 2
+    assert result.step.probabilities.min() < 1 - 1e-6
+    for site, sure in zip(result.users.tolist(), result.step.probabilities, strict=True):
+        assert got[site].probability.tolist() == [sure]
+        assert got[site].estimator().probability_.tolist() == [sure]
 
 
 def test_a_users_group_is_by_its_own_rows_there_as_here(tmp_path):

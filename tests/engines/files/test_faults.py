@@ -6,12 +6,15 @@ import hashlib
 import json
 import os
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from odcl.artifact.arrays import header_bytes
-from odcl.engines.arrivals import to_wire
+from odcl import Method
+from odcl.artifact.arrays import ArraySpec, header_bytes
+from odcl.engines.arrivals import difference, to_wire
 from odcl.engines.files import combine_uploads, fit_site, receive
 from odcl.engines.files.collect import collect
 from odcl.engines.files.envelope import MOST_BYTES, Refused, envelope_bytes, read_envelope
@@ -146,6 +149,11 @@ FAULTS = {
     "negative rows": (numbers_of(n_samples=first(-3.0)), "a user has -3 rows"),
     "half a row": (numbers_of(n_samples=first(2.5)), "a user has 2.5 rows"),
     "absurdly many rows": (numbers_of(n_samples=first(1e15)), r"a user has 1e\+15 rows"),
+    "a term of more rows than there are": (
+        numbers_of(observations=first(25.0)),
+        "a data term of 25 observations, and it has 24 rows",
+    ),
+    "a term of less than no row": (numbers_of(observations=first(-1.0)), "-1 observations"),
     "a field more": (
         numbers_of(n_samples=lambda n: n, dispersion=lambda _: np.ones(1)),
         "dispersion should not be there",
@@ -179,6 +187,29 @@ def test_a_file_that_cannot_be_taken_is_named_with_the_reason(fault, uploads, tm
     assert len(str(one).splitlines()) == 1
     with pytest.raises(AssertionError, match=reason):
         raise AssertionError(one.reason)
+
+
+@pytest.mark.parametrize(("hours", "taken"), [(12, True), (48, False)])
+def test_clocks_may_differ_by_a_day_and_no_more(hours, taken, uploads, tmp_path):
+    place = folder_of(uploads, tmp_path / "uploads")
+    created = (datetime.now(UTC) + timedelta(hours=hours)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    one = fit_site(task(), TABLES["south"], site="south", created=created)
+    one.write(place / "south.upload")
+    assert ("south" in collect(task(), place).uploads) == taken
+
+
+def test_fewer_rows_than_the_card_asks_for_are_refused_on_arrival_too(tmp_path):
+    """A site may run other software than ours."""
+    given = task(minimum_rows=24)
+    send(given, {"south": TABLES["south"]}, tmp_path)
+    few = fit_site(task(), TABLES["north"][:23], site="north").uploads
+    words = {"users": 1, "withheld": {"levels": [], "classes": [], "users": 0}}
+    arrays = to_wire(few, "float64")
+    content = envelope_bytes("upload", given, "north", arrays, words, created=time())
+    (tmp_path / "north.upload").write_bytes(content)
+    found = collect(given, tmp_path)
+    assert list(found.uploads) == ["south"]
+    assert "a user has 23 rows" in found.set_aside[0].reason
 
 
 def test_the_rest_of_a_round_is_as_if_the_bad_file_were_not_there(uploads, tmp_path):
@@ -274,6 +305,44 @@ def test_a_curvature_that_is_not_positive_semidefinite_is_refused(tmp_path):
         open_upload(given, tmp_path / "south.upload")
 
 
+@pytest.mark.parametrize(("noise", "taken"), [(-1.0, False), (np.nan, False), (np.inf, True)])
+def test_a_noise_may_be_unknown_and_not_negative(noise, taken, tmp_path):
+    """Infinite is what a user says that cannot tell."""
+    given = task(method=Method("mixture"))
+    sent = fit_site(given, TABLES["south"], site="south", created=time())
+    told = replace(sent.uploads, dispersion=np.array([noise]))
+    words = {"users": 1, "withheld": {"levels": [], "classes": [], "users": 0}}
+    arrays = to_wire(told, "float64")
+    content = envelope_bytes("upload", given, "south", arrays, words, created=time())
+    (tmp_path / "south.upload").write_bytes(content)
+    if taken:
+        assert np.isinf(open_upload(given, tmp_path / "south.upload").uploads.dispersion).all()
+    else:
+        with pytest.raises(Refused, match="dispersion is negative or no number"):
+            open_upload(given, tmp_path / "south.upload")
+
+
+def test_uploads_differ_where_only_one_of_them_knows_its_noise():
+    known = fit_site(task(method=Method("mixture")), TABLES["south"], site="south").uploads
+    unknown = replace(known, dispersion=np.array([np.inf]))
+    assert difference(known, known, "float64") == difference(unknown, unknown, "float64") == ""
+    assert difference(known, unknown, "float64") == "dispersion"
+    assert difference(unknown, known, "float64") == "dispersion"
+
+
+def test_a_ward_that_cannot_tell_its_noise_receives_its_model_without_a_warning(tmp_path):
+    """No more rows than parameters: the noise it sent is infinite, and so it is made again."""
+    given = task(method=Method("mixture"), smallest_cell=1)
+    tables = {site: TABLES[site] for site in ("north", "east", "west", "hill")}
+    sent = send(given, tables, tmp_path / "uploads")
+    frame = pd.concat([TABLES["south"][:4].assign(ward="A"), TABLES["south"][4:].assign(ward="B")])
+    fit_site(given, frame, site="south", user="ward", created=time()).write(sent / "south.upload")
+    combine_uploads(given, sent, out=tmp_path / "round")
+    back = tmp_path / "round" / "south.download"
+    got = receive(given, sent / "south.upload", back, frame, user="ward")
+    assert np.isinf(got.uploads.dispersion).tolist() == [True, False]
+
+
 def test_nothing_that_moves_a_cursor_is_shown(tmp_path):
     """Names of files, tasks and levels come from outside: they are spelled out."""
     words = {"users": 0, "withheld": {"levels": ["a\x1b[2Jb"], "classes": [], "users": 0}}
@@ -303,6 +372,8 @@ def test_too_few_sites_are_no_round(uploads, tmp_path):
     place = folder_of({"south.upload": uploads["south.upload"]}, tmp_path / "uploads")
     message = refusal(combine_uploads, task(), place, out=tmp_path / "round")
     assert "1 upload can be taken, and at least 2 sites are needed" in message
+    one = refusal(combine_uploads, task(), place, out=tmp_path / "round", min_sites=1)
+    assert "at least 2 sites are needed" in one  # from one site, its term could be worked out
     place = folder_of(uploads, tmp_path / "all")
     refusal(combine_uploads, task(), place, out=tmp_path / "round", min_sites=7, match="at least 7")
     assert not (tmp_path / "round").exists()
@@ -416,6 +487,88 @@ def test_a_table_that_the_upload_was_not_made_from_is_refused(a_round):
     message = refusal(receive, task(), sent, back, TABLES["north"])
     assert "The table is not the one that" in message
     refusal(receive, task(), sent, back, TABLES["south"][:5], match="not the one")
+
+
+@pytest.mark.parametrize("column", ["a", "y"])
+def test_one_value_that_was_corrected_makes_another_table(column, a_round):
+    sent, back = a_round / "uploads" / "south.upload", a_round / "round" / "south.download"
+    table = TABLES["south"].copy()
+    table.loc[table.index[3], column] += 0.01
+    refusal(receive, task(), sent, back, table, match="not the one that .* differs")
+
+
+def other_download(a_round, path, **changes):
+    """South's download with other numbers, by a coordinator that knows how to write one."""
+    good = read_envelope(a_round / "round" / "south.download")
+    arrays = good.arrays(
+        {name: ArraySpec(s, (t,)) for name, (t, s) in good.header.contents.items()}
+    )
+    for name, change in changes.items():
+        name = name.replace("__", ".")
+        arrays[name] = np.asarray(change(arrays[name]), dtype=arrays[name].dtype)
+    path.write_bytes(envelope_bytes("download", task(), "south", arrays, good.words))
+    return path
+
+
+@pytest.fixture(scope="module")
+def a_round_of_models(tmp_path_factory):
+    place, given = tmp_path_factory.mktemp("models"), task(method=Method("mixture"))
+    combine_uploads(given, send(given, TABLES, place / "uploads"), out=place / "round")
+    return place
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [("tau2", -0.1, "a spread that is none"), ("dispersion", -1.0, "a negative noise")],
+)
+def test_a_spread_or_a_noise_below_zero_is_refused(
+    name, value, reason, a_round_of_models, tmp_path
+):
+    given, place = task(method=Method("mixture")), a_round_of_models
+    good = read_envelope(place / "round" / "south.download")
+    arrays = good.arrays({n: ArraySpec(s, (t,)) for n, (t, s) in good.header.contents.items()})
+    assert name in arrays
+    arrays[name] = np.full_like(arrays[name], value)
+    content = envelope_bytes("download", given, "south", arrays, good.words)
+    (tmp_path / "south.download").write_bytes(content)
+    sent = place / "uploads" / "south.upload"
+    refusal(receive, given, sent, tmp_path / "south.download", TABLES["south"], match=reason)
+
+
+WRONG_DOWNLOADS = {
+    "nothing is wrong": ({}, ""),
+    "a group below none": ({"group": lambda a: a - 3}, "a group that is not there"),
+    "a group beyond the last": ({"group": lambda a: a + 1}, "a group that is not there"),
+    "a group of less than nobody": ({"group_size": lambda a: -a}, "a group that is not there"),
+    "more than certain": ({"probability": lambda a: a + 0.5}, "no probabilities"),
+    "less than impossible": ({"probability": lambda a: -a}, "no probabilities"),
+    "shares beyond one": ({"mixture__weights": lambda a: 1.01 * a}, "weights that are no prob"),
+    "scales that share more": ({"mixture__shares": lambda a: 1.01 * a}, "shares that are no prob"),
+    "a unit of zero": ({"mixture__scale": lambda a: 0 * a}, "scale holds numbers"),
+    "a column twice": ({"mixture__kept": lambda a: 0 * a}, "there twice"),
+    "two users for one": (
+        dict.fromkeys(
+            ("model", "group", "group_size", "probability"), lambda a: np.repeat(a, 2, axis=0)
+        ),
+        "is for 2 users",
+    ),
+    "sizes of more groups than there are": (
+        dict.fromkeys(("sizes", "sites"), lambda a: np.append(a, 1)),
+        "shape",
+    ),
+    "sizes below zero": ({"sizes": lambda a: a - 9}, "negative sizes"),
+}
+
+
+@pytest.mark.parametrize("fault", WRONG_DOWNLOADS)
+def test_a_download_that_no_round_can_give_is_refused(fault, a_round, tmp_path):
+    changes, reason = WRONG_DOWNLOADS[fault]
+    back = other_download(a_round, tmp_path / "south.download", **changes)
+    sent = a_round / "uploads" / "south.upload"
+    if reason:
+        refusal(receive, task(), sent, back, TABLES["south"], match=reason)
+    else:
+        assert receive(task(), sent, back, TABLES["south"]).labels.tolist() == [1]
 
 
 def test_the_same_rows_in_another_order_are_the_same_table(tmp_path):

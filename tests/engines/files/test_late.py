@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
@@ -41,6 +42,25 @@ def test_a_late_site_joins_its_group_and_the_round_stays_as_it_is(site, a_round,
     X = np.column_stack([TABLES[site].a, TABLES[site].b, TABLES[site].c == "q"])
     assert_allclose(got.models[0, :2], [[3, -2], [-3, 2]][found.labels[0]], atol=0.3)
     assert np.std(TABLES[site].y - X @ got.models[0, :3]) < 1
+
+
+def test_late_wards_are_told_of_their_own_groups_and_no_others(tmp_path):
+    """Three sites of one group, two of the other, and a late site with wards of both."""
+    five = {site: TABLES[site] for site in list(TABLES)[:5]}
+    combine_uploads(task(), send(task(), five, tmp_path / "uploads"), out=tmp_path / "round")
+    frame = pd.concat([TABLES[s].assign(ward=w) for w, s in (("a", "dale"), ("b", "mill"))])
+    fit_site(task(), frame, site="late", user="ward", created=time(3)).write(tmp_path / "l.upload")
+    found = assign(tmp_path / "round", tmp_path / "l.upload")
+    assert found.labels.tolist() == [1, 0]  # groups by their first site, which is east
+    found.write(tmp_path / "late.download")
+    back = tmp_path / "late.download"
+    got = receive(task(), tmp_path / "l.upload", back, frame, user="ward")
+    assert got.labels.tolist() == [1, 0]
+    assert got.download.groups.sizes.tolist() == got.download.groups.sites.tolist() == [3, 2]
+    told = got.download.downloads
+    assert told.group_size.tolist() == [2, 3]
+    assert_array_equal(told.probability, found.probability)
+    assert_allclose(got.models[:, 0], [-3, 3], atol=0.3)
 
 
 def test_a_late_site_that_fits_nowhere_is_told_so_with_its_distance(a_round, tmp_path):
@@ -88,6 +108,13 @@ def test_a_round_that_was_changed_places_nobody(a_round, tmp_path):
     content[-1] ^= 1
     groups.write_bytes(content)
     refusal(assign, a_round, file, match="was changed since")
+
+
+def test_a_round_whose_card_was_changed_places_nobody(a_round, tmp_path):
+    """Not even by a word that no digest of what was agreed on would see."""
+    file, card = late(TABLES["mill"], tmp_path), a_round / "task.toml"
+    card.write_text(card.read_text() + "# seen\n")
+    refusal(assign, a_round, file, match="task.toml was changed since")
 
 
 def test_a_site_whose_users_send_nothing_is_late_all_the_same(a_round, tmp_path):

@@ -36,12 +36,25 @@ def test_rows_of_a_level_seen_too_few_times_are_withheld_and_named():
     assert leaving(task(smallest_cell=3), frame).levels == ()
 
 
-def test_leaving_out_one_cell_may_make_another_too_small():
-    features = (Feature("a"), Feature("c", ("p", "q")), Feature("d", ("p", "q")))
+@pytest.mark.parametrize("order", ["cd", "dc"])
+def test_leaving_out_one_cell_may_make_another_too_small(order):
+    """Also one that was looked at before: the card's order of columns protects nobody."""
+    features = (Feature("a"), *(Feature(name, ("p", "q")) for name in order))
     frame = TABLES["south"].assign(c=["q"] * 4 + ["p"] * 36, d=["q"] * 6 + ["p"] * 34)
     found = leaving(task(features=features), frame)
     assert found.levels == ("c=q", "d=q")
     assert found.withheld_rows == 6
+    assert found.rows.n_rows.tolist() == [34]
+
+
+def test_levels_are_those_of_their_own_category():
+    """A category of three levels before another one, whose rare level is the one to withhold."""
+    features = (Feature("c", ("p", "q", "r")), Feature("a"), Feature("d", ("p", "q", "r")))
+    c, d = np.resize(["p", "q", "r"], 40), np.resize(["r", "q", "q"], 40)
+    d[:3] = "p"
+    found = leaving(task(features=features), TABLES["south"].assign(c=c, d=d))
+    assert found.levels == ("d=p",)
+    assert found.rows.n_rows.tolist() == [37]
 
 
 def test_a_user_with_a_rare_class_sends_nothing():
@@ -58,6 +71,8 @@ def test_a_user_with_a_rare_class_sends_nothing():
     assert found.users.tolist() == [1, 2]  # never seen is no small cell
     assert found.classes == ("yes",)
     assert found.few == {"a class with too few rows": 1}
+    three = leaving(replace(given, smallest_cell=3), wards, "ward")
+    assert three.users.tolist() == [0, 1, 2]  # three rows are not fewer than three
 
 
 def test_terms_of_users_with_few_rows_stay_unless_the_card_says_so():
@@ -79,6 +94,39 @@ def test_users_with_fewer_rows_than_the_card_asks_for_send_nothing():
     assert found.few == {"fewer than 10 rows": 1}
 
 
+def test_a_limit_is_met_by_as_many_rows_as_it_names():
+    """Three rows where the card asks for three may leave, and five rows of a level in a cell."""
+    frame = pd.concat([TABLES["south"][:3].assign(ward="A"), TABLES["south"][3:].assign(ward="B")])
+    found = leaving(task(smallest_cell=1, minimum_rows=3), frame, "ward")
+    assert found.users.tolist() == [0, 1]
+    assert found.few == {}
+    five = TABLES["south"].assign(c=["q"] * 5 + ["p"] * 35)
+    assert leaving(task(smallest_cell=5), five).rows.n_rows.tolist() == [40]
+    assert leaving(task(smallest_cell=6), five).rows.n_rows.tolist() == [35]
+
+
+def test_rows_withheld_are_counted_at_the_user_they_belong_to():
+    """A ward's rare level takes its own rows out of the upload, and nobody else's.
+
+    Rows of a ward that sends nothing are not among those withheld from the upload.
+    """
+    rows = TABLES["south"]
+    frame = pd.concat(
+        [
+            rows[:16].assign(ward="A", c=["q"] * 8 + ["p"] * 8),
+            rows[16:36].assign(ward="B", c=["q"] * 2 + ["p"] * 18),
+            rows[36:].assign(ward="C", c=["q"] * 1 + ["p"] * 3),
+        ]
+    )
+    found = leaving(task(minimum_rows=5), frame, "ward")
+    assert found.users.tolist() == [0, 1]
+    assert found.rows.users.tolist() == ["A", "B"]
+    assert found.rows.n_rows.tolist() == [16, 18]
+    assert {*found.levels} == {"c=q", "c=p"}  # the other one at C
+    assert found.withheld_rows == 2
+    assert found.withheld["users"] == 1
+
+
 def test_users_who_sent_nothing_get_their_models_all_the_same(tmp_path):
     given = task(smallest_cell=1, minimum_rows=5)
     sent = send(given, {s: TABLES[s] for s in list(TABLES)[1:]}, tmp_path / "uploads")
@@ -93,6 +141,84 @@ def test_users_who_sent_nothing_get_their_models_all_the_same(tmp_path):
     assert got.users.tolist() == ["few", "many"]
     assert got.labels.tolist() == [0, 0]  # group 0 is that of the first site
     np.testing.assert_allclose(got.models[0], got.models[1], atol=0.5)
+
+
+def test_users_who_sent_nothing_and_those_who_did_get_each_their_own_model(tmp_path):
+    """Two wards of either group; the second and the third have too few rows to send."""
+    given = task(smallest_cell=1, minimum_rows=10)
+    sent = send(given, {s: TABLES[s] for s in list(TABLES)[2:]}, tmp_path / "uploads")
+    wards = {"a": ("north", 30), "b": ("north", 8), "c": ("south", 9), "d": ("south", 32)}
+    frame = pd.concat([TABLES[s][-n:].assign(ward=w) for w, (s, n) in wards.items()])
+    torn = pd.DataFrame({"a": [1.15, 1.2], "b": 0.0, "c": "p", "y": 4.5, "ward": "e"})
+    frame = pd.concat([frame, torn])  # where both groups expect the same
+    fit_site(given, frame, site="big", user="ward", created=time()).write(sent / "big.upload")
+    combine_uploads(given, sent, out=tmp_path / "round")
+    back = tmp_path / "round" / "big.download"
+    got = receive(given, sent / "big.upload", back, frame, user="ward")
+    assert got.users.tolist() == list("abcde")
+    assert got.rows.n_rows.tolist() == [30, 8, 9, 32, 2]
+    assert got.labels[:4].tolist() == [0, 0, 1, 1]  # big is the first site, a its first ward
+    np.testing.assert_allclose(got.models[:4, 0], [3, 3, -3, -3], atol=0.7)
+    model = got.estimator()
+    sure = model.assign(torn.drop(columns=["y", "ward"]), torn.y).probability
+    assert 0.5 < sure < 0.99 < got.probability[:4].min()
+    assert got.probability[4] == pytest.approx(sure, rel=1e-12)
+    predicted = model.predict(frame)
+    for ward in wards:
+        own = (frame.ward == ward).to_numpy()
+        assert np.std(predicted[own] - frame.y[own]) < 1
+
+
+def test_with_other_methods_users_who_sent_nothing_are_named_and_have_no_model(tmp_path):
+    given = task(method=Method(2, refit="cv"), smallest_cell=1, minimum_rows=10)
+    sent = send(given, {s: TABLES[s] for s in list(TABLES)[2:]}, tmp_path / "uploads")
+    wards = {"a": ("north", 6), "b": ("south", 30), "c": ("south", 25), "d": ("south", 7)}
+    wards["e"] = ("north", 30)
+    frame = pd.concat([TABLES[s][-n:].assign(ward=w) for w, (s, n) in wards.items()])
+    fit_site(given, frame, site="big", user="ward", created=time()).write(sent / "big.upload")
+    combined = combine_uploads(given, sent, out=tmp_path / "round")
+    back = tmp_path / "round" / "big.download"
+    got = receive(given, sent / "big.upload", back, frame, user="ward")
+    assert got.users.tolist() == ["b", "c", "e"]
+    assert got.left_out.tolist() == ["a", "d"]
+    np.testing.assert_allclose(got.models[:, 0], [-3, -3, 3], atol=0.5)
+    assert got.labels.tolist() == combined.site_groups["big"].tolist()
+    model = got.estimator()
+    assert model.n_rows_.tolist() == [30, 25, 30]
+    np.testing.assert_allclose(model.group_coef_[model.labels_][:, 0], [-3, -3, 3], atol=0.5)
+    own = frame[frame.ward.isin(["b", "c", "e"])]
+    assert np.std(model.predict(own) - own.y) < 1
+    # A newcomer joins the group of the ward that it is like.
+    for site, ward in (("east", 2), ("west", 0)):
+        rows = TABLES[site]
+        found = model.assign(rows.drop(columns="y"), rows.y)
+        assert found.label == model.labels_[ward]
+    refusal(model.diagnose, match="users of one site")
+
+
+def test_a_value_that_is_missing_is_the_shift_of_its_feature_where_the_card_says_so():
+    features = (Feature("a", None, 2.0, 3.0), Feature("b"), Feature("c", ("p", "q")))
+    given = task(features=features, missing="mean")
+    frame = TABLES["south"].copy()
+    filled = frame.copy()
+    frame.loc[frame.index[4], "a"] = np.nan
+    filled.loc[filled.index[4], "a"] = 2.0
+    one, two = (fit_site(given, table, site="south").uploads for table in (frame, filled))
+    assert_array_equal(one.means, two.means)
+    assert_array_equal(one.factor, two.factor)
+
+
+def test_rows_that_were_withheld_take_part_in_their_users_own_model(tmp_path):
+    """The upload is made again without them, and the model with them."""
+    tables = {site: table.copy() for site, table in TABLES.items()}
+    tables["south"]["c"] = ["p"] * 37 + ["q"] * 3
+    sent = send(task(), tables, tmp_path / "uploads")
+    combine_uploads(task(), sent, out=tmp_path / "round")
+    back = tmp_path / "round" / "south.download"
+    got = receive(task(), sent / "south.upload", back, tables["south"])
+    assert got.rows.n_rows.tolist() == got.uploads.n_samples.tolist() == [40]
+    again = receive(task(), sent / "south.upload", back, tables["south"][:37])
+    assert again.rows.n_rows.tolist() == [37]  # the same upload, of fewer rows
 
 
 def test_a_site_whose_users_may_send_nothing_still_receives_the_groups(tmp_path):
@@ -201,6 +327,19 @@ def test_several_users_of_a_site_are_one_party(tmp_path):
         sent.write(place / f"{site}.upload")
     message = refusal(combine_uploads, given, place, out=tmp_path / "round")
     assert "2 sites sent terms, and a group needs 3 by the card" in message
+
+
+def test_a_site_counts_in_the_groups_where_at_least_half_of_its_rows_are(tmp_path):
+    """Wards of both groups, 20 rows each, and at another site 30 rows of one and 8 of the other."""
+    given = task(smallest_cell=1)
+    sent = send(given, {s: TABLES[s] for s in ("east", "west")}, tmp_path / "uploads")
+    for site, n in (("even", (20, 20)), ("odd", (30, 8))):
+        parts = [TABLES[s][:m].assign(ward=s) for s, m in zip(("north", "south"), n, strict=True)]
+        wards = fit_site(given, pd.concat(parts), site=site, user="ward", created=time())
+        wards.write(sent / f"{site}.upload")
+    groups = combine_uploads(given, sent, out=tmp_path / "round").groups
+    assert groups.sizes.tolist() == [3, 3]  # users
+    assert groups.sites.tolist() == [3, 2]  # east, even, odd; west, even
 
 
 def test_no_site_may_carry_more_than_half_of_a_groups_information(tmp_path):

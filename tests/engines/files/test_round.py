@@ -67,6 +67,16 @@ def test_an_older_upload_of_a_site_is_a_replay(grown):
     assert "the round has taken a newer upload of south before: this one is a replay" in one.reason
 
 
+def test_another_upload_of_the_same_time_does_not_replace_the_one_taken(grown):
+    """A clock that stands still tells nobody which of two uploads is the newer."""
+    sent, place = grown
+    other = fit_site(task(), TABLES["south"][2:], site="south", created=time())
+    other.write(sent / "south.upload")
+    combined = combine_uploads(task(), sent, out=place)
+    assert "south" not in combined.taken
+    assert "replay" in combined.set_aside[0].reason
+
+
 def test_an_older_upload_stays_a_replay_however_often_it_comes(grown):
     sent, place = grown
     old = (sent / "south.upload").read_bytes()

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from numpy.testing import assert_allclose
+from scipy.optimize import linear_sum_assignment
 
 from odcl import ODCLRegressor
 from odcl.artifact.folder import open_artifact
@@ -110,6 +111,35 @@ def test_a_user_is_found_by_its_name_with_the_keyboard_alone(page):
     assert page.run("return document.getElementById('live').textContent") == (
         "No user is called store-12nobody."
     )
+
+
+def test_groups_of_every_option_have_the_colours_of_the_groups_they_share_most_users_with(
+    stores, run
+):
+    """So that whoever looks through the options sees the same users in the same colours."""
+    facts, (model, evidence) = facts_of(stores / "run" / "report.html"), run
+    group = unpacked(facts["group"], "<i4")
+    compared = 0
+    for shown, one in zip(facts["options"]["list"], evidence.weighed.options, strict=True):
+        if shown["labels"] is None:
+            continue
+        ((size, text),) = shown["labels"].items()
+        colours = unpacked(text, {"int8": "<i1", "int16": "<i2"}[size]).astype(int)
+        pairs = [list(zip(*both, strict=True)) for both in ((colours, one.labels), (colours,))]
+        assert len({*pairs[0]}) == len({*pairs[1]})  # the same users together
+        shared = np.zeros((one.n_groups, model.n_clusters_), dtype=int)
+        np.add.at(shared, (one.labels, group), 1)
+        rows, columns = linear_sum_assignment(shared, maximize=True)
+        assert (colours == group).sum() == shared[rows, columns].sum()
+        compared += one.n_groups > 1
+    assert compared > 2
+
+
+def test_the_slider_of_more_rows_starts_with_those_there_are(stores):
+    times = facts_of(stores / "run" / "report.html")["more"]["times"]
+    assert times[0] == 1
+    assert times == sorted(times)
+    assert len(times) > 2
 
 
 def test_filtering_by_group_leaves_its_users_alone(page, run):

@@ -12,6 +12,7 @@ import pytest
 
 from odcl.data.stores import store_tables
 from odcl.data.write import write_table
+from tests.helpers import NO_HOLDOUT, people, save_csv
 from tests.report.page.browser import ENTER, facts_of, unpacked
 
 HOSTILE = (
@@ -100,6 +101,18 @@ def test_an_anonymous_page_holds_no_name_and_no_order(hostile, command):
     assert "--anonymous" not in html
     named_words = unescape((hostile / "report.html").read_text())
     assert "odcl report RUN --anonymous makes one without names" in named_words
+
+
+def test_an_anonymous_page_leaves_out_what_was_odd_about_the_table(command):
+    """Notices, the command and the table's name may hold names: all of them stay at home."""
+    frame = people().assign(constant=3.0)
+    said = command("fit", save_csv(frame, "patients.csv"), *NO_HOLDOUT, "--out", "run")
+    assert "1 constant column" in said.out + said.err
+    assert command("report", "run", "--anonymous", "--out", "page.html").code == 0
+    named, anonymous = Path("run/report.html").read_text(), Path("page.html").read_text()
+    for told in ("1 constant column", "odcl fit", "patients.csv"):
+        assert told in named
+        assert told not in anonymous
 
 
 def test_numbers_of_an_anonymous_page_are_the_same_each_time_and_on_the_named_page(

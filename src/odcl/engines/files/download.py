@@ -112,8 +112,6 @@ def groups_from_arrays(task: Task, words: Mapping[str, Any], arrays: Mapping[str
     expect(texts, "its words are no texts")
     mixture = mixture_of(task.agreed, words["mixture"], arrays)
     sizes, sites = arrays["sizes"], arrays["sites"]
-    if mixture is not None:
-        expect(len(mixture.centers) == len(sizes), "sizes of other groups")
     expect(len(sizes) > 0 and bool((sizes >= 0).all() and (sites >= 0).all()), "negative sizes")
     counts = sizes.astype(np.intp), sites.astype(np.intp)
     return Groups(*counts, rule, reason, diagnosis, mixture)
