@@ -11,8 +11,11 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from odcl.diagnose.measure import Measured, rows_after
+from odcl.evaluate.scores import NAMES, Comparison
 
-Advice = Literal["one-shot", "precision", "refine", "collect", "one-model", "mixed", "local"]
+Advice = Literal[
+    "one-shot", "precision", "refine", "collect", "one-model", "mixed", "local", "unknown"
+]
 SENTENCES: dict[Advice, str] = {
     "one-shot": "One shot is enough.",
     "precision": "Use precision combining.",
@@ -20,6 +23,7 @@ SENTENCES: dict[Advice, str] = {
     "one-model": "There is no group structure here: use one model.",
     "mixed": "No groups: users differ gradually.",
     "local": "Models of their own serve users as well: stay local.",
+    "unknown": "Whether one shot is enough is not known.",
 }
 
 HIDDEN = "No groups can be seen: users seem to differ gradually."
@@ -37,11 +41,16 @@ OVERDISPERSED = 1.3  # deviances of small counts come near 1.2 without that
 MANY_PARAMETERS = 100  # beyond, users do not send their curvature
 ROWS_PER_PARAMETER = 3  # what we ask for where users have hardly more rows than parameters
 ROWS_TO_SEE = 5  # rows per parameter below which classes and counts hide groups of any size
+EVEN = 2.0  # times the noise of unrelated features, up to which one number tells a user's noise
+LOOK = (
+    "Rows held out of the fit tell what the models are worth: `odcl fit` prints that comparison, "
+    "odcl.compare makes it in Python."
+)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What to do next: one of seven, in a sentence, with the reason in another."""
+    """What to do next: one of eight, in a sentence, with the reason in another."""
 
     advice: Advice
     sentence: str
@@ -58,12 +67,13 @@ class Case(Measured):
 
     ``combine`` is how the models in hand were made of their groups; None: in another way.
     ``where`` says, where the users' data terms were seen, which coefficients users of a group
-    differ in; empty: in none.
+    differ in; empty: in none. ``held_out`` decides where the uploads cannot.
     """
 
     judged: Measured | None
     combine: str | None
     where: str | None = None
+    held_out: Comparison | None = None
 
     @property
     def n_users(self) -> int:
@@ -95,7 +105,20 @@ class Case(Measured):
     @property
     def informative(self) -> bool:
         """Do enough users know their noise for anything to be said about groups?"""
-        return self.unsure <= UNSURE and bool(self.noise.known.any())
+        return self.unsure <= UNSURE and bool(self.noise.known.any()) and self.even
+
+    @property
+    def even(self) -> bool:
+        """Does one number, where users send no more, tell the noise of a model in all directions?
+
+        The trace of H^-1 is dim / (n - dim - 1) for unrelated features of unit scale, and far more
+        where features go together, from directions that predictions hardly see.
+        """
+        trace, n = self.uploads.inverse_trace, self.uploads.n_samples
+        if self.noise.source != "trace" or trace is None:
+            return True
+        times = float(np.median((trace * (n - self.dim - 1))[self.noise.known])) / self.dim
+        return 1 / EVEN < times < EVEN
 
     @property
     def hidden(self) -> bool:
@@ -144,7 +167,7 @@ def decide(case: Case) -> Verdict:
         return _by_terms(case, case.where)
     if not case.informative:
         why = (
-            "Nobody said how noisy its model is, and no two users are in one group, which would "
+            "nobody said how noisy its model is, and no two users are in one group, which would "
             "show it"
         )
         if case.unsure > UNSURE:
@@ -152,17 +175,18 @@ def decide(case: Case) -> Verdict:
                 f"{case.unsure:.0%} of the users have hardly more rows than the model has "
                 f"parameters, or fewer ({case.dim}; the median user has {case.n:g} rows)"
             )
-        return _collect(
-            ROWS_PER_PARAMETER * case.dim,
-            f"{why}: nothing can be said about how far their models are from the truth.",
-        )
+        elif not case.even:
+            why = (
+                f"with more than {MANY_PARAMETERS} parameters users send one number on their "
+                "noise, which says little of predictions where features go together"
+            )
+        return _unknown(case, why, ROWS_PER_PARAMETER)
     if case.n_clusters == 1 and case.hidden and not case.where:
-        return _collect(
-            ROWS_TO_SEE * case.dim,
-            f"With {case.n:g} rows for {case.dim} parameters models of classes or counts are so "
-            "uncertain that no groups would show, were there any: whether there are some cannot be "
-            "said.",
+        why = (
+            f"with {case.n:g} rows for {case.dim} parameters models of classes or counts are so "
+            "uncertain that no groups would show, were there any"
         )
+        return _unknown(case, why, ROWS_TO_SEE)
     if case.n_clusters == 1:
         return _no_groups(case)
     if case.errors.refit > NO_GAIN:
@@ -183,6 +207,33 @@ def decide(case: Case) -> Verdict:
             "user's model apart.",
         )
     return _groups(case)
+
+
+def _unknown(case: Case, why: str, per_parameter: int) -> Verdict:
+    """How good the models are, the uploads cannot tell: rows held out decide, if there are any."""
+    untold = f"The uploads do not tell how good the models are: {why}."
+    held, enough = case.held_out, rounded(per_parameter * case.dim)
+    if held is None and case.dim > MANY_PARAMETERS:
+        return _advise("unknown", f"{untold} {LOOK}")
+    if held is None:
+        untold += f" About {enough:,} rows per user would tell. {LOOK}"
+        return Verdict("unknown", SENTENCES["unknown"], untold, enough)
+    ours, rival, (gain, chance) = (
+        held.ours,
+        held.beaten_by(held.ours),
+        held.gain(held.ours, "local"),
+    )
+    mean = {name: f"{held.metric} {value:.3g}" for name, value, *_ in held.rows()}
+    seen = (
+        f"On {held.n_rows:,} held-out rows the mean user has {mean[ours]} with {NAMES[ours]} and "
+    )
+    seen += f"{mean['local']} with a model of its own"
+    advice: Advice = "local" if gain <= 0 else "one-shot" if gain > chance else "unknown"
+    if rival is not None and rival != "local":
+        advice, seen = "unknown", f"{seen}, but {mean[rival]} with another method: {NAMES[rival]}"
+    elif abs(gain) <= chance:
+        seen += ", no more apart than chance would explain"
+    return _advise(advice, f"{seen}. {untold}")
 
 
 def _by_terms(case: Case, where: str) -> Verdict:

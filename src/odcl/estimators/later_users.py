@@ -31,6 +31,7 @@ from odcl.threads import one_thread
 if TYPE_CHECKING:
     from odcl.diagnose import Diagnosis
     from odcl.engines.dask.user_files import UserFiles
+    from odcl.evaluate.scores import Comparison
 
 
 class LaterUsers(TableInput):
@@ -228,10 +229,13 @@ class LaterUsers(TableInput):
                 setattr(self, name, values)
         return int(self.labels_[at])
 
-    def diagnose(self, *, resamples: int = 20, seed: int = 0) -> Diagnosis:
+    def diagnose(
+        self, *, comparison: Comparison | None = None, resamples: int = 20, seed: int = 0
+    ) -> Diagnosis:
         """Is one shot enough for these users? See :func:`odcl.diagnose.diagnose`.
 
         Of a table in pieces the model holds 2,000 users, drawn by their ids, who are diagnosed.
+        ``comparison``, from :func:`odcl.compare`, decides where the uploads cannot.
         """
         check_is_fitted(self, "theta_")
         from odcl.diagnose import diagnose_step
@@ -264,6 +268,7 @@ class LaterUsers(TableInput):
             step,
             self.method_,
             features=self.units_,
+            comparison=comparison,
             resamples=resamples,
             seed=seed,
         )

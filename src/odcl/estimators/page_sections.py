@@ -10,10 +10,11 @@ import numpy as np
 from odcl.diagnose import Diagnosis
 from odcl.estimators.evidence import Evidence
 from odcl.estimators.run_tables import group_sizes
+from odcl.evaluate.scores import NAMES
 from odcl.exchange.upload import Uploads
 from odcl.report.diagnosis import diagnosis_parts
 from odcl.report.page.facts import MoreRows, Section, Table
-from odcl.report.text import NAMES, aligned, count, in_bytes
+from odcl.report.text import aligned, count, in_bytes
 
 MOST_DIAGNOSED = 2_000_000  # users times parameters squared: beyond, it would take a minute
 
@@ -29,7 +30,7 @@ def sections(
     """All of them, in the order of the page; a ``diagnosis`` that was made already is that one."""
     found = [
         _worth(evidence),
-        _diagnosis(model, diagnosis),
+        _diagnosis(model, diagnosis, evidence),
         _plan(model, evidence, more, anonymous),
         _privacy(model, evidence, anonymous),
         _provenance(model, evidence, anonymous),
@@ -59,14 +60,15 @@ def _worth(evidence: Evidence) -> Section | None:
     return Section("worth", "What it is worth", (words,), (table,))
 
 
-def _diagnosis(model: Any, found: Diagnosis | None) -> Section | None:
+def _diagnosis(model: Any, found: Diagnosis | None, evidence: Evidence) -> Section:
     title = "Diagnosis: is one shot enough?"
-    size = len(model.users_) * model.theta_.shape[1] ** 2
+    whole = model.uploads_ is None or model.uploads_.inverse_trace is None  # a matrix per user
+    size = len(model.users_) * model.theta_.shape[1] ** (2 if whole else 1)
     if found is None and size > MOST_DIAGNOSED:
         why = "It takes longer than a report should for so many users: say odcl diagnose RUN."
         return Section("diagnosis", title, (why,))
     try:
-        found = model.diagnose() if found is None else found
+        found = found or model.diagnose(comparison=evidence.comparison)
     except ValueError as error:
         return Section("diagnosis", title, (str(error),))
     parts = diagnosis_parts(found)

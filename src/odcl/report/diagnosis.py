@@ -67,10 +67,9 @@ def _sizes(d: Diagnosis) -> list[Row]:
     n, found = d.n_samples, f"found by {d.found_by}"
     if d.n_clusters == 1 and d.n_visible == 1:
         found = f"taken together: {d.found_by} found no groups"
-    elif not d.informative and d.verdict.advice == "collect":
-        found += "; nothing can be said of them"
     elif not d.informative:
-        found += ", from what their rows say together"
+        together = d.combine == "mixed"
+        found += ", from what their rows say together" if together else "; how well cannot be told"
     elif d.n_visible == d.n_clusters:
         found += f": as many as {_seen_by(d)} shows"
     else:

@@ -15,21 +15,12 @@ from odcl.data.schema import Encoded, TableSchema
 from odcl.data.unusual import unusual_notices
 from odcl.diagnose.verdict import scattered
 from odcl.errors import listing
-from odcl.evaluate.scores import Comparison
+from odcl.evaluate.scores import NAMES, Comparison
 from odcl.server.dispersion import overdispersion
 
 if TYPE_CHECKING:
     from odcl.theory import MethodRow, MSETerms
 
-NAMES = {
-    "local": "one model per user (ridge)",
-    "pooled": "one model for all",
-    "intercepts": "one for all, own intercepts",
-    "mixed": "mixed model without groups",
-    "paper": "the paper's setting",
-    "asked": "odcl as asked for",
-    "odcl": "odcl",
-}
 _OPTIONS = {  # how to get what did better: on the command line, in Python
     "local": ("--refit 0 --l2 {l2:g}", "method=Method(refit=0), l2={l2:g}"),
     "pooled": ("--clusters 1 --refit none", "method=Method(1, refit=None)"),
