@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from odcl import Federation, ODCLRegressor, compare, fit
+from odcl import Federation, ODCLClassifier, ODCLRegressor, compare, fit
 from odcl.artifact.arrays import json_bytes
 from odcl.artifact.folder import Artifact, open_artifact, write_artifact
 from odcl.estimators.evidence import (
@@ -61,6 +61,17 @@ def test_what_is_written_is_read(tmp_path):
     few = np.concatenate([np.flatnonzero(held.owner == i)[:MOST_ROWS] for i in range(12)])
     assert_array_equal(back.comparison.held.seen, held.seen[few])
     assert_array_equal(back.comparison.held.predicted["odcl"], held.predicted["odcl"][few])
+
+
+def test_the_log_loss_of_classes_is_written_and_read(tmp_path):
+    frame = people(n_users=12, n=40)
+    X, y, users = features_of(frame), frame["y"] > 3, frame["user"]
+    model = ODCLClassifier().fit(X, y, users=users)
+    comparison = compare(ODCLClassifier(), X, y, users=users)
+    back = read(written(evidence_of(model, comparison), tmp_path / "run")).comparison
+    assert str(back) == str(comparison)
+    for name, scores in comparison.log_loss.scores.items():
+        assert_array_equal(back.log_loss.scores[name], scores)
 
 
 def test_a_model_without_evidence_has_none(tmp_path):

@@ -19,7 +19,7 @@ from odcl.estimators.dask_frames import is_dask_frame
 from odcl.evaluate.rivals import own_intercepts, own_models
 from odcl.evaluate.scores import Comparison, keep_every_class
 from odcl.evaluate.scores import compare as score
-from odcl.local.predict import predicted_targets
+from odcl.local.predict import predicted_rows
 from odcl.method import Method
 
 
@@ -119,7 +119,7 @@ def compare_federation(
     methods["mixed"] = _by(alike, alike.theta_)
     last = [name for name in ("paper", "asked", "odcl") if name in models]
     methods |= {name: _by(models[name], models[name].theta_) for name in last}
-    return replace(score(federation, out, methods, plain.risk_.loss), ours=ours, l2=l2)
+    return score(federation, out, methods, plain.risk_.loss, ours=ours, l2=l2)
 
 
 def _by(model: Any, theta: Floats) -> Callable[[Any, Any], Any]:
@@ -128,6 +128,6 @@ def _by(model: Any, theta: Floats) -> Callable[[Any, Any], Any]:
     def predict(rows: Any, who: Any) -> Any:
         at = who if len(theta) > 1 else np.zeros(len(rows), dtype=np.intp)
         V = model.covariance_ if theta is model.theta_ else None
-        return predicted_targets(rows, theta, at, model.risk_, model.scaling_, V)
+        return predicted_rows(rows, theta, at, model.risk_, model.scaling_, V)
 
     return predict

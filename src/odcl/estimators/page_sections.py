@@ -10,11 +10,10 @@ import numpy as np
 from odcl.diagnose import Diagnosis
 from odcl.estimators.evidence import Evidence
 from odcl.estimators.run_tables import group_sizes
-from odcl.evaluate.scores import NAMES
 from odcl.exchange.upload import Uploads
 from odcl.report.diagnosis import diagnosis_parts
 from odcl.report.page.facts import MoreRows, Section, Table
-from odcl.report.text import aligned, count, in_bytes
+from odcl.report.text import comparison_cells, count, in_bytes, scored_by
 
 MOST_DIAGNOSED = 2_000_000  # users times parameters squared: beyond, it would take a minute
 
@@ -43,11 +42,7 @@ def _worth(evidence: Evidence) -> Section | None:
     c = evidence.comparison
     if c is None:
         return None
-    best = "higher" if c.larger_is_better else "lower"
-    header = (f"{c.metric} ({best} is better)", "mean user", "median user", "worst user")
-    names, *columns = zip(*c.rows(), strict=True)
-    shown = aligned(np.concatenate(columns))
-    rows = [(NAMES.get(name, name), *shown[i :: len(names)]) for i, name in enumerate(names)]
+    header, rows = comparison_cells(c)
     held = f"a share of {evidence.holdout}" if evidence.holdout else "a share"
     if evidence.holdout.startswith("last"):
         held = f"the last rows ({evidence.holdout})"
@@ -56,7 +51,7 @@ def _worth(evidence: Evidence) -> Section | None:
         f"{count(c.n_rows, 'row')} that none of them had seen: {held} of each user's rows. The "
         "models in the run are fitted on all rows."
     )
-    table = Table(header, rows, strong=names.index(c.ours))
+    table = Table((scored_by(c), *header), rows, strong=[*c.scores].index(c.ours))
     return Section("worth", "What it is worth", (words,), (table,))
 
 

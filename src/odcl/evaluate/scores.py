@@ -39,7 +39,7 @@ class HeldOut:
 class Comparison:
     """One score per user and method, on rows that no method has seen."""
 
-    metric: str  # "accuracy", "RMSE" or "deviance"
+    metric: str  # "accuracy", "log-loss", "RMSE" or "deviance"
     scores: dict[str, Floats]  # method -> (n_users_scored,)
     n_rows: int  # rows held out
     n_users: int  # users with rows held out
@@ -48,6 +48,7 @@ class Comparison:
     l2: float = 0.0  # penalty of the models that users fit alone
     held: HeldOut | None = None  # the rows themselves, where they were kept
     of_users: int = 0  # users of whom those compared were drawn; 0: all were compared
+    log_loss: Comparison | None = None  # of classes: the same users and methods by log-loss
 
     @property
     def larger_is_better(self) -> bool:
@@ -76,10 +77,10 @@ class Comparison:
         return float(gap.mean()), float(2 * error + 1e-9 * self.unit)
 
     def beaten_by(self, method: str) -> str | None:
-        """The best other method, if it is better for the mean user by more than chance explains."""
+        """The best of the methods that are better for the mean user than chance explains."""
         gains = {name: self.gain(name, method) for name in self.scores if name != method}
-        best = max(gains, key=lambda name: gains[name][0])
-        return best if gains[best][0] > gains[best][1] else None
+        sure = [name for name, (gain, chance) in gains.items() if gain > chance]
+        return max(sure, key=lambda name: gains[name][0], default=None)
 
     def __str__(self) -> str:
         from odcl.report.text import comparison_table, verdict
@@ -97,6 +98,7 @@ class Comparison:
             "users": self.n_users,
             "of_users": self.of_users or self.n_users,
             "table": table,
+            **({} if self.log_loss is None else {"log_loss": self.log_loss.to_json()["table"]}),
         }
 
 
@@ -120,35 +122,47 @@ def metric_of(loss: Loss) -> str:
 
 
 def compare(
-    federation: Federation, out: Bools, models: dict[str, Callable[[Floats, Any], Any]], loss: Loss
+    federation: Federation,
+    out: Bools,
+    models: dict[str, Callable[[Floats, Any], Any]],
+    loss: Loss,
+    *,
+    ours: str = "odcl",
+    l2: float = 0.0,
 ) -> Comparison:
     """Score each method on the rows held out, user by user.
 
-    A method is a function (X, owner of each row) -> predictions; for classes, of labels coded as
-    in ``federation.y``.
+    A method is a function (X, owner of each row) -> predictions; for classes, shares of the
+    classes (n_rows, n_classes), in the order of their codes in ``federation.y``.
     """
     metric = metric_of(loss)
     X, y, owner = federation.X[out], federation.y[out], federation.row_user[out]
     counts = np.bincount(owner, minlength=federation.n_users)
     seen = counts > 0
-    scores, predicted = {}, {}
+
+    def by_user(rows: Floats) -> Floats:
+        return np.bincount(owner, weights=rows, minlength=federation.n_users)[seen] / counts[seen]
+
+    scores, sure, predicted = {}, {}, {}
     for name, predict in models.items():
-        predicted[name] = np.asarray(predict(X, owner))
-        row = _row_scores(metric, predicted[name], y)
-        mean = np.bincount(owner, weights=row, minlength=federation.n_users)[seen] / counts[seen]
-        scores[name] = np.sqrt(mean) if metric == "RMSE" else mean
+        found = predicted[name] = np.asarray(predict(X, owner))
+        if metric == "accuracy":
+            codes = y.astype(np.intp)
+            chance = np.maximum(found[np.arange(len(y)), codes], np.finfo(np.float64).eps)
+            predicted[name] = found.argmax(axis=1)
+            scores[name] = by_user((predicted[name] == codes).astype(np.float64))
+            sure[name] = by_user(-np.log(chance))
+        elif metric == "RMSE":
+            scores[name] = np.sqrt(by_user((found - y) ** 2))
+        else:
+            scores[name] = by_user(
+                2.0 * Poisson().value(np.log(np.maximum(found, 1e-300))[:, None], y)
+            )
     unit = float(np.median(np.abs(y - np.median(y)))) if metric == "RMSE" else 1.0
     held = HeldOut(np.flatnonzero(seen), owner, y, predicted)
-    return Comparison(metric, scores, int(out.sum()), int(seen.sum()), unit, held=held)
-
-
-def _row_scores(metric: str, predicted: Any, y: Any) -> Floats:
-    if metric == "accuracy":
-        return (predicted == y).astype(np.float64)
-    if metric == "RMSE":
-        return (predicted - y) ** 2
-    z = np.log(np.maximum(predicted, 1e-300))[:, None]
-    return 2.0 * Poisson().value(z, y)
+    n, m = int(out.sum()), int(seen.sum())
+    log_loss = Comparison("log-loss", sure, n, m, ours=ours) if sure else None
+    return Comparison(metric, scores, n, m, unit, ours, l2, held, log_loss=log_loss)
 
 
 def nmse(models: Floats, optima: Any, n_outputs: int = 1) -> float:
