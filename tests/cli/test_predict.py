@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from numpy.testing import assert_array_equal
 
@@ -199,3 +200,13 @@ def test_what_is_odd_in_a_piece_is_told_of_the_table(command, short_pieces):
         "predict", "run", "table.csv", "--out", "p.csv", "--force", "--unknown", "pooled"
     )
     assert "1 user not in the fit" in said.err
+
+
+def test_an_interval_of_too_many_parameters_is_refused_with_their_number(command):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(rng.standard_normal((60, 110))).add_prefix("x")
+    save_csv(frame.assign(user=np.repeat(np.arange(6), 10), y=rng.standard_normal(60)))
+    assert command("fit", "table.csv", *NO_HOLDOUT, "--out", "run", "-q").code == 0
+    said = command("predict", "run", "table.csv", "--interval", 0.9, "--out", "p.csv")
+    assert said.code == 2
+    assert "Intervals need at most 100 parameters; this model has 111." in said.err

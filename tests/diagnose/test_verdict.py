@@ -152,6 +152,8 @@ def test_users_who_differ_in_many_parameters_are_not_taken_for_noise(tau, advice
     local = squared_error(result.local.theta, f.optima)
     one = squared_error(np.broadcast_to(result.local.theta.mean(axis=0), f.optima.shape), f.optima)
     assert_allclose(d.errors.one, one / local, rtol=0.1)
+    assert ("and each refits around its group's model" in d.verdict.reason) == (tau == 0.03)
+    assert "refit='evidence'" not in d.verdict.reason
     if advice == "one-shot":
         assert_allclose(d.errors.refit, squared_error(result.models, f.optima) / local, rtol=0.3)
 

@@ -235,11 +235,12 @@ def diagnose_step(
         found = replace(found, errors=_measured_errors(uploads, step, found, visible))
         visible = found if same else visible
     where = None if shown.mixture is None else _where_users_differ(uploads, shown.mixture, features)
+    refit = method is not None and method.refit is not None
     judged = None if same else found
-    case = Case(**vars(visible), judged=judged, combine=combine, where=where, held_out=comparison)
+    case = Case(**vars(visible), judged=judged, combine=combine, where=where, refit=refit)
     by_mixture = method is not None and method.clusterer.uses_covariance
     by_mixture = by_mixture or (step.rule in MIXTURE_RULES and step.mixture is None)
-    verdict = decide(case)
+    verdict = decide(case, comparison)
     scatter = scattered(overdispersion(uploads))
     known = Diagnosis(
         replace(verdict, reason=f"{verdict.reason} {scatter}") if scatter else verdict,

@@ -67,13 +67,13 @@ class Case(Measured):
 
     ``combine`` is how the models in hand were made of their groups; None: in another way.
     ``where`` says, where the users' data terms were seen, which coefficients users of a group
-    differ in; empty: in none. ``held_out`` decides where the uploads cannot.
+    differ in; empty: in none. ``refit``: do users refit around their group's model already?
     """
 
     judged: Measured | None
     combine: str | None
     where: str | None = None
-    held_out: Comparison | None = None
+    refit: bool = False
 
     @property
     def n_users(self) -> int:
@@ -161,8 +161,9 @@ class Case(Measured):
         return self.n_users - int(together[linear_sum_assignment(-together)].sum())
 
 
-def decide(case: Case) -> Verdict:
-    """The verdict. What comes first rules out what comes later."""
+def decide(case: Case, held: Comparison | None = None) -> Verdict:
+    """The verdict. What comes first rules out what comes later; rows ``held`` out decide where the
+    uploads cannot."""
     if not case.informative and case.where is not None:
         return _by_terms(case, case.where)
     if not case.informative:
@@ -180,13 +181,13 @@ def decide(case: Case) -> Verdict:
                 f"with more than {MANY_PARAMETERS} parameters users send one number on their "
                 "noise, which says little of predictions where features go together"
             )
-        return _unknown(case, why, ROWS_PER_PARAMETER)
+        return _unknown(case, held, why, ROWS_PER_PARAMETER)
     if case.n_clusters == 1 and case.hidden and not case.where:
         why = (
             f"with {case.n:g} rows for {case.dim} parameters models of classes or counts are so "
             "uncertain that no groups would show, were there any"
         )
-        return _unknown(case, why, ROWS_TO_SEE)
+        return _unknown(case, held, why, ROWS_TO_SEE)
     if case.n_clusters == 1:
         return _no_groups(case)
     if case.errors.refit > NO_GAIN:
@@ -209,10 +210,10 @@ def decide(case: Case) -> Verdict:
     return _groups(case)
 
 
-def _unknown(case: Case, why: str, per_parameter: int) -> Verdict:
+def _unknown(case: Case, held: Comparison | None, why: str, per_parameter: int) -> Verdict:
     """How good the models are, the uploads cannot tell: rows held out decide, if there are any."""
     untold = f"The uploads do not tell how good the models are: {why}."
-    held, enough = case.held_out, rounded(per_parameter * case.dim)
+    enough = rounded(per_parameter * case.dim)
     if held is None and case.dim > MANY_PARAMETERS:
         return _advise("unknown", f"{untold} {LOOK}")
     if held is None:
@@ -410,10 +411,10 @@ def _refit(case: Case) -> str:
         return ""
     if case.where:
         return f" Users of a group still differ in {case.where}, by {case.times} times their noise."
-    return (
-        f" Users of a group differ by {case.times} times their noise: let them refit around the "
-        "group's model (refit='evidence')."
-    )
+    differ = f" Users of a group differ by {case.times} times their noise"
+    if case.refit:
+        return f"{differ}, and each refits around its group's model."
+    return f"{differ}: let them refit around the group's model (refit='evidence')."
 
 
 def scattered(times: float) -> str:
