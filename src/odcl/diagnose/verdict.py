@@ -11,6 +11,7 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from odcl.diagnose.measure import Measured, rows_after
+from odcl.errors import number
 from odcl.evaluate.scores import NAMES, Comparison
 
 Advice = Literal[
@@ -203,7 +204,7 @@ def decide(case: Case, held: Comparison | None = None) -> Verdict:
     if rows is not None:
         return _collect(
             rows,
-            f"The {_visible(case)} overlap: about {misplaced:.2g} of {case.n_users} users are in a "
+            f"The {_visible(case)} overlap: {few(misplaced)} of {case.n_users} users are in a "
             f"wrong one, since the nearest two are only {case.in_noise} standard deviations of a "
             "user's model apart.",
         )
@@ -224,7 +225,7 @@ def _unknown(case: Case, held: Comparison | None, why: str, per_parameter: int) 
         held.beaten_by(held.ours),
         held.gain(held.ours, "local"),
     )
-    mean = {name: f"{held.metric} {value:.3g}" for name, value, *_ in held.rows()}
+    mean = {name: f"{held.metric} {number(value)}" for name, value, *_ in held.rows()}
     seen = (
         f"On {held.n_rows:,} held-out rows the mean user has {mean[ours]} with {NAMES[ours]} and "
     )
@@ -452,13 +453,13 @@ def times_of(x: float) -> str:
 
 
 def short(x: float) -> str:
-    """Two digits, without an exponent for numbers of everyday size."""
-    return f"{x:.2g}" if x < 100 or x >= 1e6 else f"{x:,.0f}"
+    """Two digits: no estimate here knows more."""
+    return number(x, 2)
 
 
 def few(expected: float) -> str:
     """A number of users that is expected, in words where it is small."""
-    return "hardly any" if expected < 0.05 else f"about {expected:.1g}"
+    return "hardly any" if expected < 0.5 else f"about {short(max(round(expected), 1))}"
 
 
 def _visible(case: Case) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from odcl.diagnose import Diagnosis
+from odcl.errors import number
 from odcl.estimators.evidence import Evidence
 from odcl.estimators.run_tables import group_sizes
 from odcl.exchange.upload import Uploads
@@ -49,9 +50,9 @@ def _worth(evidence: Evidence) -> Section | None:
     words = (
         f"Every method was fitted on the same rows of {count(c.n_users, 'user')} and scored on "
         f"{count(c.n_rows, 'row')} that none of them had seen: {held} of each user's rows. The "
-        "models in the run are fitted on all rows."
+        f"models in the run are fitted on all rows. Scores: {scored_by(c)}."
     )
-    table = Table((scored_by(c), *header), rows, strong=[*c.scores].index(c.ours))
+    table = Table(("", *header), rows, strong=[*c.scores].index(c.ours))
     return Section("worth", "What it is worth", (words,), (table,))
 
 
@@ -107,7 +108,7 @@ def _plan(model: Any, evidence: Evidence, more: MoreRows | None, anonymous: bool
         if differ:
             cells.append(f"{100 * np.median(more.width[:, f]):.0f} %")
         if model.n_clusters_ > 1:
-            cells.append(f"{100 * more.wrong[:, f].mean():.2g} %")
+            cells.append(f"{number(100 * more.wrong[:, f].mean(), 2)} %")
         if differ:
             cells.append(f"{100 * np.median(more.weight[:, f]):.0f} %")
         rows.append(tuple(cells))

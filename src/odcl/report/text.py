@@ -14,7 +14,7 @@ from odcl.data.federation import Federation
 from odcl.data.schema import Encoded, TableSchema
 from odcl.data.unusual import unusual_notices
 from odcl.diagnose.verdict import scattered
-from odcl.errors import listing
+from odcl.errors import listing, number
 from odcl.evaluate.scores import NAMES, Comparison
 from odcl.server.dispersion import overdispersion
 
@@ -125,6 +125,7 @@ def _ahead(comparison: Comparison, l2: float, shell: bool) -> Iterator[str]:
     """What is better than ours beyond chance, and what only looks like it."""
     ours, metric, rival = comparison.ours, comparison.metric, comparison.beaten_by(comparison.ours)
     mean = {name: value for name, value, *_ in comparison.rows()}
+    has = {name: f"{metric} {number(value)}" for name, value in mean.items()}
     if rival is not None:
         how = "For it: the default settings."
         if rival == "intercepts":
@@ -136,8 +137,8 @@ def _ahead(comparison: Comparison, l2: float, shell: bool) -> Iterator[str]:
             how += f"{_OPTIONS[rival][not shell].format(l2=l2)}."
         told = NAMES[ours].replace("the ", "The ", 1)
         yield (
-            f"{told} is not the best here: {NAMES[rival]} has {metric} {mean[rival]:.3g} on these "
-            f"rows, {NAMES[ours]} {mean[ours]:.3g}, more than chance explains. {how}"
+            f"{told} is not the best here: {NAMES[rival]} has {has[rival]} on these "
+            f"rows, {NAMES[ours]} {has[ours]}, more than chance explains. {how}"
         )
     gains = {name: comparison.gain(name, ours) for name in mean}
     least = max(AHEAD * mean[ours], 1e-300)
