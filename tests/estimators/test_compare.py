@@ -81,9 +81,9 @@ def test_classes_are_compared_by_log_loss_as_well(n_classes):
     shares = model.predict_proba(X[out])
     chance = shares[np.arange(out.sum()), data.y[out].astype(int)]
     expected = pd.Series(-np.log(chance)).groupby(data.row_user[out]).mean()
-    assert_allclose(found.log_loss.scores["odcl"], expected, rtol=1e-6)
-    assert list(found.log_loss.scores) == list(found.scores)
-    mean = found.log_loss.rows()[-1][1]
+    assert_allclose(found.log_loss["odcl"], expected, rtol=1e-6)
+    assert list(found.log_loss) == list(found.scores)
+    mean = found.by[1].rows()[-1][1]
     assert found.to_json()["log_loss"][-1]["mean"] == mean
     assert "accuracy: mean user  median  worst  log-loss: mean user  median  worst" in str(found)
     assert f"{mean:.3f}" in str(found)

@@ -70,8 +70,8 @@ def test_the_log_loss_of_classes_is_written_and_read(tmp_path):
     comparison = compare(ODCLClassifier(), X, y, users=users)
     back = read(written(evidence_of(model, comparison), tmp_path / "run")).comparison
     assert str(back) == str(comparison)
-    for name, scores in comparison.log_loss.scores.items():
-        assert_array_equal(back.log_loss.scores[name], scores)
+    for name, scores in comparison.log_loss.items():
+        assert_array_equal(back.log_loss[name], scores)
 
 
 def test_a_model_without_evidence_has_none(tmp_path):

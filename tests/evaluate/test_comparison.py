@@ -32,7 +32,7 @@ def test_scores_are_those_of_each_user_on_its_own_rows():
     labels = data.with_y((data.y > 0).astype(float))
     shares = {"zero": lambda X, who: np.column_stack([1 - 0.1 * who, 0.1 * who])}
     found = compare(labels, out, shares, Logistic())
-    assert (found.metric, found.log_loss.metric) == ("accuracy", "log-loss")
+    assert (found.metric, found.by[1].metric) == ("accuracy", "log-loss")
     assert_allclose(
         found.scores["zero"], by_hand(labels.y, np.zeros(6), lambda y, p: (y == p).mean())
     )
@@ -41,7 +41,7 @@ def test_scores_are_those_of_each_user_on_its_own_rows():
         return -np.mean(y * np.log(p) + (1 - y) * np.log(1 - p))
 
     expected = by_hand(labels.y, 0.1 * owner[out], surprise)
-    assert_allclose(found.log_loss.scores["zero"], expected)
+    assert_allclose(found.log_loss["zero"], expected)
     counts = data.with_y(np.arange(10.0))
     found = compare(counts, out, {"own": guess["own"]}, Poisson())
     assert found.metric == "deviance"

@@ -211,8 +211,6 @@ def measure(
     theta, bare = without_penalty(uploads, noise)
     covariance = center_covariance(noise, labels, 0.0)
     groups = GroupModels(combined.centers, combined.others, covariance, np.bincount(labels))
-    if noise.source == "trace":  # without curvature there is no evidence, but there are moments
-        differ = _beyond_noise(uploads.models, labels, noise, groups)
     # Noise read off the spread inside groups has the users' real differences in it already.
     if noise.source == "spread" or (
         not found and _surplus(uploads, theta, labels, bare, groups) < DIFFER
@@ -223,20 +221,6 @@ def measure(
     belong = membership(theta, labels, bare, groups, differ)
     errors = _errors(uploads, labels, noise, groups, differ, combine)
     return Measured(uploads, labels, noise, differ, groups, belong, errors)
-
-
-def _beyond_noise(theta: Floats, labels: Ints, noise: Noise, groups: GroupModels) -> float:
-    """Variance between users of a group by moments: squared distances less what noise explains.
-
-    E |theta_i - c_-i|^2 / dim = v_i + V_-i + tau^2 g / (g - 1),    c_-i of g - 1 users
-    """
-    rows = np.flatnonzero(noise.known & (groups.sizes[labels] > 1))
-    if len(rows) == 0:
-        return 0.0
-    size, own = groups.sizes[labels[rows]], labels[rows]
-    square = np.square(theta[rows] - groups.others[rows]).mean(axis=1)
-    more = square - noise.variance[rows] - groups.seen_without(own)[:, 0, 0]
-    return max(float((more * (1 - 1 / size)).mean()), 0.0)
 
 
 def _surplus(
@@ -257,8 +241,6 @@ def _surplus(
     if uploads.has_dispersion:
         freedom = max(float((uploads.n_samples[rows] - uploads.dim).sum()), 1.0)
     spread = np.sqrt(2 / square.size / uploads.dim + 2 / freedom)
-    if noise.source == "trace":  # one variance for all directions: no law, but users to count
-        spread = max(spread, square.std() / uploads.dim / np.sqrt(square.size))
     return float((square.mean() / uploads.dim - 1) / spread)
 
 

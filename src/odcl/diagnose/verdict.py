@@ -42,7 +42,6 @@ OVERDISPERSED = 1.3  # deviances of small counts come near 1.2 without that
 MANY_PARAMETERS = 100  # beyond, users do not send their curvature
 ROWS_PER_PARAMETER = 3  # what we ask for where users have hardly more rows than parameters
 ROWS_TO_SEE = 5  # rows per parameter below which classes and counts hide groups of any size
-EVEN = 2.0  # times the noise of unrelated features, up to which one number tells a user's noise
 LOOK = (
     "Rows held out of the fit tell what the models are worth: `odcl fit` prints that comparison, "
     "odcl.compare makes it in Python."
@@ -106,20 +105,9 @@ class Case(Measured):
     @property
     def informative(self) -> bool:
         """Do enough users know their noise for anything to be said about groups?"""
-        return self.unsure <= UNSURE and bool(self.noise.known.any()) and self.even
-
-    @property
-    def even(self) -> bool:
-        """Does one number, where users send no more, tell the noise of a model in all directions?
-
-        The trace of H^-1 is dim / (n - dim - 1) for unrelated features of unit scale, and far more
-        where features go together, from directions that predictions hardly see.
-        """
-        trace, n = self.uploads.inverse_trace, self.uploads.n_samples
-        if self.noise.source != "trace" or trace is None:
-            return True
-        times = float(np.median((trace * (n - self.dim - 1))[self.noise.known])) / self.dim
-        return 1 / EVEN < times < EVEN
+        return (
+            self.unsure <= UNSURE and bool(self.noise.known.any()) and self.noise.source != "trace"
+        )
 
     @property
     def hidden(self) -> bool:
@@ -177,11 +165,8 @@ def decide(case: Case, held: Comparison | None = None) -> Verdict:
                 f"{case.unsure:.0%} of the users have hardly more rows than the model has "
                 f"parameters, or fewer ({case.dim}; the median user has {case.n:g} rows)"
             )
-        elif not case.even:
-            why = (
-                f"with more than {MANY_PARAMETERS} parameters users send one number on their "
-                "noise, which says little of predictions where features go together"
-            )
+        elif case.noise.source == "trace":
+            why = "users sent one number on their noise, which tells little of their predictions"
         return _unknown(case, held, why, ROWS_PER_PARAMETER)
     if case.n_clusters == 1 and case.hidden and not case.where:
         why = (

@@ -119,7 +119,7 @@ def compare_federation(
     methods["mixed"] = _by(alike, alike.theta_)
     last = [name for name in ("paper", "asked", "odcl") if name in models]
     methods |= {name: _by(models[name], models[name].theta_) for name in last}
-    return score(federation, out, methods, plain.risk_.loss, ours=ours, l2=l2)
+    return replace(score(federation, out, methods, plain.risk_.loss), ours=ours, l2=l2)
 
 
 def _by(model: Any, theta: Floats) -> Callable[[Any, Any], Any]:

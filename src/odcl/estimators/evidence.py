@@ -118,7 +118,7 @@ def _comparison_parts(c: Comparison, held: HeldOut) -> tuple[dict[str, Any], dic
     arrays = {
         "scored": held.users.astype(np.int64),
         "scores": np.stack(list(c.scores.values())),
-        **({} if c.log_loss is None else {"log_loss": np.stack(list(c.log_loss.scores.values()))}),
+        **({"log_loss": np.stack(list(c.log_loss.values()))} if c.log_loss else {}),
         "held_owner": held.owner[few].astype(np.int64),
         "held_seen": held.seen[few].astype(np.float64),
         "held_own": held.predicted["local"][few].astype(np.float64),
@@ -204,14 +204,11 @@ def _read_comparison(words: Any, arrays: Mapping[str, Array], n_users: int) -> C
         expect(bool(((at >= 0) & (at < n_users)).all() and (np.diff(at) >= 0).all()), "others")
     predicted = {"local": arrays["held_own"], ours: arrays["held_ours"]}
     held = HeldOut(users, owner, arrays["held_seen"], predicted)
-    n_rows, log_loss = words["rows"] if is_count(words["rows"]) else 0, None
-    if "log_loss" in arrays:
-        by_user = dict(zip(methods, arrays["log_loss"], strict=True))
-        log_loss = Comparison("log-loss", by_user, n_rows, len(users), ours=ours)
+    log_loss = dict(zip(methods, arrays.get("log_loss", ()), strict="log_loss" in arrays))
     return Comparison(
         words["metric"],
         dict(zip(methods, scores, strict=True)),
-        n_rows,
+        words["rows"] if is_count(words["rows"]) else 0,
         len(users),
         number_from_json(words["unit"]),
         ours,

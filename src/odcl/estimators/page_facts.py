@@ -26,15 +26,7 @@ from odcl.estimators.persist import UPLOADS, read_estimator
 from odcl.estimators.run_tables import group_sizes
 from odcl.evaluate.scores import Comparison
 from odcl.mixed.differences import DIFFER, differing
-from odcl.report.page.facts import (
-    Coefficients,
-    FitFacts,
-    Gains,
-    Held,
-    Option,
-    Options,
-    Users,
-)
+from odcl.report.page.facts import Coefficients, FitFacts, Gains, Held, Option, Options, Users
 from odcl.report.page.units import TableUnits
 from odcl.report.text import count, shown_id, verdict
 from odcl.server.alternatives import MEASURES, Alternatives
@@ -227,10 +219,7 @@ def _coefficients(model: Any, who: Ints, units: TableUnits) -> Coefficients:
     some = sorted(wanted[:n_shown].tolist(), key=wanted.tolist().index)
     some = [j for j in some if not units.extra[j]]
     part = TableUnits(
-        [units.names[j] for j in some],
-        units.matrix[:, some],
-        units.effect[some],
-        units.extra[some],
+        [units.names[j] for j in some], units.matrix[:, some], units.effect[some], units.extra[some]
     )
     own, own_cov = own_models(model, who)
     missing = np.full((len(who), len(some)), np.nan)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -48,11 +48,17 @@ class Comparison:
     l2: float = 0.0  # penalty of the models that users fit alone
     held: HeldOut | None = None  # the rows themselves, where they were kept
     of_users: int = 0  # users of whom those compared were drawn; 0: all were compared
-    log_loss: Comparison | None = None  # of classes: the same users and methods by log-loss
+    log_loss: dict[str, Floats] = field(default_factory=dict)  # of classes: method -> (n_users,)
 
     @property
     def larger_is_better(self) -> bool:
         return self.metric == "accuracy"
+
+    @property
+    def by(self) -> list[Comparison]:
+        """The same by every score that there is: of classes, by accuracy and by log-loss."""
+        more = replace(self, metric="log-loss", scores=self.log_loss, log_loss={})
+        return [self, more] if self.log_loss else [self]
 
     def rows(self) -> list[tuple[str, float, float, float]]:
         """(method, mean, median, worst user) for each method."""
@@ -98,7 +104,7 @@ class Comparison:
             "users": self.n_users,
             "of_users": self.of_users or self.n_users,
             "table": table,
-            **({} if self.log_loss is None else {"log_loss": self.log_loss.to_json()["table"]}),
+            **({"log_loss": self.by[1].to_json()["table"]} if self.log_loss else {}),
         }
 
 
@@ -122,13 +128,7 @@ def metric_of(loss: Loss) -> str:
 
 
 def compare(
-    federation: Federation,
-    out: Bools,
-    models: dict[str, Callable[[Floats, Any], Any]],
-    loss: Loss,
-    *,
-    ours: str = "odcl",
-    l2: float = 0.0,
+    federation: Federation, out: Bools, models: dict[str, Callable[[Floats, Any], Any]], loss: Loss
 ) -> Comparison:
     """Score each method on the rows held out, user by user.
 
@@ -160,9 +160,8 @@ def compare(
             )
     unit = float(np.median(np.abs(y - np.median(y)))) if metric == "RMSE" else 1.0
     held = HeldOut(np.flatnonzero(seen), owner, y, predicted)
-    n, m = int(out.sum()), int(seen.sum())
-    log_loss = Comparison("log-loss", sure, n, m, ours=ours) if sure else None
-    return Comparison(metric, scores, n, m, unit, ours, l2, held, log_loss=log_loss)
+    size = int(out.sum()), int(seen.sum())
+    return Comparison(metric, scores, *size, unit, held=held, log_loss=sure)
 
 
 def nmse(models: Floats, optima: Any, n_outputs: int = 1) -> float:

@@ -77,33 +77,29 @@ def aligned(values: Any) -> list[str]:
 
 def comparison_cells(comparison: Comparison) -> tuple[list[str], list[tuple[str, ...]]]:
     """Columns and lines: mean, median and worst user of every method, score by score."""
-    header, columns, more = ["mean user", "median user", "worst user"], [], comparison.log_loss
-    if more is not None:
-        header = [f"{comparison.metric}: mean user", "median", "worst"]
-        header += [f"{more.metric}: mean user", "median", "worst"]
-    for one in (comparison, more):
-        if one is not None:
-            values = np.array([row[1:] for row in one.rows()])
-            columns.append(np.reshape(aligned(values.ravel()), values.shape))
+    header, columns = ["mean user", "median user", "worst user"], []
+    if comparison.log_loss:
+        header = [n for c in comparison.by for n in (f"{c.metric}: mean user", "median", "worst")]
+    for one in comparison.by:
+        values = np.array([row[1:] for row in one.rows()])
+        columns.append(np.reshape(aligned(values.ravel()), values.shape))
     cells = zip(comparison.scores, np.hstack(columns).tolist(), strict=True)
     return header, [(NAMES.get(name, name), *row) for name, row in cells]
 
 
 def scored_by(comparison: Comparison) -> str:
-    """The scores of a comparison, and which way is better."""
-    if comparison.log_loss is not None:
-        return "accuracy (higher is better) and log-loss (lower is better)"
-    best = "higher" if comparison.larger_is_better else "lower"
-    return f"{comparison.metric} ({best} is better)"
+    """The scores of a comparison on its rows, and which way is better."""
+    way = [f"{'higher' if one.larger_is_better else 'lower'} is better" for one in comparison.by]
+    of = f"{comparison.metric} on {count(comparison.n_rows, 'held-out row')} ({way[0]})"
+    return f"{of}, log-loss ({way[1]})" if comparison.log_loss else of
 
 
 def comparison_table(comparison: Comparison) -> str:
     """Mean, median and worst user of every method."""
-    header, rows = comparison_cells(comparison)
-    of, held = scored_by(comparison), count(comparison.n_rows, "held-out row")
-    if comparison.log_loss is not None:
-        return f"On {held}, {of}:\n{table(('', *header), rows)}"
-    return table((of.replace(" (", f" on {held} (", 1), *header), rows)
+    (header, rows), of = comparison_cells(comparison), scored_by(comparison)
+    return (
+        f"{of}\n{table(('', *header), rows)}" if comparison.log_loss else table((of, *header), rows)
+    )
 
 
 def verdict(comparison: Comparison, *, shell: bool = False) -> str:
@@ -116,16 +112,14 @@ def verdict(comparison: Comparison, *, shell: bool = False) -> str:
     )
     if comparison.of_users:
         text = f"Compared on {n:,} of {comparison.of_users:,} users, drawn by their ids.\n{text}"
-    more = comparison.log_loss
-    lines = [*_ahead(comparison, comparison.l2, shell)]
-    return "\n".join([text, *lines, *(_ahead(more, comparison.l2, shell) if more else ())])
+    return "\n".join([text, *(line for one in comparison.by for line in _ahead(one, shell))])
 
 
-def _ahead(comparison: Comparison, l2: float, shell: bool) -> Iterator[str]:
+def _ahead(comparison: Comparison, shell: bool) -> Iterator[str]:
     """What is better than ours beyond chance, and what only looks like it."""
     ours, metric, rival = comparison.ours, comparison.metric, comparison.beaten_by(comparison.ours)
     mean = {name: value for name, value, *_ in comparison.rows()}
-    has = {name: f"{metric} {number(value)}" for name, value in mean.items()}
+    has = {name: number(value) for name, value in mean.items()}
     if rival is not None:
         how = "For it: the default settings."
         if rival == "intercepts":
@@ -134,10 +128,10 @@ def _ahead(comparison: Comparison, l2: float, shell: bool) -> Iterator[str]:
             # One round adds up quadratic models: exact for squared loss, close for others.
             near = rival == "pooled" and metric != "RMSE"
             how = f"{'Close to it' if near else 'For it'}: "
-            how += f"{_OPTIONS[rival][not shell].format(l2=l2)}."
+            how += f"{_OPTIONS[rival][not shell].format(l2=comparison.l2)}."
         told = NAMES[ours].replace("the ", "The ", 1)
         yield (
-            f"{told} is not the best here: {NAMES[rival]} has {has[rival]} on these "
+            f"{told} is not the best here: {NAMES[rival]} has {metric} {has[rival]} on these "
             f"rows, {NAMES[ours]} {has[ours]}, more than chance explains. {how}"
         )
     gains = {name: comparison.gain(name, ours) for name in mean}

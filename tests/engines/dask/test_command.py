@@ -194,7 +194,7 @@ def test_classes_in_pieces_have_the_log_loss_and_the_words_of_memory(command, tm
         assert list(found) == [row["method"] for row in table["table"]]
         line = next(line for line in said.out.splitlines() if line.startswith("odcl "))
         assert line.split()[4] == f"{found['odcl']['mean']:.3f}"
-        outs.append(said.out.partition("On ")[2].partition("\n\n")[0])
+        outs.append(said.out.partition("accuracy on ")[2].partition("\n\n")[0])
     assert outs[0] == outs[1]
     assert "accuracy: mean user  median  worst  log-loss: mean user" in outs[0]
 

@@ -15,7 +15,6 @@ from odcl.report.page.render import page
 from odcl.report.text import count
 
 MOST_STATIC = 100  # users listed without a script
-MOST_BESIDE = 4  # groups whose coefficients stand in half a page
 MOST_CHIPS = 56  # groups that can be filtered by
 
 
@@ -80,22 +79,15 @@ def _body(facts: FitFacts) -> Markup:
         el("div", _map(facts), _gain(facts), _groups(facts), class_="three"),
         _alternatives(facts),
         _user(),
-        *_side_by_side(
-            [_users(facts), coefficient_section(facts.coefficients)],
-            [section_block(one) for one in facts.sections],
-            wide=len(facts.groups) > MOST_BESIDE,
+        el(
+            "div",
+            *(_users(facts), coefficient_section(facts.coefficients)),
+            *(section_block(one) for one in facts.sections),
+            class_="columns",
         ),
     ]
     live = el("p", id="live", class_="hidden", role="status", aria_live="polite")
     return joined([header, el("main", *parts, live, id="main")])
-
-
-def _side_by_side(users: list[Markup], sections: list[Markup], *, wide: bool) -> list[Markup]:
-    """Two columns: users and coefficients, with many groups these below; the first sections."""
-    left, below = (users[:1], users[1:]) if wide else (users, [])
-    pair = (el("div", *left), el("div", *sections[:-2]))
-    last = (el("div", one) for one in sections[-2:])
-    return [el("div", *pair, class_="two"), *below, el("div", *last, class_="two")]
 
 
 def _tools(facts: FitFacts) -> Markup:

@@ -288,38 +288,25 @@ def _strip(
         return left + (value - low) / (high - low) * (right - left)
 
     base = top + strip - 18
-    parts = [
-        el(
-            "text",
-            short(c.names[j], 20),
-            x=NAME_ROOM - 10,
-            y=_at((top + base) / 2 + 4),
-            class_="label end",
-        )
-    ]
+    at_name = {"x": NAME_ROOM - 10, "y": _at((top + base) / 2 + 4), "class_": "label end"}
+    parts = [el("text", short(c.names[j], 20), **at_name)]
     if len(c.names[j]) > 20:
         parts.append(el("title", c.names[j]))
     for v, text in ticks(low, high, 4):
         kind = "zero" if v == 0 else "grid"
         parts.append(el("line", x1=_at(x(v)), x2=_at(x(v)), y1=_at(top), y2=_at(base), class_=kind))
         parts.append(el("text", text, x=_at(x(v)), y=_at(base + 11), class_="tick mid"))
-    if len(groups) == 1 and np.isfinite(
-        inner
-    ):  # no groups: how far users lie from what holds for all
-        place = {"x1": _at(x(inner)), "x2": _at(x(outer)), "y1": _at(base - 4), "y2": _at(base - 4)}
-        parts.append(el("line", class_="range", **place))
+
+    def line(start: float, end: float, y: float, kind: str) -> Markup:
+        return el("line", class_=kind, x1=_at(x(start)), x2=_at(x(end)), y1=_at(y), y2=_at(y))
+
+    if len(groups) == 1 and np.isfinite(inner):  # how far users lie from what holds for all
+        parts.append(line(inner, outer, base - 4, "range"))
     for at, k in enumerate(groups):
         y = top + step * (at + 0.5) + 2
         value, wide = float(c.group[k, j]), float(Z95 * c.group_se[k, j])
-        colour, _ = style_of(k)
         if math.isfinite(wide):
-            place = {
-                "x1": _at(x(value - wide)),
-                "x2": _at(x(value + wide)),
-                "y1": _at(y),
-                "y2": _at(y),
-            }
-            parts.append(el("line", class_=f"bar c{colour}", **place))
+            parts.append(line(value - wide, value + wide, y, f"bar c{style_of(k)[0]}"))
         parts.append(mark(k, x(value), y))
     data = {
         "data_j": list(c.users).index(j),
