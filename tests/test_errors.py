@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 
 import pytest
 
 from odcl.cli.main import run_command
-from odcl.errors import InputError, Setting, did_you_mean, listing
+from odcl.errors import InputError, Setting, did_you_mean, listing, number
 
 ADVICE = [
     (Setting("missing", "drop"), "missing='drop'", "--missing drop"),
@@ -44,3 +45,23 @@ def test_near_names_are_offered_whatever_their_case_and_type():
 def test_a_long_list_is_cut_and_counted():
     assert listing(["a", "b c", 3]) == "a, 'b c', 3"
     assert listing(range(20), 2) == "0, 1, ... (20 in all)"
+
+
+@pytest.mark.parametrize(
+    ("value", "more", "shown"),
+    [
+        (9.51234, {"digits": 2}, "9.5"),
+        (12.3, {"digits": 1}, "10"),
+        (1234.5, {}, "1,230"),
+        (-0.012345, {}, "-0.0123"),
+        (999.6, {}, "1,000"),
+        (44.0, {}, "44"),
+        (1.0005, {"step": 0.0005}, "1.0005"),  # ticks of an axis
+        (1e6 + 0.25, {"step": 0.0064}, "1,000,000.25"),  # ± 0.0064
+        (0.000209, {"step": 0.64}, "0"),  # ± 0.64
+        (2.5e16, {}, "2.50e+16"),
+        (math.nan, {}, "unknown"),
+    ],
+)
+def test_numbers_for_people_are_plain_and_have_three_digits(value, more, shown):
+    assert number(value, **more) == shown

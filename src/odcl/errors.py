@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
@@ -84,6 +85,21 @@ def did_you_mean(name: object, known: Iterable[object]) -> str:
     folded = {str(k).casefold(): k for k in known}
     match = difflib.get_close_matches(str(name).casefold(), folded, n=1, cutoff=0.75)
     return f"; did you mean {str(folded[match[0]])!r}?" if match else "."
+
+
+def number(value: float, digits: int = 3, step: float = math.inf) -> str:
+    """A number for people: plain, three digits, or as many as ``step``, what is known, allows."""
+    size = abs(value)
+    if not math.isfinite(size) or size == 0:
+        return "unknown" if size else "0"
+    if not 1e-6 <= size < 1e15:
+        return f"{value:.{digits - 1}e}"
+    place = math.floor(math.log10(size)) + 1 - digits
+    if 0 < step < math.inf:
+        last = math.floor(math.log10(step) + 1e-9)
+        place = max(min(place, last), last - 1)
+    text = f"{round(value, -place) + 0.0:,.{max(-place, 0)}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def listing(values: Iterable[Any], most: int = 12) -> str:

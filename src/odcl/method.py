@@ -142,7 +142,7 @@ class Method:
             return f"the {risk.loss.name} loss has no data term"
         if n_users == 1:
             return "one user has nobody to be compared with"
-        most = MOST_TERM_PARAMETERS if risk.loss.has_data_terms else MOST_SITE_PARAMETERS
+        most = most_parameters(risk)
         if dim > most:
             return f"{dim} parameters are more than the {most} up to which data terms are sent"
         plain, names = Method(), ("combine", "refit", "curvature")
@@ -187,6 +187,11 @@ class Method:
             return cls(**{**words, "clusterer": ClustererSpec.from_json(words["clusterer"])})
         except TypeError as error:
             raise ValueError(f"The method's settings are not understood ({error}).") from None
+
+
+def most_parameters(risk: Risk) -> int:
+    """Up to how many parameters there are mixed groups."""
+    return MOST_TERM_PARAMETERS if risk.loss.has_data_terms else MOST_SITE_PARAMETERS
 
 
 def _one_of(name: str, value: Any, known: tuple[str, ...]) -> None:

@@ -80,7 +80,7 @@ CASES = {
     ),
     "groups that overlap": Case("collect", (30, 30, 30), 6, 1.0, 14, method=MIXTURE),
     "fewer rows than parameters": Case("one-shot", (20, 20, 20), 20, 3, 15),
-    "fewer rows than parameters, models": Case("collect", (20, 20, 20), 20, 3, 15, method=MIXTURE),
+    "fewer rows than parameters, models": Case("unknown", (20, 20, 20), 20, 3, 15, method=MIXTURE),
     "uneven rows, plain mean": Case(
         "precision", (20, 20, 20), 8, 3, (15, 300), method={"combine": "mean"}
     ),

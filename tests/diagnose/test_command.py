@@ -70,6 +70,26 @@ def test_a_run_is_diagnosed_from_what_it_holds(run, how, tmp_path):
         assert (out, err) == (fitted, "")
 
 
+@pytest.mark.parametrize(
+    ("holdout", "said"),
+    [("0", "Whether one shot is enough is not known."), ("0.2", "One shot is enough.")],
+)
+def test_where_models_do_not_tell_a_runs_held_out_rows_decide(command, holdout, said):
+    """Fewer rows than parameters, and too many of these for data terms."""
+    rng = np.random.default_rng(3)
+    X, owner = rng.standard_normal((1200, 105)), np.repeat(np.arange(20), 60)
+    y = (X * (-1.0) ** owner[:, None])[:, :60].sum(axis=1) + rng.standard_normal(1200)
+    save_csv(pd.DataFrame(X).add_prefix("x").assign(user=owner, y=y))
+    fit = ("fit", "table.csv", *ROLES, "--holdout", holdout, "--out", "run", "-q")
+    assert command(*fit)[0] == 0
+    code, out, _ = command("diagnose", "run")
+    assert (code, out.splitlines()[0]) == (0, said)
+    reason = out.splitlines()[1]
+    assert "have hardly more rows than the model has parameters, or fewer" in reason
+    assert ("On 240 held-out rows the mean user has RMSE" in reason) == (holdout != "0")
+    assert "Collect about" not in out
+
+
 def test_users_added_to_a_run_are_counted(run, tmp_path):
     run("fit", "table.csv", *NO_HOLDOUT, "--out", "run", "-q")
     assert "30, 2 " in run("diagnose", "run")[1]

@@ -10,6 +10,7 @@ from numpy.testing import assert_allclose
 import odcl
 from odcl import Federation, Method, ODCLClassifier, ODCLRegressor
 from odcl.data.folds import hold_out
+from odcl.evaluate.scores import keep_every_class
 from tests.helpers import refusal
 
 RIVALS = ["local", "pooled", "intercepts", "mixed", "paper"]
@@ -66,6 +67,26 @@ def test_what_was_asked_for_stands_beside_the_default():
     assert str(found).endswith("For it: the default settings.")
     assert "the paper's setting" in str(plain)
     assert "--" not in str(found)
+
+
+@pytest.mark.parametrize("n_classes", [2, 3])
+def test_classes_are_compared_by_log_loss_as_well(n_classes):
+    """That of each user's held-out rows, by shares that a fit of the other rows gives them."""
+    X, y = table("squared")
+    y = pd.cut(y, n_classes, labels=list("abc")[:n_classes]).astype(str)
+    found = odcl.compare(ODCLClassifier(users="user"), X, y)
+    data = Federation.from_arrays(X[list("abc")].to_numpy(), pd.factorize(y, sort=True)[0], X.user)
+    out = keep_every_class(hold_out(data, 0.2, 0), data)
+    model = ODCLClassifier(users="user").fit(X[~out], y[~out])
+    shares = model.predict_proba(X[out])
+    chance = shares[np.arange(out.sum()), data.y[out].astype(int)]
+    expected = pd.Series(-np.log(chance)).groupby(data.row_user[out]).mean()
+    assert_allclose(found.log_loss["odcl"], expected, rtol=1e-6)
+    assert list(found.log_loss) == list(found.scores)
+    mean = found.by[1].rows()[-1][1]
+    assert found.to_json()["log_loss"][-1]["mean"] == mean
+    assert "accuracy: mean user  median  worst  log-loss: mean user  median  worst" in str(found)
+    assert f"{mean:.3f}" in str(found)
 
 
 def test_a_model_per_user_is_given_the_penalty_that_serves_it():

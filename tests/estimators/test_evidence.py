@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from odcl import Federation, ODCLRegressor, compare, fit
+from odcl import Federation, ODCLClassifier, ODCLRegressor, compare, fit
 from odcl.artifact.arrays import json_bytes
 from odcl.artifact.folder import Artifact, open_artifact, write_artifact
 from odcl.estimators.evidence import (
@@ -70,6 +70,17 @@ def test_of_every_user_so_many_held_out_rows_are_kept_and_no_more(tmp_path, monk
         monkeypatch.setattr("odcl.estimators.evidence.MOST_ROWS", most)
         back = read(written(evidence_of(model, comparison), tmp_path / f"run-{most}"))
         assert np.bincount(back.comparison.held.owner).tolist() == [most] * 12
+
+
+def test_the_log_loss_of_classes_is_written_and_read(tmp_path):
+    frame = people(n_users=12, n=40)
+    X, y, users = features_of(frame), frame["y"] > 3, frame["user"]
+    model = ODCLClassifier().fit(X, y, users=users)
+    comparison = compare(ODCLClassifier(), X, y, users=users)
+    back = read(written(evidence_of(model, comparison), tmp_path / "run")).comparison
+    assert str(back) == str(comparison)
+    for name, scores in comparison.log_loss.items():
+        assert_array_equal(back.log_loss[name], scores)
 
 
 def test_a_model_without_evidence_has_none(tmp_path):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pandas as pd
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from odcl import ODCLRegressor
+from odcl import Method, ODCLRegressor
 from odcl.data.tables import read_table
 from odcl.estimators.persist import MIXTURE
 from odcl.mixed.differences import differences_text
@@ -224,8 +225,31 @@ def test_other_methods_tell_no_differences_and_no_intervals():
     X, y, users = world()
     model = ODCLRegressor(clusterer=2).fit(X, y, users=users)
     assert model.differences_ == {}
-    assert "clusterer='auto'" in refusal(model.predict_interval, X, users=users)
+    assert "fitted by KMeansPP(n_clusters=2)" in refusal(model.predict_interval, X, users=users)
     assert "probability" in refusal(mixed().fit(X, y, users=users).predict_interval, X, 1, users)
+
+
+@pytest.mark.parametrize(
+    ("loss", "dim", "settings", "said"),
+    [
+        ("squared", 100, {}, "Intervals need at most 100 parameters; this model has 101."),
+        ("poisson", 40, {}, "Intervals need at most 40 parameters; this model has 41."),
+        ("squared", 2, {"method": "paper"}, "this model was fitted by KMeansPP"),
+        ("squared", 2, {"method": Method(combine="mean")}, "combine='mean' is settled by mixed"),
+    ],
+)
+def test_a_model_without_intervals_says_why_and_not_what_was_done_already(
+    loss, dim, settings, said
+):
+    rng = np.random.default_rng(0)
+    X, users = rng.standard_normal((60, dim)), np.repeat(np.arange(6), 10)
+    y = rng.poisson(2.0, 60).astype(float)
+    model = ODCLRegressor(loss=loss, **settings).fit(X, y, users=users)
+    for ask in ({"coverage": 0.9}, {}):
+        function = model.predict_interval if ask else partial(model.predict, return_std=True)
+        told = refusal(function, X, users=users, **ask)
+        assert said in told
+        assert "clusterer='auto'" not in told
 
 
 # -- intervals -----------------------------------------------------------------------------------
@@ -451,7 +475,8 @@ def test_the_command_refuses_intervals_of_classes_and_of_other_methods(command):
     command("fit", "classes.csv", *NO_HOLDOUT, "--clusters", "auto", "--out", "run")
     assert "predicts classes" in command("predict", "run", "classes.csv", "--interval", "0.9").err
     command("fit", save_csv(people()), *NO_HOLDOUT, "--clusters", "2", "--out", "other")
-    assert "--clusters auto" in command("predict", "other", "table.csv", "--interval", "0.9").err
+    said = command("predict", "other", "table.csv", "--interval", "0.9").err
+    assert "Intervals need mixed groups, the default, and this model was fitted by KMeans" in said
 
 
 def test_closed_shops_beside_open_ones_and_a_rare_level():

@@ -33,11 +33,18 @@ def test_scores_are_those_of_each_user_on_its_own_rows():
         )
         assert_allclose(found.scores[name], expected)
     labels = data.with_y((data.y > 0).astype(float))
-    found = compare(labels, out, guess, Logistic())
-    assert found.metric == "accuracy"
+    shares = {"zero": lambda X, who: np.column_stack([1 - 0.1 * who, 0.1 * who])}
+    found = compare(labels, out, shares, Logistic())
+    assert (found.metric, found.by[1].metric) == ("accuracy", "log-loss")
     assert_allclose(
         found.scores["zero"], by_hand(labels.y, np.zeros(6), lambda y, p: (y == p).mean())
     )
+
+    def surprise(y, p):
+        return -np.mean(y * np.log(p) + (1 - y) * np.log(1 - p))
+
+    expected = by_hand(labels.y, 0.1 * owner[out], surprise)
+    assert_allclose(found.log_loss["zero"], expected)
     counts = data.with_y(np.arange(10.0))
     found = compare(counts, out, {"own": guess["own"]}, Poisson())
     assert found.metric == "deviance"
@@ -77,3 +84,33 @@ def test_who_is_better_off_does_not_depend_on_the_targets_unit(scale):
     assert rounded.better_off("odcl", "local") == (0, 0)
     accuracy = comparison("accuracy", local=local / scale, odcl=ours / scale)
     assert accuracy.better_off("odcl", "local") == (1, 2)
+
+
+AHEAD = "By RMSE 'one model for all' is 10% ahead of odcl"
+
+
+@pytest.mark.parametrize(
+    ("spread", "said"),
+    [
+        (0.01, "odcl is not the best here: one model for all has RMSE 0.9 on these rows, odcl 1,"),
+        (0.9, f"{AHEAD}, no more than chance would give: with 8 users it may be luck."),
+    ],
+)
+def test_of_a_line_that_is_ahead_it_is_said_whether_chance_explains_it(spread, said):
+    luck = spread * np.tile([1.0, -1.0], 4)
+    ours = np.ones(8)
+    found = comparison(
+        local=ours + 1, pooled=ours - 0.1 + luck, mixed=ours - 0.02 + luck, odcl=ours
+    )
+    lines = str(found).splitlines()
+    assert lines[-1].startswith(said)
+    assert len([line for line in lines if "ahead" in line or "not the best" in line]) == 1
+    assert "ahead" not in str(comparison(local=ours + 1, pooled=ours - 0.02 + luck, odcl=ours))
+
+
+def test_a_line_that_is_surely_ahead_is_named_behind_one_that_may_be_luck():
+    ours, luck = np.ones(8), np.tile([0.9, -0.9], 4)
+    found = comparison(local=ours + 1, pooled=ours - 0.3 + luck, mixed=ours - 0.2, odcl=ours)
+    sure, lucky = str(found).splitlines()[-2:]
+    assert "mixed model without groups has RMSE 0.8 on these rows" in sure
+    assert "'one model for all' is 30% ahead" in lucky

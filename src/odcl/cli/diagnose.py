@@ -35,7 +35,8 @@ does: how noisy they are against the distances between groups, whether the
 groups would be found again, who stands at a border or fits no group. Begins
 with one of: one shot is enough; use precision combining; add refinement
 rounds; collect more rows; there is no group structure, use one model; no
-groups, users differ gradually; models of their own serve users as well."""
+groups, users differ gradually; models of their own serve users as well; not
+known. Where the models alone do not tell, a run's held-out rows decide."""
 
 _EXAMPLES = """\
 examples:
@@ -152,7 +153,7 @@ def _of_run(options: Namespace, progress: Silent) -> Found:
     """A run as it is, from what its users sent, or fitted again on a table's rows."""
     from sklearn.base import clone
 
-    from odcl.cli.run_folder import open_run, rows_by_user
+    from odcl.cli.run_folder import comparison_of, open_run, rows_by_user
     from odcl.data.design import DesignRows
 
     table = options.table or options.new
@@ -184,7 +185,8 @@ def _of_run(options: Namespace, progress: Silent) -> Found:
                 "the run's users sent nothing about their noise: `odcl diagnose "
                 f"{options.source} TABLE` reads it off their rows, and tells more"
             )
-        return model.diagnose(seed=options.seed), schema.user, notices, partial(_of_folder, options)
+        found = model.diagnose(seed=options.seed, comparison=comparison_of(options.source, n_users))
+        return found, schema.user, notices, partial(_of_folder, options)
     rows, notices = rows_by_user(options.table, schema, options.missing)
     strange = int((~model._knows(rows.users)).sum())
     if strange or rows.n_users < n_users:

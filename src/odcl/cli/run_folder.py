@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from odcl import __version__
 from odcl.artifact.arrays import json_bytes
-from odcl.artifact.folder import Extra
+from odcl.artifact.folder import Extra, open_artifact
 from odcl.data.federation import Federation
 from odcl.data.schema import TableSchema
 from odcl.data.source import check_target
 from odcl.data.tables import read_table
 from odcl.data.write import write_table
-from odcl.estimators.evidence import Evidence, evidence_files, evidence_of
+from odcl.estimators.evidence import Evidence, evidence_files, evidence_of, read_evidence
 from odcl.estimators.page_models import drawn_models
-from odcl.estimators.persist import load_estimator, save_estimator, update_estimator
+from odcl.estimators.persist import KIND, load_estimator, save_estimator, update_estimator
 from odcl.estimators.report import PAGE, page_of
 from odcl.estimators.run_tables import GROUPS, finite, group_columns, run_tables
 from odcl.report.text import about_values
@@ -187,8 +187,8 @@ def _draw_examples(model: Any, comparison: Comparison | None, path: Path) -> Non
 
 def _draw_fit(models: tuple[Any, Any, Any], comparison: Comparison | None, path: Path) -> None:
     """Users' own models, centers and labels; beside them how methods did."""
+    from odcl.evaluate.scores import NAMES
     from odcl.report import pictures
-    from odcl.report.text import NAMES
 
     fig, axes = pictures.figure(columns=2 if comparison else 1)
     pictures.draw_models(axes[0], *models)
@@ -216,6 +216,12 @@ def open_run(folder: Path, *, with_target: bool = False) -> tuple[Any, TableSche
             "with a target that has a name, such as a column of a frame."
         )
     return model, schema
+
+
+def comparison_of(folder: Path, n_users: int) -> Comparison | None:
+    """What a run's fit was worth on held-out rows; None where none were held out."""
+    with open_artifact(folder, kind=KIND) as stored:
+        return read_evidence(stored, n_users).comparison
 
 
 def owners(schema: TableSchema, users: Any) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from odcl.diagnose.measure import Distance, Errors, Measured, measure
 from odcl.diagnose.membership import Membership, Stability, stability
 from odcl.diagnose.noise import Noise, estimated_noise, guessed_traces
 from odcl.diagnose.verdict import Case, Verdict, decide, scattered
+from odcl.evaluate.scores import Comparison
 from odcl.exchange.upload import Uploads
 from odcl.local.fit import fit_users
 from odcl.method import Method
@@ -201,6 +202,7 @@ def diagnose_step(
     *,
     found_by: str | None = None,
     features: Mapping[str, float] | None = None,
+    comparison: Comparison | None = None,
     resamples: int = 20,
     seed: int = 0,
 ) -> Diagnosis:
@@ -212,7 +214,8 @@ def diagnose_step(
     how the groups' models were combined; without it, or where the models are others, they are
     judged as they are. ``found_by`` is a name for the report, ``features`` are names of the
     features and the scale that each was divided by; ``resamples`` federations are drawn for the
-    stability.
+    stability. Where the uploads do not tell how good the models are, a ``comparison`` on held-out
+    rows decides.
     """
     if resamples < 1:
         raise ValueError(f"resamples={resamples!r} federations show no stability: draw 1 or more.")
@@ -232,10 +235,12 @@ def diagnose_step(
         found = replace(found, errors=_measured_errors(uploads, step, found, visible))
         visible = found if same else visible
     where = None if shown.mixture is None else _where_users_differ(uploads, shown.mixture, features)
-    case = Case(**vars(visible), judged=None if same else found, combine=combine, where=where)
+    refit = method is not None and method.refit is not None
+    judged = None if same else found
+    case = Case(**vars(visible), judged=judged, combine=combine, where=where, refit=refit)
     by_mixture = method is not None and method.clusterer.uses_covariance
     by_mixture = by_mixture or (step.rule in MIXTURE_RULES and step.mixture is None)
-    verdict = decide(case)
+    verdict = decide(case, comparison)
     scatter = scattered(overdispersion(uploads))
     known = Diagnosis(
         replace(verdict, reason=f"{verdict.reason} {scatter}") if scatter else verdict,

@@ -121,7 +121,7 @@ def drift_of(model: Any, everybody: Federation) -> Drift:
             shift, error = inverse @ hk, np.sqrt(np.diag(inverse + C))
             chance[members] = [far_out(h[i] - P[i] @ shift, P[i], dof[i])[0] for i in members]
             if risk.n_outputs == 1:
-                names, scale = [*model.units_, "level"], [*model.units_.values(), 1.0]
+                names, scale = [*model._units, "level"], [*model._units.values(), 1.0]
                 sure = np.abs(shift) / error
                 some = [j for j in np.argsort(-sure) if sure[j] > SURE or sure[j] == sure.max()]
                 shifts[k] = {names[j]: float(shift[j] / scale[j]) for j in some[:3]}
@@ -141,7 +141,7 @@ def drift_of(model: Any, everybody: Federation) -> Drift:
 def _promises(model: Any, rows: Federation) -> tuple[dict[str, Any], list[Floats], Floats, Floats]:
     """Measures; of each row error and miss beyond what is promised, residual and variance."""
     X, y = DesignRows(rows.X), rows.y
-    users = rows.users[rows.row_user] if model.has_users_ else None
+    users = rows.users[rows.row_user] if model._has_users else None
     if model.risk_.loss.classification:
         p = np.maximum(model.predict_proba(X, users), 1e-300)
         at, best = np.maximum(y, 0).astype(np.intp), p.max(axis=1)

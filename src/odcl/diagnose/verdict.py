@@ -11,8 +11,12 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from odcl.diagnose.measure import Measured, rows_after
+from odcl.errors import number
+from odcl.evaluate.scores import NAMES, Comparison
 
-Advice = Literal["one-shot", "precision", "refine", "collect", "one-model", "mixed", "local"]
+Advice = Literal[
+    "one-shot", "precision", "refine", "collect", "one-model", "mixed", "local", "unknown"
+]
 SENTENCES: dict[Advice, str] = {
     "one-shot": "One shot is enough.",
     "precision": "Use precision combining.",
@@ -20,6 +24,7 @@ SENTENCES: dict[Advice, str] = {
     "one-model": "There is no group structure here: use one model.",
     "mixed": "No groups: users differ gradually.",
     "local": "Models of their own serve users as well: stay local.",
+    "unknown": "Whether one shot is enough is not known.",
 }
 
 HIDDEN = "No groups can be seen: users seem to differ gradually."
@@ -37,11 +42,15 @@ OVERDISPERSED = 1.3  # deviances of small counts come near 1.2 without that
 MANY_PARAMETERS = 100  # beyond, users do not send their curvature
 ROWS_PER_PARAMETER = 3  # what we ask for where users have hardly more rows than parameters
 ROWS_TO_SEE = 5  # rows per parameter below which classes and counts hide groups of any size
+LOOK = (
+    "Rows held out of the fit tell what the models are worth: `odcl fit` prints that comparison, "
+    "odcl.compare makes it in Python."
+)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What to do next: one of seven, in a sentence, with the reason in another."""
+    """What to do next: one of eight, in a sentence, with the reason in another."""
 
     advice: Advice
     sentence: str
@@ -58,12 +67,13 @@ class Case(Measured):
 
     ``combine`` is how the models in hand were made of their groups; None: in another way.
     ``where`` says, where the users' data terms were seen, which coefficients users of a group
-    differ in; empty: in none.
+    differ in; empty: in none. ``refit``: do users refit around their group's model already?
     """
 
     judged: Measured | None
     combine: str | None
     where: str | None = None
+    refit: bool = False
 
     @property
     def n_users(self) -> int:
@@ -95,7 +105,9 @@ class Case(Measured):
     @property
     def informative(self) -> bool:
         """Do enough users know their noise for anything to be said about groups?"""
-        return self.unsure <= UNSURE and bool(self.noise.known.any())
+        return (
+            self.unsure <= UNSURE and bool(self.noise.known.any()) and self.noise.source != "trace"
+        )
 
     @property
     def hidden(self) -> bool:
@@ -138,13 +150,14 @@ class Case(Measured):
         return self.n_users - int(together[linear_sum_assignment(-together)].sum())
 
 
-def decide(case: Case) -> Verdict:
-    """The verdict. What comes first rules out what comes later."""
+def decide(case: Case, held: Comparison | None = None) -> Verdict:
+    """The verdict. What comes first rules out what comes later; rows ``held`` out decide where the
+    uploads cannot."""
     if not case.informative and case.where is not None:
         return _by_terms(case, case.where)
     if not case.informative:
         why = (
-            "Nobody said how noisy its model is, and no two users are in one group, which would "
+            "nobody said how noisy its model is, and no two users are in one group, which would "
             "show it"
         )
         if case.unsure > UNSURE:
@@ -152,17 +165,15 @@ def decide(case: Case) -> Verdict:
                 f"{case.unsure:.0%} of the users have hardly more rows than the model has "
                 f"parameters, or fewer ({case.dim}; the median user has {case.n:g} rows)"
             )
-        return _collect(
-            ROWS_PER_PARAMETER * case.dim,
-            f"{why}: nothing can be said about how far their models are from the truth.",
-        )
+        elif case.noise.source == "trace":
+            why = "users sent one number on their noise, which tells little of their predictions"
+        return _unknown(case, held, why, ROWS_PER_PARAMETER)
     if case.n_clusters == 1 and case.hidden and not case.where:
-        return _collect(
-            ROWS_TO_SEE * case.dim,
-            f"With {case.n:g} rows for {case.dim} parameters models of classes or counts are so "
-            "uncertain that no groups would show, were there any: whether there are some cannot be "
-            "said.",
+        why = (
+            f"with {case.n:g} rows for {case.dim} parameters models of classes or counts are so "
+            "uncertain that no groups would show, were there any"
         )
+        return _unknown(case, held, why, ROWS_TO_SEE)
     if case.n_clusters == 1:
         return _no_groups(case)
     if case.errors.refit > NO_GAIN:
@@ -178,11 +189,38 @@ def decide(case: Case) -> Verdict:
     if rows is not None:
         return _collect(
             rows,
-            f"The {_visible(case)} overlap: about {misplaced:.2g} of {case.n_users} users are in a "
+            f"The {_visible(case)} overlap: {few(misplaced)} of {case.n_users} users are in a "
             f"wrong one, since the nearest two are only {case.in_noise} standard deviations of a "
             "user's model apart.",
         )
     return _groups(case)
+
+
+def _unknown(case: Case, held: Comparison | None, why: str, per_parameter: int) -> Verdict:
+    """How good the models are, the uploads cannot tell: rows held out decide, if there are any."""
+    untold = f"The uploads do not tell how good the models are: {why}."
+    enough = rounded(per_parameter * case.dim)
+    if held is None and case.dim > MANY_PARAMETERS:
+        return _advise("unknown", f"{untold} {LOOK}")
+    if held is None:
+        untold += f" About {enough:,} rows per user would tell. {LOOK}"
+        return Verdict("unknown", SENTENCES["unknown"], untold, enough)
+    ours, rival, (gain, chance) = (
+        held.ours,
+        held.beaten_by(held.ours),
+        held.gain(held.ours, "local"),
+    )
+    mean = {name: f"{held.metric} {number(value)}" for name, value, *_ in held.rows()}
+    seen = (
+        f"On {held.n_rows:,} held-out rows the mean user has {mean[ours]} with {NAMES[ours]} and "
+    )
+    seen += f"{mean['local']} with a model of its own"
+    advice: Advice = "local" if gain <= 0 else "one-shot" if gain > chance else "unknown"
+    if rival is not None and rival != "local":
+        advice, seen = "unknown", f"{seen}, but {mean[rival]} with another method: {NAMES[rival]}"
+    elif abs(gain) <= chance:
+        seen += ", no more apart than chance would explain"
+    return _advise(advice, f"{seen}. {untold}")
 
 
 def _by_terms(case: Case, where: str) -> Verdict:
@@ -359,10 +397,10 @@ def _refit(case: Case) -> str:
         return ""
     if case.where:
         return f" Users of a group still differ in {case.where}, by {case.times} times their noise."
-    return (
-        f" Users of a group differ by {case.times} times their noise: let them refit around the "
-        "group's model (refit='evidence')."
-    )
+    differ = f" Users of a group differ by {case.times} times their noise"
+    if case.refit:
+        return f"{differ}, and each refits around its group's model."
+    return f"{differ}: let them refit around the group's model (refit='evidence')."
 
 
 def scattered(times: float) -> str:
@@ -400,13 +438,13 @@ def times_of(x: float) -> str:
 
 
 def short(x: float) -> str:
-    """Two digits, without an exponent for numbers of everyday size."""
-    return f"{x:.2g}" if x < 100 or x >= 1e6 else f"{x:,.0f}"
+    """Two digits: no estimate here knows more."""
+    return number(x, 2)
 
 
 def few(expected: float) -> str:
     """A number of users that is expected, in words where it is small."""
-    return "hardly any" if expected < 0.05 else f"about {expected:.1g}"
+    return "hardly any" if expected < 0.5 else f"about {short(max(round(expected), 1))}"
 
 
 def _visible(case: Case) -> str:

@@ -19,7 +19,7 @@ from odcl.estimators.dask_frames import is_dask_frame
 from odcl.evaluate.rivals import own_intercepts, own_models
 from odcl.evaluate.scores import Comparison, keep_every_class
 from odcl.evaluate.scores import compare as score
-from odcl.local.predict import predicted_targets
+from odcl.local.predict import predicted_rows
 from odcl.method import Method
 
 
@@ -135,6 +135,6 @@ def _by(model: Any, theta: Floats) -> Callable[[Any, Any], Any]:
     def predict(rows: Any, who: Any) -> Any:
         at = who if len(theta) > 1 else np.zeros(len(rows), dtype=np.intp)
         V = model.covariance_ if theta is model.theta_ else None
-        return predicted_targets(rows, theta, at, model.risk_, model.scaling_, V)
+        return predicted_rows(rows, theta, at, model.risk_, model.scaling_, V)
 
     return predict

@@ -118,6 +118,7 @@ def _comparison_parts(c: Comparison, held: HeldOut) -> tuple[dict[str, Any], dic
     arrays = {
         "scored": held.users.astype(np.int64),
         "scores": np.stack(list(c.scores.values())),
+        **({"log_loss": np.stack(list(c.log_loss.values()))} if c.log_loss else {}),
         "held_owner": held.owner[few].astype(np.int64),
         "held_seen": held.seen[few].astype(np.float64),
         "held_own": held.predicted["local"][few].astype(np.float64),
@@ -141,6 +142,7 @@ def read_evidence(stored: StoredArtifact, n_users: int) -> Evidence:
         "weighed_labels": ArraySpec(("options", "fitted"), ("int32",), optional=True),
         "scored": ArraySpec(("scored",), ("int64",), optional=True),
         "scores": ArraySpec(("methods", "scored"), optional=True, finite=False),
+        "log_loss": ArraySpec(("methods", "scored"), optional=True),
         "held_owner": ArraySpec(("rows",), ("int64",), optional=True),
     }
     for name in ("held_seen", "held_own", "held_ours"):
@@ -202,6 +204,7 @@ def _read_comparison(words: Any, arrays: Mapping[str, Array], n_users: int) -> C
         expect(bool(((at >= 0) & (at < n_users)).all() and (np.diff(at) >= 0).all()), "others")
     predicted = {"local": arrays["held_own"], ours: arrays["held_ours"]}
     held = HeldOut(users, owner, arrays["held_seen"], predicted)
+    log_loss = dict(zip(methods, arrays.get("log_loss", ()), strict="log_loss" in arrays))
     return Comparison(
         words["metric"],
         dict(zip(methods, scores, strict=True)),
@@ -212,4 +215,5 @@ def _read_comparison(words: Any, arrays: Mapping[str, Array], n_users: int) -> C
         number_from_json(words["l2"]),
         held,
         words["of_users"] if is_count(words.get("of_users")) else 0,
+        log_loss,
     )

@@ -26,6 +26,7 @@ from odcl.threads import one_thread
 if TYPE_CHECKING:
     from odcl.diagnose import Diagnosis, Drift
     from odcl.engines.dask.user_files import UserFiles
+    from odcl.evaluate.scores import Comparison
 
 
 class LaterUsers(TableInput):
@@ -269,10 +270,13 @@ class LaterUsers(TableInput):
             )
         return drift_of(by, rows)
 
-    def diagnose(self, *, resamples: int = 20, seed: int = 0) -> Diagnosis:
+    def diagnose(
+        self, *, comparison: Comparison | None = None, resamples: int = 20, seed: int = 0
+    ) -> Diagnosis:
         """Is one shot enough for these users? See :func:`odcl.diagnose.diagnose`.
 
         Of a table in pieces the model holds 2,000 users, drawn by their ids, who are diagnosed.
+        ``comparison``, from :func:`odcl.compare`, decides where the uploads cannot.
         """
         check_is_fitted(self, "theta_")
         from odcl.diagnose import diagnose_step
@@ -305,6 +309,7 @@ class LaterUsers(TableInput):
             step,
             self.method_,
             features=self._units,
+            comparison=comparison,
             resamples=resamples,
             seed=seed,
         )

@@ -12,6 +12,7 @@ from scipy.optimize import linear_sum_assignment
 from odcl._typing import Floats, Ints
 from odcl.artifact.folder import StoredArtifact
 from odcl.diagnose import Diagnosis
+from odcl.errors import number
 from odcl.estimators.evidence import Evidence, read_evidence
 from odcl.estimators.page_models import (
     chosen_users,
@@ -25,15 +26,7 @@ from odcl.estimators.persist import UPLOADS, read_estimator
 from odcl.estimators.run_tables import group_sizes
 from odcl.evaluate.scores import Comparison
 from odcl.mixed.differences import DIFFER, differing
-from odcl.report.page.facts import (
-    Coefficients,
-    FitFacts,
-    Gains,
-    Held,
-    Option,
-    Options,
-    Users,
-)
+from odcl.report.page.facts import Coefficients, FitFacts, Gains, Held, Option, Options, Users
 from odcl.report.page.units import TableUnits
 from odcl.report.text import count, shown_id, verdict
 from odcl.server.alternatives import MEASURES, Alternatives
@@ -188,13 +181,13 @@ def headline(model: Any, comparison: Comparison | None) -> str:
         worth += f", against {_score(metric, own)} with a model of its own"
     else:
         change = (own - ours) / own if own > 0 else 0.0
-        side = "below" if change >= 0 else "above"
-        worth += f", {abs(change):.0%} {side} the {own:.3g} of a model of its own"
+        far = f"{abs(change):.0%} {'below' if change >= 0 else 'above'} the {number(own)} of"
+        worth += f", {far if number(own) != number(ours) else 'as with'} a model of its own"
     return f"{found}{inside}; {worth}."
 
 
 def _score(metric: str, value: float) -> str:
-    return f"{value:.1%} accuracy" if metric == "accuracy" else f"{metric} {value:.3g}"
+    return f"{value:.1%} accuracy" if metric == "accuracy" else f"{metric} {number(value)}"
 
 
 def _verdict(model: Any, comparison: Comparison | None, diagnosis: Diagnosis | None) -> list[str]:
@@ -226,10 +219,7 @@ def _coefficients(model: Any, who: Ints, units: TableUnits) -> Coefficients:
     some = sorted(wanted[:n_shown].tolist(), key=wanted.tolist().index)
     some = [j for j in some if not units.extra[j]]
     part = TableUnits(
-        [units.names[j] for j in some],
-        units.matrix[:, some],
-        units.effect[some],
-        units.extra[some],
+        [units.names[j] for j in some], units.matrix[:, some], units.effect[some], units.extra[some]
     )
     own, own_cov = own_models(model, who)
     missing = np.full((len(who), len(some)), np.nan)
@@ -271,11 +261,14 @@ def _options(weighed: Alternatives, model: Any, who: Ints) -> Options:
     about = f"Scores are {MEASURES[weighed.measure]}."
     if weighed.measure == "evidence":
         about = (
-            "Evidence is -2 log of the probability of the data, up to a constant: the smallest is "
-            "best, and a difference of 10 is strong."
+            "The taller a bar, the better. Evidence is -2 log of the probability of the data: a "
+            "difference of 10 is strong."
         )
         least = min(one.score for one in weighed.options)
-        if chosen is not None and chosen.score > least + 1e-6 and chosen.n_groups > 1:
+        behind = chosen is not None and chosen.score > least + 1e-6
+        if behind and model.n_clusters_ == 1:
+            about += " Taller bars were not chosen where users' groups in them are in doubt."
+        elif behind:
             about += (
                 " One center with differences in several coefficients together can mimic groups, "
                 "and has to be better by more than users' groups are in doubt."
@@ -294,10 +287,10 @@ def _option_score(measure: str, score: float, best: float, chosen: bool) -> str:
         name = "evidence" if measure == "evidence" else "ICL"
         gap = score - best
         if chosen:
-            return f"chosen ({name} {score:,.1f})"
-        return f"{name} {abs(gap):,.1f} {'worse' if gap >= 0 else 'better'}"
+            return "chosen"
+        return f"{name} {number(abs(gap))} {'worse' if gap >= 0 else 'better'}"
     name = {"silhouette": "mean silhouette", "elbow": "cost", "lambda": "from lambda"}[measure]
-    return f"{'chosen, ' if chosen else ''}{name} {score:.3g}"
+    return f"{'chosen, ' if chosen else ''}{name} {number(score)}"
 
 
 def _recoloured(labels: Ints, chosen: Ints) -> Ints:

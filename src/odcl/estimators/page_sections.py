@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from odcl.diagnose import Diagnosis
+from odcl.errors import number
 from odcl.estimators.evidence import Evidence
 from odcl.estimators.run_tables import group_sizes
 from odcl.exchange.upload import Uploads
 from odcl.report.diagnosis import diagnosis_parts
 from odcl.report.page.facts import MoreRows, Section, Table
-from odcl.report.text import NAMES, aligned, count, in_bytes
+from odcl.report.text import comparison_cells, count, in_bytes, scored_by
 
 MOST_DIAGNOSED = 2_000_000  # users times parameters squared: beyond, it would take a minute
 
@@ -29,7 +30,7 @@ def sections(
     """All of them, in the order of the page; a ``diagnosis`` that was made already is that one."""
     found = [
         _worth(evidence),
-        _diagnosis(model, diagnosis),
+        _diagnosis(model, diagnosis, evidence),
         _plan(model, evidence, more, anonymous),
         _privacy(model, evidence, anonymous),
         _provenance(model, evidence, anonymous),
@@ -42,31 +43,28 @@ def _worth(evidence: Evidence) -> Section | None:
     c = evidence.comparison
     if c is None:
         return None
-    best = "higher" if c.larger_is_better else "lower"
-    header = (f"{c.metric} ({best} is better)", "mean user", "median user", "worst user")
-    names, *columns = zip(*c.rows(), strict=True)
-    shown = aligned(np.concatenate(columns))
-    rows = [(NAMES.get(name, name), *shown[i :: len(names)]) for i, name in enumerate(names)]
+    header, rows = comparison_cells(c)
     held = f"a share of {evidence.holdout}" if evidence.holdout else "a share"
     if evidence.holdout.startswith("last"):
         held = f"the last rows ({evidence.holdout})"
     words = (
         f"Every method was fitted on the same rows of {count(c.n_users, 'user')} and scored on "
         f"{count(c.n_rows, 'row')} that none of them had seen: {held} of each user's rows. The "
-        "models in the run are fitted on all rows."
+        f"models in the run are fitted on all rows. Scores: {scored_by(c)}."
     )
-    table = Table(header, rows, strong=names.index(c.ours))
+    table = Table(("", *header), rows, strong=[*c.scores].index(c.ours))
     return Section("worth", "What it is worth", (words,), (table,))
 
 
-def _diagnosis(model: Any, found: Diagnosis | None) -> Section | None:
+def _diagnosis(model: Any, found: Diagnosis | None, evidence: Evidence) -> Section:
     title = "Diagnosis: is one shot enough?"
-    size = len(model.users_) * model.theta_.shape[1] ** 2
+    whole = model.uploads_ is None or model.uploads_.inverse_trace is None  # a matrix per user
+    size = len(model.users_) * model.theta_.shape[1] ** (2 if whole else 1)
     if found is None and size > MOST_DIAGNOSED:
         why = "It takes longer than a report should for so many users: say odcl diagnose RUN."
         return Section("diagnosis", title, (why,))
     try:
-        found = model.diagnose() if found is None else found
+        found = found or model.diagnose(comparison=evidence.comparison)
     except ValueError as error:
         return Section("diagnosis", title, (str(error),))
     parts = diagnosis_parts(found)
@@ -110,7 +108,7 @@ def _plan(model: Any, evidence: Evidence, more: MoreRows | None, anonymous: bool
         if differ:
             cells.append(f"{100 * np.median(more.width[:, f]):.0f} %")
         if model.n_clusters_ > 1:
-            cells.append(f"{100 * more.wrong[:, f].mean():.2g} %")
+            cells.append(f"{number(100 * more.wrong[:, f].mean(), 2)} %")
         if differ:
             cells.append(f"{100 * np.median(more.weight[:, f]):.0f} %")
         rows.append(tuple(cells))

@@ -15,10 +15,11 @@ from sklearn.utils.validation import assert_all_finite, check_is_fitted
 
 from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import Federation, check_size
-from odcl.errors import InputError, Setting, show
+from odcl.errors import show
 from odcl.estimators.base import ODCLEstimator
 from odcl.estimators.dask_frames import is_dask_frame, predict_frame
 from odcl.local.predict import count_interval, count_std, predicted_means, residual_scale
+from odcl.method import Method, most_parameters
 from odcl.risk.loss import Loss
 from odcl.risk.losses import Huber, Logistic, Multinomial, as_loss
 
@@ -110,16 +111,16 @@ class ODCLRegressor(RegressorMixin, ODCLEstimator):  # type: ignore[misc]
 
     def _std(self, S: Floats | None, where: Ints) -> tuple[Floats, Floats]:
         """Standard deviation of a new target of each row, and the degrees of freedom behind it."""
-        if self.risk_.loss.name not in ("squared", "huber"):
-            raise ValueError(
-                "How far a target may be off is known for the squared loss, and this model has the "
-                f"{self.risk_.loss.name} loss: leave the interval out."
-            )
         if S is None or self.noise_ is None or self.dof_ is None:
-            raise InputError(
-                "How far a target may be off is known for mixed groups: fit with ",
-                *(Setting("clusterer", "auto"), " and no other combine or refit."),
+            asked, dim = Method.of(self.method, clusterer=self.clusterer), self.theta_.shape[1]
+            why, most = (
+                asked.falls_back(self.risk_, dim, self.n_users_),
+                most_parameters(self.risk_),
             )
+            if why and dim > most:
+                raise ValueError(f"Intervals need at most {most} parameters; this model has {dim}.")
+            why = why or f"this model was fitted by {self.method_.clusterer}"
+            raise ValueError(f"Intervals need mixed groups, the default, and {why}.")
         # A user without rows of its own is taken for a typical one.
         at = np.minimum(where, len(self.noise_))
         noise, dof = (np.append(a, np.median(a))[at] for a in (self.noise_, self.dof_))

@@ -24,8 +24,8 @@ def own_intercepts(federation: Federation, loss: str) -> Predict | None:
     """Slopes for all and an intercept per user (dummies), as (X, positions of users) -> targets.
 
     Least squares in closed form for numbers, ridge-penalized fits on sparse dummies for classes
-    and counts; classes are predicted by their codes. None for more users than that is good for, and
-    for losses that have no such fit.
+    and counts; of classes the answer is their shares. None for more users than that is good for,
+    and for losses that have no such fit.
     """
     if loss == "squared":
         return _least_squares(federation)
@@ -48,7 +48,7 @@ def own_intercepts(federation: Federation, loss: str) -> Predict | None:
     fitted = model.fit(rows, federation.y, sample_weight=federation.weight)
 
     def predict(X: Floats, who: Ints) -> Array:
-        return np.asarray(fitted.predict(design(X, who)))
+        return np.asarray((fitted.predict if counts else fitted.predict_proba)(design(X, who)))
 
     return predict
 

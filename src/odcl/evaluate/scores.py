@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,16 @@ from odcl.data.federation import Federation
 from odcl.data.folds import content_order
 from odcl.risk.loss import Loss
 from odcl.risk.losses import Poisson
+
+NAMES = {  # of the methods that are compared
+    "local": "one model per user (ridge)",
+    "pooled": "one model for all",
+    "intercepts": "one for all, own intercepts",
+    "mixed": "mixed model without groups",
+    "paper": "the paper's setting",
+    "asked": "odcl as asked for",
+    "odcl": "odcl",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +39,7 @@ class HeldOut:
 class Comparison:
     """One score per user and method, on rows that no method has seen."""
 
-    metric: str  # "accuracy", "RMSE" or "deviance"
+    metric: str  # "accuracy", "log-loss", "RMSE" or "deviance"
     scores: dict[str, Floats]  # method -> (n_users_scored,)
     n_rows: int  # rows held out
     n_users: int  # users with rows held out
@@ -38,10 +48,17 @@ class Comparison:
     l2: float = 0.0  # penalty of the models that users fit alone
     held: HeldOut | None = None  # the rows themselves, where they were kept
     of_users: int = 0  # users of whom those compared were drawn; 0: all were compared
+    log_loss: dict[str, Floats] = field(default_factory=dict)  # of classes: method -> (n_users,)
 
     @property
     def larger_is_better(self) -> bool:
         return self.metric == "accuracy"
+
+    @property
+    def by(self) -> list[Comparison]:
+        """The same by every score that there is: of classes, by accuracy and by log-loss."""
+        more = replace(self, metric="log-loss", scores=self.log_loss, log_loss={})
+        return [self, more] if self.log_loss else [self]
 
     def rows(self) -> list[tuple[str, float, float, float]]:
         """(method, mean, median, worst user) for each method."""
@@ -57,19 +74,19 @@ class Comparison:
         gap, least = gap if self.larger_is_better else -gap, 1e-9 * self.unit
         return int((gap > least).sum()), int((gap < -least).sum())
 
-    def beaten_by(self, method: str) -> str | None:
-        """The best other method, if it is better for the mean user by more than chance explains.
+    def gain(self, method: str, than: str) -> tuple[float, float]:
+        """How much better the mean user is off with a method than with another, and what chance
+        explains of it: two standard errors of the users' differences."""
+        gap = self.scores[method] - self.scores[than]
+        gap = gap if self.larger_is_better else -gap
+        error = gap.std(ddof=1) / np.sqrt(len(gap)) if len(gap) > 1 else np.inf
+        return float(gap.mean()), float(2 * error + 1e-9 * self.unit)
 
-        The mean of the users' differences has to exceed two of its standard errors.
-        """
-        mean = {name: value for name, value, *_ in self.rows()}
-        order = sorted(mean, key=mean.__getitem__, reverse=self.larger_is_better)
-        if order[0] == method or self.n_users < 2:
-            return None
-        gap = self.scores[method] - self.scores[order[0]]
-        gap = -gap if self.larger_is_better else gap
-        sure = gap.mean() > 2 * gap.std(ddof=1) / np.sqrt(len(gap)) + 1e-9 * self.unit
-        return order[0] if sure else None
+    def beaten_by(self, method: str) -> str | None:
+        """The best of the methods that are better for the mean user than chance explains."""
+        gains = {name: self.gain(name, method) for name in self.scores if name != method}
+        sure = [name for name, (gain, chance) in gains.items() if gain > chance]
+        return max(sure, key=lambda name: gains[name][0], default=None)
 
     def __str__(self) -> str:
         from odcl.report.text import comparison_table, verdict
@@ -87,6 +104,7 @@ class Comparison:
             "users": self.n_users,
             "of_users": self.of_users or self.n_users,
             "table": table,
+            **({"log_loss": self.by[1].to_json()["table"]} if self.log_loss else {}),
         }
 
 
@@ -114,31 +132,36 @@ def compare(
 ) -> Comparison:
     """Score each method on the rows held out, user by user.
 
-    A method is a function (X, owner of each row) -> predictions; for classes, of labels coded as
-    in ``federation.y``.
+    A method is a function (X, owner of each row) -> predictions; for classes, shares of the
+    classes (n_rows, n_classes), in the order of their codes in ``federation.y``.
     """
     metric = metric_of(loss)
     X, y, owner = federation.X[out], federation.y[out], federation.row_user[out]
     counts = np.bincount(owner, minlength=federation.n_users)
     seen = counts > 0
-    scores, predicted = {}, {}
+
+    def by_user(rows: Floats) -> Floats:
+        return np.bincount(owner, weights=rows, minlength=federation.n_users)[seen] / counts[seen]
+
+    scores, sure, predicted = {}, {}, {}
     for name, predict in models.items():
-        predicted[name] = np.asarray(predict(X, owner))
-        row = _row_scores(metric, predicted[name], y)
-        mean = np.bincount(owner, weights=row, minlength=federation.n_users)[seen] / counts[seen]
-        scores[name] = np.sqrt(mean) if metric == "RMSE" else mean
+        found = predicted[name] = np.asarray(predict(X, owner))
+        if metric == "accuracy":
+            codes = y.astype(np.intp)
+            chance = np.maximum(found[np.arange(len(y)), codes], np.finfo(np.float64).eps)
+            predicted[name] = found.argmax(axis=1)
+            scores[name] = by_user((predicted[name] == codes).astype(np.float64))
+            sure[name] = by_user(-np.log(chance))
+        elif metric == "RMSE":
+            scores[name] = np.sqrt(by_user((found - y) ** 2))
+        else:
+            scores[name] = by_user(
+                2.0 * Poisson().value(np.log(np.maximum(found, 1e-300))[:, None], y)
+            )
     unit = float(np.median(np.abs(y - np.median(y)))) if metric == "RMSE" else 1.0
     held = HeldOut(np.flatnonzero(seen), owner, y, predicted)
-    return Comparison(metric, scores, int(out.sum()), int(seen.sum()), unit, held=held)
-
-
-def _row_scores(metric: str, predicted: Any, y: Any) -> Floats:
-    if metric == "accuracy":
-        return (predicted == y).astype(np.float64)
-    if metric == "RMSE":
-        return (predicted - y) ** 2
-    z = np.log(np.maximum(predicted, 1e-300))[:, None]
-    return 2.0 * Poisson().value(z, y)
+    size = int(out.sum()), int(seen.sum())
+    return Comparison(metric, scores, *size, unit, held=held, log_loss=sure)
 
 
 def nmse(models: Floats, optima: Any, n_outputs: int = 1) -> float:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 from scipy.special import pdtr
 
-from odcl._typing import Array, Floats, Ints
+from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation
 from odcl.data.scaling import Scaling
 from odcl.local.fit import solve_users
@@ -113,15 +113,15 @@ def count_interval(z: Floats, S: Floats, coverage: float) -> tuple[Floats, Float
     return smallest((1 - coverage) / 2), smallest((1 + coverage) / 2)
 
 
-def predicted_targets(
+def predicted_rows(
     X: Floats,
     theta: Floats,
     where: Ints,
     risk: Risk,
     scaling: Scaling | None = None,
     covariance: Floats | None = None,
-) -> Array:
-    """What each row's model expects of it, (n_rows,): a number, or the position of a class."""
+) -> Floats:
+    """What each row's model expects: numbers (n_rows,), or class shares (n_rows, n_classes)."""
     z = linear_predictors(X, theta, where, risk, scaling)
     S = None
     if covariance is not None:
@@ -129,7 +129,7 @@ def predicted_targets(
     mean = predicted_means(z, S, risk.loss)
     if not risk.loss.classification:
         return mean[:, 0]
-    return mean.argmax(axis=1) if mean.shape[1] > 1 else (z[:, 0] > 0).astype(np.intp)
+    return mean if mean.shape[1] > 1 else np.column_stack([1 - mean, mean])
 
 
 def one_for_all(federation: Federation, risk: Risk) -> Floats:

@@ -363,11 +363,12 @@ def _check_pilot(found: Diagnosis) -> None:
     """Refuse a pilot from which nothing follows."""
     verdict = found.verdict
     blind = float(np.mean(found.n_samples <= found.dim))
-    if found.n_clusters > 1 and not (verdict.advice == "collect" and blind > MOST_BLIND):
+    short = verdict.advice in ("collect", "unknown")
+    if found.n_clusters > 1 and not (short and blind > MOST_BLIND):
         return
     what = (
-        "Collect these rows for the pilot, or plan without one"
-        if verdict.advice == "collect"
+        "Collect more rows for the pilot, or plan without one"
+        if short
         else "If you expect groups all the same, plan without a pilot"
     )
     raise ValueError(
@@ -384,6 +385,8 @@ def _pilot_facts(found: Diagnosis) -> PilotFacts:
         "collect": f"The pilot's own groups are in doubt (about {found.misplaced:.2g} of its "
         f"{found.n_users} users are in a wrong one): the plan is for the groups it seems to have. "
         "Plan again with more rows.",
+        "unknown": "How good the pilot's groups are cannot be told from its rows: the plan is for "
+        "the groups it seems to have.",
         "local": "Users of a group differ so much that groups bring them little: `odcl diagnose` "
         "advises to stay local.",
         "one-model": "`odcl diagnose` sees no groups in the pilot that are worth finding.",

@@ -8,6 +8,7 @@ import numpy as np
 
 from odcl.diagnose.diagnosis import Diagnosis
 from odcl.diagnose.verdict import short
+from odcl.errors import number
 from odcl.report.text import count, shown_id, table
 
 GUARANTEE_USERS = 5_000  # Eq. (13) takes distances between all users of a group
@@ -67,10 +68,9 @@ def _sizes(d: Diagnosis) -> list[Row]:
     n, found = d.n_samples, f"found by {d.found_by}"
     if d.n_clusters == 1 and d.n_visible == 1:
         found = f"taken together: {d.found_by} found no groups"
-    elif not d.informative and d.verdict.advice == "collect":
-        found += "; nothing can be said of them"
     elif not d.informative:
-        found += ", from what their rows say together"
+        together = d.combine == "mixed"
+        found += ", from what their rows say together" if together else "; how well cannot be told"
     elif d.n_visible == d.n_clusters:
         found += f": as many as {_seen_by(d)} shows"
     else:
@@ -96,7 +96,7 @@ def _noise(d: Diagnosis) -> list[Row]:
     if not d.informative and d.noise.source == "spread":
         return [(what, "unknown", "too few rows to tell")]
     size = float(np.sqrt(d.dim * np.median(known)))
-    rows = [(what, f"{size:.3g}", f"distance from its truth, {_SOURCES[d.noise.source]}")]
+    rows = [(what, number(size), f"distance from its truth, {_SOURCES[d.noise.source]}")]
     if d.noise.source != "spread" and d.informative:
         one = d.n_clusters == 1
         who = "users" if one else "users of a group"
@@ -112,17 +112,19 @@ def _groups(d: Diagnosis) -> list[Row]:
     rows = []
     if d.distance is not None:
         near = d.distance
-        value = f"{near.value:.3g} ({near.low:.3g} - {near.high:.3g})"
+        value = f"{number(near.value)} ({number(near.low)} - {number(near.high)})"
         pair = f"between groups {near.pair[0]} and {near.pair[1]}, with its 95 % interval"
         rows.append(("smallest distance of groups", value, pair))
         pair = f"between groups {near.noise_pair[0]} and {near.noise_pair[1]}: 4 are well apart"
         rows.append(("... in noise of a user's model", short(near.in_noise), pair))
     if d.separation is not None:
         s = d.separation
-        means = f"the paper asks for {s.alpha_cc:.3g} (convex) or {s.alpha_km:.3g} (K-means)"
+        means = (
+            f"the paper asks for {number(s.alpha_cc)} (convex) or {number(s.alpha_km)} (K-means)"
+        )
         if d.n_users <= GUARANTEE_USERS and s.guaranteed:
             means = f"{' and '.join(s.guaranteed)} guaranteed"
-        rows.append(("separation alpha", f"{s.alpha:.3g}", means))
+        rows.append(("separation alpha", number(s.alpha), means))
     if d.stability is not None and d.n_clusters > 1:
         st = d.stability
         means = f"of users keep their group had they other rows; all do in {st.same:.0%} of "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,22 +15,14 @@ from odcl.data.federation import Federation
 from odcl.data.schema import Encoded, TableSchema
 from odcl.data.unusual import unusual_notices
 from odcl.diagnose.verdict import scattered
-from odcl.errors import listing
-from odcl.evaluate.scores import Comparison
+from odcl.errors import listing, number
+from odcl.evaluate.scores import NAMES, Comparison
 from odcl.server.dispersion import overdispersion
 
 if TYPE_CHECKING:
     from odcl.theory import MethodRow, MSETerms
 
-NAMES = {
-    "local": "one model per user (ridge)",
-    "pooled": "one model for all",
-    "intercepts": "one for all, own intercepts",
-    "mixed": "mixed model without groups",
-    "paper": "the paper's setting",
-    "asked": "odcl as asked for",
-    "odcl": "odcl",
-}
+AHEAD = 0.05  # share by which another line is ahead from which a word is said of chance
 _OPTIONS = {  # how to get what did better: on the command line, in Python
     "local": ("--refit 0 --l2 {l2:g}", "method=Method(refit=0), l2={l2:g}"),
     "pooled": ("--clusters 1 --refit none", "method=Method(1, refit=None)"),
@@ -84,15 +76,31 @@ def aligned(values: Any) -> list[str]:
     return [f"{v:.{max(digits, 0)}f}" for v in numbers]
 
 
+def comparison_cells(comparison: Comparison) -> tuple[list[str], list[tuple[str, ...]]]:
+    """Columns and lines: mean, median and worst user of every method, score by score."""
+    header, columns = ["mean user", "median user", "worst user"], []
+    if comparison.log_loss:
+        header = [n for c in comparison.by for n in (f"{c.metric}: mean user", "median", "worst")]
+    for one in comparison.by:
+        values = np.array([row[1:] for row in one.rows()])
+        columns.append(np.reshape(aligned(values.ravel()), values.shape))
+    cells = zip(comparison.scores, np.hstack(columns).tolist(), strict=True)
+    return header, [(NAMES.get(name, name), *row) for name, row in cells]
+
+
+def scored_by(comparison: Comparison) -> str:
+    """The scores of a comparison on its rows, and which way is better."""
+    way = [f"{'higher' if one.larger_is_better else 'lower'} is better" for one in comparison.by]
+    of = f"{comparison.metric} on {count(comparison.n_rows, 'held-out row')} ({way[0]})"
+    return f"{of}, log-loss ({way[1]})" if comparison.log_loss else of
+
+
 def comparison_table(comparison: Comparison) -> str:
     """Mean, median and worst user of every method."""
-    best = "higher" if comparison.larger_is_better else "lower"
-    of = f"{comparison.metric} on {count(comparison.n_rows, 'held-out row')} ({best} is better)"
-    names, *columns = zip(*comparison.rows(), strict=True)
-    shown = aligned(np.concatenate(columns))
-    cells = [shown[i :: len(names)] for i in range(len(names))]
-    rows = [(NAMES.get(name, name), *cell) for name, cell in zip(names, cells, strict=True)]
-    return table((of, "mean user", "median user", "worst user"), rows)
+    (header, rows), of = comparison_cells(comparison), scored_by(comparison)
+    return (
+        f"{of}\n{table(('', *header), rows)}" if comparison.log_loss else table((of, *header), rows)
+    )
 
 
 def verdict(comparison: Comparison, *, shell: bool = False) -> str:
@@ -105,23 +113,39 @@ def verdict(comparison: Comparison, *, shell: bool = False) -> str:
     )
     if comparison.of_users:
         text = f"Compared on {n:,} of {comparison.of_users:,} users, drawn by their ids.\n{text}"
-    rival = comparison.beaten_by(ours)
-    if rival is None:
-        return text
-    mean = {name: f"{value:.4g}" for name, value, *_ in comparison.rows()}
-    how = "For it: the default settings."
-    if rival == "intercepts":
-        how = "odcl does not fit it: use a regression with a dummy per user."
-    elif rival != "odcl":
-        # One round adds up quadratic models: exact for squared loss, close for others.
-        near = rival == "pooled" and comparison.metric != "RMSE"
-        how = f"{'Close to it' if near else 'For it'}: "
-        how += f"{_OPTIONS[rival][not shell].format(l2=comparison.l2)}."
-    told = NAMES[ours].replace("the ", "The ", 1)
-    return (
-        f"{text}\n{told} is not the best here: {NAMES[rival]} has {mean[rival]} on these rows, "
-        f"{NAMES[ours]} {mean[ours]}, more than chance explains. {how}"
-    )
+    return "\n".join([text, *(line for one in comparison.by for line in _ahead(one, shell))])
+
+
+def _ahead(comparison: Comparison, shell: bool) -> Iterator[str]:
+    """What is better than ours beyond chance, and what only looks like it."""
+    ours, metric, rival = comparison.ours, comparison.metric, comparison.beaten_by(comparison.ours)
+    mean = {name: value for name, value, *_ in comparison.rows()}
+    has = {name: number(value) for name, value in mean.items()}
+    if rival is not None:
+        how = "For it: the default settings."
+        if rival == "intercepts":
+            how = "odcl does not fit it: use a regression with a dummy per user."
+        elif rival != "odcl":
+            # One round adds up quadratic models: exact for squared loss, close for others.
+            near = rival == "pooled" and metric != "RMSE"
+            how = f"{'Close to it' if near else 'For it'}: "
+            how += f"{_OPTIONS[rival][not shell].format(l2=comparison.l2)}."
+        told = NAMES[ours].replace("the ", "The ", 1)
+        yield (
+            f"{told} is not the best here: {NAMES[rival]} has {metric} {has[rival]} on these "
+            f"rows, {NAMES[ours]} {has[ours]}, more than chance explains. {how}"
+        )
+    gains = {name: comparison.gain(name, ours) for name in mean}
+    least = max(AHEAD * mean[ours], 1e-300)
+    lucky = {name: gain for name, (gain, chance) in gains.items() if least <= gain <= chance}
+    if lucky:
+        first = max(lucky, key=lucky.__getitem__)
+        share, n = f"{lucky[first] / mean[ours]:.0%}", count(comparison.n_users, "user")
+        others = f", {len(lucky) - 1} more by less" if len(lucky) > 1 else ""
+        yield (
+            f"By {metric} '{NAMES[first]}' is {share} ahead of {NAMES[ours]}{others}, no more than "
+            f"chance would give: with {n} it may be luck."
+        )
 
 
 def group_table(labels: Ints, n_rows: Ints, users: Any, *, most: int = 20) -> str:

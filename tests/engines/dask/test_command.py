@@ -209,6 +209,21 @@ def test_the_comparison_of_pieces_is_that_in_memory(command, tmp_path, table, en
         assert lines[0] in said.out
 
 
+def test_classes_in_pieces_have_the_log_loss_and_the_words_of_memory(command, tmp_path, engine):
+    place = cut(sales(m=30, n=12, loss="logistic", text=True), tmp_path / "classes", [200])
+    outs = []
+    for run, words in (("run", engine), ("whole", ())):
+        said = command("fit", place, *NAMED, *words, "--out", run)
+        table = comparison_of(tmp_path / run)
+        found = {row["method"]: row for row in table["log_loss"]}
+        assert list(found) == [row["method"] for row in table["table"]]
+        line = next(line for line in said.out.splitlines() if line.startswith("odcl "))
+        assert line.split()[4] == f"{found['odcl']['mean']:.3f}"
+        outs.append(said.out.partition("accuracy on ")[2].partition("\n\n")[0])
+    assert outs[0] == outs[1]
+    assert "accuracy: mean user  median  worst  log-loss: mean user" in outs[0]
+
+
 def test_a_very_long_user_makes_the_comparison_one_of_fewer(cluster, tmp_path, monkeypatch):
     monkeypatch.setattr(sample, "MOST_BYTES", 8 * 5 * 8 * 10)  # ten users of eight rows
     place = cut(sales(m=12, text=True), tmp_path / "sales", [50])

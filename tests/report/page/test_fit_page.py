@@ -14,12 +14,13 @@ from scipy.optimize import linear_sum_assignment
 
 from odcl import ODCLRegressor
 from odcl.artifact.folder import open_artifact
+from odcl.errors import number as people
 from odcl.estimators.evidence import read_evidence
 from odcl.estimators.page_models import own_models
 from odcl.report.page import svg
 from tests.report.page.browser import DOWN, ENTER, ESCAPE, RIGHT, facts_of, number, unpacked
 
-FOUR_DIGITS = {"rtol": 6e-4, "atol": 1e-9}
+THREE_DIGITS = {"rtol": 6e-3, "atol": 1e-9}
 
 
 @pytest.fixture(scope="module")
@@ -165,9 +166,9 @@ def test_the_table_has_the_numbers_of_the_run_and_sorts_by_all_of_them(page, run
             at = place[user]
             assert (int(group), int(rows)) == (model.labels_[at], model.n_rows_[at])
             assert abs(number(sure) - 100 * model.probability_[at]) <= 0.051
-            assert_allclose(number(alone), own[user], **FOUR_DIGITS)
-            assert_allclose(number(with_odcl), ours[user], **FOUR_DIGITS)
-            assert_allclose(number(gain), own[user] - ours[user], rtol=1e-3, atol=1e-4)
+            assert_allclose(number(alone), own[user], **THREE_DIGITS)
+            assert_allclose(number(with_odcl), ours[user], **THREE_DIGITS)
+            assert_allclose(number(gain), own[user] - ours[user], **THREE_DIGITS)
             seen.append(user)
         if turn < 2:
             page.click("#next")
@@ -210,7 +211,7 @@ def test_the_slider_colours_the_map_by_each_alternative(page, run, stores):
         assert words.startswith("no groups" if one.n_groups == 1 else f"{one.n_groups} groups")
         gap = one.score - weighed.options[weighed.chosen].score
         if at != weighed.chosen:
-            assert f"evidence {gap:,.1f} worse" in words
+            assert f"evidence {people(gap)} worse" in words
         colours[at] = page.pixels("#map canvas")
         assert page.one("#options .option.now").get_attribute("data-i") == str(at)
         assert page.one("#option").get_attribute("aria-valuetext") == words
@@ -250,14 +251,14 @@ def test_a_users_page_has_its_numbers(page, run, stores, user):
         )
         for text, (value, error) in zip(shown[name], expected, strict=True):
             mine, half = text.split(" ± ")
-            assert_allclose(number(mine), value, **FOUR_DIGITS)
+            assert_allclose(number(mine), value, rtol=6e-3, atol=0.06 * number(half))
             if error is not None:
-                assert_allclose(number(half), 1.959964 * error, rtol=1e-3)
+                assert_allclose(number(half), 1.959964 * error, rtol=0.06)
     held = evidence.comparison.held
     mine = held.owner == at
     columns = np.array([[number(cell) for cell in row] for row in page.rows("#user-held")])
     expected = [held.seen[mine], held.predicted["local"][mine], held.predicted["odcl"][mine]]
-    assert_allclose(columns.T, np.array(expected), **FOUR_DIGITS)
+    assert_allclose(columns.T, np.array(expected), **THREE_DIGITS)
     words = dict(
         zip(
             (one.text for one in page.all("#user dl dt")),
@@ -273,14 +274,14 @@ def test_groups_stand_side_by_side_in_the_tables_units(page, run):
     model, _ = run
     rows = {row[0]: row[1:] for row in page.rows("#coefficients")}
     for j, name in enumerate(model.feature_names_):
-        values = [number(cell) for cell in rows[name]]
-        assert_allclose(values, model.group_coef_[:, j], **FOUR_DIGITS)
-        assert all("±" in cell for cell in rows[name])
+        for cell, value in zip(rows[name], model.group_coef_[:, j], strict=True):
+            shown, half = map(number, cell.split(" ± "))
+            assert_allclose(shown, value, rtol=6e-3, atol=0.06 * half)
     assert_allclose(
-        [number(cell) for cell in rows["(intercept)"]], model.group_intercept_, **FOUR_DIGITS
+        [number(cell) for cell in rows["(intercept)"]], model.group_intercept_, **THREE_DIGITS
     )
     level = model.group_intercept_ + model.group_coef_ @ model.scaling_.shift
-    assert_allclose([number(cell) for cell in rows["(level)"]], level, **FOUR_DIGITS)
+    assert_allclose([number(cell) for cell in rows["(level)"]], level, **THREE_DIGITS)
     effect = np.ptp(model.group_coef_, axis=0) * model.scaling_.scale
     order = [name for name in rows if name in model.feature_names_]
     assert order == [model.feature_names_[j] for j in np.argsort(-effect)]

@@ -39,8 +39,8 @@ def test_the_page_of_a_round_has_the_numbers_of_its_report(round_folder, browser
     mixture = combined.groups.mixture
     shown = {row[0]: [number(cell) for cell in row[1:]] for row in page.rows("#coefficients")}
     at = combined.step.centers  # features a and b are not scaled on this card
-    assert_allclose(shown["a"], at[:, 0], rtol=6e-4)
-    assert_allclose(shown["b"], at[:, 1], rtol=6e-4)
+    assert_allclose(shown["a"], at[:, 0], rtol=6e-3)
+    assert_allclose(shown["b"], at[:, 1], rtol=6e-3)
     assert len(mixture.centers) == 2
     assert {row[0]: row[1] for row in page.rows("#privacy")} == {
         name.replace("_", " "): tells for name, tells in combined.task.leaves.items()

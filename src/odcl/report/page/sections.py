@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from odcl.errors import number
 from odcl.report.page import svg
 from odcl.report.page.facts import Coefficients, FitFacts, Section, Table
 from odcl.report.page.markup import Markup, el, joined
@@ -77,10 +78,13 @@ def _body(facts: FitFacts) -> Markup:
         _tools(facts),
         el("div", _map(facts), _gain(facts), _groups(facts), class_="three"),
         _alternatives(facts),
-        _user(facts),
-        _users(facts),
-        coefficient_section(facts.coefficients),
-        *(section_block(one) for one in facts.sections),
+        _user(),
+        el(
+            "div",
+            *(_users(facts), coefficient_section(facts.coefficients)),
+            *(section_block(one) for one in facts.sections),
+            class_="columns",
+        ),
     ]
     live = el("p", id="live", class_="hidden", role="status", aria_live="polite")
     return joined([header, el("main", *parts, live, id="main")])
@@ -197,7 +201,7 @@ def _alternatives(facts: FitFacts) -> Markup | None:
     at = found.chosen or 0
     slider = el(
         "div",
-        el("label", "Another number of groups: the map is coloured by it", for_="option"),
+        el("label", "Another alternative: the map is coloured by its groups", for_="option"),
         el(
             "input",
             id="option",
@@ -211,8 +215,8 @@ def _alternatives(facts: FitFacts) -> Markup | None:
         el("output", found.options[at].words, id="option-words", for_="option"),
         el("p", id="option-note", class_="note"),
     )
-    rows = [(f"{one.groups}", one.words, svg.number(one.score)) for one in found.options]
-    table = table_block(Table(("groups", "what", "score"), rows, (1,), found.chosen))
+    rows = [(f"{one.groups}", one.words) for one in found.options]
+    table = table_block(Table(("groups", "what"), rows, (1,), found.chosen))
     return el(
         "section",
         el("h2", "What else was weighed"),
@@ -229,34 +233,34 @@ def _alternatives(facts: FitFacts) -> Markup | None:
     )
 
 
-def _user(facts: FitFacts) -> Markup:
-    """The page of one user, which the script fills."""
-    ask = f"Select a {facts.users.word} in a picture, in the table or by its name."
+def _user() -> Markup:
+    """The page of one user, which the script fills and shows when one is selected."""
     return el(
         "section",
         el("h2", "One user", id="user-title", tabindex="-1"),
-        el("div", el("p", ask, class_="about"), id="user-body"),
+        el("div", id="user-body"),
         class_="block needs-script",
         id="user",
+        hidden=True,
     )
 
 
 def _users(facts: FitFacts) -> Markup:
     """The assignment: all that fit with a script, the first ones without."""
     users, gains = facts.users, facts.gains
-    sure = bool(np.isfinite(users.sure).any())
-    header = [users.word, "group", "rows"]
-    header += ["how surely"] if sure else []
+    grouped = len(facts.groups) > 1
+    sure = grouped and bool(np.isfinite(users.sure).any())
+    header = [users.word, *["group"] * grouped, "rows", *["how surely"] * sure]
     if gains is not None:
         header += [f"{gains.metric} alone", f"{gains.metric} with odcl", "gain"]
     rows = []
     for i in range(min(len(users), MOST_STATIC)):
         group = f"{users.group[i]}" if users.group[i] >= 0 else "none"
-        row = [users.ids[i], group, f"{users.rows[i]:,}"]
-        row += [_percent(users.sure[i])] if sure else []
+        row = [users.ids[i], *[group] * grouped, f"{users.rows[i]:,}"]
+        row += [_percent(users.sure[i])] * sure
         if gains is not None:
             numbers = (gains.own[i], gains.ours[i], gains.gain[i])
-            row += [svg.number(float(v)) if math.isfinite(v) else "" for v in numbers]
+            row += [number(float(v)) if math.isfinite(v) else "" for v in numbers]
         rows.append(row)
     static = table_block(Table(header, rows))
     left = users.total - len(rows)
@@ -314,5 +318,6 @@ def coefficient_section(c: Coefficients) -> Markup:
 
 def _interval(c: Coefficients, g: int, j: int) -> str:
     value, error = float(c.group[g, j]), float(c.group_se[g, j])
-    half = f" ± {svg.number(svg.Z95 * error)}" if math.isfinite(error) else ""
-    return f"{svg.number(value)}{half}"
+    half = svg.Z95 * error
+    known = f" ± {number(half, 2)}" if math.isfinite(half) else ""
+    return f"{number(value, step=half)}{known}"

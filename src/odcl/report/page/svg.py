@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from odcl._typing import Floats
+from odcl.errors import number
 from odcl.report.page.facts import Coefficients, FitFacts, Gains, Options, UserMap, Users
 from odcl.report.page.markup import Markup, el, joined
 
@@ -64,27 +65,17 @@ def _at(value: float) -> str:
     return f"{value:.1f}".rstrip("0").rstrip(".")
 
 
-def ticks(low: float, high: float, most: int = 5) -> list[float]:
-    """Round numbers inside an interval."""
+def ticks(low: float, high: float, most: int = 5) -> list[tuple[float, str]]:
+    """Round numbers inside an interval, each with its text: no two have the same."""
     if not (math.isfinite(low) and math.isfinite(high)) or high <= low:
-        return [low] if math.isfinite(low) else []
+        return [(low, number(low))] if math.isfinite(low) else []
     rough = (high - low) / max(most, 1)
     power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * k for k in (1, 2, 2.5, 5, 10) if power * k >= rough * (1 - 1e-9))
+    step = next(power * k for k in (1, 2, 5, 10) if power * k >= rough * (1 - 1e-9))
     first = math.ceil(low / step - 1e-9)
     found = [step * k for k in range(first, first + 3 * most)]
-    return [0.0 if abs(v) < step / 1e6 else v for v in found if v <= high + 1e-9 * step]
-
-
-def number(value: float) -> str:
-    """A number as the page shows it: four digits."""
-    if not math.isfinite(value):
-        return "unknown"
-    size = abs(value)
-    if size and (size >= 1e6 or size < 1e-4):
-        return f"{value:.2e}"
-    text = f"{value:,.{max(0, 3 - math.floor(math.log10(size)))}f}" if size else "0"
-    return text.rstrip("0").rstrip(".") if "." in text else text
+    some = [0.0 if abs(v) < step / 1e6 else v for v in found if v <= high + 1e-9 * step]
+    return [(v, number(v, step=step)) for v in some]
 
 
 class Frame:
@@ -102,14 +93,14 @@ class Frame:
     def axes(self, x_label: str, y_label: str, *, x_ticks: bool = True) -> Markup:
         """Grid, numbers and names of both axes."""
         parts = []
-        for v in ticks(self.y0, self.y1):
+        for v, text in ticks(self.y0, self.y1):
             y = self.y(v)
             parts.append(el("line", x1=LEFT, x2=RIGHT, y1=_at(y), y2=_at(y), class_="grid"))
-            parts.append(el("text", number(v), x=LEFT - 6, y=_at(y + 3.5), class_="tick end"))
-        for v in ticks(self.x0, self.x1, 6) if x_ticks else ():
+            parts.append(el("text", text, x=LEFT - 6, y=_at(y + 3.5), class_="tick end"))
+        for v, text in ticks(self.x0, self.x1, 6) if x_ticks else ():
             x = self.x(v)
             parts.append(el("line", x1=_at(x), x2=_at(x), y1=TOP, y2=BOTTOM, class_="grid"))
-            parts.append(el("text", number(v), x=_at(x), y=BOTTOM + 15, class_="tick mid"))
+            parts.append(el("text", text, x=_at(x), y=BOTTOM + 15, class_="tick mid"))
         middle_x, middle_y = (LEFT + RIGHT) / 2, (TOP + BOTTOM) / 2
         parts.append(el("text", x_label, x=middle_x, y=HEIGHT - 12, class_="label mid"))
         turned = f"translate(11 {middle_y:g}) rotate(-90)"
@@ -186,7 +177,7 @@ def _centers(centers: Floats, frame: Frame) -> Markup:
     for k, (cx, cy) in enumerate(centers.tolist() if len(centers) <= MOST_CROSSES else []):
         x, y = frame.x(cx), frame.y(cy)
         parts.append(el("path", d=f"M{_at(x - 5)},{_at(y)}h10M{_at(x)},{_at(y - 5)}v10"))
-        if len(centers) <= MOST_NAMED:
+        if 1 < len(centers) <= MOST_NAMED:
             parts.append(el("text", f"{k}", x=_at(x + 7), y=_at(y - 6), class_="name"))
     return el("g", *parts, class_="centers above", aria_hidden="true")
 
@@ -229,28 +220,12 @@ def gain_picture(gains: Gains, users: Users) -> Markup:
         y = min(max(float(gains.gain[i]), frame.y0), frame.y1)
         points.append(mark(int(users.group[i]), frame.x(rank), frame.y(y)))
     names = []
-    if len(order) > 1:
-        worst, best = int(order[0]), int(order[-1])
-        y_worst = min(max(frame.y(max(gains.gain[worst], frame.y0)), TOP + 10), BOTTOM - 4)
-        y_best = min(max(frame.y(min(gains.gain[best], frame.y1)), TOP + 10), BOTTOM - 4)
-        names.append(
-            el(
-                "text",
-                f"worst: {short(users.ids[worst], 24)}",
-                x=LEFT + 10,
-                y=_at(y_worst + 3),
-                class_="name",
-            )
-        )
-        names.append(
-            el(
-                "text",
-                f"best: {short(users.ids[best], 24)}",
-                x=RIGHT - 10,
-                y=_at(y_best + 3),
-                class_="name end",
-            )
-        )
+    ends = [("worst", 0, LEFT + 10, "name"), ("best", -1, RIGHT - 10, "name end")]
+    for word, rank, x, kind in ends if len(order) > 1 else ():
+        user, y = int(order[rank]), float(gains.gain[order[rank]])
+        y = min(max(frame.y(min(max(y, frame.y0), frame.y1)), TOP + 10), BOTTOM - 4)
+        text = f"{word}: {short(users.ids[user], 24)}"
+        names.append(el("text", text, x=x, y=_at(y + 3), class_=kind))
     words = [
         el("text", "above: better with odcl", x=LEFT + 6, y=TOP + 12, class_="hint"),
         el("text", "below: worse", x=RIGHT - 6, y=BOTTOM - 6, class_="hint end"),
@@ -313,38 +288,25 @@ def _strip(
         return left + (value - low) / (high - low) * (right - left)
 
     base = top + strip - 18
-    parts = [
-        el(
-            "text",
-            short(c.names[j], 20),
-            x=NAME_ROOM - 10,
-            y=_at((top + base) / 2 + 4),
-            class_="label end",
-        )
-    ]
+    at_name = {"x": NAME_ROOM - 10, "y": _at((top + base) / 2 + 4), "class_": "label end"}
+    parts = [el("text", short(c.names[j], 20), **at_name)]
     if len(c.names[j]) > 20:
         parts.append(el("title", c.names[j]))
-    for v in ticks(low, high, 4):
+    for v, text in ticks(low, high, 4):
         kind = "zero" if v == 0 else "grid"
         parts.append(el("line", x1=_at(x(v)), x2=_at(x(v)), y1=_at(top), y2=_at(base), class_=kind))
-        parts.append(el("text", number(v), x=_at(x(v)), y=_at(base + 11), class_="tick mid"))
-    if len(groups) == 1 and np.isfinite(
-        inner
-    ):  # no groups: how far users lie from what holds for all
-        place = {"x1": _at(x(inner)), "x2": _at(x(outer)), "y1": _at(base - 4), "y2": _at(base - 4)}
-        parts.append(el("line", class_="range", **place))
+        parts.append(el("text", text, x=_at(x(v)), y=_at(base + 11), class_="tick mid"))
+
+    def line(start: float, end: float, y: float, kind: str) -> Markup:
+        return el("line", class_=kind, x1=_at(x(start)), x2=_at(x(end)), y1=_at(y), y2=_at(y))
+
+    if len(groups) == 1 and np.isfinite(inner):  # how far users lie from what holds for all
+        parts.append(line(inner, outer, base - 4, "range"))
     for at, k in enumerate(groups):
         y = top + step * (at + 0.5) + 2
         value, wide = float(c.group[k, j]), float(Z95 * c.group_se[k, j])
-        colour, _ = style_of(k)
         if math.isfinite(wide):
-            place = {
-                "x1": _at(x(value - wide)),
-                "x2": _at(x(value + wide)),
-                "y1": _at(y),
-                "y2": _at(y),
-            }
-            parts.append(el("line", class_=f"bar c{colour}", **place))
+            parts.append(line(value - wide, value + wide, y, f"bar c{style_of(k)[0]}"))
         parts.append(mark(k, x(value), y))
     data = {
         "data_j": list(c.users).index(j),
@@ -360,7 +322,7 @@ def _strip(
 
 
 def options_picture(found: Options) -> Markup:
-    """The score of every alternative, best at the top where smaller is better."""
+    """Every alternative as a bar, the taller the better; how many groups stands below each row."""
     scores = np.array([one.score for one in found.options])
     known = scores[np.isfinite(scores)]
     n = len(scores)
@@ -380,9 +342,13 @@ def options_picture(found: Options) -> Markup:
         size = {"width": _at(wide * 0.7), "height": _at(tall)}
         about = el("title", found.options[i].words)
         parts.append(el("rect", about, class_=kind, data_i=i, **place, **size))
-        if n <= 24:
-            words = {"x": _at(left + (i + 0.5) * wide), "y": bottom + 14}
-            parts.append(el("text", f"{found.options[i].groups}", class_="tick mid", **words))
+    counts = [one.groups for one in found.options]
+    last = 0.0
+    for k in sorted(set(counts)):  # bars of one number of groups stand side by side
+        middle = left + (counts.index(k) + 0.5 * counts.count(k)) * wide
+        if middle - last >= 16:
+            parts.append(el("text", f"{k}", class_="tick mid", x=_at(middle), y=bottom + 14))
+            last = middle
     parts.append(el("text", "number of groups", x=WIDTH / 2, y=height - 4, class_="label mid"))
     title = "; ".join(f"{one.words}" for one in found.options[:6])
     return picture("options", f"What was weighed: {title}", joined(parts), height=height)

@@ -66,15 +66,18 @@ const isShown = (i) => !state.hidden.has(users.group[i]);
 const grouped = facts.groups.length > 1;
 const groupName = (group) => (group < 0 ? "no group" : grouped || state.option !== null ? `group ${group}` : "no groups");
 
-/** A number as the page shows it: four digits, as in its tables. */
-function format(value) {
+/** A number for people: plain, three digits, or as many as `step`, what is known, allows. */
+function format(value, step = Infinity, digits = 3) {
   if (!Number.isFinite(value)) return "unknown";
   const size = Math.abs(value);
   if (size === 0) return "0";
-  if (size >= 1e6 || size < 1e-4) return value.toExponential(2);
-  const decimals = Math.max(0, 3 - Math.floor(Math.log10(size)));
-  const text = value.toLocaleString("en-US", { minimumFractionDigits: decimals, maximumFractionDigits: decimals });
-  return text.includes(".") ? text.replace(/0+$/, "").replace(/\.$/, "") : text;
+  if (size >= 1e15 || size < 1e-6) return value.toExponential(digits - 1);
+  let place = Math.floor(Math.log10(size)) + 1 - digits;
+  const last = step > 0 && step < Infinity ? Math.floor(Math.log10(step) + 1e-9) : null;
+  if (last !== null) place = Math.max(Math.min(place, last), last - 1);
+  const rounded = place > 0 ? Math.round(value / 10 ** place) * 10 ** place : value;
+  const text = rounded.toLocaleString("en-US", { maximumFractionDigits: Math.max(-place, 0) });
+  return text === "-0" ? "0" : text;
 }
 
 function percent(share) {
@@ -83,7 +86,7 @@ function percent(share) {
 }
 
 const withError = (value, error) =>
-  Number.isFinite(value) ? format(value) + (Number.isFinite(error) ? ` ± ${format(Z95 * error)}` : "") : "not known";
+  Number.isFinite(value) ? format(value, Z95 * error) + (Number.isFinite(error) ? ` ± ${format(Z95 * error, Infinity, 2)}` : "") : "not known";
 
 /** An element; what stands inside is text or elements, never markup. */
 function make(name, attributes = {}, ...inside) {
@@ -109,13 +112,13 @@ function swatch(group) {
   return draw("svg", { viewBox: "-6 -6 12 12", class: "swatch", "aria-hidden": "true" }, mark(group, 0, 0));
 }
 
-/** Round numbers inside an interval. */
+/** Round numbers inside an interval, each with its text: no two have the same. */
 function ticks(low, high, most = 4) {
-  if (!(high > low)) return [low];
+  if (!(high > low)) return [[low, format(low)]];
   const rough = (high - low) / most;
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = power * [1, 2, 2.5, 5, 10].find((k) => power * k >= rough * (1 - 1e-9));
+  const step = power * [1, 2, 5, 10].find((k) => power * k >= rough * (1 - 1e-9));
   const found = [];
-  for (let k = Math.ceil(low / step - 1e-9); k * step <= high + 1e-9 * step; k += 1) found.push(k * step || 0);
+  for (let k = Math.ceil(low / step - 1e-9); k * step <= high + 1e-9 * step; k += 1) found.push([k * step || 0, format(k * step || 0, step)]);
   return found;
 }

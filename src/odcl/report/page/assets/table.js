@@ -3,10 +3,10 @@
 const PAGE = 25;
 const columns = [
   { name: facts.word, text: (i) => ids[i], key: (i) => ids[i] },
-  { name: "group", text: (i) => (users.group[i] < 0 ? "none" : String(users.group[i])), key: (i) => users.group[i], csv: (i) => users.group[i] },
+  grouped && { name: "group", text: (i) => (users.group[i] < 0 ? "none" : String(users.group[i])), key: (i) => users.group[i], csv: (i) => users.group[i] },
   { name: "rows", text: (i) => users.rows[i].toLocaleString("en-US"), key: (i) => users.rows[i], csv: (i) => users.rows[i] },
-];
-if (users.sure.some(Number.isFinite)) columns.push({ name: "how surely", text: (i) => percent(users.sure[i]), key: (i) => users.sure[i], csv: (i) => users.sure[i] });
+].filter(Boolean);
+if (grouped && users.sure.some(Number.isFinite)) columns.push({ name: "how surely", text: (i) => percent(users.sure[i]), key: (i) => users.sure[i], csv: (i) => users.sure[i] });
 if (gains) {
   const shown = (value) => (Number.isFinite(value) ? format(value) : "");
   columns.push({ name: `${gains.metric} alone`, text: (i) => shown(gains.own[i]), key: (i) => gains.own[i], csv: (i) => gains.own[i] });
@@ -72,7 +72,7 @@ function showTable() {
     const name = make("button", { type: "button", "aria-pressed": String(i === state.user) }, ids[i]);
     name.addEventListener("click", () => select(i));
     const cells = columns.slice(1).map((column) => make("td", {}, column.text(i)));
-    cells[0].prepend(swatch(users.group[i]), " ");
+    if (grouped) cells[0].prepend(swatch(users.group[i]), " ");
     return make("tr", i === state.user ? { class: "picked-row" } : {}, make("td", {}, name), ...cells);
   });
   document.querySelector("#assignment tbody").replaceChildren(...rows);

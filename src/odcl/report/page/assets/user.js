@@ -3,12 +3,14 @@
 const CHART = { width: 460, name: 124, right: 448, row: 34 };
 
 function startUser() {
-  const title = byId("user-title"), body = byId("user-body"), empty = body.firstElementChild;
+  const title = byId("user-title"), body = byId("user-body");
   watchers.push((what) => {
     if (what !== "user") return;
     const i = state.user;
-    title.textContent = i < 0 ? "One user" : `One user: ${ids[i]}`;
-    body.replaceChildren(...(i < 0 ? [empty] : userPage(i)));
+    byId("user").hidden = i < 0;
+    if (i < 0) return;
+    title.textContent = `One user: ${ids[i]}`;
+    body.replaceChildren(...userPage(i));
   });
 }
 
@@ -71,9 +73,9 @@ function strip(row, top) {
   low -= room; high += room;
   const x = (value) => CHART.name + ((Math.min(Math.max(value, low), high) - low) / (high - low)) * (CHART.right - CHART.name);
   part.append(draw("text", { x: CHART.name - 8, y: middle + 4, class: "label end" }, row.name.length > 18 ? `${row.name.slice(0, 17)}…` : row.name));
-  for (const value of ticks(low, high, 4)) {
+  for (const [value, text] of ticks(low, high, 4)) {
     part.append(draw("line", { x1: x(value), x2: x(value), y1: top, y2: top + 18, class: value === 0 ? "zero" : "grid" }));
-    part.append(draw("text", { x: x(value), y: top + 27, class: "tick mid" }, format(value)));
+    part.append(draw("text", { x: x(value), y: top + 27, class: "tick mid" }, text));
   }
   const bar = ([value, error], y, kind) => {
     if (Number.isFinite(value) && Number.isFinite(error)) part.append(draw("line", { x1: x(value - Z95 * error), x2: x(value + Z95 * error), y1: y, y2: y, class: kind }));
@@ -106,7 +108,8 @@ function moreRows(i) {
 function heldOut(i) {
   const from = held.start[i], to = held.start[i + 1];
   if (from === to) return [make("p", { class: "about" }, "None of its rows was held out.")];
-  const name = (value) => (held.classes ? held.classes[value] : format(value));
+  const seen = held.seen.slice(from, to), step = (Math.max(...seen) - Math.min(...seen)) / 100;
+  const name = (value) => (held.classes ? held.classes[value] : format(value, step));
   const head = make("tr", {}, ...["seen", "predicted alone", "predicted with odcl"].map((text) => make("th", { scope: "col" }, text)));
   const lines = [];
   for (let k = from; k < to; k += 1) lines.push(make("tr", {}, ...[held.seen[k], held.own[k], held.ours[k]].map((value) => make("td", {}, name(value)))));
@@ -124,9 +127,9 @@ function predicted(from, to) {
   const x = (value) => left + ((value - low) / (high - low)) * (side - left - 8);
   const y = (value) => bottom - ((Math.min(Math.max(value, low), high) - low) / (high - low)) * (bottom - 8);
   const svg = draw("svg", { viewBox: `0 0 ${side} ${side}`, role: "img", "aria-label": "Predicted against seen; the numbers are in the table." });
-  for (const value of ticks(low, high, 4)) {
+  for (const [value, text] of ticks(low, high, 4)) {
     svg.append(draw("line", { x1: x(value), x2: x(value), y1: 8, y2: bottom, class: "grid" }), draw("line", { x1: left, x2: side - 8, y1: y(value), y2: y(value), class: "grid" }));
-    svg.append(draw("text", { x: x(value), y: bottom + 13, class: "tick mid" }, format(value)), draw("text", { x: left - 5, y: y(value) + 3.5, class: "tick end" }, format(value)));
+    svg.append(draw("text", { x: x(value), y: bottom + 13, class: "tick mid" }, text), draw("text", { x: left - 5, y: y(value) + 3.5, class: "tick end" }, text));
   }
   svg.append(draw("line", { x1: x(low), y1: y(low), x2: x(high), y2: y(high), class: "zero" }));
   for (let k = from; k < to; k += 1) {
