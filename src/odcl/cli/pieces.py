@@ -229,6 +229,7 @@ def _typed(table: Any, schema: Any) -> Any:
 def _notices(found: ScatteredFit, roles: Any, *, guessed: bool) -> list[str]:
     """Everything odd about a table that the fit took as it is."""
     from odcl.report.text import about_columns, about_single_rows, count
+    from odcl.server.mixed import unusual_uploads
 
     summary, lines = found.summary, []
     dropped = summary.rows - summary.usable
@@ -242,6 +243,9 @@ def _notices(found: ScatteredFit, roles: Any, *, guessed: bool) -> list[str]:
         lines.append(f"{count(sum(filled.values()), 'missing value')} filled in ({where})")
     lines += about_single_rows(found.uploads.single)
     lines += about_columns(found.job.schema, summary.spread, found.model)
+    model, goal = found.model, "" if roles.task == "classification" else roles.target
+    sample = model.uploads_
+    lines += unusual_uploads(sample, model.scaling_, [*model._units], goal, sample.users)
     values = sorted(summary.targets)
     if guessed and roles.task == "regression" and summary.whole and values:
         if len(values) == 2:

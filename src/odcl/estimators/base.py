@@ -177,7 +177,7 @@ class ODCLEstimator(LaterUsers):
             factors=self._factors(method),
         )
         intercept = bool(self.fit_intercept)
-        if method.standardize and not self._server_finds_units(method, scaling, federation):
+        if method.standardize and not self._server_finds_units(method, scaling, federation.n_users):
             scaling = scaling.for_users(federation, center=intercept)
         federation = own_rows(federation, scaling, given=given)
         risk = Risk(self._loss(federation), self.l2, intercept, scaling.factors)
@@ -232,14 +232,14 @@ class ODCLEstimator(LaterUsers):
         goal = "" if hasattr(self, "classes_") else self._target_name or "the target"
         return unusual_notices(rows, [*names, goal], row_number)
 
-    def _server_finds_units(self, method: Method, scaling: Scaling, rows: Federation) -> bool:
+    def _server_finds_units(self, method: Method, scaling: Scaling, n_users: int = 2) -> bool:
         """Are units and origins found at the server, from data terms, whatever the scaling?"""
         loss = self.loss if isinstance(self.loss, Loss) else LOSSES.get(self.loss)
         dim = len(scaling.used) + bool(self.fit_intercept)
         return (
             (loss is not None and loss.has_data_terms)
             and method.clusterer.uses_terms
-            and not method.falls_back(Risk("squared"), dim, rows.n_users)
+            and not method.falls_back(Risk("squared"), dim, n_users)
         )
 
     def _factors(self, method: Method) -> dict[str, tuple[int, ...]]:

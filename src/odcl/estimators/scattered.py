@@ -20,6 +20,7 @@ from odcl.data.columns import times
 from odcl.data.federation import Federation, as_ids, positions
 from odcl.data.scaling import Scaling
 from odcl.data.summary import Roles, TableSummary
+from odcl.data.unusual import SAMPLE
 from odcl.engines.dask.address import Address
 from odcl.engines.dask.huber_unit import huber_unit
 from odcl.engines.dask.round import (
@@ -34,7 +35,7 @@ from odcl.engines.dask.round import (
     n_buckets,
     send_rows,
 )
-from odcl.engines.dask.sample import rows_of
+from odcl.engines.dask.sample import first_users, rows_of
 from odcl.engines.dask.user_files import EXAMPLES, UserFiles
 from odcl.engines.partition.look import Job
 from odcl.engines.partition.models import UserColumns
@@ -113,6 +114,11 @@ def fit_pieces(
         copies=not method.clusterer.uses_terms,
         factors=model._factors(method),
     )
+    if method.standardize and not model._server_finds_units(method, scaling):
+        shown.stage("looking for usual users")
+        few = rows_of(table, schema, first_users(table, schema, cluster, SAMPLE + 1), cluster)
+        rows = schema.encode(few, piece=True).federation()
+        scaling = scaling.for_users(rows, center=bool(model.fit_intercept))
     risk = Risk(_loss(model), model.l2, bool(model.fit_intercept), scaling.factors)
     dim = risk.dim(len(scaling.used))
     why, resolved = method.falls_back(risk, dim), method.resolved(risk, dim)

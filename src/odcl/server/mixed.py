@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -9,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.special import chdtrc, fdtrc
 
-from odcl._typing import Bools, Floats, Ints
+from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.federation import Federation
-from odcl.data.unusual import UserColumns, unusual_users
+from odcl.data.scaling import Scaling
+from odcl.data.unusual import UserColumns, unusual_lines, unusual_users
 from odcl.errors import InputError, NotAdmissible, Setting
 from odcl.exchange.download import Downloads
 from odcl.exchange.upload import Uploads
@@ -203,6 +205,22 @@ def user_quadratics(
         return [seen_quadratics(uploads, at)], at
     found = [seen_quadratics(uploads, at, width) for width in range(len(SITE_WIDTHS))]
     return (found if mixture is None else [_nearest(found, mixture)]), at
+
+
+def unusual_uploads(
+    uploads: Uploads, scaling: Scaling, names: Sequence[str], target: str, users: Array
+) -> list[str]:
+    """What is odd about some users' columns, as their data terms tell it, under ``users``' names.
+
+    ``names`` are those of the columns in use, whose units ``scaling`` has; "" for a ``target`` that
+    is a class.
+    """
+    if not uploads.has_terms or uploads.risk is None:
+        return []
+    levels = {j for factor in uploads.risk.factors for j in factor.columns}
+    shown = ["" if j in levels else name for j, name in enumerate(names)]
+    columns = user_columns(uploads).in_units(scaling.shift, scaling.scale)
+    return unusual_lines(unusual_users(columns), users, [*shown, target])
 
 
 def shared_columns(uploads: Uploads) -> Bools:

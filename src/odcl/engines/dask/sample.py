@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from odcl._typing import Array, Floats
 from odcl.data.columns import times
-from odcl.data.federation import id_keys, joined_ids, positions
+from odcl.data.federation import group_rows, id_keys, joined_ids, positions
 from odcl.data.schema import TableSchema, owners
 from odcl.engines.dask.cluster import Cluster
 from odcl.engines.dask.table import PiecedTable
@@ -47,6 +47,23 @@ def drawn_of_all(buckets: Sequence[Drawn], most: int) -> Drawn:
     keys, rows = (np.concatenate([getattr(one, n) for one in buckets]) for n in ("keys", "rows"))
     some = np.argsort(keys, kind="stable")[:most]
     return Drawn(keys[some], ids[some], rows[some])
+
+
+def first_users(table: PiecedTable, schema: TableSchema, cluster: Cluster, most: int) -> Drawn:
+    """The users with the smallest keys, before rows have come together by user."""
+    found = cluster.run(_first_users, table.pieces, schema, most)
+    ids, codes = group_rows(reduce(joined_ids, (one.ids for one in found)))
+    rows = np.bincount(codes, np.concatenate([one.rows for one in found])).astype(np.float64)
+    keys = id_keys(ids)
+    some = np.argsort(keys, kind="stable")[:most]
+    return Drawn(keys[some], ids[some], rows[some])
+
+
+def _first_users(piece: Any, schema: TableSchema, most: int) -> Drawn:
+    ids, codes = owners(piece.read([schema.user]), schema.user, schema.user_kind)
+    keys, rows = id_keys(ids), np.bincount(codes[codes >= 0], minlength=len(ids))
+    some = np.argsort(keys, kind="stable")[:most]
+    return Drawn(keys[some], ids[some], rows[some].astype(np.float64))
 
 
 def rows_of(

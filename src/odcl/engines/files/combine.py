@@ -29,6 +29,7 @@ from odcl.errors import NotAdmissible
 from odcl.exchange.ledger import Ledger, fedavg_exchange, ifca_exchange
 from odcl.exchange.upload import Uploads
 from odcl.files import locked
+from odcl.server.mixed import unusual_uploads
 from odcl.server.step import ServerStep, server_step
 
 FEWEST_SITES = 2
@@ -131,7 +132,7 @@ def combine_uploads(
             enough(found.uploads, max(min_sites or FEWEST_SITES, FEWEST_SITES))
             _stage(progress, "finding groups")
             combined = _combined(task, found, compared_rounds)
-        notices = (*found.notices, *_what_rounds_tell(old, state))
+        notices = (*combined.notices, *_what_rounds_tell(old, state))
         _stage(progress, "writing the round")
         return write_round(Path(out), state, replace(combined, notices=notices), key)
 
@@ -199,7 +200,10 @@ def _combined(task: Task, found: Collected, rounds: int) -> CombinedRound:
         _diagnosis(task, uploads, step),
         step.mixture,
     )
-    told = (found.set_aside, found.notices, step, groups)
+    sites = np.array([site for site, _ in uploads.users.tolist()])
+    goal = "" if task.risk.loss.classification else task.target
+    odd = unusual_uploads(uploads, task.scaling, task.columns, goal, sites)
+    told = (found.set_aside, (*found.notices, *odd), step, groups)
     return CombinedRound(task, found.uploads, *told, compared_rounds=rounds)
 
 
