@@ -13,7 +13,7 @@ import numpy as np
 
 from odcl._typing import Array, Bools, Floats
 from odcl.data.federation import Federation
-from odcl.errors import show
+from odcl.errors import number, show
 
 FAR = 20.0  # usual spreads between a user's mean and the median user's
 WIDE = 8.0  # usual spreads of a user's log standard deviation above the median
@@ -132,7 +132,9 @@ class Limits:
         """Who lies outside; users of several rows are not judged by what is constant in them."""
         judged = columns.varies | (columns.rows < 2)[:, None]
         away, times = columns.mean - self.middle, columns.sd / self.deviation
-        far = np.where(judged & (np.abs(away) > self.reach), away, 0.0)
+        # A large store lies far out in sales, which vary by as much in it: that is no other unit.
+        reach = np.maximum(self.reach, FAR * columns.sd)
+        far = np.where(judged & (np.abs(away) > reach), away, 0.0)
         return Unusual(far, np.where(judged & (times > self.times), times, 0.0))
 
 
@@ -199,20 +201,20 @@ def unusual_lines(
         for i, cell in list(alone.items())[:MOST]:
             where = "" if row_number is None else f"row {row_number(cell.row):,}, "
             lines.append(
-                f"{where}user {show(users.tolist()[i])}: {name} is {plain(cell.value)}, and "
-                f"{plain(cell.low)} to {plain(cell.high)} in the user's other rows: mistyped, or "
+                f"{where}user {show(users.tolist()[i])}: {name} is {number(cell.value, 6)}, and "
+                f"{number(cell.low)} to {number(cell.high)} in the user's other rows: mistyped, or "
                 "a code for a missing value?"
             )
         if len(alone) > MOST:
             lines.append(f"{len(alone) - MOST:,} more users with one such value of {name}")
         loud = [i for i in wide if i not in alone]
         if loud:
-            times = plain(float(np.median(found.wide[loud, j])))
+            times = number(float(np.median(found.wide[loud, j])))
             text = f"{name} varies {times} times as much as everybody else's: another unit?"
             lines.append(f"{_who(users, loud)}: {text}")
         away = [i for i in far if i not in wide]
         if away:
-            gap = plain(float(np.median(np.abs(found.far[away, j]))))
+            gap = number(float(np.median(np.abs(found.far[away, j]))))
             text = f"{name} lies {gap} away from everybody else's: another unit?"
             lines.append(f"{_who(users, away)}: {text}")
     return lines
@@ -223,13 +225,6 @@ def _who(users: Array, some: list[int]) -> str:
     if len(some) == 1:
         return f"user {names}"
     return f"{len(some):,} users ({names}{', ...' * (len(some) > MOST)})"
-
-
-def plain(value: float) -> str:
-    """A number with three digits, or all of a whole number's."""
-    if value == np.rint(value) and abs(value) < 1e15:
-        return f"{value:,.0f}"
-    return f"{float(f'{value:.3g}'):,.12g}"
 
 
 def unusual_notices(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from odcl._typing import Floats
+from odcl.errors import number
 from odcl.risk.risk import Risk
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Shared:
         if self.coefficient is None:
             return f"{text}."
         low, high = (self.coefficient + z * self.error for z in (-1.645, 1.645))
-        return f"{text}, {self.coefficient:.3g} ({low:.3g} to {high:.3g})."
+        return f"{text}, {number(self.coefficient)} ({number(low)} to {number(high)})."
 
 
 def shared_columns(mixture: Mixture, risk: Risk, features: Mapping[str, float]) -> list[Shared]:
@@ -139,7 +140,7 @@ def differing(differences: Mapping[str, float]) -> str:
         ((name, sd) for name, sd in differences.items() if sd > 0), key=lambda it: it[0] != LEVEL
     )
     return _listed(
-        f"{'the level' if name == LEVEL else name} ({'standard deviation ' * (i == 0)}{sd:.3g})"
+        f"{'the level' if name == LEVEL else name} ({'standard deviation ' * (i == 0)}{number(sd)})"
         for i, (name, sd) in enumerate(vary)
     )
 

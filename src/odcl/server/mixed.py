@@ -101,12 +101,13 @@ def with_own_groups(mixture: Mixture, outside: Uploads, method: Method) -> tuple
     few may not be told.
     """
     asked = dict(method.clusterer.params)
-    if asked.get("n_groups") is not None or method.smallest_group > 1:
+    most = asked.get("max_groups", len(outside)) - len(mixture.weights)
+    if asked.get("n_groups") is not None or method.smallest_group > 1 or most < 1:
         return mixture, 0
     assert outside.risk is not None
     candidates, at = user_quadratics(outside)
     ids = [str(user) for user in outside.users.tolist()]
-    fits = [search(q, ids, spread="zero") for q in candidates]
+    fits = [search(q, ids, spread="zero", max_groups=most) for q in candidates]
     own = min(fits, key=lambda fit: fit.evidence)
     (there, back), (offset, change) = (
         model_map(one, outside.risk) for one in (mixture, download_of(own, at))
