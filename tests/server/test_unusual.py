@@ -163,7 +163,7 @@ def test_of_many_users_those_outside_take_no_part_in_the_passes(monkeypatch):
 
 
 def test_with_a_given_number_of_groups_odd_users_get_no_group_of_their_own():
-    X, y, owner, group = world("squared", seed=0)
+    X, y, owner, _ = world("squared", seed=0)
     kelvin(X, y, owner)
     federation = Federation.from_arrays(X, y, owner)
     assert fit(federation, Risk(intercept=True), Method("auto:2")).n_clusters == 2
