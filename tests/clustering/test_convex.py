@@ -383,11 +383,11 @@ def test_a_lambda_without_a_meaning_is_refused(lam):
 def test_points_without_distances_are_refused(bad):
     a = blobs()
     a[4, 1] = bad
-    with pytest.raises(ValueError, match="first is row 4"):
+    with pytest.raises(ValueError, match="first is row 5"):
         ConvexClustering(lam=0.1).fit(a)
-    with pytest.raises(ValueError, match="first is row 4"):
+    with pytest.raises(ValueError, match="first is row 5"):
         clusterpath(a)
-    with pytest.raises(ValueError, match="first is row 4"):
+    with pytest.raises(ValueError, match="first is row 5"):
         recovery_interval(a, np.arange(len(a)) % 3)
 
 
@@ -460,7 +460,7 @@ def test_points_that_are_no_rows_are_refused(bad):
 
 
 def test_nan_rows_are_named_by_the_function_too():
-    with pytest.raises(ValueError, match="first is row 1"):
+    with pytest.raises(ValueError, match="first is row 2"):
         convex_cluster([[0.0, 1.0], [np.nan, 1.0]], 0.1)
 
 

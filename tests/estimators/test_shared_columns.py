@@ -49,7 +49,7 @@ def test_the_interval_of_a_shared_coefficient_holds_it():
     """90 % of them, of 20: a mixed model's own interval would, and one by rows alone would not."""
     inside = 0
     for seed in range(20):
-        told = of_frame(random_level(seed), clusterer="auto:1").reason_.rpartition("(")[2]
+        told = of_frame(random_level(seed), clusterer="auto:1").reason_.rpartition("(90 %: ")[2]
         low, high = map(float, told.rstrip(").").split(" to "))
         inside += low <= 1 <= high
     assert inside >= 15

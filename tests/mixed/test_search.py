@@ -17,6 +17,7 @@ from odcl.clustering.labels import same_partition
 from odcl.mixed import choose as choosing
 from odcl.mixed import search as module
 from odcl.mixed.mixture import Quadratics
+from odcl.mixed.noise import pure_noise
 from odcl.mixed.posterior import download_of, posterior
 from odcl.mixed.search import _candidates, sample_by_id, search
 from odcl.mixed.starts import kmeans_seeds, lloyd
@@ -349,7 +350,8 @@ def test_many_groups_far_apart_are_found_though_fewer_of_them_help_nobody():
 def test_tails_are_tried_on_more_than_the_fit_that_leads_without_them(monkeypatch):
     theta = 3.0 * np.eye(3)[np.arange(24) % 3]
     _, _, q = seen(*rows_of(theta, 12, seed=1))
-    fits = sorted((f for f in _candidates(q, 50, None) if f.n_groups > 1), key=module.evidence)
+    found = _candidates(q, *pure_noise(q), 50, None)
+    fits = sorted((f for f in found if f.n_groups > 1), key=module.evidence)
     other = next(f for f in fits[1:] if f.spread.matrix.any())
     gain = other.evidence - fits[0].evidence + 1
 

@@ -134,7 +134,7 @@ def drift_of(model: Any, everybody: Federation) -> Drift:
         *(everybody.users[place < 0], model.n_users_ - len(at)),
     )
     for i in found.moved:
-        found.nearest[i] = model.place(scaled.X[rows.rows(i)], rows.y[rows.rows(i)]).label
+        found.nearest[i] = model._place(scaled.X[rows.rows(i)], rows.y[rows.rows(i)]).label
     return found
 
 
@@ -152,7 +152,7 @@ def _promises(model: Any, rows: Federation) -> tuple[dict[str, Any], list[Floats
         residual = residual if p.shape[1] == 2 else np.full(len(p), np.nan)
         return measures, [loss - entropy, best - hit], residual, best * (1 - best)
     mean, std = model.predict(X, users, return_std=True)
-    low, high = model.predict_interval(X, users)
+    low, high = model.predict_interval(X, users=users)
     square, hit = (y - mean) ** 2, (low <= y) & (y <= high)
     measures = {"RMSE": (np.sqrt(square.mean()), np.sqrt((std**2).mean()))}
     measures |= {"inside 90 % intervals": (hit.mean(), 0.9)}

@@ -94,11 +94,11 @@ class LaterUsers(TableInput):
     def _assign(self, X: Any, y: Any, user: Any = None) -> Assignment:
         check_is_fitted(self, "theta_")
         rows, target = self._rows_of_one(X, y, user)
-        found = self.place(rows, target)
+        found = self._place(rows, target)
         coef, intercept = self._in_table_units(found.theta[None])
         return replace(found, coef=coef[0], intercept=intercept[0])
 
-    def place(self, rows: Floats, target: Floats) -> Assignment:
+    def _place(self, rows: Floats, target: Floats) -> Assignment:
         """Where a user with these rows, scaled and encoded, belongs."""
         with one_thread(rows.shape[1]):
             if self.mixture_ is not None:
@@ -116,7 +116,7 @@ class LaterUsers(TableInput):
         if self.mixture_ is not None:
             from odcl.server.mixed import place_mixed, with_more_terms
 
-            more = self.place(rows, target)
+            more = self._place(rows, target)
             found = place_mixed(with_more_terms(old, more.upload), self.mixture_)
             return found.upload, (found.label, found.theta, found.probability), found.received
         upload = with_more_rows(old, rows, target, self.risk_)
@@ -139,7 +139,7 @@ class LaterUsers(TableInput):
         told = old.n_samples if old.observations is None else old.observations
         if not len(rows) == self.n_rows_[at] == told[0]:
             return False
-        kept, new = old.to_arrays(), self._assigned(rows, target).upload.to_arrays()
+        kept, new = old.to_arrays(), self._place(rows, target).upload.to_arrays()
         each = (np.allclose(kept[n], new[n], 1e-6, 1e-9) for n in kept.keys() & new.keys())
         return all(each)
 
@@ -221,7 +221,7 @@ class LaterUsers(TableInput):
             if at < 0:
                 raise ValueError(f"User {user!r} is not known: add it with add_user.")
             if all_rows:
-                found = self.place(rows, target)
+                found = self._place(rows, target)
                 place, upload = (found.label, found.theta, found.probability), found.upload
                 received = found.received
             elif self.uploads_ is None:

@@ -81,7 +81,7 @@ class Shared:
         if self.coefficient is None:
             return f"{text}."
         low, high = (self.coefficient + z * self.error for z in (-1.645, 1.645))
-        return f"{text}, {number(self.coefficient)} ({number(low)} to {number(high)})."
+        return f"{text}, {number(self.coefficient)} (90 %: {number(low)} to {number(high)})."
 
 
 def shared_columns(mixture: Mixture, risk: Risk, features: Mapping[str, float]) -> list[Shared]:

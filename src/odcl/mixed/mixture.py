@@ -186,8 +186,11 @@ class Centers:
         if fixed is None or self.root is None:
             return self
         back = np.linalg.inv(self.root)
-        inverse = np.linalg.pinv(back.T @ self.told @ back, UNSEEN, hermitian=True)
-        C = self.C + (inverse * np.outer(fixed, fixed))[:, None]
+        values, vectors = np.linalg.eigh(back.T @ self.told @ back)
+        seen = values > 1e-8 * np.maximum(values[:, -1:], 1e-300)  # B is small: rounding shows
+        vectors = vectors * np.where(seen, 1 / np.sqrt(np.where(seen, values, 1.0)), 0.0)[:, None]
+        own = vectors * fixed[:, None]
+        C = self.C + (own @ own.transpose(0, 2, 1))[:, None]
         return replace(self, c=np.where(fixed, self.mean[:, None], self.c), C=C)
 
     @staticmethod

@@ -60,13 +60,14 @@ def are_noisy(q: Quadratics, usual: float) -> Bools:
 def pure_noise(q: Quadratics) -> tuple[Noise, Floats]:
     """The noise prior, and every user's variance to start from; see :func:`_largest`.
 
-    Where noise is not known to be equal and the median user is short of rows, pure error is what a
-    level of its own leaves beside everybody's slopes: its own slopes would leave next to nothing,
-    and a user far from the others would pass for a noisy one.
+    Where noise is not known to be equal and the median user has five rows or fewer, with one to
+    spare at most, pure error is what a level of its own leaves beside everybody's slopes: its own
+    slopes would leave next to nothing.
     """
     noise, s2 = _largest(q)
-    equal = noise.common and np.median(q.dof) > 0
-    if equal or not (q.level and q.noisy) or np.median(q.rows) > SHORT:
+    spare = np.median(q.dof)
+    told = spare > 1 or (noise.common and spare > 0)
+    if told or not (q.level and q.noisy) or np.median(q.rows) > SHORT:
         return noise, s2
     left = np.maximum(q.uu - q.b[:, 0] ** 2 / np.maximum(q.rows, 1e-300), 0.0)
     return _largest(replace(q, pure=left, dof=np.maximum(q.rows - 1, 0.0)))

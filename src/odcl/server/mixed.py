@@ -11,6 +11,7 @@ import numpy as np
 from scipy.special import chdtrc, fdtrc
 
 from odcl._typing import Array, Bools, Floats, Ints
+from odcl.clustering.mixed import MixedGroups
 from odcl.data.federation import Federation
 from odcl.data.scaling import Scaling
 from odcl.data.unusual import UserColumns, unusual_lines, unusual_users
@@ -101,7 +102,7 @@ def with_own_groups(mixture: Mixture, outside: Uploads, method: Method) -> tuple
     few may not be told.
     """
     asked = dict(method.clusterer.params)
-    most = asked.get("max_groups", len(outside)) - len(mixture.weights)
+    most = asked.get("max_groups", MixedGroups().max_groups) - len(mixture.weights)
     if asked.get("n_groups") is not None or method.smallest_group > 1 or most < 1:
         return mixture, 0
     assert outside.risk is not None
@@ -139,7 +140,7 @@ def _step_of_usual(uploads: Uploads, method: Method, party: Ints | None) -> Serv
     refuse_silence(len(uploads), int((uploads.seen > 0).sum()))
     candidates, at = user_quadratics(uploads)
     fixed = shared_coordinates(uploads, at)
-    dispersion = max(overdispersion(uploads), 1.0)
+    dispersion = overdispersion(uploads)
     candidates = [replace(q, fixed=fixed, dispersion=dispersion) for q in candidates]
     asked = dict(method.clusterer.params)  # max_groups, n_groups, spread
     smallest, spoke = method.smallest_group, uploads.seen > 0

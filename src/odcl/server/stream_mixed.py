@@ -82,7 +82,7 @@ def stream_mixed(chunks: Chunks, looked: Survey, method: Method) -> StreamedStep
     limits = Limits.of(user_columns(like))
     outside = limits.outside(user_columns(like)).in_features
     apart, like = like.take(outside), like.take(~outside)
-    fixed, dispersion = shared_coordinates(like, at), max(overdispersion(like), 1.0)
+    fixed, dispersion = shared_coordinates(like, at), overdispersion(like)
     widths = [0] if looked.total is not None else range(len(SITE_WIDTHS))
     asked = dict(method.clusterer.params)  # max_groups, n_groups, spread
     tried = []

@@ -116,25 +116,6 @@ def test_more_users_than_are_clustered_at_once(tmp_path, monkeypatch):
     assert_same_fit(found, in_memory(table, method=method), table)
 
 
-@pytest.mark.parametrize("method", [Method(3), Method()], ids=["rows", "sums"])
-def test_strangers_are_near_the_groups_that_they_are_near_in_memory(tmp_path, method):
-    """Users with many rows count more than users with few, whatever stands for the rows."""
-    table = sales(m=40, n=16)
-    user, price = (table[name].to_numpy() for name in ("store", "price"))
-    kept = (user < 20) | (price > 12)  # the second half has few rows, and dear ones
-    table = table.filter(pa.array(kept))
-    cut(table, tmp_path / "sales", [90, 300])
-    found = in_pieces(tmp_path / "sales", tmp_path, method=method)
-    whole = in_memory(table, method=method)
-    assert np.ptp(whole.n_rows_) > 8
-    assert_allclose(found.cluster_means_, whole.cluster_means_, rtol=1e-8, atol=1e-8)
-    strangers = sales(m=5, n=6, seed=3).to_pandas().drop(columns="sales")
-    strangers["store"] += 1000
-    models = (found.set_params(unknown="nearest"), whole.set_params(unknown="nearest"))
-    mine, theirs = (model.predict(strangers) for model in models)
-    assert_allclose(mine, theirs, rtol=1e-8)
-
-
 def test_a_later_user_joins_where_it_would_in_memory(tmp_path):
     """With squared loss the one model for everybody is that of all rows, too."""
     table, new = sales(n=12), sales(m=3, n=12, seed=5).to_pandas()

@@ -197,7 +197,11 @@ def test_with_other_methods_users_who_sent_nothing_are_named_and_have_no_model(t
 
 
 def test_a_value_that_is_missing_is_the_shift_of_its_feature_where_the_card_says_so():
-    features = (Feature("a", None, 2.0, 3.0), Feature("b"), Feature("c", ("p", "q")))
+    features = (
+        Feature("a", None, 2.0, 3.0),
+        Feature("b", None, 0.0, 2.0),
+        Feature("c", ("p", "q")),
+    )
     given = task(features=features, missing="mean")
     frame = TABLES["south"].copy()
     filled = frame.copy()
