@@ -26,7 +26,6 @@ _MORE = {
     "sites": "how many sites have at least half of their rows in each group",
     "distance": "how far each user is from its group, in noise units (about 1 for a member)",
     "none_of_these": "whether each user fits none of the groups",
-    "_units": "the units of the columns of {}, as powers of two",
     "_diagonal": "of {}, the diagonal",
 }
 
