@@ -344,7 +344,7 @@ def test_mixed_groups_that_are_too_small_are_dissolved():
             assert found.step.mixture.spread.matrix.any()
 
 
-@pytest.mark.parametrize("combine", ["mean", "precision", "shrink"])
+@pytest.mark.parametrize("combine", ["mean", "precision"])
 def test_groups_that_are_too_small_are_dissolved(combine):
     federation = linear_federation(20, 60, n_clusters=4, sizes=(9, 7, 2, 2), dim=3, n_active=3)
     found = odcl.fit(federation, method=Method("mixture", combine=combine))

@@ -69,8 +69,7 @@ METHOD = {
     "--combine HOW": (
         opt.one_of(opt.COMBINE),
         "how a group's models become one: precision (by what each user's rows tell), mean "
-        "(the paper), samples (by number of rows), shrink (mean of the mixture's posterior) "
-        "[default: precision]",
+        "(the paper), samples (by number of rows) [default: precision]",
     ),
     "--l2 NUMBER": (
         opt.at_least_0,

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from odcl.errors import did_you_mean
 
 LOSSES = ("auto", "squared", "huber", "poisson", "logistic", "multinomial")
-COMBINE = ("precision", "mean", "samples", "shrink")
+COMBINE = ("precision", "mean", "samples")
 CURVATURE = ("auto", "full", "diagonal", "none")
 MISSING = ("error", "drop", "mean")
 UNKNOWN = ("error", "pooled")
