@@ -96,15 +96,6 @@ _MORE = {
 }
 
 
-PLAN = {
-    "--plan HOW": (
-        opt.one_of(("auto", "rows", "sums")),
-        "how the rows of a user come together: rows (as they are), sums (of those in a piece of "
-        "the table), auto (whichever is smaller, user by user) [default: auto]",
-    ),
-}
-
-
 def add(some: Any) -> opt.Parser:
     usage = "TABLE --user COLUMN --target COLUMN --out RUN [options]"
     parser = opt.command(some, "fit", usage, _ABOUT, _EXAMPLES)
@@ -131,7 +122,7 @@ def add(some: Any) -> opt.Parser:
     opt.seed(run)
     opt.jobs(run, 1, "threads for the local models")
     opt.quiet(run)
-    opt.engine(parser, PLAN)
+    opt.engine(parser)
     return parser
 
 

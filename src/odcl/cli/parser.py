@@ -265,9 +265,9 @@ ENGINE = {
 }
 
 
-def engine(parser: Parser, more: Mapping[str, Any] | None = None) -> None:
+def engine(parser: Parser) -> None:
     """Options of commands that work on tables in pieces."""
-    add_options(parser.add_argument_group("beyond memory"), {**ENGINE, **(more or {})})
+    add_options(parser.add_argument_group("beyond memory"), ENGINE)
 
 
 def force(group: Any) -> None:
