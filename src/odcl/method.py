@@ -41,7 +41,7 @@ class Method:
     combine : "precision" (the pooled fit of the group), "mean" (the paper), "samples".
     refit : the user's last step: "evidence", "cv", a strength, or None (the paper).
     curvature : what users send of their curvature, where the method reads it: "auto" is all of it
-        up to 100 parameters, save for users with fewer rows than parameters; "full", "diagonal".
+        up to 100 parameters, save for users with fewer rows than parameters; "full"; "none".
     standardize : bring features to a scale common to all users first.
     smallest_group : groups with fewer users are dissolved into the others.
     short_terms : may the data term of a user with fewer rows than parameters leave it? The term

@@ -116,7 +116,7 @@ VALUES = [
     ("--clusters", "spectral:0", "spectral:K"),
     ("--clusters", "dbscan:3", "gradient:K"),
     ("--missing", "guess", "none of error, drop, mean"),
-    ("--curvature", "half", "none of auto, full, diagonal, none"),
+    ("--curvature", "half", "none of auto, full, none"),
     ("--holdout", "1", "share of the rows, from 0 to below 1"),
     ("--holdout", "20%", "share of the rows, from 0 to below 1"),
     ("--l2", "-1", "number >= 0"),

@@ -87,8 +87,8 @@ _MORE = {
     ),
     "--curvature WHAT": (
         opt.one_of(opt.CURVATURE),
-        "what users would send of their Hessian: full, diagonal, none; auto: full up to 100 "
-        "parameters [default: auto; with --paper none]",
+        "what users would send of their Hessian: full, none; auto: full up to 100 parameters "
+        " [default: auto; with --paper none]",
     ),
     "--no-standardize": "leave features in their own units instead of a common scale",
     "--no-short-terms": "users with fewer rows than parameters send what the average of their rows "

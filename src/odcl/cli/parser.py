@@ -13,7 +13,7 @@ from odcl.errors import did_you_mean
 
 LOSSES = ("auto", "squared", "huber", "poisson", "logistic", "multinomial")
 COMBINE = ("precision", "mean", "samples")
-CURVATURE = ("auto", "full", "diagonal", "none")
+CURVATURE = ("auto", "full", "none")
 MISSING = ("error", "drop", "mean")
 UNKNOWN = ("error", "pooled")
 UNSEEN = ("error", "reference")

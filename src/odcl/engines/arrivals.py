@@ -110,7 +110,7 @@ def _check(uploads: Uploads, least: int) -> None:
         uploads.check()
     for name, matrix in uploads.present.items():
         part = Uploads.parts()[name]
-        if part.matrix and matrix.ndim == 1 + len(part.shape) and not part.triangular:
+        if part.matrix and not part.triangular:
             values = np.linalg.eigvalsh(matrix)
             definite = values[..., 0] >= -_ROUNDING * np.maximum(values[..., -1], 0.0)
             expect(bool(definite.all()), f"{name} is not positive semidefinite")

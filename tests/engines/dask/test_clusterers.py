@@ -20,7 +20,6 @@ from tests.engines.dask.tables import assert_same_fit, cut, estimator, in_memory
 METHODS = {
     "kmeans": Method(3),
     "mixture": Method("mixture"),
-    "diagonal": Method("mixture", curvature="diagonal"),
     "paper": Method.paper(),
     "validated": Method("kmeans:3", combine="samples", refit="cv"),
     "spectral": Method("spectral:3"),
