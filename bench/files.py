@@ -20,7 +20,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from bench.tables import at_most, progress, table
 from odcl.data.federation import Federation
-from odcl.engines.arrivals import to_wire
 from odcl.engines.files import Feature, Task, combine_uploads
 from odcl.engines.files.envelope import envelope_bytes
 from odcl.engines.files.keys import SigningKey, make_keys, read_key
@@ -78,7 +77,7 @@ def _write_uploads(place: Path, m: int) -> None:
         y = (X * theta[:, :-1]).sum(axis=1) + theta[:, -1] + rng.normal(size=len(X))
         uploads = task.uploads_of(Federation.from_arrays(X, y, owner))
         for site, one in zip(some, uploads, strict=True):
-            arrays, now = to_wire(one, task.dtype), "2026-01-31T12:00:00.000000Z"
+            arrays, now = one.to_arrays(), "2026-01-31T12:00:00.000000Z"
             content = envelope_bytes(
                 "upload", task, site, arrays, words, created=now, key=keys[site]
             )

@@ -19,7 +19,7 @@ from odcl.risk.losses import Huber, Logistic, Multinomial, Poisson
 from odcl.server.combine import average_by_cluster
 
 LINEAR = ("K=10", 10, None), ("K=4", 4, None), ("K=1", 1, None), ("70/20/7/3", 4, (70, 20, 7, 3))
-HEADER = ("true K", "partition", "default", "shrink", "paper", "local", "target", "")
+HEADER = ("true K", "partition", "default", "paper", "local", "target", "")
 NOTE = """'true K' and 'partition' count the runs in which the default found them. Errors are
 ||model - optimum||^2, averaged over users, over the better of local models and oracle averaging
 (the true groups known), mean over seeds. 'paper' is K-means++ with the true K given, plain means,
@@ -42,7 +42,6 @@ class Outcome:
     true_k: bool
     partition: bool
     default: float
-    shrink: float
     paper: float
     local: float
 
@@ -64,7 +63,6 @@ def outcome(users: SyntheticFederation, risk: Risk) -> Outcome:
         default.n_clusters == k,
         same_partition(default.labels, groups),
         _error(default.models, optima) / best,
-        error(Method(combine="shrink", refit=None)) / best,
         error(Method.paper(k)) / best,
         local / best,
     )
@@ -78,10 +76,7 @@ def _line(name: str, runs: Sequence[Outcome], share: float, most: float | None) 
     """``share`` of the runs must have the true K, and the mean error be at most ``most``."""
     n = len(runs)
     found, parted = sum(r.true_k for r in runs), sum(r.partition for r in runs)
-    errors = [
-        float(np.mean([getattr(r, f) for r in runs]))
-        for f in ("default", "shrink", "paper", "local")
-    ]
+    errors = [float(np.mean([getattr(r, f) for r in runs])) for f in ("default", "paper", "local")]
     goal, verdicts = f"K {share:.0%}", {at_least(found, share * n)}
     if most is not None:
         goal += f", <= {most}"

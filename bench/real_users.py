@@ -28,23 +28,14 @@ VARIANTS = {
     "combine='mean'": Method(combine="mean"),
     "combine='samples'": Method(combine="samples"),
 }
-# With more than 100 parameters: which of the two is better, with and without the refit?
+# With more than 100 parameters, with and without the refit.
 WIDE = {
     "paper (silhouette, mean, no refit)": Method.paper(),
     "odcl, default": Method(),
-    "diagonal precision, refit='cv'": Method(curvature="diagonal", refit="cv"),
     "samples, refit='cv'": Method(combine="samples", refit="cv"),
-    "diagonal precision, refit=None": Method(curvature="diagonal", refit=None),
     "samples, refit=None": Method(combine="samples", refit=None),
-    "diagonal precision, K=6, refit=None": Method(6, curvature="diagonal", refit=None),
     "samples, K=6, refit=None": Method(6, combine="samples", refit=None),
 }
-# Differences split by split: the same users, so their standard error is smaller.
-PAIRED = (
-    ("diagonal precision, refit='cv'", "samples, refit='cv'"),
-    ("diagonal precision, refit=None", "samples, refit=None"),
-    ("diagonal precision, K=6, refit=None", "samples, K=6, refit=None"),
-)
 
 
 def run(*, quick: bool, data: Path) -> None:
@@ -139,9 +130,6 @@ def _measure(
         for name, found in _one_split(make_users(source, *sizes, seed), variants).items():
             runs.setdefault(name, []).append(found)
     lines = {name: np.array(values, dtype=float) for name, values in runs.items()}
-    for less, more in PAIRED:
-        if less in lines and more in lines:
-            lines[f"{more}, less the same with {less.split(',')[0]}"] = lines[more] - lines[less]
     return [_row(name, values) for name, values in lines.items()]
 
 

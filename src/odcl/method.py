@@ -18,7 +18,7 @@ from odcl.exchange.download import Refit
 from odcl.exchange.upload import TERM_FIELDS, Curvature
 from odcl.risk.risk import Risk
 
-COMBINERS = ("mean", "samples", "precision", "shrink")
+COMBINERS = ("mean", "samples", "precision")
 REFITS = ("evidence", "cv")
 TERM_LOSSES = ("squared", "huber", "logistic", "poisson", "multinomial")
 MOST_TERM_PARAMETERS = 100  # beyond, a matrix per user is too much to send
@@ -38,10 +38,10 @@ class Method:
         noise mixture of the users' models), a number, "elbow", "silhouette", "convex", "kmeans:4",
         "spectral:4", "gradient:4", one of odcl's clusterers, or any object with fit() and labels_
         (in one process only).
-    combine : "precision" (the pooled fit of the group), "mean" (the paper), "samples", "shrink".
+    combine : "precision" (the pooled fit of the group), "mean" (the paper), "samples".
     refit : the user's last step: "evidence", "cv", a strength, or None (the paper).
     curvature : what users send of their curvature, where the method reads it: "auto" is all of it
-        up to 100 parameters, save for users with fewer rows than parameters; "full", "diagonal".
+        up to 100 parameters, save for users with fewer rows than parameters; "full"; "none".
     standardize : bring features to a scale common to all users first.
     smallest_group : groups with fewer users are dissolved into the others.
     short_terms : may the data term of a user with fewer rows than parameters leave it? The term
@@ -78,13 +78,6 @@ class Method:
         size = self.smallest_group
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ValueError(f"smallest_group={size!r} is not a number of users from 1 on.")
-        knows_spread = self.clusterer.uses_covariance or self.clusterer.uses_terms
-        if self.combine == "shrink" and not knows_spread:
-            raise InputError(
-                *(Setting("combine", "shrink"), " needs ", Setting("clusterer", "mixture")),
-                f", which alone tells how far users of a group differ, and not {self.clusterer}: "
-                "leave one of them out.",
-            )
 
     @classmethod
     def paper(cls, n_clusters: Any = None) -> Method:
@@ -159,7 +152,7 @@ class Method:
         if self.clusterer.uses_terms:
             return "none"
         reads = self.clusterer.uses_covariance or self.clusterer.uses_noise
-        reads = reads or self.combine in ("precision", "shrink") or self.refit == "evidence"
+        reads = reads or self.combine == "precision" or self.refit == "evidence"
         return self.curvature if reads else "none"
 
     @property

@@ -86,7 +86,7 @@ def test_the_command_fits_what_the_estimator_fits(command):
         (("--no-standardize",), Method(standardize=False), {}),
         (("--no-short-terms",), Method(short_terms=False), {}),
         (("--no-intercept",), Method(), {"fit_intercept": False}),
-        (("--curvature", "diagonal"), Method(curvature="diagonal"), {}),
+        (("--curvature", "full"), Method(curvature="full"), {}),
         (("--l2", "0.5"), Method(), {"l2": 0.5}),
         (("--loss", "huber"), Method(), {"loss": "huber"}),
         (("--seed", "7"), Method(), {"random_state": 7}),

@@ -107,7 +107,7 @@ USAGE = [
 VALUES = [
     ("--loss", "logistc", "none of auto, squared, huber, poisson, logistic, multinomial"),
     ("--loss", "logistc", "did you mean 'logistic'?"),
-    ("--combine", "median", "none of precision, mean, samples, shrink"),
+    ("--combine", "median", "none of precision, mean, samples"),
     ("--refit", "never", "none of evidence, cv, none, a number >= 0"),
     ("--refit", "-1", "none of evidence, cv, none, a number >= 0"),
     ("--refit", "nan", "none of evidence, cv, none, a number >= 0"),
@@ -116,7 +116,7 @@ VALUES = [
     ("--clusters", "spectral:0", "spectral:K"),
     ("--clusters", "dbscan:3", "gradient:K"),
     ("--missing", "guess", "none of error, drop, mean"),
-    ("--curvature", "half", "none of auto, full, diagonal, none"),
+    ("--curvature", "half", "none of auto, full, none"),
     ("--holdout", "1", "share of the rows, from 0 to below 1"),
     ("--holdout", "20%", "share of the rows, from 0 to below 1"),
     ("--l2", "-1", "number >= 0"),
@@ -149,7 +149,6 @@ def test_a_value_that_an_option_does_not_know_is_refused_with_the_choices(
     [
         ("--paper", "--combine", "samples"),
         ("--paper", "--refit", "cv"),
-        ("--combine", "shrink", "--clusters", "3"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(command, words):

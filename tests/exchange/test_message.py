@@ -14,11 +14,11 @@ from odcl.exchange.message import message_bytes, n_numbers
 from tests.helpers import refusal
 
 
-def uploads(m=5, dim=3, *, full=True, seed=0):
+def uploads(m=5, dim=3, *, seed=0):
     """Every field filled, and different for every user."""
     rng = np.random.default_rng(seed)
     half = rng.normal(size=(m, dim, dim))
-    H = half @ half.swapaxes(1, 2) if full else rng.uniform(1, 2, size=(m, dim))
+    H = half @ half.swapaxes(1, 2)
     ids = np.array([f"u{i}" for i in range(m)])
     n, phi, trace = rng.uniform(1, 9, size=(3, m))
     theta, width = rng.normal(size=(m, dim)), dim + 1
@@ -41,7 +41,7 @@ def downloads(m=5, dim=3, seed=0):
     return Downloads(np.arange(m), rng.random((m, dim)), *numbers, *own, "cv")
 
 
-MESSAGES = {"uploads": uploads(), "diagonal": uploads(full=False), "downloads": downloads()}
+MESSAGES = {"uploads": uploads(), "downloads": downloads()}
 every_message = pytest.mark.parametrize("name", MESSAGES)
 
 
@@ -123,8 +123,6 @@ def test_arrays_of_a_file_lead_back_to_the_messages(name):
 
 def test_arrays_that_do_not_make_a_message_are_refused():
     arrays = uploads().to_arrays()
-    twice = arrays | {"curvature_diagonal": np.ones((5, 3))}
-    refusal(Uploads.from_arrays, np.arange(5), twice, match="curvature is there twice")
     del arrays["n_samples"]
     refusal(Uploads.from_arrays, np.arange(5), arrays, match="n_samples is not there")
 
@@ -137,7 +135,6 @@ def test_bytes_are_eight_per_number_and_a_triangle_per_matrix():
     assert message_bytes((4,), (), (4, 4)) == 8 * 15
     terms = 4 + 10 + 3 * (6 + 3 + 1) + 1 + 1
     assert_array_equal(uploads().n_bytes, 8 * (3 + 1 + 6 + 1 + 1 + terms))
-    assert_array_equal(uploads(full=False).n_bytes, 8 * (3 + 1 + 3 + 1 + 1 + terms))
     kept = uploads()
     kept.curvature[2] = 0.0  # this user keeps it back
     assert_array_equal(kept.kept_back("curvature"), np.arange(5) == 2)
@@ -175,9 +172,7 @@ def test_a_users_standing_is_told_in_a_sentence():
 
 def test_what_uploads_know_follows_from_what_they_hold():
     sent = uploads()
-    assert sent.full
     assert sent.sent.all()
-    assert not uploads(full=False).full
     bare = Uploads.of(np.eye(3))
     assert not bare.sent.any()
     assert bare.knows_noise.all()

@@ -276,10 +276,11 @@ def test_a_user_is_the_same_alone_in_any_batch_and_in_any_order(
 
 
 @every_loss
-def test_uploads_are_the_same_alone_and_in_any_batch(loss):
+def test_uploads_are_the_same_alone_and_in_any_batch(loss, monkeypatch):
     federation = gaussian_users(loss, [2, 5, 30, 64, 65, 100], 4)
-    for curvature in ("full", "diagonal"):
-        how = {"l2": 0.1, "intercept": True, "curvature": curvature}
+    for full_up_to in (100, 0):  # matrices, or their traces
+        monkeypatch.setattr("odcl.local.fit.FULL_UP_TO", full_up_to)
+        how = {"l2": 0.1, "intercept": True}
         together = fit(federation, loss, **how).uploads
         for i in range(6):
             alone = fit(federation.take(np.array([i])), loss, **how).uploads
@@ -746,7 +747,7 @@ def test_stronger_penalties_lead_from_the_minimiser_to_the_centre():
 @every_loss
 @with_or_without_intercept
 @pytest.mark.parametrize("weighted", [False, True])
-def test_curvature_is_n_times_the_hessian(loss, intercept, weighted):
+def test_curvature_is_n_times_the_hessian(loss, intercept, weighted, monkeypatch):
     federation = gaussian_users(loss, [40, 80], 3)
     if weighted:
         weight = np.random.default_rng(0).uniform(0.5, 2.0, 120)
@@ -755,15 +756,16 @@ def test_curvature_is_n_times_the_hessian(loss, intercept, weighted):
         )
     risk = Risk(loss, 0.1, intercept)
     local = fit_users(federation, risk).uploads
-    diagonal = fit_users(federation, risk, "diagonal").uploads
+    monkeypatch.setattr("odcl.local.fit.FULL_UP_TO", 0)
+    traces = fit_users(federation, risk).uploads
     for i, (_, X, y) in enumerate(federation):
         w = None if federation.weight is None else federation.weight[federation.rows(i)]
         H = risk.hessian(local.theta[i], X, y, w) * federation.n_samples[i]
         assert_allclose(local.curvature[i], H, rtol=1e-11, atol=1e-11)
         assert_array_equal(local.curvature[i], local.curvature[i].T)
-        assert_allclose(diagonal.curvature[i], np.diag(H), rtol=1e-11)
-        assert_allclose(diagonal.inverse_trace[i], np.trace(np.linalg.inv(H)), rtol=1e-8)
+        assert_allclose(traces.inverse_trace[i], np.trace(np.linalg.inv(H)), rtol=1e-8)
     assert local.inverse_trace is None
+    assert traces.curvature is None
     nothing = fit_users(federation, risk, "none").uploads
     assert nothing.curvature is None
     assert nothing.dispersion is None
@@ -790,9 +792,6 @@ def test_beyond_a_hundred_parameters_one_number_stands_for_the_curvature():
     local = fit(federation, Squared(), l2=0.1)
     assert local.uploads.curvature is None
     assert_array_equal(np.isfinite(local.uploads.inverse_trace), [False, True])
-    by_name = fit(federation, Squared(), l2=0.1, curvature="diagonal")
-    assert by_name.uploads.curvature.shape == (2, 101)
-    assert_array_equal(by_name.uploads.inverse_trace, local.uploads.inverse_trace)
     assert fit(federation, Squared(), l2=0.1, curvature="full").uploads.curvature.ndim == 3
     at_the_border = gaussian_users(Squared(), [150], 100)
     assert fit(at_the_border, Squared()).uploads.curvature.shape == (1, 100, 100)
@@ -825,7 +824,7 @@ def test_what_cannot_be_fitted_is_named():
         fit(federation, Squared(), l2=-1.0)
     with pytest.raises(ValueError, match="neither 'exact'"):
         fit(federation, Squared(), solver="newton")
-    with pytest.raises(ValueError, match="not one of auto, full, diagonal, none"):
+    with pytest.raises(ValueError, match="not one of auto, full, none"):
         fit(federation, Squared(), curvature="half")
 
 

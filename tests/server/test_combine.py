@@ -116,13 +116,12 @@ def test_users_with_fewer_rows_than_parameters_take_part_in_full(fit_intercept, 
 
 
 @pytest.mark.parametrize("how", CLOSED_FORMS)
-@pytest.mark.parametrize("curvature", ["full", "diagonal"])
 @pytest.mark.parametrize("loss", [Squared(), Logistic()], ids=lambda loss: loss.name)
-def test_others_are_the_cluster_combined_again_without_the_user(how, curvature, loss):
+def test_others_are_the_cluster_combined_again_without_the_user(how, loss):
     federation = linear_users()
     if loss.name == "logistic":
         federation = federation.with_y(np.where(federation.y > 2.0, 1.0, -1.0))
-    uploads = fit_users(federation, Risk(loss, 0.1, intercept=True), curvature).uploads
+    uploads = fit_users(federation, Risk(loss, 0.1, intercept=True), "full").uploads
     found = combine_clusters(uploads, LABELS, how, others=True)
     assert_array_equal(found.centers, combine_clusters(uploads, LABELS, how).centers)
     for i in range(len(SIZES)):
@@ -154,15 +153,14 @@ def test_users_who_keep_their_curvature_do_not_sway_the_others():
 @pytest.mark.parametrize(
     "loss", [Squared(), Huber(), Logistic(), Multinomial(3), Poisson()], ids=lambda x: x.name
 )
-@pytest.mark.parametrize("curvature", ["full", "diagonal"])
-def test_users_who_agree_are_not_argued_with(loss, curvature):
+def test_users_who_agree_are_not_argued_with(loss):
     """Copies of one user: every combiner gives back its model where there is no penalty."""
     rng = np.random.default_rng(2)
     X, z = rng.normal(size=(80, 3)), rng.normal(size=80)
     y = {"poisson": rng.poisson(np.exp(z)), "multinomial": rng.integers(0, 3, 80)}.get(loss.name, z)
     y = np.sign(z) if loss.name == "logistic" else y
     copies = Federation.from_arrays(np.tile(X, (5, 1)), np.tile(y, 5), np.repeat(np.arange(5), 80))
-    local = fit_users(copies, Risk(loss, intercept=True), curvature)
+    local = fit_users(copies, Risk(loss, intercept=True), "full")
     for how in CLOSED_FORMS:
         found = combine_clusters(local.uploads, np.zeros(5, dtype=np.intp), how, others=True)
         assert_allclose(found.centers[0], local.theta[0], rtol=1e-8, atol=1e-10)
@@ -188,18 +186,6 @@ def test_precision_of_logistic_users_comes_nearest_to_their_rows_together():
     }
     assert error["precision"] < 0.5 * error["samples"]
     assert error["precision"] < 0.5 * error["mean"]
-
-
-def test_diagonal_curvature_weighs_each_coordinate_by_itself():
-    rng = np.random.default_rng(4)
-    theta, H = rng.normal(size=(6, 3)), rng.uniform(1.0, 9.0, size=(6, 3))
-    labels = np.array([0, 0, 1, 1, 1, 0])
-    uploads = Uploads(np.arange(6), np.full(6, 10.0), theta, H)
-    found = combine_clusters(uploads, labels, "precision").centers
-    for k in range(2):
-        mine = labels == k
-        expected = (H[mine] * theta[mine]).sum(axis=0) / H[mine].sum(axis=0)
-        assert_allclose(found[k], expected, rtol=1e-13)
 
 
 def test_precision_does_not_depend_on_the_units_of_the_features():

@@ -125,9 +125,10 @@ def many_users(tau, curvature, seed=4):
 
 
 @pytest.mark.parametrize("given", ["nothing", "traces"])
-def test_without_whole_curvatures_tau2_is_not_known(given):
+def test_without_whole_curvatures_tau2_is_not_known(given, monkeypatch):
     """As beyond a hundred parameters: users cross-validate, and a tau2 of 0 is not claimed."""
-    uploads = many_users(0.6, "diagonal")
+    monkeypatch.setattr("odcl.local.fit.FULL_UP_TO", 0)
+    uploads = many_users(0.6, "auto")
     uploads = uploads if given == "traces" else Uploads.of(uploads.theta)
     step = server_step(uploads, Method("mixture", "mean", "evidence"))
     assert step.n_clusters == 4
@@ -156,7 +157,7 @@ def test_evidence_asks_users_for_their_curvature():
     assert Method(2, "mean", "evidence").sends == "auto"
     assert Method(2, "mean", "cv").sends == Method(2, "samples", 0.3).sends == "none"
     assert Method(2, "precision", None).sends == Method("mixture", "mean", None).sends == "auto"
-    assert Method(2, "mean", "evidence", curvature="diagonal").sends == "diagonal"
+    assert Method(2, "mean", "evidence", curvature="full").sends == "full"
     federation = linear_federation(20, 30, n_clusters=4, dim=3, n_active=3, tau=0.5, seed=0)
     result = odcl.fit(federation, method=Method(4, "mean", "evidence"))
     assert result.step.tau2 is not None
@@ -216,7 +217,7 @@ def test_covariances_are_noise_over_curvature_and_infinite_where_not_known():
     assert covariances(uploads, None) is None
 
 
-def test_traces_are_those_of_the_covariances():
+def test_traces_are_those_of_the_covariances(monkeypatch):
     federation = linear_federation(10, [2, *[30] * 9], n_clusters=1, dim=3, n_active=3, seed=0)
     uploads = fit_users(federation, Risk(), "full").uploads
     phi = pooled_dispersion(uploads)
@@ -226,7 +227,8 @@ def test_traces_are_those_of_the_covariances():
     found = noise_traces(uploads, phi)
     assert found[0] == np.inf
     assert_allclose(found[1:], expected, rtol=1e-9)
-    by_trace = fit_users(federation, Risk(), "diagonal").uploads
+    monkeypatch.setattr("odcl.local.fit.FULL_UP_TO", 0)
+    by_trace = fit_users(federation, Risk()).uploads
     assert_allclose(noise_traces(by_trace, phi), found, rtol=1e-9)
 
 

@@ -14,7 +14,6 @@ from sklearn.cluster import DBSCAN, AgglomerativeClustering, KMeans
 
 from odcl.clustering.kmeans.kmeanspp import KMeansPP
 from odcl.clustering.labels import number_by_first_user, same_partition
-from odcl.clustering.mixture.noise_mixture import noise_mixture
 from odcl.data.federation import Federation
 from odcl.data.synthetic import linear_federation
 from odcl.engines.in_process import fit
@@ -24,9 +23,8 @@ from odcl.local.receive import receive
 from odcl.method import Method
 from odcl.risk.risk import Risk
 from odcl.server.combine import combine_clusters
-from odcl.server.dispersion import covariances, pooled_dispersion
 from odcl.server.step import dissolve_small, server_step
-from tests.helpers import equal_users, squared_error
+from tests.helpers import equal_users
 
 unhurried = settings(deadline=None, derandomize=True, max_examples=12)
 CLUSTERERS = ["auto", KMeansPP(4), KMeans(4, n_init=2), AgglomerativeClustering(4)]
@@ -198,8 +196,7 @@ def test_the_seed_decides_where_the_clusterer_leaves_it_open():
     [
         ("kmeans", "mean", "not one of 'auto', 'mixture', 'convex', 'elbow', 'silhouette'"),
         (object(), "mean", "has no fit"),
-        (2, "median", "not one of 'mean', 'samples', 'precision', 'shrink'"),
-        (2, "shrink", "combine='shrink' needs clusterer='mixture'.*KMeansPP"),
+        (2, "median", "not one of 'mean', 'samples', 'precision'"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(clusterer, combine, says):
@@ -245,26 +242,6 @@ def test_where_nobody_can_tell_its_noise_everybody_seeds_groups():
         step = step_of(silent, "auto", refit="evidence")
         assert same_partition(step.labels, step_of(uploads, KMeansPP(4)).labels)
         assert (step.rule, step.tau2) == ("shared-variance", None)
-
-
-def test_shrinking_sends_each_user_its_posterior_mean():
-    """c + tau^2 / (tau^2 + v_i) (theta_i - c), nearer to the truth than c and theta_i are."""
-    federation = linear_federation(40, 60, n_clusters=1, dim=5, n_active=2, tau=0.3, seed=0)
-    uploads = fit_users(federation, Risk()).uploads
-    step = step_of(uploads, "auto", "shrink")
-    found = noise_mixture(
-        uploads.theta, covariance=covariances(uploads, pooled_dispersion(uploads))
-    )
-    own = found.own_weight[:, None]
-    assert 0.1 < np.median(own) < 0.9
-    around = found.centers[found.labels]
-    assert_allclose(step.models, around + own * (uploads.theta - around), rtol=1e-5, atol=1e-5)
-    assert step.combined == "posterior mean of the mixture"
-    error = [
-        squared_error(models, federation.optima)
-        for models in (step.models, step.centers[step.labels], uploads.theta)
-    ]
-    assert error[0] < 0.9 * min(error[1:])
 
 
 def test_users_of_a_dissolved_group_join_the_nearest_of_those_left():

@@ -193,7 +193,6 @@ METHODS = (
     Method("mixture"),
     Method("kmeans:3"),
     Method("kmeans:3", refit="cv"),
-    Method("mixture", combine="shrink"),
 )
 
 
@@ -233,7 +232,7 @@ def test_groups_that_are_too_small_are_not_given():
         assert sorted(just.sizes) == [133, 133, 134]  # as many as asked for are enough
 
 
-@pytest.mark.parametrize("method", [Method(), Method("mixture", combine="shrink")], ids=str)
+@pytest.mark.parametrize("method", [Method(), Method("mixture")], ids=str)
 def test_users_are_placed_the_same_in_small_chunks(method, monkeypatch):
     federation, _ = world(n_users=200)
     uploads = uploads_of(federation, Risk(), method)

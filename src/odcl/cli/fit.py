@@ -69,8 +69,7 @@ METHOD = {
     "--combine HOW": (
         opt.one_of(opt.COMBINE),
         "how a group's models become one: precision (by what each user's rows tell), mean "
-        "(the paper), samples (by number of rows), shrink (mean of the mixture's posterior) "
-        "[default: precision]",
+        "(the paper), samples (by number of rows) [default: precision]",
     ),
     "--l2 NUMBER": (
         opt.at_least_0,
@@ -88,21 +87,12 @@ _MORE = {
     ),
     "--curvature WHAT": (
         opt.one_of(opt.CURVATURE),
-        "what users would send of their Hessian: full, diagonal, none; auto: full up to 100 "
-        "parameters [default: auto; with --paper none]",
+        "what users would send of their Hessian: full, none; auto: full up to 100 parameters "
+        " [default: auto; with --paper none]",
     ),
     "--no-standardize": "leave features in their own units instead of a common scale",
     "--no-short-terms": "users with fewer rows than parameters send what the average of their rows "
     "says, which does not give the rows away",
-}
-
-
-PLAN = {
-    "--plan HOW": (
-        opt.one_of(("auto", "rows", "sums")),
-        "how the rows of a user come together: rows (as they are), sums (of those in a piece of "
-        "the table), auto (whichever is smaller, user by user) [default: auto]",
-    ),
 }
 
 
@@ -132,7 +122,7 @@ def add(some: Any) -> opt.Parser:
     opt.seed(run)
     opt.jobs(run, 1, "threads for the local models")
     opt.quiet(run)
-    opt.engine(parser, PLAN)
+    opt.engine(parser)
     return parser
 
 

@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 from odcl.errors import did_you_mean
 
 LOSSES = ("auto", "squared", "huber", "poisson", "logistic", "multinomial")
-COMBINE = ("precision", "mean", "samples", "shrink")
-CURVATURE = ("auto", "full", "diagonal", "none")
+COMBINE = ("precision", "mean", "samples")
+CURVATURE = ("auto", "full", "none")
 MISSING = ("error", "drop", "mean")
 UNKNOWN = ("error", "pooled")
 UNSEEN = ("error", "reference")
@@ -265,9 +265,9 @@ ENGINE = {
 }
 
 
-def engine(parser: Parser, more: Mapping[str, Any] | None = None) -> None:
+def engine(parser: Parser) -> None:
     """Options of commands that work on tables in pieces."""
-    add_options(parser.add_argument_group("beyond memory"), {**ENGINE, **(more or {})})
+    add_options(parser.add_argument_group("beyond memory"), ENGINE)
 
 
 def force(group: Any) -> None:

@@ -188,7 +188,6 @@ def fit(options: Namespace, settings: dict[str, Any]) -> None:
             cluster,
             work,
             (work / "users").make(),
-            plan=options.plan or "auto",
             progress=progress,
         )
         notices = _notices(found, roles, guessed=(options.loss or "auto") == "auto")

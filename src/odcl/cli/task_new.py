@@ -54,10 +54,6 @@ _OPTIONS = {
     "--l2 NUMBER": (opt.at_least_0, "penalty on coefficients [default: 0; for classes 0.01]"),
     "--no-intercept": "fit no intercept",
     "--clusters K": (opt.clusters, "as in `odcl fit` [default: auto]"),
-    "--dtype NAME": (
-        opt.one_of(("float64", "float32", "float16")),
-        "of the triangles in an upload [default: float64]",
-    ),
     "--missing HOW": (
         opt.one_of(opt.MISSING),
         "rows that lack a value: error, drop, or mean (fill in the shift, which --scale-from reads "
@@ -105,7 +101,6 @@ def run(options: Namespace) -> None:
         "missing": options.missing,
         "smallest_cell": options.smallest_cell,
         "minimum_rows": options.minimum_rows,
-        "dtype": options.dtype,
     }
     held = {"short_terms": options.short_terms or None, "smallest_group": options.minimum_group}
     task = Task(

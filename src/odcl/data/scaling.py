@@ -143,28 +143,13 @@ class Scaling:
         found = cls.of(
             np.column_stack(wide), weight, center=center, standardize=standardize, copies=False
         )
-        n_own = int((found.used < p).sum())
-        place, scale = {int(j): at for at, j in enumerate(found.used)}, found.scale
-        twins = dict(found.copies)
-        declared = []
-        for f, (name, own) in enumerate(factors.items()):
-            if p + f not in place:
-                continue
-            weights: dict[int, float] = {}
-            constant = 1.0
-            for j in own:
-                k = twins.get(j, j)
-                slope = float(k in place) if k == j else _slope(X[:, j], X[:, k])
-                constant -= X[0, j] - slope * X[0, k]
-                if slope:  # else it is constant
-                    at = place[k]
-                    weights[at] = weights.get(at, 0.0) - slope * scale[at] / scale[place[p + f]]
-            told = 0.0 if standardize else constant
-            declared.append(Factor(tuple(weights), tuple(weights.values()), told, name))
+        n_own, twins = int((found.used < p).sum()), {j: k for j, k in found.copies if j < p}
+        slopes = {j: _slope(X[:, j], X[:, k]) for j, k in twins.items()}
+        given = (factors, p, found.used, found.scale, twins, slopes)
         return cls(
-            *(found.shift[:n_own], scale[:n_own], found.used[:n_own], p),
-            tuple((j, k) for j, k in found.copies if j < p),
-            tuple(declared),
+            *(found.shift[:n_own], found.scale[:n_own], found.used[:n_own], p),
+            tuple(twins.items()),
+            _declared(*given, X[0], standardize),
         )
 
     def for_users(self, rows: Federation, *, center: bool) -> Scaling:
@@ -292,10 +277,13 @@ def _declared(
     scale: Floats,
     twins: Mapping[int, int],
     slopes: Mapping[int, float],
-    mean: Floats,
+    row: Floats,
     standardize: bool,
 ) -> tuple[Factor, ...]:
-    """What each factor's reference is of the columns in use; see :meth:`_with_references`."""
+    """What each factor's reference is of the columns in use; see :meth:`_with_references`.
+
+    ``row`` is any row of the table, or the mean of its rows.
+    """
     place = {int(j): at for at, j in enumerate(used)}
     declared = []
     for f, (name, own) in enumerate(factors.items()):
@@ -306,7 +294,7 @@ def _declared(
         for j in own:
             k = twins.get(j, j)
             slope = float(k in place) if k == j else slopes[j]
-            constant -= mean[j] - slope * mean[k]
+            constant -= row[j] - slope * row[k]
             if slope:  # else it is constant
                 at = place[k]
                 weights[at] = weights.get(at, 0.0) - slope * scale[at] / scale[place[n_own + f]]

@@ -275,8 +275,8 @@ def _combined_by(uploads: Uploads, step: ServerStep, method: Method | None) -> s
     """The method's way to combine, if the models that users were sent are made that way."""
     if step.mixture is not None:
         return "mixed"
-    if method is None or method.combine == "shrink":
-        return None if method is None else "shrink"
+    if method is None:
+        return None
     made = combine_clusters(uploads, step.labels, method.combine).centers[step.labels]
     scale = max(float(np.abs(made).max()), 1e-300)
     return method.combine if np.abs(made - step.models).max() <= 1e-6 * scale else None

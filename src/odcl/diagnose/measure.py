@@ -150,7 +150,7 @@ class Measured:
         uploads, labels, H = self.uploads, self.labels, self.uploads.curvature
         V = self.groups.covariance
         able = V.any(axis=(1, 2))
-        if H is None or not uploads.full or not uploads.curvature_varies or not able.any():
+        if H is None or not uploads.curvature_varies or not able.any():
             return 0.0
         sent = uploads.sent.astype(np.float64)
         members = np.maximum(sum_by_cluster(sent, labels), 1.0)

@@ -138,7 +138,8 @@ class Case(Measured):
     def averaging_loss(self) -> float:
         """Error of averaging against pooling without curvature: n / (n - dim - 1) for squares."""
         spare = self.n - self.dim - 1
-        return self.n / spare if not self.uploads.full and not self.bare and spare > 0 else 1.0
+        silent = self.uploads.curvature is None and not self.bare
+        return self.n / spare if silent and spare > 0 else 1.0
 
     @cached_property
     def moved(self) -> int:

@@ -1,9 +1,4 @@
-"""Uploads that arrive: as arrays in an agreed precision, and back, everything checked.
-
-In float64 arrays travel as they are, bit for bit. Below that a symmetric matrix A travels as R with
-R'R = A, and each column of a triangle in units of a power of two of its own, so that nothing
-overflows and what arrives is positive semidefinite whatever was rounded off. The few numbers beside
-the matrices stay float64.
+"""Uploads that arrive, as arrays of float64, everything checked.
 
 Files and Flower nodes send the same arrays, and are believed no more than these checks allow.
 """
@@ -31,7 +26,6 @@ from odcl.risk.risk import Risk
 MOST_ROWS = 10**12  # of a user
 MOST_USERS = 10**7  # of a site or node
 MOST_SIZE = 1e60  # of a number: its fourth power is still one
-_UNITS = "_units"  # of a triangle's columns: exponents of two
 # Eigenvalues that rounding makes of zero, as a share of the largest.
 _ROUNDING = 1e-9
 _MAY_BE_INFINITE = ("dispersion", "inverse_trace")
@@ -45,7 +39,6 @@ class Agreed:
     method: Method  # resolved for the risk and the size of models
     n_features: int
     minimum_rows: int = 1  # of a user that sends something
-    dtype: str = "float64"  # of matrices
 
     @property
     def dim(self) -> int:
@@ -83,7 +76,7 @@ class Agreed:
                 (array.dtype.name,),
                 finite=name not in _MAY_BE_INFINITE,
             )
-            for name, array in to_wire(self.probe, self.dtype).items()
+            for name, array in self.probe.to_arrays().items()
         }
 
 
@@ -92,74 +85,14 @@ def expect_users(n: Any) -> None:
     expect(is_count(n) and n <= MOST_USERS, f"it says that it has {n!r} users")
 
 
-def to_wire(uploads: Uploads, dtype: str) -> dict[str, Array]:
-    """Uploads as arrays."""
-    if dtype == "float64":
-        return uploads.to_arrays()
-    square = _matrices(uploads)
-    nothing: dict[str, Any] = dict.fromkeys(square)
-    plain = replace(uploads, **nothing).to_arrays()
-    for name, matrix in square.items():
-        R = matrix if Uploads.parts()[name].triangular else _root(matrix)
-        units = np.frexp(np.abs(R).max(axis=-2))[1]
-        rows, columns = np.triu_indices(R.shape[-1])
-        scaled = np.ldexp(R, -units[..., None, :])
-        plain[name] = scaled[..., rows, columns].astype(dtype)
-        plain[name + _UNITS] = units.astype(np.int16)
-    return plain
-
-
-def _matrices(uploads: Uploads) -> dict[str, Floats]:
-    parts = Uploads.parts()
-    return {
-        name: values
-        for name, values in uploads.present.items()
-        if parts[name].matrix and values.ndim == 1 + len(parts[name].shape)
-    }
-
-
-def _root(A: Floats) -> Floats:
-    """R, upper triangular, with R'R = A for each matrix of a stack."""
-    values, vectors = np.linalg.eigh(A)
-    half = np.sqrt(np.maximum(values, 0.0))[..., None] * np.swapaxes(vectors, -1, -2)
-    R: Floats = np.linalg.qr(half, mode="r")  # type: ignore[assignment]
-    return R
-
-
 def from_wire(agreed: Agreed, ids: Array, arrays: Mapping[str, Array]) -> Uploads:
     """The uploads of these users; types and shapes of ``arrays`` are those of ``agreed.specs``.
 
     What would spoil other users' models is a ValueError.
     """
-    uploads = replace(_unpacked(ids, arrays), risk=agreed.risk)
+    uploads = replace(Uploads.from_arrays(ids, arrays), risk=agreed.risk)
     _check(uploads, agreed.minimum_rows)
     return uploads
-
-
-def _unpacked(ids: Array, arrays: Mapping[str, Array]) -> Uploads:
-    plain = {}
-    for name, array in arrays.items():
-        if name.endswith(_UNITS):
-            continue
-        units = arrays.get(name + _UNITS)
-        if units is not None:
-            array = _unscaled(name, array.astype(np.float64), units)
-        plain[name] = array
-    return Uploads.from_arrays(ids, plain)
-
-
-def _unscaled(name: str, scaled: Floats, units: Array) -> Floats:
-    """A triangle in its own units, as :meth:`Uploads.to_arrays` would have given it."""
-    expect(bool((np.abs(scaled) <= 1.0).all()), f"{name} is not in units of its columns")
-    expect(bool((np.abs(units.astype(int)) <= 200).all()), f"{name} has units beyond numbers")
-    dim = units.shape[-1]
-    rows, columns = np.triu_indices(dim)
-    R = np.ldexp(scaled, units.astype(int)[..., columns])
-    if Uploads.parts()[name].triangular:
-        return R
-    full = np.zeros((*R.shape[:-1], dim, dim))
-    full[..., rows, columns] = R
-    return (np.swapaxes(full, -1, -2) @ full)[..., rows, columns]
 
 
 def _check(uploads: Uploads, least: int) -> None:
@@ -175,8 +108,9 @@ def _check(uploads: Uploads, least: int) -> None:
             expect(bool((values >= 0).all()), f"{name} is negative or no number")
     if len(uploads):
         uploads.check()
-    for name, matrix in _matrices(uploads).items():
-        if not Uploads.parts()[name].triangular:
+    for name, matrix in uploads.present.items():
+        part = Uploads.parts()[name]
+        if part.matrix and not part.triangular:
             values = np.linalg.eigvalsh(matrix)
             definite = values[..., 0] >= -_ROUNDING * np.maximum(values[..., -1], 0.0)
             expect(bool(definite.all()), f"{name} is not positive semidefinite")
@@ -192,18 +126,18 @@ def joined(parts: Sequence[Uploads]) -> Uploads:
 
 
 # How far an upload made of the same rows again may be from the one that was sent: another machine
-# rounds differently, and so does a precision below float64.
-SAME = {"float64": 1e-6, "float32": 1e-4, "float16": 2e-2}
+# rounds differently.
+SAME = 1e-6
 
 
-def difference(again: Uploads, sent: Uploads, dtype: str) -> str:
+def difference(again: Uploads, sent: Uploads) -> str:
     """The field in which two uploads of the same users differ by more than rounding; "": none."""
     for name in again.present if len(again) else ():
         values, there = (_unsigned(name, one.present[name]) for one in (again, sent))
         finite = np.isfinite(values)
         gap = np.abs(values[finite] - there[finite]).max(initial=0.0)
         size = np.abs(values[finite]).max(initial=0.0)
-        if not gap <= SAME[dtype] * size or (finite != np.isfinite(there)).any():
+        if not gap <= SAME * size or (finite != np.isfinite(there)).any():
             return name
     return ""
 

@@ -87,9 +87,8 @@ def server_estimator(
     model.covariance_ = model.noise_ = model.dof_ = None
     if step.mixture is None:
         everybody = np.zeros(len(uploads), dtype=np.intp)
-        how = "precision" if resolved.combine == "shrink" else resolved.combine
         model.theta_ = step.models
-        pooled = combine_clusters(uploads, everybody, how).centers[0]
+        pooled = combine_clusters(uploads, everybody, resolved.combine).centers[0]
     else:
         from odcl.mixed.house import without_rows
         from odcl.server.mixed import models_by_terms

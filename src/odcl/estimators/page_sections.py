@@ -161,7 +161,7 @@ def _privacy(model: Any, evidence: Evidence, anonymous: bool) -> Section:
         sent: Uploads = model.uploads_
         rows = []
         for name, values in sent.part(0, 1).to_arrays().items():
-            part = Uploads.parts()[name.removesuffix("_diagonal")]
+            part = Uploads.parts()[name]
             each = 8 * int(np.prod(values.shape[1:]))
             rows.append((name.replace("_", " "), part.tells, f"{each:,}"))
         n = sent.n_bytes

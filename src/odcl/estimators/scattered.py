@@ -81,16 +81,14 @@ def fit_pieces(
     work: Address,
     out: Address,
     *,
-    plan: str = "auto",
     buckets: int | None = None,
     looked: Looked | None = None,
     progress: Silent | None = None,
 ) -> ScatteredFit:
     """Fit an estimator to a table in pieces; the users' models are files of ``out``.
 
-    ``work`` is a folder for what is needed meanwhile, ``plan`` how rows come together by user:
-    "rows" (as they are), "sums" (of those in each piece), "auto" (whichever is smaller).
-    ``looked`` is what the table told, where somebody has looked at it already.
+    ``work`` is a folder for what is needed meanwhile, ``looked`` what the table told, where
+    somebody has looked at it already.
     """
     from odcl.report.progress import Silent
 
@@ -127,7 +125,7 @@ def fit_pieces(
     job = Job(schema, scaling, risk, resolved, seed, unsigned)
     n = buckets or n_buckets(table, len(roles.columns), cluster)
     shown.stage("bringing rows together by user", table.n_pieces, "pieces")
-    sent = send_rows(table, job, n, work, cluster, plan=plan, told=shown.advance)
+    sent = send_rows(table, job, n, work, cluster, shown.advance)
     if _unit_of_rows(model):
         shown.stage("looking for the unit of Huber's loss")
         loss = Huber(1.345 * huber_unit(sent, job, work, cluster))

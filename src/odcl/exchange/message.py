@@ -17,8 +17,6 @@ import numpy as np
 from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.federation import joined_ids
 
-_DIAGONAL = "_diagonal"  # of a field that may be sent as a matrix or as its diagonal
-
 
 @dataclass(frozen=True)
 class Part:
@@ -96,12 +94,9 @@ class Message:
     def to_arrays(self) -> dict[str, Array]:
         arrays = {}
         for name, values in self.present.items():
-            part = self.parts()[name]
-            if part.matrix and values.ndim == 1 + len(part.shape):
+            if self.parts()[name].matrix:
                 rows, columns = np.triu_indices(values.shape[-1])
                 values = values[..., rows, columns]
-            elif part.matrix:
-                name += _DIAGONAL
             arrays[name] = values
         return arrays
 
@@ -116,7 +111,6 @@ class Message:
             shapes[name] = tuple(numbers) if part.shared else (users, *numbers)
             if part.matrix:
                 shapes[name] = (users, *numbers[:-2], n_numbers(numbers[-2:]))
-                shapes[name + _DIAGONAL] = (users, *numbers[:-1])
         return shapes
 
     @classmethod
@@ -124,11 +118,10 @@ class Message:
         """The way back; shapes were checked against :meth:`array_shapes`."""
         values: dict[str, Any] = {}
         for name, array in arrays.items():
-            field_name = name.removesuffix(_DIAGONAL)
-            if cls.parts()[field_name].shared and array.ndim == 0:
+            if cls.parts()[name].shared and array.ndim == 0:
                 values[name] = array.item()
                 continue
-            if field_name == name and cls.parts()[name].matrix:
+            if cls.parts()[name].matrix:
                 side = int(np.sqrt(2 * array.shape[-1]))
                 rows, columns = np.triu_indices(side)
                 square = np.zeros((*array.shape[:-1], side, side))
@@ -136,9 +129,7 @@ class Message:
                 if not cls.parts()[name].triangular:
                     square[..., columns, rows] = array
                 array = square
-            if field_name in values:
-                raise ValueError(f"{field_name} is there twice")
-            values[field_name] = array
+            values[name] = array
         missing = {f.name for f in fields(cls) if f.default is MISSING} - {"users", *values}
         if missing:
             raise ValueError(f"{', '.join(sorted(missing))} is not there")
@@ -166,7 +157,6 @@ class Message:
         """Bytes of each user's message, (n_users,): 8 per number."""
         numbers = np.zeros(len(self), dtype=np.intp)
         for name, values in self.part(0, 1).to_arrays().items():
-            name = name.removesuffix(_DIAGONAL)
             each = values.size if self.parts()[name].shared else math.prod(values.shape[1:])
             numbers += each * ~self.kept_back(name)
         return 8 * numbers

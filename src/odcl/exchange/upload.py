@@ -21,7 +21,7 @@ TERM_FIELDS = (
     *("means", "factor", "site_curvature", "site_slope", "site_constant", "site_ceiling"),
 )
 PLAIN = ("dispersion", "inverse_trace", "n_samples", "observations")  # checked in other ways
-Curvature = Literal["auto", "full", "diagonal", "none"]  # what users send of their curvature
+Curvature = Literal["auto", "full", "none"]  # what users send of their curvature
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,11 +32,10 @@ class Uploads(Message):
     looks at what the rows say; a user with fewer rows than parameters may keep the larger part of
     its term to itself (``observations``).
 
-    ``curvature`` is n_i times the Hessian of the user's penalised risk at ``theta``: full,
-    (n_users, dim, dim), or its diagonal, (n_users, dim). A user that keeps its curvature to
-    itself has zeros there. ``dispersion`` is the noise scale phi_i with cov(theta_i) =
-    phi_i H_i^-1; infinite means that the user cannot tell (no more rows than parameters, no
-    finite minimiser): such a user joins a group that others form and cannot seed one.
+    ``curvature`` is n_i times the Hessian of the user's penalised risk at ``theta``. A user that
+    keeps its curvature to itself has zeros there. ``dispersion`` is the noise scale phi_i with
+    cov(theta_i) = phi_i H_i^-1; infinite means that the user cannot tell (no more rows than
+    parameters, no finite minimiser): such a user joins a group of others and cannot seed one.
     """
 
     n_samples: Floats = part("how many rows the user has", optional=False)
@@ -126,10 +125,6 @@ class Uploads(Message):
             raise ValueError("These uploads hold neither the users' models nor their data terms.")
         return int(self.means.shape[1]) - 1 + self.risk.intercept
 
-    @property
-    def full(self) -> bool:
-        return self.curvature is not None and self.curvature.ndim == 3
-
     @cached_property
     def penalty(self) -> Floats:
         """Diagonal of the penalty's Hessian, (dim,)."""
@@ -160,8 +155,7 @@ class Uploads(Message):
         """Users whose curvature is there, (n_users,)."""
         if self.curvature is None:
             return np.zeros(self.n_users, dtype=bool)
-        diagonal = np.diagonal(self.curvature, axis1=1, axis2=2) if self.full else self.curvature
-        return np.any(diagonal != 0, axis=1)
+        return np.any(np.diagonal(self.curvature, axis1=1, axis2=2) != 0, axis=1)
 
     @property
     def knows_noise(self) -> Bools:
@@ -186,9 +180,8 @@ class Uploads(Message):
         m, dim = self.n_users, self.dim
         sizes = upload_sizes(self.risk, dim)
         for name, values in self.present.items():
-            part = self.parts()[name]
-            shape = (m, *(sizes[size] for size in part.shape))
-            if values.shape not in (shape, shape[:-1] if part.matrix else shape):
+            shape = (m, *(sizes[size] for size in self.parts()[name].shape))
+            if values.shape != shape:
                 raise ValueError(f"{name} has shape {values.shape}, and {m} uploads need {shape}.")
             if name not in PLAIN:
                 self.refuse_non_finite(name, values)

@@ -96,8 +96,8 @@ def _solve_stack(job: Job, out: Solution) -> None:
             solve(job if mask.all() else job.take(mask), out)
 
 
-# A full Hessian is dim^2 numbers: beyond this many parameters it is not sent. Its diagonal would
-# be worth no more than the sample sizes (accuracy within .002 on MNIST at 196 parameters).
+# A Hessian is dim^2 numbers: beyond this many parameters it is not sent. Its diagonal would be
+# worth no more than the sample sizes (accuracy within .002 on MNIST at 196 parameters).
 FULL_UP_TO = 100
 
 
@@ -185,7 +185,7 @@ def fit_users(
     scikit-learn estimator with ``coef_`` and ``intercept_``. ``curvature`` is what users send of
     their Hessian: ``"auto"`` is all of it up to 100 parameters, save for users with fewer rows
     than parameters, whose matrix would give away the span of their rows, and beyond 100 only the
-    trace of its inverse; ``"full"``, asked for by name, is everything, ``"diagonal"`` the diagonal.
+    trace of its inverse; ``"full"``, asked for by name, is everything.
     With ``terms`` users send their data terms and not their models; without ``short_terms``, what
     is left of a user with fewer rows than parameters is the average of its rows.
     """
@@ -278,18 +278,17 @@ def _confidence(
     """Curvature, dispersion and the trace of the inverse curvature at the users' models."""
     if curvature == "none":
         return None, None, None
-    if curvature not in ("auto", "full", "diagonal"):
-        raise ValueError(f"curvature={curvature!r} is not one of auto, full, diagonal, none.")
+    if curvature not in ("auto", "full"):
+        raise ValueError(f"curvature={curvature!r} is not one of auto, full, none.")
     m, dim = solution.theta.shape
     n, loss = federation.n_samples, risk.loss
-    full = curvature == "full" or (curvature == "auto" and dim <= FULL_UP_TO)
-    H = np.zeros((m, dim, dim) if full else (m, dim))  # zeros that nobody writes take no memory
+    full = curvature == "full" or dim <= FULL_UP_TO
     phi = np.ones(m)
-    trace = None if full else np.full(m, np.inf)
+    told = np.zeros((m, dim, dim)) if full else np.full(m, np.inf)  # matrices, or traces
     # No more rows than parameters, or no finite minimiser: such a user cannot tell its noise.
     unsure = (np.minimum(n, federation.n_rows) <= dim) | solution.prior
     pen = risk.penalty(federation.n_features)
-    some = None if full or curvature == "diagonal" else np.flatnonzero(~unsure)
+    some = None if full else np.flatnonzero(~unsure)
     y = loss.encode(federation.y)
     for stack in stacks(federation, y, some, row_numbers=loss.n_outputs**2):
         i = stack.users
@@ -297,22 +296,14 @@ def _confidence(
         z = np.matmul(D, solution.theta[i].reshape(len(i), -1, loss.n_outputs))
         phi[i] = loss.dispersion(z, stack.y, stack.weight * n[i, None], n[i] - dim)
         curve = loss.curve(z, stack.y) * (stack.weight * n[i, None])[..., None, None]
-        tall = ~unsure[i]
-        if full or tall.any():
-            whole = slice(None) if full else tall
-            gram = symmetric(weighted_gram(D[whole].transpose(0, 2, 1), curve[whole]))
-            gram += n[i[whole], None, None] * np.diag(pen)
-            unsure[i[whole]] |= _is_singular(gram)
-            if trace is None:
-                H[i] = gram
-            else:
-                trace[i[whole]] = _trace_of_inverse(gram)
-        if curvature == "diagonal":
-            H[i] = _diagonal(D, curve) + n[i, None] * pen
+        gram = symmetric(weighted_gram(D.transpose(0, 2, 1), curve))
+        gram += n[i, None, None] * np.diag(pen)
+        unsure[i] |= _is_singular(gram)
+        told[i] = gram if full else _trace_of_inverse(gram)
     if full and curvature == "auto":
-        H[federation.n_rows < dim] = 0.0  # the span of these users' rows stays with them
+        told[federation.n_rows < dim] = 0.0  # the span of these users' rows stays with them
     phi[unsure] = np.inf
-    return None if curvature == "auto" and not full else H, phi, trace
+    return (told, phi, None) if full else (None, phi, told)
 
 
 def _is_singular(H: Floats) -> Bools:
@@ -320,12 +311,6 @@ def _is_singular(H: Floats) -> Bools:
     empty = (diagonal(H) <= 0).any(axis=1)
     H = with_diagonal(H.copy(), np.zeros(H.shape[1]))
     return empty | (left_over(H, cholesky(H)) < 1e-12)
-
-
-def _diagonal(D: Floats, curve: Floats) -> Floats:
-    """Diagonal of ``weighted_gram``, (users, dim)."""
-    own = np.diagonal(curve, axis1=2, axis2=3)
-    return np.matmul((D**2).transpose(0, 2, 1), own).reshape(len(D), -1)
 
 
 def _trace_of_inverse(H: Floats) -> Floats:

@@ -164,6 +164,16 @@ def answer(problem: FederatedProblem, models: Floats, work: Work, labels: Ints |
     return Answers(mine, picked, risk, replies)
 
 
+def check_average(average: Average, local_steps: int | None) -> None:
+    if average not in ("gradients", "models"):
+        raise ValueError(f"average={average!r} is neither 'gradients' nor 'models'.")
+    if average == "gradients" and local_steps not in (None, 1):
+        raise ValueError(
+            f"local_steps={local_steps} with average='gradients': a user answers with one "
+            "gradient, so there is one step per round. Use average='models' for local steps."
+        )
+
+
 def resolve_step(step_size: StepSize, L: Callable[[], float]) -> float:
     """A step by name or number: ``"auto"`` is 1 / L."""
     if isinstance(step_size, str):

@@ -26,8 +26,6 @@ _MORE = {
     "sites": "how many sites have at least half of their rows in each group",
     "distance": "how far each user is from its group, in noise units (about 1 for a member)",
     "none_of_these": "whether each user fits none of the groups",
-    "_units": "the units of the columns of {}, as powers of two",
-    "_diagonal": "of {}, the diagonal",
 }
 
 
@@ -141,8 +139,7 @@ def _tells(kind: str, name: str) -> str:
     elif name.startswith("mixture."):
         text = TELLS.get(name.removeprefix("mixture."), "")
     else:
-        ending = next((e for e in _MORE if e.startswith("_") and name.endswith(e)), name)
-        text = _MORE.get(ending, "").format(name.removesuffix(ending))
+        text = _MORE.get(name, "")
     return text[:1].upper() + text[1:]
 
 

@@ -320,7 +320,7 @@ def _sizes(uploads: Uploads, step: ServerStep, method: Method) -> tuple[Ints, Fl
     samples = np.bincount(labels, weights=uploads.n_samples, minlength=k).astype(np.float64)
     # Precision combining counts the penalty once a group; means keep every user's whole.
     pull = np.ones(k)
-    if method.combine in ("precision", "shrink") and uploads.curvature is not None:
+    if method.combine == "precision" and uploads.curvature is not None:
         sent = uploads.sent.astype(float)
         pull = 1.0 / np.maximum(np.bincount(labels, weights=sent, minlength=k), 1.0)
     return members, samples, pull

@@ -111,8 +111,7 @@ class ClusterSums:
         if self.precision is None:
             silent = " (no curvature was uploaded)" if self.how == "precision" else ""
             return f"mean weighted by sample size{silent}"
-        diagonal = " (diagonal)" if self.precision.H.ndim == 2 else ""
-        return f"sum of the users' quadratic models{diagonal}"
+        return "sum of the users' quadratic models"
 
     @cached_property
     def centers(self) -> Floats:
@@ -151,7 +150,7 @@ class _Sums:
 
     members: Floats  # how many sent their curvature
     n: Floats
-    H: Floats  # (., dim, dim) or its diagonal (., dim)
+    H: Floats  # (., dim, dim)
     H_theta: Floats  # (., dim)
     n_theta: Floats  # (., dim)
 
@@ -160,8 +159,7 @@ class _Sums:
         H, theta, sent = uploads.curvature, uploads.models, uploads.sent.astype(float)
         assert H is not None
         n = uploads.n_samples * sent
-        H_theta = np.matmul(H, theta[..., None])[..., 0] if uploads.full else H * theta
-        return cls(sent, n, H, H_theta, n[:, None] * theta)
+        return cls(sent, n, H, np.matmul(H, theta[..., None])[..., 0], n[:, None] * theta)
 
     def by_cluster(self, labels: Ints, n_clusters: int) -> _Sums:
         each = (getattr(self, f.name) for f in fields(self))
@@ -180,11 +178,6 @@ class _Sums:
         n = np.maximum(self.n, 1e-300)[:, None]
         counted, once = pen * n, pen * n / np.maximum(self.members, 1.0)[:, None]
         right = self.H_theta
-        if self.H.ndim == 2:
-            A = self.H - counted
-            if blend:
-                right = 0.5 * (right + pen * self.n_theta + A * self.n_theta / n)
-            return right / np.maximum(A + once, 1e-300)
         A = self.H - counted[:, :, None] * np.eye(len(pen))
         if blend:
             average = np.matmul(A, (self.n_theta / n)[..., None])[..., 0]

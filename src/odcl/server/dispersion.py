@@ -172,7 +172,7 @@ def covariances(uploads: Uploads, phi: Floats | None) -> Floats | None:
 
     ``phi`` is the :func:`pooled_dispersion`.
     """
-    if phi is None or not uploads.full or uploads.curvature is None:
+    if phi is None or uploads.curvature is None:
         return None
     H, known = uploads.curvature, uploads.knows_noise & uploads.sent
     cov = np.empty(H.shape)
@@ -213,7 +213,7 @@ def evidence_tau2(
     None where this cannot be trusted: fewer than half of the users sent their curvature and know
     their noise, or the penalty rather than the rows sets the models (see DETERMINED).
     """
-    if phi is None or not uploads.full or uploads.curvature is None:
+    if phi is None or uploads.curvature is None:
         return None
     size = np.bincount(labels)[labels]
     able = uploads.knows_noise & uploads.sent

@@ -157,28 +157,21 @@ def _step(uploads: Uploads, method: Method, seed: int, party: Ints | None) -> Se
     phi = pooled_dispersion(uploads)
     groups = find_groups(uploads, phi, method, seed, party)
     labels, mixture = groups.labels, groups.mixture
-    how = "precision" if method.combine == "shrink" else method.combine
-    combined = combine_clusters(uploads, labels, how, others=method.refit == "cv")
+    combined = combine_clusters(uploads, labels, method.combine, others=method.refit == "cv")
     tau2 = evidence_tau2(uploads, labels, combined.centers, phi)
     reason = groups.reason
     if mixture is not None and reason == mixture.reason:  # of what users' last step will know
         reason = mixture.reason_for(tau2)
     if tau2 is None and method.refit == "evidence":  # the last step will be cross-validated
-        combined = combine_clusters(uploads, labels, how, others=True)
-    models, words = combined.centers[labels], combined.how
-    if method.combine == "shrink" and mixture is not None:  # None: other groups than it found
-        # The posterior mean of the mixture: c_(i) + tau2 / (tau2 + v_i) (theta_i - c_(i)).
-        around = mixture.responsibilities @ mixture.centers
-        models = around + mixture.own_weight[:, None] * (uploads.models - around)
-        words = "posterior mean of the mixture"
+        combined = combine_clusters(uploads, labels, method.combine, others=True)
     return ServerStep(
         uploads.users,
         labels,
         combined.centers,
-        models,
+        combined.centers[labels],
         groups.rule,
         reason,
-        words,
+        combined.how,
         None if mixture is None else mixture.probabilities,
         tau2,
         phi,

@@ -96,7 +96,6 @@ class Placed:
     probabilities: Floats | None = None  # (n_users,), of the own label
     dispersion: Floats | None = None  # (n_users,), the pooled noise scales
     others: Floats | None = None  # (n_users, dim), the cluster's model without the user itself
-    models: Floats | None = None  # (n_users, dim), what users are sent, if not the cluster's
 
 
 class Places(Protocol):
@@ -113,7 +112,7 @@ class KnownPlaces:
 
     def place(self, uploads: Uploads) -> Placed:
         one = self.step.take(positions(self.step.users, uploads.users))
-        return Placed(one.labels, one.probabilities, one.dispersion, one.others, one.models)
+        return Placed(one.labels, one.probabilities, one.dispersion, one.others)
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,12 +212,11 @@ class StreamedStep:
         """The server's step as the users of ``uploads`` see it."""
         parts = list(in_chunks(uploads).map(self.places.place))
         placed = Placed(*(_in_a_row([getattr(p, f.name) for p in parts]) for f in fields(Placed)))
-        models = self.centers[placed.labels] if placed.models is None else placed.models
         return ServerStep(
             uploads.users,
             placed.labels,
             self.centers,
-            models,
+            self.centers[placed.labels],
             self.rule,
             self.reason,
             self.combined,

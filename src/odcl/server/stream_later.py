@@ -46,8 +46,7 @@ def later_groups(
     """
     from odcl.server.stream import added
 
-    how = "precision" if method.combine == "shrink" else method.combine
-    sums: _Sums = added(chunks, partial(_sums, step=step, how=how))
+    sums: _Sums = added(chunks, partial(_sums, step=step, how=method.combine))
     found = groups_of_uploads(some, step.step(some), method)
     pull = np.ones(step.n_clusters)
     if sums.clusters.precision is not None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from odcl.mixed.everybody import everybody
 from odcl.mixed.house import model_map, model_spread
 from odcl.mixed.mixture import Quadratics
 from odcl.mixed.passes import Parameters, PassSums, pass_sums, shares_of
-from odcl.mixed.posterior import Download as Mixture
+from odcl.mixed.posterior import download_of
 from odcl.mixed.search import search_sample
 from odcl.risk.risk import SITE_WIDTHS
 from odcl.server.alternatives import of_fits
@@ -109,21 +109,11 @@ def stream_mixed(chunks: Chunks, looked: Survey, method: Method) -> StreamedStep
     with one_thread():
         found = everybody(q, best, total, allowed)
     parameters = found.parameters
-    told = replace(best, spread=parameters.spread, weights=parameters.weights)
+    everywhere: dict[str, Any] = {f.name: getattr(parameters, f.name) for f in fields(parameters)}
+    told = replace(best, **everywhere, scales=found.scales, shares=found.shares)
     told = replace(told, curbed=parameters.n_groups < best.n_groups)
     curbed = curbed_text(told, smallest, parties=False)
-    C, T = parameters.covariances, parameters.spread.matrix
-    mixture = Mixture(
-        at,
-        parameters.weights,
-        parameters.centers,
-        (C + C.transpose(0, 2, 1)) / 2,
-        replace(parameters.spread, matrix=(T + T.T) / 2),
-        found.scales,
-        found.shares,
-        parameters.noise,
-    )
-    reason = found_text(told) + curbed
+    mixture, reason = download_of(told, at), found_text(told) + curbed
     if len(apart):
         mixture, more = with_own_groups(mixture, apart, method)
         allowed(mixture.parameters)

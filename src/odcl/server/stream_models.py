@@ -75,7 +75,6 @@ class ModelPlaces:
     centers: Floats  # (K, dim), of the sample
     cloud: Cloud | None
     prior: NoisePrior | None  # of the users' noise scales
-    around: Floats | None = None  # (K, dim), what users are drawn to where they are shrunk
     total: ClusterSums | None = None  # where users are told their cluster without themselves
 
     def take(self, clusters: Ints) -> ModelPlaces:
@@ -88,20 +87,17 @@ class ModelPlaces:
     def place(self, uploads: Uploads) -> Placed:
         from odcl.server.stream import Placed
 
-        phi, sure, models = pooled_dispersion(uploads, self.prior), None, None
+        phi, sure = pooled_dispersion(uploads, self.prior), None
         if self.cloud is None:
             labels = nearest_center(uploads.models, self.centers)
         else:
-            labels, r, keep = self._likeliest(uploads, phi)
+            labels, r = self._likeliest(uploads, phi)
             sure = r[np.arange(len(r)), labels]
-            if self.around is not None:
-                around = r @ self.around
-                models = around + keep[:, None] * (uploads.models - around)
         others = None if self.total is None else self.total.without(uploads, labels)
-        return Placed(labels, sure, phi, others, models)
+        return Placed(labels, sure, phi, others)
 
-    def _likeliest(self, uploads: Uploads, phi: Floats | None) -> tuple[Ints, Floats, Floats]:
-        """Labels, probabilities, and how much of its own deviation a user keeps."""
+    def _likeliest(self, uploads: Uploads, phi: Floats | None) -> tuple[Ints, Floats]:
+        """Labels and probabilities."""
         cloud, origin = self.cloud, self.centers[0]
         assert cloud is not None
         points, centers = (cloud.units(a, origin) for a in (uploads.models, self.centers))
@@ -111,8 +107,7 @@ class ModelPlaces:
             joint = np.log(cloud.shares) - square / (2 * (v + cloud.tau2))[:, None]
         r = np.exp(joint - joint.max(axis=1, keepdims=True))
         r /= r.sum(axis=1, keepdims=True)
-        labels = np.where(np.isinf(v), square.argmin(axis=1), r.argmax(axis=1))
-        return labels, r, cloud.tau2 / np.maximum(cloud.tau2 + v, 1e-300)
+        return np.where(np.isinf(v), square.argmin(axis=1), r.argmax(axis=1)), r
 
 
 def _sums(uploads: Uploads, places: ModelPlaces, how: str) -> ClusterSums:
@@ -145,22 +140,19 @@ def stream_models(chunks: Chunks, looked: Survey, method: Method, seed: int) -> 
         counts.sizes[counts.order],
         counts.rows[counts.order],
     )
-    how = "precision" if method.combine == "shrink" else method.combine
-    total: ClusterSums = added(chunks, partial(_sums, places=places, how=how))
+    total: ClusterSums = added(chunks, partial(_sums, places=places, how=method.combine))
     labels = places.place(like).labels
     tau2 = evidence_tau2(like, number_by_first_user(labels), _first(total.centers, labels), phi)
-    told, reason = total.told, groups.reason
+    reason = groups.reason
     if groups.mixture is not None and reason == groups.mixture.reason:
         reason = groups.mixture.reason_for(tau2)
     if len(places.centers) < found:
         least = f"{count_text(len(places.centers))} of at least {method.smallest_group} users left"
         reason = f"{least} of {found} found."
-    if method.combine == "shrink" and places.cloud is not None:
-        told, places = "posterior mean of the mixture", replace(places, around=total.centers)
     if method.refit == "cv" or (tau2 is None and method.refit == "evidence"):
         places = replace(places, total=total)
     return StreamedStep(
-        *(looked.n_users, sizes, rows, total.centers, groups.rule, reason, told, places),
+        *(looked.n_users, sizes, rows, total.centers, groups.rule, reason, total.told, places),
         tau2,
         method.refit,
         passes=3 + (len(kept) < found),

@@ -29,7 +29,7 @@ def with_more_rows(old: Uploads, X: Floats, y: Floats, risk: Risk) -> Uploads:
     With A_0 = H_0 - n_0 P the old rows' curvature and b_0 = H_0 theta_0 their linear term, theta is
     the minimiser of  sum loss(x theta, y) + 1/2 theta' (A_0 + n P) theta - b_0' theta.
     """
-    if not old.full or not old.sent[0]:
+    if not old.sent[0]:
         raise InputError(
             f"User {old.users.tolist()[0]!r} sent no curvature, so its old rows cannot be added to "
             "the new ones: give all its rows, old and new, and say ",
@@ -145,7 +145,7 @@ def place_upload(upload: Uploads, groups: Groups, refit: Refit) -> Assignment:
     With a curvature by :func:`place_of`; a bare model goes to the nearest group, as in the paper,
     and nothing is known of how surely.
     """
-    known = bool(upload.full and upload.sent[0])
+    known = bool(upload.sent[0])
     if known:
         label, theta, sure = place_of(upload, groups, refit, 0)
     else:

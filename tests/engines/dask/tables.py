@@ -13,11 +13,17 @@ from odcl import ODCLClassifier, ODCLRegressor
 from odcl.data.schema import TableSchema
 from odcl.data.source import task_of
 from odcl.data.summary import Roles
+from odcl.engines.dask import round as stages
 from odcl.engines.dask.address import Address
 from odcl.engines.dask.cluster import Cluster
 from odcl.engines.dask.table import open_table
 from odcl.estimators.scattered import fit_pieces, with_users_of
 
+SENT = {  # how the rows of a piece go: whichever is smaller, or all in one way
+    "auto": stages._many,
+    "rows": lambda rows, job: None,
+    "sums": lambda rows, job: np.ones(rows.num_rows, bool) if rows.num_rows else None,
+}
 NAMED = ("--user", "store", "--target", "sales", "--categorical", "kind")  # of the command line
 
 
@@ -89,7 +95,6 @@ def fitted_pieces(
     categorical=("kind",),
     cluster=None,
     buckets=3,
-    plan="auto",
     piece_bytes=2**26,
     method="default",
     **options,
@@ -106,8 +111,7 @@ def fitted_pieces(
     )
     folders = [(Address.of(work) / name).make() for name in ("work", "users")]
     model = estimator(loss, user, categorical, method)
-    more = {"plan": plan, "buckets": buckets}
-    return fit_pieces(model, table, roles, cluster, *folders, **more), table
+    return fit_pieces(model, table, roles, cluster, *folders, buckets=buckets), table
 
 
 def assert_same_fit(pieces, whole, rows, *, tolerance=1e-8):

@@ -20,8 +20,6 @@ from tests.engines.dask.tables import assert_same_fit, cut, estimator, in_memory
 METHODS = {
     "kmeans": Method(3),
     "mixture": Method("mixture"),
-    "shrunk": Method("mixture", combine="shrink"),
-    "diagonal": Method("mixture", curvature="diagonal"),
     "paper": Method.paper(),
     "validated": Method("kmeans:3", combine="samples", refit="cv"),
     "spectral": Method("spectral:3"),

@@ -16,7 +16,7 @@ from odcl import Method
 from odcl.data.tables import read_table
 from odcl.engines.dask import round as stages
 from odcl.errors import InputError
-from tests.engines.dask.tables import assert_same_fit, cut, in_memory, in_pieces, sales
+from tests.engines.dask.tables import SENT, assert_same_fit, cut, in_memory, in_pieces, sales
 from tests.helpers import SHARED_DATA
 
 TABLE = sales()
@@ -33,13 +33,15 @@ def whole():
 @given(
     cuts=st.lists(st.integers(0, TABLE.num_rows), max_size=5),
     buckets=st.integers(1, 5),
-    plan=st.sampled_from(stages.PLANS),
+    many=st.sampled_from(sorted(SENT)),
 )
-def test_any_partitioning_gives_the_same_fit(tmp_path_factory, whole, cuts, buckets, plan):
+def test_any_partitioning_gives_the_same_fit(tmp_path_factory, whole, cuts, buckets, many):
     """Files without a row are among them, and buckets without a user."""
     folder = tmp_path_factory.mktemp("cut")
     cut(TABLE, folder / "sales", cuts)
-    found = in_pieces(folder / "sales", folder, buckets=buckets, plan=plan)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stages, "_many", SENT[many])
+        found = in_pieces(folder / "sales", folder, buckets=buckets)
     assert_same_fit(found, whole, TABLE)
 
 

@@ -18,10 +18,11 @@ import pytest
 from numpy.testing import assert_allclose
 
 from odcl.cli import pieces
+from odcl.engines.dask import round as stages
 from odcl.engines.dask.cluster import local_cluster
 from odcl.files import locked
 from odcl.report.progress import Silent
-from tests.engines.dask.tables import NAMED, cut, fitted_pieces, in_memory, sales
+from tests.engines.dask.tables import NAMED, SENT, cut, fitted_pieces, in_memory, sales
 
 PIECES = ("--engine", "dask")
 FIT = ("fit", "sales", *NAMED, *PIECES, "--holdout", "0", "--out", "run")
@@ -33,11 +34,12 @@ def large_ids(table, first=2**63 - 5):
     return table.set_column(0, "store", pa.array(ids))
 
 
-@pytest.mark.parametrize("plan", ["rows", "sums"])
-def test_ids_beyond_signed_integers_are_fitted_as_in_memory(command, tmp_path, plan):
+@pytest.mark.parametrize("many", ["rows", "sums"])
+def test_ids_beyond_signed_integers_are_fitted_as_in_memory(command, tmp_path, many, monkeypatch):
+    monkeypatch.setattr(stages, "_many", SENT[many])
     table = large_ids(sales())
     cut(table, tmp_path / "sales", [100])
-    assert command(*FIT, "--plan", plan).code == 0
+    assert command(*FIT).code == 0
     assert command("predict", "run", "sales", *PIECES, "--out", "answers").code == 0
     assert command("predict", "run", "sales", "--out", "answers.parquet").code == 0
     whole = in_memory(table).predict(table.drop_columns(["sales"]).to_pandas())
@@ -177,7 +179,7 @@ def test_a_full_disk_for_working_files_is_named_with_the_option(tmp_path):
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("no small disk can be made here")
     cut(sales(m=200, n=20), tmp_path / "sales", [2000])
-    words = (*FIT, "--workers", "1", "--plan", "rows", "--work", "small")
+    words = (*FIT, "--workers", "1", "--work", "small")
     process = started(*words, folder=tmp_path, before=before)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 1

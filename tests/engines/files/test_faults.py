@@ -14,7 +14,7 @@ import pytest
 
 from odcl import Method
 from odcl.artifact.arrays import ArraySpec, header_bytes
-from odcl.engines.arrivals import difference, to_wire
+from odcl.engines.arrivals import difference
 from odcl.engines.files import combine_uploads, fit_site, receive
 from odcl.engines.files.collect import collect
 from odcl.engines.files.envelope import MOST_BYTES, Refused, envelope_bytes, read_envelope
@@ -73,7 +73,7 @@ def numbers_of(**changes):
             sent.uploads, **{k: v(getattr(sent.uploads, k)) for k, v in changes.items()}
         )
         words = {"users": 1, "withheld": {"levels": [], "classes": [], "users": 0}}
-        arrays = to_wire(uploads, "float64")
+        arrays = uploads.to_arrays()
         return envelope_bytes("upload", given, "south", arrays, words, created=time())
 
     return damage
@@ -204,7 +204,7 @@ def test_fewer_rows_than_the_card_asks_for_are_refused_on_arrival_too(tmp_path):
     send(given, {"south": TABLES["south"]}, tmp_path)
     few = fit_site(task(), TABLES["north"][:23], site="north").uploads
     words = {"users": 1, "withheld": {"levels": [], "classes": [], "users": 0}}
-    arrays = to_wire(few, "float64")
+    arrays = few.to_arrays()
     content = envelope_bytes("upload", given, "north", arrays, words, created=time())
     (tmp_path / "north.upload").write_bytes(content)
     found = collect(given, tmp_path)
@@ -297,7 +297,7 @@ def test_a_curvature_that_is_not_positive_semidefinite_is_refused(tmp_path):
     sent = fit_site(given, tables["south"], site="south", created=time())
     A = sent.uploads.site_curvature.copy()
     A[0, -1] -= (0.1 + np.linalg.eigvalsh(A[0, -1])[0]) * np.eye(A.shape[-1])
-    bad = to_wire(replace(sent.uploads, site_curvature=A), "float64")
+    bad = replace(sent.uploads, site_curvature=A).to_arrays()
     words = {"users": 1, "withheld": {"levels": [], "classes": [], "users": 0}}
     content = envelope_bytes("upload", given, "south", bad, words, created=time())
     (tmp_path / "south.upload").write_bytes(content)
@@ -312,7 +312,7 @@ def test_a_noise_may_be_unknown_and_not_negative(noise, taken, tmp_path):
     sent = fit_site(given, TABLES["south"], site="south", created=time())
     told = replace(sent.uploads, dispersion=np.array([noise]))
     words = {"users": 1, "withheld": {"levels": [], "classes": [], "users": 0}}
-    arrays = to_wire(told, "float64")
+    arrays = told.to_arrays()
     content = envelope_bytes("upload", given, "south", arrays, words, created=time())
     (tmp_path / "south.upload").write_bytes(content)
     if taken:
@@ -325,9 +325,9 @@ def test_a_noise_may_be_unknown_and_not_negative(noise, taken, tmp_path):
 def test_uploads_differ_where_only_one_of_them_knows_its_noise():
     known = fit_site(task(method=Method("mixture")), TABLES["south"], site="south").uploads
     unknown = replace(known, dispersion=np.array([np.inf]))
-    assert difference(known, known, "float64") == difference(unknown, unknown, "float64") == ""
-    assert difference(known, unknown, "float64") == "dispersion"
-    assert difference(unknown, known, "float64") == "dispersion"
+    assert difference(known, known) == difference(unknown, unknown) == ""
+    assert difference(known, unknown) == "dispersion"
+    assert difference(unknown, known) == "dispersion"
 
 
 def test_a_ward_that_cannot_tell_its_noise_receives_its_model_without_a_warning(tmp_path):
@@ -346,7 +346,7 @@ def test_a_ward_that_cannot_tell_its_noise_receives_its_model_without_a_warning(
 def test_nothing_that_moves_a_cursor_is_shown(tmp_path):
     """Names of files, tasks and levels come from outside: they are spelled out."""
     words = {"users": 0, "withheld": {"levels": ["a\x1b[2Jb"], "classes": [], "users": 0}}
-    nobody = {name: array[:0] for name, array in to_wire(some_uploads(), "float64").items()}
+    nobody = {name: array[:0] for name, array in some_uploads().to_arrays().items()}
     content = envelope_bytes("upload", task(), "south", nobody, words, created=time())
     (tmp_path / "south.upload").write_bytes(content)
     refusal(inspect_file, tmp_path / "south.upload", match="levels withheld are no texts")

@@ -9,6 +9,7 @@ import pytest
 
 from odcl import Method, Risk
 from odcl.engines.files import Feature, Task, fit_site
+from odcl.engines.files.task import _agreed
 from odcl.exchange.upload import Uploads
 from odcl.risk.losses import Huber, Multinomial
 from tests.engines.files.world import class_task, frames, task
@@ -17,7 +18,7 @@ from tests.helpers import refusal
 KEY = "ab" * 32
 TASKS = {
     "plain": task(),
-    "logistic": class_task(short_terms=True, dtype="float16", missing="drop"),
+    "logistic": class_task(short_terms=True, missing="drop"),
     "classes of numbers": replace(class_task(), classes=(0, 1)),
     "multinomial": task(risk=Risk(Multinomial(3), 0.01, True), classes=("a", "b", "c")),
     "huber": task(risk=Risk(Huber(1.5), 0.0, True)),
@@ -47,6 +48,19 @@ def test_a_card_is_the_same_task_again(name, tmp_path):
     assert again.digest == given.digest
 
 
+def edited(old, new):
+    text = task().to_toml()
+    assert old in text
+    return text.replace(old, new)
+
+
+def test_a_card_that_says_float64_is_the_card_without_it(tmp_path):
+    """Earlier cards name the format of numbers, and their digest is in files still around."""
+    (tmp_path / "task.toml").write_text(edited("[limits]", '[limits]\ndtype = "float64"'))
+    assert Task.read(tmp_path / "task.toml") == task()
+    assert _agreed(task())["dtype"] == "float64"  # part of the digest
+
+
 def test_the_card_says_of_every_field_that_leaves_what_it_tells():
     for given in (task(), class_task(), task(method=Method("mixture"))):
         text = given.to_toml()
@@ -71,7 +85,6 @@ def test_everything_agreed_on_is_in_the_digest_and_keys_are_not():
         "missing": "drop",
         "smallest_cell": 6,
         "minimum_rows": 2,
-        "dtype": "float32",
         "features": (Feature("a"),),
         "classes": None,
     }
@@ -95,15 +108,9 @@ def test_two_sites_cannot_share_a_key():
     refusal(one.with_keys, "coordinator", "1" * 64, match="one key stands at two names")
 
 
-def edited(old, new):
-    text = task().to_toml()
-    assert old in text
-    return text.replace(old, new)
-
-
 FAULTS = {
     "an unknown entry": (edited("round = 1", "runde = 1\nround = 1"), "'runde' is not known"),
-    "a near miss": (edited("dtype =", "dtypes ="), "did you mean 'dtype'"),
+    "a near miss": (edited("missing =", "mising ="), "did you mean 'missing'"),
     "an unknown entry of a feature": (edited("scale = 1.0", "sclae = 1.0"), "'sclae' in .feature."),
     "an unknown setting": (edited("combine =", "mix ="), "'mix' in .method. is not known"),
     "another format": (edited("format = 1", "format = 2"), "format 2, and this odcl reads 1"),
@@ -124,6 +131,10 @@ FAULTS = {
     "classes of a number": (
         edited('column = "y"', 'column = "y"\nclasses = ["a", "b"]'),
         "classes",
+    ),
+    "another number format": (
+        edited("[limits]", '[limits]\ndtype = "float16"'),
+        "'dtype' in .limits. is 'float16', and not float64, .* make a new card",
     ),
     "half a site": (edited("minimum_group = 1", "minimum_group = 1.5"), "'minimum_group'"),
     "no scale": (edited("scale = 1.0", "scale = 0.0"), "scale above 0"),

@@ -24,7 +24,6 @@ CASES = {
     "ridge": (Risk("squared", 0.1, True), Method()),
     "short terms stay": (Risk("squared", 0.0, True), Method(short_terms=False)),
     "mixture": ("squared", Method("mixture")),
-    "shrink": ("squared", Method("mixture", combine="shrink")),
     "paper": ("squared", Method.paper()),
     "paper, K given": ("squared", Method.paper(n_clusters=2)),
     "convex": ("squared", Method("convex", combine="mean", refit=None, curvature="none")),

@@ -49,7 +49,7 @@ class MixtureResult:
     """Groups, how far users inside a group differ, and how it was decided.
 
     ``tau2`` and ``noise_units`` are in whitened units, or those of ``theta`` squared where no
-    covariance was given: user i's model is its centre plus ``own_weight[i]`` times the rest.
+    covariance was given.
     """
 
     labels: Ints  # (n_users,), numbered by first user
@@ -111,14 +111,6 @@ class MixtureResult:
     def tau2_mean(self) -> float:
         """Variance inside a group, averaged over coordinates, in the units of theta squared."""
         return self.tau2 * self._unit
-
-    @property
-    def own_weight(self) -> Floats:
-        """(n_users,): tau2 / (tau2 + v_i), how much of its own deviation a user keeps.
-
-        0 is averaging in groups, 1 staying local. Users with unknown noise keep nothing.
-        """
-        return self.tau2 / (self.tau2 + self.noise_units)
 
 
 def noise_mixture(

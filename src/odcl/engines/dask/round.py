@@ -51,7 +51,6 @@ from odcl.server.stream import in_chunks, sum_of
 if TYPE_CHECKING:
     from odcl.server.stream import StreamedStep
 
-PLANS = ("auto", "rows", "sums")
 BUCKET_BYTES = 2**26  # of rows that are gathered at a time
 GROUP_USERS = 20_000  # of a row group, which is read at a time
 WORTH = 0.1  # of a piece's numbers that sums must save: bringing the two together is work
@@ -136,15 +135,11 @@ def send_rows(
     n: int,
     work: Address,
     cluster: Cluster,
-    *,
-    plan: str = "auto",
     told: Callable[[int], None] | None = None,
 ) -> Sent:
     """Every piece's rows by bucket; of users with many rows in a piece, the sum of these."""
     folder = (work / "sent").make()
-    given = (job, n, folder, plan if job.adds_up else "rows")
-    given_pieces = numbered(table.pieces)
-    found = cluster.run(_send, given_pieces, *given, progress=told)
+    found = cluster.run(_send, numbered(table.pieces), job, n, folder, progress=told)
     return Sent(
         folder,
         n,
@@ -174,11 +169,11 @@ def numbered(pieces: Sequence[Any]) -> list[Any]:
 
 
 def _send(
-    one: Numbered, job: Job, n: int, work: Address, plan: str
+    one: Numbered, job: Job, n: int, work: Address
 ) -> tuple[Address | None, Address | None, int, int]:
     schema = job.schema
     rows = one.piece.read([schema.user, *schema.features, schema.target])
-    many = _many(rows, job, plan)
+    many = _many(rows, job)
     rows_file = sums_file = None
     n_rows = n_bytes = 0
     if many is None or not many.all():
@@ -193,13 +188,11 @@ def _send(
     return rows_file, sums_file, n_rows, n_bytes
 
 
-def _many(rows: pa.Table, job: Job, plan: str) -> Any:
+def _many(rows: pa.Table, job: Job) -> Any:
     """Rows of users who have so many here that their sum is smaller, (n_rows,); None: no row, or
     so few that it does not pay."""
-    if plan == "rows" or not rows.num_rows:
+    if not job.adds_up or not rows.num_rows:
         return None
-    if plan == "sums":
-        return np.ones(rows.num_rows, np.bool_)
     width, each = len(job.scaling.used) + 1, rows.num_columns
     sums = 1 + width + width * (width + 1) // 2
     own = rows_of_owners(rows[job.schema.user])

@@ -11,7 +11,6 @@ from typing import Any
 from odcl.engines.files import toml
 from odcl.engines.files.task import (
     CAREFUL,
-    DTYPES,
     FORMAT,
     MISSING,
     MOST_PARAMETERS,
@@ -51,7 +50,6 @@ def task_of_card(values: dict[str, Any]) -> Task:
     limits = Entries(top.take("limits", _is_table, "a table", {}), "limits")
     taken = {
         "missing": limits.one_of("missing", MISSING, "error"),
-        "dtype": limits.one_of("dtype", DTYPES, "float64"),
         "smallest_cell": limits.count("smallest_cell", 1, 5),
         "minimum_rows": limits.count("minimum_rows", 1, 5),
     }
@@ -59,6 +57,8 @@ def task_of_card(values: dict[str, Any]) -> Task:
         "short_terms": limits.truth("short_terms", CAREFUL.short_terms),
         "smallest_group": limits.count("minimum_group", 1, CAREFUL.smallest_group),
     }
+    once = "float64, as all uploads are now: make a new card"  # cards of earlier versions say it
+    limits.take("dtype", lambda value: value == "float64", once, "float64")
     limits.done()
     allowed = Entries(top.take("leaves", _is_table, "a table"), "leaves").rest()
     keys = _keys_of(top.take("keys", _is_table, "a table", {}))
@@ -227,7 +227,6 @@ def _limit_lines(task: Task) -> list[str]:
         "#                              withheld, and users with a class seen fewer times",
         entry("minimum_rows", task.minimum_rows, "users with fewer rows send nothing"),
         entry("minimum_group", task.minimum_group, "distinct sites that a group needs"),
-        entry("dtype", task.dtype, "of the triangles in an upload: float64, float32 or float16"),
     ]
 
 

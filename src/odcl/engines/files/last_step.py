@@ -116,7 +116,7 @@ def _check_same(sent: ReadUpload, again: Uploads, path: str | os.PathLike[str]) 
             f"{why}: {len(again)} of its users may send something, and the upload has "
             f"{len(sent.uploads)}. Use the same table and users' column, or make a new upload."
         )
-    name = difference(again, sent.uploads, sent.dtype)
+    name = difference(again, sent.uploads)
     if name:
         raise ValueError(f"{why}: {name} differs. Use the same table, or make a new upload.")
 

@@ -35,7 +35,6 @@ from odcl.risk.risk import Factor, Risk
 
 FORMAT = 1
 MOST_PARAMETERS = 1_000  # a matrix of so many squared is what a site may have to send
-DTYPES = ("float64", "float32", "float16")
 MISSING = ("error", "drop", "mean")
 # Terms of users with fewer rows than parameters stay, and a group needs three sites, until a card
 # says otherwise.
@@ -81,7 +80,6 @@ class Task:
     missing: str = "error"  # rows that lack a value: stop, leave out, or fill in the shift
     smallest_cell: int = 5  # a level or class seen fewer times at a user is withheld
     minimum_rows: int = 5  # users with fewer rows send nothing
-    dtype: str = "float64"  # of matrices in uploads
     coordinator: tuple[str, ...] = ()  # public keys
     sites: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # public keys
 
@@ -162,8 +160,7 @@ class Task:
     @cached_property
     def agreed(self) -> Agreed:
         """What an upload of this task has to be."""
-        n, least = len(self.columns), self.minimum_rows
-        return Agreed(self.risk, self.resolved, n, least, self.dtype)
+        return Agreed(self.risk, self.resolved, len(self.columns), self.minimum_rows)
 
     def uploads_of(self, federation: Federation, progress: Any = None) -> Uploads:
         """Step 1 of Algorithm 1 for a site's users, whose rows are scaled."""
@@ -252,8 +249,8 @@ def _check(task: Task) -> None:
         raise CardError(
             f"models would have {task.dim} parameters, and {MOST_PARAMETERS} are the most"
         )
-    if task.missing not in MISSING or task.dtype not in DTYPES:
-        raise CardError(f"missing is one of {', '.join(MISSING)}, dtype of {', '.join(DTYPES)}")
+    if task.missing not in MISSING:
+        raise CardError(f"missing is one of {', '.join(MISSING)}")
     bare = [f.name for f in task.features if f.levels is None and (f.shift, f.scale) == (0, 1)]
     if task.missing == "mean" and bare:
         raise CardError(
@@ -330,10 +327,11 @@ def _factors(task: Task) -> list[Factor]:
 
 def _agreed(task: Task) -> dict[str, Any]:
     """All but the keys, as JSON."""
-    plain = ("name", "target", "round", "missing", "smallest_cell", "minimum_rows", "dtype")
+    plain = ("name", "target", "round", "missing", "smallest_cell", "minimum_rows")
     return {
         "format": FORMAT,
         **{name: getattr(task, name) for name in plain},
+        "dtype": "float64",  # as cards once said: they keep the digest they had
         "features": [
             [one.name, None if one.levels is None else list(one.levels), one.shift, one.scale]
             + [OTHER] * one.other  # cards without it keep the digest they had

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from odcl.artifact.arrays import expect, is_count
-from odcl.engines.arrivals import expect_users, from_wire, to_wire
+from odcl.engines.arrivals import expect_users, from_wire
 from odcl.engines.files.envelope import (
     Envelope,
     Refused,
@@ -70,7 +70,7 @@ def fit_site(
     leaving = may_leave(table)
     uploads = _fitted(task, leaving, progress)
     words = {"users": len(uploads), "withheld": leaving.withheld}
-    arrays = to_wire(uploads, task.dtype)
+    arrays = uploads.to_arrays()
     time = created or datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     content = envelope_bytes("upload", task, site, arrays, words, created=time, key=key)
     return SiteUpload(task, site, content, uploads, table, leaving)
@@ -112,7 +112,6 @@ class ReadUpload:
 
     file: Envelope
     uploads: Uploads
-    dtype: str = "float64"  # that its triangles came in
 
     @property
     def site(self) -> str:
@@ -128,7 +127,7 @@ def open_upload(task: Task, path: str | os.PathLike[str]) -> ReadUpload:
         if file.site not in task.sites:
             raise Refused(f"the card lists no site {file.site!r}")
         file.check_signature(task.sites[file.site], file.site)
-    return ReadUpload(file, _unpacked(task, file), task.dtype)
+    return ReadUpload(file, _unpacked(task, file))
 
 
 def _unpacked(task: Task, file: Envelope) -> Uploads:

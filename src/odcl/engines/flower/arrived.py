@@ -19,7 +19,7 @@ from pathlib import Path
 from flwr.app import Message
 
 from odcl.artifact.arrays import expect, is_count
-from odcl.engines.arrivals import expect_users, from_wire, to_wire
+from odcl.engines.arrivals import expect_users, from_wire
 from odcl.engines.files.envelope import (
     Refused,
     envelope_bytes,
@@ -183,7 +183,7 @@ def _write(folder: Path, request: Request, one: Arrival) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     users = one.uploads.users
     words = {"users": len(users), "ids": ids_to_text(users), "features": one.n_features}
-    arrays = to_wire(one.uploads, request.agreed(one.n_features).dtype)
+    arrays = one.uploads.to_arrays()
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     content = envelope_bytes("upload", request, f"node-{one.node}", arrays, words, created=now)
     write_envelope(_path(folder, one.node), content)

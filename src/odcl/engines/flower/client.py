@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 from odcl._typing import Array, Bools
 from odcl.artifact.arrays import ArraySpec, expect, is_count, parse_json
 from odcl.data.federation import Federation
-from odcl.engines.arrivals import Agreed, to_wire
+from odcl.engines.arrivals import Agreed
 from odcl.engines.deliveries import MIXTURE_SPECS, download_specs, downloads_of, mixture_of
 from odcl.engines.files.envelope import Refused, refusing
 from odcl.engines.flower.fits import Fit, RiskFit
@@ -89,7 +89,7 @@ def make_client_app(
         request = asked(message)
         data, agreed, called = rows_of(context, request)
         uploads = fit.uploads(data.train, agreed, seed=request.seed)
-        arrays = to_wire(uploads, agreed.dtype)
+        arrays = uploads.to_arrays()
         _remember(context, request, data.train, arrays)
         words = {
             "task": request.digest,

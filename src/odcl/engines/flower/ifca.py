@@ -33,7 +33,7 @@ from odcl.engines.flower.strategy import answers_of
 from odcl.engines.flower.talk import RUN_AWAY, Heard, NodeAnswer, Talk
 from odcl.engines.flower.transport import Reply, replies, wait_for_nodes
 from odcl.exchange.ledger import Exchange, Ledger
-from odcl.local.rounds import Average, StepSize, ball_around, resolve_step
+from odcl.local.rounds import Average, StepSize, ball_around, check_average, resolve_step
 from odcl.method import Method
 from odcl.risk.risk import Risk
 from odcl.server.rounds import combine_gradients, combine_models, random_models
@@ -130,13 +130,7 @@ class IFCA(Strategy):
         force: bool = False,
         seed: int = 0,
     ) -> None:
-        if average not in ("gradients", "models"):
-            raise ValueError(f"average={average!r} is neither 'gradients' nor 'models'.")
-        if average == "gradients" and local_steps not in (None, 1):
-            raise ValueError(
-                f"local_steps={local_steps} with average='gradients': a user answers with one "
-                "gradient, so there is one step per round. Use average='models' for local steps."
-            )
+        check_average(average, local_steps)
         if risk is None and (average != "models" or isinstance(step_size, str)):
             raise ValueError(
                 "risk=None is for models whose gradients odcl does not know: give average='models' "

@@ -108,7 +108,7 @@ class LateODCL(ODCL):
         place = positions(self.saved.model.users_, uploads.users)
         for i, (name, at) in enumerate(zip(own_ids(uploads.users).tolist(), place, strict=True)):
             other = at >= 0 and sent is not None and known.get(called[i]) != node
-            if (node, name) in known or (other and difference(uploads[i], sent[at], "float64")):
+            if (node, name) in known or (other and difference(uploads[i], sent[at])):
                 called[i] = (node, name)
         return replace(uploads, users=as_ids(called))
 
@@ -118,7 +118,7 @@ class LateODCL(ODCL):
         if (at >= 0).any() and sent is None:
             return "it is of the run, whose uploads were too large to keep: run it anew"
         for i in np.flatnonzero(at >= 0).tolist():
-            name = difference(uploads[i], sent[at[i]], "float64")
+            name = difference(uploads[i], sent[at[i]])
             if name:
                 return (
                     f"user {uploads.users.tolist()[i]!r} is in the result with other rows "

@@ -90,15 +90,20 @@ BLOCK = 4_000  # rows whose moments are taken at a time: they stay near the proc
 
 
 def _moments(X: Floats) -> pa.Table:
-    n, p = X.shape
+    n = len(X)
     block = np.arange(n) // BLOCK
     found = merge(data_terms(X, np.zeros(n), block, int(block[-1]) + 1))
     columns = np.ascontiguousarray(X.T)
+    return _as_table(found, columns.min(axis=1), columns.max(axis=1))
+
+
+def _as_table(found: DataTerms, low: Floats, high: Floats) -> pa.Table:
+    p = len(low)
     return pa.table(
         {
             "rows": pa.array(found.rows),
-            "low": number_lists(columns.min(axis=1)[None]),
-            "high": number_lists(columns.max(axis=1)[None]),
+            "low": number_lists(low[None]),
+            "high": number_lists(high[None]),
             "mean": number_lists(found.mean[:, :p]),
             "factor": number_lists(found.factor[:, :p, :p]),
         }
@@ -135,15 +140,7 @@ def merge_moments(moments: pa.Table) -> pa.Table:
     factor[:, :p, :p] = numbers_of(moments["factor"], (p, p))
     rows = numbers_of(moments["rows"])
     found = merge(DataTerms(rows, np.column_stack([mean, np.zeros(n)]), factor))
-    return pa.table(
-        {
-            "rows": pa.array(found.rows),
-            "low": number_lists(low.min(axis=0)[None]),
-            "high": number_lists(high.max(axis=0)[None]),
-            "mean": number_lists(found.mean[:, :p]),
-            "factor": number_lists(found.factor[:, :p, :p]),
-        }
-    )
+    return _as_table(found, low.min(axis=0), high.max(axis=0))
 
 
 def moments_of(moments: pa.Table) -> Moments:

@@ -16,7 +16,7 @@ from scipy.spatial.distance import pdist
 from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation
 from odcl.exchange.ledger import Exchange
-from odcl.local.rounds import Average, FederatedProblem
+from odcl.local.rounds import Average, FederatedProblem, check_average
 from odcl.paper.baselines.plain import oracle_models
 from odcl.paper.baselines.result import TOLD_GROUPS, BaselineResult, from_run, passes_on
 from odcl.paper.baselines.rounds import SET_BY_METHOD, Run, check_groups, iterate, problem_of
@@ -121,13 +121,7 @@ def _play(
     starts users also tell the risk, once more after the last download: by it the start that counts
     is found.
     """
-    if average not in ("gradients", "models"):
-        raise ValueError(f"average={average!r} is neither 'gradients' nor 'models'.")
-    if average == "gradients" and local_steps not in (None, 1):
-        raise ValueError(
-            f"local_steps={local_steps} with average='gradients': a user answers with one "
-            "gradient, so there is one step per round. Use average='models' for local steps."
-        )
+    check_average(average, local_steps)
     default, combine = (1, combine_gradients) if average == "gradients" else (10, combine_models)
     n_steps = default if local_steps is None else local_steps
     k, model = models.shape[1], (problem.dim,)
