@@ -59,19 +59,10 @@ def unsigned(task: Any) -> list[str]:
     return ["files are not signed, for the card lists no keys: whoever carries one can change it"]
 
 
-def say_picture(path: Path, drawn: bool, options: Namespace) -> None:
-    """Where the picture is, or why there is none."""
-    if drawn:
-        print(f"Picture: {shlex.quote(str(path))}")
-    else:
-        say("no picture, for want of matplotlib: pip install 'odcl[plot]'", options)
-
-
-def tell_run(models: str, drawn: bool, options: Namespace) -> None:
+def tell_run(models: str, options: Namespace) -> None:
     """Where the files of a run are, its ``models`` in a line, and what comes next."""
     from odcl.estimators.report import PAGE
 
-    say_picture(options.out / "picture.png", drawn, options)
     print(f"Report: {shlex.quote(str(options.out / PAGE))}")
     print(models)
     print(f"Next: odcl predict {shlex.quote(str(options.out))} TABLE")

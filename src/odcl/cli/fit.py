@@ -41,14 +41,14 @@ examples:
 RUN holds report.html, the page for people (`odcl report` makes it again), the
 models (models.safetensors, model.json), each user's group (assignment.csv),
 each group's model in the table's units (groups.csv), report.json, schema.json,
-picture.png and what the page rests on (evidence.json, evidence.safetensors).
+and what the page rests on (evidence.json, evidence.safetensors).
 Its files are checked together: copy a table out of RUN before you edit it. Text
 that a spreadsheet would run (=1+1) is written with a quote before it ('=1+1) in
 CSV files, and read back without. In Python:
 ODCLRegressor.load("run").predict(table), with the same columns in any order;
 ODCLClassifier for classes. A RUN of a table in pieces (--engine dask) has
 users/ with each user's group and model in place of assignment.csv; its page
-and picture show 2,000 users, drawn by their ids."""
+shows 2,000 users, drawn by their ids."""
 
 
 METHOD = {
@@ -160,11 +160,11 @@ def run(options: Namespace) -> None:
             handed_over=True,
         )
         progress.stage("writing")
-        drawn = write_run(fitted, options.out, force=options.force, command=command_of(options))
+        write_run(fitted, options.out, force=options.force, command=command_of(options))
     for text in fitted.notices:
         say(text, options)
     _print(fitted)
-    tell_run(f"Models of all rows, groups: {shlex.quote(str(options.out))}", drawn, options)
+    tell_run(f"Models of all rows, groups: {shlex.quote(str(options.out))}", options)
 
 
 def _print(fitted: FittedTable) -> None:

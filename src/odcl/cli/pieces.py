@@ -203,7 +203,7 @@ def fit(options: Namespace, settings: dict[str, Any]) -> None:
                 notices.append(NO_ROW_OUT)
         progress.stage("writing")
         table.check_unchanged(cluster)
-        drawn = write_pieces(
+        write_pieces(
             *(found, table.name, notices, options.out),
             comparison=comparison,
             holdout=str(options.holdout),
@@ -213,7 +213,7 @@ def fit(options: Namespace, settings: dict[str, Any]) -> None:
     for text in notices:
         say(text, options)
     _print(found, comparison)
-    tell_run(f"Models of all users: {shlex.quote(str(options.out))}/users", drawn, options)
+    tell_run(f"Models of all users: {shlex.quote(str(options.out))}/users", options)
 
 
 def _typed(table: Any, schema: Any) -> Any:

@@ -1,4 +1,4 @@
-"""RUN, the folder that ``odcl fit`` writes: the model's artifact with tables and a picture."""
+"""RUN, the folder that ``odcl fit`` writes: the model's artifact with tables and a page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from odcl.data.source import check_target
 from odcl.data.tables import read_table
 from odcl.data.write import write_table
 from odcl.estimators.evidence import Evidence, evidence_files, evidence_of, read_evidence
-from odcl.estimators.page_models import drawn_models
 from odcl.estimators.persist import KIND, load_estimator, save_estimator, update_estimator
 from odcl.estimators.report import PAGE, page_of
 from odcl.estimators.run_tables import GROUPS, finite, group_columns, run_tables
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from odcl.estimators.scattered import ScatteredFit
     from odcl.evaluate.scores import Comparison
 
-REPORT, PICTURE = "report.json", "picture.png"
+REPORT = "report.json"
 T = TypeVar("T")
 
 
@@ -35,23 +34,17 @@ T = TypeVar("T")
 
 def write_run(
     fitted: FittedTable, folder: Path, *, force: bool, command: Sequence[str] = ()
-) -> bool:
-    """All files of a run, in a folder that appears whole or not at all. Is there a picture?
+) -> None:
+    """All files of a run, in a folder that appears whole or not at all.
 
     ``command``: the words that give it again.
     """
-    from odcl.report import pictures
-
-    drawn = pictures.available()
     extras: dict[str, Extra] = {
         REPORT: json_bytes(finite(_report(fitted))),
         **run_tables(fitted.model),
         **evidence_files(_evidence(fitted, command)),
     }
-    if drawn:
-        extras[PICTURE] = lambda path: _draw(fitted, path)
     save_estimator(fitted.model, folder, force=force, extras=extras, derived={PAGE: page_of})
-    return drawn
 
 
 def write_pieces(
@@ -64,15 +57,12 @@ def write_pieces(
     holdout: str = "",
     command: Sequence[str] = (),
     force: bool,
-) -> bool:
+) -> None:
     """The run of a table in pieces: its groups, a report, and the files of all users' models.
 
-    Users on the page and in the picture are the few that the model holds. Is there a picture?
+    Users on the page are the few that the model holds.
     """
-    from odcl.report import pictures
-
     model, step, uploads = found.model, found.step, found.uploads
-    drawn = pictures.available()
     report = {
         "version": __version__,
         "table": {"name": table, "sha256": None},
@@ -111,10 +101,7 @@ def write_pieces(
             )
         ),
     }
-    if drawn:
-        extras[PICTURE] = lambda path: _draw_examples(model, comparison, path)
     save_estimator(model, folder, force=force, extras=extras, derived={PAGE: page_of})
-    return drawn
 
 
 def change_run(folder: Path, change: Callable[[Any], T]) -> T:
@@ -165,37 +152,6 @@ def _evidence(fitted: FittedTable, command: Sequence[str]) -> Evidence:
         holdout=str(fitted.holdout),
         notices=tuple(fitted.notices),
     )
-
-
-def _draw(fitted: FittedTable, path: Path) -> None:
-    from odcl.report import pictures
-
-    result = fitted.model.result_
-    some = pictures.shown(len(result.users))
-    models = result.local.models_of(some), result.centers, result.labels[some]
-    _draw_fit(models, fitted.comparison, path)
-
-
-def _draw_examples(model: Any, comparison: Comparison | None, path: Path) -> None:
-    """The picture of a table in pieces: of the users that the model holds."""
-    from odcl.report import pictures
-
-    some = pictures.shown(len(model.users_))
-    models = drawn_models(model, some), model.cluster_theta_, model.labels_[some]
-    _draw_fit(models, comparison, path)
-
-
-def _draw_fit(models: tuple[Any, Any, Any], comparison: Comparison | None, path: Path) -> None:
-    """Users' own models, centers and labels; beside them how methods did."""
-    from odcl.evaluate.scores import NAMES
-    from odcl.report import pictures
-
-    fig, axes = pictures.figure(columns=2 if comparison else 1)
-    pictures.draw_models(axes[0], *models)
-    if comparison is not None:
-        named = {NAMES.get(k, k): v for k, v in comparison.scores.items()}
-        pictures.draw_users(axes[1], named, comparison.metric)
-    pictures.save(fig, path)
 
 
 # -- reading ---------------------------------------------------------------------------------------
