@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from odcl import __version__
 from odcl.artifact.arrays import json_bytes
 from odcl.artifact.folder import Extra, open_artifact
 from odcl.data.federation import Federation
@@ -34,21 +33,29 @@ T = TypeVar("T")
 
 def write_run(
     fitted: FittedTable, folder: Path, *, force: bool, command: Sequence[str] = ()
-) -> None:
-    """All files of a run, in a folder that appears whole or not at all.
+) -> Evidence:
+    """All files of a run, in a folder that appears whole or not at all; what its page rests on.
 
     ``command``: the words that give it again.
     """
-    extras: dict[str, Extra] = {
-        REPORT: json_bytes(finite(_report(fitted))),
-        **run_tables(fitted.model),
-        **evidence_files(_evidence(fitted, command)),
-    }
-    save_estimator(fitted.model, folder, force=force, extras=extras, derived={PAGE: page_of})
+    model, source = fitted.model, fitted.source
+    table = {"name": source.name, "rows": int(model.n_rows_.sum())}
+    found = evidence_of(
+        model,
+        fitted.comparison,
+        table=table | ({} if source.digest is None else {"sha256": source.digest}),
+        command=tuple(command),
+        holdout=str(fitted.holdout),
+        notices=tuple(fitted.notices),
+    )
+    result, tables = model.result_, run_tables(model)
+    more = {"combined": result.step.combined, "refit": result.received.how}
+    _write(model, found, folder, tables, force=force, users=len(model.users_), **more)
+    return found
 
 
 def write_pieces(
-    found: ScatteredFit,
+    fitted: ScatteredFit,
     table: str,
     notices: list[str],
     folder: Path,
@@ -57,50 +64,61 @@ def write_pieces(
     holdout: str = "",
     command: Sequence[str] = (),
     force: bool,
-) -> None:
+) -> Evidence:
     """The run of a table in pieces: its groups, a report, and the files of all users' models.
 
     Users on the page are the few that the model holds.
     """
-    model, step, uploads = found.model, found.step, found.uploads
+    model, step, uploads = fitted.model, fitted.step, fitted.uploads
+    found = Evidence(
+        table={"name": table, "rows": uploads.n_rows},
+        command=tuple(command),
+        holdout=holdout,
+        notices=tuple(notices),
+        bytes_up=uploads.n_bytes,
+        bytes_down=fitted.finished.bytes_down,
+        weighed=step.alternatives(model.users_),
+        comparison=comparison,
+    )
+    sizes = fitted.finished.sizes
+    tables: dict[str, Extra] = {GROUPS: lambda path: write_table(path, group_columns(model, sizes))}
+    more = {"engine": "dask", "sizes": sizes.tolist(), "passes": step.passes}
+    more["combined"] = step.combined
+    _write(model, found, folder, tables, force=force, users=uploads.n_users, **more)
+    return found
+
+
+def _write(
+    model: Any,
+    found: Evidence,
+    folder: Path,
+    tables: Mapping[str, Extra],
+    *,
+    force: bool,
+    users: int,
+    **more: Any,
+) -> None:
+    """A model with its tables, its page and report.json, in which ``more`` stands too."""
     report = {
-        "version": __version__,
-        "table": {"name": table, "sha256": None},
-        "engine": "dask",
+        "version": found.version,
+        "table": {"name": found.table["name"], "sha256": found.table.get("sha256")},
         "risk": model.risk_.to_json(),
         "method": model.method_.to_json(described=True),
         "seed": model.random_state,
-        "holdout": holdout,
-        "users": uploads.n_users,
-        "rows": uploads.n_rows,
+        "holdout": found.holdout,
+        "users": users,
+        "rows": found.table["rows"],
         "groups": model.n_clusters_,
-        "sizes": found.finished.sizes.tolist(),
         "rule": model.rule_,
         "reason": model.reason_,
-        "combined": step.combined,
+        **more,
         "rounds": 1,
-        "passes": step.passes,
-        "bytes_up": uploads.n_bytes,
-        "bytes_down": found.finished.bytes_down,
-        "notices": notices,
-        "comparison": None if comparison is None else comparison.to_json(),
+        "bytes_up": found.bytes_up,
+        "bytes_down": found.bytes_down,
+        "notices": list(found.notices),
+        "comparison": None if found.comparison is None else found.comparison.to_json(),
     }
-    extras: dict[str, Extra] = {
-        REPORT: json_bytes(finite(report)),
-        GROUPS: lambda path: write_table(path, group_columns(model, found.finished.sizes)),
-        **evidence_files(
-            Evidence(
-                table={"name": table, "rows": uploads.n_rows},
-                command=tuple(command),
-                holdout=holdout,
-                notices=tuple(notices),
-                bytes_up=uploads.n_bytes,
-                bytes_down=found.finished.bytes_down,
-                weighed=step.alternatives(model.users_),
-                comparison=comparison,
-            )
-        ),
-    }
+    extras = {REPORT: json_bytes(finite(report)), **tables, **evidence_files(found)}
     save_estimator(model, folder, force=force, extras=extras, derived={PAGE: page_of})
 
 
@@ -114,44 +132,6 @@ def change_run(folder: Path, change: Callable[[Any], T]) -> T:
 
     update_estimator(folder, changed, derived={PAGE: page_of})
     return answers[0]
-
-
-def _report(fitted: FittedTable) -> dict[str, Any]:
-    model, result, source = fitted.model, fitted.model.result_, fitted.source
-    return {
-        "version": __version__,
-        "table": {"name": source.name, "sha256": source.digest},
-        "risk": model.risk_.to_json(),
-        "method": model.method_.to_json(described=True),
-        "seed": model.random_state,
-        "holdout": str(fitted.holdout),
-        "users": len(model.users_),
-        "rows": int(model.n_rows_.sum()),
-        "groups": model.n_clusters_,
-        "rule": model.rule_,
-        "reason": model.reason_,
-        "combined": result.step.combined,
-        "refit": result.received.how,
-        "rounds": 1,
-        "bytes_up": result.bytes_up,
-        "bytes_down": result.bytes_down,
-        "notices": fitted.notices,
-        "comparison": None if fitted.comparison is None else fitted.comparison.to_json(),
-    }
-
-
-def _evidence(fitted: FittedTable, command: Sequence[str]) -> Evidence:
-    """What the report needs beside the model."""
-    source = fitted.source
-    table = {"name": source.name, "rows": int(fitted.model.n_rows_.sum())}
-    return evidence_of(
-        fitted.model,
-        fitted.comparison,
-        table=table | ({} if source.digest is None else {"sha256": source.digest}),
-        command=tuple(command),
-        holdout=str(fitted.holdout),
-        notices=tuple(fitted.notices),
-    )
 
 
 # -- reading ---------------------------------------------------------------------------------------
