@@ -22,7 +22,7 @@ ROWS, FEATURES, GROUPS = 20, 10, 3
 USERS = 100_000  # or as many as --users says
 READS, GIGABYTES = 30.0, 6.0
 NOTE = f"""CPU seconds, {ROWS} rows and {FEATURES} features per user, {GROUPS} groups, rows in any
-order. The fit includes the comparison, the picture and the report; each process starts Python.
+order. The fit includes the comparison and the report; each process starts Python.
 DuckDB adds up the {(FEATURES + 2) * (FEATURES + 3) // 2} sums of a least squares per user."""
 
 

@@ -15,7 +15,7 @@ import pandas as pd
 
 from odcl import ODCLClassifier, ODCLRegressor, compare
 from odcl.data.stores import store_tables
-from odcl.report.pictures import COLOURS, MARKERS, draw_bars, draw_models, figure
+from odcl.report.pictures import COLOURS, MARKERS, figure, view
 from odcl.report.text import NAMES
 
 DOCS = Path(__file__).parent
@@ -111,12 +111,33 @@ def stores_map() -> Any:
     table, model = stores()
     fig, (left, right) = figure(width=10)
     result = model.result_
-    draw_models(left, result.local.theta, result.centers, result.labels)
+    _draw_models(left, result.local.theta, result.centers, result.labels)
     compared = compare(model, table.drop(columns="sales"), table["sales"])
     names = [NAMES.get(name, name) for name in compared.scores]
     errors = [float(values.mean()) for values in compared.scores.values()]
-    draw_bars(right, names, errors, label="error on days held out (RMSE, mean store)", log=False)
+    positions = np.arange(len(names))[::-1]
+    right.barh(positions, errors, color=BLUE, height=0.6)
+    for x, y in zip(errors, positions, strict=True):
+        right.annotate(f" {x:.3g}", (x, y), va="center", fontsize=9)
+    right.set_yticks(positions, names)
+    right.set(xlabel="error on days held out (RMSE, mean store)")
+    right.margins(x=0.25)
+    right.spines[["top", "right"]].set_visible(False)
     return fig
+
+
+def _draw_models(ax: Any, theta: Any, centers: Any, labels: Any) -> None:
+    """Users' own models on the two directions in which the groups' models differ most."""
+    plane, origin = view(theta, centers), centers.mean(axis=0)
+    points, middle = (theta - origin) @ plane.T, (centers - origin) @ plane.T
+    for k, center in enumerate(middle):
+        style = {"s": 16, "alpha": 0.65, "linewidths": 0, "marker": MARKERS[k], "c": COLOURS[k]}
+        ax.scatter(*points[labels == k].T, **style)
+        ax.annotate(f"{k}", center, (5, 4), textcoords="offset points", fontsize=9, zorder=4)
+    ax.scatter(*middle.T, s=60, marker="+", color="black", zorder=3, label="a group's model")
+    ax.set(xlabel="direction 1", ylabel="direction 2")
+    ax.set_title(f"Users' local models, {len(centers)} groups")
+    ax.legend(loc="best", frameon=False, fontsize=9, handletextpad=0.2)
 
 
 def stores_groups() -> Any:

@@ -6,8 +6,10 @@ import re
 import shlex
 from pathlib import Path
 
+from odcl.cli.demo import TABLES
 
-def test_demo_prints_groups_errors_and_bytes_and_its_table_can_be_fitted(command, draws):
+
+def test_demo_prints_groups_errors_and_bytes_and_its_table_can_be_fitted(command):
     said = command("demo")
     assert (said.code, said.err) == (0, "")
     assert len(re.findall(r"^group \d+ +10 +1,000 ", said.out, flags=re.MULTILINE)) == 10
@@ -18,13 +20,19 @@ def test_demo_prints_groups_errors_and_bytes_and_its_table_can_be_fitted(command
     errors = {name: float(error) for name, error in found}
     assert errors["odcl"] <= errors["oracle"] < errors["local"] < errors["naive"]
     assert re.search(r"1 round: each user sent [\d.]+ kB and received [\d.]+ kB\.", said.out)
-    assert Path("demo/demo.png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(path.name for path in Path("demo").iterdir()) == sorted(TABLES)
     line = re.search(r"A table to try: odcl (.*)", said.out)
     said = command(*shlex.split(line[1]))
     assert said.code == 0
     assert "60 users" in said.out
     assert "3 groups found" in said.out
-    assert Path("run/picture.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_force_replaces_a_demo_with_the_picture_of_an_earlier_version(command):
+    Path("demo").mkdir()
+    Path("demo/demo.png").write_bytes(b"\x89PNG")
+    assert command("demo", "--force").code == 0
+    assert not Path("demo/demo.png").exists()
 
 
 def test_a_second_demo_is_refused_before_its_work(command, monkeypatch):

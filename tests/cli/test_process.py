@@ -26,7 +26,6 @@ from tests.helpers import NO_HOLDOUT, ROLES, files_below, full_disk, people, sav
         "odcl.artifact.folder.write_arrays",
         "odcl.artifact.folder.json_bytes",
         "odcl.estimators.run_tables.write_table",
-        "odcl.cli.run_folder._draw",
         "os.fsync",
         "os.rename",
     ],
@@ -85,6 +84,7 @@ sys.argv = ["odcl", *sys.argv[1:]]
 from odcl.cli.main import main
 main()
 """
+WRITES = ("estimators.run_tables", "write_table")  # while the files are written
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
@@ -92,8 +92,8 @@ main()
     ("place", "number", "code"),
     [
         (("report.text", "accepted"), signal.SIGINT, 130),  # after a fit
-        (("cli.run_folder", "_draw"), signal.SIGINT, 130),  # while the files are written
-        (("cli.run_folder", "_draw"), signal.SIGTERM, 143),
+        (WRITES, signal.SIGINT, 130),
+        (WRITES, signal.SIGTERM, 143),
     ],
 )
 def test_an_interrupt_leaves_the_old_run_whole_and_no_litter(command, place, number, code):
@@ -183,15 +183,6 @@ def test_every_local_model_moves_the_bar():
     fit_source(source, {"method": Method()}, HoldOut(0.2), seed=0, progress=seen)
     assert seen.stages == ["comparing on held-out rows", "fitting all rows"]
     assert seen.users == 3 * 8  # ours and the paper's on the rows kept, ours on all rows
-
-
-def test_without_matplotlib_a_notice_says_how_to_get_the_picture(command, draws, monkeypatch):
-    monkeypatch.setattr("odcl.report.pictures.available", lambda: False)
-    said = command("fit", save_csv(people()), *NO_HOLDOUT, "--out", "run")
-    assert said.code == 0
-    assert said.err == "odcl: no picture, for want of matplotlib: pip install 'odcl[plot]'\n"
-    assert "Picture" not in said.out
-    assert "picture.png" not in files_below("run")
 
 
 HOSTILE = "a\x1b[31m\x07\u202eb"  # colours, rings and turns the text around

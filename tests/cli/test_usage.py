@@ -45,7 +45,7 @@ def test_the_help_says_where_pages_lie_and_whom_they_show(command):
     said = " ".join(command("report", "--help").out.split())
     assert "the page, in the folder you are in and not in RUN [default: report.html]" in said
     said = " ".join(command("fit", "--help").out.split())
-    assert "its page and picture show 2,000 users, drawn by their ids" in said
+    assert "its page shows 2,000 users, drawn by their ids" in said
 
 
 def test_the_examples_in_the_help_can_be_parsed():

@@ -461,6 +461,17 @@ def test_a_picture_of_an_earlier_plan_is_replaced_and_no_other_file(
     assert command("plan", "--force")[0] == 0
 
 
+def test_without_matplotlib_a_notice_says_how_to_get_the_picture(
+    command, tmp_path, monkeypatch, small_plan
+):
+    monkeypatch.setattr("odcl.plan.plan", lambda *_, **__: small_plan)
+    monkeypatch.setattr("odcl.report.pictures.available", lambda: False)
+    code, out, err = command("plan")
+    assert (code, "Picture" in out) == (0, False)
+    assert err == "odcl: no picture, for want of matplotlib: pip install 'odcl[plot]'\n"
+    assert not (tmp_path / "odcl-plan.png").exists()
+
+
 @pytest.mark.skipif(not available(), reason="without matplotlib no picture is written")
 def test_a_folder_that_cannot_be_written_is_refused_before_the_work(command, tmp_path, monkeypatch):
     monkeypatch.setattr("odcl.plan.plan", lambda *_, **__: pytest.fail("worked first"))

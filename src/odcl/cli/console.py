@@ -11,10 +11,13 @@ from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from odcl.errors import printable
 from odcl.report import progress
+
+if TYPE_CHECKING:
+    from odcl.estimators.evidence import Evidence
 
 # A table's columns by name, and what is to be said of them.
 Answer = Callable[[Namespace], tuple[dict[str, Any], list[str]]]
@@ -59,22 +62,31 @@ def unsigned(task: Any) -> list[str]:
     return ["files are not signed, for the card lists no keys: whoever carries one can change it"]
 
 
-def say_picture(path: Path, drawn: bool, options: Namespace) -> None:
-    """Where the picture is, or why there is none."""
-    if drawn:
-        print(f"Picture: {shlex.quote(str(path))}")
-    else:
-        say("no picture, for want of matplotlib: pip install 'odcl[plot]'", options)
-
-
-def tell_run(models: str, drawn: bool, options: Namespace) -> None:
-    """Where the files of a run are, its ``models`` in a line, and what comes next."""
+def tell_run(model: Any, found: Evidence, m: int, groups: str, options: Namespace) -> None:
+    """A run of ``m`` users: notices, what was found, where its page is, and what comes next."""
     from odcl.estimators.report import PAGE
+    from odcl.report.text import comparison_table, count, in_bytes, verdict
 
-    say_picture(options.out / "picture.png", drawn, options)
+    for text in found.notices:
+        say(text, options)
+    size = f"{count(m, 'user')}, {count(found.table['rows'], 'row')}"
+    size += f", {count(len(model.schema_.columns), 'feature')}"
+    print(f"{size}, {model.risk_.loss.name} loss, 1 round. {model.reason_}")
+    if model.n_clusters_ > 1:
+        print()
+        print(groups)
+    if found.comparison is not None:
+        print()
+        print(comparison_table(found.comparison))
+        print(verdict(found.comparison, shell=True))
+    print()
+    up, down = (in_bytes((n or 0) / m) for n in (found.bytes_up, found.bytes_down))
+    print(f"In a federation each user would send {up} and receive {down}.")
+    run = shlex.quote(str(options.out))
     print(f"Report: {shlex.quote(str(options.out / PAGE))}")
-    print(models)
-    print(f"Next: odcl predict {shlex.quote(str(options.out))} TABLE")
+    pieces = model.user_files_ is not None
+    print(f"Models of all users: {run}/users" if pieces else f"Models of all rows, groups: {run}")
+    print(f"Next: odcl predict {run} TABLE")
     if options.open:
         from odcl.cli.report import open_page
 

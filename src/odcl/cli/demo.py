@@ -1,4 +1,4 @@
-"""``odcl demo``: the paper's linear federation in seconds, a picture, and a table to try."""
+"""``odcl demo``: the paper's linear federation in seconds, and a table to try."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from odcl.cli import parser as opt
-from odcl.cli.console import say_picture, watched
+from odcl.cli.console import watched
 
 if TYPE_CHECKING:
     from odcl._typing import Floats
@@ -19,15 +19,15 @@ _ABOUT = """\
 Fit the paper's linear federation: 100 users, 10 hidden groups, seconds.
 
 Prints the groups found, the error of the users' models beside that of local,
-naive and oracle models, and the bytes sent in the one round. Saves a picture,
-and tables to try: stores.csv for `odcl fit`; then new_days.csv for `odcl
-predict`, new_stores.csv for `odcl assign`, this_week.csv for `odcl update`."""
+naive and oracle models, and the bytes sent in the one round. Saves tables to
+try: stores.csv for `odcl fit`; then new_days.csv for `odcl predict`,
+new_stores.csv for `odcl assign`, this_week.csv for `odcl update`."""
 
 
 def add(some: Any) -> opt.Parser:
     parser = opt.command(some, "demo", "[--out FOLDER] [options]", _ABOUT, "")
     group = parser.add_argument_group("options")
-    opt.path(group, "--out", "FOLDER", "folder for the picture and the table", default="demo")
+    opt.path(group, "--out", "FOLDER", "folder for the tables", default="demo")
     opt.force(group)
     opt.seed(group)
     opt.quiet(group)
@@ -42,10 +42,9 @@ def run(options: Namespace) -> None:
         progress.stage("one round of 100 users")
         federation, result = demo_result(options.seed)
         errors = demo_errors(federation, result.models)
-        progress.stage("drawing")
-        drawn = write_demo(options.out, result, errors, seed=options.seed, force=options.force)
+        progress.stage("writing")
+        write_demo(options.out, seed=options.seed, force=options.force)
     print_round(federation, result, result.step.reason, errors)
-    say_picture(options.out / "demo.png", drawn, options)
     table = shlex.quote(str(options.out / "stores.csv"))
     print(f"A table to try: odcl fit {table} --user store --target sales --out run")
 
@@ -72,7 +71,7 @@ def print_round(
 
 
 TABLES = ("stores.csv", "new_days.csv", "new_stores.csv", "this_week.csv")
-FILES = (*TABLES, "demo.png")
+FILES = (*TABLES, "demo.png")  # a picture that earlier versions drew
 
 
 def demo_result(seed: int) -> tuple[SyntheticFederation, Result]:
@@ -84,10 +83,8 @@ def demo_result(seed: int) -> tuple[SyntheticFederation, Result]:
     return federation, fit(federation, seed=seed)
 
 
-def write_demo(
-    folder: Path, result: Result, errors: dict[str, float], *, seed: int, force: bool
-) -> bool:
-    """The picture and the table to try, whole or not at all. Is there a picture?"""
+def write_demo(folder: Path, *, seed: int, force: bool) -> None:
+    """The tables to try, whole or not at all."""
     from odcl.data.stores import store_tables
     from odcl.data.write import write_table
     from odcl.files import atomic_folder
@@ -95,7 +92,6 @@ def write_demo(
     with atomic_folder(folder, force=force, own=FILES) as place:
         for name, table in zip(TABLES, store_tables(seed), strict=True):
             write_table(place / name, table)
-        return _draw(result, errors, place / "demo.png")
 
 
 def groups_right(federation: SyntheticFederation, result: Any) -> str:
@@ -135,22 +131,3 @@ def demo_errors(federation: SyntheticFederation, own: Floats) -> dict[str, float
         "odcl (K not given)": own,
     }
     return {name: nmse(theta, optima) for name, theta in models.items()}
-
-
-def _draw(result: Result, errors: dict[str, float], path: Path) -> bool:
-    from odcl.report import pictures
-
-    if not pictures.available():
-        return False
-    fig, (left, right) = pictures.figure(width=11)
-    pictures.draw_models(left, result.local.theta, result.centers, result.labels)
-    pictures.draw_bars(
-        right,
-        list(errors),
-        list(errors.values()),
-        label="normalised mean squared error (lower is better)",
-        log=True,
-    )
-    right.set_title("Error of each user's model")
-    pictures.save(fig, path)
-    return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import warnings
 from argparse import Namespace
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from odcl.cli import parser as opt
-from odcl.cli.console import command_of, say, tell_run, watched
+from odcl.cli.console import command_of, tell_run, watched
 
 if TYPE_CHECKING:
     from odcl.data.federation import Federation
@@ -41,14 +40,14 @@ examples:
 RUN holds report.html, the page for people (`odcl report` makes it again), the
 models (models.safetensors, model.json), each user's group (assignment.csv),
 each group's model in the table's units (groups.csv), report.json, schema.json,
-picture.png and what the page rests on (evidence.json, evidence.safetensors).
+and what the page rests on (evidence.json, evidence.safetensors).
 Its files are checked together: copy a table out of RUN before you edit it. Text
 that a spreadsheet would run (=1+1) is written with a quote before it ('=1+1) in
 CSV files, and read back without. In Python:
 ODCLRegressor.load("run").predict(table), with the same columns in any order;
 ODCLClassifier for classes. A RUN of a table in pieces (--engine dask) has
 users/ with each user's group and model in place of assignment.csv; its page
-and picture show 2,000 users, drawn by their ids."""
+shows 2,000 users, drawn by their ids."""
 
 
 METHOD = {
@@ -130,6 +129,7 @@ def run(options: Namespace) -> None:
     from odcl.artifact.folder import check_artifact_place
     from odcl.cli import pieces
     from odcl.cli.run_folder import write_run
+    from odcl.report.text import group_table
 
     if (options.time is None) == options.holdout.last:
         raise opt.UsageError("--holdout last and --time COLUMN go together.", "odcl fit")
@@ -150,37 +150,10 @@ def run(options: Namespace) -> None:
             handed_over=True,
         )
         progress.stage("writing")
-        drawn = write_run(fitted, options.out, force=options.force, command=command_of(options))
-    for text in fitted.notices:
-        say(text, options)
-    _print(fitted)
-    tell_run(f"Models of all rows, groups: {shlex.quote(str(options.out))}", drawn, options)
-
-
-def _print(fitted: FittedTable) -> None:
-    from odcl.report.text import (
-        comparison_table,
-        count,
-        group_table,
-        in_bytes,
-        verdict,
-    )
-
-    model, m = fitted.model, len(fitted.model.users_)
-    size = f"{count(m, 'user')}, {count(int(model.n_rows_.sum()), 'row')}"
-    size += f", {count(len(fitted.source.schema.columns), 'feature')}"
-    print(f"{size}, {model.risk_.loss.name} loss, 1 round. {model.reason_}")
-    if model.n_clusters_ > 1:
-        print()
-        print(group_table(model.labels_, model.n_rows_, model.users_))
-    if fitted.comparison is not None:
-        print()
-        print(comparison_table(fitted.comparison))
-        print(verdict(fitted.comparison, shell=True))
-    print()
-    result = model.result_
-    up, down = in_bytes(result.bytes_up / m), in_bytes(result.bytes_down / m)
-    print(f"In a federation each user would send {up} and receive {down}.")
+        found = write_run(fitted, options.out, force=options.force, command=command_of(options))
+    model = fitted.model
+    groups = group_table(model.labels_, model.n_rows_, model.users_)
+    tell_run(model, found, len(model.users_), groups, options)
 
 
 # -- what the options mean -------------------------------------------------------------------------
@@ -218,10 +191,7 @@ def read_named(path: Path, options: Namespace, *, time: str | None = None) -> So
     from odcl.data.tables import read_column_names
 
     columns = read_column_names(path)
-    features, drop, categorical = (
-        opt.column_names(names, columns)
-        for names in (options.features, options.drop, options.categorical)
-    )
+    features, drop, categorical = opt.named_columns(options, columns)
     return read_source(
         path,
         user=options.user,
@@ -279,7 +249,7 @@ def fit_source(
     comparison = None
     if held.share > 0:
         progress.stage("comparing on held-out rows", min(federation.n_users, COMPARED))
-        rivals = _estimator(source, settings)
+        rivals = estimator_of(source.loss, schema, schema.levels, settings)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the fit of all rows will say what is to be said
             comparison = compare_users(
@@ -292,7 +262,7 @@ def fit_source(
     looked, labelled = look_at(schema, federation, row_numbers), federation
     if schema.classes is not None:
         labelled = federation.with_y(schema.labels(federation.y.astype(int)))
-    model = _estimator(source, settings)
+    model = estimator_of(source.loss, schema, schema.levels, settings)
     model.fit_federation(labelled, schema=schema, progress=progress.advance, given=handed_over)
     notices = accepted(schema, source.encoded, federation, looked, model)
     if source.guessed and source.loss == "squared":
@@ -317,12 +287,11 @@ def _other_loss(federation: Federation, target: str) -> list[str]:
     return counts if len(values) > 2 and values[0] == 0 else []
 
 
-def _estimator(source: Source, settings: dict[str, Any]) -> Any:
-    """The estimator that would be fitted to the table in Python."""
+def estimator_of(loss: str, roles: Any, categorical: Any, settings: dict[str, Any]) -> Any:
+    """The estimator that would be fitted to the table in Python; its columns have ``roles``."""
     from odcl.data.source import task_of
     from odcl.estimators import ODCLClassifier, ODCLRegressor
 
-    schema = source.schema
-    kind = ODCLClassifier if task_of(source.loss) == "classification" else ODCLRegressor
-    told = {"categorical": list(schema.levels) or None, "missing": schema.missing, **settings}
-    return kind(loss=source.loss, users=schema.user, **told)
+    kind = ODCLClassifier if task_of(loss) == "classification" else ODCLRegressor
+    told = {"categorical": list(categorical) or None, "missing": roles.missing, **settings}
+    return kind(loss=loss, users=roles.user, **told)

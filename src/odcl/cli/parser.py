@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -90,6 +90,12 @@ def column_names(values: Sequence[str], columns: Sequence[str]) -> tuple[str, ..
     for value in values:
         names += [value] if value in columns else _split(value)
     return tuple(dict.fromkeys(names))
+
+
+def named_columns(options: argparse.Namespace, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """What ``--features``, ``--drop`` and ``--categorical`` name."""
+    given = (options.features, options.drop, options.categorical)
+    return (column_names(names, columns) for names in given)
 
 
 def _split(value: str) -> list[str]:

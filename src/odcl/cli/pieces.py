@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import glob
 import secrets
-import shlex
 import shutil
 from argparse import Namespace
 from collections.abc import Iterator
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from odcl.engines.dask.address import Address
     from odcl.engines.dask.cluster import Cluster
     from odcl.estimators.scattered import ScatteredFit
-    from odcl.evaluate.scores import Comparison
 
 SHARE = 0.25  # of the memory: a table that is larger is fitted in pieces
 SMALL = 2**27  # bytes of a table for which workers take longer to start than they save
@@ -137,6 +135,7 @@ def _naming_full(work: Address, folder: Address) -> Iterator[None]:
 
 def fit(options: Namespace, settings: dict[str, Any]) -> None:
     """``odcl fit`` of a table in pieces."""
+    from odcl.cli.fit import estimator_of
     from odcl.cli.run_folder import write_pieces
     from odcl.data.schema import check_columns
     from odcl.data.source import dropped_with, guess_loss, task_of
@@ -144,18 +143,15 @@ def fit(options: Namespace, settings: dict[str, Any]) -> None:
     from odcl.data.summary import Roles
     from odcl.engines.dask.round import settled
     from odcl.engines.dask.table import table_files
-    from odcl.estimators import ODCLClassifier, ODCLRegressor
     from odcl.estimators.compare import NO_ROW_OUT
     from odcl.estimators.scattered import compare_pieces, fit_pieces
+    from odcl.report.text import groups_text
 
     with _working(options, options.out) as (cluster, work), watched(options) as progress:
         progress.stage("opening the table")
         files = table_files(options.table, cluster)
         names = files.names
-        features, drop, categorical = (
-            opt.column_names(given, names)
-            for given in (options.features, options.drop, options.categorical)
-        )
+        features, drop, categorical = opt.named_columns(options, names)
         fixed = (options.user, options.target, *([options.time] if options.time else ()))
         in_use = InUse(fixed, features or None, drop, categorical)
         check_columns(in_use.named, names)
@@ -178,9 +174,7 @@ def fit(options: Namespace, settings: dict[str, Any]) -> None:
             task=task_of(loss),
         )
         roles = settled(table, roles, cluster)
-        kind = ODCLClassifier if task_of(loss) == "classification" else ODCLRegressor
-        told = {"categorical": list(roles.categorical) or None, "missing": roles.missing}
-        model = kind(loss=loss, users=roles.user, **{**told, **settings})
+        model = estimator_of(loss, roles, roles.categorical, settings)
         found = fit_pieces(
             model,
             table,
@@ -202,17 +196,16 @@ def fit(options: Namespace, settings: dict[str, Any]) -> None:
                 notices.append(NO_ROW_OUT)
         progress.stage("writing")
         table.check_unchanged(cluster)
-        drawn = write_pieces(
+        run = write_pieces(
             *(found, table.name, notices, options.out),
             comparison=comparison,
             holdout=str(options.holdout),
             command=command_of(options),
             force=options.force,
         )
-    for text in notices:
-        say(text, options)
-    _print(found, comparison)
-    tell_run(f"Models of all users: {shlex.quote(str(options.out))}/users", drawn, options)
+    done = found.finished
+    groups = groups_text(done.sizes, done.rows, found.model.labels_, found.model.users_)
+    tell_run(found.model, run, found.uploads.n_users, groups, options)
 
 
 def _typed(table: Any, schema: Any) -> Any:
@@ -253,27 +246,6 @@ def _notices(found: ScatteredFit, roles: Any, *, guessed: bool) -> list[str]:
             text = f"{roles.target!r} holds whole numbers from 0 on: for counts say --loss poisson"
             lines.append(text)
     return lines
-
-
-def _print(found: ScatteredFit, comparison: Comparison | None) -> None:
-    from odcl.report.text import comparison_table, count, groups_text, in_bytes, verdict
-
-    model, uploads = found.model, found.uploads
-    size = f"{count(uploads.n_users, 'user')}, {count(uploads.n_rows, 'row')}"
-    size += f", {count(len(model.schema_.columns), 'feature')}"
-    print(f"{size}, {model.risk_.loss.name} loss, 1 round. {model.reason_}")
-    if model.n_clusters_ > 1:
-        print()
-        done = found.finished
-        print(groups_text(done.sizes, done.rows, model.labels_, model.users_))
-    if comparison is not None:
-        print()
-        print(comparison_table(comparison))
-        print(verdict(comparison, shell=True))
-    print()
-    m = uploads.n_users
-    up, down = in_bytes(uploads.n_bytes / m), in_bytes(found.finished.bytes_down / m)
-    print(f"In a federation each user would send {up} and receive {down}.")
 
 
 # -- predict ---------------------------------------------------------------------------------------

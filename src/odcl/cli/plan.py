@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from odcl.cli import parser as opt
-from odcl.cli.console import check_file_place, say_picture, watched
+from odcl.cli.console import check_file_place, say, watched
 from odcl.cli.fit import fit_source, read_named
 
 if TYPE_CHECKING:
@@ -101,7 +102,10 @@ def run(options: Namespace) -> None:
         )
         drawn = draw_plan(made, options.out)
     print(made)
-    say_picture(options.out, drawn, options)
+    if drawn:
+        print(f"Picture: {shlex.quote(str(options.out))}")
+    else:
+        say("no picture, for want of matplotlib: pip install 'odcl[plot]'", options)
 
 
 # -- the scenario ----------------------------------------------------------------------------------

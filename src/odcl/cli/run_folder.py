@@ -1,4 +1,4 @@
-"""RUN, the folder that ``odcl fit`` writes: the model's artifact with tables and a picture."""
+"""RUN, the folder that ``odcl fit`` writes: the model's artifact with tables and a page."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from odcl import __version__
 from odcl.artifact.arrays import json_bytes
 from odcl.artifact.folder import Extra, open_artifact
 from odcl.data.federation import Federation
@@ -15,7 +14,6 @@ from odcl.data.source import check_target
 from odcl.data.tables import read_table
 from odcl.data.write import write_table
 from odcl.estimators.evidence import Evidence, evidence_files, evidence_of, read_evidence
-from odcl.estimators.page_models import drawn_models
 from odcl.estimators.persist import KIND, load_estimator, save_estimator, update_estimator
 from odcl.estimators.report import PAGE, page_of
 from odcl.estimators.run_tables import GROUPS, finite, group_columns, run_tables
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
     from odcl.estimators.scattered import ScatteredFit
     from odcl.evaluate.scores import Comparison
 
-REPORT, PICTURE = "report.json", "picture.png"
+REPORT = "report.json"
 T = TypeVar("T")
 
 
@@ -35,27 +33,29 @@ T = TypeVar("T")
 
 def write_run(
     fitted: FittedTable, folder: Path, *, force: bool, command: Sequence[str] = ()
-) -> bool:
-    """All files of a run, in a folder that appears whole or not at all. Is there a picture?
+) -> Evidence:
+    """All files of a run, in a folder that appears whole or not at all; what its page rests on.
 
     ``command``: the words that give it again.
     """
-    from odcl.report import pictures
-
-    drawn = pictures.available()
-    extras: dict[str, Extra] = {
-        REPORT: json_bytes(finite(_report(fitted))),
-        **run_tables(fitted.model),
-        **evidence_files(_evidence(fitted, command)),
-    }
-    if drawn:
-        extras[PICTURE] = lambda path: _draw(fitted, path)
-    save_estimator(fitted.model, folder, force=force, extras=extras, derived={PAGE: page_of})
-    return drawn
+    model, source = fitted.model, fitted.source
+    table = {"name": source.name, "rows": int(model.n_rows_.sum())}
+    found = evidence_of(
+        model,
+        fitted.comparison,
+        table=table | ({} if source.digest is None else {"sha256": source.digest}),
+        command=tuple(command),
+        holdout=str(fitted.holdout),
+        notices=tuple(fitted.notices),
+    )
+    result, tables = model.result_, run_tables(model)
+    more = {"combined": result.step.combined, "refit": result.received.how}
+    _write(model, found, folder, tables, force=force, users=len(model.users_), **more)
+    return found
 
 
 def write_pieces(
-    found: ScatteredFit,
+    fitted: ScatteredFit,
     table: str,
     notices: list[str],
     folder: Path,
@@ -64,57 +64,62 @@ def write_pieces(
     holdout: str = "",
     command: Sequence[str] = (),
     force: bool,
-) -> bool:
+) -> Evidence:
     """The run of a table in pieces: its groups, a report, and the files of all users' models.
 
-    Users on the page and in the picture are the few that the model holds. Is there a picture?
+    Users on the page are the few that the model holds.
     """
-    from odcl.report import pictures
+    model, step, uploads = fitted.model, fitted.step, fitted.uploads
+    found = Evidence(
+        table={"name": table, "rows": uploads.n_rows},
+        command=tuple(command),
+        holdout=holdout,
+        notices=tuple(notices),
+        bytes_up=uploads.n_bytes,
+        bytes_down=fitted.finished.bytes_down,
+        weighed=step.alternatives(model.users_),
+        comparison=comparison,
+    )
+    sizes = fitted.finished.sizes
+    tables: dict[str, Extra] = {GROUPS: lambda path: write_table(path, group_columns(model, sizes))}
+    more = {"engine": "dask", "sizes": sizes.tolist(), "passes": step.passes}
+    more["combined"] = step.combined
+    _write(model, found, folder, tables, force=force, users=uploads.n_users, **more)
+    return found
 
-    model, step, uploads = found.model, found.step, found.uploads
-    drawn = pictures.available()
+
+def _write(
+    model: Any,
+    found: Evidence,
+    folder: Path,
+    tables: Mapping[str, Extra],
+    *,
+    force: bool,
+    users: int,
+    **more: Any,
+) -> None:
+    """A model with its tables, its page and report.json, in which ``more`` stands too."""
     report = {
-        "version": __version__,
-        "table": {"name": table, "sha256": None},
-        "engine": "dask",
+        "version": found.version,
+        "table": {"name": found.table["name"], "sha256": found.table.get("sha256")},
         "risk": model.risk_.to_json(),
         "method": model.method_.to_json(described=True),
         "seed": model.random_state,
-        "holdout": holdout,
-        "users": uploads.n_users,
-        "rows": uploads.n_rows,
+        "holdout": found.holdout,
+        "users": users,
+        "rows": found.table["rows"],
         "groups": model.n_clusters_,
-        "sizes": found.finished.sizes.tolist(),
         "rule": model.rule_,
         "reason": model.reason_,
-        "combined": step.combined,
+        **more,
         "rounds": 1,
-        "passes": step.passes,
-        "bytes_up": uploads.n_bytes,
-        "bytes_down": found.finished.bytes_down,
-        "notices": notices,
-        "comparison": None if comparison is None else comparison.to_json(),
+        "bytes_up": found.bytes_up,
+        "bytes_down": found.bytes_down,
+        "notices": list(found.notices),
+        "comparison": None if found.comparison is None else found.comparison.to_json(),
     }
-    extras: dict[str, Extra] = {
-        REPORT: json_bytes(finite(report)),
-        GROUPS: lambda path: write_table(path, group_columns(model, found.finished.sizes)),
-        **evidence_files(
-            Evidence(
-                table={"name": table, "rows": uploads.n_rows},
-                command=tuple(command),
-                holdout=holdout,
-                notices=tuple(notices),
-                bytes_up=uploads.n_bytes,
-                bytes_down=found.finished.bytes_down,
-                weighed=step.alternatives(model.users_),
-                comparison=comparison,
-            )
-        ),
-    }
-    if drawn:
-        extras[PICTURE] = lambda path: _draw_examples(model, comparison, path)
+    extras = {REPORT: json_bytes(finite(report)), **tables, **evidence_files(found)}
     save_estimator(model, folder, force=force, extras=extras, derived={PAGE: page_of})
-    return drawn
 
 
 def change_run(folder: Path, change: Callable[[Any], T]) -> T:
@@ -127,75 +132,6 @@ def change_run(folder: Path, change: Callable[[Any], T]) -> T:
 
     update_estimator(folder, changed, derived={PAGE: page_of})
     return answers[0]
-
-
-def _report(fitted: FittedTable) -> dict[str, Any]:
-    model, result, source = fitted.model, fitted.model.result_, fitted.source
-    return {
-        "version": __version__,
-        "table": {"name": source.name, "sha256": source.digest},
-        "risk": model.risk_.to_json(),
-        "method": model.method_.to_json(described=True),
-        "seed": model.random_state,
-        "holdout": str(fitted.holdout),
-        "users": len(model.users_),
-        "rows": int(model.n_rows_.sum()),
-        "groups": model.n_clusters_,
-        "rule": model.rule_,
-        "reason": model.reason_,
-        "combined": result.step.combined,
-        "refit": result.received.how,
-        "rounds": 1,
-        "bytes_up": result.bytes_up,
-        "bytes_down": result.bytes_down,
-        "notices": fitted.notices,
-        "comparison": None if fitted.comparison is None else fitted.comparison.to_json(),
-    }
-
-
-def _evidence(fitted: FittedTable, command: Sequence[str]) -> Evidence:
-    """What the report needs beside the model."""
-    source = fitted.source
-    table = {"name": source.name, "rows": int(fitted.model.n_rows_.sum())}
-    return evidence_of(
-        fitted.model,
-        fitted.comparison,
-        table=table | ({} if source.digest is None else {"sha256": source.digest}),
-        command=tuple(command),
-        holdout=str(fitted.holdout),
-        notices=tuple(fitted.notices),
-    )
-
-
-def _draw(fitted: FittedTable, path: Path) -> None:
-    from odcl.report import pictures
-
-    result = fitted.model.result_
-    some = pictures.shown(len(result.users))
-    models = result.local.models_of(some), result.centers, result.labels[some]
-    _draw_fit(models, fitted.comparison, path)
-
-
-def _draw_examples(model: Any, comparison: Comparison | None, path: Path) -> None:
-    """The picture of a table in pieces: of the users that the model holds."""
-    from odcl.report import pictures
-
-    some = pictures.shown(len(model.users_))
-    models = drawn_models(model, some), model.cluster_theta_, model.labels_[some]
-    _draw_fit(models, comparison, path)
-
-
-def _draw_fit(models: tuple[Any, Any, Any], comparison: Comparison | None, path: Path) -> None:
-    """Users' own models, centers and labels; beside them how methods did."""
-    from odcl.evaluate.scores import NAMES
-    from odcl.report import pictures
-
-    fig, axes = pictures.figure(columns=2 if comparison else 1)
-    pictures.draw_models(axes[0], *models)
-    if comparison is not None:
-        named = {NAMES.get(k, k): v for k, v in comparison.scores.items()}
-        pictures.draw_users(axes[1], named, comparison.metric)
-    pictures.save(fig, path)
 
 
 # -- reading ---------------------------------------------------------------------------------------

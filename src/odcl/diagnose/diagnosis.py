@@ -256,7 +256,7 @@ def diagnose_step(
         found.membership,
         combine,
     )
-    if not case.informative:
+    if case.untold:
         return known
     means, centers = visible.groups.models[visible.labels], found.groups.models
     return replace(

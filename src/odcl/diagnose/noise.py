@@ -55,7 +55,7 @@ class Noise:
         return Noise(self.covariance[rows], self.source)
 
     def mean(self, dim: int) -> Floats:
-        """Average covariance of the users who know theirs, (dim, dim), but for a few far noisier."""
+        """Average covariance of the users who know theirs, (dim, dim), save a few far noisier."""
         usual = self.known & (self.variance <= FAR_NOISIER * np.median(self.variance[self.known]))
         average = self.covariance[usual].mean(axis=0)
         return np.asarray(average if len(average) == dim else average * np.eye(dim))

@@ -103,10 +103,20 @@ class Case(Measured):
         return 0.0 if self.bare else float(np.mean(some))
 
     @property
-    def informative(self) -> bool:
-        """Do enough users know their noise for anything to be said about groups?"""
+    def untold(self) -> str:
+        """Why the users' noise says nothing about groups; empty: enough of them know it."""
+        if self.unsure > UNSURE:
+            return (
+                f"{self.unsure:.0%} of the users have hardly more rows than the model has "
+                f"parameters, or fewer ({self.dim}; the median user has {self.n:g} rows)"
+            )
+        if self.noise.source == "trace":
+            return "users sent one number on their noise, which tells little of their predictions"
+        if self.noise.known.any():
+            return ""
         return (
-            self.unsure <= UNSURE and bool(self.noise.known.any()) and self.noise.source != "trace"
+            "nobody said how noisy its model is, and no two users are in one group, which would "
+            "show it"
         )
 
     @property
@@ -134,13 +144,6 @@ class Case(Measured):
         """Distance of the nearest two groups in standard deviations of a user's model."""
         return "?" if self.distance is None else short(self.distance.in_noise)
 
-    @property
-    def averaging_loss(self) -> float:
-        """Error of averaging against pooling without curvature: n / (n - dim - 1) for squares."""
-        spare = self.n - self.dim - 1
-        silent = self.uploads.curvature is None and not self.bare
-        return self.n / spare if silent and spare > 0 else 1.0
-
     @cached_property
     def moved(self) -> int:
         """Users in hand elsewhere than the noise puts them, with groups matched at their best."""
@@ -154,21 +157,10 @@ class Case(Measured):
 def decide(case: Case, held: Comparison | None = None) -> Verdict:
     """The verdict. What comes first rules out what comes later; rows ``held`` out decide where the
     uploads cannot."""
-    if not case.informative and case.where is not None:
+    if case.untold and case.where is not None:
         return _by_terms(case, case.where)
-    if not case.informative:
-        why = (
-            "nobody said how noisy its model is, and no two users are in one group, which would "
-            "show it"
-        )
-        if case.unsure > UNSURE:
-            why = (
-                f"{case.unsure:.0%} of the users have hardly more rows than the model has "
-                f"parameters, or fewer ({case.dim}; the median user has {case.n:g} rows)"
-            )
-        elif case.noise.source == "trace":
-            why = "users sent one number on their noise, which tells little of their predictions"
-        return _unknown(case, held, why, ROWS_PER_PARAMETER)
+    if case.untold:
+        return _unknown(case, held, case.untold, ROWS_PER_PARAMETER)
     if case.n_clusters == 1 and case.hidden and not case.where:
         why = (
             f"with {case.n:g} rows for {case.dim} parameters models of classes or counts are so "
@@ -316,7 +308,10 @@ def _groups(case: Case) -> Verdict:
     """The groups are there and users are in the right ones: what is made of them?"""
     if case.judged is not None and not _serves(case, case.judged):
         return _other_groups(case, case.judged)
-    loss = case.averaging_loss
+    # Averaging against pooling without curvature: n / (n - dim - 1) for squares.
+    spare = case.n - case.dim - 1
+    silent = case.uploads.curvature is None and not case.bare
+    loss = case.n / spare if silent and spare > 0 else 1.0
     ratio = case.errors.used / max(case.errors.precision, 1e-300) * loss
     plain = {
         None: "models that users have",

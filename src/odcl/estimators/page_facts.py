@@ -276,7 +276,7 @@ def _options(weighed: Alternatives, model: Any, who: Ints) -> Options:
     kept = [one.labels for one in weighed.options if one.labels is not None and one is not chosen]
     seen = min((int((labels >= 0).sum()) for labels in kept), default=model.n_users_)
     if seen < model.n_users_:
-        about += f" All were weighed on {seen:,} of {model.n_users_:,} users, drawn by their ids"
+        about += f" All were weighed on {seen:,} of {model.n_users_:,} users"
         grey = any((labels < 0).any() for labels in kept)
         about += "; others are grey under all but the chosen one." if grey else "."
     return Options(weighed.measure, about, found, weighed.chosen)

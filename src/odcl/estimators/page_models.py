@@ -49,12 +49,6 @@ def own_models(model: Any, who: Ints) -> tuple[Floats, Floats]:
     return theta, np.where(_whole(cov)[:, None, None], cov, np.nan)
 
 
-def drawn_models(model: Any, who: Ints) -> Floats:
-    """For a picture: users' own models, or those they have where their rows say none."""
-    theta = own_models(model, who)[0]
-    return np.where(_whole(theta)[:, None], theta, model.theta_[who])
-
-
 def _noise_scales(model: Any, who: Ints) -> Floats | None:
     """The noise scales of some users, pooled over everybody's; None: nobody tells."""
     sent, m = model.uploads_, len(model.users_)

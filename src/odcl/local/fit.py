@@ -117,23 +117,14 @@ class LocalModels:
     @cached_property
     def solution(self) -> Solution:
         """The users' own models, and how their fits went."""
-        return self.solved or self._solve(np.arange(len(self.n_rows)))
-
-    def models_of(self, some: Ints) -> Floats:
-        """theta of some users, by position: the others' need not be worked out for it."""
-        if self.solved is not None or "solution" in self.__dict__:
-            return self.solution.theta[some]
-        return self._solve(some).theta
-
-    def _solve(self, some: Ints) -> Solution:
-        whole = len(some) == len(self.n_rows)
+        if self.solved is not None:
+            return self.solved
         if self.rows is not None:
             assert self.uploads.risk is not None
-            rows = self.rows if whole else self.rows.take(some)
-            return solve_users(rows, self.uploads.risk)
+            return solve_users(self.rows, self.uploads.risk)
         from odcl.local.terms import least_squares
 
-        return least_squares(self.uploads if whole else self.uploads.take(some))
+        return least_squares(self.uploads)
 
     def __reduce__(self) -> tuple[Any, ...]:
         solved = self.solved if self.rows is None else self.solution

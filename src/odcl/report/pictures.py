@@ -1,4 +1,4 @@
-"""Pictures: users' models as points, what each method is worth, and the clusterpath."""
+"""What figures share, the directions in which models are shown, and the clusterpath."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from odcl._typing import Floats, Ints
+from odcl._typing import Floats
 from odcl.report.text import count
 
 if TYPE_CHECKING:
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#555555")
 MARKERS = "os^Dv<>PX*"  # 7 colours and 10 markers: 70 groups before two look alike
 LINES = ("--", ":", "-.")
-MOST_NAMED = 12  # groups whose number stands beside their model
-MOST_MARKED = 100  # groups whose models are drawn larger than users
 MOST_READ = 60  # leaves whose names can be read under a dendrogram
 MOST_LEAVES = 30  # branches of a dendrogram of more than 300 points
 
@@ -46,39 +44,6 @@ def available() -> bool:
     return find_spec("matplotlib") is not None
 
 
-def shown(n_users: int, most: int = 2000) -> Ints:
-    """Positions of the users whose models are drawn."""
-    return np.linspace(0, n_users - 1, min(most, n_users)).astype(np.intp)
-
-
-def draw_models(ax: Any, theta: Floats, centers: Floats, labels: Ints, *, most: int = 2000) -> None:
-    """Local models on the two directions in which the groups' models differ most.
-
-    A model of one parameter is its own direction; the other axis then is the group.
-    """
-    some = shown(len(theta), most)
-    if theta.shape[1] == 1:
-        points = np.column_stack([theta[some, 0], labels[some]])
-        middle = np.column_stack([centers[:, 0], np.arange(len(centers))])
-        ax.set(xlabel="parameter", ylabel="group", ylim=(-0.6, len(centers) - 0.4))
-        ax.yaxis.get_major_locator().set_params(integer=True)
-    else:
-        plane = view(theta[some], centers)
-        origin = centers.mean(axis=0)
-        points, middle = (theta[some] - origin) @ plane.T, (centers - origin) @ plane.T
-        ax.set(xlabel="direction 1", ylabel="direction 2")
-    _draw_groups(ax, points, labels[some])
-    size = 60 if len(centers) <= MOST_MARKED else 4
-    ax.scatter(*middle.T, s=size, marker="+", color="black", zorder=3, label="a group's model")
-    if len(centers) <= MOST_NAMED:
-        for k, place in enumerate(middle):
-            ax.annotate(f"{k}", place, (5, 4), textcoords="offset points", fontsize=9, zorder=4)
-    outside = _limit(ax, np.vstack([points, middle]), points) if theta.shape[1] > 1 else None
-    ax.set_title(f"Users' local models, {count(len(centers), 'group')}")
-    style = {"frameon": False, "fontsize": 9, "title_fontsize": 8, "handletextpad": 0.2}
-    ax.legend(loc="best", title=outside, **style)
-
-
 def view(theta: Floats, centers: Floats) -> Floats:
     """Two orthonormal directions, (2, dim): those of the groups first, then those of the users."""
     between = _directions(centers)[: max(len(centers) - 1, 0)]
@@ -90,62 +55,6 @@ def _directions(points: Floats) -> Floats:
     """Principal directions of points, without those in which they do not vary."""
     _, size, directions = np.linalg.svd(points - points.mean(axis=0), full_matrices=False)
     return directions[size > 1e-9 * max(float(size[0]), 1e-300)]
-
-
-def _draw_groups(ax: Any, points: Floats, labels: Ints) -> None:
-    """One call per style, not one per group: there may be thousands of groups."""
-    c, m = labels % len(COLOURS), labels % len(MARKERS)
-    for marker in np.unique(m):
-        own = m == marker
-        colours = [COLOURS[i] for i in c[own]]
-        style = {"s": 16, "alpha": 0.65, "linewidths": 0, "marker": MARKERS[marker]}
-        ax.scatter(points[own, 0], points[own, 1], c=colours, **style)
-
-
-def _limit(ax: Any, everything: Floats, points: Floats) -> str | None:
-    """Leave a few far users outside the frame where they would shrink all others to a dot."""
-    low, high = np.percentile(everything, [2, 98], axis=0)
-    room = 0.5 * np.maximum(high - low, 1e-12 * np.maximum(np.abs(high), 1e-300))
-    inside = ((points >= low - room) & (points <= high + room)).all(axis=1)
-    far = np.ptp(everything, axis=0) > 5 * np.maximum(high - low, 1e-300)
-    if inside.all() or not far.any():
-        return None
-    ax.set(xlim=(low[0] - room[0], high[0] + room[0]), ylim=(low[1] - room[1], high[1] + room[1]))
-    return f"{count(int((~inside).sum()), 'user')} outside the frame"
-
-
-def draw_bars(ax: Any, names: list[str], values: list[float], *, label: str, log: bool) -> None:
-    """One bar per method, the first at the top."""
-    positions = np.arange(len(names))[::-1]
-    ax.barh(positions, values, color=COLOURS[0], height=0.6)
-    for x, y in zip(values, positions, strict=True):
-        ax.annotate(f" {x:.3g}", (x, y), va="center", fontsize=9)
-    ax.set_yticks(positions, names)
-    ax.set(xlabel=label)
-    if log:
-        ax.set_xscale("log")
-    ax.margins(x=0.25)
-    ax.spines[["top", "right"]].set_visible(False)
-
-
-def draw_users(ax: Any, scores: dict[str, Floats], metric: str) -> None:
-    """Each method's users from worst to best: who is left behind."""
-    worst_first = metric == "accuracy"
-    for c, (name, values) in enumerate(scores.items()):
-        ordered = np.sort(values) if worst_first else np.sort(values)[::-1]
-        share = 100 * (np.arange(len(ordered)) + 0.5) / len(ordered)
-        dots = "o" if len(ordered) <= 10 else ""
-        last = c == len(scores) - 1  # ours: the one that is looked for
-        style = {"color": COLOURS[c % len(COLOURS)], "ms": 4, "label": name}
-        style |= {"lw": 2.6 if last else 1.4, "zorder": 3 if last else 2}
-        ax.plot(share, ordered, ("-" if last else LINES[c % 3]) + dots, **style)
-    better = "higher is better" if worst_first else "lower is better"
-    ax.set(title="Every user, worst first", xlabel="% of users", ylabel=f"{metric} ({better})")
-    together = np.concatenate(list(scores.values()))
-    if not worst_first and together.min() > 0 and together.max() > 100 * np.median(together):
-        ax.set_yscale("log")
-    ax.legend(frameon=False, fontsize=9)
-    ax.spines[["top", "right"]].set_visible(False)
 
 
 def save(fig: Any, path: Path, **more: Any) -> None:
