@@ -220,19 +220,12 @@ def _typed(table: Any, schema: Any) -> Any:
 
 def _notices(found: ScatteredFit, roles: Any, *, guessed: bool) -> list[str]:
     """Everything odd about a table that the fit took as it is."""
-    from odcl.report.text import about_columns, about_single_rows, count
+    from odcl.report.text import about_columns, about_gaps, about_single_rows
     from odcl.server.mixed import unusual_uploads
 
-    summary, lines = found.summary, []
-    dropped = summary.rows - summary.usable
-    if dropped:
-        nameless = summary.gaps[roles.user].rows if roles.user in summary.gaps else 0
-        more = f", {nameless:,} of them without a user's id" if nameless else ""
-        lines.append(f"{count(dropped, 'row')} left out for want of a value{more}")
-    filled = {n: g.rows for n, g in summary.gaps.items() if n not in (roles.user, roles.target)}
-    if filled and roles.missing == "mean":
-        where = ", ".join(f"{name}: {n:,}" for name, n in filled.items())
-        lines.append(f"{count(sum(filled.values()), 'missing value')} filled in ({where})")
+    summary = found.summary
+    gaps = {name: gap.rows for name, gap in summary.gaps.items()}
+    lines = about_gaps(roles, summary.rows - summary.usable, gaps, roles.missing)
     lines += about_single_rows(found.uploads.single)
     lines += about_columns(found.job.schema, summary.spread, found.model)
     model, goal = found.model, "" if roles.task == "classification" else roles.target

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -256,23 +256,26 @@ def accepted(
 
 def about_values(schema: TableSchema, encoded: Encoded, missing: str) -> list[str]:
     """Rows left out, values filled in, levels that the fit did not see."""
-    lines = []
-    if encoded.n_dropped:
-        nameless = encoded.missing.get(schema.user, 0)
-        lines.append(
-            f"{count(encoded.n_dropped, 'row')} left out for want of a value"
-            + (f", {nameless:,} of them without a user's id" if nameless else "")
-        )
-    roles = (schema.user, schema.target)
-    filled = {name: n for name, n in encoded.missing.items() if name not in roles}
-    if filled and missing == "mean":
-        where = ", ".join(f"{name}: {n:,}" for name, n in filled.items())
-        lines.append(f"{count(sum(filled.values()), 'missing value')} filled in ({where})")
+    lines = about_gaps(schema, encoded.n_dropped, encoded.missing, missing)
     for name in dict.fromkeys(column for column, _ in encoded.unseen):
         rows = {level: n for (column, level), n in encoded.unseen.items() if column == name}
         read = OTHER if name in schema.other else schema.levels[name][0]
         new = f"a new level of {name!r} ({listing(sorted(rows))})"
         lines.append(f"{count(sum(rows.values()), 'row')} with {new}, read as {read!r}")
+    return lines
+
+
+def about_gaps(roles: Any, dropped: int, gaps: Mapping[str, int], missing: str) -> list[str]:
+    """Rows left out, and values filled in; ``gaps``: rows that lack a value, by column."""
+    lines = []
+    if dropped:
+        nameless = gaps.get(roles.user, 0)
+        more = f", {nameless:,} of them without a user's id" if nameless else ""
+        lines.append(f"{count(dropped, 'row')} left out for want of a value{more}")
+    filled = {name: n for name, n in gaps.items() if name not in (roles.user, roles.target)}
+    if filled and missing == "mean":
+        where = ", ".join(f"{name}: {n:,}" for name, n in filled.items())
+        lines.append(f"{count(sum(filled.values()), 'missing value')} filled in ({where})")
     return lines
 
 
