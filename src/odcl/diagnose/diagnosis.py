@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 BORDER = 0.05  # probability of belonging elsewhere from which a user is named
 UNLIKELY = 0.01  # chance that any member of a group is taken for a user of none
+FAR_NOISIER = 1e4  # times the median user's noise variance
 TRUSTED = 3  # users that a group needs: the model of a pair may be a coincidence
 # Rules of the mixtures that chose K themselves.
 MIXTURE_RULES = ("mixed groups", "noise", "scaled-noise", "shared-variance")
@@ -224,6 +225,7 @@ def diagnose_step(
     shown = step if step.rule in MIXTURE_RULES else _visible_groups(uploads, seed)
     if shown.mixture is not None and shown.mixture.spread.fixed is not None:
         uploads = with_noise(sent, shown.mixture)
+    uploads = _without_mistakes(uploads)
     labels = shown.labels
     same = same_partition(labels, step.labels)
     # Users who say nothing about their noise show it as the spread inside groups: inside those
@@ -269,6 +271,16 @@ def diagnose_step(
         errors=found.errors,
         visible_error=visible.errors.precision,
     )
+
+
+def _without_mistakes(uploads: Uploads) -> Uploads:
+    """Users far noisier than the median (a mistyped target) tell nothing of groups' models."""
+    phi, H = uploads.dispersion, uploads.curvature
+    if phi is None or H is None or not np.isfinite(phi).any():
+        return uploads
+    far = phi > FAR_NOISIER * np.median(phi[np.isfinite(phi)])
+    H = np.where(far[:, None, None], 1e-9 * H, H)
+    return replace(uploads, dispersion=np.where(far, np.inf, phi), curvature=H)
 
 
 def _combined_by(uploads: Uploads, step: ServerStep, method: Method | None) -> str | None:

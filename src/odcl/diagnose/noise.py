@@ -16,7 +16,6 @@ from odcl.server.dispersion import covariances, noise_traces, pooled_dispersion
 
 Source = Literal["curvature", "trace", "spread"]
 Differ = float | Floats  # how users of a group differ: one variance, or a covariance (dim, dim)
-FAR_NOISIER = 100.0  # times the median user's variance: a mistyped target, and nobody's usual noise
 LEAST_SHARE = 0.01  # of a direction's curvature that must come from the rows, not the penalty
 
 
@@ -55,9 +54,8 @@ class Noise:
         return Noise(self.covariance[rows], self.source)
 
     def mean(self, dim: int) -> Floats:
-        """Average covariance of the users who know theirs, (dim, dim), save a few far noisier."""
-        usual = self.known & (self.variance <= FAR_NOISIER * np.median(self.variance[self.known]))
-        average = self.covariance[usual].mean(axis=0)
+        """Average covariance of the users who know theirs, (dim, dim)."""
+        average = self.covariance[self.known].mean(axis=0)
         return np.asarray(average if len(average) == dim else average * np.eye(dim))
 
     def whiten(self, delta: Floats, more: Floats | float, differ: Differ) -> tuple[Floats, Floats]:

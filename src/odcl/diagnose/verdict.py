@@ -276,7 +276,7 @@ def _no_groups(case: Case) -> Verdict:
     if case.where:
         worth = f"such models have {share(case.errors.refit)} of the local models' error"
         if case.errors.refit > NO_GAIN:
-            good = "nearly as good" if case.errors.refit < 1 else "as good by this estimate"
+            good = "nearly as good" if case.errors.refit < 1 else "better, by this estimate"
             worth = f"with these rows a user's own model is {good}: {worth}"
         return _mixed(
             case,

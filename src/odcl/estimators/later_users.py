@@ -18,6 +18,7 @@ from odcl.estimators.for_newcomers import Known, OnRequest
 from odcl.estimators.table_input import TableInput
 from odcl.exchange.upload import Uploads
 from odcl.local.receive import Received
+from odcl.method import Method, most_parameters
 from odcl.server.assign import Assignment, Groups, assign_rows
 from odcl.server.step import ServerStep
 from odcl.server.update import place_of, with_more_rows
@@ -264,11 +265,17 @@ class LaterUsers(TableInput):
         rows = Federation.from_arrays(X, y, ids)
         by = with_users_of(self, rows.users)
         if by.mixture_ is None or by.covariance_ is None:
-            raise InputError(
-                "What models promise of new rows is known for mixed groups: fit with ",
-                *(Setting("clusterer", "auto"), " and no other combine or refit."),
-            )
+            raise self._without_mixture("Promises about new rows")
         return drift_of(by, rows)
+
+    def _without_mixture(self, what: str) -> ValueError:
+        """Why a model that is not of mixed groups lacks something."""
+        asked, dim = Method.of(self.method, clusterer=self.clusterer), self.theta_.shape[1]
+        why, most = asked.falls_back(self.risk_, dim, self.n_users_), most_parameters(self.risk_)
+        if why and dim > most:
+            return ValueError(f"{what} need at most {most} parameters; this model has {dim}.")
+        why = why or f"this model was fitted by {self.method_.clusterer}"
+        return ValueError(f"{what} need mixed groups, the default, and {why}.")
 
     def diagnose(
         self, *, comparison: Comparison | None = None, resamples: int = 20, seed: int = 0

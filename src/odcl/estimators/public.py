@@ -19,7 +19,6 @@ from odcl.errors import show
 from odcl.estimators.base import ODCLEstimator
 from odcl.estimators.dask_frames import is_dask_frame, predict_frame
 from odcl.local.predict import count_interval, count_std, predicted_means, residual_scale
-from odcl.method import Method, most_parameters
 from odcl.risk.loss import Loss
 from odcl.risk.losses import Huber, Logistic, Multinomial, as_loss
 
@@ -112,15 +111,7 @@ class ODCLRegressor(RegressorMixin, ODCLEstimator):  # type: ignore[misc]
     def _std(self, S: Floats | None, where: Ints) -> tuple[Floats, Floats]:
         """Standard deviation of a new target of each row, and the degrees of freedom behind it."""
         if S is None or self.noise_ is None or self.dof_ is None:
-            asked, dim = Method.of(self.method, clusterer=self.clusterer), self.theta_.shape[1]
-            why, most = (
-                asked.falls_back(self.risk_, dim, self.n_users_),
-                most_parameters(self.risk_),
-            )
-            if why and dim > most:
-                raise ValueError(f"Intervals need at most {most} parameters; this model has {dim}.")
-            why = why or f"this model was fitted by {self.method_.clusterer}"
-            raise ValueError(f"Intervals need mixed groups, the default, and {why}.")
+            raise self._without_mixture("Intervals")
         # A user without rows of its own is taken for a typical one.
         at = np.minimum(where, len(self.noise_))
         noise, dof = (np.append(a, np.median(a))[at] for a in (self.noise_, self.dof_))
