@@ -256,6 +256,6 @@ def test_the_reference_shows_what_stands_beside_the_fields_of_a_value(monkeypatc
     told = fields_of(partition.UserColumns)
     assert told["model"] == "(n_users, dim)"
     assert told["users"] == "(n_users,), ids"
-    assert list(fields_of(partition.Job)) == ["method"]  # the others have no comment
+    assert list(fields_of(partition.Job)) == ["method", "unsigned"]  # others have no comment
     listed = with_lists(["What it is.", "", "wait, timeout : seconds", "    of a round."])
     assert listed[2:] == ["``wait``, ``timeout``", "    seconds", "    of a round."]

@@ -10,7 +10,7 @@ from numpy.testing import assert_allclose
 
 from odcl import Federation, Method, ODCLClassifier, ODCLRegressor, Risk, fit
 from odcl.clustering.labels import same_partition
-from odcl.data.unusual import UserColumns, unusual_notices, unusual_users
+from odcl.data.unusual import ColumnMoments, unusual_notices, unusual_users
 
 N_USERS, N_ROWS = 42, 20
 CLASSES = {"logistic": ODCLClassifier}
@@ -132,18 +132,18 @@ def test_a_column_that_is_constant_within_most_users_judges_nobody():
     own = np.repeat(np.arange(30), 10)
     x = np.where(own < 3, 1e6, 1.0) + 0.0
     rows = Federation.from_arrays(np.column_stack([x, np.arange(300.0) % 7]), x, own)
-    assert not unusual_users(UserColumns.of(rows)).users.any()
+    assert not unusual_users(ColumnMoments.of(rows)).users.any()
 
 
 def test_nobody_is_odd_where_a_quarter_of_the_users_would_be():
     X, y, owner, _ = world("squared", seed=0)
     X[owner < 12, 0] += 273.15
     rows = Federation.from_arrays(X, y, owner)
-    assert not unusual_users(UserColumns.of(rows)).users.any()
+    assert not unusual_users(ColumnMoments.of(rows)).users.any()
     X[owner < 12, 0] -= 273.15
     X[owner < 9, 0] += 273.15
     rows = Federation.from_arrays(X, y, owner)
-    assert unusual_users(UserColumns.of(rows)).users.sum() == 9
+    assert unusual_users(ColumnMoments.of(rows)).users.sum() == 9
 
 
 def test_of_many_users_those_outside_take_no_part_in_the_passes(monkeypatch):

@@ -9,7 +9,7 @@ import numpy as np
 
 from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation
-from odcl.data.unusual import SAMPLE, UserColumns, unusual_users
+from odcl.data.unusual import SAMPLE, ColumnMoments, unusual_users
 from odcl.risk.risk import Factor
 
 # A column whose values differ by less than this share of their size is constant up to rounding.
@@ -156,12 +156,12 @@ class Scaling:
         """Units of the usual users of a table: all of them, or of a sample where there are many."""
         few = rows.some_users(SAMPLE)
         every = len(few) == rows.n_users
-        columns = UserColumns.of(rows if every else rows.take(few))
+        columns = ColumnMoments.of(rows if every else rows.take(few))
         if every and not unusual_users(columns).users.any():
             return self
         return self.of_usual(columns, center=center)
 
-    def of_usual(self, columns: UserColumns, *, center: bool) -> Scaling:
+    def of_usual(self, columns: ColumnMoments, *, center: bool) -> Scaling:
         """The same columns in units of the usual users among those of ``columns``.
 
         Columns of categories have no units to mistake, and columns in which usual users do not vary

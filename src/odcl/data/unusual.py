@@ -26,7 +26,7 @@ CONSTANT = 1e-10  # a standard deviation below this share of the mean is roundin
 
 
 @dataclass(frozen=True, eq=False)
-class UserColumns:
+class ColumnMoments:
     """Mean and standard deviation of every user's columns: the features and, last, the target."""
 
     rows: Floats  # (n_users,)
@@ -34,7 +34,7 @@ class UserColumns:
     sd: Floats  # (n_users, p + 1)
 
     @classmethod
-    def of(cls, rows: Federation) -> UserColumns:
+    def of(cls, rows: Federation) -> ColumnMoments:
         """Of a table's rows, weights aside."""
         n, p = rows.n_rows, rows.n_features
         mean, sd = np.empty((rows.n_users, p + 1)), np.empty((rows.n_users, p + 1))
@@ -46,10 +46,10 @@ class UserColumns:
             sd[:, j] = np.sqrt(np.add.reduceat(away * away, rows.offsets[:-1]) / n)
         return cls(n.astype(np.float64), mean, sd)
 
-    def in_units(self, shift: Floats, scale: Floats) -> UserColumns:
+    def in_units(self, shift: Floats, scale: Floats) -> ColumnMoments:
         """The columns shift + scale * column; the target stays as it is."""
         shift, scale = np.append(shift, 0.0), np.append(scale, 1.0)
-        return UserColumns(self.rows, shift + scale * self.mean, scale * self.sd)
+        return ColumnMoments(self.rows, shift + scale * self.mean, scale * self.sd)
 
     def pooled(self, users: Bools) -> tuple[Floats, Floats]:
         """Mean and standard deviation of the columns over all rows of some users, (p + 1,) each."""
@@ -102,7 +102,7 @@ class Limits:
     times: Floats  # (p + 1,), up to so many times it is usual
 
     @classmethod
-    def of(cls, columns: UserColumns) -> Limits:
+    def of(cls, columns: ColumnMoments) -> Limits:
         """The limits that these users set.
 
         A column that is constant within most users (the size of a store) says nothing of its unit:
@@ -128,7 +128,7 @@ class Limits:
         at.times[(found.wide > 0).mean(axis=0) > MANY] = np.inf
         return at
 
-    def outside(self, columns: UserColumns) -> Unusual:
+    def outside(self, columns: ColumnMoments) -> Unusual:
         """Who lies outside; users of several rows are not judged by what is constant in them."""
         judged = columns.varies | (columns.rows < 2)[:, None]
         away, times = columns.mean - self.middle, columns.sd / self.deviation
@@ -138,7 +138,7 @@ class Limits:
         return Unusual(far, np.where(judged & (times > self.times), times, 0.0))
 
 
-def unusual_users(columns: UserColumns) -> Unusual:
+def unusual_users(columns: ColumnMoments) -> Unusual:
     """Users who lie outside the limits that they set together."""
     return Limits.of(columns).outside(columns)
 
@@ -237,4 +237,4 @@ def unusual_notices(
     if not whole and row_number is not None:
         at, number = rows.rows_of(few), row_number
         return unusual_notices(part, names, lambda row: number(int(at[row])))
-    return unusual_lines(unusual_users(UserColumns.of(part)), part.users, names, part, row_number)
+    return unusual_lines(unusual_users(ColumnMoments.of(part)), part.users, names, part, row_number)

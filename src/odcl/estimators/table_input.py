@@ -197,7 +197,7 @@ class TableInput(BaseEstimator):  # type: ignore[misc]
                 f"requires y to be passed, but the target y is None: {type(self).__name__} "
                 "learns to predict it."
             )
-        y = column_or_1d(y, warn=True)
+        y = column_or_1d(collected(y), warn=True)
         X, users, kept = self._first_rows(X, y, users)
         y = self._checked_target(y if kept.all() else y[kept])
         check_consistent_length(X, y)

@@ -88,7 +88,8 @@ class Assignment:
     intercept: Floats | None = None
 
     def __str__(self) -> str:
-        rows = f"By {int(self.upload.n_samples[0]):,} rows, this user"
+        n = int(self.upload.n_samples[0])
+        rows = f"By {n:,} row{'s' * (n != 1)}, this user"
         if self.none_of_these:
             return f"{rows} fits none of the groups: it has a model of its own."
         sure = f" with probability {self.probability:.2f}" if self.probability < 0.995 else ""

@@ -14,7 +14,7 @@ from odcl._typing import Array, Bools, Floats, Ints
 from odcl.clustering.mixed import MixedGroups
 from odcl.data.federation import Federation
 from odcl.data.scaling import Scaling
-from odcl.data.unusual import UserColumns, unusual_lines, unusual_users
+from odcl.data.unusual import ColumnMoments, unusual_lines, unusual_users
 from odcl.errors import InputError, NotAdmissible, Setting
 from odcl.exchange.download import Downloads
 from odcl.exchange.upload import Uploads
@@ -274,7 +274,7 @@ def common_coordinates(some: Uploads, terms: DataTerms | None) -> Coordinates:
     return coordinates(terms, units, intercept=risk.intercept, factors=risk.factors)
 
 
-def user_columns(uploads: Uploads) -> UserColumns:
+def user_columns(uploads: Uploads) -> ColumnMoments:
     """Means and standard deviations of the users' columns, as their uploads tell them.
 
     Of sites they are those of rows weighted by their curvature, and of the target nothing.
@@ -282,7 +282,7 @@ def user_columns(uploads: Uploads) -> UserColumns:
     terms, A = all_terms(uploads), uploads.site_curvature
     if terms is not None:
         rows = np.maximum(terms.rows, 1e-300)[:, None]
-        return UserColumns(terms.rows, terms.mean, np.sqrt((terms.factor**2).sum(axis=1) / rows))
+        return ColumnMoments(terms.rows, terms.mean, np.sqrt((terms.factor**2).sum(axis=1) / rows))
     assert A is not None
     assert uploads.risk is not None
     inputs = A.shape[-1] // uploads.risk.n_outputs
@@ -292,7 +292,7 @@ def user_columns(uploads: Uploads) -> UserColumns:
     # A square minus a square: of a column that does not vary rounding leaves 1e-8 of its mean.
     sd, none = np.sqrt(np.maximum(square - mean**2, 0.0)), np.zeros((len(A), 1))
     sd = np.where(sd > 1e-6 * (1 + np.abs(mean)), sd, 0.0)
-    return UserColumns(uploads.seen, np.hstack([mean, none]), np.hstack([sd, none]))
+    return ColumnMoments(uploads.seen, np.hstack([mean, none]), np.hstack([sd, none]))
 
 
 def seen_quadratics(
