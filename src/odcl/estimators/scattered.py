@@ -22,7 +22,6 @@ from odcl.data.scaling import Scaling
 from odcl.data.summary import Roles, TableSummary
 from odcl.data.unusual import SAMPLE
 from odcl.engines.dask.address import Address
-from odcl.engines.dask.huber_unit import huber_unit
 from odcl.engines.dask.round import (
     DaskChunks,
     Finished,
@@ -44,6 +43,7 @@ from odcl.errors import InputError
 from odcl.estimators.for_newcomers import Known
 from odcl.estimators.table_input import check_n_groups, check_settings
 from odcl.exchange.upload import Uploads
+from odcl.local.predict import residual_scale
 from odcl.method import Method
 from odcl.mixed.differences import inside_text
 from odcl.mixed.house import without_rows
@@ -112,12 +112,18 @@ def fit_pieces(
         copies=not method.clusterer.uses_terms,
         factors=model._factors(method),
     )
-    if method.standardize and not model._server_finds_units(method, scaling):
-        shown.stage("looking for usual users")
+    intercept, usual = bool(model.fit_intercept), method.standardize
+    usual = usual and not model._server_finds_units(method, scaling)
+    loss = _loss(model)
+    if usual or _unit_of_rows(model):
+        shown.stage("looking at some users for units")
         few = rows_of(table, schema, first_users(table, schema, cluster, SAMPLE + 1), cluster)
         rows = schema.encode(few, piece=True).federation()
-        scaling = scaling.for_users(rows, center=bool(model.fit_intercept))
-    risk = Risk(_loss(model), model.l2, bool(model.fit_intercept), scaling.factors)
+        scaling = scaling.for_users(rows, center=intercept) if usual else scaling
+        if _unit_of_rows(model):
+            scaled = rows.with_X(scaling.apply(rows.X))
+            loss = Huber(1.345 * residual_scale(scaled, intercept))
+    risk = Risk(loss, model.l2, intercept, scaling.factors)
     dim = risk.dim(len(scaling.used))
     why, resolved = method.falls_back(risk, dim), method.resolved(risk, dim)
     seed = int(check_random_state(model.random_state).randint(2**31 - 1))  # as in memory
@@ -126,10 +132,6 @@ def fit_pieces(
     n = buckets or n_buckets(table, len(roles.columns), cluster)
     shown.stage("bringing rows together by user", table.n_pieces, "pieces")
     sent = send_rows(table, job, n, work, cluster, shown.advance)
-    if _unit_of_rows(model):
-        shown.stage("looking for the unit of Huber's loss")
-        loss = Huber(1.345 * huber_unit(sent, job, work, cluster))
-        job = replace(job, risk=replace(job.risk, loss=loss))
     shown.stage("fitting users", n, "files of uploads")
     uploads = gather_uploads(sent, job, work, cluster, EXAMPLES, shown.advance)
     check_n_groups(resolved, uploads.n_users, True)

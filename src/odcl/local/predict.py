@@ -11,6 +11,7 @@ from scipy.special import pdtr
 from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation
 from odcl.data.scaling import Scaling
+from odcl.data.unusual import SAMPLE
 from odcl.local.fit import solve_users
 from odcl.risk.loss import Loss
 from odcl.risk.losses import Huber, Multinomial, Squared
@@ -150,8 +151,10 @@ def residual_scale(federation: Federation, intercept: bool) -> float:
     Least squares first, which outliers pull at, then Huber around that scale, until the scale
     stays. A user's residuals are swollen by n_i / (n_i - dim), as it has fitted dim of its rows;
     users who have no more rows than that do not count, unless nobody has: then one model for all
-    gives the residuals.
+    gives the residuals. Of many users, a sample drawn by their ids tells it.
     """
+    few = federation.some_users(SAMPLE)
+    federation = federation if len(few) == federation.n_users else federation.take(few)
     dim = federation.n_features + intercept
     able = np.flatnonzero(federation.n_samples > dim)
     part = federation
@@ -159,12 +162,12 @@ def residual_scale(federation: Federation, intercept: bool) -> float:
         part = federation.take(able) if len(able) else _as_one_user(federation)
     weight = np.ones(len(part.y)) if part.weight is None else part.weight
     size = _median(np.abs(part.y - _median(part.y, weight)), weight) or float(np.ptp(part.y))
-    return come_to_scale(
-        lambda loss: _median(swollen_residuals(part, intercept, loss), weight), size
+    return _come_to_scale(
+        lambda loss: _median(_swollen_residuals(part, intercept, loss), weight), size
     )
 
 
-def swollen_residuals(federation: Federation, intercept: bool, loss: Loss) -> Floats:
+def _swollen_residuals(federation: Federation, intercept: bool, loss: Loss) -> Floats:
     """Sizes of the residuals of users' own models, (n_rows,), each sqrt(n_i / (n_i - dim)) fold."""
     n, risk = federation.n_samples, Risk(loss, intercept=intercept)
     swell = np.sqrt(n / np.maximum(n - federation.n_features - intercept, 0.5))
@@ -173,7 +176,7 @@ def swollen_residuals(federation: Federation, intercept: bool, loss: Loss) -> Fl
     return np.asarray(np.abs(federation.y - z[:, 0]) * swell[federation.row_user])
 
 
-def come_to_scale(median_with: Callable[[Loss], float], size: float) -> float:
+def _come_to_scale(median_with: Callable[[Loss], float], size: float) -> float:
     """The scale that stays; ``median_with`` gives the median residual of a loss.
 
     ``size`` is that of the targets around their median. Rows that the models meet to six digits of
