@@ -405,7 +405,7 @@ def test_a_level_is_named_one_way():
 def test_points_without_distances_are_refused(bad):
     a = blobs()
     a[2, 0] = bad
-    with pytest.raises(ValueError, match="first is row 2"):
+    with pytest.raises(ValueError, match="first is row 3"):
         clusterpath(a)
 
 

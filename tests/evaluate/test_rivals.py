@@ -54,7 +54,7 @@ def test_own_intercepts_of_classes_count_rows_by_their_weight():
     X, z, who, rng = rows(n=30)
     y = (z + 2 * rng.standard_normal(len(z)) > 0).astype(float)
     plain, weighed = (
-        own_intercepts(Federation.from_arrays(X, y, who, weight=w), "logistic")(X, who).mean()
+        own_intercepts(Federation.from_arrays(X, y, who, weight=w), "logistic")(X, who)[:, 1].mean()
         for w in (np.ones(len(y)), np.where(y > 0, 20.0, 1.0))
     )
     assert weighed > plain + 0.2

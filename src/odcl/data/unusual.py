@@ -1,6 +1,6 @@
 """Users whose columns lie where nobody else's do: another unit, a mistyped number, a missing code.
 
-They keep their models and their say in groups, but common units are read off the others: six sites
+Units and groups are read off the others, and they are placed afterwards: six sites
 in Kelvin must not decide how far apart everybody else's temperatures seem.
 """
 

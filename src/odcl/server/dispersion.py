@@ -27,7 +27,7 @@ _CHUNK = 1024  # users whose curvature is turned around at one time
 # users' quadratic models are no likelihood any more: on digits and MNIST users with as many rows as
 # parameters (share .2 - .35) they miss that groups differ; where they hold it is .9 and more.
 DETERMINED = 0.7
-DISPERSED = 1.5  # counts' scatter over their law's, from which it is no accident of small counts
+DISPERSED = 1.5  # times as much as their law allows: deviances of small counts come near 1.2
 HELD = 1e5  # times as much as its rows would say: the weight of a coefficient that all share
 SINGULAR = 1e-10  # least eigenvalue, at unit diagonal, of rows that leave a direction unseen
 
@@ -276,12 +276,12 @@ def _inverse_trigamma(y: float) -> float:
     return x
 
 
-def overdispersion(uploads: Uploads) -> float:
+def overdispersion(uploads: Uploads, least: float = 1.0) -> float:
     """How many times as much as the Poisson law allows the median user's counts scatter.
 
     The deviance of the user's own model, read off its site, over the median of chi-squared with a
-    degree of freedom per row beyond the parameters that it tells of. 1 up to a half more, which
-    small counts have by themselves, for other losses, and where no user has rows to spare.
+    degree of freedom per row beyond the parameters that it tells of. 1 below ``least``, for other
+    losses, and where no user has rows to spare.
     """
     counts = uploads.risk is not None and uploads.risk.loss.name == "poisson"
     if not counts or uploads.site_curvature is None or uploads.site_slope is None:
@@ -296,4 +296,4 @@ def overdispersion(uploads: Uploads) -> float:
     fitted = (b * (np.linalg.pinv(A, 1e-9, hermitian=True) @ b)).sum(axis=(1, 2))
     deviance = 2 * uploads.site_ceiling + uploads.site_constant[:, widest] - fitted
     times = float(np.median(deviance[some] / chdtri(spare[some], 0.5))) if some.any() else 1.0
-    return times if times >= DISPERSED else 1.0
+    return times if times >= least else 1.0

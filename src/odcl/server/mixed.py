@@ -35,7 +35,7 @@ from odcl.risk.loss import symmetric
 from odcl.risk.risk import SITE_WIDTHS, Risk
 from odcl.server.alternatives import of_fits
 from odcl.server.assign import STRANGE, Assignment
-from odcl.server.dispersion import overdispersion
+from odcl.server.dispersion import DISPERSED, overdispersion
 from odcl.server.parties import held_by_enough
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def _step_of_usual(uploads: Uploads, method: Method, party: Ints | None) -> Serv
     refuse_silence(len(uploads), int((uploads.seen > 0).sum()))
     candidates, at = user_quadratics(uploads)
     fixed = shared_coordinates(uploads, at)
-    dispersion = overdispersion(uploads)
+    dispersion = overdispersion(uploads, DISPERSED)
     candidates = [replace(q, fixed=fixed, dispersion=dispersion) for q in candidates]
     asked = dict(method.clusterer.params)  # max_groups, n_groups, spread
     smallest, spoke = method.smallest_group, uploads.seen > 0

@@ -21,7 +21,7 @@ from odcl.mixed.posterior import download_of
 from odcl.mixed.search import search_sample
 from odcl.risk.risk import SITE_WIDTHS
 from odcl.server.alternatives import of_fits
-from odcl.server.dispersion import overdispersion
+from odcl.server.dispersion import DISPERSED, overdispersion
 from odcl.server.mixed import (
     common_coordinates,
     curbed_text,
@@ -82,7 +82,7 @@ def stream_mixed(chunks: Chunks, looked: Survey, method: Method) -> StreamedStep
     limits = Limits.of(user_columns(like))
     outside = limits.outside(user_columns(like)).in_features
     apart, like = like.take(outside), like.take(~outside)
-    fixed, dispersion = shared_coordinates(like, at), overdispersion(like)
+    fixed, dispersion = shared_coordinates(like, at), overdispersion(like, DISPERSED)
     widths = [0] if looked.total is not None else range(len(SITE_WIDTHS))
     asked = dict(method.clusterer.params)  # max_groups, n_groups, spread
     tried = []

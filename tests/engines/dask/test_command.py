@@ -334,7 +334,7 @@ def test_an_update_changes_predictions_or_is_refused(command, tmp_path, table, e
     write_table(tmp_path / "new.csv", {n: new[n].to_numpy() for n in new.column_names})
     assert command("assign", "run", "new.csv", "--add").code == 0
     was = command("predict", "run", "new.csv").out
-    assert command("update", "run", "new.csv").code == 0
+    assert command("update", "run", "new.csv", "--again").code == 0
     assert command("predict", "run", "new.csv").out != was
 
 
