@@ -125,7 +125,7 @@ def test_ordinary_users_are_not_called_odd():
     ]
     y = 50 * rng.standard_normal(200)[own] + rng.standard_normal(n)
     rows = Federation.from_arrays(np.column_stack(columns), y, own)
-    assert unusual_notices(rows, [f"x{j}" for j in range(5)] + ["y"]) == []
+    assert unusual_notices(rows, [f"x{j}" for j in range(5)] + ["y"], int) == []
 
 
 def test_a_column_that_is_constant_within_most_users_judges_nobody():

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from odcl._typing import Floats, Ints
-from odcl.data.federation import Federation
-from odcl.data.unusual import SAMPLE, ColumnMoments, unusual_users
+from odcl.data.unusual import ColumnMoments, unusual_users
 from odcl.risk.risk import Factor
 
 # A column whose values differ by less than this share of their size is constant up to rounding.
@@ -152,21 +151,14 @@ class Scaling:
             _declared(*given, X[0], standardize),
         )
 
-    def for_users(self, rows: Federation, *, center: bool) -> Scaling:
-        """Units of the usual users of a table: all of them, or of a sample where there are many."""
-        few = rows.some_users(SAMPLE)
-        every = len(few) == rows.n_users
-        columns = ColumnMoments.of(rows if every else rows.take(few))
-        if every and not unusual_users(columns).users.any():
-            return self
-        return self.of_usual(columns, center=center)
-
-    def of_usual(self, columns: ColumnMoments, *, center: bool) -> Scaling:
-        """The same columns in units of the usual users among those of ``columns``.
+    def of_usual(self, columns: ColumnMoments, n_users: int, *, center: bool) -> Scaling:
+        """The same columns in units of the usual users among ``columns``, all or a sample.
 
         Columns of categories have no units to mistake, and columns in which usual users do not vary
-        keep theirs.
+        keep theirs, as all do where everybody was looked at and is usual.
         """
+        if len(columns.rows) == n_users and not unusual_users(columns).users.any():
+            return self
         mean, sd = (one[self.used] for one in columns.pooled(unusual_users(columns).others))
         spread = sd if center else np.hypot(mean, sd)
         fixed = [j for factor in self.factors for j in factor.columns]

@@ -20,6 +20,7 @@ WIDE = 8.0  # usual spreads of a user's log standard deviation above the median
 LEAST_LOG = 0.25  # that spread is taken to be no less: no user is wide below a factor of e^2
 MANY = 0.25  # of the users; a column in which more than this share lie outside is just skewed
 SAMPLE = 2000  # users, drawn by their ids, who are looked at
+BLOCK = 1 << 18  # numbers that are looked at at a time
 FEWEST = 5  # users below whom nobody can say what is usual
 MOST = 3  # users, and cells of a column, that are named
 CONSTANT = 1e-10  # a standard deviation below this share of the mean is rounding
@@ -39,11 +40,17 @@ class ColumnMoments:
         n, p = rows.n_rows, rows.n_features
         mean, sd = np.empty((rows.n_users, p + 1)), np.empty((rows.n_users, p + 1))
         y = np.asarray(rows.y, np.float64) if rows.y.dtype.kind in "iufb" else np.zeros(len(rows.y))
-        for j in range(p + 1):
-            column = rows.X[:, j] if j < p else y
-            mean[:, j] = np.add.reduceat(column, rows.offsets[:-1]) / n
-            away = column - np.repeat(mean[:, j], n)
-            sd[:, j] = np.sqrt(np.add.reduceat(away * away, rows.offsets[:-1]) / n)
+        step = max(BLOCK * rows.n_users // max(rows.X.size, 1), 1)
+        for first in range(0, rows.n_users, step):  # users whose rows stay near the processor
+            part, own = slice(first, first + step), n[first : first + step]
+            inside = slice(rows.offsets[first], rows.offsets[first + len(own)])
+            starts = rows.offsets[part][: len(own)] - rows.offsets[first]
+            for values, to in ((rows.X[inside], slice(p)), (y[inside, None], slice(p, None))):
+                middle = np.add.reduceat(values, starts) / own[:, None]
+                away = values - np.repeat(middle, own, axis=0)
+                away *= away
+                mean[part, to] = middle
+                sd[part, to] = np.sqrt(np.add.reduceat(away, starts) / own[:, None])
         return cls(n.astype(np.float64), mean, sd)
 
     def in_units(self, shift: Floats, scale: Floats) -> ColumnMoments:
@@ -109,20 +116,20 @@ class Limits:
         nobody is judged by it. Nor by one in which a quarter of the users would lie outside, which
         is just skewed, nor among fewer than five users.
         """
-        width = columns.mean.shape[1]
-        at = cls(np.zeros(width), np.full(width, np.inf), np.ones(width), np.full(width, np.inf))
-        varies = columns.varies
-        for j in np.flatnonzero(columns.varying() >= 0.5):
-            able = varies[:, j]
-            mean, sd = columns.mean[able, j], columns.sd[able, j]
-            if len(sd) < FEWEST or _yes_no(columns.mean[:, j], columns.sd[:, j]):
-                continue
-            at.middle[j], between = _robust(mean)
-            log, spread = _robust(np.log(sd))
-            at.deviation[j] = np.exp(log)
-            if j < width - 1:
-                at.reach[j] = FAR * max(between, at.deviation[j])
-            at.times[j] = np.exp(WIDE * max(spread, LEAST_LOG))
+        varies, mean, sd = columns.varies, columns.mean, columns.sd
+        # A column of 0 and 1 has no unit, however rare its ones are.
+        yes_no = (np.abs(mean * (1 - mean) - sd**2) < 1e-6).all(axis=0)
+        judged = (columns.varying() >= 0.5) & (varies.sum(axis=0) >= FEWEST) & ~yes_no
+        means = np.where(varies | ~judged, mean, np.nan)
+        logs = np.log(np.where(varies, sd, np.where(judged, np.nan, 1.0)))
+        (middle, between), (log, spread) = _robust(means), _robust(logs)
+        at = cls(
+            middle,
+            np.where(judged, FAR * np.maximum(between, np.exp(log)), np.inf),
+            np.exp(log),
+            np.where(judged, np.exp(WIDE * np.maximum(spread, LEAST_LOG)), np.inf),
+        )
+        at.reach[-1] = np.inf
         found = at.outside(columns)
         at.reach[(found.far != 0).mean(axis=0) > MANY] = np.inf
         at.times[(found.wide > 0).mean(axis=0) > MANY] = np.inf
@@ -143,15 +150,11 @@ def unusual_users(columns: ColumnMoments) -> Unusual:
     return Limits.of(columns).outside(columns)
 
 
-def _yes_no(mean: Floats, sd: Floats) -> bool:
-    """Is the column 0 or 1 in every row? It has no unit, however rare its ones are."""
-    return bool((np.abs(mean * (1 - mean) - sd**2) < 1e-6).all())
-
-
-def _robust(values: Floats) -> tuple[float, float]:
-    """Median, and the standard deviation that the median distance from it stands for."""
-    middle = float(np.median(values))
-    return middle, 1.4826 * float(np.median(np.abs(values - middle)))
+def _robust(values: Floats) -> tuple[Floats, Floats]:
+    """Columns' medians, and the standard deviations that median distances from them stand for."""
+    median = np.nanmedian if np.isnan(values).any() else np.median
+    middle = np.asarray(median(values, axis=0))
+    return middle, 1.4826 * np.asarray(median(np.abs(values - middle), axis=0))
 
 
 # -- in words ------------------------------------------------------------------------------------
@@ -228,13 +231,24 @@ def _who(users: Array, some: list[int]) -> str:
 
 
 def unusual_notices(
-    rows: Federation, names: Sequence[str], row_number: Callable[[int], int] | None = None
+    rows: Federation,
+    names: Sequence[str],
+    row_number: Callable[[int], int],
+    columns: ColumnMoments | None = None,
 ) -> list[str]:
-    """What is odd about some users of a table; ``names`` and ``row_number`` as above."""
+    """What is odd about some users of a table; ``names`` and ``row_number`` as above.
+
+    ``columns`` are the :func:`sample_moments` of the rows, where they are known.
+    """
+    found = unusual_users(sample_moments(rows) if columns is None else columns)
+    if not found.users.any():
+        return []
     few = rows.some_users(SAMPLE)
-    whole = len(few) == rows.n_users
-    part = rows if whole else rows.take(few)
-    if not whole and row_number is not None:
-        at, number = rows.rows_of(few), row_number
-        return unusual_notices(part, names, lambda row: number(int(at[row])))
-    return unusual_lines(unusual_users(ColumnMoments.of(part)), part.users, names, part, row_number)
+    at, part = rows.rows_of(few), rows.take(few)
+    return unusual_lines(found, part.users, names, part, lambda row: row_number(int(at[row])))
+
+
+def sample_moments(rows: Federation) -> ColumnMoments:
+    """Of all users, or of a sample where there are many."""
+    few = rows.some_users(SAMPLE)
+    return ColumnMoments.of(rows if len(few) == rows.n_users else rows.take(few))

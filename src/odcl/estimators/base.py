@@ -30,7 +30,12 @@ from odcl.data.federation import (
 )
 from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
-from odcl.data.unusual import unusual_notices, unusual_users
+from odcl.data.unusual import (
+    ColumnMoments,
+    sample_moments,
+    unusual_notices,
+    unusual_users,
+)
 from odcl.data.write import beside
 from odcl.engines.in_process import Result, fit
 from odcl.errors import InputError, show
@@ -121,10 +126,8 @@ class ODCLEstimator(LaterUsers):
             X, y, ids, sample_weight = X[some], y[some], ids[some], sample_weight[some]
             kept = np.flatnonzero(kept)[some]
         federation = Federation.from_arrays(X, self._encode(y), ids, weight=sample_weight)
-        self._fit(federation, users is not None)
-        for text in self._unusual(federation, partial(_row_number, ids, kept)):
-            warnings.warn(text, stacklevel=2)
-        return self
+        number = partial(_row_number, ids, kept)
+        return self._fit(federation, users is not None, row_number=number)
 
     def fit_federation(
         self,
@@ -165,6 +168,7 @@ class ODCLEstimator(LaterUsers):
         schema: TableSchema | None = None,
         progress: Callable[[int], None] | None = None,
         given: bool = False,
+        row_number: Callable[[int], int] | None = None,
     ) -> Self:
         method = Method.of(self.method, clusterer=self.clusterer)
         check_n_groups(method, federation.n_users, has_users)
@@ -177,8 +181,10 @@ class ODCLEstimator(LaterUsers):
             factors=self._factors(method),
         )
         intercept = bool(self.fit_intercept)
-        if method.standardize and not self._server_finds_units(method, scaling, federation.n_users):
-            scaling = scaling.for_users(federation, center=intercept)
+        columns, n_users, rows = None, federation.n_users, federation
+        if method.standardize and not self._server_finds_units(method, scaling, n_users):
+            columns = sample_moments(federation)
+            scaling = scaling.of_usual(columns, n_users, center=intercept)
         federation = own_rows(federation, scaling, given=given)
         risk = Risk(self._loss(federation), self.l2, intercept, scaling.factors)
         result = fit(
@@ -191,7 +197,11 @@ class ODCLEstimator(LaterUsers):
             progress=progress,
         )
         self.schema_ = schema
-        return self._keep_result(result, federation, scaling, has_users=has_users)
+        self._keep_result(result, federation, scaling, has_users=has_users)
+        if row_number is not None:
+            for text in self._unusual(rows, row_number, columns):
+                warnings.warn(text, stacklevel=3)
+        return self
 
     def _keep_result(
         self, result: Result, federation: Federation, scaling: Scaling, *, has_users: bool = True
@@ -221,16 +231,17 @@ class ODCLEstimator(LaterUsers):
         """Work out what later users need, and let the rows of the fit go."""
         self._for_newcomers = self._for_newcomers.known
 
-    def _unusual(self, rows: Federation, row_number: Callable[[int], int]) -> list[str]:
+    def _unusual(
+        self, rows: Federation, row_number: Callable[[int], int], columns: ColumnMoments | None
+    ) -> list[str]:
         """What is odd about some users: their data terms, where they sent any, tell if any is."""
         uploads = self.result_.uploads
-        told = uploads.factor is not None
-        if told and not unusual_users(user_columns(uploads)).users.any():
+        if uploads.factor is not None and not unusual_users(user_columns(uploads)).users.any():
             return []
         levels = {j for own in (self.design_.factors if self.design_ else {}).values() for j in own}
         names = ["" if j in levels else name for j, name in enumerate(self.feature_names_)]
         goal = "" if hasattr(self, "classes_") else self._target_name or "the target"
-        return unusual_notices(rows, [*names, goal], row_number)
+        return unusual_notices(rows, [*names, goal], row_number, columns)
 
     def _server_finds_units(self, method: Method, scaling: Scaling, n_users: int = 2) -> bool:
         """Are units and origins found at the server, from data terms, whatever the scaling?"""

@@ -20,7 +20,7 @@ from odcl.data.columns import times
 from odcl.data.federation import Federation, as_ids, positions
 from odcl.data.scaling import Scaling
 from odcl.data.summary import Roles, TableSummary
-from odcl.data.unusual import SAMPLE
+from odcl.data.unusual import SAMPLE, sample_moments
 from odcl.engines.dask.address import Address
 from odcl.engines.dask.round import (
     DaskChunks,
@@ -119,7 +119,8 @@ def fit_pieces(
         shown.stage("looking at some users for units")
         few = rows_of(table, schema, first_users(table, schema, cluster, SAMPLE + 1), cluster)
         rows = schema.encode(few, piece=True).federation()
-        scaling = scaling.for_users(rows, center=intercept) if usual else scaling
+        if usual:
+            scaling = scaling.of_usual(sample_moments(rows), rows.n_users, center=intercept)
         if _unit_of_rows(model):
             scaled = rows.with_X(scaling.apply(rows.X))
             loss = Huber(1.345 * residual_scale(scaled, intercept))
