@@ -135,6 +135,16 @@ def test_a_column_that_is_constant_within_most_users_judges_nobody():
     assert not unusual_users(ColumnMoments.of(rows)).users.any()
 
 
+def test_users_who_say_nothing_of_their_rows_are_not_judged():
+    """One row each, kept at home: their averages are zeros, and years are far from zero."""
+    X, y, owner, _ = world("squared", seed=0)
+    X[:, 0] = 2000 + np.arange(len(X)) % 7
+    kept = (owner >= 3) | (np.arange(len(y)) % N_ROWS == 0)
+    federation = Federation.from_arrays(X[kept], y[kept], owner[kept])
+    result = fit(federation, Risk(intercept=True), Method(short_terms=False))
+    assert "unlike everybody else's" not in result.step.reason
+
+
 def test_nobody_is_odd_where_a_quarter_of_the_users_would_be():
     X, y, owner, _ = world("squared", seed=0)
     X[owner < 12, 0] += 273.15

@@ -137,7 +137,7 @@ class Limits:
 
     def outside(self, columns: ColumnMoments) -> Unusual:
         """Who lies outside; users of several rows are not judged by what is constant in them."""
-        judged = columns.varies | (columns.rows < 2)[:, None]
+        judged = columns.varies | ((columns.rows > 0) & (columns.rows < 2))[:, None]
         away, times = columns.mean - self.middle, columns.sd / self.deviation
         # A large store lies far out in sales, which vary by as much in it: that is no other unit.
         reach = np.maximum(self.reach, FAR * columns.sd)

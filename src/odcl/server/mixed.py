@@ -286,6 +286,9 @@ def user_columns(uploads: Uploads) -> ColumnMoments:
     assert A is not None
     assert uploads.risk is not None
     inputs = A.shape[-1] // uploads.risk.n_outputs
+    if not uploads.risk.intercept:  # nothing tells means from deviations
+        nothing = np.zeros((len(A), inputs + 1))
+        return ColumnMoments(uploads.seen, nothing, nothing)
     own = A[:, -1, :inputs, :inputs]  # under the widest prior, the first logit's
     weight = np.maximum(own[:, 0, 0], 1e-300)[:, None]
     mean, square = own[:, 0, 1:] / weight, np.diagonal(own, axis1=1, axis2=2)[:, 1:] / weight
