@@ -168,7 +168,7 @@ def test_new_users_absent_users_and_users_with_few_rows_are_counted():
 def test_models_without_uncertainty_say_why_they_cannot_tell():
     old, new = world(0)
     model = ODCLRegressor(users="user", method="paper").fit(*old)
-    with pytest.raises(ValueError, match="known for mixed groups: fit with clusterer='auto'"):
+    with pytest.raises(ValueError, match="this model was fitted by KMeansPP"):
         model.drift(*new)
     model = ODCLRegressor(users="user").fit(*old)
     with pytest.raises(ValueError, match="None of these rows' users has a model"):
