@@ -221,7 +221,7 @@ def _typed(table: Any, schema: Any) -> Any:
 def _notices(found: ScatteredFit, roles: Any, *, guessed: bool) -> list[str]:
     """Everything odd about a table that the fit took as it is."""
     from odcl.report.text import about_columns, about_gaps, about_single_rows
-    from odcl.server.mixed import unusual_uploads
+    from odcl.server.columns import unusual_uploads
 
     summary = found.summary
     gaps = {name: gap.rows for name, gap in summary.gaps.items()}

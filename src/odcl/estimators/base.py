@@ -54,7 +54,7 @@ from odcl.mixed.differences import inside_text, named_differences
 from odcl.risk.loss import Loss
 from odcl.risk.losses import LOSSES
 from odcl.risk.risk import Risk
-from odcl.server.mixed import user_columns
+from odcl.server.columns import user_columns
 
 if TYPE_CHECKING:
     from odcl.evaluate.scores import Comparison

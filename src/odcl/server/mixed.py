@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -10,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.special import chdtrc, fdtrc
 
-from odcl._typing import Array, Bools, Floats, Ints
+from odcl._typing import Bools, Floats, Ints
 from odcl.clustering.mixed import MixedGroups
 from odcl.data.federation import Federation
-from odcl.data.scaling import Scaling
-from odcl.data.unusual import ColumnMoments, unusual_lines, unusual_users
+from odcl.data.unusual import unusual_users
 from odcl.errors import InputError, NotAdmissible, Setting
 from odcl.exchange.download import Downloads
 from odcl.exchange.upload import Uploads
@@ -35,13 +33,13 @@ from odcl.risk.loss import symmetric
 from odcl.risk.risk import SITE_WIDTHS, Risk
 from odcl.server.alternatives import of_fits
 from odcl.server.assign import STRANGE, Assignment
+from odcl.server.columns import all_terms, shared_coordinates, user_columns
 from odcl.server.dispersion import DISPERSED, overdispersion
 from odcl.server.parties import held_by_enough
 
 if TYPE_CHECKING:
     from odcl.server.step import ServerStep
 
-HARDLY = 0.1  # of the users with two rows or more: a column that varies in no more is shared by all
 # The weight of groups of users whose features lie apart: only such users are drawn there.
 APART = 1e-6
 # Variances, in canonical coordinates, that the model of a user who fits no group may have.
@@ -209,57 +207,6 @@ def user_quadratics(
     return (found if mixture is None else [_nearest(found, mixture)]), at
 
 
-def unusual_uploads(
-    uploads: Uploads, scaling: Scaling, names: Sequence[str], target: str, users: Array
-) -> list[str]:
-    """What is odd about some users' columns, as their data terms tell it, under ``users``' names.
-
-    ``names`` are those of the columns in use, whose units ``scaling`` has; "" for a ``target`` that
-    is a class.
-    """
-    if not uploads.has_terms or uploads.risk is None:
-        return []
-    levels = {j for factor in uploads.risk.factors for j in factor.columns}
-    shown = ["" if j in levels else name for j, name in enumerate(names)]
-    columns = user_columns(uploads).in_units(scaling.shift, scaling.scale)
-    return unusual_lines(unusual_users(columns), users, [*shown, target])
-
-
-def shared_columns(uploads: Uploads) -> Bools:
-    """Features, then factors, that vary within hardly any user, (n_features + n_factors,).
-
-    A user's own coefficient of such a column cannot be told from its level, nor a group's.
-    """
-    assert uploads.risk is not None
-    columns, factors = user_columns(uploads), uploads.risk.factors
-    varies = columns.varies[:, :-1]
-    levels = [varies[:, list(one.columns)].any(axis=1, keepdims=True) for one in factors]
-    for one, any_level in zip(factors, levels, strict=True):
-        varies[:, list(one.columns)] = any_level
-    varies = np.hstack([varies, *levels])
-    able = columns.rows >= 2
-    return (
-        varies[able].mean(axis=0) <= HARDLY if able.any() else np.zeros(varies.shape[1], np.bool_)
-    )
-
-
-def shared_coordinates(uploads: Uploads, at: Coordinates) -> Bools | None:
-    """Coordinates whose coefficient all users and groups share, (dim,); None: there are none."""
-    assert uploads.risk is not None
-    if not at.intercept:  # then such a column is what tells users' levels
-        return None
-    shared = shared_columns(uploads)[at.kept]
-    fixed = np.tile(np.append(False, shared), uploads.risk.n_outputs)
-    return fixed if fixed.any() else None
-
-
-def all_terms(uploads: Uploads) -> DataTerms | None:
-    """The users' data terms of squared loss; None of other losses."""
-    if uploads.factor is None or uploads.means is None:
-        return None
-    return DataTerms(uploads.seen, uploads.means, uploads.factor)
-
-
 def common_coordinates(some: Uploads, terms: DataTerms | None) -> Coordinates:
     """The coordinates of all users, whose terms or whose summed term is given.
 
@@ -272,30 +219,6 @@ def common_coordinates(some: Uploads, terms: DataTerms | None) -> Coordinates:
     usual = unusual_users(user_columns(some)).others
     units = own[usual] if len(terms) != len(own) or not usual.all() else None
     return coordinates(terms, units, intercept=risk.intercept, factors=risk.factors)
-
-
-def user_columns(uploads: Uploads) -> ColumnMoments:
-    """Means and standard deviations of the users' columns, as their uploads tell them.
-
-    Of sites they are those of rows weighted by their curvature, and of the target nothing.
-    """
-    terms, A = all_terms(uploads), uploads.site_curvature
-    if terms is not None:
-        rows = np.maximum(terms.rows, 1e-300)[:, None]
-        return ColumnMoments(terms.rows, terms.mean, np.sqrt((terms.factor**2).sum(axis=1) / rows))
-    assert A is not None
-    assert uploads.risk is not None
-    inputs = A.shape[-1] // uploads.risk.n_outputs
-    if not uploads.risk.intercept:  # nothing tells means from deviations
-        nothing = np.zeros((len(A), inputs + 1))
-        return ColumnMoments(uploads.seen, nothing, nothing)
-    own = A[:, -1, :inputs, :inputs]  # under the widest prior, the first logit's
-    weight = np.maximum(own[:, 0, 0], 1e-300)[:, None]
-    mean, square = own[:, 0, 1:] / weight, np.diagonal(own, axis1=1, axis2=2)[:, 1:] / weight
-    # A square minus a square: of a column that does not vary rounding leaves 1e-8 of its mean.
-    sd, none = np.sqrt(np.maximum(square - mean**2, 0.0)), np.zeros((len(A), 1))
-    sd = np.where(sd > 1e-6 * (1 + np.abs(mean)), sd, 0.0)
-    return ColumnMoments(uploads.seen, np.hstack([mean, none]), np.hstack([sd, none]))
 
 
 def seen_quadratics(

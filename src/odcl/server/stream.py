@@ -28,7 +28,7 @@ from odcl.method import Method
 from odcl.mixed.search import SAMPLE
 from odcl.mixed.terms import DataTerms, merge
 from odcl.server.alternatives import Alternatives
-from odcl.server.mixed import all_terms
+from odcl.server.columns import all_terms
 from odcl.server.step import MODELS, ServerStep, most_at_once, refuse_too_few, server_step
 
 if TYPE_CHECKING:

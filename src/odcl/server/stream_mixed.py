@@ -21,6 +21,7 @@ from odcl.mixed.posterior import download_of
 from odcl.mixed.search import search_sample
 from odcl.risk.risk import SITE_WIDTHS
 from odcl.server.alternatives import of_fits
+from odcl.server.columns import shared_coordinates, user_columns
 from odcl.server.dispersion import DISPERSED, overdispersion
 from odcl.server.mixed import (
     common_coordinates,
@@ -29,8 +30,6 @@ from odcl.server.mixed import (
     outside_text,
     refuse_silence,
     seen_quadratics,
-    shared_coordinates,
-    user_columns,
     with_own_groups,
 )
 from odcl.threads import one_thread

@@ -29,7 +29,7 @@ from odcl.errors import NotAdmissible
 from odcl.exchange.ledger import Ledger, fedavg_exchange, ifca_exchange
 from odcl.exchange.upload import Uploads
 from odcl.files import locked
-from odcl.server.mixed import unusual_uploads
+from odcl.server.columns import unusual_uploads
 from odcl.server.step import ServerStep, server_step
 
 FEWEST_SITES = 2
