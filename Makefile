@@ -1,4 +1,4 @@
-# make demo | test | docs | check | bench | fuzz: each sets up what it needs; a second call starts at once.
+# make demo | test | test-all | docs | check | bench | fuzz: each sets up what it needs; a second call starts at once.
 # Needs Python 3.11 - 3.13 (override with PYTHON=...) and nothing else.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
   $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo $$p && break; done)
@@ -11,18 +11,23 @@ FLOWER_READY := $(FLOWER)/.ready
 FLOWER_TESTS := tests/engines/flower tests/cli/flower
 
 # Two test processes on two cores: more BLAS threads would only wait for each other.
-test bench fuzz: export OMP_NUM_THREADS := 1
-test bench fuzz: export OPENBLAS_NUM_THREADS := 1
+test test-all bench fuzz: export OMP_NUM_THREADS := 1
+test test-all bench fuzz: export OPENBLAS_NUM_THREADS := 1
 
-.PHONY: demo test docs check bench fuzz format clean
+.PHONY: demo test test-all docs check bench fuzz format clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)
 	$(BIN)/odcl demo --force
 
 test: $(READY) $(FLOWER_READY)
-	$(BIN)/python -m pytest -n 2
-	$(FLOWER)/bin/python -m pytest -n 2 --dist loadfile $(FLOWER_TESTS)
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(FLOWER)/bin/python -m pytest -n 2 --dist loadfile -m "not slow" $(FLOWER_TESTS)
+
+# Adds real deployments, browsers and long pages.
+test-all: test
+	$(BIN)/python -m pytest -n 2 -m slow
+	$(FLOWER)/bin/python -m pytest -n 2 --dist loadfile -m slow $(FLOWER_TESTS)
 
 # Warnings are errors: broken links, names without a place, whatever is loaded from elsewhere.
 docs: $(READY)
