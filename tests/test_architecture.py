@@ -32,6 +32,7 @@ ROOMS = (
     "clustering",
     "method",
     "server",
+    "rounds",
     "engines",
     "theory",
     "evaluate",

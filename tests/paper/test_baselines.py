@@ -24,7 +24,6 @@ from odcl.clustering.labels import same_partition
 from odcl.data.federation import user_rng
 from odcl.data.synthetic import SyntheticFederation, logistic_federation
 from odcl.exchange.ledger import Exchange
-from odcl.local.blocks import Draws, QuadraticBlock, RowBlock, WideBlock, blocks_of
 from odcl.paper.baselines import (
     METHODS,
     BaselineResult,
@@ -43,6 +42,7 @@ from odcl.paper.baselines import (
 from odcl.paper.baselines.ifca import start_models
 from odcl.paper.baselines.plain import subsample
 from odcl.paper.baselines.rounds import problem_of
+from odcl.rounds.blocks import Draws, QuadraticBlock, RowBlock, WideBlock, blocks_of
 from odcl.server.combine import average_by_cluster
 from tests.helpers import equal_users, offsets_of
 

@@ -15,7 +15,7 @@ from odcl.exchange.download import Downloads
 from odcl.exchange.upload import Uploads
 from odcl.local.fit import fit_users
 from odcl.local.predict import linear_predictors
-from odcl.local.rounds import Answers, FederatedProblem, Work, answer
+from odcl.rounds.users import Answers, FederatedProblem, Work, answer
 
 
 class Fit(Protocol):

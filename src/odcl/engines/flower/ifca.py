@@ -1,8 +1,8 @@
 """IFCA as a Flower strategy: K models to every node, each user works on the one it likes best.
 
 Ghosh, Chung, Yin, Ramchandran, "An Efficient Framework for Clustered Federated Learning". Nothing
-is computed here: users answer by :func:`odcl.local.rounds.answer`, answers are combined by
-:mod:`odcl.server.rounds`, as in :func:`odcl.paper.baselines.ifca`.
+is computed here: users answer by :func:`odcl.rounds.users.answer`, answers are combined by
+:mod:`odcl.rounds.server`, as in :func:`odcl.paper.baselines.ifca`.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from odcl.engines.flower.strategy import answers_of
 from odcl.engines.flower.talk import RUN_AWAY, Heard, NodeAnswer, Talk
 from odcl.engines.flower.transport import Reply, replies, wait_for_nodes
 from odcl.exchange.ledger import Exchange, Ledger
-from odcl.local.rounds import Average, StepSize, ball_around, check_average, resolve_step
 from odcl.method import Method
 from odcl.risk.risk import Risk
-from odcl.server.rounds import combine_gradients, combine_models, random_models
+from odcl.rounds.server import combine_gradients, combine_models, random_models
+from odcl.rounds.users import Average, StepSize, ball_around, check_average, resolve_step
 
 log = logging.getLogger("flwr")
 INITIAL = ("random", "zeros")

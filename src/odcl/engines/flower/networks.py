@@ -30,7 +30,7 @@ from odcl.engines.flower.bare import MOST_BARE, BareFit, expect_bare
 from odcl.engines.flower.node import NodeData, NodeModels
 from odcl.exchange.download import Downloads
 from odcl.exchange.upload import Uploads
-from odcl.local.rounds import Answers, Work
+from odcl.rounds.users import Answers, Work
 
 State = Mapping[str, Any]  # name -> tensor or array
 Train = Callable[[Any, Floats, Array], None]  # (module, X, y): trains it in place

@@ -1,7 +1,7 @@
 """Rounds inside the groups after the one shot: each group improves its own model.
 
 Users of odcl's risks answer with a gradient at their group's model, which then takes a step of
-1 / mean L_i (:func:`odcl.server.rounds.descend_in_clusters`): in a few rounds that is the pooled
+1 / mean L_i (:func:`odcl.rounds.server.descend_in_clusters`): in a few rounds that is the pooled
 fit of the group. Models of other kinds are trained further by each user and averaged.
 """
 
@@ -23,9 +23,9 @@ from odcl.engines.flower.rounds import Round
 from odcl.engines.flower.talk import RUN_AWAY, Heard, Talk
 from odcl.engines.flower.transport import replies
 from odcl.exchange.ledger import Exchange, Ledger
-from odcl.local.rounds import Average, ball_around
+from odcl.rounds.server import descend_in_clusters, steps_in_clusters
+from odcl.rounds.users import Average, ball_around
 from odcl.server.combine import average_by_cluster
-from odcl.server.rounds import descend_in_clusters, steps_in_clusters
 from odcl.server.step import ServerStep
 
 log = logging.getLogger("flwr")

@@ -1,6 +1,6 @@
 """One round as messages: models go to nodes, each user answers to one of them.
 
-What users compute is :func:`odcl.local.rounds.answer`, which serves the rounds of one process as
+What users compute is :func:`odcl.rounds.users.answer`, which serves the rounds of one process as
 well. Questions and answers travel as ``train.rounds``, the last models as ``evaluate.rounds``,
 beside the one shot's own messages: one ClientApp answers to all.
 """
@@ -25,7 +25,7 @@ from odcl.engines.flower.private import no_values
 from odcl.engines.flower.records import arrays_of, config_of, content
 from odcl.engines.flower.request import Request, ids_from_text, ids_to_text
 from odcl.local.receive import Received
-from odcl.local.rounds import Answers, Average, Work
+from odcl.rounds.users import Answers, Average, Work
 
 ACTION = "rounds"
 MESSAGE = "the server's message cannot be used"

@@ -1,6 +1,6 @@
 """Rounds with nodes, the server's side: questions, answers that are checked, and who is set aside.
 
-How answers become the next models is in :mod:`odcl.server.rounds`.
+How answers become the next models is in :mod:`odcl.rounds.server`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from odcl.engines.flower.records import arrays_of, config_of, content, metrics_o
 from odcl.engines.flower.request import Request, check_digest, ids_from_text, ids_to_text
 from odcl.engines.flower.rounds import ACTION, Round
 from odcl.engines.flower.transport import Reply, message_to
-from odcl.local.rounds import Answers
+from odcl.rounds.users import Answers
 
 log = logging.getLogger("flwr")
 RUN_AWAY = 1e20  # a model with larger numbers has left its descent: the step was too long

@@ -14,13 +14,13 @@ from scipy import sparse
 from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation
 from odcl.exchange.ledger import Exchange, fedavg_exchange
-from odcl.local.rounds import Answers, FederatedProblem, StepSize, ball_around
 from odcl.paper.baselines.ifca import start_models
 from odcl.paper.baselines.result import TOLD_GROUPS, BaselineResult, from_run, passes_on
 from odcl.paper.baselines.rounds import SET_BY_METHOD, Run, check_groups, iterate, problem_of
 from odcl.risk.risk import Risk
+from odcl.rounds.server import descend_in_clusters, steps_in_clusters
+from odcl.rounds.users import Answers, FederatedProblem, StepSize, ball_around
 from odcl.server.combine import average_by_cluster
-from odcl.server.rounds import descend_in_clusters, steps_in_clusters
 
 
 @passes_on(iterate, *SET_BY_METHOD)

@@ -16,13 +16,13 @@ from scipy.spatial.distance import pdist
 from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation
 from odcl.exchange.ledger import Exchange
-from odcl.local.rounds import Average, FederatedProblem, check_average
 from odcl.paper.baselines.plain import oracle_models
 from odcl.paper.baselines.result import TOLD_GROUPS, BaselineResult, from_run, passes_on
 from odcl.paper.baselines.rounds import SET_BY_METHOD, Run, check_groups, iterate, problem_of
 from odcl.risk.risk import Risk
+from odcl.rounds.server import combine_gradients, combine_models, random_models, start_rng
+from odcl.rounds.users import Average, FederatedProblem, check_average
 from odcl.server.combine import average_by_cluster
-from odcl.server.rounds import combine_gradients, combine_models, random_models, start_rng
 
 # What each start is told of the truth; the others are told nothing.
 STARTS = {"random": (), "zeros": (), "oracle": TOLD_GROUPS, "optima": (*TOLD_GROUPS, "optima")}

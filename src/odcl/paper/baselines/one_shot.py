@@ -16,7 +16,6 @@ from odcl.exchange.download import Refit
 from odcl.exchange.ledger import Exchange
 from odcl.exchange.upload import Curvature, Uploads
 from odcl.local.receive import receive
-from odcl.local.rounds import StepSize
 from odcl.method import Method
 from odcl.paper.baselines.descent import refine_centers
 from odcl.paper.baselines.result import (
@@ -29,6 +28,7 @@ from odcl.paper.baselines.result import (
 from odcl.paper.baselines.rounds import History, check_groups, problem_of
 from odcl.risk.losses import Logistic
 from odcl.risk.risk import Risk
+from odcl.rounds.users import StepSize
 
 
 @passes_on(fit, "method")

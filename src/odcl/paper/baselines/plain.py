@@ -15,7 +15,6 @@ from odcl.data.federation import Federation, user_rng
 from odcl.engines.in_process import fit
 from odcl.exchange.ledger import Exchange, Ledger
 from odcl.local.fit import fit_users
-from odcl.local.rounds import FederatedProblem
 from odcl.method import Method
 from odcl.paper.baselines.result import (
     TOLD_GROUPS,
@@ -27,6 +26,7 @@ from odcl.paper.baselines.result import (
 )
 from odcl.paper.baselines.rounds import History, check_groups, problem_of
 from odcl.risk.risk import Risk
+from odcl.rounds.users import FederatedProblem
 from odcl.server.step import server_step
 
 

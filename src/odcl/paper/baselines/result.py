@@ -17,10 +17,10 @@ from odcl.evaluate.scores import nmse
 from odcl.exchange.ledger import Ledger
 from odcl.local.fit import fit_users
 from odcl.local.receive import Received
-from odcl.local.rounds import FederatedProblem
 from odcl.method import Method
 from odcl.paper.baselines.rounds import History, Run, problem_of
 from odcl.risk.risk import Risk
+from odcl.rounds.users import FederatedProblem
 from odcl.server.step import ServerStep
 
 if TYPE_CHECKING:

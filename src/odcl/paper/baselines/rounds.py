@@ -17,7 +17,8 @@ from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import Federation
 from odcl.evaluate.scores import nmse, whole_optima
 from odcl.exchange.ledger import Exchange, Ledger
-from odcl.local.rounds import (
+from odcl.risk.risk import Risk
+from odcl.rounds.users import (
     Answers,
     Average,
     FederatedProblem,
@@ -27,7 +28,6 @@ from odcl.local.rounds import (
     ball_around,
     resolve_step,
 )
-from odcl.risk.risk import Risk
 
 # Descent with a step below 2/L never raises the risk. Stochastic steps and averaged models may, a
 # little. A risk so many times that of the start, and above that of the zero model, is no noise.

@@ -9,7 +9,7 @@ import numpy as np
 
 from odcl._typing import Floats, Ints
 from odcl.clustering.labels import sum_by_cluster
-from odcl.local.rounds import Answers, StepSize, resolve_step
+from odcl.rounds.users import Answers, StepSize, resolve_step
 from odcl.server.combine import average_by_cluster
 
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation
-from odcl.local.blocks import Block, Draws, RowBlock, blocks_of
 from odcl.risk.risk import Risk
+from odcl.rounds.blocks import Block, Draws, RowBlock, blocks_of
 
 StepSize = float | Literal["auto"]
 Average = Literal["gradients", "models"]

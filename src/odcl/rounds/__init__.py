@@ -1,0 +1,1 @@
+"""Methods that take rounds: what users answer to a broadcast, and how answers become models."""
