@@ -25,10 +25,10 @@ from odcl.estimators.page_sections import sections
 from odcl.estimators.persist import UPLOADS, read_estimator
 from odcl.estimators.run_tables import group_sizes
 from odcl.evaluate.scores import Comparison
-from odcl.mixed.differences import DIFFER, differing
+from odcl.mixed.differences import DIFFER
 from odcl.report.page.facts import Coefficients, FitFacts, Gains, Held, Option, Options, Users
 from odcl.report.page.units import TableUnits
-from odcl.report.text import count, shown_id, verdict
+from odcl.report.text import count, finding, shown_id, verdict
 from odcl.server.alternatives import MEASURES, Alternatives
 
 MOST_USERS = 10_000  # on the page one by one; above that the map is a density
@@ -161,18 +161,10 @@ def _title(model: Any, evidence: Evidence) -> str:
 
 def headline(model: Any, comparison: Comparison | None) -> str:
     """How many groups, how users differ inside, and what it is worth: one sentence."""
-    k, m = model.n_clusters_, model.n_users_
-    found = f"{k:,} groups among {count(m, 'user')}" if k > 1 else f"No groups among {m:,} users"
-    who = "users of a group" if k > 1 else "users"
-    where = differing(model.differences_)
-    inside = ""
-    if model.mixture_ is not None:
-        inside = f"; {who} differ in {where}" if where else f"; {who} differ only by noise"
-        inside = inside.replace(
-            "; users of a group differ in", "; users of a group still differ in"
-        )
+    inside = None if model.mixture_ is None else model.differences_
+    found = finding(model.n_clusters_, count(model.n_users_, "user"), inside)
     if comparison is None:
-        return f"{found}{inside}."
+        return f"{found}."
     mean = {name: value for name, value, *_ in comparison.rows()}
     ours, own = mean[comparison.ours], mean["local"]
     metric = comparison.metric
@@ -183,7 +175,7 @@ def headline(model: Any, comparison: Comparison | None) -> str:
         change = (own - ours) / own if own > 0 else 0.0
         far = f"{abs(change):.0%} {'below' if change >= 0 else 'above'} the {number(own)} of"
         worth += f", {far if number(own) != number(ours) else 'as with'} a model of its own"
-    return f"{found}{inside}; {worth}."
+    return f"{found}; {worth}."
 
 
 def _score(metric: str, value: float) -> str:

@@ -17,6 +17,7 @@ from odcl.data.unusual import unusual_notices
 from odcl.diagnose.verdict import scattered
 from odcl.errors import listing, number
 from odcl.evaluate.scores import NAMES, Comparison
+from odcl.mixed.differences import differing
 from odcl.server.dispersion import overdispersion
 
 if TYPE_CHECKING:
@@ -146,6 +147,22 @@ def _ahead(comparison: Comparison, shell: bool) -> Iterator[str]:
             f"By {metric} '{NAMES[first]}' is {share} ahead of {NAMES[ours]}{others}, no more than "
             f"chance would give: with {n} it may be luck."
         )
+
+
+def finding(n_groups: int, among: str, differences: Mapping[str, float] | None) -> str:
+    """What was found, for the headline of a fit or a round, without its full stop.
+
+    ``among`` says who was looked at ("60 users"); ``differences`` are standard deviations within a
+    group by coefficient, as in :func:`~odcl.mixed.differences.named_differences`, None: not known.
+    """
+    text = f"{n_groups:,} groups among {among}" if n_groups > 1 else f"No groups among {among}"
+    if differences is None:
+        return text
+    who = "users of a group" if n_groups > 1 else "users"
+    where = differing(differences)
+    if not where:
+        return f"{text}; {who} differ only by noise"
+    return f"{text}; {who}{' still' * (n_groups > 1)} differ in {where}"
 
 
 def group_table(labels: Ints, n_rows: Ints, users: Any, *, most: int = 20) -> str:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from odcl.mixed.differences import differing
 from odcl.mixed.house import model_map
 from odcl.report.page import svg
 from odcl.report.page.facts import Coefficients, Section, Table
@@ -23,7 +22,7 @@ from odcl.report.page.sections import (
     section_block,
 )
 from odcl.report.page.units import TableUnits
-from odcl.report.text import count, in_bytes
+from odcl.report.text import count, finding, in_bytes
 
 if TYPE_CHECKING:
     from odcl.engines.files.download import Groups
@@ -69,15 +68,8 @@ def _headline(words: dict[str, Any]) -> str:
     """Groups, differences and sites in a sentence."""
     sites, k = words["sites"], len(words["groups"])
     users = sum(one["users"] for one in sites.values())
-    size = f"{count(len(sites), 'site')} with {count(users, 'user')}"
-    found = f"{k} groups among {size}" if k > 1 else f"No groups among {size}"
-    where = differing(words["differences"])
-    who = "users of a group" if k > 1 else "users"
-    inside = ""
-    if words["differences"]:
-        still = "still " if k > 1 else ""
-        inside = f"; {who} {still}differ in {where}" if where else f"; {who} differ only by noise"
-    return f"{found}{inside}."
+    among = f"{count(len(sites), 'site')} with {count(users, 'user')}"
+    return f"{finding(k, among, words['differences'] or None)}."
 
 
 def _sites(words: dict[str, Any]) -> Markup:
