@@ -121,6 +121,7 @@ def nothing_runs(folder):
     return not Deployment.read(folder).processes()
 
 
+@pytest.mark.slow
 def test_up_runs_a_new_app_on_nodes_status_tells_and_down_ends_it_all(command, flower):
     command("flower", "new", "app")
     try:
@@ -144,6 +145,7 @@ def test_up_runs_a_new_app_on_nodes_status_tells_and_down_ends_it_all(command, f
     assert command("predict", "trial/result", "trial/data/site-1.csv", "-q").code == 0
 
 
+@pytest.mark.slow
 def test_up_on_own_tables_prints_names_that_the_server_does_not_know(command, flower):
     """Two sites whose wards have the same names."""
     from odcl.data.stores import store_tables
@@ -172,6 +174,7 @@ def test_up_on_own_tables_prints_names_that_the_server_does_not_know(command, fl
     assert nothing_runs("trial")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_up_that_is_interrupted_ends_what_it_started(flower, how):
     words = [sys.executable, "-m", "odcl", "flower", "up", "trial", "--nodes", "2"]

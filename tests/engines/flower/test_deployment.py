@@ -16,6 +16,8 @@ import odcl
 from odcl.engines.flower.processes import wait_until
 from tests.engines.flower.deployed import SITES, Round, federation
 
+pytestmark = pytest.mark.slow
+
 CLEAN = SITES[:8]
 LATE = SITES[8]
 FAULTY = {

@@ -218,6 +218,7 @@ def up(deploy):
     return deploy(["north", "south", "west"])
 
 
+@pytest.mark.slow
 def test_a_deployment_keeps_names_and_cells_from_everything_at_the_server(up):
     """Three sites with wards of the same names; a cell of the third's table is no number."""
     stores = store_tables(0)[0]

@@ -23,6 +23,8 @@ import odcl
 from odcl.engines.flower.processes import wait_until
 from tests.engines.flower.deployed import Round, federation
 
+pytestmark = pytest.mark.slow
+
 NODES = ["n0", "n1", "n2"]
 TIMEOUT = 30.0
 

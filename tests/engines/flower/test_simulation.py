@@ -13,6 +13,8 @@ from odcl.data.synthetic import linear_federation
 from odcl.engines.flower.deployment import Deployment
 from odcl.engines.flower.simulation import simulate
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_hundred_simulated_nodes_receive_the_in_process_models_bit_for_bit(tmp_path):
     found = simulate(100, seed=3, folder=tmp_path)
