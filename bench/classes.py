@@ -14,7 +14,7 @@ from sklearn.linear_model import LogisticRegression, LogisticRegressionCV, Poiss
 from bench.tables import at_least, at_most, in_turns, progress, table
 from odcl import ODCLClassifier, ODCLRegressor
 from odcl._typing import Floats, Ints
-from odcl.mixed.sites import sites
+from odcl.mixed.gaussian import gaussian_terms
 
 NOTE = """60 users in 3 groups, 5 features. 'K': seeds with three groups found; 'placed': share of
 users with their own group (best matching), 'known': of those whom the true models would place. Then
@@ -239,12 +239,12 @@ def _speed() -> None:
         return [LogisticRegression().fit(X, y) for X, y in parts]
 
     ours, theirs, *_ = in_turns(
-        lambda: sites("logistic", Z, rows.y, rows.users, 100), loop, rounds=3
+        lambda: gaussian_terms("logistic", Z, rows.y, rows.users, 100), loop, rounds=3
     )
     ratio = theirs / ours
     lines = [("100 users x 200 rows x 10 features", f"{ratio:.2f}", ">= 1", at_least(ratio, 1))]
-    header = ("", "loop / sites", "target", "")
+    header = ("", "loop / Gaussians", "target", "")
     note = (
-        "CPU seconds of scikit-learn's LogisticRegression per user over those of all three sites."
+        "CPU seconds of scikit-learn's LogisticRegression per user over those of all three terms."
     )
-    table("7c. Sites of classes", header, lines, note)
+    table("7c. Gaussian terms of classes", header, lines, note)

@@ -8,14 +8,23 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy.special import logsumexp
 from scipy.stats import multivariate_normal
 
-from odcl.clustering.mixture.em import Cloud, Mixture, from_labels, icl, responsibilities, sweep
+from odcl.clustering.mixture.em import (
+    Cloud,
+    MixtureParameters,
+    from_labels,
+    icl,
+    responsibilities,
+    sweep,
+)
 from odcl.clustering.mixture.noise_mixture import noise_mixture
 
 
 def cloud_and_mixture(n=40, dim=3, seed=0):
     rng = np.random.default_rng(seed)
     cloud = Cloud(rng.normal(size=(n, dim)), rng.uniform(0.2, 2.0, n), dim)
-    mixture = Mixture(rng.normal(size=(2, dim)), np.array([9.0, 11.0]), np.array([0.3, 0.7]), 0.1)
+    mixture = MixtureParameters(
+        rng.normal(size=(2, dim)), np.array([9.0, 11.0]), np.array([0.3, 0.7]), 0.1
+    )
     return cloud, mixture
 
 
@@ -71,6 +80,6 @@ def test_a_group_costs_its_share_and_its_centre_and_no_less_among_few_users(n, l
     """K (1 + dim) log n, log n at least 2; centres this close have no dearer price."""
     dim = 3
     points = 1e-3 * np.random.default_rng(0).normal(size=(n, dim))
-    mixture = Mixture(points[:k], np.full(k, n / k), np.full(k, 1 / k))
+    mixture = MixtureParameters(points[:k], np.full(k, n / k), np.full(k, 1 / k))
     found = icl(Cloud(points, np.ones(n), dim), mixture, loglik=-5.0, entropy=0.5)
     assert found == pytest.approx(10 + 1 + k * (1 + dim) * log_n)

@@ -12,7 +12,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from odcl._typing import Floats, Ints
 from odcl.clustering.labels import same_partition
-from odcl.clustering.mixture.em import Cloud, Mixture, between_users, em, sweep
+from odcl.clustering.mixture.em import Cloud, MixtureParameters, between_users, em, sweep
 from odcl.clustering.mixture.noise_mixture import MixtureResult, NoiseMixture, noise_mixture
 from odcl.clustering.mixture.search import cut, ward_merges
 from odcl.data.synthetic import linear_federation
@@ -456,7 +456,7 @@ def test_tau2_is_the_lowest_of_several_valleys():
 def test_em_climbs():
     problem = uneven_noise_problem(apart=0.4)
     cloud = Cloud(problem.theta, problem.noise / 4, 4)
-    start = Mixture(problem.theta[:3], np.ones(3), np.full(3, 1 / 3))
+    start = MixtureParameters(problem.theta[:3], np.ones(3), np.full(3, 1 / 3))
     logliks = [
         sweep(cloud, em(cloud, start, max_sweeps=2 * k, tol=0).mixture).loglik for k in range(1, 8)
     ]

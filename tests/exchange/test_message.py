@@ -25,10 +25,12 @@ def uploads(m=5, dim=3, *, seed=0):
     terms = {
         "means": rng.normal(size=(m, width)),
         "factor": np.triu(rng.normal(size=(m, width, width))),
-        "site_curvature": np.stack([w * (half @ half.swapaxes(1, 2)) for w in (1, 2, 3)], axis=1),
-        "site_slope": rng.normal(size=(m, 3, dim)),
-        "site_constant": rng.normal(size=(m, 3)),
-        "site_ceiling": rng.normal(size=m),
+        "gaussian_curvature": np.stack(
+            [w * (half @ half.swapaxes(1, 2)) for w in (1, 2, 3)], axis=1
+        ),
+        "gaussian_slope": rng.normal(size=(m, 3, dim)),
+        "gaussian_constant": rng.normal(size=(m, 3)),
+        "gaussian_ceiling": rng.normal(size=m),
         "observations": n,
     }
     return Uploads(ids, n, theta, H, phi, trace, **terms)

@@ -10,23 +10,23 @@ from odcl.mixed.expected import predicted
 
 def coefficients(p):
     """[coefficients, intercept] of every user in the table's units, and standard errors."""
-    offset, change = p.download.coordinates.raw()
+    offset, change = p.mixture.coordinates.raw()
     variance = ((change @ p.covariance()) * change).sum(axis=2)
     return offset + p.mean() @ change.T, np.sqrt(np.maximum(variance, 0.0))
 
 
 def predict(p, X, users):
     """The predictive mean of each row of ``X``; ``users`` are positions in this batch."""
-    at = p.download.coordinates
+    at = p.mixture.coordinates
     z = at.design(X)
     return at.prediction((z * p.mean()[users]).sum(axis=1), z)
 
 
 def components(p, X, users):
     """Probability, mean and variance of a new target in each component, (rows, J K)."""
-    at, C = p.download.coordinates, p.download.covariances
+    at, C = p.mixture.coordinates, p.mixture.covariances
     z = at.design(X)
-    n, K, dim = len(z), *p.download.centers.shape
+    n, K, dim = len(z), *p.mixture.centers.shape
     means, variances = [], []
     for j in range(p.theta.shape[1]):
         inside = (((p.V[users, j] @ z[..., None])[..., 0]) * z).sum(axis=1) + p.s2[users]

@@ -11,7 +11,7 @@ from scipy import stats
 
 from odcl.mixed.mixture import Spread
 from odcl.mixed.noise import Noise
-from odcl.mixed.posterior import Download, download_of, posterior
+from odcl.mixed.posterior import Mixture, mixture_of, posterior
 from odcl.mixed.search import search
 from odcl.mixed.terms import data_terms, quadratics
 
@@ -25,10 +25,10 @@ def small(seed=0):
     return X, y, users, *seen(X, y, users)
 
 
-def some_download(at, *, scales=(1.0,), shares=(1.0,), C=0.0):
+def some_mixture(at, *, scales=(1.0,), shares=(1.0,), C=0.0):
     rng = np.random.default_rng(7)
     L = rng.standard_normal((3, 3))
-    return Download(
+    return Mixture(
         at,
         np.array([0.3, 0.7]),
         rng.standard_normal((2, 3)),
@@ -43,7 +43,7 @@ def some_download(at, *, scales=(1.0,), shares=(1.0,), C=0.0):
 def test_the_posterior_is_bayes_formula():
     """Groups by their marginal likelihood; inside a group, T^-1 and Z'Z / s2 added up."""
     X, y, users, _, at, q = small()
-    down = some_download(at, scales=(1.0, 4.0), shares=(0.6, 0.4))
+    down = some_mixture(at, scales=(1.0, 4.0), shares=(0.6, 0.4))
     got = posterior(q, down)
     Z, s2 = at.design(X), down.noise.s0
     u = at.target(y, Z)
@@ -65,7 +65,7 @@ def test_the_posterior_is_bayes_formula():
 
 def test_coefficients_and_errors_are_those_of_the_predictions():
     *_, at, q = small()
-    got = posterior(q, some_download(at, C=0.3))
+    got = posterior(q, some_mixture(at, C=0.3))
     raw, errors = coefficients(got)
     new, who = np.random.default_rng(1).standard_normal((5, 2)), np.arange(5)
     line = (new * raw[:, :-1]).sum(axis=1) + raw[:, -1]
@@ -77,8 +77,8 @@ def test_coefficients_and_errors_are_those_of_the_predictions():
 
 def test_what_a_center_is_not_known_to_is_added_through_what_the_user_does_not_know():
     _, _, _, _, at, q = small()
-    got = posterior(q, some_download(at, C=0.5))
-    known = replace(got, download=some_download(at))
+    got = posterior(q, some_mixture(at, C=0.5))
+    known = replace(got, mixture=some_mixture(at))
     grown, r = got.covariance() - known.covariance(), got.responsibilities
     for i in range(5):
         C = 0.5 * (r[i, 0] + 2 * r[i, 1]) * np.eye(3)
@@ -87,7 +87,7 @@ def test_what_a_center_is_not_known_to_is_added_through_what_the_user_does_not_k
 
 def test_an_interval_is_cut_at_the_mixtures_quantiles():
     X, _, users, _, at, q = small()
-    got = posterior(q, some_download(at, C=0.1))
+    got = posterior(q, some_mixture(at, C=0.1))
     r, means, variances = components(got, X, users)
     for p, bound in zip((0.05, 0.95), interval(got, X, users), strict=True):
         below = stats.t.cdf((bound[:, None] - means) / np.sqrt(variances), 100.0)
@@ -110,7 +110,7 @@ def test_the_user_finds_what_the_server_found(own_noise):
     _, at, q = seen(X, y, users)
     fit = search(q)
     assert fit.noise.common is not own_noise
-    got = posterior(q, download_of(fit, at))
+    got = posterior(q, mixture_of(fit, at))
     assert_allclose(got.responsibilities, fit.responsibilities, atol=1e-4)
     assert_allclose(got.s2, fit.s2, rtol=1e-3)
 
@@ -121,7 +121,7 @@ def test_intervals_cover_held_out_rows():
     for seed in range(16):
         X, y, users, old = grouped(seed, own_noise=seed % 2 == 0)
         _, at, q = seen(X[old], y[old], users[old])
-        got = posterior(q, download_of(search(q), at))
+        got = posterior(q, mixture_of(search(q), at))
         low, high = interval(got, X[~old], users[~old])
         covered.append(np.mean((low <= y[~old]) & (y[~old] <= high)))
     assert 0.88 <= np.mean(covered) <= 0.92
@@ -131,7 +131,7 @@ def test_intervals_cover_held_out_rows():
 def test_a_new_user_takes_the_same_step_from_its_first_row_on():
     X, y, users, _ = grouped(1)
     _, at, q = seen(X, y, users)
-    down = download_of(search(q), at)
+    down = mixture_of(search(q), at)
     mine = users == 4
     alone = quadratics(data_terms(X[mine], y[mine], np.zeros(mine.sum(), int), 1), at)
     both = posterior(q, down).mean()[4]
@@ -141,7 +141,7 @@ def test_a_new_user_takes_the_same_step_from_its_first_row_on():
 def test_a_user_without_rows_has_the_mixtures_mean():
     X, y, users, _ = grouped(1)
     _, at, q = seen(X, y, users)
-    down = download_of(search(q), at)
+    down = mixture_of(search(q), at)
     nobody = quadratics(data_terms(X[:0], y[:0], users[:0], 1), at)
     got = posterior(nobody, down)
     assert_allclose(got.mean()[0], down.weights @ down.centers, atol=1e-10)
@@ -152,6 +152,6 @@ def test_a_user_without_rows_has_the_mixtures_mean():
 def test_noise_of_one_user_does_not_hang_on_the_others():
     X, y, users, _ = grouped(2, rows=12, own_noise=True)
     _, at, q = seen(X, y, users)
-    down = download_of(search(q), at)
+    down = mixture_of(search(q), at)
     down = replace(down, noise=replace(down.noise, nu=4.0))
     assert_allclose(posterior(q[:7], down).s2, posterior(q, down).s2[:7], rtol=1e-9)

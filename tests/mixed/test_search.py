@@ -14,13 +14,13 @@ from numpy.testing import assert_allclose, assert_array_equal
 import odcl
 from odcl import Federation, linear_federation
 from odcl.clustering.labels import same_partition
-from odcl.mixed import choose as choosing
 from odcl.mixed import search as module
+from odcl.mixed import select as choosing
+from odcl.mixed.init import kmeans_seeds, lloyd
 from odcl.mixed.mixture import Quadratics
 from odcl.mixed.noise import pure_noise
-from odcl.mixed.posterior import download_of, posterior
+from odcl.mixed.posterior import mixture_of, posterior
 from odcl.mixed.search import _candidates, sample_by_id, search
-from odcl.mixed.starts import kmeans_seeds, lloyd
 
 from .predictions import coefficients, predict, predict_std
 from .worlds import rows_of, seen
@@ -66,7 +66,7 @@ def oracle_error(fed, users_groups, tau):
 def test_the_papers_worlds_are_found_and_fitted_like_an_oracle(n_samples, n_clusters, tau, sizes):
     fed, at, q = paper(n_samples, n_clusters=n_clusters, tau=tau, sizes=sizes, seed=11)
     fit = search(q)
-    got = posterior(q, download_of(fit, at))
+    got = posterior(q, mixture_of(fit, at))
     assert same_partition(fit.responsibilities.argmax(axis=1), fed.groups)
     assert (fit.spread.shape == "zero") is (tau == 0)
     error = ((coefficients(got)[0][:, :-1] - fed.optima) ** 2).sum()
@@ -200,7 +200,7 @@ def test_a_level_that_a_user_never_saw_is_no_group():
     fit = search(q)
     assert fit.n_groups == 1
     got = predict(
-        posterior(q, download_of(fit, at)), np.tile(np.eye(8), (40, 1)), users[::14].repeat(8)
+        posterior(q, mixture_of(fit, at)), np.tile(np.eye(8), (40, 1)), users[::14].repeat(8)
     )
     assert_allclose(got.reshape(40, 8), np.tile(np.arange(8.0), (40, 1)), atol=0.6)
 
@@ -226,7 +226,7 @@ def test_targets_without_noise_are_ordinary(target):
     X, _, users = rows_of(np.zeros((12, 3)), 6)
     y = {"constant": np.full(72, 5.0), "exact": X[:, 0], "copies": 1.0 * (users % 2)}[target]
     _, at, q = seen(X, y, users)
-    got = predict(posterior(q, download_of(search(q), at)), X, users)
+    got = predict(posterior(q, mixture_of(search(q), at)), X, users)
     assert_allclose(got, y, atol=1e-3)
 
 
@@ -239,7 +239,7 @@ def grouped(seed):
 
 def predictions(X, y, users, new):
     _, at, q = seen(X, y, users)
-    got = posterior(q, download_of(search(q), at))
+    got = posterior(q, mixture_of(search(q), at))
     n_users = len(q)
     rows, who = np.tile(new, (n_users, 1)), np.repeat(np.arange(n_users), len(new))
     return predict(got, rows, who).reshape(n_users, len(new)), predict_std(got, rows, who)

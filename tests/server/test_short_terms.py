@@ -11,7 +11,7 @@ from odcl import Federation, Method, ODCLRegressor, Risk, linear_federation
 from odcl.clustering.labels import same_partition
 from odcl.exchange.upload import TERM_FIELDS
 from odcl.local.fit import fit_users
-from odcl.mixed.house import model_map
+from odcl.mixed.layout import model_map
 from odcl.mixed.mixture import Spread, moments
 from odcl.mixed.posterior import posterior
 from odcl.mixed.terms import data_terms, quadratics
@@ -62,7 +62,7 @@ def test_what_is_sent_of_few_rows_does_not_tell_them(loss):
         assert not sent.factor[short].any()
         assert sent.n_bytes[1] == 16 + 8 * 5
     else:
-        assert_array_equal(np.linalg.matrix_rank(sent.site_curvature[1:4]), outputs)
+        assert_array_equal(np.linalg.matrix_rank(sent.gaussian_curvature[1:4]), outputs)
     # Rows of user 2 moved apart, their average where it was: the upload is the same.
     away = np.random.default_rng(1).standard_normal((3, 4))
     X = federation.X.copy()

@@ -141,7 +141,7 @@ def test_found_on_a_sample_is_found_on_everybody(tau, unequal, monkeypatch):
 
 
 def test_a_pass_adds_up_over_parts_of_the_users():
-    from odcl.mixed.passes import parameters_of, pass_sums
+    from odcl.mixed.streaming_em import parameters_of, pass_sums
     from odcl.server.mixed import user_quadratics
 
     federation, _ = world(noise=np.exp(0.7 * np.random.default_rng(5).standard_normal(400)))
@@ -158,7 +158,7 @@ def test_a_pass_adds_up_over_parts_of_the_users():
 def test_a_pass_leaves_the_noise_where_pure_error_puts_it():
     """The likelihood of pure error has no slope where it is largest, in a pass as in memory."""
     from odcl.mixed.noise import pure_noise
-    from odcl.mixed.passes import parameters_of, pass_sums
+    from odcl.mixed.streaming_em import parameters_of, pass_sums
     from odcl.server.mixed import user_quadratics
 
     federation, _ = world(noise=np.exp(0.7 * np.random.default_rng(5).standard_normal(400)))

@@ -230,6 +230,8 @@ class _Stored:
     end: int
 
 
+# Names of arrays in files of earlier versions.
+EARLIER = {f"site_{of}": f"gaussian_{of}" for of in ("curvature", "slope", "constant", "ceiling")}
 METADATA = "__metadata__"  # texts that the layout allows beside the arrays
 
 
@@ -328,7 +330,7 @@ def read_header(source: Source, size: int) -> Header:
     metadata = header.pop(METADATA, {})
     texts = isinstance(metadata, dict) and all(isinstance(v, str) for v in metadata.values())
     expect(texts, f"{METADATA} holds no texts")
-    stored = {str(name): _stored(name, line) for name, line in header.items()}
+    stored = {EARLIER.get(name, str(name)): _stored(name, line) for name, line in header.items()}
     _check_places(stored, n_bytes)
     return Header(metadata, stored, n_bytes)
 

@@ -20,9 +20,8 @@ from odcl.exchange.upload import Uploads
 from odcl.local.fit import fit_users
 from odcl.method import Method
 from odcl.mixed.differences import differences, differing, named_differences
-from odcl.mixed.house import model_spread
-from odcl.mixed.posterior import Download as Mixture
-from odcl.mixed.posterior import posterior
+from odcl.mixed.layout import model_spread
+from odcl.mixed.posterior import Mixture, posterior
 from odcl.server.combine import combine_clusters
 from odcl.server.dispersion import overdispersion, with_noise
 from odcl.server.mixed import user_quadratics

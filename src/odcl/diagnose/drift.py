@@ -11,7 +11,7 @@ from scipy.stats import false_discovery_control
 from odcl._typing import Array, Floats, Ints
 from odcl.data.design import DesignRows
 from odcl.data.federation import Federation, positions
-from odcl.mixed.house import model_map
+from odcl.mixed.layout import model_map
 from odcl.risk.loss import weighted_gram
 from odcl.risk.risk import Risk
 from odcl.server.mixed import far_out

@@ -17,7 +17,7 @@ from odcl.exchange.mixture import SPECS, mixture_from_arrays, mixture_to_arrays
 from odcl.exchange.upload import Uploads
 from odcl.local import receive as local
 from odcl.local.receive import Received
-from odcl.mixed.posterior import Download as Mixture
+from odcl.mixed.posterior import Mixture
 from odcl.server.assign import Assignment
 
 _MIXTURE = "mixture."

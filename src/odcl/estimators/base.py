@@ -399,7 +399,7 @@ class ODCLEstimator(LaterUsers):
         theta = self.pooled_theta_[None]
         if self.mixture_ is None:
             return theta, np.zeros((1, theta.shape[1], theta.shape[1]))
-        from odcl.mixed.house import without_rows
+        from odcl.mixed.layout import without_rows
 
         models, V = without_rows(self.mixture_, self.risk_)
         return models[-1:], V[-1:]

@@ -90,7 +90,7 @@ def server_estimator(
         model.theta_ = step.models
         pooled = combine_clusters(uploads, everybody, resolved.combine).centers[0]
     else:
-        from odcl.mixed.house import without_rows
+        from odcl.mixed.layout import without_rows
         from odcl.server.mixed import models_by_terms
 
         own = models_by_terms(uploads, step.mixture)
@@ -154,7 +154,7 @@ def result_estimator(result: Result, federation: Federation) -> Any:
 
 def _all_groups(model: Any, site: SiteModels) -> None:
     """Mixed groups: every site knows all of them, and nothing of other sites' features."""
-    from odcl.mixed.house import model_map, model_spread, without_rows
+    from odcl.mixed.layout import model_map, model_spread, without_rows
 
     mixture, risk = model.mixture_, site.task.risk
     offset, change = model_map(mixture, risk)

@@ -14,7 +14,7 @@ from scipy.special import ndtr
 
 from odcl._typing import Bools, Floats, Ints
 from odcl.estimators.run_tables import group_sizes
-from odcl.mixed.house import model_map
+from odcl.mixed.layout import model_map
 from odcl.mixed.mixture import Quadratics, Spread, moments
 from odcl.report.page.facts import MoreRows, UserMap
 from odcl.report.page.units import CHUNK, TableUnits

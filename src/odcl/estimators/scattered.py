@@ -46,7 +46,7 @@ from odcl.exchange.upload import Uploads
 from odcl.local.predict import residual_scale
 from odcl.method import Method
 from odcl.mixed.differences import inside_text
-from odcl.mixed.house import without_rows
+from odcl.mixed.layout import without_rows
 from odcl.risk.losses import Huber
 from odcl.risk.risk import Risk
 from odcl.server.assign import Groups

@@ -9,7 +9,7 @@ from odcl._typing import Floats, Ints
 from odcl.exchange.message import Message, part
 
 if TYPE_CHECKING:
-    from odcl.mixed.posterior import Download as Mixture
+    from odcl.mixed.posterior import Mixture
 
 Refit = str | float | None  # "evidence", "cv", a strength, or None: take the group's model
 

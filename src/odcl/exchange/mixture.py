@@ -13,7 +13,7 @@ from odcl.artifact.arrays import ArraySpec, expect, is_size, number_from_json, n
 from odcl.mixed.coordinates import Coordinates
 from odcl.mixed.mixture import Spread
 from odcl.mixed.noise import Noise
-from odcl.mixed.posterior import Download as Mixture
+from odcl.mixed.posterior import Mixture
 from odcl.risk.risk import Risk
 
 SPECS = {

@@ -15,10 +15,17 @@ import numpy as np
 from odcl._typing import Bools, Floats, Ints
 from odcl.data.federation import group_rows
 from odcl.exchange.message import Message, part
-from odcl.risk.risk import SITE_WIDTHS, Risk
+from odcl.risk.risk import GAUSSIAN_WIDTHS, Risk
 
 TERM_FIELDS = (
-    *("means", "factor", "site_curvature", "site_slope", "site_constant", "site_ceiling"),
+    *(
+        "means",
+        "factor",
+        "gaussian_curvature",
+        "gaussian_slope",
+        "gaussian_constant",
+        "gaussian_ceiling",
+    ),
 )
 PLAIN = ("dispersion", "inverse_trace", "n_samples", "observations")  # checked in other ways
 Curvature = Literal["auto", "full", "none"]  # what users send of their curvature
@@ -63,18 +70,18 @@ class Uploads(Message):
         "width",
         triangular=True,
     )
-    site_curvature: Floats | None = part(
+    gaussian_curvature: Floats | None = part(
         "how sharply the rows determine a model of classes or counts, under priors of several "
         "widths; it gives away the span of the rows of a user with fewer rows than parameters",
         "widths",
         "dim",
         "dim",
     )
-    site_slope: Floats | None = part(
+    gaussian_slope: Floats | None = part(
         "where that model would be, weighed by its sharpness", "widths", "dim"
     )
-    site_constant: Floats | None = part("how well the rows agree with such a model", "widths")
-    site_ceiling: Floats | None = part("how well they would agree with a perfect one")
+    gaussian_constant: Floats | None = part("how well the rows agree with such a model", "widths")
+    gaussian_ceiling: Floats | None = part("how well they would agree with a perfect one")
     observations: Floats | None = part(
         "how many rows the data term tells of: all; of a user with fewer rows than parameters "
         "their average as one, and of a user with one row none"
@@ -93,7 +100,7 @@ class Uploads(Message):
     @property
     def has_terms(self) -> bool:
         """Are the users' data terms there?"""
-        return self.factor is not None or self.site_curvature is not None
+        return self.factor is not None or self.gaussian_curvature is not None
 
     @property
     def models(self) -> Floats:
@@ -118,7 +125,7 @@ class Uploads(Message):
 
     @property
     def dim(self) -> int:
-        for model in (self.theta, self.site_slope):
+        for model in (self.theta, self.gaussian_slope):
             if model is not None:
                 return int(model.shape[-1])
         if self.means is None or self.risk is None:
@@ -204,4 +211,4 @@ class Uploads(Message):
 def upload_sizes(risk: Risk | None, dim: int) -> dict[str, int]:
     """What the words in the shapes of an upload's fields stand for."""
     features = dim if risk is None else dim // risk.n_outputs - risk.intercept
-    return {"dim": dim, "width": features + 1, "widths": len(SITE_WIDTHS)}
+    return {"dim": dim, "width": features + 1, "widths": len(GAUSSIAN_WIDTHS)}

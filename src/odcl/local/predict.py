@@ -83,7 +83,7 @@ def predicted_means(z: Floats, S: Floats | None, loss: Loss) -> Floats:
     if S is None or loss.has_data_terms:
         return loss.mean(z)
     from odcl.mixed.expected import predicted
-    from odcl.mixed.house import reference_logits
+    from odcl.mixed.layout import reference_logits
 
     basis = getattr(loss, "basis", None)
     m, V = reference_logits(z, S, basis)

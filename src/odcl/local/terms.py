@@ -1,6 +1,6 @@
 """Mixed groups at the user: what its rows say (its data term), and its last step.
 
-The term is exact for squared loss, that of pseudo-targets for Huber's, a Gaussian site for others.
+The term is exact for squared loss, that of pseudo-targets for Huber's, a Gaussian term for others.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from odcl.local.fit import solve_users
 from odcl.local.predict import linear_predictors
 from odcl.local.problem import Solution
 from odcl.local.receive import Received
-from odcl.mixed.house import model_map
+from odcl.mixed.gaussian import GaussianPosterior, gaussian_posterior, gaussian_terms
 from odcl.mixed.huber import PseudoTargets, huber_posterior, pseudo_targets
+from odcl.mixed.layout import model_map
 from odcl.mixed.mixture import Quadratics, by_row
-from odcl.mixed.posterior import Download as Mixture
-from odcl.mixed.posterior import Posterior, posterior
-from odcl.mixed.sites import SitePosterior, site_posterior, sites
+from odcl.mixed.posterior import Mixture, Posterior, posterior
 from odcl.mixed.terms import RANK, DataTerms, Levels, data_terms, merge, quadratics
 from odcl.risk.loss import symmetric
 from odcl.risk.losses import Huber, Multinomial
@@ -53,7 +52,7 @@ def user_terms(federation: Federation, risk: Risk, *, short_terms: bool = True) 
     if short.any():
         means = data_terms(federation.X, n[owner], owner, len(n), federation.weight).mean[:, :-1]
         federation = federation.with_X(np.where(short[owner, None], means[owner], federation.X))
-    widths = user_sites(federation, risk)
+    widths = user_gaussians(federation, risk)
     A, b, constant = (np.stack([getattr(q, x) for q in widths], axis=1) for x in ("A", "b", "uu"))
     ceiling = widths[0].ceiling
     assert ceiling is not None
@@ -63,10 +62,10 @@ def user_terms(federation: Federation, risk: Risk, *, short_terms: bool = True) 
     inputs, own = b.shape[-1] // risk.n_outputs, risk.n_inputs(federation.n_features)
     sent = np.flatnonzero(np.arange(b.shape[-1]) % inputs < own)
     return {
-        "site_curvature": A[..., sent[:, None], sent],
-        "site_slope": b[..., sent],
-        "site_constant": constant,
-        "site_ceiling": ceiling,
+        "gaussian_curvature": A[..., sent[:, None], sent],
+        "gaussian_slope": b[..., sent],
+        "gaussian_constant": constant,
+        "gaussian_ceiling": ceiling,
         **observations,
     }
 
@@ -139,12 +138,12 @@ def _pseudo_targets(federation: Federation, risk: Risk) -> PseudoTargets:
     return pseudo_targets(z, y, owner, m, risk.loss.delta, dim, weight)
 
 
-def user_sites(federation: Federation, risk: Risk) -> list[Quadratics]:
-    """The users' sites of every width, for losses that are not quadratic, in all levels."""
-    return sites(
+def user_gaussians(federation: Federation, risk: Risk) -> list[Quadratics]:
+    """The users' Gaussian terms of every width, in all levels, for losses not quadratic."""
+    return gaussian_terms(
         risk.loss.name,
-        site_design(federation.X, risk),
-        site_target(risk, federation.y),
+        gaussian_design(federation.X, risk),
+        gaussian_target(risk, federation.y),
         federation.row_user,
         federation.n_users,
         federation.weight,
@@ -153,14 +152,14 @@ def user_sites(federation: Federation, risk: Risk) -> list[Quadratics]:
     )
 
 
-def site_design(X: Floats, risk: Risk) -> Floats:
-    """Rows with the intercept's column first and factors' references last, as sites have it."""
+def gaussian_design(X: Floats, risk: Risk) -> Floats:
+    """Design rows of Gaussian terms: the intercept's column first, factors' references last."""
     X = Levels.of(risk.factors, X.shape[1]).rows(X)
     return np.column_stack([np.ones(len(X)), X]) if risk.intercept else X
 
 
-def site_target(risk: Risk, y: Array) -> Floats:
-    """Targets as sites take them: 0 and 1 for two classes."""
+def gaussian_target(risk: Risk, y: Array) -> Floats:
+    """Targets as Gaussian terms take them: 0 and 1 for two classes."""
     encoded = risk.loss.encode(y)
     return (encoded > 0).astype(np.float64) if risk.loss.name == "logistic" else encoded
 
@@ -200,7 +199,7 @@ def _last_step(
     how = "posterior mean under every group, from the user's own rows"
     offset, change = model_map(mixture, risk)
     told: dict[str, Any] = {}
-    own: Posterior | SitePosterior
+    own: Posterior | GaussianPosterior
     if risk.loss.has_data_terms:
         at = mixture.coordinates
         if isinstance(risk.loss, Huber):
@@ -211,10 +210,10 @@ def _last_step(
             own = found = posterior(quadratics(terms, at), mixture)
         told = {"noise": found.s2 * at.target_scale**2, "dof": found.dof}
     else:
-        own = site_posterior(
+        own = gaussian_posterior(
             risk.loss.name,
-            site_design(federation.X, risk),
-            site_target(risk, federation.y),
+            gaussian_design(federation.X, risk),
+            gaussian_target(risk, federation.y),
             rows,
             m,
             mixture,
@@ -224,7 +223,7 @@ def _last_step(
     theta, V = own.mean(), own.covariance()
     covariance = symmetric(change @ V @ change.T)
     models = offset + by_row(theta, change.T)
-    if isinstance(own, SitePosterior):
+    if isinstance(own, GaussianPosterior):
         r = own.responsibilities
         told |= {"group": r.argmax(axis=1), "sure": r.max(axis=1)}
     return Received(models, np.full(m, np.nan), how, covariance, **told)
@@ -232,7 +231,7 @@ def _last_step(
 
 def _huber_step(
     federation: Federation, risk: Risk, delta: float, mixture: Mixture
-) -> tuple[Posterior, SitePosterior]:
+) -> tuple[Posterior, GaussianPosterior]:
     """The posterior by pseudo-targets, which knows the noise, and that by Huber's loss."""
     at, pseudo = mixture.coordinates, _pseudo_targets(federation, risk)
     rough = posterior(quadratics(_data_terms(federation, pseudo.y), at), mixture)

@@ -16,7 +16,7 @@ from odcl.errors import number
 from odcl.risk.risk import Risk
 
 if TYPE_CHECKING:
-    from odcl.mixed.posterior import Download as Mixture
+    from odcl.mixed.posterior import Mixture
 
 LEVEL = "(level)"  # the prediction for average features
 MOST = 6  # coefficients named one by one
@@ -86,7 +86,7 @@ class Shared:
 
 def shared_columns(mixture: Mixture, risk: Risk, features: Mapping[str, float]) -> list[Shared]:
     """The columns whose coefficients all users share; ``features`` as in named_differences."""
-    from odcl.mixed.house import model_map
+    from odcl.mixed.layout import model_map
 
     if mixture.spread.fixed is None:
         return []

@@ -59,7 +59,7 @@ class Fit:
     bound: float
     common: float  # log |information about the centers' common mean|
     log_likelihood: float  # sum_i log sum_k weight_k p(y_i | c_k), at the posterior means
-    excess: float  # what sites claim above the likelihood's own maximum
+    excess: float  # what Gaussian terms claim above the likelihood's own maximum
     trace: tuple[float, ...]  # the bound, sweep by sweep
     converged: bool
     scales: Floats = field(
@@ -88,7 +88,7 @@ class Fit:
         """-2 log evidence, up to a constant common to all K and shapes; small is good.
 
         -2 F + the charge of K - 1 shares, T and B. For one center its flat prior is not charged.
-        What sites claim above the maximum of their likelihoods is taken back.
+        What Gaussian terms claim above the maximum of their likelihoods is taken back.
         """
         fit = self.bound
         if self.prior is None:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from odcl._typing import Bools, Floats, Ints
+from odcl.mixed.gaussian import GaussianPosterior, over_components
 from odcl.mixed.posterior import Posterior
-from odcl.mixed.sites import SitePosterior, over_components
 from odcl.mixed.variational import Gaussians
 
 STEPS = 500
@@ -62,7 +62,7 @@ def huber_posterior(
     delta: float,
     share: Floats,
     weights: Floats | None = None,
-) -> SitePosterior:
+) -> GaussianPosterior:
     """Each user's own rows under every N(c_k, T), with Huber's loss: Laplace at each mode.
 
     ``rough`` is the posterior by pseudo-targets: its noise s2 is that of Huber's estimator, so a
@@ -82,7 +82,7 @@ def huber_posterior(
         evidence = -cost - 0.5 * np.linalg.slogdet(grown)[1]
         return Gaussians(mu, V, A, (A @ mu[..., None])[..., 0], evidence)
 
-    return over_components("huber", 1, users, len(share), rough.download, own)
+    return over_components("huber", 1, users, len(share), rough.mixture, own)
 
 
 def _mode(

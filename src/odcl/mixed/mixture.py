@@ -37,12 +37,14 @@ class Quadratics:
     rows: Floats  # (n_users,)
     dof: Floats  # (n_users,), rows minus the rank of A
     pure: Floats  # (n_users,), residual sum of squares of the user's own least squares
-    noisy: bool = True  # False where the noise is known to be one (sites of other losses)
+    noisy: bool = True  # False where the noise is known to be one (Gaussian terms of other losses)
     ceiling: Floats | None = None  # (n_users,), log-likelihoods that no model can exceed
     anchor: Floats | None = None  # (dim,), prior precision of the centers' mean; None: flat
     many: bool = False  # is T to be tried at many multiples of I? then ``eigen`` pays
     fixed: Bools | None = None  # (dim,), coefficients that all users share, see :class:`Spread`
-    dispersion: float = 1.0  # of sites: times as much as their law says rows scatter, at least 1
+    dispersion: float = (
+        1.0  # of Gaussian terms: times as much as their law says rows scatter, at least 1
+    )
     level: bool = False  # is the first coordinate the level?
 
     def __len__(self) -> int:

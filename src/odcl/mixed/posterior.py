@@ -1,6 +1,6 @@
-"""The user's last step: from the download and its own data term to its model.
+"""The user's last step: from the mixture and its own data term to its model.
 
-Everything is a function of (own term, download), so a new user takes the same step; a user
+Everything is a function of (own term, mixture), so a new user takes the same step; a user
 without rows gets the mixture's mean.
 """
 
@@ -22,11 +22,11 @@ from odcl.mixed.mixture import (
     moments,
 )
 from odcl.mixed.noise import CAUTION, Noise
-from odcl.mixed.passes import Parameters, own_noise, scores
+from odcl.mixed.streaming_em import Parameters, own_noise, scores
 
 
 @dataclass(frozen=True, eq=False)
-class Download:
+class Mixture:
     """What every user receives: the mixture, in the coordinates it was fitted in."""
 
     coordinates: Coordinates
@@ -48,7 +48,7 @@ class Download:
         """Covariance of the users of a group, (dim, dim): the spread at its mean scale."""
         return self.spread.matrix * float(self.scales @ self.shares)
 
-    def take(self, groups: Ints) -> Download:
+    def take(self, groups: Ints) -> Mixture:
         """The same with its groups in another order."""
         at = self.parameters.take(groups)
         return replace(self, weights=at.weights, centers=at.centers, covariances=at.covariances)
@@ -62,10 +62,10 @@ class Download:
         return K * (1 + dim + triangle) + triangle + 2 * len(self.scales) + 3 + columns
 
 
-def download_of(fit: Fit, coordinates: Coordinates) -> Download:
+def mixture_of(fit: Fit, coordinates: Coordinates) -> Mixture:
     """The parts of ``fit`` that users need; nothing in it names a user. Matrices are symmetric."""
     C, T = fit.covariances, fit.spread.matrix
-    return Download(
+    return Mixture(
         coordinates,
         fit.weights,
         fit.centers,
@@ -86,7 +86,7 @@ class Posterior:
     J = I - T W: the last part is what the center is not known to.
     """
 
-    download: Download
+    mixture: Mixture
     shares: Floats  # (n_users, J, K), probabilities of the components
     theta: Floats  # (n_users, J, K, dim)
     V: Floats  # (n_users, J, dim, dim)
@@ -106,32 +106,32 @@ class Posterior:
     def covariance(self) -> Floats:
         """Its covariance, over groups, users' differences and centers, (n_users, dim, dim)."""
         n, J, K, dim = self.theta.shape
-        flat = self.download.covariances.reshape(K, -1)
+        flat = self.mixture.covariances.reshape(K, -1)
         away = (self.theta - self.mean()[:, None, None]).reshape(n, J * K, dim)
         weighed = self.shares.reshape(n, J * K, 1) * away
         total: Floats = weighed.transpose(0, 2, 1) @ away
         for j in range(J):
             through, r = self.J[:, j], self.shares[:, j]
             C = by_row(r, flat).reshape(n, dim, dim)
-            if self.download.spread.matrix.any():  # else V is zero, and J the identity
+            if self.mixture.spread.matrix.any():  # else V is zero, and J the identity
                 C = through @ C @ through.transpose(0, 2, 1)
                 C = C + r.sum(axis=1)[:, None, None] * self.V[:, j]
             total = total + C
         return total
 
 
-def posterior(q: Quadratics, download: Download) -> Posterior:
-    """The last step of every user of ``q``, whose quadratics are in the download's coordinates."""
-    c, noise = download.centers, download.noise
-    stack = Centers.of(c, download.covariances)
-    s2 = own_noise(q, download.parameters)
+def posterior(q: Quadratics, mixture: Mixture) -> Posterior:
+    """The last step of every user of ``q``, whose quadratics are in the mixture's coordinates."""
+    c, noise = mixture.centers, mixture.noise
+    stack = Centers.of(c, mixture.covariances)
+    s2 = own_noise(q, mixture.parameters)
     logits, theta, V, J = [], [], [], []
     none = np.broadcast_to(np.zeros(()), q.A.shape), np.broadcast_to(np.eye(q.dim), q.A.shape)
-    for scale, share in zip(download.scales, download.shares, strict=True):
-        T = scale * download.spread.matrix
-        m = moments(q, replace(download.spread, matrix=T), s2)
+    for scale, share in zip(mixture.scales, mixture.shares, strict=True):
+        T = scale * mixture.spread.matrix
+        m = moments(q, replace(mixture.spread, matrix=T), s2)
         with np.errstate(divide="ignore"):
-            logits.append(np.log(share * download.weights) - 0.5 * misfits(m, stack, by_row)[0])
+            logits.append(np.log(share * mixture.weights) - 0.5 * misfits(m, stack, by_row)[0])
         if not T.any():
             theta.append(np.tile(c, (len(q), 1, 1)))
             V.append(none[0])
@@ -145,7 +145,7 @@ def posterior(q: Quadratics, download: Download) -> Posterior:
     r = np.exp(r - r.max(axis=(1, 2), keepdims=True))
     r /= r.sum(axis=(1, 2), keepdims=True)
     dof = np.full(len(q), noise.dof) if noise.common else noise.nu / CAUTION + q.dof
-    return Posterior(download, r, np.stack(theta, 1), _stacked(V), _stacked(J), s2, dof)
+    return Posterior(mixture, r, np.stack(theta, 1), _stacked(V), _stacked(J), s2, dof)
 
 
 def _stacked(parts: list[Floats]) -> Floats:

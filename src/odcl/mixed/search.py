@@ -14,7 +14,23 @@ import numpy as np
 
 from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import as_ids, id_keys
-from odcl.mixed.choose import (
+from odcl.mixed.em import Fit, charge, fit_mixture
+from odcl.mixed.full_fit import everybody, fit_of, whole_fit
+from odcl.mixed.heavy_tails import with_tails
+from odcl.mixed.init import kmeans_seeds, lloyd, posterior_means, splits
+from odcl.mixed.mixture import (
+    UNSEEN,
+    Moments,
+    Quadratics,
+    Spread,
+    center_step,
+    group_sums,
+    misfits,
+    moments,
+    responsibilities,
+)
+from odcl.mixed.noise import Noise, pure_noise
+from odcl.mixed.select import (
     PATIENCE,
     SHAPES,
     SHARED,
@@ -29,23 +45,7 @@ from odcl.mixed.choose import (
     refit,
     weighed,
 )
-from odcl.mixed.em import Fit, charge, fit_mixture
-from odcl.mixed.everybody import everybody, fit_of, whole_fit
-from odcl.mixed.mixture import (
-    UNSEEN,
-    Moments,
-    Quadratics,
-    Spread,
-    center_step,
-    group_sums,
-    misfits,
-    moments,
-    responsibilities,
-)
-from odcl.mixed.noise import Noise, pure_noise
-from odcl.mixed.passes import STILL, Parameters, pass_sums
-from odcl.mixed.starts import kmeans_seeds, lloyd, posterior_means, splits
-from odcl.mixed.tails import with_tails
+from odcl.mixed.streaming_em import STILL, Parameters, pass_sums
 from odcl.threads import one_thread
 
 FAILURES = 2  # a shape is given up after so many K in a row that did not improve it

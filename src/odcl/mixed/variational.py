@@ -24,7 +24,7 @@ LEAN = 1e-3
 
 @dataclass(frozen=True, eq=False)
 class Gaussians:
-    """Variational posteriors of a batch of users, and the sites behind them."""
+    """Variational posteriors of a batch of users, and the Gaussian terms behind them."""
 
     mu: Floats  # (n, D dim)
     V: Floats  # (n, D dim, D dim)
@@ -35,11 +35,11 @@ class Gaussians:
 
 @dataclass(frozen=True, eq=False)
 class _Seen:
-    """What a look at some users' sites tells. A site is a row of numbers, A and then b."""
+    """What a look at some users' Gaussian terms tells. A term is a row of numbers, A and then b."""
 
     mu: Floats  # (n, D dim), relative to the prior's mean
     R: Floats  # (n, rank, D dim), R'R is the covariance
-    aim: Floats  # (n, size), the site that the step aims at
+    aim: Floats  # (n, size), the term that the step aims at
     gap: Floats  # (n,), how far it is to there, in standard deviations of the posterior
     bound: Floats  # (n,)
 
@@ -73,10 +73,10 @@ def variational(
         return _known(loss, X, y, weights, mean, D)
     scales, turned = _diagonal(root), np.ascontiguousarray(X.transpose(0, 2, 1))
 
-    def look(who: Ints, site: Floats) -> _Seen:
-        """The posteriors of some users, the sites that the step aims at, and the bound."""
+    def look(who: Ints, term: Floats) -> _Seen:
+        """The posteriors of some users, the terms that the step aims at, and the bound."""
         # In units of the prior, theta = mean + root u: nothing cancels where it is narrow.
-        mu, R, divergence = _in_units(*_parted(site, D * dim), root, scales)
+        mu, R, divergence = _in_units(*_parted(term, D * dim), root, scales)
         theta = (mu + mean[who]).reshape(-1, D, dim)
         rows, weight = (turned, weights) if len(who) == n else (turned[who], weights[who])
         logits = (theta @ rows).transpose(0, 2, 1)
@@ -84,27 +84,27 @@ def variational(
         A, g = _information(rows, weight, e, D)
         aim = _joined(A, (A @ mu[..., None])[..., 0] + g)
         bound: Floats = (weight * e.value).sum(axis=1) - 0.5 * divergence
-        return _Seen(mu, R, aim, _distance(aim - site, R), bound)
+        return _Seen(mu, R, aim, _distance(aim - term, R), bound)
 
-    site = np.zeros((n, D * dim * (D * dim + 1))) if start is None else _joined(*start)
+    term = np.zeros((n, D * dim * (D * dim + 1))) if start is None else _joined(*start)
     step, live = np.ones(n), np.arange(n)
-    state, past = look(live, site), _Past.of(n, D * dim)
+    state, past = look(live, term), _Past.of(n, D * dim)
     for _ in range(STEPS):
         # A user who has arrived stays put, so that it does not matter who else is in the batch.
         stuck = step[live] <= 1e-6
         there = live[(state.gap[live] <= near) & ~stuck]
-        site[there] = state.aim[there]
+        term[there] = state.aim[there]
         live = live[(state.gap[live] > near) & ~stuck]
         if not len(live):
             break
-        at, gap = site[live], state.aim[live] - site[live]
+        at, gap = term[live], state.aim[live] - term[live]
         tried = past.ahead(live, at, gap, step[live])
         seen = look(live, tried)
         fall, level = state.bound[live] - seen.bound, 1 + np.abs(state.bound[live])
         nearer = seen.gap < 0.9 * state.gap[live]
         good = (fall <= 1e-12 * level) | (nearer & (fall <= 1e-6 * level))
         past.learn(live, good, tried - at, seen.aim - tried - gap)
-        site[live[good]] = tried[good]
+        term[live[good]] = tried[good]
         state.replace(live, good, seen)
         # A step that was not accelerated, and no good, is halved.
         plain = past.plain[live] | (step[live] < 1)
@@ -112,11 +112,11 @@ def variational(
         step[live] = np.where(~good & plain, step[live] / 2, step[live])
         past.plain[live] = ~good
     V = state.R.transpose(0, 2, 1) @ state.R
-    return Gaussians(state.mu + mean, V, *_parted(site, D * dim), state.bound)
+    return Gaussians(state.mu + mean, V, *_parted(term, D * dim), state.bound)
 
 
 def _known(loss: str, X: Floats, y: Floats, weights: Floats, mean: Floats, D: int) -> Gaussians:
-    """The model is the prior's mean: nothing that is seen moves it, and no site is needed."""
+    """The model is the prior's mean: nothing that is seen moves it, and no term is needed."""
     n, _, dim = X.shape
     value = log_likelihood(loss, y, X @ mean.reshape(n, D, dim).transpose(0, 2, 1))
     none = np.zeros((n, D * dim, D * dim))
@@ -137,7 +137,7 @@ def _diagonal(root: Floats) -> Floats | None:
 def _in_units(
     A: Floats, b: Floats, root: Floats, scales: Floats | None
 ) -> tuple[Floats, Floats, Floats]:
-    """mu and R of the Gaussians N(mu, R'R) with sites (A, b), and twice their divergence.
+    """mu and R of the Gaussians N(mu, R'R) with terms (A, b), and twice their divergence.
 
     The divergence is that from the prior; R is (n, rank, D dim).
     """
@@ -164,7 +164,7 @@ def _in_units(
 
 
 def _distance(gap: Floats, R: Floats) -> Floats:
-    """The largest number of sites' differences, in standard deviations of the posterior, (n,).
+    """The largest number of terms' differences, in standard deviations of the posterior, (n,).
 
     Both count: as many hits as misses at one place leave b at zero, and A to be found.
     """

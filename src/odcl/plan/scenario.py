@@ -17,7 +17,7 @@ from odcl.data.synthetic import LINEAR_INTERVALS
 from odcl.diagnose import Diagnosis
 from odcl.engines.in_process import Result
 from odcl.errors import InputError, Setting
-from odcl.mixed.house import model_spread
+from odcl.mixed.layout import model_spread
 from odcl.risk.loss import Loss
 from odcl.risk.losses import as_loss
 from odcl.risk.risk import Risk

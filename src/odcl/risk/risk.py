@@ -16,7 +16,7 @@ from odcl.risk.losses import as_loss, loss_from_json, loss_to_json
 
 # Prior standard deviations of slopes, of standardized columns, under which users of classes and
 # counts say what their rows tell (mixed groups). They differ little where rows are many.
-SITE_WIDTHS = (0.5, 1.0, 2.0)
+GAUSSIAN_WIDTHS = (0.5, 1.0, 2.0)
 
 
 @dataclass(frozen=True)

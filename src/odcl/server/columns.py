@@ -26,9 +26,9 @@ def all_terms(uploads: Uploads) -> DataTerms | None:
 def user_columns(uploads: Uploads) -> ColumnMoments:
     """Means and standard deviations of the users' columns, as their uploads tell them.
 
-    Of sites they are those of rows weighted by their curvature, and of the target nothing.
+    Of Gaussian terms they are those of rows weighted by their curvature, and of the target nothing.
     """
-    terms, A = all_terms(uploads), uploads.site_curvature
+    terms, A = all_terms(uploads), uploads.gaussian_curvature
     if terms is not None:
         rows = np.maximum(terms.rows, 1e-300)[:, None]
         return ColumnMoments(terms.rows, terms.mean, np.sqrt((terms.factor**2).sum(axis=1) / rows))

@@ -12,11 +12,11 @@ from scipy.special import chdtri, digamma, polygamma
 from odcl._typing import Bools, Floats, Ints
 from odcl.exchange.upload import Uploads
 from odcl.risk.losses import Huber
-from odcl.risk.risk import SITE_WIDTHS, Risk
+from odcl.risk.risk import GAUSSIAN_WIDTHS, Risk
 from odcl.server.combine import solve_symmetric
 
 if TYPE_CHECKING:
-    from odcl.mixed.posterior import Download as Mixture
+    from odcl.mixed.posterior import Mixture
 
 # Enough numbers (users times dim) to pin one down to half a percent, from enough users to have seen
 # every group; more would only cost time, and dim^3 of it a user.
@@ -36,7 +36,8 @@ def with_noise(uploads: Uploads, mixture: Mixture | None = None) -> Uploads:
     """Uploads whose data terms also say models, curvature and dispersion; others as they are.
 
     Squared loss: with the users' means and factors of [X y] the curvature is X'X + n P, and the
-    model and what the target scatters around it are known exactly. Elsewhere they are the site's.
+    model and what the target scatters around it are known exactly. Other losses: those of the
+    Gaussian term.
     Coefficients that all users of a ``mixture`` share are no user's to find: they are held at what
     they are there.
     """
@@ -49,15 +50,17 @@ def with_noise(uploads: Uploads, mixture: Mixture | None = None) -> Uploads:
         root, target = squared_term(uploads)
         H, b = root.transpose(0, 2, 1) @ root, root.transpose(0, 2, 1) @ target[..., None]
     else:
-        from odcl.mixed.house import site_map
+        from odcl.mixed.layout import gaussian_map
 
-        assert uploads.site_curvature is not None
-        assert uploads.site_slope is not None
+        assert uploads.gaussian_curvature is not None
+        assert uploads.gaussian_slope is not None
         features = dim // risk.n_outputs - risk.intercept
-        back = np.linalg.inv(site_map(features, risk.intercept, getattr(risk.loss, "basis", None)))
-        middle = len(SITE_WIDTHS) // 2
-        H = back.T @ uploads.site_curvature[:, middle] @ back
-        b = back.T @ uploads.site_slope[:, middle, :, None]
+        back = np.linalg.inv(
+            gaussian_map(features, risk.intercept, getattr(risk.loss, "basis", None))
+        )
+        middle = len(GAUSSIAN_WIDTHS) // 2
+        H = back.T @ uploads.gaussian_curvature[:, middle] @ back
+        b = back.T @ uploads.gaussian_slope[:, middle, :, None]
     held, at = shared_coefficients(mixture, risk)
     free = dim - int(held.sum()) if len(held) else dim
     if free < dim:
@@ -79,7 +82,7 @@ def with_noise(uploads: Uploads, mixture: Mixture | None = None) -> Uploads:
 
 def shared_coefficients(mixture: Mixture | None, risk: Risk) -> tuple[Bools, Floats]:
     """Which numbers of a model all users share, and what they are; empty: none of them."""
-    from odcl.mixed.house import model_map
+    from odcl.mixed.layout import model_map
 
     if mixture is None or mixture.spread.fixed is None:
         return np.zeros(0, np.bool_), np.zeros(0)
@@ -279,21 +282,21 @@ def _inverse_trigamma(y: float) -> float:
 def overdispersion(uploads: Uploads, least: float = 1.0) -> float:
     """How many times as much as the Poisson law allows the median user's counts scatter.
 
-    The deviance of the user's own model, read off its site, over the median of chi-squared with a
-    degree of freedom per row beyond the parameters that it tells of. 1 below ``least``, for other
-    losses, and where no user has rows to spare.
+    The deviance of the user's own model, read off its Gaussian term, over the median of chi-squared
+    with a degree of freedom per row beyond the parameters that it tells of. 1 below ``least``, for
+    other losses, and where no user has rows to spare.
     """
     counts = uploads.risk is not None and uploads.risk.loss.name == "poisson"
-    if not counts or uploads.site_curvature is None or uploads.site_slope is None:
+    if not counts or uploads.gaussian_curvature is None or uploads.gaussian_slope is None:
         return 1.0
-    assert uploads.site_constant is not None
-    assert uploads.site_ceiling is not None
+    assert uploads.gaussian_constant is not None
+    assert uploads.gaussian_ceiling is not None
     widest = -1  # nearest to the user's own model
-    A, b = uploads.site_curvature[:, widest], uploads.site_slope[:, widest, :, None]
+    A, b = uploads.gaussian_curvature[:, widest], uploads.gaussian_slope[:, widest, :, None]
     values = np.linalg.eigvalsh(A)
     spare = uploads.n_samples - (values > 1e-9 * values[:, -1:]).sum(axis=1)
     some = spare > 0
     fitted = (b * (np.linalg.pinv(A, 1e-9, hermitian=True) @ b)).sum(axis=(1, 2))
-    deviance = 2 * uploads.site_ceiling + uploads.site_constant[:, widest] - fitted
+    deviance = 2 * uploads.gaussian_ceiling + uploads.gaussian_constant[:, widest] - fitted
     times = float(np.median(deviance[some] / chdtri(spare[some], 0.5))) if some.any() else 1.0
     return times if times >= least else 1.0

@@ -21,16 +21,15 @@ from odcl.local.receive import Received, receive
 from odcl.method import Method
 from odcl.mixed.coordinates import Coordinates, coordinates
 from odcl.mixed.em import Fit
-from odcl.mixed.house import model_map, model_spread, plain_coordinates, site_expansion
+from odcl.mixed.gaussian import prior_sd
+from odcl.mixed.layout import gaussian_expansion, model_map, model_spread, plain_coordinates
 from odcl.mixed.mixture import Centers, Quadratics, Spread, by_row, misfits, moments
 from odcl.mixed.noise import CAUTION, Noise
-from odcl.mixed.posterior import Download as Mixture
-from odcl.mixed.posterior import download_of, posterior
+from odcl.mixed.posterior import Mixture, mixture_of, posterior
 from odcl.mixed.search import search
-from odcl.mixed.sites import prior_sd
 from odcl.mixed.terms import DataTerms, merge, quadratics
 from odcl.risk.loss import symmetric
-from odcl.risk.risk import SITE_WIDTHS, Risk
+from odcl.risk.risk import GAUSSIAN_WIDTHS, Risk
 from odcl.server.alternatives import of_fits
 from odcl.server.assign import STRANGE, Assignment
 from odcl.server.columns import all_terms, shared_coordinates, user_columns
@@ -109,7 +108,7 @@ def with_own_groups(mixture: Mixture, outside: Uploads, method: Method) -> tuple
     fits = [search(q, ids, spread="zero", max_groups=most) for q in candidates]
     own = min(fits, key=lambda fit: fit.evidence)
     (there, back), (offset, change) = (
-        model_map(one, outside.risk) for one in (mixture, download_of(own, at))
+        model_map(one, outside.risk) for one in (mixture, mixture_of(own, at))
     )
     inverse = np.linalg.pinv(back)
     turn = inverse @ change
@@ -159,7 +158,7 @@ def _step_of_usual(uploads: Uploads, method: Method, party: Ints | None) -> Serv
             if q is candidates[-1] and not fits:
                 raise
     fit, labels = _numbered(min(fits, key=lambda fit: fit.evidence))
-    mixture = download_of(fit, at)
+    mixture = mixture_of(fit, at)
     offset, change = model_map(mixture, uploads.risk)
     centers = offset + mixture.centers @ change.T
     T = model_spread(mixture, uploads.risk)
@@ -197,13 +196,13 @@ def user_quadratics(
 ) -> tuple[list[Quadratics], Coordinates]:
     """The users' data terms as quadratics, in the coordinates of a mixture or of all terms.
 
-    Of losses that are not quadratic one for each width of the sites' prior; given a mixture, the
-    one under whose prior its models are likeliest.
+    For losses that are not quadratic, one for each width of the Gaussian terms' prior; given a
+    mixture, the one under whose prior its models are likeliest.
     """
     at = common_coordinates(uploads, all_terms(uploads)) if mixture is None else mixture.coordinates
     if uploads.factor is not None:
         return [seen_quadratics(uploads, at)], at
-    found = [seen_quadratics(uploads, at, width) for width in range(len(SITE_WIDTHS))]
+    found = [seen_quadratics(uploads, at, width) for width in range(len(GAUSSIAN_WIDTHS))]
     return (found if mixture is None else [_nearest(found, mixture)]), at
 
 
@@ -224,7 +223,7 @@ def common_coordinates(some: Uploads, terms: DataTerms | None) -> Coordinates:
 def seen_quadratics(
     uploads: Uploads, at: Coordinates, width: int = 0, *, pure: bool = True
 ) -> Quadratics:
-    """The users' data terms as quadratics; of sites those of one width of their prior.
+    """The users' data terms as quadratics; of Gaussian terms those of one width of their prior.
 
     Without ``pure``, what only users' own noise is read off is left out.
     """
@@ -237,15 +236,15 @@ def seen_quadratics(
         # An average is one observation, of variance s2 / n, and has no error of its own.
         few = n < uploads.n_samples
         return replace(q, rows=n, dof=np.where(few, 0, q.dof), pure=np.where(few, 0, q.pure))
-    A, b, constant = uploads.site_curvature, uploads.site_slope, uploads.site_constant
+    A, b, constant = uploads.gaussian_curvature, uploads.gaussian_slope, uploads.gaussian_constant
     if A is None or b is None or constant is None:
         raise ValueError(
             "Mixed groups need the users' data terms, and these uploads hold none: fit the users "
             "with the same method, or use clusterer='mixture' for bare models."
         )
     D, none = risk.n_outputs, np.zeros(len(uploads))
-    all_levels = site_expansion(uploads.dim // D - risk.intercept, risk)
-    sd = prior_sd(at.dim // D, D, intercept=risk.intercept, width=SITE_WIDTHS[width])
+    all_levels = gaussian_expansion(uploads.dim // D - risk.intercept, risk)
+    sd = prior_sd(at.dim // D, D, intercept=risk.intercept, width=GAUSSIAN_WIDTHS[width])
     return Quadratics(
         symmetric(all_levels @ A[:, width] @ all_levels.T),
         by_row(b[:, width], all_levels.T),
@@ -254,7 +253,7 @@ def seen_quadratics(
         none,
         none,
         False,
-        uploads.site_ceiling,
+        uploads.gaussian_ceiling,
         sd**-2.0,
     )
 
@@ -345,7 +344,7 @@ def with_more_terms(old: Uploads, more: Uploads) -> Uploads:
             )
         )
         return replace(old, n_samples=n, means=both.mean, factor=both.factor, **told)
-    names = ("site_curvature", "site_slope", "site_constant", "site_ceiling")
+    names = ("gaussian_curvature", "gaussian_slope", "gaussian_constant", "gaussian_ceiling")
     told |= {name: getattr(old, name) + getattr(more, name) for name in names}
     return replace(old, n_samples=n, **told)
 

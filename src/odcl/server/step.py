@@ -24,7 +24,7 @@ from odcl.server.dispersion import covariances, evidence_tau2, noise_traces, poo
 from odcl.threads import one_thread
 
 if TYPE_CHECKING:
-    from odcl.mixed.posterior import Download as Mixture
+    from odcl.mixed.posterior import Mixture
 
 
 MODELS = 5_000  # users on whose models clusterers find groups; mixed groups have a SAMPLE of them

@@ -32,7 +32,7 @@ from odcl.server.columns import all_terms
 from odcl.server.step import MODELS, ServerStep, most_at_once, refuse_too_few, server_step
 
 if TYPE_CHECKING:
-    from odcl.mixed.posterior import Download as Mixture
+    from odcl.mixed.posterior import Mixture
 
 T = TypeVar("T")
 CHUNK_USERS = 4_096  # of uploads that are in memory anyway

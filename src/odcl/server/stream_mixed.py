@@ -13,13 +13,13 @@ from odcl.data.unusual import Limits
 from odcl.exchange.upload import Uploads
 from odcl.method import Method
 from odcl.mixed.coordinates import Coordinates
-from odcl.mixed.everybody import everybody
-from odcl.mixed.house import model_map, model_spread
+from odcl.mixed.full_fit import everybody
+from odcl.mixed.layout import model_map, model_spread
 from odcl.mixed.mixture import Quadratics
-from odcl.mixed.passes import Parameters, PassSums, pass_sums, shares_of
-from odcl.mixed.posterior import download_of
+from odcl.mixed.posterior import mixture_of
 from odcl.mixed.search import search_sample
-from odcl.risk.risk import SITE_WIDTHS
+from odcl.mixed.streaming_em import Parameters, PassSums, pass_sums, shares_of
+from odcl.risk.risk import GAUSSIAN_WIDTHS
 from odcl.server.alternatives import of_fits
 from odcl.server.columns import shared_coordinates, user_columns
 from odcl.server.dispersion import DISPERSED, overdispersion
@@ -43,7 +43,7 @@ class MixedPlaces:
     """The likeliest group of every user, from its data term."""
 
     coordinates: Coordinates
-    width: int  # of the sites' prior
+    width: int  # of the Gaussian terms' prior
     parameters: Parameters
     limits: Limits  # users outside are placed, and take no part in what others are sent
 
@@ -82,7 +82,7 @@ def stream_mixed(chunks: Chunks, looked: Survey, method: Method) -> StreamedStep
     outside = limits.outside(user_columns(like)).in_features
     apart, like = like.take(outside), like.take(~outside)
     fixed, dispersion = shared_coordinates(like, at), overdispersion(like, DISPERSED)
-    widths = [0] if looked.total is not None else range(len(SITE_WIDTHS))
+    widths = [0] if looked.total is not None else range(len(GAUSSIAN_WIDTHS))
     asked = dict(method.clusterer.params)  # max_groups, n_groups, spread
     tried = []
     for width in widths:
@@ -112,7 +112,7 @@ def stream_mixed(chunks: Chunks, looked: Survey, method: Method) -> StreamedStep
     told = replace(best, **everywhere, scales=found.scales, shares=found.shares)
     told = replace(told, curbed=parameters.n_groups < best.n_groups)
     curbed = curbed_text(told, smallest, parties=False)
-    mixture, reason = download_of(told, at), found_text(told) + curbed
+    mixture, reason = mixture_of(told, at), found_text(told) + curbed
     if len(apart):
         mixture, more = with_own_groups(mixture, apart, method)
         allowed(mixture.parameters)

@@ -295,13 +295,13 @@ def test_memory_is_not_taken_for_what_a_header_claims(tmp_path):
 def test_a_curvature_that_is_not_positive_semidefinite_is_refused(tmp_path):
     given, tables = class_task(short_terms=True), frames(classes=True)
     sent = fit_site(given, tables["south"], site="south", created=time())
-    A = sent.uploads.site_curvature.copy()
+    A = sent.uploads.gaussian_curvature.copy()
     A[0, -1] -= (0.1 + np.linalg.eigvalsh(A[0, -1])[0]) * np.eye(A.shape[-1])
-    bad = replace(sent.uploads, site_curvature=A).to_arrays()
+    bad = replace(sent.uploads, gaussian_curvature=A).to_arrays()
     words = {"users": 1, "withheld": {"levels": [], "classes": [], "users": 0}}
     content = envelope_bytes("upload", given, "south", bad, words, created=time())
     (tmp_path / "south.upload").write_bytes(content)
-    with pytest.raises(Refused, match="site_curvature is not positive semidefinite"):
+    with pytest.raises(Refused, match="gaussian_curvature is not positive semidefinite"):
         open_upload(given, tmp_path / "south.upload")
 
 

@@ -248,7 +248,7 @@ def test_a_curvature_that_no_rows_have_is_set_aside():
     def negative(message):
         record = message.content["arrays"]
         arrays = {name: one.numpy() for name, one in record.items()}
-        arrays["site_curvature"] = -arrays["site_curvature"]
+        arrays["gaussian_curvature"] = -arrays["gaussian_curvature"]
         message.content["arrays"] = array_record(arrays)
         return message
 
@@ -256,7 +256,7 @@ def test_a_curvature_that_no_rows_have_is_set_aside():
     strategy = ODCL("logistic")
     strategy.start(grid)
     (aside,) = strategy.outcome.set_aside
-    assert "site_curvature is not positive semidefinite" in aside.reason
+    assert "gaussian_curvature is not positive semidefinite" in aside.reason
 
 
 @pytest.fixture

@@ -77,7 +77,7 @@ class Cloud:
 
 
 @dataclass(frozen=True, eq=False)
-class Mixture:
+class MixtureParameters:
     """Parameters. ``precision[k]`` is sum_i r_ik / s_i: c_k is known up to 1 / precision[k]."""
 
     centers: Floats  # (K, rank)
@@ -98,7 +98,7 @@ class Mixture:
 class Fit:
     """A mixture at rest, with what decides between numbers of groups."""
 
-    mixture: Mixture
+    mixture: MixtureParameters
     labels: Ints  # (n,), the most likely group; ties go to the lower number
     score: float  # ICL: lower is better
     misfit: float  # mean of q_i / s_i per degree of freedom: 1 where noise and data agree
@@ -120,7 +120,7 @@ class Sweep:
     entropy: float
 
 
-def responsibilities(cloud: Cloud, mixture: Mixture) -> tuple[Floats, Floats, Floats]:
+def responsibilities(cloud: Cloud, mixture: MixtureParameters) -> tuple[Floats, Floats, Floats]:
     """Probabilities r_ik (n, K), squared distances (n, K) and each user's log-likelihood (n,)."""
     variance = mixture.variance(cloud.noise)
     # cdist subtracts before it squares: in noise units groups may lie 1e8 apart, and the
@@ -136,7 +136,7 @@ def responsibilities(cloud: Cloud, mixture: Mixture) -> tuple[Floats, Floats, Fl
     return r, squared, top + np.log(total) - cloud.dim / 2 * np.log(2 * np.pi * variance)
 
 
-def sweep(cloud: Cloud, mixture: Mixture) -> Sweep:
+def sweep(cloud: Cloud, mixture: MixtureParameters) -> Sweep:
     """E-step in chunks of users: memory does not grow with users times groups."""
     n, n_groups = len(cloud), len(mixture)
     mass, precision = np.zeros(n_groups), np.zeros(n_groups)
@@ -165,7 +165,7 @@ def sweep(cloud: Cloud, mixture: Mixture) -> Sweep:
 
 def em(
     cloud: Cloud,
-    start: Mixture,
+    start: MixtureParameters,
     *,
     max_sweeps: int = 300,
     tol: float = 1e-6,
@@ -199,7 +199,7 @@ def em(
     return Fit(mixture, state.labels, score, misfit, degrees, converged)
 
 
-def from_labels(cloud: Cloud, labels: Ints) -> tuple[Mixture, float]:
+def from_labels(cloud: Cloud, labels: Ints) -> tuple[MixtureParameters, float]:
     """Mixture of a hard partition, and its ICL (the entropy of a partition is zero).
 
     Centres weighted by 1 / s_i need tau2, and tau2 needs centres: two rounds, the first with the
@@ -213,7 +213,7 @@ def from_labels(cloud: Cloud, labels: Ints) -> tuple[Mixture, float]:
         weight = 1 / (scale * cloud.noise + tau2)
         precision = member @ weight
         centers = (member @ (weight[:, None] * cloud.points)) / precision[:, None]
-        mixture = Mixture(centers, precision, mass / n, tau2, scale)
+        mixture = MixtureParameters(centers, precision, mass / n, tau2, scale)
         spread: Floats = np.square(cloud.points - centers[labels]).sum(axis=1)
         mixture = _with_variance(cloud, mixture, spread, 1 - weight / precision[labels])
         tau2, scale = mixture.tau2, mixture.scale
@@ -225,7 +225,7 @@ def from_labels(cloud: Cloud, labels: Ints) -> tuple[Mixture, float]:
     return mixture, icl(cloud, mixture, loglik, 0.0)
 
 
-def icl(cloud: Cloud, mixture: Mixture, loglik: float, entropy: float) -> float:
+def icl(cloud: Cloud, mixture: MixtureParameters, loglik: float, entropy: float) -> float:
     """Integrated classification likelihood (Biernacki et al. 2000), in the units of BIC.
 
         -2 loglik + 2 entropy + K log n + max(K dim log n, evidence)
@@ -244,7 +244,7 @@ def icl(cloud: Cloud, mixture: Mixture, loglik: float, entropy: float) -> float:
     )
 
 
-def shape_gain(cloud: Cloud, mixture: Mixture, labels: Ints, spread: Floats) -> float:
+def shape_gain(cloud: Cloud, mixture: MixtureParameters, labels: Ints, spread: Floats) -> float:
     """Log-likelihood of N(c_k, A_i + tau2 I) less that of N(c_k, s_i I), users in their groups.
 
     One number v_i cannot say that noise is long in a few directions; now and then such a user
@@ -259,7 +259,7 @@ def shape_gain(cloud: Cloud, mixture: Mixture, labels: Ints, spread: Floats) -> 
     return 0.5 * float(gain - (np.log(exact) + np.square(along) / exact).sum())
 
 
-def center_evidence(mixture: Mixture, cloud: Cloud) -> float:
+def center_evidence(mixture: MixtureParameters, cloud: Cloud) -> float:
     """Price of the centres when they are drawn from N(c_0, S I), S and c_0 unknown.
 
         sum_k [ dim log(1 + S P_k) + ||c_k - c_0||^2 / u_k ] + dim log(total sum_k 1/u_k)
@@ -293,7 +293,7 @@ def center_evidence(mixture: Mixture, cloud: Cloud) -> float:
     return float(min(price(grid).min(), price(np.zeros(1))[0]))
 
 
-def _with_centers(mixture: Mixture, state: Sweep) -> Mixture:
+def _with_centers(mixture: MixtureParameters, state: Sweep) -> MixtureParameters:
     """c_k = weighted mean of its users. A group that lost all its users stays where it was."""
     alive = state.precision > 1e-12 * state.precision.max()
     safe = np.where(alive, state.precision, 1.0)[:, None]
@@ -304,7 +304,9 @@ def _with_centers(mixture: Mixture, state: Sweep) -> Mixture:
     )
 
 
-def _with_variance(cloud: Cloud, mixture: Mixture, spread: Floats, freedom: Floats) -> Mixture:
+def _with_variance(
+    cloud: Cloud, mixture: MixtureParameters, spread: Floats, freedom: Floats
+) -> MixtureParameters:
     """The one free number of s_i, from q_i with its degrees of freedom.
 
     Fitted centres lie closer to their users than the true ones: E q_i = dim s_i (1 - h_i) with

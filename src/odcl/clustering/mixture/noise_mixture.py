@@ -20,7 +20,13 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from odcl._typing import Floats, Ints
 from odcl.clustering.labels import as_seed, nearest_center, number_by_first_user
-from odcl.clustering.mixture.em import CHUNK_ENTRIES, Axes, Cloud, Mixture, responsibilities
+from odcl.clustering.mixture.em import (
+    CHUNK_ENTRIES,
+    Axes,
+    Cloud,
+    MixtureParameters,
+    responsibilities,
+)
 from odcl.clustering.mixture.search import Found, MaxClusters, find_groups, sharpen
 from odcl.clustering.mixture.units import (
     Given,
@@ -196,7 +202,7 @@ class _Choice:
     overstated: float | None = None
 
     @cached_property
-    def mixture(self) -> Mixture:
+    def mixture(self) -> MixtureParameters:
         """Of the groups that are somebody's likeliest."""
         mixture, kept = self.found.fit.mixture, np.unique(self.found.fit.labels)
         return replace(
@@ -231,7 +237,7 @@ def _decide(
     return _Choice(scaled, "scaled-noise", ratio)
 
 
-def _assign(everybody: Cloud, mixture: Mixture) -> tuple[Floats, Ints]:
+def _assign(everybody: Cloud, mixture: MixtureParameters) -> tuple[Floats, Ints]:
     """Probabilities of the groups, (n_users, K), and labels: the likeliest, the lower on a tie.
 
     Where the noise is unknown (inf) the probabilities are the groups' shares, and the label is

@@ -19,7 +19,7 @@ from odcl.clustering.mixture.em import (
     Axes,
     Cloud,
     Fit,
-    Mixture,
+    MixtureParameters,
     between_users,
     em,
     from_labels,
@@ -108,7 +108,7 @@ def _best_fit(cloud: Cloud, k: int, tree: _Tree, rng: np.random.Generator) -> Fi
     return best if best.converged else em(cloud, best.mixture)
 
 
-def _random_start(cloud: Cloud, k: int, rng: np.random.Generator) -> Mixture:
+def _random_start(cloud: Cloud, k: int, rng: np.random.Generator) -> MixtureParameters:
     """K-means++ seeds, users to the nearest one."""
     seeds = _seeds(cloud.points, steady_weights(cloud), k, rng)
     return from_labels(cloud, _nearest(cloud.points, seeds))[0]
@@ -155,9 +155,9 @@ class _Tree:
             self.leaf, leaves = _gather(cloud, weights, rng)
             weights = np.bincount(self.leaf, weights).astype(np.float64)
         self.edges = ward_merges(leaves, weights)
-        self._mixtures: dict[int, tuple[Mixture, float]] = {}
+        self._mixtures: dict[int, tuple[MixtureParameters, float]] = {}
 
-    def mixture(self, k: int) -> Mixture:
+    def mixture(self, k: int) -> MixtureParameters:
         """The tree's cut into k groups, as a start for EM."""
         return self._cut(k)[0]
 
@@ -180,7 +180,7 @@ class _Tree:
             scores[k] = self._cut(k)[1]
         return scores
 
-    def _cut(self, k: int) -> tuple[Mixture, float]:
+    def _cut(self, k: int) -> tuple[MixtureParameters, float]:
         if k not in self._mixtures:
             labels = cut(self.edges, k)[self.leaf]
             self._mixtures[k] = from_labels(self.cloud, labels)
@@ -284,7 +284,7 @@ def sharpen(cloud: Cloud, fit: Fit, axes_of: Callable[[Ints], Axes]) -> Fit:
     return fit
 
 
-def _tau2(cloud: Cloud, labels: Ints, mixture: Mixture, axes: Axes) -> float:
+def _tau2(cloud: Cloud, labels: Ints, mixture: MixtureParameters, axes: Axes) -> float:
     """tau2 from the left-out residuals along the axes of each A_i: n dim numbers of one term."""
     weight = 1 / mixture.variance(cloud.noise)
     others = mixture.precision[labels] - weight  # precision of the centre without this user

@@ -32,7 +32,7 @@ from odcl.engines.files.envelope import (
 from odcl.engines.files.keys import SigningKey
 from odcl.engines.files.task import Task
 from odcl.exchange.download import Downloads
-from odcl.mixed.posterior import Download as Mixture
+from odcl.mixed.posterior import Mixture
 
 ENDING = ".download"
 _WORDS = ("answers", "late", "rule", "reason", "diagnosis", "mixture")

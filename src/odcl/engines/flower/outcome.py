@@ -17,7 +17,7 @@ from odcl.engines.flower.request import Request, ids_to_text
 from odcl.exchange.download import Downloads
 from odcl.exchange.ledger import Ledger, fedavg_exchange, ifca_exchange
 from odcl.exchange.upload import Uploads
-from odcl.mixed.posterior import Download as Mixture
+from odcl.mixed.posterior import Mixture
 from odcl.server.step import ServerStep
 
 if TYPE_CHECKING:

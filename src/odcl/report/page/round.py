@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from odcl.mixed.house import model_map
+from odcl.mixed.layout import model_map
 from odcl.report.page import svg
 from odcl.report.page.facts import Coefficients, Section, Table
 from odcl.report.page.markup import Markup, el, joined

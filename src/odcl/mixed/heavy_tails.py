@@ -58,7 +58,7 @@ def _most_gain(q: Quadratics, m: Moments, fit: Fit, plain: Floats) -> float:
     A wider T raises log|I + At T|, and no user fits better than its own least squares; a narrower
     one fits worse, and log|I + At T| falls by no more than the log of its scale per direction.
     """
-    if not q.noisy:  # how well a site fits at best is not known
+    if not q.noisy:  # how well a Gaussian term fits at best is not known
         return np.inf
     seen = np.minimum(np.count_nonzero(np.diag(fit.spread.matrix)), q.rows)
     narrow = 0.5 * seen * np.log(1 / SCALES.min())

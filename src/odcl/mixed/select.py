@@ -11,8 +11,8 @@ import numpy as np
 from odcl._typing import Floats
 from odcl.errors import NotAdmissible
 from odcl.mixed.em import Fit, Weighed, fit_mixture
+from odcl.mixed.heavy_tails import with_tails
 from odcl.mixed.mixture import Centers, Quadratics, Spread, misfits, moments, responsibilities
-from odcl.mixed.tails import with_tails
 
 Admissible = Callable[[Fit], bool]
 SHAPES = ("zero", "scalar", "diag", "full")

@@ -1,8 +1,8 @@
 """From the mixture's coordinates to models as users have them, and back to predictions.
 
 A model of the house is flat: one row per feature, the intercept last, outputs side by side. The
-mixture of squared loss is relative to its canonical coordinates; sites have the intercept first,
-one block per logit, and the last class for reference.
+mixture of squared loss is relative to its canonical coordinates; Gaussian terms have the intercept
+first, one block per logit, and the last class for reference.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import numpy as np
 from odcl._typing import Floats
 from odcl.mixed.coordinates import Coordinates
 from odcl.mixed.mixture import by_row
-from odcl.mixed.posterior import Download as Mixture
+from odcl.mixed.posterior import Mixture
 from odcl.mixed.terms import Levels
 from odcl.risk.risk import Risk
 
 
 def plain_coordinates(n_features: int, risk: Risk) -> Coordinates:
-    """Columns as they are: those of sites, whose scales were agreed beforehand."""
+    """Columns as they are: those of Gaussian terms, whose scales were agreed beforehand."""
     n_columns = n_features + len(risk.factors)
     zeros, ones, dim = np.zeros(n_columns), np.ones(n_columns), risk.dim(n_columns)
     columns, reference = np.arange(n_columns), np.zeros(dim)
@@ -34,8 +34,8 @@ def squared_map(at: Coordinates) -> tuple[Floats, Floats]:
     return (offset, change) if at.intercept else (offset[:-1], change[:-1])
 
 
-def site_map(n_features: int, intercept: bool, basis: Floats | None) -> Floats:
-    """The matrix that takes a site's numbers to a model; ``basis`` (n_classes, n_classes - 1)."""
+def gaussian_map(n_features: int, intercept: bool, basis: Floats | None) -> Floats:
+    """The matrix that takes a term's numbers to a model; ``basis`` (n_classes, n_classes - 1)."""
     inputs = n_features + intercept
     order = np.roll(np.arange(inputs), -1) if intercept else np.arange(inputs)
     place = np.eye(inputs)[order]
@@ -44,8 +44,8 @@ def site_map(n_features: int, intercept: bool, basis: Floats | None) -> Floats:
     return np.einsum("ij,lo->iolj", place, turn).reshape(inputs * turn.shape[1], -1)
 
 
-def site_expansion(n_features: int, risk: Risk) -> Floats:
-    """The matrix that takes a site of the features to one of all levels, logit by logit."""
+def gaussian_expansion(n_features: int, risk: Risk) -> Floats:
+    """The matrix that takes a term of the features to one of all levels, logit by logit."""
     if not risk.factors:
         return np.eye(risk.dim(n_features))
     all_levels = np.kron(np.eye(risk.n_outputs), Levels.of(risk.factors, n_features).expansion)
@@ -81,6 +81,6 @@ def model_map(mixture: Mixture, risk: Risk) -> tuple[Floats, Floats]:
     if risk.loss.has_data_terms:
         return squared_map(mixture.coordinates)
     at = mixture.coordinates
-    change = site_map(at.n_features, at.intercept, getattr(risk.loss, "basis", None))
-    change = change @ site_expansion(at.n_features, risk).T
+    change = gaussian_map(at.n_features, at.intercept, getattr(risk.loss, "basis", None))
+    change = change @ gaussian_expansion(at.n_features, risk).T
     return np.zeros(len(change)), change

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from odcl._typing import Floats
-from odcl.mixed.choose import none_admissible
 from odcl.mixed.em import Fit
+from odcl.mixed.heavy_tails import with_tails
 from odcl.mixed.mixture import Centers, Quadratics, misfits, responsibilities
-from odcl.mixed.passes import (
+from odcl.mixed.select import none_admissible
+from odcl.mixed.streaming_em import (
     Parameters,
     PassSums,
     come_to_rest,
@@ -21,7 +22,6 @@ from odcl.mixed.passes import (
     parameters_of,
     shares_of,
 )
-from odcl.mixed.tails import with_tails
 
 
 @dataclass(frozen=True, eq=False)

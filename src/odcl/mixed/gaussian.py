@@ -1,16 +1,16 @@
-"""Losses that are not quadratic: every user's log-likelihood as a Gaussian site.
+"""Losses that are not quadratic: every user's log-likelihood as a Gaussian term.
 
 Under the prior N(0, P^-1) the Gaussian q = N(mu, V) nearest to the user's posterior has
 
     V^-1 = P + A,   A = sum_r x x' E_q[h(z)],   b = A mu + sum_r x E_q[g(z)],   (P + A) mu = b,
 
 with g and -h the first two derivatives of a row's log-likelihood in its logit z = x'theta (for C
-classes C - 1 logits, and A in (C - 1) dim numbers). The site exp(k + b'theta - theta'A theta / 2)
+classes C - 1 logits, and A in (C - 1) dim numbers). The term exp(k + b'theta - theta'A theta / 2)
 stands for the likelihood; k makes its evidence under the prior the variational bound, so that
-sites are comparable. A site exists for one row, for one class, and for more parameters than rows.
+terms are comparable. A term exists for one row, for one class, and for more parameters than rows.
 
 It is good where the prior has its mass, and nobody knows beforehand how large the users' models
-are. So each user sends its site under priors of several widths, and the server takes the width
+are. So each user sends its term under priors of several widths, and the server takes the width
 whose groups have the best evidence.
 """
 
@@ -25,30 +25,30 @@ from scipy.special import gammaln, xlogy
 
 from odcl._typing import Floats, Ints
 from odcl.mixed.mixture import Quadratics
-from odcl.mixed.posterior import Download
+from odcl.mixed.posterior import Mixture
 from odcl.mixed.terms import CHUNK, by_size
 from odcl.mixed.variational import Gaussians, outset, variational
 from odcl.risk.loss import symmetric
-from odcl.risk.risk import SITE_WIDTHS
+from odcl.risk.risk import GAUSSIAN_WIDTHS
 
-# Standard deviations of the posterior that a site's last step, which is not looked at, may be long:
+# Standard deviations of the posterior that a term's last step, which is not looked at, may be long:
 # it ends within a fraction of that, and a Gaussian is not nearer to the likelihood itself.
 NEAR = 3e-3
-INTERCEPT_SD = 3.0  # prior of the sites, for standardized columns; of slopes: SITE_WIDTHS
+INTERCEPT_SD = 3.0  # prior of the terms, for standardized columns; of slopes: GAUSSIAN_WIDTHS
 
 
 OwnPosterior = Callable[[Ints, Ints, Floats, Floats], Gaussians]
 
 
 def prior_sd(dim: int, D: int = 1, *, intercept: bool = True, width: float = 1.0) -> Floats:
-    """Prior of the sites: the intercept (first, if any) may be wide, slopes have ``width``."""
+    """Prior of the terms: the intercept (first, if any) may be wide, slopes have ``width``."""
     sd = np.full(dim, width)
     if intercept:
         sd[0] = INTERCEPT_SD
     return np.tile(sd, D)
 
 
-def sites(
+def gaussian_terms(
     loss: str,
     Z: Floats,
     y: Floats,
@@ -59,7 +59,7 @@ def sites(
     n_classes: int = 2,
     intercept: bool = True,
 ) -> list[Quadratics]:
-    """Every user's sites of all widths, from design rows ``Z`` on columns of agreed scales.
+    """Every user's terms of all widths, from design rows ``Z`` on columns of agreed scales.
 
     ``ceiling`` is the log-likelihood of a model that fits every row exactly: no group may claim
     more. Users who answered one way only would otherwise peak where the prior puts them, above it.
@@ -70,7 +70,7 @@ def sites(
     rows_of = np.bincount(users, weights=w, minlength=n_users).astype(np.float64)
     best = w * (xlogy(y, y) - y - gammaln(y + 1) if loss == "poisson" else 0.0)
     ceiling = np.bincount(users, weights=best, minlength=n_users).astype(np.float64)
-    sds = [prior_sd(Z.shape[1], D, intercept=intercept, width=width) for width in SITE_WIDTHS]
+    sds = [prior_sd(Z.shape[1], D, intercept=intercept, width=width) for width in GAUSSIAN_WIDTHS]
     A, b = np.zeros((len(sds), n_users, size, size)), np.zeros((len(sds), n_users, size))
     elbo, nothing = np.zeros((len(sds), n_users)), np.zeros(n_users)
     for who, index in by_size(users, n_users, most=CHUNK // size):
@@ -84,12 +84,12 @@ def sites(
     for width, sd in enumerate(sds):
         parts = symmetric(A[width]), b[width], nothing, rows_of, nothing, nothing
         q = Quadratics(*parts, False, ceiling, sd**-2.0)
-        found.append(replace(q, uu=2 * (site_evidence(q) - elbo[width])))
+        found.append(replace(q, uu=2 * (gaussian_evidence(q) - elbo[width])))
     return found
 
 
-def site_evidence(q: Quadratics) -> Floats:
-    """log of the integral of each user's site over the prior it was made under, (n_users,)."""
+def gaussian_evidence(q: Quadratics) -> Floats:
+    """log of the integral of each user's term over the prior it was made under, (n_users,)."""
     assert q.anchor is not None
     grown = q.A + np.diag(q.anchor)
     mu = np.linalg.solve(grown, q.b[..., None])[..., 0]
@@ -105,7 +105,7 @@ def spread_root(T: Floats) -> Floats:
 
 
 @dataclass(frozen=True, eq=False)
-class SitePosterior:
+class GaussianPosterior:
     """The users' last step for losses that are not quadratic: own rows under each N(c_k, T)."""
 
     loss: str
@@ -130,17 +130,17 @@ class SitePosterior:
         return inside + np.einsum("njk,njka,njkb->nab", self.shares, away, away, optimize=True)
 
 
-def site_posterior(
+def gaussian_posterior(
     loss: str,
     Z: Floats,
     y: Floats,
     users: Ints,
     n_users: int,
-    download: Download,
+    mixture: Mixture,
     weights: Floats | None = None,
     *,
     n_classes: int = 2,
-) -> SitePosterior:
+) -> GaussianPosterior:
     """Each user's own variational posterior under every N(c_k, T), weighed by its evidence.
 
     V includes what the center is not known to, J C_k J'.
@@ -152,24 +152,24 @@ def site_posterior(
         mean = np.tile(center, (len(index), 1))
         return variational(loss, Z[index], y[index], w[index], mean, root, D)
 
-    return over_components(loss, D, users, n_users, download, own)
+    return over_components(loss, D, users, n_users, mixture, own)
 
 
 def over_components(
-    loss: str, D: int, users: Ints, n_users: int, download: Download, own: OwnPosterior
-) -> SitePosterior:
+    loss: str, D: int, users: Ints, n_users: int, mixture: Mixture, own: OwnPosterior
+) -> GaussianPosterior:
     """Every user under each scale of the spread and each group, weighed by the evidence of ``own``.
 
     ``own`` is (users, positions of their rows, center, root of the spread) -> their posteriors
     around that center, which this makes less sure by what the center is not known to.
     """
-    centers, scales = download.centers, download.scales
+    centers, scales = mixture.centers, mixture.scales
     K, size = centers.shape
-    spreads = [scale * download.spread.matrix for scale in scales]
+    spreads = [scale * mixture.spread.matrix for scale in scales]
     mu = np.tile(centers, (n_users, len(scales), 1, 1))
-    V = np.tile(np.stack(spreads)[:, None] + download.covariances, (n_users, 1, 1, 1, 1))
+    V = np.tile(np.stack(spreads)[:, None] + mixture.covariances, (n_users, 1, 1, 1, 1))
     with np.errstate(divide="ignore"):
-        prior = np.log(np.outer(download.shares, download.weights))
+        prior = np.log(np.outer(mixture.shares, mixture.weights))
     logits = np.tile(prior, (n_users, 1, 1))
     stacks = by_size(users, n_users, most=CHUNK // size)
     roots = [spread_root(spread) for spread in spreads]
@@ -177,11 +177,11 @@ def over_components(
         if np.isneginf(prior[j, k]):
             continue
         found = own(who, index, centers[k], roots[j])
-        unsure = download.covariances[k]
+        unsure = mixture.covariances[k]
         if roots[j].size:
             through = np.linalg.inv(np.eye(size) + spreads[j] @ found.A)  # J = I - T W
             unsure = through @ unsure @ through.transpose(0, 2, 1)
         mu[who, j, k], V[who, j, k] = found.mu, found.V + unsure
         logits[who, j, k] += found.elbo
     r = np.exp(logits - logits.max(axis=(1, 2), keepdims=True))
-    return SitePosterior(loss, D, r / r.sum(axis=(1, 2), keepdims=True), mu, V)
+    return GaussianPosterior(loss, D, r / r.sum(axis=(1, 2), keepdims=True), mu, V)

@@ -13,21 +13,21 @@ from odcl import ODCLClassifier, ODCLRegressor
 from odcl.mixed.coordinates import coordinates
 from odcl.mixed.em import fit_mixture
 from odcl.mixed.expected import expected, predicted
+from odcl.mixed.gaussian import gaussian_posterior, gaussian_terms, prior_sd
 from odcl.mixed.mixture import Spread, moments
 from odcl.mixed.noise import Noise
-from odcl.mixed.posterior import download_of
+from odcl.mixed.posterior import mixture_of
 from odcl.mixed.search import search
-from odcl.mixed.sites import prior_sd, site_posterior, sites
 from odcl.mixed.terms import data_terms
 from odcl.mixed.variational import variational
-from odcl.risk.risk import SITE_WIDTHS
+from odcl.risk.risk import GAUSSIAN_WIDTHS
 
 from .predictions import predict_site
 
 
 def middle(*args, **kwargs):
     """Sites of the middle width."""
-    return sites(*args, **kwargs)[1]
+    return gaussian_terms(*args, **kwargs)[1]
 
 
 def log_likelihood(loss, y, z):
@@ -110,7 +110,7 @@ def _bound(loss, X, y, mu, V, P, D):
 
 
 @pytest.mark.parametrize("loss", ["logistic", "poisson"])
-def test_a_sites_evidence_under_its_prior_is_the_variational_bound(loss):
+def test_a_terms_evidence_under_its_prior_is_the_variational_bound(loss):
     """The marginal likelihood that the server works out at T = P^-1, c = 0 is the user's bound."""
     Z, y, users = rows(loss)
     q = middle(loss, Z, y, users, 6)
@@ -121,7 +121,7 @@ def test_a_sites_evidence_under_its_prior_is_the_variational_bound(loss):
     root = np.sqrt(np.linalg.inv(P))
     best = variational(loss, *shaped, np.zeros((6, 3)), root).elbo
     assert (got <= best + 1e-9).all()
-    assert_allclose(got, best, atol=2e-5)  # sites end near the best bound, where it is flat
+    assert_allclose(got, best, atol=2e-5)  # terms end near the best bound, where it is flat
 
 
 def test_the_bound_is_near_the_evidence_and_below_it():
@@ -169,8 +169,10 @@ def test_the_width_of_best_evidence_is_that_of_the_users_models():
         Z = np.column_stack([np.ones(1200), rng.standard_normal((1200, 4))])
         z = (Z * sd * rng.standard_normal((60, 5))[users]).sum(axis=1)
         y = (rng.random(1200) < expit(z)).astype(float)
-        widths = sites("logistic", Z, y, users, 60)
-        found = max(zip(SITE_WIDTHS, widths, strict=True), key=lambda pair: sum(evidences(pair[1])))
+        widths = gaussian_terms("logistic", Z, y, users, 60)
+        found = max(
+            zip(GAUSSIAN_WIDTHS, widths, strict=True), key=lambda pair: sum(evidences(pair[1]))
+        )
         assert found[0] == sd
 
 
@@ -249,7 +251,7 @@ def test_the_last_step_beats_one_model_for_all_and_one_each(K):
     at = coordinates(data_terms(X[old], y[old], users[old], 100))
     Z = at.design(X)
     q = middle("logistic", Z[old], y[old], users[old], 100)
-    got = site_posterior("logistic", Z[old], y[old], users[old], 100, download_of(search(q), at))
+    got = gaussian_posterior("logistic", Z[old], y[old], users[old], 100, mixture_of(search(q), at))
 
     def divergence(guess):
         return np.mean(
@@ -279,7 +281,7 @@ def test_three_classes_are_fitted_and_predicted():
     Z = at.design(X)
     q = middle("multinomial", Z, y, users, 40, n_classes=3)
     fit = search(q)
-    got = site_posterior("multinomial", Z, y, users, 40, download_of(fit, at), n_classes=3)
+    got = gaussian_posterior("multinomial", Z, y, users, 40, mixture_of(fit, at), n_classes=3)
     p = predict_site(got, Z, users)
     assert_allclose(p.sum(axis=1), 1, atol=1e-12)
     truth = np.exp(z) / np.exp(z).sum(axis=1, keepdims=True)
@@ -292,7 +294,7 @@ def test_a_user_without_rows_gets_the_mixture():
     q = middle("logistic", Z, y, users, 7)
     assert_allclose(q.A[6], 0)
     at = coordinates(data_terms(Z[:, 1:], y, users, 7))
-    got = site_posterior("logistic", Z, y, users, 7, download_of(search(q), at))
+    got = gaussian_posterior("logistic", Z, y, users, 7, mixture_of(search(q), at))
     assert np.isfinite(predict_site(got, Z[:2], np.array([6, 6]))).all()
 
 
@@ -309,6 +311,6 @@ def test_as_many_hits_as_misses_at_one_place_are_curved_all_the_same():
 @pytest.mark.parametrize("row", [[1.0, 1.0, 1.0], [1.0, 6.0, 6.0], [1.0, 10.0, -10.0]])
 def test_a_large_count_in_a_single_row_has_a_site(count, row):
     """More parameters than rows, and a rate that the prior would put anywhere."""
-    for q in sites("poisson", np.array([row]), np.array([count]), np.zeros(1, int), 1):
+    for q in gaussian_terms("poisson", np.array([row]), np.array([count]), np.zeros(1, int), 1):
         assert all(np.isfinite(part).all() for part in (q.A, q.b, q.uu))
         assert np.linalg.eigvalsh(q.A)[0, 0] >= -1e-9 * np.abs(q.A).max()
