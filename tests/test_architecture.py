@@ -20,6 +20,7 @@ SOURCE = Path(__file__).parents[1] / "src"
 # A module may import from its own room and from rooms that stand before it.
 ROOMS = (
     "errors",
+    "declared",
     "_typing",
     "files",
     "threads",

@@ -13,6 +13,7 @@ from numbers import Real
 from typing import Any, get_args
 
 from odcl.clustering.spec import ClustererSpec, clusterer_spec
+from odcl.declared import fields_from_json
 from odcl.errors import InputError, Setting
 from odcl.exchange.download import Refit
 from odcl.exchange.upload import TERM_FIELDS, Curvature
@@ -167,19 +168,15 @@ class Method:
 
     def to_json(self, *, described: bool = False) -> dict[str, Any]:
         """A dict for JSON; ``described`` takes the text of a clusterer that cannot be written."""
-        words = {f.name: getattr(self, f.name) for f in fields(self)}
-        return words | {"clusterer": self.clusterer.to_json(described=described)}
+        own = {f.name: getattr(self, f.name) for f in fields(self)}
+        return own | {"clusterer": self.clusterer.to_json(described=described)}
 
     @classmethod
     def from_json(cls, words: Any) -> Method:
         """What :meth:`to_json` wrote; a ValueError says what is wrong with other words."""
-        names = {f.name for f in fields(cls)}
-        if not isinstance(words, dict) or words.keys() != names:
-            raise ValueError(f"A method has {', '.join(sorted(names))}, and {words!r} has not.")
-        try:
-            return cls(**{**words, "clusterer": ClustererSpec.from_json(words["clusterer"])})
-        except TypeError as error:
-            raise ValueError(f"The method's settings are not understood ({error}).") from None
+        if isinstance(words, dict) and "clusterer" in words:
+            words = {**words, "clusterer": ClustererSpec.from_json(words["clusterer"])}
+        return fields_from_json(cls, words)
 
 
 def most_parameters(risk: Risk) -> int:

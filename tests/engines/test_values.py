@@ -29,6 +29,7 @@ from odcl.clustering.mixed import MixedGroups
 from odcl.clustering.spec import CLUSTERERS
 from odcl.data.federation import Federation
 from odcl.data.folds import folds
+from odcl.declared import to_json
 from odcl.local.fit import fit_users
 from odcl.local.receive import receive
 from odcl.risk.losses import Huber, Multinomial
@@ -113,8 +114,8 @@ def test_an_object_of_another_class_works_here_and_is_not_written_down():
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ({}, "A method has"),
-        ({**Method().to_json(), "extra": 1}, "A method has"),
+        ({}, "clusterer is missing"),
+        ({**Method().to_json(), "extra": 1}, "'extra' is not known"),
         ({**Method().to_json(), "combine": "median"}, "combine='median'"),
         ({**Method().to_json(), "refit": "often"}, "refit='often'"),
         ({**Method().to_json(), "smallest_group": 0}, "smallest_group=0"),
@@ -207,23 +208,23 @@ def test_a_risk_goes_to_json_and_back_unchanged(loss, l2, intercept):
     assert risk.factors[0] == Factor((0, 2), (-1.0, -1.0), 1.0)
 
 
-PAIR = Factor((0,)).to_json()
+PAIR = to_json(Factor((0,)))
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ({"loss": "squared"}, "A risk has"),
+        ({"loss": "squared"}, "names no loss"),
         ({**Risk().to_json(), "l2": -1}, "l2=-1"),
-        ({**Risk().to_json(), "l2": "1"}, "not a number"),
-        ({**Risk().to_json(), "intercept": 1}, "neither true nor false"),
+        ({**Risk().to_json(), "l2": "1"}, "l2 is '1', and not a finite number"),
+        ({**Risk().to_json(), "intercept": 1}, "intercept is 1, and not true or false"),
         ({**Risk().to_json(), "loss": {"name": "hinge"}}, "hinge"),
-        ({**Risk().to_json(), "factors": 3}, "not a list"),
-        ({**Risk().to_json(), "factors": [[0, 1]]}, "A factor has"),
+        ({**Risk().to_json(), "factors": 3}, "factors is 3, and not a list"),
+        ({**Risk().to_json(), "factors": [[0, 1]]}, r"factors\[0\] is .*, and not a table"),
         ({**Risk().to_json(), "factors": [{**PAIR, "columns": [0, 0]}]}, "distinct numbers"),
         ({**Risk().to_json(), "factors": [{**PAIR, "columns": [-1]}]}, "distinct numbers"),
-        ({**Risk().to_json(), "factors": [{**PAIR, "weights": ["1"]}]}, "damaged"),
-        ({**Risk().to_json(), "factors": [{**PAIR, "constant": np.inf}]}, "finite weight"),
+        ({**Risk().to_json(), "factors": [{**PAIR, "weights": ["1"]}]}, r"weights\[0\] is '1'"),
+        ({**Risk().to_json(), "factors": [{**PAIR, "constant": np.inf}]}, "constant is inf"),
         ({**Risk().to_json(), "factors": [PAIR]}, "need an intercept"),
     ],
 )

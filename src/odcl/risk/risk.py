@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from odcl._typing import Floats
+from odcl.declared import fields_from_json, fields_to_json
 from odcl.risk.loss import Loss, symmetric, weighted_gram
 from odcl.risk.losses import as_loss, loss_from_json, loss_to_json
 
@@ -50,24 +51,6 @@ class Factor:
         object.__setattr__(self, "weights", weights)
         if len(weights) != len(given) or not np.isfinite([*weights, self.constant]).all():
             raise ValueError(f"{len(given)} columns of a factor need a finite weight each.")
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "columns": list(self.columns),
-            "weights": list(self.weights),
-            "constant": float(self.constant),
-            "name": self.name,
-        }
-
-    @classmethod
-    def from_json(cls, words: Any) -> Factor:
-        if not isinstance(words, dict) or words.keys() != cls((0,)).to_json().keys():
-            raise ValueError(f"A factor has columns, weights, a constant and a name: {words!r}.")
-        numbers = [*words["weights"], words["constant"]]
-        if not all(type(value) is float for value in numbers) or not isinstance(words["name"], str):
-            raise ValueError(f"The weights or the name of a factor are damaged: {words!r}.")
-        columns, weights = tuple(words["columns"]), tuple(words["weights"])
-        return cls(columns, weights, words["constant"], words["name"])
 
 
 def _is_column(j: Any) -> bool:
@@ -183,26 +166,11 @@ class Risk:
     # -- JSON ------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "loss": loss_to_json(self.loss),
-            "l2": self.l2,
-            "intercept": self.intercept,
-            "factors": [factor.to_json() for factor in self.factors],
-        }
+        return fields_to_json(self) | {"loss": loss_to_json(self.loss)}
 
     @classmethod
     def from_json(cls, words: Any) -> Risk:
         """What :meth:`to_json` wrote; a ValueError says what is wrong with other words."""
-        if not isinstance(words, dict) or words.keys() != {"loss", "l2", "intercept", "factors"}:
-            raise ValueError(
-                f"A risk has a loss, l2, intercept and factors, and {words!r} has not."
-            )
-        l2, intercept = words["l2"], words["intercept"]
-        if isinstance(l2, bool) or not isinstance(l2, int | float):
-            raise ValueError(f"l2 is {l2!r}, and not a number.")
-        if not isinstance(intercept, bool):
-            raise ValueError(f"intercept is {intercept!r}, neither true nor false.")
-        if not isinstance(words["factors"], list):
-            raise ValueError(f"factors is {words['factors']!r}, and not a list.")
-        factors = [Factor.from_json(factor) for factor in words["factors"]]
-        return cls(loss_from_json(words["loss"]), l2, intercept, factors)
+        if isinstance(words, dict) and "loss" in words:
+            words = {**words, "loss": loss_from_json(words["loss"])}
+        return fields_from_json(cls, words)
