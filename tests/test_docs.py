@@ -129,6 +129,10 @@ RUN = [
     & {block.language for block in blocks(page.read_text(encoding="utf-8"))}
 ]
 
+# Pages that take several seconds each.
+LONG = ("is-my-data-right.md", "next-month.md", "how/convex.md", "reference/plan.md")
+LONG += ("reference/baselines.md", "tutorials/households.md", "tutorials/schools.md")
+
 
 @pytest.fixture
 def methods_as_they_were():
@@ -139,7 +143,9 @@ def methods_as_they_were():
     baselines.METHODS.update(before)
 
 
-@pytest.mark.parametrize("name", RUN)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in RUN]
+)
 @pytest.mark.usefixtures("methods_as_they_were")
 @pytest.mark.filterwarnings("ignore")
 def test_every_example_of_the_site_prints_what_its_page_says(name, tmp_path):
