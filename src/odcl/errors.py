@@ -102,6 +102,14 @@ def number(value: float, digits: int = 3, step: float = math.inf) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
+def count(n: int, what: str) -> str:
+    """'1 row', '2,000 rows'; the last word takes the plural."""
+    if n == 1:
+        return f"1 {what}"
+    plural = f"{what}es" if what.endswith(("s", "x")) else f"{what}s"
+    return f"{n:,} {plural}"
+
+
 def listing(values: Iterable[Any], most: int = 12) -> str:
     """The first values, and how many there are."""
     values = list(values)

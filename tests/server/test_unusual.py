@@ -10,7 +10,8 @@ from numpy.testing import assert_allclose
 
 from odcl import Federation, Method, ODCLClassifier, ODCLRegressor, Risk, fit
 from odcl.clustering.labels import same_partition
-from odcl.data.unusual import ColumnMoments, unusual_notices, unusual_users
+from odcl.data.notices import unusual_notices
+from odcl.data.unusual import ColumnMoments, unusual_users
 
 N_USERS, N_ROWS = 42, 20
 CLASSES = {"logistic": ODCLClassifier}

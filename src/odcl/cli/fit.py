@@ -13,8 +13,10 @@ from odcl.cli.console import command_of, tell_run, watched
 
 if TYPE_CHECKING:
     from odcl.data.federation import Federation
+    from odcl.data.notices import TableCheck
     from odcl.data.source import Source
     from odcl.evaluate.scores import Comparison
+    from odcl.local.fit import LocalModels
     from odcl.method import Method
     from odcl.report.progress import Silent
 
@@ -232,9 +234,9 @@ def fit_source(
 
     Rows that are ``handed_over`` are scaled where they are: nobody else looks at them afterwards.
     """
+    from odcl.data.notices import check_rows
     from odcl.data.tables import release_memory
     from odcl.estimators.compare import COMPARED, NO_ROW_OUT, compare_users
-    from odcl.report.text import accepted, look_at
 
     federation, schema = source.encoded.federation(), source.schema
     if federation.n_users == 1:
@@ -259,12 +261,12 @@ def fit_source(
                 progress=progress.advance,
             )
     progress.stage("fitting all rows", federation.n_users)
-    looked, labelled = look_at(schema, federation, row_numbers), federation
+    check, labelled = check_rows(schema, federation, row_numbers), federation
     if schema.classes is not None:
         labelled = federation.with_y(schema.labels(federation.y.astype(int)))
     model = estimator_of(source.loss, schema, schema.levels, settings)
     model.fit_federation(labelled, schema=schema, progress=progress.advance, given=handed_over)
-    notices = accepted(schema, source.encoded, federation, looked, model)
+    notices = _notices(source, check, federation, model)
     if source.guessed and source.loss == "squared":
         notices += _other_loss(federation, schema.target)
     if held.share > 0 and comparison is None:
@@ -272,6 +274,44 @@ def fit_source(
     if handed_over:
         model._forget_rows()
     return FittedTable(source, model, comparison, notices, held)
+
+
+def _notices(source: Source, check: TableCheck, rows: Federation, model: Any) -> list[str]:
+    """Everything odd about a table that the fit took as it is."""
+    from odcl.data import notices
+    from odcl.diagnose.verdict import scattered
+    from odcl.server.dispersion import overdispersion
+
+    schema = source.schema
+    lines = notices.about_values(schema, source.encoded, schema.missing)
+    lines += notices.about_users(check.single_rows, int(check.single_class.sum()))
+    lines += _local_fits(model.result_.local, check, classes=schema.classes is not None)
+    lines += notices.about_columns(
+        schema, check.spread, model.scaling_, standardize=model.method_.standardize
+    )
+    lines += check.unusual + notices.about_repeated(check)
+    few = rows.some_users(notices.MOST_LOOKED_AT)
+    scatter = scattered(overdispersion(model.result_.uploads.take(few)))
+    return [*lines, scatter.rstrip(".")] if scatter else lines
+
+
+def _local_fits(local: LocalModels, check: TableCheck, *, classes: bool) -> list[str]:
+    """Users whose own rows have no finite model, or whose solver stopped early."""
+    from odcl.errors import count
+
+    if local.solved is None:  # nobody needed a model alone
+        return []
+    lines = []
+    lost = int((local.prior & ~check.single_class).sum())
+    if lost:
+        what = "separable or short of a class" if classes else "no counts"
+        lines.append(
+            f"{count(lost, 'user')} without a finite model alone ({what}), given a small prior"
+        )
+    stopped = int((~local.converged).sum())
+    if stopped:
+        lines.append(f"{count(stopped, 'user')} whose local fit did not converge")
+    return lines
 
 
 def _other_loss(federation: Federation, target: str) -> list[str]:

@@ -220,15 +220,18 @@ def _typed(table: Any, schema: Any) -> Any:
 
 def _notices(found: ScatteredFit, roles: Any, *, guessed: bool) -> list[str]:
     """Everything odd about a table that the fit took as it is."""
-    from odcl.report.text import about_columns, about_gaps, about_single_rows
+    from odcl.data.notices import about_columns, about_gaps, about_users
     from odcl.server.columns import unusual_uploads
 
     summary = found.summary
     gaps = {name: gap.rows for name, gap in summary.gaps.items()}
     lines = about_gaps(roles, summary.rows - summary.usable, gaps, roles.missing)
-    lines += about_single_rows(found.uploads.single)
-    lines += about_columns(found.job.schema, summary.spread, found.model)
-    model, goal = found.model, "" if roles.task == "classification" else roles.target
+    lines += about_users(found.uploads.single)
+    model = found.model
+    lines += about_columns(
+        found.job.schema, summary.spread, model.scaling_, standardize=model.method_.standardize
+    )
+    goal = "" if roles.task == "classification" else roles.target
     sample = model.uploads_
     lines += unusual_uploads(sample, model.scaling_, [*model._units], goal, sample.users)
     values = sorted(summary.targets)
@@ -248,13 +251,14 @@ def predict(options: Namespace) -> None:
     """``odcl predict`` of a table in pieces: a folder of Parquet files, in the table's order."""
     from odcl.cli.predict import wishes_of
     from odcl.cli.run_folder import open_run
+    from odcl.data.notices import about_strangers
     from odcl.data.schema import check_columns
     from odcl.data.stacking import InUse
     from odcl.data.tables import is_csv, is_parquet
     from odcl.engines.dask.address import Address
     from odcl.engines.dask.predict import predict_pieces
     from odcl.engines.dask.table import table_files
-    from odcl.report.text import about_strangers, count
+    from odcl.errors import count
 
     if options.out is None:
         raise opt.UsageError("--engine dask writes a folder: name it with --out.", "odcl predict")

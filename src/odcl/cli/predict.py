@@ -68,11 +68,12 @@ def _predict(options: Namespace) -> None:
     import sys
 
     from odcl.cli.run_folder import open_run
+    from odcl.data.notices import about_strangers, about_values
     from odcl.data.pieces import read_pieces
     from odcl.data.schema import check_columns
     from odcl.data.tables import read_column_names
     from odcl.data.write import piecewise
-    from odcl.report.text import about_strangers, about_values, count
+    from odcl.errors import count
 
     check_out_file(options, run=options.run, table=options.table)
     model, schema = open_run(options.run)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from odcl.artifact.arrays import json_bytes
 from odcl.artifact.folder import Extra, open_artifact
 from odcl.data.federation import Federation
+from odcl.data.notices import about_values
 from odcl.data.schema import TableSchema
 from odcl.data.source import check_target
 from odcl.data.tables import read_table
@@ -17,7 +18,6 @@ from odcl.estimators.evidence import Evidence, evidence_files, evidence_of, read
 from odcl.estimators.persist import KIND, load_estimator, save_estimator, update_estimator
 from odcl.estimators.report import PAGE, page_of
 from odcl.estimators.run_tables import GROUPS, finite, group_columns, run_tables
-from odcl.report.text import about_values
 
 if TYPE_CHECKING:
     from odcl.cli.fit import FittedTable

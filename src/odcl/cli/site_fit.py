@@ -47,10 +47,11 @@ def add(some: Any) -> opt.Parser:
 
 
 def run(options: Namespace) -> None:
+    from odcl.data.notices import about_values
     from odcl.engines.files.names import belongs_to, check_site
     from odcl.engines.files.task import Task
     from odcl.engines.files.upload import ENDING, fit_site
-    from odcl.report.text import about_values, count, in_bytes
+    from odcl.report.text import count, in_bytes
 
     out: Path = options.out
     if out.suffix != ENDING or not belongs_to(out.stem, check_site(options.site)):

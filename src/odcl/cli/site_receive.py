@@ -44,8 +44,9 @@ def add(some: Any) -> opt.Parser:
 
 def run(options: Namespace) -> None:
     from odcl.artifact.folder import check_artifact_place
+    from odcl.data.notices import about_values
     from odcl.engines.files.last_step import receive
-    from odcl.report.text import about_values, count
+    from odcl.errors import count
 
     check_artifact_place(options.out, force=options.force)
     with watched(options) as shown:

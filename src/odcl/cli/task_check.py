@@ -56,8 +56,9 @@ def run(options: Namespace) -> None:
 
 
 def _check(task: Any, options: Namespace) -> None:
+    from odcl.data.notices import about_values
     from odcl.engines.files.site import may_leave, read_site
-    from odcl.report.text import about_values, count
+    from odcl.errors import count
 
     site = read_site(task, options.table, options.user)
     leaving = may_leave(site)

@@ -6,14 +6,12 @@ in Kelvin must not decide how far apart everybody else's temperatures seem.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from odcl._typing import Array, Bools, Floats
+from odcl._typing import Bools, Floats
 from odcl.data.federation import Federation
-from odcl.errors import number, show
 
 FAR = 20.0  # usual spreads between a user's mean and the median user's
 WIDE = 8.0  # usual spreads of a user's log standard deviation above the median
@@ -22,7 +20,6 @@ MANY = 0.25  # of the users; a column in which more than this share lie outside 
 SAMPLE = 2000  # users, drawn by their ids, who are looked at
 BLOCK = 1 << 18  # numbers that are looked at at a time
 FEWEST = 5  # users below whom nobody can say what is usual
-MOST = 3  # users, and cells of a column, that are named
 CONSTANT = 1e-10  # a standard deviation below this share of the mean is rounding
 
 
@@ -155,97 +152,6 @@ def _robust(values: Floats) -> tuple[Floats, Floats]:
     median = np.nanmedian if np.isnan(values).any() else np.median
     middle = np.asarray(median(values, axis=0))
     return middle, 1.4826 * np.asarray(median(np.abs(values - middle), axis=0))
-
-
-# -- in words ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class LoneCell:
-    """The one cell that makes a user's column vary as nobody else's does."""
-
-    row: int  # among the rows of the federation
-    value: float
-    low: float  # of the user's other rows
-    high: float
-
-
-def lone_cell(rows: Federation, user: int, column: int) -> LoneCell | None:
-    """The cell without which the user's column would vary less than a tenth as much, if any."""
-    own = rows.X[rows.rows(user), column] if column < rows.n_features else rows.y[rows.rows(user)]
-    if len(own) < 4:
-        return None
-    at = int(np.argmax(np.abs(own - np.median(own))))
-    rest = np.delete(own, at)
-    if own.std() <= 10 * rest.std():
-        return None
-    found = int(rows.offsets[user]) + at
-    return LoneCell(found, *(float(v) for v in (own[at], rest.min(), rest.max())))
-
-
-def unusual_lines(
-    found: Unusual,
-    users: Array,
-    names: Sequence[str],
-    rows: Federation | None = None,
-    row_number: Callable[[int], int] | None = None,
-) -> list[str]:
-    """A notice for each column in which users lie outside; ``names`` end with the target's.
-
-    Columns without a name are passed over. With ``rows`` a cell that stands alone is named, by its
-    ``row_number`` in the table, from 1.
-    """
-    lines = []
-    for j, name in enumerate(names):
-        wide = np.flatnonzero(found.wide[:, j] * bool(name)).tolist()
-        far = np.flatnonzero(found.far[:, j] * bool(name)).tolist()
-        cells = {} if rows is None else {i: lone_cell(rows, i, j) for i in wide}
-        alone = {i: cell for i, cell in cells.items() if cell is not None}
-        for i, cell in list(alone.items())[:MOST]:
-            where = "" if row_number is None else f"row {row_number(cell.row):,}, "
-            lines.append(
-                f"{where}user {show(users.tolist()[i])}: {name} is {number(cell.value, 6)}, and "
-                f"{number(cell.low)} to {number(cell.high)} in the user's other rows: mistyped, or "
-                "a code for a missing value?"
-            )
-        if len(alone) > MOST:
-            lines.append(f"{len(alone) - MOST:,} more users with one such value of {name}")
-        loud = [i for i in wide if i not in alone]
-        if loud:
-            times = number(float(np.median(found.wide[loud, j])))
-            text = f"{name} varies {times} times as much as everybody else's: another unit?"
-            lines.append(f"{_who(users, loud)}: {text}")
-        away = [i for i in far if i not in wide]
-        if away:
-            gap = number(float(np.median(np.abs(found.far[away, j]))))
-            text = f"{name} lies {gap} away from everybody else's: another unit?"
-            lines.append(f"{_who(users, away)}: {text}")
-    return lines
-
-
-def _who(users: Array, some: list[int]) -> str:
-    names = ", ".join(show(user) for user in users[some[:MOST]].tolist())
-    if len(some) == 1:
-        return f"user {names}"
-    return f"{len(some):,} users ({names}{', ...' * (len(some) > MOST)})"
-
-
-def unusual_notices(
-    rows: Federation,
-    names: Sequence[str],
-    row_number: Callable[[int], int],
-    columns: ColumnMoments | None = None,
-) -> list[str]:
-    """What is odd about some users of a table; ``names`` and ``row_number`` as above.
-
-    ``columns`` are the :func:`sample_moments` of the rows, where they are known.
-    """
-    found = unusual_users(sample_moments(rows) if columns is None else columns)
-    if not found.users.any():
-        return []
-    few = rows.some_users(SAMPLE)
-    at, part = rows.rows_of(few), rows.take(few)
-    return unusual_lines(found, part.users, names, part, lambda row: row_number(int(at[row])))
 
 
 def sample_moments(rows: Federation) -> ColumnMoments:

@@ -28,12 +28,12 @@ from odcl.data.federation import (
     positions,
     row_order,
 )
+from odcl.data.notices import unusual_notices
 from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
 from odcl.data.unusual import (
     ColumnMoments,
     sample_moments,
-    unusual_notices,
     unusual_users,
 )
 from odcl.data.write import beside

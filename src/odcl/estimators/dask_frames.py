@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from odcl.data.columns import as_names
+from odcl.data.notices import about_strangers
 from odcl.data.schema import TableSchema
 from odcl.data.summary import Roles
 from odcl.engines.dask.address import Address
@@ -29,7 +30,6 @@ from odcl.engines.dask.table import PiecedTable, frame_table
 from odcl.engines.partition.predict import Wishes
 from odcl.errors import InputError, Setting
 from odcl.estimators.scattered import fit_pieces
-from odcl.report.text import about_strangers
 
 
 def is_dask_frame(data: Any) -> bool:

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from odcl._typing import Floats, Ints
-from odcl.data.design import OTHER
-from odcl.data.federation import Federation
-from odcl.data.schema import Encoded, TableSchema
-from odcl.data.unusual import unusual_notices
-from odcl.diagnose.verdict import scattered
-from odcl.errors import listing, number
+from odcl.errors import count as count
+from odcl.errors import number
 from odcl.evaluate.scores import NAMES, Comparison
 from odcl.mixed.differences import differing
-from odcl.server.dispersion import overdispersion
 
 if TYPE_CHECKING:
     from odcl.theory import MethodRow, MSETerms
@@ -197,14 +191,6 @@ def shown_id(user: Any, most: int = 24) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
-def count(n: int, what: str) -> str:
-    """'1 row', '2,000 rows'; the last word takes the plural."""
-    if n == 1:
-        return f"1 {what}"
-    plural = f"{what}es" if what.endswith(("s", "x")) else f"{what}s"
-    return f"{n:,} {plural}"
-
-
 def in_bytes(n: float) -> str:
     """A number of bytes for people."""
     for unit in ("bytes", "kB", "MB"):
@@ -212,164 +198,6 @@ def in_bytes(n: float) -> str:
             return f"{n:.0f} bytes" if unit == "bytes" else f"{n:.3g} {unit}"
         n /= 1000
     return f"{n:.3g} GB"
-
-
-# A column whose values spread by more or less than this is worth a word.
-_WIDE, _NARROW = 1e6, 1e-6
-MANY_REPEATED = 0.05  # share of rows that repeat others from which it matters
-BY_CHANCE = 10  # rows of one user are equal so many times as often as rows of two: no chance
-
-
-MOST_LOOKED_AT = 20_000  # users whose rows are compared one by one
-
-
-@dataclass(frozen=True)
-class Looked:
-    """What a look at the rows of a table tells before they are scaled."""
-
-    spread: dict[str, float]  # numeric feature -> largest minus least value
-    repeated: int  # rows equal to another row of the same user
-    whole: bool  # were all users looked at for that?
-    unusual: list[str]  # users whose columns lie where nobody else's do, in words
-
-
-def look_at(schema: TableSchema, rows: Federation, row_numbers: Ints) -> Looked:
-    """``row_numbers`` (n_rows,) are the positions of the rows in the table, from 0."""
-    design = dict(zip(schema.columns, rows.X.T, strict=True))
-    numeric = {name: design[name] for name in schema.features if name not in schema.levels}
-    spread = {name: float(np.ptp(column)) for name, column in numeric.items()}
-    few = rows.some_users(MOST_LOOKED_AT)
-    whole = len(few) == rows.n_users
-    names = [name if name in numeric else "" for name in schema.columns]
-    names.append("" if schema.classes is not None else schema.target)
-    unusual = unusual_notices(rows, names, lambda row: int(row_numbers[row]) + 1)
-    return Looked(spread, repeated_rows(rows if whole else rows.take(few)), whole, unusual)
-
-
-def accepted(
-    schema: TableSchema, encoded: Encoded, rows: Federation, looked: Looked, model: Any
-) -> list[str]:
-    """Everything odd about a table that the fit took as it is."""
-    lines = about_values(schema, encoded, schema.missing)
-    lines += _about_users(schema, rows, model) + about_columns(schema, looked.spread, model)
-    lines += looked.unusual
-    repeated = looked.repeated
-    if repeated and not looked.whole:
-        text = f"some rows repeat another row of the same user ({repeated:,} in a sample of users)"
-        lines.append(text)
-    elif repeated:
-        verb = "repeats" if repeated == 1 else "repeat"
-        text = f"{count(repeated, 'row')} {verb} another row of the same user"
-        if repeated > MANY_REPEATED * len(rows.y):
-            text += (
-                ": if they are copies, leave them out, or users seem surer, and more different, "
-                "than they are"
-            )
-        lines.append(text)
-    few = rows.some_users(MOST_LOOKED_AT)
-    scatter = scattered(overdispersion(model.result_.uploads.take(few)))
-    return [*lines, scatter.rstrip(".")] if scatter else lines
-
-
-def about_values(schema: TableSchema, encoded: Encoded, missing: str) -> list[str]:
-    """Rows left out, values filled in, levels that the fit did not see."""
-    lines = about_gaps(schema, encoded.n_dropped, encoded.missing, missing)
-    for name in dict.fromkeys(column for column, _ in encoded.unseen):
-        rows = {level: n for (column, level), n in encoded.unseen.items() if column == name}
-        read = OTHER if name in schema.other else schema.levels[name][0]
-        new = f"a new level of {name!r} ({listing(sorted(rows))})"
-        lines.append(f"{count(sum(rows.values()), 'row')} with {new}, read as {read!r}")
-    return lines
-
-
-def about_gaps(roles: Any, dropped: int, gaps: Mapping[str, int], missing: str) -> list[str]:
-    """Rows left out, and values filled in; ``gaps``: rows that lack a value, by column."""
-    lines = []
-    if dropped:
-        nameless = gaps.get(roles.user, 0)
-        more = f", {nameless:,} of them without a user's id" if nameless else ""
-        lines.append(f"{count(dropped, 'row')} left out for want of a value{more}")
-    filled = {name: n for name, n in gaps.items() if name not in (roles.user, roles.target)}
-    if filled and missing == "mean":
-        where = ", ".join(f"{name}: {n:,}" for name, n in filled.items())
-        lines.append(f"{count(sum(filled.values()), 'missing value')} filled in ({where})")
-    return lines
-
-
-def about_single_rows(n_users: int) -> list[str]:
-    return [f"{count(n_users, 'user')} with a single row"] if n_users else []
-
-
-def about_strangers(n_users: int) -> list[str]:
-    """Users who were not in the fit, and how they were predicted."""
-    return [f"{count(n_users, 'user')} not in the fit, predicted as average users"] * (n_users > 0)
-
-
-def _about_users(schema: TableSchema, federation: Federation, model: Any) -> list[str]:
-    lines = []
-    lines += about_single_rows(int((federation.n_rows == 1).sum()))
-    one_class = np.zeros(federation.n_users, dtype=bool)
-    if schema.classes is not None:
-        y, starts = federation.y, federation.offsets[:-1]
-        one_class = np.minimum.reduceat(y, starts) == np.maximum.reduceat(y, starts)
-        if one_class.any():
-            lines.append(f"{count(int(one_class.sum()), 'user')} with a single class")
-    local = model.result_.local
-    if local.solved is None:  # nobody needed a model alone
-        return lines
-    lost = int((local.prior & ~one_class).sum())
-    if lost:
-        what = "separable or short of a class" if schema.classes is not None else "no counts"
-        lines.append(
-            f"{count(lost, 'user')} without a finite model alone ({what}), given a small prior"
-        )
-    stopped = int((~local.converged).sum())
-    if stopped:
-        lines.append(f"{count(stopped, 'user')} whose local fit did not converge")
-    return lines
-
-
-def about_columns(schema: TableSchema, spread: dict[str, float], model: Any) -> list[str]:
-    """Constant columns, and columns at a scale that few tables have."""
-    constant = [n for n in schema.features if spread.get(n, len(schema.levels.get(n, ())) - 1) == 0]
-    lines = []
-    if constant:
-        lines.append(f"{count(len(constant), 'constant column')} ({listing(constant, 3)})")
-    for j, k in model.scaling_.copies[:3]:
-        lines.append(f"column {schema.columns[j]!r} left out: a copy of {schema.columns[k]!r}")
-    more = len(model.scaling_.copies) - 3
-    if more > 0:
-        lines.append(f"{count(more, 'more column')} left out: copies of others")
-    odd = [n for n, width in spread.items() if width > 0 and not _NARROW <= width <= _WIDE]
-    if odd:
-        standard = model.method_.standardize
-        done = "brought to a common scale" if standard else "and nothing is standardised"
-        lines.append(f"{count(len(odd), 'column')} at an extreme scale ({listing(odd, 3)}), {done}")
-    return lines
-
-
-def repeated_rows(federation: Federation) -> int:
-    """Rows equal to an earlier row of the same user, compared byte for byte.
-
-    0 where rows of different users are equal about as often: features of a few values do that.
-    """
-    owner = federation.row_user.astype(np.float64)
-    rows = np.column_stack([federation.X, federation.y.astype(np.float64), owner])
-    rows += 0.0  # -0.0 is 0.0
-    own, n = _times(rows), federation.n_rows.astype(np.float64)
-    equal, pairs = (own * (own - 1)).sum(), (n * (n - 1)).sum()
-    alike = _times(rows[:, :-1])
-    others, between = (alike * (alike - 1)).sum() - equal, n.sum() ** 2 - (n**2).sum()
-    if equal * between <= BY_CHANCE * others * pairs:
-        return 0
-    return int((own - 1).sum())
-
-
-def _times(rows: Floats) -> Floats:
-    """How often each different row is there."""
-    rows = np.ascontiguousarray(rows)
-    keys = rows.view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1]))).ravel()
-    return np.unique(keys, return_counts=True)[1].astype(np.float64)
 
 
 def method_table(rows: Sequence[MethodRow]) -> str:

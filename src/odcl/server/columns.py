@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from odcl._typing import Array, Bools
+from odcl.data.notices import unusual_lines
 from odcl.data.scaling import Scaling
-from odcl.data.unusual import ColumnMoments, unusual_lines, unusual_users
+from odcl.data.unusual import ColumnMoments, unusual_users
 from odcl.exchange.upload import Uploads
 from odcl.mixed.coordinates import Coordinates
 from odcl.mixed.terms import DataTerms
