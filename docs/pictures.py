@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from odcl import ODCLClassifier, ODCLRegressor, compare
-from odcl.data.stores import store_tables
+from odcl.data.synthetic import store_tables
 from odcl.report.pictures import COLOURS, MARKERS, figure, view
 from odcl.report.text import NAMES
 

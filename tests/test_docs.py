@@ -14,7 +14,7 @@ import odcl
 from odcl import Huber, Method, ODCLClassifier, ODCLRegressor, Risk, Uploads, baselines
 from odcl.cli.demo import TABLES
 from odcl.cli.main import parse
-from odcl.data.stores import store_tables
+from odcl.data.synthetic import store_tables
 from odcl.data.write import write_table
 from odcl.engines import files, flower, partition
 from odcl.engines.files import Feature, Task

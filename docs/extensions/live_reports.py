@@ -14,7 +14,7 @@ from sphinx.errors import ExtensionError
 from sphinx.util.docutils import SphinxDirective
 
 from odcl.cli.main import run_command
-from odcl.data.stores import store_tables
+from odcl.data.synthetic import store_tables
 from odcl.data.write import write_table
 
 DOCS = Path(__file__).parents[1]

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from odcl.engines.in_process import fit as fit
     from odcl.estimators import ODCLClassifier as ODCLClassifier
     from odcl.estimators import ODCLRegressor as ODCLRegressor
-    from odcl.estimators.compare import compare as compare
-    from odcl.estimators.dask_frames import federation_from_dask as federation_from_dask
     from odcl.exchange.download import Downloads as Downloads
     from odcl.exchange.upload import Uploads as Uploads
     from odcl.local.sgd import ProjectedSGD as ProjectedSGD
@@ -46,6 +44,8 @@ if TYPE_CHECKING:
     from odcl.risk.losses import Poisson as Poisson
     from odcl.risk.losses import Squared as Squared
     from odcl.risk.risk import Risk as Risk
+    from odcl.runs.compare import compare as compare
+    from odcl.runs.dask_frames import federation_from_dask as federation_from_dask
     from odcl.server.step import ServerStep as ServerStep
     from odcl.server.step import server_step as server_step
 
@@ -64,8 +64,8 @@ _NAMES = {
     "odcl.data.tables": ("read_table",),
     "odcl.engines.in_process": ("Result", "fit"),
     "odcl.estimators": ("ODCLClassifier", "ODCLRegressor"),
-    "odcl.estimators.compare": ("compare",),
-    "odcl.estimators.dask_frames": ("federation_from_dask",),
+    "odcl.runs.compare": ("compare",),
+    "odcl.runs.dask_frames": ("federation_from_dask",),
     "odcl.exchange.download": ("Downloads",),
     "odcl.exchange.upload": ("Uploads",),
     "odcl.local.sgd": ("ProjectedSGD",),

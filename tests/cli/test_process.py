@@ -25,7 +25,7 @@ from tests.helpers import NO_HOLDOUT, ROLES, files_below, full_disk, people, sav
     [
         "odcl.artifact.folder.write_arrays",
         "odcl.artifact.folder.json_bytes",
-        "odcl.estimators.run_tables.write_table",
+        "odcl.runs.tables.write_table",
         "os.fsync",
         "os.rename",
     ],
@@ -84,7 +84,7 @@ sys.argv = ["odcl", *sys.argv[1:]]
 from odcl.cli.main import main
 main()
 """
-WRITES = ("estimators.run_tables", "write_table")  # while the files are written
+WRITES = ("runs.tables", "write_table")  # while the files are written
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")

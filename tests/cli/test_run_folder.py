@@ -193,7 +193,7 @@ def test_a_limit_on_files_is_one_line_and_the_old_run_stays(run, limit, file):
 
 SEVERAL = """
 import shlex, sys
-import odcl.cli.run_folder
+import odcl.runs.folder
 from odcl.cli.main import run_command
 print("ready", flush=True)
 sys.stdin.readline()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from odcl.cli.demo import demo_errors, demo_result, groups_right
-from odcl.data.stores import store_tables
+from odcl.data.synthetic import store_tables
 from odcl.evaluate.scores import Comparison
 from odcl.report import pictures
 from odcl.report.text import (

@@ -88,9 +88,9 @@ def _assigned(options: Namespace) -> tuple[dict[str, Any], list[str]]:
     """Groups of new users, one row per user; with ``--add`` the run remembers them."""
     import numpy as np
 
-    from odcl.cli.run_folder import change_run, open_run, owners, rows_by_user
     from odcl.data.design import DesignRows
     from odcl.data.write import beside
+    from odcl.runs.folder import change_run, open_run, owners, rows_by_user
 
     model, schema = open_run(options.run, with_target=True)
     federation, notices = rows_by_user(options.table, schema, options.missing)

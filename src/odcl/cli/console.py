@@ -64,8 +64,8 @@ def unsigned(task: Any) -> list[str]:
 
 def tell_run(model: Any, found: Evidence, m: int, groups: str, options: Namespace) -> None:
     """A run of ``m`` users: notices, what was found, where its page is, and what comes next."""
-    from odcl.estimators.report import PAGE
     from odcl.report.text import comparison_table, count, in_bytes, verdict
+    from odcl.runs.page import PAGE
 
     for text in found.notices:
         say(text, options)

@@ -101,7 +101,7 @@ def run(options: Namespace) -> None:
         columns = found.columns()
         write_answer(beside({user: columns.pop("user")}, columns), (), options)
     if content is not None:
-        from odcl.estimators.report import write_page
+        from odcl.runs.page import write_page
 
         write_page(options.page, content)
         print(f"Report: {shlex.quote(str(options.page))}")
@@ -138,7 +138,7 @@ def _of_table(options: Namespace, progress: Silent) -> Found:
 
 
 def _page(model: Any, found: Diagnosis) -> bytes:
-    from odcl.estimators.report import page_of_model
+    from odcl.runs.page import page_of_model
 
     return page_of_model(model, diagnosis=found)
 
@@ -153,8 +153,8 @@ def _of_run(options: Namespace, progress: Silent) -> Found:
     """A run as it is, from what its users sent, or fitted again on a table's rows."""
     from sklearn.base import clone
 
-    from odcl.cli.run_folder import comparison_of, open_run, rows_by_user
     from odcl.data.design import DesignRows
+    from odcl.runs.folder import comparison_of, open_run, rows_by_user
 
     table = options.table or options.new
     model, schema = open_run(options.source, with_target=table is not None)
@@ -201,7 +201,7 @@ def _of_run(options: Namespace, progress: Silent) -> Found:
 
 
 def _of_folder(options: Namespace, found: Diagnosis) -> bytes:
-    from odcl.estimators.report import page_of_run
+    from odcl.runs.page import page_of_run
 
     return page_of_run(options.source, diagnosis=found)
 

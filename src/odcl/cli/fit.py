@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from argparse import Namespace
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +14,10 @@ if TYPE_CHECKING:
     from odcl.data.federation import Federation
     from odcl.data.notices import TableCheck
     from odcl.data.source import Source
-    from odcl.evaluate.scores import Comparison
     from odcl.local.fit import LocalModels
     from odcl.method import Method
     from odcl.report.progress import Silent
+    from odcl.runs.folder import FittedTable
 
 _ABOUT = """\
 Find the hidden groups in a table, and fit a model for every user.
@@ -130,8 +129,8 @@ def add(some: Any) -> opt.Parser:
 def run(options: Namespace) -> None:
     from odcl.artifact.folder import check_artifact_place
     from odcl.cli import pieces
-    from odcl.cli.run_folder import write_run
     from odcl.report.text import group_table
+    from odcl.runs.folder import write_run
 
     if (options.time is None) == options.holdout.last:
         raise opt.UsageError("--holdout last and --time COLUMN go together.", "odcl fit")
@@ -210,17 +209,6 @@ def read_named(path: Path, options: Namespace, *, time: str | None = None) -> So
 # -- the fit ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class FittedTable:
-    """A fitted table: the model on all rows, the comparison on rows held out."""
-
-    source: Source
-    model: Any
-    comparison: Comparison | None
-    notices: list[str]
-    holdout: opt.HoldOut
-
-
 def fit_source(
     source: Source,
     settings: dict[str, Any],
@@ -236,7 +224,8 @@ def fit_source(
     """
     from odcl.data.notices import check_rows
     from odcl.data.tables import release_memory
-    from odcl.estimators.compare import COMPARED, NO_ROW_OUT, compare_users
+    from odcl.runs.compare import COMPARED, NO_ROW_OUT, compare_users
+    from odcl.runs.folder import FittedTable
 
     federation, schema = source.encoded.federation(), source.schema
     if federation.n_users == 1:

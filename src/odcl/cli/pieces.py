@@ -136,16 +136,16 @@ def _naming_full(work: Address, folder: Address) -> Iterator[None]:
 def fit(options: Namespace, settings: dict[str, Any]) -> None:
     """``odcl fit`` of a table in pieces."""
     from odcl.cli.fit import estimator_of
-    from odcl.cli.run_folder import write_pieces
     from odcl.data.schema import check_columns
     from odcl.data.source import dropped_with, guess_loss, task_of
     from odcl.data.stacking import InUse
     from odcl.data.summary import Roles
     from odcl.engines.dask.round import settled
     from odcl.engines.dask.table import table_files
-    from odcl.estimators.compare import NO_ROW_OUT
-    from odcl.estimators.scattered import compare_pieces, fit_pieces
+    from odcl.estimators.scattered import fit_pieces
     from odcl.report.text import groups_text
+    from odcl.runs.compare import NO_ROW_OUT, compare_pieces
+    from odcl.runs.folder import write_pieces
 
     with _working(options, options.out) as (cluster, work), watched(options) as progress:
         progress.stage("opening the table")
@@ -250,7 +250,6 @@ def _notices(found: ScatteredFit, roles: Any, *, guessed: bool) -> list[str]:
 def predict(options: Namespace) -> None:
     """``odcl predict`` of a table in pieces: a folder of Parquet files, in the table's order."""
     from odcl.cli.predict import wishes_of
-    from odcl.cli.run_folder import open_run
     from odcl.data.notices import about_strangers
     from odcl.data.schema import check_columns
     from odcl.data.stacking import InUse
@@ -259,6 +258,7 @@ def predict(options: Namespace) -> None:
     from odcl.engines.dask.predict import predict_pieces
     from odcl.engines.dask.table import table_files
     from odcl.errors import count
+    from odcl.runs.folder import open_run
 
     if options.out is None:
         raise opt.UsageError("--engine dask writes a folder: name it with --out.", "odcl predict")

@@ -67,13 +67,13 @@ def _predict(options: Namespace) -> None:
     """A long table goes a piece at a time, in and out."""
     import sys
 
-    from odcl.cli.run_folder import open_run
     from odcl.data.notices import about_strangers, about_values
     from odcl.data.pieces import read_pieces
     from odcl.data.schema import check_columns
     from odcl.data.tables import read_column_names
     from odcl.data.write import piecewise
     from odcl.errors import count
+    from odcl.runs.folder import open_run
 
     check_out_file(options, run=options.run, table=options.table)
     model, schema = open_run(options.run)
@@ -134,8 +134,8 @@ def _of_piece(
 
 def _named(found: Predictions, schema: TableSchema, before: int) -> dict[str, Any]:
     """The columns as they are written, the users' first; rows are counted over the whole table."""
-    from odcl.cli.run_folder import owners
     from odcl.data.write import beside
+    from odcl.runs.folder import owners
 
     columns = found.columns | {"row": found.columns["row"] + before + 1}
     return beside(owners(schema, found.encoded.users), columns)

@@ -49,7 +49,7 @@ def add(some: Any) -> opt.Parser:
 
 
 def run(options: Namespace) -> None:
-    from odcl.estimators.report import page_of_run, write_page
+    from odcl.runs.page import page_of_run, write_page
 
     check_file_place(options.out)
     check_replace(options.out, options.force)

@@ -43,12 +43,12 @@ def run(options: Namespace) -> None:
 
 def _updated(options: Namespace) -> tuple[dict[str, Any], list[str]]:
     """Update the users of a table in a run: one row per user."""
-    from odcl.cli.run_folder import change_run, open_run, owners, rows_by_user
     from odcl.data.design import DesignRows
     from odcl.data.federation import positions
     from odcl.data.write import beside
     from odcl.errors import show
     from odcl.report.text import count
+    from odcl.runs.folder import change_run, open_run, owners, rows_by_user
 
     folder: Path = options.run
     _, schema = open_run(folder, with_target=True)

@@ -159,3 +159,7 @@ def _reads_as_number(text: str) -> bool:
 def has_names(X: Any) -> bool:
     """Is it a frame or a table, whose columns have names?"""
     return hasattr(X, "columns") or hasattr(X, "column_names")
+
+
+def is_dask_frame(data: Any) -> bool:
+    return type(data).__module__.split(".")[0] == "dask" and hasattr(data, "to_delayed")

@@ -28,6 +28,7 @@ from odcl.data.federation import (
     positions,
     row_order,
 )
+from odcl.data.frames import is_dask_frame
 from odcl.data.notices import unusual_notices
 from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
@@ -39,12 +40,6 @@ from odcl.data.unusual import (
 from odcl.data.write import beside
 from odcl.engines.in_process import Result, fit
 from odcl.errors import InputError, show
-from odcl.estimators.dask_frames import (
-    DaskFederation,
-    fit_dask_federation,
-    fit_frame,
-    is_dask_frame,
-)
 from odcl.estimators.for_newcomers import OnRequest, own_rows
 from odcl.estimators.later_users import LaterUsers
 from odcl.estimators.table_input import check_n_groups, check_settings
@@ -58,6 +53,7 @@ from odcl.server.columns import user_columns
 
 if TYPE_CHECKING:
     from odcl.evaluate.scores import Comparison
+    from odcl.runs.dask_frames import DaskFederation
 
 
 def _row_number(ids: Array, kept: Array, row: int) -> int:
@@ -105,6 +101,8 @@ class ODCLEstimator(LaterUsers):
         if is_dask_frame(X):
             if sample_weight is not None:
                 raise InputError("Rows of a Dask frame count once each: leave sample_weight out.")
+            from odcl.runs.dask_frames import fit_frame
+
             return fit_frame(self, X, y, users)
         check_settings(self)
         name = getattr(y, "name", None)
@@ -146,7 +144,9 @@ class ODCLEstimator(LaterUsers):
         were encoded by, ``predict`` takes tables as they are, columns in any order; ``design``
         alone says which columns are levels of one category.
         """
-        if isinstance(federation, DaskFederation):
+        if not isinstance(federation, Federation):
+            from odcl.runs.dask_frames import fit_dask_federation
+
             return fit_dask_federation(self, federation)
         check_settings(self)
         validate_data(self, federation.X, reset=True, skip_check_array=True)
@@ -466,7 +466,7 @@ class ODCLEstimator(LaterUsers):
         ``comparison``, the answer of :func:`odcl.compare`, adds what it is worth on held-out rows;
         ``anonymous`` gives users numbers in place of their names.
         """
-        from odcl.estimators.report import report_model
+        from odcl.runs.page import report_model
 
         check_is_fitted(self, "theta_")
         report_model(self, path, comparison=comparison, anonymous=anonymous)

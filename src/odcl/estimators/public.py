@@ -15,9 +15,9 @@ from sklearn.utils.validation import assert_all_finite, check_is_fitted
 
 from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import Federation, check_size
+from odcl.data.frames import is_dask_frame
 from odcl.errors import show
 from odcl.estimators.base import ODCLEstimator
-from odcl.estimators.dask_frames import is_dask_frame, predict_frame
 from odcl.local.predict import count_interval, count_std, predicted_means, residual_scale
 from odcl.risk.loss import Loss
 from odcl.risk.losses import Huber, Logistic, Multinomial, as_loss
@@ -77,6 +77,8 @@ class ODCLRegressor(RegressorMixin, ODCLEstimator):  # type: ignore[misc]
         """
         check_is_fitted(self, "theta_")
         if is_dask_frame(X):
+            from odcl.runs.dask_frames import predict_frame
+
             return predict_frame(self, X)
         curved = not self.risk_.loss.has_data_terms  # its mean depends on how sure the model is
         z, S, (by, where) = self._predictors(X, users, unsure=curved or return_std)
@@ -192,6 +194,8 @@ class ODCLClassifier(ClassifierMixin, ODCLEstimator):  # type: ignore[misc]
         """Most probable class of each row, (n_rows,)."""
         check_is_fitted(self, "theta_")
         if is_dask_frame(X):
+            from odcl.runs.dask_frames import predict_frame
+
             return predict_frame(self, X)
         if self.covariance_ is not None:  # the mean over models need not be largest where z is
             return self.classes_[self.predict_proba(X, users).argmax(axis=1)]

@@ -7,7 +7,6 @@ memory. The estimator holds the groups, a few of the users as examples, and wher
 from __future__ import annotations
 
 import copy
-import warnings
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +15,7 @@ import pyarrow as pa
 from sklearn.utils import check_random_state
 
 from odcl._typing import Array, Floats, Ints
-from odcl.data.columns import times
-from odcl.data.federation import Federation, as_ids, positions
+from odcl.data.federation import Federation, as_ids
 from odcl.data.scaling import Scaling
 from odcl.data.summary import Roles, TableSummary
 from odcl.data.unusual import SAMPLE, sample_moments
@@ -56,7 +54,6 @@ from odcl.server.stream_later import later_groups
 if TYPE_CHECKING:
     from odcl.engines.dask.cluster import Cluster
     from odcl.engines.dask.table import PiecedTable
-    from odcl.evaluate.scores import Comparison
     from odcl.report.progress import Silent
 
 
@@ -155,43 +152,6 @@ def fit_pieces(
     _hold(model, columns)
     model.uploads_, model.user_files_ = some, files
     return ScatteredFit(model, looked.summary, step, uploads, finished, step.passes, job)
-
-
-def compare_pieces(
-    found: ScatteredFit,
-    table: PiecedTable,
-    cluster: Cluster,
-    holdout: float,
-    seed: int,
-    *,
-    time: str | None = None,
-) -> Comparison | None:
-    """The comparison of a table in pieces: on the users it would be made on in memory.
-
-    ``time`` names the column by which a user's last rows are held out. None: no row can be.
-    """
-    from sklearn.base import clone
-
-    from odcl.estimators.compare import COMPARED, compare_users
-
-    schema, total = found.job.schema, found.uploads.n_users
-    rows = rows_of(table, schema, found.uploads.drawn.first(COMPARED), cluster, time)
-    encoded = schema.encode(rows, piece=True)
-    order = None if time is None else encoded.by_user(times(rows, time, encoded.rows))
-    federation = encoded.federation()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # as in memory
-        compared = compare_users(
-            *(clone(found.model), federation, holdout, seed), time=order, schema=schema
-        )
-    if compared is None:
-        return None
-    held = compared.held
-    if held is not None:  # positions among the users that the estimator holds
-        at = positions(found.model.users_, federation.users)
-        held = replace(held, users=at[held.users], owner=at[held.owner])
-    of_users = total if federation.n_users < total else compared.of_users
-    return replace(compared, held=held, of_users=of_users)
 
 
 def _declare(model: Any, schema: Any) -> None:

@@ -148,7 +148,7 @@ def test_up_runs_a_new_app_on_nodes_status_tells_and_down_ends_it_all(command, f
 @pytest.mark.slow
 def test_up_on_own_tables_prints_names_that_the_server_does_not_know(command, flower):
     """Two sites whose wards have the same names."""
-    from odcl.data.stores import store_tables
+    from odcl.data.synthetic import store_tables
     from odcl.data.write import write_table
 
     stores = store_tables(0)[0]

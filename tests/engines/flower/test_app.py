@@ -11,7 +11,7 @@ pytest.importorskip("flwr", reason="Flower's tests run in .venv-flower")
 
 from numpy.testing import assert_array_equal
 
-from odcl.data.stores import store_tables
+from odcl.data.synthetic import store_tables
 from odcl.data.write import write_table
 from odcl.engines.flower.app import app_config, app_folder
 from odcl.engines.flower.trial import _set_aside

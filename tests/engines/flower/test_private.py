@@ -14,7 +14,7 @@ pytest.importorskip("flwr", reason="Flower is not installed here: it has its own
 from numpy.testing import assert_allclose, assert_array_equal
 
 from odcl import Method, fit
-from odcl.data.stores import store_tables
+from odcl.data.synthetic import store_tables
 from odcl.data.write import write_table
 from odcl.engines.flower import IFCA, ODCL, make_client_app
 from odcl.engines.flower import strategy as strategies

@@ -9,7 +9,7 @@ from contextlib import chdir
 import pytest
 
 from odcl.cli.main import run_command
-from odcl.data.stores import store_tables
+from odcl.data.synthetic import store_tables
 from odcl.data.write import write_table
 from tests.report.page.browser import Browser
 

@@ -16,8 +16,8 @@ from odcl import ODCLRegressor
 from odcl.artifact.folder import open_artifact
 from odcl.errors import number as people
 from odcl.estimators.evidence import read_evidence
-from odcl.estimators.page_models import own_models
 from odcl.report.page import svg
+from odcl.runs.page_models import own_models
 from tests.report.page.browser import DOWN, ENTER, ESCAPE, RIGHT, facts_of, number, unpacked
 
 THREE_DIGITS = {"rtol": 6e-3, "atol": 1e-9}
@@ -226,7 +226,7 @@ def test_many_users_tell_their_usual_noise_as_everybody_does(run, monkeypatch):
     theta, cov = own_models(model, everybody)
     few = own_models(model, everybody[:3])[1]
     assert_allclose(few, cov[:3], rtol=1e-12)
-    monkeypatch.setattr("odcl.estimators.page_models.ENOUGH", 3)
+    monkeypatch.setattr("odcl.runs.page_models.ENOUGH", 3)
     many = own_models(model, everybody)
     assert_allclose(many[0], theta, rtol=1e-12)
     assert_allclose(many[1], cov, rtol=1e-12)
@@ -308,7 +308,7 @@ def test_sections_say_what_the_run_says(page, run, stores):
 
 def test_what_is_read_is_the_artifact_and_not_the_model(stores, tmp_path):
     """A page made of the folder alone, later, is the page that was written with it."""
-    from odcl.estimators.report import page_of_run
+    from odcl.runs.page import page_of_run
 
     assert page_of_run(stores / "run") == (stores / "run" / "report.html").read_bytes()
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from odcl import ODCLRegressor, compare
-from odcl.estimators import page_facts
+from odcl.runs import page_facts
 from tests.report.page.browser import ENTER, facts_of
 
 
@@ -64,7 +64,7 @@ def test_more_users_than_can_be_told_apart_are_a_density(browser, tmp_path, monk
 
 def test_who_is_on_a_page_of_too_many_are_the_best_the_worst_and_the_least_sure(monkeypatch):
     monkeypatch.setattr(page_facts, "MOST_USERS", 1000)
-    from odcl.estimators.page_models import chosen_users
+    from odcl.runs.page_models import chosen_users
 
     gain = np.random.default_rng(0).normal(size=5000)
     order = np.argsort(gain)

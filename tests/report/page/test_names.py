@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from odcl.data.stores import store_tables
+from odcl.data.synthetic import store_tables
 from odcl.data.write import write_table
 from tests.helpers import NO_HOLDOUT, people, save_csv
 from tests.report.page.browser import ENTER, facts_of, unpacked

@@ -32,7 +32,7 @@ def write_result(outcome: Outcome, columns: Columns, folder: Path, *, force: boo
     """Write a run, whole or not at all; the estimator that was written."""
     from odcl.estimators.federated import server_estimator
     from odcl.estimators.persist import save_estimator
-    from odcl.estimators.run_tables import finite, run_tables
+    from odcl.runs.tables import finite, run_tables
 
     request, uploads = outcome.request, outcome.uploads
     if request.bare:
@@ -159,7 +159,7 @@ def add_late(
 ) -> None:
     """Remember users who came after the run, and which nodes have their models by now."""
     from odcl.estimators.persist import update_estimator
-    from odcl.estimators.run_tables import finite, run_tables
+    from odcl.runs.tables import finite, run_tables
 
     def changed(model: Any, stored: StoredArtifact) -> dict[str, Any]:
         words = _nodes_of(stored)

@@ -14,7 +14,7 @@ import numpy as np
 from odcl._typing import Array, Ints
 from odcl.artifact.arrays import id_from_json
 from odcl.data.schema import check_columns
-from odcl.data.stores import store_tables
+from odcl.data.synthetic import store_tables
 from odcl.data.tables import read_column_names, read_table
 from odcl.data.write import write_table
 from odcl.engines.files.names import check_site

@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from odcl.data.columns import as_names
+from odcl.data.frames import is_dask_frame
 from odcl.data.notices import about_strangers
 from odcl.data.schema import TableSchema
 from odcl.data.summary import Roles
@@ -30,10 +31,6 @@ from odcl.engines.dask.table import PiecedTable, frame_table
 from odcl.engines.partition.predict import Wishes
 from odcl.errors import InputError, Setting
 from odcl.estimators.scattered import fit_pieces
-
-
-def is_dask_frame(data: Any) -> bool:
-    return type(data).__module__.split(".")[0] == "dask" and hasattr(data, "to_delayed")
 
 
 @dataclass(frozen=True, eq=False)

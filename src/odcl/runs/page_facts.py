@@ -14,21 +14,21 @@ from odcl.artifact.folder import StoredArtifact
 from odcl.diagnose import Diagnosis
 from odcl.errors import number
 from odcl.estimators.evidence import Evidence, read_evidence
-from odcl.estimators.page_models import (
+from odcl.estimators.persist import UPLOADS, read_estimator
+from odcl.evaluate.scores import Comparison
+from odcl.mixed.differences import DIFFER
+from odcl.report.page.facts import Coefficients, FitFacts, Gains, Held, Option, Options, Users
+from odcl.report.page.units import TableUnits
+from odcl.report.text import count, finding, shown_id, verdict
+from odcl.runs.page_models import (
     chosen_users,
     group_covariances,
     more_rows,
     own_models,
     user_map,
 )
-from odcl.estimators.page_sections import sections
-from odcl.estimators.persist import UPLOADS, read_estimator
-from odcl.estimators.run_tables import group_sizes
-from odcl.evaluate.scores import Comparison
-from odcl.mixed.differences import DIFFER
-from odcl.report.page.facts import Coefficients, FitFacts, Gains, Held, Option, Options, Users
-from odcl.report.page.units import TableUnits
-from odcl.report.text import count, finding, shown_id, verdict
+from odcl.runs.page_sections import sections
+from odcl.runs.tables import group_sizes
 from odcl.server.alternatives import MEASURES, Alternatives
 
 MOST_USERS = 10_000  # on the page one by one; above that the map is a density

@@ -13,12 +13,12 @@ import numpy as np
 from scipy.special import ndtr
 
 from odcl._typing import Bools, Floats, Ints
-from odcl.estimators.run_tables import group_sizes
 from odcl.mixed.layout import model_map
 from odcl.mixed.mixture import Quadratics, Spread, moments
 from odcl.report.page.facts import MoreRows, UserMap
 from odcl.report.page.units import CHUNK, TableUnits
 from odcl.report.pictures import view
+from odcl.runs.tables import group_sizes
 from odcl.server.dispersion import covariances, pooled_dispersion, with_noise
 from odcl.server.mixed import user_quadratics
 

@@ -10,11 +10,11 @@ import numpy as np
 from odcl.diagnose import Diagnosis
 from odcl.errors import number
 from odcl.estimators.evidence import Evidence
-from odcl.estimators.run_tables import group_sizes
 from odcl.exchange.upload import Uploads
 from odcl.report.diagnosis import diagnosis_parts
 from odcl.report.page.facts import MoreRows, Section, Table
 from odcl.report.text import comparison_cells, count, in_bytes, scored_by
+from odcl.runs.tables import group_sizes
 
 MOST_DIAGNOSED = 2_000_000  # users times parameters squared: beyond, it would take a minute
 

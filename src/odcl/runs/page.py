@@ -10,11 +10,11 @@ from typing import Any
 from odcl.artifact.folder import StoredArtifact, open_artifact
 from odcl.diagnose import Diagnosis
 from odcl.estimators.evidence import evidence_files, evidence_of
-from odcl.estimators.page_facts import fit_facts, read_run
 from odcl.estimators.persist import KIND, save_estimator
 from odcl.evaluate.scores import Comparison
 from odcl.files import atomic_path
 from odcl.report.page.sections import fit_page
+from odcl.runs.page_facts import fit_facts, read_run
 
 PAGE = "report.html"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,16 +17,27 @@ from odcl.data.tables import read_table
 from odcl.data.write import write_table
 from odcl.estimators.evidence import Evidence, evidence_files, evidence_of, read_evidence
 from odcl.estimators.persist import KIND, load_estimator, save_estimator, update_estimator
-from odcl.estimators.report import PAGE, page_of
-from odcl.estimators.run_tables import GROUPS, finite, group_columns, run_tables
+from odcl.runs.page import PAGE, page_of
+from odcl.runs.tables import GROUPS, finite, group_columns, run_tables
 
 if TYPE_CHECKING:
-    from odcl.cli.fit import FittedTable
+    from odcl.data.source import Source
     from odcl.estimators.scattered import ScatteredFit
     from odcl.evaluate.scores import Comparison
 
 REPORT = "report.json"
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class FittedTable:
+    """A fitted table: the model on all rows, the comparison on rows held out."""
+
+    source: Source
+    model: Any
+    comparison: Comparison | None
+    notices: list[str]
+    holdout: Any
 
 
 # -- writing ---------------------------------------------------------------------------------------
