@@ -8,7 +8,8 @@ pytest.importorskip("distributed", reason="the Dask engine needs odcl[dask]")
 
 from odcl.engines.dask import user_files
 from odcl.engines.dask.cluster import local_cluster
-from odcl.estimators import compare, scattered
+from odcl.estimators import scattered
+from odcl.runs import compare
 from tests.engines.dask.tables import cut, sales
 
 

@@ -22,7 +22,7 @@ from odcl.data.federation import id_keys
 from odcl.data.write import write_table
 from odcl.engines.dask import cluster as at_work
 from odcl.engines.dask import sample
-from odcl.estimators import compare
+from odcl.runs import compare
 from tests.engines.dask.tables import NAMED, cut, fitted_pieces, sales
 
 PLACES = pytest.mark.parametrize("words", [(), ("--engine", "dask")], ids=["memory", "pieces"])
