@@ -4,13 +4,11 @@ from odcl.paper.baselines import run, METHODS
 run("ifca-r", federation, n_clusters=4, rounds=100).summary()
 """
 
-from odcl.paper.baselines.descent import all_for_all, fedavg
-from odcl.paper.baselines.ifca import ifca
+from odcl.paper.baselines.iterated import all_for_all, fedavg, ifca
 from odcl.paper.baselines.one_shot import one_shot
 from odcl.paper.baselines.plain import cluster_oracle, local, naive, oracle_averaging
 from odcl.paper.baselines.registry import METHODS, Baseline, register, run
-from odcl.paper.baselines.result import BaselineResult, make_result
-from odcl.paper.baselines.rounds import History
+from odcl.paper.baselines.result import BaselineResult, History, make_result
 
 __all__ = [
     "METHODS",

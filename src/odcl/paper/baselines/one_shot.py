@@ -17,15 +17,16 @@ from odcl.exchange.ledger import Exchange
 from odcl.exchange.upload import Curvature, Uploads
 from odcl.local.receive import receive
 from odcl.method import Method
-from odcl.paper.baselines.descent import refine_centers
+from odcl.paper.baselines.iterated import refine_centers
 from odcl.paper.baselines.result import (
     TOLD_GROUPS,
     BaselineResult,
     GivenGroups,
     as_baseline,
+    check_groups,
     passes_on,
+    problem_of,
 )
-from odcl.paper.baselines.rounds import History, check_groups, problem_of
 from odcl.risk.losses import Logistic
 from odcl.risk.risk import Risk
 from odcl.rounds.users import StepSize
@@ -42,7 +43,7 @@ def one_shot(
     curvature: Curvature = "auto",
     refine_rounds: int = 0,
     step_size: StepSize = "auto",
-    centred: str | None = None,
+    own_centred: bool = False,
     public_mean: Any = None,
     risk: Risk = Risk(),
     **call: Any,
@@ -50,12 +51,11 @@ def one_shot(
     """Algorithm 1 with a given clusterer; the other defaults are the paper's too.
 
     With ``n_clusters``, ``clusterer`` is a function of this number, such as a clusterer's class.
-    ``public_mean``, (n_features,), is taken off every feature first, which costs nothing.
-    ``centred="federation"`` takes the federation's mean off: users send the sums of their features
-    and receive the mean, one round more. ``centred="own"`` stays in the one round: each user takes
-    its own mean off, sends it along, and receives the mean of these. ``refine_rounds`` rounds of
-    descent inside the clusters follow the one round (``refine_centers``); a refit, if any, comes
-    after them. ``call``: seed, solver, strict, n_jobs, as for :func:`odcl.fit`.
+    ``public_mean``, (n_features,), is subtracted from every row first, which costs nothing. With
+    ``own_centred`` each user subtracts its own mean, sends it along in the one round, and receives
+    the mean of these. ``refine_rounds`` rounds of descent inside the clusters follow the one round
+    (``refine_centers``); a refit, if any, comes after them. ``call``: seed, solver, strict, n_jobs,
+    as for :func:`odcl.fit`.
     """
     if not refine_rounds and step_size != "auto":
         raise ValueError(
@@ -64,13 +64,20 @@ def one_shot(
         )
     clusterer = clusterer if n_clusters is None else clusterer(n_clusters)
     method = Method(clusterer, combine, refit, curvature, standardize=False)
-    rows, shift = less_mean(federation, centred, public_mean)
-    options = {} if centred is None else {"centred": centred}
-    result = fit(rows, risk, method, **call)
-    found = as_baseline(result, "one-shot", shift=shift, options=options)
+    rows, shift = federation, None
+    if public_mean is not None:
+        rows, shift = _less_public_mean(federation, public_mean)
+    elif own_centred:
+        rows, shift = less_own_means(federation)
+    found = as_baseline(fit(rows, risk, method, **call), "one-shot", shift=shift)
     if refine_rounds:
         found = _refined(rows, found, refine_rounds, step_size)
-    return found if centred is None else _with_means_sent(found, centred, federation.n_features)
+    if own_centred:  # the means go along in the one round
+        mean, history = (federation.n_features,), found.history
+        exchange = Exchange(federation.n_users, sends=(mean,), receives=(mean,))
+        history = replace(history, ledger=history.ledger.with_first(exchange))
+        found = replace(found, history=history)
+    return found
 
 
 def _refined(
@@ -88,38 +95,23 @@ def _refined(
     return replace(found, step=step, received=received, history=history, options=options)
 
 
-def less_mean(
-    federation: Federation, centred: str | None, public_mean: Any = None
-) -> tuple[Federation, Floats | None]:
-    """The federation less a mean, or less the users' own; and what test rows are shifted by."""
+def _less_public_mean(federation: Federation, mean: Any) -> tuple[Federation, Floats]:
+    """The federation less a public mean, (n_features,); and that mean."""
+    shift = np.asarray(mean, dtype=np.float64)
+    if shift.shape != (federation.n_features,):
+        raise ValueError(
+            f"public_mean has shape {shift.shape}, and a mean of {federation.n_features} "
+            "features has one number for each."
+        )
+    return federation.with_X(federation.X - shift), shift
+
+
+def less_own_means(federation: Federation) -> tuple[Federation, Floats]:
+    """Every user's rows less their mean; and the mean of these, by which new rows are shifted."""
     X, weight = federation.X, federation.weight
-    if public_mean is not None or centred == "federation":
-        shift = np.average(X, axis=0, weights=weight) if public_mean is None else public_mean
-        shift = np.asarray(shift, dtype=np.float64)
-        if shift.shape != (federation.n_features,):
-            raise ValueError(
-                f"public_mean has shape {shift.shape}, and a mean of {federation.n_features} "
-                "features has one number for each."
-            )
-        return federation.with_X(X - shift), shift
-    if centred is None:
-        return federation, None
-    if centred != "own":
-        raise ValueError(f"centred={centred!r} is neither None, 'federation' nor 'own'.")
     weighted = X if weight is None else weight[:, None] * X
     own = np.add.reduceat(weighted, federation.offsets[:-1]) / federation.n_samples[:, None]
     return federation.with_X(X - own[federation.row_user]), own.mean(axis=0)
-
-
-def _with_means_sent(found: BaselineResult, centred: str, n_features: int) -> BaselineResult:
-    """The means that the centring sent: in the one round, or in a round before it."""
-    m, mean, history = len(found.users), (n_features,), found.history
-    if centred == "own":
-        exchange = Exchange(m, sends=(mean,), receives=(mean,))
-        return replace(found, history=replace(history, ledger=history.ledger.with_first(exchange)))
-    before = Exchange(m, sends=(mean, ()), receives=(mean,)).over(1)  # sums, the number of rows
-    unknown = np.full(2, np.nan)
-    return replace(found, history=History(unknown, unknown, before).then(history))
 
 
 @passes_on(one_shot, "clusterer", "n_clusters")
@@ -180,7 +172,7 @@ class ClassSums:
         return cls(count, total, squares)
 
 
-@passes_on(one_shot, "clusterer", "refit", "centred", "public_mean")
+@passes_on(one_shot, "clusterer", "refit", "own_centred", "public_mean")
 def with_own_thresholds(
     federation: Federation, *, n_clusters: int, risk: Risk = Risk("logistic"), **call: Any
 ) -> BaselineResult:
@@ -196,7 +188,7 @@ def with_own_thresholds(
             f"{risk}: the threshold between two classes takes the place of an intercept. Use "
             "Risk('logistic', intercept=False)."
         )
-    moved, _ = less_mean(federation, "own")
+    moved, _ = less_own_means(federation)
     alone = one_shot(moved, clusterer=KMeansPP, n_clusters=n_clusters, risk=risk, **call)
     sums = ClassSums.of(federation)
     means = sums.total.sum(axis=0) / sums.count.sum(axis=0)[:, None]

@@ -5,13 +5,12 @@ Local ERMs, naive averaging, Oracle Averaging and the Cluster Oracle of Section 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from odcl._typing import Floats, Ints
-from odcl.data.federation import Federation, user_rng
+from odcl.data.federation import Federation
 from odcl.engines.in_process import fit
 from odcl.exchange.ledger import Exchange, Ledger
 from odcl.local.fit import fit_users
@@ -20,14 +19,15 @@ from odcl.paper.baselines.result import (
     TOLD_GROUPS,
     BaselineResult,
     GivenGroups,
+    History,
     as_baseline,
+    check_groups,
     from_models,
     passes_on,
+    problem_of,
 )
-from odcl.paper.baselines.rounds import History, check_groups, problem_of
 from odcl.risk.risk import Risk
 from odcl.rounds.users import FederatedProblem
-from odcl.server.step import server_step
 
 
 def _average(
@@ -55,47 +55,9 @@ def local(federation: Federation, **call: Any) -> BaselineResult:
 
 
 @passes_on(fit, "method")
-def naive(
-    federation: Federation,
-    *,
-    bias_corrected: bool = False,
-    ratio: float = 0.5,
-    risk: Risk = Risk(),
-    seed: int = 0,
-    **call: Any,
-) -> BaselineResult:
-    """Naive averaging: the mean of all users' models for everybody (Zhang and Duchi, AVGM).
-
-    ``bias_corrected`` is their subsampled variant (SAVGM): each user also fits ``ratio`` of its
-    rows, drawn without replacement, and sends
-
-        (theta - ratio * theta_sub) / (1 - ratio)
-
-    which has a bias of a higher order in n. The two fits are combined at the user: one model is
-    sent, as in plain averaging.
-    """
-    everybody = np.zeros(federation.n_users, dtype=np.intp)
-    plain = _average(federation, everybody, "naive", risk=risk, seed=seed, **call)
-    if not bias_corrected:
-        return plain
-    if not 0 < ratio < 1:
-        raise ValueError(f"ratio={ratio!r} is the second fit's share of rows: say 0 < ratio < 1.")
-    part = fit_users(subsample(federation, ratio, seed), risk, "none", seed=seed, **call)
-    corrected = (plain.local.theta - ratio * part.theta) / (1.0 - ratio)
-    step = server_step(replace(plain.uploads, theta=corrected), plain.method, seed=seed)
-    averaged = replace(plain, step=step, received=replace(plain.received, models=step.models))
-    return as_baseline(averaged, "naive/bias-corrected", options={"ratio": ratio})
-
-
-def subsample(federation: Federation, ratio: float, seed: int) -> Federation:
-    """ceil(ratio * n_i) rows of each user, without replacement, from the user's own stream."""
-    kept = np.zeros(len(federation.X), dtype=bool)
-    for user, start, n in zip(
-        federation.users, federation.offsets[:-1], federation.n_rows, strict=True
-    ):
-        size = int(np.ceil(ratio * n - 1e-9))  # .1 * 30 is 3 and a rounding
-        kept[start + user_rng(seed, user).permutation(n)[:size]] = True
-    return federation.select_rows(kept)
+def naive(federation: Federation, **call: Any) -> BaselineResult:
+    """Naive averaging: the mean of all users' models for everybody (Zhang and Duchi, AVGM)."""
+    return _average(federation, np.zeros(federation.n_users, dtype=np.intp), "naive", **call)
 
 
 @passes_on(fit, "method")

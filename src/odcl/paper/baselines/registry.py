@@ -18,8 +18,7 @@ from odcl.data.synthetic import SyntheticFederation
 from odcl.engines.in_process import Result
 from odcl.errors import did_you_mean
 from odcl.local.sgd import ProjectedSGD
-from odcl.paper.baselines.descent import all_for_all, fedavg
-from odcl.paper.baselines.ifca import ifca
+from odcl.paper.baselines.iterated import all_for_all, fedavg, ifca
 from odcl.paper.baselines.one_shot import one_shot, with_oracle_lambda, with_own_thresholds
 from odcl.paper.baselines.plain import cluster_oracle, local, naive, oracle_averaging
 from odcl.paper.baselines.result import BaselineResult, as_baseline, check_options
@@ -136,7 +135,6 @@ _SHARED: dict[str, Any] = {"starts_from_local_models": True}
 
 register("local", local, **_SHARED)
 register("naive", naive, **_SHARED)
-register("naive/bias-corrected", naive, bias_corrected=True)
 register("oracle-averaging", oracle_averaging, "groups", **_SHARED)
 register("cluster-oracle", cluster_oracle, "groups")
 register("fedavg", fedavg)
@@ -170,38 +168,29 @@ def _told_k(name: str, *needs: str, clusterer: Any = KMeansPP, **settings: Any) 
     register(name, one_shot, "n_clusters", *needs, clusterer=clusterer, **settings)
 
 
-_by_k = {
-    "odcl-km": SpectralKMeans,
-    "odcl-km-part1": partial(SpectralKMeans, part_one_only=True),
-    "odcl-km++": KMeansPP,
-    "odcl-gc": GradientClustering,
-}
-for _name, _make in _by_k.items():
-    _told_k(_name, clusterer=_make, **_SHARED)
-    _told_k(f"i-{_name}", clusterer=_make, solver=ProjectedSGD())
+_told_k("odcl-km", clusterer=SpectralKMeans, **_SHARED)
+_told_k("odcl-km-part1", clusterer=partial(SpectralKMeans, part_one_only=True), **_SHARED)
+_told_k("odcl-km++", **_SHARED)
+_told_k("odcl-km++/one-seeding", clusterer=partial(KMeansPP, n_init=1, greedy=False), **_SHARED)
+_told_k("odcl-gc", clusterer=GradientClustering, **_SHARED)
+_told_k("i-odcl-km", clusterer=SpectralKMeans, solver=ProjectedSGD())
+_told_k("i-odcl-km++", solver=ProjectedSGD())
 _told_k("i-odcl-km++/average", solver=ProjectedSGD(output="average"))
-# Less a mean that is public (one round), the federation's (a round before), the users' own.
+# Features less a public mean, or less the users' own; rounds of descent after the one shot.
 _told_k("odcl-km++/centred", "public_mean")
-_told_k("odcl-km++/centred-refined", "public_mean", refine_rounds=10)
-_told_k("odcl-km++/federation-centred", centred="federation")
-_told_k("odcl-km++/own-centred", centred="own")
+_told_k("odcl-km++/own-centred", own_centred=True)
 register("odcl-km++/own-threshold", with_own_thresholds, "n_clusters")
-_told_k("odcl-km++/samples", combine="samples", **_SHARED)
-_told_k("odcl-km++/precision", combine="precision", **_SHARED)
 _told_k("odcl-km++/refined", refine_rounds=10, **_SHARED)
-_one_seeding = partial(KMeansPP, n_init=1, greedy=False)
-_told_k("odcl-km++/one-seeding", clusterer=_one_seeding, **_SHARED)
+_told_k("odcl-km++/centred-refined", "public_mean", refine_rounds=10)
 
-# Convex clustering of bare models, lambda chosen along the path (Appendix C; D.2's is "grid").
-_path: dict[str, dict[str, Any]] = {
-    rule: {"clusterer": ConvexClustering(lam="auto", select=rule), "curvature": "none"}
-    for rule in ("grid", "plateau", "silhouette")
+# Convex clustering of bare models, lambda chosen along the path as in Appendix D.2, or from the
+# true clusters.
+_path: dict[str, Any] = {
+    "clusterer": ConvexClustering(lam="auto", select="grid"),
+    "curvature": "none",
 }
-register("odcl-cc", one_shot, **_path["grid"], **_SHARED)
-register("odcl-cc/plateau", one_shot, **_path["plateau"], **_SHARED)
-register("odcl-cc/silhouette", one_shot, **_path["silhouette"], **_SHARED)
-register("i-odcl-cc", one_shot, **_path["grid"], solver=ProjectedSGD())
+register("odcl-cc", one_shot, **_path, **_SHARED)
+register("i-odcl-cc", one_shot, **_path, solver=ProjectedSGD())
 register("odcl-cc-oracle", with_oracle_lambda, "groups", **_SHARED)
-register("i-odcl-cc-oracle", with_oracle_lambda, "groups", solver=ProjectedSGD())
 register("odcl-noise", one_shot, clusterer="mixture", **_SHARED)
 register("odcl", one_shot, clusterer="auto", combine="precision", refit="evidence", **_SHARED)

@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from odcl._typing import Floats, Ints
+from odcl._typing import Array, Floats, Ints
 from odcl.clustering.labels import number_by_first_user
 from odcl.data.federation import Federation, group_rows
 from odcl.engines.in_process import Result
-from odcl.evaluate.scores import nmse
+from odcl.evaluate.scores import nmse, whole_optima
 from odcl.exchange.ledger import Ledger
 from odcl.local.fit import fit_users
 from odcl.local.receive import Received
 from odcl.method import Method
-from odcl.paper.baselines.rounds import History, Run, problem_of
 from odcl.risk.risk import Risk
 from odcl.rounds.users import FederatedProblem
 from odcl.server.step import ServerStep
@@ -28,6 +27,68 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 TOLD_GROUPS = ("the true groups",)
+# A risk that the last tenth of the rounds still lowered by more than this share is still falling.
+_FALLING = 1e-3
+
+
+def problem_of(
+    federation: Federation, risk: Risk, seed: int = 0, optima: Any = None
+) -> FederatedProblem:
+    """The problem of a call; the truth is the federation's own unless given."""
+    known = getattr(federation, "optima", None) if optima is None else optima
+    dim = risk.dim(federation.n_features)
+    whole = None if known is None else whole_optima(known, dim, risk.n_outputs)
+    return FederatedProblem(federation, risk, seed, whole)
+
+
+def check_groups(groups: Any, n_users: int) -> Ints:
+    """The true groups as 0..K-1 in the order of their names, whatever the order of users."""
+    given: Array = np.asarray(groups)
+    if given.shape != (n_users,):
+        raise ValueError(
+            f"groups has shape {given.shape}, and {n_users} users need one group each: this method "
+            "is told the true groups."
+        )
+    return np.unique(given, return_inverse=True)[1].reshape(-1).astype(np.intp)
+
+
+@dataclass(frozen=True, eq=False)
+class History:
+    """Round by round: how good the users' models were and what was sent.
+
+    ``risk`` and ``error`` have one entry more than there were rounds: the first is the start.
+    """
+
+    risk: Floats  # (n_rounds + 1,), mean over users of f_i at their models
+    error: Floats | None  # (n_rounds + 1,), NMSE; None: the optima are not known
+    ledger: Ledger
+    reached: bool | None = None  # the stop rule; None: there was none
+    diverged: bool = False  # the models ran away
+
+    @classmethod
+    def of_one_shot(
+        cls, ledger: Ledger, models: Floats, optima: Floats | None, n_outputs: int = 1
+    ) -> History:
+        """A method without iterations: users have models after its last round only."""
+        unknown = np.full(ledger.n_rounds + 1, np.nan)
+        if optima is None:
+            return cls(unknown, None, ledger)
+        return cls(unknown, np.append(unknown[1:], nmse(models, optima, n_outputs)), ledger)
+
+    def then(self, after: History) -> History:
+        """These rounds followed by others, which start where these end."""
+        error = None
+        if self.error is not None and after.error is not None:
+            error = np.append(self.error[:-1], after.error)
+        risk, ledger = np.append(self.risk[:-1], after.risk), self.ledger.then(after.ledger)
+        return replace(after, risk=risk, error=error, ledger=ledger)
+
+    @property
+    def unfinished(self) -> bool:
+        """Did the last tenth of the rounds still lower the risk, so that more rounds would help?"""
+        risk = self.risk[np.isfinite(self.risk)]
+        before = risk[-1 - max(1, len(risk) // 10) :][:1]
+        return not self.diverged and bool((before - risk[-1:] > _FALLING * abs(before)).any())
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -167,44 +228,24 @@ def from_models(
     )
 
 
-def from_run(
-    problem: FederatedProblem,
-    name: str,
-    run: Run,
-    *,
-    labels: Ints | None = None,
-    start: int | None = None,
-    options: Mapping[str, Any],
-    **more: Any,
-) -> BaselineResult:
-    """The result of an iterative method: of the start that leads, unless another is named."""
-    start = run.answers.lead if start is None else start
-    labels = run.answers.labels[:, start] if labels is None else labels
-    options = {**run.options, **options}
-    models = run.answers.picked[:, start]
-    return from_models(problem, name, labels, models, run.history, options=options, **more)
-
-
 def make_result(
     federation: Federation,
     labels: Any,
     models: Any,
     *,
     rounds: int,
-    bytes_up: Any,
-    bytes_down: Any,
+    bytes_up: int,
+    bytes_down: int,
     risk: Risk = Risk(),
     seed: int = 0,
     told: tuple[str, ...] = (),
-    errors: Any = None,
     options: Mapping[str, Any] | None = None,
 ) -> BaselineResult:
     """The result of a method of your own, from its users' groups and models.
 
     ``labels`` (n_users,), ``models`` (n_users, dim), both in the federation's order of users. The
-    bytes are those that all users together sent and received, in all rounds together or, as
-    (rounds,), in each; ``errors`` (rounds + 1,), if given, the NMSE from the start on. ``options``
-    are kept to be read back. See :func:`~odcl.baselines.register`.
+    bytes are those that all users together sent and received in all rounds. ``options`` are kept
+    to be read back. See :func:`~odcl.baselines.register`.
     """
     problem = problem_of(federation, risk, seed)
     m, dim = problem.n_users, problem.dim
@@ -219,27 +260,16 @@ def make_result(
     codes = np.unique(groups, return_inverse=True)[1].astype(np.intp)
     ledger = Ledger(_by_round(bytes_up, rounds), _by_round(bytes_down, rounds))
     history = History.of_one_shot(ledger, own, problem.optima)
-    if errors is not None:
-        history = replace(history, error=_each(errors, rounds + 1, "errors", np.float64))
     return from_models(
         problem, "", codes, own, history, combined="own method", told=told, options=options
     )
 
 
-def _by_round(total: Any, rounds: int) -> Ints:
-    """Bytes of each round; a total is shared out evenly, what is left over to the last."""
-    if np.ndim(total) > 0 or not rounds:
-        return _each(total if np.ndim(total) else [], rounds, "bytes", np.intp)
-    each = np.full(rounds, int(total) // rounds, dtype=np.intp)
-    each[-1] += int(total) - each.sum()
+def _by_round(total: int, rounds: int) -> Ints:
+    """Bytes of each round: the total shared out evenly, the remainder in the last."""
+    each = np.full(rounds, int(total) // max(rounds, 1), dtype=np.intp)
+    each[-1:] += int(total) - each.sum()
     return each
-
-
-def _each(values: Any, count: int, name: str, kind: Any) -> Any:
-    given = np.asarray(values, dtype=kind)
-    if given.shape != (count,):
-        raise ValueError(f"{name} has shape {given.shape}: give ({count},), one number for each.")
-    return given
 
 
 def passes_on(to: Callable[..., Any], *but: str) -> Callable[[F], F]:

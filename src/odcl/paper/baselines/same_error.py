@@ -15,8 +15,7 @@ import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
 from odcl.data.federation import Federation
-from odcl.paper.baselines.descent import fedavg
-from odcl.paper.baselines.ifca import ifca
+from odcl.paper.baselines.iterated import fedavg, ifca
 from odcl.paper.baselines.result import BaselineResult
 from odcl.risk.risk import Risk
 

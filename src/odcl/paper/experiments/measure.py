@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,15 +56,10 @@ class Bench:
             options = {"solver": self.solver, **options}
         options |= {"groups": getattr(self.federation, "groups", None)}
         options |= {"public_mean": self.public_mean}
-        (found,) = self.time(lambda of, **call: {name: run(name, of, **call)}, **options)
-        return replace(found, seconds=found.seconds + self.fit_seconds * (name == "local"))
-
-    def time(self, call: Callable[..., dict[str, BaselineResult]], **options: Any) -> list[Timed]:
-        """The methods that one call gives, with an equal share of its time."""
         start = time.perf_counter()
-        found = call(self.federation, **{**self.call, **options})
-        share = (time.perf_counter() - start) / len(found)
-        return [Timed(self.federation, name, result, share) for name, result in found.items()]
+        result = run(name, self.federation, **{**self.call, **options})
+        seconds = time.perf_counter() - start + self.fit_seconds * (name == "local")
+        return Timed(self.federation, name, result, seconds)
 
 
 def linear_bench(task: Task, data: Path | None) -> Bench:

@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from odcl.paper.baselines import METHODS
-from odcl.paper.baselines.ifca import ifca_from_each
 from odcl.paper.baselines.registry import IFCA_VARIANTS
 from odcl.paper.experiments.definition import Experiment, Measured, MissingData, Task
 from odcl.paper.experiments.measure import Bench, Timed
@@ -38,8 +36,6 @@ PAPER = {
 VARIANTS = {
     "odcl-km++/one-seeding": "K-means++ seeded once, as the paper may have done",
     "odcl-km": "spectral K-means (Algorithm 2)",
-    "odcl-km++/samples": "cluster means weighted by sample size: sizes are equal here",
-    "odcl-km++/precision": "weighted by what users tell of their noise: nothing, at n << d",
     "odcl-noise": "K not given: the groups of the noise mixture, plain means",
     "odcl": "our default: those groups, precision combining, refit at the user",
     "odcl-km++/own-centred": "each user takes off its own mean and sends it along",
@@ -115,21 +111,14 @@ def work(task: Task, data: Path | None) -> Iterator[Measured]:
 
 
 def _iterative(bench: Bench, rounds: int) -> Iterator[Timed]:
-    """The Cluster Oracle, and what starts from it: IFCA's three starts of each variant at once.
-
-    The time of the starts is shared out evenly.
-    """
+    """The Cluster Oracle, and what starts from it."""
     oracle = bench.run("cluster-oracle")
     yield oracle
     for suffix, how in IFCA_VARIANTS.items():
-        starts: dict[str, dict[str, Any]] = {}
-        for name in ("ifca-1", "ifca-2", "ifca-r"):
-            said = METHODS[name].settings
-            starts[name + suffix] = {key: said[key] for key in ("start", "variance") if key in said}
-            if said["start"] == "oracle":
-                starts[name + suffix]["around"] = oracle.result.centers
-        call = {**how, "rounds": max(1, how["rounds"] * rounds // 200)}
-        yield from bench.time(ifca_from_each, n_clusters=2, starts=starts, **call)
+        few = max(1, how["rounds"] * rounds // 200)
+        for name in ("ifca-1", "ifca-2"):
+            yield bench.run(name + suffix, rounds=few, around=oracle.result.centers)
+        yield bench.run("ifca-r" + suffix, rounds=few)
     yield bench.run("all-for-all", rounds=rounds)
 
 
