@@ -49,8 +49,8 @@ def test_the_help_says_where_pages_lie_and_whom_they_show(command):
 
 
 def test_the_examples_in_the_help_can_be_parsed():
-    modules = [cli.module_of(name) for name in cli.EVERY if name != "demo"]
-    for text in (cli._START, *(module._EXAMPLES for module in modules)):
+    parsers = cli._parsers()[1]
+    for text in (cli._START, *(parsers[name].epilog for name in cli.EVERY if name != "demo")):
         lines = re.findall(r"^  odcl (.*)$", text.replace("\\\n", ""), flags=re.MULTILINE)
         assert lines
         for line in lines:

@@ -30,8 +30,15 @@ FAMILIES = {  # of two words each
 EVERY = tuple(f"{name} {what}".strip() for name in COMMANDS for what in FAMILIES.get(name, ("",)))
 
 
-def module_of(command: str) -> Any:
-    return import_module(f"odcl.cli.{command.replace(' ', '_')}")
+TOGETHER = ("flower",)  # families of one module: its functions are add_up, run_up, ...
+
+
+def function_of(command: str, what: str) -> Any:
+    """What a command's module does: ``add`` its options, or ``run`` it."""
+    family, _, word = command.partition(" ")
+    if family in TOGETHER:
+        return getattr(import_module(f"odcl.cli.{family}"), f"{what}_{word}")
+    return getattr(import_module(f"odcl.cli.{command.replace(' ', '_')}"), what)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -88,7 +95,7 @@ def _parsers(commands: Sequence[str] = COMMANDS) -> tuple[Parser, dict[str, Pars
         if name in FAMILIES:
             found |= _family(some, name)
         else:
-            found[name] = module_of(name).add(some)
+            found[name] = function_of(name, "add")(some)
     return parser, found
 
 
@@ -107,7 +114,7 @@ def _family(some: Any, name: str) -> dict[str, Parser]:
     found = {name: own}
     for word in FAMILIES[name]:
         both = f"{name} {word}"
-        found[both] = module_of(both).add(inner)
+        found[both] = function_of(both, "add")(inner)
         found[both].set_defaults(command=both)
     return found
 
@@ -123,7 +130,7 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
         try:
             options = parse(arguments)
             with warnings_as_notices(options.quiet):
-                module_of(options.command).run(options)
+                function_of(options.command, "run")(options)
         finally:  # --help leaves by SystemExit
             sys.stdout.flush()
     except UsageError as error:

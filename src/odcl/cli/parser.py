@@ -295,14 +295,6 @@ def quiet(group: Any) -> None:
     group.add_argument("-q", "--quiet", action="store_true", help=text)
 
 
-def deployment(parser: Parser) -> Parser:
-    """The arguments of a command that looks after a deployment."""
-    group = parser.add_argument_group("arguments")
-    group.add_argument("dir", metavar="DIR", type=Path, help="folder of the deployment")
-    quiet(parser.add_argument_group("options"))
-    return parser
-
-
 def jobs(group: Any, default: int, of: str) -> None:
     text = f"{of}; -1: one per core [default: %(default)s]"
     group.add_argument("--jobs", metavar="N", type=n_jobs, default=default, help=text)

@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from odcl.engines.flower.deployment import Deployment, toml_pairs
-from odcl.engines.flower.processes import wait_until
+from odcl.engines.flower.deployment import Deployment, toml_pairs, wait_until
 
 COLUMNS = "price,promotion,temperature,weekend,rain"
 
@@ -61,13 +60,14 @@ def test_certs_says_where_each_file_goes(command):
 
 def test_up_names_the_table_that_lacks_a_column_before_anything_starts(command, monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name, **_: name)
-    Path("north.csv").write_text("clinic,age,stay\na,1,2\n")
-    Path("south.csv").write_text("clinic,agee,stay\na,1,2\n")
+    command("flower", "new", "app")
+    Path("north.csv").write_text(f"store,sales,{COLUMNS}\na,1,2,3,4,5,6\n")
+    Path("south.csv").write_text(f"store,sales,{COLUMNS}\na,1,2,3,4,5,6\n".replace("rain", "rains"))
     tables = ("--data", "north.csv", "--data", "south.csv")
-    said = command("flower", "up", "d", *tables, "--user", "clinic", "--target", "stay")
+    said = command("flower", "up", "d", *tables, "--app", "app")
     assert (said.code, said.out) == (2, "")
     assert said.err.startswith("odcl: south.csv: ")
-    assert "'age'" in said.err
+    assert "'rain'" in said.err
     assert not Path("d").exists()
 
 
@@ -86,7 +86,7 @@ def test_where_flower_is_missing_the_message_has_the_line_that_installs_it(
     ("words", "told"),
     [
         (("up", "d", "--data", "a.csv", "--nodes", "3"), "one per file"),
-        (("up", "d", "--data", "a.csv"), "--user and --target"),
+        (("up", "d", "--data", "a.csv"), "--data needs --app"),
         (("up", "d", "--app", "nowhere"), "no pyproject.toml"),
         (("down", "d"), "holds no deployment"),
         (("status", "d"), "holds no deployment"),
@@ -118,7 +118,7 @@ def flower():
 
 
 def nothing_runs(folder):
-    return not Deployment.read(folder).processes()
+    return not Deployment.read(folder).running()
 
 
 @pytest.mark.slow
@@ -146,7 +146,7 @@ def test_up_runs_a_new_app_on_nodes_status_tells_and_down_ends_it_all(command, f
 
 
 @pytest.mark.slow
-def test_up_on_own_tables_prints_names_that_the_server_does_not_know(command, flower):
+def test_up_on_own_tables_prints_the_digests_that_the_server_knows(command, flower):
     """Two sites whose wards have the same names."""
     from odcl.data.synthetic import store_tables
     from odcl.data.write import write_table
@@ -159,12 +159,13 @@ def test_up_on_own_tables_prints_names_that_the_server_does_not_know(command, fl
         write_table(
             f"{site}.csv", table | {"store": np.array([f"W{n // 2:02d}" for n in owner[rows]])}
         )
-    tables = ("--data", "north.csv", "--data", "south.csv", "--user", "store", "--target", "sales")
+    tables = ("--data", "north.csv", "--data", "south.csv")
+    command("flower", "new", "app")
     try:
-        said = command("flower", "up", "trial", *tables)
+        said = command("flower", "up", "trial", *tables, "--app", "app")
         assert said.code == 0, said.err
         assert "2 nodes with 60 users" in said.out
-        assert "W00, " in said.out
+        assert "W0" not in said.out
         sizes = [line.split()[2:4] for line in said.out.splitlines() if line.startswith("group ")]
         assert [sum(map(int, column)) for column in zip(*sizes, strict=True)] == [60, 1573]
         assert "W0" not in Path("trial/result/assignment.csv").read_text()

@@ -20,9 +20,6 @@ def deploy(tmp_path_factory):
         return Federated(one)
 
     yield make
-    seen = [process for one in made for process in one.processes()]
     for one in made:
         one.down()
-    left = [process for process in seen if process.runs]
-    left += [process for one in made for process in one.processes()]
-    assert not left, f"processes outlived their tests: {left}"
+        assert not one.running(), "processes outlived their tests"

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from odcl.data.synthetic import linear_federation
-from odcl.engines.flower.deployment import Deployment, RunStatus
+from odcl.engines.flower.deployment import COMPLETED, Deployment
 
 FAULTS = Path(__file__).parent / "apps" / "faults"
 N_NODES = 9  # among which 27 users are handed out by turns
@@ -30,8 +30,12 @@ class Round(NamedTuple):
     """A run, and what it left behind."""
 
     run_id: int
-    status: RunStatus
+    status: str  # as Flower says it
     folder: Path
+
+    @property
+    def is_good(self) -> bool:
+        return self.status == COMPLETED
 
     @property
     def report(self) -> dict[str, Any]:
@@ -63,7 +67,7 @@ class Federated:
 
     def finished(self, name: str, *, seconds: float = 150.0, **config: Any) -> Round:
         run_id, result = self.run(name, **config)
-        return Round(run_id, self.deployment.wait(run_id, seconds), result)
+        return Round(run_id, self.deployment.wait(run_id, seconds)["status"], result)
 
     def model_of(self, site: str) -> np.ndarray:
         """The models of a site's users, as its node received them."""

@@ -13,8 +13,7 @@ from numpy.testing import assert_array_equal
 
 from odcl.data.synthetic import store_tables
 from odcl.data.write import write_table
-from odcl.engines.flower.app import app_config, app_folder
-from odcl.engines.flower.trial import _set_aside
+from odcl.engines.flower.trial import app_config, app_folder
 
 
 @pytest.fixture(scope="module")
@@ -67,10 +66,3 @@ def test_a_column_that_is_missing_is_said_to_be_without_talk_of_categories(clien
     with pytest.raises(ValueError, match="Columns promotion, temperature, weekend") as refused:
         client.load(context_of({"data": str(tmp_path / "north.csv")}))
     assert "categories" not in str(refused.value)
-
-
-def test_why_nodes_were_set_aside_is_read_off_the_log(tmp_path):
-    lines = ["INFO: hello", *(f"WARNING : Node {i} is set aside: no rows" for i in (3, 3, 4))]
-    (tmp_path / "run.log").write_text("\n".join(lines))
-    found = _set_aside(tmp_path / "run.log", {"3": "north"})
-    assert found == ["north is set aside: no rows", "node 4 is set aside: no rows"]

@@ -13,7 +13,14 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from odcl.engines.flower.certs import FILES, make_certificates
+from odcl.engines.flower import certs
+from odcl.engines.flower.certs import FILES
+
+
+def make_certificates(folder, *args, **options):
+    """The folder of new certificates."""
+    certs.make_certificates(folder, *args, **options)
+    return folder
 
 
 def modes(folder):
@@ -25,8 +32,8 @@ def modes(folder):
 def shaken(made, name):
     """A handshake with a server of this certificate by a client that knows its authority."""
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.load_cert_chain(made.server, made.server_key)
-    client = ssl.create_default_context(cafile=str(made.authority))
+    server.load_cert_chain(made / "server.pem", made / "server.key")
+    client = ssl.create_default_context(cafile=str(made / "ca.crt"))
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.settimeout(10)
@@ -61,7 +68,7 @@ def test_a_server_under_another_name_or_authority_is_refused(tmp_path):
     with pytest.raises(ssl.SSLCertVerificationError, match=r"doesn't match|not valid for"):
         shaken(made, "elsewhere.example.org")
     for name in ("server.pem", "server.key"):
-        (made.folder / name).write_bytes((other.folder / name).read_bytes())
+        (made / name).write_bytes((other / name).read_bytes())
     with pytest.raises(ssl.SSLCertVerificationError):
         shaken(made, "localhost")
 
@@ -69,7 +76,8 @@ def test_a_server_under_another_name_or_authority_is_refused(tmp_path):
 def test_the_server_cannot_sign_and_the_authority_is_no_server(tmp_path):
     made = make_certificates(tmp_path / "c", ["north"], days=30)
     server, authority = (
-        x509.load_pem_x509_certificate(path.read_bytes()) for path in (made.server, made.authority)
+        x509.load_pem_x509_certificate((made / name).read_bytes())
+        for name in ("server.pem", "ca.crt")
     )
     constraints = x509.BasicConstraints
     assert not server.extensions.get_extension_for_class(constraints).value.ca
@@ -81,13 +89,14 @@ def test_the_server_cannot_sign_and_the_authority_is_no_server(tmp_path):
 def test_node_keys_are_p384_in_openssh_form_and_belong_together(tmp_path):
     made = make_certificates(tmp_path / "c", ["north", "south"])
     for site in ("north", "south"):
-        text = made.node_key(site).read_bytes()
+        text = (made / "nodes" / f"{site}.key").read_bytes()
         assert text.startswith(b"-----BEGIN OPENSSH PRIVATE KEY-----")
         private = serialization.load_ssh_private_key(text, password=None)
         assert isinstance(private.curve, ec.SECP384R1)
-        public = serialization.load_ssh_public_key(made.node_public(site).read_bytes())
+        public = serialization.load_ssh_public_key((made / "nodes" / f"{site}.pub").read_bytes())
         assert private.public_key().public_numbers() == public.public_numbers()
-    assert made.node_key("north").read_bytes() != made.node_key("south").read_bytes()
+    north, south = ((made / "nodes" / f"{site}.key").read_bytes() for site in ("north", "south"))
+    assert north != south
 
 
 @pytest.mark.skipif(os.name != "posix", reason="permissions are POSIX's")
@@ -109,14 +118,14 @@ def test_private_files_are_readable_by_their_owner_alone(tmp_path):
 
 def test_nothing_is_overwritten_unless_forced_and_then_as_a_whole(tmp_path):
     made = make_certificates(tmp_path / "c", ["north"])
-    before = made.authority.read_bytes()
+    before = (made / "ca.crt").read_bytes()
     with pytest.raises(ValueError, match="exists already"):
         make_certificates(tmp_path / "c", ["north"])
-    assert made.authority.read_bytes() == before
+    assert (made / "ca.crt").read_bytes() == before
     make_certificates(tmp_path / "c", ["south"], force=True)
-    assert made.authority.read_bytes() != before
-    assert not made.node_key("north").exists()
-    assert {path.name for path in made.folder.iterdir()} == {name.strip("/") for name in FILES}
+    assert (made / "ca.crt").read_bytes() != before
+    assert not (made / "nodes" / "north.key").exists()
+    assert {path.name for path in made.iterdir()} == {name.strip("/") for name in FILES}
 
 
 def test_a_failure_on_the_way_leaves_nothing(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ pytest.importorskip("flwr", reason="Flower's tests run in .venv-flower")
 from numpy.testing import assert_array_equal
 
 import odcl
-from odcl.engines.flower.processes import wait_until
+from odcl.engines.flower.deployment import wait_until
 from tests.engines.flower.deployed import SITES, Round, federation
 
 pytestmark = pytest.mark.slow
@@ -55,12 +55,12 @@ def faulty(up, clean):
     assert wait_until(lambda: (up.flags / "fitting-n4").exists(), 60)
     up.deployment.start_node(LATE, up.node_config(LATE))
     # Two rounds, each of which may last as long as its timeout, and Flower's own start and end.
-    status = up.deployment.wait(run_id, 2 * TIMEOUT + 60)
+    status = up.deployment.wait(run_id, 2 * TIMEOUT + 60)["status"]
     return Round(run_id, status, result)
 
 
 def test_eight_nodes_receive_the_in_process_models_bit_for_bit(up, clean):
-    assert clean.status.is_good, up.deployment.run_log(clean.run_id)
+    assert clean.is_good, up.deployment.run_log(clean.run_id)
     expected = odcl.fit(federation(CLEAN))
     got = np.concatenate([up.model_of(site) for site in CLEAN])
     users = np.concatenate([np.arange(int(site[1:]), 27, 9) for site in CLEAN])
@@ -75,7 +75,7 @@ def test_the_result_of_a_deployment_predicts_as_a_fit_does(up, clean):
 
 
 def test_a_run_goes_on_without_the_nodes_that_do_wrong(up, faulty):
-    assert faulty.status.is_good, up.deployment.run_log(faulty.run_id)
+    assert faulty.is_good, up.deployment.run_log(faulty.run_id)
     sent = {user for node in faulty.report["nodes"].values() for user in node["users"]}
     assert {0, 9, 18, 1, 10, 19} <= sent
     assert set(up.why_set_aside(faulty)) == set(FAULTY)
@@ -112,7 +112,7 @@ def test_a_node_that_joins_after_the_run_is_served_from_its_result(up, clean, fa
     (up.models / f"{LATE}.npz").unlink()
     before = {site: up.model_of(site) for site in CLEAN}
     late = up.finished("clean", late=True, timeout=60.0)
-    assert late.status.is_good, up.deployment.run_log(late.run_id)
+    assert late.is_good, up.deployment.run_log(late.run_id)
     assert {flag.name for flag in up.flags.iterdir()} == {f"fitting-{LATE}"}
     assert up.model_of(LATE).shape == (3, 6)
     own = late.report["nodes"][up.deployment.registered[LATE]]
@@ -123,13 +123,13 @@ def test_a_node_that_joins_after_the_run_is_served_from_its_result(up, clean, fa
 
 def test_a_node_whose_key_is_not_registered_is_refused(up, clean):
     up.deployment.start_node("stranger", up.node_config("n0"))
-    stranger = up.deployment.known["stranger"]
-    assert wait_until(lambda: not stranger.runs, 60)
+    stranger = up.deployment.pids["stranger"]
+    assert wait_until(lambda: stranger not in up.deployment.running(), 60)
     assert "stranger" not in up.deployment.online()
 
 
 def test_fewer_nodes_than_the_quorum_fail_the_run_with_the_reason(up, clean):
     few = up.finished("few", min_replies=50, wait=2.0, seconds=60)
-    assert few.status.status == "finished:failed"
+    assert few.status == "finished:failed"
     assert "50 replies are needed" in up.deployment.run_log(few.run_id)
     assert not few.folder.exists()

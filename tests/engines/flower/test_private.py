@@ -18,8 +18,9 @@ from odcl.data.synthetic import store_tables
 from odcl.data.write import write_table
 from odcl.engines.flower import IFCA, ODCL, make_client_app
 from odcl.engines.flower import strategy as strategies
-from odcl.engines.flower.app import app_config, app_folder
+from odcl.engines.flower.deployment import COMPLETED
 from odcl.engines.flower.private import KEY
+from odcl.engines.flower.trial import app_config, app_folder
 from tests.engines.flower.test_app import client  # noqa: F401  a fixture
 from tests.engines.flower.test_result import Killed, killed
 from tests.engines.flower.world import Node, federation, grid_of, models_of, parts_of
@@ -238,9 +239,9 @@ def test_a_deployment_keeps_names_and_cells_from_everything_at_the_server(up):
     result = folder / "result"
     told = {"min-replies": 2, "nodes": 3, "result-dir": str(result), "timeout": 60.0}
     run_id = up.deployment.run(app_folder("table"), told)
-    status = up.deployment.wait(run_id, 150)
+    status = up.deployment.wait(run_id, 150)["status"]
     log = up.deployment.run_log(run_id)
-    assert status.is_good, log
+    assert status == COMPLETED, log
     up.deployment.down()
     words = json.loads((result / "nodes.json").read_text())
     assert sorted(len(one["users"]) for one in words["nodes"].values()) == [20, 20]

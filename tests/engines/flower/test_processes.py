@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -10,8 +11,8 @@ import time
 
 import pytest
 
-from odcl.engines.flower import processes
-from odcl.engines.flower.processes import Process, belonging, end, new_mark, start, wait_until
+from odcl.engines.flower import deployment
+from odcl.engines.flower.deployment import MARK, Deployment, end, running, wait_until
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc"), reason="by /proc")
 
@@ -29,90 +30,75 @@ time.sleep(600)
 def program(tmp_path):
     path = tmp_path / "program.py"
     path.write_text(PARENT)
+    children = []
 
     def begin(mark, *words):
-        return start([sys.executable, path, *words], mark, dict(os.environ), tmp_path / "log")
+        child = subprocess.Popen(
+            [sys.executable, path, *words],
+            env={**os.environ, **({MARK: mark} if mark else {})},
+            start_new_session=True,
+        )
+        children.append(child)
+        return child
 
-    return begin
+    yield begin
+    for child in children:
+        child.kill()
+        child.wait()
 
 
 @pytest.fixture
 def mark():
-    one = new_mark()
+    one = secrets.token_hex(16)
     yield one
     end(one, grace=0.1)
 
 
-def n_running(mark):
-    return len(belonging(mark))
+@pytest.fixture(params=["/proc", "ps"])
+def listing(request, monkeypatch, tmp_path):
+    """How processes are found: by /proc, or where there is none by ps."""
+    if request.param == "ps":
+        if shutil.which("ps") is None:
+            pytest.skip("no ps here")
+        monkeypatch.setattr(deployment, "_PROC", tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("manner", ["", "deaf"])
-def test_children_in_sessions_of_their_own_are_ended_too(program, mark, manner):
-    known = program(mark, "parent", manner)
-    assert wait_until(lambda: n_running(mark) == 2, 20)
-    assert end(mark, [known], grace=0.5) == 2
-    assert n_running(mark) == 0
-    assert not known.runs
+def test_children_in_sessions_of_their_own_are_ended_too(program, mark, manner, listing):
+    program(mark, "parent", manner)
+    assert wait_until(lambda: len(running(mark)) == 2, 20)
+    assert end(mark, grace=0.5) == 2
+    assert running(mark) == set()
 
 
 def test_children_are_found_when_their_parent_was_killed(program, mark):
     known = program(mark, "parent")
-    assert wait_until(lambda: n_running(mark) == 2, 20)
-    os.kill(known.pid, 9)
-    assert wait_until(lambda: not known.runs, 10)
-    assert end(mark, [known]) == 1
-    assert n_running(mark) == 0
+    assert wait_until(lambda: len(running(mark)) == 2, 20)
+    known.kill()
+    assert wait_until(lambda: len(running(mark)) == 1, 10)
+    assert end(mark) == 1
+    assert running(mark) == set()
 
 
-def test_processes_of_another_mark_and_none_are_left_alone(program, mark, tmp_path):
-    other = new_mark()
-    theirs = program(other)
-    unmarked = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    try:
-        ours = program(mark)
-        assert wait_until(lambda: n_running(mark) == n_running(other) == 1, 20)
-        end(mark, [ours])
-        assert theirs.runs
-        assert unmarked.poll() is None
-    finally:
-        end(other, [theirs])
-        unmarked.kill()
-        unmarked.wait()
+def test_processes_of_another_mark_and_none_are_left_alone(program, mark, listing):
+    other = secrets.token_hex(16)
+    theirs, unmarked = program(other), program("")
+    program(mark)
+    assert wait_until(lambda: len(running(mark)) == len(running(other)) == 1, 20)
+    assert end(mark) == 1
+    assert theirs.poll() is None
+    assert unmarked.poll() is None
 
 
-def test_a_number_given_to_another_process_is_not_the_process_that_was_known(mark):
-    """State files outlive their processes: by number alone, `down` would end a stranger."""
-    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    try:
-        known = Process(stranger.pid, "1")
-        assert not known.runs
-        assert end(mark, [known]) == 0
-        assert stranger.poll() is None
-    finally:
-        stranger.kill()
-        stranger.wait()
-
-
-@pytest.mark.parametrize("place", ["/proc", "nowhere"])
 def test_a_process_without_the_mark_is_left_alone_whatever_the_state_file_says(
-    place, monkeypatch, mark, tmp_path
+    program, tmp_path, mark
 ):
-    """Numbers and starts may agree by chance, after a reboot as before it: the mark decides."""
-    if place == "nowhere":
-        if shutil.which("ps") is None:
-            pytest.skip("no ps here")
-        monkeypatch.setattr(processes, "_PROC", tmp_path / place)
-    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    try:
-        known = Process(stranger.pid, processes._started(stranger.pid))
-        assert known.runs
-        assert belonging(mark, [known]) == []
-        assert end(mark, [known], grace=0.2) == 0
-        assert stranger.poll() is None
-    finally:
-        stranger.kill()
-        stranger.wait()
+    """State files outlive their processes: by number alone, `down` would end a stranger."""
+    stranger = program("")
+    known = Deployment(tmp_path, mark, 1, pids={"superlink": stranger.pid})
+    assert known.running() == set()
+    assert known.down() == 0
+    assert stranger.poll() is None
 
 
 def test_waiting_ends_when_time_is_up_and_says_so():
@@ -122,18 +108,9 @@ def test_waiting_ends_when_time_is_up_and_says_so():
     assert wait_until(lambda: True, 0.0)
 
 
-def test_a_log_is_readable_by_its_owner_alone(program, mark, tmp_path):
-    program(mark)
-    assert (tmp_path / "log").stat().st_mode & 0o077 == 0
-
-
-def test_where_there_is_no_proc_known_processes_are_found_by_ps(
-    monkeypatch, program, mark, tmp_path
-):
-    if shutil.which("ps") is None:
-        pytest.skip("no ps here")
-    monkeypatch.setattr(processes, "_PROC", tmp_path / "nowhere")
-    known = program(mark)
-    assert known.runs
-    assert end(mark, [known]) == 1
-    assert not known.runs
+def test_a_log_is_readable_by_its_owner_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(deployment, "program", lambda name: shutil.which(name))
+    made = Deployment.make(tmp_path / "d", simulation=True)
+    made._start("it", made.home, "true")
+    assert (made.logs / "it.log").stat().st_mode & 0o077 == 0
+    assert Deployment.read(tmp_path / "d") == made

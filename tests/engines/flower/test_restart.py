@@ -20,7 +20,7 @@ pytest.importorskip("flwr", reason="Flower's tests run in .venv-flower")
 from numpy.testing import assert_array_equal
 
 import odcl
-from odcl.engines.flower.processes import wait_until
+from odcl.engines.flower.deployment import wait_until
 from tests.engines.flower.deployed import Round, federation
 
 pytestmark = pytest.mark.slow
@@ -38,9 +38,9 @@ def up(deploy):
 
 def kill(up, name):
     """End a program as a power cut would, without a word."""
-    process = up.deployment.known[name]
-    os.kill(process.pid, signal.SIGKILL)
-    assert wait_until(lambda: not process.runs, 10)
+    pid = up.deployment.pids[name]
+    os.kill(pid, signal.SIGKILL)
+    assert wait_until(lambda: pid not in up.deployment.running(), 10)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def interrupted(up):
     kill(up, "superlink")
     up.deployment.start_superlink()
     up.deployment.wait_online(NODES)
-    status = up.deployment.wait(run_id, 90)
+    status = up.deployment.wait(run_id, 90)["status"]
     (up.flags / "enough").touch()  # only now: a ServerApp that found its way back would hear them
     return Round(run_id, status, result)
 
@@ -68,16 +68,16 @@ def resumed(up, interrupted):
     run_id, result = up.run("result", faults="n2:silent", min_replies=2, nodes=3, timeout=TIMEOUT)
     assert wait_until(lambda: (up.flags / "fitting-n2").exists(), 60)
     kill(up, "n2")
-    return Round(run_id, up.deployment.wait(run_id, 2 * TIMEOUT + 60), result)
+    return Round(run_id, up.deployment.wait(run_id, 2 * TIMEOUT + 60)["status"], result)
 
 
 def test_flower_calls_a_run_failed_whose_superlink_was_killed(interrupted):
-    assert interrupted.status.status == "finished:failed"
+    assert interrupted.status == "finished:failed"
     assert not interrupted.folder.exists()
 
 
 def test_the_next_run_goes_on_from_the_uploads_that_had_arrived(up, resumed):
-    assert resumed.status.is_good, up.deployment.run_log(resumed.run_id)
+    assert resumed.is_good, up.deployment.run_log(resumed.run_id)
     assert not (up.flags / "fitting-n0").exists()  # it was not asked again
     assert (up.flags / "fitting-n1").exists()
     got = np.concatenate([up.model_of(site) for site in ("n0", "n1")])

@@ -1,114 +1,139 @@
-"""A deployment to try things on: tables to hand out to its nodes, one run, what came of it."""
+"""Apps that ``flwr run`` takes, and one run of an app on this machine: deployed, or simulated."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from odcl._typing import Array, Ints
-from odcl.artifact.arrays import id_from_json
 from odcl.data.schema import check_columns
 from odcl.data.synthetic import store_tables
-from odcl.data.tables import read_column_names, read_table
+from odcl.data.tables import read_column_names
 from odcl.data.write import write_table
 from odcl.engines.files.names import check_site
-from odcl.engines.flower.app import app_folder
-from odcl.engines.flower.deployment import STATE, Deployment, DeploymentError
+from odcl.engines.flower.deployment import COMPLETED, STATE, Deployment, DeploymentError
 from odcl.errors import InputError
-from odcl.files import check_folder
+from odcl.files import atomic_folder, check_folder
 
-# What stands in the folder of a trial; whatever else does, is somebody's own.
+# All that a trial writes into its folder.
 OWN = (
     *(STATE, "certs/", "data/", "home/", "logs/", "models/", "result/", "result.arrived/"),
     *(f"superlink.db{ending}" for ending in ("", "-shm", "-wal", "-journal")),
 )
 
+# -- apps ------------------------------------------------------------------------------------------
 
-@dataclass(frozen=True, eq=False)
-class Trial:
-    """A run on a deployment that is up, and the models that its nodes were sent."""
-
-    deployment: Deployment
-    sites: tuple[str, ...]
-    run_id: int
-    users: Array  # (n_users,)
-    labels: Ints  # (n_users,), each user's group
-    n_rows: Ints  # (n_users,)
-    result: Path
-
-    @property
-    def reason(self) -> str:
-        """How the groups came about."""
-        report = json.loads((self.result / "report.json").read_text(encoding="utf-8"))
-        return str(report["reason"])
+_APP = "odcl-app"  # the name in the template's pyproject.toml
 
 
-def check_place(folder: Path, *, force: bool) -> None:
-    """Refuse a folder that is in use, or that holds what a trial did not write."""
-    if (folder / STATE).is_file() and Deployment.read(folder).processes():
-        raise ValueError(f"{folder} is up already: say `odcl flower down {folder}` first.")
-    check_folder(folder, force=force, own=OWN)
+def app_folder(name: str) -> Path:
+    """An app of ours: "table" reads each node's own file, "paper" draws the paper's users."""
+    return Path(str(files("odcl.engines.flower") / "apps" / name))
 
 
-def tables_of(files: Sequence[Path]) -> dict[str, Path]:
-    """A site per table, named as its file is."""
+def app_config(folder: Path) -> dict[str, Any]:
+    """The settings of an app's runs, before any ``flwr run -c``."""
+    words: Any = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+    for name in ("tool", "flwr", "app", "config"):
+        words = words.get(name, {})
+    return dict(words)
+
+
+def write_app(folder: Path, *, force: bool = False) -> None:
+    """Write a new app folder, whole or not at all; the app is called as the folder is.
+
+    Its modules are a package of that name: nodes of a simulation may have another app's folder on
+    their path, and modules of the same name there. The result's place is an absolute path for the
+    same reason: a run's working folder is the SuperLink's.
+    """
+    name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-") or _APP
+    package = "odcl_" + name.replace("-", "_").removeprefix("odcl_")
+    result = json.dumps(str(folder.resolve() / "result"))
+    values = {
+        f'name = "{_APP}"': f'name = "{name}"',
+        'packages = ["."]': f'packages = ["{package}"]',
+        '"server_app:app"': f'"{package}.server_app:app"',
+        '"client_app:app"': f'"{package}.client_app:app"',
+        'result-dir = "result"': f"result-dir = {result}",
+        "PACKAGE/": f"{package}/",
+    }
+    own = ("README.md", "pyproject.toml", f"{package}/", "__pycache__/")
+    with atomic_folder(folder, force=force, own=own) as new:
+        (new / package).mkdir()
+        (new / package / "__init__.py").touch()
+        for file in ("client_app.py", "server_app.py"):
+            (new / package / file).write_bytes((app_folder("table") / file).read_bytes())
+        for file in ("README.md", "pyproject.toml"):
+            text = (app_folder("table") / file).read_text(encoding="utf-8")
+            for template, value in values.items():
+                text = text.replace(template, value)
+            (new / file).write_text(text, encoding="utf-8")
+
+
+# -- tables of the nodes ---------------------------------------------------------------------------
+
+
+def tables_of(paths: Sequence[Path], config: Mapping[str, Any]) -> dict[str, Path]:
+    """A site per table, named as its file is; each must hold the columns of the app's config."""
+    columns = [config[name] for name in ("user", "target") if name in config]
+    columns += config["features"].split(",") if "features" in config else []
     found: dict[str, Path] = {}
-    for path in files:
+    for path in paths:
         site = check_site(path.name.partition(".")[0])
         if site in found:
             raise ValueError(f"{path} and {found[site]} would both be site {site!r}: rename one.")
         if not path.is_file():
             raise ValueError(f"There is no file {path}.")
-        found[site] = path.resolve()
-    return found
-
-
-def check_tables(tables: Mapping[str, Path], columns: Sequence[str]) -> None:
-    """Refuse tables that lack a column before anything is started for them."""
-    for path in tables.values():
         try:
             check_columns(columns, read_column_names(path))
         except InputError as error:
             raise error.of_file(path.name, 0) from None
+        found[site] = path.resolve()
+    return found
 
 
-def made_tables(folder: Path, n_sites: int, *, seed: int = 0) -> dict[str, Path]:
-    """60 made stores, handed out to so many sites by turns: a file per site."""
-    stores = store_tables(seed)[0]
+def write_stores(folder: Path, n_sites: int) -> dict[str, Path]:
+    """60 made stores, dealt out to ``n_sites`` sites: a file per site."""
+    stores = store_tables(0)[0]
     names, owner = np.unique(stores["store"], return_inverse=True)
     if n_sites > len(names):
         raise ValueError(f"{n_sites} nodes are more than the {len(names)} made stores: name fewer.")
     folder.mkdir(mode=0o700)
-    found = {}
-    for i in range(n_sites):
-        path = folder / f"site-{i + 1}.csv"
+    found = {f"site-{i + 1}": folder / f"site-{i + 1}.csv" for i in range(n_sites)}
+    for i, path in enumerate(found.values()):
         rows = owner % n_sites == i
         write_table(path, {name: column[rows] for name, column in stores.items()})
-        found[f"site-{i + 1}"] = path
     return found
+
+
+# -- one run ---------------------------------------------------------------------------------------
+
+
+def check_place(folder: Path, *, force: bool) -> None:
+    """Refuse a folder that is in use, or that holds files a trial did not write."""
+    if (folder / STATE).is_file() and Deployment.read(folder).running():
+        raise ValueError(f"{folder} is up already: say `odcl flower down {folder}` first.")
+    check_folder(folder, force=force, own=OWN)
 
 
 def try_out(
     deployment: Deployment,
     tables: Mapping[str, Path],
+    app: Path,
     config: Mapping[str, Any],
-    *,
-    app: Path | None = None,
-    timeout: float = 600.0,
-    stage: Callable[[str], None] = lambda _: None,
-) -> Trial:
-    """Start everything, run the app once and read what its nodes were sent.
+    stage: Callable[[str], None],
+) -> Path:
+    """Start everything and run the app once; the folder of its result.
 
-    The deployment is up when this returns; if anything goes wrong, or the user interrupts, all of
-    it is ended.
+    The deployment is up when this returns; on any error or interruption all of it is ended.
     """
-    models, result = deployment.folder / "models", deployment.folder / "result"
+    models, result, n = deployment.folder / "models", deployment.folder / "result", len(tables)
     try:
         models.mkdir(mode=0o700)
         nodes = {
@@ -117,45 +142,45 @@ def try_out(
         }
         deployment.up(nodes, stage)
         stage("one round")
-        n = len(nodes)
         told = {"min-replies": n, "nodes": n, "result-dir": str(result), **config}
-        run_id = deployment.run(app or app_folder("table"), told)
-        status = deployment.wait(run_id, timeout)
-        (deployment.logs / "run.log").write_text(deployment.run_log(run_id), encoding="utf-8")
-        if not status.is_good:
-            why = status.details or f"it is {status.status} after {timeout:g} s"
-            error = DeploymentError(f"the run failed: {why} (see {deployment.logs / 'run.log'})")
-            site_of = {number: site for site, number in deployment.registered.items()}
-            for line in _set_aside(deployment.logs / "run.log", site_of):
-                error.add_note(line)
-            raise error
-        found = _models(deployment, tables, config["user"])
-        return Trial(deployment, tuple(tables), run_id, *found, result)
+        run_once(deployment, app, told, 2 * app_config(app).get("timeout", 600.0) + 120)
     except BaseException:
         deployment.down()
         raise
+    return result
 
 
-def _models(up: Deployment, sites: Iterable[str], user: str) -> tuple[Array, Ints, Ints]:
-    """Users and groups as every node kept them, and the rows that each user's model is of.
+def run_once(
+    deployment: Deployment,
+    app: Path,
+    config: Mapping[str, Any],
+    seconds: float,
+    *,
+    nodes: int | None = None,
+) -> float:
+    """Run an app to its end, within ``seconds``, and return how many it took."""
+    run_id = deployment.run(app, config, nodes=nodes)
+    run = deployment.wait(run_id, seconds)
+    log = deployment.logs / "run.log"
+    log.write_text(deployment.run_log(run_id), encoding="utf-8")
+    if run["status"] != COMPLETED:
+        raise DeploymentError(
+            f"the run is {run['status']} ({run['status-details']}): {deployment.tail('run')}"
+        )
+    return float(run["elapsed"])
 
-    The server may know users by digests: it names those of a node in the node's own order.
+
+def simulate(folder: Path, n_nodes: int, *, seed: int, timeout: float) -> tuple[Path, float]:
+    """The paper's linear federation on Flower's simulation engine, a node per user.
+
+    ``timeout`` bounds each of the two rounds, in seconds. Returns the folder of the result and the
+    seconds of the run; no process outlives the call.
     """
-    result = up.folder / "result"
-    kept = [read_table(up.folder / "models" / f"{site}.csv", text=(user,)) for site in sites]
-    users = np.array([name for own in kept for name in own[user].to_pylist()])
-    labels = np.array([label for own in kept for label in own["group"].to_pylist()])
-    listed = read_table(result / "assignment.csv", text=(user,))
-    rows = dict(zip(listed[user].to_pylist(), listed["rows"].to_pylist(), strict=True))
-    nodes = json.loads((result / "nodes.json").read_text(encoding="utf-8"))["nodes"]
-    called = [id_from_json(one) for site in sites for one in nodes[up.registered[site]]["users"]]
-    order = np.argsort(users, kind="stable")
-    return users[order], labels[order], np.array([rows[str(one)] for one in called])[order]
-
-
-def _set_aside(log: Path, site_of: Mapping[str, str], most: int = 5) -> list[str]:
-    """What a run's log says of nodes that were set aside, the first few, by their sites."""
-    lines = log.read_text(encoding="utf-8").splitlines()
-    found = (re.search(r"Node (\d+) (is set aside: .*)", line) for line in lines)
-    named = (f"{site_of.get(one[1], f'node {one[1]}')} {one[2]}" for one in found if one)
-    return list(dict.fromkeys(named))[:most]
+    result = folder / "result"
+    with Deployment.make(folder, simulation=True) as deployment:
+        deployment.start_superlink()
+        config = {"n-users": n_nodes, "seed": seed, "timeout": timeout, "result-dir": str(result)}
+        seconds = run_once(
+            deployment, app_folder("paper"), config, 2 * timeout + 120, nodes=n_nodes
+        )
+    return result, seconds

@@ -52,12 +52,10 @@ def read(table: Any, config: Mapping[str, Any]) -> Federation:
     try:
         rows, schema = federation_from_table(table, **roles)
     except InputError as error:
-        advice = [part for part in error.args if isinstance(part, Setting)]
-        if not any(one.name == "categorical" for one in advice):
+        if not any(isinstance(part, Setting) and part.name == "categorical" for part in error.args):
             raise
-        said = error.args[: error.args.index(advice[0]) - 1]
-        write = Rule("Write categories as columns of 0 and 1, at all nodes.")
-        raise InputError(*said, write) from None
+        rule, advice = error.rule, "Write categories as columns of 0 and 1, at all nodes."
+        raise InputError(Rule(f"{rule}. {advice}")) from error
     if list(schema.columns) != features:
         raise Refused(
             "A column holds categories, which every node would number in its own way: write them "
