@@ -72,7 +72,7 @@ def test_a_run_is_diagnosed_from_what_it_holds(run, how, tmp_path):
 
 @pytest.mark.parametrize(
     ("holdout", "said"),
-    [("0", "Whether one shot is enough is not known."), ("0.2", "One shot is enough.")],
+    [("0", "It is not known whether one shot is enough."), ("0.2", "One shot is enough.")],
 )
 def test_where_models_do_not_tell_a_runs_held_out_rows_decide(command, holdout, said):
     """Fewer rows than parameters, and too many of these for data terms."""
@@ -85,7 +85,7 @@ def test_where_models_do_not_tell_a_runs_held_out_rows_decide(command, holdout, 
     code, out, _ = command("diagnose", "run")
     assert (code, out.splitlines()[0]) == (0, said)
     reason = out.splitlines()[1]
-    assert "have hardly more rows than the model has parameters, or fewer" in reason
+    assert "have hardly more rows than the model's 106 parameters, or fewer" in reason
     assert ("On 240 held-out rows the mean user has RMSE" in reason) == (holdout != "0")
     assert "Collect about" not in out
 

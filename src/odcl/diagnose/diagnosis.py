@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy.optimize import linear_sum_assignment
 
 from odcl._typing import Array, Floats, Ints
 from odcl.clustering.labels import same_partition
 from odcl.data.federation import Federation
-from odcl.diagnose.measure import Distance, Errors, Measured, measure
-from odcl.diagnose.membership import Membership, Stability, stability
-from odcl.diagnose.noise import Noise, estimated_noise, guessed_traces
-from odcl.diagnose.verdict import Case, Verdict, decide, scattered
+from odcl.diagnose.measure import Distance, Errors, Measured, Stability, measure, stability
+from odcl.diagnose.noise import Membership, Noise, estimated_noise, guessed_traces
+from odcl.diagnose.verdict import Facts, Verdict, decide, scattered
 from odcl.evaluate.scores import Comparison
 from odcl.exchange.upload import Uploads
 from odcl.local.fit import fit_users
 from odcl.method import Method
-from odcl.mixed.differences import differences, differing, named_differences
+from odcl.mixed.differences import differing, named_differences
 from odcl.mixed.layout import model_spread
 from odcl.mixed.posterior import Mixture, posterior
 from odcl.server.combine import combine_clusters
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 BORDER = 0.05  # probability of belonging elsewhere from which a user is named
 UNLIKELY = 0.01  # chance that any member of a group is taken for a user of none
+UNSURE = 0.25  # share of users with hardly more rows than parameters that hide whole groups
+SPARE = 3  # rows beyond the parameters that a user needs to tell its noise
 FAR_NOISIER = 1e4  # times the median user's noise variance
 TRUSTED = 3  # users that a group needs: the model of a pair may be a coincidence
 # Rules of the mixtures that chose K themselves.
@@ -237,39 +240,90 @@ def diagnose_step(
         visible = found if same else visible
     where = None if shown.mixture is None else _where_users_differ(uploads, shown.mixture, features)
     refit = method is not None and method.refit is not None
-    judged = None if same else found
-    case = Case(**vars(visible), judged=judged, combine=combine, where=where, refit=refit)
+    facts = _facts(visible, None if same else found, combine, where, refit)
+    verdict, scatter = decide(facts, comparison), scattered(overdispersion(uploads))
     by_mixture = method is not None and method.clusterer.uses_covariance
     by_mixture = by_mixture or (step.rule in MIXTURE_RULES and step.mixture is None)
-    verdict = decide(case, comparison)
-    scatter = scattered(overdispersion(uploads))
     known = Diagnosis(
-        replace(verdict, reason=f"{verdict.reason} {scatter}") if scatter else verdict,
-        found_by or ("the noise mixture" if by_mixture else step.rule),
-        uploads.users,
-        step.labels,
-        visible.labels,
-        uploads.n_samples,
-        uploads.dim,
-        noise,
-        found.tau2,
-        found.tau2_in_noise,
-        found.membership,
-        combine,
+        verdict=replace(verdict, reason=f"{verdict.reason} {scatter}") if scatter else verdict,
+        found_by=found_by or ("the noise mixture" if by_mixture else step.rule),
+        users=uploads.users,
+        labels=step.labels,
+        visible=visible.labels,
+        n_samples=uploads.n_samples,
+        dim=uploads.dim,
+        noise=noise,
+        tau2=found.tau2,
+        tau2_in_noise=found.tau2_in_noise,
+        membership=found.membership,
+        combine=combine,
     )
-    if case.untold:
+    if facts.silent:
         return known
-    means, centers = visible.groups.models[visible.labels], found.groups.models
     return replace(
         known,
         distance=found.distance,
         separation=separation(uploads.models, step.labels) if step.n_clusters > 1 else None,
-        stability=stability(
-            means, centers, step.labels, noise, visible.differ, resamples=resamples, seed=seed
-        ),
+        stability=stability(visible, found, resamples=resamples, seed=seed),
         errors=found.errors,
         visible_error=visible.errors.precision,
     )
+
+
+def _facts(
+    visible: Measured, judged: Measured | None, combine: str | None, where: str | None, refit: bool
+) -> Facts:
+    """What the verdict rests on: the groups that the noise shows, and those in hand if others."""
+    uploads, noise = visible.uploads, visible.noise
+    n, dim, rows = uploads.n_samples, uploads.dim, float(np.median(uploads.n_samples))
+    bare = uploads.dispersion is None and bool((n == 1).all())  # models and nothing else
+    blind = n <= dim if uploads.dispersion is None else ~uploads.knows_noise
+    if uploads.has_dispersion:  # a noise read off one or two spare rows may be anything
+        blind = blind | (n < dim + SPARE)
+    unsure = 0.0 if bare else float(np.mean(blind))
+    silent, distance = "", visible.distance
+    if unsure > UNSURE:
+        silent = (
+            f"{unsure:.0%} of the users have hardly more rows than the model's {dim} parameters, "
+            f"or fewer (the median user has {rows:g} rows)"
+        )
+    elif noise.source == "trace":
+        silent = "users sent one number about their noise, which says little about predictions"
+    elif not noise.known.any():
+        silent = "users did not send their noise, and no two share a group, which would show it"
+    spare = rows - dim - 1
+    averaged = uploads.curvature is None and not bare and spare > 0
+    return Facts(
+        n_users=uploads.n_users,
+        dim=dim,
+        n=rows,
+        k=visible.n_clusters,
+        judged=None if judged is None else judged.n_clusters,
+        moved=0 if judged is None else _moved(judged.labels, visible.labels),
+        errors=visible.errors,
+        used=(judged or visible).errors.used,
+        in_noise=math.nan if silent or distance is None else distance.in_noise,
+        misplaced=visible.misplaced,
+        crowded=visible.crowded,
+        rows_needed=visible.rows_needed() if visible.crowded and not silent else None,
+        tau2=visible.tau2_in_noise,
+        mismatch=0.0 if silent else visible.curvature_mismatch,
+        averaging=rows / spare if averaged else 1.0,
+        unsure=unsure,
+        silent=silent,
+        guessed=noise.source == "spread",
+        curved=uploads.curvature_varies,
+        combine=combine,
+        where=where,
+        refit=refit,
+    )
+
+
+def _moved(judged: Ints, visible: Ints) -> int:
+    """Users who are elsewhere in the other partition, with groups matched at their best."""
+    together = np.zeros((int(judged.max()) + 1, int(visible.max()) + 1), dtype=np.intp)
+    np.add.at(together, (judged, visible), 1)
+    return len(judged) - int(together[linear_sum_assignment(-together)].sum())
 
 
 def _without_mistakes(uploads: Uploads) -> Uploads:
@@ -317,15 +371,9 @@ def _where_users_differ(
 ) -> str:
     """The coefficients that users of a group differ in, in words; empty: in none."""
     assert uploads.risk is not None
-    if features is not None:
-        return differing(named_differences(mixture, uploads.risk, features))
-    level, slopes, effects = differences(mixture, uploads.risk)
-    each = np.concatenate([slopes, effects])
-    total = len(each) + uploads.risk.intercept
-    total -= sum(len(factor.columns) for factor in uploads.risk.factors)
-    n = int((each > 0).sum()) + (level > 0)
-    some = "every coefficient" if n == total else f"{n} of {total} coefficients"
-    return some if n else ""
+    if features is None:
+        features = {f"x{j}": 1.0 for j in range(mixture.coordinates.n_features)}
+    return differing(named_differences(mixture, uploads.risk, features))
 
 
 def _visible_groups(uploads: Uploads, seed: int) -> ServerStep:

@@ -8,15 +8,20 @@ from functools import cached_property
 import numpy as np
 from scipy.optimize import brentq
 from scipy.spatial.distance import pdist, squareform
+from sklearn.cluster import KMeans
+from threadpoolctl import threadpool_limits
 
 from odcl._typing import Floats, Ints
-from odcl.clustering.labels import sum_by_cluster
-from odcl.diagnose.membership import Membership, expected_wrong, membership
+from odcl.clustering.labels import nearest_center, sum_by_cluster
 from odcl.diagnose.noise import (
     Differ,
     GroupModels,
+    Membership,
     Noise,
     center_covariance,
+    expected_wrong,
+    membership,
+    noise_unit,
     spread_matrix,
     without_penalty,
 )
@@ -25,6 +30,7 @@ from odcl.server.combine import average_by_cluster, combine_clusters, solve_symm
 from odcl.server.dispersion import evidence_tau2, pooled_dispersion
 
 DIFFER = 3.0  # standard deviations of more than noise, before users of a group are said to differ
+MISPLACED = 0.02  # share of users in a wrong group from which more rows come first
 LEFT_WRONG = 0.05  # expected number of users in a wrong group that a wanted n may leave
 MOST_SHRINK = 1e-6  # of the noise: beyond a million times the rows nobody goes
 
@@ -51,6 +57,15 @@ class Errors:
     refit: float  # precision, and then drawn to the group's only as far as users are alike
 
 
+@dataclass(frozen=True)
+class Stability:
+    """What became of the groups in federations drawn from the fitted one."""
+
+    kept: float  # share of users that keep their group, mean over resamples
+    same: float  # share of resamples in which every user does
+    resamples: int
+
+
 @dataclass(frozen=True, eq=False)
 class Measured:
     """A partition: its groups' models, how far apart they are, and how surely users belong."""
@@ -71,6 +86,11 @@ class Measured:
     def misplaced(self) -> float:
         """Expected number of users in a wrong group."""
         return float(np.nansum(self.membership.elsewhere))
+
+    @property
+    def crowded(self) -> bool:
+        """Are so many users in a wrong group that more rows come first?"""
+        return self.misplaced > max(MISPLACED * len(self.labels), 1.0)
 
     @property
     def spread(self) -> Floats:
@@ -283,3 +303,32 @@ def _errors(
     gap = groups.models - average_by_cluster(groups.models[labels], everybody, uploads.n_samples)
     one = float(((gap @ W) * gap).sum(axis=1)[at].mean()) / dim + own
     return Errors(one, used, precision, refit)
+
+
+def stability(visible: Measured, found: Measured, *, resamples: int, seed: int) -> Stability:
+    """Would the same users come together again, had they other rows?
+
+        theta_i ~ N(mean_i, C_i + T)
+
+    is drawn and clustered ``resamples`` times. The means are the best guess of the users' optima:
+    the models of the ``visible`` groups, those that the noise shows. K-means from the models of the
+    groups ``found``, in units of the average noise, so that these are estimated anew. Users of
+    unknown noise are left out.
+    """
+    centers, noise, differ = found.groups.models, visible.noise, visible.differ
+    k, dim = centers.shape
+    if k == 1:
+        return Stability(1.0, 1.0, resamples)
+    rows = np.flatnonzero(noise.known)
+    means, labels = visible.groups.models[visible.labels[rows]], found.labels[rows]
+    unit, C = noise_unit(noise, dim, differ), noise.covariance[rows]
+    roots = np.linalg.cholesky(C + spread_matrix(differ, C.shape[1]))
+    rng = np.random.default_rng(seed)
+    kept = np.zeros(resamples)
+    with threadpool_limits(1):
+        for i in range(resamples):
+            e = rng.standard_normal((len(rows), C.shape[1], dim // C.shape[1]))
+            points = (means + (roots @ e).reshape(len(rows), dim)) @ unit
+            run = KMeans(k, init=centers @ unit, n_init=1, max_iter=20).fit(points)
+            kept[i] = np.mean(nearest_center(points, run.cluster_centers_) == labels)
+    return Stability(float(kept.mean()), float(np.mean(kept == 1.0)), resamples)

@@ -1,4 +1,4 @@
-"""How noisy users' and groups' models are, and how far models lie apart in units of that noise."""
+"""How noisy users' and groups' models are, and how surely users belong to their groups."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from functools import cached_property
 from typing import Literal
 
 import numpy as np
+from scipy.spatial.distance import cdist
+from scipy.special import chdtrc, ndtr
 
 from odcl._typing import Bools, Floats, Ints
 from odcl.clustering.labels import sum_by_cluster
@@ -16,6 +18,8 @@ from odcl.server.dispersion import covariances, noise_traces, pooled_dispersion
 
 Source = Literal["curvature", "trace", "spread"]
 Differ = float | Floats  # how users of a group differ: one variance, or a covariance (dim, dim)
+NEAREST = 6  # groups that a user is compared with, besides its own
+PART = 4096  # users looked at together
 LEAST_SHARE = 0.01  # of a direction's curvature that must come from the rows, not the penalty
 
 
@@ -182,3 +186,88 @@ def without_penalty(uploads: Uploads, noise: Noise) -> tuple[Floats, Noise]:
     theta[rows] = (inverse @ (H @ theta[rows, :, None]))[..., 0]
     covariance[rows] = phi[:, None, None] * 0.5 * (inverse + inverse.swapaxes(1, 2))
     return theta, Noise(covariance, noise.source)
+
+
+# -- where each user belongs, and how surely ------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Membership:
+    """How surely each user is in the right group; NaN for users of unknown noise."""
+
+    elsewhere: Floats  # (n_users,), probability of belonging to another of the groups
+    rival: Ints  # (n_users,), the likeliest other group; -1 where there is none
+    distance: Floats  # (n_users,), to the own group without it, in noise units; about 1
+    tail: Floats  # (n_users,), probability that a member is so far
+
+
+def membership(
+    theta: Floats, labels: Ints, noise: Noise, groups: GroupModels, differ: Differ
+) -> Membership:
+    """Posterior probabilities of the groups.
+
+        log r_ik = log |C_k| - 1/2 log det S_ik - 1/2 (theta_i - c_k)' S_ik^-1 (theta_i - c_k)
+
+    S_ik = C_i + T + V_k, with V_k the covariance of the group's model. The own group is seen
+    without the user itself: with it, everybody would look at home. A user alone in its group is
+    compared with the other groups only: ``elsewhere`` is the chance that a member of the nearest
+    one is as far from it.
+    """
+    m = len(theta)
+    answer = Membership(np.full(m, np.nan), np.full(m, -1), np.full(m, np.nan), np.full(m, np.nan))
+    able, dim, sizes = np.flatnonzero(noise.known), theta.shape[1], groups.sizes
+    answer.elsewhere[able] = 0.0
+    for rows in np.split(able, range(PART, len(able), PART)):
+        models, own, some = theta[rows], labels[rows], noise.take(rows)
+        alone = sizes[own] == 1
+        seen = groups.seen_without(own)
+        square, log_det = some.whiten(models - groups.others[rows], seen, differ)
+        at_home = np.log(np.maximum(sizes[own] - 1.0, 1e-300)) - 0.5 * (log_det + square)
+        answer.distance[rows] = np.where(alone, 0.0, np.sqrt(square / dim))
+        answer.tail[rows] = np.where(alone, 1.0, chdtrc(dim, square))
+        if len(sizes) == 1 or len(rows) == 0:
+            continue
+        rivals = _rivals(models, own, some, groups, differ)
+        joint, tails = np.zeros(rivals.shape), np.zeros(rivals.shape)
+        for j, k in enumerate(rivals.T):
+            square, log_det = some.whiten(models - groups.models[k], groups.covariance[k], differ)
+            joint[:, j] = np.log(sizes[k]) - 0.5 * (log_det + square)
+            tails[:, j] = chdtrc(dim, square)
+        top = np.maximum(joint.max(axis=1), at_home)
+        others = np.exp(joint - top[:, None]).sum(axis=1)
+        chance = others / (others + np.exp(at_home - top))
+        answer.elsewhere[rows] = np.where(alone, tails.max(axis=1), chance)
+        answer.rival[rows] = rivals[np.arange(len(rows)), joint.argmax(axis=1)]
+    return answer
+
+
+def _rivals(theta: Floats, own: Ints, noise: Noise, groups: GroupModels, differ: Differ) -> Ints:
+    """The few groups nearest to each user besides its own, in units of its noise."""
+    unit = noise_unit(noise, theta.shape[1], differ)
+    z, c = theta @ unit, groups.models @ unit
+    squared = cdist(z, c, "sqeuclidean")
+    squared[np.arange(len(own)), own] = np.inf
+    few = min(NEAREST, len(c) - 1)
+    return np.asarray(np.argpartition(squared, few - 1, axis=1)[:, :few])
+
+
+def noise_unit(noise: Noise, dim: int, differ: Differ) -> Floats:
+    """R with R R' the inverse of the average noise: rows times R have it as their unit."""
+    return np.linalg.cholesky(np.linalg.inv(noise.mean(dim) + spread_matrix(differ, dim)))
+
+
+def expected_wrong(
+    noise: Noise, labels: Ints, groups: GroupModels, differ: Differ, shrink: float
+) -> float:
+    """Expected number of users put into a wrong group with ``shrink`` times their noise.
+
+    Before their rows are seen: sum over other groups l of Phi(-delta / 2), delta the distance
+    between the two groups' models in units of (shrink C_i + T).
+    """
+    rows = np.flatnonzero(noise.known)
+    less = Noise(shrink * noise.covariance[rows], noise.source)
+    home = groups.models[labels[rows]]
+    chance = np.zeros(len(rows))
+    for k in _rivals(home, labels[rows], less, groups, differ).T:
+        chance += ndtr(-0.5 * np.sqrt(less.whiten(home - groups.models[k], 0.0, differ)[0]))
+    return float(np.minimum(chance, 1.0).sum())

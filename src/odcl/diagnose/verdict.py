@@ -1,16 +1,13 @@
-"""From measured quantities to one sentence of advice and its reason."""
+"""From measured facts to one sentence of advice and its reason: a table of rules."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
-import numpy as np
-from scipy.optimize import linear_sum_assignment
-
-from odcl.diagnose.measure import Measured, rows_after
+from odcl.diagnose.measure import Errors, rows_after
 from odcl.errors import number
 from odcl.evaluate.scores import NAMES, Comparison
 
@@ -21,31 +18,25 @@ SENTENCES: dict[Advice, str] = {
     "one-shot": "One shot is enough.",
     "precision": "Use precision combining.",
     "refine": "Add refinement rounds.",
+    "collect": "Collect about {rows:,} rows per user.",
     "one-model": "There is no group structure here: use one model.",
     "mixed": "No groups: users differ gradually.",
-    "local": "Models of their own serve users as well: stay local.",
-    "unknown": "Whether one shot is enough is not known.",
+    "local": "Users do as well with models of their own: stay local.",
+    "unknown": "It is not known whether one shot is enough.",
 }
-
 HIDDEN = "No groups can be seen: users seem to differ gradually."
-DEFAULT = "clusterer='auto', --clusters auto"
-UNSURE = 0.25  # share of users with hardly more rows than parameters that hide whole groups
-SPARE = 3  # rows beyond the parameters that a user needs to tell its noise
-MISPLACED = 0.02  # share of users in a wrong group from which more rows come first
+OTHER = "One shot is enough with other groups: {k} in place of {own}."
+
 NO_GAIN = 0.8  # a model drawn to its group with more of the local error than this gains nothing
 SMALL = 0.1  # one model for all with less of the local error than this: differences do not matter
 VISIBLE = 6.0  # distance, in a user's standard deviations, at which groups cannot be overlooked
-FEW_MOVED = 0.05  # share of users elsewhere that, where nobody says its noise, may be chance
-WORSE = 1.5  # the combining used has so many times the error of precision combining
+FEW_MOVED = 0.05  # share of users elsewhere that may be chance where noise is only guessed
+WORSE = 1.5  # times the best error from which another way is advised
 MISMATCH = 1.5  # see Measured.curvature_mismatch
 OVERDISPERSED = 1.3  # deviances of small counts come near 1.2 without that
 MANY_PARAMETERS = 100  # beyond, users do not send their curvature
 ROWS_PER_PARAMETER = 3  # what we ask for where users have hardly more rows than parameters
 ROWS_TO_SEE = 5  # rows per parameter below which classes and counts hide groups of any size
-LOOK = (
-    "Rows held out of the fit tell what the models are worth: `odcl fit` prints that comparison, "
-    "odcl.compare makes it in Python."
-)
 
 
 @dataclass(frozen=True)
@@ -61,342 +52,310 @@ class Verdict:
         return f"{self.sentence} {self.reason}"
 
 
-@dataclass(frozen=True, eq=False)
-class Case(Measured):
+@dataclass(frozen=True)
+class Facts:
     """What decides: the groups that the users' noise shows, and those in hand if they are others.
 
-    ``combine`` is how the models in hand were made of their groups; None: in another way.
-    ``where`` says, where the users' data terms were seen, which coefficients users of a group
-    differ in; empty: in none. ``refit``: do users refit around their group's model already?
+    ``where`` names the coefficients that users of a group differ in: "" where they do not differ,
+    None where there are no data terms to tell.
     """
 
-    judged: Measured | None
-    combine: str | None
-    where: str | None = None
-    refit: bool = False
-
-    @property
-    def n_users(self) -> int:
-        return self.uploads.n_users
-
-    @property
-    def dim(self) -> int:
-        return self.uploads.dim
-
-    @property
-    def n(self) -> float:
-        """Median rows per user."""
-        return float(np.median(self.uploads.n_samples))
-
-    @property
-    def bare(self) -> bool:
-        """Were models given and nothing else? They come with one sample each."""
-        return self.uploads.dispersion is None and bool((self.uploads.n_samples == 1).all())
-
-    @property
-    def unsure(self) -> float:
-        """Share of users who cannot tell their noise."""
-        uploads, n = self.uploads, self.uploads.n_samples
-        some = n <= self.dim if uploads.dispersion is None else ~uploads.knows_noise
-        if uploads.has_dispersion:  # a noise read off one or two spare rows may be anything
-            some = some | (n < self.dim + SPARE)
-        return 0.0 if self.bare else float(np.mean(some))
-
-    @property
-    def untold(self) -> str:
-        """Why the users' noise says nothing about groups; empty: enough of them know it."""
-        if self.unsure > UNSURE:
-            return (
-                f"{self.unsure:.0%} of the users have hardly more rows than the model has "
-                f"parameters, or fewer ({self.dim}; the median user has {self.n:g} rows)"
-            )
-        if self.noise.source == "trace":
-            return "users sent one number on their noise, which tells little of their predictions"
-        if self.noise.known.any():
-            return ""
-        return (
-            "nobody said how noisy its model is, and no two users are in one group, which would "
-            "show it"
-        )
+    n_users: int
+    dim: int
+    n: float  # median rows per user
+    k: int  # groups that the noise shows
+    judged: int | None  # groups in hand; None: they are the same
+    moved: int  # users whose group in hand is another, with groups matched at their best
+    errors: Errors  # of models of the groups that the noise shows
+    used: float  # error of the models in hand
+    in_noise: float  # distance of the nearest two groups in standard deviations of a user's model
+    misplaced: float  # expected number of users in a wrong group
+    crowded: bool  # so many that more rows come first
+    rows_needed: int | None  # rows at which hardly any would be; None: no number helps
+    tau2: float  # variance between users of a group, in units of their noise
+    mismatch: float  # see Measured.curvature_mismatch
+    averaging: float  # error of averaged models in units of pooled rows, where that is all there is
+    unsure: float  # share of users whose rows do not determine their noise
+    silent: str  # why the users' noise says nothing about groups; empty: it does
+    guessed: bool  # noise read off the spread of the models, because users did not send it
+    curved: bool  # curvature depends on the model, as for classes and counts
+    combine: str | None  # how the models in hand were made of their groups; None: in another way
+    where: str | None
+    refit: bool  # users refit around their group's model already
 
     @property
     def hidden(self) -> bool:
-        """Are models of classes or counts so uncertain that groups would not show?"""
-        return self.uploads.curvature_varies and self.n < ROWS_TO_SEE * self.dim
+        """Models of classes or counts are so uncertain that groups would not show."""
+        return self.curved and self.n < ROWS_TO_SEE * self.dim
 
     @property
-    def told(self) -> bool:
-        """Did users say how noisy they are?"""
-        return self.noise.source != "spread"
+    def between(self) -> float:
+        """Typical distance of two users' optima, in standard deviations of a user's model."""
+        return math.sqrt(2 * self.dim * self.tau2)
 
     @property
-    def seen_by(self) -> str:
-        """What shows groups: without a word of the users on their noise, a guess at it."""
-        return "the users' noise" if self.told else "the spread of the users' models, as a guess,"
+    def times_precision(self) -> float:
+        """Error of the combining used, in units of precision combining."""
+        return self.errors.used / max(self.errors.precision, 1e-300) * self.averaging
 
     @property
-    def times(self) -> str:
-        """How many times their noise users of a group differ by."""
-        return short(math.sqrt(self.tau2_in_noise))
-
-    @property
-    def in_noise(self) -> str:
-        """Distance of the nearest two groups in standard deviations of a user's model."""
-        return "?" if self.distance is None else short(self.distance.in_noise)
-
-    @cached_property
-    def moved(self) -> int:
-        """Users in hand elsewhere than the noise puts them, with groups matched at their best."""
+    def serves(self) -> bool:
+        """The groups in hand serve users about as well as those that the noise shows."""
         if self.judged is None:
-            return 0
-        together = np.zeros((self.judged.n_clusters, self.n_clusters), dtype=np.intp)
-        np.add.at(together, (self.judged.labels, self.labels), 1)
-        return self.n_users - int(together[linear_sum_assignment(-together)].sum())
+            return True
+        if self.judged in (1, self.n_users):  # no groups at all
+            return False
+        if self.used <= WORSE * max(self.errors.used, self.errors.precision):
+            return True
+        # Guessed noise of users with few rows has tails of no known law: a user or two in groups
+        # of their own are no reason.
+        few_moved = self.moved <= max(2, FEW_MOVED * self.n_users)
+        fine = few_moved or self.used <= self.errors.precision + SMALL
+        return self.guessed and fine
 
 
-def decide(case: Case, held: Comparison | None = None) -> Verdict:
-    """The verdict. What comes first rules out what comes later; rows ``held`` out decide where the
-    uploads cannot."""
-    if case.untold and case.where is not None:
-        return _by_terms(case, case.where)
-    if case.untold:
-        return _unknown(case, held, case.untold, ROWS_PER_PARAMETER)
-    if case.n_clusters == 1 and case.hidden and not case.where:
-        why = (
-            f"with {case.n:g} rows for {case.dim} parameters models of classes or counts are so "
-            "uncertain that no groups would show, were there any"
-        )
-        return _unknown(case, held, why, ROWS_TO_SEE)
-    if case.n_clusters == 1:
-        return _no_groups(case)
-    if case.errors.refit > NO_GAIN:
-        return _advise(
-            "local",
-            f"Users of a group differ {case.times} times as much as their own models "
-            f"are uncertain; what the {_visible(case)} could add leaves "
-            f"{share(case.errors.refit)} of the local models' error.",
-        )
-    misplaced = case.misplaced
-    crowded = misplaced > max(MISPLACED * case.n_users, 1.0)
-    rows = case.rows_needed() if crowded else None
-    if rows is not None:
-        return _collect(
-            rows,
-            f"The {_visible(case)} overlap: {few(misplaced)} of {case.n_users} users are in a "
-            f"wrong one, since the nearest two are only {case.in_noise} standard deviations of a "
-            "user's model apart.",
-        )
-    return _groups(case)
+def decide(facts: Facts, held: Comparison | None = None) -> Verdict:
+    """The verdict of the first rule that applies; rows ``held`` out decide where uploads cannot."""
+    rule = next(rule for rule in RULES if rule.when(facts))
+    if rule.advice == "unknown":
+        return _unknown(facts, held, rule)
+    words = _words(facts)
+    rows = None if rule.rows is None else rounded(rule.rows(facts))
+    sentence = rule.sentence or SENTENCES[rule.advice]
+    reason = " ".join(rule.reason.format_map(words).split())
+    if rule.advice == "mixed" and facts.hidden:
+        sentence = HIDDEN
+        reason += f" With {words['few_rows']} groups would hardly show: there may be some."
+    return Verdict(rule.advice, sentence.format(rows=rows, **words), reason, rows)
 
 
-def _unknown(case: Case, held: Comparison | None, why: str, per_parameter: int) -> Verdict:
-    """How good the models are, the uploads cannot tell: rows held out decide, if there are any."""
-    untold = f"The uploads do not tell how good the models are: {why}."
-    enough = rounded(per_parameter * case.dim)
-    if held is None and case.dim > MANY_PARAMETERS:
-        return _advise("unknown", f"{untold} {LOOK}")
-    if held is None:
-        untold += f" About {enough:,} rows per user would tell. {LOOK}"
-        return Verdict("unknown", SENTENCES["unknown"], untold, enough)
-    ours, rival, (gain, chance) = (
-        held.ours,
-        held.beaten_by(held.ours),
-        held.gain(held.ours, "local"),
+def _unknown(f: Facts, held: Comparison | None, rule: Rule) -> Verdict:
+    """The uploads do not tell how good the models are: held-out rows decide, if there are any."""
+    untold = (
+        f"The uploads do not show how good the models are: {rule.reason.format_map(_words(f))}."
     )
+    if held is None:
+        rows = rounded(rule.rows(f)) if rule.rows and f.dim <= MANY_PARAMETERS else None
+        look = (
+            "Held-out rows show what the models are worth: `odcl fit` prints that comparison, and "
+            "odcl.compare makes it in Python."
+        )
+        enough = f"About {rows:,} rows per user would. " if rows else ""
+        return Verdict("unknown", SENTENCES["unknown"], f"{untold} {enough}{look}", rows)
+    ours, rival = held.ours, held.beaten_by(held.ours)
+    gain, chance = held.gain(ours, "local")
     mean = {name: f"{held.metric} {number(value)}" for name, value, *_ in held.rows()}
     seen = (
         f"On {held.n_rows:,} held-out rows the mean user has {mean[ours]} with {NAMES[ours]} and "
+        f"{mean['local']} with a model of its own"
     )
-    seen += f"{mean['local']} with a model of its own"
     advice: Advice = "local" if gain <= 0 else "one-shot" if gain > chance else "unknown"
     if rival is not None and rival != "local":
         advice, seen = "unknown", f"{seen}, but {mean[rival]} with another method: {NAMES[rival]}"
     elif abs(gain) <= chance:
-        seen += ", no more apart than chance would explain"
-    return _advise(advice, f"{seen}. {untold}")
+        seen += ", a difference that chance explains"
+    return Verdict(advice, SENTENCES[advice], f"{seen}. {untold}")
 
 
-def _by_terms(case: Case, where: str) -> Verdict:
-    """Many users have no model of their own to measure by: what their data terms say together."""
-    lone = (
-        f"How good the models are cannot be told from this: {share(case.unsure)} of the users lack "
-        "a full model of their own to compare with (too few rows, a column that does not vary, a "
-        "level never seen)."
-    )
-    if case.n_clusters == 1 and not where:
-        return _advise("one-model", f"Nothing in the users' rows sets them apart. {lone}")
-    if case.n_clusters == 1:
-        return _mixed(case, f"{_gradually(case)} {lone}")
-    misplaced = case.misplaced
-    placed = f"{few(misplaced)} of {case.n_users} users would be in a wrong one"
-    if misplaced > max(MISPLACED * case.n_users, 1.0) and case.n < ROWS_PER_PARAMETER * case.dim:
-        rows = ROWS_PER_PARAMETER * case.dim
-        return _collect(rows, f"The users' rows show {case.n_clusters} groups, but {placed}.")
-    inside = f" Users of a group still differ in {where}." if where else ""
-    apart = f"The users' rows show {case.n_clusters} groups, and {placed}."
-    return _advise("one-shot", f"{apart}{inside} {lone}")
+class Rule(NamedTuple):
+    """Where ``when`` holds, the advice and the reason, with words of :func:`_words` filled in."""
+
+    when: Callable[[Facts], object]
+    advice: Advice
+    reason: str
+    rows: Callable[[Facts], float] | None = None  # to collect
+    sentence: str | None = None  # in place of that of SENTENCES
 
 
-def _mixed(case: Case, reason: str) -> Verdict:
-    """Users differ one by one: as far as can be seen, where rows are too few to show groups."""
-    if not case.hidden:
-        return _advise("mixed", reason)
-    few_rows = f"With {case.n:g} rows for {case.dim} parameters groups would hardly show"
-    return Verdict("mixed", HIDDEN, f"{reason} {few_rows}: they may hide in this.")
+_NO_OWN = (
+    "How good the models are cannot be estimated: {unsure} of the users have no full model of "
+    "their own to compare with (too few rows, a column that does not vary, a level never seen)."
+)
+_GRADUAL = (
+    "Users differ in {where}, one by one and not in groups. The default (clusterer='auto', "
+    "--clusters auto) gives each a model between its own and the others'."
+)
+_HIDE = f"Groups closer than {VISIBLE:g} standard deviations of a user's model would not show."
+_ROUNDS = (
+    "Five to ten rounds of gradients inside the groups bring each to the model of its pooled rows "
+    "(odcl.baselines.one_shot, refine_rounds). {moved}"
+)
+
+# The first rule that applies decides.
+RULES = (
+    # Too many users cannot tell their noise: held-out rows, or what the data terms say together.
+    Rule(
+        lambda f: f.silent and f.where is None,
+        *("unknown", "{silent}", lambda f: ROWS_PER_PARAMETER * f.dim),
+    ),
+    Rule(
+        lambda f: f.silent and f.k == 1 and not f.where,
+        *("one-model", f"Nothing in the users' rows sets them apart. {_NO_OWN}"),
+    ),
+    Rule(lambda f: f.silent and f.k == 1, "mixed", f"{_GRADUAL} {_NO_OWN}"),
+    Rule(
+        lambda f: f.silent and f.crowded and f.n < ROWS_PER_PARAMETER * f.dim,
+        "collect",
+        "The users' rows show {k} groups, but {wrong} would be in a wrong one.",
+        lambda f: ROWS_PER_PARAMETER * f.dim,
+    ),
+    Rule(
+        lambda f: f.silent,
+        "one-shot",
+        "The users' rows show {k} groups, and {wrong} would be in a wrong one. {still_differ} "
+        + _NO_OWN,
+    ),
+    # No groups.
+    Rule(
+        lambda f: f.k == 1 and f.hidden and not f.where,
+        "unknown",
+        "with {few_rows} models of classes or counts are too uncertain to show groups",
+        lambda f: ROWS_TO_SEE * f.dim,
+    ),
+    Rule(
+        lambda f: f.k == 1 and f.where,
+        "mixed",
+        "{not_apart} " + _GRADUAL + " {worth}, one model for all has {one_times} it. {hide}",
+    ),
+    Rule(
+        lambda f: f.k == 1 and (f.tau2 == 0 or f.errors.one < SMALL),
+        "one-model",
+        "{not_apart} {cloud}; one model for all has {one_noise} of the local models' error. "
+        + _HIDE,
+    ),
+    Rule(
+        lambda f: (
+            f.k == 1 and (f.errors.refit > NO_GAIN or (f.between >= VISIBLE and f.errors.one >= 1))
+        ),
+        "local",
+        "{not_apart} Users differ by {differ}, and no two of them are alike: there are no groups "
+        "to share a model.",
+    ),
+    Rule(
+        lambda f: f.k == 1 and f.between >= VISIBLE,
+        "one-model",
+        "{not_apart} Users differ by {differ}, one by one and not in groups; one model for all "
+        "still has {one} of the local models' error.",
+    ),
+    Rule(
+        lambda f: f.k == 1,
+        "collect",
+        "{not_apart} Users do differ, by {differ}, but that noise is too large to see which of "
+        "them are alike. Until then one model for all has {one} of the local models' error.",
+        lambda f: rows_after(f.n, f.dim, (f.between / VISIBLE) ** 2),
+    ),
+    # Groups that users gain little by, that overlap, or that are not those in hand.
+    Rule(
+        lambda f: f.errors.refit > NO_GAIN,
+        "local",
+        "Users of a group differ by {differ}; what the {visible} could add leaves {refit} of the "
+        "local models' error.",
+    ),
+    Rule(
+        lambda f: f.rows_needed is not None,
+        "collect",
+        "The {visible} overlap: {wrong} are in a wrong one, because the nearest two are only "
+        "{apart} apart.",
+        lambda f: f.rows_needed or 0,
+    ),
+    Rule(
+        lambda f: not f.serves,
+        "one-shot",
+        "{in_hand}. {shows} {k} groups (clusterer='auto', --clusters auto), the "
+        "nearest two {apart} apart; combined by precision their models have {precision} the error "
+        "of a user's own, and {wrong} would be in a wrong one. {inside}",
+        sentence=OTHER,
+    ),
+    # Right groups: what is made of them?
+    Rule(
+        lambda f: (
+            f.combine in (None, "mean", "samples")
+            and f.times_precision > WORSE
+            and f.dim <= MANY_PARAMETERS
+        ),
+        "precision",
+        "The groups are right, but these models have {times_precision} times the error of "
+        "precision combining, which weights users by what their rows tell (combine='precision', "
+        "--combine precision). {moved}",
+    ),
+    Rule(
+        lambda f: f.combine != "mixed" and f.mismatch > MISMATCH,
+        "refine",
+        "The groups are right, but with {few_rows} the users' quadratic approximations do not add "
+        f"up yet. {_ROUNDS}",
+    ),
+    Rule(
+        lambda f: f.combine is not None and f.averaging > WORSE,
+        "refine",
+        "The groups are right, but with {few_rows} averaging models has about {averaging} times "
+        "the error of pooling the rows, and there are too many parameters to send curvature. "
+        + _ROUNDS,
+    ),
+    Rule(
+        lambda f: True,
+        "one-shot",
+        "The nearest two of {k} groups are {apart} apart, {wrong} would be in a wrong one, and a "
+        "user's model from its group has {error} of the error of its own. {moved} {inside}",
+    ),
+)
 
 
-def _gradually(case: Case) -> str:
-    """That users differ one by one, and what gives them such models if these have not."""
-    text = f"Users differ in {case.where}, one by one and not in groups"
-    if case.combine == "mixed" and case.judged is None:
-        return f"{text}: each is given a model between its own and the others'."
-    return f"{text}: give each a model between its own and the others' ({DEFAULT})."
-
-
-def _no_groups(case: Case) -> Verdict:
-    tau2 = case.tau2_in_noise
-    between = math.sqrt(2 * case.dim * tau2)  # a typical distance of two users' optima
-    one, apart = case.errors.one, ""
-    if case.judged is not None:
-        apart = f"{_theirs(case.judged, case.n_users)}, and nothing sets them apart. "
-    hide = (
-        f" Groups closer than {VISIBLE:g} standard deviations of a user's model may hide in this."
-    )
-    if not case.where and (tau2 == 0 or one < SMALL):
-        differ = "Users differ by no more than the noise of their models explains"
-        if tau2 > 0:
-            differ = f"Users differ by {case.times} times their noise, without groups"
-        if not case.told:
-            differ = "The users' models form one cloud (how noisy each is, nobody said)"
-        return _advise(
-            "one-model",
-            f"{apart}{differ}; one model for all has {share(one + case.errors.precision)} of the "
-            f"local models' error.{hide}",
-        )
-    if case.where:
-        worth = f"such models have {share(case.errors.refit)} of the local models' error"
-        if case.errors.refit > NO_GAIN:
-            good = "nearly as good" if case.errors.refit < 1 else "better, by this estimate"
-            worth = f"with these rows a user's own model is {good}: {worth}"
-        return _mixed(
-            case,
-            f"{apart}{_gradually(case)} {worth[0].upper()}{worth[1:]}, one model for all has "
-            f"{times_of(one + case.errors.precision)} it."
-            f"{hide if between < VISIBLE and not case.hidden else ''}",
-        )
-    if case.errors.refit > NO_GAIN or (between >= VISIBLE and one >= 1):
-        return _advise(
-            "local",
-            f"{apart}Users differ {case.times} times as much as their own models are "
-            "uncertain, and no two of them alike: there are no groups to share a model.",
-        )
-    if between >= VISIBLE:
-        return _advise(
-            "one-model",
-            f"{apart}Users differ by {case.times} times their noise, one by one and not in "
-            f"groups; one model for all still has {share(one)} of the local error.",
-        )
-    return _collect(
-        rows_after(case.n, case.dim, (between / VISIBLE) ** 2),
-        f"{apart}Users do differ, by {case.times} times the noise of their models, but that "
-        "noise is too large to see which of them are alike. Until then one model for all has "
-        f"{share(one)} of the local models' error.",
-    )
-
-
-def _groups(case: Case) -> Verdict:
-    """The groups are there and users are in the right ones: what is made of them?"""
-    if case.judged is not None and not _serves(case, case.judged):
-        return _other_groups(case, case.judged)
-    # Averaging against pooling without curvature: n / (n - dim - 1) for squares.
-    spare = case.n - case.dim - 1
-    silent = case.uploads.curvature is None and not case.bare
-    loss = case.n / spare if silent and spare > 0 else 1.0
-    ratio = case.errors.used / max(case.errors.precision, 1e-300) * loss
-    plain = {
-        None: "models that users have",
-        "mean": "means of their users' models",
-        "samples": "means of their users' models, weighed by rows,",
+def _words(f: Facts) -> dict[str, str]:
+    """What the reasons have to say of the facts."""
+    e, same = f.errors, f.judged is None
+    differ = f"{short(math.sqrt(f.tau2))} times their noise"
+    shows = "the spread of the users' models suggests" if f.guessed else "the users' noise shows"
+    has = f"this result has {f.judged} group{'s' * (f.judged != 1)}"
+    own = f"these, for {f.moved} of {f.n_users} users" if f.judged == f.k else f"these {f.judged}"
+    own = {1: "one model for all", f.n_users: "one model per user"}.get(f.judged or 0, own)
+    made = f"and its models have {times_of(f.used)} the error of a user's own"
+    elsewhere = f"{f.moved} user{'s' * (f.moved != 1)} elsewhere than in this result."
+    worth = f"Such models have {share(e.refit)} of the local models' error"
+    if e.refit > NO_GAIN:
+        good = "nearly as good" if e.refit < 1 else "better, by this estimate"
+        worth = f"With these rows a user's own model is {good}: s{worth[1:]}"
+    cloud = f"Users differ by {differ}, without groups"
+    if f.guessed:
+        cloud = "The users' models form one cloud (users did not send their noise)"
+    elif f.tau2 == 0:
+        cloud = "Users differ by no more than the noise of their models"
+    inside = f"Users of a group differ by {differ}"
+    if f.where:
+        inside = f"Users of a group still differ in {f.where}, by {differ}."
+    elif f.refit:
+        inside += ", and each refits around its group's model."
+    else:
+        inside += ": let them refit around the group's model (refit='evidence')."
+    error = e.used if f.combine == "mean" else min(e.used, e.refit)
+    return {
+        "k": str(f.k),
+        "own": own,
+        "silent": f.silent,
+        "few_rows": f"{f.n:g} rows for {f.dim} parameters",
+        "unsure": share(f.unsure),
+        "wrong": f"{few(f.misplaced)} of {f.n_users} users",
+        "apart": f"{short(f.in_noise)} standard deviations of a user's model",
+        "differ": differ,
+        "where": f.where or "",
+        "still_differ": f"Users of a group still differ in {f.where}." if f.where else "",
+        "inside": inside if f.tau2 > 0 else "",
+        "cloud": cloud,
+        "hide": _HIDE if f.between < VISIBLE and not f.hidden else "",
+        "not_apart": "" if same else f"{has.capitalize()}, and nothing sets them apart.",
+        "worth": worth,
+        "one": share(e.one),
+        "one_noise": share(e.one + e.precision),
+        "one_times": times_of(e.one + e.precision),
+        "refit": share(e.refit),
+        "precision": times_of(e.precision),
+        "error": share(error if same else f.used),
+        "in_hand": has.capitalize() if f.judged == f.n_users else f"{has.capitalize()}, {made}",
+        "visible": f"{f.k} groups" if same else f"{f.k} groups that {shows} ({has})",
+        "shows": shows.capitalize(),
+        "moved": "" if same else f"{shows.capitalize()} {f.k} groups, with {elsewhere}",
+        "times_precision": f"{f.times_precision:.1f}",
+        "averaging": f"{f.averaging:.1f}",
     }
-    if case.combine in plain and ratio > WORSE and case.dim <= MANY_PARAMETERS:
-        return _advise(
-            "precision",
-            f"The groups are right, but the {plain[case.combine]} have {ratio:.1f} times the error "
-            "of precision combining, which weighs every user by what its rows tell "
-            f"(combine='precision', --combine precision).{_moved(case)}",
-        )
-    few_rows = f"with {case.n:g} rows for {case.dim} parameters"
-    why = ""
-    if case.combine != "mixed" and case.curvature_mismatch > MISMATCH:
-        why = (
-            f"{few_rows} the users' models are not yet additive (their quadratic approximations "
-            "contradict each other)"
-        )
-    elif loss > WORSE and case.combine is not None:
-        why = (
-            f"{few_rows} averaging models has about {loss:.1f} times the error of pooling the "
-            "rows, and so many parameters are too many to send curvature"
-        )
-    if why:
-        return _advise(
-            "refine",
-            f"The groups are right, but {why}: five to ten rounds of gradients inside the groups "
-            "bring each to the model of its pooled rows (odcl.baselines.one_shot, refine_rounds)."
-            f"{_moved(case)}",
-        )
-    error = case.errors.used if case.combine == "mean" else min(case.errors.used, case.errors.refit)
-    if case.judged is not None:
-        error = case.judged.errors.used
-    return _advise(
-        "one-shot",
-        f"The nearest two of {case.n_clusters} groups are {case.in_noise} standard deviations of "
-        f"a user's model apart, {few(case.misplaced)} of {case.n_users} users would be in a "
-        f"wrong one, and a user's model from its group has {share(error)} of the error of its own."
-        f"{_moved(case)}{_refit(case)}",
-    )
-
-
-def _serves(case: Case, judged: Measured) -> bool:
-    """Do the groups in hand serve users about as well as those that the noise shows?"""
-    if case.n_clusters > 1 and judged.n_clusters in (1, case.n_users):
-        return False  # no groups at all
-    if judged.errors.used <= WORSE * max(case.errors.used, case.errors.precision):
-        return True
-    # Where nobody says its noise, that of users with few rows has tails of no known law: a user
-    # or two in groups of their own are no reason.
-    few_moved = case.moved <= max(2, FEW_MOVED * case.n_users)
-    return not case.told and (few_moved or judged.errors.used <= case.errors.precision + SMALL)
-
-
-def _other_groups(case: Case, judged: Measured) -> Verdict:
-    k, own = case.n_clusters, judged.n_clusters
-    place = {1: "one model for all", case.n_users: "one model per user"}.get(own, f"these {own}")
-    if own == k:
-        place = f"these, for {case.moved} of {case.n_users} users"
-    made = ""
-    if own < case.n_users:
-        made = f", and its models have {times_of(judged.errors.used)} the error of a user's own"
-    return Verdict(
-        "one-shot",
-        f"One shot is enough with other groups: {k} in place of {place}.",
-        f"{_theirs(judged, case.n_users)}{made}. {case.seen_by.capitalize()} shows {k} groups "
-        f"({DEFAULT}), the nearest two {case.in_noise} standard "
-        "deviations of a user's model apart; combined by precision their models have "
-        f"{times_of(case.errors.precision)} the error of a user's own, and "
-        f"{few(case.misplaced)} of {case.n_users} users would be in a wrong one."
-        f"{_refit(case)}",
-    )
-
-
-def _refit(case: Case) -> str:
-    if case.tau2 == 0:
-        return ""
-    if case.where:
-        return f" Users of a group still differ in {case.where}, by {case.times} times their noise."
-    differ = f" Users of a group differ by {case.times} times their noise"
-    if case.refit:
-        return f"{differ}, and each refits around its group's model."
-    return f"{differ}: let them refit around the group's model (refit='evidence')."
 
 
 def scattered(times: float) -> str:
@@ -405,17 +364,8 @@ def scattered(times: float) -> str:
         return ""
     return (
         f"The counts scatter {short(times)} times as much as the Poisson law allows, which looks "
-        "like differences between users: they may be smaller than they seem."
+        "like differences between users: these may be smaller than they seem."
     )
-
-
-def _advise(advice: Advice, reason: str) -> Verdict:
-    return Verdict(advice, SENTENCES[advice], reason)
-
-
-def _collect(rows: int, reason: str) -> Verdict:
-    shown = rounded(rows)
-    return Verdict("collect", f"Collect about {shown:,} rows per user.", reason, shown)
 
 
 def rounded(n: float) -> int:
@@ -441,30 +391,3 @@ def short(x: float) -> str:
 def few(expected: float) -> str:
     """A number of users that is expected, in words where it is small."""
     return "hardly any" if expected < 0.5 else f"about {short(max(round(expected), 1))}"
-
-
-def _visible(case: Case) -> str:
-    """The groups that were looked at, as a noun."""
-    if case.judged is None:
-        return f"{case.n_clusters} groups"
-    return f"{case.n_clusters} groups that {case.seen_by} shows ({_has(case.judged)})"
-
-
-def _has(judged: Measured) -> str:
-    groups = "1 group" if judged.n_clusters == 1 else f"{judged.n_clusters} groups"
-    return f"this result has {groups}"
-
-
-def _theirs(judged: Measured, n_users: int) -> str:
-    if judged.n_clusters == n_users:
-        return "This result leaves every user in a group of its own"
-    return _has(judged).capitalize()
-
-
-def _moved(case: Case) -> str:
-    """What is to be said of groups in hand that serve as well as those that the noise shows."""
-    if case.judged is None:
-        return ""
-    other = "" if case.judged.n_clusters == case.n_clusters else f"{case.n_clusters} groups, "
-    users = "1 user" if case.moved == 1 else f"{case.moved} users"
-    return f" {case.seen_by.capitalize()} would show {other}{users} elsewhere than in this result."
