@@ -172,8 +172,8 @@ _NO_OWN = (
     "their own to compare with (too few rows, a column that does not vary, a level never seen)."
 )
 _GRADUAL = (
-    "Users differ in {where}, one by one and not in groups. The default (clusterer='auto', "
-    "--clusters auto) gives each a model between its own and the others'."
+    "Users differ in {where}, one by one and not in groups: {each} a model between its own and the "
+    "others'{default}."
 )
 _HIDE = f"Groups closer than {VISIBLE:g} standard deviations of a user's model would not show."
 _ROUNDS = (
@@ -327,8 +327,11 @@ def _words(f: Facts) -> dict[str, str]:
     else:
         inside += ": let them refit around the group's model (refit='evidence')."
     error = e.used if f.combine == "mean" else min(e.used, e.refit)
+    mixed = f.combine == "mixed" and same  # users have models between their own and the others'
     return {
         "k": str(f.k),
+        "each": "each is given" if mixed else "give each",
+        "default": "" if mixed else " (clusterer='auto', --clusters auto)",
         "own": own,
         "silent": f.silent,
         "few_rows": f"{f.n:g} rows for {f.dim} parameters",
