@@ -20,7 +20,8 @@ test test-all bench fuzz: export OPENBLAS_NUM_THREADS := 1
 demo: $(READY)
 	$(BIN)/odcl demo --force
 
-test: $(READY) $(FLOWER_READY)
+test:
+	@$(MAKE) --no-print-directory -j 2 $(READY) $(FLOWER_READY)
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 	$(FLOWER)/bin/python -m pytest -n 2 --dist loadfile -m "not slow" $(FLOWER_TESTS)
 
@@ -55,12 +56,13 @@ $(READY): pyproject.toml constraints.txt
 $(FLOWER_READY): pyproject.toml constraints-flower.txt
 	$(call set_up,$(FLOWER),constraints-flower.txt,dev-flower)
 
-# A virtual environment (1) with what these constraints (2) and this extra (3) say.
+# A virtual environment (1) with what these constraints (2) and this extra (3) say. Modules are compiled
+# when they are first imported: compiling all of them takes as long as installing them.
 define set_up
 	@test -n "$(PYTHON)" || { echo "No Python 3.11 - 3.13 found: install one, or say make PYTHON=/path/to/python" >&2; exit 2; }
 	@$(PYTHON) -m venv --clear $(1) || { echo "Could not make a virtual environment with $(PYTHON): on Debian and Ubuntu, apt install python3-venv" >&2; exit 2; }
 	@echo "Setting up $(1) (once; about a minute) ..."
-	@$(1)/bin/python -m pip install --quiet --quiet --disable-pip-version-check -c $(2) -e '.[$(3)]'
+	@$(1)/bin/python -m pip install --no-compile --quiet --quiet --disable-pip-version-check -c $(2) -e '.[$(3)]'
 	@touch $(1)/.ready
 endef
 
