@@ -74,7 +74,8 @@ def test_help_and_import_load_nothing_heavy():
 
 
 def test_the_choices_of_the_options_are_those_of_the_library():
-    from odcl.data.schema import MISSING, UNSEEN
+    from odcl.data.roles import MISSING
+    from odcl.data.schema import UNSEEN
     from odcl.estimators.table_input import UNKNOWN
     from odcl.exchange.upload import Curvature
     from odcl.method import COMBINERS

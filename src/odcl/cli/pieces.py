@@ -136,10 +136,9 @@ def _naming_full(work: Address, folder: Address) -> Iterator[None]:
 def fit(options: Namespace, settings: dict[str, Any]) -> None:
     """``odcl fit`` of a table in pieces."""
     from odcl.cli.fit import estimator_of
-    from odcl.data.schema import check_columns
+    from odcl.data.roles import Roles, check_columns
     from odcl.data.source import dropped_with, guess_loss, task_of
     from odcl.data.stacking import InUse
-    from odcl.data.summary import Roles
     from odcl.engines.dask.round import settled
     from odcl.engines.dask.table import table_files
     from odcl.estimators.scattered import fit_pieces
@@ -251,7 +250,7 @@ def predict(options: Namespace) -> None:
     """``odcl predict`` of a table in pieces: a folder of Parquet files, in the table's order."""
     from odcl.cli.predict import wishes_of
     from odcl.data.notices import about_strangers
-    from odcl.data.schema import check_columns
+    from odcl.data.roles import check_columns
     from odcl.data.stacking import InUse
     from odcl.data.tables import is_csv, is_parquet
     from odcl.engines.dask.address import Address

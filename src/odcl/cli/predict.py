@@ -69,7 +69,7 @@ def _predict(options: Namespace) -> None:
 
     from odcl.data.notices import about_strangers, about_values
     from odcl.data.pieces import read_pieces
-    from odcl.data.schema import check_columns
+    from odcl.data.roles import check_columns
     from odcl.data.tables import read_column_names
     from odcl.data.write import piecewise
     from odcl.errors import count

@@ -178,9 +178,9 @@ def _public(
     """Shifts, scales, levels and classes of a public table; what was said by hand goes before."""
     import numpy as np
 
-    from odcl.data.columns import fit_classes, fit_levels, is_text, keys, numbers
+    from odcl.data.columns import classes_of, counted, is_text, keys, levels_of, numbers
+    from odcl.data.roles import check_columns
     from odcl.data.scaling import Scaling
-    from odcl.data.schema import check_columns
     from odcl.data.tables import read_table
     from odcl.engines.files.task import Feature
 
@@ -190,7 +190,7 @@ def _public(
     for name in names:
         if name in levels or is_text(public[name].type):
             found = keys(public, name)
-            own = levels.get(name) or fit_levels(name, found, found.codes >= 0)
+            own = levels.get(name) or levels_of(name, counted(found))
             features.append(Feature(name, own, other=name in other))
             continue
         values = numbers(public, name)
@@ -202,7 +202,7 @@ def _public(
     if classed and classes is None:
         check_columns([options.target], public.column_names)
         found = keys(public, options.target)
-        classes = fit_classes(options.target, found, found.codes >= 0)
+        classes = classes_of(options.target, counted(found))
     return tuple(features), classes
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -302,22 +303,17 @@ def read_target(table: pa.Table, name: str, task: str, classes: tuple[Any, ...] 
     return values
 
 
-def fit_levels(name: str, column: Keys, keep: Bools) -> tuple[Any, ...]:
-    """Levels of a category, the most frequent first, the others sorted."""
-    return levels_of(name, counted(column, keep))
-
-
-def counted(column: Keys, keep: Bools) -> dict[Any, int]:
-    """How many of the rows to use hold each value."""
-    codes = column.codes[keep]
+def counted(column: Keys, keep: Bools | None = None) -> Counter[Any]:
+    """How many of the rows, or of those to ``keep``, hold each value."""
+    codes = column.codes if keep is None else column.codes[keep]
     counts = np.bincount(codes[codes >= 0], minlength=len(column.values))
-    return {v: int(c) for v, c in zip(column.values, counts, strict=True) if c}
+    return Counter({v: int(c) for v, c in zip(column.values, counts, strict=True) if c})
 
 
 def levels_of(name: str, present: Mapping[Any, int]) -> tuple[Any, ...]:
     """Levels of a category by how many rows hold each: the most frequent first, others sorted."""
     if not present:
-        raise _no_value(name)
+        raise no_value(name)
     if len(present) > MOST_KEYS:
         raise InputError(
             f"Column {name!r} has {len(present)} levels, and each would be a design column of its "
@@ -327,11 +323,6 @@ def levels_of(name: str, present: Mapping[Any, int]) -> tuple[Any, ...]:
     ordered = sorted(present)
     reference = max(ordered, key=present.__getitem__)  # max keeps the first of equals
     return (reference, *(v for v in ordered if v != reference))
-
-
-def fit_classes(name: str, column: Keys, keep: Bools) -> tuple[Any, ...]:
-    """Classes in the rows to use, sorted."""
-    return classes_of(name, counted(column, keep))
 
 
 def classes_of(name: str, present: Iterable[Any]) -> tuple[Any, ...]:
@@ -353,16 +344,7 @@ def classes_of(name: str, present: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(classes)
 
 
-def fit_mean(name: str, values: Floats) -> float:
-    """Mean of the values that are there, summed in units of a power of two: 1e308 is no limit."""
-    values = values[~np.isnan(values)]
-    if len(values) == 0:
-        raise _no_value(name)
-    _, exponent = math.frexp(np.abs(values).max())
-    return math.ldexp(np.ldexp(values, -exponent).mean(), exponent)
-
-
-def _no_value(name: str) -> InputError:
+def no_value(name: str) -> InputError:
     return InputError(
         f"Column {name!r} has no value in any row, and so no mean or level to fill in: ",
         *leave_out(name),

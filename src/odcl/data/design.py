@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from odcl._typing import Bools, Floats, Ints
-from odcl.data.columns import MOST_KEYS, Column, Keys, fit_levels, fit_mean, kind_of
+from odcl.data.columns import MOST_KEYS, Column, Keys, counted, kind_of, levels_of, no_value
 from odcl.errors import InputError, Row, Setting, did_you_mean, listing, show
 
 UNSEEN = ("error", "reference")
@@ -23,6 +23,48 @@ class DesignRows:
     """Rows that are design columns already, for an estimator that else takes a table's."""
 
     X: Floats  # (n_rows, n_columns)
+
+
+@dataclass(frozen=True)
+class NumberSummary:
+    """Mean and ends of a column of numbers, without its gaps; those of pieces add up."""
+
+    rows: int = 0  # with a value
+    mean: float = 0.0
+    low: float = math.inf
+    high: float = -math.inf
+
+    @classmethod
+    def of(cls, values: Floats) -> NumberSummary:
+        """The mean is summed in units of a power of two: 1e308 is no limit."""
+        values = values[~np.isnan(values)]
+        if len(values) == 0:
+            return cls()
+        low, high = float(values.min()), float(values.max())
+        _, exponent = math.frexp(max(abs(low), abs(high)))
+        mean = math.ldexp(np.ldexp(values, -exponent).mean(), exponent)
+        return cls(len(values), mean, low, high)
+
+    def __add__(self, other: NumberSummary) -> NumberSummary:
+        if not (self.rows and other.rows):
+            return self if self.rows else other
+        n = self.rows + other.rows
+        mean = self.mean * (self.rows / n) + other.mean * (other.rows / n)
+        return NumberSummary(n, mean, min(self.low, other.low), max(self.high, other.high))
+
+
+FeatureSummary = NumberSummary | Counter[Any]  # of a category: how many rows hold each level
+
+
+def summarize(columns: Mapping[str, Column], keep: Bools) -> dict[str, FeatureSummary]:
+    """The features of the rows to ``keep``, one by one."""
+    everything = bool(keep.all())
+    return {
+        name: counted(column, keep)
+        if isinstance(column, Keys)
+        else NumberSummary.of(column if everything else column[keep])
+        for name, column in columns.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -40,17 +82,19 @@ class Design:
     other: tuple[str, ...] = ()  # categorical features whose unknown levels count as "other"
 
     @classmethod
-    def fit(cls, columns: Mapping[str, Column], keep: Bools) -> Design:
-        """The design of columns, read off the rows to ``keep``."""
+    def of(cls, features: tuple[str, ...], found: Mapping[str, FeatureSummary]) -> Design:
+        """The design of features whose values were summarized."""
         levels: dict[str, tuple[Any, ...]] = {}
         fill: dict[str, float] = {}
-        everything = bool(keep.all())
-        for name, column in columns.items():
-            if isinstance(column, Keys):
-                levels[name] = fit_levels(name, column, keep)
+        for name in features:
+            one = found[name]
+            if isinstance(one, Counter):
+                levels[name] = levels_of(name, one)
+            elif not one.rows:
+                raise no_value(name)
             else:
-                fill[name] = fit_mean(name, column if everything else column[keep])
-        return cls(tuple(columns), levels, fill).checked()
+                fill[name] = one.mean
+        return cls(features, levels, fill).checked()
 
     def checked(self) -> Design:
         """The design, unless it has no column, or two of one name."""

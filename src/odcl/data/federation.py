@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from odcl._typing import Array, Bools, Floats, Ints
+from odcl.errors import InputError, Row
 
 
 @dataclass(frozen=True, eq=False)
@@ -360,11 +361,22 @@ def check_size(y: Array, name: str = "y", rows: Ints | None = None) -> None:
 
     ``rows`` are the numbers of the rows as the reader counts them, from 1 if not given.
     """
+    if not len(y):
+        return
     size = np.abs(y)
     at = int(size.argmax())
-    if not (size[at] == 0 or 1 / MOST_SIZE < size[at] < MOST_SIZE):
-        row = at + 1 if rows is None else rows[at]
-        raise ValueError(
-            f"{name} reaches {size[at]:g} in row {row}, and its squares are beyond what a computer "
-            "counts with: express it in another unit, or correct the row."
-        )
+    row = at + 1 if rows is None else int(rows[at])
+    error = target_size_error(float(size[at]), Row(row), name)
+    if error is not None:
+        raise error
+
+
+def target_size_error(size: float, row: Row, name: str) -> InputError | None:
+    """The error for a target whose largest value is ``size``, in ``row``; None: it can be used."""
+    if size == 0 or 1 / MOST_SIZE < size < MOST_SIZE:
+        return None
+    return InputError(
+        *(f"{name} reaches {size:g} in ", row),
+        ", and its squares are beyond what a computer counts with: express it in another unit, or "
+        "correct the row.",
+    )

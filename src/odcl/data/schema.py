@@ -4,39 +4,23 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from odcl._typing import Array, Floats, Ints
-from odcl.data.columns import (
-    Column,
-    Keys,
-    as_names,
-    fit_classes,
-    gaps,
-    is_numeric,
-    is_text,
-    keys,
-    kind_of,
-    not_numbers,
-    numbers,
-    read_target,
-)
+from odcl.data.columns import Column, Keys, classes_of, read_target
 from odcl.data.design import UNSEEN, Design, are_keys, expect, key_positions
-from odcl.data.federation import Federation, distinct_integers, group_rows, row_order
-from odcl.data.gaps import usable_rows
+from odcl.data.federation import Federation, check_size, row_order
+from odcl.data.roles import MISSING, TASKS, Roles, check_choice, check_columns, looks_at
+from odcl.data.rows import Gaps, owners, read_columns
+from odcl.data.summary import TableSummary
 from odcl.data.tables import as_table
-from odcl.data.unnamed import looks_at, settle
-from odcl.errors import InputError, Row, Rule, Setting, did_you_mean, listing, show
+from odcl.errors import InputError, Row, Rule, listing, show
 
-MISSING = ("error", "drop", "mean")
-TASKS = ("regression", "classification", "count")
 KINDS = ("int", "float", "bool", "text")
 
 _FORMAT = 1
@@ -135,22 +119,29 @@ class TableSchema:
         the same). ``task`` says what the target is: any number, classes, or counts 0, 1, 2, ...
         """
         table = as_table(table)
-        check_choice("missing", missing, MISSING)
-        check_choice("task", task, TASKS)
-        check_columns((user, target), table.column_names)
-        names, category = table.column_names, as_names(categorical)
-        chosen = choose_features(names, user, target, features, as_names(drop), category)
-        looks = looks_at(table, chosen)
-        chosen, category = settle(chosen, category, looks, asked=features is not None)
-        columns = read_columns(table, chosen, dict.fromkeys(category))
-        goal = read_target(table, target, task, None)
-        owner, kind = _owner_kind(table, user)
-        keep = usable_rows(columns, {user: owner}, {target: goal}, missing)
-        design = Design.fit(columns, keep)
-        classes = fit_classes(target, goal, keep) if isinstance(goal, Keys) else None
-        return cls(
-            *(user, target, chosen, design.levels, design.fill), missing, task, classes, kind
+        roles = Roles.of(
+            table.column_names,
+            user=user,
+            target=target,
+            features=features,
+            drop=drop,
+            categorical=categorical,
+            missing=missing,
+            task=task,
         )
+        roles = roles.settled(looks_at(table, roles.features))
+        return cls.of(TableSummary.of(table, roles), roles)
+
+    @classmethod
+    def of(cls, summary: TableSummary, roles: Roles) -> TableSchema:
+        """The schema of a table that was summarized, in memory or piece by piece."""
+        summary.check(roles)
+        design = Design.of(roles.features, summary.features)
+        classes = None
+        if roles.task == "classification":
+            classes = classes_of(roles.target, summary.classes)
+        named = roles.user, roles.target, roles.features, design.levels, design.fill
+        return cls(*named, roles.missing, roles.task, classes, summary.user_kind)
 
     @property
     def design(self) -> Design:
@@ -192,17 +183,15 @@ class TableSchema:
         ids, codes = np.zeros(1, np.intp), np.zeros(table.num_rows, dtype=np.intp)
         if self.user:
             ids, codes = owners(table, self.user, self.user_kind)
-        owner = Keys([], codes)
         given = {} if goal is None else {self.target: goal}
-        keep = usable_rows(columns, {self.user: owner}, given, missing, piece=piece)
+        lacking = Gaps.of({self.user: Keys([], codes)}, columns, given)
+        keep = lacking.checked_rows(missing, is_fit=with_target, piece=piece)
         rows = np.flatnonzero(keep)
         X, replaced = self.design.rows(columns, rows, unseen)
         codes = codes[rows]
         used = np.bincount(codes, minlength=len(ids)) > 0
         if not used.all():  # some have no row that is used
             ids, codes = ids[used], (np.cumsum(used) - 1)[codes]
-        every = (*{self.user: owner}.items(), *given.items(), *columns.items())
-        lacking = {name: int(gaps(column).sum()) for name, column in every}
         return Encoded(
             X=X,
             y=None if goal is None else self._target(goal, rows),
@@ -210,7 +199,7 @@ class TableSchema:
             codes=codes,
             rows=rows,
             n_dropped=len(keep) - len(rows),
-            missing={name: n for name, n in lacking.items() if n},
+            missing=lacking.counts,
             unseen=replaced,
         )
 
@@ -239,7 +228,9 @@ class TableSchema:
     def _target(self, goal: Column, rows: Ints) -> Array:
         """Values of the target, or positions of its classes, in the given rows."""
         if not isinstance(goal, Keys):
-            return goal[rows]
+            y = goal[rows]
+            check_size(y, f"Target {self.target!r}", rows + 1)
+            return y
         assert self.classes is not None
         classes = key_positions(goal.values, self.classes)[goal.codes[rows]]
         if (classes < 0).any():
@@ -291,144 +282,3 @@ def _checked_json(content: Any) -> dict[str, Any]:
         "other": design.other,
         "classes": None if classes is None else tuple(classes),
     }
-
-
-def check_choice(option: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
-        raise InputError(f"{option} is one of {', '.join(known)}, not {show(value)}.")
-
-
-def check_columns(names: Iterable[str], columns: Sequence[str]) -> None:
-    """Refuse names that are not among ``columns``, with the nearest to one that is not."""
-    lacking = [name for name in dict.fromkeys(names) if name not in columns]
-    if lacking:
-        some, near = f"Column {lacking[0]!r} is not", did_you_mean(lacking[0], columns)
-        if len(lacking) > 1:
-            some, near = f"Columns {listing(lacking)} are not", "."
-        raise InputError(Rule(f"{some} in the table"), f"{near} Columns: {listing(columns)}.")
-
-
-def read_columns(
-    table: pa.Table, features: Iterable[str], kinds: Mapping[str, str | None]
-) -> Mapping[str, Column]:
-    """The features' columns: keys for those in ``kinds``, as what they were in the fit.
-
-    Of a long table numbers are read when they are asked for: a copy of one column at a time.
-    """
-    features = tuple(features)
-    others = [n for n in features if n not in kinds and not is_numeric(table[n].type)]
-    if others:
-        raise not_numbers(table, others)
-    columns = _Columns(table, features, kinds)
-    return columns if table.num_rows > _LONG else dict(columns)
-
-
-_LONG = 1_000_000  # rows
-
-
-class _Columns(Mapping[str, Column]):
-    """Columns of a table that are read anew at every look, save for keys."""
-
-    def __init__(
-        self, table: pa.Table, features: tuple[str, ...], kinds: Mapping[str, str | None]
-    ) -> None:
-        self._table, self._features = table, features
-        self._keys = {name: keys(table, name, kinds[name]) for name in features if name in kinds}
-
-    def __getitem__(self, name: str) -> Column:
-        return self._keys[name] if name in self._keys else numbers(self._table, name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._features)
-
-    def __len__(self) -> int:
-        return len(self._features)
-
-
-def _owner_kind(table: pa.Table, user: str) -> tuple[Keys, str]:
-    """Which rows have an owner (codes -1: none), and what kind of ids they are.
-
-    Ids that are integers or text need not be looked at one by one.
-    """
-    column = table[user]
-    whole = pa.types.is_integer(column.type) and not pa.types.is_uint64(column.type)
-    if (whole or is_text(column.type)) and column.null_count < len(column):
-        codes = np.zeros(len(column), np.intp)
-        if column.null_count:
-            codes[pc.is_null(column).to_numpy()] = -1
-        return Keys([], codes), "int" if whole else "text"
-    owner = keys(table, user)
-    return owner, kind_of(owner.values)
-
-
-def owners(table: pa.Table, user: str, kind: str) -> tuple[Array, Ints]:
-    """Ids in canonical order, and the position of each row's among them, -1 where it has none.
-
-    Integers and text, by the million, without a Python object for each row.
-    """
-    column = table[user]
-    own, empty = column.type, None
-    if kind == "int" and pa.types.is_integer(own) and not pa.types.is_uint64(own):
-        if column.null_count:
-            empty = pc.is_null(column).to_numpy()
-            column = pc.fill_null(column, pc.min(column))
-        ids, codes = distinct_integers(column.to_numpy().astype(np.int64))
-    elif kind == "text" and is_text(own):
-        coded = column.dictionary_encode().unify_dictionaries().combine_chunks()
-        ids, rank = group_rows(coded.dictionary.to_pylist())
-        codes = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-        codes = np.append(rank, -1)[codes]
-    else:
-        found = keys(table, user, kind)
-        ids, rank = group_rows(found.values)
-        codes = np.append(rank, -1)[found.codes]
-    codes = codes.reshape(-1).astype(np.intp)
-    if empty is not None:
-        codes[empty] = -1
-    return ids, codes
-
-
-def choose_features(
-    columns: Sequence[str],
-    user: str,
-    target: str,
-    features: Iterable[str] | None,
-    drop: tuple[str, ...],
-    categorical: tuple[str, ...],
-) -> tuple[str, ...]:
-    """Names of the features."""
-    asked = () if features is None else as_names(features)
-    if user == target:
-        raise InputError(f"Column {user!r} cannot be the user and the target at once.")
-    for role, names in (("features", asked), ("drop", drop), ("categorical", categorical)):
-        check_columns(names, columns)
-        for name in names:
-            if name in (user, target):
-                other = "user" if name == user else "target"
-                raise InputError(
-                    f"Column {name!r} is the {other}, and cannot stand in {role} as well."
-                )
-    both = [name for name in asked if name in drop]
-    if both:
-        raise InputError(f"Column {both[0]!r} is both asked for and dropped: choose one.")
-    given = dict.fromkeys(columns if features is None else asked)
-    chosen = tuple(name for name in given if name not in (user, target, *drop))
-    idle = [name for name in categorical if name not in chosen]
-    if idle:
-        raise InputError(
-            f"Column {idle[0]!r} is named as categorical but is not among the features: "
-            f"{listing(chosen)}."
-        )
-    if not chosen:
-        raise InputError(
-            "No feature is left beside the user and the target, and a model needs at least one. "
-            f"Columns: {listing(columns)}."
-        )
-    if any(not name.strip() for name in chosen):
-        raise InputError(
-            "A column has no name (a row index written along?) and would count as a feature: give "
-            "it a name, or leave it out (",
-            Setting("drop", [""]),
-            "; in pandas, to_csv(index=False)).",
-        )
-    return chosen

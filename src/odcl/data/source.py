@@ -13,8 +13,9 @@ import pyarrow.compute as pc
 
 from odcl._typing import Array
 from odcl.data.columns import as_names, has_decimal_commas, is_text, times
-from odcl.data.federation import Federation, check_size
-from odcl.data.schema import Encoded, TableSchema, check_columns
+from odcl.data.federation import Federation
+from odcl.data.roles import check_columns
+from odcl.data.schema import Encoded, TableSchema
 from odcl.data.stacking import InUse
 from odcl.data.tables import (
     as_table,
@@ -85,7 +86,6 @@ def read_source(
         )
         _check_classes(schema, table.num_rows)
         encoded = schema.encode(table)
-        check_target(schema, encoded)
         order = None if time is None else times(table, time, encoded.rows)
     del table
     release_memory()
@@ -190,9 +190,3 @@ def _check_classes(schema: TableSchema, n_rows: int) -> None:
             Setting("loss", "squared"),
             ".",
         )
-
-
-def check_target(schema: TableSchema, encoded: Encoded) -> None:
-    """Refuse a target that no computer can square, by its column and row."""
-    if schema.task != "classification" and encoded.y is not None:
-        check_size(encoded.y, f"Target {schema.target!r}", encoded.rows + 1)

@@ -16,8 +16,10 @@ from sklearn.utils import check_random_state
 
 from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import Federation, as_ids
+from odcl.data.roles import Roles
 from odcl.data.scaling import Scaling
-from odcl.data.summary import Roles, TableSummary
+from odcl.data.schema import TableSchema
+from odcl.data.summary import TableSummary
 from odcl.data.unusual import SAMPLE, sample_moments
 from odcl.engines.dask.address import Address
 from odcl.engines.dask.round import (
@@ -94,7 +96,7 @@ def fit_pieces(
     if looked is None:
         shown.stage("looking at the columns", table.n_pieces, "pieces")
         looked = looked_at(table, roles, cluster, shown.advance)
-    schema = looked.summary.schema(roles)
+    schema = TableSchema.of(looked.summary, roles)
     _declare(model, schema)
     method = Method.of(model.method, clusterer=model.clusterer)
     if not (isinstance(model.solver, str) and model.solver == "exact"):

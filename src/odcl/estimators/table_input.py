@@ -16,7 +16,7 @@ from sklearn.utils.validation import (
 
 from odcl._typing import Array, Bools, Floats
 from odcl.data.columns import keys
-from odcl.data.design import UNSEEN, Design, DesignRows
+from odcl.data.design import UNSEEN, Design, DesignRows, summarize
 from odcl.data.federation import MOST_SIZE, as_ids, check_owners, owner_ids
 from odcl.data.frames import (
     as_frame,
@@ -31,10 +31,9 @@ from odcl.data.frames import (
     take_column,
     without_columns,
 )
-from odcl.data.gaps import refuse_gaps, usable_rows, without_value
-from odcl.data.schema import MISSING, check_columns, read_columns
+from odcl.data.roles import MISSING, check_columns, looks_at, settle
+from odcl.data.rows import Gaps, read_columns, refuse_gaps, without_value
 from odcl.data.tables import as_table, collected
-from odcl.data.unnamed import looks_at, settle
 from odcl.errors import InputError, Setting
 from odcl.method import Method
 from odcl.risk.risk import Risk
@@ -76,9 +75,9 @@ class TableInput(BaseEstimator):  # type: ignore[misc]
             owners = kept if users is None else as_ids(users)
             check_consistent_length(X, owners, y)
             absent = {"users": without_value(owners), "y": without_value(y)}
-            kept = usable_rows(columns, absent, {}, self.missing)
+            kept = Gaps.of(absent, columns, {}).checked_rows(self.missing, is_fit=True)
             users = None if users is None else owners[kept]
-        self.design_ = Design.fit(columns, kept)
+        self.design_ = Design.of(tuple(columns), summarize(columns, kept))
         return self.design_.rows(columns, np.flatnonzero(kept))[0], users, kept
 
     def _settled(self, X: Any, *, has_users: bool) -> tuple[Any, list[int]]:

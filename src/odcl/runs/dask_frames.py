@@ -21,8 +21,8 @@ import pyarrow.parquet as pq
 from odcl.data.columns import as_names
 from odcl.data.frames import is_dask_frame
 from odcl.data.notices import about_strangers
+from odcl.data.roles import Roles
 from odcl.data.schema import TableSchema
-from odcl.data.summary import Roles
 from odcl.engines.dask.address import Address
 from odcl.engines.dask.cluster import cluster_of
 from odcl.engines.dask.predict import predict_pieces
@@ -81,7 +81,7 @@ def federation_from_dask(
     )
     roles = settled(table, roles, cluster_of())
     looked = looked_at(table, roles, cluster_of())
-    return DaskFederation(table, roles, looked), looked.summary.schema(roles)
+    return DaskFederation(table, roles, looked), TableSchema.of(looked.summary, roles)
 
 
 def fit_frame(model: Any, X: Any, y: Any, users: Any) -> Any:

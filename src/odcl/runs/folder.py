@@ -12,7 +12,6 @@ from odcl.artifact.folder import Extra, open_artifact
 from odcl.data.federation import Federation
 from odcl.data.notices import about_values
 from odcl.data.schema import TableSchema
-from odcl.data.source import check_target
 from odcl.data.tables import read_table
 from odcl.data.write import write_table
 from odcl.estimators.evidence import Evidence, evidence_files, evidence_of, read_evidence
@@ -182,7 +181,6 @@ def rows_by_user(
 ) -> tuple[Federation, list[str]]:
     """A table's rows user by user, targets as the model takes them, and what is said of them."""
     encoded = schema.encode(read_table(path, text=schema.text), missing=missing)
-    check_target(schema, encoded)
     federation = encoded.federation()
     if schema.classes is not None:
         federation = federation.with_y(schema.labels(federation.y.astype(int)))

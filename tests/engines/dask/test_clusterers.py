@@ -118,7 +118,7 @@ def test_a_later_user_joins_where_it_would_in_memory(tmp_path):
 
 
 def test_another_solver_is_refused(tmp_path):
-    from odcl.data.summary import Roles
+    from odcl.data.roles import Roles
     from odcl.engines.dask.table import open_table
     from odcl.estimators.scattered import fit_pieces
 

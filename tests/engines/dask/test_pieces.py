@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 from odcl.data.federation import Federation
+from odcl.data.roles import Roles
 from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
-from odcl.data.summary import Place, Roles, TableSummary
+from odcl.data.summary import Place, TableSummary
 from odcl.engines.dask.address import Address
 from odcl.engines.dask.exchange import receive, send, targets_of
 from odcl.engines.dask.sample import drawn_from, drawn_of_all
@@ -57,7 +58,8 @@ def test_summaries_of_any_cut_give_the_schema_of_the_table(cuts, loss, missing):
     table = holes(sales(loss=loss))
     task = {"squared": "regression", "logistic": "classification", "poisson": "count"}[loss]
     roles = Roles.of(table.column_names, **NAMED, missing=missing, task=task)
-    found = TableSummary.merged(look(p, roles) for p in pieces_of(table, cuts)).schema(roles)
+    summary = TableSummary.merged(look(p, roles) for p in pieces_of(table, cuts))
+    found = TableSchema.of(summary, roles)
     whole = TableSchema.fit(table, **NAMED, missing=missing, task=task)
     assert replace(found, fill={}) == replace(whole, fill={})
     assert found.fill == pytest.approx(whole.fill, rel=1e-14)
@@ -88,7 +90,7 @@ def test_what_is_odd_about_a_column_is_seen_in_any_piece(cuts):
         sold[at], store[at] = 2.5, 0.5
         assert not summed(table.set_column(4, "sales", pa.array(sold))).whole
         odd = summed(table.set_column(0, "store", pa.array(store)))
-        assert odd.schema(roles).user_kind == "float"
+        assert TableSchema.of(odd, roles).user_kind == "float"
 
 
 @pytest.mark.parametrize("center", [True, False])
@@ -154,7 +156,7 @@ def test_a_look_measures_numbers_and_leaves_levels_and_gaps_to_a_second_read():
     whole = Scaling.of(X, None, **asked)
     assert_allclose(found.shift, whole.shift, rtol=1e-12)
     assert_allclose(found.scale, whole.scale, rtol=1e-9)
-    again = moments_of(measure(plain, summary.schema(roles)))
+    again = moments_of(measure(plain, TableSchema.of(summary, roles)))
     assert again.low.tolist() == X.min(axis=0).tolist()
     assert again.high.tolist() == X.max(axis=0).tolist()
     levels = Roles.of(table.column_names, user="user", target="y", categorical=["kind"])
@@ -232,7 +234,8 @@ def test_a_piece_without_rows_uploads_nothing_and_adds_nothing():
 def summarized(*tables, **options):
     roles = Roles.of(tables[0].column_names, **{**NAMED, **options})
     places = (Place(f"part-{i}.parquet", 1000 * i) for i in range(len(tables)))
-    return TableSummary.merged(map(look, tables, [roles] * len(tables), places)).schema(roles)
+    summary = TableSummary.merged(map(look, tables, [roles] * len(tables), places))
+    return TableSchema.of(summary, roles)
 
 
 def test_a_missing_value_is_named_with_its_file_and_row():

@@ -24,10 +24,10 @@ import pyarrow.parquet as pq
 
 from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import positions
+from odcl.data.roles import CATEGORY, Look, Roles, is_open, looks_at
 from odcl.data.scaling import Moments
 from odcl.data.schema import TableSchema
-from odcl.data.summary import Roles, TableSummary
-from odcl.data.unnamed import CATEGORY, Look, is_open, looks_at
+from odcl.data.summary import TableSummary
 from odcl.engines.dask.address import Address
 from odcl.engines.dask.cluster import Cluster, is_delayed
 from odcl.engines.dask.exchange import receive, send, targets_of

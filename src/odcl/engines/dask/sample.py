@@ -13,7 +13,8 @@ import pyarrow as pa
 from odcl._typing import Array, Floats
 from odcl.data.columns import times
 from odcl.data.federation import group_rows, id_keys, joined_ids, positions
-from odcl.data.schema import TableSchema, owners
+from odcl.data.rows import owners
+from odcl.data.schema import TableSchema
 from odcl.engines.dask.cluster import Cluster
 from odcl.engines.dask.table import PiecedTable
 from odcl.exchange.upload import Uploads

@@ -12,8 +12,8 @@ import numpy as np
 from odcl._typing import Array, Bools, Ints
 from odcl.data.columns import keys, kind_of
 from odcl.data.federation import Federation
-from odcl.data.schema import Encoded, TableSchema, check_columns
-from odcl.data.source import check_target
+from odcl.data.roles import check_columns
+from odcl.data.schema import Encoded, TableSchema
 from odcl.data.tables import as_table, read_table
 from odcl.engines.files.task import Task
 from odcl.errors import InputError, Setting, ended
@@ -69,7 +69,6 @@ def _read(task: Task, data: Any, user: str | None) -> SiteTable:
     kind = "int" if user is None else kind_of(keys(table, user).values)
     schema = task.schema(user or "", kind)
     encoded = schema.encode(table)
-    check_target(schema, encoded)
     raw = encoded.federation()
     cells = _cells(task, raw.X)
     federation = raw.with_X(task.scaling.apply(raw.X)).with_y(raw.y.astype(np.float64))

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from odcl.data.schema import check_columns
+from odcl.data.roles import check_columns
 from odcl.data.synthetic import store_tables
 from odcl.data.tables import read_column_names
 from odcl.data.write import write_table

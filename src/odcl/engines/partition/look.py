@@ -9,10 +9,11 @@ import pyarrow as pa
 
 from odcl._typing import Floats
 from odcl.data.columns import Keys, read_target
-from odcl.data.gaps import usable_rows
+from odcl.data.roles import Roles
+from odcl.data.rows import Gaps, ownerless, read_columns
 from odcl.data.scaling import Moments, Scaling
-from odcl.data.schema import Encoded, TableSchema, read_columns
-from odcl.data.summary import Place, Roles, TableSummary, ownerless
+from odcl.data.schema import Encoded, TableSchema
+from odcl.data.summary import Place, TableSummary
 from odcl.exchange.arrow import number_lists, numbers_of
 from odcl.method import Method
 from odcl.mixed.terms import DataTerms, data_terms, merge
@@ -117,8 +118,7 @@ def _design_rows(rows: pa.Table, schema: TableSchema) -> Floats:
     columns = read_columns(rows, schema.features, schema.design.kinds)
     goal = read_target(rows, schema.target, schema.task, schema.classes)
     owner = Keys([], np.where(ownerless(rows, schema.user)[0], -1, 0))
-    given = ({schema.user: owner}, {schema.target: goal})
-    keep = usable_rows(columns, *given, schema.missing, piece=True)
+    keep = Gaps.of({schema.user: owner}, columns, {schema.target: goal}).usable(schema.missing)
     return schema.design.rows(columns, np.flatnonzero(keep))[0]
 
 

@@ -1,0 +1,220 @@
+"""What the columns of a table are taken for: the user, the target, features and categories.
+
+Columns of text become categories; ids and row numbers are left out unless asked for. What decides
+about a column is a value that the pieces of a table add up to, in their order.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from odcl.data.columns import DECIMAL_COMMA, MOST_KEYS, NUMBER, as_names, is_text
+from odcl.errors import InputError, Rule, Setting, did_you_mean, listing, show
+
+MISSING = ("error", "drop", "mean")
+TASKS = ("regression", "classification", "count")
+
+Names = tuple[str, ...]
+_FEW = 10  # levels of a small table that are a category, though most rows have their own
+_DATE = r"^[0-9]{4}-[0-9]{2}|^[0-9]{1,2}[./][0-9]{1,2}[./][0-9]{2,4}"
+_OTHERWISE = rf"{NUMBER}|{DECIMAL_COMMA}|{_DATE}"
+
+
+@dataclass(frozen=True)
+class Look:
+    """What some rows tell of a column of text, of categories or of integers."""
+
+    rows: int  # with a value
+    text: bool = False
+    otherwise: int = 0  # rows whose text reads as a number or a date
+    levels: frozenset[str] = frozenset()  # of text: one more at most than a category may have
+    ends: tuple[int, int] | None = None  # the first and the last integer, if they count the rows
+
+    @classmethod
+    def of(cls, column: pa.ChunkedArray) -> Look:
+        """The look at a column whose type is open, or one of categories."""
+        kind, n = column.type, len(column) - column.null_count
+        if pa.types.is_dictionary(kind):
+            return CATEGORY
+        if is_text(kind):
+            counted = pc.value_counts(column.drop_null()).flatten()
+            other = pc.match_substring_regex(counted[0], _OTHERWISE)
+            rows = int(pc.sum(pc.filter(counted[1], other)).as_py() or 0)
+            levels = frozenset(counted[0][: MOST_KEYS + 1].to_pylist())
+            return cls(n, True, rows, levels)
+        if not n or column.null_count or (np.diff(column.to_numpy()) != 1).any():
+            return cls(n)
+        return cls(n, ends=(column[0].as_py(), column[-1].as_py()))
+
+    def __add__(self, other: Look) -> Look:
+        if not (self.rows and other.rows):
+            return self if self.rows else other
+        ends = None
+        if self.ends and other.ends and other.ends[0] == self.ends[1] + 1:
+            ends = self.ends[0], other.ends[1]
+        n, odd = self.rows + other.rows, self.otherwise + other.otherwise
+        levels = frozenset(sorted(self.levels | other.levels)[: MOST_KEYS + 1])
+        return Look(n, self.text or other.text, odd, levels, ends)
+
+    @property
+    def is_category(self) -> bool:
+        return self.text and 2 * self.otherwise <= self.rows and self.rows > 0
+
+    @property
+    def left_out(self) -> str:
+        """Why the column is no feature unless asked for: it numbers the rows, or nearly; or ""."""
+        n = len(self.levels)
+        if self.ends is not None and self.ends[0] in (0, 1) and self.rows > _FEW:
+            return "it counts the rows"
+        if self.is_category and (n > MOST_KEYS or 2 * n > max(2 * _FEW, self.rows)):
+            levels = f"more than {MOST_KEYS:,}" if n > MOST_KEYS else f"{n:,}"
+            return f"{levels} levels in {self.rows:,} rows"
+        return ""
+
+
+CATEGORY = Look(1, text=True)  # as its type says, whatever its values
+
+
+def looks_at(table: pa.Table, names: Iterable[str]) -> dict[str, Look]:
+    """Looks at the columns of categories, and at those whose type leaves open what they are."""
+    kinds = {name: table[name].type for name in names}
+    some = [n for n, kind in kinds.items() if is_open(kind) or pa.types.is_dictionary(kind)]
+    return {name: Look.of(table[name]) for name in some}
+
+
+def is_open(kind: pa.DataType) -> bool:
+    """Do values decide what a column is? So it is with text, and with integers."""
+    return is_text(kind) or bool(pa.types.is_integer(kind))
+
+
+def settle(
+    features: Names, categorical: Names, looks: Mapping[str, Look], *, asked: bool
+) -> tuple[Names, Names]:
+    """Features and categories of a table, with one warning about those that nobody named.
+
+    Features that were ``asked`` for by name are not left out.
+    """
+    found = {name: looks[name] for name in features if name in looks and name not in categorical}
+    left = {name: look.left_out for name, look in found.items() if look.left_out}
+    if asked or len(left) == len(features):
+        left = {}
+    texts = [name for name, look in found.items() if look.is_category and name not in left]
+    new = [name for name in texts if looks[name].levels]  # others have a type that says so
+    said = [f"Columns of text are taken as categories: {listing(new)}."] if new else []
+    if left:
+        some = ", ".join(f"{show(name)} ({why})" for name, why in left.items())
+        said.append(f"Left out: {some}. Ask for a column by its name to keep it.")
+    if said:
+        warnings.warn(" ".join(said), stacklevel=3)
+    kept = tuple(name for name in features if name not in left)
+    return kept, (*categorical, *texts)
+
+
+@dataclass(frozen=True)
+class Roles:
+    """What the columns of a table are taken for, before any row is read."""
+
+    user: str
+    target: str
+    features: tuple[str, ...]
+    categorical: tuple[str, ...] = ()
+    missing: str = "error"
+    task: str = "regression"
+    asked: bool = False  # features were asked for by name
+
+    @classmethod
+    def of(
+        cls,
+        columns: Iterable[str],
+        *,
+        user: str,
+        target: str,
+        features: Iterable[str] | None = None,
+        drop: Iterable[str] = (),
+        categorical: Iterable[str] = (),
+        missing: str = "error",
+        task: str = "regression",
+    ) -> Roles:
+        """The options of :meth:`TableSchema.fit`, checked against the columns' names."""
+        names, category = list(columns), as_names(categorical)
+        check_choice("missing", missing, MISSING)
+        check_choice("task", task, TASKS)
+        check_columns((user, target), names)
+        chosen = _choose_features(names, user, target, features, as_names(drop), category)
+        return cls(user, target, chosen, category, missing, task, features is not None)
+
+    def settled(self, looks: Mapping[str, Look]) -> Roles:
+        """The roles by a look at the values: columns of text are categories, ids left out."""
+        chosen, category = settle(self.features, self.categorical, looks, asked=self.asked)
+        return replace(self, features=chosen, categorical=category)
+
+    @property
+    def columns(self) -> list[str]:
+        return [self.user, *self.features, self.target]
+
+
+def check_choice(option: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise InputError(f"{option} is one of {', '.join(known)}, not {show(value)}.")
+
+
+def check_columns(names: Iterable[str], columns: Sequence[str]) -> None:
+    """Refuse names that are not among ``columns``, with the nearest to one that is not."""
+    lacking = [name for name in dict.fromkeys(names) if name not in columns]
+    if lacking:
+        some, near = f"Column {lacking[0]!r} is not", did_you_mean(lacking[0], columns)
+        if len(lacking) > 1:
+            some, near = f"Columns {listing(lacking)} are not", "."
+        raise InputError(Rule(f"{some} in the table"), f"{near} Columns: {listing(columns)}.")
+
+
+def _choose_features(
+    columns: Sequence[str],
+    user: str,
+    target: str,
+    features: Iterable[str] | None,
+    drop: tuple[str, ...],
+    categorical: tuple[str, ...],
+) -> tuple[str, ...]:
+    """Names of the features."""
+    asked = () if features is None else as_names(features)
+    if user == target:
+        raise InputError(f"Column {user!r} cannot be the user and the target at once.")
+    for role, names in (("features", asked), ("drop", drop), ("categorical", categorical)):
+        check_columns(names, columns)
+        for name in names:
+            if name in (user, target):
+                other = "user" if name == user else "target"
+                raise InputError(
+                    f"Column {name!r} is the {other}, and cannot stand in {role} as well."
+                )
+    both = [name for name in asked if name in drop]
+    if both:
+        raise InputError(f"Column {both[0]!r} is both asked for and dropped: choose one.")
+    given = dict.fromkeys(columns if features is None else asked)
+    chosen = tuple(name for name in given if name not in (user, target, *drop))
+    idle = [name for name in categorical if name not in chosen]
+    if idle:
+        raise InputError(
+            f"Column {idle[0]!r} is named as categorical but is not among the features: "
+            f"{listing(chosen)}."
+        )
+    if not chosen:
+        raise InputError(
+            "No feature is left beside the user and the target, and a model needs at least one. "
+            f"Columns: {listing(columns)}."
+        )
+    if any(not name.strip() for name in chosen):
+        raise InputError(
+            "A column has no name (a row index written along?) and would count as a feature: give "
+            "it a name, or leave it out (",
+            Setting("drop", [""]),
+            "; in pandas, to_csv(index=False)).",
+        )
+    return chosen
