@@ -19,8 +19,14 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 from odcl.local.fit import fit_users
-from odcl.paper.images import Images, load_images
-from odcl.paper.partition import CIFAR10N_FLIP, TABLE_2, image_federation, public_mean
+from odcl.paper.images import (
+    CIFAR10N_FLIP,
+    TABLE_2,
+    Images,
+    image_federation,
+    load_images,
+    public_mean,
+)
 from odcl.risk.risk import Risk
 from tests.helpers import SHARED_DATA, peak_memory, refusal
 

@@ -16,7 +16,7 @@ from odcl.files import LITTER
 
 if TYPE_CHECKING:
     from odcl.paper.experiments.definition import Added, Experiment
-    from odcl.paper.experiments.runner import Outcome
+    from odcl.paper.experiments.runner import Reproduced
 
 _ABOUT = """\
 Make the paper's figures and tables again, beside its own numbers.
@@ -182,7 +182,7 @@ def without_data(experiments: Sequence[Experiment], data: Path | None) -> dict[s
 
 def open_folder(out: Path, experiments: Sequence[Experiment], *, force: bool) -> None:
     """Make the folder, or go on in it; with ``force`` the experiments' rows are forgotten."""
-    from odcl.paper.experiments.rows import read_rows, write_rows
+    from odcl.paper.experiments.rows import lines_of, read_rows, write_lines
     from odcl.paper.experiments.runner import ROWS
 
     if out.exists() and not out.is_dir():
@@ -197,11 +197,12 @@ def open_folder(out: Path, experiments: Sequence[Experiment], *, force: bool) ->
     if force and ROWS in there:
         names = {one.name for one in experiments}
         # A file of that name that is not ours cannot be read, and is never lost.
-        write_rows(out / ROWS, [r for r in read_rows(out / ROWS) if r.experiment not in names])
+        kept = [r for r in read_rows(out / ROWS) if r.experiment not in names]
+        write_lines(out / ROWS, lines_of(kept))
     (out / ROWS).touch()
 
 
-def about(outcome: Outcome) -> Iterator[str]:
+def about(outcome: Reproduced) -> Iterator[str]:
     """How much was done and how long it took, and which rows are there and not used."""
     from odcl.paper.experiments.runner import ROWS
     from odcl.report.text import count

@@ -8,17 +8,22 @@ from __future__ import annotations
 import hashlib
 import json
 import runpy
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from odcl import __version__
-from odcl.paper.baselines import METHODS
-from odcl.paper.experiments.rows import Row, Rows, Setting
-
-if TYPE_CHECKING:
-    from odcl.paper.experiments.measure import Bench
+from odcl._typing import Floats
+from odcl.data.federation import Federation
+from odcl.data.synthetic import linear_federation
+from odcl.local.fit import Solution, solve_users
+from odcl.paper.baselines import METHODS, BaselineResult
+from odcl.paper.baselines import run as run_baseline
+from odcl.paper.experiments.rows import Rows, Setting
+from odcl.paper.images import ImageFederation
+from odcl.risk.risk import Risk
 
 METRICS = ("nmse", "accuracy", "n_clusters", "rounds", "bytes_up", "bytes_down")
 
@@ -34,7 +39,7 @@ class Measured(NamedTuple):
     metric: str
     value: float
     seconds: float
-    part: Setting = {}  # noqa: RUF012 - nobody writes to it
+    part: Setting = {}  # noqa: RUF012 - never written to
 
 
 @dataclass(frozen=True)
@@ -99,8 +104,7 @@ class Experiment:
 
     ``settings(quick)`` are the federations; ``table`` writes the page, ``draw`` the figure. By
     default all ``methods`` are run on a task's ``bench`` and ``metrics`` are measured; ``work``
-    gives other numbers of a task, in a fixed order, those of ``last`` at the very end: by it a
-    task is known to be complete. Where there is a ``bench``, users can add methods.
+    gives other numbers of a task. Where there is a ``bench``, users can add methods.
     """
 
     name: str
@@ -112,7 +116,6 @@ class Experiment:
     methods: tuple[str, ...] = ()  # the experiment's own, where others can join
     metrics: tuple[str, ...] = ()
     work: Callable[[Task, Path | None], Iterator[Measured]] | None = None
-    last: tuple[str, str] | None = None  # method and metric that end a task; None: the last ones
     runs: int = 10
     quick_runs: int = 2
     check: Callable[[Path | None], None] = field(default=lambda data: None)  # is the data there?
@@ -130,11 +133,7 @@ class Experiment:
             for name, version in own
         ]
 
-    def owner(self, row: Row) -> str:
-        """The task's ``added`` that a row comes from."""
-        return row.method if self.bench is not None and row.method not in self.methods else ""
-
-    def do(self, task: Task, data: Path | None) -> Iterator[Measured]:
+    def measure(self, task: Task, data: Path | None) -> Iterator[Measured]:
         """The numbers of a task."""
         if self.work is not None and not task.added:
             yield from self.work(task, data)
@@ -144,8 +143,93 @@ class Experiment:
         for method in (task.added,) if task.added else self.methods:
             yield from here.run(method).rows(self.metrics)
 
-    def ends(self, task: Task) -> tuple[str, str]:
-        """Method and metric of a task's last row."""
-        if self.last is not None and not task.added:
-            return self.last
-        return task.added or self.methods[-1], self.metrics[-1]
+
+# -- running methods -------------------------------------------------------------------------------
+
+
+class _LocalModels:
+    """Local models fitted already: a ``solver`` that the one-shot methods of a run share."""
+
+    def __init__(self, federation: Federation, risk: Risk) -> None:
+        self.federation, self.risk = federation, risk
+        self.solution = solve_users(federation, risk)
+
+    def solve_users(self, federation: Federation, risk: Risk, *, seed: int) -> Solution:
+        if federation.X is self.federation.X and risk == self.risk:
+            return self.solution
+        return solve_users(federation, risk)  # other rows, such as centred ones
+
+    def __repr__(self) -> str:
+        return "exact"
+
+
+class Bench:
+    """One federation, one risk, one seed, and the methods that are run on it.
+
+    The local models are fitted once and belong to ``local``'s time; the seconds of other one-shot
+    methods are those of the server. ``public_mean`` is for the methods that are told one.
+    """
+
+    def __init__(
+        self, federation: Federation, risk: Risk = Risk(), *, seed: int, public_mean: Any = None
+    ) -> None:
+        self.federation = federation
+        self.call = {"risk": risk, "seed": seed, "public_mean": public_mean}
+        self.call["groups"] = getattr(federation, "groups", None)
+        start = time.perf_counter()
+        self.solver = _LocalModels(federation, risk)
+        self.fit_seconds = time.perf_counter() - start
+
+    def run(self, name: str, **options: Any) -> Timed:
+        """A method of the registry."""
+        if METHODS[name].starts_from_local_models:
+            options = {"solver": self.solver, **options}
+        start = time.perf_counter()
+        result = run_baseline(name, self.federation, **self.call, **options)
+        seconds = time.perf_counter() - start + self.fit_seconds * (name == "local")
+        return Timed(self.federation, name, result, seconds)
+
+
+def linear_bench(task: Task, data: Path | None) -> Bench:
+    """The paper's linear federation of a task's setting."""
+    s = task.setting
+    federation = linear_federation(s["m"], s["n"], n_clusters=s["K"], dim=s["d"], seed=task.seed)
+    return Bench(federation, seed=task.seed)
+
+
+@dataclass(frozen=True, eq=False)
+class Timed:
+    """A method's result, and the numbers it gives."""
+
+    federation: Federation
+    method: str
+    result: BaselineResult
+    seconds: float
+
+    def rows(self, metrics: Sequence[str]) -> Iterator[Measured]:
+        for metric in metrics:
+            yield Measured(self.method, metric, self.value(metric), self.seconds)
+
+    def value(self, metric: str) -> float:
+        if metric == "nmse":
+            return self.result.nmse()
+        if metric == "accuracy":
+            return float(self.user_accuracy().mean())
+        return float(getattr(self.result, "n_rounds" if metric == "rounds" else metric))
+
+    def user_accuracy(self) -> Floats:
+        """Share of the withheld images that each user's model gets right, (n_users,)."""
+        federation, result = self.federation, self.result
+        assert isinstance(federation, ImageFederation)
+        X = federation.test_X if result.shift is None else federation.test_X - result.shift
+        p = X.shape[1]
+        score = X @ result.models[:, :p].T + result.models[:, p:].sum(axis=1)
+        return (score * federation.test_y[federation.groups].T > 0).mean(axis=0)
+
+    def curve(self, rounds: Sequence[int]) -> Iterator[Measured]:
+        """The error after these rounds."""
+        errors = self.result.history.error
+        assert errors is not None
+        for t in rounds:
+            error = float(errors[min(t, len(errors) - 1)])
+            yield Measured(self.method, "nmse", error, self.seconds, {"round": int(t)})

@@ -1,12 +1,10 @@
-"""``rows.jsonl``: one number per row, appended as it comes, read again when a run goes on."""
+"""``rows.jsonl``: one number per row, written task by task, read again when a run goes on."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -35,10 +33,11 @@ class Row:
     seconds: float  # wall time of the method, without what it shares with others
     version: str
 
-
-def whole_setting(setting: Setting) -> Setting:
-    """The setting of the task that a row comes from."""
-    return {key: value for key, value in setting.items() if key not in PARTS}
+    @property
+    def task_setting(self) -> str:
+        """The setting of the task that the row comes from, as text."""
+        whole = {key: value for key, value in self.setting.items() if key not in PARTS}
+        return json.dumps(whole, sort_keys=True)
 
 
 def finite(value: float) -> float | None:
@@ -50,12 +49,10 @@ def finite(value: float) -> float | None:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a file; a last line that an interruption cut short is passed over."""
-    if not path.exists():
-        return []
-    lines = path.read_text(encoding="utf-8").split("\n")
+    """The rows of a file; none where there is no file."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     rows = []
-    for number, line in enumerate(lines[:-1], 1):
+    for number, line in enumerate(lines, 1):
         try:
             rows.append(Row(**json.loads(line)))
         except (ValueError, TypeError) as error:
@@ -66,48 +63,15 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
-def is_torn(path: Path) -> bool:
-    """Does the file end in the middle of a line?"""
-    return path.exists() and not (b"\n" + path.read_bytes()).endswith(b"\n")
-
-
-def write_rows(path: Path, rows: Iterable[Row]) -> None:
-    """The whole file anew, whole or not at all."""
-    with atomic_path(path) as temporary:
-        temporary.write_text(_lines(rows), encoding="utf-8")
-
-
-def append_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Rows at the end of the file, on the disk when this returns."""
-    with path.open("a", encoding="utf-8") as stream:
-        stream.write(_lines(rows))
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
-def _lines(rows: Iterable[Row]) -> str:
+def lines_of(rows: Iterable[Row]) -> str:
+    """The rows as they stand in a file."""
     return "".join(json.dumps(asdict(row), allow_nan=False) + "\n" for row in rows)
 
 
-@contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """Nobody else appends to the folder's rows meanwhile; a process that dies lets go of it."""
-    try:
-        import fcntl
-    except ImportError:  # a system without such locks
-        yield
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError as error:
-        raise ValueError(
-            f"Another run writes to {folder}, and rows of two would come in twice: wait for it, or "
-            "name another folder."
-        ) from error
-    finally:
-        os.close(descriptor)
+def write_lines(path: Path, lines: str) -> None:
+    """The whole file anew, whole or not at all: a task's rows are all there or none is."""
+    with atomic_path(path) as temporary:
+        temporary.write_text(lines, encoding="utf-8")
 
 
 class Rows:

@@ -7,29 +7,20 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from odcl import __version__
-from odcl.files import atomic_path
+from odcl.files import atomic_path, locked
 from odcl.paper.experiments.definition import NONE_ADDED, Added, Experiment, Key, Measured, Task
-from odcl.paper.experiments.rows import (
-    Row,
-    Rows,
-    alone_in,
-    append_rows,
-    finite,
-    is_torn,
-    read_rows,
-    whole_setting,
-    write_rows,
-)
+from odcl.paper.experiments.rows import Row, Rows, finite, lines_of, read_rows, write_lines
 
 ROWS = "rows.jsonl"
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Reproduced:
     """What a call of :func:`reproduce` found and made."""
 
     experiment: Experiment
@@ -55,8 +46,8 @@ def reproduce(
     seed: int = 0,
     added: Added = NONE_ADDED,
     advance: Callable[[int, int], None] = lambda done, total: None,
-) -> Outcome:
-    """Compute what is missing, append it to ``out/rows.jsonl``, write the page and the figure.
+) -> Reproduced:
+    """Compute what is missing in ``out/rows.jsonl``, write the page and the figure.
 
     Tasks run through joblib: ``with joblib.parallel_config(backend="dask")`` around this call
     sends them elsewhere. ``added`` are methods of your own (``load_added``).
@@ -68,28 +59,47 @@ def reproduce(
     if not tasks:
         raise ValueError("There is nothing to run: runs must be 1 or more.")
     path = out / ROWS
-    with alone_in(out):
-        have = _complete(path, experiment, tasks)
+    with _alone_in(out):
+        rows = read_rows(path)
+        lines = lines_of(rows)
+        have = {_key(experiment, row) for row in _of(experiment, tasks, rows)[0]}
         missing = [task for task in tasks if task.key not in have]
         advance(len(tasks) - len(missing), len(tasks))
         failures = []
-        for done, rows in enumerate(_results(experiment, missing, data, jobs, added), 1):
-            if isinstance(rows, str):
-                failures.append(rows)
+        for done, new in enumerate(_results(experiment, missing, data, jobs, added), 1):
+            if isinstance(new, str):
+                failures.append(new)
             else:
-                append_rows(path, rows)
+                rows += new
+                lines += lines_of(new)
+                write_lines(path, lines)
             advance(len(tasks) - len(missing) + done, len(tasks))
-    own, n_other = _of(experiment, tasks, read_rows(path))
+    own, n_other = _of(experiment, tasks, rows)
     found = Rows(own)
     page, files = _report(experiment, found, out, quick)
     seconds, work = time.perf_counter() - start, work_seconds(found)
     numbers = (len(tasks), len(missing), n_other, seconds, work)
-    return Outcome(experiment, found, page, files, *numbers, failures)
+    return Reproduced(experiment, found, page, files, *numbers, failures)
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """No other run writes to the folder's rows meanwhile; a process that dies lets go of it."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(folder, timeout=0))
+        except TimeoutError as error:
+            raise ValueError(
+                f"Another run writes to {folder}, and both would write its rows: wait for it, or "
+                "name another folder."
+            ) from error
+        yield
 
 
 def _key(experiment: Experiment, row: Row) -> Key:
-    setting = json.dumps(whole_setting(row.setting), sort_keys=True)
-    return setting, row.run, row.seed, experiment.owner(row), row.version
+    """The key of the task that a row comes from."""
+    joined = experiment.bench is not None and row.method not in experiment.methods
+    return row.task_setting, row.run, row.seed, row.method if joined else "", row.version
 
 
 def _of(experiment: Experiment, tasks: list[Task], rows: list[Row]) -> tuple[list[Row], int]:
@@ -99,19 +109,6 @@ def _of(experiment: Experiment, tasks: list[Task], rows: list[Row]) -> tuple[lis
     keyed = [(row, _key(experiment, row)) for row in rows if row.experiment == experiment.name]
     n_other = sum(key not in keys and key[:-1] in but_version for _, key in keyed)
     return [row for row, key in keyed if key in keys], n_other
-
-
-def _complete(path: Path, experiment: Experiment, tasks: list[Task]) -> set[Key]:
-    """Tasks whose rows are all there. Rows of those cut short are taken out of the file."""
-    rows = read_rows(path)
-    own, _ = _of(experiment, tasks, rows)
-    ends = {(task.key, *experiment.ends(task)) for task in tasks}
-    seen = {(_key(experiment, row), row.method, row.metric) for row in own}
-    have = {key for key, _, _ in ends & seen}
-    halves = {id(row) for row in own if _key(experiment, row) not in have}
-    if halves or is_torn(path):
-        write_rows(path, [row for row in rows if id(row) not in halves])
-    return have
 
 
 def _results(
@@ -142,13 +139,11 @@ def _do(experiment: Experiment, task: Task, data: Path | None, added: Added) -> 
         warnings.simplefilter("ignore", ConvergenceWarning)
         added.register()  # in a process of its own nobody has yet
         try:
-            rows = [_row(experiment, task, found) for found in experiment.do(task, data)]
+            return [_row(experiment, task, found) for found in experiment.measure(task, data)]
         except Exception as error:
             if not task.added:
                 raise
             return _failure(experiment, task, added, error)
-    assert (rows[-1].method, rows[-1].metric) == experiment.ends(task)
-    return rows
 
 
 def _failure(experiment: Experiment, task: Task, added: Added, error: Exception) -> str:
@@ -225,8 +220,5 @@ def _listed(values: Sequence[str]) -> str:
 
 def work_seconds(rows: Rows) -> float:
     """Wall time of the methods; a method's several numbers come from one call."""
-    calls = {
-        (row.method, json.dumps(whole_setting(row.setting), sort_keys=True), row.run): row.seconds
-        for row in rows.rows
-    }
+    calls = {(row.method, row.task_setting, row.run): row.seconds for row in rows.rows}
     return sum(calls.values())
