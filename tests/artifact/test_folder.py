@@ -459,18 +459,3 @@ def test_a_reader_brings_back_a_folder_whose_writer_was_killed(run):
     run.rename(run.with_name(".old-0123abcd-run"))
     assert everything(run)[0]["value"] == 1.0
     assert [p.name for p in run.parent.iterdir()] == ["run"]
-
-
-def test_derived_files_are_made_of_the_artifact_as_it_was_written(tmp_path):
-    def shout(stored):
-        return stored.content("note.txt").upper()
-
-    first = Artifact("note", extras={"note.txt": b"one"}, derived={"loud.txt": shout})
-    write_artifact(tmp_path / "a", first)
-    with open_artifact(tmp_path / "a", kind="note") as stored:
-        assert stored.content("loud.txt") == b"ONE"
-    second = Artifact("note", extras={"note.txt": b"two"}, derived={"loud.txt": shout})
-    update_artifact(tmp_path / "a", lambda old: second, kind="note")
-    with open_artifact(tmp_path / "a", kind="note") as stored:
-        assert stored.content("loud.txt") == b"TWO"
-        assert sorted(stored.names) == ["loud.txt", "note.txt"]

@@ -48,7 +48,6 @@ _TRIES = 100  # to open a folder that is being replaced
 
 PathLike = str | os.PathLike[str]
 Extra = bytes | Callable[[Path], object]  # contents, or a function that writes them to a path
-Derived = Callable[["StoredArtifact"], bytes]  # contents, from the artifact as it was just written
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +60,6 @@ class Artifact:
     extras: Mapping[str, Extra] = field(default_factory=dict)  # tables, pictures, texts
     # Folders of parts, listed by a JSON file of their name: "users" by "parts" of "users.json".
     folders: Mapping[str, Callable[[Path], object]] = field(default_factory=dict)
-    derived: Mapping[str, Derived] = field(default_factory=dict)  # made of the files above
 
     @property
     def names(self) -> list[str]:
@@ -89,7 +87,7 @@ def write_artifact(path: PathLike, artifact: Artifact, *, force: bool = False) -
             _write_files(artifact, place, Path(path))
             names = artifact.names
             artifact = replace(artifact, arrays={})  # they are written, and may be large
-            _finish(artifact, names, place, Path(path))
+            _write_manifest(artifact.kind, names, place, Path(path))
 
 
 def update_artifact(
@@ -109,14 +107,13 @@ def update_artifact(
             with open_artifact(path, kind=kind) as old:
                 new = change(old)
                 _write_files(new, place, folder)
-                made = {*new.names, *new.derived}
-                kept = [name for name in old.names if name not in made]
+                kept = [name for name in old.names if name not in new.names]
                 for name in kept:
                     with naming(folder / name, place / name):
                         old.copy(name, place / name)
                 for name in set(there) - {MANIFEST, *old.names}:
                     _copy_note(folder / name, place / name)
-            _finish(new, [*new.names, *kept], place, folder)
+            _write_manifest(new.kind, [*new.names, *kept], place, folder)
     return new
 
 
@@ -169,19 +166,6 @@ def _write_file(artifact: Artifact, name: str, file: Path) -> None:
             write_arrays(stream, artifact.arrays[name])
         elif extra is not None:
             stream.write(extra)
-
-
-def _finish(artifact: Artifact, names: Collection[str], place: Path, final: Path) -> None:
-    """What is made of the other files, and the manifest of them all."""
-    if artifact.derived:
-        _write_manifest(artifact.kind, names, place, final)
-        with ExitStack() as stack:
-            stored = _open_files(place, stack)
-            made = {name: make(stored) for name, make in artifact.derived.items()}
-        (place / MANIFEST).unlink()
-        _write_files(Artifact(artifact.kind, extras=made), place, final)
-        names = [*names, *made]
-    _write_manifest(artifact.kind, names, place, final)
 
 
 def _write_manifest(kind: str, names: Collection[str], place: Path, final: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,10 @@ def run(options: Namespace) -> None:
             f"{options.run} holds no round, and only rounds have keys: leave --key out."
         )
     else:
-        answer("assigning", _assigned, options)
+        from odcl.runs.folder import assign_users
+
+        work = partial(assign_users, options.run, options.table, options.missing, add=options.add)
+        answer("assigning", work, options)
 
 
 def _assign_site(options: Namespace) -> None:
@@ -82,49 +86,3 @@ def _assign_site(options: Namespace) -> None:
         sure = "" if none else f", probability {found.probability[i]:.2f}"
         print(f"{who}: {where}{sure}, distance {found.distance[i]:.2f} (about 1 for a member).")
     say(f"{count(len(found.labels), 'user')} placed, download written to {out}", options)
-
-
-def _assigned(options: Namespace) -> tuple[dict[str, Any], list[str]]:
-    """Groups of new users, one row per user; with ``--add`` the run remembers them."""
-    import numpy as np
-
-    from odcl.data.design import DesignRows
-    from odcl.data.write import beside
-    from odcl.runs.folder import change_run, open_run, owners, rows_by_user
-
-    model, schema = open_run(options.run, with_target=True)
-    federation, notices = rows_by_user(options.table, schema, options.missing)
-
-    def assign(model: Any) -> list[Any]:
-        if options.add:
-            _refuse_known(model, federation.users, options.run)
-        found = [model.assign(DesignRows(X), y) for _, X, y in federation]
-        if options.add:
-            model._add_assigned(federation.users, found)
-        return found
-
-    found = change_run(options.run, assign) if options.add else assign(model)
-    if model.n_clusters_ == 1:
-        notices.append("the run found no groups: group 0 is everybody")
-    columns = {
-        "group": np.array([f.label for f in found]),
-        "probability": np.round([f.probability for f in found], 6),
-        "distance": np.round([f.distance for f in found], 4),
-        "rows": federation.n_rows,
-        "verdict": np.array(["none of these" if f.none_of_these else "joins" for f in found]),
-    }
-    return beside(owners(schema, federation.users), columns), notices
-
-
-def _refuse_known(model: Any, users: Any, folder: Path) -> None:
-    from odcl.errors import show
-    from odcl.report.text import count
-
-    old = users[model._knows(users)].tolist()
-    if old:
-        was = "was" if len(old) == 1 else "were"
-        raise ValueError(
-            f"{count(len(old), 'user')} of the table {was} in {folder} before (such as "
-            f"{show(old[0])}): give their new rows to `odcl update`, leave them out, or say "
-            "`odcl assign` without --add to see their groups."
-        )

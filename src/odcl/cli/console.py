@@ -5,22 +5,18 @@ from __future__ import annotations
 import codecs
 import io
 import os
-import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from odcl.errors import printable
 from odcl.report import progress
 
-if TYPE_CHECKING:
-    from odcl.estimators.evidence import Evidence
-
 # A table's columns by name, and what is to be said of them.
-Answer = Callable[[Namespace], tuple[dict[str, Any], list[str]]]
+Answer = Callable[[], tuple[dict[str, Any], list[str]]]
 
 
 class Visible(io.BufferedIOBase):
@@ -62,40 +58,11 @@ def unsigned(task: Any) -> list[str]:
     return ["files are not signed, for the card lists no keys: whoever carries one can change it"]
 
 
-def tell_run(model: Any, found: Evidence, m: int, groups: str, options: Namespace) -> None:
-    """A run of ``m`` users: notices, what was found, where its page is, and what comes next."""
-    from odcl.report.text import comparison_table, count, in_bytes, verdict
-    from odcl.runs.page import PAGE
+def open_page(path: Path) -> None:
+    """Show a page in the user's browser."""
+    import webbrowser
 
-    for text in found.notices:
-        say(text, options)
-    size = f"{count(m, 'user')}, {count(found.table['rows'], 'row')}"
-    size += f", {count(len(model.schema_.columns), 'feature')}"
-    print(f"{size}, {model.risk_.loss.name} loss, 1 round. {model.reason_}")
-    if model.n_clusters_ > 1:
-        print()
-        print(groups)
-    if found.comparison is not None:
-        print()
-        print(comparison_table(found.comparison))
-        print(verdict(found.comparison, shell=True))
-    print()
-    up, down = (in_bytes((n or 0) / m) for n in (found.bytes_up, found.bytes_down))
-    print(f"In a federation each user would send {up} and receive {down}.")
-    run = shlex.quote(str(options.out))
-    print(f"Report: {shlex.quote(str(options.out / PAGE))}")
-    pieces = model.user_files_ is not None
-    print(f"Models of all users: {run}/users" if pieces else f"Models of all rows, groups: {run}")
-    print(f"Next: odcl predict {run} TABLE")
-    if options.open:
-        from odcl.cli.report import open_page
-
-        open_page(options.out / PAGE)
-
-
-def command_of(options: Namespace) -> tuple[str, ...]:
-    """The words of the shell that give a run again."""
-    return ("odcl", *(word for word in options.arguments if word != "--force"))
+    webbrowser.open(path.resolve().as_uri())
 
 
 def check_file_place(out: Path, *, writable: bool = True) -> None:
@@ -143,7 +110,7 @@ def answer(stage: str, work: Answer, options: Namespace) -> None:
     check_out_file(options, run=options.run, table=options.table)
     with watched(options) as shown:
         shown.stage(stage)
-        columns, notices = work(options)
+        columns, notices = work()
     write_answer(columns, notices, options)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from argparse import Namespace
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from odcl.cli.console import (
     watched,
     write_answer,
 )
-from odcl.cli.fit import METHOD, estimator_settings, fit_source, method_of, read_named
+from odcl.cli.fit import METHOD, settings_of
 
 if TYPE_CHECKING:
     from odcl.diagnose import Diagnosis, Drift
@@ -129,23 +130,27 @@ def _of_table(options: Namespace, progress: Silent) -> Found:
         if getattr(options, name) is None:
             text = f"{options.source} is not a run of `odcl fit`, and a table needs --{name}"
             raise opt.UsageError(f"{text}, a column of it.", "odcl diagnose")
-    settings = estimator_settings(options, method_of(options))
-    source = read_named(options.source, options)
-    fitted = fit_source(source, settings, opt.HoldOut(0.0), options.seed, progress)
+    settings_of(options)
+    from odcl.runs.fit import fit, open_source
+
+    source, names = open_source(options.source, None)
+    command = ("odcl", *options.arguments)
+    settings = settings_of(options, names)
+    run = fit(source, settings, progress=progress, command=command, keep_rows=True)
     progress.stage("diagnosing")
-    found = _with_rows(fitted.model, source.encoded.federation(), options.seed)
-    return found, source.schema.user, fitted.notices, partial(_page, fitted.model)
+    found = _with_rows(run.model, run.rows, options.seed)
+    return found, options.user, [*run.notices], partial(_page, run.model)
 
 
 def _page(model: Any, found: Diagnosis) -> bytes:
-    from odcl.runs.page import page_of_model
+    from odcl.estimators.evidence import evidence_of
+    from odcl.runs.page import fit_page_of
 
-    return page_of_model(model, diagnosis=found)
+    return fit_page_of(model, evidence_of(model), diagnosis=found)
 
 
 def _with_rows(model: Any, rows: Any, seed: int) -> Diagnosis:
-    """The diagnosis of a fit, with its rows at hand."""
-    rows = rows.with_X(model.scaling_.apply(rows.X))
+    """The diagnosis of a fit, with its scaled rows at hand."""
     return model.result_.diagnose(rows, features=model._units, seed=seed)
 
 
@@ -154,12 +159,13 @@ def _of_run(options: Namespace, progress: Silent) -> Found:
     from sklearn.base import clone
 
     from odcl.data.design import DesignRows
-    from odcl.runs.folder import comparison_of, open_run, rows_by_user
+    from odcl.runs.folder import comparison_of, open_run
 
     table = options.table or options.new
-    model, schema = open_run(options.source, with_target=table is not None)
+    run = open_run(options.source, with_target=table is not None)
+    model, schema = run.model, run.schema
     if options.new is not None:
-        rows, notices = rows_by_user(options.new, schema, options.missing)
+        rows, notices = run.rows_of(options.new, options.missing)
         users = rows.users[rows.row_user] if schema.user else None
         held = model.drift(DesignRows(rows.X), rows.y, users)
         return held, schema.user, notices, partial(_of_folder, options)
@@ -187,7 +193,7 @@ def _of_run(options: Namespace, progress: Silent) -> Found:
             )
         found = model.diagnose(seed=options.seed, comparison=comparison_of(options.source, n_users))
         return found, schema.user, notices, partial(_of_folder, options)
-    rows, notices = rows_by_user(options.table, schema, options.missing)
+    rows, notices = run.rows_of(options.table, options.missing)
     strange = int((~model._knows(rows.users)).sum())
     if strange or rows.n_users < n_users:
         notices.append(
@@ -196,12 +202,13 @@ def _of_run(options: Namespace, progress: Silent) -> Found:
         )
     again = clone(model).fit_federation(rows, schema=schema, progress=progress.advance)
     progress.stage("diagnosing")
-    found = _with_rows(again, rows.with_y(again._encode(rows.y)), options.seed)
+    rows = replace(rows, X=again.scaling_.apply(rows.X), y=again._encode(rows.y))
+    found = _with_rows(again, rows, options.seed)
     return found, schema.user, notices, partial(_page, again)
 
 
 def _of_folder(options: Namespace, found: Diagnosis) -> bytes:
-    from odcl.runs.page import page_of_run
+    from odcl.runs.folder import page_of_run
 
     return page_of_run(options.source, diagnosis=found)
 

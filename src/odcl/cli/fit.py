@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import warnings
+import shlex
 from argparse import Namespace
-from pathlib import Path
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from odcl.cli import parser as opt
-from odcl.cli.console import command_of, tell_run, watched
+from odcl.cli.console import open_page, say, watched
 
 if TYPE_CHECKING:
-    from odcl.data.federation import Federation
-    from odcl.data.notices import TableCheck
-    from odcl.data.source import Source
-    from odcl.local.fit import LocalModels
-    from odcl.method import Method
-    from odcl.report.progress import Silent
-    from odcl.runs.folder import FittedTable
+    from odcl.runs.settings import Engine, FitSettings
 
 _ABOUT = """\
 Find the hidden groups in a table, and fit a model for every user.
@@ -112,7 +108,7 @@ def add(some: Any) -> opt.Parser:
         "--holdout",
         metavar="SHARE",
         type=opt.holdout,
-        default=opt.HoldOut(0.2),
+        default="0.2",
         help="share of each user's rows kept back for the comparison; 0: no comparison; last, or "
         "last:SHARE: its last rows by --time. The models in RUN are fitted on all rows "
         "[default: %(default)s]",
@@ -127,74 +123,63 @@ def add(some: Any) -> opt.Parser:
 
 
 def run(options: Namespace) -> None:
-    from odcl.artifact.folder import check_artifact_place
-    from odcl.cli import pieces
-    from odcl.report.text import group_table
-    from odcl.runs.folder import write_run
+    from odcl.runs.fit import fit, open_source
+    from odcl.runs.run import PAGE, check_place
 
-    if (options.time is None) == options.holdout.last:
-        raise opt.UsageError("--holdout last and --time COLUMN go together.", "odcl fit")
-    method = method_of(options)
-    check_artifact_place(options.out, force=options.force)
-    if pieces.chosen(options):
-        pieces.fit(options, estimator_settings(options, method))
-        return
-    with watched(options) as progress:
-        progress.stage("reading the table")
-        settings = estimator_settings(options, method)
-        fitted = fit_source(  # which alone holds the rows, and lets them go
-            read_named(options.table, options, time=options.time),
-            settings,
-            options.holdout,
-            options.seed,
-            progress,
-            handed_over=True,
+    settings_of(options)  # what is wrong about them is said at once
+    check_place(options.out, force=options.force)
+    engine = engine_of(options)
+    tell = partial(say, options=options)
+    with ExitStack() as stack:
+        place = None
+        if engine.takes_pieces(options.table, tell):
+            from odcl.runs.pieces import workplace
+
+            place = stack.enter_context(workplace(engine, options.table, options.out, tell))
+        progress = stack.enter_context(watched(options))
+        progress.stage("opening the table")
+        table, names = open_source(options.table, place)
+        found = fit(
+            table,
+            settings_of(options, names),
+            place=place,
+            progress=progress,
+            command=("odcl", *(word for word in options.arguments if word != "--force")),
         )
         progress.stage("writing")
-        found = write_run(fitted, options.out, force=options.force, command=command_of(options))
-    model = fitted.model
-    groups = group_table(model.labels_, model.n_rows_, model.users_)
-    tell_run(model, found, len(model.users_), groups, options)
+        found.save(options.out, force=options.force)
+    for text in found.notices:
+        tell(text)
+    print(found.text(shell=True))
+    out, page = shlex.quote(str(options.out)), options.out / PAGE
+    print(f"Report: {shlex.quote(str(page))}")
+    print(f"Models of all users: {out}/users" if place else f"Models of all rows, groups: {out}")
+    print(f"Next: odcl predict {out} TABLE")
+    if options.open:
+        open_page(page)
 
 
 # -- what the options mean -------------------------------------------------------------------------
 
 
-def method_of(options: Namespace) -> Method:
-    """The method that ``--paper``, ``--clusters``, ``--combine`` and others describe."""
+def settings_of(options: Namespace, columns: Sequence[str] = ()) -> FitSettings:
+    """What the options ask of a table with these columns; commands have some of them."""
     from odcl.method import Method
+    from odcl.runs.settings import FitSettings, HoldOut
 
+    held, time = HoldOut.of(getattr(options, "holdout", 0)), getattr(options, "time", None)
+    if (time is None) == held.last:
+        raise opt.UsageError("--holdout last and --time COLUMN go together.", "odcl fit")
     changes = {
-        "clusterer": options.clusters,
-        "combine": options.combine,
+        "clusterer": getattr(options, "clusters", None),
+        "combine": getattr(options, "combine", None),
         "refit": getattr(options, "refit", None),
         "curvature": getattr(options, "curvature", None),
         "standardize": False if getattr(options, "no_standardize", False) else None,
         "short_terms": False if getattr(options, "no_short_terms", False) else None,
     }
-    return Method.of("paper" if options.paper else "default", **changes)
-
-
-def estimator_settings(options: Namespace, method: Method) -> dict[str, Any]:
-    """Arguments of the estimator."""
-    settings = {
-        "method": method,
-        "fit_intercept": not options.no_intercept,
-        "random_state": options.seed,
-        "n_jobs": getattr(options, "jobs", None),
-    }
-    return settings if options.l2 is None else settings | {"l2": options.l2}
-
-
-def read_named(path: Path, options: Namespace, *, time: str | None = None) -> Source:
-    """Read a table whose columns the command line names."""
-    from odcl.data.source import read_source
-    from odcl.data.tables import read_column_names
-
-    columns = read_column_names(path)
     features, drop, categorical = opt.named_columns(options, columns)
-    return read_source(
-        path,
+    return FitSettings(
         user=options.user,
         target=options.target,
         features=features or None,
@@ -202,125 +187,22 @@ def read_named(path: Path, options: Namespace, *, time: str | None = None) -> So
         categorical=categorical,
         missing=options.missing or opt.MISSING[0],
         loss=options.loss or "auto",
+        method=Method.of("paper" if getattr(options, "paper", False) else "default", **changes),
+        l2=getattr(options, "l2", None),
+        intercept=not getattr(options, "no_intercept", False),
+        holdout=held,
         time=time,
+        seed=options.seed,
+        n_jobs=getattr(options, "jobs", None),
     )
 
 
-# -- the fit ---------------------------------------------------------------------------------------
+def engine_of(options: Namespace) -> Engine:
+    """The engine that the options ask for."""
+    from odcl.runs.settings import Engine
 
-
-def fit_source(
-    source: Source,
-    settings: dict[str, Any],
-    held: opt.HoldOut,
-    seed: int,
-    progress: Silent,
-    *,
-    handed_over: bool = False,
-) -> FittedTable:
-    """Fit all rows; before that, with a share to hold out, compare methods on these rows.
-
-    Rows that are ``handed_over`` are scaled where they are: nobody else looks at them afterwards.
-    """
-    from odcl.data.notices import check_rows
-    from odcl.data.tables import release_memory
-    from odcl.runs.compare import COMPARED, NO_ROW_OUT, compare_users
-    from odcl.runs.folder import FittedTable
-
-    federation, schema = source.encoded.federation(), source.schema
-    if federation.n_users == 1:
-        raise ValueError(
-            "The table has one user, and groups need several. Check the column that names the "
-            "user, or fit an ordinary model."
-        )
-    time = None if source.time is None else source.encoded.by_user(source.time)
-    row_numbers = source.encoded.by_user(source.encoded.rows)
-    source = source.without_rows()
-    release_memory()
-    comparison = None
-    if held.share > 0:
-        progress.stage("comparing on held-out rows", min(federation.n_users, COMPARED))
-        rivals = estimator_of(source.loss, schema, schema.levels, settings)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the fit of all rows will say what is to be said
-            comparison = compare_users(
-                *(rivals, federation, held.share, seed),
-                time=time,
-                schema=schema,
-                progress=progress.advance,
-            )
-    progress.stage("fitting all rows", federation.n_users)
-    check, labelled = check_rows(schema, federation, row_numbers), federation
-    if schema.classes is not None:
-        labelled = federation.with_y(schema.labels(federation.y.astype(int)))
-    model = estimator_of(source.loss, schema, schema.levels, settings)
-    model.fit_federation(labelled, schema=schema, progress=progress.advance, given=handed_over)
-    notices = _notices(source, check, federation, model)
-    if source.guessed and source.loss == "squared":
-        notices += _other_loss(federation, schema.target)
-    if held.share > 0 and comparison is None:
-        notices.append(NO_ROW_OUT)
-    if handed_over:
-        model._forget_rows()
-    return FittedTable(source, model, comparison, notices, held)
-
-
-def _notices(source: Source, check: TableCheck, rows: Federation, model: Any) -> list[str]:
-    """Everything odd about a table that the fit took as it is."""
-    from odcl.data import notices
-    from odcl.diagnose.verdict import scattered
-    from odcl.server.dispersion import overdispersion
-
-    schema = source.schema
-    lines = notices.about_values(schema, source.encoded, schema.missing)
-    lines += notices.about_users(check.single_rows, int(check.single_class.sum()))
-    lines += _local_fits(model.result_.local, check, classes=schema.classes is not None)
-    lines += notices.about_columns(
-        schema, check.spread, model.scaling_, standardize=model.method_.standardize
-    )
-    lines += check.unusual + notices.about_repeated(check)
-    few = rows.some_users(notices.MOST_LOOKED_AT)
-    scatter = scattered(overdispersion(model.result_.uploads.take(few)))
-    return [*lines, scatter.rstrip(".")] if scatter else lines
-
-
-def _local_fits(local: LocalModels, check: TableCheck, *, classes: bool) -> list[str]:
-    """Users whose own rows have no finite model, or whose solver stopped early."""
-    from odcl.errors import count
-
-    if local.solved is None:  # nobody needed a model alone
-        return []
-    lines = []
-    lost = int((local.prior & ~check.single_class).sum())
-    if lost:
-        what = "separable or short of a class" if classes else "no counts"
-        lines.append(
-            f"{count(lost, 'user')} without a finite model alone ({what}), given a small prior"
-        )
-    stopped = int((~local.converged).sum())
-    if stopped:
-        lines.append(f"{count(stopped, 'user')} whose local fit did not converge")
-    return lines
-
-
-def _other_loss(federation: Federation, target: str) -> list[str]:
-    """What numbers that look like classes or counts would rather be fitted by."""
-    import numpy as np
-
-    values = np.unique(federation.y)
-    if (values != np.floor(values)).any():
-        return []
-    if len(values) == 2 and len(federation.y) > 10:
-        return [f"{target!r} has two values: for classes say --loss logistic"]
-    counts = [f"{target!r} holds whole numbers from 0 on: for counts say --loss poisson"]
-    return counts if len(values) > 2 and values[0] == 0 else []
-
-
-def estimator_of(loss: str, roles: Any, categorical: Any, settings: dict[str, Any]) -> Any:
-    """The estimator that would be fitted to the table in Python; its columns have ``roles``."""
-    from odcl.data.source import task_of
-    from odcl.estimators import ODCLClassifier, ODCLRegressor
-
-    kind = ODCLClassifier if task_of(loss) == "classification" else ODCLRegressor
-    told = {"categorical": list(categorical) or None, "missing": roles.missing, **settings}
-    return kind(loss=loss, users=roles.user, **told)
+    name = options.engine or "auto"
+    if name == "memory" and (options.scheduler is not None or "://" in str(options.table)):
+        what = "--scheduler" if options.scheduler is not None else "an address"
+        raise opt.UsageError(f"--engine memory and {what} do not go together.", "odcl")
+    return Engine(name, options.scheduler, options.workers, options.work, options.dashboard)

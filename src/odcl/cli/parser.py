@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from odcl.errors import did_you_mean
+from odcl.runs.settings import HoldOut
 
 LOSSES = ("auto", "squared", "huber", "poisson", "logistic", "multinomial")
 COMBINE = ("precision", "mean", "samples")
@@ -144,24 +144,11 @@ above_0 = number(lambda value: 0 < value < math.inf, "> 0")
 coverage = number(lambda value: 0 < value < 1, "above 0 and below 1")
 
 
-@dataclass(frozen=True)
-class HoldOut:
-    """Which of a user's rows are kept back: a share of them, drawn or its last ones."""
-
-    share: float
-    last: bool = False
-
-    def __str__(self) -> str:
-        return f"last:{self.share:g}" if self.last else f"{self.share:g}"
-
-
 def holdout(text: str) -> HoldOut:
-    """A share of each user's rows, ``last`` or ``last:SHARE``."""
-    last, _, given = text.partition(":") if text.startswith("last") else ("", "", text)
-    value = 0.2 if text == "last" else _number(given)
-    if last not in ("", "last") or not 0 <= value < 1:
-        raise _wrong(f"{text!r} is neither a share of the rows, from 0 to below 1, nor last.")
-    return HoldOut(value, last == "last")
+    try:
+        return HoldOut.of(text)
+    except ValueError as error:
+        raise _wrong(str(error)) from None
 
 
 def seed_number(text: str) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from odcl.cli import parser as opt
 from odcl.cli.console import check_file_place, say, watched
-from odcl.cli.fit import fit_source, read_named
+from odcl.cli.fit import settings_of
 
 if TYPE_CHECKING:
     from odcl.plan import Scenario
@@ -135,9 +135,8 @@ def scenario_of(options: Namespace) -> Scenario:
 
 
 def _pilot(options: Namespace) -> Scenario:
-    from odcl.method import Method
     from odcl.plan import from_pilot
-    from odcl.report.progress import Silent
+    from odcl.runs.fit import fit, open_source
 
     if options.user is None or options.target is None:
         raise opt.UsageError("--pilot needs --user and --target, columns of it.", "odcl plan")
@@ -145,12 +144,10 @@ def _pilot(options: Namespace) -> Scenario:
         if getattr(options, name) is not None:
             text = f"--{name} is read off the pilot: leave it out, or plan without --pilot."
             raise opt.UsageError(text, "odcl plan")
-    source = read_named(options.pilot, options)
-    settings = {"method": Method(), "random_state": options.seed}
-    model = fit_source(source, settings, opt.HoldOut(0.0), options.seed, Silent()).model
-    rows = source.encoded.federation()
-    scaled = rows.with_X(model.scaling_.apply(rows.X))
-    return from_pilot(model.result_, scaled, n_users=options.users)
+    source, names = open_source(options.pilot, None)
+    settings = settings_of(options, names)
+    run = fit(source, settings, command=("odcl", *options.arguments), keep_rows=True)
+    return from_pilot(run.model.result_, run.rows, n_users=options.users)
 
 
 # -- the picture -----------------------------------------------------------------------------------

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import Namespace
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from odcl.cli import parser as opt
 from odcl.cli.console import check_out_file, say, watched
+from odcl.cli.fit import engine_of
 
 if TYPE_CHECKING:
-    from odcl.data.pieces import Piece
-    from odcl.data.schema import Encoded, TableSchema
-    from odcl.engines.partition.predict import Predictions, Wishes
+    from odcl.engines.partition.predict import Wishes
 
 _ABOUT = "Predict each row of a table with its own user's model."
 
@@ -55,54 +53,14 @@ def add(some: Any) -> opt.Parser:
 
 
 def run(options: Namespace) -> None:
-    from odcl.cli import pieces
-
-    if options.engine == "dask" or options.scheduler or "://" in str(options.table):
-        pieces.predict(options)
-        return
-    _predict(options)
-
-
-def _predict(options: Namespace) -> None:
-    """A long table goes a piece at a time, in and out."""
-    import sys
-
-    from odcl.data.notices import about_strangers, about_values
-    from odcl.data.pieces import read_pieces
-    from odcl.data.roles import check_columns
-    from odcl.data.tables import read_column_names
-    from odcl.data.write import piecewise
-    from odcl.errors import count
-    from odcl.runs.folder import open_run
-
-    check_out_file(options, run=options.run, table=options.table)
-    model, schema = open_run(options.run)
-    names = [name for name in (schema.user, *schema.features) if name]
-    check_columns(names, read_column_names(options.table))
-    total: Encoded | None = None
-    wishes, strange, written = wishes_of(options), set[Any](), 0
-    with ExitStack() as stack:
-        if options.out is not None or not sys.stdout.isatty():  # or the bar would cross the rows
-            stack.enter_context(watched(options)).stage("predicting")
-        write = stack.enter_context(piecewise(options.out, sys.stdout.buffer))
-        for piece in read_pieces(options.table, names, text=schema.text):
-            found = _of_piece(piece, model, schema, wishes, options.table)
-            write(_named(found, schema, piece.before))
-            written += len(found.encoded.rows)
-            strange.update(found.strange.tolist())
-            total = found.encoded.counts(total)
-        if not written and piece.whole is not None:
-            _of_piece(replace(piece, table=piece.whole), model, schema, wishes, options.table)
-    if total is not None:
-        for text in about_values(schema, total, options.missing or schema.missing):
-            say(text, options)
-    for text in about_strangers(len(strange)):
-        say(text, options)
-    if options.out is not None:
-        say(f"{count(written, 'row')} written to {options.out}", options)
+    engine = engine_of(options)
+    if engine.name == "dask" or engine.scheduler or "://" in str(options.table):
+        _in_pieces(options)
+    else:
+        _in_memory(options)
 
 
-def wishes_of(options: Namespace) -> Wishes:
+def _wishes(options: Namespace) -> Wishes:
     """How the options want rows to be predicted."""
     from odcl.engines.partition.predict import Wishes
 
@@ -110,32 +68,51 @@ def wishes_of(options: Namespace) -> Wishes:
     return Wishes(unknown, unseen, options.missing, options.interval, str(options.run))
 
 
-def _of_piece(
-    piece: Piece, model: Any, schema: TableSchema, wishes: Wishes, path: Path
-) -> Predictions:
-    """The predictions of a piece. What a table in memory is refused for is told of all its rows."""
-    from odcl.data.tables import rows_of_files
-    from odcl.engines.partition.predict import predicted
-    from odcl.estimators.scattered import with_users_of
+def _in_memory(options: Namespace) -> None:
+    """One answer, to a file or to stdout; a long table goes a piece at a time, in and out."""
+    from odcl.data.write import piecewise
+    from odcl.errors import count
+    from odcl.runs.folder import open_run
+    from odcl.runs.predict import predict
 
-    how = partial(with_users_of, model), schema, wishes
-    if piece.whole is None:
-        with piece.place.naming_rows():
-            return predicted(piece.table, *how)
-    with rows_of_files(path):
-        if piece.table.num_rows == piece.whole.num_rows:
-            return predicted(piece.whole, *how, piece=False)
-        try:
-            return predicted(piece.table, *how)
-        except ValueError:
-            predicted(piece.whole, *how, piece=False)
-            raise
+    check_out_file(options, run=options.run, table=options.table)
+    run = open_run(options.run)
+    with ExitStack() as stack:
+        if options.out is not None or not sys.stdout.isatty():  # or the bar would cross the rows
+            stack.enter_context(watched(options)).stage("predicting")
+        write = stack.enter_context(piecewise(options.out, sys.stdout.buffer))
+        found = predict(run, options.table, _wishes(options), write)
+    for text in found.notices:
+        say(text, options)
+    if options.out is not None:
+        say(f"{count(found.rows, 'row')} written to {options.out}", options)
 
 
-def _named(found: Predictions, schema: TableSchema, before: int) -> dict[str, Any]:
-    """The columns as they are written, the users' first; rows are counted over the whole table."""
-    from odcl.data.write import beside
-    from odcl.runs.folder import owners
+def _in_pieces(options: Namespace) -> None:
+    """A folder of Parquet files."""
+    from odcl.data.notices import about_strangers
+    from odcl.data.tables import is_csv, is_parquet
+    from odcl.errors import count
+    from odcl.runs.folder import open_run
+    from odcl.runs.pieces import predict_in_pieces
 
-    columns = found.columns | {"row": found.columns["row"] + before + 1}
-    return beside(owners(schema, found.encoded.users), columns)
+    if options.out is None:
+        raise opt.UsageError("--engine dask writes a folder: name it with --out.", "odcl predict")
+    if is_csv(options.out) or is_parquet(options.out):
+        text = f"--engine dask writes a folder of Parquet files, and {options.out} names one file"
+        raise opt.UsageError(f"{text}: name a folder, such as predictions.", "odcl predict")
+    tell = partial(say, options=options)
+    with watched(options) as progress:
+        found = predict_in_pieces(
+            *(open_run(options.run), options.table, _wishes(options)),
+            *(engine_of(options), options.out),
+            force=options.force,
+            shown=progress,
+            say=tell,
+        )
+    if found.left_out:
+        tell(f"{count(found.left_out, 'row')} left out for want of a value")
+    for text in about_strangers(found.strangers):
+        tell(text)
+    written = count(len(found.files), "file")
+    tell(f"{count(found.rows, 'row')} written to {written} in {options.out}")

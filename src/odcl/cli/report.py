@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from odcl.cli import parser as opt
-from odcl.cli.console import check_file_place, check_replace
+from odcl.cli.console import check_file_place, check_replace, open_page
 
 _ABOUT = """\
 Make the page of a run: one file that a browser opens.
@@ -49,7 +49,8 @@ def add(some: Any) -> opt.Parser:
 
 
 def run(options: Namespace) -> None:
-    from odcl.runs.page import page_of_run, write_page
+    from odcl.runs.folder import page_of_run
+    from odcl.runs.page import write_page
 
     check_file_place(options.out)
     check_replace(options.out, options.force)
@@ -59,10 +60,3 @@ def run(options: Namespace) -> None:
     print(f"Report: {shlex.quote(str(options.out))}")
     if options.open:
         open_page(options.out)
-
-
-def open_page(path: Path) -> None:
-    """Show a page in the user's browser."""
-    import webbrowser
-
-    webbrowser.open(path.resolve().as_uri())

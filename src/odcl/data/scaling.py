@@ -168,16 +168,16 @@ class Scaling:
         shift = np.where(changed & center, shift, self.shift)
         return replace(self, shift=shift, scale=np.where(changed, scale, self.scale))
 
-    def apply(self, X: Floats, *, own: bool = False) -> Floats:
+    def apply(self, X: Floats, *, in_place: bool = False) -> Floats:
         """Rows of the table as the model sees them, (n_rows, n_used).
 
-        ``own``: the rows may be written over, and mostly are: no copy of them is made.
+        ``in_place``: the rows may be written over, and mostly are: no copy of them is made.
         """
         if len(self.used) < self.n_features:
             X = X.take(self.used, axis=1)
         if not self.shift.any() and bool((self.scale == 1.0).all()):
             return X
-        out = X if own and X.flags.c_contiguous and X.flags.writeable else np.empty(X.shape)
+        out = X if in_place and X.flags.c_contiguous and X.flags.writeable else np.empty(X.shape)
         for rows, (shift, scale) in _side_by_side(len(X), self.shift, self.scale):
             part = out[rows].reshape(-1, len(shift))
             np.subtract(X[rows].reshape(part.shape), shift, out=part)

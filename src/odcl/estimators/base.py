@@ -134,11 +134,11 @@ class ODCLEstimator(LaterUsers):
         schema: TableSchema | None = None,
         design: Design | None = None,
         progress: Callable[[int], None] | None = None,
-        given: bool = False,
+        in_place: bool = False,
     ) -> Self:
         """Fit rows that are grouped by user already; ``progress`` is told of users fitted.
 
-        Rows that are ``given`` are the estimator's from now on: it scales them where they are.
+        ``in_place``: the rows are the estimator's from now on, and are scaled where they are.
 
         Targets of a classifier are its labels, as in ``fit``. With the ``schema`` that the rows
         were encoded by, ``predict`` takes tables as they are, columns in any order; ``design``
@@ -158,7 +158,9 @@ class ODCLEstimator(LaterUsers):
             self.n_features_in_ = len(self.feature_names_in_)
         self._target_name = "" if schema is None else schema.target
         y = self._encode(self._checked_target(federation.y))
-        return self._fit(federation.with_y(y), True, schema=schema, progress=progress, given=given)
+        return self._fit(
+            federation.with_y(y), True, schema=schema, progress=progress, in_place=in_place
+        )
 
     def _fit(
         self,
@@ -167,7 +169,7 @@ class ODCLEstimator(LaterUsers):
         *,
         schema: TableSchema | None = None,
         progress: Callable[[int], None] | None = None,
-        given: bool = False,
+        in_place: bool = False,
         row_number: Callable[[int], int] | None = None,
     ) -> Self:
         method = Method.of(self.method, clusterer=self.clusterer)
@@ -185,7 +187,7 @@ class ODCLEstimator(LaterUsers):
         if method.standardize and not self._server_finds_units(method, scaling, n_users):
             columns = sample_moments(federation)
             scaling = scaling.of_usual(columns, n_users, center=intercept)
-        federation = own_rows(federation, scaling, given=given)
+        federation = own_rows(federation, scaling, in_place=in_place)
         risk = Risk(self._loss(federation), self.l2, intercept, scaling.factors)
         result = fit(
             federation,

@@ -58,13 +58,13 @@ class OnRequest:
         return Known, (known.groups, known.pooled_theta)
 
 
-def own_rows(federation: Federation, scaling: Scaling, *, given: bool = False) -> Federation:
+def own_rows(federation: Federation, scaling: Scaling, *, in_place: bool = False) -> Federation:
     """Scaled rows that stay as they are, whatever the caller does with its arrays later.
 
-    ``given``: the caller has handed them over, and they are scaled where they are.
+    ``in_place``: the caller has handed them over, and they are scaled where they are.
     """
-    if given:
-        return replace(federation, X=scaling.apply(federation.X, own=True))
+    if in_place:
+        return replace(federation, X=scaling.apply(federation.X, in_place=True))
     X, weight = scaling.apply(federation.X), federation.weight
     return replace(
         federation,

@@ -28,7 +28,6 @@ from odcl.artifact.arrays import (
 )
 from odcl.artifact.folder import (
     Artifact,
-    Derived,
     Extra,
     StoredArtifact,
     open_artifact,
@@ -68,37 +67,30 @@ def save_estimator(
     *,
     force: bool = False,
     extras: Mapping[str, Extra] | None = None,
-    derived: Mapping[str, Derived] | None = None,
 ) -> None:
-    """Write a fitted estimator, and other files beside it, as a folder: whole or not at all.
-
-    ``derived`` files are made of the artifact itself, once all others are written.
-    """
-    write_artifact(path, _artifact(model, extras or {}, derived or {}), force=force)
+    """Write a fitted estimator, and other files beside it, as a folder: whole or not at all."""
+    write_artifact(path, _artifact(model, extras or {}), force=force)
 
 
 def update_estimator(
     path: str | os.PathLike[str],
     change: Callable[[Any, StoredArtifact], Mapping[str, Extra]],
-    derived: Mapping[str, Derived] | None = None,
 ) -> None:
     """Read a model, change it and write it again while nobody else can.
 
-    ``change`` gives back the other files that change with it; those of ``derived`` that are there
-    are made again.
+    ``change`` gives back the other files that change with it.
     """
 
     def changed(stored: StoredArtifact) -> Artifact:
         model = read_estimator(None, stored)
-        again = {name: make for name, make in (derived or {}).items() if name in stored}
-        new = _artifact(model, change(model, stored), again)
+        new = _artifact(model, change(model, stored))
         words = {name: content for name, content in new.words.items() if name != USERS}
         return replace(new, words=words, folders={})  # files of users stay as they are
 
     update_artifact(path, changed, kind=KIND)
 
 
-def _artifact(model: Any, extras: Mapping[str, Extra], derived: Mapping[str, Derived]) -> Artifact:
+def _artifact(model: Any, extras: Mapping[str, Extra]) -> Artifact:
     scaling, groups, uploads = model.scaling_, model.groups_, model.uploads_
     arrays = {
         "theta": model.theta_,
@@ -156,7 +148,7 @@ def _artifact(model: Any, extras: Mapping[str, Extra], derived: Mapping[str, Der
     if model.user_files_ is not None:
         words[USERS], own = model.user_files_.to_json(), model.user_files_
         folders[FOLDER] = own.bring
-    return Artifact(KIND, words, files, extras, folders, derived)
+    return Artifact(KIND, words, files, extras, folders)
 
 
 # -- reading -------------------------------------------------------------------------------------

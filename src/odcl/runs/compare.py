@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from sklearn.base import clone
 
 from odcl._typing import Bools, Floats
-from odcl.data.columns import times
 from odcl.data.design import Design
-from odcl.data.federation import Federation, check_owners, positions
+from odcl.data.federation import Federation, check_owners
 from odcl.data.folds import hold_out
 from odcl.data.frames import is_dask_frame
 from odcl.data.schema import TableSchema
@@ -23,11 +21,6 @@ from odcl.evaluate.scores import Comparison, keep_every_class
 from odcl.evaluate.scores import compare as score
 from odcl.local.predict import predicted_rows
 from odcl.method import Method
-
-if TYPE_CHECKING:
-    from odcl.engines.dask.cluster import Cluster
-    from odcl.engines.dask.table import PiecedTable
-    from odcl.estimators.scattered import ScatteredFit
 
 
 def compare(
@@ -96,41 +89,6 @@ def compare_users(
     if held is not None:
         held = replace(held, users=few[held.users], owner=few[held.owner])
     return replace(found, held=held, of_users=total)
-
-
-def compare_pieces(
-    found: ScatteredFit,
-    table: PiecedTable,
-    cluster: Cluster,
-    holdout: float,
-    seed: int,
-    *,
-    time: str | None = None,
-) -> Comparison | None:
-    """The comparison of a table in pieces: on the users it would be made on in memory.
-
-    ``time`` names the column by which a user's last rows are held out. None: no row can be.
-    """
-    from odcl.engines.dask.sample import rows_of
-
-    schema, total = found.job.schema, found.uploads.n_users
-    rows = rows_of(table, schema, found.uploads.drawn.first(COMPARED), cluster, time)
-    encoded = schema.encode(rows, piece=True)
-    order = None if time is None else encoded.by_user(times(rows, time, encoded.rows))
-    federation = encoded.federation()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # as in memory
-        compared = compare_users(
-            *(clone(found.model), federation, holdout, seed), time=order, schema=schema
-        )
-    if compared is None:
-        return None
-    held = compared.held
-    if held is not None:  # positions among the users that the estimator holds
-        at = positions(found.model.users_, federation.users)
-        held = replace(held, users=at[held.users], owner=at[held.owner])
-    of_users = total if federation.n_users < total else compared.of_users
-    return replace(compared, held=held, of_users=of_users)
 
 
 def compare_federation(

@@ -1,155 +1,59 @@
-"""RUN, the folder that ``odcl fit`` writes: the model's artifact with tables and a page."""
+"""RUN, the folder that ``odcl fit`` and ``Run.save`` write: read, asked, and given more users."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from odcl.artifact.arrays import json_bytes
-from odcl.artifact.folder import Extra, open_artifact
-from odcl.data.federation import Federation
+import numpy as np
+
+from odcl.artifact.folder import Extra, StoredArtifact, open_artifact
+from odcl.data.design import DesignRows
+from odcl.data.federation import Federation, positions
 from odcl.data.notices import about_values
 from odcl.data.schema import TableSchema
 from odcl.data.tables import read_table
-from odcl.data.write import write_table
-from odcl.estimators.evidence import Evidence, evidence_files, evidence_of, read_evidence
-from odcl.estimators.persist import KIND, load_estimator, save_estimator, update_estimator
-from odcl.runs.page import PAGE, page_of
-from odcl.runs.tables import GROUPS, finite, group_columns, run_tables
+from odcl.data.write import beside
+from odcl.errors import count, show
+from odcl.estimators.evidence import read_evidence
+from odcl.estimators.persist import KIND, load_estimator, read_estimator, update_estimator
+from odcl.evaluate.scores import Comparison
+from odcl.runs.run import PAGE
+from odcl.runs.tables import run_tables
 
-if TYPE_CHECKING:
-    from odcl.data.source import Source
-    from odcl.estimators.scattered import ScatteredFit
-    from odcl.evaluate.scores import Comparison
-
-REPORT = "report.json"
+Answer = tuple[dict[str, Any], list[str]]  # columns of a table, and what is to be said of it
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, eq=False)
-class FittedTable:
-    """A fitted table: the model on all rows, the comparison on rows held out."""
-
-    source: Source
-    model: Any
-    comparison: Comparison | None
-    notices: list[str]
-    holdout: Any
-
-
-# -- writing ---------------------------------------------------------------------------------------
-
-
-def write_run(
-    fitted: FittedTable, folder: Path, *, force: bool, command: Sequence[str] = ()
-) -> Evidence:
-    """All files of a run, in a folder that appears whole or not at all; what its page rests on.
-
-    ``command``: the words that give it again.
-    """
-    model, source = fitted.model, fitted.source
-    table = {"name": source.name, "rows": int(model.n_rows_.sum())}
-    found = evidence_of(
-        model,
-        fitted.comparison,
-        table=table | ({} if source.digest is None else {"sha256": source.digest}),
-        command=tuple(command),
-        holdout=str(fitted.holdout),
-        notices=tuple(fitted.notices),
-    )
-    result, tables = model.result_, run_tables(model)
-    more = {"combined": result.step.combined, "refit": result.received.how}
-    _write(model, found, folder, tables, force=force, users=len(model.users_), **more)
-    return found
-
-
-def write_pieces(
-    fitted: ScatteredFit,
-    table: str,
-    notices: list[str],
-    folder: Path,
-    *,
-    comparison: Comparison | None = None,
-    holdout: str = "",
-    command: Sequence[str] = (),
-    force: bool,
-) -> Evidence:
-    """The run of a table in pieces: its groups, a report, and the files of all users' models.
-
-    Users on the page are the few that the model holds.
-    """
-    model, step, uploads = fitted.model, fitted.step, fitted.uploads
-    found = Evidence(
-        table={"name": table, "rows": uploads.n_rows},
-        command=tuple(command),
-        holdout=holdout,
-        notices=tuple(notices),
-        bytes_up=uploads.n_bytes,
-        bytes_down=fitted.finished.bytes_down,
-        weighed=step.alternatives(model.users_),
-        comparison=comparison,
-    )
-    sizes = fitted.finished.sizes
-    tables: dict[str, Extra] = {GROUPS: lambda path: write_table(path, group_columns(model, sizes))}
-    more = {"engine": "dask", "sizes": sizes.tolist(), "passes": step.passes}
-    more["combined"] = step.combined
-    _write(model, found, folder, tables, force=force, users=uploads.n_users, **more)
-    return found
-
-
-def _write(
-    model: Any,
-    found: Evidence,
-    folder: Path,
-    tables: Mapping[str, Extra],
-    *,
-    force: bool,
-    users: int,
-    **more: Any,
-) -> None:
-    """A model with its tables, its page and report.json, in which ``more`` stands too."""
-    report = {
-        "version": found.version,
-        "table": {"name": found.table["name"], "sha256": found.table.get("sha256")},
-        "risk": model.risk_.to_json(),
-        "method": model.method_.to_json(described=True),
-        "seed": model.random_state,
-        "holdout": found.holdout,
-        "users": users,
-        "rows": found.table["rows"],
-        "groups": model.n_clusters_,
-        "rule": model.rule_,
-        "reason": model.reason_,
-        **more,
-        "rounds": 1,
-        "bytes_up": found.bytes_up,
-        "bytes_down": found.bytes_down,
-        "notices": list(found.notices),
-        "comparison": None if found.comparison is None else found.comparison.to_json(),
-    }
-    extras = {REPORT: json_bytes(finite(report)), **tables, **evidence_files(found)}
-    save_estimator(model, folder, force=force, extras=extras, derived={PAGE: page_of})
-
-
-def change_run(folder: Path, change: Callable[[Any], T]) -> T:
-    """Change the model of a run while nobody else can; its tables follow."""
-    answers: list[T] = []
-
-    def changed(model: Any, stored: Any) -> Mapping[str, Extra]:
-        answers.append(change(model))
-        return {name: make for name, make in run_tables(model).items() if name in stored}
-
-    update_estimator(folder, changed, derived={PAGE: page_of})
-    return answers[0]
 
 
 # -- reading ---------------------------------------------------------------------------------------
 
 
-def open_run(folder: Path, *, with_target: bool = False) -> tuple[Any, TableSchema]:
+@dataclass(frozen=True, eq=False)
+class OpenRun:
     """The model of a run, and how its tables are read."""
+
+    folder: Path
+    model: Any
+    schema: TableSchema
+
+    def owners(self, users: Any) -> dict[str, Any]:
+        """The users' column of an answer; none where all rows are one user's."""
+        return {self.schema.user: users} if self.schema.user else {}
+
+    def rows_of(self, table: Path, missing: str | None) -> tuple[Federation, list[str]]:
+        """A table's rows user by user, targets as the model takes them, and notices about them."""
+        schema = self.schema
+        encoded = schema.encode(read_table(table, text=schema.text), missing=missing)
+        federation = encoded.federation()
+        if schema.classes is not None:
+            federation = federation.with_y(schema.labels(federation.y.astype(int)))
+        return federation, about_values(schema, encoded, missing or schema.missing)
+
+
+def open_run(folder: Path, *, with_target: bool = False) -> OpenRun:
+    """Read the model of a run; ``with_target``: tables will be given that hold the target."""
     model = load_estimator(None, folder)
     schema = model.schema_ or model._schema_of_names()
     if schema is None:
@@ -162,7 +66,7 @@ def open_run(folder: Path, *, with_target: bool = False) -> tuple[Any, TableSche
             f"{folder} does not know the name of its target's column: use it in Python, or fit it "
             "with a target that has a name, such as a column of a frame."
         )
-    return model, schema
+    return OpenRun(folder, model, schema)
 
 
 def comparison_of(folder: Path, n_users: int) -> Comparison | None:
@@ -171,17 +75,107 @@ def comparison_of(folder: Path, n_users: int) -> Comparison | None:
         return read_evidence(stored, n_users).comparison
 
 
-def owners(schema: TableSchema, users: Any) -> dict[str, Any]:
-    """The users' column of an answer; none where all rows are one user's."""
-    return {schema.user: users} if schema.user else {}
+def page_of_run(folder: Path, **more: Any) -> bytes:
+    """The page of a run; ``more``: see :func:`odcl.runs.page.fit_page_of`."""
+    from odcl.runs.page import fit_page_of
+
+    with open_artifact(folder, kind=KIND) as stored:
+        model = read_estimator(None, stored)
+        return fit_page_of(model, read_evidence(stored, len(model.users_)), **more)
 
 
-def rows_by_user(
-    path: Path, schema: TableSchema, missing: str | None
-) -> tuple[Federation, list[str]]:
-    """A table's rows user by user, targets as the model takes them, and what is said of them."""
-    encoded = schema.encode(read_table(path, text=schema.text), missing=missing)
-    federation = encoded.federation()
-    if schema.classes is not None:
-        federation = federation.with_y(schema.labels(federation.y.astype(int)))
-    return federation, about_values(schema, encoded, missing or schema.missing)
+# -- more users, more rows -------------------------------------------------------------------------
+
+
+def assign_users(folder: Path, table: Path, missing: str | None, *, add: bool) -> Answer:
+    """Groups of new users, one row per user; with ``add`` the run remembers them."""
+    run = open_run(folder, with_target=True)
+    rows, notices = run.rows_of(table, missing)
+
+    def assign(model: Any) -> list[Any]:
+        if add:
+            _refuse_known(model, rows.users, folder)
+        found = [model.assign(DesignRows(X), y) for _, X, y in rows]
+        if add:
+            model._add_assigned(rows.users, found)
+        return found
+
+    found = _change_run(folder, assign) if add else assign(run.model)
+    if run.model.n_clusters_ == 1:
+        notices.append("the run found no groups: group 0 is everybody")
+    columns = {
+        "group": np.array([f.label for f in found]),
+        "probability": np.round([f.probability for f in found], 6),
+        "distance": np.round([f.distance for f in found], 4),
+        "rows": rows.n_rows,
+        "verdict": np.array(["none of these" if f.none_of_these else "joins" for f in found]),
+    }
+    return beside(run.owners(rows.users), columns), notices
+
+
+def _refuse_known(model: Any, users: Any, folder: Path) -> None:
+    old = users[model._knows(users)].tolist()
+    if old:
+        was = "was" if len(old) == 1 else "were"
+        raise ValueError(
+            f"{count(len(old), 'user')} of the table {was} in {folder} before (such as "
+            f"{show(old[0])}): give their new rows to `odcl update`, leave them out, or say "
+            "`odcl assign` without --add to see their groups."
+        )
+
+
+def update_users(
+    folder: Path, table: Path, missing: str | None, *, all_rows: bool, again: bool
+) -> Answer:
+    """Give known users more rows: one row per user, its group now and before."""
+    run = open_run(folder, with_target=True)
+    rows, notices = run.rows_of(table, missing)
+
+    def update(model: Any) -> tuple[Any, Any, Any]:
+        at = positions(model.users_, rows.users)
+        _refuse_others(model, rows.users, at, folder)
+        before = model.labels_[at]
+        for user, X, y in rows:
+            model.update_user(user, DesignRows(X), y, all_rows=all_rows, again=again)
+        return before, model.labels_[at], model.n_rows_[at]
+
+    before, after, n_rows = _change_run(folder, update)
+    columns = {"group": after, "before": before, "new_rows": rows.n_rows, "rows": n_rows}
+    return beside(run.owners(rows.users), columns), notices
+
+
+def _refuse_others(model: Any, users: Any, at: Any, folder: Path) -> None:
+    """Refuse users whose models lie in files, and users who are not in the run."""
+    away = users[model._in_files(users)].tolist()
+    if away:
+        raise ValueError(
+            f"{folder} was fitted in pieces, and its files of users stay as they are: "
+            f"{count(len(away), 'user')} of these (such as {show(away[0])}) cannot be updated. "
+            "Fit again, with the new rows in the table, or with --engine memory, whose runs "
+            "can be updated."
+        )
+    if (at < 0).any():
+        n, of = int((at < 0).sum()), count(len(at), "user")
+        such = show(users[at < 0].tolist()[0])
+        raise ValueError(
+            f"{n} of {of} {'is' if n == 1 else 'are'} not in {folder} (such "
+            f"as {such}): add them with `odcl assign {folder} TABLE --add`, and leave them out "
+            "here."
+        )
+
+
+def _change_run(folder: Path, change: Callable[[Any], T]) -> T:
+    """Change the model of a run while nobody else can; its tables and its page follow."""
+    from odcl.runs.page import fit_page_of
+
+    answers: list[T] = []
+
+    def changed(model: Any, stored: StoredArtifact) -> Mapping[str, Extra]:
+        answers.append(change(model))
+        files = {name: make for name, make in run_tables(model).items() if name in stored}
+        if PAGE in stored:
+            files[PAGE] = fit_page_of(model, read_evidence(stored, len(model.users_)))
+        return files
+
+    update_estimator(folder, changed)
+    return answers[0]

@@ -1,20 +1,19 @@
-"""The facts of a fit's report, read off its artifact and nothing else."""
+"""The facts of a fit's page, from the model and what speaks for it."""
 
 from __future__ import annotations
 
+import copy
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from odcl._typing import Floats, Ints
-from odcl.artifact.folder import StoredArtifact
 from odcl.diagnose import Diagnosis
 from odcl.errors import number
-from odcl.estimators.evidence import Evidence, read_evidence
-from odcl.estimators.persist import UPLOADS, read_estimator
+from odcl.estimators.evidence import MOST_ROWS, Evidence
 from odcl.evaluate.scores import Comparison
 from odcl.mixed.differences import DIFFER
 from odcl.report.page.facts import Coefficients, FitFacts, Gains, Held, Option, Options, Users
@@ -40,49 +39,48 @@ FEWEST = 4  # coefficients that a user has on the page at least
 Z95 = 1.959964
 
 
-@dataclass(frozen=True, eq=False)
-class Run:
-    """An artifact that was read for a report."""
+def user_numbers(model: Any) -> Ints:
+    """What users are called on anonymous pages, (n_users,).
 
-    model: Any
-    evidence: Evidence
-    number: Ints  # (n_users,), what users are called on anonymous pages
-    anonymous: bool
-
-
-def read_run(stored: StoredArtifact, *, anonymous: bool = False) -> Run:
-    """The model and what speaks for it; anonymous: users in another order, named by numbers.
-
-    The order is drawn from the digest of what users sent, which nobody outside has: the rank of a
-    name among all names does not show, and the house gets the same numbers each time.
+    The order is drawn from a digest of what users sent, which outsiders do not have: the rank of a
+    name among all names does not show, and the same run gives the same numbers each time.
     """
-    model = read_estimator(None, stored)
-    evidence = read_evidence(stored, len(model.users_))
-    secret = stored.manifest.files.get(UPLOADS, stored.manifest.files["models.safetensors"])
-    digest = hashlib.sha256(f"odcl anonymous {secret.sha256}".encode()).digest()
-    rng = np.random.default_rng(list(digest))
+    digest = hashlib.sha256(b"odcl anonymous")
+    sent = {"theta": model.theta_} if model.uploads_ is None else model.uploads_.to_arrays()
+    for name in sorted(sent):
+        digest.update(np.ascontiguousarray(sent[name]).tobytes())
+    rng = np.random.default_rng(list(digest.digest()))
     number = np.empty(len(model.users_), dtype=np.intp)
     number[rng.permutation(len(number))] = np.arange(1, len(number) + 1)
-    if anonymous:
-        model.users_ = number
-        if model.uploads_ is not None:
-            model.uploads_ = replace(model.uploads_, users=number)
-        evidence = replace(evidence, command=(), table=_nameless(evidence.table), notices=())
-    return Run(model, evidence, number, anonymous)
+    return number
 
 
-def _nameless(table: Any) -> dict[str, Any]:
-    return {k: v for k, v in table.items() if k not in ("name", "sha256")}
+def _anonymous(model: Any, evidence: Evidence, number: Ints) -> tuple[Any, Evidence]:
+    """The model with numbers in place of names, and evidence that names nothing."""
+    model = copy.copy(model)
+    model.users_ = number
+    if model.uploads_ is not None:
+        model.uploads_ = replace(model.uploads_, users=number)
+    table = {k: v for k, v in evidence.table.items() if k not in ("name", "sha256")}
+    return model, replace(evidence, command=(), table=table, notices=())
 
 
-def fit_facts(run: Run, diagnosis: Diagnosis | None = None) -> FitFacts:
+def fit_facts(
+    model: Any,
+    evidence: Evidence,
+    *,
+    anonymous: bool = False,
+    diagnosis: Diagnosis | None = None,
+) -> FitFacts:
     """Everything that the page of a fit shows; with a ``diagnosis``, that first."""
-    model, evidence = run.model, run.evidence
+    number = user_numbers(model)
+    if anonymous:
+        model, evidence = _anonymous(model, evidence, number)
     comparison, total = evidence.comparison, len(model.users_)
     own, ours = _scores(comparison, total)
     who = _who(model, evidence, ours - own, comparison)
-    if run.anonymous:  # in the order of the numbers
-        who = who[np.argsort(run.number[who], kind="stable")]
+    if anonymous:  # in the order of the numbers
+        who = who[np.argsort(number[who], kind="stable")]
     classes = [shown_id(label, 60) for label in getattr(model, "classes_", np.array([])).tolist()]
     centered = bool(model.method_.standardize and model.scaling_.shift.any())
     units = TableUnits.of(
@@ -93,13 +91,13 @@ def fit_facts(run: Run, diagnosis: Diagnosis | None = None) -> FitFacts:
     length = LONG if len(who) <= MANY else SHORT
     users = Users(
         _user_word(model),
-        [f"user {n}" for n in run.number[who].tolist()]
-        if run.anonymous
+        [f"user {n}" for n in number[who].tolist()]
+        if anonymous
         else [shown_id(user, length) for user in model.users_[who].tolist()],
         np.asarray(model.labels_[who]),
         np.asarray(model.n_rows_[who]),
         np.asarray(model.probability_[who]),
-        run.number[who],
+        number[who],
         model.n_users_,
         "assignment.csv" if model.user_files_ is None else "users/",
     )
@@ -118,12 +116,12 @@ def fit_facts(run: Run, diagnosis: Diagnosis | None = None) -> FitFacts:
         groups=groups,
         map=shown,
         coefficients=_coefficients(model, who, units),
-        sections=sections(model, evidence, more, diagnosis, anonymous=run.anonymous),
+        sections=sections(model, evidence, more, diagnosis, anonymous=anonymous),
         gains=gains,
         options=None if evidence.weighed is None else _options(evidence.weighed, model, who),
         held=_held(comparison, model, who),
         more=more,
-        anonymous=run.anonymous,
+        anonymous=anonymous,
         notes=_notes(model, len(who)),
     )
 
@@ -309,7 +307,7 @@ def _held(comparison: Comparison | None, model: Any, who: Ints) -> Held | None:
     held = comparison.held
     first = np.searchsorted(held.owner, who)
     n = np.searchsorted(held.owner, who, side="right") - first
-    n = np.minimum(n, max(3, MOST_HELD // max(len(who), 1)))
+    n = np.minimum(n, min(MOST_ROWS, max(3, MOST_HELD // max(len(who), 1))))
     start = np.concatenate([[0], np.cumsum(n)])
     rows = np.repeat(first - start[:-1], n) + np.arange(start[-1])
     classes = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -57,12 +56,3 @@ def group_columns(model: Any, sizes: Any = None) -> dict[str, Any]:
     if model.fit_intercept:
         values["(intercept)"] = intercept
     return beside(values, columns, first=True)
-
-
-def finite(value: Any) -> Any:
-    """The same with None for NaN and infinity, which JSON does not know."""
-    if isinstance(value, dict):
-        return {k: finite(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from odcl import __version__
+import numpy as np
+
 from odcl.artifact.arrays import expect, id_from_json, id_to_json, json_bytes, parse_json
 from odcl.artifact.folder import StoredArtifact, open_artifact
 from odcl.artifact.manifest import blaming
@@ -32,7 +33,8 @@ def write_result(outcome: Outcome, columns: Columns, folder: Path, *, force: boo
     """Write a run, whole or not at all; the estimator that was written."""
     from odcl.estimators.federated import server_estimator
     from odcl.estimators.persist import save_estimator
-    from odcl.runs.tables import finite, run_tables
+    from odcl.runs.run import RunReport, finite
+    from odcl.runs.tables import run_tables
 
     request, uploads = outcome.request, outcome.uploads
     if request.bare:
@@ -46,7 +48,7 @@ def write_result(outcome: Outcome, columns: Columns, folder: Path, *, force: boo
         scaling=columns.scaling(outcome.n_features),
     )
     extras = {
-        REPORT: json_bytes(finite(_report(outcome, model))),
+        REPORT: RunReport.of(model, **_facts(outcome)).to_bytes(),
         NODES: json_bytes(finite(nodes_json(outcome))),
         **run_tables(model),
     }
@@ -54,24 +56,20 @@ def write_result(outcome: Outcome, columns: Columns, folder: Path, *, force: boo
     return model
 
 
-def _report(outcome: Outcome, model: Any) -> dict[str, Any]:
-    request, step = outcome.request, outcome.step
+def _facts(outcome: Outcome) -> dict[str, Any]:
+    """What report.json says beside the model."""
+    step, ledger, sizes = outcome.step, outcome.ledger, np.bincount(outcome.step.labels)
     return {
-        "version": __version__,
         "engine": "flower",
-        "risk": request.risk.to_json(),
-        "method": model.method_.to_json(),
-        "seed": request.seed,
+        "seed": outcome.request.seed,
         "users": len(outcome.uploads),
         "rows": int(outcome.uploads.n_samples.sum()),
         "nodes": len(outcome.nodes),
-        "groups": step.n_clusters,
-        "rule": step.rule,
-        "reason": model.reason_,
+        "sizes": sizes.tolist(),
         "combined": step.combined,
-        "rounds": outcome.ledger.n_rounds,
-        "bytes_up": outcome.ledger.total_up,
-        "bytes_down": outcome.ledger.total_down,
+        "rounds": ledger.n_rounds,
+        "bytes_up": ledger.total_up,
+        "bytes_down": ledger.total_down,
     }
 
 
@@ -159,7 +157,8 @@ def add_late(
 ) -> None:
     """Remember users who came after the run, and which nodes have their models by now."""
     from odcl.estimators.persist import update_estimator
-    from odcl.runs.tables import finite, run_tables
+    from odcl.runs.run import finite
+    from odcl.runs.tables import run_tables
 
     def changed(model: Any, stored: StoredArtifact) -> dict[str, Any]:
         words = _nodes_of(stored)

@@ -1,0 +1,66 @@
+"""Predictions of a run for a table: a piece at a time, in and out; a table in memory is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from odcl.data.notices import about_strangers, about_values
+from odcl.data.pieces import Piece, read_pieces
+from odcl.data.roles import check_columns
+from odcl.data.schema import Encoded
+from odcl.data.tables import read_column_names, rows_of_files
+from odcl.data.write import beside
+from odcl.engines.partition.predict import Predictions, Wishes, predicted
+from odcl.estimators.scattered import with_users_of
+from odcl.runs.folder import OpenRun
+
+
+@dataclass(frozen=True)
+class Written:
+    """Predictions that were written."""
+
+    rows: int
+    notices: list[str]
+
+
+def predict(
+    run: OpenRun, table: Path, wishes: Wishes, write: Callable[[dict[str, Any]], object]
+) -> Written:
+    """Predict a table piece by piece; ``write`` takes the columns of each."""
+    names = [name for name in (run.schema.user, *run.schema.features) if name]
+    check_columns(names, read_column_names(table))
+    total: Encoded | None = None
+    strange, n_rows = set[Any](), 0
+    for piece in read_pieces(table, names, text=run.schema.text):
+        found = _of_piece(piece, run, wishes, table)
+        columns = found.columns | {"row": found.columns["row"] + piece.before + 1}
+        write(beside(run.owners(found.encoded.users), columns))
+        n_rows += len(found.encoded.rows)
+        strange.update(found.strange.tolist())
+        total = found.encoded.counts(total)
+    if not n_rows and piece.whole is not None:
+        _of_piece(replace(piece, table=piece.whole), run, wishes, table)
+    notices = []
+    if total is not None:
+        notices = about_values(run.schema, total, wishes.missing or run.schema.missing)
+    return Written(n_rows, notices + about_strangers(len(strange)))
+
+
+def _of_piece(piece: Piece, run: OpenRun, wishes: Wishes, table: Path) -> Predictions:
+    """The predictions of a piece; errors about a table in memory are about all of its rows."""
+    how = partial(with_users_of, run.model), run.schema, wishes
+    if piece.whole is None:
+        with piece.place.naming_rows():
+            return predicted(piece.table, *how)
+    with rows_of_files(table):
+        if piece.table.num_rows == piece.whole.num_rows:
+            return predicted(piece.whole, *how, piece=False)
+        try:
+            return predicted(piece.table, *how)
+        except ValueError:
+            predicted(piece.whole, *how, piece=False)
+            raise
