@@ -273,7 +273,7 @@ def test_an_output_folder_is_refused_before_the_work(command, monkeypatch, out, 
     Path("old").mkdir()
     Path("thesis").mkdir()
     Path("thesis/chapter.txt").write_text("years of work")
-    monkeypatch.setattr("odcl.cli.fit.read_named", None)
+    monkeypatch.setattr("odcl.runs.fit.read_source", None)
     before = files_below()
     said = command("fit", "table.csv", *NO_HOLDOUT, "--out", out, *words)
     assert said.code == 2
@@ -506,7 +506,7 @@ def test_a_warning_becomes_a_notice_of_one_line(command, monkeypatch):
         warnings.warn("overflow encountered in matmul", RuntimeWarning, stacklevel=1)
         raise ValueError("and an error")
 
-    monkeypatch.setattr("odcl.cli.fit.read_named", warn)
+    monkeypatch.setattr("odcl.runs.fit.read_source", warn)
     said = command("fit", save_csv(people()), *NO_HOLDOUT, "--out", "run")
     assert said.err == "odcl: two lines\nodcl: and an error\n"
 

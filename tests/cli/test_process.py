@@ -91,7 +91,7 @@ WRITES = ("runs.tables", "write_table")  # while the files are written
 @pytest.mark.parametrize(
     ("place", "number", "code"),
     [
-        (("report.text", "accepted"), signal.SIGINT, 130),  # after a fit
+        (("data.notices", "about_values"), signal.SIGINT, 130),  # after a fit
         (WRITES, signal.SIGINT, 130),
         (WRITES, signal.SIGTERM, 143),
     ],
@@ -164,10 +164,9 @@ def test_no_bar_runs_through_predictions_on_a_terminal(command, monkeypatch):
 
 
 def test_every_local_model_moves_the_bar():
-    from odcl.cli.fit import fit_source
-    from odcl.cli.parser import HoldOut
-    from odcl.data.source import read_source
     from odcl.report.progress import Silent
+    from odcl.runs.fit import fit
+    from odcl.runs.settings import FitSettings
 
     class Counted(Silent):
         stages, users = [], 0
@@ -178,10 +177,9 @@ def test_every_local_model_moves_the_bar():
         def advance(self, n_users):
             self.users += n_users
 
-    source = read_source(save_csv(people()), user="user", target="y")
     seen = Counted()
-    fit_source(source, {"method": Method()}, HoldOut(0.2), seed=0, progress=seen)
-    assert seen.stages == ["comparing on held-out rows", "fitting all rows"]
+    fit(save_csv(people()), FitSettings("user", "y", Method()), progress=seen)
+    assert seen.stages == ["reading the table", "comparing on held-out rows", "fitting all rows"]
     assert seen.users == 3 * 8  # ours and the paper's on the rows kept, ours on all rows
 
 

@@ -11,15 +11,13 @@ from typing import Any
 from odcl import __version__
 from odcl._typing import Floats, Ints
 from odcl.artifact.arrays import json_bytes
-from odcl.artifact.folder import Extra
 from odcl.artifact.folder import check_artifact_place as check_place
-from odcl.data.write import write_table
 from odcl.errors import count
 from odcl.estimators.evidence import Evidence, evidence_files
 from odcl.estimators.persist import save_estimator
 from odcl.evaluate.scores import Comparison
 from odcl.report.text import comparison_table, groups_text, in_bytes, verdict
-from odcl.runs.tables import ASSIGNMENT, GROUPS, assignment_columns, group_columns
+from odcl.runs.tables import run_tables
 
 __all__ = ["PAGE", "REPORT", "GroupSizes", "Run", "RunReport", "check_place", "finite"]
 REPORT, PAGE = "report.json", "report.html"
@@ -105,19 +103,13 @@ class Run:
 
         ``force`` replaces a run that is there already, and nothing else.
         """
-        model, sizes = self.model, self.groups.users
-        tables: dict[str, Extra] = {
-            GROUPS: lambda path: write_table(path, group_columns(model, sizes)),
-        }
-        if model.user_files_ is None:
-            tables[ASSIGNMENT] = lambda path: write_table(path, assignment_columns(model))
         extras = {
             REPORT: self.summary().to_bytes(),
-            **tables,
+            **run_tables(self.model, self.groups.users),
             **evidence_files(self.evidence),
             PAGE: self.report(),
         }
-        save_estimator(model, folder, force=force, extras=extras)
+        save_estimator(self.model, folder, force=force, extras=extras)
 
     def summary(self) -> RunReport:
         """The run in numbers, as ``report.json`` has it."""

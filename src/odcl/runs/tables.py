@@ -13,12 +13,15 @@ from odcl.data.write import beside, write_table
 ASSIGNMENT, GROUPS = "assignment.csv", "groups.csv"
 
 
-def run_tables(model: Any) -> dict[str, Extra]:
-    """The run's CSV files, which are made from its model."""
-    return {
-        ASSIGNMENT: lambda path: write_table(path, assignment_columns(model)),
-        GROUPS: lambda path: write_table(path, group_columns(model)),
-    }
+def run_tables(model: Any, sizes: Ints | None = None) -> dict[str, Extra]:
+    """The run's CSV files; ``sizes`` are the users of each group, where the model does not tell.
+
+    Of a table in pieces all users are in files already, with their groups.
+    """
+    groups: Extra = lambda path: write_table(path, group_columns(model, sizes))  # noqa: E731
+    if model.user_files_ is not None:
+        return {GROUPS: groups}
+    return {GROUPS: groups, ASSIGNMENT: lambda p: write_table(p, assignment_columns(model))}
 
 
 def assignment_columns(model: Any) -> dict[str, Any]:

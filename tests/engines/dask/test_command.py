@@ -17,12 +17,12 @@ import pytest
 from numpy.testing import assert_allclose
 
 from odcl import ODCLRegressor
-from odcl.cli import pieces
 from odcl.data.federation import id_keys
 from odcl.data.write import write_table
 from odcl.engines.dask import cluster as at_work
 from odcl.engines.dask import sample
-from odcl.runs import compare
+from odcl.runs import compare, pieces
+from odcl.runs import settings as run_settings
 from tests.engines.dask.tables import NAMED, cut, fitted_pieces, sales
 
 PLACES = pytest.mark.parametrize("words", [(), ("--engine", "dask")], ids=["memory", "pieces"])
@@ -467,7 +467,7 @@ def test_a_small_table_starts_no_workers(command, tmp_path, table, monkeypatch):
     def started(*given, **more):
         raise AssertionError("a cluster was started")
 
-    monkeypatch.setattr(at_work, "local_cluster", started)
+    monkeypatch.setattr(pieces, "local_cluster", started)
     said = command("fit", table, *NAMED, "--engine", "dask", "--holdout", 0, "--out", "run")
     assert said.code == 0
     assert "no workers are started" in said.err
@@ -484,11 +484,16 @@ def test_a_small_table_starts_no_workers(command, tmp_path, table, monkeypatch):
 
 
 def test_a_table_beyond_a_share_of_memory_goes_in_pieces(command, table, monkeypatch):
-    monkeypatch.setattr(pieces, "SHARE", 1e-9)
+    monkeypatch.setattr(run_settings, "MEMORY_SHARE", 1e-9)
     asked: list[object] = []
-    monkeypatch.setattr(pieces, "fit", lambda options, settings: asked.append(options.engine))
+
+    def workplace(engine, *_):
+        asked.append(engine.name)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pieces, "workplace", workplace)
     said = command("fit", table, *NAMED, "--out", "run")
-    assert asked == [None]
+    assert asked == ["auto"]
     assert "fitted in pieces" in said.err
     assert command("fit", table, *NAMED, "--engine", "memory", "--out", "run").code == 0
 

@@ -308,7 +308,7 @@ def test_sections_say_what_the_run_says(page, run, stores):
 
 def test_what_is_read_is_the_artifact_and_not_the_model(stores, tmp_path):
     """A page made of the folder alone, later, is the page that was written with it."""
-    from odcl.runs.page import page_of_run
+    from odcl.runs.folder import page_of_run
 
     assert page_of_run(stores / "run") == (stores / "run" / "report.html").read_bytes()
 
