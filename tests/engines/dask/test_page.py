@@ -15,7 +15,7 @@ from odcl import ODCLRegressor
 from odcl.data.federation import id_keys
 from odcl.data.write import write_table
 from odcl.mixed import search
-from odcl.runs.page import PAGE
+from odcl.runs.run import PAGE
 from odcl.server import stream
 from tests.engines.dask.tables import NAMED, cut, sales
 from tests.report.page.browser import facts_of, unpacked
