@@ -19,12 +19,12 @@ LOSSES = ("squared", "logistic", "poisson", "huber", "multinomial")
 _ABOUT = """\
 Tell how many rows per user are needed to find the hidden groups.
 
-Simulates the round: what users' rows say is drawn around the groups' models
-with the noise that so many rows leave, and groups are searched for, by the
-default and by other methods. No data are needed; a small table (--pilot) makes
-it about your own, differences inside groups included. Without options it is
-the paper's linear set-up. Beside it stands the paper's threshold, which is safe
-for the worst federation imaginable and therefore astronomical."""
+Simulates the round: users' models are drawn around the groups' models with the
+noise that n rows leave, and the default and other methods search for the
+groups. No data are needed; a small table (--pilot) makes the plan about your
+own users, including how they differ inside groups. Without options it is the
+paper's linear set-up. Beside it stands the paper's threshold, which is safe for
+the worst possible federation and therefore astronomical."""
 
 _EXAMPLES = """\
 examples:
@@ -50,7 +50,6 @@ _FEDERATION = {
         opt.at_least_0,
         "how far users of a group differ: standard deviation of each parameter [default: 0]",
     ),
-    "--active N": (opt.positive, "features of a row that are not zero [default: 5]"),
     "--loss NAME": (
         opt.one_of(LOSSES),
         "squared, logistic or poisson; huber and multinomial with a pilot [default: squared]",
@@ -105,7 +104,7 @@ def run(options: Namespace) -> None:
     if drawn:
         print(f"Picture: {shlex.quote(str(options.out))}")
     else:
-        say("no picture, for want of matplotlib: pip install 'odcl[plot]'", options)
+        say("matplotlib is not installed: no picture (pip install 'odcl[plot]')", options)
 
 
 # -- the scenario ----------------------------------------------------------------------------------
@@ -129,7 +128,6 @@ def scenario_of(options: Namespace) -> Scenario:
         "separation": options.separation,
         "noise": options.noise,
         "tau": options.spread,
-        "active": options.active,
     }
     return scenario(**{name: value for name, value in given.items() if value is not None})
 
@@ -140,7 +138,7 @@ def _pilot(options: Namespace) -> Scenario:
 
     if options.user is None or options.target is None:
         raise opt.UsageError("--pilot needs --user and --target, columns of it.", "odcl plan")
-    for name in ("clusters", "dim", "separation", "noise", "spread", "active"):
+    for name in ("clusters", "dim", "separation", "noise", "spread"):
         if getattr(options, name) is not None:
             text = f"--{name} is read off the pilot: leave it out, or plan without --pilot."
             raise opt.UsageError(text, "odcl plan")
@@ -158,12 +156,12 @@ def check_picture(path: Path, *, force: bool) -> None:
     from odcl.report.pictures import available
 
     if path.suffix.lower() != ".png":
-        raise ValueError(f"{path} does not end in .png, and the curve is saved as PNG.")
+        raise ValueError(f"{path} does not end in .png: the curve is saved as PNG.")
     check_file_place(path, writable=available())
     from odcl.report.plan import is_plan_picture
 
     if path.is_file() and not force and not is_plan_picture(path):
         raise ValueError(
-            f"{path} is there already and is not a picture of odcl plan: say --force to replace "
+            f"{path} exists and is not a picture of odcl plan: say --force to replace "
             "it, or name another file with --out."
         )

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from odcl.plan.crossing import Crossing, crossing
 from odcl.plan.scenario import Scenario, from_pilot, paper_thresholds, scenario
-from odcl.plan.search import METHODS, Batch, Plan, plan
+from odcl.plan.search import METHODS, Batch, Crossing, Plan, crossing, plan
 from odcl.plan.simulate import Point, evaluate
 
 __all__ = [
@@ -32,7 +31,7 @@ __all__ = [
 
 
 def draw_plan(plan: Plan, path: Path) -> bool:
-    """Save the curve as a PNG file; False where there is none, for want of matplotlib."""
+    """Save the curve as a PNG file; False where matplotlib is not installed."""
     from odcl.report.plan import draw_plan
 
     return draw_plan(plan, path)

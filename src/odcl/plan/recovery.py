@@ -120,23 +120,17 @@ def kmeans_correction(
     return rate, float(np.sqrt(variance))
 
 
-@dataclass(frozen=True, eq=False)
-class Lambdas:
-    """From which lambda on every true group fuses into one point, (trials,) each."""
+def fusing_lambda(theta: Floats, sizes: Ints) -> Floats:
+    """About the least lambda of Eq. (12) that fuses every true group into one point, (trials,).
 
-    least: Floats  # about: none fuses below, and a cloud without a gap fuses a little above
-    sure: Floats  # left end of Eq. (13), max_k diameter_k / |C_k|
-
-
-def fusing_lambdas(theta: Floats, sizes: Ints) -> Lambdas:
-    """Bounds on the lambda of Eq. (12) that fuses a group of N points, for the worst group.
+    None fuses below it, and a cloud of N points without a gap fuses a little above:
 
         max_i |a_i - abar| / (N - 1),   sum |a_i - abar|^2 / sum_{i<j} |a_i - a_j|   <=  lam
             <=  diameter / N
 
     The first is where the farthest point joins a fused rest, and mostly the answer.
     """
-    least, sure = np.zeros(len(theta)), np.zeros(len(theta))
+    least = np.zeros(len(theta))
     start = 0
     for size in sizes.tolist():
         own = theta[:, start : start + size]
@@ -153,16 +147,8 @@ def fusing_lambdas(theta: Floats, sizes: Ints) -> Lambdas:
         farthest = np.sqrt(square.max(axis=1)) / (size - 1)
         together = np.divide(square.sum(axis=1), total, out=np.zeros_like(total), where=total > 0)
         # Points that coincide up to rounding have no distances: there the upper bound tells.
-        own_least = np.minimum(np.maximum(farthest, together), widest / size)
-        least, sure = np.maximum(least, own_least), np.maximum(sure, widest / size)
-    return Lambdas(least, sure)
-
-
-def convex_guaranteed(low: Floats, at: Moments) -> Bools:
-    """Is the interval of Eq. (13) not empty? Then a known lambda provably gives the groups."""
-    n, m = at.sizes, int(at.sizes.sum())
-    high = (at.between / (2 * m - n[:, None] - n)).min(axis=(1, 2))
-    return np.asarray(low < high)
+        least = np.maximum(least, np.minimum(np.maximum(farthest, together), widest / size))
+    return least
 
 
 def convex_path(low: Floats, at: Moments) -> Bools:
@@ -177,7 +163,10 @@ def convex_path(low: Floats, at: Moments) -> Bools:
     every step. Means that come within a hundredth of the smallest distance are taken as met, and
     so are those that are not at rest after many steps.
     """
-    found = convex_guaranteed(low, at)  # apart, whatever was fused
+    sizes = at.sizes
+    # Below the right end of Eq. (13) they are apart, whatever was fused.
+    high = (at.between / (2 * int(sizes.sum()) - sizes[:, None] - sizes)).min(axis=(1, 2))
+    found = np.asarray(low < high)
     open_ = np.flatnonzero(~found)
     if len(at.sizes) == 1 or len(open_) == 0:
         return found

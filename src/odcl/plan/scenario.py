@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.random import Generator
@@ -14,8 +15,6 @@ from scipy.stats import chi2, norm
 from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation
 from odcl.data.synthetic import LINEAR_INTERVALS
-from odcl.diagnose import Diagnosis
-from odcl.engines.in_process import Result
 from odcl.errors import InputError, Setting
 from odcl.mixed.layout import model_spread
 from odcl.risk.loss import Loss
@@ -23,12 +22,17 @@ from odcl.risk.losses import as_loss
 from odcl.risk.risk import Risk
 from odcl.theory import problem_constants, sample_ratio_cc, sample_ratio_km, smallest_n
 
+if TYPE_CHECKING:
+    from odcl.diagnose import Diagnosis
+    from odcl.engines.in_process import Result
+
 Draw = Callable[[Generator], Floats]  # (n_clusters, dim)
 DrawRows = Callable[[int, int, Generator], Floats]  # cluster, count -> (count, inputs)
 MOST_NUMBERS = 4_000_000  # users times dim^2: 10,000 users of 20 parameters
 LEAST, MOST = 1e-50, 1e50  # noise, separation and tau: products of their ratios stay finite
 KNOWN_LOSSES = ("squared", "logistic", "poisson")
 MOST_BLIND = 0.25  # share of a pilot's users with no more rows than parameters
+ACTIVE = 5  # non-zero features of a row in the paper's linear set-up
 FEW = 3  # users that a pilot's group needs to be trusted
 
 
@@ -44,12 +48,8 @@ class Scenario:
     draw_rows: DrawRows
     words: str  # the set-up in a sentence
     tau: float = 0.0  # how far users of a group differ, per coordinate
-    rows_differ: bool = False  # do rows of different groups follow different laws?
-    active: int | None = None  # non-zero features of a row; None: rows are those of a pilot
-    pilot: PilotFacts | None = None
-    inside: Floats | None = (
-        None  # (dim, dim), their covariance where it is not tau^2 times the unit
-    )
+    pilot: PilotFacts | None = None  # whose rows are drawn from, group by group
+    inside: Floats | None = None  # (dim, dim), covariance where it is not tau^2 times the unit
 
     @property
     def spread(self) -> Floats:
@@ -93,11 +93,11 @@ class Scenario:
         """(n_users,): users of a group stand together."""
         return np.repeat(np.arange(self.n_clusters), self.sizes)
 
-    def separation(self, seed: int = 0) -> float:
+    def separation(self) -> float:
         """Smallest distance between two groups' models, D; the mean over a few draws."""
         if self.n_clusters == 1:
             return math.inf
-        rng = np.random.default_rng(seed)
+        rng = np.random.default_rng(0)
         return float(np.mean([pdist(self.draw_centers(rng)).min() for _ in range(20)]))
 
 
@@ -107,7 +107,8 @@ class PilotFacts:
 
     n: int  # rows of the median user
     even: bool  # do all users have that many?
-    verdict: str  # what `odcl diagnose` says of the pilot, its first sentence
+    enough: bool  # does `odcl diagnose` say that one shot is enough?
+    verdict: str  # its first sentence
     warnings: tuple[str, ...]
 
 
@@ -119,13 +120,11 @@ def scenario(
     loss: str | Loss = "squared",
     separation: float | None = None,
     noise: float | None = None,
-    active: int | None = None,
-    sizes: Sequence[int] | None = None,
     tau: float = 0.0,
 ) -> Scenario:
     """A federation by its numbers; the defaults are the paper's linear set-up (Section 5).
 
-    Rows have ``active`` (default 5, or dim) random features from N(0, 1) and zeros elsewhere.
+    Rows have five random features (or dim, if fewer) from N(0, 1) and zeros elsewhere.
     Without ``separation`` the groups' models are those of the paper's linear set-up, which exists
     for 1, 4 and 10 groups; with it they are ``separation`` apart, all equally far from one another
     where dim allows (n_clusters <= dim + 1), on a cubic lattice otherwise. ``noise`` is the
@@ -138,10 +137,15 @@ def scenario(
             f"A plan for the {kind.name} loss has no rows to imagine. Say one of "
             f"{', '.join(KNOWN_LOSSES)}, or give a pilot table."
         )
-    counts = _checked_sizes(_sizes(n_users, n_clusters, sizes), dim)
-    active = min(5, dim) if active is None else active
-    if not (dim >= 1 and 1 <= active <= dim):
-        raise ValueError(f"active={active} features of dim={dim} cannot be non-zero: 1 to dim can.")
+    if dim < 1:
+        raise ValueError(f"dim={dim} is the number of parameters of a model: say 1 or more.")
+    if not 1 <= n_clusters <= n_users:
+        raise ValueError(
+            f"{n_users} users cannot form {n_clusters} groups: every group needs a user. Say fewer "
+            "groups, or more users."
+        )
+    counts = _checked_sizes(np.bincount(np.arange(n_users) * n_clusters // n_users), dim)
+    active = min(ACTIVE, dim)
     squared = kind.name == "squared"
     if noise is not None and not squared:
         raise ValueError(
@@ -172,7 +176,6 @@ def scenario(
         draw_rows=lambda _, count, rng: sparse_rows(count, dim, active, rng),
         words=words,
         tau=tau,
-        active=active,
     )
 
 
@@ -180,38 +183,15 @@ def sparse_rows(count: int, dim: int, active: int, rng: Generator) -> Floats:
     """Rows of the paper's linear set-up, (count, dim): ``active`` entries N(0, 1), others 0."""
     if active == dim:
         return rng.standard_normal((count, dim))
-    features = _distinct_features(count, dim, active, rng)
-    X = np.zeros((count, dim))
-    X[np.arange(count)[:, None], features] = rng.standard_normal((count, active))
-    return X
-
-
-def _distinct_features(count: int, dim: int, active: int, rng: Generator) -> Ints:
-    """``active`` of ``dim`` features without replacement, (count, active)."""
-    if active > 16:
-        keys = rng.random((count, dim), dtype=np.float32)
-        return keys.argpartition(active - 1, axis=1)[:, :active]
     # Floyd's algorithm: a draw from 0..last, or last itself where the feature drawn is taken.
     features = np.empty((count, active), dtype=np.intp)
     for j, last in enumerate(range(dim - active, dim)):
         drawn = rng.integers(last + 1, size=count)
         taken = (features[:, :j] == drawn[:, None]).any(axis=1)
         features[:, j] = np.where(taken, last, drawn)
-    return features
-
-
-def _sizes(n_users: int, n_clusters: int, sizes: Sequence[int] | None) -> Ints:
-    if sizes is not None:
-        counts = np.asarray(sizes, dtype=np.intp)
-        if counts.ndim != 1 or len(counts) == 0 or counts.min() < 1:
-            raise ValueError(f"sizes={list(sizes)} must be whole numbers >= 1, one per group.")
-        return counts
-    if not 1 <= n_clusters <= n_users:
-        raise ValueError(
-            f"{n_users} users cannot form {n_clusters} groups: every group needs a user. Say fewer "
-            "groups, or more users."
-        )
-    return np.bincount(np.arange(n_users) * n_clusters // n_users)
+    X = np.zeros((count, dim))
+    X[np.arange(count)[:, None], features] = rng.standard_normal((count, active))
+    return X
 
 
 def _checked_sizes(counts: Ints, dim: int) -> Ints:
@@ -283,17 +263,18 @@ def lattice(n_clusters: int, dim: int) -> Floats:
     return np.pad(grid[order] - grid[order].mean(axis=0), ((0, 0), (0, dim - used)))
 
 
-def paper_thresholds(scene: Scenario, *, seed: int = 0) -> dict[str, int]:
+def paper_thresholds(scene: Scenario) -> dict[str, int]:
     """The n that Theorem 1 asks for: "ODCL-KM" (c = 100) and "ODCL-CC"; {} where not known.
 
     Constants of Section 2 with bounds that hold for 999 of 1,000 rows and the radius of the
     largest of the groups' models. Worst cases multiply up: expect astronomical numbers.
     """
-    if scene.active is None or scene.n_clusters == 1:
+    if scene.pilot is not None or scene.n_clusters == 1:
         return {}
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     radius = float(np.linalg.norm(scene.draw_centers(rng), axis=1).max())
-    row_norm, least = math.sqrt(chi2.ppf(0.999, scene.active)), scene.active / scene.dim
+    active = min(ACTIVE, scene.dim)
+    row_norm, least = math.sqrt(chi2.ppf(0.999, active)), active / scene.dim
     squared = scene.loss.name == "squared"
     noise = math.sqrt(scene.dispersion) * norm.ppf(0.9995) if squared else None
     try:
@@ -352,7 +333,6 @@ def from_pilot(result: Result, federation: Federation, *, n_users: int | None = 
         words=f"the pilot's {len(counts)} groups, {int(counts.sum())} users, {dim} parameters, "
         f"{result.risk.loss.name} loss, in standardised units; users of a group ",
         tau=tau,
-        rows_differ=True,
         pilot=_pilot_facts(found),
         inside=inside,
     )
@@ -379,27 +359,21 @@ def _check_pilot(found: Diagnosis) -> None:
 
 
 def _pilot_facts(found: Diagnosis) -> PilotFacts:
-    """The pilot in numbers, and in which way the plan is not to be trusted."""
-    n, verdict = found.n_samples, found.verdict
-    doubts = {
-        "collect": f"The pilot's own groups are in doubt (about {found.misplaced:.2g} of its "
-        f"{found.n_users} users are in a wrong one): the plan is for the groups it seems to have. "
-        "Plan again with more rows.",
-        "unknown": "How good the pilot's groups are cannot be told from its rows: the plan is for "
-        "the groups it seems to have.",
-        "local": "Users of a group differ so much that groups bring them little: `odcl diagnose` "
-        "advises to stay local.",
-        "one-model": "`odcl diagnose` sees no groups in the pilot that are worth finding.",
-        "refine": "The users' models are not yet normal around the truth with the pilot's rows: "
-        "numbers for so few are rough.",
-    }
-    warnings = [doubts[verdict.advice]] if verdict.advice in doubts else []
+    """The pilot in numbers, and why the plan is not to be trusted."""
+    n, verdict, warnings = found.n_samples, found.verdict, list[str]()
+    if verdict.advice not in ("one-shot", "precision"):
+        warnings.append("The plan is for the groups that the pilot seems to have.")
     few = int((np.bincount(found.labels) < FEW).sum())
     if few:
         some = "1 group has" if few == 1 else f"{few} groups have"
         warnings.append(f"{some} fewer than {FEW} users in the pilot: their models are guesses.")
-    even = bool(n.min() == n.max())
-    return PilotFacts(round(float(np.median(n))), even, verdict.sentence, tuple(warnings))
+    return PilotFacts(
+        n=round(float(np.median(n))),
+        even=bool(n.min() == n.max()),
+        enough=verdict.advice == "one-shot",
+        verdict=verdict.sentence,
+        warnings=tuple(warnings),
+    )
 
 
 def _shared_out(counts: Ints, n_users: int) -> Ints:

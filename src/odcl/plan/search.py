@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from sklearn.isotonic import isotonic_regression
 from threadpoolctl import threadpool_limits
 
-from odcl.plan.crossing import Crossing, crossing
+from odcl._typing import Floats
 from odcl.plan.scenario import Scenario, paper_thresholds, scenario
 from odcl.plan.simulate import TRIALS, Point, combiners, default_finds, evaluate
 
@@ -17,18 +18,14 @@ METHODS = {
     "default": "the default method (number of groups not given)",
     "kmeans": "K-means++ (number of groups given)",
     "convex": "convex clustering, best lambda",
-    "convex-13": "convex clustering, lambda of Eq. (13)",
 }
-CURVES = ("kmeans", "convex", "convex-13")  # simulated at every point
-MOST_SURE, LEAST_ERROR = 0.99, 1e-200
+CURVES = ("kmeans", "convex")  # simulated at every point
+MOST_SURE = 0.99
 CEILING = 10_000_000  # rows per user: nobody has more
 STEP = 1.6  # between the n of the first look
 FAR = 1000  # times the first guess: where the search for the groups ends
 WIDE = 10  # times the first guess: from here on steps are longer
-GUARANTEE = 60  # times the first guess: how far Eq. (13) is followed
-DONE_TRIALS = 60  # where only Eq. (13) is still open
-FLOORED = 1.05  # an error within this of where it stops falling is not reached
-SETTLED = 10  # rows per parameter from which errors fall like 1 / n
+LONG_STEP, FLOORED = 4, 0.9  # an error that has more than this left after such a step has settled
 
 # Runs of the default method: how many, and how n moves from batch to batch.
 MOST_RUNS, FEWEST_RUNS = 40, 10
@@ -39,6 +36,16 @@ MOST_PARAMETERS = 100  # users send their curvature up to here
 FIRST_MOVE, LEAST_MOVE, MOST_MOVE = math.log(1.3), math.log(1.06), math.log(3.0)
 
 
+# From shares at a few n to the smallest n for a probability.
+NEAR = 2.0  # points within this factor of the crossing are fitted
+FINE = 241  # values of n that are weighed against each other
+# How fast failures fall, as a power of n: 6 to 13 in what we simulated. The prior says so weakly;
+# a curve with few runs is expected to be about as steep as one with many, rather flatter.
+POWERS, USUAL, DOUBT = np.geomspace(2.0, 80.0, 41), 9.0, 0.8
+FLATTER, ALIKE = 0.75, 0.5
+SHOWN = 3.0  # failures that so many runs would have had at the target
+
+
 @dataclass(frozen=True)
 class Batch:
     """Some rounds of the default method with n rows per user."""
@@ -46,6 +53,35 @@ class Batch:
     n: int
     runs: int
     found: int  # times it gave exactly the true groups
+
+
+@dataclass(frozen=True, eq=False)
+class Crossing:
+    """The n for a probability, and the curve around it."""
+
+    n: int
+    low: int  # 95 % interval
+    high: int
+    target: float
+    log_n: Floats | None = None  # (FINE,), where there is a curve: candidates
+    weight: Floats | None = None  # (FINE, len(POWERS)), their posterior
+
+    @property
+    def power(self) -> float:
+        """How fast failures fall with n; what is usual where the curve does not tell."""
+        if self.weight is None:
+            return USUAL
+        return float(np.exp(self.weight.sum(axis=0) @ np.log(POWERS)))
+
+    def chance(self, n: float) -> float | None:
+        """Probability at n on the smooth curve; None: nothing is known so far below."""
+        if self.log_n is None or self.weight is None:
+            return 1.0 if n >= self.n else None
+        return _chance(math.log(n), self.log_n, self.weight, self.target)
+
+    def covers(self, n: float) -> bool:
+        """Is n near enough to the crossing that the curve was fitted there?"""
+        return self.log_n is not None and self.log_n[0] <= math.log(n) <= self.log_n[-1]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -59,7 +95,7 @@ class Plan:
     batches: list[Batch] = field(default_factory=list)  # runs of the default method
     paper: dict[str, int] = field(default_factory=dict)  # the paper's threshold, by method
     wanted_error: float | None = None
-    for_error: dict[str, int | None] = field(default_factory=dict)  # combiner -> n; None: never
+    for_error: dict[str, int | None] = field(default_factory=dict)  # by combiner; None: never
     beyond: int | None = None  # about the n that would be needed, where nobody has so many rows
 
     @property
@@ -121,8 +157,8 @@ def plan(
             f"target={target!r} is a probability to reach, and some hundred simulated federations "
             f"tell it up to {MOST_SURE}: say 0.5 <= target <= {MOST_SURE}."
         )
-    if error is not None and not error > LEAST_ERROR:
-        raise ValueError(f"error={error!r} is a relative squared error: say one > {LEAST_ERROR:g}.")
+    if error is not None and not error > 0:
+        raise ValueError(f"error={error!r} is a relative squared error: say a number > 0.")
     say = progress or (lambda _: None)
     simulated, guess = _Simulated(scene, seed, say), first_guess(scene)
     found: dict[str, Crossing | None] = {}
@@ -211,20 +247,17 @@ def _scan(simulated: _Simulated, start: int, target: float) -> None:
     simulated.at(n)
     # Upwards until every method is sure, or more rows no longer help.
     sure = 1 - (1 - target) / 3
-    n, done = start, False
+    n = start
     while n <= min(CEILING, FAR * start):  # beyond, it is not noise that hides the groups
-        recovery = simulated.at(n, DONE_TRIALS if done else TRIALS).recovery
-        done = min(recovery[name] for name in ("kmeans", "convex")) >= sure
-        # Eq. (13) asks for far more than the methods need: longer steps, and not for ever.
-        if done and (recovery["convex-13"] >= sure or n > GUARANTEE * start):
+        recovery = simulated.at(n).recovery
+        if min(recovery.values()) >= sure:
             return
-        power = 2.5 if done else 2.0 if n > WIDE * start else 1.0
-        n = math.ceil(n * STEP**power)
+        n = math.ceil(n * STEP ** (2.0 if n > WIDE * start else 1.0))
 
 
 def _refine(simulated: _Simulated, target: float) -> None:
     """A few more n where each method crosses the target."""
-    between = {"kmeans": (0.35, 0.75), "convex": (0.6,), "convex-13": (0.5,)}
+    between = {"kmeans": (0.35, 0.75), "convex": (0.6,)}
     for method, shares in between.items():
         points = simulated.points
         low = max((p.n for p in points if p.recovery[method] < target), default=0)
@@ -279,44 +312,91 @@ def default_batches(
     return made
 
 
+# -- from shares to an n ---------------------------------------------------------------------------
+
+
+def crossing(
+    n: Sequence[float],
+    share: Sequence[float],
+    weight: Sequence[float],
+    target: float,
+    *,
+    like: Crossing | None = None,
+) -> Crossing | None:
+    """Smallest n with a probability of ``target``; None where no n that was looked at has it.
+
+        probability(n) = exp(-f (n / n_target)^-b),    f = -log(target)
+
+    the law if users fail independently at a rate that falls as a power of n. All n_target and b
+    on a grid are weighed by the likelihood of the points near the crossing (``weight`` is the
+    number of federations behind each share). The answer is where their mean curve reaches the
+    target, and its interval holds 95 % of the n_target.
+    Failures are expected to fall nearly as fast as on the curve ``like``.
+    """
+    order = np.argsort(n, kind="stable")
+    at, p, w = (np.asarray(x, dtype=np.float64)[order] for x in (n, share, weight))
+    # One point off by chance must not move the crossing: shares are first put in order. The last
+    # of them may fall short of the target by chance as well.
+    rising = np.asarray(isotonic_regression(p, sample_weight=w))
+    top = float(rising[-1])
+    short = 2 * math.sqrt(target * (1 - target) / float(w[rising == top].sum()))
+    if top < target - short:
+        return None
+    reached = int(np.argmax(rising >= min(target, top) - 1e-9))
+    first, below = float(at[reached]), float(at[max(reached - 1, 0)])
+    # Few runs without a failure do not show a chance of the target: then the prior speaks too.
+    if reached == 0 and top >= target and w[0] * (1 - target) >= SHOWN:
+        return Crossing(math.ceil(first), math.ceil(first), math.ceil(first), target)
+    near = (at >= below / NEAR) & (at <= NEAR * first)
+    log_n = np.linspace(math.log(below / NEAR), math.log(first * NEAR), FINE)
+    usual, doubt = (USUAL, DOUBT) if like is None else (FLATTER * like.power, ALIKE)
+    log_weight = np.tile(-0.5 * (np.log(POWERS / usual) / doubt) ** 2, (FINE, 1))
+    for x, hit, count in zip(np.log(at[near]), p[near], w[near], strict=True):
+        fail = _failures(x - log_n, target)
+        log_weight += count * ((1 - hit) * np.log(-np.expm1(-fail)) - hit * fail)
+    joint = np.exp(log_weight - log_weight.max())
+    joint /= joint.sum()
+    each = joint.sum(axis=1)
+    low, high = np.interp([0.025, 0.975], np.cumsum(each), log_n)
+    some = log_n[::5]
+    curve = [_chance(x, log_n, joint, target) for x in some]
+    middle = math.ceil(math.exp(float(np.interp(target, curve, some))) - 1e-9)
+    ends = max(math.floor(math.exp(low)), math.ceil(at[0])), math.ceil(math.exp(high))
+    return Crossing(middle, min(ends[0], middle), max(ends[1], middle), target, log_n, joint)
+
+
+def _chance(x: float, log_n: Floats, weight: Floats, target: float) -> float:
+    """The mean curve at log n = x."""
+    return float((weight * np.exp(-_failures(x - log_n, target))).sum())
+
+
+def _failures(log_ratio: Floats | float, target: float) -> Floats:
+    """f (n / n_target)^-b for all b, (..., len(POWERS))."""
+    exponent = np.clip(-np.asarray(log_ratio)[..., None] * POWERS, -60.0, 8.0)
+    return np.asarray(-math.log(target) * np.exp(exponent))
+
+
 # -- a wanted error --------------------------------------------------------------------------------
 
 
 def _rows_for_error(simulated: _Simulated, error: float) -> dict[str, int | None]:
     """n at which the relative squared error falls to ``error``, by combiner; None: never.
 
-    Where the groups are found, an error is floor + c / n: the floor is zero unless users of a
-    group differ or a penalty draws their models in. Beyond the curve it is taken from this law.
+    Larger n are simulated until every error is small enough, or more rows no longer help.
     """
-    scene, names = simulated.scene, combiners(simulated.scene)
-    near = simulated.points[-1]
-    while near.n < SETTLED * scene.dim:
-        near = simulated.at(4 * near.n)
-    floors = dict.fromkeys(names, 0.0)
-    if scene.tau > 0 or scene.penalty is not None:
-        far = simulated.at(20 * near.n)
-        floors = {name: _floor(near, far, name) for name in names}
-    points = simulated.points
-    found = {name: _rows(points, name, error, floors[name]) for name in names}
-    for n in [n for n in found.values() if n is not None and points[-1].n < n <= CEILING]:
-        simulated.at(n)  # so that the curve ends where it was asked for
-    return found
+    names, last = combiners(simulated.scene), simulated.points[-1]
+    while last.n < CEILING and max(last.error[name] for name in names) > error:
+        before, last = last, simulated.at(min(LONG_STEP * last.n, CEILING))
+        if all(last.error[name] > FLOORED * before.error[name] for name in names):
+            break
+    return {name: _rows(simulated.points, name, error) for name in names}
 
 
-def _floor(near: Point, far: Point, name: str) -> float:
-    """Where an error stops falling, from the last two n: e = floor + c / n."""
-    shrink = near.n / far.n
-    floor = (far.error[name] - shrink * near.error[name]) / (1 - shrink)
-    return floor if floor > 0.1 * far.error[name] else 0.0  # less is chance
-
-
-def _rows(points: list[Point], name: str, error: float, floor: float) -> int | None:
-    """n for one combiner: between the points on a log-log line, or beyond them by the law."""
+def _rows(points: list[Point], name: str, error: float) -> int | None:
+    """n for one combiner, on a log-log line between the points around it."""
     values = [p.error[name] for p in points]
     if values[-1] > error:
-        if error <= FLOORED * floor or points[-1].recovery["kmeans"] < 0.5:
-            return None
-        return math.ceil(points[-1].n * (values[-1] - floor) / (error - floor))
+        return None
     at = max((i for i, v in enumerate(values) if v > error), default=-1)
     if at < 0:
         return points[0].n

@@ -58,7 +58,6 @@ class Pool:
     blur: Floats  # (size, dim, dim)
     keep: Floats | None  # (size, dim, dim)
     A: Floats  # (size, dim, dim)
-    blind: Bools  # (size,), rows that leave a direction unseen
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +68,6 @@ class Trials:
     theta: Floats  # (trials, n_users, dim)
     drawn: Ints  # (trials, n_users), which of the curvatures
     curvatures: Floats  # (size, dim, dim)
-    blind: Bools  # (size,), curvatures that leave a direction unseen
     block: Ints  # (trials,)
 
     def curvature(self, trial: int) -> Floats:
@@ -106,7 +104,7 @@ def _world(scene: Scenario, n: int, count: int, worlds: int, rng: Generator, mos
         values, vectors = np.linalg.eigh(scene.spread)
         root = vectors * np.sqrt(np.maximum(values, 0.0))
         optima += rng.standard_normal(optima.shape) @ root.T
-    split = scene.rows_differ or worlds > 0  # a pool for each group
+    split = scene.pilot is not None or worlds > 0  # a pool for each group
     size = min(most, ROWS // min(n, _rows_drawn(dim)), CURVATURE_NUMBERS // dim**2)
     size = max(20, size // (len(scene.sizes) * max(worlds, 1) if split else 1))
     pools = [
@@ -129,8 +127,7 @@ def _world(scene: Scenario, n: int, count: int, worlds: int, rng: Generator, mos
                 kept = np.matmul(pool.keep[which], kept[..., None])[..., 0]
             theta[t, own] = np.matmul(pool.blur[which], noise[..., None])[..., 0] + kept
     curvatures = np.concatenate([pool.A for pool in pools])
-    blind = np.concatenate([pool.blind for pool in pools])
-    return Trials(optima, theta, drawn + size * pool_of, curvatures, blind, block)
+    return Trials(optima, theta, drawn + size * pool_of, curvatures, block)
 
 
 def curvature_pool(
@@ -145,12 +142,12 @@ def curvature_pool(
         A += ridge
         inverse = np.linalg.inv(A + n * np.diag(scene.penalty))
         blur = scale * np.matmul(inverse, np.linalg.cholesky(A))
-        return Pool(blur, np.matmul(inverse, A), A, np.zeros(size, dtype=bool))
+        return Pool(blur, np.matmul(inverse, A), A)
     root = np.linalg.cholesky(A + ridge)
     blur = scale * np.linalg.inv(root).swapaxes(1, 2)
     singular = np.square(np.diagonal(root, axis1=1, axis2=2)).min(axis=1) < 1e-9 * mean
     if not singular.any():
-        return Pool(blur, None, A, singular)
+        return Pool(blur, None, A)
     # Rows that leave a direction unseen: the local model is the one of least norm.
     keep = np.broadcast_to(unit, A.shape).copy()
     values, vectors = np.linalg.eigh(A[singular])
@@ -158,7 +155,7 @@ def curvature_pool(
     along = vectors * np.where(seen, 1 / np.sqrt(np.where(seen, values, 1.0)), 0.0)[:, None, :]
     blur[singular] = scale * along
     keep[singular] = np.matmul(vectors * seen[:, None, :], vectors.swapaxes(1, 2))
-    return Pool(blur, keep, A, singular)
+    return Pool(blur, keep, A)
 
 
 def _curvatures(
@@ -265,12 +262,8 @@ def evaluate(scene: Scenario, n: int, *, seed: int = 0, most: int = TRIALS) -> P
     count = min(max(4, min(CONVEX_TRIALS, CONVEX_PAIRS // pairs)), n_trials)
     some = np.arange(count) * n_trials // count
     part = trials.theta[some]
-    lam, at = recovery.fusing_lambdas(part, scene.sizes), recovery.moments(part, scene.sizes)
-    found = {
-        "kmeans": expected.likely,
-        "convex": recovery.convex_path(SLIGHTLY * lam.least, at),
-        "convex-13": recovery.convex_guaranteed(lam.sure, at),
-    }
+    lam, at = recovery.fusing_lambda(part, scene.sizes), recovery.moments(part, scene.sizes)
+    found = {"kmeans": expected.likely, "convex": recovery.convex_path(SLIGHTLY * lam, at)}
     share = {name: float(values.mean()) for name, values in found.items()}
     spread = {
         name: _spread(values, trials.block if name == "kmeans" else trials.block[some])
