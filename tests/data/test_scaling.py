@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from odcl.data.scaling import Moments, Scaling
+from odcl.data.scaling import Moments, RowColumns, Scaling
 
 
 def columns(n=301, seed=0):
@@ -19,12 +19,11 @@ def columns(n=301, seed=0):
 def test_the_order_of_rows_changes_no_bit(center, weighted):
     X, rng = columns(), np.random.default_rng(1)
     weight = rng.uniform(0.1, 3.0, len(X)) if weighted else None
-    first = Scaling.of(X, weight, center=center, standardize=True)
+    first = Scaling.of(RowColumns(X, weight), center=center, standardize=True)
     for _ in range(20):
         order = rng.permutation(len(X))
-        again = Scaling.of(
-            X[order], None if weight is None else weight[order], center=center, standardize=True
-        )
+        turned = RowColumns(X[order], None if weight is None else weight[order])
+        again = Scaling.of(turned, center=center, standardize=True)
         assert_array_equal(again.shift, first.shift)
         assert_array_equal(again.scale, first.scale)
 
@@ -32,10 +31,10 @@ def test_the_order_of_rows_changes_no_bit(center, weighted):
 def test_columns_have_mean_zero_and_deviation_one_or_mean_square_one():
     X, weight = columns(), np.random.default_rng(1).integers(1, 4, 301).astype(float)
     for w in (None, weight):
-        z = Scaling.of(X, w, center=True, standardize=True).apply(X)
+        z = Scaling.of(RowColumns(X, w), center=True, standardize=True).apply(X)
         assert_allclose(np.average(z, axis=0, weights=w), 0.0, atol=1e-8)
         assert_allclose(np.average(z**2, axis=0, weights=w), 1.0, rtol=1e-8)
-        scaling = Scaling.of(X, w, center=False, standardize=True)
+        scaling = Scaling.of(RowColumns(X, w), center=False, standardize=True)
         assert_array_equal(scaling.shift, 0.0)
         assert_allclose(np.average(scaling.apply(X) ** 2, axis=0, weights=w), 1.0, rtol=1e-8)
 
@@ -44,7 +43,7 @@ def test_columns_have_mean_zero_and_deviation_one_or_mean_square_one():
 def test_models_in_the_tables_units_predict_what_they_predicted(center):
     """A constant column has no coefficient: beside an intercept it says nothing."""
     X = np.insert(columns(), 1, 7.0, axis=1)
-    scaling = Scaling.of(X, None, center=center, standardize=True)
+    scaling = Scaling.of(RowColumns(X), center=center, standardize=True)
     assert scaling.used.tolist() == ([0, 2, 3] if center else [0, 1, 2, 3])
     rng = np.random.default_rng(2)
     coef, intercept = rng.normal(size=(5, len(scaling.used), 2)), rng.normal(size=(5, 2))
@@ -58,16 +57,16 @@ def test_models_in_the_tables_units_predict_what_they_predicted(center):
 
 def test_without_standardising_columns_stay_as_they_are():
     X = np.insert(columns(), 0, 0.0, axis=1)
-    scaling = Scaling.of(X, None, center=False, standardize=False)
+    scaling = Scaling.of(RowColumns(X), center=False, standardize=False)
     assert_array_equal(scaling.apply(X), X[:, 1:])
     X = X[:, 1:]
-    assert Scaling.of(X, None, center=True, standardize=False).apply(X) is X
+    assert Scaling.of(RowColumns(X), center=True, standardize=False).apply(X) is X
 
 
 def test_a_column_that_is_constant_up_to_rounding_is_left_out_and_a_far_one_is_not():
     X = np.column_stack([np.full(50, 0.1) * 3, 1e8 + np.arange(50.0), np.arange(50.0) * 1e300])
     X[::2, 0] = 0.3  # 0.1 * 3 is not 0.3
-    assert Scaling.of(X, None, center=True, standardize=True).used.tolist() == [1, 2]
+    assert Scaling.of(RowColumns(X), center=True, standardize=True).used.tolist() == [1, 2]
 
 
 @pytest.mark.parametrize("center", [True, False])
@@ -78,7 +77,7 @@ def test_moments_of_a_table_give_its_scales_to_the_bit(center):
         X = rng.standard_normal((300, 3)) * [1.0, 10.0, 0.1] + [0.0, 100.0, 5.0]
         mean = X.mean(axis=0)
         known = Moments(300.0, X.min(axis=0), X.max(axis=0), mean, np.linalg.qr(X - mean)[1])
-        scales = Scaling.of(X, None, center=center, standardize=True)
-        again = Scaling.of_moments(known, center=center, standardize=True)
+        scales = Scaling.of(RowColumns(X), center=center, standardize=True)
+        again = Scaling.of(known, center=center, standardize=True)
         assert_array_equal(scales.shift, again.shift)
         assert_array_equal(scales.scale, again.scale)

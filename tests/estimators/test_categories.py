@@ -13,7 +13,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.base import clone
 
 from odcl import ODCLClassifier, ODCLRegressor, federation_from_table
-from odcl.data.scaling import Scaling
+from odcl.data.scaling import RowColumns, Scaling
 
 LOSSES = {
     "squared": lambda z, rng: z + 0.5 * rng.standard_normal(len(z)),
@@ -223,7 +223,9 @@ def test_a_reference_is_told_by_the_other_columns_whatever_was_left_out():
     dummies = (level[:, None] == np.arange(1, 5)).astype(float)  # nobody has the last one
     X = np.column_stack([5 - 2.0 * (level == 2), rng.standard_normal(60), dummies, pair])
     factors = {"level": (2, 3, 4, 5), "pair": (6,)}
-    scaling = Scaling.of(X, None, center=True, standardize=True, copies=False, factors=factors)
+    scaling = Scaling.of(
+        RowColumns(X), center=True, standardize=True, copies=False, factors=factors
+    )
     assert scaling.used.tolist() == [0, 1, 2, 4, 6]
     (factor,) = scaling.factors  # the other level of a pair is a copy
     z = scaling.apply(X)

@@ -180,7 +180,7 @@ def _public(
 
     from odcl.data.columns import classes_of, counted, is_text, keys, levels_of, numbers
     from odcl.data.roles import check_columns
-    from odcl.data.scaling import Scaling
+    from odcl.data.scaling import RowColumns, Scaling
     from odcl.data.tables import read_table
     from odcl.engines.files.task import Feature
 
@@ -195,7 +195,7 @@ def _public(
             continue
         values = numbers(public, name)
         values = values[~np.isnan(values)][:, None]
-        scaling = Scaling.of(values, None, center=not options.no_intercept, standardize=True)
+        scaling = Scaling.of(RowColumns(values), center=not options.no_intercept, standardize=True)
         if len(scaling.used) == 0:
             raise ValueError(f"Column {name!r} of {options.scale_from} does not vary: no scale.")
         features.append(Feature(name, None, float(scaling.shift[0]), float(scaling.scale[0])))

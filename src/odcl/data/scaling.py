@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -17,10 +19,9 @@ _ROUNDING = 1e-14
 # many numbers at a time (fewer where they are then reduced), and blocks of them stay near the
 # processor.
 _LONG, _SHORT, _BLOCK = 1 << 13, 1 << 10, 1 << 16
-# Columns of a size beyond 2^_FAR, either way, are divided by it before they are squared.
+_ROWS = 4_000  # whose moments are taken at a time: they stay near the processor
 _FAR = 300
-# So many rows are looked at before two columns are compared in all of them.
-_GLANCE = 256
+_GLANCE = 256  # rows that are looked at before two columns are compared in all of them
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,8 +44,7 @@ class Scaling:
     @classmethod
     def of(
         cls,
-        X: Floats,
-        weight: Floats | None,
+        columns: Columns,
         *,
         center: bool,
         standardize: bool,
@@ -56,100 +56,32 @@ class Scaling:
         Shifting a feature needs an intercept to make up for it: ``center`` says there is one.
         ``copies`` False leaves out columns that are an earlier one up to scale and sign and, with
         an intercept, shift. ``factors`` are the 0/1 columns of each categorical feature, without
-        its reference.
+        its reference; the references' columns are measured as well, after the others.
         """
-        if factors:
-            return cls._with_references(X, weight, factors, center, standardize)
-        p = X.shape[1]
-        low, high = _column_ends(X)
-        size = np.maximum(np.abs(low), np.abs(high))
+        n_own = len(columns.row)
+        wide = columns.with_references(factors) if factors else columns
+        size = np.maximum(np.abs(wide.low), np.abs(wide.high))
         # Halves, so that the range of a column that spans all of float64 stays finite.
-        varies = 0.5 * high - 0.5 * low > 0.5 * _ROUNDING * size if center else size > 0
-        used = np.flatnonzero(varies)
-        if not standardize and copies:
-            return cls(np.zeros(len(used)), np.ones(len(used)), used, p)
-        size = size[used]
-        unit = _units(size)  # squares of 1e200 stay finite in it
-        share = np.full(len(X), 1.0 / len(X)) if weight is None else weight / weight.sum()
-        # Far from zero a sum would round by more than is rounded off below.
-        start = low[used] / unit if center else np.zeros(len(used))
-        own = X if len(used) == p else X.take(used, axis=1)
-        shift, spread = _moments(own, unit, start, share, center)
-        twin = {} if copies else _copies(own, unit, start, shift, spread, share)
-        kept = np.setdiff1d(np.arange(len(used)), list(twin))
-        found = tuple((int(used[j]), int(used[k])) for j, k in twin.items())
-        used, size, ratio = used[kept], size[kept], (unit / size)[kept]
-        if not standardize:
-            return cls(np.zeros(len(used)), np.ones(len(used)), used, p, found)
-        shift, spread = _rounded(shift[kept] * ratio, spread[kept] * ratio)
-        start = low[used] / size if center else np.zeros(len(used))  # to the bit as of_moments
-        return cls((start + shift) * size, spread * size, used, p, found)
-
-    @classmethod
-    def of_moments(
-        cls,
-        columns: Moments,
-        *,
-        center: bool,
-        standardize: bool,
-        copies: bool = True,
-        factors: Mapping[str, Sequence[int]] | None = None,
-    ) -> Scaling:
-        """What :meth:`of` gives for a table of which only moments are known, up to rounding."""
-        n_own = len(columns.mean)
-        own = columns.with_references(factors) if factors else columns
-        size = np.maximum(np.abs(own.low), np.abs(own.high))
-        varies = 0.5 * own.high - 0.5 * own.low > 0.5 * _ROUNDING * size if center else size > 0
-        used = np.flatnonzero(varies)
+        flat = 0.5 * _ROUNDING * size
+        used = np.flatnonzero(0.5 * wide.high - 0.5 * wide.low > flat if center else size > 0)
         if not standardize and copies and not factors:
             return cls(np.zeros(len(used)), np.ones(len(used)), used, n_own)
-        root = own.root(center)[:, used]
-        norm = np.linalg.norm(root, axis=0)
-        size, start = size[used], own.low[used] if center else np.zeros(len(used))
-        spread = norm / np.sqrt(own.rows) / size
-        shift = (own.mean[used] - start) / size if center else start
-        twin = {} if copies and not factors else _twins(root / norm, np.abs(shift / spread))
-        kept = np.setdiff1d(np.arange(len(used)), list(twin))
-        found = {int(used[j]): int(used[k]) for j, k in twin.items()}
-        slopes = {int(used[j]): _turn(root[:, j], root[:, k]) for j, k in twin.items()}
-        at, start, size = used[kept], start[kept], size[kept]
+        size, start = size[used], wide.low[used] if center else np.zeros(len(used))
+        found = wide.measured(used, size, center=center, twins=bool(factors) or not copies)
+        kept = np.setdiff1d(np.arange(len(used)), list(found.twins))
+        twins = {int(used[j]): int(used[k]) for j, (k, _) in found.twins.items()}
+        slopes = {int(used[j]): slope for j, (_, slope) in found.twins.items()}
+        used, start, size = used[kept], start[kept], size[kept]
+        shift, scale = np.zeros(len(kept)), np.ones(len(kept))
         if standardize:
-            moved, unit = _rounded(shift[kept], spread[kept])
-            moved, unit = (start / size + moved) * size, unit * size
-        else:
-            moved, unit = np.zeros(len(kept)), np.ones(len(kept))
-        n_used = int((at < n_own).sum())
-        declared = _declared(factors or {}, n_own, at, unit, found, slopes, own.mean, standardize)
-        pairs = tuple((j, k) for j, k in found.items() if j < n_own)
-        return cls(moved[:n_used], unit[:n_used], at[:n_used], n_own, pairs, declared)
-
-    @classmethod
-    def _with_references(
-        cls,
-        X: Floats,
-        weight: Floats | None,
-        factors: Mapping[str, Sequence[int]],
-        center: bool,
-        standardize: bool,
-    ) -> Scaling:
-        """Scales of all columns, the references' last, and what the references are of the others.
-
-        With x_j = shift_j + scale_j z_j, or of a copy x_j = a + b x_k, a reference's column is
-        (1 - sum_j x_j - shift) / scale; its constant vanishes where columns are centered.
-        """
-        p = X.shape[1]
-        wide = [X, *(1 - X[:, list(own)].sum(axis=1) for own in factors.values())]
-        found = cls.of(
-            np.column_stack(wide), weight, center=center, standardize=standardize, copies=False
+            shift, scale = _rounded(found.shift[kept], found.spread[kept])
+            shift, scale = (start / size + shift) * size, scale * size
+        n_used = int((used < n_own).sum())
+        declared = _declared(
+            factors or {}, n_own, used, scale, twins, slopes, wide.row, standardize
         )
-        n_own, twins = int((found.used < p).sum()), {j: k for j, k in found.copies if j < p}
-        slopes = {j: _slope(X[:, j], X[:, k]) for j, k in twins.items()}
-        given = (factors, p, found.used, found.scale, twins, slopes)
-        return cls(
-            *(found.shift[:n_own], found.scale[:n_own], found.used[:n_own], p),
-            tuple(twins.items()),
-            _declared(*given, X[0], standardize),
-        )
+        pairs = tuple((j, k) for j, k in twins.items() if j < n_own)
+        return cls(shift[:n_used], scale[:n_used], used[:n_used], n_own, pairs, declared)
 
     def of_usual(self, columns: ColumnMoments, n_users: int, *, center: bool) -> Scaling:
         """The same columns in units of the usual users among ``columns``, all or a sample.
@@ -195,27 +127,86 @@ class Scaling:
         return full, intercept - np.matmul(self.shift, own)
 
 
+class Measured(NamedTuple):
+    """Columns in use, in units of their size and counted from their smallest value."""
+
+    shift: Floats  # (n_used,), the mean; without an intercept 0
+    spread: Floats  # (n_used,), the standard deviation, or the root mean square
+    twins: dict[int, tuple[int, float]]  # column -> the earlier one that it repeats, and the slope
+
+
+class Columns(Protocol):
+    """What scales need to know of a table's columns: of its rows, or of moments of pieces."""
+
+    @property
+    def low(self) -> Floats:
+        """The smallest value, (n_columns,)."""
+        ...
+
+    @property
+    def high(self) -> Floats:
+        """The largest value, (n_columns,)."""
+        ...
+
+    @property
+    def row(self) -> Floats:
+        """Any row of the table, or the mean of its rows, (n_columns,)."""
+        ...
+
+    def with_references(self, factors: Mapping[str, Sequence[int]]) -> Columns:
+        """With a 0/1 column more for each factor, one minus the sum of its own."""
+        ...
+
+    def measured(self, used: Ints, size: Floats, *, center: bool, twins: bool) -> Measured:
+        """The columns ``used``, whose sizes are ``size``; ``twins``: look for repeated ones."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """What scales need to know of a table's columns; tables' add up (``odcl.mixed.terms.merge``).
+    """Columns of a table known by their moments; moments of pieces add up.
 
     ``factor`` is triangular: factor'factor = sum over rows of (row - mean)(row - mean)'.
     """
 
-    rows: float
+    rows: int
     low: Floats  # (n_columns,), the smallest value
     high: Floats  # (n_columns,)
     mean: Floats  # (n_columns,)
     factor: Floats  # (any, n_columns)
 
-    def root(self, center: bool) -> Floats:
-        """A matrix whose squares are those of the columns, around their means with ``center``."""
-        if center:
-            return self.factor
-        return np.vstack([np.sqrt(self.rows) * self.mean, self.factor])
+    @classmethod
+    def of(cls, X: Floats) -> Moments:
+        """The moments of rows (n_rows, n_columns); a piece without rows has none to add."""
+        p = X.shape[1]
+        found = cls(0, np.full(p, np.inf), np.full(p, -np.inf), np.zeros(p), np.zeros((p, p)))
+        for first in range(0, len(X), _ROWS):
+            part = X[first : first + _ROWS]
+            mean = part.mean(axis=0)
+            mean += (part - mean).mean(axis=0)  # what rounding left of a mean of 1e9
+            own = part.T
+            found += cls(len(part), own.min(axis=1), own.max(axis=1), mean, _factor(part - mean))
+        return found
+
+    def __add__(self, other: Moments) -> Moments:
+        if not (self.rows and other.rows):
+            return self if self.rows else other
+        n = self.rows + other.rows
+        gap = other.mean - self.mean
+        between = np.sqrt(self.rows / n * other.rows) * gap
+        return Moments(
+            n,
+            np.minimum(self.low, other.low),
+            np.maximum(self.high, other.high),
+            self.mean + other.rows / n * gap,
+            _factor(np.vstack([self.factor, other.factor, between])),
+        )
+
+    @property
+    def row(self) -> Floats:
+        return self.mean
 
     def with_references(self, factors: Mapping[str, Sequence[int]]) -> Moments:
-        """The same with a 0/1 column more for each factor, one minus the sum of its own."""
         own = [list(columns) for columns in factors.values()]
         mean = [1 - self.mean[j].sum() for j in own]
         low = [1.0 - self.high[j].max() for j in own]  # 0, unless every row is the reference's
@@ -229,12 +220,92 @@ class Moments:
             np.column_stack([self.factor, *columns]),
         )
 
+    def measured(self, used: Ints, size: Floats, *, center: bool, twins: bool) -> Measured:
+        root = self.factor[:, used]
+        shift = np.zeros(len(used))
+        if center:
+            shift = (self.mean[used] - self.low[used]) / size
+        else:
+            root = np.vstack([np.sqrt(self.rows) * self.mean[used], root])
+        norm = np.linalg.norm(root, axis=0)
+        spread = norm / np.sqrt(self.rows) / size
+        found: dict[int, tuple[int, float]] = {}
+        near, unit = _nearness(shift, spread), root / norm
+        for j in range(len(used) if twins else 0):
+            for k in (k for k in range(j) if k not in found):
+                sign = np.sign(unit[:, j] @ unit[:, k])
+                if np.linalg.norm(unit[:, j] - sign * unit[:, k]) <= near[j] + near[k]:
+                    slope = root[:, j] @ root[:, k] / (root[:, k] @ root[:, k])
+                    found[j] = k, float(slope)
+                    break
+        return Measured(shift, spread, found)
 
-def _units(size: Floats) -> Floats:
-    """Powers of two to divide columns of such a size by: one, unless their squares are beyond
-    floating point. To divide by one is not to divide, and to divide takes longest."""
-    exponent = np.frexp(size)[1]
-    return np.where(np.abs(exponent) < _FAR, 1.0, np.ldexp(1.0, np.clip(exponent, -1000, 1000)))
+
+def _factor(rows: Floats) -> Floats:
+    """The upper triangular R with R'R = rows'rows: by Cholesky where columns are far from
+    dependent (what is left of one given those before it is more than 1e-6 of it)."""
+    square = rows.T @ rows
+    try:
+        factor = np.linalg.cholesky(square).T
+        if (np.diagonal(factor) ** 2 > 1e-6 * np.diagonal(square)).all():
+            return np.asarray(factor, np.float64)
+    except np.linalg.LinAlgError:
+        pass
+    return np.asarray(np.linalg.qr(rows, mode="r"), np.float64)
+
+
+def _nearness(shift: Floats, spread: Floats) -> Floats:
+    """How far two columns of length one may be apart that repeat each other, half by half."""
+    return 1e-10 + 1e-14 * np.abs(shift / spread)
+
+
+class RowColumns:
+    """Columns of a table in memory; ``weight`` says how often a row counts."""
+
+    def __init__(self, X: Floats, weight: Floats | None = None) -> None:
+        self._X, self._weight = X, weight
+
+    @cached_property
+    def _ends(self) -> tuple[Floats, Floats]:
+        X, p = self._X, self._X.shape[1]
+        low, high = np.full(p, np.inf), np.full(p, -np.inf)
+        for rows, (one,) in _side_by_side(len(X), low, long=_SHORT):
+            part = X[rows].reshape(-1, len(one))
+            low = np.minimum(low, part.min(axis=0).reshape(-1, p).min(axis=0, initial=np.inf))
+            high = np.maximum(high, part.max(axis=0).reshape(-1, p).max(axis=0, initial=-np.inf))
+        return low, high
+
+    @property
+    def low(self) -> Floats:
+        return self._ends[0]
+
+    @property
+    def high(self) -> Floats:
+        return self._ends[1]
+
+    @property
+    def row(self) -> Floats:
+        return self._X[0]
+
+    def with_references(self, factors: Mapping[str, Sequence[int]]) -> RowColumns:
+        more = (1 - self._X[:, list(own)].sum(axis=1) for own in factors.values())
+        return RowColumns(np.column_stack([self._X, *more]), self._weight)
+
+    def measured(self, used: Ints, size: Floats, *, center: bool, twins: bool) -> Measured:
+        # Columns of a size beyond 2^_FAR, either way, are divided by it before they are squared;
+        # to divide by one is not to divide.
+        X = self._X if len(used) == self._X.shape[1] else self._X.take(used, axis=1)
+        exponent = np.frexp(size)[1]
+        far = np.ldexp(1.0, np.clip(exponent, -1000, 1000))
+        unit = np.where(np.abs(exponent) < _FAR, 1.0, far)
+        share = np.full(len(X), 1.0 / len(X))
+        if self._weight is not None:
+            share = self._weight / self._weight.sum()
+        # Far from zero a sum would round by more than is rounded off later.
+        start = self.low[used] / unit if center else np.zeros(len(used))
+        shift, spread = _moments(X, unit, start, share, center)
+        found = _repeated(X, unit, start, shift, spread, share) if twins else {}
+        return Measured(shift * (unit / size), spread * (unit / size), found)
 
 
 def _rounded(shift: Floats, spread: Floats) -> tuple[Floats, Floats]:
@@ -242,24 +313,6 @@ def _rounded(shift: Floats, spread: Floats) -> tuple[Floats, Floats]:
     mantissa, exponent = np.frexp(spread)
     spread = np.ldexp(np.rint(np.ldexp(mantissa, 32)), exponent - 32)
     return np.rint(np.ldexp(shift / spread, 32)) * np.ldexp(spread, -32), spread
-
-
-def _twins(unit: Floats, shift: Floats) -> dict[int, int]:
-    """Columns of length one that are an earlier one or its negative, and which."""
-    near = 1e-10 + 1e-14 * shift
-    found: dict[int, int] = {}
-    for j in range(unit.shape[1]):
-        for k in (k for k in range(j) if k not in found):
-            sign = np.sign(unit[:, j] @ unit[:, k])
-            if np.linalg.norm(unit[:, j] - sign * unit[:, k]) <= near[j] + near[k]:
-                found[j] = k
-                break
-    return found
-
-
-def _turn(copy: Floats, column: Floats) -> float:
-    """The slope of a column that is another one up to shift, from what varies in both."""
-    return float(copy @ column / (column @ column))
 
 
 def _declared(
@@ -272,9 +325,11 @@ def _declared(
     row: Floats,
     standardize: bool,
 ) -> tuple[Factor, ...]:
-    """What each factor's reference is of the columns in use; see :meth:`_with_references`.
+    """What each factor's reference is of the columns in use.
 
-    ``row`` is any row of the table, or the mean of its rows.
+    With x_j = shift_j + scale_j z_j, or of a copy x_j = a + b x_k, a reference's column is
+    (1 - sum_j x_j - shift) / scale; its constant vanishes where columns are centered. ``row`` is
+    any row of the table, or the mean of its rows.
     """
     place = {int(j): at for at, j in enumerate(used)}
     declared = []
@@ -295,12 +350,6 @@ def _declared(
     return tuple(declared)
 
 
-def _slope(copy: Floats, column: Floats) -> float:
-    """The slope of a column that is another one up to shift, scale and sign."""
-    low, high = column.argmin(), column.argmax()
-    return float((copy[high] - copy[low]) / (column[high] - column[low]))
-
-
 def _side_by_side(
     n_rows: int, *columns: Floats, long: int = _LONG
 ) -> Iterator[tuple[slice, list[Floats]]]:
@@ -316,17 +365,6 @@ def _side_by_side(
         yield slice(first, min(first + step, whole)), tiled
     if whole < n_rows:
         yield slice(whole, n_rows), list(columns)
-
-
-def _column_ends(X: Floats) -> tuple[Floats, Floats]:
-    """Least and largest entry of each column, (n_features,)."""
-    p = X.shape[1]
-    low, high = np.full(p, np.inf), np.full(p, -np.inf)
-    for rows, (one,) in _side_by_side(len(X), low, long=_SHORT):
-        part = X[rows].reshape(-1, len(one))
-        low = np.minimum(low, part.min(axis=0).reshape(-1, p).min(axis=0, initial=np.inf))
-        high = np.maximum(high, part.max(axis=0).reshape(-1, p).max(axis=0, initial=-np.inf))
-    return low, high
 
 
 def _moments(
@@ -360,15 +398,15 @@ def _moments(
     return mean, np.sqrt(square / max(total, 1e-300))
 
 
-def _copies(
+def _repeated(
     X: Floats, size: Floats, start: Floats, shift: Floats, spread: Floats, share: Floats
-) -> dict[int, int]:
-    """Columns that, standardized, are an earlier one or its negative, and which.
+) -> dict[int, tuple[int, float]]:
+    """Columns that, standardized, are an earlier one or its negative: which, and the slope.
 
     What some rows add to the squared distance of two columns is no more than what all rows do, so
     few pairs are looked at row by row.
     """
-    near = 1e-10 + 1e-14 * np.abs(shift / spread)
+    near = _nearness(shift, spread)
     some = np.unique(np.linspace(0, len(X) - 1, _GLANCE).astype(np.intp))
     z = (X[some] / size - start - shift) / spread
     products = (z * share[some][:, None]).T @ z
@@ -379,12 +417,14 @@ def _copies(
     def column(j: int) -> Floats:
         return (X[:, j] / size[j] - start[j] - shift[j]) / spread[j]
 
-    found: dict[int, int] = {}
+    found: dict[int, tuple[int, float]] = {}
     for j in range(X.shape[1]):
         for k in (int(k) for k in np.flatnonzero(alike[j, :j]) if int(k) not in found):
             a, b = column(j), column(k)
             sign = np.sign(share @ (a * b))
             if share @ (a - sign * b) ** 2 <= (near[j] + near[k]) ** 2:
-                found[j] = k
+                low, high = X[:, k].argmin(), X[:, k].argmax()
+                slope = (X[high, j] - X[low, j]) / (X[high, k] - X[low, k])
+                found[j] = k, float(slope)
                 break
     return found

@@ -22,6 +22,7 @@ from odcl.data.design import FeatureSummary, NumberSummary, summarize
 from odcl.data.federation import target_size_error
 from odcl.data.roles import Roles
 from odcl.data.rows import Gap, Gaps, missing_error, no_row_error, ownerless, read_columns
+from odcl.data.scaling import Moments
 from odcl.errors import InputError, Row
 
 _FEW = 20  # distinct values of a target that are remembered
@@ -117,6 +118,14 @@ class TableSummary:
             error = target_size_error(*self.largest, f"Target {roles.target!r}")
             if error is not None:
                 raise error
+
+    def moments(self, table: pa.Table, roles: Roles) -> Moments | None:
+        """Moments of the piece's design columns, where the piece alone tells what these are:
+        all features are numbers, and no row lacks a value."""
+        if roles.categorical or self.gaps or self.error or not self.rows:
+            return None
+        columns = read_columns(table, roles.features, {})
+        return Moments.of(np.column_stack(list(columns.values())))
 
     @property
     def user_kind(self) -> str:

@@ -30,7 +30,7 @@ from odcl.data.federation import (
 )
 from odcl.data.frames import is_dask_frame
 from odcl.data.notices import unusual_notices
-from odcl.data.scaling import Scaling
+from odcl.data.scaling import RowColumns, Scaling
 from odcl.data.schema import TableSchema
 from odcl.data.unusual import (
     ColumnMoments,
@@ -175,8 +175,7 @@ class ODCLEstimator(LaterUsers):
         method = Method.of(self.method, clusterer=self.clusterer)
         check_n_groups(method, federation.n_users, has_users)
         scaling = Scaling.of(
-            federation.X,
-            federation.weight,
+            RowColumns(federation.X, federation.weight),
             center=bool(self.fit_intercept),
             standardize=method.standardize,
             copies=not method.clusterer.uses_terms,

@@ -104,7 +104,7 @@ def fit_pieces(
         raise InputError(f"{text}the solver out, or fit in memory.")
     shown.stage("measuring the columns", looked.moments.count(None), "pieces")
     moments = measured(table, schema, looked, cluster, shown.advance)
-    scaling = Scaling.of_moments(
+    scaling = Scaling.of(
         moments,
         center=bool(model.fit_intercept),
         standardize=method.standardize,

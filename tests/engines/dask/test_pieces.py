@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from functools import reduce
+from operator import add
 
 import numpy as np
 import pyarrow as pa
@@ -14,14 +16,14 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from odcl.data.federation import Federation
 from odcl.data.roles import Roles
-from odcl.data.scaling import Scaling
+from odcl.data.scaling import Moments, RowColumns, Scaling
 from odcl.data.schema import TableSchema
 from odcl.data.summary import Place, TableSummary
 from odcl.engines.dask.address import Address
 from odcl.engines.dask.exchange import receive, send, targets_of
 from odcl.engines.dask.sample import drawn_from, drawn_of_all
 from odcl.engines.dask.table import rows_of_owners
-from odcl.engines.partition.look import Job, look, look_and_measure, measure, moments_of
+from odcl.engines.partition.look import Job
 from odcl.engines.partition.uploads import from_arrow, merge_uploads, upload_rows
 from odcl.errors import InputError
 from odcl.exchange.upload import Uploads
@@ -36,6 +38,11 @@ NAMED = {"user": "store", "target": "sales", "categorical": ["kind"]}
 def pieces_of(table, cuts):
     ends = [0, *sorted(cuts), table.num_rows]
     return [table.slice(a, b - a) for a, b in itertools.pairwise(ends)]
+
+
+def moments_of(schema, pieces):
+    """The moments of a table's design columns, piece by piece."""
+    return reduce(add, (Moments.of(schema.encode(piece, piece=True).X) for piece in pieces))
 
 
 def holes(table, *, seed=0):
@@ -58,7 +65,7 @@ def test_summaries_of_any_cut_give_the_schema_of_the_table(cuts, loss, missing):
     table = holes(sales(loss=loss))
     task = {"squared": "regression", "logistic": "classification", "poisson": "count"}[loss]
     roles = Roles.of(table.column_names, **NAMED, missing=missing, task=task)
-    summary = TableSummary.merged(look(p, roles) for p in pieces_of(table, cuts))
+    summary = TableSummary.merged(TableSummary.of(p, roles) for p in pieces_of(table, cuts))
     found = TableSchema.of(summary, roles)
     whole = TableSchema.fit(table, **NAMED, missing=missing, task=task)
     assert replace(found, fill={}) == replace(whole, fill={})
@@ -73,7 +80,9 @@ def test_what_is_odd_about_a_column_is_seen_in_any_piece(cuts):
     roles = Roles.of(table.column_names, **NAMED)
 
     def summed(given, roles=roles):
-        return TableSummary.merged(look(piece, roles) for piece in pieces_of(given, cuts))
+        return TableSummary.merged(
+            TableSummary.of(piece, roles) for piece in pieces_of(given, cuts)
+        )
 
     found = summed(table)
     assert found.whole
@@ -84,7 +93,7 @@ def test_what_is_odd_about_a_column_is_seen_in_any_piece(cuts):
     filled = summed(gap, replace(roles, missing="mean"))
     assert filled.spread["price"] == price[1:].max() - price[1:].min()
     counts = sales(m=150).set_column(4, "sales", pa.array(np.append(1 + np.arange(1199) % 40, 0)))
-    assert min(look(counts, roles).targets) == 0  # the last of many rows has it
+    assert min(TableSummary.of(counts, roles).targets) == 0  # the last of many rows has it
     for at in (0, 479):  # in the first piece, or in the last
         sold, store = whole.copy(), table["store"].to_numpy().astype(float)
         sold[at], store[at] = 2.5, 0.5
@@ -106,15 +115,15 @@ def test_moments_of_pieces_give_the_scales_of_the_table(center, standardize, wit
     table = table.append_column("user", pa.array(np.arange(300) % 7))
     table = table.append_column("y", pa.array(x[:, 0]))
     schema = TableSchema.fit(table, user="user", target="y", features=names)
-    moments = moments_of(pa.concat_tables(measure(p, schema) for p in pieces_of(table, [9, 120])))
+    moments = moments_of(schema, pieces_of(table, [9, 120]))
     asked = {
         "center": center,
         "standardize": standardize,
         "copies": False,
         "factors": {"level": (4, 5)} if with_factors and center else None,
     }
-    found = Scaling.of_moments(moments, **asked)
-    whole = Scaling.of(schema.encode(table).X, None, **asked)
+    found = Scaling.of(moments, **asked)
+    whole = Scaling.of(RowColumns(schema.encode(table).X), **asked)
     assert found.used.tolist() == whole.used.tolist()
     assert found.copies == whole.copies
     assert_allclose(found.shift, whole.shift, rtol=1e-9, atol=1e-9)
@@ -136,9 +145,9 @@ def test_scales_are_the_same_bit_for_bit(center):
     table = table.append_column("user", pa.array(np.arange(900) % 7))
     table = table.append_column("y", pa.array(X[:, 0]))
     schema = TableSchema.fit(table, user="user", target="y", features=names)
-    moments = moments_of(pa.concat_tables(measure(p, schema) for p in pieces_of(table, [9, 420])))
-    found = Scaling.of_moments(moments, center=center, standardize=True)
-    whole = Scaling.of(X, None, center=center, standardize=True)
+    moments = moments_of(schema, pieces_of(table, [9, 420]))
+    found = Scaling.of(moments, center=center, standardize=True)
+    whole = Scaling.of(RowColumns(X), center=center, standardize=True)
     assert found.shift.tolist() == whole.shift.tolist()
     assert found.scale.tolist() == whole.scale.tolist()
 
@@ -150,20 +159,20 @@ def test_a_look_measures_numbers_and_leaves_levels_and_gaps_to_a_second_read():
     table = pa.table({**columns, "y": X[:, 0]})
     plain = table.drop_columns(["kind"])
     roles = Roles.of(plain.column_names, user="user", target="y")
-    summary, moments = look_and_measure(plain, roles)
+    summary = TableSummary.of(plain, roles)
+    moments = summary.moments(plain, roles)
     asked = {"center": True, "standardize": True, "copies": False, "factors": None}
-    found = Scaling.of_moments(moments_of(moments), **asked)
-    whole = Scaling.of(X, None, **asked)
+    found = Scaling.of(moments, **asked)
+    whole = Scaling.of(RowColumns(X), **asked)
     assert_allclose(found.shift, whole.shift, rtol=1e-12)
     assert_allclose(found.scale, whole.scale, rtol=1e-9)
-    again = moments_of(measure(plain, TableSchema.of(summary, roles)))
+    again = moments_of(TableSchema.of(summary, roles), [plain])
     assert again.low.tolist() == X.min(axis=0).tolist()
     assert again.high.tolist() == X.max(axis=0).tolist()
     levels = Roles.of(table.column_names, user="user", target="y", categorical=["kind"])
-    assert look_and_measure(table, levels)[1] is None
     gap = plain.set_column(1, "a", pa.array([None, *X[1:, 0]]))
-    assert look_and_measure(gap, roles)[1] is None
-    assert look_and_measure(plain.slice(0, 0), roles)[1] is None
+    for rows, own in ((table, levels), (gap, roles), (plain.slice(0, 0), roles)):
+        assert TableSummary.of(rows, own).moments(rows, own) is None
 
 
 @pytest.mark.parametrize(
@@ -191,7 +200,7 @@ def test_terms_of_some_rows_each_merge_to_those_of_all_rows():
 
 def job_of(table, loss="squared"):
     schema = TableSchema.fit(table, **NAMED, task="count" if loss == "poisson" else "regression")
-    scaling = Scaling.of(schema.encode(table).X, None, center=True, standardize=True)
+    scaling = Scaling.of(RowColumns(schema.encode(table).X), center=True, standardize=True)
     return Job(schema, scaling, Risk(loss, intercept=True), Method())
 
 
@@ -224,7 +233,7 @@ def test_a_piece_without_rows_uploads_nothing_and_adds_nothing():
     table = sales()
     job = job_of(table)
     assert upload_rows(table.slice(0, 0), job).num_rows == 0
-    assert measure(table.slice(0, 0), job.schema).num_rows == 0
+    assert moments_of(job.schema, [table.slice(0, 0)]).rows == 0
     assert upload_rows(table.slice(0, 0), job).schema == upload_rows(table, job).schema
 
 
@@ -234,7 +243,7 @@ def test_a_piece_without_rows_uploads_nothing_and_adds_nothing():
 def summarized(*tables, **options):
     roles = Roles.of(tables[0].column_names, **{**NAMED, **options})
     places = (Place(f"part-{i}.parquet", 1000 * i) for i in range(len(tables)))
-    summary = TableSummary.merged(map(look, tables, [roles] * len(tables), places))
+    summary = TableSummary.merged(map(TableSummary.of, tables, [roles] * len(tables), places))
     return TableSchema.of(summary, roles)
 
 

@@ -16,6 +16,8 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,7 +36,7 @@ from odcl.engines.dask.exchange import receive, send, targets_of
 from odcl.engines.dask.sample import Drawn, drawn_from, drawn_of_all
 from odcl.engines.dask.table import PiecedTable, rows_of_owners
 from odcl.engines.dask.user_files import Part, part_name
-from odcl.engines.partition.look import Job, look_and_measure, measure, moments_of
+from odcl.engines.partition.look import Job
 from odcl.engines.partition.models import user_models, with_coefficients
 from odcl.engines.partition.uploads import (
     from_arrow,
@@ -61,7 +63,7 @@ class Looked:
     """What a first read of all pieces tells."""
 
     summary: TableSummary
-    moments: tuple[pa.Table | None, ...]  # of each piece; None: not known without the others
+    moments: tuple[Moments | None, ...]  # of each piece; None: not known without the others
 
 
 def settled(table: PiecedTable, roles: Roles, cluster: Cluster) -> Roles:
@@ -88,23 +90,24 @@ def looked_at(table: PiecedTable, roles: Roles, cluster: Cluster, told: Any = No
     return Looked(TableSummary.merged(summaries), moments)
 
 
-def _look(piece: Any, roles: Roles) -> tuple[TableSummary, pa.Table | None]:
-    return look_and_measure(piece.read(roles.columns), roles, piece.place)
+def _look(piece: Any, roles: Roles) -> tuple[TableSummary, Moments | None]:
+    rows = piece.read(roles.columns)
+    summary = TableSummary.of(rows, roles, piece.place)
+    return summary, summary.moments(rows, roles)
 
 
 def measured(
     table: PiecedTable, schema: TableSchema, looked: Looked, cluster: Cluster, told: Any = None
 ) -> Moments:
     """Moments of the design columns over all pieces; some were measured at the first read."""
-    left = [at for at, one in enumerate(looked.moments) if one is None]
-    pieces = [table.pieces[at] for at in left]
-    own = dict(zip(left, cluster.run(_measure, pieces, schema, progress=told), strict=True))
-    found = [own.get(at, one) for at, one in enumerate(looked.moments)]
-    return moments_of(pa.concat_tables(found))
+    left = [piece for piece, m in zip(table.pieces, looked.moments, strict=True) if m is None]
+    own = iter(cluster.run(_measure, left, schema, progress=told))
+    return reduce(add, (next(own) if one is None else one for one in looked.moments))
 
 
-def _measure(piece: Any, schema: TableSchema) -> pa.Table:
-    return measure(piece.read([schema.user, *schema.features, schema.target]), schema)
+def _measure(piece: Any, schema: TableSchema) -> Moments:
+    rows = piece.read([schema.user, *schema.features, schema.target])
+    return Moments.of(schema.encode(rows, piece=True).X)
 
 
 # -- rows to uploads -------------------------------------------------------------------------------

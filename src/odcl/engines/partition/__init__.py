@@ -8,7 +8,7 @@ Each user must be whole in one piece: rows are brought together by user first (a
 ``repartition``), or, with squared loss, pieces of uploads are added up by :func:`merge_uploads`.
 """
 
-from odcl.engines.partition.look import Job, look, measure, merge_moments, moments_of
+from odcl.engines.partition.look import Job
 from odcl.engines.partition.models import UserColumns, user_models
 from odcl.engines.partition.predict import predict_rows
 from odcl.engines.partition.uploads import merge_uploads, upload_rows
@@ -16,11 +16,7 @@ from odcl.engines.partition.uploads import merge_uploads, upload_rows
 __all__ = [
     "Job",
     "UserColumns",
-    "look",
-    "measure",
-    "merge_moments",
     "merge_uploads",
-    "moments_of",
     "predict_rows",
     "upload_rows",
     "user_models",
