@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from odcl.estimators import ODCLRegressor as ODCLRegressor
     from odcl.exchange.download import Downloads as Downloads
     from odcl.exchange.upload import Uploads as Uploads
-    from odcl.local.sgd import ProjectedSGD as ProjectedSGD
+    from odcl.local.solvers import ProjectedSGD as ProjectedSGD
     from odcl.method import Method as Method
     from odcl.risk.losses import Huber as Huber
     from odcl.risk.losses import Logistic as Logistic
@@ -68,7 +68,7 @@ _NAMES = {
     "odcl.runs.dask_frames": ("federation_from_dask",),
     "odcl.exchange.download": ("Downloads",),
     "odcl.exchange.upload": ("Uploads",),
-    "odcl.local.sgd": ("ProjectedSGD",),
+    "odcl.local.solvers": ("ProjectedSGD",),
     "odcl.method": ("Method",),
     "odcl.risk.losses": ("Huber", "Logistic", "Multinomial", "Poisson", "Squared"),
     "odcl.risk.risk": ("Risk",),

@@ -84,7 +84,7 @@ def test_separable_classes_without_a_penalty_are_told():
 
 def test_rough_models_are_right_to_the_square_of_the_last_step():
     rows, risk = federation("multinomial"), RISKS["multinomial"]
-    exact, rough = (solve_users(rows, risk, rough=rough) for rough in (1.0, 300.0))
+    exact, rough = (solve_users(rows, risk, tol_factor=factor) for factor in (1.0, 300.0))
     assert rough.n_iter.sum() < exact.n_iter.sum()
     assert_allclose(rough.theta, exact.theta, atol=1e-6)
 

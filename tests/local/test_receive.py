@@ -10,9 +10,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from odcl import Downloads, Federation, Risk
 from odcl.data.folds import folds
-from odcl.local.cross_validation import GRID, N_FOLDS, _weights
 from odcl.local.fit import fit_users
-from odcl.local.receive import receive
+from odcl.local.receive import GRID, N_FOLDS, _weights, receive
 
 
 def users(m=12, n=14, dim=3, seed=0, weighted=False):

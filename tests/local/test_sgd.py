@@ -18,7 +18,7 @@ from sklearn.neighbors import KNeighborsClassifier
 
 from odcl.data.federation import Federation
 from odcl.local.fit import fit_users
-from odcl.local.sgd import ProjectedSGD
+from odcl.local.solvers import ProjectedSGD
 from odcl.risk.losses import Huber, Logistic, Multinomial, Poisson, Squared
 from odcl.risk.risk import Risk
 from tests.helpers import every_loss, logistic_labels
@@ -93,7 +93,7 @@ def test_streams_depend_on_the_seed_and_the_users_id_alone(loss):
 def test_rows_drawn_beforehand_are_held_a_few_users_at_a_time(monkeypatch):
     federation = users_with(Squared())
     at_once = fit_local(federation, Squared(), solver=ProjectedSGD(50))
-    monkeypatch.setattr("odcl.local.sgd._DRAWS", 120)
+    monkeypatch.setattr("odcl.local.solvers._DRAWS", 120)
     assert_array_equal(
         fit_local(federation, Squared(), solver=ProjectedSGD(50)).theta, at_once.theta
     )

@@ -7,7 +7,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from odcl.data.federation import Federation
-from odcl.local import wide
+from odcl.local import exact
 from odcl.local.fit import fit_users
 from odcl.risk.losses import Huber, Logistic, Poisson
 from odcl.risk.risk import Risk
@@ -26,8 +26,8 @@ def dependent(n_users: int, n: int, p: int, seed: int = 0) -> Federation:
 def fit_either_way(federation, loss, l2, monkeypatch, *, narrow: bool = False):
     with monkeypatch.context() as patch:
         if narrow:  # the decomposition for everybody
-            patch.setattr(wide, "MANY_FEATURES", 10**9)
-            patch.setattr(wide, "MANY_ROWS", 10**9)
+            patch.setattr(exact, "MANY_FEATURES", 10**9)
+            patch.setattr(exact, "MANY_ROWS", 10**9)
         return fit_users(federation, Risk(loss, l2), "none")
 
 
@@ -57,9 +57,9 @@ def test_a_user_is_the_same_alone_and_in_company(monkeypatch):
 
 def test_a_penalty_too_weak_for_the_systems_is_left_to_the_decomposition(monkeypatch):
     called = []
-    original = wide.newton
+    original = exact.newton
     with monkeypatch.context() as patch:
-        patch.setattr(wide, "newton", lambda *a: called.append(1) or original(*a))
+        patch.setattr(exact, "newton", lambda *a: called.append(1) or original(*a))
         federation = dependent(2, 12, 200)
         fit_users(federation, Risk("logistic", 1e-13), "none")
         assert not called

@@ -12,10 +12,9 @@ import numpy as np
 from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.federation import Federation
 from odcl.exchange.upload import Curvature, Uploads
-from odcl.local.problem import Job, Penalty, Solution, Stack, job_of, stacks
+from odcl.local.exact import solve_stack
+from odcl.local.problem import Penalty, Solution, Stack, job_of, stacks
 from odcl.local.stacked import cholesky, diagonal, left_over, with_diagonal
-from odcl.local.tall import solve_tall
-from odcl.local.wide import solve_wide
 from odcl.risk.loss import symmetric, weighted_gram
 from odcl.risk.risk import Risk
 from odcl.threads import one_thread
@@ -34,7 +33,7 @@ def solve_users(
     penalty: Penalty | None = None,
     *,
     strict: bool = False,
-    rough: float = 1.0,
+    tol_factor: float = 1.0,
     n_jobs: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Solution:
@@ -43,8 +42,8 @@ def solve_users(
     A user whose risk has no finite minimiser (separable classes without a penalty, one class or
     no counts with a free intercept) is solved with a small prior on top of the penalty and marked
     ``prior``; ``strict=True`` makes it an error. The search ends with a Newton step that moves no
-    log-odds by more than 1e-6, ``rough`` times as much where the models are only to be scored: what
-    is left to go is about the square of that.
+    log-odds by more than 1e-6 times ``tol_factor`` (above 1 where models are only scored); what is
+    left to go is about the square of that.
     """
     from joblib import Parallel, delayed
 
@@ -62,7 +61,7 @@ def solve_users(
     y = risk.loss.encode(federation.y)
 
     def solve(stack: Stack) -> None:
-        _solve_stack(job_of(stack, risk, penalty, rough), out)
+        solve_stack(job_of(stack, risk, penalty, tol_factor), out)
         if progress is not None:
             progress(len(stack.users))
 
@@ -81,19 +80,11 @@ def solve_users(
             )
         prior = PRIOR / federation.n_samples
         fallback = Penalty(penalty.strength + prior, penalty.center, free=False, intercept=prior)
-        again = (job_of(stack, risk, fallback, rough) for stack in stacks(federation, y, lost))
+        again = (job_of(stack, risk, fallback, tol_factor) for stack in stacks(federation, y, lost))
         with one_thread(federation.n_features):
-            each(delayed(_solve_stack)(job, out) for job in again)
+            each(delayed(solve_stack)(job, out) for job in again)
         out.prior[lost] = True
     return out
-
-
-def _solve_stack(job: Job, out: Solution) -> None:
-    """Route users by the shape of their rows."""
-    wide = job.stack.present.sum(axis=1) <= job.stack.X.shape[2] + job.holds_intercept
-    for mask, solve in ((wide, solve_wide), (~wide, solve_tall)):
-        if mask.any():
-            solve(job if mask.all() else job.take(mask), out)
 
 
 # A Hessian is dim^2 numbers: beyond this many parameters it is not sent. Its diagonal would be
@@ -172,7 +163,7 @@ def fit_users(
 ) -> LocalModels:
     """Fit every user on its own rows (Algorithm 1, step 1).
 
-    ``solver`` is ``"exact"``, an :class:`~odcl.local.sgd.ProjectedSGD` (I-ODCL), or any
+    ``solver`` is ``"exact"``, an :class:`~odcl.local.solvers.ProjectedSGD` (I-ODCL), or any
     scikit-learn estimator with ``coef_`` and ``intercept_``. ``curvature`` is what users send of
     their Hessian: ``"auto"`` is all of it up to 100 parameters, save for users with fewer rows
     than parameters, whose matrix would give away the span of their rows, and beyond 100 only the
@@ -249,13 +240,13 @@ def _solve(
     if isinstance(solver, str) and solver == "exact":
         return solve_users(federation, risk, strict=strict, n_jobs=n_jobs, progress=progress)
     if isinstance(solver, str) and solver == "sgd":
-        from odcl.local.sgd import ProjectedSGD
+        from odcl.local.solvers import ProjectedSGD
 
         solver = ProjectedSGD()
     if hasattr(solver, "solve_users"):
         return solver.solve_users(federation, risk, seed=seed)
     if hasattr(solver, "fit"):
-        from odcl.local.estimator import fit_with_estimator
+        from odcl.local.solvers import fit_with_estimator
 
         return fit_with_estimator(solver, federation, risk, seed=seed, n_jobs=n_jobs)
     raise ValueError(

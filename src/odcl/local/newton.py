@@ -10,8 +10,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from odcl._typing import Array, Bools, Floats, Ints
-from odcl.local.conjugate import Hessians, outdated, preconditioner, products
-from odcl.local.stacked import PerUser, solver, with_diagonal
+from odcl.local.stacked import (
+    Hessians,
+    PerUser,
+    outdated,
+    preconditioner,
+    products,
+    solver,
+    with_diagonal,
+)
 from odcl.risk.loss import Loss, weighted_gram
 
 MAX_ITER = 100
@@ -48,7 +55,7 @@ class Problem(PerUser):
     free: bool  # is the last coordinate an intercept without a penalty?
     gram: Floats | None = None  # (b, r, r), D^T W D, where it is at hand
     kernel: Floats | None = None  # (b, n, n), D D^T, where steps are to be found by it
-    rough: float = 1.0  # steps that end the search may be so many times as large
+    tol_factor: float = 1.0  # of the step that ends the search
 
     @property
     def many(self) -> bool:
@@ -184,7 +191,7 @@ class _State(PerUser):
         z = problem.predictor(self.a + direction)
         dz = z - self.z
         descent = (gradient * direction).reshape(b, r * q).sum(axis=1)
-        resolution = problem.rough * problem.loss.resolution(z, problem.y)
+        resolution = problem.tol_factor * problem.loss.resolution(z, problem.y)
         small = (np.abs(dz) <= resolution).all(axis=(1, 2))
         small |= (descent >= 0) | (-descent <= 1e-24 * self.scale)
         stalled = self._stalled(-descent)

@@ -125,7 +125,7 @@ class Job(PerUser):
     center: Floats | None  # (b, n_inputs, q)
     intercept: Floats | None  # (b,), the intercept's strength; None: no intercept
     free: bool  # is there an intercept without a penalty?
-    rough: float = 1.0  # see Problem
+    tol_factor: float = 1.0  # see Problem
 
     @property
     def holds_intercept(self) -> bool:
@@ -170,7 +170,7 @@ class Job(PerUser):
             self.offset,
             self.strength == 0,
             self.free,
-            rough=self.rough,
+            tol_factor=self.tol_factor,
         )
 
     def features(self) -> Floats:
@@ -181,7 +181,7 @@ class Job(PerUser):
         return np.concatenate([self.stack.X, column[..., None]], axis=2)
 
 
-def job_of(stack: Stack, risk: Risk, penalty: Penalty, rough: float = 1.0) -> Job:
+def job_of(stack: Stack, risk: Risk, penalty: Penalty, tol_factor: float = 1.0) -> Job:
     b, _, p = stack.X.shape
     strength = penalty.strength[stack.users]
     center = intercept = None
@@ -192,7 +192,7 @@ def job_of(stack: Stack, risk: Risk, penalty: Penalty, rough: float = 1.0) -> Jo
         intercept = strength if own is None else own[stack.users]
         intercept = np.zeros(b) if penalty.free else intercept
     free = risk.intercept and penalty.free
-    return Job(stack, risk.loss, strength, center, intercept, free, rough)
+    return Job(stack, risk.loss, strength, center, intercept, free, tol_factor)
 
 
 def model_of(job: Job, a: Floats, mean: Floats | None = None) -> Floats:

@@ -21,7 +21,7 @@ from odcl.engines.flower.fits import RiskFit
 from odcl.engines.flower.node import NodeModels
 from odcl.exchange.download import Downloads
 from odcl.exchange.upload import Uploads
-from odcl.local.estimator import check_linear, fit_with_estimator
+from odcl.local.solvers import check_linear, fit_with_estimator
 from odcl.local.terms import n_classes
 from odcl.risk.losses import Multinomial
 from odcl.risk.risk import Risk

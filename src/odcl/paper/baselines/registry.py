@@ -17,7 +17,7 @@ from odcl.data.federation import Federation
 from odcl.data.synthetic import SyntheticFederation
 from odcl.engines.in_process import Result
 from odcl.errors import did_you_mean
-from odcl.local.sgd import ProjectedSGD
+from odcl.local.solvers import ProjectedSGD
 from odcl.paper.baselines.iterated import all_for_all, fedavg, ifca
 from odcl.paper.baselines.one_shot import one_shot, with_oracle_lambda, with_own_thresholds
 from odcl.paper.baselines.plain import cluster_oracle, local, naive, oracle_averaging

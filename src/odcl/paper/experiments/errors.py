@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from odcl.data.synthetic import logistic_federation
-from odcl.local.sgd import ProjectedSGD
+from odcl.local.solvers import ProjectedSGD
 from odcl.paper.experiments import pages
 from odcl.paper.experiments.definition import Bench, Experiment, Measured, Task, linear_bench
 from odcl.paper.experiments.rows import Rows, Setting

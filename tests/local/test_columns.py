@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from odcl.risk.columns import columns_of
+from odcl.local.trials import columns_of
 from odcl.risk.losses import Logistic, Multinomial
 
 

@@ -8,11 +8,11 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from odcl import Downloads, Federation, Risk
 from odcl.data.folds import folds
-from odcl.local import cross_validation, user_trials
-from odcl.local.cross_validation import N_FOLDS
+from odcl.local import receive as last_step
+from odcl.local import trials
 from odcl.local.fit import Penalty, fit_users, solve_users
-from odcl.local.receive import receive
-from odcl.local.user_trials import Drawn, UserRows
+from odcl.local.receive import N_FOLDS, receive
+from odcl.local.trials import StrengthFits, UserRows
 from odcl.risk.losses import Logistic, Multinomial
 
 # Rows, features and classes with more than 200 parameters in the span of the rows: more rows than
@@ -60,8 +60,8 @@ def user_rows(federation, risk, i, seed=0):
 @pytest.fixture
 def exact(monkeypatch):
     """Trials as exact as the solver of single fits."""
-    monkeypatch.setattr(user_trials, "SCORED", (1e-6, 1e-6))
-    monkeypatch.setattr(user_trials, "AVERAGED", (1e-6, 1e-6))
+    monkeypatch.setattr(trials, "SCORED", (1e-6, 1e-6))
+    monkeypatch.setattr(trials, "AVERAGED", (1e-6, 1e-6))
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
@@ -72,7 +72,7 @@ def test_models_drawn_to_the_centre_are_those_of_the_solver(shape, kind):
     center = 0.1 * np.random.default_rng(2).normal(size=(3, risk.dim(shape[1])))
     strengths = np.array([1.0, 0.1, 0.01, 1e-3])
     for i in range(3):
-        drawn = Drawn.of(user_rows(federation, risk, i), strengths, center[i])
+        drawn = StrengthFits.of(user_rows(federation, risk, i), strengths, center[i])
         for g, strength in enumerate(strengths):
             penalty = Penalty(np.full(3, strength), center, free=False)
             expected = solve_users(federation, risk, penalty).theta[i]
@@ -92,8 +92,8 @@ def test_strengths_are_weighed_as_by_fits_one_at_a_time(exact, shape, intercept,
     federation = classes(*shape, weighted=weighted)
     risk = risk_of(shape[2], intercept=intercept)
     trial, ends = _trial(federation, risk)
-    models, strength = cross_validation._side_by_side(trial, ends)
-    expected, by_fits = cross_validation._fit_by_fit(trial, ends)
+    models, strength = last_step._side_by_side(trial, ends)
+    expected, by_fits = last_step._fit_by_fit(trial, ends)
     assert_allclose(models, expected, atol=2e-5)
     assert_array_equal(strength, by_fits)
 
@@ -112,27 +112,27 @@ def test_rows_held_out_lose_as_much_as_by_fits_one_at_a_time(exact, shape, inter
     expected = np.add.reduceat(cost, federation.offsets[:-1], axis=1)
     for i in range(3):
         rows = user_rows(federation, risk, i)
-        score = Drawn.of(rows, strengths, ends.center[i]).score(ends.own[i])
+        score = StrengthFits.of(rows, strengths, ends.center[i]).score(ends.own[i])
         assert_allclose(score, expected[:, i], rtol=1e-5)
 
 
 def test_features_that_are_nothing_beside_the_intercept_are_fitted_one_at_a_time():
     """Rows of size 1e-9 beside a column of ones: side by side, their directions would be lost."""
     federation, risk = classes(60, 100, 6), risk_of(6)
-    assert cross_validation._suits_trials(federation, risk).all()
-    assert not cross_validation._suits_trials(federation.with_X(1e-9 * federation.X), risk).any()
+    assert last_step._suits_trials(federation, risk).all()
+    assert not last_step._suits_trials(federation.with_X(1e-9 * federation.X), risk).any()
 
 
 def test_a_stronger_pooling_that_is_about_as_good_is_taken():
     total = np.array([5.0, 3.05, 3.0, 3.2, 3.0])
-    assert cross_validation._first_of_equals(total, 0.1) == 1
-    assert cross_validation._first_of_equals(total, 0.0) == 2
+    assert last_step._first_of_equals(total, 0.1) == 1
+    assert last_step._first_of_equals(total, 0.0) == 2
 
 
 def _trial(federation, risk, seed=0):
     uploads, downloads = messages(federation, risk)
-    trial = cross_validation._Trial(federation, risk, folds(federation, N_FOLDS, seed), None)
-    return trial, cross_validation._Ends(downloads.others, downloads.model, uploads.models)
+    trial = last_step._Trial(federation, risk, folds(federation, N_FOLDS, seed), None)
+    return trial, last_step._Anchors(downloads.others, downloads.model, uploads.models)
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
@@ -146,11 +146,13 @@ def test_scores_are_as_right_as_weights_need(monkeypatch, shape):
         scores = []
         for i in range(3):
             rows = user_rows(federation, risk, i)
-            scores.append(Drawn.of(rows, strengths, downloads.others[i]).score(uploads.models[i]))
-        return cross_validation._weights(np.array(scores).T, None)
+            scores.append(
+                StrengthFits.of(rows, strengths, downloads.others[i]).score(uploads.models[i])
+            )
+        return last_step._weights(np.array(scores).T, None)
 
     about = weights()
-    monkeypatch.setattr(user_trials, "SCORED", (1e-6, 1e-6))
+    monkeypatch.setattr(trials, "SCORED", (1e-6, 1e-6))
     assert_allclose(about, weights(), atol=0.02)
 
 

@@ -1,29 +1,68 @@
-"""Users with more rows than features: normal equations, and what stands in for them.
+"""The exact solver of a stack of users, by the shape of their rows.
 
-Most users' columns are far from collinear, and their equations are solved straight ahead. Users
-in doubt have their columns centred about the intercept and are looked at again; the collinear get
-a singular value decomposition, and the model of minimum norm in what is left free.
+More rows than features: normal equations. Most users' columns are far from collinear, and their
+equations are solved straight ahead. Users in doubt have their columns centred about the intercept
+and are looked at again; the collinear get a singular value decomposition, and the model of minimum
+norm in what is left free. No more rows than features: the same in the span of the rows, by their
+Gram matrix.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from odcl._typing import Bools, Floats, Ints
 from odcl.local.newton import Minimum, Problem, newton
-from odcl.local.problem import Job, Solution, Stack, finish, model_of, predictor_of, store
-from odcl.local.stacked import cholesky, left_over, solver, substitute, with_diagonal
+from odcl.local.problem import (
+    Job,
+    Solution,
+    Stack,
+    finish,
+    model_of,
+    predictor_of,
+    store,
+    weighted_slope,
+)
+from odcl.local.stacked import (
+    PerUser,
+    cholesky,
+    diagonal,
+    left_over,
+    solver,
+    substitute,
+    with_diagonal,
+)
 from odcl.risk.losses import Squared
 
 # The share of its variance that the columns before it must leave to a column. Above the first,
 # normal equations are as good as anything; between the two they lose up to half of the digits,
 # which a refinement gives back; below the second users get a singular value decomposition.
 SOUND, COLLINEAR = 1e-3, 1e-8
+# The Gram matrix of the rows is right to 1e-16 of its trace. So much of the trace must its least
+# pivot be, and pivot and penalty together, for the error not to matter.
+ROW_PIVOT, ROW_FLOOR = 1e-9, 1e-6
+# Singular vectors pay for narrow users: from so many rows on, or so many features per row, they
+# cost three times a solve by the Gram matrix and more.
+MANY_ROWS, MANY_FEATURES = 500, 8
+# The condition of the systems with the Gram matrix is at most this: their solutions have three
+# digits at least, which is plenty for a Newton step.
+WORST = 1e12
 
 
-def solve_tall(job: Job, out: Solution) -> None:
+def solve_stack(job: Job, out: Solution) -> None:
+    """Route users by the shape of their rows."""
+    wide = job.stack.present.sum(axis=1) <= job.stack.X.shape[2] + job.holds_intercept
+    for mask, solve in ((wide, _solve_wide), (~wide, _solve_tall)):
+        if mask.any():
+            solve(job if mask.all() else job.take(mask), out)
+
+
+# -- more rows than features -----------------------------------------------------------------------
+
+
+def _solve_tall(job: Job, out: Solution) -> None:
     """Straight ahead where the columns are far from collinear; else with more care."""
     if isinstance(job.loss, Squared):
         doubt = _normal_equations(job, out)
@@ -89,18 +128,18 @@ def _moments(X: Floats, target: Floats, stack: Stack, free: bool) -> tuple[Float
 
 def _solve_centred(job: Job, out: Solution) -> None:
     """Columns centred about a free intercept; collinear users go on to the decomposition."""
-    X, mean = centred(job.stack) if job.free else (job.features(), None)
+    X, mean = _centred(job.stack) if job.free else (job.features(), None)
     problem = job.problem(X)
     near = _left_over(_products(problem.Dt, job.stack), problem.pen) < COLLINEAR
     if near.any():
-        solve_collinear(job.take(near), X[near], None if mean is None else mean[near], out)
+        _solve_collinear(job.take(near), X[near], None if mean is None else mean[near], out)
     if not near.all():
         sure = ~near
-        found, job = minimise(problem.take(sure)), job.take(sure)
+        found, job = _minimise(problem.take(sure)), job.take(sure)
         finish(job, found, model_of(job, found.a, None if mean is None else mean[sure]), out)
 
 
-def centred(stack: Stack) -> tuple[Floats, Floats]:
+def _centred(stack: Stack) -> tuple[Floats, Floats]:
     """Columns less their means, (b, n, p), and the means, (b, 1, p)."""
     weight, present = stack.weight[:, None, :], stack.present[..., None]
     mean = np.matmul(weight, stack.X)
@@ -112,7 +151,7 @@ def centred(stack: Stack) -> tuple[Floats, Floats]:
     return X, mean + rest
 
 
-def solve_collinear(job: Job, X: Floats, mean: Floats | None, out: Solution) -> None:
+def _solve_collinear(job: Job, X: Floats, mean: Floats | None, out: Solution) -> None:
     """Ill-conditioned or rank-deficient rows, by singular value decomposition.
 
     Without a penalty, columns of unlike size are brought to one before: which of them count must
@@ -131,7 +170,7 @@ def solve_collinear(job: Job, X: Floats, mean: Floats | None, out: Solution) -> 
     short = scaled & (spread <= 1e4) & (rank < some.sum(axis=1))
     if short.any():
         D[short], back[short], _ = _basis(X[short], weight[short], one[short])
-    found = minimise(job.problem(D))
+    found = _minimise(job.problem(D))
     a = np.concatenate(
         [np.matmul(back, found.a[:, : D.shape[2]]), found.a[:, D.shape[2] :]], axis=1
     )
@@ -168,7 +207,7 @@ def _left_over(gram: Floats, pen: Floats) -> Floats:
     return left_over(H, cholesky(H))
 
 
-def minimise(problem: Problem) -> Minimum:
+def _minimise(problem: Problem) -> Minimum:
     return _least_squares(problem) if isinstance(problem.loss, Squared) else newton(problem)
 
 
@@ -185,3 +224,110 @@ def _least_squares(problem: Problem) -> Minimum:
         a = a - solve(np.matmul(problem.Dt, slope) + problem.pen[..., None] * a)
     everyone = np.ones(b, dtype=bool)
     return Minimum(a, problem.predictor(a), everyone, np.ones(b, dtype=np.intp), ~everyone)
+
+
+# -- no more rows than features --------------------------------------------------------------------
+
+
+def _solve_wide(job: Job, out: Solution) -> None:
+    """Solve in the span of the rows: theta - center = X^T alpha.
+
+    The Gram matrix of the rows, K = L L^T, gives the design L of n columns and the way back,
+    alpha = L^-T a. Users whose K is singular, or near to it, are decomposed instead.
+    """
+    rows = _RowGram.of(job)
+    L = cholesky(rows.K)
+    sound = rows.sound(L, job)
+    if not sound.all():
+        _solve_hard(job.take(~sound), rows.K[~sound], out)
+        if not sound.any():
+            return
+        job, rows, L = job.take(sound), rows.take(sound), L[sound]
+    n, q = L.shape[1], job.loss.n_outputs
+    found = _minimise(job.problem(L * ~rows.spare[:, None, :]))
+    alpha = substitute(L, found.a[:, :n], back=True)
+    total = np.matmul(job.stack.present[:, None, :].astype(np.float64), alpha)
+    if job.free:  # X^T of this is the centred X^T of what it was
+        alpha = alpha - job.stack.weight[..., None] * total
+    slope = weighted_slope(job, found)
+    # The one pass over X: the model, and the pull of the rows on it for the gradient.
+    both = np.matmul(np.concatenate([alpha, slope], axis=2).transpose(0, 2, 1), job.stack.X)
+    model = both[:, :q].transpose(0, 2, 1)
+    if job.free:
+        centre = np.matmul(rows.of_mean[:, None, :], alpha)
+        model = np.concatenate([model, found.a[:, n:] - centre], axis=1)
+    elif job.holds_intercept:
+        model = np.concatenate([model, (job.reach**2)[:, None, None] * total], axis=1)
+    finish(job, found, model, out, pull=both[:, q:].transpose(0, 2, 1), slope=slope)
+
+
+def _solve_hard(job: Job, K: Floats, out: Solution) -> None:
+    """Users whose Gram matrix is singular, or near to it.
+
+    Such are images less their user's mean, and groups of images pooled by the Cluster Oracle
+    (Eq. (3)): 2,000 rows of 3,072 pixels, whose singular vectors cost more than the whole solve.
+    Under a penalty K directs Newton steps for these, and only directs them: gradients are those of
+    X, so that neither K's rounding nor its singular directions come into the answer.
+    """
+    many = _suits_kernel(job, K)
+    left = ~many
+    if many.any():
+        large = job.take(many)
+        found = newton(replace(large.problem(large.stack.X), kernel=K[many]))
+        finish(large, found, found.a, out)
+        left[many] = ~found.converged
+    if left.any():
+        hard = job.take(left)
+        X, mean = _centred(hard.stack) if job.free else (hard.features(), None)
+        _solve_collinear(hard, X, mean, out)
+
+
+def _suits_kernel(job: Job, K: Floats) -> Bools:
+    """Whose steps K may direct, (b,): large users with one output, a penalty and nothing else."""
+    rows = job.stack.present.sum(axis=1)
+    plain = job.intercept is None and job.center is None and job.loss.n_outputs == 1
+    large = (rows >= MANY_ROWS) | (job.stack.X.shape[2] >= MANY_FEATURES * rows)
+    trace = np.trace(K, axis1=1, axis2=2) * job.stack.weight.max(axis=1)
+    return plain & large & (job.strength > 0) & (trace < WORST * job.strength)
+
+
+@dataclass(frozen=True, eq=False)
+class _RowGram(PerUser):
+    """Gram matrices of the users' rows, ready to be factorised.
+
+    A free intercept centres the rows, so that the last depends on the others. It and padded rows
+    are ``spare``: they get a diagonal entry, and their columns of the factor are left out.
+    """
+
+    K: Floats  # (b, n, n)
+    trace: Floats  # (b,), before centring: K is right to 1e-16 of it
+    of_mean: Floats  # (b, n), the rows' products with their mean
+    spare: Bools  # (b, n)
+
+    @classmethod
+    def of(cls, job: Job) -> _RowGram:
+        X, present, weight = job.stack.X, job.stack.present, job.stack.weight
+        b = len(X)
+        K = np.matmul(X, X.transpose(0, 2, 1))
+        both = present[:, :, None] & present[:, None, :]
+        if job.holds_intercept:
+            K += both * (job.reach**2)[:, None, None]
+        trace = np.trace(K, axis1=1, axis2=2)
+        of_mean, spare = np.matmul(K, weight[..., None])[..., 0], ~present
+        if job.free:
+            squared_mean = np.matmul(of_mean[:, None, :], weight[..., None])
+            K = (K - of_mean[:, :, None] - of_mean[:, None, :] + squared_mean) * both
+            spare[np.arange(b), present.sum(axis=1) - 1] = True
+        own = diagonal(K)
+        own += spare * np.where(trace > 0, trace, 1.0)[:, None]
+        return cls(K, trace, of_mean, spare)
+
+    def sound(self, L: Floats, job: Job) -> Bools:
+        """Are K's error and the spread of the rows' weights harmless? (b,)"""
+        pivots = diagonal(L)
+        least = np.where(self.spare, np.inf, pivots).min(axis=1) ** 2
+        most = job.stack.weight.max(axis=1)
+        rarest = np.where(job.stack.present, job.stack.weight, np.inf).min(axis=1)
+        known = (least > ROW_PIVOT * self.trace) & (pivots > 0).all(axis=1)
+        known &= least + job.strength / most > ROW_FLOOR * self.trace
+        return known & (least * rarest + job.strength > 1e-9 * most * self.trace)
