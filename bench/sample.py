@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,11 @@ from sklearn.metrics import adjusted_rand_score
 from bench.tables import cpu_seconds, progress, table
 from odcl import Method, fit
 from odcl.data.federation import Federation
-from odcl.mixed.search import SAMPLE, search
 from odcl.risk.risk import Risk
+from odcl.server.chunks import MIXED_SAMPLE
 
-NOTE = f"""Users x 20 rows x 5 features, classes 40 rows. Groups and shape are found on {SAMPLE:,}
+NOTE = f"""Users x 20 rows x 5 features, classes 40 rows. Groups and shape are found on a sample of
+{MIXED_SAMPLE:,}
 users, then all take part; the full fit looks for them among all. Centers: the largest difference,
 in standard errors. Models: root mean square difference of the users' models, as a share of how far
 the full fit's are from the truth. CPU: seconds of the sampled fit over the full one's."""
@@ -36,7 +36,7 @@ def run(*, quick: bool, data: Path) -> None:
     users = 3_000 if quick else 8_000
     header = ("", "K sampled / full", "shape", "same groups", "centers", "models", "CPU")
     rows = [_row(name, users, *world) for name, world in WORLDS.items()]
-    table(f"10. {users:,} users, found on {SAMPLE:,} and on all", header, rows, NOTE)
+    table(f"10. {users:,} users, found on {MIXED_SAMPLE:,} and on all", header, rows, NOTE)
 
 
 def _row(
@@ -51,9 +51,7 @@ def _row(
     federation, truth = _world(n_users, shares, apart, differ, loss)
     work = partial(fit, federation, Risk(loss, intercept=True), Method())
     quick, sampled = cpu_seconds(work)
-    with ExitStack() as stack:
-        stack.enter_context(patch("odcl.mixed.search.SAMPLE", n_users))
-        stack.enter_context(patch("odcl.server.mixed.search", partial(search, sample=n_users)))
+    with patch("odcl.server.chunks.MIXED_SAMPLE", n_users):
         slow, full = cpu_seconds(work)
     mine, theirs = (result.step.downloads.mixture for result in (sampled, full))
     shapes = f"{_shape(mine)} / {_shape(theirs)}"

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from odcl.risk.risk import Risk as Risk
     from odcl.runs.compare import compare as compare
     from odcl.runs.dask_frames import federation_from_dask as federation_from_dask
-    from odcl.server.step import ServerStep as ServerStep
+    from odcl.server.result import ServerStep as ServerStep
     from odcl.server.step import server_step as server_step
 
 _NAMES = {
@@ -72,7 +72,8 @@ _NAMES = {
     "odcl.method": ("Method",),
     "odcl.risk.losses": ("Huber", "Logistic", "Multinomial", "Poisson", "Squared"),
     "odcl.risk.risk": ("Risk",),
-    "odcl.server.step": ("ServerStep", "server_step"),
+    "odcl.server.result": ("ServerStep",),
+    "odcl.server.step": ("server_step",),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 

@@ -8,12 +8,12 @@ the same thing.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from numbers import Real
 from typing import Any, get_args
 
 from odcl.clustering.spec import ClustererSpec, clusterer_spec
-from odcl.declared import fields_from_json
+from odcl.declared import OPTIONAL, fields_from_json
 from odcl.errors import InputError, Setting
 from odcl.exchange.download import Refit
 from odcl.exchange.upload import TERM_FIELDS, Curvature
@@ -25,7 +25,7 @@ TERM_LOSSES = ("squared", "huber", "logistic", "poisson", "multinomial")
 MOST_TERM_PARAMETERS = 100  # beyond, a matrix per user is too much to send
 # Classes and counts: beyond, a Gaussian says too little of a few rows. Users with two digits of
 # their own each, 40 images, 61 parameters: accuracy .956, with the noise mixture .990.
-MOST_SITE_PARAMETERS = 40
+MOST_GAUSSIAN_PARAMETERS = 40
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,8 @@ class Method:
     standardize: bool = True
     smallest_group: int = 1
     short_terms: bool = True
+    # Why mixed groups gave way to the noise mixture; set by :meth:`resolved`, not written down.
+    fallback: str = field(default="", compare=False, repr=False, metadata=OPTIONAL)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clusterer", clusterer_spec(self.clusterer))
@@ -113,23 +115,22 @@ class Method:
     def resolved(self, risk: Risk | None, dim: int, n_users: int | None = None) -> Method:
         """The method for a risk and a size of models.
 
-        Where mixed groups cannot be (see :meth:`falls_back`) they give way to the noise mixture of
-        the users' models.
+        Where mixed groups cannot be found they give way to the noise mixture of the users' models,
+        and ``fallback`` says why.
         """
-        if not self.falls_back(risk, dim, n_users):
+        why = self._fallback(risk, dim, n_users) if self.clusterer.uses_terms else ""
+        if not why:
             return self
         names = {"max_groups": "max_clusters", "n_groups": "n_clusters"}
         kept = [(names[k], v) for k, v in self.clusterer.params if k in names]
-        return replace(self, clusterer=ClustererSpec("NoiseMixture", tuple(kept)))
+        return replace(self, clusterer=ClustererSpec("NoiseMixture", tuple(kept)), fallback=why)
 
-    def falls_back(self, risk: Risk | None, dim: int, n_users: int | None = None) -> str:
+    def _fallback(self, risk: Risk | None, dim: int, n_users: int | None) -> str:
         """Why mixed groups are not for this risk and size of models, or an empty string.
 
         They look at data terms (``risk`` None: there are none), up to 100 parameters (40 of classes
         and counts), and settle combining and the last step themselves.
         """
-        if not self.clusterer.uses_terms:
-            return ""
         if risk is None:
             return "the uploads hold no data terms"
         if risk.loss.name not in TERM_LOSSES:
@@ -168,7 +169,7 @@ class Method:
 
     def to_json(self, *, described: bool = False) -> dict[str, Any]:
         """A dict for JSON; ``described`` takes the text of a clusterer that cannot be written."""
-        own = {f.name: getattr(self, f.name) for f in fields(self)}
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.compare}
         return own | {"clusterer": self.clusterer.to_json(described=described)}
 
     @classmethod
@@ -181,7 +182,7 @@ class Method:
 
 def most_parameters(risk: Risk) -> int:
     """Up to how many parameters there are mixed groups."""
-    return MOST_TERM_PARAMETERS if risk.loss.has_data_terms else MOST_SITE_PARAMETERS
+    return MOST_TERM_PARAMETERS if risk.loss.has_data_terms else MOST_GAUSSIAN_PARAMETERS
 
 
 def _one_of(name: str, value: Any, known: tuple[str, ...]) -> None:

@@ -13,7 +13,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from odcl import Method, ODCLClassifier, ODCLRegressor
-from odcl.server.update import with_more_rows
+from odcl.server.assign_models import with_more_rows
 from tests.helpers import (
     FRAME_COLUMNS,
     LOSS_NAMES,

@@ -291,31 +291,6 @@ def test_a_rare_group_is_absent_from_a_sample_as_often_as_it_should_be():
     assert abs(missed / 400 - p) < 4 * np.sqrt(p * (1 - p) / 400)
 
 
-def test_a_search_on_a_sample_does_not_depend_on_the_order_of_users():
-    rng = np.random.default_rng(0)
-    theta = 3 * rng.standard_normal((3, 3))[np.arange(300) % 3]
-    _, _, q = seen(*rows_of(theta, 6))
-    ids, order = [f"user {i}" for i in range(300)], rng.permutation(300)
-    fit = search(q, ids, sample=60)
-    turned = search(q[order], [ids[i] for i in order], sample=60)
-    assert_allclose(turned.bound, fit.bound, rtol=1e-10)
-    places = [f.responsibilities.argmax(axis=1) for f in (fit, turned)]
-    assert same_partition(places[0][order], places[1])
-
-
-def test_a_search_on_a_sample_ends_with_all_users():
-    rng = np.random.default_rng(0)
-    groups = np.arange(600) % 4
-    X, y, users = rows_of(3 * rng.standard_normal((4, 4))[groups], 6)
-    _, _, q = seen(X, y, users)
-    fit = search(q, [f"user {i}" for i in range(600)], sample=120)
-    assert fit.responsibilities.shape == (600, 4)
-    assert np.mean(fit.responsibilities.max(axis=1) > 0.9) > 0.95
-    everyone = search(q)
-    # B, how far centers lie apart, is that of the sample.
-    assert_allclose(fit.bound, everyone.bound, rtol=1e-3)
-
-
 def test_quadratics_of_some_users_are_a_part():
     _, _, q = seen(*grouped(0))
     part = q[np.array([3, 1])]

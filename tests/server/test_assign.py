@@ -13,15 +13,15 @@ import odcl
 from odcl import Federation, KMeansPP, Method, Risk, linear_federation, server_step
 from odcl.clustering.labels import same_partition
 from odcl.local.fit import fit_users
-from odcl.server.assign import Groups, assign_rows, groups_of
+from odcl.server.assign_models import GroupStatistics, assign_rows, groups_of
 
 
 def groups(centers, *, members=None, tau2=0.0, phi=1.0, phi_dof=1e6, samples=1e9):
-    """Groups known as exactly as one could wish."""
+    """GroupStatistics known as exactly as one could wish."""
     centers = np.atleast_2d(np.asarray(centers, dtype=float))
     k = len(centers)
     members = np.full(k, 10) if members is None else np.array(members)
-    return Groups(
+    return GroupStatistics(
         centers, members, np.full(k, samples), np.ones(k), tau2, tau2, phi, phi_dof
     )  # fmt: skip
 

@@ -15,7 +15,8 @@ from odcl.local.fit import fit_users
 from odcl.local.receive import receive
 from odcl.mixed.search import search
 from odcl.risk.losses import Logistic, Multinomial, Poisson, Squared
-from odcl.server.mixed import assign_mixed, user_quadratics
+from odcl.server.assign import assign_mixed
+from odcl.server.mixed import user_quadratics
 from odcl.server.step import server_step
 from tests.helpers import logistic_labels, offsets_of, poisson_counts, refusal, squared_error
 
@@ -115,7 +116,7 @@ def test_a_message_is_as_long_as_its_declaration_says(loss):
     arrays = result.uploads.to_arrays()
     sent = {"n_samples", "means", "factor"}
     if loss.name != "squared":
-        sent = {"n_samples", *(name for name in TERM_FIELDS if name.startswith("site"))}
+        sent = {"n_samples", *(name for name in TERM_FIELDS if name.startswith("gaussian"))}
     assert arrays.keys() == sent <= set(MIXED.needs)
     assert result.bytes_up == 8 * sum(a.size for a in arrays.values())
     mixture = result.step.mixture

@@ -49,8 +49,9 @@ def test_the_share_of_a_party_is_its_part_of_the_information_over_all_directions
     (q,), _ = user_quadratics(sent)
     fit = search(q)
     weight, alone = sent.n_samples, np.arange(12)
-    assert held_by_enough(q, fit, alone, weight, 3)
-    W = moments(q, fit.spread, fit.s2).W
+    m = moments(q, fit.spread, fit.s2)
+    assert held_by_enough(m, fit.responsibilities, alone, weight, 3)
+    W = m.W
     for k in range(2):
         M = sum(r * w for r, w in zip(fit.responsibilities[:, k], W, strict=True))
         share = [
@@ -61,7 +62,7 @@ def test_the_share_of_a_party_is_its_part_of_the_information_over_all_directions
         assert max(share) < 0.5
     # Four of six users of group 0 in one hand are more than half, three of them are not more.
     most = np.array([0, 1, 0, 3, 0, 5, 0, 7, 8, 9, 10, 11])
-    assert not held_by_enough(q, fit, most, weight, 2)
+    assert not held_by_enough(m, fit.responsibilities, most, weight, 2)
 
 
 def test_a_party_with_most_of_the_rows_makes_every_group_inadmissible():
@@ -105,13 +106,14 @@ def test_a_party_belongs_where_at_least_half_of_its_rows_are():
     assert server_step(sent, method, parties=parties).n_clusters == 2
     (q,), _ = user_quadratics(sent)
     fit, weight = search(q), sent.n_samples.copy()
-    assert held_by_enough(q, fit, parties, weight, 4)
+    m = moments(q, fit.spread, fit.s2)
+    assert held_by_enough(m, fit.responsibilities, parties, weight, 4)
     weight[0] *= 1.1  # the first party now has more of its rows in one group
-    assert not held_by_enough(q, fit, parties, weight, 4)
-    assert held_by_enough(q, fit, parties, weight, 3)
+    assert not held_by_enough(m, fit.responsibilities, parties, weight, 4)
+    assert held_by_enough(m, fit.responsibilities, parties, weight, 3)
     weight[2:4] = 0  # and the second one says nothing at all
-    assert not held_by_enough(q, fit, parties, weight, 3)
-    assert held_by_enough(q, fit, parties, weight, 2)
+    assert not held_by_enough(m, fit.responsibilities, parties, weight, 3)
+    assert held_by_enough(m, fit.responsibilities, parties, weight, 2)
 
 
 def test_the_order_of_users_changes_nothing():
@@ -128,3 +130,17 @@ def test_the_order_of_users_changes_nothing():
             order = np.random.default_rng(seed).permutation(12)
             shuffled = server_step(sent.take(order), method, parties=parties[order])
             assert shuffled.n_clusters == groups
+
+
+def test_parties_of_many_users_count_as_those_of_few(monkeypatch):
+    """Groups that are found on a sample need as many parties behind them, of all users."""
+    sent, parties = uploads(n_users=60), np.arange(60) // 2 % 15
+    few = server_step(sent, Method(smallest_group=3), parties=parties)
+    monkeypatch.setattr("odcl.server.chunks.MIXED_SAMPLE", 30)
+    many = server_step(sent, Method(smallest_group=3), parties=parties)
+    assert few.n_clusters == many.n_clusters == 2
+    np.testing.assert_array_equal(many.labels, few.labels)
+    ruled = np.where(few.labels == 0, 0, np.arange(60))  # one party holds all of a group
+    alone = server_step(sent, Method(smallest_group=2), parties=ruled)
+    assert alone.n_clusters == 1
+    assert alone.groups_forbidden

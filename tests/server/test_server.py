@@ -23,7 +23,8 @@ from odcl.local.receive import receive
 from odcl.method import Method
 from odcl.risk.risk import Risk
 from odcl.server.combine import combine_clusters
-from odcl.server.step import dissolve_small, server_step
+from odcl.server.models import dissolve_small
+from odcl.server.step import server_step
 from tests.helpers import equal_users
 
 unhurried = settings(deadline=None, derandomize=True, max_examples=12)

@@ -18,9 +18,8 @@ from odcl.local.receive import receive
 from odcl.method import Method
 from odcl.mixed import search as mixed_search
 from odcl.risk.risk import Risk
-from odcl.server import step as server
-from odcl.server import stream
-from odcl.server.stream import Source, in_chunks, stream_step, sum_of
+from odcl.server.chunks import Source, in_chunks, sum_of
+from odcl.server.step import server_step, stream_step
 
 FEW = 120  # users of a sample, in place of thousands
 
@@ -28,10 +27,8 @@ FEW = 120  # users of a sample, in place of thousands
 @pytest.fixture(autouse=True)
 def small_samples(monkeypatch):
     """What takes thousands of users to see is seen with hundreds."""
-    monkeypatch.setattr(mixed_search, "SAMPLE", FEW)
-    monkeypatch.setattr(stream, "SAMPLE", FEW)
-    monkeypatch.setattr(stream, "MODELS", FEW)
-    monkeypatch.setattr(server, "MODELS", FEW)
+    monkeypatch.setattr("odcl.server.chunks.MIXED_SAMPLE", FEW)
+    monkeypatch.setattr("odcl.server.chunks.MODEL_SAMPLE", FEW)
 
 
 def world(loss="squared", n_users=400, n_rows=15, tau=0.0, seed=0, noise=1.0):
@@ -91,10 +88,10 @@ def test_chunks_and_order_are_not_to_be_seen(loss):
     uploads = uploads_of(federation, risk)
     one = stream_step(in_chunks(uploads))
     other = stream_step(scattered(uploads, (7, 64, 1, 30), seed=3))
-    assert one.n_clusters == other.n_clusters == 3
-    assert one.mixture.spread.shape == other.mixture.spread.shape
+    assert one.found.n_clusters == other.found.n_clusters == 3
+    assert one.found.mixture.spread.shape == other.found.mixture.spread.shape
     assert_array_equal(one.sizes, other.sizes)
-    assert_allclose(other.centers, one.centers, atol=1e-9)
+    assert_allclose(other.found.centers, one.found.centers, atol=1e-9)
     models = [
         receive(federation, risk, uploads, step.place(uploads)).models for step in (one, other)
     ]
@@ -105,9 +102,9 @@ def test_chunks_and_order_are_not_to_be_seen(loss):
 def test_server_step_of_many_users_is_the_streamed_one(loss):
     federation, truth = world(loss)
     uploads = uploads_of(federation, risk_of(loss))
-    whole, streamed = server.server_step(uploads), stream_step(scattered(uploads, (50,), seed=1))
+    whole, streamed = server_step(uploads), stream_step(scattered(uploads, (50,), seed=1))
     assert_array_equal(whole.labels, streamed.step(uploads).labels)
-    assert_allclose(streamed.centers, whole.centers, atol=1e-9)
+    assert_allclose(streamed.found.centers, whole.centers, atol=1e-9)
     down = streamed.place(uploads)
     assert_array_equal(down.group_size, np.bincount(whole.labels)[whole.labels])
     for user in (0, 7):  # alone in its chunk a user has a group no smaller than among others
@@ -123,15 +120,14 @@ def test_server_step_of_many_users_is_the_streamed_one(loss):
 @pytest.mark.parametrize("unequal", [False, True])
 def test_found_on_a_sample_is_found_on_everybody(tau, unequal, monkeypatch):
     """The same K and shape; centers to half of their own standard error."""
-    for module in (mixed_search, stream):
-        monkeypatch.setattr(module, "SAMPLE", 450)
+    monkeypatch.setattr("odcl.server.chunks.MIXED_SAMPLE", 450)
+    monkeypatch.setattr("odcl.server.chunks.MODEL_SAMPLE", 450)
     noise = np.exp(0.7 * np.random.default_rng(5).standard_normal(600)) if unequal else 1.0
     federation, _ = world(n_users=600, tau=tau, noise=noise)
     uploads = uploads_of(federation, Risk())
-    sampled = server.server_step(uploads)
-    for module in (mixed_search, stream):
-        monkeypatch.setattr(module, "SAMPLE", 10**6)
-    full = server.server_step(uploads)
+    sampled = server_step(uploads)
+    monkeypatch.setattr("odcl.server.chunks.MIXED_SAMPLE", 10**6)
+    full = server_step(uploads)
     assert sampled.n_clusters == full.n_clusters == 3
     assert sampled.mixture.spread.shape == full.mixture.spread.shape
     assert np.mean(sampled.labels == full.labels) > 0.99
@@ -173,19 +169,21 @@ def test_a_pass_leaves_the_noise_where_pure_error_puts_it():
 def test_where_the_passes_rest_in_memory_sweeps_rest_too():
     """One more sweep of the fit of all users, from where the passes came to rest, moves nothing."""
     from odcl.mixed.em import fit_mixture
-    from odcl.mixed.search import search
+    from odcl.mixed.full_fit import fit_everybody
+    from odcl.mixed.streaming_em import own_noise, parameters_of, pass_sums, shares_of
     from odcl.server.mixed import user_quadratics
 
     federation, _ = world(tau=0.3)
     (q,), _ = user_quadratics(uploads_of(federation, Risk()))
-    fit = search(q, federation.users.tolist(), sample=FEW)
+    best = mixed_search.search_sample(q[:FEW], federation.users[:FEW])
+    fit, _ = fit_everybody(q[:FEW], best, partial(pass_sums, q), lambda at: True)
     assert fit.converged
-    again = fit_mixture(
-        *(q, fit.responsibilities, fit.spread, fit.noise, fit.s2, fit.prior), max_sweeps=30
-    )
+    at = parameters_of(fit)
+    s2 = own_noise(q, at)
+    again = fit_mixture(*(q, shares_of(q, at), at.spread, at.noise, s2, fit.prior), max_sweeps=30)
     assert_allclose(again.centers, fit.centers, atol=1e-7)
     assert_allclose(again.spread.matrix, fit.spread.matrix, atol=1e-7)
-    assert_allclose(again.s2, fit.s2, rtol=1e-7)
+    assert_allclose(again.s2, s2, rtol=1e-7)
 
 
 METHODS = (
@@ -203,8 +201,8 @@ def test_clusters_of_models_are_combined_over_everybody(method, monkeypatch):
     streamed = stream_step(scattered(uploads, (11, 90), seed=2), method)
     got = streamed.step(uploads)
     assert same_partition(got.labels, truth)
-    monkeypatch.setattr(server, "MODELS", 10**6)
-    full = server.server_step(uploads, method)
+    monkeypatch.setattr("odcl.server.chunks.MODEL_SAMPLE", 10**6)
+    full = server_step(uploads, method)
     assert_array_equal(got.labels, full.labels)
     assert_allclose(got.centers, full.centers, rtol=1e-10)
     if full.others is not None:
@@ -218,9 +216,9 @@ def test_groups_that_are_too_small_are_not_given():
     federation, _ = world()
     uploads = uploads_of(federation, Risk())
     step = stream_step(in_chunks(uploads), Method(smallest_group=134))
-    assert step.n_clusters < 3
+    assert step.found.n_clusters < 3
     assert step.sizes.min() >= 134
-    assert step.curbed
+    assert step.found.groups_forbidden
     with pytest.raises((NotAdmissible, ValueError), match="users"):
         stream_step(in_chunks(uploads), Method(smallest_group=401))
     few = uploads_of(federation, Risk(), Method.paper(3))
@@ -238,7 +236,7 @@ def test_users_are_placed_the_same_in_small_chunks(method, monkeypatch):
     uploads = uploads_of(federation, Risk(), method)
     found = stream_step(in_chunks(uploads), method)
     one = found.step(uploads)
-    monkeypatch.setattr(stream, "in_chunks", partial(in_chunks, size=7))
+    monkeypatch.setattr("odcl.server.result.in_chunks", partial(in_chunks, size=7))
     other = found.step(uploads)
     for name in ("users", "labels", "models", "probabilities"):
         assert_array_equal(getattr(other, name), getattr(one, name))
@@ -252,7 +250,7 @@ def test_a_group_that_is_too_small_joins_the_others_by_their_shares(clusterer):
     federation, method = federation.take(kept), Method(clusterer, smallest_group=20)
     uploads = uploads_of(federation, Risk(), method)
     found = stream_step(scattered(uploads, (30, 7), seed=0), method)
-    assert "2 groups of at least 20 users left of 3 found" in found.reason
+    assert "2 groups of at least 20 users left of 3 found" in found.found.reason
     step = found.step(uploads)
     large = truth[kept] != 2
     assert same_partition(step.labels[large], truth[kept][large])
@@ -266,15 +264,17 @@ def test_options_are_those_of_the_users_who_were_looked_at():
     uploads = uploads_of(federation, Risk())
     found = stream_step(in_chunks(uploads))
     order = np.random.default_rng(0).permutation(len(uploads))[:150]
-    seen = np.isin(uploads.users, found.weighed_by)
+    seen = np.isin(uploads.users, found.found.users)
     assert seen.sum() == FEW
     whole = found.alternatives(uploads.users)
     some = found.alternatives(uploads.users[order])
     assert len(whole.options) > 2
-    for one, other, own in zip(whole.options, some.options, found.weighed.options, strict=True):
+    for one, other, own in zip(
+        whole.options, some.options, found.found.weighed.options, strict=True
+    ):
         assert (one.labels[~seen] == -1).all()
         assert_array_equal(other.labels, one.labels[order])
-        mine = dict(zip(found.weighed_by.tolist(), own.labels.tolist(), strict=True))
+        mine = dict(zip(found.found.users.tolist(), own.labels.tolist(), strict=True))
         expected = [mine[user] for user in uploads.users[seen].tolist()]
         assert one.labels[seen].tolist() == expected
 
@@ -282,7 +282,7 @@ def test_options_are_those_of_the_users_who_were_looked_at():
 def test_few_users_are_known_by_name():
     federation, _ = world(n_users=60)
     uploads = uploads_of(federation, Risk())
-    step, whole = stream_step(scattered(uploads, (9,), seed=4)), server.server_step(uploads)
+    step, whole = stream_step(scattered(uploads, (9,), seed=4)), server_step(uploads)
     assert_array_equal(step.step(uploads).labels, whole.labels)
     assert_array_equal(step.place(uploads[5]).model, whole.downloads[5].model)
 
@@ -298,7 +298,7 @@ def test_what_an_engine_carries_can_be_pickled():
             return sum_of(pickle.loads(pickle.dumps(sent(part))) for part in parts)
 
     step = pickle.loads(pickle.dumps(stream_step(Carrier())))
-    assert_allclose(step.centers, stream_step(in_chunks(uploads)).centers, atol=1e-9)
+    assert_allclose(step.found.centers, stream_step(in_chunks(uploads)).found.centers, atol=1e-9)
 
 
 def test_no_users_are_refused():

@@ -159,11 +159,7 @@ def test_nobody_is_odd_where_a_quarter_of_the_users_would_be():
 
 def test_of_many_users_those_outside_take_no_part_in_the_passes(monkeypatch):
     """A streamed step finds limits on its sample and keeps to them for everybody."""
-    from odcl.mixed import search
-    from odcl.server import stream
-
-    for module in (search, stream):
-        monkeypatch.setattr(module, "SAMPLE", 30)
+    monkeypatch.setattr("odcl.server.chunks.MIXED_SAMPLE", 30)
     X, y, owner, group = world("squared", seed=3)
     clean = fit(Federation.from_arrays(X, y, owner), Risk(intercept=True))
     X[np.isin(owner, [1, 8, 20, 33]), 0] += 1e5

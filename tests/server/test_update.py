@@ -10,8 +10,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from odcl import Federation, ODCLRegressor, Risk, Uploads
 from odcl.local.fit import fit_users
-from odcl.server.assign import Groups
-from odcl.server.update import place_of, with_more_rows
+from odcl.server.assign_models import GroupStatistics, place_of, with_more_rows
 from tests.helpers import logistic_labels, refusal
 
 
@@ -74,7 +73,7 @@ def test_a_user_that_kept_its_curvature_back_has_to_give_all_its_rows():
 def groups(centers, members, tau2=0.0):
     k = len(centers)
     centers = np.array(centers, dtype=float)
-    return Groups(
+    return GroupStatistics(
         centers, np.array(members), np.full(k, 1e6), np.ones(k), tau2, tau2, 1.0, 1e9
     )  # fmt: skip
 

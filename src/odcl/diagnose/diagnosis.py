@@ -26,7 +26,8 @@ from odcl.mixed.posterior import Mixture, posterior
 from odcl.server.combine import combine_clusters
 from odcl.server.dispersion import overdispersion, with_noise
 from odcl.server.mixed import user_quadratics
-from odcl.server.step import ServerStep, server_step
+from odcl.server.result import ServerStep
+from odcl.server.step import server_step
 from odcl.theory import Separation, separation
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from odcl.data.federation import Federation, positions
 from odcl.mixed.layout import model_map
 from odcl.risk.loss import weighted_gram
 from odcl.risk.risk import Risk
-from odcl.server.mixed import far_out
+from odcl.server.assign import far_out
 
 FALSE_USERS = 0.05  # share of those named who did not move; where nobody did, chance of any name
 FALSE_GROUPS = 0.01  # chance of naming a group where none moved

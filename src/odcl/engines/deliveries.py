@@ -113,7 +113,7 @@ class LateUsers:
     @classmethod
     def placed(cls, uploads: Uploads, mixture: Mixture, sizes: Ints) -> LateUsers:
         """By mixed groups, of which ``sizes`` (n_groups,) are the numbers of users."""
-        from odcl.server.mixed import place_mixed
+        from odcl.server.assign import place_mixed
 
         found = [place_mixed(one, mixture) for one in uploads]
         likeliest = np.array([int(one.probabilities.argmax()) for one in found], dtype=np.intp)
@@ -160,7 +160,7 @@ def mixed_last_step(
     ``rows`` and ``uploads`` are those of all users, ``downloads`` those of the ``members``
     (n_users,).
     """
-    from odcl.server.mixed import assign_mixed
+    from odcl.server.assign import assign_mixed
 
     risk, mixture = agreed.risk, downloads.mixture
     assert mixture is not None

@@ -15,7 +15,8 @@ from odcl.local.fit import LocalModels, fit_users
 from odcl.local.receive import Received, receive
 from odcl.method import Method
 from odcl.risk.risk import Risk
-from odcl.server.step import ServerStep, server_step
+from odcl.server.result import ServerStep
+from odcl.server.step import server_step
 
 if TYPE_CHECKING:
     from odcl.diagnose import Diagnosis
@@ -143,8 +144,7 @@ def fit(
     risk = risk if isinstance(risk, Risk) else Risk(risk or "squared")
     rows, n_features = federation.X.shape
     method = method if isinstance(method, Method) else Method.of(method or "default")
-    case = risk, risk.dim(n_features), federation.n_users
-    why, method = method.falls_back(*case), method.resolved(*case)
+    method = method.resolved(risk, risk.dim(n_features), federation.n_users)
     log.info("fit: %d users, %d rows, %d features", federation.n_users, rows, n_features)
     local = fit_users(
         federation,
@@ -160,7 +160,7 @@ def fit(
     )  # step 1
     if local.solved is not None:
         log.info("local models: %d of %d converged", local.converged.sum(), federation.n_users)
-    step = server_step(local.uploads, method, seed=seed).fallen_back(why)  # step 2
+    step = server_step(local.uploads, method, seed=seed)  # step 2
     log.info("server step: %s", step.reason)
     received = receive(federation, risk, local.uploads, step.downloads, seed=seed, n_jobs=n_jobs)
     log.info("last step: %s", received.how)

@@ -251,7 +251,7 @@ class ODCLEstimator(LaterUsers):
         return (
             (loss is not None and loss.has_data_terms)
             and method.clusterer.uses_terms
-            and not method.falls_back(Risk("squared"), dim, n_users)
+            and not method.resolved(Risk("squared"), dim, n_users).fallback
         )
 
     def _factors(self, method: Method) -> dict[str, tuple[int, ...]]:

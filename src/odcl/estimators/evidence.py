@@ -24,7 +24,7 @@ from odcl.artifact.arrays import (
 )
 from odcl.artifact.folder import Extra, StoredArtifact
 from odcl.evaluate.scores import Comparison, HeldOut
-from odcl.server.alternatives import MEASURES, Alternative, Alternatives
+from odcl.server.result import MEASURES, Alternative, Alternatives
 
 WORDS, NUMBERS = "evidence.json", "evidence.safetensors"
 MOST_ROWS = 30  # held-out rows of one user that are kept

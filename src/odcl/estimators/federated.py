@@ -17,9 +17,9 @@ from odcl.exchange.upload import Uploads
 from odcl.method import Method
 from odcl.mixed.differences import inside_text
 from odcl.risk.risk import Risk
-from odcl.server.assign import Groups, groups_of, groups_of_uploads
+from odcl.server.assign_models import GroupStatistics, groups_of, groups_of_uploads
 from odcl.server.combine import combine_clusters
-from odcl.server.step import ServerStep
+from odcl.server.result import ServerStep
 
 if TYPE_CHECKING:
     from odcl.data.federation import Federation
@@ -91,7 +91,7 @@ def server_estimator(
         pooled = combine_clusters(uploads, everybody, resolved.combine).centers[0]
     else:
         from odcl.mixed.layout import without_rows
-        from odcl.server.mixed import models_by_terms
+        from odcl.server.assign import models_by_terms
 
         own = models_by_terms(uploads, step.mixture)
         model.theta_, model.covariance_ = own.models, own.covariance
@@ -164,7 +164,7 @@ def _all_groups(model: Any, site: SiteModels) -> None:
     members = np.maximum(site.download.groups.sizes, 1)
     some = members.astype(np.float64)
     rest = (model.tau2_, model.tau2_, np.nan, 0.0)
-    groups = Groups(model.cluster_theta_, members, some, np.ones(len(some)), *rest)
+    groups = GroupStatistics(model.cluster_theta_, members, some, np.ones(len(some)), *rest)
     model._for_newcomers = Known(groups, without_rows(mixture, risk)[0][-1])
 
 

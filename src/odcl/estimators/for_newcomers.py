@@ -12,7 +12,7 @@ from odcl.data.scaling import Scaling
 from odcl.engines.in_process import Result
 from odcl.local.predict import one_for_all
 from odcl.local.terms import pooled_model
-from odcl.server.assign import Groups, groups_of
+from odcl.server.assign_models import GroupStatistics, groups_of
 
 MANY = 5_000  # users: then one model for all is read off their data terms
 
@@ -21,7 +21,7 @@ MANY = 5_000  # users: then one model for all is read off their data terms
 class Known:
     """All of it at hand, as a saved model has it."""
 
-    groups: Groups
+    groups: GroupStatistics
     pooled_theta: Floats  # (dim,), one model for all rows
 
     @property
@@ -37,7 +37,7 @@ class OnRequest:
     result: Result
 
     @cached_property
-    def groups(self) -> Groups:
+    def groups(self) -> GroupStatistics:
         result = self.result
         return groups_of(self.rows, result.risk, result.local, result.step, result.method)
 

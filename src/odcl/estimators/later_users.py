@@ -19,9 +19,9 @@ from odcl.estimators.table_input import TableInput
 from odcl.exchange.upload import Uploads
 from odcl.local.receive import Received
 from odcl.method import Method, most_parameters
-from odcl.server.assign import Assignment, Groups, assign_rows
-from odcl.server.step import ServerStep
-from odcl.server.update import place_of, with_more_rows
+from odcl.server.assign import Assignment
+from odcl.server.assign_models import GroupStatistics, assign_rows, place_of, with_more_rows
+from odcl.server.result import ServerStep
 from odcl.threads import one_thread
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class LaterUsers(TableInput):
     _adding: ClassVar = threading.Lock()
 
     @property
-    def groups_(self) -> Groups:
+    def groups_(self) -> GroupStatistics:
         """The groups as users who come later are measured by them."""
         return self._for_newcomers.groups
 
@@ -103,7 +103,7 @@ class LaterUsers(TableInput):
         """Where a user with these rows, scaled and encoded, belongs."""
         with one_thread(rows.shape[1]):
             if self.mixture_ is not None:
-                from odcl.server.mixed import assign_mixed
+                from odcl.server.assign import assign_mixed
 
                 return assign_mixed(rows, target, self.risk_, self.mixture_, self.method_)
             return assign_rows(rows, target, self.risk_, self.groups_, self.method_)
@@ -115,7 +115,7 @@ class LaterUsers(TableInput):
         assert self.uploads_ is not None
         old = self.uploads_[at]
         if self.mixture_ is not None:
-            from odcl.server.mixed import place_mixed, with_more_terms
+            from odcl.server.assign import place_mixed, with_more_terms
 
             more = self._place(rows, target)
             found = place_mixed(with_more_terms(old, more.upload), self.mixture_)
@@ -271,7 +271,8 @@ class LaterUsers(TableInput):
     def _without_mixture(self, what: str) -> ValueError:
         """Why a model that is not of mixed groups lacks something."""
         asked, dim = Method.of(self.method, clusterer=self.clusterer), self.theta_.shape[1]
-        why, most = asked.falls_back(self.risk_, dim, self.n_users_), most_parameters(self.risk_)
+        why = asked.resolved(self.risk_, dim, self.n_users_).fallback
+        most = most_parameters(self.risk_)
         if why and dim > most:
             return ValueError(f"{what} need at most {most} parameters; this model has {dim}.")
         why = why or f"this model was fitted by {self.method_.clusterer}"

@@ -46,7 +46,7 @@ from odcl.method import Method
 from odcl.risk.loss import Loss
 from odcl.risk.losses import Logistic, Multinomial, loss_from_json, loss_to_json
 from odcl.risk.risk import Risk
-from odcl.server.assign import Groups
+from odcl.server.assign_models import GroupStatistics
 
 KIND = "model"
 MODEL, NUMBERS = "model.json", "models.safetensors"
@@ -55,7 +55,7 @@ MIXTURE = "mixture.safetensors"
 USERS = f"{FOLDER}.json"  # the files of the folder beside it, where all users' models are
 MOST_UPLOADS = 2**28  # bytes; larger uploads are not kept: a model should stay easy to copy
 _FILES = (MODEL, NUMBERS, UPLOADS, SCHEMA)
-_SIZES = ("tau2", "spread", "phi", "phi_dof")  # numbers of Groups
+_SIZES = ("tau2", "spread", "phi", "phi_dof")  # numbers of GroupStatistics
 
 
 # -- writing -------------------------------------------------------------------------------------
@@ -303,7 +303,7 @@ def _fill(model: Any, stored: StoredArtifact, listed: Any, groups: dict[str, flo
     model.scaling_ = Scaling(arrays["shift"], arrays["scale"], np.flatnonzero(used), len(used))
     members, samples, pull = (arrays[name] for name in ("members", "samples", "pull"))
     sizes = (groups[name] for name in _SIZES)
-    around = Groups(model.cluster_theta_, members, samples, pull, *sizes)
+    around = GroupStatistics(model.cluster_theta_, members, samples, pull, *sizes)
     model._for_newcomers = Known(around, arrays["pooled_theta"])
     return "cluster_means" in arrays
 

@@ -49,9 +49,9 @@ from odcl.mixed.differences import inside_text
 from odcl.mixed.layout import without_rows
 from odcl.risk.losses import Huber
 from odcl.risk.risk import Risk
-from odcl.server.assign import Groups
-from odcl.server.stream import StreamedStep, stream_step
-from odcl.server.stream_later import later_groups
+from odcl.server.assign_models import GroupStatistics, groups_of_stream
+from odcl.server.result import StreamedStep
+from odcl.server.step import stream_step
 
 if TYPE_CHECKING:
     from odcl.engines.dask.cluster import Cluster
@@ -125,7 +125,7 @@ def fit_pieces(
             loss = Huber(1.345 * residual_scale(scaled, intercept))
     risk = Risk(loss, model.l2, intercept, scaling.factors)
     dim = risk.dim(len(scaling.used))
-    why, resolved = method.falls_back(risk, dim), method.resolved(risk, dim)
+    resolved = method.resolved(risk, dim)
     seed = int(check_random_state(model.random_state).randint(2**31 - 1))  # as in memory
     unsigned = pa.types.is_uint64(table.schema.field(schema.user).type)
     job = Job(schema, scaling, risk, resolved, seed, unsigned)
@@ -142,13 +142,13 @@ def fit_pieces(
         )
     shown.stage("finding groups")
     chunks = DaskChunks(uploads, job, cluster)
-    step = stream_step(chunks, resolved, seed=job.seed).fallen_back(why)
+    step = stream_step(chunks, resolved, seed=job.seed)
     shown.stage("every user's last step", n, "files of models")
     finished = finish_users(uploads, job, step, out, cluster, shown.advance)
     files = UserFiles(out, schema.user_kind, finished.parts)
     some, columns = _examples(finished, job)
-    mixed = step.mixture is not None
-    later = _mixed_groups(job, step) if mixed else later_groups(chunks, step, some, resolved)
+    mixed = step.found.mixture is not None
+    later = _mixed_groups(job, step) if mixed else groups_of_stream(step, some, resolved)
     later = _counted(later[0], finished.sizes, finished.rows), later[1]
     group_estimator(model, job, step, later)
     _hold(model, columns)
@@ -193,40 +193,42 @@ def group_estimator(
     model: Any,
     job: Job,
     step: StreamedStep,
-    later: tuple[Groups, Floats] | None = None,
+    later: tuple[GroupStatistics, Floats] | None = None,
 ) -> Any:
     """The estimator of a step's groups, which holds no users: :func:`with_users` gives it some.
 
-    ``later`` is what :func:`later_groups` found; mixed groups say it themselves.
+    ``later`` is what :func:`groups_of_stream` found; mixed groups say it themselves.
     """
     if later is None:
         later = _mixed_groups(job, step)
     _declare(model, job.schema)
     model._has_users, model._whole = True, True  # examples of all groups are in it
     model.scaling_, model.risk_ = job.scaling, job.risk
-    model.method_, model.mixture_, model.tau2_ = job.method, step.mixture, step.tau2
-    model.rule_, model.n_clusters_ = step.rule, step.n_clusters
-    model.cluster_theta_, model.theta_ = step.centers, np.empty((0, job.dim))
+    found = step.found
+    model.method_, model.mixture_, model.tau2_ = job.method, found.mixture, found.tau2
+    model.rule_, model.n_clusters_ = found.rule, found.n_clusters
+    model.cluster_theta_, model.theta_ = found.centers, np.empty((0, job.dim))
     model._for_newcomers = Known(*later)
     inside = inside_text(model.mixture_, model.risk_, model._units)
-    model.reason_ = f"{step.reason} {inside}".rstrip()
+    model.reason_ = f"{found.reason} {inside}".rstrip()
     return model
 
 
-def _mixed_groups(job: Job, step: StreamedStep) -> tuple[Groups, Floats]:
+def _mixed_groups(job: Job, step: StreamedStep) -> tuple[GroupStatistics, Floats]:
     """Mixed groups as they are told to newcomers, and one model for everybody."""
-    if step.mixture is None:
+    found = step.found
+    if found.mixture is None:
         raise ValueError(
             f"Groups of {job.method.clusterer} are not mixed groups, which alone say what users "
-            "who come later need: give what later_groups found."
+            "who come later need: give what groups_of_stream found."
         )
-    pull, tau2 = np.ones(step.n_clusters), float(step.tau2 or 0.0)
-    groups = Groups(step.centers, step.sizes, step.rows, pull, tau2, tau2, np.nan, 0.0)
-    return _counted(groups, step.sizes, step.rows), without_rows(step.mixture, job.risk)[0][-1]
+    pull, tau2 = np.ones(found.n_clusters), float(found.tau2 or 0.0)
+    groups = GroupStatistics(found.centers, step.sizes, step.rows, pull, tau2, tau2, np.nan, 0.0)
+    return _counted(groups, step.sizes, step.rows), without_rows(found.mixture, job.risk)[0][-1]
 
 
-def _counted(groups: Groups, sizes: Ints, rows: Floats) -> Groups:
-    """Groups of so many users and rows; one that lost all its users counts as one."""
+def _counted(groups: GroupStatistics, sizes: Ints, rows: Floats) -> GroupStatistics:
+    """GroupStatistics of so many users and rows; one that lost all its users counts as one."""
     return replace(groups, members=np.maximum(sizes, 1), samples=np.maximum(rows, 1.0))
 
 

@@ -70,7 +70,7 @@ class Fit:
     told: Floats = field(
         default_factory=lambda: np.zeros(0)
     )  # (dim,), sum of W_jj^2 over users, twice what they tell of T_jj; of a scalar T sum of |W|^2
-    curbed: bool = False  # was a better fit not admissible?
+    groups_forbidden: bool = False  # was a better fit not admissible?
     weighed: tuple[Weighed, ...] = ()  # what the search looked at beside it
 
     @property

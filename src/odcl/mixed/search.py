@@ -15,7 +15,6 @@ import numpy as np
 from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import as_ids, id_keys
 from odcl.mixed.em import Fit, charge, fit_mixture
-from odcl.mixed.full_fit import everybody, fit_of, whole_fit
 from odcl.mixed.heavy_tails import with_tails
 from odcl.mixed.init import kmeans_seeds, lloyd, posterior_means, splits
 from odcl.mixed.mixture import (
@@ -45,7 +44,7 @@ from odcl.mixed.select import (
     refit,
     weighed,
 )
-from odcl.mixed.streaming_em import STILL, Parameters, pass_sums
+from odcl.mixed.streaming_em import STILL
 from odcl.threads import one_thread
 
 FAILURES = 2  # a shape is given up after so many K in a row that did not improve it
@@ -53,7 +52,6 @@ FAILURES = 2  # a shape is given up after so many K in a row that did not improv
 # every shape is given up, larger K are looked at with T = 0, up to groups of two users.
 LOOKED_AT = frozenset([*range(2, 13), 14, 16, 18, 20, 23, 26, 30, 34, 38, 43, 48])
 LEFT = 0.01  # of a single center's T, to begin with inside groups
-SAMPLE = 2000  # users that search for K and shape; all take part in the last sweeps
 FEW = 300  # users that tell where fits of given K begin
 FINE = 1e-8
 SWEEPS = 4  # of each start, before the best is converged
@@ -61,46 +59,24 @@ SWEEPS = 4  # of each start, before the best is converged
 
 def search(
     q: Quadratics,
-    ids: Sequence[str] | None = None,
+    ids: Sequence[str] | Array | None = None,
     *,
     max_groups: int = 50,
     n_groups: int | None = None,
     spread: str | None = None,
-    sample: int = SAMPLE,
     admissible: Admissible | None = None,
 ) -> Fit:
-    """The mixture of best evidence, fitted to all users.
+    """The mixture of best evidence.
 
     ``n_groups`` and ``spread`` (one of :data:`SHAPES`) say what is known; the rest is searched for.
-    With more than ``sample`` users K and shape are searched on a sample drawn by ``ids``: a group
-    of share p is absent from it with probability (1 - p)^sample. Only fits that are ``admissible``
-    are given back: others lose their smallest group and converge again.
+    Only fits that are ``admissible`` are given back: others lose their smallest group and converge
+    again.
     """
-    _check(n_groups, spread)
     with one_thread():
-        names = [str(i) for i in range(len(q))] if ids is None else [str(i) for i in ids]
-        if len(q) <= sample:
-            q = replace(q, many=_many(n_groups, spread))
-            best = _search(q, names, max_groups, n_groups, spread, admissible)
-            found = _polish(q, best, admissible)
-            return replace(found, curbed=best.curbed, weighed=best.weighed)
-        who = sample_by_id(names, sample)  # what is admissible is a matter of all users
-        some = replace(q[who], many=_many(n_groups, spread))
-        best = _search(some, [names[i] for i in who], max_groups, n_groups, spread)
-
-        def allowed(at: Parameters) -> bool:
-            return admissible is None or admissible(fit_of(q, at, best))
-
-        found = whole_fit(q, everybody(q[who], best, partial(pass_sums, q), allowed), best)
-        seen = tuple(replace(one, labels=_placed(one.labels, who, len(q))) for one in best.weighed)
-        return replace(found, weighed=seen)
-
-
-def _placed(labels: Ints, who: Ints, n_users: int) -> Ints:
-    """Labels of a sample among all users; -1: not in the sample."""
-    everyone = np.full(n_users, -1, dtype=np.intp)
-    everyone[who] = labels
-    return everyone
+        q = replace(q, many=_many(n_groups, spread))
+        best = _search(q, ids, max_groups, n_groups, spread, admissible)
+        found = _polish(q, best, admissible)
+        return replace(found, groups_forbidden=best.groups_forbidden, weighed=best.weighed)
 
 
 def search_sample(
@@ -111,11 +87,13 @@ def search_sample(
     n_groups: int | None = None,
     spread: str | None = None,
 ) -> Fit:
-    """The mixture of best evidence for a sample, roughly converged: all users are to follow."""
-    _check(n_groups, spread)
+    """The mixture of best evidence for a sample, roughly converged: all users are to follow.
+
+    A group of share p is absent from a sample of n users with probability (1 - p)^n.
+    """
     with one_thread():
         q = replace(q, many=_many(n_groups, spread))
-        return _search(q, [str(i) for i in ids.tolist()], max_groups, n_groups, spread)
+        return _search(q, ids, max_groups, n_groups, spread)
 
 
 def _many(n_groups: int | None, spread: str | None) -> bool:
@@ -148,24 +126,26 @@ def _polish(q: Quadratics, fit: Fit, admissible: Admissible | None) -> Fit:
 
 def _search(
     q: Quadratics,
-    names: Sequence[str],
+    ids: Sequence[str] | Array | None,
     max_groups: int,
     n_groups: int | None,
     spread: str | None,
     admissible: Admissible | None = None,
 ) -> Fit:
+    _check(n_groups, spread)
     shapes = SHAPES if spread is None else (spread,)
     noise = pure_noise(q)
     if n_groups is None:
         fits = _candidates(q, *noise, max_groups, spread)
     else:
+        names = [str(i) for i in (range(len(q)) if ids is None else ids)]
         few = sample_by_id(names, FEW)
         fits = _given(q, *noise, min(n_groups, len(q)), shapes, few)
     if admissible is None or all(map(admissible, fits)):
         return replace(choose(q, fits), weighed=weighed(fits))
-    curbed = not admissible(choose(q, fits))
+    forbidden = not admissible(choose(q, fits))
     allowed = admitted(q, fits, admissible)
-    return replace(choose(q, allowed), curbed=curbed, weighed=weighed(allowed))
+    return replace(choose(q, allowed), groups_forbidden=forbidden, weighed=weighed(allowed))
 
 
 def _candidates(

@@ -28,7 +28,7 @@ from odcl.runs.page_models import (
 )
 from odcl.runs.page_sections import sections
 from odcl.runs.tables import group_sizes
-from odcl.server.alternatives import MEASURES, Alternatives
+from odcl.server.result import MEASURES, Alternatives
 
 MOST_USERS = 10_000  # on the page one by one; above that the map is a density
 MOST_NUMBERS = 400_000  # of users' coefficients, with errors: 2.1 MB in the page

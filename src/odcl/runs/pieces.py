@@ -165,7 +165,7 @@ def fit_in_pieces(
         comparison=comparison,
     )
     sizes = GroupSizes(finished.sizes, finished.rows)
-    return Run(model, evidence, sizes, "dask", step.combined, passes=step.passes)
+    return Run(model, evidence, sizes, "dask", step.found.combined, passes=step.passes)
 
 
 def _compared(

@@ -1,70 +1,34 @@
-"""A user that comes after the round: which group it belongs to, and its model."""
+"""Users who come after the round: which group each belongs to, and its model, by mixed groups."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
-from scipy.special import chdtrc, fdtrc, softmax
+from scipy.special import chdtrc, fdtrc
 
-from odcl._typing import Floats, Ints
+from odcl._typing import Floats
 from odcl.data.federation import Federation
+from odcl.errors import InputError, Setting
+from odcl.exchange.download import Downloads
 from odcl.exchange.upload import Uploads
-from odcl.local.fit import LocalModels, Penalty, fit_users, solve_users
-from odcl.local.receive import Received
+from odcl.local.fit import fit_users
+from odcl.local.receive import Received, receive
 from odcl.method import Method
-from odcl.risk.loss import Loss
+from odcl.mixed.layout import model_map
+from odcl.mixed.mixture import Centers, Quadratics, Spread, by_row, misfits, moments
+from odcl.mixed.noise import CAUTION, Noise
+from odcl.mixed.posterior import Mixture, posterior
+from odcl.mixed.terms import DataTerms, merge
+from odcl.risk.loss import symmetric
 from odcl.risk.risk import Risk
-from odcl.server.dispersion import most_likely_tau2, noise_prior
-
-if TYPE_CHECKING:
-    from odcl.server.step import ServerStep
+from odcl.server.mixed import user_quadratics
 
 # A distance that a member of the group would exceed in one case of ten thousand.
 STRANGE = 1e-4
-# Beyond this many directions the distance costs more than it tells: the likelihood decides alone.
-MOST_DIRECTIONS = 500
-# So many users' rows tell how noisy users are and how far those of a group differ.
-LOOK_AT = 300
-# Users who differ by less than this of their noise are refitted to the centre itself.
-LARGE = 1e12
-
-
-@dataclass(frozen=True, eq=False)
-class Groups:
-    """What a fit knows of its groups, for users who come later. In standardised units."""
-
-    centers: Floats  # (n_clusters, dim)
-    members: Ints  # (n_clusters,), users
-    samples: Floats  # (n_clusters,), weight of their rows
-    pull: Floats  # (n_clusters,), share of a user's l2 penalty that is left in the centre
-    tau2: float  # how far users of a group differ, per coefficient, around the centre
-    spread: float  # the same as the users' own rows show it: a newcomer may be as far
-    phi: float  # noise scale of a typical user; NaN where nobody can tell
-    phi_dof: float  # what it is worth beside a user's own, in degrees of freedom
-
-    def drawn_up(self, own: float, dof: float) -> float:
-        """A user's own noise scale of ``dof`` degrees of freedom, drawn up to the typical one."""
-        common = self.phi * self.phi_dof if self.phi_dof else 0.0
-        return max((common + dof * own) / (dof + self.phi_dof), own)
-
-    def distance(
-        self, label: int, view: View, gain: float, n: float, phi: float, dof: float
-    ) -> tuple[float, bool]:
-        """Distance to a group in noise units, and whether a member would hardly ever be so far.
-
-        ``gain`` is the loss of the user's n rows that its own model saves.
-        """
-        r = len(view.slope)
-        if dof == 0 or r == 0:
-            return np.nan, False
-        square = view.square(phi, n / float(self.samples[label]), self.spread)
-        # Where a row that was nearly certain goes wrong, the slope has heavier tails than a normal
-        # law; the likelihood ratio has not. Elsewhere the two agree.
-        square *= min(1.0, max(2.0 * gain / phi, 0.0) / max(view.square(phi, 0.0, 0.0), 1e-300))
-        tail = chdtrc(r, square) if np.isinf(dof) else fdtrc(r, dof, square / r)
-        return float(np.sqrt(square / r)), bool(tail < STRANGE)
+# Variances, in canonical coordinates, that the model of a user who fits no group may have.
+WIDER = 10.0 ** np.arange(7)
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,275 +60,138 @@ class Assignment:
         return f"{rows} belongs to group {self.label}{sure}."
 
 
-def assign_rows(X: Floats, y: Floats, risk: Risk, groups: Groups, method: Method) -> Assignment:
-    """Weigh the groups by how well their models explain the user's rows.
-
-    The probabilities are those of the rows under theta ~ N(c_k, tau^2 I), by Laplace's method
-    (with tau = 0: under c_k itself), times the groups' shares of users. Whether the likeliest
-    group is credible is read off the slope of the rows' loss at its centre, not off the user's own
-    model: no shrinkage in it, directions that the rows do not see have no voice, and one row or
-    one class is enough.
-    """
-    newcomer, refit = _Newcomer(X, y, risk), method.refit
-    free, separable = newcomer.alone(0.0)
-    rows = _Rows.of(X, y, np.ones(len(y)), risk, free)
-    phi, dof = _noise_scale(rows, groups, known=not separable)
-    seen = rows.dim <= MOST_DIRECTIONS
-    modes = groups.centers
-    if seen and phi < LARGE * len(y) * groups.tau2:
-        modes = newcomer.around(groups.centers, phi / (len(y) * groups.tau2))
-    p = softmax(_evidence(rows, groups, modes, phi) + np.log(groups.members))
-    label = int(np.argmax(p))
-    distance, strange = _distance(rows, groups, label, phi, dof) if seen else (np.nan, False)
-    if strange or refit == 0:
-        theta = newcomer.alone(risk.l2)[0]
-    elif refit is None or isinstance(refit, str):
-        theta = (groups.centers if refit is None else modes)[label]
-    else:
-        theta = newcomer.around(groups.centers[[label]], float(refit))[0]
-    sent = newcomer.upload(method)
-    return Assignment(-1 if strange else label, float(p[label]), p, distance, strange, theta, sent)
+def assign_mixed(X: Floats, y: Floats, risk: Risk, mixture: Mixture, method: Method) -> Assignment:
+    """A new user's posterior over groups, and its model, from its first row on."""
+    one = Federation(X, y, np.array([0, len(y)]), np.zeros(1, dtype=int))
+    local = fit_users(one, risk, method.sends, terms=True, short_terms=method.short_terms)
+    upload = local.uploads
+    found, around = _place(upload, mixture)
+    nowhere = np.zeros((1, upload.dim)), np.zeros(1, int), np.ones(1, int)
+    downloads = Downloads(upload.users, *nowhere, mixture=around)
+    received = receive(one, risk, upload, downloads)
+    return replace(found, theta=received.models[0], received=received)
 
 
-@dataclass(frozen=True, eq=False)
-class _Newcomer:
-    """Fits of the new user's rows."""
-
-    X: Floats
-    y: Floats
-    risk: Risk
-
-    @property
-    def rows(self) -> Federation:
-        return Federation(self.X, self.y, np.array([0, len(self.y)]), np.zeros(1, dtype=int))
-
-    def upload(self, method: Method) -> Uploads:
-        return fit_users(self.rows, self.risk, method.sends).uploads
-
-    def alone(self, l2: float) -> tuple[Floats, bool]:
-        """The user's own model, and whether it has none without a prior."""
-        local = fit_users(self.rows, replace(self.risk, l2=l2), "none")
-        return local.theta[0], bool(local.prior[0])
-
-    def around(self, centers: Floats, strength: float) -> Floats:
-        """Its models drawn to each of the centers, (len(centers), dim): as many copies of it."""
-        n, k = len(self.y), len(centers)
-        copies = Federation(
-            np.tile(self.X, (k, 1)), np.tile(self.y, k), np.arange(k + 1) * n, np.arange(k)
+def with_more_terms(old: Uploads, more: Uploads) -> Uploads:
+    """One user's data term after other rows came on top: exact for squared loss."""
+    n = old.n_samples + more.n_samples
+    if any(u.observations is not None and u.observations[0] < u.n_samples[0] for u in (old, more)):
+        raise InputError(
+            f"User {old.users.tolist()[0]!r} keeps the data term of few rows to itself, so its old "
+            "rows cannot be added to the new ones: give all its rows, old and new, and say ",
+            *(Setting("all_rows", True), "."),
         )
-        pull = Penalty(np.full(k, strength), centers, free=False)
-        return solve_users(copies, self.risk, pull).theta
+    told: dict[str, Any] = {} if old.observations is None else {"observations": n}
+    if old.factor is not None and old.means is not None:
+        assert more.means is not None
+        assert more.factor is not None
+        both = merge(
+            DataTerms(
+                np.concatenate([old.n_samples, more.n_samples]),
+                np.concatenate([old.means, more.means]),
+                np.concatenate([old.factor, more.factor]),
+            )
+        )
+        return replace(old, n_samples=n, means=both.mean, factor=both.factor, **told)
+    names = ("gaussian_curvature", "gaussian_slope", "gaussian_constant", "gaussian_ceiling")
+    told |= {name: getattr(old, name) + getattr(more, name) for name in names}
+    return replace(old, n_samples=n, **told)
 
 
-def _noise_scale(rows: _Rows, groups: Groups, known: bool) -> tuple[float, float]:
-    """phi of a newcomer and its degrees of freedom: its own, drawn up to the federation's.
+def place_mixed(upload: Uploads, mixture: Mixture) -> Assignment:
+    """A user's place and model from its data term alone."""
+    found, around = _place(upload, mixture)
+    received = models_by_terms(upload, mixture, around)
+    return replace(found, theta=received.models[0], received=received)
 
-    Never down: a newcomer may be noisier than the others were, and is no stranger for it. Without
-    degrees of freedom the best group's fit sets the scale, and no distance can be told.
+
+def models_by_terms(uploads: Uploads, mixture: Mixture, around: Mixture | None = None) -> Received:
+    """Users' models from their data terms alone: all that a server can know of them.
+
+    For squared loss they are the users' own; elsewhere a user's last step looks at its rows again.
+    ``around`` is the mixture that they are drawn to, in the same coordinates, if another.
     """
-    if not rows.loss.has_dispersion:
-        return 1.0, np.inf
-    zero = rows.loss.value(np.zeros((len(rows.y), 1)), rows.y).mean()
-    floor = max(1e-18 * float(zero), 1e-300)  # noise-free rows differ by rounding
-    own, dof = rows.dispersion() if known else (0.0, 0.0)
-    total = dof + groups.phi_dof
-    if total == 0:
-        risk = min(rows.risk(c) for c in groups.centers)
-        return max(2.0 * risk / len(rows.y), floor), 0.0
-    return max(groups.drawn_up(own, dof), floor), total
-
-
-def _evidence(rows: _Rows, groups: Groups, modes: Floats, phi: float) -> Floats:
-    """Log-probability of the rows under each group, up to a constant, (n_clusters,)."""
-    evidence = -np.array([rows.risk(mode) for mode in modes]) / phi
-    if modes is groups.centers:
-        return evidence
-    evidence -= 0.5 * ((modes - groups.centers) ** 2).sum(axis=1) / groups.tau2
-    bent = [np.log1p(groups.tau2 / phi * rows.view(mode).curvature).sum() for mode in modes]
-    return evidence - 0.5 * np.array(bent)
-
-
-def _distance(
-    rows: _Rows, groups: Groups, label: int, phi: float, dof: float
-) -> tuple[float, bool]:
-    """Distance of the rows to a group, and whether a member would hardly ever be so far."""
-    center = groups.centers[label]
-    view = rows.view(center, pull=float(groups.pull[label]))
-    gain = rows.risk(center) - rows.risk(rows.own)
-    return groups.distance(label, view, gain, len(rows.y), phi, dof)
-
-
-# -- one user's rows -----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class View:
-    """The rows' loss from one centre: its slope and curvature there, eigenvector by eigenvector."""
-
-    slope: Floats  # (r,), directions that the rows do not see are left out
-    curvature: Floats  # (r,)
-
-    def square(self, phi: float, more: float, spread: float) -> float:
-        """Squared distance; chi-squared with r degrees of freedom for a member of the group.
-
-        At the true model the slope is noise of variance phi a. The centre misses the truth by
-        ``more`` times that, and users of a group differ by ``spread``, which adds spread a^2.
-        """
-        a = self.curvature
-        return float((self.slope**2 / (phi * a * (1.0 + more) + spread * a**2)).sum())
-
-
-@dataclass(frozen=True, eq=False)
-class _Rows:
-    """The rows of one user, in coordinates that span them."""
-
-    design: Floats  # (n, n_inputs)
-    basis: Floats | None  # (n_inputs, n), orthonormal; None: more rows than inputs
-    y: Floats  # (n,)
-    weight: Floats  # (n,)
-    loss: Loss
-    own: Floats  # (dim,), the user's own model
-    pen: Floats  # (dim,), diagonal of the penalty's Hessian
-
-    @classmethod
-    def of(cls, X: Floats, y: Floats, weight: Floats, risk: Risk, own: Floats) -> _Rows:
-        D = risk.design(X)
-        basis = np.linalg.qr(D.T)[0] if len(D) < D.shape[1] else None
-        return cls(D, basis, y, weight, risk.loss, own, risk.penalty(X.shape[1]))
-
-    @property
-    def dim(self) -> int:
-        return min(self.design.shape) * self.loss.n_outputs
-
-    def _z(self, theta: Floats) -> Floats:
-        return self.design @ theta.reshape(-1, self.loss.n_outputs)
-
-    def risk(self, theta: Floats) -> float:
-        return float(self.weight @ self.loss.value(self._z(theta), self.y))
-
-    def dispersion(self) -> tuple[float, float]:
-        """The user's own phi and its degrees of freedom; both 0 where it cannot tell."""
-        dof = float(self.weight.sum()) - len(self.own)
-        if dof <= 0:
-            return 0.0, 0.0
-        z, y, weight = self._z(self.own)[None], self.y[None], self.weight[None]
-        return float(self.loss.dispersion(z, y, weight, np.array([dof]))[0]), dof
-
-    def view(self, theta: Floats, *, pull: float = 0.0) -> View:
-        """Slope and curvature at ``theta``, of the rows and of a share of the penalty.
-
-        Where curvature hardly depends on the model it is taken at the user's own: from a far
-        centre all rows of a Huber loss lie on its flat part.
-        """
-        z = self._z(theta)
-        at = z if self.loss.curvature_varies else self._z(self.own)
-        D = self.design if self.basis is None else self.design @ self.basis
-        slope = D.T @ (self.loss.slope(z, self.y) * self.weight[:, None])
-        if pull > 0 and self.pen.any():
-            drawn = (pull * self.weight.sum() * self.pen * theta).reshape(-1, self.loss.n_outputs)
-            slope = slope + (drawn if self.basis is None else self.basis.T @ drawn)
-        curve = self.loss.curve(at, self.y) * self.weight[:, None, None]
-        gram = np.einsum("np,nqr,ns->pqsr", D, curve, D, optimize=True)
-        a, V = np.linalg.eigh(gram.reshape(self.dim, self.dim))
-        seen = a > 1e-10 * max(float(a[-1]), 1e-300)
-        return View((slope.ravel() @ V)[seen], a[seen])
-
-
-# -- what the fit leaves behind ------------------------------------------------------------------
-
-
-def groups_of(
-    federation: Federation, risk: Risk, local: LocalModels, step: ServerStep, method: Method
-) -> Groups:
-    """The groups of a fit, with what some users' rows say of noise and of differences inside."""
-    members, samples, pull = _sizes(local.uploads, step, method)
-    some = np.unique(np.linspace(0, federation.n_users - 1, LOOK_AT).astype(int))
-    if step.mixture is not None:  # which says it all
-        some = some[:0]
-    looks = [_look(federation, risk, local, step, i, pull) for i in some]
-    phi, phi_dof = _noise([(phi, dof) for _, phi, dof, _ in looks], risk.loss.has_dispersion)
-    tau2 = step.tau2
-    spread = tau2 or 0.0
-    views = [(view, size) for view, _, _, size in looks if view is not None and size > 1]
-    if views and np.isfinite(phi):
-        spread = max(spread, _spread(views, phi))
-    return Groups(
-        step.centers,
-        members,
-        samples,
-        pull,
-        spread if tau2 is None else tau2,
-        spread,
-        phi,
-        phi_dof,
+    assert uploads.risk is not None
+    (q,), at = user_quadratics(uploads, mixture)
+    last = posterior(q, mixture if around is None else around)
+    offset, change = model_map(mixture, uploads.risk)
+    return Received(
+        offset + by_row(last.mean(), change.T),
+        np.full(len(uploads), np.nan),
+        "posterior mean under every group, from the data terms",
+        symmetric(change @ last.covariance() @ change.T),
+        *((last.s2 * at.target_scale**2, last.dof) if q.noisy else ()),
     )
 
 
-def groups_of_uploads(uploads: Uploads, step: ServerStep, method: Method) -> Groups:
-    """The groups as a server knows them that sees no rows: noise and differences as uploaded."""
-    members, samples, pull = _sizes(uploads, step, method)
-    told: list[tuple[float, float]] = []
-    if uploads.dispersion is not None:
-        dof = uploads.n_samples - uploads.dim
-        sure = np.isfinite(uploads.dispersion)
-        told = list(zip(uploads.dispersion[sure].tolist(), dof[sure].tolist(), strict=True))
-    phi, phi_dof = _noise(told, uploads.has_dispersion)
-    tau2 = step.tau2 or 0.0
-    some = np.maximum(members, 1), np.maximum(samples, 1.0)  # a group may be nobody's likeliest
-    return Groups(step.centers, *some, pull, tau2, tau2, phi, phi_dof)
+def _place(upload: Uploads, mixture: Mixture) -> tuple[Assignment, Mixture]:
+    """Where one user belongs, still without a model, and the mixture that its last step takes."""
+    (q,), _ = user_quadratics(upload, mixture)
+    p = posterior(q, mixture).responsibilities[0]
+    label = int(p.argmax())
+    distance, strange = _distance(q, mixture, label)
+    found = Assignment(
+        *(-1 if strange else label, float(p[label]), p, distance, strange),
+        theta=np.zeros(0),
+        upload=upload,
+    )
+    return found, _wider(q, mixture, label) if strange else mixture
 
 
-def _sizes(uploads: Uploads, step: ServerStep, method: Method) -> tuple[Ints, Floats, Floats]:
-    """Members and samples of each group, and the share of a user's penalty left in its centre."""
-    labels, k = step.labels, step.n_clusters
-    members = np.bincount(labels, minlength=k)
-    samples = np.bincount(labels, weights=uploads.n_samples, minlength=k).astype(np.float64)
-    # Precision combining counts the penalty once a group; means keep every user's whole.
-    pull = np.ones(k)
-    if method.combine == "precision" and uploads.curvature is not None:
-        sent = uploads.sent.astype(float)
-        pull = 1.0 / np.maximum(np.bincount(labels, weights=sent, minlength=k), 1.0)
-    return members, samples, pull
+def _pure_noise(q: Quadratics, noise: Noise) -> tuple[Floats, float]:
+    """A user's noise from its own pure error, whatever its group, and the degrees of freedom."""
+    if noise.common or not q.noisy:
+        return np.full(1, noise.s0), noise.dof
+    return (noise.nu * noise.s0 + q.pure) / (noise.nu + q.dof), noise.nu / CAUTION + float(q.dof[0])
 
 
-def _noise(told: list[tuple[float, float]], free: bool) -> tuple[float, float]:
-    """A typical noise scale and what it is worth, from users' own with degrees of freedom.
+def _distance(q: Quadratics, mixture: Mixture, label: int) -> tuple[float, bool]:
+    """Distance to a group in noise units, and whether a member would hardly ever be so far.
 
-    ``free`` says whether the loss has a noise scale at all.
+    The score of a member, z = w - W c, is noise of covariance W + W C W, C the center's own: its
+    size in that metric is chi-squared, over the scales that members have.
     """
-    if not free:
-        return 1.0, np.inf
-    known = [(phi, dof) for phi, dof in told if dof > 0 and phi > 0]
-    if not known:
-        return np.nan, 0.0
-    phi, worth = noise_prior(*np.array(known).T)
-    return float(phi), float(sum(dof for _, dof in known) if np.isinf(worth) else worth)
+    s2, dof = _pure_noise(q, mixture.noise)
+    # A user whose own rows scatter more than others' do is judged by its own scatter.
+    own = q.pure / np.maximum(q.dof, 1.0) if q.noisy else s2
+    s2 = np.where(q.dof > 0, np.maximum(s2, own), s2)
+    tail, distance = 0.0, np.inf
+    for scale, share in zip(mixture.scales, mixture.shares, strict=True):
+        spread = replace(mixture.spread, matrix=scale * mixture.spread.matrix)
+        m = moments(q, spread, s2)
+        W, z = m.W[0], m.w[0] - m.W[0] @ mixture.centers[label]
+        beyond, away = far_out(z, W + W @ mixture.covariances[label] @ W, dof)
+        if np.isnan(away):
+            return np.nan, False
+        tail, distance = tail + share * beyond, min(distance, away)
+    return distance, tail < STRANGE
 
 
-def _look(
-    federation: Federation,
-    risk: Risk,
-    local: LocalModels,
-    step: ServerStep,
-    i: int,
-    pull: Floats,
-) -> tuple[View | None, float, float, int]:
-    """User i from its own centre, its noise scale with degrees of freedom, its group's size."""
-    part, label = federation.rows(i), int(step.labels[i])
-    y = risk.loss.encode(federation.y[part])
-    weight = np.ones(len(y)) if federation.weight is None else federation.weight[part]
-    own = local.theta[i]
-    rows = _Rows.of(federation.X[part], y, weight, risk, own)
-    phi, dof = rows.dispersion() if not local.prior[i] else (0.0, 0.0)
-    view = None
-    if rows.dim <= MOST_DIRECTIONS:
-        view = rows.view(step.centers[label], pull=float(pull[label]))
-    return view, phi, dof, int((step.labels == label).sum())
+def far_out(z: Floats, C: Floats, dof: float) -> tuple[float, float]:
+    """Chance that N(0, C), its scale known by ``dof``, lies as far out as z, and z's distance.
+
+    The distance is in units of what C explains, about 1; NaN where C is zero.
+    """
+    values, vectors = np.linalg.eigh(C)
+    seen = values > 1e-10 * max(float(values[-1]), 1e-300)
+    square, rank = float(((vectors.T @ z)[seen] ** 2 / values[seen]).sum()), int(seen.sum())
+    if rank == 0:
+        return np.nan, np.nan
+    beyond = chdtrc(rank, square) if np.isinf(dof) else fdtrc(rank, dof, square / rank)
+    return float(beyond), float(np.sqrt(square / rank))
 
 
-def _spread(views: list[tuple[View, int]], phi: float) -> float:
-    """The tau^2 >= 0 of largest evidence for the users seen."""
-    a = np.concatenate([view.curvature for view, _ in views]) / phi
-    # In a group of g the centre has taken up 1 / g of each user's deviation.
-    gap2 = np.concatenate([view.slope**2 * g / (g - 1.0) for view, g in views]) / phi**2
-    return most_likely_tau2(a, gap2, price=0.0)
+def _wider(q: Quadratics, mixture: Mixture, label: int) -> Mixture:
+    """For a user that fits no group: one center, the nearest, and the spread that it asks for."""
+    s2, dim = _pure_noise(q, mixture.noise)[0], q.dim
+    spreads = [
+        Spread("full", mixture.spread.matrix + wide * np.eye(dim), np.ones(dim, np.bool_))
+        for wide in WIDER
+    ]
+    c, C = mixture.centers[[label]], mixture.covariances[[label]]
+    costs = [misfits(moments(q, spread, s2), Centers.of(c, C)).sum() for spread in spreads]
+    one = np.ones(1)
+    spread = spreads[int(np.argmin(costs))]
+    return replace(
+        mixture, weights=one, centers=c, covariances=C, spread=spread, scales=one, shares=one
+    )

@@ -122,6 +122,18 @@ class ClusterSums:
         silent = (self.precision.members == 0)[:, None]
         return np.where(silent, means, self.precision.solve(self.penalty, self.blend))
 
+    @property
+    def pooled(self) -> Floats:
+        """One model for the users of all clusters, (dim,)."""
+        one = np.zeros(len(self.weight), dtype=np.intp)
+        precision = self.precision
+        return replace(
+            self,
+            weight=self.weight.sum(keepdims=True),
+            weighted=self.weighted.sum(axis=0, keepdims=True),
+            precision=None if precision is None else precision.by_cluster(one, 1),
+        ).centers[0]
+
     def without(self, uploads: Uploads, labels: Ints) -> Floats:
         """Each user's cluster without the user, (n_users, dim); its own model where it is alone."""
         weights = np.ones(uploads.n_users) if self.how == "mean" else uploads.n_samples

@@ -2,97 +2,244 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from scipy.special import chdtrc, fdtrc
 
 from odcl._typing import Bools, Floats, Ints
+from odcl.clustering.labels import sum_by_cluster
 from odcl.clustering.mixed import MixedGroups
-from odcl.data.federation import Federation
-from odcl.data.unusual import unusual_users
-from odcl.errors import InputError, NotAdmissible, Setting
-from odcl.exchange.download import Downloads
+from odcl.data.unusual import Limits, unusual_users
+from odcl.errors import NotAdmissible
 from odcl.exchange.upload import Uploads
-from odcl.local.fit import fit_users
-from odcl.local.receive import Received, receive
 from odcl.method import Method
 from odcl.mixed.coordinates import Coordinates, coordinates
 from odcl.mixed.em import Fit
+from odcl.mixed.full_fit import fit_everybody
 from odcl.mixed.gaussian import prior_sd
 from odcl.mixed.layout import gaussian_expansion, model_map, model_spread, plain_coordinates
-from odcl.mixed.mixture import Centers, Quadratics, Spread, by_row, misfits, moments
-from odcl.mixed.noise import CAUTION, Noise
+from odcl.mixed.mixture import Quadratics, by_row, moments
 from odcl.mixed.posterior import Mixture, mixture_of, posterior
-from odcl.mixed.search import search
-from odcl.mixed.terms import DataTerms, merge, quadratics
+from odcl.mixed.search import search, search_sample
+from odcl.mixed.streaming_em import Parameters, PassSums, e_step, pass_sums, shares_of
+from odcl.mixed.terms import DataTerms, quadratics
 from odcl.risk.loss import symmetric
-from odcl.risk.risk import GAUSSIAN_WIDTHS, Risk
-from odcl.server.alternatives import of_fits
-from odcl.server.assign import STRANGE, Assignment
+from odcl.risk.risk import GAUSSIAN_WIDTHS
+from odcl.server.chunks import Chunks, Survey, Tally, added, tallied
 from odcl.server.columns import all_terms, shared_coordinates, user_columns
 from odcl.server.dispersion import DISPERSED, overdispersion
-from odcl.server.parties import held_by_enough
-
-if TYPE_CHECKING:
-    from odcl.server.step import ServerStep
+from odcl.server.parties import Parties, held_by_enough
+from odcl.server.result import ServerStep, StreamedStep, of_fits
+from odcl.threads import one_thread
 
 # The weight of groups of users whose features lie apart: only such users are drawn there.
 APART = 1e-6
-# Variances, in canonical coordinates, that the model of a user who fits no group may have.
-WIDER = 10.0 ** np.arange(7)
 
 
-def mixed_step(uploads: Uploads, method: Method, party: Ints | None = None) -> ServerStep:
+def mixed_step(
+    looked: Survey, method: Method, chunks: Chunks | None = None, parties: Parties | None = None
+) -> StreamedStep:
     """Find groups and differences by evidence; every user takes part with what its rows say.
 
-    ``party`` (n_users,): who stands behind each user, see :mod:`odcl.server.parties`. Users whose
-    features lie where nobody else's do take no part in what others are sent: they are placed
-    afterwards, in groups of their own where these may be.
+    Without ``chunks`` all users are in the sample, in canonical order; else groups are found on the
+    sample, and everybody takes part in what they are. Users whose features lie where nobody else's
+    do take no part in what others are sent: they are placed afterwards, in groups of their own
+    where these may be.
     """
+    if chunks is None:
+        return _of_all(looked.sample, method, parties)
+    return _of_sample(looked, method, chunks, parties)
+
+
+def _of_all(uploads: Uploads, method: Method, parties: Parties | None) -> StreamedStep:
     outside = unusual_users(user_columns(uploads)).in_features
-    if not outside.any() or 2 * outside.sum() >= len(uploads):
-        return _step_of_usual(uploads, method, party)
-    usual = np.flatnonzero(~outside)
-    step = _step_of_usual(uploads.take(usual), method, None if party is None else party[usual])
-    return _with_outside(step, uploads, outside, method)
+    if 2 * outside.sum() >= len(uploads):
+        outside = np.zeros_like(outside)
+    usual = uploads.take(~outside) if outside.any() else uploads
+    refuse_silence(len(usual), int((usual.seen > 0).sum()))
+    at = common_coordinates(usual, all_terms(usual))
+    smallest, spoke = method.smallest_group, usual.seen > 0
+
+    def admissible(q: Quadratics, fit: Fit) -> bool:
+        """Is every group the likeliest of enough users who said something?"""
+        r = fit.responsibilities
+        if parties is not None:
+            m = moments(q, fit.spread, fit.s2)
+            return held_by_enough(m, r, parties.of[~outside], usual.seen, smallest)
+        return bool(np.bincount(r[spoke].argmax(axis=1), minlength=fit.n_groups).min() >= smallest)
+
+    fits: list[Fit] = []
+    candidates = _candidates(usual, at)
+    for q in candidates:
+        try:
+            asked = dict(method.clusterer.params)  # max_groups, n_groups, spread
+            fits.append(search(q, usual.users, admissible=partial(admissible, q), **asked))
+        except NotAdmissible:
+            if q is candidates[-1] and not fits:
+                raise
+    fit, labels = _numbered(min(fits, key=lambda fit: fit.evidence))
+    sure = fit.responsibilities[np.arange(len(labels)), labels]
+    mixture, weighed = mixture_of(fit, at), of_fits(fits, fit, labels)
+    forbidden = _forbidden_text(fit.groups_forbidden, smallest, parties is not None)
+    reason = _found_text(fit) + forbidden
+    if outside.any():
+        some = uploads.take(outside)
+        (q,), _ = user_quadratics(some, mixture)
+        mixture, more = _with_own_groups(mixture, some, method)
+        reason += _outside_text(len(some), more)
+        placed = posterior(q, mixture).responsibilities
+        labels, sure = (
+            _merged(outside, placed.argmax(axis=1), labels),
+            _merged(outside, placed.max(axis=1), sure),
+        )
+        order = _by_first_user(labels, len(mixture.weights))
+        labels, mixture = np.argsort(order)[labels], mixture.take(order)
+        weighed = weighed.spread(np.where(outside, -1, np.cumsum(~outside) - 1))
+    step = _server_step(uploads, mixture, reason, bool(forbidden))
+    step = replace(step.with_users(uploads.users, labels, sure), weighed=weighed)
+    k = step.n_clusters
+    rows = sum_by_cluster(uploads.n_samples, labels, k)
+    return StreamedStep(step, len(uploads), np.bincount(labels, minlength=k), rows)
 
 
-def _with_outside(step: ServerStep, uploads: Uploads, outside: Bools, method: Method) -> ServerStep:
-    """The step of the usual users, with the others placed."""
-    assert step.mixture is not None
+def _merged(outside: Bools, theirs: Ints | Floats, others: Ints | Floats) -> Any:
+    """One array of all users from that of users outside and that of the others."""
+    every = np.empty(len(outside), others.dtype)
+    every[outside], every[~outside] = theirs, others
+    return every
+
+
+def _server_step(uploads: Uploads, mixture: Mixture, reason: str, forbidden: bool) -> ServerStep:
+    """The groups of a mixture, still without users."""
     assert uploads.risk is not None
-    some = uploads.take(outside)
-    (q,), _ = user_quadratics(some, step.mixture)
-    mixture, more = with_own_groups(step.mixture, some, method)
-    placed = posterior(q, mixture).responsibilities
-    labels, sure = np.empty(len(uploads), np.intp), np.empty(len(uploads))
-    labels[~outside], sure[~outside] = step.labels, step.probabilities
-    labels[outside], sure[outside] = placed.argmax(axis=1), placed.max(axis=1)
-    order = _by_first_user(labels, len(mixture.weights))
-    labels, mixture = np.argsort(order)[labels], mixture.take(order)
     offset, change = model_map(mixture, uploads.risk)
-    centers = offset + mixture.centers @ change.T
-    weighed = None
-    if step.weighed is not None:
-        at = np.cumsum(~outside) - 1
-        weighed = step.weighed.take(np.maximum(at, 0)).where(~outside)
-    return replace(
-        step,
-        users=uploads.users,
-        labels=labels,
-        centers=centers,
-        models=centers[labels],
-        probabilities=sure,
+    nobody = np.zeros(0, np.intp)
+    return ServerStep(
+        nobody,
+        nobody,
+        offset + mixture.centers @ change.T,
+        np.zeros((0, len(offset))),
+        "mixed groups",
+        reason,
+        "posterior mean of the groups' models",
+        tau2=float(np.diag(model_spread(mixture, uploads.risk)).mean()),
+        refit="evidence",
         mixture=mixture,
-        reason=step.reason + outside_text(len(some), more),
-        weighed=weighed,
+        groups_forbidden=forbidden,
     )
 
 
-def with_own_groups(mixture: Mixture, outside: Uploads, method: Method) -> tuple[Mixture, int]:
+def _candidates(usual: Uploads, at: Coordinates) -> list[Quadratics]:
+    """The usual users' data terms, once for each width of the Gaussian terms' prior."""
+    fixed, dispersion = shared_coordinates(usual, at), overdispersion(usual, DISPERSED)
+    return [
+        replace(seen_quadratics(usual, at, width), fixed=fixed, dispersion=dispersion)
+        for width in _widths(usual)
+    ]
+
+
+def _widths(uploads: Uploads) -> range:
+    return range(1 if uploads.factor is not None else len(GAUSSIAN_WIDTHS))
+
+
+# -- groups found on a sample ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class MixedRule:
+    """The likeliest group of every user, from its data term."""
+
+    coordinates: Coordinates
+    width: int  # of the Gaussian terms' prior
+    parameters: Parameters
+    limits: Limits  # users outside are placed, and take no part in what others are sent
+
+    def labels(self, uploads: Uploads) -> Ints:
+        return self._shares(uploads).argmax(axis=1)
+
+    def place(self, uploads: Uploads, found: ServerStep) -> ServerStep:
+        r = self._shares(uploads)
+        labels = r.argmax(axis=1)
+        return found.with_users(uploads.users, labels, r[np.arange(len(r)), labels])
+
+    def _shares(self, uploads: Uploads) -> Floats:
+        with one_thread():
+            return shares_of(self.quadratics(uploads), self.parameters)
+
+    def usual(self, uploads: Uploads) -> Bools:
+        return ~self.limits.outside(user_columns(uploads)).in_features
+
+    def sums(self, uploads: Uploads) -> PassSums:
+        with one_thread():
+            return pass_sums(self.quadratics(uploads.take(self.usual(uploads))), self.parameters)
+
+    def held_by(self, parties: Parties, smallest: int) -> bool:
+        """Has every group enough parties behind it?"""
+        usual, at = self.usual(parties.users), self.parameters
+        some = parties.users.take(usual)
+        r, _, _, m = e_step(self.quadratics(some), at)
+        return held_by_enough(m, r, parties.of[usual], some.seen, smallest)
+
+    def quadratics(self, uploads: Uploads) -> Quadratics:
+        own = not self.parameters.noise.common
+        return seen_quadratics(uploads, self.coordinates, self.width, pure=own)
+
+
+def _of_sample(
+    looked: Survey, method: Method, chunks: Chunks, parties: Parties | None
+) -> StreamedStep:
+    like, smallest = looked.sample, method.smallest_group
+    refuse_silence(looked.n_users, looked.speaking)
+    at = common_coordinates(like, looked.total)
+    limits = Limits.of(user_columns(like))
+    outside = limits.outside(user_columns(like)).in_features
+    apart, like = like.take(outside), like.take(~outside)
+    asked = dict(method.clusterer.params)  # max_groups, n_groups, spread
+    candidates = _candidates(like, at)
+    fits = [search_sample(q, like.users, **asked) for q in candidates]
+    width = min(range(len(fits)), key=lambda width: fits[width].evidence)
+    best = fits[width]
+    counted: list[Tally] = []
+
+    def allowed(parameters: Parameters) -> bool:
+        """Is every group the likeliest of enough users who said something?"""
+        rule = MixedRule(at, width, parameters, limits)
+        counted.append(tallied(chunks, rule, parameters.n_groups))
+        if parties is not None:
+            return rule.held_by(parties, smallest)
+        return bool(counted[-1].speaking.min() >= smallest)
+
+    def total(parameters: Parameters) -> PassSums:
+        rule = MixedRule(at, width, parameters, limits)
+        found: PassSums = added(chunks, rule.sums)
+        return found
+
+    with one_thread():
+        fit, passes = fit_everybody(candidates[width], best, total, allowed)
+    same, mixture = fit.n_groups == best.n_groups, mixture_of(fit, at)
+    forbidden = _forbidden_text(not same, smallest, parties is not None)
+    reason = _found_text(fit) + forbidden
+    if len(apart):
+        mixture, more = _with_own_groups(mixture, apart, method)
+        allowed(mixture.parameters)
+        reason += f" Of a sample,{_outside_text(len(apart), more)}"
+    counts = counted[-1]
+    mixture = mixture.take(counts.order)
+    rule = MixedRule(at, width, mixture.parameters, limits)
+    step = rule.place(like, _server_step(like, mixture, reason, bool(forbidden)))
+    # A mixture that has lost a group since is none of those that were looked at.
+    if same:
+        step = replace(step, weighed=of_fits(fits, best, step.labels))
+    sizes, rows = counts.sizes[counts.order], counts.rows[counts.order]
+    return StreamedStep(step, looked.n_users, sizes, rows, rule, passes)
+
+
+# -- users outside, coordinates, words -------------------------------------------------------------
+
+
+def _with_own_groups(mixture: Mixture, outside: Uploads, method: Method) -> tuple[Mixture, int]:
     """The mixture with groups of users who lie outside, alike inside them, and how many.
 
     They are found in these users' own units. None are made where K is given, or where a group of so
@@ -104,8 +251,7 @@ def with_own_groups(mixture: Mixture, outside: Uploads, method: Method) -> tuple
         return mixture, 0
     assert outside.risk is not None
     candidates, at = user_quadratics(outside)
-    ids = [str(user) for user in outside.users.tolist()]
-    fits = [search(q, ids, spread="zero", max_groups=most) for q in candidates]
+    fits = [search(q, outside.users, spread="zero", max_groups=most) for q in candidates]
     own = min(fits, key=lambda fit: fit.evidence)
     (there, back), (offset, change) = (
         model_map(one, outside.risk) for one in (mixture, mixture_of(own, at))
@@ -122,65 +268,12 @@ def with_own_groups(mixture: Mixture, outside: Uploads, method: Method) -> tuple
     ), own.n_groups
 
 
-def outside_text(n_users: int, n_groups: int) -> str:
+def _outside_text(n_users: int, n_groups: int) -> str:
     one = n_users == 1
     text = f" {n_users:,} user{'' if one else 's'} with features unlike everybody else's"
     if not n_groups:
         return f"{text} {'was' if one else 'were'} placed in the nearest of them."
     return f"{text} {'has' if one else 'have'} {n_groups} group{'s' * (n_groups > 1)} apart."
-
-
-def _step_of_usual(uploads: Uploads, method: Method, party: Ints | None) -> ServerStep:
-    from odcl.server.step import ServerStep
-
-    assert uploads.risk is not None
-    refuse_silence(len(uploads), int((uploads.seen > 0).sum()))
-    candidates, at = user_quadratics(uploads)
-    fixed = shared_coordinates(uploads, at)
-    dispersion = overdispersion(uploads, DISPERSED)
-    candidates = [replace(q, fixed=fixed, dispersion=dispersion) for q in candidates]
-    asked = dict(method.clusterer.params)  # max_groups, n_groups, spread
-    smallest, spoke = method.smallest_group, uploads.seen > 0
-
-    def admissible(q: Quadratics, fit: Fit) -> bool:
-        """Is every group the likeliest of enough users who said something?"""
-        if party is not None:
-            return held_by_enough(q, fit, party, uploads.seen, smallest)
-        place = fit.responsibilities[spoke].argmax(axis=1)
-        return bool(np.bincount(place, minlength=fit.n_groups).min() >= smallest)
-
-    ids = [str(user) for user in uploads.users.tolist()]
-    fits: list[Fit] = []
-    for q in candidates:
-        try:
-            fits.append(search(q, ids, admissible=partial(admissible, q), **asked))
-        except NotAdmissible:
-            if q is candidates[-1] and not fits:
-                raise
-    fit, labels = _numbered(min(fits, key=lambda fit: fit.evidence))
-    mixture = mixture_of(fit, at)
-    offset, change = model_map(mixture, uploads.risk)
-    centers = offset + mixture.centers @ change.T
-    T = model_spread(mixture, uploads.risk)
-    sure = fit.responsibilities[np.arange(len(labels)), labels]
-    curbed = curbed_text(fit, smallest, party is not None)
-    return ServerStep(
-        uploads.users,
-        labels,
-        centers,
-        centers[labels],
-        "mixed groups",
-        found_text(fit) + curbed,
-        "posterior mean of the groups' models",
-        sure,
-        float(np.diag(T).mean()),
-        None,
-        None,
-        "evidence",
-        mixture,
-        bool(curbed),
-        of_fits(fits, fit, labels),
-    )
 
 
 def refuse_silence(n_users: int, speaking: int) -> None:
@@ -202,7 +295,7 @@ def user_quadratics(
     at = common_coordinates(uploads, all_terms(uploads)) if mixture is None else mixture.coordinates
     if uploads.factor is not None:
         return [seen_quadratics(uploads, at)], at
-    found = [seen_quadratics(uploads, at, width) for width in range(len(GAUSSIAN_WIDTHS))]
+    found = [seen_quadratics(uploads, at, width) for width in _widths(uploads)]
     return (found if mixture is None else [_nearest(found, mixture)]), at
 
 
@@ -259,7 +352,7 @@ def seen_quadratics(
 
 
 def _nearest(widths: list[Quadratics], mixture: Mixture) -> Quadratics:
-    """Sites of the prior under which the models of a mixture are likeliest."""
+    """Gaussian terms of the prior under which the models of a mixture are likeliest."""
     square = np.diag(mixture.inside) + mixture.weights @ mixture.centers**2
     priors = np.stack([q.anchor for q in widths if q.anchor is not None])
     return widths[int(np.argmin((square * priors - np.log(priors)).sum(axis=1)))]
@@ -286,7 +379,7 @@ def _by_first_user(labels: Ints, n_groups: int) -> Ints:
     return np.array(order, np.intp)
 
 
-def found_text(fit: Fit) -> str:
+def _found_text(fit: Fit) -> str:
     """How many groups, and how users of a group differ, in a sentence."""
     k = fit.n_groups
     found = f"{k} groups found from what the users' rows say" if k > 1 else "No groups"
@@ -296,153 +389,11 @@ def found_text(fit: Fit) -> str:
     return f"{found}: {inside} differ gradually."
 
 
-def curbed_text(fit: Fit, smallest: int, parties: bool) -> str:
+def _forbidden_text(forbidden: bool, smallest: int, parties: bool) -> str:
     """What was seen and may not be told, in a sentence; empty: nothing."""
-    if not fit.curbed or (smallest == 1 and not parties):
+    if not forbidden or (smallest == 1 and not parties):
         return ""
-    held = (
-        f"{smallest} sites, none with more than half of what is known of it"
-        if parties
-        else (f"{smallest} users")
-    )
+    held = f"{smallest} users"
+    if parties:
+        held = f"{smallest} sites, none with more than half of what is known of it"
     return f" More groups were seen, and were not allowed: each needs at least {held}."
-
-
-# -- users who come later ----------------------------------------------------------------------
-
-
-def assign_mixed(X: Floats, y: Floats, risk: Risk, mixture: Mixture, method: Method) -> Assignment:
-    """A new user's posterior over groups, and its model, from its first row on."""
-    one = Federation(X, y, np.array([0, len(y)]), np.zeros(1, dtype=int))
-    local = fit_users(one, risk, method.sends, terms=True, short_terms=method.short_terms)
-    upload = local.uploads
-    found, around = _place(upload, mixture)
-    nowhere = np.zeros((1, upload.dim)), np.zeros(1, int), np.ones(1, int)
-    downloads = Downloads(upload.users, *nowhere, mixture=around)
-    received = receive(one, risk, upload, downloads)
-    return replace(found, theta=received.models[0], received=received)
-
-
-def with_more_terms(old: Uploads, more: Uploads) -> Uploads:
-    """One user's data term after other rows came on top: exact for squared loss."""
-    n = old.n_samples + more.n_samples
-    if any(u.observations is not None and u.observations[0] < u.n_samples[0] for u in (old, more)):
-        raise InputError(
-            f"User {old.users.tolist()[0]!r} keeps the data term of few rows to itself, so its old "
-            "rows cannot be added to the new ones: give all its rows, old and new, and say ",
-            *(Setting("all_rows", True), "."),
-        )
-    told: dict[str, Any] = {} if old.observations is None else {"observations": n}
-    if old.factor is not None and old.means is not None:
-        assert more.means is not None
-        assert more.factor is not None
-        both = merge(
-            DataTerms(
-                np.concatenate([old.n_samples, more.n_samples]),
-                np.concatenate([old.means, more.means]),
-                np.concatenate([old.factor, more.factor]),
-            )
-        )
-        return replace(old, n_samples=n, means=both.mean, factor=both.factor, **told)
-    names = ("gaussian_curvature", "gaussian_slope", "gaussian_constant", "gaussian_ceiling")
-    told |= {name: getattr(old, name) + getattr(more, name) for name in names}
-    return replace(old, n_samples=n, **told)
-
-
-def place_mixed(upload: Uploads, mixture: Mixture) -> Assignment:
-    """A user's place and model from its data term alone."""
-    found, around = _place(upload, mixture)
-    received = models_by_terms(upload, mixture, around)
-    return replace(found, theta=received.models[0], received=received)
-
-
-def models_by_terms(uploads: Uploads, mixture: Mixture, around: Mixture | None = None) -> Received:
-    """Users' models from their data terms alone: all that a server can know of them.
-
-    For squared loss they are the users' own; elsewhere a user's last step looks at its rows again.
-    ``around`` is the mixture that they are drawn to, in the same coordinates, if another.
-    """
-    assert uploads.risk is not None
-    (q,), at = user_quadratics(uploads, mixture)
-    last = posterior(q, mixture if around is None else around)
-    offset, change = model_map(mixture, uploads.risk)
-    return Received(
-        offset + by_row(last.mean(), change.T),
-        np.full(len(uploads), np.nan),
-        "posterior mean under every group, from the data terms",
-        symmetric(change @ last.covariance() @ change.T),
-        *((last.s2 * at.target_scale**2, last.dof) if q.noisy else ()),
-    )
-
-
-def _place(upload: Uploads, mixture: Mixture) -> tuple[Assignment, Mixture]:
-    """Where one user belongs, still without a model, and the mixture that its last step takes."""
-    (q,), _ = user_quadratics(upload, mixture)
-    p = posterior(q, mixture).responsibilities[0]
-    label = int(p.argmax())
-    distance, strange = _distance(q, mixture, label)
-    found = Assignment(
-        *(-1 if strange else label, float(p[label]), p, distance, strange),
-        theta=np.zeros(0),
-        upload=upload,
-    )
-    return found, _wider(q, mixture, label) if strange else mixture
-
-
-def _pure_noise(q: Quadratics, noise: Noise) -> tuple[Floats, float]:
-    """A user's noise from its own pure error, whatever its group, and the degrees of freedom."""
-    if noise.common or not q.noisy:
-        return np.full(1, noise.s0), noise.dof
-    return (noise.nu * noise.s0 + q.pure) / (noise.nu + q.dof), noise.nu / CAUTION + float(q.dof[0])
-
-
-def _distance(q: Quadratics, mixture: Mixture, label: int) -> tuple[float, bool]:
-    """Distance to a group in noise units, and whether a member would hardly ever be so far.
-
-    The score of a member, z = w - W c, is noise of covariance W + W C W, C the center's own: its
-    size in that metric is chi-squared, over the scales that members have.
-    """
-    s2, dof = _pure_noise(q, mixture.noise)
-    # A user whose own rows scatter more than others' do is judged by its own scatter.
-    own = q.pure / np.maximum(q.dof, 1.0) if q.noisy else s2
-    s2 = np.where(q.dof > 0, np.maximum(s2, own), s2)
-    tail, distance = 0.0, np.inf
-    for scale, share in zip(mixture.scales, mixture.shares, strict=True):
-        spread = replace(mixture.spread, matrix=scale * mixture.spread.matrix)
-        m = moments(q, spread, s2)
-        W, z = m.W[0], m.w[0] - m.W[0] @ mixture.centers[label]
-        beyond, away = far_out(z, W + W @ mixture.covariances[label] @ W, dof)
-        if np.isnan(away):
-            return np.nan, False
-        tail, distance = tail + share * beyond, min(distance, away)
-    return distance, tail < STRANGE
-
-
-def far_out(z: Floats, C: Floats, dof: float) -> tuple[float, float]:
-    """Chance that N(0, C), its scale known by ``dof``, lies as far out as z, and z's distance.
-
-    The distance is in units of what C explains, about 1; NaN where C is zero.
-    """
-    values, vectors = np.linalg.eigh(C)
-    seen = values > 1e-10 * max(float(values[-1]), 1e-300)
-    square, rank = float(((vectors.T @ z)[seen] ** 2 / values[seen]).sum()), int(seen.sum())
-    if rank == 0:
-        return np.nan, np.nan
-    beyond = chdtrc(rank, square) if np.isinf(dof) else fdtrc(rank, dof, square / rank)
-    return float(beyond), float(np.sqrt(square / rank))
-
-
-def _wider(q: Quadratics, mixture: Mixture, label: int) -> Mixture:
-    """For a user that fits no group: one center, the nearest, and the spread that it asks for."""
-    s2, dim = _pure_noise(q, mixture.noise)[0], q.dim
-    spreads = [
-        Spread("full", mixture.spread.matrix + wide * np.eye(dim), np.ones(dim, np.bool_))
-        for wide in WIDER
-    ]
-    c, C = mixture.centers[[label]], mixture.covariances[[label]]
-    costs = [misfits(moments(q, spread, s2), Centers.of(c, C)).sum() for spread in spreads]
-    one = np.ones(1)
-    spread = spreads[int(np.argmin(costs))]
-    return replace(
-        mixture, weights=one, centers=c, covariances=C, spread=spread, scales=one, shares=one
-    )

@@ -91,10 +91,7 @@ def test_hubers_unit_of_targets_without_noise_and_of_short_users(tmp_path):
 
 def test_more_users_than_are_clustered_at_once(tmp_path, monkeypatch):
     """Groups are found on a sample drawn by ids, which is the same however users are cut."""
-    from odcl.server import step, stream
-
-    for module in (step, stream):
-        monkeypatch.setattr(module, "MODELS", 40)
+    monkeypatch.setattr("odcl.server.chunks.MODEL_SAMPLE", 40)
     table, method = sales(n=12), Method(3)
     cut(table, tmp_path / "sales", [200, 500])
     found = in_pieces(tmp_path / "sales", tmp_path, method=method)

@@ -14,9 +14,7 @@ from numpy.testing import assert_allclose
 from odcl import ODCLRegressor
 from odcl.data.federation import id_keys
 from odcl.data.write import write_table
-from odcl.mixed import search
 from odcl.runs.run import PAGE
-from odcl.server import stream
 from tests.engines.dask.tables import NAMED, cut, sales
 from tests.report.page.browser import facts_of, unpacked
 
@@ -119,8 +117,7 @@ def test_it_is_made_again_and_opened(command, tmp_path, table, engine, monkeypat
 
 def test_what_was_weighed_on_a_sample_is_on_it(command, tmp_path, table, engine, monkeypatch):
     """Of 60 users 40 search; the alternatives are theirs, whoever else is on the page."""
-    for module in (search, stream):
-        monkeypatch.setattr(module, "SAMPLE", 40)
+    monkeypatch.setattr("odcl.server.chunks.MIXED_SAMPLE", 40)
     assert command("fit", table, *NAMED, *engine, "--holdout", 0, "--out", "run").code == 0
     assert command("fit", table, *NAMED, "--holdout", 0, "--out", "whole").code == 0
     for run in ("run", "whole"):

@@ -314,7 +314,7 @@ def test_a_group_needs_enough_distinct_sites(tmp_path):
         combined = combine_uploads(task(minimum_group=least), sent, out=tmp_path / f"round-{least}")
         groups[least] = combined.groups.sites.tolist()
         # What the limit forbids is not what is not there.
-        curbed = combined.step.curbed
+        curbed = combined.step.groups_forbidden
         assert curbed == (least == 4)
         assert curbed == ("More groups were seen, and were not allowed" in combined.groups.reason)
         assert curbed == combined.groups.diagnosis.startswith("Without groups that too few")

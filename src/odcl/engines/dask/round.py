@@ -48,10 +48,10 @@ from odcl.engines.partition.uploads import (
 )
 from odcl.exchange.arrow import USER, ids_from_arrow, packed
 from odcl.exchange.upload import Uploads
-from odcl.server.stream import in_chunks, sum_of
+from odcl.server.chunks import in_chunks, sum_of
 
 if TYPE_CHECKING:
-    from odcl.server.stream import StreamedStep
+    from odcl.server.result import StreamedStep
 
 BUCKET_BYTES = 2**26  # of rows that are gathered at a time
 GROUP_USERS = 20_000  # of a row group, which is read at a time
@@ -341,7 +341,7 @@ def _finish(
     models = user_models(uploads, job, step, rows)
     file = out / part_name(one.number)
     _write(with_coefficients(models, job), file)
-    k = step.n_clusters
+    k = len(step.sizes)
     group = models["group"].to_numpy()
     sizes = np.bincount(group, minlength=k)
     each = models["rows"].to_numpy()

@@ -30,7 +30,8 @@ from odcl.exchange.ledger import Ledger, fedavg_exchange, ifca_exchange
 from odcl.exchange.upload import Uploads
 from odcl.files import locked
 from odcl.server.columns import unusual_uploads
-from odcl.server.step import ServerStep, server_step
+from odcl.server.result import ServerStep
+from odcl.server.step import server_step
 
 FEWEST_SITES = 2
 
@@ -250,7 +251,7 @@ def _diagnosis(task: Task, uploads: Uploads, step: ServerStep) -> str:
 
     features = dict(zip(task.columns, task.scaling.scale.tolist(), strict=True))
     verdict = str(diagnose_step(uploads, step, task.resolved, features=features).verdict)
-    if step.curbed:
+    if step.groups_forbidden:
         return f"Without groups that too few sites stand behind: {verdict}"
     sentences = re.split(r"(?<=\.)\s+(?=[A-Z])", verdict)  # it stands behind the reason
     return " ".join(one for one in sentences if one not in step.reason)

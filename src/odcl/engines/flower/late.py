@@ -30,8 +30,8 @@ from odcl.engines.flower.transport import wait_for_nodes
 from odcl.exchange.download import Downloads
 from odcl.exchange.upload import Uploads
 from odcl.server.assign import Assignment
+from odcl.server.assign_models import place_upload
 from odcl.server.step import server_step
-from odcl.server.update import place_upload
 
 
 class LateODCL(ODCL):

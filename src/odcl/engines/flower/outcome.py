@@ -18,7 +18,7 @@ from odcl.exchange.download import Downloads
 from odcl.exchange.ledger import Ledger, fedavg_exchange, ifca_exchange
 from odcl.exchange.upload import Uploads
 from odcl.mixed.posterior import Mixture
-from odcl.server.step import ServerStep
+from odcl.server.result import ServerStep
 
 if TYPE_CHECKING:
     from odcl.engines.flower.refine import Refined

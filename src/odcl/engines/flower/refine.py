@@ -26,7 +26,7 @@ from odcl.exchange.ledger import Exchange, Ledger
 from odcl.rounds.server import descend_in_clusters, steps_in_clusters
 from odcl.rounds.users import Average, ball_around
 from odcl.server.combine import average_by_cluster
-from odcl.server.step import ServerStep
+from odcl.server.result import ServerStep
 
 log = logging.getLogger("flwr")
 

@@ -32,7 +32,8 @@ from odcl.engines.flower.transport import Reply, message_to, replies, reply_of, 
 from odcl.exchange.upload import Uploads
 from odcl.method import Method
 from odcl.risk.risk import Risk
-from odcl.server.step import ServerStep, server_step
+from odcl.server.result import ServerStep
+from odcl.server.step import server_step
 
 log = logging.getLogger("flwr")  # Flower's own: it goes where `flwr log` looks
 
@@ -281,8 +282,7 @@ class ODCL(Strategy):
             raise ValueError("One user sent something, and nobody is there to be compared with.")
         request = self.request
         agreed = request.agreed(self._n_features())
-        why = "" if request.bare else request.method.falls_back(request.risk, agreed.dim)
-        return server_step(uploads, agreed.method, seed=request.seed).fallen_back(why)
+        return server_step(uploads, agreed.method, seed=request.seed)
 
     def _refined(self, grid: Grid) -> ArrayRecord:
         """Rounds inside the groups that were found."""

@@ -17,7 +17,7 @@ from odcl.exchange.upload import Uploads
 from odcl.local.receive import Received, receive
 
 if TYPE_CHECKING:
-    from odcl.server.stream import StreamedStep
+    from odcl.server.result import StreamedStep
 
 PIECE = 4_096  # users at a time: the posterior holds some matrices of each, near the processor
 

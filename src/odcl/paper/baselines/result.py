@@ -20,7 +20,7 @@ from odcl.local.receive import Received
 from odcl.method import Method
 from odcl.risk.risk import Risk
 from odcl.rounds.users import FederatedProblem
-from odcl.server.step import ServerStep
+from odcl.server.result import ServerStep
 
 if TYPE_CHECKING:
     from odcl.diagnose import Diagnosis
