@@ -73,8 +73,7 @@ DOORS = {
     ("odcl.plan.draw_plan", "report"): "odcl.plan.draw_plan(plan, path)",
     ("odcl.evaluate.scores.Comparison.__str__", "report"): "print(comparison)",
     ("odcl.plan.search.Plan.__str__", "report"): "print(plan)",
-    ("odcl.theory.bounds.MSETerms.__str__", "report"): "print(a bound, term by term)",
-    ("odcl.theory.communication.to_markdown", "report"): "odcl.theory.to_markdown(rows)",
+    ("odcl.theory.bounds.MethodTable.__str__", "report"): "print(odcl.theory.table1(...))",
 }
 
 # Optional, or slow to load: imported where they are used, never with the module.

@@ -55,7 +55,6 @@ from odcl.theory import (
     smallest_n,
     smallest_T,
     table1,
-    to_markdown,
     worst_error_floor,
 )
 
@@ -330,22 +329,19 @@ def test_known_noise_lowers_N_alone():
 
 
 def test_exact_local_models_give_theorem_1():
-    for as_printed in (False, True):
-        how = {"xi": 3.0, "as_printed": as_printed}
-        assert sample_ratio_inexact(9.0, 2.0, 4.0, epsilon=0.0, **how) == sample_ratio(9, 2, 4)
+    assert sample_ratio_inexact(9.0, 2.0, 4.0, epsilon=0.0, xi=3.0) == sample_ratio(9, 2, 4)
 
 
-@pytest.mark.parametrize(("as_printed", "factor"), [(True, 4), (False, 8)])
-def test_the_admissible_epsilon_is_where_theorem_2_runs_out_of_samples(as_printed, factor):
+def test_the_admissible_epsilon_is_where_theorem_2_runs_out_of_samples():
     alpha, M, D, xi = 9.0, 2.0, 4.0, 3.0
-    most = largest_epsilon(alpha, D, xi, as_printed=as_printed)
-    assert_allclose(most, D**2 / (4 * factor * xi * alpha**2))
+    most = largest_epsilon(alpha, D, xi)
+    assert_allclose(most, D**2 / (4 * 8 * xi * alpha**2))
     for share in (0.1, 0.5, 0.99):
-        got = sample_ratio_inexact(alpha, M, D, epsilon=share * most, xi=xi, as_printed=as_printed)
-        room = D**2 / (4 * alpha**2) - factor * share * most * xi
+        got = sample_ratio_inexact(alpha, M, D, epsilon=share * most, xi=xi)
+        room = D**2 / (4 * alpha**2) - 8 * share * most * xi
         assert_allclose(got, 4 * M / room, rtol=1e-12)
     with pytest.raises(ValueError, match="no number of samples"):
-        sample_ratio_inexact(alpha, M, D, epsilon=most, xi=xi, as_printed=as_printed)
+        sample_ratio_inexact(alpha, M, D, epsilon=most, xi=xi)
 
 
 def test_the_condition_of_theorem_2_separates_the_inexact_models():
@@ -361,7 +357,7 @@ def test_the_condition_of_theorem_2_separates_the_inexact_models():
     assert apart(n, epsilon)
     assert not apart(n - 1, epsilon)
     # What Theorem 2 prints stops short of this.
-    printed = sample_ratio_inexact(alpha, M, D, epsilon=epsilon, xi=xi, as_printed=True)
+    printed = 4 * M / (D**2 / (4 * alpha**2) - 4 * epsilon * xi)
     assert not apart(smallest_n(printed), epsilon)
 
 
@@ -438,7 +434,7 @@ def test_no_error_floor_exceeds_the_worst(pairs):
     assert 0 <= floor <= worst_error_floor(max(squared)) * (1 + 1e-12)
     terms = part_one_terms(50, 5, n=10**9, fractions=fractions, squared_distances=squared)
     assert terms["floor"] == floor
-    assert floor == 0 or terms.total == pytest.approx(floor + 1 / (5 * 10**9), rel=1e-6)
+    assert floor == 0 or sum(terms.values()) == pytest.approx(floor + 1 / (5 * 10**9), rel=1e-6)
 
 
 # -- bounds ---------------------------------------------------------------------------------------
@@ -447,10 +443,10 @@ def test_no_error_floor_exceeds_the_worst(pairs):
 def test_theorem_1_is_lemma_4_and_the_price_of_a_missed_clustering():
     one, two = local_rates(**RATES), local_rates(**{**RATES, "mu": 1.0})
     bound = odcl_terms([one, two], [20, 5], 1, n=400, D=2.0)
-    for name, value in averaging_terms(two, n=400, size=5).terms.items():
+    for name, value in averaging_terms(two, n=400, size=5).items():
         assert bound[name] == value
     far = odcl_terms([one, two], [20, 5], 1, n=400, D=1e20)
-    missed = {name: v for name, v in far.terms.items() if name.startswith("missed")}
+    missed = {name: v for name, v in far.items() if name.startswith("missed")}
     assert max(missed, key=missed.get) == "missed_users"
     assert_allclose(missed["missed_users"], 9 * 25 / 400**3)
     # (R / D)^2 = 1e-39 in front of constants of at most 1e15: nothing is left of the others.
@@ -462,7 +458,7 @@ def test_missed_terms_are_lemma_4_summed_by_chebyshev():
     rates = local_rates(**RATES)
     bound = odcl_terms([rates, rates, rates], [8, 8, 8], 0, n=500, D=2.0)
     own = averaging_terms(rates, n=500, size=8)
-    for name in own.terms:
+    for name in own:
         assert_allclose(bound[f"missed_{name}"], 3 * (3.0 / 2.0) ** 2 * own[name], rtol=1e-12)
     rates = replace(rates, tau=0.0)  # which hides the other part of the rare event
     bound = odcl_terms([rates, rates, rates], [8, 8, 8], 0, n=500, D=2.0)
@@ -472,9 +468,8 @@ def test_missed_terms_are_lemma_4_summed_by_chebyshev():
 def test_the_smallest_cluster_rules_the_order_of_every_cluster():
     rates = [local_rates(**RATES)] * 2
     large = odcl_terms(rates, [1000, 2], 0, n=10**12, D=2.0)
-    assert large.ruling == "missed_variance"
+    assert max(large, key=large.get) == "missed_variance"
     assert large["missed_variance"] > 100 * large["variance"]
-    assert "missed_variance rules" in str(large)
 
 
 @pytest.mark.parametrize("H", [0.0, 0.8])
@@ -485,7 +480,7 @@ def test_lemma_4_does_not_change_with_the_unit_of_the_loss(H):
     one, other = local_rates(**how), local_rates(**scaled)
     for name in ("decay", "beta", "lam", "upsilon", "nu", "tau"):
         assert_allclose(getattr(other, name), getattr(one, name), rtol=1e-12)
-    printed = local_rates(**scaled, as_printed=True).nu / local_rates(**how, as_printed=True).nu
+    printed = other.nu * other.mu**4 / (one.nu * one.mu**4)
     assert_allclose(printed, 7**4)
 
 
@@ -518,11 +513,12 @@ def test_nu_is_the_last_term_of_tau():
 
 def test_beta_bounds_n_squared_times_the_probability_of_a_bad_sample():
     """Appendix E: N^4 / n^2 + d R^4 exp(-decay n) = O(beta / n^2), for every n."""
-    rates, printed = local_rates(**RATES), local_rates(**RATES, as_printed=True)
+    rates = local_rates(**RATES)
+    printed = (rates.N / (0.5 * rates.mu)) ** 4 + 5 * 3.0**4 / rates.decay
     n = np.geomspace(1, 1e8, 2000)
     rare = 5 * 3.0**4 * np.exp(-rates.decay * n) * n**2
     assert rare.max() <= rates.beta  # 4 / e^2 of it
-    assert rare.max() > 10 * printed.beta
+    assert rare.max() > 10 * printed
 
 
 @few
@@ -534,11 +530,9 @@ def test_terms_fall_with_n_and_never_grow_with_D(n, sizes, D):
         odcl_terms(rates, sizes, 0, n=10 * n, D=D),
         odcl_terms(rates, sizes, 0, n=n, D=2 * D),
     )
-    for name, value in at.terms.items():
+    for name, value in at.items():
         assert more[name] < value or value == 0
         assert farther[name] <= value
-    assert at.total == pytest.approx(sum(at.terms.values()))
-    assert at[at.ruling] == max(at.terms.values())
 
 
 def test_theorem_2_has_the_powers_of_theorem_1():
@@ -551,7 +545,9 @@ def test_theorem_2_has_the_powers_of_theorem_1():
         assert_allclose(exact[0][name] / exact[1][name], 10**power)
         assert_allclose(inexact[0][name] / inexact[1][name], 10**power)
     assert inexact[0]["solver"] == inexact[1]["solver"] == (2 * 9 / 4 + 1) * 1e-3
-    assert inexact[1].ruling == "rare"  # decay is 1e-6 of a sample: far from the limit
+    assert (
+        max(inexact[1], key=inexact[1].get) == "rare"
+    )  # decay is 1e-6 of a sample: far from the limit
 
 
 @few
@@ -688,7 +684,7 @@ def test_table_1_says_where_a_formula_says_nothing():
 
 def test_table_1_prints_as_markdown():
     rows = table1([25] * 4, D=3.0, n=600)
-    lines = to_markdown(rows).splitlines()
+    lines = str(rows).splitlines()
     assert len({len(line) for line in lines[:8]}) == 1  # aligned, so that it reads as text too
     assert all(line.count("|") == 7 for line in lines[:8])
     for row, line in zip(rows, lines[2:8], strict=True):
@@ -696,7 +692,6 @@ def test_table_1_prints_as_markdown():
         known = line.split("|")[-2].strip()
         assert (0 if known == "nothing" else len(known.split(","))) == sum(astuple(row)[5:])
     assert "hidden constants" in lines[-1]
-    assert str(rows) == to_markdown(rows)
 
 
 def test_table_1_says_why_it_leaves_a_number_out():
@@ -993,7 +988,7 @@ def test_models_and_labels_that_are_none_are_refused(theta, labels):
 
 def test_the_examples_of_the_module_run():
     failed, tried = doctest.testmod(theory)
-    assert (failed, tried > 5) == (0, True)
+    assert (failed, tried > 3) == (0, True)
 
 
 def test_every_public_function_cites_its_place():

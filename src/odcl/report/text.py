@@ -15,7 +15,7 @@ from odcl.evaluate.scores import NAMES, Comparison
 from odcl.mixed.differences import differing
 
 if TYPE_CHECKING:
-    from odcl.theory import MethodRow, MSETerms
+    from odcl.theory import MethodRow
 
 AHEAD = 0.05  # share by which another line is ahead from which a word is said of chance
 _OPTIONS = {  # how to get what did better: on the command line, in Python
@@ -221,10 +221,3 @@ def _order(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:,.0f}" if 10 <= value < 1e7 else f"{value:.3g}"
-
-
-def error_terms(bound: MSETerms) -> str:
-    """The terms of a bound under each other, the largest named first."""
-    width = max(map(len, bound.terms))
-    lines = [f"  {name:<{width}}  {value:.3g}" for name, value in bound.terms.items()]
-    return "\n".join([f"{bound.source}: {bound.ruling} rules", *lines])

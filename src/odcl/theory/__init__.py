@@ -1,7 +1,6 @@
 """The paper's theory as numbers: constants, conditions, bounds, rounds, separation. No data.
 
-Start here: 100 users in 10 groups of 10, models of 3 numbers whose groups lie D = 2 apart. How
-many samples per user does the paper ask for until K-means (ODCL-KM) finds the groups?
+How many samples per user does the paper ask for until K-means (ODCL-KM) finds ten groups?
 
 >>> from odcl import theory
 >>> of = theory.problem_constants(
@@ -11,18 +10,7 @@ many samples per user does the paper ask for until K-means (ODCL-KM) finds the g
 >>> f"{theory.smallest_n(theory.sample_ratio(alpha, M=of.M, D=2.0)):.2g}"
 '8.7e+12'
 
-That is the worst case; ``odcl plan`` simulates the usual one. Which methods need what, as orders:
-
->>> rows = theory.table1([10] * 10, D=2.0, n=1000)  # print(rows) shows the whole table
->>> [(row.method, round(row.rounds)) for row in rows if row.needs_k is False]
-[('ALL-for-ALL', 9210), ('ODCL-CC', 1), ('I-ODCL-CC', 1)]
-
-And of models that you have, with the groups that they were put into:
-
->>> import numpy as np
->>> of = theory.separation(np.array([[-1.0], [1.0], [99.0], [101.0]]), np.array([0, 0, 1, 1]))
->>> of.alpha, of.alpha_cc, of.guaranteed
-(100.0, 4.0, ('ODCL-CC',))
+That is the worst case; ``odcl plan`` simulates the usual one.
 
 | what | where |
 | --- | --- |
@@ -40,25 +28,21 @@ from __future__ import annotations
 
 from odcl.theory.bounds import (
     LocalRates as LocalRates,
+    MethodRow as MethodRow,
+    MethodTable as MethodTable,
     Misclustered as Misclustered,
-    MSETerms as MSETerms,
+    all_for_all_rounds as all_for_all_rounds,
     averaging_terms as averaging_terms,
     error_floor as error_floor,
+    ifca_accuracy as ifca_accuracy,
+    ifca_rounds as ifca_rounds,
     inexact_terms as inexact_terms,
     local_rates as local_rates,
     misclustered as misclustered,
     odcl_terms as odcl_terms,
     part_one_terms as part_one_terms,
-    worst_error_floor as worst_error_floor,
-)
-from odcl.theory.communication import (
-    MethodRow as MethodRow,
-    MethodTable as MethodTable,
-    all_for_all_rounds as all_for_all_rounds,
-    ifca_accuracy as ifca_accuracy,
-    ifca_rounds as ifca_rounds,
     table1 as table1,
-    to_markdown as to_markdown,
+    worst_error_floor as worst_error_floor,
 )
 from odcl.theory.conditions import (
     Separation as Separation,

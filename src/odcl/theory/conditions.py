@@ -2,7 +2,7 @@
 
 Conditions on n read n / log n > ratio: the functions give the ratio, :func:`smallest_n` the n.
 :func:`separation` measures how far apart given models are. Where a display of the paper contradicts
-its own proof we follow the proof, and ``as_printed=True`` gives the display.
+its own proof we follow the proof.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def alpha_center(n_users: int, smallest: int, c: float = 100) -> float:
     and Theorem 3's condition follows only with it. 1 <= smallest <= n_users, c > 0.
     """
     m, size = check.users(n_users, smallest)
-    check.symbols(c=c)
+    check.positive(c=c)
     return 2 * c * math.sqrt(m / size)
 
 
@@ -71,8 +71,8 @@ def sample_ratio(alpha: float, M: float, D: float, *, gamma: float | None = None
     between population optima. ``gamma`` gives Eq. (11), 4 M alpha^2 / (D - 2 gamma)^2 with
     0 < gamma < D/2, of which the theorem is the case gamma = D/4.
     """
-    check.not_negative("alpha", alpha, "it is the separation of Eq. (4) that a method needs")
-    check.symbols(M=M, D=D)
+    check.not_negative(alpha=alpha)
+    check.positive(M=M, D=D)
     gamma = D / 4 if gamma is None else gamma
     why = "means of clusters are within gamma of the optima, and D - 2 gamma apart"
     check.between("gamma", gamma, 0, D / 2, f"0 < gamma < D/2 = {D / 2:g}", why)
@@ -83,7 +83,7 @@ def sample_ratio(alpha: float, M: float, D: float, *, gamma: float | None = None
 def sample_ratio_cc(n_users: int, smallest: int, M: float, D: float) -> float:
     """ODCL-CC: n / log n > 256 M (m - |C_(K)|)^2 / (|C_(K)|^2 D^2) (Section 4.2, item 1)."""
     m, size = check.users(n_users, smallest)
-    check.symbols(M=M, D=D)
+    check.positive(M=M, D=D)
     return 256 * M * ((m - size) / size) ** 2 / D / D
 
 
@@ -94,7 +94,7 @@ def sample_ratio_km(n_users: int, smallest: int, M: float, D: float, c: float = 
     |C_(K)| + sqrt m: both lost a square root, and we follow neither.
     """
     m, size = check.users(n_users, smallest)
-    check.symbols(M=M, D=D, c=c)
+    check.positive(M=M, D=D, c=c)
     return 64 * M * (math.sqrt(size) + c * math.sqrt(m)) ** 2 / size / D / D
 
 
@@ -108,7 +108,7 @@ def sample_ratio_part_one(
     calls it c^2 M / D^2 misplaced c.
     """
     m, size = check.users(n_users, smallest)
-    check.symbols(M_bar=M_bar, D=D, c=c)
+    check.positive(M_bar=M_bar, D=D, c=c)
     return 64 * c**2 * m * M_bar / size / D / D
 
 
@@ -122,7 +122,7 @@ def smallest_n(ratio: float) -> int:
     the n = 2 that n / log n = 2.89 would allow is not in the theorem. ``ratio`` is 0 or larger, a
     right-hand side as above; up to 3 / log 3 = 2.73 the answer is 3.
     """
-    check.not_negative("ratio", ratio, "it is the right-hand side of a condition n / log n > ratio")
+    check.not_negative(ratio=ratio)
     return _first(3, lambda n: _reaches(n, ratio, logs=1))
 
 
@@ -133,9 +133,8 @@ def smallest_T(ratio: float, *, least: int = 16) -> int:
     log(log(T) / delta) by (1 + log(1 / delta)) log log T, which needs log log T >= 1, that is
     T >= e^e = 15.15: we start at 16. ``least`` is 6 or larger, ``ratio`` 0 or larger.
     """
-    check.not_negative("ratio", ratio, "it is the right-hand side of a condition on T / log log T")
-    why = "below 5.83 T / log log T falls, and there may be no smallest T"
-    least = check.whole("least", least, why, least=6)
+    check.not_negative(ratio=ratio)
+    least = check.whole("least", least, least=6)
     return _first(least, lambda n: _reaches(n, ratio, logs=2))
 
 
@@ -173,20 +172,18 @@ def _reaches(n: int, ratio: float, *, logs: int) -> bool:
 # -- inexact local models (Theorem 2) --------------------------------------------------------------
 
 
-def largest_epsilon(alpha: float, D: float, xi: float, *, as_printed: bool = False) -> float:
+def largest_epsilon(alpha: float, D: float, xi: float) -> float:
     """Local accuracy below which Theorem 2 holds: epsilon < D^2 / (32 xi alpha^2).
 
-    The remark after Theorem 2 has 16 for 32; see :func:`sample_ratio_inexact` for why. ``xi`` is
+    The remark after Theorem 2 prints 16 for 32; see :func:`sample_ratio_inexact` for why. ``xi`` is
     xi_F = max_k G_Fk / mu_Fk (tau_F in that remark is the same).
     """
-    check.positive("alpha", alpha, "it is the separation of Eq. (4) that a method needs")
-    check.symbols(D=D, xi=xi)
-    return D**2 / (4 * (4 if as_printed else 8) * xi * alpha**2)
+    check.positive(D=D, xi=xi)
+    check.between("alpha", alpha, 0, math.inf, "0 < alpha < inf", "it is the separation of Eq. (4)")
+    return D**2 / (32 * xi * alpha**2)
 
 
-def sample_ratio_inexact(
-    alpha: float, M: float, D: float, *, epsilon: float, xi: float, as_printed: bool = False
-) -> float:
+def sample_ratio_inexact(alpha: float, M: float, D: float, *, epsilon: float, xi: float) -> float:
     """Right-hand side of Theorem 2's condition, n / log n > 4 M / (D^2 / (4 alpha^2) - 8 eps xi).
 
     Theorem 2 prints 4 eps xi and omits the proof. Lemma 7 adds eps G_F to F_k(theta) - F_k* (the S
@@ -194,7 +191,7 @@ def sample_ratio_inexact(
     (7) into four times that: 8 eps xi. ``epsilon`` bounds a distance here,
     ||theta_i^T - theta-hat_i|| <= eps, and lies below :func:`largest_epsilon`; 0 is Theorem 1.
     """
-    most = largest_epsilon(alpha, D, xi, as_printed=as_printed)
+    most = largest_epsilon(alpha, D, xi)
     why = (
         "beyond it no number of samples makes up for the error of the local solvers. Run more "
         "steps, see sgd_iterations"
@@ -204,11 +201,11 @@ def sample_ratio_inexact(
 
 
 def epsilon_that_keeps_the_rate(
-    n: int, largest: int, *, alpha: float, D: float, xi: float, as_printed: bool = False
+    n: int, largest: int, *, alpha: float, D: float, xi: float
 ) -> float:
     """Below min(1 / (n |C_(1)|), largest_epsilon), Theorem 2 has Theorem 1's rate (its remark)."""
-    size = check.whole("largest", largest, "it counts the users of the largest cluster")
-    return min(1 / (check.samples(n) * size), largest_epsilon(alpha, D, xi, as_printed=as_printed))
+    size = check.whole("largest", largest)
+    return min(1 / (check.samples(n) * size), largest_epsilon(alpha, D, xi))
 
 
 def sgd_distance(T: int, *, gamma: float, mu: float, delta: float) -> float:
@@ -219,8 +216,8 @@ def sgd_distance(T: int, *, gamma: float, mu: float, delta: float) -> float:
     As printed; the second term has no mu, so that the bound changes with the unit of the loss,
     which SGD does not. Treat T from it as an order of magnitude.
     """
-    T = check.whole("T", T, "Lemma 6 speaks of the iterates from the eighth on", least=8)
-    _check_sgd(gamma, mu)
+    T = check.whole("T", T, least=8)
+    check.positive(gamma=gamma, mu=mu)
     check.between("delta", delta, 0, 1 / math.e, "0 < delta < 1/e", "Lemma 6 asks for it")
     log = math.log(math.log(T) / delta)
     return (12 * gamma**2 / mu**2 + 8 * gamma * (121 * gamma + 1) * log) / T
@@ -236,8 +233,7 @@ def iteration_ratio(epsilon: float, *, gamma: float, mu: float, n: int) -> float
     6 L Gamma^2 / mu_l^2 + 4 L Gamma (...): left over from another version, not followed.
     """
     n = check.samples(n)
-    _check_sgd(gamma, mu)
-    check.positive("epsilon", epsilon, "it bounds the distance of a local model from the exact one")
+    check.positive(gamma=gamma, mu=mu, epsilon=epsilon)
     log = 1 + 3 * math.log(n)
     return (12 * gamma**2 / mu**2 + 8 * gamma * (121 * gamma + 1) * log) / epsilon**2
 
@@ -248,8 +244,7 @@ def mean_iterations(epsilon: float, *, gamma: float, mu: float) -> float:
     Here ``epsilon`` is a *squared* distance, E||theta_i^T - theta-hat_i||^2 <= eps (Lemma 5); the
     paper uses one letter for both. The ``+ eps`` of Lemma 8 should be 2 eps (Young's inequality).
     """
-    _check_sgd(gamma, mu)
-    check.positive("epsilon", epsilon, "it bounds the squared distance to the exact local model")
+    check.positive(gamma=gamma, mu=mu, epsilon=epsilon)
     return 4 * gamma**2 / (mu**2 * epsilon)
 
 
@@ -257,11 +252,6 @@ def sgd_iterations(epsilon: float, *, gamma: float, mu: float, n: int) -> int:
     """Smallest T that meets both conditions of Theorem 2, and T >= 16 (see ``smallest_T``)."""
     least = max(16, math.ceil(mean_iterations(epsilon, gamma=gamma, mu=mu)))
     return smallest_T(iteration_ratio(epsilon, gamma=gamma, mu=mu, n=n), least=least)
-
-
-def _check_sgd(gamma: float, mu: float) -> None:
-    check.positive("gamma", gamma, "it bounds the stochastic gradients (Section 4.4)")
-    check.positive("mu", mu, "it is the strong convexity of the users' risks, mu_f (Assumption 7)")
 
 
 # -- separation of given models --------------------------------------------------------------------
@@ -369,7 +359,7 @@ def separation(theta: Floats, labels: Array, *, c: float = 100) -> Separation:
     check.inside(not missing, "labels", "one for each user", "some are None or not finite")
     below = int((labels < 0).sum()) if labels.dtype.kind in "if" else 0
     check.inside(below == 0, f"{below} labels below 0", "labels >= 0", "-1 means no cluster")
-    check.symbols(c=c)
+    check.positive(c=c)
     labels = number_by_first_user(labels)
     sizes = np.bincount(labels)
     why = "it is separated from nothing (Assumption 1)"

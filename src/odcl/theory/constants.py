@@ -81,10 +81,9 @@ def problem_constants(
     that is known better goes in by ``dataclasses.replace``.
     """
     loss = as_loss(loss)
-    n_features = check.whole("n_features", n_features, "it counts the columns of x")
-    check.positive("row_norm", row_norm, "it bounds ||x||")
-    check.positive("radius", radius, "Theta lies in the ball ||theta|| <= radius (Assumption 2)")
-    check.not_negative("l2", l2, "it is the weight of a penalty")
+    n_features = check.whole("n_features", n_features)
+    check.positive(row_norm=row_norm, radius=radius)
+    check.not_negative(l2=l2)
     most = row_norm**2 / n_features
     domain = f"0 <= least_eigenvalue <= row_norm^2 / n_features = {most:g}"
     why, top = "the eigenvalues of E[x x^T] sum to E||x||^2", most * (1 + 1e-12)
@@ -99,7 +98,7 @@ def problem_constants(
             f"convex population loss. Give {wanted}l2 > 0, or a smaller radius."
         )
     if noise is not None:
-        check.not_negative("noise", noise, "it bounds the slope of the loss at the optimum")
+        check.not_negative(noise=noise)
     slope_at_optimum = row.slope if noise is None else min(row.slope, noise)
     return ProblemConstants(
         L=L,
@@ -150,7 +149,7 @@ def _extreme_targets(loss: Loss, target: float | None) -> Floats:
             f"The {loss.name} loss of a row depends on the size of its target, and target=None. "
             "Give target=..., a bound on |y|."
         )
-    check.not_negative("target", target, "it bounds |y|")
+    check.not_negative(target=target)
     return np.array([0.0 if isinstance(loss, Poisson) else -target, float(target)])
 
 
@@ -180,8 +179,8 @@ def c_constant(epsilon: float, delta: float, *, R: float, dim: int) -> float:
     0 < delta < 1/2 and 0 < epsilon <= 6 R; with a larger epsilon one point covers Theta and the
     logarithm turns negative, which Lemma 3 does not exclude and cannot mean.
     """
-    check.symbols(R=R)
-    dim = check.parameters(dim)
+    check.positive(R=R)
+    dim = check.whole("dim", dim)
     check.between("delta", delta, 0, 0.5, "0 < delta < 1/2", "Lemma 3 holds with 1 - 2 delta")
     why = "it is the resolution of a cover of Theta"
     domain = f"0 < epsilon <= 6 R = {6 * R:g}"
@@ -232,16 +231,13 @@ def m_constant(
 
 
 def _check(*, L: float, mu: float, R: float, N: float, G: float, F_star: float, dim: int) -> int:
-    check.positive("L", L, "it is the smoothness of the loss (Assumption 3)")
-    check.positive("mu", mu, "it is the strong convexity of the population loss (Assumption 4)")
+    check.positive(L=L, mu=mu)
+    check.not_negative(N=N, G=G, F_star=F_star)
     why = f"an L-smooth loss with L={L!r} is at most L-strongly convex. Are L and mu swapped?"
     check.inside(mu <= L, f"mu={mu!r}", "mu <= L", why)
     why = "log 6R must not be negative. Take R = 1/6: R only has to be large enough (Assumption 2)"
     check.between("R", R, 1 / 6, math.inf, "1/6 <= R < inf", why, closed="[")
-    check.not_negative("N", N, "it bounds the gradients at the optimum (Assumption 6)")
-    check.not_negative("G", G, "it bounds the gradient of the population loss (Section 2)")
-    check.not_negative("F_star", F_star, "the loss is not negative (Assumption 3)")
-    return check.parameters(dim)
+    return check.whole("dim", dim)
 
 
 @dataclass(frozen=True)
@@ -258,9 +254,8 @@ def m_over_users(per_cluster: Sequence[float], sizes: Sequence[int]) -> UserCons
     ``per_cluster`` holds M_ik of each cluster, which its users share, ``sizes`` its |C_k|.
     """
     sizes = check.cluster_sizes(sizes)
-    per_cluster = check.several("per_cluster", per_cluster, "M_ik of every cluster, see m_constant")
-    check.paired("constants", per_cluster, "clusters", len(sizes))
+    per_cluster = check.several("per_cluster", per_cluster, len(sizes), "cluster")
     for value in per_cluster:
-        check.positive("M_ik", value, "see m_constant")
+        check.positive(M_ik=value)
     mean = math.fsum(s * M for s, M in zip(sizes, per_cluster, strict=True)) / sum(sizes)
     return UserConstants(M=max(per_cluster), M_bar=mean)

@@ -13,7 +13,7 @@ from scipy.spatial.distance import pdist
 from odcl.data.synthetic import linear_federation
 from odcl.paper.experiments.definition import Experiment, Measured, Task
 from odcl.paper.experiments.rows import Rows, Setting
-from odcl.theory.communication import table1, to_markdown
+from odcl.theory import table1
 
 
 def settings(quick: bool) -> list[Setting]:
@@ -47,13 +47,13 @@ def evaluated(sizes: Sequence[int], D: float, n: int) -> str:
     m, K = sum(sizes), len(sizes)
     each = f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
     head = f"m = {m}, K = {K}, |C_k| = {each}, D = {D:g}, n = {n}"
-    return f"## {head}\n\n{to_markdown(table1(sizes, D=D, n=n)).split(chr(10) * 2)[0]}"
+    return f"## {head}\n\n{str(table1(sizes, D=D, n=n)).split(chr(10) * 2)[0]}"
 
 
 def page(rows: Rows) -> list[str]:
     seen = {str(row.setting): row.setting for row in rows.rows}
     parts = [evaluated(s["sizes"], s["D"], s["n"]) for s in seen.values()]
-    legend = to_markdown(table1([2, 2], D=1.0, n=3)).split("\n\n")[1]
+    legend = str(table1([2, 2], D=1.0, n=3)).split("\n\n")[1]
     return ["The paper gives orders; here they have numbers, with constants of 1.", *parts, legend]
 
 
