@@ -1,0 +1,153 @@
+"""``odcl.fit_table``: what the command does, in a line of Python, from files and frames."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+import odcl
+from odcl import Method, ODCLRegressor
+from odcl.runs.folder import page_of_run
+from tests.helpers import files_below, people, refusal, save_csv
+
+
+def messy(n_users=24, n=15, seed=3):
+    """Two groups of shops; rows shuffled, values missing, kinds that some shops never sell."""
+    rng = np.random.default_rng(seed)
+    shop = np.repeat(np.arange(n_users), n)
+    kind = rng.choice(["bread", "cake", "rolls"], size=len(shop))
+    kind[(shop < 6) & (kind == "cake")] = "bread"
+    price = rng.normal(10, 2, len(shop))
+    slope = np.where(shop % 2, -4.0, 3.0)
+    sold = 100 + slope * price + 15 * (kind == "cake") + rng.normal(0, 2, len(shop))
+    frame = pd.DataFrame({"shop": [f"shop {s}" for s in shop], "price": price, "kind": kind})
+    frame["sold"] = sold
+    frame.loc[rng.random(len(frame)) < 0.05, "price"] = np.nan
+    frame.loc[rng.random(len(frame)) < 0.03, "kind"] = None
+    return frame.sample(frac=1.0, random_state=seed).reset_index(drop=True)
+
+
+ROLES = {"user": "shop", "target": "sold", "missing": "mean"}
+
+
+@pytest.fixture(scope="module")
+def run():
+    return odcl.fit_table(messy(), **ROLES)
+
+
+def test_a_messy_table_in_one_line(run):
+    model = run.model
+    assert model.n_clusters_ == 2
+    assert (
+        len({(int(u.split()[1]) % 2, g) for u, g in zip(model.users_, model.labels_, strict=True)})
+        == 2
+    )
+    assert model.feature_names_ == ["price", "kind=cake", "kind=rolls"]
+    filled = [text for text in run.notices if "missing values filled in" in text]
+    assert len(filled) == 1
+    assert run.comparison.n_users == 24
+    lines = str(run).splitlines()
+    assert lines[0].startswith("24 users, 360 rows, 3 features, squared loss, 1 round. 2 groups")
+    assert "users do better than with a model of their own" in str(run)
+    assert lines[-1].startswith("In a federation each user would send ")
+    assert repr(run) == "<Run: 24 users, 360 rows, 2 groups>"
+
+
+@pytest.mark.parametrize("kind", ["polars", "arrow", "csv", "parquet"])
+def test_every_source_gives_the_same_run(run, kind, tmp_path):
+    frame = messy()
+    source = {"polars": pl.from_pandas, "arrow": pa.Table.from_pandas}.get(kind, lambda f: f)(frame)
+    if kind in ("csv", "parquet"):
+        source = tmp_path / f"table.{kind}"
+        frame.to_csv(source, index=False) if kind == "csv" else frame.to_parquet(source)
+    other = odcl.fit_table(source, **ROLES, holdout=0)
+    assert_allclose(other.model.coef_, run.model.coef_, rtol=1e-12)
+    assert other.comparison is None
+
+
+def test_the_order_of_the_rows_does_not_matter(run):
+    other = odcl.fit_table(messy().sort_values("price"), **ROLES, holdout=0)
+    assert_allclose(other.model.coef_, run.model.coef_, rtol=1e-10)
+
+
+def test_rows_with_gaps_can_be_left_out_or_refused():
+    left = odcl.fit_table(messy(), **{**ROLES, "missing": "drop"}, holdout=0)
+    assert any("left out" in text for text in left.notices)
+    with pytest.raises(ValueError, match="missing"):
+        odcl.fit_table(messy(), user="shop", target="sold")
+
+
+def test_it_is_what_the_command_does(command):
+    frame = people()
+    path = save_csv(frame)
+    said = command("fit", path, "--user", "user", "--target", "y", "--out", "run")
+    run = odcl.fit_table(path, user="user", target="y", n_jobs=1)
+    found, report, _ = said.out.partition("\nReport: run/report.html\n")
+    assert run.text(shell=True) == found
+    assert report
+    run.save("mine")
+    mine, theirs = files_below("mine"), files_below("run")
+    assert set(mine) == set(theirs)
+    for name in set(mine) - {"report.html", "evidence.json", "manifest.json"}:  # the command
+        assert mine[name] == theirs[name], name
+    assert_array_equal(ODCLRegressor.load("mine").theta_, run.model.theta_)
+
+
+def test_the_page_of_a_run_is_that_of_its_folder(run, tmp_path):
+    page = run.report(tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_bytes() == page
+    run.save(tmp_path / "run")
+    assert (tmp_path / "run" / "report.html").read_bytes() == page
+    assert page_of_run(tmp_path / "run") == page
+    hidden = run.report(anonymous=True)
+    assert page_of_run(tmp_path / "run", anonymous=True) == hidden
+    assert b"shop 7" in page
+    assert b"shop 7" not in hidden
+
+
+def test_settings_are_those_of_the_command(tmp_path):
+    frame = people().assign(day=np.tile(np.arange(14), 8), note="text")
+    run = odcl.fit_table(
+        frame,
+        user="user",
+        target="y",
+        features=["a", "b"],
+        method="paper",
+        clusters=2,
+        l2=0.1,
+        intercept=False,
+        holdout="last:0.3",
+        time="day",
+        seed=4,
+    )
+    assert run.model.feature_names_ == ["a", "b"]
+    assert run.model.method_ == Method.paper(2)
+    assert (run.model.l2, run.model.fit_intercept, run.model.random_state) == (0.1, False, 4)
+    assert run.comparison.ours == "paper"
+    run.save(tmp_path / "run")
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert report["holdout"] == "last:0.3"
+    assert report["engine"] == "memory"
+    with pytest.raises(ValueError, match="exists already"):
+        run.save(tmp_path / "run")
+    assert refusal(odcl.fit_table, frame, user="user", target="y", holdout="last") == (
+        "holdout='last' and time='COLUMN' go together."
+    )
+    assert "'often' is neither a share" in refusal(
+        odcl.fit_table, frame, user="user", target="y", holdout="often"
+    )
+
+
+def test_advice_is_for_python(run):
+    frame = people(n=20).assign(y=lambda f: (f.y - f.y.min()).round())
+    text = "\n".join(odcl.fit_table(frame, user="user", target="y", holdout=0).notices)
+    assert "for counts say loss='poisson'" in text
+    assert "--" not in f"{run}{text}"
+    assert not Path("run").exists()
