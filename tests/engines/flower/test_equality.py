@@ -117,18 +117,6 @@ def test_a_node_that_remembers_fits_once():
     assert CountedFit.calls == 4
 
 
-def test_flowers_own_loop_gives_the_same():
-    """``Strategy.start`` of Flower works with the four methods that strategies have."""
-    from flwr.app import ArrayRecord
-    from flwr.serverapp.strategy import Strategy
-
-    rows, got = federation("squared"), {}
-    strategy = ODCL()
-    Strategy.start(strategy, grid_of(parts_of(rows, 4), got), ArrayRecord(), num_rounds=1)
-    assert_array_equal(models_of(got, rows.users), fit(rows).models)
-    assert len(strategy.outcome.delivered) == 4
-
-
 def test_losses_on_held_out_rows_are_those_of_the_models():
     rows, test = federation("squared"), federation("squared", seed=1)
     got = {}

@@ -16,8 +16,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDic
 from odcl import Method, Risk, fit
 from odcl.data.federation import Federation
 from odcl.engines.flower import ODCL, make_client_app
-from odcl.engines.flower import transport as looks
-from odcl.engines.flower.records import array_record
+from odcl.engines.flower import messages as looks
+from odcl.engines.flower.messages import array_record
+from odcl.engines.flower.strategy import Delivery
 from tests.engines.flower.world import (
     SUPERLINK,
     Node,
@@ -455,7 +456,7 @@ def test_a_node_refuses_downloads_that_are_not_its_own():
     strategy.start(grid)
     fresh = grid_of(PARTS, got)
     (node_id, node), *_ = fresh.online.items()
-    delivery = strategy._delivery()
+    delivery = Delivery.of(strategy.outcome.step)
     users = PARTS[node.config["partition-id"]].users.tolist()
     ((_, arrays, words),) = delivery.by_node(strategy.request, {node_id: users})
     for changed, told, why in (
@@ -502,7 +503,7 @@ def test_a_refused_run_leaves_nodes_alone(tmp_path):
 
 def test_one_user_in_all_has_nobody_to_be_compared_with():
     alone = ROWS.take(np.array([0]))
-    with pytest.raises(ValueError, match="One user sent something"):
+    with pytest.raises(ValueError, match="Only one user sent an upload"):
         ODCL(min_replies=1).start(grid_of([alone]))
 
 

@@ -27,7 +27,7 @@ from odcl.engines.flower import (
     network_digest,
     read_bare,
 )
-from odcl.engines.flower.linear_models import with_model
+from odcl.engines.flower.fits import with_model
 from odcl.engines.flower.networks import flat, set_flat
 from odcl.risk.losses import Multinomial
 from odcl.server.combine import average_by_cluster

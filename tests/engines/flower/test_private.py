@@ -18,8 +18,8 @@ from odcl.data.synthetic import store_tables
 from odcl.data.write import write_table
 from odcl.engines.flower import IFCA, ODCL, make_client_app
 from odcl.engines.flower import strategy as strategies
+from odcl.engines.flower.client import KEY
 from odcl.engines.flower.deployment import COMPLETED
-from odcl.engines.flower.private import KEY
 from odcl.engines.flower.trial import app_config, app_folder
 from tests.engines.flower.test_app import client  # noqa: F401  a fixture
 from tests.engines.flower.test_result import Killed, killed

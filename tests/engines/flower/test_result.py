@@ -415,7 +415,7 @@ def test_known_users_with_other_rows_are_set_aside(tmp_path):
     before = files_below(run)
     other = federation("squared", seed=1).take(np.array([0]))
     grid.online = {lost: next(iter(grid_of([other]).online.values()))}
-    with pytest.raises(ValueError, match="0 late nodes can be served") as error:
+    with pytest.raises(ValueError, match="0 replies can be taken from late nodes") as error:
         ODCL.from_result(run).start(grid)
     assert "user 'u00' is in the result with other rows" in error.value.__notes__[0]
     assert files_below(run) == before

@@ -14,7 +14,7 @@ pytest.importorskip("flwr", reason="Flower is not installed here: it has its own
 from odcl import Method, Risk
 from odcl.clustering.kmeans.kmeanspp import KMeansPP
 from odcl.engines.flower import IFCA, ODCL, read_bare
-from odcl.engines.flower.records import array_record
+from odcl.engines.flower.messages import array_record
 from odcl.paper.baselines import cluster_oracle, ifca, one_shot
 from odcl.risk.losses import Multinomial
 from tests.engines.flower.world import federation, grid_of, models_of, parts_of
@@ -68,12 +68,9 @@ def test_ifca_of_one_user_per_node_is_the_same_whatever_the_nodes_ids():
     assert_array_equal(*each)
 
 
-def test_ifca_starts_from_the_models_that_flower_is_given():
+def test_ifca_starts_from_the_models_that_it_is_given():
     rows, start = federation(), np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
-    got = {}
-    strategy = IFCA("squared", 2, n_features=3, initial="zeros", **LIMITS)
-    records = array_record({"models": start})
-    strategy.start(grid_of(parts_of(rows, 4), got), records, num_rounds=3)
+    _, got = run_ifca(rows, initial=start, rounds=3)
     same = ifca(rows, n_clusters=2, start=start, rounds=3)
     assert_allclose(models_of(got, rows.users), same.models, rtol=1e-12)
 
@@ -154,7 +151,7 @@ def test_too_few_answers_fail_the_run_and_name_who_was_set_aside():
     grid = grid_of(parts_of(rows, 4), {})
     for node in sorted(grid.online)[1:]:
         grid.online[node].spoil = damage("NaN")
-    with pytest.raises(ValueError, match="1 answers of round 3") as caught:
+    with pytest.raises(ValueError, match="1 reply can be taken in round 3") as caught:
         run_ifca(rows, grid=grid)
     assert len(caught.value.__notes__) == 3
 

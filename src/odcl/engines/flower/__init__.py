@@ -18,25 +18,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from odcl.engines.flower.bare import read_bare as read_bare
     from odcl.engines.flower.client import make_client_app as make_client_app
+    from odcl.engines.flower.fits import EstimatorFit as EstimatorFit
     from odcl.engines.flower.fits import Fit as Fit
     from odcl.engines.flower.fits import RiskFit as RiskFit
     from odcl.engines.flower.ifca import IFCA as IFCA
     from odcl.engines.flower.ifca import IFCAOutcome as IFCAOutcome
     from odcl.engines.flower.late import LateODCL as LateODCL
-    from odcl.engines.flower.linear_models import EstimatorFit as EstimatorFit
     from odcl.engines.flower.networks import ModuleFit as ModuleFit
     from odcl.engines.flower.networks import frozen_features as frozen_features
     from odcl.engines.flower.networks import network_digest as network_digest
     from odcl.engines.flower.node import NodeData as NodeData
     from odcl.engines.flower.node import NodeModels as NodeModels
-    from odcl.engines.flower.outcome import Outcome as Outcome
     from odcl.engines.flower.request import Request as Request
+    from odcl.engines.flower.result import Outcome as Outcome
+    from odcl.engines.flower.result import read_bare as read_bare
     from odcl.engines.flower.strategy import ODCL as ODCL
 
 _HOME = {
-    "EstimatorFit": "linear_models",
+    "EstimatorFit": "fits",
     "Fit": "fits",
     "IFCA": "ifca",
     "IFCAOutcome": "ifca",
@@ -45,13 +45,13 @@ _HOME = {
     "NodeData": "node",
     "NodeModels": "node",
     "ODCL": "strategy",
-    "Outcome": "outcome",
+    "Outcome": "result",
     "Request": "request",
     "RiskFit": "fits",
     "frozen_features": "networks",
     "make_client_app": "client",
     "network_digest": "networks",
-    "read_bare": "bare",
+    "read_bare": "result",
 }
 __all__ = sorted(_HOME)
 

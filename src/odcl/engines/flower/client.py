@@ -1,38 +1,70 @@
 """The node's side: ``make_client_app(load)`` is a ClientApp that fits, sends and receives.
 
-train     the request (risk, method, digest) -> the uploads of the node's users
-evaluate  their downloads -> their last step, on the node's own rows; metrics go back
+train            the request (risk, method, digest) -> the uploads of the node's users
+evaluate         their downloads -> their last step, on the node's own rows; metrics go back
+train.rounds     models -> a gradient or a model of each user, for IFCA and rounds inside groups
+evaluate.rounds  the last models -> the one that each user takes
+
+What leaves a node tells neither who its users are nor what a cell of its table holds.
 """
 
 from __future__ import annotations
 
+import hmac
+import os
+import secrets
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import replace
+from functools import wraps
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 
-from odcl._typing import Array, Bools
+from odcl._typing import Array, Bools, Floats, Ints
 from odcl.artifact.arrays import ArraySpec, expect, is_count, parse_json
-from odcl.data.federation import Federation
+from odcl.data.federation import as_ids
 from odcl.engines.arrivals import Agreed
 from odcl.engines.deliveries import MIXTURE_SPECS, download_specs, downloads_of, mixture_of
 from odcl.engines.files.envelope import Refused, refusing
-from odcl.engines.flower.fits import Fit, RiskFit
+from odcl.engines.files.keys import write_new
+from odcl.engines.flower.fits import Fit, RiskFit, RoundFit
+from odcl.engines.flower.messages import array_record, arrays_of, config_of, content
 from odcl.engines.flower.node import NodeData, NodeModels
-from odcl.engines.flower.private import no_values, outside
-from odcl.engines.flower.records import array_record, arrays_of, config_of, content
 from odcl.engines.flower.request import Request, ids_from_text, ids_to_text
-from odcl.engines.flower.rounds import MESSAGE, add_rounds
+from odcl.engines.flower.rounds import ACTION, Round
+from odcl.errors import InputError
 from odcl.exchange.download import Downloads
 from odcl.exchange.upload import Uploads
+from odcl.files import locked, read_regular
+from odcl.local.fit import fit_users
+from odcl.local.receive import Received
 from odcl.method import Method
 from odcl.risk.risk import Risk
+from odcl.rounds.users import Answers
 
 Load = Callable[[Context], Any]
 OnModel = Callable[[NodeModels, Context], None]
+MESSAGE = "the server's message cannot be used"
 _STATE = "odcl"  # of the node's own memory
+
+
+class _Node(NamedTuple):
+    """A node's side of one message."""
+
+    request: Request
+    data: NodeData
+    agreed: Agreed
+    called: Array  # (n_users,), ids as they leave the node
+
+    @property
+    def sizes(self) -> dict[str, float]:
+        return {"num-examples": len(self.data.train.y), "num-users": self.data.train.n_users}
+
+    def words(self) -> dict[str, Any]:
+        return {"task": self.request.digest, "users": ids_to_text(self.called)}
 
 
 def make_client_app(
@@ -62,7 +94,7 @@ def make_client_app(
     how = None if method is None else Request(method=Method.of(method)).method
     app = ClientApp()
 
-    def asked(message: Message) -> Request:
+    def node_of(message: Message, context: Context) -> _Node:
         with refusing(MESSAGE):
             request = Request.from_config(config_of(message))
         for name, own, theirs in (("risk", wanted, request.risk), ("method", how, request.method)):
@@ -71,9 +103,6 @@ def make_client_app(
                     f"The server asks for the {name} {theirs}, and this node agreed to {own}: "
                     "nothing was sent."
                 )
-        return request
-
-    def rows_of(context: Context, request: Request) -> tuple[NodeData, Agreed, Array]:
         data = NodeData.of(load(context), context.node_config)
         n = _length(fit) if request.bare else data.train.n_features
         if request.n_features not in (None, n):
@@ -81,53 +110,94 @@ def make_client_app(
                 f"The rows have {n} features, and {request.n_features} are agreed on: "
                 f"{', '.join(request.columns or ())}."
             )
-        return data, request.agreed(n), outside(data.train.users, context)
+        return _Node(request, data, request.agreed(n), _digests(data.train.users, context))
 
     @app.train()
     @no_values
     def train(message: Message, context: Context) -> Message:
-        request = asked(message)
-        data, agreed, called = rows_of(context, request)
-        uploads = fit.uploads(data.train, agreed, seed=request.seed)
-        arrays = uploads.to_arrays()
-        _remember(context, request, data.train, arrays)
-        words = {
-            "task": request.digest,
-            "users": ids_to_text(called),
-            "n-features": agreed.n_features,
-        }
-        sizes = {"num-examples": len(data.train.y), "num-users": len(uploads)}
-        return Message(content(arrays, words, sizes), reply_to=message)
+        node = node_of(message, context)
+        arrays = fit.uploads(node.data.train, node.agreed, seed=node.request.seed).to_arrays()
+        context.state[f"{_STATE}-arrays"] = array_record(arrays)
+        context.state[f"{_STATE}-config"] = ConfigRecord(_sent(node))
+        words = {**node.words(), "n-features": node.agreed.n_features}
+        return Message(content(arrays, words, node.sizes), reply_to=message)
 
     @app.evaluate()
     @no_values
     def evaluate(message: Message, context: Context) -> Message:
-        request = asked(message)
-        data, agreed, called = rows_of(context, request)
-        words = config_of(message)
+        node = node_of(message, context)
+        request, data, agreed, called = node
+        words, rows = config_of(message), data.train
         with refusing(MESSAGE):
             downloads, late = _delivered(message, words, agreed, called)
-        uploads = _recalled(context, request, data.train, agreed)
+        uploads = _recalled(context, node)
         if uploads is None:
-            uploads = fit.uploads(data.train, agreed, seed=request.seed)
-        placed = fit.last_step(data.train, agreed, uploads, downloads, late=late, seed=request.seed)
+            uploads = fit.uploads(rows, agreed, seed=request.seed)
+        placed = fit.last_step(rows, agreed, uploads, downloads, late=late, seed=request.seed)
         if on_model is not None:
             own, reason = placed.received, str(words.get("reason", ""))
             found = (own.models, placed.labels, placed.probability, reason, own, uploads, late)
-            on_model(NodeModels(request, data.train.users, *found), context)
-        metrics: dict[str, float] = {"num-examples": len(data.train.y), "num-users": len(uploads)}
+            on_model(NodeModels(request, rows.users, *found), context)
+        metrics = node.sizes
         if data.test is not None:
+            alone = uploads.theta
+            if alone is None:
+                alone = fit_users(rows, agreed.risk, "none").theta
+            each = {"": placed.received.models, "-local": alone, "-group": downloads.model}
+            for name, theta in each.items():
+                metrics[f"loss{name}"] = fit.loss(data.test, rows, agreed, theta)
             metrics["num-examples"] = len(data.test.y)
-            metrics |= fit.losses(data.test, data.train, agreed, placed, downloads)
         answer = {"task": request.digest, "received": True}
         return Message(content(None, answer, metrics), reply_to=message)
 
-    add_rounds(app, fit, asked, rows_of, on_model)
+    def answered(node: _Node, message: Message, *, last: bool) -> tuple[Message, Answers]:
+        _, data, agreed, called = node
+        if not isinstance(fit, RoundFit):
+            raise Refused(
+                f"{type(fit).__name__} fits once, on a user's own rows, and cannot go on from a "
+                "model that is sent to it: ask for the one shot (refine_rounds=0)."
+            )
+        with refusing(MESSAGE):
+            question, models, labels = _question(message, agreed, called)
+        found = fit.answer(data.train, agreed, models, labels, question.work())
+        arrays: dict[str, Array] = {
+            "labels": found.labels[:, 0].astype(np.int64),
+            "risk": found.risk[:, 0],
+        }
+        if question.replies:
+            arrays["replies"] = found.replies[:, 0]
+        if question.radius is not None:
+            arrays["smoothness"] = fit.smoothness(data.train, agreed, question.radius)
+        metrics = node.sizes
+        if last and data.test is not None:
+            metrics["num-examples"] = len(data.test.y)
+            metrics["loss"] = fit.loss(data.test, data.train, agreed, found.picked[:, 0])
+        words = {**node.words(), "number": question.number}
+        return Message(content(arrays, words, metrics), reply_to=message), found
+
+    @app.train(ACTION)
+    @no_values
+    def train_rounds(message: Message, context: Context) -> Message:
+        return answered(node_of(message, context), message, last=False)[0]
+
+    @app.evaluate(ACTION)
+    @no_values
+    def evaluate_rounds(message: Message, context: Context) -> Message:
+        node = node_of(message, context)
+        reply, found = answered(node, message, last=True)
+        if on_model is not None:
+            models, labels, m = found.picked[:, 0], found.labels[:, 0], len(found.labels)
+            own = Received(models, np.full(m, np.inf), "none")
+            reason, late = "the least risk on the user's own rows", np.zeros(m, dtype=bool)
+            given = (models, labels, np.ones(m), reason, own, None, late)
+            on_model(NodeModels(node.request, node.data.train.users, *given), context)
+        return reply
+
     return app
 
 
 def _length(fit: Fit) -> int:
-    """How many numbers a model has that odcl does not know."""
+    """How many numbers a bare model has."""
     found = getattr(fit, "n_parameters", None)
     if found is None:
         raise Refused(
@@ -135,6 +205,9 @@ def _length(fit: Fit) -> int:
             "give make_client_app a fit of its own, such as ModuleFit, or the server a risk."
         )
     return int(found)
+
+
+# -- messages from the server ----------------------------------------------------------------------
 
 
 def _delivered(
@@ -147,39 +220,99 @@ def _delivered(
     expect(isinstance(late, bool) and is_count(n_groups), "the download lacks words")
     text = words.get("mixture", "")
     mixed = None if text == "" else parse_json(str(text).encode())
-    specs: dict[str, ArraySpec] = download_specs(agreed.dim)
-    if mixed is not None:
-        specs |= MIXTURE_SPECS
+    own: dict[str, ArraySpec] = download_specs(agreed.dim)
+    specs = own | (MIXTURE_SPECS if mixed is not None else {})
     if late:
         specs["late"] = ArraySpec(("users",), ("bool",))
     arrays = arrays_of(message, specs, users=len(users))
     mixture = mixture_of(agreed, mixed, arrays)
-    own = {name: arrays[name] for name in download_specs(agreed.dim) if name in arrays}
-    downloads = downloads_of(agreed, users, own, int(n_groups or 0), mixture)
+    given = {name: arrays[name] for name in own if name in arrays}
+    downloads = downloads_of(agreed, users, given, int(n_groups or 0), mixture)
     return downloads, arrays.get("late", np.zeros(len(users), dtype=bool))
 
 
-# -- the node's own memory: what it sent need not be worked out again ------------------------------
+def _question(message: Message, agreed: Agreed, users: Array) -> tuple[Round, Floats, Ints | None]:
+    """The round that a node is asked for, its models, and whose they are, if that is settled."""
+    words = config_of(message)
+    specs = {
+        "models": ArraySpec(("models", agreed.dim)),
+        "labels": ArraySpec(("users",), ("int64",), optional=True),
+    }
+    arrays = arrays_of(message, specs, users=len(users))
+    models, labels = arrays["models"], arrays.get("labels")
+    expect(len(models) > 0, "it holds no model")
+    if labels is not None:
+        named = ids_from_text(words.get("users"))
+        expect(named.tolist() == users.tolist(), "the models are for other users than this node's")
+        inside = (labels >= 0) & (labels < len(models))
+        expect(bool(inside.all()), "it names a model that is not there")
+        labels = labels.astype(np.intp)
+    return Round.from_words(words.get("round")), models, labels
 
 
-def _remember(
-    context: Context, request: Request, rows: Federation, arrays: Mapping[str, Array]
-) -> None:
-    context.state[f"{_STATE}-arrays"] = array_record(arrays)
-    told = {"task": request.digest, "users": ids_to_text(rows.users), "rows": len(rows.y)}
-    context.state[f"{_STATE}-config"] = ConfigRecord(told)
+# -- the node's memory: what it sent need not be worked out again ----------------------------------
 
 
-def _recalled(
-    context: Context, request: Request, rows: Federation, agreed: Agreed
-) -> Uploads | None:
+def _sent(node: _Node) -> dict[str, Any]:
+    """What an upload belongs to, so that the node knows it again."""
+    rows = node.data.train
+    return {"task": node.request.digest, "users": ids_to_text(rows.users), "rows": len(rows.y)}
+
+
+def _recalled(context: Context, node: _Node) -> Uploads | None:
     """What the node sent, if it remembers: another process may have sent it."""
-    from dataclasses import replace
-
-    told = context.state.config_records.get(f"{_STATE}-config")
+    config = context.state.config_records.get(f"{_STATE}-config")
     found = context.state.array_records.get(f"{_STATE}-arrays")
-    now = {"task": request.digest, "users": ids_to_text(rows.users), "rows": len(rows.y)}
-    if told is None or found is None or dict(told) != now:
+    if config is None or found is None or dict(config) != _sent(node):
         return None
     arrays = {name: one.numpy() for name, one in found.items()}
-    return replace(Uploads.from_arrays(rows.users, arrays), risk=agreed.risk)
+    return replace(Uploads.from_arrays(node.data.train.users, arrays), risk=node.agreed.risk)
+
+
+# -- what may leave the node -----------------------------------------------------------------------
+
+KEY, _BYTES = "odcl-names.key", 32
+_DIGITS = 16  # of a digest: of ten million users, two share one with a chance of 3e-6
+
+
+def _digests(users: Array, context: Context) -> Array:
+    """Users' ids as they leave their node: digests, or ``names = "plain"`` in the run's config.
+
+    The key stays in the node's Flower home: its users have the same digests in every run, and
+    only the node can try out names.
+    """
+    how = context.run_config.get("names", "digests")
+    if how == "plain":
+        return users
+    if how != "digests":
+        raise Refused(f"names = {how!r} in the run's config is neither 'digests' nor 'plain'.")
+    path = Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr") / KEY
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with locked(path):
+        if not path.exists():
+            write_new(path, secrets.token_bytes(_BYTES), 0o600)
+        key = read_regular(path, most=_BYTES)
+    if len(key) < _BYTES:  # names could be tried out under it
+        raise ValueError(f"{path} is cut off: put it back from a copy, or remove it.")
+    texts = (ids_to_text(users[i : i + 1]).encode() for i in range(len(users)))
+    return as_ids([hmac.digest(key, text, "sha256").hex()[:_DIGITS] for text in texts])
+
+
+def no_values(answer: Callable[[Message, Context], Message]) -> Any:
+    """Let the rule that rows broke leave the node, and no more; its own log has all of it.
+
+    A :class:`Refused` speaks of what the server sent or how the app is set up, and may leave.
+    """
+
+    @wraps(answer)
+    def guarded(message: Message, context: Context) -> Message:
+        try:
+            return answer(message, context)
+        except Refused:
+            raise
+        except Exception as error:
+            rule = error.rule if isinstance(error, InputError) else ""
+            seen = f"{type(error).__name__}, which the node's log explains"
+            raise Refused(rule or seen) from error
+
+    return guarded

@@ -7,26 +7,22 @@ their download get it now: the server's step is a pure function of the uploads i
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
-from odcl._typing import Floats, Ints
+from odcl._typing import Array, Floats
 from odcl.data.federation import as_ids, positions
-from odcl.engines.arrivals import SetAside, difference, naming_set_aside, nodes_aside
+from odcl.engines.arrivals import difference, nodes_aside
 from odcl.engines.deliveries import LateUsers
-from odcl.engines.flower.arrived import Arrival, Arrived
+from odcl.engines.flower.inbox import Inbox
+from odcl.engines.flower.messages import expect_replies, log, wait_for_nodes
 from odcl.engines.flower.node import own_ids
-from odcl.engines.flower.outcome import Delivery, count
-from odcl.engines.flower.records import array_record
-from odcl.engines.flower.result import SavedRun, add_late, open_result
-from odcl.engines.flower.strategy import ODCL, in_order, log
-from odcl.engines.flower.transport import wait_for_nodes
+from odcl.engines.flower.result import SavedRun, add_late, mean_metrics, open_result
+from odcl.engines.flower.strategy import ODCL, Delivery, count
 from odcl.exchange.download import Downloads
 from odcl.exchange.upload import Uploads
 from odcl.server.assign import Assignment
@@ -46,63 +42,37 @@ class LateODCL(ODCL):
         wait: float = 60.0,
         timeout: float = 600.0,
     ) -> None:
-        self.saved: SavedRun = open_result(Path(result_dir))
+        self.folder = Path(result_dir).absolute()
+        self.saved: SavedRun = open_result(self.folder)
         request = self.saved.request
-        super().__init__(
-            *(request.risk, request.method),
-            min_replies=min_replies,
-            nodes=nodes,
-            wait=wait,
-            timeout=timeout,
-            result_dir=result_dir,
-            seed=request.seed,
-        )
+        limits: Any = {"min_replies": min_replies, "nodes": nodes, "wait": wait, "timeout": timeout}
+        super().__init__(request.risk, request.method, seed=request.seed, **limits)
         self.request = request
         self.placed: dict[Any, Assignment] = {}  # new users, and where they belong
-        self._to_deliver: Delivery | None = None
-        self._got: Mapping[int, Mapping[str, float]] = {}
 
-    def check_place(self) -> None:
-        """The result is there: it was read."""
-
-    def _known(self) -> Iterable[int]:
-        return self.saved.confirmed
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """A request to every node that has no model yet."""
-        self._arrived, self._asked = Arrived(self.request), []
-        new = wait_for_nodes(grid, self.nodes, self.wait, known=self._known())
-        log.info("%s after the run: asking for their users' uploads", count(new, "node"))
-        return self._requests(new, config)
-
-    def _combined(self) -> tuple[ArrayRecord, MetricRecord]:
-        """Users of these nodes in the groups of the result."""
-        arrived, model = self._arrived, self.saved.model
-        arrived.settle()
-        for node, one in list(arrived.taken.items()):
-            why = f"it has {one.n_features} features, and the result {self.saved.n_features}"
-            if one.n_features == self.saved.n_features:
-                arrived.taken[node] = replace(one, uploads=self._named(node, one.uploads))
-                why = self._not_of_this_result(arrived.taken[node].uploads)
-            if why:
-                arrived.set_aside(node, why)
-                log.warning("Node %d is set aside: %s", node, why)
-        if self._asked and len(arrived.taken) < self.min_replies:
-            with naming_set_aside(nodes_aside(arrived.aside)):
-                raise ValueError(
-                    f"{count(arrived.taken, 'late node')} can be served, and {self.min_replies} "
-                    "should be: see why the others were set aside."
-                )
-        self._to_deliver = self._placed(arrived.taken.values())
-        sizes = {"num-users": len(self.placed), "nodes-set-aside": len(arrived.aside)}
-        return array_record({"centers": model.cluster_theta_}), MetricRecord(sizes)
+    def _gather(self, grid: Grid) -> Inbox:
+        """The uploads of nodes that have no models yet, as the result calls their users."""
+        inbox, known = Inbox(self.request), self.saved.confirmed
+        there = wait_for_nodes(grid, self.nodes, self.wait, known=known)
+        self._ask(grid, inbox, there, known=known)
+        unknown = {}
+        for node, one in inbox.taken.items():
+            if one.n_features != self.saved.n_features:
+                has = f"it has {one.n_features} features"
+                unknown[node] = f"{has}, and the result {self.saved.n_features}"
+                continue
+            inbox.taken[node] = replace(one, uploads=self._named(node, one.uploads))
+            if why := self._not_of_this_result(inbox.taken[node].uploads):
+                unknown[node] = why
+        inbox.set_aside(unknown)
+        if inbox.taken or inbox.aside:
+            expect_replies(len(inbox.taken), self.min_replies, inbox.aside, " from late nodes")
+        return inbox
 
     def _named(self, node: int, uploads: Uploads) -> Uploads:
         """Users of a late node as the result calls them.
 
-        Who has the name of another node's user there, and other rows, is a user of its own.
+        A user with the name of another node's user there, and other rows, is a user of its own.
         """
         known, sent, called = self.saved.owner, self.saved.model.uploads_, uploads.users.tolist()
         place = positions(self.saved.model.users_, uploads.users)
@@ -126,31 +96,34 @@ class LateODCL(ODCL):
                 )
         return ""
 
-    def _placed(self, arrivals: Collection[Arrival]) -> Delivery | None:
-        """Downloads of users who are new, and of those who have been in the run."""
-        if not arrivals:
-            return None
-        model, uploads = self.saved.model, in_order(arrivals)
-        new = positions(model.users_, uploads.users) < 0
-        before = set(self.saved.late_users)
-        late = new | np.array([user in before for user in uploads.users.tolist()])
-        given: list[tuple[Downloads, Ints]] = []
-        if late.any():
-            who = np.flatnonzero(late)
-            found = self._late(uploads.take(who))
-            given.append((found.downloads, who))
-            ids = uploads.users.tolist()
-            pairs = zip(who.tolist(), found.found, strict=True)
-            self.placed = {ids[i]: one for i, one in pairs if new[i]}
-            log.info("%s placed in the groups.", count(self.placed, "new user"))
-        if not late.all():
-            given.append((self._members(uploads.users[~late]), np.flatnonzero(~late)))
-        return Delivery(
-            _in_order(given, uploads),
-            *(model.n_clusters_, model.reason_, model.mixture_, late),
-        )
+    # -- where users belong --------------------------------------------------------------------
 
-    def _members(self, users: Any) -> Downloads:
+    def _combine(self, inbox: Inbox, grid: Grid) -> tuple[Delivery, dict[str, int]]:
+        """Users who are new in the groups of the result, and users of the run as they were."""
+        model = self.saved.model
+        nothing = np.zeros(0, dtype=np.intp)
+        downloads = Downloads(nothing, model.cluster_theta_[:0], nothing, nothing)
+        late = np.zeros(0, dtype=bool)
+        if inbox.taken:
+            uploads, before = inbox.uploads(), set(self.saved.late_users)
+            users = uploads.users.tolist()
+            new = positions(model.users_, uploads.users) < 0
+            late = new | np.array([user in before for user in users])
+            parts = []
+            if late.any():
+                who = np.flatnonzero(late)
+                found = self._late(uploads.take(who))
+                parts.append(found.downloads)
+                pairs = zip(who.tolist(), found.found, strict=True)
+                self.placed = {users[i]: one for i, one in pairs if new[i]}
+            if not late.all():
+                parts.append(self._members(uploads.users[~late]))
+            downloads = _joined(parts).take(np.argsort(np.argsort(~late, kind="stable")))
+        delivery = Delivery(downloads, model.cluster_theta_, model.reason_, model.mixture_, late)
+        sizes = {"num-users": len(self.placed), "nodes-set-aside": len(inbox.aside)}
+        return delivery, sizes
+
+    def _members(self, users: Array) -> Downloads:
         """Downloads of users of the run, as they were."""
         saved, request = self.saved, self.request
         sent = saved.model.uploads_.take(np.arange(saved.n_members))
@@ -196,45 +169,25 @@ class LateODCL(ODCL):
 
     # -- delivery ------------------------------------------------------------------------------
 
-    def _delivery(self) -> Delivery:
-        assert self._to_deliver is not None
-        return self._to_deliver
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Each late node's download."""
-        if self._to_deliver is None:
+    def _deliver(self, grid: Grid, inbox: Inbox, delivery: Delivery) -> dict[str, float]:
+        """Each late node's download; users who were placed are added to the result."""
+        if not inbox.taken:
             log.info("No node is waiting for its models.")
-            return []
-        return super().configure_evaluate(server_round, arrays, config, grid)
-
-    def _confirmed(
-        self, got: Mapping[int, Mapping[str, float]], lost: tuple[SetAside, ...]
-    ) -> None:
-        self._got = got
-
-    def finish(self) -> None:
-        """Add who was placed to the result; everybody else stays as it was."""
-        if self._to_deliver is None:
-            return
-        assert self.result_dir is not None
-        add_late(
-            *(self.result_dir, self.placed, self._receivers(), self._got),
-            set_aside=nodes_aside(self._arrived.aside),
-        )
-        log.info("%s in %s now.", count(self.placed, "new user"), self.result_dir)
+            return {}
+        confirmed, _ = self._send(grid, inbox, delivery)
+        aside = nodes_aside(inbox.aside)
+        add_late(self.folder, self.placed, inbox.users, confirmed, set_aside=aside)
+        log.info("%s placed in the groups of %s.", count(self.placed, "new user"), self.folder)
+        return mean_metrics(confirmed.values())
 
 
-def _in_order(given: list[tuple[Downloads, Ints]], uploads: Uploads) -> Downloads:
-    """Downloads of some and of others as one message, in the order of the uploads."""
-    where = np.concatenate([who for _, who in given])
-    names = set.intersection(*(set(one.present) for one, _ in given))
-    first = given[0][0]
-    shared = {name for name in names if Downloads.parts()[name].shared}
-    rows: dict[str, Any] = {
-        name: np.concatenate([one.present[name] for one, _ in given])[np.argsort(where)]
-        for name in names - shared
+def _joined(parts: list[Downloads]) -> Downloads:
+    """Downloads of some users, then of others, with the fields that all of them have."""
+    names = set.intersection(*(set(one.present) for one in parts))
+    fields: dict[str, Any] = {
+        name: getattr(parts[0], name)
+        if Downloads.parts()[name].shared
+        else np.concatenate([one.present[name] for one in parts])
+        for name in names
     }
-    told: dict[str, Any] = {name: getattr(first, name) for name in shared}
-    return Downloads(uploads.users, **rows, **told)
+    return Downloads(as_ids([user for one in parts for user in one.users.tolist()]), **fields)

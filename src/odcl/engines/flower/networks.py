@@ -4,8 +4,8 @@
                                      everything else are as without it (full data terms)
 ``ModuleFit(make, train)``           users train a module and send its parameters, a bare model
 
-PyTorch is imported by whoever makes the module, never here at the top: anything with ``state_dict``
-and ``load_state_dict`` will do, of tensors or NumPy arrays.
+PyTorch is imported by the caller who makes the module: anything with ``state_dict`` and
+``load_state_dict`` will do, of tensors or NumPy arrays.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ import numpy as np
 from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import Federation, positions
 from odcl.engines.arrivals import Agreed
-from odcl.engines.deliveries import Placed
 from odcl.engines.files.envelope import Refused
-from odcl.engines.flower.bare import MOST_BARE, BareFit, expect_bare
+from odcl.engines.flower.fits import LastStep
 from odcl.engines.flower.node import NodeData, NodeModels
-from odcl.exchange.download import Downloads
+from odcl.engines.flower.request import MOST_BARE, expect_bare
 from odcl.exchange.upload import Uploads
 from odcl.rounds.users import Answers, Work
 
@@ -107,18 +106,18 @@ def _frozen(network: Any) -> Iterator[Callable[[Array], Floats]]:
 
 def network_digest(network: Any) -> str:
     """SHA-256 of a module's parameters and buffers, with their names, types and shapes."""
-    told = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, value in network.state_dict().items():
         array = np.ascontiguousarray(_array(value))
-        told.update(f"{name} {value.dtype} {array.shape}\n".encode())
-        told.update(array.tobytes())
-    return told.hexdigest()
+        digest.update(f"{name} {value.dtype} {array.shape}\n".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
 
 
 # -- whole modules, averaged by group --------------------------------------------------------------
 
 
-class ModuleFit(BareFit):
+class ModuleFit(LastStep):
     """Users train a module of their own; modules are averaged inside each group.
 
     make : builds the module. Averages make sense among modules that started alike, so it is called
@@ -173,28 +172,16 @@ class ModuleFit(BareFit):
             theta[i] = flat(built)
         return Uploads(rows.users, rows.n_samples, theta)
 
-    def losses(
-        self,
-        test: Federation,
-        train: Federation,
-        agreed: Agreed,
-        placed: Placed,
-        downloads: Downloads,
-    ) -> dict[str, float]:
-        """By the loss that was given, if one was."""
-        if self.loss_of is None:
-            return {}
-        return {"loss": self.loss(test, train, agreed, placed.received.models)}
-
     def loss(self, test: Federation, train: Federation, agreed: Agreed, theta: Floats) -> float:
-        """Mean loss of rows held out, each by its user's module."""
+        """Mean loss of rows held out, each by its user's module; NaN if no loss was given."""
         at = positions(train.users, test.users)
-        known = [(i, k) for i, k in enumerate(at.tolist()) if k >= 0]
-        each = [self._loss_of(theta[k], test, i) for i, k in known]
-        weights = test.n_rows[[i for i, _ in known]]
-        return float(np.average(each, weights=weights)) if known else float("nan")
+        known = np.flatnonzero(at >= 0)
+        if self.loss_of is None or len(known) == 0:
+            return float("nan")
+        each = [self._risk(theta[at[i]], test, i) for i in known.tolist()]
+        return float(np.average(each, weights=test.n_rows[known]))
 
-    def _loss_of(self, theta: Floats, rows: Federation, user: int) -> float:
+    def _risk(self, theta: Floats, rows: Federation, user: int) -> float:
         if self.loss_of is None:
             raise ValueError("Users choose the model with the least loss: give ModuleFit a loss.")
         part = rows.rows(user)
@@ -222,10 +209,10 @@ class ModuleFit(BareFit):
         risk, replies = np.zeros(m), np.empty((m, models.shape[1]))
         for i, (_, X, y) in enumerate(rows):
             if labels is None:
-                seen = [self._loss_of(one, rows, i) for one in models]
+                seen = [self._risk(one, rows, i) for one in models]
                 mine[i], risk[i] = int(np.argmin(seen)), float(np.min(seen))
             elif self.loss_of is not None:
-                risk[i] = self._loss_of(models[mine[i]], rows, i)
+                risk[i] = self._risk(models[mine[i]], rows, i)
             if work.n_steps:
                 theta = models[mine[i]]
                 built = self.module(theta)
@@ -237,8 +224,8 @@ class ModuleFit(BareFit):
         return Answers(mine[:, None], picked[:, None], risk[:, None], replies[:, None])
 
     def smoothness(self, rows: Federation, agreed: Agreed, radius: float) -> Floats:
-        """Not known of a network."""
-        raise Refused("How smooth a network's risk is nobody knows: give step_size a number.")
+        """Unknown for a network."""
+        raise Refused("step_size='auto' needs a known risk: pass a number.")
 
 
 # -- states as vectors -----------------------------------------------------------------------------

@@ -1,9 +1,9 @@
-"""A node's data, whose they are, and the models that it ends up with."""
+"""A node's rows and users, and the models that it ends up with."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,8 +108,8 @@ class NodeModels:
 def within_nodes(named: Mapping[int, Array]) -> dict[int, Array]:
     """Users by node as the server calls them: (node, id) where several nodes use an id.
 
-    Users are their node's own, as by file, where they are (site, number): wards W0 of two nodes are
-    two users. An id that is a tuple always gets its node, so that no node can name another's user.
+    Wards W0 of two nodes are two users. An id that is a tuple always gets its node, so that no node
+    can name another's user.
     """
     used = Counter(user for users in named.values() for user in users.tolist())
     return {
@@ -121,17 +121,20 @@ def within_nodes(named: Mapping[int, Array]) -> dict[int, Array]:
 
 
 def own_ids(users: Array) -> Array:
-    """The way back: ids as the users' own node sent them."""
+    """Ids as the users' own node sent them: :func:`within_nodes` backwards."""
     return as_ids([user[1] if isinstance(user, tuple) else user for user in users.tolist()])
 
 
-def alike(tables: Mapping[int, Any]) -> Iterator[tuple[int, str]]:
-    """Nodes that hold one table, by what tells tables apart, each with why it is set aside."""
-    by_table: dict[Any, list[int]] = {}
+def same_tables(tables: Mapping[int, Any]) -> dict[int, str]:
+    """Nodes whose tables, told apart by a digest, are the same: why each is set aside."""
+    nodes_of: dict[Any, list[int]] = {}
     for node, table in tables.items():
-        by_table.setdefault(table, []).append(node)
-    for nodes in by_table.values():
-        for node in nodes if len(nodes) > 1 else ():
-            others = " and ".join(f"node {n}" for n in nodes if n != node)
-            why = f"it sends the same numbers as {others}: one table on two nodes would count twice"
-            yield node, f"{why}. Give each its own, and run it again"
+        nodes_of.setdefault(table, []).append(node)
+    found = {}
+    for node, table in tables.items():
+        if others := [f"node {other}" for other in nodes_of[table] if other != node]:
+            found[node] = (
+                f"it sends the same numbers as {' and '.join(others)}: one table on two nodes "
+                "would count twice. Give each its own, and run it again"
+            )
+    return found

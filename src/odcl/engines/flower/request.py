@@ -1,4 +1,4 @@
-"""What nodes are asked for: a risk, a method, a seed and a digest of all that, as words."""
+"""What nodes are asked for: a risk, a method, a seed, and a digest of all that."""
 
 from __future__ import annotations
 
@@ -6,33 +6,34 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from odcl._typing import Array
 from odcl.artifact.arrays import (
+    ArraySpec,
     expect,
     id_from_json,
     id_to_json,
-    is_count,
     json_bytes,
     parse_json,
 )
 from odcl.data.federation import owner_ids
+from odcl.declared import Count, fields_from_json, fields_to_json
 from odcl.engines.arrivals import Agreed
 from odcl.engines.files.envelope import Refused
-from odcl.engines.flower.bare import MOST_BARE, BareAgreed
 from odcl.method import Method
 from odcl.risk.risk import Risk
 
 FORMAT = 1
 MOST_PARAMETERS = 10_000  # of a model
+MOST_BARE = 20_000_000  # of a bare model: 160 MB of float64 per user
 _DIGEST, _WORDS = "task", "odcl"  # keys of a ConfigRecord
 
 
 @dataclass(frozen=True)
 class Request:
-    """What every node is asked for. Its digest is in all that is sent: nothing of another is taken.
+    """What every node is asked for. Replies carry its digest, and those of another are refused.
 
     ``columns`` are the names of the features, where they are agreed on; rows are in the units that
     the nodes' ``load`` gives, so the method does not standardize.
@@ -40,17 +41,14 @@ class Request:
 
     risk: Risk = field(default_factory=Risk)
     method: Method = field(default_factory=Method)
-    seed: int = 0
+    seed: Count = 0
     columns: tuple[str, ...] | None = None
     name: str = "flower"
-    round: int = 1
+    round: Count = 1
     bare: bool = False  # models of another kind than the risk's: n_features is their length
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "method", replace(self.method, standardize=False))
-        object.__setattr__(self, "_agreed", {})
-
-    # -- what follows --------------------------------------------------------------------------
 
     @property
     def n_features(self) -> int | None:
@@ -58,36 +56,16 @@ class Request:
         return None if self.columns is None else len(self.columns)
 
     def agreed(self, n_features: int) -> Agreed:
-        """What an upload of users with so many features has to be."""
-        known: dict[int, Agreed] = self.__dict__["_agreed"]
-        if self.bare and n_features not in known:
-            expect(0 < n_features <= MOST_BARE, f"a model of {n_features} parameters")
-            known[n_features] = BareAgreed(self.risk, self.method, n_features)
-        if n_features not in known:
-            dim = self.risk.dim(n_features)
-            expect(0 < dim <= MOST_PARAMETERS, f"a model of {dim} parameters")
-            method = self.method.resolved(self.risk, dim)
-            known[n_features] = Agreed(self.risk, method, n_features)
-        return known[n_features]
+        """The form of uploads of users with ``n_features`` features."""
+        return _agreed(self, n_features)
 
     # -- words ---------------------------------------------------------------------------------
 
     @cached_property
     def words(self) -> str:
         """All of it as JSON."""
-        return json_bytes(
-            {
-                "format": FORMAT,
-                "name": self.name,
-                "round": self.round,
-                "risk": self.risk.to_json(),
-                "method": self.method.to_json(),
-                "seed": self.seed,
-                "columns": None if self.columns is None else list(self.columns),
-                "bare": self.bare,
-            },
-            indent=None,
-        ).decode()
+        first = {"format": FORMAT, "name": self.name, "round": self.round}
+        return json_bytes({**first, **fields_to_json(self)}, indent=None).decode()
 
     @cached_property
     def digest(self) -> str:
@@ -112,32 +90,52 @@ class Request:
                 "The message holds no request of odcl: the server's strategy is another than ODCL."
             )
         words = parse_json(text.encode())
-        if not isinstance(words, dict) or words.get("format") != FORMAT:
+        if not isinstance(words, dict) or words.pop("format", None) != FORMAT:
             raise ValueError(
                 f"The request has another format than {FORMAT}: install the same odcl everywhere."
             )
-        columns, name, number = words["columns"], words["name"], words["round"]
-        expect(columns is None or isinstance(columns, list), "columns are no list")
-        expect(isinstance(name, str) and is_count(number), "no name, or no round")
-        expect(is_count(words["seed"]), "the seed is no whole number from 0 on")
-        expect(isinstance(words["bare"], bool), "it does not say what models are")
-        found = cls(
-            Risk.from_json(words["risk"]),
-            Method.from_json(words["method"]),
-            words["seed"],
-            None if columns is None else tuple(map(str, columns)),
-            name,
-            number,
-            words["bare"],
-        )
+        found = fields_from_json(cls, words)
         expect(found.digest == config.get(_DIGEST), "the digest is not that of the request")
         return found
 
+    def check(self, config: Mapping[str, Any]) -> None:
+        """Refuse a reply to another request."""
+        if config.get(_DIGEST) != self.digest:
+            raise Refused("it answers another task than this one")
 
-def check_digest(request: Request, config: Mapping[str, Any]) -> None:
-    """Refuse what answers another request."""
-    if config.get(_DIGEST) != request.digest:
-        raise Refused("it answers another task than this one")
+
+@lru_cache(maxsize=64)
+def _agreed(request: Request, n_features: int) -> Agreed:
+    if request.bare:
+        expect(0 < n_features <= MOST_BARE, f"a model of {n_features} parameters")
+        return BareAgreed(request.risk, request.method, n_features)
+    dim = request.risk.dim(n_features)
+    expect(0 < dim <= MOST_PARAMETERS, f"a model of {dim} parameters")
+    return Agreed(request.risk, request.method.resolved(request.risk, dim), n_features)
+
+
+@dataclass(frozen=True)
+class BareAgreed(Agreed):
+    """An upload is a model of ``n_features`` numbers and the number of rows behind it."""
+
+    @property
+    def dim(self) -> int:
+        return self.n_features
+
+    @cached_property
+    def specs(self) -> dict[str, ArraySpec]:
+        return {"n_samples": ArraySpec(("users",)), "theta": ArraySpec(("users", self.n_features))}
+
+
+def expect_bare(method: Method, what: str) -> None:
+    """Refuse a method that needs more of a user than its model and its number of rows."""
+    if method.clusterer.uses_terms or method.sends != "none" or method.refit is not None:
+        raise Refused(
+            f"{what} sends bare models, and the method looks at more ({method.clusterer}, combine="
+            f"{method.combine!r}, refit={method.refit!r}): let the server ask for "
+            "Method.paper(n_clusters=K), or Method('mixture', combine='mean', refit=None, "
+            "curvature='none')."
+        )
 
 
 # -- ids of users ----------------------------------------------------------------------------------

@@ -1,32 +1,155 @@
-"""The result on disk: the artifact that ``odcl fit`` writes, and what became of each node.
+"""The result of a run: as the server knows it, and on disk.
 
-``nodes.json`` beside the model says which node held which users, what was set aside and why, which
-node confirmed its download, and the bytes beside FedAvg's and IFCA's.
+On disk it is the artifact that ``odcl fit`` writes, and ``nodes.json`` beside the model: which node
+held which users, what was set aside and why, which node confirmed its download, and the bytes
+beside FedAvg's and IFCA's. Of bare models it is the groups and their models.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from odcl.artifact.arrays import expect, id_from_json, id_to_json, json_bytes, parse_json
-from odcl.artifact.folder import StoredArtifact, open_artifact
+from odcl._typing import Array, Floats, Ints
+from odcl.artifact.arrays import (
+    ArraySpec,
+    expect,
+    id_from_json,
+    id_to_json,
+    ids_from_json,
+    ids_to_json,
+    json_bytes,
+    parse_json,
+)
+from odcl.artifact.folder import Artifact, StoredArtifact, open_artifact, write_artifact
 from odcl.artifact.manifest import blaming
+from odcl.data.columns import kind_of
+from odcl.data.federation import positions
+from odcl.data.scaling import Scaling
+from odcl.data.schema import TableSchema
+from odcl.data.source import task_of
 from odcl.engines.arrivals import SetAside
-from odcl.engines.flower.bare import BareResult, write_bare
-from odcl.engines.flower.columns import Columns
+from odcl.engines.files.task import Task
 from odcl.engines.flower.request import Request
+from odcl.engines.flower.rounds import Refined
+from odcl.exchange.ledger import Ledger, fedavg_exchange, ifca_exchange
+from odcl.exchange.upload import Uploads
+from odcl.local.terms import n_classes
+from odcl.risk.risk import Risk
 from odcl.server.assign import Assignment
-
-if TYPE_CHECKING:
-    from odcl.engines.flower.outcome import Outcome
+from odcl.server.result import ServerStep
 
 FORMAT = 1
 NODES, REPORT = "nodes.json", "report.json"
+BARE, BARE_WORDS, BARE_ARRAYS = "flower-models", "groups.json", "groups.safetensors"
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What a run gave, as the server knows it. Users stand in the order of their own ids."""
+
+    request: Request
+    n_features: int
+    nodes: Mapping[int, tuple[Any, ...]]  # node -> the ids of its users
+    uploads: Uploads
+    step: ServerStep
+    set_aside: tuple[SetAside, ...]
+    delivered: Mapping[int, Mapping[str, float]]  # node -> the metrics that it sent back
+    undelivered: tuple[SetAside, ...] = ()
+    compared_rounds: int = 100  # of FedAvg and IFCA, beside which bytes are shown
+    refined: Refined | None = None  # rounds inside the groups, where there were any
+
+    @property
+    def ledger(self) -> Ledger:
+        """Bytes of the numbers that users sent and received."""
+        one = Ledger.of(self.uploads, self.step.downloads)
+        return one if self.refined is None else one.then(self.refined.ledger)
+
+    @property
+    def others(self) -> dict[str, Ledger]:
+        """What methods of many rounds would send for the same task: every user is a client."""
+        m, dim, R = len(self.uploads), self.uploads.dim, self.compared_rounds
+        return {
+            "FedAvg": fedavg_exchange(m, dim).over(R),
+            "IFCA": ifca_exchange(m, dim, self.step.n_clusters).over(R),
+        }
+
+
+def mean_metrics(metrics: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Losses weighed by the rows that they are of; nothing where no node sent any."""
+    given = [one for one in metrics if _is_number(one.get("num-examples"))]
+    found: dict[str, float] = {"nodes": len(given)} if given else {}
+    for name in sorted({name for one in given for name in one if name.startswith("loss")}):
+        pairs = [(one[name], one["num-examples"]) for one in given if _is_number(one.get(name))]
+        values, rows = np.array(pairs, dtype=np.float64).reshape(-1, 2).T
+        kept = np.isfinite(values) & np.isfinite(rows) & (rows > 0)
+        if kept.any():
+            found[name] = float(np.average(values[kept], weights=rows[kept]))
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+# -- names and units of the columns ----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Names and units of a table's columns, so that ``odcl predict`` takes the result.
+
+    With a ``task``, the card that sites agreed on, columns, categories and scales are the card's.
+    """
+
+    features: tuple[str, ...] | None = None  # x0, x1, ... unless named
+    user: str = "user"
+    target: str = "y"
+    classes: tuple[Any, ...] | None = None  # of the target; 0, 1, ... unless named
+    task: Task | None = None
+
+    def __post_init__(self) -> None:
+        every = [self.user, self.target, *(self.features or ())]
+        if len(set(every)) < len(every) or self.features == ():
+            raise ValueError(
+                f"The columns are {', '.join(map(repr, every))}: each needs a name of its own, and "
+                "there is at least one feature."
+            )
+
+    def schema(self, risk: Risk, n_features: int, users: Array) -> TableSchema:
+        """How a table is read."""
+        kind = kind_of(users.tolist())
+        if self.task is not None:
+            return self.task.schema(self.user, kind)
+        names = self.features or tuple(f"x{j}" for j in range(n_features))
+        what, classes = task_of(risk.loss.name), self.classes
+        if what == "classification" and classes is None:
+            classes = tuple(range(n_classes(risk)))
+        return TableSchema(
+            user=self.user,
+            target=self.target,
+            features=names,
+            levels={},
+            fill=dict.fromkeys(names, 0.0),
+            missing="error",
+            task=what,
+            classes=classes,
+            user_kind=kind,
+        )
+
+    def scaling(self, n_features: int) -> Scaling:
+        """From the table's units to those that models are fitted in: the same, without a card."""
+        if self.task is not None:
+            return self.task.scaling
+        every = np.arange(n_features)
+        return Scaling(np.zeros(n_features), np.ones(n_features), every, n_features)
+
+
+# -- on disk ---------------------------------------------------------------------------------------
 
 
 def write_result(outcome: Outcome, columns: Columns, folder: Path, *, force: bool) -> Any:
@@ -85,13 +208,17 @@ def nodes_json(outcome: Outcome) -> dict[str, Any]:
             for node, users in outcome.nodes.items()
         },
         "late": [],  # users who came after the run
-        "set_aside": [{"node": one.name, "reason": one.reason} for one in outcome.set_aside],
-        "undelivered": [{"node": one.name, "reason": one.reason} for one in outcome.undelivered],
+        "set_aside": set_aside_json(outcome.set_aside),
+        "undelivered": set_aside_json(outcome.undelivered),
         "bytes": {
             name: {"rounds": one.n_rounds, "up": one.total_up, "down": one.total_down}
             for name, one in ledgers.items()
         },
     }
+
+
+def set_aside_json(some: Iterable[SetAside]) -> list[dict[str, str]]:
+    return [{"node": one.name, "reason": one.reason} for one in some]
 
 
 def _node_json(
@@ -170,7 +297,61 @@ def add_late(
         served = {f"node {node}" for node in nodes}
         for name, more in (("set_aside", set_aside), ("undelivered", ())):
             left = [one for one in words[name] if one["node"] not in served]
-            words[name] = left + [{"node": one.name, "reason": one.reason} for one in more]
+            words[name] = left + set_aside_json(more)
         return {NODES: json_bytes(finite(words)), **run_tables(model)}
 
     update_estimator(folder, changed)
+
+
+# -- bare models -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class BareResult:
+    """Groups and their models, where the server knows no more than these."""
+
+    request: Mapping[str, Any]  # as nodes were asked: Request.from_config reads it
+    users: Array  # (n_users,), ids
+    labels: Ints  # (n_users,)
+    centers: Floats  # (n_groups, n_parameters)
+    reason: str
+
+    def model(self, user: Any) -> Floats:
+        """The model of a user's group, flat."""
+        at = int(positions(self.users, np.array([user]))[0])
+        if at < 0:
+            raise ValueError(f"User {user!r} took no part in this run.")
+        return self.centers[self.labels[at]]
+
+
+def write_bare(found: BareResult, folder: Path, nodes: Mapping[str, Any], *, force: bool) -> None:
+    """Groups, their models and what became of each node, as one artifact."""
+    listed = ids_to_json(found.users)
+    words = {"request": dict(found.request), "users": listed, "reason": found.reason}
+    arrays: dict[str, Array] = {
+        "labels": found.labels.astype(np.int64),
+        "centers": found.centers,
+    }
+    if listed is None:
+        arrays["users"] = found.users.astype(np.int64)
+    files = {BARE_WORDS: words, "nodes.json": dict(nodes)}
+    write_artifact(folder, Artifact(BARE, files, {BARE_ARRAYS: arrays}), force=force)
+
+
+def read_bare(folder: str | Path) -> BareResult:
+    """What :func:`write_bare` wrote; its files may come from anyone."""
+    specs = {
+        "labels": ArraySpec(("users",), ("int64",)),
+        "centers": ArraySpec(("groups", "parameters")),
+        "users": ArraySpec(("users",), ("int64",), optional=True),
+    }
+    with open_artifact(folder, kind=BARE) as stored:
+        words = stored.words(BARE_WORDS, ("request", "users", "reason"))
+        arrays = stored.arrays(BARE_ARRAYS, specs)
+        with stored.checking(BARE_WORDS):
+            expect(isinstance(words["request"], dict), "it does not say what was asked for")
+            users = ids_from_json(words["users"], arrays.get("users"))
+            labels, centers = arrays["labels"].astype(np.intp), arrays["centers"]
+            inside = bool(((labels >= 0) & (labels < len(centers))).all())
+            expect(len(users) == len(labels) and inside, "users and groups do not fit together")
+    return BareResult(words["request"], users, labels, centers, str(words["reason"]))

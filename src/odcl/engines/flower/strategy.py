@@ -5,40 +5,50 @@ It carries uploads and downloads through :func:`odcl.server.step.server_step` an
 
 from __future__ import annotations
 
-import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+import numpy as np
+from flwr.app import ArrayRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy import Result
 
+from odcl._typing import Array, Bools, Floats
+from odcl.artifact.arrays import expect, json_bytes
 from odcl.artifact.folder import check_artifact_place
-from odcl.engines.arrivals import SetAside, joined, naming_set_aside, nodes_aside
-from odcl.engines.files.envelope import Refused
+from odcl.engines.arrivals import naming_set_aside, nodes_aside
+from odcl.engines.deliveries import mixture_parts, plain
+from odcl.engines.files.envelope import refusing
 from odcl.engines.files.task import Task
-from odcl.engines.flower.arrived import Arrival, Arrived, arrived_folder, confirmation
-from odcl.engines.flower.bare import expect_bare
-from odcl.engines.flower.columns import Columns, checked_columns
-from odcl.engines.flower.outcome import Delivery, Outcome, count, mean_metrics
-from odcl.engines.flower.records import array_record, content
-from odcl.engines.flower.request import Request
-from odcl.engines.flower.result import write_result
-from odcl.engines.flower.transport import Reply, message_to, replies, reply_of, wait_for_nodes
-from odcl.exchange.upload import Uploads
+from odcl.engines.flower.inbox import MALFORMED, Inbox
+from odcl.engines.flower.messages import (
+    array_record,
+    ask,
+    config_of,
+    content,
+    expect_replies,
+    log,
+    message_to,
+    metrics_of,
+    wait_for_nodes,
+)
+from odcl.engines.flower.node import own_ids
+from odcl.engines.flower.request import Request, expect_bare, ids_to_text
+from odcl.engines.flower.result import Columns, Outcome, mean_metrics, write_result
+from odcl.engines.flower.rounds import RoundServer, refine
+from odcl.exchange.download import Downloads
 from odcl.method import Method
+from odcl.mixed.posterior import Mixture
 from odcl.risk.risk import Risk
 from odcl.server.result import ServerStep
 from odcl.server.step import server_step
 
-log = logging.getLogger("flwr")  # Flower's own: it goes where `flwr log` looks
 
-
-class ODCL(Strategy):
+class ODCL:
     """One-shot clustered federated learning as a Flower strategy.
 
     risk : what every user minimises: a :class:`~odcl.risk.risk.Risk`, or the name of a loss. None
@@ -92,12 +102,13 @@ class ODCL(Strategy):
             )
         if not (wait >= 0 and timeout > 0):
             raise ValueError(f"wait={wait} and timeout={timeout} are no times in seconds.")
-        self.columns = checked_columns(features, user, target, classes)
+        named = None if features is None else tuple(map(str, features))
+        self.columns = Columns(named, user, target, None if classes is None else tuple(classes))
         self.request = Request(
             risk if isinstance(risk, Risk) else Risk(risk or "squared"),
             Method.of(method),
             seed,
-            self.columns.features,
+            named,
             bare=risk is None,
         )
         if self.request.bare:
@@ -107,8 +118,6 @@ class ODCL(Strategy):
         self.result_dir = None if result_dir is None else Path(result_dir).absolute()
         self.force = force
         self.outcome: Outcome | None = None
-        self._arrived = Arrived(self.request)
-        self._asked: list[Message] = []
 
     @classmethod
     def from_result(cls, result_dir: str | os.PathLike[str], **settings: Any) -> ODCL:
@@ -129,18 +138,10 @@ class ODCL(Strategy):
         Nodes read their tables by the same card, :func:`odcl.engines.files.site.read_site`;
         ``user`` is the column that names users in tables that the result will predict.
         """
-        made = cls(task.risk, task.method, features=task.columns, **settings)
-        made.columns = Columns(task.columns, user, task.target, task.classes, task)
+        names: Any = {"features": task.columns, "target": task.target, "classes": task.classes}
+        made = cls(task.risk, task.method, user=user, **names, **settings)
+        made.columns = replace(made.columns, task=task)
         return made
-
-    def summary(self) -> None:
-        """Log what will be done."""
-        risk, method = self.request.risk, self.request.method
-        what = f"{risk.loss.name} loss, l2 = {risk.l2:g}"
-        log.info("\t├── Risk: %s", "the nodes' own (bare models)" if self.request.bare else what)
-        log.info("\t├── Method: %s, then %s", method.clusterer, method.refit or "the group's model")
-        log.info("\t├── At least %d replies, within %g s", self.min_replies, self.timeout)
-        log.info("\t└── Result: %s", self.result_dir or "not written (no result_dir)")
 
     # -- the run -------------------------------------------------------------------------------
 
@@ -150,9 +151,6 @@ class ODCL(Strategy):
         initial_arrays: ArrayRecord | None = None,
         num_rounds: int = 1,
         timeout: float | None = None,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
         """Run it: one train round, one delivery.
 
@@ -160,222 +158,155 @@ class ODCL(Strategy):
         own rows), and one round is enough, whatever ``num_rounds`` says. The answer's ``arrays``
         are the groups' models; :attr:`outcome` has the rest.
         """
-        log.info("Starting %s strategy:", type(self).__name__)
-        self.summary()
         began, self.timeout = time.monotonic(), timeout or self.timeout
-        self.check_place()
+        risk, method = self.request.risk, self.request.method
+        what = "the nodes' own risk" if self.request.bare else f"{risk.loss.name} loss"
+        log.info("Starting %s: %s, %s", type(self).__name__, what, method.clusterer)
+        if self.result_dir is not None:
+            check_artifact_place(self.result_dir, force=self.force)
         result = Result()
-        config = ConfigRecord() if train_config is None else train_config
-        asked = list(self.configure_train(1, ArrayRecord(), config, grid))
-        for reply in replies(grid, asked, self.timeout, lambda: self._newcomers(config, grid)):
-            self._hear(reply)
-        result.arrays, metrics = self._combined()
-        result.train_metrics_clientapp[1] = metrics
-        if self.refine_rounds:
-            result.arrays = self._refined(grid)
-        config = ConfigRecord() if evaluate_config is None else evaluate_config
-        messages = list(self.configure_evaluate(1, result.arrays, config, grid))
-        found = self._delivered(replies(grid, messages, self.timeout))
-        if found is not None:
-            result.evaluate_metrics_clientapp[1] = found
-        if evaluate_fn is not None and (own := evaluate_fn(1, result.arrays)) is not None:
-            result.evaluate_metrics_serverapp[1] = own
-        self.finish()
+        inbox = self._gather(grid)
+        delivery, sizes = self._combine(inbox, grid)
+        result.train_metrics_clientapp[1] = MetricRecord(sizes)
+        result.arrays = array_record({"centers": delivery.centers})
+        metrics = self._deliver(grid, inbox, delivery)
+        if metrics:
+            result.evaluate_metrics_clientapp[1] = MetricRecord(metrics)
+            log.info("Confirmed: %s", metrics)
         log.info("Finished in %.1f s.", time.monotonic() - began)
         return result
 
-    def check_place(self) -> None:
-        """Refuse at once a place that the result could not be written to, after all the work."""
-        if self.result_dir is not None:
-            check_artifact_place(self.result_dir, force=self.force)
-
-    def finish(self) -> None:
-        """Write the result, whole, and let go of what was kept for it."""
-        assert self.outcome is not None
-        if self.result_dir is not None:
-            write_result(self.outcome, self.columns, self.result_dir, force=self.force)
-            self._arrived.sweep()
-            log.info("Models, groups and what became of each node: %s", self.result_dir)
-
     # -- train: what nodes send ----------------------------------------------------------------
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """A request to every node that has not been heard, once enough are connected."""
-        folder = None if self.result_dir is None else arrived_folder(self.result_dir, self.request)
-        self._arrived, self._asked = Arrived(self.request, folder), []
-        self._arrived.read()
-        heard = set(self._arrived.taken)
+    def _gather(self, grid: Grid) -> Inbox:
+        """The uploads of all nodes that answer, once enough are connected."""
+        inbox = Inbox.beside(self.result_dir, self.request)
+        heard = set(inbox.taken)
         if heard:
             log.info("%s of an interrupted run are there: it goes on.", count(heard, "upload"))
-        limits: Any = {"least": self.min_replies, "heard": heard, "known": self._known()}
+        limits: Any = {"least": self.min_replies, "heard": heard}
         there = wait_for_nodes(grid, self.nodes, self.wait, **limits)
-        self._arrived.gone = frozenset(heard - set(there))
-        known = len(heard | set(there))
-        if known < self.nodes:
-            log.warning("%d of %d nodes are there after %g s.", known, self.nodes, self.wait)
-        asked = self._requests([node for node in there if node not in heard], config)
-        log.info("[ROUND 1/1] asking %s for their users' uploads", count(asked, "node"))
-        return asked
+        if len(heard | set(there)) < self.nodes:
+            log.warning("Fewer than %d nodes are there after %g s.", self.nodes, self.wait)
+        self._ask(grid, inbox, there, known=heard)
+        expect_replies(len(inbox.taken), self.min_replies, inbox.aside, "")
+        return inbox
 
-    def _known(self) -> Iterable[int]:
-        """Nodes that need not be asked."""
-        return ()
+    def _ask(
+        self, grid: Grid, inbox: Inbox, there: Sequence[int], known: Iterable[int] = ()
+    ) -> None:
+        """Ask for uploads, also nodes that connect while the round is open, unless ``known``."""
+        asked = set(known)
+        records = self.request.config()
 
-    def _requests(self, nodes: Iterable[int], config: ConfigRecord) -> list[Message]:
-        words = {**config, **self.request.config()}
-        new = [message_to(n, MessageType.TRAIN, content(config=words), self.timeout) for n in nodes]
-        self._asked += new
-        return new
+        def requests(nodes: Iterable[int]) -> list[Message]:
+            new = sorted(set(nodes) - asked)
+            asked.update(new)
+            kind = MessageType.TRAIN
+            return [message_to(n, kind, content(config=records), self.timeout) for n in new]
 
-    def _newcomers(self, config: ConfigRecord, grid: Grid) -> list[Message]:
-        """Requests to nodes that connected while the round is open."""
-        asked = {message.metadata.dst_node_id for message in self._asked}
-        new = set(grid.get_node_ids()) - asked - set(self._arrived.taken) - set(self._known())
-        return self._requests(sorted(new), config)
+        first = requests(there)
+        log.info("Asking %s for their users' uploads.", count(first, "node"))
+        _, aside = ask(grid, first, self.timeout, inbox.take, lambda: requests(grid.get_node_ids()))
+        inbox.aside |= aside
+        inbox.settle(there)
 
-    def _hear(self, reply: Reply) -> None:
-        if reply.message is None:
-            self._arrived.set_aside(reply.node, reply.why)
-        else:
-            self._arrived.take(reply.node, reply.message)
-        if reply.node in self._arrived.aside:
-            log.warning("Node %d is set aside: %s", reply.node, self._arrived.aside[reply.node])
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Groups of all that was sent, where this strategy's own :meth:`start` is not used."""
-        for reply in answers_of(self._asked, replies):
-            self._hear(reply)
-        return self._combined()
-
-    def _combined(self) -> tuple[ArrayRecord, MetricRecord]:
-        """Algorithm 1, step 2, of all that has arrived."""
-        arrived = self._arrived
-        before = set(arrived.aside)
-        arrived.settle()
-        for node in set(arrived.aside) - before:
-            log.warning("Node %d is set aside: %s", node, arrived.aside[node])
-        nodes = arrived.taken
-        with naming_set_aside(nodes_aside(arrived.aside)):
-            if len(nodes) < self.min_replies:
-                raise ValueError(
-                    f"{count(nodes, 'reply', 'replies')} can be taken, and {self.min_replies} are "
-                    f"needed ({count(arrived.aside, 'node')} set aside): see why they were, and "
-                    "run it again, which goes on from those taken."
-                )
-            uploads = in_order(nodes.values())
-            log.info("%s of %s arrived.", count(uploads.users, "user"), count(nodes, "node"))
-            step = self.combine(uploads)
+    def _combine(self, inbox: Inbox, grid: Grid) -> tuple[Delivery, dict[str, int]]:
+        """Algorithm 1, step 2, of all that has arrived: the one place where groups are found."""
+        request, uploads = self.request, inbox.uploads()
+        n_features = next(iter(inbox.taken.values())).n_features
+        agreed, aside = request.agreed(n_features), nodes_aside(inbox.aside)
+        log.info("%s of %s arrived.", count(uploads, "user"), count(inbox.taken, "node"))
+        with naming_set_aside(aside):
+            if len(uploads) == 1:
+                raise ValueError("Only one user sent an upload; at least two are needed.")
+            step = server_step(uploads, agreed.method, seed=request.seed)
         log.info("%s", step.reason)
-        told = (self._n_features(), self._receivers(), uploads, step, nodes_aside(arrived.aside))
-        self.outcome = Outcome(self.request, *told, {})
+        self.outcome = Outcome(request, n_features, inbox.users, uploads, step, aside, {})
+        if self.refine_rounds:
+            server = RoundServer(grid, request, self.timeout, self.min_replies)
+            refined = refine(server, step, inbox.users, rounds=self.refine_rounds)
+            self.outcome = replace(self.outcome, step=refined.step, refined=refined)
         rows = {"num-examples": int(uploads.n_samples.sum()), "num-users": len(uploads)}
-        rows |= {"num-groups": step.n_clusters, "nodes-set-aside": len(arrived.aside)}
-        return array_record({"centers": step.centers}), MetricRecord(rows)
-
-    def combine(self, uploads: Uploads) -> ServerStep:
-        """The one place where groups are found and combined."""
-        if len(uploads) == 1:
-            raise ValueError("One user sent something, and nobody is there to be compared with.")
-        request = self.request
-        agreed = request.agreed(self._n_features())
-        return server_step(uploads, agreed.method, seed=request.seed)
-
-    def _refined(self, grid: Grid) -> ArrayRecord:
-        """Rounds inside the groups that were found."""
-        from odcl.engines.flower.refine import refine
-
-        assert self.outcome is not None
-        old = self.outcome
-        limits: Any = {"min_replies": self.min_replies, "timeout": self.timeout}
-        limits["average"] = "models" if self.request.bare else "gradients"
-        done = refine(grid, self.request, old.step, old.nodes, rounds=self.refine_rounds, **limits)
-        self.outcome = replace(old, step=done.step, refined=done)
-        return array_record({"centers": done.step.centers})
-
-    def _n_features(self) -> int:
-        return next(iter(self._arrived.taken.values())).n_features
+        rows |= {"num-groups": step.n_clusters, "nodes-set-aside": len(aside)}
+        return Delivery.of(self.outcome.step), rows
 
     # -- evaluate: what nodes receive ----------------------------------------------------------
 
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Each node's own download; nodes of an earlier run that are gone receive none."""
+    def _deliver(self, grid: Grid, inbox: Inbox, delivery: Delivery) -> dict[str, float]:
+        """Each node's own download; then the result is written. Mean losses on held-out rows."""
+        confirmed, lost = self._send(grid, inbox, delivery)
+        assert self.outcome is not None
+        self.outcome = replace(self.outcome, delivered=confirmed, undelivered=nodes_aside(lost))
+        if self.result_dir is not None:
+            write_result(self.outcome, self.columns, self.result_dir, force=self.force)
+            inbox.remove()
+            log.info("Models, groups and what became of each node: %s", self.result_dir)
+        return mean_metrics(confirmed.values())
+
+    def _send(
+        self, grid: Grid, inbox: Inbox, delivery: Delivery
+    ) -> tuple[dict[int, dict[str, float]], dict[int, str]]:
+        """The metrics of nodes that confirmed their download, and why others did not."""
+
+        def confirmed(node: int, message: Message) -> dict[str, float]:
+            with refusing(MALFORMED):
+                words = config_of(message)
+                self.request.check(words)
+                expect(words.get("received") is True, "it does not say that it received it")
+                return dict(metrics_of(message))
+
         there = set(grid.get_node_ids())
-        nodes = {node: users for node, users in self._receivers().items() if node in there}
+        nodes = {node: users for node, users in inbox.users.items() if node in there}
         log.info("Delivering to %s.", count(nodes, "node"))
-        self._asked = [
-            message_to(node, MessageType.EVALUATE, content(own, {**config, **words}), self.timeout)
-            for node, own, words in self._delivery().by_node(self.request, nodes)
+        messages = [
+            message_to(node, MessageType.EVALUATE, content(arrays, words), self.timeout)
+            for node, arrays, words in delivery.by_node(self.request, nodes)
         ]
-        return self._asked
-
-    def _delivery(self) -> Delivery:
-        """What goes to users."""
-        assert self.outcome is not None
-        return Delivery.of(self.outcome.step)
-
-    def _receivers(self) -> Mapping[int, tuple[Any, ...]]:
-        """The nodes that it goes to, and the users of each."""
-        return {n: tuple(a.uploads.users.tolist()) for n, a in sorted(self._arrived.taken.items())}
-
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
-        """What nodes said of their models, where :meth:`start` is not used."""
-        return self._delivered(answers_of(self._asked, replies))
-
-    def _delivered(self, replies: Iterable[Reply]) -> MetricRecord | None:
-        """Who has its models, and what nodes say of them."""
-        got: dict[int, Mapping[str, float]] = {}
-        lost: dict[int, str] = {}
-        for reply in replies:
-            try:
-                got[reply.node] = confirmation(self.request, reply)
-            except Refused as error:
-                lost[reply.node] = str(error)
-        for node in self._receivers().keys() - got.keys() - lost.keys():
+        got, lost = ask(grid, messages, self.timeout, confirmed)
+        for node in inbox.users.keys() - nodes.keys():
             lost[node] = "it was not connected any more"
-        for node, why in sorted(lost.items()):
-            log.warning("Node %d did not confirm its download: %s", node, why)
-        self._confirmed(got, nodes_aside(lost))
-        metrics = mean_metrics(got.values())
-        if "loss" in metrics:
-            log.info("Loss on held-out rows: %s", losses_in_words(metrics))
-        return MetricRecord(metrics) if metrics else None
-
-    def _confirmed(
-        self, got: Mapping[int, Mapping[str, float]], lost: tuple[SetAside, ...]
-    ) -> None:
-        assert self.outcome is not None
-        self.outcome = replace(self.outcome, delivered=got, undelivered=lost)
+        return got, lost
 
 
-# -- pieces ----------------------------------------------------------------------------------------
+@dataclass(frozen=True, eq=False)
+class Delivery:
+    """What goes to users: their downloads, and what everybody is told of the groups."""
+
+    downloads: Downloads
+    centers: Floats  # (n_groups, dim)
+    reason: str
+    mixture: Mixture | None
+    late: Bools  # (n_users,), users who came after the round
+
+    @classmethod
+    def of(cls, step: ServerStep) -> Delivery:
+        """Of a round, to those who took part in it."""
+        late = np.zeros(len(step.users), dtype=bool)
+        return cls(step.downloads, step.centers, step.reason, step.mixture, late)
+
+    def by_node(
+        self, request: Request, nodes: Mapping[int, Iterable[Any]]
+    ) -> Iterator[tuple[int, dict[str, Array], dict[str, Any]]]:
+        """Each node with the arrays and words of its users, in the node's own order."""
+        place = {user: i for i, user in enumerate(self.downloads.users.tolist())}
+        mixture, mixed = mixture_parts(self.mixture)
+        shared = {
+            **request.config(),
+            "groups": len(self.centers),
+            "reason": self.reason,
+            "mixture": "" if mixture is None else json_bytes(mixture, indent=None).decode(),
+        }
+        for node, users in nodes.items():
+            at = np.array([place[user] for user in users], dtype=np.intp)
+            own, late = self.downloads.take(at), self.late[at]
+            arrays = {name: plain(array) for name, array in own.to_arrays().items()} | mixed
+            if late.any():
+                arrays["late"] = late
+            words = {"users": ids_to_text(own_ids(own.users)), "late": bool(late.any())}
+            yield node, arrays, {**shared, **words}
 
 
-def losses_in_words(metrics: Mapping[str, float]) -> str:
-    """The losses of the models that users could have."""
-    names = {"loss": "their models", "loss-group": "their groups'", "loss-local": "their own rows'"}
-    return ", ".join(f"{metrics[k]:.4g} by {text}" for k, text in names.items() if k in metrics)
-
-
-def in_order(arrivals: Iterable[Arrival]) -> Uploads:
-    """All uploads as one message, in the order of the users' own ids."""
-    uploads = joined([one.uploads for one in arrivals])
-    return uploads.take(uploads.canonical_order())
-
-
-def answers_of(asked: Sequence[Message], replies: Iterable[Message]) -> Iterator[Reply]:
-    """Replies by the node that was asked; a node without one is named as well."""
-    waiting = {one.metadata.message_id: one.metadata.dst_node_id for one in asked}
-    for message in replies:
-        node = waiting.pop(message.metadata.reply_to_message_id, None)
-        if node is not None:
-            yield reply_of(node, message)
-    for node in waiting.values():
-        yield Reply(node, None, "it did not answer in time")
+def count(some: Any, one: str) -> str:
+    """How many there are, in words."""
+    return f"{len(some):,} {one}{'s' * (len(some) != 1)}"
