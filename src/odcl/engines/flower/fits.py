@@ -19,8 +19,8 @@ from odcl.engines.flower.node import NodeModels
 from odcl.engines.flower.request import expect_bare
 from odcl.exchange.download import Downloads
 from odcl.exchange.upload import Uploads
-from odcl.local.solvers import check_linear, fit_with_estimator
 from odcl.local.predict import linear_predictors
+from odcl.local.solvers import check_linear, fit_with_estimator
 from odcl.local.terms import n_classes
 from odcl.risk.losses import Multinomial
 from odcl.risk.risk import Risk
