@@ -56,15 +56,19 @@ def test_a_user_is_the_same_alone_and_in_company(monkeypatch):
 
 
 def test_a_penalty_too_weak_for_the_systems_is_left_to_the_decomposition(monkeypatch):
-    called = []
+    by_kernel = []
     original = exact.newton
-    with monkeypatch.context() as patch:
-        patch.setattr(exact, "newton", lambda *a: called.append(1) or original(*a))
-        federation = dependent(2, 12, 200)
-        fit_users(federation, Risk("logistic", 1e-13), "none")
-        assert not called
-        fit_users(federation, Risk("logistic", 1e-5), "none")
-        assert called
+
+    def newton(problem):
+        by_kernel.append(problem.kernel is not None)
+        return original(problem)
+
+    monkeypatch.setattr(exact, "newton", newton)
+    federation = dependent(2, 12, 200)
+    fit_users(federation, Risk("logistic", 1e-13), "none")
+    assert not any(by_kernel)
+    fit_users(federation, Risk("logistic", 1e-5), "none")
+    assert any(by_kernel)
 
 
 def test_pooled_groups_with_nearly_dependent_rows_are_solved_here():
