@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from odcl.clustering.convex.clusterpath import ClusterPath as ClusterPath
     from odcl.clustering.convex.clusterpath import clusterpath as clusterpath
     from odcl.clustering.convex.estimator import ConvexClustering as ConvexClustering
-    from odcl.clustering.convex.separation import oracle_lambda as oracle_lambda
-    from odcl.clustering.convex.separation import recovery_interval as recovery_interval
+    from odcl.clustering.convex.fusion import oracle_lambda as oracle_lambda
+    from odcl.clustering.convex.fusion import recovery_interval as recovery_interval
     from odcl.clustering.kmeans.gradient import GradientClustering as GradientClustering
     from odcl.clustering.kmeans.kmeanspp import KMeansPP as KMeansPP
     from odcl.clustering.kmeans.spectral import SpectralKMeans as SpectralKMeans
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "odcl.clustering.convex.clusterpath": ("ClusterPath", "clusterpath"),
     "odcl.clustering.convex.estimator": ("ConvexClustering",),
-    "odcl.clustering.convex.separation": ("oracle_lambda", "recovery_interval"),
+    "odcl.clustering.convex.fusion": ("oracle_lambda", "recovery_interval"),
     "odcl.clustering.kmeans.gradient": ("GradientClustering",),
     "odcl.clustering.kmeans.kmeanspp": ("KMeansPP",),
     "odcl.clustering.kmeans.spectral": ("SpectralKMeans",),

@@ -16,7 +16,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from odcl.clustering.convex.clusterpath import clusterpath
 from odcl.clustering.convex.estimator import ConvexClustering, convex_cluster
-from odcl.clustering.convex.separation import recovery_interval
+from odcl.clustering.convex.fusion import recovery_interval
 from odcl.clustering.labels import number_by_first_user, same_partition
 from tests.helpers import any_points, blobs, convex_by_cvxpy, convex_objective, is_finer
 

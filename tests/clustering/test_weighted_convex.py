@@ -81,7 +81,7 @@ def test_the_gap_bounds_the_error_and_obeys_tol(tol):
     w = gaussian_knn_weights(a, 5)
     for lam in (0.3, 1.0, 2.0):
         best = weighted_convex(a, lam, w, tol=1e-12)
-        rough = weighted_convex(a, lam, w, tol=tol, certify=False)
+        rough = weighted_convex(a, lam, w, tol=tol)
         assert rough.converged
         assert rough.gap <= tol * rough.objective
         assert rough.objective - rough.gap <= best.objective * (1 + 1e-14)
@@ -93,7 +93,7 @@ def test_the_dual_point_is_feasible_and_gives_the_gap():
     a = points(40, 3)
     w = gaussian_knn_weights(a, 5)
     lam = 1.0
-    result = weighted_convex(a, lam, w, certify=False, tol=1e-4)
+    result = weighted_convex(a, lam, w, tol=1e-4)
     edges = as_weights(w, len(a))
     z = result.dual
     assert np.all(np.linalg.norm(z, axis=1) <= lam * edges.data * (1 + 1e-14))

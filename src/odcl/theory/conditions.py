@@ -22,7 +22,7 @@ from odcl.clustering.labels import number_by_first_user, sum_by_cluster
 from odcl.theory import check
 
 if TYPE_CHECKING:
-    from odcl.clustering.convex.separation import RecoveryInterval
+    from odcl.clustering.convex.fusion import RecoveryInterval
 
 # -- separation that a clustering method asks for, alpha of Eq. (4) --------------------------------
 
@@ -289,7 +289,7 @@ class Separation:
 
         It takes distances between all users of a cluster, so it is computed when asked for.
         """
-        from odcl.clustering.convex.separation import recovery_interval
+        from odcl.clustering.convex.fusion import recovery_interval
 
         return recovery_interval(self.theta, self.labels)
 

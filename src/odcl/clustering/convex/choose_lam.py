@@ -19,7 +19,7 @@ import numpy as np
 
 from odcl._typing import Floats, Ints
 from odcl.clustering.convex.clusterpath import ClusterPath, Plateau
-from odcl.clustering.convex.separation import recovery_interval
+from odcl.clustering.convex.fusion import recovery_interval
 from odcl.clustering.kmeans.choose_k import mean_silhouette, sampled_distances
 from odcl.clustering.labels import sum_by_cluster
 
@@ -43,7 +43,6 @@ class ChoiceOfLam:
     lam: float
     n_clusters: int
     by_rule: dict[str, int]  # what each rule that was asked would choose: rule -> n_clusters
-    agree: bool  # whether the plateau and the silhouette chose the same level
     reason: str  # one sentence
     path: ClusterPath
 
@@ -68,7 +67,7 @@ def choose_lam(
     if rule == "grid":
         lam, why = _grid(path, len(first), copied)
         k = path.n_clusters(lam)
-        return ChoiceOfLam("grid", lam, k, {"grid": k}, True, f"grid chose K = {k}: {why}.", path)
+        return ChoiceOfLam("grid", lam, k, {"grid": k}, f"grid chose K = {k}: {why}.", path)
     found: dict[str, tuple[Plateau, str]] = {}
     if inner and rule in ("auto", "plateau"):
         long = max(inner, key=lambda level: level.length)
@@ -82,12 +81,11 @@ def choose_lam(
         assert noise is not None
         found["noise"] = _least_cost(path, noise)
     by_rule = {name: level.n_clusters for name, (level, _) in found.items()}
-    agree = by_rule.get("plateau", 0) == by_rule.get("silhouette", 0) or rule != "auto"
     decided = next(name for name in ("noise", "silhouette", "plateau") if name in found)
     level, why = found[decided]
     k = level.n_clusters
     reason = f"{decided} chose K = {k}: {why}."
-    if not agree:
+    if rule == "auto" and by_rule.get("plateau") != by_rule.get("silhouette"):
         warnings.warn(
             f"The rules for lambda disagree: the longest plateau of the path has "
             f"{by_rule['plateau']} clusters, the best silhouette {by_rule['silhouette']}; "
@@ -98,7 +96,7 @@ def choose_lam(
             UserWarning,
             stacklevel=3,
         )
-    return ChoiceOfLam(decided, _inside(level), k, by_rule, agree, reason, path)
+    return ChoiceOfLam(decided, _inside(level), k, by_rule, reason, path)
 
 
 def check_rule(rule: str) -> None:
@@ -116,7 +114,7 @@ def _one_cluster(path: ClusterPath, rule: str) -> ChoiceOfLam:
     else:
         why = f"the path, opened from lam = {path.opened_from:.3g} on, has no level of few clusters"
     reason = f"K = {k}: {why}."
-    return ChoiceOfLam(rule, _inside(last), k, {rule: k}, True, reason, path)
+    return ChoiceOfLam(rule, _inside(last), k, {rule: k}, reason, path)
 
 
 def _inside(level: Plateau) -> float:

@@ -80,15 +80,14 @@ def weighted_convex(
     *,
     tol: float = 1e-6,
     max_iter: int = 1000,
-    certify: bool = True,
 ) -> WeightedResult:
     """Weighted convex clustering of ``a``, (n_points, dim), at one ``lam``.
 
     ``weights`` is symmetric, (n_points, n_points), dense or sparse: see
     :func:`gaussian_knn_weights`. Points without a path of positive weights between them never
-    fuse, however large ``lam`` is. The solver stops at a gap of ``tol`` times the objective; with
-    ``certify`` it goes on, at two to seven times the cost, until the clusters are proved or some
-    rounds brought nothing (``certified`` says). ``max_iter`` bounds the Newton steps.
+    fuse, however large ``lam`` is. From a gap of ``tol`` times the objective on, the solver goes on
+    until the clusters are proved or some rounds brought nothing (``certified`` says). ``max_iter``
+    bounds the Newton steps.
 
     **Which points are one cluster.** With u = a - D'z, an edge joins its ends if the last
     projection left it inside its ball (|z_e + sigma (Du)_e| <= r_e: by complementary slackness
@@ -120,7 +119,7 @@ def weighted_convex(
         zero = np.zeros((edges.nnz, points.shape[1]))
         found = Solution(points, zero, problem.objective(points), 0.0, own, certified=True)
         return _result(a, found, own, lam, tol, 0)
-    found, n_iter = _solve(problem, tol, max_iter, certify)
+    found, n_iter = _solve(problem, tol, max_iter)
     labels = found.labels
     rows = found.u[np.unique(labels, return_index=True)[1]]
     centers = (rows if basis is None else rows @ basis) + shift
@@ -153,7 +152,7 @@ def _result(
     )
 
 
-def _solve(problem: Problem, tol: float, max_iter: int, certify: bool) -> tuple[Solution, int]:
+def _solve(problem: Problem, tol: float, max_iter: int) -> tuple[Solution, int]:
     """Dual ascent, then rounds of the augmented Lagrangian, a collapsed point after each."""
     zero = np.zeros((len(problem.radius), problem.a.shape[1]))
     z, fused = ascend(problem, zero, ASCENT_STEPS)
@@ -165,11 +164,11 @@ def _solve(problem: Problem, tol: float, max_iter: int, certify: bool) -> tuple[
         good = best.gap <= tol * best.objective
         extra += good
         n_clusters = int(best.labels.max()) + 1
-        if good and certify and (tried == n_clusters or best.gap <= 1e-3 * tol * best.objective):
+        if good and (tried == n_clusters or best.gap <= 1e-3 * tol * best.objective):
             best = certificate(problem, best)
         tried = n_clusters
         exhausted = extra >= CERTIFY_ROUNDS or best.gap <= FLOOR * best.objective
-        done = good and (not certify or best.certified or exhausted)
+        done = good and (best.certified or exhausted)
         if done or n_iter >= max_iter:
             return best, n_iter
         u, z, fused, steps = newton_round(problem, u, z, penalty, max_iter - n_iter)

@@ -132,7 +132,7 @@ class _OracleLambda:
 
     def fit(self, X: Floats) -> _OracleLambda:
         from odcl.clustering.convex.estimator import ConvexClustering
-        from odcl.clustering.convex.separation import oracle_lambda
+        from odcl.clustering.convex.fusion import oracle_lambda
 
         lam = oracle_lambda(X, self.labels, seed=self.seed)
         self.labels_ = ConvexClustering(lam=lam).fit(X).labels_
