@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from scipy.special import stdtr, stdtrit
 
-from odcl.mixed.expected import predicted
+from odcl.mixed.variational import predicted
 
 
 def coefficients(p):

@@ -12,12 +12,11 @@ from scipy.stats import multivariate_normal
 
 from odcl.mixed import em
 from odcl.mixed.em import charge, fit_mixture
-from odcl.mixed.heavy_tails import GAP, SCALES, _levels, _most_gain, _shares, with_tails
 from odcl.mixed.mixture import Spread, center_step, group_sums, misfits, moments
 from odcl.mixed.noise import CAUTION, GRID, Noise, pure_noise
 from odcl.mixed.scoring import bound_slopes
 from odcl.mixed.search import _within_reach, one_group
-from odcl.mixed.select import center_prior
+from odcl.mixed.select import GAP, SCALES, _levels, _most_gain, _shares, center_prior, with_tails
 from odcl.mixed.streaming_em import Parameters, pass_sums
 
 from .worlds import dense_log_density, rows_of, seen

@@ -10,16 +10,15 @@ from scipy.special import expit, gammaln
 from scipy.stats import norm
 
 from odcl import ODCLClassifier, ODCLRegressor
-from odcl.mixed.coordinates import coordinates
 from odcl.mixed.em import fit_mixture
-from odcl.mixed.expected import expected, predicted
 from odcl.mixed.gaussian import gaussian_posterior, gaussian_terms, prior_sd
+from odcl.mixed.layout import coordinates
 from odcl.mixed.mixture import Spread, moments
 from odcl.mixed.noise import Noise
 from odcl.mixed.posterior import mixture_of
 from odcl.mixed.search import search
 from odcl.mixed.terms import data_terms
-from odcl.mixed.variational import variational
+from odcl.mixed.variational import expected, predicted, variational
 from odcl.risk.risk import GAUSSIAN_WIDTHS
 
 from .predictions import predict_site

@@ -10,7 +10,7 @@ from scipy.optimize import minimize
 from odcl import Method, ODCLRegressor, Risk, fit
 from odcl.clustering.labels import same_partition
 from odcl.data.federation import Federation
-from odcl.mixed.huber import _mode, pseudo_targets
+from odcl.mixed.gaussian import _mode, pseudo_targets
 from odcl.risk.losses import Huber
 
 from .worlds import rows_of

@@ -16,11 +16,10 @@ from odcl import Federation, linear_federation
 from odcl.clustering.labels import same_partition
 from odcl.mixed import search as module
 from odcl.mixed import select as choosing
-from odcl.mixed.init import kmeans_seeds, lloyd
 from odcl.mixed.mixture import Quadratics
 from odcl.mixed.noise import pure_noise
 from odcl.mixed.posterior import mixture_of, posterior
-from odcl.mixed.search import _candidates, sample_by_id, search
+from odcl.mixed.search import _candidates, kmeans_seeds, lloyd, sample_by_id, search
 
 from .predictions import coefficients, predict, predict_std
 from .worlds import rows_of, seen

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from odcl.mixed.coordinates import coordinates
+from odcl.mixed.layout import coordinates
 from odcl.mixed.terms import DataTerms, Levels, data_terms, merge, quadratics
 from odcl.risk.risk import Factor
 

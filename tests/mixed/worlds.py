@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from odcl.mixed.coordinates import coordinates
+from odcl.mixed.layout import coordinates
 from odcl.mixed.terms import data_terms, quadratics
 
 

@@ -169,8 +169,13 @@ def test_a_pass_leaves_the_noise_where_pure_error_puts_it():
 def test_where_the_passes_rest_in_memory_sweeps_rest_too():
     """One more sweep of the fit of all users, from where the passes came to rest, moves nothing."""
     from odcl.mixed.em import fit_mixture
-    from odcl.mixed.full_fit import fit_everybody
-    from odcl.mixed.streaming_em import own_noise, parameters_of, pass_sums, shares_of
+    from odcl.mixed.streaming_em import (
+        fit_everybody,
+        own_noise,
+        parameters_of,
+        pass_sums,
+        shares_of,
+    )
     from odcl.server.mixed import user_quadratics
 
     federation, _ = world(tau=0.3)

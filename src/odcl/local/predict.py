@@ -82,8 +82,8 @@ def predicted_means(z: Floats, S: Floats | None, loss: Loss) -> Floats:
     """Expected target, or class probabilities, at predictors N(z, S); None: known exactly."""
     if S is None or loss.has_data_terms:
         return loss.mean(z)
-    from odcl.mixed.expected import predicted
     from odcl.mixed.layout import reference_logits
+    from odcl.mixed.variational import predicted
 
     basis = getattr(loss, "basis", None)
     m, V = reference_logits(z, S, basis)

@@ -17,8 +17,14 @@ from odcl.local.fit import solve_users
 from odcl.local.predict import linear_predictors
 from odcl.local.problem import Solution
 from odcl.local.receive import Received
-from odcl.mixed.gaussian import GaussianPosterior, gaussian_posterior, gaussian_terms
-from odcl.mixed.huber import PseudoTargets, huber_posterior, pseudo_targets
+from odcl.mixed.gaussian import (
+    GaussianPosterior,
+    PseudoTargets,
+    gaussian_posterior,
+    gaussian_terms,
+    huber_posterior,
+    pseudo_targets,
+)
 from odcl.mixed.layout import model_map
 from odcl.mixed.mixture import Quadratics, by_row
 from odcl.mixed.posterior import Mixture, Posterior, posterior

@@ -1,20 +1,186 @@
-"""From the mixture's coordinates to models as users have them, and back to predictions.
+"""The numbers of a model: in a fit's own coordinates, and as users have them.
 
-A model of the house is flat: one row per feature, the intercept last, outputs side by side. The
-mixture of squared loss is relative to its canonical coordinates; Gaussian terms have the intercept
-first, one block per logit, and the last class for reference.
+Canonical coordinates depend on no column's unit, origin or copies; a mixture of squared loss lives
+in them, relative to the pooled fit. Gaussian terms have the intercept first, one block per logit,
+and the last class for reference. A user's model is flat: one row per feature, the intercept last,
+outputs side by side. :func:`model_map` takes the numbers of any mixture to those of a model.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from odcl._typing import Floats
-from odcl.mixed.coordinates import Coordinates
+from odcl._typing import Floats, Ints
 from odcl.mixed.mixture import by_row
-from odcl.mixed.posterior import Mixture
-from odcl.mixed.terms import Levels
-from odcl.risk.risk import Risk
+from odcl.mixed.terms import RANK, DataTerms, Levels, merge
+from odcl.risk.risk import Factor, Risk
+
+if TYPE_CHECKING:
+    from odcl.mixed.posterior import Mixture
+
+CONSTANT = 1e-12  # a column whose deviation is below this share of its mean does not vary
+DUPLICATE = 1e-10  # two standardized columns nearer than this are one column
+
+
+@dataclass(frozen=True, eq=False)
+class Coordinates:
+    """Canonical coordinates of a federation, read off its summed terms.
+
+    A design row is z = [1, (x_kept - shift) / scale] (no 1 without an intercept), and the target
+    is (y - target_shift) / target_scale - z'reference: users are seen relative to the pooled fit.
+    What is estimated in z does not depend on the units, the origin or the copies of a feature, nor
+    on which level of a declared factor is its reference: all of them are among the columns x.
+    """
+
+    intercept: bool
+    kept: Ints  # (q,), the columns in use: features and, after them, references of factors
+    shift: Floats  # (q,)
+    scale: Floats  # (q,)
+    target_shift: float
+    target_scale: float
+    reference: Floats  # (dim,), the pooled fit
+    n_features: int
+    dropped: tuple[tuple[str, str], ...]  # (feature, why)
+    factors: tuple[Factor, ...] = ()
+
+    @property
+    def dim(self) -> int:
+        return len(self.reference)
+
+    @cached_property
+    def levels(self) -> Levels:
+        return Levels.of(self.factors, self.n_features)
+
+    def design(self, X: Floats) -> Floats:
+        """The design rows of ``X`` (rows, n_features), as (rows, dim)."""
+        z = (self.levels.rows(X)[:, self.kept] - self.shift) / self.scale
+        return np.column_stack([np.ones(len(z)), z]) if self.intercept else z
+
+    def target(self, y: Floats, z: Floats) -> Floats:
+        relative = by_row(z, self.reference[:, None])[:, 0]
+        return (y - self.target_shift) / self.target_scale - relative
+
+    def prediction(self, relative: Floats, z: Floats) -> Floats:
+        """The target in its own units, from what was predicted relative to the pooled fit."""
+        return self.target_shift + self.target_scale * (relative + z @ self.reference)
+
+    def raw(self) -> tuple[Floats, Floats]:
+        """(offset, map): [coefficients, intercept] in the table's units are offset + map @ theta.
+
+        Dropped features have the coefficient zero; the map also carries covariances.
+        """
+        p, q = self.n_features, len(self.kept)
+        slopes = np.arange(q) + int(self.intercept)
+        change = np.zeros((1 + p + len(self.factors), self.dim))  # [intercept, all columns]
+        change[1 + self.kept, slopes] = self.target_scale / self.scale
+        change[0, slopes] = -self.target_scale * self.shift / self.scale
+        if self.intercept:
+            change[0, 0] = self.target_scale
+        change = np.roll(self.levels.expansion.T @ change, -1, axis=0)
+        offset = change @ self.reference
+        offset[p] += self.target_shift
+        return offset, change
+
+
+def coordinates(
+    terms: DataTerms,
+    usual: DataTerms | None = None,
+    *,
+    intercept: bool = True,
+    factors: Sequence[Factor] = (),
+    names: Sequence[str] | None = None,
+) -> Coordinates:
+    """Canonical coordinates: factors with all levels, centered by the intercept, scaled, and
+    constants and copies dropped.
+
+    Which columns there are is told by all ``terms``; units, origins and the pooled fit by those of
+    ``usual`` users, where these are others: nobody sets everybody's units by a mistake.
+    """
+    levels = Levels.of(factors, terms.mean.shape[1] - 1)
+    total = merge(levels.terms(terms))
+    weight, mean, factor = max(float(total.rows[0]), 1e-300), total.mean[0], total.factor[0]
+    p = len(mean) - 1
+    names = [f"feature {j}" for j in range(p)] if names is None else list(names)
+    root = factor[:, :p]
+    if not intercept:  # nothing takes the mean out, so the mean is part of the column
+        root = np.vstack([np.sqrt(weight) * mean[:p], root])
+    norm = np.linalg.norm(root, axis=0)
+    size = np.abs(mean[:p]) * np.sqrt(weight)
+    if factors:  # a reference's column is as exact as the columns that it is the rest of
+        own = len(levels.weights)
+        parts = (norm[:own] + size[:own]) @ np.abs(levels.weights)
+        size[own:] = np.abs(levels.constant) * np.sqrt(weight) + parts
+    flat = norm <= (CONSTANT * size if intercept else 0.0)
+    unit = root / np.where(flat, 1.0, norm)
+    near = DUPLICATE + 1e-14 * size / np.where(flat, 1.0, norm)
+    dropped = [(names[j], "constant") for j in np.flatnonzero(flat)]
+    kept: list[int] = []
+    for j in np.flatnonzero(~flat):
+        twin = _twin(unit, int(j), kept, near)
+        if twin is None:
+            kept.append(int(j))
+        else:
+            dropped.append((names[j], f"a copy of {names[twin]}"))
+    shift = mean[kept] if intercept else np.zeros(len(kept))
+    scale = norm[kept] / np.sqrt(weight)
+    columns = np.array(kept, np.intp)
+    if usual is not None:
+        total = merge(levels.terms(usual))
+        weight, mean, factor = max(float(total.rows[0]), 1e-300), total.mean[0], total.factor[0]
+        square = (factor[:, kept] ** 2).sum(axis=0) / weight + (mean[kept] ** 2) * (not intercept)
+        varies = square > (CONSTANT * mean[kept]) ** 2
+        shift = np.where(varies, mean[kept], shift) if intercept else shift
+        scale = np.where(varies, np.sqrt(square), scale)
+    at = _pooled(factor, weight, mean, columns, shift, scale, intercept, dropped)
+    return replace(at, n_features=len(levels.weights), factors=tuple(factors))
+
+
+def _twin(unit: Floats, j: int, kept: list[int], near: Floats) -> int | None:
+    """The first kept column that is column ``j`` up to shift, scale and sign."""
+    if not kept:
+        return None
+    sign = np.where(unit[:, kept].T @ unit[:, j] < 0, -1.0, 1.0)
+    gap = np.linalg.norm(unit[:, kept] * sign - unit[:, [j]], axis=0)
+    close = np.flatnonzero(gap <= np.maximum(near[kept], near[j]))
+    return kept[close[0]] if len(close) else None
+
+
+def _pooled(
+    factor: Floats,
+    weight: float,
+    mean: Floats,
+    kept: Ints,
+    shift: Floats,
+    scale: Floats,
+    intercept: bool,
+    dropped: list[tuple[str, str]],
+) -> Coordinates:
+    """Coordinates whose reference is the pooled least squares and whose noise is about one."""
+    root, target = factor[:, kept] / scale, factor[:, -1]
+    origin = mean[-1] if intercept else 0.0
+    if not intercept:
+        root = np.vstack([np.sqrt(weight) * mean[kept] / scale, root])
+        target = np.concatenate([[np.sqrt(weight) * mean[-1]], target])
+    slopes = np.linalg.lstsq(root, target, rcond=RANK)[0] if len(kept) else np.zeros(0)
+    spread = np.linalg.norm(target)
+    unit = np.linalg.norm(target - root @ slopes)
+    # A target that the features explain to the last digit has no noise to be measured by.
+    if unit <= 1e-12 * spread or unit <= CONSTANT * abs(origin) * np.sqrt(weight):
+        unit = spread if spread > CONSTANT * abs(origin) * np.sqrt(weight) else np.sqrt(weight)
+    unit = unit / np.sqrt(weight)
+    reference = np.concatenate([[0.0], slopes]) if intercept else slopes
+    p = len(mean) - 1
+    return Coordinates(
+        intercept, kept, shift, scale, origin, unit, reference / unit, p, tuple(dropped)
+    )
+
+
+# -- from a mixture to models ---------------------------------------------------------------------
 
 
 def plain_coordinates(n_features: int, risk: Risk) -> Coordinates:

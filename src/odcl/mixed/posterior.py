@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from odcl._typing import Floats, Ints
-from odcl.mixed.coordinates import Coordinates
 from odcl.mixed.em import Fit
+from odcl.mixed.layout import Coordinates
 from odcl.mixed.mixture import (
     Centers,
     Quadratics,

@@ -36,6 +36,7 @@ from odcl.mixed.mixture import (
 )
 from odcl.mixed.noise import CAUTION, FLOOR, Noise, are_noisy, short_of_rows
 from odcl.mixed.scoring import Summed, bound_slopes, noise_floor, scoring_step
+from odcl.mixed.select import none_admissible, with_tails
 
 STILL = 1e-10  # where numbers come to rest: neither order nor partition of users is to be seen
 PASSES = 60  # over all users, at most
@@ -248,7 +249,7 @@ def _step(
     return Parameters(weights, centers.c[0], centers.C[0], spread, noise), centers
 
 
-# -- mixing steps --------------------------------------------------------------------------------
+# -- mixing steps -----------------------------------------------------------------------------
 
 
 def _vector(at: Parameters, unit: Floats | None = None) -> Floats:
@@ -295,3 +296,45 @@ def _mixed(history: list[tuple[Floats, Floats]]) -> Floats:
     dx, df = np.diff(x, axis=1), np.diff(f, axis=1)
     gamma = np.linalg.lstsq(df, f[:, -1], rcond=1e-8)[0]
     return np.asarray(x[:, -1] + f[:, -1] - (dx + df) @ gamma, np.float64)
+
+
+# -- from the fit of a sample to that of all users ------------------------------------------------
+
+
+def fit_everybody(
+    sample: Quadratics,
+    best: Fit,
+    total: Callable[[Parameters], PassSums],
+    allowed: Callable[[Parameters], bool],
+) -> tuple[Fit, int]:
+    """The mixture ``best`` of a sample fitted to all users, and the number of passes over them.
+
+    ``total`` sums over all users at every pass. Where groups are not ``allowed`` the smallest goes,
+    until they are. Heavy tails are told by the sample, and so is what the fit says of users.
+    """
+    at, prior, passes = parameters_of(best), best.prior, 0
+    while True:
+        rest = come_to_rest(total, at, prior, like=sample)
+        at, passes = rest.parameters, passes + rest.passes
+        if allowed(at):
+            break
+        if at.n_groups == 1:
+            raise none_admissible(int(rest.sums.slopes.n))
+        at = at.take(np.delete(np.arange(at.n_groups), np.argmin(at.weights)))
+        prior = prior if at.n_groups > 1 else None
+    centers = rest.centers.sharing(sample.fixed)
+    fit = replace(
+        best,
+        weights=at.weights,
+        centers=centers.c[0],
+        covariances=centers.C[0],
+        spread=at.spread,
+        noise=at.noise,
+        converged=rest.converged,
+        scales=np.ones(1),
+        shares=np.ones(1),
+        tail_gain=0.0,
+    )
+    at = replace(at, centers=centers.c[0], covariances=centers.C[0])
+    fit = replace(fit, s2=own_noise(sample, at), responsibilities=shares_of(sample, at))
+    return with_tails(sample, fit), passes

@@ -21,7 +21,7 @@ from odcl.mixed.mixture import Quadratics, by_row
 from odcl.risk.risk import Factor
 
 if TYPE_CHECKING:
-    from odcl.mixed.coordinates import Coordinates
+    from odcl.mixed.layout import Coordinates
 
 DEPENDENT = (
     1e-6  # what is left of a column's square given others, below which squares are not formed

@@ -11,7 +11,7 @@ from odcl.data.notices import unusual_lines
 from odcl.data.scaling import Scaling
 from odcl.data.unusual import ColumnMoments, unusual_users
 from odcl.exchange.upload import Uploads
-from odcl.mixed.coordinates import Coordinates
+from odcl.mixed.layout import Coordinates
 from odcl.mixed.terms import DataTerms
 
 HARDLY = 0.1  # of the users with two rows or more: a column that varies in no more is shared by all

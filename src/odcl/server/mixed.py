@@ -15,15 +15,27 @@ from odcl.data.unusual import Limits, unusual_users
 from odcl.errors import NotAdmissible
 from odcl.exchange.upload import Uploads
 from odcl.method import Method
-from odcl.mixed.coordinates import Coordinates, coordinates
 from odcl.mixed.em import Fit
-from odcl.mixed.full_fit import fit_everybody
 from odcl.mixed.gaussian import prior_sd
-from odcl.mixed.layout import gaussian_expansion, model_map, model_spread, plain_coordinates
+from odcl.mixed.layout import (
+    Coordinates,
+    coordinates,
+    gaussian_expansion,
+    model_map,
+    model_spread,
+    plain_coordinates,
+)
 from odcl.mixed.mixture import Quadratics, by_row, moments
 from odcl.mixed.posterior import Mixture, mixture_of, posterior
 from odcl.mixed.search import search, search_sample
-from odcl.mixed.streaming_em import Parameters, PassSums, e_step, pass_sums, shares_of
+from odcl.mixed.streaming_em import (
+    Parameters,
+    PassSums,
+    e_step,
+    fit_everybody,
+    pass_sums,
+    shares_of,
+)
 from odcl.mixed.terms import DataTerms, quadratics
 from odcl.risk.loss import symmetric
 from odcl.risk.risk import GAUSSIAN_WIDTHS
