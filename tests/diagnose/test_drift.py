@@ -187,7 +187,7 @@ def test_the_command_says_whether_a_run_holds(command):
     users = pd.read_csv("users.csv")
     assert users.user[users.remark == "moved"].tolist() == ["u07"]
     assert command("diagnose", "run", "old.csv", "--table", "new.csv").code == 2
-    assert "one too many" in command("diagnose", "old.csv", "--table", "new.csv").err
+    assert "there is no use for new.csv" in command("diagnose", "old.csv", "--table", "new.csv").err
 
 
 @pytest.mark.parametrize(("name", "verdict"), [("nlschools", "holds"), ("sumhes", "refit")])

@@ -2,41 +2,31 @@
 
 from __future__ import annotations
 
-import shlex
 from argparse import Namespace
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from odcl.cli import parser as opt
-from odcl.cli.console import (
-    check_file_place,
-    check_out_file,
-    check_replace,
-    say,
-    watched,
-    write_answer,
-)
+from odcl.cli.console import check_out_file, say, watched, write_answer
 from odcl.cli.fit import METHOD, settings_of
 
 if TYPE_CHECKING:
     from odcl.diagnose import Diagnosis, Drift
     from odcl.report.progress import Silent
 
-# The diagnosis, the users' column, what is to be said, and how its page is made.
-Found = tuple["Diagnosis | Drift", str, list[str], Callable[[Any], bytes]]
+# The diagnosis, the users' column, and notices about the table.
+Found = tuple["Diagnosis | Drift", str, list[str]]
 
 _ABOUT = """\
 Tell whether one shot is enough for a table, and if not, what to do.
 
-Looks at the users' models, those of a run or of a table fitted as `odcl fit`
-does: how noisy they are against the distances between groups, whether the
-groups would be found again, who stands at a border or fits no group. Begins
-with one of: one shot is enough; use precision combining; add refinement
+Looks at the users' models, of a run or of a table fitted as `odcl fit` does:
+how noisy they are compared with the distances between groups, whether the
+groups would be found again, which users are near a border or fit no group.
+Begins with one of: one shot is enough; use precision combining; add refinement
 rounds; collect more rows; there is no group structure, use one model; no
-groups, users differ gradually; models of their own serve users as well; not
+groups, users differ gradually; users do as well with models of their own; not
 known. Where the models alone do not tell, a run's held-out rows decide."""
 
 _EXAMPLES = """\
@@ -46,10 +36,10 @@ examples:
   odcl diagnose run --table this-month.csv
   odcl diagnose sales.csv --user store --target sales --paper
 
-A RUN keeps what its users uploaded, and is diagnosed from that. With TABLE it
-is fitted again on the table's rows, with its own columns and settings: for a
-run of --paper, whose users send nothing about their noise, that tells more. A
-RUN of a table in pieces keeps 2,000 users' uploads: it is diagnosed from those.
+A RUN keeps what its users uploaded (2,000 of them for a table in pieces) and is
+diagnosed from that. With TABLE it is fitted again on the table's rows, with its
+own columns and settings. That tells more about a run of --paper, whose users do
+not send their noise.
 
 --table asks another question: do the models still hold on new rows? Errors are
 compared with those that the models promise, user by user and group by group.
@@ -70,11 +60,10 @@ def add(some: Any) -> opt.Parser:
     more = parser.add_argument_group("options")
     about = "CSV or Parquet file with one row per user: group, chance of belonging elsewhere"
     out = (Path, f"{about} [default: none]")
-    page = (Path, "HTML file for the same with pictures, every user by itself [default: none]")
     force = "replace FILE if it exists"
     text = "new rows of RUN's users: do its models still hold? [default: none]"
     opt.path(more, "--table", "NEW", text, dest="new")
-    opt.add_options(more, {"--out FILE": out, "--page FILE": page, "--force": force})
+    opt.add_options(more, {"--out FILE": out, "--force": force})
     opt.missing(more, None)
     opt.seed(more)
     opt.quiet(more)
@@ -86,26 +75,17 @@ def run(options: Namespace) -> None:
 
     table = options.new or options.table or options.source
     check_out_file(options, run=options.source, table=table)
-    if options.new is not None and (options.table or options.page):
-        raise opt.UsageError("--table NEW takes neither a TABLE nor --page.", "odcl diagnose")
-    if options.page is not None:
-        check_file_place(options.page)
-        check_replace(options.page, options.force)
+    if options.new is not None and options.table:
+        raise opt.UsageError("--table NEW takes no TABLE beside it.", "odcl diagnose")
     with watched(options) as progress:
         progress.stage("reading the table")
-        found, user, notices, page = _diagnosed(options, progress)
-        content = None if options.page is None else page(found)
+        found, user, notices = _diagnosed(options, progress)
     for text in notices:
         say(text, options)
     print(found)
     if options.out is not None:
         columns = found.columns()
         write_answer(beside({user: columns.pop("user")}, columns), (), options)
-    if content is not None:
-        from odcl.runs.page import write_page
-
-        write_page(options.page, content)
-        print(f"Report: {shlex.quote(str(options.page))}")
 
 
 def _diagnosed(options: Namespace, progress: Silent) -> Found:
@@ -124,7 +104,7 @@ def _of_table(options: Namespace, progress: Silent) -> Found:
     """Fit a table and diagnose the fit; its rows tell the noise in the paper's setting too."""
     if options.table or options.new:
         more = options.table or options.new
-        text = f"{options.source} is not a run of `odcl fit`, so {more} is one too many."
+        text = f"{options.source} is not a run of `odcl fit`, so there is no use for {more}."
         raise opt.UsageError(text, "odcl diagnose")
     for name in ("user", "target"):
         if getattr(options, name) is None:
@@ -138,15 +118,7 @@ def _of_table(options: Namespace, progress: Silent) -> Found:
     settings = settings_of(options, names)
     run = fit(source, settings, progress=progress, command=command, keep_rows=True)
     progress.stage("diagnosing")
-    found = _with_rows(run.model, run.rows, options.seed)
-    return found, options.user, [*run.notices], partial(_page, run.model)
-
-
-def _page(model: Any, found: Diagnosis) -> bytes:
-    from odcl.estimators.evidence import evidence_of
-    from odcl.runs.page import fit_page_of
-
-    return fit_page_of(model, evidence_of(model), diagnosis=found)
+    return _with_rows(run.model, run.rows, options.seed), options.user, [*run.notices]
 
 
 def _with_rows(model: Any, rows: Any, seed: int) -> Diagnosis:
@@ -167,13 +139,12 @@ def _of_run(options: Namespace, progress: Silent) -> Found:
     if options.new is not None:
         rows, notices = run.rows_of(options.new, options.missing)
         users = rows.users[rows.row_user] if schema.user else None
-        held = model.drift(DesignRows(rows.X), rows.y, users)
-        return held, schema.user, notices, partial(_of_folder, options)
+        return model.drift(DesignRows(rows.X), rows.y, users), schema.user, notices
     if options.table is None and model.uploads_ is None:
         raise ValueError(
-            f"{options.source} was written without its users' uploads, which were too large to "
-            f"keep, and they are what is diagnosed: say `odcl diagnose {options.source} TABLE`, "
-            "which fits the table's rows again."
+            f"{options.source} does not hold its users' uploads, which were too large to keep, so "
+            f"there is nothing to diagnose. `odcl diagnose {options.source} TABLE` fits the table "
+            "again."
         )
     n_users = model.n_users_
     if options.table is None:
@@ -182,39 +153,31 @@ def _of_run(options: Namespace, progress: Silent) -> Found:
         sent = model.uploads_
         if n_users > len(model.users_):
             notices.append(
-                f"of the run's {n_users:,} users, whose table came in pieces, "
-                f"{len(model.users_):,} are looked at: drawn by their ids, and kept in the run as "
-                f"examples. For others say `odcl diagnose {options.source} TABLE`, with their rows"
+                f"the diagnosis is of the {len(model.users_):,} of {n_users:,} users whose uploads "
+                f"the run keeps. For others say `odcl diagnose {options.source} TABLE`"
             )
         if sent.dispersion is None and not sent.has_terms:
             notices.append(
-                "the run's users sent nothing about their noise: `odcl diagnose "
-                f"{options.source} TABLE` reads it off their rows, and tells more"
+                "the run's users did not send their noise: `odcl diagnose "
+                f"{options.source} TABLE` reads it off their rows and can say more"
             )
         found = model.diagnose(seed=options.seed, comparison=comparison_of(options.source, n_users))
-        return found, schema.user, notices, partial(_of_folder, options)
+        return found, schema.user, notices
     rows, notices = run.rows_of(options.table, options.missing)
     strange = int((~model._knows(rows.users)).sum())
     if strange or rows.n_users < n_users:
         notices.append(
-            f"{options.table} has {rows.n_users} users, {strange} of them not in the run of "
-            f"{n_users}: the diagnosis is of the table, with the run's settings"
+            f"{options.table} has {rows.n_users} users ({strange} not in the run of {n_users}): "
+            "the diagnosis is of the table, with the run's settings"
         )
     again = clone(model).fit_federation(rows, schema=schema, progress=progress.advance)
     progress.stage("diagnosing")
     rows = replace(rows, X=again.scaling_.apply(rows.X), y=again._encode(rows.y))
-    found = _with_rows(again, rows, options.seed)
-    return found, schema.user, notices, partial(_page, again)
-
-
-def _of_folder(options: Namespace, found: Diagnosis) -> bytes:
-    from odcl.runs.folder import page_of_run
-
-    return page_of_run(options.source, diagnosis=found)
+    return _with_rows(again, rows, options.seed), schema.user, notices
 
 
 def _refuse_settings(options: Namespace) -> None:
-    """What is said of a table is settled in a run."""
+    """Columns and settings are part of a run."""
     named = ("user", "target", "loss", "clusters", "combine", "l2")
     for name in (*named, "features", "drop", "categorical", "no_intercept", "paper"):
         if getattr(options, name) not in (None, False, []):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from odcl.diagnose import Diagnosis
 from odcl.estimators.evidence import Evidence, evidence_of
 from odcl.evaluate.scores import Comparison
 from odcl.files import atomic_path
@@ -13,15 +12,9 @@ from odcl.report.page.sections import fit_page
 from odcl.runs.page_facts import fit_facts
 
 
-def fit_page_of(
-    model: Any,
-    evidence: Evidence,
-    *,
-    anonymous: bool = False,
-    diagnosis: Diagnosis | None = None,
-) -> bytes:
-    """The page of a fitted estimator; a ``diagnosis`` comes first where one is given."""
-    return fit_page(fit_facts(model, evidence, anonymous=anonymous, diagnosis=diagnosis))
+def fit_page_of(model: Any, evidence: Evidence, *, anonymous: bool = False) -> bytes:
+    """The page of a fitted estimator."""
+    return fit_page(fit_facts(model, evidence, anonymous=anonymous))
 
 
 def report_model(

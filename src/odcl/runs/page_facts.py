@@ -11,7 +11,6 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from odcl._typing import Floats, Ints
-from odcl.diagnose import Diagnosis
 from odcl.errors import number
 from odcl.estimators.evidence import MOST_ROWS, Evidence
 from odcl.evaluate.scores import Comparison
@@ -65,14 +64,8 @@ def _anonymous(model: Any, evidence: Evidence, number: Ints) -> tuple[Any, Evide
     return model, replace(evidence, command=(), table=table, notices=())
 
 
-def fit_facts(
-    model: Any,
-    evidence: Evidence,
-    *,
-    anonymous: bool = False,
-    diagnosis: Diagnosis | None = None,
-) -> FitFacts:
-    """Everything that the page of a fit shows; with a ``diagnosis``, that first."""
+def fit_facts(model: Any, evidence: Evidence, *, anonymous: bool = False) -> FitFacts:
+    """Everything that the page of a fit shows."""
     number = user_numbers(model)
     if anonymous:
         model, evidence = _anonymous(model, evidence, number)
@@ -110,13 +103,13 @@ def fit_facts(
     groups = list(zip(sizes.tolist(), rows.astype(int).tolist(), strict=True))
     return FitFacts(
         title=_title(model, evidence),
-        verdict=_verdict(model, comparison, diagnosis),
+        verdict=_verdict(model, comparison),
         target=model._target_name,
         users=users,
         groups=groups,
         map=shown,
         coefficients=_coefficients(model, who, units),
-        sections=sections(model, evidence, more, diagnosis, anonymous=anonymous),
+        sections=sections(model, evidence, more, anonymous=anonymous),
         gains=gains,
         options=None if evidence.weighed is None else _options(evidence.weighed, model, who),
         held=_held(comparison, model, who),
@@ -180,10 +173,8 @@ def _score(metric: str, value: float) -> str:
     return f"{value:.1%} accuracy" if metric == "accuracy" else f"{metric} {number(value)}"
 
 
-def _verdict(model: Any, comparison: Comparison | None, diagnosis: Diagnosis | None) -> list[str]:
+def _verdict(model: Any, comparison: Comparison | None) -> list[str]:
     """The sentence of the first screen, and what stands below: who gained."""
-    if diagnosis is not None:
-        return [diagnosis.verdict.sentence, diagnosis.verdict.reason, headline(model, comparison)]
     second = [] if comparison is None else verdict(comparison, shell=True).splitlines()
     return [headline(model, comparison), *second]
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from odcl.diagnose import Diagnosis
 from odcl.errors import number
 from odcl.estimators.evidence import Evidence
 from odcl.exchange.upload import Uploads
@@ -23,14 +22,13 @@ def sections(
     model: Any,
     evidence: Evidence,
     more: MoreRows | None,
-    diagnosis: Diagnosis | None = None,
     *,
     anonymous: bool,
 ) -> list[Section]:
-    """All of them, in the order of the page; a ``diagnosis`` that was made already is that one."""
+    """All of them, in the order of the page."""
     found = [
         _worth(evidence),
-        _diagnosis(model, diagnosis, evidence),
+        _diagnosis(model, evidence),
         _plan(model, evidence, more, anonymous),
         _privacy(model, evidence, anonymous),
         _provenance(model, evidence, anonymous),
@@ -56,15 +54,15 @@ def _worth(evidence: Evidence) -> Section | None:
     return Section("worth", "What it is worth", (words,), (table,))
 
 
-def _diagnosis(model: Any, found: Diagnosis | None, evidence: Evidence) -> Section:
+def _diagnosis(model: Any, evidence: Evidence) -> Section:
     title = "Diagnosis: is one shot enough?"
     whole = model.uploads_ is None or model.uploads_.inverse_trace is None  # a matrix per user
     size = len(model.users_) * model.theta_.shape[1] ** (2 if whole else 1)
-    if found is None and size > MOST_DIAGNOSED:
-        why = "It takes longer than a report should for so many users: say odcl diagnose RUN."
+    if size > MOST_DIAGNOSED:
+        why = "With this many users it takes longer than a report should: say odcl diagnose RUN."
         return Section("diagnosis", title, (why,))
     try:
-        found = found or model.diagnose(comparison=evidence.comparison)
+        found = model.diagnose(comparison=evidence.comparison)
     except ValueError as error:
         return Section("diagnosis", title, (str(error),))
     parts = diagnosis_parts(found)

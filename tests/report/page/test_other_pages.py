@@ -13,7 +13,7 @@ from numpy.testing import assert_allclose
 from odcl.engines.files import combine_uploads
 from odcl.report.page.reproduction import reproduction_page
 from tests.engines.files import world
-from tests.report.page.browser import facts_of, number
+from tests.report.page.browser import number
 
 
 @pytest.fixture
@@ -70,28 +70,15 @@ def test_a_round_is_replaced_with_its_page(tmp_path):
     assert "6 sites" in (tmp_path / "round" / "report.html").read_text()
 
 
-def test_the_page_of_a_diagnosis_begins_with_its_verdict(stores, command, browser):
-    said = command("diagnose", stores / "run", "--page", "page.html")
-    assert said.code == 0
-    assert said.out.endswith("Report: page.html\n")
-    page = browser.open(Path("page.html"))
-    assert page.text("h1") == said.out.splitlines()[0]
-    assert said.out.splitlines()[1] in page.text("header")
+def test_the_page_of_a_run_has_the_diagnosis_that_the_command_prints(stores, command, browser):
+    said = command("diagnose", stores / "run").out.splitlines()
+    page = browser.open(stores / "run" / "report.html")
+    assert said[0] in page.text("#diagnosis")
+    assert said[1] in page.text("#diagnosis")
     measured = {row[0]: row[1] for row in page.rows("#diagnosis")}
-    for line in said.out.splitlines()[4:8]:
+    for line in said[4:8]:
         name, value = re.split(r"\s{2,}", line)[:2]
         assert measured[name] == value
-    again = command("diagnose", stores / "run", "--page", "page.html")
-    assert again.code == 2
-    assert "exists already" in again.err
-
-
-def test_a_table_is_diagnosed_on_a_page_as_well(stores, command):
-    table = (stores / "stores.csv", "--user", "store", "--target", "sales")
-    said = command("diagnose", *table, "--page", "page.html", "--quiet")
-    assert said.code == 0
-    assert said.out.splitlines()[0] in Path("page.html").read_text()
-    assert len(facts_of(Path("page.html"))["ids"]) == 60
 
 
 def test_the_page_of_a_reproduction_shows_figures_and_the_papers_numbers(command, browser):
