@@ -53,7 +53,7 @@ DOORS = {
     ("odcl.diagnose.diagnosis.Diagnosis.__str__", "report"): "print(diagnosis)",
     ("odcl.diagnose.drift.Drift.__str__", "report"): "print(drift)",
     ("odcl.engines.files.combine.CombinedRound.__str__", "report"): "print(round)",
-    ("odcl.engines.files.combine._diagnosis", "diagnose"): "the verdict that sites receive",
+    ("odcl.engines.files.combine._combined", "diagnose"): "the verdict that sites receive",
     ("odcl.engines.files.last_step.SiteModels.estimator", "estimators"): "models that predict",
     ("odcl.engines.files.round.write_round", "report"): "the coordinator's report",
     ("odcl.engines.flower.result.add_late", "estimators"): "users who came after the run",

@@ -5,20 +5,21 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 import pytest
 
 from odcl.declared import (
-    OPTIONAL,
     Check,
     Count,
     Digest,
+    HasDefaults,
     Label,
     Number,
     Positive,
     Size,
+    check_fields,
     from_json,
     to_json,
 )
@@ -26,10 +27,10 @@ from tests.helpers import refusal
 
 
 @dataclass(frozen=True)
-class Part:
+class Part(HasDefaults):
     file: Label
     size: Count
-    sha256: Digest = field(default="0" * 64, metadata=OPTIONAL)
+    sha256: Digest = "0" * 64
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ WRONG = {
     "parts": ({}, r"parts is {}, and not a list"),
     "by_name": ([], r"by_name is \[\], and not a table"),
     "spread": (-1, "spread is -1, and not a finite number from 0 on"),
-    "noise": ("much", "noise is 'much', and not a finite number"),
+    "noise": ("much", "noise is 'much', and not a number"),
     "rounds": (0, "rounds is 0, and not a whole number from 1 on"),
     "note": (3, "note is 3, and not text"),
     "refit": ([], r"refit is \[\], and not text or a finite number or null"),
@@ -97,3 +98,9 @@ def test_an_error_says_where_a_value_lies():
     refusal(from_json, Sheet, [], match=r"^it is \[\], and not a table")
     refusal(from_json, Part, {"file": "a\n", "size": 1}, match="printable text")
     refusal(from_json, Part, {"file": "a", "size": 1, "sha256": "0"}, match="64 hexadecimal")
+
+
+def test_a_value_made_in_python_is_checked_like_one_of_a_file():
+    check_fields(SHEET)
+    refusal(check_fields, replace(SHEET, rounds=0), match="^rounds is 0, and not a whole number")
+    refusal(check_fields, replace(SHEET, parts=[1]), match=r"^parts\[0\] is 1, and not a table")

@@ -10,9 +10,9 @@
 
 A field's annotation is all that is checked: bool, int, float, str, None, Any, Literal, unions,
 tuples, mappings with text keys, dataclasses, and ``Annotated`` with a :class:`Check`. A float is
-finite; a ``Number`` may also be infinite or NaN, which JSON holds as text. A field may be missing
-only if its metadata is ``OPTIONAL``; unknown ones are refused. A class with a ``from_json`` of its
-own is read by that.
+finite; a ``Number`` may also be infinite or NaN, which JSON holds as text. Unknown fields are
+refused, and missing ones unless their metadata is ``OPTIONAL`` or the class :class:`HasDefaults`.
+A class with a ``from_json`` of its own is read by that.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -29,6 +29,10 @@ from odcl.errors import did_you_mean, show
 
 T = TypeVar("T")
 OPTIONAL = {"optional": True}  # metadata of a field that may be missing
+
+
+class HasDefaults:
+    """Base of dataclasses in which fields with a default may be missing: people write them."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,7 @@ def from_json(kind: Any, value: Any, where: str = "") -> Any:
     if isinstance(origin, type) and issubclass(origin, Mapping):
         _expect(isinstance(value, dict), value, where, kind)
         own = {name: from_json(inner[1], one, _inside(where, name)) for name, one in value.items()}
-        return {from_json(inner[0], name, f"the name {show(name)}"): own[name] for name in own}
+        return {from_json(inner[0], name, f"a name in {where or 'it'}"): own[name] for name in own}
     if hasattr(kind, "from_json"):
         return kind.from_json(value)
     return fields_from_json(kind, value, where)
@@ -114,9 +118,20 @@ def fields_from_json(kind: type[T], value: Any, where: str = "") -> T:
     for name, (one, hint) in declared.items():
         if name in value:
             found[name] = from_json(hint, value[name], _inside(where, name))
-        elif not one.metadata.get("optional"):
+        elif not _may_be_missing(kind, one):
             raise ValueError(f"{_inside(where, name)} is missing: {_what(hint)}")
     return kind(**found)
+
+
+def check_fields(value: Any) -> None:
+    """Check the fields of a dataclass that was made in Python like those of a file."""
+    for name, (_, hint) in _declared(type(value)).items():
+        from_json(hint, getattr(value, name), name)
+
+
+def _may_be_missing(kind: Any, one: Field[Any]) -> bool:
+    has_default = one.default is not MISSING or one.default_factory is not MISSING
+    return has_default and (issubclass(kind, HasDefaults) or one.metadata == OPTIONAL)
 
 
 def _declared(kind: Any) -> dict[str, tuple[Field[Any], Any]]:
@@ -130,8 +145,9 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _annotated(kind: Any, checks: tuple[Check, ...], value: Any, where: str) -> Any:
-    if _UNBOUNDED in checks and isinstance(value, str):
-        _expect(value in _NOT_FINITE, value, where, kind)
+    if _UNBOUNDED in checks:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        _expect(number or (type(value) is str and value in _NOT_FINITE), value, where, _UNBOUNDED)
         return float(value)
     found = from_json(kind, value, where)
     for check in checks:

@@ -382,14 +382,14 @@ def test_a_damaged_file_is_refused_in_one_line(command, sent):
 
 
 def test_bytes_are_those_of_the_files_beside_other_methods(command, sent):
-    said = command("combine", "task.toml", "uploads", "--out", "round", "--rounds", "7")
+    said = command("combine", "task.toml", "uploads", "--out", "round")
     told = json.loads(Path("round/report.json").read_text())["bytes"]
     up = sum(path.stat().st_size for path in Path("uploads").iterdir())
     down = sum(path.stat().st_size for path in Path("round").glob("*.download"))
     assert told["files"] == {"rounds": 1, "up": up, "down": down}
-    assert told["FedAvg"] == {"rounds": 7, "up": 7 * 6 * 8 * 5, "down": 8 * 6 * 8 * 4}
-    assert told["IFCA"] == {"rounds": 7, "up": 7 * 6 * 8 * 5, "down": 8 * 6 * 2 * 8 * 4}
-    assert "in 7 rounds" in said.out
+    assert told["FedAvg"] == {"rounds": 100, "up": 100 * 6 * 8 * 5, "down": 101 * 6 * 8 * 4}
+    assert told["IFCA"] == {"rounds": 100, "up": 100 * 6 * 8 * 5, "down": 101 * 6 * 2 * 8 * 4}
+    assert "in 100 rounds" in said.out
 
 
 def test_an_upload_is_named_after_its_site(command, sent):

@@ -279,7 +279,7 @@ def saved(small_table, tmp_path_factory):
 def seal(folder):
     """A manifest for the files as they are: whoever changes a file can do that too."""
     names = [path.name for path in folder.iterdir() if path.name != MANIFEST]
-    manifest = Manifest("model", {name: Entry.of(folder / name) for name in names})
+    manifest = Manifest.of("model", {name: Entry.of(folder / name) for name in names})
     (folder / MANIFEST).write_bytes(manifest.to_bytes())
 
 

@@ -1,4 +1,4 @@
-"""What artifacts are made of: JSON with words for ids, classes and numbers, and arrays.
+"""What artifacts are made of: JSON for ids, classes and numbers, and files of arrays.
 
 Arrays lie in a file of the safetensors layout: 8 bytes that say how long the header is, a JSON
 header with the type, shape and place of each array, and then their numbers. We write it ourselves
@@ -14,12 +14,13 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, BinaryIO, NoReturn, Protocol
+from typing import Annotated, Any, BinaryIO, NoReturn
 
 import numpy as np
 
 from odcl._typing import Array
 from odcl.data.federation import as_ids
+from odcl.declared import Check, Count, Number, from_json
 
 MOST_DEPTH = 32  # of lists in lists; functions that walk through a value may recurse
 # The multinomial loss keeps a basis of n_classes^2 numbers: no file may ask for more than 200 MB.
@@ -96,9 +97,7 @@ def number_to_json(value: float) -> float | str:
 
 
 def number_from_json(value: Any) -> float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    expect(is_number or value in _NOT_FINITE, f"{value!r} is not a number")
-    return float(value)
+    return float(from_json(Number, value))
 
 
 # -- ids -------------------------------------------------------------------------------------------
@@ -181,6 +180,8 @@ def _is_label(value: Any) -> bool:
     return isinstance(value, str | int | float | bool)
 
 
+# -- arrays ----------------------------------------------------------------------------------------
+
 MOST_HEADER = 2**20  # bytes
 _CODES = {
     "float64": "F64",
@@ -198,74 +199,66 @@ _CODES = {
 }
 WHOLE = tuple(name for name in _CODES if not name.startswith("float"))
 _TYPES = {code: np.dtype(name).newbyteorder("<") for name, code in _CODES.items()}
+_Code = Annotated[str, Check(f"one of {', '.join(_TYPES)}", lambda code: code in _TYPES)]
+# Names of arrays in files of earlier versions.
+EARLIER = {f"site_{of}": f"gaussian_{of}" for of in ("curvature", "slope", "constant", "ceiling")}
+METADATA = "__metadata__"  # texts that the layout allows beside the arrays
+Contents = Mapping[str, tuple[str, tuple[int, ...]]]  # type and shape of each array, by name
 
 
 @dataclass(frozen=True)
 class ArraySpec:
     """What an array in a file has to be.
 
-    Words in ``shape`` stand for sizes: the same word is the same size in all arrays of the file.
+    Names in ``shape`` stand for sizes: one name is one size in all arrays of the file.
     """
 
     shape: tuple[int | str, ...]
     dtypes: tuple[str, ...] = ("float64",)
     optional: bool = False
-    finite: bool = True  # may it hold NaN and infinity? True: no
-
-
-class Source(Protocol):
-    """A file that is read from its beginning to its end."""
-
-    def read(self, size: int, /) -> bytes: ...
-    def readinto(self, buffer: Array, /) -> int: ...
+    finite: bool = True  # neither NaN nor infinity
 
 
 @dataclass(frozen=True)
-class _Stored:
-    """One line of the header."""
+class _Line:
+    """What the header says of one array."""
 
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    begin: int
-    end: int
+    dtype: _Code
+    shape: tuple[Count, ...]
+    data_offsets: tuple[Count, Count]
 
-
-# Names of arrays in files of earlier versions.
-EARLIER = {f"site_{of}": f"gaussian_{of}" for of in ("curvature", "slope", "constant", "ceiling")}
-METADATA = "__metadata__"  # texts that the layout allows beside the arrays
+    @property
+    def type(self) -> np.dtype[Any]:
+        return _TYPES[self.dtype]
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a file of arrays says of itself, before anything else of it is read."""
+    """What a file of arrays says about itself."""
 
     metadata: Mapping[str, str]
-    stored: Mapping[str, _Stored]
-    n_bytes: int  # of the numbers
+    lines: Mapping[str, _Line]
+    start: int  # where the numbers begin
 
     @property
     def contents(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Type and shape of each array, by name."""
-        return {name: (_type_name(one.dtype), one.shape) for name, one in self.stored.items()}
+        return {name: (_type_name(one.type), one.shape) for name, one in self.lines.items()}
 
 
 # -- writing ---------------------------------------------------------------------------------------
 
 
-def write_arrays(
-    stream: BinaryIO, arrays: Mapping[str, Array], metadata: Mapping[str, str] | None = None
-) -> None:
+def write_arrays(stream: BinaryIO, arrays: Mapping[str, Array]) -> None:
     """Write arrays one after the other: wide types first, so that all are aligned, then by name.
 
     The same arrays always give the same bytes.
     """
-    stream.write(header_bytes(contents_of(arrays), metadata))
+    stream.write(header_bytes(contents_of(arrays)))
     for piece in number_bytes(arrays):
         stream.write(piece)
 
 
 def contents_of(arrays: Mapping[str, Array]) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Type and shape of each array, by name."""
     return {name: (_type_name(array.dtype), array.shape) for name, array in arrays.items()}
 
 
@@ -274,15 +267,13 @@ def _type_name(dtype: np.dtype[Any]) -> str:
     return dtype.name  # which NumPy works out anew each time
 
 
-def header_bytes(
-    contents: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str] | None = None
-) -> bytes:
+def header_bytes(contents: Contents, metadata: Mapping[str, str] | None = None) -> bytes:
     """The beginning of a file of such arrays, up to their numbers."""
     header: dict[str, Any] = {} if metadata is None else {METADATA: dict(metadata)}
     end = 0
     for name, (dtype, _) in contents.items():
         if dtype not in _CODES:
-            raise ValueError(f"{name} cannot be written: arrays of type {dtype} are not.")
+            raise ValueError(f"{name} cannot be written: arrays of type {dtype} are not supported.")
     for name in _in_order(contents):
         dtype, shape = contents[name]
         begin, end = end, end + math.prod(shape) * np.dtype(dtype).itemsize
@@ -299,7 +290,7 @@ def number_bytes(arrays: Mapping[str, Array]) -> Iterator[Any]:
         yield little.reshape(-1).view(np.uint8).data
 
 
-def _in_order(contents: Mapping[str, tuple[str, tuple[int, ...]]]) -> list[str]:
+def _in_order(contents: Contents) -> list[str]:
     return sorted(contents, key=lambda name: (-np.dtype(contents[name][0]).itemsize, name))
 
 
@@ -307,92 +298,58 @@ def _in_order(contents: Mapping[str, tuple[str, tuple[int, ...]]]) -> list[str]:
 
 
 def read_arrays(
-    source: Source, size: int, specs: Mapping[str, ArraySpec], sizes: Mapping[str, int]
+    content: Array, specs: Mapping[str, ArraySpec], sizes: Mapping[str, int]
 ) -> dict[str, Array]:
-    """The arrays of a file of ``size`` bytes that are just those declared.
+    """The arrays in the bytes (n,) of a file, exactly those declared.
 
-    ``sizes`` are the meanings of words in the shapes that are known beforehand. Types and shapes
-    are checked before memory is taken, and it is never more than the file has bytes.
+    ``sizes`` gives the sizes that are known beforehand, by their names in the shapes.
     """
-    header = read_header(source, size)
+    header = read_header(content)
     expect(not header.metadata, f"{METADATA} should not be there")
-    check_declared(header, specs, sizes)
-    return arrays_of(header, read_numbers(source, header), specs)
+    return arrays_of(content, header, specs, sizes)
 
 
-def read_header(source: Source, size: int) -> Header:
-    """The header of a file of ``size`` bytes, whose arrays fill it without a gap."""
-    length = int.from_bytes(source.read(8), "little")
-    n_bytes = size - 8 - length
-    expect(length <= MOST_HEADER and n_bytes >= 0, f"its header claims {length} bytes")
-    header = parse_json(source.read(length))
+def read_header(content: Array) -> Header:
+    """The header of a file with these bytes (n,), which its arrays fill without a gap."""
+    length = int.from_bytes(content[:8].tobytes(), "little")
+    start = 8 + length
+    claims = f"its header claims {length} bytes: it ends too early, or is no file of odcl"
+    expect(length <= MOST_HEADER and start <= len(content), claims)
+    header = parse_json(content[8:start].tobytes())
     expect(isinstance(header, dict), "its header is not a table of arrays")
-    metadata = header.pop(METADATA, {})
-    texts = isinstance(metadata, dict) and all(isinstance(v, str) for v in metadata.values())
-    expect(texts, f"{METADATA} holds no texts")
-    stored = {EARLIER.get(name, str(name)): _stored(name, line) for name, line in header.items()}
-    _check_places(stored, n_bytes)
-    return Header(metadata, stored, n_bytes)
+    metadata = from_json(Mapping[str, str], header.pop(METADATA, {}), METADATA)
+    lines = {EARLIER.get(n, n): from_json(_Line, line, n) for n, line in header.items()}
+    _check_places(lines, len(content) - start)
+    return Header(metadata, lines, start)
 
 
-def read_numbers(source: Source, header: Header) -> Array:
-    """The bytes behind a header, (n_bytes,)."""
-    numbers = np.empty(header.n_bytes, dtype=np.uint8)
-    expect(source.readinto(numbers) == header.n_bytes, "it ends too early")
-    return numbers
+def _check_places(lines: Mapping[str, _Line], n_bytes: int) -> None:
+    """The arrays follow each other without a gap and fill the file."""
+    at = 0
+    for name, one in sorted(lines.items(), key=lambda item: item[1].data_offsets):
+        begin, end = one.data_offsets
+        wanted = math.prod(one.shape) * one.type.itemsize
+        expect(begin == at, f"{name} does not begin where the last array ends")
+        expect(end - begin == wanted, f"{name} of shape {one.shape} needs {wanted} bytes")
+        at = end
+    expect(at == n_bytes, f"its arrays have {at} bytes, and {n_bytes} are there")
 
 
-def arrays_of(header: Header, numbers: Array, specs: Mapping[str, ArraySpec]) -> dict[str, Array]:
-    """The declared arrays that are there; those that must be finite are."""
-    stored = header.stored
-    arrays = {name: _array(numbers, stored[name]) for name in specs if name in stored}
+def arrays_of(
+    content: Array, header: Header, specs: Mapping[str, ArraySpec], sizes: Mapping[str, int]
+) -> dict[str, Array]:
+    """The declared arrays of a file whose header was read."""
+    check_contents(header.contents, specs, sizes)
+    lines, numbers = header.lines, content[header.start :]
+    arrays = {name: _array(numbers, lines[name]) for name in specs if name in lines}
     check_finite(arrays, specs)
     return arrays
 
 
-def check_finite(arrays: Mapping[str, Array], specs: Mapping[str, ArraySpec]) -> None:
-    """Refuse NaN and infinity where they are not declared."""
-    for name, array in arrays.items():
-        finite = array.dtype.kind != "f" or not specs[name].finite or np.isfinite(array).all()
-        expect(bool(finite), f"{name} holds numbers that are not finite")
-
-
-def _stored(name: str, line: Any) -> _Stored:
-    expect(isinstance(line, dict), f"{name} is not described")
-    code, shape, places = line.get("dtype"), line.get("shape"), line.get("data_offsets")
-    expect(isinstance(code, str) and code in _TYPES, f"{name} has type {code!r}")
-    expect(isinstance(shape, list) and all(map(is_count, shape)), f"{name} has shape {shape!r}")
-    is_pair = isinstance(places, list) and len(places) == 2 and all(map(is_count, places))
-    expect(is_pair, f"{name} lies at {places!r}")
-    assert isinstance(shape, list)
-    assert isinstance(places, list)
-    return _Stored(_TYPES[str(code)], tuple(shape), *places)
-
-
-def _check_places(stored: Mapping[str, _Stored], n_bytes: int) -> None:
-    """The arrays follow each other without a gap and fill the file."""
-    at = 0
-    for name, one in sorted(stored.items(), key=lambda item: (item[1].begin, item[1].end)):
-        wanted = math.prod(one.shape) * one.dtype.itemsize
-        expect(one.begin == at, f"{name} does not begin where the last array ends")
-        expect(one.end - one.begin == wanted, f"{name} of shape {one.shape} needs {wanted} bytes")
-        at = one.end
-    expect(at == n_bytes, f"its arrays have {at} bytes, and {n_bytes} are there")
-
-
-def check_declared(
-    header: Header, specs: Mapping[str, ArraySpec], sizes: Mapping[str, int]
-) -> None:
-    """Refuse arrays that are not declared so; words in shapes that are not in ``sizes`` get one."""
-    check_contents(header.contents, specs, sizes)
-
-
 def check_contents(
-    contents: Mapping[str, tuple[str, tuple[int, ...]]],
-    specs: Mapping[str, ArraySpec],
-    sizes: Mapping[str, int],
+    contents: Contents, specs: Mapping[str, ArraySpec], sizes: Mapping[str, int]
 ) -> None:
-    """The same of arrays that did not come in a file: type and shape of each, by name."""
+    """Check types and shapes against their specs; unknown size names are bound to what is seen."""
     sizes = dict(sizes)
     unknown = sorted(contents.keys() - specs.keys())
     expect(not unknown, f"{', '.join(unknown)} should not be there")
@@ -409,10 +366,17 @@ def check_contents(
         expect(shape == wanted, f"{name} has shape {shape}, not {wanted}")
 
 
-def _array(numbers: Array, stored: _Stored) -> Array:
+def check_finite(arrays: Mapping[str, Array], specs: Mapping[str, ArraySpec]) -> None:
+    """Refuse NaN and infinity where they are not declared."""
+    for name, array in arrays.items():
+        finite = array.dtype.kind != "f" or not specs[name].finite or np.isfinite(array).all()
+        expect(bool(finite), f"{name} holds numbers that are not finite")
+
+
+def _array(numbers: Array, line: _Line) -> Array:
     """A view of the file's numbers; a copy only where they are not aligned or not of this order."""
-    piece = numbers[stored.begin : stored.end]
-    if stored.dtype.kind == "b":
+    piece = numbers[slice(*line.data_offsets)]
+    if line.type.kind == "b":
         expect(bool((piece <= 1).all()), "a truth value is neither 0 nor 1")
-    array = piece.view(stored.dtype).reshape(stored.shape)
-    return np.require(array, dtype=stored.dtype.newbyteorder("="), requirements="A")
+    array = piece.view(line.type).reshape(line.shape)
+    return np.require(array, dtype=line.type.newbyteorder("="), requirements="A")

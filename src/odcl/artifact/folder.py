@@ -29,7 +29,6 @@ from odcl.artifact.manifest import (
     Manifest,
     blaming,
     check_name,
-    is_first_format,
     read_manifest,
 )
 from odcl.files import (
@@ -119,7 +118,7 @@ def update_artifact(
 
 def _own_files(folder: Path) -> list[str]:
     """What may be removed with an artifact: its manifest and the files that this names."""
-    if not os.path.lexists(folder / MANIFEST) and not is_first_format(folder):
+    if not os.path.lexists(folder / MANIFEST):
         return []
     try:
         names = read_manifest(folder).files
@@ -170,7 +169,7 @@ def _write_file(artifact: Artifact, name: str, file: Path) -> None:
 
 def _write_manifest(kind: str, names: Collection[str], place: Path, final: Path) -> None:
     expect(len(names) <= MOST_FILES, f"{len(names)} files are too many for an artifact")
-    manifest = Manifest(kind, {name: Entry.of(place / name) for name in names})
+    manifest = Manifest.of(kind, {name: Entry.of(place / name) for name in names})
     with naming(final / MANIFEST, place / MANIFEST), open(place / MANIFEST, "xb") as stream:
         stream.write(manifest.to_bytes())
 
@@ -212,75 +211,53 @@ class StoredArtifact:
         return dict(words)
 
     def arrays(self, name: str, specs: Mapping[str, ArraySpec], **sizes: int) -> dict[str, Array]:
-        """The arrays of a file, which are just those declared; see :func:`read_arrays`."""
-        source = self._source(name)
-        try:
-            with self.checking(name):
-                arrays = read_arrays(source, source.size, specs, sizes)
-        except ValueError:
-            source.finish()  # if the file was changed, that is the better reason
-            raise
-        source.finish()
-        return arrays
+        """The arrays of a file, exactly those declared; see :func:`read_arrays`."""
+        content = np.empty(self._entry(name).bytes, dtype=np.uint8)
+        at = 0
+        for chunk in self._chunks(name):
+            content[at : at + len(chunk)] = np.frombuffer(chunk, dtype=np.uint8)
+            at += len(chunk)
+        with self.checking(name):
+            return read_arrays(content, specs, sizes)
 
     def content(self, name: str, *, most: int = MOST_BYTES) -> bytes:
         """The bytes of a file that is not too large."""
-        source = self._source(name)
-        if source.size > most:
-            raise ValueError(f"{source.file} is larger than {most} bytes: it is not read.")
-        content = source.read(source.size)
-        source.finish()
-        return content
+        if self._entry(name).bytes > most:
+            raise ValueError(f"{self.folder / name} is larger than {most} bytes: it is not read.")
+        return b"".join(self._chunks(name))
 
     def check(self, names: Collection[str]) -> None:
         """Refuse files that were changed, without keeping what is in them."""
         for name in names:
-            self._source(name).finish()
+            for _ in self._chunks(name):
+                pass
 
     def copy(self, name: str, target: Path) -> None:
         """Copy a file as it is."""
-        source = self._source(name)
         with open(target, "xb") as stream:
-            while chunk := source.read(_CHUNK):
+            for chunk in self._chunks(name):
                 stream.write(chunk)
-        source.finish()
 
     def checking(self, name: str) -> AbstractContextManager[None]:
         """Errors about the contents of a file become a ValueError that names the file."""
         return blaming(self.folder / name)
 
-    def _source(self, name: str) -> _Source:
+    def _entry(self, name: str) -> Entry:
         if name not in self._files:
             raise ValueError(f"{self.folder} has no {name}: fit again to have it.")
-        return _Source(self.folder / name, self._files[name], self.manifest.files[name])
+        return self.manifest.files[name]
 
-
-class _Source:
-    """A file that is read once from its beginning, while its digest is taken."""
-
-    def __init__(self, file: Path, stream: BinaryIO, entry: Entry) -> None:
-        self.file, self.size = file, entry.bytes
-        self._stream, self._entry, self._digest = stream, entry, hashlib.sha256()
+    def _chunks(self, name: str) -> Iterator[bytes]:
+        """The bytes of a file; at its end, one whose digest is not the manifest's is refused."""
+        entry, digest, left = self._entry(name), hashlib.sha256(), self._entry(name).bytes
+        stream = self._files[name]
         stream.seek(0)
-
-    def read(self, size: int, /) -> bytes:
-        content = self._stream.read(size)
-        self._digest.update(content)
-        return content
-
-    def readinto(self, buffer: Array, /) -> int:
-        at = 0
-        while at < len(buffer) and (chunk := self.read(min(_CHUNK, len(buffer) - at))):
-            buffer[at : at + len(chunk)] = np.frombuffer(chunk, dtype=np.uint8)
-            at += len(chunk)
-        return at
-
-    def finish(self) -> None:
-        """Read the rest, and refuse a file whose digest is not that of the manifest."""
-        while self.read(_CHUNK):
-            pass
-        with blaming(self.file):
-            expect(self._digest.hexdigest() == self._entry.sha256, "its digest is another")
+        while chunk := stream.read(min(_CHUNK, left)):
+            digest.update(chunk)
+            left -= len(chunk)
+            yield chunk
+        with self.checking(name):
+            expect(digest.hexdigest() == entry.sha256, "its digest is another")
 
 
 @contextmanager

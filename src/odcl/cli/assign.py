@@ -66,7 +66,7 @@ def run(options: Namespace) -> None:
 
 def _assign_site(options: Namespace) -> None:
     """A late site: the groups of its users, and its download."""
-    from odcl.engines.files.late import assign
+    from odcl.engines.files.combine import assign
     from odcl.report.text import count
 
     out: Path | None = options.out

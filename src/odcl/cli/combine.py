@@ -41,10 +41,6 @@ def add(some: Any) -> opt.Parser:
             "the coordinator's private key, where the card lists keys [default: none]",
         ),
         "--min-sites N": (opt.positive, "go on only if so many sites are left [default: 2]"),
-        "--rounds R": (
-            opt.positive,
-            "rounds of FedAvg and IFCA, whose bytes are shown beside [default: 100]",
-        ),
     }
     opt.add_options(group, more)
     opt.quiet(group)
@@ -62,7 +58,6 @@ def run(options: Namespace) -> None:
             key=options.key,
             min_sites=options.min_sites,
             without=options.without,
-            compared_rounds=options.rounds or 100,
             progress=shown,
         )
     for text in (*map(str, combined.set_aside), *combined.notices):

@@ -48,9 +48,9 @@ def add(some: Any) -> opt.Parser:
 
 def run(options: Namespace) -> None:
     from odcl.data.notices import about_values
-    from odcl.engines.files.names import belongs_to, check_site
+    from odcl.engines.files.keys import belongs_to, check_site
+    from odcl.engines.files.site import ENDING, fit_site
     from odcl.engines.files.task import Task
-    from odcl.engines.files.upload import ENDING, fit_site
     from odcl.report.text import count, in_bytes
 
     out: Path = options.out
@@ -67,7 +67,7 @@ def run(options: Namespace) -> None:
         sent = fit_site(task, options.table, site=options.site, user=options.user, key=options.key)
         sent.write(out)
     told = about_values(sent.table.schema, sent.table.counts, task.missing)
-    for text in (*told, *sent.leaving.sentences(task.smallest_cell), *unsigned(task)):
+    for text in (*told, *sent.released.sentences(task.smallest_cell), *unsigned(task)):
         say(text, options)
     n, rows = len(sent.uploads), int(sent.uploads.n_samples.sum())
     file, size = shlex.quote(str(out)), in_bytes(len(sent.content))

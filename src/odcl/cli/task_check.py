@@ -57,17 +57,17 @@ def run(options: Namespace) -> None:
 
 def _check(task: Any, options: Namespace) -> None:
     from odcl.data.notices import about_values
-    from odcl.engines.files.site import may_leave, read_site
+    from odcl.engines.files.site import read_site, release
     from odcl.errors import count
 
     site = read_site(task, options.table, options.user)
-    leaving = may_leave(site)
+    released = release(site)
     rows = site.rows
     print(f"{options.table} fits: {count(len(rows.y), 'row')}, {count(rows.n_users, 'user')}.")
-    sent = count(len(leaving.users), "user")
-    print(f"{sent} with {count(len(leaving.rows.y), 'row')} would enter the upload.")
+    sent = count(len(released.users), "user")
+    print(f"{sent} with {count(len(released.rows.y), 'row')} would enter the upload.")
     told = about_values(site.schema, site.counts, task.missing)
-    for text in (*told, *leaving.sentences(task.smallest_cell)):
+    for text in (*told, *released.sentences(task.smallest_cell)):
         print(f"{text[0].upper()}{text[1:]}.")
     for text in _scale_notes(task, rows):
         say(text, options)

@@ -31,10 +31,8 @@ def add(some: Any) -> opt.Parser:
 
 
 def run(options: Namespace) -> None:
-    from odcl.engines.files.keys import read_public
-    from odcl.engines.files.names import COORDINATOR
+    from odcl.engines.files.keys import COORDINATOR, read_public
     from odcl.engines.files.task import Task
-    from odcl.engines.files.toml import CardError
 
     task = Task.read(options.card)
     found = [read_public(path) for path in options.keys]
@@ -43,7 +41,7 @@ def run(options: Namespace) -> None:
         before = task.coordinator if site == COORDINATOR else task.sites.get(site, ())
         try:
             task = task.with_keys(site, key)
-        except CardError as error:
+        except ValueError as error:
             raise ValueError(f"The key {key} of {site} cannot be added: {error}.") from None
         if key not in before:
             more = " beside another, which is good until it is deleted from the card"

@@ -47,6 +47,7 @@ class Verdict:
     sentence: str
     reason: str
     rows: int | None = None  # rows per user that would show groups, where that is the question
+    tells_where: bool = False  # does the reason name the coefficients that users differ in?
 
     def __str__(self) -> str:
         return f"{self.sentence} {self.reason}"
@@ -126,7 +127,8 @@ def decide(facts: Facts, held: Comparison | None = None) -> Verdict:
     if rule.advice == "mixed" and facts.hidden:
         sentence = HIDDEN
         reason += f" With {words['few_rows']} groups would hardly show: there may be some."
-    return Verdict(rule.advice, sentence.format(rows=rows, **words), reason, rows)
+    tells_where = bool(facts.where) and (rule.advice == "mixed" or facts.silent != "")
+    return Verdict(rule.advice, sentence.format(rows=rows, **words), reason, rows, tells_where)
 
 
 def _unknown(f: Facts, held: Comparison | None, rule: Rule) -> Verdict:

@@ -18,7 +18,7 @@ from odcl.artifact.arrays import ArraySpec, expect, is_count
 from odcl.data.federation import Federation, as_ids
 from odcl.errors import ended, printable
 from odcl.exchange.upload import Uploads
-from odcl.local.fit import fit_users
+from odcl.local.fit import LocalModels, fit_users
 from odcl.local.terms import n_classes
 from odcl.method import Method
 from odcl.risk.risk import Risk
@@ -33,7 +33,7 @@ _MAY_BE_INFINITE = ("dispersion", "inverse_trace")
 
 @dataclass(frozen=True)
 class Agreed:
-    """What all have agreed on before anything is sent: it says what an upload has to be."""
+    """What everyone agreed on before anything is sent: it says what an upload has to be."""
 
     risk: Risk
     method: Method  # resolved for the risk and the size of models
@@ -45,27 +45,26 @@ class Agreed:
         """How many numbers a model has."""
         return self.risk.dim(self.n_features)
 
-    def uploads_of(self, federation: Federation, progress: Any = None) -> Uploads:
+    def fit(self, rows: Federation, progress: Any = None) -> LocalModels:
         """Step 1 of Algorithm 1 for some users."""
         method = self.method
-        local = fit_users(
-            federation,
+        return fit_users(
+            rows,
             self.risk,
             method.sends,
             terms=method.clusterer.uses_terms,
             short_terms=method.short_terms,
             progress=progress,
         )
-        return local.uploads
 
     @cached_property
     def probe(self) -> Uploads:
-        """The upload of one user with rows enough: which fields leave depends on no rows."""
+        """The upload of a user with rows enough: which fields are sent does not depend on rows."""
         n = self.dim + 3
         X: Floats = np.random.default_rng(0).normal(size=(n, self.n_features))
         y = np.arange(n) % n_classes(self.risk)
         rows = Federation(X, y.astype(np.float64), np.array([0, n]), np.zeros(1, dtype=int))
-        return self.uploads_of(rows)
+        return self.fit(rows).uploads
 
     @cached_property
     def specs(self) -> dict[str, ArraySpec]:

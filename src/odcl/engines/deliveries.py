@@ -1,4 +1,4 @@
-"""Downloads that are delivered: as arrays and back, checked, and the last step they are for."""
+"""Downloads as arrays and back, checked."""
 
 from __future__ import annotations
 
@@ -10,13 +10,10 @@ import numpy as np
 
 from odcl._typing import Array, Bools, Floats, Ints
 from odcl.artifact.arrays import ArraySpec, expect, is_size
-from odcl.data.federation import Federation
 from odcl.engines.arrivals import Agreed
 from odcl.exchange.download import Downloads
 from odcl.exchange.mixture import SPECS, mixture_from_arrays, mixture_to_arrays
 from odcl.exchange.upload import Uploads
-from odcl.local import receive as local
-from odcl.local.receive import Received
 from odcl.mixed.posterior import Mixture
 from odcl.server.assign import Assignment
 
@@ -138,71 +135,3 @@ class LateUsers:
         return cls(
             found, downloads, distance, np.array([one.none_of_these for one in found], dtype=bool)
         )
-
-
-# -- the last step ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class Placed:
-    """Users where their last step has put them."""
-
-    labels: Ints  # (n_users,), -1: none of the groups
-    probability: Floats  # (n_users,), how surely they belong there
-    received: Received
-
-
-def mixed_last_step(
-    agreed: Agreed, rows: Federation, uploads: Uploads, downloads: Downloads, members: Bools
-) -> Placed:
-    """Members of mixed groups by the mixture; users who sent nothing, or come late, are placed.
-
-    ``rows`` and ``uploads`` are those of all users, ``downloads`` those of the ``members``
-    (n_users,).
-    """
-    from odcl.server.assign import assign_mixed
-
-    risk, mixture = agreed.risk, downloads.mixture
-    assert mixture is not None
-    labels, sure = np.full(rows.n_users, -1), np.ones(rows.n_users)
-    parts: list[tuple[Ints, Received]] = []
-    if members.any():
-        who = np.flatnonzero(members)
-        labels[who] = downloads.group
-        if downloads.probability is not None:
-            sure[who] = downloads.probability
-        mine = rows if members.all() else rows.take(who)
-        own = local.receive(mine, risk, uploads.take(who), downloads)
-        if own.group is not None and own.sure is not None:
-            labels[who], sure[who] = own.group, own.sure
-        parts.append((who, own))
-    for i in np.flatnonzero(~members).tolist():
-        part = rows.rows(i)
-        y = risk.loss.encode(rows.y[part])
-        found = assign_mixed(rows.X[part], y, risk, mixture, agreed.method)
-        labels[i], sure[i] = found.label, found.probability
-        assert found.received is not None
-        parts.append((np.array([i]), found.received))
-    return Placed(labels, sure, _in_order(parts))
-
-
-def _in_order(parts: list[tuple[Ints, Received]]) -> Received:
-    """The last steps of all users, put together in the order of users."""
-    back = np.argsort(np.concatenate([who for who, _ in parts]))
-
-    def stacked(name: str) -> Any:
-        values = [getattr(received, name) for _, received in parts]
-        return None if values[0] is None else np.concatenate(values)[back]
-
-    names = ("covariance", "noise", "dof")
-    how = parts[0][1].how
-    return Received(stacked("models"), stacked("strength"), how, *(stacked(name) for name in names))
-
-
-def plain_last_step(
-    agreed: Agreed, rows: Federation, uploads: Uploads, downloads: Downloads, *, seed: int = 0
-) -> Placed:
-    """The last step of other methods, by the user's own rows, message and download."""
-    received = local.receive(rows, agreed.risk, uploads, downloads, seed=seed)
-    sure = downloads.probability
-    return Placed(downloads.group, np.ones(rows.n_users) if sure is None else sure, received)

@@ -170,7 +170,6 @@ def _all_groups(model: Any, site: SiteModels) -> None:
 
 def _own_groups(model: Any, site: SiteModels) -> None:
     """Other methods: a site knows the groups of its own users."""
-    from odcl.local.fit import fit_users
     from odcl.local.predict import one_for_all
 
     task, given = site.task, site.download.downloads
@@ -181,7 +180,6 @@ def _own_groups(model: Any, site: SiteModels) -> None:
         *(site.users, labels, centers, given.model, model.rule_, model.reason_, ""),
         tau2=given.tau2,
     )
-    local = fit_users(site.rows, task.risk, task.resolved.sends)
     model.cluster_theta_, model.labels_, model.tau2_ = centers, labels, given.tau2
-    groups = groups_of(site.rows, task.risk, local, step, task.resolved)
+    groups = groups_of(site.rows, task.risk, site.local, step, task.resolved)
     model._for_newcomers = Known(groups, one_for_all(site.rows, task.risk))

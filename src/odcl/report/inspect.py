@@ -9,9 +9,11 @@ import numpy as np
 
 from odcl._typing import Array
 from odcl.artifact.arrays import ArraySpec
+from odcl.declared import from_json
+from odcl.engines.files.download import DownloadWords, GroupsWords
 from odcl.engines.files.envelope import Envelope, naming_file, read_envelope, refusing
+from odcl.engines.files.site import UploadWords
 from odcl.engines.files.task import Task
-from odcl.engines.files.upload import check_words
 from odcl.errors import printable
 from odcl.exchange.download import Downloads
 from odcl.exchange.mixture import TELLS
@@ -42,8 +44,8 @@ def _lines(file: Envelope, task: Task | None, every_number: bool) -> list[str]:
     about = file.task
     lines = [
         f"{_KINDS[file.kind]} {file.site}".rstrip()
-        + f", task {about['name']!r}, round {about['round']}, {file.n_bytes:,} bytes.",
-        f"Card: digest {about['sha256'][:16]}" + (_card(file, task)),
+        + f", task {about.name!r}, round {about.round}, {file.n_bytes:,} bytes.",
+        f"Card: digest {about.sha256[:16]}" + (_card(file, task)),
         *([] if file.created is None else [f"Made: {file.created}"]),
         f"File: SHA-256 {file.sha256}",
         _signed(file, task),
@@ -70,7 +72,7 @@ _KINDS = {
 def _card(file: Envelope, task: Task | None) -> str:
     if task is None:
         return ""
-    return ", that of the card given" if task.digest == file.task["sha256"] else ", ANOTHER CARD"
+    return ", that of the card given" if task.digest == file.task.sha256 else ", ANOTHER CARD"
 
 
 def _signed(file: Envelope, task: Task | None) -> str:
@@ -93,25 +95,25 @@ def _owner(key: str, task: Task) -> str:
 
 
 def _words(file: Envelope) -> list[str]:
-    words = file.words
     if file.kind == "upload":
-        check_words(file)
-        held = words["withheld"]
-        named = [*held["levels"], *(f"class {name}" for name in held["classes"])]
-        lines = [f"Users: {words['users']:,}, without their names, in the order of the names."]
-        if named:
-            lines.append(f"Withheld, seen too few times at a user: {', '.join(named)}.")
-        if held["users"]:
-            lines.append(f"Withheld: {count(held['users'], 'user')}.")
-        return lines if named or held["users"] else [*lines, "Withheld: nothing."]
-    lines = [str(words["reason"]), str(words["diagnosis"])]
+        return _upload_words(from_json(UploadWords, file.words))
+    own = from_json(DownloadWords if file.kind == "download" else GroupsWords, file.words)
+    lines = [own.reason, own.diagnosis]
     if file.kind == "download":
-        late = "a late upload" if words["late"] else "the upload"
-        lines.insert(0, f"Answers {late} with SHA-256 {words['answers']}.")
-    mixture = words["mixture"]
-    if mixture is not None:
-        lines.append(_mixture(mixture))
-    return lines
+        late = "a late upload" if own.late else "the upload"
+        lines.insert(0, f"Answers {late} with SHA-256 {own.answers}.")
+    return lines if own.mixture is None else [*lines, _mixture(own.mixture)]
+
+
+def _upload_words(own: UploadWords) -> list[str]:
+    held = own.withheld
+    named = [*held.levels, *(f"class {name}" for name in held.classes)]
+    lines = [f"Users: {own.users:,}, without their names, in the order of the names."]
+    if named:
+        lines.append(f"Withheld, seen too few times at a user: {', '.join(named)}.")
+    if held.users:
+        lines.append(f"Withheld: {count(held.users, 'user')}.")
+    return lines if named or held.users else [*lines, "Withheld: nothing."]
 
 
 def _mixture(words: Any) -> str:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from odcl.mixed.differences import differences_text, differing, named_differences
+from odcl.declared import to_json
+from odcl.engines.files.combine import COMPARED_ROUNDS, CombinedRound
+from odcl.mixed.differences import differences_text, named_differences
 from odcl.report.text import count, in_bytes, table
-
-if TYPE_CHECKING:
-    from odcl.engines.files.combine import CombinedRound
 
 MOST_SITES = 200  # listed one by one in the text; all are in the JSON
 
@@ -31,7 +30,7 @@ def round_text(combined: CombinedRound) -> str:
     lines += ["", _group_lines(combined), "", _site_lines(combined)]
     if combined.set_aside:
         lines += ["", f"Set aside: {count(len(combined.set_aside), 'file')}"]
-        lines += [f"  {one.file}: {one.reason}" for one in combined.set_aside]
+        lines += [f"  {one.name}: {one.reason}" for one in combined.set_aside]
     return "\n".join([*lines, "", _byte_lines(combined)])
 
 
@@ -47,10 +46,9 @@ def group_differences(combined: CombinedRound) -> dict[str, float]:
 def _finding_lines(combined: CombinedRound) -> list[str]:
     """How users of a group differ, and what to make of it; where users differ is said once."""
     found, diagnosis = group_differences(combined), combined.groups.diagnosis
-    where = differing(found)
-    if where not in diagnosis:
-        return [differences_text(found, combined.n_groups), diagnosis]
-    same = [name for name, sd in found.items() if where and not sd]
+    if not combined.told_where:
+        return list(filter(None, [differences_text(found, combined.n_groups), diagnosis]))
+    same = [name for name, sd in found.items() if not sd]
     return [f"{diagnosis} The same for all of them: {', '.join(same)}." if same else diagnosis]
 
 
@@ -76,14 +74,14 @@ def _site_lines(combined: CombinedRound) -> str:
 
 
 def _byte_lines(combined: CombinedRound) -> str:
-    rounds = combined.compared_rounds
     ledgers = {"these files": combined.ledger, **combined.others}
     lines = [
         (name, f"{one.n_rounds:,}", in_bytes(one.total_up), in_bytes(one.total_down))
         for name, one in ledgers.items()
     ]
     models = f"{count(combined.n_groups, 'model')} for IFCA"
-    note = f"FedAvg and IFCA: numbers of 8 bytes in {rounds} rounds, {models}, every user a client."
+    rounds = f"numbers of 8 bytes in {COMPARED_ROUNDS} rounds"
+    note = f"FedAvg and IFCA: {rounds}, {models}, every user a client."
     return f"{table(('bytes', 'rounds', 'up', 'down'), lines)}\n{note}"
 
 
@@ -92,7 +90,7 @@ def round_json(combined: CombinedRound) -> dict[str, Any]:
     labels, step = combined.site_groups, combined.step
     ledgers = {"files": combined.ledger, **combined.others}
     return {
-        "task": combined.task.stamp,
+        "task": to_json(combined.task.stamp),
         "signed": combined.task.signed,
         "rule": step.rule,
         "reason": step.reason,
@@ -107,13 +105,13 @@ def round_json(combined: CombinedRound) -> dict[str, Any]:
                 "users": len(one.uploads),
                 "rows": int(one.uploads.n_samples.sum()),
                 "groups": labels[site].tolist(),
-                "withheld": dict(one.file.words["withheld"]),
+                "withheld": to_json(one.words.withheld),
                 "bytes_up": combined.bytes_up[site],
                 "bytes_down": combined.bytes_down[site],
             }
             for site, one in combined.taken.items()
         },
-        "set_aside": [{"file": one.file, "reason": one.reason} for one in combined.set_aside],
+        "set_aside": [{"file": one.name, "reason": one.reason} for one in combined.set_aside],
         "bytes": {
             name: {"rounds": one.n_rounds, "up": one.total_up, "down": one.total_down}
             for name, one in ledgers.items()

@@ -18,9 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from odcl.engines.files import Task, combine_uploads, receive
-from odcl.engines.files.collect import collect
+from odcl.engines.files.collect import collect, read_upload
 from odcl.engines.files.download import read_download
-from odcl.engines.files.upload import read_upload
 from odcl.report.inspect import inspect_file
 from tests.engines.files.world import file_of, frames, header_of, send, task, with_keys
 

@@ -16,9 +16,8 @@ from odcl import Method
 from odcl.artifact.arrays import ArraySpec, header_bytes
 from odcl.engines.arrivals import difference
 from odcl.engines.files import combine_uploads, fit_site, receive
-from odcl.engines.files.collect import collect
+from odcl.engines.files.collect import collect, open_upload
 from odcl.engines.files.envelope import MOST_BYTES, Refused, envelope_bytes, read_envelope
-from odcl.engines.files.upload import open_upload
 from odcl.report.inspect import inspect_file
 from tests.engines.files.world import (
     class_task,
@@ -74,7 +73,7 @@ def numbers_of(**changes):
         )
         words = {"users": 1, "withheld": {"levels": [], "classes": [], "users": 0}}
         arrays = uploads.to_arrays()
-        return envelope_bytes("upload", given, "south", arrays, words, created=time())
+        return envelope_bytes("upload", given.stamp, "south", arrays, words, created=time())
 
     return damage
 
@@ -161,7 +160,10 @@ FAULTS = {
     "a field less": (numbers_of(means=lambda _: None), "means is not there"),
     "another shape": (numbers_of(means=lambda m: m[:, :-1]), "means has shape"),
     "more users than it says": (said(lambda w: w["words"].update(users=2)), "has shape"),
-    "half a user": (said(lambda w: w["words"].update(users=0.5)), "other words"),
+    "half a user": (
+        said(lambda w: w["words"].update(users=0.5)),
+        "users is 0.5, and",
+    ),
     "a path for a site": (said(lambda w: w.update(site="../../etc")), "cannot be the name"),
     "no time": (said(lambda w: w.update(created=None)), "uploads have a time"),
     "a time to come": (
@@ -183,7 +185,7 @@ def test_a_file_that_cannot_be_taken_is_named_with_the_reason(fault, uploads, tm
     found = collect(task(), folder_of(files, tmp_path / "uploads"))
     assert sorted(found.uploads) == sorted(set(TABLES) - {"south"})
     (one,) = found.set_aside
-    assert one.file == "south.upload"
+    assert one.name == "south.upload"
     assert len(str(one).splitlines()) == 1
     with pytest.raises(AssertionError, match=reason):
         raise AssertionError(one.reason)
@@ -205,7 +207,7 @@ def test_fewer_rows_than_the_card_asks_for_are_refused_on_arrival_too(tmp_path):
     few = fit_site(task(), TABLES["north"][:23], site="north").uploads
     words = {"users": 1, "withheld": {"levels": [], "classes": [], "users": 0}}
     arrays = few.to_arrays()
-    content = envelope_bytes("upload", given, "north", arrays, words, created=time())
+    content = envelope_bytes("upload", given.stamp, "north", arrays, words, created=time())
     (tmp_path / "north.upload").write_bytes(content)
     found = collect(given, tmp_path)
     assert list(found.uploads) == ["south"]
@@ -221,7 +223,7 @@ def test_the_rest_of_a_round_is_as_if_the_bad_file_were_not_there(uploads, tmp_p
     downloads = [name for name in one if name.endswith(".download")]
     assert len(downloads) == 5
     assert all(one[name] == two[name] for name in downloads)
-    assert [s.file for s in combined.set_aside] == ["lake (1).upload", "notes.txt", "south.upload"]
+    assert [s.name for s in combined.set_aside] == ["lake (1).upload", "notes.txt", "south.upload"]
     report = (tmp_path / "two" / "report.txt").read_text()
     assert "south.upload: it is empty" in report
 
@@ -231,7 +233,7 @@ def test_a_renamed_file_is_not_taken_for_another_site(uploads, tmp_path):
     del files["north.upload"]
     found = collect(task(), folder_of(files, tmp_path / "uploads"))
     (one,) = found.set_aside
-    assert one.file == "south.upload"
+    assert one.name == "south.upload"
     assert "upload of 'north' under another name" in one.reason
 
 
@@ -241,7 +243,7 @@ def test_links_pipes_and_folders_are_not_followed(uploads, tmp_path):
     os.mkfifo(place / "pipe.upload")
     (place / "folder.upload").mkdir()
     found = collect(task(), place)
-    assert {one.file for one in found.set_aside} == {"far.upload", "pipe.upload", "folder.upload"}
+    assert {one.name for one in found.set_aside} == {"far.upload", "pipe.upload", "folder.upload"}
     assert all("not a plain file" in one.reason for one in found.set_aside)
     assert len(found.uploads) == 6
 
@@ -253,14 +255,14 @@ def test_the_newer_of_two_uploads_wins_and_equal_ones_lose(uploads, tmp_path):
     found = collect(task(), place)
     assert found.uploads["south"].uploads.n_samples.tolist() == [21]
     (one,) = found.set_aside
-    assert one.file == "south.upload"
+    assert one.name == "south.upload"
     assert "south (1).upload is a newer upload of south" in one.reason
     assert found.notices == ("south has 2 uploads: the newest, south (1).upload, is taken",)
     same = fit_site(task(), TABLES["south"][3:], site="south", created=time())
     same.write(place / "south (1).upload")
     found = collect(task(), place)
     assert "south" not in found.uploads
-    assert {one.file for one in found.set_aside} == {"south.upload", "south (1).upload"}
+    assert {one.name for one in found.set_aside} == {"south.upload", "south (1).upload"}
 
 
 def test_a_copy_of_an_upload_is_no_second_one(uploads, tmp_path):
@@ -274,7 +276,7 @@ def test_sites_that_differ_in_capitals_only_are_both_set_aside(uploads, tmp_path
     place = folder_of(uploads, tmp_path / "uploads")
     fit_site(task(), TABLES["south"], site="South", created=time()).write(place / "South.upload")
     found = collect(task(), place)
-    assert {one.file for one in found.set_aside} == {"south.upload", "South.upload"}
+    assert {one.name for one in found.set_aside} == {"south.upload", "South.upload"}
 
 
 def test_a_file_that_is_too_large_is_not_read(tmp_path):
@@ -299,7 +301,7 @@ def test_a_curvature_that_is_not_positive_semidefinite_is_refused(tmp_path):
     A[0, -1] -= (0.1 + np.linalg.eigvalsh(A[0, -1])[0]) * np.eye(A.shape[-1])
     bad = replace(sent.uploads, gaussian_curvature=A).to_arrays()
     words = {"users": 1, "withheld": {"levels": [], "classes": [], "users": 0}}
-    content = envelope_bytes("upload", given, "south", bad, words, created=time())
+    content = envelope_bytes("upload", given.stamp, "south", bad, words, created=time())
     (tmp_path / "south.upload").write_bytes(content)
     with pytest.raises(Refused, match="gaussian_curvature is not positive semidefinite"):
         open_upload(given, tmp_path / "south.upload")
@@ -313,7 +315,7 @@ def test_a_noise_may_be_unknown_and_not_negative(noise, taken, tmp_path):
     told = replace(sent.uploads, dispersion=np.array([noise]))
     words = {"users": 1, "withheld": {"levels": [], "classes": [], "users": 0}}
     arrays = told.to_arrays()
-    content = envelope_bytes("upload", given, "south", arrays, words, created=time())
+    content = envelope_bytes("upload", given.stamp, "south", arrays, words, created=time())
     (tmp_path / "south.upload").write_bytes(content)
     if taken:
         assert np.isinf(open_upload(given, tmp_path / "south.upload").uploads.dispersion).all()
@@ -347,12 +349,12 @@ def test_nothing_that_moves_a_cursor_is_shown(tmp_path):
     """Names of files, tasks and levels come from outside: they are spelled out."""
     words = {"users": 0, "withheld": {"levels": ["a\x1b[2Jb"], "classes": [], "users": 0}}
     nobody = {name: array[:0] for name, array in some_uploads().to_arrays().items()}
-    content = envelope_bytes("upload", task(), "south", nobody, words, created=time())
+    content = envelope_bytes("upload", task().stamp, "south", nobody, words, created=time())
     (tmp_path / "south.upload").write_bytes(content)
-    refusal(inspect_file, tmp_path / "south.upload", match="levels withheld are no texts")
+    refusal(inspect_file, tmp_path / "south.upload", match="and not printable text")
     (tmp_path / "a\x1b[2J\n.upload").write_bytes(b"")
     odd, _ = collect(task(), tmp_path).set_aside
-    assert odd.file == "a\\x1b[2J\\n.upload"
+    assert odd.name == "a\\x1b[2J\\n.upload"
 
 
 def some_uploads():
@@ -385,7 +387,7 @@ def test_where_too_little_is_left_each_file_is_named_with_its_reason(uploads, tm
     with pytest.raises(ValueError, match="at least 6") as caught:
         combine_uploads(task(), place, out=tmp_path / "round", min_sites=6)
     first, second = caught.value.__notes__
-    assert first.startswith("north.upload is set aside: it ends too early")
+    assert first.startswith("north.upload is set aside: it is damaged or was changed (its header")
     assert second == "south.upload is set aside: it is empty."
 
 
@@ -420,7 +422,7 @@ def test_a_wrong_missing_or_unknown_signature_is_refused(signed, tmp_path):
         place / "nowhere.upload"
     )
     found = collect(given, place)
-    assert {one.file: one.reason for one in found.set_aside} == {
+    assert {one.name: one.reason for one in found.set_aside} == {
         "north.upload": "it is not signed, and the card asks for signatures",
         "south.upload": "it is signed with a key that the card does not list for south",
         "east.upload": "its signature is wrong: it is not what east signed",
@@ -457,7 +459,7 @@ def test_a_replaced_key_is_good_beside_the_old_one_until_that_is_taken_off(signe
     assert len(found.uploads) == 6
     new_only = replace(both, sites={**both.sites, "south": (more["south"].public,)})
     (one,) = collect(new_only, place).set_aside
-    assert one.file == "south.upload"
+    assert one.name == "south.upload"
     assert "does not list" in one.reason
 
 
@@ -506,7 +508,7 @@ def other_download(a_round, path, **changes):
     for name, change in changes.items():
         name = name.replace("__", ".")
         arrays[name] = np.asarray(change(arrays[name]), dtype=arrays[name].dtype)
-    path.write_bytes(envelope_bytes("download", task(), "south", arrays, good.words))
+    path.write_bytes(envelope_bytes("download", task().stamp, "south", arrays, good.words))
     return path
 
 
@@ -529,7 +531,7 @@ def test_a_spread_or_a_noise_below_zero_is_refused(
     arrays = good.arrays({n: ArraySpec(s, (t,)) for n, (t, s) in good.header.contents.items()})
     assert name in arrays
     arrays[name] = np.full_like(arrays[name], value)
-    content = envelope_bytes("download", given, "south", arrays, good.words)
+    content = envelope_bytes("download", given.stamp, "south", arrays, good.words)
     (tmp_path / "south.download").write_bytes(content)
     sent = place / "uploads" / "south.upload"
     refusal(receive, given, sent, tmp_path / "south.download", TABLES["south"], match=reason)

@@ -12,15 +12,15 @@ from numpy.testing import assert_array_equal
 from odcl import Method, ODCLRegressor
 from odcl.engines.files import Feature, combine_uploads, fit_site, receive
 from odcl.engines.files.envelope import read_envelope
-from odcl.engines.files.site import may_leave, read_site
+from odcl.engines.files.site import Withheld, read_site, release
 from tests.engines.files.world import class_task, frames, send, task, time
 from tests.helpers import refusal
 
 TABLES = frames(6, 40)
 
 
-def leaving(given, frame, user=None):
-    return may_leave(read_site(given, frame, user))
+def released(given, frame, user=None):
+    return release(read_site(given, frame, user))
 
 
 def test_rows_of_a_level_seen_too_few_times_are_withheld_and_named():
@@ -28,12 +28,12 @@ def test_rows_of_a_level_seen_too_few_times_are_withheld_and_named():
     frame["c"] = ["p"] * 37 + ["q"] * 3
     sent = fit_site(task(), frame, site="south")
     assert sent.uploads.n_samples.tolist() == [37]
-    assert sent.leaving.levels == ("c=q",)
-    assert sent.leaving.withheld == {"levels": ["c=q"], "classes": [], "users": 0}
-    assert "withheld: rows of c=q, seen fewer than 5 times" in sent.leaving.sentences(5)[0]
+    assert sent.released.levels == ("c=q",)
+    assert sent.released.withheld == Withheld(("c=q",), (), 0)
+    assert "withheld: rows of c=q, seen fewer than 5 times" in sent.released.sentences(5)[0]
     alone = fit_site(task(), frame[:37], site="south")
     assert_array_equal(sent.uploads.factor, alone.uploads.factor)
-    assert leaving(task(smallest_cell=3), frame).levels == ()
+    assert released(task(smallest_cell=3), frame).levels == ()
 
 
 @pytest.mark.parametrize("order", ["cd", "dc"])
@@ -41,7 +41,7 @@ def test_leaving_out_one_cell_may_make_another_too_small(order):
     """Also one that was looked at before: the card's order of columns protects nobody."""
     features = (Feature("a"), *(Feature(name, ("p", "q")) for name in order))
     frame = TABLES["south"].assign(c=["q"] * 4 + ["p"] * 36, d=["q"] * 6 + ["p"] * 34)
-    found = leaving(task(features=features), frame)
+    found = released(task(features=features), frame)
     assert found.levels == ("c=q", "d=q")
     assert found.withheld_rows == 6
     assert found.rows.n_rows.tolist() == [34]
@@ -52,7 +52,7 @@ def test_levels_are_those_of_their_own_category():
     features = (Feature("c", ("p", "q", "r")), Feature("a"), Feature("d", ("p", "q", "r")))
     c, d = np.resize(["p", "q", "r"], 40), np.resize(["r", "q", "q"], 40)
     d[:3] = "p"
-    found = leaving(task(features=features), TABLES["south"].assign(c=c, d=d))
+    found = released(task(features=features), TABLES["south"].assign(c=c, d=d))
     assert found.levels == ("d=p",)
     assert found.rows.n_rows.tolist() == [37]
 
@@ -67,11 +67,11 @@ def test_a_user_with_a_rare_class_sends_nothing():
             "y": (["yes"] * 3 + ["no"] * 17) + (["yes"] * 8 + ["no"] * 12) + ["no"] * 20,
         }
     )
-    found = leaving(given, wards, "ward")
+    found = released(given, wards, "ward")
     assert found.users.tolist() == [1, 2]  # never seen is no small cell
     assert found.classes == ("yes",)
     assert found.few == {"a class with too few rows": 1}
-    three = leaving(replace(given, smallest_cell=3), wards, "ward")
+    three = released(replace(given, smallest_cell=3), wards, "ward")
     assert three.users.tolist() == [0, 1, 2]  # three rows are not fewer than three
 
 
@@ -89,7 +89,7 @@ def test_terms_of_users_with_few_rows_stay_unless_the_card_says_so():
 
 def test_users_with_fewer_rows_than_the_card_asks_for_send_nothing():
     frame = pd.concat([TABLES["south"][:3].assign(ward="A"), TABLES["south"][3:].assign(ward="B")])
-    found = leaving(task(smallest_cell=1, minimum_rows=10), frame, "ward")
+    found = released(task(smallest_cell=1, minimum_rows=10), frame, "ward")
     assert found.users.tolist() == [1]
     assert found.few == {"fewer than 10 rows": 1}
 
@@ -97,12 +97,12 @@ def test_users_with_fewer_rows_than_the_card_asks_for_send_nothing():
 def test_a_limit_is_met_by_as_many_rows_as_it_names():
     """Three rows where the card asks for three may leave, and five rows of a level in a cell."""
     frame = pd.concat([TABLES["south"][:3].assign(ward="A"), TABLES["south"][3:].assign(ward="B")])
-    found = leaving(task(smallest_cell=1, minimum_rows=3), frame, "ward")
+    found = released(task(smallest_cell=1, minimum_rows=3), frame, "ward")
     assert found.users.tolist() == [0, 1]
     assert found.few == {}
     five = TABLES["south"].assign(c=["q"] * 5 + ["p"] * 35)
-    assert leaving(task(smallest_cell=5), five).rows.n_rows.tolist() == [40]
-    assert leaving(task(smallest_cell=6), five).rows.n_rows.tolist() == [35]
+    assert released(task(smallest_cell=5), five).rows.n_rows.tolist() == [40]
+    assert released(task(smallest_cell=6), five).rows.n_rows.tolist() == [35]
 
 
 def test_rows_withheld_are_counted_at_the_user_they_belong_to():
@@ -118,13 +118,13 @@ def test_rows_withheld_are_counted_at_the_user_they_belong_to():
             rows[36:].assign(ward="C", c=["q"] * 1 + ["p"] * 3),
         ]
     )
-    found = leaving(task(minimum_rows=5), frame, "ward")
+    found = released(task(minimum_rows=5), frame, "ward")
     assert found.users.tolist() == [0, 1]
     assert found.rows.users.tolist() == ["A", "B"]
     assert found.rows.n_rows.tolist() == [16, 18]
     assert {*found.levels} == {"c=q", "c=p"}  # the other one at C
     assert found.withheld_rows == 2
-    assert found.withheld["users"] == 1
+    assert found.withheld.users == 1
 
 
 def test_users_who_sent_nothing_get_their_models_all_the_same(tmp_path):

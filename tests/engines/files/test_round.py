@@ -63,7 +63,7 @@ def test_an_older_upload_of_a_site_is_a_replay(grown):
     (sent / "south.upload").write_bytes(old)
     combined = combine_uploads(task(), sent, out=place)
     (one,) = combined.set_aside
-    assert one.file == "south.upload"
+    assert one.name == "south.upload"
     assert "the round has taken a newer upload of south before: this one is a replay" in one.reason
 
 

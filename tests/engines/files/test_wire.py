@@ -6,7 +6,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from odcl.engines.files import fit_site
-from odcl.engines.files.upload import open_upload
+from odcl.engines.files.collect import open_upload
 from tests.engines.files.world import class_task, frames, task, time
 
 

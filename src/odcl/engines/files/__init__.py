@@ -17,26 +17,26 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from odcl.engines.files.combine import CombinedRound as CombinedRound
+    from odcl.engines.files.combine import LateSite as LateSite
+    from odcl.engines.files.combine import assign as assign
     from odcl.engines.files.combine import combine_uploads as combine_uploads
     from odcl.engines.files.last_step import SiteModels as SiteModels
     from odcl.engines.files.last_step import receive as receive
-    from odcl.engines.files.late import LateSite as LateSite
-    from odcl.engines.files.late import assign as assign
+    from odcl.engines.files.site import SiteUpload as SiteUpload
+    from odcl.engines.files.site import fit_site as fit_site
     from odcl.engines.files.task import Feature as Feature
     from odcl.engines.files.task import Task as Task
-    from odcl.engines.files.upload import SiteUpload as SiteUpload
-    from odcl.engines.files.upload import fit_site as fit_site
 
 _HOME = {
     "CombinedRound": "combine",
     "Feature": "task",
-    "LateSite": "late",
+    "LateSite": "combine",
     "SiteModels": "last_step",
-    "SiteUpload": "upload",
+    "SiteUpload": "site",
     "Task": "task",
-    "assign": "late",
+    "assign": "combine",
     "combine_uploads": "combine",
-    "fit_site": "upload",
+    "fit_site": "site",
     "receive": "last_step",
 }
 __all__ = sorted(_HOME)

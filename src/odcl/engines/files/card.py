@@ -5,149 +5,179 @@ What is read is checked entry by entry: a card may come from anyone, by e-mail.
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import Any
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, Literal
 
-from odcl.engines.files import toml
-from odcl.engines.files.task import (
-    CAREFUL,
-    FORMAT,
-    MISSING,
-    MOST_PARAMETERS,
-    Feature,
-    Task,
-)
-from odcl.engines.files.toml import CardError, Entries, entry
+from odcl.clustering.spec import BY_RULE, WITH_K, ClustererSpec, clusterer_spec
+from odcl.declared import Check, HasDefaults, Label, Positive, from_json
+from odcl.engines.files.task import CAREFUL, FORMAT, MOST_PARAMETERS, Feature, Missing, Task
 from odcl.errors import show
 from odcl.exchange.upload import Uploads
 from odcl.method import Method
 from odcl.risk.losses import loss_from_json, loss_to_json
 from odcl.risk.risk import Risk
 
-# Settings of a method that stand among the limits; columns are in the card's scale.
-ELSEWHERE = {"short_terms", "smallest_group", "standardize"}
+MOST_DEPTH = 32  # of lists in lists, before TOML's reader sees them
+# Fields of a method that stand among the limits, are settled by the card, or follow from others.
+ELSEWHERE = {"short_terms", "smallest_group", "standardize", "fallback"}
 
-# -- from a card -------------------------------------------------------------------------------
+# -- what a card may say ---------------------------------------------------------------------------
+
+_Values = Annotated[tuple[Any, ...], Check("at most 100,000 values", lambda v: len(v) <= 10**5)]
 
 
-def task_of_card(values: dict[str, Any]) -> Task:
-    """The task of a card's tables; a CardError says what is wrong with which entry."""
-    top = Entries(values, "")
-    form = top.take("format", toml.is_whole, f"the format of the card, {FORMAT}")
-    if form != FORMAT:
-        newer = "newer" if form > FORMAT else "other"
-        raise CardError(
-            f"it has format {form}, and this odcl reads {FORMAT}: use a {newer} version"
+@dataclass(frozen=True)
+class _Target(HasDefaults):
+    column: Label
+    classes: _Values | None = None
+
+
+@dataclass(frozen=True)
+class _Feature(HasDefaults):
+    name: Label
+    type: Literal["number", "category"] = "number"
+    levels: _Values | None = None
+    other: bool = False
+    shift: float = 0.0
+    scale: float = 1.0
+
+    def to_feature(self) -> Feature:
+        if (self.type == "category") != (self.levels is not None):
+            raise ValueError(f"feature {self.name!r}: a category has levels, and a number has none")
+        return Feature(self.name, self.levels, self.shift, self.scale, self.other)
+
+
+@dataclass(frozen=True)
+class _Risk(HasDefaults):
+    loss: Label
+    l2: float = 0.0
+    intercept: bool = True
+    delta: float | None = None
+
+    def to_risk(self, n_classes: int) -> Risk:
+        words: dict[str, Any] = {"name": self.loss}
+        if self.delta is not None:
+            words["delta"] = self.delta
+        if self.loss == "multinomial":
+            if n_classes > MOST_PARAMETERS:
+                raise ValueError(f"{n_classes} classes are more than {MOST_PARAMETERS}")
+            words["n_classes"] = n_classes
+        return Risk(loss_from_json(words), self.l2, self.intercept)
+
+
+@dataclass(frozen=True)
+class _Limits(HasDefaults):
+    missing: Missing = "error"
+    short_terms: bool = CAREFUL.short_terms
+    smallest_cell: Positive = 5
+    minimum_rows: Positive = 5
+    minimum_group: Positive = CAREFUL.smallest_group
+    dtype: Literal["float64"] = "float64"  # earlier cards say it
+
+
+@dataclass(frozen=True)
+class _Keys(HasDefaults):
+    coordinator: tuple[str, ...] = ()
+    sites: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Card(HasDefaults):
+    format: int
+    name: Label
+    target: _Target
+    feature: tuple[_Feature, ...]
+    risk: _Risk
+    leaves: Mapping[str, bool]
+    round: Positive = 1
+    method: Mapping[str, Any] = field(default_factory=dict)
+    limits: _Limits = field(default_factory=_Limits)
+    keys: _Keys = field(default_factory=_Keys)
+
+
+# -- from a card -----------------------------------------------------------------------------------
+
+
+def read_card(content: bytes) -> Task:
+    """The task of a card; a ValueError says what is wrong with which entry."""
+    values = _parse_toml(content)
+    number = values.get("format", FORMAT)
+    if type(number) is int and number != FORMAT:
+        newer = "newer" if number > FORMAT else "other"
+        raise ValueError(
+            f"it has format {number}, and this odcl reads {FORMAT}: use a {newer} version"
         )
-    name, number = top.text("name"), top.count("round", 1, 1)
-    target = Entries(top.take("target", _is_table, "the table of the target"), "target")
-    column, classes = target.text("column"), target.take("classes", _is_list, "a list", None)
-    target.done()
-    listed = top.take("feature", _is_list, "one [[feature]] after the other")
-    features = tuple(_feature_of(one) for one in listed)
-    risk = _risk_of(Entries(top.take("risk", _is_table, "a table"), "risk"), classes)
-    method = Entries(top.take("method", _is_table, "a table", {}), "method")
-    limits = Entries(top.take("limits", _is_table, "a table", {}), "limits")
-    taken = {
-        "missing": limits.one_of("missing", MISSING, "error"),
-        "smallest_cell": limits.count("smallest_cell", 1, 5),
-        "minimum_rows": limits.count("minimum_rows", 1, 5),
-    }
-    held = {
-        "short_terms": limits.truth("short_terms", CAREFUL.short_terms),
-        "smallest_group": limits.count("minimum_group", 1, CAREFUL.smallest_group),
-    }
-    once = "float64, as all uploads are now: make a new card"  # cards of earlier versions say it
-    limits.take("dtype", lambda value: value == "float64", once, "float64")
-    limits.done()
-    allowed = Entries(top.take("leaves", _is_table, "a table"), "leaves").rest()
-    keys = _keys_of(top.take("keys", _is_table, "a table", {}))
-    top.done()
-    listed_classes = None if classes is None else tuple(classes)
-    how = _method_of(method, held)
-    task = Task(name, features, column, risk, listed_classes, how, number, **taken, **keys)
-    _check_leaves(task, allowed)
+    card: _Card = from_json(_Card, values)
+    limits, classes, keys = card.limits, card.target.classes, card.keys
+    task = Task(
+        card.name,
+        tuple(one.to_feature() for one in card.feature),
+        card.target.column,
+        card.risk.to_risk(len(classes or ())),
+        classes,
+        _method_of(card.method, limits),
+        card.round,
+        limits.missing,
+        limits.smallest_cell,
+        limits.minimum_rows,
+        tuple(map(str.lower, keys.coordinator)),
+        {site: tuple(map(str.lower, own)) for site, own in keys.sites.items()},
+    )
+    _check_leaves(task, card.leaves)
     return task
 
 
-def _is_table(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list) and len(value) <= 10**5
-
-
-def _feature_of(values: Any) -> Feature:
-    one = Entries(values, "feature")
-    name, kind = one.text("name"), one.one_of("type", ("number", "category"), "number")
-    if kind == "category":
-        levels = tuple(one.take("levels", _is_list, "a list of the levels"))
-        feature = Feature(name, levels, other=one.truth("other", False))
-    else:
-        feature = Feature(
-            name, None, float(one.number("shift", 0.0)), float(one.number("scale", 1.0))
-        )
-    one.done()
-    return feature
-
-
-def _risk_of(table: Entries, classes: list[Any] | None) -> Risk:
-    name, l2 = table.text("loss"), table.number("l2", 0.0)
-    intercept = table.truth("intercept", True)
-    words = {"name": name}
-    if name == "huber":
-        words["delta"] = table.number("delta")
-    if name == "multinomial" and len(classes or ()) > MOST_PARAMETERS:
-        raise CardError(f"{len(classes or ())} classes are more than {MOST_PARAMETERS}")
-    if name == "multinomial":
-        words["n_classes"] = len(classes or ())
-    table.done()
-    return Risk(loss_from_json(words), l2, intercept)
-
-
-def _method_of(table: Entries, held: dict[str, Any]) -> Method:
-    """The method; what limits what may leave stands among the limits."""
+def _method_of(words: Mapping[str, Any], limits: _Limits) -> Method:
+    """The method; its settings that limit what may leave stand among the limits."""
     known = {f.name for f in fields(Method)} - ELSEWHERE
-    words = table.rest()
     for name in words:
         if name not in known:
-            raise CardError(f"{table.named(name)} is not known to a method")
-    if "clusterer" in words:
-        words["clusterer"] = toml.clusterer_of(words["clusterer"])
-    return Method(**words, **held)
+            raise ValueError(f"method.{name} is not known")
+    own = dict(words)
+    if "clusterer" in own:
+        own["clusterer"] = _clusterer_of(own["clusterer"])
+    return Method(**own, short_terms=limits.short_terms, smallest_group=limits.minimum_group)
 
 
-def _keys_of(values: Any) -> dict[str, Any]:
-    table = Entries(values, "keys")
-    own = _key_list(table.take("coordinator", _is_list, "a list of keys", []))
-    sites = Entries(table.take("sites", _is_table, "a table", {}), "keys.sites").rest()
-    table.done()
-    for site, listed in sites.items():
-        if not _is_list(listed) or not listed:
-            raise CardError(f"the keys of {site!r} are {show(listed)}, and no list of keys")
-    return {"coordinator": own, "sites": {site: _key_list(v) for site, v in sites.items()}}
-
-
-def _key_list(values: list[Any]) -> tuple[str, ...]:
-    return tuple(value.lower() if isinstance(value, str) else value for value in values)
-
-
-def _check_leaves(task: Task, allowed: dict[str, Any]) -> None:
+def _check_leaves(task: Task, allowed: Mapping[str, bool]) -> None:
     """What may leave is what the method needs, neither more nor less, and all agree to it."""
-    parts = Uploads.parts()
-    for name, value in allowed.items():
-        if name not in parts:
-            raise CardError(f"{name!r} in [leaves] is no field of an upload")
-        if not isinstance(value, bool):
-            raise CardError(f"{name!r} in [leaves] is {show(value)}, and not true or false")
-    needed = task.leaves
-    for name in needed:
+    for name in allowed:
+        if name not in Uploads.parts():
+            raise ValueError(f"leaves.{name} is no field of an upload: make the card anew")
+    for name in task.leaves:
         if not allowed.get(name, False):
-            raise CardError(f"the method needs {name!r}, which [leaves] does not allow")
-    more = [name for name, value in allowed.items() if value and name not in needed]
-    if more:
-        raise CardError(f"{more[0]!r} in [leaves] is allowed, and the method does not need it")
+            raise ValueError(f"the method needs {name!r}, which [leaves] does not allow")
+    for name, value in allowed.items():
+        if value and name not in task.leaves:
+            raise ValueError(f"leaves.{name} is allowed, and the method does not need it")
+
+
+def _parse_toml(content: bytes) -> dict[str, Any]:
+    """The tables of a card."""
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        raise ValueError("it is not text in UTF-8") from None
+    if max(_depths(text), default=0) > MOST_DEPTH:
+        raise ValueError(f"it is nested more than {MOST_DEPTH} deep")
+    try:
+        return tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError, ValueError, OverflowError) as error:
+        raise ValueError(f"it is no TOML: {error}") from None
+
+
+def _depths(text: str) -> Iterator[int]:
+    """How deep brackets lie, line by line; those in texts count as well, and hardly matter."""
+    depth = 0
+    for sign in text:
+        if sign in "[{":
+            depth += 1
+            yield depth
+        elif sign in "]}":
+            depth = max(depth - 1, 0)
 
 
 # -- to a card ---------------------------------------------------------------------------------
@@ -210,7 +240,7 @@ def _method_lines(method: Method) -> list[str]:
     lines = []
     for one in (f for f in fields(Method) if f.name not in ELSEWHERE):
         value = getattr(method, one.name)
-        value = toml.clusterer_word(value) if one.name == "clusterer" else value
+        value = _clusterer_word(value) if one.name == "clusterer" else value
         lines.append(entry(one.name, "none" if value is None else value))
     return lines
 
@@ -243,3 +273,45 @@ def _key_lines(task: Task) -> list[str]:
         "[keys.sites]",
         *(entry(site, own) for site, own in sorted(task.sites.items())),
     ]
+
+
+# -- TOML ------------------------------------------------------------------------------------------
+
+
+def _value(value: Any) -> str:
+    """A text, number, truth value, list or flat table as TOML writes it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(f'{k} = {_value(v)}' for k, v in value.items())} }}"
+    return f"[{', '.join(map(_value, value))}]"
+
+
+def entry(name: str, value: Any, comment: str = "") -> str:
+    """One line; ``comment`` behind it."""
+    line = f"{_key(name)} = {_value(value)}"
+    return f"{line:<28} # {comment}" if comment else line
+
+
+def _key(name: str) -> str:
+    bare = name.isascii() and name.replace("-", "_").replace("_", "a").isalnum()
+    return name if bare else _value(name)
+
+
+def _clusterer_word(spec: ClustererSpec) -> Any:
+    """As people write it: ``"auto"``, ``"kmeans:4"``; a table where there is no such word."""
+    counts = [value for _, value in spec.params if type(value) is int]
+    words = [*BY_RULE, *(f"{m}:{k}" for m in ("auto", *WITH_K) for k in counts)]
+    return next((word for word in words if clusterer_spec(word) == spec), spec.to_json())
+
+
+def _clusterer_of(word: Any) -> ClustererSpec:
+    if isinstance(word, dict):
+        return ClustererSpec.from_json(word)
+    if not isinstance(word, str | int) or isinstance(word, bool):
+        raise ValueError(f"method.clusterer is {show(word)}, and no rule")
+    return clusterer_spec(word)

@@ -1,29 +1,78 @@
-"""A folder of uploads: what can be taken, and what is set aside, each with the reason."""
+"""Uploads that sites sent: one file, or a folder of them. What cannot be taken is set aside."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from odcl.engines import arrivals
-from odcl.engines.files.envelope import Refused
-from odcl.engines.files.names import belongs_to
+import numpy as np
+
+from odcl.declared import Digest, from_json
+from odcl.engines.arrivals import SetAside, expect_users, from_wire
+from odcl.engines.files.envelope import (
+    Envelope,
+    Refused,
+    Time,
+    naming_file,
+    read_envelope,
+    refusing,
+)
+from odcl.engines.files.keys import belongs_to
+from odcl.engines.files.site import ENDING, UploadWords
 from odcl.engines.files.task import Task
-from odcl.engines.files.upload import ENDING, ReadUpload, open_upload
+from odcl.exchange.upload import Uploads
 from odcl.files import LITTER
 
-AHEAD = timedelta(days=1)  # that a site's clock may be before ours
+AHEAD = timedelta(days=1)  # that a site's clock may be ahead of ours
+
+# -- one upload ------------------------------------------------------------------------------------
 
 
-class SetAside(arrivals.SetAside):
-    """A file that is not taken."""
+@dataclass(frozen=True, eq=False)
+class ReadUpload:
+    """An upload of a file, checked against the task."""
+
+    file: Envelope
+    words: UploadWords
+    uploads: Uploads
 
     @property
-    def file(self) -> str:
-        return self.name
+    def site(self) -> str:
+        return self.file.site
+
+    @property
+    def version(self) -> Version:
+        return Version(str(self.file.created), self.file.sha256)
+
+
+def open_upload(task: Task, path: str | os.PathLike[str]) -> ReadUpload:
+    """Read an upload that may come from anyone; :class:`Refused` says why it is not taken."""
+    file = read_envelope(path, "upload")
+    file.check_task(task.stamp)
+    with refusing():
+        words = from_json(UploadWords, file.words)
+    if task.signed:
+        if file.site not in task.sites:
+            raise Refused(f"the card lists no site {file.site!r}")
+        file.check_signature(task.sites[file.site], file.site)
+    with refusing():
+        expect_users(words.users)
+        ids = np.empty(words.users, dtype=object)
+        ids[:] = [(file.site, i) for i in range(words.users)]
+        arrays = file.arrays(task.agreed.specs, users=words.users)
+        return ReadUpload(file, words, from_wire(task.agreed, ids, arrays))
+
+
+def read_upload(task: Task, path: str | os.PathLike[str]) -> ReadUpload:
+    """Read one upload; a ValueError names the file that is not taken."""
+    with naming_file(path):
+        return open_upload(task, path)
+
+
+# -- a folder of uploads ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,18 +85,18 @@ class Collected:
 
 
 @dataclass(frozen=True)
-class Known:
-    """What an earlier combining of the same round has taken, or a site has withdrawn."""
+class Version:
+    """Which upload of a site it is."""
 
-    created: str
-    sha256: str
+    created: Time
+    sha256: Digest
 
 
 def collect(
     task: Task,
     folder: str | os.PathLike[str],
     *,
-    earlier: Mapping[str, Known] | None = None,
+    earlier: Mapping[str, Version] | None = None,
     withdrawn: Mapping[str, str] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Collected:
@@ -79,7 +128,7 @@ def collect(
         else:
             aside.append(SetAside(name, why))
     _refuse_look_alikes(kept, aside)
-    return Collected(kept, tuple(sorted(aside, key=lambda a: a.file)), tuple(notices))
+    return Collected(kept, tuple(sorted(aside, key=lambda a: a.name)), tuple(notices))
 
 
 def upload_files(folder: str | os.PathLike[str]) -> list[Path]:
@@ -123,7 +172,7 @@ def _newest(
     return name, one
 
 
-def _stale(one: ReadUpload, taken: Known | None, gone: str | None) -> str | None:
+def _stale(one: ReadUpload, taken: Version | None, gone: str | None) -> str | None:
     """Why an upload is not of now: it was replaced in this round, or its site has withdrawn."""
     created = str(one.file.created)
     if gone is not None and created <= gone:
@@ -145,13 +194,3 @@ def _refuse_look_alikes(kept: dict[str, ReadUpload], aside: list[SetAside]) -> N
             del kept[site]
             others = ", ".join(repr(s) for s in sites if s != site)
             aside.append(SetAside(f"{site}{ENDING}", f"{site!r} and {others} are too much alike"))
-
-
-def enough(sites: Iterable[str], least: int) -> None:
-    """Refuse a round of fewer sites."""
-    n = len(list(sites))
-    if n < least:
-        raise ValueError(
-            f"{n} upload{'s' * (n != 1)} can be taken, and at least {least} sites are needed: wait "
-            "for more, or see why others were set aside."
-        )

@@ -1,4 +1,4 @@
-"""Combine: all uploads of a round -> groups, and one download per site.
+"""The coordinator: all uploads of a round -> groups, and one download per site; late sites.
 
 It carries: the mathematics is :func:`odcl.server.step.server_step`, the same as in one process.
 """
@@ -6,8 +6,7 @@ It carries: the mathematics is :func:`odcl.server.step.server_step`, the same as
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,16 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from odcl._typing import Ints
-from odcl.data.federation import group_rows
-from odcl.engines.arrivals import joined, naming_set_aside
-from odcl.engines.files.collect import Collected, SetAside, collect, enough, upload_files
-from odcl.engines.files.download import Groups, SiteDownload
-from odcl.engines.files.keys import SigningKey
-from odcl.engines.files.names import check_site
-from odcl.engines.files.round import RoundState, read_state, write_round
+from odcl._typing import Array, Bools, Floats, Ints
+from odcl.engines.arrivals import SetAside, joined, naming_set_aside
+from odcl.engines.deliveries import LateUsers
+from odcl.engines.files.collect import Collected, ReadUpload, collect, read_upload, upload_files
+from odcl.engines.files.download import Groups, SiteDownload, download_bytes
+from odcl.engines.files.envelope import write_envelope
+from odcl.engines.files.keys import COORDINATOR, SigningKey, check_site
+from odcl.engines.files.round import RoundState, read_round, read_state, write_round
 from odcl.engines.files.task import Task
-from odcl.engines.files.upload import ReadUpload, own_key
 from odcl.errors import NotAdmissible
 from odcl.exchange.ledger import Ledger, fedavg_exchange, ifca_exchange
 from odcl.exchange.upload import Uploads
@@ -34,6 +32,7 @@ from odcl.server.result import ServerStep
 from odcl.server.step import server_step
 
 FEWEST_SITES = 2
+COMPARED_ROUNDS = 100  # of FedAvg and IFCA, whose bytes are shown beside those of the files
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,8 +45,8 @@ class CombinedRound:
     notices: tuple[str, ...]
     step: ServerStep
     groups: Groups
+    told_where: bool  # does the diagnosis say in which coefficients users differ?
     bytes_down: Mapping[str, int] = field(default_factory=dict)  # by site
-    compared_rounds: int = 100  # of FedAvg and IFCA, beside which bytes are shown
 
     @property
     def sites(self) -> list[str]:
@@ -71,10 +70,10 @@ class CombinedRound:
     @property
     def others(self) -> dict[str, Ledger]:
         """What methods of many rounds would send for the same task: every user is a client."""
-        m, dim, R = len(self.step.users), self.task.dim, self.compared_rounds
+        m, dim = len(self.step.users), self.task.dim
         return {
-            "FedAvg": fedavg_exchange(m, dim).over(R),
-            "IFCA": ifca_exchange(m, dim, self.n_groups).over(R),
+            "FedAvg": fedavg_exchange(m, dim).over(COMPARED_ROUNDS),
+            "IFCA": ifca_exchange(m, dim, self.n_groups).over(COMPARED_ROUNDS),
         }
 
     @cached_property
@@ -109,7 +108,6 @@ def combine_uploads(
     key: SigningKey | str | os.PathLike[str] | None = None,
     min_sites: int | None = None,
     without: Iterable[str] = (),
-    compared_rounds: int = 100,
     progress: Any = None,
 ) -> CombinedRound:
     """Combine the uploads of a folder (Algorithm 1, step 2) and write the round to ``out``.
@@ -118,35 +116,37 @@ def combine_uploads(
     that is there already is replaced as a whole: it keeps in mind which uploads it took, so that no
     older one comes back, and which sites have withdrawn (``without``).
     """
-    task = task if isinstance(task, Task) else Task.read(task)
-    key = own_key(task, "the coordinator", key)
+    task = Task.of(task)
+    key = task.own_key(COORDINATOR, key)
     leaving = [check_site(site) for site in without]
     with locked(out):
         old = read_state(Path(out), task)
-        _stage(progress, "reading uploads", folder)
-        found = collect(
-            task, folder, earlier=old.known, withdrawn=old.withdrawn, progress=_advance(progress)
-        )
+        if progress is not None:
+            progress.stage("reading uploads", len(upload_files(folder)), "files")
+        advance = None if progress is None else progress.advance
+        found = collect(task, folder, earlier=old.known, withdrawn=old.withdrawn, progress=advance)
         found, withdrawn = _without(found, leaving, old)
-        state = old.followed_by(task, found.uploads, withdrawn)
+        state = old.followed_by(found.uploads, withdrawn)
         with naming_set_aside(found.set_aside):
-            enough(found.uploads, max(min_sites or FEWEST_SITES, FEWEST_SITES))
+            _enough(len(found.uploads), max(min_sites or FEWEST_SITES, FEWEST_SITES))
             _stage(progress, "finding groups")
-            combined = _combined(task, found, compared_rounds)
+            combined = _combined(task, found)
         notices = (*combined.notices, *_what_rounds_tell(old, state))
         _stage(progress, "writing the round")
         return write_round(Path(out), state, replace(combined, notices=notices), key)
 
 
-def _stage(progress: Any, text: str, folder: Any = None) -> None:
-    if progress is not None and folder is not None:
-        progress.stage(text, len(upload_files(folder)), "files")
-    elif progress is not None:
+def _stage(progress: Any, text: str) -> None:
+    if progress is not None:
         progress.stage(text)
 
 
-def _advance(progress: Any) -> Callable[[int], None] | None:
-    return None if progress is None else progress.advance
+def _enough(n: int, least: int) -> None:
+    if n < least:
+        raise ValueError(
+            f"{n} upload{'s' * (n != 1)} can be taken, and at least {least} sites are needed: wait "
+            "for more, or see why others were set aside."
+        )
 
 
 def _without(
@@ -163,7 +163,7 @@ def _without(
             withdrawn[site] = old.known[site].created
     kept = {site: one for site, one in found.uploads.items() if site not in leaving}
     gone = [SetAside(f"{s}.upload", f"{s} has withdrawn") for s in leaving if s in found.uploads]
-    aside = tuple(sorted([*found.set_aside, *gone], key=lambda a: a.file))
+    aside = tuple(sorted([*found.set_aside, *gone], key=lambda a: a.name))
     return replace(found, uploads=kept, set_aside=aside), withdrawn
 
 
@@ -189,37 +189,46 @@ def _what_rounds_tell(old: RoundState, new: RoundState) -> list[str]:
     ]
 
 
-def _combined(task: Task, found: Collected, rounds: int) -> CombinedRound:
+def _combined(task: Task, found: Collected) -> CombinedRound:
     """The server's step, and what everybody is told of it."""
-    uploads = _joined(found.uploads)
-    step = _server_step(task, uploads)
+    from odcl.diagnose import diagnose_step
+
+    parts = [one.uploads for one in found.uploads.values() if len(one.uploads)]
+    if not parts:
+        raise ValueError("No site's users may send anything: see what the card's limits withhold.")
+    uploads = joined(parts)
+    sites = np.array([site for site, _ in uploads.users.tolist()])
+    step = _server_step(task, uploads, sites)
+    features = dict(zip(task.columns, task.scaling.scale.tolist(), strict=True))
+    verdict = diagnose_step(uploads, step, task.resolved, features=features).verdict
+    diagnosis = str(verdict)
+    if step.groups_forbidden:
+        diagnosis = f"Without groups that too few sites stand behind: {verdict}"
+    elif verdict.advice == "mixed" and step.mixture is not None:
+        diagnosis = verdict.reason  # that users differ gradually is the step's reason already
     groups = Groups(
         np.bincount(step.labels, minlength=step.n_clusters),
-        _sites_per_group(step, uploads),
-        step.rule,
-        step.reason,
-        _diagnosis(task, uploads, step),
-        step.mixture,
+        _sites_per_group(step, uploads, sites),
+        *(step.rule, step.reason, diagnosis, step.mixture),
     )
-    sites = np.array([site for site, _ in uploads.users.tolist()])
     goal = "" if task.risk.loss.classification else task.target
     odd = unusual_uploads(uploads, task.scaling, task.columns, goal, sites)
-    told = (found.set_aside, (*found.notices, *odd), step, groups)
-    return CombinedRound(task, found.uploads, *told, compared_rounds=rounds)
+    notices = (*found.notices, *odd)
+    return CombinedRound(
+        task, found.uploads, found.set_aside, notices, step, groups, verdict.tells_where
+    )
 
 
-def _server_step(task: Task, uploads: Uploads) -> ServerStep:
+def _server_step(task: Task, uploads: Uploads, sites: Array) -> ServerStep:
     """Groups in which enough sites stand behind each center."""
-    least = task.minimum_group
-    parties = None if least == 1 else np.array([site for site, _ in uploads.users.tolist()])
-    n = len({site for site, _ in uploads.users.tolist()})
+    least, n = task.minimum_group, len(np.unique(sites))
     if n < least:
         raise ValueError(
             f"{n} site{'s' * (n != 1)} sent terms, and a group needs {least} by the card: wait for "
             "more sites."
         )
     try:
-        return server_step(uploads, task.resolved, parties=parties)
+        return server_step(uploads, task.resolved, parties=None if least == 1 else sites)
     except NotAdmissible:
         raise ValueError(
             f"Not even one group of all {n} sites is admissible: it needs {least} sites, none of "
@@ -227,17 +236,9 @@ def _server_step(task: Task, uploads: Uploads) -> ServerStep:
         ) from None
 
 
-def _joined(uploads: Mapping[str, ReadUpload]) -> Uploads:
-    """The uploads of all sites as one message, in the order of the sites."""
-    parts = [one.uploads for one in uploads.values() if len(one.uploads)]
-    if not parts:
-        raise ValueError("No site's users may send anything: see what the card's limits withhold.")
-    return joined(parts)
-
-
-def _sites_per_group(step: ServerStep, uploads: Uploads) -> Ints:
+def _sites_per_group(step: ServerStep, uploads: Uploads, sites: Array) -> Ints:
     """Sites with at least half of their weight in each group, (n_groups,)."""
-    _, party = group_rows([site for site, _ in uploads.users.tolist()])
+    _, party = np.unique(sites, return_inverse=True)
     sure = 1.0 if step.probabilities is None else step.probabilities
     inside = np.zeros((int(party.max()) + 1, step.n_clusters))
     np.add.at(inside, (party, step.labels), uploads.n_samples * sure)
@@ -245,13 +246,57 @@ def _sites_per_group(step: ServerStep, uploads: Uploads) -> Ints:
     return (inside >= 0.5 * whole[:, None]).sum(axis=0)
 
 
-def _diagnosis(task: Task, uploads: Uploads, step: ServerStep) -> str:
-    """The verdict on the groups, in two sentences that name no site."""
-    from odcl.diagnose import diagnose_step
+# -- late sites ------------------------------------------------------------------------------------
 
-    features = dict(zip(task.columns, task.scaling.scale.tolist(), strict=True))
-    verdict = str(diagnose_step(uploads, step, task.resolved, features=features).verdict)
-    if step.groups_forbidden:
-        return f"Without groups that too few sites stand behind: {verdict}"
-    sentences = re.split(r"(?<=\.)\s+(?=[A-Z])", verdict)  # it stands behind the reason
-    return " ".join(one for one in sentences if one not in step.reason)
+
+@dataclass(frozen=True, eq=False)
+class LateSite:
+    """Where the users of a late site belong."""
+
+    task: Task
+    site: str
+    content: bytes  # of its download
+    labels: Ints  # (n_users,), -1: none of these
+    probability: Floats  # (n_users,), of the likeliest group
+    distance: Floats  # (n_users,), from it in noise units: about 1 for a member
+    none_of_these: Bools  # (n_users,)
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write its download, whole or not at all."""
+        write_envelope(path, self.content)
+
+
+def assign(
+    round: str | os.PathLike[str],
+    upload: str | os.PathLike[str],
+    *,
+    key: SigningKey | str | os.PathLike[str] | None = None,
+    task: Task | str | os.PathLike[str] | None = None,
+) -> LateSite:
+    """The groups that a late site's users belong to, and its download.
+
+    The round stays as it is, and no other site has to do anything. ``key`` is the coordinator's,
+    where the card asks for signatures; ``task`` is a card that lists more keys than that of the
+    round, such as the late site's.
+    """
+    own, groups, state = read_round(Path(round))
+    task = own if task is None else Task.of(task)
+    if task.digest != own.digest:
+        raise ValueError(f"{round} is a round of another task than that of the card given.")
+    key = task.own_key(COORDINATOR, key)
+    late = read_upload(task, upload)
+    if late.site in state.taken:
+        raise ValueError(
+            f"{late.site} is in the round already: its download lies there. For a newer upload, "
+            "combine anew."
+        )
+    if groups.mixture is None:
+        raise ValueError(
+            "Late sites are placed with mixed groups, and the card has another method."
+        )
+    users = LateUsers.placed(late.uploads, groups.mixture, groups.sizes)
+    distance, none = users.distance, users.none_of_these
+    given = SiteDownload(groups, users.downloads, late.file.sha256, True, distance, none)
+    content = download_bytes(task, late.site, given, key)
+    sure = np.array([one.probability for one in users.found])
+    return LateSite(task, late.site, content, users.downloads.group, sure, distance, none)

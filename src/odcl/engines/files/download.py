@@ -12,6 +12,7 @@ import numpy as np
 
 from odcl._typing import Array, Bools, Floats, Ints
 from odcl.artifact.arrays import ArraySpec, expect
+from odcl.declared import Digest, Printable, from_json, to_json
 from odcl.engines.deliveries import (
     MIXTURE_SPECS,
     download_specs,
@@ -35,7 +36,24 @@ from odcl.exchange.download import Downloads
 from odcl.mixed.posterior import Mixture
 
 ENDING = ".download"
-_WORDS = ("answers", "late", "rule", "reason", "diagnosis", "mixture")
+
+
+@dataclass(frozen=True)
+class GroupsWords:
+    """What a file says of the groups beside its arrays."""
+
+    rule: Printable
+    reason: Printable
+    diagnosis: Printable
+    mixture: Any
+
+
+@dataclass(frozen=True)
+class DownloadWords(GroupsWords):
+    """What a download says beside its arrays."""
+
+    answers: Digest
+    late: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,12 +71,7 @@ class Groups:
     def parts(self) -> tuple[dict[str, Any], dict[str, Array]]:
         """As words and arrays of a file."""
         mixed, arrays = mixture_parts(self.mixture)
-        words = {
-            "rule": self.rule,
-            "reason": self.reason,
-            "diagnosis": self.diagnosis,
-            "mixture": mixed,
-        }
+        words = to_json(GroupsWords(self.rule, self.reason, self.diagnosis, mixed))
         return words, {"sizes": plain(self.sizes), "sites": plain(self.sites), **arrays}
 
 
@@ -84,7 +97,7 @@ def download_bytes(task: Task, site: str, given: SiteDownload, key: SigningKey |
     if given.distance is not None and given.none_of_these is not None:
         arrays |= {"distance": given.distance, "none_of_these": given.none_of_these}
     first = {"answers": given.answers, "late": given.late}
-    return envelope_bytes("download", task, site, arrays, first | words, key=key)
+    return envelope_bytes("download", task.stamp, site, arrays, first | words, key=key)
 
 
 # -- reading ---------------------------------------------------------------------------------------
@@ -96,25 +109,17 @@ _GROUPS = {
 }
 
 
-def _specs(task: Task, mixed: bool, late: bool) -> dict[str, ArraySpec]:
-    own = download_specs(task.dim)
-    return {**groups_specs(mixed), **own, **(late_specs() if late else {})}
-
-
 def groups_specs(mixed: bool) -> dict[str, ArraySpec]:
     """What the arrays of groups have to be."""
     return {k: spec for k, spec in _GROUPS.items() if mixed or k not in MIXTURE_SPECS}
 
 
-def groups_from_arrays(task: Task, words: Mapping[str, Any], arrays: Mapping[str, Array]) -> Groups:
-    rule, reason, diagnosis = (words[name] for name in ("rule", "reason", "diagnosis"))
-    texts = all(isinstance(t, str) and t.isprintable() for t in (rule, reason, diagnosis))
-    expect(texts, "its words are no texts")
-    mixture = mixture_of(task.agreed, words["mixture"], arrays)
+def groups_of(task: Task, words: GroupsWords, arrays: Mapping[str, Array]) -> Groups:
+    mixture = mixture_of(task.agreed, words.mixture, arrays)
     sizes, sites = arrays["sizes"], arrays["sites"]
     expect(len(sizes) > 0 and bool((sizes >= 0).all() and (sites >= 0).all()), "negative sizes")
     counts = sizes.astype(np.intp), sites.astype(np.intp)
-    return Groups(*counts, rule, reason, diagnosis, mixture)
+    return Groups(*counts, words.rule, words.reason, words.diagnosis, mixture)
 
 
 def read_download(
@@ -123,32 +128,27 @@ def read_download(
     """The download of this site's upload; a ValueError names the file and what is wrong with it."""
     with naming_file(path):
         file = read_envelope(path, "download")
-        file.check_task(task)
+        file.check_task(task.stamp)
         if task.signed:
             file.check_signature(task.coordinator, "the coordinator")
     with naming_file(path), refusing():
-        expect_site(file, site)
+        if file.site != site:
+            raise Refused(f"it is for {file.site!r}, and the upload is of {site!r}")
         given = _unpacked(task, file)
         if given.answers != answers:
             raise Refused("it answers another upload of this site than the one given")
         return given
 
 
-def expect_site(file: Envelope, site: str) -> None:
-    if file.site != site:
-        raise Refused(f"it is for {file.site!r}, and the upload is of {site!r}")
-
-
 def _unpacked(task: Task, file: Envelope) -> SiteDownload:
-    words = file.words
-    expect(tuple(words) == _WORDS and isinstance(words["late"], bool), "it has other words")
-    expect(isinstance(words["answers"], str), "it does not say what it answers")
+    words: DownloadWords = from_json(DownloadWords, file.words)
     mixed = task.resolved.clusterer.uses_terms
-    expect((words["mixture"] is not None) == mixed, "its groups are not those of the card's method")
-    arrays = file.arrays(_specs(task, mixed, words["late"]))
-    groups = groups_from_arrays(task, words, arrays)
+    expect((words.mixture is not None) == mixed, "its groups are not those of the card's method")
+    specs = {**groups_specs(mixed), **download_specs(task.dim)}
+    arrays = file.arrays(specs | late_specs() if words.late else specs)
+    groups = groups_of(task, words, arrays)
     own = {name: arrays[name] for name in arrays.keys() - _GROUPS.keys()}
     distance, none = own.pop("distance", None), own.pop("none_of_these", None)
     users = np.arange(len(own["group"]))
     downloads = downloads_of(task.agreed, users, own, len(groups.sizes), groups.mixture)
-    return SiteDownload(groups, downloads, words["answers"], words["late"], distance, none)
+    return SiteDownload(groups, downloads, words.answers, words.late, distance, none)

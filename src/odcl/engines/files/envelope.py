@@ -21,7 +21,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Annotated, Any, Literal
+
+import numpy as np
 
 from odcl import __version__
 from odcl._typing import Array
@@ -29,75 +31,92 @@ from odcl.artifact.arrays import (
     ArraySpec,
     Header,
     arrays_of,
-    check_declared,
     contents_of,
     expect,
     header_bytes,
-    is_count,
     number_bytes,
     parse_json,
     read_header,
-    read_numbers,
 )
-from odcl.engines.files.keys import SigningKey, is_signed_by
-from odcl.engines.files.names import KEY, check_site
+from odcl.declared import Count, Digest, fields_from_json, from_json, matching, to_json
+from odcl.engines.files.keys import KEY, SigningKey, check_site, is_signed_by
 from odcl.errors import ended, printable, show
 from odcl.files import atomic_path, open_regular
 
 FORMAT = 1
-KINDS = ("upload", "download", "groups")
 MOST_BYTES = 2**27
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 _SIGNATURE = re.compile(r"[0-9a-f]{128}")
-_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
-_FIELDS = ("kind", "format", "odcl", "task", "site", "created", "words", "contents", "sha256")
-
-
-class Stamped(Protocol):
-    """What files belong to: a task, by its name, its round and the digest of all it says."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def round(self) -> int: ...
-    @property
-    def digest(self) -> str: ...
-    @property
-    def stamp(self) -> dict[str, Any]: ...
+Time = Annotated[
+    str, matching(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", "a time in UTC with microseconds")
+]
 
 
 class Refused(ValueError):
-    """Why a file is not taken, without its name: whoever reads it puts that in front."""
+    """Why a file is not taken, without its name, which the reader puts in front."""
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """The task that a file belongs to: its name, round, and the digest of all it says."""
+
+    name: str
+    round: Count
+    sha256: Digest
+
+
+@dataclass(frozen=True)
+class FileManifest:
+    """What a file says about itself."""
+
+    kind: Literal["upload", "download", "groups"]
+    format: Count
+    odcl: str
+    task: Stamp
+    site: str
+    created: Time | None  # UTC; only uploads have one
+    words: Mapping[str, Any]  # what the kind of file says beside arrays
+    contents: Mapping[str, tuple[str, tuple[Count, ...]]]  # type and shape of each array
+    sha256: Digest  # of the arrays' numbers
+
+    def __post_init__(self) -> None:
+        if self.kind != "groups":
+            check_site(self.site)
+        expect(self.kind != "groups" or self.site == "", "groups are of no site")
+        expect((self.kind == "upload") == (self.created is not None), "uploads have a time")
 
 
 @dataclass(frozen=True, eq=False)
 class Envelope:
-    """What a file says of itself, checked, before its arrays are looked at."""
+    """A file whose manifest was checked; its arrays are looked at later."""
 
     kind: str
-    task: Mapping[str, Any]  # name, round and sha256
+    task: Stamp
     site: str
-    created: str | None  # UTC; downloads carry none
-    words: Mapping[str, Any]  # what the kind of file has to say beside arrays
+    created: str | None
+    words: Mapping[str, Any]
     header: Header
-    numbers: Array  # bytes of the arrays
-    manifest: str
-    key: str  # public key that the signature is said to be of; "": not signed
-    signature: str
+    content: Array  # (n_bytes,), the whole file
     sha256: str  # of the whole file
-    n_bytes: int
+
+    @property
+    def n_bytes(self) -> int:
+        return len(self.content)
+
+    @property
+    def key(self) -> str:
+        """The public key that the signature is said to be of; "": not signed."""
+        return self.header.metadata["key"]
 
     def arrays(self, specs: Mapping[str, ArraySpec], **sizes: int) -> dict[str, Array]:
-        """The arrays of the file, which are just those declared."""
+        """The arrays of the file, exactly those declared."""
         with refusing():
-            check_declared(self.header, specs, sizes)
-            return arrays_of(self.header, self.numbers, specs)
+            return arrays_of(self.content, self.header, specs, sizes)
 
-    def check_task(self, task: Stamped) -> None:
+    def check_task(self, task: Stamp) -> None:
         """Refuse a file of another task, or of another round of this one."""
-        if self.task["sha256"] == task.digest:
+        if self.task.sha256 == task.sha256:
             return
-        name, number = self.task["name"], self.task["round"]
+        name, number = self.task.name, self.task.round
         if name != task.name:
             raise Refused(f"it belongs to another task, {show(name)}, and not to {task.name!r}")
         if number != task.round:
@@ -116,7 +135,8 @@ class Envelope:
     @property
     def is_authentic(self) -> bool:
         """Is the signature that of the key which the file names?"""
-        return is_signed_by(self.key, self.signature, _to_sign(self.manifest))
+        metadata = self.header.metadata
+        return is_signed_by(self.key, metadata["signature"], _to_sign(metadata["manifest"]))
 
 
 def _to_sign(manifest: str) -> bytes:
@@ -127,8 +147,8 @@ def _to_sign(manifest: str) -> bytes:
 
 
 def envelope_bytes(
-    kind: str,
-    task: Stamped,
+    kind: Literal["upload", "download", "groups"],
+    task: Stamp,
     site: str,
     arrays: Mapping[str, Array],
     words: Mapping[str, Any],
@@ -137,23 +157,16 @@ def envelope_bytes(
     key: SigningKey | None = None,
 ) -> bytes:
     """A file: the same contents and key always give the same bytes."""
-    contents = contents_of(arrays)
-    numbers = b"".join(number_bytes(arrays))
-    manifest = _text(
-        {
-            "kind": kind,
-            "format": FORMAT,
-            "odcl": __version__,
-            "task": task.stamp,
-            "site": site,
-            "created": created,
-            "words": words,
-            "contents": {name: [dtype, list(shape)] for name, (dtype, shape) in contents.items()},
-            "sha256": hashlib.sha256(numbers).hexdigest(),
-        }
-    )
-    signed = "" if key is None else key.sign(_to_sign(manifest))
-    metadata = _metadata(manifest, "" if key is None else key.public, signed)
+    contents, numbers = contents_of(arrays), b"".join(number_bytes(arrays))
+    digest = hashlib.sha256(numbers).hexdigest()
+    about = (kind, FORMAT, __version__, task, site, created, words, contents, digest)
+    manifest = _text(FileManifest(*about))
+    metadata = {
+        "manifest": manifest,
+        "sha256": hashlib.sha256(manifest.encode()).hexdigest(),
+        "key": "" if key is None else key.public,
+        "signature": "" if key is None else key.sign(_to_sign(manifest)),
+    }
     content = header_bytes(contents, metadata) + numbers
     if len(content) > MOST_BYTES:
         raise ValueError(
@@ -163,13 +176,8 @@ def envelope_bytes(
     return content
 
 
-def _metadata(manifest: str, key: str, signature: str) -> dict[str, str]:
-    digest = hashlib.sha256(manifest.encode()).hexdigest()
-    return {"manifest": manifest, "sha256": digest, "key": key, "signature": signature}
-
-
-def _text(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+def _text(manifest: FileManifest) -> str:
+    return json.dumps(to_json(manifest), separators=(",", ":"), allow_nan=False)
 
 
 def write_envelope(path: str | os.PathLike[str], content: bytes) -> None:
@@ -186,114 +194,62 @@ def read_envelope(path: str | os.PathLike[str], kind: str | None = None) -> Enve
 
     Sizes are checked before memory is taken. :class:`Refused` says why a file is not taken.
     """
+    content = _content(path)
+    with refusing():
+        header = read_header(content)
+        whole = tuple(header.metadata) == ("manifest", "sha256", "key", "signature")
+        expect(whole, "it has no manifest")
+        said = _manifest(header.metadata)
+        digest = hashlib.sha256(content[header.start :].data).hexdigest()
+        expect(digest == said.sha256, "its numbers are not those that its manifest names")
+        expect(header.contents == said.contents, "its manifest disagrees with its arrays")
+        head = header_bytes(header.contents, header.metadata)
+        same = content[: header.start].tobytes() == head
+        expect(same, "its header is not the one that odcl writes")
+    if kind is not None and said.kind != kind:
+        article = "an" if kind[0] in "aeiou" else "a"
+        raise Refused(f"it is a file of the kind {said.kind}, and not {article} {kind}")
+    about = (said.kind, said.task, said.site, said.created, said.words)
+    return Envelope(*about, header, content, hashlib.sha256(content.data).hexdigest())
+
+
+def _content(path: str | os.PathLike[str]) -> Array:
+    """The bytes of a file, (n_bytes,)."""
     try:
         stream = open_regular(path)
-    except FileNotFoundError:
-        raise
     except ValueError:
         raise Refused("it is not a plain file, but a link, a pipe or a folder") from None
     with stream:
         size = os.fstat(stream.fileno()).st_size
-        return _read(stream, size, kind)
+        if size == 0:
+            raise Refused("it is empty")
+        if size > MOST_BYTES:
+            raise Refused(f"it has {size} bytes, and files of more than {MOST_BYTES} are not read")
+        content: Array = np.empty(size, dtype=np.uint8)
+        if stream.readinto(content.data) != size:
+            raise Refused("it ends too early")
+    return content
 
 
-def _read(stream: BinaryIO, size: int, kind: str | None) -> Envelope:
-    if size == 0:
-        raise Refused("it is empty")
-    if size > MOST_BYTES:
-        raise Refused(f"it has {size} bytes, and files of more than {MOST_BYTES} are not read")
-    claimed = int.from_bytes(stream.read(8), "little")
-    stream.seek(0)
-    if claimed > size - 8:
-        raise Refused("it ends too early, or is no file of odcl at all")
-    with refusing():
-        header = read_header(_Checked(stream), size)
-        whole = tuple(header.metadata) == ("manifest", "sha256", "key", "signature")
-        expect(whole, "it has no manifest")
-        said = _said(header.metadata)
-        numbers = read_numbers(_Checked(stream), header)
-    with refusing():
-        digest = hashlib.sha256(numbers.data).hexdigest()
-        expect(digest == said["sha256"], "its numbers are not those that its manifest names")
-        contents = {name: [t, list(shape)] for name, (t, shape) in header.contents.items()}
-        expect(contents == said["contents"], "its manifest disagrees with its arrays")
-        head = header_bytes(header.contents, header.metadata)
-        stream.seek(0)
-        expect(stream.read(len(head)) == head, "its header is not the one that odcl writes")
-        expect(len(head) + len(numbers) == size, "its header is not the one that odcl writes")
-    if kind is not None and said["kind"] != kind:
-        raise Refused(f"it is a file of the kind {said['kind']}, and not {_a(kind)}")
-    sha256 = hashlib.sha256(head)
-    sha256.update(numbers.data)
-    return Envelope(
-        said["kind"],
-        said["task"],
-        said["site"],
-        said["created"],
-        said["words"],
-        header,
-        numbers,
-        header.metadata["manifest"],
-        header.metadata["key"],
-        header.metadata["signature"],
-        sha256.hexdigest(),
-        size,
-    )
-
-
-def _said(metadata: Mapping[str, str]) -> dict[str, Any]:
-    """The manifest, of which each field is what it should be."""
+def _manifest(metadata: Mapping[str, str]) -> FileManifest:
     text = metadata["manifest"]
-    said = parse_json(text.encode())
-    expect(isinstance(said, dict) and is_count(said.get("format")), "its manifest names no format")
-    if said["format"] != FORMAT:
-        newer = "newer" if said["format"] > FORMAT else "older"
+    words = parse_json(text.encode())
+    expect(isinstance(words, dict), "its manifest is not a table")
+    number = from_json(Count, words.get("format"), "format")
+    if number != FORMAT:
+        newer = "newer" if number > FORMAT else "older"
         raise Refused(
-            f"it has format {said['format']}, and this odcl ({__version__}) reads {FORMAT}: "
-            f"{newer} odcl wrote it, version {show(said.get('odcl'))}"
+            f"it has format {number}, and this odcl ({__version__}) reads {FORMAT}: "
+            f"{newer} odcl wrote it, version {show(words.get('odcl'))}"
         )
     digest = hashlib.sha256(text.encode()).hexdigest()
     expect(digest == metadata["sha256"], "its manifest was changed")
-    expect(tuple(said) == _FIELDS and _text(said) == text, "its manifest has other fields")
-    expect(said["kind"] in KINDS, f"its kind is {said['kind']!r}")
-    task = said["task"]
-    fields = isinstance(task, dict) and tuple(task) == ("name", "round", "sha256")
-    expect(fields and isinstance(task["name"], str), "its manifest names no task")
-    expect(is_count(task["round"]) and _is(_DIGEST, task["sha256"]), "its manifest names no task")
-    if said["kind"] != "groups":
-        check_site(said["site"])
-    expect(said["kind"] != "groups" or said["site"] == "", "groups are of no site")
-    expect(said["created"] is None or _is(_TIME, said["created"]), "its time is no time")
-    expect((said["kind"] == "upload") == (said["created"] is not None), "uploads have a time")
-    expect(isinstance(said["words"], dict), "its manifest has no words")
-    expect(_is(_DIGEST, said["sha256"]), "its manifest has no digest")
+    manifest = fields_from_json(FileManifest, words)
+    expect(_text(manifest) == text, "its manifest is not written as odcl writes it")
     key, signature = metadata["key"], metadata["signature"]
-    signed = _is(KEY, key) and _is(_SIGNATURE, signature)
-    expect(signed or not (key or signature), "its signature is no signature")
-    return said
-
-
-def _is(pattern: re.Pattern[str], value: Any) -> bool:
-    return isinstance(value, str) and bool(pattern.fullmatch(value))
-
-
-def _a(kind: str) -> str:
-    return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
-
-
-class _Checked:
-    """A stream whose short reads are noticed where they happen."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
-
-    def read(self, size: int, /) -> bytes:
-        content = self._stream.read(size)
-        expect(len(content) == size, "it ends too early")
-        return content
-
-    def readinto(self, buffer: Array, /) -> int:
-        return self._stream.readinto(buffer.data)  # type: ignore[attr-defined]
+    signed = KEY.fullmatch(key) and _SIGNATURE.fullmatch(signature)
+    expect(bool(signed) or not (key or signature), "its signature is no signature")
+    return manifest
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Signatures: an Ed25519 key per site and one of the coordinator, by the package cryptography.
+"""Names of sites, and their signatures: an Ed25519 key per site and one of the coordinator.
 
 The private key stays in its file (mode 600, never overwritten); the public one, 64 hexadecimal
 digits, goes onto the task card.
@@ -7,15 +7,38 @@ digits, goes onto the task card.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from odcl.engines.files.names import COORDINATOR, KEY, check_site
+from odcl.declared import matching
+from odcl.errors import show
 from odcl.files import naming, read_regular
 
+COORDINATOR = "coordinator"
+KEY = re.compile(r"[0-9a-f]{64}")
+PublicKey = Annotated[str, matching(KEY.pattern, "64 hexadecimal digits, as `site keys` wrote")]
+_SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 PRIVATE, PUBLIC = ".key", ".pub"
 _MOST_BYTES = 2**12
+
+
+def belongs_to(name: str, site: str) -> bool:
+    """Is a file of this name, without its ending, one of this site? "north (1)" is north's."""
+    return name.startswith(site) and not name.removeprefix(site)[:1].isalnum()
+
+
+def check_site(site: Any) -> str:
+    """Refuse a name that could lead out of a folder or be mistaken for another."""
+    if not isinstance(site, str) or not _SITE.fullmatch(site):
+        raise ValueError(
+            f"{show(site)} cannot be the name of a site: use letters, digits, - and _, up to 64 of "
+            "them, a letter or digit first."
+        )
+    if site == COORDINATOR:
+        raise ValueError(f"{site!r} is the coordinator's name: give the site another one.")
+    return site
 
 
 @dataclass(frozen=True)

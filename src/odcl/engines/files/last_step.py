@@ -12,35 +12,53 @@ from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import Federation
 from odcl.data.tables import as_table, read_table
 from odcl.engines.arrivals import difference
-from odcl.engines.deliveries import mixed_last_step, plain_last_step
+from odcl.engines.files.collect import ReadUpload, read_upload
 from odcl.engines.files.download import SiteDownload, read_download
-from odcl.engines.files.site import Leaving, SiteTable, may_leave, read_site
+from odcl.engines.files.site import Released, SiteTable, read_site, release
 from odcl.engines.files.task import Task
-from odcl.engines.files.upload import ReadUpload, read_upload
 from odcl.errors import InputError, Setting, listing
 from odcl.exchange.upload import Uploads
+from odcl.local.fit import LocalModels
 from odcl.local.receive import Received
+from odcl.server.last_step import Placed, last_step
 
 
 @dataclass(frozen=True, eq=False)
 class SiteModels:
-    """The models of a site's users."""
+    """The models of a site's users, in the units of the card's scaling."""
 
     task: Task
     site: str
     table: SiteTable
     download: SiteDownload
-    users: Array  # (n_users,), ids as in the table
-    labels: Ints  # (n_users,), -1: none of the groups; users without a model are not here
-    probability: Floats  # (n_users,), how surely they belong there
-    received: Received
-    uploads: Uploads  # of all of them, as they would be without limits: they stay here
+    placed: Placed  # users without a model are not here
+    local: LocalModels  # of the same users, as they would be without limits: they stay here
     rows: Federation  # of these users
     left_out: Array  # ids of users for whom there is no model
 
     @property
+    def users(self) -> Array:
+        return self.rows.users
+
+    @property
+    def labels(self) -> Ints:
+        return self.placed.labels
+
+    @property
+    def probability(self) -> Floats:
+        return self.placed.probability
+
+    @property
+    def received(self) -> Received:
+        return self.placed.received
+
+    @property
+    def uploads(self) -> Uploads:
+        return self.local.uploads
+
+    @property
     def models(self) -> Floats:
-        """(n_users, dim), in the units of the card's scaling."""
+        """(n_users, dim)."""
         return self.received.models
 
     def estimator(self) -> Any:
@@ -64,19 +82,44 @@ def receive(
     only one column can be that, it need not be named. With mixed groups, users who sent nothing get
     their models too: they are placed at the site itself.
     """
-    task = task if isinstance(task, Task) else Task.read(task)
+    task = Task.of(task)
     sent = read_upload(task, upload)
     given = read_download(task, download, sent.site, sent.file.sha256)
     table = read_site(task, data, user or _users_column(task, sent, data))
-    leaving = may_leave(table)
-    uploads = task.uploads_of(table.rows)
-    _check_same(sent, _made_again(task, table, leaving, uploads), upload)
+    released = release(table)
+    # With other methods than mixed groups, users who sent nothing get no model.
+    mixed = given.groups.mixture is not None
+    rows = table.rows if mixed else _senders(table, released, given)
+    local = task.agreed.fit(rows)
+    again = local.uploads.take(released.users) if mixed else local.uploads
+    _check_same(sent, table, released, again, upload)
     if len(given.downloads) != len(sent.uploads):
         raise ValueError(
             f"{download} is for {len(given.downloads)} users, and the upload for others."
         )
-    make = _plain_models if given.groups.mixture is None else _mixed_models
-    return make(sent, given, table, leaving, uploads)
+    members = None
+    if mixed:
+        members = np.zeros(rows.n_users, dtype=bool)
+        members[[] if given.late else released.users] = True
+    # A user's stream, by which its rows fall into folds, is that of its name.
+    named = rows if table.has_users else replace(rows, users=np.array([sent.site]))
+    about = (named, task.risk, task.resolved, local.uploads, given.downloads)
+    placed = last_step(*about, members=members)
+    left_out = np.setdiff1d(table.rows.users, rows.users)
+    return SiteModels(task, sent.site, table, given, placed, local, rows, left_out)
+
+
+def _senders(table: SiteTable, released: Released, given: SiteDownload) -> Federation:
+    """The rows of users who sent something."""
+    if given.late:
+        raise ValueError(
+            "Late sites are placed with mixed groups, and the card has another method."
+        )
+    if len(released.users) == 0:
+        raise ValueError(
+            "No user of this site sent anything, and with this method none gets a model."
+        )
+    return table.rows.take(released.users)
 
 
 def _users_column(task: Task, sent: ReadUpload, data: Any) -> str | None:
@@ -84,7 +127,7 @@ def _users_column(task: Task, sent: ReadUpload, data: Any) -> str | None:
 
     Whether it gives that upload, number by number, is checked before anything is made of it.
     """
-    n = len(sent.uploads) + sent.file.words["withheld"]["users"]
+    n = sent.words.users + sent.words.withheld.users
     if n == 1:
         return None
     table = read_table(data) if isinstance(data, str | os.PathLike) else as_table(data)
@@ -101,60 +144,30 @@ def _users_column(task: Task, sent: ReadUpload, data: Any) -> str | None:
     )
 
 
-def _made_again(task: Task, table: SiteTable, leaving: Leaving, uploads: Uploads) -> Uploads:
-    """What the table would send; ``uploads`` are those of all its rows."""
-    if len(leaving.users) and len(leaving.rows.y) < len(table.rows.y):
-        return task.uploads_of(leaving.rows)
-    return uploads.take(leaving.users)
+def _check_same(
+    sent: ReadUpload,
+    table: SiteTable,
+    released: Released,
+    uploads: Uploads,
+    path: str | os.PathLike[str],
+) -> None:
+    """Refuse a table that the upload was not made from: models would be those of other rows.
 
-
-def _check_same(sent: ReadUpload, again: Uploads, path: str | os.PathLike[str]) -> None:
-    """Refuse a table that the upload was not made from: models would be those of other rows."""
+    ``uploads`` are the senders', of all their rows; where some rows were withheld, the user is
+    fitted again on the others.
+    """
     why = f"The table is not the one that {path} was made from"
-    if len(again) != len(sent.uploads):
+    if len(released.users) != len(sent.uploads):
         raise ValueError(
-            f"{why}: {len(again)} of its users may send something, and the upload has "
+            f"{why}: {len(released.users)} of its users may send something, and the upload has "
             f"{len(sent.uploads)}. Use the same table and users' column, or make a new upload."
         )
-    name = difference(again, sent.uploads)
-    if name:
-        raise ValueError(f"{why}: {name} differs. Use the same table, or make a new upload.")
-
-
-def _mixed_models(
-    sent: ReadUpload, given: SiteDownload, table: SiteTable, leaving: Leaving, uploads: Uploads
-) -> SiteModels:
-    """Members by the mixture; late users, and those who sent nothing, are placed first."""
-    task, rows = table.task, table.rows
-    members = np.zeros(rows.n_users, dtype=bool)
-    if not given.late:
-        members[leaving.users] = True
-    placed = mixed_last_step(task.agreed, rows, uploads, given.downloads, members)
-    return SiteModels(
-        *(task, sent.site, table, given, rows.users, placed.labels, placed.probability),
-        *(placed.received, uploads, rows, rows.users[:0]),
-    )
-
-
-def _plain_models(
-    sent: ReadUpload, given: SiteDownload, table: SiteTable, leaving: Leaving, uploads: Uploads
-) -> SiteModels:
-    """Other methods: users who sent something have a model; the others have none."""
-    if given.late:
-        raise ValueError(
-            "Late sites are placed with mixed groups, and the card has another method."
-        )
-    task, rows = table.task, table.rows.take(leaving.users)
-    if rows.n_users == 0:
-        raise ValueError(
-            "No user of this site sent anything, and with this method none gets a model."
-        )
-    uploads = uploads.take(leaving.users)
-    # A user's stream, by which its rows fall into folds, is that of its name.
-    named = rows if table.has_users else replace(rows, users=np.array([sent.site]))
-    placed = plain_last_step(task.agreed, named, uploads, given.downloads)
-    out = np.setdiff1d(np.arange(table.rows.n_users), leaving.users)
-    return SiteModels(
-        *(task, sent.site, table, given, rows.users, placed.labels, placed.probability),
-        *(placed.received, uploads, rows, table.rows.users[out]),
-    )
+    fewer = released.rows.n_rows < table.rows.n_rows[released.users]
+    pairs = [(uploads.take(~fewer), sent.uploads.take(~fewer))]
+    if fewer.any():
+        rows = released.rows.take(np.flatnonzero(fewer))
+        pairs.append((table.task.agreed.fit(rows).uploads, sent.uploads.take(fewer)))
+    for again, there in pairs:
+        name = difference(again, there)
+        if name:
+            raise ValueError(f"{why}: {name} differs. Use the same table, or make a new upload.")

@@ -1,28 +1,36 @@
-"""The round: a folder with one download per site, the coordinator's report, and what it keeps in
-mind. It appears whole, and is replaced as a whole."""
+"""The round: a folder with one download per site, the coordinator's report, and its state. It
+appears whole, and is replaced as a whole."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from odcl.artifact.arrays import expect, is_count, json_bytes, parse_json
+from odcl.artifact.arrays import expect, json_bytes, parse_json
 from odcl.artifact.manifest import blaming
-from odcl.engines.files.collect import Known
+from odcl.declared import Digest, fields_from_json, fields_to_json, from_json
+from odcl.engines.files.collect import ReadUpload, Version
 from odcl.engines.files.download import (
     ENDING,
     Groups,
+    GroupsWords,
     download_bytes,
-    groups_from_arrays,
+    groups_of,
     groups_specs,
 )
-from odcl.engines.files.envelope import envelope_bytes, naming_file, read_envelope, refusing
+from odcl.engines.files.envelope import (
+    Stamp,
+    Time,
+    envelope_bytes,
+    naming_file,
+    read_envelope,
+    refusing,
+)
 from odcl.engines.files.keys import SigningKey
 from odcl.engines.files.task import Task
-from odcl.engines.files.upload import ReadUpload
 from odcl.files import atomic_folder, interrupted, locked, naming, read_regular, sweep
 
 if TYPE_CHECKING:
@@ -36,40 +44,35 @@ _MOST_BYTES = 2**26
 
 @dataclass(frozen=True)
 class RoundState:
-    """What a round keeps in mind from one combining to the next."""
+    """What a round remembers from one combining to the next."""
 
-    task: Mapping[str, Any] = field(default_factory=dict)
-    taken: Mapping[str, Known] = field(default_factory=dict)  # by site
-    withdrawn: Mapping[str, str] = field(default_factory=dict)  # site -> time of its last upload
-    missing: Mapping[str, Known] = field(default_factory=dict)  # taken before, and not there now
+    task: Stamp
+    taken: Mapping[str, Version] = field(default_factory=dict)  # by site
+    withdrawn: Mapping[str, Time] = field(default_factory=dict)  # site -> time of its last upload
+    missing: Mapping[str, Version] = field(default_factory=dict)  # taken before, not there now
+    files: Mapping[str, Digest] = field(default_factory=dict)  # that the round consists of
 
     @property
-    def known(self) -> dict[str, Known]:
+    def known(self) -> dict[str, Version]:
         """The newest upload of each site that was ever taken: no older one is."""
         return {**self.missing, **self.taken}
 
     def followed_by(
-        self, task: Task, uploads: Mapping[str, ReadUpload], withdrawn: Mapping[str, str]
+        self, uploads: Mapping[str, ReadUpload], withdrawn: Mapping[str, str]
     ) -> RoundState:
-        """What is kept in mind once these uploads are taken."""
-        taken = {
-            site: Known(str(one.file.created), one.file.sha256) for site, one in uploads.items()
-        }
+        """The state once these uploads are taken."""
+        taken = {site: one.version for site, one in uploads.items()}
         gone = self.known.keys() - taken.keys() - withdrawn.keys()
         missing = {site: self.known[site] for site in gone}
-        return RoundState(task.stamp, taken, withdrawn, missing)
+        return RoundState(self.task, taken, withdrawn, missing)
 
-    def to_bytes(self, files: Mapping[str, str]) -> bytes:
+    def to_bytes(self) -> bytes:
         """The file, which ends with a digest of all that stands before it."""
-        words = {
-            "format": FORMAT,
-            "kind": "round",
-            "task": dict(self.task),
-            "taken": {site: asdict(self.taken[site]) for site in sorted(self.taken)},
-            "withdrawn": dict(sorted(self.withdrawn.items())),
-            "missing": {site: asdict(self.missing[site]) for site in sorted(self.missing)},
-            "files": dict(sorted(files.items())),
+        own = {
+            name: dict(sorted(value.items())) if name != "task" else value
+            for name, value in fields_to_json(self).items()
         }
+        words = {"format": FORMAT, "kind": "round", **own}
         digest = hashlib.sha256(json_bytes(words, indent=None)).hexdigest()
         return json_bytes(words | {"sha256": digest}, indent=None)
 
@@ -82,64 +85,59 @@ def is_round(folder: Path) -> bool:
     return (folder / STATE).is_file()
 
 
-def read_state(folder: Path, task: Task | None = None) -> RoundState:
-    """What the round in a folder keeps in mind; nothing, where there is none yet."""
+def read_state(folder: Path, task: Task) -> RoundState:
+    """The state of the round in a folder; a new one where there is none yet."""
     if not folder.exists():
-        return RoundState()
+        return RoundState(task.stamp)
     if not (folder / STATE).is_file():
         raise ValueError(
             f"{folder} exists and holds no round: name a new folder, or that of a round."
         )
-    state, _ = _read(folder)
-    if task is not None and state.task != task.stamp:
-        name, number = state.task["name"], state.task["round"]
+    state = _read(folder)
+    if state.task != task.stamp:
         raise ValueError(
-            f"{folder} holds round {number} of {name!r}, made with another card than this one: "
-            "name another folder."
+            f"{folder} holds round {state.task.round} of {state.task.name!r}, made with another "
+            "card than this one: name another folder."
         )
     return state
 
 
-def _read(folder: Path) -> tuple[RoundState, dict[str, str]]:
+def _read(folder: Path) -> RoundState:
     content = read_regular(folder / STATE, most=_MOST_BYTES)
     with blaming(folder / STATE):
         words = parse_json(content)
         expect(isinstance(words, dict) and words.get("format") == FORMAT, "it has another format")
-        task, files = words["task"], words["files"]
-        expect(tuple(task) == ("name", "round", "sha256") and is_count(task["round"]), "no task")
-        taken, missing = (
-            {site: Known(**one) for site, one in words[name].items()}
-            for name in ("taken", "missing")
-        )
-        state = RoundState(task, taken, words["withdrawn"], missing)
-        expect(state.to_bytes(files) == content, "its digest is not that of its contents")
-    return state, files
+        own = {name: words[name] for name in words.keys() - {"format", "kind", "sha256"}}
+        state = fields_from_json(RoundState, own)
+        expect(state.to_bytes() == content, "its digest is not that of its contents")
+    return state
 
 
-def read_round(folder: Path) -> tuple[Task, Groups]:
-    """The card and the groups of a round, checked against what the round keeps in mind."""
+def read_round(folder: Path) -> tuple[Task, Groups, RoundState]:
+    """The card and the groups of a round, checked against its state."""
     if not is_round(folder):
         raise ValueError(f"{folder} holds no round: name the folder that `odcl combine` wrote.")
-    state, files = _read(folder)
+    state = _read(folder)
     for name in (CARD, GROUPS):
         content = read_regular(folder / name, most=_MOST_BYTES)
-        if hashlib.sha256(content).hexdigest() != files.get(name):
+        if hashlib.sha256(content).hexdigest() != state.files.get(name):
             raise ValueError(f"{folder / name} was changed since the round was written.")
     task = Task.read(folder / CARD)
     if task.stamp != state.task:
         raise ValueError(f"{folder / CARD} is the card of another task than the round's.")
     with naming_file(folder / GROUPS), refusing():
         file = read_envelope(folder / GROUPS, "groups")
-        file.check_task(task)
+        file.check_task(task.stamp)
+        words: GroupsWords = from_json(GroupsWords, file.words)
         mixed = task.resolved.clusterer.uses_terms
-        groups = groups_from_arrays(task, file.words, file.arrays(groups_specs(mixed)))
-    return task, groups
+        groups = groups_of(task, words, file.arrays(groups_specs(mixed)))
+    return task, groups, state
 
 
 def write_round(
     folder: Path, state: RoundState, combined: CombinedRound, key: SigningKey | None
 ) -> CombinedRound:
-    """Write a round, and tell how many bytes each site receives; the caller holds the lock.
+    """Write a round, and count the bytes each site receives; the caller holds the lock.
 
     An old round goes with its own files and with no others: a folder that holds more is refused.
     """
@@ -147,7 +145,7 @@ def write_round(
     from odcl.report.round import round_json
 
     task, sizes, files = combined.task, dict[str, int](), dict[str, str]()
-    own = [STATE, *_read(folder)[1]] if folder.exists() else None
+    own = [STATE, *_read(folder).files] if folder.exists() else None
     sweep(folder)
     with atomic_folder(folder, force=own is not None, own=own) as place:
 
@@ -163,10 +161,10 @@ def write_round(
         combined = replace(combined, bytes_down=sizes)
         words, arrays = combined.groups.parts
         write(CARD, task.to_toml().encode())
-        write(GROUPS, envelope_bytes("groups", task, "", arrays, words, key=key))
+        write(GROUPS, envelope_bytes("groups", task.stamp, "", arrays, words, key=key))
         report = round_json(combined)
         write(REPORT, json_bytes(report, indent=None))
         write(PAGE, round_page(report, task, combined.groups))
         write(TEXT, f"{combined}\n".encode())
-        write(STATE, state.to_bytes(dict(files)))
+        write(STATE, replace(state, files=files).to_bytes())
     return combined

@@ -1,10 +1,12 @@
-"""At a site: its table as the card reads it, and which of its rows may leave as part of a term."""
+"""At a site: its table as the card reads it, which rows may enter its upload, and that file."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -15,8 +17,12 @@ from odcl.data.federation import Federation
 from odcl.data.roles import check_columns
 from odcl.data.schema import Encoded, TableSchema
 from odcl.data.tables import as_table, read_table
+from odcl.declared import Count, Label, to_json
+from odcl.engines.files.envelope import envelope_bytes, write_envelope
+from odcl.engines.files.keys import SigningKey, check_site
 from odcl.engines.files.task import Task
 from odcl.errors import InputError, Setting, ended
+from odcl.exchange.upload import Uploads
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,9 +95,18 @@ def _cells(task: Task, X: Array) -> dict[str, Ints]:
 # -- what may leave --------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Withheld:
+    """What an upload says of it: which levels and classes, and how many users; no counts."""
+
+    levels: tuple[Label, ...] = ()
+    classes: tuple[Label, ...] = ()
+    users: Count = 0
+
+
 @dataclass(frozen=True, eq=False)
-class Leaving:
-    """The rows that a site's upload is made of, and what is withheld."""
+class Released:
+    """The rows that a site's upload is made from, and what is withheld."""
 
     rows: Federation
     users: Ints  # positions of its users among all of the site's
@@ -101,13 +116,11 @@ class Leaving:
     few: dict[str, int] = field(default_factory=dict)  # why users send nothing -> how many of them
 
     @property
-    def withheld(self) -> dict[str, Any]:
-        """What an upload says of it: which levels and classes, and how many users; no counts."""
-        levels, classes = list(self.levels), list(self.classes)
-        return {"levels": levels, "classes": classes, "users": sum(self.few.values())}
+    def withheld(self) -> Withheld:
+        return Withheld(self.levels, self.classes, sum(self.few.values()))
 
     def sentences(self, cell: int) -> list[str]:
-        """In words, for people at the site."""
+        """What people at the site are told."""
         told = []
         if self.levels:
             told.append(
@@ -124,7 +137,7 @@ class Leaving:
         return told
 
 
-def may_leave(site: SiteTable) -> Leaving:
+def release(site: SiteTable) -> Released:
     """The rows that enter the upload, by the card's limits.
 
     Rows of a level that their user saw fewer than ``smallest_cell`` times are left out. Leaving out
@@ -148,7 +161,7 @@ def may_leave(site: SiteTable) -> Leaving:
     withheld = int((counts < rows.n_rows)[sends].any() and (rows.n_rows - counts)[sends].sum())
     left = rows.select_rows(kept) if kept.any() else rows.take(np.zeros(0, dtype=np.intp))
     users = np.flatnonzero(sends)
-    return Leaving(left, users, tuple(levels), tuple(rare_classes), withheld, dict(few))
+    return Released(left, users, tuple(levels), tuple(rare_classes), withheld, dict(few))
 
 
 def _without_rare_levels(site: SiteTable) -> tuple[Bools, list[str]]:
@@ -173,3 +186,64 @@ def _counts(rows: Federation, codes: Ints, kept: Bools, n_codes: int) -> Ints:
     """Rows of each user in each cell, (n_users, n_codes)."""
     cells = rows.row_user[kept] * n_codes + codes[kept]
     return np.bincount(cells, minlength=rows.n_users * n_codes).reshape(rows.n_users, n_codes)
+
+
+# -- the upload ------------------------------------------------------------------------------------
+
+ENDING = ".upload"
+
+
+@dataclass(frozen=True)
+class UploadWords:
+    """What an upload says beside its numbers."""
+
+    users: Count
+    withheld: Withheld
+
+
+@dataclass(frozen=True, eq=False)
+class SiteUpload:
+    """What a site sends: the bytes of its file, and what they say."""
+
+    task: Task
+    site: str
+    content: bytes
+    uploads: Uploads
+    table: SiteTable
+    released: Released
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write the file, whole or not at all."""
+        write_envelope(path, self.content)
+
+
+def fit_site(
+    task: Task | str | os.PathLike[str],
+    data: Any,
+    *,
+    site: str,
+    user: str | None = None,
+    key: SigningKey | str | os.PathLike[str] | None = None,
+    created: str | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> SiteUpload:
+    """Fit a site's users on its own rows (Algorithm 1, step 1) and put their uploads into a file.
+
+    ``task`` is the task or its card, ``data`` the site's table, a path or a frame; ``user`` names
+    the column of users if the site holds several; ``key`` is the site's private key, where the
+    card asks for signatures. ``created`` is the time, now unless given.
+    """
+    task = Task.of(task)
+    key = task.own_key(check_site(site), key)
+    table = read_site(task, data, user)
+    released = release(table)
+    if len(released.users):
+        uploads = task.agreed.fit(released.rows, progress).uploads
+    else:  # the site receives the groups all the same
+        uploads = task.agreed.probe.take(np.zeros(0, dtype=np.intp))
+    words = to_json(UploadWords(len(uploads), released.withheld))
+    time = created or datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    content = envelope_bytes(
+        "upload", task.stamp, site, uploads.to_arrays(), words, created=time, key=key
+    )
+    return SiteUpload(task, site, content, uploads, table, released)

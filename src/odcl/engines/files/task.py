@@ -12,21 +12,20 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from odcl.artifact.arrays import json_bytes
 from odcl.data.design import OTHER, are_keys
-from odcl.data.federation import Federation
 from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
 from odcl.data.source import task_of
+from odcl.declared import Check, Label, Positive, check_fields, is_label, to_json
 from odcl.engines.arrivals import Agreed
-from odcl.engines.files import toml
-from odcl.engines.files.names import COORDINATOR, KEY, check_site
-from odcl.engines.files.toml import CardError
-from odcl.errors import ended, listing, show
+from odcl.engines.files.envelope import Stamp
+from odcl.engines.files.keys import COORDINATOR, PublicKey, SigningKey, check_site, read_key
+from odcl.errors import ended, listing
 from odcl.exchange.upload import Uploads
 from odcl.files import atomic_path, read_regular
 from odcl.method import Method
@@ -34,8 +33,10 @@ from odcl.risk.losses import Multinomial
 from odcl.risk.risk import Factor, Risk
 
 FORMAT = 1
-MOST_PARAMETERS = 1_000  # a matrix of so many squared is what a site may have to send
-MISSING = ("error", "drop", "mean")
+MOST_BYTES = 2**20  # of a card
+MOST_PARAMETERS = 1_000  # a site may have to send a matrix of that many squared
+Missing = Literal["error", "drop", "mean"]
+Scale = Annotated[float, Check("a number above 0", lambda value: value > 1e-300)]
 # Terms of users with fewer rows than parameters stay, and a group needs three sites, until a card
 # says otherwise.
 CAREFUL = Method(short_terms=False, smallest_group=3, standardize=False)
@@ -45,10 +46,10 @@ CAREFUL = Method(short_terms=False, smallest_group=3, standardize=False)
 class Feature:
     """One column to predict from: a number with its public scaling, or a category."""
 
-    name: str
+    name: Label
     levels: tuple[Any, ...] | None = None  # of a category, the reference first
     shift: float = 0.0
-    scale: float = 1.0
+    scale: Scale = 1.0
     other: bool = False  # a category: levels that are not listed count as "other", which is one
 
     def __post_init__(self) -> None:
@@ -70,18 +71,18 @@ class Feature:
 class Task:
     """One round of one federation: columns, risk, method, what may leave, limits and keys."""
 
-    name: str
+    name: Label
     features: tuple[Feature, ...]
-    target: str
+    target: Label
     risk: Risk = field(default_factory=lambda: Risk("squared", 0.0, True))
     classes: tuple[Any, ...] | None = None  # of the target, in order; None: it is a number
     method: Method = field(default_factory=lambda: CAREFUL)
-    round: int = 1
-    missing: str = "error"  # rows that lack a value: stop, leave out, or fill in the shift
-    smallest_cell: int = 5  # a level or class seen fewer times at a user is withheld
-    minimum_rows: int = 5  # users with fewer rows send nothing
-    coordinator: tuple[str, ...] = ()  # public keys
-    sites: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # public keys
+    round: Positive = 1
+    missing: Missing = "error"  # rows that lack a value: stop, leave out, or fill in the shift
+    smallest_cell: Positive = 5  # a level or class seen fewer times at a user is withheld
+    minimum_rows: Positive = 5  # users with fewer rows send nothing
+    coordinator: tuple[PublicKey, ...] = ()
+    sites: Mapping[str, tuple[PublicKey, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check(self)
@@ -162,10 +163,6 @@ class Task:
         """What an upload of this task has to be."""
         return Agreed(self.risk, self.resolved, len(self.columns), self.minimum_rows)
 
-    def uploads_of(self, federation: Federation, progress: Any = None) -> Uploads:
-        """Step 1 of Algorithm 1 for a site's users, whose rows are scaled."""
-        return self.agreed.uploads_of(federation, progress)
-
     # -- the digest ----------------------------------------------------------------------------
 
     @cached_property
@@ -180,32 +177,28 @@ class Task:
         return hashlib.sha256(json_bytes({who: list(own) for who, own in keys.items()})).hexdigest()
 
     @property
-    def stamp(self) -> dict[str, Any]:
+    def stamp(self) -> Stamp:
         """What files of the task say of it."""
-        return {"name": self.name, "round": self.round, "sha256": self.digest}
+        return Stamp(self.name, self.round, self.digest)
 
     # -- the card ------------------------------------------------------------------------------
 
     @classmethod
-    def read(cls, path: str | os.PathLike[str]) -> Task:
-        """Read a card; a ValueError names it, and what is wrong with which entry."""
-        content = read_regular(path, most=toml.MOST_BYTES)
-        try:
-            return cls.from_toml(content)
-        except CardError as error:
-            why = ended(f"{path} is not a task card that can be used: {error}")
-            raise ValueError(why) from None
+    def of(cls, task: Task | str | os.PathLike[str]) -> Task:
+        """A task, or that of a card."""
+        return task if isinstance(task, Task) else cls.read(task)
 
     @classmethod
-    def from_toml(cls, content: bytes) -> Task:
-        from odcl.engines.files.card import task_of_card
+    def read(cls, path: str | os.PathLike[str]) -> Task:
+        """Read a card; a ValueError names it, and what is wrong with which entry."""
+        from odcl.engines.files.card import read_card
 
+        content = read_regular(path, most=MOST_BYTES)
         try:
-            return task_of_card(toml.parse_toml(content))
-        except CardError:
-            raise
+            return read_card(content)
         except (ValueError, TypeError, KeyError, OverflowError) as error:
-            raise CardError(str(error).rstrip(".")) from None
+            why = ended(f"{path} is not a task card that can be used: {str(error).rstrip('.')}")
+            raise ValueError(why) from None
 
     def to_toml(self) -> str:
         """The card in its fixed layout, with what each entry means."""
@@ -225,70 +218,80 @@ class Task:
         own = tuple(dict.fromkeys([*self.sites.get(site, ()), *keys]))
         return replace(self, sites={**self.sites, site: own})
 
+    def own_key(
+        self, who: str, key: SigningKey | str | os.PathLike[str] | None
+    ) -> SigningKey | None:
+        """The key to sign with: one that the card lists, or None where it asks for no signature."""
+        if key is not None and not isinstance(key, SigningKey):
+            key = read_key(key)
+        if not self.signed:
+            return key
+        name = "the coordinator" if who == COORDINATOR else who
+        if key is None:
+            raise ValueError(f"The card asks for signatures: {name} needs its private key to sign.")
+        listed = self.coordinator if who == COORDINATOR else self.sites.get(who, ())
+        if key.public not in listed:
+            raise ValueError(
+                f"The card lists another key for {name} than the one given (or none): its public "
+                f"key is {key.public}."
+            )
+        return key
+
 
 # -- what a task must be -----------------------------------------------------------------------
 
 
 def _check(task: Task) -> None:
+    check_fields(task)
     names = [one.name for one in task.features]
     if not names:
-        raise CardError("no feature is named, and a model needs at least one")
-    for name in (task.name, task.target, *names):
-        if not toml.is_text(name):
-            raise CardError(f"{show(name)} is no name")
+        raise ValueError("no feature is named, and a model needs at least one")
     often = Counter([task.target, *names])
     double = next((name for name in names if often[name] > 1), None)
     if double is not None:
-        raise CardError(f"column {double!r} stands in it twice")
+        raise ValueError(f"column {double!r} stands in it twice")
     for one in task.features:
         _check_feature(one, task.risk.intercept)
     if len(set(task.columns)) < len(task.columns) or not task.columns:
-        raise CardError("two design columns have one name (a level and a column), or there is none")
+        raise ValueError(
+            "two design columns have one name (a level and a column), or none is there"
+        )
     _check_classes(task)
     if task.dim > MOST_PARAMETERS:
-        raise CardError(
+        raise ValueError(
             f"models would have {task.dim} parameters, and {MOST_PARAMETERS} are the most"
         )
-    if task.missing not in MISSING:
-        raise CardError(f"missing is one of {', '.join(MISSING)}")
     bare = [f.name for f in task.features if f.levels is None and (f.shift, f.scale) == (0, 1)]
     if task.missing == "mean" and bare:
-        raise CardError(
+        raise ValueError(
             f"missing is mean, which fills in the shift, and none was agreed for {listing(bare)} "
             "(shift 0, scale 1): give a shift and a scale, or leave such rows out (drop)"
         )
-    for name in ("round", "smallest_cell", "minimum_rows"):
-        if not toml.is_whole(getattr(task, name)) or getattr(task, name) < 1:
-            raise CardError(f"{name} is {getattr(task, name)!r}, and not a whole number from 1 on")
-    for site, own in {COORDINATOR: task.coordinator, **task.sites}.items():
-        if site != COORDINATOR:
-            check_site(site)
-        if not all(isinstance(key, str) and KEY.fullmatch(key) for key in own):
-            raise CardError(f"a key of {site!r} is not 64 hexadecimal digits, as `site keys` wrote")
+    for site in task.sites:
+        check_site(site)
     if task.sites and not task.coordinator:
-        raise CardError(
+        raise ValueError(
             "sites have keys and the coordinator has none: downloads must be signed too"
         )
     owners = Counter(key for own in (task.coordinator, *task.sites.values()) for key in set(own))
     if any(n > 1 for n in owners.values()):
-        raise CardError("one key stands at two names: either could sign for the other")
+        raise ValueError("one key stands at two names: either could sign for the other")
     folded = [site.casefold() for site in task.sites]
     if len(set(folded)) < len(folded):
-        raise CardError("two sites differ in capital letters only: rename one")
+        raise ValueError("two sites differ in capital letters only: rename one")
 
 
 def _check_feature(one: Feature, intercept: bool) -> None:
-    if not (toml.is_number(one.shift) and toml.is_number(one.scale) and one.scale > 1e-300):
-        raise CardError(f"feature {one.name!r} needs a finite shift and a scale above 0")
+    check_fields(one)
     if one.levels is not None:
         if not _are_keys(one.levels, 2):
-            raise CardError(f"the levels of {one.name!r} are not two or more different values")
+            raise ValueError(f"the levels of {one.name!r} are not two or more different values")
         if (one.shift, one.scale) != (0, 1):
-            raise CardError(f"{one.name!r} is a category, and has no shift or scale")
+            raise ValueError(f"{one.name!r} is a category, and has no shift or scale")
     elif one.other:
-        raise CardError(f"{one.name!r} is a number, and only a category has levels to call other")
+        raise ValueError(f"{one.name!r} is a number, and only a category has levels to call other")
     if one.shift != 0 and not intercept:
-        raise CardError(
+        raise ValueError(
             f"{one.name!r} is shifted, and without an intercept nothing makes up for it"
         )
 
@@ -298,21 +301,21 @@ def _check_classes(task: Task) -> None:
     if task.kind != "classification" and n is None:
         return
     if task.kind != "classification":
-        raise CardError(f"the target has classes, and the {task.risk.loss.name} loss takes numbers")
+        raise ValueError(f"the target has classes, and {task.risk.loss.name} loss takes numbers")
     if n is None or not _are_keys(task.classes, 2):
-        raise CardError("the target's classes are not listed: classes = [...], two or more")
+        raise ValueError("the target's classes are not listed: classes = [...], two or more")
     if list(task.classes or ()) != sorted(task.classes or ()):
-        raise CardError(f"the classes are not in order: write {sorted(task.classes or ())}")
+        raise ValueError(f"the classes are not in order: write {sorted(task.classes or ())}")
     wanted = task.risk.loss.n_classes if isinstance(task.risk.loss, Multinomial) else 2
     if n != wanted:
-        raise CardError(
+        raise ValueError(
             f"the {task.risk.loss.name} loss is for {wanted} classes, and {n} are listed"
         )
 
 
 def _are_keys(values: Any, least: int) -> bool:
     """Levels or classes that a table can hold and a card can show."""
-    shown = isinstance(values, tuple) and all(toml.is_text(str(v)) for v in values)
+    shown = isinstance(values, tuple) and all(is_label(str(v)) for v in values)
     return shown and are_keys(list(values), least)
 
 
@@ -333,11 +336,11 @@ def _agreed(task: Task) -> dict[str, Any]:
         **{name: getattr(task, name) for name in plain},
         "dtype": "float64",  # as cards once said: they keep the digest they had
         "features": [
-            [one.name, None if one.levels is None else list(one.levels), one.shift, one.scale]
+            [one.name, to_json(one.levels), one.shift, one.scale]
             + [OTHER] * one.other  # cards without it keep the digest they had
             for one in task.features
         ],
-        "classes": None if task.classes is None else list(task.classes),
+        "classes": to_json(task.classes),
         "risk": task.risk.to_json(),
         "method": task.method.to_json(),
     }

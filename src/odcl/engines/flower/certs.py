@@ -13,8 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from odcl.engines.files.keys import write_new
-from odcl.engines.files.names import check_site
+from odcl.engines.files.keys import check_site, write_new
 from odcl.files import atomic_folder
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")

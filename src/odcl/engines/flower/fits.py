@@ -14,7 +14,6 @@ import numpy as np
 from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.federation import Federation, positions
 from odcl.engines.arrivals import Agreed
-from odcl.engines.deliveries import Placed, mixed_last_step, plain_last_step
 from odcl.engines.flower.node import NodeModels
 from odcl.engines.flower.request import expect_bare
 from odcl.exchange.download import Downloads
@@ -25,6 +24,7 @@ from odcl.local.terms import n_classes
 from odcl.risk.losses import Multinomial
 from odcl.risk.risk import Risk
 from odcl.rounds.users import Answers, FederatedProblem, Work, answer
+from odcl.server.last_step import Placed, last_step
 
 
 class Fit(Protocol):
@@ -88,8 +88,9 @@ class LastStep:
         seed: int,
     ) -> Placed:
         if downloads.mixture is None:
-            return plain_last_step(agreed, rows, uploads, downloads, seed=seed)
-        return mixed_last_step(agreed, rows, uploads, downloads.take(~late), ~late)
+            return last_step(rows, agreed.risk, agreed.method, uploads, downloads, seed=seed)
+        about = (rows, agreed.risk, agreed.method, uploads, downloads.take(~late))
+        return last_step(*about, members=~late)
 
     def loss(self, test: Federation, train: Federation, agreed: Agreed, theta: Floats) -> float:
         owner = positions(train.users, test.users)[test.row_user]
@@ -105,7 +106,7 @@ class RiskFit(LastStep):
     """odcl's own: exact minimisers of the risk, and the last step of the method."""
 
     def uploads(self, rows: Federation, agreed: Agreed, *, seed: int) -> Uploads:
-        return agreed.uploads_of(rows)
+        return agreed.fit(rows).uploads
 
     def answer(
         self, rows: Federation, agreed: Agreed, models: Floats, labels: Ints | None, work: Work

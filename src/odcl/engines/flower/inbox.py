@@ -177,12 +177,12 @@ def _to_file(request: Request, node: int, one: NodeUploads) -> bytes:
     users, arrays = one.uploads.users, one.uploads.to_arrays()
     words = {"users": len(users), "ids": ids_to_text(users), "features": one.n_features}
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    return envelope_bytes("upload", request, f"node-{node}", arrays, words, created=now)
+    return envelope_bytes("upload", request.stamp, f"node-{node}", arrays, words, created=now)
 
 
 def _from_file(path: Path, request: Request) -> tuple[int, NodeUploads]:
     file = read_envelope(path, "upload")
-    file.check_task(request)
+    file.check_task(request.stamp)
     with refusing():
         found, words = _NODE.fullmatch(file.site), file.words
         expect(found is not None and path.name == f"{file.site}{ENDING}", "it was renamed")

@@ -21,7 +21,7 @@ from odcl.artifact.arrays import (
 from odcl.data.federation import owner_ids
 from odcl.declared import Count, fields_from_json, fields_to_json
 from odcl.engines.arrivals import Agreed
-from odcl.engines.files.envelope import Refused
+from odcl.engines.files.envelope import Refused, Stamp
 from odcl.method import Method
 from odcl.risk.risk import Risk
 
@@ -73,9 +73,9 @@ class Request:
         return hashlib.sha256(self.words.encode()).hexdigest()
 
     @property
-    def stamp(self) -> dict[str, Any]:
+    def stamp(self) -> Stamp:
         """What files of the request say of it."""
-        return {"name": self.name, "round": self.round, "sha256": self.digest}
+        return Stamp(self.name, self.round, self.digest)
 
     def config(self) -> dict[str, str]:
         """Entries of a ConfigRecord, by which a node knows exactly what to send."""

@@ -16,7 +16,7 @@ from odcl.data.roles import check_columns
 from odcl.data.synthetic import store_tables
 from odcl.data.tables import read_column_names
 from odcl.data.write import write_table
-from odcl.engines.files.names import check_site
+from odcl.engines.files.keys import check_site
 from odcl.engines.flower.deployment import COMPLETED, STATE, Deployment, DeploymentError
 from odcl.errors import InputError
 from odcl.files import atomic_folder, check_folder
