@@ -12,8 +12,8 @@ from odcl.data.tables import read_table
 from tests.helpers import NO_HOLDOUT, features_of, files_below, people, save_csv
 
 
-def test_assign_finds_the_groups_of_new_users(command):
-    command("fit", save_csv(people()), *NO_HOLDOUT, "--out", "run")
+def test_assign_finds_the_groups_of_new_users(command, fit_once):
+    fit_once(save_csv(people()), *NO_HOLDOUT)
     before = files_below("run")
     new = people(n_users=6, seed=9).assign(user=lambda f: "new-" + f.user)
     said = command("assign", "run", save_csv(new, "new.csv"), "--out", "groups.csv")
@@ -31,9 +31,9 @@ def test_assign_finds_the_groups_of_new_users(command):
     assert files_below("run") == before
 
 
-def test_assign_add_makes_predict_know_the_users(command):
+def test_assign_add_makes_predict_know_the_users(command, fit_once):
     frame = people()
-    command("fit", save_csv(frame), *NO_HOLDOUT, "--out", "run")
+    fit_once(save_csv(frame), *NO_HOLDOUT)
     Path("run/notes").mkdir()
     Path("run/notes/mine.txt").write_text("kept")
     new = people(n_users=3, seed=9).assign(user=lambda f: "new-" + f.user)

@@ -23,9 +23,9 @@ from tests.helpers import (
 )
 
 
-def test_predict_gives_exactly_what_the_loaded_estimator_gives(command):
+def test_predict_gives_exactly_what_the_loaded_estimator_gives(command, fit_once):
     frame = people()
-    command("fit", save_csv(frame), *NO_HOLDOUT, "--out", "run")
+    fit_once(save_csv(frame), *NO_HOLDOUT)
     expected = ODCLRegressor.load("run").predict(features_of(frame), users=frame.user)
     said = command("predict", "run", "table.csv")
     assert said.err == ""
@@ -41,9 +41,9 @@ def test_predict_gives_exactly_what_the_loaded_estimator_gives(command):
     assert Path("p.csv").read_text() == said.out
 
 
-def test_probabilities_are_those_of_the_loaded_classifier(command):
+def test_probabilities_are_those_of_the_loaded_classifier(command, fit_once):
     frame = people_in_classes(3)
-    command("fit", save_csv(frame), *NO_HOLDOUT, "--out", "run")
+    fit_once(save_csv(frame), *NO_HOLDOUT)
     model = ODCLClassifier.load("run")
     command("predict", "run", "table.csv", "--out", "p.csv")
     answer = read_table("p.csv")
@@ -54,25 +54,25 @@ def test_probabilities_are_those_of_the_loaded_classifier(command):
     assert_array_equal(answer["prediction"].to_pylist(), names[p.argmax(axis=1)])
 
 
-def test_predict_needs_no_target_and_ignores_order_and_other_columns(command):
+def test_predict_needs_no_target_and_ignores_order_and_other_columns(command, fit_once):
     frame = people()
-    command("fit", save_csv(frame), *NO_HOLDOUT, "--out", "run")
+    fit_once(save_csv(frame), *NO_HOLDOUT)
     expected = command("predict", "run", "table.csv")
     frame = frame.drop(columns="y").assign(extra="x")[["c", "extra", "user", "b", "a"]]
     assert command("predict", "run", save_csv(frame, "other.csv")) == expected
 
 
-def test_a_run_can_be_moved(command):
-    command("fit", save_csv(people()), *NO_HOLDOUT, "--out", "run")
+def test_a_run_can_be_moved(command, fit_once):
+    fit_once(save_csv(people()), *NO_HOLDOUT)
     expected = command("predict", "run", "table.csv")
     Path("elsewhere").mkdir()
     shutil.move("run", "elsewhere/moved")
     assert command("predict", "elsewhere/moved", "table.csv") == expected
 
 
-def test_a_user_that_was_not_in_the_fit_is_refused_with_the_options(command):
+def test_a_user_that_was_not_in_the_fit_is_refused_with_the_options(command, fit_once):
     frame = people()
-    command("fit", save_csv(frame[frame.user != "u6"]), *NO_HOLDOUT, "--out", "run")
+    fit_once(save_csv(frame[frame.user != "u6"]), *NO_HOLDOUT)
     save_csv(frame, "all.csv")
     said = command("predict", "run", "all.csv")
     assert (said.code, said.out) == (2, "")
@@ -87,9 +87,9 @@ def test_a_user_that_was_not_in_the_fit_is_refused_with_the_options(command):
     assert len(lines) == 8 * 14 + 1
 
 
-def test_a_category_that_was_not_in_the_fit_is_refused_or_read_as_the_commonest(command):
+def test_a_category_that_was_not_in_the_fit_is_refused_or_read_as_the_commonest(command, fit_once):
     frame = people().assign(town=np.tile(["Ulm", "Ulm", "Bonn", "Köln"], 28))
-    command("fit", save_csv(frame), *NO_HOLDOUT, "--categorical", "town", "--out", "run")
+    fit_once(save_csv(frame), *NO_HOLDOUT, "--categorical", "town")
     frame.loc[frame.index < 5, "town"] = "Rom"
     save_csv(frame, "new.csv")
     said = command("predict", "run", "new.csv")
@@ -102,9 +102,9 @@ def test_a_category_that_was_not_in_the_fit_is_refused_or_read_as_the_commonest(
     assert command("predict", "run", save_csv(frame, "ulm.csv")).out == said.out
 
 
-def test_missing_values_at_prediction_are_refused_dropped_or_filled(command):
+def test_missing_values_at_prediction_are_refused_dropped_or_filled(command, fit_once):
     frame = people()
-    command("fit", save_csv(frame), *NO_HOLDOUT, "--out", "run")
+    fit_once(save_csv(frame), *NO_HOLDOUT)
     frame.loc[4, "a"] = np.nan
     save_csv(frame, "gap.csv")
     said = command("predict", "run", "gap.csv")
@@ -134,9 +134,9 @@ def test_missing_values_at_prediction_are_refused_dropped_or_filled(command):
         (("predict", "damaged", "table.csv"), "schema.json is damaged"),
     ],
 )
-def test_a_run_or_table_that_cannot_be_used_is_refused_in_one_line(command, words, told):
+def test_a_run_or_table_that_cannot_be_used_is_refused_in_one_line(command, fit_once, words, told):
     save_csv(people().drop(columns="y"), "without.csv")
-    command("fit", save_csv(people()), *NO_HOLDOUT, "--out", "run")
+    fit_once(save_csv(people()), *NO_HOLDOUT)
     Path("empty").mkdir()
     shutil.copytree("run", "damaged")
     Path("damaged/schema.json").write_text("{")
@@ -157,9 +157,9 @@ def short_pieces(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["table.csv", "table.parquet", "folder"])
-def test_a_long_table_is_predicted_as_a_short_one_is(command, kind, request):
+def test_a_long_table_is_predicted_as_a_short_one_is(command, fit_once, kind, request):
     frame = people().sample(frac=1, random_state=0)
-    command("fit", save_csv(frame), *NO_HOLDOUT, "--out", "run")
+    fit_once(save_csv(frame), *NO_HOLDOUT)
     frame.to_parquet("table.parquet", index=False)
     Path("folder").mkdir()
     for i in range(2):
@@ -177,9 +177,9 @@ def test_a_long_table_is_predicted_as_a_short_one_is(command, kind, request):
     assert command("predict", "run", kind).out == Path("pieces.csv").read_text()
 
 
-def test_what_is_odd_in_a_piece_is_told_of_the_table(command, short_pieces):
+def test_what_is_odd_in_a_piece_is_told_of_the_table(command, fit_once, short_pieces):
     frame = people()
-    command("fit", save_csv(frame), *NO_HOLDOUT, "--out", "run")
+    fit_once(save_csv(frame), *NO_HOLDOUT)
     frame.loc[[3, 70], "a"] = np.nan
     save_csv(frame)
     said = command("predict", "run", "table.csv", "--out", "p.csv")
@@ -241,10 +241,10 @@ def test_cells_mean_the_same_in_a_table_of_any_length(command, separator, reques
 
 
 @pytest.mark.parametrize("what", ["text", "date", "gap", "doubled", "level", "stranger", "empty"])
-def test_a_table_of_any_length_is_refused_in_the_same_words(command, what, request):
+def test_a_table_of_any_length_is_refused_in_the_same_words(command, fit_once, what, request):
     frame = odd_cells()
     save_odd(frame, ",")
-    assert command("fit", "odd.csv", *NO_HOLDOUT, "--categorical", "town", "--out", "run").code == 0
+    fit_once("odd.csv", *NO_HOLDOUT, "--categorical", "town")
     wrong = {"text": ("late", "ten"), "date": ("late", "2024-01-01"), "gap": ("a", "NA")}
     wrong |= {"level": ("town", "Rom"), "stranger": ("user", "nobody")}
     if what in wrong:

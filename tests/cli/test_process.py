@@ -96,8 +96,10 @@ WRITES = ("runs.tables", "write_table")  # while the files are written
         (WRITES, signal.SIGTERM, 143),
     ],
 )
-def test_an_interrupt_leaves_the_old_run_whole_and_no_litter(command, place, number, code):
-    command("fit", save_csv(people()), *NO_HOLDOUT, "--out", "run")
+def test_an_interrupt_leaves_the_old_run_whole_and_no_litter(
+    command, fit_once, place, number, code
+):
+    fit_once(save_csv(people()), *NO_HOLDOUT)
     before = files_below()
     script = SLOW.format(module=place[0], name=place[1])
     words = ["fit", "table.csv", *NO_HOLDOUT, "--paper", "--out", "run", "--force"]
@@ -112,9 +114,9 @@ def test_an_interrupt_leaves_the_old_run_whole_and_no_litter(command, place, num
 
 
 @pytest.mark.skipif(os.name != "posix", reason="pipes")
-def test_a_reader_who_has_seen_enough_ends_the_command_in_silence(command):
+def test_a_reader_who_has_seen_enough_ends_the_command_in_silence(command, fit_once):
     frame = pd.concat([people()] * 60)
-    command("fit", save_csv(people()), *NO_HOLDOUT, "--out", "run")
+    fit_once(save_csv(people()), *NO_HOLDOUT)
     process = start_python("-m", "odcl", "predict", "run", save_csv(frame, "long.csv"))
     assert process.stdout.readline() == "user,row,prediction\n"
     process.stdout.close()

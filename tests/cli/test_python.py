@@ -31,10 +31,10 @@ def with_towns(frame):
 
 
 @pytest.fixture
-def fitted(command):
+def fitted(command, fit_once):
     """Commands beside a run with a categorical column, and its table."""
     frame = with_towns(people())
-    command("fit", save_csv(frame), *NO_HOLDOUT, "--categorical", "town", "--out", "run")
+    fit_once(save_csv(frame), *NO_HOLDOUT, "--categorical", "town")
     return command, frame
 
 
@@ -87,11 +87,11 @@ def test_a_loaded_run_assigns_adds_and_updates_by_the_names_of_columns(fitted):
     [lambda f: f.y, lambda f: f.y == "mid", lambda f: f.y.map({"low": 3, "mid": 1, "top": 2})],
     ids=["text", "booleans", "integers"],
 )
-def test_classes_come_back_as_the_tables_labels(command, target):
+def test_classes_come_back_as_the_tables_labels(command, fit_once, target):
     frame = people_in_classes(3)
     frame["y"] = target(frame)
     roles = (*NO_HOLDOUT, "--loss", "logistic")
-    assert command("fit", save_csv(frame), *roles, "--out", "run").code == 0
+    fit_once(save_csv(frame), *roles)
     model = ODCLClassifier.load("run")
     assert model.classes_.tolist() == sorted(set(frame.y))
     answer = model.predict(frame[["c", "user", "b", "a"]])
@@ -166,10 +166,10 @@ def test_a_model_that_knows_no_columns_says_what_to_do(command):
     assert "does not know the name of its target's column" in said.err
 
 
-def test_ids_that_look_like_formulas_go_through_fit_predict_assign_and_python(command):
+def test_ids_that_look_like_formulas_go_through_fit_predict_assign_and_python(command, fit_once):
     ids = {"u0": "=1+1", "u1": "+x", "u2": "@y", "u3": "-2"}
     frame = people(n_users=4).assign(user=lambda f: f.user.map(ids))
-    command("fit", save_csv(frame), *NO_HOLDOUT, "--out", "run")
+    fit_once(save_csv(frame), *NO_HOLDOUT)
     new = frame[frame.user == "=1+1"].assign(user='=HYPERLINK("x")')
     said = command("assign", "run", save_csv(new, "new.csv"), "--add", "--out", "a.csv")
     assert said.code == 0

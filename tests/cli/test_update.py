@@ -25,10 +25,10 @@ def tables():
 
 
 @pytest.mark.parametrize("words", [(), ("--l2", "0.1"), ("--refit", "none"), ("--clusters", "2")])
-def test_more_rows_of_a_user_give_what_all_its_rows_give(command, tables, words):
+def test_more_rows_of_a_user_give_what_all_its_rows_give(command, fit_once, tables, words):
     frame, old, new = tables
-    command("fit", save_csv(old), *NO_HOLDOUT, *words, "--out", "run")
-    command("fit", "table.csv", *NO_HOLDOUT, *words, "--out", "other")
+    fit_once(save_csv(old), *NO_HOLDOUT, *words)
+    fit_once("table.csv", *NO_HOLDOUT, *words, out="other")
     before = ODCLRegressor.load("run")
     said = command("update", "run", save_csv(new, "new.csv"))
     assert said.err == ""
@@ -49,9 +49,9 @@ def test_more_rows_of_a_user_give_what_all_its_rows_give(command, tables, words)
         assert (models_of(one)[changed] != models_of(before)[changed]).all()
 
 
-def test_the_runs_tables_follow_and_its_other_files_stay(command, tables):
+def test_the_runs_tables_follow_and_its_other_files_stay(command, fit_once, tables):
     _, old, new = tables
-    command("fit", save_csv(old), *NO_HOLDOUT, "--out", "run")
+    fit_once(save_csv(old), *NO_HOLDOUT)
     before = files_below("run")
     assert pd.read_csv("run/assignment.csv")["rows"].tolist() == [30, 30, 12, 30, 30, 12, 30, 30]
     assert command("update", "run", save_csv(new, "new.csv"), "--out", "answer.csv").code == 0
@@ -63,9 +63,9 @@ def test_the_runs_tables_follow_and_its_other_files_stay(command, tables):
     assert not {"schema.json", "report.json", "groups.csv"} & changed
 
 
-def test_a_user_who_changes_moves_to_the_other_group_or_to_none(command, tables):
+def test_a_user_who_changes_moves_to_the_other_group_or_to_none(command, fit_once, tables):
     _, old, _ = tables
-    command("fit", save_csv(old), *NO_HOLDOUT, "--out", "run")
+    fit_once(save_csv(old), *NO_HOLDOUT)
     like_u1 = people(n_users=2, n=400, seed=8).query("user == 'u1'").assign(user="u2")
     assert "u2,1,0,400,412\n" in command("update", "run", save_csv(like_u1, "moved.csv")).out
     strange = like_u1.assign(user="u5", y=lambda f: 50 * f.a - 80)
@@ -76,10 +76,10 @@ def test_a_user_who_changes_moves_to_the_other_group_or_to_none(command, tables)
     assert "u5,-1,-1,2,414\n" in command("update", "run", save_csv(few, "few.csv")).out
 
 
-def test_what_cannot_be_updated_is_refused_and_nothing_is_changed(command, tables):
+def test_what_cannot_be_updated_is_refused_and_nothing_is_changed(command, fit_once, tables):
     frame, old, new = tables
-    command("fit", save_csv(old), *NO_HOLDOUT, "--out", "run")
-    command("fit", "table.csv", *NO_HOLDOUT, "--paper", "--out", "paper")
+    fit_once(save_csv(old), *NO_HOLDOUT)
+    fit_once("table.csv", *NO_HOLDOUT, "--paper", out="paper")
     save_csv(new, "new.csv")
     stranger = pd.concat([new, new[:1].assign(user="nobody")])
     save_csv(stranger, "stranger.csv")
@@ -100,9 +100,9 @@ def test_what_cannot_be_updated_is_refused_and_nothing_is_changed(command, table
 
 @pytest.mark.parametrize("name", ["assign", "update"])
 @pytest.mark.parametrize("column", ["y", "a"])
-def test_numbers_beyond_what_can_be_squared_are_refused(command, tables, name, column):
+def test_numbers_beyond_what_can_be_squared_are_refused(command, fit_once, tables, name, column):
     _, old, new = tables
-    command("fit", save_csv(old), *NO_HOLDOUT, "--out", "run")
+    fit_once(save_csv(old), *NO_HOLDOUT)
     new = new.reset_index(drop=True)
     new.loc[3, column] = 1e300
     save_csv(new if name == "update" else new.assign(user="new"), "new.csv")
@@ -115,10 +115,10 @@ def test_numbers_beyond_what_can_be_squared_are_refused(command, tables, name, c
     assert files_below() == before
 
 
-def test_classes_and_categories_are_read_as_in_the_fit(command):
+def test_classes_and_categories_are_read_as_in_the_fit(command, fit_once):
     frame = people(n=30).assign(y=lambda f: np.where(f.y > 3, "yes", "no"))
     frame["town"] = np.tile(["Ulm", "Ulm", "Bonn"], 80)
-    command("fit", save_csv(frame), *NO_HOLDOUT, "--categorical", "town", "--out", "run")
+    fit_once(save_csv(frame), *NO_HOLDOUT, "--categorical", "town")
     more = frame[frame.user == "u1"][["town", "y", "c", "b", "a", "user"]]
     said = command("update", "run", save_csv(more, "more.csv"), "--again")
     assert said.out.endswith("u1,1,1,30,60\n")
@@ -142,12 +142,12 @@ def test_a_run_whose_uploads_were_not_kept_needs_all_rows(command, tables, monke
 @pytest.mark.parametrize(
     "words", [(), ("--clusters", "2"), ("--loss", "logistic"), ("--no-short-terms",)]
 )
-def test_rows_that_were_given_before_are_refused_unless_asked_for(command, tables, words):
+def test_rows_that_were_given_before_are_refused_unless_asked_for(command, fit_once, tables, words):
     _, old, new = tables
     if "logistic" in words:
         old, new = (part.assign(y=(part.y > 0).astype(int)) for part in (old, new))
-    assert command("fit", save_csv(old), *NO_HOLDOUT, *words, "--out", "run").code == 0
-    assert command("fit", "table.csv", *NO_HOLDOUT, *words, "--out", "other").code == 0
+    fit_once(save_csv(old), *NO_HOLDOUT, *words)
+    fit_once("table.csv", *NO_HOLDOUT, *words, out="other")
     save_csv(new, "new.csv")
     save_csv(new.sample(frac=1, random_state=0), "shuffled.csv")
     save_csv(old.sample(frac=1, random_state=0), "fitted.csv")

@@ -29,9 +29,9 @@ def newcomers(name, n_users=1, seed=9):
 
 
 @pytest.fixture
-def run(command):
+def run(command, fit_once):
     """Run commands beside a run that ``odcl fit`` wrote."""
-    command("fit", save_csv(people()), *NO_HOLDOUT, "--out", "run")
+    fit_once(save_csv(people()), *NO_HOLDOUT)
     return command
 
 

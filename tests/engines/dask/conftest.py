@@ -11,6 +11,8 @@ from odcl.engines.dask.cluster import local_cluster
 from odcl.estimators import scattered
 from odcl.runs import compare
 from tests.engines.dask.tables import cut, sales
+from tests.fits import fit_once as fit_once
+from tests.fits import kept_fits as kept_fits
 
 
 @pytest.fixture(scope="session")

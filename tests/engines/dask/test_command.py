@@ -32,8 +32,8 @@ def read(folder):
     return pa.concat_tables(pq.read_table(file) for file in sorted(folder.glob("*.parquet")))
 
 
-def test_fit_and_predict_in_pieces_and_in_memory_agree(command, tmp_path, table, engine):
-    assert command("fit", table, *NAMED, *engine, "--holdout", 0, "--out", "run").code == 0
+def test_fit_and_predict_in_pieces_and_in_memory_agree(command, fit_once, tmp_path, table, engine):
+    fit_once(table, *NAMED, *engine, "--holdout", 0)
     assert command("predict", "run", table, *engine, "--out", "answers").code == 0
     whole = command("fit", table, *NAMED, "--out", "whole", "--holdout", 0)
     assert whole.code == 0
@@ -80,8 +80,8 @@ def test_force_replaces_what_odcl_wrote_and_nothing_beside_it(command, tmp_path,
         mine.unlink()
 
 
-def test_a_run_of_pieces_assigns_and_diagnoses(command, tmp_path, table, engine):
-    assert command("fit", table, *NAMED, *engine, "--holdout", 0, "--out", "run").code == 0
+def test_a_run_of_pieces_assigns_and_diagnoses(command, fit_once, tmp_path, table, engine):
+    fit_once(table, *NAMED, *engine, "--holdout", 0)
     new = sales(m=1, n=8, text=True).set_column(0, "store", pa.array(["new one"] * 8))
     write_table(tmp_path / "new.csv", {n: new[n].to_numpy() for n in new.column_names})
     assert command("assign", "run", "new.csv", "--add").code == 0
@@ -90,9 +90,11 @@ def test_a_run_of_pieces_assigns_and_diagnoses(command, tmp_path, table, engine)
     assert command("diagnose", "run").code == 0
 
 
-def test_users_who_were_added_are_predicted_in_pieces_as_well(command, tmp_path, table, engine):
+def test_users_who_were_added_are_predicted_in_pieces_as_well(
+    command, fit_once, tmp_path, table, engine
+):
     """Two of them beside all others, in a table in pieces: every answer is that in memory."""
-    assert command("fit", table, *NAMED, *engine, "--holdout", 0, "--out", "run").code == 0
+    fit_once(table, *NAMED, *engine, "--holdout", 0)
     new = sales(m=2, n=8, seed=1, text=True)
     owner = [user.replace("store", "new") for user in new["store"].to_pylist()]
     new = new.set_column(0, "store", pa.array(owner))
@@ -109,9 +111,9 @@ def test_users_who_were_added_are_predicted_in_pieces_as_well(command, tmp_path,
     assert_allclose(mine["prediction"].to_numpy()[:16], own, rtol=1e-12)
 
 
-def test_a_number_that_no_file_knows_is_a_new_user(command, tmp_path, engine):
+def test_a_number_that_no_file_knows_is_a_new_user(command, fit_once, tmp_path, engine):
     place = cut(sales(), tmp_path / "numbers", [100])
-    assert command("fit", place, *NAMED, *engine, "--holdout", 0, "--out", "run").code == 0
+    fit_once(place, *NAMED, *engine, "--holdout", 0)
     new = sales(m=1, n=8).set_column(0, "store", pa.array([1000] * 8))
     write_table(tmp_path / "new.csv", {n: new[n].to_numpy() for n in new.column_names})
     said = command("predict", "run", "new.csv")
@@ -122,9 +124,11 @@ def test_a_number_that_no_file_knows_is_a_new_user(command, tmp_path, engine):
 
 
 @pytest.mark.parametrize("words", [("--clusters", "3"), ("--paper",)], ids=["3", "paper"])
-def test_a_run_of_another_clusterer_serves_as_any(command, tmp_path, table, engine, words):
-    assert command("fit", table, *NAMED, *engine, *words, "--holdout", 0, "--out", "run").code == 0
-    assert command("fit", table, *NAMED, *words, "--holdout", 0, "--out", "whole").code == 0
+def test_a_run_of_another_clusterer_serves_as_any(
+    command, fit_once, tmp_path, table, engine, words
+):
+    fit_once(table, *NAMED, *engine, *words, "--holdout", 0)
+    fit_once(table, *NAMED, *words, "--holdout", 0, out="whole")
     assert command("predict", "run", table, *engine, "--out", "answers").code == 0
     assert command("predict", "whole", table, "--out", "whole.parquet").code == 0
     mine, theirs = read(tmp_path / "answers"), pq.read_table(tmp_path / "whole.parquet")
@@ -140,8 +144,8 @@ def test_a_run_of_another_clusterer_serves_as_any(command, tmp_path, table, engi
     assert command("diagnose", "run").code == 0
 
 
-def test_users_models_are_a_table_in_its_own_units(command, tmp_path, table, engine):
-    assert command("fit", table, *NAMED, *engine, "--holdout", 0, "--out", "run").code == 0
+def test_users_models_are_a_table_in_its_own_units(command, fit_once, tmp_path, table, engine):
+    fit_once(table, *NAMED, *engine, "--holdout", 0)
     users = read(tmp_path / "run" / "users")
     assert users.num_rows == 60
     rows = sales(text=True)
@@ -161,8 +165,8 @@ def test_users_models_are_a_table_in_its_own_units(command, tmp_path, table, eng
     assert_allclose(own, read(tmp_path / "answers")["prediction"].to_numpy(), rtol=1e-9)
 
 
-def test_a_file_of_users_that_was_cut_is_refused(command, tmp_path, table, engine):
-    assert command("fit", table, *NAMED, *engine, "--holdout", 0, "--out", "run").code == 0
+def test_a_file_of_users_that_was_cut_is_refused(command, fit_once, tmp_path, table, engine):
+    fit_once(table, *NAMED, *engine, "--holdout", 0)
     for file in (tmp_path / "run" / "users").iterdir():
         file.write_bytes(file.read_bytes()[:-10])
     said = command("predict", "run", table, *engine, "--out", "answers")
@@ -171,9 +175,9 @@ def test_a_file_of_users_that_was_cut_is_refused(command, tmp_path, table, engin
     assert not (tmp_path / "answers").exists()
 
 
-def test_a_file_of_users_with_another_byte_is_refused(command, tmp_path, table, engine):
+def test_a_file_of_users_with_another_byte_is_refused(command, fit_once, tmp_path, table, engine):
     """It has its size, and Parquet would read it: the digest tells."""
-    assert command("fit", table, *NAMED, *engine, "--holdout", 0, "--out", "run").code == 0
+    fit_once(table, *NAMED, *engine, "--holdout", 0)
     for file in (tmp_path / "run" / "users").iterdir():
         content = bytearray(file.read_bytes())
         content[len(content) // 4] ^= 1
@@ -240,20 +244,20 @@ def test_a_very_long_user_makes_the_comparison_one_of_fewer(cluster, tmp_path, m
     assert rows["store"].to_pylist() == by_key[:1] * 8
 
 
-def test_no_comparison_is_made_where_none_is_asked_for(command, tmp_path, table, engine):
-    assert command("fit", table, *NAMED, *engine, "--holdout", 0, "--out", "run").code == 0
+def test_no_comparison_is_made_where_none_is_asked_for(command, fit_once, tmp_path, table, engine):
+    fit_once(table, *NAMED, *engine, "--holdout", 0)
     assert comparison_of(tmp_path / "run") is None
 
 
-def test_the_last_rows_of_users_are_held_out_as_in_memory(command, tmp_path, engine):
+def test_the_last_rows_of_users_are_held_out_as_in_memory(command, fit_once, tmp_path, engine):
     """Days are text, in no order, and no feature; they are in one file and the other."""
     rows = sales(text=True)
     days = np.random.default_rng(1).permutation(rows.num_rows)
     rows = rows.append_column("day", pa.array([f"2024-{d:03d}" for d in days]))
     place = cut(rows, tmp_path / "days", [100, 250])
     last = ("--holdout", "last:0.3", "--time", "day")
-    assert command("fit", place, *NAMED, *engine, *last, "--out", "run").code == 0
-    assert command("fit", place, *NAMED, *last, "--out", "whole").code == 0
+    fit_once(place, *NAMED, *engine, *last)
+    fit_once(place, *NAMED, *last, out="whole")
     mine, theirs = (comparison_of(tmp_path / name) for name in ("run", "whole"))
     for a, b in zip(mine["table"], theirs["table"], strict=True):
         assert_allclose(a["mean"], b["mean"], rtol=1e-8)
@@ -316,9 +320,9 @@ def test_users_in_files_are_known_to_whoever_adds_or_updates(
     assert "20 users of these" in said.err
 
 
-def test_an_update_changes_predictions_or_is_refused(command, tmp_path, table, engine):
+def test_an_update_changes_predictions_or_is_refused(command, fit_once, tmp_path, table, engine):
     """Models of the fit are in files, which stay; those of users who came later can change."""
-    assert command("fit", table, *NAMED, *engine, "--holdout", 0, "--out", "run").code == 0
+    fit_once(table, *NAMED, *engine, "--holdout", 0)
     some = sales(m=2, n=8, seed=1, text=True)  # the estimator holds all users, these as well
     write_table(tmp_path / "old.csv", {n: some[n].to_numpy() for n in some.column_names})
     before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
@@ -338,8 +342,8 @@ def test_an_update_changes_predictions_or_is_refused(command, tmp_path, table, e
     assert command("predict", "run", "new.csv").out != was
 
 
-def test_unknown_users_are_named_or_pooled(command, tmp_path, table, engine):
-    assert command("fit", table, *NAMED, *engine, "--holdout", 0, "--out", "run").code == 0
+def test_unknown_users_are_named_or_pooled(command, fit_once, tmp_path, table, engine):
+    fit_once(table, *NAMED, *engine, "--holdout", 0)
     other = sales(m=2, n=5)
     cut(other.set_column(0, "store", pa.array(["x", "y"] * 5)), tmp_path / "new", [3])
     said = command("predict", "run", "new", *engine, "--out", "answers")
