@@ -52,3 +52,11 @@ def stores(tmp_path_factory):
 
 
 os.environ.setdefault("SE_AVOID_STATS", "true")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Tests in a browser are slow ones."""
+    for item in items:
+        if "chromium" in getattr(item, "fixturenames", ()):
+            item.add_marker("slow")
