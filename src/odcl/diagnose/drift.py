@@ -81,7 +81,7 @@ class Drift:
         return {"user": self.users, **dict(zip(names, values, strict=True)), "remark": remark}
 
     def __str__(self) -> str:
-        from odcl.report.drift import drift_text
+        from odcl.report.diagnosis import drift_text
 
         return drift_text(self)
 

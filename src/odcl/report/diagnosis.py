@@ -1,4 +1,4 @@
-"""A diagnosis in words, for people who have not read the paper."""
+"""A diagnosis, and whether models still hold, in words for people who have not read the paper."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from odcl.diagnose.diagnosis import Diagnosis
+from odcl.diagnose.drift import NOISIER, Drift
 from odcl.diagnose.verdict import short
 from odcl.errors import number
 from odcl.report.text import count, shown_id, table
 
 GUARANTEE_USERS = 5_000  # Eq. (13) takes distances between all users of a group
 MOST_NAMED = 5  # users or groups named one by one
+MOST_MOVED = 10  # users who moved
 _SOURCES = {
     "curvature": "from each user's rows",
     "trace": "from each user's rows, as one number",
-    "spread": "read off the spread inside groups: the users sent nothing about it",
+    "spread": "estimated from the spread inside groups: users did not send it",
 }
 Row = tuple[str, str, str]  # what was measured, its value, what it means
 
@@ -60,17 +62,20 @@ def diagnosis_parts(d: Diagnosis) -> DiagnosisParts:
         some = f"Diagnosed on {d.n_users:,} of {d.of_users:,} users, drawn by their ids."
         users = [some, *users]
     if unknown and (d.informative or d.noise.source != "spread"):
-        users.append(f"{count(unknown, 'user')} whose rows do not tell how noisy their model is")
+        have = "has" if unknown == 1 else "have"
+        users.append(
+            f"{count(unknown, 'user')} {have} too few rows to estimate the uncertainty of a model"
+        )
     return DiagnosisParts(rows, border, more, users)
 
 
 def _sizes(d: Diagnosis) -> list[Row]:
     n, found = d.n_samples, f"found by {d.found_by}"
     if d.n_clusters == 1 and d.n_visible == 1:
-        found = f"taken together: {d.found_by} found no groups"
+        found = f"{d.found_by} found no groups"
     elif not d.informative:
         together = d.combine == "mixed"
-        found += ", from what their rows say together" if together else "; how well cannot be told"
+        found += ", from all rows together" if together else "; how well is not known"
     elif d.n_visible == d.n_clusters:
         found += f": as many as {_seen_by(d)} shows"
     else:
@@ -92,17 +97,17 @@ def _seen_by(d: Diagnosis) -> str:
 def _noise(d: Diagnosis) -> list[Row]:
     what, known = "noise of a user's model", d.noise.variance[d.noise.known]
     if len(known) == 0:
-        return [(what, "unknown", "no user's rows determine a model of its own")]
+        return [(what, "unknown", "no user has enough rows for a model of its own")]
     if not d.informative and d.noise.source == "spread":
         return [(what, "unknown", "too few rows to tell")]
     size = float(np.sqrt(d.dim * np.median(known)))
-    rows = [(what, number(size), f"distance from its truth, {_SOURCES[d.noise.source]}")]
+    rows = [(what, number(size), f"typical distance from the truth, {_SOURCES[d.noise.source]}")]
     if d.noise.source != "spread" and d.informative:
         one = d.n_clusters == 1
         who = "users" if one else "users of a group"
-        meaning = f"{who} are alike as far as can be seen"
+        meaning = f"{who} look alike"
         if d.tau2 > 0:
-            meaning = f"times their noise: {who} really differ"
+            meaning = f"times their noise: {who} do differ"
         what = "difference between users" if one else "difference inside groups"
         rows.append((what, short(float(np.sqrt(d.tau2_in_noise))), meaning))
     return rows
@@ -115,8 +120,9 @@ def _groups(d: Diagnosis) -> list[Row]:
         value = f"{number(near.value)} ({number(near.low)} - {number(near.high)})"
         pair = f"between groups {near.pair[0]} and {near.pair[1]}, with its 95 % interval"
         rows.append(("smallest distance of groups", value, pair))
-        pair = f"between groups {near.noise_pair[0]} and {near.noise_pair[1]}: 4 are well apart"
-        rows.append(("... in noise of a user's model", short(near.in_noise), pair))
+        first, second = near.noise_pair
+        pair = f"of a user's model, between groups {first} and {second}: 4 are well apart"
+        rows.append(("... in standard deviations", short(near.in_noise), pair))
     if d.separation is not None:
         s = d.separation
         means = (
@@ -127,7 +133,7 @@ def _groups(d: Diagnosis) -> list[Row]:
         rows.append(("separation alpha", number(s.alpha), means))
     if d.stability is not None and d.n_clusters > 1:
         st = d.stability
-        means = f"of users keep their group had they other rows; all do in {st.same:.0%} of "
+        means = f"of users would keep their group with other rows; all in {st.same:.0%} of "
         rows.append(("stability", f"{st.kept:.1%}", f"{means}{st.resamples} redraws"))
     return rows
 
@@ -139,7 +145,7 @@ def _errors(d: Diagnosis, alone: bool) -> list[Row]:
     one = e.used if d.n_clusters == 1 and other else e.one
     if d.n_visible == 1:  # what is left to one model for all is its noise
         one += d.visible_error
-    rows = [("error of one model for all", short(one), "1 is the error of a user's own model")]
+    rows = [("error of one model for all", short(one), "in units of a local model's error")]
     drawn = d.combine == "mixed" and d.tau2 > 0  # every user's model is its own
     if alone:
         rows.append(("error of these models", short(e.used), "every user its own"))
@@ -150,7 +156,9 @@ def _errors(d: Diagnosis, alone: bool) -> list[Row]:
         rows.append(("error of these models", short(e.used), "between its own and its group's"))
     elif d.n_clusters > 1:
         rows.append(("error of its group's model", short(e.used), "as this result has it"))
-        rows.append(("... by precision combining", short(e.precision), "users weighed by rows"))
+        rows.append(
+            ("... by precision combining", short(e.precision), "users weighted by their rows")
+        )
         if d.tau2 > 0:
             rows.append(("... and refit at the user", short(e.refit), "drawn to the group's"))
     if other and d.n_visible > 1:
@@ -189,3 +197,47 @@ def _outliers(d: Diagnosis) -> list[str]:
 
 def _listing(names: list[str]) -> str:
     return ", ".join(names[:MOST_NAMED]) + (", ..." if len(names) > MOST_NAMED else "")
+
+
+# -- do the models still hold? ---------------------------------------------------------------------
+
+
+def drift_text(d: Drift) -> str:
+    """The verdict first, then what it rests on."""
+    few, new = int(np.isnan(d.chance).sum()), d.strangers.tolist()
+    seen = f"{count(int(d.rows.sum()), 'new row')} of {count(len(d.users), 'user')}"
+    lines = [(name, f"{now:.4g}", f"{said:.4g}") for name, (now, said) in d.measures.items()]
+    parts = [_drift_verdict(d), table((seen, "now", "as promised"), lines)]
+    if len(d.moved):
+        head = ("users who moved", "are in", "new rows", "off by", "by chance", "rows look like")
+        where = {-1: "no group", **{k: f"group {k}" for k in range(len(d.groups))}}
+        cells = zip(*(values[d.moved].tolist() for values in d.columns().values()), strict=True)
+        moved = [
+            (shown_id(user), where[group], rows, f"{off:+.3g}", f"{chance:.1g}", where[nearest])
+            for user, group, rows, off, chance, nearest, _ in cells
+        ]
+        parts.append(table(head, moved[:MOST_MOVED]) + "\n..." * (len(moved) > MOST_MOVED))
+    notes = [f"{count(few, 'user')} with too few new rows to tell"] if few else []
+    if new:
+        such = f"{count(len(new), 'user')} without a model (such as {shown_id(new[0])})"
+        notes.append(f"{such}: `odcl assign --add` or add_user gives them one")
+    if d.absent:
+        notes.append(f"{count(d.absent, 'user')} with a model and no new rows")
+    return "\n\n".join([*parts, "\n".join(notes)] if notes else parts)
+
+
+def _drift_verdict(d: Drift) -> str:
+    if d.verdict == "holds":
+        return "The models hold."
+    if d.verdict == "update":
+        return f"Update {count(len(d.moved), 'user')}; the other models hold."
+    why = []
+    for k in d.moved_groups:
+        by = ", ".join(f"{name} by {size:+.3g}" for name, size in d.shifts[k].items())
+        who = "all users" if len(d.groups) == 1 else f"group {k}"
+        why.append(f"{who} moved{f' ({by})' * bool(by)}")
+    if d.noise > NOISIER and not why:
+        why.append(f"a typical user's rows scatter {d.noise:.2g} times as much as in the fit")
+    if len(d.moved):
+        why.append(f"{count(len(d.moved), 'user')} moved individually")
+    return f"Refit: {'; '.join(why) or 'errors are larger than the models promise'}."
