@@ -61,7 +61,7 @@ DOORS = {
     ("odcl.engines.flower.result.write_result", "estimators"): "the run as `odcl fit` writes it",
     ("odcl.engines.flower.result.write_result", "runs"): "the run's tables",
     ("odcl.engines.flower.result.add_late", "runs"): "the run's tables",
-    ("odcl.engines.partition.predict.by_models", "estimators"): "models predict in one place",
+    ("odcl.engines.predict.by_models", "estimators"): "models predict in one place",
     ("odcl.engines.in_process.Result.diagnose", "diagnose"): "result.diagnose()",
     ("odcl.engines.in_process.Result.report", "estimators"): "result.report()",
     ("odcl.engines.in_process.Result.summary", "evaluate"): "the error, where truth is known",

@@ -16,7 +16,7 @@ from sphinx.util.inspect import stringify_signature
 import odcl
 
 logger = logging.getLogger(__name__)
-ENGINES = ("odcl.engines.files", "odcl.engines.flower", "odcl.engines.partition")
+ENGINES = ("odcl.engines.files", "odcl.engines.flower")
 
 
 def _every_name_has_its_place(app: Any, env: Any) -> None:

@@ -13,7 +13,7 @@ from odcl.cli.console import check_out_file, say, watched
 from odcl.cli.fit import engine_of
 
 if TYPE_CHECKING:
-    from odcl.engines.partition.predict import Wishes
+    from odcl.engines.predict import Wishes
 
 _ABOUT = "Predict each row of a table with its own user's model."
 
@@ -62,7 +62,7 @@ def run(options: Namespace) -> None:
 
 def _wishes(options: Namespace) -> Wishes:
     """How the options want rows to be predicted."""
-    from odcl.engines.partition.predict import Wishes
+    from odcl.engines.predict import Wishes
 
     unknown, unseen = options.unknown or "error", options.unseen or "error"
     return Wishes(unknown, unseen, options.missing, options.interval, str(options.run))

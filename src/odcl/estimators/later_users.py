@@ -26,7 +26,7 @@ from odcl.threads import one_thread
 
 if TYPE_CHECKING:
     from odcl.diagnose import Diagnosis, Drift
-    from odcl.engines.dask.user_files import UserFiles
+    from odcl.engines.dask.buckets import UserFiles
     from odcl.evaluate.scores import Comparison
 
 

@@ -38,7 +38,7 @@ from odcl.data.design import Design
 from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
 from odcl.engines.dask.address import Address
-from odcl.engines.dask.user_files import FOLDER, UserFiles
+from odcl.engines.dask.buckets import FOLDER, UserFiles
 from odcl.estimators.for_newcomers import Known
 from odcl.estimators.table_input import check_settings
 from odcl.exchange.upload import Uploads, upload_sizes

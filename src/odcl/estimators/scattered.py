@@ -22,23 +22,21 @@ from odcl.data.schema import TableSchema
 from odcl.data.summary import TableSummary
 from odcl.data.unusual import SAMPLE, sample_moments
 from odcl.engines.dask.address import Address
+from odcl.engines.dask.buckets import EXAMPLES, UserFiles
 from odcl.engines.dask.round import (
     DaskChunks,
-    Finished,
-    Looked,
+    FirstPass,
+    LastSteps,
     UploadFiles,
     finish_users,
     gather_uploads,
-    looked_at,
-    measured,
+    measure,
     n_buckets,
-    send_rows,
+    shuffle,
+    summarize,
 )
-from odcl.engines.dask.sample import first_users, rows_of
-from odcl.engines.dask.user_files import EXAMPLES, UserFiles
-from odcl.engines.partition.look import Job
-from odcl.engines.partition.models import UserColumns
-from odcl.engines.partition.uploads import from_arrow
+from odcl.engines.dask.table import first_users, rows_of
+from odcl.engines.pieces import FitPlan, UserColumns
 from odcl.errors import InputError
 from odcl.estimators.for_newcomers import Known
 from odcl.estimators.table_input import check_n_groups, check_settings
@@ -67,9 +65,9 @@ class ScatteredFit:
     summary: TableSummary
     step: StreamedStep
     uploads: UploadFiles
-    finished: Finished
+    finished: LastSteps
     passes: int
-    job: Job
+    plan: FitPlan
 
 
 def fit_pieces(
@@ -81,29 +79,29 @@ def fit_pieces(
     out: Address,
     *,
     buckets: int | None = None,
-    looked: Looked | None = None,
+    first: FirstPass | None = None,
     progress: Silent | None = None,
 ) -> ScatteredFit:
     """Fit an estimator to a table in pieces; the users' models are files of ``out``.
 
-    ``work`` is a folder for what is needed meanwhile, ``looked`` what the table told, where
-    somebody has looked at it already.
+    ``work`` is a folder for what is needed meanwhile, ``first`` the first pass over the
+    table, where it was made already.
     """
     from odcl.report.progress import Silent
 
     shown = Silent() if progress is None else progress
     check_settings(model)
-    if looked is None:
+    if first is None:
         shown.stage("looking at the columns", table.n_pieces, "pieces")
-        looked = looked_at(table, roles, cluster, shown.advance)
-    schema = TableSchema.of(looked.summary, roles)
+        first = summarize(table, roles, cluster, shown.advance)
+    schema = TableSchema.of(first.summary, roles)
     _declare(model, schema)
     method = Method.of(model.method, clusterer=model.clusterer)
     if not (isinstance(model.solver, str) and model.solver == "exact"):
         text = "Beyond memory users are fitted by the exact solver, and not by another one: leave "
         raise InputError(f"{text}the solver out, or fit in memory.")
-    shown.stage("measuring the columns", looked.moments.count(None), "pieces")
-    moments = measured(table, schema, looked, cluster, shown.advance)
+    shown.stage("measuring the columns", first.moments.count(None), "pieces")
+    moments = measure(table, schema, first, cluster, shown.advance)
     scaling = Scaling.of(
         moments,
         center=bool(model.fit_intercept),
@@ -128,12 +126,12 @@ def fit_pieces(
     resolved = method.resolved(risk, dim)
     seed = int(check_random_state(model.random_state).randint(2**31 - 1))  # as in memory
     unsigned = pa.types.is_uint64(table.schema.field(schema.user).type)
-    job = Job(schema, scaling, risk, resolved, seed, unsigned)
+    plan = FitPlan(schema, scaling, risk, resolved, seed, unsigned)
     n = buckets or n_buckets(table, len(roles.columns), cluster)
     shown.stage("bringing rows together by user", table.n_pieces, "pieces")
-    sent = send_rows(table, job, n, work, cluster, shown.advance)
+    shuffled = shuffle(table, plan, n, work, cluster, shown.advance)
     shown.stage("fitting users", n, "files of uploads")
-    uploads = gather_uploads(sent, job, work, cluster, EXAMPLES, shown.advance)
+    uploads = gather_uploads(shuffled, plan, work, cluster, EXAMPLES, shown.advance)
     check_n_groups(resolved, uploads.n_users, True)
     if uploads.n_users == 1:
         raise ValueError(
@@ -141,19 +139,19 @@ def fit_pieces(
             "user, or fit an ordinary model."
         )
     shown.stage("finding groups")
-    chunks = DaskChunks(uploads, job, cluster)
-    step = stream_step(chunks, resolved, seed=job.seed)
+    chunks = DaskChunks(uploads, plan, cluster)
+    step = stream_step(chunks, resolved, seed=plan.seed)
     shown.stage("every user's last step", n, "files of models")
-    finished = finish_users(uploads, job, step, out, cluster, shown.advance)
+    finished = finish_users(uploads, plan, step, out, cluster, shown.advance)
     files = UserFiles(out, schema.user_kind, finished.parts)
-    some, columns = _examples(finished, job)
+    some, columns = _examples(finished, plan)
     mixed = step.found.mixture is not None
-    later = _mixed_groups(job, step) if mixed else groups_of_stream(step, some, resolved)
+    later = _mixed_groups(plan, step) if mixed else groups_of_stream(step, some, resolved)
     later = _counted(later[0], finished.sizes, finished.rows), later[1]
-    group_estimator(model, job, step, later)
+    group_estimator(model, plan, step, later)
     _hold(model, columns)
     model.uploads_, model.user_files_ = some, files
-    return ScatteredFit(model, looked.summary, step, uploads, finished, step.passes, job)
+    return ScatteredFit(model, first.summary, step, uploads, finished, step.passes, plan)
 
 
 def _declare(model: Any, schema: Any) -> None:
@@ -181,17 +179,17 @@ def _unit_of_rows(model: Any) -> bool:
     return by_name and not hasattr(model, "classes_")
 
 
-def _examples(finished: Finished, job: Job) -> tuple[Uploads, UserColumns]:
+def _examples(finished: LastSteps, plan: FitPlan) -> tuple[Uploads, UserColumns]:
     """The users drawn by their ids, in canonical order: their uploads and models."""
-    found = from_arrow(finished.uploads, job)
-    columns = UserColumns.from_arrow(finished.models, job.dim)
+    found = plan.from_arrow(finished.uploads)
+    columns = UserColumns.from_arrow(finished.models, plan.dim)
     order = found.canonical_order()
     return found.take(order), columns.take(order)
 
 
 def group_estimator(
     model: Any,
-    job: Job,
+    plan: FitPlan,
     step: StreamedStep,
     later: tuple[GroupStatistics, Floats] | None = None,
 ) -> Any:
@@ -200,31 +198,31 @@ def group_estimator(
     ``later`` is what :func:`groups_of_stream` found; mixed groups say it themselves.
     """
     if later is None:
-        later = _mixed_groups(job, step)
-    _declare(model, job.schema)
+        later = _mixed_groups(plan, step)
+    _declare(model, plan.schema)
     model._has_users, model._whole = True, True  # examples of all groups are in it
-    model.scaling_, model.risk_ = job.scaling, job.risk
+    model.scaling_, model.risk_ = plan.scaling, plan.risk
     found = step.found
-    model.method_, model.mixture_, model.tau2_ = job.method, found.mixture, found.tau2
+    model.method_, model.mixture_, model.tau2_ = plan.method, found.mixture, found.tau2
     model.rule_, model.n_clusters_ = found.rule, found.n_clusters
-    model.cluster_theta_, model.theta_ = found.centers, np.empty((0, job.dim))
+    model.cluster_theta_, model.theta_ = found.centers, np.empty((0, plan.dim))
     model._for_newcomers = Known(*later)
     inside = inside_text(model.mixture_, model.risk_, model._units)
     model.reason_ = f"{found.reason} {inside}".rstrip()
     return model
 
 
-def _mixed_groups(job: Job, step: StreamedStep) -> tuple[GroupStatistics, Floats]:
+def _mixed_groups(plan: FitPlan, step: StreamedStep) -> tuple[GroupStatistics, Floats]:
     """Mixed groups as they are told to newcomers, and one model for everybody."""
     found = step.found
     if found.mixture is None:
         raise ValueError(
-            f"Groups of {job.method.clusterer} are not mixed groups, which alone say what users "
+            f"Groups of {plan.method.clusterer} are not mixed groups, which alone say what users "
             "who come later need: give what groups_of_stream found."
         )
     pull, tau2 = np.ones(found.n_clusters), float(found.tau2 or 0.0)
     groups = GroupStatistics(found.centers, step.sizes, step.rows, pull, tau2, tau2, np.nan, 0.0)
-    return _counted(groups, step.sizes, step.rows), without_rows(found.mixture, job.risk)[0][-1]
+    return _counted(groups, step.sizes, step.rows), without_rows(found.mixture, plan.risk)[0][-1]
 
 
 def _counted(groups: GroupStatistics, sizes: Ints, rows: Floats) -> GroupStatistics:

@@ -26,9 +26,9 @@ from odcl.data.schema import TableSchema
 from odcl.engines.dask.address import Address
 from odcl.engines.dask.cluster import cluster_of
 from odcl.engines.dask.predict import predict_pieces
-from odcl.engines.dask.round import Looked, looked_at, settled
+from odcl.engines.dask.round import FirstPass, settled, summarize
 from odcl.engines.dask.table import PiecedTable, frame_table
-from odcl.engines.partition.predict import Wishes
+from odcl.engines.predict import Wishes
 from odcl.errors import InputError, Setting
 from odcl.estimators.scattered import fit_pieces
 
@@ -39,10 +39,10 @@ class DaskFederation:
 
     table: PiecedTable
     roles: Roles
-    looked: Looked
+    first: FirstPass
 
     def __repr__(self) -> str:
-        rows, p = self.looked.summary.usable, len(self.roles.features)
+        rows, p = self.first.summary.usable, len(self.roles.features)
         pieces = self.table.n_pieces
         return f"<{type(self).__name__}: {rows:,} rows, {p:,} features, {pieces:,} partitions>"
 
@@ -80,8 +80,8 @@ def federation_from_dask(
         task=task,
     )
     roles = settled(table, roles, cluster_of())
-    looked = looked_at(table, roles, cluster_of())
-    return DaskFederation(table, roles, looked), TableSchema.of(looked.summary, roles)
+    first = summarize(table, roles, cluster_of())
+    return DaskFederation(table, roles, first), TableSchema.of(first.summary, roles)
 
 
 def fit_frame(model: Any, X: Any, y: Any, users: Any) -> Any:
@@ -150,7 +150,7 @@ def fit_dask_federation(model: Any, federation: DaskFederation) -> Any:
     try:
         fit_pieces(
             *(model, federation.table, federation.roles, cluster_of(), work, users),
-            looked=federation.looked,
+            first=federation.first,
         )
     except BaseException:
         users.remove()

@@ -25,9 +25,8 @@ from odcl.engines.dask.address import Address
 from odcl.engines.dask.cluster import Cluster, connected, local_cluster, this_process
 from odcl.engines.dask.predict import Predicted, predict_pieces
 from odcl.engines.dask.round import settled
-from odcl.engines.dask.sample import rows_of
-from odcl.engines.dask.table import PiecedTable, TableFiles, table_bytes, table_files
-from odcl.engines.partition.predict import Wishes
+from odcl.engines.dask.table import PiecedTable, TableFiles, rows_of, table_bytes, table_files
+from odcl.engines.predict import Wishes
 from odcl.estimators.evidence import Evidence
 from odcl.estimators.scattered import ScatteredFit, fit_pieces
 from odcl.evaluate.scores import Comparison
@@ -172,8 +171,8 @@ def _compared(
     found: ScatteredFit, table: PiecedTable, cluster: Cluster, settings: FitSettings
 ) -> Comparison | None:
     """The comparison of a table in pieces, on the users it would be made on in memory."""
-    schema, total, time = found.job.schema, found.uploads.n_users, settings.time
-    rows = rows_of(table, schema, found.uploads.drawn.first(compare.COMPARED), cluster, time)
+    schema, total, time = found.plan.schema, found.uploads.n_users, settings.time
+    rows = rows_of(table, schema, found.uploads.sample.first(compare.COMPARED), cluster, time)
     encoded = schema.encode(rows, piece=True)
     order = None if time is None else encoded.by_user(times(rows, time, encoded.rows))
     federation = encoded.federation()
@@ -203,7 +202,7 @@ def _notices(found: ScatteredFit, roles: Roles) -> list[str]:
     lines = about_gaps(roles, summary.rows - summary.usable, gaps, roles.missing)
     lines += about_users(found.uploads.single)
     lines += about_columns(
-        found.job.schema, summary.spread, model.scaling_, standardize=model.method_.standardize
+        found.plan.schema, summary.spread, model.scaling_, standardize=model.method_.standardize
     )
     goal = "" if roles.task == "classification" else roles.target
     sample = model.uploads_

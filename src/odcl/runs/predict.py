@@ -14,7 +14,7 @@ from odcl.data.roles import check_columns
 from odcl.data.schema import Encoded
 from odcl.data.tables import read_column_names, rows_of_files
 from odcl.data.write import beside
-from odcl.engines.partition.predict import Predictions, Wishes, predicted
+from odcl.engines.predict import Predictions, Wishes, predicted
 from odcl.estimators.scattered import with_users_of
 from odcl.runs.folder import OpenRun
 

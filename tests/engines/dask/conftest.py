@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("distributed", reason="the Dask engine needs odcl[dask]")
 
-from odcl.engines.dask import user_files
+from odcl.engines.dask import buckets
 from odcl.engines.dask.cluster import local_cluster
 from odcl.estimators import scattered
 from odcl.runs import compare
@@ -43,6 +43,6 @@ def table(tmp_path):
 @pytest.fixture
 def few_examples(monkeypatch):
     """Of 60 users the estimator itself holds 40, and methods are compared on 30."""
-    for module in (scattered, user_files):
+    for module in (scattered, buckets):
         monkeypatch.setattr(module, "EXAMPLES", 40)
     monkeypatch.setattr(compare, "COMPARED", 30)

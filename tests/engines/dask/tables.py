@@ -20,9 +20,9 @@ from odcl.engines.dask.table import open_table
 from odcl.estimators.scattered import fit_pieces, with_users_of
 
 SENT = {  # how the rows of a piece go: whichever is smaller, or all in one way
-    "auto": stages._many,
-    "rows": lambda rows, job: None,
-    "sums": lambda rows, job: np.ones(rows.num_rows, bool) if rows.num_rows else None,
+    "auto": stages.sums_pay,
+    "rows": lambda rows, plan: np.zeros(rows.num_rows, bool),
+    "sums": lambda rows, plan: np.ones(rows.num_rows, bool),
 }
 NAMED = ("--user", "store", "--target", "sales", "--categorical", "kind")  # of the command line
 

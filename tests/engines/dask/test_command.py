@@ -20,7 +20,7 @@ from odcl import ODCLRegressor
 from odcl.data.federation import id_keys
 from odcl.data.write import write_table
 from odcl.engines.dask import cluster as at_work
-from odcl.engines.dask import sample
+from odcl.engines.dask import table as tables
 from odcl.runs import compare, pieces
 from odcl.runs import settings as run_settings
 from tests.engines.dask.tables import NAMED, cut, fitted_pieces, sales
@@ -229,18 +229,18 @@ def test_classes_in_pieces_have_the_log_loss_and_the_words_of_memory(command, tm
 
 
 def test_a_very_long_user_makes_the_comparison_one_of_fewer(cluster, tmp_path, monkeypatch):
-    monkeypatch.setattr(sample, "MOST_BYTES", 8 * 5 * 8 * 10)  # ten users of eight rows
+    monkeypatch.setattr(tables, "MOST_BYTES", 8 * 5 * 8 * 10)  # ten users of eight rows
     place = cut(sales(m=12, text=True), tmp_path / "sales", [50])
     found, table = fitted_pieces(place, tmp_path, cluster=cluster, buckets=40)  # many without users
     ids = np.unique(sales(m=12, text=True)["store"].to_numpy(zero_copy_only=False).astype(str))
     by_key = ids[np.argsort(id_keys(ids))].tolist()
     for most, drawn in ((2000, 10), (4, 4)):
-        few = found.uploads.drawn.first(most)
-        rows = sample.rows_of(table, found.job.schema, few, cluster)
+        few = found.uploads.sample.first(most)
+        rows = tables.rows_of(table, found.plan.schema, few, cluster)
         assert set(rows["store"].to_pylist()) == set(by_key[:drawn])  # from all files
         assert rows.num_rows == 8 * drawn
-    monkeypatch.setattr(sample, "MOST_BYTES", 1)  # the first one comes, however long it is
-    rows = sample.rows_of(table, found.job.schema, found.uploads.drawn, cluster)
+    monkeypatch.setattr(tables, "MOST_BYTES", 1)  # the first one comes, however long it is
+    rows = tables.rows_of(table, found.plan.schema, found.uploads.sample, cluster)
     assert rows["store"].to_pylist() == by_key[:1] * 8
 
 

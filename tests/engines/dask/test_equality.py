@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from odcl import Method
 from odcl.data.tables import read_table
+from odcl.engines import pieces
+from odcl.engines.dask import buckets
 from odcl.engines.dask import round as stages
 from odcl.errors import InputError
 from tests.engines.dask.tables import SENT, assert_same_fit, cut, in_memory, in_pieces, sales
@@ -40,7 +42,7 @@ def test_any_partitioning_gives_the_same_fit(tmp_path_factory, whole, cuts, buck
     folder = tmp_path_factory.mktemp("cut")
     cut(TABLE, folder / "sales", cuts)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stages, "_many", SENT[many])
+        patch.setattr(stages, "sums_pay", SENT[many])
         found = in_pieces(folder / "sales", folder, buckets=buckets)
     assert_same_fit(found, whole, TABLE)
 
@@ -75,10 +77,8 @@ def test_more_buckets_than_users(tmp_path, text):
 @pytest.mark.parametrize("name", ["sums", "rows"])
 def test_pieces_row_groups_and_stacks_of_a_few_rows_give_the_same_fit(tmp_path, name, monkeypatch):
     """Whatever is worked on at a time, in a file of many row groups: nobody's rows are mixed up."""
-    from odcl.engines.partition import models
-
-    monkeypatch.setattr(models, "PIECE", 7)
-    monkeypatch.setattr(stages, "GROUP_USERS", 9)
+    monkeypatch.setattr(pieces, "USERS_AT_ONCE", 7)
+    monkeypatch.setattr(buckets, "GROUP_USERS", 9)
     table = TABLE if name == "sums" else sales(n=12)
     method = {"sums": "default", "rows": Method(3, refit="cv")}[name]
     pq.write_table(table, tmp_path / "sales.parquet", row_group_size=50)
@@ -242,7 +242,7 @@ def test_two_processes_give_the_result_of_one(tmp_path, whole, cluster):
     assert_same_fit(found, whole, TABLE)
 
 
-def gather_after_a_loss(bucket, sent, job, work, few):
+def gather_after_a_loss(bucket, shuffled, plan, work, few):
     """The first task that gets here takes its process down, as a lost machine would."""
     mark = f"{work.text}/killed"
     try:
@@ -250,7 +250,7 @@ def gather_after_a_loss(bucket, sent, job, work, few):
         os.kill(os.getpid(), signal.SIGKILL)
     except FileExistsError:
         pass
-    return _gather(bucket, sent, job, work, few)
+    return _gather(bucket, shuffled, plan, work, few)
 
 
 _gather = stages._gather

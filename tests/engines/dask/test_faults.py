@@ -36,7 +36,7 @@ def large_ids(table, first=2**63 - 5):
 
 @pytest.mark.parametrize("many", ["rows", "sums"])
 def test_ids_beyond_signed_integers_are_fitted_as_in_memory(command, tmp_path, many, monkeypatch):
-    monkeypatch.setattr(stages, "_many", SENT[many])
+    monkeypatch.setattr(stages, "sums_pay", SENT[many])
     table = large_ids(sales())
     cut(table, tmp_path / "sales", [100])
     assert command(*FIT).code == 0

@@ -14,19 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from odcl.data.federation import Federation
+from odcl.data.federation import Federation, id_keys
 from odcl.data.roles import Roles
 from odcl.data.scaling import Moments, RowColumns, Scaling
 from odcl.data.schema import TableSchema
 from odcl.data.summary import Place, TableSummary
 from odcl.engines.dask.address import Address
-from odcl.engines.dask.exchange import receive, send, targets_of
-from odcl.engines.dask.sample import drawn_from, drawn_of_all
-from odcl.engines.dask.table import rows_of_owners
-from odcl.engines.partition.look import Job
-from odcl.engines.partition.uploads import from_arrow, merge_uploads, upload_rows
+from odcl.engines.dask.buckets import buckets_of, receive, send
+from odcl.engines.dask.table import SampledUsers
+from odcl.engines.pieces import FitPlan, merge_uploads, upload_rows
 from odcl.errors import InputError
-from odcl.exchange.upload import Uploads
 from odcl.method import Method
 from odcl.mixed.terms import data_terms, merge_by_user
 from odcl.risk.risk import Risk
@@ -175,14 +172,6 @@ def test_a_look_measures_numbers_and_leaves_levels_and_gaps_to_a_second_read():
         assert TableSummary.of(rows, own).moments(rows, own) is None
 
 
-@pytest.mark.parametrize(
-    "ids", [[3, 5, 3, 10**12], [2, 4, 2, 2], ["a", "b", None, "b"], [-3, -3, 7]]
-)
-def test_rows_of_owners_are_counted_whatever_the_ids(ids):
-    found = rows_of_owners(pa.chunked_array([pa.array(ids)]))
-    assert found.tolist() == [ids.count(one) for one in ids]
-
-
 def test_terms_of_some_rows_each_merge_to_those_of_all_rows():
     """R'R is what the factor stands for; signs of its rows are free."""
     rng = np.random.default_rng(0)
@@ -198,43 +187,43 @@ def test_terms_of_some_rows_each_merge_to_those_of_all_rows():
     assert_allclose(*square, rtol=1e-9, atol=1e-9)
 
 
-def job_of(table, loss="squared"):
+def plan_of(table, loss="squared"):
     schema = TableSchema.fit(table, **NAMED, task="count" if loss == "poisson" else "regression")
     scaling = Scaling.of(RowColumns(schema.encode(table).X), center=True, standardize=True)
-    return Job(schema, scaling, Risk(loss, intercept=True), Method())
+    return FitPlan(schema, scaling, Risk(loss, intercept=True), Method())
 
 
 def test_uploads_of_pieces_merge_to_those_of_all_rows():
     table = sales()
-    job = job_of(table)
-    whole = from_arrow(upload_rows(table, job), job)
-    parts = pa.concat_tables(upload_rows(p, job) for p in pieces_of(table, [100, 101, 300]))
-    found = from_arrow(merge_uploads(parts, job), job)
+    plan = plan_of(table)
+    whole = plan.from_arrow(upload_rows(table, plan))
+    parts = pa.concat_tables(upload_rows(p, plan) for p in pieces_of(table, [100, 101, 300]))
+    found = plan.from_arrow(merge_uploads(parts, plan))
     assert_array_equal(found.users, whole.users)
     assert_array_equal(found.n_samples, whole.n_samples)
     assert_allclose(found.means, whole.means, atol=1e-13)
 
 
 def test_merged_uploads_stand_in_canonical_order_where_nobody_is_there_twice():
-    job = job_of(sales())
-    uploads = upload_rows(sales(), job)
+    plan = plan_of(sales())
+    uploads = upload_rows(sales(), plan)
     turned = uploads.take(pa.array(np.arange(60)[::-1]))
-    assert merge_uploads(turned, job).equals(uploads)
+    assert merge_uploads(turned, plan).equals(uploads)
 
 
 def test_uploads_that_do_not_add_up_are_not_added():
     table = sales(loss="poisson")
-    job = job_of(table, "poisson")
+    plan = plan_of(table, "poisson")
     with pytest.raises(ValueError, match="do not add up"):
-        merge_uploads(upload_rows(table, job), job)
+        merge_uploads(upload_rows(table, plan), plan)
 
 
 def test_a_piece_without_rows_uploads_nothing_and_adds_nothing():
     table = sales()
-    job = job_of(table)
-    assert upload_rows(table.slice(0, 0), job).num_rows == 0
-    assert moments_of(job.schema, [table.slice(0, 0)]).rows == 0
-    assert upload_rows(table.slice(0, 0), job).schema == upload_rows(table, job).schema
+    plan = plan_of(table)
+    assert upload_rows(table.slice(0, 0), plan).num_rows == 0
+    assert moments_of(plan.schema, [table.slice(0, 0)]).rows == 0
+    assert upload_rows(table.slice(0, 0), plan).schema == upload_rows(table, plan).schema
 
 
 # -- errors ----------------------------------------------------------------------------------------
@@ -293,7 +282,7 @@ def test_rows_of_a_user_come_together_in_the_order_of_the_table(tmp_path):
     files = []
     for i, piece in enumerate(pieces_of(table, [50, 50, 333])):
         files.append(Address.of(tmp_path / f"{i}.arrow"))
-        send(piece, targets_of(piece, "store", "text", 4), 4, files[-1])
+        send(piece, buckets_of(piece, "store", "text", 4), 4, files[-1])
     found = [receive(files, target) for target in range(4)]
     owners = [set(part["store"].to_pylist()) for part in found]
     assert sum(map(len, owners)) == len(set.union(*owners)) == 60
@@ -304,11 +293,11 @@ def test_rows_of_a_user_come_together_in_the_order_of_the_table(tmp_path):
 def test_a_user_has_one_place_whatever_the_type_of_its_id():
     ids = [0, 7, 12, 2**40]
     columns = [pa.array(ids), pa.array(map(float, ids)), pa.array(map(str, ids))]
-    found = [targets_of(pa.table({"u": c}), "u", "int", 97).tolist() for c in columns]
+    found = [buckets_of(pa.table({"u": c}), "u", "int", 97).tolist() for c in columns]
     assert found[0] == found[1] == found[2]
     assert len(set(found[0])) > 1
     zeros = pa.table({"u": [0.5, 0.0, -0.0]})
-    first, *both = targets_of(zeros, "u", "float", 9973).tolist()
+    first, *both = buckets_of(zeros, "u", "float", 9973).tolist()
     assert both[0] == both[1] != first
 
 
@@ -316,7 +305,7 @@ def test_what_is_sent_is_no_more_than_rows_or_sums_would_be(tmp_path, monkeypatc
     """Some users have more rows in a piece than their sum has numbers, and others fewer."""
     from odcl.engines.dask import round as stages
     from odcl.engines.dask.cluster import Cluster
-    from odcl.engines.dask.round import send_rows
+    from odcl.engines.dask.round import shuffle
     from odcl.engines.dask.table import open_table
 
     many = sales(m=3, n=100)
@@ -324,28 +313,28 @@ def test_what_is_sent_is_no_more_than_rows_or_sums_would_be(tmp_path, monkeypatc
     few = few.set_column(0, "store", pa.array(few["store"].to_numpy() + 3))
     table = pa.concat_tables([many, few])
     cut(table, tmp_path / "sales", [])
-    job, cluster = job_of(table), Cluster()
+    plan, cluster = plan_of(table), Cluster()
     pieced = open_table(tmp_path / "sales", cluster)
     size = {}
     for name, n_rows in {"rows": 480, "sums": 0, "auto": 180}.items():
-        monkeypatch.setattr(stages, "_many", SENT[name])
-        sent = send_rows(pieced, job, 2, Address.of(tmp_path / name).make(), cluster)
+        monkeypatch.setattr(stages, "sums_pay", SENT[name])
+        sent = shuffle(pieced, plan, 2, Address.of(tmp_path / name).make(), cluster)
         size[name] = sent.n_bytes
         assert sent.n_rows == n_rows
     assert size["auto"] < min(size["rows"], size["sums"])
     bare = open_table(cut(few, tmp_path / "few", []), cluster)
-    sent = send_rows(bare, job, 2, Address.of(tmp_path / "bare").make(), cluster)
+    sent = shuffle(bare, plan, 2, Address.of(tmp_path / "bare").make(), cluster)
     assert sent.n_rows == 180  # nobody's sum is smaller
 
 
 def test_users_are_drawn_by_the_smallest_keys_of_all_buckets():
     """As in memory, where the sample of a federation is drawn."""
     users = np.array([f"store {i}" for i in range(50)])
-    uploads = Uploads(users, np.arange(1.0, 51.0), np.zeros((50, 2)))
-    buckets = [uploads.take(np.arange(i, 50, 3)) for i in range(3)]
-    found = drawn_of_all([drawn_from(one, 12) for one in buckets], 12)
+    rows = np.arange(1.0, 51.0)
+    buckets = [SampledUsers.of(users[i::3], rows[i::3], 12) for i in range(3)]
+    found = SampledUsers.merged(buckets, 12)
     memory = Federation(np.zeros((50, 1)), np.zeros(50), np.arange(51), users).some_users(12)
     assert sorted(found.ids.tolist()) == sorted(users[memory].tolist())
-    assert (np.diff(found.keys.astype(float)) > 0).all()
+    assert (np.diff(id_keys(found.ids).astype(float)) > 0).all()
     assert found.rows.tolist() == [1.0 + users.tolist().index(u) for u in found.ids.tolist()]
     assert found.first(3).ids.tolist() == found.ids[:3].tolist()

@@ -1,2 +1,2 @@
-"""Tables beyond memory and beyond one machine: Dask carries pieces, :mod:`odcl.engines.partition`
+"""Tables beyond memory and beyond one machine: Dask carries pieces, :mod:`odcl.engines.pieces`
 works on them. ``pip install 'odcl[dask]'``."""

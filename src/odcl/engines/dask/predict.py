@@ -21,12 +21,10 @@ from odcl._typing import Array
 from odcl.data.federation import id_keys
 from odcl.data.schema import TableSchema
 from odcl.engines.dask.address import Address
+from odcl.engines.dask.buckets import UserFiles, part_name, receive, send
 from odcl.engines.dask.cluster import Cluster
-from odcl.engines.dask.exchange import receive, send
-from odcl.engines.dask.round import Numbered, numbered
 from odcl.engines.dask.table import PiecedTable
-from odcl.engines.dask.user_files import UserFiles, part_name
-from odcl.engines.partition.predict import Wishes, by_models, no_predictions, predicted
+from odcl.engines.predict import Wishes, by_models, no_predictions, predicted
 
 _AT, _FROM = "odcl_at", "odcl_from"  # which row of its piece, and which piece
 
@@ -75,7 +73,7 @@ def predict_pieces(
     light = copy.copy(model)
     light.uploads_ = light.result_ = None
     asked = _Asked(light, schema, model.user_files_, wishes, work, out, table.n_pieces)
-    pieces = numbered(table.pieces)
+    pieces = table.pieces
     if asked.files is None:
         say("predicting", table.n_pieces, "pieces")
         found = cluster.run(_direct, pieces, asked, progress=told)
@@ -97,9 +95,9 @@ def _sum(found: Iterable[tuple[Address, int, int]], strangers: int) -> Predicted
     return Predicted(files, sum(rows), sum(left_out), strangers)
 
 
-def _ask(one: Numbered, asked: _Asked) -> Address:
-    rows = one.piece.read(asked.columns)
-    with one.piece.place.naming_rows():  # what cannot be used is refused here
+def _ask(one: Any, asked: _Asked) -> Address:
+    rows = one.read(asked.columns)
+    with one.place.naming_rows():  # what cannot be used is refused here
         asked.schema.encode(
             rows,
             with_target=False,
@@ -137,29 +135,25 @@ def _answer(
     return file, len(answer.strange)
 
 
-def _collect(
-    one: Numbered, asked: _Asked, answers: tuple[Address, ...]
-) -> tuple[Address, int, int]:
+def _collect(one: Any, asked: _Asked, answers: tuple[Address, ...]) -> tuple[Address, int, int]:
     found = receive(answers, one.number)
-    users = one.piece.read([asked.schema.user])
+    users = one.read([asked.schema.user])
     if found is None:
         found = pa.table(no_predictions(asked.schema, asked.wishes))
     found = found.take(pc.sort_indices(found, sort_keys=[("row", "ascending")]))
     return _write(one, users, found, asked)
 
 
-def _direct(one: Numbered, asked: _Asked) -> tuple[tuple[Address, int, int], Array]:
-    rows = one.piece.read(asked.columns)
-    with one.piece.place.naming_rows():
+def _direct(one: Any, asked: _Asked) -> tuple[tuple[Address, int, int], Array]:
+    rows = one.read(asked.columns)
+    with one.place.naming_rows():
         found = predicted(rows, lambda _: copy.copy(asked.model), asked.schema, asked.wishes)
     return _write(one, rows, found.to_arrow(), asked), id_keys(found.strange)
 
 
-def _write(
-    one: Numbered, rows: pa.Table, found: pa.Table, asked: _Asked
-) -> tuple[Address, int, int]:
+def _write(one: Any, rows: pa.Table, found: pa.Table, asked: _Asked) -> tuple[Address, int, int]:
     """The predictions of a piece beside their users, with the rows' places in the table."""
-    place, user = one.piece.place, asked.schema.user
+    place, user = one.place, asked.schema.user
     at = found["row"]
     source = pa.DictionaryArray.from_arrays(
         pa.array(np.zeros(len(at), np.int32)), pa.array([place.file])

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from odcl._typing import Array
+from odcl._typing import Array, Floats
+from odcl.data.columns import times
+from odcl.data.federation import group_rows, id_keys, joined_ids, positions
+from odcl.data.rows import owners
+from odcl.data.schema import TableSchema
 from odcl.data.stacking import InUse, all_names, common_schema
 from odcl.data.summary import Place
 from odcl.data.tables import is_csv, is_parquet, readable, without_index
@@ -19,12 +24,14 @@ from odcl.engines.dask.cluster import Cluster
 from odcl.errors import InputError, listing
 
 PIECE_BYTES = 2**26  # of the columns in use, as they lie in memory
+MOST_BYTES = 2**30  # of a sample's rows: users with very many rows make it fewer users
 
 
 @dataclass(frozen=True, eq=False)
 class FilePiece:
     """Some row groups of a Parquet file."""
 
+    number: int  # of the piece in the table
     file: Address
     groups: tuple[int, ...]
     first: int  # of its rows in the file, from 0
@@ -57,8 +64,8 @@ class FilePiece:
 class FramePiece:
     """A partition of a Dask frame, where it is."""
 
-    frame: Any  # pandas
     number: int
+    frame: Any  # pandas
     schema: pa.Schema
 
     @property
@@ -85,7 +92,7 @@ def as_declared(table: pa.Table, schema: pa.Schema, columns: Sequence[str]) -> p
 
 @dataclass(frozen=True, eq=False)
 class PiecedTable:
-    """A table that nobody holds as a whole."""
+    """A table whose pieces are read one by one."""
 
     name: str
     schema: pa.Schema  # types as they are written; pieces give categories as their values
@@ -136,14 +143,14 @@ class TableFiles:
         total = width * sum(sum(counts) for counts in self.counts)
         share = max(total // (2 * cluster.n_workers), 2**20)  # something to do for everybody
         most = max(1, min(piece_bytes, share) // width)
-        pieces = []
+        pieces: list[FilePiece] = []
         for file, counts, stamp in zip(self.files, self.counts, self.stamps, strict=True):
             starts = np.concatenate([[0], np.cumsum(counts)])
             for group in _gathered(counts, most):
                 rows = int(sum(counts[g] for g in group))
                 if rows:
                     first = int(starts[group[0]])
-                    pieces.append(FilePiece(file, group, first, rows, plain, stamp))
+                    pieces.append(FilePiece(len(pieces), file, group, first, rows, plain, stamp))
         return PiecedTable(self.address.name, whole, pieces, sum(piece.rows for piece in pieces))
 
 
@@ -175,7 +182,7 @@ def frame_table(frame: Any) -> PiecedTable:
     plain = _plain(schema)
     make = dask.delayed(FramePiece, pure=False)
     parts = frame.to_delayed()
-    return PiecedTable("frame", schema, [make(one, i, plain) for i, one in enumerate(parts)])
+    return PiecedTable("frame", schema, [make(i, one, plain) for i, one in enumerate(parts)])
 
 
 def table_bytes(place: Any) -> int:
@@ -256,14 +263,73 @@ def _width(kind: pa.DataType) -> int:
         return 24  # text, about
 
 
-def rows_of_owners(column: pa.ChunkedArray) -> Array:
-    """How many rows of a piece have the id that a row has, (n_rows,)."""
-    if pa.types.is_integer(column.type) and not column.null_count:
-        numbers = column.to_numpy()
-        low, high = (int(edge) for edge in (numbers.min(), numbers.max()))
-        if high - low <= 8 * len(numbers):  # counted without a look-up
-            codes = (numbers - numbers.dtype.type(low)).astype(np.intp)
-            return np.bincount(codes)[codes]
-    coded = column.dictionary_encode().unify_dictionaries().combine_chunks()
-    codes = coded.indices.fill_null(len(coded.dictionary)).to_numpy(zero_copy_only=False)
-    return np.bincount(codes)[codes]
+# -- a few users, drawn by their ids as in memory ------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class SampledUsers:
+    """Users with the smallest keys of all (see ``id_keys``), smallest first, and their rows."""
+
+    ids: Array  # (n_users,)
+    rows: Floats  # (n_users,), how many they have
+
+    @classmethod
+    def of(cls, ids: Array, rows: Floats, most: int) -> SampledUsers:
+        """At most so many of these users; rows of the same user are added up."""
+        users, codes = group_rows(ids)
+        first = np.argsort(id_keys(users), kind="stable")[:most]
+        own = np.bincount(codes, rows, len(users)).astype(np.float64)
+        return cls(users[first], own[first])
+
+    @classmethod
+    def merged(cls, parts: Sequence[SampledUsers], most: int) -> SampledUsers:
+        """Of the users of all parts those with the smallest keys."""
+        ids = reduce(joined_ids, (one.ids for one in parts))
+        return cls.of(ids, np.concatenate([one.rows for one in parts]), most)
+
+    def first(self, most: int) -> SampledUsers:
+        """At most so many of them."""
+        return SampledUsers(self.ids[:most], self.rows[:most])
+
+
+def first_users(
+    table: PiecedTable, schema: TableSchema, cluster: Cluster, most: int
+) -> SampledUsers:
+    """The users with the smallest keys, before rows have come together by user."""
+    return SampledUsers.merged(cluster.run(_first_users, table.pieces, schema, most), most)
+
+
+def _first_users(piece: Any, schema: TableSchema, most: int) -> SampledUsers:
+    ids, codes = owners(piece.read([schema.user]), schema.user, schema.user_kind)
+    rows = np.bincount(codes[codes >= 0], minlength=len(ids)).astype(np.float64)
+    return SampledUsers.of(ids, rows, most)
+
+
+def rows_of(
+    table: PiecedTable,
+    schema: TableSchema,
+    users: SampledUsers,
+    cluster: Cluster,
+    time: str | None = None,
+) -> pa.Table:
+    """All rows of some users, or of the first of them; with the column ``time``, if named."""
+    columns = [schema.user, *schema.features, schema.target]
+    columns += [time] if time is not None and time not in columns else []
+    fit = np.cumsum(users.rows) * 8 * len(columns) <= MOST_BYTES
+    fit[0] = True
+    found = cluster.run(_rows_of, table.pieces, schema, columns, users.ids[fit], time)
+    return pa.concat_tables(found)
+
+
+def _rows_of(
+    piece: Any, schema: TableSchema, columns: list[str], users: Array, time: str | None
+) -> pa.Table:
+    rows = piece.read(columns)
+    ids, codes = owners(rows.select([schema.user]), schema.user, schema.user_kind)
+    wanted = np.append(positions(users, ids) >= 0, False)  # the last: rows without an id
+    at = np.flatnonzero(wanted[codes])
+    found = rows.take(at)
+    if time is not None and len(at):  # a row without a time is refused where its place is known
+        with piece.place.naming_rows():
+            times(rows, time, at[schema.encode(found, piece=True).rows])
+    return found

@@ -1,0 +1,255 @@
+"""Files by bucket of users: rows on their way to their user, and the users' models.
+
+Each piece of a table is written once, its rows sorted by bucket, as an Arrow file with one batch
+per bucket; a task that gathers a bucket reads its batch from every file, in the order of the
+pieces. So the rows of a user arrive in the order of the table, and a task that is repeated writes
+the same file again; files outlive the worker that wrote them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from odcl._typing import Array, Ints
+from odcl.artifact.arrays import expect, is_count
+from odcl.data.columns import is_text
+from odcl.data.columns import keys as as_keys
+from odcl.data.schema import KINDS
+from odcl.engines.dask.address import Address
+from odcl.exchange.arrow import USER, packed
+
+_ODD = np.uint64(0x9E3779B97F4A7C15)  # splitmix64
+GROUP_USERS = 20_000  # of a row group, which is read at a time
+
+
+def buckets_of(table: pa.Table, user: str, kind: str, n: int) -> Ints:
+    """A bucket from 0 to n - 1 for each row's user, the same wherever it is asked.
+
+    ``kind`` is that of the ids in the fit (TableSchema.user_kind): 7, 7.0 and, where ids are
+    numbers, "7" are one user. Rows without a user go anywhere.
+    """
+    column = table[user]
+    own = column.type
+    whole = pa.types.is_integer(own) or pa.types.is_boolean(own)
+    if kind in ("int", "float", "bool") and (whole or pa.types.is_floating(own)):
+        filled = pc.fill_null(column, False if pa.types.is_boolean(own) else 0)
+        numbers = np.nan_to_num(filled.to_numpy())
+        keys = _number_keys(numbers, kind)
+    elif kind == "text" and is_text(own):
+        coded = column.dictionary_encode().unify_dictionaries().combine_chunks()
+        words = [zlib.crc32(word.encode()) for word in coded.dictionary.to_pylist()]
+        codes = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+        keys = np.array([*words, 0], dtype=np.uint64)[codes]
+    else:
+        found = as_keys(table, user, kind)
+        each = [_key(value, kind) for value in found.values]
+        keys = np.array([*each, 0], dtype=np.uint64)[found.codes]
+    return (_mixed(keys) % np.uint64(n)).astype(np.intp)
+
+
+def _number_keys(numbers: Array, kind: str) -> Array:
+    if kind == "float":
+        return (numbers.astype(np.float64) + 0.0).view(np.uint64)  # -0 is 0
+    with np.errstate(invalid="ignore"):  # ids that are not whole are nobody's
+        return numbers.astype(np.int64).view(np.uint64)
+
+
+def _key(value: Any, kind: str) -> int:
+    if isinstance(value, str):
+        return zlib.crc32(value.encode())
+    if isinstance(value, int) and kind != "float":
+        return value % 2**64  # whatever its size
+    return int(_number_keys(np.array([value]), kind)[0])
+
+
+def _mixed(keys: Array) -> Array:
+    """Integers whose bits all depend on all bits of the keys."""
+    x = keys + _ODD
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def send(table: pa.Table, buckets: Ints, n: int, file: Address) -> int:
+    """Write the rows of a piece by bucket, in their order; how many bytes."""
+    order = np.argsort(buckets.astype(np.uint16 if n < 2**16 else np.int64), kind="stable")
+    ends = np.cumsum(np.bincount(buckets, minlength=n))
+    batch = table.take(pa.array(order)).combine_chunks()
+    starts = np.concatenate([[0], ends[:-1]])
+    with file.writing() as stream, pa.ipc.new_file(stream, table.schema) as writer:
+        for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+            part = batch.slice(start, end - start).to_batches()
+            writer.write_batch(part[0] if part else pa.RecordBatch.from_pylist([], table.schema))
+    return int(batch.nbytes)
+
+
+def receive(files: Iterable[Address], bucket: int) -> pa.Table | None:
+    """The rows of a bucket, piece after piece; None where nothing was sent."""
+    batches = []
+    for file in files:
+        with file.open() as stream:
+            batch = pa.ipc.open_file(stream).get_batch(bucket)
+            if batch.num_rows:
+                batches.append(batch)
+    return pa.Table.from_batches(batches) if batches else None
+
+
+# -- the users' models ----------------------------------------------------------------------------
+
+FOLDER = "users"  # of a run
+EXAMPLES = 2000  # users that the estimator itself holds
+
+
+@dataclass(frozen=True)
+class UserFile:
+    """A file of users' models."""
+
+    file: str
+    users: int
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, eq=False)
+class UserFiles:
+    """Where the models of a run's users are. A user's id tells its file."""
+
+    folder: Address
+    kind: str  # of the ids: see TableSchema.user_kind
+    parts: Sequence[UserFile]
+    kept: bool = False  # where they lie, by a run or a model that needs them there
+
+    @property
+    def n_users(self) -> int:
+        """Users of all files together."""
+        return sum(part.users for part in self.parts)
+
+    @property
+    def n_examples(self) -> int:
+        """Users whose models are in the estimator as well."""
+        return min(EXAMPLES, self.n_users)
+
+    def buckets(self, table: pa.Table, user: str) -> Array:
+        """The file of each row's user, (n_rows,)."""
+        return buckets_of(table, user, self.kind, len(self.parts))
+
+    def read(self, bucket: int) -> pa.Table:
+        """The models of one file, which is refused if it was cut or exchanged."""
+        part = self.parts[bucket]
+        file = self.folder / part.file
+        if not file.kind():
+            raise ValueError(f"{file} is missing: copy the whole folder again, or fit again.")
+        if file.size() != part.bytes:
+            raise ValueError(
+                f"{file} has {file.size()} bytes, not {part.bytes}: it is damaged or was changed. "
+                "Copy the whole folder again, or fit again."
+            )
+        with file.open() as stream:
+            content = stream.read_buffer()
+        self._check(part, hashlib.sha256(content).hexdigest())
+        return pq.ParquetFile(pa.BufferReader(content)).read(use_threads=False)
+
+    def _check(self, part: UserFile, digest: str) -> None:
+        """A file that has its size may have other content."""
+        if digest != part.sha256:
+            raise ValueError(
+                f"{self.folder / part.file} is not the file that was written: it is damaged or was "
+                "changed. Copy the whole folder again, or fit again."
+            )
+
+    def models(self, ids: Array) -> pa.Table:
+        """The models of these users; users who are not there are left out."""
+        found = [self.read(0).slice(0, 0)]
+        kind = found[0][USER].type
+        least, beyond = (0, 2**64) if pa.types.is_uint64(kind) else (-(2**63), 2**63)
+        own = [u for u in ids.tolist() if _fits(u, self.kind, range(least, beyond))]
+        asked = pa.table({USER: pa.array(own, kind)})
+        buckets = self.buckets(asked, USER)
+        for bucket in np.unique(buckets):
+            table, wanted = self.read(int(bucket)), asked.filter(pa.array(buckets == bucket))[USER]
+            found.append(table.filter(pc.is_in(table[USER], wanted.combine_chunks())))
+        return pa.concat_tables(found)
+
+    def bring(self, folder: Path) -> None:
+        """Bring the files to a folder of this disk, which is made: moved, or copied and checked."""
+        if self.folder.is_local and not self.kept:
+            shutil.move(self.folder.text, folder)
+            return
+        folder.mkdir()
+        for part in self.parts:
+            digest = hashlib.sha256()
+            with (self.folder / part.file).open() as source, open(folder / part.file, "xb") as to:
+                while chunk := source.read(2**22):
+                    digest.update(chunk)
+                    to.write(chunk)
+            self._check(part, digest.hexdigest())
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": self.kind, "parts": [asdict(part) for part in self.parts]}
+
+    @classmethod
+    def from_json(cls, words: Any, folder: Address) -> UserFiles:
+        """What :meth:`to_json` wrote, checked: files may come from elsewhere."""
+        expect(words.get("kind") in KINDS, f"ids of kind {words.get('kind')!r}")
+        listed = words.get("parts")
+        expect(isinstance(listed, list) and bool(listed), "it lists no files")
+        parts = []
+        for number, one in enumerate(listed):
+            expect(isinstance(one, dict) and set(one) == set(_FIELDS), "a file is not described")
+            expect(one["file"] == part_name(number), f"{one['file']!r} is not the file's name")
+            expect(is_count(one["users"]) and is_count(one["bytes"]), "a file has no size")
+            expect(isinstance(one["sha256"], str), "a file has no digest")
+            parts.append(UserFile(**one))
+        return cls(folder, words["kind"], tuple(parts), kept=True)
+
+
+_FIELDS = ("file", "users", "bytes", "sha256")
+
+
+def part_name(bucket: int) -> str:
+    return f"part-{bucket:05d}.parquet"
+
+
+def write_numbers(table: pa.Table, file: Address) -> None:
+    """Write a Parquet file of numbers, one row per user."""
+    with file.writing() as stream:
+        pq.write_table(
+            packed(table),
+            stream,
+            row_group_size=GROUP_USERS,
+            compression="none",
+            use_dictionary=False,
+            write_statistics=False,
+        )
+
+
+def write_models(models: pa.Table, folder: Address, bucket: int) -> UserFile:
+    """Write the file of a bucket's models."""
+    file = folder / part_name(bucket)
+    write_numbers(models, file)
+    digest = hashlib.sha256()
+    with file.open() as stream:
+        while chunk := stream.read(2**22):
+            digest.update(chunk)
+    return UserFile(file.name, models.num_rows, file.size(), digest.hexdigest())
+
+
+def _fits(user: Any, kind: str, integers: range) -> bool:
+    """Can it be an id of this kind?"""
+    if kind == "text":
+        return isinstance(user, str)
+    if kind == "bool":
+        return isinstance(user, bool)
+    number = isinstance(user, int | float) and not isinstance(user, bool)
+    return number and (kind == "float" or (isinstance(user, int) and user in integers))

@@ -1,0 +1,260 @@
+"""What runs on a piece of a table: Arrow tables in, Arrow tables out, whoever carries them.
+
+    terms of rows    -> upload_rows(rows, plan)                    one row per user
+    last step        -> user_models(uploads, plan, step)           one row per user
+
+Each user must be whole in one piece: rows are brought together by user first (a shuffle, or
+``repartition``), or, with squared loss, pieces of uploads are added up by :func:`merge_uploads`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from odcl._typing import Array, Floats, Ints
+from odcl.data.federation import Federation, group_rows
+from odcl.data.scaling import Scaling
+from odcl.data.schema import TableSchema
+from odcl.exchange.arrow import (
+    USER,
+    ids_from_arrow,
+    ids_to_arrow,
+    number_lists,
+    numbers_of,
+    uploads_from_arrow,
+    uploads_to_arrow,
+)
+from odcl.exchange.upload import Uploads
+from odcl.local.fit import fit_users
+from odcl.local.receive import receive
+from odcl.method import Method
+from odcl.mixed.terms import DataTerms, merge_by_user
+from odcl.risk.risk import Risk
+
+if TYPE_CHECKING:
+    from odcl.server.result import StreamedStep
+
+_ID_TYPES = {"int": pa.int64(), "float": pa.float64(), "bool": pa.bool_(), "text": pa.string()}
+_NOBODY = {"int": 0, "float": 0.0, "bool": False, "text": ""}  # an id of each kind
+USERS_AT_ONCE = 4_096  # whose posteriors, some matrices each, stay near the processor
+
+
+@dataclass(frozen=True, eq=False)
+class FitPlan:
+    """What every piece has to know: how a table is read, scaled and fitted."""
+
+    schema: TableSchema
+    scaling: Scaling
+    risk: Risk
+    method: Method  # resolved
+    seed: int = 0
+    unsigned: bool = False  # ids are integers that may be above 2**63
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns of the table in use."""
+        return [self.schema.user, *self.schema.features, self.schema.target]
+
+    @property
+    def id_type(self) -> pa.DataType:
+        """The type of ids in files."""
+        return pa.uint64() if self.unsigned else _ID_TYPES[self.schema.user_kind]
+
+    @property
+    def dim(self) -> int:
+        """Parameters of a model."""
+        return self.risk.dim(len(self.scaling.used))
+
+    @property
+    def adds_up(self) -> bool:
+        """Uploads are exact sums over rows: pieces of a user's rows may go separately, and the
+        user's last step needs nothing but its upload."""
+        plain = self.risk.loss.name == "squared" and self.method.short_terms
+        return plain and self.method.clusterer.uses_terms
+
+    def rows_by_user(self, rows: pa.Table) -> Federation:
+        """The rows of a piece user by user, as the model sees them."""
+        federation = self.schema.encode(rows, piece=True).federation()
+        y: Array = np.asarray(federation.y, dtype=np.float64)
+        return federation.with_X(self.scaling.apply(federation.X)).with_y(y)
+
+    def fit(self, federation: Federation) -> Uploads:
+        """Step 1 of Algorithm 1, as in memory."""
+        return fit_users(
+            federation,
+            self.risk,
+            self.method.sends,
+            terms=self.method.clusterer.uses_terms,
+            short_terms=self.method.short_terms,
+            seed=self.seed,
+        ).uploads
+
+    def stand_in(self) -> Federation:
+        """Two rows of a user that does not exist: they tell the columns of tables without users."""
+        p, nobody = len(self.scaling.used), np.array([_NOBODY[self.schema.user_kind]])
+        return Federation(np.zeros((2, p)), np.zeros(2), np.array([0, 2]), nobody)
+
+    def to_arrow(self, uploads: Uploads) -> pa.Table:
+        """Uploads as a table, one row per user."""
+        return uploads_to_arrow(uploads, self.id_type)
+
+    def from_arrow(self, uploads: pa.Table) -> Uploads:
+        """The way back."""
+        return uploads_from_arrow(uploads, self.risk, self.dim)
+
+    def no_uploads(self) -> pa.Table:
+        """A table of uploads without a user."""
+        return self.without_users(uploads_to_arrow(self.fit(self.stand_in())))
+
+    def without_users(self, table: pa.Table) -> pa.Table:
+        """A table of the stand-in without it."""
+        return table.slice(0, 0).set_column(0, USER, pa.array([], self.id_type))
+
+
+def upload_rows(rows: pa.Table, plan: FitPlan) -> pa.Table:
+    """What the users of these rows upload, one row per user, in canonical order."""
+    federation = plan.rows_by_user(rows)
+    return plan.to_arrow(plan.fit(federation)) if federation.n_users else plan.no_uploads()
+
+
+def merge_uploads(uploads: pa.Table, plan: FitPlan) -> pa.Table:
+    """Uploads of some of each user's rows, added up: one row per user, in canonical order."""
+    if not plan.adds_up:
+        raise ValueError(
+            f"Uploads of the {plan.risk.loss.name} loss are of all rows of a user, and do not add "
+            "up: bring the rows of each user together first."
+        )
+    parts = plan.from_arrow(uploads)
+    ids, codes = group_rows(parts.users)
+    if len(ids) == len(parts):
+        return plan.to_arrow(parts.take(np.argsort(codes, kind="stable")))
+    assert parts.means is not None
+    assert parts.factor is not None
+    terms = DataTerms(parts.n_samples, parts.means, parts.factor)
+    one = merge_by_user(terms, codes, len(ids))
+    whole = replace(parts, users=ids, n_samples=one.rows, means=one.mean, factor=one.factor)
+    return plan.to_arrow(whole)
+
+
+@dataclass(frozen=True, eq=False)
+class UserColumns:
+    """What a run knows of each user: the columns of a table with one row per user.
+
+    ``model`` is in standardised units, ``covariance`` the triangle of its covariance matrix.
+    """
+
+    users: Array  # (n_users,), ids
+    group: Array  # (n_users,)
+    probability: Floats  # (n_users,), NaN where the method does not know
+    rows: Array  # (n_users,)
+    model: Floats  # (n_users, dim)
+    covariance: Floats | None = None  # (n_users, dim, dim)
+    noise: Floats | None = None  # (n_users,)
+    dof: Floats | None = None  # (n_users,)
+
+    def to_arrow(self, ids: pa.DataType) -> pa.Table:
+        """The table; ``ids`` is the type of the ids in it."""
+        columns = {
+            USER: ids_to_arrow(self.users, ids),
+            "group": pa.array(self.group.astype(np.int32)),
+            "probability": pa.array(self.probability),
+            "rows": pa.array(self.rows.astype(np.int64)),
+            "model": number_lists(self.model),
+        }
+        if self.covariance is not None:
+            up = np.triu_indices(self.model.shape[1])
+            columns["covariance"] = number_lists(self.covariance[:, up[0], up[1]])
+        for name, values in {"noise": self.noise, "dof": self.dof}.items():
+            if values is not None:
+                columns[name] = pa.array(values)
+        return pa.table(columns)
+
+    def take(self, order: Ints) -> UserColumns:
+        """Some of the users, in this order."""
+        own = {name: a for name, a in vars(self).items() if a is not None}
+        return replace(self, **{name: a[order] for name, a in own.items()})
+
+    @classmethod
+    def from_arrow(cls, table: pa.Table, dim: int) -> UserColumns:
+        """The way back; models have ``dim`` parameters."""
+        told: dict[str, Floats] = {}
+        if "covariance" in table.column_names:
+            rows, columns = np.triu_indices(dim)
+            triangle = numbers_of(table["covariance"], (len(rows),))
+            square = np.empty((len(triangle), dim, dim))
+            square[:, rows, columns] = square[:, columns, rows] = triangle
+            told["covariance"] = square
+        told |= {n: numbers_of(table[n]) for n in ("noise", "dof") if n in table.column_names}
+        return cls(
+            ids_from_arrow(table[USER]),
+            numbers_of(table["group"]).astype(np.intp),
+            numbers_of(table["probability"]),
+            numbers_of(table["rows"]),
+            numbers_of(table["model"], (dim,)),
+            **told,
+        )
+
+
+def user_models(
+    uploads: pa.Table, plan: FitPlan, step: StreamedStep, rows: pa.Table | None = None
+) -> pa.Table:
+    """The place and the model of every user, one row each, in the order of the uploads.
+
+    ``rows`` are those of the same users; they are not needed where ``plan.adds_up``.
+    """
+    if not uploads.num_rows:
+        nobody = plan.stand_in()
+        return plan.without_users(_models(plan.fit(nobody), plan, step, nobody))
+    if rows is None and not plan.adds_up:
+        raise ValueError(
+            f"The last step of the {plan.risk.loss.name} loss looks at the users' rows: give them."
+        )
+    given = plan.from_arrow(uploads)
+    federation = None if rows is None or plan.adds_up else plan.rows_by_user(rows)
+    parts = []
+    for at in np.split(np.arange(len(given)), range(USERS_AT_ONCE, len(given), USERS_AT_ONCE)):
+        own = None if federation is None else federation.take(at)
+        parts.append(_models(given.take(at), plan, step, own))
+    return pa.concat_tables(parts)
+
+
+def _models(
+    uploads: Uploads, plan: FitPlan, step: StreamedStep, rows: Federation | None
+) -> pa.Table:
+    m, p = len(uploads), len(plan.scaling.used)
+    if rows is None:  # all that the last step needs is in the upload
+        rows = Federation(np.empty((0, p)), np.empty(0), np.zeros(m + 1, np.intp), uploads.users)
+    placed = step.place(uploads)
+    received = receive(rows, plan.risk, uploads, placed, seed=plan.seed)
+    sure = placed.probability if received.sure is None else received.sure
+    found = UserColumns(
+        uploads.users,
+        placed.group if received.group is None else received.group,
+        np.full(m, np.nan) if sure is None else sure,
+        uploads.n_samples,
+        received.models,
+        received.covariance,
+        received.noise,
+        received.dof,
+    )
+    return found.to_arrow(plan.id_type)
+
+
+def with_coefficients(models: pa.Table, plan: FitPlan) -> pa.Table:
+    """The table with each user's coefficients in the table's own units, a column for each.
+
+    Models of several classes have them in ``model`` alone.
+    """
+    if plan.risk.n_outputs > 1:
+        return models
+    model, p = numbers_of(models["model"], (plan.dim,)), len(plan.scaling.used)
+    coef, intercept = plan.scaling.undo(model[:, :p, None], model[:, p:].sum(axis=1)[:, None])
+    for name, values in zip(plan.schema.columns, coef[..., 0].T, strict=True):
+        models = models.append_column(f"coef_{name}", pa.array(np.ascontiguousarray(values)))
+    if plan.risk.intercept:
+        models = models.append_column("coef_(intercept)", pa.array(intercept[:, 0].copy()))
+    return models
