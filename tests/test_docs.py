@@ -16,7 +16,7 @@ from odcl.cli.demo import TABLES
 from odcl.cli.main import parse
 from odcl.data.synthetic import store_tables
 from odcl.data.write import write_table
-from odcl.engines import files, flower, partition
+from odcl.engines import files, flower
 from odcl.engines.files import Feature, Task
 from odcl.exchange.upload import TERM_FIELDS
 from tests.helpers import run_python
@@ -217,7 +217,7 @@ def test_every_public_name_has_an_example_in_the_reference():
         page.read_text(encoding="utf-8") for name, page in PAGES.items() if "reference" in name
     )
     code = "\n".join(b.text for text in pages for b in blocks(text) if b.language == "python")
-    engines = [name for engine in (files, flower, partition) for name in engine.__all__]
+    engines = [name for engine in (files, flower) for name in engine.__all__]
     names = [*odcl.__all__, *engines]
     assert not [name for name in names if not re.search(rf"\b{name}\b", code)]
 
