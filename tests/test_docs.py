@@ -16,7 +16,7 @@ from odcl.cli.demo import TABLES
 from odcl.cli.main import parse
 from odcl.data.synthetic import store_tables
 from odcl.data.write import write_table
-from odcl.engines import files, flower
+from odcl.engines import files, flower, pieces
 from odcl.engines.files import Feature, Task
 from odcl.exchange.upload import TERM_FIELDS
 from tests.helpers import run_python
@@ -259,9 +259,9 @@ def test_the_reference_shows_what_stands_beside_the_fields_of_a_value(monkeypatc
     monkeypatch.syspath_prepend(DOCS / "extensions")
     from public_names import fields_of, with_lists
 
-    told = fields_of(partition.UserColumns)
+    told = fields_of(pieces.UserColumns)
     assert told["model"] == "(n_users, dim)"
     assert told["users"] == "(n_users,), ids"
-    assert list(fields_of(partition.Job)) == ["method", "unsigned"]  # others have no comment
+    assert list(fields_of(pieces.FitPlan)) == ["method", "unsigned"]  # others have no comment
     listed = with_lists(["What it is.", "", "wait, timeout : seconds", "    of a round."])
     assert listed[2:] == ["``wait``, ``timeout``", "    seconds", "    of a round."]
