@@ -242,19 +242,21 @@ def run_up(options: Namespace) -> None:
     app = options.app or trial.app_folder("table")
     config = trial.app_config(app)
     tables = trial.tables_of(options.data, config)
+    nodes: dict[str, dict[str, Any]] = {site: {"data": str(tables[site])} for site in tables}
+    more = {}
+    if not tables:  # made stores, which have no secrets
+        n = options.nodes or 4
+        parts = ({"partition-id": i, "num-partitions": n} for i in range(n))
+        nodes = {f"site-{i + 1}": part for i, part in enumerate(parts)}
+        more = {"names": "plain"} if "names" in config else {}
     with watched(options) as progress:
         shutil.rmtree(options.dir, ignore_errors=True)
-        n = options.nodes or 4
-        sites = tuple(tables) or tuple(f"site-{i + 1}" for i in range(n))
-        deployment = Deployment.make(options.dir, sites)
-        # Made stores have no secrets.
-        more = {"names": "plain"} if not tables and "names" in config else {}
-        tables = tables or trial.write_stores(deployment.folder / "data", n)
-        result = trial.try_out(deployment, tables, app, more, progress.stage)
+        deployment = Deployment.make(options.dir, tuple(nodes))
+        result = trial.try_out(deployment, nodes, app, more, progress.stage)
     listed = read_table(result / "assignment.csv")
     users, groups, rows = (listed[i].to_numpy() for i in range(3))
     folder, n_users = shlex.quote(str(options.dir)), count(len(users), "user")
-    print(f"{count(len(tables), 'node')} with {n_users}, at {deployment.address} by TLS.")
+    print(f"{count(len(nodes), 'node')} with {n_users}, at {deployment.address} by TLS.")
     print(json.loads((result / "report.json").read_text(encoding="utf-8"))["reason"])
     print()
     print(group_table(groups, rows, users))

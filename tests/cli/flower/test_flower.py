@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from odcl.data.synthetic import store_tables
+from odcl.data.write import write_table
 from odcl.engines.flower.deployment import Deployment, toml_pairs, wait_until
 
 COLUMNS = "price,promotion,temperature,weekend,rain"
@@ -142,15 +144,13 @@ def test_up_runs_a_new_app_on_nodes_status_tells_and_down_ends_it_all(command, f
     assert nothing_runs("trial")
     assert command("flower", "down", "trial").out == "Nothing was running.\n"
     assert command("flower", "status", "trial").out.count("ended") == 3
-    assert command("predict", "trial/result", "trial/data/site-1.csv", "-q").code == 0
+    write_table("stores.csv", store_tables(0)[0])
+    assert command("predict", "trial/result", "stores.csv", "-q").code == 0
 
 
 @pytest.mark.slow
 def test_up_on_own_tables_prints_the_digests_that_the_server_knows(command, flower):
     """Two sites whose wards have the same names."""
-    from odcl.data.synthetic import store_tables
-    from odcl.data.write import write_table
-
     stores = store_tables(0)[0]
     owner = np.unique(stores["store"], return_inverse=True)[1]
     for i, site in enumerate(("north", "south")):

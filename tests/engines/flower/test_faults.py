@@ -553,10 +553,3 @@ def test_ids_of_nodes_come_from_their_config():
     strategy.start(nobody)
     (aside,) = strategy.outcome.set_aside
     assert "Nothing says who the user of this node is" in aside.reason
-
-
-def test_outcomes_are_values():
-    strategy = ODCL()
-    strategy.start(grid_of(PARTS))
-    other = replace(strategy.outcome, compared_rounds=10)
-    assert other.others["FedAvg"].total_up * 10 == strategy.outcome.others["FedAvg"].total_up

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -35,7 +35,6 @@ from odcl.data.source import task_of
 from odcl.engines.arrivals import SetAside
 from odcl.engines.files.task import Task
 from odcl.engines.flower.request import Request
-from odcl.engines.flower.rounds import Refined
 from odcl.exchange.ledger import Ledger, fedavg_exchange, ifca_exchange
 from odcl.exchange.upload import Uploads
 from odcl.local.terms import n_classes
@@ -43,8 +42,12 @@ from odcl.risk.risk import Risk
 from odcl.server.assign import Assignment
 from odcl.server.result import ServerStep
 
+if TYPE_CHECKING:
+    from odcl.engines.flower.rounds import Refined
+
 FORMAT = 1
 NODES, REPORT = "nodes.json", "report.json"
+ROUNDS = 100  # of FedAvg and IFCA, whose bytes are shown beside
 BARE, BARE_WORDS, BARE_ARRAYS = "flower-models", "groups.json", "groups.safetensors"
 
 
@@ -60,7 +63,6 @@ class Outcome:
     set_aside: tuple[SetAside, ...]
     delivered: Mapping[int, Mapping[str, float]]  # node -> the metrics that it sent back
     undelivered: tuple[SetAside, ...] = ()
-    compared_rounds: int = 100  # of FedAvg and IFCA, beside which bytes are shown
     refined: Refined | None = None  # rounds inside the groups, where there were any
 
     @property
@@ -72,7 +74,7 @@ class Outcome:
     @property
     def others(self) -> dict[str, Ledger]:
         """What methods of many rounds would send for the same task: every user is a client."""
-        m, dim, R = len(self.uploads), self.uploads.dim, self.compared_rounds
+        m, dim, R = len(self.uploads), self.uploads.dim, ROUNDS
         return {
             "FedAvg": fedavg_exchange(m, dim).over(R),
             "IFCA": ifca_exchange(m, dim, self.step.n_clusters).over(R),
@@ -152,8 +154,8 @@ class Columns:
 # -- on disk ---------------------------------------------------------------------------------------
 
 
-def write_result(outcome: Outcome, columns: Columns, folder: Path, *, force: bool) -> Any:
-    """Write a run, whole or not at all; the estimator that was written."""
+def write_result(outcome: Outcome, columns: Columns, folder: Path, *, force: bool) -> None:
+    """Write a run, whole or not at all."""
     from odcl.estimators.federated import server_estimator
     from odcl.estimators.persist import save_estimator
     from odcl.runs.run import RunReport, finite
@@ -164,7 +166,7 @@ def write_result(outcome: Outcome, columns: Columns, folder: Path, *, force: boo
         step = outcome.step
         found = (request.config(), step.users, step.labels, step.centers, step.reason)
         write_bare(BareResult(*found), folder, finite(nodes_json(outcome)), force=force)
-        return None
+        return
     model = server_estimator(
         *(uploads, outcome.step, request.method, request.agreed(outcome.n_features).method),
         schema=columns.schema(request.risk, outcome.n_features, uploads.users),
@@ -176,7 +178,6 @@ def write_result(outcome: Outcome, columns: Columns, folder: Path, *, force: boo
         **run_tables(model),
     }
     save_estimator(model, folder, force=force, extras=extras)
-    return model
 
 
 def _facts(outcome: Outcome) -> dict[str, Any]:
@@ -334,7 +335,7 @@ def write_bare(found: BareResult, folder: Path, nodes: Mapping[str, Any], *, for
     }
     if listed is None:
         arrays["users"] = found.users.astype(np.int64)
-    files = {BARE_WORDS: words, "nodes.json": dict(nodes)}
+    files = {BARE_WORDS: words, NODES: dict(nodes)}
     write_artifact(folder, Artifact(BARE, files, {BARE_ARRAYS: arrays}), force=force)
 
 

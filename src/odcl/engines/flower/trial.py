@@ -10,12 +10,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from odcl.data.roles import check_columns
-from odcl.data.synthetic import store_tables
 from odcl.data.tables import read_column_names
-from odcl.data.write import write_table
 from odcl.engines.files.keys import check_site
 from odcl.engines.flower.deployment import COMPLETED, STATE, Deployment, DeploymentError
 from odcl.errors import InputError
@@ -98,20 +94,6 @@ def tables_of(paths: Sequence[Path], config: Mapping[str, Any]) -> dict[str, Pat
     return found
 
 
-def write_stores(folder: Path, n_sites: int) -> dict[str, Path]:
-    """60 made stores, dealt out to ``n_sites`` sites: a file per site."""
-    stores = store_tables(0)[0]
-    names, owner = np.unique(stores["store"], return_inverse=True)
-    if n_sites > len(names):
-        raise ValueError(f"{n_sites} nodes are more than the {len(names)} made stores: name fewer.")
-    folder.mkdir(mode=0o700)
-    found = {f"site-{i + 1}": folder / f"site-{i + 1}.csv" for i in range(n_sites)}
-    for i, path in enumerate(found.values()):
-        rows = owner % n_sites == i
-        write_table(path, {name: column[rows] for name, column in stores.items()})
-    return found
-
-
 # -- one run ---------------------------------------------------------------------------------------
 
 
@@ -124,23 +106,20 @@ def check_place(folder: Path, *, force: bool) -> None:
 
 def try_out(
     deployment: Deployment,
-    tables: Mapping[str, Path],
+    nodes: Mapping[str, Mapping[str, Any]],
     app: Path,
     config: Mapping[str, Any],
     stage: Callable[[str], None],
 ) -> Path:
-    """Start everything and run the app once; the folder of its result.
+    """Start nodes by site, each with its config, and run the app once; the folder of its result.
 
     The deployment is up when this returns; on any error or interruption all of it is ended.
     """
-    models, result, n = deployment.folder / "models", deployment.folder / "result", len(tables)
+    models, result, n = deployment.folder / "models", deployment.folder / "result", len(nodes)
     try:
         models.mkdir(mode=0o700)
-        nodes = {
-            site: {"site": site, "data": str(path), "models": str(models / f"{site}.csv")}
-            for site, path in tables.items()
-        }
-        deployment.up(nodes, stage)
+        own = {site: {"site": site, "models": str(models / f"{site}.csv")} for site in nodes}
+        deployment.up({site: {**own[site], **nodes[site]} for site in nodes}, stage)
         stage("one round")
         told = {"min-replies": n, "nodes": n, "result-dir": str(result), **config}
         run_once(deployment, app, told, 2 * app_config(app).get("timeout", 600.0) + 120)
