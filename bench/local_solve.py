@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 from sklearn.linear_model import LinearRegression, LogisticRegression
 
-from bench.images import two_classes
 from bench.tables import at_least, in_turns, progress, table
 from odcl._typing import Floats
 from odcl.data.federation import Federation
@@ -31,6 +30,7 @@ of a user's gradient, ours and the loop's: what is left of it is the difference.
 over a part of the users, its time is scaled to all of them."""
 
 Fit = Callable[[Floats, Floats], Floats]  # one user's rows and targets -> model
+SIDE, CHANNELS = 32, 3
 
 
 def run(*, quick: bool, data: Path) -> None:
@@ -165,3 +165,28 @@ def _logistic(l2: float, intercept: bool) -> Fit:
         return np.append(model.coef_[0], model.intercept_) if intercept else model.coef_[0]
 
     return fit
+
+
+# -- images: the real files where they are, stand-ins where not ------------------------------------
+
+
+def two_classes(folder: Path, n: int) -> tuple[Floats, Floats, str]:
+    """n images of 3,072 pixels in [0, 1], labels -1 and +1, and what they are."""
+    path = folder / "cifar10-two-classes" / "train.bin"
+    if path.exists():
+        raw = np.fromfile(path, dtype=np.uint8).reshape(-1, 1 + CHANNELS * SIDE**2)[:n]
+        return raw[:, 1:] / 255.0, np.where(raw[:, 0] == 1, 1.0, -1.0), "CIFAR10 pixels / 255"
+    return *natural_images(n, np.random.default_rng(0)), "synthetic images with a 1/f spectrum"
+
+
+def natural_images(n: int, rng: np.random.Generator) -> tuple[Floats, Floats]:
+    """Images whose amplitude falls as 1/f, as that of photographs does, and labels -1 and +1."""
+    f = np.hypot(np.fft.fftfreq(SIDE)[:, None], np.fft.fftfreq(SIDE))
+    amplitude = 1 / np.maximum(f, 1 / SIDE)
+    white = rng.standard_normal((n, CHANNELS, SIDE, SIDE))
+    white = 0.9 * white[:, :1] + 0.4 * white  # channels of a photograph are much alike
+    images = np.fft.ifft2(np.fft.fft2(white) * amplitude).real
+    images = np.clip(0.5 + 0.25 * images / images.std(), 0, 1).reshape(n, -1)
+    z = (images - images.mean(axis=0)) @ images[0]
+    y = np.where(rng.random(n) < 1 / (1 + np.exp(-2 * z / z.std())), 1.0, -1.0)
+    return images, y
