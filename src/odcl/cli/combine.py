@@ -16,9 +16,8 @@ Find the groups of a federation from its sites' uploads.
 Reads all uploads of a folder, names and sets aside what it cannot take, and
 writes a round: one download per site, which holds no other site's name, and a
 report for the coordinator. Run it again with more uploads, and the round is
-replaced as a whole."""
+replaced as a whole.
 
-_EXAMPLES = """\
 examples:
   odcl combine task.toml uploads --out round
   odcl combine task.toml uploads --key keys/coordinator.key --out round
@@ -26,12 +25,9 @@ examples:
 
 
 def add(some: Any) -> opt.Parser:
+    arguments = {"card": "the task card", "uploads": "folder of the sites' uploads"}
     usage = "CARD UPLOADS --out ROUND [options]"
-    parser = opt.command(some, "combine", usage, _ABOUT, _EXAMPLES)
-    group = parser.add_argument_group("arguments")
-    group.add_argument("card", metavar="CARD", type=Path, help="the task card")
-    group.add_argument("uploads", metavar="UPLOADS", type=Path, help="folder of the sites' uploads")
-    group = parser.add_argument_group("options")
+    parser, group = opt.described(some, "combine", usage, _ABOUT, arguments)
     opt.path(group, "--out", "ROUND", "folder of the round (required)", required=True)
     text = "leave this site out, which has withdrawn; once per site"
     group.add_argument("--without", metavar="SITE", action="append", default=[], help=text)

@@ -15,13 +15,7 @@ _MANY: dict[str, Any] = {"action": "append", "default": []}
 
 
 def _parser(some: Any, name: str, usage: str, about: str, *, folder: str = "") -> tuple[Any, Any]:
-    """A command with examples at the end of ``about``; its parser and its group of options."""
-    about, _, examples = about.partition("\n\nexamples:\n")
-    parser = opt.command(some, f"flower {name}", usage, about, f"examples:\n{examples}")
-    if folder:
-        group = parser.add_argument_group("arguments")
-        group.add_argument("dir", metavar="DIR", type=Path, help=folder)
-    return parser, parser.add_argument_group("options")
+    return opt.described(some, f"flower {name}", usage, about, {"dir": folder} if folder else None)
 
 
 # -- new -------------------------------------------------------------------------------------------

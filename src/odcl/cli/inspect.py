@@ -12,19 +12,16 @@ _ABOUT = """\
 Show everything that a file of a federation holds, in plain words and numbers.
 
 For uploads before anyone sends them, and for downloads when they come: each
-field with what it tells and its size, what was withheld, and who signed it."""
+field with what it tells and its size, what was withheld, and who signed it.
 
-_EXAMPLES = """\
 examples:
   odcl inspect north.upload
   odcl inspect north.upload --card task.toml --numbers"""
 
 
 def add(some: Any) -> opt.Parser:
-    parser = opt.command(some, "inspect", "FILE [options]", _ABOUT, _EXAMPLES)
-    group = parser.add_argument_group("arguments")
-    group.add_argument("file", metavar="FILE", type=Path, help="an upload or a download")
-    group = parser.add_argument_group("options")
+    arguments = {"file": "an upload or a download"}
+    parser, group = opt.described(some, "inspect", "FILE [options]", _ABOUT, arguments)
     more = {
         "--card CARD": (Path, "the task card, to see whose keys signed it [default: none]"),
         "--numbers": "every number, one after the other",

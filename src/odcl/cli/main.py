@@ -22,7 +22,8 @@ COMMANDS = (
     *("demo", "fit", "report", "predict", "assign", "update", "diagnose", "plan", "reproduce"),
     *("task", "site", "inspect", "combine", "flower"),
 )
-FAMILIES = {  # of two words each
+# Of two words each: one module, whose functions are add_new, run_new, ...
+FAMILIES = {
     "task": ("new", "check", "keys"),
     "site": ("keys", "fit", "receive"),
     "flower": ("new", "certs", "simulate", "up", "status", "down"),
@@ -30,15 +31,10 @@ FAMILIES = {  # of two words each
 EVERY = tuple(f"{name} {what}".strip() for name in COMMANDS for what in FAMILIES.get(name, ("",)))
 
 
-TOGETHER = ("flower",)  # families of one module: its functions are add_up, run_up, ...
-
-
 def function_of(command: str, what: str) -> Any:
     """What a command's module does: ``add`` its options, or ``run`` it."""
     family, _, word = command.partition(" ")
-    if family in TOGETHER:
-        return getattr(import_module(f"odcl.cli.{family}"), f"{what}_{word}")
-    return getattr(import_module(f"odcl.cli.{command.replace(' ', '_')}"), what)
+    return getattr(import_module(f"odcl.cli.{family}"), f"{what}_{word}" if word else what)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

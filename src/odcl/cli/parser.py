@@ -84,6 +84,23 @@ def command(some: Any, name: str, usage: str, description: str, epilog: str) -> 
 # -- values of options -----------------------------------------------------------------------------
 
 
+def described(
+    some: Any, name: str, usage: str, about: str, arguments: Mapping[str, str] | None = None
+) -> tuple[Parser, Any]:
+    """A command whose ``about`` ends with examples: its parser and its group of options.
+
+    ``arguments`` are its paths, each with its help: "name", "name?" or "name+" (one or more).
+    """
+    about, _, examples = about.partition("\n\nexamples:\n")
+    parser = command(some, name, usage, about, f"examples:\n{examples}")
+    if arguments:
+        group = parser.add_argument_group("arguments")
+        for one, text in arguments.items():
+            name, nargs = one.rstrip("?+"), one[-1] if one[-1] in "?+" else None
+            group.add_argument(name, metavar=name.upper(), type=Path, nargs=nargs, help=text)
+    return parser, parser.add_argument_group("options")
+
+
 def column_names(values: Sequence[str], columns: Sequence[str]) -> tuple[str, ...]:
     """Columns named one by one or as ``a,b,c``; a name that holds a comma stands for itself."""
     names: list[str] = []

@@ -1,4 +1,4 @@
-"""``odcl task new``: the card that all sites agree on."""
+"""``odcl task``: the card that all sites agree on, and whether a site's table fits it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ if TYPE_CHECKING:
     from odcl.engines.files.task import Feature
     from odcl.risk.risk import Risk
 
-_ABOUT = """\
+# -- new -------------------------------------------------------------------------------------------
+
+_NEW = """\
 Write the task card of a federation by file.
 
 The card says which columns are what, what is minimised, how groups are found,
 and what may leave a site. It is a text that people read, edit and agree on
-before anything is computed; every file of the task carries its digest."""
+before anything is computed; every file of the task carries its digest.
 
-_EXAMPLES = """\
 examples:
   odcl task new --features age,bmi --target outcome --loss logistic \\
       --classes no,yes --out task.toml
@@ -70,10 +71,9 @@ _OPTIONS = {
 }
 
 
-def add(some: Any) -> opt.Parser:
+def add_new(some: Any) -> opt.Parser:
     usage = "--features COLUMNS --target COLUMN --out FILE [options]"
-    parser = opt.command(some, "task new", usage, _ABOUT, _EXAMPLES)
-    group = parser.add_argument_group("options")
+    parser, group = opt.described(some, "task new", usage, _NEW)
     many: dict[str, Any] = {"metavar": "COLUMNS", "action": "append", "required": True}
     group.add_argument("--features", **many, help="columns to predict from: a,b,c (required)")
     group.add_argument("--target", metavar="COLUMN", required=True, help="to predict (required)")
@@ -88,7 +88,7 @@ def add(some: Any) -> opt.Parser:
     return parser
 
 
-def run(options: Namespace) -> None:
+def run_new(options: Namespace) -> None:
     from odcl.engines.files.task import CAREFUL, Task
     from odcl.method import Method
 
@@ -211,3 +211,127 @@ def _values(text: str) -> tuple[Any, ...]:
     words = [word.strip() for word in text.split(",") if word.strip()]
     whole = all(word.lstrip("-").isdecimal() and str(int(word)) == word for word in words)
     return tuple(int(word) for word in words) if whole else tuple(words)
+
+
+# -- check -----------------------------------------------------------------------------------------
+
+_CHECK = """\
+Tell whether a card can be used, and whether a site's table fits it.
+
+Nothing is fitted and nothing is written: columns that are missing or of
+another type, categories and classes that the card does not list, cells and
+users too small to leave are named.
+
+examples:
+  odcl task check task.toml
+  odcl task check task.toml visits.csv
+  odcl task check task.toml visits.csv --user ward"""
+
+
+def add_check(some: Any) -> opt.Parser:
+    usage = "CARD [TABLE] [options]"
+    arguments = {"card": "the task card", "table?": opt.TABLE_HELP}
+    parser, group = opt.described(some, "task check", usage, _CHECK, arguments)
+    text = "column that names the user of each row, if the site holds several [default: one user]"
+    opt.add_options(group, {"--user COLUMN": (str, text)})
+    opt.quiet(group)
+    return parser
+
+
+def run_check(options: Namespace) -> None:
+    from odcl.engines.files.task import Task
+
+    task = Task.read(options.card)
+    signed = "not signed: it lists no keys"
+    if task.signed:
+        signed = f"signed by {len(task.sites)} sites, digest of the keys {task.keys_digest[:16]}"
+    print(f"{options.card}: task {task.name!r}, round {task.round}, digest {task.digest[:16]}.")
+    size = f"{len(task.columns)} columns, {task.dim} parameters, {task.risk.loss.name} loss"
+    print(f"{size}. Files are {signed}.")
+    if task.minimum_group < 3:
+        say(
+            f"minimum_group = {task.minimum_group}: in a group of two each site can work "
+            "out the other's term from its download; from 3 on it takes two that share theirs",
+            options,
+        )
+    if options.table is not None:
+        _check(task, options)
+
+
+def _check(task: Any, options: Namespace) -> None:
+    from odcl.data.notices import about_values
+    from odcl.engines.files.site import read_site, release
+    from odcl.errors import count
+
+    site = read_site(task, options.table, options.user)
+    released = release(site)
+    rows = site.rows
+    print(f"{options.table} fits: {count(len(rows.y), 'row')}, {count(rows.n_users, 'user')}.")
+    sent = count(len(released.users), "user")
+    print(f"{sent} with {count(len(released.rows.y), 'row')} would enter the upload.")
+    told = about_values(site.schema, site.counts, task.missing)
+    for text in (*told, *released.sentences(task.smallest_cell)):
+        print(f"{text[0].upper()}{text[1:]}.")
+    for text in _scale_notes(task, rows):
+        say(text, options)
+
+
+def _scale_notes(task: Any, rows: Any) -> list[str]:
+    """Losses that are not quadratic want features of about one spread at all sites."""
+    if task.risk.loss.has_data_terms:
+        return []
+    spread = dict(zip(task.columns, rows.X.std(axis=0), strict=True))
+    odd = [one.name for one in task.features if one.levels is None]
+    odd = [name for name in odd if not 0.05 <= spread[name] <= 20]
+    if not odd:
+        return []
+    return [
+        f"{', '.join(odd)}: in the card's scale the spread is far from 1; agree on other scales"
+    ]
+
+
+# -- keys ------------------------------------------------------------------------------------------
+
+_KEYS = """\
+Put public keys onto a task card: files must be signed from then on.
+
+A site that is listed already gets one key more: files signed with either are
+taken until the old one is deleted from the card. The digest of the task stays
+the same, so that uploads made before stay good.
+
+examples:
+  odcl task keys task.toml coordinator.pub north.pub south.pub"""
+
+
+def add_keys(some: Any) -> opt.Parser:
+    usage = "CARD KEY ... [options]"
+    arguments = {
+        "card": "the task card, written anew",
+        "key+": "public keys (.pub), as `odcl site keys` wrote them",
+    }
+    parser, group = opt.described(some, "task keys", usage, _KEYS, arguments)
+    opt.quiet(group)
+    return parser
+
+
+def run_keys(options: Namespace) -> None:
+    from odcl.engines.files.keys import COORDINATOR, read_public
+    from odcl.engines.files.task import Task
+
+    task = Task.read(options.card)
+    found = [read_public(path) for path in options.key]
+    added = []
+    for site, key in sorted(found, key=lambda pair: pair[0] != COORDINATOR):
+        before = task.coordinator if site == COORDINATOR else task.sites.get(site, ())
+        try:
+            task = task.with_keys(site, key)
+        except ValueError as error:
+            raise ValueError(f"The key {key} of {site} cannot be added: {error}.") from None
+        if key not in before:
+            more = " beside another, which is good until it is deleted from the card"
+            added.append(f"added for {site}: {key}{more if before else ''}")
+    task.write(options.card)
+    for text in added:
+        print(text)
+    n = len(task.sites)
+    print(f"{options.card} lists keys of {n} site{'s' * (n != 1)} and of the coordinator.")

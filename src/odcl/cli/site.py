@@ -1,0 +1,179 @@
+"""``odcl site``: a site's keys, one file out, one file back."""
+
+from __future__ import annotations
+
+import shlex
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from odcl.cli import parser as opt
+from odcl.cli.console import check_file_place, check_replace, say, unsigned, watched
+
+_SITE: dict[str, Any] = {"metavar": "NAME", "required": True}
+
+# -- keys ------------------------------------------------------------------------------------------
+
+_KEYS = """\
+Make the keys with which a site, or the coordinator, signs its files.
+
+SITE.key is private: it stays where it is, readable by its owner alone, and is
+never overwritten. SITE.pub goes to whoever keeps the task card.
+
+examples:
+  odcl site keys --site north --out keys
+  odcl site keys --site coordinator --out keys"""
+
+
+def add_keys(some: Any) -> opt.Parser:
+    parser, group = opt.described(some, "site keys", "--site NAME --out FOLDER", _KEYS)
+    group.add_argument("--site", **_SITE, help="the site's name, or coordinator (required)")
+    opt.path(group, "--out", "FOLDER", "folder for the keys (required)", required=True)
+    opt.quiet(group)
+    return parser
+
+
+def run_keys(options: Namespace) -> None:
+    from odcl.engines.files.keys import make_keys, read_public
+
+    private, public = make_keys(options.site, options.out)
+    print(f"Private key, stays here: {private}")
+    print(f"Public key, goes onto the task card: {public}")
+    print(read_public(public)[1])
+
+
+# -- fit -------------------------------------------------------------------------------------------
+
+_FIT = """\
+Fit a site's users on its own rows, and write the one file that leaves.
+
+Rows stay here. `odcl inspect FILE` shows everything that the file holds before
+anyone sends it.
+
+examples:
+  odcl site fit task.toml visits.csv --site north --out north.upload
+  odcl site fit task.toml visits.csv --site north --user ward \\
+      --key keys/north.key --out north.upload"""
+
+
+def add_fit(some: Any) -> opt.Parser:
+    usage = "CARD TABLE --site NAME --out FILE [options]"
+    arguments = {"card": "the task card", "table": opt.TABLE_HELP}
+    parser, group = opt.described(some, "site fit", usage, _FIT, arguments)
+    group.add_argument("--site", **_SITE, help="the site's name (required)")
+    opt.path(group, "--out", "FILE", "the upload, SITE.upload (required)", required=True)
+    more = {
+        "--user COLUMN": (
+            str,
+            "column that names the user of each row, if the site holds several "
+            "[default: the site is one user]",
+        ),
+        "--key FILE": (Path, "the site's private key, where the card lists keys [default: none]"),
+        "--force": "replace FILE if it exists",
+    }
+    opt.add_options(group, more)
+    opt.quiet(group)
+    return parser
+
+
+def run_fit(options: Namespace) -> None:
+    from odcl.data.notices import about_values
+    from odcl.engines.files.keys import belongs_to, check_site
+    from odcl.engines.files.site import ENDING, fit_site
+    from odcl.engines.files.task import Task
+    from odcl.report.text import count, in_bytes
+
+    out: Path = options.out
+    if out.suffix != ENDING or not belongs_to(out.stem, check_site(options.site)):
+        raise ValueError(
+            f"{out} does not say whose upload it is: name it {options.site}{ENDING}, by which the "
+            "coordinator knows it."
+        )
+    check_file_place(out)
+    check_replace(out, options.force)
+    task = Task.read(options.card)
+    with watched(options) as shown:
+        shown.stage("fitting")
+        sent = fit_site(task, options.table, site=options.site, user=options.user, key=options.key)
+        sent.write(out)
+    told = about_values(sent.table.schema, sent.table.counts, task.missing)
+    for text in (*told, *sent.released.sentences(task.smallest_cell), *unsigned(task)):
+        say(text, options)
+    n, rows = len(sent.uploads), int(sent.uploads.n_samples.sum())
+    file, size = shlex.quote(str(out)), in_bytes(len(sent.content))
+    print(f"{count(n, 'user')} of {options.site}, {count(rows, 'row')}: {size} in {file}")
+    print(f"Next: odcl inspect {file}")
+
+
+# -- receive ---------------------------------------------------------------------------------------
+
+_RECEIVE = """\
+Verify a download, and make the site's models from it and its own rows.
+
+Needs the card, the site's upload, its download, and the table that the upload
+was made from. MODEL is a folder that `odcl predict` takes.
+
+examples:
+  odcl site receive task.toml north.upload north.download visits.csv --out model
+  odcl predict model tomorrow.csv --out predictions.csv"""
+
+
+def add_receive(some: Any) -> opt.Parser:
+    usage = "CARD UPLOAD DOWNLOAD TABLE --out MODEL [options]"
+    arguments = {
+        "card": "the task card",
+        "upload": "the file that the site sent",
+        "download": "the file that came back",
+        "table": "the table that the upload was made from",
+    }
+    parser, group = opt.described(some, "site receive", usage, _RECEIVE, arguments)
+    opt.path(group, "--out", "MODEL", "folder for the models (required)", required=True)
+    opt.force(group)
+    text = "column that names the user of each row [default: the one that gives UPLOAD's users]"
+    opt.add_options(group, {"--user COLUMN": (str, text)})
+    opt.quiet(group)
+    return parser
+
+
+def run_receive(options: Namespace) -> None:
+    from odcl.artifact.folder import check_artifact_place
+    from odcl.data.notices import about_values
+    from odcl.engines.files.last_step import receive
+    from odcl.errors import count
+
+    check_artifact_place(options.out, force=options.force)
+    with watched(options) as shown:
+        shown.stage("the last step")
+        site = receive(
+            options.card, options.upload, options.download, options.table, user=options.user
+        )
+        site.estimator().save(options.out, force=options.force)
+    groups = site.download.groups
+    print(f"{site.site}: {count(len(site.users), 'user')}. {groups.reason}")
+    print(groups.diagnosis)
+    print(_members(site))
+    told = about_values(site.table.schema, site.table.counts, site.task.missing)
+    for text in (*told, *unsigned(site.task)):
+        say(text, options)
+    if len(site.left_out):
+        say(f"{count(len(site.left_out), 'user')} sent nothing, and have no model", options)
+    out = shlex.quote(str(options.out))
+    print(f"Models: {out}")
+    print(f"Next: odcl predict {out} TABLE")
+
+
+def _members(site: Any) -> str:
+    """Where the site's users are."""
+    import numpy as np
+
+    from odcl.report.text import count
+
+    sizes, sites = site.download.groups.sizes, site.download.groups.sites
+    lines = []
+    for k, n in zip(*np.unique(site.labels, return_counts=True), strict=True):
+        if k < 0:
+            lines.append(f"{count(int(n), 'user')} in none of the groups")
+            continue
+        whole = f"{count(int(sizes[k]), 'user')} at {count(int(sites[k]), 'site')}"
+        lines.append(f"{count(int(n), 'user')} in group {k} ({whole} in all)")
+    return "; ".join(lines) + "."
