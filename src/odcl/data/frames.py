@@ -1,7 +1,11 @@
-"""Columns of frames and arrays, as scikit-learn's users pass them: by name or by position."""
+"""Frames and arrays as scikit-learn's users pass them: features, owners and targets, checked.
+
+Columns go by name, or by position where they have none.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import date, time, timedelta
 from numbers import Integral
 from typing import Any
@@ -9,12 +13,230 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from scipy import sparse
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_array, check_consistent_length
+from sklearn.utils.validation import column_or_1d, validate_data
 
-from odcl._typing import Array
-from odcl.data.federation import as_ids
+from odcl._typing import Array, Bools, Floats
+from odcl.data.columns import keys
+from odcl.data.design import Design, DesignRows, summarize
+from odcl.data.federation import MOST_SIZE, as_ids, check_owners, owner_ids
+from odcl.data.roles import check_columns, looks_at, settle
+from odcl.data.rows import Gaps, read_columns, refuse_gaps, without_value
 from odcl.data.tables import as_table, collected
 from odcl.data.write import arrow_column
 from odcl.errors import did_you_mean, show
+
+
+class FrameInput(BaseEstimator):  # type: ignore[misc]
+    """What fit, predict and later users have in common: rows are checked and split from owners."""
+
+    design_: Design | None  # None: X holds numbers, column by column
+
+    def _first_rows(self, X: Any, y: Any, users: Any) -> tuple[Floats, Any, Bools]:
+        """Design rows and owners for a fit, which settles the columns, and the rows it uses."""
+        if self.users is not None and users is not None:
+            raise ValueError(
+                f"Users were given twice: as column {self.users!r} of X (users={self.users!r} in "
+                "the constructor) and as users=. Leave one of them out."
+            )
+        X, chosen = self._settled(as_frame(X), has_users=not (self.users is users is None))
+        self.design_ = None
+        plain = not chosen and self.missing == "error"
+        if self.users is not None or not plain:
+            validate_data(self, X, reset=True, skip_check_array=True)
+        if self.users is not None:
+            names = list(X.columns) if has_names(X) else list(range(_width(X)))
+            X, users = take_column(X, self.users)
+            at = column_position(names, self.users)
+            chosen = [j - (j > at) for j in chosen if j != at]
+        if plain:
+            X = self._numbers(X, fitting=True)
+            return X, users, np.ones(len(X), np.bool_)
+        check_features(without_columns(X, chosen))
+        table = feature_table(X)
+        kept = np.ones(table.num_rows, np.bool_)
+        kinds = dict.fromkeys(table.column_names[j] for j in chosen)
+        columns = read_columns(table, table.column_names, kinds)
+        if self.missing == "error":
+            refuse_gaps(columns, fitting=True)
+        else:
+            owners = kept if users is None else as_ids(users)
+            check_consistent_length(X, owners, y)
+            absent = {"users": without_value(owners), "y": without_value(y)}
+            kept = Gaps.of(absent, columns, {}).checked_rows(self.missing, is_fit=True)
+            users = None if users is None else owners[kept]
+        self.design_ = Design.of(tuple(columns), summarize(columns, kept))
+        return self.design_.rows(columns, np.flatnonzero(kept))[0], users, kept
+
+    def _settled(self, X: Any, *, has_users: bool) -> tuple[Any, list[int]]:
+        """The columns of a frame that are used, and positions of its categories among them."""
+        chosen = _category_positions(X, self.categorical, self.users)
+        if not has_names(X) or isinstance(self.users, Integral):
+            return X, chosen
+        own = [j for j, name in enumerate(X.columns) if name != self.users]
+        spare = [j for j in open_columns(X) if j in own and j not in chosen]
+        if not spare:
+            return X, chosen
+        table = feature_table(without_columns(X, [j for j in range(X.shape[1]) if j not in spare]))
+        names = {j: str(X.columns[j]) for j in own}
+        given = tuple(names[j] for j in chosen if j in own)
+        looks = looks_at(table, table.column_names)
+        kept, texts = settle(tuple(names.values()), given, looks, asked=not has_users)
+        left = [j for j, name in names.items() if name not in kept]
+        at = [j - sum(gone < j for gone in left) for j in names if names[j] in texts]
+        return (without_columns(X, left) if left else X), at
+
+    def _later_rows(self, X: Any) -> tuple[Floats, Array | None]:
+        """Design rows of a table or an array, and their owners where the users' column is there.
+
+        Columns with names go by them, in any order and among others; an array's by position.
+        """
+        if isinstance(X, DesignRows):
+            return X.X, None
+        X = collected(X)
+        ids, known = None, getattr(self, "feature_names_in_", None)
+        if has_names(X) and known is not None:
+            names = column_names(X)
+            user = self._users_name()
+            check_columns(self._own_names(), names)
+            if user in names:
+                ids = self._ids(X, user)
+            X = as_frame(select_columns(X, self._own_names()))
+        elif self.users is not None and _width(X) != self.n_features_in_ - 1:
+            validate_data(self, X, reset=False, skip_check_array=True)
+            at = self.users if known is None else column_position(known.tolist(), self.users)
+            X, ids = take_column(X, at)
+        if self.design_ is None:
+            return self._numbers(X), ids
+        table, design = feature_table(X), self.design_
+        if table.num_columns != len(design.features):
+            raise ValueError(
+                f"X has {table.num_columns} features, but {type(self).__name__} is expecting "
+                f"{len(design.features)} features as input."
+            )
+        table = table.rename_columns(list(design.features))
+        columns = read_columns(table, design.features, design.kinds)
+        if "mean" not in (self.missing, getattr(self.schema_, "missing", None)):
+            refuse_gaps(columns)
+        return design.rows(columns, np.arange(table.num_rows), self.unseen)[0], ids
+
+    def _owned_rows(self, X: Any, users: Any) -> tuple[Floats, Any]:
+        """Design rows and their owners: from the argument, or from the users' column."""
+        rows, ids = self._later_rows(X)
+        if users is None:
+            if ids is None and self.users is not None and not isinstance(X, DesignRows):
+                check_columns([self._users_name()], column_names(X) if has_names(X) else ())
+            return rows, ids
+        if ids is not None:
+            given = check_owners(users, len(rows))
+            pairs = zip(ids.tolist(), given.tolist(), strict=True)
+            wrong = next(((j, a, b) for j, (a, b) in enumerate(pairs, 1) if a != b), None)
+            if wrong is not None:
+                raise ValueError(
+                    "Row {} belongs to {!r} by column {!r} of X and to {!r} by users=: leave one "
+                    "of them out.".format(*wrong[:2], self._users_name(), wrong[2])
+                )
+        return rows, users
+
+    def _numbers(self, X: Any, *, fitting: bool = False) -> Floats:
+        """Columns that are numbers, checked."""
+        check_features(X)
+        try:
+            if self.users is not None:  # names and width were checked with the users' column
+                return check_array(X, dtype=np.float64, estimator=self, input_name="X")
+            return validate_data(self, X, reset=fitting, dtype=np.float64)
+        except ValueError as error:
+            if "contains NaN" not in str(error):
+                raise
+            names = list(X.columns) if hasattr(X, "columns") else range(np.shape(X)[1])
+            values = np.asarray(X, dtype=np.float64).T
+            refuse_gaps(dict(zip(names, values, strict=True)), fitting=fitting)
+            raise
+
+    def _users_name(self) -> Any:
+        """The name of the users' column, None without one."""
+        if self.schema_ is not None:
+            return self.schema_.user
+        names = getattr(self, "feature_names_in_", None)
+        if self.users is None or names is None:
+            return self.users
+        return names[column_position(names.tolist(), self.users)]
+
+    def _own_names(self) -> list[Any]:
+        """The columns of the frame that was fitted, without the users' column."""
+        names: list[Any] = self.feature_names_in_.tolist()
+        if self.users is not None:
+            del names[column_position(names, self.users)]
+        return names
+
+    def _ids(self, X: Any, user: Any) -> Array:
+        """The users' column; a run's ids may come in another type than in its table ("7" for 7)."""
+        if self.schema_ is None:
+            return take_column(X, user)[1]
+        owner = keys(as_table(select_columns(X, [user])), user, self.schema_.user_kind)
+        refuse_gaps({user: owner})
+        return as_ids(owner.values)[owner.codes]
+
+    def _checked_rows(self, X: Any, y: Any, users: Any) -> tuple[Floats, Array, Any, Bools]:
+        """Everything that a fit is given, and which of the rows it uses."""
+        if y is None:
+            raise ValueError(
+                f"requires y to be passed, but the target y is None: {type(self).__name__} "
+                "learns to predict it."
+            )
+        y = column_or_1d(collected(y), warn=True)
+        X, users, kept = self._first_rows(X, y, users)
+        y = self._checked_target(y if kept.all() else y[kept])
+        check_consistent_length(X, y)
+        return X, y, users, kept
+
+    def _rows_of_one(self, X: Any, y: Any, user: Any = None) -> tuple[Floats, Floats]:
+        """The rows of one user as its model sees them, checked: features scaled, target encoded."""
+        X, ids = self._later_rows(X)
+        distinct = [] if ids is None else list(dict.fromkeys(ids.tolist()))
+        if len(distinct) > 1:
+            raise ValueError(
+                f"These are rows of {len(distinct)} users, and one user is assigned at a "
+                "time: pass the rows of one."
+            )
+        if user is not None and distinct and distinct[0] != owner_ids([user]).tolist()[0]:
+            raise ValueError(
+                f"These rows belong to {distinct[0]!r} by column {self._users_name()!r}, and were "
+                f"given as {user!r}'s: correct one of them, or leave the column out."
+            )
+        y = self._checked_target(column_or_1d(y))
+        check_consistent_length(X, y)
+        rows = np.ascontiguousarray(self.scaling_.apply(X))  # frames come column by column
+        size = np.abs(rows).max(axis=0, initial=0.0)
+        if (size >= MOST_SIZE).any():
+            name = self.feature_names_[self.scaling_.used[size.argmax()]]
+            raise ValueError(
+                f"Feature {name!r} reaches {size.max():.1g} times its spread in the fit, and its "
+                "squares are beyond what a computer counts with: correct that value."
+            )
+        return rows, self.risk_.loss.encode(self._encode_known(y))
+
+
+def _width(X: Any) -> int:
+    shape = X.shape if hasattr(X, "shape") else np.shape(X)
+    return int(shape[1]) if len(shape) == 2 else -1
+
+
+def _category_positions(X: Any, categorical: Any, users: Any) -> list[int]:
+    """Columns of X that hold categories: those named, and those of a frame's type for them."""
+    if categorical is None:
+        return category_columns(X)
+    one = isinstance(categorical, str) or not isinstance(categorical, Iterable)
+    names = column_names(X) if has_names(X) else list(range(max(_width(X), 0)))
+    given = (categorical,) if one else categorical
+    found = [column_position(names, column, "categories") for column in given]
+    if users is not None and column_position(names, users) in found:
+        raise ValueError(f"Column {users!r} names the users, and cannot be categorical as well.")
+    return sorted({*found, *category_columns(X)})
+
+
+# -- columns, whatever holds them ------------------------------------------------------------------
 
 
 def take_column(X: Any, column: Any) -> tuple[Any, Array]:

@@ -42,7 +42,7 @@ from odcl.engines.in_process import Result, fit
 from odcl.errors import InputError, show
 from odcl.estimators.for_newcomers import OnRequest, own_rows
 from odcl.estimators.later_users import LaterUsers
-from odcl.estimators.table_input import check_n_groups, check_settings
+from odcl.estimators.settings import check_n_groups, check_settings
 from odcl.local.predict import in_table_units, linear_predictors, predictor_covariances
 from odcl.method import Method
 from odcl.mixed.differences import inside_text, named_differences

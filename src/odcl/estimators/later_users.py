@@ -13,9 +13,9 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted, c
 
 from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.federation import Federation, as_ids, check_owners, owner_ids, positions
+from odcl.data.frames import FrameInput
 from odcl.errors import InputError, Setting, show
 from odcl.estimators.for_newcomers import Known, OnRequest
-from odcl.estimators.table_input import TableInput
 from odcl.exchange.upload import Uploads
 from odcl.local.receive import Received
 from odcl.method import Method, most_parameters
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from odcl.evaluate.scores import Comparison
 
 
-class LaterUsers(TableInput):
+class LaterUsers(FrameInput):
     """A fitted estimator that assigns, adds and updates users."""
 
     users_: Array

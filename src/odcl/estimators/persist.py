@@ -40,7 +40,7 @@ from odcl.data.schema import TableSchema
 from odcl.engines.dask.address import Address
 from odcl.engines.dask.buckets import FOLDER, UserFiles
 from odcl.estimators.for_newcomers import Known
-from odcl.estimators.table_input import check_settings
+from odcl.estimators.settings import check_settings
 from odcl.exchange.upload import Uploads, upload_sizes
 from odcl.method import Method
 from odcl.risk.loss import Loss

@@ -39,7 +39,7 @@ from odcl.engines.dask.table import first_users, rows_of
 from odcl.engines.pieces import FitPlan, UserColumns
 from odcl.errors import InputError
 from odcl.estimators.for_newcomers import Known
-from odcl.estimators.table_input import check_n_groups, check_settings
+from odcl.estimators.settings import check_n_groups, check_settings
 from odcl.exchange.upload import Uploads
 from odcl.local.predict import residual_scale
 from odcl.method import Method
