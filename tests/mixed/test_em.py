@@ -11,7 +11,7 @@ from scipy.stats import f as fisher
 from scipy.stats import multivariate_normal
 
 from odcl.mixed import em
-from odcl.mixed.em import charge, fit_mixture
+from odcl.mixed.em import Stopping, charge, fit_mixture
 from odcl.mixed.mixture import Spread, center_step, group_sums, misfits, moments
 from odcl.mixed.noise import CAUTION, GRID, Noise, pure_noise
 from odcl.mixed.scoring import bound_slopes
@@ -118,7 +118,9 @@ def test_evidence_charges_shares_spread_and_the_prior_of_centers():
     assert_allclose(charge(zero, 3, np.eye(d) + 0.1, m), (2 + 10) * log(m))
     _, _, q = some_users()
     r = np.eye(2)[np.arange(len(q)) % 2]
-    fit = fit_mixture(q, r, Spread.zero(3), COMMON, np.ones(len(q)), np.eye(3), max_sweeps=5)
+    fit = fit_mixture(
+        q, r, Spread.zero(3), COMMON, np.ones(len(q)), np.eye(3), stop=Stopping(sweeps=5)
+    )
     assert_allclose(fit.evidence, -2 * fit.bound + charge(fit.spread, 2, np.eye(3), len(q)))
 
 
@@ -140,9 +142,9 @@ def test_a_fit_that_cannot_win_ends_early_and_others_are_left_alone():
     _, _, q = some_users(n_users=30)
     r = np.random.default_rng(0).dirichlet(np.ones(3), 30)
     T, s2, B = spread_of("scalar"), np.ones(30), np.eye(3)
-    whole = fit_mixture(q, r, T, COMMON, s2, B, tol=1e-6)
-    lost = fit_mixture(q, r, T, COMMON, s2, B, tol=1e-6, beat=-1e6)
-    near = fit_mixture(q, r, T, COMMON, s2, B, tol=1e-6, beat=whole.evidence + 1e-3)
+    whole = fit_mixture(q, r, T, COMMON, s2, B, stop=Stopping(1e-6))
+    lost = fit_mixture(q, r, T, COMMON, s2, B, stop=Stopping(1e-6, evidence=-1e6))
+    near = fit_mixture(q, r, T, COMMON, s2, B, stop=Stopping(1e-6, evidence=whole.evidence + 1e-3))
     assert len(lost.trace) < len(whole.trace)
     assert lost.evidence > -1e6
     assert near.bound == whole.bound
@@ -219,9 +221,9 @@ def test_sweeps_that_look_ahead_end_sooner_in_the_same_place_and_never_fall(shap
     _, _, q = seen(X, y * np.repeat(rng.uniform(0.2, 3.0, 40), 6), users)
     T = Spread(shape, np.diag([0.5, 0.2, 0.1]), np.ones(3, bool))
     args = q, np.ones((40, 1)), T, Noise(2.0, 0.5, 1.0), np.full(40, 0.5)
-    quick = fit_mixture(*args, still=1e-10)
+    quick = fit_mixture(*args, stop=Stopping(movement=1e-10))
     monkeypatch.setattr(em, "_ahead", lambda seen, noise: seen[-1])
-    plain = fit_mixture(*args, still=1e-10)
+    plain = fit_mixture(*args, stop=Stopping(movement=1e-10))
     assert plain.converged
     assert quick.converged
     assert len(quick.trace) < 0.7 * len(plain.trace)

@@ -10,7 +10,7 @@ from scipy.special import expit, gammaln
 from scipy.stats import norm
 
 from odcl import ODCLClassifier, ODCLRegressor
-from odcl.mixed.em import fit_mixture
+from odcl.mixed.em import Stopping, fit_mixture
 from odcl.mixed.gaussian import gaussian_posterior, gaussian_terms, prior_sd
 from odcl.mixed.layout import coordinates
 from odcl.mixed.mixture import Spread, moments
@@ -188,7 +188,9 @@ def test_groups_may_not_claim_more_than_certainty():
     peak = (q.b / q.A[:, 0])[:1]
     assert (0.5 * q.b[0] ** 2 / q.A[0, 0] - 0.5 * q.uu[0] > q.ceiling[0]).all()
     noise = Noise(np.inf, 1.0, np.inf)
-    fit = fit_mixture(q, np.ones((30, 1)), Spread.zero(1), noise, np.ones(30), max_sweeps=2)
+    fit = fit_mixture(
+        q, np.ones((30, 1)), Spread.zero(1), noise, np.ones(30), stop=Stopping(sweeps=2)
+    )
     assert fit.excess > 0
     assert abs(fit.centers[0, 0]) < abs(peak[0, 0])  # the anchor holds it back
 

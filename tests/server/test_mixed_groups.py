@@ -8,7 +8,6 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import odcl
 from odcl import Method, Risk, linear_federation
-from odcl.clustering.mixed import MixedGroups
 from odcl.data.federation import Federation
 from odcl.exchange.upload import TERM_FIELDS, Uploads
 from odcl.local.fit import fit_users
@@ -18,7 +17,7 @@ from odcl.risk.losses import Logistic, Multinomial, Poisson, Squared
 from odcl.server.assign import assign_mixed
 from odcl.server.mixed import user_quadratics
 from odcl.server.step import server_step
-from tests.helpers import logistic_labels, offsets_of, poisson_counts, refusal, squared_error
+from tests.helpers import logistic_labels, offsets_of, poisson_counts, squared_error
 
 MIXED = Method(clusterer="auto")
 LOSSES = [Squared(), Logistic(), Poisson(), Multinomial(3)]
@@ -147,7 +146,6 @@ def test_bare_models_have_no_terms_to_look_at():
     step = server_step(Uploads.of(theta), MIXED)
     assert_array_equal(step.labels, server_step(Uploads.of(theta), Method("mixture")).labels)
     assert step.mixture is None
-    assert "NoiseMixture" in refusal(MixedGroups().fit, theta)
 
 
 # -- independent truth ---------------------------------------------------------------------------

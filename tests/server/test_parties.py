@@ -11,8 +11,8 @@ from odcl.errors import NotAdmissible
 from odcl.local.fit import fit_users
 from odcl.mixed.mixture import moments
 from odcl.mixed.search import search
-from odcl.server.mixed import user_quadratics
-from odcl.server.parties import held_by_enough, party_sizes
+from odcl.server.mixed import held_by_enough, user_quadratics
+from odcl.server.models import party_sizes
 from odcl.server.step import server_step
 from tests.helpers import equal_users
 

@@ -168,7 +168,7 @@ def test_a_pass_leaves_the_noise_where_pure_error_puts_it():
 
 def test_where_the_passes_rest_in_memory_sweeps_rest_too():
     """One more sweep of the fit of all users, from where the passes came to rest, moves nothing."""
-    from odcl.mixed.em import fit_mixture
+    from odcl.mixed.em import Stopping, fit_mixture
     from odcl.mixed.streaming_em import (
         fit_everybody,
         own_noise,
@@ -185,7 +185,9 @@ def test_where_the_passes_rest_in_memory_sweeps_rest_too():
     assert fit.converged
     at = parameters_of(fit)
     s2 = own_noise(q, at)
-    again = fit_mixture(*(q, shares_of(q, at), at.spread, at.noise, s2, fit.prior), max_sweeps=30)
+    again = fit_mixture(
+        *(q, shares_of(q, at), at.spread, at.noise, s2, fit.prior), stop=Stopping(sweeps=30)
+    )
     assert_allclose(again.centers, fit.centers, atol=1e-7)
     assert_allclose(again.spread.matrix, fit.spread.matrix, atol=1e-7)
     assert_allclose(again.s2, s2, rtol=1e-7)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -22,7 +22,7 @@ CLUSTERERS = {
     "GradientClustering": "odcl.clustering.kmeans.gradient",
     "NoiseMixture": "odcl.clustering.mixture.noise_mixture",
     "ConvexClustering": "odcl.clustering.convex.estimator",
-    "MixedGroups": "odcl.clustering.mixed",
+    "MixedGroups": "odcl.clustering.spec",
 }
 BY_RULE: dict[str, tuple[str, dict[str, Any]]] = {
     "auto": ("MixedGroups", {}),
@@ -53,6 +53,25 @@ class Clusterer(Protocol):
     labels_: Array
 
     def fit(self, X: Any) -> Any: ...
+
+
+@dataclass(frozen=True)
+class MixedGroups:
+    """theta_i ~ sum_k pi_k N(c_k, T): groups, and how users of a group still differ.
+
+    These are settings of the server's step, not a clusterer to fit: it looks at what each user's
+    rows say (its data term), not at local models, so that users with one row, one class, a missing
+    level or fewer rows than parameters take part like any other. The number of groups (at most
+    ``max_groups``) and the shape of T are chosen by evidence, unless ``n_groups`` or ``spread``
+    says what they are: "zero" (users of a group share one model), "scalar" (they differ alike in
+    every standardized coefficient), "diag" (in each by itself), or "full".
+    """
+
+    max_groups: int = 50
+    n_groups: int | None = None
+    spread: str | None = None
+
+    uses_terms: ClassVar[bool] = True
 
 
 def clusterer_class(name: str) -> Any:
@@ -125,7 +144,7 @@ class ClustererSpec:
         if not isinstance(words, dict) or words.get("name") not in CLUSTERERS:
             raise ValueError(f"{words!r} names no clusterer ({', '.join(CLUSTERERS)}).")
         params = {k: v for k, v in words.items() if k != "name"}
-        known = clusterer_class(words["name"])().get_params(deep=False)
+        known = _settings(clusterer_class(words["name"])())
         strange = [k for k, v in params.items() if k not in known or not _plain(v)]
         if strange:
             raise ValueError(f"{words['name']} has no setting {strange[0]}={params[strange[0]]!r}.")
@@ -171,7 +190,7 @@ def clusterer_spec(clusterer: Any) -> ClustererSpec:
         return _spec("KMeansPP", {"n_clusters": int(clusterer)})
     name = type(clusterer).__name__
     if name in CLUSTERERS and type(clusterer) is clusterer_class(name):
-        return _spec(name, clusterer.get_params(deep=False))
+        return _spec(name, _settings(clusterer))
     if not hasattr(clusterer, "fit"):
         raise ValueError(
             f"clusterer={clusterer!r} has no fit(): give a clusterer such as KMeansPP."
@@ -181,12 +200,20 @@ def clusterer_spec(clusterer: Any) -> ClustererSpec:
 
 def _spec(name: str, params: dict[str, Any]) -> ClustererSpec:
     """The settings that differ from the defaults; arrays and the like make it an object."""
-    defaults = clusterer_class(name)().get_params(deep=False)
+    defaults = _settings(clusterer_class(name)())
     params = {k: v.item() if isinstance(v, np.generic) else v for k, v in params.items()}
     if not all(_plain(value) for value in params.values()):
         return ClustererSpec(name, given=clusterer_class(name)(**params))
     changed = {k: v for k, v in params.items() if (type(v), v) != (type(defaults[k]), defaults[k])}
     return ClustererSpec(name, tuple(sorted(changed.items())))
+
+
+def _settings(clusterer: Any) -> dict[str, Any]:
+    """The settings of one of odcl's clusterers by name."""
+    if isinstance(clusterer, MixedGroups):
+        return dict(vars(clusterer))
+    found: dict[str, Any] = clusterer.get_params(deep=False)
+    return found
 
 
 def _plain(value: Any) -> bool:

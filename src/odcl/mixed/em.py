@@ -64,7 +64,7 @@ class Fit:
     converged: bool
     scales: Floats = field(
         default_factory=lambda: np.ones(1)
-    )  # (J,), multiples of T that users may have, see ``tails``
+    )  # (J,), multiples of T that users may have, see :func:`odcl.mixed.select.with_tails`
     shares: Floats = field(default_factory=lambda: np.ones(1))  # (J,), their probabilities
     tail_gain: float = 0.0  # what they add to the log-likelihood
     told: Floats = field(
@@ -127,6 +127,22 @@ def _entries(shape: str, n_open: int, n_users: int) -> float:
     return n_numbers * np.log(n_users)
 
 
+@dataclass(frozen=True)
+class Stopping:
+    """When the sweeps of a fit end: after one that gains little and moves nothing.
+
+    Where numbers are to come to rest (``movement``), every third sweep looks ahead: sweeps alone
+    creep where T or the noise is told by little; after ``SETTLE`` sweeps without gain they end all
+    the same. A fit is given up where it would not beat an ``evidence`` though all sweeps to come
+    gained as much as the last.
+    """
+
+    gain: float = 1e-8  # of the bound, by a sweep
+    sweeps: int = 500  # at most
+    movement: float = np.inf  # of centers, T and, in its logarithm, the noise
+    evidence: float = np.inf
+
+
 def fit_mixture(
     q: Quadratics,
     start: Floats,
@@ -136,28 +152,18 @@ def fit_mixture(
     prior: Floats | None = None,
     *,
     m: Moments | None = None,
-    reml: bool = True,
-    tol: float = 1e-8,
-    max_sweeps: int = 500,
-    beat: float = np.inf,
-    still: float = np.inf,
-    kept: bool = True,
+    stop: Stopping = Stopping(),  # noqa: B008
 ) -> Fit:
     """Ascend the bound from the responsibilities ``start`` (n_users, K), T and noise given.
 
     ``m`` are the moments at these T and noise, where they are known. ``prior`` is B, needed for
     two groups and more; B may grow in proportion, since small groups lie farther out than users on
-    average do. ``reml=False`` takes the centers as known (maximum likelihood). Ends when a sweep
-    gains less than ``tol`` and (but for ``SETTLE`` sweeps) moves no number by more than ``still``
-    (then every third looks ahead: sweeps alone creep where T or the noise is told by little),
-    or when the evidence ``beat`` would not be beaten though all sweeps to come gained as much as
-    the last. Only of a fit that is to be ``kept`` are the degrees of freedom behind the noise
-    counted.
+    average do.
     """
-    base, reach = prior, (charge(spread, start.shape[1], prior, len(q)) - beat) / 2
+    base, reach = prior, (charge(spread, start.shape[1], prior, len(q)) - stop.evidence) / 2
     m = moments(q, spread, s2) if m is None else m
     r, weights = start[None], start.mean(axis=0)
-    centers = center_step(*group_sums(m, r), prior, anchor=q.anchor, reml=reml)
+    centers = center_step(*group_sums(m, r), prior, anchor=q.anchor)
     misfit = misfits(m, centers)
     trace: list[float] = []
     converged, settled, moved = False, 0, np.inf
@@ -167,21 +173,21 @@ def fit_mixture(
         total = float(responsibilities(misfit, weights)[1].sum() - centers.price[0])
         return total + noise.log_prior(s2)
 
-    for sweep in range(max_sweeps):
+    for sweep in range(stop.sweeps):
         r, total = responsibilities(misfit, weights)
         trace.append(float(total.sum() - centers.price[0]) + noise.log_prior(s2))
         gain = trace[-1] - trace[-2] if sweep else np.inf
-        settled += gain < tol
-        converged = settled > 0 and (moved <= still or settled > SETTLE)
-        if converged or trace[-1] + gain * (max_sweeps - sweep) < reach:
+        settled += gain < stop.gain
+        converged = settled > 0 and (moved <= stop.movement or settled > SETTLE)
+        if converged or trace[-1] + gain * (stop.sweeps - sweep) < reach:
             break
         weights = r[0].mean(axis=0)
         if base is not None:
             prior = wider_prior(base, centers)
         before = centers.c, spread.matrix, s2
-        centers = center_step(*group_sums(m, r), prior, anchor=q.anchor, reml=reml)
+        centers = center_step(*group_sums(m, r), prior, anchor=q.anchor)
         spread, s2, m, misfit = _variance_step(q, m, spread, s2, r[0], centers, noise)
-        if isfinite(still):
+        if isfinite(stop.movement):
             moved = _moved(before, (centers.c, spread.matrix, s2))
             seen += [(spread.matrix, s2)] * bool(spread.matrix.any())
         if len(seen) == 3:
@@ -189,7 +195,7 @@ def fit_mixture(
             s2_a = np.maximum(s2_a, noise_floor(bool(q.dof.any()))) if q.noisy else s2
             ahead = replace(spread, matrix=T_a)
             m_a = moments(q, ahead, s2_a)
-            c_a = center_step(*group_sums(m_a, r), prior, anchor=q.anchor, reml=reml)
+            c_a = center_step(*group_sums(m_a, r), prior, anchor=q.anchor)
             misfit_a = misfits(m_a, c_a)
             if bound(misfit_a, c_a, s2_a) > bound(misfit, centers, s2):
                 spread, s2, m, centers, misfit = ahead, s2_a, m_a, c_a, misfit_a
@@ -201,9 +207,6 @@ def fit_mixture(
     excess = 0.0
     if q.ceiling is not None:
         excess = float((r * np.maximum(-0.5 * misfit - (q.ceiling / s2)[:, None], 0.0)).sum())
-    if kept and noise.common and q.noisy:
-        left = bound_slopes(q, m, spread, r[0], centers).left.sum()
-        noise = replace(noise, s0=float(s2[0]), dof=max(float(left), 1.0))
     return Fit(
         weights,
         centers.c[0],
@@ -221,6 +224,15 @@ def fit_mixture(
         converged,
         told=_told(m, spread),
     )
+
+
+def with_noise_freedom(q: Quadratics, fit: Fit) -> Fit:
+    """The fit with its common noise, and the degrees of freedom behind it."""
+    if not (fit.noise.common and q.noisy):
+        return fit
+    m, centers = moments(q, fit.spread, fit.s2), Centers.of(fit.centers, fit.covariances)
+    left = bound_slopes(q, m, fit.spread, fit.responsibilities, centers).left.sum()
+    return replace(fit, noise=replace(fit.noise, s0=float(fit.s2[0]), dof=max(float(left), 1.0)))
 
 
 def _ahead(seen: list[tuple[Floats, Floats]], noise: Noise) -> tuple[Floats, Floats]:

@@ -201,9 +201,7 @@ class Centers:
         return Centers(c[None], C[None], c[:1], np.zeros(1), np.zeros_like(C[:1]))
 
 
-def center_step(
-    M: Floats, v: Floats, B: Floats | None, *, anchor: Floats | None = None, reml: bool = True
-) -> Centers:
+def center_step(M: Floats, v: Floats, B: Floats | None, *, anchor: Floats | None = None) -> Centers:
     """The posterior of the centers from M_k = sum r W and v_k = sum r w, stacked over starts.
 
     One center (``B`` None): c = M^-1 v, C = M^-1; directions that nobody sees stay at the
@@ -212,7 +210,7 @@ def center_step(
     ``anchor`` is the diagonal precision of the one center, or of c_bar, around the reference.
     """
     if B is None:
-        return _one_center(M[:, 0], v[:, 0], anchor, reml)
+        return _one_center(M[:, 0], v[:, 0], anchor)
     K, eye = M.shape[1], np.eye(len(B))
     root: Floats = np.asarray(np.linalg.cholesky(B), np.float64)
     scaled = eye + root.T @ M @ root
@@ -231,7 +229,7 @@ def center_step(
     return Centers(c @ root.T, root @ P @ root.T, middle @ root.T, price, K * told, root)
 
 
-def _one_center(M: Floats, v: Floats, anchor: Floats | None, reml: bool) -> Centers:
+def _one_center(M: Floats, v: Floats, anchor: Floats | None) -> Centers:
     """One center without a prior, or with that of ``anchor``; (starts, dim, dim) and (., dim)."""
     held = M if anchor is None else M + np.diag(anchor)
     values, vectors = np.linalg.eigh(held)
@@ -239,13 +237,11 @@ def _one_center(M: Floats, v: Floats, anchor: Floats | None, reml: bool) -> Cent
     inverse = np.where(seen, 1 / np.where(seen, values, 1.0), 0.0)
     C = (vectors * inverse[:, None]) @ vectors.transpose(0, 2, 1)
     c = (C @ v[..., None])[..., 0]
-    price = np.zeros(len(M))
-    if reml:
-        log_det = np.log(np.where(seen, values, 1.0)).sum(axis=1)
-        price = 0.5 * (log_det - (C * M).sum(axis=(1, 2)))
+    log_det = np.log(np.where(seen, values, 1.0)).sum(axis=1)
+    price = 0.5 * (log_det - (C * M).sum(axis=(1, 2)))
     if anchor is not None:
         price = price + 0.5 * (c**2 @ anchor)
-    return Centers(c[:, None], C[:, None] * float(reml), c, price, held)
+    return Centers(c[:, None], C[:, None], c, price, held)
 
 
 def group_sums(m: Moments, r: Floats) -> tuple[Floats, Floats]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import as_ids, id_keys
-from odcl.mixed.em import Fit, charge, fit_mixture
+from odcl.mixed.em import Fit, Stopping, charge, fit_mixture, with_noise_freedom
 from odcl.mixed.marginal import stack_size
 from odcl.mixed.mixture import (
     UNSEEN,
@@ -30,11 +30,11 @@ from odcl.mixed.mixture import (
 from odcl.mixed.noise import Noise, pure_noise
 from odcl.mixed.select import (
     PATIENCE,
+    ROUGHLY,
     SHAPES,
     SHARED,
     Admissible,
     admitted,
-    candidate,
     center_prior,
     choose,
     evidence,
@@ -53,7 +53,6 @@ FAILURES = 2  # a shape is given up after so many K in a row that did not improv
 LOOKED_AT = frozenset([*range(2, 13), 14, 16, 18, 20, 23, 26, 30, 34, 38, 43, 48])
 LEFT = 0.01  # of a single center's T, to begin with inside groups
 FEW = 300  # users that tell where fits of given K begin
-FINE = 1e-8
 SWEEPS = 4  # of each start, before the best is converged
 
 
@@ -118,10 +117,11 @@ def sample_by_id(ids: Sequence[str], size: int) -> Ints:
 
 def _polish(q: Quadratics, fit: Fit, admissible: Admissible | None) -> Fit:
     r, prior = fit.responsibilities, fit.prior
-    fit = fit_mixture(q, r, fit.spread, fit.noise, fit.s2, prior, tol=FINE, still=STILL)
+    stop = Stopping(movement=STILL)
+    fit = fit_mixture(q, r, fit.spread, fit.noise, fit.s2, prior, stop=stop)
     if admissible is not None:
-        fit = reduced(q, fit, admissible, FINE, 500)
-    return with_tails(q, fit)
+        fit = reduced(q, fit, admissible, Stopping())
+    return with_tails(q, with_noise_freedom(q, fit))
 
 
 def _search(
@@ -268,7 +268,8 @@ def one_group(
 
     A shape that is asked for alone is not closed anywhere; "scalar" is always there.
     """
-    everyone, single = np.ones((len(q), 1)), partial(candidate, max_sweeps=500)
+    everyone = np.ones((len(q), 1))
+    single = partial(fit_mixture, stop=replace(ROUGHLY, sweeps=500))
     fits: dict[str, Fit] = {}
     if "zero" in shapes or not q.dof.any():
         fits["zero"] = single(q, everyone, Spread.zero(q.dim, q.fixed), noise, s2)
@@ -298,7 +299,8 @@ def one_group(
             unseen = int((seen <= UNSEEN * seen[-1]).sum())
             T = Spread("full", matrix + floor, opened, unseen, q.fixed)
             # Where nobody has rows to spare it creeps; if it is to win, that shows by then.
-            full.append(candidate(q, everyone, T, noise, s2, max_sweeps=3 * PATIENCE))
+            stop = replace(ROUGHLY, sweeps=3 * PATIENCE)
+            full.append(fit_mixture(q, everyone, T, noise, s2, stop=stop))
     if full:
         fits["full"] = min(full, key=evidence)
     return fits
@@ -355,7 +357,8 @@ def _best_start(
         centers = center_step(*group_sums(m, r), prior, anchor=q.anchor)
         r, total = responsibilities(misfits(m, centers), weights)
     first = r[int(np.argmax(total.sum(axis=1) - centers.price))]
-    return candidate(q, first, spread, fit.noise, fit.s2, prior, m=m, beat=beat)
+    stop = replace(ROUGHLY, evidence=beat)
+    return fit_mixture(q, first, spread, fit.noise, fit.s2, prior, m=m, stop=stop)
 
 
 # -- where fits of K groups begin -----------------------------------------------------------------

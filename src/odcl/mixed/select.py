@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 
 from odcl._typing import Floats
 from odcl.errors import NotAdmissible
-from odcl.mixed.em import Fit, Weighed, fit_mixture
+from odcl.mixed.em import Fit, Stopping, Weighed, fit_mixture
 from odcl.mixed.mixture import (
     Centers,
     Moments,
@@ -30,8 +29,9 @@ from odcl.mixed.mixture import (
 
 Admissible = Callable[[Fit], bool]
 SHAPES = ("zero", "scalar", "diag", "full")
-ROUGH = 1e-2  # gain in the bound per sweep at which a candidate has converged well enough
-PATIENCE = 30  # sweeps that a candidate may take; the winner takes all it needs
+# A candidate that is to be compared with others converges roughly; the winner takes all it needs.
+PATIENCE = 30  # sweeps
+ROUGHLY = Stopping(gain=1e-2, sweeps=PATIENCE)
 SHARED = 1e-8  # of B, for coefficients that all groups share
 TAILED = 3  # candidates of one kind that are tried with tails
 
@@ -119,9 +119,7 @@ def admitted(q: Quadratics, fits: list[Fit], admissible: Admissible) -> list[Fit
     return allowed
 
 
-def reduced(
-    q: Quadratics, fit: Fit, admissible: Admissible, tol: float = ROUGH, sweeps: int = PATIENCE
-) -> Fit:
+def reduced(q: Quadratics, fit: Fit, admissible: Admissible, stop: Stopping = ROUGHLY) -> Fit:
     """The fit without its smallest groups, one by one, until it is admissible."""
     while not admissible(fit):
         if fit.n_groups == 1:
@@ -131,8 +129,7 @@ def reduced(
         m = moments(q, fit.spread, fit.s2)
         r = responsibilities(misfits(m, stack), fit.weights[kept] / fit.weights[kept].sum())[0][0]
         prior = fit.prior if len(kept) > 1 else None
-        T = fit.spread
-        fit = fit_mixture(q, r, T, fit.noise, fit.s2, prior, tol=tol, max_sweeps=sweeps)
+        fit = fit_mixture(q, r, fit.spread, fit.noise, fit.s2, prior, stop=stop)
     return fit
 
 
@@ -143,16 +140,13 @@ def none_admissible(n_users: int) -> NotAdmissible:
     )
 
 
-# A fit that is to be compared with others: roughly converged.
-candidate = partial(fit_mixture, tol=ROUGH, max_sweeps=PATIENCE, kept=False)
-
-
 def refit(
     q: Quadratics, fit: Fit, spread: Spread, prior: Floats | None = None, beat: float = np.inf
 ) -> Fit:
     """The groups of a fit with another T to start from (or B), roughly converged."""
     prior = fit.prior if prior is None else prior
-    return candidate(q, fit.responsibilities, spread, fit.noise, fit.s2, prior, beat=beat)
+    stop = replace(ROUGHLY, evidence=beat)
+    return fit_mixture(q, fit.responsibilities, spread, fit.noise, fit.s2, prior, stop=stop)
 
 
 def center_prior(fit: Fit) -> Floats | None:

@@ -188,9 +188,7 @@ def come_to_rest(
     total: Callable[[Parameters], PassSums],
     start: Parameters,
     prior: Floats | None,
-    *,
     like: Quadratics,
-    passes: int = PASSES,
 ) -> Rest:
     """Pass after pass until no number moves; ``total`` gives the sums over all users.
 
@@ -200,7 +198,7 @@ def come_to_rest(
     at, plain, mean = start, start, start.centers.mean(axis=0)
     history: list[tuple[Floats, Floats]] = []
     level, unit, count = -np.inf, np.ones(0), 0
-    while count < passes:
+    while count < PASSES:
         sums, count = total(at), count + 1
         # What centers cost is not in it, and weighs next to nothing beside so many users.
         if at is not plain and sums.level < level - 1 - 1e-8 * abs(level):
@@ -314,7 +312,7 @@ def fit_everybody(
     """
     at, prior, passes = parameters_of(best), best.prior, 0
     while True:
-        rest = come_to_rest(total, at, prior, like=sample)
+        rest = come_to_rest(total, at, prior, sample)
         at, passes = rest.parameters, passes + rest.passes
         if allowed(at):
             break

@@ -123,6 +123,21 @@ def _smallest(keys: Array, uploads: Uploads) -> tuple[Array, Uploads]:
     return keys[some], uploads.take(some)
 
 
+# -- parties ---------------------------------------------------------------------------------------
+
+# From a group of two parties either can work out what the other sent. So where parties are named, a
+# group needs enough of them, and none may carry more than half of what is known of its center.
+HALF = 0.5 * (1 + 1e-9)
+
+
+@dataclass(frozen=True, eq=False)
+class Parties:
+    """Who stands behind each user, such as a hospital behind its wards."""
+
+    users: Uploads  # in canonical order
+    of: Ints  # (n_users,), numbers of the parties
+
+
 # -- groups by their users -----------------------------------------------------------------------
 
 

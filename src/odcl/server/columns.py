@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from odcl._typing import Array, Bools
-from odcl.data.notices import unusual_lines
-from odcl.data.scaling import Scaling
 from odcl.data.unusual import ColumnMoments, unusual_users
 from odcl.exchange.upload import Uploads
 from odcl.mixed.layout import Coordinates
 from odcl.mixed.terms import DataTerms
+
+if TYPE_CHECKING:
+    from odcl.data.scaling import Scaling
 
 HARDLY = 0.1  # of the users with two rows or more: a column that varies in no more is shared by all
 
@@ -84,6 +86,8 @@ def unusual_uploads(
     ``names`` are those of the columns in use, whose units ``scaling`` has; "" for a ``target`` that
     is a class.
     """
+    from odcl.data.notices import unusual_lines
+
     if not uploads.has_terms or uploads.risk is None:
         return []
     levels = {j for factor in uploads.risk.factors for j in factor.columns}

@@ -10,7 +10,7 @@ import numpy as np
 
 from odcl._typing import Bools, Floats, Ints
 from odcl.clustering.labels import sum_by_cluster
-from odcl.clustering.mixed import MixedGroups
+from odcl.clustering.spec import MixedGroups
 from odcl.data.unusual import Limits, unusual_users
 from odcl.errors import NotAdmissible
 from odcl.exchange.upload import Uploads
@@ -25,7 +25,7 @@ from odcl.mixed.layout import (
     model_spread,
     plain_coordinates,
 )
-from odcl.mixed.mixture import Quadratics, by_row, moments
+from odcl.mixed.mixture import Moments, Quadratics, by_row, moments
 from odcl.mixed.posterior import Mixture, mixture_of, posterior
 from odcl.mixed.search import search, search_sample
 from odcl.mixed.streaming_em import (
@@ -39,10 +39,9 @@ from odcl.mixed.streaming_em import (
 from odcl.mixed.terms import DataTerms, quadratics
 from odcl.risk.loss import symmetric
 from odcl.risk.risk import GAUSSIAN_WIDTHS
-from odcl.server.chunks import Chunks, Survey, Tally, added, tallied
+from odcl.server.chunks import HALF, Chunks, Parties, Survey, Tally, added, tallied
 from odcl.server.columns import all_terms, shared_coordinates, user_columns
 from odcl.server.dispersion import DISPERSED, overdispersion
-from odcl.server.parties import Parties, held_by_enough
 from odcl.server.result import ServerStep, StreamedStep, of_fits
 from odcl.threads import one_thread
 
@@ -154,6 +153,29 @@ def _candidates(usual: Uploads, at: Coordinates) -> list[Quadratics]:
 
 def _widths(uploads: Uploads) -> range:
     return range(1 if uploads.factor is not None else len(GAUSSIAN_WIDTHS))
+
+
+def held_by_enough(m: Moments, r: Floats, party: Ints, weight: Floats, smallest: int) -> bool:
+    """Has every center enough parties, and none with more than half of its information?
+
+    ``r`` (n_users, K) are the users' groups. A party counts where at least half of its ``weight``
+    (n_users,) lies. Its share of a center's information M_k = sum r W is
+    tr(M_k^+ M_party) / rank, the mean over all directions.
+    """
+    n, n_groups = int(party.max()) + 1, r.shape[1]
+    share = np.zeros((n, n_groups))
+    np.add.at(share, party, weight[:, None] * r)
+    total = share.sum(axis=1, keepdims=True)
+    if (((share >= 0.5 * total) & (total > 0)).sum(axis=0) < smallest).any():
+        return False
+    W = m.W
+    for k in range(n_groups):
+        inverse = np.linalg.pinv(np.tensordot(r[:, k], W, axes=1), rcond=1e-10, hermitian=True)
+        each = r[:, k] * (W.reshape(len(W), -1) @ inverse.ravel())
+        own = np.bincount(party, weights=each, minlength=n)
+        if own.max() > HALF * own.sum():
+            return False
+    return True
 
 
 # -- groups found on a sample ----------------------------------------------------------------------

@@ -17,7 +17,7 @@ from odcl.clustering.labels import nearest_center, number_by_first_user, sum_by_
 from odcl.errors import NotAdmissible
 from odcl.exchange.upload import Uploads
 from odcl.method import Method
-from odcl.server.chunks import Chunks, Survey, added, tallied
+from odcl.server.chunks import HALF, Chunks, Survey, added, tallied
 from odcl.server.combine import ClusterSums, average_by_cluster, cluster_sums
 from odcl.server.dispersion import (
     NoisePrior,
@@ -27,7 +27,6 @@ from odcl.server.dispersion import (
     noise_traces,
     pooled_dispersion,
 )
-from odcl.server.parties import party_sizes
 from odcl.server.result import Alternatives, ServerStep, StreamedStep, of_choice, of_scores
 
 if TYPE_CHECKING:
@@ -196,6 +195,15 @@ def dissolve_small(
     centers = average_by_cluster(uploads.models, labels)[large]
     joined[small] = large[nearest_center(uploads.models[small], centers)]
     return number_by_first_user(joined)
+
+
+def party_sizes(labels: Ints, party: Ints, weight: Floats) -> Ints:
+    """Distinct parties of each group; 0 where one has more than half of the group's weight."""
+    table = np.zeros((int(labels.max()) + 1, int(party.max()) + 1))
+    np.add.at(table, (labels, party), weight)
+    sizes = (table > 0).sum(axis=1)
+    ruled = table.max(axis=1) > HALF * table.sum(axis=1)
+    return np.where(ruled, 0, sizes)
 
 
 # -- users who were not in the sample --------------------------------------------------------------

@@ -19,8 +19,7 @@ from odcl._typing import Array
 from odcl.data.federation import group_rows
 from odcl.exchange.upload import Uploads
 from odcl.method import Method
-from odcl.server.chunks import Chunks, Survey, added, in_chunks, most_at_once, survey
-from odcl.server.parties import Parties
+from odcl.server.chunks import Chunks, Parties, Survey, added, in_chunks, most_at_once, survey
 from odcl.server.result import ServerStep, StreamedStep
 from odcl.threads import one_thread
 
