@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
+
+# Tests that need no Flower run in the main environment, once.
+collect_ignore = (
+    ["test_certs.py", "test_processes.py", "test_without_flower.py"] if find_spec("flwr") else []
+)
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn import linear_model
-from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
-from sklearn.svm import SVC, LinearSVC
+from sklearn.svm import LinearSVC
 
 pytest.importorskip("flwr", reason="Flower is not installed here: it has its own environment")
 
@@ -27,10 +26,9 @@ from odcl.engines.flower import (
     network_digest,
     read_bare,
 )
-from odcl.engines.flower.fits import with_model
 from odcl.engines.flower.networks import flat, set_flat
-from odcl.risk.losses import Multinomial
 from odcl.server.combine import average_by_cluster
+from tests.engines.flower.test_without_flower import Arrays, train
 from tests.engines.flower.world import FakeGrid, Node, federation, grid_of, models_of, parts_of
 
 LIMITS = {"min_replies": 2, "wait": 0.2, "timeout": 5.0}
@@ -94,53 +92,6 @@ def test_classifiers_predict_with_their_groups_model_under_any_names(estimator):
         own.fitted(found, "u02", ["a", "b", "c"])
 
 
-@pytest.mark.parametrize("n_classes", [2, 3])
-def test_several_classes_come_back_from_their_basis(n_classes):
-    """What a user fitted itself, set back, predicts as the fitted estimator does."""
-    rng = np.random.default_rng(0)
-    X, y = rng.normal(size=(90, 3)), np.arange(90) % n_classes
-    X[:, 0] += 2 * y
-    risk = Risk(Multinomial(n_classes), intercept=True)
-    estimator = linear_model.LogisticRegression(max_iter=500)
-    theta = fit(Federation.from_arrays(X, y, np.zeros(90)), risk, Method.paper(1), solver=estimator)
-    model = with_model(estimator, risk, theta.models[0])
-    alone = linear_model.LogisticRegression(max_iter=500).fit(X, y)
-    assert_allclose(model.predict_proba(X), alone.predict_proba(X), rtol=1e-9)
-
-
-def test_what_has_no_linear_model_is_refused_before_a_round():
-    with pytest.raises(ValueError, match=r"Ridge is a class.*EstimatorFit\(Ridge\(\.\.\.\)\)"):
-        EstimatorFit(linear_model.Ridge)
-    for kind in (RandomForestRegressor, RandomForestClassifier):
-        with pytest.raises(ValueError, match=f"{kind.__name__} has no coef_ .* such as Ridge"):
-            EstimatorFit(kind(n_estimators=2))
-    with pytest.raises(ValueError, match="has no coef_"):
-        EstimatorFit(SVC(kernel="rbf"))
-    with pytest.raises(ValueError, match="str is no estimator"):
-        EstimatorFit("Ridge")
-
-
-def test_trying_an_estimator_leaves_it_and_the_process_as_they_were():
-    estimator = linear_model.SGDRegressor()
-    before = np.random.get_state()  # noqa: NPY002 - the one that estimators draw from
-    EstimatorFit(estimator)
-    after = np.random.get_state()  # noqa: NPY002
-    assert_array_equal(after[1], before[1])
-    assert after[2] == before[2]
-    assert not hasattr(estimator, "coef_")
-    EstimatorFit(SVC(kernel="linear"))
-
-
-def test_an_estimator_that_takes_no_made_up_rows_is_left_to_the_users_own():
-    class Picky(linear_model.Ridge):
-        def fit(self, X, y, sample_weight=None):
-            if X.shape[1] != 7:
-                raise ValueError("seven features, please")
-            return super().fit(X, y, sample_weight)
-
-    assert isinstance(EstimatorFit(Picky()).estimator, Picky)
-
-
 def test_a_user_that_the_estimator_refuses_takes_part_all_the_same():
     risk = Risk("logistic", intercept=True)
     rows = federation(risk)
@@ -181,33 +132,6 @@ def test_held_out_rows_are_scored_by_the_agreed_loss():
 
 
 # -- networks: one made of arrays, which always runs -----------------------------------------------
-
-
-class Arrays:
-    """A module as far as odcl looks at one: a linear model in single precision, with a counter."""
-
-    def __init__(self, n=3):
-        self.state = {
-            "weight": np.zeros((1, n), dtype=np.float32),
-            "half": np.zeros(2, dtype=np.float16),
-            "seen": np.array(7, dtype=np.int64),
-        }
-
-    def state_dict(self):
-        return self.state
-
-    def load_state_dict(self, state):
-        assert state.keys() == self.state.keys()
-        self.state = dict(state)
-
-
-def train(module, X, y):
-    """Ten steps of least squares from where the module is."""
-    w = module.state["weight"][0].astype(np.float64)
-    for _ in range(10):
-        w = w - 0.1 * X.T @ (X @ w - y) / len(y)
-    module.state = {**module.state, "weight": w[None].astype(np.float32)}
-    module.state["seen"] = module.state["seen"] + 1
 
 
 def loss(module, X, y):
@@ -284,18 +208,6 @@ def test_a_server_and_a_node_that_mean_different_models_say_so():
             ODCL(None, method)
 
 
-def test_a_module_without_numbers_or_with_too_many_is_refused(monkeypatch):
-    empty = Arrays()
-    empty.state = {"seen": empty.state["seen"]}
-    with pytest.raises(ValueError, match="0 floating-point numbers"):
-        ModuleFit(lambda: empty, train).n_parameters  # noqa: B018
-    monkeypatch.setattr("odcl.engines.flower.networks.MOST_BARE", 4)
-    with pytest.raises(ValueError, match="5 floating-point numbers"):
-        ModuleFit(Arrays, train).n_parameters  # noqa: B018
-    with pytest.raises(ValueError, match="no state of this module"):
-        set_flat(Arrays(), np.zeros(4))
-
-
 def test_features_of_a_frozen_map_are_full_data_terms():
     """A function of the rows, then odcl's own head: the same as fitting on what it gives."""
     rows, got = federation(), {}
@@ -319,36 +231,6 @@ def test_features_of_a_frozen_map_are_full_data_terms():
     assert "factor" in strategy.outcome.uploads.present
     # Batches of other sizes may round in another way before the map.
     assert_allclose(models_of(got, rows.users), same.models, rtol=1e-9)
-
-
-def test_frozen_features_take_all_that_load_may_give():
-    X, y = np.arange(24.0).reshape(2, 3, 4), np.arange(2.0)  # two pictures of 3 x 4
-    given = {
-        "one user": (X, y),
-        "held out": (X, y, X, y),
-        "nothing held out": (X, y, X[:0], y[:0]),
-        "by user": {"a": (X, y)},
-        "federation": federation(),
-        "node": NodeData(federation(), federation()),
-    }
-    load = frozen_features(lambda key: given[key], lambda rows: 2.0 * rows)
-    assert load("one user")[0].shape == (2, 12)
-    assert_array_equal(load("one user")[0], 2.0 * X.reshape(2, 12))
-    assert_array_equal(load("held out")[2], 2.0 * X.reshape(2, 12))
-    assert len(load("nothing held out")[2]) == 0
-    assert_array_equal(load("by user")["a"][1], y)
-    assert_array_equal(load("federation").X, 2.0 * federation().X)
-    assert_array_equal(load("node").test.X, 2.0 * federation().X)
-
-
-def test_the_digest_of_a_network_tells_networks_apart():
-    one, two = Arrays(), Arrays()
-    assert network_digest(one) == network_digest(two)
-    two.state["half"] = np.array([0.0, 1.0], dtype=np.float16)
-    assert network_digest(one) != network_digest(two)
-    frozen_features(lambda context: None, one, sha256=network_digest(one))
-    with pytest.raises(ValueError, match="cannot be compared"):
-        frozen_features(lambda context: None, two, sha256=network_digest(one))
 
 
 def test_the_page_names_what_is_there():
