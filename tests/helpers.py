@@ -11,6 +11,7 @@ import sys
 import tracemalloc
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -273,3 +274,9 @@ def models_of(model, *, groups=False):
 def model_of(assignment):
     """Coefficients and intercept of an assigned user, shaped as a row of ``models_of``."""
     return np.concatenate([assignment.coef, np.expand_dims(assignment.intercept, -1)], axis=-1)
+
+
+def with_columns(model, /, **columns):
+    """A fitted estimator whose users have these columns in place of their own."""
+    fitted = model.fitted_
+    return model._hold(replace(fitted, users=replace(fitted.users, **columns)))

@@ -19,6 +19,7 @@ from odcl.data.write import write_table
 from odcl.engines import files, flower, pieces
 from odcl.engines.files import Feature, Task
 from odcl.exchange.upload import TERM_FIELDS
+from odcl.fitted.columns import UserColumns
 from tests.helpers import run_python
 from tests.pages import (
     DOCS,
@@ -259,7 +260,7 @@ def test_the_reference_shows_what_stands_beside_the_fields_of_a_value(monkeypatc
     monkeypatch.syspath_prepend(DOCS / "extensions")
     from public_names import fields_of, with_lists
 
-    told = fields_of(pieces.UserColumns)
+    told = fields_of(UserColumns)
     assert told["model"] == "(n_users, dim)"
     assert told["users"] == "(n_users,), ids"
     assert list(fields_of(pieces.FitPlan)) == ["method", "unsigned"]  # others have no comment

@@ -15,7 +15,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from odcl import Method, ODCLRegressor
 from odcl.data.tables import read_table
-from odcl.estimators.persist import save_estimator
+from odcl.estimators.persist import save_fitted
 from tests.helpers import (
     NO_HOLDOUT,
     ROLES,
@@ -285,7 +285,7 @@ def test_force_replaces_a_run_as_a_whole(command):
     save_csv(people())
     command("fit", "table.csv", *NO_HOLDOUT, "--out", "run", "--seed", "1")
     old = ODCLRegressor.load("run")
-    save_estimator(old, "run", force=True, extras={"picture.png": b"of an earlier version"})
+    save_fitted(old.fitted_, "run", force=True, extras={"picture.png": b"of an earlier version"})
     assert "picture.png" in files_below("run")  # a file of ours that the new run lacks
     assert_array_equal(ODCLRegressor.load("run").theta_, old.theta_)
     said = command("fit", "table.csv", *NO_HOLDOUT, "--out", "run", "--paper", "--force")

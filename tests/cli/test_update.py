@@ -189,4 +189,4 @@ def test_python_refuses_rows_of_a_user_that_was_just_added(tables):
     model.update_user("u7", X[last], y[last], again=True)
     assert model.n_rows_[-1] == 60
     model.fit(X, y, users=old.user.to_numpy())
-    assert model._batches == frozenset()
+    assert model.fitted_.batches == frozenset()

@@ -13,7 +13,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from odcl import ODCLClassifier
-from tests.helpers import SHARED_DATA
+from tests.helpers import SHARED_DATA, with_columns
 
 TASKS = ((3, 8), (1, 7), (4, 9))
 SHARED_MNIST = SHARED_DATA / "mnist"
@@ -73,7 +73,7 @@ def split_scores(X, digit, low, high, seed):
     }
     paper = ODCLClassifier(random_state=0, method="paper").fit(rows, y, users=owners)
     scores["paper"] = accuracies(by_user(paper), X, tests)
-    default.theta_ = default.result_.local.theta
+    with_columns(default, model=default.result_.local.theta)
     scores["local"] = accuracies(by_user(default), X, tests)
     return {name: (s.mean(), s.min()) for name, s in scores.items()}
 

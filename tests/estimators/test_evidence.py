@@ -45,7 +45,7 @@ def read(path, n_users=12):
 
 def test_what_is_written_is_read(tmp_path):
     model, comparison = fitted()
-    found = evidence_of(model, comparison, command=("odcl", "fit"), holdout="0.2")
+    found = evidence_of(model.fitted_, comparison, command=("odcl", "fit"), holdout="0.2")
     back = read(written(found, tmp_path / "run"))
     assert (back.command, back.holdout) == (("odcl", "fit"), "0.2")
     assert (back.bytes_up, back.bytes_down) == (model.result_.bytes_up, model.result_.bytes_down)
@@ -68,7 +68,7 @@ def test_of_every_user_so_many_held_out_rows_are_kept_and_no_more(tmp_path, monk
     assert np.bincount(comparison.held.owner).tolist() == [8] * 12
     for most in (1, 3, 8):
         monkeypatch.setattr("odcl.estimators.evidence.MOST_ROWS", most)
-        back = read(written(evidence_of(model, comparison), tmp_path / f"run-{most}"))
+        back = read(written(evidence_of(model.fitted_, comparison), tmp_path / f"run-{most}"))
         assert np.bincount(back.comparison.held.owner).tolist() == [most] * 12
 
 
@@ -77,7 +77,7 @@ def test_the_log_loss_of_classes_is_written_and_read(tmp_path):
     X, y, users = features_of(frame), frame["y"] > 3, frame["user"]
     model = ODCLClassifier().fit(X, y, users=users)
     comparison = compare(ODCLClassifier(), X, y, users=users)
-    back = read(written(evidence_of(model, comparison), tmp_path / "run")).comparison
+    back = read(written(evidence_of(model.fitted_, comparison), tmp_path / "run")).comparison
     assert str(back) == str(comparison)
     for name, scores in comparison.log_loss.items():
         assert_array_equal(back.log_loss[name], scores)
@@ -103,14 +103,14 @@ def test_a_model_without_evidence_has_none(tmp_path):
 )
 def test_words_that_are_not_ours_are_refused_by_the_name_of_their_file(tmp_path, changes):
     model, comparison = fitted()
-    written(evidence_of(model, comparison), tmp_path / "run", **changes)
+    written(evidence_of(model.fitted_, comparison), tmp_path / "run", **changes)
     with pytest.raises(ValueError, match=r"evidence\.json"):
         read(tmp_path / "run")
 
 
 def test_evidence_of_more_users_than_there_are_is_refused(tmp_path):
     model, comparison = fitted()
-    written(evidence_of(model, comparison), tmp_path / "run")
+    written(evidence_of(model.fitted_, comparison), tmp_path / "run")
     with pytest.raises(ValueError, match=r"evidence\.json"):
         read(tmp_path / "run", n_users=5)
 

@@ -10,34 +10,35 @@ from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.linear_model import LinearRegression
 
 from odcl import Federation, Method, ODCLClassifier, ODCLRegressor
-from odcl.estimators import for_newcomers
 from odcl.local import fit as local_fit
+from odcl.local import terms
+from odcl.server import assign_models
 
 METHODS = ["default", Method.paper(n_clusters=4), Method("kmeans:4")]
-NAMES = ("groups_of", "one_for_all")
+HEAVY = ((assign_models, "groups_of"), (terms, "one_for_all"))
 
 
 @pytest.mark.parametrize("method", METHODS, ids=["default", "paper", "kmeans"])
 def test_a_fit_works_out_nothing_that_only_newcomers_need(table, method, monkeypatch):
     X, y, users = table
     asked = []
-    for name in NAMES:
-        own = getattr(for_newcomers, name)
+    for module, name in HEAVY:
+        own = getattr(module, name)
         monkeypatch.setattr(
-            for_newcomers, name, lambda *a, own=own, name=name: asked.append(name) or own(*a)
+            module, name, lambda *a, own=own, name=name: asked.append(name) or own(*a)
         )
     model = ODCLRegressor(method=method).fit(X, y, users=users)
     model.predict(X, users=users)
     assert asked == []
     for _ in range(2):
         assert all(getattr(model, name) is not None for name in ("groups_", "pooled_theta_"))
-    assert sorted(asked) == sorted(NAMES)  # once each
+    assert sorted(asked) == ["groups_of", "one_for_all"]  # once each
 
 
 def test_the_pooled_model_is_least_squares_of_all_rows(table):
     X, y, users = table
     model = ODCLRegressor().fit(X, y, users=users)
-    coef, intercept = model._in_table_units(model.pooled_theta_[None])
+    coef, intercept = model.fitted_.in_table_units(model.pooled_theta_[None])
     expected = LinearRegression().fit(X, y)
     assert_allclose(coef[0], expected.coef_, rtol=1e-10)
     assert_allclose(intercept[0], expected.intercept_, rtol=1e-10, atol=1e-12)
@@ -68,8 +69,10 @@ def test_arrays_changed_after_the_fit_change_nothing(table, method, rows):
 def test_a_pickled_model_knows_the_same_and_holds_no_rows(table):
     X, y, users = table
     model = ODCLRegressor(method=Method("kmeans:4")).fit(X, y, users=users)
+    content = pickle.dumps(model.fitted_)
+    assert X.tobytes() not in content
+    assert model.scaling_.apply(X)[users == 0].tobytes() not in content
     again = pickle.loads(pickle.dumps(model))
-    assert isinstance(again._for_newcomers, for_newcomers.Known)
     assert_array_equal(again.pooled_theta_, model.pooled_theta_)
     assert again.groups_.spread == model.groups_.spread
     assert again.assign(X[:40], y[:40]).distance == model.assign(X[:40], y[:40]).distance

@@ -393,7 +393,9 @@ def test_a_loaded_model_is_the_one_saved(loss, tmp_path):
 
 def changed(**parts):
     def change(model):
-        model.mixture_ = replace(model.mixture_, **{k: f(model.mixture_) for k, f in parts.items()})
+        mixture = model.mixture_
+        new = replace(mixture, **{k: f(mixture) for k, f in parts.items()})
+        model._hold(replace(model.fitted_, mixture=new))
 
     return change
 
@@ -428,7 +430,10 @@ DAMAGE = {
         "shape|size",
     ),
     "users' noise of zero": (lambda model: model.noise_.fill(0.0), "noise holds numbers"),
-    "another method": (lambda model: setattr(model, "mixture_", None), "not its own"),
+    "another method": (
+        lambda model: model._hold(replace(model.fitted_, mixture=None)),
+        "not its own",
+    ),
 }
 
 

@@ -264,7 +264,7 @@ def test_threads_that_add_users_to_one_model_lose_nobody(table):
 def test_threads_that_update_one_user_lose_no_rows(table, monkeypatch):
     """Had they no lock, both would start from the upload of the fit."""
     X, y, users = table
-    model = ODCLRegressor(random_state=0).fit(X, y, users=users)
+    model = ODCLRegressor(clusterer=4, random_state=0).fit(X, y, users=users)
     meet = threading.Barrier(2)
 
     def slow(*rows):
@@ -272,7 +272,7 @@ def test_threads_that_update_one_user_lose_no_rows(table, monkeypatch):
             meet.wait(0.1)
         return with_more_rows(*rows)
 
-    monkeypatch.setattr("odcl.estimators.later_users.with_more_rows", slow)
+    monkeypatch.setattr("odcl.fitted.users.with_more_rows", slow)
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda i: model.update_user(3, X[i : i + 1], y[i : i + 1]), range(2)))
     assert model.uploads_.n_samples[3] == model.n_rows_[3] == 62

@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import time
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -28,11 +29,12 @@ from odcl import (
 )
 from odcl.artifact.manifest import MANIFEST, Entry, Manifest
 from odcl.estimators.persist import MODEL, NUMBERS
+from odcl.fitted.columns import UserColumns
 from tests.helpers import files_below, full_disk, model_of
 
 FITTED = ["theta_", "cluster_theta_", "labels_", "pooled_theta_", "n_rows_"]
 FITTED += ["probability_", "coef_", "intercept_", "group_coef_", "group_intercept_"]
-WORDED = ["n_clusters_", "n_features_in_", "tau2_", "rule_", "reason_", "_has_users"]
+WORDED = ["n_clusters_", "n_features_in_", "tau2_", "rule_", "reason_"]
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +99,7 @@ def test_a_loaded_model_is_the_one_saved(small_table, kind, tmp_path):
         assert_array_equal(getattr(loaded, name), getattr(model, name), err_msg=name)
     for name in WORDED:
         assert getattr(loaded, name) == getattr(model, name), name
+    assert loaded.fitted_.has_users == model.fitted_.has_users
     settings = loaded.get_params()
     assert type(settings.pop("loss")) is type(model.loss)
     assert settings.items() <= model.get_params().items()
@@ -249,11 +252,14 @@ def test_what_cannot_be_written_is_refused_before_anything_is(small_table, tmp_p
 def test_a_model_of_a_hundred_thousand_users_loads_quickly(small_table, tmp_path):
     model = regressor(small_table)
     m = 100_000
-    model.users_ = np.array([f"store-{i:06d}" for i in range(m)])
-    model.labels_ = np.zeros(m, dtype=int)
-    model.theta_ = np.random.default_rng(0).standard_normal((m, 4))
-    model.n_rows_, model.probability_ = np.ones(m, dtype=int), np.ones(m)
-    model.uploads_ = None
+    users = UserColumns(
+        users=np.array([f"store-{i:06d}" for i in range(m)]),
+        group=np.zeros(m, dtype=int),
+        probability=np.ones(m),
+        rows=np.ones(m, dtype=int),
+        model=np.random.default_rng(0).standard_normal((m, 4)),
+    )
+    model._hold(replace(model.fitted_, users=users, uploads=None))
     model.save(tmp_path / "model")
     start = time.perf_counter()
     loaded = ODCLRegressor.load(tmp_path / "model")
@@ -312,8 +318,8 @@ WORDS_CHANGED = {
     "no users": (drop("users"), "no 'users'"),
     "no groups": (drop("groups"), "no 'groups'"),
     "no method": (drop("method"), "no 'method'"),
-    "another estimator": (put("estimator", "Ridge"), "holds an 'Ridge'"),
-    "a setting missing": (lambda w: w["params"].pop("l2"), "settings are not those of"),
+    "another estimator": (put("estimator", "Ridge"), "'Ridge' is no estimator"),
+    "a setting missing": (lambda w: w.pop("params"), "no 'params'"),
     "a setting too many": (put("params", "hook", "x"), "settings are not those of"),
     "settings that are a list": (put("params", [1, 2]), "settings are not those of"),
     "a penalty below zero": (put("params", "l2", -1), "l2=-1"),

@@ -37,6 +37,7 @@ from tests.helpers import (
     peak_memory,
     response,
     target_of_kind,
+    with_columns,
 )
 
 # -- the users' column -----------------------------------------------------------------------------
@@ -361,8 +362,8 @@ def test_a_million_rows_need_neither_a_million_models_nor_a_look_for_every_user(
     model = ODCLRegressor(random_state=0).fit(X, y, users=users)
     rng = np.random.default_rng(0)
     n_users, n_rows = 10_000, 1_000_000
-    model.users_, model.labels_ = np.arange(n_users), np.zeros(n_users, dtype=int)
-    model.theta_ = rng.standard_normal((n_users, 6))
+    ids, labels = np.arange(n_users), np.zeros(n_users, dtype=int)
+    with_columns(model, users=ids, group=labels, model=rng.standard_normal((n_users, 6)))
     owner = rng.integers(0, n_users, n_rows)
     many = rng.standard_normal((n_rows, 5))
     predicted, peak = peak_memory(lambda: model.predict(many, users=owner))

@@ -85,19 +85,19 @@ def test_messages_apart_and_joined_are_the_messages(name):
     message = MESSAGES[name]
     one, other = message.take(np.arange(2)), message.take(np.arange(2, 5))
     assert_same(one.joined(other), message)
-    moved = message.replaced(1, message[4])
+    moved = message.replaced(np.array([1]), message[4])
     for field, values in moved[1].present.items():
         assert_array_equal(values, message[4].present[field])
     assert moved.users.tolist() == message.users.tolist()
     assert_same(moved.take(np.array([0, 2, 3, 4])), message.take(np.array([0, 2, 3, 4])))
-    assert_same(message.replaced(1, message[1]), message)
+    assert_same(message.replaced(np.array([1]), message[1]), message)
 
 
 @every_message
 def test_a_message_in_the_place_of_another_leaves_the_old_ones_as_they_were(name):
     messages = MESSAGES[name]
     before = {field: values.copy() for field, values in messages.present.items()}
-    messages.replaced(1, messages[0])
+    messages.replaced(np.array([1]), messages[0])
     for field, values in before.items():
         assert_array_equal(messages.present[field], values)
 

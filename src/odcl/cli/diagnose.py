@@ -123,7 +123,7 @@ def _of_table(options: Namespace, progress: Silent) -> Found:
 
 def _with_rows(model: Any, rows: Any, seed: int) -> Diagnosis:
     """The diagnosis of a fit, with its scaled rows at hand."""
-    return model.result_.diagnose(rows, features=model._units, seed=seed)
+    return model.result_.diagnose(rows, features=model.fitted_.units, seed=seed)
 
 
 def _of_run(options: Namespace, progress: Silent) -> Found:
@@ -164,7 +164,7 @@ def _of_run(options: Namespace, progress: Silent) -> Found:
         found = model.diagnose(seed=options.seed, comparison=comparison_of(options.source, n_users))
         return found, schema.user, notices
     rows, notices = run.rows_of(options.table, options.missing)
-    strange = int((~model._knows(rows.users)).sum())
+    strange = int((~model.fitted_.knows(rows.users)).sum())
     if strange or rows.n_users < n_users:
         notices.append(
             f"{options.table} has {rows.n_users} users ({strange} not in the run of {n_users}): "
@@ -172,7 +172,7 @@ def _of_run(options: Namespace, progress: Silent) -> Found:
         )
     again = clone(model).fit_federation(rows, schema=schema, progress=progress.advance)
     progress.stage("diagnosing")
-    rows = replace(rows, X=again.scaling_.apply(rows.X), y=again._encode(rows.y))
+    rows = replace(rows, X=again.scaling_.apply(rows.X), y=again._encode_known(rows.y))
     return _with_rows(again, rows, options.seed), schema.user, notices
 
 

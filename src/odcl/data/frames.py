@@ -29,11 +29,12 @@ from odcl.errors import did_you_mean, show
 
 
 class FrameInput(BaseEstimator):  # type: ignore[misc]
-    """What fit, predict and later users have in common: rows are checked and split from owners."""
+    """What fit, predict and later users have in common: rows are checked and split from owners.
 
-    design_: Design | None  # None: X holds numbers, column by column
+    What a fit settled is read off ``fitted_``.
+    """
 
-    def _first_rows(self, X: Any, y: Any, users: Any) -> tuple[Floats, Any, Bools]:
+    def _first_rows(self, X: Any, y: Any, users: Any) -> tuple[Floats, Any, Bools, Design | None]:
         """Design rows and owners for a fit, which settles the columns, and the rows it uses."""
         if self.users is not None and users is not None:
             raise ValueError(
@@ -41,7 +42,6 @@ class FrameInput(BaseEstimator):  # type: ignore[misc]
                 "the constructor) and as users=. Leave one of them out."
             )
         X, chosen = self._settled(as_frame(X), has_users=not (self.users is users is None))
-        self.design_ = None
         plain = not chosen and self.missing == "error"
         if self.users is not None or not plain:
             validate_data(self, X, reset=True, skip_check_array=True)
@@ -52,7 +52,7 @@ class FrameInput(BaseEstimator):  # type: ignore[misc]
             chosen = [j - (j > at) for j in chosen if j != at]
         if plain:
             X = self._numbers(X, fitting=True)
-            return X, users, np.ones(len(X), np.bool_)
+            return X, users, np.ones(len(X), np.bool_), None
         check_features(without_columns(X, chosen))
         table = feature_table(X)
         kept = np.ones(table.num_rows, np.bool_)
@@ -66,8 +66,8 @@ class FrameInput(BaseEstimator):  # type: ignore[misc]
             absent = {"users": without_value(owners), "y": without_value(y)}
             kept = Gaps.of(absent, columns, {}).checked_rows(self.missing, is_fit=True)
             users = None if users is None else owners[kept]
-        self.design_ = Design.of(tuple(columns), summarize(columns, kept))
-        return self.design_.rows(columns, np.flatnonzero(kept))[0], users, kept
+        design = Design.of(tuple(columns), summarize(columns, kept))
+        return design.rows(columns, np.flatnonzero(kept))[0], users, kept, design
 
     def _settled(self, X: Any, *, has_users: bool) -> tuple[Any, list[int]]:
         """The columns of a frame that are used, and positions of its categories among them."""
@@ -98,11 +98,11 @@ class FrameInput(BaseEstimator):  # type: ignore[misc]
         ids, known = None, getattr(self, "feature_names_in_", None)
         if has_names(X) and known is not None:
             names = column_names(X)
-            user = self._users_name()
-            check_columns(self._own_names(), names)
+            user = self.fitted_.columns.user_name
+            check_columns(self.fitted_.columns.own_names, names)
             if user in names:
                 ids = self._ids(X, user)
-            X = as_frame(select_columns(X, self._own_names()))
+            X = as_frame(select_columns(X, self.fitted_.columns.own_names))
         elif self.users is not None and _width(X) != self.n_features_in_ - 1:
             validate_data(self, X, reset=False, skip_check_array=True)
             at = self.users if known is None else column_position(known.tolist(), self.users)
@@ -126,7 +126,8 @@ class FrameInput(BaseEstimator):  # type: ignore[misc]
         rows, ids = self._later_rows(X)
         if users is None:
             if ids is None and self.users is not None and not isinstance(X, DesignRows):
-                check_columns([self._users_name()], column_names(X) if has_names(X) else ())
+                names = column_names(X) if has_names(X) else ()
+                check_columns([self.fitted_.columns.user_name], names)
             return rows, ids
         if ids is not None:
             given = check_owners(users, len(rows))
@@ -135,7 +136,7 @@ class FrameInput(BaseEstimator):  # type: ignore[misc]
             if wrong is not None:
                 raise ValueError(
                     "Row {} belongs to {!r} by column {!r} of X and to {!r} by users=: leave one "
-                    "of them out.".format(*wrong[:2], self._users_name(), wrong[2])
+                    "of them out.".format(*wrong[:2], self.fitted_.columns.user_name, wrong[2])
                 )
         return rows, users
 
@@ -154,22 +155,6 @@ class FrameInput(BaseEstimator):  # type: ignore[misc]
             refuse_gaps(dict(zip(names, values, strict=True)), fitting=fitting)
             raise
 
-    def _users_name(self) -> Any:
-        """The name of the users' column, None without one."""
-        if self.schema_ is not None:
-            return self.schema_.user
-        names = getattr(self, "feature_names_in_", None)
-        if self.users is None or names is None:
-            return self.users
-        return names[column_position(names.tolist(), self.users)]
-
-    def _own_names(self) -> list[Any]:
-        """The columns of the frame that was fitted, without the users' column."""
-        names: list[Any] = self.feature_names_in_.tolist()
-        if self.users is not None:
-            del names[column_position(names, self.users)]
-        return names
-
     def _ids(self, X: Any, user: Any) -> Array:
         """The users' column; a run's ids may come in another type than in its table ("7" for 7)."""
         if self.schema_ is None:
@@ -178,7 +163,9 @@ class FrameInput(BaseEstimator):  # type: ignore[misc]
         refuse_gaps({user: owner})
         return as_ids(owner.values)[owner.codes]
 
-    def _checked_rows(self, X: Any, y: Any, users: Any) -> tuple[Floats, Array, Any, Bools]:
+    def _checked_rows(
+        self, X: Any, y: Any, users: Any
+    ) -> tuple[Floats, Array, Any, Bools, Design | None]:
         """Everything that a fit is given, and which of the rows it uses."""
         if y is None:
             raise ValueError(
@@ -186,10 +173,10 @@ class FrameInput(BaseEstimator):  # type: ignore[misc]
                 "learns to predict it."
             )
         y = column_or_1d(collected(y), warn=True)
-        X, users, kept = self._first_rows(X, y, users)
+        X, users, kept, design = self._first_rows(X, y, users)
         y = self._checked_target(y if kept.all() else y[kept])
         check_consistent_length(X, y)
-        return X, y, users, kept
+        return X, y, users, kept, design
 
     def _rows_of_one(self, X: Any, y: Any, user: Any = None) -> tuple[Floats, Floats]:
         """The rows of one user as its model sees them, checked: features scaled, target encoded."""
@@ -202,8 +189,9 @@ class FrameInput(BaseEstimator):  # type: ignore[misc]
             )
         if user is not None and distinct and distinct[0] != owner_ids([user]).tolist()[0]:
             raise ValueError(
-                f"These rows belong to {distinct[0]!r} by column {self._users_name()!r}, and were "
-                f"given as {user!r}'s: correct one of them, or leave the column out."
+                f"These rows belong to {distinct[0]!r} by column "
+                f"{self.fitted_.columns.user_name!r}, and were given as {user!r}'s: correct one of "
+                "them, or leave the column out."
             )
         y = self._checked_target(column_or_1d(y))
         check_consistent_length(X, y)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from odcl.diagnose.diagnosis import Diagnosis, diagnose, diagnose_step
+from odcl.diagnose.diagnosis import Diagnosis, diagnose, diagnose_fitted, diagnose_step
 from odcl.diagnose.drift import Drift
 from odcl.diagnose.verdict import Verdict
 
-__all__ = ["Diagnosis", "Drift", "Verdict", "diagnose", "diagnose_step"]
+__all__ = ["Diagnosis", "Drift", "Verdict", "diagnose", "diagnose_fitted", "diagnose_step"]

@@ -32,6 +32,7 @@ from odcl.theory import Separation, separation
 
 if TYPE_CHECKING:
     from odcl.engines.in_process import Result
+    from odcl.fitted.value import Fitted
 
 BORDER = 0.05  # probability of belonging elsewhere from which a user is named
 UNLIKELY = 0.01  # chance that any member of a group is taken for a user of none
@@ -197,6 +198,50 @@ def _with_noise(result: Result, federation: Federation) -> Uploads:
             "so their noise is not that of its models: give the federation that it was fitted on."
         )
     return replace(again.uploads, theta=known.theta)
+
+
+def diagnose_fitted(
+    fitted: Fitted,
+    *,
+    comparison: Comparison | None = None,
+    resamples: int = 20,
+    seed: int = 0,
+) -> Diagnosis:
+    """Diagnose a fit from what its users sent; of a table in pieces, the users it holds."""
+    if not fitted.whole:
+        raise ValueError(
+            "This model holds the users of one site, and groups were found with those of "
+            f"others: they were diagnosed in the round. It said: {fitted.reason}"
+        )
+    if fitted.uploads is None:
+        raise ValueError(
+            "This model was written without its users' uploads, which were too large to keep, "
+            "and they are what is diagnosed: fit it again on its rows."
+        )
+    kept = np.flatnonzero(fitted.users.group >= 0)  # added users that fit no group are in none
+    labels = fitted.users.group[kept]
+    step = ServerStep(
+        fitted.users.users[kept],
+        labels,
+        fitted.centers,
+        fitted.centers[labels],
+        fitted.rule,
+        fitted.reason,
+        "",
+        tau2=fitted.tau2,
+        mixture=fitted.mixture,
+    )
+    found = diagnose_step(
+        fitted.uploads.take(kept),
+        step,
+        fitted.method,
+        features=fitted.units,
+        comparison=comparison,
+        resamples=resamples,
+        seed=seed,
+    )
+    total = fitted.n_users
+    return replace(found, of_users=total) if total > len(fitted.users) else found
 
 
 def diagnose_step(

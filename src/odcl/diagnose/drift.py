@@ -9,8 +9,10 @@ import numpy as np
 from scipy.stats import false_discovery_control
 
 from odcl._typing import Array, Floats, Ints
-from odcl.data.design import DesignRows
 from odcl.data.federation import Federation, positions
+from odcl.fitted.predict import predict_rows
+from odcl.fitted.users import place_user
+from odcl.fitted.value import Fitted
 from odcl.mixed.layout import model_map
 from odcl.risk.loss import weighted_gram
 from odcl.risk.risk import Risk
@@ -86,30 +88,34 @@ class Drift:
         return drift_text(self)
 
 
-def drift_of(model: Any, everybody: Federation) -> Drift:
+def drift_of(fitted: Fitted, everybody: Federation) -> Drift:
     """Compare design rows with encoded targets with the models of a fit with mixed groups."""
-    place = positions(model.users_, everybody.users)
+    fitted, n_users = fitted.holding(everybody.users), fitted.n_users
+    mixture, users = fitted.mixture, fitted.users
+    if mixture is None or users.covariance is None:
+        raise fitted.without_mixture("Promises about new rows")
+    place = positions(users.users, everybody.users)
     at, rows = place[place >= 0], everybody.take(np.flatnonzero(place >= 0))
     if len(at) == 0:
         raise ValueError("None of these rows' users has a model: assign them first.")
-    risk, user, n, labels = model.risk_, rows.row_user, rows.n_rows, model.labels_[at]
-    measures, excess, residual, variance = _promises(model, rows)
+    risk, user, n, labels = fitted.risk, rows.row_user, rows.n_rows, users.group[at]
+    measures, excess, residual, variance = _promises(fitted, rows)
     several, noise = n >= LEAST, 1.0
     if not risk.loss.classification and several.any():
         # One row far out is no noise; the median of chi-squared / n is about (1 - 2 / 9n)^3.
         square = np.bincount(user, np.minimum(residual**2 / variance, 16.0)) / n
         noise = max(1.0, float(np.median((square / (1 - 2 / (9 * n)) ** 3)[several])))
-    phi = noise * (np.ones(len(n)) if model.noise_ is None else model.noise_[at])
+    phi = noise * (np.ones(len(n)) if users.noise is None else users.noise[at])
     # Sums over few rare events have heavy tails, as if few rows had told their variance.
-    dof = np.bincount(user, 8 * variance) + 1e-3 if model.dof_ is None else model.dof_[at]
-    scaled = rows.with_X(model.scaling_.apply(rows.X))
-    own = zip(scaled, model.theta_[at], model.covariance_[at], phi, strict=True)
+    dof = np.bincount(user, 8 * variance) + 1e-3 if users.dof is None else users.dof[at]
+    scaled = rows.with_X(fitted.scaling.apply(rows.X))
+    own = zip(scaled, users.model[at], users.covariance[at], phi, strict=True)
     each = [_evidence(X, y, risk, theta, V, s2) for (_, X, y), theta, V, s2 in own]
     h, P = np.array([one[0] for one in each]), np.array([one[1] for one in each])
     chance = np.array([far_out(*one)[0] for one in zip(h, P, dof, strict=True)])
-    change = model_map(model.mixture_, risk)[1]
-    groups, shifts = np.full(len(model.mixture_.centers), np.nan), list[dict[str, float]]()
-    for k, C in enumerate(change @ model.mixture_.covariances @ change.T):
+    change = model_map(mixture, risk)[1]
+    groups, shifts = np.full(len(mixture.centers), np.nan), list[dict[str, float]]()
+    for k, C in enumerate(change @ mixture.covariances @ change.T):
         members = np.flatnonzero(labels == k)
         held = members[np.argsort(chance[members], kind="stable")[1:]]  # one user is no group
         hk, Pk = h[held].sum(axis=0), P[held].sum(axis=0)
@@ -121,7 +127,7 @@ def drift_of(model: Any, everybody: Federation) -> Drift:
             shift, error = inverse @ hk, np.sqrt(np.diag(inverse + C))
             chance[members] = [far_out(h[i] - P[i] @ shift, P[i], dof[i])[0] for i in members]
             if risk.n_outputs == 1:
-                names, scale = [*model._units, "level"], [*model._units.values(), 1.0]
+                names, scale = [*fitted.units, "level"], [*fitted.units.values(), 1.0]
                 sure = np.abs(shift) / error
                 some = [j for j in np.argsort(-sure) if sure[j] > SURE or sure[j] == sure.max()]
                 shifts[k] = {names[j]: float(shift[j] / scale[j]) for j in some[:3]}
@@ -131,32 +137,35 @@ def drift_of(model: Any, everybody: Federation) -> Drift:
     found = Drift(
         *(rows.users, labels, n, np.bincount(user, residual) / n, chance, np.full(len(n), -1)),
         *(groups, tuple(shifts), measures, worse, float(np.sqrt(noise))),
-        *(everybody.users[place < 0], model.n_users_ - len(at)),
+        *(everybody.users[place < 0], n_users - len(at)),
     )
     for i in found.moved:
-        found.nearest[i] = model._place(scaled.X[rows.rows(i)], rows.y[rows.rows(i)]).label
+        found.nearest[i] = place_user(fitted, scaled.X[rows.rows(i)], rows.y[rows.rows(i)]).label
     return found
 
 
-def _promises(model: Any, rows: Federation) -> tuple[dict[str, Any], list[Floats], Floats, Floats]:
+def _promises(
+    fitted: Fitted, rows: Federation
+) -> tuple[dict[str, Any], list[Floats], Floats, Floats]:
     """Measures; of each row error and miss beyond what is promised, residual and variance."""
-    X, y = DesignRows(rows.X), rows.y
-    users = rows.users[rows.row_user] if model._has_users else None
-    if model.risk_.loss.classification:
-        p = np.maximum(model.predict_proba(X, users), 1e-300)
+    y, users = rows.y, rows.users[rows.row_user] if fitted.has_users else None
+    promised = predict_rows(fitted, rows.X, users, unsure=True)
+    if fitted.risk.loss.classification:
+        p = np.maximum(promised.probabilities, 1e-300)
         at, best = np.maximum(y, 0).astype(np.intp), p.max(axis=1)
         loss, entropy = -np.log(p[np.arange(len(p)), at]), -(p * np.log(p)).sum(axis=1)
-        hit, residual = p.argmax(axis=1) == at, at - p[:, 1]
+        hit = p.argmax(axis=1) == at
+        residual = at.astype(np.float64) - p[:, 1]
         measures = {"log-loss": (loss.mean(), entropy.mean())}
         measures |= {"likeliest class is right": (hit.mean(), best.mean())}
         residual = residual if p.shape[1] == 2 else np.full(len(p), np.nan)
         return measures, [loss - entropy, best - hit], residual, best * (1 - best)
-    mean, std = model.predict(X, users, return_std=True)
-    low, high = model.predict_interval(X, users=users)
+    mean, std, (low, high) = promised.means, promised.std(), promised.interval(0.9)
     square, hit = (y - mean) ** 2, (low <= y) & (y <= high)
     measures = {"RMSE": (np.sqrt(square.mean()), np.sqrt((std**2).mean()))}
     measures |= {"inside 90 % intervals": (hit.mean(), 0.9)}
-    return measures, [square - std**2, 0.9 - hit], y - mean, std**2
+    miss = 0.9 - hit.astype(np.float64)
+    return measures, [square - std**2, miss], y - mean, std**2
 
 
 def _evidence(

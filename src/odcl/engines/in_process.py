@@ -6,7 +6,10 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import Federation
@@ -19,7 +22,9 @@ from odcl.server.result import ServerStep
 from odcl.server.step import server_step
 
 if TYPE_CHECKING:
+    from odcl.data.scaling import Scaling
     from odcl.diagnose import Diagnosis
+    from odcl.fitted.value import Fitted, InputColumns
 
 log = logging.getLogger("odcl")
 
@@ -112,6 +117,45 @@ class Result:
 
         return diagnose(self, federation, features=features, resamples=resamples, seed=seed)
 
+    def fitted(
+        self,
+        rows: Federation,
+        scaling: Scaling,
+        columns: InputColumns,
+        *,
+        has_users: bool = True,
+        settings: Mapping[str, Any],
+    ) -> Fitted:
+        """The fit as whatever comes after it reads it.
+
+        ``rows``, in the units of ``scaling``, are those of this round; nobody changes them later.
+        """
+        from odcl.fitted.columns import UserColumns
+        from odcl.fitted.value import Fitted, Newcomers
+        from odcl.local.terms import pooled_rows
+        from odcl.server.assign_models import groups_of
+
+        step = self.step
+        own = self.received, step.labels, step.probabilities
+        return Fitted.of_step(
+            step,
+            columns,
+            scaling,
+            risk=self.risk,
+            method=self.method,
+            users=UserColumns.of(self.users, rows.n_rows, *own),
+            uploads=self.uploads,
+            newcomers=Newcomers(
+                partial(groups_of, rows, self.risk, self.local, step, self.method),
+                partial(pooled_rows, rows, self.risk, self.uploads),
+            ),
+            has_users=has_users,
+            weighed=step.weighed,
+            bytes_up=self.bytes_up,
+            bytes_down=self.bytes_down,
+            settings=settings,
+        )
+
     def report(
         self, path: str | os.PathLike[str], federation: Federation, *, anonymous: bool = False
     ) -> None:
@@ -119,9 +163,17 @@ class Result:
 
         Columns have no names here and stay in their units: an estimator's ``report`` tells more.
         """
-        from odcl.estimators.federated import result_estimator
+        from odcl.data.scaling import Scaling
+        from odcl.estimators.public import estimator_with
+        from odcl.fitted.value import InputColumns, settings_of
 
-        result_estimator(self, federation).report(path, anonymous=anonymous)
+        p, risk = federation.n_features, self.risk
+        classes = np.arange(max(risk.n_outputs + 1, 2)) if risk.loss.classification else None
+        scaling = Scaling(np.zeros(p), np.ones(p), np.arange(p), p)
+        settings = settings_of(risk, self.method) | {"random_state": self.seed}
+        columns = InputColumns(p, classes=classes)
+        fitted = self.fitted(federation, scaling, columns, settings=settings)
+        estimator_with(fitted).report(path, anonymous=anonymous)
 
 
 def fit(

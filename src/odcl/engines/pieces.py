@@ -2,6 +2,7 @@
 
     terms of rows    -> upload_rows(rows, plan)                    one row per user
     last step        -> user_models(uploads, plan, step)           one row per user
+    mixed groups     -> fitted_groups(plan, step)                  for predictions of any user
 
 Each user must be whole in one piece: rows are brought together by user first (a shuffle, or
 ``repartition``), or, with squared loss, pieces of uploads are added up by :func:`merge_uploads`.
@@ -19,21 +20,17 @@ from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import Federation, group_rows
 from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
-from odcl.exchange.arrow import (
-    USER,
-    ids_from_arrow,
-    ids_to_arrow,
-    number_lists,
-    numbers_of,
-    uploads_from_arrow,
-    uploads_to_arrow,
-)
+from odcl.exchange.arrow import USER, numbers_of, uploads_from_arrow, uploads_to_arrow
 from odcl.exchange.upload import Uploads
+from odcl.fitted.columns import UserColumns
+from odcl.fitted.value import Fitted, InputColumns, Newcomers, settings_of
 from odcl.local.fit import fit_users
 from odcl.local.receive import receive
 from odcl.method import Method
+from odcl.mixed.layout import without_rows
 from odcl.mixed.terms import DataTerms, merge_by_user
 from odcl.risk.risk import Risk
+from odcl.server.assign_models import GroupStatistics
 
 if TYPE_CHECKING:
     from odcl.server.result import StreamedStep
@@ -140,65 +137,6 @@ def merge_uploads(uploads: pa.Table, plan: FitPlan) -> pa.Table:
     return plan.to_arrow(whole)
 
 
-@dataclass(frozen=True, eq=False)
-class UserColumns:
-    """What a run knows of each user: the columns of a table with one row per user.
-
-    ``model`` is in standardised units, ``covariance`` the triangle of its covariance matrix.
-    """
-
-    users: Array  # (n_users,), ids
-    group: Array  # (n_users,)
-    probability: Floats  # (n_users,), NaN where the method does not know
-    rows: Array  # (n_users,)
-    model: Floats  # (n_users, dim)
-    covariance: Floats | None = None  # (n_users, dim, dim)
-    noise: Floats | None = None  # (n_users,)
-    dof: Floats | None = None  # (n_users,)
-
-    def to_arrow(self, ids: pa.DataType) -> pa.Table:
-        """The table; ``ids`` is the type of the ids in it."""
-        columns = {
-            USER: ids_to_arrow(self.users, ids),
-            "group": pa.array(self.group.astype(np.int32)),
-            "probability": pa.array(self.probability),
-            "rows": pa.array(self.rows.astype(np.int64)),
-            "model": number_lists(self.model),
-        }
-        if self.covariance is not None:
-            up = np.triu_indices(self.model.shape[1])
-            columns["covariance"] = number_lists(self.covariance[:, up[0], up[1]])
-        for name, values in {"noise": self.noise, "dof": self.dof}.items():
-            if values is not None:
-                columns[name] = pa.array(values)
-        return pa.table(columns)
-
-    def take(self, order: Ints) -> UserColumns:
-        """Some of the users, in this order."""
-        own = {name: a for name, a in vars(self).items() if a is not None}
-        return replace(self, **{name: a[order] for name, a in own.items()})
-
-    @classmethod
-    def from_arrow(cls, table: pa.Table, dim: int) -> UserColumns:
-        """The way back; models have ``dim`` parameters."""
-        told: dict[str, Floats] = {}
-        if "covariance" in table.column_names:
-            rows, columns = np.triu_indices(dim)
-            triangle = numbers_of(table["covariance"], (len(rows),))
-            square = np.empty((len(triangle), dim, dim))
-            square[:, rows, columns] = square[:, columns, rows] = triangle
-            told["covariance"] = square
-        told |= {n: numbers_of(table[n]) for n in ("noise", "dof") if n in table.column_names}
-        return cls(
-            ids_from_arrow(table[USER]),
-            numbers_of(table["group"]).astype(np.intp),
-            numbers_of(table["probability"]),
-            numbers_of(table["rows"]),
-            numbers_of(table["model"], (dim,)),
-            **told,
-        )
-
-
 def user_models(
     uploads: pa.Table, plan: FitPlan, step: StreamedStep, rows: pa.Table | None = None
 ) -> pa.Table:
@@ -230,18 +168,8 @@ def _models(
         rows = Federation(np.empty((0, p)), np.empty(0), np.zeros(m + 1, np.intp), uploads.users)
     placed = step.place(uploads)
     received = receive(rows, plan.risk, uploads, placed, seed=plan.seed)
-    sure = placed.probability if received.sure is None else received.sure
-    found = UserColumns(
-        uploads.users,
-        placed.group if received.group is None else received.group,
-        np.full(m, np.nan) if sure is None else sure,
-        uploads.n_samples,
-        received.models,
-        received.covariance,
-        received.noise,
-        received.dof,
-    )
-    return found.to_arrow(plan.id_type)
+    own = received, placed.group, placed.probability
+    return UserColumns.of(uploads.users, uploads.n_samples, *own).to_arrow(plan.id_type)
 
 
 def with_coefficients(models: pa.Table, plan: FitPlan) -> pa.Table:
@@ -258,3 +186,38 @@ def with_coefficients(models: pa.Table, plan: FitPlan) -> pa.Table:
     if plan.risk.intercept:
         models = models.append_column("coef_(intercept)", pa.array(intercept[:, 0].copy()))
     return models
+
+
+def fitted_groups(plan: FitPlan, step: StreamedStep) -> Fitted:
+    """The fit of mixed groups, which holds no users: ``with_models`` gives it some."""
+    none = np.empty(0)
+    nobody = UserColumns(none, none.astype(np.intp), none, none, np.empty((0, plan.dim)))
+    return Fitted.of_step(
+        step.found,
+        InputColumns.of_schema(plan.schema, plan.schema.user),
+        plan.scaling,
+        risk=plan.risk,
+        method=plan.method,
+        users=nobody,
+        uploads=None,
+        newcomers=Newcomers.of(*mixed_groups(plan, step)),
+        settings=settings_of(plan.risk, plan.method, plan.schema.user),
+    )
+
+
+def mixed_groups(plan: FitPlan, step: StreamedStep) -> tuple[GroupStatistics, Floats]:
+    """Mixed groups as newcomers are measured by them, and one model for everybody."""
+    found = step.found
+    if found.mixture is None:
+        raise ValueError(
+            f"Groups of {plan.method.clusterer} are not mixed groups, which alone say what users "
+            "who come later need: give what groups_of_stream found."
+        )
+    pull, tau2 = np.ones(found.n_clusters), float(found.tau2 or 0.0)
+    groups = GroupStatistics(found.centers, step.sizes, step.rows, pull, tau2, tau2, np.nan, 0.0)
+    return counted(groups, step.sizes, step.rows), without_rows(found.mixture, plan.risk)[0][-1]
+
+
+def counted(groups: GroupStatistics, sizes: Ints, rows: Floats) -> GroupStatistics:
+    """Groups of so many users and rows; one that lost all its users counts as one."""
+    return replace(groups, members=np.maximum(sizes, 1), samples=np.maximum(rows, 1.0))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +12,8 @@ from odcl._typing import Array
 from odcl.data.federation import positions
 from odcl.data.schema import Encoded, TableSchema
 from odcl.errors import InputError, Setting, show
+from odcl.fitted.predict import predict_rows as fitted_predictions
+from odcl.fitted.value import Fitted
 
 
 @dataclass(frozen=True)
@@ -42,58 +43,55 @@ class Predictions:
 def predict_rows(
     rows: pa.Table,
     models: pa.Table,
-    groups: Any,
+    groups: Fitted,
     wishes: Wishes = Wishes(),  # noqa: B008
 ) -> pa.Table:
     """A prediction of each usable row, by the model of its own user.
 
     ``models`` is what :func:`user_models` gave of these users (and maybe others), ``groups`` the
-    run's estimator. The answer has a column ``row``, the position in ``rows`` from 0, and those
-    of ``odcl predict``.
+    fit (``estimator.fitted_``). The answer has a column ``row``, the position in ``rows`` from 0,
+    and those of ``odcl predict``.
     """
     return by_models(rows, models, groups, wishes).to_arrow()
 
 
-def by_models(rows: pa.Table, models: pa.Table, groups: Any, wishes: Wishes) -> Predictions:
+def by_models(rows: pa.Table, models: pa.Table, groups: Fitted, wishes: Wishes) -> Predictions:
     """:func:`predict_rows` with what the rows hold."""
-    from odcl.estimators.scattered import with_users
-
-    model = with_users(groups, models)
-    return predicted(rows, lambda _: model, model.schema_, wishes)
+    schema = groups.schema
+    assert schema is not None
+    return predicted(rows, groups.with_models(models), schema, wishes)
 
 
 def predicted(
     rows: pa.Table,
-    model_of: Callable[[Array], Any],
+    fitted: Fitted,
     schema: TableSchema,
     wishes: Wishes,
     *,
     piece: bool = True,
 ) -> Predictions:
-    """The predictions of a table, or of a piece of it; ``model_of`` ids knows these users."""
-    from odcl.data.design import DesignRows
-
+    """The predictions of a table, or of a piece of it."""
     if wishes.coverage is not None and schema.classes is not None:
         raise ValueError("An interval is for numbers, and this run predicts classes: leave it out.")
     encoded = schema.encode(
         rows, with_target=False, unseen=wishes.unseen, missing=wishes.missing, piece=piece
     )
-    model = model_of(encoded.ids)
-    strange = encoded.ids[positions(model.users_, encoded.ids) < 0]
+    fitted = fitted.holding(encoded.ids)
+    strange = encoded.ids[positions(fitted.users.users, encoded.ids) < 0]
     if len(strange) and wishes.unknown == "error":
         raise _unknown_users(strange, len(encoded.ids), wishes.run, piece=piece)
     columns = no_predictions(schema, wishes)
     if not len(encoded.rows):
         return Predictions(columns, encoded, strange)
-    model.set_params(unknown=wishes.unknown)
     users = encoded.users if schema.user else None  # None: all rows are one user's
-    X = DesignRows(encoded.X)
-    columns |= {"row": encoded.rows, "prediction": model.predict(X, users=users)}
+    unsure = wishes.coverage is not None or not fitted.risk.loss.has_data_terms
+    found = fitted_predictions(fitted, encoded.X, users, unsure=unsure, unknown=wishes.unknown)
+    columns |= {"row": encoded.rows, "prediction": found.targets()}
     if wishes.coverage is not None:
-        low, high = model.predict_interval(X, wishes.coverage, users=users)
+        low, high = found.interval(wishes.coverage)
         columns |= {"low": low, "high": high}
     if schema.classes is not None:
-        p = model.predict_proba(X, users=users)
+        p = found.probabilities
         columns |= {name: p[:, j] for j, name in enumerate(probability_names(schema))}
     return Predictions(columns, encoded, strange)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 import warnings
-from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -13,12 +14,11 @@ import numpy as np
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import (
     _check_sample_weight,
-    check_is_fitted,
-    validate_data,
+    check_consistent_length,
+    column_or_1d,
 )
 
-from odcl._typing import Array, Floats, Ints
-from odcl.data.columns import kind_of
+from odcl._typing import Array
 from odcl.data.design import Design, DesignRows
 from odcl.data.federation import (
     Federation,
@@ -28,7 +28,7 @@ from odcl.data.federation import (
     positions,
     row_order,
 )
-from odcl.data.frames import is_dask_frame
+from odcl.data.frames import FrameInput, is_dask_frame
 from odcl.data.notices import unusual_notices
 from odcl.data.scaling import RowColumns, Scaling
 from odcl.data.schema import TableSchema
@@ -38,20 +38,22 @@ from odcl.data.unusual import (
     unusual_users,
 )
 from odcl.data.write import beside
-from odcl.engines.in_process import Result, fit
-from odcl.errors import InputError, show
-from odcl.estimators.for_newcomers import OnRequest, own_rows
-from odcl.estimators.later_users import LaterUsers
+from odcl.engines.in_process import fit
+from odcl.errors import InputError
+from odcl.estimators.attributes import FittedAttributes
 from odcl.estimators.settings import check_n_groups, check_settings
-from odcl.local.predict import in_table_units, linear_predictors, predictor_covariances
+from odcl.fitted.predict import RowPredictors, about_unknown, predict_rows
+from odcl.fitted.users import add_users, place_user, update_users
+from odcl.fitted.value import Fitted, InputColumns, Newcomers
 from odcl.method import Method
-from odcl.mixed.differences import inside_text, named_differences
 from odcl.risk.loss import Loss
 from odcl.risk.losses import LOSSES
 from odcl.risk.risk import Risk
+from odcl.server.assign import Assignment
 from odcl.server.columns import user_columns
 
 if TYPE_CHECKING:
+    from odcl.diagnose import Diagnosis, Drift
     from odcl.evaluate.scores import Comparison
     from odcl.runs.dask_frames import DaskFederation
 
@@ -64,8 +66,41 @@ def _row_number(ids: Array, kept: Array, row: int) -> int:
     return 1 + int(places[row if order is None else order[row]])
 
 
+def _unusual(
+    fitted: Fitted,
+    rows: Federation,
+    row_number: Callable[[int], int],
+    moments: ColumnMoments | None,
+) -> list[str]:
+    """What is odd about some users: their data terms, where they sent any, tell if any is."""
+    uploads, columns = fitted.uploads, fitted.columns
+    assert uploads is not None
+    if uploads.factor is not None and not unusual_users(user_columns(uploads)).users.any():
+        return []
+    levels = {j for own in (columns.design.factors if columns.design else {}).values() for j in own}
+    names = ["" if j in levels else name for j, name in enumerate(fitted.feature_names)]
+    goal = "" if columns.classes is not None else columns.target or "the target"
+    return unusual_notices(rows, [*names, goal], row_number, moments)
+
+
+def own_rows(federation: Federation, scaling: Scaling, *, in_place: bool = False) -> Federation:
+    """Scaled rows that stay as they are, whatever the caller does with its arrays later.
+
+    ``in_place``: the caller has handed them over, and they are scaled where they are.
+    """
+    if in_place:
+        return replace(federation, X=scaling.apply(federation.X, in_place=True))
+    X, weight = scaling.apply(federation.X), federation.weight
+    return replace(
+        federation,
+        X=X.copy() if X is federation.X else X,
+        y=federation.y.copy(),
+        weight=None if weight is None else weight.copy(),
+    )
+
+
 @dataclass(eq=False, repr=False)  # an __init__ that only stores, written once for both
-class ODCLEstimator(LaterUsers):
+class ODCLEstimator(FittedAttributes, FrameInput):
     """What regressor and classifier share. Users come as ``users=`` or as a column of X."""
 
     loss: str | Loss = "squared"
@@ -82,6 +117,8 @@ class ODCLEstimator(LaterUsers):
     solver: Any = "exact"
     random_state: Any = 0
     n_jobs: int | None = None
+
+    _adding: ClassVar = threading.Lock()
 
     # Metadata routing: ``users`` is there for these methods and for nothing else.
     __metadata_request__fit: ClassVar = {"users": True}
@@ -105,9 +142,8 @@ class ODCLEstimator(LaterUsers):
 
             return fit_frame(self, X, y, users)
         check_settings(self)
-        name = getattr(y, "name", None)
-        self._target_name = name if isinstance(name, str) else ""
-        X, y, users, kept = self._checked_rows(X, y, users)
+        target = getattr(y, "name", None)
+        X, y, users, kept, design = self._checked_rows(X, y, users)
         if users is None:
             warnings.warn(
                 f"No users were named, so all {len(X)} rows count as one user's, and there are no "
@@ -123,9 +159,19 @@ class ODCLEstimator(LaterUsers):
             some = sample_weight > 0  # before anything is counted: classes, users, scales
             X, y, ids, sample_weight = X[some], y[some], ids[some], sample_weight[some]
             kept = np.flatnonzero(kept)[some]
-        federation = Federation.from_arrays(X, self._encode(y), ids, weight=sample_weight)
+        codes, classes = self._encode(y)
+        names = getattr(self, "feature_names_in_", None)
+        columns = InputColumns(
+            self.n_features_in_,
+            None if names is None else tuple(names.tolist()),
+            self.users,
+            design,
+            target=target if isinstance(target, str) else "",
+            classes=classes,
+        )
+        federation = Federation.from_arrays(X, codes, ids, weight=sample_weight)
         number = partial(_row_number, ids, kept)
-        return self._fit(federation, users is not None, row_number=number)
+        return self._fit(federation, columns, users is not None, row_number=number)
 
     def fit_federation(
         self,
@@ -136,7 +182,7 @@ class ODCLEstimator(LaterUsers):
         progress: Callable[[int], None] | None = None,
         in_place: bool = False,
     ) -> Self:
-        """Fit rows that are grouped by user already; ``progress`` is told of users fitted.
+        """Fit rows that are grouped by user already; ``progress`` is called with users fitted.
 
         ``in_place``: the rows are the estimator's from now on, and are scaled where they are.
 
@@ -149,100 +195,55 @@ class ODCLEstimator(LaterUsers):
 
             return fit_dask_federation(self, federation)
         check_settings(self)
-        validate_data(self, federation.X, reset=True, skip_check_array=True)
-        self.design_ = design
+        y, classes = self._encode(self._checked_target(federation.y))
+        columns = InputColumns(federation.n_features, user=self.users, design=design)
         if schema is not None:  # as if a frame with these columns had been fitted
-            self.design_ = schema.design
-            owner = () if self.users is None else (self.users,)
-            self.feature_names_in_ = np.array([*owner, *schema.features], dtype=object)
-            self.n_features_in_ = len(self.feature_names_in_)
-        self._target_name = "" if schema is None else schema.target
-        y = self._encode(self._checked_target(federation.y))
-        return self._fit(
-            federation.with_y(y), True, schema=schema, progress=progress, in_place=in_place
-        )
+            columns = InputColumns.of_schema(schema, self.users)
+        columns = replace(columns, classes=classes)
+        return self._fit(federation.with_y(y), columns, True, progress=progress, in_place=in_place)
 
     def _fit(
         self,
         federation: Federation,
+        columns: InputColumns,
         has_users: bool,
         *,
-        schema: TableSchema | None = None,
         progress: Callable[[int], None] | None = None,
         in_place: bool = False,
         row_number: Callable[[int], int] | None = None,
     ) -> Self:
         method = Method.of(self.method, clusterer=self.clusterer)
         check_n_groups(method, federation.n_users, has_users)
+        intercept = bool(self.fit_intercept)
         scaling = Scaling.of(
             RowColumns(federation.X, federation.weight),
-            center=bool(self.fit_intercept),
+            center=intercept,
             standardize=method.standardize,
             copies=not method.clusterer.uses_terms,
-            factors=self._factors(method),
+            factors=self._factors(method, columns.design),
         )
-        intercept = bool(self.fit_intercept)
-        columns, n_users, rows = None, federation.n_users, federation
+        moments, n_users, rows = None, federation.n_users, federation
         if method.standardize and not self._server_finds_units(method, scaling, n_users):
-            columns = sample_moments(federation)
-            scaling = scaling.of_usual(columns, n_users, center=intercept)
+            moments = sample_moments(federation)
+            scaling = scaling.of_usual(moments, n_users, center=intercept)
         federation = own_rows(federation, scaling, in_place=in_place)
-        risk = Risk(self._loss(federation), self.l2, intercept, scaling.factors)
+        loss = self._loss(federation, columns.classes)
         result = fit(
             federation,
-            risk,
+            Risk(loss, self.l2, intercept, scaling.factors),
             method,
             seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
             solver=self.solver,
             n_jobs=self.n_jobs,
             progress=progress,
         )
-        self.schema_ = schema
-        self._keep_result(result, federation, scaling, has_users=has_users)
+        settings = self.get_params(deep=False)
+        fitted = result.fitted(federation, scaling, columns, has_users=has_users, settings=settings)
+        self._hold(fitted, result)
         if row_number is not None:
-            for text in self._unusual(rows, row_number, columns):
+            for text in _unusual(fitted, rows, row_number, moments):
                 warnings.warn(text, stacklevel=3)
         return self
-
-    def _keep_result(
-        self, result: Result, federation: Federation, scaling: Scaling, *, has_users: bool = True
-    ) -> Self:
-        """Be fitted: by a round of these rows, which are in the units of ``scaling``."""
-        self.result_, self._has_users, self.scaling_ = result, has_users, scaling
-        self._whole, self.user_files_ = True, None  # all users of its groups are in it
-        self._batches = frozenset()
-        self.risk_, self.method_ = result.risk, result.method
-        self.users_, self.labels_, self.uploads_ = result.users, result.labels, result.uploads
-        self.n_rows_ = federation.n_rows
-        sure = result.step.probabilities if result.received.sure is None else result.received.sure
-        self.probability_ = np.full(len(self.users_), np.nan) if sure is None else sure
-        self.n_clusters_ = result.n_clusters
-        self.theta_, self.cluster_theta_ = result.models, result.centers
-        self.rule_ = result.step.rule
-        self.tau2_ = result.step.tau2
-        self._for_newcomers = OnRequest(federation, result)
-        self.mixture_, received = result.step.mixture, result.received
-        self.covariance_, self.noise_ = received.covariance, received.noise
-        self.dof_ = received.dof
-        inside = inside_text(self.mixture_, self.risk_, self._units)
-        self.reason_ = f"{result.step.reason} {inside}".rstrip()
-        return self
-
-    def _forget_rows(self) -> None:
-        """Work out what later users need, and let the rows of the fit go."""
-        self._for_newcomers = self._for_newcomers.known
-
-    def _unusual(
-        self, rows: Federation, row_number: Callable[[int], int], columns: ColumnMoments | None
-    ) -> list[str]:
-        """What is odd about some users: their data terms, where they sent any, tell if any is."""
-        uploads = self.result_.uploads
-        if uploads.factor is not None and not unusual_users(user_columns(uploads)).users.any():
-            return []
-        levels = {j for own in (self.design_.factors if self.design_ else {}).values() for j in own}
-        names = ["" if j in levels else name for j, name in enumerate(self.feature_names_)]
-        goal = "" if hasattr(self, "classes_") else self._target_name or "the target"
-        return unusual_notices(rows, [*names, goal], row_number, columns)
 
     def _server_finds_units(self, method: Method, scaling: Scaling, n_users: int = 2) -> bool:
         """Are units and origins found at the server, from data terms, whatever the scaling?"""
@@ -254,85 +255,17 @@ class ODCLEstimator(LaterUsers):
             and not method.resolved(Risk("squared"), dim, n_users).fallback
         )
 
-    def _factors(self, method: Method) -> dict[str, tuple[int, ...]]:
+    def _factors(self, method: Method, design: Design | None) -> dict[str, tuple[int, ...]]:
         """The design columns of each category whose levels are to be treated alike."""
-        if self.design_ is None or not (method.clusterer.uses_terms and self.fit_intercept):
+        if design is None or not (method.clusterer.uses_terms and self.fit_intercept):
             return {}
-        return self.design_.factors
+        return design.factors
 
-    # -- models in the table's units -----------------------------------------------------------
-
-    @property
-    def coef_(self) -> Floats:
-        """Each user's coefficients in the table's units, (n_users, n_features).
-
-        Multinomial: (n_users, n_classes, n_features). Columns as in ``feature_names_``.
-        """
-        return self._in_table_units(self.theta_)[0]
-
-    @property
-    def intercept_(self) -> Floats:
-        """Each user's intercept, (n_users,); multinomial: (n_users, n_classes)."""
-        return self._in_table_units(self.theta_)[1]
-
-    @property
-    def group_coef_(self) -> Floats:
-        """Each group's coefficients, shaped as ``coef_``."""
-        return self._in_table_units(self.cluster_theta_)[0]
-
-    @property
-    def group_intercept_(self) -> Floats:
-        """Each group's intercept, shaped as ``intercept_``."""
-        return self._in_table_units(self.cluster_theta_)[1]
-
-    @property
-    def feature_names_(self) -> list[str]:
-        """Names of the coefficients: the columns of X without the users' column."""
-        if self.design_ is not None:
-            return list(self.design_.columns)
-        if getattr(self, "feature_names_in_", None) is None:
-            return [f"x{j}" for j in range(self.scaling_.n_features)]
-        return list(map(str, self._own_names()))
-
-    def _schema_of_names(self) -> TableSchema | None:
-        """How a table is read for a model of a frame; None where columns have no names."""
-        names = getattr(self, "feature_names_in_", None)
-        if names is None or not isinstance(self.users, str):
-            return None
-        columns = tuple(self.feature_names_)
-        design = self.design_ or Design(columns, {}, dict.fromkeys(columns, 0.0))
-        return TableSchema(
-            user=self.users,
-            target=self._target_name,
-            features=design.features,
-            levels=design.levels,
-            fill=design.fill,
-            missing=self.missing,
-            task="regression" if not hasattr(self, "classes_") else "classification",
-            classes=tuple(self.classes_.tolist()) if hasattr(self, "classes_") else None,
-            user_kind=kind_of(self.users_.tolist()),
-            other=design.other,
-        )
-
-    @property
-    def differences_(self) -> dict[str, float]:
-        """How far users of a group differ in each coefficient: standard deviations, by name.
-
-        In the table's units, 0 where they are the same; "(level)" is the prediction for average
-        features, and a category with several levels counts as one: how far its effect on a row
-        differs. Empty where the method does not tell.
-        """
-        check_is_fitted(self, "theta_")
-        if self.mixture_ is None:
-            return {}
-        return named_differences(self.mixture_, self.risk_, self._units)
-
-    @property
-    def _units(self) -> dict[str, float]:
-        """The columns that models have a coefficient for, and the scale each was divided by."""
-        names = self.feature_names_
-        used = (names[j] for j in self.scaling_.used)
-        return dict(zip(used, self.scaling_.scale.tolist(), strict=True))
+    def _forget_rows(self) -> None:
+        """Work out what later users need, and let the rows of the fit go."""
+        known = self.fitted_.newcomers
+        newcomers = Newcomers.of(known.groups, known.pooled)
+        self._hold(replace(self.fitted_, newcomers=newcomers), self.result_)
 
     def coefficients(self) -> Any:
         """A pandas frame of every user's model in the table's units, under the columns' names.
@@ -342,106 +275,105 @@ class ODCLEstimator(LaterUsers):
         """
         import pandas as pd
 
-        coef, intercept = self._in_table_units(self.theta_)
+        coef, intercept = self.fitted_.in_table_units(self.theta_)
         key: dict[str, Any] = {"user": self.users_, "group": self.labels_}
         if coef.ndim == 3:
             _, n_classes, p = coef.shape
             key = {name: np.repeat(values, n_classes) for name, values in key.items()}
-            key["class"] = np.tile(self.classes_, len(coef))
+            key["class"] = np.tile(np.asarray(self.fitted_.columns.classes), len(coef))
             coef, intercept = coef.reshape(-1, p), intercept.reshape(-1)
         values = dict(zip(self.feature_names_, coef.T, strict=True))
         if self.fit_intercept:
             values["(intercept)"] = intercept
         return pd.DataFrame(beside(values, key, first=True))
 
-    def _in_table_units(self, theta: Floats) -> tuple[Floats, Floats]:
-        """Coefficients and intercepts of models, (m, n_features) and (m,), by class if several."""
-        return in_table_units(theta, self.risk_, self.scaling_)
-
     # -- predict -----------------------------------------------------------------------------
 
-    def _predictors(
-        self, X: Any, users: Any, *, unsure: bool
-    ) -> tuple[Floats, Floats | None, tuple[Self, Ints]]:
-        """Linear predictors of the rows, with ``unsure`` their covariances, and whose they are.
-
-        Owners are positions in an estimator: this one, or, where models lie in the files of a table
-        in pieces, one that holds those of these rows' users.
-        """
-        check_is_fitted(self, "theta_")
-        given, (X, users) = X, self._owned_rows(X, users)
-        by = self
-        if self.user_files_ is not None and users is not None:
-            from odcl.estimators.scattered import with_users_of
-
-            by = with_users_of(self, group_rows(check_owners(users, len(X)))[0])
-        theta, where = by._models_of(len(X), users)
-        if len(theta) > len(by.theta_) and not isinstance(given, DesignRows):  # its owner tells
-            new = owner_ids(users)[where == len(by.theta_)]
+    def _predictors(self, X: Any, users: Any, *, unsure: bool) -> RowPredictors:
+        """Predictors of the rows by their users' models, with ``unsure`` their covariances."""
+        rows, users = self._owned_rows(X, users)
+        found = predict_rows(self.fitted_, rows, users, unsure=unsure, unknown=self.unknown)
+        new = found.where == len(found.fitted.users)
+        if new.any() and not isinstance(X, DesignRows):  # whose owner tells
+            about = about_unknown(found.fitted, owner_ids(users)[new], len(rows))
             warnings.warn(
-                f"{by._about_unknown(new, len(X))} and are predicted as average users. In "
-                "cross-validation, KFold(shuffle=True) leaves every user rows in the fit; "
-                "add_user(id, X, y) gives a new user its own model.",
+                f"{about} and are predicted as average users. In cross-validation, "
+                "KFold(shuffle=True) leaves every user rows in the fit; add_user(id, X, y) gives a "
+                "new user its own model.",
                 stacklevel=3,
             )
-        z, S = linear_predictors(X, theta, where, self.risk_, self.scaling_), None
-        if by.covariance_ is not None and unsure:
-            V = by.covariance_
-            if len(theta) > len(V):
-                V = np.concatenate([V, by._for_strangers()[1]])
-            S = predictor_covariances(X, V, where, self.risk_, self.scaling_)
-        return z, S, (by, where)
+        return found
 
-    def _for_strangers(self) -> tuple[Floats, Floats]:
-        """The model of a user that is not known, and its covariance (zero: not known).
+    # -- users after the fit -----------------------------------------------------------------
 
-        Of a mixture the mean over its groups, sum_k pi_k c_k; else one model for all rows.
+    def assign(self, X: Any, y: Any) -> Assignment:
+        """Which group a new user with these rows belongs to, and its model.
+
+        ``X`` holds the rows of one user, with or without the users' column. Nothing is kept; see
+        :meth:`add_user`.
         """
-        theta = self.pooled_theta_[None]
-        if self.mixture_ is None:
-            return theta, np.zeros((1, theta.shape[1], theta.shape[1]))
-        from odcl.mixed.layout import without_rows
+        return self._assign(X, y)
 
-        models, V = without_rows(self.mixture_, self.risk_)
-        return models[-1:], V[-1:]
+    def _assign(self, X: Any, y: Any, user: Any = None) -> Assignment:
+        found = place_user(self.fitted_, *self._rows_of_one(X, y, user))
+        coef, intercept = self.fitted_.in_table_units(found.theta[None])
+        return replace(found, coef=coef[0], intercept=intercept[0])
 
-    def _models_of(self, n_rows: int, users: Any) -> tuple[Floats, Ints]:
-        """Models, users' first, and which of them each row is predicted by."""
-        everybody = np.zeros(n_rows, dtype=np.intp)
-        if users is None and not self._has_users:
-            return self.theta_, everybody
-        if users is None:
-            raise ValueError(
-                f"This model knows {len(self.users_)} users, and was not told whose rows these "
-                "are: pass users=... (a new id, for rows of a user who is not known)."
-            )
-        ids = check_owners(users, n_rows)
-        if not self._has_users:
-            raise ValueError(
-                "This model was fitted without users and has one model for all rows: leave users= "
-                "out, or fit with users=..."
-            )
-        where = positions(self.users_, ids)
-        new = where < 0
-        if not new.any():
-            return self.theta_, where
-        if self.unknown == "error":
-            raise ValueError(
-                f"{self._about_unknown(ids[new], n_rows)} and have no model. Add a user with "
-                "add_user(id, X, y), or set unknown='pooled' to predict it as an average user."
-            )
-        where[new] = len(self.theta_)
-        return np.vstack([self.theta_, self._for_strangers()[0]]), where
+    def add_user(self, user: Any, X: Any, y: Any) -> Assignment:
+        """Assign a new user and remember it: ``predict`` knows it from now on.
 
-    def _about_unknown(self, ids: Array, n_rows: int) -> str:
-        """The beginning of a sentence about rows whose users, ``ids``, have no model."""
-        distinct = list(dict.fromkeys(ids.tolist()))
-        some = ", ".join(map(show, distinct[:3])) + ", ..." * (len(distinct) > 3)
-        first = [*self.users_.tolist()[:1], distinct[0]][0]
-        if type(first) is not type(distinct[0]):
-            some += f"; the fit's ids look like {first!r}"
-        users = "a user" if len(distinct) == 1 else f"{len(distinct):,} users"
-        return f"{len(ids):,} of {n_rows:,} rows belong to {users} not in the fit ({some})"
+        A user that fits no group keeps its own local model and has label -1. The other users'
+        models, the groups and ``result_`` stay as they were.
+        """
+        found = self._assign(X, y, user)
+        self._add_assigned([user], [found])
+        return found
+
+    def _add_assigned(self, users: Any, found: Sequence[Assignment]) -> None:
+        """Remember new users where they were assigned."""
+        with self._adding:  # one thread at a time reads, changes and writes
+            self._hold(add_users(self.fitted_, users, found), vars(self).get("result_"))
+
+    def update_user(
+        self, user: Any, X: Any, y: Any, *, all_rows: bool = False, again: bool = False
+    ) -> int:
+        """More rows of a user that is known: its group and its model follow. Its new label.
+
+        The rows come on top of those it had, which its upload stands for: for the squared loss the
+        answer is that of a fit of all its rows, elsewhere it is second order. With ``all_rows`` the
+        rows are everything the user has. Other users and the groups' models stay as they were.
+        Rows that the user was given before, or has from the fit and no others since, would count
+        twice and are refused unless ``again``; only a table as a whole is known again.
+        Of a fit in pieces only users that were added later can be updated.
+        """
+        rows = [(user, *self._rows_of_one(X, y, user))]
+        with self._adding:
+            fitted = update_users(self.fitted_, rows, all_rows=all_rows, again=again)
+            self._hold(fitted, vars(self).get("result_"))
+        at = positions(fitted.users.users, owner_ids([user]))[0]
+        return int(fitted.users.group[at])
+
+    def drift(self, X: Any, y: Any, users: Any = None) -> Drift:
+        """Do the models still hold on new rows? A :class:`odcl.diagnose.Drift`; nothing changes."""
+        from odcl.diagnose.drift import drift_of
+
+        X, users = self._owned_rows(X, users)
+        y = self.risk_.loss.encode(self._encode_known(self._checked_target(column_or_1d(y))))
+        check_consistent_length(X, y)
+        ids = np.zeros(len(X), np.intp) if users is None else check_owners(users, len(X))
+        return drift_of(self.fitted_, Federation.from_arrays(X, y, ids))
+
+    def diagnose(
+        self, *, comparison: Comparison | None = None, resamples: int = 20, seed: int = 0
+    ) -> Diagnosis:
+        """Is one shot enough for these users? See :func:`odcl.diagnose.diagnose`.
+
+        Of a table in pieces the model holds 2,000 users, drawn by their ids, who are diagnosed.
+        ``comparison``, from :func:`odcl.compare`, decides where the uploads cannot.
+        """
+        from odcl.diagnose import diagnose_fitted
+
+        return diagnose_fitted(self.fitted_, comparison=comparison, resamples=resamples, seed=seed)
 
     # -- files -------------------------------------------------------------------------------
 
@@ -450,10 +382,13 @@ class ODCLEstimator(LaterUsers):
 
         ``force`` replaces a model that is there already, and nothing else.
         """
-        from odcl.estimators.persist import save_estimator
+        from odcl.estimators.persist import save_fitted
 
-        check_is_fitted(self, "theta_")
-        save_estimator(self, path, force=force)
+        save_fitted(self._to_save(), path, force=force)
+
+    def _to_save(self) -> Fitted:
+        """The fit with the settings as they are by now."""
+        return replace(self.fitted_, settings=self.get_params(deep=False))
 
     def report(
         self,
@@ -469,7 +404,6 @@ class ODCLEstimator(LaterUsers):
         """
         from odcl.runs.page import report_model
 
-        check_is_fitted(self, "theta_")
         report_model(self, path, comparison=comparison, anonymous=anonymous)
 
     @classmethod
@@ -481,7 +415,10 @@ class ODCLEstimator(LaterUsers):
         back as text: set them again with ``set_params`` before a new ``fit``. A model of
         ``odcl fit`` takes tables with the columns that the command took, in any order.
         """
-        from odcl.estimators.persist import load_estimator
+        from odcl.estimators.public import load_estimator
 
-        model: Self = load_estimator(cls, path)
+        model = load_estimator(path)
+        if not isinstance(model, cls):
+            name = type(model).__name__
+            raise ValueError(f"{path} holds an {name!r}: load it with that class.")
         return model

@@ -24,6 +24,7 @@ from odcl.artifact.arrays import (
 )
 from odcl.artifact.folder import Extra, StoredArtifact
 from odcl.evaluate.scores import Comparison, HeldOut
+from odcl.fitted.value import Fitted
 from odcl.server.result import MEASURES, Alternative, Alternatives
 
 WORDS, NUMBERS = "evidence.json", "evidence.safetensors"
@@ -50,13 +51,15 @@ class Evidence:
 # -- writing ---------------------------------------------------------------------------------------
 
 
-def evidence_of(model: Any, comparison: Comparison | None = None, **more: Any) -> Evidence:
-    """The evidence of an estimator that was just fitted; ``more`` are fields of it."""
-    result = getattr(model, "result_", None)
-    if result is None:  # it was loaded, and its round is gone
-        return Evidence(comparison=comparison, **more)
-    more = {"bytes_up": result.bytes_up, "bytes_down": result.bytes_down, **more}
-    return Evidence(weighed=result.step.weighed, comparison=comparison, **more)
+def evidence_of(fitted: Fitted, comparison: Comparison | None = None, **more: Any) -> Evidence:
+    """The evidence of a fit; ``more`` are fields of it."""
+    return Evidence(
+        bytes_up=fitted.bytes_up,
+        bytes_down=fitted.bytes_down,
+        weighed=fitted.weighed,
+        comparison=comparison,
+        **more,
+    )
 
 
 def evidence_files(found: Evidence) -> dict[str, Extra]:

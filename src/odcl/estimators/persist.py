@@ -1,4 +1,4 @@
-"""Fitted estimators as artifacts: what ``save`` and ``odcl fit`` write, and ``load`` reads."""
+"""Fits as artifacts: what ``save`` and ``odcl fit`` write, and ``load`` reads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sklearn.base import is_classifier
 
 from odcl._typing import Array
 from odcl.artifact.arrays import (
@@ -30,7 +29,6 @@ from odcl.artifact.folder import (
     Artifact,
     Extra,
     StoredArtifact,
-    open_artifact,
     update_artifact,
     write_artifact,
 )
@@ -39,10 +37,12 @@ from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
 from odcl.engines.dask.address import Address
 from odcl.engines.dask.buckets import FOLDER, UserFiles
-from odcl.estimators.for_newcomers import Known
-from odcl.estimators.settings import check_settings
+from odcl.exchange import mixture as exchanged
 from odcl.exchange.upload import Uploads, upload_sizes
+from odcl.fitted.columns import UserColumns, from_triangles
+from odcl.fitted.value import Fitted, InputColumns, Newcomers
 from odcl.method import Method
+from odcl.mixed.posterior import Mixture
 from odcl.risk.loss import Loss
 from odcl.risk.losses import Logistic, Multinomial, loss_from_json, loss_to_json
 from odcl.risk.risk import Risk
@@ -54,6 +54,7 @@ UPLOADS, SCHEMA = "uploads.safetensors", "schema.json"
 MIXTURE = "mixture.safetensors"
 USERS = f"{FOLDER}.json"  # the files of the folder beside it, where all users' models are
 MOST_UPLOADS = 2**28  # bytes; larger uploads are not kept: a model should stay easy to copy
+ESTIMATORS = ("ODCLRegressor", "ODCLClassifier")
 _FILES = (MODEL, NUMBERS, UPLOADS, SCHEMA)
 _SIZES = ("tau2", "spread", "phi", "phi_dof")  # numbers of GroupStatistics
 
@@ -61,44 +62,45 @@ _SIZES = ("tau2", "spread", "phi", "phi_dof")  # numbers of GroupStatistics
 # -- writing -------------------------------------------------------------------------------------
 
 
-def save_estimator(
-    model: Any,
+def save_fitted(
+    fitted: Fitted,
     path: str | os.PathLike[str],
     *,
     force: bool = False,
     extras: Mapping[str, Extra] | None = None,
 ) -> None:
-    """Write a fitted estimator, and other files beside it, as a folder: whole or not at all."""
-    write_artifact(path, _artifact(model, extras or {}), force=force)
+    """Write a fit, and other files beside it, as a folder: whole or not at all."""
+    write_artifact(path, _artifact(fitted, extras or {}), force=force)
 
 
-def update_estimator(
+def update_fitted(
     path: str | os.PathLike[str],
-    change: Callable[[Any, StoredArtifact], Mapping[str, Extra]],
+    change: Callable[[Fitted, StoredArtifact], tuple[Fitted, Mapping[str, Extra]]],
 ) -> None:
-    """Read a model, change it and write it again while nobody else can.
+    """Read a fit, change it and write it again under the folder's lock.
 
-    ``change`` gives back the other files that change with it.
+    ``change`` also gives back the other files that change with it.
     """
 
     def changed(stored: StoredArtifact) -> Artifact:
-        model = read_estimator(None, stored)
-        new = _artifact(model, change(model, stored))
+        fitted, extras = change(read_fitted(stored), stored)
+        new = _artifact(fitted, extras)
         words = {name: content for name, content in new.words.items() if name != USERS}
         return replace(new, words=words, folders={})  # files of users stay as they are
 
     update_artifact(path, changed, kind=KIND)
 
 
-def _artifact(model: Any, extras: Mapping[str, Extra]) -> Artifact:
-    scaling, groups, uploads = model.scaling_, model.groups_, model.uploads_
+def _artifact(fitted: Fitted, extras: Mapping[str, Extra]) -> Artifact:
+    scaling, groups, users = fitted.scaling, fitted.newcomers.groups, fitted.users
+    columns, uploads = fitted.columns, fitted.uploads
     arrays = {
-        "theta": model.theta_,
-        "labels": np.asarray(model.labels_, dtype=np.int64),
-        "rows": np.asarray(model.n_rows_, dtype=np.int64),
-        "probability": model.probability_,
-        "cluster_theta": model.cluster_theta_,
-        "pooled_theta": model.pooled_theta_,
+        "theta": users.model,
+        "labels": np.asarray(users.group, dtype=np.int64),
+        "rows": np.asarray(users.rows, dtype=np.int64),
+        "probability": users.probability,
+        "cluster_theta": fitted.centers,
+        "pooled_theta": fitted.newcomers.pooled,
         "shift": scaling.shift,
         "scale": scaling.scale,
         "used": np.isin(np.arange(scaling.n_features), scaling.used),
@@ -106,162 +108,164 @@ def _artifact(model: Any, extras: Mapping[str, Extra]) -> Artifact:
         "samples": groups.samples,
         "pull": groups.pull,
     }
-    ids = ids_to_json(model.users_)
+    ids = ids_to_json(users.users)
     if ids is None:
-        arrays["users"] = model.users_
-    classes = getattr(model, "classes_", None)
-    names = getattr(model, "feature_names_in_", None)
+        arrays["users"] = users.users
+    classes = columns.classes
     words: dict[str, Any] = {
         MODEL: {
-            "estimator": type(model).__name__,
-            "params": {k: _setting_to_json(v) for k, v in model.get_params(deep=False).items()},
-            "risk": model.risk_.to_json(),
-            "method": model.method_.to_json(described=True),
+            "estimator": ESTIMATORS[classes is not None],
+            "params": {name: _setting_to_json(v) for name, v in fitted.settings.items()},
+            "risk": fitted.risk.to_json(),
+            "method": fitted.method.to_json(described=True),
             "users": ids,
-            "has_users": bool(model._has_users),
-            "whole": bool(model._whole),
-            "tau2": model.tau2_,
+            "has_users": fitted.has_users,
+            "whole": fitted.whole,
+            "tau2": fitted.tau2,
             "groups": {name: number_to_json(getattr(groups, name)) for name in _SIZES},
-            "n_features": int(model.n_features_in_),
-            "feature_names": None if names is None else names.tolist(),
+            "n_features": int(columns.n),
+            "feature_names": None if columns.names is None else list(columns.names),
             "design": None,  # a schema tells it
             "classes": None if classes is None else classes_to_json(classes),
-            "target": model._target_name,
-            "rule": model.rule_,
-            "reason": model.reason_,
+            "target": columns.target,
+            "rule": fitted.rule,
+            "reason": fitted.reason,
         }
     }
-    if model._batches:
-        words[MODEL]["batches"] = sorted(model._batches)
-    if model.schema_ is not None:
-        words[SCHEMA] = model.schema_.to_json()
-    elif model.design_ is not None:
-        words[MODEL]["design"] = model.design_.to_json()
+    if fitted.batches:
+        words[MODEL]["batches"] = sorted(fitted.batches)
+    if columns.schema is not None:
+        words[SCHEMA] = columns.schema.to_json()
+    elif columns.design is not None:
+        words[MODEL]["design"] = columns.design.to_json()
     files: dict[str, Mapping[str, Array]] = {NUMBERS: arrays}
-    if model.mixture_ is not None:
-        from odcl.estimators.mixture_file import mixture_to_arrays
-
-        words[MODEL]["mixture"], files[MIXTURE] = mixture_to_arrays(model)
+    if fitted.mixture is not None:
+        words[MODEL]["mixture"], mixed = exchanged.mixture_to_arrays(fitted.mixture)
+        files[MIXTURE] = mixed | _sure_arrays(users)
     if uploads is not None and int(uploads.n_bytes.sum()) <= MOST_UPLOADS:
         files[UPLOADS] = uploads.to_arrays()
     folders: dict[str, Callable[[Path], object]] = {}
-    if model.user_files_ is not None:
-        words[USERS], own = model.user_files_.to_json(), model.user_files_
-        folders[FOLDER] = own.bring
+    if fitted.files is not None:
+        words[USERS], folders[FOLDER] = fitted.files.to_json(), fitted.files.bring
     return Artifact(KIND, words, files, extras, folders)
+
+
+def _sure_arrays(users: UserColumns) -> dict[str, Array]:
+    """How sure the users' models are."""
+    assert users.covariance is not None
+    rows, columns = np.triu_indices(users.covariance.shape[1])
+    arrays: dict[str, Array] = {"model_covariance": users.covariance[:, rows, columns]}
+    if users.noise is not None and users.dof is not None:
+        arrays |= {"noise": users.noise, "dof": users.dof}
+    return arrays
 
 
 # -- reading -------------------------------------------------------------------------------------
 
 
-def load_estimator(cls: Any, path: str | os.PathLike[str]) -> Any:
-    """Rebuild an estimator from its folder; ``cls`` None takes the class that was written.
+def read_fitted(stored: StoredArtifact) -> Fitted:
+    """The fit of an artifact that is open. Nothing is executed and nothing unpickled.
 
-    Nothing is executed and nothing unpickled. What comes back predicts, assigns, adds and updates
-    users and is diagnosed, bit for bit as before. It lacks ``result_``, and settings that were
-    objects (a clusterer, a solver, a RandomState) are text: they do not matter until the next
-    ``fit``, which needs them again.
+    It predicts, assigns, adds and updates users and is diagnosed, bit for bit as before. Settings
+    that were objects (a clusterer, a solver, a RandomState) are text.
     """
-    with open_artifact(path, kind=KIND) as stored:
-        return read_estimator(cls, stored)
-
-
-def read_estimator(cls: Any, stored: StoredArtifact) -> Any:
-    """The same from an artifact that is open."""
-    from odcl.estimators.public import ODCLClassifier, ODCLRegressor
-
     stored.check([name for name in stored.names if name not in _FILES])
     words = stored.words(MODEL)
-    known = {kind.__name__: kind for kind in (ODCLClassifier, ODCLRegressor)}
-    if cls is not None and words.get("estimator") != cls.__name__:
-        raise ValueError(
-            f"{stored.folder} holds an {words.get('estimator')!r}: load it with that class."
-        )
     with stored.checking(MODEL):
-        expect(words.get("estimator") in known, f"{words.get('estimator')!r} is no estimator")
-        kind = known[words["estimator"]]
-        model = _from_words(kind, words)
-        groups = {name: number_from_json(words["groups"][name]) for name in _SIZES}
-        for name, value in groups.items():
-            whole = name in ("tau2", "spread")  # the noise scale may be NaN, its worth infinite
-            expect(is_size(value) if whole else not value < 0, f"{name} of the groups is {value!r}")
-        listed, model._batches = words["users"], frozenset(map(str, words.get("batches", ())))
-    model.schema_ = None
+        expect(words["estimator"] in ESTIMATORS, f"{words['estimator']!r} is no estimator")
+        expect(isinstance(words["params"], dict), "the settings are not those of an estimator")
+        settings = {name: _setting_from_json(v) for name, v in words["params"].items()}
+        if settings.get("unknown") == "nearest":  # a choice that older versions had
+            settings["unknown"] = "pooled"
+        risk, method = Risk.from_json(words["risk"]), Method.from_json(words["method"])
+        columns = _columns(words, settings, risk.loss)
+        for name in ("has_users", "whole"):
+            known = isinstance(words.get(name, True), bool)
+            expect(known, f"{name} is neither true nor false")
+        tau2 = words["tau2"]
+        expect(tau2 is None or is_size(tau2), f"tau2 is {tau2!r}")
+        mixed = method.clusterer.uses_terms
+        fits = mixed == (MIXTURE in stored) == ("mixture" in words)
+        expect(fits, f"a method of {method.clusterer} and a mixture that is not its own")
     if SCHEMA in stored:
         content = stored.words(SCHEMA)
         with stored.checking(SCHEMA):
-            model.schema_ = TableSchema.from_json(content)
-            model.design_ = model.schema_.design
+            schema = TableSchema.from_json(content)
+            columns = replace(columns, schema=schema, design=schema.design)
     with stored.checking(MODEL):
-        own = model.n_features_in_ - (model.users is not None)
-        fits = model.design_ is None or len(model.design_.features) == own
+        own = columns.n - (columns.user is not None)
+        fits = columns.design is None or len(columns.design.features) == own
         expect(fits, "its features are not those of its design")
-    has_means = _fill(model, stored, listed, groups)
-    model._whole = words.get("whole", has_means)  # older models of one site's users have no means
-    model.mixture_ = model.covariance_ = model.noise_ = model.dof_ = None
-    with stored.checking(MODEL):
-        mixed = model.method_.clusterer.uses_terms
-        fits = mixed == (MIXTURE in stored) == ("mixture" in words)
-        expect(fits, f"a method of {model.method_.clusterer} and a mixture that is not its own")
+    users, scaling, newcomers, means = _read_numbers(stored, words, columns, risk)
+    mixture = None
     if mixed:
-        from odcl.estimators.mixture_file import read_mixture
+        mixture, users = _read_mixture(stored, words, risk, users, newcomers)
+    fitted = Fitted(
+        columns,
+        scaling,
+        risk,
+        method,
+        str(words["rule"]),
+        str(words["reason"]),
+        newcomers.groups.centers,
+        mixture,
+        tau2,
+        newcomers,
+        users,
+        _read_uploads(stored, users, risk) if UPLOADS in stored else None,
+        has_users=words["has_users"],
+        whole=words.get("whole", means),  # older models of one site's users have no means
+        batches=frozenset(map(str, words.get("batches", ()))),
+        settings=settings,
+    )
+    if USERS not in stored:
+        return fitted
+    listed = stored.words(USERS)
+    with stored.checking(USERS):
+        files = UserFiles.from_json(listed, Address.of(stored.folder / FOLDER))
+    return replace(fitted, files=files)
 
-        read_mixture(model, stored, words)
-    model.uploads_ = _read_uploads(model, stored) if UPLOADS in stored else None
-    if USERS in stored:
-        listed_users = stored.words(USERS)
-        with stored.checking(USERS):
-            folder = Address.of(stored.folder / FOLDER)
-            model.user_files_ = UserFiles.from_json(listed_users, folder)
-    return model
 
-
-def _from_words(kind: Any, words: dict[str, Any]) -> Any:
-    """An estimator with everything that is not an array."""
-    names = set(kind().get_params(deep=False))
-    named = {"missing", *words["params"]}  # which older models have not
-    expect(named == names, "the settings are not those of " + kind.__name__)
+def _columns(words: dict[str, Any], settings: Mapping[str, Any], loss: Loss) -> InputColumns:
+    """The columns of X, and classes that the loss can have."""
     classes = None if words["classes"] is None else classes_from_json(words["classes"])
-    expect(is_classifier(kind()) == (classes is not None), "classes of no classifier, or none")
-    model = kind(**{k: _setting_from_json(v) for k, v in words["params"].items()})
-    if model.unknown == "nearest":  # a choice that older versions had
-        model.unknown = "pooled"
-    text = isinstance(words["params"]["clusterer"], dict)  # an object, of which the words are left
-    check_settings(model.set_params(clusterer="auto") if text else model)
-    model.set_params(clusterer=_setting_from_json(words["params"]["clusterer"]))
-    model.risk_, model.method_ = Risk.from_json(words["risk"]), Method.from_json(words["method"])
-    same = (model.risk_.l2, model.risk_.intercept) == (model.l2, bool(model.fit_intercept))
-    expect(same, "its l2 or intercept is not that of its settings")
-    _check_classes(model.risk_.loss, None if classes is None else len(classes))
-    if classes is not None:
-        model.classes_ = classes
-    model._has_users, model.tau2_ = words["has_users"], words["tau2"]
-    expect(isinstance(model._has_users, bool), "has_users is neither true nor false")
-    expect(model.tau2_ is None or is_size(model.tau2_), f"tau2 is {model.tau2_!r}")
-    model.rule_, model.reason_ = str(words["rule"]), str(words["reason"])
-    model._target_name = str(words["target"])
-    model.n_features_in_, found = words["n_features"], words["feature_names"]
-    expect(is_count(model.n_features_in_), f"n_features is {model.n_features_in_!r}")
-    if found is not None:
-        expect(isinstance(found, list), "feature_names is not a list")
-        expect(len(found) == model.n_features_in_, f"{len(found)} names of features")
-        expect(all(isinstance(name, str) for name in found), "a feature's name is not text")
-        model.feature_names_in_ = np.array(found, dtype=object)
-    model.design_ = None if words["design"] is None else Design.from_json(words["design"])
-    return model
-
-
-def _check_classes(loss: Loss, n_classes: int | None) -> None:
+    named = ESTIMATORS[classes is not None] == words["estimator"]
+    expect(named, "classes of no classifier, or none")
+    n_classes = None if classes is None else len(classes)
     fits = n_classes in ((2,) if isinstance(loss, Logistic) else (None,))
     if isinstance(loss, Multinomial):
         fits = n_classes == loss.n_classes
     expect(fits, f"a {loss.name} loss and {n_classes or 'no'} classes")
+    n, names = words["n_features"], words["feature_names"]
+    expect(is_count(n), f"n_features is {n!r}")
+    if names is not None:
+        expect(isinstance(names, list), "feature_names is not a list")
+        expect(len(names) == n, f"{len(names)} names of features")
+        expect(all(isinstance(name, str) for name in names), "a feature's name is not text")
+    return InputColumns(
+        n,
+        None if names is None else tuple(names),
+        settings.get("users"),
+        None if words["design"] is None else Design.from_json(words["design"]),
+        target=str(words["target"]),
+        classes=classes,
+    )
 
 
-def _fill(model: Any, stored: StoredArtifact, listed: Any, groups: dict[str, float]) -> bool:
-    p_all = model.n_features_in_ - (model.users is not None)
-    if model.design_ is not None:
-        p_all = len(model.design_.columns)
+def _read_numbers(
+    stored: StoredArtifact, words: dict[str, Any], columns: InputColumns, risk: Risk
+) -> tuple[UserColumns, Scaling, Newcomers, bool]:
+    """Users, units and groups; and whether groups' mean features are there, as in older models."""
+    with stored.checking(MODEL):
+        sizes = {name: number_from_json(words["groups"][name]) for name in _SIZES}
+        for name, value in sizes.items():
+            finite = name in ("tau2", "spread")  # the noise scale may be NaN, its worth infinite
+            fits = is_size(value) if finite else not value < 0
+            expect(fits, f"{name} of the groups is {value!r}")
+        listed = words["users"]
+    p_all = columns.n - (columns.user is not None)
+    if columns.design is not None:
+        p_all = len(columns.design.columns)
     whole, users = ("int64",), ("users",)
     specs = {
         "used": ArraySpec((p_all,), ("bool",)),
@@ -282,14 +286,14 @@ def _fill(model: Any, stored: StoredArtifact, listed: Any, groups: dict[str, flo
         specs["users"] = ArraySpec(users, WHOLE)
     arrays = stored.arrays(NUMBERS, specs)
     with stored.checking(NUMBERS):
-        model.users_ = ids_from_json(listed, arrays.get("users"))
+        ids = ids_from_json(listed, arrays.get("users"))
         labels, used, k = arrays["labels"], arrays["used"], len(arrays["members"])
-        dim = model.risk_.dim(int(used.sum()))
+        dim = risk.dim(int(used.sum()))
         expect(len(labels) > 0 and k > 0, "there are no users or no groups")
-        m, found = len(model.users_), arrays["theta"].shape[1]
+        m, found = len(ids), arrays["theta"].shape[1]
         expect(m == len(labels), f"there are {m} users and {len(labels)} labels")
         expect(found == dim, f"models have {found} numbers, not {dim}")
-        last = max((j for factor in model.risk_.factors for j in factor.columns), default=-1)
+        last = max((j for factor in risk.factors for j in factor.columns), default=-1)
         expect(last < int(used.sum()), f"a factor has column {last}, beyond the model's")
         expect(len(arrays["scale"]) == int(used.sum()), "scales are not those of the columns used")
         inside = bool((labels >= -1).all() and (labels < k).all())
@@ -297,28 +301,58 @@ def _fill(model: Any, stored: StoredArtifact, listed: Any, groups: dict[str, flo
         for name in ("scale", "members", "samples"):
             expect(bool((arrays[name] > 0).all()), f"{name} holds numbers that are not positive")
         expect(bool((arrays["pull"] >= 0).all()), "pull holds negative numbers")
-    model.n_rows_, model.probability_ = arrays["rows"], arrays["probability"]
-    model.labels_, model.n_clusters_ = labels.astype(np.intp, copy=False), k
-    model.theta_, model.cluster_theta_ = arrays["theta"], arrays["cluster_theta"]
-    model.scaling_ = Scaling(arrays["shift"], arrays["scale"], np.flatnonzero(used), len(used))
-    members, samples, pull = (arrays[name] for name in ("members", "samples", "pull"))
-    sizes = (groups[name] for name in _SIZES)
-    around = GroupStatistics(model.cluster_theta_, members, samples, pull, *sizes)
-    model._for_newcomers = Known(around, arrays["pooled_theta"])
-    return "cluster_means" in arrays
+    own = UserColumns(
+        ids,
+        labels.astype(np.intp, copy=False),
+        arrays["probability"],
+        arrays["rows"],
+        arrays["theta"],
+    )
+    around: Any = [arrays[name] for name in ("cluster_theta", "members", "samples", "pull")]
+    newcomers = Newcomers.of(GroupStatistics(*around, *sizes.values()), arrays["pooled_theta"])
+    scaling = Scaling(arrays["shift"], arrays["scale"], np.flatnonzero(used), len(used))
+    return own, scaling, newcomers, "cluster_means" in arrays
 
 
-def _read_uploads(model: Any, stored: StoredArtifact) -> Uploads:
-    m, dim = model.theta_.shape
-    shapes = Uploads.array_shapes("users", upload_sizes(model.risk_, dim))
+def _read_mixture(
+    stored: StoredArtifact,
+    words: dict[str, Any],
+    risk: Risk,
+    users: UserColumns,
+    newcomers: Newcomers,
+) -> tuple[Mixture, UserColumns]:
+    """Mixed groups, and how sure the users' models are."""
+    m, dim = users.model.shape
+    specs = exchanged.SPECS | {
+        "model_covariance": ArraySpec((m, dim * (dim + 1) // 2)),
+        "noise": ArraySpec((m,), optional=True),
+        "dof": ArraySpec((m,), optional=True, finite=False),
+    }
+    arrays = stored.arrays(MIXTURE, specs)
+    p = (dim // risk.n_outputs) - risk.intercept
+    with stored.checking(MIXTURE):
+        mixture = exchanged.mixture_from_arrays(words["mixture"], arrays, risk, p)
+        centers = newcomers.groups.centers
+        expect(len(arrays["centers"]) == len(centers), "centers of other groups")
+        for name in {"noise", "dof"} & arrays.keys():
+            expect(bool((arrays[name] > 0).all()), f"{name} holds numbers that are not positive")
+        sent = risk.loss.has_data_terms
+        expect({"noise", "dof"} <= arrays.keys() if sent else "noise" not in arrays, "no noise")
+    covariance = from_triangles(arrays["model_covariance"], dim)
+    noise, dof = arrays.get("noise"), arrays.get("dof")
+    return mixture, replace(users, covariance=covariance, noise=noise, dof=dof)
+
+
+def _read_uploads(stored: StoredArtifact, users: UserColumns, risk: Risk) -> Uploads:
+    m, dim = users.model.shape
+    shapes = Uploads.array_shapes("users", upload_sizes(risk, dim))
     specs = {
         name: ArraySpec(shape, optional=True, finite=name not in ("dispersion", "inverse_trace"))
         for name, shape in shapes.items()
     }
     arrays = stored.arrays(UPLOADS, specs, users=m)
     with stored.checking(UPLOADS):
-        uploads = Uploads.from_arrays(model.users_, arrays)
-        uploads = replace(uploads, risk=model.risk_)
+        uploads = replace(Uploads.from_arrays(users.users, arrays), risk=risk)
         uploads.check()
     return uploads
 

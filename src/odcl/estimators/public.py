@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import KW_ONLY, dataclass
 from numbers import Real
 from typing import Any, ClassVar
 
 import numpy as np
-from scipy.special import stdtrit
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils import check_array
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import assert_all_finite, check_is_fitted
+from sklearn.utils.validation import assert_all_finite
 
-from odcl._typing import Array, Floats, Ints
+from odcl._typing import Array, Floats
+from odcl.artifact.arrays import expect
+from odcl.artifact.folder import StoredArtifact, open_artifact
 from odcl.data.federation import Federation, check_size
 from odcl.data.frames import is_dask_frame
 from odcl.errors import show
 from odcl.estimators.base import ODCLEstimator
-from odcl.local.predict import count_interval, count_std, predicted_means, residual_scale
+from odcl.estimators.persist import KIND, MODEL, read_fitted
+from odcl.estimators.settings import check_settings
+from odcl.fitted.value import Fitted
+from odcl.local.predict import residual_scale
 from odcl.risk.loss import Loss
 from odcl.risk.losses import Huber, Logistic, Multinomial, as_loss
 
@@ -75,19 +80,13 @@ class ODCLRegressor(RegressorMixin, ODCLEstimator):  # type: ignore[misc]
 
         With ``return_std`` also the standard deviation of a new target there, of mixed groups.
         """
-        check_is_fitted(self, "theta_")
         if is_dask_frame(X):
             from odcl.runs.dask_frames import predict_frame
 
             return predict_frame(self, X)
         curved = not self.risk_.loss.has_data_terms  # its mean depends on how sure the model is
-        z, S, (by, where) = self._predictors(X, users, unsure=curved or return_std)
-        mean = predicted_means(z, S, self.risk_.loss)[:, 0]
-        if not return_std:
-            return mean
-        if curved and S is not None:
-            return mean, count_std(z[:, 0], S[:, 0, 0])
-        return mean, by._std(S, where)[0]
+        found = self._predictors(X, users, unsure=curved or return_std)
+        return (found.means, found.std()) if return_std else found.means
 
     def predict_interval(
         self, X: Any, coverage: float = 0.9, users: Any = None
@@ -102,22 +101,7 @@ class ODCLRegressor(RegressorMixin, ODCLEstimator):  # type: ignore[misc]
                 f"coverage={show(coverage)} is a probability, above 0 and below 1; owners of rows "
                 "are named as users=..."
             )
-        z, S, (by, where) = self._predictors(X, users, unsure=True)
-        if S is not None and not self.risk_.loss.has_data_terms:
-            return count_interval(z[:, 0], S[:, 0, 0], coverage)
-        mean = predicted_means(z, S, self.risk_.loss)[:, 0]
-        std, dof = by._std(S, where)
-        half = std * stdtrit(dof, 0.5 + coverage / 2)
-        return mean - half, mean + half
-
-    def _std(self, S: Floats | None, where: Ints) -> tuple[Floats, Floats]:
-        """Standard deviation of a new target of each row, and the degrees of freedom behind it."""
-        if S is None or self.noise_ is None or self.dof_ is None:
-            raise self._without_mixture("Intervals")
-        # A user without rows of its own is taken for a typical one.
-        at = np.minimum(where, len(self.noise_))
-        noise, dof = (np.append(a, np.median(a))[at] for a in (self.noise_, self.dof_))
-        return np.sqrt(S[:, 0, 0] + noise), np.minimum(dof, 1e6)
+        return self._predictors(X, users, unsure=True).interval(coverage)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None, users: Any = None) -> float:
         """R^2 of the predictions."""
@@ -143,13 +127,13 @@ class ODCLRegressor(RegressorMixin, ODCLEstimator):  # type: ignore[misc]
         check_size(y)
         return y
 
-    def _encode(self, y: Array) -> Floats:
-        return y
+    def _encode(self, y: Array) -> tuple[Floats, Array | None]:
+        return y, None
 
     def _encode_known(self, y: Array) -> Floats:
         return y
 
-    def _loss(self, federation: Federation) -> Loss:
+    def _loss(self, federation: Federation, classes: Array | None) -> Loss:
         loss = as_loss(self.loss, federation.y)
         if loss.classification:
             raise ValueError(f"loss={loss.name!r} is for classes: use ODCLClassifier.")
@@ -177,31 +161,19 @@ class ODCLClassifier(ClassifierMixin, ODCLEstimator):  # type: ignore[misc]
 
     def decision_function(self, X: Any, users: Any = None) -> Floats:
         """Log-odds (two classes: (n_rows,)), or one score per class, (n_rows, n_classes)."""
-        z = self._predictors(X, users, unsure=False)[0]
-        if isinstance(self.risk_.loss, Multinomial):
-            scores = np.matmul(z, self.risk_.loss.basis.T)
-            return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
-        return z[:, 0]
+        return self._predictors(X, users, unsure=False).scores
 
     def predict_proba(self, X: Any, users: Any = None) -> Floats:
         """Probability of each class, (n_rows, n_classes)."""
-        z, S, _ = self._predictors(X, users, unsure=True)
-        p = predicted_means(z, S, self.risk_.loss)
-        p = p if S is None or isinstance(self.risk_.loss, Multinomial) else p[:, 0]
-        return p if isinstance(self.risk_.loss, Multinomial) else np.column_stack([1 - p, p])
+        return self._predictors(X, users, unsure=True).probabilities
 
     def predict(self, X: Any, users: Any = None) -> Array:
         """Most probable class of each row, (n_rows,)."""
-        check_is_fitted(self, "theta_")
         if is_dask_frame(X):
             from odcl.runs.dask_frames import predict_frame
 
             return predict_frame(self, X)
-        if self.covariance_ is not None:  # the mean over models need not be largest where z is
-            return self.classes_[self.predict_proba(X, users).argmax(axis=1)]
-        scores = self.decision_function(X, users)
-        best = (scores > 0).astype(np.intp) if scores.ndim == 1 else scores.argmax(axis=1)
-        return self.classes_[best]
+        return self._predictors(X, users, unsure=True).targets()
 
     def score(self, X: Any, y: Any, sample_weight: Any = None, users: Any = None) -> float:
         """Accuracy of the predictions."""
@@ -219,14 +191,21 @@ class ODCLClassifier(ClassifierMixin, ODCLEstimator):  # type: ignore[misc]
         check_classification_targets(y)
         return y
 
-    def _encode(self, y: Array) -> Floats:
-        self.classes_, codes = np.unique(y, return_inverse=True)
-        if len(self.classes_) < 2:
+    @property
+    def classes_(self) -> Array:
+        """Labels, in the order of the columns of ``predict_proba``."""
+        classes = self.fitted_.columns.classes
+        assert classes is not None
+        return classes
+
+    def _encode(self, y: Array) -> tuple[Floats, Array | None]:
+        classes, codes = np.unique(y, return_inverse=True)
+        if len(classes) < 2:
             raise ValueError(
                 "A classifier needs at least two classes, and the target holds only one class: "
-                f"{self.classes_.tolist()[0]!r}."
+                f"{classes.tolist()[0]!r}."
             )
-        return codes.reshape(-1).astype(np.float64)
+        return codes.reshape(-1).astype(np.float64), classes
 
     def _encode_known(self, y: Array) -> Floats:
         place = {label: i for i, label in enumerate(self.classes_.tolist())}
@@ -238,8 +217,8 @@ class ODCLClassifier(ClassifierMixin, ODCLEstimator):  # type: ignore[misc]
             )
         return np.array(codes, dtype=np.float64)
 
-    def _loss(self, federation: Federation) -> Loss:
-        n_classes = len(self.classes_)
+    def _loss(self, federation: Federation, classes: Array | None) -> Loss:
+        n_classes = 0 if classes is None else len(classes)
         if isinstance(self.loss, str) and self.loss in ("logistic", "multinomial"):
             binary = self.loss == "logistic" and n_classes == 2
             return Logistic() if binary else Multinomial(n_classes)
@@ -253,3 +232,28 @@ class ODCLClassifier(ClassifierMixin, ODCLEstimator):  # type: ignore[misc]
                 f"{n_classes}: say loss='multinomial', which counts them."
             )
         return loss
+
+
+def estimator_with(fitted: Fitted) -> ODCLRegressor | ODCLClassifier:
+    """The estimator that shows a fit, with the settings that come with it."""
+    kind = ODCLRegressor if fitted.columns.classes is None else ODCLClassifier
+    known = set(kind().get_params(deep=False))
+    expect({*fitted.settings} <= known, f"the settings are not those of {kind.__name__}")
+    check_settings(kind(**{**fitted.settings, "clusterer": "auto"}))  # which may be text by now
+    model = kind(**fitted.settings)
+    same = (fitted.risk.l2, fitted.risk.intercept) == (model.l2, bool(model.fit_intercept))
+    expect(same, "its l2 or intercept is not that of its settings")
+    return model._hold(fitted)
+
+
+def load_estimator(path: str | os.PathLike[str]) -> ODCLRegressor | ODCLClassifier:
+    """The estimator of a folder, of the class that was written."""
+    with open_artifact(path, kind=KIND) as stored:
+        return read_estimator(stored)
+
+
+def read_estimator(stored: StoredArtifact) -> ODCLRegressor | ODCLClassifier:
+    """The estimator of an artifact that is open."""
+    fitted = read_fitted(stored)
+    with stored.checking(MODEL):
+        return estimator_with(fitted)

@@ -135,17 +135,22 @@ class Message:
             raise ValueError(f"{', '.join(sorted(missing))} is not there")
         return cls(users, **values)
 
-    def joined(self, other: Self) -> Self:
+    def joined(self, *others: Self) -> Self:
         """These messages and others of the same fields, one after the other."""
-        more = other.present
-        rows = {name: np.concatenate([a, more[name]]) for name, a in self._by_user.items()}
-        return replace(self, users=joined_ids(self.users, other.users), **rows)
+        users, more = self.users, [other.present for other in others]
+        for other in others:
+            users = joined_ids(users, other.users)
+        rows = {
+            name: np.concatenate([a, *(one[name] for one in more)])
+            for name, a in self._by_user.items()
+        }
+        return replace(self, users=users, **rows)
 
-    def replaced(self, at: int, other: Self) -> Self:
-        """The same with another message for the user at a position."""
+    def replaced(self, at: Ints, other: Self) -> Self:
+        """The messages with other ones for the users at these positions."""
         rows = {name: a.copy() for name, a in self._by_user.items()}
         for name, values in rows.items():
-            values[at] = other.present[name][0]
+            values[at] = other.present[name]
         return replace(self, **rows)
 
     def kept_back(self, name: str) -> Bools:

@@ -14,7 +14,7 @@ from odcl._typing import Array, Bools, Floats
 from odcl.data.federation import Federation
 from odcl.exchange.upload import Uploads
 from odcl.local.fit import solve_users
-from odcl.local.predict import linear_predictors
+from odcl.local.predict import linear_predictors, one_for_all
 from odcl.local.problem import Solution
 from odcl.local.receive import Received
 from odcl.mixed.gaussian import (
@@ -111,6 +111,17 @@ def pooled_model(uploads: Uploads) -> Floats:
     total = merge(DataTerms(*(np.concatenate(tuple(values)) for values in each)))
     one = Uploads(np.zeros(1, np.intp), total.rows, risk=uploads.risk)
     return least_squares(replace(one, means=total.mean, factor=total.factor)).theta[0]
+
+
+MANY = 5_000  # users: then one model for all rows is read off their data terms
+
+
+def pooled_rows(rows: Federation, risk: Risk, uploads: Uploads) -> Floats:
+    """One model for the rows of all users, (dim,), who sent ``uploads``."""
+    told = uploads.observations is None and risk.loss.name == "squared"
+    if rows.n_users > MANY and uploads.factor is not None and told:
+        return pooled_model(uploads)
+    return one_for_all(rows, risk)
 
 
 def _one_row(federation: Federation) -> Bools:

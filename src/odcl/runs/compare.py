@@ -48,11 +48,11 @@ def compare(
             "--engine dask`, which compares on users drawn by their ids."
         )
     one = clone(estimator)
-    rows, y, ids, _ = one._checked_rows(X, y, users)
+    rows, y, ids, _, design = one._checked_rows(X, y, users)
     if ids is None:
         raise ValueError("A comparison is of users: say whose rows these are, with users=...")
-    federation = Federation.from_arrays(rows, one._encode(y), check_owners(ids, len(rows)))
-    found = compare_users(estimator, federation, holdout, seed, design=one.design_)
+    federation = Federation.from_arrays(rows, one._encode(y)[0], check_owners(ids, len(rows)))
+    found = compare_users(estimator, federation, holdout, seed, design=design)
     if found is None:
         raise ValueError(f"There is {NO_ROW_OUT}.")
     return found

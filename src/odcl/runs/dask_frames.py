@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import pyarrow.parquet as pq
 
@@ -24,6 +24,7 @@ from odcl.data.notices import about_strangers
 from odcl.data.roles import Roles
 from odcl.data.schema import TableSchema
 from odcl.engines.dask.address import Address
+from odcl.engines.dask.buckets import UserFiles
 from odcl.engines.dask.cluster import cluster_of
 from odcl.engines.dask.predict import predict_pieces
 from odcl.engines.dask.round import FirstPass, settled, summarize
@@ -157,8 +158,9 @@ def fit_dask_federation(model: Any, federation: DaskFederation) -> Any:
         raise
     finally:
         work.remove()
-    model.user_files_ = replace(model.user_files_, kept=True)  # a saved model predicts on
-    return model
+    fitted = model.fitted_
+    files = replace(cast(UserFiles, fitted.files), kept=True)  # a saved model predicts on
+    return model._hold(replace(fitted, files=files))
 
 
 def predict_frame(model: Any, X: Any) -> Any:
@@ -168,7 +170,7 @@ def predict_frame(model: Any, X: Any) -> Any:
     """
     import dask.dataframe as dd
 
-    schema = model.schema_ or model._schema_of_names()
+    schema = model.fitted_.schema
     if schema is None:
         raise InputError(
             "This model does not know which column of a Dask frame names the user: predict frames "
@@ -181,7 +183,7 @@ def predict_frame(model: Any, X: Any) -> Any:
     try:
         with _advice_for_frames(model):
             found = predict_pieces(
-                *(model, schema, frame_table(X), Wishes(model.unknown, model.unseen)),
+                *(model.fitted_, schema, frame_table(X), Wishes(model.unknown, model.unseen)),
                 *(cluster_of(), work, out),
             )
     except BaseException:

@@ -160,7 +160,7 @@ def _in_memory(
         model._forget_rows()
     table_facts: dict[str, Any] = {"name": source.name, "rows": int(model.n_rows_.sum())}
     found = evidence_of(
-        model,
+        model.fitted_,
         comparison,
         table=table_facts | ({} if source.digest is None else {"sha256": source.digest}),
         holdout=str(settings.holdout),

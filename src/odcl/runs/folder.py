@@ -18,8 +18,10 @@ from odcl.data.tables import read_table
 from odcl.data.write import beside
 from odcl.errors import count, show
 from odcl.estimators.evidence import read_evidence
-from odcl.estimators.persist import KIND, load_estimator, read_estimator, update_estimator
+from odcl.estimators.persist import KIND, update_fitted
+from odcl.estimators.public import estimator_with, load_estimator, read_estimator
 from odcl.evaluate.scores import Comparison
+from odcl.fitted.value import Fitted
 from odcl.runs.run import PAGE
 from odcl.runs.tables import run_tables
 
@@ -54,8 +56,8 @@ class OpenRun:
 
 def open_run(folder: Path, *, with_target: bool = False) -> OpenRun:
     """Read the model of a run; ``with_target``: tables will be given that hold the target."""
-    model = load_estimator(None, folder)
-    schema = model.schema_ or model._schema_of_names()
+    model = load_estimator(folder)
+    schema = model.fitted_.schema
     if schema is None:
         raise ValueError(
             f"{folder} does not know the columns of a table: it was fitted on arrays. Use it in "
@@ -80,7 +82,7 @@ def page_of_run(folder: Path, **more: Any) -> bytes:
     from odcl.runs.page import fit_page_of
 
     with open_artifact(folder, kind=KIND) as stored:
-        model = read_estimator(None, stored)
+        model = read_estimator(stored)
         return fit_page_of(model, read_evidence(stored, len(model.users_)), **more)
 
 
@@ -114,7 +116,7 @@ def assign_users(folder: Path, table: Path, missing: str | None, *, add: bool) -
 
 
 def _refuse_known(model: Any, users: Any, folder: Path) -> None:
-    old = users[model._knows(users)].tolist()
+    old = users[model.fitted_.knows(users)].tolist()
     if old:
         was = "was" if len(old) == 1 else "were"
         raise ValueError(
@@ -146,7 +148,7 @@ def update_users(
 
 def _refuse_others(model: Any, users: Any, at: Any, folder: Path) -> None:
     """Refuse users whose models lie in files, and users who are not in the run."""
-    away = users[model._in_files(users)].tolist()
+    away = users[model.fitted_.in_files(users)].tolist()
     if away:
         raise ValueError(
             f"{folder} was fitted in pieces, and its files of users stay as they are: "
@@ -170,12 +172,13 @@ def _change_run(folder: Path, change: Callable[[Any], T]) -> T:
 
     answers: list[T] = []
 
-    def changed(model: Any, stored: StoredArtifact) -> Mapping[str, Extra]:
+    def changed(fitted: Fitted, stored: StoredArtifact) -> tuple[Fitted, Mapping[str, Extra]]:
+        model = estimator_with(fitted)
         answers.append(change(model))
         files = {name: make for name, make in run_tables(model).items() if name in stored}
         if PAGE in stored:
             files[PAGE] = fit_page_of(model, read_evidence(stored, len(model.users_)))
-        return files
+        return model.fitted_, files
 
-    update_estimator(folder, changed)
+    update_fitted(folder, changed)
     return answers[0]

@@ -25,7 +25,9 @@ def report_model(
     anonymous: bool = False,
 ) -> None:
     """Write the page of a fitted estimator."""
-    write_page(path, fit_page_of(model, evidence_of(model, comparison), anonymous=anonymous))
+    write_page(
+        path, fit_page_of(model, evidence_of(model.fitted_, comparison), anonymous=anonymous)
+    )
 
 
 def write_page(path: str | os.PathLike[str], content: bytes) -> None:

@@ -55,10 +55,10 @@ def user_numbers(model: Any) -> Ints:
 
 def _anonymous(model: Any, evidence: Evidence, number: Ints) -> tuple[Any, Evidence]:
     """The model with numbers in place of names, and evidence that names nothing."""
-    model = copy.copy(model)
-    model.users_ = number
-    if model.uploads_ is not None:
-        model.uploads_ = replace(model.uploads_, users=number)
+    fitted = model.fitted_
+    uploads = None if fitted.uploads is None else replace(fitted.uploads, users=number)
+    users = replace(fitted.users, users=number)
+    model = copy.copy(model)._hold(replace(fitted, users=users, uploads=uploads))
     table = {k: v for k, v in evidence.table.items() if k not in ("name", "sha256")}
     return model, replace(evidence, command=(), table=table, notices=())
 
@@ -76,7 +76,7 @@ def fit_facts(model: Any, evidence: Evidence, *, anonymous: bool = False) -> Fit
     classes = [shown_id(label, 60) for label in getattr(model, "classes_", np.array([])).tolist()]
     centered = bool(model.method_.standardize and model.scaling_.shift.any())
     units = TableUnits.of(
-        model.risk_, model.scaling_, list(model._units), classes, centered=centered
+        model.risk_, model.scaling_, list(model.fitted_.units), classes, centered=centered
     )
     shown = user_map(model, who, units, most=MOST_USERS)
     length = LONG if len(who) <= MANY else SHORT
@@ -90,7 +90,7 @@ def fit_facts(model: Any, evidence: Evidence, *, anonymous: bool = False) -> Fit
         np.asarray(model.probability_[who]),
         number[who],
         model.n_users_,
-        "assignment.csv" if model.user_files_ is None else "users/",
+        "assignment.csv" if model.fitted_.files is None else "users/",
     )
     gains = None
     if comparison is not None:
@@ -102,7 +102,7 @@ def fit_facts(model: Any, evidence: Evidence, *, anonymous: bool = False) -> Fit
     return FitFacts(
         title=_title(model, evidence),
         verdict=_verdict(model, comparison),
-        target=model._target_name,
+        target=model.fitted_.columns.target,
         users=users,
         groups=groups,
         map=shown,
@@ -137,12 +137,12 @@ def _who(model: Any, evidence: Evidence, gain: Floats, comparison: Comparison | 
 
 
 def _user_word(model: Any) -> str:
-    schema = model.schema_ or model._schema_of_names()
+    schema = model.fitted_.schema
     return "user" if schema is None or not schema.user else str(schema.user)
 
 
 def _title(model: Any, evidence: Evidence) -> str:
-    target = model._target_name or "the target"
+    target = model.fitted_.columns.target or "the target"
     name = evidence.table.get("name")
     return f"{target} by {_user_word(model)}" + (f" ({name})" if name else "")
 
@@ -308,7 +308,7 @@ def _held(comparison: Comparison | None, model: Any, who: Ints) -> Held | None:
 
 def _notes(model: Any, shown: int) -> dict[str, str]:
     total = model.n_users_
-    if model.user_files_ is not None and shown < total:
+    if model.fitted_.files is not None and shown < total:
         return {
             "users": f"{total:,} users were fitted, in pieces of their table. {shown:,} of them, "
             "drawn by their ids, are on this page, one by one and on the map; groups and their "

@@ -76,7 +76,7 @@ def _diagnosis(model: Any, evidence: Evidence) -> Section:
 def _privacy(model: Any, evidence: Evidence, anonymous: bool) -> Section:
     """What left each user, field by field, in bytes."""
     title = "Privacy: what leaves a user"
-    m, pieces = model.n_users_, model.user_files_ is not None
+    m, pieces = model.n_users_, model.fitted_.files is not None
     saw = "was of a table in pieces" if pieces else "saw the whole table on one machine"
     words = [
         f"This fit {saw}. In a federation a user's rows stay where they are, and this, and nothing "
@@ -124,7 +124,7 @@ def _provenance(model: Any, evidence: Evidence, anonymous: bool) -> Section:
         rows.append(("table", str(table["name"])))
     if not anonymous and table.get("sha256"):
         rows.append(("SHA-256 of the table", str(table["sha256"])))
-    n_rows = int(group_sizes(model)[1].sum() if model.user_files_ else model.n_rows_.sum())
+    n_rows = int(group_sizes(model)[1].sum() if model.fitted_.files else model.n_rows_.sum())
     size = f"{count(model.n_users_, 'user')}, {count(n_rows, 'row')}"
     rows.append(("size", f"{size}, {count(len(model.feature_names_), 'feature')}"))
     rows += [

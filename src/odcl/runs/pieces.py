@@ -206,7 +206,10 @@ def _notices(found: ScatteredFit, roles: Roles) -> list[str]:
     )
     goal = "" if roles.task == "classification" else roles.target
     sample = model.uploads_
-    return lines + unusual_uploads(sample, model.scaling_, [*model._units], goal, sample.users)
+    assert sample is not None
+    return lines + unusual_uploads(
+        sample, model.scaling_, [*model.fitted_.units], goal, sample.users
+    )
 
 
 # -- predict ---------------------------------------------------------------------------------------
@@ -231,7 +234,15 @@ def predict_in_pieces(
         check_columns(wanted, files.names)
         pieces = files.table(place.cluster, columns=InUse(wanted, ()))
         found = predict_pieces(
-            *(run.model, schema, pieces, wishes, place.cluster, place.folder, Address.of(folder)),
+            *(
+                run.model.fitted_,
+                schema,
+                pieces,
+                wishes,
+                place.cluster,
+                place.folder,
+                Address.of(folder),
+            ),
             stage=shown.stage,
             told=shown.advance,
         )

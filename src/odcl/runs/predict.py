@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from odcl.data.schema import Encoded
 from odcl.data.tables import read_column_names, rows_of_files
 from odcl.data.write import beside
 from odcl.engines.predict import Predictions, Wishes, predicted
-from odcl.estimators.scattered import with_users_of
 from odcl.runs.folder import OpenRun
 
 
@@ -52,7 +50,7 @@ def predict(
 
 def _of_piece(piece: Piece, run: OpenRun, wishes: Wishes, table: Path) -> Predictions:
     """The predictions of a piece; errors about a table in memory are about all of its rows."""
-    how = partial(with_users_of, run.model), run.schema, wishes
+    how = run.model.fitted_, run.schema, wishes
     if piece.whole is None:
         with piece.place.naming_rows():
             return predicted(piece.table, *how)

@@ -14,7 +14,7 @@ from odcl.artifact.arrays import json_bytes
 from odcl.artifact.folder import check_artifact_place as check_place
 from odcl.errors import count
 from odcl.estimators.evidence import Evidence, evidence_files
-from odcl.estimators.persist import save_estimator
+from odcl.estimators.persist import save_fitted
 from odcl.evaluate.scores import Comparison
 from odcl.report.text import comparison_table, groups_text, in_bytes, verdict
 from odcl.runs.tables import run_tables
@@ -109,7 +109,7 @@ class Run:
             **evidence_files(self.evidence),
             PAGE: self.report(),
         }
-        save_estimator(self.model, folder, force=force, extras=extras)
+        save_fitted(self.model.fitted_, folder, force=force, extras=extras)
 
     def summary(self) -> RunReport:
         """The run in numbers, as ``report.json`` has it."""

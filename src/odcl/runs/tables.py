@@ -19,7 +19,7 @@ def run_tables(model: Any, sizes: Ints | None = None) -> dict[str, Extra]:
     Of a table in pieces all users are in files already, with their groups.
     """
     groups: Extra = lambda path: write_table(path, group_columns(model, sizes))  # noqa: E731
-    if model.user_files_ is not None:
+    if model.fitted_.files is not None:
         return {GROUPS: groups}
     return {GROUPS: groups, ASSIGNMENT: lambda p: write_table(p, assignment_columns(model))}
 
@@ -34,7 +34,7 @@ def assignment_columns(model: Any) -> dict[str, Any]:
 
 def group_sizes(model: Any) -> tuple[Ints, Floats]:
     """Users of each group, (K,), and their rows; of a table in pieces all, and not the examples."""
-    k, files = model.n_clusters_, model.user_files_
+    k, files = model.n_clusters_, model.fitted_.files
     first = 0 if files is None else files.n_examples  # those after them were added later
     labels, rows = model.labels_[first:], model.n_rows_[first:]
     inside = labels >= 0

@@ -486,7 +486,9 @@ def place_of(
     return label, theta, float(p[label])
 
 
-def place_upload(upload: Uploads, groups: GroupStatistics, refit: Refit) -> Assignment:
+def place_upload(
+    upload: Uploads, groups: GroupStatistics, refit: Refit, was: int = 0
+) -> Assignment:
     """Where a user belongs by what it sent, without its rows.
 
     With a curvature by :func:`place_of`; a bare model goes to the nearest group, as in the paper,
@@ -494,7 +496,7 @@ def place_upload(upload: Uploads, groups: GroupStatistics, refit: Refit) -> Assi
     """
     known = bool(upload.sent[0])
     if known:
-        label, theta, sure = place_of(upload, groups, refit, 0)
+        label, theta, sure = place_of(upload, groups, refit, was)
     else:
         label, sure = int(nearest_center(upload.models, groups.centers)[0]), np.nan
         theta = upload.models[0] if refit == 0 else groups.centers[label]

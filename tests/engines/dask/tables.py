@@ -17,7 +17,8 @@ from odcl.engines.dask import round as stages
 from odcl.engines.dask.address import Address
 from odcl.engines.dask.cluster import Cluster
 from odcl.engines.dask.table import open_table
-from odcl.estimators.scattered import fit_pieces, with_users_of
+from odcl.estimators.public import estimator_with
+from odcl.estimators.scattered import fit_pieces
 
 SENT = {  # how the rows of a piece go: whichever is smaller, or all in one way
     "auto": stages.sums_pay,
@@ -120,7 +121,7 @@ def assert_same_fit(pieces, whole, rows, *, tolerance=1e-8):
     assert (pieces.mixture_ is None) == (whole.mixture_ is None)
     if whole.mixture_ is not None:
         assert pieces.mixture_.spread.shape == whole.mixture_.spread.shape
-    every = with_users_of(pieces, whole.users_)
+    every = estimator_with(pieces.fitted_.holding(whole.users_))
     order = np.argsort(every.users_)
     assert every.users_[order].tolist() == whole.users_.tolist()
     assert every.labels_[order].tolist() == whole.labels_.tolist()

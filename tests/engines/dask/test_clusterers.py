@@ -11,7 +11,7 @@ from odcl import Huber, Method
 from odcl.engines.dask.address import Address
 from odcl.engines.dask.cluster import Cluster
 from odcl.errors import InputError
-from odcl.estimators.scattered import with_users_of
+from odcl.estimators.public import estimator_with
 from tests.engines.dask.tables import assert_same_fit, cut, estimator, in_memory, in_pieces, sales
 
 METHODS = {
@@ -27,7 +27,7 @@ METHODS = {
 
 def assert_same_models(pieces, whole, rows):
     assert_same_fit(pieces, whole, rows)
-    every = with_users_of(pieces, whole.users_)
+    every = estimator_with(pieces.fitted_.holding(whole.users_))
     order = np.argsort(every.users_)
     for mine, theirs in (
         (every.theta_[order], whole.theta_),

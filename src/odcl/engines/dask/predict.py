@@ -7,10 +7,9 @@ write    pieces  -> Parquet  as many files as pieces, rows in the order of the t
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +24,7 @@ from odcl.engines.dask.buckets import UserFiles, part_name, receive, send
 from odcl.engines.dask.cluster import Cluster
 from odcl.engines.dask.table import PiecedTable
 from odcl.engines.predict import Wishes, by_models, no_predictions, predicted
+from odcl.fitted.value import Fitted
 
 _AT, _FROM = "odcl_at", "odcl_from"  # which row of its piece, and which piece
 
@@ -43,7 +43,7 @@ class Predicted:
 class _Asked:
     """What tasks have in common."""
 
-    model: Any  # the estimator of the groups, or of all users
+    fitted: Fitted  # of the groups, or of all users
     schema: TableSchema
     files: UserFiles | None
     wishes: Wishes
@@ -57,7 +57,7 @@ class _Asked:
 
 
 def predict_pieces(
-    model: Any,
+    fitted: Fitted,
     schema: TableSchema,
     table: PiecedTable,
     wishes: Wishes,
@@ -70,9 +70,9 @@ def predict_pieces(
 ) -> Predicted:
     """Predict every row of a table; ``out`` gets one Parquet file per piece."""
     say = stage or (lambda *_: None)
-    light = copy.copy(model)
-    light.uploads_ = light.result_ = None
-    asked = _Asked(light, schema, model.user_files_, wishes, work, out, table.n_pieces)
+    light = replace(fitted, uploads=None)
+    files = cast(UserFiles | None, fitted.files)
+    asked = _Asked(light, schema, files, wishes, work, out, table.n_pieces)
     pieces = table.pieces
     if asked.files is None:
         say("predicting", table.n_pieces, "pieces")
@@ -126,7 +126,7 @@ def _answer(
         return None, 0
     rows = pa.concat_tables(parts)
     assert asked.files is not None
-    answer = by_models(rows, asked.files.read(bucket), asked.model, asked.wishes)
+    answer = by_models(rows, asked.files.read(bucket), asked.fitted, asked.wishes)
     found = answer.to_arrow()
     at = rows.select([_AT, _FROM]).take(found["row"])
     found = found.set_column(0, "row", at[_AT])
@@ -147,7 +147,7 @@ def _collect(one: Any, asked: _Asked, answers: tuple[Address, ...]) -> tuple[Add
 def _direct(one: Any, asked: _Asked) -> tuple[tuple[Address, int, int], Array]:
     rows = one.read(asked.columns)
     with one.place.naming_rows():
-        found = predicted(rows, lambda _: copy.copy(asked.model), asked.schema, asked.wishes)
+        found = predicted(rows, asked.fitted, asked.schema, asked.wishes)
     return _write(one, rows, found.to_arrow(), asked), id_keys(found.strange)
 
 

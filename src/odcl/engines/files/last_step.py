@@ -63,9 +63,10 @@ class SiteModels:
 
     def estimator(self) -> Any:
         """The models as an estimator, which predicts, assigns new users and is saved."""
-        from odcl.estimators.federated import site_estimator
+        from odcl.estimators.federated import site_fitted
+        from odcl.estimators.public import estimator_with
 
-        return site_estimator(self)
+        return estimator_with(site_fitted(self))
 
 
 def receive(

@@ -37,6 +37,8 @@ from odcl.engines.files.task import Task
 from odcl.engines.flower.request import Request
 from odcl.exchange.ledger import Ledger, fedavg_exchange, ifca_exchange
 from odcl.exchange.upload import Uploads
+from odcl.fitted.users import add_users
+from odcl.fitted.value import Fitted
 from odcl.local.terms import n_classes
 from odcl.risk.risk import Risk
 from odcl.server.assign import Assignment
@@ -156,8 +158,9 @@ class Columns:
 
 def write_result(outcome: Outcome, columns: Columns, folder: Path, *, force: bool) -> None:
     """Write a run, whole or not at all."""
-    from odcl.estimators.federated import server_estimator
-    from odcl.estimators.persist import save_estimator
+    from odcl.estimators.federated import server_fitted
+    from odcl.estimators.persist import save_fitted
+    from odcl.estimators.public import estimator_with
     from odcl.runs.run import RunReport, finite
     from odcl.runs.tables import run_tables
 
@@ -167,17 +170,18 @@ def write_result(outcome: Outcome, columns: Columns, folder: Path, *, force: boo
         found = (request.config(), step.users, step.labels, step.centers, step.reason)
         write_bare(BareResult(*found), folder, finite(nodes_json(outcome)), force=force)
         return
-    model = server_estimator(
+    fitted = server_fitted(
         *(uploads, outcome.step, request.method, request.agreed(outcome.n_features).method),
         schema=columns.schema(request.risk, outcome.n_features, uploads.users),
         scaling=columns.scaling(outcome.n_features),
     )
+    model = estimator_with(fitted)
     extras = {
         REPORT: RunReport.of(model, **_facts(outcome)).to_bytes(),
         NODES: json_bytes(finite(nodes_json(outcome))),
         **run_tables(model),
     }
-    save_estimator(model, folder, force=force, extras=extras)
+    save_fitted(model._to_save(), folder, force=force, extras=extras)
 
 
 def _facts(outcome: Outcome) -> dict[str, Any]:
@@ -247,11 +251,12 @@ class SavedRun:
 
 def open_result(folder: Path) -> SavedRun:
     """Read what :func:`write_result` wrote."""
-    from odcl.estimators.persist import KIND, load_estimator
+    from odcl.estimators.persist import KIND
+    from odcl.estimators.public import load_estimator
 
     with open_artifact(folder, kind=KIND) as stored:
         words = _nodes_of(stored)
-    model = load_estimator(None, folder)
+    model = load_estimator(folder)
     with blaming(folder / NODES):
         nodes = words["nodes"]
         late = [id_from_json(user) for user in words["late"]]
@@ -284,14 +289,15 @@ def add_late(
     set_aside: Sequence[SetAside],
 ) -> None:
     """Remember users who came after the run, and which nodes have their models by now."""
-    from odcl.estimators.persist import update_estimator
+    from odcl.estimators.persist import update_fitted
+    from odcl.estimators.public import estimator_with
     from odcl.runs.run import finite
     from odcl.runs.tables import run_tables
 
-    def changed(model: Any, stored: StoredArtifact) -> dict[str, Any]:
+    def changed(fitted: Fitted, stored: StoredArtifact) -> tuple[Fitted, dict[str, Any]]:
         words = _nodes_of(stored)
         if placed:
-            model._add_assigned(list(placed), list(placed.values()))
+            fitted = add_users(fitted, list(placed), list(placed.values()))
         words["late"] += [id_to_json(user) for user in placed]
         for node, own in nodes.items():
             words["nodes"][str(node)] = _node_json(own, node in confirmed, confirmed.get(node, {}))
@@ -299,9 +305,10 @@ def add_late(
         for name, more in (("set_aside", set_aside), ("undelivered", ())):
             left = [one for one in words[name] if one["node"] not in served]
             words[name] = left + set_aside_json(more)
-        return {NODES: json_bytes(finite(words)), **run_tables(model)}
+        tables = run_tables(estimator_with(fitted))
+        return fitted, {NODES: json_bytes(finite(words)), **tables}
 
-    update_estimator(folder, changed)
+    update_fitted(folder, changed)
 
 
 # -- bare models -----------------------------------------------------------------------------------

@@ -1,0 +1,1 @@
+"""What a fit leaves behind: one value that predicts, places users and lies on disk."""

@@ -1,0 +1,275 @@
+"""``Fitted``: everything that a fit leaves behind, in one frozen value.
+
+Every engine and ``load`` make one; whatever predicts, places users, diagnoses, reports or saves
+reads one. An estimator holds one and shows it through its attributes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+import numpy as np
+
+from odcl._typing import Array, Bools, Floats
+from odcl.data.columns import kind_of
+from odcl.data.design import Design
+from odcl.data.federation import positions
+from odcl.data.frames import column_position
+from odcl.data.scaling import Scaling
+from odcl.data.schema import TableSchema
+from odcl.fitted.columns import UserColumns
+from odcl.local.predict import in_table_units
+from odcl.method import Method, most_parameters
+from odcl.mixed.differences import inside_text, named_differences
+from odcl.risk.risk import Risk
+from odcl.server.assign_models import GroupStatistics
+
+if TYPE_CHECKING:
+    from odcl.exchange.upload import Uploads
+    from odcl.mixed.posterior import Mixture
+    from odcl.server.result import Alternatives, ServerStep
+
+
+@dataclass(frozen=True, eq=False)
+class InputColumns:
+    """The columns of X as the fit saw them, and what the target held."""
+
+    n: int  # the users' column among them
+    names: tuple[Any, ...] | None = None  # None: they go by position
+    user: str | int | None = None  # the users' column, by name or position; None: not in X
+    design: Design | None = None  # None: features are numbers, column by column
+    schema: TableSchema | None = None  # of a table that was read by one
+    target: str = ""  # name of the target, where it has one
+    classes: Array | None = None  # labels, where the target holds classes
+
+    @classmethod
+    def of_schema(cls, schema: TableSchema, user: str | None = None) -> InputColumns:
+        """The columns of a frame that this schema reads; ``user`` is None where X lacks it."""
+        names = schema.features if user is None else (user, *schema.features)
+        classes = None if schema.classes is None else np.array(schema.classes)
+        return cls(len(names), names, user, schema.design, schema, schema.target, classes)
+
+    @property
+    def own_names(self) -> list[Any]:
+        """Names of the features as X has them: without the users' column."""
+        names = list(self.names or ())
+        if self.user is not None:
+            del names[column_position(names, self.user)]
+        return names
+
+    @property
+    def user_name(self) -> Any:
+        """The name of the users' column (its position where columns have no names), or None."""
+        if self.schema is not None:
+            return self.schema.user
+        if self.user is None or self.names is None:
+            return self.user
+        return self.names[column_position(list(self.names), self.user)]
+
+
+@dataclass(frozen=True, eq=False)
+class Newcomers:
+    """What users outside the fit need, worked out when it is first asked for.
+
+    Pickles and copies hold the answers, and not the rows that they come from.
+    """
+
+    find_groups: Callable[[], GroupStatistics]
+    find_pooled: Callable[[], Floats]
+
+    @classmethod
+    def of(cls, groups: GroupStatistics, pooled: Floats) -> Newcomers:
+        """Both at hand, as a saved model has them."""
+        return cls(lambda: groups, lambda: pooled)
+
+    @cached_property
+    def groups(self) -> GroupStatistics:
+        """The groups as newcomers are measured by them."""
+        return self.find_groups()
+
+    @cached_property
+    def pooled(self) -> Floats:
+        """One model for all rows, (dim,), in standardised units."""
+        return self.find_pooled()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Newcomers.of, (self.groups, self.pooled)
+
+
+class UserFiles(Protocol):
+    """The models of all users of a table in pieces, in files."""
+
+    @property
+    def n_users(self) -> int: ...
+
+    @property
+    def n_examples(self) -> int:
+        """Users whose models are in memory as well: the first of them."""
+
+    def models(self, ids: Array) -> Any:
+        """An Arrow table of the models of these users; those without one are left out."""
+
+    def bring(self, folder: Path) -> None:
+        """Bring the files to a folder of this disk."""
+
+    def to_json(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """A fit: its columns and units, its groups, and the model of every user."""
+
+    columns: InputColumns
+    scaling: Scaling
+    risk: Risk
+    method: Method  # resolved: what was done, where mixed groups were asked for and gave way
+    rule: str  # what decided on the groups
+    reason: str  # and why
+    centers: Floats  # (n_clusters, dim), the groups' models in standardised units
+    mixture: Mixture | None  # of mixed groups
+    tau2: float | None  # how far users of a group differ (variance per coefficient)
+    newcomers: Newcomers
+    users: UserColumns  # of a table in pieces: examples, then users who were added
+    uploads: Uploads | None  # what these users sent; None: too large to keep
+    files: UserFiles | None = None  # of a table in pieces: where all users' models are
+    has_users: bool = True  # False: nobody was named, and all rows are one user's
+    whole: bool = True  # all users of the groups are in it; False: those of one site
+    batches: frozenset[str] = frozenset()  # digests of rows that users were given later
+    weighed: Alternatives | None = None  # what else the rule looked at, where that is known
+    bytes_up: int | None = None  # sent by all users together, where that is known
+    bytes_down: int | None = None  # received
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the estimator
+
+    @classmethod
+    def of_step(
+        cls, step: ServerStep, columns: InputColumns, scaling: Scaling, **more: Any
+    ) -> Self:
+        """The fit with the groups that a server found; ``more`` are the other fields."""
+        own = {name: getattr(step, name) for name in ("rule", "centers", "mixture", "tau2")}
+        found = cls(columns, scaling, reason=step.reason, **own, **more)
+        inside = inside_text(found.mixture, found.risk, found.units)
+        return replace(found, reason=f"{step.reason} {inside}".rstrip())
+
+    # -- names and units -------------------------------------------------------------------------
+
+    @property
+    def n_clusters(self) -> int:
+        return len(self.centers)
+
+    @property
+    def n_users(self) -> int:
+        """All users, those among them whose models lie in files."""
+        if self.files is None:
+            return len(self.users)
+        return self.files.n_users + len(self.users) - self.files.n_examples
+
+    @property
+    def feature_names(self) -> list[str]:
+        """Names of the coefficients: design columns, or those of X without the users' column."""
+        if self.columns.design is not None:
+            return list(self.columns.design.columns)
+        if self.columns.names is None:
+            return [f"x{j}" for j in range(self.scaling.n_features)]
+        return list(map(str, self.columns.own_names))
+
+    @property
+    def units(self) -> dict[str, float]:
+        """The columns that models have a coefficient for, and the scale each was divided by."""
+        names = self.feature_names
+        used = (names[j] for j in self.scaling.used)
+        return dict(zip(used, self.scaling.scale.tolist(), strict=True))
+
+    @property
+    def differences(self) -> dict[str, float]:
+        """How far users of a group differ, by coefficient; empty where the method does not tell."""
+        if self.mixture is None:
+            return {}
+        return named_differences(self.mixture, self.risk, self.units)
+
+    def in_table_units(self, theta: Floats) -> tuple[Floats, Floats]:
+        """Coefficients and intercepts of models, (m, n_features) and (m,), by class if several."""
+        return in_table_units(theta, self.risk, self.scaling)
+
+    @property
+    def schema(self) -> TableSchema | None:
+        """How a table is read for this fit; None where columns have no names."""
+        columns = self.columns
+        if columns.schema is not None:
+            return columns.schema
+        if columns.names is None or not isinstance(columns.user, str):
+            return None
+        names = tuple(self.feature_names)
+        design = columns.design or Design(names, {}, dict.fromkeys(names, 0.0))
+        classes = columns.classes
+        return TableSchema(
+            user=columns.user,
+            target=columns.target,
+            features=design.features,
+            levels=design.levels,
+            fill=design.fill,
+            missing=self.settings.get("missing", "error"),
+            task="regression" if classes is None else "classification",
+            classes=None if classes is None else tuple(classes.tolist()),
+            user_kind=kind_of(self.users.users.tolist()),
+            other=design.other,
+        )
+
+    # -- users, in memory or in files ------------------------------------------------------------
+
+    def holding(self, ids: Array) -> Fitted:
+        """The fit with the models of these users in memory, as far as they are known."""
+        return self if self.files is None else self.with_models(self.files.models(ids))
+
+    def with_models(self, models: Any) -> Fitted:
+        """The fit of the users of an Arrow table of models, and of those who were added later."""
+        users = UserColumns.from_arrow(models, self.centers.shape[1])
+        first = len(self.users) if self.files is None else self.files.n_examples
+        if len(self.users) > first:
+            users = users.joined(self.users.take(np.arange(first, len(self.users))))
+        return replace(self, users=users, uploads=None, files=None)
+
+    def knows(self, ids: Array) -> Bools:
+        """Which of these users have a model, in memory or in files."""
+        known: Bools = positions(self.holding(ids).users.users, ids) >= 0
+        return known
+
+    def in_files(self, ids: Array) -> Bools:
+        """Which of these users have their models in files.
+
+        Predictions look for them there, whether or not they are in memory as examples too.
+        """
+        if self.files is None:
+            return np.zeros(len(ids), np.bool_)
+        at = positions(self.users.users, ids)
+        found: Bools = at < self.files.n_examples  # users who were added come after the examples
+        if (at < 0).any():
+            found[at < 0] = self.knows(ids[at < 0])
+        return found
+
+    # -- what it cannot tell ---------------------------------------------------------------------
+
+    def without_mixture(self, what: str) -> ValueError:
+        """Why a fit that is not of mixed groups lacks something."""
+        dim, most = self.centers.shape[1], most_parameters(self.risk)
+        settings = {"method": "default", "clusterer": "auto", **self.settings}
+        asked = Method.of(settings["method"], clusterer=settings["clusterer"])
+        why = asked.resolved(self.risk, dim, self.n_users).fallback
+        if why and dim > most:
+            return ValueError(f"{what} need at most {most} parameters; this model has {dim}.")
+        why = why or f"this model was fitted by {self.method.clusterer}"
+        return ValueError(f"{what} need mixed groups, the default, and {why}.")
+
+
+def settings_of(risk: Risk, method: Method, user: str | None = None) -> dict[str, Any]:
+    """Settings of the estimator that would fit by this risk and method."""
+    return {
+        "loss": risk.loss,
+        "l2": risk.l2,
+        "fit_intercept": risk.intercept,
+        "method": method,
+        "users": user,
+    }
