@@ -6,7 +6,7 @@ import difflib
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from typing import Any, NamedTuple
 
 
@@ -21,7 +21,7 @@ class Setting(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A row of a table, counted from 1; where tables have several files, of which of them."""
+    """A row of a table, counted from 1, and its file where the table has several."""
 
     number: int
     file: str = ""
@@ -31,11 +31,15 @@ class Row(NamedTuple):
 
 
 class Rule(str):
-    """A text that says what is wrong, and holds no value of a row and no name of a user."""
+    """What is wrong, without any value of a row or name of a user."""
+
+
+class Advice(str):
+    """Where a message turns from what was seen to what to do about it."""
 
 
 class InputError(ValueError):
-    """Input that cannot be used. Its message is made of texts, of rows, and of settings to try.
+    """Input that cannot be used. Its message consists of texts, rows, and settings to try.
 
     Python's users read the settings as keywords; the command line writes them as its own options
     with :meth:`in_words`.
@@ -45,14 +49,14 @@ class InputError(ValueError):
         super().__init__(*parts)
 
     def of_file(self, file: str, first: int) -> InputError:
-        """The same of a piece of a table: its rows are those of ``file`` from ``first`` (0) on."""
+        """Re-locate row numbers of a piece of a file, which begins at row ``first`` (0)."""
         parts = self.args
         moved = (Row(p.number + first, file) if isinstance(p, Row) else p for p in parts)
         here = any(isinstance(p, Row) for p in parts)
         return InputError(*(() if here else (f"{file}: ",)), *moved)
 
     def of_files(self, files: Sequence[str], rows: Sequence[int]) -> InputError:
-        """The same of a table of several files with so many rows each, which were counted on."""
+        """Re-locate row numbers in the file they came from; ``rows`` are the files' lengths."""
         ends = list(accumulate(rows))
 
         def placed(row: Row) -> Row:
@@ -64,8 +68,14 @@ class InputError(ValueError):
 
     @property
     def rule(self) -> str:
-        """What may be told of it where nobody may see the rows."""
+        """The part of the message that reveals nothing of the rows."""
         return " ... ".join(p.strip(" ,:") for p in self.args if isinstance(p, Rule))
+
+    @property
+    def seen(self) -> str:
+        """The message up to the advice."""
+        parts = takewhile(lambda part: not isinstance(part, Advice), self.args)
+        return " ".join("".join(map(str, parts)).split())
 
     def __str__(self) -> str:
         return self.in_words(str)

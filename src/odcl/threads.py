@@ -1,4 +1,4 @@
-"""One thread where many small steps would wait for each other on more."""
+"""Thread limits for many small steps, which on several threads would wait for each other."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 LARGE = 1000  # features from which on one user's products are worth several threads
@@ -20,9 +21,9 @@ _here = _Here()
 
 
 @cache
-def _controller() -> Any:
-    """Looking for the libraries takes milliseconds: once is enough."""
-    import scipy.linalg  # noqa: F401  (it brings a BLAS of its own)
+def _controller(library: str) -> Any:
+    """The thread pools, among them that of ``library``; finding them takes milliseconds."""
+    import_module(library)
     from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController()
@@ -30,7 +31,7 @@ def _controller() -> Any:
 
 @contextmanager
 def one_thread(n_features: int = 0) -> Iterator[None]:
-    """BLAS on one thread inside, and afterwards as it was; inside another such, nothing happens.
+    """Limit BLAS to one thread; nested calls are no-ops.
 
     Users' systems are small and many: on more threads each product waits for the others, up to
     twenty times as long as it takes. Rows with a thousand features (images) are left to them: there
@@ -39,7 +40,7 @@ def one_thread(n_features: int = 0) -> Iterator[None]:
     if n_features >= LARGE or _here.inside:
         yield
         return
-    with _controller().limit(limits=1, user_api="blas"):
+    with _controller("scipy.linalg").limit(limits=1, user_api="blas"):
         _here.inside = True
         try:
             yield
@@ -47,17 +48,9 @@ def one_thread(n_features: int = 0) -> Iterator[None]:
             _here.inside = False
 
 
-@cache
-def _loops() -> Any:
-    import sklearn.cluster  # noqa: F401  (it brings an OpenMP of its own)
-    from threadpoolctl import ThreadpoolController
-
-    return ThreadpoolController()
-
-
 @contextmanager
 def one_loop_thread(size: int) -> Iterator[None]:
-    """scikit-learn's loops over ``size`` numbers on one thread inside, unless there are many.
+    """Limit scikit-learn's loops over ``size`` numbers to one thread, unless there are many.
 
     Lloyd's steps on 2,000 points take 50 microseconds each. On more threads than cores are free
     they wait, busily, for one another: six times the processor time beside other work.
@@ -65,5 +58,5 @@ def one_loop_thread(size: int) -> Iterator[None]:
     if size >= MANY:
         yield
         return
-    with _loops().limit(limits=1, user_api="openmp"):
+    with _controller("sklearn.cluster").limit(limits=1, user_api="openmp"):
         yield

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from odcl._typing import Array, Bools, Floats, Ints
-from odcl.errors import InputError, Row, Rule, Setting, listing, show
+from odcl.errors import Advice, InputError, Row, Rule, Setting, listing, show
 
 # A number as pyarrow's CSV reader takes it: no thousands separators, a decimal point.
 NUMBER = r"^\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*$"
@@ -245,11 +245,15 @@ def not_numbers(table: pa.Table, names: Sequence[str], *, target: bool = False) 
     """Columns that hold something else than the numbers they are needed for."""
     if target:
         classes = Setting("task", "classification")
-        advice = ("Choose a target that is a number, or say that it holds classes: ", classes, ".")
-        return InputError(*_seen(table[names[0]], names[0]), " ", *advice)
+        choose = Advice("Choose a target that is a number, or say that it holds classes: ")
+        return InputError(*_seen(table[names[0]], names[0]), " ", choose, classes, ".")
     seen = [part for name in names for part in (*_seen(table[name], name), " ")]
     it = "it" if len(names) == 1 else "them"
-    as_levels = ("Say ", Setting("categorical", list(names)), f" to use {it} as categories, or ")
+    as_levels = (
+        Advice("Say "),
+        Setting("categorical", list(names)),
+        f" to use {it} as categories, or ",
+    )
     return InputError(*seen, *as_levels, Setting("drop", list(names)), ".")
 
 
@@ -296,7 +300,7 @@ def read_target(table: pa.Table, name: str, task: str, classes: tuple[Any, ...] 
         raise InputError(
             *(Rule(f"Target {name!r} is"), f" {values[row]:g} in ", Row(row + 1)),
             Rule(", and counts are 0, 1, 2, ..."),
-            ": correct it, or say that it is any number: ",
+            Advice(": correct it, or say that it is any number: "),
             Setting("task", "regression"),
             ".",
         )

@@ -12,7 +12,7 @@ import numpy as np
 
 from odcl._typing import Bools, Floats, Ints
 from odcl.data.columns import MOST_KEYS, Column, Keys, counted, kind_of, levels_of, no_value
-from odcl.errors import InputError, Row, Setting, did_you_mean, listing, show
+from odcl.errors import Advice, InputError, Row, Setting, did_you_mean, listing, show
 
 UNSEEN = ("error", "reference")
 OTHER = "other"  # the level that unknown ones count as, where a feature has agreed to that
@@ -174,8 +174,8 @@ class Design:
                 f"Column {name!r} has level {show(value)} in ",
                 Row(row + 1),
                 f", which is not known{did_you_mean(value, self.levels[name])} Levels: "
-                f"{listing(self.levels[name])}. Say ",
-                Setting("unseen", "reference"),
+                f"{listing(self.levels[name])}. ",
+                *(Advice("Say "), Setting("unseen", "reference")),
                 f" to read new levels as {show(self.levels[name][0])}.",
             )
         new = Counter(column.values[code] for code in column.codes[rows[strange]].tolist())

@@ -27,7 +27,7 @@ from odcl.data.columns import (
     numbers,
 )
 from odcl.data.federation import as_ids, distinct_integers, group_rows
-from odcl.errors import InputError, Row, Rule, Setting, listing
+from odcl.errors import Advice, InputError, Row, Rule, Setting, listing
 
 
 class Gap(NamedTuple):
@@ -148,8 +148,8 @@ def missing_error(
         advice += [", or ", Setting("drop", spare), f" (do without the column{many})"]
     return InputError(
         *(Rule(f"Column {name!r} {what}"), " in ", row),
-        f" (incomplete rows: {n_lacking} of {n_rows}{also}), and {why}. Say ",
-        *advice,
+        f" (incomplete rows: {n_lacking} of {n_rows}{also}), and {why}. ",
+        *(Advice("Say "), *advice),
         ".",
     )
 

@@ -22,11 +22,13 @@ class Downloads(Message):
     """
 
     model: Floats = part("the model of the user's group", "dim", optional=False)
-    group: Ints = part("the number of the user's group", optional=False)
-    group_size: Ints = part("how many users are in that group", optional=False)
+    group: Ints = part("the number of the user's group", optional=False, dtype="int64")
+    group_size: Ints = part("how many users are in that group", optional=False, dtype="int64")
     probability: Floats | None = part("how surely the user belongs to it")
     tau2: float | None = part("how far users of a group differ, per coefficient", shared=True)
-    dispersion: Floats | None = part("the user's noise scale, pooled with the others'")
+    dispersion: Floats | None = part(
+        "the user's noise scale, pooled with the others'", finite=False
+    )
     others: Floats | None = part("the group's model without the user's own contribution", "dim")
     refit: Refit = None
     mixture: Mixture | None = None  # of mixed groups, the same for everybody

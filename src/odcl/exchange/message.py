@@ -15,6 +15,7 @@ from typing import Any, Self
 import numpy as np
 
 from odcl._typing import Array, Bools, Floats, Ints
+from odcl.artifact.arrays import ArraySpec
 from odcl.data.federation import joined_ids
 
 
@@ -26,6 +27,8 @@ class Part:
     shape: tuple[str, ...] = ()  # () is a number; ("dim", "dim") is symmetric: a triangle is sent
     shared: bool = False  # the same for every user: held once, sent to each
     triangular: bool = False  # the matrix is a triangle itself
+    dtype: str = "float64"  # as a file holds it
+    finite: bool = True  # neither NaN nor infinity
 
     @property
     def matrix(self) -> bool:
@@ -39,10 +42,13 @@ def part(
     shared: bool = False,
     optional: bool = True,
     triangular: bool = False,
+    dtype: str = "float64",
+    finite: bool = True,
 ) -> Any:
     """Declare a field of a message."""
     default = None if optional else MISSING
-    return field(default=default, metadata={"part": Part(tells, shape, shared, triangular)})
+    declared = Part(tells, shape, shared, triangular, dtype, finite)
+    return field(default=default, metadata={"part": declared})
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,6 +118,15 @@ class Message:
             if part.matrix:
                 shapes[name] = (users, *numbers[:-2], n_numbers(numbers[-2:]))
         return shapes
+
+    @classmethod
+    def specs(cls, sizes: Mapping[str, int]) -> dict[str, ArraySpec]:
+        """What the arrays that :meth:`to_arrays` may give have to be in a file."""
+        parts = cls.parts()
+        return {
+            name: ArraySpec(shape, (parts[name].dtype,), optional=True, finite=parts[name].finite)
+            for name, shape in cls.array_shapes("users", sizes).items()
+        }
 
     @classmethod
     def from_arrays(cls, users: Array, arrays: Mapping[str, Array]) -> Self:

@@ -53,9 +53,9 @@ class Uploads(Message):
         "dim",
         "dim",
     )
-    dispersion: Floats | None = part("how far the target scatters around the model")
+    dispersion: Floats | None = part("how far the target scatters around the model", finite=False)
     inverse_trace: Floats | None = part(
-        "how uncertain the model is in total: one number in place of the curvature"
+        "how uncertain the model is in total: one number in place of the curvature", finite=False
     )
     risk: Risk | None = None  # known to everybody beforehand, not sent; None: nothing is known
     means: Floats | None = part(

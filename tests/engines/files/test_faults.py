@@ -14,10 +14,10 @@ import pytest
 
 from odcl import Method
 from odcl.artifact.arrays import ArraySpec, header_bytes
-from odcl.engines.arrivals import difference
 from odcl.engines.files import combine_uploads, fit_site, receive
 from odcl.engines.files.collect import collect, open_upload
 from odcl.engines.files.envelope import MOST_BYTES, Refused, envelope_bytes, read_envelope
+from odcl.engines.wire import difference
 from odcl.report.inspect import inspect_file
 from tests.engines.files.world import (
     class_task,
@@ -521,7 +521,7 @@ def a_round_of_models(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
-    [("tau2", -0.1, "a spread that is none"), ("dispersion", -1.0, "a negative noise")],
+    [("tau2", -0.1, "tau2 is not a finite"), ("dispersion", -1.0, "dispersion is negative")],
 )
 def test_a_spread_or_a_noise_below_zero_is_refused(
     name, value, reason, a_round_of_models, tmp_path
@@ -542,8 +542,8 @@ WRONG_DOWNLOADS = {
     "a group below none": ({"group": lambda a: a - 3}, "a group that is not there"),
     "a group beyond the last": ({"group": lambda a: a + 1}, "a group that is not there"),
     "a group of less than nobody": ({"group_size": lambda a: -a}, "a group that is not there"),
-    "more than certain": ({"probability": lambda a: a + 0.5}, "no probabilities"),
-    "less than impossible": ({"probability": lambda a: -a}, "no probabilities"),
+    "more than certain": ({"probability": lambda a: a + 0.5}, "not between 0 and 1"),
+    "less than impossible": ({"probability": lambda a: -a}, "not between 0 and 1"),
     "shares beyond one": ({"mixture__weights": lambda a: 1.01 * a}, "weights that are no prob"),
     "scales that share more": ({"mixture__shares": lambda a: 1.01 * a}, "shares that are no prob"),
     "a unit of zero": ({"mixture__scale": lambda a: 0 * a}, "scale holds numbers"),

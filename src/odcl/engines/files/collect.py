@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 
 from odcl.declared import Digest, from_json
-from odcl.engines.arrivals import SetAside, expect_users, from_wire
 from odcl.engines.files.envelope import (
     Envelope,
     Refused,
@@ -23,6 +22,7 @@ from odcl.engines.files.envelope import (
 from odcl.engines.files.keys import belongs_to
 from odcl.engines.files.site import ENDING, UploadWords
 from odcl.engines.files.task import Task
+from odcl.engines.wire import SetAside, expect_users, from_wire
 from odcl.exchange.upload import Uploads
 from odcl.files import LITTER
 

@@ -13,15 +13,6 @@ import numpy as np
 from odcl._typing import Array, Bools, Floats, Ints
 from odcl.artifact.arrays import ArraySpec, expect
 from odcl.declared import Digest, Printable, from_json, to_json
-from odcl.engines.deliveries import (
-    MIXTURE_SPECS,
-    download_specs,
-    downloads_of,
-    late_specs,
-    mixture_of,
-    mixture_parts,
-    plain,
-)
 from odcl.engines.files.envelope import (
     Envelope,
     Refused,
@@ -32,6 +23,14 @@ from odcl.engines.files.envelope import (
 )
 from odcl.engines.files.keys import SigningKey
 from odcl.engines.files.task import Task
+from odcl.engines.wire import (
+    MIXTURE_SPECS,
+    downloads_of,
+    late_specs,
+    mixture_of,
+    mixture_parts,
+    plain,
+)
 from odcl.exchange.download import Downloads
 from odcl.mixed.posterior import Mixture
 
@@ -144,7 +143,7 @@ def _unpacked(task: Task, file: Envelope) -> SiteDownload:
     words: DownloadWords = from_json(DownloadWords, file.words)
     mixed = task.resolved.clusterer.uses_terms
     expect((words.mixture is not None) == mixed, "its groups are not those of the card's method")
-    specs = {**groups_specs(mixed), **download_specs(task.dim)}
+    specs = {**groups_specs(mixed), **Downloads.specs({"dim": task.dim})}
     arrays = file.arrays(specs | late_specs() if words.late else specs)
     groups = groups_of(task, words, arrays)
     own = {name: arrays[name] for name in arrays.keys() - _GROUPS.keys()}

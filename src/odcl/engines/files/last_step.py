@@ -11,11 +11,11 @@ import numpy as np
 from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import Federation
 from odcl.data.tables import as_table, read_table
-from odcl.engines.arrivals import difference
 from odcl.engines.files.collect import ReadUpload, read_upload
 from odcl.engines.files.download import SiteDownload, read_download
 from odcl.engines.files.site import Released, SiteTable, read_site, release
 from odcl.engines.files.task import Task
+from odcl.engines.wire import difference
 from odcl.errors import InputError, Setting, listing
 from odcl.exchange.upload import Uploads
 from odcl.local.fit import LocalModels

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -53,15 +52,13 @@ def read_site(task: Task, data: Any, user: str | None = None) -> SiteTable:
 
 
 def _by_the_card(error: InputError) -> InputError:
-    """The same without settings to try: a site has none of its own, all are on the card."""
-    at = next((i for i, part in enumerate(error.args) if isinstance(part, Setting)), None)
-    if at is None:
+    """The error without settings to try: a site has none of its own, they are on the card."""
+    settings = {part.name for part in error.args if isinstance(part, Setting)}
+    if not settings:
         return error
-    said = "".join(map(str, error.args[:at]))
-    seen = said.rpartition(". ")[0] or said.partition(": ")[0]
-    how = " (`other = true` at this column)" if error.args[at].name == "unseen" else ""
+    how = " (`other = true` at this column)" if "unseen" in settings else ""
     return InputError(
-        f"{ended(seen)} Correct the table, or agree on a card that allows for it{how}."
+        f"{ended(error.seen)} Correct the table, or agree on a card that allows for it{how}."
     )
 
 
@@ -109,11 +106,11 @@ class Released:
     """The rows that a site's upload is made from, and what is withheld."""
 
     rows: Federation
-    users: Ints  # positions of its users among all of the site's
+    users: Ints  # positions of the users who send something among all of the site's
     levels: tuple[str, ...] = ()  # levels that some user saw too few times
     classes: tuple[str, ...] = ()
     withheld_rows: int = 0  # of users who do send something
-    few: dict[str, int] = field(default_factory=dict)  # why users send nothing -> how many of them
+    few: dict[str, int] = field(default_factory=dict)  # why users send nothing -> their number
 
     @property
     def withheld(self) -> Withheld:
@@ -225,7 +222,6 @@ def fit_site(
     user: str | None = None,
     key: SigningKey | str | os.PathLike[str] | None = None,
     created: str | None = None,
-    progress: Callable[[int], None] | None = None,
 ) -> SiteUpload:
     """Fit a site's users on its own rows (Algorithm 1, step 1) and put their uploads into a file.
 
@@ -238,7 +234,7 @@ def fit_site(
     table = read_site(task, data, user)
     released = release(table)
     if len(released.users):
-        uploads = task.agreed.fit(released.rows, progress).uploads
+        uploads = task.agreed.fit(released.rows).uploads
     else:  # the site receives the groups all the same
         uploads = task.agreed.probe.take(np.zeros(0, dtype=np.intp))
     words = to_json(UploadWords(len(uploads), released.withheld))

@@ -22,9 +22,9 @@ from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
 from odcl.data.source import task_of
 from odcl.declared import Check, Label, Positive, check_fields, is_label, to_json
-from odcl.engines.arrivals import Agreed
 from odcl.engines.files.envelope import Stamp
 from odcl.engines.files.keys import COORDINATOR, PublicKey, SigningKey, check_site, read_key
+from odcl.engines.wire import Agreed
 from odcl.errors import ended, listing
 from odcl.exchange.upload import Uploads
 from odcl.files import atomic_path, read_regular

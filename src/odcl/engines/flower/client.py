@@ -26,8 +26,6 @@ from flwr.clientapp import ClientApp
 from odcl._typing import Array, Bools, Floats, Ints
 from odcl.artifact.arrays import ArraySpec, expect, is_count, parse_json
 from odcl.data.federation import as_ids
-from odcl.engines.arrivals import Agreed
-from odcl.engines.deliveries import MIXTURE_SPECS, download_specs, downloads_of, mixture_of
 from odcl.engines.files.envelope import Refused, refusing
 from odcl.engines.files.keys import write_new
 from odcl.engines.flower.fits import Fit, RiskFit, RoundFit
@@ -35,6 +33,7 @@ from odcl.engines.flower.messages import array_record, arrays_of, config_of, con
 from odcl.engines.flower.node import NodeData, NodeModels
 from odcl.engines.flower.request import Request, ids_from_text, ids_to_text
 from odcl.engines.flower.rounds import ACTION, Round
+from odcl.engines.wire import MIXTURE_SPECS, Agreed, downloads_of, mixture_of
 from odcl.errors import InputError
 from odcl.exchange.download import Downloads
 from odcl.exchange.upload import Uploads
@@ -220,7 +219,7 @@ def _delivered(
     expect(isinstance(late, bool) and is_count(n_groups), "the download lacks words")
     text = words.get("mixture", "")
     mixed = None if text == "" else parse_json(str(text).encode())
-    own: dict[str, ArraySpec] = download_specs(agreed.dim)
+    own = Downloads.specs({"dim": agreed.dim})
     specs = own | (MIXTURE_SPECS if mixed is not None else {})
     if late:
         specs["late"] = ArraySpec(("users",), ("bool",))

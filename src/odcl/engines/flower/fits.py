@@ -13,9 +13,9 @@ import numpy as np
 
 from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.federation import Federation, positions
-from odcl.engines.arrivals import Agreed
 from odcl.engines.flower.node import NodeModels
 from odcl.engines.flower.request import expect_bare
+from odcl.engines.wire import Agreed
 from odcl.exchange.download import Downloads
 from odcl.exchange.upload import Uploads
 from odcl.local.predict import linear_predictors

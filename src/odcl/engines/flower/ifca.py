@@ -22,11 +22,11 @@ from flwr.serverapp.strategy import Result
 from odcl._typing import Array, Floats, Ints
 from odcl.artifact.arrays import id_to_json
 from odcl.artifact.folder import check_artifact_place
-from odcl.engines.arrivals import SetAside, nodes_aside
 from odcl.engines.flower.messages import array_record, log, wait_for_nodes
 from odcl.engines.flower.request import Request
 from odcl.engines.flower.result import BareResult, mean_metrics, set_aside_json, write_bare
 from odcl.engines.flower.rounds import RUN_AWAY, Round, RoundAnswers, RoundServer
+from odcl.engines.wire import SetAside, nodes_aside
 from odcl.exchange.ledger import Exchange, Ledger
 from odcl.method import Method
 from odcl.risk.risk import Risk

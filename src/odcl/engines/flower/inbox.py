@@ -22,7 +22,6 @@ from flwr.app import Message
 
 from odcl._typing import Array
 from odcl.artifact.arrays import ArraySpec, expect, is_count
-from odcl.engines.arrivals import expect_users, from_wire, joined
 from odcl.engines.files.envelope import (
     Refused,
     envelope_bytes,
@@ -33,6 +32,7 @@ from odcl.engines.files.envelope import (
 from odcl.engines.flower.messages import arrays_of, config_of, log
 from odcl.engines.flower.node import same_tables, within_nodes
 from odcl.engines.flower.request import Request, ids_from_text, ids_to_text
+from odcl.engines.wire import expect_users, from_wire, joined
 from odcl.exchange.upload import Uploads
 
 ENDING = ".upload"

@@ -16,13 +16,12 @@ from flwr.serverapp import Grid
 
 from odcl._typing import Array, Floats
 from odcl.data.federation import as_ids, positions
-from odcl.engines.arrivals import difference, nodes_aside
-from odcl.engines.deliveries import LateUsers
 from odcl.engines.flower.inbox import Inbox
 from odcl.engines.flower.messages import expect_replies, log, wait_for_nodes
 from odcl.engines.flower.node import own_ids
 from odcl.engines.flower.result import SavedRun, add_late, mean_metrics, open_result
 from odcl.engines.flower.strategy import ODCL, Delivery, count
+from odcl.engines.wire import LateUsers, difference, nodes_aside
 from odcl.exchange.download import Downloads
 from odcl.exchange.upload import Uploads
 from odcl.server.assign import Assignment

@@ -20,8 +20,8 @@ from flwr.serverapp import Grid
 
 from odcl._typing import Array
 from odcl.artifact.arrays import ArraySpec, check_contents, check_finite, expect
-from odcl.engines.arrivals import naming_set_aside, nodes_aside
 from odcl.engines.files.envelope import Refused
+from odcl.engines.wire import naming_set_aside, nodes_aside
 
 T = TypeVar("T")
 log = logging.getLogger("flwr")  # Flower's own: it goes where `flwr log` looks

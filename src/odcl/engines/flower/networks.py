@@ -23,11 +23,11 @@ import numpy as np
 
 from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import Federation, positions
-from odcl.engines.arrivals import Agreed
 from odcl.engines.files.envelope import Refused
 from odcl.engines.flower.fits import LastStep
 from odcl.engines.flower.node import NodeData, NodeModels
 from odcl.engines.flower.request import MOST_BARE, expect_bare
+from odcl.engines.wire import Agreed
 from odcl.exchange.upload import Uploads
 from odcl.rounds.users import Answers, Work
 

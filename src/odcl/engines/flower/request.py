@@ -20,8 +20,8 @@ from odcl.artifact.arrays import (
 )
 from odcl.data.federation import owner_ids
 from odcl.declared import Count, fields_from_json, fields_to_json
-from odcl.engines.arrivals import Agreed
 from odcl.engines.files.envelope import Refused, Stamp
+from odcl.engines.wire import Agreed
 from odcl.method import Method
 from odcl.risk.risk import Risk
 

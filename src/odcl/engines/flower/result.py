@@ -32,9 +32,9 @@ from odcl.data.federation import positions
 from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
 from odcl.data.source import task_of
-from odcl.engines.arrivals import SetAside
 from odcl.engines.files.task import Task
 from odcl.engines.flower.request import Request
+from odcl.engines.wire import SetAside
 from odcl.exchange.ledger import Ledger, fedavg_exchange, ifca_exchange
 from odcl.exchange.upload import Uploads
 from odcl.fitted.users import add_users

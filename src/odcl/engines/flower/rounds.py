@@ -19,7 +19,6 @@ from odcl._typing import Array, Floats, Ints
 from odcl.artifact.arrays import ArraySpec, expect, json_bytes, parse_json
 from odcl.data.federation import as_ids, group_rows, positions
 from odcl.declared import Count, Size, fields_from_json, fields_to_json
-from odcl.engines.arrivals import MOST_SIZE, SetAside, expect_users, nodes_aside
 from odcl.engines.files.envelope import refusing
 from odcl.engines.flower.messages import (
     TooFewReplies,
@@ -34,6 +33,7 @@ from odcl.engines.flower.messages import (
 )
 from odcl.engines.flower.node import own_ids, same_tables, within_nodes
 from odcl.engines.flower.request import Request, ids_from_text, ids_to_text
+from odcl.engines.wire import MOST_SIZE, SetAside, expect_users, nodes_aside
 from odcl.exchange.ledger import Exchange, Ledger
 from odcl.rounds.server import descend_in_clusters, steps_in_clusters
 from odcl.rounds.users import Answers, Average, Work, ball_around

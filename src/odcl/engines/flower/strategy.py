@@ -20,8 +20,6 @@ from flwr.serverapp.strategy import Result
 from odcl._typing import Array, Bools, Floats
 from odcl.artifact.arrays import expect, json_bytes
 from odcl.artifact.folder import check_artifact_place
-from odcl.engines.arrivals import naming_set_aside, nodes_aside
-from odcl.engines.deliveries import mixture_parts, plain
 from odcl.engines.files.envelope import refusing
 from odcl.engines.files.task import Task
 from odcl.engines.flower.inbox import MALFORMED, Inbox
@@ -40,6 +38,7 @@ from odcl.engines.flower.node import own_ids
 from odcl.engines.flower.request import Request, expect_bare, ids_to_text
 from odcl.engines.flower.result import Columns, Outcome, mean_metrics, write_result
 from odcl.engines.flower.rounds import RoundServer, refine
+from odcl.engines.wire import mixture_parts, naming_set_aside, nodes_aside, plain
 from odcl.exchange.download import Downloads
 from odcl.method import Method
 from odcl.mixed.posterior import Mixture
