@@ -21,6 +21,7 @@ from odcl.report.text import count, finding, shown_id, verdict
 from odcl.runs.page_models import (
     chosen_users,
     group_covariances,
+    more_rows,
     own_models,
     user_map,
 )
@@ -79,6 +80,7 @@ def fit_facts(model: Any, evidence: Evidence, *, anonymous: bool = False) -> Fit
         model.risk_, model.scaling_, list(model.fitted_.units), classes, centered=centered
     )
     shown = user_map(model, who, units, most=MOST_USERS)
+    more = more_rows(model, who, units)
     length = LONG if len(who) <= MANY else SHORT
     users = Users(
         _user_word(model),
@@ -107,10 +109,11 @@ def fit_facts(model: Any, evidence: Evidence, *, anonymous: bool = False) -> Fit
         groups=groups,
         map=shown,
         coefficients=_coefficients(model, who, units),
-        sections=sections(model, evidence, anonymous=anonymous),
+        sections=sections(model, evidence, more, anonymous=anonymous),
         gains=gains,
         options=None if evidence.weighed is None else _options(evidence.weighed, model, who),
         held=_held(comparison, model, who),
+        more=more,
         anonymous=anonymous,
         notes=_notes(model, len(who)),
     )

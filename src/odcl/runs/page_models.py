@@ -1,4 +1,4 @@
-"""Models for a report, from what an artifact holds: in the table's units, and on a map.
+"""Models for a report, from what an artifact holds: in the table's units, on a map, with more rows.
 
 All are functions of a loaded estimator and of positions of its users.
 """
@@ -10,11 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from scipy.special import ndtr
 
 from odcl._typing import Bools, Floats, Ints
 from odcl.mixed.layout import model_map
 from odcl.mixed.mixture import Quadratics, Spread, moments
-from odcl.report.page.facts import UserMap
+from odcl.report.page.facts import MoreRows, UserMap
 from odcl.report.page.units import CHUNK, TableUnits
 from odcl.report.pictures import view
 from odcl.runs.tables import group_sizes
@@ -22,6 +23,7 @@ from odcl.server.dispersion import covariances, pooled_dispersion, with_noise
 from odcl.server.mixed import user_quadratics
 
 CELLS = (72, 48)  # of a map of more users than can be told apart
+TIMES = (0.5, 1.0, 2.0, 4.0)  # as many rows
 ENOUGH = 2_000  # users who tell by themselves what noise is usual
 FAR = 5.0  # a frame is cut where the whole would be so many times as wide
 
@@ -234,6 +236,52 @@ def _framed(
     frame = (float(low[0]), float(high[0]), float(low[1]), float(high[1]))
     known = cov if np.isfinite(cov).any() else None
     return UserMap(xy[who], known, centers, frame, axes, about, outside, density)
+
+
+# -- more rows -------------------------------------------------------------------------------------
+
+
+def more_rows(model: Any, who: Ints, units: TableUnits) -> MoreRows | None:
+    """What so many times as many rows like its own would change for each user, to second order.
+
+    Of mixed groups only. Rows that are f times as many have f times the curvature A, which leaves
+    of a model inside its group T - T W T, and of groups c and d the distance (c-d)'W(c-d) = r^2:
+    such rows speak for the wrong one of the two with probability Phi(-r / 2).
+    """
+    mixture = model.mixture_
+    if mixture is None or model.uploads_ is None:
+        return None
+    change = model_map(mixture, model.risk_)[1]
+    J = change.T @ units.matrix[:, ~units.extra]
+    T, c, C = mixture.inside, mixture.centers, mixture.covariances
+    labels = model.labels_[who]
+    inside = Spread("full", T, mixture.spread.open)
+    shape = (len(who), len(TIMES))
+    width, wrong, weight = np.empty(shape), np.empty(shape), np.empty(shape)
+    own_T = np.diag(T)
+    for at in range(0, len(who), CHUNK):
+        part = slice(at, at + CHUNK)
+        q, s2 = _quadratics(model, who[part])
+        group = np.maximum(labels[part], 0)
+        for f, times in enumerate(TIMES):
+            more = replace(q, A=times * q.A, b=times * q.b, uu=times * q.uu)
+            W = moments(more, inside, s2).W
+            left = T - T @ W @ T if T.any() else np.zeros_like(W)
+            through = np.eye(len(T)) - T @ W
+            V = left + through @ C[group] @ through.transpose(0, 2, 1)
+            variance = np.maximum(((V @ J) * J).sum(axis=1), 0.0)
+            width[part, f] = np.sqrt(variance).mean(axis=1)
+            gap = c[None] - c[group][:, None]
+            square = np.maximum(((gap @ W) * gap).sum(axis=2), 0.0)
+            chance = ndtr(-0.5 * np.sqrt(square))
+            chance[np.arange(len(group)), group] = 0.0
+            wrong[part, f] = np.minimum(chance.sum(axis=1), 1.0)
+            open_ = own_T > 0
+            spent = np.diagonal(left, axis1=1, axis2=2)[:, open_] / own_T[open_]
+            weight[part, f] = 1 - spent.mean(axis=1) if open_.any() else 0.0
+    now = TIMES.index(1.0)
+    width = width / np.maximum(width[:, now : now + 1], 1e-300)
+    return MoreRows(TIMES, width, wrong, weight)
 
 
 def chosen_users(n_users: int, most: int, first: Sequence[Ints], seen: Bools | None = None) -> Ints:

@@ -1,4 +1,4 @@
-"""The sections of a fit's report: what it is worth, diagnosis, privacy, provenance."""
+"""The sections of a fit's report: what it is worth, diagnosis, plan, privacy, provenance."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from odcl.errors import number
 from odcl.estimators.evidence import Evidence
 from odcl.exchange.upload import Uploads
 from odcl.report.diagnosis import diagnosis_parts
-from odcl.report.page.facts import Section, Table
+from odcl.report.page.facts import MoreRows, Section, Table
 from odcl.report.text import comparison_cells, count, in_bytes, scored_by
 from odcl.runs.tables import group_sizes
 
@@ -20,6 +21,7 @@ MOST_DIAGNOSED = 2_000_000  # users times parameters squared: beyond, it would t
 def sections(
     model: Any,
     evidence: Evidence,
+    more: MoreRows | None,
     *,
     anonymous: bool,
 ) -> list[Section]:
@@ -27,6 +29,7 @@ def sections(
     found = [
         _worth(evidence),
         _diagnosis(model, evidence),
+        _plan(model, evidence, more, anonymous),
         _privacy(model, evidence, anonymous),
         _provenance(model, evidence, anonymous),
     ]
@@ -71,6 +74,75 @@ def _diagnosis(model: Any, evidence: Evidence) -> Section:
         users.insert(0, f"{count(parts.more_at_border, 'more user')} near a border")
     words = (found.verdict.sentence, found.verdict.reason)
     return Section("diagnosis", title, words, tables, users)
+
+
+def _plan(model: Any, evidence: Evidence, more: MoreRows | None, anonymous: bool) -> Section | None:
+    """What more rows would bring, and how to ask for a whole plan."""
+    title = "Plan: what more rows would change"
+    name = "TABLE" if anonymous else str(evidence.table.get("name", "TABLE"))
+    schema = model.schema_ or model._schema_of_names()
+    code = ""
+    if schema is not None and schema.user and schema.target:
+        words = ["odcl", "plan", "--pilot", name, "--user", schema.user, "--target", schema.target]
+        words += ["--categorical", ",".join(schema.levels)] * bool(schema.levels)
+        words += ["--missing", schema.missing] * (schema.missing != "error")
+        asked = [*evidence.command]
+        for option in ("--features", "--drop", "--loss"):  # as the fit was asked
+            words += asked[asked.index(option) :][:2] if option in asked else []
+        code = " ".join(map(shlex.quote, words))
+    if more is None:
+        words_of = (
+            "This method keeps no account of how users' rows enter, so nothing is computed.",
+        )
+        return Section("plan", title, words_of, code=code)
+    differ = bool(model.mixture_.inside.any())
+    if not differ and model.n_clusters_ == 1:
+        alike = [_only_noise(1), *["For a simulation of the whole round:"] * bool(code)]
+        return Section("plan", title, alike, code=code)
+    rows = []
+    for f, times in enumerate(more.times):
+        label = "as now" if times == 1 else f"{times:g} times as many" if times > 1 else "half"
+        cells = [label]
+        if differ:
+            cells.append(f"{100 * np.median(more.width[:, f]):.0f} %")
+        if model.n_clusters_ > 1:
+            cells.append(f"{number(100 * more.wrong[:, f].mean(), 2)} %")
+        if differ:
+            cells.append(f"{100 * np.median(more.weight[:, f]):.0f} %")
+        rows.append(tuple(cells))
+    header = ["rows per user"]
+    parts = []
+    if differ:
+        header.append("intervals of a user's coefficients")
+        parts.append(
+            "intervals (of the median user, now 100 %) if groups and how users differ stay as found"
+        )
+    if model.n_clusters_ > 1:
+        header.append("chance of a wrong group")
+        parts.append("the chance that such rows put a user in a wrong group (mean user)")
+    if differ:
+        header.append("weight of own rows")
+        parts.append("how much a user's own rows count in its model beside its group")
+    told = ", ".join(parts[:-1]) + ", and " * (len(parts) > 1) + parts[-1]
+    about = f"Computed from the run, not simulated: {told}."
+    about += " For a simulation of the whole round:" * bool(code)
+    shown = [about] if differ else [_only_noise(model.n_clusters_), about]
+    return Section("plan", title, shown, (Table(tuple(header), rows),), code=code)
+
+
+def _only_noise(n_groups: int) -> str:
+    """Why intervals of a user's coefficients are in no column: T = 0 leaves the center's alone."""
+    if n_groups == 1:
+        return (
+            "Users differ only by noise, so all of them have one model: one user's further rows "
+            "change it little, while more rows of all users would narrow its intervals."
+        )
+    return (
+        "Users of a group differ only by noise, so a user's model is its group's (a mean of "
+        "several where its group is in doubt): one user's further rows tell its group more surely "
+        "and change little else, while more rows of all users would narrow the intervals of the "
+        "groups' coefficients."
+    )
 
 
 def _privacy(model: Any, evidence: Evidence, anonymous: bool) -> Section:

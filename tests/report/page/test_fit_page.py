@@ -136,6 +136,13 @@ def test_groups_of_every_option_have_the_colours_of_the_groups_they_share_most_u
     assert compared > 2
 
 
+def test_the_slider_of_more_rows_starts_with_those_there_are(stores):
+    times = facts_of(stores / "run" / "report.html")["more"]["times"]
+    assert times[0] == 1
+    assert times == sorted(times)
+    assert len(times) > 2
+
+
 def test_filtering_by_group_leaves_its_users_alone(page, run):
     model, _ = run
     before = page.pixels("#map canvas")

@@ -135,6 +135,16 @@ class Held:
 
 
 @dataclass(frozen=True, eq=False)
+class MoreRows:
+    """What so many times as many rows would change, by user."""
+
+    times: Sequence[float]
+    width: Floats  # (n, len(times)), of the intervals of its coefficients, now 1
+    wrong: Floats  # (n, len(times)), chance that such rows put it in a wrong group
+    weight: Floats  # (n, len(times)), of its own rows in its model, from 0 to 1
+
+
+@dataclass(frozen=True, eq=False)
 class FitFacts:
     """The whole page of a fit."""
 
@@ -149,6 +159,7 @@ class FitFacts:
     gains: Gains | None = None
     options: Options | None = None
     held: Held | None = None
+    more: MoreRows | None = None
     anonymous: bool = False
     notes: Mapping[str, str] = field(default_factory=dict)  # below a picture, by its name
 
@@ -183,6 +194,7 @@ class FitFacts:
             "gains": None,
             "options": None,
             "held": None,
+            "more": None,
         }
         if self.map.density is not None:
             nx = self.map.density.shape[1]
@@ -215,6 +227,14 @@ class FitFacts:
                 "own": packed(h.own),
                 "ours": packed(h.ours),
                 "classes": None if h.classes is None else list(h.classes),
+            }
+        if self.more is not None:
+            later = [i for i, times in enumerate(self.more.times) if times >= 1]
+            words["more"] = {
+                "times": [self.more.times[i] for i in later],
+                "width": packed(self.more.width[:, later]),
+                "wrong": packed(self.more.wrong[:, later]),
+                "weight": packed(self.more.weight[:, later]) if self.more.weight.any() else None,
             }
         return words
 

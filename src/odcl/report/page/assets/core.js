@@ -39,6 +39,10 @@ const held = facts.held && {
   start: numbers(facts.held.start, Int32Array), seen: numbers(facts.held.seen),
   own: numbers(facts.held.own), ours: numbers(facts.held.ours), classes: facts.held.classes,
 };
+const more = facts.more && {
+  times: facts.more.times, width: numbers(facts.more.width),
+  wrong: numbers(facts.more.wrong), weight: numbers(facts.more.weight),
+};
 const options = facts.options && facts.options.list.map((one) => ({
   groups: one.groups, words: one.words, labels: labelsOf(one.labels),
 }));

@@ -1,4 +1,4 @@
-// The page of one user: its group, its coefficients, and its held-out rows.
+// The page of one user: its group, its coefficients, its held-out rows, what more rows would change.
 
 const CHART = { width: 460, name: 124, right: 448, row: 34 };
 
@@ -16,7 +16,7 @@ function startUser() {
 
 function userPage(i) {
   const rows = held ? [make("h3", {}, "Its held-out rows, predicted against seen"), ...heldOut(i)] : [];
-  const left = make("div", {}, make("h3", {}, "In short"), inShort(i), ...rows);
+  const left = make("div", {}, make("h3", {}, "In short"), inShort(i), make("h3", {}, "With more rows"), ...moreRows(i), ...rows);
   const right = make("div", {}, make("h3", {}, `Its coefficients, between its own rows and ${grouped ? "its group" : "everybody's"}`), ...coefficients(i));
   return [make("div", { class: "two" }, left, right)];
 }
@@ -87,6 +87,22 @@ function strip(row, top) {
   const at = x(row.mine[0]);
   part.append(draw("path", { d: `M${at},${middle}l4.5,5l-4.5,5l-4.5,-5z`, class: "mine" }));
   return part;
+}
+
+function moreRows(i) {
+  if (!more) return [make("p", { class: "about" }, "This method keeps no account of what more rows would change.")];
+  const at = (name, f) => more[name][i * more.times.length + f];
+  const now = more.times.indexOf(1), twice = more.times.indexOf(2), four = more.times.indexOf(4);
+  const sentences = [];
+  const narrower = (f) => Math.round(100 * (1 - at("width", f)));
+  if (narrower(four) < 1) sentences.push("Users differ only by noise inside their group: more rows of its own would tell its group more surely, and not move its model otherwise.");
+  else sentences.push(`With twice as many rows the intervals of its coefficients would be ${narrower(twice)} % narrower, with four times ${narrower(four)} %.`);
+  if (more.weight) sentences.push(`Its own rows count for ${percent(at("weight", now))} of what sets it apart from ${grouped ? "its group" : "the others"}, with twice as many for ${percent(at("weight", twice))}.`);
+  if (grouped && users.group[i] >= 0) {
+    const chance = (f) => (at("wrong", f) < 0.0005 ? "less than 0.1 %" : percent(at("wrong", f)));
+    sentences.push(`The chance that rows like these put it in a wrong group is ${chance(now)}, with twice as many rows ${chance(twice)}.`);
+  }
+  return sentences.map((text) => make("p", {}, text));
 }
 
 function heldOut(i) {
