@@ -55,7 +55,7 @@ def interval(p, X, users, coverage=0.9):
     return low, _mixture_quantile(1 - tail, r, means, scales, dof)
 
 
-def predict_site(p, Z, users):
+def predict_rows(p, Z, users):
     """E of the target over groups and models, for design rows Z of the batch's ``users``."""
     D, dim = p.n_logits, Z.shape[1]
     total = 0.0

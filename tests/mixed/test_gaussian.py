@@ -18,10 +18,10 @@ from odcl.mixed.noise import Noise
 from odcl.mixed.posterior import mixture_of
 from odcl.mixed.search import search
 from odcl.mixed.terms import data_terms
-from odcl.mixed.variational import expected, predicted, variational
+from odcl.mixed.variational import Likelihood, expected, predicted, variational
 from odcl.risk.risk import GAUSSIAN_WIDTHS
 
-from .predictions import predict_site
+from .predictions import predict_rows
 
 
 def middle(*args, **kwargs):
@@ -80,15 +80,14 @@ def rows(loss, *, n_users=6, n=5, dim=3, seed=0):
 
 
 @pytest.mark.parametrize("loss", ["logistic", "poisson", "multinomial"])
-def test_a_site_meets_its_conditions(loss):
+def test_a_gaussian_term_meets_its_conditions(loss):
     """(P + A) mu = b and sum x E g = P mu: the bound is stationary in mean and covariance."""
     Z, y, _ = rows(loss)
     D = 2 if loss == "multinomial" else 1
     X, target = Z.reshape(6, 5, 3), y.reshape(6, 5)
     P = np.diag(prior_sd(3, D) ** -2.0)
-    got = variational(
-        loss, X, target, np.ones((6, 5)), np.zeros((6, 3 * D)), np.sqrt(np.linalg.inv(P)), D
-    )
+    given_rows = Likelihood(loss, X, target, np.ones((6, 5)), D)
+    got = variational(given_rows, np.zeros((6, 3 * D)), np.sqrt(np.linalg.inv(P)))
     assert_allclose(got.V, np.linalg.inv(P + got.A), atol=1e-8)
     assert_allclose((P + got.A) @ got.mu[..., None], got.b[..., None], atol=1e-7)
     for _ in range(5):
@@ -118,7 +117,7 @@ def test_a_terms_evidence_under_its_prior_is_the_variational_bound(loss):
     got = -0.5 * moments(q, T, np.ones(6)).base
     shaped = (Z.reshape(6, 5, 3), y.reshape(6, 5), np.ones((6, 5)))
     root = np.sqrt(np.linalg.inv(P))
-    best = variational(loss, *shaped, np.zeros((6, 3)), root).elbo
+    best = variational(Likelihood(loss, *shaped), np.zeros((6, 3)), root).elbo
     assert (got <= best + 1e-9).all()
     assert_allclose(got, best, atol=2e-5)  # terms end near the best bound, where it is flat
 
@@ -126,9 +125,8 @@ def test_a_terms_evidence_under_its_prior_is_the_variational_bound(loss):
 def test_the_bound_is_near_the_evidence_and_below_it():
     """One parameter, so that the evidence is an integral; users of one class among them."""
     y = np.array([[1.0, 0, 1, 1], [0, 0, 0, 0], [1, 1, 1, 1]])
-    got = variational(
-        "logistic", np.ones((3, 4, 1)), y, np.ones((3, 4)), np.zeros((3, 1)), 3 * np.eye(1)
-    )
+    given_rows = Likelihood("logistic", np.ones((3, 4, 1)), y, np.ones((3, 4)))
+    got = variational(given_rows, np.zeros((3, 1)), 3 * np.eye(1))
     for i in range(3):
         exact = np.log(
             quad(
@@ -152,7 +150,7 @@ def test_a_weight_of_two_is_a_row_twice():
     assert_allclose(a.uu, b.uu, atol=1e-7)
 
 
-def test_a_users_site_is_the_same_bit_for_bit_alone_and_in_a_batch():
+def test_a_users_term_is_the_same_bit_for_bit_alone_and_in_a_batch():
     Z, y, users = rows("logistic")
     q = middle("logistic", Z, y, users, 6)
     alone = middle("logistic", Z[:5], y[:5], users[:5], 1)
@@ -259,12 +257,10 @@ def test_the_last_step_beats_one_model_for_all_and_one_each(K):
             p[~old] * np.log(p[~old] / guess) + (1 - p[~old]) * np.log((1 - p[~old]) / (1 - guess))
         )
 
-    own = variational(
-        "logistic", Z[old].reshape(100, 12, 8), y[old].reshape(100, 12), np.ones((100, 12)),
-        np.zeros((100, 8)), np.diag(prior_sd(8)),
-    )  # fmt: skip
+    shaped = Z[old].reshape(100, 12, 8), y[old].reshape(100, 12), np.ones((100, 12))
+    own = variational(Likelihood("logistic", *shaped), np.zeros((100, 8)), np.diag(prior_sd(8)))
     alone = expit((Z[~old] * own.mu[users[~old]]).sum(axis=1))
-    ours = divergence(predict_site(got, Z[~old], users[~old]))
+    ours = divergence(predict_rows(got, Z[~old], users[~old]))
     from sklearn.linear_model import LogisticRegression
 
     pooled = LogisticRegression(C=10).fit(Z[old], y[old]).predict_proba(Z[~old])[:, 1]
@@ -283,7 +279,7 @@ def test_three_classes_are_fitted_and_predicted():
     q = middle("multinomial", Z, y, users, 40, n_classes=3)
     fit = search(q)
     got = gaussian_posterior("multinomial", Z, y, users, 40, mixture_of(fit, at), n_classes=3)
-    p = predict_site(got, Z, users)
+    p = predict_rows(got, Z, users)
     assert_allclose(p.sum(axis=1), 1, atol=1e-12)
     truth = np.exp(z) / np.exp(z).sum(axis=1, keepdims=True)
     assert fit.n_groups == 1
@@ -296,7 +292,7 @@ def test_a_user_without_rows_gets_the_mixture():
     assert_allclose(q.A[6], 0)
     at = coordinates(data_terms(Z[:, 1:], y, users, 7))
     got = gaussian_posterior("logistic", Z, y, users, 7, mixture_of(search(q), at))
-    assert np.isfinite(predict_site(got, Z[:2], np.array([6, 6]))).all()
+    assert np.isfinite(predict_rows(got, Z[:2], np.array([6, 6]))).all()
 
 
 def test_as_many_hits_as_misses_at_one_place_are_curved_all_the_same():

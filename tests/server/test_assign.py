@@ -128,14 +128,16 @@ def test_groups_of_a_fit_hold_members_rows_noise_and_the_share_of_the_penalty():
     counts = np.bincount(result.labels)
     assert_array_equal(known.members, counts)
     assert_array_equal(known.samples, np.bincount(result.labels, weights=federation.n_samples))
-    assert_allclose(known.pull, 1 / counts)  # the penalty counts once per group
+    assert_allclose(known.penalty_share, 1 / counts)  # the penalty counts once per group
     assert known.tau2 == result.step.tau2
     assert known.spread == pytest.approx(0.25, rel=0.5)
     assert known.phi == pytest.approx(1.0, rel=0.1)
     assert known.phi_dof > 100
     means = Method(4, combine="mean")
     result = odcl.fit(federation, risk, means)
-    assert_array_equal(groups_of(federation, risk, result.local, result.step, means).pull, 1.0)
+    assert_array_equal(
+        groups_of(federation, risk, result.local, result.step, means).penalty_share, 1.0
+    )
 
 
 def test_users_without_a_finite_model_tell_nothing_of_the_noise():

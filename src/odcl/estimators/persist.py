@@ -106,7 +106,7 @@ def _artifact(fitted: Fitted, extras: Mapping[str, Extra]) -> Artifact:
         "used": np.isin(np.arange(scaling.n_features), scaling.used),
         "members": np.asarray(groups.members, dtype=np.int64),
         "samples": groups.samples,
-        "pull": groups.pull,
+        "pull": groups.penalty_share,
     }
     ids = ids_to_json(users.users)
     if ids is None:

@@ -32,7 +32,7 @@ from odcl._typing import Bools, Floats, Ints
 from odcl.mixed.mixture import Quadratics
 from odcl.mixed.posterior import Mixture, Posterior
 from odcl.mixed.terms import CHUNK, by_size
-from odcl.mixed.variational import Gaussians, outset, variational
+from odcl.mixed.variational import Gaussians, Likelihood, outset, variational
 from odcl.risk.loss import symmetric
 from odcl.risk.risk import GAUSSIAN_WIDTHS
 
@@ -79,10 +79,10 @@ def gaussian_terms(
     A, b = np.zeros((len(sds), n_users, size, size)), np.zeros((len(sds), n_users, size))
     elbo, nothing = np.zeros((len(sds), n_users)), np.zeros(n_users)
     for who, index in by_size(users, n_users, most=CHUNK // size):
-        rows, mean = (Z[index], y[index], w[index]), np.zeros((len(who), size))
-        start = outset(loss, *rows, D)
+        given, mean = Likelihood(loss, Z[index], y[index], w[index], D), np.zeros((len(who), size))
+        start = outset(given)
         for width, sd in enumerate(sds):  # the next width begins where this one ends
-            own = variational(loss, *rows, mean, np.diag(sd), D, start, near=NEAR)
+            own = variational(given, mean, np.diag(sd), start, near=NEAR)
             start = own.A, own.b
             A[width, who], b[width, who], elbo[width, who] = own.A, own.b, own.elbo
     found = []
@@ -154,8 +154,8 @@ def gaussian_posterior(
     w = np.ones(len(y)) if weights is None else weights
 
     def own(_: Ints, index: Ints, center: Floats, root: Floats) -> Gaussians:
-        mean = np.tile(center, (len(index), 1))
-        return variational(loss, Z[index], y[index], w[index], mean, root, D)
+        given = Likelihood(loss, Z[index], y[index], w[index], D)
+        return variational(given, np.tile(center, (len(index), 1)), root)
 
     return over_components(loss, D, users, n_users, mixture, own)
 
@@ -236,18 +236,18 @@ def huber_posterior(
     Z: Floats,
     u: Floats,
     users: Ints,
-    rough: Posterior,
+    first: Posterior,
     delta: float,
     share: Floats,
     weights: Floats | None = None,
 ) -> GaussianPosterior:
     """Each user's own rows under every N(c_k, T), with Huber's loss: Laplace at each mode.
 
-    ``rough`` is the posterior by pseudo-targets: its noise s2 is that of Huber's estimator, so a
+    ``first`` is the posterior by pseudo-targets: its noise s2 is that of Huber's estimator, so a
     row says -rho(r) / (s2 l), whose curvature is l / (s2 l) on the average. A short user meets its
     rows exactly before it knows of the others; only here its outliers are seen as such.
     """
-    w, s2 = np.ones(len(u)) if weights is None else weights, rough.s2
+    w, s2 = np.ones(len(u)) if weights is None else weights, first.s2
 
     def own(who: Ints, index: Ints, center: Floats, root: Floats) -> Gaussians:
         z, weight = Z[index], w[index]
@@ -260,7 +260,7 @@ def huber_posterior(
         evidence = -cost - 0.5 * np.linalg.slogdet(grown)[1]
         return Gaussians(mu, V, A, (A @ mu[..., None])[..., 0], evidence)
 
-    return over_components("huber", 1, users, len(share), rough.mixture, own)
+    return over_components("huber", 1, users, len(share), first.mixture, own)
 
 
 def _mode(

@@ -73,12 +73,14 @@ def bound_slopes(q: Quadratics, m: Moments, spread: Spread, r: Floats, centers: 
     T = spread.matrix[keep]
     total = np.zeros_like(T)
     k, step = len(o), min(stack_size(dim), max(n, 1))
-    rooms = np.empty((step, dim * dim)), np.empty((step, k, dim)), np.empty((step, k, k))
-    full = spread.shape == "full"
+    rooms = [np.empty((step, dim * dim)), np.empty((step, k, dim))]
+    if spread.shape == "full":
+        rooms.append(np.empty((step, k, k)))
     for i in range(0, n, step):
         part = slice(i, min(i + step, n))
         room = [space[: part.stop - i] for space in rooms]
-        through, spent, square = _through(m.W[part], m.w[part], r[part], c, C, T, o, full, room)
+        users = m.W[part], m.w[part], r[part]
+        through, spent, square = _through(*users, c, C, T, o, room)
         total += square
         rss[part] -= spent
         left[part] += through
@@ -100,23 +102,22 @@ def _through(
     C: Floats,
     T: Floats,
     o: Ints,
-    full: bool,
     room: list[Floats],
 ) -> tuple[Floats, Floats, Floats]:
     """Of a stack of users: tr W T W C_i - tr W T, sum_k r z'T z, and their part of Omega.
 
-    Matrices are worked out in the ``room`` of the stack before.
+    Matrices are worked out in the ``room`` of the stack before; for a full T there is a third.
     """
     n, dim = w.shape
     K, k = len(c), len(o)
     W_o = W if k == dim else np.ascontiguousarray(W[:, o])
     z = w[:, o, None] - (W_o.reshape(-1, dim) @ c.T).reshape(n, k, K)
     z = (z * np.sqrt(r)[:, None]).transpose(0, 2, 1).reshape(n * K, k)
-    C_i, WC, WCW = room
+    C_i, WC, *WCW = room
     np.matmul(r, C, out=C_i)
     np.matmul(W_o, C_i.reshape(n, dim, dim), out=WC)
-    if full:
-        each = np.matmul(WC, W_o.transpose(0, 2, 1), out=WCW).reshape(n, -1)
+    if WCW:
+        each = np.matmul(WC, W_o.transpose(0, 2, 1), out=WCW[0]).reshape(n, -1)
         own = W_o.reshape(n, -1) if k == dim else W_o[..., o].reshape(n, -1)
         through = each @ T.ravel() - own @ T.ravel()
         spent = ((z @ T) * z).reshape(n, -1).sum(axis=1)

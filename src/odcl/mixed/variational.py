@@ -49,29 +49,37 @@ class _Seen:
             old[who[good]] = getattr(seen, name)[good]
 
 
+@dataclass(frozen=True, eq=False)
+class Likelihood:
+    """The rows of a batch of users with equally many rows, and the law of their targets."""
+
+    loss: str
+    X: Floats  # (n, rows, dim)
+    y: Floats  # (n, rows)
+    weights: Floats  # (n, rows)
+    D: int = 1  # logits
+
+
 def variational(
-    loss: str,
-    X: Floats,
-    y: Floats,
-    weights: Floats,
+    given: Likelihood,
     mean: Floats,
     root: Floats,
-    D: int = 1,
     start: tuple[Floats, Floats] | None = None,
     near: float = EXACT,
 ) -> Gaussians:
     """The Gaussian nearest to each user's posterior under N(mean, root root').
 
-    ``X`` is (n, rows, dim), ``y`` and ``weights`` (n, rows), ``mean`` (n, D dim), ``root``
-    (D dim, rank): coordinates may be fixed. Steps are natural gradients in (A, b), from ``start``
-    on, halved for a user whose bound would fall, unless the step brings it nearer to its aim: the
-    cubature's bound is not flat there. A user who is ``near`` its aim takes it and stops: that
-    last step is not looked at, and the bound, being flat, is that of the step before.
+    ``mean`` is (n, D dim), ``root`` (D dim, rank): coordinates may be fixed. Steps are natural
+    gradients in (A, b), from ``start`` on, halved for a user whose bound would fall, unless the
+    step brings it nearer to its aim: the cubature's bound is not flat there. A user who is ``near``
+    its aim takes it and stops: that last step is not looked at, and the bound, being flat, is that
+    of the step before.
     """
-    n, _, dim = X.shape
+    y, weights, D = given.y, given.weights, given.D
+    n, _, dim = given.X.shape
     if not root.shape[1]:
-        return _known(loss, X, y, weights, mean, D)
-    scales, turned = _diagonal(root), np.ascontiguousarray(X.transpose(0, 2, 1))
+        return _known(given, mean)
+    scales, turned = _diagonal(root), np.ascontiguousarray(given.X.transpose(0, 2, 1))
 
     def look(who: Ints, term: Floats) -> _Seen:
         """The posteriors of some users, the terms that the step aims at, and the bound."""
@@ -80,7 +88,7 @@ def variational(
         theta = (mu + mean[who]).reshape(-1, D, dim)
         rows, weight = (turned, weights) if len(who) == n else (turned[who], weights[who])
         logits = (theta @ rows).transpose(0, 2, 1)
-        e = expected(loss, y[who], logits, _logit_covariance(rows, R, D))
+        e = expected(given.loss, y[who], logits, _logit_covariance(rows, R, D))
         A, g = _information(rows, weight, e, D)
         aim = _joined(A, (A @ mu[..., None])[..., 0] + g)
         bound: Floats = (weight * e.value).sum(axis=1) - 0.5 * divergence
@@ -115,17 +123,19 @@ def variational(
     return Gaussians(state.mu + mean, V, *_parted(term, D * dim), state.bound)
 
 
-def _known(loss: str, X: Floats, y: Floats, weights: Floats, mean: Floats, D: int) -> Gaussians:
+def _known(given: Likelihood, mean: Floats) -> Gaussians:
     """The model is the prior's mean: nothing that is seen moves it, and no term is needed."""
-    n, _, dim = X.shape
-    value = log_likelihood(loss, y, X @ mean.reshape(n, D, dim).transpose(0, 2, 1))
+    (n, _, dim), D = given.X.shape, given.D
+    logits = given.X @ mean.reshape(n, D, dim).transpose(0, 2, 1)
+    value = log_likelihood(given.loss, given.y, logits)
     none = np.zeros((n, D * dim, D * dim))
-    return Gaussians(mean, none, none, np.zeros_like(mean), (weights * value).sum(axis=1))
+    return Gaussians(mean, none, none, np.zeros_like(mean), (given.weights * value).sum(axis=1))
 
 
-def outset(loss: str, X: Floats, y: Floats, weights: Floats, D: int = 1) -> tuple[Floats, Floats]:
+def outset(given: Likelihood) -> tuple[Floats, Floats]:
     """(A, b) to start from where nothing is known but the rows: their targets alone say it."""
-    return _information(X.transpose(0, 2, 1), weights, at_first(loss, y, D), D)
+    first = at_first(given.loss, given.y, given.D)
+    return _information(given.X.transpose(0, 2, 1), given.weights, first, given.D)
 
 
 def _diagonal(root: Floats) -> Floats | None:

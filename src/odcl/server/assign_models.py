@@ -43,7 +43,7 @@ class GroupStatistics:
     centers: Floats  # (n_clusters, dim)
     members: Ints  # (n_clusters,), users
     samples: Floats  # (n_clusters,), weight of their rows
-    pull: Floats  # (n_clusters,), share of a user's l2 penalty that is left in the centre
+    penalty_share: Floats  # (n_clusters,), share of a user's l2 penalty that is left in the centre
     tau2: float  # how far users of a group differ, per coefficient, around the centre
     spread: float  # the same as the users' own rows show it: a newcomer may be as far
     phi: float  # noise scale of a typical user; NaN where nobody can tell
@@ -84,8 +84,8 @@ def assign_rows(
     one class is enough.
     """
     newcomer, refit = _Newcomer(X, y, risk), method.refit
-    free, separable = newcomer.alone(0.0)
-    rows = _Rows.of(X, y, np.ones(len(y)), risk, free)
+    unpenalised, separable = newcomer.alone(0.0)
+    rows = _Rows.of(X, y, np.ones(len(y)), risk, unpenalised)
     phi, dof = _noise_scale(rows, groups, known=not separable)
     seen = rows.dim <= MOST_DIRECTIONS
     modes = groups.centers
@@ -130,8 +130,8 @@ class _Newcomer:
         copies = Federation(
             np.tile(self.X, (k, 1)), np.tile(self.y, k), np.arange(k + 1) * n, np.arange(k)
         )
-        pull = Penalty(np.full(k, strength), centers, free=False)
-        return solve_users(copies, self.risk, pull).theta
+        toward = Penalty(np.full(k, strength), centers, free=False)
+        return solve_users(copies, self.risk, toward).theta
 
 
 def _noise_scale(rows: _Rows, groups: GroupStatistics, known: bool) -> tuple[float, float]:
@@ -167,7 +167,7 @@ def _distance(
 ) -> tuple[float, bool]:
     """Distance of the rows to a group, and whether a member would hardly ever be so far."""
     center = groups.centers[label]
-    view = rows.view(center, pull=float(groups.pull[label]))
+    view = rows.view(center, penalty_share=float(groups.penalty_share[label]))
     gain = rows.risk(center) - rows.risk(rows.own)
     return groups.distance(label, view, gain, len(rows.y), phi, dof)
 
@@ -228,7 +228,7 @@ class _Rows:
         z, y, weight = self._z(self.own)[None], self.y[None], self.weight[None]
         return float(self.loss.dispersion(z, y, weight, np.array([dof]))[0]), dof
 
-    def view(self, theta: Floats, *, pull: float = 0.0) -> View:
+    def view(self, theta: Floats, *, penalty_share: float = 0.0) -> View:
         """Slope and curvature at ``theta``, of the rows and of a share of the penalty.
 
         Where curvature hardly depends on the model it is taken at the user's own: from a far
@@ -238,8 +238,10 @@ class _Rows:
         at = z if self.loss.curvature_varies else self._z(self.own)
         D = self.design if self.basis is None else self.design @ self.basis
         slope = D.T @ (self.loss.slope(z, self.y) * self.weight[:, None])
-        if pull > 0 and self.pen.any():
-            drawn = (pull * self.weight.sum() * self.pen * theta).reshape(-1, self.loss.n_outputs)
+        if penalty_share > 0 and self.pen.any():
+            drawn = (penalty_share * self.weight.sum() * self.pen * theta).reshape(
+                -1, self.loss.n_outputs
+            )
             slope = slope + (drawn if self.basis is None else self.basis.T @ drawn)
         curve = self.loss.curve(at, self.y) * self.weight[:, None, None]
         gram = np.einsum("np,nqr,ns->pqsr", D, curve, D, optimize=True)
@@ -255,11 +257,11 @@ def groups_of(
     federation: Federation, risk: Risk, local: LocalModels, step: ServerStep, method: Method
 ) -> GroupStatistics:
     """The groups of a fit, with what some users' rows say of noise and of differences inside."""
-    members, samples, pull = _sizes(local.uploads, step, method)
+    members, samples, penalty_share = _sizes(local.uploads, step, method)
     some = np.unique(np.linspace(0, federation.n_users - 1, LOOK_AT).astype(int))
     if step.mixture is not None:  # which says it all
         some = some[:0]
-    looks = [_look(federation, risk, local, step, i, pull) for i in some]
+    looks = [_look(federation, risk, local, step, i, penalty_share) for i in some]
     phi, phi_dof = _noise([(phi, dof) for _, phi, dof, _ in looks], risk.loss.has_dispersion)
     tau2 = step.tau2
     spread = tau2 or 0.0
@@ -270,7 +272,7 @@ def groups_of(
         step.centers,
         members,
         samples,
-        pull,
+        penalty_share,
         spread if tau2 is None else tau2,
         spread,
         phi,
@@ -280,7 +282,7 @@ def groups_of(
 
 def groups_of_uploads(uploads: Uploads, step: ServerStep, method: Method) -> GroupStatistics:
     """The groups as a server knows them that sees no rows: noise and differences as uploaded."""
-    members, samples, pull = _sizes(uploads, step, method)
+    members, samples, penalty_share = _sizes(uploads, step, method)
     told: list[tuple[float, float]] = []
     if uploads.dispersion is not None:
         dof = uploads.n_samples - uploads.dim
@@ -289,7 +291,7 @@ def groups_of_uploads(uploads: Uploads, step: ServerStep, method: Method) -> Gro
     phi, phi_dof = _noise(told, uploads.has_dispersion)
     tau2 = step.tau2 or 0.0
     some = np.maximum(members, 1), np.maximum(samples, 1.0)  # a group may be nobody's likeliest
-    return GroupStatistics(step.centers, *some, pull, tau2, tau2, phi, phi_dof)
+    return GroupStatistics(step.centers, *some, penalty_share, tau2, tau2, phi, phi_dof)
 
 
 def groups_of_stream(
@@ -302,11 +304,13 @@ def groups_of_stream(
     """
     assert step.sums is not None
     known = groups_of_uploads(some, step.step(some), method)
-    pull, sent = np.ones(len(step.sizes)), step.sums.precision
+    penalty_share, sent = np.ones(len(step.sizes)), step.sums.precision
     if sent is not None:
-        pull = 1.0 / np.maximum(sent.members, 1.0)
+        penalty_share = 1.0 / np.maximum(sent.members, 1.0)
     members, samples = np.maximum(step.sizes, 1), np.maximum(step.rows, 1.0)
-    return replace(known, members=members, samples=samples, pull=pull), step.sums.pooled
+    return replace(
+        known, members=members, samples=samples, penalty_share=penalty_share
+    ), step.sums.pooled
 
 
 def _sizes(uploads: Uploads, step: ServerStep, method: Method) -> tuple[Ints, Floats, Floats]:
@@ -315,19 +319,19 @@ def _sizes(uploads: Uploads, step: ServerStep, method: Method) -> tuple[Ints, Fl
     members = np.bincount(labels, minlength=k)
     samples = np.bincount(labels, weights=uploads.n_samples, minlength=k).astype(np.float64)
     # Precision combining counts the penalty once a group; means keep every user's whole.
-    pull = np.ones(k)
+    penalty_share = np.ones(k)
     if method.combine == "precision" and uploads.curvature is not None:
         sent = uploads.sent.astype(float)
-        pull = 1.0 / np.maximum(np.bincount(labels, weights=sent, minlength=k), 1.0)
-    return members, samples, pull
+        penalty_share = 1.0 / np.maximum(np.bincount(labels, weights=sent, minlength=k), 1.0)
+    return members, samples, penalty_share
 
 
-def _noise(told: list[tuple[float, float]], free: bool) -> tuple[float, float]:
+def _noise(told: list[tuple[float, float]], has_scale: bool) -> tuple[float, float]:
     """A typical noise scale and what it is worth, from users' own with degrees of freedom.
 
-    ``free`` says whether the loss has a noise scale at all.
+    ``has_scale``: does the loss have a noise scale at all?
     """
-    if not free:
+    if not has_scale:
         return 1.0, np.inf
     known = [(phi, dof) for phi, dof in told if dof > 0 and phi > 0]
     if not known:
@@ -342,7 +346,7 @@ def _look(
     local: LocalModels,
     step: ServerStep,
     i: int,
-    pull: Floats,
+    penalty_share: Floats,
 ) -> tuple[View | None, float, float, int]:
     """User i from its own centre, its noise scale with degrees of freedom, its group's size."""
     part, label = federation.rows(i), int(step.labels[i])
@@ -353,7 +357,7 @@ def _look(
     phi, dof = rows.dispersion() if not local.prior[i] else (0.0, 0.0)
     view = None
     if rows.dim <= MOST_DIRECTIONS:
-        view = rows.view(step.centers[label], pull=float(pull[label]))
+        view = rows.view(step.centers[label], penalty_share=float(penalty_share[label]))
     return view, phi, dof, int((step.labels == label).sum())
 
 
@@ -381,20 +385,20 @@ def with_more_rows(old: Uploads, X: Floats, y: Floats, risk: Risk) -> Uploads:
             *(Setting("all_rows", True), "."),
         )
     assert old.curvature is not None
-    n, pen, bare = float(old.n_samples[0]) + len(y), old.penalty, replace(risk, l2=0.0)
+    n, pen, unpenalised = float(old.n_samples[0]) + len(y), old.penalty, replace(risk, l2=0.0)
     H, start = old.curvature[0], old.models[0]
     A, b = H - np.diag(old.n_samples[0] * pen), H @ start
     quadratic = A + np.diag(n * pen)
 
     def value(theta: Floats) -> float:
-        rows = len(y) * bare.value(theta, X, y)
+        rows = len(y) * unpenalised.value(theta, X, y)
         return rows + float(0.5 * theta @ quadratic @ theta - b @ theta)
 
     def slope(theta: Floats) -> Floats:
-        return len(y) * bare.gradient(theta, X, y) + quadratic @ theta - b
+        return len(y) * unpenalised.gradient(theta, X, y) + quadratic @ theta - b
 
     def curvature(theta: Floats) -> Floats:
-        return len(y) * bare.hessian(theta, X, y) + quadratic
+        return len(y) * unpenalised.hessian(theta, X, y) + quadratic
 
     theta = start
     for _ in range(MOST_STEPS):
@@ -429,8 +433,8 @@ def _dispersion(old: Uploads, X: Floats, y: Floats, theta: Floats, A: Floats, ri
     z = risk.design(X) @ theta.reshape(-1, risk.n_outputs)
     ones = np.ones((1, len(y)))
     added = loss.dispersion(z[None], y[None], ones, np.array([len(y)]))[0] * len(y)
-    spare = n + len(y) - old.dim
-    return float((before + added) / spare) if spare > 0 else np.inf
+    dof = n + len(y) - old.dim
+    return float((before + added) / dof) if dof > 0 else np.inf
 
 
 def place_of(
@@ -449,10 +453,10 @@ def place_of(
     a, V = np.linalg.eigh(A)
     seen = a > 1e-10 * max(float(a[-1]), 1e-300)
     a, V = a[seen], V[:, seen]
-    free = theta + V @ ((pen * theta) @ V / a)  # its own model without the penalty
+    own_model = theta + V @ ((pen * theta) @ V / a)  # its own model without the penalty
 
     def loss_above(center: Floats) -> float:
-        return float(0.5 * (a * ((center - free) @ V) ** 2).sum())
+        return float(0.5 * (a * ((center - own_model) @ V) ** 2).sum())
 
     phi, dof = 1.0, np.inf
     if upload.has_dispersion and upload.dispersion is not None:
@@ -463,14 +467,14 @@ def place_of(
         if dof + groups.phi_dof > 0:
             phi = groups.drawn_up(max(own, 0.0), dof)
         # Rows without noise differ by rounding.
-        phi, dof = max(phi, 1e-18 * loss_above(0.0 * free) / n, 1e-300), dof + groups.phi_dof
+        phi, dof = max(phi, 1e-18 * loss_above(0.0 * own_model) / n, 1e-300), dof + groups.phi_dof
     # The user's own model is N(c_k, phi A^-1 + tau^2 I), along the directions that its rows see.
-    gap2 = ((groups.centers - free) @ V) ** 2
+    gap2 = ((groups.centers - own_model) @ V) ** 2
     p = softmax(np.log(groups.members) - 0.5 * gap2 @ (a / (phi + groups.tau2 * a)))
     label = int(np.argmax(p))
     center, none = groups.centers[label], was < 0 and upload.curvature_varies
     if not upload.curvature_varies and upload.dim <= MOST_DIRECTIONS:
-        slope = A @ (center - free) + groups.pull[label] * pen * center
+        slope = A @ (center - own_model) + groups.penalty_share[label] * pen * center
         none = groups.distance(label, View(slope @ V, a), loss_above(center), n, phi, dof)[1]
     if none or refit == 0:
         return -1 if none else label, theta, float(p[label])
