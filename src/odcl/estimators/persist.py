@@ -32,12 +32,12 @@ from odcl.artifact.folder import (
     update_artifact,
     write_artifact,
 )
+from odcl.data.address import Address
 from odcl.data.design import Design
 from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
-from odcl.engines.dask.address import Address
-from odcl.engines.dask.buckets import FOLDER, UserFiles
 from odcl.exchange import mixture as exchanged
+from odcl.exchange.buckets import FOLDER, UserFiles
 from odcl.exchange.upload import Uploads, upload_sizes
 from odcl.fitted.columns import UserColumns, from_triangles
 from odcl.fitted.value import Fitted, InputColumns, Newcomers

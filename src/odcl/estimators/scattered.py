@@ -13,14 +13,13 @@ import numpy as np
 import pyarrow as pa
 from sklearn.utils import check_random_state
 
+from odcl.data.address import Address
 from odcl.data.federation import Federation
 from odcl.data.roles import Roles
 from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
 from odcl.data.summary import TableSummary
 from odcl.data.unusual import SAMPLE, sample_moments
-from odcl.engines.dask.address import Address
-from odcl.engines.dask.buckets import EXAMPLES, UserFiles
 from odcl.engines.dask.round import (
     DaskChunks,
     FirstPass,
@@ -37,6 +36,7 @@ from odcl.engines.dask.table import first_users, rows_of
 from odcl.engines.pieces import FitPlan, counted, mixed_groups
 from odcl.errors import InputError
 from odcl.estimators.settings import check_n_groups, check_settings
+from odcl.exchange.buckets import EXAMPLES, UserFiles
 from odcl.exchange.upload import Uploads
 from odcl.fitted.columns import UserColumns
 from odcl.fitted.value import Fitted, InputColumns, Newcomers

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -29,6 +28,7 @@ from odcl.risk.risk import Risk
 from odcl.server.assign_models import GroupStatistics
 
 if TYPE_CHECKING:
+    from odcl.exchange.buckets import UserFiles
     from odcl.exchange.upload import Uploads
     from odcl.mixed.posterior import Mixture
     from odcl.server.result import Alternatives, ServerStep
@@ -98,25 +98,6 @@ class Newcomers:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Newcomers.of, (self.groups, self.pooled)
-
-
-class UserFiles(Protocol):
-    """The models of all users of a table in pieces, in files."""
-
-    @property
-    def n_users(self) -> int: ...
-
-    @property
-    def n_examples(self) -> int:
-        """Users whose models are in memory as well: the first of them."""
-
-    def models(self, ids: Array) -> Any:
-        """An Arrow table of the models of these users; those without one are left out."""
-
-    def bring(self, folder: Path) -> None:
-        """Bring the files to a folder of this disk."""
-
-    def to_json(self) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True, eq=False)

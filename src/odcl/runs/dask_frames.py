@@ -14,17 +14,16 @@ import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import pyarrow.parquet as pq
 
+from odcl.data.address import Address
 from odcl.data.columns import as_names
 from odcl.data.frames import is_dask_frame
 from odcl.data.notices import about_strangers
 from odcl.data.roles import Roles
 from odcl.data.schema import TableSchema
-from odcl.engines.dask.address import Address
-from odcl.engines.dask.buckets import UserFiles
 from odcl.engines.dask.cluster import cluster_of
 from odcl.engines.dask.predict import predict_pieces
 from odcl.engines.dask.round import FirstPass, settled, summarize
@@ -159,7 +158,7 @@ def fit_dask_federation(model: Any, federation: DaskFederation) -> Any:
     finally:
         work.remove()
     fitted = model.fitted_
-    files = replace(cast(UserFiles, fitted.files), kept=True)  # a saved model predicts on
+    files = replace(fitted.files, kept=True)  # a saved model predicts on
     return model._hold(replace(fitted, files=files))
 
 

@@ -15,13 +15,13 @@ from typing import Any
 import pyarrow as pa
 from sklearn.base import clone
 
+from odcl.data.address import Address
 from odcl.data.columns import times
 from odcl.data.federation import positions
 from odcl.data.notices import about_columns, about_gaps, about_users
 from odcl.data.roles import Roles, check_columns
 from odcl.data.source import dropped_with, guess_loss, task_of
 from odcl.data.stacking import InUse
-from odcl.engines.dask.address import Address
 from odcl.engines.dask.cluster import Cluster, connected, local_cluster, this_process
 from odcl.engines.dask.predict import Predicted, predict_pieces
 from odcl.engines.dask.round import settled

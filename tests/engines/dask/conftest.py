@@ -6,9 +6,9 @@ import pytest
 
 pytest.importorskip("distributed", reason="the Dask engine needs odcl[dask]")
 
-from odcl.engines.dask import buckets
 from odcl.engines.dask.cluster import local_cluster
 from odcl.estimators import scattered
+from odcl.exchange import buckets
 from odcl.runs import compare
 from tests.engines.dask.tables import cut, sales
 from tests.fits import fit_once as fit_once

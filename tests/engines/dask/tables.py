@@ -10,11 +10,11 @@ import pyarrow.parquet as pq
 from numpy.testing import assert_allclose
 
 from odcl import ODCLClassifier, ODCLRegressor
+from odcl.data.address import Address
 from odcl.data.roles import Roles
 from odcl.data.schema import TableSchema
 from odcl.data.source import task_of
 from odcl.engines.dask import round as stages
-from odcl.engines.dask.address import Address
 from odcl.engines.dask.cluster import Cluster
 from odcl.engines.dask.table import open_table
 from odcl.estimators.public import estimator_with

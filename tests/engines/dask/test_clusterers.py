@@ -8,7 +8,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from odcl import Huber, Method
-from odcl.engines.dask.address import Address
+from odcl.data.address import Address
 from odcl.engines.dask.cluster import Cluster
 from odcl.errors import InputError
 from odcl.estimators.public import estimator_with

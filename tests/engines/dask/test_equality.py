@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from odcl import Method
 from odcl.data.tables import read_table
 from odcl.engines import pieces
-from odcl.engines.dask import buckets
 from odcl.engines.dask import round as stages
 from odcl.errors import InputError
+from odcl.exchange import buckets
 from tests.engines.dask.tables import SENT, assert_same_fit, cut, in_memory, in_pieces, sales
 from tests.helpers import SHARED_DATA
 

@@ -14,16 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
+from odcl.data.address import Address
 from odcl.data.federation import Federation, id_keys
 from odcl.data.roles import Roles
 from odcl.data.scaling import Moments, RowColumns, Scaling
 from odcl.data.schema import TableSchema
 from odcl.data.summary import Place, TableSummary
-from odcl.engines.dask.address import Address
-from odcl.engines.dask.buckets import buckets_of, receive, send
 from odcl.engines.dask.table import SampledUsers
 from odcl.engines.pieces import FitPlan, merge_uploads, upload_rows
 from odcl.errors import InputError
+from odcl.exchange.buckets import buckets_of, receive, send
 from odcl.method import Method
 from odcl.mixed.terms import data_terms, merge_by_user
 from odcl.risk.risk import Risk

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,13 +17,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from odcl._typing import Array
+from odcl.data.address import Address
 from odcl.data.federation import id_keys
 from odcl.data.schema import TableSchema
-from odcl.engines.dask.address import Address
-from odcl.engines.dask.buckets import UserFiles, part_name, receive, send
 from odcl.engines.dask.cluster import Cluster
 from odcl.engines.dask.table import PiecedTable
 from odcl.engines.predict import Wishes, by_models, no_predictions, predicted
+from odcl.exchange.buckets import UserFiles, part_name, receive, send
 from odcl.fitted.value import Fitted
 
 _AT, _FROM = "odcl_at", "odcl_from"  # which row of its piece, and which piece
@@ -71,8 +71,7 @@ def predict_pieces(
     """Predict every row of a table; ``out`` gets one Parquet file per piece."""
     say = stage or (lambda *_: None)
     light = replace(fitted, uploads=None)
-    files = cast(UserFiles | None, fitted.files)
-    asked = _Asked(light, schema, files, wishes, work, out, table.n_pieces)
+    asked = _Asked(light, schema, fitted.files, wishes, work, out, table.n_pieces)
     pieces = table.pieces
     if asked.files is None:
         say("predicting", table.n_pieces, "pieces")

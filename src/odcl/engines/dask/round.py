@@ -24,13 +24,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from odcl._typing import Array, Bools, Floats, Ints
+from odcl.data.address import Address
 from odcl.data.federation import positions
 from odcl.data.roles import CATEGORY, Look, Roles, is_open, looks_at
 from odcl.data.scaling import Moments
 from odcl.data.schema import TableSchema
 from odcl.data.summary import TableSummary
-from odcl.engines.dask.address import Address
-from odcl.engines.dask.buckets import (
+from odcl.engines.dask.cluster import Cluster
+from odcl.engines.dask.table import PiecedTable, SampledUsers
+from odcl.engines.pieces import FitPlan, merge_uploads, upload_rows, user_models, with_coefficients
+from odcl.exchange.arrow import USER, ids_from_arrow
+from odcl.exchange.buckets import (
     UserFile,
     buckets_of,
     receive,
@@ -38,10 +42,6 @@ from odcl.engines.dask.buckets import (
     write_models,
     write_numbers,
 )
-from odcl.engines.dask.cluster import Cluster
-from odcl.engines.dask.table import PiecedTable, SampledUsers
-from odcl.engines.pieces import FitPlan, merge_uploads, upload_rows, user_models, with_coefficients
-from odcl.exchange.arrow import USER, ids_from_arrow
 from odcl.exchange.upload import Uploads
 from odcl.server.chunks import in_chunks, sum_of
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from odcl._typing import Array, Floats
+from odcl.data.address import Address
 from odcl.data.columns import times
 from odcl.data.federation import group_rows, id_keys, joined_ids, positions
 from odcl.data.rows import owners
@@ -19,7 +20,6 @@ from odcl.data.schema import TableSchema
 from odcl.data.stacking import InUse, all_names, common_schema
 from odcl.data.summary import Place
 from odcl.data.tables import is_csv, is_parquet, readable, without_index
-from odcl.engines.dask.address import Address
 from odcl.engines.dask.cluster import Cluster
 from odcl.errors import InputError, listing
 

@@ -23,10 +23,10 @@ import pyarrow.parquet as pq
 
 from odcl._typing import Array, Ints
 from odcl.artifact.arrays import expect, is_count
+from odcl.data.address import Address
 from odcl.data.columns import is_text
 from odcl.data.columns import keys as as_keys
 from odcl.data.schema import KINDS
-from odcl.engines.dask.address import Address
 from odcl.exchange.arrow import USER, packed
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)  # splitmix64
