@@ -153,6 +153,22 @@ def to_the_right(one: Import) -> bool:
     return bool(here and there) and ROOMS.index(there) > ROOMS.index(here)
 
 
+# Commands hold options and print. Runs do the work, or the engine that a command is about.
+OF_COMMANDS = {"", "_typing", "cli", "errors", "files", "data", "report", "runs"}
+SUBJECTS = {
+    "assign": {"engines"},  # a late site of a round by file
+    "combine": {"engines"},
+    "demo": {"engines", "evaluate", "paper"},
+    "fit": {"method"},
+    "flower": {"engines", "estimators", "paper"},
+    "inspect": {"engines"},
+    "plan": {"plan"},
+    "reproduce": {"paper"},
+    "site": {"artifact", "engines"},
+    "task": {"engines", "method", "risk"},
+}
+
+
 def listed(imports: list[Import]) -> str:
     return "\n".join(map(str, imports))
 
@@ -179,6 +195,17 @@ DOOR_MODULES = {
     for importer in MODULES
     if function.startswith(f"{importer}.")
 }
+
+
+def test_commands_leave_the_work_to_runs_and_to_their_engine():
+    wrong = [
+        one
+        for one in OURS
+        if room(one.importer) == "cli"
+        and room(one.module) not in OF_COMMANDS
+        and room(one.module) not in SUBJECTS.get(one.importer.split(".")[-1], ())
+    ]
+    assert not wrong, listed(wrong)
 
 
 def test_every_door_is_used():

@@ -104,30 +104,24 @@ def groups_right(federation: SyntheticFederation, result: Any) -> str:
     return f"The true ones are {n_true}."
 
 
+# How the paper's methods give users a model, by their names in `odcl.paper.baselines`.
+BASELINES = {
+    "local models": "local",
+    "naive average": "naive",
+    "paper (K-means++, K = 10 given, mean)": "odcl-km++",
+    "oracle average (groups given)": "oracle-averaging",
+    "oracle pooling (groups given)": "cluster-oracle",  # Eq. (3)
+}
+
+
 def demo_errors(federation: SyntheticFederation, own: Floats) -> dict[str, float]:
     """NMSE of each way to give users a model; ``own`` are those of one round, (n_users, dim)."""
-    import numpy as np
-
-    from odcl.data.federation import Federation
-    from odcl.engines.in_process import fit
     from odcl.evaluate.scores import nmse
-    from odcl.local.fit import solve_users
-    from odcl.method import Method
-    from odcl.risk.risk import Risk
-    from odcl.server.combine import average_by_cluster
+    from odcl.paper.baselines import run as run_baseline
 
-    groups, optima = federation.groups, federation.optima
-    assert groups is not None
-    assert optima is not None
-    paper = fit(federation, method=Method.paper(10))
-    local = paper.local.theta
-    pooled = Federation.from_arrays(federation.X, federation.y, groups[federation.row_user])
-    models: dict[str, Floats] = {
-        "local models": local,
-        "naive average": np.broadcast_to(local.mean(axis=0), local.shape),
-        "paper (K-means++, K = 10 given, mean)": paper.models,
-        "oracle average (groups given)": average_by_cluster(local, groups)[groups],
-        "oracle pooling (groups given)": solve_users(pooled, Risk()).theta[groups],  # Eq. (3)
-        "odcl (K not given)": own,
+    models = {
+        told: run_baseline(name, federation, n_clusters=10).models
+        for told, name in BASELINES.items()
     }
-    return {name: nmse(theta, optima) for name, theta in models.items()}
+    models["odcl (K not given)"] = own
+    return {name: nmse(theta, federation.optima) for name, theta in models.items()}

@@ -6,7 +6,7 @@ import argparse
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from odcl.errors import did_you_mean
 from odcl.runs.settings import HoldOut
@@ -19,6 +19,7 @@ UNKNOWN = ("error", "pooled")
 UNSEEN = ("error", "reference")
 RULES = ("auto", "mixture", "convex", "elbow", "silhouette")
 METHODS = ("auto", "kmeans", "spectral", "gradient")
+T = TypeVar("T")
 
 
 class UsageError(ValueError):
@@ -119,91 +120,77 @@ def _split(value: str) -> list[str]:
     return [part.strip() for part in value.split(",") if part.strip()]
 
 
-def one_of(known: tuple[str, ...]) -> Callable[[str], str]:
-    def check(text: str) -> str:
-        if text not in known:
-            raise _wrong(f"{text!r} is none of {', '.join(known)}{did_you_mean(text, known)}")
-        return text
+def value(
+    read: Callable[[str], T | None], wrong: str, known: Sequence[str] = ()
+) -> Callable[[str], T]:
+    """What an option takes; ``read`` gives None or raises ValueError for text that is wrong."""
+
+    def check(text: str) -> T:
+        try:
+            found = read(text)
+        except ValueError:
+            found = None
+        if found is None:
+            near = did_you_mean(text, known) if known else "."
+            raise argparse.ArgumentTypeError(f"{text!r} is {wrong}{near}")
+        return found
 
     return check
 
 
-def clusters(text: str) -> str | int:
+def one_of(known: tuple[str, ...]) -> Callable[[str], str]:
+    return value(lambda text: text if text in known else None, f"none of {', '.join(known)}", known)
+
+
+def number(holds: Callable[[float], bool], which: str) -> Callable[[str], float]:
+    return value(lambda text: _number(text, holds), f"not a number {which}")
+
+
+def _number(text: str, holds: Callable[[float], bool]) -> float | None:
+    found = float(text)
+    return found if holds(found) else None
+
+
+def _whole(text: str, least: int, below: int = 2**63) -> int | None:
+    return int(text) if text.isdecimal() and least <= int(text) < below else None
+
+
+def _clusters(text: str) -> str | int | None:
     """A rule, a number, or ``method:number``."""
     method, colon, count = text.rpartition(":")
     if text in RULES or (count.isdecimal() and int(count) and (not colon or method in METHODS)):
         return int(text) if text.isdecimal() else text
-    choices = ", ".join([*RULES, "a number from 1 on", *(f"{m}:K" for m in METHODS)])
-    raise _wrong(f"{text!r} is none of {choices}{did_you_mean(text, RULES)}")
+    return None
 
 
-def refit(text: str) -> str | float:
-    if text in ("evidence", "cv", "none"):
-        return text
-    try:
-        return at_least_0(text)
-    except argparse.ArgumentTypeError:
-        raise _wrong(f"{text!r} is none of evidence, cv, none, a number >= 0.") from None
+def _is_size(found: float) -> bool:
+    return 0 <= found < math.inf
 
 
-def number(holds: Callable[[float], bool], which: str) -> Callable[[str], float]:
-    def check(text: str) -> float:
-        value = _number(text)
-        if not holds(value):
-            raise _wrong(f"{text!r} is not a number {which}.")
-        return value
+_GROUPS = ", ".join([*RULES, "a number from 1 on", *(f"{method}:K" for method in METHODS)])
+_REFIT = ("evidence", "cv", "none")
 
-    return check
-
-
-at_least_0 = number(lambda value: 0 <= value < math.inf, ">= 0")
-above_0 = number(lambda value: 0 < value < math.inf, "> 0")
-coverage = number(lambda value: 0 < value < 1, "above 0 and below 1")
-
-
-def holdout(text: str) -> HoldOut:
-    try:
-        return HoldOut.of(text)
-    except ValueError as error:
-        raise _wrong(str(error)) from None
-
-
-def seed_number(text: str) -> int:
-    if not (text.isdecimal() and int(text) < 2**32):
-        raise _wrong(f"{text!r} is not a whole number from 0 to 2^32 - 1.")
-    return int(text)
-
-
-def n_jobs(text: str) -> int:
-    if text != "-1" and not (text.isdecimal() and int(text)):
-        raise _wrong(f"{text!r} is neither a number from 1 on nor -1 (one per core).")
-    return int(text)
-
-
-def positive(text: str) -> int:
-    if not (text.isdecimal() and int(text)):
-        raise _wrong(f"{text!r} is not a whole number from 1 on.")
-    return int(text)
-
-
-def sizes(text: str) -> list[int]:
-    return [positive(part) for part in _split(text)]
+at_least_0 = number(_is_size, ">= 0")
+above_0 = number(lambda found: 0 < found < math.inf, "> 0")
+coverage = number(lambda found: 0 < found < 1, "above 0 and below 1")
+positive = value(lambda text: _whole(text, 1), "not a whole number from 1 on")
+sizes = value(lambda text: [positive(part) for part in _split(text)], "no list of sizes")
+seed_number = value(lambda text: _whole(text, 0, 2**32), "not a whole number from 0 to 2^32 - 1")
+n_jobs = value(
+    lambda text: -1 if text == "-1" else _whole(text, 1),
+    "neither a number from 1 on nor -1 (one per core)",
+)
+clusters = value(_clusters, f"none of {_GROUPS}", RULES)
+refit: Callable[[str], str | float] = value(
+    lambda text: text if text in _REFIT else _number(text, _is_size),
+    "none of evidence, cv, none, a number >= 0",
+)
+holdout = value(HoldOut.of, "neither a share of the rows, from 0 to below 1, nor last")
 
 
 def address(text: str) -> Path | str:
     """A path, or an address of fsspec, whose two slashes a path would not keep."""
     return text if "://" in text else Path(text)
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
-
-
-def _wrong(text: str) -> argparse.ArgumentTypeError:
-    return argparse.ArgumentTypeError(text)
 
 
 # -- options that several commands have ------------------------------------------------------------

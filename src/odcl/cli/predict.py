@@ -13,7 +13,7 @@ from odcl.cli.console import check_out_file, say, watched
 from odcl.cli.fit import engine_of
 
 if TYPE_CHECKING:
-    from odcl.engines.predict import Wishes
+    from odcl.runs.predict import Wishes
 
 _ABOUT = "Predict each row of a table with its own user's model."
 
@@ -62,7 +62,7 @@ def run(options: Namespace) -> None:
 
 def _wishes(options: Namespace) -> Wishes:
     """How the options want rows to be predicted."""
-    from odcl.engines.predict import Wishes
+    from odcl.runs.predict import Wishes
 
     unknown, unseen = options.unknown or "error", options.unseen or "error"
     return Wishes(unknown, unseen, options.missing, options.interval, str(options.run))
@@ -90,7 +90,6 @@ def _in_memory(options: Namespace) -> None:
 
 def _in_pieces(options: Namespace) -> None:
     """A folder of Parquet files."""
-    from odcl.data.notices import about_strangers
     from odcl.data.tables import is_csv, is_parquet
     from odcl.errors import count
     from odcl.runs.folder import open_run
@@ -110,9 +109,6 @@ def _in_pieces(options: Namespace) -> None:
             shown=progress,
             say=tell,
         )
-    if found.left_out:
-        tell(f"{count(found.left_out, 'row')} left out for want of a value")
-    for text in about_strangers(found.strangers):
+    for text in found.notices:
         tell(text)
-    written = count(len(found.files), "file")
-    tell(f"{count(found.rows, 'row')} written to {written} in {options.out}")
+    tell(f"{count(found.rows, 'row')} written to {count(found.files, 'file')} in {options.out}")

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from odcl.artifact.folder import Extra, StoredArtifact, open_artifact
+from odcl.artifact.manifest import MANIFEST
 from odcl.data.design import DesignRows
 from odcl.data.federation import Federation, positions
 from odcl.data.notices import about_values
@@ -18,7 +19,7 @@ from odcl.data.tables import read_table
 from odcl.data.write import beside
 from odcl.errors import count, show
 from odcl.estimators.evidence import read_evidence
-from odcl.estimators.persist import KIND, update_fitted
+from odcl.estimators.persist import KIND, MODEL, update_fitted
 from odcl.estimators.public import estimator_with, load_estimator, read_estimator
 from odcl.evaluate.scores import Comparison
 from odcl.fitted.value import Fitted
@@ -52,6 +53,11 @@ class OpenRun:
         if schema.classes is not None:
             federation = federation.with_y(schema.labels(federation.y.astype(int)))
         return federation, about_values(schema, encoded, missing or schema.missing)
+
+
+def is_run(folder: Path) -> bool:
+    """Does it hold a model, of this version or of an older one?"""
+    return any((folder / name).exists() for name in (MANIFEST, MODEL))
 
 
 def open_run(folder: Path, *, with_target: bool = False) -> OpenRun:

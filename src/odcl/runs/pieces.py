@@ -18,15 +18,16 @@ from sklearn.base import clone
 from odcl.data.address import Address
 from odcl.data.columns import times
 from odcl.data.federation import positions
-from odcl.data.notices import about_columns, about_gaps, about_users
+from odcl.data.notices import about_columns, about_gaps, about_strangers, about_users
 from odcl.data.roles import Roles, check_columns
 from odcl.data.source import dropped_with, guess_loss, task_of
 from odcl.data.stacking import InUse
 from odcl.engines.dask.cluster import Cluster, connected, local_cluster, this_process
-from odcl.engines.dask.predict import Predicted, predict_pieces
+from odcl.engines.dask.predict import predict_pieces
 from odcl.engines.dask.round import settled
 from odcl.engines.dask.table import PiecedTable, TableFiles, rows_of, table_bytes, table_files
 from odcl.engines.predict import Wishes
+from odcl.errors import count
 from odcl.estimators.evidence import Evidence
 from odcl.estimators.scattered import ScatteredFit, fit_pieces
 from odcl.evaluate.scores import Comparison
@@ -35,6 +36,7 @@ from odcl.report.progress import Silent
 from odcl.runs import compare
 from odcl.runs.fit import compare_quietly, other_loss
 from odcl.runs.folder import OpenRun
+from odcl.runs.predict import Written
 from odcl.runs.run import GroupSizes, Run
 from odcl.runs.settings import Engine, FitSettings
 from odcl.server.columns import unusual_uploads
@@ -225,7 +227,7 @@ def predict_in_pieces(
     force: bool,
     shown: Silent,
     say: Callable[[str], None],
-) -> Predicted:
+) -> Written:
     """Predict a table in pieces: a folder of Parquet files, in the table's order."""
     schema = run.schema
     with _folder(out, force=force) as folder, workplace(engine, table, out, say) as place:
@@ -247,7 +249,8 @@ def predict_in_pieces(
             told=shown.advance,
         )
         pieces.check_unchanged(place.cluster)
-    return found
+    left = [f"{count(found.left_out, 'row')} left out for want of a value"] * (found.left_out > 0)
+    return Written(found.rows, left + about_strangers(found.strangers), len(found.files))
 
 
 @contextmanager

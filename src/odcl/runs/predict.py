@@ -16,6 +16,8 @@ from odcl.data.write import beside
 from odcl.engines.predict import Predictions, Wishes, predicted
 from odcl.runs.folder import OpenRun
 
+__all__ = ["Wishes", "Written", "predict"]
+
 
 @dataclass(frozen=True)
 class Written:
@@ -23,6 +25,7 @@ class Written:
 
     rows: int
     notices: list[str]
+    files: int = 1
 
 
 def predict(
