@@ -1,8 +1,8 @@
 """What a node computes: its users' uploads, and their models from the downloads.
 
 :class:`RiskFit` serves odcl's own risks, :class:`EstimatorFit` linear estimators of scikit-learn,
-:class:`~odcl.engines.flower.networks.ModuleFit` networks. Another model is another class with the
-three methods of :class:`Fit`.
+:class:`~odcl.engines.flower.networks.ModuleFit` networks. Another model is another
+subclass of :class:`Fit`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,16 @@ from odcl.rounds.users import Answers, FederatedProblem, Work, answer
 from odcl.server.last_step import Placed, last_step
 
 
-class Fit(Protocol):
-    """A model that users fit on their own rows."""
+class Fit:
+    """A model that users fit on their own rows.
+
+    A subclass says what users send, :meth:`uploads`; the other two methods serve all models that
+    the agreed risk describes.
+    """
 
     def uploads(self, rows: Federation, agreed: Agreed, *, seed: int) -> Uploads:
         """Step 1 of Algorithm 1: what each user sends."""
-        ...
+        raise NotImplementedError
 
     def last_step(
         self,
@@ -48,18 +52,27 @@ class Fit(Protocol):
 
         ``late`` (n_users,): users who came after the round, and were placed in its groups.
         """
-        ...
+        if downloads.mixture is None:
+            return last_step(rows, agreed.risk, agreed.method, uploads, downloads, seed=seed)
+        about = (rows, agreed.risk, agreed.method, uploads, downloads.take(~late))
+        return last_step(*about, members=~late)
 
     def loss(self, test: Federation, train: Federation, agreed: Agreed, theta: Floats) -> float:
         """Mean loss of rows held out, each by its user's model of ``theta`` (n_users, dim).
 
-        Users are those of ``train``; NaN where there is nothing to score.
+        Users are numbered as in ``train``; NaN where there is nothing to score.
         """
-        ...
+        owner = positions(train.users, test.users)[test.row_user]
+        known = owner >= 0
+        if not known.any():
+            return float("nan")
+        risk = agreed.risk
+        z = linear_predictors(test.X[known], theta, owner[known], risk)
+        return float(risk.loss.value(z, risk.loss.encode(test.y)[known]).mean())
 
 
 @runtime_checkable
-class RoundFit(Fit, Protocol):
+class RoundFit(Protocol):
     """A model that can take part in rounds; odcl's risks do, and so do PyTorch modules."""
 
     def answer(
@@ -74,35 +87,7 @@ class RoundFit(Fit, Protocol):
         ...
 
 
-class LastStep:
-    """The last step of any method, and held-out rows scored by the agreed risk."""
-
-    def last_step(
-        self,
-        rows: Federation,
-        agreed: Agreed,
-        uploads: Uploads,
-        downloads: Downloads,
-        *,
-        late: Bools,
-        seed: int,
-    ) -> Placed:
-        if downloads.mixture is None:
-            return last_step(rows, agreed.risk, agreed.method, uploads, downloads, seed=seed)
-        about = (rows, agreed.risk, agreed.method, uploads, downloads.take(~late))
-        return last_step(*about, members=~late)
-
-    def loss(self, test: Federation, train: Federation, agreed: Agreed, theta: Floats) -> float:
-        owner = positions(train.users, test.users)[test.row_user]
-        known = owner >= 0
-        if not known.any():
-            return float("nan")
-        risk = agreed.risk
-        z = linear_predictors(test.X[known], theta, owner[known], risk)
-        return float(risk.loss.value(z, risk.loss.encode(test.y)[known]).mean())
-
-
-class RiskFit(LastStep):
+class RiskFit(Fit):
     """odcl's own: exact minimisers of the risk, and the last step of the method."""
 
     def uploads(self, rows: Federation, agreed: Agreed, *, seed: int) -> Uploads:
@@ -120,7 +105,7 @@ class RiskFit(LastStep):
 # -- linear estimators of scikit-learn -------------------------------------------------------------
 
 
-class EstimatorFit(LastStep):
+class EstimatorFit(Fit):
     """A scikit-learn estimator with ``coef_`` and ``intercept_``, such as Ridge or LinearSVC.
 
     Each user fits a clone on its own rows and sends a bare model. The server's risk says how models

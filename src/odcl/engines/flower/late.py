@@ -1,4 +1,4 @@
-"""Nodes that come after a run: served from its saved result, without changing anybody else.
+"""Nodes that come after a run: served from its saved result, without changing other users.
 
 Users who are new are placed in the groups by what they send. Users of the run who never confirmed
 their download get it now: the server's step is a pure function of the uploads in the result.
@@ -20,8 +20,9 @@ from odcl.engines.flower.inbox import Inbox
 from odcl.engines.flower.messages import expect_replies, log, wait_for_nodes
 from odcl.engines.flower.node import own_ids
 from odcl.engines.flower.result import SavedRun, add_late, mean_metrics, open_result
-from odcl.engines.flower.strategy import ODCL, Delivery, count
+from odcl.engines.flower.strategy import ODCL, Delivery
 from odcl.engines.wire import LateUsers, difference, nodes_aside
+from odcl.errors import count
 from odcl.exchange.download import Downloads
 from odcl.exchange.upload import Uploads
 from odcl.server.assign import Assignment
@@ -176,7 +177,7 @@ class LateODCL(ODCL):
         confirmed, _ = self._send(grid, inbox, delivery)
         aside = nodes_aside(inbox.aside)
         add_late(self.folder, self.placed, inbox.users, confirmed, set_aside=aside)
-        log.info("%s placed in the groups of %s.", count(self.placed, "new user"), self.folder)
+        log.info("%s placed in the groups of %s.", count(len(self.placed), "new user"), self.folder)
         return mean_metrics(confirmed.values())
 
 

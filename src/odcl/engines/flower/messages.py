@@ -77,7 +77,7 @@ def arrays_of(message: Message, specs: Mapping[str, ArraySpec], **sizes: int) ->
 
 
 def _decoded(name: str, one: FlowerArray) -> Array:
-    """The numbers of an array, whose bytes must be those of its type and shape."""
+    """The numbers of an array, whose bytes must fit its type and shape."""
     expect(one.stype == _NUMPY, f"{name} is serialized as {one.stype!r}")
     stream = io.BytesIO(one.data)
     version = np.lib.format.read_magic(stream)

@@ -24,7 +24,7 @@ import numpy as np
 from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import Federation, positions
 from odcl.engines.files.envelope import Refused
-from odcl.engines.flower.fits import LastStep
+from odcl.engines.flower.fits import Fit
 from odcl.engines.flower.node import NodeData, NodeModels
 from odcl.engines.flower.request import MOST_BARE, expect_bare
 from odcl.engines.wire import Agreed
@@ -117,7 +117,7 @@ def network_digest(network: Any) -> str:
 # -- whole modules, averaged by group --------------------------------------------------------------
 
 
-class ModuleFit(LastStep):
+class ModuleFit(Fit):
     """Users train a module of their own; modules are averaged inside each group.
 
     make : builds the module. Averages make sense among modules that started alike, so it is called
@@ -238,7 +238,7 @@ def flat(module: Any) -> Floats:
 
 
 def set_flat(module: Any, theta: Floats) -> None:
-    """The way back: entries get their own types and shapes; whole numbers stay as they are."""
+    """Set a module's floating-point entries, in their own types and shapes; others stay."""
     state, at = dict(module.state_dict()), 0
     sizes = {name: int(np.prod(value.shape)) for name, value in _floating(state).items()}
     if theta.shape != (sum(sizes.values()),):

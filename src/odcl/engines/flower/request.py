@@ -33,7 +33,7 @@ _DIGEST, _WORDS = "task", "odcl"  # keys of a ConfigRecord
 
 @dataclass(frozen=True)
 class Request:
-    """What every node is asked for. Replies carry its digest, and those of another are refused.
+    """What every node is asked for. Replies carry its digest, or they are refused.
 
     ``columns`` are the names of the features, where they are agreed on; rows are in the units that
     the nodes' ``load`` gives, so the method does not standardize.
@@ -147,7 +147,7 @@ def ids_to_text(users: Array) -> str:
 
 
 def ids_from_text(text: Any) -> Array:
-    """The way back; ids may come from anyone."""
+    """Read :func:`ids_to_text`; the text may come from anyone."""
     expect(isinstance(text, str), "it does not name its users")
     listed = parse_json(text.encode())
     expect(isinstance(listed, list) and len(listed) > 0, "it does not name its users")

@@ -39,6 +39,7 @@ from odcl.engines.flower.request import Request, expect_bare, ids_to_text
 from odcl.engines.flower.result import Columns, Outcome, mean_metrics, write_result
 from odcl.engines.flower.rounds import RoundServer, refine
 from odcl.engines.wire import mixture_parts, naming_set_aside, nodes_aside, plain
+from odcl.errors import count
 from odcl.exchange.download import Downloads
 from odcl.method import Method
 from odcl.mixed.posterior import Mixture
@@ -58,8 +59,8 @@ class ODCL:
         connect while the round is open are asked as well.
     wait : seconds to wait for them. After that the round begins with those that are there, if they
         are enough.
-    timeout : seconds that each of the two rounds may take. Who has not answered by then is set
-        aside; no fault lasts longer.
+    timeout : seconds that each of the two rounds may take. Nodes that have not answered by
+        then are set aside; no fault lasts longer.
     refine_rounds : rounds inside the groups after the one shot; 0 is one shot.
     result_dir : folder for the result, which ``odcl predict``, ``assign`` and ``diagnose`` take, as
         ``odcl.ODCLRegressor.load`` does; None writes nothing. Uploads lie in RESULT_DIR.arrived as
@@ -123,8 +124,8 @@ class ODCL:
         """The strategy that serves nodes which come after a run, from its saved result.
 
         Nodes that have their models are not asked. A node that never confirmed its download gets
-        it; users who are new are placed in the groups, and added to the result; nobody else
-        changes. ``settings`` are nodes, wait, timeout and min_replies (1 unless given).
+        it; new users are placed in the groups and added to the result; other users' models do
+        not change. ``settings`` are nodes, wait, timeout and min_replies (1 unless given).
         """
         from odcl.engines.flower.late import LateODCL
 
@@ -182,7 +183,7 @@ class ODCL:
         inbox = Inbox.beside(self.result_dir, self.request)
         heard = set(inbox.taken)
         if heard:
-            log.info("%s of an interrupted run are there: it goes on.", count(heard, "upload"))
+            log.info("%s of an interrupted run are there: it goes on.", count(len(heard), "upload"))
         limits: Any = {"least": self.min_replies, "heard": heard}
         there = wait_for_nodes(grid, self.nodes, self.wait, **limits)
         if len(heard | set(there)) < self.nodes:
@@ -205,7 +206,7 @@ class ODCL:
             return [message_to(n, kind, content(config=records), self.timeout) for n in new]
 
         first = requests(there)
-        log.info("Asking %s for their users' uploads.", count(first, "node"))
+        log.info("Asking %s for their users' uploads.", count(len(first), "node"))
         _, aside = ask(grid, first, self.timeout, inbox.take, lambda: requests(grid.get_node_ids()))
         inbox.aside |= aside
         inbox.settle(there)
@@ -215,7 +216,7 @@ class ODCL:
         request, uploads = self.request, inbox.uploads()
         n_features = next(iter(inbox.taken.values())).n_features
         agreed, aside = request.agreed(n_features), nodes_aside(inbox.aside)
-        log.info("%s of %s arrived.", count(uploads, "user"), count(inbox.taken, "node"))
+        log.info("%s of %s arrived.", count(len(uploads), "user"), count(len(inbox.taken), "node"))
         with naming_set_aside(aside):
             if len(uploads) == 1:
                 raise ValueError("Only one user sent an upload; at least two are needed.")
@@ -257,7 +258,7 @@ class ODCL:
 
         there = set(grid.get_node_ids())
         nodes = {node: users for node, users in inbox.users.items() if node in there}
-        log.info("Delivering to %s.", count(nodes, "node"))
+        log.info("Delivering to %s.", count(len(nodes), "node"))
         messages = [
             message_to(node, MessageType.EVALUATE, content(arrays, words), self.timeout)
             for node, arrays, words in delivery.by_node(self.request, nodes)
@@ -270,7 +271,7 @@ class ODCL:
 
 @dataclass(frozen=True, eq=False)
 class Delivery:
-    """What goes to users: their downloads, and what everybody is told of the groups."""
+    """What goes to users: their downloads, and what all nodes learn of the groups."""
 
     downloads: Downloads
     centers: Floats  # (n_groups, dim)
@@ -304,8 +305,3 @@ class Delivery:
                 arrays["late"] = late
             words = {"users": ids_to_text(own_ids(own.users)), "late": bool(late.any())}
             yield node, arrays, {**shared, **words}
-
-
-def count(some: Any, one: str) -> str:
-    """How many there are, in words."""
-    return f"{len(some):,} {one}{'s' * (len(some) != 1)}"

@@ -22,7 +22,7 @@ from odcl.errors import InputError, Rule, Setting
 
 
 def load(context: Context) -> NodeData:
-    """The node's rows, and those of them that are held out."""
+    """The node's rows, and the rows that are held out."""
     config = context.run_config
     rows = rows_of(context)
     first = np.arange(len(rows.y)) - rows.offsets[:-1][rows.row_user]  # place among the user's own

@@ -16,7 +16,7 @@ def main(grid: Grid, context: Context) -> None:
     config = context.run_config
     times = {"wait": config["wait"], "timeout": config["timeout"]}
     place = Path(config["result-dir"]).absolute() if config["result-dir"] else None
-    if config["late"]:  # nobody who has a model is asked again
+    if config["late"]:  # nodes that have their models are not asked again
         strategy = ODCL.from_result(config["result-dir"], **times)
     else:
         strategy = ODCL(
