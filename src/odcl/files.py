@@ -102,15 +102,6 @@ def atomic_folder(
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def sweep(path: str | os.PathLike[str]) -> None:
-    """Remove what writers of a folder who were killed left beside it; the caller holds its lock."""
-    final = _real(Path(path))
-    words = ("tmp", "old") if final.exists() else ("tmp",)
-    for left in list(final.parent.iterdir()):
-        if any(left.name == f".{word}-{left.name[5:13]}-{final.name}" for word in words):
-            shutil.rmtree(left, ignore_errors=True)
-
-
 def check_folder(
     path: str | os.PathLike[str], *, force: bool = False, own: Collection[str] | None = None
 ) -> None:
@@ -227,6 +218,8 @@ def locked(folder: str | os.PathLike[str], *, timeout: float = 60.0) -> Iterator
     Put it around reading, changing and writing ``folder``. The lock is a file beside it,
     ``.NAME.lock``, because :func:`atomic_folder` swaps the folder itself, and the operating system
     drops it when its holder ends, however that ends. The lock cannot be taken twice by one thread.
+    What a writer left when it was killed is settled first: the old folder comes back, half-written
+    ones are removed.
     """
     final = _real(Path(folder))
     path = final.with_name(f".{final.name}.lock")
@@ -239,9 +232,10 @@ def locked(folder: str | os.PathLike[str], *, timeout: float = 60.0) -> Iterator
             )
         time.sleep(_POLL)
     try:
-        for old in _swapped_out(final):  # its writer was killed between two renames
+        for old in _swapped_out(final)[:1]:  # its writer was killed between two renames
             os.rename(old, final)
-            break
+        for left in _left_behind(final, "tmp", *(["old"] if final.exists() else [])):
+            shutil.rmtree(left, ignore_errors=True)
         yield
     finally:
         _unlock(descriptor, path)
@@ -254,9 +248,14 @@ def interrupted(folder: str | os.PathLike[str]) -> bool:
 
 def _swapped_out(final: Path) -> list[Path]:
     """Where the old folder lies while none has its name."""
-    if final.exists() or not final.parent.is_dir():
-        return []
-    return [p for p in final.parent.iterdir() if p.name == f".old-{p.name[5:13]}-{final.name}"]
+    return [] if final.exists() or not final.parent.is_dir() else _left_behind(final, "old")
+
+
+def _left_behind(final: Path, *words: str) -> list[Path]:
+    """What writers of a folder left beside it when they were killed."""
+    names = [f".{word}-" for word in words]
+    there = [p for p in final.parent.iterdir() if p.name[13:] == f"-{final.name}"]
+    return [p for p in there if p.name[:5] in names]
 
 
 def _try_lock(path: Path) -> int | None:

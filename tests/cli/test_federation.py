@@ -73,6 +73,7 @@ def rmse(y, prediction):
     return float(np.sqrt(np.mean((y - prediction) ** 2)))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_twelve_sites_share_nothing_but_files_and_each_gets_the_right_model(tmp_path):
     sites, office = irises(), tmp_path / "office"

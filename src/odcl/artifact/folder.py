@@ -92,7 +92,7 @@ def write_artifact(path: PathLike, artifact: Artifact, *, force: bool = False) -
 def update_artifact(
     path: PathLike, change: Callable[[StoredArtifact], Artifact], *, kind: str
 ) -> Artifact:
-    """Read, change and write an artifact while nobody else can.
+    """Read, change and write an artifact while no one else can.
 
     ``change`` reads what it needs and gives back the files that are new; all others stay, notes
     that people left in the folder included. Several processes and threads may do this at once:

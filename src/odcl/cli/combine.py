@@ -36,7 +36,7 @@ def add(some: Any) -> opt.Parser:
             Path,
             "the coordinator's private key, where the card lists keys [default: none]",
         ),
-        "--min-sites N": (opt.positive, "go on only if so many sites are left [default: 2]"),
+        "--min-sites N": (opt.positive, "fewest sites that make a round [default: 2]"),
     }
     opt.add_options(group, more)
     opt.quiet(group)

@@ -18,7 +18,7 @@ _KEYS = """\
 Make the keys with which a site, or the coordinator, signs its files.
 
 SITE.key is private: it stays where it is, readable by its owner alone, and is
-never overwritten. SITE.pub goes to whoever keeps the task card.
+never overwritten. SITE.pub goes to the keeper of the task card.
 
 examples:
   odcl site keys --site north --out keys

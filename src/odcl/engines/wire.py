@@ -232,7 +232,7 @@ class LateUsers:
 
     @classmethod
     def placed(cls, uploads: Uploads, mixture: Mixture, sizes: Ints) -> LateUsers:
-        """By mixed groups, of which ``sizes`` (n_groups,) are the numbers of users."""
+        """Users placed in mixed groups with ``sizes`` (n_groups,) users each."""
         from odcl.server.assign import place_mixed
 
         found = [place_mixed(one, mixture) for one in uploads]

@@ -26,7 +26,7 @@ class Exchange:
     delivers: bool = False  # what the last round made goes out once more, after it
 
     def over(self, n_rounds: int) -> Ledger:
-        """The bytes of so many rounds of this."""
+        """The bytes of ``n_rounds`` such rounds."""
         up = np.full(n_rounds, self.n_users * message_bytes(*self.sends), dtype=np.intp)
         up[:1] += self.n_users * message_bytes(*self.sends_first)
         down = self.n_users * message_bytes(*self.receives)
@@ -77,7 +77,7 @@ class Ledger:
         return Ledger(up, down, self.delivery + after.delivery)
 
     def with_first(self, more: Exchange) -> Ledger:
-        """The same rounds, with more in the first of them."""
+        """These rounds, with more in the first of them."""
         extra = more.over(1)
         up, down = self.up.copy(), self.down.copy()
         up[:1] += extra.up

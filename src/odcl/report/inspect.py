@@ -83,7 +83,9 @@ def _signed(file: Envelope, task: Task | None) -> str:
             return f"Signature: WRONG. It is not by the key {file.key} that the file names."
     except ValueError as error:
         return f"Signature: by key {file.key}, not checked. {error}"
-    owner = "somebody: give the card to see who" if task is None else _owner(file.key, task)
+    owner = (
+        "an unknown owner: give the card to see whose" if task is None else _owner(file.key, task)
+    )
     return f"Signature: good, by key {file.key} of {owner}."
 
 

@@ -5,9 +5,9 @@ fit_site(task, "visits.csv", site="north").write("north.upload")         # at ea
 combine_uploads(task, "uploads", out="round")                            # anywhere
 model = receive(task, "north.upload", "north.download", "visits.csv").estimator()  # at each site
 
-The files carry uploads and downloads and compute nothing: the models are those of
-:func:`odcl.fit`, bit for bit, with float64 and the same scales. Names are loaded when they are
-first used, for making keys and reading help should not wait for numerics.
+The files carry uploads and downloads and compute nothing: with the same scales, the models are
+bit for bit what :func:`odcl.fit` gives. Names are loaded when they are first used: making keys
+should not wait for numerics.
 """
 
 from __future__ import annotations

@@ -263,8 +263,8 @@ def _limit_lines(task: Task) -> list[str]:
 def _key_lines(task: Task) -> list[str]:
     if not task.signed:
         return [
-            "# No keys: files are not signed, and whoever carries them can change them. For",
-            "# signatures: `odcl site keys` at every site, then `odcl task keys` here.",
+            "# No keys: files are not signed, and can be changed on their way. For signatures:",
+            "# `odcl site keys` at every site, then `odcl task keys` here.",
         ]
     return [
         "[keys]  # public keys, as `odcl site keys` wrote them; two while one is being replaced",

@@ -100,7 +100,7 @@ def collect(
     withdrawn: Mapping[str, str] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Collected:
-    """Read all uploads of a folder. ``progress`` is told of files read.
+    """Read all uploads of a folder; ``progress`` counts the files read.
 
     ``earlier`` are the uploads that this round took before, ``withdrawn`` the times of uploads
     whose sites have withdrawn: what is not newer does not come back.
@@ -173,7 +173,7 @@ def _newest(
 
 
 def _stale(one: ReadUpload, taken: Version | None, gone: str | None) -> str | None:
-    """Why an upload is not of now: it was replaced in this round, or its site has withdrawn."""
+    """Why an upload is out of date: it was replaced in this round, or its site has withdrawn."""
     created = str(one.file.created)
     if gone is not None and created <= gone:
         return f"{one.site} has withdrawn, and comes back only with a newer upload"
@@ -185,7 +185,7 @@ def _stale(one: ReadUpload, taken: Version | None, gone: str | None) -> str | No
 
 
 def _refuse_look_alikes(kept: dict[str, ReadUpload], aside: list[SetAside]) -> None:
-    """Two sites whose names differ in capital letters would share a file on some disks."""
+    """Set aside sites whose names differ in capital letters only: some disks mix up their files."""
     folded: dict[str, list[str]] = {}
     for site in kept:
         folded.setdefault(site.casefold(), []).append(site)

@@ -31,7 +31,7 @@ from odcl.server.result import ServerStep
 from odcl.server.step import server_step
 
 FEWEST_SITES = 2
-COMPARED_ROUNDS = 100  # of FedAvg and IFCA, whose bytes are shown beside those of the files
+COMPARED_ROUNDS = 100  # of FedAvg and IFCA, for the comparison of bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,7 +151,7 @@ def _enough(n: int, least: int) -> None:
 def _without(
     found: Collected, leaving: list[str], old: RoundState
 ) -> tuple[Collected, dict[str, str]]:
-    """The uploads without those of sites that withdraw, and all that have withdrawn until now."""
+    """The uploads of sites that stay, and all that have withdrawn until now."""
     withdrawn = {site: at for site, at in old.withdrawn.items() if site not in found.uploads}
     for site in leaving:
         if site not in found.uploads and site not in {**old.known, **old.withdrawn}:
@@ -167,7 +167,7 @@ def _without(
 
 
 def _what_rounds_tell(old: RoundState, new: RoundState) -> list[str]:
-    """A warning where the difference of two rounds tells of few sites."""
+    """A warning where the difference of two rounds gives away few sites' terms."""
     before, now = set(old.taken), set(new.taken)
     changed = {
         "joined": sorted(now - before),
@@ -182,14 +182,14 @@ def _what_rounds_tell(old: RoundState, new: RoundState) -> list[str]:
     if few == 1:
         reveals = f"reveals {'what is new in ' if changed['sent anew'] else ''}its term"
     return [
-        f"the round has changed by {few} site{'s' * (few > 1)} ({' and '.join(words)}): whoever "
-        f"holds a download of both rounds can subtract them, which {reveals}. "
-        "Let sites change several at a time"
+        f"the round has changed by {few} site{'s' * (few > 1)} ({' and '.join(words)}): a "
+        f"site with downloads of both rounds can subtract them, which {reveals}. Let several sites "
+        "change at a time"
     ]
 
 
 def _combined(task: Task, found: Collected) -> CombinedRound:
-    """The server's step, and what everybody is told of it."""
+    """The server's step, and what all sites learn from it."""
     from odcl.diagnose import diagnose_step
 
     parts = [one.uploads for one in found.uploads.values() if len(one.uploads)]

@@ -57,7 +57,7 @@ class DownloadWords(GroupsWords):
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """What everybody is told of the groups."""
+    """What all sites learn about the groups."""
 
     sizes: Ints  # (n_groups,), users whose likeliest group it is
     sites: Ints  # (n_groups,), sites with at least half of their weight in it
@@ -142,7 +142,7 @@ def read_download(
 def _unpacked(task: Task, file: Envelope) -> SiteDownload:
     words: DownloadWords = from_json(DownloadWords, file.words)
     mixed = task.resolved.clusterer.uses_terms
-    expect((words.mixture is not None) == mixed, "its groups are not those of the card's method")
+    expect((words.mixture is not None) == mixed, "its groups do not fit the card's method")
     specs = {**groups_specs(mixed), **Downloads.specs({"dim": task.dim})}
     arrays = file.arrays(specs | late_specs() if words.late else specs)
     groups = groups_of(task, words, arrays)

@@ -190,7 +190,7 @@ def write_envelope(path: str | os.PathLike[str], content: bytes) -> None:
 
 
 def read_envelope(path: str | os.PathLike[str], kind: str | None = None) -> Envelope:
-    """Read a file that may come from anyone; whose it is and of which task is checked later.
+    """Read a file that may come from anyone; its site and task are checked later.
 
     Sizes are checked before memory is taken. :class:`Refused` says why a file is not taken.
     """

@@ -66,8 +66,8 @@ def make_keys(site: str, folder: str | os.PathLike[str]) -> tuple[Path, Path]:
     for file in (private, public):
         if os.path.lexists(file):
             raise ValueError(
-                f"{file} exists already, and keys are never overwritten: whoever lost one could "
-                "sign nothing any more. Name another folder."
+                f"{file} exists already, and keys are never overwritten: without the old one "
+                "nothing more could be signed. Name another folder."
             )
     place.mkdir(mode=0o700, exist_ok=True)
     key = ed25519.Ed25519PrivateKey.generate()

@@ -152,7 +152,7 @@ def _check_same(
     uploads: Uploads,
     path: str | os.PathLike[str],
 ) -> None:
-    """Refuse a table that the upload was not made from: models would be those of other rows.
+    """Refuse a table that the upload was not made from: its models would be others.
 
     ``uploads`` are the senders', of all their rows; where some rows were withheld, the user is
     fitted again on the others.

@@ -31,7 +31,7 @@ from odcl.engines.files.envelope import (
 )
 from odcl.engines.files.keys import SigningKey
 from odcl.engines.files.task import Task
-from odcl.files import atomic_folder, interrupted, locked, naming, read_regular, sweep
+from odcl.files import atomic_folder, interrupted, locked, naming, read_regular
 
 if TYPE_CHECKING:
     from odcl.engines.files.combine import CombinedRound
@@ -146,7 +146,6 @@ def write_round(
 
     task, sizes, files = combined.task, dict[str, int](), dict[str, str]()
     own = [STATE, *_read(folder).files] if folder.exists() else None
-    sweep(folder)
     with atomic_folder(folder, force=own is not None, own=own) as place:
 
         def write(name: str, content: bytes) -> None:

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from odcl.artifact.arrays import json_bytes
-from odcl.data.design import OTHER, are_keys
+from odcl.data.design import OTHER, Design, are_keys
 from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
 from odcl.data.source import task_of
@@ -87,7 +87,8 @@ class Task:
     def __post_init__(self) -> None:
         _check(self)
         # Categories of three levels and more: their levels are treated alike.
-        factors = _factors(self) if self.risk.intercept else ()
+        own = self.design.factors.items() if self.risk.intercept else ()
+        factors = [Factor(columns, name=name) for name, columns in own if len(columns) > 1]
         risk = Risk(self.risk.loss, self.risk.l2, self.risk.intercept, factors)
         object.__setattr__(self, "risk", risk)
         # Columns are in the card's scale, and no other.
@@ -105,14 +106,20 @@ class Task:
         """Distinct sites that a group needs."""
         return self.method.smallest_group
 
+    @cached_property
+    def design(self) -> Design:
+        """How features become columns."""
+        return Design(
+            features=tuple(one.name for one in self.features),
+            levels={one.name: one.levels for one in self.features if one.levels is not None},
+            fill={one.name: one.shift for one in self.features if one.levels is None},
+            other=tuple(one.name for one in self.features if one.other),
+        )
+
     @property
     def columns(self) -> tuple[str, ...]:
         """Names of the design columns."""
-        names: list[str] = []
-        for one in self.features:
-            levels = one.levels
-            names += [one.name] if levels is None else [f"{one.name}={v}" for v in levels[1:]]
-        return tuple(names)
+        return self.design.columns
 
     @property
     def dim(self) -> int:
@@ -139,17 +146,18 @@ class Task:
 
     def schema(self, user: str, user_kind: str) -> TableSchema:
         """How tables are read whose column ``user`` names the users; "": a table is one user's."""
+        design = self.design
         return TableSchema(
             user=user,
             target=self.target,
-            features=tuple(one.name for one in self.features),
-            levels={one.name: one.levels for one in self.features if one.levels is not None},
-            fill={one.name: one.shift for one in self.features if one.levels is None},
+            features=design.features,
+            levels=design.levels,
+            fill=design.fill,
             missing=self.missing,
             task=self.kind,
             classes=self.classes,
             user_kind=user_kind,
-            other=tuple(one.name for one in self.features if one.other),
+            other=design.other,
         )
 
     @cached_property
@@ -172,7 +180,7 @@ class Task:
 
     @property
     def keys_digest(self) -> str:
-        """SHA-256 of the public keys, for people to compare by another way than the card came."""
+        """SHA-256 of the public keys, for people to compare over another channel."""
         keys = {COORDINATOR: self.coordinator, **dict(sorted(self.sites.items()))}
         return hashlib.sha256(json_bytes({who: list(own) for who, own in keys.items()})).hexdigest()
 
@@ -212,7 +220,7 @@ class Task:
             place.write_text(self.to_toml(), encoding="utf-8")
 
     def with_keys(self, site: str, *keys: str) -> Task:
-        """The same card with more public keys of a site, or of the coordinator."""
+        """The card with more public keys of a site, or of the coordinator."""
         if site == COORDINATOR:
             return replace(self, coordinator=tuple(dict.fromkeys([*self.coordinator, *keys])))
         own = tuple(dict.fromkeys([*self.sites.get(site, ()), *keys]))
@@ -317,15 +325,6 @@ def _are_keys(values: Any, least: int) -> bool:
     """Levels or classes that a table can hold and a card can show."""
     shown = isinstance(values, tuple) and all(is_label(str(v)) for v in values)
     return shown and are_keys(list(values), least)
-
-
-def _factors(task: Task) -> list[Factor]:
-    found, at = [], 0
-    for one in task.features:
-        if one.width > 1:
-            found.append(Factor(tuple(range(at, at + one.width)), name=one.name))
-        at += one.width
-    return found
 
 
 def _agreed(task: Task) -> dict[str, Any]:
