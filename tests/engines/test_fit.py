@@ -201,7 +201,7 @@ def test_a_fit_is_its_three_steps_with_one_seed(seed):
     assert (folded.strength != received.strength).any()
 
 
-def test_solver_strictness_and_progress_reach_the_local_fits():
+def test_solver_and_progress_reach_the_local_fits():
     federation = linear_federation(20, 30, n_clusters=4, dim=3, n_active=3, seed=0)
     risk, solver = Risk(l2=0.1), ProjectedSGD(50)
     one, other = (odcl.fit(federation, risk, solver=solver, seed=s) for s in (1, 2))
@@ -213,5 +213,3 @@ def test_solver_strictness_and_progress_reach_the_local_fits():
     assert sum(seen) == 20
     separable = federation.with_y(np.where(federation.X[:, 0] > 0, 1.0, -1.0))
     assert odcl.fit(separable, Risk("logistic")).local.prior.all()
-    with pytest.raises(ValueError, match="strict=False"):
-        odcl.fit(separable, Risk("logistic"), strict=True)

@@ -806,7 +806,7 @@ def test_what_is_wrong_with_a_method_or_a_call_is_said(registered):
     with pytest.raises(TypeError, match=r"ifca-1 takes no step=\. It takes n_clusters, average"):
         run("ifca-1", federation, step=3)
     with pytest.raises(
-        TypeError, match=r"local takes no rounds=\. It takes risk, seed, solver, strict"
+        TypeError, match=r"local takes no rounds=\. It takes risk, seed, solver, n_jobs"
     ):
         run("local", federation, rounds=3)
     registered("strict", lambda federation: None)

@@ -174,7 +174,6 @@ at_least_0 = number(_is_size, ">= 0")
 above_0 = number(lambda found: 0 < found < math.inf, "> 0")
 coverage = number(lambda found: 0 < found < 1, "above 0 and below 1")
 positive = value(lambda text: _whole(text, 1), "not a whole number from 1 on")
-sizes = value(lambda text: [positive(part) for part in _split(text)], "no list of sizes")
 seed_number = value(lambda text: _whole(text, 0, 2**32), "not a whole number from 0 to 2^32 - 1")
 n_jobs = value(
     lambda text: -1 if text == "-1" else _whole(text, 1),

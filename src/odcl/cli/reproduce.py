@@ -41,7 +41,6 @@ examples:
   odcl reproduce figure-mse --runs 10 --jobs 2
   odcl reproduce table-accuracy --data data
   odcl reproduce figure-mse --methods mine.py
-  odcl reproduce table-methods --sizes 40,30,20,10 --separation 2 --rows 500
 
 DATA holds MNIST's four files (.gz or not) in DATA/mnist, and CIFAR-10 as it is
 unpacked (cifar-10-batches-bin or cifar-10-batches-py), or train.bin and
@@ -59,15 +58,6 @@ _OPTIONS = {
         "runs with seeds SEED, SEED + 1, ... [default: the paper's 10, or 20 for logistic]",
     ),
     "--data DATA": (Path, "folder with the images of table-accuracy [default: none]"),
-    "--sizes N,N,...": (
-        opt.sizes,
-        "for table-methods: users of each cluster [default: the paper's]",
-    ),
-    "--separation D": (
-        opt.at_least_0,
-        "for table-methods: distance between the optima [default: the paper's]",
-    ),
-    "--rows N": (opt.positive, "for table-methods: samples per user [default: the paper's]"),
     "--methods FILE": (Path, "Python file that registers methods of your own [default: none]"),
     "--quick": "smaller set-ups, one or two runs: a look, in seconds to a minute each",
     "--force": "forget the rows of NAME in FOLDER and start again",
@@ -88,10 +78,12 @@ def add(some: Any) -> opt.Parser:
 
 
 def run(options: Namespace) -> None:
+    from odcl.paper.experiments import NAMES, experiment
     from odcl.paper.experiments.runner import reproduce
     from odcl.report.text import count
 
-    experiments = chosen(options)
+    names = NAMES if options.name == "all" else (options.name,)
+    experiments = [experiment(name) for name in names]
     added = load_methods(options.methods, experiments)
     lacking = without_data(experiments, options.data)
     if lacking and len(experiments) == 1:
@@ -112,7 +104,7 @@ def run(options: Namespace) -> None:
             raise
         print(outcome.page)
         if outcome.experiment.draw is not None and len(outcome.files) == 1:
-            say("no picture, for want of matplotlib: pip install 'odcl[plot]'", options)
+            say("matplotlib is not installed: no picture (pip install 'odcl[plot]')", options)
         for line in about(outcome):
             say(line, options)
         failures += outcome.failures
@@ -136,22 +128,6 @@ def write_page(out: Path) -> None:
     content = reproduction_page(out, tuple(NAMES))
     with atomic_path(out / PAGE) as temporary:
         temporary.write_bytes(content)
-
-
-def chosen(options: Namespace) -> list[Experiment]:
-    """The experiments that a name stands for; the methods' table for other clusters where given."""
-    from odcl.paper.experiments import NAMES, experiment
-    from odcl.paper.experiments.table_methods import for_clusters
-
-    own = (options.sizes, options.separation, options.rows)
-    if own == (None, None, None):
-        return [experiment(name) for name in (NAMES if options.name == "all" else (options.name,))]
-    if options.name != "table-methods" or None in own:
-        raise ValueError(
-            "--sizes, --separation and --rows go together, with table-methods: they are the "
-            "clusters that its formulas are evaluated for."
-        )
-    return [for_clusters(*own)]
 
 
 def load_methods(path: Path | None, experiments: Sequence[Experiment]) -> Added:

@@ -183,14 +183,13 @@ def fit(
     *,
     seed: int = 0,
     solver: Any = "exact",
-    strict: bool = False,
     n_jobs: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Result:
     """One-shot distributed clustered learning (Algorithm 1).
 
     ``Risk()`` and ``Method()`` are the defaults, ``Method.paper(n_clusters=K)`` is the paper's;
-    both may be given by name. ``solver``, ``strict``: see :func:`~odcl.local.fit.fit_users`.
+    both may be given by name. ``solver``: see :func:`~odcl.local.fit.fit_users`.
     ``progress`` is told how many users were fitted.
     """
     risk = risk if isinstance(risk, Risk) else Risk(risk or "squared")
@@ -205,7 +204,6 @@ def fit(
         terms=method.clusterer.uses_terms,
         short_terms=method.short_terms,
         solver=solver,
-        strict=strict,
         seed=seed,
         n_jobs=n_jobs,
         progress=progress,

@@ -32,7 +32,6 @@ def solve_users(
     risk: Risk,
     penalty: Penalty | None = None,
     *,
-    strict: bool = False,
     tol_factor: float = 1.0,
     n_jobs: int | None = None,
     progress: Callable[[int], None] | None = None,
@@ -41,9 +40,9 @@ def solve_users(
 
     A user whose risk has no finite minimiser (separable classes without a penalty, one class or
     no counts with a free intercept) is solved with a small prior on top of the penalty and marked
-    ``prior``; ``strict=True`` makes it an error. The search ends with a Newton step that moves no
-    log-odds by more than 1e-6 times ``tol_factor`` (above 1 where models are only scored); what is
-    left to go is about the square of that.
+    ``prior``. The search ends with a Newton step that moves no log-odds by more than 1e-6 times
+    ``tol_factor`` (above 1 where models are only scored); what is left to go is about the square of
+    that.
     """
     from joblib import Parallel, delayed
 
@@ -70,14 +69,6 @@ def solve_users(
         each(delayed(solve)(stack) for stack in stacks(federation, y))
     lost = np.flatnonzero(out.prior)
     if len(lost):
-        if strict:
-            some = ", ".join(map(repr, federation.users[lost][:3].tolist()))
-            raise ValueError(
-                f"{len(lost)} of {m} users (such as {some}) have no finite {risk.loss.name} "
-                "model: their classes are separable, or they hold one class or no counts. Set "
-                f"l2 > 0{' and fit no intercept' if risk.intercept else ''}, or strict=False, "
-                "which gives these users a small prior."
-            )
         prior = PRIOR / federation.n_samples
         fallback = Penalty(penalty.strength + prior, penalty.center, free=False, intercept=prior)
         again = (job_of(stack, risk, fallback, tol_factor) for stack in stacks(federation, y, lost))
@@ -156,7 +147,6 @@ def fit_users(
     terms: bool = False,
     short_terms: bool = True,
     solver: Any = "exact",
-    strict: bool = False,
     seed: int = 0,
     n_jobs: int | None = None,
     progress: Callable[[int], None] | None = None,
@@ -174,44 +164,24 @@ def fit_users(
     if risk.dim(federation.n_features) == 0:
         raise ValueError("There is nothing to fit: the rows have no features, and no intercept.")
     _check_rows(federation)
-    sent = (curvature, terms, short_terms)
+    users, n = federation.users, federation.n_samples
     with one_thread(federation.n_features):
-        return _fit_users(federation, risk, *sent, solver, strict, seed, n_jobs, progress)
+        if terms:
+            from odcl.local.terms import user_terms
 
-
-def _fit_users(
-    federation: Federation,
-    risk: Risk,
-    curvature: Curvature,
-    terms: bool,
-    short_terms: bool,
-    solver: Any,
-    strict: bool,
-    seed: int,
-    n_jobs: int | None,
-    progress: Callable[[int], None] | None,
-) -> LocalModels:
-    n, m = federation.n_samples, federation.n_users
-    if terms:
-        from odcl.local.terms import user_terms
-
-        uploads = Uploads(
-            federation.users,
-            n,
-            risk=risk,
-            **user_terms(federation, risk, short_terms=short_terms),
-        )
-        if isinstance(solver, str) and solver == "exact" and not strict:
-            if progress is not None:
-                progress(m)
-            whole = risk.loss.name == "squared" and uploads.observations is None
-            return LocalModels(uploads, federation.n_rows, None, None if whole else federation)
-    solved = _solve(federation, risk, solver, strict, seed, n_jobs, progress)
-    if not terms:
-        H, phi, trace = _confidence(federation, risk, solved, curvature)
-        told = {"curvature": H, "dispersion": phi, "inverse_trace": trace}
-        uploads = Uploads(federation.users, n, risk=risk, theta=solved.theta, **told)
-    return LocalModels(uploads, federation.n_rows, solved)
+            sent = user_terms(federation, risk, short_terms=short_terms)
+            uploads = Uploads(users, n, risk=risk, **sent)
+            if isinstance(solver, str) and solver == "exact":
+                if progress is not None:
+                    progress(federation.n_users)
+                whole = risk.loss.name == "squared" and uploads.observations is None
+                return LocalModels(uploads, federation.n_rows, None, None if whole else federation)
+        solved = _solve(federation, risk, solver, seed, n_jobs, progress)
+        if not terms:
+            H, phi, trace = _confidence(federation, risk, solved, curvature)
+            confidence = {"curvature": H, "dispersion": phi, "inverse_trace": trace}
+            uploads = Uploads(users, n, risk=risk, theta=solved.theta, **confidence)
+        return LocalModels(uploads, federation.n_rows, solved)
 
 
 def _check_rows(federation: Federation) -> None:
@@ -232,13 +202,12 @@ def _solve(
     federation: Federation,
     risk: Risk,
     solver: Any,
-    strict: bool,
     seed: int,
     n_jobs: int | None,
     progress: Callable[[int], None] | None,
 ) -> Solution:
     if isinstance(solver, str) and solver == "exact":
-        return solve_users(federation, risk, strict=strict, n_jobs=n_jobs, progress=progress)
+        return solve_users(federation, risk, n_jobs=n_jobs, progress=progress)
     if isinstance(solver, str) and solver == "sgd":
         from odcl.local.solvers import ProjectedSGD
 

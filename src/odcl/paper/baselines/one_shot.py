@@ -54,7 +54,7 @@ def one_shot(
     ``public_mean``, (n_features,), is subtracted from every row first, which costs nothing. With
     ``own_centred`` each user subtracts its own mean, sends it along in the one round, and receives
     the mean of these. ``refine_rounds`` rounds of descent inside the clusters follow the one round
-    (``refine_centers``); a refit, if any, comes after them. ``call``: seed, solver, strict, n_jobs,
+    (``refine_centers``); a refit, if any, comes after them. ``call``: seed, solver, n_jobs,
     as for :func:`odcl.fit`.
     """
     if not refine_rounds and step_size != "auto":

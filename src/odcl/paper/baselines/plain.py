@@ -48,7 +48,7 @@ def _average(
 def local(federation: Federation, **call: Any) -> BaselineResult:
     """Local ERMs: every user keeps theta-hat_i (Section 5). Nothing is sent.
 
-    ``call``: risk, solver, strict, seed, n_jobs, as for :func:`odcl.fit`.
+    ``call``: risk, solver, seed, n_jobs, as for :func:`odcl.fit`.
     """
     m = federation.n_users
     return _average(federation, np.arange(m), "local", ledger=Exchange(m).over(0), **call)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,13 +24,6 @@ def settings(quick: bool) -> list[Setting]:
         D = float(np.round(pdist(federation.optima).min(), 2))
         found.append({"sizes": [100 // K] * K, "K": K, "m": 100, "D": D, "n": n})
     return found
-
-
-def for_clusters(sizes: Sequence[int], D: float, n: int) -> Experiment:
-    """The table for your own clusters: their sizes, separation D, n samples per user."""
-    table1(sizes, D=D, n=n)  # says what is wrong with them before anything is written
-    own: Setting = {"sizes": list(sizes), "K": len(sizes), "m": sum(sizes), "D": D, "n": n}
-    return replace(METHODS_TABLE, settings=lambda quick: [own])
 
 
 def work(task: Task, data: Path | None) -> Iterator[Measured]:
