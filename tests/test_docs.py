@@ -15,7 +15,7 @@ from odcl import Huber, Method, ODCLClassifier, ODCLRegressor, Risk, Uploads, ba
 from odcl.cli.demo import TABLES
 from odcl.cli.main import parse
 from odcl.data.synthetic import store_tables
-from odcl.data.write import write_table
+from odcl.data.tables import write_table
 from odcl.engines import files, flower, pieces
 from odcl.engines.files import Feature, Task
 from odcl.exchange.upload import TERM_FIELDS

@@ -15,7 +15,7 @@ from sphinx.util.docutils import SphinxDirective
 
 from odcl.cli.main import run_command
 from odcl.data.synthetic import store_tables
-from odcl.data.write import write_table
+from odcl.data.tables import write_table
 
 DOCS = Path(__file__).parents[1]
 FOLDER = "reports"

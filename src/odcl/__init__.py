@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from odcl.clustering.spec import MixedGroups as MixedGroups
     from odcl.data.federation import Federation as Federation
     from odcl.data.source import federation_from_table as federation_from_table
+    from odcl.data.source import read_table as read_table
     from odcl.data.synthetic import linear_federation as linear_federation
     from odcl.data.synthetic import logistic_federation as logistic_federation
-    from odcl.data.tables import read_table as read_table
     from odcl.engines.in_process import Result as Result
     from odcl.engines.in_process import fit as fit
     from odcl.estimators import ODCLClassifier as ODCLClassifier
@@ -60,9 +60,8 @@ _NAMES = {
     "odcl.clustering.spec": ("MixedGroups",),
     "odcl.clustering.mixture.noise_mixture": ("NoiseMixture",),
     "odcl.data.federation": ("Federation",),
-    "odcl.data.source": ("federation_from_table",),
+    "odcl.data.source": ("federation_from_table", "read_table"),
     "odcl.data.synthetic": ("linear_federation", "logistic_federation"),
-    "odcl.data.tables": ("read_table",),
     "odcl.engines.in_process": ("Result", "fit"),
     "odcl.estimators": ("ODCLClassifier", "ODCLRegressor"),
     "odcl.runs.compare": ("compare",),

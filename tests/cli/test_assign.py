@@ -8,7 +8,7 @@ import pandas as pd
 from numpy.testing import assert_array_equal
 
 from odcl import ODCLRegressor
-from odcl.data.tables import read_table
+from odcl.data.source import read_table
 from tests.helpers import NO_HOLDOUT, features_of, files_below, people, save_csv
 
 

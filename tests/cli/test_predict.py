@@ -11,7 +11,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from odcl import ODCLClassifier, ODCLRegressor
-from odcl.data.tables import read_table
+from odcl.data.source import read_table
 from tests.helpers import (
     NO_HOLDOUT,
     Said,
@@ -151,7 +151,7 @@ def test_a_run_or_table_that_cannot_be_used_is_refused_in_one_line(command, fit_
 @pytest.fixture
 def short_pieces(monkeypatch):
     """Tables are long from a few rows on."""
-    from odcl.data import pieces
+    from odcl.data import source as pieces
 
     monkeypatch.setattr(pieces, "ROWS", 30)
 

@@ -13,7 +13,7 @@ from numpy.testing import assert_array_equal
 from sklearn.base import clone
 
 from odcl import ODCLClassifier, ODCLRegressor
-from odcl.data.tables import read_table
+from odcl.data.source import read_table
 from tests.helpers import (
     NO_HOLDOUT,
     model_of,

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.testing import assert_array_equal
 
 from odcl import Federation
-from odcl.data.folds import content_order, folds
+from odcl.data.federation import content_order, folds
 
 
 def users(n_rows=(1, 4, 11, 25), seed=0):

@@ -23,9 +23,8 @@ from odcl.data.federation import group_rows
 from odcl.data.frames import check_features
 from odcl.data.roles import Look, looks_at
 from odcl.data.schema import TableSchema
-from odcl.data.source import federation_from_table, read_source
-from odcl.data.tables import as_table, read_column_names, read_table
-from odcl.data.write import write_table
+from odcl.data.source import federation_from_table, read_column_names, read_source, read_table
+from odcl.data.tables import as_table, write_table
 from tests.helpers import refusal, run_python
 
 ROLES = {"user": "store", "target": "y"}
@@ -894,7 +893,7 @@ def test_a_table_is_grouped_once_and_by_its_distinct_ids_only(monkeypatch):
         sizes.append(len(users))
         return group_rows(users)
 
-    for module in ("rows", "federation"):
+    for module in ("columns", "federation"):
         monkeypatch.setattr(f"odcl.data.{module}.group_rows", counted)
     n = 60
     owners = [f"u{i % 3}" for i in range(n)]

@@ -26,8 +26,7 @@ from odcl import (
     server_step,
 )
 from odcl.clustering.spec import CLUSTERERS, MixedGroups
-from odcl.data.federation import Federation
-from odcl.data.folds import folds
+from odcl.data.federation import Federation, folds
 from odcl.declared import to_json
 from odcl.local.fit import fit_users
 from odcl.local.receive import receive

@@ -11,7 +11,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from odcl import Method, ODCLRegressor
-from odcl.data.tables import read_table
+from odcl.data.source import read_table
 from odcl.estimators.persist import MIXTURE
 from odcl.mixed.differences import differences_text
 from tests.helpers import (

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from odcl.data.federation import Federation
-from odcl.data.folds import hold_out
+from odcl.data.federation import Federation, hold_out
 from odcl.evaluate.scores import keep_every_class
 from tests.evaluate.rows import federation, shuffled
 

@@ -8,7 +8,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.linear_model import LinearRegression
 
 from odcl import Federation, Risk
-from odcl.data.folds import folds
+from odcl.data.federation import folds
 from odcl.evaluate.rivals import PENALTIES, own_intercepts, own_models
 from odcl.evaluate.scores import Comparison
 from odcl.local.fit import solve_users

@@ -9,7 +9,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from odcl import Downloads, Federation, Risk
-from odcl.data.folds import folds
+from odcl.data.federation import folds
 from odcl.local.fit import fit_users
 from odcl.local.receive import GRID, N_FOLDS, _weights, receive
 

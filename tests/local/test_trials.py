@@ -7,7 +7,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from odcl import Downloads, Federation, Risk
-from odcl.data.folds import folds
+from odcl.data.federation import folds
 from odcl.local import receive as last_step
 from odcl.local import trials
 from odcl.local.fit import Penalty, fit_users, solve_users

@@ -9,7 +9,7 @@ from numpy.testing import assert_allclose
 
 import odcl
 from odcl import Federation, Method, ODCLClassifier, ODCLRegressor
-from odcl.data.folds import hold_out
+from odcl.data.federation import hold_out
 from odcl.evaluate.scores import keep_every_class
 from tests.helpers import refusal
 

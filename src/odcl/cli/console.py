@@ -81,7 +81,7 @@ def check_file_place(out: Path, *, writable: bool = True) -> None:
 
 def check_out_file(options: Namespace, *, run: Path, table: Path) -> None:
     """Refuse an output file before the work: no known format, in no folder, there, or read."""
-    from odcl.data.write import check_ending
+    from odcl.data.tables import check_ending
 
     out: Path | None = options.out
     if out is None:
@@ -116,7 +116,7 @@ def answer(stage: str, work: Answer, options: Namespace) -> None:
 
 def write_answer(columns: Mapping[str, Any], notices: Sequence[str], options: Namespace) -> None:
     """The table that a command gives, to its file or as CSV to stdout, and what is said of it."""
-    from odcl.data.write import piecewise
+    from odcl.data.tables import piecewise
     from odcl.report.text import count
 
     for text in notices:

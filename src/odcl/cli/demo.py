@@ -86,7 +86,7 @@ def demo_result(seed: int) -> tuple[SyntheticFederation, Result]:
 def write_demo(folder: Path, *, seed: int, force: bool) -> None:
     """The tables to try, whole or not at all."""
     from odcl.data.synthetic import store_tables
-    from odcl.data.write import write_table
+    from odcl.data.tables import write_table
     from odcl.files import atomic_folder
 
     with atomic_folder(folder, force=force, own=FILES) as place:

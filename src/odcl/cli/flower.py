@@ -217,7 +217,7 @@ def add_up(some: Any) -> opt.Parser:
 def run_up(options: Namespace) -> None:
     import shutil
 
-    from odcl.data.tables import read_table
+    from odcl.data.source import read_table
     from odcl.engines.flower import trial
     from odcl.engines.flower.deployment import Deployment, program
     from odcl.report.text import count, group_table

@@ -70,7 +70,7 @@ def _wishes(options: Namespace) -> Wishes:
 
 def _in_memory(options: Namespace) -> None:
     """One answer, to a file or to stdout; a long table goes a piece at a time, in and out."""
-    from odcl.data.write import piecewise
+    from odcl.data.tables import piecewise
     from odcl.errors import count
     from odcl.runs.folder import open_run
     from odcl.runs.predict import predict

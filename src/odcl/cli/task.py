@@ -181,7 +181,7 @@ def _public(
     from odcl.data.columns import classes_of, counted, is_text, keys, levels_of, numbers
     from odcl.data.roles import check_columns
     from odcl.data.scaling import RowColumns, Scaling
-    from odcl.data.tables import read_table
+    from odcl.data.source import read_table
     from odcl.engines.files.task import Feature
 
     public = read_table(options.scale_from)

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from odcl._typing import Array, Bools, Floats, Ints
+from odcl.data.federation import distinct_integers, group_rows
 from odcl.errors import Advice, InputError, Row, Rule, Setting, listing, show
 
 # A number as pyarrow's CSV reader takes it: no thousands separators, a decimal point.
@@ -358,3 +359,48 @@ def no_value(name: str) -> InputError:
 def as_names(given: Iterable[str]) -> tuple[str, ...]:
     """Column names; a single one may stand for itself."""
     return (given,) if isinstance(given, str) else tuple(given)
+
+
+def ownerless(table: pa.Table, user: str) -> tuple[Bools, str]:
+    """Rows without an owner, and what ids look like; no Python object per id is made."""
+    column = table[user]
+    kind = column.type
+    if pa.types.is_integer(kind) or is_text(kind) or pa.types.is_boolean(kind):
+        empty = pc.is_null(column).to_numpy()
+        word = "text" if is_text(kind) else "bool" if pa.types.is_boolean(kind) else "int"
+        return empty, "" if empty.all() else word
+    if pa.types.is_floating(kind):
+        values = pc.cast(column, pa.float64(), safe=False).to_numpy()
+        empty = np.isnan(values)
+        if np.isfinite(values[~empty]).all():
+            whole = bool((values[~empty] == np.floor(values[~empty])).all())
+            return empty, "" if empty.all() else "int" if whole else "float"
+    found = keys(table, user)  # other types; an infinite id is refused there
+    return gaps(found), kind_of(found.values) if found.values else ""
+
+
+def owners(table: pa.Table, user: str, kind: str) -> tuple[Array, Ints]:
+    """Ids in canonical order, and the position of each row's among them, -1 where it has none.
+
+    Integers and text, by the million, without a Python object for each row.
+    """
+    column = table[user]
+    own, empty = column.type, None
+    if kind == "int" and pa.types.is_integer(own) and not pa.types.is_uint64(own):
+        if column.null_count:
+            empty = pc.is_null(column).to_numpy()
+            column = pc.fill_null(column, pc.min(column))
+        ids, codes = distinct_integers(column.to_numpy().astype(np.int64))
+    elif kind == "text" and is_text(own):
+        coded = column.dictionary_encode().unify_dictionaries().combine_chunks()
+        ids, rank = group_rows(coded.dictionary.to_pylist())
+        codes = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+        codes = np.append(rank, -1)[codes]
+    else:
+        found = keys(table, user, kind)
+        ids, rank = group_rows(found.values)
+        codes = np.append(rank, -1)[found.codes]
+    codes = codes.reshape(-1).astype(np.intp)
+    if empty is not None:
+        codes[empty] = -1
+    return ids, codes

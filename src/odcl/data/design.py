@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from odcl._typing import Bools, Floats, Ints
-from odcl.data.columns import MOST_KEYS, Column, Keys, counted, kind_of, levels_of, no_value
+from odcl.data.columns import (
+    MOST_KEYS,
+    Column,
+    Keys,
+    counted,
+    is_numeric,
+    keys,
+    kind_of,
+    levels_of,
+    no_value,
+    not_numbers,
+    numbers,
+)
 from odcl.errors import Advice, InputError, Row, Setting, did_you_mean, listing, show
 
 UNSEEN = ("error", "reference")
@@ -23,6 +36,43 @@ class DesignRows:
     """Rows that are design columns already, for an estimator that else takes a table's."""
 
     X: Floats  # (n_rows, n_columns)
+
+
+def read_columns(
+    table: pa.Table, features: Iterable[str], kinds: Mapping[str, str | None]
+) -> Mapping[str, Column]:
+    """The features' columns: keys for those in ``kinds``, as what they were in the fit.
+
+    Of a long table numbers are read when they are asked for: a copy of one column at a time.
+    """
+    features = tuple(features)
+    others = [n for n in features if n not in kinds and not is_numeric(table[n].type)]
+    if others:
+        raise not_numbers(table, others)
+    columns = _Columns(table, features, kinds)
+    return columns if table.num_rows > _LONG else dict(columns)
+
+
+_LONG = 1_000_000  # rows
+
+
+class _Columns(Mapping[str, Column]):
+    """Columns of a table that are read anew at every look, save for keys."""
+
+    def __init__(
+        self, table: pa.Table, features: tuple[str, ...], kinds: Mapping[str, str | None]
+    ) -> None:
+        self._table, self._features = table, features
+        self._keys = {name: keys(table, name, kinds[name]) for name in features if name in kinds}
+
+    def __getitem__(self, name: str) -> Column:
+        return self._keys[name] if name in self._keys else numbers(self._table, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._features)
+
+    def __len__(self) -> int:
+        return len(self._features)
 
 
 @dataclass(frozen=True)

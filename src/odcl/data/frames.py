@@ -19,12 +19,11 @@ from sklearn.utils.validation import column_or_1d, validate_data
 
 from odcl._typing import Array, Bools, Floats
 from odcl.data.columns import keys
-from odcl.data.design import Design, DesignRows, summarize
+from odcl.data.design import Design, DesignRows, read_columns, summarize
 from odcl.data.federation import MOST_SIZE, as_ids, check_owners, owner_ids
 from odcl.data.roles import check_columns, looks_at, settle
-from odcl.data.rows import Gaps, read_columns, refuse_gaps, without_value
-from odcl.data.tables import as_table, collected
-from odcl.data.write import arrow_column
+from odcl.data.summary import Gaps, refuse_gaps, without_value
+from odcl.data.tables import arrow_column, as_table, collected
 from odcl.errors import did_you_mean, show
 
 

@@ -117,6 +117,42 @@ def settle(
 
 
 @dataclass(frozen=True)
+class InUse:
+    """The columns of a table that count: whether files agree in others does not matter."""
+
+    fixed: tuple[str, ...]  # in a role that has to be filled: the user, the target
+    features: tuple[str, ...] | None = None  # None: all columns but those to drop
+    drop: tuple[str, ...] = ()
+    categorical: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        fixed: Iterable[str],
+        features: Iterable[str] | None,
+        drop: Iterable[str],
+        categorical: Iterable[str],
+    ) -> InUse:
+        """From names as callers give them: one, or several."""
+        asked = None if features is None else as_names(features)
+        return cls(tuple(fixed), asked, as_names(drop), as_names(categorical))
+
+    def __contains__(self, name: str) -> bool:
+        if name in self.fixed or name in self.categorical:
+            return True
+        return name not in self.drop if self.features is None else name in self.features
+
+    def spares(self, names: Iterable[str]) -> bool:
+        """May all of them be dropped?"""
+        return self.features is None and not set(names).intersection(self.fixed)
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The columns that somebody named, and that must be there."""
+        return (*self.fixed, *(self.features or ()), *self.drop, *self.categorical)
+
+
+@dataclass(frozen=True)
 class Roles:
     """What the columns of a table are taken for, before any row is read."""
 

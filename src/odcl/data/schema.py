@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 
 from odcl._typing import Array, Floats, Ints
-from odcl.data.columns import Column, Keys, classes_of, read_target
-from odcl.data.design import UNSEEN, Design, are_keys, expect, key_positions
+from odcl.data.columns import Column, Keys, classes_of, owners, read_target
+from odcl.data.design import UNSEEN, Design, are_keys, expect, key_positions, read_columns
 from odcl.data.federation import Federation, check_size, row_order
 from odcl.data.roles import MISSING, TASKS, Roles, check_choice, check_columns, looks_at
-from odcl.data.rows import Gaps, owners, read_columns
-from odcl.data.summary import TableSummary
+from odcl.data.summary import Gaps, TableSummary
 from odcl.data.tables import as_table
 from odcl.errors import InputError, Row, Rule, listing, show
 

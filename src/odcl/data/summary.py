@@ -1,4 +1,5 @@
-"""What a schema needs to know of a table, as a value that pieces of the table add up to.
+"""Rows that lack a value, and what a schema needs to know of a table: a value that the summaries
+of its pieces add up to.
 
 A table in memory is one piece; a table beyond memory is summarized piece by piece, and its schema
 is the same up to the last digits of means.
@@ -7,25 +8,158 @@ is the same up to the last digits of means.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from odcl._typing import Bools, Floats
-from odcl.data.columns import MOST_KEYS, Keys, counted, levels_of, read_target
-from odcl.data.design import FeatureSummary, NumberSummary, summarize
-from odcl.data.federation import target_size_error
+from odcl.data.columns import (
+    MOST_KEYS,
+    Column,
+    Keys,
+    counted,
+    gaps,
+    levels_of,
+    ownerless,
+    read_target,
+)
+from odcl.data.design import FeatureSummary, NumberSummary, read_columns, summarize
+from odcl.data.federation import as_ids, target_size_error
 from odcl.data.roles import Roles
-from odcl.data.rows import Gap, Gaps, missing_error, no_row_error, ownerless, read_columns
 from odcl.data.scaling import Moments
-from odcl.errors import InputError, Row
+from odcl.errors import Advice, InputError, Row, Rule, Setting, listing
 
 _FEW = 20  # distinct values of a target that are remembered
+
+
+class Gap(NamedTuple):
+    """Where a column has no value."""
+
+    first: Row
+    rows: int  # without one
+
+    @classmethod
+    def of(cls, gap: Bools, file: str = "", before: int = 0) -> Gap:
+        """``file`` and the rows ``before`` say where the rows of ``gap`` stand."""
+        return cls(Row(int(gap.argmax()) + 1 + before, file), int(gap.sum()))
+
+
+@dataclass(frozen=True, eq=False)
+class Gaps:
+    """The rows of a table that lack a value, column by column."""
+
+    n_rows: int
+    columns: dict[str, Bools]  # (n_rows,) each; columns without a gap are not here
+    roles: tuple[str, ...]  # the user and the target, which can be neither filled in nor left out
+
+    @classmethod
+    def of(
+        cls,
+        owner: Mapping[str, Keys],
+        features: Mapping[str, Column],
+        target: Mapping[str, Column],
+    ) -> Gaps:
+        named = chain(owner.items(), features.items(), target.items())
+        found = {name: gap for name, column in named if (gap := gaps(column)).any()}
+        n_rows = len(next(iter(owner.values())).codes)
+        return cls(n_rows, found, (*owner, *target))
+
+    @property
+    def n_incomplete(self) -> int:
+        """Rows that lack a value in some column."""
+        return int(np.any(list(self.columns.values()), axis=0).sum()) if self.columns else 0
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Rows without a value, by column."""
+        return {name: int(gap.sum()) for name, gap in self.columns.items()}
+
+    def listed(self, file: str = "", before: int = 0) -> dict[str, Gap]:
+        """The first row without a value and their number, by column."""
+        return {name: Gap.of(gap, file, before) for name, gap in self.columns.items()}
+
+    def usable(self, missing: str) -> Bools:
+        """Rows to use, (n_rows,): complete ones, with "mean" all that have a user and a target."""
+        unusable = np.zeros(self.n_rows, dtype=np.bool_)
+        for name, gap in self.columns.items():
+            if missing != "mean" or name in self.roles:
+                unusable |= gap
+        return ~unusable
+
+    def checked_rows(self, missing: str, *, is_fit: bool, piece: bool = False) -> Bools:
+        """The rows to use; a table with gaps is refused where ``missing`` is "error", and one
+        without any row to use unless it is a ``piece`` of another."""
+        if missing == "error" and self.columns:
+            given = self.n_incomplete, self.n_rows, self.roles
+            raise missing_error(self.listed(), *given, is_fit=is_fit)
+        keep = self.usable(missing)
+        if not piece and not keep.any():
+            raise no_row_error(self.listed(), self.n_rows, self.roles)
+        return keep
+
+
+def refuse_gaps(columns: Mapping[Any, Column], *, fitting: bool = False) -> None:
+    """Refuse columns of a frame that lack a value, by their names and rows."""
+    found = {name: Gap.of(gap) for name, c in columns.items() if (gap := gaps(c)).any()}
+    if not found:
+        return
+    some = ", ".join(f"{name!r} ({gap.first})" for name, gap in list(found.items())[:12])
+    then = "fill it in, leave such rows out, or fit with missing='mean'."
+    now = "say missing='drop' (leave such rows out) or missing='mean' (fill in the mean)."
+    raise ValueError(f"Input X contains NaN: no value in column {some}: {now if fitting else then}")
+
+
+def without_value(values: Any) -> Keys:
+    """Which of some ids or targets are missing: code -1."""
+    return Keys([], np.array([-(value is None) for value in as_ids(values).tolist()], np.intp))
+
+
+def no_row_error(lacking: Mapping[str, Gap], n_rows: int, roles: Sequence[str]) -> InputError:
+    """Nothing is left of a table when rows that lack a value are."""
+    worst = max(lacking, key=lambda name: lacking[name].rows)
+    leave = (", or do without the column: ", Setting("drop", [worst]))
+    return InputError(
+        f"Not one of {n_rows} rows has all its values, and none is left to use: column "
+        f"{worst!r} lacks {lacking[worst].rows}. Fill them in",
+        *(() if worst in roles else leave),
+        ".",
+    )
+
+
+def missing_error(
+    lacking: Mapping[str, Gap], n_lacking: int, n_rows: int, roles: Sequence[str], *, is_fit: bool
+) -> InputError:
+    """Names the first row without a value, in it the first column, and the other columns.
+
+    ``roles`` are the user and the target, which can be neither filled in nor done without.
+    """
+    name = min(lacking, key=lambda name: (lacking[name].first.file, lacking[name].first.number))
+    row, here = lacking[name]
+    also = f", {here} of them in this column" if here < n_lacking else ""
+    others = [other for other in lacking if other != name]
+    also += f"; also in {listing(others)}" if others else ""
+    what, why = "has no value", "a model needs them all"
+    if name == roles[0]:
+        what, why = "names no user", "every row needs its owner"
+    advice: list[str | Setting] = [Setting("missing", "drop"), " (leave these rows out)"]
+    if not set(lacking) <= set(roles):
+        advice += [", ", Setting("missing", "mean"), " (fill in the mean)"]
+    spare = [column for column in lacking if column not in roles]
+    if is_fit and spare:  # at prediction the columns are given
+        many = "s" * (len(spare) > 1)
+        advice += [", or ", Setting("drop", spare), f" (do without the column{many})"]
+    return InputError(
+        *(Rule(f"Column {name!r} {what}"), " in ", row),
+        f" (incomplete rows: {n_lacking} of {n_rows}{also}), and {why}. ",
+        *(Advice("Say "), *advice),
+        ".",
+    )
 
 
 @dataclass(frozen=True)

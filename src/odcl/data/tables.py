@@ -1,4 +1,4 @@
-"""Tables in: CSV files, Parquet files and frames as Arrow tables."""
+"""One table in or out: CSV and Parquet files and frames, as Arrow tables."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from odcl.data.columns import is_text, whole_text_to_int, without_decimal_commas
-from odcl.data.stacking import InUse, common_schema, mixed_columns
+from odcl.data.columns import is_text, without_decimal_commas
+from odcl.data.roles import InUse
 from odcl.errors import InputError, did_you_mean, listing
+from odcl.files import atomic_path
 
 # What a CSV file writes for a value that is not there, in any column.
 NULL_VALUES = ("", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "-nan", "NULL", "null", "<NA>")
@@ -33,87 +35,11 @@ _HEAD = 2**20  # bytes of a CSV file in which its line of names ends
 KNOWN = "CSV (.csv, .tsv, also .csv.gz) or Parquet (.parquet)"
 
 
-def read_table(
-    path: str | os.PathLike[str],
-    *,
-    text: Iterable[str] = (),
-    null_values: Sequence[str] = NULL_VALUES,
-    columns: InUse | None = None,
-) -> pa.Table:
-    """A CSV or Parquet file, or a folder of them, as one Arrow table.
-
-    The files of a folder are taken in the order of their names and need the same columns; other
-    files in it, those whose name starts with "." or "_", and those without a row are left alone.
-    Rows are counted over all of them.
-
-    ``text`` names columns in which "007" is not 7: ids and categories. Such a column is read as
-    text and becomes integers only if each of its values is written as that integer would be;
-    in Parquet, which knows its types, text stays text. Other columns of a file with ";" or tabs
-    between them may have decimal commas, and a warning says so.
-    ``null_values`` are the words of a CSV file for a missing value; ``("",)`` keeps "NA".
-    ``columns`` are those in use, by default all: others are not read.
-    """
-    files = table_files(Path(path))
-    text = (text,) if isinstance(text, str) else tuple(text)
-    tables = [_read_file(file, text, null_values, columns) for file in files]
-    if any(table.num_rows for table in tables):  # of no rows no types are known
-        counted = [(t, f) for t, f in zip(tables, files, strict=True) if t.num_rows]
-        tables, files = (list(part) for part in zip(*counted, strict=True))
-    mixed = mixed_columns([table.schema for table in tables])
-    if mixed:  # numbers in one file, text in another: the row that is not a number decides
-        tables = [
-            _read_file(file, (*text, *mixed), null_values, columns) if is_csv(file) else table
-            for file, table in zip(files, tables, strict=True)
-        ]
-    table = _stacked(tables, files, columns)
-    if all(map(is_csv, files)):
-        table = over_text(table, whole_text_to_int, set(text))
-    return checked(table, str(path))
-
-
-def read_column_names(path: str | os.PathLike[str]) -> list[str]:
-    """The columns that any file of a table has, without its rows."""
-    found = [_names_of(file) for file in table_files(Path(path))]
-    counted = [names for names, rows in found if rows] or [names for names, _ in found]
-    return list(dict.fromkeys(name for names in counted for name in names))
-
-
-def _names_of(file: Path) -> tuple[list[str], bool]:
-    """The columns of a file, and whether it has rows."""
-    if is_parquet(file):
-        with readable(file, "Parquet"), pq.ParquetFile(file) as content:
-            names = without_index(content.schema_arrow.empty_table()).column_names
-            return list(names), content.metadata.num_rows > 0
-    with readable(file, "CSV"):
-        return unmarked(_header(file)), True
-
-
-def _header(file: Path) -> list[str]:
+def csv_header(file: Path) -> list[str]:
     """The names of a CSV file's columns as they are written."""
     head = _head(file)
     lines = io.StringIO(head.decode("utf-8-sig", errors="replace"), newline="")
     return next(csv.reader(lines, delimiter=separator_of(file, head)))
-
-
-@contextmanager
-def rows_of_files(path: Any) -> Iterator[None]:
-    """Errors name rows by file, if the table is a folder of Parquet files: others do not tell how
-    many rows they have."""
-    try:
-        yield
-    except InputError as error:
-        files = []
-        if isinstance(path, str | os.PathLike) and Path(path).is_dir():
-            files = table_files(Path(path))
-        if not files or not all(map(is_parquet, files)):
-            raise
-        counts = [int(pq.read_metadata(file).num_rows) for file in files]
-        raise error.of_files([file.name for file in files], counts) from None
-
-
-def release_memory() -> None:
-    """Give back what Arrow keeps for its next table."""
-    pa.default_memory_pool().release_unused()
 
 
 def as_table(data: Any) -> pa.Table:
@@ -127,7 +53,7 @@ def as_table(data: Any) -> pa.Table:
     data = collected(data)
     try:
         if type(data).__module__.split(".")[0] == "pandas" and hasattr(data, "columns"):
-            _check_names([str(name) for name in data.columns], "The table")
+            check_names([str(name) for name in data.columns], "The table")
             table = pa.Table.from_pandas(data, preserve_index=False)
         elif hasattr(data, "__arrow_c_stream__") or isinstance(data, Mapping):
             table = pa.table(data)
@@ -199,26 +125,6 @@ def is_parquet(file: str | os.PathLike[str]) -> bool:
     return Path(file).suffix.lower() in PARQUET_ENDINGS
 
 
-def _read_file(
-    file: Path,
-    text: tuple[str, ...],
-    null_values: Sequence[str],
-    columns: InUse | None,
-) -> pa.Table:
-    if is_parquet(file):
-        with readable(file, "Parquet"), pq.ParquetFile(file) as content:
-            there = content.schema_arrow.names
-            wanted = None if columns is None else [name for name in there if name in columns]
-            table = without_index(content.read(wanted))
-    else:
-        with readable(file, "CSV"):
-            table = _read_csv(file, text, null_values, columns)
-    if columns is not None:
-        table = table.select([i for i, n in enumerate(table.column_names) if n in columns])
-    _check_names(table.column_names, str(file))
-    return table
-
-
 @contextmanager
 def readable(file: Path | str, what: str) -> Iterator[None]:
     try:
@@ -249,13 +155,13 @@ def _head(file: Path) -> bytes:
     return head
 
 
-def _read_csv(
+def read_csv(
     file: Path, text: tuple[str, ...], null_values: Sequence[str], columns: InUse | None
 ) -> pa.Table:
-    header = _header(file)
+    header = csv_header(file)
     plain = dict(zip(header, unmarked(header), strict=True))
     names = [] if columns is None else [n for n in header if plain[n] in columns]
-    _check_names([plain[n] for n in names], str(file))  # of two the reader would take the first
+    check_names([plain[n] for n in names], str(file))  # of two the reader would take the first
     options = pa_csv.ConvertOptions(
         include_columns=names,  # none: all of them
         column_types={written: pa.string() for written in plain if plain[written] in text},
@@ -304,15 +210,7 @@ def without_index(table: pa.Table) -> pa.Table:
     return table.drop_columns([c for c in nameless if c in table.column_names])
 
 
-def _stacked(tables: Sequence[pa.Table], files: Sequence[Path], columns: InUse | None) -> pa.Table:
-    """The rows of all tables, one after the other."""
-    schemas, names = [table.schema for table in tables], [file.name for file in files]
-    first = common_schema(schemas, names, columns).names
-    tables = [table.select(first).replace_schema_metadata() for table in tables]
-    return tables[0] if len(tables) == 1 else pa.concat_tables(tables, promote_options="permissive")
-
-
-def _check_names(names: Sequence[str], source: str) -> None:
+def check_names(names: Sequence[str], source: str) -> None:
     double = [name for i, name in enumerate(names) if name in names[:i]]
     if double:
         raise InputError(
@@ -324,7 +222,7 @@ def checked(table: pa.Table, source: str) -> pa.Table:
     """A table that can be worked on, its text in the types of string that every kernel knows."""
     if table.num_columns == 0:
         raise InputError(f"{source} has no columns: a user, a target and a feature are needed.")
-    _check_names(table.column_names, source)
+    check_names(table.column_names, source)
     if table.num_rows == 0:
         raise InputError(
             f"{source} has no rows under its columns ({listing(table.column_names)}): there is "
@@ -380,3 +278,116 @@ def over_text(
         if is_text(field.type) and (names is None or field.name in names):
             table = table.set_column(at, field.name, change(table[at]))
     return table
+
+
+# -- tables out ------------------------------------------------------------------------------------
+
+
+def write_table(path: str | os.PathLike[str], columns: Mapping[str, Any]) -> None:
+    """Write columns of equal length as CSV or Parquet, by the ending, whole or not at all.
+
+    Numbers are written so that they read back exactly; a column of mixed ids is written as text.
+    Text that a spreadsheet would run as a formula (=1+1), be it a column's name, has a quote before
+    it in a CSV file, which :func:`odcl.read_table` takes away again.
+    """
+    with piecewise(path) as write:
+        write(columns)
+
+
+@contextmanager
+def piecewise(
+    path: str | os.PathLike[str] | None, stream: BinaryIO | None = None
+) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """A function that writes columns, a piece of a long table at every call.
+
+    To a file, by its ending, that appears whole or not at all, or as CSV to an open ``stream``.
+    """
+    if path is None:
+        assert stream is not None
+        yield _csv_pieces(stream, ",")
+        return
+    check_ending(path)
+    with atomic_path(path) as temporary:
+        if is_csv(path):
+            with open(temporary, "wb") as file:
+                yield _csv_pieces(file, separator_of(path))
+            return
+        writers: list[pq.ParquetWriter] = []
+
+        def write(columns: Mapping[str, Any]) -> None:
+            table = _arrow_table(columns)
+            if not writers:
+                writers.append(pq.ParquetWriter(temporary, table.schema))
+            writers[0].write_table(table.cast(writers[0].schema))
+
+        try:
+            yield write
+        finally:
+            for writer in writers:
+                writer.close()
+
+
+def _csv_pieces(stream: BinaryIO, separator: str) -> Callable[[Mapping[str, Any]], None]:
+    begun: list[bool] = []
+
+    def write(columns: Mapping[str, Any]) -> None:
+        _write_csv(_arrow_table(columns), stream, separator, header=not begun)
+        begun.append(True)
+
+    return write
+
+
+def check_ending(path: str | os.PathLike[str]) -> None:
+    """Refuse a file name whose ending names no format to write."""
+    endings = (*TEXT_ENDINGS, *PARQUET_ENDINGS)
+    if Path(path).suffix.lower() not in endings:
+        raise InputError(f"{path} must end in one of {', '.join(endings)} to be written.")
+
+
+def _arrow_table(columns: Mapping[str, Any]) -> pa.Table:
+    return pa.table({name: arrow_column(values) for name, values in columns.items()})
+
+
+def arrow_column(values: Any) -> pa.Array:
+    array = np.asarray(values)
+    if array.dtype != object:
+        return pa.array(array, from_pandas=True)  # NaN is an empty field
+    try:
+        return pa.array(array.tolist())
+    except (pa.ArrowException, OverflowError):  # ids of several types
+        return pa.array([None if v is None else str(v) for v in array.tolist()])
+
+
+def _write_csv(table: pa.Table, stream: BinaryIO, separator: str, *, header: bool = True) -> None:
+    """CSV with quotes only where some text needs them."""
+    special = f'["\r\n{separator}]|^$'
+    if header:
+        marked = _mark_formulas(pa.chunked_array([table.column_names], pa.string())).to_pylist()
+        names = [
+            f'"{n.replace(chr(34), chr(34) * 2)}"' if re.search(special, n) else n for n in marked
+        ]
+        stream.write(f"{separator.join(names)}\n".encode())
+    table = over_text(table, _mark_formulas)
+    texts = [column for column in table.columns if is_text(column.type)]
+    quote = any(pc.any(pc.match_substring_regex(column, special)).as_py() for column in texts)
+    options = pa_csv.WriteOptions(
+        include_header=False, delimiter=separator, quoting_style="needed" if quote else "none"
+    )
+    pa_csv.write_csv(table, stream, options)
+
+
+def beside(theirs: dict[str, Any], ours: dict[str, Any], *, first: bool = False) -> dict[str, Any]:
+    """Columns of the table with ours beside them; ours give way where a name is taken."""
+    renamed = {}
+    for name, values in ours.items():
+        while name in theirs:
+            name = f"odcl_{name}"
+        renamed[name] = values
+    return renamed | theirs if first else theirs | renamed
+
+
+def _mark_formulas(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Text with a quote before what a spreadsheet would run."""
+    quote, nothing = pa.scalar("'", column.type), pa.scalar("", column.type)
+    marked = pc.binary_join_element_wise(quote, column, nothing)
+    return pc.if_else(is_formula(column), marked, column)

@@ -32,12 +32,12 @@ from odcl.data.frames import FrameInput, is_dask_frame
 from odcl.data.notices import unusual_notices
 from odcl.data.scaling import RowColumns, Scaling
 from odcl.data.schema import TableSchema
+from odcl.data.tables import beside
 from odcl.data.unusual import (
     ColumnMoments,
     sample_moments,
     unusual_users,
 )
-from odcl.data.write import beside
 from odcl.engines.in_process import fit
 from odcl.errors import InputError
 from odcl.estimators.attributes import FittedAttributes

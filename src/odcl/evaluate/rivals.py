@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from odcl._typing import Array, Floats, Ints
-from odcl.data.federation import Federation
-from odcl.data.folds import folds
+from odcl.data.federation import Federation, folds
 from odcl.local.fit import solve_users
 from odcl.local.predict import linear_predictors
 from odcl.risk.risk import Risk

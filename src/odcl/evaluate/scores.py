@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from odcl._typing import Array, Bools, Floats, Ints
-from odcl.data.federation import Federation
-from odcl.data.folds import content_order
+from odcl.data.federation import Federation, content_order
 from odcl.risk.loss import Loss
 from odcl.risk.losses import Poisson
 

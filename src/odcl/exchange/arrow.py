@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from odcl._typing import Array
 from odcl.data.federation import as_ids
-from odcl.data.write import arrow_column
+from odcl.data.tables import arrow_column
 from odcl.errors import InputError, show
 from odcl.exchange.upload import Uploads, upload_sizes
 from odcl.risk.risk import Risk

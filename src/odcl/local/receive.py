@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from odcl._typing import Bools, Floats, Ints
-from odcl.data.federation import Federation
-from odcl.data.folds import folds
+from odcl.data.federation import Federation, folds
 from odcl.exchange.download import Downloads
 from odcl.exchange.upload import Uploads
 from odcl.local.fit import Penalty, solve_users

@@ -11,8 +11,7 @@ from sklearn.base import clone
 
 from odcl._typing import Bools, Floats
 from odcl.data.design import Design
-from odcl.data.federation import Federation, check_owners
-from odcl.data.folds import hold_out
+from odcl.data.federation import Federation, check_owners, hold_out
 from odcl.data.frames import is_dask_frame
 from odcl.data.schema import TableSchema
 from odcl.estimators.base import ODCLEstimator

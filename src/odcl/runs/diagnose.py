@@ -10,7 +10,7 @@ from sklearn.base import clone
 
 from odcl.data.design import DesignRows
 from odcl.data.federation import Federation
-from odcl.data.write import beside
+from odcl.data.tables import beside
 from odcl.diagnose import Diagnosis, Drift
 from odcl.report.progress import Silent
 from odcl.runs.folder import OpenRun, comparison_of

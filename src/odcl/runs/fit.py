@@ -13,8 +13,7 @@ from odcl.data import notices
 from odcl.data.columns import as_names
 from odcl.data.federation import Federation
 from odcl.data.notices import TableCheck
-from odcl.data.source import Source, read_source
-from odcl.data.tables import read_column_names, release_memory
+from odcl.data.source import Source, read_column_names, read_source, release_memory
 from odcl.diagnose.verdict import scattered
 from odcl.errors import count
 from odcl.estimators.evidence import evidence_of

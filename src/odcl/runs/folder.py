@@ -15,8 +15,8 @@ from odcl.data.design import DesignRows
 from odcl.data.federation import Federation, positions
 from odcl.data.notices import about_values
 from odcl.data.schema import TableSchema
-from odcl.data.tables import read_table
-from odcl.data.write import beside
+from odcl.data.source import read_table
+from odcl.data.tables import beside
 from odcl.errors import count, show
 from odcl.estimators.evidence import read_evidence
 from odcl.estimators.persist import KIND, MODEL, update_fitted

@@ -19,9 +19,8 @@ from odcl.data.address import Address
 from odcl.data.columns import times
 from odcl.data.federation import positions
 from odcl.data.notices import about_columns, about_gaps, about_strangers, about_users
-from odcl.data.roles import Roles, check_columns
+from odcl.data.roles import InUse, Roles, check_columns
 from odcl.data.source import dropped_with, guess_loss, task_of
-from odcl.data.stacking import InUse
 from odcl.engines.dask.cluster import Cluster, connected, local_cluster, this_process
 from odcl.engines.dask.predict import predict_pieces
 from odcl.engines.dask.round import settled

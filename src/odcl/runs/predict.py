@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from odcl.data.notices import about_strangers, about_values
-from odcl.data.pieces import Piece, read_pieces
 from odcl.data.roles import check_columns
 from odcl.data.schema import Encoded
-from odcl.data.tables import read_column_names, rows_of_files
-from odcl.data.write import beside
+from odcl.data.source import Piece, read_column_names, read_pieces, rows_of_files
+from odcl.data.tables import beside
 from odcl.engines.predict import Predictions, Wishes, predicted
 from odcl.runs.folder import OpenRun
 

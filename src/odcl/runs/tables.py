@@ -8,7 +8,7 @@ import numpy as np
 
 from odcl._typing import Floats, Ints
 from odcl.artifact.folder import Extra
-from odcl.data.write import beside, write_table
+from odcl.data.tables import beside, write_table
 
 ASSIGNMENT, GROUPS = "assignment.csv", "groups.csv"
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from odcl.data.synthetic import store_tables
-from odcl.data.write import write_table
+from odcl.data.tables import write_table
 from odcl.engines.flower.deployment import Deployment, toml_pairs, wait_until
 
 COLUMNS = "price,promotion,temperature,weekend,rain"

@@ -18,7 +18,7 @@ from numpy.testing import assert_allclose
 
 from odcl import ODCLRegressor
 from odcl.data.federation import id_keys
-from odcl.data.write import write_table
+from odcl.data.tables import write_table
 from odcl.engines.dask import cluster as at_work
 from odcl.engines.dask import table as tables
 from odcl.runs import compare, pieces

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from odcl import Method
-from odcl.data.tables import read_table
+from odcl.data.source import read_table
 from odcl.engines import pieces
 from odcl.engines.dask import round as stages
 from odcl.errors import InputError

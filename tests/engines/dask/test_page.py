@@ -13,7 +13,7 @@ from numpy.testing import assert_allclose
 
 from odcl import ODCLRegressor
 from odcl.data.federation import id_keys
-from odcl.data.write import write_table
+from odcl.data.tables import write_table
 from odcl.runs.run import PAGE
 from tests.engines.dask.tables import NAMED, cut, sales
 from tests.report.page.browser import facts_of, unpacked

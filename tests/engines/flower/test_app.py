@@ -12,7 +12,7 @@ pytest.importorskip("flwr", reason="Flower's tests run in .venv-flower")
 from numpy.testing import assert_array_equal
 
 from odcl.data.synthetic import store_tables
-from odcl.data.write import write_table
+from odcl.data.tables import write_table
 from odcl.engines.flower.trial import app_config, app_folder
 
 

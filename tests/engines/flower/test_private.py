@@ -15,7 +15,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from odcl import Method, fit
 from odcl.data.synthetic import store_tables
-from odcl.data.write import write_table
+from odcl.data.tables import write_table
 from odcl.engines.flower import IFCA, ODCL, make_client_app
 from odcl.engines.flower import strategy as strategies
 from odcl.engines.flower.client import KEY

@@ -10,7 +10,7 @@ import pytest
 
 from odcl.cli.main import run_command
 from odcl.data.synthetic import store_tables
-from odcl.data.write import write_table
+from odcl.data.tables import write_table
 from tests.report.page.browser import Browser
 
 HOW = (

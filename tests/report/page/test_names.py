@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from odcl.data.synthetic import store_tables
-from odcl.data.write import write_table
+from odcl.data.tables import write_table
 from tests.helpers import NO_HOLDOUT, people, save_csv
 from tests.report.page.browser import ENTER, facts_of, unpacked
 

@@ -13,13 +13,13 @@ import pyarrow.parquet as pq
 
 from odcl._typing import Array, Floats
 from odcl.data.address import Address
-from odcl.data.columns import times
+from odcl.data.columns import owners, times
 from odcl.data.federation import group_rows, id_keys, joined_ids, positions
-from odcl.data.rows import owners
+from odcl.data.roles import InUse
 from odcl.data.schema import TableSchema
-from odcl.data.stacking import InUse, all_names, common_schema
+from odcl.data.source import all_names, common_schema, parquet_footer
 from odcl.data.summary import Place
-from odcl.data.tables import is_csv, is_parquet, readable, without_index
+from odcl.data.tables import is_csv, is_parquet, readable
 from odcl.engines.dask.cluster import Cluster
 from odcl.errors import InputError, listing
 
@@ -225,11 +225,7 @@ def _footer(file: Address) -> tuple[pa.Schema, list[int], Any]:
     """The columns of a file, the rows of its row groups, and its stamp before any was read."""
     stamp = file.stamp()
     with readable(str(file), "Parquet"), file.open() as stream:
-        content = pq.ParquetFile(stream)
-        empty = without_index(content.schema_arrow.empty_table())
-        about = content.metadata
-        counts = [about.row_group(g).num_rows for g in range(about.num_row_groups)]
-    return empty.schema.remove_metadata(), counts, stamp
+        return *parquet_footer(stream, str(file)), stamp
 
 
 def _gathered(counts: Sequence[int], most: int) -> Iterable[tuple[int, ...]]:

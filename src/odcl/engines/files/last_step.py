@@ -10,7 +10,8 @@ import numpy as np
 
 from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import Federation
-from odcl.data.tables import as_table, read_table
+from odcl.data.source import read_table
+from odcl.data.tables import as_table
 from odcl.engines.files.collect import ReadUpload, read_upload
 from odcl.engines.files.download import SiteDownload, read_download
 from odcl.engines.files.site import Released, SiteTable, read_site, release

@@ -15,7 +15,8 @@ from odcl.data.columns import keys, kind_of
 from odcl.data.federation import Federation
 from odcl.data.roles import check_columns
 from odcl.data.schema import Encoded, TableSchema
-from odcl.data.tables import as_table, read_table
+from odcl.data.source import read_table
+from odcl.data.tables import as_table
 from odcl.declared import Count, Label, to_json
 from odcl.engines.files.envelope import envelope_bytes, write_envelope
 from odcl.engines.files.keys import SigningKey, check_site

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from odcl.data.roles import check_columns
-from odcl.data.tables import read_column_names
+from odcl.data.source import read_column_names
 from odcl.engines.files.keys import check_site
 from odcl.engines.flower.deployment import COMPLETED, STATE, Deployment, DeploymentError
 from odcl.errors import InputError

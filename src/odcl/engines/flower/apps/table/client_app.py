@@ -15,7 +15,7 @@ from flwr.app import Context
 from odcl.data.federation import Federation
 from odcl.data.source import federation_from_table
 from odcl.data.synthetic import store_tables
-from odcl.data.write import write_table
+from odcl.data.tables import write_table
 from odcl.engines.files.envelope import Refused
 from odcl.engines.flower import NodeData, NodeModels, make_client_app
 from odcl.errors import InputError, Rule, Setting
