@@ -16,7 +16,8 @@ from flwr.serverapp import Grid
 
 from odcl._typing import Array, Floats
 from odcl.data.federation import as_ids, positions
-from odcl.engines.flower.inbox import Inbox
+from odcl.engines.files.envelope import Refused
+from odcl.engines.flower.inbox import Inbox, NodeUploads
 from odcl.engines.flower.messages import expect_replies, log, wait_for_nodes
 from odcl.engines.flower.node import own_ids
 from odcl.engines.flower.result import SavedRun, add_late, mean_metrics, open_result
@@ -57,57 +58,57 @@ class LateODCL(ODCL):
         self._ask(grid, inbox, there, known=known)
         unknown = {}
         for node, one in inbox.taken.items():
-            if one.n_features != self.saved.n_features:
-                has = f"it has {one.n_features} features"
-                unknown[node] = f"{has}, and the result {self.saved.n_features}"
-                continue
-            inbox.taken[node] = replace(one, uploads=self._named(node, one.uploads))
-            if why := self._not_of_this_result(inbox.taken[node].uploads):
-                unknown[node] = why
+            try:
+                inbox.taken[node] = replace(one, uploads=self._in_result(node, one))
+            except Refused as error:
+                unknown[node] = str(error)
         inbox.set_aside(unknown)
         if inbox.taken or inbox.aside:
             expect_replies(len(inbox.taken), self.min_replies, inbox.aside, " from late nodes")
         return inbox
 
-    def _named(self, node: int, uploads: Uploads) -> Uploads:
-        """Users of a late node as the result calls them.
+    def _in_result(self, node: int, found: NodeUploads) -> Uploads:
+        """Uploads of a late node with its users as the result calls them.
 
         A user with the name of another node's user there, and other rows, is a user of its own.
+        :class:`Refused` where the node's own users had other rows in the run.
         """
-        known, sent, called = self.saved.owner, self.saved.model.uploads_, uploads.users.tolist()
-        place = positions(self.saved.model.users_, uploads.users)
-        for i, (name, at) in enumerate(zip(own_ids(uploads.users).tolist(), place, strict=True)):
-            other = at >= 0 and sent is not None and known.get(called[i]) != node
-            if (node, name) in known or (other and difference(uploads[i], sent[at])):
+        saved, uploads, owner = self.saved, found.uploads, self.saved.owner
+        if found.n_features != saved.n_features:
+            has = f"it has {found.n_features} features"
+            raise Refused(f"{has}, and the result {saved.n_features}")
+        called, sent = uploads.users.tolist(), saved.fitted.uploads
+        place = {user: i for i, user in enumerate(saved.fitted.users.users.tolist())}
+        for i, name in enumerate(own_ids(uploads.users).tolist()):
+            if (node, name) in owner:
+                called[i] = (node, name)
+            at = place.get(called[i])
+            if at is None:
+                continue
+            if sent is None:
+                raise Refused("it is of the run, whose uploads were too large to keep: run it anew")
+            field = difference(uploads[i], sent[at])
+            if field and owner.get(called[i]) == node:
+                raise Refused(
+                    f"user {called[i]!r} is in the result with other rows ({field} differs): newer "
+                    "rows need a new run"
+                )
+            if field:
                 called[i] = (node, name)
         return replace(uploads, users=as_ids(called))
-
-    def _not_of_this_result(self, uploads: Uploads) -> str:
-        """Why a node's uploads have no place in the result, or an empty string."""
-        sent, at = self.saved.model.uploads_, positions(self.saved.model.users_, uploads.users)
-        if (at >= 0).any() and sent is None:
-            return "it is of the run, whose uploads were too large to keep: run it anew"
-        for i in np.flatnonzero(at >= 0).tolist():
-            name = difference(uploads[i], sent[at[i]])
-            if name:
-                return (
-                    f"user {uploads.users.tolist()[i]!r} is in the result with other rows "
-                    f"({name} differs): newer rows need a new run"
-                )
-        return ""
 
     # -- where users belong --------------------------------------------------------------------
 
     def _combine(self, inbox: Inbox, grid: Grid) -> tuple[Delivery, dict[str, int]]:
         """Users who are new in the groups of the result, and users of the run as they were."""
-        model = self.saved.model
+        fitted = self.saved.fitted
         nothing = np.zeros(0, dtype=np.intp)
-        downloads = Downloads(nothing, model.cluster_theta_[:0], nothing, nothing)
+        downloads = Downloads(nothing, fitted.centers[:0], nothing, nothing)
         late = np.zeros(0, dtype=bool)
         if inbox.taken:
             uploads, before = inbox.uploads(), set(self.saved.late_users)
             users = uploads.users.tolist()
-            new = positions(model.users_, uploads.users) < 0
+            new = positions(fitted.users.users, uploads.users) < 0
             late = new | np.array([user in before for user in users])
             parts = []
             if late.any():
@@ -119,36 +120,37 @@ class LateODCL(ODCL):
             if not late.all():
                 parts.append(self._members(uploads.users[~late]))
             downloads = _joined(parts).take(np.argsort(np.argsort(~late, kind="stable")))
-        delivery = Delivery(downloads, model.cluster_theta_, model.reason_, model.mixture_, late)
+        delivery = Delivery(downloads, fitted.centers, fitted.reason, fitted.mixture, late)
         sizes = {"num-users": len(self.placed), "nodes-set-aside": len(inbox.aside)}
         return delivery, sizes
 
     def _members(self, users: Array) -> Downloads:
         """Downloads of users of the run, as they were."""
         saved, request = self.saved, self.request
-        sent = saved.model.uploads_.take(np.arange(saved.n_members))
+        assert saved.fitted.uploads is not None  # else such a node is set aside
+        sent = saved.fitted.uploads.take(np.arange(saved.n_members))
         method = request.agreed(saved.n_features).method
         step = server_step(sent, method, seed=request.seed)
-        centers = saved.model.cluster_theta_
+        centers = saved.fitted.centers
         if not np.array_equal(step.centers, centers):  # rounds inside the groups came after it
             step = replace(step, centers=centers, models=centers[step.labels])
         return step.downloads.take(positions(sent.users, users))
 
     def _late(self, uploads: Uploads) -> LateUsers:
         """Users who came after the run, placed by what they sent."""
-        model = self.saved.model
-        groups = model.groups_
-        if model.mixture_ is not None:
-            return LateUsers.placed(uploads, model.mixture_, groups.members)
-        refit = model.method_.refit
+        fitted = self.saved.fitted
+        groups = fitted.newcomers.groups
+        if fitted.mixture is not None:
+            return LateUsers.placed(uploads, fitted.mixture, groups.members)
+        refit = fitted.method.refit
         found = [place_upload(one, groups, refit) for one in uploads]
         labels = np.array([one.label for one in found], dtype=np.intp)
         alone = labels < 0  # such a user keeps its own model
         models = np.where(alone[:, None], uploads.models, groups.centers[labels])
         sizes = np.where(alone, 1, groups.members[labels] + 1)
         more: dict[str, Any] = {"others": models}  # which it had no part in
-        if refit == "evidence" and model.tau2_ is not None:
-            more = {"tau2": model.tau2_, "dispersion": self._noise(uploads)}
+        if refit == "evidence" and fitted.tau2 is not None:
+            more = {"tau2": fitted.tau2, "dispersion": self._noise(uploads)}
         elif refit != "cv" and refit != "evidence":
             more = {}
         return LateUsers.of(found, uploads, models, sizes, **more)
@@ -157,7 +159,7 @@ class LateODCL(ODCL):
         """Noise scales of late users: their own, drawn up to the federation's."""
         if not uploads.has_dispersion:
             return np.ones(len(uploads))
-        groups, phi = self.saved.model.groups_, uploads.dispersion
+        groups, phi = self.saved.fitted.newcomers.groups, uploads.dispersion
         own = np.full(len(uploads), np.inf) if phi is None else phi
         dof = uploads.n_samples - uploads.dim
         typical = 1.0 if np.isnan(groups.phi) else groups.phi

@@ -26,7 +26,6 @@ from odcl.artifact.arrays import (
     parse_json,
 )
 from odcl.artifact.folder import Artifact, StoredArtifact, open_artifact, write_artifact
-from odcl.artifact.manifest import blaming
 from odcl.data.columns import kind_of
 from odcl.data.federation import positions
 from odcl.data.scaling import Scaling
@@ -240,7 +239,7 @@ def _node_json(
 class SavedRun:
     """A result on disk: the model, and which nodes have theirs."""
 
-    model: Any
+    fitted: Fitted
     request: Request
     n_features: int
     confirmed: frozenset[int]  # nodes that have their models
@@ -251,22 +250,23 @@ class SavedRun:
 
 def open_result(folder: Path) -> SavedRun:
     """Read what :func:`write_result` wrote."""
-    from odcl.estimators.persist import KIND
-    from odcl.estimators.public import load_estimator
+    from odcl.estimators.persist import KIND, read_fitted
 
     with open_artifact(folder, kind=KIND) as stored:
-        words = _nodes_of(stored)
-    model = load_estimator(folder)
-    with blaming(folder / NODES):
-        nodes = words["nodes"]
-        late = [id_from_json(user) for user in words["late"]]
-        confirmed = frozenset(int(node) for node, one in nodes.items() if one["confirmed"])
-        owner = {id_from_json(u): int(node) for node, one in nodes.items() for u in one["users"]}
-        request = Request.from_config(words["request"])
-        return SavedRun(
-            *(model, request, int(words["features"]), confirmed, owner, late),
-            len(model.users_) - len(late),
-        )
+        words, fitted = _nodes_of(stored), read_fitted(stored)
+        with stored.checking(NODES):
+            nodes = words["nodes"]
+            late = [id_from_json(user) for user in words["late"]]
+            owner = {id_from_json(u): int(n) for n, one in nodes.items() for u in one["users"]}
+            return SavedRun(
+                fitted,
+                Request.from_config(words["request"]),
+                int(words["features"]),
+                frozenset(int(node) for node, one in nodes.items() if one["confirmed"]),
+                owner,
+                late,
+                len(fitted.users) - len(late),
+            )
 
 
 def _nodes_of(stored: StoredArtifact) -> dict[str, Any]:
