@@ -16,7 +16,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from odcl._typing import Array, Floats, Ints
-from odcl.clustering.labels import sum_by_cluster
 from odcl.data.federation import id_keys, joined_ids
 from odcl.exchange.upload import Uploads
 from odcl.method import Method
@@ -185,9 +184,9 @@ def tally(uploads: Uploads, rule: Labels, n_groups: int) -> Tally:
     """The users of a chunk, group by group."""
     labels = rule.labels(uploads)
     spoke = np.bincount(labels[uploads.seen > 0], minlength=n_groups)
-    rows = sum_by_cluster(uploads.n_samples, labels, n_groups)
+    rows = np.bincount(labels, weights=uploads.n_samples, minlength=n_groups)
     sizes = np.bincount(labels, minlength=n_groups)
-    return Tally(sizes, spoke, rows, *_firsts(uploads.users, labels))
+    return Tally(sizes, spoke, rows.astype(np.float64), *_firsts(uploads.users, labels))
 
 
 def _firsts(users: Array, groups: Ints) -> tuple[Array, Ints]:

@@ -13,7 +13,6 @@ from odcl._typing import Bools, Floats, Ints
 from odcl.exchange.upload import Uploads
 from odcl.risk.losses import Huber
 from odcl.risk.risk import GAUSSIAN_WIDTHS, Risk
-from odcl.server.combine import solve_symmetric
 
 if TYPE_CHECKING:
     from odcl.mixed.posterior import Mixture
@@ -41,6 +40,8 @@ def with_noise(uploads: Uploads, mixture: Mixture | None = None) -> Uploads:
     Coefficients that all users of a ``mixture`` share are no user's to find: they are held at what
     they are there.
     """
+    from odcl.server.combine import solve_symmetric
+
     risk = uploads.risk
     if risk is None or not uploads.has_terms or uploads.curvature is not None:
         return uploads

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from odcl._typing import Bools, Floats, Ints
-from odcl.clustering.labels import sum_by_cluster
 from odcl.clustering.spec import MixedGroups
 from odcl.data.unusual import Limits, unusual_users
 from odcl.errors import NotAdmissible
@@ -111,8 +110,9 @@ def _of_all(uploads: Uploads, method: Method, parties: Parties | None) -> Stream
     step = _server_step(uploads, mixture, reason, bool(forbidden))
     step = replace(step.with_users(uploads.users, labels, sure), weighed=weighed)
     k = step.n_clusters
-    rows = sum_by_cluster(uploads.n_samples, labels, k)
-    return StreamedStep(step, len(uploads), np.bincount(labels, minlength=k), rows)
+    sizes = np.bincount(labels, minlength=k)
+    rows = np.bincount(labels, weights=uploads.n_samples, minlength=k).astype(np.float64)
+    return StreamedStep(step, len(uploads), sizes, rows)
 
 
 def _merged(outside: Bools, theirs: Ints | Floats, others: Ints | Floats) -> Any:

@@ -153,7 +153,8 @@ def _noise_mixture(uploads: Uploads, phi: Floats | None, clusterer: Any) -> Clus
     noise = None if cov is not None else noise_traces(uploads, phi)
     clusterer.fit(uploads.models, noise=noise, covariance=cov)
     result = clusterer.result_
-    weighed = of_scores("icl", result.scores, result.labels)
+    k = int(result.labels.max()) + 1
+    weighed = of_scores("icl", result.scores, {k: result.labels}, k)
     return Clusters(result.labels, result.rule, result.reason, result, weighed)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
@@ -217,16 +217,15 @@ def of_fits(searches: Sequence[Fit], winner: Fit, labels: Ints) -> Alternatives:
     return Alternatives("evidence", tuple(best[key] for key in keys), keys.index(own))
 
 
-def of_scores(measure: str, scores: dict[int, float], labels: Ints) -> Alternatives | None:
-    """Of a rule that kept one score per K."""
-    if not scores:
-        return None
-    k = int(labels.max()) + 1
+def of_scores(
+    measure: str, scores: Mapping[int, float], labels: Mapping[int, Ints], k: int
+) -> Alternatives | None:
+    """Of a rule that kept a score for every number of groups, and labels of some; k were chosen."""
     options = tuple(
-        Alternative(tried, score, labels if tried == k else None)
-        for tried, score in sorted(scores.items())
+        Alternative(tried, score, labels.get(tried)) for tried, score in sorted(scores.items())
     )
-    return Alternatives(measure, options, _where(options, k))
+    chosen = [i for i, one in enumerate(options) if one.n_groups == k]
+    return Alternatives(measure, options, chosen[0] if chosen else None) if options else None
 
 
 def of_choice(choice: Any, labels: Ints) -> Alternatives | None:
@@ -234,21 +233,9 @@ def of_choice(choice: Any, labels: Ints) -> Alternatives | None:
     if choice is None:
         return None
     k = int(labels.max()) + 1
-    if hasattr(choice, "path"):
-        path = choice.path
-        levels = sorted(path.plateaus, key=lambda level: level.n_clusters)[:MOST_LEVELS]
-        options = tuple(
-            Alternative(level.n_clusters, level.start, path.labels(n_clusters=level.n_clusters))
-            for level in levels
-        )
-        return Alternatives("lambda", options, _where(options, k))
-    options = tuple(
-        Alternative(tried, score, choice.labels.get(tried))
-        for tried, score in sorted(choice.scores.items())
-    )
-    return Alternatives(choice.rule, options, _where(options, k))
-
-
-def _where(options: tuple[Alternative, ...], k: int) -> int | None:
-    found = [i for i, one in enumerate(options) if one.n_groups == k]
-    return found[0] if found else None
+    if not hasattr(choice, "path"):
+        return of_scores(choice.rule, choice.scores, choice.labels, k)
+    counts = {level.n_clusters: level.start for level in choice.path.plateaus}
+    fewest = sorted(counts)[:MOST_LEVELS]
+    tried = {n: choice.path.labels(n_clusters=n) for n in fewest}
+    return of_scores("lambda", {n: counts[n] for n in fewest}, tried, k)
