@@ -10,14 +10,17 @@ from numpy.testing import assert_allclose
 
 from odcl import Uploads
 from odcl.diagnose.measure import measure
-from odcl.diagnose.noise import GroupModels, Noise, center_covariance, estimated_noise
+from odcl.diagnose.noise import GroupModels, ModelNoise, center_covariance, estimated_noise
 from tests.diagnose.cases import MIXTURE, Case
 
 
 def test_one_variance_per_user_says_what_its_multiple_of_the_unit_matrix_says():
     rng = np.random.default_rng(0)
     v, labels = rng.uniform(1, 3, size=12), np.arange(12) % 3
-    short, long = Noise(v[:, None, None], "trace"), Noise(v[:, None, None] * np.eye(4), "curvature")
+    short, long = (
+        ModelNoise(v[:, None, None], "trace"),
+        ModelNoise(v[:, None, None] * np.eye(4), "curvature"),
+    )
     assert_allclose(short.variance, long.variance)
     assert_allclose(short.mean(4), long.mean(4))
     delta, one = rng.standard_normal((12, 4)), np.full((12, 1, 1), 0.3)
@@ -33,7 +36,7 @@ def test_one_variance_per_user_says_what_its_multiple_of_the_unit_matrix_says():
 def test_a_groups_model_is_as_noisy_as_the_draws_of_it_and_more_without_a_user():
     """Precision-weighted means of normal draws, with users who differ by tau2."""
     v, labels, tau2 = np.array([1.0, 2.0, 4.0, np.inf]), np.zeros(4, dtype=int), 0.5
-    noise = Noise(v[:, None, None], "trace")
+    noise = ModelNoise(v[:, None, None], "trace")
     rng = np.random.default_rng(1)
     w = 1 / v[:3]
     drawn = (rng.standard_normal((200_000, 3)) * np.sqrt(v[:3] + tau2)) @ w / w.sum()

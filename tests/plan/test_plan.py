@@ -24,7 +24,7 @@ from odcl.plan.recovery import (
     fusing_lambda,
     kmeans_correction,
     kmeans_expected,
-    moments,
+    true_groups,
 )
 from odcl.plan.scenario import LEAST, MOST, lattice, simplex
 from odcl.plan.search import CEILING, default_batches, runs_for
@@ -206,7 +206,7 @@ def test_groups_that_stay_apart_are_those_of_the_exact_solver():
     scene = scenario(n_clusters=3, dim=4, separation=2.0, n_users=30)
     drawn = draw_trials(scene, 30, 40, np.random.default_rng(4))
     lam = 1.02 * fusing_lambda(drawn.theta, scene.sizes)
-    told = convex_path(lam, moments(drawn.theta, scene.sizes))
+    told = convex_path(lam, true_groups(drawn.theta, scene.sizes))
     exact = [
         same_partition(ConvexClustering(lam=float(own)).fit(theta).labels_, scene.groups)
         for own, theta in zip(lam, drawn.theta, strict=True)
@@ -219,7 +219,7 @@ def test_groups_that_stay_apart_are_those_of_the_exact_solver():
 def test_what_is_expected_of_k_means_is_what_it_does():
     scene = scenario(**SMALL)
     theta = draw_trials(scene, 10, 100, np.random.default_rng(5)).theta
-    at = moments(theta, scene.sizes)
+    at = true_groups(theta, scene.sizes)
     expected = kmeans_expected(at)
     found = np.array([same_partition(kmeans_pp(t, 3, seed=0).labels, at.groups) for t in theta])
     assert 0.2 < found.mean() < 0.8
@@ -231,7 +231,7 @@ def test_a_few_runs_of_k_means_correct_what_is_expected_of_it():
     """Where the expectation is of another method (always right), the share is not off."""
     scene = scenario(**SMALL)
     theta = draw_trials(scene, 10, 150, np.random.default_rng(5)).theta
-    at = moments(theta, scene.sizes)
+    at = true_groups(theta, scene.sizes)
     expected = kmeans_expected(at)
     rosy = replace(expected, likely=expected.stable)
     more, spread = kmeans_correction(theta, at, rosy, real=12, seed=0)

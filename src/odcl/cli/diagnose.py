@@ -70,7 +70,7 @@ def run(options: Namespace) -> None:
     table = options.new or options.table or options.source
     check_out_file(options, run=options.source, table=table)
     if options.new is not None and options.table:
-        raise opt.UsageError("--table NEW takes no TABLE beside it.", "odcl diagnose")
+        raise opt.UsageError("--table NEW and TABLE cannot be used together.", "odcl diagnose")
     if not options.source.exists():
         raise ValueError(f"There is no file or folder {options.source}.")
     with watched(options) as progress:

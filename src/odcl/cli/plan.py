@@ -74,7 +74,7 @@ def add(some: Any) -> opt.Parser:
         default=0.95,
         help="of finding exactly the true groups, from 0.5 to 0.99 [default: %(default)s]",
     )
-    text = "relative squared error of the users' models to reach besides [default: none]"
+    text = "relative squared error that the users' models should reach as well [default: none]"
     opt.add_options(goal, {"--error E": (opt.above_0, text)})
     more = parser.add_argument_group("options")
     opt.path(more, "--out", "FILE", "PNG file for the curve", default="odcl-plan.png")

@@ -13,8 +13,8 @@ from scipy.optimize import linear_sum_assignment
 from odcl._typing import Array, Floats, Ints
 from odcl.clustering.labels import same_partition
 from odcl.data.federation import Federation
-from odcl.diagnose.measure import Distance, Errors, Measured, Stability, measure, stability
-from odcl.diagnose.noise import Membership, Noise, estimated_noise, guessed_traces
+from odcl.diagnose.measure import Distance, Errors, MeasuredGroups, Stability, measure, stability
+from odcl.diagnose.noise import Membership, ModelNoise, estimated_noise, guessed_traces
 from odcl.diagnose.verdict import Facts, Verdict, decide, scattered
 from odcl.evaluate.scores import Comparison
 from odcl.exchange.upload import Uploads
@@ -46,7 +46,7 @@ MIXTURE_RULES = ("mixed groups", "noise", "scaled-noise", "shared-variance")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Diagnosis:
-    """What the uploads of one round say about the groups that a result has.
+    """What the uploads of one round say about the groups of a result.
 
     ``print(diagnosis)`` is the report, ``diagnosis.verdict`` the conclusion,
     ``diagnosis.columns()`` one row per user. Where too few users know their noise to say anything
@@ -54,13 +54,13 @@ class Diagnosis:
     """
 
     verdict: Verdict
-    found_by: str  # who found the judged groups
+    found_by: str  # the method that found the judged groups
     users: Array  # (n_users,)
     labels: Ints  # (n_users,), the judged groups
     visible: Ints  # (n_users,), the groups that the users' noise shows
     n_samples: Floats  # (n_users,)
     dim: int
-    noise: Noise
+    noise: ModelNoise
     tau2: float  # variance between users of a group, per coordinate
     tau2_in_noise: float  # in units of a typical user's noise
     membership: Membership
@@ -70,7 +70,7 @@ class Diagnosis:
     stability: Stability | None = None
     errors: Errors | None = None  # in units of the local models' error
     visible_error: float = np.nan  # of the visible groups' models, by precision combining
-    of_users: int = 0  # users of whom those diagnosed were drawn; 0: all were diagnosed
+    of_users: int = 0  # users that a sample was drawn from for the diagnosis; 0: no sample
 
     @property
     def n_users(self) -> int:
@@ -163,11 +163,10 @@ def diagnose(
 ) -> Diagnosis:
     """Diagnose a fitted federation, or the result of a baseline: see :func:`diagnose_step`.
 
-    The groups that ``result`` has are judged, by its users' own models (``result.local``). In the
-    paper's setting, and in iterated methods, users say nothing about the noise of these:
-    ``federation``, the one that ``result`` was fitted on, lets it be read off their rows (it is
-    not looked at where the users said it themselves). ``features`` are names of the features and
-    the scale that each was divided by.
+    The groups of ``result`` are judged by its users' own models (``result.local``). In the paper's
+    setting, and in iterated methods, users do not send the noise of these: ``federation``, the one
+    that ``result`` was fitted on, lets it be estimated from their rows (unused where users sent
+    it). ``features`` are the names of the features and the scale that each was divided by.
     """
     uploads = result.uploads
     if federation is not None and uploads.dispersion is None and not uploads.has_terms:
@@ -257,14 +256,13 @@ def diagnose_step(
 ) -> Diagnosis:
     """Diagnose what the server found, from the uploads alone.
 
-    Judged are the groups and the groups' models that ``step`` has. Beside them are set the groups
-    that the default finds by itself, for no method that is told K can say that there are no groups:
-    where these would serve users better, or there are none, the verdict says so. ``method`` tells
-    how the groups' models were combined; without it, or where the models are others, they are
-    judged as they are. ``found_by`` is a name for the report, ``features`` are names of the
-    features and the scale that each was divided by; ``resamples`` federations are drawn for the
-    stability. Where the uploads do not tell how good the models are, a ``comparison`` on held-out
-    rows decides.
+    The groups and models of ``step`` are judged, and compared with the groups that the default
+    finds: a method that is given K cannot say that there are no groups. Where the default's groups
+    would serve users better, or there are none, the verdict says so. ``method`` says how the
+    groups' models were combined; without it, or where the models are others, they are judged as
+    they are. ``found_by`` is a name for the report, ``features`` are the names of the features and
+    the scale that each was divided by; ``resamples`` federations are drawn for the stability. Where
+    the uploads do not show how good the models are, a ``comparison`` on held-out rows decides.
     """
     if resamples < 1:
         raise ValueError(f"resamples={resamples!r} federations show no stability: draw 1 or more.")
@@ -276,8 +274,8 @@ def diagnose_step(
     uploads = _without_mistakes(uploads)
     labels = shown.labels
     same = same_partition(labels, step.labels)
-    # Users who say nothing about their noise show it as the spread inside groups: inside those
-    # that the mixture sees, for groups that lump others together would seem all noise.
+    # Noise that users did not send is estimated from the spread inside groups, those that the
+    # mixture finds: in groups that join several true ones all would look like noise.
     noise = estimated_noise(uploads, labels)
     visible = _measured(uploads, shown, noise, combine)
     found = visible if same else _measured(uploads, step, noise, combine)
@@ -317,7 +315,11 @@ def diagnose_step(
 
 
 def _facts(
-    visible: Measured, judged: Measured | None, combine: str | None, where: str | None, refit: bool
+    visible: MeasuredGroups,
+    judged: MeasuredGroups | None,
+    combine: str | None,
+    where: str | None,
+    refit: bool,
 ) -> Facts:
     """What the verdict rests on: the groups that the noise shows, and those in hand if others."""
     uploads, noise = visible.uploads, visible.noise
@@ -393,7 +395,9 @@ def _combined_by(uploads: Uploads, step: ServerStep, method: Method | None) -> s
     return method.combine if np.abs(made - step.models).max() <= 1e-6 * scale else None
 
 
-def _measured(uploads: Uploads, step: ServerStep, noise: Noise, combine: str | None) -> Measured:
+def _measured(
+    uploads: Uploads, step: ServerStep, noise: ModelNoise, combine: str | None
+) -> MeasuredGroups:
     """The groups of a step; users who cannot tell their noise are where the mixture puts them."""
     mixture, risk = step.mixture, uploads.risk
     if mixture is None or risk is None:
@@ -425,7 +429,7 @@ def _where_users_differ(
 def _visible_groups(uploads: Uploads, seed: int) -> ServerStep:
     """The groups that the default finds by itself: mixed groups where there are data terms.
 
-    Guessed noise has tails of no known law: one user far from all others is no group then.
+    The tails of guessed noise are unknown: a single user far from all others is not a group then.
     """
     if uploads.has_terms:
         return server_step(uploads, seed=seed)
@@ -439,7 +443,7 @@ def _visible_groups(uploads: Uploads, seed: int) -> ServerStep:
 
 
 def _measured_errors(
-    uploads: Uploads, step: ServerStep, found: Measured, visible: Measured
+    uploads: Uploads, step: ServerStep, found: MeasuredGroups, visible: MeasuredGroups
 ) -> Errors:
     """Errors of the models in hand, seen from the groups that the users' noise shows."""
     alone = step.models.shape == uploads.models.shape and np.allclose(step.models, uploads.models)

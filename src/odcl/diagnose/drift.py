@@ -18,11 +18,11 @@ from odcl.risk.loss import weighted_gram
 from odcl.risk.risk import Risk
 from odcl.server.assign import far_out
 
-FALSE_USERS = 0.05  # share of those named who did not move; where nobody did, chance of any name
+FALSE_USERS = 0.05  # share of named users who did not move; if none did, chance of naming any
 FALSE_GROUPS = 0.01  # chance of naming a group where none moved
 LEAST = 3  # rows of a user, or members of a group: with fewer, one odd row or user is a change
 MANY = 0.2  # share of users from which it is not they who moved, but the world
-WORSE, SURE = 1.05, 3.0  # times the promised error, and by so many standard errors: it matters
+WORSE, SURE = 1.05, 3.0  # times the promised error, and standard errors, from which it matters
 NOISIER = 1.25  # times the noise of the fit, for the user in the middle
 STEPS = 15  # of Newton's method, each of at most 2 in a log-odds or a log-rate
 
@@ -38,7 +38,7 @@ class Drift:
     labels: Ints  # (n_users,), their groups, -1: none
     rows: Ints  # (n_users,), new rows
     offset: Floats  # (n_users,), mean of target less prediction; NaN: more than two classes
-    chance: Floats  # (n_users,), of being so far off beside the own group; NaN: too few rows
+    chance: Floats  # (n_users,), of being this far off without having moved; NaN: too few rows
     nearest: Ints  # (n_users,), group that the new rows of users who moved point to, -1: none
     groups: Floats  # (n_groups,), chance of members so far off together; NaN: too few members
     shifts: tuple[
@@ -88,21 +88,21 @@ class Drift:
         return drift_text(self)
 
 
-def drift_of(fitted: Fitted, everybody: Federation) -> Drift:
+def drift_of(fitted: Fitted, new_rows: Federation) -> Drift:
     """Compare design rows with encoded targets with the models of a fit with mixed groups."""
-    fitted, n_users = fitted.holding(everybody.users), fitted.n_users
+    fitted, n_users = fitted.holding(new_rows.users), fitted.n_users
     mixture, users = fitted.mixture, fitted.users
     if mixture is None or users.covariance is None:
         raise fitted.without_mixture("Promises about new rows")
-    place = positions(users.users, everybody.users)
-    at, rows = place[place >= 0], everybody.take(np.flatnonzero(place >= 0))
+    place = positions(users.users, new_rows.users)
+    at, rows = place[place >= 0], new_rows.take(np.flatnonzero(place >= 0))
     if len(at) == 0:
         raise ValueError("None of these rows' users has a model: assign them first.")
     risk, user, n, labels = fitted.risk, rows.row_user, rows.n_rows, users.group[at]
     measures, excess, residual, variance = _promises(fitted, rows)
     several, noise = n >= LEAST, 1.0
     if not risk.loss.classification and several.any():
-        # One row far out is no noise; the median of chi-squared / n is about (1 - 2 / 9n)^3.
+        # One outlying row is not noise; the median of chi-squared / n is about (1 - 2 / 9n)^3.
         square = np.bincount(user, np.minimum(residual**2 / variance, 16.0)) / n
         noise = max(1.0, float(np.median((square / (1 - 2 / (9 * n)) ** 3)[several])))
     phi = noise * (np.ones(len(n)) if users.noise is None else users.noise[at])
@@ -117,7 +117,9 @@ def drift_of(fitted: Fitted, everybody: Federation) -> Drift:
     groups, shifts = np.full(len(mixture.centers), np.nan), list[dict[str, float]]()
     for k, C in enumerate(change @ mixture.covariances @ change.T):
         members = np.flatnonzero(labels == k)
-        held = members[np.argsort(chance[members], kind="stable")[1:]]  # one user is no group
+        held = members[
+            np.argsort(chance[members], kind="stable")[1:]
+        ]  # a single user is not a group
         hk, Pk = h[held].sum(axis=0), P[held].sum(axis=0)
         shifts.append({})
         if len(held) >= LEAST:
@@ -137,7 +139,7 @@ def drift_of(fitted: Fitted, everybody: Federation) -> Drift:
     found = Drift(
         *(rows.users, labels, n, np.bincount(user, residual) / n, chance, np.full(len(n), -1)),
         *(groups, tuple(shifts), measures, worse, float(np.sqrt(noise))),
-        *(everybody.users[place < 0], n_users - len(at)),
+        *(new_rows.users[place < 0], n_users - len(at)),
     )
     for i in found.moved:
         found.nearest[i] = place_user(fitted, scaled.X[rows.rows(i)], rows.y[rows.rows(i)]).label

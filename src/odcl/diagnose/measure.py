@@ -17,7 +17,7 @@ from odcl.diagnose.noise import (
     Differ,
     GroupModels,
     Membership,
-    Noise,
+    ModelNoise,
     center_covariance,
     expected_wrong,
     membership,
@@ -32,7 +32,7 @@ from odcl.server.dispersion import evidence_tau2, pooled_dispersion
 DIFFER = 3.0  # standard deviations of more than noise, before users of a group are said to differ
 MISPLACED = 0.02  # share of users in a wrong group from which more rows come first
 LEFT_WRONG = 0.05  # expected number of users in a wrong group that a wanted n may leave
-MOST_SHRINK = 1e-6  # of the noise: beyond a million times the rows nobody goes
+MOST_SHRINK = 1e-6  # of the noise: no more than a million times the rows are considered
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,12 @@ class Stability:
 
 
 @dataclass(frozen=True, eq=False)
-class Measured:
+class MeasuredGroups:
     """A partition: its groups' models, how far apart they are, and how surely users belong."""
 
     uploads: Uploads
     labels: Ints
-    noise: Noise
+    noise: ModelNoise
     differ: Differ  # how users of a group differ
     groups: GroupModels
     membership: Membership
@@ -89,7 +89,7 @@ class Measured:
 
     @property
     def crowded(self) -> bool:
-        """Are so many users in a wrong group that more rows come first?"""
+        """Do more rows come first, because too many users are in a wrong group?"""
         return self.misplaced > max(MISPLACED * len(self.labels), 1.0)
 
     @property
@@ -213,8 +213,8 @@ def rows_after(n: float, dim: int, shrink: float) -> int:
 
 
 def measure(
-    uploads: Uploads, labels: Ints, differ: Differ | None, noise: Noise, combine: str | None
-) -> Measured:
+    uploads: Uploads, labels: Ints, differ: Differ | None, noise: ModelNoise, combine: str | None
+) -> MeasuredGroups:
     """Measure the groups ``labels``, whose models were made by ``combine`` (None: otherwise).
 
     ``differ`` is what the server found: a covariance is believed, a variance serves uploads that
@@ -231,7 +231,7 @@ def measure(
     theta, bare = without_penalty(uploads, noise)
     covariance = center_covariance(noise, labels, 0.0)
     groups = GroupModels(combined.centers, combined.others, covariance, np.bincount(labels))
-    # Noise read off the spread inside groups has the users' real differences in it already.
+    # Noise estimated from the spread inside groups already includes the users' real differences.
     if noise.source == "spread" or (
         not found and _surplus(uploads, theta, labels, bare, groups) < DIFFER
     ):
@@ -240,11 +240,11 @@ def measure(
         groups = replace(groups, covariance=center_covariance(noise, labels, differ))
     belong = membership(theta, labels, bare, groups, differ)
     errors = _errors(uploads, labels, noise, groups, differ, combine)
-    return Measured(uploads, labels, noise, differ, groups, belong, errors)
+    return MeasuredGroups(uploads, labels, noise, differ, groups, belong, errors)
 
 
 def _surplus(
-    uploads: Uploads, theta: Floats, labels: Ints, noise: Noise, groups: GroupModels
+    uploads: Uploads, theta: Floats, labels: Ints, noise: ModelNoise, groups: GroupModels
 ) -> float:
     """How sure it is that users of a group differ by more than noise, in standard deviations.
 
@@ -267,7 +267,7 @@ def _surplus(
 def _errors(
     uploads: Uploads,
     labels: Ints,
-    noise: Noise,
+    noise: ModelNoise,
     groups: GroupModels,
     differ: Differ,
     combine: str | None,
@@ -299,14 +299,16 @@ def _errors(
     if combine in ("mean", "samples"):
         weights = np.ones(uploads.n_users) if combine == "mean" else uploads.n_samples
         used = size(center_covariance(noise, labels, differ, weights=weights), W) + own
-    everybody = np.zeros_like(labels)
-    gap = groups.models - average_by_cluster(groups.models[labels], everybody, uploads.n_samples)
+    together = np.zeros_like(labels)
+    gap = groups.models - average_by_cluster(groups.models[labels], together, uploads.n_samples)
     one = float(((gap @ W) * gap).sum(axis=1)[at].mean()) / dim + own
     return Errors(one, used, precision, refit)
 
 
-def stability(visible: Measured, found: Measured, *, resamples: int, seed: int) -> Stability:
-    """Would the same users come together again, had they other rows?
+def stability(
+    visible: MeasuredGroups, found: MeasuredGroups, *, resamples: int, seed: int
+) -> Stability:
+    """Would the same users be grouped together with other rows?
 
         theta_i ~ N(mean_i, C_i + T)
 

@@ -16,10 +16,10 @@ from odcl.exchange.upload import Uploads
 from odcl.server.combine import average_by_cluster
 from odcl.server.dispersion import covariances, noise_traces, pooled_dispersion
 
-Source = Literal["curvature", "trace", "spread"]
+NoiseSource = Literal["curvature", "trace", "spread"]
 Differ = float | Floats  # how users of a group differ: one variance, or a covariance (dim, dim)
-NEAREST = 6  # groups that a user is compared with, besides its own
-PART = 4096  # users looked at together
+NEAREST = 6  # other groups that a user is compared with
+PART = 4096  # users processed together
 LEAST_SHARE = 0.01  # of a direction's curvature that must come from the rows, not the penalty
 
 
@@ -32,7 +32,7 @@ def spread_matrix(differ: Differ, side: int) -> Floats:
 
 
 @dataclass(frozen=True, eq=False)
-class Noise:
+class ModelNoise:
     """Estimated covariances of the local models around their own optima.
 
     (n_users, dim, dim) where the users sent their curvature. Otherwise (n_users, 1, 1), times the
@@ -42,7 +42,7 @@ class Noise:
     """
 
     covariance: Floats
-    source: Source
+    source: NoiseSource
 
     @cached_property
     def variance(self) -> Floats:
@@ -54,8 +54,8 @@ class Noise:
     def known(self) -> Bools:
         return np.isfinite(self.variance)
 
-    def take(self, rows: Ints) -> Noise:
-        return Noise(self.covariance[rows], self.source)
+    def take(self, rows: Ints) -> ModelNoise:
+        return ModelNoise(self.covariance[rows], self.source)
 
     def mean(self, dim: int) -> Floats:
         """Average covariance of the users who know theirs, (dim, dim)."""
@@ -91,7 +91,7 @@ class GroupModels:
 
 
 def center_covariance(
-    noise: Noise, labels: Ints, differ: Differ, *, weights: Floats | None = None
+    noise: ModelNoise, labels: Ints, differ: Differ, *, weights: Floats | None = None
 ) -> Floats:
     """Covariance of the groups' combined models, one per group, of the shape of the users' own.
 
@@ -119,18 +119,18 @@ def center_covariance(
     return out
 
 
-def estimated_noise(uploads: Uploads, labels: Ints) -> Noise:
+def estimated_noise(uploads: Uploads, labels: Ints) -> ModelNoise:
     """The best estimate of noise that the uploads allow; ``labels`` serve where there is none."""
     phi = pooled_dispersion(uploads)
     covariance = covariances(uploads, phi)
     if covariance is not None:
-        return Noise(covariance, "curvature")
+        return ModelNoise(covariance, "curvature")
     traces = noise_traces(uploads, phi)
     if traces is not None:
-        return Noise((traces / uploads.dim)[:, None, None], "trace")
+        return ModelNoise((traces / uploads.dim)[:, None, None], "trace")
     if uploads.has_terms:  # no user has a model of its own
-        return Noise(np.full((uploads.n_users, 1, 1), np.inf), "curvature")
-    return Noise(_spread(uploads, labels)[:, None, None], "spread")
+        return ModelNoise(np.full((uploads.n_users, 1, 1), np.inf), "curvature")
+    return ModelNoise(_spread(uploads, labels)[:, None, None], "spread")
 
 
 def _spread(uploads: Uploads, labels: Ints) -> Floats:
@@ -153,7 +153,7 @@ def _spread(uploads: Uploads, labels: Ints) -> Floats:
 
 
 def guessed_traces(uploads: Uploads) -> Floats | None:
-    """Traces of the users' noise, where nobody says it and users have different numbers of rows.
+    """Traces of the users' noise, where they did not send it and have different numbers of rows.
 
     All of the spread of the models is taken for noise. That is too much where there are groups,
     and the mixture, told so, fits a factor: what it takes from here are the ratios between users.
@@ -165,7 +165,7 @@ def guessed_traces(uploads: Uploads) -> Floats | None:
     return uploads.dim * _spread(uploads, np.zeros(uploads.n_users, dtype=np.intp))
 
 
-def without_penalty(uploads: Uploads, noise: Noise) -> tuple[Floats, Noise]:
+def without_penalty(uploads: Uploads, noise: ModelNoise) -> tuple[Floats, ModelNoise]:
     """What the users' rows alone say: models (n_users, dim) and noise, the penalty P taken off.
 
         A_i = H_i - n_i P,   theta_i -> A_i^-1 H_i theta_i,   C_i -> phi_i A_i^-1
@@ -185,7 +185,7 @@ def without_penalty(uploads: Uploads, noise: Noise) -> tuple[Floats, Noise]:
     theta, covariance = uploads.models.copy(), noise.covariance.copy()
     theta[rows] = (inverse @ (H @ theta[rows, :, None]))[..., 0]
     covariance[rows] = phi[:, None, None] * 0.5 * (inverse + inverse.swapaxes(1, 2))
-    return theta, Noise(covariance, noise.source)
+    return theta, ModelNoise(covariance, noise.source)
 
 
 # -- where each user belongs, and how surely ------------------------------------------------------
@@ -202,14 +202,14 @@ class Membership:
 
 
 def membership(
-    theta: Floats, labels: Ints, noise: Noise, groups: GroupModels, differ: Differ
+    theta: Floats, labels: Ints, noise: ModelNoise, groups: GroupModels, differ: Differ
 ) -> Membership:
     """Posterior probabilities of the groups.
 
         log r_ik = log |C_k| - 1/2 log det S_ik - 1/2 (theta_i - c_k)' S_ik^-1 (theta_i - c_k)
 
     S_ik = C_i + T + V_k, with V_k the covariance of the group's model. The own group is seen
-    without the user itself: with it, everybody would look at home. A user alone in its group is
+    without the user itself, or every user would seem to belong. A user alone in its group is
     compared with the other groups only: ``elsewhere`` is the chance that a member of the nearest
     one is as far from it.
     """
@@ -241,8 +241,10 @@ def membership(
     return answer
 
 
-def _rivals(theta: Floats, own: Ints, noise: Noise, groups: GroupModels, differ: Differ) -> Ints:
-    """The few groups nearest to each user besides its own, in units of its noise."""
+def _rivals(
+    theta: Floats, own: Ints, noise: ModelNoise, groups: GroupModels, differ: Differ
+) -> Ints:
+    """The few other groups nearest to each user, in units of its noise."""
     unit = noise_unit(noise, theta.shape[1], differ)
     z, c = theta @ unit, groups.models @ unit
     squared = cdist(z, c, "sqeuclidean")
@@ -251,13 +253,13 @@ def _rivals(theta: Floats, own: Ints, noise: Noise, groups: GroupModels, differ:
     return np.asarray(np.argpartition(squared, few - 1, axis=1)[:, :few])
 
 
-def noise_unit(noise: Noise, dim: int, differ: Differ) -> Floats:
+def noise_unit(noise: ModelNoise, dim: int, differ: Differ) -> Floats:
     """R with R R' the inverse of the average noise: rows times R have it as their unit."""
     return np.linalg.cholesky(np.linalg.inv(noise.mean(dim) + spread_matrix(differ, dim)))
 
 
 def expected_wrong(
-    noise: Noise, labels: Ints, groups: GroupModels, differ: Differ, shrink: float
+    noise: ModelNoise, labels: Ints, groups: GroupModels, differ: Differ, shrink: float
 ) -> float:
     """Expected number of users put into a wrong group with ``shrink`` times their noise.
 
@@ -265,7 +267,7 @@ def expected_wrong(
     between the two groups' models in units of (shrink C_i + T).
     """
     rows = np.flatnonzero(noise.known)
-    less = Noise(shrink * noise.covariance[rows], noise.source)
+    less = ModelNoise(shrink * noise.covariance[rows], noise.source)
     home = groups.models[labels[rows]]
     chance = np.zeros(len(rows))
     for k in _rivals(home, labels[rows], less, groups, differ).T:

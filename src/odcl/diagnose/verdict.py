@@ -32,7 +32,7 @@ SMALL = 0.1  # one model for all with less of the local error than this: differe
 VISIBLE = 6.0  # distance, in a user's standard deviations, at which groups cannot be overlooked
 FEW_MOVED = 0.05  # share of users elsewhere that may be chance where noise is only guessed
 WORSE = 1.5  # times the best error from which another way is advised
-MISMATCH = 1.5  # see Measured.curvature_mismatch
+MISMATCH = 1.5  # see MeasuredGroups.curvature_mismatch
 OVERDISPERSED = 1.3  # deviances of small counts come near 1.2 without that
 MANY_PARAMETERS = 100  # beyond, users do not send their curvature
 ROWS_PER_PARAMETER = 3  # what we ask for where users have hardly more rows than parameters
@@ -71,10 +71,10 @@ class Facts:
     used: float  # error of the models in hand
     in_noise: float  # distance of the nearest two groups in standard deviations of a user's model
     misplaced: float  # expected number of users in a wrong group
-    crowded: bool  # so many that more rows come first
+    crowded: bool  # too many: more rows come first
     rows_needed: int | None  # rows at which hardly any would be; None: no number helps
     tau2: float  # variance between users of a group, in units of their noise
-    mismatch: float  # see Measured.curvature_mismatch
+    mismatch: float  # see MeasuredGroups.curvature_mismatch
     averaging: float  # error of averaged models in units of pooled rows, where that is all there is
     unsure: float  # share of users whose rows do not determine their noise
     silent: str  # why the users' noise says nothing about groups; empty: it does
@@ -108,8 +108,8 @@ class Facts:
             return False
         if self.used <= WORSE * max(self.errors.used, self.errors.precision):
             return True
-        # Guessed noise of users with few rows has tails of no known law: a user or two in groups
-        # of their own are no reason.
+        # The tails of guessed noise of users with few rows are unknown: a user or two in groups of
+        # their own do not count.
         few_moved = self.moved <= max(2, FEW_MOVED * self.n_users)
         fine = few_moved or self.used <= self.errors.precision + SMALL
         return self.guessed and fine
@@ -131,7 +131,7 @@ def decide(facts: Facts, held: Comparison | None = None) -> Verdict:
     return Verdict(rule.advice, sentence.format(rows=rows, **words), reason, rows, tells_where)
 
 
-def _unknown(f: Facts, held: Comparison | None, rule: Rule) -> Verdict:
+def _unknown(f: Facts, held: Comparison | None, rule: VerdictRule) -> Verdict:
     """The uploads do not tell how good the models are: held-out rows decide, if there are any."""
     untold = (
         f"The uploads do not show how good the models are: {rule.reason.format_map(_words(f))}."
@@ -159,7 +159,7 @@ def _unknown(f: Facts, held: Comparison | None, rule: Rule) -> Verdict:
     return Verdict(advice, SENTENCES[advice], f"{seen}. {untold}")
 
 
-class Rule(NamedTuple):
+class VerdictRule(NamedTuple):
     """Where ``when`` holds, the advice and the reason, with words of :func:`_words` filled in."""
 
     when: Callable[[Facts], object]
@@ -186,46 +186,46 @@ _ROUNDS = (
 # The first rule that applies decides.
 RULES = (
     # Too many users cannot tell their noise: held-out rows, or what the data terms say together.
-    Rule(
+    VerdictRule(
         lambda f: f.silent and f.where is None,
         *("unknown", "{silent}", lambda f: ROWS_PER_PARAMETER * f.dim),
     ),
-    Rule(
+    VerdictRule(
         lambda f: f.silent and f.k == 1 and not f.where,
         *("one-model", f"Nothing in the users' rows sets them apart. {_NO_OWN}"),
     ),
-    Rule(lambda f: f.silent and f.k == 1, "mixed", f"{_GRADUAL} {_NO_OWN}"),
-    Rule(
+    VerdictRule(lambda f: f.silent and f.k == 1, "mixed", f"{_GRADUAL} {_NO_OWN}"),
+    VerdictRule(
         lambda f: f.silent and f.crowded and f.n < ROWS_PER_PARAMETER * f.dim,
         "collect",
         "The users' rows show {k} groups, but {wrong} would be in a wrong one.",
         lambda f: ROWS_PER_PARAMETER * f.dim,
     ),
-    Rule(
+    VerdictRule(
         lambda f: f.silent,
         "one-shot",
         "The users' rows show {k} groups, and {wrong} would be in a wrong one. {still_differ} "
         + _NO_OWN,
     ),
     # No groups.
-    Rule(
+    VerdictRule(
         lambda f: f.k == 1 and f.hidden and not f.where,
         "unknown",
         "with {few_rows} models of classes or counts are too uncertain to show groups",
         lambda f: ROWS_TO_SEE * f.dim,
     ),
-    Rule(
+    VerdictRule(
         lambda f: f.k == 1 and f.where,
         "mixed",
         "{not_apart} " + _GRADUAL + " {worth}, one model for all has {one_times} it. {hide}",
     ),
-    Rule(
+    VerdictRule(
         lambda f: f.k == 1 and (f.tau2 == 0 or f.errors.one < SMALL),
         "one-model",
         "{not_apart} {cloud}; one model for all has {one_noise} of the local models' error. "
         + _HIDE,
     ),
-    Rule(
+    VerdictRule(
         lambda f: (
             f.k == 1 and (f.errors.refit > NO_GAIN or (f.between >= VISIBLE and f.errors.one >= 1))
         ),
@@ -233,13 +233,13 @@ RULES = (
         "{not_apart} Users differ by {differ}, and no two of them are alike: there are no groups "
         "to share a model.",
     ),
-    Rule(
+    VerdictRule(
         lambda f: f.k == 1 and f.between >= VISIBLE,
         "one-model",
         "{not_apart} Users differ by {differ}, one by one and not in groups; one model for all "
         "still has {one} of the local models' error.",
     ),
-    Rule(
+    VerdictRule(
         lambda f: f.k == 1,
         "collect",
         "{not_apart} Users do differ, by {differ}, but that noise is too large to see which of "
@@ -247,20 +247,20 @@ RULES = (
         lambda f: rows_after(f.n, f.dim, (f.between / VISIBLE) ** 2),
     ),
     # Groups that users gain little by, that overlap, or that are not those in hand.
-    Rule(
+    VerdictRule(
         lambda f: f.errors.refit > NO_GAIN,
         "local",
         "Users of a group differ by {differ}; what the {visible} could add leaves {refit} of the "
         "local models' error.",
     ),
-    Rule(
+    VerdictRule(
         lambda f: f.rows_needed is not None,
         "collect",
         "The {visible} overlap: {wrong} are in a wrong one, because the nearest two are only "
         "{apart} apart.",
         lambda f: f.rows_needed or 0,
     ),
-    Rule(
+    VerdictRule(
         lambda f: not f.serves,
         "one-shot",
         "{in_hand}. {shows} {k} groups (clusterer='auto', --clusters auto), the "
@@ -269,7 +269,7 @@ RULES = (
         sentence=OTHER,
     ),
     # Right groups: what is made of them?
-    Rule(
+    VerdictRule(
         lambda f: (
             f.combine in (None, "mean", "samples")
             and f.times_precision > WORSE
@@ -280,20 +280,20 @@ RULES = (
         "precision combining, which weights users by what their rows tell (combine='precision', "
         "--combine precision). {moved}",
     ),
-    Rule(
+    VerdictRule(
         lambda f: f.combine != "mixed" and f.mismatch > MISMATCH,
         "refine",
         "The groups are right, but with {few_rows} the users' quadratic approximations do not add "
         f"up yet. {_ROUNDS}",
     ),
-    Rule(
+    VerdictRule(
         lambda f: f.combine is not None and f.averaging > WORSE,
         "refine",
         "The groups are right, but with {few_rows} averaging models has about {averaging} times "
         "the error of pooling the rows, and there are too many parameters to send curvature. "
         + _ROUNDS,
     ),
-    Rule(
+    VerdictRule(
         lambda f: True,
         "one-shot",
         "The nearest two of {k} groups are {apart} apart, {wrong} would be in a wrong one, and a "

@@ -20,7 +20,7 @@ STILL = 1e-3  # relative change of a distance in one step below which the means 
 
 
 @dataclass(frozen=True, eq=False)
-class Moments:
+class TrueGroups:
     """Means of the true groups and what clustering methods look at, one row per trial."""
 
     means: Floats  # (trials, n_clusters, dim)
@@ -30,7 +30,7 @@ class Moments:
     groups: Ints
 
 
-def moments(theta: Floats, sizes: Ints) -> Moments:
+def true_groups(theta: Floats, sizes: Ints) -> TrueGroups:
     """``theta`` is (trials, n_users, dim), users of a group standing together."""
     groups = np.repeat(np.arange(len(sizes)), sizes)
     starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
@@ -44,7 +44,7 @@ def moments(theta: Floats, sizes: Ints) -> Moments:
     )
     between = _distances(means)
     between[:, np.arange(len(sizes)), np.arange(len(sizes))] = np.inf
-    return Moments(means, np.maximum(squared, 0.0), between, sizes, groups)
+    return TrueGroups(means, np.maximum(squared, 0.0), between, sizes, groups)
 
 
 def _distances(points: Floats) -> Floats:
@@ -55,7 +55,7 @@ def _distances(points: Floats) -> Floats:
 
 
 @dataclass(frozen=True, eq=False)
-class Expected:
+class ExpectedRecovery:
     """What the true groups' own numbers say of K-means, one row per trial."""
 
     stable: Bools  # every user is nearest to its own mean; if not, K-means cannot end there
@@ -63,7 +63,7 @@ class Expected:
     clear: Bools  # and all groups are far apart: four radii between any two means
 
 
-def kmeans_expected(at: Moments) -> Expected:
+def kmeans_expected(at: TrueGroups) -> ExpectedRecovery:
     """Are the true groups where the best of many K-means runs ends?
 
     They have to be stable, and no cheaper partition may be in sight: a user moved to another
@@ -72,7 +72,7 @@ def kmeans_expected(at: Moments) -> Expected:
     """
     stable = (at.squared.argmin(axis=2) == at.groups).all(axis=1)
     if len(at.sizes) == 1:
-        return Expected(stable, stable, stable)
+        return ExpectedRecovery(stable, stable, stable)
     n = at.sizes.astype(np.float64)
     own = np.take_along_axis(at.squared, at.groups[None, :, None], axis=2)[..., 0]
     # What a user's leaving saves, and what its joining another group costs (Hartigan and Wong).
@@ -83,11 +83,11 @@ def kmeans_expected(at: Moments) -> Expected:
     merged = n[:, None] * n / (n[:, None] + n) * at.between**2
     likely = stable & stays & (saved.max(axis=1) < merged.min(axis=(1, 2)))
     clear = likely & (at.between.min(axis=(1, 2)) ** 2 > 16 * own.max(axis=1))
-    return Expected(stable, likely, clear)
+    return ExpectedRecovery(stable, likely, clear)
 
 
 def kmeans_correction(
-    theta: Floats, at: Moments, expected: Expected, *, real: int, seed: int
+    theta: Floats, at: TrueGroups, expected: ExpectedRecovery, *, real: int, seed: int
 ) -> tuple[float, float]:
     """Share of trials in which K-means++ (ten seedings) finds the true groups: how much it differs
     from the share that is expected, and the standard error of the difference.
@@ -151,7 +151,7 @@ def fusing_lambda(theta: Floats, sizes: Ints) -> Floats:
     return least
 
 
-def convex_path(low: Floats, at: Moments) -> Bools:
+def convex_path(low: Floats, at: TrueGroups) -> Bools:
     """Do the true groups stay apart at lambda = ``low``, so that the path shows them? (trials,)
 
     All groups have fused there, and forces of one group on another are those on its mean: the

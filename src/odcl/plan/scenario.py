@@ -125,7 +125,7 @@ def scenario(
     """A federation by its numbers; the defaults are the paper's linear set-up (Section 5).
 
     Rows have five random features (or dim, if fewer) from N(0, 1) and zeros elsewhere.
-    Without ``separation`` the groups' models are those of the paper's linear set-up, which exists
+    Without ``separation`` the groups' models are as in the paper's linear set-up, which exists
     for 1, 4 and 10 groups; with it they are ``separation`` apart, all equally far from one another
     where dim allows (n_clusters <= dim + 1), on a cubic lattice otherwise. ``noise`` is the
     standard deviation of the target around its model (squared loss only; default 1). ``tau`` is
@@ -301,7 +301,7 @@ def from_pilot(result: Result, federation: Federation, *, n_users: int | None = 
     """The federation that a pilot suggests: its groups, its rows, its noise.
 
     ``federation`` holds the rows that ``result`` was fitted on. Groups keep their shares when
-    ``n_users`` is another number than the pilot's; rows are drawn from those of the group's users.
+    ``n_users`` differs from the pilot's; rows are drawn from the rows of the group's users.
     How far users of a group differ (tau) is what ``result.diagnose()`` finds. A pilot that shows no
     groups, or has too few rows to show any, is refused.
     """

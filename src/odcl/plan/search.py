@@ -21,7 +21,7 @@ METHODS = {
 }
 CURVES = ("kmeans", "convex")  # simulated at every point
 MOST_SURE = 0.99
-CEILING = 10_000_000  # rows per user: nobody has more
+CEILING = 10_000_000  # rows per user at which a plan ends
 STEP = 1.6  # between the n of the first look
 FAR = 1000  # times the first guess: where the search for the groups ends
 WIDE = 10  # times the first guess: from here on steps are longer
@@ -43,7 +43,7 @@ FINE = 241  # values of n that are weighed against each other
 # a curve with few runs is expected to be about as steep as one with many, rather flatter.
 POWERS, USUAL, DOUBT = np.geomspace(2.0, 80.0, 41), 9.0, 0.8
 FLATTER, ALIKE = 0.75, 0.5
-SHOWN = 3.0  # failures that so many runs would have had at the target
+SHOWN = 3.0  # failures expected at the target from which no failure is evidence
 
 
 @dataclass(frozen=True)
@@ -96,11 +96,11 @@ class Plan:
     paper: dict[str, int] = field(default_factory=dict)  # the paper's threshold, by method
     wanted_error: float | None = None
     for_error: dict[str, int | None] = field(default_factory=dict)  # by combiner; None: never
-    beyond: int | None = None  # about the n that would be needed, where nobody has so many rows
+    beyond: int | None = None  # about the n that is needed, where it is beyond the ceiling
 
     @property
     def smallest(self) -> dict[str, int | None]:
-        """Method -> smallest n for the target; None: not below the largest n looked at."""
+        """Method -> smallest n for the target; None: beyond the largest n simulated."""
         return {name: None if at is None else at.n for name, at in self.crossings.items()}
 
     @property
@@ -143,8 +143,8 @@ def plan(
     """Smallest n for exact recovery with probability ``target``, by simulation of uploads.
 
     Local models are drawn from their normal law around the truth, with the curvature of rows drawn
-    as the scenario says (default: the paper's linear set-up), and clustered. ``error`` asks
-    besides for the smallest n at which the models' relative squared error is no larger.
+    as the scenario says (default: the paper's linear set-up), and clustered. ``error`` also asks
+    for the smallest n at which the models' relative squared error is no larger.
     """
     scene = scenario() if scene is None else scene
     if not isinstance(scene, Scenario):
@@ -205,7 +205,7 @@ def _crossing(points: list[Point], method: str, target: float) -> Crossing | Non
 
 
 class _Simulated:
-    """The n that were looked at, each simulated once."""
+    """The n that were simulated, once each."""
 
     def __init__(self, scene: Scenario, seed: int, say: Callable[[str], None]) -> None:
         self.scene, self.seed, self.say = scene, seed, say
@@ -323,7 +323,7 @@ def crossing(
     *,
     like: Crossing | None = None,
 ) -> Crossing | None:
-    """Smallest n with a probability of ``target``; None where no n that was looked at has it.
+    """Smallest n with a probability of ``target``; None where no simulated n reaches it.
 
         probability(n) = exp(-f (n / n_target)^-b),    f = -log(target)
 

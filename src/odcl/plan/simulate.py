@@ -17,22 +17,21 @@ from odcl.plan.scenario import Scenario
 from odcl.risk.loss import Loss, symmetric, weighted_gram
 from odcl.server.combine import average_by_cluster, solve_symmetric
 
-# Curvatures of so many users are drawn for each n and dealt out to the users of all trials. Near
-# n = dim they have heavy tails, and one user in two thousand decides about a recovery of 95 %; the
-# more parameters, the thinner the tails, and fewer do.
+# This many curvatures are drawn for each n and dealt out to the users of all trials. Near n = dim
+# they have heavy tails, and one user in two thousand decides about a recovery of 95 %. With more
+# parameters the tails are thinner, and fewer curvatures are enough.
 MOST_CURVATURES, ROWS, CURVATURE_NUMBERS = 2_500, 100_000, 2_000_000
-# A curvature of more rows is one of so many, scaled: n times its mean, and a user's own part of it
-# has become small.
+# A curvature of more rows than this is one of this many, scaled: a user's own part is small then.
 MOST_ROWS, ROWS_PER_PARAMETER = 2_000, 100
 POOLS = 40  # of curvatures, one per group and world
 WORLDS = 4  # sets of models for which curvatures are drawn, where these depend on the model
-# Trials come in blocks that share no curvature: what differs between blocks shows the chance in the
-# drawing of curvatures as well. A block has at least so many curvatures for each user.
+# Trials come in blocks that share no curvature, so that differences between blocks include the
+# chance in drawing curvatures. A block has at least this many curvatures for each user.
 BLOCKS, CURVATURES_PER_USER = 8, 5
 
 TRIALS, FEWEST_TRIALS = 300, 12
 TRIAL_NUMBERS = 12_000_000  # users of all trials, times dim^2: 300 of 100 with 20 parameters
-CONVEX_TRIALS = 100  # trials that are looked at for convex clustering
+CONVEX_TRIALS = 100  # trials that convex clustering is simulated on
 CONVEX_PAIRS = 20_000_000  # pairs of users of a group in them
 UNSEEN = 3.0  # times the variance of independent trials, where all share their curvatures
 SLIGHTLY = 1.02  # above the least lambda that fuses the groups
@@ -61,7 +60,7 @@ class Pool:
 
 
 @dataclass(frozen=True, eq=False)
-class Trials:
+class SimulatedUploads:
     """Uploads of many federations with one n."""
 
     optima: Floats  # (trials, n_users, dim)
@@ -77,7 +76,7 @@ class Trials:
 
 def draw_trials(
     scene: Scenario, n: int, n_trials: int, rng: Generator, *, most: int = MOST_CURVATURES
-) -> Trials:
+) -> SimulatedUploads:
     """Uploads of ``n_trials`` federations whose users have ``n`` rows each.
 
     ``most`` curvatures are drawn for them.
@@ -91,10 +90,14 @@ def draw_trials(
     for i, world in enumerate(made):  # each has curvatures and blocks of its own
         world.drawn[:] += i * len(world.curvatures)
         world.block[:] += i * BLOCKS
-    return Trials(*map(np.concatenate, zip(*(vars(world).values() for world in made), strict=True)))
+    return SimulatedUploads(
+        *map(np.concatenate, zip(*(vars(world).values() for world in made), strict=True))
+    )
 
 
-def _world(scene: Scenario, n: int, count: int, worlds: int, rng: Generator, most: int) -> Trials:
+def _world(
+    scene: Scenario, n: int, count: int, worlds: int, rng: Generator, most: int
+) -> SimulatedUploads:
     """Trials that share their curvatures and, in one of several ``worlds``, the groups' models."""
     groups, dim = scene.groups, scene.dim
     n_sets = 1 if worlds else count
@@ -127,7 +130,7 @@ def _world(scene: Scenario, n: int, count: int, worlds: int, rng: Generator, mos
                 kept = np.matmul(pool.keep[which], kept[..., None])[..., 0]
             theta[t, own] = np.matmul(pool.blur[which], noise[..., None])[..., 0] + kept
     curvatures = np.concatenate([pool.A for pool in pools])
-    return Trials(optima, theta, drawn + size * pool_of, curvatures, block)
+    return SimulatedUploads(optima, theta, drawn + size * pool_of, curvatures, block)
 
 
 def curvature_pool(
@@ -206,7 +209,9 @@ def default_finds(scene: Scenario, n: int, runs: int, *, seed: int, number: int 
     return sum(same_partition(labels, scene.groups) for labels in found)
 
 
-def simulated_terms(scene: Scenario, n: int, trials: Trials, t: int, rng: Generator) -> Quadratics:
+def simulated_terms(
+    scene: Scenario, n: int, trials: SimulatedUploads, t: int, rng: Generator
+) -> Quadratics:
     """The data terms of the users of one trial, as the server sees them.
 
     Coordinates are scaled by the summed curvature, and models are relative to the pooled one; for
@@ -255,14 +260,14 @@ def evaluate(scene: Scenario, n: int, *, seed: int = 0, most: int = TRIALS) -> P
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(n,)))
     n_trials = max(FEWEST_TRIALS, min(most, TRIAL_NUMBERS // (scene.n_users * scene.dim**2)))
     trials = draw_trials(scene, n, n_trials, rng)
-    at = recovery.moments(trials.theta, scene.sizes)
+    at = recovery.true_groups(trials.theta, scene.sizes)
     expected = recovery.kmeans_expected(at)
     more, doubt = recovery.kmeans_correction(trials.theta, at, expected, real=real, seed=seed)
     pairs = int(np.square(scene.sizes).sum())
     count = min(max(4, min(CONVEX_TRIALS, CONVEX_PAIRS // pairs)), n_trials)
     some = np.arange(count) * n_trials // count
     part = trials.theta[some]
-    lam, at = recovery.fusing_lambda(part, scene.sizes), recovery.moments(part, scene.sizes)
+    lam, at = recovery.fusing_lambda(part, scene.sizes), recovery.true_groups(part, scene.sizes)
     found = {"kmeans": expected.likely, "convex": recovery.convex_path(SLIGHTLY * lam, at)}
     share = {name: float(values.mean()) for name, values in found.items()}
     spread = {
@@ -277,7 +282,7 @@ def evaluate(scene: Scenario, n: int, *, seed: int = 0, most: int = TRIALS) -> P
 
 
 def _spread(found: Bools, block: Ints) -> float:
-    """Standard error of a share: from the blocks that share no curvature, where there are some."""
+    """Standard error of a share, from the blocks that share no curvature if there are several."""
     plain = float(found.var()) / len(found)
     _, which = np.unique(block, return_inverse=True)
     size = np.bincount(which)
@@ -293,12 +298,12 @@ def combiners(scene: Scenario) -> tuple[str, ...]:
 
 
 def _errors(
-    scene: Scenario, n: int, trials: Trials, right: Bools, seed: int
+    scene: Scenario, n: int, trials: SimulatedUploads, right: Bools, seed: int
 ) -> tuple[dict[str, float], float]:
     """Relative squared error of every way to a user's model, and the share of misplaced users.
 
-    Errors are those of the median federation: with few rows one user's model can be any distance
-    off, and a mean over federations would be ruled by it.
+    Errors are those of the median federation: with few rows a single user's model can be far off
+    and would dominate a mean over federations.
     """
     some = min(max(2, ERROR_NUMBERS // (scene.n_users * scene.dim**2)), 60, len(trials.theta))
     errors: dict[str, list[float]] = {name: [] for name in (*combiners(scene), "local")}

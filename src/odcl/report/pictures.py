@@ -45,7 +45,7 @@ def available() -> bool:
 
 
 def view(theta: Floats, centers: Floats) -> Floats:
-    """Two orthonormal directions, (2, dim): those of the groups first, then those of the users."""
+    """Two orthonormal directions, (2, dim): in which groups differ, then in which users do."""
     between = _directions(centers)[: max(len(centers) - 1, 0)]
     within = theta - theta @ between[:2].T @ between[:2]
     return np.vstack([between, _directions(within), np.eye(2, theta.shape[1])])[:2]

@@ -12,13 +12,13 @@ from odcl.errors import printable
 
 
 class Silent:
-    """Progress that nobody watches."""
+    """Progress that is not shown."""
 
     def stage(self, text: str, n: int | None = None, what: str = "local models") -> None:
         """Say what happens now; with ``n``, a bar over that many local models, or files."""
 
     def advance(self, n: int) -> None:
-        """So many more of them are there."""
+        """Count ``n`` more of them as done."""
 
 
 class Bar(Silent):

@@ -41,7 +41,7 @@ def table(header: Sequence[str], rows: Sequence[Any], *, left: Sequence[int] = (
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Any], *, left: Sequence[int] = ()) -> str:
-    """The same in Markdown that also reads well as plain text."""
+    """A table in Markdown that also reads well as plain text."""
     one_line = str.maketrans({"|": "\\|", "\n": " "})
     cells = [[str(cell).translate(one_line) for cell in line] for line in (header, *rows)]
     head, *lines = _padded(cells, left, least=3)
@@ -146,8 +146,8 @@ def _ahead(comparison: Comparison, shell: bool) -> Iterator[str]:
 def finding(n_groups: int, among: str, differences: Mapping[str, float] | None) -> str:
     """What was found, for the headline of a fit or a round, without its full stop.
 
-    ``among`` says who was looked at ("60 users"); ``differences`` are standard deviations within a
-    group by coefficient, as in :func:`~odcl.mixed.differences.named_differences`, None: not known.
+    ``among`` is the number of users or sites ("60 users"); ``differences`` are standard deviations
+    within a group, as in :func:`~odcl.mixed.differences.named_differences`, None: not known.
     """
     text = f"{n_groups:,} groups among {among}" if n_groups > 1 else f"No groups among {among}"
     if differences is None:
@@ -166,7 +166,7 @@ def group_table(labels: Ints, n_rows: Ints, users: Any, *, most: int = 20) -> st
 
 
 def groups_text(sizes: Any, rows: Any, labels: Ints, users: Any, *, most: int = 20) -> str:
-    """Groups of ``sizes`` users, largest first, with some of ``users``, whose groups are told."""
+    """Groups of ``sizes`` users, largest first, with some of ``users``, in groups ``labels``."""
     order = np.argsort(-sizes, kind="stable")
     lines = []
     for k in order[:most]:

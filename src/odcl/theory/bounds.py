@@ -231,7 +231,7 @@ def error_floor(fractions: Sequence[float], squared_distances: Sequence[float]) 
     """What does not vanish in cluster k: sum_{l != k} epsilon_kl^2 D_kl (Theorem 3).
 
     ``fractions`` are epsilon_kl = |C'_k & C_l| / |C'_k| and ``squared_distances`` D_kl =
-    ||theta*_k - theta*_l||^2 over l != k. Up to a constant; Lemma 9 has a factor K - 1 besides,
+    ||theta*_k - theta*_l||^2 over l != k. Up to a constant; Lemma 9 has another factor K - 1,
     which Theorem 3 hides in it.
     """
     squares = check.several("squared_distances", squared_distances)
@@ -262,8 +262,8 @@ def ifca_rounds(
 ) -> float:
     """Rounds of IFCA to distance epsilon: 8 kappa m / |C_(K)| log(2 D / epsilon) (Section 4.3).
 
-    One round of ODCL against so many: this is also the factor by which the paper counts the
-    communication saved. 0 < epsilon < 2 D, kappa = L / mu >= 1.
+    ODCL takes one round, so this is also the factor by which the paper counts the communication
+    saved. 0 < epsilon < 2 D, kappa = L / mu >= 1.
     """
     m, size = check.users(n_users, smallest)
     check.positive(D=D)

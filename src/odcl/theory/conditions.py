@@ -69,7 +69,7 @@ def sample_ratio(alpha: float, M: float, D: float, *, gamma: float | None = None
     ``alpha`` is the separation the clustering method needs, M that of
     :func:`~odcl.theory.constants.m_constant` (the largest over users), D > 0 the smallest distance
     between population optima. ``gamma`` gives Eq. (11), 4 M alpha^2 / (D - 2 gamma)^2 with
-    0 < gamma < D/2, of which the theorem is the case gamma = D/4.
+    0 < gamma < D/2; the theorem is the case gamma = D/4.
     """
     check.not_negative(alpha=alpha)
     check.positive(M=M, D=D)
@@ -155,7 +155,7 @@ def _reaches(n: int, ratio: float, *, logs: int) -> bool:
 
     In float64 neighbours n and n + 1 look alike from 1e15 on, and near a tie well before. Here
     digits are added until the gap is larger than its own rounding error. That ends, for log n is
-    irrational and the two sides are never equal (nobody has proved it of log log n).
+    irrational and the two sides are never equal (for log log n this is not proved).
     """
     digits = 40
     while True:
