@@ -28,7 +28,7 @@ from odcl.artifact.arrays import ArraySpec, expect, is_count, parse_json
 from odcl.data.federation import as_ids
 from odcl.engines.files.envelope import Refused, refusing
 from odcl.engines.files.keys import write_new
-from odcl.engines.flower.fits import Fit, RiskFit, RoundFit
+from odcl.engines.flower.fits import Fit, RiskFit
 from odcl.engines.flower.messages import array_record, arrays_of, config_of, content
 from odcl.engines.flower.node import NodeData, NodeModels
 from odcl.engines.flower.request import Request, ids_from_text, ids_to_text
@@ -151,11 +151,6 @@ def make_client_app(
 
     def answered(node: _Node, message: Message, *, last: bool) -> tuple[Message, Answers]:
         _, data, agreed, called = node
-        if not isinstance(fit, RoundFit):
-            raise Refused(
-                f"{type(fit).__name__} fits once, on a user's own rows, and cannot go on from a "
-                "model that is sent to it: ask for the one shot (refine_rounds=0)."
-            )
         with refusing(MESSAGE):
             question, models, labels = _question(message, agreed, called)
         found = fit.answer(data.train, agreed, models, labels, question.work())

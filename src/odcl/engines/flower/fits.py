@@ -7,12 +7,13 @@ subclass of :class:`Fit`.
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 
 from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.federation import Federation, positions
+from odcl.engines.files.envelope import Refused
 from odcl.engines.flower.node import NodeModels
 from odcl.engines.flower.request import expect_bare
 from odcl.engines.wire import Agreed
@@ -30,8 +31,8 @@ from odcl.server.last_step import Placed, last_step
 class Fit:
     """A model that users fit on their own rows.
 
-    A subclass says what users send, :meth:`uploads`; the other two methods serve all models that
-    the agreed risk describes.
+    A subclass says what users send, :meth:`uploads`; :meth:`last_step` and :meth:`loss` serve all
+    models that the agreed risk describes. Models that take part in rounds have :meth:`answer`.
     """
 
     def uploads(self, rows: Federation, agreed: Agreed, *, seed: int) -> Uploads:
@@ -70,21 +71,21 @@ class Fit:
         z = linear_predictors(test.X[known], theta, owner[known], risk)
         return float(risk.loss.value(z, risk.loss.encode(test.y)[known]).mean())
 
-
-@runtime_checkable
-class RoundFit(Protocol):
-    """A model that can take part in rounds; odcl's risks do, and so do PyTorch modules."""
+    # -- rounds: IFCA, and rounds inside the groups ------------------------------------------------
 
     def answer(
         self, rows: Federation, agreed: Agreed, models: Floats, labels: Ints | None, work: Work
     ) -> Answers:
         """Users' answers to ``models`` (n_models, dim): to that of ``labels`` (n_users,), or to
         the one with the least risk on their own rows."""
-        ...
+        raise Refused(
+            f"{type(self).__name__} fits once, on a user's own rows, and cannot go on from a "
+            "model that is sent to it: ask for the one shot (refine_rounds=0)."
+        )
 
     def smoothness(self, rows: Federation, agreed: Agreed, radius: float) -> Floats:
         """L_i of each user over a ball, (n_users,)."""
-        ...
+        raise Refused("step_size='auto' needs a known risk: pass a number.")
 
 
 class RiskFit(Fit):

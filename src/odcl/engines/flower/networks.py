@@ -223,10 +223,6 @@ class ModuleFit(Fit):
         replies = replies if work.n_steps else picked
         return Answers(mine[:, None], picked[:, None], risk[:, None], replies[:, None])
 
-    def smoothness(self, rows: Federation, agreed: Agreed, radius: float) -> Floats:
-        """Unknown for a network."""
-        raise Refused("step_size='auto' needs a known risk: pass a number.")
-
 
 # -- states as vectors -----------------------------------------------------------------------------
 
