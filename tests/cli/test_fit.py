@@ -15,7 +15,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from odcl import Method, ODCLRegressor
 from odcl.data.source import read_table
-from odcl.estimators.persist import save_fitted
+from odcl.fitted.persist import save_fitted
 from tests.helpers import (
     NO_HOLDOUT,
     ROLES,

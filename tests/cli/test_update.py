@@ -129,7 +129,7 @@ def test_classes_and_categories_are_read_as_in_the_fit(command, fit_once):
 
 def test_a_run_whose_uploads_were_not_kept_needs_all_rows(command, tables, monkeypatch):
     frame, old, new = tables
-    monkeypatch.setattr("odcl.estimators.persist.MOST_UPLOADS", 100)
+    monkeypatch.setattr("odcl.fitted.persist.MOST_UPLOADS", 100)
     command("fit", save_csv(old), *NO_HOLDOUT, "--out", "run")
     assert not Path("run/uploads.safetensors").exists()
     said = command("update", "run", save_csv(new, "new.csv"))

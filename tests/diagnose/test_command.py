@@ -142,7 +142,7 @@ def test_a_run_whose_uploads_were_changed_is_refused_by_their_name(run, tmp_path
 
 
 def test_uploads_too_large_to_copy_are_not_kept_and_the_rows_serve_instead(run, monkeypatch):
-    monkeypatch.setattr("odcl.estimators.persist.MOST_UPLOADS", 1000)
+    monkeypatch.setattr("odcl.fitted.persist.MOST_UPLOADS", 1000)
     assert run("fit", "table.csv", *NO_HOLDOUT, "--out", "run", "-q")[0] == 0
     code, out, err = run("diagnose", "run")
     assert (code, out) == (2, "")

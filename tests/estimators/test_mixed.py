@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from odcl import Method, ODCLRegressor
 from odcl.data.source import read_table
-from odcl.estimators.persist import MIXTURE
+from odcl.fitted.persist import MIXTURE
 from odcl.mixed.differences import differences_text
 from tests.helpers import (
     NO_HOLDOUT,

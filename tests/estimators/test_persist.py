@@ -28,8 +28,8 @@ from odcl import (
     linear_federation,
 )
 from odcl.artifact.manifest import MANIFEST, Entry, Manifest
-from odcl.estimators.persist import MODEL, NUMBERS
 from odcl.fitted.columns import UserColumns
+from odcl.fitted.persist import MODEL, NUMBERS
 from tests.helpers import files_below, full_disk, model_of
 
 FITTED = ["theta_", "cluster_theta_", "labels_", "pooled_theta_", "n_rows_"]

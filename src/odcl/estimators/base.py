@@ -382,7 +382,7 @@ class ODCLEstimator(FittedAttributes, FrameInput):
 
         ``force`` replaces a model that is there already, and nothing else.
         """
-        from odcl.estimators.persist import save_fitted
+        from odcl.fitted.persist import save_fitted
 
         save_fitted(self._to_save(), path, force=force)
 

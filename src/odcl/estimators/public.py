@@ -20,8 +20,8 @@ from odcl.data.federation import Federation, check_size
 from odcl.data.frames import is_dask_frame
 from odcl.errors import show
 from odcl.estimators.base import ODCLEstimator
-from odcl.estimators.persist import KIND, MODEL, read_fitted
 from odcl.estimators.settings import check_settings
+from odcl.fitted.persist import KIND, MODEL, read_fitted
 from odcl.fitted.value import Fitted
 from odcl.local.predict import residual_scale
 from odcl.risk.loss import Loss

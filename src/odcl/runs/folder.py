@@ -19,9 +19,9 @@ from odcl.data.source import read_table
 from odcl.data.tables import beside
 from odcl.errors import count, show
 from odcl.estimators.evidence import read_evidence
-from odcl.estimators.persist import KIND, MODEL, update_fitted
 from odcl.estimators.public import estimator_with, load_estimator, read_estimator
 from odcl.evaluate.scores import Comparison
+from odcl.fitted.persist import KIND, MODEL, update_fitted
 from odcl.fitted.value import Fitted
 from odcl.runs.run import PAGE
 from odcl.runs.tables import run_tables

@@ -14,8 +14,8 @@ from odcl.artifact.arrays import json_bytes
 from odcl.artifact.folder import check_artifact_place as check_place
 from odcl.errors import count
 from odcl.estimators.evidence import Evidence, evidence_files
-from odcl.estimators.persist import save_fitted
 from odcl.evaluate.scores import Comparison
+from odcl.fitted.persist import save_fitted
 from odcl.report.text import comparison_table, groups_text, in_bytes, verdict
 from odcl.runs.tables import run_tables
 

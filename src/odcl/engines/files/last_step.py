@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,15 @@ from odcl.engines.files.task import Task
 from odcl.engines.wire import difference
 from odcl.errors import InputError, Setting, listing
 from odcl.exchange.upload import Uploads
+from odcl.fitted.columns import UserColumns
+from odcl.fitted.value import Fitted, InputColumns, Newcomers, settings_of
 from odcl.local.fit import LocalModels
+from odcl.local.predict import one_for_all
 from odcl.local.receive import Received
+from odcl.mixed.layout import model_map, model_spread, without_rows
+from odcl.server.assign_models import GroupStatistics, groups_of
 from odcl.server.last_step import Placed, last_step
+from odcl.server.result import ServerStep
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,10 +71,60 @@ class SiteModels:
 
     def estimator(self) -> Any:
         """The models as an estimator, which predicts, assigns new users and is saved."""
-        from odcl.estimators.federated import site_fitted
         from odcl.estimators.public import estimator_with
 
-        return estimator_with(site_fitted(self))
+        return estimator_with(self.fitted())
+
+    def fitted(self) -> Fitted:
+        """The fit of the site's own users."""
+        task, groups = self.task, self.download.groups
+        risk, mixture, labels = task.risk, groups.mixture, self.labels
+        if mixture is not None:  # every site knows all groups, and nothing of others' features
+            offset, change = model_map(mixture, risk)
+            centers = offset + mixture.centers @ change.T
+            tau2: float | None = float(np.diag(model_spread(mixture, risk)).mean())
+            members = np.maximum(groups.sizes, 1)
+            some, spread = members.astype(np.float64), tau2 or 0.0
+            sizes = (spread, spread, np.nan, 0.0)
+            own = GroupStatistics(centers, members, some, np.ones(len(some)), *sizes)
+            newcomers = Newcomers.of(own, without_rows(mixture, risk)[0][-1])
+        else:
+            centers, labels, tau2, newcomers = self._own_groups()
+        received, known = self.received, (self.users, labels, self.probability, self.rows.n_rows)
+        sure = received.covariance, received.noise, received.dof
+        return Fitted(
+            InputColumns.of_schema(self.table.schema),
+            task.scaling,
+            risk,
+            task.resolved,
+            groups.rule,
+            f"{groups.reason} {groups.diagnosis}",
+            centers,
+            mixture,
+            tau2,
+            newcomers,
+            UserColumns(*known, received.models, *sure),
+            self.uploads,
+            has_users=self.table.has_users,
+            whole=False,
+            settings=settings_of(risk, task.method),
+        )
+
+    def _own_groups(self) -> tuple[Floats, Ints, float | None, Newcomers]:
+        """Of other methods a site knows its own users' groups: models, labels, tau2 and more."""
+        task, given, groups = self.task, self.download.downloads, self.download.groups
+        numbers, labels = np.unique(self.labels, return_inverse=True)
+        first = [int(np.flatnonzero(self.labels == k)[0]) for k in numbers]
+        centers = given.model[first]
+        step = ServerStep(
+            *(self.users, labels, centers, given.model, groups.rule, groups.reason, ""),
+            tau2=given.tau2,
+        )
+        newcomers = Newcomers(
+            partial(groups_of, self.rows, task.risk, self.local, step, task.resolved),
+            partial(one_for_all, self.rows, task.risk),
+        )
+        return centers, labels, given.tau2, newcomers
 
 
 def receive(

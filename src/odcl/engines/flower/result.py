@@ -36,11 +36,18 @@ from odcl.engines.flower.request import Request
 from odcl.engines.wire import SetAside
 from odcl.exchange.ledger import Ledger, fedavg_exchange, ifca_exchange
 from odcl.exchange.upload import Uploads
+from odcl.fitted.columns import UserColumns
+from odcl.fitted.persist import KIND, read_fitted, save_fitted, update_fitted
 from odcl.fitted.users import add_users
-from odcl.fitted.value import Fitted
+from odcl.fitted.value import Fitted, InputColumns, Newcomers, settings_of
+from odcl.local.receive import Received
 from odcl.local.terms import n_classes
+from odcl.method import Method
+from odcl.mixed.layout import without_rows
 from odcl.risk.risk import Risk
-from odcl.server.assign import Assignment
+from odcl.server.assign import Assignment, models_by_terms
+from odcl.server.assign_models import groups_of_uploads
+from odcl.server.combine import combine_clusters
 from odcl.server.result import ServerStep
 
 if TYPE_CHECKING:
@@ -157,8 +164,6 @@ class Columns:
 
 def write_result(outcome: Outcome, columns: Columns, folder: Path, *, force: bool) -> None:
     """Write a run, whole or not at all."""
-    from odcl.estimators.federated import server_fitted
-    from odcl.estimators.persist import save_fitted
     from odcl.estimators.public import estimator_with
     from odcl.runs.run import RunReport, finite
     from odcl.runs.tables import run_tables
@@ -171,8 +176,8 @@ def write_result(outcome: Outcome, columns: Columns, folder: Path, *, force: boo
         return
     fitted = server_fitted(
         *(uploads, outcome.step, request.method, request.agreed(outcome.n_features).method),
-        schema=columns.schema(request.risk, outcome.n_features, uploads.users),
-        scaling=columns.scaling(outcome.n_features),
+        columns.schema(request.risk, outcome.n_features, uploads.users),
+        columns.scaling(outcome.n_features),
     )
     model = estimator_with(fitted)
     extras = {
@@ -180,7 +185,44 @@ def write_result(outcome: Outcome, columns: Columns, folder: Path, *, force: boo
         NODES: json_bytes(finite(nodes_json(outcome))),
         **run_tables(model),
     }
-    save_fitted(model._to_save(), folder, force=force, extras=extras)
+    save_fitted(fitted, folder, force=force, extras=extras)
+
+
+def server_fitted(
+    uploads: Uploads,
+    step: ServerStep,
+    method: Method,
+    resolved: Method,
+    schema: TableSchema,
+    scaling: Scaling,
+) -> Fitted:
+    """The fit as the server knows it from the uploads alone.
+
+    Models are those of the users' data terms where these were sent (for squared loss that is what
+    users have themselves), else their groups'. ``schema`` and ``scaling`` say how a table becomes
+    the rows that users fitted.
+    """
+    assert uploads.risk is not None
+    risk = uploads.risk
+    if step.mixture is None:
+        everybody = np.zeros(len(uploads), dtype=np.intp)
+        pooled = combine_clusters(uploads, everybody, resolved.combine).centers[0]
+        received = Received(step.models, np.full(len(uploads), np.nan), "none")
+    else:
+        pooled = without_rows(step.mixture, risk)[0][-1]
+        received = models_by_terms(uploads, step.mixture)
+    rows = uploads.n_samples.astype(np.intp)
+    return Fitted.of_step(
+        step,
+        InputColumns.of_schema(schema, schema.user),
+        scaling,
+        risk=risk,
+        method=resolved,
+        users=UserColumns.of(uploads.users, rows, received, step.labels, step.probabilities),
+        uploads=uploads,
+        newcomers=Newcomers.of(groups_of_uploads(uploads, step, resolved), pooled),
+        settings=settings_of(risk, method, schema.user),
+    )
 
 
 def _facts(outcome: Outcome) -> dict[str, Any]:
@@ -237,7 +279,7 @@ def _node_json(
 
 @dataclass(frozen=True, eq=False)
 class SavedRun:
-    """A result on disk: the model, and which nodes have theirs."""
+    """A result on disk: the fit, and which nodes have their models."""
 
     fitted: Fitted
     request: Request
@@ -250,7 +292,6 @@ class SavedRun:
 
 def open_result(folder: Path) -> SavedRun:
     """Read what :func:`write_result` wrote."""
-    from odcl.estimators.persist import KIND, read_fitted
 
     with open_artifact(folder, kind=KIND) as stored:
         words, fitted = _nodes_of(stored), read_fitted(stored)
@@ -289,7 +330,6 @@ def add_late(
     set_aside: Sequence[SetAside],
 ) -> None:
     """Remember users who came after the run, and which nodes have their models by now."""
-    from odcl.estimators.persist import update_fitted
     from odcl.estimators.public import estimator_with
     from odcl.runs.run import finite
     from odcl.runs.tables import run_tables
