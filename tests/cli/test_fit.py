@@ -326,11 +326,11 @@ TAKEN = {
     ),
     "no id": (
         lambda f: f.assign(user=f.user.where(f.user != "u3")),
-        ["14 rows left out for want of a value, 14 of them without a user's id"],
+        ["14 rows with missing values left out, 14 of them without a user's id"],
     ),
     "dropped": (
         lambda f: f.assign(a=f.a.where(f.index != 4), y=f.y.where(f.index > 2)),
-        ["4 rows left out for want of a value"],
+        ["4 rows with missing values left out"],
     ),
     "two values": (
         lambda f: f.assign(y=(f.y > 5).astype(int)),

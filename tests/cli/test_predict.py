@@ -112,7 +112,7 @@ def test_missing_values_at_prediction_are_refused_dropped_or_filled(command, fit
     assert "'a' has no value in row 5" in said.err
     assert "--drop" not in said.err
     dropped = command("predict", "run", "gap.csv", "--missing", "drop")
-    assert dropped.err == "odcl: 1 row left out for want of a value\n"
+    assert dropped.err == "odcl: 1 row with missing values left out\n"
     rows = [int(line.split(",")[1]) for line in dropped.out.splitlines()[1:]]
     assert rows == [i for i in range(1, 113) if i != 5]
     assert command("predict", "run", "gap.csv", "--missing", "mean").err.endswith("in (a: 1)\n")
@@ -187,7 +187,7 @@ def test_what_is_odd_in_a_piece_is_told_of_the_table(command, fit_once, short_pi
     assert "row 4 (incomplete rows: 2 of 112)" in said.err
     assert not Path("p.csv").exists()
     said = command("predict", "run", "table.csv", "--out", "p.csv", "--missing", "drop")
-    assert "2 rows left out for want of a value" in said.err
+    assert "2 rows with missing values left out" in said.err
     assert "110 rows written" in said.err
     frame = people().assign(user=lambda f: f.user.where(f.index < 100, "stranger"))
     save_csv(frame)

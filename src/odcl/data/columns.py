@@ -195,7 +195,7 @@ def _keyed(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
 
 
 def is_numeric(kind: pa.DataType) -> bool:
-    """Is it a type of numbers, or of booleans, which count as 0 and 1?"""
+    """Whether a type holds numbers, or booleans, which count as 0 and 1."""
     number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
     return number or pa.types.is_boolean(kind) or pa.types.is_null(kind)
 

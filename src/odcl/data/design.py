@@ -77,7 +77,7 @@ class _Columns(Mapping[str, Column]):
 
 @dataclass(frozen=True)
 class NumberSummary:
-    """Mean and ends of a column of numbers, without its gaps; those of pieces add up."""
+    """Mean and ends of a column of numbers, without its gaps; summaries of pieces add up."""
 
     rows: int = 0  # with a value
     mean: float = 0.0

@@ -130,7 +130,7 @@ class Federation:
         )
 
     def some_users(self, most: int) -> Ints:
-        """At most so many users, drawn by their ids and in canonical order: positions."""
+        """Positions of at most ``most`` users, drawn by their ids, in canonical order."""
         if self.n_users <= most:
             return np.arange(self.n_users)
         return np.sort(np.argpartition(id_keys(self.users), most)[:most])

@@ -211,7 +211,7 @@ def _width(X: Any) -> int:
 
 
 def _category_positions(X: Any, categorical: Any, users: Any) -> list[int]:
-    """Columns of X that hold categories: those named, and those of a frame's type for them."""
+    """Positions of categories: columns named so, and columns of a frame's type for them."""
     if categorical is None:
         return category_columns(X)
     one = isinstance(categorical, str) or not isinstance(categorical, Iterable)
@@ -366,7 +366,7 @@ def _reads_as_number(text: str) -> bool:
 
 
 def has_names(X: Any) -> bool:
-    """Is it a frame or a table, whose columns have names?"""
+    """Whether columns have names: in frames and tables."""
     return hasattr(X, "columns") or hasattr(X, "column_names")
 
 

@@ -78,7 +78,7 @@ def about_gaps(roles: Any, dropped: int, gaps: Mapping[str, int], missing: str) 
     if dropped:
         nameless = gaps.get(roles.user, 0)
         more = f", {nameless:,} of them without a user's id" if nameless else ""
-        lines.append(f"{count(dropped, 'row')} left out for want of a value{more}")
+        lines.append(f"{count(dropped, 'row')} with missing values left out{more}")
     filled = {name: n for name, n in gaps.items() if name not in (roles.user, roles.target)}
     if filled and missing == "mean":
         where = ", ".join(f"{name}: {n:,}" for name, n in filled.items())

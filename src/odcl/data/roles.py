@@ -89,14 +89,14 @@ def looks_at(table: pa.Table, names: Iterable[str]) -> dict[str, Look]:
 
 
 def is_open(kind: pa.DataType) -> bool:
-    """Do values decide what a column is? So it is with text, and with integers."""
+    """Whether values decide what a column is, as with text and integers."""
     return is_text(kind) or bool(pa.types.is_integer(kind))
 
 
 def settle(
     features: Names, categorical: Names, looks: Mapping[str, Look], *, asked: bool
 ) -> tuple[Names, Names]:
-    """Features and categories of a table, with one warning about those that nobody named.
+    """Features and categories of a table, with one warning about columns not named.
 
     Features that were ``asked`` for by name are not left out.
     """
@@ -143,12 +143,12 @@ class InUse:
         return name not in self.drop if self.features is None else name in self.features
 
     def spares(self, names: Iterable[str]) -> bool:
-        """May all of them be dropped?"""
+        """Whether all of them may be dropped."""
         return self.features is None and not set(names).intersection(self.fixed)
 
     @property
     def named(self) -> tuple[str, ...]:
-        """The columns that somebody named, and that must be there."""
+        """The columns that were named, and must be there."""
         return (*self.fixed, *(self.features or ()), *self.drop, *self.categorical)
 
 

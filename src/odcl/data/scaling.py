@@ -30,8 +30,8 @@ class Scaling:
 
     A column that says nothing (constant beside an intercept, or all zeros) is left out of the
     model: no user could tell its coefficient, which is 0 in the table's units. So are, where
-    asked for, columns that repeat an earlier one. ``factors`` are those of the columns in use whose
-    reference says more than a copy of another column would, in these units.
+    asked for, columns that repeat an earlier one. ``factors`` are categorical features
+    whose reference says more than a copy of another column would, in these units.
     """
 
     shift: Floats  # (n_used,)
@@ -84,10 +84,10 @@ class Scaling:
         return cls(shift[:n_used], scale[:n_used], used[:n_used], n_own, pairs, declared)
 
     def of_usual(self, columns: ColumnMoments, n_users: int, *, center: bool) -> Scaling:
-        """The same columns in units of the usual users among ``columns``, all or a sample.
+        """This scaling in units of the usual users among ``columns``, all or a sample.
 
         Columns of categories have no units to mistake, and columns in which usual users do not vary
-        keep theirs, as all do where everybody was looked at and is usual.
+        keep theirs; so do all columns where every user was looked at and is usual.
         """
         if len(columns.rows) == n_users and not unusual_users(columns).users.any():
             return self

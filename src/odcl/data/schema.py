@@ -34,7 +34,7 @@ class Encoded:
     ids: Array  # (n_users,), the users' ids in canonical order
     codes: Ints  # (n_rows,), position of each row's user in ids
     rows: Ints  # (n_rows,), position of each row in the table, from 0
-    n_dropped: int  # rows of the table left out for want of a value
+    n_dropped: int  # rows of the table with missing values left out
     missing: dict[str, int]  # column -> rows without a value there, dropped ones included
     unseen: dict[tuple[str, Any], int]  # (column, level that the fit did not see) -> rows with it
 

@@ -304,12 +304,12 @@ class Source:
     schema: TableSchema
     encoded: Encoded
     loss: str
-    guessed: bool  # nobody said which loss
+    guessed: bool  # the loss was not asked for
     time: Array | None = None  # (n_rows,), what orders the encoded rows; by ``time``
     digest: str | None = None  # SHA-256 of its file, or files in order; None: not from a file
 
     def without_rows(self) -> Source:
-        """The same once its rows are in other hands: what was left out or filled in stays."""
+        """The source without its rows: counts of what was left out or filled in stay."""
         return replace(self, encoded=self.encoded.counts(), time=None)
 
 
@@ -327,7 +327,7 @@ def read_source(
 ) -> Source:
     """Read a table, a path or a frame, for a fit.
 
-    The options are those of :meth:`TableSchema.fit`. ``loss`` is "auto" (see :func:`guess_loss`)
+    The options are the ones of :meth:`TableSchema.fit`. ``loss`` is "auto" (see :func:`guess_loss`)
     or the name of one; it decides whether the target is a number, a class or a count. ``time``
     names a column that orders the rows of a user, and is no feature unless ``features`` names it.
     """
@@ -338,16 +338,7 @@ def read_source(
     if time is not None:
         drop = dropped_with(time, drop, table.column_names, user, target, in_use.features)
     with rows_of_files(source):
-        schema = TableSchema.fit(
-            table,
-            user=user,
-            target=target,
-            features=in_use.features,
-            drop=drop,
-            categorical=in_use.categorical,
-            missing=missing,
-            task=task_of(kind),
-        )
+        schema = _schema(table, in_use, drop, missing=missing, task=task_of(kind))
         _check_classes(schema, table.num_rows)
         encoded = schema.encode(table)
         order = None if time is None else times(table, time, encoded.rows)
@@ -367,7 +358,7 @@ def dropped_with(
     target: str,
     asked: Iterable[str] | None,
 ) -> tuple[str, ...]:
-    """Columns that are no features where ``time`` orders the rows: it is none, unless asked for."""
+    """Columns to drop when ``time`` orders the rows: itself as well, unless asked for."""
     check_columns([time], columns)
     if time in (user, target):
         role = "user" if time == user else "target"
@@ -388,26 +379,32 @@ def federation_from_table(
 ) -> tuple[Federation, TableSchema]:
     """The federation of a table in which a column names the user, and the schema it was read by.
 
-    ``source`` is a path or a frame; the options are those of :meth:`TableSchema.fit`.
+    ``source`` is a path or a frame; the options are the ones of :meth:`TableSchema.fit`.
     """
     in_use = InUse.of((user, target), features, drop, categorical)
     table, drop = _table(source, in_use)
     with rows_of_files(source):
-        schema = TableSchema.fit(
-            table,
-            user=user,
-            target=target,
-            features=in_use.features,
-            drop=drop,
-            categorical=in_use.categorical,
-            **options,
-        )
+        schema = _schema(table, in_use, drop, **options)
         return schema.encode(table).federation(), schema
 
 
+def _schema(table: pa.Table, in_use: InUse, drop: Iterable[str], **options: Any) -> TableSchema:
+    """The schema of a table whose columns are in use so; the first two are user and target."""
+    user, target, *_ = in_use.fixed
+    return TableSchema.fit(
+        table,
+        user=user,
+        target=target,
+        features=in_use.features,
+        drop=drop,
+        categorical=in_use.categorical,
+        **options,
+    )
+
+
 def _table(source: Any, in_use: InUse) -> tuple[pa.Table, tuple[str, ...]]:
-    """A table, and what is still to be dropped: columns that nobody uses are not read of a folder,
-    whose files need to agree in the others alone."""
+    """A table, and the columns still to be dropped. Of a folder only columns in use are read, and
+    only these must agree across files."""
     if not isinstance(source, str | os.PathLike):
         return as_table(source), in_use.drop
     several = Path(source).is_dir()

@@ -19,7 +19,7 @@ LEAST_LOG = 0.25  # that spread is taken to be no less: no user is wide below a 
 MANY = 0.25  # of the users; a column in which more than this share lie outside is just skewed
 SAMPLE = 2000  # users, drawn by their ids, who are looked at
 BLOCK = 1 << 18  # numbers that are looked at at a time
-FEWEST = 5  # users below whom nobody can say what is usual
+FEWEST = 5  # users: with fewer it is unknown what is usual
 CONSTANT = 1e-10  # a standard deviation below this share of the mean is rounding
 
 
@@ -63,7 +63,7 @@ class ColumnMoments:
 
     @property
     def varies(self) -> Bools:
-        """Does the column vary within the user? (n_users, p + 1)"""
+        """Whether the column varies within the user, (n_users, p + 1)."""
         return np.asarray(self.sd > CONSTANT * np.abs(self.mean))
 
     def varying(self) -> Floats:
@@ -103,7 +103,7 @@ class Limits:
     middle: Floats  # (p + 1,), the median user's mean
     reach: Floats  # (p + 1,), distances from it up to here are usual
     deviation: Floats  # (p + 1,), the median user's standard deviation
-    times: Floats  # (p + 1,), up to so many times it is usual
+    times: Floats  # (p + 1,), how many times the median deviation is usual
 
     @classmethod
     def of(cls, columns: ColumnMoments) -> Limits:

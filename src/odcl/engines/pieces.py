@@ -1,4 +1,4 @@
-"""What runs on a piece of a table: Arrow tables in, Arrow tables out, whoever carries them.
+"""What runs on a piece of a table: Arrow tables in, Arrow tables out, for any engine.
 
     terms of rows    -> upload_rows(rows, plan)                    one row per user
     last step        -> user_models(uploads, plan, step)           one row per user
@@ -142,7 +142,7 @@ def user_models(
 ) -> pa.Table:
     """The place and the model of every user, one row each, in the order of the uploads.
 
-    ``rows`` are those of the same users; they are not needed where ``plan.adds_up``.
+    ``rows`` of the same users are needed unless ``plan.adds_up``.
     """
     if not uploads.num_rows:
         nobody = plan.stand_in()

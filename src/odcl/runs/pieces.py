@@ -26,7 +26,6 @@ from odcl.engines.dask.predict import predict_pieces
 from odcl.engines.dask.round import settled
 from odcl.engines.dask.table import PiecedTable, TableFiles, rows_of, table_bytes, table_files
 from odcl.engines.predict import Wishes
-from odcl.errors import count
 from odcl.estimators.evidence import Evidence
 from odcl.estimators.scattered import ScatteredFit, fit_pieces
 from odcl.evaluate.scores import Comparison
@@ -248,7 +247,7 @@ def predict_in_pieces(
             told=shown.advance,
         )
         pieces.check_unchanged(place.cluster)
-    left = [f"{count(found.left_out, 'row')} left out for want of a value"] * (found.left_out > 0)
+    left = about_gaps(run.schema, found.left_out, {}, "drop")
     return Written(found.rows, left + about_strangers(found.strangers), len(found.files))
 
 

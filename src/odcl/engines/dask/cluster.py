@@ -1,4 +1,4 @@
-"""Who does the work: a cluster on this machine that starts and ends with the run, or somebody's.
+"""Where tasks run: on a cluster of this machine that starts and ends with the run, or on another.
 
 Tasks are functions of small arguments whose results are small; what is large lies in files.
 """
@@ -91,14 +91,14 @@ class Cluster:
             with suppress(TimeoutError):  # one that is ended while it starts again tells at length
                 client.wait_for_workers(self.n_workers, timeout=PATIENCE)
             raise ChildProcessError(
-                f"Workers were killed again and again, probably for want of memory: {_FEWER}"
+                f"Workers were killed again and again, probably because memory ran out: {_FEWER}"
             ) from None
         finally:
             client.cancel([f for f in futures if not f.done()], force=True)
 
 
 def is_delayed(value: Any) -> bool:
-    """Is it one of Dask's own values, which are worked out where a task runs?"""
+    """Whether a value is one of Dask's own, worked out where a task runs."""
     return getattr(value, "__dask_graph__", None) is not None and not isinstance(value, type)
 
 
@@ -180,9 +180,8 @@ def _starting() -> Iterator[None]:
 def _interrupts_wait() -> Iterator[None]:
     """Ctrl-C comes when the block is done, and never to processes that are started in it.
 
-    A terminal sends it to all processes of a command. Workers are ended by whoever started them,
-    and need not hear of it: the threads that start them, and with these they themselves, inherit
-    what is held back here.
+    A terminal sends it to all processes of a command. The process that started the workers
+    ends them: the threads that start them, and so the workers, inherit what is held back here.
     """
     if not hasattr(signal, "pthread_sigmask"):  # not on Windows
         yield

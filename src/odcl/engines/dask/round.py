@@ -57,7 +57,7 @@ WORTH = 0.1  # of a piece's numbers that sums must save: bringing the two togeth
 
 
 def settled(table: PiecedTable, roles: Roles, cluster: Cluster) -> Roles:
-    """Roles of columns that nobody named, by a look at their values."""
+    """Roles of columns not named, by a look at their values."""
     kinds = {name: table.schema.field(name).type for name in roles.features}
     looks = {name: CATEGORY for name, kind in kinds.items() if pa.types.is_dictionary(kind)}
     rest = [n for n in kinds if n not in (*looks, *roles.categorical) and is_open(kinds[n])]

@@ -48,7 +48,7 @@ class FilePiece:
         if self.file.stamp() != self.stamp:
             raise InputError(
                 f"{self.file} was changed while the table was read, and the answer would be of old "
-                "and new rows together: try again when nobody writes to it."
+                "and new rows together: try again when it is complete."
             )
 
     def read(self, columns: Sequence[str]) -> pa.Table:
@@ -112,7 +112,7 @@ class PiecedTable:
 
 @dataclass(frozen=True, eq=False)
 class TableFiles:
-    """The Parquet files of a table, of which only the footers are read.
+    """The Parquet files of a table, known by their footers.
 
     Files without a row are left out: what they say of types, and of columns, is nothing to go by.
     """
@@ -141,7 +141,7 @@ class TableFiles:
         plain = _plain(whole)
         width = max(1, sum(_width(field.type) for field in plain))
         total = width * sum(sum(counts) for counts in self.counts)
-        share = max(total // (2 * cluster.n_workers), 2**20)  # something to do for everybody
+        share = max(total // (2 * cluster.n_workers), 2**20)  # work for every worker
         most = max(1, min(piece_bytes, share) // width)
         pieces: list[FilePiece] = []
         for file, counts, stamp in zip(self.files, self.counts, self.stamps, strict=True):
@@ -271,7 +271,7 @@ class SampledUsers:
 
     @classmethod
     def of(cls, ids: Array, rows: Floats, most: int) -> SampledUsers:
-        """At most so many of these users; rows of the same user are added up."""
+        """The first ``most`` of these users; rows of the same user are added up."""
         users, codes = group_rows(ids)
         first = np.argsort(id_keys(users), kind="stable")[:most]
         own = np.bincount(codes, rows, len(users)).astype(np.float64)
@@ -284,7 +284,7 @@ class SampledUsers:
         return cls.of(ids, np.concatenate([one.rows for one in parts]), most)
 
     def first(self, most: int) -> SampledUsers:
-        """At most so many of them."""
+        """The first ``most`` of them."""
         return SampledUsers(self.ids[:most], self.rows[:most])
 
 
