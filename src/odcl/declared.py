@@ -43,14 +43,13 @@ class Check:
     holds: Callable[[Any], bool]
 
 
-def in_range(least: float, most: float = math.inf) -> Check:
-    end = f"from {least:,} on" if most == math.inf else f"from {least:,} to {most:,}"
-    return Check(f"a number {end}", lambda value: least <= value <= most)
-
-
 def matching(pattern: str, what: str) -> Check:
     compiled = re.compile(pattern)
     return Check(what, lambda value: bool(compiled.fullmatch(value)))
+
+
+def one_of(known: tuple[str, ...]) -> Check:
+    return Check(f"one of {', '.join(known)}", lambda value: value in known)
 
 
 def is_label(value: str) -> bool:
@@ -76,6 +75,12 @@ _PLAIN: dict[Any, str] = {
     NoneType: "null",
 }
 _NOT_FINITE = ("inf", "-inf", "nan")
+
+
+def expect(holds: Any, why: str) -> None:
+    """Refuse a value that was read from a file, where fields do not fit together."""
+    if not holds:
+        raise ValueError(why)
 
 
 # -- reading ---------------------------------------------------------------------------------------

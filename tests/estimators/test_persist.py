@@ -350,7 +350,7 @@ WORDS_CHANGED = {
         put("design", {"features": ["a"], "levels": {"a": ["x", "y"]}, "fill": {}}),
         "its features are not those of its design",
     ),
-    "a design without levels": (put("design", {"features": ["a"]}), "levels or means are no"),
+    "a design without levels": (put("design", {"features": ["a"]}), "levels is missing"),
     "a factor beyond": (
         put("risk", "factors", [{"columns": [9], "weights": [1.0], "constant": 0.0, "name": ""}]),
         "a factor has column 9, beyond the model's",

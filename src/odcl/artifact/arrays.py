@@ -20,18 +20,13 @@ import numpy as np
 
 from odcl._typing import Array
 from odcl.data.federation import as_ids
-from odcl.declared import Check, Count, Number, from_json
+from odcl.declared import Count, Number, from_json, one_of
+from odcl.declared import expect as expect
 
 MOST_DEPTH = 32  # of lists in lists; functions that walk through a value may recurse
 # The multinomial loss keeps a basis of n_classes^2 numbers: no file may ask for more than 200 MB.
 MOST_CLASSES = 5000
 _NOT_FINITE = ("inf", "-inf", "nan")
-
-
-def expect(holds: bool, why: str) -> None:
-    """Refuse a value that was read from a file."""
-    if not holds:
-        raise ValueError(why)
 
 
 def is_count(value: Any) -> bool:
@@ -199,7 +194,7 @@ _CODES = {
 }
 WHOLE = tuple(name for name in _CODES if not name.startswith("float"))
 _TYPES = {code: np.dtype(name).newbyteorder("<") for name, code in _CODES.items()}
-_Code = Annotated[str, Check(f"one of {', '.join(_TYPES)}", lambda code: code in _TYPES)]
+_Code = Annotated[str, one_of(tuple(_TYPES))]
 # Names of arrays in files of earlier versions.
 EARLIER = {f"site_{of}": f"gaussian_{of}" for of in ("curvature", "slope", "constant", "ceiling")}
 METADATA = "__metadata__"  # texts that the layout allows beside the arrays

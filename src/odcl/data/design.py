@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,10 +25,18 @@ from odcl.data.columns import (
     not_numbers,
     numbers,
 )
+from odcl.declared import OPTIONAL, Check, expect, fields_from_json, fields_to_json
 from odcl.errors import Advice, InputError, Row, Setting, did_you_mean, listing, show
 
 UNSEEN = ("error", "reference")
 OTHER = "other"  # the level that unknown ones count as, where a feature has agreed to that
+
+
+def _are_levels(values: tuple[Any, ...]) -> bool:
+    return are_keys(values, 1) and list(values[1:]) == sorted(values[1:])
+
+
+Levels = Annotated[tuple[Any, ...], Check("distinct keys, sorted after the first", _are_levels)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,9 +135,10 @@ class Design:
     """
 
     features: tuple[str, ...]
-    levels: dict[str, tuple[Any, ...]]  # categorical feature -> its levels, the reference first
+    levels: dict[str, Levels]  # categorical feature -> its levels, the reference first
     fill: dict[str, float]  # numeric feature -> its mean in the fit
-    other: tuple[str, ...] = ()  # categorical features whose unknown levels count as "other"
+    # Categorical features whose unknown levels count as "other".
+    other: tuple[str, ...] = field(default=(), metadata=OPTIONAL)
 
     @classmethod
     def of(cls, features: tuple[str, ...], found: Mapping[str, FeatureSummary]) -> Design:
@@ -233,47 +242,28 @@ class Design:
 
     def to_json(self) -> dict[str, Any]:
         """The design as a dict of JSON types; :meth:`from_json` gives it back exactly."""
-        return {
-            "features": list(self.features),
-            "levels": {name: list(levels) for name, levels in self.levels.items()},
-            "fill": dict(self.fill),
-            **({"other": list(self.other)} if self.other else {}),
-        }
+        content = fields_to_json(self)
+        return content if self.other else {k: v for k, v in content.items() if k != "other"}
 
     @classmethod
-    def from_json(cls, content: dict[str, Any]) -> Design:
+    def from_json(cls, content: Any) -> Design:
         """The design that :meth:`to_json` wrote. What no fit can have written is refused."""
-        features, levels, fill = (content.get(name) for name in ("features", "levels", "fill"))
-        expect(isinstance(features, list) and features, "its features are no list of names")
-        assert isinstance(features, list)
-        names = {name for name in features if isinstance(name, str)}
-        expect(len(names) == len(features), "its features are not distinct names")
-        mappings = isinstance(levels, dict) and isinstance(fill, dict)
-        expect(mappings, "levels or means are no mapping")
-        assert isinstance(levels, dict)
-        assert isinstance(fill, dict)
-        expect(not set(levels) & set(fill), "a feature has levels and a mean")
-        expect({*levels, *fill} == set(features), "levels and means are not those of the features")
-        for name, own in levels.items():
-            expect(are_keys(own, 1), f"the levels of {show(name)} are not distinct keys")
-            expect(own[1:] == sorted(own[1:]), f"the levels of {show(name)} are not in order")
-        finite = all(type(mean) is float and math.isfinite(mean) for mean in fill.values())
-        expect(finite, "a mean is no number")
-        own = {name: tuple(own) for name, own in levels.items()}
-        other = content.get("other", [])
-        listed = isinstance(other, list) and all(OTHER in own.get(name, ()) for name in other)
+        return fields_from_json(cls, content).written()
+
+    def written(self) -> Design:
+        """The design, unless no fit can have written it."""
+        names, known = set(self.features), {*self.levels, *self.fill}
+        expect(len(names) == len(self.features) > 0, "its features are not distinct names")
+        expect(not set(self.levels) & set(self.fill), "a feature has levels and a mean")
+        expect(known == names, "levels and means are not those of the features")
+        listed = all(OTHER in self.levels.get(name, ()) for name in self.other)
         expect(listed, f"a feature counts unknown levels as {OTHER!r}, and has no such level")
-        return cls(tuple(features), own, fill, tuple(other)).checked()
-
-
-def expect(condition: Any, otherwise: str) -> None:
-    if not condition:
-        raise ValueError(f"This table schema is damaged or was changed: {otherwise}.")
+        return self.checked()
 
 
 def are_keys(values: Any, least: int) -> bool:
     """A list of distinct keys of one kind, as :func:`odcl.data.columns.keys` gives them."""
-    if not isinstance(values, list) or not least <= len(values) <= MOST_KEYS:
+    if not isinstance(values, list | tuple) or not least <= len(values) <= MOST_KEYS:
         return False
     types = {type(value) for value in values}
     if not any(types <= kinds for kinds in ({str}, {bool}, {int, float})):

@@ -5,24 +5,32 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from odcl._typing import Array, Floats, Ints
 from odcl.data.columns import Column, Keys, classes_of, owners, read_target
-from odcl.data.design import UNSEEN, Design, are_keys, expect, key_positions, read_columns
+from odcl.data.design import UNSEEN, Design, Levels, are_keys, key_positions, read_columns
 from odcl.data.federation import Federation, check_size, row_order
 from odcl.data.roles import MISSING, TASKS, Roles, check_choice, check_columns, looks_at
 from odcl.data.summary import Gaps, TableSummary
 from odcl.data.tables import as_table
+from odcl.declared import OPTIONAL, Check, expect, fields_from_json, fields_to_json, one_of
 from odcl.errors import InputError, Row, Rule, listing, show
 
 KINDS = ("int", "float", "bool", "text")
 
 _FORMAT = 1
+
+
+def _are_classes(values: tuple[Any, ...]) -> bool:
+    return are_keys(values, 2) and list(values) == sorted(values)
+
+
+Classes = Annotated[tuple[Any, ...], Check("two or more distinct keys, sorted", _are_classes)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,13 +94,14 @@ class TableSchema:
     user: str  # "": all rows are one user's, and no column names it
     target: str
     features: tuple[str, ...]
-    levels: dict[str, tuple[Any, ...]]  # categorical feature -> its levels, the reference first
+    levels: dict[str, Levels]  # categorical feature -> its levels, the reference first
     fill: dict[str, float]  # numeric feature -> its mean in the fit
-    missing: str  # "error", "drop" or "mean"
-    task: str  # "regression", "classification" or "count"
-    classes: tuple[Any, ...] | None  # sorted; None unless task is "classification"
-    user_kind: str  # "int", "float", "bool" or "text": the type of the ids in the fit
-    other: tuple[str, ...] = ()  # categorical features whose unknown levels count as "other"
+    missing: Annotated[str, one_of(MISSING)]
+    task: Annotated[str, one_of(TASKS)]
+    classes: Classes | None  # None unless task is "classification"
+    user_kind: Annotated[str, one_of(KINDS)]  # the type of the ids in the fit
+    # Categorical features whose unknown levels count as "other".
+    other: tuple[str, ...] = field(default=(), metadata=OPTIONAL)
 
     @classmethod
     def fit(
@@ -210,11 +219,8 @@ class TableSchema:
 
     def to_json(self) -> dict[str, Any]:
         """The schema as a dict of JSON types; :meth:`from_json` gives it back exactly."""
-        content = asdict(self)
-        del content["other"]  # the design says it, where there is one
-        content |= self.design.to_json()
-        content["classes"] = None if self.classes is None else list(self.classes)
-        return {"format": _FORMAT, **content}
+        content = {"format": _FORMAT, **fields_to_json(self)}
+        return content if self.other else {k: v for k, v in content.items() if k != "other"}
 
     @classmethod
     def from_json(cls, content: Any) -> TableSchema:
@@ -222,7 +228,7 @@ class TableSchema:
 
         Everything is checked: files may come from elsewhere.
         """
-        return cls(**_checked_json(content))
+        return _read_schema(content)
 
     def _target(self, goal: Column, rows: Ints) -> Array:
         """Values of the target, or positions of its classes, in the given rows."""
@@ -243,41 +249,30 @@ class TableSchema:
         return classes
 
 
-def _checked_json(content: Any) -> dict[str, Any]:
-    """The fields of a stored schema. What no fit can have written is refused."""
+def _read_schema(content: Any) -> TableSchema:
+    """A stored schema. What no fit can have written is refused."""
     if isinstance(content, str | bytes):
         try:
             content = json.loads(content)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"This table schema is damaged: it is no JSON ({error}).") from None
-    names = {field.name for field in fields(TableSchema)}
-    expect(isinstance(content, dict), "it holds no names and values")
-    if content.get("format") != _FORMAT:
-        found = show(content["format"]) if isinstance(content.get("format"), int) else "none"
+    number = content.get("format") if isinstance(content, dict) else _FORMAT
+    if number != _FORMAT:
+        found = show(number) if isinstance(number, int) else "none"
         raise ValueError(
             f"This table schema has format {found}, and this version of odcl reads format "
             f"{_FORMAT}: read it with the version that wrote it."
         )
-    content = {"other": [], **content}
-    for text, odd in (("lacks", names - set(content)), ("adds", set(content) - {"format", *names})):
-        expect(not odd, f"it {text} {listing(sorted(odd), 3)}")
-    user, target, features, _, _, missing, task, classes, kind, _ = (
-        content[field.name] for field in fields(TableSchema)
-    )
-    roles = [user, target, *(features if isinstance(features, list) else ())]
-    expect(all(isinstance(name, str) for name in roles), "a column's name is no text")
-    expect(len(set(roles)) == len(roles), "a column stands in it twice")
-    design = Design.from_json(content)
-    for value, known in ((missing, MISSING), (task, TASKS), (kind, KINDS)):
-        expect(isinstance(value, str) and value in known, f"it lacks one of {', '.join(known)}")
-    expect((classes is None) == (task != "classification"), "its classes do not fit its task")
-    if classes is not None:
-        expect(are_keys(classes, 2), "its classes are not distinct keys")
-        expect(classes == sorted(classes), "its classes are not in order")
-    return {
-        **{name: content[name] for name in names},
-        "features": design.features,
-        "levels": design.levels,
-        "other": design.other,
-        "classes": None if classes is None else tuple(classes),
-    }
+    try:
+        expect(isinstance(content, dict), "it is not a table of names and values")
+        own = {name: value for name, value in content.items() if name != "format"}
+        schema = fields_from_json(TableSchema, own)
+        roles = [schema.user, schema.target, *schema.features]
+        expect(len(set(roles)) == len(roles), "a column stands in it twice")
+        fits = (schema.classes is None) == (schema.task != "classification")
+        expect(fits, "its classes do not fit its task")
+        schema.design.written()
+    except ValueError as error:
+        why = str(error).rstrip(".")
+        raise ValueError(f"This table schema is damaged or was changed: {why}.") from None
+    return schema

@@ -77,23 +77,23 @@ def _card(file: Envelope, task: Task | None) -> str:
 
 def _signed(file: Envelope, task: Task | None) -> str:
     if not file.key:
-        return "Signature: none. Whoever carries the file could have changed it."
+        return "Signature: none. The file could have been changed on its way."
     try:
         if not file.is_authentic:
             return f"Signature: WRONG. It is not by the key {file.key} that the file names."
     except ValueError as error:
         return f"Signature: by key {file.key}, not checked. {error}"
-    owner = (
-        "an unknown owner: give the card to see whose" if task is None else _owner(file.key, task)
+    whose = (
+        "; give the card to see whose it is" if task is None else f" of {_owner(file.key, task)}"
     )
-    return f"Signature: good, by key {file.key} of {owner}."
+    return f"Signature: good, by key {file.key}{whose}."
 
 
 def _owner(key: str, task: Task) -> str:
     if key in task.coordinator:
         return "the coordinator"
     owners = [site for site, keys in task.sites.items() if key in keys]
-    return owners[0] if owners else "NOBODY ON THE CARD"
+    return owners[0] if owners else "NO ONE ON THE CARD"
 
 
 def _words(file: Envelope) -> list[str]:
