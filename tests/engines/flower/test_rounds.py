@@ -11,10 +11,14 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 pytest.importorskip("flwr", reason="Flower is not installed here: it has its own environment")
 
+from flwr.app import Message
+
 from odcl import Method, Risk
 from odcl.clustering.kmeans.kmeanspp import KMeansPP
-from odcl.engines.flower import IFCA, ODCL, read_bare
-from odcl.engines.flower.messages import array_record
+from odcl.engines.flower import IFCA, ODCL, Request, read_bare
+from odcl.engines.flower.messages import array_record, content
+from odcl.engines.flower.request import ids_to_text
+from odcl.engines.flower.rounds import Round
 from odcl.paper.baselines import cluster_oracle, ifca, one_shot
 from odcl.risk.losses import Multinomial
 from tests.engines.flower.world import federation, grid_of, models_of, parts_of
@@ -144,6 +148,42 @@ def test_a_node_that_fails_in_a_round_is_set_aside_and_the_others_go_on(kind):
     assert REASONS[kind] in out.set_aside[0].reason
     assert len(out.users) == 9
     assert grid.online[node].asked == ["train.rounds"] * 3  # and never again
+
+
+def test_a_node_that_connects_after_the_first_round_takes_part_from_the_next():
+    rows = federation()
+    grid = grid_of(parts_of(rows, 4), {})
+    number = sorted(grid.online)[-1]
+    late = grid.online.pop(number)
+    grid.appear = {3: {number: late}}  # the first look waits for nodes, the second asks them
+    out, _ = run_ifca(rows, grid=grid, rounds=4)
+    assert late.asked == ["train.rounds"] * 3 + ["evaluate.rounds"]
+    assert len(out.users) == 12
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words", "why"),
+    [
+        ({"labels": np.array([0, 1, 2])}, {}, "a model that is not there"),
+        ({"labels": np.array([0, -1, 1])}, {}, "a model that is not there"),
+        ({"labels": np.array([0, 1, 1])}, {"users": '["x", "y", "z"]'}, "for other users"),
+        ({"models": np.zeros((0, 3))}, {}, "it holds no model"),
+        ({"models": np.full((2, 3), np.nan)}, {}, "not finite"),
+        ({}, {"round": "{}"}, "round"),
+        ({}, {"round": Round(1).words().replace("gradients", "sums")}, "average"),
+        ({}, {"task": "0" * 64}, "the digest is not that of the request"),
+    ],
+)
+def test_a_node_refuses_questions_that_cannot_be_meant(arrays, words, why):
+    grid = grid_of(parts_of(federation(), 4), {})
+    (number, node), *_ = grid.online.items()
+    users = parts_of(federation(), 4)[node.config["partition-id"]].users
+    request = Request(method=Method.paper(2), name="ifca")
+    said = {**request.config(), "round": Round(1).words(), "users": ids_to_text(users), **words}
+    records = content({"models": np.zeros((2, 3)), **arrays}, said)
+    reply = node.answer(number, Message(records, number, "train.rounds"))
+    assert reply.has_error()
+    assert why in reply.error.reason
 
 
 def test_too_few_answers_fail_the_run_and_name_who_was_set_aside():
