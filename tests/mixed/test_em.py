@@ -12,8 +12,17 @@ from scipy.stats import multivariate_normal
 
 from odcl.mixed import em
 from odcl.mixed.em import Stopping, charge, fit_mixture
-from odcl.mixed.mixture import Spread, center_step, group_sums, misfits, moments
-from odcl.mixed.noise import CAUTION, GRID, Noise, pure_noise
+from odcl.mixed.mixture import (
+    CAUTION,
+    GRID,
+    Noise,
+    Spread,
+    center_step,
+    group_sums,
+    misfits,
+    moments,
+    pure_noise,
+)
 from odcl.mixed.scoring import bound_slopes
 from odcl.mixed.search import _within_reach, one_group
 from odcl.mixed.select import GAP, SCALES, _levels, _most_gain, _shares, center_prior, with_tails

@@ -13,8 +13,7 @@ from odcl import ODCLClassifier, ODCLRegressor
 from odcl.mixed.em import Stopping, fit_mixture
 from odcl.mixed.gaussian import gaussian_posterior, gaussian_terms, prior_sd
 from odcl.mixed.layout import coordinates
-from odcl.mixed.mixture import Spread, moments
-from odcl.mixed.noise import Noise
+from odcl.mixed.mixture import Noise, Spread, moments
 from odcl.mixed.posterior import mixture_of
 from odcl.mixed.search import search
 from odcl.mixed.terms import data_terms

@@ -9,13 +9,14 @@ from numpy.testing import assert_allclose
 from odcl.mixed.em import Stopping, fit_mixture, with_noise_freedom
 from odcl.mixed.mixture import (
     Centers,
+    Noise,
     Spread,
     center_step,
     group_sums,
     misfits,
     moments,
+    pure_noise,
 )
-from odcl.mixed.noise import Noise, pure_noise
 
 from .worlds import dense_log_density, rows_of, seen
 

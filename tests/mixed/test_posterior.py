@@ -9,8 +9,7 @@ import pytest
 from numpy.testing import assert_allclose
 from scipy import stats
 
-from odcl.mixed.mixture import Spread
-from odcl.mixed.noise import Noise
+from odcl.mixed.mixture import Noise, Spread
 from odcl.mixed.posterior import Mixture, mixture_of, posterior
 from odcl.mixed.search import search
 from odcl.mixed.terms import data_terms, quadratics

@@ -16,8 +16,7 @@ from odcl import Federation, linear_federation
 from odcl.clustering.labels import same_partition
 from odcl.mixed import search as module
 from odcl.mixed import select as choosing
-from odcl.mixed.mixture import Quadratics
-from odcl.mixed.noise import pure_noise
+from odcl.mixed.mixture import Quadratics, pure_noise
 from odcl.mixed.posterior import mixture_of, posterior
 from odcl.mixed.search import _candidates, kmeans_seeds, lloyd, sample_by_id, search
 

@@ -153,7 +153,7 @@ def test_a_pass_adds_up_over_parts_of_the_users():
 
 def test_a_pass_leaves_the_noise_where_pure_error_puts_it():
     """The likelihood of pure error has no slope where it is largest, in a pass as in memory."""
-    from odcl.mixed.noise import pure_noise
+    from odcl.mixed.mixture import pure_noise
     from odcl.mixed.streaming_em import parameters_of, pass_sums
     from odcl.server.mixed import user_quadratics
 

@@ -10,13 +10,15 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from odcl._typing import Array, Bools, Floats, Ints
-from odcl.artifact.arrays import ArraySpec
 from odcl.data.federation import joined_ids
+
+if TYPE_CHECKING:
+    from odcl.artifact.arrays import ArraySpec
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,8 @@ class Message:
     @classmethod
     def specs(cls, sizes: Mapping[str, int]) -> dict[str, ArraySpec]:
         """What the arrays that :meth:`to_arrays` may give have to be in a file."""
+        from odcl.artifact.arrays import ArraySpec
+
         parts = cls.parts()
         return {
             name: ArraySpec(shape, (parts[name].dtype,), optional=True, finite=parts[name].finite)

@@ -11,8 +11,7 @@ import numpy as np
 from odcl._typing import Array
 from odcl.artifact.arrays import ArraySpec, expect, is_size, number_from_json, number_to_json
 from odcl.mixed.layout import Coordinates
-from odcl.mixed.mixture import Spread
-from odcl.mixed.noise import Noise
+from odcl.mixed.mixture import Noise, Spread
 from odcl.mixed.posterior import Mixture
 from odcl.risk.risk import Risk
 

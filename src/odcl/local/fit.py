@@ -12,9 +12,7 @@ import numpy as np
 from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.federation import Federation
 from odcl.exchange.upload import Curvature, Uploads
-from odcl.local.exact import solve_stack
 from odcl.local.problem import Penalty, Solution, Stack, job_of, stacks
-from odcl.local.stacked import cholesky, diagonal, left_over, with_diagonal
 from odcl.risk.loss import symmetric, weighted_gram
 from odcl.risk.risk import Risk
 from odcl.threads import one_thread
@@ -45,6 +43,8 @@ def solve_users(
     that.
     """
     from joblib import Parallel, delayed
+
+    from odcl.local.exact import solve_stack
 
     m, dim = federation.n_users, risk.dim(federation.n_features)
     penalty = Penalty(np.full(m, risk.l2)) if penalty is None else penalty
@@ -259,6 +259,8 @@ def _confidence(
 
 def _is_singular(H: Floats) -> Bools:
     """Is there a direction of which the user's rows say nothing, such as an empty column? (b,)"""
+    from odcl.local.stacked import cholesky, diagonal, left_over, with_diagonal
+
     empty = (diagonal(H) <= 0).any(axis=1)
     H = with_diagonal(H.copy(), np.zeros(H.shape[1]))
     return empty | (left_over(H, cholesky(H)) < 1e-12)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.special import pdtr
 
 from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation
-from odcl.data.scaling import Scaling
-from odcl.data.unusual import SAMPLE
 from odcl.local.fit import solve_users
 from odcl.risk.loss import Loss
 from odcl.risk.losses import Huber, Multinomial, Squared
 from odcl.risk.risk import Risk
+
+if TYPE_CHECKING:
+    from odcl.data.scaling import Scaling
 
 # Rows and their models in one chunk stay in a core's cache: three times as fast at 100 features
 # as all at once, and a million rows need no copy of a million models.
@@ -153,6 +155,8 @@ def residual_scale(federation: Federation, intercept: bool) -> float:
     users who have no more rows than that do not count, unless nobody has: then one model for all
     gives the residuals. Of many users, a sample drawn by their ids tells it.
     """
+    from odcl.data.unusual import SAMPLE
+
     few = federation.some_users(SAMPLE)
     federation = federation if len(few) == federation.n_users else federation.take(few)
     dim = federation.n_features + intercept

@@ -18,9 +18,7 @@ from odcl.data.federation import Federation, folds
 from odcl.exchange.download import Downloads
 from odcl.exchange.upload import Uploads
 from odcl.local.fit import Penalty, solve_users
-from odcl.local.newton import MANY, MANY_OUTPUTS
 from odcl.local.predict import linear_predictors
-from odcl.local.trials import FLAT, StrengthFits, UserRows
 from odcl.risk.risk import Risk
 from odcl.threads import one_thread
 
@@ -161,6 +159,9 @@ def _suits_trials(federation: Federation, risk: Risk) -> Bools:
     Not users whose features are next to nothing beside the intercept: directions that trials leave
     out (``FLAT``) must not matter under the weakest pull.
     """
+    from odcl.local.newton import MANY, MANY_OUTPUTS
+    from odcl.local.trials import FLAT
+
     n, inputs, q = federation.n_rows, risk.n_inputs(federation.n_features), risk.n_outputs
     many: Bools = (np.minimum(n, inputs) * q > MANY) | (q > MANY_OUTPUTS)
     if not (risk.loss.classification and many.any()):
@@ -245,6 +246,8 @@ def _fit_by_fit(trial: _Trial, ends: _Anchors) -> tuple[Floats, Floats]:
 def _side_by_side(trial: _Trial, ends: _Anchors) -> tuple[Floats, Floats]:
     """The same for classes and many parameters: a user's fits start from one another."""
     from joblib import Parallel, delayed
+
+    from odcl.local.trials import StrengthFits, UserRows
 
     federation, risk, choices = trial.federation, trial.risk, trial.choices
     y = risk.loss.encode(federation.y)

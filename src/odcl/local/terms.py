@@ -6,7 +6,7 @@ The term is exact for squared loss, that of pseudo-targets for Huber's, a Gaussi
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,14 +17,6 @@ from odcl.local.fit import solve_users
 from odcl.local.predict import linear_predictors, one_for_all
 from odcl.local.problem import Solution
 from odcl.local.receive import Received
-from odcl.mixed.gaussian import (
-    GaussianPosterior,
-    PseudoTargets,
-    gaussian_posterior,
-    gaussian_terms,
-    huber_posterior,
-    pseudo_targets,
-)
 from odcl.mixed.layout import model_map
 from odcl.mixed.mixture import Quadratics, by_row
 from odcl.mixed.posterior import Mixture, Posterior, posterior
@@ -32,6 +24,9 @@ from odcl.mixed.terms import RANK, DataTerms, Levels, data_terms, merge, quadrat
 from odcl.risk.loss import symmetric
 from odcl.risk.losses import Huber, Multinomial
 from odcl.risk.risk import Risk
+
+if TYPE_CHECKING:
+    from odcl.mixed.gaussian import GaussianPosterior, PseudoTargets
 
 PIECE = 8_192  # users who are taken together: what is in between fits into memory
 
@@ -147,6 +142,8 @@ def _data_terms(federation: Federation, y: Floats) -> DataTerms:
 
 def _pseudo_targets(federation: Federation, risk: Risk) -> PseudoTargets:
     """Huber's loss: targets at the users' own fits."""
+    from odcl.mixed.gaussian import pseudo_targets
+
     assert isinstance(risk.loss, Huber)
     X, owner, y = federation.X, federation.row_user, risk.loss.encode(federation.y)
     z = linear_predictors(X, solve_users(federation, risk).theta, owner, risk)[:, 0]
@@ -157,6 +154,8 @@ def _pseudo_targets(federation: Federation, risk: Risk) -> PseudoTargets:
 
 def user_gaussians(federation: Federation, risk: Risk) -> list[Quadratics]:
     """The users' Gaussian terms of every width, in all levels, for losses not quadratic."""
+    from odcl.mixed.gaussian import gaussian_terms
+
     return gaussian_terms(
         risk.loss.name,
         gaussian_design(federation.X, risk),
@@ -227,6 +226,8 @@ def _last_step(
             own = found = posterior(quadratics(terms, at), mixture)
         told = {"noise": found.s2 * at.target_scale**2, "dof": found.dof}
     else:
+        from odcl.mixed.gaussian import gaussian_posterior
+
         own = gaussian_posterior(
             risk.loss.name,
             gaussian_design(federation.X, risk),
@@ -240,7 +241,7 @@ def _last_step(
     theta, V = own.mean(), own.covariance()
     covariance = symmetric(change @ V @ change.T)
     models = offset + by_row(theta, change.T)
-    if isinstance(own, GaussianPosterior):
+    if not isinstance(own, Posterior):
         r = own.responsibilities
         told |= {"group": r.argmax(axis=1), "sure": r.max(axis=1)}
     return Received(models, np.full(m, np.nan), how, covariance, **told)
@@ -250,12 +251,14 @@ def _huber_step(
     federation: Federation, risk: Risk, delta: float, mixture: Mixture
 ) -> tuple[Posterior, GaussianPosterior]:
     """The posterior by pseudo-targets, which knows the noise, and that by Huber's loss."""
+    from odcl.mixed.gaussian import huber_posterior
+
     at, pseudo = mixture.coordinates, _pseudo_targets(federation, risk)
-    rough = posterior(quadratics(_data_terms(federation, pseudo.y), at), mixture)
+    first = posterior(quadratics(_data_terms(federation, pseudo.y), at), mixture)
     # Few rows may be full of outliers: they are taken to be no noisier than most users' are.
-    s2 = np.where(pseudo.few, np.minimum(rough.s2, mixture.noise.s0), rough.s2)
-    rough = replace(rough, s2=s2)
+    s2 = np.where(pseudo.few, np.minimum(first.s2, mixture.noise.s0), first.s2)
+    first = replace(first, s2=s2)
     z = at.design(federation.X)
     u, rows = at.target(risk.loss.encode(federation.y), z), federation.row_user
     scaled = delta / at.target_scale
-    return rough, huber_posterior(z, u, rows, rough, scaled, pseudo.share, federation.weight)
+    return first, huber_posterior(z, u, rows, first, scaled, pseudo.share, federation.weight)

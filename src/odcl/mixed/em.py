@@ -17,6 +17,7 @@ from odcl._typing import Floats, Ints
 from odcl.mixed.mixture import (
     Centers,
     Moments,
+    Noise,
     Quadratics,
     Spread,
     center_step,
@@ -24,8 +25,8 @@ from odcl.mixed.mixture import (
     misfits,
     moments,
     responsibilities,
+    short_of_rows,
 )
-from odcl.mixed.noise import Noise, short_of_rows
 from odcl.mixed.scoring import Slopes, bound_slopes, noise_floor, scoring_step
 
 SHRINK = 0.4  # a step of T that lowers the bound is tried again, this much shorter

@@ -14,14 +14,15 @@ from odcl._typing import Floats, Ints
 from odcl.mixed.em import Fit
 from odcl.mixed.layout import Coordinates
 from odcl.mixed.mixture import (
+    CAUTION,
     Centers,
+    Noise,
     Quadratics,
     Spread,
     by_row,
     misfits,
     moments,
 )
-from odcl.mixed.noise import CAUTION, Noise
 from odcl.mixed.streaming_em import Parameters, own_noise, scores
 
 

@@ -10,8 +10,7 @@ from scipy.optimize import nnls
 
 from odcl._typing import Floats, Ints
 from odcl.mixed.marginal import stack_size
-from odcl.mixed.mixture import Centers, Moments, Quadratics, Spread
-from odcl.mixed.noise import BLIND_FLOOR, FLOOR
+from odcl.mixed.mixture import BLIND_FLOOR, FLOOR, Centers, Moments, Quadratics, Spread
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,15 +19,16 @@ from odcl.mixed.marginal import stack_size
 from odcl.mixed.mixture import (
     UNSEEN,
     Moments,
+    Noise,
     Quadratics,
     Spread,
     center_step,
     group_sums,
     misfits,
     moments,
+    pure_noise,
     responsibilities,
 )
-from odcl.mixed.noise import Noise, pure_noise
 from odcl.mixed.select import (
     PATIENCE,
     ROUGHLY,

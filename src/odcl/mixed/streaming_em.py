@@ -22,19 +22,23 @@ import numpy as np
 from odcl._typing import Floats, Ints
 from odcl.mixed.em import Fit, wider_prior
 from odcl.mixed.mixture import (
+    CAUTION,
+    FLOOR,
     Centers,
     Moments,
+    Noise,
     Product,
     Quadratics,
     Spread,
+    are_noisy,
     by_row,
     center_step,
     group_sums,
     misfits,
     moments,
     responsibilities,
+    short_of_rows,
 )
-from odcl.mixed.noise import CAUTION, FLOOR, Noise, are_noisy, short_of_rows
 from odcl.mixed.scoring import Summed, bound_slopes, noise_floor, scoring_step
 from odcl.mixed.select import none_admissible, with_tails
 

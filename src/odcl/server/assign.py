@@ -17,8 +17,7 @@ from odcl.local.fit import fit_users
 from odcl.local.receive import Received, receive
 from odcl.method import Method
 from odcl.mixed.layout import model_map
-from odcl.mixed.mixture import Centers, Quadratics, Spread, by_row, misfits, moments
-from odcl.mixed.noise import CAUTION, Noise
+from odcl.mixed.mixture import CAUTION, Centers, Noise, Quadratics, Spread, by_row, misfits, moments
 from odcl.mixed.posterior import Mixture, posterior
 from odcl.mixed.terms import DataTerms, merge
 from odcl.risk.loss import symmetric

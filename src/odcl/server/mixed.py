@@ -15,7 +15,6 @@ from odcl.errors import NotAdmissible
 from odcl.exchange.upload import Uploads
 from odcl.method import Method
 from odcl.mixed.em import Fit
-from odcl.mixed.gaussian import prior_sd
 from odcl.mixed.layout import (
     Coordinates,
     coordinates,
@@ -40,7 +39,6 @@ from odcl.risk.loss import symmetric
 from odcl.risk.risk import GAUSSIAN_WIDTHS
 from odcl.server.chunks import HALF, Chunks, Parties, Survey, Tally, added, tallied
 from odcl.server.columns import all_terms, shared_coordinates, user_columns
-from odcl.server.dispersion import DISPERSED, overdispersion
 from odcl.server.result import ServerStep, StreamedStep, of_fits
 from odcl.threads import one_thread
 
@@ -144,7 +142,11 @@ def _server_step(uploads: Uploads, mixture: Mixture, reason: str, forbidden: boo
 
 def _candidates(usual: Uploads, at: Coordinates) -> list[Quadratics]:
     """The usual users' data terms, once for each width of the Gaussian terms' prior."""
-    fixed, dispersion = shared_coordinates(usual, at), overdispersion(usual, DISPERSED)
+    fixed, dispersion = shared_coordinates(usual, at), 1.0
+    if usual.gaussian_curvature is not None:
+        from odcl.server.dispersion import DISPERSED, overdispersion
+
+        dispersion = overdispersion(usual, DISPERSED)
     return [
         replace(seen_quadratics(usual, at, width), fixed=fixed, dispersion=dispersion)
         for width in _widths(usual)
@@ -369,6 +371,8 @@ def seen_quadratics(
             "Mixed groups need the users' data terms, and these uploads hold none: fit the users "
             "with the same method, or use clusterer='mixture' for bare models."
         )
+    from odcl.mixed.gaussian import prior_sd
+
     D, none = risk.n_outputs, np.zeros(len(uploads))
     all_levels = gaussian_expansion(uploads.dim // D - risk.intercept, risk)
     sd = prior_sd(at.dim // D, D, intercept=risk.intercept, width=GAUSSIAN_WIDTHS[width])
