@@ -56,7 +56,7 @@ METHOD = {
     ),
     "--clusters K": (
         opt.clusters,
-        "number of groups; auto: found from what the users' rows say, with how users of a group "
+        "number of groups; auto: found from the data, with how users of a group "
         "differ; auto:K: at most K (auto:1: no groups, users who differ gradually); mixture: found "
         "from the users' models and their noise; convex: by convex "
         "clustering (the paper's ODCL-CC); elbow or silhouette: chosen for K-means++ by that "
@@ -153,7 +153,11 @@ def run(options: Namespace) -> None:
     print(found.text(shell=True))
     out, page = shlex.quote(str(options.out)), options.out / PAGE
     print(f"Report: {shlex.quote(str(page))}")
-    print(f"Models of all users: {out}/users" if place else f"Models of all rows, groups: {out}")
+    print(
+        f"Models of all users: {out}/users"
+        if place
+        else f"Models (fitted on all rows) and groups: {out}"
+    )
     print(f"Next: odcl predict {out} TABLE")
     if options.open:
         open_page(page)

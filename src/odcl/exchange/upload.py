@@ -48,8 +48,8 @@ class Uploads(Message):
     n_samples: Floats = part("how many rows the user has", optional=False)
     theta: Floats | None = part("the user's model: its coefficients and intercept", "dim")
     curvature: Floats | None = part(
-        "how sharply the rows determine the model: products of features, summed over the rows; it "
-        "gives away the span of the rows of a user with fewer rows than parameters",
+        "how sharply the rows determine the model: products of features, summed over the rows. "
+        "With fewer rows than parameters it reveals the span of the rows",
         "dim",
         "dim",
     )
@@ -64,15 +64,15 @@ class Uploads(Message):
         "width",
     )
     factor: Floats | None = part(
-        "how features and target vary together: a triangle, which gives away the span of the rows "
-        "of a user with fewer rows than parameters",
+        "covariance of features and target. With fewer rows than parameters it reveals the span "
+        "of the rows",
         "width",
         "width",
         triangular=True,
     )
     gaussian_curvature: Floats | None = part(
         "how sharply the rows determine a model of classes or counts, under priors of several "
-        "widths; it gives away the span of the rows of a user with fewer rows than parameters",
+        "widths. With fewer rows than parameters it reveals the span of the rows",
         "widths",
         "dim",
         "dim",

@@ -80,7 +80,7 @@ def _plan(model: Any, evidence: Evidence, more: MoreRows | None, anonymous: bool
     """What more rows would bring, and how to ask for a whole plan."""
     title = "Plan: what more rows would change"
     name = "TABLE" if anonymous else str(evidence.table.get("name", "TABLE"))
-    schema = model.schema_ or model._schema_of_names()
+    schema = model.fitted_.schema
     code = ""
     if schema is not None and schema.user and schema.target:
         words = ["odcl", "plan", "--pilot", name, "--user", schema.user, "--target", schema.target]

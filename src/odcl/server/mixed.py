@@ -420,11 +420,8 @@ def _by_first_user(labels: Ints, n_groups: int) -> Ints:
 def _found_text(fit: Fit) -> str:
     """How many groups, and how users of a group differ, in a sentence."""
     k = fit.n_groups
-    found = f"{k} groups found from what the users' rows say" if k > 1 else "No groups"
-    inside = "users of a group" if k > 1 else "users"
-    if not fit.spread.matrix.any():
-        return f"{found}: {inside} differ only by noise."
-    return f"{found}: {inside} differ gradually."
+    found = f"{k} groups found. Within a group, users" if k > 1 else "No groups: users"
+    return f"{found} differ {'gradually' if fit.spread.matrix.any() else 'only by noise'}."
 
 
 def _forbidden_text(forbidden: bool, smallest: int, parties: bool) -> str:
