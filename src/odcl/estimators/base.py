@@ -402,9 +402,9 @@ class ODCLEstimator(FittedAttributes, FrameInput):
         ``comparison``, the answer of :func:`odcl.compare`, adds what it is worth on held-out rows;
         ``anonymous`` gives users numbers in place of their names.
         """
-        from odcl.runs.page import report_model
+        from odcl.runs.page import report_fitted
 
-        report_model(self, path, comparison=comparison, anonymous=anonymous)
+        report_fitted(self._to_save(), path, comparison=comparison, anonymous=anonymous)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:

@@ -167,7 +167,7 @@ def _in_memory(
     )
     result = model.result_
     how = {"combined": result.step.combined, "refit": result.received.how}
-    return Run(model, found, GroupSizes(*group_sizes(model)), "memory", **how, rows=rows)
+    return Run(model, found, GroupSizes(*group_sizes(model.fitted_)), "memory", **how, rows=rows)
 
 
 def _read(table: Any, settings: FitSettings) -> Source:

@@ -19,9 +19,9 @@ from odcl.data.source import read_table
 from odcl.data.tables import beside
 from odcl.errors import count, show
 from odcl.estimators.evidence import read_evidence
-from odcl.estimators.public import estimator_with, load_estimator, read_estimator
+from odcl.estimators.public import estimator_with, load_estimator
 from odcl.evaluate.scores import Comparison
-from odcl.fitted.persist import KIND, MODEL, update_fitted
+from odcl.fitted.persist import KIND, MODEL, read_fitted, update_fitted
 from odcl.fitted.value import Fitted
 from odcl.runs.run import PAGE
 from odcl.runs.tables import run_tables
@@ -88,8 +88,8 @@ def page_of_run(folder: Path, **more: Any) -> bytes:
     from odcl.runs.page import fit_page_of
 
     with open_artifact(folder, kind=KIND) as stored:
-        model = read_estimator(stored)
-        return fit_page_of(model, read_evidence(stored, len(model.users_)), **more)
+        fitted = read_fitted(stored)
+        return fit_page_of(fitted, read_evidence(stored, len(fitted.users)), **more)
 
 
 # -- more users, more rows -------------------------------------------------------------------------
@@ -181,10 +181,11 @@ def _change_run(folder: Path, change: Callable[[Any], T]) -> T:
     def changed(fitted: Fitted, stored: StoredArtifact) -> tuple[Fitted, Mapping[str, Extra]]:
         model = estimator_with(fitted)
         answers.append(change(model))
-        files = {name: make for name, make in run_tables(model).items() if name in stored}
+        new = model._to_save()
+        files = {name: make for name, make in run_tables(new).items() if name in stored}
         if PAGE in stored:
-            files[PAGE] = fit_page_of(model, read_evidence(stored, len(model.users_)))
-        return model.fitted_, files
+            files[PAGE] = fit_page_of(new, read_evidence(stored, len(new.users)))
+        return new, files
 
     update_fitted(folder, changed)
     return answers[0]

@@ -1,11 +1,9 @@
-"""The facts of a fit's page, from the model and what speaks for it."""
+"""The facts of a fit's page, from the fit and what speaks for it."""
 
 from __future__ import annotations
 
-import copy
 import hashlib
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
@@ -14,6 +12,7 @@ from odcl._typing import Floats, Ints
 from odcl.errors import number
 from odcl.estimators.evidence import MOST_ROWS, Evidence
 from odcl.evaluate.scores import Comparison
+from odcl.fitted.value import Fitted
 from odcl.mixed.differences import DIFFER
 from odcl.report.page.facts import Coefficients, FitFacts, Gains, Held, Option, Options, Users
 from odcl.report.page.units import TableUnits
@@ -38,97 +37,100 @@ FEWEST = 4  # coefficients that a user has on the page at least
 Z95 = 1.959964
 
 
-def user_numbers(model: Any) -> Ints:
+def user_numbers(fitted: Fitted) -> Ints:
     """What users are called on anonymous pages, (n_users,).
 
     The order is drawn from a digest of what users sent, which outsiders do not have: the rank of a
     name among all names does not show, and the same run gives the same numbers each time.
     """
     digest = hashlib.sha256(b"odcl anonymous")
-    sent = {"theta": model.theta_} if model.uploads_ is None else model.uploads_.to_arrays()
+    sent = {"theta": fitted.users.model} if fitted.uploads is None else fitted.uploads.to_arrays()
     for name in sorted(sent):
         digest.update(np.ascontiguousarray(sent[name]).tobytes())
     rng = np.random.default_rng(list(digest.digest()))
-    number = np.empty(len(model.users_), dtype=np.intp)
+    number = np.empty(len(fitted.users.users), dtype=np.intp)
     number[rng.permutation(len(number))] = np.arange(1, len(number) + 1)
     return number
 
 
-def _anonymous(model: Any, evidence: Evidence, number: Ints) -> tuple[Any, Evidence]:
-    """The model with numbers in place of names, and evidence that names nothing."""
-    fitted = model.fitted_
+def _anonymous(fitted: Fitted, evidence: Evidence, number: Ints) -> tuple[Fitted, Evidence]:
+    """The fit with numbers in place of names, and evidence that names nothing."""
     uploads = None if fitted.uploads is None else replace(fitted.uploads, users=number)
-    users = replace(fitted.users, users=number)
-    model = copy.copy(model)._hold(replace(fitted, users=users, uploads=uploads))
+    fitted = replace(fitted, users=replace(fitted.users, users=number), uploads=uploads)
     table = {k: v for k, v in evidence.table.items() if k not in ("name", "sha256")}
-    return model, replace(evidence, command=(), table=table, notices=())
+    return fitted, replace(evidence, command=(), table=table, notices=())
 
 
-def fit_facts(model: Any, evidence: Evidence, *, anonymous: bool = False) -> FitFacts:
+def fit_facts(fitted: Fitted, evidence: Evidence, *, anonymous: bool = False) -> FitFacts:
     """Everything that the page of a fit shows."""
-    number = user_numbers(model)
+    number = user_numbers(fitted)
     if anonymous:
-        model, evidence = _anonymous(model, evidence, number)
-    comparison, total = evidence.comparison, len(model.users_)
+        fitted, evidence = _anonymous(fitted, evidence, number)
+    comparison, total = evidence.comparison, len(fitted.users.users)
     own, ours = _scores(comparison, total)
-    who = _who(model, evidence, ours - own, comparison)
+    who = _who(fitted, evidence, ours - own, comparison)
     if anonymous:  # in the order of the numbers
         who = who[np.argsort(number[who], kind="stable")]
-    classes = [shown_id(label, 60) for label in getattr(model, "classes_", np.array([])).tolist()]
-    centered = bool(model.method_.standardize and model.scaling_.shift.any())
+    classes = _class_names(fitted)
+    centered = bool(fitted.method.standardize and fitted.scaling.shift.any())
     units = TableUnits.of(
-        model.risk_, model.scaling_, list(model.fitted_.units), classes, centered=centered
+        fitted.risk, fitted.scaling, list(fitted.units), classes, centered=centered
     )
-    shown = user_map(model, who, units, most=MOST_USERS)
-    more = more_rows(model, who, units)
+    shown = user_map(fitted, who, units, most=MOST_USERS)
+    more = more_rows(fitted, who, units)
     length = LONG if len(who) <= MANY else SHORT
     users = Users(
-        _user_word(model),
+        _user_word(fitted),
         [f"user {n}" for n in number[who].tolist()]
         if anonymous
-        else [shown_id(user, length) for user in model.users_[who].tolist()],
-        np.asarray(model.labels_[who]),
-        np.asarray(model.n_rows_[who]),
-        np.asarray(model.probability_[who]),
+        else [shown_id(user, length) for user in fitted.users.users[who].tolist()],
+        np.asarray(fitted.users.group[who]),
+        np.asarray(fitted.users.rows[who]),
+        np.asarray(fitted.users.probability[who]),
         number[who],
-        model.n_users_,
-        "assignment.csv" if model.fitted_.files is None else "users/",
+        fitted.n_users,
+        "assignment.csv" if fitted.files is None else "users/",
     )
     gains = None
     if comparison is not None:
         words = verdict(comparison, shell=True)
         larger = comparison.larger_is_better
         gains = Gains(comparison.metric, larger, own[who], ours[who], words)
-    sizes, rows = group_sizes(model)
+    sizes, rows = group_sizes(fitted)
     groups = list(zip(sizes.tolist(), rows.astype(int).tolist(), strict=True))
     return FitFacts(
-        title=_title(model, evidence),
-        verdict=_verdict(model, comparison),
-        target=model.fitted_.columns.target,
+        title=_title(fitted, evidence),
+        verdict=_verdict(fitted, comparison),
+        target=fitted.columns.target,
         users=users,
         groups=groups,
         map=shown,
-        coefficients=_coefficients(model, who, units),
-        sections=sections(model, evidence, more, anonymous=anonymous),
+        coefficients=_coefficients(fitted, who, units),
+        sections=sections(fitted, evidence, more, anonymous=anonymous),
         gains=gains,
-        options=None if evidence.weighed is None else _options(evidence.weighed, model, who),
-        held=_held(comparison, model, who),
+        options=None if evidence.weighed is None else _options(evidence.weighed, fitted, who),
+        held=_held(comparison, fitted, who),
         more=more,
         anonymous=anonymous,
-        notes=_notes(model, len(who)),
+        notes=_notes(fitted, len(who)),
     )
 
 
-def _who(model: Any, evidence: Evidence, gain: Floats, comparison: Comparison | None) -> Ints:
+def _class_names(fitted: Fitted) -> list[str]:
+    classes = fitted.columns.classes
+    return [] if classes is None else [shown_id(label, 60) for label in classes.tolist()]
+
+
+def _who(fitted: Fitted, evidence: Evidence, gain: Floats, comparison: Comparison | None) -> Ints:
     """Who is on the page: best, worst and least sure first, where not everybody can be."""
     first: list[Ints] = []
-    total = len(model.users_)
+    total = len(fitted.users.users)
     if total <= MOST_USERS:
         return np.arange(total)
     if comparison is not None:
         order = np.argsort(np.nan_to_num(gain), kind="stable")
         first = [order[:200], order[-200:]]
-    first.append(np.argsort(np.nan_to_num(model.probability_, nan=1.0), kind="stable")[:400])
+    first.append(np.argsort(np.nan_to_num(fitted.users.probability, nan=1.0), kind="stable")[:400])
     seen = None
     if evidence.weighed is not None:
         kept = [one.labels for one in evidence.weighed.options if one.labels is not None]
@@ -139,21 +141,21 @@ def _who(model: Any, evidence: Evidence, gain: Floats, comparison: Comparison | 
     return chosen_users(total, MOST_USERS, first, seen)
 
 
-def _user_word(model: Any) -> str:
-    schema = model.fitted_.schema
+def _user_word(fitted: Fitted) -> str:
+    schema = fitted.schema
     return "user" if schema is None or not schema.user else str(schema.user)
 
 
-def _title(model: Any, evidence: Evidence) -> str:
-    target = model.fitted_.columns.target or "the target"
+def _title(fitted: Fitted, evidence: Evidence) -> str:
+    target = fitted.columns.target or "the target"
     name = evidence.table.get("name")
-    return f"{target} by {_user_word(model)}" + (f" ({name})" if name else "")
+    return f"{target} by {_user_word(fitted)}" + (f" ({name})" if name else "")
 
 
-def headline(model: Any, comparison: Comparison | None) -> str:
+def headline(fitted: Fitted, comparison: Comparison | None) -> str:
     """How many groups, how users differ inside, and what it is worth: one sentence."""
-    inside = None if model.mixture_ is None else model.differences_
-    found = finding(model.n_clusters_, count(model.n_users_, "user"), inside)
+    inside = None if fitted.mixture is None else fitted.differences
+    found = finding(fitted.n_clusters, count(fitted.n_users, "user"), inside)
     if comparison is None:
         return f"{found}."
     mean = {name: value for name, value, *_ in comparison.rows()}
@@ -173,10 +175,10 @@ def _score(metric: str, value: float) -> str:
     return f"{value:.1%} accuracy" if metric == "accuracy" else f"{metric} {number(value)}"
 
 
-def _verdict(model: Any, comparison: Comparison | None) -> list[str]:
+def _verdict(fitted: Fitted, comparison: Comparison | None) -> list[str]:
     """The sentence of the first screen, and what stands below: who gained."""
     second = [] if comparison is None else verdict(comparison, shell=True).splitlines()
-    return [headline(model, comparison), *second]
+    return [headline(fitted, comparison), *second]
 
 
 def _scores(comparison: Comparison | None, total: int) -> tuple[Floats, Floats]:
@@ -188,13 +190,13 @@ def _scores(comparison: Comparison | None, total: int) -> tuple[Floats, Floats]:
     return own, ours
 
 
-def _coefficients(model: Any, who: Ints, units: TableUnits) -> Coefficients:
-    group = units.models(model.cluster_theta_)
-    cov, how = group_covariances(model)
+def _coefficients(fitted: Fitted, who: Ints, units: TableUnits) -> Coefficients:
+    group = units.models(fitted.centers)
+    cov, how = group_covariances(fitted)
     with np.errstate(invalid="ignore"):
         apart = np.ptp(group, axis=0) * units.effect
     if len(group) == 1:  # no groups: where users differ most
-        apart = np.std(units.models(model.theta_), axis=0) * units.effect
+        apart = np.std(units.models(fitted.users.model), axis=0) * units.effect
     wanted = np.argsort(-np.where(units.extra, -1.0, apart), kind="stable")
     n_shown = max(FEWEST, MOST_NUMBERS // (4 * max(len(who), 1)))
     some = sorted(wanted[:n_shown].tolist(), key=wanted.tolist().index)
@@ -202,11 +204,11 @@ def _coefficients(model: Any, who: Ints, units: TableUnits) -> Coefficients:
     part = TableUnits(
         [units.names[j] for j in some], units.matrix[:, some], units.effect[some], units.extra[some]
     )
-    own, own_cov = own_models(model, who)
+    own, own_cov = own_models(fitted, who)
     missing = np.full((len(who), len(some)), np.nan)
     user_se = missing
-    if model.covariance_ is not None:
-        user_se = part.errors(model.covariance_[who])
+    if fitted.users.covariance is not None:
+        user_se = part.errors(fitted.users.covariance[who])
     return Coefficients(
         units.names,
         group,
@@ -214,7 +216,7 @@ def _coefficients(model: Any, who: Ints, units: TableUnits) -> Coefficients:
         apart,
         units.extra,
         some,
-        part.models(model.theta_[who]),
+        part.models(fitted.users.model[who]),
         user_se,
         part.models(own),
         part.errors(own_cov),
@@ -222,23 +224,22 @@ def _coefficients(model: Any, who: Ints, units: TableUnits) -> Coefficients:
     )
 
 
-def _options(weighed: Alternatives, model: Any, who: Ints) -> Options:
+def _options(weighed: Alternatives, fitted: Fitted, who: Ints) -> Options:
     chosen = weighed.options[weighed.chosen] if weighed.chosen is not None else None
     best = chosen.score if chosen is not None else min(one.score for one in weighed.options)
-    found = []
+    group, found = fitted.users.group, []
     for one in weighed.options:
         labels = None
         if one.labels is not None:
-            whole = np.full(len(model.users_), -1)
+            whole = np.full(len(group), -1)
             whole[: len(one.labels)] = one.labels
-            labels = (model.labels_ if one is chosen else _recoloured(whole, model.labels_))[who]
-        kind = f"users of a group differ {DIFFER[one.shape]}" if one.shape in DIFFER else ""
-        kind = kind.replace("users of a group", "users") if one.n_groups == 1 else kind
-        words = count(one.n_groups, "group") if one.n_groups > 1 else "no groups"
-        told = _option_score(weighed.measure, one.score, best, one is chosen)
-        found.append(
-            Option(one.n_groups, "; ".join(filter(None, [words, kind, told])), one.score, labels)
-        )
+            labels = (group if one is chosen else _recoloured(whole, group))[who]
+        words = [count(one.n_groups, "group") if one.n_groups > 1 else "no groups"]
+        if one.shape in DIFFER:
+            inside = "users of a group" if one.n_groups > 1 else "users"
+            words.append(f"{inside} differ {DIFFER[one.shape]}")
+        words.append(_option_score(weighed.measure, one.score, best, one is chosen))
+        found.append(Option(one.n_groups, "; ".join(words), one.score, labels))
     about = f"Scores are {MEASURES[weighed.measure]}."
     if weighed.measure == "evidence":
         about = (
@@ -247,7 +248,7 @@ def _options(weighed: Alternatives, model: Any, who: Ints) -> Options:
         )
         least = min(one.score for one in weighed.options)
         behind = chosen is not None and chosen.score > least + 1e-6
-        if behind and model.n_clusters_ == 1:
+        if behind and fitted.n_clusters == 1:
             about += " Taller bars were not chosen where users' groups in them are in doubt."
         elif behind:
             about += (
@@ -255,9 +256,9 @@ def _options(weighed: Alternatives, model: Any, who: Ints) -> Options:
                 "and has to be better by more than users' groups are in doubt."
             )
     kept = [one.labels for one in weighed.options if one.labels is not None and one is not chosen]
-    seen = min((int((labels >= 0).sum()) for labels in kept), default=model.n_users_)
-    if seen < model.n_users_:
-        about += f" All were weighed on {seen:,} of {model.n_users_:,} users"
+    seen = min((int((labels >= 0).sum()) for labels in kept), default=fitted.n_users)
+    if seen < fitted.n_users:
+        about += f" All were weighed on {seen:,} of {fitted.n_users:,} users"
         grey = any((labels < 0).any() for labels in kept)
         about += "; others are grey under all but the chosen one." if grey else "."
     return Options(weighed.measure, about, found, weighed.chosen)
@@ -292,7 +293,7 @@ def _recoloured(labels: Ints, chosen: Ints) -> Ints:
     return np.where(labels >= 0, new[np.maximum(labels, 0)], -1)
 
 
-def _held(comparison: Comparison | None, model: Any, who: Ints) -> Held | None:
+def _held(comparison: Comparison | None, fitted: Fitted, who: Ints) -> Held | None:
     if comparison is None or comparison.held is None:
         return None
     held = comparison.held
@@ -301,17 +302,15 @@ def _held(comparison: Comparison | None, model: Any, who: Ints) -> Held | None:
     n = np.minimum(n, min(MOST_ROWS, max(3, MOST_HELD // max(len(who), 1))))
     start = np.concatenate([[0], np.cumsum(n)])
     rows = np.repeat(first - start[:-1], n) + np.arange(start[-1])
-    classes = None
-    if comparison.metric == "accuracy" and hasattr(model, "classes_"):
-        classes = [shown_id(label, 60) for label in model.classes_.tolist()]
+    classes = _class_names(fitted) if comparison.metric == "accuracy" else None
     predicted = held.predicted
     parts = (held.seen[rows], predicted["local"][rows], predicted[comparison.ours][rows])
     return Held(start, *parts, classes)
 
 
-def _notes(model: Any, shown: int) -> dict[str, str]:
-    total = model.n_users_
-    if model.fitted_.files is not None and shown < total:
+def _notes(fitted: Fitted, shown: int) -> dict[str, str]:
+    total = fitted.n_users
+    if fitted.files is not None and shown < total:
         return {
             "users": f"{total:,} users were fitted, in pieces of their table. {shown:,} of them, "
             "drawn by their ids, are on this page, one by one and on the map; groups and their "

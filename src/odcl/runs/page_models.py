@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from scipy.special import ndtr
 
 from odcl._typing import Bools, Floats, Ints
+from odcl.exchange.upload import Uploads
+from odcl.fitted.value import Fitted
 from odcl.mixed.layout import model_map
 from odcl.mixed.mixture import Quadratics, Spread, moments
+from odcl.mixed.posterior import Mixture
 from odcl.report.page.facts import MoreRows, UserMap
 from odcl.report.page.units import CHUNK, TableUnits
 from odcl.report.pictures import view
@@ -31,16 +33,16 @@ FAR = 5.0  # a frame is cut where the whole would be so many times as wide
 # -- users' own models -----------------------------------------------------------------------------
 
 
-def own_models(model: Any, who: Ints) -> tuple[Floats, Floats]:
+def own_models(fitted: Fitted, who: Ints) -> tuple[Floats, Floats]:
     """What users' own rows say alone: models, and covariances; NaN where they do not say it."""
-    n, dim = len(who), model.theta_.shape[1]
+    n, dim = len(who), fitted.users.model.shape[1]
     nothing = np.full((n, dim), np.nan), np.full((n, dim, dim), np.nan)
-    if model.uploads_ is None:
+    if fitted.uploads is None:
         return nothing
-    sent = with_noise(model.uploads_.take(who))
+    sent = with_noise(fitted.uploads.take(who))
     if sent.theta is None:
         return nothing
-    phi = pooled_dispersion(sent) if n >= ENOUGH else _noise_scales(model, who)
+    phi = pooled_dispersion(sent) if n >= ENOUGH else _noise_scales(fitted.uploads, who)
     theta, cov = sent.theta.copy(), covariances(sent, phi)
     if sent.dispersion is not None:
         theta[~np.isfinite(sent.dispersion)] = np.nan
@@ -49,9 +51,9 @@ def own_models(model: Any, who: Ints) -> tuple[Floats, Floats]:
     return theta, np.where(_whole(cov)[:, None, None], cov, np.nan)
 
 
-def _noise_scales(model: Any, who: Ints) -> Floats | None:
+def _noise_scales(sent: Uploads, who: Ints) -> Floats | None:
     """The noise scales of some users, pooled over everybody's; None: nobody tells."""
-    sent, m = model.uploads_, len(model.users_)
+    m = len(sent)
     chunks = (np.arange(at, min(at + CHUNK, m)) for at in range(0, m, CHUNK))
     told = [with_noise(sent.take(some)).dispersion for some in chunks]
     known = [part for part in told if part is not None]
@@ -61,17 +63,17 @@ def _noise_scales(model: Any, who: Ints) -> Floats | None:
     return None if pooled is None else pooled[who]
 
 
-def group_covariances(model: Any) -> tuple[Floats, str]:
+def group_covariances(fitted: Fitted) -> tuple[Floats, str]:
     """How surely the groups' models are known, (K, dim, dim), and how that is known."""
-    if model.mixture_ is not None:
-        change = model_map(model.mixture_, model.risk_)[1]
-        return change @ model.mixture_.covariances @ change.T, ""
-    k, dim = model.cluster_theta_.shape
-    cov, sizes = np.full((k, dim, dim), np.nan), group_sizes(model)[0]
-    sent = None if model.uploads_ is None else with_noise(model.uploads_)
+    if fitted.mixture is not None:
+        change = model_map(fitted.mixture, fitted.risk)[1]
+        return change @ fitted.mixture.covariances @ change.T, ""
+    k, dim = fitted.centers.shape
+    cov, sizes = np.full((k, dim, dim), np.nan), group_sizes(fitted)[0]
+    sent = None if fitted.uploads is None else with_noise(fitted.uploads)
     if sent is not None and sent.theta is not None:
         for g in range(k):
-            own = sent.theta[model.labels_ == g]
+            own = sent.theta[fitted.users.group == g]
             if len(own) > 1:
                 cov[g] = np.cov(own.T).reshape(dim, dim) / sizes[g]
     return cov, "Intervals are read off how users' own models scatter inside their group."
@@ -80,7 +82,7 @@ def group_covariances(model: Any) -> tuple[Floats, str]:
 # -- the map ---------------------------------------------------------------------------------------
 
 
-def user_map(model: Any, who: Ints, units: TableUnits, *, most: int) -> UserMap:
+def user_map(fitted: Fitted, who: Ints, units: TableUnits, *, most: int) -> UserMap:
     """All users in two directions; those of ``who`` with their uncertainty.
 
     Of mixed groups a point is what the user's rows say when nothing is known of groups: the mean
@@ -88,13 +90,13 @@ def user_map(model: Any, who: Ints, units: TableUnits, *, most: int) -> UserMap:
     noise included. Distances are in units of a typical user's noise. Of other methods it is the
     user's own model, as it was sent.
     """
-    points, cov, metric, about = _points(model, who)
+    points, cov, metric, about = _points(fitted, who)
     root = np.linalg.cholesky(metric)
-    origin = model.cluster_theta_.mean(axis=0)
+    origin = fitted.centers.mean(axis=0)
     white = np.linalg.solve(root, (points - origin).T).T
-    centers = np.linalg.solve(root, (model.cluster_theta_ - origin).T).T
+    centers = np.linalg.solve(root, (fitted.centers - origin).T).T
     if white.shape[1] == 1:
-        xy = np.column_stack([white[:, 0], model.labels_ + _spread_out(white[:, 0])])
+        xy = np.column_stack([white[:, 0], fitted.users.group + _spread_out(white[:, 0])])
         middle = np.column_stack([centers[:, 0], np.arange(len(centers))])
         turn = np.linalg.inv(root)
         flat = np.column_stack([cov[:, 0, 0] * turn[0, 0] ** 2, np.zeros((len(who), 2))])
@@ -110,34 +112,36 @@ def user_map(model: Any, who: Ints, units: TableUnits, *, most: int) -> UserMap:
     return _framed(xy, flat, middle, axes, about, who, most)
 
 
-def _points(model: Any, who: Ints) -> tuple[Floats, Floats, Floats, str]:
+def _points(fitted: Fitted, who: Ints) -> tuple[Floats, Floats, Floats, str]:
     """Points in the model's coordinates, covariances of those of ``who``, a unit of length."""
-    m, dim = model.theta_.shape
-    if model.mixture_ is not None and model.uploads_ is not None:
-        return _mixed_points(model, who)
-    theta, cov = own_models(model, np.arange(m))
+    m, dim = fitted.users.model.shape
+    if fitted.mixture is not None and fitted.uploads is not None:
+        return _mixed_points(fitted, fitted.mixture, who)
+    theta, cov = own_models(fitted, np.arange(m))
     about = "A point is a user's own model, as its rows alone have it."
     if not np.isfinite(theta).all(axis=1).any():
-        theta, about = model.theta_, "A point is a user's model."
-        cov = np.full((m, dim, dim), np.nan) if model.covariance_ is None else model.covariance_
-    theta = np.where(_whole(theta)[:, None], theta, model.theta_)
-    labels = np.maximum(model.labels_, 0)
-    known = np.flatnonzero(_whole(cov))
-    some = known[:: -(-len(known) // CHUNK) or 1]  # enough for a median
-    away = theta - model.cluster_theta_[labels]
+        theta, about = fitted.users.model, "A point is a user's model."
+        known = fitted.users.covariance
+        cov = np.full((m, dim, dim), np.nan) if known is None else known
+    theta = np.where(_whole(theta)[:, None], theta, fitted.users.model)
+    labels = np.maximum(fitted.users.group, 0)
+    some = np.flatnonzero(_whole(cov))
+    some = some[:: -(-len(some) // CHUNK) or 1]  # enough for a median
+    away = theta - fitted.centers[labels]
     within = np.median(cov[some], axis=0) if len(some) else away.T @ away / max(m, 1)
     return theta, cov[who], _positive(within), about
 
 
-def _mixed_points(model: Any, who: Ints) -> tuple[Floats, Floats, Floats, str]:
-    mixture, risk = model.mixture_, model.risk_
-    offset, change = model_map(mixture, risk)
+def _mixed_points(
+    fitted: Fitted, mixture: Mixture, who: Ints
+) -> tuple[Floats, Floats, Floats, str]:
+    offset, change = model_map(mixture, fitted.risk)
     shares, c = mixture.weights, mixture.centers
     mean = shares @ c
     between = ((c - mean).T * shares) @ (c - mean) + np.tensordot(shares, mixture.covariances, 1)
-    m = len(model.users_)
+    m = len(fitted.users.users)
     some = np.linspace(0, m - 1, min(m, CHUNK)).astype(np.intp)
-    q, s2 = _quadratics(model, some)
+    q, s2 = _quadratics(fitted, mixture, some)
     noise = _inverse((q.A / s2[:, None, None]).mean(axis=0))
     inside = mixture.inside + noise
     T = Spread("full", between + inside, np.ones(len(mean), np.bool_))
@@ -146,7 +150,7 @@ def _mixed_points(model: Any, who: Ints) -> tuple[Floats, Floats, Floats, str]:
     place[who] = np.arange(len(who))
     for at in range(0, m, CHUNK):
         part = np.arange(at, min(at + CHUNK, m))
-        q, s2 = _quadratics(model, part)
+        q, s2 = _quadratics(fitted, mixture, part)
         told = moments(q, T, s2)
         score = told.w - (told.W @ mean)
         points[part] = offset + (mean + score @ T.matrix) @ change.T
@@ -161,12 +165,13 @@ def _mixed_points(model: Any, who: Ints) -> tuple[Floats, Floats, Floats, str]:
     return points, cov, _positive(change @ inside @ change.T), about
 
 
-def _quadratics(model: Any, who: Ints) -> tuple[Quadratics, Floats]:
+def _quadratics(fitted: Fitted, mixture: Mixture, who: Ints) -> tuple[Quadratics, Floats]:
     """The data terms of some users, and their noise, in the mixture's coordinates."""
-    (q,), at = user_quadratics(model.uploads_.take(who), model.mixture_)
-    if model.noise_ is None:
-        return q, np.full(len(q), model.mixture_.noise.s0)
-    return q, model.noise_[who] / at.target_scale**2
+    assert fitted.uploads is not None
+    (q,), at = user_quadratics(fitted.uploads.take(who), mixture)
+    if fitted.users.noise is None:
+        return q, np.full(len(q), mixture.noise.s0)
+    return q, fitted.users.noise[who] / at.target_scale**2
 
 
 def _whole(values: Floats) -> Bools:
@@ -241,27 +246,27 @@ def _framed(
 # -- more rows -------------------------------------------------------------------------------------
 
 
-def more_rows(model: Any, who: Ints, units: TableUnits) -> MoreRows | None:
+def more_rows(fitted: Fitted, who: Ints, units: TableUnits) -> MoreRows | None:
     """What so many times as many rows like its own would change for each user, to second order.
 
     Of mixed groups only. Rows that are f times as many have f times the curvature A, which leaves
     of a model inside its group T - T W T, and of groups c and d the distance (c-d)'W(c-d) = r^2:
     such rows speak for the wrong one of the two with probability Phi(-r / 2).
     """
-    mixture = model.mixture_
-    if mixture is None or model.uploads_ is None:
+    mixture = fitted.mixture
+    if mixture is None or fitted.uploads is None:
         return None
-    change = model_map(mixture, model.risk_)[1]
+    change = model_map(mixture, fitted.risk)[1]
     J = change.T @ units.matrix[:, ~units.extra]
     T, c, C = mixture.inside, mixture.centers, mixture.covariances
-    labels = model.labels_[who]
+    labels = fitted.users.group[who]
     inside = Spread("full", T, mixture.spread.open)
     shape = (len(who), len(TIMES))
     width, wrong, weight = np.empty(shape), np.empty(shape), np.empty(shape)
     own_T = np.diag(T)
     for at in range(0, len(who), CHUNK):
         part = slice(at, at + CHUNK)
-        q, s2 = _quadratics(model, who[part])
+        q, s2 = _quadratics(fitted, mixture, who[part])
         group = np.maximum(labels[part], 0)
         for f, times in enumerate(TIMES):
             more = replace(q, A=times * q.A, b=times * q.b, uu=times * q.uu)

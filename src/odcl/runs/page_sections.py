@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from typing import Any
 
 import numpy as np
 
+from odcl.diagnose import diagnose_fitted
 from odcl.errors import number
 from odcl.estimators.evidence import Evidence
 from odcl.exchange.upload import Uploads
+from odcl.fitted.value import Fitted
 from odcl.report.diagnosis import diagnosis_parts
 from odcl.report.page.facts import MoreRows, Section, Table
 from odcl.report.text import comparison_cells, count, in_bytes, scored_by
@@ -19,7 +20,7 @@ MOST_DIAGNOSED = 2_000_000  # users times parameters squared: beyond, it would t
 
 
 def sections(
-    model: Any,
+    fitted: Fitted,
     evidence: Evidence,
     more: MoreRows | None,
     *,
@@ -28,10 +29,10 @@ def sections(
     """All of them, in the order of the page."""
     found = [
         _worth(evidence),
-        _diagnosis(model, evidence),
-        _plan(model, evidence, more, anonymous),
-        _privacy(model, evidence, anonymous),
-        _provenance(model, evidence, anonymous),
+        _diagnosis(fitted, evidence),
+        _plan(fitted, evidence, more, anonymous),
+        _privacy(fitted, evidence, anonymous),
+        _provenance(fitted, evidence, anonymous),
     ]
     return [one for one in found if one is not None]
 
@@ -54,15 +55,15 @@ def _worth(evidence: Evidence) -> Section | None:
     return Section("worth", "What it is worth", (words,), (table,))
 
 
-def _diagnosis(model: Any, evidence: Evidence) -> Section:
+def _diagnosis(fitted: Fitted, evidence: Evidence) -> Section:
     title = "Diagnosis: is one shot enough?"
-    whole = model.uploads_ is None or model.uploads_.inverse_trace is None  # a matrix per user
-    size = len(model.users_) * model.theta_.shape[1] ** (2 if whole else 1)
+    whole = fitted.uploads is None or fitted.uploads.inverse_trace is None  # a matrix per user
+    size = len(fitted.users.users) * fitted.users.model.shape[1] ** (2 if whole else 1)
     if size > MOST_DIAGNOSED:
         why = "With this many users it takes longer than a report should: say odcl diagnose RUN."
         return Section("diagnosis", title, (why,))
     try:
-        found = model.diagnose(comparison=evidence.comparison)
+        found = diagnose_fitted(fitted, comparison=evidence.comparison)
     except ValueError as error:
         return Section("diagnosis", title, (str(error),))
     parts = diagnosis_parts(found)
@@ -76,11 +77,13 @@ def _diagnosis(model: Any, evidence: Evidence) -> Section:
     return Section("diagnosis", title, words, tables, users)
 
 
-def _plan(model: Any, evidence: Evidence, more: MoreRows | None, anonymous: bool) -> Section | None:
+def _plan(
+    fitted: Fitted, evidence: Evidence, more: MoreRows | None, anonymous: bool
+) -> Section | None:
     """What more rows would bring, and how to ask for a whole plan."""
     title = "Plan: what more rows would change"
     name = "TABLE" if anonymous else str(evidence.table.get("name", "TABLE"))
-    schema = model.fitted_.schema
+    schema = fitted.schema
     code = ""
     if schema is not None and schema.user and schema.target:
         words = ["odcl", "plan", "--pilot", name, "--user", schema.user, "--target", schema.target]
@@ -90,13 +93,13 @@ def _plan(model: Any, evidence: Evidence, more: MoreRows | None, anonymous: bool
         for option in ("--features", "--drop", "--loss"):  # as the fit was asked
             words += asked[asked.index(option) :][:2] if option in asked else []
         code = " ".join(map(shlex.quote, words))
-    if more is None:
+    if more is None or fitted.mixture is None:
         words_of = (
             "This method keeps no account of how users' rows enter, so nothing is computed.",
         )
         return Section("plan", title, words_of, code=code)
-    differ = bool(model.mixture_.inside.any())
-    if not differ and model.n_clusters_ == 1:
+    differ = bool(fitted.mixture.inside.any())
+    if not differ and fitted.n_clusters == 1:
         alike = [_only_noise(1), *["For a simulation of the whole round:"] * bool(code)]
         return Section("plan", title, alike, code=code)
     rows = []
@@ -105,7 +108,7 @@ def _plan(model: Any, evidence: Evidence, more: MoreRows | None, anonymous: bool
         cells = [label]
         if differ:
             cells.append(f"{100 * np.median(more.width[:, f]):.0f} %")
-        if model.n_clusters_ > 1:
+        if fitted.n_clusters > 1:
             cells.append(f"{number(100 * more.wrong[:, f].mean(), 2)} %")
         if differ:
             cells.append(f"{100 * np.median(more.weight[:, f]):.0f} %")
@@ -117,7 +120,7 @@ def _plan(model: Any, evidence: Evidence, more: MoreRows | None, anonymous: bool
         parts.append(
             "intervals (of the median user, now 100 %) if groups and how users differ stay as found"
         )
-    if model.n_clusters_ > 1:
+    if fitted.n_clusters > 1:
         header.append("chance of a wrong group")
         parts.append("the chance that such rows put a user in a wrong group (mean user)")
     if differ:
@@ -126,7 +129,7 @@ def _plan(model: Any, evidence: Evidence, more: MoreRows | None, anonymous: bool
     told = ", ".join(parts[:-1]) + ", and " * (len(parts) > 1) + parts[-1]
     about = f"Computed from the run, not simulated: {told}."
     about += " For a simulation of the whole round:" * bool(code)
-    shown = [about] if differ else [_only_noise(model.n_clusters_), about]
+    shown = [about] if differ else [_only_noise(fitted.n_clusters), about]
     return Section("plan", title, shown, (Table(tuple(header), rows),), code=code)
 
 
@@ -145,18 +148,18 @@ def _only_noise(n_groups: int) -> str:
     )
 
 
-def _privacy(model: Any, evidence: Evidence, anonymous: bool) -> Section:
+def _privacy(fitted: Fitted, evidence: Evidence, anonymous: bool) -> Section:
     """What left each user, field by field, in bytes."""
     title = "Privacy: what leaves a user"
-    m, pieces = model.n_users_, model.fitted_.files is not None
+    m, pieces = fitted.n_users, fitted.files is not None
     saw = "was of a table in pieces" if pieces else "saw the whole table on one machine"
     words = [
         f"This fit {saw}. In a federation a user's rows stay where they are, and this, and nothing "
         "else, would leave it:"
     ]
     tables = []
-    if model.uploads_ is not None:
-        sent: Uploads = model.uploads_
+    if fitted.uploads is not None:
+        sent: Uploads = fitted.uploads
         rows = []
         for name, values in sent.part(0, 1).to_arrays().items():
             part = Uploads.parts()[name]
@@ -173,10 +176,10 @@ def _privacy(model: Any, evidence: Evidence, anonymous: bool) -> Section:
             "names no other user."
         )
     held = evidence.comparison is not None and evidence.comparison.held is not None
-    everybody = m == len(model.users_)
-    whose = "every user's" if everybody else f"{len(model.users_):,} users'"
-    what = "model and group" if everybody else "models and groups"
-    what = what.replace(" and", ",") + " and held-out targets" if held else what
+    everybody = m == len(fitted.users.users)
+    whose = "every user's" if everybody else f"{len(fitted.users.users):,} users'"
+    one, several = ("model", "group") if everybody else ("models", "groups")
+    what = f"{one}, {several} and held-out targets" if held else f"{one} and {several}"
     whole = f"This page holds {whose} {what}"
     if anonymous:
         whole = f"Users have numbers in place of their names; {whose} {what} are still here"
@@ -186,8 +189,8 @@ def _privacy(model: Any, evidence: Evidence, anonymous: bool) -> Section:
     return Section("privacy", title, words, tables)
 
 
-def _provenance(model: Any, evidence: Evidence, anonymous: bool) -> Section:
-    method = model.method_.to_json(described=True)
+def _provenance(fitted: Fitted, evidence: Evidence, anonymous: bool) -> Section:
+    method = fitted.method.to_json(described=True)
     clusterer = method.pop("clusterer")
     settings = ", ".join(f"{k}={v}" for k, v in clusterer.items() if k != "name")
     table = evidence.table
@@ -196,20 +199,20 @@ def _provenance(model: Any, evidence: Evidence, anonymous: bool) -> Section:
         rows.append(("table", str(table["name"])))
     if not anonymous and table.get("sha256"):
         rows.append(("SHA-256 of the table", str(table["sha256"])))
-    n_rows = int(group_sizes(model)[1].sum() if model.fitted_.files else model.n_rows_.sum())
-    size = f"{count(model.n_users_, 'user')}, {count(n_rows, 'row')}"
-    rows.append(("size", f"{size}, {count(len(model.feature_names_), 'feature')}"))
+    n_rows = int(group_sizes(fitted)[1].sum() if fitted.files else fitted.users.rows.sum())
+    size = f"{count(fitted.n_users, 'user')}, {count(n_rows, 'row')}"
+    rows.append(("size", f"{size}, {count(len(fitted.feature_names), 'feature')}"))
     rows += [
-        ("loss", f"{model.risk_.loss.name}, l2 {model.risk_.l2:g}"),
+        ("loss", f"{fitted.risk.loss.name}, l2 {fitted.risk.l2:g}"),
         ("method", f"{clusterer.get('name')}" + (f" ({settings})" if settings else "")),
         *((name.replace("_", " "), str(value)) for name, value in method.items()),
-        ("seed", str(model.random_state)),
+        ("seed", str(fitted.settings.get("random_state"))),
     ]
     if evidence.holdout:
         rows.append(("held out", evidence.holdout))
     lists = [*evidence.notices]
     code = " ".join(map(shlex.quote, evidence.command))
-    words = [("How the groups were found: " if model.n_clusters_ > 1 else "") + model.reason_]
+    words = [("How the groups were found: " if fitted.n_clusters > 1 else "") + fitted.reason]
     if code:
         words.append("The same again, bit for bit on the same machine:")
     return Section(

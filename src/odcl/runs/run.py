@@ -16,6 +16,7 @@ from odcl.errors import count
 from odcl.estimators.evidence import Evidence, evidence_files
 from odcl.evaluate.scores import Comparison
 from odcl.fitted.persist import save_fitted
+from odcl.fitted.value import Fitted
 from odcl.report.text import comparison_table, groups_text, in_bytes, verdict
 from odcl.runs.tables import run_tables
 
@@ -43,6 +44,11 @@ class Run:
     refit: str | None = None  # in memory: how users made their last step
     passes: int | None = None  # in pieces: how often the uploads were read
     rows: Any = None  # the Federation as the models see it, where it was kept
+
+    @property
+    def fitted(self) -> Fitted:
+        """The fit, with the settings of the estimator."""
+        return self.model._to_save()
 
     @property
     def comparison(self) -> Comparison | None:
@@ -93,7 +99,7 @@ class Run:
         """
         from odcl.runs.page import fit_page_of, write_page
 
-        content = fit_page_of(self.model, self.evidence, anonymous=anonymous)
+        content = fit_page_of(self.fitted, self.evidence, anonymous=anonymous)
         if path is not None:
             write_page(path, content)
         return content
@@ -105,7 +111,7 @@ class Run:
         """
         extras = {
             REPORT: self.summary().to_bytes(),
-            **run_tables(self.model, self.groups.users),
+            **run_tables(self.fitted, self.groups.users),
             **evidence_files(self.evidence),
             PAGE: self.report(),
         }
@@ -115,7 +121,7 @@ class Run:
         """The run in numbers, as ``report.json`` has it."""
         found = self.evidence
         return RunReport.of(
-            self.model,
+            self.fitted,
             engine=self.engine,
             users=self.n_users,
             rows=found.table["rows"],
@@ -160,18 +166,18 @@ class RunReport:
     comparison: Mapping[str, Any] | None
 
     @classmethod
-    def of(cls, model: Any, **more: Any) -> RunReport:
-        """The report of a fitted estimator; parts that an engine does not know are None."""
+    def of(cls, fitted: Fitted, **more: Any) -> RunReport:
+        """The report of a fit; parts that an engine does not know are None."""
         told: dict[str, Any] = {
             "version": __version__,
             "table": None,
-            "risk": model.risk_.to_json(),
-            "method": model.method_.to_json(described=True),
-            "seed": model.random_state,
+            "risk": fitted.risk.to_json(),
+            "method": fitted.method.to_json(described=True),
+            "seed": fitted.settings.get("random_state"),
             "holdout": None,
-            "groups": model.n_clusters_,
-            "rule": model.rule_,
-            "reason": model.reason_,
+            "groups": fitted.n_clusters,
+            "rule": fitted.rule,
+            "reason": fitted.reason,
             "refit": None,
             "passes": None,
             "nodes": None,

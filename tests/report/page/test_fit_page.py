@@ -223,14 +223,14 @@ def test_many_users_tell_their_usual_noise_as_everybody_does(run, monkeypatch):
     """Of all users the two ways are one; some users' own noise still leans on all, where few."""
     model, _ = run
     everybody = np.arange(len(model.users_))
-    theta, cov = own_models(model, everybody)
-    few = own_models(model, everybody[:3])[1]
+    theta, cov = own_models(model.fitted_, everybody)
+    few = own_models(model.fitted_, everybody[:3])[1]
     assert_allclose(few, cov[:3], rtol=1e-12)
     monkeypatch.setattr("odcl.runs.page_models.ENOUGH", 3)
-    many = own_models(model, everybody)
+    many = own_models(model.fitted_, everybody)
     assert_allclose(many[0], theta, rtol=1e-12)
     assert_allclose(many[1], cov, rtol=1e-12)
-    assert not np.allclose(own_models(model, everybody[:3])[1], few, rtol=1e-6)
+    assert not np.allclose(own_models(model.fitted_, everybody[:3])[1], few, rtol=1e-6)
 
 
 @pytest.mark.parametrize("user", ["store-05", "store-58"])
@@ -238,7 +238,7 @@ def test_a_users_page_has_its_numbers(page, run, stores, user):
     model, evidence = run
     at = int(np.flatnonzero(model.users_ == user)[0])
     find(page, user)
-    own, cov = own_models(model, np.array([at]))
+    own, cov = own_models(model.fitted_, np.array([at]))
     shown = {row[0]: row[1:] for row in page.rows("#user-coefficients")}
     assert set(shown) == {*model.feature_names_, "(level)"}
     for j, name in enumerate(model.feature_names_):

@@ -164,7 +164,6 @@ class Columns:
 
 def write_result(outcome: Outcome, columns: Columns, folder: Path, *, force: bool) -> None:
     """Write a run, whole or not at all."""
-    from odcl.estimators.public import estimator_with
     from odcl.runs.run import RunReport, finite
     from odcl.runs.tables import run_tables
 
@@ -179,11 +178,10 @@ def write_result(outcome: Outcome, columns: Columns, folder: Path, *, force: boo
         columns.schema(request.risk, outcome.n_features, uploads.users),
         columns.scaling(outcome.n_features),
     )
-    model = estimator_with(fitted)
     extras = {
-        REPORT: RunReport.of(model, **_facts(outcome)).to_bytes(),
+        REPORT: RunReport.of(fitted, **_facts(outcome)).to_bytes(),
         NODES: json_bytes(finite(nodes_json(outcome))),
-        **run_tables(model),
+        **run_tables(fitted),
     }
     save_fitted(fitted, folder, force=force, extras=extras)
 
@@ -330,7 +328,6 @@ def add_late(
     set_aside: Sequence[SetAside],
 ) -> None:
     """Remember users who came after the run, and which nodes have their models by now."""
-    from odcl.estimators.public import estimator_with
     from odcl.runs.run import finite
     from odcl.runs.tables import run_tables
 
@@ -345,7 +342,7 @@ def add_late(
         for name, more in (("set_aside", set_aside), ("undelivered", ())):
             left = [one for one in words[name] if one["node"] not in served]
             words[name] = left + set_aside_json(more)
-        tables = run_tables(estimator_with(fitted))
+        tables = run_tables(fitted)
         return fitted, {NODES: json_bytes(finite(words)), **tables}
 
     update_fitted(folder, changed)
