@@ -57,8 +57,6 @@ DOORS = {
     ("odcl.engines.files.combine._combined", "diagnose"): "the verdict that sites receive",
     ("odcl.engines.files.last_step.SiteModels.estimator", "estimators"): "models that predict",
     ("odcl.engines.files.round.write_round", "report"): "the coordinator's report",
-    ("odcl.engines.flower.result.add_late", "estimators"): "users who came after the run",
-    ("odcl.engines.flower.result.write_result", "estimators"): "the run as `odcl fit` writes it",
     ("odcl.engines.flower.result.write_result", "runs"): "the run's tables",
     ("odcl.engines.flower.result.add_late", "runs"): "the run's tables",
     ("odcl.engines.in_process.Result.diagnose", "diagnose"): "result.diagnose()",
