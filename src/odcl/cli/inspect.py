@@ -33,7 +33,7 @@ def add(some: Any) -> opt.Parser:
 
 def run(options: Namespace) -> None:
     from odcl.engines.files.task import Task
-    from odcl.report.inspect import inspect_file
+    from odcl.report.by_file import inspect_file
 
     task = None if options.card is None else Task.read(options.card)
     print(inspect_file(options.file, task, every_number=options.numbers))

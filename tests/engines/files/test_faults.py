@@ -18,7 +18,7 @@ from odcl.engines.files import combine_uploads, fit_site, receive
 from odcl.engines.files.collect import collect, open_upload
 from odcl.engines.files.envelope import MOST_BYTES, Refused, envelope_bytes, read_envelope
 from odcl.engines.wire import difference
-from odcl.report.inspect import inspect_file
+from odcl.report.by_file import inspect_file
 from tests.engines.files.world import (
     class_task,
     file_of,

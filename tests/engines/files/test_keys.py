@@ -10,7 +10,7 @@ import pytest
 
 from odcl.engines.files.collect import collect
 from odcl.engines.files.keys import is_signed_by, make_keys, read_key, read_public
-from odcl.report.inspect import inspect_file
+from odcl.report.by_file import inspect_file
 from tests.engines.files.world import frames, send, task, with_keys
 from tests.helpers import files_below, full_disk, refusal
 

@@ -94,7 +94,7 @@ class CombinedRound:
             at += len(one.uploads)
 
     def __str__(self) -> str:
-        from odcl.report.round import round_text
+        from odcl.report.by_file import round_text
 
         return round_text(self)
 

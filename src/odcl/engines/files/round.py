@@ -141,8 +141,8 @@ def write_round(
 
     An old round goes with its own files and with no others: a folder that holds more is refused.
     """
+    from odcl.report.by_file import round_json
     from odcl.report.page.round import round_page
-    from odcl.report.round import round_json
 
     task, sizes, files = combined.task, dict[str, int](), dict[str, str]()
     own = [STATE, *_read(folder).files] if folder.exists() else None
