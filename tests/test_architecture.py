@@ -264,3 +264,41 @@ def test_importing_odcl_loads_nothing_that_takes_time():
     lines = run_python("import sys, odcl\nprint(*{name.split('.')[0] for name in sys.modules})")
     heavy = {"numpy", "scipy", "sklearn", "pyarrow", "joblib", "safetensors", *HEAVY}
     assert not heavy & set(lines[0].split())
+
+
+# -- fitted state ----------------------------------------------------------------------------------
+
+
+def parsed(module: str) -> ast.Module:
+    return ast.parse(MODULES[module].read_text(encoding="utf-8"))
+
+
+def test_fitted_state_is_set_in_one_place():
+    """An estimator of users holds one ``Fitted``; what it shows is read off that."""
+    found = set()
+    for module in MODULES:
+        for function in ast.walk(parsed(module)):
+            if not isinstance(function, ast.FunctionDef):
+                continue
+            for node in ast.walk(function):
+                stored = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+                ours = stored and (node.attr == "_fitted" or room(module) == "estimators")
+                if ours and node.attr.endswith(("_", "_fitted")):
+                    found.add(f"{module}.{function.name}")
+    assert found == {"odcl.estimators.attributes._hold"}
+
+
+def test_models_estimators_and_fits_have_types():
+    """No parameter or field of such a name is declared as ``Any``."""
+    wrong = []
+    for module in MODULES:
+        for node in ast.walk(parsed(module)):
+            if isinstance(node, ast.arg):
+                name, kind = node.arg, node.annotation
+            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                name, kind = node.target.id, node.annotation
+            else:
+                continue
+            if name in ("model", "estimator", "fitted") and kind and ast.unparse(kind) == "Any":
+                wrong.append(f"{module}:{node.lineno} {name}")
+    assert not wrong, "\n".join(wrong)

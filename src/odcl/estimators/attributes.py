@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
-from odcl._typing import Array, Floats, Ints
-from odcl.data.design import Design
-from odcl.data.scaling import Scaling
-from odcl.data.schema import TableSchema
-from odcl.exchange.upload import Uploads
+from odcl._typing import Floats
 from odcl.fitted.value import Fitted
-from odcl.method import Method
-from odcl.risk.risk import Risk
-from odcl.server.assign_models import GroupStatistics
 
 if TYPE_CHECKING:
     from odcl.engines.in_process import Result
-    from odcl.mixed.posterior import Mixture
+
+
+def _shown(part: str, about: str) -> Any:
+    """An attribute that shows a part of ``fitted_``."""
+    return property(attrgetter(f"fitted_.{part}"), doc=about)
 
 
 class FittedAttributes(BaseEstimator):  # type: ignore[misc]
@@ -50,99 +48,32 @@ class FittedAttributes(BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         return self._fitted
 
-    # -- users -----------------------------------------------------------------------------------
+    users_ = _shown("users.users", "Ids, (n_users,).")
+    labels_ = _shown("users.group", "Users' groups, (n_users,); -1: an added user that fits none.")
+    probability_ = _shown("users.probability", "How surely users belong there; NaN: not known.")
+    n_rows_ = _shown("users.rows", "Rows of each user, (n_users,).")
+    theta_ = _shown("users.model", "Users' models in standardised units, (n_users, dim).")
+    covariance_ = _shown("users.covariance", "Of mixed groups: of ``theta_``, (n_users, dim, dim).")
+    noise_ = _shown("users.noise", "Of mixed groups: variance of the target around each model.")
+    dof_ = _shown("users.dof", "Degrees of freedom behind ``noise_``, (n_users,).")
+    uploads_ = _shown("uploads", "What users sent; None in a saved model: too large to keep.")
+    n_users_ = _shown("n_users", "All users, those among them whose models lie in files.")
 
-    @property
-    def users_(self) -> Array:
-        """Ids, (n_users,)."""
-        return self.fitted_.users.users
+    n_clusters_ = _shown("n_clusters", "The number of groups.")
+    rule_ = _shown("rule", "What decided on the groups.")
+    reason_ = _shown("reason", "Why there are these groups, and how users differ inside them.")
+    cluster_theta_ = _shown("centers", "Groups' models in standardised units, (n_clusters, dim).")
+    tau2_ = _shown("tau2", "How far users of a group differ: variance per coefficient.")
+    mixture_ = _shown("mixture", "Mixed groups as users are sent them; None of other methods.")
+    groups_ = _shown("newcomers.groups", "The groups as later users are measured by them.")
+    pooled_theta_ = _shown("newcomers.pooled", "One model for all rows, in standardised units.")
 
-    @property
-    def labels_(self) -> Ints:
-        """Each user's group, (n_users,); -1: an added user that fits none."""
-        return self.fitted_.users.group
-
-    @property
-    def probability_(self) -> Floats:
-        """How surely each user belongs to its group, (n_users,); NaN where it is not known."""
-        return self.fitted_.users.probability
-
-    @property
-    def n_rows_(self) -> Ints:
-        """Rows of each user, (n_users,)."""
-        return self.fitted_.users.rows
-
-    @property
-    def theta_(self) -> Floats:
-        """Each user's model in standardised units, (n_users, dim)."""
-        return self.fitted_.users.model
-
-    @property
-    def covariance_(self) -> Floats | None:
-        """Covariances of the users' models, (n_users, dim, dim), of mixed groups."""
-        return self.fitted_.users.covariance
-
-    @property
-    def noise_(self) -> Floats | None:
-        """Variance of the target around each user's model, (n_users,), of mixed groups."""
-        return self.fitted_.users.noise
-
-    @property
-    def dof_(self) -> Floats | None:
-        """Degrees of freedom behind ``noise_``, (n_users,)."""
-        return self.fitted_.users.dof
-
-    @property
-    def uploads_(self) -> Uploads | None:
-        """What each user sent; None in a saved model where it was too large to keep."""
-        return self.fitted_.uploads
-
-    @property
-    def n_users_(self) -> int:
-        """All users, those among them whose models lie in files."""
-        return self.fitted_.n_users
-
-    # -- groups ----------------------------------------------------------------------------------
-
-    @property
-    def n_clusters_(self) -> int:
-        """The number of groups."""
-        return self.fitted_.n_clusters
-
-    @property
-    def rule_(self) -> str:
-        """What decided on the groups."""
-        return self.fitted_.rule
-
-    @property
-    def reason_(self) -> str:
-        """Why there are these groups, and how users still differ inside them."""
-        return self.fitted_.reason
-
-    @property
-    def cluster_theta_(self) -> Floats:
-        """Each group's model in standardised units, (n_clusters, dim)."""
-        return self.fitted_.centers
-
-    @property
-    def tau2_(self) -> float | None:
-        """How far users of a group differ: variance per coefficient, where it is known."""
-        return self.fitted_.tau2
-
-    @property
-    def mixture_(self) -> Mixture | None:
-        """Mixed groups as users are sent them; None of other methods."""
-        return self.fitted_.mixture
-
-    @property
-    def groups_(self) -> GroupStatistics:
-        """The groups as users who come later are measured by them."""
-        return self.fitted_.newcomers.groups
-
-    @property
-    def pooled_theta_(self) -> Floats:
-        """One model for all rows, in standardised units."""
-        return self.fitted_.newcomers.pooled
+    feature_names_ = _shown("feature_names", "Names of the coefficients: X without the users.")
+    risk_ = _shown("risk", "What every user minimised.")
+    method_ = _shown("method", "The method as used: another, where mixed groups gave way to it.")
+    scaling_ = _shown("scaling", "From the table's units to standardised ones.")
+    design_ = _shown("columns.design", "How features become columns; None: they are numbers.")
+    schema_ = _shown("columns.schema", "How a table is read, where one was fitted by its schema.")
 
     @property
     def differences_(self) -> dict[str, float]:
@@ -153,8 +84,6 @@ class FittedAttributes(BaseEstimator):  # type: ignore[misc]
         differs. Empty where the method does not tell.
         """
         return self.fitted_.differences
-
-    # -- models in the table's units ---------------------------------------------------------------
 
     @property
     def coef_(self) -> Floats:
@@ -178,34 +107,3 @@ class FittedAttributes(BaseEstimator):  # type: ignore[misc]
     def group_intercept_(self) -> Floats:
         """Each group's intercept, shaped as ``intercept_``."""
         return self.fitted_.in_table_units(self.cluster_theta_)[1]
-
-    @property
-    def feature_names_(self) -> list[str]:
-        """Names of the coefficients: the columns of X without the users' column."""
-        return self.fitted_.feature_names
-
-    # -- how it was fitted -------------------------------------------------------------------------
-
-    @property
-    def risk_(self) -> Risk:
-        return self.fitted_.risk
-
-    @property
-    def method_(self) -> Method:
-        """The method as it was used: another one, where mixed groups gave way to it."""
-        return self.fitted_.method
-
-    @property
-    def scaling_(self) -> Scaling:
-        """From the table's units to standardised ones."""
-        return self.fitted_.scaling
-
-    @property
-    def design_(self) -> Design | None:
-        """How features become columns; None: they are numbers, column by column."""
-        return self.fitted_.columns.design
-
-    @property
-    def schema_(self) -> TableSchema | None:
-        """How a table is read, where one was fitted by its schema."""
-        return self.fitted_.columns.schema
