@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy import sparse
 from scipy.spatial.distance import cdist
 
 from odcl._typing import Array, Floats, Ints
+
+if TYPE_CHECKING:
+    from sklearn.base import BaseEstimator
 
 
 def number_by_first_user(labels: Array) -> Ints:
@@ -78,7 +81,7 @@ def finite_rows(a: Floats) -> Floats:
     return a
 
 
-def validated(estimator: Any, X: Any, *, reset: bool = True) -> Floats:
+def validated(estimator: BaseEstimator, X: Any, *, reset: bool = True) -> Floats:
     """The rows that an estimator was given, checked by scikit-learn's rules and ours."""
     from sklearn.utils.validation import validate_data
 

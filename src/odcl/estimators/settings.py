@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING
 
 from odcl.data.design import UNSEEN
 from odcl.data.roles import MISSING
@@ -11,10 +11,13 @@ from odcl.errors import InputError, Setting
 from odcl.method import Method
 from odcl.risk.risk import Risk
 
+if TYPE_CHECKING:
+    from odcl.estimators.base import ODCLEstimator
+
 UNKNOWN = ("error", "pooled")
 
 
-def check_settings(model: Any) -> None:
+def check_settings(model: ODCLEstimator) -> None:
     """Refuse settings that no data can make good."""
     for name, known in {"unknown": UNKNOWN, "unseen": UNSEEN, "missing": MISSING}.items():
         if getattr(model, name) not in known:

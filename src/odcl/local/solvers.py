@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from odcl.local.fit import PRIOR, Penalty, Solution, solve_users
 from odcl.risk.loss import Loss
 from odcl.risk.losses import Multinomial
 from odcl.risk.risk import Risk
+
+if TYPE_CHECKING:
+    from sklearn.base import BaseEstimator
 
 # The rows that users will visit are drawn beforehand; so many of them are held at a time.
 _DRAWS = 1 << 23
@@ -112,7 +115,7 @@ def _rows_and_weight(federation: Federation) -> list[tuple[slice, Floats | None]
 
 
 def fit_with_estimator(
-    estimator: Any,
+    estimator: BaseEstimator,
     federation: Federation,
     risk: Risk,
     *,
@@ -151,7 +154,7 @@ def fit_with_estimator(
     return Solution(theta, ~refused, np.full(m, np.nan), np.ones(m, dtype=np.intp), refused)
 
 
-def check_linear(fitted: Any) -> None:
+def check_linear(fitted: BaseEstimator) -> None:
     """Refuse a fitted estimator that has no coefficients."""
     if not hasattr(fitted, "coef_"):
         raise ValueError(
@@ -161,7 +164,7 @@ def check_linear(fitted: Any) -> None:
 
 
 def _fit_one(
-    estimator: Any, one: Federation, loss: Loss, seed: int
+    estimator: BaseEstimator, one: Federation, loss: Loss, seed: int
 ) -> tuple[Floats, Floats] | None:
     """(coefficients (p, q), intercepts (q,)), or None where the estimator refuses the rows."""
     from sklearn.base import clone

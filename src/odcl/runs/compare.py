@@ -128,7 +128,7 @@ def compare_federation(
     return replace(score(federation, out, methods, plain.risk_.loss), ours=ours, l2=l2)
 
 
-def _by(model: Any, theta: Floats) -> Callable[[Any, Any], Any]:
+def _by(model: ODCLEstimator, theta: Floats) -> Callable[[Any, Any], Any]:
     """Predictions of a model whose users have these parameters; one row serves everybody."""
 
     def predict(rows: Any, who: Any) -> Any:

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 
@@ -31,6 +31,9 @@ from odcl.engines.dask.table import PiecedTable, frame_table
 from odcl.engines.predict import Wishes
 from odcl.errors import InputError, Setting
 from odcl.estimators.scattered import fit_pieces
+
+if TYPE_CHECKING:
+    from odcl.estimators.base import ODCLEstimator
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +87,7 @@ def federation_from_dask(
     return DaskFederation(table, roles, first), TableSchema.of(first.summary, roles)
 
 
-def fit_frame(model: Any, X: Any, y: Any, users: Any) -> Any:
+def fit_frame(model: ODCLEstimator, X: Any, y: Any, users: Any) -> Any:
     """``fit`` on a Dask frame; ``y`` is one of its columns, by name or as a Dask series."""
     owner = model.users if users is None else users
     if not isinstance(owner, str):
@@ -117,7 +120,7 @@ def fit_frame(model: Any, X: Any, y: Any, users: Any) -> Any:
 
 
 @contextmanager
-def _advice_for_frames(model: Any) -> Iterator[None]:
+def _advice_for_frames(model: ODCLEstimator) -> Iterator[None]:
     """Errors advise what an estimator on a Dask frame knows: options of tables it has not."""
     numbers = "loss='squared'" if _task(model) == "count" else "ODCLRegressor"
     words = {
@@ -136,7 +139,7 @@ def _advice_for_frames(model: Any) -> Iterator[None]:
         raise InputError(error.in_words(write)) from None
 
 
-def _task(model: Any) -> str:
+def _task(model: ODCLEstimator) -> str:
     from sklearn.base import is_classifier
 
     if is_classifier(model):
@@ -144,7 +147,7 @@ def _task(model: Any) -> str:
     return "count" if getattr(model.loss, "name", model.loss) == "poisson" else "regression"
 
 
-def fit_dask_federation(model: Any, federation: DaskFederation) -> Any:
+def fit_dask_federation(model: ODCLEstimator, federation: DaskFederation) -> Any:
     home = _own_folder(model)
     work, users = (home / "work").make(), (home / f"users-{secrets.token_hex(4)}").make()
     try:
@@ -158,11 +161,12 @@ def fit_dask_federation(model: Any, federation: DaskFederation) -> Any:
     finally:
         work.remove()
     fitted = model.fitted_
+    assert fitted.files is not None
     files = replace(fitted.files, kept=True)  # a saved model predicts on
     return model._hold(replace(fitted, files=files))
 
 
-def predict_frame(model: Any, X: Any) -> Any:
+def predict_frame(model: ODCLEstimator, X: Any) -> Any:
     """Predictions of a Dask frame: the users' column and ``prediction``, partition by partition.
 
     Of classes there is a probability each. Rows are predicted now; the frame reads the answers.
@@ -202,7 +206,7 @@ def _read(file: str) -> Any:
     return pq.read_table(file).drop_columns(["file", "row"]).to_pandas()
 
 
-def _own_folder(model: Any) -> Address:
+def _own_folder(model: ODCLEstimator) -> Address:
     """A folder that goes when the model does."""
     home = getattr(model, "_home", None)
     if home is None:

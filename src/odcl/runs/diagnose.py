@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sklearn.base import clone
 
@@ -15,6 +15,9 @@ from odcl.diagnose import Diagnosis, Drift
 from odcl.report.progress import Silent
 from odcl.runs.folder import OpenRun, comparison_of
 from odcl.runs.run import Run
+
+if TYPE_CHECKING:
+    from odcl.estimators.base import ODCLEstimator
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +40,7 @@ def diagnose_fit(run: Run, seed: int) -> TableDiagnosis:
     return TableDiagnosis(found, run.model.schema_.user, [*run.notices])
 
 
-def _with_rows(model: Any, rows: Federation, seed: int) -> Diagnosis:
+def _with_rows(model: ODCLEstimator, rows: Federation, seed: int) -> Diagnosis:
     """The diagnosis of a fit, with its scaled rows at hand."""
     return model.result_.diagnose(rows, features=model.fitted_.units, seed=seed)
 

@@ -28,6 +28,7 @@ from odcl.runs.tables import group_sizes
 from odcl.server.dispersion import overdispersion
 
 if TYPE_CHECKING:
+    from odcl.estimators.base import ODCLEstimator
     from odcl.runs.pieces import Workplace
 
 
@@ -194,7 +195,7 @@ def check_several(n_users: int) -> None:
 
 
 def compare_quietly(
-    estimator: Any, federation: Federation, settings: FitSettings, **more: Any
+    estimator: ODCLEstimator, federation: Federation, settings: FitSettings, **more: Any
 ) -> Comparison | None:
     """The comparison without its warnings: the fit of all rows says what is to be said."""
     with warnings.catch_warnings():
@@ -205,7 +206,9 @@ def compare_quietly(
 # -- what is odd about a table -------------------------------------------------------------------
 
 
-def _notices(source: Source, check: TableCheck, rows: Federation, model: Any) -> list[str]:
+def _notices(
+    source: Source, check: TableCheck, rows: Federation, model: ODCLEstimator
+) -> list[str]:
     """Everything odd about a table that the fit took as it is."""
     schema = source.schema
     lines = notices.about_values(schema, source.encoded, schema.missing)

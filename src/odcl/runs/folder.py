@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -26,6 +26,9 @@ from odcl.fitted.value import Fitted
 from odcl.runs.run import PAGE
 from odcl.runs.tables import run_tables
 
+if TYPE_CHECKING:
+    from odcl.estimators.base import ODCLEstimator
+
 Answer = tuple[dict[str, Any], list[str]]  # columns of a table, and what is to be said of it
 T = TypeVar("T")
 
@@ -38,7 +41,7 @@ class OpenRun:
     """The model of a run, and how its tables are read."""
 
     folder: Path
-    model: Any
+    model: ODCLEstimator
     schema: TableSchema
 
     def owners(self, users: Any) -> dict[str, Any]:
@@ -100,7 +103,7 @@ def assign_users(folder: Path, table: Path, missing: str | None, *, add: bool) -
     run = open_run(folder, with_target=True)
     rows, notices = run.rows_of(table, missing)
 
-    def assign(model: Any) -> list[Any]:
+    def assign(model: ODCLEstimator) -> list[Any]:
         if add:
             _refuse_known(model, rows.users, folder)
         found = [model.assign(DesignRows(X), y) for _, X, y in rows]
@@ -121,7 +124,7 @@ def assign_users(folder: Path, table: Path, missing: str | None, *, add: bool) -
     return beside(run.owners(rows.users), columns), notices
 
 
-def _refuse_known(model: Any, users: Any, folder: Path) -> None:
+def _refuse_known(model: ODCLEstimator, users: Any, folder: Path) -> None:
     old = users[model.fitted_.knows(users)].tolist()
     if old:
         was = "was" if len(old) == 1 else "were"
@@ -139,7 +142,7 @@ def update_users(
     run = open_run(folder, with_target=True)
     rows, notices = run.rows_of(table, missing)
 
-    def update(model: Any) -> tuple[Any, Any, Any]:
+    def update(model: ODCLEstimator) -> tuple[Any, Any, Any]:
         at = positions(model.users_, rows.users)
         _refuse_others(model, rows.users, at, folder)
         before = model.labels_[at]
@@ -152,7 +155,7 @@ def update_users(
     return beside(run.owners(rows.users), columns), notices
 
 
-def _refuse_others(model: Any, users: Any, at: Any, folder: Path) -> None:
+def _refuse_others(model: ODCLEstimator, users: Any, at: Any, folder: Path) -> None:
     """Refuse users whose models lie in files, and users who are not in the run."""
     away = users[model.fitted_.in_files(users)].tolist()
     if away:

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from odcl import __version__
 from odcl._typing import Floats, Ints
@@ -19,6 +19,9 @@ from odcl.fitted.persist import save_fitted
 from odcl.fitted.value import Fitted
 from odcl.report.text import comparison_table, groups_text, in_bytes, verdict
 from odcl.runs.tables import run_tables
+
+if TYPE_CHECKING:
+    from odcl.estimators.base import ODCLEstimator
 
 __all__ = ["PAGE", "REPORT", "GroupSizes", "Run", "RunReport", "check_place", "finite"]
 REPORT, PAGE = "report.json", "report.html"
@@ -36,7 +39,7 @@ class GroupSizes:
 class Run:
     """A fitted table: the model of all rows, and what it was worth on rows held out."""
 
-    model: Any  # ODCLRegressor or ODCLClassifier
+    model: ODCLEstimator  # ODCLRegressor or ODCLClassifier
     evidence: Evidence  # where it comes from, and what speaks for it
     groups: GroupSizes
     engine: str  # "memory" or "dask"

@@ -7,7 +7,7 @@ subclass of :class:`Fit`.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,6 +26,9 @@ from odcl.risk.losses import Multinomial
 from odcl.risk.risk import Risk
 from odcl.rounds.users import Answers, FederatedProblem, Work, answer
 from odcl.server.last_step import Placed, last_step
+
+if TYPE_CHECKING:
+    from sklearn.base import BaseEstimator
 
 
 class Fit:
@@ -117,7 +120,7 @@ class EstimatorFit(Fit):
     rows it cannot fit (one class only) sends odcl's own fit of the risk, with a small prior.
     """
 
-    def __init__(self, estimator: Any) -> None:
+    def __init__(self, estimator: BaseEstimator) -> None:
         check_estimator(estimator)
         self.estimator = estimator
 
@@ -135,7 +138,7 @@ class EstimatorFit(Fit):
         return with_model(self.estimator, found.request.risk, found.model(user), classes)
 
 
-def check_estimator(estimator: Any) -> None:
+def check_estimator(estimator: BaseEstimator) -> None:
     """Refuse what has no linear model to send, before a round is begun.
 
     Whether an estimator has ``coef_`` shows after a fit only: a clone is fitted on a few made-up
@@ -168,7 +171,7 @@ def check_estimator(estimator: Any) -> None:
     check_linear(model)
 
 
-def with_model(estimator: Any, risk: Risk, theta: Floats, classes: Any = None) -> Any:
+def with_model(estimator: BaseEstimator, risk: Risk, theta: Floats, classes: Any = None) -> Any:
     """A fitted clone of ``estimator`` whose ``coef_`` and ``intercept_`` are this model's.
 
     The clone is first fitted on a few made-up rows, so that it has all else that it needs.
