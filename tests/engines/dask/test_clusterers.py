@@ -105,7 +105,7 @@ def test_a_later_user_joins_where_it_would_in_memory(tmp_path):
     found = in_pieces(tmp_path / "sales", tmp_path, method=Method(3))
     whole = in_memory(table, method=Method(3))
     assert_allclose(found.pooled_theta_, whole.pooled_theta_, rtol=1e-8, atol=1e-8)
-    for name in ("members", "samples", "pull"):
+    for name in ("members", "samples", "penalty_share"):
         assert_allclose(getattr(found.groups_, name), getattr(whole.groups_, name), rtol=1e-12)
     for _, rows in new.groupby("store"):
         X, y = rows.drop(columns=["sales"]), rows["sales"]
