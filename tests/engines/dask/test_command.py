@@ -296,7 +296,7 @@ def test_a_diagnosis_says_whom_it_looked_at(command, tmp_path, table, engine, fe
     said = command("diagnose", "run")
     assert said.code == 0
     assert "Diagnosed on 40 of 60 users, drawn by their ids." in said.out
-    assert "of the run's 60 users, whose table came in pieces, 40 are looked at" in said.err
+    assert "the diagnosis is of the 40 of 60 users whose uploads the run keeps" in said.err
     again = command("diagnose", "run", table)
     assert again.code == 0
     assert "Diagnosed on" not in again.out

@@ -96,9 +96,10 @@ def test_a_row_of_a_later_row_group_is_named_by_its_place_in_the_file(tmp_path):
             in_pieces(tmp_path / "sales.parquet", tmp_path, piece_bytes=size)
 
 
-def test_more_users_than_groups_are_searched_on(tmp_path):
-    table = sales(m=2300, n=5)
-    cut(table, tmp_path / "sales", [1000, 7000])
+def test_more_users_than_groups_are_searched_on(tmp_path, monkeypatch):
+    monkeypatch.setattr("odcl.server.chunks.MIXED_SAMPLE", 200)
+    table = sales(m=230, n=8)
+    cut(table, tmp_path / "sales", [200, 1400])
     found = in_pieces(tmp_path / "sales", tmp_path)
     assert_same_fit(found, in_memory(table), table)
 

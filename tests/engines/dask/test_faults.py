@@ -97,6 +97,7 @@ def die(_):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_workers_that_are_killed_again_and_again_are_told_of_in_one_line(capfd):
     import dask
@@ -132,6 +133,7 @@ def until(found, process):
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_a_worker_that_is_killed_at_its_start_is_told_of_in_one_line(tmp_path):
     cut(sales(), tmp_path / "sales", [])
@@ -150,6 +152,7 @@ def test_a_worker_that_is_killed_at_its_start_is_told_of_in_one_line(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["sales"]
 
 
+@pytest.mark.slow
 def test_working_files_of_a_killed_run_are_swept_by_the_next(command, tmp_path):
     """Those of a run that still goes on are not, nor those of other runs."""
     cut(sales(m=2500, n=5), tmp_path / "sales", [6000])
@@ -173,6 +176,7 @@ def small_disk(place, size):
     return "unshare", "-rm", "sh", "-c", mount, "sh"
 
 
+@pytest.mark.slow
 def test_a_full_disk_for_working_files_is_named_with_the_option(tmp_path):
     (tmp_path / "small").mkdir()
     before = small_disk(tmp_path / "small", 40_000)

@@ -20,7 +20,10 @@ from odcl.data.roles import Roles
 from odcl.data.scaling import Moments, RowColumns, Scaling
 from odcl.data.schema import TableSchema
 from odcl.data.summary import Place, TableSummary
-from odcl.engines.dask.table import SampledUsers
+from odcl.engines.dask import round as stages
+from odcl.engines.dask.cluster import Cluster
+from odcl.engines.dask.round import shuffle
+from odcl.engines.dask.table import SampledUsers, open_table
 from odcl.engines.pieces import FitPlan, merge_uploads, upload_rows
 from odcl.errors import InputError
 from odcl.exchange.buckets import buckets_of, receive, send
@@ -172,6 +175,24 @@ def test_a_look_measures_numbers_and_leaves_levels_and_gaps_to_a_second_read():
         assert TableSummary.of(rows, own).moments(rows, own) is None
 
 
+def test_a_numeric_table_with_gaps_has_the_units_of_memory(tmp_path):
+    """A piece with a gap waits for the mean of all pieces; the others are measured at once."""
+    rng = np.random.default_rng(2)
+    X = rng.normal(size=(60, 2)) * [3.0, 0.1] + [5.0, 1.0]
+    price = pa.array([None, *X[1:50, 0], None, *X[51:, 0]])
+    table = pa.table({"user": np.arange(60) % 7, "price": price, "ads": X[:, 1], "y": X[:, 0]})
+    pieced = open_table(cut(table, tmp_path / "sales", [20, 40]), Cluster())
+    roles = Roles.of(table.column_names, user="user", target="y", missing="mean")
+    first = stages.summarize(pieced, roles, Cluster())
+    schema = TableSchema.of(first.summary, roles)
+    assert [one is None for one in first.moments] == [True, False, True]
+    moments = stages.measure(pieced, schema, first, Cluster())
+    asked = {"center": True, "standardize": True}
+    found, whole = Scaling.of(moments, **asked), RowColumns(schema.encode(table).X)
+    assert_allclose(found.scale, Scaling.of(whole, **asked).scale, rtol=1e-9)
+    assert_allclose(found.shift, Scaling.of(whole, **asked).shift, rtol=1e-9)
+
+
 def test_terms_of_some_rows_each_merge_to_those_of_all_rows():
     """R'R is what the factor stands for; signs of its rows are free."""
     rng = np.random.default_rng(0)
@@ -303,10 +324,6 @@ def test_a_user_has_one_place_whatever_the_type_of_its_id():
 
 def test_what_is_sent_is_no_more_than_rows_or_sums_would_be(tmp_path, monkeypatch):
     """Some users have more rows in a piece than their sum has numbers, and others fewer."""
-    from odcl.engines.dask import round as stages
-    from odcl.engines.dask.cluster import Cluster
-    from odcl.engines.dask.round import shuffle
-    from odcl.engines.dask.table import open_table
 
     many = sales(m=3, n=100)
     few = sales(m=60, n=3, seed=1)
