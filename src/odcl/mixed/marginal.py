@@ -125,7 +125,7 @@ def inverse_root(S: Floats, Y: Floats) -> Floats:
 
 
 def _one_by_one(S: Floats, Y: Floats) -> Floats:
-    """The same where some have no factor: nobody's numbers depend on others'."""
+    """Matrix by matrix, where some have no factor: no user's numbers depend on others'."""
     ld = np.empty(len(S))
     for i in range(len(S)):
         one = slice(i, i + 1)
@@ -185,7 +185,7 @@ def _blocks(
 
 
 def _invert_leaves(L: Floats, Y: Floats) -> None:
-    """The same entry by entry, for all small triangles (n, ..., ., .) at once."""
+    """Invert small triangles (n, ..., ., .) entry by entry, all at once."""
     for i in range(L.shape[-1]):
         own = Y[..., i, i]
         np.divide(1.0, L[..., i, i], out=own)

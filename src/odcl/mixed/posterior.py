@@ -50,7 +50,7 @@ class Mixture:
         return self.spread.matrix * float(self.scales @ self.shares)
 
     def take(self, groups: Ints) -> Mixture:
-        """The same with its groups in another order."""
+        """The mixture with its groups in another order."""
         at = self.parameters.take(groups)
         return replace(self, weights=at.weights, centers=at.centers, covariances=at.covariances)
 

@@ -48,7 +48,7 @@ from odcl.mixed.select import (
 from odcl.mixed.streaming_em import STILL
 from odcl.threads import one_thread
 
-FAILURES = 2  # a shape is given up after so many K in a row that did not improve it
+FAILURES = 2  # numbers of groups in a row without improvement after which a shape is given up
 # Many groups far from one another may look like one center with a wide T until all are there: when
 # every shape is given up, larger K are looked at with T = 0, up to groups of two users.
 LOOKED_AT = frozenset([*range(2, 13), 14, 16, 18, 20, 23, 26, 30, 34, 38, 43, 48])

@@ -80,7 +80,7 @@ def choose(q: Quadratics, fits: list[Fit]) -> Fit:
 def weighed(fits: list[Fit]) -> tuple[Weighed, ...]:
     """The best fit of every K and shape, by growing K: what a reader may want to compare.
 
-    Groups are numbered as they came: whoever shows them matches them.
+    Groups are numbered as they came: a page that shows them has to match them.
     """
     best: dict[tuple[int, str], Fit] = {}
     for fit in sorted(fits, key=evidence, reverse=True):

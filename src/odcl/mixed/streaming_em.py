@@ -80,7 +80,7 @@ class Parameters:
 
 @dataclass(frozen=True, eq=False)
 class PassSums:
-    """What one pass found; those of parts of the users add up to those of all."""
+    """What one pass found; sums over parts of the users add up to those over all."""
 
     level: float  # sum log sum_k weight_k p(y_i | k), and the noise's prior
     weights: Floats  # (K,), sum r
@@ -156,7 +156,7 @@ def own_noise(q: Quadratics, at: Parameters, product: Product = by_row) -> Float
         free = np.maximum(noise.nu + part.rows - spent, noise.nu / 2)
         new = np.maximum((noise.nu * noise.s0 + rss) / free, FLOOR)
         s2[going] = new
-        going = going[np.abs(new - old) > 1e-10 * old]  # whoever has arrived waits for nobody
+        going = going[np.abs(new - old) > 1e-10 * old]  # users who have arrived are left alone
         if len(going) == 0:
             break
     return s2

@@ -44,7 +44,7 @@ class _Seen:
     bound: Floats  # (n,)
 
     def replace(self, who: Ints, good: Bools, seen: _Seen) -> None:
-        """Take over what was ``seen`` of those of ``who`` for whom it was ``good``."""
+        """Take over what was ``seen`` of the users ``who`` where it was ``good``."""
         for name, old in vars(self).items():
             old[who[good]] = getattr(seen, name)[good]
 

@@ -29,7 +29,7 @@ from odcl.server.result import ServerStep, StreamedStep
 
 # Beyond this many directions the distance costs more than it tells: the likelihood decides alone.
 MOST_DIRECTIONS = 500
-# So many users' rows tell how noisy users are and how far those of a group differ.
+# Users whose rows are looked at for noise and for differences inside groups.
 LOOK_AT = 300
 # Users who differ by less than this of their noise are refitted to the centre itself.
 LARGE = 1e12
@@ -444,7 +444,7 @@ def place_of(
 
     What :func:`~odcl.server.assign.assign_rows` reads off rows, read off their quadratic model; for
     the squared loss it is the same. A user in no group (-1) has its own model. Where curvature
-    varies the quadratic model cannot tell who is far from all groups: whoever ``was``, stays so.
+    varies the quadratic model cannot tell who is far from all groups: a user who ``was`` stays so.
     """
     assert upload.curvature is not None
     H, theta, n = upload.curvature[0], upload.models[0], float(upload.n_samples[0])

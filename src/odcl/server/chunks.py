@@ -151,7 +151,7 @@ class Tally:
     """Groups by their users."""
 
     sizes: Ints  # (K,), users
-    speaking: Ints  # (K,), of whom these said something of their rows
+    speaking: Ints  # (K,), users whose rows are told of
     rows: Floats  # (K,)
     first: Array  # the first user of each group that has any, in canonical order
     group: Ints  # (len(first),), and the group

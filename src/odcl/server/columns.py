@@ -29,7 +29,7 @@ def all_terms(uploads: Uploads) -> DataTerms | None:
 def user_columns(uploads: Uploads) -> ColumnMoments:
     """Means and standard deviations of the users' columns, as their uploads tell them.
 
-    Of Gaussian terms they are those of rows weighted by their curvature, and of the target nothing.
+    Gaussian terms tell them of rows weighted by their curvature, and nothing of the target.
     """
     terms, A = all_terms(uploads), uploads.gaussian_curvature
     if terms is not None:

@@ -35,8 +35,8 @@ def with_noise(uploads: Uploads, mixture: Mixture | None = None) -> Uploads:
     """Uploads whose data terms also say models, curvature and dispersion; others as they are.
 
     Squared loss: with the users' means and factors of [X y] the curvature is X'X + n P, and the
-    model and what the target scatters around it are known exactly. Other losses: those of the
-    Gaussian term.
+    model and what the target scatters around it are known exactly. Other losses: as the
+    Gaussian term has them.
     Coefficients that all users of a ``mixture`` share are no user's to find: they are held at what
     they are there.
     """

@@ -352,7 +352,7 @@ def common_coordinates(some: Uploads, terms: DataTerms | None) -> Coordinates:
 def seen_quadratics(
     uploads: Uploads, at: Coordinates, width: int = 0, *, pure: bool = True
 ) -> Quadratics:
-    """The users' data terms as quadratics; of Gaussian terms those of one width of their prior.
+    """The users' data terms as quadratics; of Gaussian terms, one width of their prior.
 
     Without ``pure``, what only users' own noise is read off is left out.
     """
@@ -411,7 +411,7 @@ def _numbered(fit: Fit) -> tuple[Fit, Ints]:
 
 
 def _by_first_user(labels: Ints, n_groups: int) -> Ints:
-    """Groups in the order of their first users, those of nobody last."""
+    """Groups in the order of their first users; groups without users come last."""
     first = {int(k): i for i, k in reversed(list(enumerate(labels.tolist())))}
     order = sorted(range(n_groups), key=lambda k: (first.get(k, len(labels)), k))
     return np.array(order, np.intp)

@@ -88,7 +88,7 @@ class MixtureResult:
         return self.reason_for(self.tau2_mean)
 
     def reason_for(self, tau2: float | None) -> str:
-        """The same sentence with a tau2 that somebody knows better.
+        """The sentence for a given tau2.
 
         ``tau2`` is the variance inside a group per coordinate, in the units of theta squared;
         None where it is not known.
@@ -203,7 +203,7 @@ class _Choice:
 
     @cached_property
     def mixture(self) -> MixtureParameters:
-        """Of the groups that are somebody's likeliest."""
+        """Of the groups that are likeliest for at least one user."""
         mixture, kept = self.found.fit.mixture, np.unique(self.found.fit.labels)
         return replace(
             mixture,

@@ -261,7 +261,7 @@ def _merge(cost: Floats, weight: Floats, alive: Bools, a: int, b: int) -> None:
 
 
 def sharpen(cloud: Cloud, fit: Fit, axes_of: Callable[[Ints], Axes]) -> Fit:
-    """The same groups, with tau2 fitted to whole covariances.
+    """Fit tau2 to whole covariances; the groups stay.
 
         e_i = z_i - (centre of the others in its group) ~ N(0, A_i + tau2 I + I / (P_k - 1/s_i))
 
