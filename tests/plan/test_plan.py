@@ -18,7 +18,7 @@ from odcl import ConvexClustering, Federation, Risk, fit, linear_federation, ser
 from odcl.clustering.kmeans.kmeanspp import kmeans_pp
 from odcl.clustering.labels import same_partition
 from odcl.local.fit import fit_users
-from odcl.plan import crossing, evaluate, from_pilot, paper_thresholds, plan, scenario
+from odcl.plan import from_pilot, plan, scenario
 from odcl.plan.recovery import (
     convex_path,
     fusing_lambda,
@@ -26,9 +26,9 @@ from odcl.plan.recovery import (
     kmeans_expected,
     true_groups,
 )
-from odcl.plan.scenario import LEAST, MOST, lattice, simplex
-from odcl.plan.search import CEILING, default_batches, runs_for
-from odcl.plan.simulate import draw_trials
+from odcl.plan.scenario import LEAST, MOST, lattice, paper_thresholds, simplex
+from odcl.plan.search import CEILING, crossing, default_batches, runs_for
+from odcl.plan.simulate import draw_trials, evaluate
 from odcl.report.pictures import available
 from odcl.report.plan import plan_figure
 from odcl.server.combine import average_by_cluster, combine_clusters

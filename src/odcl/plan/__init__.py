@@ -9,25 +9,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from odcl.plan.scenario import Scenario, from_pilot, paper_thresholds, scenario
-from odcl.plan.search import METHODS, Batch, Crossing, Plan, crossing, plan
-from odcl.plan.simulate import Point, evaluate
+from odcl.plan.scenario import Scenario, from_pilot, scenario
+from odcl.plan.search import Plan, plan
 
-__all__ = [
-    "METHODS",
-    "Batch",
-    "Crossing",
-    "Plan",
-    "Point",
-    "Scenario",
-    "crossing",
-    "draw_plan",
-    "evaluate",
-    "from_pilot",
-    "paper_thresholds",
-    "plan",
-    "scenario",
-]
+__all__ = ["Plan", "Scenario", "draw_plan", "from_pilot", "plan", "scenario"]
 
 
 def draw_plan(plan: Plan, path: Path) -> bool:
