@@ -305,7 +305,7 @@ def run_status(options: Namespace) -> None:
     print(table(("process", "pid", "state"), rows))
     if answers:
         print()
-        runs = [(run["run-id"], run["status"], run["status-details"]) for run in found.run_list()]
+        runs = [(run["run-id"], run["status"], run["status-details"]) for run in found.runs()]
         print(table(("run", "status", "details"), runs) if runs else "No runs yet.")
 
 

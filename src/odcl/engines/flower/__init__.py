@@ -35,24 +35,18 @@ if TYPE_CHECKING:
     from odcl.engines.flower.result import read_bare as read_bare
     from odcl.engines.flower.strategy import ODCL as ODCL
 
-_HOME = {
-    "EstimatorFit": "fits",
-    "Fit": "fits",
-    "IFCA": "ifca",
-    "IFCAOutcome": "ifca",
-    "ModuleFit": "networks",
-    "LateODCL": "late",
-    "NodeData": "node",
-    "NodeModels": "node",
-    "ODCL": "strategy",
-    "Outcome": "result",
-    "Request": "request",
-    "RiskFit": "fits",
-    "frozen_features": "networks",
-    "make_client_app": "client",
-    "network_digest": "networks",
-    "read_bare": "result",
+_NAMES = {  # by module
+    "client": ("make_client_app",),
+    "fits": ("EstimatorFit", "Fit", "RiskFit"),
+    "ifca": ("IFCA", "IFCAOutcome"),
+    "late": ("LateODCL",),
+    "networks": ("ModuleFit", "frozen_features", "network_digest"),
+    "node": ("NodeData", "NodeModels"),
+    "request": ("Request",),
+    "result": ("Outcome", "read_bare"),
+    "strategy": ("ODCL",),
 }
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = sorted(_HOME)
 
 

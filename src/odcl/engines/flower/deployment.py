@@ -249,16 +249,15 @@ class Deployment:
         words += ["--federation-config", f"num-supernodes={nodes}"] if nodes else []
         return int(self.call(*words)["run-id"])
 
-    def run_list(self) -> list[dict[str, Any]]:
+    def runs(self) -> list[Any]:
         """All runs, the newest first, as `flwr list` describes them."""
-        runs: list[dict[str, Any]] = self.call("list", CONNECTION)["runs"]
-        return runs
+        return list(self.call("list", CONNECTION)["runs"])
 
     def wait(self, run_id: int, seconds: float) -> dict[str, Any]:
         """A run once it is over, or after ``seconds``, as `flwr list` describes it."""
         deadline = time.monotonic() + seconds
         while True:
-            (now,) = (run for run in self.run_list() if run["run-id"] == str(run_id))
+            (now,) = (run for run in self.runs() if run["run-id"] == str(run_id))
             if now["status"].startswith("finished") or time.monotonic() > deadline:
                 return now
             time.sleep(3.0)

@@ -162,6 +162,8 @@ class RoundServer:
 
         found, aside = ask(self.grid, messages, self.timeout, read)
         twins = same_tables({node: one.table for node, one in found.items()})
+        for node, why in twins.items():
+            log.warning("Node %d is set aside: %s", node, why)
         self.aside |= aside | twins
         found = {node: found[node] for node in sorted(found.keys() - twins.keys())}
         expect_replies(len(found), self.min_replies, self.aside, f" in round {question.number}")
