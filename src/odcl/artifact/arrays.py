@@ -215,7 +215,7 @@ class ArraySpec:
 
 
 @dataclass(frozen=True)
-class _Line:
+class _ArrayLine:
     """What the header says of one array."""
 
     dtype: _Code
@@ -232,7 +232,7 @@ class Header:
     """What a file of arrays says about itself."""
 
     metadata: Mapping[str, str]
-    lines: Mapping[str, _Line]
+    lines: Mapping[str, _ArrayLine]
     start: int  # where the numbers begin
 
     @property
@@ -313,12 +313,12 @@ def read_header(content: Array) -> Header:
     header = parse_json(content[8:start].tobytes())
     expect(isinstance(header, dict), "its header is not a table of arrays")
     metadata = from_json(Mapping[str, str], header.pop(METADATA, {}), METADATA)
-    lines = {EARLIER.get(n, n): from_json(_Line, line, n) for n, line in header.items()}
+    lines = {EARLIER.get(n, n): from_json(_ArrayLine, line, n) for n, line in header.items()}
     _check_places(lines, len(content) - start)
     return Header(metadata, lines, start)
 
 
-def _check_places(lines: Mapping[str, _Line], n_bytes: int) -> None:
+def _check_places(lines: Mapping[str, _ArrayLine], n_bytes: int) -> None:
     """The arrays follow each other without a gap and fill the file."""
     at = 0
     for name, one in sorted(lines.items(), key=lambda item: item[1].data_offsets):
@@ -368,7 +368,7 @@ def check_finite(arrays: Mapping[str, Array], specs: Mapping[str, ArraySpec]) ->
         expect(bool(finite), f"{name} holds numbers that are not finite")
 
 
-def _array(numbers: Array, line: _Line) -> Array:
+def _array(numbers: Array, line: _ArrayLine) -> Array:
     """A view of the file's numbers; a copy only where they are not aligned or not of this order."""
     piece = numbers[slice(*line.data_offsets)]
     if line.type.kind == "b":

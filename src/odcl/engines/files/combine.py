@@ -16,7 +16,7 @@ import numpy as np
 
 from odcl._typing import Array, Bools, Floats, Ints
 from odcl.engines.files.collect import Collected, ReadUpload, collect, read_upload, upload_files
-from odcl.engines.files.download import Groups, SiteDownload, download_bytes
+from odcl.engines.files.download import RoundGroups, SiteDownload, download_bytes
 from odcl.engines.files.envelope import write_envelope
 from odcl.engines.files.keys import COORDINATOR, SigningKey, check_site
 from odcl.engines.files.round import RoundState, read_round, read_state, write_round
@@ -43,7 +43,7 @@ class CombinedRound:
     set_aside: tuple[SetAside, ...]
     notices: tuple[str, ...]
     step: ServerStep
-    groups: Groups
+    groups: RoundGroups
     told_where: bool  # does the diagnosis say in which coefficients users differ?
     bytes_down: Mapping[str, int] = field(default_factory=dict)  # by site
 
@@ -205,7 +205,7 @@ def _combined(task: Task, found: Collected) -> CombinedRound:
         diagnosis = f"Without groups that too few sites stand behind: {verdict}"
     elif verdict.advice == "mixed" and step.mixture is not None:
         diagnosis = verdict.reason  # that users differ gradually is the step's reason already
-    groups = Groups(
+    groups = RoundGroups(
         np.bincount(step.labels, minlength=step.n_clusters),
         _sites_per_group(step, uploads, sites),
         *(step.rule, step.reason, diagnosis, step.mixture),

@@ -56,7 +56,7 @@ class DownloadWords(GroupsWords):
 
 
 @dataclass(frozen=True, eq=False)
-class Groups:
+class RoundGroups:
     """What all sites learn about the groups."""
 
     sizes: Ints  # (n_groups,), users whose likeliest group it is
@@ -78,7 +78,7 @@ class Groups:
 class SiteDownload:
     """What a site receives."""
 
-    groups: Groups
+    groups: RoundGroups
     downloads: Downloads  # of its users, in the order of its upload
     answers: str  # SHA-256 of the upload that it answers
     late: bool  # the site came after the round
@@ -113,12 +113,12 @@ def groups_specs(mixed: bool) -> dict[str, ArraySpec]:
     return {k: spec for k, spec in _GROUPS.items() if mixed or k not in MIXTURE_SPECS}
 
 
-def groups_of(task: Task, words: GroupsWords, arrays: Mapping[str, Array]) -> Groups:
+def groups_of(task: Task, words: GroupsWords, arrays: Mapping[str, Array]) -> RoundGroups:
     mixture = mixture_of(task.agreed, words.mixture, arrays)
     sizes, sites = arrays["sizes"], arrays["sites"]
     expect(len(sizes) > 0 and bool((sizes >= 0).all() and (sites >= 0).all()), "negative sizes")
     counts = sizes.astype(np.intp), sites.astype(np.intp)
-    return Groups(*counts, words.rule, words.reason, words.diagnosis, mixture)
+    return RoundGroups(*counts, words.rule, words.reason, words.diagnosis, mixture)
 
 
 def read_download(

@@ -15,8 +15,8 @@ from odcl.declared import Digest, fields_from_json, fields_to_json, from_json
 from odcl.engines.files.collect import ReadUpload, Version
 from odcl.engines.files.download import (
     ENDING,
-    Groups,
     GroupsWords,
+    RoundGroups,
     download_bytes,
     groups_of,
     groups_specs,
@@ -113,7 +113,7 @@ def _read(folder: Path) -> RoundState:
     return state
 
 
-def read_round(folder: Path) -> tuple[Task, Groups, RoundState]:
+def read_round(folder: Path) -> tuple[Task, RoundGroups, RoundState]:
     """The card and the groups of a round, checked against its state."""
     if not is_round(folder):
         raise ValueError(f"{folder} holds no round: name the folder that `odcl combine` wrote.")

@@ -25,7 +25,7 @@ from odcl.report.page.units import TableUnits
 from odcl.report.text import count, finding, in_bytes
 
 if TYPE_CHECKING:
-    from odcl.engines.files.download import Groups
+    from odcl.engines.files.download import RoundGroups
     from odcl.engines.files.task import Task
 
 _NAMES = {"files": "these files"}  # of ledgers
@@ -33,7 +33,7 @@ MOST_SITES = 24  # in the picture; the table has all
 ROW = 20
 
 
-def round_page(words: dict[str, Any], task: Task, groups: Groups) -> bytes:
+def round_page(words: dict[str, Any], task: Task, groups: RoundGroups) -> bytes:
     """The page of a round; ``words`` is its report as JSON."""
     title = f"Round {task.round} of {task.name}"
     coefficients = _coefficients(task, groups)
@@ -125,7 +125,7 @@ def _bytes(words: dict[str, Any]) -> Markup:
     return figure_block("bytes-picture", "What was sent", picture, about)
 
 
-def _coefficients(task: Task, groups: Groups) -> Coefficients | None:
+def _coefficients(task: Task, groups: RoundGroups) -> Coefficients | None:
     """The groups' models, where the round tells them to everybody: mixed groups."""
     mixture = groups.mixture
     if mixture is None:
