@@ -16,7 +16,7 @@ from odcl.clustering.convex.weighted import (
     gaussian_knn_weights,
     weighted_convex,
 )
-from odcl.clustering.convex.weighted_newton import Solution, problem_of
+from odcl.clustering.convex.weighted_newton import CollapsedPoint, problem_of
 from odcl.clustering.labels import number_by_first_user, same_partition
 from tests.helpers import blobs, convex_by_cvxpy, convex_objective
 
@@ -271,7 +271,9 @@ def test_wrong_clusters_are_never_proved(wrong):
         labels = number_by_first_user(labels)
         means = np.stack([right.u[labels == k].mean(axis=0) for k in range(labels.max() + 1)])
         u = means[labels] - a.mean(axis=0)
-        found = Solution(u, right.dual, problem.objective(u), problem.gap(u, right.dual), labels)
+        found = CollapsedPoint(
+            u, right.dual, problem.objective(u), problem.gap(u, right.dual), labels
+        )
         assert not certificate(problem, found).certified
 
 

@@ -19,10 +19,10 @@ from odcl.data.federation import Federation
 from odcl.paper.baselines import METHODS, one_shot
 from odcl.paper.baselines.one_shot import ClassSums, borders
 from odcl.paper.experiments import NAMES, experiment, table_accuracy
-from odcl.paper.experiments.definition import METRICS, Bench, Experiment, Measured, load_added
+from odcl.paper.experiments.definition import METRICS, Bench, Experiment, Measurement, load_added
 from odcl.paper.experiments.pages import meets
 from odcl.paper.experiments.rounds import first_match, name_of, reached
-from odcl.paper.experiments.rows import Row, Rows, read_rows
+from odcl.paper.experiments.rows import ResultRow, Rows, read_rows
 from odcl.paper.experiments.runner import ROWS, Reproduced, reproduce
 from odcl.paper.experiments.table_methods import evaluated
 from odcl.paper.images import Images, image_federation, load_images
@@ -269,10 +269,10 @@ def test_local_models_are_fitted_once_and_give_what_fitting_anew_gives():
 
 def toy_work(task, data):
     rng = np.random.default_rng([task.seed, task.setting["n"]])
-    yield Measured("a", "nmse", rng.random(), 0.1, {"round": 1})
-    yield Measured("a", "nmse", rng.random(), 0.1)
-    yield Measured("b", "nmse", np.inf, 0.2)
-    yield Measured("b", "rounds", 3.0, 0.2)
+    yield Measurement("a", "nmse", rng.random(), 0.1, {"round": 1})
+    yield Measurement("a", "nmse", rng.random(), 0.1)
+    yield Measurement("b", "nmse", np.inf, 0.2)
+    yield Measurement("b", "rounds", 3.0, 0.2)
 
 
 def toy_settings(quick):
@@ -391,7 +391,7 @@ def test_a_line_that_is_no_row_is_named(tmp_path):
 
 def test_rows_are_found_by_setting_and_parts_only_when_asked_for():
     def row(run, value, **setting):
-        return Row("toy", "a", setting, run, run, "nmse", value, 0.0, "0")
+        return ResultRow("toy", "a", setting, run, run, "nmse", value, 0.0, "0")
 
     rows = Rows([row(1, 5.0, n=2), row(0, 4.0, n=2), row(0, 9.0, n=2, round=7), row(0, None, n=3)])
     assert rows.values("a", "nmse", n=2).tolist() == [4.0, 5.0]

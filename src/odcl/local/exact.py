@@ -40,11 +40,11 @@ from odcl.risk.losses import Squared
 # normal equations are as good as anything; between the two they lose up to half of the digits,
 # which a refinement gives back; below the second users get a singular value decomposition.
 SOUND, COLLINEAR = 1e-3, 1e-8
-# The Gram matrix of the rows is right to 1e-16 of its trace. So much of the trace must its least
-# pivot be, and pivot and penalty together, for the error not to matter.
+# The Gram matrix of the rows is right to 1e-16 of its trace. Its least pivot, and pivot and penalty
+# together, must be at least these shares of the trace for the error not to matter.
 ROW_PIVOT, ROW_FLOOR = 1e-9, 1e-6
-# Singular vectors pay for narrow users: from so many rows on, or so many features per row, they
-# cost three times a solve by the Gram matrix and more.
+# Singular vectors pay for narrow users only: from this many rows on, or features per row, they cost
+# three times a solve by the Gram matrix and more.
 MANY_ROWS, MANY_FEATURES = 500, 8
 # The condition of the systems with the Gram matrix is at most this: their solutions have three
 # digits at least, which is plenty for a Newton step.
@@ -83,7 +83,7 @@ def _solve_tall(job: Job, out: Solution) -> None:
 def _normal_equations(job: Job, out: Solution) -> Bools:
     """Closed form of the squared loss: (D^T W D + pen) a = D^T W (y - offset).
 
-    Users whose equations are in doubt are left to others: which, (b,)?
+    Returns which users' equations are in doubt, (b,): these are left out.
     """
     stack, X, offset = job.stack, job.features(), job.offset
     b, _, p = X.shape

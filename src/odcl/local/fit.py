@@ -87,13 +87,13 @@ FULL_UP_TO = 100
 class LocalModels:
     """The users' uploads, and what stays at the users: how their fits went.
 
-    Users who send data terms need no model of their own for it: it is worked out when somebody
-    asks, from the terms, or, where these do not tell, from the rows. Copies and pickles hold none.
+    Users who send data terms need no model of their own for it: it is computed on first use, from
+    the terms or, where these do not tell, from the rows. Copies and pickles hold none.
     """
 
     uploads: Uploads
     n_rows: Ints  # (n_users,)
-    solved: Solution | None  # None: when somebody asks
+    solved: Solution | None  # None: computed on first use
     rows: Federation | None = None  # where the uploads alone do not tell
 
     @cached_property
@@ -258,7 +258,7 @@ def _confidence(
 
 
 def _is_singular(H: Floats) -> Bools:
-    """Is there a direction of which the user's rows say nothing, such as an empty column? (b,)"""
+    """Users whose rows say nothing about some direction, such as an empty column, (b,)."""
     from odcl.local.stacked import cholesky, diagonal, left_over, with_diagonal
 
     empty = (diagonal(H) <= 0).any(axis=1)

@@ -1,4 +1,4 @@
-"""Damped Newton on a stack of users: each stops on its own, so no user waits in vain.
+"""Damped Newton on a stack of users; each stops on its own.
 
 Up to some hundred parameters steps are found by Cholesky, beyond by conjugate gradients.
 """
@@ -29,8 +29,8 @@ SEPARATE = 1e-6
 # A row that moves by less than this share of the fastest, each for its size, stands still: what
 # moves it is the end of a convergence that the runaway rows have long left behind.
 STILL = 1e-12
-# Beyond so many parameters, or classes less one, steps are found by conjugate gradients: a row's
-# curvature is a matrix of classes by classes, and tables of them outgrow the rows.
+# Beyond this many parameters, or outputs, steps are found by conjugate gradients: a row's curvature
+# is a matrix of classes by classes, and tables of them outgrow the rows.
 MANY, MANY_OUTPUTS = 200, 20
 # What a step works on at a time, by conjugate gradients and with the rows' curvatures.
 NEAR_BYTES, DENSE_BYTES = 1 << 20, 1 << 22
@@ -176,7 +176,7 @@ class _State(PerUser):
         return cls(problem, a, z, value, slope, curve, *rest)
 
     def step(self, alive: Bools, *, last: bool = False) -> tuple[Bools, Bools]:
-        """One step for everybody. Whose step was so small that it is the last, and who is lost?"""
+        """One step for every user. Returns whose step is small enough to be the last; who is lost."""
         problem, (b, r, q) = self.problem, self.a.shape
         gradient = np.matmul(problem.Dt, self.slope) + problem.pen[..., None] * self.a
         if problem.many:
@@ -267,7 +267,7 @@ class _State(PerUser):
             # Not the difference of two predictors: its rounding, times slopes that do not vanish
             # row by row, would drown the slope along the line.
             dz = np.matmul(part.Dt.transpose(0, 2, 1), way)
-            line = _Line(part, self.a[back], self.z[back], way, dz)
+            line = _LineSearch(part, self.a[back], self.z[back], way, dz)
             # Rounding hides the fall of a tiny step; that the slope is gone shows all the same.
             over = ~(line.slope_at(np.ones(len(back))) <= -0.1 * descent[back])
             if over.any():
@@ -315,7 +315,7 @@ def _evaluate(problem: Problem, a: Floats, z: Floats) -> tuple[Floats, Floats, F
 
 
 @dataclass(frozen=True, eq=False)
-class _Line(PerUser):
+class _LineSearch(PerUser):
     """The risks along the users' directions: ``a + t direction``, ``z + t dz``."""
 
     problem: Problem

@@ -136,7 +136,7 @@ def predicted_rows(
 
 
 def one_for_all(federation: Federation, risk: Risk) -> Floats:
-    """One model on everybody's rows, (dim,)."""
+    """One model on all users' rows, (dim,)."""
     return solve_users(_as_one_user(federation), risk).theta[0]
 
 
@@ -152,8 +152,8 @@ def residual_scale(federation: Federation, intercept: bool) -> float:
 
     Least squares first, which outliers pull at, then Huber around that scale, until the scale
     stays. A user's residuals are swollen by n_i / (n_i - dim), as it has fitted dim of its rows;
-    users who have no more rows than that do not count, unless nobody has: then one model for all
-    gives the residuals. Of many users, a sample drawn by their ids tells it.
+    users who have no more rows than that do not count. If no user has more, one model for all gives
+    the residuals. Of many users, a sample drawn by their ids is used.
     """
     from odcl.data.unusual import SAMPLE
 

@@ -125,7 +125,7 @@ class Job(PerUser):
     center: Floats | None  # (b, n_inputs, q)
     intercept: Floats | None  # (b,), the intercept's strength; None: no intercept
     free: bool  # is there an intercept without a penalty?
-    tol_factor: float = 1.0  # see Problem
+    tol_factor: float = 1.0  # of the step that ends the search
 
     @property
     def holds_intercept(self) -> bool:

@@ -29,7 +29,7 @@ GRID = (1e-3, 1e-2, 1e-1, 1.0)
 PORTION_BYTES = 1 << 26
 # Models that are only scored on the rows held out: log-odds are right to about 1e-7.
 SCORED_TOL = 300.0
-# Totals of users with many parameters may differ by so much and are equal (see ``trials``).
+# Totals of users with many parameters that differ by no more than this are ties (see ``trials``).
 EQUAL = 0.1
 
 
@@ -154,7 +154,7 @@ def _cross_validated(
 
 
 def _suits_trials(federation: Federation, risk: Risk) -> Bools:
-    """Who has classes and so many parameters that its fits are made side by side, (n_users,)?
+    """Users with classes and many parameters, whose fits are made side by side, (n_users,).
 
     Not users whose features are next to nothing beside the intercept: directions that trials leave
     out (``FLAT``) must not matter under the weakest pull.
@@ -244,7 +244,7 @@ def _fit_by_fit(trial: _Trial, ends: _Anchors) -> tuple[Floats, Floats]:
 
 
 def _side_by_side(trial: _Trial, ends: _Anchors) -> tuple[Floats, Floats]:
-    """The same for classes and many parameters: a user's fits start from one another."""
+    """As ``_fit_by_fit``, for classes and many parameters: a user's fits start from one another."""
     from joblib import Parallel, delayed
 
     from odcl.local.trials import StrengthFits, UserRows

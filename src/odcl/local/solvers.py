@@ -17,7 +17,7 @@ from odcl.risk.risk import Risk
 if TYPE_CHECKING:
     from sklearn.base import BaseEstimator
 
-# The rows that users will visit are drawn beforehand; so many of them are held at a time.
+# The rows that users will visit are drawn beforehand, this many at a time.
 _DRAWS = 1 << 23
 # A gradient of this size is projected to the ball like any larger one, and its square is a number.
 _HUGE = 1e100
@@ -131,10 +131,9 @@ def fit_with_estimator(
     from joblib import Parallel, delayed
 
     encoded = federation.with_y(risk.loss.encode(federation.y))
-    everybody = range(federation.n_users)
+    users = range(federation.n_users)
     fitted = Parallel(n_jobs=n_jobs)(
-        delayed(_fit_one)(estimator, encoded.take(np.array([i])), risk.loss, seed)
-        for i in everybody
+        delayed(_fit_one)(estimator, encoded.take(np.array([i])), risk.loss, seed) for i in users
     )
     m = federation.n_users
     theta = np.zeros((m, risk.dim(federation.n_features)))

@@ -29,7 +29,7 @@ class PerUser:
     """A dataclass whose arrays have one entry per user along their first axis."""
 
     def take(self, pick: Ints | Bools | slice) -> Self:
-        """The same for some of the users."""
+        """Some of the users."""
 
         def some(value: Any) -> Any:
             if isinstance(value, np.ndarray):
@@ -76,8 +76,8 @@ def left_over(H: Floats, L: Floats) -> Floats:
 def solver(H: Floats) -> Callable[[Floats], Floats]:
     """g -> H^-1 g for a stack of positive semi-definite H, (b, r, r); g is (b, r, q).
 
-    Where a matrix is singular, so much of its diagonal is added as makes a factorisation possible;
-    what this changes, a refinement or the next Newton step corrects.
+    Where a matrix is singular, its diagonal is raised until it can be factorised; a refinement or
+    the next Newton step corrects what this changes.
     """
     L = cholesky(H)
     for trace in (1e-13, 1e-11, 1e-9, 1e-6):
@@ -187,5 +187,5 @@ def preconditioner(gram: Floats, average: Floats, pen: Floats) -> Floats:
 
 
 def outdated(average: Floats, used: Floats) -> Bools:
-    """Whose preconditioner was made for quite another curvature, (b,)?"""
+    """Users whose preconditioner was made for quite another curvature, (b,)."""
     return (average > OTHER * used) | (used > OTHER * average)

@@ -31,13 +31,13 @@ from odcl.risk.risk import Risk
 # Directions in which the rows vary by less than this share of the most, squared, are left out
 # where there are no more rows than features: a penalty holds them at the centre.
 FLAT = 1e-12
-# ``near`` and ``left`` of Trials. Scores: a strength's weight is right to some .02.
+# ``near`` and ``left`` of UserFits. Scores: a strength's weight is right to about .02.
 SCORED = (0.3, 0.01)
-# Models of share 1: coefficients of standardised columns are right to 1e-6; of less, as the average
-# needs.
+# A model of share 1: coefficients of standardised columns are right to 1e-6; models of less share
+# are as exact as the average needs.
 AVERAGED = (1e-4, 1e-6)
-NO_SHARE = 1e-6  # a model of so little share is taken as it is
-# So much of one array is worked on at a time: the processor has it at hand.
+NO_SHARE = 1e-6  # a model with no more share than this is not refined
+# Bytes of one array worked on at a time, so that it stays in the cache.
 AT_HAND = 1 << 20
 
 
@@ -86,8 +86,8 @@ class StrengthFits:
     """A user's fits on all rows, drawn to one centre with several strengths; so far roughly."""
 
     rows: UserRows
-    design: Design
-    columns: Columns
+    design: OrthogonalDesign
+    columns: LossColumns
     strengths: Floats  # (g,)
     center: Floats  # (dim,)
     offset: Floats  # (c, n), the predictor at the centre
@@ -95,7 +95,7 @@ class StrengthFits:
 
     @classmethod
     def of(cls, rows: UserRows, strengths: Floats, center: Floats) -> StrengthFits:
-        design = Design.of(rows.inputs, rows.everything)
+        design = OrthogonalDesign.of(rows.inputs, rows.everything)
         columns = columns_of(rows.risk.loss, rows.y)
         around = columns.spread(center.reshape(-1, rows.risk.n_outputs))
         start = np.zeros((len(strengths), len(around), len(design.size)))
@@ -152,12 +152,12 @@ class StrengthFits:
         relief: Floats,
         offset: Floats,
         accuracy: tuple[Floats | float, Floats | float],
-    ) -> Trials:
+    ) -> UserFits:
         near, left = (np.broadcast_to(number, len(pen)) for number in accuracy)
-        return Trials(self.design, self.columns, weight, pen, relief, offset, near, left)
+        return UserFits(self.design, self.columns, weight, pen, relief, offset, near, left)
 
 
-def _in_portions(trials: Trials, start: Floats) -> Floats:
+def _in_portions(trials: UserFits, start: Floats) -> Floats:
     """``minimise`` of some trials at a time: how many depends on the user's rows alone."""
     length = max(1, AT_HAND // (8 * max(start[0].size, trials.offset[0].size)))
     parts = (slice(i, i + length) for i in range(0, len(start), length))
@@ -168,7 +168,7 @@ def _in_portions(trials: Trials, start: Floats) -> Floats:
 
 
 @dataclass(frozen=True, eq=False)
-class Design:
+class OrthogonalDesign:
     """Rows in orthogonal coordinates: theta = basis a, X theta = D a and D^T W D = diag(size)."""
 
     D: Floats  # (n, r)
@@ -177,7 +177,7 @@ class Design:
     basis: Floats  # (inputs, r), orthonormal columns that span the rows of X
 
     @classmethod
-    def of(cls, X: Floats, weight: Floats) -> Design:
+    def of(cls, X: Floats, weight: Floats) -> OrthogonalDesign:
         """Of all the columns of X (n, inputs), for rows' weights that sum to 1, (n,)."""
         n, inputs = X.shape
         if n > inputs:
@@ -204,11 +204,11 @@ class Design:
 
 
 @dataclass(eq=False)
-class Trials(PerUser):
+class UserFits(PerUser):
     """Fits to be made, t of them. Those of one user never depend on another's."""
 
-    design: Design
-    columns: Columns
+    design: OrthogonalDesign
+    columns: LossColumns
     weight: Floats  # (t, n), sums to 1 each
     pen: Floats  # (t,)
     relief: Floats  # (t,), see ``Design.relief``
@@ -221,7 +221,7 @@ class Trials(PerUser):
     def minimise(self, start: Floats) -> Floats:
         """The minimisers, (t, c, r), by Newton steps that are cut until the risk falls."""
         found = start.copy()
-        ids, state = np.arange(len(found)), _State.at(self, start)
+        ids, state = np.arange(len(found)), _FitState.at(self, start)
         for _ in range(MAX_ITER):
             step = state.step()
             done = step.last
@@ -254,10 +254,10 @@ class _Step(PerUser):
 
 
 @dataclass(eq=False)
-class _State:
+class _FitState:
     """Trials, and what is known where they stand."""
 
-    trials: Trials
+    trials: UserFits
     a: Floats  # (t, c, r)
     z: Floats  # (t, c, n)
     risk: Floats  # (t,)
@@ -266,7 +266,7 @@ class _State:
     bend: Floats  # (t, c, n)
 
     @classmethod
-    def at(cls, trials: Trials, a: Floats, z: Floats | None = None) -> _State:
+    def at(cls, trials: UserFits, a: Floats, z: Floats | None = None) -> _FitState:
         z = trials.predictor(a) if z is None else z
         pull = trials.penalised(a)
         value, slope, bend = trials.columns.terms(z)
@@ -293,21 +293,21 @@ class _State:
         last |= -descent <= 1e-15 * self.risk  # less than the risk can show
         return _Step(direction, a, z, descent, last)
 
-    def moved(self, step: _Step) -> _State:
+    def moved(self, step: _Step) -> _FitState:
         """Trials that go on, after the step or the first of its half, quarter and so on that lowers
         the risk."""
         trials, a, risk = self.trials, self.a, self.risk
         if step.last.any():
             on = ~step.last
             trials, a, risk, step = trials.take(on), a[on], risk[on], step.take(on)
-        new = _State.at(trials, step.a, step.z)
+        new = _FitState.at(trials, step.a, step.z)
         length = np.ones(len(risk))
         for _ in range(30):
             over = ~(new.risk <= risk + 1e-4 * length * step.descent)
             if not over.any():
                 break
             length = np.where(over, 0.5 * length, length)
-            new = _State.at(trials, a + length[:, None, None] * step.direction)
+            new = _FitState.at(trials, a + length[:, None, None] * step.direction)
         return new
 
     def _system(self) -> _Hessians:
@@ -325,8 +325,8 @@ class _State:
 class _Hessians(System):
     """Of the trials, each at its point."""
 
-    design: Design
-    columns: Columns
+    design: OrthogonalDesign
+    columns: LossColumns
     bend: Floats  # (t, c, n)
     weighted: Floats  # (t, c, n)
     pen: Floats  # (t,)
@@ -370,12 +370,12 @@ def _times(v: Floats, M: Floats) -> Floats:
 # -- losses by columns -----------------------------------------------------------------------------
 
 
-def columns_of(loss: Loss, y: Floats) -> Columns:
+def columns_of(loss: Loss, y: Floats) -> LossColumns:
     """For targets ``y`` (n,), encoded."""
-    return ClassColumns(loss, y) if isinstance(loss, Multinomial) else Columns(loss, y)
+    return ClassColumns(loss, y) if isinstance(loss, Multinomial) else LossColumns(loss, y)
 
 
-class Columns:
+class LossColumns:
     """The losses of one user's rows as functions of z, (models, columns, n): one output."""
 
     def __init__(self, loss: Loss, y: Floats) -> None:
@@ -403,7 +403,7 @@ class Columns:
         return columns.transpose(0, 2, 1)
 
 
-class ClassColumns(Columns):
+class ClassColumns(LossColumns):
     """A column per class, whose differences alone count; coefficients sum to zero over classes."""
 
     loss: Multinomial

@@ -21,7 +21,7 @@ import numpy as np
 
 from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation
-from odcl.paper.pickled import Bytes, Refused, byte_array, replay
+from odcl.paper.pickled import Bytes, UnfitPickle, byte_array, replay
 
 N_CLASSES = 10
 _MNIST_SHAPE = (28, 28)
@@ -234,12 +234,12 @@ def _read_cifar_python(path: Path) -> _Part:
         batch = replay(raw)
         X, labels = byte_array(batch["data"]), batch["labels"]
         if X.ndim != 2 or X.shape[1] != prod(_CIFAR_SHAPE):
-            raise Refused(f"holds data of shape {X.shape}, not of n rows of 3072 pixels")
+            raise UnfitPickle(f"holds data of shape {X.shape}, not of n rows of 3072 pixels")
         if not isinstance(labels, list) or {type(label) for label in labels} != {int}:
-            raise Refused("holds labels that are not a list of numbers")
+            raise UnfitPickle("holds labels that are not a list of numbers")
         if len(labels) != len(X):
-            raise Refused(f"holds {len(X)} images and {len(labels)} labels")
-    except Refused as refused:
+            raise UnfitPickle(f"holds {len(X)} images and {len(labels)} labels")
+    except UnfitPickle as refused:
         raise _foreign(path, str(refused)) from refused
     except (ValueError, KeyError, IndexError, TypeError, OverflowError) as error:
         raise _foreign(path, f"is not a pickled batch of CIFAR-10 ({error!r:.100})") from error

@@ -34,7 +34,7 @@ _TAKES |= {"EMPTY_DICT": 0, "SETITEM": 2, "SETITEMS": None}
 _TAKES |= {"STACK_GLOBAL": 2, "REDUCE": 2, "BUILD": 1}
 
 
-class Refused(Exception):
+class UnfitPickle(Exception):
     """What a pickle holds that a batch of images does not."""
 
 
@@ -78,8 +78,8 @@ def replay(raw: bytearray) -> Any:
         elif step == "STOP":
             return stack.pop()
         elif step not in ("PROTO", "FRAME"):
-            raise Refused(f"is a pickle with a step {step}, which arrays and text do not need")
-    raise Refused(f"is a pickle of more than {_MOST_STEPS} steps")
+            raise UnfitPickle(f"is a pickle with a step {step}, which arrays and text do not need")
+    raise UnfitPickle(f"is a pickle of more than {_MOST_STEPS} steps")
 
 
 def _build(step: str, items: list[Any], stack: list[Any]) -> None:
@@ -98,13 +98,13 @@ def _build(step: str, items: list[Any], stack: list[Any]) -> None:
         case "REDUCE":
             note, args = items
             if not isinstance(note, _Note) or note.args:
-                raise Refused("is a pickle that calls what is not a function")
+                raise UnfitPickle("is a pickle that calls what is not a function")
             # Python 3 writes bytes for Python 2 as text to encode; here text serves for both.
             text = note.name == "_codecs encode"
             stack.append(args[0] if text else _Note(note.name, args))
         case "BUILD":
             if not isinstance(stack[-1], _Note):
-                raise Refused("is a pickle that gives a state to what is not an array")
+                raise UnfitPickle("is a pickle that gives a state to what is not an array")
             stack[-1].state = items[0]
         case _:
             stack.append(tuple(items))
@@ -112,7 +112,9 @@ def _build(step: str, items: list[Any], stack: list[Any]) -> None:
 
 def _noted(name: str) -> _Note:
     if name not in _NAMES:
-        raise Refused(f"is a pickle that asks for {name!r:.80}, and images need arrays and text")
+        raise UnfitPickle(
+            f"is a pickle that asks for {name!r:.80}, and images need arrays and text"
+        )
     return _Note(name)
 
 
@@ -122,7 +124,7 @@ def _key(key: Any) -> str:
         return key.decode("latin-1")
     if isinstance(key, str):
         return key
-    raise Refused(f"is a pickle with a key of type {type(key).__name__}, not text")
+    raise UnfitPickle(f"is a pickle with a key of type {type(key).__name__}, not text")
 
 
 def byte_array(note: Any) -> Bytes:
@@ -134,11 +136,11 @@ def byte_array(note: Any) -> Bytes:
         case _Note(name, (raw, dtype, shape, order)) if name in _ARRAY_5:
             pass
         case _:
-            raise Refused("holds data that is not an array")
+            raise UnfitPickle("holds data that is not an array")
     match dtype:
         case _Note("numpy dtype", ("u1" | "|u1", *_)):
             pass
         case _:
-            raise Refused("holds data that is not an array of bytes")
+            raise UnfitPickle("holds data that is not an array of bytes")
     raw = raw.encode("latin-1") if isinstance(raw, str) else raw
     return np.frombuffer(raw, dtype=np.uint8).reshape(shape, order=order)

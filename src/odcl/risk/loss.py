@@ -64,7 +64,7 @@ class Loss(ABC):
         return self.value(z, y), self.slope(z, y), self.curve(z, y)
 
     def lean_terms(self, z: Floats, y: Floats) -> tuple[Floats, Floats, Floats]:
-        """The same with the curvature as ``bent`` takes it: no (q, q) numbers per row need be."""
+        """As ``terms``, with the curvature as ``bent`` takes it: without (q, q) numbers per row."""
         return self.terms(z, y)
 
     def bent(self, bend: Floats, v: Floats) -> Floats:

@@ -260,7 +260,7 @@ class Multinomial(Loss):
 def softmax_terms(a: Floats, own: Floats, axis: int) -> tuple[Floats, Floats, Floats]:
     """Loss, slope and probabilities at the logits ``a``, which it spoils.
 
-    Classes run along ``axis``, of which the loss keeps one entry; ``own`` is 1 for a row's class.
+    Classes run along ``axis``, reduced to one entry in the loss; ``own`` is 1 for a row's class.
     """
     a -= (own * a).sum(axis=axis, keepdims=True)
     top = a.max(axis=axis, keepdims=True)  # never below 0, the own class's

@@ -22,7 +22,7 @@ from odcl.risk.risk import Risk
 
 # A block of rows is read two or three times per round: of this size, the core's cache holds it.
 _BLOCK_BYTES = 1 << 20
-# Random rows are drawn for at least so many steps at a time: a call per user costs more than a row.
+# Random rows are drawn for at least this many steps at a time: a call costs more than a row.
 _AHEAD = 1 << 10
 
 

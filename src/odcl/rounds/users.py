@@ -24,7 +24,7 @@ Average = Literal["gradients", "models"]
 
 @dataclass(frozen=True, eq=False)
 class FederatedProblem:
-    """A federation and the risk that everybody minimises."""
+    """A federation and the risk that all users minimise."""
 
     federation: Federation
     risk: Risk

@@ -7,7 +7,7 @@ own, and close in on the event with the bracket
 
     <a - abar, u> / P(u)  <=  lam*  <=  the largest |q_kl| of the flow along u,
 
-of which the left side errs by the square of the error of u's shape. Two groups meet at exactly
+whose left side errs by the square of the error of u's shape. Two groups meet at exactly
 |a_k - a_l| / (n_k + n_l). In two and more dimensions many groups may meet at once.
 """
 
@@ -29,7 +29,7 @@ from odcl.clustering.convex.fusion import (
     pair_threshold,
     traversal,
 )
-from odcl.clustering.convex.newton import Groups, Pairs
+from odcl.clustering.convex.newton import MassPoints, Pairs
 from odcl.clustering.convex.solve import lower_bound, solve
 from odcl.clustering.labels import as_points, check_count, members, number_by_first_user
 from odcl.threads import one_thread
@@ -277,13 +277,13 @@ class _Event:
 class _Task:
     """An event to find: its parts are distinct at ``low`` and fused at ``high``."""
 
-    groups: Groups
+    groups: MassPoints
     parts: list[Ints]  # the points of each group
     low: float
     high: float
 
 
-def _grow(groups: Groups, parts: list[Ints], tol: float) -> list[_Event]:
+def _grow(groups: MassPoints, parts: list[Ints], tol: float) -> list[_Event]:
     """All events of some groups, whose points are ``parts``, until they are one cluster.
 
     Brackets are at most ``tol`` wide, relative; events of two groups are exact.
@@ -300,7 +300,7 @@ def _meeting(task: _Task, tol: float, tasks: list[_Task]) -> tuple[float, float,
     """Where the parts become one, and those that do; what is fused before becomes a task."""
     parts, at, high = task.parts, task.low, task.high
     # Around their mean: what the parts differ by may be a millionth of where they are.
-    groups = Groups(task.groups.a - task.groups.mean(task.groups.a), task.groups.n)
+    groups = MassPoints(task.groups.a - task.groups.mean(task.groups.a), task.groups.n)
     u, at_u, bound = groups.a, 0.0, 0.0
     share, cold, failures = FAR, True, 0
     while len(parts) > 2:
@@ -334,7 +334,7 @@ def _meeting(task: _Task, tol: float, tasks: list[_Task]) -> tuple[float, float,
     return meet, meet, parts
 
 
-def _grow_top(groups: Groups, *, most: int, tol: float) -> tuple[list[_Event], float]:
+def _grow_top(groups: MassPoints, *, most: int, tol: float) -> tuple[list[_Event], float]:
     """The top of the tree, without opening groups that are certainly fused; and from which lambda.
 
     From the lambda on at which all of these groups are proven to be fused, the path is that of
@@ -358,7 +358,7 @@ def _grow_top(groups: Groups, *, most: int, tol: float) -> tuple[list[_Event], f
     return events + _grow(top.groups, parts, tol), start
 
 
-def _closed_groups(groups: Groups, most: int) -> list[_Event]:
+def _closed_groups(groups: MassPoints, most: int) -> list[_Event]:
     """At most ``most`` groups whose insides need not be looked at.
 
     A group is split (see :func:`~.fusion.traversal`) if the parts are proven to be fused
@@ -379,7 +379,7 @@ def _closed_groups(groups: Groups, most: int) -> list[_Event]:
     return found
 
 
-def _solved_groups(groups: Groups, most: int) -> list[_Event]:
+def _solved_groups(groups: MassPoints, most: int) -> list[_Event]:
     """The clusters at a lambda below the root's, the smallest of a few with at most ``most``.
 
     For points whose groups are not fused as a whole before they meet: stragglers come late.
@@ -394,7 +394,7 @@ def _solved_groups(groups: Groups, most: int) -> list[_Event]:
     return found
 
 
-def _split(groups: Groups, points: Ints, room: int) -> list[_Event]:
+def _split(groups: MassPoints, points: Ints, room: int) -> list[_Event]:
     """The first cut of the traversal whose parts are fused before any of them can meet."""
     if len(points) < 3:
         return []
@@ -411,13 +411,13 @@ def _split(groups: Groups, points: Ints, room: int) -> list[_Event]:
     return []
 
 
-def _fused_before(part: Groups, lam: float) -> bool:
+def _fused_before(part: MassPoints, lam: float) -> bool:
     if fused_at(part, lam):
         return True
     return not_fused_below(part) <= lam and solve(part, lam).n_clusters == 1
 
 
-def _closed(groups: Groups, points: Ints, high: float) -> _Event:
+def _closed(groups: MassPoints, points: Ints, high: float) -> _Event:
     """Points that are fused from some lambda on, ``high`` at the latest."""
     part = groups.take(points)
     if len(points) == 1:

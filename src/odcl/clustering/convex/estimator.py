@@ -20,7 +20,7 @@ from sklearn.base import BaseEstimator, ClusterMixin
 from sklearn.exceptions import ConvergenceWarning
 
 from odcl._typing import Floats, Ints
-from odcl.clustering.convex.newton import Groups, Pairs
+from odcl.clustering.convex.newton import MassPoints, Pairs
 from odcl.clustering.convex.solve import solve
 from odcl.clustering.labels import as_points, check_count, check_noise, validated
 from odcl.threads import one_thread
@@ -101,7 +101,7 @@ def convex_cluster(a: Any, lam: float, *, max_iter: int = 1000) -> ConvexResult:
 class Prepared:
     """Different points as groups around their mean, in units of about their spread."""
 
-    groups: Groups
+    groups: MassPoints
     owner: Ints  # (n_points,), the group of each row
     scale: float  # a power of two: lambda times it is lambda in the groups' units
     basis: Floats | None  # (1, dim), the direction of the line that holds all points, if one does
@@ -138,7 +138,7 @@ def prepare(a: Floats) -> Prepared:
     scale = float(np.ldexp(1.0, min(1000, -int(np.floor(np.log2(far)))))) if far > 0 else 1.0
     off = off * scale
     basis = _line(off)
-    return Prepared(Groups(off if basis is None else off @ basis.T, mass), owner, scale, basis)
+    return Prepared(MassPoints(off if basis is None else off @ basis.T, mass), owner, scale, basis)
 
 
 def _different(a: Floats) -> tuple[Floats, Ints]:

@@ -23,7 +23,7 @@ import numpy as np
 from scipy.spatial.distance import cdist, pdist
 
 from odcl._typing import Array, Floats, Ints
-from odcl.clustering.convex.newton import Groups, Pairs
+from odcl.clustering.convex.newton import MassPoints, Pairs
 from odcl.clustering.labels import as_points, number_by_first_user, sum_by_cluster
 
 # Rounding of a distance of two rows, relative to the rows.
@@ -31,12 +31,12 @@ SLACK = 1e-13
 ROWS = 512  # rows of a block of distances
 
 
-def pair_threshold(groups: Groups) -> float:
+def pair_threshold(groups: MassPoints) -> float:
     """Where two groups meet, exactly: |a_0 - a_1| / (n_0 + n_1)."""
     return float(np.linalg.norm(groups.a[0] - groups.a[1]) / groups.mass)
 
 
-def fused_at(groups: Groups, lam: float) -> bool:
+def fused_at(groups: MassPoints, lam: float) -> bool:
     """Whether diam <= lam N, the quick certificate: q_kl = (a_k - a_l) / N (compare Eq. (13)).
 
     Two rows can only be farther apart than lam N if their distances from the mean add up to more,
@@ -62,7 +62,7 @@ def diameter(a: Floats) -> float:
     return float(max(cdist(a[start : start + ROWS], a[start:]).max() for start in starts))
 
 
-def fused_from_flow(groups: Groups, pairs: Pairs) -> float:
+def fused_from_flow(groups: MassPoints, pairs: Pairs) -> float:
     """The largest |q_kl| of the flow along ``pairs``, repaired to balance the rows exactly.
 
     With f the pull of the pairs, t = <a, f> / |f|^2 (weighted) and h = (a - abar - t f) / N,
@@ -98,7 +98,7 @@ def fused_from_flow(groups: Groups, pairs: Pairs) -> float:
     return float(np.sqrt(largest))
 
 
-def not_fused_below(groups: Groups) -> float:
+def not_fused_below(groups: MassPoints) -> float:
     """A lower bound of lam*(V) without a solve: the best of the direction a - abar and each single
     group against the rest, n_k |a_k - abar| / (n_k (N - n_k))."""
     off = groups.a - groups.mean(groups.a)
@@ -199,8 +199,8 @@ def recovery_interval(X: Any, labels: Array) -> RecoveryInterval:
 def oracle_lambda(X: Any, true_labels: Array, *, seed: int = 0) -> float:
     """The truth-tuned lambda of the paper's experiments: no method, a yardstick.
 
-    It is computed from the *true* clusters, which nobody has: uniform on the interval of Eq. (13),
-    or its upper end where the interval is empty (Appendix D.1).
+    It is computed from the *true* clusters, known in simulations only: uniform on the interval of
+    Eq. (13), or its upper end where the interval is empty (Appendix D.1).
     """
     interval = recovery_interval(X, true_labels)
     if interval.empty:

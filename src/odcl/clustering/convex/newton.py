@@ -38,7 +38,7 @@ MAX_NEWTON = 50
 
 
 @dataclass(frozen=True, eq=False)
-class Groups:
+class MassPoints:
     """Collapsed points: means (s, dim) and masses (s,)."""
 
     a: Floats
@@ -55,13 +55,13 @@ class Groups:
     def mean(self, x: Floats) -> Floats:
         return self.n @ x / self.n.sum()
 
-    def take(self, rows: Ints) -> Groups:
-        return Groups(self.a[rows], self.n[rows])
+    def take(self, rows: Ints) -> MassPoints:
+        return MassPoints(self.a[rows], self.n[rows])
 
-    def collapse(self, labels: Ints) -> Groups:
+    def collapse(self, labels: Ints) -> MassPoints:
         """One group for each label of 0..k-1: the mean of its own, and their mass."""
         n = np.bincount(labels, weights=self.n).astype(np.float64)
-        return Groups(sum_by_cluster(self.n[:, None] * self.a, labels) / n[:, None], n)
+        return MassPoints(sum_by_cluster(self.n[:, None] * self.a, labels) / n[:, None], n)
 
 
 class Pairs:
@@ -153,14 +153,14 @@ class Pairs:
         return out
 
 
-def smoothed(groups: Groups, lam: float, pairs: Pairs, u: Floats) -> tuple[float, Floats]:
+def smoothed(groups: MassPoints, lam: float, pairs: Pairs, u: Floats) -> tuple[float, Floats]:
     """F(u) and its gradient, (s, dim); ``pairs`` are those of ``u``."""
     off = u - groups.a
     return 0.5 * groups.norm(off) ** 2 + lam * pairs.value, off + lam * pairs.pull
 
 
 @dataclass(frozen=True, eq=False)
-class Minimum:
+class SmoothMinimum:
     """Where Newton's method stopped."""
 
     u: Floats  # (s, dim)
@@ -171,7 +171,7 @@ class Minimum:
 
 
 def minimise(
-    groups: Groups,
+    groups: MassPoints,
     lam: float,
     u: Floats,
     *,
@@ -180,7 +180,7 @@ def minimise(
     max_iter: int = MAX_NEWTON,
     apart: float = 0.0,
     floor: float = 1e-2,
-) -> Minimum:
+) -> SmoothMinimum:
     """Damped Newton from ``u`` until |gradient|_n <= ``tol``, or no further progress.
 
     Steps are found by conjugate gradients (see :func:`_newton_step`), their length by halving. With
@@ -220,10 +220,10 @@ def minimise(
         u, pairs, value, g, slope = new_u, new, new_value, new_g, new_slope
         if stalled:
             break
-    return Minimum(u, pairs, value, slope, steps)
+    return SmoothMinimum(u, pairs, value, slope, steps)
 
 
-def _newton_step(groups: Groups, lam: float, pairs: Pairs, g: Floats, forcing: float) -> Floats:
+def _newton_step(groups: MassPoints, lam: float, pairs: Pairs, g: Floats, forcing: float) -> Floats:
     """The solution x of (I + lam hess P) x = -g, to a relative residual of ``forcing``.
 
     Conjugate gradients, preconditioned by the Laplacian of the pairs: with I - w w' replaced by

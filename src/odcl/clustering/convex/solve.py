@@ -25,7 +25,7 @@ from odcl.clustering.convex.fusion import (
     pair_threshold,
     traversal,
 )
-from odcl.clustering.convex.newton import Groups, Minimum, Pairs, minimise
+from odcl.clustering.convex.newton import MassPoints, Pairs, SmoothMinimum, minimise
 from odcl.clustering.labels import members
 
 # Smoothing goes down by tens from a third of the distances; below this share of them is rounding.
@@ -49,7 +49,7 @@ class Solved:
     """The minimiser at one lambda, on the groups that were given."""
 
     labels: Ints  # (s,), of the groups given
-    groups: Groups  # the clusters: means of their points and masses
+    groups: MassPoints  # the clusters: means of their points and masses
     u: Floats  # (n_clusters, dim)
     gap: float  # bound on the error of the objective, that of u being sqrt(2 gap)
     certified: bool  # clusters proven to be those of the exact minimiser
@@ -61,7 +61,7 @@ class Solved:
 
 
 def solve(
-    groups: Groups,
+    groups: MassPoints,
     lam: float,
     start: Floats | None = None,
     max_iter: int = 1000,
@@ -103,14 +103,14 @@ def solve(
 
 
 def _in_span(
-    groups: Groups, lam: float, start: Floats | None, max_iter: int, rough: bool
+    groups: MassPoints, lam: float, start: Floats | None, max_iter: int, rough: bool
 ) -> Solved:
     """More dimensions than groups: solve in coordinates of their span, which loses nothing."""
     mean = groups.mean(groups.a)
     basis, coordinates = np.linalg.qr((groups.a - mean).T)
     inside = None if start is None else (start - mean) @ basis
-    done = solve(Groups(coordinates.T.copy(), groups.n), lam, inside, max_iter, rough=rough)
-    there = Groups(mean + done.groups.a @ basis.T, done.groups.n)
+    done = solve(MassPoints(coordinates.T.copy(), groups.n), lam, inside, max_iter, rough=rough)
+    there = MassPoints(mean + done.groups.a @ basis.T, done.groups.n)
     return replace(done, groups=there, u=mean + done.u @ basis.T)
 
 
@@ -133,14 +133,14 @@ def _by_parts(now: Solved, lam: float, parts: Ints, max_iter: int) -> Solved:
 
 
 def _alone(
-    groups: Groups, lam: float, parts: Ints, max_iter: int
+    groups: MassPoints, lam: float, parts: Ints, max_iter: int
 ) -> tuple[list[Solved], Ints, int]:
     """Every part solved alone, around its own mean; labels of all their clusters; Newton steps."""
     alone: list[Solved] = []
     labels, before, steps = np.empty_like(parts), 0, 0
     for own in members(parts):
         some = groups.take(own)
-        some = Groups(some.a - some.mean(some.a), some.n)
+        some = MassPoints(some.a - some.mean(some.a), some.n)
         alone.append(solve(some, lam, None, max(0, max_iter - steps)))
         labels[own] = alone[-1].labels + before
         before, steps = before + alone[-1].n_clusters, steps + alone[-1].n_iter
@@ -149,7 +149,7 @@ def _alone(
 
 def collapse(now: Solved, labels: Ints) -> Solved:
     """Groups with equal labels (0..k-1 without gaps) become one."""
-    groups, u = (Groups(rows, now.groups.n).collapse(labels) for rows in (now.groups.a, now.u))
+    groups, u = (MassPoints(rows, now.groups.n).collapse(labels) for rows in (now.groups.a, now.u))
     return replace(now, labels=labels[now.labels], groups=groups, u=u.a)
 
 
@@ -195,7 +195,7 @@ def _fuse_pairs(now: Solved, lam: float) -> Solved:
     return now
 
 
-def _first_to_meet(groups: Groups) -> tuple[Ints, Floats]:
+def _first_to_meet(groups: MassPoints) -> tuple[Ints, Floats]:
     """For each group the one that it would meet first if there were no others, and where."""
     n, s = groups.n, len(groups.n)
     other, ratio = np.empty(s, dtype=np.intp), np.empty(s)
@@ -209,7 +209,7 @@ def _first_to_meet(groups: Groups) -> tuple[Ints, Floats]:
     return other, ratio
 
 
-def _distinct(groups: Groups, found: Minimum) -> bool:
+def _distinct(groups: MassPoints, found: SmoothMinimum) -> bool:
     """The balls of radius |gradient|_n / sqrt(n_k) around the u_k do not touch."""
     if found.pairs.eps > 0:
         return False
@@ -223,7 +223,7 @@ def _distinct(groups: Groups, found: Minimum) -> bool:
 
 def _plain(
     now: Solved, lam: float, start: Floats, max_iter: int, rough: bool = False
-) -> tuple[Solved, Minimum, bool]:
+) -> tuple[Solved, SmoothMinimum, bool]:
     """Newton at eps = 0 from ``start``; whether it proved all groups distinct."""
     groups = now.groups
     tol = 1e-14 * groups.norm(groups.a - groups.mean(groups.a))
@@ -270,7 +270,7 @@ def _without_smoothing(
     return now, False
 
 
-def lower_bound(groups: Groups, pairs: Pairs) -> float:
+def lower_bound(groups: MassPoints, pairs: Pairs) -> float:
     """A lam below which the groups are not all fused: <a - abar, u> / P(u), or one group alone."""
     a = groups.a - groups.mean(groups.a)
     along = float(groups.n @ np.einsum("ij,ij->i", a, pairs.u)) / pairs.value
@@ -326,7 +326,7 @@ def _part_by_part(now: Solved, lam: float, max_iter: int) -> Solved:
 def _settled(now: Solved, lam: float, parts: Ints, max_iter: int) -> Solved:
     """Clusters and rows of every part alone, at the places where the parts are."""
     alone, labels, steps = _alone(now.groups, lam, parts, max_iter - now.n_iter)
-    places = Groups(now.u, now.groups.n).collapse(parts).a
+    places = MassPoints(now.u, now.groups.n).collapse(parts).a
     u = np.concatenate([part.u + at for part, at in zip(alone, places, strict=True)])
     certified = all(part.certified for part in alone)
     done = replace(collapse(now, labels), n_iter=now.n_iter + steps, certified=certified)
@@ -335,7 +335,7 @@ def _settled(now: Solved, lam: float, parts: Ints, max_iter: int) -> Solved:
     return replace(done, u=found.u, gap=0.5 * found.slope**2)
 
 
-def duality_gap(groups: Groups, lam: float, u: Floats, eps: float) -> float:
+def duality_gap(groups: MassPoints, lam: float, u: Floats, eps: float) -> float:
     """F(u) - D(q) for the dual point q_kl = lam (u_k - u_l) / rho_kl, which is feasible.
 
     D(q) = <a, z> - |z|_n^2 / 2 with z_k = sum_l n_l q_kl, a the means around their mean.
@@ -347,7 +347,7 @@ def duality_gap(groups: Groups, lam: float, u: Floats, eps: float) -> float:
     return max(0.0, float(primal - dual))
 
 
-def _fused_groups(groups: Groups, lam: float, found: Minimum) -> Ints:
+def _fused_groups(groups: MassPoints, lam: float, found: SmoothMinimum) -> Ints:
     """Labels 0..k-1 that put together what the smoothed minimiser proves to be fused.
 
     Candidates are single-linkage clusters of u, cut at the three widest jumps of the heights.
@@ -355,7 +355,7 @@ def _fused_groups(groups: Groups, lam: float, found: Minimum) -> Ints:
     u, eps = found.u, found.pairs.eps
     tree = linkage(pdist(u), "single")
     height = tree[:, 2]
-    short = int((height < REACH * eps).sum())  # cuts 0..short-1: after so many joins
+    short = int((height < REACH * eps).sum())  # cuts 0..short-1, by the number of joins
     jump = np.append(height[1:], np.inf)[:short] / np.maximum(height[:short], 1e-300)
     labels, done = np.arange(len(u)), np.zeros(len(u), dtype=bool)
     tried = set()
@@ -371,7 +371,7 @@ def _fused_groups(groups: Groups, lam: float, found: Minimum) -> Ints:
     return np.unique(labels, return_inverse=True)[1]
 
 
-def _held_together(groups: Groups, lam: float, u: Floats, eps: float) -> bool:
+def _held_together(groups: MassPoints, lam: float, u: Floats, eps: float) -> bool:
     """Whether the smoothed minimiser gives a flow that fuses the groups at ``lam``.
 
     It is taken where it is, in the whole; and if that nearly does, minimised once more for these
@@ -380,7 +380,7 @@ def _held_together(groups: Groups, lam: float, u: Floats, eps: float) -> bool:
     needed = fused_from_flow(groups, Pairs(groups.n, u, eps))
     if needed > lam and needed <= ALMOST * lam:
         a = groups.a - groups.mean(groups.a)
-        alone = Groups(a, groups.n)
+        alone = MassPoints(a, groups.n)
         tol = 1e-4 * eps * np.sqrt(groups.mass)
         found = minimise(alone, lam, u - groups.mean(u), eps=eps, tol=tol, max_iter=20)
         needed = fused_from_flow(alone, found.pairs)

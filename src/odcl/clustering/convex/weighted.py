@@ -34,8 +34,8 @@ from odcl.clustering.convex.estimator import ConvexResult, check_lam
 from odcl.clustering.convex.weighted_newton import (
     ASCENT_STEPS,
     NEWTON_STEPS,
-    Problem,
-    Solution,
+    CollapsedPoint,
+    EdgeProblem,
     ascend,
     better,
     by_diagonal,
@@ -117,7 +117,7 @@ def weighted_convex(
     if lam == 0 or not np.any(problem.diff @ points):
         own = np.arange(len(a))
         zero = np.zeros((edges.nnz, points.shape[1]))
-        found = Solution(points, zero, problem.objective(points), 0.0, own, certified=True)
+        found = CollapsedPoint(points, zero, problem.objective(points), 0.0, own, certified=True)
         return _result(a, found, own, lam, tol, 0)
     found, n_iter = _solve(problem, tol, max_iter)
     labels = found.labels
@@ -137,7 +137,7 @@ def weighted_convex(
 
 
 def _result(
-    centers: Floats, found: Solution, labels: Ints, lam: float, tol: float, n_iter: int
+    centers: Floats, found: CollapsedPoint, labels: Ints, lam: float, tol: float, n_iter: int
 ) -> WeightedResult:
     """Clusters whose centres are equal in every bit become one, and are numbered by first user."""
     centers = centers + 0.0  # -0.0 is 0.0
@@ -152,7 +152,7 @@ def _result(
     )
 
 
-def _solve(problem: Problem, tol: float, max_iter: int) -> tuple[Solution, int]:
+def _solve(problem: EdgeProblem, tol: float, max_iter: int) -> tuple[CollapsedPoint, int]:
     """Dual ascent, then rounds of the augmented Lagrangian, a collapsed point after each."""
     zero = np.zeros((len(problem.radius), problem.a.shape[1]))
     z, fused = ascend(problem, zero, ASCENT_STEPS)
@@ -177,7 +177,7 @@ def _solve(problem: Problem, tol: float, max_iter: int) -> tuple[Solution, int]:
         best = better(problem, collapse(problem, z, fused), best)
 
 
-def certificate(problem: Problem, found: Solution) -> Solution:
+def certificate(problem: EdgeProblem, found: CollapsedPoint) -> CollapsedPoint:
     """Sharpen a collapsed point and try to prove its clusters.
 
     1. Newton's method on the collapsed problem (masses n_k, weights summed) brings its centres c
@@ -223,13 +223,13 @@ def certificate(problem: Problem, found: Solution) -> Solution:
         edges = ~between & now[labels[problem.tail]]
         z[edges] = trial[edges]
         proved |= now
-    sharp = Solution(u, z, problem.objective(u), problem.gap(u, z), labels, flow=z)
+    sharp = CollapsedPoint(u, z, problem.objective(u), problem.gap(u, z), labels, flow=z)
     if proved.all():
         return replace(tighter(problem, sharp, found.z), certified=True)
     return replace(better(problem, sharp, found), flow=z)
 
 
-def _proved(problem: Problem, u: Floats, z: Floats, blur: Floats, labels: Ints) -> Bools:
+def _proved(problem: EdgeProblem, u: Floats, z: Floats, blur: Floats, labels: Ints) -> Bools:
     """For each cluster, whether its edges with room for eps_V connect it."""
     used = lengths(z)
     off = lengths(problem.a - u - problem.diff_t @ z) + blur
@@ -242,7 +242,7 @@ def _proved(problem: Problem, u: Floats, z: Floats, blur: Floats, labels: Ints) 
     return np.bincount(labels[first]) == 1
 
 
-def _reduced(problem: Problem, labels: Ints, sizes: Floats) -> Problem:
+def _reduced(problem: EdgeProblem, labels: Ints, sizes: Floats) -> EdgeProblem:
     """The collapsed problem: a mean and a mass for each cluster, weights between them summed."""
     shape = (len(sizes), len(sizes))
     ends = np.sort(np.stack([labels[problem.tail], labels[problem.head]]), axis=0)
@@ -253,7 +253,7 @@ def _reduced(problem: Problem, labels: Ints, sizes: Floats) -> Problem:
     return problem_of(means, summed.row, summed.col, summed.data, sizes)
 
 
-def _polish(reduced: Problem, centers: Floats) -> tuple[Floats, float]:
+def _polish(reduced: EdgeProblem, centers: Floats) -> tuple[Floats, float]:
     """Newton's method where all neighbouring centres differ; the point and its delta."""
     best, smallest = centers, np.inf
     objective = reduced.objective(centers)
@@ -282,7 +282,7 @@ def _polish(reduced: Problem, centers: Floats) -> tuple[Floats, float]:
     return best, smallest
 
 
-def _flow(problem: Problem, u: Floats, z: Floats, members: Bools, margin: float) -> Floats:
+def _flow(problem: EdgeProblem, u: Floats, z: Floats, members: Bools, margin: float) -> Floats:
     """A flow that balances the clusters of ``members``, if it can, with room on all edges.
 
     Such a flow is the dual point of another problem of our kind: points a - u - (forces from

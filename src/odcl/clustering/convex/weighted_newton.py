@@ -26,7 +26,7 @@ CG_STEPS = 500  # at most, per Newton step
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
+class EdgeProblem:
     """1/2 sum_i mass_i |a_i - u_i|^2 + sum_e radius_e |u_tail(e) - u_head(e)|."""
 
     a: Floats  # (n_points, dim)
@@ -58,7 +58,7 @@ class Problem:
 
 
 @dataclass(frozen=True, eq=False)
-class Solution:
+class CollapsedPoint:
     """A collapsed point, a feasible dual point and the gap between them."""
 
     u: Floats
@@ -72,7 +72,7 @@ class Solution:
 
 def problem_of(
     a: Floats, tail: Array, head: Array, radius: Floats, mass: Floats | None = None
-) -> Problem:
+) -> EdgeProblem:
     n_edges, n_points = len(tail), len(a)
     ends = np.stack([tail, head], axis=1).ravel()
     signs = np.tile([1.0, -1.0], n_edges)
@@ -80,7 +80,7 @@ def problem_of(
         (signs, ends, np.arange(0, 2 * n_edges + 1, 2)), shape=(n_edges, n_points)
     )
     mass = np.ones(n_points) if mass is None else mass
-    return Problem(a, mass, tail, head, radius, diff, diff.T.tocsr())
+    return EdgeProblem(a, mass, tail, head, radius, diff, diff.T.tocsr())
 
 
 def in_few_dimensions(a: Floats) -> tuple[Floats, Floats | None]:
@@ -104,7 +104,7 @@ def onto_balls(y: Floats, radius: Floats) -> Floats:
     return shrink
 
 
-def ascend(problem: Problem, z: Floats, n_steps: int) -> tuple[Floats, Bools]:
+def ascend(problem: EdgeProblem, z: Floats, n_steps: int) -> tuple[Floats, Bools]:
     """Accelerated projected ascent on the dual, restarted when momentum points back.
 
     The step of edge (i, j) is 1 / (deg_i + deg_j): DD' has that absolute row sum, so the steps
@@ -133,7 +133,7 @@ def ascend(problem: Problem, z: Floats, n_steps: int) -> tuple[Floats, Bools]:
 
 
 def newton_round(
-    problem: Problem, u: Floats, z: Floats, penalty: float, max_steps: int
+    problem: EdgeProblem, u: Floats, z: Floats, penalty: float, max_steps: int
 ) -> tuple[Floats, Floats, Bools, int]:
     """One round of the augmented Lagrangian: minimise over u, by semi-smooth Newton steps,
 
@@ -173,7 +173,7 @@ def newton_round(
 
 
 def newton_step(
-    problem: Problem,
+    problem: EdgeProblem,
     mass: Floats,
     stiffness: Floats,
     turning: Ints,
@@ -210,7 +210,7 @@ def by_diagonal(
     return conjugate_gradients(times, lambda x: inverse * x, right, rtol, CG_STEPS)
 
 
-def collapse(problem: Problem, z: Floats, fused: Bools) -> Solution:
+def collapse(problem: EdgeProblem, z: Floats, fused: Bools) -> CollapsedPoint:
     """The lowest of the points in which near neighbours are one: the rule of weighted_convex."""
     u = problem.a - problem.diff_t @ z
     edge = lengths(problem.diff @ u)
@@ -227,16 +227,16 @@ def collapse(problem: Problem, z: Floats, fused: Bools) -> Solution:
             best = objective, point, labels
     assert best is not None
     objective, point, labels = best
-    return Solution(point, z, objective, problem.gap(point, z), labels)
+    return CollapsedPoint(point, z, objective, problem.gap(point, z), labels)
 
 
-def better(problem: Problem, new: Solution, old: Solution) -> Solution:
+def better(problem: EdgeProblem, new: CollapsedPoint, old: CollapsedPoint) -> CollapsedPoint:
     """The lower of two points, with the better of their dual points; a flow for its labels."""
     point, other = (new, old) if new.objective <= old.objective else (old, new)
     flow = old.flow if np.array_equal(new.labels, old.labels) else point.flow
     return replace(tighter(problem, point, other.z), flow=flow)
 
 
-def tighter(problem: Problem, found: Solution, z: Floats) -> Solution:
+def tighter(problem: EdgeProblem, found: CollapsedPoint, z: Floats) -> CollapsedPoint:
     gap = problem.gap(found.u, z)
     return replace(found, z=z, gap=gap) if gap < found.gap else found

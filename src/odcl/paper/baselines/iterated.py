@@ -56,7 +56,7 @@ from odcl.server.combine import average_by_cluster
 # little. A final risk above this many times the first, and above that of zero models, is no noise.
 _RISEN = 2.0
 
-# What each start is told of the truth; the others are told nothing.
+# What each start knows of the truth.
 STARTS = {"random": (), "oracle": TOLD_GROUPS, "optima": (*TOLD_GROUPS, "optima")}
 
 
@@ -64,7 +64,7 @@ STARTS = {"random": (), "oracle": TOLD_GROUPS, "optima": (*TOLD_GROUPS, "optima"
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class IteratedRun:
     """Where a loop ended."""
 
     models: Floats  # (starts, n_models, dim), the last that were finite
@@ -101,7 +101,7 @@ def iterate(
     rounds: int = 200,
     batch_size: int | None = None,
     stop_at: float | None = None,
-) -> Run:
+) -> IteratedRun:
     """Broadcast, answers (:func:`answer`), combination with the step; at most ``rounds`` times.
 
     ``step_size="auto"`` is 1 / max L_i. Stops at the first round after which the NMSE is
@@ -147,7 +147,7 @@ def iterate(
     errors = np.array(error) if error else None
     history = History(np.array(risk), errors, exchange.over(len(risk) - 1), reached, not tame)
     options = {"step_size": step, "local_steps": n_steps, "batch_size": batch_size}
-    return Run(models, last, history, {**options, "rounds": rounds, "stop_at": stop_at})
+    return IteratedRun(models, last, history, {**options, "rounds": rounds, "stop_at": stop_at})
 
 
 def _check(
@@ -207,7 +207,7 @@ def ifca(
     grad f_i(theta_k) over the users i that chose k; the sum is divided by all m users, as in the
     published code (whose loss has no 1/2: its step is half of ours). ``"models"`` (option II): each
     user takes ``local_steps`` steps (tau, default 10), and theta_k becomes the mean over its users.
-    A model nobody chose stays.
+    A model that no user chose stays.
 
     ``batch_size`` rows drawn at random serve each step (None: all rows); the choice of the model
     always looks at all rows. ``start``: "random" (N(0, 1) per coordinate), "oracle" (the Cluster
@@ -378,7 +378,7 @@ def all_for_all(
 
 def refine_centers(
     problem: FederatedProblem, centers: Floats, labels: Ints, *, rounds: int, step_size: StepSize
-) -> tuple[Run, Floats]:
+) -> tuple[IteratedRun, Floats]:
     """Descend on each cluster's risk from the one-shot models: ours. Also the steps taken.
 
         theta_k <- theta_k - step_k * mean of grad f_i(theta_k) over i in C_k

@@ -1,4 +1,4 @@
-"""Nothing to cluster: every user alone, one model for all, or groups that are told.
+"""Nothing to cluster: every user alone, one model for all, or given groups.
 
 Local ERMs, naive averaging, Oracle Averaging and the Cluster Oracle of Section 5.
 """
@@ -56,7 +56,7 @@ def local(federation: Federation, **call: Any) -> BaselineResult:
 
 @passes_on(fit, "method")
 def naive(federation: Federation, **call: Any) -> BaselineResult:
-    """Naive averaging: the mean of all users' models for everybody (Zhang and Duchi, AVGM)."""
+    """Naive averaging: one model for all, the mean of the users' models (Zhang and Duchi, AVGM)."""
     return _average(federation, np.zeros(federation.n_users, dtype=np.intp), "naive", **call)
 
 

@@ -204,8 +204,8 @@ def from_models(
 ) -> BaselineResult:
     """The result of a method that ends with one model per user.
 
-    A cluster's model is that of its first user. Clusters that nobody is in are not reported; the
-    others are numbered by their first user.
+    A cluster's model is its first user's. Empty clusters are not reported; the others are numbered
+    by their first user.
     """
     federation, risk = problem.federation, problem.risk
     labels = number_by_first_user(labels)

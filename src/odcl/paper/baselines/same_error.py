@@ -1,7 +1,6 @@
 """What rounds cost: FedAvg and IFCA until their users' models are as good as one shot's.
 
-Bytes of a hundred rounds say little beside those of one. Here the rounds end at the error that the
-one shot has reached, or after the most that are allowed.
+The rounds end at the error that the one shot has reached, or after the most that are allowed.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from odcl.risk.risk import Risk
 
 @dataclass(frozen=True)
 class Cost:
-    """Rounds and bytes of a method to some error; bytes are those of all users together."""
+    """Rounds and bytes of a method to some error; bytes are summed over users."""
 
     name: str
     error: float  # NMSE of the users' models

@@ -32,7 +32,7 @@ class MissingData(ValueError):
     """The files that an experiment reads are not there, or not as they should be."""
 
 
-class Measured(NamedTuple):
+class Measurement(NamedTuple):
     """A number that a method gave; ``part`` names the round or the user where it is of one."""
 
     method: str
@@ -43,7 +43,7 @@ class Measured(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Task:
+class ExperimentTask:
     """One federation in one run: all methods see the same data and the same seed."""
 
     setting: Setting
@@ -112,28 +112,30 @@ class Experiment:
     settings: Callable[[bool], list[Setting]]
     table: Callable[[Rows], list[str]]  # the page's paragraphs
     draw: Callable[[Rows], Any] | None = None
-    bench: Callable[[Task, Path | None], Bench] | None = None
+    bench: Callable[[ExperimentTask, Path | None], Bench] | None = None
     methods: tuple[str, ...] = ()  # the experiment's own, where others can join
     metrics: tuple[str, ...] = ()
-    work: Callable[[Task, Path | None], Iterator[Measured]] | None = None
+    work: Callable[[ExperimentTask, Path | None], Iterator[Measurement]] | None = None
     runs: int = 10
     quick_runs: int = 2
     check: Callable[[Path | None], None] = field(default=lambda data: None)  # is the data there?
 
-    def tasks(self, *, runs: int | None, quick: bool, seed: int, added: Added) -> list[Task]:
+    def tasks(
+        self, *, runs: int | None, quick: bool, seed: int, added: Added
+    ) -> list[ExperimentTask]:
         """Run by run: after an interruption the first runs are complete. Run r has seed + r."""
         runs = (self.quick_runs if quick else self.runs) if runs is None else runs
         own = [("", __version__)]
         if self.bench is not None:
             own += [(name, added.version) for name in added.names if name not in self.methods]
         return [
-            Task(setting, run, seed + run, name, version)
+            ExperimentTask(setting, run, seed + run, name, version)
             for run in range(runs)
             for setting in self.settings(quick)
             for name, version in own
         ]
 
-    def measure(self, task: Task, data: Path | None) -> Iterator[Measured]:
+    def measure(self, task: ExperimentTask, data: Path | None) -> Iterator[Measurement]:
         """The numbers of a task."""
         if self.work is not None and not task.added:
             yield from self.work(task, data)
@@ -190,7 +192,7 @@ class Bench:
         return Timed(self.federation, name, result, seconds)
 
 
-def linear_bench(task: Task, data: Path | None) -> Bench:
+def linear_bench(task: ExperimentTask, data: Path | None) -> Bench:
     """The paper's linear federation of a task's setting."""
     s = task.setting
     federation = linear_federation(s["m"], s["n"], n_clusters=s["K"], dim=s["d"], seed=task.seed)
@@ -206,9 +208,9 @@ class Timed:
     result: BaselineResult
     seconds: float
 
-    def rows(self, metrics: Sequence[str]) -> Iterator[Measured]:
+    def rows(self, metrics: Sequence[str]) -> Iterator[Measurement]:
         for metric in metrics:
-            yield Measured(self.method, metric, self.value(metric), self.seconds)
+            yield Measurement(self.method, metric, self.value(metric), self.seconds)
 
     def value(self, metric: str) -> float:
         if metric == "nmse":
@@ -226,10 +228,10 @@ class Timed:
         score = X @ result.models[:, :p].T + result.models[:, p:].sum(axis=1)
         return (score * federation.test_y[federation.groups].T > 0).mean(axis=0)
 
-    def curve(self, rounds: Sequence[int]) -> Iterator[Measured]:
+    def curve(self, rounds: Sequence[int]) -> Iterator[Measurement]:
         """The error after these rounds."""
         errors = self.result.history.error
         assert errors is not None
         for t in rounds:
             error = float(errors[min(t, len(errors) - 1)])
-            yield Measured(self.method, "nmse", error, self.seconds, {"round": int(t)})
+            yield Measurement(self.method, "nmse", error, self.seconds, {"round": int(t)})

@@ -15,7 +15,13 @@ import numpy as np
 from odcl.data.synthetic import logistic_federation
 from odcl.local.solvers import ProjectedSGD
 from odcl.paper.experiments import pages
-from odcl.paper.experiments.definition import Bench, Experiment, Measured, Task, linear_bench
+from odcl.paper.experiments.definition import (
+    Bench,
+    Experiment,
+    ExperimentTask,
+    Measurement,
+    linear_bench,
+)
 from odcl.paper.experiments.rows import Rows, Setting
 from odcl.report.pictures import figure
 from odcl.report.text import markdown_table
@@ -96,7 +102,7 @@ MSE = Experiment(
 LOGISTIC_CLUSTERS = ("odcl-cc-oracle", "odcl-cc", "odcl-noise")
 
 
-def logistic_bench(task: Task, data: Path | None) -> Bench:
+def logistic_bench(task: ExperimentTask, data: Path | None) -> Bench:
     s = task.setting
     federation = logistic_federation(s["m"], s["n"], seed=task.seed)
     return Bench(federation, Risk("logistic", s["l2"], intercept=True), seed=task.seed)
@@ -207,13 +213,15 @@ CLUSTERPATH = Experiment(
 
 EXACT = ("local", "oracle-averaging", "odcl-km++")
 INEXACT_LOOKS = {
-    "i-odcl-km++": pages.Look("I-ODCL-KM++, last iterate", pages.BLUE, "o"),
-    "i-odcl-km++/average": pages.Look("I-ODCL-KM++, weighted average", pages.ORANGE, "s", "--"),
+    "i-odcl-km++": pages.LineStyle("I-ODCL-KM++, last iterate", pages.BLUE, "o"),
+    "i-odcl-km++/average": pages.LineStyle(
+        "I-ODCL-KM++, weighted average", pages.ORANGE, "s", "--"
+    ),
 }
 
 
-def inexact_work(task: Task, data: Path | None) -> Iterator[Measured]:
-    """The same federation at every T; both outputs of Section 4.4: last iterate, average."""
+def inexact_work(task: ExperimentTask, data: Path | None) -> Iterator[Measurement]:
+    """One federation for all T; both outputs of Section 4.4: last iterate, average."""
     bench, T = linear_bench(task, data), task.setting["T"]
     for name in EXACT:
         yield from bench.run(name).rows(COUNTS)

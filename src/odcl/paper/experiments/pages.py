@@ -71,7 +71,7 @@ def meets_from(rows: Rows, method: str) -> str:
 
 
 def finds_from(rows: Rows, method: str, n_clusters: int, share: float = 1.0) -> str:
-    """The least n from which on a method finds so many clusters, in a share of the runs."""
+    """The least n from which on a method finds this number of clusters, in a share of the runs."""
     found = [rows.values(method, "n_clusters", n=n) == n_clusters for n in rows.of("n")]
     return _from_on(rows.of("n"), [bool(np.mean(right) >= share) for right in found])
 
@@ -89,7 +89,7 @@ def error_tables(rows: Rows, methods: Sequence[str], clusters: Sequence[str] = (
     return parts + [by_n(rows, "n_clusters", [*clusters, *others])] * bool(clusters)
 
 
-class Look(NamedTuple):
+class LineStyle(NamedTuple):
     label: str
     colour: str
     marker: str = ""
@@ -104,17 +104,17 @@ class Look(NamedTuple):
 
 
 LOOKS = {
-    "local": Look("Local ERMs", GREY, "v", "-."),
-    "naive": Look("Naive averaging", GREY, "x", ":"),
-    "oracle-averaging": Look("Oracle Averaging", "#AAAAAA", "", "-", 7.0, 1.0),
-    "cluster-oracle": Look("Cluster Oracle", "black", "", ":", 1.8, 3.0),
-    "fedavg": Look("FedAvg", PINK, "<"),
-    "odcl-km": Look("ODCL-KM", SKY, ">"),
-    "odcl-km++": Look("ODCL-KM++", BLUE, "o"),
-    "odcl-cc-oracle": Look("ODCL-CC, lambda of true clusters", RED, "s"),
-    "odcl-cc": Look("ODCL-CC, clusterpath", ORANGE, "^", "--"),
-    "odcl-noise": Look("odcl's groups, K not given (ours)", GREEN, "D", "--"),
-    "odcl": Look("odcl, K not given (ours)", GREEN, "D"),
+    "local": LineStyle("Local ERMs", GREY, "v", "-."),
+    "naive": LineStyle("Naive averaging", GREY, "x", ":"),
+    "oracle-averaging": LineStyle("Oracle Averaging", "#AAAAAA", "", "-", 7.0, 1.0),
+    "cluster-oracle": LineStyle("Cluster Oracle", "black", "", ":", 1.8, 3.0),
+    "fedavg": LineStyle("FedAvg", PINK, "<"),
+    "odcl-km": LineStyle("ODCL-KM", SKY, ">"),
+    "odcl-km++": LineStyle("ODCL-KM++", BLUE, "o"),
+    "odcl-cc-oracle": LineStyle("ODCL-CC, lambda of true clusters", RED, "s"),
+    "odcl-cc": LineStyle("ODCL-CC, clusterpath", ORANGE, "^", "--"),
+    "odcl-noise": LineStyle("odcl's groups, K not given (ours)", GREEN, "D", "--"),
+    "odcl": LineStyle("odcl, K not given (ours)", GREEN, "D"),
 }
 
 
@@ -125,7 +125,7 @@ def draw_curves(
     methods: Sequence[str],
     *,
     key: str = "n",
-    looks: dict[str, Look] = LOOKS,
+    looks: dict[str, LineStyle] = LOOKS,
     band: bool = True,
     **setting: Any,
 ) -> None:
@@ -134,7 +134,7 @@ def draw_curves(
     for position, method in enumerate(methods):
         # A method without a look of its own takes what the paper's leave over.
         colour, line = (PINK, SKY, BLUE, RED)[position % 4], LINES[position % len(LINES)]
-        other = Look(method, colour, MARKERS[-1 - position % len(MARKERS)], line)
+        other = LineStyle(method, colour, MARKERS[-1 - position % len(MARKERS)], line)
         look = looks.get(method, other)
         found = {x: rows.values(method, metric, **{key: x}, **setting) for x in places}
         found = {x: values for x, values in found.items() if len(values)}

@@ -15,7 +15,7 @@ import numpy as np
 
 from odcl._typing import Bools, Floats, Ints
 from odcl.paper.experiments import pages
-from odcl.paper.experiments.definition import Experiment, Measured, Task, linear_bench
+from odcl.paper.experiments.definition import Experiment, ExperimentTask, Measurement, linear_bench
 from odcl.paper.experiments.rows import Rows, Setting
 from odcl.report.pictures import figure
 from odcl.report.text import markdown_table
@@ -37,7 +37,7 @@ def name_of(step: float, stochastic: bool) -> str:
     return f"ifca/step-{step}" + "/stochastic" * stochastic
 
 
-def ifca_work(task: Task, data: Path | None) -> Iterator[Measured]:
+def ifca_work(task: ExperimentTask, data: Path | None) -> Iterator[Measurement]:
     """Starts between D/5 and D/3 of the optima, 10 local steps per round, models averaged."""
     bench, rounds = linear_bench(task, data), task.setting["rounds"]
     # On the curve: each of the first 30 rounds, then evenly on a log axis.
@@ -106,7 +106,9 @@ def draw_ifca(rows: Rows) -> Any:
     fig, axes = figure(width=11, height=5.0, columns=len(sizes))
     for ax, n in zip(axes, sizes, strict=True):
         looks = {
-            name_of(step, one): pages.Look(f"IFCA, step {step}, {SEEN[one]}", colour, "", "-:"[one])
+            name_of(step, one): pages.LineStyle(
+                f"IFCA, step {step}, {SEEN[one]}", colour, "", "-:"[one]
+            )
             for one, (step, colour) in product(SEEN, STEPS.items())
         }
         pages.draw_curves(ax, rows, "nmse", list(looks), key="round", looks=looks, band=False, n=n)
@@ -140,7 +142,7 @@ def rounds_settings(quick: bool) -> list[Setting]:
     return [{"n": 400, "K": K, "m": 100, "d": 20} for K in (1, 4)]
 
 
-def rounds_work(task: Task, data: Path | None) -> Iterator[Measured]:
+def rounds_work(task: ExperimentTask, data: Path | None) -> Iterator[Measurement]:
     """ODCL-KM++, then its rival until it has the same error: 10 local steps of 0.01 per round."""
     s = task.setting
     bench = linear_bench(task, data)

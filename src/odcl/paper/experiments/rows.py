@@ -20,7 +20,7 @@ PARTS = ("round", "user")
 
 
 @dataclass(frozen=True)
-class Row:
+class ResultRow:
     """What one method gave in one run."""
 
     experiment: str
@@ -48,13 +48,13 @@ def finite(value: float) -> float | None:
     return int(value) if value.is_integer() and abs(value) < 2**53 else value
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_rows(path: Path) -> list[ResultRow]:
     """The rows of a file; none where there is no file."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     rows = []
     for number, line in enumerate(lines, 1):
         try:
-            rows.append(Row(**json.loads(line)))
+            rows.append(ResultRow(**json.loads(line)))
         except (ValueError, TypeError) as error:
             raise ValueError(
                 f"Line {number} of {path} is not a row of odcl's, and a run cannot go on from it: "
@@ -63,7 +63,7 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
-def lines_of(rows: Iterable[Row]) -> str:
+def lines_of(rows: Iterable[ResultRow]) -> str:
     """The rows as they stand in a file."""
     return "".join(json.dumps(asdict(row), allow_nan=False) + "\n" for row in rows)
 
@@ -77,9 +77,9 @@ def write_lines(path: Path, lines: str) -> None:
 class Rows:
     """Rows of one experiment, to ask for numbers by method, metric and setting."""
 
-    def __init__(self, rows: Sequence[Row]) -> None:
+    def __init__(self, rows: Sequence[ResultRow]) -> None:
         self.rows = rows
-        self._by: dict[tuple[str, str], list[Row]] = {}
+        self._by: dict[tuple[str, str], list[ResultRow]] = {}
         for row in rows:
             self._by.setdefault((row.method, row.metric), []).append(row)
 
@@ -108,7 +108,7 @@ class Rows:
         """The methods that there are rows of, in the order in which they came."""
         return list(dict.fromkeys(row.method for row in self._with(setting)))
 
-    def _with(self, setting: Setting) -> Iterator[Row]:
+    def _with(self, setting: Setting) -> Iterator[ResultRow]:
         return (row for row in self.rows if setting.items() <= row.setting.items())
 
     def others(self, methods: Sequence[str]) -> list[str]:

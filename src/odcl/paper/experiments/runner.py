@@ -13,8 +13,15 @@ from pathlib import Path
 
 from odcl import __version__
 from odcl.files import atomic_path, locked
-from odcl.paper.experiments.definition import NONE_ADDED, Added, Experiment, Key, Measured, Task
-from odcl.paper.experiments.rows import Row, Rows, finite, lines_of, read_rows, write_lines
+from odcl.paper.experiments.definition import (
+    NONE_ADDED,
+    Added,
+    Experiment,
+    ExperimentTask,
+    Key,
+    Measurement,
+)
+from odcl.paper.experiments.rows import ResultRow, Rows, finite, lines_of, read_rows, write_lines
 
 ROWS = "rows.jsonl"
 
@@ -51,7 +58,7 @@ def reproduce(
 
     Tasks run through joblib: ``with joblib.parallel_config(backend="dask")`` around this call
     sends them elsewhere. ``added`` are methods of your own (``load_added``).
-    ``advance(done, total)`` is told of progress.
+    ``advance(done, total)`` is called after every task.
     """
     start = time.perf_counter()
     experiment.check(data)
@@ -96,13 +103,15 @@ def _alone_in(folder: Path) -> Iterator[None]:
         yield
 
 
-def _key(experiment: Experiment, row: Row) -> Key:
+def _key(experiment: Experiment, row: ResultRow) -> Key:
     """The key of the task that a row comes from."""
     joined = experiment.bench is not None and row.method not in experiment.methods
     return row.task_setting, row.run, row.seed, row.method if joined else "", row.version
 
 
-def _of(experiment: Experiment, tasks: list[Task], rows: list[Row]) -> tuple[list[Row], int]:
+def _of(
+    experiment: Experiment, tasks: list[ExperimentTask], rows: list[ResultRow]
+) -> tuple[list[ResultRow], int]:
     """The rows of these tasks by this version, and how many there are by others."""
     keys = {task.key for task in tasks}
     but_version = {key[:-1] for key in keys}
@@ -112,8 +121,12 @@ def _of(experiment: Experiment, tasks: list[Task], rows: list[Row]) -> tuple[lis
 
 
 def _results(
-    experiment: Experiment, tasks: Sequence[Task], data: Path | None, jobs: int, added: Added
-) -> Iterator[list[Row] | str]:
+    experiment: Experiment,
+    tasks: Sequence[ExperimentTask],
+    data: Path | None,
+    jobs: int,
+    added: Added,
+) -> Iterator[list[ResultRow] | str]:
     """The tasks' rows in their order, each as soon as it is there, or why a task has none."""
     from joblib import Parallel, delayed
 
@@ -126,7 +139,9 @@ def _results(
     yield from pool(calls)
 
 
-def _do(experiment: Experiment, task: Task, data: Path | None, added: Added) -> list[Row] | str:
+def _do(
+    experiment: Experiment, task: ExperimentTask, data: Path | None, added: Added
+) -> list[ResultRow] | str:
     """One task, on one BLAS thread: numbers are the same however many tasks run side by side.
 
     An added method that fails says so, and the others go on.
@@ -137,7 +152,7 @@ def _do(experiment: Experiment, task: Task, data: Path | None, added: Added) -> 
     with threadpool_limits(1), warnings.catch_warnings():
         # The paper's own step is too long on CIFAR10: the rows show what comes of it.
         warnings.simplefilter("ignore", ConvergenceWarning)
-        added.register()  # in a process of its own nobody has yet
+        added.register()  # not known yet in a process of its own
         try:
             return [_row(experiment, task, found) for found in experiment.measure(task, data)]
         except Exception as error:
@@ -146,7 +161,7 @@ def _do(experiment: Experiment, task: Task, data: Path | None, added: Added) -> 
             return _failure(experiment, task, added, error)
 
 
-def _failure(experiment: Experiment, task: Task, added: Added, error: Exception) -> str:
+def _failure(experiment: Experiment, task: ExperimentTask, added: Added, error: Exception) -> str:
     """One line: which method, where in its file, on what, and the error."""
     lines = [
         frame.lineno
@@ -158,10 +173,10 @@ def _failure(experiment: Experiment, task: Task, added: Added, error: Exception)
     return f"{task.added}{where} failed on {what}: {type(error).__name__}: {error}"
 
 
-def _row(experiment: Experiment, task: Task, found: Measured) -> Row:
+def _row(experiment: Experiment, task: ExperimentTask, found: Measurement) -> ResultRow:
     setting, seconds = {**task.setting, **found.part}, round(found.seconds, 6)
     measured = (found.metric, finite(found.value), seconds, task.version)
-    return Row(experiment.name, found.method, setting, task.run, task.seed, *measured)
+    return ResultRow(experiment.name, found.method, setting, task.run, task.seed, *measured)
 
 
 def _report(experiment: Experiment, rows: Rows, out: Path, quick: bool) -> tuple[str, list[Path]]:

@@ -13,9 +13,9 @@ from odcl.paper.baselines.registry import IFCA_VARIANTS
 from odcl.paper.experiments.definition import (
     Bench,
     Experiment,
-    Measured,
+    ExperimentTask,
+    Measurement,
     MissingData,
-    Task,
     Timed,
 )
 from odcl.paper.experiments.pages import BLUE, LOOKS, ORANGE, OVER_RUNS, spread
@@ -100,7 +100,7 @@ def images(name: str, folder: Path) -> Images:
     return load_images(name, folder, classes=TABLE_2[name].classes)
 
 
-def bench(task: Task, data: Path | None) -> Bench:
+def bench(task: ExperimentTask, data: Path | None) -> Bench:
     """Mean logistic loss + C/2 ||theta||^2 with C = 1e-5, no intercept, as in the paper."""
     s = task.setting
     assert data is not None  # see check
@@ -111,11 +111,11 @@ def bench(task: Task, data: Path | None) -> Bench:
     return Bench(users, Risk("logistic", l2=1e-5), seed=task.seed, public_mean=mean)
 
 
-def work(task: Task, data: Path | None) -> Iterator[Measured]:
+def work(task: ExperimentTask, data: Path | None) -> Iterator[Measurement]:
     here, rounds = bench(task, data), task.setting["rounds"]
     local = here.run("local")
     for user, right in enumerate(local.user_accuracy()):
-        yield Measured("local", "accuracy", float(right), local.seconds, {"user": user})
+        yield Measurement("local", "accuracy", float(right), local.seconds, {"user": user})
     for found in (local, *_iterative(here, rounds), *map(here.run, VARIANTS)):
         yield from found.rows(METRICS)
     yield from here.run("odcl-km++").rows(METRICS)

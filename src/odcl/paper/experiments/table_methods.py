@@ -10,7 +10,7 @@ import numpy as np
 from scipy.spatial.distance import pdist
 
 from odcl.data.synthetic import linear_federation
-from odcl.paper.experiments.definition import Experiment, Measured, Task
+from odcl.paper.experiments.definition import Experiment, ExperimentTask, Measurement
 from odcl.paper.experiments.rows import Rows, Setting
 from odcl.theory import table1
 
@@ -26,12 +26,12 @@ def settings(quick: bool) -> list[Setting]:
     return found
 
 
-def work(task: Task, data: Path | None) -> Iterator[Measured]:
+def work(task: ExperimentTask, data: Path | None) -> Iterator[Measurement]:
     """Rounds of every method, from the formulas: nothing is drawn."""
     s = task.setting
     for row in table1(s["sizes"], D=s["D"], n=s["n"]):
         rounds = math.inf if row.rounds is None else row.rounds
-        yield Measured(row.method.lower(), "rounds", rounds, 0.0)
+        yield Measurement(row.method.lower(), "rounds", rounds, 0.0)
 
 
 def evaluated(sizes: Sequence[int], D: float, n: int) -> str:
