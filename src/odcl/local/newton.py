@@ -176,7 +176,7 @@ class _State(PerUser):
         return cls(problem, a, z, value, slope, curve, *rest)
 
     def step(self, alive: Bools, *, last: bool = False) -> tuple[Bools, Bools]:
-        """One step for every user. Returns whose step was the last (a small one), and who is lost."""
+        """One step for every user. Returns whose step was small, so the last, and who is lost."""
         problem, (b, r, q) = self.problem, self.a.shape
         gradient = np.matmul(problem.Dt, self.slope) + problem.pen[..., None] * self.a
         if problem.many:
