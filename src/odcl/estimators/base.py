@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -346,12 +346,18 @@ class ODCLEstimator(FittedAttributes, FrameInput):
         twice and are refused unless ``again``; only a table as a whole is known again.
         Of a fit in pieces only users that were added later can be updated.
         """
-        rows = [(user, *self._rows_of_one(X, y, user))]
+        self._update_users([(user, X, y)], all_rows=all_rows, again=again)
+        at = positions(self.users_, owner_ids([user]))[0]
+        return int(self.labels_[at])
+
+    def _update_users(
+        self, given: Iterable[tuple[Any, Any, Any]], *, all_rows: bool, again: bool
+    ) -> None:
+        """More rows of several users, (user, X, y): their columns are copied once."""
+        rows = [(user, *self._rows_of_one(X, y, user)) for user, X, y in given]
         with self._adding:
             fitted = update_users(self.fitted_, rows, all_rows=all_rows, again=again)
             self._hold(fitted, vars(self).get("result_"))
-        at = positions(fitted.users.users, owner_ids([user]))[0]
-        return int(fitted.users.group[at])
 
     def drift(self, X: Any, y: Any, users: Any = None) -> Drift:
         """Do the models still hold on new rows? A :class:`odcl.diagnose.Drift`; nothing changes."""

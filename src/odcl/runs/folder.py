@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from odcl.estimators.base import ODCLEstimator
 
 Answer = tuple[dict[str, Any], list[str]]  # columns of a table, and what is to be said of it
-T = TypeVar("T")
 
 
 # -- reading ---------------------------------------------------------------------------------------
@@ -65,7 +64,10 @@ def is_run(folder: Path) -> bool:
 
 def open_run(folder: Path, *, with_target: bool = False) -> OpenRun:
     """Read the model of a run; ``with_target``: tables will be given that hold the target."""
-    model = load_estimator(folder)
+    return _opened(folder, load_estimator(folder), with_target=with_target)
+
+
+def _opened(folder: Path, model: ODCLEstimator, *, with_target: bool) -> OpenRun:
     schema = model.fitted_.schema
     if schema is None:
         raise ValueError(
@@ -100,28 +102,26 @@ def page_of_run(folder: Path, **more: Any) -> bytes:
 
 def assign_users(folder: Path, table: Path, missing: str | None, *, add: bool) -> Answer:
     """Groups of new users, one row per user; with ``add`` the run remembers them."""
-    run = open_run(folder, with_target=True)
-    rows, notices = run.rows_of(table, missing)
 
-    def assign(model: ODCLEstimator) -> list[Any]:
+    def assign(run: OpenRun) -> Answer:
+        rows, notices = run.rows_of(table, missing)
         if add:
-            _refuse_known(model, rows.users, folder)
-        found = [model.assign(DesignRows(X), y) for _, X, y in rows]
+            _refuse_known(run.model, rows.users, folder)
+        found = [run.model.assign(DesignRows(X), y) for _, X, y in rows]
         if add:
-            model._add_assigned(rows.users, found)
-        return found
+            run.model._add_assigned(rows.users, found)
+        if run.model.n_clusters_ == 1:
+            notices.append("the run found no groups: group 0 is everybody")
+        columns = {
+            "group": np.array([f.label for f in found]),
+            "probability": np.round([f.probability for f in found], 6),
+            "distance": np.round([f.distance for f in found], 4),
+            "rows": rows.n_rows,
+            "verdict": np.array(["none of these" if f.none_of_these else "joins" for f in found]),
+        }
+        return beside(run.owners(rows.users), columns), notices
 
-    found = _change_run(folder, assign) if add else assign(run.model)
-    if run.model.n_clusters_ == 1:
-        notices.append("the run found no groups: group 0 is everybody")
-    columns = {
-        "group": np.array([f.label for f in found]),
-        "probability": np.round([f.probability for f in found], 6),
-        "distance": np.round([f.distance for f in found], 4),
-        "rows": rows.n_rows,
-        "verdict": np.array(["none of these" if f.none_of_these else "joins" for f in found]),
-    }
-    return beside(run.owners(rows.users), columns), notices
+    return _change_run(folder, assign) if add else assign(open_run(folder, with_target=True))
 
 
 def _refuse_known(model: ODCLEstimator, users: Any, folder: Path) -> None:
@@ -139,20 +139,20 @@ def update_users(
     folder: Path, table: Path, missing: str | None, *, all_rows: bool, again: bool
 ) -> Answer:
     """Give known users more rows: one row per user, its group now and before."""
-    run = open_run(folder, with_target=True)
-    rows, notices = run.rows_of(table, missing)
 
-    def update(model: ODCLEstimator) -> tuple[Any, Any, Any]:
+    def update(run: OpenRun) -> Answer:
+        rows, notices = run.rows_of(table, missing)
+        model = run.model
         at = positions(model.users_, rows.users)
         _refuse_others(model, rows.users, at, folder)
         before = model.labels_[at]
-        for user, X, y in rows:
-            model.update_user(user, DesignRows(X), y, all_rows=all_rows, again=again)
-        return before, model.labels_[at], model.n_rows_[at]
+        given = ((user, DesignRows(X), y) for user, X, y in rows)
+        model._update_users(given, all_rows=all_rows, again=again)
+        after, n_rows = model.labels_[at], model.n_rows_[at]
+        columns = {"group": after, "before": before, "new_rows": rows.n_rows, "rows": n_rows}
+        return beside(run.owners(rows.users), columns), notices
 
-    before, after, n_rows = _change_run(folder, update)
-    columns = {"group": after, "before": before, "new_rows": rows.n_rows, "rows": n_rows}
-    return beside(run.owners(rows.users), columns), notices
+    return _change_run(folder, update)
 
 
 def _refuse_others(model: ODCLEstimator, users: Any, at: Any, folder: Path) -> None:
@@ -175,15 +175,15 @@ def _refuse_others(model: ODCLEstimator, users: Any, at: Any, folder: Path) -> N
         )
 
 
-def _change_run(folder: Path, change: Callable[[Any], T]) -> T:
-    """Change the model of a run while nobody else can; its tables and its page follow."""
+def _change_run(folder: Path, change: Callable[[OpenRun], Answer]) -> Answer:
+    """Change the model of a run under its lock; its tables and its page follow."""
     from odcl.runs.page import fit_page_of
 
-    answers: list[T] = []
+    answers: list[Answer] = []
 
     def changed(fitted: Fitted, stored: StoredArtifact) -> tuple[Fitted, Mapping[str, Extra]]:
         model = estimator_with(fitted)
-        answers.append(change(model))
+        answers.append(change(_opened(folder, model, with_target=True)))
         new = model._to_save()
         files = {name: make for name, make in run_tables(new).items() if name in stored}
         if PAGE in stored:
