@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -110,6 +111,13 @@ def test_the_page_of_a_run_is_that_of_its_folder(run, tmp_path):
     assert page_of_run(tmp_path / "run", anonymous=True) == hidden
     assert b"shop 7" in page
     assert b"shop 7" not in hidden
+
+
+def test_an_anonymous_page_drops_notices_which_name_users(run):
+    odd = replace(run.evidence, notices=("user 'shop 7': price is odd",))
+    noticed = replace(run, evidence=odd)
+    assert b"price is odd" in noticed.report()
+    assert b"price is odd" not in noticed.report(anonymous=True)
 
 
 def test_settings_are_those_of_the_command(tmp_path):

@@ -13,7 +13,7 @@ from odcl.cli.console import check_out_file, say, watched
 from odcl.cli.fit import engine_of
 
 if TYPE_CHECKING:
-    from odcl.runs.predict import Wishes
+    from odcl.runs.predict import PredictOptions
 
 _ABOUT = "Predict each row of a table with its own user's model."
 
@@ -60,12 +60,12 @@ def run(options: Namespace) -> None:
         _in_memory(options)
 
 
-def _wishes(options: Namespace) -> Wishes:
+def _options(options: Namespace) -> PredictOptions:
     """How the options want rows to be predicted."""
-    from odcl.runs.predict import Wishes
+    from odcl.runs.predict import PredictOptions
 
     unknown, unseen = options.unknown or "error", options.unseen or "error"
-    return Wishes(unknown, unseen, options.missing, options.interval, str(options.run))
+    return PredictOptions(unknown, unseen, options.missing, options.interval, str(options.run))
 
 
 def _in_memory(options: Namespace) -> None:
@@ -81,7 +81,7 @@ def _in_memory(options: Namespace) -> None:
         if options.out is not None or not sys.stdout.isatty():  # or the bar would cross the rows
             stack.enter_context(watched(options)).stage("predicting")
         write = stack.enter_context(piecewise(options.out, sys.stdout.buffer))
-        found = predict(run, options.table, _wishes(options), write)
+        found = predict(run, options.table, _options(options), write)
     for text in found.notices:
         say(text, options)
     if options.out is not None:
@@ -103,7 +103,7 @@ def _in_pieces(options: Namespace) -> None:
     tell = partial(say, options=options)
     with watched(options) as progress:
         found = predict_in_pieces(
-            *(open_run(options.run), options.table, _wishes(options)),
+            *(open_run(options.run), options.table, _options(options)),
             *(engine_of(options), options.out),
             force=options.force,
             shown=progress,

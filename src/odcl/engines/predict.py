@@ -17,7 +17,7 @@ from odcl.fitted.value import Fitted
 
 
 @dataclass(frozen=True)
-class Wishes:
+class PredictOptions:
     """How rows are to be predicted; see ``odcl predict --help``."""
 
     unknown: str = "error"
@@ -44,7 +44,7 @@ def predict_rows(
     rows: pa.Table,
     models: pa.Table,
     groups: Fitted,
-    wishes: Wishes = Wishes(),  # noqa: B008
+    options: PredictOptions = PredictOptions(),  # noqa: B008
 ) -> pa.Table:
     """A prediction of each usable row, by the model of its own user.
 
@@ -52,43 +52,45 @@ def predict_rows(
     fit (``estimator.fitted_``). The answer has a column ``row``, the position in ``rows`` from 0,
     and those of ``odcl predict``.
     """
-    return by_models(rows, models, groups, wishes).to_arrow()
+    return by_models(rows, models, groups, options).to_arrow()
 
 
-def by_models(rows: pa.Table, models: pa.Table, groups: Fitted, wishes: Wishes) -> Predictions:
+def by_models(
+    rows: pa.Table, models: pa.Table, groups: Fitted, options: PredictOptions
+) -> Predictions:
     """:func:`predict_rows` with what the rows hold."""
     schema = groups.schema
     assert schema is not None
-    return predicted(rows, groups.with_models(models), schema, wishes)
+    return predicted(rows, groups.with_models(models), schema, options)
 
 
 def predicted(
     rows: pa.Table,
     fitted: Fitted,
     schema: TableSchema,
-    wishes: Wishes,
+    options: PredictOptions,
     *,
     piece: bool = True,
 ) -> Predictions:
     """The predictions of a table, or of a piece of it."""
-    if wishes.coverage is not None and schema.classes is not None:
+    if options.coverage is not None and schema.classes is not None:
         raise ValueError("An interval is for numbers, and this run predicts classes: leave it out.")
     encoded = schema.encode(
-        rows, with_target=False, unseen=wishes.unseen, missing=wishes.missing, piece=piece
+        rows, with_target=False, unseen=options.unseen, missing=options.missing, piece=piece
     )
     fitted = fitted.holding(encoded.ids)
     strange = encoded.ids[positions(fitted.users.users, encoded.ids) < 0]
-    if len(strange) and wishes.unknown == "error":
-        raise _unknown_users(strange, len(encoded.ids), wishes.run, piece=piece)
-    columns = no_predictions(schema, wishes)
+    if len(strange) and options.unknown == "error":
+        raise _unknown_users(strange, len(encoded.ids), options.run, piece=piece)
+    columns = no_predictions(schema, options)
     if not len(encoded.rows):
         return Predictions(columns, encoded, strange)
     users = encoded.users if schema.user else None  # None: all rows are one user's
-    unsure = wishes.coverage is not None or not fitted.risk.loss.has_data_terms
-    found = fitted_predictions(fitted, encoded.X, users, unsure=unsure, unknown=wishes.unknown)
+    unsure = options.coverage is not None or not fitted.risk.loss.has_data_terms
+    found = fitted_predictions(fitted, encoded.X, users, unsure=unsure, unknown=options.unknown)
     columns |= {"row": encoded.rows, "prediction": found.targets()}
-    if wishes.coverage is not None:
-        low, high = found.interval(wishes.coverage)
+    if options.coverage is not None:
+        low, high = found.interval(options.coverage)
         columns |= {"low": low, "high": high}
     if schema.classes is not None:
         p = found.probabilities
@@ -102,12 +104,12 @@ def probability_names(schema: TableSchema) -> list[str]:
     return [f"p({word})" for word in words]
 
 
-def no_predictions(schema: TableSchema, wishes: Wishes) -> dict[str, Any]:
+def no_predictions(schema: TableSchema, options: PredictOptions) -> dict[str, Any]:
     """The columns of predictions, without a row."""
     none = np.empty(0)
     label = none if schema.classes is None else np.array(schema.classes)[:0]
     found: dict[str, Any] = {"row": np.empty(0, np.intp), "prediction": label}
-    found |= {} if wishes.coverage is None else {"low": none, "high": none}
+    found |= {} if options.coverage is None else {"low": none, "high": none}
     return found | dict.fromkeys(probability_names(schema), none)
 
 

@@ -28,7 +28,7 @@ from odcl.engines.dask.cluster import cluster_of
 from odcl.engines.dask.predict import predict_pieces
 from odcl.engines.dask.round import FirstPass, settled, summarize
 from odcl.engines.dask.table import PiecedTable, frame_table
-from odcl.engines.predict import Wishes
+from odcl.engines.predict import PredictOptions
 from odcl.errors import InputError, Setting
 from odcl.estimators.scattered import fit_pieces
 
@@ -186,7 +186,12 @@ def predict_frame(model: ODCLEstimator, X: Any) -> Any:
     try:
         with _advice_for_frames(model):
             found = predict_pieces(
-                *(model.fitted_, schema, frame_table(X), Wishes(model.unknown, model.unseen)),
+                *(
+                    model.fitted_,
+                    schema,
+                    frame_table(X),
+                    PredictOptions(model.unknown, model.unseen),
+                ),
                 *(cluster_of(), work, out),
             )
     except BaseException:

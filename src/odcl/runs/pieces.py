@@ -25,7 +25,7 @@ from odcl.engines.dask.cluster import Cluster, connected, local_cluster, this_pr
 from odcl.engines.dask.predict import predict_pieces
 from odcl.engines.dask.round import settled
 from odcl.engines.dask.table import PiecedTable, TableFiles, rows_of, table_bytes, table_files
-from odcl.engines.predict import Wishes
+from odcl.engines.predict import PredictOptions
 from odcl.estimators.evidence import Evidence
 from odcl.estimators.scattered import ScatteredFit, fit_pieces
 from odcl.evaluate.scores import Comparison
@@ -218,7 +218,7 @@ def _notices(found: ScatteredFit, roles: Roles) -> list[str]:
 def predict_in_pieces(
     run: OpenRun,
     table: Any,
-    wishes: Wishes,
+    options: PredictOptions,
     engine: Engine,
     out: Path | str,
     *,
@@ -238,7 +238,7 @@ def predict_in_pieces(
                 run.model.fitted_,
                 schema,
                 pieces,
-                wishes,
+                options,
                 place.cluster,
                 place.folder,
                 Address.of(folder),

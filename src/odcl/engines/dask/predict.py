@@ -22,7 +22,7 @@ from odcl.data.federation import id_keys
 from odcl.data.schema import TableSchema
 from odcl.engines.dask.cluster import Cluster
 from odcl.engines.dask.table import PiecedTable
-from odcl.engines.predict import Wishes, by_models, no_predictions, predicted
+from odcl.engines.predict import PredictOptions, by_models, no_predictions, predicted
 from odcl.exchange.buckets import UserFiles, part_name, receive, send
 from odcl.fitted.value import Fitted
 
@@ -46,7 +46,7 @@ class _Asked:
     fitted: Fitted  # of the groups, or of all users
     schema: TableSchema
     files: UserFiles | None
-    wishes: Wishes
+    options: PredictOptions
     work: Address
     out: Address
     n_pieces: int
@@ -60,7 +60,7 @@ def predict_pieces(
     fitted: Fitted,
     schema: TableSchema,
     table: PiecedTable,
-    wishes: Wishes,
+    options: PredictOptions,
     cluster: Cluster,
     work: Address,
     out: Address,
@@ -71,7 +71,7 @@ def predict_pieces(
     """Predict every row of a table; ``out`` gets one Parquet file per piece."""
     say = stage or (lambda *_: None)
     light = replace(fitted, uploads=None)
-    asked = _Asked(light, schema, fitted.files, wishes, work, out, table.n_pieces)
+    asked = _Asked(light, schema, fitted.files, options, work, out, table.n_pieces)
     pieces = table.pieces
     if asked.files is None:
         say("predicting", table.n_pieces, "pieces")
@@ -100,8 +100,8 @@ def _ask(one: Any, asked: _Asked) -> Address:
         asked.schema.encode(
             rows,
             with_target=False,
-            missing=asked.wishes.missing,
-            unseen=asked.wishes.unseen,
+            missing=asked.options.missing,
+            unseen=asked.options.unseen,
             piece=True,
         )
     assert asked.files is not None
@@ -125,7 +125,7 @@ def _answer(
         return None, 0
     rows = pa.concat_tables(parts)
     assert asked.files is not None
-    answer = by_models(rows, asked.files.read(bucket), asked.fitted, asked.wishes)
+    answer = by_models(rows, asked.files.read(bucket), asked.fitted, asked.options)
     found = answer.to_arrow()
     at = rows.select([_AT, _FROM]).take(found["row"])
     found = found.set_column(0, "row", at[_AT])
@@ -138,7 +138,7 @@ def _collect(one: Any, asked: _Asked, answers: tuple[Address, ...]) -> tuple[Add
     found = receive(answers, one.number)
     users = one.read([asked.schema.user])
     if found is None:
-        found = pa.table(no_predictions(asked.schema, asked.wishes))
+        found = pa.table(no_predictions(asked.schema, asked.options))
     found = found.take(pc.sort_indices(found, sort_keys=[("row", "ascending")]))
     return _write(one, users, found, asked)
 
@@ -146,7 +146,7 @@ def _collect(one: Any, asked: _Asked, answers: tuple[Address, ...]) -> tuple[Add
 def _direct(one: Any, asked: _Asked) -> tuple[tuple[Address, int, int], Array]:
     rows = one.read(asked.columns)
     with one.place.naming_rows():
-        found = predicted(rows, asked.fitted, asked.schema, asked.wishes)
+        found = predicted(rows, asked.fitted, asked.schema, asked.options)
     return _write(one, rows, found.to_arrow(), asked), id_keys(found.strange)
 
 
