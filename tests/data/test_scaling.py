@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from odcl.data.scaling import Moments, RowColumns, Scaling
+from odcl.data.scaling import RowColumns, Scaling, TableMoments
 
 
 def columns(n=301, seed=0):
@@ -76,7 +76,7 @@ def test_moments_of_a_table_give_its_scales_to_the_bit(center):
     for _ in range(20):
         X = rng.standard_normal((300, 3)) * [1.0, 10.0, 0.1] + [0.0, 100.0, 5.0]
         mean = X.mean(axis=0)
-        known = Moments(300.0, X.min(axis=0), X.max(axis=0), mean, np.linalg.qr(X - mean)[1])
+        known = TableMoments(300.0, X.min(axis=0), X.max(axis=0), mean, np.linalg.qr(X - mean)[1])
         scales = Scaling.of(RowColumns(X), center=center, standardize=True)
         again = Scaling.of(known, center=center, standardize=True)
         assert_array_equal(scales.shift, again.shift)

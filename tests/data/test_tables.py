@@ -21,7 +21,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from odcl.data.federation import group_rows
 from odcl.data.frames import check_features
-from odcl.data.roles import Look, looks_at
+from odcl.data.roles import ColumnLook, looks_at
 from odcl.data.schema import TableSchema
 from odcl.data.source import federation_from_table, read_column_names, read_source, read_table
 from odcl.data.tables import as_table, write_table
@@ -705,7 +705,7 @@ def test_looks_at_pieces_add_up_to_the_look_at_the_table(cuts):
     names = [name for name in table.column_names if name not in ("store", "y")]
     ends = zip((0, *cuts), (*cuts, 40), strict=True)
     pieces = [looks_at(table.slice(a, b - a), names) for a, b in ends]
-    merged = {name: sum((one[name] for one in pieces), Look(0)) for name in names}
+    merged = {name: sum((one[name] for one in pieces), ColumnLook(0)) for name in names}
     assert merged == looks_at(table, names)
     assert merged["row"].left_out == "it counts the rows"
     assert merged["year"].left_out == ""

@@ -27,7 +27,7 @@ _OTHERWISE = rf"{NUMBER}|{DECIMAL_COMMA}|{_DATE}"
 
 
 @dataclass(frozen=True)
-class Look:
+class ColumnLook:
     """What some rows tell of a column of text, of categories or of integers."""
 
     rows: int  # with a value
@@ -37,7 +37,7 @@ class Look:
     ends: tuple[int, int] | None = None  # the first and the last integer, if they count the rows
 
     @classmethod
-    def of(cls, column: pa.ChunkedArray) -> Look:
+    def of(cls, column: pa.ChunkedArray) -> ColumnLook:
         """The look at a column whose type is open, or one of categories."""
         kind, n = column.type, len(column) - column.null_count
         if pa.types.is_dictionary(kind):
@@ -52,7 +52,7 @@ class Look:
             return cls(n)
         return cls(n, ends=(column[0].as_py(), column[-1].as_py()))
 
-    def __add__(self, other: Look) -> Look:
+    def __add__(self, other: ColumnLook) -> ColumnLook:
         if not (self.rows and other.rows):
             return self if self.rows else other
         ends = None
@@ -60,7 +60,7 @@ class Look:
             ends = self.ends[0], other.ends[1]
         n, odd = self.rows + other.rows, self.otherwise + other.otherwise
         levels = frozenset(sorted(self.levels | other.levels)[: MOST_KEYS + 1])
-        return Look(n, self.text or other.text, odd, levels, ends)
+        return ColumnLook(n, self.text or other.text, odd, levels, ends)
 
     @property
     def is_category(self) -> bool:
@@ -78,14 +78,14 @@ class Look:
         return ""
 
 
-CATEGORY = Look(1, text=True)  # as its type says, whatever its values
+CATEGORY = ColumnLook(1, text=True)  # as its type says, whatever its values
 
 
-def looks_at(table: pa.Table, names: Iterable[str]) -> dict[str, Look]:
+def looks_at(table: pa.Table, names: Iterable[str]) -> dict[str, ColumnLook]:
     """Looks at the columns of categories, and at those whose type leaves open what they are."""
     kinds = {name: table[name].type for name in names}
     some = [n for n, kind in kinds.items() if is_open(kind) or pa.types.is_dictionary(kind)]
-    return {name: Look.of(table[name]) for name in some}
+    return {name: ColumnLook.of(table[name]) for name in some}
 
 
 def is_open(kind: pa.DataType) -> bool:
@@ -94,7 +94,7 @@ def is_open(kind: pa.DataType) -> bool:
 
 
 def settle(
-    features: Names, categorical: Names, looks: Mapping[str, Look], *, asked: bool
+    features: Names, categorical: Names, looks: Mapping[str, ColumnLook], *, asked: bool
 ) -> tuple[Names, Names]:
     """Features and categories of a table, with one warning about columns not named.
 
@@ -185,7 +185,7 @@ class Roles:
         chosen = _choose_features(names, user, target, features, as_names(drop), category)
         return cls(user, target, chosen, category, missing, task, features is not None)
 
-    def settled(self, looks: Mapping[str, Look]) -> Roles:
+    def settled(self, looks: Mapping[str, ColumnLook]) -> Roles:
         """The roles by a look at the values: columns of text are categories, ids left out."""
         chosen, category = settle(self.features, self.categorical, looks, asked=self.asked)
         return replace(self, features=chosen, categorical=category)

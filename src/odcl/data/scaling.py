@@ -44,7 +44,7 @@ class Scaling:
     @classmethod
     def of(
         cls,
-        columns: Columns,
+        columns: ColumnStatistics,
         *,
         center: bool,
         standardize: bool,
@@ -127,7 +127,7 @@ class Scaling:
         return full, intercept - np.matmul(self.shift, own)
 
 
-class Measured(NamedTuple):
+class ColumnUnits(NamedTuple):
     """Columns in use, in units of their size and counted from their smallest value."""
 
     shift: Floats  # (n_used,), the mean; without an intercept 0
@@ -135,7 +135,7 @@ class Measured(NamedTuple):
     twins: dict[int, tuple[int, float]]  # column -> the earlier one that it repeats, and the slope
 
 
-class Columns(Protocol):
+class ColumnStatistics(Protocol):
     """What scales need to know of a table's columns: of its rows, or of moments of pieces."""
 
     @property
@@ -153,17 +153,17 @@ class Columns(Protocol):
         """Any row of the table, or the mean of its rows, (n_columns,)."""
         ...
 
-    def with_references(self, factors: Mapping[str, Sequence[int]]) -> Columns:
+    def with_references(self, factors: Mapping[str, Sequence[int]]) -> ColumnStatistics:
         """With a 0/1 column more for each factor, one minus the sum of its own."""
         ...
 
-    def measured(self, used: Ints, size: Floats, *, center: bool, twins: bool) -> Measured:
+    def measured(self, used: Ints, size: Floats, *, center: bool, twins: bool) -> ColumnUnits:
         """The columns ``used``, whose sizes are ``size``; ``twins``: look for repeated ones."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
-class Moments:
+class TableMoments:
     """Columns of a table known by their moments; moments of pieces add up.
 
     ``factor`` is triangular: factor'factor = sum over rows of (row - mean)(row - mean)'.
@@ -176,7 +176,7 @@ class Moments:
     factor: Floats  # (any, n_columns)
 
     @classmethod
-    def of(cls, X: Floats) -> Moments:
+    def of(cls, X: Floats) -> TableMoments:
         """The moments of rows (n_rows, n_columns); a piece without rows has none to add."""
         p = X.shape[1]
         found = cls(0, np.full(p, np.inf), np.full(p, -np.inf), np.zeros(p), np.zeros((p, p)))
@@ -188,13 +188,13 @@ class Moments:
             found += cls(len(part), own.min(axis=1), own.max(axis=1), mean, _factor(part - mean))
         return found
 
-    def __add__(self, other: Moments) -> Moments:
+    def __add__(self, other: TableMoments) -> TableMoments:
         if not (self.rows and other.rows):
             return self if self.rows else other
         n = self.rows + other.rows
         gap = other.mean - self.mean
         between = np.sqrt(self.rows / n * other.rows) * gap
-        return Moments(
+        return TableMoments(
             n,
             np.minimum(self.low, other.low),
             np.maximum(self.high, other.high),
@@ -206,13 +206,13 @@ class Moments:
     def row(self) -> Floats:
         return self.mean
 
-    def with_references(self, factors: Mapping[str, Sequence[int]]) -> Moments:
+    def with_references(self, factors: Mapping[str, Sequence[int]]) -> TableMoments:
         own = [list(columns) for columns in factors.values()]
         mean = [1 - self.mean[j].sum() for j in own]
         low = [1.0 - self.high[j].max() for j in own]  # 0, unless every row is the reference's
         high = [float(self.rows * self.mean[j].sum() < self.rows - 0.5) for j in own]
         columns = [-self.factor[:, j].sum(axis=1) for j in own]
-        return Moments(
+        return TableMoments(
             self.rows,
             np.append(self.low, low),
             np.append(self.high, high),
@@ -220,7 +220,7 @@ class Moments:
             np.column_stack([self.factor, *columns]),
         )
 
-    def measured(self, used: Ints, size: Floats, *, center: bool, twins: bool) -> Measured:
+    def measured(self, used: Ints, size: Floats, *, center: bool, twins: bool) -> ColumnUnits:
         root = self.factor[:, used]
         shift = np.zeros(len(used))
         if center:
@@ -238,7 +238,7 @@ class Moments:
                     slope = root[:, j] @ root[:, k] / (root[:, k] @ root[:, k])
                     found[j] = k, float(slope)
                     break
-        return Measured(shift, spread, found)
+        return ColumnUnits(shift, spread, found)
 
 
 def _factor(rows: Floats) -> Floats:
@@ -291,7 +291,7 @@ class RowColumns:
         more = (1 - self._X[:, list(own)].sum(axis=1) for own in factors.values())
         return RowColumns(np.column_stack([self._X, *more]), self._weight)
 
-    def measured(self, used: Ints, size: Floats, *, center: bool, twins: bool) -> Measured:
+    def measured(self, used: Ints, size: Floats, *, center: bool, twins: bool) -> ColumnUnits:
         # Columns of a size beyond 2^_FAR, either way, are divided by it before they are squared;
         # to divide by one is not to divide.
         X = self._X if len(used) == self._X.shape[1] else self._X.take(used, axis=1)
@@ -305,7 +305,7 @@ class RowColumns:
         start = self.low[used] / unit if center else np.zeros(len(used))
         shift, spread = _moments(X, unit, start, share, center)
         found = _repeated(X, unit, start, shift, spread, share) if twins else {}
-        return Measured(shift * (unit / size), spread * (unit / size), found)
+        return ColumnUnits(shift * (unit / size), spread * (unit / size), found)
 
 
 def _rounded(shift: Floats, spread: Floats) -> tuple[Floats, Floats]:

@@ -297,7 +297,7 @@ def _some(files: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class TableSource:
     """A table as arrays, with the schema it was read by."""
 
     name: str
@@ -308,7 +308,7 @@ class Source:
     time: Array | None = None  # (n_rows,), what orders the encoded rows; by ``time``
     digest: str | None = None  # SHA-256 of its file, or files in order; None: not from a file
 
-    def without_rows(self) -> Source:
+    def without_rows(self) -> TableSource:
         """The source without its rows: counts of what was left out or filled in stay."""
         return replace(self, encoded=self.encoded.counts(), time=None)
 
@@ -324,7 +324,7 @@ def read_source(
     missing: str = "error",
     loss: str = "auto",
     time: str | None = None,
-) -> Source:
+) -> TableSource:
     """Read a table, a path or a frame, for a fit.
 
     The options are the ones of :meth:`TableSchema.fit`. ``loss`` is "auto" (see :func:`guess_loss`)
@@ -347,7 +347,7 @@ def read_source(
     name, digest = "table", None
     if isinstance(source, str | os.PathLike):
         name, digest = Path(source).name, file_digest(source)
-    return Source(name, schema, encoded, kind, loss == "auto", order, digest)
+    return TableSource(name, schema, encoded, kind, loss == "auto", order, digest)
 
 
 def dropped_with(

@@ -32,7 +32,7 @@ from odcl.data.columns import (
 from odcl.data.design import FeatureSummary, NumberSummary, read_columns, summarize
 from odcl.data.federation import as_ids, target_size_error
 from odcl.data.roles import Roles
-from odcl.data.scaling import Moments
+from odcl.data.scaling import TableMoments
 from odcl.errors import Advice, InputError, Row, Rule, Setting, listing
 
 _FEW = 20  # distinct values of a target that are remembered
@@ -253,13 +253,13 @@ class TableSummary:
             if error is not None:
                 raise error
 
-    def moments(self, table: pa.Table, roles: Roles) -> Moments | None:
+    def moments(self, table: pa.Table, roles: Roles) -> TableMoments | None:
         """Moments of the piece's design columns, where the piece alone tells what these are:
         all features are numbers, and no row lacks a value."""
         if roles.categorical or self.gaps or self.error or not self.rows:
             return None
         columns = read_columns(table, roles.features, {})
-        return Moments.of(np.column_stack(list(columns.values())))
+        return TableMoments.of(np.column_stack(list(columns.values())))
 
     @property
     def user_kind(self) -> str:

@@ -13,7 +13,7 @@ from odcl.data import notices
 from odcl.data.columns import as_names
 from odcl.data.federation import Federation
 from odcl.data.notices import TableCheck
-from odcl.data.source import Source, read_column_names, read_source, release_memory
+from odcl.data.source import TableSource, read_column_names, read_source, release_memory
 from odcl.diagnose.verdict import scattered
 from odcl.errors import count
 from odcl.estimators.evidence import evidence_of
@@ -171,7 +171,7 @@ def _in_memory(
     return Run(model, found, GroupSizes(*group_sizes(model.fitted_)), "memory", **how, rows=rows)
 
 
-def _read(table: Any, settings: FitSettings) -> Source:
+def _read(table: Any, settings: FitSettings) -> TableSource:
     return read_source(
         table,
         user=settings.user,
@@ -207,7 +207,7 @@ def compare_quietly(
 
 
 def _notices(
-    source: Source, check: TableCheck, rows: Federation, model: ODCLEstimator
+    source: TableSource, check: TableCheck, rows: Federation, model: ODCLEstimator
 ) -> list[str]:
     """Everything odd about a table that the fit took as it is."""
     schema = source.schema

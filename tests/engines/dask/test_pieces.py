@@ -17,7 +17,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from odcl.data.address import Address
 from odcl.data.federation import Federation, id_keys
 from odcl.data.roles import Roles
-from odcl.data.scaling import Moments, RowColumns, Scaling
+from odcl.data.scaling import RowColumns, Scaling, TableMoments
 from odcl.data.schema import TableSchema
 from odcl.data.summary import Place, TableSummary
 from odcl.engines.dask import round as stages
@@ -42,7 +42,7 @@ def pieces_of(table, cuts):
 
 def moments_of(schema, pieces):
     """The moments of a table's design columns, piece by piece."""
-    return reduce(add, (Moments.of(schema.encode(piece, piece=True).X) for piece in pieces))
+    return reduce(add, (TableMoments.of(schema.encode(piece, piece=True).X) for piece in pieces))
 
 
 def holes(table, *, seed=0):

@@ -26,8 +26,8 @@ import pyarrow.parquet as pq
 from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.address import Address
 from odcl.data.federation import positions
-from odcl.data.roles import CATEGORY, Look, Roles, is_open, looks_at
-from odcl.data.scaling import Moments
+from odcl.data.roles import CATEGORY, ColumnLook, Roles, is_open, looks_at
+from odcl.data.scaling import TableMoments
 from odcl.data.schema import TableSchema
 from odcl.data.summary import TableSummary
 from odcl.engines.dask.cluster import Cluster
@@ -65,11 +65,11 @@ def settled(table: PiecedTable, roles: Roles, cluster: Cluster) -> Roles:
         first = cluster.run(_looks, table.pieces[:1], rest)[0]
         rest = [n for n, look in first.items() if look.text or look.ends or not look.rows]
     for found in cluster.run(_looks, table.pieces, rest) if rest else ():
-        looks |= {name: looks.get(name, Look(0)) + look for name, look in found.items()}
+        looks |= {name: looks.get(name, ColumnLook(0)) + look for name, look in found.items()}
     return roles.settled(looks)
 
 
-def _looks(piece: Any, names: list[str]) -> dict[str, Look]:
+def _looks(piece: Any, names: list[str]) -> dict[str, ColumnLook]:
     return looks_at(piece.read(names), names)
 
 
@@ -78,7 +78,7 @@ class FirstPass:
     """What a first read of all pieces tells."""
 
     summary: TableSummary
-    moments: tuple[Moments | None, ...]  # of each piece; None: not known without the others
+    moments: tuple[TableMoments | None, ...]  # of each piece; None: not known without the others
 
 
 def summarize(
@@ -90,7 +90,7 @@ def summarize(
     return FirstPass(TableSummary.merged(summaries), moments)
 
 
-def _summarize(piece: Any, roles: Roles) -> tuple[TableSummary, Moments | None]:
+def _summarize(piece: Any, roles: Roles) -> tuple[TableSummary, TableMoments | None]:
     rows = piece.read(roles.columns)
     summary = TableSummary.of(rows, roles, piece.place)
     return summary, summary.moments(rows, roles)
@@ -102,16 +102,16 @@ def measure(
     first: FirstPass,
     cluster: Cluster,
     progress: Advance = None,
-) -> Moments:
+) -> TableMoments:
     """Moments of the design columns over all pieces; some were measured at the first read."""
     left = [piece for piece, m in zip(table.pieces, first.moments, strict=True) if m is None]
     own = iter(cluster.run(_measure, left, schema, progress=progress))
     return reduce(add, (next(own) if one is None else one for one in first.moments))
 
 
-def _measure(piece: Any, schema: TableSchema) -> Moments:
+def _measure(piece: Any, schema: TableSchema) -> TableMoments:
     rows = piece.read([schema.user, *schema.features, schema.target])
-    return Moments.of(schema.encode(rows, piece=True).X)
+    return TableMoments.of(schema.encode(rows, piece=True).X)
 
 
 # -- rows to uploads -------------------------------------------------------------------------------
