@@ -2,14 +2,42 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+from dataclasses import replace
 
-from odcl.estimators.evidence import Evidence, evidence_of
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from odcl._typing import Floats, Ints
+from odcl.errors import number
+from odcl.estimators.evidence import MOST_ROWS, Evidence, evidence_of
 from odcl.evaluate.scores import Comparison
 from odcl.files import atomic_path
 from odcl.fitted.value import Fitted
+from odcl.mixed.differences import DIFFER
+from odcl.report.page.facts import Coefficients, FitFacts, Gains, Held, Option, Options, Users
 from odcl.report.page.sections import fit_page
-from odcl.runs.page_facts import fit_facts
+from odcl.report.page.units import TableUnits
+from odcl.report.text import count, finding, shown_id, verdict
+from odcl.runs.page_models import (
+    chosen_users,
+    group_covariances,
+    more_rows,
+    own_models,
+    user_map,
+)
+from odcl.runs.page_sections import sections
+from odcl.runs.tables import group_sizes
+from odcl.server.result import MEASURES, Alternatives
+
+MOST_USERS = 10_000  # on the page one by one; above that the map is a density
+MOST_NUMBERS = 400_000  # of users' coefficients, with errors: 2.1 MB in the page
+LONG, SHORT = 120, 48  # characters of an id; short where there are many users
+MANY = 2_000
+MOST_HELD = 60_000  # held-out rows on the page
+FEWEST = 4  # coefficients that a user has on the page at least
+Z95 = 1.959964
 
 
 def fit_page_of(fitted: Fitted, evidence: Evidence, *, anonymous: bool = False) -> bytes:
@@ -32,3 +60,294 @@ def write_page(path: str | os.PathLike[str], content: bytes) -> None:
     """A page as a file, whole or not at all."""
     with atomic_path(path) as temporary:
         temporary.write_bytes(content)
+
+
+# -- the facts of the page -------------------------------------------------------------------------
+
+
+def user_numbers(fitted: Fitted) -> Ints:
+    """What users are called on anonymous pages, (n_users,).
+
+    The order is drawn from a digest of what users sent, which outsiders do not have: the rank of a
+    name among all names does not show, and the same run gives the same numbers each time.
+    """
+    digest = hashlib.sha256(b"odcl anonymous")
+    sent = {"theta": fitted.users.model} if fitted.uploads is None else fitted.uploads.to_arrays()
+    for name in sorted(sent):
+        digest.update(np.ascontiguousarray(sent[name]).tobytes())
+    rng = np.random.default_rng(list(digest.digest()))
+    number = np.empty(len(fitted.users.users), dtype=np.intp)
+    number[rng.permutation(len(number))] = np.arange(1, len(number) + 1)
+    return number
+
+
+def _anonymous(fitted: Fitted, evidence: Evidence, number: Ints) -> tuple[Fitted, Evidence]:
+    """The fit with numbers in place of names, and evidence that names nothing."""
+    uploads = None if fitted.uploads is None else replace(fitted.uploads, users=number)
+    fitted = replace(fitted, users=replace(fitted.users, users=number), uploads=uploads)
+    table = {k: v for k, v in evidence.table.items() if k not in ("name", "sha256")}
+    return fitted, replace(evidence, command=(), table=table, notices=())
+
+
+def fit_facts(fitted: Fitted, evidence: Evidence, *, anonymous: bool = False) -> FitFacts:
+    """Everything that the page of a fit shows."""
+    number = user_numbers(fitted)
+    if anonymous:
+        fitted, evidence = _anonymous(fitted, evidence, number)
+    comparison, total = evidence.comparison, len(fitted.users.users)
+    own, ours = _scores(comparison, total)
+    who = _who(fitted, evidence, ours - own, comparison)
+    if anonymous:  # in the order of the numbers
+        who = who[np.argsort(number[who], kind="stable")]
+    classes = _class_names(fitted)
+    centered = bool(fitted.method.standardize and fitted.scaling.shift.any())
+    units = TableUnits.of(
+        fitted.risk, fitted.scaling, list(fitted.units), classes, centered=centered
+    )
+    shown = user_map(fitted, who, units, most=MOST_USERS)
+    more = more_rows(fitted, who, units)
+    length = LONG if len(who) <= MANY else SHORT
+    users = Users(
+        _user_word(fitted),
+        [f"user {n}" for n in number[who].tolist()]
+        if anonymous
+        else [shown_id(user, length) for user in fitted.users.users[who].tolist()],
+        np.asarray(fitted.users.group[who]),
+        np.asarray(fitted.users.rows[who]),
+        np.asarray(fitted.users.probability[who]),
+        number[who],
+        fitted.n_users,
+        "assignment.csv" if fitted.files is None else "users/",
+    )
+    gains = None
+    if comparison is not None:
+        words = verdict(comparison, shell=True)
+        larger = comparison.larger_is_better
+        gains = Gains(comparison.metric, larger, own[who], ours[who], words)
+    sizes, rows = group_sizes(fitted)
+    groups = list(zip(sizes.tolist(), rows.astype(int).tolist(), strict=True))
+    return FitFacts(
+        title=_title(fitted, evidence),
+        verdict=_verdict(fitted, comparison),
+        target=fitted.columns.target,
+        users=users,
+        groups=groups,
+        map=shown,
+        coefficients=_coefficients(fitted, who, units),
+        sections=sections(fitted, evidence, more, anonymous=anonymous),
+        gains=gains,
+        options=None if evidence.weighed is None else _options(evidence.weighed, fitted, who),
+        held=_held(comparison, fitted, who),
+        more=more,
+        anonymous=anonymous,
+        notes=_notes(fitted, len(who)),
+    )
+
+
+def _class_names(fitted: Fitted) -> list[str]:
+    classes = fitted.columns.classes
+    return [] if classes is None else [shown_id(label, 60) for label in classes.tolist()]
+
+
+def _who(fitted: Fitted, evidence: Evidence, gain: Floats, comparison: Comparison | None) -> Ints:
+    """Who is on the page: best, worst and least sure first, where not everybody can be."""
+    first: list[Ints] = []
+    total = len(fitted.users.users)
+    if total <= MOST_USERS:
+        return np.arange(total)
+    if comparison is not None:
+        order = np.argsort(np.nan_to_num(gain), kind="stable")
+        first = [order[:200], order[-200:]]
+    first.append(np.argsort(np.nan_to_num(fitted.users.probability, nan=1.0), kind="stable")[:400])
+    seen = None
+    if evidence.weighed is not None:
+        kept = [one.labels for one in evidence.weighed.options if one.labels is not None]
+        sampled = [labels for labels in kept if (labels < 0).any()]
+        if sampled:
+            seen = np.zeros(total, dtype=np.bool_)
+            seen[: len(sampled[0])] = sampled[0] >= 0
+    return chosen_users(total, MOST_USERS, first, seen)
+
+
+def _user_word(fitted: Fitted) -> str:
+    schema = fitted.schema
+    return "user" if schema is None or not schema.user else str(schema.user)
+
+
+def _title(fitted: Fitted, evidence: Evidence) -> str:
+    target = fitted.columns.target or "the target"
+    name = evidence.table.get("name")
+    return f"{target} by {_user_word(fitted)}" + (f" ({name})" if name else "")
+
+
+def headline(fitted: Fitted, comparison: Comparison | None) -> str:
+    """How many groups, how users differ inside, and what it is worth: one sentence."""
+    inside = None if fitted.mixture is None else fitted.differences
+    found = finding(fitted.n_clusters, count(fitted.n_users, "user"), inside)
+    if comparison is None:
+        return f"{found}."
+    mean = {name: value for name, value, *_ in comparison.rows()}
+    ours, own = mean[comparison.ours], mean["local"]
+    metric = comparison.metric
+    worth = f"on held-out rows the mean user has {_score(metric, ours)}"
+    if comparison.larger_is_better:
+        worth += f", against {_score(metric, own)} with a model of its own"
+    else:
+        change = (own - ours) / own if own > 0 else 0.0
+        far = f"{abs(change):.0%} {'below' if change >= 0 else 'above'} the {number(own)} of"
+        worth += f", {far if number(own) != number(ours) else 'as with'} a model of its own"
+    return f"{found}; {worth}."
+
+
+def _score(metric: str, value: float) -> str:
+    return f"{value:.1%} accuracy" if metric == "accuracy" else f"{metric} {number(value)}"
+
+
+def _verdict(fitted: Fitted, comparison: Comparison | None) -> list[str]:
+    """The sentence of the first screen, and what stands below: who gained."""
+    second = [] if comparison is None else verdict(comparison, shell=True).splitlines()
+    return [headline(fitted, comparison), *second]
+
+
+def _scores(comparison: Comparison | None, total: int) -> tuple[Floats, Floats]:
+    """Every user's score alone and with odcl, (n_users,), NaN where none of its rows was held."""
+    own, ours = np.full(total, np.nan), np.full(total, np.nan)
+    if comparison is not None and comparison.held is not None:
+        at = comparison.held.users
+        own[at], ours[at] = comparison.scores["local"], comparison.scores[comparison.ours]
+    return own, ours
+
+
+def _coefficients(fitted: Fitted, who: Ints, units: TableUnits) -> Coefficients:
+    group = units.models(fitted.centers)
+    cov, how = group_covariances(fitted)
+    with np.errstate(invalid="ignore"):
+        apart = np.ptp(group, axis=0) * units.effect
+    if len(group) == 1:  # no groups: where users differ most
+        apart = np.std(units.models(fitted.users.model), axis=0) * units.effect
+    wanted = np.argsort(-np.where(units.extra, -1.0, apart), kind="stable")
+    n_shown = max(FEWEST, MOST_NUMBERS // (4 * max(len(who), 1)))
+    some = sorted(wanted[:n_shown].tolist(), key=wanted.tolist().index)
+    some = [j for j in some if not units.extra[j]]
+    part = TableUnits(
+        [units.names[j] for j in some], units.matrix[:, some], units.effect[some], units.extra[some]
+    )
+    own, own_cov = own_models(fitted, who)
+    missing = np.full((len(who), len(some)), np.nan)
+    user_se = missing
+    if fitted.users.covariance is not None:
+        user_se = part.errors(fitted.users.covariance[who])
+    return Coefficients(
+        units.names,
+        group,
+        units.errors(cov),
+        apart,
+        units.extra,
+        some,
+        part.models(fitted.users.model[who]),
+        user_se,
+        part.models(own),
+        part.errors(own_cov),
+        f"Bars are 95 % intervals. {how}".rstrip(),
+    )
+
+
+def _options(weighed: Alternatives, fitted: Fitted, who: Ints) -> Options:
+    chosen = weighed.options[weighed.chosen] if weighed.chosen is not None else None
+    best = chosen.score if chosen is not None else min(one.score for one in weighed.options)
+    group, found = fitted.users.group, []
+    for one in weighed.options:
+        labels = None
+        if one.labels is not None:
+            whole = np.full(len(group), -1)
+            whole[: len(one.labels)] = one.labels
+            labels = (group if one is chosen else _recoloured(whole, group))[who]
+        words = [count(one.n_groups, "group") if one.n_groups > 1 else "no groups"]
+        if one.shape in DIFFER:
+            inside = "users of a group" if one.n_groups > 1 else "users"
+            words.append(f"{inside} differ {DIFFER[one.shape]}")
+        words.append(_option_score(weighed.measure, one.score, best, one is chosen))
+        found.append(Option(one.n_groups, "; ".join(words), one.score, labels))
+    about = f"Scores are {MEASURES[weighed.measure]}."
+    if weighed.measure == "evidence":
+        about = (
+            "The taller a bar, the better. Evidence is -2 log of the probability of the data: a "
+            "difference of 10 is strong."
+        )
+        least = min(one.score for one in weighed.options)
+        behind = chosen is not None and chosen.score > least + 1e-6
+        if behind and fitted.n_clusters == 1:
+            about += " Taller bars were not chosen where users' groups in them are in doubt."
+        elif behind:
+            about += (
+                " One center with differences in several coefficients together can mimic groups, "
+                "and has to be better by more than users' groups are in doubt."
+            )
+    kept = [one.labels for one in weighed.options if one.labels is not None and one is not chosen]
+    seen = min((int((labels >= 0).sum()) for labels in kept), default=fitted.n_users)
+    if seen < fitted.n_users:
+        about += f" All were weighed on {seen:,} of {fitted.n_users:,} users"
+        grey = any((labels < 0).any() for labels in kept)
+        about += "; others are grey under all but the chosen one." if grey else "."
+    return Options(weighed.measure, about, found, weighed.chosen)
+
+
+def _option_score(measure: str, score: float, best: float, chosen: bool) -> str:
+    if measure in ("evidence", "icl"):
+        name = "evidence" if measure == "evidence" else "ICL"
+        gap = score - best
+        if chosen:
+            return "chosen"
+        return f"{name} {number(abs(gap))} {'worse' if gap >= 0 else 'better'}"
+    name = {"silhouette": "mean silhouette", "elbow": "cost", "lambda": "from lambda"}[measure]
+    return f"{'chosen, ' if chosen else ''}{name} {number(score)}"
+
+
+def _recoloured(labels: Ints, chosen: Ints) -> Ints:
+    """Groups of an alternative with the numbers of the chosen groups that they overlap most."""
+    both = (labels >= 0) & (chosen >= 0)
+    if not both.any():
+        return labels
+    k, n = int(labels.max()) + 1, int(chosen.max()) + 1
+    together = np.zeros((k, n), dtype=np.intp)
+    np.add.at(together, (labels[both], chosen[both]), 1)
+    rows, columns = linear_sum_assignment(-together)
+    new = np.full(k, -1)
+    taken = together[rows, columns] > 0
+    new[rows[taken]] = columns[taken]
+    free = iter(range(n, n + k))
+    for g in np.flatnonzero(new < 0):
+        new[g] = next(free)
+    return np.where(labels >= 0, new[np.maximum(labels, 0)], -1)
+
+
+def _held(comparison: Comparison | None, fitted: Fitted, who: Ints) -> Held | None:
+    if comparison is None or comparison.held is None:
+        return None
+    held = comparison.held
+    first = np.searchsorted(held.owner, who)
+    n = np.searchsorted(held.owner, who, side="right") - first
+    n = np.minimum(n, min(MOST_ROWS, max(3, MOST_HELD // max(len(who), 1))))
+    start = np.concatenate([[0], np.cumsum(n)])
+    rows = np.repeat(first - start[:-1], n) + np.arange(start[-1])
+    classes = _class_names(fitted) if comparison.metric == "accuracy" else None
+    predicted = held.predicted
+    parts = (held.seen[rows], predicted["local"][rows], predicted[comparison.ours][rows])
+    return Held(start, *parts, classes)
+
+
+def _notes(fitted: Fitted, shown: int) -> dict[str, str]:
+    total = fitted.n_users
+    if fitted.files is not None and shown < total:
+        return {
+            "users": f"{total:,} users were fitted, in pieces of their table. {shown:,} of them, "
+            "drawn by their ids, are on this page, one by one and on the map; groups and their "
+            "sizes are those of all users, whose models are in users/ of the run."
+        }
+    if shown < total:
+        return {
+            "users": f"{shown:,} of {total:,} users are on this page one by one, the best, the "
+            "worst and the least sure among them; the map and all tables of groups are of "
+            "everybody, and assignment.csv in the run lists all."
+        }
+    return {}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from odcl import ODCLRegressor, compare
-from odcl.runs import page_facts
+from odcl.runs import page as page_facts
 from tests.report.page.browser import ENTER, facts_of
 
 
