@@ -11,8 +11,7 @@ from sklearn.linear_model import LinearRegression, LogisticRegression
 
 from bench.tables import at_least, at_most, in_turns, progress, table
 from bench.worlds import grouped_rows, sensor_rows
-from odcl import Method, ODCLClassifier, ODCLRegressor, fit
-from odcl.clustering.mixed import MixedGroups
+from odcl import Method, MixedGroups, ODCLClassifier, ODCLRegressor, fit
 from odcl.data.federation import Federation
 from odcl.risk.risk import Risk
 

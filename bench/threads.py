@@ -12,8 +12,7 @@ from threadpoolctl import threadpool_limits
 
 from bench.tables import at_most, progress, table
 from bench.worlds import grouped_rows, sensor_rows
-from odcl import ODCLClassifier, ODCLRegressor, fit
-from odcl.clustering.mixed import MixedGroups
+from odcl import MixedGroups, ODCLClassifier, ODCLRegressor, fit
 from odcl.data.federation import Federation
 from odcl.risk.risk import Risk
 from odcl.runs.compare import compare
