@@ -302,3 +302,12 @@ def test_models_estimators_and_fits_have_types():
             if name in ("model", "estimator", "fitted") and kind and ast.unparse(kind) == "Any":
                 wrong.append(f"{module}:{node.lineno} {name}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_a_class_name_means_one_thing():
+    classes: dict[str, list[str]] = {}
+    for name, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                classes.setdefault(node.name, []).append(name)
+    assert not {name: where for name, where in classes.items() if len(where) > 1}

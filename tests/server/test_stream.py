@@ -18,7 +18,7 @@ from odcl.local.receive import receive
 from odcl.method import Method
 from odcl.mixed import search as mixed_search
 from odcl.risk.risk import Risk
-from odcl.server.chunks import Source, in_chunks, sum_of
+from odcl.server.chunks import UploadSource, in_chunks, sum_of
 from odcl.server.step import server_step, stream_step
 
 FEW = 120  # users of a sample, in place of thousands
@@ -75,7 +75,7 @@ def scattered(uploads, sizes, seed):
     cuts = np.cumsum(np.resize(sizes, len(uploads)))
     parts = np.split(order, cuts[cuts < len(uploads)])
     parts.insert(1, order[:0])
-    return Source(lambda: (uploads.take(part) for part in parts))
+    return UploadSource(lambda: (uploads.take(part) for part in parts))
 
 
 LOSSES = ("squared", "huber", "logistic", "poisson", "multinomial")
@@ -312,7 +312,7 @@ def test_no_users_are_refused():
     federation, _ = world(n_users=30)
     none = uploads_of(federation, Risk()).take(np.arange(0))
     with pytest.raises(ValueError, match="no uploads"):
-        stream_step(Source(lambda: [none]))
+        stream_step(UploadSource(lambda: [none]))
 
 
 def test_keys_are_those_of_the_id_wherever_it_stands():

@@ -16,7 +16,7 @@ from scipy.special import gammaln
 from odcl._typing import Floats, Ints
 from odcl.mixed.mixture import (
     Centers,
-    Moments,
+    MixtureMoments,
     Noise,
     Quadratics,
     Spread,
@@ -41,12 +41,12 @@ class Weighed:
 
     n_groups: int
     shape: str
-    evidence: float  # as :attr:`Fit.evidence`
+    evidence: float  # as :attr:`MixtureFit.evidence`
     labels: Ints  # (n_users,), the likeliest groups; -1 of users who were not in the sample
 
 
 @dataclass(frozen=True, eq=False)
-class Fit:
+class MixtureFit:
     """A fitted mixture and what it says of the users it was fitted on."""
 
     weights: Floats  # (K,)
@@ -152,9 +152,9 @@ def fit_mixture(
     s2: Floats,
     prior: Floats | None = None,
     *,
-    m: Moments | None = None,
+    m: MixtureMoments | None = None,
     stop: Stopping = Stopping(),  # noqa: B008
-) -> Fit:
+) -> MixtureFit:
     """Ascend the bound from the responsibilities ``start`` (n_users, K), T and noise given.
 
     ``m`` are the moments at these T and noise, where they are known. ``prior`` is B, needed for
@@ -208,7 +208,7 @@ def fit_mixture(
     excess = 0.0
     if q.ceiling is not None:
         excess = float((r * np.maximum(-0.5 * misfit - (q.ceiling / s2)[:, None], 0.0)).sum())
-    return Fit(
+    return MixtureFit(
         weights,
         centers.c[0],
         centers.C[0],
@@ -227,7 +227,7 @@ def fit_mixture(
     )
 
 
-def with_noise_freedom(q: Quadratics, fit: Fit) -> Fit:
+def with_noise_freedom(q: Quadratics, fit: MixtureFit) -> MixtureFit:
     """The fit with its common noise, and the degrees of freedom behind it."""
     if not (fit.noise.common and q.noisy):
         return fit
@@ -264,7 +264,7 @@ def _moved(before: tuple[Floats, ...], after: tuple[Floats, ...]) -> float:
     )
 
 
-def _told(m: Moments, spread: Spread) -> Floats:
+def _told(m: MixtureMoments, spread: Spread) -> Floats:
     """What users tell of a diagonal T, see :attr:`Fit.told`; of one that is scalar, all at once."""
     if spread.shape == "zero":
         return np.zeros(m.w.shape[1])
@@ -283,13 +283,13 @@ def wider_prior(base: Floats, centers: Centers) -> Floats:
 
 def _variance_step(
     q: Quadratics,
-    m: Moments,
+    m: MixtureMoments,
     spread: Spread,
     s2: Floats,
     r: Floats,
     centers: Centers,
     noise: Noise,
-) -> tuple[Spread, Floats, Moments, Floats]:
+) -> tuple[Spread, Floats, MixtureMoments, Floats]:
     """One step of T and the noise that does not lower the bound, all else fixed; and misfits."""
     if spread.shape == "zero" and not q.noisy:
         return spread, s2, m, misfits(m, centers)
@@ -314,7 +314,7 @@ def _variance_step(
 
 
 def _propose(
-    q: Quadratics, m: Moments, spread: Spread, s2: Floats, noise: Noise, slopes: Slopes
+    q: Quadratics, m: MixtureMoments, spread: Spread, s2: Floats, noise: Noise, slopes: Slopes
 ) -> tuple[Floats, Floats]:
     """T and the noise after one full step of Fisher scoring, projected onto what is possible."""
     joint = q.noisy and noise.common

@@ -107,7 +107,7 @@ class Spread:
 
 
 @dataclass(frozen=True, eq=False)
-class Moments:
+class MixtureMoments:
     """What groups need of every user at a given T and noise, with its model integrated out."""
 
     raw: Floats  # (n_users, dim, dim), W but for its unit
@@ -127,7 +127,7 @@ class Moments:
         return values if self.unit is None else values * self.unit[:, None]
 
 
-def moments(q: Quadratics, spread: Spread, s2: Floats) -> Moments:
+def moments(q: Quadratics, spread: Spread, s2: Floats) -> MixtureMoments:
     """W, w and the log density at c = 0 of every user; ``s2`` is (n_users,)."""
     unit = None
     if spread.shape == "zero" or not spread.matrix.any():
@@ -141,7 +141,7 @@ def moments(q: Quadratics, spread: Spread, s2: Floats) -> Moments:
     base = ld + e
     if q.noisy:
         base = base + q.rows * np.log(2 * np.pi * s2)
-    return Moments(W, w, base, e, unit)
+    return MixtureMoments(W, w, base, e, unit)
 
 
 def _scalar_moments(q: Quadratics, t: float, s2: Floats) -> tuple[Floats, ...]:
@@ -251,7 +251,7 @@ def _one_center(M: Floats, v: Floats, anchor: Floats | None) -> Centers:
     return Centers(c[:, None], C[:, None], c, price, held)
 
 
-def group_sums(m: Moments, r: Floats) -> tuple[Floats, Floats]:
+def group_sums(m: MixtureMoments, r: Floats) -> tuple[Floats, Floats]:
     """M_k = sum_i r_ik W_i and v_k = sum_i r_ik w_i; ``r`` is (starts, n_users, K)."""
     starts, n, K = r.shape
     dim = m.w.shape[1]
@@ -261,7 +261,7 @@ def group_sums(m: Moments, r: Floats) -> tuple[Floats, Floats]:
     return M, (flat @ m.w).reshape(starts, K, dim)
 
 
-def misfits(m: Moments, centers: Centers, product: Product = np.matmul) -> Floats:
+def misfits(m: MixtureMoments, centers: Centers, product: Product = np.matmul) -> Floats:
     """-2 E log p(y_i | c_k) over the posterior of c_k, as (starts, n_users, K).
 
     One matrix product: base - 2 w'c_k + <W, c_k c_k' + C_k>; at the user its bits matter, and it

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from odcl._typing import Floats, Ints
-from odcl.mixed.em import Fit
+from odcl.mixed.em import MixtureFit
 from odcl.mixed.layout import Coordinates
 from odcl.mixed.mixture import (
     CAUTION,
@@ -63,7 +63,7 @@ class Mixture:
         return K * (1 + dim + triangle) + triangle + 2 * len(self.scales) + 3 + columns
 
 
-def mixture_of(fit: Fit, coordinates: Coordinates) -> Mixture:
+def mixture_of(fit: MixtureFit, coordinates: Coordinates) -> Mixture:
     """The parts of ``fit`` that users need; nothing in it names a user. Matrices are symmetric."""
     C, T = fit.covariances, fit.spread.matrix
     return Mixture(

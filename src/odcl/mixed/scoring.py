@@ -10,7 +10,7 @@ from scipy.optimize import nnls
 
 from odcl._typing import Floats, Ints
 from odcl.mixed.marginal import stack_size
-from odcl.mixed.mixture import BLIND_FLOOR, FLOOR, Centers, Moments, Quadratics, Spread
+from odcl.mixed.mixture import BLIND_FLOOR, FLOOR, Centers, MixtureMoments, Quadratics, Spread
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +23,7 @@ class Slopes:
     left: Floats  # (n_users,), rows minus the parameters they are spent on
     misfit: Floats  # (n_users, K), as :func:`odcl.mixed.mixture.misfits` gives it
 
-    def summed(self, q: Quadratics, m: Moments, spread: Spread) -> Summed:
+    def summed(self, q: Quadratics, m: MixtureMoments, spread: Spread) -> Summed:
         """What a step of T and of the common noise needs of all users together."""
         square = np.zeros_like(self.H)
         if spread.shape != "zero":
@@ -48,7 +48,9 @@ class Summed:
         return Summed(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
 
-def bound_slopes(q: Quadratics, m: Moments, spread: Spread, r: Floats, centers: Centers) -> Slopes:
+def bound_slopes(
+    q: Quadratics, m: MixtureMoments, spread: Spread, r: Floats, centers: Centers
+) -> Slopes:
     """With z_ik = w - W c_k and C_i = sum_k r_ik C_k, in the open coordinates of T,
 
     Omega = sum r z z' + sum W C_i W,  H = sum W,  rss_i = sum_k r (Q_ik - z'T z),

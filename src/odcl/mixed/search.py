@@ -14,11 +14,11 @@ import numpy as np
 
 from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import as_ids, id_keys
-from odcl.mixed.em import Fit, Stopping, charge, fit_mixture, with_noise_freedom
+from odcl.mixed.em import MixtureFit, Stopping, charge, fit_mixture, with_noise_freedom
 from odcl.mixed.marginal import stack_size
 from odcl.mixed.mixture import (
     UNSEEN,
-    Moments,
+    MixtureMoments,
     Noise,
     Quadratics,
     Spread,
@@ -65,7 +65,7 @@ def search(
     n_groups: int | None = None,
     spread: str | None = None,
     admissible: Admissible | None = None,
-) -> Fit:
+) -> MixtureFit:
     """The mixture of best evidence.
 
     ``n_groups`` and ``spread`` (one of :data:`SHAPES`) say what is known; the rest is searched for.
@@ -86,7 +86,7 @@ def search_sample(
     max_groups: int = 50,
     n_groups: int | None = None,
     spread: str | None = None,
-) -> Fit:
+) -> MixtureFit:
     """The mixture of best evidence for a sample, roughly converged: all users are to follow.
 
     A group of share p is absent from a sample of n users with probability (1 - p)^n.
@@ -116,7 +116,7 @@ def sample_by_id(ids: Sequence[str], size: int) -> Ints:
     return np.argsort(id_keys(as_ids(ids)), kind="stable")[:size]
 
 
-def _polish(q: Quadratics, fit: Fit, admissible: Admissible | None) -> Fit:
+def _polish(q: Quadratics, fit: MixtureFit, admissible: Admissible | None) -> MixtureFit:
     r, prior = fit.responsibilities, fit.prior
     stop = Stopping(movement=STILL)
     fit = fit_mixture(q, r, fit.spread, fit.noise, fit.s2, prior, stop=stop)
@@ -132,7 +132,7 @@ def _search(
     n_groups: int | None,
     spread: str | None,
     admissible: Admissible | None = None,
-) -> Fit:
+) -> MixtureFit:
     _check(n_groups, spread)
     shapes = SHAPES if spread is None else (spread,)
     noise = pure_noise(q)
@@ -151,7 +151,7 @@ def _search(
 
 def _candidates(
     q: Quadratics, noise: Noise, s2: Floats, max_groups: int, spread: str | None
-) -> list[Fit]:
+) -> list[MixtureFit]:
     """Fits of one group and more in every shape, each as far as it may still be the best."""
     shapes = SHAPES if spread is None else (spread,)
     singles = one_group(q, noise, s2, shapes)
@@ -213,7 +213,7 @@ def _lloyds(
 
 def _given(
     q: Quadratics, noise: Noise, s2: Floats, k: int, shapes: Sequence[str], few: Ints
-) -> list[Fit]:
+) -> list[MixtureFit]:
     """Fits of ``k`` groups in the shapes asked for, from K-means of the users' posterior means.
 
     One center's T, where fits begin and how far centers lie apart, is that of ``few`` users.
@@ -236,7 +236,7 @@ def _given(
     return [alike] * ("zero" in shapes) + fits
 
 
-def _within_reach(q: Quadratics, fit: Fit, prior: Floats, k: int) -> float:
+def _within_reach(q: Quadratics, fit: MixtureFit, prior: Floats, k: int) -> float:
     """The evidence to expect of k groups of like size, if their users differ only by noise.
 
     Every user then fits as well as its own least squares, save for one degree of freedom per
@@ -255,7 +255,7 @@ def _within_reach(q: Quadratics, fit: Fit, prior: Floats, k: int) -> float:
     return float(level + price)
 
 
-def _reopened(q: Quadratics, alike: Fit, single: Fit) -> Fit:
+def _reopened(q: Quadratics, alike: MixtureFit, single: MixtureFit) -> MixtureFit:
     """Groups found with T = 0, with the little that is left of a single center's T."""
     if not single.spread.matrix.any():
         return replace(alike, spread=single.spread)
@@ -264,14 +264,14 @@ def _reopened(q: Quadratics, alike: Fit, single: Fit) -> Fit:
 
 def one_group(
     q: Quadratics, noise: Noise, s2: Floats, shapes: Sequence[str] = SHAPES
-) -> dict[str, Fit]:
+) -> dict[str, MixtureFit]:
     """The linear mixed model in every shape; "full" also inside the coordinates that diag opens.
 
     A shape that is asked for alone is not closed anywhere; "scalar" is always there.
     """
     everyone = np.ones((len(q), 1))
     single = partial(fit_mixture, stop=replace(ROUGHLY, sweeps=500))
-    fits: dict[str, Fit] = {}
+    fits: dict[str, MixtureFit] = {}
     if "zero" in shapes or not q.dof.any():
         fits["zero"] = single(q, everyone, Spread.zero(q.dim, q.fixed), noise, s2)
     s2 = s2 if q.dof.any() else fits["zero"].s2
@@ -290,7 +290,7 @@ def one_group(
         fits["diag"] = min(fits["diag"], _close(q, fits["diag"]), key=evidence)
         chosen = fits["diag"].spread
         tried += [(chosen.open, chosen.matrix)] * (not chosen.open.all())
-    full: list[Fit] = []
+    full: list[MixtureFit] = []
     for opened, matrix in tried if "full" in shapes else []:
         if opened.sum() > 1:
             if full:  # from where all of them are open it is not far
@@ -307,7 +307,7 @@ def one_group(
     return fits
 
 
-def _close(q: Quadratics, fit: Fit, beat: float = np.inf) -> Fit:
+def _close(q: Quadratics, fit: MixtureFit, beat: float = np.inf) -> MixtureFit:
     """The fit again with T closed where it is not significant; the same if it is everywhere.
 
     t_j^2 sum W_jj^2 / 2 is the Wald statistic of t_j (of a scalar t, with |W|^2); below log m a
@@ -324,7 +324,9 @@ def _close(q: Quadratics, fit: Fit, beat: float = np.inf) -> Fit:
     return refit(q, fit, Spread.zero(q.dim, q.fixed), beat=beat)
 
 
-def _grow(q: Quadratics, fewer: Fit, starts: list[Floats], prior: Floats, beat: float) -> Fit:
+def _grow(
+    q: Quadratics, fewer: MixtureFit, starts: list[Floats], prior: Floats, beat: float
+) -> MixtureFit:
     """A fit with one group more: the best of all starts after four sweeps, then converged."""
     m = moments(q, fewer.spread, fewer.s2)
     more = [s for s in starts if s.shape[1] == fewer.n_groups + 1] + splits(m, fewer)
@@ -332,8 +334,8 @@ def _grow(q: Quadratics, fewer: Fit, starts: list[Floats], prior: Floats, beat: 
 
 
 def _alike(
-    q: Quadratics, fit: Fit, starts: list[Floats], prior: Floats, beat: float = np.inf
-) -> Fit:
+    q: Quadratics, fit: MixtureFit, starts: list[Floats], prior: Floats, beat: float = np.inf
+) -> MixtureFit:
     """Groups whose users differ only by noise."""
     zero = Spread.zero(q.dim, q.fixed)
     return _best_start(q, moments(q, zero, fit.s2), zero, fit, starts, prior, beat)
@@ -341,13 +343,13 @@ def _alike(
 
 def _best_start(
     q: Quadratics,
-    m: Moments,
+    m: MixtureMoments,
     spread: Spread,
-    fit: Fit,
+    fit: MixtureFit,
     starts: list[Floats],
     prior: Floats,
     beat: float = np.inf,
-) -> Fit:
+) -> MixtureFit:
     """The best of all starts after four sweeps, then converged; the noise is that of a fit.
 
     ``m`` are the moments at T and that noise.
@@ -368,7 +370,7 @@ def _best_start(
 ENOUGH = 300  # users that tell how well users are known
 
 
-def splits(m: Moments, fit: Fit, n_splits: int = 3) -> list[Floats]:
+def splits(m: MixtureMoments, fit: MixtureFit, n_splits: int = 3) -> list[Floats]:
     """Each group split by the sign of its users' scores along their direction of most excess.
 
     The direction is the top eigenvector of Omega_k = sum r z z' relative to M_k = sum r W, the
@@ -399,7 +401,7 @@ def splits(m: Moments, fit: Fit, n_splits: int = 3) -> list[Floats]:
     return [split for _, split in found[:n_splits]]
 
 
-def posterior_means(q: Quadratics, fit: Fit) -> Floats:
+def posterior_means(q: Quadratics, fit: MixtureFit) -> Floats:
     """The users' posterior means under one group, in the metric of their mean information.
 
     T z with (I + A T) z = b - A c: the metric, which needs all of W, is that of some users.

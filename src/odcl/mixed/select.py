@@ -16,10 +16,10 @@ import numpy as np
 
 from odcl._typing import Floats
 from odcl.errors import NotAdmissible
-from odcl.mixed.em import Fit, Stopping, Weighed, fit_mixture
+from odcl.mixed.em import MixtureFit, Stopping, Weighed, fit_mixture
 from odcl.mixed.mixture import (
     Centers,
-    Moments,
+    MixtureMoments,
     Quadratics,
     Spread,
     misfits,
@@ -27,7 +27,7 @@ from odcl.mixed.mixture import (
     responsibilities,
 )
 
-Admissible = Callable[[Fit], bool]
+Admissible = Callable[[MixtureFit], bool]
 SHAPES = ("zero", "scalar", "diag", "full")
 # A candidate that is to be compared with others converges roughly; the winner takes all it needs.
 PATIENCE = 30  # sweeps
@@ -36,24 +36,24 @@ SHARED = 1e-8  # of B, for coefficients that all groups share
 TAILED = 3  # candidates of one kind that are tried with tails
 
 
-def evidence(fit: Fit) -> float:
+def evidence(fit: MixtureFit) -> float:
     return fit.evidence
 
 
-def leading(fits: list[Fit]) -> float:
+def leading(fits: list[MixtureFit]) -> float:
     """The best evidence so far, but for one center with a full T: see :func:`choose`."""
     simple = (fit for fit in fits if fit.n_groups > 1 or fit.spread.shape != "full")
     return min(map(evidence, simple), default=np.inf)
 
 
-def choose(q: Quadratics, fits: list[Fit]) -> Fit:
+def choose(q: Quadratics, fits: list[MixtureFit]) -> MixtureFit:
     """The fit of best evidence, tails allowed; one center with a full T needs a word more.
 
     One center has the benefit of the doubt: the flat prior of the common mean is not charged,
     which favors it by log |information| of that mean. A full T can mimic groups that lie along a
     line, so it gets that benefit only as far as users cannot be told apart (twice over).
     """
-    kinds: dict[tuple[bool, bool], list[Fit]] = {}
+    kinds: dict[tuple[bool, bool], list[MixtureFit]] = {}
     for fit in sorted(fits, key=evidence):
         kinds.setdefault((fit.n_groups == 1, fit.spread.shape == "full"), []).append(fit)
     # Tails may help another than the one that leads without them: a few of different K or shape.
@@ -77,12 +77,12 @@ def choose(q: Quadratics, fits: list[Fit]) -> Fit:
     return full if evidence(full) + full.common < _doubted(simple) else simple
 
 
-def weighed(fits: list[Fit]) -> tuple[Weighed, ...]:
+def weighed(fits: list[MixtureFit]) -> tuple[Weighed, ...]:
     """The best fit of every K and shape, by growing K: what a reader may want to compare.
 
     Groups are numbered as they came: a page that shows them has to match them.
     """
-    best: dict[tuple[int, str], Fit] = {}
+    best: dict[tuple[int, str], MixtureFit] = {}
     for fit in sorted(fits, key=evidence, reverse=True):
         best[fit.n_groups, fit.spread.shape if fit.spread.matrix.any() else "zero"] = fit
     order = sorted(best, key=lambda it: (it[0], SHAPES.index(it[1])))
@@ -93,19 +93,19 @@ def weighed(fits: list[Fit]) -> tuple[Weighed, ...]:
     )
 
 
-def _different(fits: list[Fit]) -> list[Fit]:
+def _different(fits: list[MixtureFit]) -> list[MixtureFit]:
     """The first fit of each K and shape that may have tails, and the first of all; a few."""
     first = {(fit.n_groups, fit.spread.shape): fit for fit in reversed(fits)}
     wide = [fit for fit in fits if fit.spread.matrix.any() and fit in first.values()]
     return [fits[0], *(fit for fit in wide[:TAILED] if fit is not fits[0])]
 
 
-def _doubted(fit: Fit) -> float:
+def _doubted(fit: MixtureFit) -> float:
     """The evidence of groups beside one center with a full T; see above."""
     return evidence(fit) + fit.common + 4 * fit.entropy
 
 
-def admitted(q: Quadratics, fits: list[Fit], admissible: Admissible) -> list[Fit]:
+def admitted(q: Quadratics, fits: list[MixtureFit], admissible: Admissible) -> list[MixtureFit]:
     """The admissible fits, and the best of the others in each shape without its small groups."""
     allowed = [fit for fit in fits if admissible(fit)]
     for shape in SHAPES:
@@ -119,7 +119,9 @@ def admitted(q: Quadratics, fits: list[Fit], admissible: Admissible) -> list[Fit
     return allowed
 
 
-def reduced(q: Quadratics, fit: Fit, admissible: Admissible, stop: Stopping = ROUGHLY) -> Fit:
+def reduced(
+    q: Quadratics, fit: MixtureFit, admissible: Admissible, stop: Stopping = ROUGHLY
+) -> MixtureFit:
     """The fit without its smallest groups, one by one, until it is admissible."""
     while not admissible(fit):
         if fit.n_groups == 1:
@@ -141,15 +143,19 @@ def none_admissible(n_users: int) -> NotAdmissible:
 
 
 def refit(
-    q: Quadratics, fit: Fit, spread: Spread, prior: Floats | None = None, beat: float = np.inf
-) -> Fit:
+    q: Quadratics,
+    fit: MixtureFit,
+    spread: Spread,
+    prior: Floats | None = None,
+    beat: float = np.inf,
+) -> MixtureFit:
     """The groups of a fit with another T to start from (or B), roughly converged."""
     prior = fit.prior if prior is None else prior
     stop = replace(ROUGHLY, evidence=beat)
     return fit_mixture(q, fit.responsibilities, spread, fit.noise, fit.s2, prior, stop=stop)
 
 
-def center_prior(fit: Fit) -> Floats | None:
+def center_prior(fit: MixtureFit) -> Floats | None:
     """B: the spread of users around one center, with a floor; None if zero.
 
     Coefficients that all groups share have next to none: their common mean is what is estimated.
@@ -167,7 +173,7 @@ STEPS = 300
 GAP = 1e-2  # in the log-likelihood
 
 
-def with_tails(q: Quadratics, fit: Fit, beat: float = np.inf) -> Fit:
+def with_tails(q: Quadratics, fit: MixtureFit, beat: float = np.inf) -> MixtureFit:
     """The fit with scales of T and their probabilities, if they earn log m; else as it was.
 
     As it was, too, where no tails whatever could ``beat`` an evidence.
@@ -191,7 +197,7 @@ def with_tails(q: Quadratics, fit: Fit, beat: float = np.inf) -> Fit:
     return replace(fit, scales=SCALES, shares=shares, tail_gain=gain)
 
 
-def _levels(m: Moments, fit: Fit) -> Floats:
+def _levels(m: MixtureMoments, fit: MixtureFit) -> Floats:
     """The log densities of all users under a fit at these moments, (n_users,)."""
     stack = Centers.of(fit.centers, fit.covariances)
     with np.errstate(divide="ignore"):
@@ -199,7 +205,7 @@ def _levels(m: Moments, fit: Fit) -> Floats:
     return np.asarray(np.logaddexp.reduce(logits, axis=1))
 
 
-def _most_gain(q: Quadratics, m: Moments, fit: Fit, plain: Floats) -> float:
+def _most_gain(q: Quadratics, m: MixtureMoments, fit: MixtureFit, plain: Floats) -> float:
     """What no tails can gain more than, user by user.
 
     A wider T raises log|I + At T|, and no user fits better than its own least squares; a narrower

@@ -20,12 +20,12 @@ from operator import add
 import numpy as np
 
 from odcl._typing import Floats, Ints
-from odcl.mixed.em import Fit, wider_prior
+from odcl.mixed.em import MixtureFit, wider_prior
 from odcl.mixed.mixture import (
     CAUTION,
     FLOOR,
     Centers,
-    Moments,
+    MixtureMoments,
     Noise,
     Product,
     Quadratics,
@@ -114,7 +114,7 @@ def _sums(q: Quadratics, at: Parameters) -> PassSums:
     return PassSums(level, r.sum(axis=0), M[0], v[0], slopes, slope, bend)
 
 
-def e_step(q: Quadratics, at: Parameters) -> tuple[Floats, Floats, Floats, Moments]:
+def e_step(q: Quadratics, at: Parameters) -> tuple[Floats, Floats, Floats, MixtureMoments]:
     """Responsibilities, log densities, noise and moments of every user."""
     s2 = own_noise(q, at, np.matmul)
     m = moments(q, at.spread, s2)
@@ -162,7 +162,7 @@ def own_noise(q: Quadratics, at: Parameters, product: Product = by_row) -> Float
     return s2
 
 
-def scores(m: Moments, c: Floats) -> Floats:
+def scores(m: MixtureMoments, c: Floats) -> Floats:
     """z_ik = w_i - W_i c_k, as (n_users, K, dim)."""
     return m.w[:, None] - (m.W @ c.T).transpose(0, 2, 1)
 
@@ -182,7 +182,7 @@ class Rest:
         return self.moved <= STILL
 
 
-def parameters_of(fit: Fit) -> Parameters:
+def parameters_of(fit: MixtureFit) -> Parameters:
     """A fit of some users, for all of them."""
     noise = replace(fit.noise, s0=float(fit.s2[0])) if fit.noise.common else fit.noise
     return Parameters(fit.weights, fit.centers, fit.covariances, fit.spread, noise)
@@ -305,10 +305,10 @@ def _mixed(history: list[tuple[Floats, Floats]]) -> Floats:
 
 def fit_everybody(
     sample: Quadratics,
-    best: Fit,
+    best: MixtureFit,
     total: Callable[[Parameters], PassSums],
     allowed: Callable[[Parameters], bool],
-) -> tuple[Fit, int]:
+) -> tuple[MixtureFit, int]:
     """The mixture ``best`` of a sample fitted to all users, and the number of passes over them.
 
     ``total`` sums over all users at every pass. Where groups are not ``allowed`` the smallest goes,

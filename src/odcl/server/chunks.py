@@ -36,7 +36,7 @@ class Chunks(Protocol):
 
 
 @dataclass(frozen=True)
-class Source:
+class UploadSource:
     """Chunks that are read one after another, and again at every pass."""
 
     read: Callable[[], Iterable[Uploads]]
@@ -45,14 +45,14 @@ class Source:
         return sum_of(map(function, self.read()))
 
 
-def in_chunks(uploads: Uploads, size: int = CHUNK_USERS) -> Source:
+def in_chunks(uploads: Uploads, size: int = CHUNK_USERS) -> UploadSource:
     """Uploads that are in memory, piece by piece."""
 
     def read() -> Iterable[Uploads]:
         for start in range(0, len(uploads), size):
             yield uploads.part(start, start + size)
 
-    return Source(read)
+    return UploadSource(read)
 
 
 def added(chunks: Chunks, function: Callable[[Uploads], Any]) -> Any:

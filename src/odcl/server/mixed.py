@@ -14,7 +14,7 @@ from odcl.data.unusual import Limits, unusual_users
 from odcl.errors import NotAdmissible
 from odcl.exchange.upload import Uploads
 from odcl.method import Method
-from odcl.mixed.em import Fit
+from odcl.mixed.em import MixtureFit
 from odcl.mixed.layout import (
     Coordinates,
     coordinates,
@@ -23,7 +23,7 @@ from odcl.mixed.layout import (
     model_spread,
     plain_coordinates,
 )
-from odcl.mixed.mixture import Moments, Quadratics, by_row, moments
+from odcl.mixed.mixture import MixtureMoments, Quadratics, by_row, moments
 from odcl.mixed.posterior import Mixture, mixture_of, posterior
 from odcl.mixed.search import search, search_sample
 from odcl.mixed.streaming_em import (
@@ -70,7 +70,7 @@ def _of_all(uploads: Uploads, method: Method, parties: Parties | None) -> Stream
     at = common_coordinates(usual, all_terms(usual))
     smallest, spoke = method.smallest_group, usual.seen > 0
 
-    def admissible(q: Quadratics, fit: Fit) -> bool:
+    def admissible(q: Quadratics, fit: MixtureFit) -> bool:
         """Is every group the likeliest of enough users who said something?"""
         r = fit.responsibilities
         if parties is not None:
@@ -78,7 +78,7 @@ def _of_all(uploads: Uploads, method: Method, parties: Parties | None) -> Stream
             return held_by_enough(m, r, parties.of[~outside], usual.seen, smallest)
         return bool(np.bincount(r[spoke].argmax(axis=1), minlength=fit.n_groups).min() >= smallest)
 
-    fits: list[Fit] = []
+    fits: list[MixtureFit] = []
     candidates = _candidates(usual, at)
     for q in candidates:
         try:
@@ -157,7 +157,9 @@ def _widths(uploads: Uploads) -> range:
     return range(1 if uploads.factor is not None else len(GAUSSIAN_WIDTHS))
 
 
-def held_by_enough(m: Moments, r: Floats, party: Ints, weight: Floats, smallest: int) -> bool:
+def held_by_enough(
+    m: MixtureMoments, r: Floats, party: Ints, weight: Floats, smallest: int
+) -> bool:
     """Has every center enough parties, and none with more than half of its information?
 
     ``r`` (n_users, K) are the users' groups. A party counts where at least half of its ``weight``
@@ -396,7 +398,7 @@ def _nearest(widths: list[Quadratics], mixture: Mixture) -> Quadratics:
     return widths[int(np.argmin((square * priors - np.log(priors)).sum(axis=1)))]
 
 
-def _numbered(fit: Fit) -> tuple[Fit, Ints]:
+def _numbered(fit: MixtureFit) -> tuple[MixtureFit, Ints]:
     """Groups numbered by their first user; a group that is nobody's likeliest comes last."""
     likeliest = fit.responsibilities.argmax(axis=1)
     order = _by_first_user(likeliest, fit.n_groups)
@@ -417,7 +419,7 @@ def _by_first_user(labels: Ints, n_groups: int) -> Ints:
     return np.array(order, np.intp)
 
 
-def _found_text(fit: Fit) -> str:
+def _found_text(fit: MixtureFit) -> str:
     """How many groups, and how users of a group differ, in a sentence."""
     k = fit.n_groups
     found = f"{k} groups found. Within a group, users" if k > 1 else "No groups: users"

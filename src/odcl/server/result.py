@@ -13,7 +13,7 @@ from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import positions
 from odcl.exchange.download import Downloads, Refit
 from odcl.exchange.upload import Uploads
-from odcl.mixed.em import Fit
+from odcl.mixed.em import MixtureFit
 from odcl.server.chunks import in_chunks
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ class Alternatives:
         return replace(self, options=tuple(replace(one, labels=own) for one, own in pairs))
 
 
-def of_fits(searches: Sequence[Fit], winner: Fit, labels: Ints) -> Alternatives:
+def of_fits(searches: Sequence[MixtureFit], winner: MixtureFit, labels: Ints) -> Alternatives:
     """Of mixed groups: the best fit of every K and shape in all searches.
 
     The winner has come to rest since, and stands for its K and shape with the groups in hand.

@@ -95,7 +95,7 @@ class MixtureParameters:
 
 
 @dataclass(frozen=True, eq=False)
-class Fit:
+class NoiseMixtureFit:
     """A mixture at rest, with what decides between numbers of groups."""
 
     mixture: MixtureParameters
@@ -170,7 +170,7 @@ def em(
     max_sweeps: int = 300,
     tol: float = 1e-6,
     fit_variance: bool = True,
-) -> Fit:
+) -> NoiseMixtureFit:
     """Centres and shares, then tau2 (or the scale), in turns, each after its own E-step.
 
     Taking turns (Meng and van Dyk 1997, AECM) needs one pass over the users each time and keeps no
@@ -196,7 +196,7 @@ def em(
     misfit = 1.0
     if degrees >= 0.5 * cloud.dim:
         misfit = float((state.spread / mixture.variance(cloud.noise)).sum()) / degrees
-    return Fit(mixture, state.labels, score, misfit, degrees, converged)
+    return NoiseMixtureFit(mixture, state.labels, score, misfit, degrees, converged)
 
 
 def from_labels(cloud: Cloud, labels: Ints) -> tuple[MixtureParameters, float]:

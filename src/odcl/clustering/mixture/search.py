@@ -18,8 +18,8 @@ from odcl.clustering.mixture.em import (
     TAU_PRICE,
     Axes,
     Cloud,
-    Fit,
     MixtureParameters,
+    NoiseMixtureFit,
     between_users,
     em,
     from_labels,
@@ -42,7 +42,7 @@ MaxClusters = int | Literal["auto"]
 class Found:
     """The chosen mixture on all users of the cloud, and the ICL of every K looked at."""
 
-    fit: Fit
+    fit: NoiseMixtureFit
     scores: dict[int, float]  # of EM where it ran, of the tree's cut elsewhere
 
 
@@ -85,7 +85,7 @@ def _search(
     # fewer than three users per group on average, noise alone splits one time in five.
     limit = len(cloud) if cloud.believed else max(1, len(cloud) // 3)
     scores = tree.scores(limit, max_clusters)
-    fits: dict[int, Fit] = {}
+    fits: dict[int, NoiseMixtureFit] = {}
     todo = {1, *sorted(scores, key=lambda k: scores[k])[:3]}
     while todo:
         for k in sorted(todo):
@@ -96,7 +96,7 @@ def _search(
     return Found(fits[best], scores)
 
 
-def _best_fit(cloud: Cloud, k: int, tree: _Tree, rng: np.random.Generator) -> Fit:
+def _best_fit(cloud: Cloud, k: int, tree: _Tree, rng: np.random.Generator) -> NoiseMixtureFit:
     """EM from the tree's cut and from a few K-means++ drawings, the best one to the end."""
     starts = [tree.mixture(k)]
     if 1 < k <= MANY_GROUPS:
@@ -260,7 +260,7 @@ def _merge(cost: Floats, weight: Floats, alive: Bools, a: int, b: int) -> None:
     alive[a] = False
 
 
-def sharpen(cloud: Cloud, fit: Fit, axes_of: Callable[[Ints], Axes]) -> Fit:
+def sharpen(cloud: Cloud, fit: NoiseMixtureFit, axes_of: Callable[[Ints], Axes]) -> NoiseMixtureFit:
     """Fit tau2 to whole covariances; the groups stay.
 
         e_i = z_i - (centre of the others in its group) ~ N(0, A_i + tau2 I + I / (P_k - 1/s_i))

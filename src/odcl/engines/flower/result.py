@@ -110,7 +110,7 @@ def _is_number(value: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Columns:
+class TableColumns:
     """Names and units of a table's columns, so that ``odcl predict`` takes the result.
 
     With a ``task``, the card that sites agreed on, columns, categories and scales are the card's.
@@ -162,7 +162,7 @@ class Columns:
 # -- on disk ---------------------------------------------------------------------------------------
 
 
-def write_result(outcome: Outcome, columns: Columns, folder: Path, *, force: bool) -> None:
+def write_result(outcome: Outcome, columns: TableColumns, folder: Path, *, force: bool) -> None:
     """Write a run, whole or not at all."""
     from odcl.runs.run import RunReport, finite
     from odcl.runs.tables import run_tables

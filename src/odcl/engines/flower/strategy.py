@@ -36,7 +36,7 @@ from odcl.engines.flower.messages import (
 )
 from odcl.engines.flower.node import own_ids
 from odcl.engines.flower.request import Request, expect_bare, ids_to_text
-from odcl.engines.flower.result import Columns, Outcome, mean_metrics, write_result
+from odcl.engines.flower.result import Outcome, TableColumns, mean_metrics, write_result
 from odcl.engines.flower.rounds import RoundServer, refine
 from odcl.engines.wire import mixture_parts, naming_set_aside, nodes_aside, plain
 from odcl.errors import count
@@ -103,7 +103,9 @@ class ODCL:
         if not (wait >= 0 and timeout > 0):
             raise ValueError(f"wait={wait} and timeout={timeout} are no times in seconds.")
         named = None if features is None else tuple(map(str, features))
-        self.columns = Columns(named, user, target, None if classes is None else tuple(classes))
+        self.columns = TableColumns(
+            named, user, target, None if classes is None else tuple(classes)
+        )
         self.request = Request(
             risk if isinstance(risk, Risk) else Risk(risk or "squared"),
             Method.of(method),
