@@ -25,7 +25,7 @@ test:
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 	$(FLOWER)/bin/python -m pytest -n 2 --dist loadfile -m "not slow" $(FLOWER_TESTS)
 
-# Adds real deployments, browsers and long pages.
+# Adds real deployments, browsers, long pages and simulations.
 test-all: test
 	$(BIN)/python -m pytest -n 2 -m slow
 	$(FLOWER)/bin/python -m pytest -n 2 --dist loadfile -m slow $(FLOWER_TESTS)

@@ -196,6 +196,7 @@ def hostile_run(command):
     return f"{HOSTILE}-run"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a terminal")
 @pytest.mark.parametrize("to", ["terminal", "pipe"])
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ CALIBRATION = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CALIBRATION)
 def test_users_reported_with_probability_p_are_misplaced_that_often(name):
     """Among all users, and among those of a middling p, within 3 standard errors."""

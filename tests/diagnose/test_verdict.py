@@ -21,6 +21,7 @@ from tests.diagnose.cases import CASES, MIXTURE, PAPER, SEEDS, Case
 from tests.helpers import squared_error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_the_verdict_is_right_in_four_of_five_federations(name):
     case = CASES[name]

@@ -43,6 +43,7 @@ SETUPS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clusterer", ["auto", "mixture"])
 @pytest.mark.parametrize("setup", SETUPS)
 @pytest.mark.parametrize(("n", "tau"), [(50, 0.0), (100, 0.1), (400, 0.03), (400, 0.3)])
@@ -71,6 +72,7 @@ def hidden_logistic(n_clusters, n, seed, *, m=60, d=10):
     return equal_users(X, y, m), groups, optima
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("l2", [1e-4, 1e-2])
 @pytest.mark.parametrize(("n", "n_clusters", "seeds"), [(100, 1, 3), (100, 3, 10), (200, 3, 3)])
 def test_logistic_users_find_their_groups_too(l2, n, n_clusters, seeds):

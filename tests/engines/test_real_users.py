@@ -78,6 +78,7 @@ def split_scores(X, digit, low, high, seed):
     return {name: (s.mean(), s.min()) for name, s in scores.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "low", "high"), [(digits, 10, 60), (mnist, 10, 60), (mnist, 40, 300)]
 )

@@ -98,6 +98,7 @@ CALIBRATION = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("loss", "settings", "world"), CALIBRATION)
 def test_false_alarms_are_rare_whatever_the_number_of_rows(loss, settings, world):
     """Of 100 or 200 members of 1 to 500 rows, at most 2 % are taken for strangers.

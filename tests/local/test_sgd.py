@@ -45,6 +45,7 @@ def fit_local(federation, loss, l2=0.5, intercept=False, **kwargs):
     return fit_users(federation, Risk(loss, l2, intercept), "none", **kwargs)
 
 
+@pytest.mark.slow
 @every_loss
 @pytest.mark.parametrize("output", ["last", "average"])
 @pytest.mark.parametrize("weighted", [False, True])

@@ -84,6 +84,7 @@ def test_models_drawn_to_the_centre_are_those_of_the_solver(shape, kind):
         assert_allclose(halves, np.mean(apart, axis=0), atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("intercept", [True, False])
 @pytest.mark.parametrize("weighted", [True, False])
@@ -98,6 +99,7 @@ def test_strengths_are_weighed_as_by_fits_one_at_a_time(exact, shape, intercept,
     assert_array_equal(strength, by_fits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("intercept", [True, False])
 @pytest.mark.parametrize("weighted", [True, False])

@@ -114,6 +114,7 @@ def test_the_user_finds_what_the_server_found(own_noise):
     assert_allclose(got.s2, fit.s2, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_intervals_cover_held_out_rows():
     """90 % intervals on 16 federations of 480 held-out rows, half of them with unequal noise."""
     covered = []

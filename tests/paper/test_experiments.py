@@ -87,6 +87,7 @@ def made_up(name: str, folder: Path) -> Images:
 # -- what the results must show --------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_kmeans_is_oracle_averaging_and_convex_clustering_from_500_on(outcome):
     rows = outcome("figure-mse").rows
     for n in (50, 100, 500, 1000):
@@ -120,6 +121,7 @@ def test_ifca_needs_many_rounds_where_one_does(outcome):
         assert up[0] > 50 * up[1]
 
 
+@pytest.mark.slow
 def test_stochastic_steps_stall_above_one_round_and_full_gradients_do_not(outcome):
     rows = outcome("figure-ifca").rows
     one, pooled = (rows.mean(m, "nmse") for m in ("odcl-cc-oracle", "cluster-oracle"))
@@ -133,6 +135,7 @@ def test_stochastic_steps_stall_above_one_round_and_full_gradients_do_not(outcom
     assert_allclose(start, start[0])
 
 
+@pytest.mark.slow
 def test_clusterpath_finds_the_clusters_before_the_lambda_of_the_truth_does(outcome):
     rows = outcome("figure-clusterpath").rows
     found = {n: rows.mean("odcl-cc-oracle", "n_clusters", n=n) for n in (100, 600)}
@@ -142,6 +145,7 @@ def test_clusterpath_finds_the_clusters_before_the_lambda_of_the_truth_does(outc
     assert rows.mean("odcl-cc", "nmse", n=100) < rows.mean("odcl-cc-oracle", "nmse", n=100)
 
 
+@pytest.mark.slow
 def test_logistic_models_are_in_four_clusters(outcome):
     rows = outcome("figure-logistic").rows
     assert rows.mean("odcl-cc-oracle", "n_clusters", n=300) > 90

@@ -76,6 +76,7 @@ def measured(n: int, n_clusters: int, seeds: range, method: str = "kmeans") -> f
 # -- against federations that are really fitted ----------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "runs", "factor"),
     [("kmeans", 60, 1.25), ("convex", 50, 1.25), ("default", 6, 1.8)],

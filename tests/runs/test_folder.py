@@ -214,6 +214,7 @@ def at_once(*lines: list[str]) -> None:
         assert process.returncode == 0, err
 
 
+@pytest.mark.slow
 def test_processes_that_add_and_update_users_at_once_lose_nobody(run):
     """Two processes read, change and write one run: each change must build on the last."""
     save_csv(people(n_users=2, n=3, seed=5), "more.csv")

@@ -528,6 +528,7 @@ def left_of(group):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 @pytest.mark.parametrize("when", ["start", "work"])
 def test_a_fit_that_is_interrupted_leaves_nothing(tmp_path, when):
