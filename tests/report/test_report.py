@@ -40,7 +40,7 @@ def test_the_closing_table_names_methods_and_aligns_its_numbers():
 def test_the_verdict_counts_all_users():
     found = comparison(local=[1.0, 2.0, 3.0, 4.0], odcl=[0.5, 2.5, 3.0, 2.0])
     assert "2 of 4 users do better" in verdict(found)
-    assert verdict(found).endswith("1 do worse, 1 the same.")
+    assert verdict(found).endswith("1 does worse, 1 the same.")
 
 
 @pytest.mark.parametrize(

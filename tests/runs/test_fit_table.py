@@ -159,3 +159,16 @@ def test_advice_is_for_python(run):
     assert "for counts say loss='poisson'" in text
     assert "--" not in f"{run}{text}"
     assert not Path("run").exists()
+
+
+def test_values_that_hold_every_user_are_shown_in_a_line(run):
+    for value in (run, run.comparison, run.model.fitted_):
+        assert "user" in repr(value)
+        assert len(repr(value)) < 120
+
+
+def test_a_dask_frame_is_refused_with_what_to_say_instead():
+    frames = pytest.importorskip("dask.dataframe", reason="tables in pieces: odcl[dask]")
+    frame = frames.from_pandas(pd.DataFrame({"s": [1, 2], "x": [1.0, 2.0], "y": [1.0, 2.0]}))
+    with pytest.raises(odcl.errors.InputError, match=r"ODCLRegressor\(users='store'\)"):
+        odcl.fit_table(frame, user="s", target="y")

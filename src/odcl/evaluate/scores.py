@@ -10,6 +10,7 @@ import numpy as np
 
 from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.federation import Federation, content_order
+from odcl.errors import count
 from odcl.risk.loss import Loss
 from odcl.risk.losses import Poisson
 
@@ -48,6 +49,12 @@ class Comparison:
     held: HeldOut | None = None  # the rows themselves, where they were kept
     of_users: int = 0  # users of whom those compared were drawn; 0: all were compared
     log_loss: dict[str, Floats] = field(default_factory=dict)  # of classes: method -> (n_users,)
+
+    def __repr__(self) -> str:
+        users, rows = count(self.n_users, "user"), count(self.n_rows, "held-out row")
+        return (
+            f"<{type(self).__name__}: {self.metric} of {len(self.scores)} methods, {users}, {rows}>"
+        )
 
     @property
     def larger_is_better(self) -> bool:

@@ -20,6 +20,7 @@ from odcl.data.federation import positions
 from odcl.data.frames import column_position
 from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
+from odcl.errors import count
 from odcl.fitted.columns import UserColumns
 from odcl.local.predict import in_table_units
 from odcl.method import Method, most_parameters
@@ -134,6 +135,10 @@ class Fitted:
         found = cls(columns, scaling, reason=step.reason, **own, **more)
         inside = inside_text(found.mixture, found.risk, found.units)
         return replace(found, reason=f"{step.reason} {inside}".rstrip())
+
+    def __repr__(self) -> str:
+        users, groups = count(self.n_users, "user"), count(self.n_clusters, "group")
+        return f"<{type(self).__name__}: {users}, {groups}, {self.risk.loss.name} loss>"
 
     # -- names and units -------------------------------------------------------------------------
 

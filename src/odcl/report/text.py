@@ -98,13 +98,17 @@ def comparison_table(comparison: Comparison) -> str:
     )
 
 
+def _do(users: int) -> str:
+    return "does" if users == 1 else "do"
+
+
 def verdict(comparison: Comparison, *, shell: bool = False) -> str:
     """Who gained, and what is better: a sentence or two, with options of the shell or of Python."""
     ours, n = comparison.ours, comparison.n_users
     better, worse = comparison.better_off(ours, "local")
     text = (
-        f"With {NAMES[ours]} {better:,} of {n:,} users do better than with a model of their own, "
-        f"{worse:,} do worse, {n - better - worse:,} the same."
+        f"With {NAMES[ours]} {better:,} of {n:,} users {_do(better)} better than with a model of "
+        f"their own, {worse:,} {_do(worse)} worse, {n - better - worse:,} the same."
     )
     if comparison.of_users:
         text = f"Compared on {n:,} of {comparison.of_users:,} users, drawn by their ids.\n{text}"

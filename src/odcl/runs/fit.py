@@ -12,10 +12,11 @@ import numpy as np
 from odcl.data import notices
 from odcl.data.columns import as_names
 from odcl.data.federation import Federation
+from odcl.data.frames import is_dask_frame
 from odcl.data.notices import TableCheck
 from odcl.data.source import TableSource, read_column_names, read_source, release_memory
 from odcl.diagnose.verdict import scattered
-from odcl.errors import count
+from odcl.errors import InputError, count
 from odcl.estimators.evidence import evidence_of
 from odcl.evaluate.scores import Comparison
 from odcl.local.fit import LocalModels
@@ -61,6 +62,12 @@ def fit_table(
 
     Print the run for what the command prints; ``run.model`` is the fitted estimator.
     """
+    if is_dask_frame(source):
+        raise InputError(
+            "fit_table takes files and frames in memory, and this is a Dask frame: say "
+            "ODCLRegressor(users='store').fit(frame, 'sales'), or write it to Parquet for "
+            "`odcl fit --engine dask`."
+        )
     held = HoldOut.of(holdout)
     if (time is None) == held.last:
         raise ValueError("holdout='last' and time='COLUMN' go together.")

@@ -202,7 +202,7 @@ def _combined(task: Task, found: Collected) -> CombinedRound:
     verdict = diagnose_step(uploads, step, task.resolved, features=features).verdict
     diagnosis = str(verdict)
     if step.groups_forbidden:
-        diagnosis = f"Without groups that too few sites stand behind: {verdict}"
+        diagnosis = f"Judged without the groups that were not allowed. {verdict}"
     elif verdict.advice == "mixed" and step.mixture is not None:
         diagnosis = verdict.reason  # that users differ gradually is the step's reason already
     groups = RoundGroups(
