@@ -364,7 +364,7 @@ def test_the_order_of_rows_and_columns_and_other_columns_do_not_matter(columns, 
     for name, mean in schema.fill.items():
         # Sums of up to 12 terms in another order, relative to their largest.
         largest = max(abs(float(v)) for v in columns[name])
-        assert abs(again.fill[name] / 2 - mean / 2) <= 1e-14 * largest
+        assert abs(again.fill[name] / 2 - mean / 2) <= 1e-12 * largest
     encoded = schema.encode(other)
     assert_array_equal(encoded.X, schema.encode(table).X[rows])
     assert encoded.users.tolist() == [columns["store"][r] for r in rows]
@@ -408,7 +408,7 @@ def test_filling_with_means_is_as_if_they_had_stood_there(columns):
         values = [float(v) for v in known[name]]
         # math.fsum is exact; ours rounds a few times relative to the largest value.
         mean = math.fsum(v / len(values) for v in values)
-        assert abs(schema.fill[name] / 2 - mean / 2) <= 1e-14 * max(map(abs, values))
+        assert abs(schema.fill[name] / 2 - mean / 2) <= 1e-12 * max(map(abs, values))
     fill = {**schema.fill, "region": schema.levels["region"][0]}
     filled = {
         n: [
@@ -585,7 +585,7 @@ def test_booleans_decimals_and_any_integer_are_numbers():
     table = small_table(region=[True, False, True, None], sold=wide, price=exact)
     encoded = TableSchema.fit(table, **ROLES, missing="mean").encode(table)
     assert_allclose(encoded.X[:, 0], [1.5, 2.25, 0, 1.25], rtol=1e-15)
-    assert_array_equal(encoded.X[:, 1], [1, 0, 1, 2 / 3])
+    assert_allclose(encoded.X[:, 1], [1, 0, 1, 2 / 3], rtol=1e-12)
     assert_array_equal(encoded.X[:, 2], [2.0**64, 1, 0, 2.0**53])
 
 

@@ -103,6 +103,18 @@ class NumberSummary:
         mean = math.ldexp(np.ldexp(values, -exponent).mean(), exponent)
         return cls(len(values), mean, low, high)
 
+    @property
+    def fill(self) -> float:
+        """What stands for a missing value: the mean, rounded to 40 bits of the largest number.
+
+        The last bits of a mean depend on how the table was cut into pieces, and rows are held out
+        by what is in them.
+        """
+        if self.low == self.high:
+            return self.low
+        _, exponent = math.frexp(max(abs(self.low), abs(self.high)))
+        return math.ldexp(round(math.ldexp(self.mean, 40 - exponent)), exponent - 40)
+
     def __add__(self, other: NumberSummary) -> NumberSummary:
         if not (self.rows and other.rows):
             return self if self.rows else other
@@ -152,7 +164,7 @@ class Design:
             elif not one.rows:
                 raise no_value(name)
             else:
-                fill[name] = one.mean
+                fill[name] = one.fill
         return cls(features, levels, fill).checked()
 
     def checked(self) -> Design:
