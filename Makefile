@@ -25,10 +25,10 @@ test:
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 	$(FLOWER)/bin/python -m pytest -n 2 --dist loadfile -m "not slow" $(FLOWER_TESTS)
 
-# Adds real deployments, browsers, long pages and simulations.
+# Adds real deployments (one at a time: each has ten processes), browsers, long pages and simulations.
 test-all: test
 	$(BIN)/python -m pytest -n 2 -m slow
-	$(FLOWER)/bin/python -m pytest -n 2 --dist loadfile -m slow $(FLOWER_TESTS)
+	$(FLOWER)/bin/python -m pytest -m slow $(FLOWER_TESTS)
 
 # Warnings are errors: broken links, names without a place, whatever is loaded from elsewhere.
 docs: $(READY)
