@@ -317,7 +317,7 @@ def test_a_group_needs_enough_distinct_sites(tmp_path):
         curbed = combined.step.groups_forbidden
         assert curbed == (least == 4)
         assert curbed == ("More groups were seen, and were not allowed" in combined.groups.reason)
-        assert curbed == combined.groups.diagnosis.startswith("Without groups that too few")
+        assert curbed == combined.groups.diagnosis.startswith("Judged without the groups")
     assert groups == {1: [3, 3], 3: [3, 3], 4: [6]}
 
 
