@@ -200,3 +200,11 @@ def test_the_digest_of_a_network_tells_networks_apart():
     frozen_features(lambda context: None, one, sha256=network_digest(one))
     with pytest.raises(ValueError, match="cannot be compared"):
         frozen_features(lambda context: None, two, sha256=network_digest(one))
+
+
+def test_a_fit_of_ones_own_says_what_users_send():
+    class Silent(flower.Fit):
+        """Nothing to send."""
+
+    with pytest.raises(TypeError, match="uploads"):
+        Silent()

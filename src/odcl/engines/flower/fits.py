@@ -7,6 +7,7 @@ subclass of :class:`Fit`.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,16 +32,16 @@ if TYPE_CHECKING:
     from sklearn.base import BaseEstimator
 
 
-class Fit:
+class Fit(ABC):
     """A model that users fit on their own rows.
 
     A subclass says what users send, :meth:`uploads`; :meth:`last_step` and :meth:`loss` serve all
     models that the agreed risk describes. Models that take part in rounds have :meth:`answer`.
     """
 
+    @abstractmethod
     def uploads(self, rows: Federation, agreed: Agreed, *, seed: int) -> Uploads:
         """Step 1 of Algorithm 1: what each user sends."""
-        raise NotImplementedError
 
     def last_step(
         self,

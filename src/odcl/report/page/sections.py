@@ -158,15 +158,15 @@ def _map(facts: FitFacts) -> Markup:
 def _gain(facts: FitFacts) -> Markup:
     title = "What each user gains"
     if facts.gains is None:
-        why = "No rows were held out, so nothing is said of what it is worth."
+        why = "No rows were held out, so gains are not known."
         return figure_block("gain", title, None, why)
     _, beyond = svg.gain_frame(facts.gains)
     picture = svg.gain_picture(facts.gains, facts.users)
     metric = facts.gains.metric
-    better = "more" if facts.gains.larger else "less"
+    better = "higher" if facts.gains.larger else "lower"
     about = (
-        f"Held-out rows, {metric} of a model of its own against odcl's: above the line a user has "
-        f"{better} of it with odcl."
+        f"{metric} on held-out rows, a model of its own against odcl's. Above the line a user's "
+        f"{metric} is {better} with odcl."
     )
     note = ""
     if beyond:
