@@ -28,6 +28,7 @@ ROOMS = (
     "data",
     "artifact",
     "mixed",
+    "wide",
     "exchange",
     "local",
     "clustering",
