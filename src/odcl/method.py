@@ -17,15 +17,11 @@ from odcl.declared import OPTIONAL, fields_from_json
 from odcl.errors import InputError, Setting
 from odcl.exchange.download import Refit
 from odcl.exchange.upload import TERM_FIELDS, Curvature
-from odcl.risk.risk import Risk
+from odcl.risk.risk import Risk, most_parameters
 
 COMBINERS = ("mean", "samples", "precision")
 REFITS = ("evidence", "cv")
 TERM_LOSSES = ("squared", "huber", "logistic", "poisson", "multinomial")
-MOST_TERM_PARAMETERS = 100  # beyond, a matrix per user is too much to send
-# Classes and counts: beyond, a Gaussian says too little of a few rows. Users with two digits of
-# their own each, 40 images, 61 parameters: accuracy .956, with the noise mixture .990.
-MOST_GAUSSIAN_PARAMETERS = 40
 
 
 @dataclass(frozen=True)
@@ -178,11 +174,6 @@ class Method:
         if isinstance(words, dict) and "clusterer" in words:
             words = {**words, "clusterer": ClustererSpec.from_json(words["clusterer"])}
         return fields_from_json(cls, words)
-
-
-def most_parameters(risk: Risk) -> int:
-    """Up to how many parameters there are mixed groups."""
-    return MOST_TERM_PARAMETERS if risk.loss.has_data_terms else MOST_GAUSSIAN_PARAMETERS
 
 
 def _one_of(name: str, value: Any, known: tuple[str, ...]) -> None:

@@ -31,6 +31,11 @@ def uploads(m=5, dim=3, *, seed=0):
         "gaussian_slope": rng.normal(size=(m, 3, dim)),
         "gaussian_constant": rng.normal(size=(m, 3)),
         "gaussian_ceiling": rng.normal(size=m),
+        "class_rows": rng.normal(size=(m, 2)),
+        "class_means": rng.normal(size=(m, 2, dim)).astype(np.float32),
+        "scatter": rng.normal(size=(m, 4, dim)).astype(np.float32),
+        "scatter_class": rng.integers(-1, 2, size=(m, 4), dtype=np.int16),
+        "thin_factor": rng.normal(size=(m, 5, width)).astype(np.float32),
         "observations": n,
     }
     return Uploads(ids, n, theta, H, phi, trace, **terms)
@@ -116,10 +121,14 @@ def test_arrays_of_a_file_lead_back_to_the_messages(name):
     arrays = message.to_arrays()
     if "curvature" in arrays:
         assert arrays["curvature"].shape == (5, 6)  # triangles
-    shapes = message.array_shapes("users", {"dim": 3, "width": 4, "widths": 3})
-    for key, values in arrays.items():
-        if values.ndim:  # what all users share is one number
-            assert shapes[key][1:] == values.shape[1:]
+    sizes = {"dim": 3, "width": 4, "widths": 3, "classes": 2, "features": 3, "draws": 4}
+    shapes, specs = message.array_shapes("users", sizes), message.specs(sizes)
+    if name == "uploads":
+        assert shapes.pop("thin_factor") == ("users", "rank", 4)  # as many rows as a file has
+        assert specs["class_means"].dtypes == ("float32",)
+    for key, shape in shapes.items():
+        if arrays[key].ndim:  # what all users share is one number
+            assert shape[1:] == arrays[key].shape[1:]
     assert_same(type(message).from_arrays(message.users, arrays), message)
 
 
@@ -129,24 +138,26 @@ def test_arrays_that_do_not_make_a_message_are_refused():
     refusal(Uploads.from_arrays, np.arange(5), arrays, match="n_samples is not there")
 
 
-def test_bytes_are_eight_per_number_and_a_triangle_per_matrix():
+def test_bytes_are_those_of_numbers_and_a_triangle_per_matrix():
     assert n_numbers(()) == 1
     assert n_numbers((4,)) == 4
     assert n_numbers((4, 4)) == 10
     assert n_numbers((4, 5)) == 20
     assert message_bytes((4,), (), (4, 4)) == 8 * 15
     terms = 4 + 10 + 3 * (6 + 3 + 1) + 1 + 1
-    assert_array_equal(uploads().n_bytes, 8 * (3 + 1 + 6 + 1 + 1 + terms))
+    wide = 8 * 2 + 4 * (2 * 3 + 4 * 3 + 5 * 4) + 2 * 4
+    assert_array_equal(uploads().n_bytes, 8 * (3 + 1 + 6 + 1 + 1 + terms) + wide)
     kept = uploads()
     kept.curvature[2] = 0.0  # this user keeps it back
     assert_array_equal(kept.kept_back("curvature"), np.arange(5) == 2)
-    assert_array_equal(kept.n_bytes, 8 * (terms + np.array([12, 12, 6, 12, 12])))
+    assert_array_equal(kept.n_bytes, 8 * (terms + np.array([12, 12, 6, 12, 12])) + wide)
     assert_array_equal(downloads().n_bytes, 8 * (3 + 1 + 1 + 1 + 1 + 1 + 3))
 
 
 def test_a_ledger_counts_rounds_first_ones_and_the_delivery():
     one = Ledger.of(uploads(), downloads())
-    assert (one.n_rounds, one.total_up, one.total_down) == (1, 5 * 8 * (12 + 46), 5 * 8 * 11)
+    sent = 8 * (12 + 46) + 176
+    assert (one.n_rounds, one.total_up, one.total_down) == (1, 5 * sent, 5 * 8 * 11)
     rounds = Exchange(
         7, sends=((3,),), receives=((3,),) * 2, sends_first=((),), delivers=True
     ).over(4)

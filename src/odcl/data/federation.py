@@ -247,7 +247,12 @@ def id_keys(ids: Array) -> Array:
     for letter in letters.T:  # the ends of shorter ids are zeros
         there = letter > 0
         key[there] = (key[there] ^ letter[there]) * np.uint64(0x100000001B3)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):  # SplitMix64
+    return stirred(key)
+
+
+def stirred(key: Array) -> Array:
+    """Integers (uint64) whose bits all depend on all bits of the keys: SplitMix64's last step."""
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         key = (key ^ (key >> np.uint64(shift))) * np.uint64(factor)
     return key ^ (key >> np.uint64(31))
 

@@ -26,6 +26,7 @@ from odcl.artifact.arrays import expect, is_count
 from odcl.data.address import Address
 from odcl.data.columns import is_text
 from odcl.data.columns import keys as as_keys
+from odcl.data.federation import stirred
 from odcl.data.schema import KINDS
 from odcl.exchange.arrow import USER, packed
 
@@ -55,7 +56,7 @@ def buckets_of(table: pa.Table, user: str, kind: str, n: int) -> Ints:
         found = as_keys(table, user, kind)
         each = [_key(value, kind) for value in found.values]
         keys = np.array([*each, 0], dtype=np.uint64)[found.codes]
-    return (_mixed(keys) % np.uint64(n)).astype(np.intp)
+    return (stirred(keys + _ODD) % np.uint64(n)).astype(np.intp)
 
 
 def _number_keys(numbers: Array, kind: str) -> Array:
@@ -71,14 +72,6 @@ def _key(value: Any, kind: str) -> int:
     if isinstance(value, int) and kind != "float":
         return value % 2**64  # whatever its size
     return int(_number_keys(np.array([value]), kind)[0])
-
-
-def _mixed(keys: Array) -> Array:
-    """Integers whose bits all depend on all bits of the keys."""
-    x = keys + _ODD
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
 
 
 def send(table: pa.Table, buckets: Ints, n: int, file: Address) -> int:

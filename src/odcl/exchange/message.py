@@ -115,10 +115,10 @@ class Message:
         """Shapes of the arrays that :meth:`to_arrays` may give; ``sizes`` of the words in them."""
         shapes: dict[str, tuple[int | str, ...]] = {}
         for name, part in cls.parts().items():
-            numbers = [sizes[word] for word in part.shape]
+            numbers = [sizes.get(word, word) for word in part.shape]  # a word: as many as there are
             shapes[name] = tuple(numbers) if part.shared else (users, *numbers)
             if part.matrix:
-                shapes[name] = (users, *numbers[:-2], n_numbers(numbers[-2:]))
+                shapes[name] = (users, *numbers[:-2], n_numbers(2 * (sizes[part.shape[-1]],)))
         return shapes
 
     @classmethod
@@ -178,12 +178,21 @@ class Message:
 
     @property
     def n_bytes(self) -> Ints:
-        """Bytes of each user's message, (n_users,): 8 per number."""
-        numbers = np.zeros(len(self), dtype=np.intp)
+        """Bytes of each user's message, (n_users,)."""
+        total = np.zeros(len(self), dtype=np.intp)
+        for name, each in self.field_bytes.items():
+            total += each * ~self.kept_back(name)
+        return total
+
+    @property
+    def field_bytes(self) -> dict[str, int]:
+        """Bytes of each field of one user's message: 8 per number, or as many as its type has."""
+        found = {}
         for name, values in self.part(0, 1).to_arrays().items():
-            each = values.size if self.parts()[name].shared else math.prod(values.shape[1:])
-            numbers += each * ~self.kept_back(name)
-        return 8 * numbers
+            part = self.parts()[name]
+            each = values.size if part.shared else math.prod(values.shape[1:])
+            found[name] = each * np.dtype(part.dtype).itemsize
+        return found
 
     def refuse_non_finite(self, name: str, values: Floats) -> None:
         """One number that is not finite would spread to a whole group: name its user."""

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from odcl._typing import Bools, Floats, Ints
+from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.federation import group_rows
 from odcl.exchange.message import Message, part
 from odcl.risk.risk import GAUSSIAN_WIDTHS, Risk
@@ -25,10 +25,16 @@ TERM_FIELDS = (
         "gaussian_slope",
         "gaussian_constant",
         "gaussian_ceiling",
+        "class_rows",
+        "class_means",
+        "scatter",
+        "scatter_class",
+        "thin_factor",
     ),
 )
 PLAIN = ("dispersion", "inverse_trace", "n_samples", "observations")  # checked in other ways
 Curvature = Literal["auto", "full", "none"]  # what users send of their curvature
+MOST_RANK = 256  # rows of a thin factor
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +44,11 @@ class Uploads(Message):
     ``theta`` is there where the method looks at models, the data term (the last fields) where it
     looks at what the rows say; a user with fewer rows than parameters may keep the larger part of
     its term to itself (``observations``).
+
+    A wide user (:func:`~odcl.risk.risk.is_wide`) sends moments in place of matrices:
+    ``class_rows``, ``class_means`` and ``scatter`` for classes, ``means`` and ``thin_factor`` for
+    squared loss. Each row of ``scatter`` has the covariance of the rows of its class and counts as
+    one degree of freedom; together they are the scatter itself where a class has few enough rows.
 
     ``curvature`` is n_i times the Hessian of the user's penalised risk at ``theta``. A user that
     keeps its curvature to itself has zeros there. ``dispersion`` is the noise scale phi_i with
@@ -82,6 +93,25 @@ class Uploads(Message):
     )
     gaussian_constant: Floats | None = part("how well the rows agree with such a model", "widths")
     gaussian_ceiling: Floats | None = part("how well they would agree with a perfect one")
+    class_rows: Floats | None = part("how many rows of each class the user has", "classes")
+    class_means: Array | None = part(
+        "the averages of the features in each class. That of a class with one row is the row",
+        *("classes", "features"),
+        dtype="float32",
+    )
+    scatter: Array | None = part(
+        "how the features vary within the classes: sums of differences between rows of a class. "
+        "With few rows in a class it reveals their span, and with two both rows",
+        *("draws", "features"),
+        dtype="float32",
+    )
+    scatter_class: Array | None = part("the class of each of these sums", "draws", dtype="int16")
+    thin_factor: Array | None = part(
+        "covariance of features and target: at most 256 sums of differences between rows. With no "
+        "more rows than that it reveals their span",
+        *("rank", "width"),
+        dtype="float32",
+    )
     observations: Floats | None = part(
         "how many rows the data term tells of: all; of a user with fewer rows than parameters "
         "their average as one, and of a user with one row none"
@@ -100,7 +130,8 @@ class Uploads(Message):
     @property
     def has_terms(self) -> bool:
         """Are the users' data terms there?"""
-        return self.factor is not None or self.gaussian_curvature is not None
+        fields = (self.factor, self.gaussian_curvature, self.class_means, self.thin_factor)
+        return any(field is not None for field in fields)
 
     @property
     def models(self) -> Floats:
@@ -119,6 +150,18 @@ class Uploads(Message):
             return self.n_samples
         return np.where(self.observations > 0, self.n_samples, 0.0)
 
+    @cached_property
+    def told_rows(self) -> Floats:
+        """The rows of each class that its mean tells of, (n_users, n_classes).
+
+        Without short terms a class that keeps its mean to itself has zeros there.
+        """
+        assert self.class_rows is not None
+        assert self.class_means is not None
+        if self.observations is None:
+            return self.class_rows
+        return np.where(self.class_means.any(axis=2), self.class_rows, 0.0)
+
     @property
     def n_users(self) -> int:
         return len(self.users)
@@ -128,6 +171,8 @@ class Uploads(Message):
         for model in (self.theta, self.gaussian_slope):
             if model is not None:
                 return int(model.shape[-1])
+        if self.risk is not None and self.class_means is not None:
+            return self.risk.dim(int(self.class_means.shape[2]))
         if self.means is None or self.risk is None:
             raise ValueError("These uploads hold neither the users' models nor their data terms.")
         return int(self.means.shape[1]) - 1 + self.risk.intercept
@@ -152,10 +197,11 @@ class Uploads(Message):
     def kept_back(self, name: str) -> Bools:
         if name == "curvature":
             return ~self.sent
-        if self.observations is None or name not in TERM_FIELDS:
+        if self.observations is None or name not in TERM_FIELDS or name == "class_rows":
             return super().kept_back(name)
         # Of an average there is no factor, of nothing there is nothing.
-        return self.observations < (self.n_samples if name == "factor" else 1)
+        whole = name in ("factor", "thin_factor")
+        return self.observations < (self.n_samples if whole else 1)
 
     @cached_property
     def sent(self) -> Bools:
@@ -187,8 +233,9 @@ class Uploads(Message):
         m, dim = self.n_users, self.dim
         sizes = upload_sizes(self.risk, dim)
         for name, values in self.present.items():
-            shape = (m, *(sizes[size] for size in self.parts()[name].shape))
-            if values.shape != shape:
+            pairs = zip(self.parts()[name].shape, values.shape[1:], strict=False)
+            shape = (m, *(sizes.get(word, n) for word, n in pairs))
+            if values.shape != shape or values.ndim != 1 + len(self.parts()[name].shape):
                 raise ValueError(f"{name} has shape {values.shape}, and {m} uploads need {shape}.")
             if name not in PLAIN:
                 self.refuse_non_finite(name, values)
@@ -206,9 +253,38 @@ class Uploads(Message):
                     f"{self.observations[bad][0]:g} observations, and it has "
                     f"{self.n_samples[bad][0]:g} rows: a term tells of no more rows than there are."
                 )
+        self._check_classes()
+
+    def _check_classes(self) -> None:
+        """Refuse class moments that contradict each other."""
+        if self.class_rows is None or self.scatter_class is None:
+            return
+        rows, of = self.class_rows, self.scatter_class
+        bad = (rows < 0).any(axis=1) | (np.abs(rows.sum(axis=1) / self.n_samples - 1) > 1e-9)
+        if bad.any():
+            raise ValueError(
+                f"User {self.users[bad].tolist()[0]!r} uploaded {rows[bad][0].sum():g} rows in its "
+                f"classes, and it has {self.n_samples[bad][0]:g}: every row has one class."
+            )
+        own = np.take_along_axis(rows, np.clip(of, 0, rows.shape[1] - 1), axis=1) > 0
+        bad = ~(((of >= 0) & (of < rows.shape[1]) & own) | (of == -1)).all(axis=1)
+        if bad.any():
+            raise ValueError(
+                f"User {self.users[bad].tolist()[0]!r} uploaded scatter of a class it has no row "
+                "of: each row of scatter names a class of the user, or -1 where it is empty."
+            )
 
 
 def upload_sizes(risk: Risk | None, dim: int) -> dict[str, int]:
     """What the words in the shapes of an upload's fields stand for."""
     features = dim if risk is None else dim // risk.n_outputs - risk.intercept
-    return {"dim": dim, "width": features + 1, "widths": len(GAUSSIAN_WIDTHS)}
+    sizes = {"dim": dim, "width": features + 1, "widths": len(GAUSSIAN_WIDTHS)}
+    if risk is None or not risk.loss.classification:
+        return sizes
+    classes = risk.n_outputs + 1
+    return sizes | {"classes": classes, "features": features, "draws": n_draws(classes, features)}
+
+
+def n_draws(n_classes: int, n_features: int) -> int:
+    """Rows of a wide user's scatter: as many as fit into 256 kB, from 4 or one per class to 32."""
+    return min(max(65_536 // max(n_features, 1), 4, n_classes), 32)

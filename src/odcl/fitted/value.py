@@ -23,9 +23,9 @@ from odcl.data.schema import TableSchema
 from odcl.errors import count
 from odcl.fitted.columns import UserColumns
 from odcl.local.predict import in_table_units
-from odcl.method import Method, most_parameters
+from odcl.method import Method
 from odcl.mixed.differences import inside_text, named_differences
-from odcl.risk.risk import Risk
+from odcl.risk.risk import Risk, most_parameters
 from odcl.server.assign_models import GroupStatistics
 
 if TYPE_CHECKING:

@@ -175,11 +175,12 @@ def fit_users(
                 if progress is not None:
                     progress(federation.n_users)
                 whole = risk.loss.name == "squared" and uploads.observations is None
+                whole &= uploads.factor is not None
                 return LocalModels(uploads, federation.n_rows, None, None if whole else federation)
         solved = _solve(federation, risk, solver, seed, n_jobs, progress)
         if not terms:
             H, phi, trace = _confidence(federation, risk, solved, curvature)
-            confidence = {"curvature": H, "dispersion": phi, "inverse_trace": trace}
+            confidence: dict[str, Any] = {"curvature": H, "dispersion": phi, "inverse_trace": trace}
             uploads = Uploads(users, n, risk=risk, theta=solved.theta, **confidence)
         return LocalModels(uploads, federation.n_rows, solved)
 

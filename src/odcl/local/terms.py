@@ -17,13 +17,14 @@ from odcl.local.fit import solve_users
 from odcl.local.predict import linear_predictors, one_for_all
 from odcl.local.problem import Solution
 from odcl.local.receive import Received
+from odcl.local.wide_terms import wide_terms
 from odcl.mixed.layout import model_map
 from odcl.mixed.mixture import Quadratics, by_row
 from odcl.mixed.posterior import Mixture, Posterior, posterior
 from odcl.mixed.terms import RANK, DataTerms, Levels, data_terms, merge, quadratics
 from odcl.risk.loss import symmetric
 from odcl.risk.losses import Huber, Multinomial
-from odcl.risk.risk import Risk
+from odcl.risk.risk import Risk, is_wide
 
 if TYPE_CHECKING:
     from odcl.mixed.gaussian import GaussianPosterior, PseudoTargets
@@ -39,6 +40,10 @@ def user_terms(federation: Federation, risk: Risk, *, short_terms: bool = True) 
     for others its targets as if each had come with x-bar. Whose rows are all the same would send
     the row with it, and sends nothing.
     """
+    if is_wide(risk, federation.n_features):
+        if isinstance(risk.loss, Huber):
+            federation = federation.with_y(_pseudo_targets(federation, risk).y)
+        return wide_terms(federation, risk, short_terms=short_terms)
     n, owner = federation.n_samples, federation.row_user
     short = np.full(len(n), not short_terms)
     short &= federation.n_rows < risk.dim(federation.n_features)
@@ -142,12 +147,13 @@ def _data_terms(federation: Federation, y: Floats) -> DataTerms:
 
 def _pseudo_targets(federation: Federation, risk: Risk) -> PseudoTargets:
     """Huber's loss: targets at the users' own fits."""
-    from odcl.mixed.gaussian import pseudo_targets
+    from odcl.mixed.gaussian import FEW, pseudo_targets
 
     assert isinstance(risk.loss, Huber)
     X, owner, y = federation.X, federation.row_user, risk.loss.encode(federation.y)
-    z = linear_predictors(X, solve_users(federation, risk).theta, owner, risk)[:, 0]
-    dim = risk.n_inputs(X.shape[1])
+    z, dim = y, risk.n_inputs(X.shape[1])
+    if (federation.n_samples >= FEW * dim).any():  # others keep their targets
+        z = linear_predictors(X, solve_users(federation, risk).theta, owner, risk)[:, 0]
     m, weight = federation.n_users, federation.weight
     return pseudo_targets(z, y, owner, m, risk.loss.delta, dim, weight)
 

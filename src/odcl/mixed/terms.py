@@ -72,7 +72,7 @@ def data_terms(
             _subtract_rows(block, sums)
         if w is not None:
             block *= np.sqrt(weight[:, 0, :, None])
-        factor[who] = _triangle(block)
+        factor[who] = triangle(block)
     return DataTerms(total, mean, factor)
 
 
@@ -114,7 +114,7 @@ def stacked_rows(values: Floats, index: Ints) -> Floats:
     return values[index]
 
 
-def _triangle(a: Floats) -> Floats:
+def triangle(a: Floats) -> Floats:
     """The upper triangular factor R of each matrix of a stack, R'R = a'a.
 
     From a'a itself where its columns are far from dependent on one another (what is left of one
@@ -168,7 +168,7 @@ def merge_by_user(terms: DataTerms, users: Ints, n_users: int) -> DataTerms:
         between = np.sqrt(rows)[..., None] * (means - own)
         stack = terms.factor[index].reshape(len(who), -1, width)
         total[who], mean[who] = weight, own[:, 0]
-        factor[who] = _triangle(np.concatenate([stack, between], axis=1))
+        factor[who] = triangle(np.concatenate([stack, between], axis=1))
     return DataTerms(total, mean, factor)
 
 
