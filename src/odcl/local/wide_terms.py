@@ -53,7 +53,7 @@ def _class_terms(federation: Federation, risk: Risk, short_terms: bool) -> dict[
     rows = np.zeros(m * n_classes)
     means = np.zeros((m * n_classes, d), np.float32)
     scatter, of = np.zeros((m, s, d), np.float32), np.full((m, s), -1, np.int16)
-    for block in blocks(federation.X, federation.y, code, len(count), federation.weight):
+    for block in centered_rows(federation.X, federation.y, code, len(count), federation.weight):
         who = block.who
         rows[who] = block.total
         means[who] = block.mean if short_terms else np.where(block.same[:, None], 0.0, block.mean)
@@ -89,7 +89,7 @@ def _thin_terms(federation: Federation, risk: Risk, short_terms: bool) -> dict[s
     means = np.zeros((m, width))
     factor = np.zeros((m, int(rank[~short].max(initial=1)), width), np.float32)
     table = np.column_stack([federation.X, risk.loss.encode(federation.y)])
-    for block in blocks(table, table[:, -1], federation.row_user, m, federation.weight):
+    for block in centered_rows(table, table[:, -1], federation.row_user, m, federation.weight):
         who, (_, n, _) = block.who, block.rows.shape
         silent = short[who] & block.same
         told[who[silent]] = 0.0
@@ -117,7 +117,7 @@ def shared_out(free: Ints, s: int) -> Ints:
 
 
 @dataclass(frozen=True, eq=False)
-class Block:
+class CenteredRows:
     """Groups of equally many rows each, (n_groups, n, width), with their means subtracted."""
 
     who: Ints  # (n_groups,), which groups
@@ -156,9 +156,9 @@ class Block:
         return np.matmul(turn, found)
 
 
-def blocks(
+def centered_rows(
     X: Floats, y: Floats, code: Ints, n_groups: int, weight: Floats | None
-) -> Iterator[Block]:
+) -> Iterator[CenteredRows]:
     """The rows group by group, in the order of their hash; ``code`` says whose each row is."""
     key = _row_keys(X, y, weight)
     order = np.lexsort((key, code))
@@ -176,7 +176,7 @@ def blocks(
         if root is not None:
             rows *= root[..., None]
         seed = stirred(key[at].sum(axis=1, dtype=np.uint64))
-        yield Block(who, rows, root, mean, total, same, seed)
+        yield CenteredRows(who, rows, root, mean, total, same, seed)
 
 
 def _row_keys(X: Floats, y: Array, weight: Floats | None) -> Array:
