@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
@@ -12,6 +14,8 @@ from odcl.local.terms import user_terms
 from odcl.local.wide_terms import shared_out
 from odcl.risk.losses import Huber, Logistic, Multinomial, Squared
 from odcl.risk.risk import is_wide
+from odcl.server.assign import with_more_terms
+from tests.helpers import refusal
 
 D = 50
 CLASSES = Multinomial(3)
@@ -171,24 +175,25 @@ def test_weighted_draws_have_the_covariance_of_a_row():
     assert_allclose((F**2).mean(axis=0), np.linspace(0.5, 2, 41) ** 2, rtol=0.05)
 
 
-def test_without_short_terms_one_row_and_two_are_not_told():
-    federation = people_of([[1, 2, 3], [1, 1, 0], [5, 0, 1]])
-    federation.X[federation.rows(2)][federation.y[federation.rows(2)] == 0] = 1.0
+def test_without_short_terms_rows_cannot_be_worked_out():
+    """Nothing of one row, no difference of two, and fewer sums than rows of more."""
+    federation = people_of([[1, 2, 3], [1, 1, 0], [5, 0, 1], [40, 6, 7]])
     same = np.flatnonzero((federation.row_user == 2) & (federation.y == 0))
     federation.X[same] = federation.X[same[0]]
     sent, whole = sent_of(federation, short_terms=False), sent_of(federation)
     assert_array_equal(sent.class_rows, whole.class_rows)
-    assert_array_equal(sent.told_rows, [[0, 2, 3], [0, 0, 0], [0, 0, 0]])
+    assert_array_equal(sent.told_rows, [[0, 2, 3], [0, 0, 0], [0, 0, 0], [40, 6, 7]])
     assert_array_equal(whole.told_rows, whole.class_rows)
-    assert_array_equal(sent.observations, [5, 0, 0])
-    assert_array_equal(sent.seen, [6, 0, 0])
+    assert_array_equal(sent.observations, [5, 0, 0, 53])
+    assert_array_equal(sent.seen, [6, 0, 0, 53])
     assert not sent.class_means[1].any()
     assert_array_equal(sent.class_means[0, 1:], whole.class_means[0, 1:])
-    assert scatter_of(sent, 0, 1)[1] == 0
-    assert_array_equal(scatter_of(sent, 0, 2)[0], scatter_of(whole, 0, 2)[0])
-    assert_array_equal(sent.kept_back("class_means"), [False, True, True])
+    for user, labels in enumerate([[0, 0, 1], [0, 0, 0], [2, 0, 0], [19, 2, 3]]):
+        assert [scatter_of(sent, user, label)[1] for label in range(3)] == labels
+    assert not scatter_of(sent, 2, 0)[0].any()  # of equal rows
+    assert_array_equal(sent.kept_back("class_means"), [False, True, True, False])
     assert not sent.kept_back("class_rows").any()
-    assert_array_equal(sent.n_bytes[1:], 8 * (1 + 3 + 1))
+    assert_array_equal(sent.n_bytes[1:3], 8 * (1 + 3 + 1))
 
 
 @pytest.mark.parametrize(("classes", "d"), [(2, 784), (2, 3072), (10, 384), (10, 64), (100, 50)])
@@ -210,6 +215,89 @@ def test_which_users_are_wide_follows_from_loss_and_width():
     assert not is_wide(Risk("squared"), 100)
     assert is_wide(Risk(Huber()), 101)
     assert not is_wide(Risk("poisson"), 1000)
+
+
+def test_terms_that_contradict_themselves_are_refused():
+    sent = sent_of(people_of([[3, 1, 0], [2, 2, 2]]))
+
+    def bad(name, at, value):
+        values = getattr(sent, name).copy()
+        values[at] = value
+        return replace(sent, **{name: values}).check
+
+    refusal(bad("class_rows", (1, 0), 5.0), match="User 1 uploaded 9 rows in its classes")
+    refusal(bad("class_rows", (1, slice(None)), [7, -1, 0]), match="User 1 uploaded 6 rows")
+    refusal(bad("scatter_class", (0, 0), 2), match="scatter of a class it has no row of")
+    refusal(bad("scatter_class", (0, 0), 3), match="scatter of a class")
+    refusal(bad("scatter_class", (1, 0), -2), match="User 1 uploaded scatter of a class")
+    refusal(bad("class_means", (0, 0, 0), np.nan), match="not finite")
+    refusal(bad("scatter", (0, 0, 0), np.inf), match="not finite")
+    refusal(replace(sent, scatter=sent.scatter[:, 1:]).check, match="scatter has shape")
+
+
+# -- more rows -------------------------------------------------------------------------------------
+
+
+def halves_of(federation, seed=0):
+    """The rows of one user in two parts."""
+    first = np.random.default_rng(seed).permutation(len(federation.y)) % 3 > 0
+    return [sent_of(federation.select_rows(half)) for half in (first, ~first)]
+
+
+def test_more_rows_of_a_class_add_up_where_all_of_them_fit():
+    federation = people_of([[9, 10, 1]])
+    both, whole = with_more_terms(*halves_of(federation)), sent_of(federation)
+    both.check()
+    assert_array_equal(both.class_rows, whole.class_rows)
+    assert_allclose(both.class_means, whole.class_means, rtol=1e-5, atol=1e-5)
+    assert_array_equal(both.scatter_class, whole.scatter_class)
+    for label in range(3):
+        found, df = scatter_of(both, 0, label)
+        expected, own = scatter_of(whole, 0, label)
+        assert df == own
+        assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
+
+
+def test_more_rows_than_fit_leave_draws_of_the_same_covariance():
+    counts = np.full((1, 2), 40)
+    total = np.zeros(41)
+    for seed in range(300):
+        both = with_more_terms(
+            *(sent_of(people_of(counts, d=41, seed=2 * seed + i), Logistic()) for i in range(2))
+        )
+        both.check()
+        assert_array_equal(np.bincount(both.scatter_class[0]), [16, 16])
+        total += (both.scatter[0].astype(float) ** 2).mean(axis=0) / 300
+    assert_allclose(total, np.linspace(0.5, 2, 41) ** 2, rtol=0.06)  # standard error 1.5 %
+
+
+@pytest.mark.parametrize(("n", "d"), [(60, 120), (400, 120), (250, 300)])
+def test_more_rows_add_up_to_the_same_thin_factor(n, d):
+    federation = numbers_of([n], d)
+    parts = [
+        sent_of(federation.select_rows(half), Squared())
+        for half in (np.arange(n) % 3 > 0, np.arange(n) % 3 == 0)
+    ]
+    both, whole = with_more_terms(*parts), sent_of(federation, Squared())
+    both.check()
+    assert_allclose(both.means, whole.means, rtol=1e-9, atol=1e-9)
+    found, expected = (one.thin_factor[0].astype(float) for one in (both, whole))
+    gap = found.T @ found - expected.T @ expected
+    assert np.abs(gap).max() < 1e-4 * n
+
+
+def test_a_thin_factor_of_more_rows_than_it_holds_keeps_their_scatter_on_average():
+    gap = np.zeros((301, 301))
+    for seed in range(30):
+        federation = numbers_of([600], 300, seed)
+        early = np.arange(600) < 250
+        parts = [sent_of(federation.select_rows(half), Squared()) for half in (early, ~early)]
+        F = with_more_terms(*parts).thin_factor[0].astype(float)
+        assert F.shape == (MOST_RANK, 301)
+        table = table_of(federation, 0)
+        apart = table - table.mean(axis=0)
+        gap += (F.T @ F - apart.T @ apart) / 599 / 30
+    assert np.abs(gap).max() < 0.08
 
 
 # -- squared loss ----------------------------------------------------------------------------------

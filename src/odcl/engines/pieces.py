@@ -29,7 +29,7 @@ from odcl.local.receive import receive
 from odcl.method import Method
 from odcl.mixed.layout import without_rows
 from odcl.mixed.terms import DataTerms, merge_by_user
-from odcl.risk.risk import Risk
+from odcl.risk.risk import Risk, is_wide
 from odcl.server.assign_models import GroupStatistics
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ class FitPlan:
         """Uploads are exact sums over rows: pieces of a user's rows may go separately, and the
         user's last step needs nothing but its upload."""
         plain = self.risk.loss.name == "squared" and self.method.short_terms
+        plain &= not is_wide(self.risk, len(self.scaling.used))
         return plain and self.method.clusterer.uses_terms
 
     def rows_by_user(self, rows: pa.Table) -> Federation:

@@ -20,12 +20,12 @@ from odcl.data.federation import Federation, as_ids
 from odcl.errors import ended, printable
 from odcl.exchange.download import Downloads
 from odcl.exchange.mixture import SPECS, mixture_from_arrays, mixture_to_arrays
-from odcl.exchange.upload import Uploads
+from odcl.exchange.upload import Uploads, upload_sizes
 from odcl.local.fit import LocalModels, fit_users
 from odcl.local.terms import n_classes
 from odcl.method import Method
 from odcl.mixed.posterior import Mixture
-from odcl.risk.risk import Risk
+from odcl.risk.risk import Risk, is_wide
 from odcl.server.assign import Assignment
 
 MOST_ROWS = 10**12  # of a user
@@ -63,7 +63,8 @@ class Agreed:
     @cached_property
     def probe(self) -> Uploads:
         """The upload of a user with rows enough: which fields are sent does not depend on rows."""
-        n = self.dim + 3
+        wide = self.method.clusterer.uses_terms and is_wide(self.risk, self.n_features)
+        n = 3 * n_classes(self.risk) if wide else self.dim + 3
         X: Floats = np.random.default_rng(0).normal(size=(n, self.n_features))
         y = np.arange(n) % n_classes(self.risk)
         rows = Federation(X, y.astype(np.float64), np.array([0, n]), np.zeros(1, dtype=int))
@@ -72,14 +73,8 @@ class Agreed:
     @cached_property
     def specs(self) -> dict[str, ArraySpec]:
         """What the arrays of an upload have to be."""
-        return {
-            name: ArraySpec(
-                ("users", *array.shape[1:]),
-                (array.dtype.name,),
-                finite=Uploads.parts()[name].finite,
-            )
-            for name, array in self.probe.to_arrays().items()
-        }
+        specs = Uploads.specs(upload_sizes(self.risk, self.dim))
+        return {name: replace(specs[name], optional=False) for name in self.probe.present}
 
 
 def expect_users(n: Any) -> None:
@@ -104,8 +99,8 @@ def _check_uploads(uploads: Uploads, least: int) -> None:
     for bad in n[(n < least) | (n > MOST_ROWS) | (n != np.floor(n))].tolist():
         raise ValueError(f"a user has {bad:g} rows, and {least} to {MOST_ROWS:.0e} are possible")
     for name, values in uploads.present.items():
-        size = np.abs(values[np.isfinite(values)])
-        expect(bool((size < MOST_SIZE).all()), f"{name} holds numbers beyond {MOST_SIZE:g}")
+        size = float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
+        expect(size < MOST_SIZE, f"{name} holds numbers beyond {MOST_SIZE:g}")
         if not Uploads.parts()[name].finite:
             expect(bool((values >= 0).all()), f"{name} is negative or no number")
     if len(uploads):
@@ -121,7 +116,8 @@ def _check_uploads(uploads: Uploads, least: int) -> None:
 def joined(parts: Sequence[Uploads]) -> Uploads:
     """Uploads of the same fields as one message, one after the other."""
     fields: dict[str, Any] = {
-        name: np.concatenate([part.present[name] for part in parts]) for name in parts[0].present
+        name: Uploads.stacked(name, [part.present[name] for part in parts])
+        for name in parts[0].present
     }
     users = as_ids([user for part in parts for user in part.users.tolist()])
     return replace(parts[0], users=users, **fields)
@@ -129,11 +125,13 @@ def joined(parts: Sequence[Uploads]) -> Uploads:
 
 # Relative difference up to which two uploads are of the same rows: machines round differently.
 SAME = 1e-6
+# Sums of rows that a hash of the rows chose: rounding may choose others.
+DRAWN = {"scatter", "scatter_class", "thin_factor"}
 
 
 def difference(again: Uploads, sent: Uploads) -> str:
     """The first field in which two uploads differ by more than rounding; "": none does."""
-    for name in again.present if len(again) else ():
+    for name in [name for name in again.present if name not in DRAWN] if len(again) else ():
         values, there = (_unsigned(name, one.present[name]) for one in (again, sent))
         finite = np.isfinite(values)
         gap = np.abs(values[finite] - there[finite]).max(initial=0.0)

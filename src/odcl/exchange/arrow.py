@@ -32,13 +32,14 @@ def number_lists(values: Array) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(flat, math.prod(values.shape[1:]))
 
 
-def numbers_of(column: Any, shape: tuple[int, ...] = ()) -> Array:
+def numbers_of(column: Any, shape: tuple[int, ...] = (), dtype: str = "float64") -> Array:
     """The way back from :func:`number_lists` (and from its packed form), as (n, *shape)."""
     one = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     n = len(one)
     if pa.types.is_fixed_size_binary(one.type):
-        width = one.type.byte_width // 8
-        flat = np.frombuffer(one.buffers()[1], np.float64, n * width, one.offset * width * 8)
+        size = one.type.byte_width
+        count = n * size // np.dtype(dtype).itemsize
+        flat = np.frombuffer(one.buffers()[1], dtype, count, one.offset * size)
     elif pa.types.is_fixed_size_list(one.type) or pa.types.is_list(one.type):
         flat = one.flatten().to_numpy(zero_copy_only=False)
     else:
@@ -46,12 +47,22 @@ def numbers_of(column: Any, shape: tuple[int, ...] = ()) -> Array:
     return flat.reshape(n, *shape)
 
 
+def _padded_numbers(column: Any, width: int, dtype: str) -> Array:
+    """Lists of whole rows as (n, most rows, width): shorter lists end in zeros."""
+    one = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    lengths = one.value_lengths().to_numpy(zero_copy_only=False)
+    size = max(int(lengths.max(initial=0)), width)
+    numbers = np.zeros((len(one), size), dtype)
+    numbers[np.arange(size) < lengths[:, None]] = one.flatten().to_numpy(zero_copy_only=False)
+    return numbers.reshape(len(one), size // width, width)
+
+
 def packed(table: pa.Table) -> pa.Table:
-    """The table with lists of float64 as bytes: Parquet reads these thirty times as fast."""
+    """The table with lists of fixed size as bytes: Parquet reads these thirty times as fast."""
     for at, field in enumerate(table.schema):
         if pa.types.is_fixed_size_list(field.type):
             values = numbers_of(table[at], (field.type.list_size,))
-            kind = pa.binary(8 * field.type.list_size)
+            kind = pa.binary(values.itemsize * field.type.list_size)
             buffer = pa.py_buffer(np.ascontiguousarray(values))
             column = pa.Array.from_buffers(kind, len(values), [None, buffer])
             table = table.set_column(at, field.name, column)
@@ -62,8 +73,12 @@ def as_lists(table: pa.Table) -> pa.Table:
     """The table with plain lists: Spark knows none of fixed size."""
     for at, field in enumerate(table.schema):
         if pa.types.is_fixed_size_list(field.type):
-            table = table.set_column(at, field.name, table[at].cast(pa.list_(pa.float64())))
+            table = table.set_column(at, field.name, _as_list(table[at]))
     return table
+
+
+def _as_list(column: Any) -> Any:
+    return column.cast(pa.list_(column.type.value_type))
 
 
 def ids_to_arrow(users: Array, kind: pa.DataType | None = None) -> pa.Array:
@@ -92,7 +107,9 @@ def ids_from_arrow(column: Any) -> Array:
 def uploads_to_arrow(uploads: Uploads, ids: pa.DataType | None = None) -> pa.Table:
     """One row per user: its id, and the fields that it sends, symmetric matrices as triangles."""
     columns = {USER: ids_to_arrow(uploads.users, ids)}
-    columns |= {FIELD + name: number_lists(a) for name, a in uploads.to_arrays().items()}
+    for name, values in uploads.to_arrays().items():
+        lists = number_lists(values)
+        columns[FIELD + name] = _as_list(lists) if Uploads.parts()[name].padded else lists
     return pa.table(columns)
 
 
@@ -109,6 +126,10 @@ def _arrays(table: pa.Table, shapes: Mapping[str, tuple[int | str, ...]]) -> dic
     for name in table.column_names:
         if name.startswith(FIELD):
             own = name.removeprefix(FIELD)
-            shape = tuple(int(size) for size in shapes[own][1:])
-            arrays[own] = numbers_of(table[name], shape)
+            part, sizes = Uploads.parts()[own], shapes[own][1:]
+            if part.padded:
+                found = _padded_numbers(table[name], int(sizes[-1]), part.dtype)
+            else:
+                found = numbers_of(table[name], tuple(map(int, sizes)), part.dtype)
+            arrays[own] = found.astype(part.dtype, copy=False)
     return arrays

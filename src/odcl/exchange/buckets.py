@@ -31,7 +31,7 @@ from odcl.data.schema import KINDS
 from odcl.exchange.arrow import USER, packed
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)  # splitmix64
-GROUP_USERS = 20_000  # of a row group, which is read at a time
+GROUP_USERS, GROUP_BYTES = 20_000, 2**28  # at most, of a row group, which is read at a time
 
 
 def buckets_of(table: pa.Table, user: str, kind: str, n: int) -> Ints:
@@ -216,11 +216,12 @@ def part_name(bucket: int) -> str:
 
 def write_numbers(table: pa.Table, file: Address) -> None:
     """Write a Parquet file of numbers, one row per user."""
+    each = max(table.nbytes // max(table.num_rows, 1), 1)
     with file.writing() as stream:
         pq.write_table(
             packed(table),
             stream,
-            row_group_size=GROUP_USERS,
+            row_group_size=min(GROUP_USERS, max(GROUP_BYTES // each, 1)),
             compression="none",
             use_dictionary=False,
             write_statistics=False,

@@ -37,6 +37,11 @@ class Part:
         """Is it a matrix, or several of them: do the last two sizes go by the same name?"""
         return len(self.shape) > 1 and self.shape[-1] == self.shape[-2]
 
+    @property
+    def padded(self) -> bool:
+        """Do batches of users differ in its size, and end in zeros where they are put together?"""
+        return "rank" in self.shape
+
 
 def part(
     tells: str,
@@ -160,16 +165,27 @@ class Message:
         for other in others:
             users = joined_ids(users, other.users)
         rows = {
-            name: np.concatenate([a, *(one[name] for one in more)])
+            name: self.stacked(name, [a, *(one[name] for one in more)])
             for name, a in self._by_user.items()
         }
         return replace(self, users=users, **rows)
 
+    @classmethod
+    def stacked(cls, name: str, arrays: Sequence[Array]) -> Array:
+        """A field of several messages, one after the other."""
+        if cls.parts()[name].padded:
+            size = max(array.shape[1] for array in arrays)
+            room = [(0, 0), (0, size), (0, 0)]
+            arrays = [np.pad(array, room)[:, :size] for array in arrays]
+        return np.concatenate(arrays)
+
     def replaced(self, at: Ints, other: Self) -> Self:
         """The messages with other ones for the users at these positions."""
-        rows = {name: a.copy() for name, a in self._by_user.items()}
-        for name, values in rows.items():
-            values[at] = other.present[name]
+        rows = {}
+        for name, a in self._by_user.items():
+            both = self.stacked(name, [a, other.present[name]])
+            rows[name] = both[: len(a)]
+            rows[name][at] = both[len(a) :]
         return replace(self, **rows)
 
     def kept_back(self, name: str) -> Bools:

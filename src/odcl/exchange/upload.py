@@ -239,6 +239,10 @@ class Uploads(Message):
                 raise ValueError(f"{name} has shape {values.shape}, and {m} uploads need {shape}.")
             if name not in PLAIN:
                 self.refuse_non_finite(name, values)
+        if self.thin_factor is not None and self.thin_factor.shape[1] > MOST_RANK:
+            raise ValueError(
+                f"thin_factor has {self.thin_factor.shape[1]} rows per user: at most {MOST_RANK}."
+            )
         bad = ~(np.isfinite(self.n_samples) & (self.n_samples > 0))
         if bad.any():
             raise ValueError(

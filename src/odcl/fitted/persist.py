@@ -345,12 +345,7 @@ def _read_mixture(
 
 def _read_uploads(stored: StoredArtifact, users: UserColumns, risk: Risk) -> Uploads:
     m, dim = users.model.shape
-    shapes = Uploads.array_shapes("users", upload_sizes(risk, dim))
-    specs = {
-        name: ArraySpec(shape, optional=True, finite=name not in ("dispersion", "inverse_trace"))
-        for name, shape in shapes.items()
-    }
-    arrays = stored.arrays(UPLOADS, specs, users=m)
+    arrays = stored.arrays(UPLOADS, Uploads.specs(upload_sizes(risk, dim)), users=m)
     with stored.checking(UPLOADS):
         uploads = replace(Uploads.from_arrays(users.users, arrays), risk=risk)
         uploads.check()

@@ -161,10 +161,9 @@ def _privacy(fitted: Fitted, evidence: Evidence, anonymous: bool) -> Section:
     if fitted.uploads is not None:
         sent: Uploads = fitted.uploads
         rows = []
-        for name, values in sent.part(0, 1).to_arrays().items():
-            part = Uploads.parts()[name]
-            each = 8 * int(np.prod(values.shape[1:]))
-            rows.append((name.replace("_", " "), part.tells, f"{each:,}"))
+        for name, each in sent.field_bytes.items():
+            tells = Uploads.parts()[name].tells
+            rows.append((name.replace("_", " "), tells, f"{each:,}"))
         n = sent.n_bytes
         total = f"{int(n.mean()):,}" if n.min() == n.max() else f"{n.min():,} - {n.max():,}"
         rows.append(("in all", "per user", total))

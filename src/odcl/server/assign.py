@@ -15,6 +15,7 @@ from odcl.exchange.download import Downloads
 from odcl.exchange.upload import Uploads
 from odcl.local.fit import fit_users
 from odcl.local.receive import Received, receive
+from odcl.local.wide_terms import merged_terms
 from odcl.method import Method
 from odcl.mixed.layout import model_map
 from odcl.mixed.mixture import CAUTION, Centers, Noise, Quadratics, Spread, by_row, misfits, moments
@@ -92,6 +93,9 @@ def with_more_terms(old: Uploads, more: Uploads) -> Uploads:
             )
         )
         return replace(old, n_samples=n, means=both.mean, factor=both.factor, **told)
+    if old.class_means is not None or old.thin_factor is not None:
+        told |= merged_terms(old, more)
+        return replace(old, n_samples=n, **told)
     names = ("gaussian_curvature", "gaussian_slope", "gaussian_constant", "gaussian_ceiling")
     told |= {name: getattr(old, name) + getattr(more, name) for name in names}
     return replace(old, n_samples=n, **told)

@@ -31,10 +31,13 @@ def user_columns(uploads: Uploads) -> ColumnMoments:
 
     Gaussian terms tell them of rows weighted by their curvature, and nothing of the target.
     """
-    terms, A = all_terms(uploads), uploads.gaussian_curvature
-    if terms is not None:
-        rows = np.maximum(terms.rows, 1e-300)[:, None]
-        return ColumnMoments(terms.rows, terms.mean, np.sqrt((terms.factor**2).sum(axis=1) / rows))
+    A, rows = uploads.gaussian_curvature, np.maximum(uploads.seen, 1e-300)[:, None]
+    factor = uploads.factor if uploads.thin_factor is None else uploads.thin_factor
+    if factor is not None and uploads.means is not None:
+        sd = np.sqrt((factor.astype(np.float64) ** 2).sum(axis=1) / rows)
+        return ColumnMoments(uploads.seen, uploads.means, sd)
+    if uploads.class_means is not None:
+        return _class_columns(uploads)
     assert A is not None
     assert uploads.risk is not None
     inputs = A.shape[-1] // uploads.risk.n_outputs
@@ -48,6 +51,22 @@ def user_columns(uploads: Uploads) -> ColumnMoments:
     sd, none = np.sqrt(np.maximum(square - mean**2, 0.0)), np.zeros((len(A), 1))
     sd = np.where(sd > 1e-6 * (1 + np.abs(mean)), sd, 0.0)
     return ColumnMoments(uploads.seen, np.hstack([mean, none]), np.hstack([sd, none]))
+
+
+def _class_columns(uploads: Uploads) -> ColumnMoments:
+    """Moments of the columns from those of the classes; the target is none of them."""
+    assert uploads.class_means is not None
+    assert uploads.scatter is not None
+    n, draws = uploads.told_rows, uploads.scatter.astype(np.float64)
+    share = n / np.maximum(n.sum(axis=1, keepdims=True), 1e-300)
+    mean = (share[:, None] @ uploads.class_means)[:, 0]
+    square = (share[:, None] @ (uploads.class_means - mean[:, None]) ** 2)[:, 0]
+    classes = np.arange(n.shape[1])[:, None, None]
+    of = np.asarray(uploads.scatter_class)[None] == classes  # (n_classes, n_users, draws)
+    weight = (share.T / np.maximum(of.sum(axis=2), 1))[..., None] * of
+    square += (weight.sum(axis=0)[:, None] @ draws**2)[:, 0]
+    none = np.zeros((len(mean), 1))
+    return ColumnMoments(n.sum(axis=1), np.hstack([mean, none]), np.hstack([np.sqrt(square), none]))
 
 
 def shared_columns(uploads: Uploads) -> Bools:
