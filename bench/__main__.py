@@ -20,6 +20,7 @@ from bench import (
     scale,
     speed,
     threads,
+    wide,
 )
 
 PARTS = {
@@ -28,6 +29,7 @@ PARTS = {
     "groups": groups.run,
     "tables": real_tables.run,
     "classes": classes.run,
+    "wide": wide.run,
     "files": files.run,
     "sample": sample.run,
     "scale": scale.run,
@@ -47,7 +49,10 @@ def main() -> None:
         default=Path("../shared/data"),
         help="folder with mnist/, cifar10-two-classes/ and tables/; without them, less is measured",
     )
-    text = "users of the parts 'scale' [default: 100,000] and 'pieces' [default: up to 1,000,000]"
+    text = (
+        "users of the parts 'scale' [default: 100,000], 'pieces' [default: up to 1,000,000] and "
+        "'wide' in pieces [default: not measured]"
+    )
     parser.add_argument("--users", type=int, help=text)
     args = parser.parse_args()
     if unknown := set(args.parts) - set(PARTS):
@@ -55,7 +60,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     with threadpool_limits(1):
         for name in args.parts or PARTS:
-            more = {"users": args.users} if name in ("scale", "pieces") else {}
+            more = {"users": args.users} if name in ("scale", "pieces", "wide") else {}
             PARTS[name](quick=args.quick, data=args.data, **more)
 
 
