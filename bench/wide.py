@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import resource
 import subprocess
 import sys
 import tempfile
@@ -18,12 +19,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import softmax
-from sklearn.linear_model import LogisticRegression, RidgeCV
+from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import adjusted_rand_score
 
 from bench.pieces import watched
 from bench.tables import at_most, in_turns, progress, table
+from bench.wide_rivals import logistic_by_group, ridge_by_group
 from bench.wide_worlds import (
     World,
     alike_users,
@@ -38,7 +39,7 @@ from bench.wide_worlds import (
 )
 from bench.worlds import sensor_rows
 from odcl import Method, ODCLClassifier, ODCLRegressor
-from odcl._typing import Floats, Ints
+from odcl._typing import Floats
 
 NOTE = """Accuracy on new rows, mean over users and worst user, and log-loss, all as means over
 seeds. 'K': seeds with the right number of groups; 'ARI': adjusted Rand index of users' groups.
@@ -53,6 +54,7 @@ SPEED_NOTE = """CPU seconds: of ODCLClassifier.fit over one LogisticRegression p
 of a fit in a process of its own, with the peak memory of that process, rows included."""
 PIECES_NOTE = """odcl fit --engine dask --holdout 0; 20 rows x 384 features per user, ten classes in
 three label permutations, the rows of a user in different files."""
+MOST_BYTES = 8 * 10**9  # of address space, for each process of a fit in pieces
 
 
 class Board(NamedTuple):
@@ -65,6 +67,7 @@ class Board(NamedTuple):
     gap: float = 1.0  # largest distance to the accuracy of true groups
     above_local: bool = False  # is the worst user as good as the worst local model?
     groups: bool = True  # should their number be right?
+    seeds: int = 5
 
 
 def two_digits(seed: int) -> World:
@@ -73,9 +76,9 @@ def two_digits(seed: int) -> World:
 
 
 IMAGES = (
-    Board("MNIST 1/2, n=4", mnist_users, 0.98, 0.95),
-    Board("MNIST 3/8, n=6", partial(mnist_users, classes=(3, 8), n_rows=6), 0.95),
-    Board("MNIST 4/9, n=6", partial(mnist_users, classes=(4, 9), n_rows=6), 0.945),
+    Board("MNIST 1/2, n=4", mnist_users, 0.98, 0.95, seeds=10),
+    Board("MNIST 3/8, n=6", partial(mnist_users, classes=(3, 8), n_rows=6), 0.95, seeds=10),
+    Board("MNIST 4/9, n=6", partial(mnist_users, classes=(4, 9), n_rows=6), 0.945, seeds=10),
     Board("CIFAR10, n=40", cifar_users, 0.81),
     Board("CIFAR10, 20 % flipped", partial(cifar_users, flip=0.2), 0.79),
     Board("rotated MNIST, pixels", rotated_users, gap=0.01),
@@ -97,14 +100,17 @@ def run(*, quick: bool, data: Path, users: int | None = None) -> None:
     """All boards; those of images where their files are. ``users``: also so many in pieces."""
     header = ("", "accuracy", "worst", "log-loss", "K", "ARI", "wanted", "")
     lines: list[tuple[str, ...]] = []
+    lacking: dict[str, list[str]] = {}
     for board in IMAGES:
-        try:
-            lines += _board(board._replace(make=partial(board.make, data=data)), 1 if quick else 10)
-        except ValueError as reason:
-            lines.append((f"{board.name}: not measured", *[""] * (len(header) - 1)))
-            print(f"{board.name} is not measured. {reason}")
+        make = partial(board.make, data=data)
+        if reason := _lacking(make):
+            lacking.setdefault(reason, []).append(board.name)
+        else:
+            lines += _board(board._replace(make=make), 1 if quick else board.seeds)
+    for reason, names in lacking.items():
+        print(f"Not measured: {'; '.join(names)}. {reason}")
     table("10a. Images", header, lines, NOTE)
-    lines = [line for board in MADE for line in _board(board, 1 if quick else 5)]
+    lines = [line for board in MADE for line in _board(board, 1 if quick else board.seeds)]
     table("10b. Embeddings, digits, sensors", header, lines, NOTE)
     lines = _alike_lines(data, range(2 if quick else 20))
     table("10c. No groups", ("", "K = 1", "wanted", ""), lines, ALIKE_NOTE)
@@ -115,6 +121,15 @@ def run(*, quick: bool, data: Path, users: int | None = None) -> None:
     _speed(quick)
     if users:
         _pieces(users)
+
+
+def _lacking(make: Callable[..., World]) -> str:
+    """Why a world cannot be made: its images are not there. Empty: it can."""
+    try:
+        make(0)
+    except ValueError as reason:
+        return str(reason)
+    return ""
 
 
 # -- classes ---------------------------------------------------------------------------------------
@@ -176,7 +191,9 @@ def measured(world: World) -> dict[str, Scores]:
         told = ODCLClassifier(method=Method.paper(n_clusters=n_groups))
         found["paper, K given"] = _estimator(told, world)
         rivals["true groups"] = world.truth
-    return found | {name: _by_group(world, groups) for name, groups in rivals.items()}
+    for name, groups in rivals.items():
+        found[name] = _scores(logistic_by_group(world, groups), world)
+    return found
 
 
 def _estimator(model: Any, world: World) -> Scores:
@@ -191,73 +208,11 @@ def _estimator(model: Any, world: World) -> Scores:
     return _scores(p, world)._replace(right=float(right), ari=float(ari))
 
 
-def _by_group(world: World, groups: Ints) -> Scores:
-    p = np.empty((len(world.y_new), int(world.y.max()) + 1))
-    for k in range(groups.max() + 1):
-        own, new = groups[world.users] == k, groups[world.users_new] == k
-        p[new] = logistic(world.X[own], world.y[own], world.X_new[new], p.shape[1])
-    return _scores(p, world)
-
-
 def _scores(p: Floats, world: World) -> Scores:
     n = np.bincount(world.users_new)
     right = np.bincount(world.users_new, p.argmax(axis=1) == world.y_new) / n
     likely = np.clip(p[np.arange(len(p)), world.y_new], 1e-6, 1.0)
     return Scores(float(right.mean()), float(right.min()), float(-np.log(likely).mean()))
-
-
-STRENGTHS = 10.0 ** np.arange(-1, 4)  # beside rows of mean squared length one
-
-
-def logistic(X: Floats, y: Ints, X_new: Any, n_classes: int) -> Floats:
-    """Probabilities of a logistic regression, its penalty by three folds (stratified).
-
-    Fitted in the span of the rows, which a ridge solution never leaves. A class without rows has
-    a thousandth.
-    """
-    center = X.mean(axis=0)
-    Z, basis = X - center, None
-    if len(X) < X.shape[1]:
-        basis = np.linalg.qr(Z.T)[0]
-        Z = Z @ basis
-    scale = max(np.sqrt((Z**2).sum(axis=1).mean()), 1e-12)
-    Z = Z / scale
-    order = np.argsort(y, kind="stable")
-    folds = np.empty(len(y), dtype=np.intp)
-    folds[order] = np.arange(len(y)) % 3
-    losses = np.zeros(len(STRENGTHS))
-    for fold in range(3 if len(y) > 3 else 0):
-        out = folds == fold
-        for i, strength in enumerate(STRENGTHS):
-            weights = _weights(Z[~out], y[~out], strength)
-            p = _probabilities(Z[out], *weights, n_classes)
-            losses[i] -= np.log(p[np.arange(len(p)), y[out]]).sum()
-    strength = STRENGTHS[losses.argmin()] if losses.any() else 1.0
-    seen, slopes, intercepts = _weights(Z, y, strength)
-    slopes = (slopes if basis is None else basis @ slopes) / scale
-    return _probabilities(X_new, seen, slopes, intercepts - center @ slopes, n_classes)
-
-
-def _weights(Z: Floats, y: Ints, strength: float) -> tuple[Ints, Floats, Floats]:
-    """Classes that have rows, and their slopes, (features, classes), and intercepts."""
-    seen = np.unique(y)
-    if len(seen) == 1:
-        return seen, np.zeros((Z.shape[1], 1)), np.zeros(1)
-    model = LogisticRegression(C=strength, max_iter=300, tol=1e-3).fit(Z, y)
-    slopes, intercepts = model.coef_.T, model.intercept_
-    if len(seen) == 2:
-        zero = np.zeros_like(slopes)
-        slopes, intercepts = np.hstack([zero, slopes]), np.append(0.0, intercepts)
-    return seen, slopes, intercepts
-
-
-def _probabilities(
-    X: Any, seen: Ints, slopes: Floats, intercepts: Floats, n_classes: int
-) -> Floats:
-    p = np.full((len(X), n_classes), 1e-3)
-    p[:, seen] = softmax(X @ slopes.astype(X.dtype) + intercepts, axis=1)
-    p = np.maximum(p, 1e-6)
-    return p / p.sum(axis=1, keepdims=True)
 
 
 # -- no groups, squared loss -----------------------------------------------------------------------
@@ -274,12 +229,11 @@ def _alike_lines(data: Path, seeds: range) -> list[tuple[str, ...]]:
     lines = []
     for name, made in kinds.items():
         progress(f"wide: no groups, {name}")
-        try:
-            worlds = (made(seed) for seed in seeds)
-            found = sum(ODCLClassifier().fit(w.X, w.y, w.users).n_clusters_ == 1 for w in worlds)
-        except ValueError as reason:
-            print(f"{name} is not measured. {reason}")
+        if reason := _lacking(made):
+            print(f"Not measured: {name}. {reason}")
             continue
+        worlds = (made(seed) for seed in seeds)
+        found = sum(ODCLClassifier().fit(w.X, w.y, w.users).n_clusters_ == 1 for w in worlds)
         verdict = "met" if found == len(seeds) else "NOT MET"
         lines.append((name, f"{found} of {len(seeds)}", "all", verdict))
     return lines
@@ -305,7 +259,9 @@ def _squared_line(d: int, n: int, known: bool, seeds: range) -> tuple[str, ...]:
         right += int(model.n_clusters_ == 4)
         guesses = [model.predict(world.X_new, users=world.users_new)]
         everybody = np.arange(len(world.truth))
-        guesses += [_ridge(world, groups) for groups in (everybody, 0 * everybody, world.truth)]
+        guesses += [
+            ridge_by_group(world, groups) for groups in (everybody, 0 * everybody, world.truth)
+        ]
         errors.append([np.mean((guess - world.y_new) ** 2) for guess in guesses])
     default, *others = np.mean(errors, axis=0) / np.mean(world.y_new**2)
     ratio = default / others[0]
@@ -314,16 +270,6 @@ def _squared_line(d: int, n: int, known: bool, seeds: range) -> tuple[str, ...]:
         *(f"{d}, {n}", f"{right} of {len(seeds)}", *(f"{x:.3f}" for x in (default, *others))),
         *(f"{ratio:.2f}", "<= 1.05" + (", K" if known else ""), verdict),
     )
-
-
-def _ridge(world: World, groups: Ints) -> Floats:
-    alphas = world.X.shape[1] * 10.0 ** np.linspace(-2, 2, 9)
-    guess = np.empty(len(world.y_new))
-    for k in range(groups.max() + 1):
-        own, new = groups[world.users] == k, groups[world.users_new] == k
-        model = RidgeCV(alphas=alphas).fit(world.X[own], world.y[own])
-        guess[new] = model.predict(world.X_new[new])
-    return guess
 
 
 # -- speed and memory ------------------------------------------------------------------------------
@@ -380,12 +326,22 @@ def _pieces(users: int) -> None:
             words = ("table", "--user", "user", "--target", "label", "--engine", "dask")
             progress("wide: fit in pieces")
             more = ("--holdout", "0", "--out", "run")
-            found.append(watched(("fit", *words, *more), Path(place)))
+            soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+            # Children inherit it: what takes too much fails, and does not starve the machine.
+            resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, hard))
+            try:
+                found.append(watched(("fit", *words, *more), Path(place)))
+            except SystemExit as end:
+                print(f"Wide users in pieces, {size:,} users: NOT MET. {end}")
+                return
+            finally:
+                resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
     lines = [(f"{n:,} users", *one.cells(n)) for n, one in zip(sizes, found, strict=True)]
     header = ("", "wall s", "CPU s", "GB", "disk GB", "us CPU per user")
     table("10f. Wide users in pieces", header, lines, PIECES_NOTE)
     first, last = (one.cpu / n for one, n in zip(found, sizes, strict=True))
-    print(f"Cost per user, largest over smallest: {at_most(last / first, 1.5)} (<= 1.5).")
+    flat = at_most(last / first, 1.5)
+    print(f"CPU per user, many users over few: {last / first:.2f}, {flat} (<= 1.5).")
     print(f"Peak memory: {at_most(found[-1].peak, 6.0)} (<= 6 GB).")
 
 
