@@ -25,6 +25,11 @@ NUMBERS = {
     ("widths", "dim", "dim"): "3 p (p + 1) / 2",
     ("width",): "d + 1",
     ("width", "width"): "(d + 1)(d + 2) / 2",
+    ("classes",): "C",
+    ("classes", "features"): "C d",
+    ("draws", "features"): "s d",
+    ("draws",): "s",
+    ("rank", "width"): "r (d + 1)",
 }
 
 # What no declaration says: the arrays of a saved model. An array that is not here stops the build.

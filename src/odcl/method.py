@@ -44,8 +44,9 @@ class Method:
     short_terms : may the data term of a user with fewer rows than parameters leave it? The term
         spans its rows (that of a single row is the row, up to sign). If not, the user sends what
         the average of its rows says, nothing where it has one row only, and takes part all the
-        same: its own model comes from its own rows. Where the method looks at models, these are
-        sent in any case, and curvatures of such users stay.
+        same: its own model comes from its own rows. Beyond 100 parameters (40 of classes) users
+        send sums of differences between rows, and then half as many as would tell the rows. Where
+        the method looks at models, these are sent in any case, and curvatures of such users stay.
     """
 
     clusterer: Any = "auto"

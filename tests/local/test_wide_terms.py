@@ -358,10 +358,18 @@ def test_hubers_thin_factor_is_of_pseudo_targets():
     )
 
 
-def test_without_short_terms_a_thin_factor_of_few_rows_stays():
-    sent = sent_of(numbers_of([1, 5, 200]), Squared(), short_terms=False)
-    assert_array_equal(sent.observations, [0, 1, 200])
-    assert not sent.thin_factor[:2].any()
-    assert sent.thin_factor[2].any()
-    assert not sent.means[0].any()
-    assert_array_equal(sent.kept_back("thin_factor"), [True, True, False])
+def test_without_short_terms_a_thin_factor_of_few_rows_is_half_of_it():
+    federation = numbers_of([1, 2, 5, 40, 200, 3])
+    federation.X[-3:], federation.y[-3:] = 1.0, 2.0  # equal rows are one
+    sent = sent_of(federation, Squared(), short_terms=False)
+    assert_array_equal(sent.observations, [0, 1, 5, 40, 200, 0])
+    assert_array_equal(sent.thin_factor.any(axis=2).sum(axis=1), [0, 0, 2, 19, 121, 0])
+    assert not sent.means[[0, 5]].any()
+    assert_array_equal(sent.kept_back("thin_factor"), [True, True, False, False, False, True])
+    assert_array_equal(sent.kept_back("means"), [True, False, False, False, False, True])
+    ratios = []
+    for seed in range(50):
+        F = sent_of(numbers_of([40], seed=seed), Squared(), short_terms=False).thin_factor[0]
+        table = table_of(numbers_of([40], seed=seed), 0)
+        ratios.append((F**2).sum() / ((table - table.mean(axis=0)) ** 2).sum())
+    assert abs(np.mean(ratios) - 1) < 0.02

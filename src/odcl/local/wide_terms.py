@@ -79,27 +79,27 @@ def _thin_terms(federation: Federation, risk: Risk, short_terms: bool) -> dict[s
     """Means and a thin factor F of features and target, F'F = sum w (row - mean)(row - mean)'.
 
     Of users with more rows than ``MOST_RANK``, F is a sketch with this scatter as its expectation.
-    Without ``short_terms`` a user with fewer rows than parameters sends their average and keeps the
-    factor to itself; one whose rows are all the same sends nothing.
+    Without ``short_terms`` so is that of a user with fewer rows than parameters: half of its
+    contrasts. With two rows it sends their average, and with one row (or equal ones) nothing.
     """
     m, width = federation.n_users, federation.n_features + 1
     short = np.full(m, not short_terms)
     short &= federation.n_rows < risk.dim(federation.n_features)
-    told = np.where(short, 1.0, federation.n_samples)
-    rank = np.minimum(federation.n_rows - 1, min(width, MOST_RANK))
+    rank = np.minimum((federation.n_rows - 1) // (1 + short), min(width, MOST_RANK))
+    told = np.where(short & (rank == 0), 1.0, federation.n_samples)
     means = np.zeros((m, width))
-    factor = np.zeros((m, int(rank[~short].max(initial=1)), width), np.float32)
+    factor = np.zeros((m, max(int(rank.max()), 1), width), np.float32)
     table = np.column_stack([federation.X, risk.loss.encode(federation.y)])
     for block in centered_rows(table, table[:, -1], federation.row_user, m, federation.weight):
         who, (_, n, _) = block.who, block.rows.shape
         silent = short[who] & block.same
         told[who[silent]] = 0.0
         means[who] = np.where(silent[:, None], 0.0, block.mean)
-        k, some = min(n - 1, width, MOST_RANK), np.flatnonzero(~short[who])
+        k, every = int(rank[who[0]]), np.arange(len(who))  # the same for all who have n rows
         if k == width:
-            factor[who[some], :k] = triangle(block.rows[some])
-        elif k and len(some):
-            factor[who[some], :k] = np.sqrt((n - 1) / k) * block.contrasts(some, k)
+            factor[who, :k] = triangle(block.rows)
+        elif k:
+            factor[who, :k] = np.sqrt((n - 1) / k) * block.contrasts(every, k)
     sent: dict[str, Array] = {"means": means, "thin_factor": factor}
     return sent if short_terms else {**sent, "observations": told}
 
