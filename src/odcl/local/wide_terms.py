@@ -17,8 +17,10 @@ from scipy.special import ndtri
 from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.federation import Federation, stirred
 from odcl.exchange.upload import MOST_RANK, Uploads, n_draws
-from odcl.mixed.terms import CHUNK, by_size, triangle
+from odcl.mixed.terms import by_size, triangle
 from odcl.risk.risk import Risk
+
+CHUNK = 50_000  # numbers of rows that are taken together and stay near the processor
 
 
 def wide_terms(federation: Federation, risk: Risk, *, short_terms: bool = True) -> dict[str, Array]:
@@ -50,25 +52,26 @@ def _class_terms(federation: Federation, risk: Risk, short_terms: bool) -> dict[
         free //= 2
     s = n_draws(n_classes, d)
     share = shared_out(free, s)
-    first = (np.cumsum(share, axis=1) - share).ravel()
+    first = (np.cumsum(share, axis=1) - share + s * np.arange(m)[:, None]).ravel()
+    share = share.ravel()
     rows = np.zeros(m * n_classes)
     means = np.zeros((m * n_classes, d), np.float32)
-    scatter, of = np.zeros((m, s, d), np.float32), np.full((m, s), -1, np.int16)
+    scatter, of = np.zeros((m * s, d), np.float32), np.full(m * s, -1, np.int16)
     for block in centered_rows(federation.X, federation.y, code, len(count), federation.weight):
         who = block.who
         rows[who] = block.total
         means[who] = block.mean if short_terms else np.where(block.same[:, None], 0.0, block.mean)
-        for k in np.unique(share.ravel()[who]):
-            some = np.flatnonzero((share.ravel()[who] == k) & (k > 0))
-            if len(some):
-                at = who[some, None] // n_classes, first[who[some], None] + np.arange(k)
-                scatter[at] = block.unit(some)[:, None, None] * block.contrasts(some, k)
-                of[at] = who[some, None] % n_classes
+        for k in np.unique(share[who][share[who] > 0]):
+            some = np.flatnonzero(share[who] == k)
+            at = first[who[some], None] + np.arange(k)
+            draws = block.unit(some)[:, None, None] * block.contrasts(some, k)
+            scatter[at] = draws.astype(np.float32)
+            of[at] = who[some, None] % n_classes
     sent: dict[str, Array] = {
         "class_rows": rows.reshape(m, n_classes),
         "class_means": means.reshape(m, n_classes, d),
-        "scatter": scatter,
-        "scatter_class": of,
+        "scatter": scatter.reshape(m, s, d),
+        "scatter_class": of.reshape(m, s),
     }
     if not short_terms:
         sent["observations"] = np.where(means.any(axis=1), rows, 0.0).reshape(m, -1).sum(axis=1)
