@@ -1,0 +1,313 @@
+"""The last step of a wide user: its group, and how far its own rows take it away from it.
+
+What a user starts from are its groups' scores, with its class shares and its own shift in them.
+Candidates lean on these scores, or on nothing, with penalised intercepts and slopes of their own.
+Their weights are prior times likelihood of the user's own rows held out, scored by groups from
+users outside its fold; the model is their average in scores, a linear model again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from odcl._typing import Floats, Ints
+from odcl.data.federation import Federation, content_order
+from odcl.risk.losses import Multinomial
+from odcl.risk.risk import Risk
+from odcl.wide.folds import user_folds
+from odcl.wide.groups import WideGroups
+from odcl.wide.slopes import Span, fit_slopes
+
+ROW_FOLDS = 5
+FEWEST_ROWS = 4  # below, a user has its groups' scores, shares and shift
+DOUBT = 1e-3  # a user's own rows can overrule the server's probabilities beyond -log of it
+# Standard deviations of intercepts and of slopes in features / (unit sqrt(d)):
+LEANING = ((1.0, 0.0), (1.0, 3.0), (1.0, 10.0), (1.0, 30.0), (1.0, 100.0))  # on groups' scores
+ALONE = ((2.0, 3.0), (2.0, 10.0), (2.0, 30.0))
+AT_FIRST, WIDER = (0, 1, 2, 5, 6), (3, 4, 7)  # positions among both
+# Prior of the groups' scores as they are, where users of a group are alike and where they differ,
+# and of all that stand alone: with many rows these cost a user at most log(100) nats.
+AS_THEY_ARE = {True: 0.98, False: 0.8}
+ON_ITS_OWN = 0.01
+SCORED, FINAL = 1e-3, 1e-6  # how far fits are above their minimum, in nats
+NO_SHARE = 1e-6  # candidates with less are left out
+
+
+@dataclass(frozen=True, eq=False)
+class WideStep:
+    """The users' final models."""
+
+    models: Floats  # (n_users, dim)
+    strength: Floats  # (n_users,), pull of the likeliest candidate: infinite the group's, 0 alone
+    group: Ints  # (n_users,), the likeliest
+    sure: Floats  # (n_users,), its probability
+
+
+def wide_last_step(
+    federation: Federation, risk: Risk, groups: WideGroups, probabilities: Floats | None
+) -> WideStep:
+    """Every user's last step; ``probabilities`` (n_users, K) of groups, None for new users.
+
+    Users who took part are scored by groups without their fold: their own rows speak through the
+    groups of everybody.
+    """
+    m, d = federation.n_users, federation.n_features
+    new = probabilities is None
+    prior = np.tile(groups.weights, (m, 1)) if probabilities is None else probabilities
+    without = np.zeros(m, dtype=np.intp) if new else 1 + user_folds(federation.users)
+    classes = class_numbers(federation, risk)
+    weight = np.ones(len(classes)) if federation.weight is None else federation.weight
+    fold = stratified_folds(federation, classes)
+    models, strength = np.empty((m, risk.dim(d))), np.empty(m)
+    group, sure = np.empty(m, dtype=np.intp), np.empty(m)
+    for i in range(m):
+        part = federation.rows(i)
+        rows = _Rows(federation.X[part], classes[part], weight[part], fold[part], risk.intercept)
+        start = _Start.of(rows, groups, int(without[i]), prior[i])
+        scores, strength[i] = _scores(rows, groups, start)
+        models[i] = in_layout(risk, scores)
+        group[i], sure[i] = np.argmax(start.share), start.share.max()
+    return WideStep(models, strength, group, sure)
+
+
+def _scores(rows: _Rows, groups: WideGroups, start: _Start) -> tuple[Floats, float]:
+    """One user's scores, (d + 1, C), and the pull of its likeliest candidate."""
+    scores = np.tensordot(start.share, groups.scores[0], axes=1)
+    scores[-1] += start.moved[-1]
+    if not rows.tell:
+        return scores, np.inf
+    candidates = _Candidates.of(rows, groups, start)
+    group = rows.losses(start.scores[:ROW_FOLDS].swapaxes(1, 2))
+    losses, rough = candidates.scored()
+    mix = _mixed(np.append(group, losses), groups.alike)
+    own = candidates.average(mix.fits, rough, scores)
+    own[-1] += (1 - mix.leaning) * start.prior[-1]
+    return mix.leaning * scores + own, mix.strength
+
+
+def class_numbers(federation: Federation, risk: Risk) -> Ints:
+    """Class of each row, 0..C-1, (n_rows,)."""
+    y = risk.loss.encode(federation.y)
+    return (y if isinstance(risk.loss, Multinomial) else y > 0).astype(np.intp)
+
+
+def in_layout(risk: Risk, scores: Floats) -> Floats:
+    """Scores (d + 1, C) as the flat model of the risk, (dim,)."""
+    inputs = scores if risk.intercept else scores[:-1]
+    if isinstance(risk.loss, Multinomial):
+        return (inputs @ risk.loss.basis).ravel()
+    return inputs[:, 1] - inputs[:, 0]
+
+
+def stratified_folds(federation: Federation, classes: Ints) -> Ints:
+    """Fold of each row, (n_rows,): a user's rows dealt out class by class, whatever their order.
+
+    Fewer rows than folds are held out one by one.
+    """
+    mixed = np.cos(np.arange(1.0, federation.n_features + 1))
+    # A number for each row's contents; einsum adds up every row in the same way, BLAS does not.
+    key = np.einsum("ij,j->i", federation.X, mixed)
+    order = content_order(federation.with_X(key[:, None]).with_y(classes))
+    order = order[np.lexsort((classes[order], federation.row_user[order]))]
+    fold = np.empty(len(order), dtype=np.intp)
+    first = np.repeat(federation.offsets[:-1], federation.n_rows)
+    fold[order] = (np.arange(len(order)) - first) % ROW_FOLDS
+    return fold
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """One user's rows."""
+
+    X: Floats  # (n, d)
+    y: Ints  # (n,)
+    weight: Floats  # (n,)
+    fold: Ints  # (n,)
+    intercept: bool
+
+    @property
+    def kept(self) -> Floats:
+        """Weights of the rows that each fold learns from, and of all rows, (F + 1, n)."""
+        others = self.fold != np.arange(ROW_FOLDS)[:, None]
+        return self.weight * np.concatenate([others, np.ones((1, len(self.y)), dtype=bool)])
+
+    @property
+    def tell(self) -> bool:
+        """Can they say how the user differs from its group?"""
+        return len(self.y) >= FEWEST_ROWS and not (self.y == self.y[0]).all()
+
+    def own(self, n_classes: int) -> Floats:
+        """1 for a row's class, (C, n)."""
+        return (self.y == np.arange(n_classes)[:, None]).astype(np.float64)
+
+    def losses(self, scores: Floats) -> Floats:
+        """Loss of every row by the fit without its fold, summed; scores (..., F, C, n)."""
+        held_out = np.moveaxis(scores, -3, 0)[self.fold, ..., np.arange(len(self.y))]
+        p = _log_softmax(held_out)[np.arange(len(self.y)), ..., self.y]
+        return -np.tensordot(self.weight, p, axes=1)
+
+
+@dataclass(frozen=True, eq=False)
+class _Start:
+    """Scores that a user starts from, without each fold of its rows and (last) with all of them."""
+
+    share: Floats  # (K,), probabilities of the groups, by all rows
+    scores: Floats  # (F + 1, n, C)
+    prior: Floats  # (F + 1, C), log class shares
+    moved: Floats  # (F + 1, C), what class shares and shift add to the intercepts
+
+    @classmethod
+    def of(cls, rows: _Rows, groups: WideGroups, index: int, prior: Floats) -> _Start:
+        K, C = groups.shares.shape
+        kept, n = rows.kept, np.arange(len(rows.y))
+        slopes, intercepts = groups.scores[index, :, :-1], groups.scores[index, :, -1:]
+        scores = np.matmul(rows.X, slopes)  # (K, n, C)
+        log_shares, moved = np.zeros((2, len(kept), K, C))
+        if rows.intercept:
+            scores = scores + intercepts
+            log_shares = _log_shares(rows, kept, groups)
+            apart = scores - groups.expected[index][:, rows.y]
+            moved = log_shares - _shift(apart, kept, groups)
+        held_out = scores[:, n] + moved[rows.fold].swapaxes(0, 1)
+        likelihood = _log_softmax(held_out)[:, n, rows.y]  # (K, n)
+        share = np.log(prior + DOUBT) + kept @ likelihood.T
+        share = np.exp(_log_softmax(share))  # (F + 1, K)
+        each = np.einsum("fk,knc->fnc", share, scores)
+        mixed = np.einsum("fk,fkc->fc", share, moved)
+        shares = np.einsum("fk,fkc->fc", share, log_shares)
+        return cls(share[-1], each + mixed[:, None], shares, mixed)
+
+
+def _log_shares(rows: _Rows, kept: Floats, groups: WideGroups) -> Floats:
+    """log (n_c + alpha pi_kc) / (n + alpha), (F + 1, K, C), by the rows kept."""
+    counts = kept @ (rows.y[:, None] == np.arange(groups.shares.shape[1]))
+    alpha = groups.concentration
+    above = counts[:, None] + alpha * groups.shares
+    return np.log(np.maximum(above, 1e-300)) - np.log(counts.sum(axis=1) + alpha)[:, None, None]
+
+
+def _shift(apart: Floats, kept: Floats, groups: WideGroups) -> Floats:
+    """The user's common shift of scores T (T + noise/n)^-1 a, (F + 1, K, C).
+
+    ``apart`` (K, n, C) is each row's score less what is expected of its class, a its mean over the
+    rows kept.
+    """
+    total = kept.sum(axis=1)
+    shift = np.zeros((len(kept), *apart.shape[::2]))
+    if not groups.shift.any():
+        return shift
+    sums = np.einsum("fn,knc->fkc", kept, apart)
+    for f in np.flatnonzero(total > 0):
+        spread = groups.shift + groups.noise / total[f]
+        shift[f] = sums[f] / total[f] @ (np.linalg.pinv(spread, hermitian=True) @ groups.shift)
+    return shift
+
+
+@dataclass(frozen=True, eq=False)
+class _Candidates:
+    """The user's fits that lean on the groups' scores, and those that lean on nothing."""
+
+    rows: _Rows
+    span: Span
+    variance: Floats  # (candidates, r + 1)
+    offset: Floats  # (candidates, F + 1, C, n)
+
+    @classmethod
+    def of(cls, rows: _Rows, groups: WideGroups, start: _Start) -> _Candidates:
+        spreads = np.array([*LEANING, *ALONE])
+        spreads[:, 0] *= rows.intercept
+        scale = groups.unit * np.sqrt(len(groups.unit))
+        span = Span.of(rows.X, rows.weight, scale, rows.intercept)
+        leaning = start.scores.swapaxes(1, 2)
+        alone = np.broadcast_to(start.prior[:, :, None], leaning.shape)
+        offset = np.stack([leaning] * len(LEANING) + [alone] * len(ALONE))
+        return cls(rows, span, span.variances(*spreads.T), offset)
+
+    def scored(self) -> tuple[Floats, Floats]:
+        """Losses of the rows held out, in nats, and rough fits, (candidates, C, r + 1).
+
+        Wider slopes are tried for as long as widening helps; others have an infinite loss. They
+        start from the narrower ones.
+        """
+        count, folds = len(self.offset), slice(ROW_FOLDS)
+        loss = np.full(count, np.inf)
+        fits = np.zeros((count, ROW_FOLDS, self.offset.shape[2], len(self.span.size)))
+        some = np.array(AT_FIRST)
+        while len(some):
+            narrower = (
+                fits[np.maximum(some - 1, 0)] * (loss[some - 1] < np.inf)[:, None, None, None]
+            )
+            fits[some] = self._fits(some, folds, narrower, SCORED)
+            scores = self.offset[some, folds] + np.matmul(fits[some], self.span.Z.T)
+            loss[some] = self.rows.losses(scores)
+            some = np.array([j for j in WIDER if np.isinf(loss[j]) and loss[j - 1] < loss[j - 2]])
+        return loss, fits.mean(axis=1)
+
+    def average(self, share: Floats, rough: Floats, scores: Floats) -> Floats:
+        """Slopes and intercepts of the fits on all rows, each times its share, (d + 1, C).
+
+        They lean on the ``scores`` (d + 1, C) that they will be added to: where these are of
+        everybody, the user's rows are in them already and leave less to learn.
+        """
+        some = np.flatnonzero(share > NO_SHARE)
+        if not len(some):
+            return np.zeros_like(scores)
+        offset = self.offset.copy()
+        offset[: len(LEANING), -1] = (self.rows.X @ scores[:-1] + scores[-1]).T
+        last = slice(ROW_FOLDS, None)
+        fits = replace(self, offset=offset)._fits(some, last, rough[some, None], FINAL)[:, 0]
+        return self.span.coefficients(np.tensordot(share[some], fits, axes=1))
+
+    def _fits(self, some: Ints, folds: slice, start: Floats, tol: float) -> Floats:
+        """Coordinates of some candidates' fits, (some, folds, C, r + 1)."""
+        offset, weight = self.offset[some, folds], self.rows.kept[folds]
+        c, f, C, n = offset.shape
+        return fit_slopes(
+            self.span,
+            self.rows.own(C),
+            np.tile(weight, (c, 1)),
+            offset.reshape(c * f, C, n),
+            np.repeat(self.variance[some], f, axis=0),
+            start.reshape(c * f, C, -1),
+            tol,
+            np.float32 if tol == SCORED else np.float64,
+        ).reshape(c, f, C, -1)
+
+
+@dataclass(frozen=True, eq=False)
+class _Mix:
+    """Shares of a user's candidates, which sum to 1."""
+
+    group: float  # the groups' scores as they are
+    fits: Floats  # (candidates,)
+
+    @property
+    def leaning(self) -> float:
+        """Share of all that leans on the groups' scores."""
+        return float(self.group + self.fits[: len(LEANING)].sum())
+
+    @property
+    def strength(self) -> float:
+        """Pull to the group of the likeliest candidate: one over the variance of its slopes."""
+        best = int(np.argmax([self.group, *self.fits]))
+        if best > len(LEANING):
+            return 0.0
+        sd = 0.0 if best == 0 else LEANING[best - 1][1]
+        return 1 / sd**2 if sd > 0 else np.inf
+
+
+def _mixed(loss: Floats, alike: bool) -> _Mix:
+    """Shares by the prior and by the rows held out: ``loss`` of the group's scores comes first."""
+    group = AS_THEY_ARE[alike]
+    rest = (1 - group - ON_ITS_OWN) / len(LEANING)
+    prior = [group] + [rest] * len(LEANING) + [ON_ITS_OWN / len(ALONE)] * len(ALONE)
+    share = np.exp(_log_softmax(np.log(prior) - loss))
+    return _Mix(float(share[0]), share[1:])
+
+
+def _log_softmax(scores: Floats) -> Floats:
+    """Along the last axis."""
+    scores = scores - scores.max(axis=-1, keepdims=True)
+    return scores - np.log(np.exp(scores).sum(axis=-1, keepdims=True))

@@ -1,0 +1,259 @@
+"""A wide user's last step: its group, and how far it leaves it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from scipy.special import log_softmax
+from sklearn.linear_model import LogisticRegression
+
+from odcl.data.federation import Federation
+from odcl.local.predict import predicted_rows
+from odcl.wide import last_step
+from odcl.wide.last_step import stratified_folds, wide_last_step
+from tests.wide.worlds import World, risk_of
+
+
+def log_losses(step, risk, new, their):
+    """Mean loss of each user's new rows, (m,)."""
+    m, n, d = new.shape
+    where = np.repeat(np.arange(m), n)
+    p = predicted_rows(new.reshape(-1, d), step.models, where, risk)
+    own = p[np.arange(m * n), their.ravel()]
+    return -np.log(np.maximum(own, 1e-300)).reshape(m, n).mean(axis=1)
+
+
+def alone(federation, new, their):
+    """Loss of one LogisticRegression per user."""
+    found = []
+    for (_, X, y), rows, labels in zip(federation, new, their, strict=True):
+        p = LogisticRegression(max_iter=1000).fit(X, y).predict_log_proba(rows)
+        found.append(-p[np.arange(len(labels)), labels].mean())
+    return np.array(found)
+
+
+@pytest.mark.parametrize("n_classes", [2, 4])
+def test_few_rows_leave_a_user_at_its_group(n_classes):
+    world = World(2, n_classes, 150)
+    group = np.arange(20) % 2
+    federation, new, their = world.users(group, 6)
+    risk, groups = risk_of(n_classes), world.groups
+    step = wide_last_step(federation, risk, groups, np.eye(2)[group])
+    assert_array_equal(step.group, group)
+    best = -log_softmax(new @ groups.scores[0, group, :-1] + groups.scores[0, group, None, -1], -1)
+    best = np.take_along_axis(best, their[:, :, None], axis=2)[:, :, 0].mean(axis=1)
+    assert (log_losses(step, risk, new, their) < best + 0.02).all()
+
+
+@pytest.mark.parametrize("n_classes", [2, 3])
+def test_many_rows_make_up_for_a_group_that_is_wrong(n_classes):
+    """The group's scores are another group's: at most log(100) nats are lost to find out."""
+    world = World(2, n_classes, 60, alike=False, apart=0.3)
+    federation, new, their = world.users(np.zeros(6, int), 150)
+    groups = world.groups
+    wrong = replace(groups, scores=groups.scores[:, 1:], expected=groups.expected[:, 1:])
+    wrong = replace(wrong, weights=np.ones(1), shares=groups.shares[1:])
+    risk = risk_of(n_classes)
+    step = wide_last_step(federation, risk, wrong, np.ones((6, 1)))
+    mine, theirs = log_losses(step, risk, new, their), alone(federation, new, their)
+    assert mine.mean() < theirs.mean()
+    assert (mine < theirs + 0.1).all()
+    assert (step.strength < np.inf).all()
+
+
+def test_users_who_differ_gain_over_their_group_and_over_themselves():
+    world = World(1, 4, 120, differ=0.25, apart=0.3, alike=False)
+    federation, new, their = world.users(np.zeros(12, int), 60)
+    risk = risk_of(4)
+    step = wide_last_step(federation, risk, world.groups, np.ones((12, 1)))
+    few = federation.select_rows(np.arange(len(federation.y)) % 60 < 3)
+    group = wide_last_step(few, risk, world.groups, np.ones((12, 1)))
+    mine = log_losses(step, risk, new, their).mean()
+    assert mine < 0.9 * log_losses(group, risk, new, their).mean()
+    assert mine < alone(federation, new, their).mean()
+
+
+def test_own_rows_overrule_the_server_and_place_new_users():
+    world = World(3, 2, 100)
+    group = np.arange(12) % 3
+    federation, _, _ = world.users(group, 12)
+    wrong = np.eye(3)[(group + 1) % 3]
+    risk, groups = risk_of(2), world.groups
+    for given in (wrong, None):
+        step = wide_last_step(federation, risk, groups, given)
+        assert_array_equal(step.group, group)
+        assert (step.sure > 0.9).all()
+
+
+def test_a_user_without_evidence_has_the_average_of_its_groups_scores():
+    """One row far from all that tells groups apart: probabilities stay those of the server."""
+    world = World(2, 3, 20)
+    groups, risk = world.groups, risk_of(3)
+    federation = Federation.from_arrays(np.zeros((1, 20)), np.array([1]), np.array([7]))
+    same = replace(groups, scores=groups.scores.copy(), expected=groups.expected)
+    same.scores[..., -1, :] = 0.0  # at zero all groups say the same
+    step = wide_last_step(federation, risk, same, np.array([[0.7, 0.3]]))
+    share = (np.array([0.7, 0.3]) + last_step.DOUBT) / (1 + 2 * last_step.DOUBT)
+    counts = np.array([0.0, 1.0, 0.0])
+    expected = np.tensordot(share, same.scores[0], axes=1)
+    expected[-1] = np.log((counts + 50 / 3) / 51)
+    assert_allclose(step.models[0], (expected @ risk.loss.basis).ravel(), atol=1e-12)
+    assert step.strength[0] == np.inf
+    assert_allclose(step.sure, share[:1])
+
+
+def test_a_common_shift_of_scores_is_taken_out():
+    """T (T + noise/n)^-1 of the mean distance from the expected scores, by hand."""
+    world = World(1, 2, 30)
+    shift, noise = np.array([[2.0, -1.0], [-1.0, 3.0]]), np.array([[1.0, 0.2], [0.2, 0.5]])
+    groups = replace(world.groups, shift=shift, noise=noise)
+    federation, _, _ = world.users(np.zeros(1, int), 3)
+    federation = replace(federation, weight=np.array([1.0, 2.0, 1.0]))
+    step = wide_last_step(federation, risk_of(2), groups, np.ones((1, 1)))
+    plain = wide_last_step(federation, risk_of(2), world.groups, np.ones((1, 1)))
+    scores = federation.X @ groups.scores[0, 0, :-1] + groups.scores[0, 0, -1]
+    apart = scores - groups.expected[0, 0, federation.y]
+    mean = np.average(apart, axis=0, weights=federation.weight)
+    taken = shift @ np.linalg.solve(shift + noise / 4, mean)
+    moved = step.models[0] - plain.models[0]
+    assert_allclose(moved[:-1], 0.0, atol=1e-12)
+    assert_allclose(moved[-1], -(taken[1] - taken[0]))
+
+
+@pytest.mark.parametrize("n_classes", [2, 3])
+def test_shares_of_candidates_are_prior_times_likelihood_of_rows_held_out(n_classes, monkeypatch):
+    """Every fit made anew in all features, fold by fold, without the machinery of spans."""
+    monkeypatch.setattr(last_step, "SCORED", 1e-9)
+    monkeypatch.setattr(last_step, "FINAL", 1e-12)
+    world = World(1, n_classes, 12, differ=0.5, alike=False)
+    federation, _, _ = world.users(np.zeros(1, int), 24)
+    weight = np.random.default_rng(1).choice([1.0, 2.0], 24)
+    federation = replace(federation, weight=weight)
+    groups, risk = world.groups, risk_of(n_classes)
+    step = wide_last_step(federation, risk, groups, np.ones((1, 1)))
+
+    X, y = federation.X, federation.y
+    fold = stratified_folds(federation, y)
+    base = X @ groups.scores[0, 0, :-1] + groups.scores[0, 0, -1]
+    pairs = [(True, sd) for sd in last_step.LEANING] + [(False, sd) for sd in last_step.ALONE]
+    total, models = np.zeros(1 + len(pairs)), []
+    for f in (*range(5), None):
+        kept = weight * (fold != f)
+        counts = np.array([kept[y == c].sum() for c in range(n_classes)])
+        log_shares = np.log((counts + 50 / n_classes) / (kept.sum() + 50))
+        center = np.average(X, axis=0, weights=weight)
+        offsets = [base + log_shares] + [base * lean + log_shares for lean, _ in pairs]
+        adds = [np.zeros_like(base)]
+        for (_, sd), offset in zip(pairs, offsets[1:], strict=True):
+            u = np.column_stack([sd[1] * (X - center) / np.sqrt(12), np.full(24, sd[0])])
+            coef = newton(u, y, kept, offset, n_classes)
+            adds.append(u @ coef)
+        if f is None:
+            models = [offset + add for offset, add in zip(offsets, adds, strict=True)]
+        else:
+            out = np.flatnonzero(fold == f)
+            for j, (offset, add) in enumerate(zip(offsets, adds, strict=True)):
+                p = log_softmax((offset + add)[out], axis=1)
+                total[j] -= weight[out] @ p[np.arange(len(out)), y[out]]
+    leaning, own = len(last_step.LEANING), len(last_step.ALONE)
+    for j in last_step.WIDER:  # tried while widening helps; the group's own scores come first
+        total[1 + j] = total[1 + j] if total[j] < total[j - 1] else np.inf
+    prior = [0.8] + [0.19 / leaning] * leaning + [0.01 / own] * own
+    share = np.exp(log_softmax(np.log(prior) - total))
+    expected = np.tensordot(share, models, axes=1)
+    z = np.column_stack([X, np.ones(24)]) @ step.models[0].reshape(13, -1)
+    if n_classes == 2:
+        assert_allclose(z[:, 0], expected[:, 1] - expected[:, 0], atol=0.02)
+    else:
+        assert_allclose(z, expected @ risk.loss.basis, atol=0.02)
+
+
+def newton(u, y, weight, offset, n_classes):
+    """Coefficients (columns, C) of a penalised multinomial fit with unit variances."""
+    p = u.shape[1]
+    own = (y[:, None] == np.arange(n_classes)).astype(float)
+    b = np.zeros((p, n_classes))
+    for _ in range(200):
+        prob = np.exp(log_softmax(offset + u @ b, axis=1))
+        gradient = u.T @ (weight[:, None] * (prob - own)) + b
+        H = np.eye(p * n_classes).reshape(p, n_classes, p, n_classes)
+        for c in range(n_classes):
+            for e in range(n_classes):
+                bend = weight * prob[:, c] * ((c == e) - prob[:, e])
+                H[:, c, :, e] += (u * bend[:, None]).T @ u
+        step = np.linalg.solve(H.reshape(p * n_classes, -1), gradient.ravel())
+        b = b - step.reshape(b.shape) / max(1.0, np.abs(step).max())
+        if np.abs(step).max() < 1e-10:
+            break
+    return b
+
+
+def test_the_order_of_rows_and_the_presence_of_other_users_do_not_matter():
+    world = World(2, 3, 40, differ=0.3, alike=False)
+    group = np.arange(6) % 2
+    federation, _, _ = world.users(group, 20)
+    given, risk = np.full((6, 2), 0.5), risk_of(3)
+    step = wide_last_step(federation, risk, world.groups, given)
+    order = np.random.default_rng(0).permutation(len(federation.y))
+    mixed = Federation.from_arrays(
+        federation.X[order], federation.y[order], federation.row_user[order]
+    )
+    assert_array_equal(stratified_folds(mixed, mixed.y).shape, (120,))
+    again = wide_last_step(mixed, risk, world.groups, given)
+    assert_allclose(again.models, step.models, rtol=1e-4, atol=1e-5)
+    some = np.array([1, 4])
+    part = wide_last_step(federation.take(some), risk, world.groups, given[some])
+    assert_array_equal(part.models, step.models[some])
+
+
+def test_folds_hold_out_every_class_evenly_in_any_order():
+    rng = np.random.default_rng(0)
+    X, y = rng.standard_normal((83, 7)), rng.integers(3, size=83)
+    federation = Federation.from_arrays(X, y, np.repeat([3, 5], [43, 40]))
+    fold = stratified_folds(federation, y)
+    for i in range(2):
+        part = federation.rows(i)
+        for c in range(3):
+            counts = np.bincount(fold[part][y[part] == c], minlength=5)
+            assert counts.max() - counts.min() <= 1
+        counts = np.bincount(fold[part], minlength=5)
+        assert counts.max() - counts.min() <= 1
+    order = np.concatenate([rng.permutation(43), 43 + rng.permutation(40)])
+    mixed = Federation(X[order], y[order], federation.offsets, federation.users)
+    assert_array_equal(stratified_folds(mixed, y[order]), fold[order])
+
+
+def test_a_class_that_a_user_never_saw_stays_possible():
+    world = World(1, 4, 80, alike=True)
+    federation, new, their = world.users(np.zeros(4, int), 40)
+    seen = federation.select_rows(federation.y != 3)
+    risk = risk_of(4)
+    step = wide_last_step(seen, risk, world.groups, np.ones((4, 1)))
+    rows = their == 3
+    where = np.nonzero(rows)[0]
+    p = predicted_rows(new[rows], step.models, where, risk)
+    assert (p.argmax(axis=1) == 3).mean() > 0.8
+
+
+def test_a_user_of_one_class_and_a_user_of_three_rows_keep_their_group():
+    world = World(1, 2, 30)
+    federation, _, _ = world.users(np.zeros(2, int), 12)
+    one = federation.select_rows(federation.y == 1)
+    three = federation.select_rows(np.arange(24) % 12 < 3)
+    for rows in (one, three):
+        step = wide_last_step(rows, risk_of(2), world.groups, np.ones((2, 1)))
+        slopes = world.groups.scores[0, 0, :-1]
+        assert_allclose(step.models[:, :-1], np.tile(slopes[:, 1] - slopes[:, 0], (2, 1)))
+        assert (step.strength == np.inf).all()
+
+
+def test_without_an_intercept_models_have_none():
+    world = World(1, 3, 50, differ=0.3, alike=False)
+    federation, _, _ = world.users(np.zeros(3, int), 30)
+    risk = risk_of(3, intercept=False)
+    step = wide_last_step(federation, risk, world.groups, np.ones((3, 1)))
+    assert step.models.shape == (3, risk.dim(50))
+    assert np.isfinite(step.models).all()
