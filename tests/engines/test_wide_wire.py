@@ -6,6 +6,7 @@ import io
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -14,6 +15,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 from odcl import Federation, Method, Risk, Uploads
 from odcl.artifact.arrays import read_arrays, write_arrays
 from odcl.data.address import Address
+from odcl.engines.files import Feature, Task, fit_site
+from odcl.engines.files.collect import read_upload
 from odcl.engines.wire import Agreed, difference, from_wire, joined
 from odcl.exchange.arrow import as_lists, packed, uploads_from_arrow, uploads_to_arrow
 from odcl.exchange.buckets import write_numbers
@@ -112,6 +115,26 @@ def test_batches_of_users_are_put_together_whatever_their_rows(name):
     for field, values in moved.present.items():
         assert_array_equal(values[1], everybody.present[field][3], err_msg=field)
         assert_array_equal(values[0], everybody.present[field][0], err_msg=field)
+
+
+@pytest.mark.parametrize("short_terms", [True, False])
+@pytest.mark.parametrize("name", ["logistic", "squared"])
+def test_a_sites_file_holds_the_uploads_of_its_wide_users(name, short_terms, tmp_path, monkeypatch):
+    monkeypatch.setattr(Method, "_fallback", lambda *_: "", raising=False)
+    rows, method = people_of(name), Method(short_terms=short_terms, smallest_group=1)
+    features = tuple(Feature(f"x{j}") for j in range(110))
+    classes = ("0", "1") if name == "logistic" else None
+    limits = {"minimum_rows": 1, "smallest_cell": 1}
+    task = Task("stay", features, "y", RISKS[name], method=method, classes=classes, **limits)
+    task.write(tmp_path / "task.toml")
+    table = pd.DataFrame(rows.X, columns=[one.name for one in features])
+    table["y"] = rows.y.astype(int).astype(str) if classes else rows.y
+    table["who"] = rows.users[rows.row_user]
+    fit_site(task, table, site="north", user="who").write(tmp_path / "north.upload")
+    found = read_upload(Task.read(tmp_path / "task.toml"), tmp_path / "north.upload").uploads
+    sent = Agreed(RISKS[name], method, 110).fit(rows).uploads
+    assert_same(replace(found, users=sent.users), sent)
+    assert task.leaves.keys() == sent.present.keys()
 
 
 @every_risk

@@ -195,8 +195,8 @@ class CenteredRows:
     def contrasts(self, some: Ints, k: int) -> Floats:
         """``k`` contrasts of the rows of some groups, (len(some), k, width).
 
-        Cosines of the discrete transform; all n - 1 of them are turned by a rotation that is drawn
-        from the rows and not sent: the rows cannot be read off their contrasts.
+        The weights are cosines of the discrete transform, turned by a rotation that is drawn from
+        the rows and not sent: rows cannot be read off contrasts with known weights.
         """
         n, rows = self.rows.shape[1], self.rows[some]
         if self.root is not None:  # a reflection takes the weights' roots to equal numbers
@@ -206,7 +206,7 @@ class CenteredRows:
             rows = rows + 2 * off * (rows.sum(axis=1, keepdims=True) / np.sqrt(n) / size)
         angle = np.pi / n * np.arange(1, k + 1)[:, None] * (np.arange(n) + 0.5)
         found = np.matmul(np.sqrt(2 / n) * np.cos(angle), rows)
-        if k < n - 1 or k == 1:
+        if k == 1:
             return found
         turn = np.linalg.qr(_normals(self.seed[some], k * k).reshape(-1, k, k))[0]
         return np.matmul(turn, found)

@@ -155,7 +155,7 @@ FAULTS = {
     ),
     "features beyond counting": (
         task().to_toml() + "".join(f'[[feature]]\nname = "x{j}"\n' for j in range(20_000)),
-        "20004 parameters, and 1000 are the most",
+        "20004 parameters, and 10000 are the most",
     ),
     "classes beyond counting": (
         edited('loss = "squared"', 'loss = "multinomial"').replace(

@@ -30,11 +30,12 @@ from odcl.exchange.upload import Uploads
 from odcl.files import atomic_path, read_regular
 from odcl.method import Method
 from odcl.risk.losses import Multinomial
-from odcl.risk.risk import Factor, Risk
+from odcl.risk.risk import Factor, Risk, is_wide
 
 FORMAT = 1
 MOST_BYTES = 2**20  # of a card
 MOST_PARAMETERS = 1_000  # a site may have to send a matrix of that many squared
+MOST_WIDE = 10_000  # where sites send moments in place of matrices
 Missing = Literal["error", "drop", "mean"]
 Scale = Annotated[float, Check("a number above 0", lambda value: value > 1e-300)]
 # Terms of users with fewer rows than parameters stay, and a group needs three sites, until a card
@@ -265,10 +266,10 @@ def _check(task: Task) -> None:
             "two design columns have one name (a level and a column), or none is there"
         )
     _check_classes(task)
-    if task.dim > MOST_PARAMETERS:
-        raise ValueError(
-            f"models would have {task.dim} parameters, and {MOST_PARAMETERS} are the most"
-        )
+    wide = task.method.clusterer.uses_terms and is_wide(task.risk, len(task.columns))
+    most = MOST_WIDE if wide else MOST_PARAMETERS
+    if task.dim > most:
+        raise ValueError(f"models would have {task.dim} parameters, and {most} are the most")
     bare = [f.name for f in task.features if f.levels is None and (f.shift, f.scale) == (0, 1)]
     if task.missing == "mean" and bare:
         raise ValueError(

@@ -23,10 +23,10 @@ from odcl.declared import Count, fields_from_json, fields_to_json
 from odcl.engines.files.envelope import Refused, Stamp
 from odcl.engines.wire import Agreed
 from odcl.method import Method
-from odcl.risk.risk import Risk
+from odcl.risk.risk import Risk, is_wide
 
 FORMAT = 1
-MOST_PARAMETERS = 10_000  # of a model
+MOST_PARAMETERS, MOST_WIDE = 10_000, 100_000  # of a model; where users send moments
 MOST_BARE = 20_000_000  # of a bare model: 160 MB of float64 per user
 _DIGEST, _WORDS = "task", "odcl"  # keys of a ConfigRecord
 
@@ -110,7 +110,8 @@ def _agreed(request: Request, n_features: int) -> Agreed:
         expect(0 < n_features <= MOST_BARE, f"a model of {n_features} parameters")
         return BareAgreed(request.risk, request.method, n_features)
     dim = request.risk.dim(n_features)
-    expect(0 < dim <= MOST_PARAMETERS, f"a model of {dim} parameters")
+    wide = request.method.clusterer.uses_terms and is_wide(request.risk, n_features)
+    expect(0 < dim <= (MOST_WIDE if wide else MOST_PARAMETERS), f"a model of {dim} parameters")
     return Agreed(request.risk, request.method.resolved(request.risk, dim), n_features)
 
 
