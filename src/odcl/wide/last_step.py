@@ -145,7 +145,7 @@ class _Rows:
     def losses(self, scores: Floats) -> Floats:
         """Loss of every row by the fit without its fold, summed; scores (..., F, C, n)."""
         held_out = np.moveaxis(scores, -3, 0)[self.fold, ..., np.arange(len(self.y))]
-        p = _log_softmax(held_out)[np.arange(len(self.y)), ..., self.y]
+        p = log_softmax(held_out)[np.arange(len(self.y)), ..., self.y]
         return -np.tensordot(self.weight, p, axes=1)
 
 
@@ -171,9 +171,9 @@ class _Start:
             apart = scores - groups.expected[index][:, rows.y]
             moved = log_shares - _shift(apart, kept, groups)
         held_out = scores[:, n] + moved[rows.fold].swapaxes(0, 1)
-        likelihood = _log_softmax(held_out)[:, n, rows.y]  # (K, n)
+        likelihood = log_softmax(held_out)[:, n, rows.y]  # (K, n)
         share = np.log(prior + DOUBT) + kept @ likelihood.T
-        share = np.exp(_log_softmax(share))  # (F + 1, K)
+        share = np.exp(log_softmax(share))  # (F + 1, K)
         each = np.einsum("fk,knc->fnc", share, scores)
         mixed = np.einsum("fk,fkc->fc", share, moved)
         shares = np.einsum("fk,fkc->fc", share, log_shares)
@@ -303,11 +303,11 @@ def _mixed(loss: Floats, alike: bool) -> _Mix:
     group = AS_THEY_ARE[alike]
     rest = (1 - group - ON_ITS_OWN) / len(LEANING)
     prior = [group] + [rest] * len(LEANING) + [ON_ITS_OWN / len(ALONE)] * len(ALONE)
-    share = np.exp(_log_softmax(np.log(prior) - loss))
+    share = np.exp(log_softmax(np.log(prior) - loss))
     return _Mix(float(share[0]), share[1:])
 
 
-def _log_softmax(scores: Floats) -> Floats:
+def log_softmax(scores: Floats) -> Floats:
     """Along the last axis."""
     scores = scores - scores.max(axis=-1, keepdims=True)
     return scores - np.log(np.exp(scores).sum(axis=-1, keepdims=True))

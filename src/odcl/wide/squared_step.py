@@ -1,0 +1,173 @@
+"""The last step of a wide user with squared loss: ridge around its groups' model, or around zero.
+
+One decomposition of the user's rows serves all strengths. A ridge fit is a linear smoother H, so
+that residuals of rows held out follow from the fit on all rows,
+
+    e_out = (I - H_out,out)^-1 (r - H r)_out,
+
+without another fit. Candidates weigh prior times (squared error on these rows)^(-n/2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from odcl._typing import Floats, Ints
+from odcl.data.federation import Federation
+from odcl.risk.risk import Risk
+from odcl.wide.folds import user_folds
+from odcl.wide.last_step import (
+    AS_THEY_ARE,
+    DOUBT,
+    FEWEST_ROWS,
+    ON_ITS_OWN,
+    ROW_FOLDS,
+    WideStep,
+    log_softmax,
+    stratified_folds,
+)
+from odcl.wide.slopes import Span
+
+# Noise over the variance that a user's own slopes bring into its targets; infinite: only a level.
+STRENGTHS = 10.0 ** np.linspace(-3, 2, 11)
+LEVEL_ONLY = (np.inf, 0.3)  # pull on slopes, and on the level in rows' worth
+
+
+def wide_last_step_squared(
+    federation: Federation,
+    risk: Risk,
+    group_models: Floats,
+    probabilities: Floats | None,
+    noise: Floats,
+    *,
+    alike: bool = False,
+) -> WideStep:
+    """Every user's last step from its groups' models, (1 + FOLDS, K, dim), as in ``WideGroups``.
+
+    ``probabilities`` (n_users, K) are those of its groups, None for new users; ``noise`` (K,) is
+    the variance of targets around each group's model, and ``alike`` says that users of a group do
+    not differ.
+    """
+    m, K = federation.n_users, group_models.shape[1]
+    prior = np.full((m, K), 1 / K) if probabilities is None else probabilities
+    index = np.zeros(m, dtype=np.intp)
+    if probabilities is not None:
+        index = 1 + user_folds(federation.users)
+    y = risk.loss.encode(federation.y)
+    weight = np.ones(len(y)) if federation.weight is None else federation.weight
+    fold = stratified_folds(federation, np.zeros(len(y), dtype=np.intp))
+    models, strength = np.empty((m, group_models.shape[2])), np.empty(m)
+    group, sure = np.empty(m, dtype=np.intp), np.empty(m)
+    for i in range(m):
+        part = federation.rows(i)
+        rows = _Rows(federation.X[part], y[part], weight[part], fold[part], risk)
+        share = rows.shares(group_models[index[i]], noise, prior[i])
+        around = share @ group_models[index[i]]  # (F + 1, dim)
+        model = share[-1] @ group_models[0]
+        models[i], strength[i] = rows.model(around, model, AS_THEY_ARE[alike])
+        group[i], sure[i] = np.argmax(share[-1]), share[-1].max()
+    return WideStep(models, strength, group, sure)
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """One user's rows."""
+
+    X: Floats  # (n, d)
+    y: Floats  # (n,)
+    weight: Floats  # (n,)
+    fold: Ints  # (n,)
+    risk: Risk
+
+    def shares(self, models: Floats, noise: Floats, prior: Floats) -> Floats:
+        """Probabilities of the groups without each fold of rows and with all, (F + 1, K)."""
+        apart = self.y[:, None] - self.risk.design(self.X) @ models.T
+        nats = -0.5 * (apart**2 / noise + np.log(noise))
+        kept = self.fold != np.arange(ROW_FOLDS + 1)[:, None]
+        return np.exp(log_softmax(np.log(prior + DOUBT) + (self.weight * kept) @ nats))
+
+    def model(self, around: Floats, model: Floats, as_it_is: float) -> tuple[Floats, float]:
+        """The user's model and the pull of its likeliest candidate.
+
+        Candidates are scored around the groups' models without each fold of rows, (F + 1, dim), and
+        fitted around ``model`` (dim,), that of everybody.
+        """
+        if len(self.y) < FEWEST_ROWS:
+            return model, np.inf
+        ridge = _Ridge.of(self)
+        leaning, alone = ridge.shrunk(True), ridge.shrunk(False)
+        inputs = self.risk.design(self.X)
+        apart = self.y - around @ inputs.T
+        own = np.broadcast_to(self.y, apart.shape)
+        held_out = self.fold == np.arange(ROW_FOLDS)[:, None]
+        group = (self.weight * apart[:-1] ** 2)[held_out].sum()
+        errors = [np.array([group]), ridge.errors(apart, leaning), ridge.errors(own, alone)]
+        counts = np.array([len(one) for one in errors])
+        prior = np.array([as_it_is, 1 - as_it_is - ON_ITS_OWN, ON_ITS_OWN]) / counts
+        total: Floats = np.concatenate(errors)
+        total = np.maximum(total, 1e-12 * total.max() + 1e-300)
+        nats = np.log(np.repeat(prior, counts)) - self.weight.sum() / 2 * np.log(total)
+        share = np.exp(log_softmax(nats))
+        lean, free = share[1 : 1 + len(leaning)], share[1 + len(leaning) :]
+        found = (1 - free.sum()) * model + ridge.model(self.y, free @ alone)
+        found = found + ridge.model(self.y - inputs @ model, lean @ leaning)
+        pulls = [np.inf, np.inf, *STRENGTHS, *np.zeros(len(free))]
+        return found, float(pulls[int(np.argmax(share))])
+
+
+@dataclass(frozen=True, eq=False)
+class _Ridge:
+    """Ridge fits to one user's rows: a smoother is U diag(shrunk) U^T on weighted rows."""
+
+    span: Span
+    U: Floats  # (n, r + 1), orthonormal columns, the level last
+    root: Floats  # (n,), of the weights
+    fold: Ints  # (n,)
+    intercept: bool
+
+    @classmethod
+    def of(cls, rows: _Rows) -> _Ridge:
+        intercept = rows.risk.intercept
+        span = Span.of(rows.X, rows.weight, np.ones(rows.X.shape[1]), intercept)
+        root = np.sqrt(rows.weight)
+        return cls(span, root[:, None] * span.Z / np.sqrt(span.size), root, rows.fold, intercept)
+
+    def shrunk(self, leaning: bool) -> Floats:
+        """What is left of a coordinate under each strength, (strengths, r + 1).
+
+        A user that leans on its groups has a level of its own under the same pull as its slopes;
+        one that leans on nothing has a free level.
+        """
+        slopes, level = STRENGTHS, STRENGTHS if leaning else np.zeros(len(STRENGTHS))
+        if leaning:
+            slopes, level = np.append(LEVEL_ONLY[0], slopes), np.append(LEVEL_ONLY[1], level)
+        size, total = self.span.size[:-1], self.span.size[-1]
+        unit = size.sum() / total if len(size) else 1.0
+        each = size / (size + unit * slopes[:, None])
+        own = total / (total + level) * self.intercept
+        return np.concatenate([each, own[:, None]], axis=1)
+
+    def errors(self, target: Floats, shrunk: Floats) -> Floats:
+        """Squared errors on the rows held out; targets differ by fold, (F + 1, n)."""
+        total = np.zeros(len(shrunk))
+        for f in np.unique(self.fold):
+            out = self.fold == f
+            t, U = self.root * target[f], self.U[out]
+            e = t[out] - (shrunk * (t @ self.U)) @ U.T  # (strengths, out)
+            if len(U) <= U.shape[1]:
+                kept = np.eye(len(U)) - np.matmul(U * shrunk[:, None], U.T)
+                e = np.linalg.solve(kept, e[..., None])[..., 0]
+            else:
+                # (I - U S U')^-1 = I + U (I - S U'U)^-1 S U'
+                inner = np.eye(U.shape[1]) - shrunk[:, :, None] * (U.T @ U)
+                e = e + np.linalg.solve(inner, (shrunk * (e @ U))[..., None])[..., 0] @ U.T
+            total += (e**2).sum(axis=1)
+        return total
+
+    def model(self, target: Floats, shrunk: Floats) -> Floats:
+        """The fit to all rows, (dim,), with these shares of the coordinates, (r + 1,)."""
+        b = shrunk * ((self.root * target) @ self.U) / np.sqrt(self.span.size)
+        found = self.span.coefficients(b[None])[:, 0]
+        return found if self.intercept else found[:-1]
