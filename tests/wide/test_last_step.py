@@ -128,6 +128,7 @@ def test_shares_of_candidates_are_prior_times_likelihood_of_rows_held_out(n_clas
     """Every fit made anew in all features, fold by fold, without the machinery of spans."""
     monkeypatch.setattr(last_step, "SCORED", 1e-9)
     monkeypatch.setattr(last_step, "FINAL", 1e-12)
+    monkeypatch.setattr(last_step, "NO_SHARE", 1e-9)
     world = World(1, n_classes, 12, differ=0.5, alike=False)
     federation, _, _ = world.users(np.zeros(1, int), 24)
     weight = np.random.default_rng(1).choice([1.0, 2.0], 24)
@@ -159,7 +160,9 @@ def test_shares_of_candidates_are_prior_times_likelihood_of_rows_held_out(n_clas
                 p = log_softmax((offset + add)[out], axis=1)
                 total[j] -= weight[out] @ p[np.arange(len(out)), y[out]]
     leaning, own = len(last_step.LEANING), len(last_step.ALONE)
-    for j in last_step.WIDER:  # tried while widening helps; the group's own scores come first
+    if min(total[2], total[3]) >= total[1]:  # the group's own scores come first
+        total[1 + leaning :] = np.inf
+    for j in last_step.WIDER:
         total[1 + j] = total[1 + j] if total[j] < total[j - 1] else np.inf
     prior = [0.8] + [0.19 / leaning] * leaning + [0.01 / own] * own
     share = np.exp(log_softmax(np.log(prior) - total))

@@ -26,13 +26,13 @@ DOUBT = 1e-3  # a user's own rows can overrule the server's probabilities beyond
 # Standard deviations of intercepts and of slopes in features / (unit sqrt(d)):
 LEANING = ((1.0, 0.0), (1.0, 3.0), (1.0, 10.0), (1.0, 30.0), (1.0, 100.0))  # on groups' scores
 ALONE = ((2.0, 3.0), (2.0, 10.0), (2.0, 30.0))
-AT_FIRST, WIDER = (0, 1, 2, 5, 6), (3, 4, 7)  # positions among both
+AT_FIRST, ON_TRIAL, WIDER = (0, 1, 2), (5, 6), (3, 4, 7)  # positions among both, see ``scored``
 # Prior of the groups' scores as they are, where users of a group are alike and where they differ,
 # and of all that stand alone: with many rows these cost a user at most log(100) nats.
 AS_THEY_ARE = {True: 0.98, False: 0.8}
 ON_ITS_OWN = 0.01
-SCORED, FINAL = 1e-3, 1e-6  # how far fits are above their minimum, in nats
-NO_SHARE = 1e-6  # candidates with less are left out
+SCORED, FINAL = 1e-3, 1e-5  # how far fits are above their minimum, in nats
+NO_SHARE = 1e-3  # candidates with less are left out
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,8 +228,9 @@ class _Candidates:
     def scored(self) -> tuple[Floats, Floats]:
         """Losses of the rows held out, in nats, and rough fits, (candidates, C, r + 1).
 
-        Wider slopes are tried for as long as widening helps; others have an infinite loss. They
-        start from the narrower ones.
+        Wider slopes are tried for as long as widening helps, and start from the narrower ones. Who
+        gains nothing by slopes of its own has no reason to stand alone either. What is not tried
+        has an infinite loss.
         """
         count, folds = len(self.offset), slice(ROW_FOLDS)
         loss = np.full(count, np.inf)
@@ -242,7 +243,10 @@ class _Candidates:
             fits[some] = self._fits(some, folds, narrower, SCORED)
             scores = self.offset[some, folds] + np.matmul(fits[some], self.span.Z.T)
             loss[some] = self.rows.losses(scores)
-            some = np.array([j for j in WIDER if np.isinf(loss[j]) and loss[j - 1] < loss[j - 2]])
+            gains = min(loss[1], loss[2]) < loss[0]
+            next_ones = [j for j in WIDER if loss[j - 1] < loss[j - 2] < np.inf]
+            next_ones += ON_TRIAL if gains else ()
+            some = np.array([j for j in next_ones if np.isinf(loss[j])], dtype=np.intp)
         return loss, fits.mean(axis=1)
 
     def average(self, share: Floats, rough: Floats, scores: Floats) -> Floats:
@@ -251,7 +255,7 @@ class _Candidates:
         They lean on the ``scores`` (d + 1, C) that they will be added to: where these are of
         everybody, the user's rows are in them already and leave less to learn.
         """
-        some = np.flatnonzero(share > NO_SHARE)
+        some = np.flatnonzero(share)
         if not len(some):
             return np.zeros_like(scores)
         offset = self.offset.copy()
@@ -304,6 +308,7 @@ def _mixed(loss: Floats, alike: bool) -> _Mix:
     rest = (1 - group - ON_ITS_OWN) / len(LEANING)
     prior = [group] + [rest] * len(LEANING) + [ON_ITS_OWN / len(ALONE)] * len(ALONE)
     share = np.exp(log_softmax(np.log(prior) - loss))
+    share = np.where(share < NO_SHARE, 0.0, share) / share[share >= NO_SHARE].sum()
     return _Mix(float(share[0]), share[1:])
 
 

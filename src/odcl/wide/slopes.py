@@ -144,17 +144,16 @@ class _State:
 
     def turn(self) -> Array:
         """Choose the next direction; about twice how far each fit is above its minimum, (t,)."""
-        weight = self.weight[:, 0]
-        total = weight.sum(axis=-1)
-        wrong = self.weight * (self.p - self.own)
-        middle = self._on_the_way()
+        total = self.weight[:, 0].sum(axis=-1)
+        wrong = self.p - self.own
+        middle = self._on_the_way(wrong)
         bend = total - _products(self.weight * middle, middle)
         bend /= max(len(self.own) - 1, 1) * total
+        wrong *= self.weight
         gradient = _times(wrong, self.Z)
         gradient *= self.spread
         gradient += self.a
-        near = 1 / (1 + bend[:, None, None] * self.size * self.spread**2)
-        step = near * gradient
+        step = gradient / (1 + bend[:, None, None] * (self.size * self.spread**2))
         fall = _products(gradient, step)
         turned = (fall - _products(self.gradient, step)) / self.fall
         way = np.maximum(turned, 0)[:, None, None] * self.way
@@ -168,36 +167,36 @@ class _State:
         """A Newton step along the direction, or a shorter one that is sure to go down."""
         along = _times(self.spread * self.way, self.Zt)
         slope, curve0 = _products(self.gradient, self.way), _products(self.way, self.way)
-        moved = self._on_the_way() * along
+        moved = along * self._on_the_way(None)
         squares = np.einsum("tcn,tcn->tn", moved, along) - moved.sum(axis=1) ** 2
         curve = np.vecdot(self.weight[:, 0], squares) + curve0
         length = -slope / curve
         new = self._moved(along, length)
-        over = ~(new[0] <= self.value + ROUNDING * np.abs(self.value))
+        over: Bools = ~(new[0] <= self.value + ROUNDING * np.abs(self.value))
         if over.any():
             # No law of the classes has a larger variance than that of the two ends.
             most = np.vecdot(self.weight[:, 0], (along.max(axis=1) - along.min(axis=1)) ** 2 / 4)
             length = np.where(over, -slope / (most + curve0), length)
             new = self._moved(along, length)
-        self.a = self.a + length[:, None, None] * self.way
-        self.value, self.f, self.p = new
+        self.value, self.a, self.f, self.p = new
 
-    def _on_the_way(self) -> Array:
+    def _on_the_way(self, wrong: Array | None) -> Array:
         """Probabilities whose curvature a step meets: far from the minimum, halfway to the data.
 
         Rows that are surely wrong have no curvature where they are, and all of it on their way.
         """
         if (self.fall < NEAR).all():
             return self.p
+        wrong = self.p - self.own if wrong is None else wrong
         half = 0.5 - 0.5 / (1 + np.minimum(self.fall, 1e9) / FAR)
-        return self.p + half[:, None, None] * (self.own - self.p)
+        return self.p - half[:, None, None] * wrong
 
-    def _moved(self, along: Array, length: Array) -> tuple[Array, Array, Array]:
-        """Objective, scores and probabilities after a step."""
+    def _moved(self, along: Array, length: Array) -> tuple[Array, Array, Array, Array]:
+        """Objective, coordinates, scores and probabilities after a step."""
         f = self.f + length[:, None, None] * along
         a = self.a + length[:, None, None] * self.way
         p, loss = _softmax(f, self.own)
-        return np.vecdot(self.weight[:, 0], loss) + _products(a, a) / 2, f, p
+        return np.vecdot(self.weight[:, 0], loss) + _products(a, a) / 2, a, f, p
 
 
 def _softmax(f: Array, own: Array) -> tuple[Array, Array]:
