@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
 from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
 
-from odcl.wide.slopes import Span, fit_slopes
+from odcl.wide.slopes import Fits, Span, fit_slopes
 
 
 def some_rows(n, d, n_classes, seed=0):
@@ -33,7 +33,8 @@ def test_without_offsets_the_fit_is_scikit_learns(n, d, n_classes):
     offset = np.zeros((1, n_classes, n))
     guess = rng.standard_normal((1, n_classes, len(span.size)))
     guess -= guess.mean(axis=1, keepdims=True)
-    b = fit_slopes(span, one_hot(y, n_classes), weight[None], offset, variance, guess, 1e-12)[0]
+    fits = Fits(span, one_hot(y, n_classes), weight[None], offset, variance, guess)
+    b = fit_slopes([fits], 1e-12)[0][0]
     W = span.coefficients(b)
 
     center = np.average(X, axis=0, weights=weight)
@@ -71,7 +72,8 @@ def test_offsets_of_any_size_leave_every_fit_at_its_minimum(size):
     variance = span.variances(np.ones(4), slopes)
     weight = rng.choice([0.0, 1.0, 4.0], (4, n), p=[0.2, 0.6, 0.2])
     offset = size * rng.standard_normal((4, n_classes, n))
-    found = fit_slopes(span, own, weight, offset, variance, np.zeros((4, 3, len(span.size))), 1e-7)
+    nothing = np.zeros((4, n_classes, len(span.size)))
+    found = fit_slopes([Fits(span, own, weight, offset, variance, nothing)], 1e-7)[0]
     for t in range(4):
         free = np.maximum(variance[t], 1e-12)
         fixed = (span, own, weight[t], offset[t], free)
@@ -90,8 +92,24 @@ def test_half_the_digits_are_enough_for_a_score():
     span, own = Span.of(X, np.ones(30), np.full(50, 7.0), centred=True), one_hot(y, 5)
     given = (own, np.ones((2, 30)), rng.standard_normal((2, 5, 30)))
     variance = span.variances(np.ones(2), np.array([3.0, 10.0]))
-    nothing = np.zeros((2, 5, len(span.size)))
-    whole = fit_slopes(span, *given, variance, nothing, 1e-6)
-    half = fit_slopes(span, *given, variance, nothing, 1e-6, np.float32)
+    fits = Fits(span, *given, variance, np.zeros((2, 5, len(span.size))))
+    whole, half = fit_slopes([fits], 1e-6)[0], fit_slopes([fits], 1e-6, np.float32)[0]
     assert half.dtype == np.float32
     assert_allclose(half @ span.Z.T, whole @ span.Z.T, atol=0.02)
+
+
+def test_users_side_by_side_are_fitted_as_if_alone():
+    """Bit for bit, whatever the others' rows: 17 to 24 rows are filled up alike."""
+    users = []
+    for n, seed in ((17, 0), (24, 1), (20, 2)):
+        X, y, rng = some_rows(n, 22, 3, seed)
+        span = Span.of(X, rng.uniform(1, 2, n), np.full(22, 5.0), centred=True)
+        variance = span.variances(np.ones(3), np.array([0.0, 3.0, 30.0]))
+        offset = rng.standard_normal((3, 3, n))
+        nothing = np.zeros((3, 3, len(span.size)))
+        users.append(Fits(span, one_hot(y, 3), np.ones((3, n)), offset, variance, nothing))
+    assert len({fits.shape for fits in users}) == 1
+    together = fit_slopes(users, 1e-6)
+    for fits, found in zip(users, together, strict=True):
+        assert found.shape == fits.start.shape
+        assert_array_equal(found, fit_slopes([fits], 1e-6)[0])

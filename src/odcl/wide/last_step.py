@@ -8,17 +8,18 @@ users outside its fold; the model is their average in scores, a linear model aga
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
-from odcl._typing import Floats, Ints
+from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import Federation, content_order
 from odcl.risk.losses import Multinomial
 from odcl.risk.risk import Risk
 from odcl.wide.folds import user_folds
 from odcl.wide.groups import WideGroups
-from odcl.wide.slopes import Span, fit_slopes
+from odcl.wide.slopes import Fits, Span, filled_up, fit_slopes
 
 ROW_FOLDS = 5
 FEWEST_ROWS = 4  # below, a user has its groups' scores, shares and shift
@@ -31,7 +32,8 @@ AT_FIRST, ON_TRIAL, WIDER = (0, 1, 2), (5, 6), (3, 4, 7)  # positions among both
 # and of all that stand alone: with many rows these cost a user at most log(100) nats.
 AS_THEY_ARE = {True: 0.98, False: 0.8}
 ON_ITS_OWN = 0.01
-SCORED, FINAL = 1e-3, 1e-5  # how far fits are above their minimum, in nats
+SCORED, FINAL = 1e-3, 1e-4  # how far fits are above their minimum, in nats
+AT_ONCE = 1 << 17  # numbers of an array that users share while they are fitted
 NO_SHARE = 1e-3  # candidates with less are left out
 
 
@@ -62,29 +64,48 @@ def wide_last_step(
     fold = stratified_folds(federation, classes)
     models, strength = np.empty((m, risk.dim(d))), np.empty(m)
     group, sure = np.empty(m, dtype=np.intp), np.empty(m)
-    for i in range(m):
-        part = federation.rows(i)
-        rows = _Rows(federation.X[part], classes[part], weight[part], fold[part], risk.intercept)
-        start = _Start.of(rows, groups, int(without[i]), prior[i])
-        scores, strength[i] = _scores(rows, groups, start)
-        models[i] = in_layout(risk, scores)
-        group[i], sure[i] = np.argmax(start.share), start.share.max()
+    for users in _side_by_side(federation.n_rows, groups.shares.shape[1]):
+        starts = []
+        for i in users:
+            part = federation.rows(i)
+            rows = _Rows(federation.X[part], classes[part], weight[part], fold[part], risk)
+            starts.append(_Start.of(rows, groups, int(without[i]), prior[i]))
+        for i, start, found in zip(users, starts, _scores(starts, groups), strict=True):
+            models[i], strength[i] = in_layout(risk, found[0]), found[1]
+            group[i], sure[i] = np.argmax(start.share), start.share.max()
     return WideStep(models, strength, group, sure)
 
 
-def _scores(rows: _Rows, groups: WideGroups, start: _Start) -> tuple[Floats, float]:
-    """One user's scores, (d + 1, C), and the pull of its likeliest candidate."""
-    scores = np.tensordot(start.share, groups.scores[0], axes=1)
-    scores[-1] += start.moved[-1]
-    if not rows.tell:
-        return scores, np.inf
-    candidates = _Candidates.of(rows, groups, start)
-    group = rows.losses(start.scores[:ROW_FOLDS].swapaxes(1, 2))
-    losses, rough = candidates.scored()
-    mix = _mixed(np.append(group, losses), groups.alike)
-    own = candidates.average(mix.fits, rough, scores)
-    own[-1] += (1 - mix.leaning) * start.prior[-1]
-    return mix.leaning * scores + own, mix.strength
+def _side_by_side(n_rows: Ints, n_classes: int) -> Iterator[list[int]]:
+    """Users of about the same number of rows, as many as stay near the processor together."""
+    rows = filled_up(n_rows)
+    for size in np.unique(rows):
+        users = np.flatnonzero(rows == size)
+        length = max(1, AT_ONCE // int(size * n_classes * ROW_FOLDS * len(AT_FIRST)))
+        for first in range(0, len(users), length):
+            yield users[first : first + length].tolist()
+
+
+def _scores(starts: list[_Start], groups: WideGroups) -> list[tuple[Floats, float]]:
+    """Scores of some users, (d + 1, C), and the pull of each one's likeliest candidate."""
+    scores = [np.tensordot(start.share, groups.scores[0], axes=1) for start in starts]
+    for one, start in zip(scores, starts, strict=True):
+        one[-1] += start.moved[-1]
+    found = [(one, np.inf) for one in scores]
+    able = [i for i, start in enumerate(starts) if start.rows.tell]
+    trials = [_Trial(_Candidates.of(groups, starts[i])) for i in able]
+    while going := [trial for trial in trials if len(trial.some)]:
+        fits = fit_slopes([trial.fits() for trial in going], SCORED, np.float32)
+        for trial, b in zip(going, fits, strict=True):
+            trial.learn(b)
+    mixes = [_mixed(trial.loss, groups.alike) for trial in trials]
+    jobs = [t.final(mix.fits, scores[i]) for i, t, mix in zip(able, trials, mixes, strict=True)]
+    fits = fit_slopes(jobs, FINAL) if jobs else []
+    for i, trial, mix, b in zip(able, trials, mixes, fits, strict=True):
+        own = trial.of.span.coefficients(np.tensordot(mix.fits[mix.fits > 0], b, axes=1))
+        own[-1] += (1 - mix.leaning) * starts[i].prior[-1]
+        found[i] = (mix.leaning * scores[i] + own, mix.strength)
+    return found
 
 
 def class_numbers(federation: Federation, risk: Risk) -> Ints:
@@ -125,7 +146,7 @@ class _Rows:
     y: Ints  # (n,)
     weight: Floats  # (n,)
     fold: Ints  # (n,)
-    intercept: bool
+    risk: Risk
 
     @property
     def kept(self) -> Floats:
@@ -138,10 +159,6 @@ class _Rows:
         """Can they say how the user differs from its group?"""
         return len(self.y) >= FEWEST_ROWS and not (self.y == self.y[0]).all()
 
-    def own(self, n_classes: int) -> Floats:
-        """1 for a row's class, (C, n)."""
-        return (self.y == np.arange(n_classes)[:, None]).astype(np.float64)
-
     def losses(self, scores: Floats) -> Floats:
         """Loss of every row by the fit without its fold, summed; scores (..., F, C, n)."""
         held_out = np.moveaxis(scores, -3, 0)[self.fold, ..., np.arange(len(self.y))]
@@ -153,6 +170,7 @@ class _Rows:
 class _Start:
     """Scores that a user starts from, without each fold of its rows and (last) with all of them."""
 
+    rows: _Rows
     share: Floats  # (K,), probabilities of the groups, by all rows
     scores: Floats  # (F + 1, n, C)
     prior: Floats  # (F + 1, C), log class shares
@@ -165,7 +183,7 @@ class _Start:
         slopes, intercepts = groups.scores[index, :, :-1], groups.scores[index, :, -1:]
         scores = np.matmul(rows.X, slopes)  # (K, n, C)
         log_shares, moved = np.zeros((2, len(kept), K, C))
-        if rows.intercept:
+        if rows.risk.intercept:
             scores = scores + intercepts
             log_shares = _log_shares(rows, kept, groups)
             apart = scores - groups.expected[index][:, rows.y]
@@ -177,7 +195,7 @@ class _Start:
         each = np.einsum("fk,knc->fnc", share, scores)
         mixed = np.einsum("fk,fkc->fc", share, moved)
         shares = np.einsum("fk,fkc->fc", share, log_shares)
-        return cls(share[-1], each + mixed[:, None], shares, mixed)
+        return cls(rows, share[-1], each + mixed[:, None], shares, mixed)
 
 
 def _log_shares(rows: _Rows, kept: Floats, groups: WideGroups) -> Floats:
@@ -212,72 +230,82 @@ class _Candidates:
     rows: _Rows
     span: Span
     variance: Floats  # (candidates, r + 1)
+    scores: Floats  # (F + 1, C, n), the groups'
     offset: Floats  # (candidates, F + 1, C, n)
 
     @classmethod
-    def of(cls, rows: _Rows, groups: WideGroups, start: _Start) -> _Candidates:
+    def of(cls, groups: WideGroups, start: _Start) -> _Candidates:
+        rows, intercept = start.rows, start.rows.risk.intercept
         spreads = np.array([*LEANING, *ALONE])
-        spreads[:, 0] *= rows.intercept
+        spreads[:, 0] *= intercept
         scale = groups.unit * np.sqrt(len(groups.unit))
-        span = Span.of(rows.X, rows.weight, scale, rows.intercept)
+        span = Span.of(rows.X, rows.weight, scale, intercept)
         leaning = start.scores.swapaxes(1, 2)
         alone = np.broadcast_to(start.prior[:, :, None], leaning.shape)
         offset = np.stack([leaning] * len(LEANING) + [alone] * len(ALONE))
-        return cls(rows, span, span.variances(*spreads.T), offset)
+        return cls(rows, span, span.variances(*spreads.T), leaning, offset)
 
-    def scored(self) -> tuple[Floats, Floats]:
-        """Losses of the rows held out, in nats, and rough fits, (candidates, C, r + 1).
+    def fits(self, some: Ints, offset: Floats, weight: Floats, start: Floats) -> Fits:
+        """Some candidates to be fitted, (some, folds, ...) each, weights (folds, n)."""
+        c, f, C, n = offset.shape
+        return Fits(
+            self.span,
+            (self.rows.y == np.arange(C)[:, None]).astype(np.float64),
+            np.tile(weight, (c, 1)),
+            offset.reshape(c * f, C, n),
+            np.repeat(self.variance[some], f, axis=0),
+            start.reshape(c * f, C, len(self.span.size)),
+        )
 
-        Wider slopes are tried for as long as widening helps, and start from the narrower ones. Who
-        gains nothing by slopes of its own has no reason to stand alone either. What is not tried
-        has an infinite loss.
-        """
-        count, folds = len(self.offset), slice(ROW_FOLDS)
-        loss = np.full(count, np.inf)
-        fits = np.zeros((count, ROW_FOLDS, self.offset.shape[2], len(self.span.size)))
-        some = np.array(AT_FIRST)
-        while len(some):
-            narrower = (
-                fits[np.maximum(some - 1, 0)] * (loss[some - 1] < np.inf)[:, None, None, None]
-            )
-            fits[some] = self._fits(some, folds, narrower, SCORED)
-            scores = self.offset[some, folds] + np.matmul(fits[some], self.span.Z.T)
-            loss[some] = self.rows.losses(scores)
-            gains = min(loss[1], loss[2]) < loss[0]
-            next_ones = [j for j in WIDER if loss[j - 1] < loss[j - 2] < np.inf]
-            next_ones += ON_TRIAL if gains else ()
-            some = np.array([j for j in next_ones if np.isinf(loss[j])], dtype=np.intp)
-        return loss, fits.mean(axis=1)
 
-    def average(self, share: Floats, rough: Floats, scores: Floats) -> Floats:
-        """Slopes and intercepts of the fits on all rows, each times its share, (d + 1, C).
+class _Trial:
+    """A user's candidates, scored by the rows held out.
+
+    Wider slopes are tried for as long as widening helps, and start from the narrower ones. Who
+    gains nothing by slopes of its own has no reason to stand alone either. What is not tried has an
+    infinite loss.
+    """
+
+    def __init__(self, candidates: _Candidates):
+        self.of = candidates
+        count, _, C, _ = candidates.offset.shape
+        self.losses = np.full(count, np.inf)  # in nats
+        self.found = np.zeros((count, ROW_FOLDS, C, len(candidates.span.size)))
+        self.some = np.array(AT_FIRST)  # what is tried next
+
+    def fits(self) -> Fits:
+        some, folds = self.some, slice(ROW_FOLDS)
+        tried = self.losses[some - 1] < np.inf
+        start = self.found[some - 1] * tried[:, None, None, None]
+        return self.of.fits(some, self.of.offset[some, folds], self.of.rows.kept[folds], start)
+
+    def learn(self, b: Array) -> None:
+        """Take in the fits asked for, (some F, C, r + 1)."""
+        some, loss = self.some, self.losses
+        self.found[some] = b.reshape(self.found[some].shape)
+        scores = self.of.offset[some, :ROW_FOLDS]
+        scores = scores + np.matmul(self.found[some], self.of.span.Z.T)
+        loss[some] = self.of.rows.losses(scores)
+        wider = [j for j in WIDER if loss[j - 1] < loss[j - 2] < np.inf]
+        wider += ON_TRIAL if min(loss[1], loss[2]) < loss[0] else ()
+        self.some = np.array([j for j in wider if np.isinf(loss[j])], dtype=np.intp)
+
+    @property
+    def loss(self) -> Floats:
+        """Of the groups' scores as they are, and of the candidates."""
+        group = self.of.rows.losses(self.of.scores[:ROW_FOLDS])
+        return np.append(group, self.losses)
+
+    def final(self, share: Floats, scores: Floats) -> Fits:
+        """Candidates with a share, to be fitted to all rows.
 
         They lean on the ``scores`` (d + 1, C) that they will be added to: where these are of
         everybody, the user's rows are in them already and leave less to learn.
         """
-        some = np.flatnonzero(share)
-        if not len(some):
-            return np.zeros_like(scores)
-        offset = self.offset.copy()
-        offset[: len(LEANING), -1] = (self.rows.X @ scores[:-1] + scores[-1]).T
-        last = slice(ROW_FOLDS, None)
-        fits = replace(self, offset=offset)._fits(some, last, rough[some, None], FINAL)[:, 0]
-        return self.span.coefficients(np.tensordot(share[some], fits, axes=1))
-
-    def _fits(self, some: Ints, folds: slice, start: Floats, tol: float) -> Floats:
-        """Coordinates of some candidates' fits, (some, folds, C, r + 1)."""
-        offset, weight = self.offset[some, folds], self.rows.kept[folds]
-        c, f, C, n = offset.shape
-        return fit_slopes(
-            self.span,
-            self.rows.own(C),
-            np.tile(weight, (c, 1)),
-            offset.reshape(c * f, C, n),
-            np.repeat(self.variance[some], f, axis=0),
-            start.reshape(c * f, C, -1),
-            tol,
-            np.float32 if tol == SCORED else np.float64,
-        ).reshape(c, f, C, -1)
+        some, rows = np.flatnonzero(share), self.of.rows
+        offset = self.of.offset[some, ROW_FOLDS:]
+        offset[some < len(LEANING), 0] = (rows.X @ scores[:-1] + scores[-1]).T
+        return self.of.fits(some, offset, rows.kept[ROW_FOLDS:], self.found[some].mean(axis=1))
 
 
 @dataclass(frozen=True, eq=False)

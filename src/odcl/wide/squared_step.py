@@ -131,8 +131,8 @@ class _Ridge:
     def of(cls, rows: _Rows) -> _Ridge:
         intercept = rows.risk.intercept
         span = Span.of(rows.X, rows.weight, np.ones(rows.X.shape[1]), intercept)
-        root = np.sqrt(rows.weight)
-        return cls(span, root[:, None] * span.Z / np.sqrt(span.size), root, rows.fold, intercept)
+        root, length = np.sqrt(rows.weight), np.sqrt(np.where(span.size > 0, span.size, 1.0))
+        return cls(span, root[:, None] * span.Z / length, root, rows.fold, intercept)
 
     def shrunk(self, leaning: bool) -> Floats:
         """What is left of a coordinate under each strength, (strengths, r + 1).
@@ -144,7 +144,7 @@ class _Ridge:
         if leaning:
             slopes, level = np.append(LEVEL_ONLY[0], slopes), np.append(LEVEL_ONLY[1], level)
         size, total = self.span.size[:-1], self.span.size[-1]
-        unit = size.sum() / total if len(size) else 1.0
+        unit = max(size.sum() / total, 1e-290)
         each = size / (size + unit * slopes[:, None])
         own = total / (total + level) * self.intercept
         return np.concatenate([each, own[:, None]], axis=1)
@@ -168,6 +168,7 @@ class _Ridge:
 
     def model(self, target: Floats, shrunk: Floats) -> Floats:
         """The fit to all rows, (dim,), with these shares of the coordinates, (r + 1,)."""
-        b = shrunk * ((self.root * target) @ self.U) / np.sqrt(self.span.size)
+        length = np.sqrt(np.where(self.span.size > 0, self.span.size, 1.0))
+        b = shrunk * ((self.root * target) @ self.U) / length
         found = self.span.coefficients(b[None])[:, 0]
         return found if self.intercept else found[:-1]
