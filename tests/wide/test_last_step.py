@@ -123,8 +123,10 @@ def test_a_common_shift_of_scores_is_taken_out():
     assert_allclose(moved[-1], -(taken[1] - taken[0]))
 
 
-@pytest.mark.parametrize("n_classes", [2, 3])
-def test_shares_of_candidates_are_prior_times_likelihood_of_rows_held_out(n_classes, monkeypatch):
+@pytest.mark.parametrize(("n_classes", "intercept"), [(2, True), (3, True), (3, False)])
+def test_shares_of_candidates_are_prior_times_likelihood_of_rows_held_out(
+    n_classes, intercept, monkeypatch
+):
     """Every fit made anew in all features, fold by fold, without the machinery of spans."""
     monkeypatch.setattr(last_step, "SCORED", 1e-9)
     monkeypatch.setattr(last_step, "FINAL", 1e-12)
@@ -133,23 +135,25 @@ def test_shares_of_candidates_are_prior_times_likelihood_of_rows_held_out(n_clas
     federation, _, _ = world.users(np.zeros(1, int), 24)
     weight = np.random.default_rng(1).choice([1.0, 2.0], 24)
     federation = replace(federation, weight=weight)
-    groups, risk = world.groups, risk_of(n_classes)
+    groups, risk = world.groups, risk_of(n_classes, intercept=intercept)
     step = wide_last_step(federation, risk, groups, np.ones((1, 1)))
 
     X, y = federation.X, federation.y
     fold = stratified_folds(federation, y)
-    base = X @ groups.scores[0, 0, :-1] + groups.scores[0, 0, -1]
+    base = X @ groups.scores[0, 0, :-1] + groups.scores[0, 0, -1] * intercept
     pairs = [(True, sd) for sd in last_step.LEANING] + [(False, sd) for sd in last_step.ALONE]
     total, models = np.zeros(1 + len(pairs)), []
     for f in (*range(5), None):
         kept = weight * (fold != f)
         counts = np.array([kept[y == c].sum() for c in range(n_classes)])
-        log_shares = np.log((counts + 50 / n_classes) / (kept.sum() + 50))
-        center = np.average(X, axis=0, weights=weight)
+        log_shares = np.log((counts + 50 / n_classes) / (kept.sum() + 50)) * intercept
+        center = np.average(X, axis=0, weights=weight) * intercept
         offsets = [base + log_shares] + [base * lean + log_shares for lean, _ in pairs]
         adds = [np.zeros_like(base)]
         for (_, sd), offset in zip(pairs, offsets[1:], strict=True):
-            u = np.column_stack([sd[1] * (X - center) / np.sqrt(12), np.full(24, sd[0])])
+            u = np.column_stack(
+                [sd[1] * (X - center) / np.sqrt(12), np.full(24, sd[0] * intercept)]
+            )
             coef = newton(u, y, kept, offset, n_classes)
             adds.append(u @ coef)
         if f is None:
@@ -167,7 +171,7 @@ def test_shares_of_candidates_are_prior_times_likelihood_of_rows_held_out(n_clas
     prior = [0.8] + [0.19 / leaning] * leaning + [0.01 / own] * own
     share = np.exp(log_softmax(np.log(prior) - total))
     expected = np.tensordot(share, models, axes=1)
-    z = np.column_stack([X, np.ones(24)]) @ step.models[0].reshape(13, -1)
+    z = risk.design(X) @ step.models[0].reshape(12 + intercept, -1)
     if n_classes == 2:
         assert_allclose(z[:, 0], expected[:, 1] - expected[:, 0], atol=0.02)
     else:
@@ -251,12 +255,3 @@ def test_a_user_of_one_class_and_a_user_of_three_rows_keep_their_group():
         slopes = world.groups.scores[0, 0, :-1]
         assert_allclose(step.models[:, :-1], np.tile(slopes[:, 1] - slopes[:, 0], (2, 1)))
         assert (step.strength == np.inf).all()
-
-
-def test_without_an_intercept_models_have_none():
-    world = World(1, 3, 50, differ=0.3, alike=False)
-    federation, _, _ = world.users(np.zeros(3, int), 30)
-    risk = risk_of(3, intercept=False)
-    step = wide_last_step(federation, risk, world.groups, np.ones((3, 1)))
-    assert step.models.shape == (3, risk.dim(50))
-    assert np.isfinite(step.models).all()

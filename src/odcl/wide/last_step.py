@@ -27,7 +27,7 @@ DOUBT = 1e-3  # a user's own rows can overrule the server's probabilities beyond
 # Standard deviations of intercepts and of slopes in features / (unit sqrt(d)):
 LEANING = ((1.0, 0.0), (1.0, 3.0), (1.0, 10.0), (1.0, 30.0), (1.0, 100.0))  # on groups' scores
 ALONE = ((2.0, 3.0), (2.0, 10.0), (2.0, 30.0))
-AT_FIRST, ON_TRIAL, WIDER = (0, 1, 2), (5, 6), (3, 4, 7)  # positions among both, see ``scored``
+AT_FIRST, ON_TRIAL, WIDER = (0, 1, 2), (5, 6), (3, 4, 7)  # positions among both, see _Trial
 # Prior of the groups' scores as they are, where users of a group are alike and where they differ,
 # and of all that stand alone: with many rows these cost a user at most log(100) nats.
 AS_THEY_ARE = {True: 0.98, False: 0.8}
@@ -90,7 +90,7 @@ def _scores(starts: list[_Start], groups: WideGroups) -> list[tuple[Floats, floa
     """Scores of some users, (d + 1, C), and the pull of each one's likeliest candidate."""
     scores = [np.tensordot(start.share, groups.scores[0], axes=1) for start in starts]
     for one, start in zip(scores, starts, strict=True):
-        one[-1] += start.moved[-1]
+        one[-1] = one[-1] * start.rows.risk.intercept + start.moved[-1]
     found = [(one, np.inf) for one in scores]
     able = [i for i, start in enumerate(starts) if start.rows.tell]
     trials = [_Trial(_Candidates.of(groups, starts[i])) for i in able]
@@ -212,15 +212,12 @@ def _shift(apart: Floats, kept: Floats, groups: WideGroups) -> Floats:
     ``apart`` (K, n, C) is each row's score less what is expected of its class, a its mean over the
     rows kept.
     """
-    total = kept.sum(axis=1)
-    shift = np.zeros((len(kept), *apart.shape[::2]))
     if not groups.shift.any():
-        return shift
-    sums = np.einsum("fn,knc->fkc", kept, apart)
-    for f in np.flatnonzero(total > 0):
-        spread = groups.shift + groups.noise / total[f]
-        shift[f] = sums[f] / total[f] @ (np.linalg.pinv(spread, hermitian=True) @ groups.shift)
-    return shift
+        return np.zeros((len(kept), *apart.shape[::2]))
+    total = np.maximum(kept.sum(axis=1), 1e-9)[:, None, None]  # without rows there is no shift
+    mean = np.einsum("fn,knc->fkc", kept, apart) / total
+    spread = groups.shift + groups.noise / total
+    return mean @ np.linalg.pinv(spread, hermitian=True) @ groups.shift
 
 
 @dataclass(frozen=True, eq=False)

@@ -139,6 +139,8 @@ class _State:
     gradient: Array  # (t, C, r + 1), that of the step before until ``turn``
     fall: Array  # (t,), squared length of the gradient in the preconditioner's metric
     way: Array  # (t, C, r + 1), the direction
+    slope: Array  # (t,), of the objective along it
+    middle: Array  # (t, C, n), probabilities whose curvature the step meets
 
     @classmethod
     def start(cls, users: Sequence[Fits], dtype: type) -> _State:
@@ -174,21 +176,21 @@ class _State:
         p, loss = _softmax(f, own)
         value = np.vecdot(weight[:, 0], loss) + _products(a, a) / 2
         fall: Array = np.full(len(b), np.inf, dtype)
-        each = (size, own, weight, spread, a, value, f, p, nothing, fall, nothing)
+        each = (size, own, weight, spread, a, value, f, p, nothing, fall, nothing, value, p)
         return cls(Z, Zt, owner, *each)
 
     def take(self, some: Bools) -> _State:
         """Some of the fits."""
         each = (self.owner, self.size, self.own, self.weight, self.spread, self.a, self.value)
-        more = (self.f, self.p, self.gradient, self.fall, self.way)
+        more = (self.f, self.p, self.gradient, self.fall, self.way, self.slope, self.middle)
         return _State(self.Z, self.Zt, *(x[some] for x in (*each, *more)))
 
     def turn(self) -> Array:
         """Choose the next direction; about twice how far each fit is above its minimum, (t,)."""
         total = self.weight[:, 0].sum(axis=-1)
         wrong = self.p - self.own
-        middle = self._on_the_way(wrong)
-        bend = total - _products(self.weight * middle, middle)
+        self.middle = self._on_the_way(wrong)
+        bend = total - _products(self.weight * self.middle, self.middle)
         bend /= max(self.own.shape[1] - 1, 1) * total
         wrong *= self.weight
         gradient = _times(wrong, self.Z, self.owner)
@@ -199,16 +201,17 @@ class _State:
         turned = (fall - _products(self.gradient, step)) / self.fall
         way = np.maximum(turned, 0)[:, None, None] * self.way
         way -= step
-        uphill = _products(way, gradient) >= 0
-        way[uphill] = -step[uphill]
-        self.gradient, self.fall, self.way = gradient, fall, way
+        slope = _products(way, gradient)
+        uphill = slope >= 0
+        way[uphill], slope[uphill] = -step[uphill], -fall[uphill]
+        self.gradient, self.fall, self.way, self.slope = gradient, fall, way, slope
         return fall
 
     def advance(self) -> None:
         """A Newton step along the direction, or a shorter one that is sure to go down."""
         along = _times(self.spread * self.way, self.Zt, self.owner)
-        slope, curve0 = _products(self.gradient, self.way), _products(self.way, self.way)
-        moved = along * self._on_the_way(None)
+        slope, curve0 = self.slope, _products(self.way, self.way)
+        moved = along * self.middle
         squares = np.einsum("tcn,tcn->tn", moved, along) - moved.sum(axis=1) ** 2
         curve = np.vecdot(self.weight[:, 0], squares) + curve0
         length = -slope / curve
@@ -221,7 +224,7 @@ class _State:
             new = self._moved(along, length)
         self.value, self.a, self.f, self.p = new
 
-    def _on_the_way(self, wrong: Array | None) -> Array:
+    def _on_the_way(self, wrong: Array) -> Array:
         """Probabilities whose curvature a step meets: far from the minimum, halfway to the data.
 
         Rows that are surely wrong have no curvature where they are, and all of it on their way.
@@ -229,7 +232,6 @@ class _State:
         far = self.fall >= NEAR
         if not far.any():
             return self.p
-        wrong = self.p - self.own if wrong is None else wrong
         half = far * (0.5 - 0.5 / (1 + np.minimum(self.fall, 1e9) / FAR))
         return self.p - half[:, None, None] * wrong
 
